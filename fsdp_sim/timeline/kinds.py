@@ -1,0 +1,81 @@
+"""The words every part of the project speaks: operations, lanes, phases, and what memory is held for.
+
+The spelling of operations and lanes is that of the recorded torch programs, so a timeline can be laid
+beside what torch itself issued.
+"""
+
+from enum import StrEnum
+
+
+class Op(StrEnum):
+    """What an event does. ``ALLOC`` and ``FREE`` take no time; everything else occupies its lane."""
+
+    FWD = "FWD"
+    BWD = "BWD"
+    OPTIM = "OPTIM"
+    AG_COPY_IN = "ag_copy_in"
+    ALL_GATHER = "ALL_GATHER"
+    AG_COPY_OUT = "ag_copy_out"
+    RS_COPY_IN = "rs_copy_in"
+    REDUCE_SCATTER = "REDUCE_SCATTER"
+    ALL_REDUCE = "ALL_REDUCE"
+    BROADCAST = "BROADCAST"
+    BARRIER = "BARRIER"
+    SEND = "SEND"
+    RECV = "RECV"
+    OTHER = "OTHER"
+    ALLOC = "alloc"
+    FREE = "free"
+
+
+class Lane(StrEnum):
+    """A FIFO queue on one rank: a CUDA stream, or on a CPU rank the thread or the wire that plays its part."""
+
+    COMPUTE = "compute"
+    AG_COPY_IN = "ag_copy_in"
+    ALL_GATHER = "all_gather"
+    REDUCE_SCATTER = "reduce_scatter"
+    ALL_REDUCE = "all_reduce"
+    OTHER_COMM = "other_comm"
+
+
+class Phase(StrEnum):
+    """The part of a training step an event was issued in; empty outside a step."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer"
+    NONE = ""
+
+
+class Memory(StrEnum):
+    """What bytes are alive for: the categories of the memory strip, from bottom to top."""
+
+    SHARDED = "sharded"  # this rank's parameter shards
+    OPTIMIZER = "optimizer"  # optimizer state of those shards
+    RS_OUTPUT = "rs_output"  # O: sharded gradients
+    UNSHARDED = "unsharded"  # U: whole parameters of a unit
+    AG_OUTPUT = "ag_output"  # G: flat all-gather output
+    UNSHARDED_GRAD = "unsharded_grad"  # whole gradients of a unit
+    RS_INPUT = "rs_input"  # I: flat reduce-scatter input
+    ACTIVATION = "activation"
+    NONE = ""  # the event is not an alloc or free
+
+
+COMM_LANES = frozenset({Lane.ALL_GATHER, Lane.REDUCE_SCATTER, Lane.ALL_REDUCE, Lane.OTHER_COMM})
+COLLECTIVE_LANE = {
+    Op.ALL_GATHER: Lane.ALL_GATHER,
+    Op.REDUCE_SCATTER: Lane.REDUCE_SCATTER,
+    Op.ALL_REDUCE: Lane.ALL_REDUCE,
+}
+
+
+def lane_of(op: Op) -> Lane:
+    """The lane an operation runs on in FSDP2: collectives and the all-gather copy-in have their own."""
+    if op in COLLECTIVE_LANE:
+        return COLLECTIVE_LANE[op]
+    if op is Op.AG_COPY_IN:
+        return Lane.AG_COPY_IN
+    if op in (Op.BROADCAST, Op.BARRIER, Op.SEND, Op.RECV, Op.OTHER):
+        return Lane.OTHER_COMM
+    return Lane.COMPUTE

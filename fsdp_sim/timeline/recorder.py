@@ -1,0 +1,104 @@
+"""Where a running program writes its events: the mini-FSDP and the process groups of `fsdp_sim.ranks` share one.
+
+A recorder belongs to one process (one rank). Operations that finish later (collectives) are opened with
+`begin` and closed with `end` by whoever learns when they ran. Nothing is recorded until `start` is called, and
+then a call costs about a microsecond.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from collections.abc import Iterator
+from typing import Any
+
+from fsdp_sim.timeline.kinds import Lane, Memory, Op, Phase, lane_of
+from fsdp_sim.timeline.timeline import Event
+
+
+class Recorder:
+    """Collects the events of this process in issue order.
+
+    Attributes:
+        on: whether events are kept.
+        step, micro_batch, phase: written into each event; whoever drives the training loop moves them.
+        unit: the unit the next collective is for, when the caller knows (see `label`).
+    """
+
+    def __init__(self, rank: int = 0) -> None:
+        self.rank = rank
+        self.on = False
+        self.step = 0
+        self.micro_batch = 0
+        self.phase = Phase.NONE
+        self.unit = ""
+        self._rows: list[dict[str, Any]] = []
+
+    def start(self, rank: int | None = None) -> None:
+        """Forget earlier events and keep those that follow."""
+        self.rank = self.rank if rank is None else rank
+        self._rows = []
+        self.step = self.micro_batch = 0
+        self.phase = Phase.NONE
+        self.on = True
+
+    def stop(self) -> list[Event]:
+        """Stop recording and return the events, operations that never ended left out."""
+        self.on = False
+        return self.events()
+
+    def events(self) -> list[Event]:
+        return [Event(**row) for row in self._rows if row["end_s"] is not None]
+
+    def begin(self, op: Op, unit: str, *, waits_on: tuple[int, ...] = (), **fields: Any) -> int:
+        """Open an event issued (and, unless `end` says otherwise, started) now; returns its ``seq``, -1 when off."""
+        if not self.on:
+            return -1
+        now = time.monotonic()
+        seq = len(self._rows)
+        self._rows.append(
+            {
+                "seq": seq, "rank": self.rank, "op": op, "unit": unit, "lane": lane_of(op), "step": self.step,
+                "micro_batch": self.micro_batch, "phase": self.phase, "issue_s": now, "start_s": now, "end_s": None,
+                "waits_on": tuple(s for s in waits_on if s >= 0),
+            }
+            | fields
+        )  # fmt: skip
+        return seq
+
+    def end(self, seq: int, *, start_s: float | None = None, end_s: float | None = None) -> None:
+        """Close an event at ``end_s`` (now by default)."""
+        if seq < 0 or seq >= len(self._rows):
+            return
+        row = self._rows[seq]
+        row["end_s"] = time.monotonic() if end_s is None else end_s
+        if start_s is not None:
+            row["start_s"] = start_s
+
+    @contextmanager
+    def span(self, op: Op, unit: str, **fields: Any) -> Iterator[int]:
+        """Record what runs inside the block as one operation."""
+        seq = self.begin(op, unit, **fields)
+        try:
+            yield seq
+        finally:
+            self.end(seq)
+
+    def memory(self, op: Op, category: Memory, unit: str, n_bytes: int, lane: Lane = Lane.COMPUTE) -> None:
+        """Record an ``alloc`` or ``free`` of ``n_bytes`` now."""
+        seq = self.begin(op, unit, bytes=n_bytes, category=category, lane=lane)
+        if seq >= 0:
+            self._rows[seq]["end_s"] = self._rows[seq]["issue_s"]
+
+    @contextmanager
+    def label(self, unit: str) -> Iterator[None]:
+        """Name the unit of the collectives issued inside the block (for the timeline and for the watchdog)."""
+        before, self.unit = self.unit, unit
+        try:
+            yield
+        finally:
+            self.unit = before
+
+
+RECORDER = Recorder()
+"""The recorder of this process. A rank has one CPU timeline, so it has one recorder."""

@@ -1,0 +1,200 @@
+"""The record of a run: when each operation ran, on which lane, for which unit, and what bytes were alive.
+
+The simulator, the mini-FSDP and (later) the reader of torch profiler traces all produce a `Timeline`; every
+figure, check and comparison takes one and does not care who made it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from fsdp_sim.timeline.kinds import Lane, Memory, Op, Phase
+
+VERSION = 1
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One row of a timeline.
+
+    ``seq`` counts a rank's events in the order in which its CPU issued them. "Order" always means issue order
+    on a rank, or order within a lane; lanes are never ordered against each other.
+
+    Attributes:
+        bytes: for a collective the whole message (all-gather output, reduce-scatter input); for ``alloc`` and
+            ``free`` the size of the buffer; 0 for compute.
+        issue_s: when the CPU issued it. ``start_s`` and ``end_s``: when it ran.
+        waits_on: ``seq`` of the events of this rank it had to wait for, beyond the previous one on its lane.
+        source: ``file:line`` that issued it, or empty.
+        category: what an ``alloc`` or ``free`` is for.
+    """
+
+    seq: int
+    rank: int
+    op: Op
+    lane: Lane
+    unit: str = ""
+    step: int = 0
+    micro_batch: int = 0
+    phase: Phase = Phase.NONE
+    bytes: int = 0
+    group_size: int = 1
+    dtype: str = ""
+    issue_s: float = 0.0
+    start_s: float = 0.0
+    end_s: float = 0.0
+    waits_on: tuple[int, ...] = ()
+    source: str = ""
+    category: Memory = Memory.NONE
+
+    @property
+    def label(self) -> str:
+        """``FWD layers.0`` or ``ALL_GATHER(layers.0)``, as the recorded programs print it."""
+        if self.op in (Op.FWD, Op.BWD):
+            return f"{self.op} {self.unit}"
+        return f"{self.op}({self.unit})" if self.unit else str(self.op)
+
+    @property
+    def duration_s(self) -> float:
+        return self.end_s - self.start_s
+
+    @property
+    def is_memory(self) -> bool:
+        return self.op in (Op.ALLOC, Op.FREE)
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Who made a timeline, on what, with which clock (``simulated`` or ``measured``)."""
+
+    producer: str
+    clock: str
+    world_size: int
+    title: str = ""
+    hardware: str = ""
+    versions: dict[str, str] = {}
+    version: int = VERSION
+
+
+class Timeline:
+    """Events of one or more ranks, kept sorted by rank and issue order.
+
+    Example:
+        >>> from fsdp_sim.timeline import Event, Header, Lane, Op, Timeline
+        >>> fwd = Event(seq=0, rank=0, op=Op.FWD, lane=Lane.COMPUTE, unit="layers.0", end_s=0.5)
+        >>> timeline = Timeline(Header(producer="doc", clock="simulated", world_size=1), [fwd])
+        >>> timeline.issue_order(rank=0), timeline.span_s
+        (['FWD layers.0'], 0.5)
+    """
+
+    def __init__(self, header: Header, events: Iterable[Event]) -> None:
+        self.header = header
+        self.events: tuple[Event, ...] = tuple(sorted(events, key=lambda e: (e.rank, e.seq)))
+
+    def __len__(self) -> int:
+        return len(self.events)
+
+    def __iter__(self) -> Iterator[Event]:
+        return iter(self.events)
+
+    def __repr__(self) -> str:
+        ranks, steps = len(self.ranks), len(self.steps)
+        return (
+            f"Timeline({self.header.producer}, {self.header.clock}: {len(self)} events, "
+            f"{ranks} rank{'s' * (ranks != 1)}, {steps} step{'s' * (steps != 1)}, {self.span_s * 1e3:.1f} ms)"
+        )
+
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(sorted({e.rank for e in self.events}))
+
+    @cached_property
+    def steps(self) -> tuple[int, ...]:
+        return tuple(sorted({e.step for e in self.events}))
+
+    @cached_property
+    def ops(self) -> tuple[Event, ...]:
+        """The events that take time: all but ``alloc`` and ``free``."""
+        return tuple(e for e in self.events if not e.is_memory)
+
+    @property
+    def start_s(self) -> float:
+        return min((e.start_s for e in self.ops), default=0.0)
+
+    @property
+    def end_s(self) -> float:
+        return max((e.end_s for e in self.ops), default=0.0)
+
+    @property
+    def span_s(self) -> float:
+        return self.end_s - self.start_s
+
+    def select(self, keep: Callable[[Event], bool] | None = None, **fields: object) -> Timeline:
+        """The events whose fields have the given values (a tuple, list or set means "one of") and pass ``keep``."""
+
+        def wanted(event: Event) -> bool:
+            for name, value in fields.items():
+                have = getattr(event, name)
+                if have not in value if isinstance(value, (tuple, list, set, frozenset)) else have != value:
+                    return False
+            return keep is None or keep(event)
+
+        return Timeline(self.header, filter(wanted, self.events))
+
+    def issue_order(self, rank: int) -> list[str]:
+        """Labels of a rank's operations in the order in which its CPU issued them."""
+        return [e.label for e in self.ops if e.rank == rank]
+
+    def lane_order(self, rank: int, lane: Lane) -> list[str]:
+        """Labels of the operations of one lane of one rank, in the order in which they started."""
+        on_lane = [e for e in self.ops if e.rank == rank and e.lane == lane]
+        return [e.label for e in sorted(on_lane, key=lambda e: (e.start_s, e.seq))]
+
+    def live_bytes(self, rank: int) -> tuple[np.ndarray, dict[Memory, np.ndarray]]:
+        """Live bytes after each alloc and free of a rank.
+
+        Returns:
+            times_s of shape (n,) and, for each category that occurs, bytes of shape (n,).
+        """
+        changes = sorted((e for e in self.events if e.rank == rank and e.is_memory), key=lambda e: (e.issue_s, e.seq))
+        times_s = np.array([e.issue_s for e in changes])
+        signed = np.array([e.bytes if e.op is Op.ALLOC else -e.bytes for e in changes], dtype=np.int64)
+        of = np.array([e.category for e in changes])
+        present = [category for category in Memory if category in set(of)]
+        return times_s, {category: np.cumsum(np.where(of == category, signed, 0)) for category in present}
+
+    def peak_bytes(self, rank: int) -> int:
+        """The most bytes alive at one moment on a rank, over all categories recorded."""
+        _, live = self.live_bytes(rank)
+        return int(np.max(sum(live.values()))) if live else 0
+
+    def to_jsonl(self, path: str | Path) -> None:
+        """Write a header line and one line per event."""
+        encode = msgspec.json.encode
+        Path(path).write_bytes(b"\n".join([encode(self.header), *map(encode, self.events)]) + b"\n")
+
+    @classmethod
+    def from_jsonl(cls, path: str | Path) -> Timeline:
+        """Read what `to_jsonl` wrote.
+
+        Raises:
+            ValueError: the file is empty, is of another version, or a line is not of the schema (named).
+        """
+        lines = Path(path).read_bytes().splitlines()
+        if not lines:
+            raise ValueError(f"{path} is empty; a timeline file starts with a header line (write one with Timeline.to_jsonl)")
+        number = 1
+        try:
+            header = msgspec.json.decode(lines[0], type=Header)
+            if header.version != VERSION:
+                raise ValueError(f"it has timeline version {header.version}, this code reads version {VERSION}")
+            events = []
+            decoder = msgspec.json.Decoder(Event)
+            for number, line in enumerate(lines[1:], start=2):
+                events.append(decoder.decode(line))
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise ValueError(f"{path}, line {number}: {error}") from error
+        return cls(header, events)
