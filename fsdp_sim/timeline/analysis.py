@@ -76,7 +76,7 @@ def step_time_s(timeline: Timeline, step: int) -> float:
     ops = [e for e in timeline.ops if e.step == step]
     if not ops:
         raise ValueError(f"step {step} is not in the timeline; it has steps {list(timeline.steps)}")
-    return max(e.end_s for e in ops) - min(min(e.start_s, e.issue_s) for e in ops)
+    return max(e.end_s for e in ops) - min(e.start_s for e in ops)
 
 
 def median_step(timeline: Timeline, *, skip: int = 1) -> int:

@@ -33,11 +33,17 @@ class Recorder:
         self.phase = Phase.NONE
         self.unit = ""
         self._rows: list[dict[str, Any]] = []
+        self._taken = -1  # the last event a process group took or opened
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A recorder sent to another process is that process's own: it stands for a place, not for its content."""
+        return _this_process, ()
 
     def start(self, rank: int | None = None) -> None:
         """Forget earlier events and keep those that follow."""
         self.rank = self.rank if rank is None else rank
         self._rows = []
+        self._taken = -1
         self.step = self.micro_batch = 0
         self.phase = Phase.NONE
         self.on = True
@@ -75,6 +81,20 @@ class Recorder:
         if start_s is not None:
             row["start_s"] = start_s
 
+    def collective(self, op: Op, unit: str, **fields: Any) -> tuple[int, bool]:
+        """The event of a collective that a process group is about to issue.
+
+        Returns:
+            ``seq`` and whether it is new: False when the caller of the group has just opened it with `begin` (as the
+            mini-FSDP does) and will end it itself.
+        """
+        last = len(self._rows) - 1
+        if self.on and last > self._taken and self._rows[last]["op"] is op and self._rows[last]["end_s"] is None:
+            self._taken = last
+            return last, False
+        self._taken = self.begin(op, unit, **fields)
+        return self._taken, True
+
     @contextmanager
     def span(self, op: Op, unit: str, **fields: Any) -> Iterator[int]:
         """Record what runs inside the block as one operation."""
@@ -102,3 +122,7 @@ class Recorder:
 
 RECORDER = Recorder()
 """The recorder of this process. A rank has one CPU timeline, so it has one recorder."""
+
+
+def _this_process() -> Recorder:
+    return RECORDER

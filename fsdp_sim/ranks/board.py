@@ -1,0 +1,124 @@
+"""The board: what each rank is doing, in memory that outlives it.
+
+One file, mapped by the parent and by every rank. A rank writes a record *before* it issues a collective and a
+flag while it waits for one, so that the parent can say what a rank was doing even after it was killed. Records
+are a ring; a rank that runs more than a ring ahead of the parent waits for it (it never does in practice).
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+RING = 2048  # records kept per rank
+
+RECORD = np.dtype(
+    [
+        ("op", "S24"),
+        ("unit", "S72"),
+        ("detail", "S32"),  # reduce op, root or peer
+        ("dtype", "S16"),
+        ("source", "S256"),  # file:line of the learner's code
+        ("numel", "i8"),
+        ("group", "i8"),  # the same number on every rank of a group
+        ("group_seq", "i8"),  # counts the collectives of that group on this rank
+        ("members", "u8"),  # bit mask of ranks
+        ("issue_s", "f8"),  # CLOCK_MONOTONIC, one clock for all processes of a machine
+        ("cost_s", "f8"),  # seconds on the modelled wire; 0 without one
+    ]
+)
+STATUS = np.dtype(
+    [
+        ("issued", "i8"),  # records written so far
+        ("read", "i8"),  # records the parent has read
+        ("waiting", "i8"),  # index of the record waited for, or -1
+        ("waiting_since_s", "f8"),
+        ("ready_s", "f8"),  # when the process group had done its first all-reduce
+        ("progress", "i8"),
+        ("total", "i8"),
+    ]
+)
+
+
+class Record(NamedTuple):
+    """One collective of one rank, as its rank described it before issuing it."""
+
+    op: str
+    unit: str
+    detail: str
+    dtype: str
+    source: str
+    numel: int
+    group: int
+    group_seq: int
+    members: tuple[int, ...]
+    issue_s: float
+    cost_s: float
+
+    @property
+    def is_collective(self) -> bool:
+        """Whether all members take part in order (sends and receives pair up instead)."""
+        return self.op not in ("send", "recv")
+
+    @property
+    def signature(self) -> tuple[object, ...]:
+        """What must be the same on all members of the group."""
+        return self.op, self.unit, self.detail, self.dtype, self.numel
+
+
+def ranks_of(mask: int) -> tuple[int, ...]:
+    """The ranks whose bits are set in ``mask``."""
+    return tuple(rank for rank in range(64) if mask >> rank & 1)
+
+
+class Board:
+    """The mapped file. ``Board.create`` in the parent, ``Board(path, world_size)`` in a rank."""
+
+    def __init__(self, path: str | Path, world_size: int, mode: str = "r+") -> None:
+        self.world_size = world_size
+        status_bytes = STATUS.itemsize * world_size
+        self.status = np.memmap(path, STATUS, mode, 0, (world_size,))  # type: ignore[call-overload]
+        self.records = np.memmap(path, RECORD, mode, status_bytes, (world_size, RING))  # type: ignore[call-overload]
+
+    @classmethod
+    def create(cls, path: str | Path, world_size: int) -> Board:
+        size = STATUS.itemsize * world_size + RECORD.itemsize * world_size * RING
+        Path(path).write_bytes(bytes(size))  # really written: a full disk is an OSError here, not a SIGBUS later
+        board = cls(path, world_size)
+        board.status["waiting"] = -1
+        return board
+
+    # ------------------------------------------------------------------ a rank writes
+
+    def post(self, rank: int, record: Record) -> int:
+        """Write a record and return its index."""
+        index = self.issued(rank)
+        while index - int(self.status["read"][rank]) >= RING - 1:
+            time.sleep(0.001)
+        texts = (text.encode() for text in record[:5])
+        self.records[rank, index % RING] = (*texts, *record[5:8], sum(1 << r for r in record.members), *record[9:])
+        self.status["issued"][rank] = index + 1  # last, so that a reader never sees half a record
+        return index
+
+    def wait_begins(self, rank: int, index: int) -> None:
+        self.status["waiting_since_s"][rank] = time.monotonic()
+        self.status["waiting"][rank] = index
+
+    def wait_ends(self, rank: int) -> None:
+        self.status["waiting"][rank] = -1
+
+    # ------------------------------------------------------------------ anyone reads
+
+    def issued(self, rank: int) -> int:
+        return int(self.status["issued"][rank])
+
+    def read(self, rank: int, first: int, last: int) -> list[Record]:
+        """Records ``first`` up to, not including, ``last`` of a rank."""
+        rows = self.records[rank, np.arange(first, last) % RING].tolist()
+        return [
+            Record(*(text.decode("utf-8", "replace") for text in row[:5]), *row[5:8], ranks_of(row[8]), *row[9:])
+            for row in rows
+        ]

@@ -1,0 +1,108 @@
+"""Starts rank processes in milliseconds and leaves none behind.
+
+Ranks are forked from a *fork server*: a clean process without threads that has imported torch once. Forking the
+kernel itself would be as fast, but hangs as soon as it has used OpenMP; spawning cannot see functions of a cell.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing as mp
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from fsdp_sim.ranks.board import Board
+from fsdp_sim.ranks.rank import Job, main
+
+PRELOAD = ["fsdp_sim.ranks.preload"]
+IN_SERVER = "FSDP_SIM_IN_FORK_SERVER"  # set in the fork server and in the ranks
+_context = mp.get_context("forkserver")
+_lock = threading.Lock()
+
+
+def start_server() -> None:
+    """Start the fork server (again, if it died). Returns at once; it imports torch in the background.
+
+    Importing this package starts it, and the server imports this package: the mark keeps it from starting its own.
+    """
+    if IN_SERVER in os.environ:
+        return
+    os.environ[IN_SERVER] = "1"
+    try:
+        _context.set_forkserver_preload(PRELOAD)
+        forkserver.ensure_running()
+    finally:
+        del os.environ[IN_SERVER]
+
+
+@contextlib.contextmanager
+def _without_main() -> Iterator[None]:
+    """Keep multiprocessing from running the user's script again in each rank: functions travel by value."""
+    main_module: Any = sys.modules["__main__"]
+    kept = {name: main_module.__dict__.pop(name) for name in ("__file__", "__spec__") if name in main_module.__dict__}
+    main_module.__spec__ = None
+    try:
+        yield
+    finally:
+        main_module.__dict__.update(kept)
+
+
+@dataclass
+class Ranks:
+    """The processes of one call."""
+
+    job: Job
+    board: Board
+    processes: list[BaseProcess] = field(default_factory=list)
+    controls: list[Connection] = field(default_factory=list)
+
+    def stop(self) -> None:
+        """Kill every rank and whatever it started, and wait until they are gone."""
+        for process in self.processes:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid or 0, signal.SIGKILL)  # a rank leads its own session
+            process.kill()  # it may not have come that far yet
+        for process in self.processes:
+            process.join(timeout=2)
+        for control in self.controls:
+            control.close()
+        shutil.rmtree(self.job.folder, ignore_errors=True)
+
+
+def start(work: bytes, **settings: Any) -> Ranks:
+    """Start the ranks of a job; ``settings`` are the fields of `Job` but its folder."""
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="fsdp_sim-"))
+        job = Job(folder=folder, **settings)
+        board = Board.create(folder / "board", job.world_size)
+    except OSError as error:
+        raise OSError(
+            f"no room for the ranks' shared files in {tempfile.gettempdir()} ({error.strerror}); "
+            "free some space or set TMPDIR to a folder with a few MB"
+        ) from error
+    ranks = Ranks(job, board)
+    try:
+        with _lock, _without_main():
+            start_server()
+            for rank in range(job.world_size):
+                ours, theirs = _context.Pipe()
+                process = _context.Process(target=main, args=(job, rank, work, theirs), name=f"rank{rank}", daemon=True)
+                process.start()
+                theirs.close()
+                ranks.processes.append(process)
+                ranks.controls.append(ours)
+    except BaseException:
+        ranks.stop()
+        raise
+    return ranks

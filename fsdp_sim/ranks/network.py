@@ -1,0 +1,118 @@
+"""The slow network: real data moves through gloo, but a collective completes only when a modelled wire says so.
+
+Every rank has one wire and collectives queue on it in issue order: they never overlap each other. A collective
+starts when its last member has issued it and every member's wire is free, and takes
+
+    latency + bytes / bandwidth
+
+where ``bytes`` is what one rank sends in a ring: (W-1)/W of the message for an all-gather or reduce-scatter,
+twice that for an all-reduce. All of it follows from the issue times on the board, so every rank computes the
+same start and end without talking to the others.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from fsdp_sim.ranks.board import Board, Record
+
+Key = tuple[int, int]  # group, and the collective's number in it
+
+
+@dataclass(frozen=True)
+class Network:
+    """A link of ``bandwidth_gbps`` (10^9 bits per second) and ``latency_us`` per collective.
+
+    Raises:
+        ValueError: a bandwidth that is not positive or a negative latency.
+
+    Example:
+        >>> Network(bandwidth_gbps=8, latency_us=100).seconds("all_gather", n_bytes=4_000_000, world_size=4)
+        0.0031
+    """
+
+    bandwidth_gbps: float
+    latency_us: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.bandwidth_gbps > 0:
+            raise ValueError(f"Network(bandwidth_gbps={self.bandwidth_gbps}): must be above 0, for example 10")
+        if not self.latency_us >= 0:
+            raise ValueError(f"Network(latency_us={self.latency_us}): must be 0 or more, for example 50")
+
+    def wire_bytes(self, op: str, n_bytes: int, world_size: int) -> float:
+        """Bytes one rank sends for a collective whose whole message is ``n_bytes`` (ring algorithms)."""
+        share = (world_size - 1) / world_size
+        if op in ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"):
+            return share * n_bytes
+        if op == "all_reduce":
+            return 2 * share * n_bytes
+        return float(n_bytes) if world_size > 1 else 0.0
+
+    def seconds(self, op: str, n_bytes: int, world_size: int) -> float:
+        """Seconds a collective occupies the wire."""
+        if world_size == 1:
+            return 0.0
+        return self.latency_us * 1e-6 + self.wire_bytes(op, n_bytes, world_size) / (self.bandwidth_gbps * 1e9 / 8)
+
+
+class Wire:
+    """Start and end of every collective, from the issue times on the board.
+
+    Without a network a collective starts when its last member has issued it, and only gloo knows when it ends. A
+    send or a receive takes its time from its own issue and does not queue.
+    """
+
+    def __init__(self, board: Board, rank: int, network: Network | None) -> None:
+        self.board, self.rank, self.network = board, rank, network
+        self._read = [0] * board.world_size  # records taken from the board, per rank
+        self._queues: list[dict[Key, Record]] = [{} for _ in range(board.world_size)]  # issued, not yet on the wire
+        self._free_s = [0.0] * board.world_size  # when each rank's wire is free
+        self._spans: dict[Key, tuple[float, float]] = {}
+
+    def span(self, record: Record) -> tuple[float, float]:
+        """When a collective that this rank has issued starts and ends, in seconds of the monotonic clock.
+
+        Waits until all members have issued it, and with a network everything before it on their wires.
+        """
+        key = (record.group, record.group_seq)
+        if self.network is None:
+            start_s = max(self._find(rank, key).issue_s for rank in record.members)
+            self._forget(record.members, key)
+            return start_s, start_s
+        if key not in self._spans:
+            self._put_on_wire(record, busy=set())
+        return self._spans.pop(key)
+
+    def _put_on_wire(self, record: Record, busy: set[Key]) -> None:
+        key = (record.group, record.group_seq)
+        busy.add(key)
+        start_s = 0.0
+        for rank in record.members:
+            own = self._find(rank, key)
+            while (head := next(iter(self._queues[rank]))) != key and head not in busy:
+                self._put_on_wire(self._queues[rank][head], busy)
+            start_s = max(start_s, own.issue_s, self._free_s[rank])
+        end_s = start_s + record.cost_s
+        for rank in record.members:
+            self._free_s[rank] = max(self._free_s[rank], end_s)
+        self._forget(record.members, key)
+        if self.rank in record.members:
+            self._spans[key] = (start_s, end_s)
+
+    def _find(self, rank: int, key: Key) -> Record:
+        """A rank's record of a collective; waits until it is on the board."""
+        while key not in self._queues[rank]:
+            issued = self.board.issued(rank)
+            for record in self.board.read(rank, self._read[rank], issued):
+                if record.is_collective and (self.network is not None or self.rank in record.members):
+                    self._queues[rank][record.group, record.group_seq] = record
+            if issued == self._read[rank]:
+                time.sleep(5e-5)
+            self._read[rank] = issued
+        return self._queues[rank][key]
+
+    def _forget(self, members: tuple[int, ...], key: Key) -> None:
+        for rank in members:
+            del self._queues[rank][key]

@@ -1,0 +1,145 @@
+"""What runs inside a rank: set up, the learner's function, the result on its way back.
+
+The process is forked from a server that has already imported torch, so it starts in milliseconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import random
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, TypeVar
+
+import cloudpickle
+import msgspec
+
+from fsdp_sim.ranks.board import Board
+from fsdp_sim.ranks.network import Network
+from fsdp_sim.timeline import RECORDER
+
+T = TypeVar("T")
+
+# gloo must outlast the watchdog, which knows better when a wait is a hang
+GLOO_TIMEOUT = timedelta(days=7)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What every rank of one call is told."""
+
+    folder: Path
+    world_size: int
+    network: Network | None
+    serial: bool
+    record: bool
+    threads: int
+
+
+class _Here:
+    """This process's place on the board, when it is a rank."""
+
+    board: Board | None = None
+    rank: int = 0
+
+
+def track(items: Iterable[T], total: int | None = None) -> Iterator[T]:
+    """Go through ``items`` and show how far rank 0 is on the progress bar of `fsdp_sim.ranks.run`.
+
+    Outside a rank it is a plain loop.
+    """
+    count = total if total is not None else len(items) if hasattr(items, "__len__") else 0
+    for done, item in enumerate(items):
+        if _Here.board is not None:
+            _Here.board.status["total"][_Here.rank] = count
+            _Here.board.status["progress"][_Here.rank] = done
+        yield item
+    if _Here.board is not None:
+        _Here.board.status["progress"][_Here.rank] = count
+
+
+def _die_with_parent(control: Connection) -> None:
+    """Exit at once when the parent is gone or says stop; a rank must never outlive its cell."""
+    with contextlib.suppress(EOFError, OSError):
+        control.recv_bytes()
+    os._exit(0)
+
+
+def _own_output(path: Path) -> None:
+    """Everything this process prints, from C++ too, goes to a file of its own."""
+    sys.stdout.flush()
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115 - lives as long as the process
+    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+    faulthandler.enable(file=sys.stderr)
+
+
+def _join_group(job: Job, rank: int, board: Board) -> None:
+    """Initialise gloo over a file in the job's folder (no port to clash) and do one all-reduce."""
+    import torch
+    import torch.distributed as dist
+
+    from fsdp_sim.ranks import group
+
+    torch.set_num_threads(job.threads)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(job.world_size))
+    group.install(board, rank, job.network, job.serial)
+    store = dist.FileStore(str(job.folder / "store"), job.world_size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=job.world_size, timeout=GLOO_TIMEOUT)
+    dist.all_reduce(torch.ones(1))
+    board.status["ready_s"][rank] = time.monotonic()
+
+
+def main(job: Job, rank: int, work: bytes, control: Connection) -> None:
+    """The rank process. Sends one message: ``("done", result, events)`` or ``("raised", type, text, traceback)``."""
+    os.setsid()  # the terminal's Ctrl-C goes to the parent, which stops the ranks
+    threading.Thread(target=_die_with_parent, args=(control,), daemon=True).start()
+    _own_output(job.folder / f"rank{rank}.out")
+    random.seed()  # a fork inherits the server's state
+    board = Board(job.folder / "board", job.world_size)
+    _Here.board, _Here.rank = board, rank
+    try:
+        _join_group(job, rank, board)
+        fn, args = cloudpickle.loads(work)
+        if job.record:
+            RECORDER.start(rank)
+        result = fn(*args)
+        message = ("done", _pickled(result), msgspec.msgpack.encode(RECORDER.stop()))
+    except SystemExit:
+        raise
+    except BaseException as error:
+        message = ("raised", type(error).__name__, str(error), _learners_traceback(error))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    control.send_bytes(cloudpickle.dumps(message))
+    threading.Event().wait()  # stay until the parent has heard from all: leaving now would break the others' sockets
+
+
+def _pickled(result: Any) -> bytes:
+    try:
+        return cloudpickle.dumps(result)
+    except Exception as error:
+        raise TypeError(
+            f"the function returned a {type(result).__name__}, which cannot be sent back to the notebook ({error}); "
+            "return numbers, strings, lists, dicts or tensors"
+        ) from error
+
+
+def _learners_traceback(error: BaseException) -> str:
+    """The traceback from the learner's function down, without the launcher's own frames."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
+        frames = frames.tb_next
+    return "".join(traceback.format_exception(type(error), error, frames))

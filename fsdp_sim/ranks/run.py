@@ -1,0 +1,230 @@
+"""``run``: a function on N ranks, from a notebook cell or a script, with an answer whatever happens."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable
+from multiprocessing.connection import wait
+from typing import Any
+
+import cloudpickle
+import msgspec
+import torch
+
+from fsdp_sim.ranks import launch
+from fsdp_sim.ranks.network import Network
+from fsdp_sim.ranks.output import Bar, Output, read
+from fsdp_sim.ranks.watchdog import RankView, State, Verdict, Watchdog, how_it_ended, listed, report
+from fsdp_sim.timeline import Event, Header, Timeline
+
+MAX_RANKS = 64
+POLL_S = 0.02
+GRACE_S = 0.3  # after the first failure, for the others to fail in their own words
+
+
+class RanksError(RuntimeError):
+    """A call that could not finish. Its text says which rank waits in which collective, and who never came.
+
+    Attributes:
+        output: what each rank printed.
+    """
+
+    def __init__(self, message: str, output: Output) -> None:
+        super().__init__(message)
+        self.output = output
+
+    def _render_traceback_(self) -> list[str]:
+        """IPython shows these lines instead of the launcher's own frames."""
+        lines = [f"RanksError: {self}"]
+        text = str(self.output)
+        return [*lines, "", "what the ranks printed:", text] if text else lines
+
+
+class Results(list[Any]):
+    """What the function returned, by rank.
+
+    Attributes:
+        timeline: every rank's collectives, and with the mini-FSDP its compute and memory too.
+        output: what each rank printed.
+        ready_s: seconds until all ranks had joined and done one all-reduce; ``wall_s``: until all had returned.
+    """
+
+    timeline: Timeline
+    output: Output
+    ready_s: float
+    wall_s: float
+
+
+def run(
+    fn: Callable[..., Any],
+    world_size: int = 4,
+    *args: Any,
+    network: Network | None = None,
+    timeout_s: float = 15.0,
+    serial: bool = False,
+    record: bool = True,
+    threads: int | None = None,
+    progress: bool = True,
+    show_output: bool = True,
+    title: str = "",
+) -> Results:
+    """Run ``fn(*args)`` on ``world_size`` ranks with a gloo process group and return what each returned.
+
+    The function may be defined in the very cell that calls this and use the notebook's variables; it is sent by
+    value. Inside it ``torch.distributed`` is initialised. `track` shows progress.
+
+    Args:
+        network: complete collectives as slowly as this link would.
+        timeout_s: how long a rank may wait inside a collective for a rank that does nothing.
+        serial: complete every collective before its call returns, so that each piece of a step runs alone.
+        record: keep a timeline.
+        threads: CPU threads per rank; by default the cores are shared out, at least one each.
+        show_output: show what the ranks printed when they are done.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong; nothing has been started.
+        RanksError: a rank raised, exited, was killed, or waits for one that does not come; says which and where.
+
+    Example:
+        >>> import torch.distributed as dist
+        >>> from fsdp_sim.ranks import run
+        >>> list(run(lambda: dist.get_rank() ** 2, world_size=3))
+        [0, 1, 4]
+    """
+    _check(fn, world_size, network, timeout_s)
+    if launch.IN_SERVER in os.environ:
+        raise RuntimeError("run() was called inside a rank; call it from the notebook or script that starts the ranks")
+    try:
+        work = cloudpickle.dumps((fn, args))
+    except Exception as error:
+        raise TypeError(
+            f"{getattr(fn, '__name__', fn)} cannot be sent to the ranks: {error}; "
+            "it, its arguments or a variable it uses holds something that lives in this process only (a file, a lock)"
+        ) from error
+    threads = threads or max(1, (os.cpu_count() or 1) // world_size)
+    start_s = time.monotonic()
+    ranks = launch.start(
+        work, world_size=world_size, network=network, serial=serial, record=record, threads=threads
+    )
+    bar = Bar(ranks.board, title or getattr(fn, "__name__", "run"), progress)
+    try:
+        messages = _attend(ranks, timeout_s, bar)
+        results = Results(cloudpickle.loads(message[1]) for message in messages)
+        results.output = Output(read(ranks.job.folder, rank) for rank in range(world_size))
+        results.ready_s = float(ranks.board.status["ready_s"].max()) - start_s
+    finally:
+        bar.close()
+        ranks.stop()
+    events = [event for message in messages for event in msgspec.msgpack.decode(message[2], type=list[Event])]
+    results.timeline = Timeline(_header(world_size, network, title), events)
+    results.wall_s = time.monotonic() - start_s
+    if show_output:
+        results.output.show()
+    return results
+
+
+def _check(fn: object, world_size: object, network: object, timeout_s: object) -> None:
+    if not callable(fn):
+        raise TypeError(f"run(fn={fn!r}): the first argument must be a function, for example run(train, world_size=4)")
+    if isinstance(world_size, bool) or not isinstance(world_size, int):
+        raise TypeError(f"run(world_size={world_size!r}): must be a whole number of ranks, for example 4")
+    if not 1 <= world_size <= MAX_RANKS:
+        raise ValueError(f"run(world_size={world_size}): must be between 1 and {MAX_RANKS} ranks, for example 4")
+    if network is not None and not isinstance(network, Network):
+        raise TypeError(f"run(network={network!r}): must be None or Network(bandwidth_gbps=..., latency_us=...)")
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not timeout_s > 0:
+        raise ValueError(f"run(timeout_s={timeout_s!r}): must be a number of seconds above 0, for example 15")
+
+
+def _attend(ranks: launch.Ranks, timeout_s: float, bar: Bar) -> list[tuple[Any, ...]]:
+    """Wait for every rank's message, watching the board.
+
+    Raises:
+        RanksError: when the watchdog, a rank's exception or a rank's death ends the call.
+    """
+    views = [RankView(rank, process.pid or 0) for rank, process in enumerate(ranks.processes)]
+    watchdog = Watchdog(ranks.board, views, timeout_s)
+    messages: dict[int, tuple[Any, ...]] = {}
+    failed_s = 0.0
+    while len(messages) < len(views):
+        waitables: list[Any] = [c for r, c in enumerate(ranks.controls) if views[r].state is State.RUNNING]
+        waitables += [p.sentinel for r, p in enumerate(ranks.processes) if views[r].state is State.RUNNING]
+        wait(waitables, timeout=POLL_S)
+        for view in views:
+            if view.state is State.RUNNING:
+                _hear(ranks, view, messages)
+        bar.update()
+        verdict = watchdog.look()
+        if verdict is None and any(view.state in (State.RAISED, State.GONE) for view in views):
+            failed_s = failed_s or time.monotonic()
+            all_in = all(view.state is not State.RUNNING for view in views)
+            if all_in or time.monotonic() - failed_s > GRACE_S:
+                verdict = watchdog.look() or _failure(views)
+        if verdict is not None:
+            raise _error(verdict, ranks, views)
+    if verdict := watchdog.final():
+        raise _error(verdict, ranks, views)
+    return [messages[view.rank] for view in views]
+
+
+def _hear(ranks: launch.Ranks, view: RankView, messages: dict[int, tuple[Any, ...]]) -> None:
+    """Take a rank's message if it sent one, else note whether it is gone."""
+    control, process = ranks.controls[view.rank], ranks.processes[view.rank]
+    gone = not process.is_alive()  # asked first: a message sent before the end is still in the pipe
+    try:
+        message = cloudpickle.loads(control.recv_bytes()) if control.poll() else None
+    except (EOFError, OSError):
+        message = None
+    if message is not None and message[0] == "done":
+        view.state, messages[view.rank] = State.RETURNED, message
+    elif message is not None:
+        view.state, view.error = State.RAISED, message[1:]
+    elif gone:
+        process.join()
+        view.state, view.exit_code = State.GONE, process.exitcode
+
+
+def _failure(views: list[RankView]) -> Verdict:
+    """The verdict on ranks that raised or died. A rank that died is the cause of what others raise about it."""
+    gone = [view for view in views if view.state is State.GONE]
+    raised = [view for view in views if view.state is State.RAISED]
+    first = (gone or [v for v in raised if not _is_echo(v)] or raised)[0]
+    if gone:
+        return Verdict(
+            headline=f"{listed([view.rank for view in gone])} {how_it_ended(first.exit_code)}",
+            why="a rank that ends without returning leaves the others waiting for it",
+            fix="let the function return on every rank; what the rank printed last is below or in .output",
+            ranks=tuple(view.rank for view in gone),
+        )
+    kind, text, _ = first.error or ("", "", "")
+    same = [view.rank for view in raised if view.error and view.error[:2] == (kind, text)]
+    return Verdict(
+        headline=f"{listed(same)} raised {kind}: {text}",
+        why="the traceback is below" + ("" if len(same) == len(views) else "; the other ranks were stopped"),
+        fix="mend the line it names",
+        ranks=tuple(same),
+    )
+
+
+def _is_echo(view: RankView) -> bool:
+    """Whether a rank's error is only gloo noticing that a peer has gone."""
+    return view.error is not None and "onnection" in view.error[1] and "gloo" in view.error[1].lower()
+
+
+def _error(verdict: Verdict, ranks: launch.Ranks, views: list[RankView]) -> RanksError:
+    output = Output(read(ranks.job.folder, view.rank) for view in views)
+    return RanksError(report(verdict, views, ranks.board), output)
+
+
+def _header(world_size: int, network: Network | None, title: str) -> Header:
+    wire = f", network {network.bandwidth_gbps:g} Gbit/s + {network.latency_us:g} us" if network else ""
+    return Header(
+        producer="mini",
+        clock="measured",
+        world_size=world_size,
+        title=title,
+        hardware=f"{os.cpu_count()} CPU cores ({platform.machine()}), gloo{wire}",
+        versions={"torch": str(torch.__version__), "python": platform.python_version()},
+    )

@@ -1,0 +1,283 @@
+"""The watchdog: turns a deadlock, a crash or silently mixed-up collectives into a sentence.
+
+It compares what the ranks wrote on the board. The same collective (group and number) must have the same operation,
+unit, size and dtype on every member; a rank that waits needs its peers to come. The clock of the time-out runs
+only while a rank waits inside a collective, and stops while a rank it waits for is computing or under a debugger.
+"""
+
+from __future__ import annotations
+
+import linecache
+import signal
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+import psutil
+
+from fsdp_sim.ranks.board import Board, Record
+
+BUSY_FACTOR = 20  # a rank that computes while others wait for it is given this many time-outs
+BUSY_SHARE = 0.1  # of one core, to count as computing
+
+
+class State(StrEnum):
+    RUNNING = "running"
+    RETURNED = "returned"
+    RAISED = "raised"
+    GONE = "gone"
+
+
+@dataclass
+class RankView:
+    """What the parent knows about one rank."""
+
+    rank: int
+    pid: int
+    state: State = State.RUNNING
+    exit_code: int | None = None
+    error: tuple[str, str, str] | None = None  # type, text, traceback
+    records: list[Record] = field(default_factory=list)  # the latest ones
+    cpu_s: float = 0.0
+    seen_s: float = 0.0
+
+    def computing(self, now_s: float) -> bool:
+        """Whether the process used CPU time since the last look, or is stopped by a debugger."""
+        try:
+            process = psutil.Process(self.pid)
+            times = process.cpu_times()
+            stopped = process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+        except psutil.Error:
+            return False
+        used_s, wall_s = times.user + times.system - self.cpu_s, now_s - self.seen_s
+        self.cpu_s, self.seen_s = times.user + times.system, now_s
+        return stopped or used_s > BUSY_SHARE * wall_s
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Why a call was ended: one line, the reason, and what to do."""
+
+    headline: str
+    why: str
+    fix: str
+    ranks: tuple[int, ...] = ()  # the ranks to look at
+
+
+def listed(ranks: tuple[int, ...] | list[int]) -> str:
+    """``rank 2`` or ``ranks 0, 1 and 3``."""
+    names = [str(rank) for rank in ranks]
+    if len(names) == 1:
+        return f"rank {names[0]}"
+    return f"ranks {', '.join(names[:-1])} and {names[-1]}"
+
+
+def describe(record: Record) -> str:
+    """``#7 all_gather(layers.1) of 65,536 float32``."""
+    if not record.is_collective:
+        return f"{record.op} ({record.detail}) of {record.numel:,} {record.dtype}"
+    unit = f"({record.unit})" if record.unit else ""
+    size = f" of {record.numel:,} {record.dtype}" if record.numel else ""
+    detail = f" [{record.detail}]" if record.detail else ""
+    return f"#{record.group_seq} {record.op}{unit}{size}{detail}"
+
+
+def source_line(source: str) -> str:
+    """``train.py:12  loss.backward()``: where a record was issued, with the text of that line."""
+    if not source:
+        return ""
+    path, _, number = source.rpartition(":")
+    text = linecache.getline(path, int(number)).strip()
+    name = "this cell" if "ipykernel" in path or path.startswith("<ipython") else Path(path).name
+    return f"{name}, line {number}" + (f":  {text}" if text else "")
+
+
+class Watchdog:
+    """Looks at the board every few milliseconds; `look` returns a `Verdict` when the call cannot go on."""
+
+    def __init__(self, board: Board, views: list[RankView], timeout_s: float) -> None:
+        self.board, self.views, self.timeout_s = board, views, timeout_s
+        self._open: dict[tuple[int, int], dict[int, Record]] = defaultdict(dict)  # collectives not yet issued by all
+        self._idle_s: dict[int, float] = defaultdict(float)  # seconds each rank has waited for idle peers
+        self._busy_s: dict[int, float] = defaultdict(float)  # ... and for computing ones
+        self._waited_for: dict[int, int] = {}
+        self._last_look_s = time.monotonic()
+
+    def look(self) -> Verdict | None:
+        return self._mismatch() or self._dead_end() or self._overdue()
+
+    def final(self) -> Verdict | None:
+        """When all ranks have returned: nothing may be mixed up or left over."""
+        if verdict := self._mismatch():
+            return verdict
+        for by_rank in self._open.values():
+            record = next(iter(by_rank.values()))
+            absent = tuple(r for r in record.members if r not in by_rank)
+            if absent:
+                return self._never_came(record, tuple(by_rank), absent)
+        return None
+
+    # ------------------------------------------------------------------ the same collective, or not
+
+    def _mismatch(self) -> Verdict | None:
+        """Read the new records and compare each collective across its members."""
+        for view in self.views:
+            first, last = int(self.board.status["read"][view.rank]), self.board.issued(view.rank)
+            new = self.board.read(view.rank, first, last)
+            self.board.status["read"][view.rank] = last
+            view.records = (view.records + new)[-64:]
+            for record in new:
+                if not record.is_collective:
+                    continue
+                key = (record.group, record.group_seq)
+                by_rank = self._open[key]
+                by_rank[view.rank] = record
+                if len({r.signature for r in by_rank.values()}) > 1:
+                    return self._mixed_up(by_rank)
+                if len(by_rank) == len(record.members):
+                    del self._open[key]
+        return None
+
+    def _mixed_up(self, by_rank: dict[int, Record]) -> Verdict:
+        groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
+        for rank, record in by_rank.items():
+            groups[record.signature].append(rank)
+        (_, many), *rest = sorted(groups.items(), key=lambda item: (-len(item[1]), item[1]))
+        few = [rank for _, ranks in rest for rank in ranks]
+        usual, odd = by_rank[many[0]], by_rank[few[0]]
+        if usual.op != odd.op:
+            what, fix = "a different collective", "issue the same collectives in the same order on every rank"
+        elif usual.unit != odd.unit:
+            what = "the same collective for another unit"
+            fix = "run the units in the same order on every rank; equal sizes would mix their numbers up silently"
+        elif usual.numel != odd.numel:
+            what, fix = "a different size", "give every rank tensors of the same shape (pad the last shard)"
+        elif usual.dtype != odd.dtype:
+            what, fix = "a different dtype", "use one dtype on all ranks"
+        else:
+            what, fix = f"{odd.detail} instead of {usual.detail}", "use the same reduce op and root on all ranks"
+        return Verdict(
+            headline=f"{listed(few)} called {what}",
+            why=f"collective #{usual.group_seq} is {describe(usual)} on {listed(many)}, but {describe(odd)} on {listed(few)}",
+            fix=fix,
+            ranks=tuple(few),
+        )
+
+    # ------------------------------------------------------------------ someone will never come
+
+    def _waiting(self) -> dict[int, Record]:
+        """The record each waiting rank waits for."""
+        waiting = {}
+        for view in self.views:
+            index = int(self.board.status["waiting"][view.rank])
+            offset = index - self.board.issued(view.rank)
+            if view.state is State.RUNNING and index >= 0 and -len(view.records) <= offset < 0:
+                waiting[view.rank] = view.records[offset]
+        return waiting
+
+    def _absent(self, rank: int, record: Record) -> tuple[int, ...]:
+        """The members that have not issued what ``rank`` waits for."""
+        if record.is_collective:
+            present = self._open.get((record.group, record.group_seq))
+            return tuple(r for r in record.members if present is not None and r not in present)
+        peer = int(record.detail.partition("=")[2]) if "=" in record.detail else -1
+        return (peer,) if 0 <= peer < len(self.views) else ()
+
+    def _dead_end(self) -> Verdict | None:
+        """A rank waits for one that has already returned."""
+        for rank, record in self._waiting().items():
+            gone = tuple(r for r in self._absent(rank, record) if self.views[r].state is State.RETURNED)
+            if gone and record.is_collective:
+                return self._never_came(record, tuple(self._open[record.group, record.group_seq]), gone)
+        return None
+
+    def _never_came(self, record: Record, waiting: tuple[int, ...], absent: tuple[int, ...]) -> Verdict:
+        return Verdict(
+            headline=f"{listed(absent)} returned without calling {describe(record)}",
+            why=f"{listed(waiting)} issued it, and it can only finish when every member does: "
+            f"{listed(absent)} called one collective too few",
+            fix="let every rank issue the same number of collectives (an `if rank == 0` around one is the usual cause)",
+            ranks=absent,
+        )
+
+    def _overdue(self) -> Verdict | None:
+        """A rank has waited longer than the time-out."""
+        now_s = time.monotonic()
+        passed_s, waiting = now_s - self._last_look_s, self._waiting()
+        if passed_s < 0.1:
+            return None
+        self._last_look_s = now_s
+        computing = {view.rank: view.computing(now_s) for view in self.views if waiting}
+        for rank in list(self._idle_s):
+            if self._waited_for.get(rank) != int(self.board.status["waiting"][rank]):
+                self._idle_s.pop(rank)
+                self._busy_s.pop(rank, None)
+        for rank, record in waiting.items():
+            absent = self._absent(rank, record)
+            self._waited_for[rank] = int(self.board.status["waiting"][rank])
+            # the time the peers spend waiting for this rank, or computing towards it, is not a hang of theirs
+            busy = any(computing[r] for r in (absent or record.members))
+            self._idle_s[rank] += 0.0 if busy else passed_s
+            self._busy_s[rank] += passed_s if busy else 0.0
+            if self._idle_s[rank] > self.timeout_s or self._busy_s[rank] > BUSY_FACTOR * self.timeout_s:
+                return self._hang(rank, record, absent, waiting)
+        return None
+
+    def _hang(self, rank: int, record: Record, absent: tuple[int, ...], waiting: dict[int, Record]) -> Verdict:
+        waiters = tuple(r for r, other in waiting.items() if other[5:8] == record[5:8] and r not in absent)
+        elsewhere = [r for r in absent if r in waiting]
+        if elsewhere:
+            doing = f"{listed(elsewhere)} waits in {describe(waiting[elsewhere[0]])} instead"
+        elif absent:
+            doing = f"{listed(absent)} is outside any collective and does not compute (asleep, or waiting for input)"
+        else:
+            doing = "every member has issued it, but it does not finish"
+        return Verdict(
+            headline=f"{listed(waiters or (rank,))} waited {self.timeout_s:g} s in {describe(record)}"
+            + (f" for {listed(absent)}" if absent else ""),
+            why=doing,
+            fix="make every rank reach the same collective; if this wait is honest, pass a larger timeout_s",
+            ranks=absent,
+        )
+
+
+def report(verdict: Verdict, views: list[RankView], board: Board) -> str:
+    """The whole message: the verdict, then what each rank was doing, then how to mend it."""
+    lines = [verdict.headline, ""]
+    for view in views:
+        mark = "->" if view.rank in verdict.ranks else "  "
+        lines.append(f"{mark} rank {view.rank}  {_doing(view, board)}")
+    tracebacks = {view.error[2] for view in views if view.error}
+    lines += ["", f"why: {verdict.why}.", f"fix: {verdict.fix}."]
+    lines += [f"\n{text.rstrip()}" for text in sorted(tracebacks)[:2]]
+    return "\n".join(lines)
+
+
+def _doing(view: RankView, board: Board) -> str:
+    last = view.records[-1] if view.records else None
+    where = f"   ({source_line(last.source)})" if last is not None and last.source else ""
+    after = f"after {describe(last)}{where}" if last is not None else "before its first collective"
+    if view.state is State.RAISED and view.error:
+        return f"raised {view.error[0]} {after}"
+    if view.state is State.GONE:
+        return f"{how_it_ended(view.exit_code)} {after}"
+    if view.state is State.RETURNED:
+        return f"returned {after}"
+    index = int(board.status["waiting"][view.rank])
+    offset = index - board.issued(view.rank)
+    if index >= 0 and -len(view.records) <= offset < 0:
+        record = view.records[offset]
+        where = f"   ({source_line(record.source)})" if record.source else ""
+        return f"waits in {describe(record)}{where}"
+    return f"runs outside collectives, {after}"
+
+
+def how_it_ended(exit_code: int | None) -> str:
+    """``exited with code 3`` or ``was killed by SIGKILL``."""
+    if exit_code is not None and exit_code < 0:
+        name = signal.Signals(-exit_code).name
+        hint = " (out of memory?)" if name == "SIGKILL" else ""
+        return f"was killed by {name}{hint}"
+    return f"exited with code {exit_code}"

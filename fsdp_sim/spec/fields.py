@@ -1,0 +1,117 @@
+"""How a spec is written: a frozen dataclass whose fields say what they accept.
+
+`spec` is the one decorator of this room. It makes the class a frozen dataclass, checks every value when one is
+built, and answers a misspelt field with the nearest right name. What a field accepts is data (an `Allowed`), so a
+new field is one line.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar, dataclass_transform
+
+_T = TypeVar("_T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Allowed:
+    """The values a field takes: a test, and the words an error message uses for it.
+
+    Example:
+        >>> depth = one_of(None) | whole(minimum=1)
+        >>> depth.words, depth.test(2), depth.test(True)
+        ('None or a whole number >= 1', True, False)
+    """
+
+    words: str
+    test: Callable[[Any], bool]
+
+    def __or__(self, other: Allowed) -> Allowed:
+        return Allowed(f"{self.words} or {other.words}", lambda value: self.test(value) or other.test(value))
+
+    def explained(self, why: str) -> Allowed:
+        """The same test with a remark in its words, for example what None means."""
+        return Allowed(f"{self.words} ({why})", self.test)
+
+
+def one_of(*values: object) -> Allowed:
+    """Exactly these values; 1 is not True."""
+    words = ", ".join(map(repr, values[:-1])) + (" or " if len(values) > 1 else "") + repr(values[-1])
+    return Allowed(words, lambda value: any(type(value) is type(v) and value == v for v in values))
+
+
+def whole(minimum: int) -> Allowed:
+    """A whole number, not a bool, of at least ``minimum``."""
+    return Allowed(f"a whole number >= {minimum}", lambda value: type(value) is int and value >= minimum)
+
+
+def number(minimum: float = 0.0, *, above: bool = False) -> Allowed:
+    """A finite number of at least ``minimum`` (strictly above it if ``above``), not a bool."""
+
+    def test(value: Any) -> bool:
+        if type(value) not in (int, float) or not math.isfinite(value):
+            return False
+        return value > minimum if above else value >= minimum
+
+    return Allowed(f"a number {'>' if above else '>='} {minimum:g}", test)
+
+
+def text() -> Allowed:
+    """A string with at least one character."""
+    return Allowed("a name (a non-empty string)", lambda value: isinstance(value, str) and value != "")
+
+
+def field(allowed: Allowed, *, default: Any = dataclasses.MISSING) -> Any:
+    """A dataclass field that accepts what ``allowed`` says; required when it has no default."""
+    return dataclasses.field(default=default, metadata={"allowed": allowed})
+
+
+def _check_values(self: Any) -> None:
+    for f in dataclasses.fields(self):
+        allowed: Allowed | None = f.metadata.get("allowed")
+        value = getattr(self, f.name)
+        if allowed is not None and not allowed.test(value):
+            raise ValueError(f"{type(self).__name__}.{f.name} is {value!r}; it must be {allowed.words}")
+
+
+def _check_names(cls: type, kwargs: dict[str, Any]) -> None:
+    names = [f.name for f in dataclasses.fields(cls) if f.init]
+    for given, value in kwargs.items():
+        if given not in names:
+            near = difflib.get_close_matches(given, names, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(names)}"
+            raise TypeError(f"{cls.__name__} has no field {given} (given {given}={value!r}); {hint}")
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field, dataclasses.field))
+def spec(cls: type[_T]) -> type[_T]:
+    """Make ``cls`` a frozen dataclass that checks the names and values it is built from.
+
+    The class's own ``__post_init__``, if any, runs after each value has been checked alone; it is the place for
+    rules between fields.
+
+    Raises (when an instance is built):
+        TypeError: a field name that does not exist; names it, its value and the nearest right name.
+        ValueError: a value that its field does not accept; names the field, the value and what would be right.
+    """
+    between_fields = cls.__dict__.get("__post_init__", lambda self: None)
+
+    def __post_init__(self: Any) -> None:  # noqa: N807
+        _check_values(self)
+        between_fields(self)
+
+    cls.__post_init__ = __post_init__  # type: ignore[attr-defined]
+    made: Any = dataclasses.dataclass(frozen=True)(cls)
+    init = made.__init__
+
+    @functools.wraps(init)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        _check_names(made, kwargs)
+        init(self, *args, **kwargs)
+
+    made.__init__ = __init__
+    return made

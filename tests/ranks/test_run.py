@@ -1,0 +1,178 @@
+"""`run`: a function of this very module, with its closure, on real gloo ranks."""
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+from fsdp_sim.ranks import RanksError, run, track
+from fsdp_sim.timeline import Lane, Op
+
+
+def test_results_come_back_by_rank_with_closures_and_arguments() -> None:
+    scale = 10
+
+    def fn(shift: int) -> dict[str, torch.Tensor]:
+        total = torch.tensor([float(dist.get_rank() * scale + shift)])
+        dist.all_reduce(total)
+        return {"total": total}
+
+    results = run(fn, 3, 1, progress=False)
+    assert [result["total"].item() for result in results] == [33.0, 33.0, 33.0]
+
+
+def test_each_rank_has_its_own_environment_and_threads() -> None:
+    def fn() -> tuple[str | None, str | None, int]:
+        return os.environ.get("RANK"), os.environ.get("WORLD_SIZE"), torch.get_num_threads()
+
+    assert list(run(fn, 2, threads=1, progress=False)) == [("0", "2", 1), ("1", "2", 1)]
+
+
+def test_output_is_kept_apart_per_rank_even_from_child_processes(capfd: pytest.CaptureFixture[str]) -> None:
+    def fn() -> None:
+        print(f"hello from {dist.get_rank()}")
+        subprocess.run(["echo", f"child of {dist.get_rank()}"], check=True)
+
+    results = run(fn, 2, progress=False)
+    assert results.output == ["hello from 0\nchild of 0\n", "hello from 1\nchild of 1\n"]
+    assert "[rank 1] child of 1" in capfd.readouterr().out
+
+
+def test_output_is_escaped_in_a_notebook() -> None:
+    results = run(lambda: print("<script>"), 1, progress=False, show_output=False)
+    assert "&lt;script&gt;" in results.output._repr_html_()
+    assert "<script>" not in results.output._repr_html_()
+
+
+def test_raw_collectives_are_on_the_timeline_with_bytes_and_order() -> None:
+    def fn() -> None:
+        out = torch.empty(8)
+        dist.all_gather(list(out.chunk(2)), torch.ones(4))
+        dist.all_reduce(out)
+
+    timeline = run(fn, 2, progress=False).timeline
+    for rank in range(2):
+        gather, reduce = timeline.select(rank=rank).ops
+        assert (gather.op, gather.lane, gather.bytes, gather.group_size) == (Op.ALL_GATHER, Lane.ALL_GATHER, 32, 2)
+        assert (reduce.op, reduce.bytes) == (Op.ALL_REDUCE, 32)
+        assert gather.end_s <= reduce.start_s
+        assert "test_run.py" in gather.source
+
+
+def test_functional_collectives_and_dtensor_work() -> None:
+    def fn() -> list[float]:
+        from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+
+        mesh = init_device_mesh("cpu", (2,))
+        return distribute_tensor(torch.arange(5.0), mesh, [Shard(0)]).full_tensor().tolist()
+
+    assert list(run(fn, 2, progress=False)) == [[0.0, 1.0, 2.0, 3.0, 4.0]] * 2
+
+
+def test_a_long_run_of_collectives_neither_hangs_nor_loses_records() -> None:
+    def fn() -> float:
+        total = torch.ones(1)
+        for _ in track(range(3000)):
+            dist.all_reduce(total)
+            total /= 2
+        return total.item()
+
+    results = run(fn, 2, progress=False)
+    assert list(results) == [1.0, 1.0]
+    assert len(results.timeline.ops) == 6000
+
+
+@pytest.mark.parametrize(
+    ("world_size", "words"),
+    [(0, "must be between 1 and 64"), (-1, "must be between"), (65, "must be between"), (2.5, "whole number")],
+)
+def test_a_wrong_world_size_is_refused_before_anything_starts(world_size: object, words: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=words):
+        run(lambda: None, world_size)  # type: ignore[arg-type]
+
+
+def test_wrong_arguments_are_named() -> None:
+    with pytest.raises(TypeError, match="must be a function"):
+        run(3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="timeout_s=0"):
+        run(lambda: None, 1, timeout_s=0)
+    with pytest.raises(TypeError, match="Network"):
+        run(lambda: None, 1, network=10)  # type: ignore[arg-type]
+
+
+def test_what_cannot_travel_is_named_before_anything_starts() -> None:
+    lock = __import__("threading").Lock()
+    with pytest.raises(TypeError, match="cannot be sent to the ranks"):
+        run(lambda: lock, 1)
+
+
+def test_what_cannot_come_back_is_named() -> None:
+    with pytest.raises(RanksError, match="returned a generator, which cannot be sent back"):
+        run(lambda: (i for i in range(3)), 1, progress=False)
+
+
+def test_a_script_without_a_main_guard_may_call_run(tmp_path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("from fsdp_sim.ranks import run\nprint(list(run(lambda: 7, 2, progress=False)))\n")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout == "[7, 7]\n", done.stderr
+
+
+def children_of_servers() -> set[int]:
+    return {p.pid for p in psutil.process_iter(["cmdline"]) if "forkserver" in " ".join(p.info["cmdline"] or [])}
+
+
+SLEEPER = """
+    import sys, time
+    from fsdp_sim.ranks import run
+    def fn():
+        print("up", flush=True)
+        time.sleep(600)
+    import threading
+    threading.Timer({after}, lambda: print("running", flush=True)).start()
+    try:
+        run(fn, 4, progress=False)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+        time.sleep(600)
+"""
+
+
+def wait_for(condition, seconds: float) -> bool:
+    end_s = time.monotonic() + seconds
+    while time.monotonic() < end_s:
+        if condition():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_an_interrupt_stops_all_ranks_within_two_seconds_and_leaves_the_caller_alive() -> None:
+    script = textwrap.dedent(SLEEPER.format(after=4))
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as caller:
+        assert caller.stdout is not None
+        assert caller.stdout.readline() == "running\n"
+        server = psutil.Process(caller.pid).children(recursive=True)
+        ranks = [p for p in server if p.ppid() != caller.pid]
+        assert len(ranks) == 4
+        caller.send_signal(__import__("signal").SIGINT)
+        assert caller.stdout.readline() == "interrupted\n"
+        assert wait_for(lambda: not any(p.is_running() and p.status() != "zombie" for p in ranks), 2.0)
+        caller.kill()
+
+
+def test_killing_the_caller_leaves_no_process_behind() -> None:
+    script = textwrap.dedent(SLEEPER.format(after=4))
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as caller:
+        assert caller.stdout is not None
+        assert caller.stdout.readline() == "running\n"
+        family = psutil.Process(caller.pid).children(recursive=True)
+        assert len(family) >= 5
+        caller.kill()
+        assert wait_for(lambda: not any(p.is_running() and p.status() != "zombie" for p in family), 5.0)

@@ -1,0 +1,223 @@
+"""Every fault ends the call with one message that names the ranks, the collective, the unit and the line."""
+
+import os
+import signal
+import sys
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from fsdp_sim.ranks import RanksError, run, unit
+
+TIMEOUT_S = 2.0
+
+
+def failure(fn, world_size: int = 4) -> str:
+    """The message of a call that must fail, and fail in time."""
+    start_s = time.monotonic()
+    with pytest.raises(RanksError) as caught:
+        run(fn, world_size, timeout_s=TIMEOUT_S, progress=False)
+    assert time.monotonic() - start_s < 60  # far from gloo's own 30 minutes
+    message = str(caught.value)
+    for rank in range(world_size):
+        assert f"rank {rank}  " in message  # each rank has its line
+    assert "fix: " in message
+    return message
+
+
+def test_a_rank_that_raises_is_named_with_its_traceback() -> None:
+    def fn() -> None:
+        dist.all_reduce(torch.ones(2))
+        if dist.get_rank() == 2:
+            raise ValueError("no such layer")
+        dist.all_reduce(torch.ones(2))
+
+    message = failure(fn)
+    assert message.startswith("rank 2 raised ValueError: no such layer")
+    assert 'raise ValueError("no such layer")' in message
+    assert "rank 0  waits in #2 all_reduce of 2 float32" in message
+    assert "Connection closed" not in message  # nobody else's secondary error
+
+
+def test_the_same_exception_on_all_ranks_is_reported_once() -> None:
+    def fn() -> None:
+        raise KeyError("wte")
+
+    message = failure(fn, 3)
+    assert message.startswith("ranks 0, 1 and 2 raised KeyError: 'wte'")
+    assert message.count("Traceback") == 1
+
+
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [
+        (lambda: sys.exit(3), "rank 1 exited with code 3"),
+        (lambda: os._exit(4), "rank 1 exited with code 4"),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "rank 1 was killed by SIGKILL"),
+    ],
+    ids=["sys.exit", "os._exit", "SIGKILL"],
+)
+def test_a_rank_that_ends_is_named_with_how_it_ended(end, words: str) -> None:
+    def fn() -> None:
+        dist.all_reduce(torch.ones(2))
+        if dist.get_rank() == 1:
+            end()
+        dist.all_reduce(torch.ones(2))
+
+    assert failure(fn).startswith(words)
+
+
+def test_a_rank_that_sleeps_for_ever_is_named_by_those_who_wait() -> None:
+    def fn() -> None:
+        if dist.get_rank() == 3:
+            time.sleep(3600)
+        with unit("layers.1"):
+            dist.all_reduce(torch.ones(2))
+
+    message = failure(fn)
+    assert message.startswith("ranks 0, 1 and 2 waited 2 s in #1 all_reduce(layers.1) of 2 float32 [SUM] for rank 3")
+    assert "does not compute (asleep" in message
+    assert "test_watchdog.py, line" in message
+
+
+def test_a_different_collective() -> None:
+    def fn() -> None:
+        x = torch.ones(4)
+        if dist.get_rank() == 1:
+            dist.broadcast(x, 0)
+        else:
+            dist.all_reduce(x)
+
+    message = failure(fn)
+    assert "rank 1 called a different collective" in message or "called a different collective" in message
+    assert "broadcast" in message
+    assert "all_reduce" in message
+
+
+def test_a_different_size_that_makes_gloo_abort() -> None:
+    def fn() -> None:
+        dist.all_reduce(torch.ones(2000 + 8 * (dist.get_rank() == 2)))
+
+    message = failure(fn)
+    assert "called a different size" in message
+    assert "2,008 float32" in message
+
+
+def test_a_different_reduce_op() -> None:
+    def fn() -> None:
+        dist.all_reduce(torch.ones(4), op=dist.ReduceOp.MAX if dist.get_rank() == 0 else dist.ReduceOp.SUM)
+
+    assert "MAX" in failure(fn, 2)
+
+
+def test_the_same_collective_of_the_same_size_for_another_unit() -> None:
+    def fn() -> None:
+        for index in (1, 0) if dist.get_rank() == 2 else (0, 1):
+            with unit(f"layers.{index}"):
+                dist.all_reduce(torch.ones(4))
+
+    message = failure(fn)
+    assert "called the same collective for another unit" in message
+    assert "all_reduce(layers.0)" in message
+    assert "all_reduce(layers.1)" in message
+
+
+def blocks_in_another_order(shard) -> str:
+    """Ranks that run two equal blocks in different orders: with gloo alone this gives wrong numbers in silence."""
+
+    def fn() -> None:
+        torch.manual_seed(0)
+        model = nn.ModuleDict({"a": nn.Linear(8, 8), "b": nn.Linear(8, 8)})
+        for block in model.values():
+            shard(block)
+
+        class Root(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.blocks = model
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                order = ("b", "a") if dist.get_rank() == 1 else ("a", "b")
+                for name in order:
+                    x = self.blocks[name](x)
+                return x
+
+        root = Root()
+        shard(root)
+        root(torch.ones(2, 8)).sum().backward()
+
+    return failure(fn, 2)
+
+
+def test_equal_blocks_in_another_order_under_torchs_fully_shard() -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    message = blocks_in_another_order(fully_shard)
+    assert "all_gather(blocks.a)" in message
+    assert "all_gather(blocks.b)" in message
+
+
+def test_equal_blocks_in_another_order_under_the_mini_fsdp() -> None:
+    from fsdp_sim.mini import fully_shard
+
+    message = blocks_in_another_order(fully_shard)
+    assert "all_gather(blocks.a)" in message
+    assert "all_gather(blocks.b)" in message
+
+
+def test_one_collective_too_few() -> None:
+    def fn() -> None:
+        for _ in range(3 + (dist.get_rank() != 0)):
+            dist.all_reduce(torch.ones(4))
+
+    message = failure(fn)
+    assert message.startswith("rank 0 returned without calling #4 all_reduce")
+    assert "one collective too few" in message
+
+
+def test_one_asynchronous_collective_too_few_that_nobody_waits_for() -> None:
+    def fn() -> None:
+        for _ in range(1 + (dist.get_rank() == 1)):
+            dist.all_reduce(torch.ones(4), async_op=True)
+        time.sleep(0.1)
+
+    assert "rank 0 returned without calling #2 all_reduce" in failure(fn, 2)
+
+
+def test_a_deadlock_across_groups_names_where_each_rank_is() -> None:
+    def fn() -> None:
+        pair = dist.new_group([0, 1])
+        if dist.get_rank() == 0:
+            dist.all_reduce(torch.ones(2), group=pair)
+        dist.all_reduce(torch.ones(3))
+
+    message = failure(fn)
+    assert "waited 2 s" in message
+    assert "rank 1  waits in #1 all_reduce of 3 float32" in message
+
+
+def test_honest_compute_is_not_a_hang_however_long_it_takes() -> None:
+    def fn() -> str:
+        if dist.get_rank() == 0:
+            end_s = time.monotonic() + 2.5 * TIMEOUT_S
+            while time.monotonic() < end_s:
+                torch.ones(64, 64) @ torch.ones(64, 64)
+        dist.all_reduce(torch.ones(1))
+        return "done"
+
+    assert list(run(fn, 2, timeout_s=TIMEOUT_S, progress=False)) == ["done", "done"]
+
+
+def test_sleeping_outside_collectives_is_not_a_hang() -> None:
+    def fn() -> str:
+        time.sleep(1.5 * TIMEOUT_S)
+        return "done"
+
+    assert list(run(fn, 2, timeout_s=TIMEOUT_S, progress=False)) == ["done", "done"]
+
+
+def test_the_next_call_works_after_every_kind_of_end() -> None:
+    assert list(run(lambda: dist.get_rank(), 2, progress=False)) == [0, 1]
