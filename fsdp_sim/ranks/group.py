@@ -143,7 +143,7 @@ class WatchedWork(c10d.Work):
         self._done = False
         self._lock = threading.RLock()
         self.finished_s = 0.0  # when gloo was done, if someone noticed before `wait`
-        if Context.wire.network is None and ticket.record.is_collective:
+        if ticket.record.is_collective:
             Context.unfinished.put(self)
 
     def wait(self, timeout: Any = None) -> bool:
@@ -162,10 +162,9 @@ class WatchedWork(c10d.Work):
         self.start_s, self.end_s = record.issue_s, record.issue_s + record.cost_s
         if record.is_collective:
             self.start_s, self.end_s = Context.wire.span(record)
-        if Context.wire.network is None:
-            self.end_s = max(self.finished_s or time.monotonic(), self.start_s)
-        elif (left_s := self.end_s - time.monotonic()) > 0:
+        if (left_s := self.end_s - time.monotonic()) > 0:
             time.sleep(left_s)
+        self.end_s = max(self.end_s, self.finished_s or time.monotonic())  # gloo itself may be slower than the wire
         if self.ticket.own_event:
             RECORDER.end(self.ticket.seq, start_s=self.start_s, end_s=self.end_s)
 
@@ -275,6 +274,5 @@ def install(board: Board, rank: int, network: Network | None, serial: bool) -> N
     """Make every process group created from now on in this process a `WatchedGroup`."""
     Context.board, Context.rank, Context.serial = board, rank, serial
     Context.wire = Wire(board, rank, network)
-    if network is None:
-        threading.Thread(target=_note_ends, daemon=True).start()
+    threading.Thread(target=_note_ends, daemon=True).start()
     c10d.ProcessGroup = WatchedGroup  # type: ignore[misc]

@@ -20,11 +20,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
 
-import cloudpickle
+
 import msgspec
 
 from fsdp_sim.ranks.board import Board
 from fsdp_sim.ranks.network import Network
+from fsdp_sim.ranks.parcel import pack, unpack
 from fsdp_sim.timeline import RECORDER
 
 T = TypeVar("T")
@@ -112,7 +113,7 @@ def main(job: Job, rank: int, work: bytes, control: Connection) -> None:
     _Here.board, _Here.rank = board, rank
     try:
         _join_group(job, rank, board)
-        fn, args = cloudpickle.loads(work)
+        fn, args = unpack(work)
         if job.record:
             RECORDER.start(rank)
         result = fn(*args)
@@ -123,13 +124,13 @@ def main(job: Job, rank: int, work: bytes, control: Connection) -> None:
         message = ("raised", type(error).__name__, str(error), _learners_traceback(error))
     sys.stdout.flush()
     sys.stderr.flush()
-    control.send_bytes(cloudpickle.dumps(message))
+    control.send_bytes(pack(message))
     threading.Event().wait()  # stay until the parent has heard from all: leaving now would break the others' sockets
 
 
 def _pickled(result: Any) -> bytes:
     try:
-        return cloudpickle.dumps(result)
+        return pack(result)
     except Exception as error:
         raise TypeError(
             f"the function returned a {type(result).__name__}, which cannot be sent back to the notebook ({error}); "

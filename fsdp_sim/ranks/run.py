@@ -9,13 +9,14 @@ from collections.abc import Callable
 from multiprocessing.connection import wait
 from typing import Any
 
-import cloudpickle
+
 import msgspec
 import torch
 
 from fsdp_sim.ranks import launch
 from fsdp_sim.ranks.network import Network
 from fsdp_sim.ranks.output import Bar, Output, read
+from fsdp_sim.ranks.parcel import pack, unpack
 from fsdp_sim.ranks.watchdog import RankView, State, Verdict, Watchdog, how_it_ended, listed, report
 from fsdp_sim.timeline import Event, Header, Timeline
 
@@ -97,7 +98,7 @@ def run(
     if launch.IN_SERVER in os.environ:
         raise RuntimeError("run() was called inside a rank; call it from the notebook or script that starts the ranks")
     try:
-        work = cloudpickle.dumps((fn, args))
+        work = pack((fn, args))
     except Exception as error:
         raise TypeError(
             f"{getattr(fn, '__name__', fn)} cannot be sent to the ranks: {error}; "
@@ -111,7 +112,7 @@ def run(
     bar = Bar(ranks.board, title or getattr(fn, "__name__", "run"), progress)
     try:
         messages = _attend(ranks, timeout_s, bar)
-        results = Results(cloudpickle.loads(message[1]) for message in messages)
+        results = Results(unpack(message[1]) for message in messages)
         results.output = Output(read(ranks.job.folder, rank) for rank in range(world_size))
         results.ready_s = float(ranks.board.status["ready_s"].max()) - start_s
     finally:
@@ -174,7 +175,7 @@ def _hear(ranks: launch.Ranks, view: RankView, messages: dict[int, tuple[Any, ..
     control, process = ranks.controls[view.rank], ranks.processes[view.rank]
     gone = not process.is_alive()  # asked first: a message sent before the end is still in the pipe
     try:
-        message = cloudpickle.loads(control.recv_bytes()) if control.poll() else None
+        message = unpack(control.recv_bytes()) if control.poll() else None
     except (EOFError, OSError):
         message = None
     if message is not None and message[0] == "done":

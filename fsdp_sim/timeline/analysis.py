@@ -85,19 +85,25 @@ def median_step(timeline: Timeline, *, skip: int = 1) -> int:
     return sorted(steps, key=lambda step: step_time_s(timeline, step))[len(steps) // 2]
 
 
-def typical_durations(timeline: Timeline, *, skip: int = 1) -> dict[tuple[Op, str], np.ndarray]:
-    """Median seconds of each (operation, unit) over the steps, per rank.
+def piece_durations(timeline: Timeline, step: int) -> dict[tuple[Op, str], np.ndarray]:
+    """What each piece of a step costs, read from a step in which the pieces ran one after the other.
+
+    A collective lasts from start to end. Everything else lasts from the end of whatever its rank did before, because
+    on a CPU the host's own time (Python, waking up, another rank on the same core) belongs to the piece it delays.
+    An operation that occurs several times in a step counts with its mean.
 
     Returns:
-        for each (op, unit) an array of shape (ranks,), in the order of ``timeline.ranks``. An operation that
-        occurs several times in a step (an all-gather in forward and in backward) is one entry.
+        for each (op, unit) seconds of shape (ranks,), in the order of ``timeline.ranks``.
     """
-    steps = set(timeline.steps[skip:] or timeline.steps)
     seen: dict[tuple[Op, str], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for event in timeline.ops:
-        if event.step in steps:
-            seen[event.op, event.unit][event.rank].append(event.duration_s)
+    for rank in timeline.ranks:
+        before_s = -1.0  # the first operation of a step has none before it
+        for event in (e for e in timeline.ops if e.rank == rank and e.step == step):
+            alone = event.lane in COMM_LANES or before_s < 0
+            since_s = event.start_s if alone else min(before_s, event.start_s)
+            seen[event.op, event.unit][rank].append(event.end_s - since_s)
+            before_s = event.end_s
     return {
-        key: np.array([float(np.median(by_rank[rank])) if by_rank[rank] else 0.0 for rank in timeline.ranks])
+        key: np.array([float(np.mean(by_rank[rank])) if by_rank[rank] else 0.0 for rank in timeline.ranks])
         for key, by_rank in seen.items()
     }

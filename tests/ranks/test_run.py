@@ -176,3 +176,12 @@ def test_killing_the_caller_leaves_no_process_behind() -> None:
         assert len(family) >= 5
         caller.kill()
         assert wait_for(lambda: not any(p.is_running() and p.status() != "zombie" for p in family), 5.0)
+
+
+def test_a_variable_called_config_beside_torch_distributed_travels() -> None:
+    config = {"layers": 2}
+    globals()["config"] = config
+    source = "def fn():\n    return dist.get_rank() + config['layers']\n"
+    scope = {"dist": dist, "config": config, "__name__": "__main__"}
+    exec(source, scope)  # as in a cell: by value, with globals
+    assert list(run(scope["fn"], 2, progress=False)) == [2, 3]

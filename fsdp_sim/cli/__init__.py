@@ -1,0 +1,1 @@
+"""The command line: `fsdp-sim`, one file per command, and the set-up that comes before everything."""

@@ -1,0 +1,60 @@
+"""The group of commands behind `fsdp-sim`; a command's file is imported when the command is called, not before."""
+
+from __future__ import annotations
+
+import importlib
+from typing import NamedTuple
+
+import click
+
+
+class Entry(NamedTuple):
+    """Where a command lives, the line `fsdp-sim --help` shows for it, and the extras that it needs."""
+
+    target: str  # "module:attribute"
+    help: str
+    extras: str
+
+
+COMMANDS = {
+    "demo": Entry(
+        "fsdp_sim.cli.demo:demo", "Train on 4 ranks, predict the same step, write demo.html.", "mini,labs,notebooks"
+    ),
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose help and completion come from `COMMANDS`, so that neither imports torch or plotly."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the command; raise ClickException that names the extras where one of their packages is missing."""
+        entry = COMMANDS.get(cmd_name)
+        if entry is None:
+            return None
+        module, attribute = entry.target.split(":")
+        try:
+            return getattr(importlib.import_module(module), attribute)
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.split(".")[0] in ("fsdp_sim", "labs"):
+                raise
+            raise click.ClickException(
+                f"fsdp-sim {cmd_name} needs {error.name}, which is not installed: "
+                f"pip install 'fsdp-sim[{entry.extras}]', or run make setup in a checkout."
+            ) from error
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, entry.help) for name, entry in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="fsdp-sim")
+def main() -> None:
+    """Learn Fully Sharded Data Parallel: run it, predict it, see why a step takes as long as it does."""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,24 @@
+"""torch's FSDP2 `fully_shard` in miniature: read api, state, group, param, collectives, in that order.
+
+    api          what you call: `fully_shard`, and the methods a sharded module gains
+    state        one per module: the hooks that decide *when* something happens in forward and backward
+    group        one per module with parameters: *what* happens; unshard, reshard, reduce. One group = one "unit"
+    param        one per parameter: its shapes, and the memory behind them
+    collectives  functions over lists of parameters: the copies and the two collectives
+    recording    what all of them tell the timeline; the mini trains the same without it
+
+Each layer talks only to the one below it. Names, order of operations and errors are those of
+`torch.distributed.fsdp._fully_shard` (torch 2.13), so what you learn here you can look up there.
+"""
+
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
+
+from fsdp_sim.mini.api import FSDPModule, UnshardHandle, fully_shard
+from fsdp_sim.mini.group import FSDPParamGroup, TrainingState
+from fsdp_sim.mini.param import FSDPParam, ShardedState
+from fsdp_sim.mini.state import FSDPState
+
+__all__ = [
+    "CPUOffloadPolicy", "FSDPModule", "FSDPParam", "FSDPParamGroup", "FSDPState", "MixedPrecisionPolicy",
+    "OffloadPolicy", "ShardedState", "TrainingState", "UnshardHandle", "fully_shard",
+]  # fmt: skip

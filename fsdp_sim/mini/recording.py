@@ -1,0 +1,193 @@
+"""What the mini tells the timeline. Nothing here moves data: without it the mini trains the same.
+
+Collectives and copies are recorded where they are issued (`collectives`). The rest is here:
+
+- **compute segments**: the mini has no kernels of its own, it sees only its hooks. Compute is the time between the end
+  of one hook and the begin of the next. A unit without units inside is one segment, ``FWD layers.0``. A unit with
+  units inside computes before the first and after the last of them: ``embed`` and ``head``, which backward passes in
+  the other order. What happens between two inner units (the loop over the layers) is hook overhead, not recorded.
+- **memory**: an alloc or a free is written when it happens on the CPU.
+- **steps**: the phase, step and micro-batch are kept by hooks, without a line in the training script. A step ends with
+  the first forward after an optimizer step, so several optimizers make one step and ``zero_grad`` belongs to it.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from fsdp_sim.timeline import RECORDER, Lane, Memory, Op, Phase
+
+if TYPE_CHECKING:
+    from fsdp_sim.mini.group import FSDPParamGroup
+    from fsdp_sim.mini.param import FSDPParam
+
+
+class ComputeSegments:
+    """The compute between hooks: every hook closes what runs when it is entered and opens what follows when it ends."""
+
+    def __init__(self) -> None:
+        self._open = -1  # seq of the running segment
+        self._idle_since_s: float | None = None  # a unit has ended and nobody knows yet whether it was the last one
+
+    def open(self, op: Op, name: str, waits_on: int) -> None:
+        """At the end of a hook before a unit's compute."""
+        self._open = RECORDER.begin(op, name, waits_on=(waits_on,))
+
+    def close(self) -> None:
+        """At the begin of a hook before a unit's compute: whatever was running ends here."""
+        RECORDER.end(self._open)
+        self._open, self._idle_since_s = -1, None
+
+    def close_unit(self, op: Op, name: str, waits_on: int) -> None:
+        """At the begin of a hook after a unit's compute: its last segment ends, which may follow its inner units."""
+        if self._open < 0 and self._idle_since_s is not None and RECORDER.on:
+            since = self._idle_since_s
+            self._open = RECORDER.begin(op, name, waits_on=(waits_on,), issue_s=since, start_s=since)
+        self.close()
+
+    def unit_done(self) -> None:
+        """At the end of a hook after a unit's compute."""
+        self._idle_since_s = time.monotonic() if RECORDER.on else None
+
+
+# Memory
+
+
+def allocated(category: Memory, unit: str, n_bytes: int, lane: Lane) -> None:
+    if RECORDER.on:
+        RECORDER.memory(Op.ALLOC, category, unit, n_bytes, lane)
+
+
+def freed(category: Memory, unit: str, n_bytes: int, lane: Lane) -> None:
+    if RECORDER.on:
+        RECORDER.memory(Op.FREE, category, unit, n_bytes, lane)
+
+
+def allocated_storage(category: Memory, unit: str, tensor: torch.Tensor, lane: Lane) -> None:
+    """Record an alloc now, and the free when the tensor's storage dies, whoever holds it until then."""
+    if RECORDER.on:
+        allocated(category, unit, tensor.nbytes, lane)
+        finalizer = weakref.finalize(
+            tensor.untyped_storage(), _freed_if_same_recording, _recording_id(), category, unit, tensor.nbytes, lane
+        )
+        finalizer.atexit = False
+
+
+def _freed_if_same_recording(recording_id: int, *freed_args: Any) -> None:
+    if _recording_id() == recording_id:
+        freed(*freed_args)
+
+
+def _recording_id() -> int:
+    return id(RECORDER._rows)  # `Recorder.start` begins a new list
+
+
+def watch_grads(group: FSDPParamGroup) -> None:
+    """Record each whole gradient when autograd writes it, in the middle of the unit's backward."""
+    if not RECORDER.on:
+        return
+    for fsdp_param in group.fsdp_params:
+        param = fsdp_param.unsharded_param
+        if param.requires_grad and not hasattr(param, "_watched"):
+            param._watched = param.register_post_accumulate_grad_hook(  # type: ignore[attr-defined]
+                lambda grad_of, p=fsdp_param: _grad_written(p, grad_of, group.unit)
+            )
+
+
+def _grad_written(fsdp_param: FSDPParam, param: torch.Tensor, unit: str) -> None:
+    if RECORDER.on and not fsdp_param.recorded_grad_bytes and param.grad is not None:
+        fsdp_param.recorded_grad_bytes = param.grad.nbytes  # stays until reduced: micro-batches accumulate in place
+        allocated(Memory.UNSHARDED_GRAD, unit, param.grad.nbytes, Lane.COMPUTE)
+
+
+def freed_grads(fsdp_params: Iterable[FSDPParam], unit: str) -> None:
+    for fsdp_param in fsdp_params:
+        if fsdp_param.recorded_grad_bytes:
+            freed(Memory.UNSHARDED_GRAD, unit, fsdp_param.recorded_grad_bytes, Lane.COMPUTE)
+            fsdp_param.recorded_grad_bytes = 0
+
+
+# Steps and phases
+
+
+class _Progress:
+    """Where this process is in its training loop."""
+
+    installed = False
+    micro_batch_is_over = False  # a backward has ended since the last forward
+    step_is_over = False  # an optimizer has run since the last forward
+    recording_with_shards = 0  # the recording into which the sharded parameters were written
+    reduced: tuple[int, ...] = ()  # seq of the last reduce-scatter, which the next optimizer step waits for
+    open_optimizer_steps: ClassVar[list[int]] = []
+    optimizers_with_state: ClassVar[weakref.WeakSet[Optimizer]] = weakref.WeakSet()
+
+
+def install() -> None:
+    """Watch every optimizer of this process. Called at lazy init; does it once."""
+    if not _Progress.installed:
+        _Progress.installed = True
+        register_optimizer_step_pre_hook(_before_optimizer)
+        register_optimizer_step_post_hook(_after_optimizer)
+
+
+def forward_begins(groups: Iterable[FSDPParamGroup]) -> None:
+    """The root's pre-forward."""
+    if not RECORDER.on:
+        return
+    if _Progress.recording_with_shards != _recording_id():  # the first forward of this recording
+        _Progress.recording_with_shards = _recording_id()
+        _Progress.micro_batch_is_over = _Progress.step_is_over = False
+        for group in groups:
+            shards = sum(p.all_gather_input.nbytes for p in group.fsdp_params)
+            allocated(Memory.SHARDED, group.unit, shards, Lane.COMPUTE)
+    if _Progress.step_is_over:
+        RECORDER.step += 1
+        RECORDER.micro_batch = 0
+    elif _Progress.micro_batch_is_over:
+        RECORDER.micro_batch += 1
+    _Progress.micro_batch_is_over = _Progress.step_is_over = False
+    RECORDER.phase = Phase.FORWARD
+
+
+def backward_begins() -> None:
+    """The first pre-backward hook of a backward, the root's if its outputs are used."""
+    RECORDER.phase = Phase.BACKWARD
+
+
+def backward_ended(last_reduce_scatter: int) -> None:
+    """The end of the final callback."""
+    _Progress.reduced = (last_reduce_scatter,)
+    _Progress.micro_batch_is_over = True
+
+
+def _before_optimizer(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if RECORDER.on:
+        RECORDER.phase = Phase.OPTIMIZER
+        _Progress.open_optimizer_steps.append(RECORDER.begin(Op.OPTIM, "", waits_on=_Progress.reduced))
+        _Progress.reduced = ()
+
+
+def _after_optimizer(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if RECORDER.on and _Progress.open_optimizer_steps:
+        RECORDER.end(_Progress.open_optimizer_steps.pop())
+        _Progress.step_is_over = True
+        if optimizer not in _Progress.optimizers_with_state:  # its first step made its state
+            _Progress.optimizers_with_state.add(optimizer)
+            allocated(Memory.OPTIMIZER, "", _state_bytes(optimizer), Lane.COMPUTE)
+
+
+def _state_bytes(optimizer: Optimizer) -> int:
+    """Bytes of optimizer state on this rank."""
+    tensors = (t for state in optimizer.state.values() for t in state.values() if isinstance(t, torch.Tensor))
+    return sum((t._local_tensor if isinstance(t, DTensor) else t).nbytes for t in tensors)

@@ -1,0 +1,148 @@
+"""How things look: one colour per kind of operation, hatching for communication, plain names, human units.
+
+Colours are those of Okabe and Ito, made to be told apart by colour-blind readers ("Color Universal Design", 2008);
+they are used as given, never blended into a scale. Hatching is a second cue: hatched means bytes on the wire, in
+the bars and in the memory strip alike.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from fsdp_sim.timeline import Lane, Memory, Op
+
+INK, MUTED, RULE, BAND = "#1A1A1A", "#57606A", "#D0D7DE", "#F5F7F9"
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', Arial, sans-serif"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What one legend entry stands for."""
+
+    name: str
+    color: str
+    text_color: str = INK
+    hatched: bool = False
+
+
+FORWARD = Kind("forward", "#0072B2", text_color="#FFFFFF")
+BACKWARD = Kind("backward", "#E69F00")
+OPTIMIZER = Kind("optimizer", "#009E73")
+ALL_GATHER = Kind("all-gather", "#56B4E9", hatched=True)
+REDUCE_SCATTER = Kind("reduce-scatter", "#D55E00", hatched=True)
+ALL_REDUCE = Kind("all-reduce", "#CC79A7", hatched=True)
+COPY = Kind("copy in or out", "#8C959F")
+OTHER_COMM = Kind("other communication", "#F0E442", hatched=True)
+EXPOSED = Kind("exposed communication", "#FBE3E1", text_color="#A40E26")
+
+KINDS: dict[Op, Kind] = {
+    Op.FWD: FORWARD,
+    Op.BWD: BACKWARD,
+    Op.OPTIM: OPTIMIZER,
+    Op.ALL_GATHER: ALL_GATHER,
+    Op.REDUCE_SCATTER: REDUCE_SCATTER,
+    Op.ALL_REDUCE: ALL_REDUCE,
+    Op.AG_COPY_IN: COPY,
+    Op.AG_COPY_OUT: COPY,
+    Op.RS_COPY_IN: COPY,
+    Op.BROADCAST: OTHER_COMM,
+    Op.BARRIER: OTHER_COMM,
+    Op.SEND: OTHER_COMM,
+    Op.RECV: OTHER_COMM,
+    Op.OTHER: OTHER_COMM,
+}
+OP_NAMES: dict[Op, str] = {op: kind.name for op, kind in KINDS.items()} | {
+    Op.AG_COPY_IN: "all-gather copy-in",
+    Op.AG_COPY_OUT: "all-gather copy-out",
+    Op.RS_COPY_IN: "reduce-scatter copy-in",
+    Op.BROADCAST: "broadcast",
+    Op.BARRIER: "barrier",
+    Op.SEND: "send",
+    Op.RECV: "receive",
+    Op.OTHER: "other",
+}
+LANE_NAMES: dict[Lane, str] = {
+    Lane.COMPUTE: "compute",
+    Lane.AG_COPY_IN: "copy-in",
+    Lane.ALL_GATHER: "all-gather",
+    Lane.REDUCE_SCATTER: "reduce-scatter",
+    Lane.ALL_REDUCE: "all-reduce",
+    Lane.OTHER_COMM: "other comm",
+}
+
+# Each category is a tint of the operation that fills it; flat communication buffers are hatched like the collectives.
+MEMORY: dict[Memory, Kind] = {
+    Memory.SHARDED: Kind("parameter shards", "#8C959F"),
+    Memory.OPTIMIZER: Kind("optimizer state", "#5CC2A4"),
+    Memory.RS_OUTPUT: Kind("gradient shards", "#B5653A"),
+    Memory.UNSHARDED: Kind("unsharded parameters", "#7CC4EE"),
+    Memory.AG_OUTPUT: Kind("all-gather buffer", "#BFE2F7", hatched=True),
+    Memory.UNSHARDED_GRAD: Kind("unsharded gradients", "#F0A27B"),
+    Memory.RS_INPUT: Kind("reduce-scatter buffer", "#F9D5C0", hatched=True),
+    Memory.ACTIVATION: Kind("activations", "#F4E87C"),
+    Memory.NONE: Kind("uncategorised", "#E1E4E8"),
+}
+
+AXIS: dict[str, Any] = {
+    "showline": False,
+    "zeroline": False,
+    "gridcolor": "#E6EAEE",
+    "ticks": "",
+    "ticklabelstandoff": 6,
+    "tickfont": {"size": 11, "color": INK},
+}
+CONFIG: dict[str, Any] = {
+    "showSendToCloud": False,  # on by default in plotly.js 4: a button that uploads the figure
+    "displaylogo": False,
+    "responsive": True,
+    "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d"],
+}
+"""The plotly configuration of every figure shown or saved."""
+
+
+def hatch(kind: Kind) -> dict[str, Any]:
+    """The pattern of a kind, for ``marker.pattern`` and ``fillpattern``; no shape when the kind is not hatched."""
+    return {
+        "shape": "/" if kind.hatched else "",
+        "fillmode": "overlay",
+        "fgcolor": "#FFFFFF",
+        "fgopacity": 0.4,
+        "size": 7,
+        "solidity": 0.2,
+    }
+
+
+def human_ms(seconds: float) -> str:
+    """Seconds as milliseconds with about three significant digits: ``41.2 ms``."""
+    ms = seconds * 1e3
+    digits = 0 if abs(ms) >= 100 else 1 if abs(ms) >= 10 else 2 if abs(ms) >= 0.1 or ms == 0 else 4
+    return f"{ms:,.{digits}f} ms"
+
+
+def byte_unit(n_bytes: float) -> tuple[float, str]:
+    """The binary unit in which ``n_bytes`` reads best: its size in bytes and its name."""
+    units = ("B", "KiB", "MiB", "GiB", "TiB")
+    power = min(max(int(abs(n_bytes)).bit_length() - 1, 0) // 10, len(units) - 1)
+    return 1024.0**power, units[power]
+
+
+def human_bytes(n_bytes: float) -> str:
+    """Bytes in binary units with about three significant digits: ``12.4 MiB``."""
+    size, unit = byte_unit(n_bytes)
+    value = n_bytes / size
+    digits = 0 if unit == "B" or value >= 100 else 1 if value >= 10 else 2
+    return f"{value:,.{digits}f} {unit}"
+
+
+def short_unit(unit: str) -> str:
+    """What fits inside a bar: the number of a block (``layers.3`` is ``3``), else the last part of the name."""
+    number = re.search(r"\.(\d+)$", unit)
+    return number[1] if number else unit.rsplit(".", 1)[-1]
+
+
+def safe(text: object) -> str:
+    """Text for plotly, which reads a few HTML tags in every string it draws."""
+    return escape(str(text), quote=False)

@@ -1,0 +1,54 @@
+"""The title is true, nothing overlaps, and every row is high enough for its label."""
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+
+from fsdp_sim.timeline import Timeline
+from fsdp_sim.viz import layout, timeline_figure
+from fsdp_sim.viz.summary import step_views
+
+Run = Callable[..., Timeline]
+
+
+def test_the_title_tells_step_time_and_exposed_communication(training_run: Run, tiny: Timeline) -> None:
+    assert layout.headline(step_views(tiny)) == "A step takes 5.00 ms, of which 2.00 ms (40%) is exposed communication."
+    views = step_views({"off": training_run(), "on": training_run(prefetch=True)})
+    assert layout.headline(views) == (
+        "Off: 133 ms a step, 54.0 ms exposed communication; on: 87.6 ms a step, 9.00 ms exposed communication."
+    )
+    figure = timeline_figure({"off": training_run(), "on": training_run(prefetch=True)})
+    assert figure.layout.title.text.replace("<br>", " ") == layout.headline(views)
+
+
+@pytest.mark.parametrize("panels", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_panels_follow_each_other_from_top_to_bottom_with_room_for_their_headings(
+    training_run: Run, panels: int, ranks: int
+) -> None:
+    figure = timeline_figure({f"run {n}": training_run(ranks=ranks) for n in range(panels)})
+    plot_px = figure.layout.height - figure.layout.margin.t - figure.layout.margin.b
+    axes = [figure.layout[f"yaxis{n + 1 if n else ''}"] for n in range(2 * panels)]
+    assert all(0 <= axis.domain[0] < axis.domain[1] <= 1 for axis in axes)
+    assert (1 - axes[0].domain[1]) * plot_px == pytest.approx(layout.HEADING, abs=1)
+    for above, below in pairwise(axes):
+        assert (above.domain[0] - below.domain[1]) * plot_px >= layout.MEMORY_HEADING - 1
+    assert axes[-1].domain[0] == pytest.approx(0)
+
+
+def test_rows_stay_legible_with_two_timelines_of_four_ranks(training_run: Run) -> None:
+    figure = timeline_figure({"predicted": training_run(), "measured": training_run(clock="measured")})
+    plot_px = figure.layout.height - figure.layout.margin.t - figure.layout.margin.b
+    for axis in (figure.layout.yaxis, figure.layout.yaxis3):
+        assert len(axis.tickvals) == 4 * 3
+        row_px = (axis.domain[1] - axis.domain[0]) * plot_px / axis.range[0]
+        assert row_px >= layout.LANE_MIN - 0.1
+
+
+def test_the_figure_has_no_width_and_lets_only_time_be_zoomed(training_run: Run) -> None:
+    figure = timeline_figure(training_run())
+    assert figure.layout.width is None
+    assert figure.layout.yaxis.fixedrange
+    assert figure.layout.yaxis2.fixedrange
+    assert not figure.layout.xaxis.fixedrange

@@ -1,0 +1,59 @@
+"""Every kind of operation looks different from every other, and numbers read as people write them."""
+
+import pytest
+
+from fsdp_sim.timeline import COMM_LANES, Lane, Memory, Op, lane_of
+from fsdp_sim.viz import theme
+
+
+def test_every_operation_and_every_memory_category_has_a_look() -> None:
+    assert set(theme.KINDS) == set(theme.OP_NAMES) == {op for op in Op if op not in (Op.ALLOC, Op.FREE)}
+    assert set(theme.MEMORY) == set(Memory)
+    assert set(theme.LANE_NAMES) == set(Lane)
+
+
+def test_no_two_kinds_share_a_colour_or_a_name() -> None:
+    for kinds in ({*theme.KINDS.values(), theme.EXPOSED}, set(theme.MEMORY.values())):
+        assert len({kind.color for kind in kinds}) == len({kind.name for kind in kinds}) == len(kinds)
+
+
+def test_what_runs_on_a_communication_lane_is_hatched_and_nothing_else_is() -> None:
+    for op, kind in theme.KINDS.items():
+        assert kind.hatched == (lane_of(op) in COMM_LANES), op
+
+
+def luminance(color: str) -> float:
+    """Relative luminance as in WCAG 2.2."""
+    channels = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("kind", {*theme.KINDS.values(), theme.EXPOSED}, ids=lambda kind: kind.name)
+def test_text_inside_a_bar_can_be_read(kind: theme.Kind) -> None:
+    dark, light = sorted((luminance(kind.color), luminance(kind.text_color)))
+    assert (light + 0.05) / (dark + 0.05) >= 4.5
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.0412, "41.2 ms"), (0.0, "0.00 ms"), (1.5, "1,500 ms"), (0.00321, "3.21 ms"), (2.5e-6, "0.0025 ms")],
+)
+def test_milliseconds_have_about_three_digits(seconds: float, text: str) -> None:
+    assert theme.human_ms(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "text"),
+    [(0, "0 B"), (1023, "1,023 B"), (1024, "1.00 KiB"), (13 * 2**20, "13.0 MiB"), (3 * 2**39, "1.50 TiB")],
+)
+def test_bytes_have_binary_units(n_bytes: int, text: str) -> None:
+    assert theme.human_bytes(n_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("unit", "short"),
+    [("layers.3", "3"), ("transformer.h.11", "11"), ("embed", "embed"), ("transformer.wte", "wte"), ("", "")],
+)
+def test_a_block_is_known_by_its_number(unit: str, short: str) -> None:
+    assert theme.short_unit(unit) == short
