@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from fsdp_sim.engine import replay
 from fsdp_sim.measure import units_from_module
@@ -29,7 +30,7 @@ from fsdp_sim.schedule import Unit
 from fsdp_sim.schedule import build as build_program
 from fsdp_sim.spec import Plan
 from fsdp_sim.timeline import Event, Lane, Memory, Op, Timeline
-from fsdp_sim.timeline.analysis import piece_durations, step_time_s
+from fsdp_sim.timeline.analysis import median_step, piece_durations, step_time_s
 from labs.data import Corpus, check_batch, load_corpus, local_batch
 from labs.gpt import GPTConfig
 from labs.train import build, make_optimizer, mean_over_ranks, shard, train_step
@@ -39,6 +40,9 @@ Pieces = Sequence[dict[tuple[Op, str], np.ndarray]]
 
 WARM_UP_STEPS = 2  # allocators and caches are cold in these
 ADAMW_STATES = 2  # exp_avg and exp_avg_sq, each as large as the shards
+
+
+SLOW = Network(bandwidth_gbps=0.25, latency_us=200)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +62,7 @@ class Experiment:
     world_size: int = 4
     batch: int = 32
     seq_len: int = 128
-    network: Network | None = Network(bandwidth_gbps=0.25, latency_us=200)
+    network: Network | None = SLOW
     data: str | None = None
 
     def __post_init__(self) -> None:
@@ -95,6 +99,22 @@ class Experiment:
         steps.sort(key=lambda timeline: step_time_s(timeline, 1))
         return self._with_states(steps[len(steps) // 2])
 
+    def rewired(self, pieces: Pieces) -> Pieces:
+        """The same pieces on this experiment's network: collectives cost what its link takes, the rest stays."""
+        if self.network is None:
+            raise ValueError("network=None: what the bare loopback takes can only be measured; use measure_pieces()")
+        sizes = {unit.name: sum(p.padded_bytes(self.world_size) for p in unit.params) for unit in self.units}
+        ops = {Op.ALL_GATHER: "all_gather", Op.REDUCE_SCATTER: "reduce_scatter"}
+        return [
+            {
+                (op, unit): seconds
+                if op not in ops
+                else np.full_like(seconds, self.network.seconds(ops[op], sizes[unit], self.world_size))
+                for (op, unit), seconds in durations.items()
+            }
+            for durations in pieces
+        ]
+
     def _with_states(self, timeline: Timeline) -> Timeline:
         """The bytes that live through all steps: parameter shards and AdamW's two states for them."""
         shards = sum(p.padded_bytes(self.world_size) // self.world_size for unit in self.units for p in unit.params)
@@ -126,10 +146,10 @@ def train(experiment: Experiment, corpus: Corpus, steps: int, forward_prefetch: 
     return mean_over_ranks(torch.stack(losses)).tolist()
 
 
-def prefetch_forward(layers: Sequence[Any], depth: int = 1) -> None:
+def prefetch_forward(layers: nn.ModuleList, depth: int = 1) -> None:
     """Let each layer issue the all-gathers of the next ``depth`` layers before it computes."""
     for index, layer in enumerate(layers):
-        layer.set_modules_to_forward_prefetch(list(layers[index + 1 : index + 1 + depth]))
+        layer.set_modules_to_forward_prefetch(list(layers)[index + 1 : index + 1 + depth])  # type: ignore[operator]
 
 
 def training_only(timeline: Timeline) -> Timeline:
@@ -137,14 +157,9 @@ def training_only(timeline: Timeline) -> Timeline:
     return timeline.select(lambda event: event.op is not Op.ALL_REDUCE)
 
 
-def typical_step(timeline: Timeline) -> int:
-    """The step of median duration after the warm-up."""
-    steps = training_only(timeline).steps[WARM_UP_STEPS:] or timeline.steps[-1:]
-    return sorted(steps, key=lambda step: step_time_s(training_only(timeline), step))[len(steps) // 2]
-
-
 def same_order(predicted: Timeline, measured: Timeline) -> bool:
-    """Whether on every rank the issue order, and the order within each lane, are the same (one step each)."""
+    """Whether on every rank the issue order, and the order within each lane, are the same in their typical steps."""
+    predicted, measured = (timeline.select(step=median_step(timeline)) for timeline in (predicted, measured))
     return all(
         predicted.issue_order(rank) == measured.issue_order(rank)
         and all(predicted.lane_order(rank, lane) == measured.lane_order(rank, lane) for lane in Lane)
@@ -158,5 +173,7 @@ def hideable_s(pieces: Pieces) -> float:
     for durations in pieces:
         gather = [float(t.max()) for (op, unit), t in durations.items() if op is Op.ALL_GATHER and unit != "root"]
         forward = [float(t.max()) for (op, unit), t in durations.items() if op is Op.FWD and unit.startswith("layers")]
-        gains.append(sum(min(compute_s, comm_s) for (_, comm_s), compute_s in zip(pairwise(gather), forward, strict=False)))
+        gains.append(
+            sum(min(compute_s, comm_s) for (_, comm_s), compute_s in zip(pairwise(gather), forward, strict=False))
+        )
     return float(np.median(gains))

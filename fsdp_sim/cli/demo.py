@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from fsdp_sim.timeline import Timeline
-from fsdp_sim.timeline.analysis import exposed_comm_s, step_time_s
-from labs.overlap import Experiment, hideable_s, same_order, training_only, typical_step
+from fsdp_sim.timeline.analysis import exposed_comm_s, median_step, step_time_s
+from labs.overlap import Experiment, hideable_s, same_order, training_only
 
 GOOD_ERROR = 0.10
 
@@ -46,7 +46,9 @@ def demo(ranks: int, steps: int, batch: int, data: str | None, out: str) -> None
     except (ValueError, OSError) as error:
         raise click.ClickException(str(error)) from error
     console.print(f"Text: {corpus.name}, {len(corpus.train) + len(corpus.val):,} bytes, sha256 {corpus.sha256[:12]}...")
-    console.print(f"Model: {experiment.model} GPT on {ranks} ranks, {batch} rows of {experiment.seq_len} bytes a step\n")
+    console.print(
+        f"Model: {experiment.model} GPT on {ranks} ranks, {batch} rows of {experiment.seq_len} bytes a step\n"
+    )
 
     pieces = experiment.measure_pieces()
     predicted, measured = {}, {}
@@ -74,18 +76,17 @@ def _print_table(
     table = Table("forward prefetch", "predicted", "measured", "error", "exposed: predicted", "measured", "same order")
     times, errors = {}, {}
     for depth in (None, 1):
-        step = typical_step(measured[depth])
-        one_predicted, one_measured = predicted[depth].select(step=1), measured[depth].select(step=step)
-        predicted_s, times[depth] = step_time_s(one_predicted, 1), step_time_s(one_measured, step)
+        predicted_s, predicted_exposed_s = _typical(predicted[depth])
+        times[depth], exposed_s = _typical(measured[depth])
         errors[depth] = predicted_s / times[depth] - 1
         table.add_row(
             "off" if depth is None else f"depth {depth}",
             f"{predicted_s * 1e3:.0f} ms",
             f"{times[depth] * 1e3:.0f} ms",
             f"{errors[depth]:+.0%}",
-            f"{exposed_comm_s(one_predicted, 0) * 1e3:.0f} ms",
-            f"{exposed_comm_s(one_measured, 0) * 1e3:.0f} ms",
-            "yes" if same_order(one_predicted, one_measured) else "NO",
+            f"{predicted_exposed_s * 1e3:.0f} ms",
+            f"{exposed_s * 1e3:.0f} ms",
+            "yes" if same_order(predicted[depth], measured[depth]) else "NO",
         )
     console.print(table)
     gained_s = times[None] - times[1]
@@ -97,19 +98,23 @@ def _print_table(
         cause = "something else was using the cores while it was measured" if worst < 0 else (
             "the pieces were timed while something else was using the cores"
         )  # fmt: skip
-        console.print(f"[yellow]An error of {worst:+.0%} is larger than {GOOD_ERROR:.0%}: most likely {cause}; try again.[/]")
+        console.print(
+            f"[yellow]An error of {worst:+.0%} is larger than {GOOD_ERROR:.0%}: most likely {cause}; try again.[/]"
+        )
+
+
+def _typical(timeline: Timeline) -> tuple[float, float]:
+    """Seconds of the median step, and of its exposed communication (mean over the ranks)."""
+    step = median_step(timeline)
+    one = timeline.select(step=step)
+    return step_time_s(one, step), sum(exposed_comm_s(one, rank) for rank in one.ranks) / len(one.ranks)
 
 
 def _write_page(out: str, predicted: dict[int | None, Timeline], measured: dict[int | None, Timeline]) -> None:
     from fsdp_sim.viz import Section, save_html  # plotly, which nothing above needs
 
-    steps = {depth: timeline.select(step=typical_step(timeline)) for depth, timeline in measured.items()}
     sections = [
-        Section.of(
-            {"predicted": predicted[depth].select(step=1), "measured": steps[depth]},
-            heading,
-            text,
-        )
+        Section.of({"predicted": predicted[depth], "measured": measured[depth]}, heading, text)
         for depth, heading, text in (
             (
                 None,

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
+from types import EllipsisType
 
 import torch
 from torch import nn
 
 from fsdp_sim.schedule import Param, Unit
 
-DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
+DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 
 
 def block_names(model: nn.Module) -> list[str]:
@@ -25,13 +27,15 @@ def block_names(model: nn.Module) -> list[str]:
 def units_from_module(model: nn.Module, wrap: Sequence[str] | None = None) -> list[Unit]:
     """The root unit and one unit per wrapped module, in the order of ``named_modules``.
 
-    Works on the meta device. Tied parameters count once, in the first unit that has them.
+    Works on the meta device. Tied parameters count once, in the first unit that has them when modules are given to
+    `fully_shard` innermost first and else in order, as they must and usually are.
 
     Args:
         wrap: full names of the modules given to `fully_shard`, the root left out; by default `block_names`.
 
     Raises:
-        ValueError: a name in ``wrap`` is not a module of the model; the message lists those that are close.
+        ValueError: a name in ``wrap`` is not a module of the model (the message lists those that are close) or is
+            there twice, or a parameter has a dtype or shape that `fsdp_sim.schedule.Param` refuses.
 
     Example:
         >>> model = nn.ModuleDict({"layers": nn.ModuleList([nn.Linear(4, 4, bias=False)]), "head": nn.Linear(4, 2)})
@@ -41,16 +45,25 @@ def units_from_module(model: nn.Module, wrap: Sequence[str] | None = None) -> li
     modules = dict(model.named_modules())
     names = block_names(model) if wrap is None else list(wrap)
     if missing := [name for name in names if name not in modules or not name]:
-        raise ValueError(f"wrap={missing[0]!r} is not a module of {type(model).__name__}; there are {list(modules)[1:9]}")
-    names.sort(key=list(modules).index)
+        there = [name for name in modules if name]
+        close = difflib.get_close_matches(missing[0], there, n=4) or there[:8]
+        raise ValueError(f"wrap names {missing[0]!r}, not a module of {type(model).__name__}; there are {close}")
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"wrap names {twice[0]!r} twice; fully_shard is applied to a module once")
     taken: set[int] = set()
-    units = []
-    for name in reversed(names):  # the innermost first, as fully_shard is called
-        params = _params(modules[name], taken)
-        inner = any(other.startswith(f"{name}.") for other in names)
-        units.append(Unit(name, params, (f"{name}.embed", ..., f"{name}.head") if inner else (name,)))
+    params = {name: _params(modules[name], taken) for name in sorted(names, key=_depth, reverse=True)}
     root = Unit("root", _params(model, taken), ("embed", ..., "head") if names else ("root",))
-    return [root, *reversed(units)]
+    return [root, *(Unit(name, params[name], _segments(name, names)) for name in modules if name in params)]
+
+
+def _depth(name: str) -> int:
+    return name.count(".")
+
+
+def _segments(name: str, names: Sequence[str]) -> tuple[str | EllipsisType, ...]:
+    """One piece of compute, or what runs before and after the units inside."""
+    inner = any(other.startswith(f"{name}.") for other in names)
+    return (f"{name}.embed", ..., f"{name}.head") if inner else (name,)
 
 
 def _params(module: nn.Module, taken: set[int]) -> tuple[Param, ...]:
@@ -58,5 +71,6 @@ def _params(module: nn.Module, taken: set[int]) -> tuple[Param, ...]:
     for name, param in module.named_parameters():
         if id(param) not in taken:
             taken.add(id(param))
-            params.append(Param(name, tuple(param.shape), DTYPES[param.dtype], param.requires_grad))
+            dtype = DTYPES.get(param.dtype, str(param.dtype))
+            params.append(Param(name, tuple(param.shape), dtype, param.requires_grad))
     return tuple(params)

@@ -90,7 +90,7 @@ def _freed_if_same_recording(recording_id: int, *freed_args: Any) -> None:
 
 
 def _recording_id() -> int:
-    return id(RECORDER._rows)  # `Recorder.start` begins a new list
+    return RECORDER.session
 
 
 def watch_grads(group: FSDPParamGroup) -> None:

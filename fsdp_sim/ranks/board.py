@@ -7,7 +7,10 @@ are a ring; a rank that runs more than a ring ahead of the parent waits for it (
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,7 +38,6 @@ STATUS = np.dtype(
         ("issued", "i8"),  # records written so far
         ("read", "i8"),  # records the parent has read
         ("waiting", "i8"),  # index of the record waited for, or -1
-        ("waiting_since_s", "f8"),
         ("ready_s", "f8"),  # when the process group had done its first all-reduce
         ("progress", "i8"),
         ("total", "i8"),
@@ -79,6 +81,8 @@ class Board:
 
     def __init__(self, path: str | Path, world_size: int, mode: str = "r+") -> None:
         self.world_size = world_size
+        self._lock = threading.Lock()  # the threads of a rank write one after the other
+        self._waits: list[int] = []  # the records they wait for
         status_bytes = STATUS.itemsize * world_size
         self.status = np.memmap(path, STATUS, mode, 0, (world_size,))  # type: ignore[call-overload]
         self.records = np.memmap(path, RECORD, mode, status_bytes, (world_size, RING))  # type: ignore[call-overload]
@@ -94,21 +98,29 @@ class Board:
     # ------------------------------------------------------------------ a rank writes
 
     def post(self, rank: int, record: Record) -> int:
-        """Write a record and return its index."""
-        index = self.issued(rank)
-        while index - int(self.status["read"][rank]) >= RING - 1:
-            time.sleep(0.001)
-        texts = (text.encode() for text in record[:5])
-        self.records[rank, index % RING] = (*texts, *record[5:8], sum(1 << r for r in record.members), *record[9:])
-        self.status["issued"][rank] = index + 1  # last, so that a reader never sees half a record
+        """Write a record and return its index. Of a text too long the end is kept: it says more than the beginning."""
+        texts = (text.encode()[-RECORD[place].itemsize :] for place, text in enumerate(record[:5]))
+        row = (*texts, *record[5:8], sum(1 << r for r in record.members), *record[9:])
+        with self._lock:
+            index = self.issued(rank)
+            while index - int(self.status["read"][rank]) >= RING - 1:
+                time.sleep(0.001)
+            self.records[rank, index % RING] = row
+            self.status["issued"][rank] = index + 1  # last, so that a reader never sees half a record
         return index
 
-    def wait_begins(self, rank: int, index: int) -> None:
-        self.status["waiting_since_s"][rank] = time.monotonic()
-        self.status["waiting"][rank] = index
-
-    def wait_ends(self, rank: int) -> None:
-        self.status["waiting"][rank] = -1
+    @contextlib.contextmanager
+    def waiting(self, rank: int, index: int) -> Iterator[None]:
+        """Show that the rank waits for a record; of several that its threads wait for, the latest."""
+        with self._lock:
+            self._waits.append(index)
+            self.status["waiting"][rank] = max(self._waits)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._waits.remove(index)
+                self.status["waiting"][rank] = max(self._waits, default=-1)
 
     # ------------------------------------------------------------------ anyone reads
 

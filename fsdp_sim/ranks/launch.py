@@ -25,7 +25,8 @@ from typing import Any
 from fsdp_sim.ranks.board import Board
 from fsdp_sim.ranks.rank import Job, main
 
-PRELOAD = ["fsdp_sim.ranks.preload"]
+# Imported once by the fork server, so that no rank has to (by name: this room does not depend on the mini-FSDP).
+PRELOAD = ["fsdp_sim.ranks.preload", "fsdp_sim.mini"]
 IN_SERVER = "FSDP_SIM_IN_FORK_SERVER"  # set in the fork server and in the ranks
 _context = mp.get_context("forkserver")
 _lock = threading.Lock()

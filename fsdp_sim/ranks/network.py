@@ -12,10 +12,11 @@ same start and end without talking to the others.
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import dataclass
 
-from fsdp_sim.ranks.board import Board, Record
+from fsdp_sim.ranks.board import RING, Board, Record
 
 Key = tuple[int, int]  # group, and the collective's number in it
 
@@ -61,12 +62,14 @@ class Wire:
     """Start and end of every collective, from the issue times on the board.
 
     Without a network a collective starts when its last member has issued it, and only gloo knows when it ends. A
-    send or a receive takes its time from its own issue and does not queue.
+    send or a receive takes its time from its own issue and does not queue. Any thread of the rank may ask.
     """
 
     def __init__(self, board: Board, rank: int, network: Network | None) -> None:
         self.board, self.rank, self.network = board, rank, network
+        self._lock = threading.Lock()
         self._read = [0] * board.world_size  # records taken from the board, per rank
+        self._missed: set[int] = set()  # ranks of which some records were overwritten before they were taken
         self._queues: list[dict[Key, Record]] = [{} for _ in range(board.world_size)]  # issued, not yet on the wire
         self._free_s = [0.0] * board.world_size  # when each rank's wire is free
         self._spans: dict[Key, tuple[float, float]] = {}
@@ -76,43 +79,90 @@ class Wire:
 
         Waits until all members have issued it, and with a network everything before it on their wires.
         """
-        key = (record.group, record.group_seq)
-        if self.network is None:
-            start_s = max(self._find(rank, key).issue_s for rank in record.members)
-            self._forget(record.members, key)
-            return start_s, start_s
-        if key not in self._spans:
-            self._put_on_wire(record, busy=set())
-        return self._spans.pop(key)
+        pause_s = 5e-5
+        while (found := self.look(record)) is None:
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 5e-4)
+        with self._lock:
+            del self._spans[record.group, record.group_seq]
+        return found
 
-    def _put_on_wire(self, record: Record, busy: set[Key]) -> None:
+    def look(self, record: Record) -> tuple[float, float] | None:
+        """The same without waiting: None if it cannot be known yet."""
+        key = (record.group, record.group_seq)
+        with self._lock:
+            if key not in self._spans:
+                if self.network is None:
+                    self._rendezvous(record)
+                else:
+                    self._put_on_wire(record, busy=set())
+            return self._spans.get(key)
+
+    def keep_up(self) -> None:
+        """Take what the others have issued before they overwrite it."""
+        for rank in range(self.board.world_size):
+            if self.board.issued(rank) - self._read[rank] > RING // 2:
+                with self._lock:
+                    self._take(rank)
+
+    def _rendezvous(self, record: Record) -> None:
+        """Note when the last member issued it, if all have."""
+        key = (record.group, record.group_seq)
+        issues_s = []
+        for rank in record.members:
+            its = self._find(rank, key) or (record if rank in self._missed else None)
+            if its is None:
+                return
+            issues_s.append(its.issue_s)
+        self._forget(record.members, key)
+        self._spans[key] = (max(issues_s), max(issues_s))
+
+    def _put_on_wire(self, record: Record, busy: set[Key]) -> bool:
+        """Give it its time on the wires of its members; False if it, or one before it, has not been issued by all."""
         key = (record.group, record.group_seq)
         busy.add(key)
-        start_s = 0.0
+        start_s = cost_s = 0.0
         for rank in record.members:
-            own = self._find(rank, key)
+            its = self._find(rank, key)
+            if its is None:
+                return False
             while (head := next(iter(self._queues[rank]))) != key and head not in busy:
-                self._put_on_wire(self._queues[rank][head], busy)
-            start_s = max(start_s, own.issue_s, self._free_s[rank])
-        end_s = start_s + record.cost_s
+                if not self._put_on_wire(self._queues[rank][head], busy):
+                    return False
+            start_s, cost_s = max(start_s, its.issue_s, self._free_s[rank]), max(cost_s, its.cost_s)
         for rank in record.members:
-            self._free_s[rank] = max(self._free_s[rank], end_s)
+            self._free_s[rank] = max(self._free_s[rank], start_s + cost_s)
         self._forget(record.members, key)
         if self.rank in record.members:
-            self._spans[key] = (start_s, end_s)
+            self._spans[key] = (start_s, start_s + cost_s)
+        return True
 
-    def _find(self, rank: int, key: Key) -> Record:
-        """A rank's record of a collective; waits until it is on the board."""
-        while key not in self._queues[rank]:
-            issued = self.board.issued(rank)
-            for record in self.board.read(rank, self._read[rank], issued):
-                if record.is_collective and (self.network is not None or self.rank in record.members):
-                    self._queues[rank][record.group, record.group_seq] = record
-            if issued == self._read[rank]:
-                time.sleep(5e-5)
-            self._read[rank] = issued
-        return self._queues[rank][key]
+    def _find(self, rank: int, key: Key) -> Record | None:
+        """A rank's record of a collective, if it is on the board."""
+        if key not in self._queues[rank]:
+            self._take(rank)
+        return self._queues[rank].get(key)
+
+    def _take(self, rank: int) -> None:
+        """Take a rank's new records from the board.
+
+        Raises:
+            RuntimeError: some were overwritten, and the order of the wire with them.
+        """
+        first, last = self._read[rank], self.board.issued(rank)
+        if last - first > RING:
+            if self.network is not None:
+                raise RuntimeError(
+                    f"rank {rank} issued {last - first:,} operations while rank {self.rank} issued none and waited for "
+                    f"none; a slow network can follow {RING:,}. Let rank {self.rank} take part more often"
+                )
+            self._missed.add(rank)
+            first = last - RING
+        for record in self.board.read(rank, first, last):
+            if record.is_collective and (self.network is not None or self.rank in record.members):
+                self._queues[rank][record.group, record.group_seq] = record
+        self._read[rank] = last
 
     def _forget(self, members: tuple[int, ...], key: Key) -> None:
         for rank in members:
-            del self._queues[rank][key]
+            self._queues[rank].pop(key, None)

@@ -62,7 +62,7 @@ class Bar:
 
     def __init__(self, board: Board, title: str, shown: bool) -> None:
         self.board = board
-        self.bar = tqdm(desc=title, file=sys.stdout, leave=False, delay=0.3, disable=not shown, unit=" collectives")
+        self.bar = tqdm(desc=title, file=sys.stdout, leave=False, delay=0.3, mininterval=0.25, disable=not shown, unit=" collectives")
 
     def update(self) -> None:
         total, done = int(self.board.status["total"][0]), int(self.board.status["progress"][0])

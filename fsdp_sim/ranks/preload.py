@@ -1,9 +1,9 @@
-"""Imported once by the fork server, so that no rank has to: torch, DTensor and the mini-FSDP."""
+"""Imported once by the fork server, so that no rank has to: what the first step of FSDP would import, which is slow."""
 
 import torch
-import torch.distributed.fsdp  # the slow ones: DTensor and torch's own fully_shard
+import torch._dynamo  # every first optimizer step imports it
+import torch.distributed.fsdp  # and DTensor with it
 
-import fsdp_sim.mini
 import fsdp_sim.ranks.group
 
 torch.set_num_threads(1)  # no OpenMP pool may exist before a fork

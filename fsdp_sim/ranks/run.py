@@ -106,9 +106,7 @@ def run(
         ) from error
     threads = threads or max(1, (os.cpu_count() or 1) // world_size)
     start_s = time.monotonic()
-    ranks = launch.start(
-        work, world_size=world_size, network=network, serial=serial, record=record, threads=threads
-    )
+    ranks = launch.start(work, world_size=world_size, network=network, serial=serial, record=record, threads=threads)
     bar = Bar(ranks.board, title or getattr(fn, "__name__", "run"), progress)
     try:
         messages = _attend(ranks, timeout_s, bar)

@@ -4,4 +4,16 @@ from fsdp_sim.timeline.kinds import COMM_LANES, Lane, Memory, Op, Phase, lane_of
 from fsdp_sim.timeline.recorder import RECORDER, Recorder
 from fsdp_sim.timeline.timeline import Event, Header, Timeline
 
-__all__ = ["COMM_LANES", "RECORDER", "Event", "Header", "Lane", "Memory", "Op", "Phase", "Recorder", "Timeline", "lane_of"]
+__all__ = [
+    "COMM_LANES",
+    "RECORDER",
+    "Event",
+    "Header",
+    "Lane",
+    "Memory",
+    "Op",
+    "Phase",
+    "Recorder",
+    "Timeline",
+    "lane_of",
+]

@@ -66,7 +66,7 @@ def exposed_comm_s(timeline: Timeline, rank: int) -> float:
 
 
 def overlap(timeline: Timeline, rank: int) -> float:
-    """Time computing while communicating over time communicating, 0 to 1 (the definition of Holistic Trace Analysis)."""
+    """Time computing while communicating over time communicating, 0 to 1 (as Holistic Trace Analysis defines it)."""
     comm_s = total_s(union(_spans(e for e in timeline.ops if e.rank == rank and e.lane in COMM_LANES)))
     return 1.0 - exposed_comm_s(timeline, rank) / comm_s if comm_s else 0.0
 
@@ -75,14 +75,25 @@ def step_time_s(timeline: Timeline, step: int) -> float:
     """From the first operation any rank starts in a step to the last one any rank ends."""
     ops = [e for e in timeline.ops if e.step == step]
     if not ops:
-        raise ValueError(f"step {step} is not in the timeline; it has steps {list(timeline.steps)}")
+        raise ValueError(f"step {step} has no operations; the steps that have some are {_steps(timeline)}")
     return max(e.end_s for e in ops) - min(e.start_s for e in ops)
 
 
 def median_step(timeline: Timeline, *, skip: int = 1) -> int:
-    """The step of median duration, leaving out the first ``skip`` (caches and allocators are cold in those)."""
-    steps = timeline.steps[skip:] or timeline.steps
+    """The step of median duration, leaving out the first ``skip`` (caches and allocators are cold in those).
+
+    Raises:
+        ValueError: no step has operations.
+    """
+    steps = _steps(timeline)[skip:] or _steps(timeline)
+    if not steps:
+        raise ValueError(f"{timeline!r} has no operations, so no typical step")
     return sorted(steps, key=lambda step: step_time_s(timeline, step))[len(steps) // 2]
+
+
+def _steps(timeline: Timeline) -> list[int]:
+    """The steps in which something runs; a step may also have nothing but an alloc or a free."""
+    return sorted({e.step for e in timeline.ops})
 
 
 def piece_durations(timeline: Timeline, step: int) -> dict[tuple[Op, str], np.ndarray]:
@@ -97,10 +108,11 @@ def piece_durations(timeline: Timeline, step: int) -> dict[tuple[Op, str], np.nd
     """
     seen: dict[tuple[Op, str], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for rank in timeline.ranks:
-        before_s = -1.0  # the first operation of a step has none before it
+        before_s: float | None = None  # the first operation of a step has none before it
         for event in (e for e in timeline.ops if e.rank == rank and e.step == step):
-            alone = event.lane in COMM_LANES or before_s < 0
-            since_s = event.start_s if alone else min(before_s, event.start_s)
+            since_s = event.start_s
+            if before_s is not None and event.lane not in COMM_LANES:
+                since_s = min(before_s, since_s)
             seen[event.op, event.unit][rank].append(event.end_s - since_s)
             before_s = event.end_s
     return {

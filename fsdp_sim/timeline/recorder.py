@@ -8,8 +8,8 @@ then a call costs about a microsecond.
 from __future__ import annotations
 
 import time
-from contextlib import contextmanager
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from fsdp_sim.timeline.kinds import Lane, Memory, Op, Phase, lane_of
@@ -23,6 +23,7 @@ class Recorder:
         on: whether events are kept.
         step, micro_batch, phase: written into each event; whoever drives the training loop moves them.
         unit: the unit the next collective is for, when the caller knows (see `label`).
+        session: counts the calls of `start`, so that what began in one recording can tell that another has begun.
     """
 
     def __init__(self, rank: int = 0) -> None:
@@ -32,6 +33,7 @@ class Recorder:
         self.micro_batch = 0
         self.phase = Phase.NONE
         self.unit = ""
+        self.session = 0
         self._rows: list[dict[str, Any]] = []
         self._taken = -1  # the last event a process group took or opened
 
@@ -42,6 +44,7 @@ class Recorder:
     def start(self, rank: int | None = None) -> None:
         """Forget earlier events and keep those that follow."""
         self.rank = self.rank if rank is None else rank
+        self.session += 1
         self._rows = []
         self._taken = -1
         self.step = self.micro_batch = 0

@@ -133,7 +133,14 @@ class Timeline:
         return self.end_s - self.start_s
 
     def select(self, keep: Callable[[Event], bool] | None = None, **fields: object) -> Timeline:
-        """The events whose fields have the given values (a tuple, list or set means "one of") and pass ``keep``."""
+        """The events whose fields have the given values (a tuple, list or set means "one of") and pass ``keep``.
+
+        Raises:
+            TypeError: an event has no field of that name.
+        """
+        if unknown := [name for name in fields if not hasattr(Event, name)]:
+            known = ", ".join(Event.__struct_fields__)
+            raise TypeError(f"an event has no field {unknown[0]!r}; its fields are {known}")
 
         def wanted(event: Event) -> bool:
             for name, value in fields.items():
@@ -154,13 +161,13 @@ class Timeline:
         return [e.label for e in sorted(on_lane, key=lambda e: (e.start_s, e.seq))]
 
     def live_bytes(self, rank: int) -> tuple[np.ndarray, dict[Memory, np.ndarray]]:
-        """Live bytes after each alloc and free of a rank.
+        """Live bytes after each alloc and free of a rank, in the order in which they took effect.
 
         Returns:
             times_s of shape (n,) and, for each category that occurs, bytes of shape (n,).
         """
-        changes = sorted((e for e in self.events if e.rank == rank and e.is_memory), key=lambda e: (e.issue_s, e.seq))
-        times_s = np.array([e.issue_s for e in changes])
+        changes = sorted((e for e in self.events if e.rank == rank and e.is_memory), key=lambda e: (e.start_s, e.seq))
+        times_s = np.array([e.start_s for e in changes])
         signed = np.array([e.bytes if e.op is Op.ALLOC else -e.bytes for e in changes], dtype=np.int64)
         of = np.array([e.category for e in changes])
         present = [category for category in Memory if category in set(of)]
@@ -185,15 +192,16 @@ class Timeline:
         """
         lines = Path(path).read_bytes().splitlines()
         if not lines:
-            raise ValueError(f"{path} is empty; a timeline file starts with a header line (write one with Timeline.to_jsonl)")
-        number = 1
+            raise ValueError(f"{path} is empty; a timeline starts with a header line, as Timeline.to_jsonl writes it")
+        number = 1  # of the line being read, for the message
         try:
             header = msgspec.json.decode(lines[0], type=Header)
             if header.version != VERSION:
                 raise ValueError(f"it has timeline version {header.version}, this code reads version {VERSION}")
             events = []
             decoder = msgspec.json.Decoder(Event)
-            for number, line in enumerate(lines[1:], start=2):
+            for line in lines[1:]:
+                number += 1
                 events.append(decoder.decode(line))
         except (msgspec.MsgspecError, ValueError) as error:
             raise ValueError(f"{path}, line {number}: {error}") from error

@@ -19,6 +19,7 @@ from fsdp_sim.viz.timeline_figure import timeline_figure
 
 PNG_VARIABLE = "FSDP_SIM_PNG"
 PNG_WIDTH = 900
+PNG_SCALE = 1.5
 
 # The browser itself refuses anything the page would fetch; plotly.js and the figures are inline.
 _POLICY = (
@@ -173,13 +174,13 @@ def show(timelines: Timelines, *, png: bool | None = None, **which: Any) -> None
 
 
 def to_png(figure: go.Figure, width: int = PNG_WIDTH) -> bytes:
-    """A picture of a figure at twice its size, for places that run no JavaScript.
+    """A picture of a figure, sharp enough for a dense screen, for places that run no JavaScript.
 
     Raises:
         RuntimeError: kaleido or the browser it draws with is missing.
     """
     try:
-        return figure.to_image(format="png", width=width, scale=2)
+        return figure.to_image(format="png", width=width, scale=PNG_SCALE)
     except (ValueError, RuntimeError, ImportError) as error:
         raise RuntimeError(
             f"no picture could be made ({str(error).strip().splitlines()[0]}); it takes `pip install kaleido` and a "

@@ -123,10 +123,11 @@ def training_run() -> Callable[..., Timeline]:
 def tiny() -> Timeline:
     """One rank: 2 ms of all-gather before 3 ms of forward, the buffer freed when forward ends. Starts at 10 s."""
     rank = {"rank": 0, "unit": "layers.0"}
+    buffer = {"lane": Lane.COMPUTE, "category": Memory.AG_OUTPUT, "bytes": MIB, **rank}
     return Timeline(
         Header(producer="tests", clock="measured", world_size=1),
         [
-            Event(seq=0, op=Op.ALLOC, lane=Lane.COMPUTE, category=Memory.AG_OUTPUT, bytes=MIB, issue_s=10.0, **rank),
+            Event(seq=0, op=Op.ALLOC, **buffer, issue_s=10.0, start_s=10.0, end_s=10.0),
             Event(
                 seq=1,
                 op=Op.ALL_GATHER,
@@ -143,6 +144,6 @@ def tiny() -> Timeline:
             Event(
                 seq=2, op=Op.FWD, lane=Lane.COMPUTE, issue_s=10.001, start_s=10.002, end_s=10.005, waits_on=(1,), **rank
             ),
-            Event(seq=3, op=Op.FREE, lane=Lane.COMPUTE, category=Memory.AG_OUTPUT, bytes=MIB, issue_s=10.005, **rank),
+            Event(seq=3, op=Op.FREE, **buffer, issue_s=10.005, start_s=10.005, end_s=10.005),
         ],
     )

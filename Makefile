@@ -1,0 +1,67 @@
+# Needs make and Python 3.11 or newer; everything else goes into .venv (see fsdp_sim/cli/setup.py).
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lab notebooks lint bench clean
+
+TORCH ?= auto
+PORT ?= 8888
+ARGS ?=
+# What another project put there must not shadow what is in .venv.
+unexport PYTHONPATH PYTHONHOME
+
+# The python3 you have if it will do (it is the one whose torch would be kept), else a newer one beside it.
+PYTHONS = $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.14)
+WILL_DO = import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))
+IN_VENV = PATH="$(CURDIR)/.venv/bin:$$PATH"
+
+help:
+	@echo 'make demo        train on 4 ranks, predict the same step, write demo.html'
+	@echo 'make test        run every test and every notebook        ARGS="-k name" passes options to pytest'
+	@echo 'make lab         open JupyterLab at the first notebook    PORT=8889 takes another port'
+	@echo 'make notebooks   rebuild the notebooks from their masters'
+	@echo 'make lint        ruff and mypy'
+	@echo 'make bench       run the benchmarks'
+	@echo 'make setup       only make .venv, which the others do when it is missing or out of date'
+	@echo 'make clean       remove what the others made, .venv too'
+	@echo
+	@echo 'TORCH=keep|cpu|cuda chooses the build of torch: by default a usable one is kept, else CUDA where there is a'
+	@echo 'driver, else CPU. PYTHON=/path/to/python3 chooses the Python.'
+
+# With no Python that will do, setup.py is run all the same: it says what is wrong with the one there is.
+setup:
+	@python=; for p in $(PYTHONS); do "$$p" -c '$(WILL_DO)' 2>/dev/null && python=$$p && break; done; \
+	python=$${python:-$$(command -v $(firstword $(PYTHONS)))}; \
+	if [ -z "$$python" ]; then echo 'set-up failed: there is no $(firstword $(PYTHONS)): install Python 3.11 or newer' \
+	    '(Debian, Ubuntu: sudo apt install python3 python3-venv) or name one, as in make PYTHON=/path/to/python3.11.' >&2; \
+	    exit 1; fi; \
+	"$$python" fsdp_sim/cli/setup.py --torch '$(TORCH)' $(SETUP_ARGS)
+
+demo: setup
+	@$(IN_VENV) fsdp-sim demo
+
+# Both runs happen even when the first fails, so that one call shows everything.
+test: setup
+	@status=0; export $(IN_VENV); python -m pytest tests $(ARGS) || status=1; \
+	notebooks=$$(find notebooks -name '*.ipynb' -not -path '*/.*' | sort); \
+	if [ -n "$$notebooks" ]; then \
+	    python -m pytest --nbval --nbval-current-env --nbval-cell-timeout=120 $$notebooks || status=1; \
+	fi; exit $$status
+
+# As root, so in most containers, Jupyter wants to be told; it listens on this machine alone, behind its token.
+lab: SETUP_ARGS = --port '$(PORT)'
+lab: setup
+	@$(IN_VENV) jupyter lab --ip=127.0.0.1 --port='$(PORT)' --ServerApp.port_retries=0 --log-level=WARN \
+	    $(if $(filter 0,$(shell id -u)),--allow-root) --notebook-dir=notebooks --LabApp.default_url=/lab/tree/00_start_here.ipynb
+
+notebooks: setup
+	@.venv/bin/python -m notebooks.masters.build
+
+lint: setup
+	@status=0; .venv/bin/ruff check || status=1; .venv/bin/ruff format --check || status=1; \
+	.venv/bin/mypy || status=1; exit $$status
+
+bench: setup
+	@for script in tests/bench/*.py; do echo "== $$script"; $(IN_VENV) python "$$script" || exit 1; done
+
+clean:
+	rm -rf .venv build out demo.html *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name .git -prune -o \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} +

@@ -1,0 +1,36 @@
+"""What holds for every test and notebook: in continuous integration (CI=true) a skip is a failure.
+
+A test that needs what this machine lacks skips and says why. In CI everything it could lack is installed, so there a
+skip is a hole, but for what no such machine has: a GPU, and a second version of torch beside the pinned one.
+"""
+
+import os
+from collections.abc import Generator
+
+import pytest
+
+MAY_SKIP = ("needs a GPU", "needs torch 2.")
+
+
+def _fail_if_skipped(report: pytest.TestReport | pytest.CollectReport) -> None:
+    if os.environ.get("CI") != "true" or report.outcome != "skipped" or hasattr(report, "wasxfail"):
+        return
+    longrepr = report.longrepr  # of a skip: (file, line, "Skipped: reason")
+    reason = str(longrepr[2] if isinstance(longrepr, tuple) else longrepr).removeprefix("Skipped: ")
+    if not reason.startswith(MAY_SKIP):
+        report.outcome = "failed"
+        report.longrepr = f"skipped, and in CI only what {' or '.join(MAY_SKIP)}x may be: {reason}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    _fail_if_skipped(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    _fail_if_skipped(report)
+    return report

@@ -1,0 +1,45 @@
+"""What the lab sections of the notebooks call: the commands one would type, with their output shown."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class LabRun:
+    """What a lab command did: its output and the metrics it wrote, one dict per step."""
+
+    output: str
+    metrics: list[dict[str, float]]
+
+    @property
+    def losses(self) -> list[float]:
+        return [line["loss"] for line in self.metrics]
+
+
+def torchrun(*arguments: str, ranks: int = 2, timeout_s: float = 300.0) -> LabRun:
+    """Run ``torchrun --standalone --nproc_per_node=RANKS ARGUMENTS`` and print the command and what it prints.
+
+    Raises:
+        RuntimeError: the command failed (with the end of its output) or took longer than ``timeout_s``.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        metrics = Path(folder, "metrics.jsonl")
+        launcher = ["--standalone", f"--nproc_per_node={ranks}"]
+        print("$ torchrun", *launcher, *arguments)
+        command = [sys.executable, "-m", "torch.distributed.run", *launcher, *arguments, f"--metrics={metrics}"]
+        try:
+            done = subprocess.run(
+                command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout_s, check=False
+            )
+        except subprocess.TimeoutExpired as error:
+            raise RuntimeError(f"torchrun was still running after {timeout_s:g} s: {error.stdout}") from error
+        print(done.stdout)
+        if done.returncode:
+            raise RuntimeError(f"torchrun ended with exit code {done.returncode}; its output is above")
+        return LabRun(done.stdout, [json.loads(line) for line in metrics.read_text().splitlines()])

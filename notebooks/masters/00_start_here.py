@@ -1,0 +1,247 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Start here: why does a training step take as long as it does?
+#
+# In ten minutes you train a GPT on four processes with Fully Sharded Data Parallel (FSDP), see every
+# operation of a step, and predict the next one before you run it. No GPU needed.
+#
+# **What is real:** the four ranks, the data they exchange, the training, every time labelled *measured*.
+# **What is modelled:** the speed of the network (a laptop has none), and everything labelled *predicted*.
+
+# %%
+import torch
+import torch.distributed as dist
+
+from fsdp_sim import viz
+from fsdp_sim.learn import check
+from fsdp_sim.mini import fully_shard
+from fsdp_sim.ranks import Network, run, track
+from fsdp_sim.timeline.analysis import step_time_s
+from labs.data import local_batch
+from labs.gpt import GPT, GPTConfig
+from labs.overlap import Experiment, same_order, training_only
+from labs.train import build, make_optimizer, mean_over_ranks, shard, train_step
+
+# %% [markdown]
+# ## 1. Who holds what
+#
+# FSDP does **not** put different layers on different ranks. Every rank computes every layer, on its own
+# rows of the batch. What is divided is *storage*: each parameter is cut into pieces along its first
+# dimension, and each rank keeps one piece.
+#
+# *Predict:* a matrix of 384 × 128 on 4 ranks. What shape does each rank store?
+
+# %%
+def who_holds_what():
+    model = shard(build(GPTConfig.preset("teaching")), fully_shard)
+    weight = model.layers[0].attn.qkv.weight
+    return type(weight).__name__, tuple(weight.shape), tuple(weight.to_local().shape)
+
+
+holdings = run(who_holds_what, world_size=4, progress=False)
+for rank, (kind, whole, piece) in enumerate(holdings):
+    print(f"rank {rank}: a {kind} of {whole}, of which it stores {piece}")
+assert holdings == [("DTensor", (384, 128), (96, 128))] * 4
+
+# %% [markdown]
+# `run` took a function from this very cell, started four processes, and brought back what each returned.
+# `fully_shard` is ours: a small FSDP in `fsdp_sim/mini` that you can read in an evening. It does what
+# torch's `fully_shard` does, in the same order, with the same names.
+
+# %% [markdown]
+# ## 2. Train
+#
+# Each rank trains on its own rows of each batch. The text is the source code of `torch.distributed` itself, byte by byte; the model a GPT with five
+# blocks. Each block is one FSDP **unit**: what is gathered, computed and freed together. What is left
+# (embeddings, last norm, head) is a sixth unit, the **root**.
+
+# %%
+experiment = Experiment()
+corpus = experiment.corpus
+print(f"{corpus.name}: {len(corpus.train) + len(corpus.val):,} bytes of text")
+print(f"{GPT(GPTConfig.preset('teaching')).num_params():,} parameters")
+print("units:", ", ".join(unit.name for unit in experiment.units))
+assert [unit.name for unit in experiment.units] == ["root", *(f"layers.{i}" for i in range(5))]
+
+
+# %%
+def train(steps, batch=32):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    model = shard(build(GPTConfig.preset("teaching"), seed=0), fully_shard)
+    optimizer = make_optimizer(model)
+    losses = []
+    for step in track(range(steps)):
+        x, y = (local_batch(t, rank, ranks) for t in corpus.batch(step, batch, seq_len=128))
+        losses.append(train_step(model, optimizer, x, y))
+    return mean_over_ranks(torch.stack(losses)).tolist()
+
+
+# %% tags=["nbval-ignore-output"]
+four = run(train, 4, 12)
+one = run(train, 1, 4)
+
+# %% [markdown]
+# *Predict:* four ranks with 8 rows each, against one process with all 32. Are the losses the same, nearly
+# the same, or different?
+
+# %%
+for step in (0, 3, 7, 11):
+    print(f"step {step:2d}   loss on four ranks {four[0][step]:.3f}", f"  on one {one[0][step]:.3f}" if step < 4 else "")
+assert four[0][-1] < four[0][0] - 1
+assert torch.allclose(torch.tensor(four[0][:4]), torch.tensor(one[0]), rtol=1e-5)
+
+# %% [markdown]
+# The same, up to rounding. FSDP changes where numbers live and when they travel, not what is computed:
+# the gradients are averaged over the ranks, so the batch is the sum of everybody's rows.
+
+# %% [markdown]
+# ## 3. Predict a step
+#
+# Now with a network: as slow, next to these cores, as a cluster's is next to its GPUs. It completes each
+# collective after `latency + bytes / bandwidth`, one at a time. First a run in which every piece of a step
+# runs alone. From these durations the simulator predicts two steps that nobody has run yet: with
+# **prefetch** off, and with each block asking for the next block's parameters before it computes.
+
+# %% tags=["nbval-ignore-output"]
+pieces = experiment.measure_pieces(6)
+predicted = {depth: experiment.predict(pieces, forward_prefetch=depth) for depth in (None, 1)}
+print("prefetch off:", viz.describe(predicted[None]))
+print("prefetch on: ", viz.describe(predicted[1]))
+
+# %% [markdown]
+# ## 4. See it
+#
+# Prefetch off, measured. *Predict:* before block 3 computes, its parameters must arrive. What does the
+# rank do meanwhile?
+
+# %% tags=["nbval-ignore-output"]
+off = training_only(experiment.run(8).timeline)
+viz.show(off, ranks=[0, 1])
+
+# %% [markdown]
+# Read one rank from left to right. **all-gather** 0 brings block 0's whole parameters, then **forward** 0
+# computes and frees them. The red boxes are **exposed communication**: the wire works and the core waits.
+# In backward (orange) the next all-gather runs *under* the computation. So one half of the step overlaps
+# and the other does not. Why? Look at the order in which rank 0 *issued* its operations:
+
+# %%
+order = off.select(step=3).issue_order(rank=0)
+gather, backward = order.index("ALL_GATHER(layers.3)"), order.index("BWD layers.3")
+print("in forward: ", order[gather - 2], "→", order[gather])
+print("in backward:", order[backward - 1], "→", order[backward])
+assert order[gather - 2] == "FWD layers.2"
+assert order[backward - 1] == "ALL_GATHER(layers.2)"
+
+# %% [markdown]
+# In forward, all-gather 3 is issued after forward 2 has run: on a CPU the thread that would issue it is the
+# one that computes. In backward FSDP *prefetches*: all-gather 2 is issued, then backward 3 computes.
+#
+# On a GPU the CPU only queues work and runs ahead of it, so there the default order overlaps in forward
+# too. That is the one great difference between this machine and a cluster.
+
+# %% [markdown]
+# With `set_modules_to_forward_prefetch` a block issues the next block's all-gather before it computes.
+# Above what was predicted, below what happens:
+
+# %% tags=["nbval-ignore-output"]
+on = training_only(experiment.run(8, forward_prefetch=1).timeline)
+viz.show({"predicted": predicted[1], "measured": on}, ranks=[0, 1])
+
+# %%
+assert same_order(predicted[None], off)
+assert same_order(predicted[1], on)
+print("Every rank issued what the program says, in the order it says.")
+
+# %% [markdown]
+# What the simulator leaves out shows as the difference: four processes share a few cores, and which of
+# them waits is up to the operating system. If your step took over 10% longer than predicted, something
+# else was using the machine; if it was that much shorter, something was while the pieces were timed.
+
+# %% [markdown]
+# ## 5. Change one number
+#
+# *Predict in your head first:* twice the bandwidth. Does the step take half as long? Change
+# `bandwidth_gbps` and run the cell again; only the wire changes, so nothing needs to be measured.
+
+# %% tags=["nbval-ignore-output"]
+bandwidth_gbps = 0.5
+
+for network in (experiment.network, Network(bandwidth_gbps, latency_us=200)):
+    wired = Experiment(network=network)
+    for depth in (None, 1):
+        step = wired.predict(wired.rewired(pieces), forward_prefetch=depth)
+        prefetch = "off" if depth is None else "on "
+        print(f"{network.bandwidth_gbps:5.2f} Gbit/s, prefetch {prefetch}: {step_time_s(step, 1) * 1e3:4.0f} ms")
+
+# %% [markdown]
+# Not half: the compute stays, and the more of the wire is hidden behind it, the less its speed matters.
+# That sentence is most of what tuning FSDP is about.
+
+# %% [markdown]
+# ## 6. Your turn
+#
+# **Count the all-gathers** · difficulty ●○○ · 5 minutes. Complete the function: how many all-gathers does
+# one training step issue, for a model of `layers` blocks and a root? `reshard_after_forward` is torch's
+# setting: `True` frees every unit after its forward, `False` frees none, `None` (the default) frees the
+# blocks and keeps the root.
+
+# %% tags=["exercise"]
+def all_gathers_per_step(layers, reshard_after_forward):
+    ### BEGIN SOLUTION
+    forward = layers + 1
+    backward = {True: layers + 1, None: layers, False: 0}[reshard_after_forward]
+    return forward + backward
+    ### END SOLUTION
+
+
+# %%
+verdict = check("all_gathers_per_step", all_gathers_per_step)
+verdict
+
+# %% tags=["solution-only"]
+assert verdict.passed
+
+# %% [markdown]
+# <details><summary>Hint 1: the idea</summary>A unit that was freed after its forward must be whole again
+# for its backward.</details>
+# <details><summary>Hint 2: look</summary>Count the blue bars of one rank in the figure above: 0 to 4 and
+# the root in forward. Which come back in backward? Is the root among them?</details>
+# <details><summary>Hint 3: almost there</summary><code>forward = layers + 1</code>; backward is
+# <code>layers + 1</code>, <code>layers</code> or <code>0</code>.</details>
+
+# %% [markdown]
+# ## 7. Lab: the same with torch
+#
+# `labs/train.py` trains this GPT with torch's own `fully_shard`, started by `torchrun` as on a cluster:
+# with gloo here, with NCCL when every rank has a GPU. Same seed, same text: the losses should be ours.
+
+# %% tags=["nbval-ignore-output"]
+from labs.notebook import torchrun
+
+lab = torchrun("-m", "labs.train", "--steps=4", "--global_batch=32", ranks=2)
+
+# %%
+print("torch's fully_shard:", "  ".join(f"{loss:.3f}" for loss in lab.losses))
+print("the mini-FSDP:      ", "  ".join(f"{loss:.3f}" for loss in four[0][:4]))
+assert torch.allclose(torch.tensor(lab.losses), torch.tensor(four[0][:4]), rtol=1e-4)
+
+# %% [markdown]
+# ## What you have seen
+#
+# - FSDP shards **storage**, not layers: each rank keeps a piece of every parameter, computes every layer.
+# - A unit lives through *all-gather → compute → free*, in forward and again in backward; then its
+#   gradients are reduce-scattered.
+# - A step takes as long as its compute plus the communication that is **exposed**. Issue order decides
+#   what is exposed.
+# - The mini, torch and the simulator issue the same operations in the same order.

@@ -1,0 +1,117 @@
+"""Builds the notebooks from their masters: ``python -m notebooks.masters.build [NAME ...] [--no-run]``.
+
+A master (``NN_topic.py``, jupytext's percent format) becomes two notebooks: the students' edition, in which what
+stands between ``### BEGIN SOLUTION`` and ``### END SOLUTION`` is a stub, and the solutions. Both are executed, and every
+figure gets a PNG beside its interactive form, so that a saved notebook shows its pictures without being run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import hashlib
+import os
+import re
+import sys
+from pathlib import Path
+
+import jupytext
+import nbformat
+from nbclient import NotebookClient
+from rich.console import Console
+
+MASTERS = Path(__file__).parent
+STUDENTS = MASTERS.parent
+SOLUTIONS = STUDENTS / "solutions"
+PICTURES = STUDENTS / "pictures"
+SOLUTION = re.compile(r"^( *)### BEGIN SOLUTION\n.*?### END SOLUTION\n?", re.DOTALL | re.MULTILINE)
+STUB = "# your code here\n{indent}return ..."
+
+
+def edition(master: Path, *, solutions: bool) -> nbformat.NotebookNode:
+    """The notebook of a master, not yet executed. Cell ids follow from the content, so that diffs stay small."""
+    notebook = jupytext.read(master)
+    cells, seen = [], {}
+    for cell in notebook.cells:
+        if not solutions and "solution-only" in cell.metadata.get("tags", []):
+            continue
+        if cell.cell_type == "code":
+            if solutions:
+                cell.source = re.sub(r"^ *### (BEGIN|END) SOLUTION\n?", "", cell.source, flags=re.MULTILINE).rstrip()
+            else:
+                cell.source = SOLUTION.sub(lambda m: m[1] + STUB.format(indent=m[1]) + "\n", cell.source).rstrip()
+        name = hashlib.sha256(cell.source.encode()).hexdigest()[:12]
+        seen[name] = seen.get(name, 0) + 1
+        cell.id = f"{name}-{seen[name]}"
+        cells.append(cell)
+    notebook.cells = cells
+    notebook.metadata = {
+        "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+        "language_info": {"name": "python"},
+    }
+    return notebook
+
+
+def execute(notebook: nbformat.NotebookNode, folder: Path) -> None:
+    """Run all cells in ``folder``; figures bring a PNG along (see `fsdp_sim.viz.show`)."""
+    os.environ["FSDP_SIM_PNG"] = "1"
+    os.environ.setdefault("BROWSER_PATH", "/usr/bin/chromium")
+    client = NotebookClient(
+        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(folder)}},
+        store_widget_state=False, coalesce_streams=True,
+    )  # fmt: skip
+    client.execute()
+    for cell in notebook.cells:
+        cell.metadata.pop("execution", None)
+        if cell.cell_type == "code":
+            cell.outputs = [o for o in cell.outputs if o.output_type != "stream" or o.text.strip()]
+            for output in (o for o in cell.outputs if o.output_type == "stream"):
+                output.text = re.sub(r"^.*\r", "", output.text, flags=re.MULTILINE)  # as a terminal would show it
+
+
+def save_last_picture(notebook: nbformat.NotebookNode, path: Path) -> None:
+    """The last figure of a notebook as a file, for the README."""
+    outputs = [o for cell in notebook.cells if cell.cell_type == "code" for o in cell.outputs]
+    pictures = [o["data"]["image/png"] for o in outputs if "image/png" in o.get("data", {})]
+    if pictures:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(base64.b64decode(pictures[-1]))
+
+
+def build(master: Path, *, run: bool) -> list[Path]:
+    """Write both editions of a master and return their paths."""
+    written = []
+    for folder in (STUDENTS, SOLUTIONS):
+        notebook = edition(master, solutions=folder is SOLUTIONS)
+        if run:
+            execute(notebook, folder)
+            if folder is STUDENTS:
+                save_last_picture(notebook, PICTURES / f"{master.stem}.png")
+        path = folder / f"{master.stem}.ipynb"
+        folder.mkdir(exist_ok=True)
+        nbformat.write(notebook, path)
+        written.append(path)
+    return written
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("names", nargs="*", help="masters to build, for example 00_start_here  [default: all]")
+    parser.add_argument("--no-run", action="store_true", help="do not execute: notebooks without outputs")
+    arguments = parser.parse_args()
+    masters = sorted(MASTERS.glob("[0-9][0-9]_*.py"))
+    if unknown := set(arguments.names) - {m.stem for m in masters}:
+        print(f"there is no master {sorted(unknown)[0]!r}; there are {[m.stem for m in masters]}", file=sys.stderr)
+        return 2
+    console = Console()
+    for master in masters:
+        if not arguments.names or master.stem in arguments.names:
+            with console.status(f"building {master.stem}"):
+                written = build(master, run=not arguments.no_run)
+            for path in written:
+                console.print(f"{path.relative_to(STUDENTS.parent)}: {path.stat().st_size / 1024:,.0f} KiB")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

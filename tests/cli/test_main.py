@@ -1,0 +1,39 @@
+"""The group of commands: known without being imported, and clear about what a command lacks."""
+
+import subprocess
+import sys
+
+from click.testing import CliRunner
+
+from fsdp_sim.cli import main as cli
+
+
+def test_help_names_every_command_without_importing_torch_or_plotly():
+    script = (
+        "import sys; from fsdp_sim.cli.main import main; main(['--help'], standalone_mode=False); "
+        "print(sorted({'torch', 'plotly', 'fsdp_sim.cli.demo'} & set(sys.modules)))"
+    )
+
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+
+    assert run.stdout.splitlines()[-1] == "[]"
+    for name, entry in cli.COMMANDS.items():
+        assert f"  {name}  {entry.help}" in run.stdout
+
+
+def test_a_command_whose_package_is_missing_names_package_and_extra(tmp_path, monkeypatch):
+    (tmp_path / "needy_command.py").write_text("import no_such_package\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(cli.COMMANDS, "needy", cli.Entry("needy_command:run", "Needs much.", "mini,labs"))
+
+    run = CliRunner().invoke(cli.main, ["needy"])
+
+    assert run.exit_code == 1
+    assert "needy needs no_such_package, which is not installed: pip install 'fsdp-sim[mini,labs]'" in run.output
+
+
+def test_an_unknown_command_is_an_error():
+    run = CliRunner().invoke(cli.main, ["demonstrate"])
+
+    assert run.exit_code == 2
+    assert "No such command 'demonstrate'" in run.output
