@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812  (torch's own documentation calls it F)
+import torch.nn.functional as F
 from torch import nn
 
 

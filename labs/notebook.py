@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -33,12 +34,19 @@ def torchrun(*arguments: str, ranks: int = 2, timeout_s: float = 300.0) -> LabRu
         launcher = ["--standalone", f"--nproc_per_node={ranks}"]
         print("$ torchrun", *launcher, *arguments)
         command = [sys.executable, "-m", "torch.distributed.run", *launcher, *arguments, f"--metrics={metrics}"]
+        env = {"OMP_NUM_THREADS": "1"} | os.environ  # else torchrun sets it, and says so in five lines
         try:
             done = subprocess.run(
-                command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout_s, check=False
+                command,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env=env,
+                timeout=timeout_s,
+                check=False,
             )
         except subprocess.TimeoutExpired as error:
-            raise RuntimeError(f"torchrun was still running after {timeout_s:g} s: {error.stdout}") from error
+            raise RuntimeError(f"torchrun was still running after {timeout_s:g} s: {error.stdout!r}") from error
         print(done.stdout)
         if done.returncode:
             raise RuntimeError(f"torchrun ended with exit code {done.returncode}; its output is above")

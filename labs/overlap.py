@@ -42,7 +42,7 @@ WARM_UP_STEPS = 2  # allocators and caches are cold in these
 ADAMW_STATES = 2  # exp_avg and exp_avg_sq, each as large as the shards
 
 
-SLOW = Network(bandwidth_gbps=0.25, latency_us=200)
+SLOW = Network(bandwidth_gbps=0.16, latency_us=200)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,8 +51,8 @@ class Experiment:
 
     Attributes:
         batch: rows per step over all ranks.
-        network: slow enough that a layer's all-gather takes about as long as its forward on two cores, as on a real
-            cluster; None for the bare loopback.
+        network: slow enough that on two cores a layer's all-gather takes longer than its forward, as it does on a
+            cluster with a slow link; None for the bare loopback.
 
     Raises:
         ValueError: the ranks do not divide the batch; the rows are longer than the model's context; a wrong preset.

@@ -15,11 +15,11 @@ from labs.overlap import Experiment, hideable_s, same_order, training_only
 GOOD_ERROR = 0.10
 
 INTRO = """\
-Four processes on this machine train one GPT. Every parameter is cut into four; each rank keeps a quarter and, layer by \
-layer, all-gathers the whole, computes, frees it again, and reduce-scatters the gradients. A modelled network makes the \
+Four processes on this machine train one GPT. Every parameter is cut into four; each rank keeps a quarter and, layer by
+layer, all-gathers the whole, computes, frees it again, and reduce-scatters the gradients. A modelled network makes the
 transfers as slow, next to the compute, as they are on a real cluster.
 
-"Predicted" is the simulator: the same program of operations, replayed with durations from another run in which every \
+"Predicted" is the simulator: the same program of operations, replayed with durations from another run in which every
 piece ran alone. "Measured" is what happened."""
 
 

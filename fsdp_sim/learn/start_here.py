@@ -14,14 +14,23 @@ CASES = [(layers, keep) for layers in (1, 4, 5, 12) for keep in (None, True, Fal
 
 # What people usually answer, and what they forgot.
 USUAL: list[tuple[Callable[[int, bool | None], int], str]] = [
-    (lambda layers, keep: layers + 1, "you counted the forward only; a unit that was freed is gathered again in backward"),
-    (lambda layers, keep: 2 * (layers + 1), "with None the root keeps its parameters after forward, with False every unit does"),
-    (lambda layers, keep: layers if keep is False else 2 * layers, "the root is a unit too: embeddings, last norm and head"),
+    (
+        lambda layers, keep: layers + 1,
+        "you counted the forward only; a unit that was freed is gathered again in backward",
+    ),
+    (
+        lambda layers, keep: 2 * (layers + 1),
+        "with None the root keeps its parameters after forward, with False every unit does",
+    ),
+    (
+        lambda layers, keep: layers if keep is False else 2 * layers,
+        "the root is a unit too: embeddings, last norm and head",
+    ),
     (
         lambda layers, keep: layers + 1 if keep is False else 2 * (layers + 1),
         "None is not True: backward begins with the root, so by default the root keeps its parameters",
     ),
-]  # fmt: skip
+]
 
 
 def all_gathers_per_step(layers: int, reshard_after_forward: bool | None) -> int:

@@ -1,4 +1,4 @@
-"""``check(name, solution)``: run a learner's function in a process of its own and say what is right or wrong with it."""
+"""``check(name, solution)``: run a learner's function in a process of its own and say what is wrong with it."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -130,7 +130,10 @@ class Board:
     def read(self, rank: int, first: int, last: int) -> list[Record]:
         """Records ``first`` up to, not including, ``last`` of a rank."""
         rows = self.records[rank, np.arange(first, last) % RING].tolist()
-        return [
-            Record(*(text.decode("utf-8", "replace") for text in row[:5]), *row[5:8], ranks_of(row[8]), *row[9:])
-            for row in rows
-        ]
+        return [self._record(*row) for row in rows]
+
+    @staticmethod
+    def _record(*row: Any) -> Record:
+        texts = (text.decode("utf-8", "replace") for text in row[:5])
+        values: tuple[Any, ...] = (*texts, *row[5:8], ranks_of(row[8]), *row[9:])
+        return Record(*values)

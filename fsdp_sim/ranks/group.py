@@ -7,14 +7,14 @@ torch. `install` puts it in the place of torch's class before `init_process_grou
 
 from __future__ import annotations
 
-import contextlib
-import queue
+import functools
 import sys
 import sysconfig
 import threading
 import time
 import zlib
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,7 @@ import torch.distributed.distributed_c10d as c10d
 import fsdp_sim
 from fsdp_sim.ranks.board import Board, Record
 from fsdp_sim.ranks.network import Network, Wire
+from fsdp_sim.ranks.work import Context, Ticket, WatchedWork, note_ends
 from fsdp_sim.timeline import RECORDER, Op
 
 # torch's method -> our word. Torch renamed the single-tensor ones; whichever this version has is wrapped.
@@ -30,6 +31,7 @@ METHODS = {
     "allreduce": "all_reduce",
     "allreduce_coalesced": "all_reduce",
     "allgather": "all_gather",
+    "allgather_coalesced": "all_gather",
     "all_gather_single": "all_gather",
     "all_gather_single_coalesced": "all_gather",
     "reduce_scatter": "reduce_scatter",
@@ -44,6 +46,7 @@ METHODS = {
     "barrier": "barrier",
     "send": "send",
     "recv": "recv",
+    "recv_anysource": "recv",
 }
 OLD_NAMES = {
     "all_gather_single": "_allgather_base",
@@ -69,25 +72,6 @@ UNEVEN = {"alltoall", "all_to_all_single", "gather", "scatter", "barrier"}
 _PATHS = sysconfig.get_paths()
 # Frames in these folders are not the learner's code: the standard library, installed packages, this package.
 NOT_LEARNERS = (_PATHS["stdlib"], _PATHS["purelib"], _PATHS["platlib"], torch.__path__[0], fsdp_sim.__path__[0])
-
-
-class Context:
-    """What the groups of this rank share; set once, by `install`."""
-
-    board: Board
-    rank: int
-    wire: Wire
-    serial: bool = False
-    unfinished: queue.SimpleQueue[WatchedWork] = queue.SimpleQueue()
-
-
-class Ticket(NamedTuple):
-    """A collective between its record on the board and its handle."""
-
-    index: int  # of the record
-    record: Record
-    seq: int  # of its event in the recorder
-    own_event: bool  # whether the group opened that event, or its caller did (the mini-FSDP opens its own)
 
 
 def call_site() -> tuple[str, str]:
@@ -123,73 +107,15 @@ def tensors_in(args: tuple[Any, ...]) -> list[torch.Tensor]:
     return found
 
 
-def detail_of(op: str, args: tuple[Any, ...]) -> str:
+def detail_of(method: str, args: tuple[Any, ...], members: Sequence[int]) -> str:
     """Reduce op, root or peer: what must agree besides sizes."""
+    op = METHODS[method]
     if op in ("send", "recv"):
-        return f"peer={args[1]}"
-    options = args[-1] if args else None
+        return f"peer={'any' if method == 'recv_anysource' else members[args[1]]}"
+    options: Any = args[-1] if args else None
     if op in ("all_reduce", "reduce_scatter", "reduce") and hasattr(options, "reduceOp"):
         return str(getattr(options.reduceOp, "op", options.reduceOp)).rpartition(".")[2]
     return f"root={options.rootRank}" if hasattr(options, "rootRank") else ""
-
-
-class WatchedWork(c10d.Work):
-    """The handle of a collective on the board. ``start_s`` and ``end_s`` are known once `wait` has returned."""
-
-    def __init__(self, ticket: Ticket, inner: Any) -> None:
-        super().__init__()
-        self.ticket, self.inner = ticket, inner
-        self.start_s = self.end_s = 0.0
-        self._done = False
-        self._lock = threading.RLock()
-        self.finished_s = 0.0  # when gloo was done, if someone noticed before `wait`
-        if ticket.record.is_collective:
-            Context.unfinished.put(self)
-
-    def wait(self, timeout: Any = None) -> bool:
-        with self._lock:
-            if not self._done:
-                Context.board.wait_begins(Context.rank, self.ticket.index)
-                self.inner.wait()
-                self._finish()
-                Context.board.wait_ends(Context.rank)
-                self._done = True
-        return True
-
-    def _finish(self) -> None:
-        """Learn when it ran, and hold the caller until the modelled wire is done with it."""
-        record = self.ticket.record
-        self.start_s, self.end_s = record.issue_s, record.issue_s + record.cost_s
-        if record.is_collective:
-            self.start_s, self.end_s = Context.wire.span(record)
-        if (left_s := self.end_s - time.monotonic()) > 0:
-            time.sleep(left_s)
-        self.end_s = max(self.end_s, self.finished_s or time.monotonic())  # gloo itself may be slower than the wire
-        if self.ticket.own_event:
-            RECORDER.end(self.ticket.seq, start_s=self.start_s, end_s=self.end_s)
-
-    def is_completed(self) -> bool:
-        """Whether `wait` would return at once. With a slow network a peek takes the place of a wait."""
-        if self._done or Context.wire.network is None:
-            return self._done or self.inner.is_completed()
-        if self.inner.is_completed():
-            self.wait()
-        return self._done
-
-    def get_future(self) -> torch.futures.Future:
-        if Context.wire.network is None:
-            return self.inner.get_future()
-        delayed: torch.futures.Future = torch.futures.Future()
-
-        def complete() -> None:
-            self.wait()
-            delayed.set_result(self.inner.get_future().wait())
-
-        threading.Thread(target=complete, daemon=True).start()
-        return delayed
-
-    def result(self) -> Any:
-        return self.inner.result()
 
 
 class WatchedGroup(c10d.ProcessGroup):
@@ -200,7 +126,7 @@ class WatchedGroup(c10d.ProcessGroup):
     """
 
     def __init__(self, store: Any, rank: int, size: int) -> None:
-        super().__init__(rank, size)
+        super().__init__(rank, size)  # type: ignore[call-arg]
         self._plain = PlainGroup(store, rank, size)
         self._issued = 0  # collectives of this group so far
 
@@ -216,16 +142,16 @@ class WatchedGroup(c10d.ProcessGroup):
         op = METHODS[method]
         tensors = tensors_in(args)
         ranks = tuple(dist.get_process_group_ranks(self))
-        numel = max((t.numel() for t in tensors), default=0)
-        if method in ("allgather", "reduce_scatter", "gather", "scatter"):  # lists: one tensor per rank
-            numel *= len(ranks)
+        numel = max((sum(t.numel() for t in tensors_in((arg,))) for arg in args), default=0)  # all inputs or outputs
+        if method in ("gather", "scatter"):  # where only the root has them all
+            numel = len(ranks) * max(t.numel() for t in tensors)
         n_bytes = numel * (tensors[0].element_size() if tensors else 0)
         dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else ""
         unit, source = call_site()
         record = Record(
             op=op,
             unit=unit,
-            detail=detail_of(op, args),
+            detail=detail_of(method, args, ranks),
             dtype=dtype,
             source=source,
             numel=0 if method in UNEVEN else numel,
@@ -244,9 +170,20 @@ class WatchedGroup(c10d.ProcessGroup):
         return Ticket(index, record, seq, own_event)
 
 
+    def monitored_barrier(self, *args: Any, **kwargs: Any) -> None:
+        with Context.lock:
+            ticket = self._announce("barrier", ())
+        with Context.board.waiting(Context.rank, ticket.index):
+            self._plain.monitored_barrier(*args, **kwargs)  # type: ignore[attr-defined]
+        if ticket.own_event:
+            RECORDER.end(ticket.seq)
+
+
 def _watched(method: str, name: str) -> Any:
     def call(self: WatchedGroup, *args: Any, **kwargs: Any) -> WatchedWork:
-        ticket = self._announce(method, (*args, *kwargs.values()))
+        with Context.lock:
+            ticket = self._announce(method, (*args, *kwargs.values()))
+        Context.wire.keep_up()
         work = WatchedWork(ticket, getattr(self._plain, name)(*args, **kwargs))
         if Context.serial:
             work.wait()
@@ -260,19 +197,45 @@ for _method in METHODS:
     setattr(WatchedGroup, _name, _watched(_method, _name))
 
 
-def _note_ends() -> None:
-    """Runs in a thread: notes when each collective is done, so that one that ends early is not drawn long."""
-    while True:
-        work = Context.unfinished.get()
-        with contextlib.suppress(RuntimeError):
-            work.inner.wait()
-            work.finished_s = time.monotonic()
-        del work
-
-
 def install(board: Board, rank: int, network: Network | None, serial: bool) -> None:
     """Make every process group created from now on in this process a `WatchedGroup`."""
     Context.board, Context.rank, Context.serial = board, rank, serial
     Context.wire = Wire(board, rank, network)
-    threading.Thread(target=_note_ends, daemon=True).start()
+    threading.Thread(target=note_ends, daemon=True).start()
     c10d.ProcessGroup = WatchedGroup  # type: ignore[misc]
+    c10d._new_group_with_tag = _announced(c10d._new_group_with_tag)
+
+
+def _announced(new_group: Any) -> Any:
+    """Creating a group is no collective, but its members wait for each other all the same, and torch wants every rank
+    to take part, so it goes on the board like one."""
+
+    @functools.wraps(new_group)
+    def announced(ranks: Sequence[int] | None = None, *args: Any, **kwargs: Any) -> Any:
+        everyone = tuple(range(dist.get_world_size()))
+        group = tuple(everyone if ranks is None else ranks)
+        among_themselves = kwargs.get("use_local_synchronization") or kwargs.get("pg_tag")
+        members = tuple(sorted(group)) if among_themselves else everyone
+        if Context.rank not in members:
+            return new_group(ranks, *args, **kwargs)
+        who = zlib.crc32(f"new_group {members}".encode())
+        with Context.lock:
+            Context.new_groups[who] += 1
+            record = Record(
+                op="new_group",
+                unit="",
+                detail=f"ranks={','.join(map(str, group))}",
+                dtype="",
+                source=call_site()[1],
+                numel=0,
+                group=who,
+                group_seq=Context.new_groups[who],
+                members=members,
+                issue_s=time.monotonic(),
+                cost_s=0.0,
+            )
+            index = Context.board.post(Context.rank, record)
+        with Context.board.waiting(Context.rank, index):
+            return new_group(ranks, *args, **kwargs)
+
+    return announced

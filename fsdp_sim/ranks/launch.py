@@ -7,6 +7,7 @@ kernel itself would be as fast, but hangs as soon as it has used OpenMP; spawnin
 from __future__ import annotations
 
 import contextlib
+import linecache
 import multiprocessing as mp
 import os
 import shutil
@@ -27,7 +28,8 @@ from fsdp_sim.ranks.rank import Job, main
 
 # Imported once by the fork server, so that no rank has to (by name: this room does not depend on the mini-FSDP).
 PRELOAD = ["fsdp_sim.ranks.preload", "fsdp_sim.mini"]
-IN_SERVER = "FSDP_SIM_IN_FORK_SERVER"  # set in the fork server and in the ranks
+IN_SERVER = "FSDP_SIM_IN_FORK_SERVER"  # set for the fork server, and for what the ranks start
+INSIDE = IN_SERVER in os.environ  # this process is the fork server, a rank, or was started by one
 _context = mp.get_context("forkserver")
 _lock = threading.Lock()
 
@@ -37,7 +39,7 @@ def start_server() -> None:
 
     Importing this package starts it, and the server imports this package: the mark keeps it from starting its own.
     """
-    if IN_SERVER in os.environ:
+    if INSIDE:
         return
     os.environ[IN_SERVER] = "1"
     try:
@@ -68,11 +70,18 @@ class Ranks:
     processes: list[BaseProcess] = field(default_factory=list)
     controls: list[Connection] = field(default_factory=list)
 
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
     def stop(self) -> None:
         """Kill every rank and whatever it started, and wait until they are gone."""
         for process in self.processes:
+            assert process.pid is not None  # it was started
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid or 0, signal.SIGKILL)  # a rank leads its own session
+                os.killpg(process.pid, signal.SIGKILL)  # a rank leads its own session
             process.kill()  # it may not have come that far yet
         for process in self.processes:
             process.join(timeout=2)
@@ -82,10 +91,11 @@ class Ranks:
 
 
 def start(work: bytes, **settings: Any) -> Ranks:
-    """Start the ranks of a job; ``settings`` are the fields of `Job` but its folder."""
+    """Start the ranks of a job; ``settings`` are the fields of `Job` but its folder, environ and cells."""
     try:
         folder = Path(tempfile.mkdtemp(prefix="fsdp_sim-"))
-        job = Job(folder=folder, **settings)
+        cells = {name: entry for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None}
+        job = Job(folder=folder, environ=os.environ | {IN_SERVER: "1"}, cells=cells, **settings)
         board = Board.create(folder / "board", job.world_size)
     except OSError as error:
         raise OSError(

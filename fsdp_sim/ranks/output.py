@@ -18,9 +18,11 @@ def read(folder: Path, rank: int) -> str:
     path = folder / f"rank{rank}.out"
     if not path.exists():
         return ""
-    data = path.read_bytes()
-    cut = f"... {len(data) - SHOWN_BYTES:,} bytes cut ...\n" if len(data) > SHOWN_BYTES else ""
-    return cut + data[-SHOWN_BYTES:].decode("utf-8", "replace")
+    with path.open("rb") as file:
+        cut_bytes = max(0, path.stat().st_size - SHOWN_BYTES)
+        file.seek(cut_bytes)
+        text = file.read(SHOWN_BYTES).decode("utf-8", "replace")
+    return f"... {cut_bytes:,} bytes cut ...\n{text}" if cut_bytes else text
 
 
 class Output(list[str]):
@@ -45,7 +47,7 @@ class Output(list[str]):
         if in_notebook():
             from IPython.display import display
 
-            display({"text/html": self._repr_html_(), "text/plain": str(self)}, raw=True)  # type: ignore[no-untyped-call]
+            display({"text/html": self._repr_html_(), "text/plain": str(self)}, raw=True)
         else:
             print(self)
 
@@ -62,7 +64,8 @@ class Bar:
 
     def __init__(self, board: Board, title: str, shown: bool) -> None:
         self.board = board
-        self.bar = tqdm(desc=title, file=sys.stdout, leave=False, delay=0.3, mininterval=0.25, disable=not shown, unit=" collectives")
+        pace = {"delay": 0.3, "mininterval": 0.25}  # seconds
+        self.bar = tqdm(desc=title, file=sys.stdout, leave=False, disable=not shown, unit=" collectives", **pace)
 
     def update(self) -> None:
         total, done = int(self.board.status["total"][0]), int(self.board.status["progress"][0])

@@ -6,22 +6,27 @@ The process is forked from a server that has already imported torch, so it start
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
+import linecache
+import multiprocessing as mp
 import os
 import random
+import shutil
+import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
 
-
 import msgspec
+import numpy as np
 
 from fsdp_sim.ranks.board import Board
 from fsdp_sim.ranks.network import Network
@@ -44,6 +49,8 @@ class Job:
     serial: bool
     record: bool
     threads: int
+    environ: dict[str, str]
+    cells: dict[str, Any]  # of linecache: source text that is in no file
 
 
 class _Here:
@@ -58,7 +65,7 @@ def track(items: Iterable[T], total: int | None = None) -> Iterator[T]:
 
     Outside a rank it is a plain loop.
     """
-    count = total if total is not None else len(items) if hasattr(items, "__len__") else 0
+    count = total if total is not None else len(items) if isinstance(items, Sized) else 0
     for done, item in enumerate(items):
         if _Here.board is not None:
             _Here.board.status["total"][_Here.rank] = count
@@ -68,11 +75,12 @@ def track(items: Iterable[T], total: int | None = None) -> Iterator[T]:
         _Here.board.status["progress"][_Here.rank] = count
 
 
-def _die_with_parent(control: Connection) -> None:
-    """Exit at once when the parent is gone or says stop; a rank must never outlive its cell."""
+def _die_with_parent(control: Connection, folder: Path) -> None:
+    """End at once, with all that this rank has started, when the parent is gone; a rank must never outlive its cell."""
     with contextlib.suppress(EOFError, OSError):
         control.recv_bytes()
-    os._exit(0)
+    shutil.rmtree(folder, ignore_errors=True)  # the parent cannot do it any more
+    os.killpg(0, signal.SIGKILL)
 
 
 def _own_output(path: Path) -> None:
@@ -106,9 +114,14 @@ def _join_group(job: Job, rank: int, board: Board) -> None:
 def main(job: Job, rank: int, work: bytes, control: Connection) -> None:
     """The rank process. Sends one message: ``("done", result, events)`` or ``("raised", type, text, traceback)``."""
     os.setsid()  # the terminal's Ctrl-C goes to the parent, which stops the ranks
-    threading.Thread(target=_die_with_parent, args=(control,), daemon=True).start()
+    threading.Thread(target=_die_with_parent, args=(control, job.folder), daemon=True).start()
+    mp.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # a DataLoader may have workers
     _own_output(job.folder / f"rank{rank}.out")
-    random.seed()  # a fork inherits the server's state
+    os.environ.clear()  # a fork inherits the server's variables and random states
+    os.environ.update(job.environ)
+    linecache.cache.update(job.cells)  # tracebacks quote the lines of a cell
+    random.seed()
+    np.random.seed()
     board = Board(job.folder / "board", job.world_size)
     _Here.board, _Here.rank = board, rank
     try:
@@ -117,13 +130,14 @@ def main(job: Job, rank: int, work: bytes, control: Connection) -> None:
         if job.record:
             RECORDER.start(rank)
         result = fn(*args)
-        message = ("done", _pickled(result), msgspec.msgpack.encode(RECORDER.stop()))
+        message: tuple[Any, ...] = ("done", _pickled(result), msgspec.msgpack.encode(RECORDER.stop()))
     except SystemExit:
         raise
     except BaseException as error:
-        message = ("raised", type(error).__name__, str(error), _learners_traceback(error))
+        message = ("raised", type(error).__name__, _text(error), _learners_traceback(error))
     sys.stdout.flush()
     sys.stderr.flush()
+    ctypes.CDLL(None).fflush(None)  # what C and C++ have printed
     control.send_bytes(pack(message))
     threading.Event().wait()  # stay until the parent has heard from all: leaving now would break the others' sockets
 
@@ -136,6 +150,13 @@ def _pickled(result: Any) -> bytes:
             f"the function returned a {type(result).__name__}, which cannot be sent back to the notebook ({error}); "
             "return numbers, strings, lists, dicts or tensors"
         ) from error
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as second:
+        return f"(its __str__ raised {type(second).__name__})"
 
 
 def _learners_traceback(error: BaseException) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import time
 from collections.abc import Callable
 from multiprocessing.connection import wait
 from typing import Any
-
 
 import msgspec
 import torch
@@ -94,8 +94,8 @@ def run(
         >>> list(run(lambda: dist.get_rank() ** 2, world_size=3))
         [0, 1, 4]
     """
-    _check(fn, world_size, network, timeout_s)
-    if launch.IN_SERVER in os.environ:
+    _check(fn, world_size, network, timeout_s, threads)
+    if launch.INSIDE:
         raise RuntimeError("run() was called inside a rank; call it from the notebook or script that starts the ranks")
     try:
         work = pack((fn, args))
@@ -106,16 +106,15 @@ def run(
         ) from error
     threads = threads or max(1, (os.cpu_count() or 1) // world_size)
     start_s = time.monotonic()
-    ranks = launch.start(work, world_size=world_size, network=network, serial=serial, record=record, threads=threads)
-    bar = Bar(ranks.board, title or getattr(fn, "__name__", "run"), progress)
-    try:
+    settings = {"world_size": world_size, "network": network, "serial": serial, "record": record, "threads": threads}
+    with (
+        launch.start(work, **settings) as ranks,
+        contextlib.closing(Bar(ranks.board, title or getattr(fn, "__name__", "run"), progress)) as bar,
+    ):
         messages = _attend(ranks, timeout_s, bar)
         results = Results(unpack(message[1]) for message in messages)
         results.output = Output(read(ranks.job.folder, rank) for rank in range(world_size))
         results.ready_s = float(ranks.board.status["ready_s"].max()) - start_s
-    finally:
-        bar.close()
-        ranks.stop()
     events = [event for message in messages for event in msgspec.msgpack.decode(message[2], type=list[Event])]
     results.timeline = Timeline(_header(world_size, network, title), events)
     results.wall_s = time.monotonic() - start_s
@@ -124,7 +123,7 @@ def run(
     return results
 
 
-def _check(fn: object, world_size: object, network: object, timeout_s: object) -> None:
+def _check(fn: object, world_size: object, network: object, timeout_s: object, threads: object) -> None:
     if not callable(fn):
         raise TypeError(f"run(fn={fn!r}): the first argument must be a function, for example run(train, world_size=4)")
     if isinstance(world_size, bool) or not isinstance(world_size, int):
@@ -135,6 +134,8 @@ def _check(fn: object, world_size: object, network: object, timeout_s: object) -
         raise TypeError(f"run(network={network!r}): must be None or Network(bandwidth_gbps=..., latency_us=...)")
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not timeout_s > 0:
         raise ValueError(f"run(timeout_s={timeout_s!r}): must be a number of seconds above 0, for example 15")
+    if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
+        raise ValueError(f"run(threads={threads!r}): must be None or a whole number of CPU threads per rank from 1")
 
 
 def _attend(ranks: launch.Ranks, timeout_s: float, bar: Bar) -> list[tuple[Any, ...]]:

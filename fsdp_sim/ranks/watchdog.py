@@ -157,10 +157,11 @@ class Watchdog:
         elif usual.dtype != odd.dtype:
             what, fix = "a different dtype", "use one dtype on all ranks"
         else:
-            what, fix = f"{odd.detail} instead of {usual.detail}", "use the same reduce op and root on all ranks"
+            what, fix = f"{odd.detail} instead of {usual.detail}", "use the same reduce op, root and group on all ranks"
         return Verdict(
             headline=f"{listed(few)} called {what}",
-            why=f"collective #{usual.group_seq} is {describe(usual)} on {listed(many)}, but {describe(odd)} on {listed(few)}",
+            why=f"collective #{usual.group_seq} is {describe(usual)} on {listed(many)}, "
+            f"but {describe(odd)} on {listed(few)}",
             fix=fix,
             ranks=tuple(few),
         )
@@ -182,8 +183,8 @@ class Watchdog:
         if record.is_collective:
             present = self._open.get((record.group, record.group_seq))
             return tuple(r for r in record.members if present is not None and r not in present)
-        peer = int(record.detail.partition("=")[2]) if "=" in record.detail else -1
-        return (peer,) if 0 <= peer < len(self.views) else ()
+        peer = record.detail.removeprefix("peer=")
+        return (int(peer),) if peer.isdigit() else ()  # any rank may be the one that it receives from
 
     def _dead_end(self) -> Verdict | None:
         """A rank waits for one that has already returned."""
@@ -215,28 +216,43 @@ class Watchdog:
                 self._idle_s.pop(rank)
                 self._busy_s.pop(rank, None)
         for rank, record in waiting.items():
-            absent = self._absent(rank, record)
             self._waited_for[rank] = int(self.board.status["waiting"][rank])
-            # the time the peers spend waiting for this rank, or computing towards it, is not a hang of theirs
-            busy = any(computing[r] for r in (absent or record.members))
+            chain = self._chain(rank, waiting)
+            busy = any(computing[r] for r in (chain[1:] or record.members))  # on its way: not a hang
             self._idle_s[rank] += 0.0 if busy else passed_s
             self._busy_s[rank] += passed_s if busy else 0.0
             if self._idle_s[rank] > self.timeout_s or self._busy_s[rank] > BUSY_FACTOR * self.timeout_s:
-                return self._hang(rank, record, absent, waiting)
+                return self._hang([r for r in chain if r in waiting][-1], waiting)
         return None
 
-    def _hang(self, rank: int, record: Record, absent: tuple[int, ...], waiting: dict[int, Record]) -> Verdict:
-        waiters = tuple(r for r, other in waiting.items() if other[5:8] == record[5:8] and r not in absent)
+    def _chain(self, rank: int, waiting: dict[int, Record]) -> list[int]:
+        """A rank, those it waits for, those that they wait for, and so on."""
+        chain = [rank]
+        for link in chain:
+            if link in waiting:
+                chain += [r for r in self._absent(link, waiting[link]) if r not in chain]
+        return chain
+
+    def _hang(self, rank: int, waiting: dict[int, Record]) -> Verdict:
+        record = waiting[rank]
+        absent = self._absent(rank, record)
+        key = (record.group, record.group_seq)
+        together = [r for r, other in waiting.items() if (other.group, other.group_seq) == key and r not in absent]
+        returned = [r for r in absent if self.views[r].state is State.RETURNED]
         elsewhere = [r for r in absent if r in waiting]
-        if elsewhere:
-            doing = f"{listed(elsewhere)} waits in {describe(waiting[elsewhere[0]])} instead"
+        if returned:
+            doing = f"{listed(returned)} returned before that"
+        elif elsewhere:
+            doing = f"{listed(elsewhere[:1])} waits in {describe(waiting[elsewhere[0]])} instead"
         elif absent:
-            doing = f"{listed(absent)} is outside any collective and does not compute (asleep, or waiting for input)"
-        else:
+            doing = f"outside any collective, and not computing (asleep, or waiting for input): {listed(absent)}"
+        elif record.is_collective:
             doing = "every member has issued it, but it does not finish"
+        else:
+            doing = "no rank has sent anything to it"
         return Verdict(
-            headline=f"{listed(waiters or (rank,))} waited {self.timeout_s:g} s in {describe(record)}"
-            + (f" for {listed(absent)}" if absent else ""),
+            headline=f"{listed(together if record.is_collective else [rank])} waited {self.timeout_s:g} s "
+            f"in {describe(record)}" + (f" for {listed(absent)}" if absent else ""),
             why=doing,
             fix="make every rank reach the same collective; if this wait is honest, pass a larger timeout_s",
             ranks=absent,

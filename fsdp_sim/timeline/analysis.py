@@ -38,7 +38,7 @@ def subtract(intervals: Iterable[Interval], holes: Iterable[Interval]) -> list[I
                 continue
             if hole_start > start:
                 rest.append((start, hole_start))
-            start = max(start, hole_end)
+            start = hole_end
         if start < end:
             rest.append((start, end))
     return rest

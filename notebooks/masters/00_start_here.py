@@ -42,6 +42,7 @@ from labs.train import build, make_optimizer, mean_over_ranks, shard, train_step
 #
 # *Predict:* a matrix of 384 × 128 on 4 ranks. What shape does each rank store?
 
+
 # %%
 def who_holds_what():
     model = shard(build(GPTConfig.preset("teaching")), fully_shard)
@@ -62,9 +63,9 @@ assert holdings == [("DTensor", (384, 128), (96, 128))] * 4
 # %% [markdown]
 # ## 2. Train
 #
-# Each rank trains on its own rows of each batch. The text is the source code of `torch.distributed` itself, byte by byte; the model a GPT with five
-# blocks. Each block is one FSDP **unit**: what is gathered, computed and freed together. What is left
-# (embeddings, last norm, head) is a sixth unit, the **root**.
+# The text is the source code of `torch.distributed` itself, byte by byte; the model a GPT with five blocks.
+# Each block is one FSDP **unit**: what is gathered, computed and freed together. What is left (embeddings,
+# last norm, head) is a sixth unit, the **root**. Each rank trains on its own rows of each batch.
 
 # %%
 experiment = Experiment()
@@ -96,8 +97,9 @@ one = run(train, 1, 4)
 # the same, or different?
 
 # %%
-for step in (0, 3, 7, 11):
-    print(f"step {step:2d}   loss on four ranks {four[0][step]:.3f}", f"  on one {one[0][step]:.3f}" if step < 4 else "")
+for step in range(4):
+    print(f"step {step:2d}:  loss {four[0][step]:.3f} on four ranks, {one[0][step]:.3f} on one")
+print(f"step 11:  loss {four[0][11]:.3f} on four ranks")
 assert four[0][-1] < four[0][0] - 1
 assert torch.allclose(torch.tensor(four[0][:4]), torch.tensor(one[0]), rtol=1e-5)
 
@@ -171,18 +173,20 @@ print("Every rank issued what the program says, in the order it says.")
 # %% [markdown]
 # ## 5. Change one number
 #
-# *Predict in your head first:* twice the bandwidth. Does the step take half as long? Change
-# `bandwidth_gbps` and run the cell again; only the wire changes, so nothing needs to be measured.
+# *Predict in your head first:* twice the bandwidth. Does the step take half as long? Then change
+# `bandwidth_gbps` and run the cell again: only the wire changes, so nothing needs to be measured.
 
 # %% tags=["nbval-ignore-output"]
-bandwidth_gbps = 0.5
+bandwidth_gbps = 1.0
 
-for network in (experiment.network, Network(bandwidth_gbps, latency_us=200)):
-    wired = Experiment(network=network)
-    for depth in (None, 1):
+step_ms = {}
+for gbps in (0.16, 2 * 0.16, bandwidth_gbps):
+    wired = Experiment(network=Network(gbps, latency_us=200))
+    for prefetch, depth in (("off", None), ("on", 1)):
         step = wired.predict(wired.rewired(pieces), forward_prefetch=depth)
-        prefetch = "off" if depth is None else "on "
-        print(f"{network.bandwidth_gbps:5.2f} Gbit/s, prefetch {prefetch}: {step_time_s(step, 1) * 1e3:4.0f} ms")
+        step_ms[gbps, prefetch] = 1e3 * step_time_s(step, step=1)
+        print(f"{gbps:4.2f} Gbit/s, prefetch {prefetch:3s}: {step_ms[gbps, prefetch]:4.0f} ms")
+assert step_ms[2 * 0.16, "off"] > step_ms[0.16, "off"] / 2
 
 # %% [markdown]
 # Not half: the compute stays, and the more of the wire is hidden behind it, the less its speed matters.
@@ -195,6 +199,7 @@ for network in (experiment.network, Network(bandwidth_gbps, latency_us=200)):
 # one training step issue, for a model of `layers` blocks and a root? `reshard_after_forward` is torch's
 # setting: `True` frees every unit after its forward, `False` frees none, `None` (the default) frees the
 # blocks and keeps the root.
+
 
 # %% tags=["exercise"]
 def all_gathers_per_step(layers, reshard_after_forward):
@@ -244,4 +249,4 @@ assert torch.allclose(torch.tensor(lab.losses), torch.tensor(four[0][:4]), rtol=
 #   gradients are reduce-scattered.
 # - A step takes as long as its compute plus the communication that is **exposed**. Issue order decides
 #   what is exposed.
-# - The mini, torch and the simulator issue the same operations in the same order.
+# - The mini-FSDP issued what the simulator's program says, in its order, and torch's FSDP has its losses.

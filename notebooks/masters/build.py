@@ -1,8 +1,8 @@
 """Builds the notebooks from their masters: ``python -m notebooks.masters.build [NAME ...] [--no-run]``.
 
 A master (``NN_topic.py``, jupytext's percent format) becomes two notebooks: the students' edition, in which what
-stands between ``### BEGIN SOLUTION`` and ``### END SOLUTION`` is a stub, and the solutions. Both are executed, and every
-figure gets a PNG beside its interactive form, so that a saved notebook shows its pictures without being run.
+stands between ``### BEGIN SOLUTION`` and ``### END SOLUTION`` is a stub, and the solutions. Both are executed, and
+every figure gets a PNG beside its interactive form, so that a saved notebook shows its pictures without being run.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 """The first experiment: what is predicted has the order of what is measured, and prefetch hides what it promises."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -40,7 +42,7 @@ def test_in_the_pieces_nothing_overlaps() -> None:
     timeline = training_only(SMALL.run(3, serial=True, progress=False).timeline)
     for rank in timeline.ranks:
         ops = sorted(timeline.select(rank=rank, step=2).ops, key=lambda e: e.start_s)
-        for before, after in zip(ops, ops[1:], strict=False):
+        for before, after in pairwise(ops):
             assert after.start_s >= before.end_s - 1e-9
 
 
