@@ -169,7 +169,6 @@ class WatchedGroup(c10d.ProcessGroup):
         )
         return Ticket(index, record, seq, own_event)
 
-
     def monitored_barrier(self, *args: Any, **kwargs: Any) -> None:
         with Context.lock:
             ticket = self._announce("barrier", ())
