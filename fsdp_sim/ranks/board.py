@@ -38,6 +38,7 @@ STATUS = np.dtype(
         ("issued", "i8"),  # records written so far
         ("read", "i8"),  # records the parent has read
         ("waiting", "i8"),  # index of the record waited for, or -1
+        ("debugged", "i8"),  # 1 while the rank's main thread sits in a debugger
         ("ready_s", "f8"),  # when the process group had done its first all-reduce
         ("progress", "i8"),
         ("total", "i8"),

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import FrameType
 from typing import Any, TypeVar
 
 import msgspec
@@ -34,6 +35,8 @@ from fsdp_sim.ranks.parcel import pack, unpack
 from fsdp_sim.timeline import RECORDER
 
 T = TypeVar("T")
+
+GUARD_S = 0.25  # between looks at whether a debugger holds this rank
 
 # gloo must outlast the watchdog, which knows better when a wait is a hang
 GLOO_TIMEOUT = timedelta(days=7)
@@ -75,12 +78,27 @@ def track(items: Iterable[T], total: int | None = None) -> Iterator[T]:
         _Here.board.status["progress"][_Here.rank] = count
 
 
-def _die_with_parent(control: Connection, folder: Path) -> None:
-    """End at once, with all that this rank has started, when the parent is gone; a rank must never outlive its cell."""
+def _stand_guard(control: Connection, folder: Path, board: Board, rank: int) -> None:
+    """Say on the board while a debugger holds this rank, and end at once, with all it started, when the parent is gone.
+
+    A rank must never outlive its cell.
+    """
+    main_thread = threading.main_thread().ident
     with contextlib.suppress(EOFError, OSError):
+        while not control.poll(GUARD_S):
+            board.status["debugged"][rank] = _in_debugger(sys._current_frames().get(main_thread or 0))
         control.recv_bytes()
     shutil.rmtree(folder, ignore_errors=True)  # the parent cannot do it any more
     os.killpg(0, signal.SIGKILL)
+
+
+def _in_debugger(frame: FrameType | None) -> bool:
+    """Whether one of a thread's frames is pdb's or debugpy's."""
+    while frame is not None:
+        if Path(frame.f_code.co_filename).name in ("bdb.py", "pdb.py") or "pydevd" in frame.f_code.co_filename:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _own_output(path: Path) -> None:
@@ -114,7 +132,8 @@ def _join_group(job: Job, rank: int, board: Board) -> None:
 def main(job: Job, rank: int, work: bytes, control: Connection) -> None:
     """The rank process. Sends one message: ``("done", result, events)`` or ``("raised", type, text, traceback)``."""
     os.setsid()  # the terminal's Ctrl-C goes to the parent, which stops the ranks
-    threading.Thread(target=_die_with_parent, args=(control, job.folder), daemon=True).start()
+    board = Board(job.folder / "board", job.world_size)
+    threading.Thread(target=_stand_guard, args=(control, job.folder, board, rank), daemon=True).start()
     mp.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # a DataLoader may have workers
     _own_output(job.folder / f"rank{rank}.out")
     os.environ.clear()  # a fork inherits the server's variables and random states
@@ -122,7 +141,6 @@ def main(job: Job, rank: int, work: bytes, control: Connection) -> None:
     linecache.cache.update(job.cells)  # tracebacks quote the lines of a cell
     random.seed()
     np.random.seed()
-    board = Board(job.folder / "board", job.world_size)
     _Here.board, _Here.rank = board, rank
     try:
         _join_group(job, rank, board)

@@ -44,16 +44,21 @@ class RankView:
     seen_s: float = 0.0
 
     def computing(self, now_s: float) -> bool:
-        """Whether the process used CPU time since the last look, or is stopped by a debugger."""
+        """Whether the process used CPU time since the last look."""
         try:
-            process = psutil.Process(self.pid)
-            times = process.cpu_times()
-            stopped = process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+            times = psutil.Process(self.pid).cpu_times()
         except psutil.Error:
             return False
         used_s, wall_s = times.user + times.system - self.cpu_s, now_s - self.seen_s
         self.cpu_s, self.seen_s = times.user + times.system, now_s
-        return stopped or used_s > BUSY_SHARE * wall_s
+        return used_s > BUSY_SHARE * wall_s
+
+    def stopped(self) -> bool:
+        """Whether the process is held by SIGSTOP or by a debugger from outside, such as gdb."""
+        try:
+            return psutil.Process(self.pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+        except psutil.Error:
+            return False
 
 
 @dataclass(frozen=True)
@@ -218,6 +223,8 @@ class Watchdog:
         for rank, record in waiting.items():
             self._waited_for[rank] = int(self.board.status["waiting"][rank])
             chain = self._chain(rank, waiting)
+            if any(self.board.status["debugged"][r] or self.views[r].stopped() for r in chain):
+                continue  # somebody is looking at it; no clock runs
             busy = any(computing[r] for r in (chain[1:] or record.members))  # on its way: not a hang
             self._idle_s[rank] += 0.0 if busy else passed_s
             self._busy_s[rank] += passed_s if busy else 0.0

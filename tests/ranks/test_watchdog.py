@@ -1,6 +1,8 @@
 """Every fault ends the call with one message that names the ranks, the collective, the unit and the line."""
 
+import io
 import os
+import pdb
 import signal
 import sys
 import time
@@ -205,6 +207,22 @@ def test_honest_compute_is_not_a_hang_however_long_it_takes() -> None:
             end_s = time.monotonic() + 2.5 * TIMEOUT_S
             while time.monotonic() < end_s:
                 torch.ones(64, 64) @ torch.ones(64, 64)
+        dist.all_reduce(torch.ones(1))
+        return "done"
+
+    assert list(run(fn, 2, timeout_s=TIMEOUT_S, progress=False)) == ["done", "done"]
+
+
+def test_a_rank_held_by_a_debugger_is_not_a_hang() -> None:
+    def fn() -> str:
+        if dist.get_rank() == 0:
+
+            class Slow:  # somebody thinks before typing
+                def readline(self) -> str:
+                    time.sleep(1.5 * TIMEOUT_S)
+                    return "continue\n"
+
+            pdb.Pdb(stdin=Slow(), stdout=io.StringIO(), nosigint=True).set_trace()
         dist.all_reduce(torch.ones(1))
         return "done"
 
