@@ -5,9 +5,14 @@ skip is a hole, but for what no such machine has: a GPU, and a second version of
 """
 
 import os
+import signal
 from collections.abc import Generator
 
 import pytest
+
+# A shell starts background jobs with SIGINT ignored, and so would be every process that a test starts and interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 MAY_SKIP = ("needs a GPU", "needs torch 2.")
 
