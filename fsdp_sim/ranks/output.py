@@ -64,6 +64,7 @@ class Bar:
 
     def __init__(self, board: Board, title: str, shown: bool) -> None:
         self.board = board
+        shown = shown and (in_notebook() or sys.stdout.isatty())  # no bar in a log file
         pace = {"delay": 0.3, "mininterval": 0.25}  # seconds
         self.bar = tqdm(desc=title, file=sys.stdout, leave=False, disable=not shown, unit=" collectives", **pace)
 

@@ -185,3 +185,12 @@ def test_a_variable_called_config_beside_torch_distributed_travels() -> None:
     scope = {"dist": dist, "config": config, "__name__": "__main__"}
     exec(source, scope)  # as in a cell: by value, with globals
     assert list(run(scope["fn"], 2, progress=False)) == [2, 3]
+
+
+def test_the_progress_bar_is_for_people_not_for_log_files(capfd: pytest.CaptureFixture[str]) -> None:
+    def fn() -> None:
+        for _ in track(range(3)):
+            __import__("time").sleep(0.2)
+
+    run(fn, 1)
+    assert capfd.readouterr().out == ""
