@@ -8,6 +8,7 @@ torch. `install` puts it in the place of torch's class before `init_process_grou
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import sysconfig
 import threading
@@ -186,6 +187,7 @@ def _watched(method: str, name: str) -> Any:
         work = WatchedWork(ticket, getattr(self._plain, name)(*args, **kwargs))
         if Context.serial:
             work.wait()
+        os.sched_yield()  # where ranks share cores: let the others issue theirs before this one computes
         return work
 
     return call
