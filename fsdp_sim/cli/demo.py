@@ -17,7 +17,8 @@ GOOD_ERROR = 0.10
 INTRO = """\
 Four processes on this machine train one GPT. Every parameter is cut into four; each rank keeps a quarter and, layer by
 layer, all-gathers the whole, computes, frees it again, and reduce-scatters the gradients. A modelled network makes the
-transfers as slow, next to the compute, as they are on a real cluster.
+transfers slow next to the compute, as on a cluster with slow links. Live memory is what FSDP and the optimizer hold;
+activations are not counted.
 
 "Predicted" is the simulator: the same program of operations, replayed with durations from another run in which every
 piece ran alone. "Measured" is what happened."""

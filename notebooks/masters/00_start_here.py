@@ -135,7 +135,9 @@ viz.show(off, ranks=[0, 1])
 # Read one rank from left to right. **all-gather** 0 brings block 0's whole parameters, then **forward** 0
 # computes and frees them. The red boxes are **exposed communication**: the wire works and the core waits.
 # In backward (orange) the next all-gather runs *under* the computation. So one half of the step overlaps
-# and the other does not. Why? Look at the order in which rank 0 *issued* its operations:
+# and the other does not. Why? Look at the order in which rank 0 *issued* its operations.
+#
+# (The strip below is the memory that FSDP and the optimizer hold. Activations are not counted.)
 
 # %%
 order = off.select(step=3).issue_order(rank=0)
