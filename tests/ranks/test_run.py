@@ -1,10 +1,13 @@
 """`run`: a function of this very module, with its closure, on real gloo ranks."""
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -124,20 +127,15 @@ def test_a_script_without_a_main_guard_may_call_run(tmp_path) -> None:
     assert done.stdout == "[7, 7]\n", done.stderr
 
 
-def children_of_servers() -> set[int]:
-    return {p.pid for p in psutil.process_iter(["cmdline"]) if "forkserver" in " ".join(p.info["cmdline"] or [])}
-
-
 SLEEPER = """
-    import sys, time
+    import pathlib, sys, time
+    import torch.distributed as dist
     from fsdp_sim.ranks import run
-    def fn():
-        print("up", flush=True)
+    def fn(folder):
+        pathlib.Path(folder, str(dist.get_rank())).touch()
         time.sleep(600)
-    import threading
-    threading.Timer({after}, lambda: print("running", flush=True)).start()
     try:
-        run(fn, 4, progress=False)
+        run(fn, 4, sys.argv[1], progress=False)
     except KeyboardInterrupt:
         print("interrupted", flush=True)
         time.sleep(600)
@@ -153,29 +151,40 @@ def wait_for(condition, seconds: float) -> bool:
     return False
 
 
-def test_an_interrupt_stops_all_ranks_within_two_seconds_and_leaves_the_caller_alive() -> None:
-    script = textwrap.dedent(SLEEPER.format(after=4))
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as caller:
-        assert caller.stdout is not None
-        assert caller.stdout.readline() == "running\n"
-        server = psutil.Process(caller.pid).children(recursive=True)
-        ranks = [p for p in server if p.ppid() != caller.pid]
-        assert len(ranks) == 4
-        caller.send_signal(__import__("signal").SIGINT)
-        assert caller.stdout.readline() == "interrupted\n"
-        assert wait_for(lambda: not any(p.is_running() and p.status() != "zombie" for p in ranks), 2.0)
-        caller.kill()
+def all_gone(processes: list[psutil.Process]) -> bool:
+    return not any(p.is_running() and p.status() != "zombie" for p in processes)
 
 
-def test_killing_the_caller_leaves_no_process_behind() -> None:
-    script = textwrap.dedent(SLEEPER.format(after=4))
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as caller:
-        assert caller.stdout is not None
-        assert caller.stdout.readline() == "running\n"
-        family = psutil.Process(caller.pid).children(recursive=True)
-        assert len(family) >= 5
-        caller.kill()
-        assert wait_for(lambda: not any(p.is_running() and p.status() != "zombie" for p in family), 5.0)
+@pytest.fixture
+def caller(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A script whose four ranks all sleep in the function by now."""
+    command = [sys.executable, "-c", textwrap.dedent(SLEEPER), str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert wait_for(lambda: len(list(tmp_path.iterdir())) == 4, 60.0)
+            yield process
+        finally:
+            process.kill()
+
+
+def test_an_interrupt_stops_all_ranks_within_two_seconds_and_leaves_the_caller_alive(
+    caller: subprocess.Popen[str],
+) -> None:
+    family = psutil.Process(caller.pid).children(recursive=True)
+    ranks = [p for p in family if p.ppid() != caller.pid]
+    assert len(ranks) == 4
+    caller.send_signal(signal.SIGINT)
+    assert caller.stdout is not None
+    assert caller.stdout.readline() == "interrupted\n"
+    assert wait_for(lambda: all_gone(ranks), 2.0)
+    assert caller.poll() is None
+
+
+def test_killing_the_caller_leaves_no_process_behind(caller: subprocess.Popen[str]) -> None:
+    family = psutil.Process(caller.pid).children(recursive=True)
+    assert len(family) >= 5
+    caller.kill()
+    assert wait_for(lambda: all_gone(family), 5.0)
 
 
 def test_a_variable_called_config_beside_torch_distributed_travels() -> None:
