@@ -43,6 +43,12 @@ class RankView:
     cpu_s: float = 0.0
     seen_s: float = 0.0
 
+    def awaited(self, board: Board) -> Record | None:
+        """The record this rank waits for, if it waits and the record is among the latest."""
+        index = int(board.status["waiting"][self.rank])
+        offset = index - board.issued(self.rank)
+        return self.records[offset] if index >= 0 and -len(self.records) <= offset < 0 else None
+
     def computing(self, now_s: float) -> bool:
         """Whether the process used CPU time since the last look."""
         try:
@@ -175,13 +181,9 @@ class Watchdog:
 
     def _waiting(self) -> dict[int, Record]:
         """The record each waiting rank waits for."""
-        waiting = {}
-        for view in self.views:
-            index = int(self.board.status["waiting"][view.rank])
-            offset = index - self.board.issued(view.rank)
-            if view.state is State.RUNNING and index >= 0 and -len(view.records) <= offset < 0:
-                waiting[view.rank] = view.records[offset]
-        return waiting
+        running = [view for view in self.views if view.state is State.RUNNING]
+        awaited = {view.rank: view.awaited(self.board) for view in running}
+        return {rank: record for rank, record in awaited.items() if record is not None}
 
     def _absent(self, rank: int, record: Record) -> tuple[int, ...]:
         """The members that have not issued what ``rank`` waits for."""
@@ -288,10 +290,7 @@ def _doing(view: RankView, board: Board) -> str:
         return f"{how_it_ended(view.exit_code)} {after}"
     if view.state is State.RETURNED:
         return f"returned {after}"
-    index = int(board.status["waiting"][view.rank])
-    offset = index - board.issued(view.rank)
-    if index >= 0 and -len(view.records) <= offset < 0:
-        record = view.records[offset]
+    if (record := view.awaited(board)) is not None:
         where = f"   ({source_line(record.source)})" if record.source else ""
         return f"waits in {describe(record)}{where}"
     return f"runs outside collectives, {after}"

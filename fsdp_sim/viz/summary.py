@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
+from typing import Any
 
 import numpy as np
 
@@ -250,12 +251,6 @@ def summary_table(
     return Table("Where the time of one training step goes", header, tuple(rows))
 
 
-def summary_table_html(
-    timelines: Timelines,
-    *,
-    ranks: Iterable[int] | None = None,
-    step: int | None = None,
-    titles: Sequence[str] | None = None,
-) -> str:
-    """`summary_table` as an HTML table."""
-    return summary_table(timelines, ranks=ranks, step=step, titles=titles).to_html()
+def summary_table_html(timelines: Timelines, **which: Any) -> str:
+    """`summary_table` of the same arguments as an HTML table."""
+    return summary_table(timelines, **which).to_html()
