@@ -4,8 +4,15 @@
     state        one per module: the hooks that decide *when* something happens in forward and backward
     group        one per module with parameters: *what* happens; unshard, reshard, reduce. One group = one "unit"
     param        one per parameter: its shapes, and the memory behind them
-    collectives  functions over lists of parameters: the copies and the two collectives
-    recording    what all of them tell the timeline; the mini trains the same without it
+    collectives  functions over lists of parameters: the copies and the collectives
+
+What not every step needs has a short file of its own:
+
+    modules       which parameters one call manages         init       weights of models built on the meta device
+    streams       GPU streams, and what stands in on CPU    prefetch   who issues the next all-gather, and when
+    precision     dtypes, and who divides by the ranks      hsdp       meshes: shard and replicate; smaller ones
+    accumulation  what a micro-batch communicates           offload    shards and gradients in host memory
+    recording     what all of them tell the timeline; the mini trains the same without it
 
 Each layer talks only to the one below it. Names, order of operations and errors are those of
 `torch.distributed.fsdp._fully_shard` (torch 2.13), so what you learn here you can look up there.
@@ -13,12 +20,15 @@ Each layer talks only to the one below it. Names, order of operations and errors
 
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 
-from fsdp_sim.mini.api import FSDPModule, UnshardHandle, fully_shard
-from fsdp_sim.mini.group import FSDPParamGroup, TrainingState
+from fsdp_sim.mini.api import FSDPModule, UnshardHandle, fully_shard, register_fsdp_forward_method, share_comm_ctx
+from fsdp_sim.mini.group import FSDPParamGroup
+from fsdp_sim.mini.init import init_weights
 from fsdp_sim.mini.param import FSDPParam, ShardedState
 from fsdp_sim.mini.state import FSDPState
+from fsdp_sim.mini.streams import TrainingState
 
 __all__ = [
     "CPUOffloadPolicy", "FSDPModule", "FSDPParam", "FSDPParamGroup", "FSDPState", "MixedPrecisionPolicy",
-    "OffloadPolicy", "ShardedState", "TrainingState", "UnshardHandle", "fully_shard",
+    "OffloadPolicy", "ShardedState", "TrainingState", "UnshardHandle", "fully_shard", "init_weights",
+    "register_fsdp_forward_method", "share_comm_ctx",
 ]  # fmt: skip

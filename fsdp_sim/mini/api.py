@@ -11,15 +11,20 @@ its own and `FSDPModule`. Nothing is wrapped, so parameter names, and with them 
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any, NoReturn, cast
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, _get_device_handle
 from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy
 
+from fsdp_sim.mini.accumulation import AccumulationMethods
 from fsdp_sim.mini.group import FSDPParamGroup
+from fsdp_sim.mini.hsdp import FSDPMeshInfo, get_mesh, post_forward_mesh_info, set_separate_reduce_scatter_group
+from fsdp_sim.mini.modules import managed_modules, managed_params, move_to_device, root_modules
+from fsdp_sim.mini.prefetch import PrefetchMethods
 from fsdp_sim.mini.state import FSDPState, state_of
 
 
@@ -28,46 +33,66 @@ def fully_shard(
     *,
     mesh: DeviceMesh | None = None,
     reshard_after_forward: bool | int | None = None,
+    shard_placement_fn: Callable[[nn.Parameter], Any] | None = None,
     mp_policy: MixedPrecisionPolicy | None = None,
     offload_policy: OffloadPolicy | None = None,
     ignored_params: set[nn.Parameter] | None = None,
+    dp_mesh_dims: Any = None,
 ) -> Any:
     """Shard the parameters of a module over the ranks of a mesh, and gather them around its forward and backward.
 
     The module's group takes all its parameters but those of modules below that are sharded already (so shard bottom
-    up) and ``ignored_params``. Source: `torch.distributed.fsdp.fully_shard`.
+    up) and ``ignored_params``. Source: `torch.distributed.fsdp.fully_shard`. ``fully_shard.state(module)`` is the
+    state of a module.
 
     Args:
         module: a module, or a list of modules that make one group.
-        mesh: 1-D; all ranks by default.
+        mesh: 1-D: shard over it. 2-D with names: replicate over the first dimension, shard over the second (hybrid
+            sharding). All ranks by default.
         reshard_after_forward: True frees the unsharded parameters after forward and gathers them again in backward;
-            False keeps them. None means True, but False for the root.
-        mp_policy, offload_policy: only the defaults so far.
-        ignored_params: parameters that are neither sharded nor reduced.
+            False keeps them. None means True, but False for the root. An int n, which divides the number of shards,
+            keeps 1/n and gathers from n ranks.
+        shard_placement_fn: the placement of a parameter; only dim 0 here: it may return None or ``Shard(0)``.
+        mp_policy: dtypes of gather, compute, reduction and output.
+        offload_policy: ``CPUOffloadPolicy()`` keeps shards, gradients and the optimizer in host memory.
+        ignored_params: parameters that are neither sharded nor moved nor reduced.
+        dp_mesh_dims: for tensor parallelism; not here.
 
     Returns:
         the argument, changed in place: its class is now ``FSDP<Name>``, a subclass of its own and of `FSDPModule`.
 
     Raises:
-        ValueError: a container without a forward, a module sharded already, a scalar parameter, a mesh of 3 or more
-            dimensions, a ``reshard_after_forward`` that is neither bool nor int.
-        NotImplementedError: what torch can do and this version cannot yet; the message says what it can.
+        ValueError: a container without a forward, a scalar parameter, a mesh of 3 or more dimensions, a
+            ``reshard_after_forward`` that does not fit the mesh.
+        AssertionError: a module sharded already, a 2-D mesh without names.
+        NotImplementedError: a parameter that is not contiguous or a DTensor, a placement on another dimension.
     """
-    modules = _roots([module] if isinstance(module, nn.Module) else list(module))
-    _validate_modules(modules)
-    _validate_supported(reshard_after_forward, mp_policy, offload_policy)
-    mesh = _validate_mesh(mesh) if mesh is not None else _init_default_mesh()
-    managed = _managed_modules(modules)
-    params = _managed_params(managed, ignored_params or set())
-    _move_to_device(params, managed, mesh)
+    modules = root_modules([module] if isinstance(module, nn.Module) else list(module))
+    if dp_mesh_dims is not None:
+        raise NotImplementedError("dp_mesh_dims is for tensor-parallel meshes, which this FSDP leaves out; pass mesh")
+    mesh = get_mesh(mesh)
+    mesh_info = FSDPMeshInfo(mesh)
+    device = _device_of(mesh)
+    mp_policy, offload_policy = mp_policy or MixedPrecisionPolicy(), offload_policy or OffloadPolicy()
+    auto = reshard_after_forward is None
+    post_forward = post_forward_mesh_info(True if reshard_after_forward is None else reshard_after_forward, mesh_info)
+    managed = managed_modules(modules)
+    params = managed_params(managed, ignored_params or set(), shard_placement_fn)
+    move_to_device(params, managed, device)
 
-    reshard = True if reshard_after_forward is None else bool(reshard_after_forward)
-    group = FSDPParamGroup(params, modules, mesh, reshard) if params else None
-    state = FSDPState(modules, group, auto_reshard_after_forward=reshard_after_forward is None)
+    group = None
+    if params:
+        group = FSDPParamGroup(params, modules, mesh_info, post_forward, device, mp_policy, offload_policy)
+    state = FSDPState(modules, group, device, mp_policy, auto_reshard_after_forward=auto)
     for m in modules:
         m._fsdp_state = state  # type: ignore[assignment]
         m.__class__ = _fsdp_class(type(m))
+    for m in managed:  # torch.compile reads these: parameters are swapped under it, so it must not take them as given
+        m._is_fsdp_managed_module = m._fsdp_use_orig_params = True  # type: ignore[assignment]
     return module
+
+
+fully_shard.state = state_of  # type: ignore[attr-defined]
 
 
 class UnshardHandle:
@@ -83,13 +108,16 @@ class UnshardHandle:
             self._group = None
 
 
-class FSDPModule:
-    """The methods a module gains from `fully_shard`. Setters work on the next forward or backward."""
+class FSDPModule(PrefetchMethods, AccumulationMethods):
+    """The methods a module gains from `fully_shard`. Setters work on the next forward or backward.
+
+    Which all-gather is issued early is in `prefetch`, what a micro-batch communicates in `accumulation`.
+    """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """A new instance, as slicing an `nn.Sequential` makes, is of the original class."""
-        original: Any = cls.__mro__[2]
-        instance = original.__new__(original)
+        original: Any = cls.__bases__[1]
+        instance = original.__new__(original, *args, **kwargs)
         instance.__init__(*args, **kwargs)
         return instance
 
@@ -99,10 +127,10 @@ class FSDPModule:
         Returns:
             with ``async_op`` a handle to wait on; else None, the parameters are there.
         """
-        group = self._get_fsdp_state().param_group
+        group = self._get_fsdp_state()._fsdp_param_group
         if group is not None:
             group.lazy_init()
-            group.unshard()
+            group.unshard(async_op)
         handle = UnshardHandle(group)
         if async_op:
             return handle
@@ -111,14 +139,8 @@ class FSDPModule:
 
     def reshard(self) -> None:
         """Free this module's unsharded parameters (not those of sharded modules below)."""
-        group = self._get_fsdp_state().param_group
-        if group is not None:
+        for group in self._get_fsdp_state()._fsdp_param_groups:
             group.reshard()
-
-    def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
-        """Whether backward reduces gradients. False accumulates whole gradients on each rank, without communication."""
-        for group in self._groups(recurse):
-            group.reduce_grads = requires_gradient_sync
 
     def set_reshard_after_forward(self, reshard_after_forward: bool, recurse: bool = True) -> None:
         """Change ``reshard_after_forward``; for the root this also replaces the rule that None means False.
@@ -127,41 +149,138 @@ class FSDPModule:
             ValueError: not a bool.
         """
         if not isinstance(reshard_after_forward, bool):
-            raise ValueError(f"reshard_after_forward must be True or False here, not {reshard_after_forward!r}")
+            raise ValueError(f"reshard_after_forward should be a bool here, not {reshard_after_forward!r}")
         for state in self._states(recurse):
-            state.auto_reshard_after_forward = False
-            if state.param_group is not None:
-                state.param_group.reshard_after_forward = reshard_after_forward
+            state._auto_reshard_after_forward = False
+            for group in state._fsdp_param_groups:
+                group.post_forward_mesh_info = post_forward_mesh_info(reshard_after_forward, group.mesh_info)
 
-    def set_reshard_after_backward(self, reshard_after_backward: bool, *, recurse: bool = True) -> None:
-        """Whether backward frees the unsharded parameters. False spares the next micro-batch its all-gathers."""
-        for group in self._groups(recurse):
-            group.reshard_after_backward = reshard_after_backward
+    def set_gradient_divide_factor(self, factor: float) -> None:
+        """Divide the summed gradients of this module's group by ``factor`` instead of the number of ranks."""
+        self._set_on_groups(False, gradient_divide_factor=factor)
 
-    def set_modules_to_forward_prefetch(self, modules: list[FSDPModule]) -> None:
-        """In forward, issue the all-gathers of these modules as soon as this module's parameters are there.
+    def set_force_sum_reduction_for_comms(self, enable: bool) -> None:
+        """Whether collectives may only sum; dividing is then an operation of its own."""
+        self._set_on_groups(False, force_sum_reduction_for_comms=enable)
 
-        On CPU this is what makes forward overlap: without it an all-gather is issued by the thread that has to wait
-        for it next. Two modules ahead hide more and need one more gathered buffer.
+    def set_all_reduce_hook(self, hook: Callable[[torch.Tensor], None], *, stream: Any = None) -> None:
+        """Call ``hook(O)`` with the reduced gradients of this module's group, 1D: your own all-reduce, for example.
+
+        Args:
+            stream: to run it on, by default the all-reduce stream. Not with a 2-D mesh.
+
+        Raises:
+            ValueError: a stream and a 2-D mesh.
         """
-        self._get_fsdp_state().states_to_forward_prefetch = _states_of(modules)
+        group = self._get_fsdp_state()._fsdp_param_group
+        if group is not None and stream is not None and group.mesh_info.replicate_process_group is not None:
+            raise ValueError("stream cannot be set when using native HSDP: the hook runs on the all-reduce stream")
+        self._set_on_groups(False, _all_reduce_hook=hook, _all_reduce_hook_stream=stream)
 
-    def set_modules_to_backward_prefetch(self, modules: list[FSDPModule]) -> None:
-        """The same in backward, instead of the default: the unit whose forward ended before this one's."""
-        self._get_fsdp_state().states_to_backward_prefetch = _states_of(modules)
+    def set_reduce_scatter_max_input_buffers(self, max_input_buffers: int, *, recurse: bool = True) -> None:
+        """K: how many reduce-scatters may be under way before backward waits for one. Takes effect at lazy init.
+
+        Raises:
+            TypeError: not an int. ValueError: below 1.
+        """
+        if isinstance(max_input_buffers, bool) or not isinstance(max_input_buffers, int):
+            raise TypeError(f"max_input_buffers must be an int, got {type(max_input_buffers).__name__}")
+        if max_input_buffers < 1:
+            raise ValueError(f"max_input_buffers must be a positive int, got {max_input_buffers}")
+        self._set_on_groups(recurse, reduce_scatter_max_input_buffers=max_input_buffers)
+
+    def set_separate_reduce_scatter_group(self, enable: bool = True, *, recurse: bool = True) -> None:
+        """Give reduce-scatter a communicator of its own, so that it can run beside an all-gather. A collective call."""
+        groups = [g for state in self._states(recurse) for g in state._fsdp_param_groups]
+        set_separate_reduce_scatter_group([g.mesh_info for g in groups], enable)
+
+    def set_reduce_scatter_unused_params(self, reduce_scatter_unused_params: bool, *, recurse: bool = True) -> None:
+        """Whether parameters without a gradient are reduced as zeros: needed if ranks use different parameters."""
+        self._set_on_groups(recurse, reduce_scatter_unused_params=reduce_scatter_unused_params)
+
+    def set_post_optim_event(self, event: Any) -> None:
+        """What the next forward's all-gathers wait for, once, instead of everything on the compute stream."""
+        self._get_fsdp_state()._state_ctx.post_optim_event = event
+
+    def reset_iter_state(self) -> None:
+        """After an exception in forward or backward: forget the failed step and its gradients. Call it on the root."""
+        self._get_fsdp_state()._reset_iter_state()
+
+    def set_custom_all_gather(self, *_: Any, **__: Any) -> NoReturn:
+        """Left out, as are the three below."""
+        raise NotImplementedError("custom collectives and allocators are left out here; use torch's fully_shard")
+
+    set_custom_reduce_scatter = set_custom_all_gather
+    set_allocate_memory_from_process_group_for_comm = set_custom_all_gather
+    set_symm_mem_for_comm = set_custom_all_gather
 
     def _get_fsdp_state(self) -> FSDPState:
         state = state_of(cast(nn.Module, self))
         if state is None:
-            raise RuntimeError(f"{type(self).__name__} has no FSDP state; apply fully_shard to it first")
+            raise AssertionError(f"No FSDP state found on {type(self).__name__}; apply fully_shard to it first")
         return state
 
     def _states(self, recurse: bool) -> list[FSDPState]:
         modules = cast(nn.Module, self).modules() if recurse else [cast(nn.Module, self)]
         return [state for m in modules if (state := state_of(m)) is not None]
 
-    def _groups(self, recurse: bool) -> list[FSDPParamGroup]:
-        return [s.param_group for s in self._states(recurse) if s.param_group is not None]
+    def _set_on_groups(self, recurse: bool, **values: Any) -> None:
+        for state in self._states(recurse):
+            for group in state._fsdp_param_groups:
+                for name, value in values.items():
+                    setattr(group, name, value)
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        """``.to()``, ``.double()``, ``.to_empty()``: they change the shards, and must find them registered."""
+        self.reshard()
+        result = super()._apply(*args, **kwargs)  # type: ignore[misc]
+        for group in self._get_fsdp_state()._fsdp_param_groups:
+            for fsdp_param in group.fsdp_params:
+                fsdp_param.reset_sharded_param()
+        return result
+
+
+def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
+    """Gather the parameters around another method as around ``forward``. Does nothing for a module not sharded.
+
+    Raises:
+        ValueError: there is no such method.
+    """
+    if not isinstance(module, FSDPModule):
+        return
+    if not hasattr(module, method_name):
+        raise ValueError(f"{type(module).__name__} does not have a method {method_name!r}")
+    method = getattr(module, method_name)
+
+    @functools.wraps(method)
+    def gathered(*args: Any, **kwargs: Any) -> Any:
+        state = module._get_fsdp_state()
+        args, kwargs = state._pre_forward(module, args, kwargs)
+        return state._post_forward(module, args, method(*args, **kwargs))
+
+    setattr(module, method_name, gathered)
+
+
+def share_comm_ctx(modules: list[FSDPModule]) -> None:
+    """Let several roots, such as the stages of a pipeline on one rank, share streams. Call it before their forward.
+
+    Raises:
+        ValueError: a module that `fully_shard` was not applied to.
+    """
+    for module in modules:
+        if not isinstance(module, FSDPModule):
+            raise ValueError(f"share_comm_ctx takes modules given to fully_shard, but got {type(module).__name__}")
+    states = [m._get_fsdp_state() for m in modules]
+    for state in states:
+        state._comm_ctx = states[0]._comm_ctx
+        for group in state._fsdp_param_groups:
+            group.comm_ctx = states[0]._comm_ctx
+
+
+def _device_of(mesh: DeviceMesh) -> torch.device:
+    if mesh.device_type == "cpu":
+        return torch.device("cpu")
+    return torch.device(mesh.device_type, _get_device_handle(mesh.device_type).current_device())
 
 
 def _fsdp_class(cls: type) -> type:
@@ -174,106 +293,7 @@ _fsdp_classes: dict[type, type] = {}
 
 
 def _no_deepcopy(self: nn.Module, memo: object) -> NoReturn:
-    raise RuntimeError(
-        f"{type(self).__name__} cannot be deep-copied, its hooks would act on the original; copy the module before "
-        "fully_shard, or use its state dict"
+    raise AssertionError(
+        f"FSDP does not support deepcopy: the hooks of {type(self).__name__} would act on the original; copy the "
+        "module before fully_shard, or use its state dict"
     )
-
-
-def _states_of(modules: list[FSDPModule]) -> list[FSDPState]:
-    for m in modules:
-        if not isinstance(m, FSDPModule):
-            raise ValueError(f"only modules given to fully_shard can be prefetched, but got {type(m).__name__}")
-    return [m._get_fsdp_state() for m in modules]
-
-
-# Which modules, which parameters
-
-
-def _roots(modules: list[nn.Module]) -> tuple[nn.Module, ...]:
-    """The modules that are not inside another one of the list, each once."""
-    inside = {id(sub) for m in modules for sub in m.modules() if sub is not m}
-    return tuple({id(m): m for m in modules if id(m) not in inside}.values())
-
-
-def _managed_modules(modules: tuple[nn.Module, ...]) -> list[nn.Module]:
-    """The modules and all below, without those that are sharded already."""
-    found: dict[nn.Module, None] = {}
-
-    def visit(module: nn.Module) -> None:
-        if module not in found and state_of(module) is None:
-            for child in module.children():
-                visit(child)
-            found[module] = None
-
-    for module in modules:
-        visit(module)
-    return list(found)
-
-
-def _managed_params(managed: list[nn.Module], ignored: set[nn.Parameter]) -> list[nn.Parameter]:
-    found: dict[nn.Parameter, None] = {}
-    for module in managed:
-        for name, param in module.named_parameters(recurse=False):
-            if param in ignored:
-                continue
-            if param.ndim == 0:
-                raise ValueError(
-                    f"fully_shard cannot split the scalar parameter {type(module).__name__}.{name}; make it a "
-                    "tensor of shape (1,)"
-                )
-            found[param] = None
-    return list(found)
-
-
-def _move_to_device(params: list[nn.Parameter], managed: list[nn.Module], mesh: DeviceMesh) -> None:
-    buffers = [b for m in managed for b in m.buffers(recurse=False)]
-    for tensor in (*params, *buffers):
-        if tensor.device.type not in (mesh.device_type, "meta"):
-            tensor.data = tensor.to(mesh.device_type)
-
-
-# What this version takes
-
-
-def _validate_modules(modules: tuple[nn.Module, ...]) -> None:
-    for module in modules:
-        if state_of(module) is not None:
-            raise ValueError(f"fully_shard was already applied to this {type(module).__name__}; apply it once")
-        if isinstance(module, (nn.ModuleList, nn.ModuleDict)) and type(module).forward is nn.Module.forward:
-            raise ValueError(
-                f"{type(module).__name__} has no forward, so its parameters would never be gathered; shard the modules "
-                "in it"
-            )
-
-
-def _validate_supported(
-    reshard_after_forward: object, mp_policy: MixedPrecisionPolicy | None, offload_policy: OffloadPolicy | None
-) -> None:
-    if not isinstance(reshard_after_forward, (bool, int, type(None))):
-        raise ValueError(f"reshard_after_forward must be True, False or None, not {reshard_after_forward!r}")
-    if not isinstance(reshard_after_forward, (bool, type(None))):
-        raise NotImplementedError(
-            f"reshard_after_forward={reshard_after_forward!r} (a smaller mesh) is not built yet; use a bool or None"
-        )
-    if mp_policy is not None and mp_policy != MixedPrecisionPolicy():
-        raise NotImplementedError(f"mp_policy={mp_policy} is not built yet; use MixedPrecisionPolicy(), the default")
-    if offload_policy is not None and type(offload_policy) is not OffloadPolicy:
-        raise NotImplementedError(f"offload_policy={offload_policy} is not built yet; use OffloadPolicy(), the default")
-
-
-def _validate_mesh(mesh: DeviceMesh) -> DeviceMesh:
-    if mesh.ndim > 2:
-        raise ValueError(f"fully_shard takes a mesh of 1 dimension, but got {mesh.ndim} dimensions: {mesh}")
-    if mesh.ndim == 2:
-        raise NotImplementedError(f"a 2-D mesh (hybrid sharding) is not built yet; use a 1-D mesh, not {mesh}")
-    return mesh
-
-
-def _init_default_mesh() -> DeviceMesh:
-    if not dist.is_initialized():
-        raise RuntimeError(
-            "fully_shard needs a process group: call torch.distributed.init_process_group first, or pass mesh="
-        )
-    accelerator = torch.accelerator.current_accelerator()
-    return init_device_mesh(accelerator.type if accelerator else "cpu", (dist.get_world_size(),))

@@ -1,4 +1,4 @@
-"""The copies and the two collectives, as functions over a list of parameters: no modules, no hooks, no order.
+"""The copies and the collectives, as functions over a list of parameters: no modules, no hooks, no order.
 
 [Note: flat buffers]  A unit's parameters travel in one collective. With W ranks and two parameters a, b:
 
@@ -8,58 +8,30 @@
     reduce-scatter   I = | a0 b0 | a1 b1 | ... |     the gradients copied into the same layout; rank r receives the
                      O = | ar br |                   mean of piece r, of which the sharded gradients are views
 
-[Note: where streams would go]  On CUDA each function below runs on the stream its docstring names, and "wait" makes
-a stream wait for an event while the CPU runs ahead. On CPU there is one thread and gloo: a collective is issued with
-``async_op=True`` and runs beside the computation that follows; "wait" blocks the thread, at the very place where
-torch's compute stream would wait.
+[Note: which stream]  Each docstring names the streams it uses, see `streams`. "Wait" makes a stream wait; on CPU it
+blocks this thread, at the very place where a GPU's compute stream would wait.
 """
 
 from __future__ import annotations
 
-import time
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
-from torch.distributed import ProcessGroup, ReduceOp, Work
+from torch.distributed import ProcessGroup
 
 from fsdp_sim.mini import recording
+from fsdp_sim.mini.offload import grad_to_cpu
 from fsdp_sim.mini.param import FSDPParam, local_tensor
+from fsdp_sim.mini.precision import Division, all_gather_inputs, div_if_needed, to_dtype
+from fsdp_sim.mini.streams import FSDPCommContext, PendingCollective, TrainingState
 from fsdp_sim.timeline import RECORDER, Lane, Memory, Op
 
 # torch 2.13 renamed both; the old names still work there but warn
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-
-
-class PendingCollective:
-    """A collective that was issued and must be waited for before its output is read (torch: an event or a Work)."""
-
-    def __init__(self, op: Op, unit: str, buffer: torch.Tensor, group: ProcessGroup, waits_on: int) -> None:
-        self.seq = RECORDER.begin(
-            op, unit, waits_on=(waits_on,), bytes=buffer.numel() * buffer.itemsize, group_size=group.size(),
-            dtype=str(buffer.dtype).removeprefix("torch."),
-        )  # fmt: skip
-        self._end_s: float | None = None
-
-    def issued(self, work: Work) -> PendingCollective:
-        self._work = work
-        if self.seq >= 0 and not hasattr(work, "end_s"):  # a Work of fsdp_sim.ranks knows its times; gloo's does not
-            with suppress(RuntimeError):  # nor has gloo's reduce-scatter a future: its end is when `wait` returned
-                work.get_future().add_done_callback(self._note_end)
-        return self
-
-    def _note_end(self, _: Any) -> None:
-        self._end_s = time.monotonic()
-
-    def wait(self) -> None:
-        self._work.wait()
-        if self.seq >= 0:
-            end_s = getattr(self._work, "end_s", None) or self._end_s
-            RECORDER.end(self.seq, start_s=getattr(self._work, "start_s", None), end_s=end_s)
 
 
 @dataclass(frozen=True)
@@ -72,7 +44,9 @@ class AllGatherResult:
     unit: str
     output: torch.Tensor | None  # G, 1D: W * sum(split_sizes)
     split_sizes: list[int]  # padded elements each parameter contributes per rank
+    dtypes: list[torch.dtype]  # of each parameter; if they differ G is bytes, and so are the sizes
     pending: PendingCollective | None
+    async_op: bool
 
     def record_free(self) -> None:
         """Say that G goes: called where its last holder lets go of this result."""
@@ -82,121 +56,193 @@ class AllGatherResult:
 
 @torch.no_grad()
 def foreach_all_gather(
-    fsdp_params: list[FSDPParam], group: ProcessGroup, unit: str, waits_on: int = -1
+    fsdp_params: list[FSDPParam],
+    group: ProcessGroup,
+    ctx: FSDPCommContext,
+    unit: str,
+    async_op: bool = False,
+    training_state: TrainingState = TrainingState.IDLE,
 ) -> AllGatherResult:
     """Allocate G, copy this rank's shards into their place in it, issue the all-gather.
 
-    Streams: allocation and copy-in on the all-gather copy-in stream, the collective on the all-gather stream.
+    Streams: allocation, casts and copy-in on the all-gather copy-in stream, the collective on the all-gather stream.
     """
-    inputs = [p.all_gather_input for p in fsdp_params]  # each 1D, padded
-    split_sizes = [t.numel() for t in inputs]
     if group.size() == 1:
-        return AllGatherResult(unit, None, split_sizes, None)
-    shard_numel = sum(split_sizes)
-    output = inputs[0].new_empty(group.size() * shard_numel)  # G
-    recording.allocated(Memory.AG_OUTPUT, unit, output.nbytes, Lane.AG_COPY_IN)
-    own = output.narrow(0, group.rank() * shard_numel, shard_numel)  # in place: the input is part of the output
-    with RECORDER.span(Op.AG_COPY_IN, unit, waits_on=(waits_on,)) as copy_in:
-        torch._foreach_copy_(list(own.split(split_sizes)), inputs)
-    with RECORDER.label(unit):
+        return AllGatherResult(unit, None, [], [], None, async_op)
+    copy_in_stream, all_gather_stream = ctx.get_all_gather_streams(async_op, training_state)
+    with ctx.device_handle.stream(copy_in_stream):
+        inputs = all_gather_inputs(fsdp_params)  # each 1D, padded
+        dtypes = [t.dtype for t in inputs]
+        if len(set(dtypes)) > 1:
+            inputs = [t.view(torch.uint8) for t in inputs]
+        split_sizes = [t.numel() for t in inputs]
+        shard_numel = sum(split_sizes)
+        output = torch.empty(group.size() * shard_numel, dtype=inputs[0].dtype, device=inputs[0].device)  # G
+        recording.allocated(Memory.AG_OUTPUT, unit, output.nbytes, Lane.AG_COPY_IN)
+        own = output.narrow(0, group.rank() * shard_numel, shard_numel)  # in place: the input is part of the output
+        with RECORDER.span(Op.AG_COPY_IN, unit, waits_on=(ctx.copied_out,)) as copy_in:
+            torch._foreach_copy_(own.split(split_sizes), inputs)
+        del inputs
+    all_gather_stream.wait_stream(copy_in_stream)
+    with ctx.device_handle.stream(all_gather_stream), RECORDER.label(unit):
         pending = PendingCollective(Op.ALL_GATHER, unit, output, group, copy_in)
-        pending.issued(_all_gather(output, own, group=group, async_op=True))
-    return AllGatherResult(unit, output, split_sizes, pending)
+        work = _all_gather(output, own, group=group, async_op=async_op or ctx.on_cpu)
+        pending.issued(work, all_gather_stream.record_event())
+    return AllGatherResult(unit, output, split_sizes, dtypes, pending, async_op)
 
 
 @torch.no_grad()
-def foreach_all_gather_copy_out(result: AllGatherResult, fsdp_params: list[FSDPParam]) -> int:
+def foreach_all_gather_copy_out(
+    result: AllGatherResult, fsdp_params: list[FSDPParam], world_size: int, ctx: FSDPCommContext
+) -> int:
     """Wait for the all-gather, allocate the unsharded parameters, copy G into them. Stream: compute.
 
     Returns:
-        the ``seq`` of the copy-out in the timeline (torch: the copy-out event).
+        the ``seq`` of the copy-out in the timeline.
     """
-    if result.pending is not None:
-        result.pending.wait()
-    for p in fsdp_params:
-        p.alloc_unsharded_param()
+    if result.pending is None:
+        return _copy_without_gather(result.unit, fsdp_params)
+    assert result.output is not None
+    result.pending.wait(ctx.current_stream())
+    for p, dtype in zip(fsdp_params, result.dtypes, strict=True):
+        p.alloc_unsharded_param(dtype, world_size)
         recording.allocated(Memory.UNSHARDED, result.unit, p.unsharded_bytes, Lane.COMPUTE)
-    outs = [p.all_gather_output for p in fsdp_params]  # each 1D: W * padded elements
-    waits_on = () if result.pending is None else (result.pending.seq,)
+    pieces = result.output.view(world_size, -1)  # (W, sum of padded elements)
+    outs = [p.all_gather_output.view(world_size, -1) for p in fsdp_params]  # each (W, padded elements)
+    if pieces.dtype == torch.uint8:
+        outs = [out.view(torch.uint8) for out in outs]
     with (
-        RECORDER.span(Op.AG_COPY_OUT, result.unit, waits_on=waits_on) as copy_out,
-        _unsafe_preserve_version_counter(tuple(outs)),  # the same values as when autograd saved them
+        RECORDER.span(Op.AG_COPY_OUT, result.unit, waits_on=(result.pending.seq,)) as copy_out,
+        _same_version(outs),
     ):
-        if result.output is None:
-            torch._foreach_copy_(outs, [p.all_gather_input for p in fsdp_params])
-        else:
-            pieces = result.output.view(fsdp_params[0].world_size, -1)  # (W, sum of padded elements)
-            rows = [out.view(pieces.size(0), -1) for out in outs]  # each (W, padded elements)
-            torch.split_with_sizes_copy(pieces, result.split_sizes, dim=1, out=rows)
+        torch.split_with_sizes_copy(pieces, result.split_sizes, dim=1, out=outs)
     return copy_out
 
 
-@dataclass(frozen=True)
-class ReduceScatterState:
-    """A reduce-scatter under way. Whoever holds this keeps I alive.
+def _copy_without_gather(unit: str, fsdp_params: list[FSDPParam]) -> int:
+    """One rank: the shard is the parameter."""
+    with RECORDER.span(Op.AG_COPY_OUT, unit) as copy_out:
+        for p in fsdp_params:
+            data = p.all_gather_input
+            p.alloc_unsharded_param(data.dtype, 1)
+            recording.allocated(Memory.UNSHARDED, unit, p.unsharded_bytes, Lane.COMPUTE)
+            with _same_version([p.all_gather_output]):
+                p.all_gather_output.copy_(data)
+    return copy_out
 
-    ``pending`` is None when there is one rank and nothing to reduce.
-    """
+
+def _same_version(tensors: list[torch.Tensor]) -> Any:
+    """Autograd counts writes to what it saved; these write the very values it saved. Inference tensors don't count."""
+    return _unsafe_preserve_version_counter(tuple(t for t in tensors if not t.is_inference()))
+
+
+@dataclass
+class ReduceScatterState:
+    """Gradients of a unit on their way through the collectives that reduce them. Whoever holds this keeps I alive."""
 
     unit: str
     fsdp_params: list[FSDPParam]  # those whose gradients are in it
-    input: torch.Tensor  # I, 1D: W * chunk
-    output: torch.Tensor  # O, 1D: chunk
-    pending: PendingCollective | None
+    division: Division
+    input: torch.Tensor  # I, 1D: W * chunk, in the reduce dtype
+    output: torch.Tensor | None  # O, 1D: chunk; None once it was handed out as gradients
+    orig_dtype: torch.dtype  # of the gradients handed out
+    pending: PendingCollective | None  # the last collective that writes O; None with one rank
+    event: Any  # end of the reduce-scatter, on a device
+    post_reduce_stream: Any  # where what follows the reduction runs
+
+    def wait(self, ctx: FSDPCommContext) -> int:
+        """Wait until I may be reused. On CPU this hands out O, which on a device was queued behind the collective.
+
+        Returns:
+            the ``seq`` of the collective in the timeline.
+        """
+        if self.event is not None:
+            ctx.current_stream().wait_event(self.event)
+        self.finish(ctx)
+        recording.freed(Memory.RS_INPUT, self.unit, self.input.nbytes, Lane.COMPUTE)
+        return -1 if self.pending is None else self.pending.seq
+
+    def finish(self, ctx: FSDPCommContext) -> Any:
+        """Wait for the last collective and hand out O as sharded gradients; once.
+
+        Returns:
+            the event of its end, on a device.
+        """
+        if self.output is None:
+            return None
+        if self.pending is not None:
+            self.pending.wait()
+        return hand_out_grads(self, ctx)
 
 
 @torch.no_grad()
-def foreach_reduce(
+def foreach_reduce_scatter(
     fsdp_params: list[FSDPParam],
     unsharded_grads: list[torch.Tensor],
     group: ProcessGroup,
+    ctx: FSDPCommContext,
     unit: str,
+    dtypes: tuple[torch.dtype, torch.dtype],
+    division: Division,
     waits_on: int = -1,
 ) -> ReduceScatterState:
-    """Copy the gradients of whole parameters into I, free them, issue the reduce-scatter that averages over the ranks.
+    """Copy the gradients of whole parameters into I, free them, issue the reduce-scatter.
 
-    Streams: copy-in on the compute stream; O and the collective on the reduce-scatter stream.
+    Streams: I and the copy-in on the compute stream; O and the collective on the reduce-scatter stream.
 
     Args:
         unsharded_grads: owns the gradients; emptied after the copy-in, which frees them.
+        dtypes: (reduce dtype, original dtype).
     """
-    world_size = group.size()
-    numel = world_size * sum(p.all_gather_input.numel() for p in fsdp_params)
-    reduce_input = unsharded_grads[0].new_empty(numel)  # I
+    world_size, device = group.size(), unsharded_grads[0].device
+    numel = world_size * sum(p.padded_sharded_param_size.numel() for p in fsdp_params)
+    reduce_input = torch.empty(numel, dtype=dtypes[0], device=device)  # I
     recording.allocated(Memory.RS_INPUT, unit, reduce_input.nbytes, Lane.COMPUTE)
     with RECORDER.span(Op.RS_COPY_IN, unit, waits_on=(waits_on,)) as copy_in:
         # chunk each gradient into W pieces on dim 0 (zeros below the last row) and lay piece r of all of them in row r
         torch._chunk_cat(unsharded_grads, dim=0, num_chunks=world_size, out=reduce_input.view(world_size, -1))
     unsharded_grads.clear()
     recording.freed_grads(fsdp_params, unit)
-    output = reduce_input.new_empty(numel // world_size)  # O
-    recording.allocated_storage(Memory.RS_OUTPUT, unit, output, Lane.REDUCE_SCATTER)
-    if world_size == 1:
-        output.copy_(reduce_input)
-        return ReduceScatterState(unit, fsdp_params, reduce_input, output, None)
-    with RECORDER.label(unit):
-        pending = PendingCollective(Op.REDUCE_SCATTER, unit, reduce_input, group, copy_in)
-        pending.issued(_reduce_scatter(output, reduce_input, op=ReduceOp.AVG, group=group, async_op=True))
-    return ReduceScatterState(unit, fsdp_params, reduce_input, output, pending)
+    stream, pending = ctx.reduce_scatter_stream, None
+    stream.wait_stream(ctx.current_stream())
+    with ctx.device_handle.stream(stream), RECORDER.label(unit):
+        output = torch.empty(numel // world_size, dtype=dtypes[0], device=device)  # O
+        recording.allocated_storage(Memory.RS_OUTPUT, unit, output, Lane.REDUCE_SCATTER)
+        div_if_needed(reduce_input, division.before)
+        if world_size == 1:
+            output.copy_(reduce_input)
+        else:
+            pending = PendingCollective(Op.REDUCE_SCATTER, unit, reduce_input, group, copy_in)
+            op = division.reduce_scatter_op
+            pending.issued(_reduce_scatter(output, reduce_input, op=op, group=group, async_op=ctx.on_cpu))
+        event = stream.record_event()
+    return ReduceScatterState(
+        unit, fsdp_params, division, reduce_input, output, dtypes[1], pending, event, post_reduce_stream=stream
+    )
 
 
 @torch.no_grad()
-def foreach_reduce_finish(state: ReduceScatterState) -> None:
-    """Wait for the reduce-scatter and hand out O. Sharded gradients are views of it, so O lives until ``zero_grad``.
+def hand_out_grads(state: ReduceScatterState, ctx: FSDPCommContext) -> Any:
+    """Make O the sharded gradients. They are views of it, so O lives until ``zero_grad``. Stream: the last one used.
 
-    On CUDA this is queued behind the collective on the reduce-scatter stream when that is issued. On CPU there is
-    nothing to queue on, so it happens when somebody waits.
+    Returns:
+        the event of its end, on a device.
     """
-    if state.pending is not None:
-        state.pending.wait()
-    offset = 0
-    for p in state.fsdp_params:
-        rows = state.output[offset : offset + p.sharded_size.numel()].view(p.sharded_size)  # (0 to rows, ...)
-        offset += p.all_gather_input.numel()
-        if p.sharded_param.grad is None:
-            p.sharded_param.grad = p.to_sharded_dtensor(rows)
-        else:  # gradient accumulation
-            local_tensor(p.sharded_param.grad).add_(rows)
-        for hook in (getattr(p.sharded_param, "_post_accumulate_grad_hooks", None) or {}).values():
-            hook(p.sharded_param)
-    recording.freed(Memory.RS_INPUT, state.unit, state.input.nbytes, Lane.COMPUTE)
+    assert state.output is not None
+    stream = state.post_reduce_stream
+    with ctx.device_handle.stream(stream):
+        div_if_needed(state.output, state.division.after)
+        output, state.output = to_dtype(state.output, state.orig_dtype), None
+        offset = 0
+        for p in state.fsdp_params:
+            rows = output[offset : offset + p.sharded_size.numel()].view(p.sharded_size)  # (0 to rows, ...)
+            offset += p.padded_sharded_param_size.numel()
+            if p.offload_to_cpu:
+                rows = grad_to_cpu(p, rows, stream)
+            if p.sharded_param.grad is None:
+                p.sharded_param.grad = p.to_sharded_dtensor(rows)
+            else:  # gradient accumulation
+                local_tensor(p.sharded_param.grad).add_(rows)
+            for hook in (getattr(p.sharded_param, "_post_accumulate_grad_hooks", None) or {}).values():
+                hook(p.sharded_param)
+        return stream.record_event()

@@ -11,96 +11,41 @@
                ... compute ...
                post_backward      free; reduce-scatter the gradients            SHARDED
 
-[Note: who keeps G alive]  In forward, torch issues copy-in(i+1) while all-gather(i) may still run, so two flat buffers
+[Note: who keeps G alive]  In forward, copy-in(i+1) is issued while all-gather(i) may still run, so two flat buffers
 must exist. Therefore G(i) is freed not after copy-out(i) but after copy-out(i+1): `FSDPCommContext.all_gather_state`
 holds it for one unit longer. In backward the copy-out and the next copy-in are already ordered, and G goes at once.
 
 [Note: who keeps I alive]  At most K reduce-scatter inputs (K = 1) exist at once: before a unit copies its gradients
 into I(i), it waits for reduce-scatter(i+1) and drops I(i+1). If reducing takes longer than computing, backward stalls
-here. The last one is waited for at the end of backward.
+here; ``set_reduce_scatter_max_input_buffers`` buys the stall off with memory. The last one is waited for at the end.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass
-from enum import Enum, auto
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.utils import _apply_to_tensors
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 
 from fsdp_sim.mini import recording
+from fsdp_sim.mini.accumulation import add_to_accumulated_grad, keep_in_reduce_dtype, take_unsharded_grads
+from fsdp_sim.mini.autograd import in_backward, register_post_backward
 from fsdp_sim.mini.collectives import (
     AllGatherResult,
-    ReduceScatterState,
     foreach_all_gather,
     foreach_all_gather_copy_out,
-    foreach_reduce,
-    foreach_reduce_finish,
+    foreach_reduce_scatter,
 )
-from fsdp_sim.mini.param import FSDPParam, Owner, ShardedState
+from fsdp_sim.mini.hsdp import FSDPMeshInfo, after_reduce_scatter
+from fsdp_sim.mini.offload import validate_on_cpu, wait_for_grads
+from fsdp_sim.mini.param import FSDPParam, ShardedState, owners_of
+from fsdp_sim.mini.precision import dtypes_of_trainable, gradient_division
+from fsdp_sim.mini.prefetch import backward_prefetch
+from fsdp_sim.mini.streams import AllGatherState, FSDPCommContext, TrainingState
 from fsdp_sim.timeline import Lane, Memory, Op
-
-
-class TrainingState(Enum):
-    """Where a unit is in the step."""
-
-    FORWARD = auto()
-    PRE_BACKWARD = auto()
-    POST_BACKWARD = auto()
-    IDLE = auto()
-
-
-@dataclass(frozen=True)
-class AllGatherState:
-    """The all-gather whose output must outlive its copy-out, see [Note: who keeps G alive]."""
-
-    result: AllGatherResult
-    copy_out: int  # torch: the copy-out event
-
-
-class FSDPCommContext:
-    """Communication state shared by all groups under one root (torch: also the streams).
-
-    Attributes:
-        all_gather_state: the last all-gather of this forward, see [Note: who keeps G alive].
-        reduce_scatter_states: reduce-scatters under way, oldest first, see [Note: who keeps I alive].
-        reduce_scatter_max_input_buffers: K.
-        post_forward_order: groups in the order in which their forward ended; backward prefetch reads it from the end.
-        copied_out: the copy-out that the all-gather streams have been told to wait for (its ``seq`` in the timeline).
-        compute: names the compute between hooks in the timeline.
-    """
-
-    def __init__(self) -> None:
-        self.all_gather_state: AllGatherState | None = None
-        self.reduce_scatter_states: deque[ReduceScatterState] = deque()
-        self.reduce_scatter_max_input_buffers = 1
-        self.post_forward_order: list[FSDPParamGroup] = []
-        self.copied_out = -1
-        self.compute = recording.ComputeSegments()
-
-    def release_all_gather_state(self) -> None:
-        """Free the gathered buffer that was kept for one unit longer; later copy-ins wait for its copy-out."""
-        if self.all_gather_state is not None:
-            self.copied_out = self.all_gather_state.copy_out
-            self.all_gather_state.result.record_free()
-            self.all_gather_state = None
-
-    def wait_for_reduce_scatters(self, keep: int) -> int:
-        """Wait for the oldest reduce-scatters until ``keep`` are left under way; their sharded gradients are ready.
-
-        Returns:
-            the ``seq`` of the last one waited for, -1 if there was none.
-        """
-        seq = -1
-        while len(self.reduce_scatter_states) > keep:
-            oldest = self.reduce_scatter_states.popleft()
-            foreach_reduce_finish(oldest)  # I dies with `oldest`
-            seq = oldest.pending.seq if oldest.pending else -1
-        return seq
 
 
 class FSDPParamGroup:
@@ -108,29 +53,55 @@ class FSDPParamGroup:
 
     Attributes:
         fsdp_params: the parameters, each once, tied ones under all their names.
-        reshard_after_forward: whether forward frees the unsharded parameters.
-        reduce_grads: False while gradients are accumulated without communication.
+        post_forward_mesh_info: the mesh that holds them between forward and backward; None: they stay whole.
+        reduce_grads, all_reduce_grads, reshard_after_backward: see `accumulation`.
+        unshard_async_op, unshard_in_backward: see `prefetch`.
+        gradient_divide_factor, force_sum_reduction_for_comms: see `precision`.
         segments: names of the first and last piece of compute of this unit in the timeline.
     """
 
     def __init__(
-        self, params: list[nn.Parameter], modules: tuple[nn.Module, ...], mesh: DeviceMesh, reshard_after_forward: bool
+        self,
+        params: list[nn.Parameter],
+        modules: tuple[nn.Module, ...],
+        mesh_info: FSDPMeshInfo,
+        post_forward_mesh_info: FSDPMeshInfo | None,
+        device: torch.device,
+        mp_policy: MixedPrecisionPolicy,
+        offload_policy: OffloadPolicy,
     ) -> None:
         self.modules = modules
-        owners = _owners(params, modules)
-        self.fsdp_params = [FSDPParam(p, owners[p], mesh) for p in params]
-        self.process_group = mesh.get_group()
-        self.reshard_after_forward = reshard_after_forward
-        self.reshard_after_backward = True
-        self.reduce_grads = True
-        self.comm_ctx = FSDPCommContext()  # the root's, from lazy init on
+        owners = owners_of(params, modules)
+        self.fsdp_params = [FSDPParam(p, owners[p], mesh_info, device, offload_policy) for p in params]
+        self.mesh_info = mesh_info
+        self.post_forward_mesh_info = post_forward_mesh_info
+        self.device = device
+        self.mp_policy = mp_policy
+        self.offload_policy = offload_policy
+        self.comm_ctx = FSDPCommContext(device)  # the root's, from lazy init on
         self.segments = ("", "")
         self._module_fqn: str | None = None  # full name from the root; "" is the root itself
         self._training_state = TrainingState.IDLE
         self._sharded_state = ShardedState.SHARDED
+        # set by the user
+        self.reduce_grads = self.all_reduce_grads = True
+        self.reshard_after_backward = True
+        self.unshard_async_op = False
+        self.unshard_in_backward = True
+        self.reduce_scatter_max_input_buffers = 1
+        self.reduce_scatter_unused_params = False
+        self.gradient_divide_factor: float | None = None
+        self.force_sum_reduction_for_comms = False
+        self._all_reduce_hook: Callable[[torch.Tensor], None] | None = None
+        self._all_reduce_hook_stream: Any = None
+        # of this step
         self._all_gather_result: AllGatherResult | None = None  # issued and not yet waited for
-        self._copy_out = -1  # seq of the last copy-out
         self._post_forward_indices: list[int] = []  # this group's places in the post-forward order
+        self._reshard_after_forward_event: Any = None
+        self._post_reduce_event: Any = None  # end of this group's reduction
+        self._all_reduce_state: tuple[torch.Tensor, Any] | None = None  # O must outlive its all-reduce; its end
+        self._partial_reduce_output: torch.Tensor | None = None  # reduce-scattered, not yet all-reduced
+        self._copy_out = -1  # seq of the last copy-out
         self._initialized = False
 
     @property
@@ -139,61 +110,99 @@ class FSDPParamGroup:
         return self._module_fqn or "root"
 
     @property
+    def is_sharded(self) -> bool:
+        return self._sharded_state is ShardedState.SHARDED
+
+    @property
+    def is_sharded_post_forward(self) -> bool:
+        return self._sharded_state is ShardedState.SHARDED_POST_FORWARD
+
+    @property
     def is_unsharded(self) -> bool:
         return self._sharded_state is ShardedState.UNSHARDED
+
+    @property
+    def _reshard_after_forward(self) -> bool:
+        return self.post_forward_mesh_info is not None
 
     def lazy_init(self) -> None:
         """Take over what the user did to the parameters since `fully_shard`, and check it.
 
         Raises:
-            RuntimeError: a parameter is still on the meta device.
-            ValueError: the parameters have more than one dtype, or one that is not floating point.
+            RuntimeError: a parameter is still on the meta device, or not in host memory although it is offloaded.
+            AssertionError: trainable parameters of more than one dtype (torch's type).
         """
-        if self._initialized:
-            return
-        for p in self.fsdp_params:
-            p.reset_sharded_param()
-        if on_meta := [p.fqn for p in self.fsdp_params if p.all_gather_input.is_meta]:
+        if self.is_sharded and not self._initialized:
+            for p in self.fsdp_params:
+                p.reset_sharded_param()
+        if on_meta := [p._param_fqn for p in self.fsdp_params if p.sharded_param.is_meta]:
             raise RuntimeError(
                 f"parameters must be materialized before training, but these of unit {self.unit!r} are still on the "
-                f"meta device: {on_meta}; call module.to_empty(device=...) and then initialize them"
+                f"meta device: {on_meta}; call fsdp_sim.mini.init_weights(model, init_fn, seed), or "
+                "module.to_empty(device=...) and then initialize them"
             )
-        dtypes = {p.fqn: p.all_gather_input.dtype for p in self.fsdp_params}
-        if len(set(dtypes.values())) != 1 or not next(iter(dtypes.values())).is_floating_point:
-            raise ValueError(f"unit {self.unit!r} must have parameters of one floating-point dtype, but has {dtypes}")
-        for module in {owner for p in self.fsdp_params for owner, _ in p.owners}:
-            module.register_state_dict_pre_hook(lambda *_: self._to_sharded())
-            module.register_load_state_dict_pre_hook(lambda *_: self._to_sharded())
+        if isinstance(self.offload_policy, CPUOffloadPolicy):
+            validate_on_cpu(self.fsdp_params)
+        for p in self.fsdp_params:
+            p.init_dtype_attrs(self.mp_policy)
+        self._orig_dtype, self._reduce_dtype = dtypes_of_trainable(self.fsdp_params, self.unit)
+        if not self._initialized:
+            for module in {owner for p in self.fsdp_params for owner, _ in p.owners}:
+                module.register_state_dict_pre_hook(lambda *_: self._to_sharded())
+                module.register_load_state_dict_pre_hook(lambda *_: self._to_sharded())
         self._initialized = True
 
     # Unshard and reshard
 
-    def unshard(self) -> None:
+    def unshard(self, async_op: bool = False) -> None:
         """Issue the all-gather. Nothing to do if it is under way already (prefetched) or the parameters are whole."""
-        if self._all_gather_result is None and not self.is_unsharded:
-            self._all_gather_result = foreach_all_gather(
-                self.fsdp_params, self.process_group, self.unit, self.comm_ctx.copied_out
-            )
+        if self._all_gather_result is not None or self.is_unsharded:
+            return
+        if not self.unshard_in_backward and self._training_state is TrainingState.PRE_BACKWARD:
+            return
+        if self._reshard_after_forward_event is not None:  # the slice was made on the compute stream
+            self.comm_ctx.wait_all_gather_streams_on_event(self._reshard_after_forward_event)
+            self._reshard_after_forward_event = None
+        self._all_gather_result = foreach_all_gather(
+            self.fsdp_params, self._all_gather_process_group, self.comm_ctx, self.unit, async_op, self._training_state
+        )
 
     def wait_for_unshard(self) -> None:
         """Wait for the all-gather, copy its output into the unsharded parameters and register those on the modules."""
         if self._all_gather_result is None:
             return
-        result, self._all_gather_result = self._all_gather_result, None
-        self._copy_out = foreach_all_gather_copy_out(result, self.fsdp_params)
+        ctx, result, self._all_gather_result = self.comm_ctx, self._all_gather_result, None
+        in_forward = self._training_state is TrainingState.FORWARD
+        previous = ctx.release_all_gather_state() if in_forward else None
+        world_size = self._all_gather_process_group.size()
+        self._copy_out = foreach_all_gather_copy_out(result, self.fsdp_params, world_size, ctx)
         self._to_unsharded()
-        if self._training_state is TrainingState.FORWARD:  # see [Note: who keeps G alive]
-            self.comm_ctx.release_all_gather_state()
-            self.comm_ctx.all_gather_state = AllGatherState(result, self._copy_out)
+        event = ctx.current_stream().record_event()  # end of the copy-out
+        if in_forward and not result.async_op and world_size > 1:  # see [Note: who keeps G alive]
+            ctx.all_gather_state = AllGatherState(result, event, self._copy_out)
         else:
-            self.comm_ctx.copied_out = self._copy_out
+            ctx.wait_all_gather_streams_on_event(event)
+            ctx.copied_out = self._copy_out
             result.record_free()
+        if previous is not None:
+            previous.result.record_free()
 
     def reshard(self) -> None:
-        """Free the unsharded parameters; after a forward only if ``reshard_after_forward``."""
-        if self._training_state is TrainingState.FORWARD and not self.reshard_after_forward:
-            return
+        """Free the unsharded parameters; after a forward only as far as ``reshard_after_forward`` says."""
+        if self._training_state is TrainingState.FORWARD:
+            if not self._reshard_after_forward:
+                return
+            if self.post_forward_mesh_info is not self.mesh_info:
+                self._to_sharded_post_forward()
+                self._reshard_after_forward_event = self.comm_ctx.current_stream().record_event()
+                return
         self._to_sharded()
+
+    @property
+    def _all_gather_process_group(self) -> torch.distributed.ProcessGroup:
+        if self.is_sharded_post_forward and self.post_forward_mesh_info is not None:
+            return self.post_forward_mesh_info.shard_process_group
+        return self.mesh_info.shard_process_group
 
     def _to_unsharded(self) -> None:
         for p in self.fsdp_params:
@@ -202,119 +211,145 @@ class FSDPParamGroup:
         recording.watch_grads(self)
 
     def _to_sharded(self) -> None:
-        if not self.is_unsharded:
+        if self.is_sharded:
             return
         for p in self.fsdp_params:
+            was_whole = p.sharded_state is ShardedState.UNSHARDED
             p.to_sharded()
-            recording.freed(Memory.UNSHARDED, self.unit, p.unsharded_bytes, Lane.COMPUTE)
+            if was_whole:
+                recording.freed(Memory.UNSHARDED, self.unit, p.unsharded_bytes, Lane.COMPUTE)
         self._sharded_state = ShardedState.SHARDED
+
+    def _to_sharded_post_forward(self) -> None:
+        if self.is_sharded_post_forward or self.post_forward_mesh_info is None:
+            return
+        for p in self.fsdp_params:
+            p.to_sharded_post_forward(self.post_forward_mesh_info)
+            recording.freed(Memory.UNSHARDED, self.unit, p.unsharded_bytes, Lane.COMPUTE)
+        self._sharded_state = ShardedState.SHARDED_POST_FORWARD
 
     # Forward
 
-    def pre_forward(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def pre_forward(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Make the parameters whole, and arrange that `post_backward` runs when the inputs' gradients are known."""
         entering = self._training_state is not TrainingState.FORWARD  # a list of modules enters once
         self._training_state = TrainingState.FORWARD
-        self.unshard()
+        self.unshard(self.unshard_async_op)
         self.wait_for_unshard()
-        return self._register_post_backward_hook(args, kwargs) if entering else (args, kwargs)
+        return register_post_backward(self, args, kwargs) if entering else (args, kwargs)
 
-    def post_forward(self) -> None:
-        if not _in_backward():  # else: activation checkpointing recomputes, backward is about to read the parameters
+    def post_forward(self, module: nn.Module | None, args: Any, output: Any) -> Any:
+        """Free the parameters and note the place in the post-forward order."""
+        if not in_backward():  # else: activation checkpointing recomputes, backward is about to read the parameters
             self.reshard()
             self._post_forward_indices.append(len(self.comm_ctx.post_forward_order))
             self.comm_ctx.post_forward_order.append(self)
         self._training_state = TrainingState.IDLE
-
-    def _register_post_backward_hook(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        inputs = grad_tensors((args, kwargs)) if torch.is_grad_enabled() else []
-        if not inputs:
-            return args, kwargs  # no gradient flows to the inputs: the final callback runs `post_backward`
-        outputs = iter(RegisterPostBackwardFunction.apply(self, *inputs))
-        return _apply_to_tensors(lambda t: next(outputs) if t.requires_grad else t, (args, kwargs))
+        return output
 
     # Backward
 
     def pre_backward(self, default_prefetch: bool) -> None:
         """Make the parameters whole again, and issue the all-gather of the unit that backward reaches next."""
+        if self._training_state is TrainingState.PRE_BACKWARD:
+            return  # another output of the same forward came first
         self._training_state = TrainingState.PRE_BACKWARD
-        self.unshard()  # nothing to do if prefetched
+        self.unshard(self.unshard_async_op)  # nothing to do if prefetched
         self.wait_for_unshard()
-        if default_prefetch and self._post_forward_indices:
-            index = self._post_forward_indices.pop()
-            if index > 0:
-                self.comm_ctx.post_forward_order[index - 1].unshard()
+        if default_prefetch:
+            backward_prefetch(self)
 
     def post_backward(self) -> None:
-        """Free the parameters and reduce-scatter the gradients. Does nothing if the unit took no part in backward."""
-        ran_backward = self._training_state is TrainingState.PRE_BACKWARD
-        if ran_backward:
-            self.comm_ctx.compute.close_unit(Op.BWD, self.segments[0], self._copy_out)
+        """Free the parameters and reduce the gradients. Does nothing if the unit took no part in backward."""
+        ctx, state_before = self.comm_ctx, self._training_state
+        if state_before is TrainingState.PRE_BACKWARD:
+            ctx.compute.close_unit(Op.BWD, self.segments[0], self._copy_out)
         self._training_state = TrainingState.POST_BACKWARD
-        params_with_grad = [p for p in self.fsdp_params if self.reduce_grads and p.unsharded_grad is not None]
-        grads = [p.take_unsharded_grad() for p in params_with_grad]  # the only references: freed after the copy-in
-        if self.reshard_after_backward:
-            self.reshard()
-        if self.reduce_grads:  # else the whole gradients stay where autograd put them, and accumulate
+        for p in self.fsdp_params:
+            add_to_accumulated_grad(p)
+        if not self.reduce_grads:  # the whole gradients stay where autograd put them, and accumulate
+            if self.reshard_after_backward:
+                self.reshard()
+            for p in self.fsdp_params:
+                keep_in_reduce_dtype(p)
+        else:
+            params, grads = take_unsharded_grads(self.fsdp_params, self.reduce_scatter_unused_params)
+            if self.reshard_after_backward:
+                self.reshard()
             # see [Note: who keeps I alive]
-            waited_for = self.comm_ctx.wait_for_reduce_scatters(keep=self.comm_ctx.reduce_scatter_max_input_buffers - 1)
+            waited_for = ctx.wait_for_reduce_scatters(keep=ctx.reduce_scatter_max_input_buffers - 1)
             if grads:
-                state = foreach_reduce(params_with_grad, grads, self.process_group, self.unit, waited_for)
-                self.comm_ctx.reduce_scatter_states.append(state)
-        if ran_backward:
-            self.comm_ctx.compute.unit_done()
+                self._reduce(params, grads, waited_for)
+                only_some_ran = len(self.modules) > 1 and state_before is TrainingState.FORWARD  # a chunked loss
+                if only_some_ran and self._post_reduce_event is not None:  # autograd must not reuse its memory yet
+                    ctx.current_stream().wait_event(self._post_reduce_event)
+        if state_before is TrainingState.PRE_BACKWARD:
+            ctx.compute.unit_done()
+
+    def _reduce(self, params: list[FSDPParam], grads: list[torch.Tensor], waited_for: int) -> None:
+        """Reduce-scatter the gradients, and queue behind it what makes them sharded gradients."""
+        ctx, info = self.comm_ctx, self.mesh_info
+        if len(grad_dtypes := {g.dtype for g in grads}) > 1:
+            raise AssertionError(f"gradients of one unit must have one dtype, but {self.unit!r} has {grad_dtypes}")
+        self._wait_for_post_backward()
+        reduce_dtype = self._reduce_dtype or grads[0].dtype
+        division = gradient_division(
+            info.shard_mesh_size, info.replicate_mesh_size, reduce_dtype, self.gradient_divide_factor,
+            self.force_sum_reduction_for_comms, has_premul_sum=not ctx.on_cpu,
+        )  # fmt: skip
+        group = info.reduce_scatter_process_group or info.shard_process_group
+        dtypes = (reduce_dtype, self._orig_dtype or reduce_dtype)
+        state = foreach_reduce_scatter(params, grads, group, ctx, self.unit, dtypes, division, waited_for)
+        ctx.reduce_scatter_states.append(state)
+        self._post_reduce_event = after_reduce_scatter(self, state)
+        ctx._last_post_reduce_events[state.post_reduce_stream] = self._post_reduce_event
+
+    def _wait_for_post_backward(self) -> None:
+        """Of a backward that was not the last one this group's reduction may be under way."""
+        for state in self.comm_ctx.reduce_scatter_states:
+            if state.fsdp_params[0] in self.fsdp_params:
+                state.finish(self.comm_ctx)
+        reduced = self._all_reduce_state[1] if self._all_reduce_state else None
+        for event in (self._post_reduce_event, reduced):
+            if event is not None:
+                self.comm_ctx.current_stream().wait_event(event)
+        self._post_reduce_event = self._all_reduce_state = None
 
     def finalize_backward(self) -> None:
-        """At the end of backward: wait for a gather that was prefetched and never used, and drop it."""
-        if self._all_gather_result is not None:
-            if self._all_gather_result.pending is not None:
-                self._all_gather_result.pending.wait()
-            self._all_gather_result.record_free()
+        """At the end of the last backward: wait for what was queued, and drop a gather that was never used."""
+        ctx = self.comm_ctx
+        ctx.wait_for_last_reductions()
+        self._post_reduce_event = self._all_reduce_state = None
+        wait_for_grads(self.fsdp_params)
+        self._drop_all_gather()
+        self._post_forward_indices.clear()
+
+    def _drop_all_gather(self) -> None:
+        if (result := self._all_gather_result) is not None:
+            if result.pending is not None:
+                result.pending.wait(self.comm_ctx.current_stream())
+            result.record_free()
             self._all_gather_result = None
+
+    def _reset_iter_state(self) -> None:
+        """After an exception: wait for what is under way, forget it, and go back to the shards."""
+        self._drop_all_gather()
+        self._wait_for_post_backward()
+        self.comm_ctx.wait_all_gather_streams_on_event(self._reshard_after_forward_event)
+        self._reshard_after_forward_event = self._partial_reduce_output = None
         self._post_forward_indices.clear()
         self._training_state = TrainingState.IDLE
+        for p in self.fsdp_params:
+            p.take_unsharded_grad()
+        self._to_sharded()
+
+    @contextmanager
+    def use_training_state(self, training_state: TrainingState) -> Iterator[None]:
+        before, self._training_state = self._training_state, training_state
+        try:
+            yield
+        finally:
+            self._training_state = before
 
     def __repr__(self) -> str:
         return f"FSDPParamGroup(fqn={self._module_fqn})"
-
-
-class RegisterPostBackwardFunction(torch.autograd.Function):
-    """The identity on a unit's inputs. Its backward runs once their gradients are known: the unit's own is done."""
-
-    @staticmethod
-    def forward(ctx: Any, group: FSDPParamGroup, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.group = group
-        return inputs
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        ctx.group.post_backward()
-        return (None, *grads)
-
-
-def grad_tensors(tree: Any) -> list[torch.Tensor]:
-    """The tensors that need a gradient in nested containers and dataclasses, in a fixed order."""
-    found: list[torch.Tensor] = []
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.requires_grad:
-            found.append(tensor)
-        return tensor
-
-    _apply_to_tensors(keep, tree)
-    return found
-
-
-def _in_backward() -> bool:
-    return torch._C._current_graph_task_id() != -1
-
-
-def _owners(params: list[nn.Parameter], modules: tuple[nn.Module, ...]) -> dict[nn.Parameter, list[Owner]]:
-    """For each parameter every place it is registered in: tied weights, and modules that occur twice."""
-    owners: dict[nn.Parameter, list[Owner]] = {p: [] for p in params}
-    for module in modules:
-        for submodule in module.modules():
-            for name, param in submodule._parameters.items():
-                if param in owners and (submodule, name) not in owners[param]:
-                    owners[param].append((submodule, name))
-    return owners

@@ -14,6 +14,10 @@ parameter. Rows are contiguous, so the padding falls off the end and needs no co
 [Note: one unsharded parameter for the whole run]  Autograd saves the unsharded parameter in forward and reads it
 in backward, after it was freed and gathered again. So the tensor object stays the same for the whole run and only the
 storage behind it is given back (``resize_(0)``) and allocated anew.
+
+[Note: a slice in between]  With ``reshard_after_forward=n`` a rank keeps 1/n of the gathered buffer between forward
+and backward (SHARDED_POST_FORWARD), and backward gathers from n neighbours only. The slice is a clone: the buffer
+itself is freed.
 """
 
 from __future__ import annotations
@@ -24,8 +28,13 @@ from typing import cast
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
+from torch._prims_common import make_contiguous_strides_for
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
+from torch.distributed.tensor import DTensor
+
+from fsdp_sim.mini.hsdp import FSDPMeshInfo
+from fsdp_sim.mini.offload import pin, to_device
+from fsdp_sim.mini.precision import mixed_dtypes, to_dtype
 
 Owner = tuple[nn.Module, str]
 """A module and the name under which it holds a parameter. Tied parameters have several."""
@@ -34,77 +43,98 @@ _uids = count()
 
 
 class ShardedState(Enum):
-    """Which of its two forms a parameter (and its group) is registered in on the module."""
+    """Which of its forms a parameter (and its group) is registered in on the module."""
 
     SHARDED = auto()
+    SHARDED_POST_FORWARD = auto()
     UNSHARDED = auto()
 
 
 class FSDPParam:
-    """One parameter, sharded on dim 0 over a 1-D mesh (torch: `_fsdp_param.FSDPParam`).
+    """One parameter, sharded on dim 0 (torch: `_fsdp_param.FSDPParam`).
 
     Attributes:
-        sharded_param: the DTensor parameter, placement ``Shard(0)``.
+        sharded_param: the DTensor parameter, placement ``Shard(0)``, or ``(Replicate(), Shard(0))`` on a 2-D mesh.
         sharded_size: shape of this rank's rows; dim 0 may be 0.
-        padded_sharded_size: shape of what every rank contributes to the all-gather.
-        uid: the same for every group that was given the same original parameter.
+        padded_sharded_param_size: shape of what every rank contributes to the all-gather.
+        unsharded_accumulated_grad: gradient of the whole parameter in ``reduce_dtype``, see `accumulation`.
+        orig_dtype, param_dtype, reduce_dtype: see `precision`.
 
     Raises:
         NotImplementedError: the parameter is not contiguous, or already a DTensor (tensor parallelism).
     """
 
-    def __init__(self, param: nn.Parameter, owners: list[Owner], mesh: DeviceMesh) -> None:
+    def __init__(
+        self,
+        param: nn.Parameter,
+        owners: list[Owner],
+        mesh_info: FSDPMeshInfo,
+        device: torch.device,
+        offload_policy: OffloadPolicy | None = None,
+    ) -> None:
         self.owners = owners
-        self.mesh = mesh
-        self.world_size: int = mesh.size()
-        self.fqn = f"{type(owners[0][0]).__name__}.{owners[0][1]}"  # full name from the root: at lazy init
+        self.mesh_info = mesh_info
+        self.device = device
+        self.offload_to_cpu = isinstance(offload_policy, CPUOffloadPolicy)
+        self.pin_memory = isinstance(offload_policy, CPUOffloadPolicy) and offload_policy.pin_memory
+        self._param_fqn = f"{type(owners[0][0]).__name__}.{owners[0][1]}"  # full name from the root: at lazy init
         if isinstance(param, DTensor):
             raise NotImplementedError(
-                f"{self.fqn} is already a DTensor with placements {param.placements}; this version shards plain "
+                f"{self._param_fqn} is already a DTensor with placements {param.placements}; this FSDP shards plain "
                 "parameters only (no tensor parallelism)"
             )
         if not param.is_contiguous():
             raise NotImplementedError(
-                f"fully_shard needs contiguous parameters, but {self.fqn} has shape {tuple(param.shape)} and stride "
-                f"{param.stride()}; replace it by nn.Parameter(param.contiguous())"
+                f"fully_shard needs contiguous parameters, but {self._param_fqn} has shape {tuple(param.shape)} and "
+                f"stride {param.stride()}; replace it by nn.Parameter(param.contiguous())"
             )
         if not hasattr(param, "_fsdp_mini_uid"):
             param._fsdp_mini_uid = next(_uids)  # type: ignore[attr-defined]
-        self.uid: int = param._fsdp_mini_uid  # type: ignore[attr-defined]
+        self._orig_param_uid: int = param._fsdp_mini_uid  # type: ignore[attr-defined]
+        self.orig_dtype = param.dtype
+        self.param_dtype: torch.dtype | None = None
+        self.reduce_dtype: torch.dtype | None = None
         self.sharded_state = ShardedState.SHARDED
-        self._unsharded_param: nn.Parameter | None = None  # from the first all-gather on
+        self.unsharded_accumulated_grad: torch.Tensor | None = None
+        self.grad_offload_event: torch.Event | None = None
         self.recorded_grad_bytes = 0  # of the whole gradient in the timeline
-        self._init_sharded_param(param)
+        self.shard(param)
         module = owners[0][0]
         module.register_load_state_dict_post_hook(lambda *_: self.reset_sharded_param())
 
     @torch.no_grad()
-    def _init_sharded_param(self, param: nn.Parameter) -> None:
-        self.orig_size, self.orig_stride = param.size(), param.stride()
-        d0, rows = param.size(0), -(-param.size(0) // self.world_size)
-        first = min(self.mesh.get_local_rank() * rows, d0)
+    def shard(self, param: nn.Parameter) -> None:
+        """Keep this rank's rows of a whole parameter, and register them in its place."""
+        self._orig_size, self._orig_stride = param.size(), param.stride()
+        d0, rows = param.size(0), -(-param.size(0) // self.mesh_info.shard_mesh_size)
+        first = min(self.mesh_info.shard_mesh_rank * rows, d0)
         own = param[first : min(first + rows, d0)]  # (0 to rows, ...), the same split as torch.chunk
         self.sharded_size = own.size()
-        self.padded_sharded_size = torch.Size((rows, *self.orig_size[1:]))
+        self.padded_sharded_param_size = torch.Size((rows, *self._orig_size[1:]))
         self._own_padded_memory(own)
-        dtensor = self.to_sharded_dtensor(self._padded_rows())
+        dtensor = DTensor.from_local(
+            self._padded_rows(), self.mesh_info.mesh, self.mesh_info.placements, run_check=False,
+            shape=self._orig_size, stride=self._orig_stride,
+        )  # fmt: skip
+        self._sharding_spec = dtensor._spec
         self.sharded_param = nn.Parameter(dtensor, requires_grad=param.requires_grad)
         self._register(self.sharded_param)
 
     def _own_padded_memory(self, own: torch.Tensor) -> None:
-        padded = own.new_zeros(self.padded_sharded_size)
+        device = own.device if own.is_meta or self.offload_to_cpu else self.device
+        padded = torch.zeros(self.padded_sharded_param_size, dtype=own.dtype, device=device)
         padded[: own.size(0)].copy_(own)
+        if self.offload_to_cpu:
+            padded = pin(padded, self.pin_memory)
         self._sharded_param_data = padded.view(-1)  # 1D, padded: what goes into the all-gather
 
     def _padded_rows(self) -> torch.Tensor:
         """This rank's rows, a view of the padded memory: an optimizer step changes what the next all-gather sends."""
-        return self._sharded_param_data.view(self.padded_sharded_size)[: self.sharded_size[0]]
+        return self._sharded_param_data.view(self.padded_sharded_param_size)[: self.sharded_size[0]]
 
     def to_sharded_dtensor(self, local: torch.Tensor) -> DTensor:
-        """This rank's rows of the parameter or of its gradient, as the DTensor that users see."""
-        return DTensor.from_local(
-            local, self.mesh, (Shard(0),), run_check=False, shape=self.orig_size, stride=self.orig_stride
-        )
+        """This rank's rows of the gradient as users see it (`DTensor.from_local`, without its checks)."""
+        return DTensor(local, self._sharding_spec, requires_grad=False)
 
     def reset_sharded_param(self) -> None:
         """Take over the tensor now on the module: ``to_empty``, ``.double()`` and ``load_state_dict(assign=True)``
@@ -112,36 +142,44 @@ class FSDPParam:
         module, name = self.owners[0]
         self.sharded_param = getattr(module, name)
         local = local_tensor(self.sharded_param)
-        ours = self._sharded_param_data.untyped_storage().data_ptr()
-        if local.is_meta or (ours and ours == local.untyped_storage().data_ptr()):
+        if local.is_meta:
             return
-        with torch.no_grad():
-            self._own_padded_memory(local)
-            cast(DTensor, self.sharded_param)._local_tensor = self._padded_rows()  # the object stays
-
-    # Moving between the two forms
-
-    def alloc_unsharded_param(self) -> None:
-        """Give the unsharded parameter memory (U in the programs); what is in it is for the copy-out to write."""
-        if self._unsharded_param is None:
-            shape = (self.world_size * self.padded_sharded_size[0], *self.orig_size[1:])
+        ours = self._sharded_param_data.untyped_storage().data_ptr()
+        if not (ours and ours == local.untyped_storage().data_ptr()):
             with torch.no_grad():
-                buffer = self._sharded_param_data.new_empty(shape)  # (W * rows, ...)
-                self.all_gather_output = buffer.view(-1)  # 1D, padded
-                self._unsharded_param = nn.Parameter(
-                    buffer[: self.orig_size[0]], requires_grad=self.sharded_param.requires_grad
-                )
-        self.all_gather_output.untyped_storage().resize_(self.unsharded_bytes)
+                self._own_padded_memory(local)
+                cast(DTensor, self.sharded_param)._local_tensor = self._padded_rows()  # the object stays
+        self._sharding_spec = cast(DTensor, self.sharded_param)._spec
+
+    def init_dtype_attrs(self, mp_policy: MixedPrecisionPolicy) -> None:
+        self.orig_dtype = self.sharded_param.dtype
+        self.param_dtype, self.reduce_dtype = mixed_dtypes(mp_policy, self.orig_dtype)
+
+    # Moving between the forms
+
+    def alloc_unsharded_param(self, dtype: torch.dtype, world_size: int) -> None:
+        """Give the unsharded parameter memory (U in the programs); what is in it is for the copy-out to write."""
+        if not hasattr(self, "_unsharded_param"):
+            numel = world_size * self.all_gather_input_numel
+            with torch.no_grad():
+                self.all_gather_output = torch.empty(numel, dtype=dtype, device=self.device)  # 1D, padded
+                whole = self.all_gather_output.as_strided(self._orig_size, make_contiguous_strides_for(self._orig_size))
+                self._unsharded_param = nn.Parameter(whole, requires_grad=self.sharded_param.requires_grad)
+        storage = self.all_gather_output.untyped_storage()
+        if storage.size() != self.unsharded_bytes:
+            storage.resize_(self.unsharded_bytes)
 
     def free_unsharded_param(self) -> None:
-        if self._unsharded_param is not None:
-            self.all_gather_output.untyped_storage().resize_(0)
+        if hasattr(self, "_unsharded_param") and (storage := self.all_gather_output.untyped_storage()).size():
+            storage.resize_(0)
 
     def to_unsharded(self) -> None:
-        unsharded_param = self.unsharded_param
+        unsharded_param = self._unsharded_param
         if unsharded_param.requires_grad != self.sharded_param.requires_grad:  # frozen or thawed since the last time
             unsharded_param.requires_grad_(self.sharded_param.requires_grad)
         self._register(unsharded_param)
+        if self.sharded_state is ShardedState.SHARDED_POST_FORWARD:
+            del self._sharded_post_forward_param, self._sharded_post_forward_param_data  # gathered: let go of the slice
         self.sharded_state = ShardedState.UNSHARDED
 
     def to_sharded(self) -> None:
@@ -149,46 +187,86 @@ class FSDPParam:
         self.free_unsharded_param()
         self.sharded_state = ShardedState.SHARDED
 
+    def to_sharded_post_forward(self, mesh_info: FSDPMeshInfo) -> None:
+        """Keep this rank's slice of the gathered buffer and free the rest, see [Note: a slice in between]."""
+        n, rank, size = mesh_info.shard_mesh_size, mesh_info.shard_mesh_rank, self._orig_size
+        numel = self.all_gather_output.numel() // n
+        self._sharded_post_forward_param_data = self.all_gather_output.narrow(0, rank * numel, numel).clone()  # 1D
+        rows = -(-size[0] // n)
+        shape = (max(0, min(rows, size[0] - rank * rows)), *size[1:])  # what DTensor expects of this rank
+        local = self._sharded_post_forward_param_data.as_strided(shape, make_contiguous_strides_for(size))
+        dtensor = DTensor.from_local(
+            local, mesh_info.mesh, mesh_info.placements, run_check=False, shape=size, stride=self._orig_stride
+        )
+        self._sharded_post_forward_param = nn.Parameter(dtensor, requires_grad=self.sharded_param.requires_grad)
+        self._register(self._sharded_post_forward_param)
+        self.free_unsharded_param()
+        self.sharded_state = ShardedState.SHARDED_POST_FORWARD
+
     def _register(self, param: nn.Parameter) -> None:
         for module, name in self.owners:
-            module._parameters[name] = param  # setattr would do, with checks that cost time in every hook
+            if type(module).__setattr__ is nn.Module.__setattr__:
+                module._parameters[name] = param  # without the checks of setattr, which cost time in every hook
+            else:
+                setattr(module, name, param)
 
     # What the collectives read and write
 
     @property
     def unsharded_param(self) -> nn.Parameter:
         """The whole parameter, shape (d0, ...); without memory while the group is sharded."""
-        if self._unsharded_param is None:
-            raise RuntimeError(f"{self.fqn} was never gathered; run the forward of its module first")
+        if not hasattr(self, "_unsharded_param"):
+            raise RuntimeError(f"{self._param_fqn} was never gathered; run the forward of its module first")
         return self._unsharded_param
 
     @property
-    def all_gather_input(self) -> torch.Tensor:
-        """1D, padded: this rank's contribution to the all-gather."""
+    def local_data(self) -> torch.Tensor:
+        """1D, padded: what this rank keeps at the moment, its shard or its slice."""
+        if self.sharded_state is ShardedState.SHARDED_POST_FORWARD:
+            return self._sharded_post_forward_param_data
         return self._sharded_param_data
+
+    @property
+    def all_gather_input(self) -> torch.Tensor:
+        """1D, padded: this rank's contribution to the all-gather, on the device and in ``param_dtype``."""
+        data = self.local_data
+        if self.offload_to_cpu and self.sharded_state is ShardedState.SHARDED:
+            data = to_device(data, self.device)
+        return to_dtype(data, self.param_dtype)
+
+    @property
+    def all_gather_input_numel(self) -> int:
+        return self.local_data.numel()
 
     @property
     def unsharded_bytes(self) -> int:
         """Bytes of U, padding included."""
         return self.all_gather_output.numel() * self.all_gather_output.itemsize
 
-    @property
-    def unsharded_grad(self) -> torch.Tensor | None:
-        """The gradient autograd computed for the whole parameter, shape (d0, ...), if any."""
-        return None if self._unsharded_param is None else self._unsharded_param.grad
-
-    def take_unsharded_grad(self) -> torch.Tensor:
-        """Hand over the gradient of the whole parameter: the parameter lets go of it."""
-        grad = self.unsharded_param.grad
+    def take_unsharded_grad(self) -> torch.Tensor | None:
+        """Hand over the gradient of the whole parameter, if there is one: the parameter lets go of it."""
+        if not hasattr(self, "_unsharded_param"):
+            return None
+        grad, self.unsharded_accumulated_grad = self.unsharded_accumulated_grad, None
         if grad is None:
-            raise RuntimeError(f"{self.fqn} has no gradient to hand over")
-        self.unsharded_param.grad = None
+            grad, self._unsharded_param.grad = self._unsharded_param.grad, None
         return grad
 
     def __repr__(self) -> str:
-        return f"FSDPParam(fqn={self.fqn}, orig_size={tuple(self.orig_size)})"
+        return f"FSDPParam(fqn={self._param_fqn}, orig_size={tuple(self._orig_size)})"
 
 
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's part of a DTensor, without autograd (which `DTensor.to_local` takes part in)."""
     return cast(DTensor, tensor)._local_tensor
+
+
+def owners_of(params: list[nn.Parameter], modules: tuple[nn.Module, ...]) -> dict[nn.Parameter, list[Owner]]:
+    """For each parameter every place it is registered in: tied weights, and modules that occur twice."""
+    owners: dict[nn.Parameter, list[Owner]] = {p: [] for p in params}
+    for module in modules:
+        for submodule in module.modules():
+            for name, param in submodule._parameters.items():
+                if param in owners and (submodule, name) not in owners[param]:
+                    owners[param].append((submodule, name))
+    return owners

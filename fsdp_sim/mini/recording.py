@@ -61,6 +61,16 @@ class ComputeSegments:
         self._idle_since_s = time.monotonic() if RECORDER.on else None
 
 
+def segments(group: FSDPParamGroup, module_fqns: list[str]) -> tuple[str, str]:
+    """Names of a unit's first and last piece of compute, see `recording`."""
+    own = group.unit.split(", ") if group._module_fqn else [""]
+    prefixes = tuple(f"{fqn}." if fqn else "" for fqn in own)
+    if not any(name not in own and name.startswith(prefixes) for name in module_fqns):
+        return group.unit, group.unit
+    prefix = f"{group._module_fqn}." if group._module_fqn else ""
+    return f"{prefix}embed", f"{prefix}head"
+
+
 # Memory
 
 

@@ -16,56 +16,82 @@ state whose forward runs is: there all states below it are collected, get their 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.autograd import Variable
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.utils import _to_kwargs
 
 from fsdp_sim.mini import recording
-from fsdp_sim.mini.group import FSDPCommContext, FSDPParamGroup, TrainingState, grad_tensors
+from fsdp_sim.mini.autograd import register_pre_backward
+from fsdp_sim.mini.group import FSDPParamGroup
+from fsdp_sim.mini.precision import cast_forward_inputs, cast_output_dtype
+from fsdp_sim.mini.prefetch import prefetch_unshard
+from fsdp_sim.mini.streams import FSDPCommContext, TrainingState
 from fsdp_sim.timeline import Op
 
 
 class FSDPStateContext:
-    """What all states under one root share.
+    """What all states under one root share (torch: the class of the same name).
 
     Attributes:
         all_states: in the order of the root's ``named_modules()``, the root first.
         iter_forward_root: the state whose forward is the outermost one running. Usually the root.
         post_backward_final_callback_queued: whether this backward has its final callback already.
+        is_last_backward: whether this backward ends by waiting for all reductions.
+        post_optim_event: what the next forward's all-gathers wait for, instead of all that was computed before.
     """
 
     def __init__(self) -> None:
         self.all_states: list[FSDPState] = []
         self.iter_forward_root: FSDPState | None = None
         self.post_backward_final_callback_queued = False
+        self.is_last_backward = True
+        self.post_optim_event: Any = None
 
 
 class FSDPState:
     """The hooks of one `fully_shard` call (torch: `_fsdp_state.FSDPState`).
 
     Attributes:
-        param_group: None if the modules have no parameters of their own.
-        states_to_forward_prefetch, states_to_backward_prefetch: set by the user; empty means the default.
+        _fsdp_param_group: None if the modules have no parameters of their own.
+        _states_to_forward_prefetch, _states_to_backward_prefetch: set by the user; empty means the default.
+        _modules_to_run_forward: of the modules of this state, those whose forward is still to come in this pass.
     """
 
     def __init__(
-        self, modules: tuple[nn.Module, ...], param_group: FSDPParamGroup | None, auto_reshard_after_forward: bool
+        self,
+        modules: tuple[nn.Module, ...],
+        param_group: FSDPParamGroup | None,
+        device: torch.device,
+        mp_policy: MixedPrecisionPolicy,
+        auto_reshard_after_forward: bool,
     ) -> None:
-        self.modules = modules
-        self.param_group = param_group
-        self.auto_reshard_after_forward = auto_reshard_after_forward  # the user left it open: the root will keep
-        self.states_to_forward_prefetch: list[FSDPState] = []
-        self.states_to_backward_prefetch: list[FSDPState] = []
+        self._modules = modules
+        self._fsdp_param_group = param_group
+        self._device = device
+        self._mp_policy = mp_policy
+        self._auto_reshard_after_forward = auto_reshard_after_forward  # the user left it open: the root will keep
+        self._states_to_forward_prefetch: list[FSDPState] = []
+        self._states_to_backward_prefetch: list[FSDPState] = []
         self._is_root: bool | None = None  # known from lazy init on
         self._state_ctx = FSDPStateContext()
-        self._comm_ctx = FSDPCommContext()
+        self._comm_ctx = FSDPCommContext(device)
         self._training_state = TrainingState.IDLE
-        self._modules_to_run_forward: set[nn.Module] = set()  # of a list of modules, those still to come
+        self._modules_to_run_forward: set[nn.Module] = set()
         for module in modules:
-            module.register_forward_pre_hook(self._pre_forward, prepend=True, with_kwargs=True)
-            module.register_forward_hook(self._post_forward, prepend=False)
+            module.register_forward_pre_hook(_outside_graph(self._pre_forward), prepend=True, with_kwargs=True)
+            module.register_forward_hook(
+                _outside_graph(self._post_forward), prepend=False, always_call=len(modules) > 1
+            )
+
+    @property
+    def _fsdp_param_groups(self) -> list[FSDPParamGroup]:
+        """torch's name for the same: there a module may have several groups, on different meshes."""
+        return [] if self._fsdp_param_group is None else [self._fsdp_param_group]
 
     # Lazy init
 
@@ -78,118 +104,144 @@ class FSDPState:
         """
         if self._is_root is not None:
             return
-        if len(self.modules) > 1:
-            given = [type(m).__name__ for m in self.modules]
+        if len(self._modules) > 1:
+            given = [type(m).__name__ for m in self._modules]
             raise RuntimeError(
-                f"the root must be one module, but fully_shard was given the list {given}; shard its parent"
+                f"the root must be a single root module, but fully_shard was given the list {given}; shard its parent"
             )
-        root, states = self.modules[0], self._state_ctx.all_states
+        root, states = self._modules[0], self._state_ctx.all_states
         names: dict[FSDPState, list[str]] = {}
         for name, module in root.named_modules():
             state = state_of(module)
             if state is None:
                 continue
             if state is not self and state._is_root is not None and state not in names:
+                states.clear()
                 raise RuntimeError(
-                    f"{name!r} ran its forward before the root {type(root).__name__} did and took itself for the root; "
-                    "run the root's forward first"
+                    f"FSDP state has already been lazily initialized for {name!r}: it ran its forward before the root "
+                    f"{type(root).__name__} did and took itself for the root; run the root's forward first"
                 )
             if state not in names:
                 states.append(state)
             names.setdefault(state, []).append(name)
+        self._comm_ctx.lazy_init()
         for state in states:
             state._is_root = state is self
             state._state_ctx, state._comm_ctx = self._state_ctx, self._comm_ctx
-            if state.param_group is not None:
-                state.param_group.comm_ctx = self._comm_ctx
-                state.param_group._module_fqn = ", ".join(names[state])
-        if self.param_group is not None and self.auto_reshard_after_forward:
-            self.param_group.reshard_after_forward = False  # backward begins with the root: it would gather at once
-        _name_params(root, self._groups())
-        _validate_no_duplicate_params(self._groups())
-        for group in self._groups():
+            if (group := state._fsdp_param_group) is not None:
+                group.comm_ctx = self._comm_ctx
+                group._module_fqn = ", ".join(names[state])
+        if self._fsdp_param_group is not None and self._auto_reshard_after_forward:
+            # backward begins with the root: what forward freed it would gather at once
+            self._fsdp_param_group.post_forward_mesh_info = None
+        groups = self._groups()
+        self._comm_ctx.reduce_scatter_max_input_buffers = max(
+            (g.reduce_scatter_max_input_buffers for g in groups), default=1
+        )
+        _name_params(root, groups)
+        _validate_no_duplicate_params(groups)
+        for group in groups:
             group.lazy_init()
-            group.segments = _segments(group, [n for state_names in names.values() for n in state_names])
+            group.segments = recording.segments(group, [n for state_names in names.values() for n in state_names])
         recording.install()
 
     def _groups(self) -> list[FSDPParamGroup]:
-        return [s.param_group for s in self._state_ctx.all_states if s.param_group is not None]
+        return [g for s in self._state_ctx.all_states for g in s._fsdp_param_groups]
 
     # Forward
 
     def _pre_forward(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        group = self.param_group
+        group = self._fsdp_param_group
+        if len(self._modules) > 1 and not self._modules_to_run_forward:
+            self._modules_to_run_forward.update(self._modules)
         if self._training_state is TrainingState.PRE_BACKWARD:  # activation checkpointing recomputes inside backward
-            if group is not None:
+            if group is not None and not group.is_unsharded:
                 group.unshard()
                 group.wait_for_unshard()
-            return args, kwargs
-        first_in_pass = self._training_state is not TrainingState.FORWARD
-        if first_in_pass:
-            self._lazy_init()
-            self._begin_forward_if_outermost()
-            self._modules_to_run_forward = set(self.modules)
+            return cast_forward_inputs(self._mp_policy, args, kwargs)
+        first_in_pass = self._training_state is not TrainingState.FORWARD  # a list of modules enters once
         self._training_state = TrainingState.FORWARD
-        self._comm_ctx.compute.close()
-        if group is not None:
-            args, kwargs = group.pre_forward(args, kwargs)
         if first_in_pass:
-            for state in self.states_to_forward_prefetch:
-                if state.param_group is not None:
-                    state.param_group.unshard()
+            args, kwargs = self._root_pre_forward(args, kwargs)
+        self._comm_ctx.compute.close()
+        args, kwargs = cast_forward_inputs(self._mp_policy, args, kwargs)
+        if group is not None:
+            args, kwargs = group.pre_forward(module, args, kwargs)
+        if first_in_pass:
+            for state in self._states_to_forward_prefetch:
+                prefetch_unshard(state._fsdp_param_group, TrainingState.FORWARD)
         if group is not None:
             self._comm_ctx.compute.open(Op.FWD, group.segments[0], group._copy_out)
         return args, kwargs
 
-    def _begin_forward_if_outermost(self) -> None:
-        if self._state_ctx.iter_forward_root is None:
-            self._state_ctx.iter_forward_root = self
-            self._comm_ctx.copied_out = -1  # CUDA: here the all-gather streams wait for the optimizer
-            recording.forward_begins(self._groups())
+    def _root_pre_forward(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Once per forward: no all-gather may read a shard before the optimizer has written it."""
+        self._lazy_init()
+        ctx, comm = self._state_ctx, self._comm_ctx
+        if ctx.iter_forward_root is not None:
+            return args, kwargs
+        ctx.iter_forward_root = self
+        if ctx.post_optim_event is not None:
+            comm.wait_all_gather_streams_on_event(ctx.post_optim_event)
+            ctx.post_optim_event = None
+        else:
+            comm.all_gather_copy_in_stream.wait_stream(comm.current_stream())
+            comm.all_gather_stream.wait_stream(comm.current_stream())
+        comm.copied_out = -1
+        recording.forward_begins(self._groups())
+        if self._device.type != "cpu" and (args or kwargs):
+            (args,), (kwargs,) = _to_kwargs(args, kwargs, self._device, False)
+        return args, kwargs
 
     def _post_forward(self, module: nn.Module, args: Any, output: Any) -> Any:
-        if self._training_state is TrainingState.PRE_BACKWARD:
-            return output
-        self._modules_to_run_forward.discard(module)
-        if self._modules_to_run_forward:
-            return output  # a list of modules is done when its last one is
-        self._complete_forward(output)
+        if not self._ends_pass(module) or self._training_state is TrainingState.PRE_BACKWARD:
+            return cast_output_dtype(self._mp_policy, output)
+        output = self._complete_forward(module, args, output)
         if self._state_ctx.iter_forward_root is self:
-            for state in reversed(self._state_ctx.all_states):  # lists of which one module was not used
+            for state in reversed(self._state_ctx.all_states):  # lists of which not every module was used
                 if state is not self and state._modules_to_run_forward:
-                    state._complete_forward(output)
-            self._comm_ctx.release_all_gather_state()
+                    output = cast_output_dtype(state._mp_policy, state._complete_forward(None, None, output))
+                    state._modules_to_run_forward.clear()
+            if (last := self._comm_ctx.release_all_gather_state()) is not None:
+                last.result.record_free()
             self._state_ctx.iter_forward_root = None
-        return output
+        return cast_output_dtype(self._mp_policy, output)
 
-    def _complete_forward(self, output: Any) -> None:
-        group = self.param_group
+    def _ends_pass(self, module: nn.Module) -> bool:
+        """A list of modules is done when its last one is; a second call in the pass (a chunked loss) ends nothing."""
+        if len(self._modules) == 1:
+            return True
+        to_run = self._modules_to_run_forward
+        if module not in to_run:
+            return False
+        to_run.remove(module)
+        return not to_run
+
+    def _complete_forward(self, module: nn.Module | None, args: Any, output: Any) -> Any:
+        group = self._fsdp_param_group
         if group is not None:
             self._comm_ctx.compute.close_unit(Op.FWD, group.segments[1], group._copy_out)
-            group.post_forward()
-        if torch.is_grad_enabled():
-            for tensor in grad_tensors(output):
-                tensor.register_hook(self._pre_backward)
-        self._modules_to_run_forward.clear()
+            output = group.post_forward(module, args, output)
+        register_pre_backward(output, self._pre_backward, ", ".join(type(m).__name__ for m in self._modules))
         self._training_state = TrainingState.IDLE
         self._comm_ctx.compute.unit_done()
+        return output
 
     # Backward
 
     def _pre_backward(self, grad: torch.Tensor) -> torch.Tensor:
-        self._queue_final_callback()
-        group = self.param_group
-        first_output = group is None or group._training_state is not TrainingState.PRE_BACKWARD
         self._training_state = TrainingState.PRE_BACKWARD
+        self._queue_final_callback()
+        group = self._fsdp_param_group
+        first_output = group is not None and group._training_state is not TrainingState.PRE_BACKWARD
         if first_output:
             self._comm_ctx.compute.close()
-            if group is not None:
-                group.pre_backward(default_prefetch=not self.states_to_backward_prefetch)
-            for state in self.states_to_backward_prefetch:
-                if state.param_group is not None:
-                    state.param_group.unshard()
-            if group is not None:
-                self._comm_ctx.compute.open(Op.BWD, group.segments[1], group._copy_out)
+        if group is not None:
+            group.pre_backward(default_prefetch=not self._states_to_backward_prefetch)
+        for state in self._states_to_backward_prefetch:
+            prefetch_unshard(state._fsdp_param_group, TrainingState.PRE_BACKWARD)
+        if group is not None and first_output:
+            self._comm_ctx.compute.open(Op.BWD, group.segments[1], group._copy_out)
         return grad
 
     def _queue_final_callback(self) -> None:
@@ -199,51 +251,79 @@ class FSDPState:
             Variable._execution_engine.queue_callback(self._root_post_backward_final_callback)
 
     def _root_post_backward_final_callback(self) -> None:
-        for state in self._state_ctx.all_states:
-            group = state.param_group
-            if group is not None:
+        ctx, comm = self._state_ctx, self._comm_ctx
+        ctx.iter_forward_root = None
+        for state in ctx.all_states:
+            state._modules_to_run_forward.clear()
+            if (group := state._fsdp_param_group) is not None:
                 if group._training_state is not TrainingState.POST_BACKWARD:
-                    group.post_backward()
+                    group.post_backward()  # no gradient flowed to its inputs
+                group._training_state = TrainingState.IDLE
+            state._training_state = TrainingState.IDLE
+            if group is not None and ctx.is_last_backward:
                 group.finalize_backward()
+        comm.compute.close()
+        last = -1
+        if ctx.is_last_backward:
+            comm.post_forward_order.clear()
+            last = comm.wait_for_all_reduce_scatters()
+        ctx.post_backward_final_callback_queued = False
+        recording.backward_ended(last)
+
+    def _reset_iter_state(self) -> None:
+        """After an exception in forward or backward: forget the step, so that the next one can start.
+
+        Raises:
+            RuntimeError: this is not the root.
+        """
+        if self._is_root is False:
+            raise RuntimeError("reset_iter_state must be called on the root module, whose forward is run first")
+        ctx, comm = self._state_ctx, self._comm_ctx
+        comm.compute.close()
+        if (last := comm.all_gather_state) is not None:
+            comm.all_gather_state = None
+            if last.event is not None:
+                comm.current_stream().wait_event(last.event)
+            last.result.record_free()
+        comm.wait_for_all_reduce_scatters()
+        comm.wait_for_last_reductions()
+        comm.post_forward_order.clear()
+        for state in ctx.all_states:
             state._modules_to_run_forward.clear()
             state._training_state = TrainingState.IDLE
-        self._comm_ctx.compute.close()
-        self._comm_ctx.post_forward_order.clear()
-        last = self._comm_ctx.wait_for_reduce_scatters(keep=0)
-        self._state_ctx.iter_forward_root = None
-        self._state_ctx.post_backward_final_callback_queued = False
-        recording.backward_ended(last)
+            for group in state._fsdp_param_groups:
+                group._reset_iter_state()
+        ctx.iter_forward_root = None
+        ctx.post_backward_final_callback_queued = False
 
 
 def state_of(module: nn.Module) -> FSDPState | None:
     """The state of a module that `fully_shard` was applied to, else None."""
-    return getattr(module, "_fsdp_state", None)
+    return module.__dict__.get("_fsdp_state")
+
+
+def _outside_graph(hook: Any) -> Any:
+    """A hook that `torch.compile` leaves out of its graph: it runs as Python between two graphs."""
+    hook = partial(hook)
+    hook._torchdynamo_disable = True
+    return hook
 
 
 def _name_params(root: nn.Module, groups: list[FSDPParamGroup]) -> None:
     of_param = {id(p.sharded_param): p for group in groups for p in group.fsdp_params}
     for name, param in root.named_parameters():
         if id(param) in of_param:
-            of_param[id(param)].fqn = name
+            of_param[id(param)]._param_fqn = name
 
 
 def _validate_no_duplicate_params(groups: list[FSDPParamGroup]) -> None:
     seen: dict[int, str] = {}
     for group in groups:
         for p in group.fsdp_params:
-            if p.uid in seen:
+            if p._orig_param_uid in seen:
                 raise ValueError(
-                    f"parameter {p.fqn!r} of unit {group.unit!r} is already managed by unit {seen[p.uid]!r}; tied "
-                    "parameters must be in one group: fully_shard([module_a, module_b]), or leave both to their parent"
+                    f"parameter {p._param_fqn!r} of unit {group.unit!r} is already managed by unit "
+                    f"{seen[p._orig_param_uid]!r}; tied parameters must be in one group: "
+                    "fully_shard([module_a, module_b]), or leave both to their parent"
                 )
-            seen[p.uid] = group.unit
-
-
-def _segments(group: FSDPParamGroup, module_fqns: list[str]) -> tuple[str, str]:
-    """Names of a unit's first and last piece of compute, see `recording`."""
-    own = group.unit.split(", ") if group._module_fqn else [""]
-    prefixes = tuple(f"{fqn}." if fqn else "" for fqn in own)
-    if not any(name not in own and name.startswith(prefixes) for name in module_fqns):
-        return group.unit, group.unit
-    prefix = f"{group._module_fqn}." if group._module_fqn else ""
-    return f"{prefix}embed", f"{prefix}head"
+            seen[p._orig_param_uid] = group.unit

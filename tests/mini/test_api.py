@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
+from torch.distributed.fsdp import CPUOffloadPolicy
+from torch.distributed.tensor import Shard, distribute_module
 
-from fsdp_sim.mini import FSDPModule, fully_shard
+from fsdp_sim.mini import FSDPModule, fully_shard, register_fsdp_forward_method
 from tests.mini.models import Collectives, Matrix, Toy, assert_same_grads, my_part, shard, twin
 
 
@@ -63,38 +64,60 @@ def mesh_of(*shape):
 
 
 ERRORS = {
-    "scalar parameter": (lambda: fully_shard(Scalar()), ValueError, "Scalar.scale; make it a tensor of shape (1,)"),
+    "scalar parameter": (lambda: fully_shard(Scalar()), ValueError, "change Scalar.scale to a 1D tensor"),
     "not contiguous": (
         lambda: fully_shard(Transposed()),
         NotImplementedError,
         "Transposed.w has shape (5, 3) and stride (1, 5)",
     ),
-    "twice": (twice, ValueError, "already applied to this FSDPMatrix"),
-    "no forward": (lambda: fully_shard(nn.ModuleList([Matrix()])), ValueError, "ModuleList has no forward"),
+    "twice": (twice, AssertionError, "already been applied to this FSDPMatrix"),
+    "no forward": (lambda: fully_shard(nn.ModuleList([Matrix()])), ValueError, "a ModuleList would never gather"),
     "two groups": (tied_across_groups, ValueError, "already managed by unit 'root'"),
-    "layer first": (layer_before_root, RuntimeError, "'layers.0' ran its forward before the root FSDPToy"),
-    "list as root": (list_as_root, RuntimeError, "the root must be one module"),
-    "meta": (on_meta, RuntimeError, "still on the meta device: ['embed.w', 'head.w']; call module.to_empty"),
-    "two dtypes": (two_dtypes, ValueError, "parameters of one floating-point dtype"),
-    "2-D mesh": (lambda: fully_shard(Matrix(), mesh=mesh_of(1, 2)), NotImplementedError, "use a 1-D mesh"),
-    "3-D mesh": (lambda: fully_shard(Matrix(), mesh=mesh_of(1, 1, 2)), ValueError, "got 3 dimensions"),
+    "layer first": (layer_before_root, RuntimeError, "already been lazily initialized for 'layers.0'"),
+    "list as root": (list_as_root, RuntimeError, "a single root module"),
+    "meta": (on_meta, RuntimeError, "still on the meta device: ['embed.w', 'head.w']; call fsdp_sim.mini.init_weights"),
+    "two dtypes": (two_dtypes, AssertionError, "parameters of one unit must have one dtype"),
+    "2-D mesh without names": (
+        lambda: fully_shard(Matrix(), mesh=init_device_mesh("cpu", (1, 2))),
+        AssertionError,
+        'mesh_dim_names=("replicate", "shard")',
+    ),
+    "3-D mesh": (lambda: fully_shard(Matrix(), mesh=mesh_of(1, 1, 2)), ValueError, "1 or 2 dimensions, but got 3"),
     "smaller mesh": (
-        lambda: fully_shard(Matrix(), reshard_after_forward=2),
-        NotImplementedError,
-        "reshard_after_forward=2 (a smaller mesh) is not built yet",
+        lambda: fully_shard(Matrix(), reshard_after_forward=3),
+        ValueError,
+        "must divide the number of shards, 2, but is 3",
     ),
     "no bool": (lambda: fully_shard(Matrix(), reshard_after_forward="yes"), ValueError, "not 'yes'"),
-    "mixed precision": (
-        lambda: fully_shard(Matrix(), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16)),
-        NotImplementedError,
-        "use MixedPrecisionPolicy(), the default",
-    ),
-    "offload": (
+    "pinned without an accelerator": (
         lambda: fully_shard(Matrix(), offload_policy=CPUOffloadPolicy()),
-        NotImplementedError,
-        "use OffloadPolicy(), the default",
+        RuntimeError,
+        "CPUOffloadPolicy(pin_memory=False)",
     ),
-    "deepcopy": (lambda: copy.deepcopy(fully_shard(Matrix())), RuntimeError, "FSDPMatrix cannot be deep-copied"),
+    "other dimension": (
+        lambda: fully_shard(Matrix(), shard_placement_fn=lambda _: Shard(1)),
+        NotImplementedError,
+        "for Matrix.w of shape (4, 4); this FSDP shards dim 0",
+    ),
+    "tensor parallelism": (
+        lambda: fully_shard(distribute_module(Matrix(), init_device_mesh("cpu", (2,)))),
+        NotImplementedError,
+        "Matrix.w is already a DTensor with placements (Replicate(),)",
+    ),
+    "custom allocator": (
+        lambda: fully_shard(Matrix()).set_symm_mem_for_comm(),
+        NotImplementedError,
+        "custom collectives and allocators are left out",
+    ),
+    "no such method": (
+        lambda: register_fsdp_forward_method(fully_shard(Matrix()), "generate"),
+        ValueError,
+        "FSDPMatrix does not have a method 'generate'",
+    ),
+    "K = 0": (lambda: fully_shard(Matrix()).set_reduce_scatter_max_input_buffers(0), ValueError, "positive int, got 0"),
+    "K = True": (lambda: fully_shard(Matrix()).set_reduce_scatter_max_input_buffers(True), TypeError, "got bool"),
+    "no modules": (lambda: fully_shard([]), ValueError, "given no modules"),
+    "deepcopy": (lambda: copy.deepcopy(fully_shard(Matrix())), AssertionError, "hooks of FSDPMatrix"),
     "prefetch of a plain module": (
         lambda: fully_shard(Matrix()).set_modules_to_forward_prefetch([Matrix()]),
         ValueError,
@@ -103,7 +126,7 @@ ERRORS = {
     "setter": (
         lambda: fully_shard(Matrix()).set_reshard_after_forward(2),
         ValueError,
-        "must be True or False here, not 2",
+        "should be a bool here, not 2",
     ),
 }
 

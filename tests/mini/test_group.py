@@ -10,7 +10,7 @@ from tests.mini.models import Matrix, Toy, shard
 
 
 def group_of(module):
-    return module._get_fsdp_state().param_group
+    return module._get_fsdp_state()._fsdp_param_group
 
 
 def test_a_gathered_buffer_outlives_its_unit_in_forward_by_one(ranks):

@@ -7,6 +7,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard
 
 from fsdp_sim.mini import FSDPParam, ShardedState
+from fsdp_sim.mini.hsdp import FSDPMeshInfo
+
+CPU = torch.device("cpu")
 
 
 def split(shape):
@@ -15,7 +18,7 @@ def split(shape):
     owner.w = nn.Parameter(torch.randn(shape))
     original = owner.w.detach().clone()
     world_size = torch.distributed.get_world_size()
-    p = FSDPParam(owner.w, [(owner, "w")], init_device_mesh("cpu", (world_size,)))
+    p = FSDPParam(owner.w, [(owner, "w")], FSDPMeshInfo(init_device_mesh("cpu", (world_size,))), CPU)
     chunks = original.chunk(world_size)
     rank = torch.distributed.get_rank()
     expected = chunks[rank] if rank < len(chunks) else original[:0]
@@ -48,10 +51,10 @@ def test_the_unsharded_parameter_is_one_object_whose_memory_comes_and_goes(ranks
     def run():
         owner = nn.Module()
         owner.w = nn.Parameter(torch.ones(5, 2))
-        p = FSDPParam(owner.w, [(owner, "w")], init_device_mesh("cpu", (2,)))
+        p = FSDPParam(owner.w, [(owner, "w")], FSDPMeshInfo(init_device_mesh("cpu", (2,))), CPU)
         seen = []
         for _ in range(2):
-            p.alloc_unsharded_param()
+            p.alloc_unsharded_param(torch.float32, 2)
             p.to_unsharded()
             seen.append((id(owner.w), p.sharded_state, owner.w.shape, owner.w.untyped_storage().size()))
             p.to_sharded()
@@ -68,12 +71,12 @@ def test_frozen_and_thawed(ranks):
     def run():
         owner = nn.Module()
         owner.w = nn.Parameter(torch.ones(4), requires_grad=False)
-        p = FSDPParam(owner.w, [(owner, "w")], init_device_mesh("cpu", (2,)))
+        p = FSDPParam(owner.w, [(owner, "w")], FSDPMeshInfo(init_device_mesh("cpu", (2,))), CPU)
         assert not owner.w.requires_grad
         seen = []
         for wanted in (False, True, False):
             p.sharded_param.requires_grad_(wanted)
-            p.alloc_unsharded_param()
+            p.alloc_unsharded_param(torch.float32, 2)
             p.to_unsharded()
             seen.append(owner.w.requires_grad)
             p.to_sharded()

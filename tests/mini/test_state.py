@@ -185,7 +185,7 @@ def test_a_list_of_modules_is_one_group_even_if_one_is_not_used(ranks):
                 else:
                     m(x).pow(2).mean().backward()
             assert_same_grads(model, plain)
-        return len([s for s in model._get_fsdp_state()._state_ctx.all_states if s.param_group])
+        return len([s for s in model._get_fsdp_state()._state_ctx.all_states if s._fsdp_param_group])
 
     assert ranks(2, run) == [3, 3]
 
@@ -208,7 +208,7 @@ def test_a_gather_that_nobody_used_is_dropped_at_the_end_of_backward(ranks):
             for m, x in ((model, my_part(whole)), (plain, whole)):
                 m(x).pow(2).mean().backward()
             assert_same_grads(model, plain)
-        group = model.layers[1]._get_fsdp_state().param_group
+        group = model.layers[1]._get_fsdp_state()._fsdp_param_group
         return group._all_gather_result is None, group.is_unsharded
 
     assert ranks(2, run) == [(True, False)] * 2

@@ -1,0 +1,88 @@
+"""Which modules and parameters one `fully_shard` call manages: everything below, but what is sharded already."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import Shard
+
+from fsdp_sim.mini.state import state_of
+
+
+def root_modules(modules: list[nn.Module]) -> tuple[nn.Module, ...]:
+    """The modules that are not inside another one of the list, each once.
+
+    Raises:
+        ValueError: the list is empty, or has a container without a forward.
+        AssertionError: `fully_shard` was applied to one of them before (torch's type).
+    """
+    inside = {id(sub) for m in modules for sub in m.modules() if sub is not m}
+    roots = tuple({id(m): m for m in modules if id(m) not in inside}.values())
+    if not roots:
+        raise ValueError("fully_shard was given no modules; pass a module or a list of modules")
+    for module in roots:
+        if state_of(module) is not None:
+            raise AssertionError(
+                f"fully_shard has already been applied to this {type(module).__name__}; apply it once to each module"
+            )
+        if isinstance(module, (nn.ModuleList, nn.ModuleDict)) and type(module).forward is nn.Module.forward:
+            raise ValueError(
+                f"fully_shard does not support containers that do not implement forward: a {type(module).__name__} "
+                "would never gather its parameters; shard the modules in it"
+            )
+    return roots
+
+
+def managed_modules(roots: tuple[nn.Module, ...]) -> list[nn.Module]:
+    """The modules and all below, without those that are sharded already."""
+    found: dict[nn.Module, None] = {}
+
+    def visit(module: nn.Module) -> None:
+        if module not in found and state_of(module) is None:
+            for child in module.children():
+                visit(child)
+            found[module] = None
+
+    for module in roots:
+        visit(module)
+    return list(found)
+
+
+def managed_params(
+    managed: list[nn.Module], ignored: set[nn.Parameter], shard_placement_fn: Callable[[nn.Parameter], Any] | None
+) -> list[nn.Parameter]:
+    """Their parameters, each once.
+
+    Raises:
+        ValueError: a scalar parameter.
+        NotImplementedError: ``shard_placement_fn`` asks for another dimension than 0, or for another mesh.
+    """
+    found: dict[nn.Parameter, None] = {}
+    for module in managed:
+        for name, param in module.named_parameters(recurse=False):
+            if param in ignored:
+                continue
+            if param.ndim == 0:
+                raise ValueError(
+                    f"fully_shard doesn't support scalar parameters: change {type(module).__name__}.{name} to a 1D "
+                    "tensor with numel equal to 1, shape (1,)"
+                )
+            placement = shard_placement_fn(param) if shard_placement_fn is not None else None
+            if placement is not None and placement not in (Shard(0), Shard(-param.ndim)):
+                raise NotImplementedError(
+                    f"shard_placement_fn returned {placement} for {type(module).__name__}.{name} of shape "
+                    f"{tuple(param.shape)}; this FSDP shards dim 0 on the mesh given: return None or Shard(0)"
+                )
+            found[param] = None
+    return list(found)
+
+
+def move_to_device(params: list[nn.Parameter], managed: list[nn.Module], device: torch.device) -> None:
+    """Parameters and buffers; meta tensors stay."""
+    buffers = [b for m in managed for b in m.buffers(recurse=False)]
+    for tensor in (*params, *buffers):
+        if tensor.device.type != "meta" and tensor.device != device:
+            tensor.data = tensor.to(device)

@@ -1,0 +1,181 @@
+"""What all units under one root share: the streams, and the collectives under way on them.
+
+[Note: streams]  A GPU runs what the CPU issues in queues called streams: FIFO within a stream, side by side across
+streams, and "wait" makes a stream wait for an event of another while the CPU runs on. FSDP uses five:
+
+    compute         forward, backward, copy-out, and the copy-in of gradients: the default stream
+    ag_copy_in      copy-in of the shards, casts
+    all_gather      the all-gathers
+    reduce_scatter  the reduce-scatters, and what is done to their output
+    all_reduce      the all-reduces of hybrid sharding
+
+[Note: no streams on CPU]  `torch.cpu` has the same classes and they do nothing. What overlaps on CPU is the collective
+itself: it is issued with ``async_op=True`` and gloo's threads carry it out while this thread computes. So "wait for
+the event" and "wait for the collective" stand at the same place in the code (`PendingCollective.wait`), and on CPU the
+second blocks the thread where on a GPU the first makes a stream wait. One thing differs: on a GPU the work that
+follows a reduce-scatter is queued behind it at once; on CPU it is done when somebody waits for the reduce-scatter.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from contextlib import suppress
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.distributed import ProcessGroup, Work
+from torch.distributed.device_mesh import _get_device_handle
+
+from fsdp_sim.mini import recording
+from fsdp_sim.timeline import RECORDER, Op
+
+if TYPE_CHECKING:
+    from fsdp_sim.mini.collectives import AllGatherResult, ReduceScatterState
+    from fsdp_sim.mini.group import FSDPParamGroup
+
+
+class TrainingState(Enum):
+    """Where a unit is in the step."""
+
+    FORWARD = auto()
+    PRE_BACKWARD = auto()
+    POST_BACKWARD = auto()
+    IDLE = auto()
+
+
+class PendingCollective:
+    """A collective that was issued and must be waited for before its output is read.
+
+    Attributes:
+        seq: of its event in the timeline, -1 when nothing is recorded.
+    """
+
+    def __init__(self, op: Op, unit: str, buffer: torch.Tensor, group: ProcessGroup, waits_on: int) -> None:
+        self._work: Work | None = None
+        self._event: Any = None
+        self._over = False
+        self._end_s: float | None = None
+        self.seq = -1
+        if RECORDER.on:
+            self.seq = RECORDER.begin(
+                op, unit, waits_on=(waits_on,), bytes=buffer.numel() * buffer.itemsize, group_size=group.size(),
+                dtype=str(buffer.dtype).removeprefix("torch."),
+            )  # fmt: skip
+
+    def issued(self, work: Work | None, event: Any = None) -> PendingCollective:
+        """Take over how to wait for it: the Work of an asynchronous collective, the event after a synchronous one."""
+        self._work, self._event = work, event
+        if work is not None and self.seq >= 0 and not hasattr(work, "end_s"):  # a Work of fsdp_sim.ranks knows its end
+            with suppress(RuntimeError):  # gloo's reduce-scatter has no future: its end is when `wait` returned
+                work.get_future().add_done_callback(self._note_end)
+        return self
+
+    def _note_end(self, _: Any) -> None:
+        self._end_s = time.monotonic()
+
+    def wait(self, stream: Any = None) -> None:
+        """Make ``stream`` (a device's) or this thread (async collectives) wait for the end of the collective."""
+        if self._event is not None:
+            stream.wait_event(self._event)
+        if self._over:
+            return
+        if self._work is not None:
+            self._work.wait()
+        if self.seq >= 0:
+            end_s = getattr(self._work, "end_s", None) or self._end_s
+            RECORDER.end(self.seq, start_s=getattr(self._work, "start_s", None), end_s=end_s)
+        self._over = True
+
+
+class AllGatherState(NamedTuple):
+    """The all-gather whose output must outlive its copy-out, see [Note: who keeps G alive] in `group`."""
+
+    result: AllGatherResult
+    event: Any  # end of the copy-out
+    copy_out: int  # the same in the timeline
+
+
+class FSDPCommContext:
+    """Communication state shared by all units under one root (torch: `_fsdp_param_group.FSDPCommContext`).
+
+    Attributes:
+        device_handle: `torch.cuda`, `torch.cpu`, ...: where the device's streams and events come from.
+        on_cpu: collectives are asynchronous and their ends deferred, see [Note: no streams on CPU].
+        all_gather_state: the last all-gather of this forward, see [Note: who keeps G alive] in `group`.
+        reduce_scatter_states: reduce-scatters under way, oldest first, see [Note: who keeps I alive] in `group`.
+        reduce_scatter_max_input_buffers: K.
+        post_forward_order: units in the order in which their forward ended; backward prefetch reads it from the end.
+        copied_out: the copy-out that the all-gather streams have been told to wait for (its ``seq`` in the timeline).
+        compute: names the compute between hooks in the timeline.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device_handle: Any = _get_device_handle(device.type)
+        self.on_cpu = self.device_handle is torch.cpu
+        self.all_gather_state: AllGatherState | None = None
+        self.reduce_scatter_states: deque[ReduceScatterState] = deque()
+        self.reduce_scatter_max_input_buffers = 1
+        self.post_forward_order: list[FSDPParamGroup] = []
+        self._last_post_reduce_events: dict[Any, Any] = {}  # by stream: a later event on a stream implies the earlier
+        self.copied_out = -1
+        self.compute = recording.ComputeSegments()
+
+    def lazy_init(self) -> None:
+        """Make the streams. High priority lets short copies go before long kernels."""
+        if not hasattr(self, "all_gather_stream"):
+            stream = self.device_handle.Stream
+            self.all_gather_copy_in_stream, self.all_gather_stream = stream(priority=-1), stream(priority=-1)
+            self.reduce_scatter_stream, self.all_reduce_stream = stream(priority=-1), stream()
+
+    def current_stream(self) -> Any:
+        """The compute stream, when called from a hook."""
+        return self.device_handle.current_stream()
+
+    def get_all_gather_streams(self, async_op: bool, training_state: TrainingState) -> tuple[Any, Any]:
+        """(copy-in stream, all-gather stream): their own within a step, the current one when the user calls `unshard`
+        and for asynchronous all-gathers, which the process group runs on a stream of its own."""
+        if not async_op and training_state in (TrainingState.FORWARD, TrainingState.PRE_BACKWARD):
+            return self.all_gather_copy_in_stream, self.all_gather_stream
+        return self.current_stream(), self.current_stream()
+
+    def wait_all_gather_streams_on_event(self, event: Any) -> None:
+        """No later copy-in or all-gather may start before ``event``."""
+        if event is not None and hasattr(self, "all_gather_stream"):  # before the first forward there are no streams
+            self.all_gather_copy_in_stream.wait_event(event)
+            self.all_gather_stream.wait_event(event)
+
+    def wait_for_last_reductions(self) -> None:
+        """Make the compute stream wait until all gradients are handed out."""
+        for event in self._last_post_reduce_events.values():
+            if event is not None:
+                self.current_stream().wait_event(event)
+        self._last_post_reduce_events.clear()
+
+    def release_all_gather_state(self) -> AllGatherState | None:
+        """Let go of the gathered buffer that was kept for one unit longer; later copy-ins wait for its copy-out."""
+        state, self.all_gather_state = self.all_gather_state, None
+        if state is not None:
+            self.wait_all_gather_streams_on_event(state.event)
+            self.copied_out = state.copy_out
+        return state
+
+    def wait_for_reduce_scatters(self, keep: int) -> int:
+        """Wait for the oldest reduce-scatters until ``keep`` are left under way, and drop their inputs.
+
+        Returns:
+            the ``seq`` of the last one waited for, -1 if there was none.
+        """
+        seq = -1
+        while len(self.reduce_scatter_states) > keep:
+            seq = self.reduce_scatter_states.popleft().wait(self)  # I dies here
+        return seq
+
+    def wait_for_all_reduce_scatters(self) -> int:
+        """At the end of backward: wait for all, then drop their inputs. Returns as `wait_for_reduce_scatters`."""
+        seq = -1
+        for state in self.reduce_scatter_states:
+            seq = state.wait(self)
+        self.reduce_scatter_states.clear()
+        return seq
