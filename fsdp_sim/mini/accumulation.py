@@ -32,7 +32,7 @@ def add_to_accumulated_grad(fsdp_param: FSDPParam) -> None:
 
 def keep_in_reduce_dtype(fsdp_param: FSDPParam) -> None:
     """Of a gradient that is not reduced yet keep a copy in ``reduce_dtype`` instead."""
-    grad = fsdp_param.unsharded_param.grad if hasattr(fsdp_param, "_unsharded_param") else None
+    grad = fsdp_param.unsharded_param.grad if fsdp_param.was_gathered else None
     if fsdp_param.reduce_dtype is not None and grad is not None and grad.dtype != fsdp_param.reduce_dtype:
         fsdp_param.unsharded_param.grad = None
         fsdp_param.unsharded_accumulated_grad = grad.to(fsdp_param.reduce_dtype)
@@ -49,7 +49,7 @@ def take_unsharded_grads(
     params, grads = [], []
     for p in fsdp_params:
         grad = p.take_unsharded_grad()
-        if grad is None and zeros_for_unused and p.sharded_param.requires_grad:
+        if grad is None and zeros_for_unused and p.sharded_param.requires_grad and p.was_gathered:
             grad = torch.zeros_like(p.unsharded_param)
         if grad is not None:
             params.append(p)

@@ -29,9 +29,17 @@ from fsdp_sim.mini.precision import Division, all_gather_inputs, div_if_needed, 
 from fsdp_sim.mini.streams import FSDPCommContext, PendingCollective, TrainingState
 from fsdp_sim.timeline import RECORDER, Lane, Memory, Op
 
-# torch 2.13 renamed both; the old names still work there but warn
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+def _all_gather(output: torch.Tensor, own: torch.Tensor, group: ProcessGroup, async_op: bool = False) -> Any:
+    """``output`` (W * n), ``own`` (n). torch 2.13 renamed the function; the old name still works there but warns."""
+    name = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+    return getattr(dist, name)(output, own, group=group, async_op=async_op)
+
+
+def _reduce_scatter(output: torch.Tensor, whole: torch.Tensor, op: Any, group: ProcessGroup, async_op: bool) -> Any:
+    """``output`` (n), ``whole`` (W * n)."""
+    name = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
+    return getattr(dist, name)(output, whole, op=op, group=group, async_op=async_op)
 
 
 @dataclass(frozen=True)
@@ -86,7 +94,7 @@ def foreach_all_gather(
     all_gather_stream.wait_stream(copy_in_stream)
     with ctx.device_handle.stream(all_gather_stream), RECORDER.label(unit):
         pending = PendingCollective(Op.ALL_GATHER, unit, output, group, copy_in)
-        work = _all_gather(output, own, group=group, async_op=async_op or ctx.on_cpu)
+        work = _all_gather(output, own, group, async_op or ctx.on_cpu)
         pending.issued(work, all_gather_stream.record_event())
     return AllGatherResult(unit, output, split_sizes, dtypes, pending, async_op)
 
@@ -214,7 +222,7 @@ def foreach_reduce_scatter(
         else:
             pending = PendingCollective(Op.REDUCE_SCATTER, unit, reduce_input, group, copy_in)
             op = division.reduce_scatter_op
-            pending.issued(_reduce_scatter(output, reduce_input, op=op, group=group, async_op=ctx.on_cpu))
+            pending.issued(_reduce_scatter(output, reduce_input, op, group, ctx.on_cpu))
         event = stream.record_event()
     return ReduceScatterState(
         unit, fsdp_params, division, reduce_input, output, dtypes[1], pending, event, post_reduce_stream=stream

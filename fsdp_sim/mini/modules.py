@@ -57,7 +57,7 @@ def managed_params(
     """Their parameters, each once.
 
     Raises:
-        ValueError: a scalar parameter.
+        ValueError: a scalar parameter, or a ``shard_placement_fn`` that returns no placement.
         NotImplementedError: ``shard_placement_fn`` asks for another dimension than 0, or for another mesh.
     """
     found: dict[nn.Parameter, None] = {}
@@ -70,14 +70,20 @@ def managed_params(
                     f"fully_shard doesn't support scalar parameters: change {type(module).__name__}.{name} to a 1D "
                     "tensor with numel equal to 1, shape (1,)"
                 )
-            placement = shard_placement_fn(param) if shard_placement_fn is not None else None
-            if placement is not None and placement not in (Shard(0), Shard(-param.ndim)):
-                raise NotImplementedError(
-                    f"shard_placement_fn returned {placement} for {type(module).__name__}.{name} of shape "
-                    f"{tuple(param.shape)}; this FSDP shards dim 0 on the mesh given: return None or Shard(0)"
-                )
+            if shard_placement_fn is not None:
+                _validate_placement(shard_placement_fn(param), f"{type(module).__name__}.{name}", param)
             found[param] = None
     return list(found)
+
+
+def _validate_placement(placement: object, name: str, param: nn.Parameter) -> None:
+    if placement is None or placement in (Shard(0), Shard(-param.ndim)):
+        return
+    error = NotImplementedError if isinstance(placement, Shard) or hasattr(placement, "mesh_info") else ValueError
+    raise error(
+        f"shard_placement_fn returned {placement!r} for {name} of shape {tuple(param.shape)}; this FSDP shards dim 0 "
+        "on the mesh given: return None or Shard(0)"
+    )
 
 
 def move_to_device(params: list[nn.Parameter], managed: list[nn.Module], device: torch.device) -> None:

@@ -159,7 +159,7 @@ class FSDPParam:
 
     def alloc_unsharded_param(self, dtype: torch.dtype, world_size: int) -> None:
         """Give the unsharded parameter memory (U in the programs); what is in it is for the copy-out to write."""
-        if not hasattr(self, "_unsharded_param"):
+        if not self.was_gathered:
             numel = world_size * self.all_gather_input_numel
             with torch.no_grad():
                 self.all_gather_output = torch.empty(numel, dtype=dtype, device=self.device)  # 1D, padded
@@ -170,7 +170,7 @@ class FSDPParam:
             storage.resize_(self.unsharded_bytes)
 
     def free_unsharded_param(self) -> None:
-        if hasattr(self, "_unsharded_param") and (storage := self.all_gather_output.untyped_storage()).size():
+        if self.was_gathered and (storage := self.all_gather_output.untyped_storage()).size():
             storage.resize_(0)
 
     def to_unsharded(self) -> None:
@@ -213,9 +213,14 @@ class FSDPParam:
     # What the collectives read and write
 
     @property
+    def was_gathered(self) -> bool:
+        """Whether there is an unsharded parameter, with or without memory."""
+        return hasattr(self, "_unsharded_param")
+
+    @property
     def unsharded_param(self) -> nn.Parameter:
         """The whole parameter, shape (d0, ...); without memory while the group is sharded."""
-        if not hasattr(self, "_unsharded_param"):
+        if not self.was_gathered:
             raise RuntimeError(f"{self._param_fqn} was never gathered; run the forward of its module first")
         return self._unsharded_param
 
@@ -245,7 +250,7 @@ class FSDPParam:
 
     def take_unsharded_grad(self) -> torch.Tensor | None:
         """Hand over the gradient of the whole parameter, if there is one: the parameter lets go of it."""
-        if not hasattr(self, "_unsharded_param"):
+        if not self.was_gathered:
             return None
         grad, self.unsharded_accumulated_grad = self.unsharded_accumulated_grad, None
         if grad is None:

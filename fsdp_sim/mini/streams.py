@@ -19,7 +19,6 @@ follows a reduce-scatter is queued behind it at once; on CPU it is done when som
 from __future__ import annotations
 
 import time
-from collections import deque
 from contextlib import suppress
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -115,7 +114,7 @@ class FSDPCommContext:
         self.device_handle: Any = _get_device_handle(device.type)
         self.on_cpu = self.device_handle is torch.cpu
         self.all_gather_state: AllGatherState | None = None
-        self.reduce_scatter_states: deque[ReduceScatterState] = deque()
+        self.reduce_scatter_states: list[ReduceScatterState] = []
         self.reduce_scatter_max_input_buffers = 1
         self.post_forward_order: list[FSDPParamGroup] = []
         self._last_post_reduce_events: dict[Any, Any] = {}  # by stream: a later event on a stream implies the earlier
@@ -169,7 +168,7 @@ class FSDPCommContext:
         """
         seq = -1
         while len(self.reduce_scatter_states) > keep:
-            seq = self.reduce_scatter_states.popleft().wait(self)  # I dies here
+            seq = self.reduce_scatter_states.pop(0).wait(self)  # I dies here
         return seq
 
     def wait_for_all_reduce_scatters(self) -> int:
