@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fsdp_sim.mini import recording
+
 if TYPE_CHECKING:
     from fsdp_sim.mini.param import FSDPParam
     from fsdp_sim.mini.state import FSDPState
@@ -30,12 +32,13 @@ def add_to_accumulated_grad(fsdp_param: FSDPParam) -> None:
         fsdp_param.unsharded_param.grad = None
 
 
-def keep_in_reduce_dtype(fsdp_param: FSDPParam) -> None:
+def keep_in_reduce_dtype(fsdp_param: FSDPParam, unit: str) -> None:
     """Of a gradient that is not reduced yet keep a copy in ``reduce_dtype`` instead."""
     grad = fsdp_param.unsharded_param.grad if fsdp_param.was_gathered else None
     if fsdp_param.reduce_dtype is not None and grad is not None and grad.dtype != fsdp_param.reduce_dtype:
         fsdp_param.unsharded_param.grad = None
         fsdp_param.unsharded_accumulated_grad = grad.to(fsdp_param.reduce_dtype)
+        recording.grad_kept(fsdp_param, fsdp_param.unsharded_accumulated_grad, unit)
 
 
 def take_unsharded_grads(

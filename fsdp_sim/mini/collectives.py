@@ -210,7 +210,6 @@ def foreach_reduce_scatter(
         # chunk each gradient into W pieces on dim 0 (zeros below the last row) and lay piece r of all of them in row r
         torch._chunk_cat(unsharded_grads, dim=0, num_chunks=world_size, out=reduce_input.view(world_size, -1))
     unsharded_grads.clear()
-    recording.freed_grads(fsdp_params, unit)
     stream, pending = ctx.reduce_scatter_stream, None
     stream.wait_stream(ctx.current_stream())
     with ctx.device_handle.stream(stream), RECORDER.label(unit):

@@ -224,7 +224,8 @@ class FSDPParamGroup:
         if self.is_sharded_post_forward or self.post_forward_mesh_info is None:
             return
         for p in self.fsdp_params:
-            p.to_sharded_post_forward(self.post_forward_mesh_info)
+            slice_of_whole = p.to_sharded_post_forward(self.post_forward_mesh_info)
+            recording.allocated_storage(Memory.SHARDED, self.unit, slice_of_whole, Lane.COMPUTE)
             recording.freed(Memory.UNSHARDED, self.unit, p.unsharded_bytes, Lane.COMPUTE)
         self._sharded_state = ShardedState.SHARDED_POST_FORWARD
 
@@ -271,7 +272,7 @@ class FSDPParamGroup:
             if self.reshard_after_backward:
                 self.reshard()
             for p in self.fsdp_params:
-                keep_in_reduce_dtype(p)
+                keep_in_reduce_dtype(p, self.unit)
         else:
             params, grads = take_unsharded_grads(self.fsdp_params, self.reduce_scatter_unused_params)
             if self.reshard_after_backward:

@@ -22,6 +22,7 @@ itself is freed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum, auto
 from itertools import count
 from typing import cast
@@ -97,7 +98,7 @@ class FSDPParam:
         self.sharded_state = ShardedState.SHARDED
         self.unsharded_accumulated_grad: torch.Tensor | None = None
         self.grad_offload_event: torch.Event | None = None
-        self.recorded_grad_bytes = 0  # of the whole gradient in the timeline
+        self.recorded_grad: Callable[[], object] = lambda: None  # weakly: the whole gradient in the timeline
         self.shard(param)
         module = owners[0][0]
         module.register_load_state_dict_post_hook(lambda *_: self.reset_sharded_param())
@@ -187,8 +188,8 @@ class FSDPParam:
         self.free_unsharded_param()
         self.sharded_state = ShardedState.SHARDED
 
-    def to_sharded_post_forward(self, mesh_info: FSDPMeshInfo) -> None:
-        """Keep this rank's slice of the gathered buffer and free the rest, see [Note: a slice in between]."""
+    def to_sharded_post_forward(self, mesh_info: FSDPMeshInfo) -> torch.Tensor:
+        """Keep a slice of the gathered buffer, 1D, and free the rest, see [Note: a slice in between]. Returns it."""
         n, rank, size = mesh_info.shard_mesh_size, mesh_info.shard_mesh_rank, self._orig_size
         numel = self.all_gather_output.numel() // n
         self._sharded_post_forward_param_data = self.all_gather_output.narrow(0, rank * numel, numel).clone()  # 1D
@@ -202,6 +203,7 @@ class FSDPParam:
         self._register(self._sharded_post_forward_param)
         self.free_unsharded_param()
         self.sharded_state = ShardedState.SHARDED_POST_FORWARD
+        return self._sharded_post_forward_param_data
 
     def _register(self, param: nn.Parameter) -> None:
         for module, name in self.owners:

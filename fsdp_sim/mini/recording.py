@@ -116,16 +116,15 @@ def watch_grads(group: FSDPParamGroup) -> None:
 
 
 def _grad_written(fsdp_param: FSDPParam, param: torch.Tensor, unit: str) -> None:
-    if RECORDER.on and not fsdp_param.recorded_grad_bytes and param.grad is not None:
-        fsdp_param.recorded_grad_bytes = param.grad.nbytes  # stays until reduced: micro-batches accumulate in place
-        allocated(Memory.UNSHARDED_GRAD, unit, param.grad.nbytes, Lane.COMPUTE)
+    if RECORDER.on and param.grad is not None:
+        grad_kept(fsdp_param, param.grad, unit)
 
 
-def freed_grads(fsdp_params: Iterable[FSDPParam], unit: str) -> None:
-    for fsdp_param in fsdp_params:
-        if fsdp_param.recorded_grad_bytes:
-            freed(Memory.UNSHARDED_GRAD, unit, fsdp_param.recorded_grad_bytes, Lane.COMPUTE)
-            fsdp_param.recorded_grad_bytes = 0
+def grad_kept(fsdp_param: FSDPParam, grad: torch.Tensor, unit: str) -> None:
+    """Record the memory of a whole gradient, once: micro-batches accumulate in place."""
+    if RECORDER.on and grad.untyped_storage() is not fsdp_param.recorded_grad():
+        fsdp_param.recorded_grad = weakref.ref(grad.untyped_storage())
+        allocated_storage(Memory.UNSHARDED_GRAD, unit, grad, Lane.COMPUTE)
 
 
 # Steps and phases
