@@ -336,12 +336,13 @@ class FSDPParamGroup:
         """After an exception: wait for what is under way, forget it, and go back to the shards."""
         self._drop_all_gather()
         self._wait_for_post_backward()
+        for p in self.fsdp_params:
+            add_to_accumulated_grad(p)
         self.comm_ctx.wait_all_gather_streams_on_event(self._reshard_after_forward_event)
         self._reshard_after_forward_event = self._partial_reduce_output = None
         self._post_forward_indices.clear()
         self._training_state = TrainingState.IDLE
-        for p in self.fsdp_params:
-            p.take_unsharded_grad()
+        take_unsharded_grads(self.fsdp_params, zeros_for_unused=False)
         self._to_sharded()
 
     @contextmanager

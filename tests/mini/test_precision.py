@@ -32,7 +32,7 @@ def test_division_is_torchs(n_shards, n_replicas, dtype, factor, force_sum):
     theirs = _fsdp_collectives._get_gradient_divide_factors(
         of_size(n_shards), replicas, dtype, "cuda", factor, force_sum
     )
-    if n_shards == 1 and factor is not None and dtype in (FP32, BF16) and not force_sum:
+    if n_shards == 1 and factor not in (None, 1) and dtype in (FP32, BF16) and not force_sum:
         assert ours.before == factor, "nothing is scattered, so no collective can divide: torch divides the copy"
     else:
         assert (ours.before, ours.after) == theirs[:2]
