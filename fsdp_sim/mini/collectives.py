@@ -76,6 +76,7 @@ def foreach_all_gather(
     Streams: allocation, casts and copy-in on the all-gather copy-in stream, the collective on the all-gather stream.
     """
     if group.size() == 1:
+        ctx.current_stream().record_event()  # torch does too; nobody waits for it
         return AllGatherResult(unit, None, [], [], None, async_op)
     copy_in_stream, all_gather_stream = ctx.get_all_gather_streams(async_op, training_state)
     with ctx.device_handle.stream(copy_in_stream):

@@ -184,6 +184,7 @@ def after_reduce_scatter(group: FSDPParamGroup, state: ReduceScatterState) -> An
     if ctx.on_cpu and state.pending is not None and (replicas is not None or hook is not None):
         state.pending.wait()  # there is no stream to queue on: the thread goes on when O is there
     if replicas is not None:
+        _read = state.output, group._partial_reduce_output  # both stay alive until all that reads them is queued
         group._partial_reduce_output = add_partial(state, group._partial_reduce_output, group.all_reduce_grads, ctx)
         if not group.all_reduce_grads:
             return state.post_reduce_stream.record_event()

@@ -267,6 +267,7 @@ class FSDPState:
         if ctx.is_last_backward:
             comm.post_forward_order.clear()
             last = comm.wait_for_all_reduce_scatters()
+            comm.reduce_scatter_states.clear()
         ctx.post_backward_final_callback_queued = False
         recording.backward_ended(last)
 
@@ -287,12 +288,14 @@ class FSDPState:
             last.result.record_free()
         comm.wait_for_all_reduce_scatters()
         comm.wait_for_last_reductions()
+        under_way, comm.reduce_scatter_states = comm.reduce_scatter_states, []
         comm.post_forward_order.clear()
         for state in ctx.all_states:
             state._modules_to_run_forward.clear()
             state._training_state = TrainingState.IDLE
             for group in state._fsdp_param_groups:
                 group._reset_iter_state()
+        del under_way  # their inputs: nothing queued reads them any more
         ctx.iter_forward_root = None
         ctx.post_backward_final_callback_queued = False
 

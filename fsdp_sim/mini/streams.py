@@ -172,9 +172,5 @@ class FSDPCommContext:
         return seq
 
     def wait_for_all_reduce_scatters(self) -> int:
-        """At the end of backward: wait for all, then drop their inputs. Returns as `wait_for_reduce_scatters`."""
-        seq = -1
-        for state in self.reduce_scatter_states:
-            seq = state.wait(self)
-        self.reduce_scatter_states.clear()
-        return seq
+        """At the end of backward: wait for all; the caller drops them. Returns as `wait_for_reduce_scatters`."""
+        return max([state.wait(self) for state in self.reduce_scatter_states], default=-1)

@@ -1,0 +1,254 @@
+"""What an operator of torch means in the program of FSDP, given the hook of the unit inside which it runs.
+
+[Note: how an operation is recognised]  Not by the code that issues it, which differs between torch and the mini, but by
+the operator and the hook that is running. A dispatch mode sees every operator: inside `unshard` a `_foreach_copy_`
+into another dtype is the cast and one into the same dtype the copy-in; inside `wait_for_unshard` it is the copy-out,
+and what it writes are unsharded parameters. The collectives are seen where they are issued, at the process group.
+
+[Note: when memory lives]  A buffer is born when an operator inside a hook returns a tensor with new storage, or when a
+storage of size 0 is resized, and dies when it is resized to 0 or its last reference goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import Any
+from weakref import finalize
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from fsdp_sim.measure.recording_streams import Buffer, Device, Log
+
+Patches = Iterator[tuple[Any, str, Any]]  # object, attribute, what stands there during the recording
+
+
+class Operators(TorchDispatchMode):
+    """Writes a line for each operation of a unit, and for its buffers.
+
+    Args:
+        every_op: also write operations that torch's recorded format leaves out: ``accumulate(g)``, additions into a
+            gradient; ``h2d(g)`` and ``d2h(g)``, the copies of CPU offload; ``rs_copy(g)``, where one rank has nothing
+            to scatter.
+
+    Attributes:
+        hooks: those that are running, (name, unit), the innermost last. Operators outside of them are compute.
+    """
+
+    def __init__(self, log: Log, device: Device, every_op: bool) -> None:
+        super().__init__()
+        self.log, self.device, self.every_op = log, device, every_op
+        self.hooks: list[tuple[str, Any]] = []
+        self._buffers: dict[int, Buffer] = {}  # those alive, by storage
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if self.hooks and DTensor not in types:
+            for tensor in tree_leaves(result):
+                if isinstance(tensor, torch.Tensor):
+                    self._born(tensor.untyped_storage())
+            hook, unit = self.hooks[-1]
+            meaning = MEANINGS.get((hook, func._schema.name.partition("::")[2]))
+            if meaning is not None:
+                meaning(self, unit, result, *args, **(kwargs or {}))
+        return result
+
+    # Buffers
+
+    def _born(self, storage: torch.UntypedStorage) -> None:
+        if storage._cdata in self._buffers or not storage.nbytes():
+            return
+        buffer = Buffer(self.device.current_stream(), self.hooks[-1][1] if self.hooks else None)
+        self._buffers[storage._cdata] = buffer
+        self.log.write("alloc", buffer.stream, buffer)
+        # Fires when the last reference goes; may come after the buffer was freed by a resize, and another was born.
+        finalize(storage, self._died, storage._cdata).atexit = False
+
+    def _died(self, key: int) -> None:
+        buffer = self._buffers.pop(key, None)
+        if buffer is not None:
+            self.log.write("free", buffer.stream, buffer)
+
+    def freed(self, tensor: torch.Tensor) -> None:
+        """Write now that this memory is freed, rather than when it is."""
+        self._died(tensor.untyped_storage()._cdata)
+
+    def _role(self, role: str, *tensors: torch.Tensor) -> None:
+        for tensor in tensors:
+            buffer = self._buffers.get(tensor.untyped_storage()._cdata)
+            if buffer is not None and not buffer.role:
+                buffer.role = role
+
+    def _has_role(self, role: str, tensor: torch.Tensor) -> bool:
+        buffer = self._buffers.get(tensor.untyped_storage()._cdata)
+        return buffer is not None and buffer.role == role
+
+    # Operators: (self, unit, result, *arguments of the operator)
+
+    def _copy_in(self, unit: Any, result: Any, *args: Any, **kwargs: Any) -> None:
+        self.log.write_op("ag_copy_in(", unit, ")")
+
+    def _foreach_copy_in(self, unit: Any, result: Any, to: Any, source: Any, *args: Any) -> None:
+        if all(a.dtype == b.dtype for a, b in zip(to, source, strict=True)):
+            self.log.write_op("ag_copy_in(", unit, ")")
+        else:
+            self.log.write_op("ag_cast(", unit, f") to {to[0].dtype}")
+
+    def _cast_shard(self, unit: Any, result: Any, *args: Any, dtype: Any = None, **kwargs: Any) -> None:
+        self.log.write_op("ag_cast(", unit, f") to {dtype}")
+
+    def _copy_out(self, unit: Any, result: Any, *args: Any, out: Any, **kwargs: Any) -> None:
+        self._role("unsharded", *out)
+        self.log.write_op("ag_copy_out(", unit, ")")
+
+    def _foreach_copy_out(self, unit: Any, result: Any, to: Any, *args: Any) -> None:
+        self._copy_out(unit, result, out=tree_leaves(to))
+
+    def _clone(self, unit: Any, result: Any, *args: Any, **kwargs: Any) -> None:
+        self.log.write_op("clone_post_forward_shard(", unit, ")")
+
+    def _chunk_cat(self, unit: Any, result: Any, *args: Any, out: Any, **kwargs: Any) -> None:
+        self._role("rs_input", out)
+        self.log.write_op("rs_copy_in(", unit, ")")
+
+    def _copy_reduced(self, unit: Any, result: Any, to: Any, *args: Any) -> None:
+        self._role("rs_output", to)
+        self._extra("rs_copy", unit)
+
+    def _cast_flat_param(self, unit: Any, result: Any, to: Any, *args: Any) -> None:
+        self.log.write_op("ag_cast(", unit, f") to {to.dtype}")
+
+    def _cast_flat_gradient(self, unit: Any, result: Any, gradient: Any, dtype: Any = None, **kwargs: Any) -> None:
+        self.log.write_op("grad_cast(", unit, f") {gradient.dtype} -> {dtype}")
+
+    def _cast_gradient(self, unit: Any, result: Any, gradient: Any, dtype: Any = None, **kwargs: Any) -> None:
+        if self._has_role("rs_output", gradient):
+            self._role("rs_output", result)
+            self.log.write_op("grad_cast(", unit, f") {gradient.dtype} -> {dtype}")
+        else:
+            self.log.write_op("upcast_unsharded_grad(", unit, ")")
+
+    def _divide(self, unit: Any, result: Any, tensor: Any, factor: Any) -> None:
+        self.log.write_op("div(", unit, f") by {factor}")
+
+    def _add(self, unit: Any, result: Any, *args: Any, **kwargs: Any) -> None:
+        self._extra("accumulate", unit)
+
+    def _extra(self, name: str, unit: Any) -> None:
+        if self.every_op:
+            self.log.write_op(f"{name}(", unit, ")")
+
+    # What is no operator
+
+    def patches(self) -> Patches:
+        """Collectives, resizes and copies between host and device, which on CPU a dispatch mode does not see."""
+        yield torch.UntypedStorage, "resize_", self._resize(torch.UntypedStorage.resize_)
+        yield torch.Tensor, "to", self._to(torch.Tensor.to)
+        yield torch.accelerator, "is_available", lambda: True  # pinning needs one
+        yield torch.Tensor, "pin_memory", lambda tensor, *_: tensor
+        yield torch.Tensor, "is_pinned", lambda tensor, *_: True
+        for method, name in COLLECTIVES.items():
+            original = getattr(dist.ProcessGroup, method, None)
+            if original is not None:
+                yield dist.ProcessGroup, method, self._collective(name, original)
+
+    def _resize(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(original)
+        def resize_(storage: torch.UntypedStorage, nbytes: int) -> Any:
+            if nbytes == 0:
+                self._died(storage._cdata)
+            result = original(storage, nbytes)
+            self._born(storage)
+            return result
+
+        return resize_
+
+    def _to(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        direction = {"unshard": "h2d", "wait_for_unshard": "h2d", "post_backward": "d2h"}
+
+        @wraps(original)
+        def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if self.hooks and self.hooks[-1][0] in direction and args and isinstance(args[0], str | torch.device):
+                self._extra(direction[self.hooks[-1][0]], self.hooks[-1][1])
+            return original(tensor, *args, **kwargs)
+
+        return to
+
+    def _collective(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(original)
+        def collective(group: dist.ProcessGroup, output: Any, *args: Any) -> Any:
+            options = args[-1]
+            hook, unit = self.hooks[-1] if self.hooks else ("", None)
+            what: tuple[object, ...] = (name,) if unit is None else (f"{name}(", unit, ")")
+            text = f" n={group.size()}"
+            if hook.startswith("fsdp1."):
+                text = ""
+                if name == "ALL_GATHER":
+                    self._role("unsharded", *tree_leaves(output))
+            elif name == "ALL_GATHER":
+                self._role("ag_output", output)
+            elif name == "REDUCE_SCATTER":
+                self._role("rs_input", args[0])
+                self._role("rs_output", output)
+                text += f" op={_reduce_op(options.reduceOp)}"
+            self.log.write_op(*what, text, " async" if options.asyncOp else "")
+            work = original(group, output, *args)
+            return _Work(self.log, what, work) if options.asyncOp else work
+
+        return collective
+
+
+def _reduce_op(op: Any) -> str:
+    name = str(op.op).removeprefix("RedOpType.") if hasattr(op, "op") else str(op)
+    return name if name != "PREMUL_SUM" else f"{name}({op.factor})"
+
+
+class _Work(dist.Work):
+    """An asynchronous collective: whoever waits makes the current stream wait for it."""
+
+    def __init__(self, log: Log, what: tuple[object, ...], work: dist.Work) -> None:
+        super().__init__()
+        self._log, self._what, self._work = log, what, work
+
+    def wait(self, *args: Any) -> bool:
+        self._log.write("wait", self._log.current[-1], *self._what)
+        return self._work.wait(*args)
+
+    def is_completed(self) -> bool:
+        return self._work.is_completed()
+
+
+COLLECTIVES = {  # methods of `ProcessGroup`; the first names are those of torch 2.13, the second those before
+    "all_gather_single": "ALL_GATHER",
+    "_allgather_base": "ALL_GATHER",
+    "reduce_scatter_single": "REDUCE_SCATTER",
+    "_reduce_scatter_base": "REDUCE_SCATTER",
+    "allreduce": "ALL_REDUCE",
+    "allgather": "ALL_GATHER",  # FSDP1 on CPU
+}
+MEANINGS: dict[tuple[str, str], Callable[..., None]] = {  # by hook and operator
+    ("unshard", "all_gather_copy_in"): Operators._copy_in,
+    ("unshard", "_foreach_copy_"): Operators._foreach_copy_in,
+    ("unshard", "_to_copy"): Operators._cast_shard,
+    ("wait_for_unshard", "_to_copy"): Operators._cast_shard,  # one rank: no all-gather, all happens here
+    ("wait_for_unshard", "split_with_sizes_copy"): Operators._copy_out,
+    ("wait_for_unshard", "_foreach_copy_"): Operators._foreach_copy_out,
+    ("wait_for_unshard", "copy_"): Operators._foreach_copy_out,
+    ("reshard", "clone"): Operators._clone,
+    ("post_backward", "chunk_cat"): Operators._chunk_cat,
+    ("post_backward", "_chunk_cat"): Operators._chunk_cat,
+    ("post_backward", "copy_"): Operators._copy_reduced,
+    ("post_backward", "_to_copy"): Operators._cast_gradient,
+    ("post_backward", "div_"): Operators._divide,
+    ("post_backward", "div"): Operators._divide,  # one rank, where torch divides on the way from I to O
+    ("post_backward", "add_"): Operators._add,
+    ("post_backward", "_foreach_add_"): Operators._add,
+    ("fsdp1.unshard", "copy_"): Operators._cast_flat_param,
+    ("fsdp1.post_backward", "_to_copy"): Operators._cast_flat_gradient,
+    ("fsdp1.post_backward", "div_"): Operators._divide,
+    ("fsdp1.post_backward", "add_"): Operators._add,
+}
