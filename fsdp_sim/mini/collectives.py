@@ -30,13 +30,15 @@ from fsdp_sim.mini.streams import FSDPCommContext, PendingCollective, TrainingSt
 from fsdp_sim.timeline import RECORDER, Lane, Memory, Op
 
 
-def _all_gather(output: torch.Tensor, own: torch.Tensor, group: ProcessGroup, async_op: bool = False) -> Any:
+def all_gather_single(output: torch.Tensor, own: torch.Tensor, group: ProcessGroup, async_op: bool = False) -> Any:
     """``output`` (W * n), ``own`` (n). torch 2.13 renamed the function; the old name still works there but warns."""
     name = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
     return getattr(dist, name)(output, own, group=group, async_op=async_op)
 
 
-def _reduce_scatter(output: torch.Tensor, whole: torch.Tensor, op: Any, group: ProcessGroup, async_op: bool) -> Any:
+def reduce_scatter_single(
+    output: torch.Tensor, whole: torch.Tensor, op: Any, group: ProcessGroup, async_op: bool
+) -> Any:
     """``output`` (n), ``whole`` (W * n)."""
     name = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
     return getattr(dist, name)(output, whole, op=op, group=group, async_op=async_op)
@@ -95,7 +97,7 @@ def foreach_all_gather(
     all_gather_stream.wait_stream(copy_in_stream)
     with ctx.device_handle.stream(all_gather_stream), RECORDER.label(unit):
         pending = PendingCollective(Op.ALL_GATHER, unit, output, group, copy_in)
-        work = _all_gather(output, own, group, async_op or ctx.on_cpu)
+        work = all_gather_single(output, own, group, async_op or ctx.on_cpu)
         pending.issued(work, all_gather_stream.record_event())
     return AllGatherResult(unit, output, split_sizes, dtypes, pending, async_op)
 
@@ -222,7 +224,7 @@ def foreach_reduce_scatter(
         else:
             pending = PendingCollective(Op.REDUCE_SCATTER, unit, reduce_input, group, copy_in)
             op = division.reduce_scatter_op
-            pending.issued(_reduce_scatter(output, reduce_input, op, group, ctx.on_cpu))
+            pending.issued(reduce_scatter_single(output, reduce_input, op, group, ctx.on_cpu))
         event = stream.record_event()
     return ReduceScatterState(
         unit, fsdp_params, division, reduce_input, output, dtypes[1], pending, event, post_reduce_stream=stream
