@@ -10,17 +10,19 @@
     where no gradient flowed to the inputs (the root, whose inputs are data), waits for the last reduce-scatter, and
     clears what belonged to this step.
 
+`torch.compile` leaves the hooks out of its graphs (`_disable_dynamo`): they run as Python before and after.
+
 [Note: lazy init]  When `fully_shard` is called on a layer nobody knows yet which module will be the root. The first
 state whose forward runs is: there all states below it are collected, get their names, and share one context.
 """
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch._compile import _disable_dynamo
 from torch.autograd import Variable
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.utils import _to_kwargs
@@ -83,10 +85,8 @@ class FSDPState:
         self._training_state = TrainingState.IDLE
         self._modules_to_run_forward: set[nn.Module] = set()
         for module in modules:
-            module.register_forward_pre_hook(_outside_graph(self._pre_forward), prepend=True, with_kwargs=True)
-            module.register_forward_hook(
-                _outside_graph(self._post_forward), prepend=False, always_call=len(modules) > 1
-            )
+            module.register_forward_pre_hook(self._pre_forward, prepend=True, with_kwargs=True)
+            module.register_forward_hook(self._post_forward, prepend=False, always_call=len(modules) > 1)
 
     @property
     def _fsdp_param_groups(self) -> list[FSDPParamGroup]:
@@ -150,6 +150,7 @@ class FSDPState:
 
     # Forward
 
+    @_disable_dynamo
     def _pre_forward(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         group = self._fsdp_param_group
         if len(self._modules) > 1 and not self._modules_to_run_forward:
@@ -193,6 +194,7 @@ class FSDPState:
             (args,), (kwargs,) = _to_kwargs(args, kwargs, self._device, False)
         return args, kwargs
 
+    @_disable_dynamo
     def _post_forward(self, module: nn.Module, args: Any, output: Any) -> Any:
         if not self._ends_pass(module) or self._training_state is TrainingState.PRE_BACKWARD:
             return cast_output_dtype(self._mp_policy, output)
@@ -229,6 +231,7 @@ class FSDPState:
 
     # Backward
 
+    @_disable_dynamo
     def _pre_backward(self, grad: torch.Tensor) -> torch.Tensor:
         self._training_state = TrainingState.PRE_BACKWARD
         self._queue_final_callback()
@@ -303,13 +306,6 @@ class FSDPState:
 def state_of(module: nn.Module) -> FSDPState | None:
     """The state of a module that `fully_shard` was applied to, else None."""
     return module.__dict__.get("_fsdp_state")
-
-
-def _outside_graph(hook: Any) -> Any:
-    """A hook that `torch.compile` leaves out of its graph: it runs as Python between two graphs."""
-    hook = partial(hook)
-    hook._torchdynamo_disable = True
-    return hook
 
 
 def _name_params(root: nn.Module, groups: list[FSDPParamGroup]) -> None:
