@@ -146,7 +146,11 @@ class FSDPParam:
         if local.is_meta:
             return
         ours = self._sharded_param_data.untyped_storage().data_ptr()
-        if not (ours and ours == local.untyped_storage().data_ptr()):
+        if ours and ours == local.untyped_storage().data_ptr():
+            pass
+        elif local.shape == self.padded_sharded_param_size and not self.offload_to_cpu:
+            self._sharded_param_data = local.view(-1)  # needs no padding
+        else:
             with torch.no_grad():
                 self._own_padded_memory(local)
                 cast(DTensor, self.sharded_param)._local_tensor = self._padded_rows()  # the object stays

@@ -1,0 +1,372 @@
+"""Parameters that are special: frozen, used twice, ignored, unused."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.mini.models import Collectives, Matrix, Toy, Transformer, assert_same_grads, my_part, shard, twin
+from tests.mini.parity.tools import Issued, group_of, sharded_toy, square_loss, train_side_by_side
+
+SIZES = (5, 3, 2)
+
+
+def backward(model, plain):
+    whole = torch.randn(6, 4)
+    for m, x in ((model, my_part(whole)), (plain, whole)):
+        m.zero_grad()
+        square_loss(m(x)).backward()
+
+
+def step(model, plain):
+    """One backward of each; gradients are equal, and None where the other's are."""
+    backward(model, plain)
+    assert_same_grads(model, plain)
+
+
+# Frozen
+
+
+@pytest.mark.parametrize("reshard_after_forward", [True, None])
+@pytest.mark.parametrize(
+    "frozen", [("embed.w",), ("head.w",), ("layers.0.w", "layers.1.w"), ("embed.w", "head.w"), ("layers.2.w",)], ids=str
+)
+def test_frozen_parameters_are_gathered_and_not_reduced(ranks, impl, frozen, reshard_after_forward):
+    def run():
+        model = Toy(3)
+        for name, p in model.named_parameters():
+            p.requires_grad_(name not in frozen)
+        plain = twin(model)
+        shard(model, impl.fully_shard, reshard_after_forward=reshard_after_forward)
+        with Issued() as mode:
+            backward(model, plain)
+        gathered = {c.numel for c in mode.of("AG")}
+        reduced = sum(c.numel for c in mode.of("RS"))
+        assert_same_grads(model, plain)
+        train_side_by_side(model, plain)
+        return gathered, reduced, [n for n, p in model.named_parameters() if p.grad is not None]
+
+    trainable = 5 - len(frozen)
+    assert ranks(2, run) == [({16, 32}, trainable * 8, [])] * 2
+
+
+def test_a_group_with_frozen_and_trainable_parameters(ranks, impl):
+    def run():
+        model = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3))
+        for linear in model:
+            linear.bias.requires_grad_(False)
+        plain = twin(model)
+        impl.fully_shard(model)
+        with Collectives() as mode:
+            step(model, plain)
+        assert model[0].bias.grad is None
+        return [n for name, n in mode.issued if "reduce" in name]
+
+    assert ranks(2, run) == [[(6 * 4 + 4 * 5) // 2]] * 2  # rows padded to whole shards, weights alone
+
+
+def test_freezing_and_thawing_between_steps(ranks, impl):
+    def run():
+        model, plain = sharded_toy(impl, 3, (*SIZES, 4))
+        for frozen in ((), ("layers.0.w",), ("embed.w", "layers.2.w"), (), ("head.w",)):
+            for m in (model, plain):
+                for name, p in m.named_parameters():
+                    p.requires_grad_(name not in frozen)
+            step(model, plain)
+
+    ranks(2, run)
+
+
+def test_freezing_with_several_calls_of_a_unit_in_a_forward(ranks, impl):
+    def run():
+        class Repeats(Toy):
+            def forward(self, x):
+                for _ in range(2):
+                    for layer in self.layers:
+                        x = torch.tanh(layer(x))
+                return self.head(self.embed(x))
+
+        model = Repeats(3)
+        for i, p in enumerate(model.parameters()):
+            p.requires_grad_(i % 2 == 0)
+        plain = twin(model)
+        shard(model, impl.fully_shard)
+        for _ in range(2):
+            step(model, plain)
+        for m in (model, plain):
+            for p in m.parameters():
+                p.requires_grad_(not p.requires_grad)
+        for _ in range(2):
+            step(model, plain)
+
+    ranks(2, run)
+
+
+def test_everything_frozen(ranks, impl):
+    def run():
+        model, plain = sharded_toy(impl)
+        for p in model.parameters():
+            p.requires_grad_(False)
+        x = torch.randn(2, 4, requires_grad=True)
+        with Collectives() as mode:
+            out = model(x)
+            square_loss(out).backward()
+        torch.testing.assert_close(out, plain(x))
+        return mode.counts, x.grad is not None, {p.grad for p in model.parameters()}
+
+    assert ranks(2, run) == [((4 + 3, 0), True, {None})] * 2
+
+
+class LowRank(nn.Module):
+    """A frozen matrix and a trainable correction of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.base = nn.Linear(4, 4)
+        self.down, self.up = nn.Linear(4, 2, bias=False), nn.Linear(2, 4, bias=False)
+        self.base.requires_grad_(False)
+
+    def forward(self, x):
+        return torch.tanh(self.base(x) + self.up(self.down(x)))
+
+
+@pytest.mark.parametrize("adapters", ["in the unit of their layer", "in a unit of their own"])
+@pytest.mark.parametrize("reshard_after_forward", [True, False])
+def test_low_rank_adapters(ranks, impl, adapters, reshard_after_forward):
+    def run():
+        model = nn.Sequential(LowRank(), LowRank(), LowRank())
+        plain = twin(model)
+        for layer in model:
+            if adapters == "in a unit of their own":
+                impl.fully_shard([layer.down, layer.up], reshard_after_forward=reshard_after_forward)
+            impl.fully_shard(layer, reshard_after_forward=reshard_after_forward)
+        impl.fully_shard(model)
+        adam = [torch.optim.AdamW([p for p in m.parameters() if p.requires_grad], lr=0.1) for m in (model, plain)]
+        for _ in range(3):
+            step(model, plain)
+            for optimizer in adam:
+                optimizer.step()
+        torch.testing.assert_close(model[0].base.weight.full_tensor(), plain[0].base.weight)
+
+    ranks(2, run)
+
+
+# Shared
+
+
+@pytest.mark.parametrize("how", ["the root has both", "a list of both"])
+@pytest.mark.parametrize("reshard_after_forward", [True, None])
+def test_tied_weights_in_one_group(ranks, impl, how, reshard_after_forward):
+    """17 rows on 3 ranks; gathered once, registered at both ends."""
+
+    def run():
+        model = Transformer(1, tied=True)
+        plain = twin(model)
+        if how == "a list of both":
+            impl.fully_shard([model.tokens, model.head], reshard_after_forward=reshard_after_forward)
+        shard(model, impl.fully_shard, reshard_after_forward=reshard_after_forward)
+        assert model.tokens.weight is model.head.weight
+        seen = []
+        model.layers[0].register_forward_hook(lambda *_: seen.append(model.tokens.weight is model.head.weight))
+        sgd = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, plain)]
+        ids = torch.randint(17, (6, 5), generator=torch.Generator().manual_seed(0))
+        for _ in range(2):
+            for m, x in ((model, my_part(ids)), (plain, ids)):
+                m.zero_grad()
+                square_loss(m(x)).backward()
+            assert_same_grads(model, plain)
+            for optimizer in sgd:
+                optimizer.step()
+        assert model.tokens.weight is model.head.weight
+        unit = model.tokens if how == "a list of both" else model
+        return (
+            seen,
+            len(list(model.parameters())) == len(list(plain.parameters())),
+            sum(p.sharded_param.shape == (17, 14) for p in group_of(impl, unit).fsdp_params),
+        )
+
+    assert ranks(3, run) == [([True, True], True, 1)] * 3
+
+
+def test_a_module_shared_by_two_parents_in_one_unit(ranks, impl):
+    def run():
+        common = nn.Linear(4, 4)
+        model = nn.Sequential(nn.Sequential(common, nn.Tanh()), nn.Sequential(nn.Linear(4, 4), common))
+        plain = twin(model)
+        impl.fully_shard(model)
+        assert model[0][0].weight is model[1][1].weight
+        train_side_by_side(model, plain)
+
+    ranks(2, run)
+
+
+def test_a_shared_module_that_is_a_unit_itself(ranks, impl):
+    def run():
+        common = nn.Linear(4, 4)
+        model = nn.Sequential(nn.Sequential(common, nn.Tanh()), nn.Sequential(nn.Linear(4, 4), common))
+        plain = twin(model)
+        for unit in (common, model[0], model[1], model):
+            impl.fully_shard(unit)
+        train_side_by_side(model, plain)
+
+    ranks(2, run)
+
+
+def test_sharding_layer_by_layer_is_no_case_of_tied_weights(ranks, impl):
+    def run():
+        model = Transformer(3, tied=True)
+        shard(model, impl.fully_shard)
+        model(torch.randint(17, (2, 5))).sum().backward()
+
+    ranks(2, run)
+
+
+# Ignored
+
+
+def test_ignored_parameters_are_left_alone(ranks, impl):
+    """Not sharded, not gathered, not reduced: each rank has its own gradient."""
+
+    def run():
+        model = Toy(2)
+        plain = twin(model)
+        ignored = {model.embed.w, model.layers[0].w}
+        for unit in (*model.layers, model):
+            impl.fully_shard(unit, ignored_params=ignored)
+        assert model.embed.w in ignored
+        kinds = [isinstance(p, DTensor) for p in model.parameters()]
+        whole = torch.randn(4, 4)
+        with Collectives() as mode:
+            square_loss(model(my_part(whole))).backward()
+        square_loss(plain(my_part(whole))).backward()
+        torch.testing.assert_close(model.embed.w.grad, plain.embed.w.grad)
+        plain.zero_grad()
+        square_loss(plain(whole)).backward()
+        torch.testing.assert_close(model.head.w.grad.full_tensor(), plain.head.w.grad)
+        return kinds, mode.counts
+
+    # the first layer has nothing left to shard: 2 groups. The root keeps its own for backward.
+    assert ranks(2, run) == [([False, False, True, True], (2 + 1, 2))] * 2
+
+
+def test_ignored_parameters_under_ddp(ranks, impl):
+    """The outer wrapper reduces what `fully_shard` ignores."""
+
+    def run():
+        model = Toy(2)
+        plain = twin(model)
+        ignored = {model.embed.w, model.head.w}
+        for unit in (*model.layers, model):
+            impl.fully_shard(unit, ignored_params=ignored)
+        sharded = [n for n, p in model.named_parameters() if isinstance(p, DTensor)]
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, sharded)
+        wrapped = DistributedDataParallel(model)
+        sgd = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, plain)]
+        for _ in range(3):
+            whole = torch.randn(4, 4)
+            for m, x in ((wrapped, my_part(whole)), (plain, whole)):
+                m.zero_grad()
+                square_loss(m(x)).backward()
+            for (name, a), b in zip(model.named_parameters(), plain.parameters(), strict=True):
+                grad = a.grad.full_tensor() if name in sharded else a.grad
+                torch.testing.assert_close(grad, b.grad)
+            for optimizer in sgd:
+                optimizer.step()
+
+    ranks(2, run)
+
+
+# Unused
+
+
+class Routed(nn.Module):
+    """Uses one of two experts; both are in one unit with the rest."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Linear(4, 4)
+        self.experts = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+        self.choice = 0
+
+    def forward(self, x):
+        return self.experts[self.choice](self.stem(x))
+
+
+def test_unused_parameters_are_left_out_of_the_reduction_and_have_no_gradient(ranks, impl):
+    def run():
+        model = Routed()
+        plain = twin(model)
+        impl.fully_shard(model)
+        reduced = []
+        for choice in (0, 1):
+            model.choice = plain.choice = choice
+            with Collectives() as mode:
+                step(model, plain)
+            reduced.append([n for name, n in mode.issued if "reduce" in name])
+        return reduced, [p.grad is None for p in model.experts[0].parameters()]
+
+    assert ranks(2, run) == [([[20], [20]], [True, True])] * 2
+
+
+@pytest.mark.usefixtures("since_torch_2_13")
+def test_with_unused_parameters_reduced_ranks_may_use_different_ones(ranks, impl):
+    def run():
+        model = Routed()
+        plain = twin(model)
+        impl.fully_shard(model)
+        model.set_reduce_scatter_unused_params(True)
+        for swap in (0, 1):
+            parts = torch.randn(4, 4).chunk(2)
+            for m in (model, plain):
+                m.zero_grad()
+            model.choice = (dist.get_rank() + swap) % 2
+            with Collectives() as mode:
+                square_loss(model(parts[dist.get_rank()])).backward()
+            assert [n for name, n in mode.issued if "reduce" in name] == [30]
+            for rank, part in enumerate(parts):
+                plain.choice = (rank + swap) % 2
+                (square_loss(plain(part)) / 2).backward()
+            assert_same_grads(model, plain)
+        model.set_reduce_scatter_unused_params(False, recurse=False)
+        return group_of(impl, model).reduce_scatter_unused_params
+
+    assert ranks(2, run) == [False, False]
+
+
+@pytest.mark.usefixtures("since_torch_2_13")
+def test_with_unused_parameters_reduced_they_have_a_gradient_of_zero(ranks, impl):
+    def run():
+        model = Routed()
+        impl.fully_shard(model.experts[1])
+        impl.fully_shard(model)
+        model.set_reduce_scatter_unused_params(True)
+        model(torch.randn(2, 4)).sum().backward()
+        never_gathered = [p.grad is None for p in model.experts[1].parameters()]
+        with torch.no_grad():
+            model.choice = 1
+            model(torch.randn(2, 4))
+        model.choice = 0
+        model(torch.randn(2, 4)).sum().backward()
+        return never_gathered, [p.grad.full_tensor().abs().sum().item() for p in model.experts[1].parameters()]
+
+    # a unit that was never gathered has nothing to reduce; from its first gather on it has
+    assert ranks(2, run) == [([True, True], [0.0, 0.0])] * 2
+
+
+def test_a_trainable_matrix_behind_a_frozen_one(ranks, impl):
+    """Backward through a frozen unit: gathered, since the gradient of its input needs the weight."""
+
+    def run():
+        model = nn.Sequential(Matrix(), Matrix(), Matrix())
+        model[1].requires_grad_(False)
+        plain = twin(model)
+        for layer in model:
+            impl.fully_shard(layer, reshard_after_forward=True)
+        impl.fully_shard(model)
+        with Collectives() as mode:
+            step(model, plain)
+        return mode.counts
+
+    assert ranks(2, run) == [(3 + 3, 2)] * 2

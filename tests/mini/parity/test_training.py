@@ -1,0 +1,741 @@
+"""Training: N ranks with a part of the batch each learn exactly what one process with the whole batch learns."""
+
+import warnings
+from collections import namedtuple
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tests.mini.models import (
+    Collectives,
+    Matrix,
+    Toy,
+    Transformer,
+    assert_same_grads,
+    assert_same_params,
+    batches,
+    mean_over_ranks,
+    my_part,
+    shard,
+    token_loss,
+    twin,
+)
+from tests.mini.parity.tools import group_of, kind, reshard_all, sharded_toy, square_loss, train_side_by_side
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("reshard_after_forward", [True, False])
+def test_one_group_with_sizes_that_do_not_divide(ranks, impl, world_size, reshard_after_forward):
+    def run():
+        model = nn.Sequential(nn.Linear(4, 7), nn.Tanh(), nn.Linear(7, 15), nn.Tanh(), nn.Linear(15, 17))
+        plain = twin(model)
+        impl.fully_shard(model, reshard_after_forward=reshard_after_forward)
+        train_side_by_side(model, plain)
+        assert_same_params(model, plain)
+
+    ranks(world_size, run)
+
+
+@pytest.mark.parametrize("reshard_after_forward", [True, False, None])
+def test_a_transformer_has_the_losses_of_one_process(ranks, impl, reshard_after_forward):
+    def run():
+        model = Transformer(2)
+        plain = twin(model)
+        shard(model, impl.fully_shard, reshard_after_forward=reshard_after_forward)
+        optimizers = [torch.optim.Adam(m.parameters(), lr=1e-2) for m in (model, plain)]
+        losses = []
+        for batch in batches(5):
+            loss, plain_loss = token_loss(model, my_part(batch)), token_loss(plain, batch)
+            for value in (loss, plain_loss):
+                value.backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+            losses.append((mean_over_ranks(loss), plain_loss.item()))
+        return losses
+
+    for losses in ranks(2, run):
+        for loss, plain_loss in losses:
+            assert loss == pytest.approx(plain_loss, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options"),
+    [
+        ("SGD", {"momentum": 0.9, "foreach": False}),
+        ("SGD", {"momentum": 0.9, "foreach": True}),
+        ("Adam", {"foreach": True}),
+        ("Adam", {"fused": True}),
+        ("AdamW", {"foreach": False}),
+        ("AdamW", {"fused": True}),
+    ],
+    ids=str,
+)
+def test_optimizers_update_shards(ranks, impl, optimizer, options):
+    def run():
+        model, plain = sharded_toy(impl, 2, sizes=(5, 3, 1))
+        optimizers = [getattr(torch.optim, optimizer)(m.parameters(), lr=0.1, **options) for m in (model, plain)]
+        for _ in range(3):
+            whole = torch.randn(4, 4)
+            for m, x in ((model, my_part(whole)), (plain, whole)):
+                square_loss(m(x)).backward()
+            for optim in optimizers:
+                optim.step()
+                optim.zero_grad()
+            assert all(p.grad is None for p in model.parameters())
+        assert_same_params(model, plain, rtol=1e-4, atol=1e-5)
+        return {p.dtype for p in model.parameters()}
+
+    assert ranks(2, run) == [{torch.float32}] * 2
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_zero_grad(ranks, impl, set_to_none):
+    def run():
+        model, plain = sharded_toy(impl)
+        whole = torch.randn(4, 4)
+        for _ in range(2):
+            for m, x in ((model, my_part(whole)), (plain, whole)):
+                m.zero_grad(set_to_none=set_to_none)
+                square_loss(m(x)).backward()
+            assert_same_grads(model, plain)
+
+    ranks(2, run)
+
+
+@pytest.mark.parametrize(("norm_type", "foreach"), [(2.0, True), (2.0, False), (1.0, None), (float("inf"), None)])
+def test_clip_grad_norm(ranks, impl, norm_type, foreach):
+    def run():
+        model, plain = sharded_toy(impl, 2, sizes=(5, 3, 2))
+        whole = 5 * torch.randn(6, 4)
+        for m, x in ((model, my_part(whole)), (plain, whole)):
+            square_loss(m(x)).backward()
+        norms = [
+            torch.nn.utils.clip_grad_norm_(m.parameters(), 0.1, norm_type=norm_type, foreach=foreach)
+            for m in (model, plain)
+        ]
+        assert norms[1] > 0.1
+        torch.testing.assert_close(norms[0].full_tensor(), norms[1])
+        assert_same_grads(model, plain)
+
+    ranks(2, run)
+
+
+def test_grad_scaler(ranks, impl):
+    def run():
+        model, plain = sharded_toy(impl)
+        scalers = [torch.amp.GradScaler("cpu", init_scale=64.0) for _ in range(2)]
+        optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, plain)]
+        whole = torch.randn(4, 4)
+        for m, x, scaler, optimizer in zip((model, plain), (my_part(whole), whole), scalers, optimizers, strict=True):
+            scaler.scale(square_loss(m(x))).backward()
+            scaler.unscale_(optimizer)
+        assert_same_grads(model, plain)
+        for scaler, optimizer in zip(scalers, optimizers, strict=True):
+            scaler.step(optimizer)
+            scaler.update()
+        assert_same_params(model, plain)
+        return scalers[0].get_scale()
+
+    assert ranks(2, run) == [64.0] * 2
+
+
+@pytest.mark.parametrize("prefetch", [1, 2])
+@pytest.mark.parametrize("reshard_after_forward", [True, False])
+def test_prefetch_lists_change_nothing_but_order(ranks, impl, prefetch, reshard_after_forward):
+    def run():
+        model, plain = sharded_toy(impl, 4, reshard_after_forward=reshard_after_forward)
+        for i, layer in enumerate(model.layers):
+            layer.set_modules_to_forward_prefetch(list(model.layers[i + 1 : i + 1 + prefetch]))
+            layer.set_modules_to_backward_prefetch(list(reversed(model.layers[max(0, i - prefetch) : i])))
+        train_side_by_side(model, plain)
+
+    ranks(2, run)
+
+
+@pytest.mark.parametrize("reshard_after_forward", [True, False])
+def test_gathers_issued_asynchronously_change_nothing(ranks, impl, reshard_after_forward):
+    def run():
+        model, plain = sharded_toy(impl, reshard_after_forward=reshard_after_forward)
+        model._set_unshard_async_op(True)
+        train_side_by_side(model, plain)
+
+    ranks(2, run)
+
+
+# Forwards and backwards of every shape
+
+
+class Repeats(Toy):
+    """Calls its layers three times."""
+
+    def forward(self, x):
+        x = self.embed(x)
+        for _ in range(3):
+            for layer in self.layers:
+                x = torch.tanh(layer(x))
+        return self.head(x)
+
+
+@pytest.mark.parametrize("reshard_after_forward", [True, False, None])
+def test_a_module_called_several_times_in_a_forward(ranks, impl, reshard_after_forward):
+    def run():
+        model = Repeats(2)
+        plain = twin(model)
+        shard(model, impl.fully_shard, reshard_after_forward=reshard_after_forward)
+        train_side_by_side(model, plain)
+
+    ranks(2, run)
+
+
+@pytest.mark.parametrize("reshard_after_forward", [False, None])
+@pytest.mark.parametrize("order", ["together", "first first", "last first"])
+def test_two_forwards_before_their_backwards(ranks, impl, reshard_after_forward, order):
+    def run():
+        model, plain = sharded_toy(impl, reshard_after_forward=reshard_after_forward)
+        for _ in range(2):
+            wholes = [torch.randn(4, 4), torch.randn(4, 4)]
+            for m, parts in ((model, [my_part(w) for w in wholes]), (plain, wholes)):
+                losses = [square_loss(m(x)) for x in parts]
+                if order == "together":
+                    sum(losses).backward()
+                else:
+                    for loss in losses if order == "first first" else reversed(losses):
+                        loss.backward()
+            assert_same_grads(model, plain)
+            for m in (model, plain):
+                m.zero_grad()
+
+    ranks(2, run)
+
+
+@pytest.mark.parametrize("reshard_after_forward", [True, False, None])
+def test_backward_twice_through_one_forward_doubles_the_gradient(ranks, impl, reshard_after_forward):
+    def run():
+        model, plain = sharded_toy(impl, reshard_after_forward=reshard_after_forward)
+        whole = torch.randn(4, 4)
+        for m, x in ((model, my_part(whole)), (plain, whole)):
+            loss = square_loss(m(x))
+            loss.backward(retain_graph=True)
+            loss.backward()
+        assert_same_grads(model, plain)
+        for m in (model, plain):
+            m.zero_grad()
+        train_side_by_side(model, plain)
+
+    ranks(2, run)
+
+
+class NoTensorInput(nn.Module):
+    """Its data is a buffer; the root owns a parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("start", torch.randn(2, 4))
+        self.first, self.layer = Matrix(), Matrix()
+
+    def forward(self, times: int):
+        x = self.first(self.start)
+        for _ in range(times):
+            x = self.layer(x)
+        return x
+
+
+class Deep(nn.Module):
+    """Units inside units inside units."""
+
+    def __init__(self, depth: int = 3) -> None:
+        super().__init__()
+        self.before, self.after = Matrix(), Matrix()
+        self.inside = Deep(depth - 1) if depth > 1 else nn.Tanh()
+
+    def forward(self, x):
+        return self.after(self.inside(self.before(x)))
+
+
+@pytest.mark.parametrize("reshard_after_forward", [True, False, None])
+def test_units_inside_units(ranks, impl, reshard_after_forward):
+    def run():
+        model = Deep()
+        plain = twin(model)
+        for unit in (model.inside.inside, model.inside, model):
+            impl.fully_shard(unit, reshard_after_forward=reshard_after_forward)
+        train_side_by_side(model, plain)
+
+    ranks(2, run)
+
+
+def test_a_root_without_tensor_inputs_reduces_its_gradients(ranks, impl):
+    def run():
+        model = NoTensorInput()
+        plain = twin(model)
+        impl.fully_shard(model.layer)
+        impl.fully_shard(model)
+        for _ in range(2):
+            for m in (model, plain):
+                square_loss(m(2)).backward()
+            assert_same_grads(model, plain)
+
+    ranks(2, run)
+
+
+def test_a_unit_below_the_root_runs_on_its_own_once_the_root_has_run(ranks, impl):
+    def run():
+        model, plain = sharded_toy(impl)
+        train_side_by_side(model, plain, steps=1)
+        whole = torch.randn(4, 4)
+        for _ in range(2):
+            for m, x in ((model, my_part(whole)), (plain, whole)):
+                square_loss(m.layers[1](x)).backward()
+            assert_same_grads(model, plain)
+        for m in (model, plain):
+            m.zero_grad()
+        train_side_by_side(model, plain)
+
+    ranks(2, run)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("reshard_after_forward", [False, None])
+@pytest.mark.parametrize("first", ["evaluate", "train"])
+def test_forwards_without_gradients_between_steps(ranks, impl, mode, reshard_after_forward, first):
+    def run():
+        model, plain = sharded_toy(impl, reshard_after_forward=reshard_after_forward)
+        if first == "train":
+            train_side_by_side(model, plain, steps=1)
+        for _ in range(2):
+            x = torch.randn(2, 4)
+            with mode():
+                out = model(x)
+            assert not out.requires_grad
+            torch.testing.assert_close(out, plain(x).detach())
+            if first == "train" or mode is torch.no_grad:
+                reshard_all(model)  # no backward came that would have done it
+                train_side_by_side(model, plain, steps=1)
+
+    ranks(2, run)
+
+
+def test_gradients_flow_to_inputs_that_require_them(ranks, impl):
+    def run():
+        model, plain = sharded_toy(impl)
+        whole = torch.randn(4, 4)
+        a, b = my_part(whole).clone().requires_grad_(), whole.clone().requires_grad_()
+        square_loss(model(a)).backward()
+        square_loss(plain(b)).backward()
+        assert_same_grads(model, plain)
+        torch.testing.assert_close(a.grad, dist.get_world_size() * my_part(b.grad))
+
+    ranks(2, run)
+
+
+def test_the_gradient_of_the_input_alone(ranks, impl):
+    """Parameters take part, but get no gradient and reduce nothing."""
+
+    def run():
+        model, plain = sharded_toy(impl)
+        train_side_by_side(model, plain, steps=1)
+        x = torch.randn(2, 4, requires_grad=True)
+        with Collectives() as mode:
+            (grad,) = torch.autograd.grad(square_loss(model(x)), x)
+        torch.testing.assert_close(grad, torch.autograd.grad(square_loss(plain(x)), x)[0])
+        assert all(p.grad is None for p in model.parameters())
+        train_side_by_side(model, plain, steps=1)
+        return mode.counts
+
+    assert ranks(2, run) == [(4 + 3, 0)] * 2
+
+
+def test_backward_to_the_input_alone_frees_what_it_gathered(ranks, impl):
+    def run():
+        model, plain = sharded_toy(impl)
+        x = torch.randn(2, 4, requires_grad=True)
+        square_loss(model(x)).backward(inputs=[x])
+        left = [p.grad for p in model.parameters()], {kind(p) for p in model.parameters()}
+        train_side_by_side(model, plain)
+        return left
+
+    assert ranks(2, run) == [([None] * 5, {"sharded"})] * 2
+
+
+def test_a_module_with_a_setattr_of_its_own(ranks, impl):
+    """Parameters are swapped through it."""
+
+    def run():
+        class Watches(Matrix):
+            def __setattr__(self, name, value):
+                if name == "w" and "seen" in self.__dict__:
+                    self.seen.append(kind(value))
+                super().__setattr__(name, value)
+
+        model = Watches()
+        model.seen = []
+        plain = twin(model)
+        impl.fully_shard(model)
+        train_side_by_side(model, plain, steps=1)
+        return model.seen
+
+    assert ranks(2, run) == [["sharded", "unsharded", "sharded"]] * 2
+
+
+def test_autocast(ranks, impl):
+    def run():
+        model, plain = sharded_toy(impl)
+        x = torch.randn(2, 4)
+        grads = []
+        for m in (model, plain):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                out = m(x)
+            assert out.dtype == torch.bfloat16
+            square_loss(out.float()).backward()
+            grads.append([p.grad for p in m.parameters()])
+        for a, b in zip(*grads, strict=True):
+            torch.testing.assert_close(a.full_tensor(), b)
+
+    ranks(2, run)
+
+
+# Inputs and outputs
+
+
+@dataclass
+class Pair:
+    a: torch.Tensor
+    b: list = field(default_factory=list)
+    name: str = "pair"
+
+
+Named = namedtuple("Named", "x rest")
+
+
+class Nested(nn.Module):
+    """Tensors come and go inside dataclasses, tuples, lists, dicts and keyword arguments."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, given: Pair, *, scale: torch.Tensor, more: dict | None = None):
+        out = (given.a + given.b[0][0]) @ self.w * scale
+        if more:
+            out = out + more["x"] @ self.w
+        return {"pair": Pair(out * 2, [(out, 3)]), "named": Named(out.sum(), None), "text": "left alone"}
+
+
+class UsesNested(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.one, self.two = Matrix(), Nested(), Nested()
+
+    def forward(self, x):
+        x = self.first(x)
+        out = self.one(Pair(x, [(x,)]), scale=x.mean(), more={"x": x})
+        out = self.two(Pair(out["pair"].a, [(out["pair"].b[0][0],)]), scale=out["named"].x)
+        assert type(out["pair"]) is Pair
+        assert type(out["named"]) is Named
+        assert out["text"] == "left alone"
+        return out
+
+
+@pytest.mark.parametrize("reshard_after_forward", [True, False])
+def test_tensors_inside_nested_inputs_and_outputs(ranks, impl, reshard_after_forward):
+    def run():
+        model = UsesNested()
+        plain = twin(model)
+        for unit in (model.one, model.two, model):
+            impl.fully_shard(unit, reshard_after_forward=reshard_after_forward)
+        x = torch.randn(3, 4)
+        for _ in range(2):
+            for m in (model, plain):
+                out = m(x)
+                (out["pair"].b[0][0].sum() + out["named"].x).backward()
+            assert_same_grads(model, plain)
+
+    ranks(2, run)
+
+
+def test_a_post_backward_comes_after_gradients_of_all_nested_inputs(ranks, impl):
+    """Inputs inside a dataclass are hooked too, so a unit frees its parameters when its backward is done."""
+
+    def run():
+        model = UsesNested()
+        for unit in (model.one, model.two, model):
+            impl.fully_shard(unit)
+        out = model(torch.randn(3, 4))
+        group, seen = group_of(impl, model.two), []
+        model.first.w.register_hook(lambda grad: seen.append(group.is_sharded))
+        out["named"].x.backward()
+        return seen
+
+    assert ranks(2, run) == [[True]] * 2
+
+
+def test_a_generator_is_handed_through_unread(ranks, impl):
+    def run():
+        class Stream(Matrix):
+            def forward(self, x):
+                y = x @ self.w
+                return (y[i] for i in range(2))
+
+        model = impl.fully_shard(Stream())
+        out = model(torch.ones(2, 4))
+        return [tuple(y.shape) for y in out], [tuple(y.shape) for y in out]
+
+    assert ranks(2, run) == [([(4,), (4,)], [])] * 2
+
+
+class Forked(nn.Module):
+    """Two outputs, a branch that is used at will, a layer that never is."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.left, self.right, self.never = Matrix(), Matrix(), Matrix(), Matrix()
+        self.use_right = True
+
+    def forward(self, x):
+        x = self.stem(x)
+        return self.left(x), self.right(x) if self.use_right else None
+
+
+@pytest.mark.parametrize("reshard_after_forward", [True, False, None])
+def test_unused_outputs_and_unused_modules(ranks, impl, reshard_after_forward):
+    def run():
+        model = Forked()
+        plain = twin(model)
+        for unit in (model.stem, model.left, model.right, model.never, model):
+            impl.fully_shard(unit, reshard_after_forward=reshard_after_forward)
+        for use_right, which in [(True, 0), (True, 1), (False, 0), (True, 0)]:
+            whole = torch.randn(4, 4)
+            for m, x in ((model, my_part(whole)), (plain, whole)):
+                m.use_right = use_right
+                m.zero_grad()
+                square_loss(m(x)[which]).backward()
+            assert_same_grads(model, plain)  # None stays None
+        assert model.never.w.grad is None
+        return group_of(impl, model.right)._all_gather_result is None, group_of(impl, model.right).is_sharded
+
+    ranks(2, run)
+
+
+def test_a_gather_that_backward_prefetched_in_vain_is_cleared(ranks, impl):
+    """Layer 1's output takes no part in the loss, but layer 2 prefetches it: it ran just before."""
+
+    def run():
+        class Detour(Toy):
+            def forward(self, x):
+                x = self.layers[0](self.embed(x))
+                self.layers[1](x)
+                return self.head(self.layers[2](x))
+
+        model = Detour()
+        plain = twin(model)
+        shard(model, impl.fully_shard)
+        for _ in range(2):
+            whole = torch.randn(4, 4)
+            for m, x in ((model, my_part(whole)), (plain, whole)):
+                m.zero_grad()
+                square_loss(m(x)).backward()
+            assert_same_grads(model, plain)
+            assert group_of(impl, model.layers[1])._all_gather_result is None
+            assert group_of(impl, model.layers[1])._post_forward_indices == []
+
+    ranks(2, run)
+
+
+def test_a_unit_that_returns_a_view_warns(ranks, impl):
+    """An in-place operation on a view would lose the hook on it."""
+
+    def run():
+        class View(Matrix):
+            def forward(self, x):
+                return (x @ self.w).view(-1)
+
+        model = nn.Sequential(Matrix(), View())
+        impl.fully_shard(model[1])
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            impl.fully_shard(model)(torch.randn(2, 4))
+        return [(w.category.__name__, "View" in str(w.message)) for w in caught if "view" in str(w.message).lower()]
+
+    for caught in ranks(2, run):
+        assert ("UserWarning", True) in caught
+
+
+def test_a_unit_that_returns_no_view_does_not_warn(ranks, impl):
+    def run():
+        model, _ = sharded_toy(impl)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            model(torch.randn(2, 4)).sum().backward()
+
+    ranks(2, run)
+
+
+# Hooks and optimizers of the user
+
+
+def test_post_accumulate_grad_hooks_fire_once_per_parameter_with_the_sharded_gradient(ranks, impl):
+    def run():
+        model, _ = sharded_toy(impl, 2)
+        fired = []
+        for name, param in model.named_parameters():
+            param.register_post_accumulate_grad_hook(
+                lambda p, name=name: fired.append((name, tuple(p.grad.to_local().shape)))
+            )
+        counts = []
+        for _ in range(2):
+            fired.clear()
+            model(torch.randn(2, 4)).sum().backward()
+            counts.append(sorted(fired))
+        return counts
+
+    names = [(name, (2, 4)) for name in ("embed.w", "head.w", "layers.0.w", "layers.1.w")]
+    assert ranks(2, run) == [[names] * 2] * 2
+
+
+def test_optimizer_in_backward(ranks, impl):
+    """Each parameter is stepped by its own hook, so that no gradient outlives its use."""
+
+    def run():
+        model, plain = sharded_toy(impl, 2, sizes=(5, 3, 1))
+        for m in (model, plain):
+            optimizers = {p: torch.optim.SGD([p], lr=0.1, momentum=0.9) for p in m.parameters()}
+
+            def step(param, optimizers=optimizers):
+                optimizers[param].step()
+                optimizers[param].zero_grad()
+
+            for p in m.parameters():
+                p.register_post_accumulate_grad_hook(step)
+        for _ in range(3):
+            whole = torch.randn(4, 4)
+            for m, x in ((model, my_part(whole)), (plain, whole)):
+                square_loss(m(x)).backward()
+            assert all(p.grad is None for p in model.parameters())
+        assert_same_params(model, plain)
+
+    ranks(2, run)
+
+
+def test_hooks_of_the_user_see_whole_parameters(ranks, impl):
+    """Forward hooks registered before sharding run before the parameters are freed; pre-hooks after they are there."""
+
+    def run():
+        model, seen = Toy(1), []
+        layer = model.layers[0]
+        layer.register_forward_pre_hook(lambda m, args: seen.append(("pre-hook, early", kind(m.w))))
+        layer.register_forward_hook(lambda m, args, out: seen.append(("hook, early", kind(m.w))))
+        shard(model, impl.fully_shard)
+        layer.register_forward_pre_hook(lambda m, args: seen.append(("pre-hook, late", kind(m.w))))
+        layer.register_forward_hook(lambda m, args, out: seen.append(("hook, late", kind(m.w))))
+        model(torch.randn(2, 4))
+        return seen
+
+    expected = [
+        ("pre-hook, early", "unsharded"),
+        ("pre-hook, late", "unsharded"),
+        ("hook, early", "unsharded"),
+        ("hook, late", "sharded"),
+    ]
+    assert ranks(2, run) == [expected] * 2
+
+
+# Lists of modules as one unit
+
+
+class ChunkedLoss(nn.Module):
+    """The main forward ends with the norm; the head is called chunk by chunk, outside of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.norm, self.head = Matrix(), nn.LayerNorm(4), nn.Linear(4, 7)
+
+    def forward(self, x):
+        return self.norm(self.layer(x))
+
+
+@pytest.mark.usefixtures("since_torch_2_13")
+@pytest.mark.parametrize("reshard_after_forward", [True, False])
+def test_a_loss_in_chunks_with_norm_and_head_in_one_unit(ranks, impl, reshard_after_forward):
+    def run():
+        model = ChunkedLoss()
+        plain = twin(model)
+        impl.fully_shard(model.layer, reshard_after_forward=reshard_after_forward)
+        impl.fully_shard([model.norm, model.head], reshard_after_forward=reshard_after_forward)
+        impl.fully_shard(model, reshard_after_forward=reshard_after_forward)
+        for _ in range(3):
+            whole = torch.randn(8, 4)
+            for m, x in ((model, my_part(whole)), (plain, whole)):
+                m.zero_grad()
+                hidden = m(x)
+                leaf = hidden.detach().requires_grad_()
+                for chunk in leaf.chunk(2):
+                    (square_loss(m.head(chunk)) / 2).backward()
+                hidden.backward(leaf.grad)
+            assert_same_grads(model, plain)
+
+    ranks(2, run)
+
+
+@pytest.mark.parametrize("skip", [(), (1,), (0,)], ids=["all used", "last unused", "first unused"])
+def test_a_list_as_one_unit_of_which_a_module_may_be_unused(ranks, impl, skip):
+    class Skips(Toy):
+        def forward(self, x):
+            x = self.embed(x)
+            for i, layer in enumerate(self.layers):
+                x = x if i in self.skip else layer(x)
+            return self.head(x)
+
+    def run():
+        model = Skips(3)
+        model.skip = ()
+        plain = twin(model)
+        impl.fully_shard([model.layers[0], model.layers[1]])
+        impl.fully_shard(model.layers[2])
+        impl.fully_shard(model)
+        for skipped in (skip, (), skip):
+            whole = torch.randn(4, 4)
+            for m, x in ((model, my_part(whole)), (plain, whole)):
+                m.skip = skipped
+                m.zero_grad()
+                square_loss(m(x)).backward()
+            assert_same_grads(model, plain)
+
+    ranks(2, run)
+
+
+# torch.compile
+
+
+def test_blocks_compiled_before_sharding(ranks, impl):
+    def run():
+        model = Toy(2)
+        plain = twin(model)
+        for i, layer in enumerate(model.layers):
+            model.layers[i] = torch.compile(layer, backend="aot_eager")
+        shard(model, impl.fully_shard)
+        sgd = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, plain)]
+        for _ in range(2):
+            whole = torch.randn(4, 4)
+            for m, x in ((model, my_part(whole)), (plain, whole)):
+                square_loss(m(x)).backward()
+            for compiled, p in zip(model.parameters(), plain.parameters(), strict=True):
+                torch.testing.assert_close(compiled.grad.full_tensor(), p.grad)
+            for optimizer in sgd:
+                optimizer.step()
+                optimizer.zero_grad()
+
+    ranks(2, run)
+
+
+def test_modules_compiled_in_place_after_sharding(ranks, impl):
+    def run():
+        model, plain = sharded_toy(impl, 2)
+        for layer in model.layers:
+            layer.compile(backend="eager")
+        train_side_by_side(model, plain, steps=2)
+
+    ranks(2, run)
