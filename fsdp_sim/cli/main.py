@@ -20,6 +20,11 @@ COMMANDS = {
     "demo": Entry(
         "fsdp_sim.cli.demo:demo", "Train on 4 ranks, predict the same step, write demo.html.", "mini,labs,notebooks"
     ),
+    "ladder": Entry(
+        "fsdp_sim.cli.ladder:ladder",
+        "Train in every way, from one process to HSDP, and compare.",
+        "mini,labs,notebooks",
+    ),
 }
 
 

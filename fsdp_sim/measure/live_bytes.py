@@ -241,6 +241,7 @@ class CUDAMeter:
 
     def __init__(self) -> None:
         self.marks: list[Mark] = []
+        self.cycle_bytes = 0
         self._ended: tuple[int, int] | None = None  # live and peak since the last mark, when the block ended
 
     def __enter__(self) -> CUDAMeter:
@@ -250,6 +251,8 @@ class CUDAMeter:
 
     def __exit__(self, *error: Any) -> None:
         self._ended = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
+        gc.collect()
+        self.cycle_bytes = self._ended[0] - torch.cuda.memory_allocated()
 
     @property
     def live_bytes(self) -> int:

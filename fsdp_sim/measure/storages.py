@@ -117,7 +117,7 @@ class _Operators(TorchDispatchMode):
                     result = func.redispatch(CPU_KERNELS, *args, **kwargs)
             else:
                 result = func(*args, **kwargs)
-            self._show([*given, *_tensors(result)], self._outermost())  # it may have resized what it was given
+            self._show(_tensors(result), self._outermost())
         finally:
             self._running.pop()
         return result

@@ -9,6 +9,7 @@ Inputs and outputs may be nested in lists, dicts, named tuples and dataclasses.
 from __future__ import annotations
 
 import warnings
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -41,8 +42,8 @@ def register_post_backward(group: FSDPParamGroup, args: Any, kwargs: Any) -> tup
     inputs = grad_tensors((args, kwargs)) if torch.is_grad_enabled() else []
     if not inputs:
         return args, kwargs
-    outputs = iter(RegisterPostBackwardFunction.apply(group, *inputs))
-    return _apply_to_tensors(lambda t: next(outputs) if t.requires_grad else t, (args, kwargs))
+    outputs = deque(RegisterPostBackwardFunction.apply(group, *inputs))
+    return _apply_to_tensors(lambda t: outputs.popleft() if t.requires_grad else t, (args, kwargs))
 
 
 def register_pre_backward(output: Any, hook: Callable[[torch.Tensor], torch.Tensor], name: str) -> None:
@@ -69,7 +70,9 @@ def grad_tensors(tree: Any) -> list[torch.Tensor]:
         return tensor
 
     _apply_to_tensors(keep, tree)
-    return found
+    tensors = found.copy()
+    found.clear()  # `_apply_to_tensors` leaves `keep` and all it refers to in a cycle, for the garbage collector
+    return tensors
 
 
 def in_backward() -> bool:

@@ -178,7 +178,7 @@ def test_watched_it_shows_that_nothing_overlaps(ranks):
 
 def test_errors_say_what_to_do(ranks):
     def run():
-        with pytest.raises(ValueError, match="those of ReLU are .*: none"):
+        with pytest.raises(ValueError, match=r"those of ReLU are .*: none"):
             FSDPUnit(nn.ReLU())
         with pytest.raises(ValueError, match=r"of one dtype.*float64"):
             FSDPUnit(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, dtype=torch.float64)))
