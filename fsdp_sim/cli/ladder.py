@@ -15,7 +15,8 @@ from fsdp_sim.ranks import RanksError
 from labs import ladder_table as text
 from labs.divergence import TOLERANCE
 from labs.faults import FAULTS
-from labs.ladder import MAX_RANKS, Ladder, Setting, choose, climb
+from labs.ladder import Ladder, choose, climb
+from labs.ladder_run import MAX_RANKS, Setting
 from labs.rungs import RUNGS
 
 

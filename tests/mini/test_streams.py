@@ -1,10 +1,16 @@
 """The shared context, on a device handle that writes down what is asked of it."""
 
-import torch
+from types import SimpleNamespace
+from unittest.mock import patch
 
-from fsdp_sim.mini import TrainingState
+import pytest
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+
+from fsdp_sim.mini import CPUOffloadPolicy, MixedPrecisionPolicy, TrainingState
 from fsdp_sim.mini.streams import AllGatherState, FSDPCommContext, PendingCollective
 from fsdp_sim.timeline import Op
+from tests.mini.models import Transformer, batches, my_part, shard, token_loss
 
 
 class Handle:
@@ -90,3 +96,45 @@ def test_a_collective_is_waited_for_by_event_on_a_device_and_by_work_on_cpu():
     asynchronous.wait(stream)
     asynchronous.wait(stream)
     assert (work.waits, stream.waited) == (1, ["gathered"]), "a work is over once"
+
+
+OPTIONS = {
+    "default": {},
+    "keep": {"reshard_after_forward": False},
+    "a slice": {"reshard_after_forward": 2},
+    "bf16": {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)},
+    "fp16": {"mp_policy": MixedPrecisionPolicy(reduce_dtype=torch.float16)},
+    "hybrid": {"mesh": (2, 2)},
+    "offload": {"offload_policy": CPUOffloadPolicy(pin_memory=False)},
+}
+
+
+def parameters_after_training(options, on_cpu):
+    """With the code path of a device, whose streams do nothing here, or with that of the CPU."""
+    if "mesh" in options:
+        options = options | {"mesh": init_device_mesh("cpu", options["mesh"], mesh_dim_names=("replicate", "shard"))}
+    names = ("Stream", "Event", "stream", "current_stream")
+    device = SimpleNamespace(**{name: getattr(torch.cpu, name) for name in names})  # torch.cpu, but not itself
+    with patch("fsdp_sim.mini.streams._get_device_handle", lambda _: torch.cpu if on_cpu else device):
+        torch.manual_seed(0)
+        model = shard(Transformer(), **options)
+    assert model._get_fsdp_state()._comm_ctx.on_cpu is on_cpu
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for i, batch in enumerate(batches(4)):
+        model.set_requires_gradient_sync(i != 1)
+        token_loss(model, my_part(batch)).backward()
+        if i != 1:
+            optimizer.step()
+            optimizer.zero_grad()
+    return [p.full_tensor().detach() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_device_computes_what_the_cpu_does(ranks, name):
+    """On a device the sharded gradients are handed out behind the reduce-scatter, on CPU when it is waited for."""
+
+    def run():
+        ours, cpus = (parameters_after_training(OPTIONS[name], on_cpu) for on_cpu in (False, True))
+        return all(torch.equal(a, b) for a, b in zip(ours, cpus, strict=True))
+
+    assert ranks(4, run) == [True] * 4
