@@ -90,7 +90,7 @@ def _print(found: Ladder) -> None:
     console.print(text.verdict(found), style="red" if found.divergences else "green")
     for line in found.divergences:
         console.print(f"  {line}", highlight=False)
-    console.print(text.LEGEND, style="dim")
+    console.print(text.legend(found), style="dim")
     for line in (text.programs(found), text.not_by_value(found)):
         if line:
             console.print(line, highlight=False, markup=False)

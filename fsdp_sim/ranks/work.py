@@ -57,12 +57,12 @@ class WatchedWork(c10d.Work):
             Context.unfinished.put(self)
 
     def wait(self, timeout: Any = None) -> bool:
-        with self._lock:
-            if not self._done:
-                with Context.board.waiting(Context.rank, self.ticket.index):
+        if not self._done:
+            with Context.board.waiting(Context.rank, self.ticket.index), self._lock:
+                if not self._done:
                     self.inner.wait(timeout or NO_TIMEOUT)
                     self._finish()
-                self._done = True
+                    self._done = True
         return True
 
     def _finish(self) -> None:
@@ -110,10 +110,14 @@ class WatchedWork(c10d.Work):
 
 
 def note_ends() -> None:
-    """Runs in a thread: notes when each collective is done, so that one that ends early is not drawn long."""
+    """Runs in a thread: notes when each collective is done, so that one that ends early is not drawn long.
+
+    Never after its owner has waited for it: gloo's reduce-scatter writes its output again at every ``wait``.
+    """
     while True:
         work = Context.unfinished.get()
-        with contextlib.suppress(RuntimeError):
-            work.inner.wait()
-            work.finished_s = time.monotonic()
+        with contextlib.suppress(RuntimeError), work._lock:
+            if not work._done:
+                work.inner.wait()
+                work.finished_s = time.monotonic()
         del work

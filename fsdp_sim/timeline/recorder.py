@@ -91,10 +91,11 @@ class Recorder:
             ``seq`` and whether it is new: False when the caller of the group has just opened it with `begin` (as the
             mini-FSDP does) and will end it itself.
         """
-        last = len(self._rows) - 1
-        if self.on and last > self._taken and self._rows[last]["op"] is op and self._rows[last]["end_s"] is None:
-            self._taken = last
-            return last, False
+        for seq in range(len(self._rows) - 1, self._taken, -1):  # a buffer's free may have come in between
+            row = self._rows[seq]
+            if self.on and row["op"] is op and row["end_s"] is None:
+                self._taken = seq
+                return seq, False
         self._taken = self.begin(op, unit, **fields)
         return self._taken, True
 

@@ -34,7 +34,9 @@ def test_what_is_left_computes_but_the_copy_in_of_an_all_gather(op: Op) -> None:
 
 
 def test_the_recorded_torch_programs_use_these_words_and_lanes() -> None:
-    recording = "\n".join(path.read_text() for path in RECORDINGS.glob("*.txt"))
+    others = ("fsdp1", "mixed")  # FSDP1's streams and casts: no producer of timelines tells them apart yet
+    paths = [path for path in RECORDINGS.glob("*.txt") if not path.name.startswith(others)]
+    recording = "\n".join(path.read_text() for path in paths)
     ops = set(re.findall(r"^op +(\w+) +(\w+)", recording, re.MULTILINE))
     assert ops
     for lane, word in ops:
