@@ -91,6 +91,15 @@ def test_a_collective_that_the_caller_has_opened_is_the_callers_to_end(recorder:
     assert [e.unit for e in recorder.stop()] == ["layers.0"]
 
 
+def test_a_free_between_the_callers_event_and_the_groups_changes_nothing(recorder: Recorder) -> None:
+    """The garbage collector may run at any time."""
+    recorder.start()
+    opened = recorder.begin(Op.ALL_GATHER, "layers.0")
+    recorder.memory(Op.FREE, Memory.RS_OUTPUT, "layers.1", 8)
+    assert recorder.collective(Op.ALL_GATHER, "layers.0") == (opened, False)
+    assert recorder.collective(Op.ALL_GATHER, "layers.0")[1], "taken once"
+
+
 def test_a_collective_that_nobody_has_opened_is_the_groups_own(recorder: Recorder) -> None:
     seq, is_new = recorder.collective(Op.ALL_REDUCE, "norm", bytes=8)
     recorder.end(seq)
