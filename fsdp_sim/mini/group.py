@@ -22,8 +22,7 @@ here; ``set_reduce_scatter_max_input_buffers`` buys the stall off with memory. T
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -344,14 +343,6 @@ class FSDPParamGroup:
         self._training_state = TrainingState.IDLE
         take_unsharded_grads(self.fsdp_params, zeros_for_unused=False)
         self._to_sharded()
-
-    @contextmanager
-    def use_training_state(self, training_state: TrainingState) -> Iterator[None]:
-        before, self._training_state = self._training_state, training_state
-        try:
-            yield
-        finally:
-            self._training_state = before
 
     def __repr__(self) -> str:
         return f"FSDPParamGroup(fqn={self._module_fqn})"

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 def prefetch_unshard(group: FSDPParamGroup | None, training_state: TrainingState) -> None:
     """Issue a unit's all-gather on behalf of another one, on the streams of forward or of backward."""
     if group is not None:
-        with group.use_training_state(training_state):
-            group.unshard(group.unshard_async_op)
+        before, group._training_state = group._training_state, training_state
+        group.unshard(group.unshard_async_op)
+        group._training_state = before
 
 
 def backward_prefetch(group: FSDPParamGroup) -> None:

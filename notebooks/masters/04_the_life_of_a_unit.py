@@ -120,8 +120,8 @@ timeline = training_only(Experiment().run(5).timeline)
 viz.show(timeline, ranks=[0])
 
 # %% [markdown]
-# Now block 2 alone: what is communicated for it and the memory it takes, beside everybody's compute.
-# *Predict:* while which blocks compute is block 2 whole?
+# Now block 2 alone: what is communicated for it and the memory it takes, beside everybody's compute (the headline
+# counts what is drawn, so only the communication of block 2). *Predict:* while which blocks compute is block 2 whole?
 
 # %% tags=["nbval-ignore-output"]
 unit = timeline.select(unit="layers.2")

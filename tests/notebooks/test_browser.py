@@ -60,7 +60,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def test_it_shows_its_figures_as_saved_and_runs_without_an_error(lab: str) -> None:
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
@@ -73,8 +73,7 @@ def test_it_shows_its_figures_as_saved_and_runs_without_an_error(lab: str) -> No
         if page.locator(".jp-Dialog .jp-mod-accept").count():
             page.locator(".jp-Dialog .jp-mod-accept").first.click()
         page.wait_for_selector(IDLE, timeout=120_000)
-        page.wait_for_selector(".jp-RenderedPlotly img", timeout=30_000)
-        assert page.locator(".jp-RenderedPlotly img").count() == 2  # pictures, before anything was run
+        expect(page.locator(".jp-RenderedPlotly img")).to_have_count(2, timeout=30_000)  # before anything was run
         assert "model not found" not in page.content()
 
         page.wait_for_timeout(2000)
