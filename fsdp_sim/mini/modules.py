@@ -1,4 +1,8 @@
-"""Which modules and parameters one `fully_shard` call manages: everything below, but what is sharded already."""
+"""Which modules and parameters one `fully_shard` call manages: everything below, but what is sharded already.
+
+So the order of the calls makes the units. Bottom up, each layer takes its own parameters and the root what is left;
+the root first, and it has taken all.
+"""
 
 from __future__ import annotations
 
