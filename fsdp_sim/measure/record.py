@@ -33,6 +33,7 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.distributed.utils import _apply_to_tensors
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -83,6 +84,7 @@ def record(train: Callable[[Recorder], object], *, world_size: int = 8, every_op
         )
     recorder = Recorder(every_op)
     dist.init_process_group("fake", rank=0, world_size=world_size, store=FakeStore())
+    _clear_sharding_prop_cache()  # DTensor's answers of earlier recordings name process groups that are gone
     try:
         with recorder._recording():
             alive = train(recorder)
