@@ -181,9 +181,9 @@ def after_reduce_scatter(group: FSDPParamGroup, state: ReduceScatterState) -> An
         the event of its end, on a device.
     """
     ctx, replicas, hook = group.comm_ctx, group.mesh_info.replicate_process_group, group._all_reduce_hook
-    if ctx.on_cpu and state.pending is not None and (replicas is not None or hook is not None):
-        state.pending.wait()  # there is no stream to queue on: the thread goes on when O is there
     if replicas is not None:
+        if ctx.on_cpu and state.pending is not None:
+            state.pending.wait()  # there is no stream to queue on: the thread goes on when O is there
         _read = state.output, group._partial_reduce_output  # both stay alive until all that reads them is queued
         group._partial_reduce_output = add_partial(state, group._partial_reduce_output, group.all_reduce_grads, ctx)
         if not group.all_reduce_grads:

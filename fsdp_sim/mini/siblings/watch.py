@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch.autograd import Variable
-from torch.utils._pytree import tree_leaves
 
 from fsdp_sim.mini import recording
+from fsdp_sim.mini.autograd import grad_tensors, in_backward
 from fsdp_sim.timeline import RECORDER, Lane, Memory, Op, Phase
 
 
@@ -114,7 +114,7 @@ def watch(module: nn.Module) -> nn.Module:
                 PIECES.begin_unless(Op.BWD, ROOT)
                 Variable._execution_engine.queue_callback(backward_ended)
 
-        for tensor in _with_grad(output):
+        for tensor in grad_tensors(output):
             tensor.register_hook(backward_begins)
 
     def backward_ended() -> None:
@@ -130,15 +130,15 @@ def watch(module: nn.Module) -> nn.Module:
 
 def _watch_block(block: nn.Module, name: str) -> None:
     def forward_begins(_: nn.Module, args: Any, kwargs: Any) -> None:
-        if torch._C._current_graph_task_id() == -1:  # else activation checkpointing recomputes: part of the backward
-            for tensor in _with_grad((args, kwargs)):
+        if not in_backward():  # else activation checkpointing recomputes: part of the backward
+            for tensor in grad_tensors((args, kwargs)):
                 tensor.register_hook(lambda _: PIECES.end_block(name))
             PIECES.begin(Op.FWD, name)
 
     def forward_ended(_: nn.Module, args: Any, output: Any) -> None:
-        if torch._C._current_graph_task_id() == -1:
+        if not in_backward():
             PIECES.end_block(name)
-            for tensor in _with_grad(output):
+            for tensor in grad_tensors(output):
                 tensor.register_hook(lambda _: PIECES.begin(Op.BWD, name))
 
     block.register_forward_pre_hook(forward_begins, with_kwargs=True)
@@ -152,7 +152,3 @@ def _blocks(module: nn.Module) -> dict[str, nn.Module]:
         if isinstance(inner, nn.ModuleList) and not any(name.startswith(f"{block}.") for block in found):
             found |= {f"{name.removeprefix('module.')}.{i}": block for i, block in enumerate(inner)}
     return found
-
-
-def _with_grad(tree: Any) -> list[torch.Tensor]:
-    return [t for t in tree_leaves(tree) if isinstance(t, torch.Tensor) and t.requires_grad]
