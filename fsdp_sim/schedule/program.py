@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from fsdp_sim.schedule.unit import Unit
 from fsdp_sim.spec import Plan
@@ -22,23 +23,27 @@ class Kind(StrEnum):
     FREE = "free"
     HOOK = "hook"  # entry of one of FSDP's runtime hooks
     CPU_SYNC = "cpu_sync"  # the CPU blocks on an event
+    CPU_BLOCK = "CPU_BLOCK"  # FSDP1: the rate limiter blocks the CPU on an event
+    RECORD_STREAM = "record_strm"  # FSDP1: memory freed just before is kept until this stream has passed here
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Instruction:
-    """One thing the CPU issues.
+class Instruction(NamedTuple):
+    """One thing the CPU issues. A tuple, because a step has thousands.
 
     Attributes:
         lane: the stream it is issued on; None for a hook.
         op: of an op; ALLOC or FREE for those; OTHER for the rest.
-        unit: the unit it is for; for FWD and BWD the segment.
-        bytes: a collective's whole message, or the size of the buffer.
+        unit: the unit it is for; for FWD, BWD and RECOMPUTE the segment.
+        bytes: a collective's whole message, a copy's data, or the size of the buffer.
         group_size, communicator: of a collective; collectives of one communicator run in issue order.
         reduce_op: AVG for a reduce-scatter.
-        event: number of the event recorded or waited for; event_lane: the stream that records it.
+        event: number of the event recorded or waited for; of an asynchronous collective, the event at its end.
+        event_lane: the stream that records it.
         other: the stream ``wait_stream`` waits for.
         hook: name of the hook entered.
-        category: what an alloc or free is for.
+        category: what an alloc, free or record_stream is for.
+        detail: the rest of an op's line, for example ``by 4.0``.
+        async_op: the collective runs on a stream of its process group, which first waits for ``lane``; ``lane`` goes on.
     """
 
     kind: Kind
@@ -58,6 +63,8 @@ class Instruction:
     other: Lane | None = None
     hook: str = ""
     category: Memory = Memory.NONE
+    detail: str = ""
+    async_op: bool = False
 
     @property
     def what(self) -> str:

@@ -12,12 +12,22 @@ class Op(StrEnum):
 
     FWD = "FWD"
     BWD = "BWD"
+    RECOMPUTE = "RECOMPUTE"  # a forward run again in backward, under activation checkpointing
     OPTIM = "OPTIM"
+    H2D = "h2d"  # shards from the CPU, where they are offloaded
+    AG_CAST = "ag_cast"  # shards to param_dtype
     AG_COPY_IN = "ag_copy_in"
     ALL_GATHER = "ALL_GATHER"
     AG_COPY_OUT = "ag_copy_out"
+    CLONE = "clone_post_forward_shard"  # the slice kept between forward and backward (reshard_after_forward=n)
+    UPCAST = "upcast_unsharded_grad"  # whole gradients kept without sync, to reduce_dtype
     RS_COPY_IN = "rs_copy_in"
+    RS_COPY = "rs_copy"  # from input to output where one rank has nothing to scatter
+    DIV = "div"
     REDUCE_SCATTER = "REDUCE_SCATTER"
+    GRAD_CAST = "grad_cast"  # reduced gradients to the dtype of the shards
+    ACCUMULATE = "accumulate"  # into gradients of an earlier micro-batch
+    D2H = "d2h"  # reduced gradients to the CPU
     ALL_REDUCE = "ALL_REDUCE"
     BROADCAST = "BROADCAST"
     BARRIER = "BARRIER"
@@ -37,6 +47,10 @@ class Lane(StrEnum):
     REDUCE_SCATTER = "reduce_scatter"
     ALL_REDUCE = "all_reduce"
     OTHER_COMM = "other_comm"
+    # FSDP1's streams, beside compute and all_reduce
+    UNSHARD = "unshard"
+    PRE_UNSHARD = "pre_unshard"
+    POST_BACKWARD = "post_backward"
 
 
 class Phase(StrEnum):
@@ -59,10 +73,16 @@ class Memory(StrEnum):
     UNSHARDED_GRAD = "unsharded_grad"  # whole gradients of a unit
     RS_INPUT = "rs_input"  # I: flat reduce-scatter input
     ACTIVATION = "activation"
+    CHECKPOINT = "checkpoint"  # block inputs kept under activation checkpointing
+    LOGITS = "logits"  # the output of the head, its loss and their gradients
+    TEMPORARY = "temporary"  # alive within one operation
     NONE = ""  # the event is not an alloc or free
 
 
-COMM_LANES = frozenset({Lane.ALL_GATHER, Lane.REDUCE_SCATTER, Lane.ALL_REDUCE, Lane.OTHER_COMM})
+COMM_LANES = frozenset(
+    {Lane.ALL_GATHER, Lane.REDUCE_SCATTER, Lane.ALL_REDUCE, Lane.OTHER_COMM, Lane.UNSHARD, Lane.POST_BACKWARD}
+)
+COLLECTIVES = frozenset({Op.ALL_GATHER, Op.REDUCE_SCATTER, Op.ALL_REDUCE, Op.BROADCAST, Op.BARRIER, Op.SEND, Op.RECV})
 COLLECTIVE_LANE = {
     Op.ALL_GATHER: Lane.ALL_GATHER,
     Op.REDUCE_SCATTER: Lane.REDUCE_SCATTER,

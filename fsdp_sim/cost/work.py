@@ -1,0 +1,99 @@
+"""What has to be computed: the kernels and the activations of each segment of a model, before any hardware is named.
+
+A `Workload` is a model cut into FSDP units with the work of each segment. Two makers: `fsdp_sim.cost.transformer`
+writes it down from a model's dimensions, `fsdp_sim.measure.model_from_module` traces any `nn.Module`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from fsdp_sim.schedule import Unit
+
+KernelKind = Literal["matmul", "attention", "memory", "cross_entropy", "embedding"]
+
+
+class Kernel(NamedTuple):
+    """One kernel, or several alike that run one after the other.
+
+    Attributes:
+        kind: ``matmul``; ``attention`` (fused, flash-like); ``memory`` (pointwise, norms, copies); ``cross_entropy``;
+            ``embedding`` (gather, scatter-add).
+        flops: floating-point operations of one of them (a multiply and an add are two); causal attention counts
+            what is computed, half of the square.
+        bytes: read and written by one of them.
+        shape: of a matmul ``(batch, m, n, k)``; of attention ``(batch, heads, seq_len, head_dim)``; else empty.
+        dtype: what it computes in.
+        count: how many.
+        fusable: a compiler may fuse it with its neighbours, so that what passes between them is not written.
+        saved: its output is kept from forward to backward when activations are checkpointed selectively.
+    """
+
+    kind: KernelKind
+    flops: float
+    bytes: float
+    shape: tuple[int, ...] = ()
+    dtype: str = "bf16"
+    count: int = 1
+    fusable: bool = False
+    saved: bool = False
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one segment computes for one micro-batch on one rank.
+
+    Attributes:
+        forward, backward: kernels in order.
+        saved_bytes: activations kept from this segment's forward to its backward, its output included, its input not.
+        input_bytes: the segment's input, which is the output of the segment before: what checkpointing keeps.
+        output_bytes: its output.
+        forward_temporary_bytes: the most alive during forward beyond what is kept at its end.
+        backward_temporary_bytes: the most alive during backward beyond what is kept (saved activations as they are
+            released) and the whole gradients of the parameters; the gradient of the output, which comes in, included.
+        selective_bytes: of ``saved_bytes``, what selective checkpointing keeps.
+        is_block: activation checkpointing applies to it.
+        logits_bytes: of ``saved_bytes``, logits and loss.
+    """
+
+    forward: tuple[Kernel, ...] = ()
+    backward: tuple[Kernel, ...] = ()
+    saved_bytes: int = 0
+    input_bytes: int = 0
+    output_bytes: int = 0
+    forward_temporary_bytes: int = 0
+    backward_temporary_bytes: int = 0
+    selective_bytes: int = 0
+    is_block: bool = False
+    logits_bytes: int = 0
+
+    @property
+    def forward_flops(self) -> float:
+        return sum(k.flops * k.count for k in self.forward)
+
+    @property
+    def backward_flops(self) -> float:
+        return sum(k.flops * k.count for k in self.backward)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model as FSDP sees it: its units, and the work of every segment.
+
+    Attributes:
+        name: for headings.
+        units: the root and its layers in execution order.
+        work: by segment; equal segments share one object.
+        param_count: parameters of the whole model, tied ones counted once.
+        model_flops_per_token: forward and backward without recomputation, for the model-FLOPs utilisation.
+        tokens: per rank and micro-batch.
+    """
+
+    name: str
+    units: tuple[Unit, ...]
+    work: Mapping[str, Work] = field(repr=False)
+    param_count: int = 0
+    model_flops_per_token: float = 0.0
+    tokens: int = 0
