@@ -2,6 +2,22 @@
 
 from fsdp_sim.spec.cluster import Cluster
 from fsdp_sim.spec.fields import Allowed, field, number, one_of, spec, text, whole
+from fsdp_sim.spec.model import Model
+from fsdp_sim.spec.params import block_shapes, param_shapes, root_shapes
 from fsdp_sim.spec.plan import Plan
 
-__all__ = ["Allowed", "Cluster", "Plan", "field", "number", "one_of", "spec", "text", "whole"]
+__all__ = [
+    "Allowed",
+    "Cluster",
+    "Model",
+    "Plan",
+    "block_shapes",
+    "field",
+    "number",
+    "one_of",
+    "param_shapes",
+    "root_shapes",
+    "spec",
+    "text",
+    "whole",
+]

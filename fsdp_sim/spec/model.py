@@ -1,0 +1,113 @@
+"""`Model`: the dimensions of a transformer, by hand or from the catalogue."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import tomllib
+from importlib.resources import files
+
+from fsdp_sim.spec.fields import field, one_of, spec, text, whole
+
+_BOOL = one_of(True, False)
+
+
+@spec
+class Model:
+    """A transformer's dimensions. For anything else trace a module: `fsdp_sim.measure.model_from_module`.
+
+    Attributes:
+        name: for headings.
+        n_layer, d_model, n_head, d_ffn, vocab: as everywhere.
+        n_kv_head: key and value heads (grouped-query attention); None is ``n_head``.
+        head_dim: None is ``d_model / n_head``.
+        ffn_type: ``gelu`` (two matrices) or ``swiglu`` (three).
+        norm: ``layernorm`` or ``rmsnorm``.
+        bias: linear layers and norms have biases.
+        positions: ``learned`` (a table of ``max_seq_len`` rows), ``rope`` or ``none`` (also for alibi).
+        max_seq_len: rows of the table of learned positions; None is the plan's ``seq_len``.
+        tied_embeddings: the head uses the embedding's weight.
+        causal: attention looks back only, and computes half of the square.
+        n_encoder_layer: of an encoder-decoder (T5): layers of the encoder, beside ``n_layer`` of the decoder, which
+            also attend to the encoder's output.
+        dtype: of the parameters, which the optimizer updates.
+
+    Example:
+        >>> Model.preset("gpt2-124m").param_count
+        124439808
+        >>> Model.preset("lama3-8b")
+        Traceback (most recent call last):
+        ValueError: no model is called 'lama3-8b'; the nearest names are llama3-8b, llama2-7b, llama3-70b
+    """
+
+    name: str = field(text())
+    n_layer: int = field(whole(1))
+    d_model: int = field(whole(1))
+    n_head: int = field(whole(1))
+    d_ffn: int = field(whole(1))
+    vocab: int = field(whole(1))
+    n_kv_head: int | None = field(one_of(None) | whole(1), default=None)
+    head_dim: int | None = field(one_of(None) | whole(1), default=None)
+    ffn_type: str = field(one_of("gelu", "swiglu", "relu"), default="gelu")
+    norm: str = field(one_of("layernorm", "rmsnorm"), default="layernorm")
+    bias: bool = field(_BOOL, default=True)
+    positions: str = field(one_of("learned", "rope", "none"), default="learned")
+    max_seq_len: int | None = field(one_of(None) | whole(1), default=None)
+    tied_embeddings: bool = field(_BOOL, default=True)
+    causal: bool = field(_BOOL, default=True)
+    n_encoder_layer: int = field(whole(0), default=0)
+    dtype: str = field(one_of("fp32", "bf16", "fp16"), default="fp32")
+
+    def __post_init__(self) -> None:
+        if self.head_dim is None and self.d_model % self.n_head:
+            raise ValueError(
+                f"Model.n_head is {self.n_head}, which does not divide d_model {self.d_model}; change one, or give "
+                f"head_dim"
+            )
+        if self.n_head % self.kv_heads:
+            raise ValueError(f"Model.n_kv_head is {self.kv_heads}; it must divide n_head, which is {self.n_head}")
+
+    @property
+    def kv_heads(self) -> int:
+        return self.n_kv_head or self.n_head
+
+    @property
+    def d_head(self) -> int:
+        return self.head_dim or self.d_model // self.n_head
+
+    @property
+    def param_count(self) -> int:
+        """Parameters, a tied weight counted once; with learned positions of no stated length, 0 rows of them."""
+        from fsdp_sim.spec.params import param_shapes
+
+        return sum(rows * columns for _, rows, columns in param_shapes(self, self.max_seq_len or 0))
+
+    @classmethod
+    def preset(cls, name: str) -> Model:
+        """A published model by its name.
+
+        Raises:
+            ValueError: there is none of that name; gives the nearest.
+        """
+        presets = _presets()
+        if name not in presets:
+            near = difflib.get_close_matches(name, presets, n=3, cutoff=0.3) or sorted(presets)
+            raise ValueError(f"no model is called {name!r}; the nearest names are {', '.join(near)}")
+        return presets[name]
+
+    @classmethod
+    def presets(cls) -> tuple[str, ...]:
+        """The names in the catalogue."""
+        return tuple(_presets())
+
+
+@functools.cache
+def _presets() -> dict[str, Model]:
+    text = files("fsdp_sim.spec").joinpath("models.toml").read_text()
+    families = tomllib.loads(text)
+    return {
+        name: Model(name=name, **(family.get("all", {}) | dims))
+        for family in families.values()
+        for name, dims in family.items()
+        if name != "all"
+    }
