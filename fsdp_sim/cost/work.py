@@ -36,7 +36,7 @@ class Kernel(NamedTuple):
     bytes: float
     shape: tuple[int, ...] = ()
     dtype: str = "bf16"
-    count: int = 1
+    count: int = 1  # type: ignore[assignment]  # not tuple.count
     fusable: bool = False
     saved: bool = False
 
@@ -87,8 +87,10 @@ class Workload:
         units: the root and its layers in execution order.
         work: by segment; equal segments share one object.
         param_count: parameters of the whole model, tied ones counted once.
-        model_flops_per_token: forward and backward without recomputation, for the model-FLOPs utilisation.
+        model_flops_per_token: for the model-FLOPs utilisation: of a transformer 6 N + 12 L d T (Chowdhery et al. 2022,
+            "PaLM", appendix B), else forward and backward without recomputation.
         tokens: per rank and micro-batch.
+        dtype: what the matmuls compute in.
     """
 
     name: str
@@ -97,3 +99,4 @@ class Workload:
     param_count: int = 0
     model_flops_per_token: float = 0.0
     tokens: int = 0
+    dtype: str = "bf16"

@@ -1,7 +1,9 @@
 """What you ask for: frozen, validated descriptions of the plan and the cluster."""
 
-from fsdp_sim.spec.cluster import Cluster
+from fsdp_sim.spec.cluster import Cluster, Span
 from fsdp_sim.spec.fields import Allowed, field, number, one_of, spec, text, whole
+from fsdp_sim.spec.gpus import Gpu, gpu, gpu_names
+from fsdp_sim.spec.links import Link, link, link_names
 from fsdp_sim.spec.model import Model
 from fsdp_sim.spec.params import block_shapes, param_shapes, root_shapes
 from fsdp_sim.spec.plan import Plan
@@ -9,10 +11,17 @@ from fsdp_sim.spec.plan import Plan
 __all__ = [
     "Allowed",
     "Cluster",
+    "Gpu",
+    "Link",
     "Model",
     "Plan",
+    "Span",
     "block_shapes",
     "field",
+    "gpu",
+    "gpu_names",
+    "link",
+    "link_names",
     "number",
     "one_of",
     "param_shapes",

@@ -1,40 +1,229 @@
-"""`Cluster`: what the model is trained on."""
+"""`Cluster`: what the model is trained on: GPUs, how many of them share a node, and the links between them."""
 
 from __future__ import annotations
 
-from typing import Literal
+import functools
+import json
+import tomllib
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from fsdp_sim.spec.fields import field, number, one_of, spec, whole
+from fsdp_sim.spec.fields import Allowed, field, number, one_of, spec, whole
+from fsdp_sim.spec.gpus import Gpu, gpu
+from fsdp_sim.spec.links import Link, link, link_of_text
+
+_LINK = one_of(None).explained("what its servers ship with") | Allowed(
+    "a Link or the name of one", lambda value: isinstance(value, (str, Link)) and value != ""
+)
+
+
+class Span(NamedTuple):
+    """How a group of ranks lies on the nodes: over how many, and how many of it share the fullest one."""
+
+    nodes: int
+    ranks_per_node: int
 
 
 @spec
 class Cluster:
-    """Ranks joined by one link.
+    """GPUs in nodes, or processes on one machine.
 
     Attributes:
-        kind: ``gpu`` (the CPU issues work and runs ahead of it) or ``cpu`` (the thread that issues also computes).
-        gpus: the world size: GPUs, or processes on a cluster of kind ``cpu``.
-        bandwidth_gbps: what a rank sends over the link, in gigabits (1e9 bits) per second.
-        latency_us: microseconds a message of no bytes takes.
+        gpu: name of the GPU (see `fsdp_sim.spec.gpu_names`), ``cpu`` for processes that compute on CPU cores, or a
+            `Gpu`; always a `Gpu` once built.
+        gpus: the world size: GPUs, or processes of a cluster of kind ``cpu``.
+        gpus_per_node: GPUs of one server; None is what the GPU's servers hold. The last node may not be part full.
+        intra: the link between the GPUs of a node.
+        inter: the link between nodes: a `Link`, a name (``IB NDR x8``), or its rate in words (``1600 Gb/s per node``,
+            ``400 Gb/s RoCE per GPU``).
+        host: the link between a GPU and its CPU's memory.
+        bandwidth_gbps: gigabits (1e9 bits) per second that a rank can send over the link between nodes, or, on a
+            cluster of kind ``cpu``, between processes. It replaces the link's own; on one node of GPUs nothing uses it.
+        latency_us: microseconds that a message of no bytes takes over that link, in place of the link's own.
 
     Example:
+        >>> cluster = Cluster("H100", gpus=64)
+        >>> cluster.nodes, cluster.gpu.name, cluster.inter_link.name
+        (8, 'H100-SXM-80GB', 'IB NDR x8')
         >>> laptop = Cluster("cpu", gpus=4, bandwidth_gbps=4, latency_us=200)
         >>> laptop.bandwidth_bytes_per_s, round(laptop.latency_s, 9)
         (500000000.0, 0.0002)
-        >>> Cluster("cpu", gpus=0, bandwidth_gbps=1)
+        >>> Cluster("H100", gpus=12)
         Traceback (most recent call last):
-        ValueError: Cluster.gpus is 0; it must be a whole number >= 1 (the world size)
+        ValueError: Cluster.gpus is 12, which does not fill nodes of 8 GPUs; take 8 or 16, or gpus_per_node=6
     """
 
-    kind: Literal["gpu", "cpu"] = field(one_of("gpu", "cpu"))
+    gpu: Any = field(Allowed("the name of a GPU, 'cpu' or a Gpu", lambda v: isinstance(v, (str, Gpu)) and v != ""))
     gpus: int = field(whole(1).explained("the world size"))
-    bandwidth_gbps: float = field(number(above=True).explained("gigabits per second"))
-    latency_us: float = field(number().explained("microseconds"), default=0.0)
+    gpus_per_node: int | None = field(one_of(None) | whole(1), default=None)
+    intra: str | Link | None = field(_LINK, default=None)
+    inter: str | Link | None = field(_LINK, default=None)
+    host: str | Link | None = field(_LINK, default=None)
+    bandwidth_gbps: float | None = field(
+        one_of(None) | number(above=True).explained("gigabits per second"), default=None
+    )
+    latency_us: float | None = field(one_of(None) | number().explained("microseconds"), default=None)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.gpu, str):
+            object.__setattr__(self, "gpu", gpu(self.gpu))
+        size = self.node_size
+        if self.gpus > size and self.gpus % size:
+            divisors = [n for n in range(2, size) if self.gpus % n == 0]
+            or_smaller = f", or gpus_per_node={divisors[-1]}" if divisors else ""
+            raise ValueError(
+                f"Cluster.gpus is {self.gpus}, which does not fill nodes of {size} GPUs; take "
+                f"{self.gpus // size * size} or {(self.gpus // size + 1) * size}{or_smaller}"
+            )
+        for name in ("intra_link", "inter_link", "host_link"):
+            getattr(self, name)  # a name that does not exist is an error now
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash(tuple(getattr(self, f.name) for f in fields(self)))
+
+    def __repr__(self) -> str:
+        given = [f"{f.name}={getattr(self, f.name)!r}" for f in fields(self)[1:] if getattr(self, f.name) is not None]
+        return f"Cluster({self.gpu.name!r}, {', '.join(given)})"
+
+    @property
+    def kind(self) -> str:
+        """``gpu``: the CPU issues work and runs ahead of it; ``cpu``: the thread that issues also computes."""
+        return "cpu" if self.gpu.arch == "CPU" else "gpu"
+
+    @functools.cached_property
+    def node_size(self) -> int:
+        """GPUs that one node holds; `gpus` may be fewer."""
+        return self.gpus_per_node or self.gpu.gpus_per_node
+
+    @property
+    def nodes(self) -> int:
+        return -(-self.gpus // self.node_size)
+
+    @functools.cached_property
+    def intra_link(self) -> Link:
+        """Between the GPUs of a node; between the processes of a cluster of kind ``cpu``."""
+        found = self.intra if isinstance(self.intra, Link) else link(self.intra or self.gpu.intra)
+        return self._overridden(found) if self.kind == "cpu" else found
+
+    @functools.cached_property
+    def inter_link(self) -> Link:
+        """Between nodes, per GPU."""
+        if isinstance(self.inter, Link):
+            return self._overridden(self.inter)
+        return self._overridden(link_of_text(self.inter or self.gpu.inter, self.node_size))
+
+    @functools.cached_property
+    def host_link(self) -> Link:
+        """Between a GPU and the memory of its CPU."""
+        return self.host if isinstance(self.host, Link) else link(self.host or self.gpu.host)
+
+    def _overridden(self, found: Link) -> Link:
+        if self.bandwidth_gbps is not None:
+            found = replace(found, bytes_per_s=self.bandwidth_gbps * 1e9 / 8)
+        return found if self.latency_us is None else replace(found, base_s=self.latency_us * 1e-6)
+
+    @property
+    def slowest_link(self) -> Link:
+        """The link that bounds a collective of all ranks."""
+        return self.inter_link if self.nodes > 1 else self.intra_link
 
     @property
     def bandwidth_bytes_per_s(self) -> float:
-        return self.bandwidth_gbps * 1e9 / 8
+        """Peak of the link that bounds a collective of all ranks, per rank and direction."""
+        return self.slowest_link.bytes_per_s
 
     @property
     def latency_s(self) -> float:
-        return self.latency_us * 1e-6
+        """What a message of no bytes takes on that link, where it was given or measured; else 0."""
+        return self.slowest_link.base_s or 0.0
+
+    def spans(self, group_size: int, stride: int = 1) -> Span:
+        """How groups of ``group_size`` ranks, ``stride`` apart, lie on the nodes; of unlike groups the most spread.
+
+        A shard group is consecutive ranks (stride 1); a replicate group of HSDP takes one rank of each shard group
+        (its stride is the shard size).
+
+        Raises:
+            ValueError: the groups do not fill the cluster.
+
+        Example:
+            >>> cluster = Cluster("H100", gpus=64)
+            >>> cluster.spans(16), cluster.spans(8, stride=8)
+            (Span(nodes=2, ranks_per_node=8), Span(nodes=8, ranks_per_node=1))
+        """
+        if group_size < 1 or stride < 1 or self.gpus % (group_size * stride):
+            raise ValueError(
+                f"groups of {group_size} ranks, {stride} apart, do not fill {self.gpus} ranks; group_size times stride "
+                f"must divide them"
+            )
+        return _span(self.gpus, self.node_size, group_size, stride)
+
+    def to_file(self, path: str | Path) -> None:
+        """Write it as TOML, for `from_file`: everything that is not the catalogue's own, in the catalogue's units."""
+        top: dict[str, Any] = {"gpus": self.gpus}
+        parts: dict[str, Any] = {}
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, Gpu) and _is_catalogued(value):
+                top[f.name] = value.name
+            elif isinstance(value, (Gpu, Link)):
+                parts[f.name] = value.to_table()
+            elif value is not None:
+                top[f.name] = value
+        tables = {"cluster": top} | parts
+        Path(path).write_text(_TITLE + "\n".join(_toml(name, table) for name, table in tables.items()))
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Cluster:
+        """The cluster that a file describes, such as ``fsdp-sim calibrate`` writes.
+
+        Raises:
+            ValueError: no such file, not TOML, or a value that is not allowed; names the file.
+        """
+        try:
+            tables = tomllib.loads(Path(path).read_text())
+            values: dict[str, Any] = dict(tables.pop("cluster"))
+            for name, table in tables.items():
+                made: type[Gpu | Link] = Gpu if name == "gpu" else Link
+                values[name] = made.from_table(table.pop("name", name), table)
+            return cls(**values)
+        except FileNotFoundError:
+            raise ValueError(f"there is no cluster file {path}; fsdp-sim calibrate writes one") from None
+        except KeyError as error:
+            raise ValueError(f"{path} has no table {error.args[0]!r}; fsdp-sim calibrate writes such files") from None
+        except (TypeError, AttributeError, ValueError, OSError) as error:
+            raise ValueError(f"{path} is not a cluster file: {error}") from None
+
+
+def _is_catalogued(value: Gpu) -> bool:
+    try:
+        return gpu(value.name) == value
+    except ValueError:
+        return False
+
+
+@functools.cache
+def _span(gpus: int, node_size: int, group_size: int, stride: int) -> Span:
+    reach = (group_size - 1) * stride
+    nodes = 1
+    for start in range(0, gpus, group_size * stride):
+        for first in range(start, start + stride):
+            over = group_size if stride >= node_size else (first + reach) // node_size - first // node_size + 1
+            nodes = max(nodes, over)
+    return Span(nodes, -(-group_size // nodes))
+
+
+_TITLE = """# A cluster, for `fsdp-sim simulate --cluster FILE` and `Cluster.from_file`.
+# Rates are per GPU (or process) and direction; *_gbytes_per_s are 1e9 bytes per second.
+
+"""
+
+
+def _toml(name: str, table: dict[str, Any]) -> str:
+    lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in table.items()]
+    return "\n".join([f"[{name}]", *lines, ""])

@@ -6,9 +6,35 @@ from typing import Any, Literal
 
 from fsdp_sim.spec.fields import Allowed, field, number, one_of, spec, whole
 
-DTYPES = ("fp32", "bf16", "fp16")
+DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
+DTYPES = ("fp32", "bf16", "fp16")  # what gathers, compute and reductions may be cast to
+TORCH_DTYPES = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16", "fp64": "torch.float64"}
 Api = Literal["fsdp2", "fsdp1", "ddp", "zero1", "zero2"]
 PerMicroBatch = bool | Literal["last"]
+
+SETTINGS_OF = {  # fields that only some ways to train have; a value other than the default is refused elsewhere
+    "reshard_after_forward": ("fsdp2",),
+    "reduce_scatter_max_input_buffers": ("fsdp2",),
+    "separate_reduce_scatter_group": ("fsdp2",),
+    "post_optim_event": ("fsdp2",),
+    "unshard_async_op": ("fsdp2",),
+    "requires_all_reduce": ("fsdp2",),
+    "reshard_after_backward": ("fsdp2",),
+    "is_last_backward": ("fsdp2",),
+    "gradient_divide_factor": ("fsdp2",),
+    "limit_all_gathers": ("fsdp1",),
+    "sharding_strategy": ("fsdp1",),
+    "forward_prefetch": ("fsdp2", "fsdp1"),
+    "backward_prefetch": ("fsdp2", "fsdp1"),
+    "cpu_offload": ("fsdp2", "fsdp1"),
+    "shard_size": ("fsdp2", "fsdp1"),
+    "bucket_cap_mb": ("ddp", "zero1", "zero2"),
+}
+INSTEAD = {  # what another way to train calls it
+    ("reshard_after_forward", "fsdp1"): "fsdp1 has sharding_strategy='FULL_SHARD' or 'SHARD_GRAD_OP'",
+    ("sharding_strategy", "fsdp2"): "fsdp2 has reshard_after_forward and shard_size",
+    ("limit_all_gathers", "fsdp2"): "fsdp2 bounds its memory by events, without blocking the CPU",
+}
 
 _BOOL = one_of(True, False)
 _DEPTH = one_of(None).explained("implicit prefetch") | whole(1).explained("depth of explicit prefetch")
@@ -50,6 +76,11 @@ class Plan:
         wrap: ``block`` makes each block a unit, ``root`` the whole model one unit, a number the smallest
             modules of at least that many parameters, a tuple of names those modules.
         compile: whether ``torch.compile`` fuses the memory-bound kernels of each block.
+        attention_impl: ``sdpa`` is fused (torch's own, FlashAttention-2), ``flash1`` fused with the kernels of 2023,
+            ``math`` writes the matrix of scores.
+        cross_entropy: ``torch`` computes the loss in fp32, beside the logits; ``fused`` is one kernel whose backward
+            writes over the logits (FlashAttention's).
+        loss_metrics: how often the loss is computed once more from the logits, without gradients, for logging.
         optimizer: what is kept beside each parameter: ``adamw`` two moments, ``sgd_momentum`` one, ``sgd`` none.
         reduce_scatter_max_input_buffers: fsdp2, ``set_reduce_scatter_max_input_buffers``.
         separate_reduce_scatter_group: fsdp2, ``set_separate_reduce_scatter_group``: reduce-scatters have a
@@ -96,6 +127,9 @@ class Plan:
     seq_len: int = field(whole(1), default=1024)
     wrap: str | int | tuple[str, ...] = field(one_of("block", "root") | whole(1) | _NAMES, default="block")
     compile: bool = field(_BOOL, default=False)
+    attention_impl: str = field(one_of("sdpa", "flash1", "math"), default="sdpa")
+    cross_entropy: str = field(one_of("torch", "fused"), default="torch")
+    loss_metrics: int = field(whole(0), default=0)
     optimizer: str = field(one_of("adamw", "sgd_momentum", "sgd"), default="adamw")
     reduce_scatter_max_input_buffers: int = field(whole(1), default=1)
     separate_reduce_scatter_group: bool = field(_BOOL, default=False)
@@ -107,3 +141,41 @@ class Plan:
     is_last_backward: PerMicroBatch = field(_PER_MICRO_BATCH, default=True)
     gradient_divide_factor: float | None = field(one_of(None) | number(above=True), default=None)
     bucket_cap_mb: float = field(number(above=True), default=25.0)
+
+    def __post_init__(self) -> None:
+        for name, apis in SETTINGS_OF.items():
+            default = type(self).__dataclass_fields__[name].default
+            value = getattr(self, name)
+            if self.api not in apis and (type(value) is not type(default) or value != default):
+                instead = INSTEAD.get((name, self.api), f"leave it {default!r}")
+                raise self._error(name, f"a setting of {' and '.join(apis)}; api is {self.api!r}: {instead}")
+        if self.api == "fsdp2" and type(self.forward_prefetch) is bool:
+            raise self._error(
+                "forward_prefetch", "fsdp1's; with api='fsdp2' it must be None (implicit) or a depth >= 1"
+            )
+        if self.api == "fsdp2" and type(self.backward_prefetch) is str:
+            raise self._error(
+                "backward_prefetch", "fsdp1's; with api='fsdp2' it must be None (implicit) or a depth >= 1"
+            )
+        if self.api == "fsdp1" and type(self.forward_prefetch) is int:
+            raise self._error("forward_prefetch", "fsdp2's; with api='fsdp1' it must be True, False or None")
+        if self.api == "fsdp1" and type(self.backward_prefetch) is int:
+            raise self._error(
+                "backward_prefetch", "fsdp2's; with api='fsdp1' it must be 'BACKWARD_PRE', 'BACKWARD_POST' or 'none'"
+            )
+        if self.api == "fsdp1" and self.shard_size is not None and "HYBRID" not in self.sharding_strategy:
+            raise self._error(
+                "shard_size",
+                f"for hybrid sharding, and sharding_strategy is {self.sharding_strategy!r}; give 'HYBRID_SHARD', or "
+                f"leave shard_size None",
+            )
+        ranks, keep = self.shard_size, self.reshard_after_forward
+        if ranks is not None and type(keep) is int and ranks % keep:
+            factors = ", ".join(str(n) for n in range(1, ranks + 1) if ranks % n == 0)
+            raise ValueError(
+                f"Plan.reshard_after_forward is {keep}, which does not divide shard_size {ranks}; as a number it must "
+                f"be one of {factors}"
+            )
+
+    def _error(self, field: str, what: str) -> ValueError:
+        return ValueError(f"Plan.{field} is {getattr(self, field)!r}, which is {what}")

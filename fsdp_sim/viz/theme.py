@@ -30,17 +30,21 @@ class Kind:
 
 FORWARD = Kind("forward", "#0072B2", text_color="#FFFFFF")
 BACKWARD = Kind("backward", "#E69F00")
+RECOMPUTE = Kind("recompute", "#7FB8D8")
 OPTIMIZER = Kind("optimizer", "#009E73")
 ALL_GATHER = Kind("all-gather", "#56B4E9", hatched=True)
 REDUCE_SCATTER = Kind("reduce-scatter", "#D55E00", hatched=True)
 ALL_REDUCE = Kind("all-reduce", "#CC79A7", hatched=True)
 COPY = Kind("copy in or out", "#8C959F")
+CAST = Kind("cast or scale", "#B9A88F")
+HOST_COPY = Kind("copy to or from the CPU", "#55663F", text_color="#FFFFFF")
 OTHER_COMM = Kind("other communication", "#F0E442", hatched=True)
 EXPOSED = Kind("exposed communication", "#FBE3E1", text_color="#A40E26")
 
 KINDS: dict[Op, Kind] = {
     Op.FWD: FORWARD,
     Op.BWD: BACKWARD,
+    Op.RECOMPUTE: RECOMPUTE,
     Op.OPTIM: OPTIMIZER,
     Op.ALL_GATHER: ALL_GATHER,
     Op.REDUCE_SCATTER: REDUCE_SCATTER,
@@ -48,6 +52,15 @@ KINDS: dict[Op, Kind] = {
     Op.AG_COPY_IN: COPY,
     Op.AG_COPY_OUT: COPY,
     Op.RS_COPY_IN: COPY,
+    Op.RS_COPY: COPY,
+    Op.CLONE: COPY,
+    Op.AG_CAST: CAST,
+    Op.UPCAST: CAST,
+    Op.GRAD_CAST: CAST,
+    Op.DIV: CAST,
+    Op.ACCUMULATE: CAST,
+    Op.H2D: HOST_COPY,
+    Op.D2H: HOST_COPY,
     Op.BROADCAST: OTHER_COMM,
     Op.BARRIER: OTHER_COMM,
     Op.SEND: OTHER_COMM,
@@ -58,6 +71,15 @@ OP_NAMES: dict[Op, str] = {op: kind.name for op, kind in KINDS.items()} | {
     Op.AG_COPY_IN: "all-gather copy-in",
     Op.AG_COPY_OUT: "all-gather copy-out",
     Op.RS_COPY_IN: "reduce-scatter copy-in",
+    Op.RS_COPY: "copy of gradients",
+    Op.CLONE: "copy of the kept slice",
+    Op.AG_CAST: "cast of shards",
+    Op.UPCAST: "cast of whole gradients",
+    Op.GRAD_CAST: "cast of reduced gradients",
+    Op.DIV: "division of gradients",
+    Op.ACCUMULATE: "accumulation of gradients",
+    Op.H2D: "copy of shards from the CPU",
+    Op.D2H: "copy of gradients to the CPU",
     Op.BROADCAST: "broadcast",
     Op.BARRIER: "barrier",
     Op.SEND: "send",
@@ -71,6 +93,9 @@ LANE_NAMES: dict[Lane, str] = {
     Lane.REDUCE_SCATTER: "reduce-scatter",
     Lane.ALL_REDUCE: "all-reduce",
     Lane.OTHER_COMM: "other comm",
+    Lane.UNSHARD: "unshard",
+    Lane.PRE_UNSHARD: "pre-unshard",
+    Lane.POST_BACKWARD: "post-backward",
 }
 
 # Each category is a tint of the operation that fills it; flat communication buffers are hatched like the collectives.
@@ -83,6 +108,9 @@ MEMORY: dict[Memory, Kind] = {
     Memory.UNSHARDED_GRAD: Kind("unsharded gradients", "#F0A27B"),
     Memory.RS_INPUT: Kind("reduce-scatter buffer", "#F9D5C0", hatched=True),
     Memory.ACTIVATION: Kind("activations", "#F4E87C"),
+    Memory.CHECKPOINT: Kind("checkpoints", "#D8C93C"),
+    Memory.LOGITS: Kind("logits and loss", "#C9A0DC"),
+    Memory.TEMPORARY: Kind("temporaries", "#D9CFC3"),
     Memory.NONE: Kind("uncategorised", "#E1E4E8"),
 }
 

@@ -24,12 +24,12 @@ def test_a_misspelt_field_is_a_type_error_with_the_right_name():
     ("field", "value", "right"),
     [
         ("api", "fsdp3", "'fsdp2'"),
-        ("reshard_after_forward", 1, "True, False or None"),
+        ("reshard_after_forward", 0, "True, False or None or a whole number >= 1"),
         ("forward_prefetch", 0, r"None \(implicit prefetch\) or a whole number >= 1 \(depth"),
-        ("forward_prefetch", True, "whole number >= 1"),
-        ("backward_prefetch", "BACKWARD_PRE", "whole number >= 1"),
+        ("backward_prefetch", "BACKWARD", "'BACKWARD_PRE', 'BACKWARD_POST' or 'none'"),
         ("grad_accum", 0, "whole number >= 1"),
-        ("requires_gradient_sync", False, "True or 'last'"),
+        ("requires_gradient_sync", "first", "True, False or 'last'"),
+        ("param_dtype", "int8", "'fp32', 'bf16' or 'fp16'"),
         ("micro_batch", -1, "whole number >= 1"),
         ("seq_len", 1.5, "whole number >= 1"),
     ],
@@ -37,3 +37,32 @@ def test_a_misspelt_field_is_a_type_error_with_the_right_name():
 def test_a_wrong_value_names_field_value_and_what_is_right(field, value, right):
     with pytest.raises(ValueError, match=rf"Plan\.{field} is {value!r}; it must be .*{right}"):
         Plan(**{field: value})
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"forward_prefetch": True}, "forward_prefetch is True, which is fsdp1's; .* None .implicit. or a depth >= 1"),
+        ({"backward_prefetch": "BACKWARD_PRE"}, "backward_prefetch is 'BACKWARD_PRE', which is fsdp1's"),
+        ({"api": "fsdp1", "forward_prefetch": 1}, "which is fsdp2's; with api='fsdp1' it must be True, False or None"),
+        ({"api": "fsdp1", "backward_prefetch": 2}, "'BACKWARD_PRE', 'BACKWARD_POST' or 'none'"),
+        ({"api": "fsdp1", "reshard_after_forward": True}, "a setting of fsdp2; .* fsdp1 has sharding_strategy"),
+        ({"sharding_strategy": "SHARD_GRAD_OP"}, "a setting of fsdp1; .* fsdp2 has reshard_after_forward"),
+        ({"limit_all_gathers": False}, "a setting of fsdp1; api is 'fsdp2'"),
+        ({"bucket_cap_mb": 1.0}, "a setting of ddp and zero1 and zero2; api is 'fsdp2': leave it 25.0"),
+        ({"api": "ddp", "shard_size": 2}, "a setting of fsdp2 and fsdp1; api is 'ddp': leave it None"),
+        ({"api": "zero1", "reshard_after_forward": 1}, "reshard_after_forward is 1, which is a setting of fsdp2"),
+        ({"api": "fsdp1", "shard_size": 4}, "sharding_strategy is 'FULL_SHARD'; give 'HYBRID_SHARD'"),
+        ({"shard_size": 4, "reshard_after_forward": 3}, "does not divide shard_size 4; .* one of 1, 2, 4"),
+    ],
+)
+def test_fields_that_do_not_go_together_are_refused_with_the_remedy(fields, message):
+    with pytest.raises(ValueError, match=rf"Plan\..*{message}"):
+        Plan(**fields)
+
+
+def test_fields_that_go_together():
+    assert Plan(api="fsdp1", forward_prefetch=True, backward_prefetch="none", limit_all_gathers=False)
+    assert Plan(api="fsdp1", sharding_strategy="HYBRID_SHARD", shard_size=8)
+    assert Plan(shard_size=8, reshard_after_forward=4)
+    assert Plan(api="ddp", bucket_cap_mb=1, requires_gradient_sync="last", grad_accum=2, param_dtype="bf16")

@@ -1,0 +1,212 @@
+"""How many bytes a transformer keeps from forward to backward, and how many it needs for a moment, by segment.
+
+A segment (the embedding, one block, the head with its loss) is written down as a tape: the operations of its forward
+in order, each with the tensors it reads, writes and saves for backward. Walking the tape as autograd does, counting
+what is alive, gives every figure: no formula has to be trusted that is not a sum over this list.
+
+The tapes are those of torch on a GPU: fused attention (`F.scaled_dot_product_attention`, which keeps its output and
+one number per row and head), fused norms, no dropout. Sources: ``derivatives.yaml`` of torch for what each operator
+saves; Korthikanti et al. 2022 (arXiv 2205.05198) for the idea. Traces of real modules
+(`fsdp_sim.measure.model_from_module`) give the same bytes.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from fsdp_sim.cost.tape import Activations, Step, Tape, walk
+from fsdp_sim.schedule import DTYPE_BYTES
+from fsdp_sim.spec import Model, Plan
+
+__all__ = ["Activations", "block_activations", "embed_activations", "head_activations"]
+
+
+
+@functools.lru_cache(maxsize=256)
+def block_activations(
+    model: Model, plan: Plan, *, cross_attention: bool = False, fused_norm: bool = True
+) -> Activations:
+    """What one block keeps and needs.
+
+    Args:
+        cross_attention: the block also attends to the output of an encoder (of as many tokens).
+        fused_norm: an RMS norm is one kernel, as on a GPU; on a CPU torch composes it of eight, and keeps fp32 copies.
+    """
+    return walk(block_tape(model, plan, cross_attention=cross_attention, fused_norm=fused_norm))
+
+
+@functools.lru_cache(maxsize=256)
+def embed_activations(model: Model, plan: Plan, *, fused_norm: bool = True) -> Activations:
+    """What looking up tokens (and adding positions) keeps and needs.
+
+    Args:
+        fused_norm: see `block_activations`.
+    """
+    return walk(embed_tape(model, plan, fused_norm=fused_norm))
+
+
+@functools.lru_cache(maxsize=256)
+def head_activations(model: Model, plan: Plan, *, loss_dtype: str = "fp32", fused_norm: bool = True) -> Activations:
+    """What the last norm, the head and the cross-entropy keep and need.
+
+    Args:
+        loss_dtype: what the logits are converted to before the cross-entropy.
+        fused_norm: see `block_activations`.
+    """
+    return walk(head_tape(model, plan, loss_dtype, fused_norm=fused_norm))
+
+
+def block_tape(model: Model, plan: Plan, *, cross_attention: bool = False, fused_norm: bool = True) -> Tape:
+    """Norm, attention, addition, (the same over the encoder's output,) norm, feed-forward, addition."""
+    tape = _Writer(model, plan, fused_norm)
+    d, q, kv, ffn = model.d_model, _q(model), model.kv_heads * model.d_head, model.d_ffn
+
+    def attend(name: str, stream: str, source: str = "") -> str:
+        """Attention added to the stream; returns the new stream."""
+        tape.norm(stream, f"{name}.n", d)
+        if model.bias and not source:  # one matrix; the gradients of q, k and v are joined into one before it
+            tape.linear(f"{name}.n", f"{name}.qkv", d, q + 2 * kv)
+            tape.attention((f"{name}.qkv",), f"{name}.o", q, joined=q + 2 * kv)
+        else:
+            source = source or f"{name}.n"
+            rotated = model.positions == "rope" and source != "encoded"
+            tape.linear(f"{name}.n", f"{name}.q", d, q, rotated)
+            tape.linear(source, f"{name}.k", d, kv, rotated)
+            tape.linear(source, f"{name}.v", d, kv)
+            keys, values = f"{name}.k", f"{name}.v"
+            if kv != q and tape.number == 4 and fused_norm:  # a GPU's attention in fp32 takes no groups of queries
+                keys, values = tape.repeat(keys, q), tape.repeat(values, q)
+            tape.attention((f"{name}.q", keys, values), f"{name}.o", q)
+        tape.linear(f"{name}.o", f"{name}.p", q, d)
+        tape.add(stream, f"{name}.p", f"{name}.y", d)
+        return f"{name}.y"
+
+    stream = attend("attn", "x")
+    if cross_attention:
+        stream = attend("cross", stream, "encoded")
+    tape.norm(stream, "n", d)
+    if model.ffn_type == "swiglu":
+        tape.linear("n", "gate", d, ffn)
+        tape.pointwise(("gate",), "act", ffn, saves=("gate",))
+        tape.linear("n", "up", d, ffn)
+        tape.pointwise(("act", "up"), "inner", ffn, saves=("act", "up"))
+    else:
+        tape.linear("n", "up", d, ffn)
+        tape.pointwise(("up",), "inner", ffn, saves=("inner",) if model.ffn_type == "relu" else ("up",))
+    tape.linear("inner", "down", ffn, d)
+    tape.add(stream, "down", "y", d)
+    return tape.done()
+
+
+def embed_tape(model: Model, plan: Plan, *, fused_norm: bool = True) -> Tape:
+    """Rows of a table, and of a table of positions, or the tables that rotate by position, which all blocks share.
+
+    The tokens are data, from outside.
+    """
+    tape = _Writer(model, plan, fused_norm)
+    tape.sizes["x"] = 0
+    d, tied = model.d_model, model.vocab * model.d_model * tape.number if model.tied_embeddings else 0
+    learned = model.positions == "learned"
+    # The gradient of a tied table was begun by the head; this part of it is added to that.
+    tables = 2 * plan.seq_len * model.d_head * tape.number if model.positions == "rope" else 0
+    tape.sizes["tables"] = tables
+    table = Step(
+        ("x",), ("e" if learned else "y",), ("tables",), scratch=tied, param_bytes=model.vocab * d * tape.number - tied
+    )
+    tape.step(table, {table.writes[0]: tape.bytes_of(d)})
+    if learned:
+        rows = (model.max_seq_len or plan.seq_len) * d * tape.number
+        tape.step(
+            Step(("i",), ("p",), ("i",), param_bytes=rows), {"i": 8 * plan.seq_len, "p": plan.seq_len * d * tape.number}
+        )
+        tape.add("e", "p", "y", d)
+    return tape.done()
+
+
+def head_tape(model: Model, plan: Plan, loss_dtype: str, *, fused_norm: bool = True) -> Tape:
+    """Norm, head, conversion of the logits, log-softmax, mean of the losses."""
+    tape = _Writer(model, plan, fused_norm)
+    tape.norm("x", "n", model.d_model)
+    tape.linear("n", "logits", model.d_model, model.vocab)
+    logits = tape.tokens * model.vocab
+    source, wide = "logits", DTYPE_BYTES[loss_dtype]
+    if wide != tape.number:
+        source = "wide"
+        tape.step(Step(("logits",), ("wide",)), {"wide": logits * wide})
+    tape.step(Step((source,), ("logp",), ("logp",)), {"logp": logits * wide})
+    tape.step(Step(("logp",), ("y",), ("logp",)), {"y": wide})
+    return tape.done(logits=frozenset({"logp", "y"}), held=frozenset({"logits"}))
+
+
+class _Writer:
+    """Writes a tape: torch's operators, by what they read, write, save, and make gradients of."""
+
+    def __init__(self, model: Model, plan: Plan, fused_norm: bool = True) -> None:
+        self.fused_norm = fused_norm
+        self.tokens = plan.micro_batch * plan.seq_len
+        self.number = DTYPE_BYTES[plan.param_dtype or model.dtype]  # bytes of one
+        self.model = model
+        self.sizes = {"x": self.bytes_of(model.d_model), "encoded": self.bytes_of(model.d_model)}
+        self.steps: list[Step] = []
+
+    def bytes_of(self, features: int) -> int:
+        return self.tokens * features * self.number
+
+    def step(self, step: Step, sizes: dict[str, int]) -> None:
+        self.sizes.update(sizes)
+        self.steps.append(step)
+
+    def norm(self, read: str, write: str, d: int) -> None:
+        """Keeps its input and, in fp32 whatever it computes in, an inverse deviation (and a mean) of each row."""
+        centred = self.model.norm == "layernorm"
+        stats = {f"{write}.stats": 4 * self.tokens * (2 if centred else 1), write: self.bytes_of(d)}
+        weights = d * (2 if centred and self.model.bias else 1) * self.number
+        if not (centred or self.fused_norm):
+            self._composed_norm(read, write, d, weights)
+            return
+        self.step(Step((read,), (write,), (read, f"{write}.stats"), param_bytes=weights), stats)
+
+    def _composed_norm(self, read: str, write: str, d: int, weights: int) -> None:
+        """To fp32 (unless it is), times the inverse deviation, times the weight, and back."""
+        wide = {f"{write}.{part}": 4 * self.tokens * d for part in ("wide", "normed", "scaled")}
+        self.sizes.update(wide, **{f"{write}.stats": 4 * self.tokens})
+        source, normed, scaled = wide
+        if self.number == 4:
+            source, scaled = read, write
+        else:
+            self.step(Step((read,), (source,)), {})
+        self.step(Step((source,), (normed,), (source, f"{write}.stats"), scratch=4 * self.tokens * d), {})
+        self.step(Step((normed,), (scaled,), (normed,), param_bytes=weights), {write: self.bytes_of(d)})
+        if scaled != write:
+            self.step(Step((scaled,), (write,)), {})
+
+    def linear(self, read: str, write: str, n_in: int, n_out: int, rotated: bool = False) -> None:
+        """A matmul keeps its input; rotating its output by position keeps only tables that all blocks share."""
+        weights = (n_in + bool(self.model.bias and write != "logits")) * n_out * self.number
+        out = f"{write}.flat" if rotated else write
+        self.step(Step((read,), (out,), (read,), kind="matmul", param_bytes=weights), {out: self.bytes_of(n_out)})
+        if rotated:
+            self.step(Step((out,), (write,), scratch=self.bytes_of(n_out)), {write: self.bytes_of(n_out)})
+
+    def attention(self, read: tuple[str, ...], write: str, q: int, joined: int = 0) -> None:
+        sizes = {write: self.bytes_of(q), f"{write}.lse": 4 * self.tokens * self.model.n_head}
+        saves = (*read, write, f"{write}.lse")
+        self.step(Step(read, (write,), saves, kind="attention", scratch=self.bytes_of(joined)), sizes)
+
+    def repeat(self, read: str, features: int) -> str:
+        self.step(Step((read,), (f"{read}.repeated",)), {f"{read}.repeated": self.bytes_of(features)})
+        return f"{read}.repeated"
+
+    def pointwise(self, reads: tuple[str, ...], write: str, features: int, saves: tuple[str, ...]) -> None:
+        self.step(Step(reads, (write,), saves), {write: self.bytes_of(features)})
+
+    def add(self, a: str, b: str, write: str, features: int) -> None:
+        self.step(Step((a, b), (write,), alias=True), {write: self.bytes_of(features)})
+
+    def done(self, logits: frozenset[str] = frozenset(), held: frozenset[str] = frozenset()) -> Tape:
+        keeps_output = self.fused_norm or self.model.norm == "layernorm" or self.number == 4
+        return Tape(self.sizes, self.steps, logits, held, keeps_output)
+
+
+def _q(model: Model) -> int:
+    return model.n_head * model.d_head

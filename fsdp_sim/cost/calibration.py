@@ -1,0 +1,67 @@
+"""`Calibration`: the fitted numbers of the time model, each with its physical meaning.
+
+There are few, and none belongs to a model or to a row of measurements. The defaults are what is known without any run
+of training: the attention rates are those of FlashAttention-2 measured alone (Azure AI benchmarking guide), the
+bandwidth that of BabelStream. ``calibration.toml`` holds the numbers fitted to published training runs, which `fitted`
+reads; `fsdp-sim validate --leave-out` fits them again without a group of runs and prints them.
+"""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from importlib.resources import files
+from typing import Any
+
+
+def _number(default: float, meaning: str) -> Any:
+    return field(default=default, metadata={"meaning": meaning})
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """How real kernels, collectives and steps fall short of the hardware's figures. `meanings` says what each is."""
+
+    matmul_fraction_ampere: float = _number(0.9, "matmul rate in training over the best measured alone, A100")
+    matmul_fraction_hopper: float = _number(0.9, "the same for H100")
+    matmul_fraction_other: float = _number(0.9, "the same for architectures that no fitted row has")
+    matmul_ramp_k: float = _number(320.0, "a matmul tile's start and end cost as much as this many elements of k")
+    attention_fraction_ampere: float = _number(0.575, "rate of fused attention, forward, over the dense peak, A100")
+    attention_fraction_hopper: float = _number(0.331, "the same for H100")
+    attention_fraction_other: float = _number(0.331, "the same for architectures that no fitted row has")
+    attention_backward: float = _number(
+        1.3, "time per FLOP of attention's backward over its forward's, flash 2 and SDPA"
+    )
+    attention_backward_flash1: float = _number(1.95, "the same for the kernels of 2023: FlashAttention 1, triton")
+    memory_fraction: float = _number(0.85, "bandwidth of memory-bound kernels over the memory's peak")
+    eager_bytes: float = _number(1.5, "bytes eager pointwise kernels move over those counted: casts, masks, dropout")
+    compiled_bytes: float = _number(0.3, "the same for compiled ones, which keep what they can in registers")
+    link_fraction: float = _number(1.0, "rate of collectives in training over that measured alone")
+    contention: float = _number(
+        1.5, "compute takes 1 + this times as long beside a collective that moves bytes at the peak of the node's link"
+    )
+    kernel_gap_s: float = _number(
+        2e-5, "seconds a counted kernel takes beside its work: the gap before it, and small kernels that go uncounted"
+    )
+    step_s: float = _number(0.035, "seconds lost in each step: data, clipping, logging, start of the optimizer")
+
+    def of_arch(self, name: str, arch: str) -> float:
+        """A number that depends on the GPU's architecture."""
+        return float(getattr(self, f"{name}_{arch.lower()}", None) or getattr(self, f"{name}_other"))
+
+    @classmethod
+    def meanings(cls) -> dict[str, str]:
+        """What each number means."""
+        return {f.name: f.metadata["meaning"] for f in fields(cls)}
+
+    @classmethod
+    def from_dict(cls, numbers: Mapping[str, float]) -> Calibration:
+        return cls(**numbers)
+
+
+@functools.cache
+def fitted() -> Calibration:
+    """The numbers fitted to all published measurements."""
+    return Calibration.from_dict(tomllib.loads(files("fsdp_sim.cost").joinpath("calibration.toml").read_text()))

@@ -1,0 +1,177 @@
+"""`collective_s`: how long a collective takes, by alpha and beta over the links it crosses.
+
+A collective moves chunks from rank to rank in steps. Each step costs a latency; the slowest link on the way bounds the
+rate. NCCL chooses between algorithms, and so does this: it takes the fastest of those the collective has.
+
+    ring    n-1 steps, each rank sends (n-1)/n of the message (all-reduce: twice both)
+    tree    all-reduce between nodes: up and down a double binary tree of nodes, in 2 log2(nodes) steps; every node
+            sends the message twice (once if there are two), and a chain of its GPUs carries it inside
+    nvls    the same with the reduction inside the switch of NVLink 4 and later: each GPU sends 1 + 1/ranks of it
+
+The latency of a step grows from `hop` to `hop + fill` as the piece a rank sends grows past `half_bytes`: small
+messages take a protocol without buffering (NCCL's LL), large ones fill a pipeline of buffers first (Simple).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import tomllib
+from importlib.resources import files
+from typing import NamedTuple
+
+from fsdp_sim.spec import Cluster, Link, link
+
+OPS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast")
+
+
+class Wire(NamedTuple):
+    """How a link behaves. One per family in ``collectives.toml``.
+
+    Attributes:
+        fraction: of the link's peak that rings reach.
+        base_s: seconds of a collective that moves nothing: launch and rendezvous.
+        hop_s: seconds of each further step of a small message.
+        fill_s: seconds more per step of a large one.
+        nvls_fraction: of the link's peak with reduction in the switch; 0 where it cannot.
+        nvls_fill_s: seconds more, once, of a large message reduced in the switch.
+        host_fraction: of the link's peak that copies between a GPU and pinned memory of its CPU reach.
+    """
+
+    fraction: float
+    base_s: float
+    hop_s: float
+    fill_s: float
+    nvls_fraction: float = 0.0
+    nvls_fill_s: float = 0.0
+    host_fraction: float = 0.0
+
+
+class Path(NamedTuple):
+    """One algorithm of one collective: ``base_s + fill_s * b / (b + half_bytes) + b * s_per_byte`` for b bytes."""
+
+    algorithm: str
+    base_s: float
+    fill_s: float
+    half_bytes: float
+    s_per_byte: float
+
+    def seconds(self, n_bytes: float) -> float:
+        """Of a message of that many bytes."""
+        return self.base_s + self.fill_s * n_bytes / (n_bytes + self.half_bytes) + n_bytes * self.s_per_byte
+
+
+class Numbers(NamedTuple):
+    """Every fitted number: the families, and two that hold for all."""
+
+    wires: dict[str, Wire]
+    half_bytes: float
+    max_rails: int
+
+
+@functools.cache
+def fitted() -> Numbers:
+    """The numbers of ``collectives.toml``."""
+    table = tomllib.loads(files("fsdp_sim.cost").joinpath("collectives.toml").read_text())
+    half, rails = table.pop("half_bytes"), table.pop("max_rails")
+    return Numbers({family: _wire(values) for family, values in table.items()}, half, rails)
+
+
+def _wire(values: dict[str, float]) -> Wire:
+    return Wire(**{_SI.get(key, key): value * (1e-6 if key in _SI else 1.0) for key, value in values.items()})
+
+
+_SI = {f"{name}_us": f"{name}_s" for name in ("base", "hop", "fill", "nvls_fill")}
+
+
+def collective_s(op: str, n_bytes: float, group_size: int, cluster: Cluster, *, stride: int = 1) -> float:
+    """Seconds of one collective that runs alone.
+
+    Args:
+        op: ``all_gather``, ``reduce_scatter``, ``all_reduce`` or ``broadcast``.
+        n_bytes: the whole message: an all-gather's output, a reduce-scatter's input, an all-reduce's buffer.
+        group_size: ranks that take part.
+        stride: from one rank of the group to the next: 1 for a shard group, the shard size for a replicate group.
+
+    Raises:
+        ValueError: an op that does not exist, a negative size, groups that do not fill the cluster.
+
+    Example:
+        >>> cluster = Cluster("cpu", gpus=4, bandwidth_gbps=8, latency_us=100)
+        >>> round(collective_s("all_gather", 4_000_000, 4, cluster), 9)
+        0.0031
+    """
+    if n_bytes < 0:
+        raise ValueError(f"{op} of {n_bytes} bytes: a message has 0 bytes or more")
+    best = math.inf
+    for _, base_s, fill_s, half, s_per_byte in _paths(op, group_size, cluster, stride):
+        seconds = base_s + fill_s * n_bytes / (n_bytes + half) + n_bytes * s_per_byte
+        if seconds < best:
+            best = seconds
+    return best
+
+
+def offload_s(n_bytes: float, cluster: Cluster) -> float:
+    """Seconds of a copy between a GPU and pinned memory of its CPU, either way; 0 on a cluster of kind ``cpu``."""
+    if n_bytes <= 0 or cluster.kind == "cpu":
+        return 0.0
+    found = cluster.host_link
+    wire = wire_of(found)
+    return wire.base_s + n_bytes / (found.bytes_per_s * (found.fraction or wire.host_fraction or wire.fraction))
+
+
+def wire_of(found: Link, numbers: Numbers | None = None) -> Wire:
+    """How a link behaves: its family's numbers, or its own where it was measured."""
+    wires = (numbers or fitted()).wires
+    if found.family not in wires:
+        raise ValueError(f"the link {found.name} is of family {found.family!r}; known are {', '.join(wires)}")
+    own = {name: getattr(found, name) for name in ("fraction", "base_s", "hop_s", "fill_s")}
+    return wires[found.family]._replace(**{name: value for name, value in own.items() if value is not None})
+
+
+@functools.cache
+def _paths(op: str, n: int, cluster: Cluster, stride: int) -> tuple[Path, ...]:
+    return paths(op, n, cluster, stride, fitted())
+
+
+def paths(op: str, n: int, cluster: Cluster, stride: int, numbers: Numbers) -> tuple[Path, ...]:
+    """The algorithms a collective can take."""
+    if op not in OPS:
+        raise ValueError(f"there is no collective {op!r}; there are {', '.join(OPS)}")
+    if n == 1:
+        return (Path("none", 0.0, 0.0, 1.0, 0.0),)
+    nodes, local = cluster.spans(n, stride)
+    inside = _inside(cluster, local)
+    near, far = wire_of(inside, numbers), wire_of(cluster.inter_link, numbers)
+    peers = (local - 1) / (cluster.node_size - 1) if inside.mesh and local > 1 else 1.0
+    near_peak = inside.bytes_per_s * peers
+    far_rate = cluster.inter_link.bytes_per_s * min(local, numbers.max_rails) * far.fraction
+    base_s = far.base_s if nodes > 1 else near.base_s
+
+    def path(
+        algorithm: str, near_hops: float, far_hops: float, near_s: float, far_s: float, near_fill_s: float | None = None
+    ) -> Path:
+        hop_s = near_hops * near.hop_s + far_hops * far.hop_s
+        fill_s = (near_hops * near.fill_s if near_fill_s is None else near_fill_s) + far_hops * far.fill_s
+        return Path(algorithm, base_s + hop_s, fill_s, numbers.half_bytes * n, max(near_s, far_s))
+
+    turns = 2 if op == "all_reduce" else 1
+    share = (n - 1) / n if op != "broadcast" else 1.0
+    many, several = local > 1, nodes > 1
+    near_rate = near_peak * near.fraction * getattr(inside, f"{op}_fraction", 1.0)
+    ring_s, far_ring_s = turns * share / near_rate if many else 0.0, turns * share / far_rate if several else 0.0
+    found = [path("ring", turns * (n - nodes), turns * (nodes - 1), ring_s, far_ring_s)]
+    if op == "all_reduce":
+        levels, far_tree_s = 2 * math.log2(nodes), min(2, nodes - 1) / far_rate
+        if several:
+            found.append(path("tree", 2 * (local - 1), levels, 2 / near_rate if many else 0.0, far_tree_s))
+        if near.nvls_fraction and many:
+            nvls_s = (1 + 1 / local) / (near_peak * near.nvls_fraction)
+            found.append(path("nvls", 2, levels, nvls_s, far_tree_s, near.nvls_fill_s))
+    return tuple(found)
+
+
+def _inside(cluster: Cluster, local: int) -> Link:
+    """The link a ring of ``local`` ranks of one node is bound by: PCIe where a bridge does not reach them all."""
+    found = cluster.intra_link
+    return link(cluster.gpu.host) if found.reach is not None and local > found.reach else found

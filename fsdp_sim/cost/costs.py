@@ -1,0 +1,119 @@
+"""`Costs`: seconds of every operation of a program, for one workload on one cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from fsdp_sim.cost.calibration import Calibration, fitted
+from fsdp_sim.cost.collectives import collective_s, offload_s
+from fsdp_sim.cost.kernels import kernel_s
+from fsdp_sim.cost.work import Kernel, Workload
+from fsdp_sim.schedule import Instruction
+from fsdp_sim.spec import Cluster, Plan
+from fsdp_sim.timeline import COLLECTIVES, Op
+
+# How often a copy moves its bytes: it reads them and writes them. A cast or a division does the same; adding reads
+# two and writes one.
+PASSES = {
+    Op.AG_CAST: 2, Op.AG_COPY_IN: 2, Op.AG_COPY_OUT: 2, Op.CLONE: 2, Op.UPCAST: 2, Op.RS_COPY_IN: 2, Op.RS_COPY: 2,
+    Op.DIV: 2, Op.GRAD_CAST: 2, Op.ACCUMULATE: 3,
+}  # fmt: skip
+OPTIMIZER_BYTES = {"adamw": 28, "sgd_momentum": 20, "sgd": 12}  # fp32: the gradient is read, the rest read and written
+LAUNCH_S = 6e-6  # the CPU's time to issue one kernel from eager torch
+COLLECTIVE_ISSUE_S = 4e-5  # and one collective, with its buffers and events
+CPU_OPTIMIZER_BYTES_PER_S = 2e10  # an offloaded optimizer runs at the CPU's memory bandwidth
+
+
+class Costs:
+    """What each instruction costs.
+
+    Args:
+        workload: the model's work.
+        plan, cluster: how and on what it is trained.
+        calibration: the fitted numbers; by default those fitted to all published measurements.
+
+    `seconds` and `issue_s` take an instruction; equal operations are computed once.
+    """
+
+    def __init__(
+        self, workload: Workload, plan: Plan, cluster: Cluster, calibration: Calibration | None = None
+    ) -> None:
+        self.workload = workload
+        self.plan = plan
+        self.cluster = cluster
+        self.calibration = calibration or fitted()
+        self._bytes_per_s = cluster.gpu.mem_bytes_per_s * self.calibration.memory_fraction
+        self._segments: dict[tuple[Op, int], float] = {}  # by operation and identity of the work: equal blocks share it
+        self._issues: dict[tuple[Op, int], float] = {}
+
+    def seconds(self, i: Instruction) -> float:
+        """How long the operation takes by itself."""
+        op = i.op
+        if op is Op.FWD or op is Op.BWD or op is Op.RECOMPUTE:
+            return self._segment_s(op, i.unit)
+        if op in COLLECTIVES:
+            alone_s = collective_s(op.lower(), i.bytes, i.group_size, self.cluster, stride=self._stride(i))
+            return alone_s / self.calibration.link_fraction
+        if op is Op.OPTIM:
+            return self._optimizer_s()
+        if op is Op.H2D or op is Op.D2H:
+            return offload_s(i.bytes, self.cluster)
+        return PASSES[op] * i.bytes / self._bytes_per_s
+
+    def issue_s(self, i: Instruction) -> float:
+        """How long the CPU takes to issue it."""
+        op = i.op
+        if op is Op.FWD or op is Op.BWD or op is Op.RECOMPUTE:
+            work = self.workload.work[i.unit]
+            key = (op, id(work))
+            if key not in self._issues:
+                kernels = work.backward if op is Op.BWD else work.forward
+                self._issues[key] = LAUNCH_S * _launches(kernels, self.plan.compile)
+            return self._issues[key]
+        return COLLECTIVE_ISSUE_S if op in COLLECTIVES else LAUNCH_S
+
+    def slowdown(self, slowed: Instruction, by: Instruction) -> float:
+        """How many times as long an operation takes while a collective runs beside it.
+
+        A collective takes memory bandwidth and multiprocessors in proportion to the bytes per second it moves.
+        """
+        rate = by.bytes / max(self.seconds(by), 1e-9)
+        return 1.0 + self.calibration.contention * min(1.0, rate / self.cluster.intra_link.bytes_per_s)
+
+    def _segment_s(self, op: Op, segment: str) -> float:
+        work = self.workload.work[segment]
+        key = (op, id(work))
+        seconds = self._segments.get(key)
+        if seconds is None:
+            kernels: Iterable[Kernel] = work.backward if op is Op.BWD else work.forward
+            if op is Op.RECOMPUTE and self.plan.activation_checkpointing == "selective":
+                kernels = [k for k in kernels if not k.saved]
+            how: dict[str, Any] = {
+                "backward": op is Op.BWD, "compiled": self.plan.compile, "attention": self.plan.attention_impl
+            }  # fmt: skip
+            seconds = sum(kernel_s(k, self.cluster.gpu, self.calibration, **how) for k in kernels)
+            seconds += self.calibration.kernel_gap_s * _launches(kernels, self.plan.compile)
+            self._segments[key] = seconds
+        return seconds
+
+    def _optimizer_s(self) -> float:
+        plan, ranks = self.plan, self.cluster.gpus
+        shards = 1 if plan.api == "ddp" or plan.sharding_strategy == "NO_SHARD" else plan.shard_size or ranks
+        moved = OPTIMIZER_BYTES[plan.optimizer] * self.workload.param_count / shards
+        rate = CPU_OPTIMIZER_BYTES_PER_S if plan.cpu_offload else self._bytes_per_s
+        return moved / rate + self.calibration.step_s
+
+    def _stride(self, i: Instruction) -> int:
+        """Ranks between neighbours of the group: replicas of a shard lie a shard group apart."""
+        return self.plan.shard_size or 1 if i.communicator == "replicate" else 1
+
+
+def _launches(kernels: Iterable[Kernel], compiled: bool) -> int:
+    """Kernels launched; a compiler makes one of neighbours that it may fuse."""
+    count, fusing = 0, False
+    for kernel in kernels:
+        if not (compiled and kernel.fusable and fusing):
+            count += kernel.count
+        fusing = kernel.fusable
+    return count

@@ -1,0 +1,48 @@
+"""`kernel_s`: how long a kernel takes on a GPU, by a roofline that depends on the kernel's shape."""
+
+from __future__ import annotations
+
+from fsdp_sim.cost.calibration import Calibration
+from fsdp_sim.cost.work import Kernel
+from fsdp_sim.spec import Gpu
+
+
+def kernel_s(
+    kernel: Kernel,
+    gpu: Gpu,
+    calibration: Calibration,
+    *,
+    backward: bool = False,
+    compiled: bool = False,
+    attention: str = "sdpa",
+) -> float:
+    """Seconds of all ``count`` of a kernel.
+
+    The larger of the time to compute and the time to move the bytes (Williams, Waterman, Patterson, "Roofline",
+    2009). A matmul's rate ramps with its inner dimension: the start and end of a tile's loop cost a fixed time.
+    Attention that is not fused (``math``) moves the matrix of scores five times each way, beside its matmuls.
+    """
+    moved = kernel.bytes
+    if kernel.fusable:
+        moved *= calibration.compiled_bytes if compiled else calibration.eager_bytes
+    seconds = moved / (gpu.mem_bytes_per_s * calibration.memory_fraction)
+    if kernel.kind == "matmul":
+        _, _, _, k = kernel.shape
+        rate = gpu.matmul_flops(kernel.dtype) * calibration.of_arch("matmul_fraction", gpu.arch)
+        seconds = max(seconds, kernel.flops / rate * (1.0 + calibration.matmul_ramp_k / k))
+    elif kernel.kind == "attention":
+        seconds = max(seconds, _attention_s(kernel, gpu, calibration, backward, attention))
+    return seconds * kernel.count
+
+
+def _attention_s(kernel: Kernel, gpu: Gpu, calibration: Calibration, backward: bool, attention: str) -> float:
+    if attention == "math":
+        batch, heads, seq_len, _ = kernel.shape
+        scores_bytes = 10.0 * batch * heads * seq_len * seq_len * 2
+        rate = gpu.matmul_flops(kernel.dtype) * calibration.of_arch("matmul_fraction", gpu.arch)
+        return kernel.flops / rate + scores_bytes / (gpu.mem_bytes_per_s * calibration.memory_fraction)
+    rate = gpu.peak_flops(kernel.dtype) * calibration.of_arch("attention_fraction", gpu.arch)
+    if not backward:
+        return kernel.flops / rate
+    slower = calibration.attention_backward if attention == "sdpa" else calibration.attention_backward_flash1
+    return kernel.flops / rate * slower

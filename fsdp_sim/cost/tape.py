@@ -1,0 +1,130 @@
+"""A tape: the forward of a segment, operation by operation, and what walking it as autograd does keeps alive."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+
+class Activations(NamedTuple):
+    """Bytes of one segment for one micro-batch on one rank; the names are those of `fsdp_sim.cost.Work`.
+
+    Attributes:
+        saved_bytes: kept from this segment's forward to its backward, its output included, its input not.
+        input_bytes: its input, the output of the segment before.
+        output_bytes: its output.
+        forward_temporary_bytes: the most alive during forward, less what is kept at its end.
+        backward_temporary_bytes: the most alive during backward, less ``saved_bytes`` and the whole gradients of the
+            segment's parameters. The gradient of the output, which comes in, takes the place of the output, which
+            is gone by then. Below 0 where gradients of parameters take the place of activations that are gone.
+        selective_bytes: what selective checkpointing keeps: outputs of attention and of every other matmul.
+        logits_bytes: of ``saved_bytes``, what the loss keeps.
+    """
+
+    saved_bytes: int = 0
+    input_bytes: int = 0
+    output_bytes: int = 0
+    forward_temporary_bytes: int = 0
+    backward_temporary_bytes: int = 0
+    selective_bytes: int = 0
+    logits_bytes: int = 0
+
+
+class Step(NamedTuple):
+    """One operation of a forward: names of tensors.
+
+    Attributes:
+        reads: what it differentiates with respect to.
+        writes: its outputs.
+        saves: what autograd keeps for its backward.
+        alias: the gradients of what it reads are the gradient of its output, not new tensors (an addition).
+        kind: ``matmul`` and ``attention`` are what selective checkpointing looks at.
+        scratch: bytes its backward needs for a moment beside its results.
+        param_bytes: of the whole gradients its backward makes.
+    """
+
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    saves: tuple[str, ...] = ()
+    alias: bool = False
+    kind: str = ""
+    scratch: int = 0
+    param_bytes: int = 0
+
+
+class Tape(NamedTuple):
+    """The forward of a segment; the first step reads ``x``, the last writes ``y``.
+
+    Attributes:
+        sizes: bytes of each tensor.
+        logits: tensors that count as logits and loss.
+        held: tensors that a variable of the program holds until the end of the forward.
+        keeps_output: the segment after this one saves what it is given, as all do but norms that make an fp32 copy.
+    """
+
+    sizes: dict[str, int]
+    steps: list[Step]
+    logits: frozenset[str] = frozenset()
+    held: frozenset[str] = frozenset()
+    keeps_output: bool = True
+
+
+def walk(tape: Tape) -> Activations:
+    """Run a tape forward and backward as autograd does, counting the bytes that are alive."""
+    sizes, steps = tape.sizes, tape.steps
+    outside = {"x", "encoded"}  # they belong to the segments that made them
+    keepers = Counter(name for step in steps for name in set(step.saves))
+    last_read = {name: i for i, step in enumerate(steps) for name in step.reads}
+    kept = sum(sizes[name] for name in ({*keepers, "y"} if tape.keeps_output else {*keepers}) - outside)
+
+    alive: set[str] = set()
+    highest = 0
+    for i, step in enumerate(steps):
+        alive |= {*step.writes, *step.saves} - outside
+        highest = max(highest, sum(sizes[name] for name in alive))
+        alive -= {name for name in step.reads if last_read[name] == i and not keepers[name]} - tape.held
+    forward = highest - kept
+
+    grads: dict[str, int] = {"y": sizes["y"]}
+    saved = {name for name in keepers if name not in outside}
+    highest = params = 0
+    for step in reversed(steps):
+        whole = sum(grads[name] for name in step.writes)
+        made = {} if step.alias else {name: sizes[name] for name in step.reads}
+        params += step.param_bytes
+        now = sum(sizes[name] for name in saved) + sum(grads.values()) + params
+        highest = max(highest, now + sum(made.values()) + step.scratch)
+        for name in step.writes:
+            del grads[name]
+        if step.alias:
+            made = dict.fromkeys(step.reads, 0)
+            made[step.reads[0]] = whole
+        for name, size in made.items():
+            grads[name] = max(size, grads.get(name, 0))  # a second gradient is added to the first in place
+        for name in step.saves:
+            keepers[name] -= 1
+            if not keepers[name]:
+                saved.discard(name)
+    backward = highest - kept - params
+
+    return Activations(
+        saved_bytes=kept,
+        input_bytes=sizes["x"],
+        output_bytes=sizes["y"],
+        forward_temporary_bytes=forward,
+        backward_temporary_bytes=backward,
+        selective_bytes=_selective(tape),
+        logits_bytes=sum(sizes[name] for name in tape.logits),
+    )
+
+
+def _selective(tape: Tape) -> int:
+    """Outputs of attention (with its row sums) and of the first, third, ... matmul."""
+    kept, matmuls = 0, 0
+    for step in tape.steps:
+        if step.kind == "matmul":
+            matmuls += 1
+            kept += sum(tape.sizes[name] for name in step.writes) if matmuls % 2 else 0
+        elif step.kind == "attention":
+            kept += sum(tape.sizes[name] for name in {*step.writes, *step.saves} - set(step.reads))
+    return kept

@@ -1,0 +1,177 @@
+"""`simulate`: a model, a cluster and a plan in; when everything runs, what is alive and why out.
+
+The rooms before this one in a row: `cost` says what the model has to compute, `schedule` which program torch's FSDP
+issues for it, `cost` again how long each operation takes, `engine` when each runs and what memory is alive.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+from fsdp_sim import engine
+from fsdp_sim.cost import Calibration, Workload
+from fsdp_sim.cost import workload as transformer_workload
+from fsdp_sim.cost.costs import LAUNCH_S, Costs
+from fsdp_sim.engine.run import Run
+from fsdp_sim.schedule import Program, build
+from fsdp_sim.spec import Cluster, Model, Plan
+from fsdp_sim.timeline import Timeline
+
+# What the driver, the CUDA context, NCCL's buffers and cuBLAS workspaces keep of a GPU's memory.
+CONTEXT_BYTES = 1.5 * 2**30
+
+
+class Simulation:
+    """One training step, predicted. Everything is computed when it is first asked for.
+
+    Attributes:
+        workload: units and kernels of the model.
+        plan, cluster: what was asked.
+        costs: seconds of each operation.
+    """
+
+    def __init__(
+        self, workload: Workload, cluster: Cluster, plan: Plan, calibration: Calibration | None = None, **replay: Any
+    ) -> None:
+        self.workload = workload
+        self.cluster = cluster
+        self.plan = plan
+        self.costs = Costs(workload, plan, cluster, calibration)
+        self._replay = replay
+
+    def __repr__(self) -> str:
+        return (
+            f"Simulation({self.workload.name} on {self.cluster.gpus} x {self.cluster.gpu.name}: "
+            f"{self.step_time_s * 1e3:.1f} ms a step, {self.tokens_per_s_per_gpu:,.0f} tokens/s per GPU, "
+            f"{self.peak_memory_bytes / 2**30:.1f} GiB)"
+        )
+
+    def recalibrated(self, calibration: Calibration) -> Simulation:
+        """The same request with other numbers; the program is not built again."""
+        other = Simulation(self.workload, self.cluster, self.plan, calibration, **self._replay)
+        other.__dict__["program"] = self.program
+        return other
+
+    @cached_property
+    def program(self) -> Program:
+        """What torch issues; two steps where the second differs from the first (FSDP1's forward prefetch)."""
+        steps = 2 if self.plan.api == "fsdp1" and self.plan.forward_prefetch else 1
+        return build(self.workload.units, self.plan, self.cluster.gpus, steps)
+
+    @cached_property
+    def run(self) -> Run:
+        """When each operation runs."""
+        return engine.run(
+            self.program, self.costs.seconds, issue_s=self.costs.issue_s,
+            device="cpu" if self.cluster.kind == "cpu" else "gpu",
+            launch_s=LAUNCH_S, contention=self._contention, **self._replay,
+        )  # fmt: skip
+
+    @cached_property
+    def memory(self) -> engine.MemoryProfile:
+        """Live bytes by category at every event, the peak and what makes it up."""
+        return engine.memory(self.run, self.workload)
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """The step as events."""
+        return self.run.timeline()
+
+    @property
+    def _contention(self) -> engine.Contention | None:
+        if not self.costs.calibration.contention or self.cluster.kind == "cpu":
+            return None
+        return engine.Contention(compute_slowdown_by_collective=self.costs.slowdown)
+
+    @property
+    def step_time_s(self) -> float:
+        """Seconds per optimizer step."""
+        return self.run.step_time_s()
+
+    @property
+    def tokens_per_s_per_gpu(self) -> float:
+        return self.workload.tokens * self.plan.grad_accum / self.step_time_s
+
+    @property
+    def mfu(self) -> float:
+        """Model-FLOPs utilisation: 6 N + 12 L d T FLOPs per token (Chowdhery et al. 2022) over the dense peak."""
+        peak = self.cluster.gpu.peak_flops(self.workload.dtype)
+        return self.tokens_per_s_per_gpu * self.workload.model_flops_per_token / peak
+
+    @cached_property
+    def exposure(self) -> engine.Exposure:
+        """Communication, how much of it no compute hides, and where compute stands idle."""
+        return engine.exposure(self.run)
+
+    @property
+    def exposed_comm_s(self) -> float:
+        """Seconds of a step in which rank 0 communicates and does not compute."""
+        return self.exposure.exposed_s
+
+    @property
+    def peak_memory_bytes(self) -> int:
+        """The most bytes alive at one moment on a rank."""
+        return self.memory.peak_bytes
+
+    @property
+    def memory_limit_bytes(self) -> float:
+        """What a training process can use of the GPU's memory."""
+        return self.cluster.gpu.mem_bytes - CONTEXT_BYTES
+
+    @property
+    def fits(self) -> bool:
+        return self.peak_memory_bytes <= self.memory_limit_bytes
+
+    def explain(self) -> engine.Explanation:
+        """Why the step takes as long as it does, in sentences and numbers."""
+        return engine.explain(self.run)
+
+    def show(self, **options: Any) -> Any:
+        """The timeline over the memory, as a figure (needs ``fsdp-sim[notebooks]``)."""
+        import importlib
+
+        return importlib.import_module("fsdp_sim.viz").show(self.timeline, **options)
+
+
+def simulate(
+    model: str | Model | Workload,
+    cluster: Cluster,
+    plan: Plan | None = None,
+    *,
+    calibration: Calibration | None = None,
+    **replay: Any,
+) -> Simulation:
+    """Predict one training step.
+
+    Args:
+        model: a name of the catalogue, dimensions, or the workload that `fsdp_sim.measure.model_from_module` traced.
+        cluster: GPUs and links.
+        plan: how the model is trained; torch's defaults if not given.
+        calibration: the fitted numbers; by default those fitted to all published measurements.
+        replay: more options of `fsdp_sim.engine.run`, for example ``ranks=64`` to play that many ranks.
+
+    Raises:
+        ValueError: an impossible request; names the field, the value and what would be right.
+
+    Example:
+        >>> sim = simulate("gpt2-124m", Cluster("A100-SXM-40GB", gpus=8), Plan(micro_batch=8, param_dtype="bf16"))
+        >>> sim.fits, 0.05 < sim.step_time_s < 0.5
+        (True, True)
+    """
+    plan = plan or Plan()
+    if isinstance(model, str):
+        model = Model.preset(model)
+    if isinstance(model, Model):
+        model = transformer_workload(model, plan)
+    if plan.shard_size is not None and cluster.gpus % plan.shard_size:
+        raise ValueError(
+            f"Plan.shard_size is {plan.shard_size}, which does not divide the {cluster.gpus} GPUs of the cluster; "
+            f"take a divisor, for example {_divisor(cluster.gpus, plan.shard_size)}"
+        )
+    return Simulation(model, cluster, plan, calibration, **replay)
+
+
+def _divisor(number: int, near: int) -> int:
+    """The divisor of ``number`` nearest to ``near``."""
+    return min((d for d in range(1, number + 1) if number % d == 0), key=lambda d: abs(d - near))

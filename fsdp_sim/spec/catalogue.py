@@ -1,0 +1,40 @@
+"""A TOML catalogue: named tables, their aliases, and an answer with the nearest names to a name it lacks."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import tomllib
+from importlib.resources import files
+from typing import Any
+
+
+@functools.cache
+def tables(file: str) -> dict[str, dict[str, Any]]:
+    """The tables of a catalogue of this room, by name."""
+    return tomllib.loads(files("fsdp_sim.spec").joinpath(file).read_text())
+
+
+@functools.cache
+def _names(file: str) -> dict[str, str]:
+    """Every name and alias, in lower case, and the table it stands for."""
+    found: dict[str, str] = {}
+    for name, table in tables(file).items():
+        for known in (name, *table.get("aliases", ())):
+            if found.setdefault(known.lower(), name) != name:
+                raise ValueError(f"{file}: {known} stands for both {found[known.lower()]} and {name}")
+    return found
+
+
+def find(file: str, what: str, name: str) -> str:
+    """The name of the table that ``name``, or an alias of any case, stands for.
+
+    Raises:
+        ValueError: there is none; gives the nearest names.
+    """
+    names = _names(file)
+    if name.lower() in names:
+        return names[name.lower()]
+    near = difflib.get_close_matches(name.lower(), names, n=6, cutoff=0.3)
+    nearest = list(dict.fromkeys(names[n] for n in near))[:3] or sorted(tables(file))
+    raise ValueError(f"no {what} is called {name!r}; the nearest names are {', '.join(nearest)}")

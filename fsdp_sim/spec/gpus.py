@@ -1,0 +1,188 @@
+"""`Gpu`: what one rank computes on, from the catalogue or measured. A CPU core is one too."""
+
+from __future__ import annotations
+
+import functools
+import re
+import statistics
+from typing import Any
+
+from fsdp_sim.spec.catalogue import find, tables
+from fsdp_sim.spec.fields import Allowed, field, number, one_of, spec, text, whole
+
+DTYPES = ("bf16", "fp16", "tf32", "fp32", "fp8")
+MATMUL_FRACTION = 0.8  # of the peak, for an architecture with no measured matmul: about the median of those measured
+
+_RATE = number(above=True)
+_RATE_OR_NONE = one_of(None).explained("it does not have it, or it was not measured") | _RATE
+SOURCES = Allowed(
+    "a tuple of strings", lambda value: isinstance(value, tuple) and all(isinstance(item, str) for item in value)
+)
+
+# Keys of a TOML table with units for people, the fields they become, and how many SI units one of them is.
+UNITS = {f"{dtype}_tflops": (f"{dtype}_flops", 1e12) for dtype in DTYPES} | {
+    "matmul_tflops": ("best_matmul_flops", 1e12),
+    "attention_tflops": ("attention_flops", 1e12),
+    "launch_us": ("launch_s", 1e-6),
+    "mem_gib": ("mem_bytes", 2**30),
+    "mem_gbytes_per_s": ("mem_bytes_per_s", 1e9),
+    "stream_gbytes_per_s": ("stream_bytes_per_s", 1e9),
+    "l2_mbytes": ("l2_bytes", 1e6),
+}
+
+
+@spec
+class Gpu:
+    """One device. Rates are dense.
+
+    Attributes:
+        name: of the part.
+        arch: architecture, which decides how near to its peaks kernels come.
+        mem_bytes: device memory; the driver and the context keep about one per cent of it.
+        mem_bytes_per_s: of its memory, datasheet.
+        form: SXM, PCIe, OAM, ...
+        bf16_flops, fp16_flops, tf32_flops, fp8_flops: peak of the matrix units; None where it has none.
+        fp32_flops: peak of the vector units.
+        best_matmul_flops: the best bf16 matmul of any shape, measured alone.
+        stream_bytes_per_s: memory bandwidth a streaming kernel reached.
+        sms: streaming multiprocessors (compute units on AMD).
+        l2_bytes: its last-level cache.
+        tdp_w: power limit.
+        attention_flops: what fused attention, forward, reached, where measured.
+        launch_s: what the CPU takes to issue one small operation from eager torch, where measured.
+        intra, inter, host: names of the links it ships with: to its neighbours, between nodes, to the CPU's memory.
+        gpus_per_node: how many its server holds.
+        sources, notes: where the numbers come from.
+
+    Example:
+        >>> gpu("h100").name, gpu("h100").peak_flops("bf16")
+        ('H100-SXM-80GB', 989400000000000.0)
+        >>> gpu("V100").peak_flops("bf16")
+        Traceback (most recent call last):
+        ValueError: V100-SXM2-32GB has no bf16; it has fp16, fp32
+    """
+
+    name: str = field(text())
+    arch: str = field(text())
+    mem_bytes: float = field(_RATE)
+    mem_bytes_per_s: float = field(_RATE)
+    form: str = field(text(), default="PCIe")
+    bf16_flops: float | None = field(_RATE_OR_NONE, default=None)
+    fp16_flops: float | None = field(_RATE_OR_NONE, default=None)
+    tf32_flops: float | None = field(_RATE_OR_NONE, default=None)
+    fp32_flops: float | None = field(_RATE_OR_NONE, default=None)
+    fp8_flops: float | None = field(_RATE_OR_NONE, default=None)
+    best_matmul_flops: float | None = field(_RATE_OR_NONE, default=None)
+    stream_bytes_per_s: float | None = field(_RATE_OR_NONE, default=None)
+    mem_type: str = field(text(), default="HBM")
+    sms: int = field(whole(1), default=1)
+    l2_bytes: float = field(number(), default=0.0)
+    tdp_w: float | None = field(_RATE_OR_NONE, default=None)
+    attention_flops: float | None = field(_RATE_OR_NONE, default=None)
+    launch_s: float | None = field(one_of(None) | number(), default=None)
+    intra: str = field(text(), default="PCIe4")
+    inter: str = field(text(), default="Ethernet 100Gb per node")
+    host: str = field(text(), default="PCIe4")
+    gpus_per_node: int = field(whole(1), default=8)
+    sources: tuple[str, ...] = field(SOURCES, default=())
+    notes: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.dtypes:
+            peaks = ", ".join(f"{dtype}_flops" for dtype in DTYPES)
+            raise ValueError(f"Gpu {self.name} has no peak; give at least one of {peaks}")
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """The dtypes it has a peak for."""
+        return tuple(dtype for dtype in DTYPES if getattr(self, f"{dtype}_flops") is not None)
+
+    @property
+    def supports_bf16(self) -> bool:
+        return self.bf16_flops is not None
+
+    def peak_flops(self, dtype: str) -> float:
+        """Dense peak in FLOP/s.
+
+        Raises:
+            ValueError: it has no such dtype; says which it has.
+        """
+        found = getattr(self, f"{dtype}_flops", None) if dtype in DTYPES else None
+        if found is None:
+            raise ValueError(f"{self.name} has no {dtype}; it has {', '.join(self.dtypes)}")
+        return float(found)
+
+    def matmul_flops(self, dtype: str) -> float:
+        """The best a matmul of any shape reaches in FLOP/s: measured, or the fraction of its architecture's GPUs."""
+        return self.peak_flops(dtype) * self.matmul_fraction
+
+    @property
+    def matmul_fraction(self) -> float:
+        """The best matmul over the peak, both in bf16 where it was measured."""
+        if self.best_matmul_flops is not None:
+            return self.best_matmul_flops / (self.bf16_flops or self.fp16_flops or self.fp32_flops or 1.0)
+        return _fraction_of(self.arch)
+
+    @classmethod
+    def from_table(cls, name: str, table: dict[str, Any]) -> Gpu:
+        """From a table with the catalogue's keys and units.
+
+        Raises:
+            TypeError, ValueError: a key it does not know, a value that is not allowed.
+        """
+        values: dict[str, Any] = {}
+        for key, value in table.items():
+            if key in UNITS:
+                to, unit = UNITS[key]
+                values[to] = value * unit
+            elif key != "aliases":
+                values[key] = tuple(value) if key == "sources" else value
+        return cls(**{"name": name} | values)
+
+    def to_table(self) -> dict[str, Any]:
+        """The table `from_table` reads."""
+        units = {to: (key, unit) for key, (to, unit) in UNITS.items()}
+        table: dict[str, Any] = {}
+        for key, default in _DEFAULTS.items():
+            value = getattr(self, key)
+            if value is None or (value == default and key not in ("name", "arch")):
+                continue
+            to, unit = units.get(key, (key, None))
+            table[to] = list(value) if key == "sources" else float(f"{value / unit:.10g}") if unit else value
+        return table
+
+
+_DEFAULTS = {name: f.default for name, f in Gpu.__dataclass_fields__.items()}
+
+
+@functools.cache
+def gpu(name: str) -> Gpu:
+    """The catalogue's GPU of that name or alias, whatever its case; a driver's name for it will do.
+
+    A plain ``H100`` or ``A100`` is the 80 GB SXM part, a plain ``V100`` the 32 GB one.
+
+    Raises:
+        ValueError: there is none; gives the nearest names.
+
+    Example:
+        >>> gpu("4090").name, gpu("NVIDIA A100-SXM4-40GB").name
+        ('RTX-4090', 'A100-SXM-40GB')
+        >>> gpu("H1000")
+        Traceback (most recent call last):
+        ValueError: no GPU is called 'H1000'; the nearest names are H100-SXM-80GB, V100-SXM2-32GB, H200-SXM-141GB
+    """
+    plain = re.sub(r"\b(nvidia|geforce|tesla|amd|instinct)\b", "", name, flags=re.IGNORECASE)
+    found = find("gpus.toml", "GPU", "-".join(re.split(r"[\s_-]+", plain.strip(" -_"))))
+    return Gpu.from_table(found, tables("gpus.toml")[found])
+
+
+def gpu_names() -> tuple[str, ...]:
+    """Every GPU in the catalogue, without aliases and without the CPU."""
+    return tuple(name for name in tables("gpus.toml") if name != "cpu")
+
+
+@functools.cache
+def _fraction_of(arch: str) -> float:
+    """The median measured matmul fraction of an architecture."""
+    measured = [g.matmul_fraction for g in map(gpu, gpu_names()) if g.arch == arch and g.best_matmul_flops is not None]
+    return statistics.median(measured) if measured else MATMUL_FRACTION

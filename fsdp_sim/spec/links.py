@@ -1,0 +1,142 @@
+"""`Link`: what joins GPUs within a node, nodes to each other, or a GPU to its CPU's memory."""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any
+
+from fsdp_sim.spec.catalogue import find, tables
+from fsdp_sim.spec.fields import field, number, one_of, spec, text, whole
+from fsdp_sim.spec.gpus import SOURCES
+
+_MEASURED = one_of(None).explained("its family's") | number()
+
+
+@spec
+class Link:
+    """A link, by what it carries per GPU and direction.
+
+    Attributes:
+        name: for messages.
+        bytes_per_s: peak per GPU and direction.
+        family: whose measured behaviour applies (the tables of ``fsdp_sim/cost/collectives.toml``).
+        kind: ``intra`` joins the GPUs of a node, ``inter`` the nodes, ``host`` a GPU and its CPU's memory.
+        reach: how many GPUs it joins, if fewer than a node may hold (a bridge joins 2); more of them pass PCIe.
+        mesh: each pair of GPUs of a node has its own share, so that a ring of few GPUs uses few shares.
+        fraction, base_s, hop_s, fill_s: what was measured on this very link, in place of its family's: fraction of
+            ``bytes_per_s`` reached, seconds of a collective of no bytes, seconds more per step from rank to rank,
+            and seconds more per step once messages are large.
+        reduce_scatter_fraction, all_reduce_fraction: of the rate of an all-gather, that the bytes of these pass at. 1
+            in a ring; gloo's reduce-scatter is an all-reduce of a copy, cut afterwards.
+        sources, notes: where the numbers come from.
+
+    Example:
+        >>> link("NDR").name, link("NDR").bytes_per_s
+        ('IB NDR x8', 50000000000.0)
+    """
+
+    name: str = field(text())
+    bytes_per_s: float = field(number(above=True).explained("bytes per second, GPU and direction"))
+    family: str = field(text())
+    kind: str = field(one_of("intra", "inter", "host"), default="inter")
+    reach: int | None = field(one_of(None) | whole(2), default=None)
+    mesh: bool = field(one_of(True, False), default=False)
+    fraction: float | None = field(one_of(None).explained("its family's") | number(above=True), default=None)
+    base_s: float | None = field(_MEASURED, default=None)
+    hop_s: float | None = field(_MEASURED, default=None)
+    fill_s: float | None = field(_MEASURED, default=None)
+    reduce_scatter_fraction: float = field(number(above=True), default=1.0)
+    all_reduce_fraction: float = field(number(above=True), default=1.0)
+    sources: tuple[str, ...] = field(SOURCES, default=())
+    notes: str = ""
+
+    @classmethod
+    def from_table(cls, name: str, table: dict[str, Any]) -> Link:
+        """From a table with the catalogue's keys (``gbytes_per_s``, microseconds).
+
+        Raises:
+            TypeError, ValueError: a key it does not know or lacks, a value that is not allowed.
+        """
+        values: dict[str, Any] = {"name": name}
+        for key, value in table.items():
+            if key in _UNITS:
+                to, unit = _UNITS[key]
+                values[to] = value * unit
+            elif key != "aliases":
+                values[key] = tuple(value) if key == "sources" else value
+        return cls(**values)
+
+    def to_table(self) -> dict[str, Any]:
+        """The table `from_table` reads."""
+        units = {to: (key, unit) for key, (to, unit) in _UNITS.items()}
+        table: dict[str, Any] = {}
+        for key, default in _DEFAULTS.items():
+            value = getattr(self, key)
+            if value is None or value == default:
+                continue
+            to, unit = units.get(key, (key, None))
+            table[to] = list(value) if key == "sources" else float(f"{value / unit:.10g}") if unit else value
+        return table
+
+
+_UNITS = {
+    "gbytes_per_s": ("bytes_per_s", 1e9),
+    "base_us": ("base_s", 1e-6),
+    "hop_us": ("hop_s", 1e-6),
+    "fill_us": ("fill_s", 1e-6),
+}
+_DEFAULTS = {name: f.default for name, f in Link.__dataclass_fields__.items()}
+
+
+@functools.cache
+def link(name: str) -> Link:
+    """The catalogue's link of that name or alias, whatever its case.
+
+    Raises:
+        ValueError: there is none; gives the nearest names.
+    """
+    found = find("links.toml", "link", name)
+    return Link.from_table(found, tables("links.toml")[found])
+
+
+def link_names() -> tuple[str, ...]:
+    """Every link in the catalogue, without aliases."""
+    return tuple(tables("links.toml"))
+
+
+_RATE = re.compile(
+    r"(?:(?P<count>\d+)\s*x\s*)?(?P<rate>\d+(?:\.\d+)?)\s*(?P<unit>[GT])(?P<bits>b|bit|B|byte)s?(?:/s|ps)"
+)
+_FAMILIES = {"roce": "roce", "efa": "efa", "tcpx": "tcpx", "ethernet": "ethernet"}
+
+
+def link_of_text(words: str, gpus_per_node: int) -> Link:
+    """A link between nodes from its name in the catalogue, or from a rate in words.
+
+    Args:
+        words: a name, or a rate per node or per GPU: ``1600 Gb/s RoCE per node``, ``400 Gb/s RDMA per GPU``,
+            ``8x400Gb/s`` (adapters of a node).
+        gpus_per_node: who share a node's rate.
+
+    Raises:
+        ValueError: neither; gives the nearest names and the form of a rate.
+
+    Example:
+        >>> link_of_text("1600 Gb/s RoCE per node", 8).bytes_per_s
+        25000000000.0
+    """
+    rate = _RATE.search(words)
+    if rate is None:
+        try:
+            return link(words)
+        except ValueError as error:
+            remedy = "or write its rate, for example '1600 Gb/s per node' or '400 Gb/s per GPU'"
+            raise ValueError(f"{error}; {remedy}") from None
+    if rate["count"] is None and "per gpu" not in words.lower() and "per node" not in words.lower():
+        raise ValueError(f"the link {words!r} does not say whose rate that is; add 'per node' or 'per GPU'")
+    shared = 1 if "per gpu" in words.lower() else gpus_per_node
+    per_s = float(rate["rate"]) * int(rate["count"] or 1) * (1e12 if rate["unit"] == "T" else 1e9)
+    bytes_per_s = per_s / (8 if rate["bits"] in ("b", "bit") else 1) / shared
+    family = next((family for word, family in _FAMILIES.items() if word in words.lower()), "infiniband")
+    return Link(name=words, bytes_per_s=bytes_per_s, family=family)

@@ -1,0 +1,90 @@
+"""Predicted against measured: the error of each row, and the three numbers that sum them up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from fsdp_sim.validate.published import Published
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A row beside what was predicted for it. Blank where the source, or the simulator, has no number."""
+
+    row: Published
+    predicted_step_time_s: float
+    predicted_peak_memory_bytes: float
+    fits: bool
+
+    @property
+    def time_error(self) -> float | None:
+        """Predicted over measured, less 1."""
+        return _error(self.predicted_step_time_s, self.row.step_time_s)
+
+    @property
+    def memory_error(self) -> float | None:
+        return _error(self.predicted_peak_memory_bytes, self.row.peak_memory_bytes)
+
+    def as_json(self) -> dict[str, object]:
+        """The row as `fsdp-sim validate --json` prints it."""
+        measured = self.row.peak_memory_bytes
+        return {
+            "id": self.row.id,
+            "step_time_s": self.row.step_time_s,
+            "predicted_step_time_s": self.predicted_step_time_s,
+            "peak_memory_GiB": None if measured is None else measured / 2**30,
+            "predicted_peak_memory_GiB": self.predicted_peak_memory_bytes / 2**30,
+            "fits": self.fits,
+            "source": self.row.source,
+            "remark": self.row.remark,
+        }
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Absolute errors as fractions; not a number where there is no row."""
+
+    n: int
+    mape: float
+    median_abs_error: float
+    p90_abs_error: float
+
+    def as_json(self) -> dict[str, float | int | None]:
+        return {name: None if value != value else value for name, value in asdict(self).items()}
+
+
+def summary(errors: Iterable[float | None]) -> Summary:
+    """Mean, median and 90th percentile of the absolute errors; blanks do not count.
+
+    Example:
+        >>> summary([0.1, -0.2, None])
+        Summary(n=2, mape=0.15, median_abs_error=0.15, p90_abs_error=0.19)
+    """
+    sizes = np.abs([e for e in errors if e is not None])
+    if not len(sizes):
+        return Summary(0, np.nan, np.nan, np.nan)
+    three = (np.mean(sizes), np.median(sizes), np.quantile(sizes, 0.9))
+    return Summary(len(sizes), *(round(float(value), 6) for value in three))
+
+
+def summaries(compared: Sequence[Compared]) -> dict[str, dict[str, object]]:
+    """The summary of times and of memory."""
+    return {
+        "time": summary(c.time_error for c in compared).as_json(),  # type: ignore[dict-item]
+        "memory": summary(c.memory_error for c in compared).as_json(),  # type: ignore[dict-item]
+    }
+
+
+def by(compared: Sequence[Compared], group: Callable[[Published], str]) -> dict[str, list[Compared]]:
+    """The rows of each group, in order."""
+    groups: dict[str, list[Compared]] = {}
+    for c in compared:
+        groups.setdefault(group(c.row), []).append(c)
+    return groups
+
+
+def _error(predicted: float, measured: float | None) -> float | None:
+    return None if measured is None else predicted / measured - 1.0

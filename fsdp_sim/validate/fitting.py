@@ -1,0 +1,131 @@
+"""`fit`: the few numbers of `Calibration`, from published step times.
+
+Each number is positive, so its logarithm is fitted; an error is the logarithm of predicted over measured step time. A
+soft-L1 loss keeps a row that is far off from pulling the rest (Huber 1964), every model weighs the same however often
+it was measured, and a weak prior holds each number near its default: numbers that the measurements hardly tell apart
+would run away without one, and a model left out be predicted badly.
+
+The slopes of the logarithms hardly change with the numbers, so they are taken once and used for every group left out
+(the chord method); only the errors are computed anew in each round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fsdp_sim.cost import Calibration
+from fsdp_sim.validate.predict import Predictor
+from fsdp_sim.validate.published import Published
+
+Array = NDArray[np.float64]
+PRIOR = 0.1  # what being wrong by a factor of e costs a number, where 1 is a row wrong by a factor of e
+SOFT = 0.03  # errors above this count less than their square
+FREE = (
+    "matmul_fraction_ampere", "matmul_fraction_hopper", "attention_fraction_ampere", "attention_fraction_hopper",
+    "attention_backward_flash1", "eager_bytes", "contention", "kernel_gap_s", "step_s",
+)  # fmt: skip
+ROUNDS = 8
+CLOSE = 2e-3  # a fit is done when no number moves by more than this fraction
+STEP = 0.05
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Fitted numbers.
+
+    Attributes:
+        slopes: of the log step time of each row with each number's logarithm, shape (rows, numbers).
+    """
+
+    calibration: Calibration
+    slopes: Array
+
+
+class Fitter:
+    """Fits the numbers to some rows, and again without a group of them.
+
+    Args:
+        rows: measurements with a step time.
+        free: names of the numbers to fit; the others stay as ``start`` has them.
+        start: where to begin, and where the prior holds them.
+        progress: called after each evaluation of all rows.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[Published],
+        free: Sequence[str] = FREE,
+        start: Calibration | None = None,
+        progress: Callable[[str], None] = lambda what: None,
+    ) -> None:
+        self.rows = rows
+        self.free = tuple(free)
+        self.start = start or Calibration()
+        self.prior = np.log([getattr(self.start, name) for name in self.free])
+        self.log_measured = np.log([row.step_time_s or np.nan for row in rows])
+        self.predictor = Predictor(rows)
+        self.progress = progress
+
+    def calibration(self, logs: Array) -> Calibration:
+        return replace(self.start, **dict(zip(self.free, np.exp(logs).tolist(), strict=True)))
+
+    def errors(self, logs: Array, use: Sequence[int] | None = None) -> Array:
+        """Log of predicted over measured, of shape (rows,)."""
+        predicted = self.predictor.step_times_s(self.calibration(logs), use)
+        self.progress("played")
+        return np.log(predicted) - (self.log_measured if use is None else self.log_measured[list(use)])
+
+    def slopes(self, logs: Array, errors: Array) -> Array:
+        """Slopes of the errors, of shape (rows, numbers)."""
+        columns = []
+        for k in range(len(logs)):
+            moved = logs.copy()
+            moved[k] += STEP
+            columns.append((self.errors(moved) - errors) / STEP)
+        return np.stack(columns, axis=1)
+
+    def fit(self) -> Fit:
+        """To all rows. The slopes are taken at the start and once more where that leads."""
+        logs = self.prior
+        for _ in range(2):
+            slopes = self.slopes(logs, self.errors(logs))
+            logs = self._descend(logs, slopes, range(len(self.rows)))
+        return Fit(self.calibration(logs), slopes)
+
+    def without(self, left_out: Sequence[int], of: Fit) -> Calibration:
+        """To the rows that are not left out, starting from the fit to all."""
+        gone = set(left_out)
+        use = [i for i in range(len(self.rows)) if i not in gone]
+        start = np.log([getattr(of.calibration, name) for name in self.free])
+        return self.calibration(self._descend(start, of.slopes, use))
+
+    def _descend(self, logs: Array, slopes: Array, use: Sequence[int]) -> Array:
+        from scipy.optimize import least_squares
+
+        slopes = slopes[list(use)]
+        weights = _weights([self.rows[i].model.name for i in use])
+
+        def move(errors: Array, logs: Array) -> Array:
+            def residuals(by: Array) -> Array:
+                return np.concatenate([weights * (errors + slopes @ by), PRIOR * (logs + by - self.prior)])
+
+            found = least_squares(residuals, np.zeros_like(logs), loss="soft_l1", f_scale=SOFT)
+            return np.asarray(found.x)
+
+        for _ in range(ROUNDS):
+            by = move(self.errors(logs, use), logs)
+            logs = logs + np.clip(by, -0.7, 0.7)
+            if np.abs(by).max() < CLOSE:
+                break
+        return logs
+
+
+def _weights(groups: Sequence[str]) -> Array:
+    """Weights that make the groups count the same, with mean square 1."""
+    counts = {group: groups.count(group) for group in set(groups)}
+    weights = np.array([counts[group] ** -0.5 for group in groups])
+    return np.asarray(weights / np.sqrt(np.mean(weights**2)))

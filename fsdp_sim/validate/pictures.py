@@ -1,0 +1,100 @@
+"""The pictures of the accuracy page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fsdp_sim.validate.errors import Compared
+from fsdp_sim.validate.leave_out import Held
+
+# Okabe and Ito's colours
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8C959F", "#1A1A1A")
+INK, GRID = "#1A1A1A", "#E6EAEE"
+SIZE = {"width": 900, "height": 520}
+
+
+def _figure(title: str, x: str, y: str) -> Any:
+    import plotly.graph_objects as go
+
+    axis = {"gridcolor": GRID, "zeroline": False, "ticks": "", "title": {"standoff": 8}}
+    return go.Figure(
+        layout={
+            "title": {"text": title, "x": 0.02, "font": {"size": 18}},
+            "font": {"family": "Liberation Sans, Arial, sans-serif", "color": INK, "size": 13},
+            "plot_bgcolor": "white",
+            "paper_bgcolor": "white",
+            "margin": {"l": 70, "r": 20, "t": 60, "b": 60},
+            "xaxis": axis | {"title": {"text": x}},
+            "yaxis": axis | {"title": {"text": y}},
+            **SIZE,
+        }
+    )
+
+
+def predicted_over_measured(held: Sequence[Held], others: Sequence[Compared]) -> Any:
+    """Held-out predictions against measurements, and those of stacks that nothing was fitted to."""
+    points: dict[str, list[tuple[float, float]]] = {}
+    for h in held:
+        for row, predicted in zip(h.rows, h.predicted_s, strict=True):
+            points.setdefault(row.cluster.gpu.name, []).append((float(row.step_time_s or 0), predicted))
+    points["other stacks and models"] = [
+        (c.row.step_time_s, c.predicted_step_time_s) for c in others if c.row.step_time_s and not c.row.remark
+    ]
+    figure = _figure("Step time, each model predicted from the others", "measured, seconds", "predicted, seconds")
+    every = [value for some in points.values() for point in some for value in point]
+    ends = [min(every) * 0.8, max(every) * 1.25]
+    for factor, dash in ((1.0, "solid"), (1.1, "dot"), (1 / 1.1, "dot")):
+        line = {"color": "#8C959F", "width": 1, "dash": dash}
+        figure.add_scatter(x=ends, y=[e * factor for e in ends], mode="lines", line=line, showlegend=False)
+    for colour, (name, some) in zip(COLOURS, points.items(), strict=False):
+        x, y = zip(*some, strict=True)
+        symbol = "diamond" if name.startswith("other") else "circle"
+        marker = {
+            "color": colour,
+            "size": 7,
+            "opacity": 0.75,
+            "symbol": symbol,
+            "line": {"color": "white", "width": 0.5},
+        }
+        figure.add_scatter(x=x, y=y, mode="markers", name=f"{name} ({len(some)})", marker=marker)
+    figure.update_xaxes(type="log")
+    figure.update_yaxes(type="log")
+    figure.update_layout(legend={"x": 0.02, "y": 0.98})
+    return figure
+
+
+def error_of_each_row(held: Sequence[Held]) -> Any:
+    """One dot a row, by model: where the simulator is wrong, and which way."""
+    figure = _figure("Error of every row, its model left out of the fit", "model", "predicted over measured, less 1")
+    gpus = sorted({row.cluster.gpu.name for h in held for row in h.rows})
+    order = [h.group for h in held]
+    for g, (colour, gpu) in enumerate(zip(COLOURS, gpus, strict=False)):
+        x, y = [], []
+        for h in held:
+            mine = [(row, e) for row, e in zip(h.rows, h.errors, strict=True) if row.cluster.gpu.name == gpu]
+            for n, (_, error) in enumerate(mine):
+                x.append(order.index(h.group) + (g - 1) * 0.25 + 0.18 * (n / max(1, len(mine) - 1) - 0.5))
+                y.append(error)
+        marker = {"color": colour, "size": 6, "opacity": 0.8}
+        figure.add_scatter(x=x, y=y, mode="markers", name=gpu, marker=marker)
+    figure.add_hrect(y0=-0.05, y1=0.05, fillcolor="#F5F7F9", line_width=0, layer="below")
+    figure.add_hline(y=0, line={"color": "#8C959F", "width": 1})
+    figure.update_xaxes(tickvals=list(range(len(order))), ticktext=order)
+    figure.update_yaxes(tickformat="+.0%")
+    legend = {"orientation": "h", "x": 1, "y": 1.02, "yanchor": "bottom", "xanchor": "right"}
+    figure.update_layout(legend=legend, title={"y": 0.97})
+    return figure
+
+
+def compared_with_simpler(means: Mapping[str, float]) -> Any:
+    """Mean absolute error of several predictors."""
+    figure = _figure("Mean absolute error, one model left out at a time", "", "")
+    names = list(means)[::-1]
+    values = [means[n] for n in names]
+    colours = [COLOURS[0] if "simulator" in n else "#8C959F" for n in names]
+    text = [f"{v:.1%}" for v in values]
+    figure.add_bar(x=values, y=names, orientation="h", marker={"color": colours}, text=text, textposition="outside")
+    figure.update_xaxes(tickformat=".0%", range=[0, max(values) * 1.15])
+    figure.update_layout(height=260, margin={"l": 330}, showlegend=False)
+    return figure

@@ -1,0 +1,237 @@
+"""`read_csv`: published measurements of training runs, as requests to the simulator.
+
+One row is one configuration: the model's dimensions, how it was trained, on what, and the step time (and sometimes
+the peak memory) that its source reports. ``data/measured.csv`` holds those the simulator is fitted to and judged by;
+its ``source`` column names where each was published.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from fsdp_sim.spec import Cluster, Model, Plan
+
+MEASURED = files("fsdp_sim.validate").joinpath("data/measured.csv")
+FITTED_SOURCE = "mosaicml/llm-foundry"  # the rows the simulator's numbers are fitted to
+NO_FSDP = {"DDP": "ddp", "NONE": "ddp"}
+REQUIRED = (
+    "n_layer", "d_model", "n_head", "d_ffn", "vocab", "seq_len", "micro_batch", "gpu_type", "n_gpus",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Published:
+    """A published measurement and the request that describes it.
+
+    Attributes:
+        step_time_s: seconds per optimizer step, measured; None where the source does not say.
+        peak_memory_bytes: measured; None where the source does not say.
+        peak_memory_kind: ``reserved``, ``allocated`` or empty.
+        remark: why the row is not like the others: quantised, no FSDP, another framework; empty for plain FSDP.
+        stack: ``composer`` (2023 kernels, see `attention_impl`), else the framework's name.
+    """
+
+    id: str
+    source: str
+    model: Model
+    cluster: Cluster
+    plan: Plan
+    step_time_s: float | None
+    peak_memory_bytes: float | None
+    peak_memory_kind: str
+    remark: str
+    raw: dict[str, str]
+
+
+class RowError(ValueError):
+    """A row that cannot be understood; says which row and which column."""
+
+
+def read_csv(path: str | Path | None = None) -> list[Published]:
+    """The measurements of a file; by default those that come with the project.
+
+    Raises:
+        RowError: names the row, the column, the value and what would be right.
+        OSError: the file cannot be read.
+    """
+    if path is None:
+        text = MEASURED.read_text()
+    else:
+        try:
+            text = Path(path).read_text()
+        except UnicodeDecodeError as error:
+            raise RowError(f"{path} is not a text file in UTF-8 ({error.reason} at byte {error.start})") from error
+    reader = csv.DictReader(text.splitlines())
+    missing = [name for name in REQUIRED if name not in (reader.fieldnames or ())]
+    if missing:
+        raise RowError(f"{path} has no column {missing[0]!r}; it needs {', '.join(REQUIRED)}")
+    return [_row(number, row) for number, row in enumerate(reader, start=2)]
+
+
+def _row(number: int, row: dict[str, str]) -> Published:
+    if None in row or None in row.values():
+        raise RowError(f"line {number} (id {row.get('id', '?')}) has not as many fields as the header")
+    cell = _Cells(number, row)
+    name = row.get("model") or "unnamed"
+    swiglu = row.get("ffn_type", "gelu") == "swiglu"
+    tokens = cell.whole("seq_len")
+    try:
+        model = Model(
+            name=name, n_layer=cell.whole("n_layer"), d_model=cell.whole("d_model"), n_head=cell.whole("n_head"),
+            n_kv_head=cell.optional("n_kv_head", cell.whole), d_ffn=cell.whole("d_ffn"), vocab=cell.whole("vocab"),
+            ffn_type=row.get("ffn_type") or "gelu", norm="rmsnorm" if swiglu else "layernorm", bias=not swiglu,
+            positions="rope" if swiglu else "learned", max_seq_len=None,
+            tied_embeddings=cell.flag("tied_embeddings", default=not swiglu),
+        )  # fmt: skip
+        cluster = _cluster(row, cell)
+        plan = _plan(row, cell, cluster, tokens)
+    except RowError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise RowError(f"line {number} (id {row.get('id', '?')}): {error}") from error
+    memory = cell.optional("peak_memory_GiB", cell.number)
+    return Published(
+        id=row.get("id") or f"line {number}", source=row.get("source", ""), model=model, cluster=cluster, plan=plan,
+        step_time_s=_step_time(cell, plan), peak_memory_bytes=None if memory is None else memory * 2**30,
+        peak_memory_kind=_memory_kind(row.get("peak_memory_kind", "")), remark=_remark(row), raw=row,
+    )  # fmt: skip
+
+
+def _cluster(row: dict[str, str], cell: _Cells) -> Cluster:
+    gpus, fabric = cell.whole("n_gpus"), row.get("inter_node", "")
+    part = Cluster(row["gpu_type"], gpus=1).gpu
+    size = part.gpus_per_node
+    per_node = None if gpus <= size or gpus % size == 0 else max(n for n in range(1, size) if gpus % n == 0)
+    return Cluster(part.name, gpus=gpus, gpus_per_node=per_node, inter=fabric if "b/s" in fabric else None)
+
+
+def _plan(row: dict[str, str], cell: _Cells, cluster: Cluster, seq_len: int) -> Plan:
+    framework, sharding = row.get("framework", ""), row.get("sharding") or "FULL_SHARD"
+    api = NO_FSDP.get(sharding) or ("fsdp2" if "FSDP2" in framework or "torchtitan" in framework else "fsdp1")
+    fields: dict[str, Any] = {
+        "api": api,
+        "seq_len": seq_len,
+        "micro_batch": cell.whole("micro_batch"),
+        "grad_accum": cell.optional("grad_accum", cell.whole) or 1,
+        "param_dtype": cell.dtype("param_dtype") or "bf16",
+        "activation_checkpointing": {"full": "full", "selective-op": "selective", "selective": "selective"}.get(
+            row.get("activation_checkpointing", "")
+        ),
+        "compile": cell.flag("compile", default=False),
+        "cpu_offload": row.get("cpu_offload", "").lower() in ("true", "params", "full"),
+        "attention_impl": _attention(row.get("attention_impl", ""), framework),
+    }
+    if "Composer" in framework:
+        # llm-foundry's defaults: FlashAttention's loss, LanguageCrossEntropy and LanguagePerplexity of every batch
+        fields |= {"cross_entropy": "fused", "loss_metrics": 1}
+    fields["reduce_dtype"] = cell.dtype("reduce_dtype") or fields["param_dtype"]
+    if api == "fsdp1":
+        fields["sharding_strategy"] = "FULL_SHARD" if sharding == "ZeRO-3" else sharding
+        fields["forward_prefetch"] = cell.flag("forward_prefetch", default=False)
+        fields["backward_prefetch"] = row.get("backward_prefetch") or "BACKWARD_PRE"
+        if sharding.startswith(("HYBRID", "_HYBRID")):
+            fields["shard_size"] = min(cluster.node_size, cluster.gpus)
+    elif api == "fsdp2" and sharding.startswith("HYBRID"):
+        fields["shard_size"] = min(cluster.node_size, cluster.gpus)
+    elif api == "fsdp2" and sharding == "SHARD_GRAD_OP":
+        fields["reshard_after_forward"] = False
+    if api == "ddp":  # bf16 autocast over fp32 parameters, gradients reduced once
+        fields |= {"requires_gradient_sync": "last", "reduce_dtype": None}
+    return Plan(**fields)
+
+
+def _attention(text: str, framework: str) -> str:
+    """``flash1`` for the kernels of 2023 (FlashAttention 1, triton), ``sdpa`` for FlashAttention-2 and torch's own."""
+    text = text.lower()
+    if "triton" in text or (not text and "Composer" in framework):
+        return "flash1"
+    return "math" if text in ("math", "eager", "torch") else "sdpa"
+
+
+def _remark(row: dict[str, str]) -> str:
+    framework, sharding = row.get("framework", ""), row.get("sharding", "")
+    if "qlora" in framework.lower():
+        return "quantised base model"
+    if sharding in NO_FSDP:
+        return "no FSDP"
+    return "DeepSpeed ZeRO-3" if sharding == "ZeRO-3" else ""
+
+
+def _memory_kind(text: str) -> str:
+    return next((kind for kind in ("reserved", "allocated", "active") if kind in text), "")
+
+
+def _step_time(cell: _Cells, plan: Plan) -> float | None:
+    given = cell.optional("step_time_s", cell.number)
+    rate = cell.optional("tokens_per_s_per_gpu", cell.number)
+    if given is None and rate:
+        return plan.seq_len * plan.micro_batch * plan.grad_accum / rate
+    return given
+
+
+class _Cells:
+    """The cells of one row, read with errors that say where."""
+
+    def __init__(self, line: int, row: dict[str, str]) -> None:
+        self.line = line
+        self.row = row
+
+    def wrong(self, column: str, what: str) -> RowError:
+        row_id = self.row.get("id", "?")
+        return RowError(f"line {self.line} (id {row_id}), column {column}: {self.row[column]!r} is not {what}")
+
+    def optional(self, column: str, read: Callable[[str], Any]) -> Any:
+        return read(column) if self.row.get(column, "").strip() else None
+
+    def whole(self, column: str) -> int:
+        try:
+            value = int(self.row[column])
+        except ValueError:
+            value = 0
+        if value < 1:
+            raise self.wrong(column, "a whole number of at least 1")
+        return value
+
+    def number(self, column: str) -> float:
+        try:
+            value = float(self.row[column])
+        except ValueError:
+            value = math.nan
+        if not (math.isfinite(value) and value > 0):
+            raise self.wrong(column, "a number above 0")
+        return value
+
+    def flag(self, column: str, *, default: bool) -> bool:
+        text = self.row.get(column, "").strip().lower()
+        if text not in ("", "true", "false"):
+            raise self.wrong(column, "True or False")
+        return default if not text else text == "true"
+
+    def dtype(self, column: str) -> str | None:
+        text = self.row.get(column, "").strip().lower()
+        names = {
+            "": None,
+            "bf16": "bf16",
+            "bfloat16": "bf16",
+            "fp16": "fp16",
+            "float16": "fp16",
+            "fp32": "fp32",
+            "float32": "fp32",
+        }
+        if text not in names:
+            raise self.wrong(column, f"one of {', '.join(filter(None, names))}")
+        return names[text]
+
+
+def by_source(rows: Iterable[Published]) -> dict[str, list[Published]]:
+    """The rows of each source, in order."""
+    groups: dict[str, list[Published]] = {}
+    for row in rows:
+        groups.setdefault(row.source, []).append(row)
+    return groups

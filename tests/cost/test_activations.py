@@ -1,0 +1,112 @@
+"""What a transformer keeps: sums that can be done by hand, and what torch keeps of real modules of these dimensions."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import pytest
+from torch import nn
+
+from fsdp_sim.cost import Work
+from fsdp_sim.cost.activations import block_activations, embed_activations, head_activations
+from fsdp_sim.cost.tape import Activations, Step, Tape, walk
+from fsdp_sim.measure.model_from_module import model_from_module
+from fsdp_sim.spec import Model, Plan
+from tests.measure.llama import Llama
+from tests.measure.mem_tracker import gpt_of, tokens_of
+
+GPT = Model("gpt", n_layer=3, d_model=256, n_head=4, d_ffn=1024, vocab=1000, max_seq_len=128)
+LLAMA = Model(
+    "llama", n_layer=3, d_model=256, n_head=8, n_kv_head=2, d_ffn=704, vocab=1000, ffn_type="swiglu", norm="rmsnorm",
+    bias=False, positions="rope", tied_embeddings=False,
+)  # fmt: skip
+BF16 = Plan(param_dtype="bf16", reduce_dtype="fp32", micro_batch=4, seq_len=128)
+TRAFFIC = {"input_bytes", "output_bytes", "forward_temporary_bytes", "backward_temporary_bytes"}
+FP32 = Plan(micro_batch=2, seq_len=96)
+
+
+# ---------------------------------------------------------------------- by hand
+
+
+def test_a_gpt_block_keeps_sixteen_times_its_width_for_each_token() -> None:
+    """Two norms, qkv (3), attention's output, the stream, up (4) and its gelu (4), the output: 16 D numbers of bf16;
+    and in fp32 two statistics of each norm and one number per head."""
+    tokens = 4 * 128
+    assert block_activations(GPT, BF16).saved_bytes == tokens * (16 * 256 * 2 + 4 * (2 * 2 + 4))
+
+
+def test_grouped_queries_keep_fewer_keys_and_values() -> None:
+    tokens, kept = 4 * 128, block_activations(LLAMA, BF16).saved_bytes
+    wide = dataclasses.replace(LLAMA, n_kv_head=8)
+    assert block_activations(wide, BF16).saved_bytes - kept == tokens * 2 * (8 - 2) * 32 * 2
+
+
+def test_relu_keeps_its_output_alone_where_gelu_keeps_its_input_too() -> None:
+    relu = dataclasses.replace(GPT, ffn_type="relu")
+    less = block_activations(GPT, BF16).saved_bytes - block_activations(relu, BF16).saved_bytes
+    assert less == 4 * 128 * 1024 * 2
+
+
+def test_attention_to_an_encoder_adds_a_norm_queries_keys_values_an_output_and_the_stream() -> None:
+    more = block_activations(GPT, BF16, cross_attention=True).saved_bytes - block_activations(GPT, BF16).saved_bytes
+    assert more == 4 * 128 * (6 * 256 * 2 + 4 * (2 + 4))
+
+
+def test_the_loss_keeps_the_log_probabilities_in_its_own_dtype() -> None:
+    logits = 4 * 128 * 1000
+    assert head_activations(GPT, BF16).logits_bytes == 4 * logits + 4
+    assert head_activations(GPT, BF16, loss_dtype="bf16").logits_bytes == 2 * logits + 2
+
+
+def test_selective_checkpointing_keeps_attention_and_every_other_matmul() -> None:
+    tokens = 4 * 128
+    qkv, attention, up = 3 * 256 * 2, 256 * 2 + 4 * 4, 1024 * 2
+    assert block_activations(GPT, BF16).selective_bytes == tokens * (qkv + attention + up)
+
+
+def test_bytes_grow_with_tokens() -> None:
+    twice = dataclasses.replace(BF16, micro_batch=8)
+    assert block_activations(LLAMA, twice).saved_bytes == 2 * block_activations(LLAMA, BF16).saved_bytes
+
+
+def test_the_walk_counts_what_is_alive() -> None:
+    """x -> a (10, not kept) -> b (20, kept) -> y (5); the last step makes 7 bytes of gradients."""
+    steps = [Step(("x",), ("a",)), Step(("a",), ("b",)), Step(("b",), ("y",), ("b",), param_bytes=7)]
+    seen = walk(Tape({"x": 1, "a": 10, "b": 20, "y": 5}, steps))
+    assert seen == Activations(
+        saved_bytes=25,  # b and y
+        input_bytes=1,
+        output_bytes=5,
+        forward_temporary_bytes=30 - 25,  # a and b, while b is made
+        backward_temporary_bytes=20 + 5 + 20 + 7 - 25 - 7,  # b, the gradients of y and of b, and those of parameters
+    )
+
+
+def test_the_fields_are_those_of_the_work_they_go_into() -> None:
+    Work(**block_activations(GPT, BF16)._asdict())
+
+
+# ---------------------------------------------------------------------- what torch keeps
+
+
+@pytest.mark.parametrize("plan", [BF16, FP32], ids=["bf16", "fp32"])
+@pytest.mark.parametrize("model", [GPT, LLAMA], ids=["gpt", "llama"])
+@pytest.mark.parametrize("fused_norm", [True, False], ids=["gpu", "cpu"])
+def test_a_real_module_keeps_and_needs_as_much(model: Model, plan: Plan, fused_norm: bool) -> None:
+    build = functools.partial(gpt_of, model) if model.bias else functools.partial(Llama, model, norm=nn.RMSNorm)
+    traced = model_from_module(
+        build, tokens_of(plan), plan=plan, device="gpu" if fused_norm else "cpu", progress=False
+    ).work
+    for segment, ours in {
+        "embed": embed_activations(model, plan, fused_norm=fused_norm),
+        "layers.1": block_activations(model, plan, fused_norm=fused_norm),
+        "head": head_activations(model, plan, fused_norm=fused_norm),
+    }.items():
+        work = traced[segment]
+        slack = 0.01 * work.saved_bytes + 2 * plan.seq_len * 32 * 4  # statistics of norms, and tables of positions
+        assert set(ours._fields) == {"saved_bytes", "selective_bytes", "logits_bytes", *TRAFFIC}
+        for field in ours._fields:
+            if fused_norm or field not in TRAFFIC:
+                near = pytest.approx(getattr(work, field), abs=slack)
+                assert getattr(ours, field) == near, (segment, field)

@@ -1,0 +1,99 @@
+"""Seconds of operations: what each depends on."""
+
+from dataclasses import replace
+
+import pytest
+
+from fsdp_sim.cost import Calibration, workload
+from fsdp_sim.cost.costs import Costs
+from fsdp_sim.schedule import Program, build
+from fsdp_sim.spec import Cluster, Model, Plan
+from fsdp_sim.timeline import COLLECTIVES, Op
+
+GPT = Model.preset("gpt2-124m")
+PLAN = Plan(param_dtype="bf16", micro_batch=4, seq_len=512)
+CLUSTER = Cluster("A100-SXM-80GB", gpus=16)
+
+
+def made(plan: Plan = PLAN, cluster: Cluster = CLUSTER, numbers: Calibration | None = None) -> tuple[Program, Costs]:
+    work = workload(GPT, plan)
+    return build(work.units, plan, cluster.gpus), Costs(work, plan, cluster, numbers)
+
+
+def seconds(op: Op, plan: Plan = PLAN, cluster: Cluster = CLUSTER, numbers: Calibration | None = None) -> float:
+    """Of all operations of a kind in a step."""
+    program, costs = made(plan, cluster, numbers)
+    return sum(costs.seconds(i) for i in program.ops if i.op is op)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        PLAN,
+        replace(PLAN, reduce_dtype="fp32", shard_size=8, cpu_offload=True),
+        replace(PLAN, activation_checkpointing="full", grad_accum=2, requires_gradient_sync="last"),
+        replace(PLAN, activation_checkpointing="selective", reshard_after_forward=8),
+        replace(PLAN, api="fsdp1", reduce_dtype="fp32", cpu_offload=True),
+        replace(PLAN, api="fsdp1", sharding_strategy="HYBRID_SHARD", shard_size=8),
+        replace(PLAN, api="ddp"),
+        replace(PLAN, api="zero1"),
+        replace(PLAN, api="zero2"),
+    ],
+    ids=lambda plan: f"{plan.api} {plan.sharding_strategy} {plan.activation_checkpointing}",
+)
+def test_every_operation_of_every_program_has_a_cost(plan: Plan) -> None:
+    program, costs = made(plan)
+
+    for i in program.ops:
+        assert costs.seconds(i) >= 0, i
+        assert costs.issue_s(i) > 0, i
+        if i.op in (Op.FWD, Op.BWD, Op.ALL_GATHER, Op.REDUCE_SCATTER, Op.OPTIM):
+            assert costs.seconds(i) > 0, i
+
+
+def test_recomputing_selectively_costs_less_than_everything_and_more_than_nothing() -> None:
+    full, selective = (
+        seconds(Op.RECOMPUTE, replace(PLAN, activation_checkpointing=how)) for how in ("full", "selective")
+    )
+    blocks = seconds(Op.FWD)
+
+    assert 0 < selective < full < blocks
+
+
+def test_gathering_in_fp32_takes_longer_than_in_bf16() -> None:
+    assert seconds(Op.ALL_GATHER, replace(PLAN, param_dtype=None)) > 1.2 * seconds(Op.ALL_GATHER)
+
+
+def test_the_optimizer_of_a_larger_world_has_less_to_do_but_never_nothing() -> None:
+    numbers = Calibration(step_s=0.01)
+    two, many = (seconds(Op.OPTIM, cluster=Cluster("A100-SXM-80GB", gpus=n), numbers=numbers) for n in (2, 64))
+
+    assert two > many > 0.01
+
+
+def test_an_offloaded_optimizer_is_slow() -> None:
+    assert seconds(Op.OPTIM, replace(PLAN, cpu_offload=True)) > seconds(Op.OPTIM)
+
+
+def test_a_faster_gpu_computes_faster() -> None:
+    assert seconds(Op.FWD, cluster=Cluster("H100", gpus=16)) < seconds(Op.FWD)
+
+
+def test_compiled_blocks_are_launched_with_fewer_kernels_and_run_faster() -> None:
+    def issue(plan: Plan) -> float:
+        program, costs = made(plan)
+        return sum(costs.issue_s(i) for i in program.ops if i.op not in COLLECTIVES)
+
+    compiled = replace(PLAN, compile=True)
+    assert issue(compiled) < issue(PLAN)
+    assert seconds(Op.FWD, compiled) < seconds(Op.FWD)
+
+
+def test_a_collective_slows_compute_in_proportion_to_the_bytes_it_moves() -> None:
+    def slowdown(inter: str) -> float:
+        program, costs = made(cluster=Cluster("A100-SXM-80GB", gpus=16, inter=inter))
+        gather = next(i for i in program.ops if i.op is Op.ALL_GATHER)
+        forward = next(i for i in program.ops if i.op is Op.FWD)
+        return costs.slowdown(forward, gather)
+
+    assert 1.0 < slowdown("100 Gb/s per node") < slowdown("1600 Gb/s per node") <= 1 + Calibration().contention * 2

@@ -1,0 +1,81 @@
+"""Kernels by roofline: never faster than the hardware, slower where the shape is bad."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fsdp_sim.cost import Calibration, Kernel
+from fsdp_sim.cost.kernels import kernel_s
+from fsdp_sim.cost.kernels_of import attention, attention_backward, matmul, pointwise
+from fsdp_sim.spec.gpus import gpu
+
+A100, H100 = gpu("A100-SXM-80GB"), gpu("H100-SXM-80GB")
+NUMBERS = Calibration()
+SIZES = st.integers(1, 1 << 15)
+
+
+@given(SIZES, SIZES, SIZES)
+def test_no_matmul_is_faster_than_the_peak_or_the_memory(m: int, n: int, k: int) -> None:
+    kernel = matmul(m, n, k, "bf16")
+
+    seconds = kernel_s(kernel, A100, NUMBERS)
+
+    assert seconds >= kernel.flops / A100.peak_flops("bf16")
+    assert seconds >= kernel.bytes / A100.mem_bytes_per_s
+
+
+@given(SIZES, st.integers(1, 1 << 14))
+def test_more_work_takes_longer(n: int, more: int) -> None:
+    for one, other in (
+        (matmul(64, n, 64, "bf16"), matmul(64, n + more, 64, "bf16")),
+        (pointwise(n, "bf16"), pointwise(n + more, "bf16")),
+    ):
+        assert kernel_s(one, H100, NUMBERS) < kernel_s(other, H100, NUMBERS)
+
+
+def test_a_short_inner_dimension_is_slow() -> None:
+    def rate(k: int) -> float:
+        kernel = matmul(1 << 15, 4096, k, "bf16")
+        return kernel.flops / kernel_s(kernel, A100, NUMBERS)
+
+    assert rate(256) < rate(1024) < rate(8192) < A100.matmul_flops("bf16")
+
+
+@pytest.mark.parametrize(("m", "n", "k", "tflops"), [(8192, 8192, 8192, 253.7), (16384, 16384, 16384, 256.5),
+                                                     (6144, 12288, 12288, 250.8), (802816, 192, 768, 157.8)])  # fmt: skip
+def test_large_matmuls_take_about_what_was_measured_alone(m: int, n: int, k: int, tflops: float) -> None:
+    """cuBLASLt on A100, Azure AI benchmarking guide; training reaches `matmul_fraction` of it."""
+    kernel = matmul(m, n, k, "bf16")
+    alone = Calibration(matmul_fraction_ampere=1.0)
+
+    assert kernel.flops / kernel_s(kernel, A100, alone) / 1e12 == pytest.approx(tflops, rel=0.25)
+
+
+def test_count_kernels_take_count_times_as_long() -> None:
+    one = matmul(512, 512, 512, "bf16")
+
+    assert kernel_s(one._replace(count=7), A100, NUMBERS) == pytest.approx(7 * kernel_s(one, A100, NUMBERS))
+
+
+def test_compiling_saves_the_bytes_of_what_it_fuses_and_of_nothing_else() -> None:
+    def saved(kernel: Kernel) -> bool:
+        return kernel_s(kernel, A100, NUMBERS, compiled=True) < kernel_s(kernel, A100, NUMBERS)
+
+    assert saved(pointwise(1e9, "bf16"))
+    assert not saved(matmul(4096, 4096, 4096, "bf16"))
+
+
+def test_attention_by_implementation() -> None:
+    forward = attention(1, 16, 4096, 4096, 128, "bf16", causal=True)
+    backward = attention_backward(forward)
+
+    def seconds(how: str) -> float:
+        return kernel_s(backward, A100, NUMBERS, backward=True, attention=how)
+
+    assert backward.flops == 2.5 * forward.flops
+    assert seconds("sdpa") < seconds("flash1") < seconds("math")
+
+
+def test_a_gpu_without_the_dtype_says_so() -> None:
+    with pytest.raises(ValueError, match="V100-SXM2-32GB has no bf16"):
+        kernel_s(matmul(8, 8, 8, "bf16"), gpu("V100"), NUMBERS)

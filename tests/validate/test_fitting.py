@@ -1,0 +1,95 @@
+"""The fit finds numbers it was not told, and the accuracy the project promises is measured, not remembered."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fsdp_sim.cost import Calibration, fitted
+from fsdp_sim.validate import fitting_rows, leave_out, prediction, read_csv, refit, summary
+from fsdp_sim.validate.fitting import FREE, Fitter
+from fsdp_sim.validate.noise import constant_mfu_errors, repeated
+from fsdp_sim.validate.predict import Predictor
+
+ROWS = fitting_rows(read_csv())
+
+
+def test_the_file_of_numbers_is_what_the_fit_gives() -> None:
+    """And with them step times are predicted to 2.5 % on average, 6 % in nine of ten rows."""
+    _, fit = refit(ROWS)
+
+    for name in FREE:
+        assert getattr(fitted(), name) == pytest.approx(getattr(fit.calibration, name), rel=2e-3), name
+    predicted = Predictor(ROWS).step_times_s(fitted())
+    found = summary(p / row.step_time_s - 1 for p, row in zip(predicted, ROWS, strict=True))
+    assert found.n == 212
+    assert found.mape < 0.025
+    assert found.p90_abs_error < 0.06
+
+
+@pytest.mark.slow
+def test_a_model_that_was_left_out_is_predicted() -> None:
+    """Required of the project: mean 4 %, median 2.8 %, 90th percentile 9 %; its aims are 3, 2 and 7 %."""
+    _, held = leave_out(ROWS, "model")
+
+    found = summary(e for h in held for e in h.errors)
+    assert found.n == 212
+    assert (found.mape, found.median_abs_error, found.p90_abs_error) < (0.03, 0.02, 0.07)
+    assert found.mape < 0.03
+    assert found.median_abs_error < 0.02
+    assert found.p90_abs_error < 0.07
+    naive = summary(constant_mfu_errors(ROWS, [row.model.name for row in ROWS]))
+    assert found.mape < naive.mape / 3
+
+
+def test_numbers_are_recovered_from_runs_that_were_simulated_with_them() -> None:
+    truth = replace(Calibration(), matmul_fraction_ampere=0.7, eager_bytes=2.5, contention=0.8, step_s=0.1)
+    rows = [row for row in ROWS if row.cluster.gpu.arch == "Ampere"][::5]
+    times = Predictor(rows).step_times_s(truth)
+    made = [replace(row, step_time_s=float(t)) for row, t in zip(rows, times, strict=True)]
+    free = ("matmul_fraction_ampere", "eager_bytes", "contention", "step_s")
+
+    found = Fitter(made, free).fit().calibration
+
+    for name in free:
+        assert getattr(found, name) == pytest.approx(getattr(truth, name), rel=0.1), name
+
+
+def test_playing_few_layers_and_micro_batches_gives_the_time_of_all() -> None:
+    rows = [row for row in ROWS if row.plan.grad_accum <= 4][::20]
+
+    short = Predictor(rows).step_times_s(fitted())
+
+    for row, seconds in zip(rows, short, strict=True):
+        assert seconds == pytest.approx(prediction(row).step_time_s, rel=2e-3), row.id
+
+
+def test_a_group_left_out_does_not_move_its_own_numbers() -> None:
+    """Without H100 its numbers stay what is known beforehand."""
+    _, held = leave_out(ROWS, "gpu_type")
+    hopper = next(h for h in held if h.group.startswith("H100"))
+
+    assert hopper.calibration.matmul_fraction_hopper == pytest.approx(Calibration().matmul_fraction_hopper, rel=0.02)
+    assert hopper.calibration.attention_fraction_hopper == pytest.approx(
+        Calibration().attention_fraction_hopper, rel=0.02
+    )
+
+
+def test_what_was_measured_twice_differs() -> None:
+    pairs = repeated(ROWS)
+
+    assert len(pairs) > 30
+    assert 0.01 < np.mean([ratio for _, _, ratio in pairs]) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("rows", "by", "message"),
+    [
+        (ROWS, "colour", "leave out 'colour': it must be one of model, gpu_type, n_gpus"),
+        (ROWS[:5], "model", "5 rows have a step time; fitting 9 numbers needs at least 18"),
+        ([r for r in ROWS if r.model.name == "mpt-1b"], "model", "all 33 rows have the same model"),
+    ],
+)
+def test_what_cannot_be_left_out(rows: list, by: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        leave_out(rows, by)
