@@ -12,7 +12,7 @@ from typing import Any
 from fsdp_sim import engine
 from fsdp_sim.cost import Calibration, Workload
 from fsdp_sim.cost import workload as transformer_workload
-from fsdp_sim.cost.costs import LAUNCH_S, Costs
+from fsdp_sim.cost.costs import Costs
 from fsdp_sim.engine.run import Run
 from fsdp_sim.schedule import Program, build
 from fsdp_sim.spec import Cluster, Model, Plan
@@ -65,7 +65,7 @@ class Simulation:
         return engine.run(
             self.program, self.costs.seconds, issue_s=self.costs.issue_s,
             device="cpu" if self.cluster.kind == "cpu" else "gpu",
-            launch_s=LAUNCH_S, contention=self._contention, **self._replay,
+            launch_s=self.costs.launch_s, contention=self._contention, **self._replay,
         )  # fmt: skip
 
     @cached_property

@@ -25,6 +25,12 @@ COMMANDS = {
         "Train in every way, from one process to HSDP, and compare.",
         "mini,labs,notebooks",
     ),
+    "simulate": Entry("fsdp_sim.cli.simulate:simulate", "Predict a training step: time, memory, and why.", ""),
+    "program": Entry("fsdp_sim.cli.program:program", "Print what torch issues for a small model, or diff it.", ""),
+    "sweep": Entry("fsdp_sim.cli.sweep:sweep", "Simulate every combination: table, Pareto picture.", "notebooks"),
+    "fit": Entry("fsdp_sim.cli.fit:fit", "Find the largest model, batch or sequence that fits.", ""),
+    "completion": Entry("fsdp_sim.cli.completion:completion", "Print what makes your shell complete these words.", ""),
+    "calibrate": Entry("fsdp_sim.cli.calibrate:command", "Measure this machine, and write a cluster file.", "mini"),
 }
 
 

@@ -21,7 +21,6 @@ from fsdp_sim.spec import Model, Plan
 __all__ = ["Activations", "block_activations", "embed_activations", "head_activations"]
 
 
-
 @functools.lru_cache(maxsize=256)
 def block_activations(
     model: Model, plan: Plan, *, cross_attention: bool = False, fused_norm: bool = True

@@ -20,9 +20,18 @@ PASSES = {
     Op.DIV: 2, Op.GRAD_CAST: 2, Op.ACCUMULATE: 3,
 }  # fmt: skip
 OPTIMIZER_BYTES = {"adamw": 28, "sgd_momentum": 20, "sgd": 12}  # fp32: the gradient is read, the rest read and written
-LAUNCH_S = 6e-6  # the CPU's time to issue one kernel from eager torch
+# The CPU's time to issue one counted kernel: eager, with Python, autograd, the dispatcher and the small kernels that go
+# with it (the forward of a 12-layer GPT takes Python some 5 ms); compiled; a copy that FSDP issues itself.
+LAUNCH_S, COMPILED_LAUNCH_S, COPY_LAUNCH_S = 3e-5, 1e-5, 6e-6
 COLLECTIVE_ISSUE_S = 4e-5  # and one collective, with its buffers and events
 CPU_OPTIMIZER_BYTES_PER_S = 2e10  # an offloaded optimizer runs at the CPU's memory bandwidth
+
+
+# The rates of a CPU core are measured as they are used: `fsdp-sim calibrate`.
+MEASURED = Calibration(
+    matmul_fraction_other=1.0, matmul_ramp_k=0.0, attention_fraction_other=1.0, memory_fraction=1.0, eager_bytes=1.0,
+    contention=0.0, kernel_gap_s=0.0, step_s=0.0,
+)  # fmt: skip
 
 
 class Costs:
@@ -42,7 +51,9 @@ class Costs:
         self.workload = workload
         self.plan = plan
         self.cluster = cluster
-        self.calibration = calibration or fitted()
+        on_cpu = cluster.kind == "cpu"
+        self.calibration = calibration or (MEASURED if on_cpu else fitted())
+        self.launch_s = COPY_LAUNCH_S if on_cpu else COMPILED_LAUNCH_S if plan.compile else LAUNCH_S
         self._bytes_per_s = cluster.gpu.mem_bytes_per_s * self.calibration.memory_fraction
         self._segments: dict[tuple[Op, int], float] = {}  # by operation and identity of the work: equal blocks share it
         self._issues: dict[tuple[Op, int], float] = {}
@@ -69,9 +80,9 @@ class Costs:
             key = (op, id(work))
             if key not in self._issues:
                 kernels = work.backward if op is Op.BWD else work.forward
-                self._issues[key] = LAUNCH_S * _launches(kernels, self.plan.compile)
+                self._issues[key] = self.launch_s * _launches(kernels, self.plan.compile)
             return self._issues[key]
-        return COLLECTIVE_ISSUE_S if op in COLLECTIVES else LAUNCH_S
+        return COLLECTIVE_ISSUE_S if op in COLLECTIVES else COPY_LAUNCH_S
 
     def slowdown(self, slowed: Instruction, by: Instruction) -> float:
         """How many times as long an operation takes while a collective runs beside it.

@@ -41,7 +41,7 @@ def _attention_s(kernel: Kernel, gpu: Gpu, calibration: Calibration, backward: b
         scores_bytes = 10.0 * batch * heads * seq_len * seq_len * 2
         rate = gpu.matmul_flops(kernel.dtype) * calibration.of_arch("matmul_fraction", gpu.arch)
         return kernel.flops / rate + scores_bytes / (gpu.mem_bytes_per_s * calibration.memory_fraction)
-    rate = gpu.peak_flops(kernel.dtype) * calibration.of_arch("attention_fraction", gpu.arch)
+    rate = gpu.attention_flops or gpu.peak_flops(kernel.dtype) * calibration.of_arch("attention_fraction", gpu.arch)
     if not backward:
         return kernel.flops / rate
     slower = calibration.attention_backward if attention == "sdpa" else calibration.attention_backward_flash1

@@ -1,5 +1,28 @@
-"""When each operation of a program runs."""
+"""When each operation of a program runs, how many bytes are alive, and why."""
 
-from fsdp_sim.engine.replay import replay
+from fsdp_sim.engine.contention import Contention
+from fsdp_sim.engine.critical_path import Piece, critical_path
+from fsdp_sim.engine.explain import Explanation, explain
+from fsdp_sim.engine.exposure import Exposure, exposure
+from fsdp_sim.engine.memory import MemoryProfile, Part, memory
+from fsdp_sim.engine.replay import replay, run
+from fsdp_sim.engine.run import Run
+from fsdp_sim.engine.states import model_state_bytes, state_bytes
 
-__all__ = ["replay"]
+__all__ = [
+    "Contention",
+    "Explanation",
+    "Exposure",
+    "MemoryProfile",
+    "Part",
+    "Piece",
+    "Run",
+    "critical_path",
+    "explain",
+    "exposure",
+    "memory",
+    "model_state_bytes",
+    "replay",
+    "run",
+    "state_bytes",
+]

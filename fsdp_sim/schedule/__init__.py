@@ -1,8 +1,24 @@
 """The training step as a program: what torch's FSDP issues, in order, onto which streams, with which waits."""
 
 from fsdp_sim.schedule.build import build
+from fsdp_sim.schedule.checkpointing import checkpointed_units
 from fsdp_sim.schedule.program import Instruction, Kind, Program
-from fsdp_sim.schedule.unit import DTYPE_BYTES, Param, Unit, toy
+from fsdp_sim.schedule.toy import toy, toy_program
+from fsdp_sim.schedule.unit import Param, Unit
 from fsdp_sim.schedule.verify import ProgramError, verify
+from fsdp_sim.spec.plan import DTYPE_BYTES
 
-__all__ = ["DTYPE_BYTES", "Instruction", "Kind", "Param", "Program", "ProgramError", "Unit", "build", "toy", "verify"]
+__all__ = [
+    "DTYPE_BYTES",
+    "Instruction",
+    "Kind",
+    "Param",
+    "Program",
+    "ProgramError",
+    "Unit",
+    "build",
+    "checkpointed_units",
+    "toy",
+    "toy_program",
+    "verify",
+]

@@ -1,86 +1,41 @@
 """`ParamGroup`: one unit's parameters as a small machine that issues what torch issues.
 
 Each method is named after the method of ``torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup``
-(torch 2.13) whose instructions it emits, and branches on the same state.
+(torch 2.13) whose instructions it emits, and branches on the same state. How gradients are reduced is in `reduce`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from enum import Enum, auto
-
+from fsdp_sim.schedule.comm import POST_FORWARD, SHARD, AllGatherResult, CommContext, ShardedState, TrainingState
 from fsdp_sim.schedule.cpu import Cpu
-from fsdp_sim.schedule.unit import Param, Unit
+from fsdp_sim.schedule.layout import Layout
+from fsdp_sim.schedule.reduce import GradReduction
+from fsdp_sim.spec.plan import TORCH_DTYPES
 from fsdp_sim.timeline import Lane, Memory, Op
-
-SHARD_COMMUNICATOR = "shard"  # all-gather and reduce-scatter share it, so they run in issue order
-
-
-class TrainingState(Enum):
-    FORWARD = auto()
-    PRE_BACKWARD = auto()
-    POST_BACKWARD = auto()
-    IDLE = auto()
-
-
-@dataclass(frozen=True)
-class AllGatherResult:
-    """A gather that was issued: its flat output G is alive until this is dropped."""
-
-    group: ParamGroup
-    event: int
-
-    def drop(self) -> None:
-        """Free G. At world size 1 there is none: parameters are copied straight from the shards."""
-        group = self.group
-        if group.world_size > 1:
-            group.cpu.free(Memory.AG_OUTPUT, group.name, group.gather_bytes, group.gather_dtype)
-
-
-@dataclass(frozen=True)
-class ReduceScatterState:
-    """A reduce-scatter that was issued: its input I is alive until this is dropped."""
-
-    group: ParamGroup
-    event: int
-    bytes: int
-    dtype: str
-
-    def drop(self) -> None:
-        self.group.cpu.free(Memory.RS_INPUT, self.group.name, self.bytes, self.dtype)
-
-
-@dataclass
-class CommContext:
-    """What all groups under one root share (torch's ``FSDPCommContext``)."""
-
-    all_gather_state: tuple[AllGatherResult, int] | None = None  # the previous group's G, and the end of its copy-out
-    reduce_scatter_states: list[ReduceScatterState] = field(default_factory=list)
-    reduce_scatter_max_input_buffers: int = 1
-    post_forward_order: list[ParamGroup] = field(default_factory=list)
-    last_post_reduce_events: dict[Lane, int] = field(default_factory=dict)
 
 
 class ParamGroup:
-    """The state of one unit's parameters and the hooks that move it."""
+    """The state of one unit's parameters and the hooks that move it.
 
-    def __init__(self, unit: Unit, cpu: Cpu, comm: CommContext, world_size: int, reshard_after_forward: bool) -> None:
-        self.name = unit.name
-        self.params = unit.params
-        self.cpu = cpu
+    Args:
+        reshard_after_forward: whether parameters are freed after forward; to a slice of 1/n where
+            ``comm.post_forward_shards`` is less than ``comm.shards``.
+    """
+
+    def __init__(self, name: str, layout: Layout, comm: CommContext, reshard_after_forward: bool) -> None:
+        self.name = name
+        self.layout = layout
         self.comm = comm
-        self.world_size = world_size
+        self.cpu: Cpu = comm.cpu
+        self.grads = GradReduction(name, layout, comm, self)
         self.reshard_after_forward = reshard_after_forward
-        self.reduce_grads = True
+        self.reduce_grads = self.all_reduce_grads = self.reshard_after_backward = True  # moved by the training loop
         self.training_state = TrainingState.IDLE
-        self.is_unsharded = False
-        self.grads: dict[str, Param] = {}  # whole gradients that are alive
-        self.sharded_grad: tuple[int, str] | None = None  # bytes and dtype of O, which the gradients are views of
+        self.sharded_state = ShardedState.SHARDED
+        self.slice_alive = False  # the 1/n slice of reshard_after_forward=n
         self._all_gather_result: AllGatherResult | None = None
+        self._reshard_after_forward_event = 0
         self._post_forward_indices: list[int] = []
-        dtypes = {p.dtype for p in unit.params}
-        self.gather_dtype = dtypes.pop() if len(dtypes) == 1 else "uint8"  # mixed dtypes are gathered as bytes
-        self.gather_bytes = sum(p.padded_bytes(world_size) for p in unit.params)
 
     # -- unshard and reshard
 
@@ -88,55 +43,143 @@ class ParamGroup:
         """Issue the all-gather, unless one is pending or the parameters are whole."""
         cpu = self.cpu
         cpu.hook("unshard", self.name)
-        if self._all_gather_result is not None or self.is_unsharded:
+        if self._all_gather_result is not None or self.sharded_state is ShardedState.UNSHARDED:
             return
-        if self.world_size == 1:
-            self._all_gather_result = AllGatherResult(self, cpu.record(Lane.COMPUTE))
+        if self._reshard_after_forward_event:  # the slice was made on the compute stream
+            self.comm.all_gather_streams_wait(self._reshard_after_forward_event)
+            self._reshard_after_forward_event = 0
+        if self.comm.shards == 1:
+            cpu.record(Lane.COMPUTE)  # torch does so too; nobody waits for it
+            self._all_gather_result = AllGatherResult(self, 0, 0, Lane.COMPUTE)
             return
-        cpu.alloc(Memory.AG_OUTPUT, self.name, self.gather_bytes, self.gather_dtype)
-        cpu.op(Op.AG_COPY_IN, self.name, bytes=self.gather_bytes // self.world_size, dtype=self.gather_dtype)
-        cpu.wait_stream(Lane.ALL_GATHER, Lane.AG_COPY_IN)
-        self._collective(Op.ALL_GATHER, self.gather_bytes, self.gather_dtype)
-        self._all_gather_result = AllGatherResult(self, cpu.record(Lane.ALL_GATHER))
+        self._foreach_all_gather()
+
+    def _foreach_all_gather(self) -> None:
+        cpu, comm, layout, name = self.cpu, self.comm, self.layout, self.name
+        async_op = comm.unshard_async_op
+        copy_in, gather = (Lane.COMPUTE,) * 2 if async_op else (Lane.AG_COPY_IN, Lane.ALL_GATHER)
+        from_slice = self.sharded_state is ShardedState.SHARDED_POST_FORWARD
+        ranks, communicator = (comm.post_forward_shards, POST_FORWARD) if from_slice else (comm.shards, SHARD)
+        temporary = self._all_gather_inputs(copy_in, from_slice)
+        cpu.alloc(Memory.AG_OUTPUT, name, layout.gather_bytes, layout.gather_dtype, copy_in)
+        cpu.op(Op.AG_COPY_IN, name, copy_in, layout.gather_bytes // ranks, layout.gather_dtype)
+        cpu.wait_stream(gather, copy_in)
+        work = cpu.collective(
+            Op.ALL_GATHER, name, gather, layout.gather_bytes, layout.gather_dtype, "", ranks, communicator, async_op
+        )
+        event = cpu.record(gather)
+        if temporary:
+            cpu.free(Memory.TEMPORARY, name, temporary, layout.gather_dtype, copy_in)
+        self._all_gather_result = AllGatherResult(self, event, work, copy_in)
+
+    def _all_gather_inputs(self, lane: Lane, from_slice: bool) -> int:
+        """Bring the shards to the device and to the dtype they are gathered in; returns the bytes this takes."""
+        cpu, layout, name = self.cpu, self.layout, self.name
+        if self.comm.cpu_offload:
+            if from_slice:  # the slice is on the device, and cast
+                return 0
+            n_bytes = layout.gather_bytes // self.comm.shards
+            cpu.alloc(Memory.TEMPORARY, name, n_bytes, layout.gather_dtype, lane)
+            for shard_bytes, whole_bytes, cast in zip(layout.shard_bytes, layout.param_bytes, layout.cast, strict=True):
+                self._shard_to_device(lane, shard_bytes, whole_bytes // self.comm.shards, cast)
+            return n_bytes
+        if not layout.casts:
+            return 0
+        ranks = self.comm.post_forward_shards if from_slice else self.comm.shards
+        n_bytes = sum(b for b, cast in zip(layout.param_bytes, layout.cast, strict=True) if cast) // ranks
+        cpu.alloc(Memory.TEMPORARY, name, n_bytes, layout.gather_dtype, lane)
+        if from_slice:  # torch runs the same code, which now only copies: the slice has the dtype already
+            cpu.op(Op.AG_COPY_IN, name, lane, n_bytes, layout.gather_dtype)
+        else:
+            self._cast(lane, n_bytes)
+        return n_bytes
+
+    def _shard_to_device(self, lane: Lane, shard_bytes: int, cast_bytes: int, cast: bool) -> None:
+        if self.comm.cpu_offload:
+            self.cpu.op(Op.H2D, self.name, lane, shard_bytes)
+        if cast:
+            self._cast(lane, cast_bytes)
+
+    def _cast(self, lane: Lane, n_bytes: int) -> None:
+        dtype = self.layout.grad_dtype
+        self.cpu.op(Op.AG_CAST, self.name, lane, n_bytes, dtype, f"to {TORCH_DTYPES[dtype]}")
 
     def wait_for_unshard(self) -> None:
         """Make compute wait for the all-gather and copy it out into the whole parameters."""
-        cpu, result = self.cpu, self._all_gather_result
-        cpu.hook("wait_for_unshard", self.name)
+        cpu, comm, layout, name, result = self.cpu, self.comm, self.layout, self.name, self._all_gather_result
+        cpu.hook("wait_for_unshard", name)
         if result is None:
             return
         previous = None
         in_forward = self.training_state is TrainingState.FORWARD
-        if in_forward and self.comm.all_gather_state is not None:
-            previous, copied_out = self.comm.all_gather_state
-            self._all_gather_streams_wait(copied_out)
-            self.comm.all_gather_state = None
-        if self.world_size > 1:
+        if in_forward and comm.all_gather_state is not None:
+            previous, copied_out = comm.all_gather_state
+            comm.all_gather_streams_wait(copied_out)
+            comm.all_gather_state = None
+        if result.event:
             cpu.wait(Lane.COMPUTE, result.event)
-        for param in self.params:
-            cpu.alloc(Memory.UNSHARDED, self.name, param.padded_bytes(self.world_size), param.dtype)
-        cpu.op(Op.AG_COPY_OUT, self.name, bytes=self.gather_bytes, dtype=self.gather_dtype)
-        self.is_unsharded = True
-        copied_out = cpu.record(Lane.COMPUTE)
-        if in_forward and self.world_size > 1:
-            # The next group waits for this copy-out and frees G: so the next all-gather need not wait for it.
-            self.comm.all_gather_state = (result, copied_out)
+            if result.work:
+                cpu.wait(Lane.COMPUTE, result.work, f"{Op.ALL_GATHER}({name})")
+            cpu.alloc(Memory.UNSHARDED, name, layout.gather_bytes, layout.gather_dtype, None, len(layout.param_bytes))
+            cpu.op(Op.AG_COPY_OUT, name, Lane.COMPUTE, layout.gather_bytes, layout.gather_dtype)
         else:
-            self._all_gather_streams_wait(copied_out)
+            self._copy_without_gather()
+        if self.sharded_state is ShardedState.SHARDED_POST_FORWARD:
+            self._free_slice()
+        self.sharded_state = ShardedState.UNSHARDED
+        copied_out = cpu.record(Lane.COMPUTE)
+        if in_forward and result.event and not result.work:
+            # The next group waits for this copy-out and frees G: so the next all-gather need not wait for it.
+            comm.all_gather_state = (result, copied_out)
+        else:
+            comm.all_gather_streams_wait(copied_out)
             result.drop()
         self._all_gather_result = None
         if previous is not None:
             previous.drop()
 
+    def _copy_without_gather(self) -> None:
+        """One rank: the shard is the parameter."""
+        cpu, layout, name = self.cpu, self.layout, self.name
+        for shard_bytes, n_bytes, cast in zip(layout.shard_bytes, layout.param_bytes, layout.cast, strict=True):
+            self._shard_to_device(Lane.COMPUTE, shard_bytes, n_bytes, cast)
+            cpu.alloc(Memory.UNSHARDED, name, n_bytes, layout.gather_dtype)
+            cpu.op(Op.AG_COPY_OUT, name, Lane.COMPUTE, n_bytes, layout.gather_dtype)
+
     def reshard(self) -> None:
-        """Free the whole parameters."""
+        """Free the whole parameters; after forward only as far as ``reshard_after_forward`` says."""
         self.cpu.hook("reshard", self.name)
-        if self.training_state is TrainingState.FORWARD and not self.reshard_after_forward:
-            return
-        if self.is_unsharded:
-            for param in self.params:
-                self.cpu.free(Memory.UNSHARDED, self.name, param.padded_bytes(self.world_size), param.dtype)
-            self.is_unsharded = False
+        if self.training_state is TrainingState.FORWARD:
+            if not self.reshard_after_forward:
+                return
+            if self.comm.post_forward_shards < self.comm.shards:
+                self._to_sharded_post_forward()
+                self._reshard_after_forward_event = self.cpu.record(Lane.COMPUTE)
+                return
+        if self.sharded_state is ShardedState.UNSHARDED:
+            layout = self.layout
+            self.cpu.free(
+                Memory.UNSHARDED, self.name, layout.gather_bytes, layout.gather_dtype, None, len(layout.param_bytes)
+            )
+        self.sharded_state = ShardedState.SHARDED
+
+    def _to_sharded_post_forward(self) -> None:
+        cpu, layout, name, dtype = self.cpu, self.layout, self.name, self.layout.gather_dtype
+        had_slice, self.slice_alive = self.slice_alive, True
+        for n_bytes in layout.param_bytes:
+            part = n_bytes // self.comm.post_forward_shards
+            cpu.alloc(Memory.SHARDED, name, part, dtype)
+            cpu.op(Op.CLONE, name, Lane.COMPUTE, part, dtype)
+            if had_slice:  # of a forward whose backward did not gather
+                cpu.free(Memory.SHARDED, name, part, dtype)
+            cpu.free(Memory.UNSHARDED, name, n_bytes, dtype)
+        self.sharded_state = ShardedState.SHARDED_POST_FORWARD
+
+    def _free_slice(self) -> None:
+        layout = self.layout
+        n_bytes = layout.gather_bytes // self.comm.post_forward_shards
+        self.cpu.free(Memory.SHARDED, self.name, n_bytes, layout.gather_dtype, None, len(layout.param_bytes))
+        self.slice_alive = False
 
     # -- the hooks, in the order of a step
 
@@ -155,81 +198,46 @@ class ParamGroup:
 
     def pre_backward(self, default_prefetch: bool) -> None:
         self.cpu.hook("pre_backward", self.name)
+        if self.training_state is TrainingState.PRE_BACKWARD:
+            return
         self.training_state = TrainingState.PRE_BACKWARD
         self.unshard()
         self.wait_for_unshard()
-        if default_prefetch:
+        if default_prefetch and self._post_forward_indices:
             index = self._post_forward_indices.pop()
             if index > 0:
                 self.comm.post_forward_order[index - 1].unshard()
 
-    def accumulate_grads(self, params: tuple[Param, ...]) -> None:
-        """Autograd writes whole gradients; those left by an earlier micro-batch are added to in place."""
-        for param in params:
-            if param.requires_grad and param.name not in self.grads:
-                self.cpu.alloc(Memory.UNSHARDED_GRAD, self.name, param.bytes, param.dtype)
-                self.grads[param.name] = param
-
     def post_backward(self) -> None:
-        """Reshard, then reduce-scatter the gradients."""
-        cpu, comm = self.cpu, self.comm
-        cpu.hook("post_backward", self.name)
+        """Reshard, then reduce the gradients, or keep them whole."""
+        self.cpu.hook("post_backward", self.name)
         self.training_state = TrainingState.POST_BACKWARD
-        self.reshard()
+        self.grads.add_to_accumulated()
+        if self.reshard_after_backward:
+            self.reshard()
         if not self.reduce_grads:
+            self.grads.keep_in_reduce_dtype()
             return
-        while len(comm.reduce_scatter_states) >= comm.reduce_scatter_max_input_buffers:
-            oldest = comm.reduce_scatter_states.pop(0)
-            cpu.wait(Lane.COMPUTE, oldest.event)
-            oldest.drop()
-        if self.grads:
-            self._foreach_reduce()
-
-    def _foreach_reduce(self) -> None:
-        cpu, n = self.cpu, self.world_size
-        dtype = next(iter(self.grads.values())).dtype
-        n_bytes = sum(p.padded_bytes(n) for p in self.grads.values())
-        cpu.alloc(Memory.RS_INPUT, self.name, n_bytes, dtype)
-        cpu.op(Op.RS_COPY_IN, self.name, bytes=n_bytes, dtype=dtype)
-        for param in self.grads.values():
-            cpu.free(Memory.UNSHARDED_GRAD, self.name, param.bytes, param.dtype)
-        self.grads.clear()
-        cpu.wait_stream(Lane.REDUCE_SCATTER, Lane.COMPUTE)
-        cpu.alloc(Memory.RS_OUTPUT, self.name, n_bytes // n, dtype)
-        if n > 1:
-            self._collective(Op.REDUCE_SCATTER, n_bytes, dtype, reduce_op="AVG")
-        reduced = cpu.record(Lane.REDUCE_SCATTER)
-        self.comm.last_post_reduce_events[Lane.REDUCE_SCATTER] = cpu.record(Lane.REDUCE_SCATTER)
-        if self.sharded_grad is None:
-            self.sharded_grad = (n_bytes // n, dtype)
-        else:  # it was added to the gradient of an earlier micro-batch
-            cpu.free(Memory.RS_OUTPUT, self.name, n_bytes // n, dtype)
-        self.comm.reduce_scatter_states.append(ReduceScatterState(self, reduced, n_bytes, dtype))
+        self.comm.wait_for_reduce_scatters(keep=self.comm.max_input_buffers - 1)
+        self.grads.reduce(self.all_reduce_grads)
 
     def finalize_backward(self) -> None:
         """Make compute wait for what was reduced, and drop a gather that was prefetched and never used."""
-        self.cpu.hook("finalize_backward", self.name)
+        cpu, result = self.cpu, self._all_gather_result
+        cpu.hook("finalize_backward", self.name)
         for event in self.comm.last_post_reduce_events.values():
-            self.cpu.wait(Lane.COMPUTE, event)
+            cpu.wait(Lane.COMPUTE, event)
         self.comm.last_post_reduce_events.clear()
-        if self._all_gather_result is not None:
-            self.cpu.wait(Lane.COMPUTE, self._all_gather_result.event)
-            self._all_gather_result.drop()
+        self.grads.finalize()
+        if result is not None:
+            if result.event:
+                cpu.wait(Lane.COMPUTE, result.event)
+            if result.work:
+                cpu.wait(Lane.COMPUTE, result.work, f"{Op.ALL_GATHER}({self.name})")
+            result.drop()
             self._all_gather_result = None
         self._post_forward_indices.clear()
 
-    def zero_grad(self) -> None:
-        """Drop the sharded gradients (``optimizer.zero_grad(set_to_none=True)``)."""
-        if self.sharded_grad is not None:
-            self.cpu.free(Memory.RS_OUTPUT, self.name, *self.sharded_grad)
-            self.sharded_grad = None
-
-    def _collective(self, op: Op, n_bytes: int, dtype: str, reduce_op: str = "") -> None:
-        self.cpu.op(
-            op, self.name, bytes=n_bytes, dtype=dtype, reduce_op=reduce_op,
-            group_size=self.world_size, communicator=SHARD_COMMUNICATOR,
-        )  # fmt: skip
-
-    def _all_gather_streams_wait(self, event: int) -> None:
-        self.cpu.wait(Lane.AG_COPY_IN, event)
-        self.cpu.wait(Lane.ALL_GATHER, event)
+    def drop_reduce_scatter_input(self) -> None:
+        """Free I."""
+        self.cpu.free(Memory.RS_INPUT, self.name, self.layout.reduce_bytes, self.layout.reduce_dtype)

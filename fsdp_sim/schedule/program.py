@@ -31,19 +31,21 @@ class Instruction(NamedTuple):
     """One thing the CPU issues. A tuple, because a step has thousands.
 
     Attributes:
-        lane: the stream it is issued on; None for a hook.
+        lane: the stream it is issued on; None for a hook and for what blocks the CPU.
         op: of an op; ALLOC or FREE for those; OTHER for the rest.
         unit: the unit it is for; for FWD, BWD and RECOMPUTE the segment.
-        bytes: a collective's whole message, a copy's data, or the size of the buffer.
+        bytes: a collective's whole message, a copy's data, or the size of the buffers.
         group_size, communicator: of a collective; collectives of one communicator run in issue order.
-        reduce_op: AVG for a reduce-scatter.
+        reduce_op: of a reduction, for example AVG.
         event: number of the event recorded or waited for; of an asynchronous collective, the event at its end.
         event_lane: the stream that records it.
         other: the stream ``wait_stream`` waits for.
         hook: name of the hook entered.
         category: what an alloc, free or record_stream is for.
-        detail: the rest of an op's line, for example ``by 4.0``.
-        async_op: the collective runs on a stream of its process group, which first waits for ``lane``; ``lane`` goes on.
+        detail: the rest of an op's line, for example ``by 4.0``; of a wait for an asynchronous collective, which.
+        async_op: the collective runs on a stream of its process group, which first waits for ``lane``; ``lane`` goes
+            on.
+        tensors: how many an alloc or free stands for (one line each); ``bytes`` is their sum.
     """
 
     kind: Kind
@@ -65,43 +67,52 @@ class Instruction(NamedTuple):
     category: Memory = Memory.NONE
     detail: str = ""
     async_op: bool = False
+    tensors: int = 1
 
     @property
     def what(self) -> str:
         """The last column of its line."""
-        if self.kind is Kind.OP:
-            if self.op in (Op.FWD, Op.BWD):
-                return f"{self.op} {self.unit}"
-            name = f"{self.op}({self.unit})" if self.unit else str(self.op)
-            group = f" n={self.group_size}" if self.communicator else ""
-            return name + group + (f" op={self.reduce_op}" if self.reduce_op else "")
-        if self.kind in (Kind.ALLOC, Kind.FREE):
-            return f"{self.category}({self.unit})"
-        if self.kind is Kind.HOOK:
-            return f"{self.hook}({self.unit})" if self.unit else self.hook
-        return str(self.other) if self.kind is Kind.WAIT_STREAM else f"e{self.event}@{self.event_lane}"
+        match self.kind:
+            case Kind.OP:
+                if self.op in (Op.FWD, Op.BWD, Op.RECOMPUTE):
+                    return f"{self.op} {self.unit}"
+                name = f"{self.op}({self.unit})" if self.unit else str(self.op)
+                group = f" n={self.group_size}" if self.communicator else ""
+                reduce_op = f" op={self.reduce_op}" if self.reduce_op and self.op is Op.REDUCE_SCATTER else ""
+                detail = f" {self.detail}" if self.detail else ""
+                return name + group + reduce_op + detail + (" async" if self.async_op else "")
+            case Kind.ALLOC | Kind.FREE:
+                return f"{self.category}({self.unit})"
+            case Kind.HOOK:
+                return f"{self.hook}({self.unit})" if self.unit else self.hook
+            case Kind.WAIT_STREAM:
+                return str(self.other)
+            case Kind.CPU_BLOCK:
+                return f"rate limiter waits for e{self.event}@{self.event_lane}"
+            case Kind.RECORD_STREAM:
+                return f"tensor kept until {self.lane} passes ({self.unit})"
+        return self.detail or f"e{self.event}@{self.event_lane}"
 
     @property
     def line(self) -> str:
         """Kind in columns 0 to 11, stream in 12 to 27, then what."""
         return f"{self.kind:<12}{self.lane or '-':<16}{self.what}"
 
-    @property
-    def mark(self) -> str:
-        """The line that opens its part of the step."""
-        if self.phase is Phase.OPTIMIZER:
-            return f"--- step {self.step}: {self.phase}"
-        return f"--- step {self.step} microbatch {self.micro_batch}: {self.phase}"
-
 
 @dataclass(frozen=True)
 class Program:
-    """Instructions in CPU-issue order, and what they were built from."""
+    """Instructions in CPU-issue order, and what they were built from.
+
+    Attributes:
+        units: each once.
+        runs: the units in the order in which they run, where some run several times; else empty.
+    """
 
     units: tuple[Unit, ...]
     plan: Plan
     world_size: int
     instructions: tuple[Instruction, ...]
+    runs: tuple[Unit, ...] = ()
 
     def __iter__(self) -> Iterator[Instruction]:
         return iter(self.instructions)
@@ -117,18 +128,13 @@ class Program:
         """The instructions that take time."""
         return tuple(i for i in self.instructions if i.kind is Kind.OP)
 
-    def lines(self) -> list[str]:
+    def lines(self, *, every_op: bool = False) -> list[str]:
         """The program in the line format of the recordings of torch, so that the two can be diffed.
 
-        Whole gradients are left out: autograd allocates them, and a recording of FSDP does not see it.
+        Args:
+            every_op: also the operations that torch's recorded format leaves out: ``accumulate``, ``h2d``, ``d2h``
+                and ``rs_copy``.
         """
-        out: list[str] = []
-        mark = ""
-        for instruction in self.instructions:
-            if instruction.category is Memory.UNSHARDED_GRAD:
-                continue
-            if instruction.mark != mark:
-                mark = instruction.mark
-                out.append(mark)
-            out.append(instruction.line)
-        return out
+        from fsdp_sim.schedule.lines import lines  # it imports this file
+
+        return lines(self, every_op)

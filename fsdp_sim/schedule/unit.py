@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Sequence
 from types import EllipsisType
 
 from fsdp_sim.spec import Allowed, field, one_of, spec, text
-
-DTYPE_BYTES = {"fp32": 4, "bf16": 2}
+from fsdp_sim.spec.plan import DTYPE_BYTES
 
 _SHAPE = Allowed(
     "a tuple of at least one whole number >= 1 (fully_shard rejects scalar parameters: make it 1-D)",
@@ -24,6 +25,7 @@ class Param:
         shape: of the whole, unsharded parameter.
         dtype: of the shards.
         requires_grad: False for a frozen parameter: gathered, never reduced.
+        used_by: segments of the unit that use it, where its name does not say: a tied parameter has several.
 
     Example:
         >>> Param("w", (15, 4)).padded_bytes(world_size=2)  # 8 rows on each of 2 ranks
@@ -34,6 +36,7 @@ class Param:
     shape: tuple[int, ...] = field(_SHAPE)
     dtype: str = field(one_of(*DTYPE_BYTES), default="fp32")
     requires_grad: bool = field(one_of(True, False), default=True)
+    used_by: tuple[str, ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -42,8 +45,13 @@ class Param:
 
     def padded_bytes(self, world_size: int) -> int:
         """Bytes of all ranks' shards, each of ceil(rows / world_size) rows, the last ones padded."""
-        rows = math.ceil(self.shape[0] / world_size) * world_size
-        return rows * math.prod(self.shape[1:]) * DTYPE_BYTES[self.dtype]
+        return padded_numel(self.shape, world_size) * DTYPE_BYTES[self.dtype]
+
+
+@functools.lru_cache(maxsize=4096)
+def padded_numel(shape: tuple[int, ...], world_size: int) -> int:
+    """Elements of all ranks' shards of a parameter."""
+    return -(-shape[0] // world_size) * world_size * math.prod(shape[1:])
 
 
 @spec
@@ -53,8 +61,9 @@ class Unit:
     Attributes:
         name: the module's name, as torch prints it.
         params: the parameters it manages: those of the module less those of nested units.
-        segments: pieces of compute in forward order; ``...`` marks where the child units run, and makes this unit
-            the root. The default is one segment with the unit's name.
+        segments: pieces of compute in forward order; ``...`` marks where the units inside run: in the root all that
+            are in no other, elsewhere those whose names begin with this unit's and a dot. The default is one segment
+            with the unit's name.
 
     Example:
         >>> root = Unit("root", (Param("embed", (4, 4)), Param("head", (4, 4))), segments=("embed", ..., "head"))
@@ -74,6 +83,13 @@ class Unit:
             twice = [name for name in given if given.count(name) > 1]
             if twice:
                 raise ValueError(f"unit {self.name} names the {what} {twice[0]!r} twice; each needs its own name")
+        for p in self.params:
+            unknown = [s for s in p.used_by if s not in self.segments]
+            if unknown:
+                raise ValueError(
+                    f"parameter {p.name!r} of unit {self.name} is used_by {unknown[0]!r}, which is no segment of it; "
+                    f"it has {', '.join(self.names_of_segments) or 'none'}"
+                )
         if self.params and not self.names_of_segments:
             raise ValueError(
                 f"unit {self.name} has {len(self.params)} parameters and no segment that uses them; "
@@ -82,11 +98,17 @@ class Unit:
 
     @property
     def is_root(self) -> bool:
+        """Whether units run inside this one; in a model of one level that is the root alone."""
         return ... in self.segments
 
-    @property
+    @functools.cached_property
     def names_of_segments(self) -> tuple[str, ...]:
         return tuple(s for s in self.segments if isinstance(s, str))
+
+    @functools.cached_property
+    def uses(self) -> tuple[tuple[str, ...], ...]:
+        """For each parameter the segments that use it."""
+        return tuple(self.segments_of(p) for p in self.params)
 
     def before_children(self) -> tuple[str, ...]:
         """Segments that run before the child units; all of them where there are no children."""
@@ -96,24 +118,35 @@ class Unit:
     def after_children(self) -> tuple[str, ...]:
         return self.names_of_segments[len(self.before_children()) :]
 
+    def segments_of(self, param: Param) -> tuple[str, ...]:
+        """Segments that use a parameter, in order: ``used_by``, or the one it is named after, or else the first."""
+        segments = self.names_of_segments
+        if param.used_by:
+            return tuple(s for s in segments if s in param.used_by)
+        if len(segments) == 1:
+            return segments
+        named = [s for s in segments if param.name == s or param.name.startswith(f"{s}.")]
+        return (max(named, key=len),) if named else segments[:1]
+
     def params_of(self, segment: str) -> tuple[Param, ...]:
         """Parameters a segment uses: those named after it; the first segment also has those named after none."""
-
-        def home(param: Param) -> str:
-            named = [s for s in self.names_of_segments if param.name == s or param.name.startswith(f"{s}.")]
-            return max(named, key=len) if named else self.names_of_segments[0]
-
-        return tuple(p for p in self.params if home(p) == segment)
+        return tuple(p for p, segments in zip(self.params, self.uses, strict=True) if segment in segments)
 
     def trains(self, segment: str) -> bool:
         """Whether a segment has a parameter that requires gradients."""
         return any(p.requires_grad for p in self.params_of(segment))
 
 
-def toy(layers: int) -> list[Unit]:
-    """The model torch was recorded with: ``embed``, layers and ``head``, each one 4 x 4 weight.
+def root_of(units: Sequence[Unit]) -> Unit:
+    """The unit that all others run inside: the first with ``...`` in its segments, or the only unit.
 
-    The root owns ``embed`` and ``head``; each layer is a unit.
+    Raises:
+        ValueError: there is none.
     """
-    root = Unit("root", (Param("embed", (4, 4)), Param("head", (4, 4))), segments=("embed", ..., "head"))
-    return [root, *(Unit(f"layers.{i}", (Param("weight", (4, 4)),)) for i in range(layers))]
+    for unit in units:
+        if unit.is_root or len(units) == 1:
+            return unit
+    raise ValueError(
+        f"0 of {len(units)} units are roots (none has ... in its segments); the root must have it, to mark where the "
+        f"layers run, for example Unit('root', segments=('embed', ..., 'head'))"
+    )

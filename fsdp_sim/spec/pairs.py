@@ -8,7 +8,6 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
-from fsdp_sim.spec.fields import Allowed
 from fsdp_sim.spec.plan import TORCH_DTYPES, Plan
 
 WORDS: dict[str, Any] = {"true": True, "false": False, "none": None}
@@ -35,7 +34,7 @@ def plan_from_pairs(pairs: Iterable[str]) -> Plan:
         Traceback (most recent call last):
         ValueError: 'forward_prefech=2': a plan has no field forward_prefech; did you mean forward_prefetch?
     """
-    fields = {f.name: f.metadata["allowed"] for f in dataclasses.fields(Plan)}
+    fields = {f.name: f for f in dataclasses.fields(Plan)}
     given: dict[str, Any] = {}
     for pair in pairs:
         key, equals, text = (part.strip() for part in pair.partition("="))
@@ -47,13 +46,14 @@ def plan_from_pairs(pairs: Iterable[str]) -> Plan:
             raise ValueError(f"{pair!r}: a plan has no field {key}; {hint}")
         if key in given:
             raise ValueError(f"{pair!r}: {key} is given twice; give it once")
-        given[key] = _value(pair, key, text, fields[key])
+        given[key] = _value(pair, text, fields[key])
     return Plan(**given)
 
 
-def _value(pair: str, key: str, text: str, allowed: Allowed) -> Any:
+def _value(pair: str, text: str, of: dataclasses.Field[Any]) -> Any:
     """The first reading of the text that the field takes."""
-    for value in _readings(text):
+    key, allowed = of.name, of.metadata["allowed"]
+    for value in _readings(text, (float,) if "float" in str(of.type) else (int, float)):
         if allowed.test(value):
             return value
     near = difflib.get_close_matches(text, _quoted(allowed.words), n=1)
@@ -62,10 +62,10 @@ def _value(pair: str, key: str, text: str, allowed: Allowed) -> Any:
     raise ValueError(f"{pair!r}: {text or 'nothing'} is no value of {key}; it must be {words}{hint}")
 
 
-def _readings(text: str) -> Iterable[Any]:
+def _readings(text: str, numbers: tuple[type, ...]) -> Iterable[Any]:
     if text.lower() in WORDS:
         yield WORDS[text.lower()]
-    for number in (int, float):
+    for number in numbers:
         with contextlib.suppress(ValueError):
             yield number(text)
     yield ALIASES.get(text, text)

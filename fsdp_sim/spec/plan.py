@@ -87,7 +87,9 @@ class Plan:
             communicator of their own.
         post_optim_event: fsdp2, ``set_post_optim_event``: gathers wait for the optimizer, not for all of compute.
         unshard_async_op: fsdp2, ``_set_unshard_async_op``.
-        requires_gradient_sync: reduce gradients in every micro-batch (True) or in the last one only (``last``).
+        requires_gradient_sync: reduce gradients in every micro-batch (True) or in the last one only (``last``). This
+            and the next three take False too, as in torch; but never to reduce, free or wait trains wrongly, and
+            `fsdp_sim.schedule.verify` says how.
         requires_all_reduce: HSDP: the same for the all-reduce between replicas.
         reshard_after_backward: free parameters after backward: always, or ``last``.
         is_last_backward: wait for the reductions at the end of every backward, or of the ``last`` only.

@@ -41,8 +41,10 @@ def test_a_short_inner_dimension_is_slow() -> None:
     assert rate(256) < rate(1024) < rate(8192) < A100.matmul_flops("bf16")
 
 
-@pytest.mark.parametrize(("m", "n", "k", "tflops"), [(8192, 8192, 8192, 253.7), (16384, 16384, 16384, 256.5),
-                                                     (6144, 12288, 12288, 250.8), (802816, 192, 768, 157.8)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("m", "n", "k", "tflops"),
+    [(8192, 8192, 8192, 253.7), (16384, 16384, 16384, 256.5), (6144, 12288, 12288, 250.8), (802816, 192, 768, 157.8)],
+)
 def test_large_matmuls_take_about_what_was_measured_alone(m: int, n: int, k: int, tflops: float) -> None:
     """cuBLASLt on A100, Azure AI benchmarking guide; training reaches `matmul_fraction` of it."""
     kernel = matmul(m, n, k, "bf16")

@@ -24,6 +24,14 @@ def test_parameters_belong_to_the_segment_they_are_named_after():
     assert root.after_children() == ("norm", "head")
 
 
+def test_a_tied_parameter_belongs_to_every_segment_that_uses_it():
+    tied = Param("weight", (4, 4), used_by=("head", "embed"))
+    root = Unit("root", (tied, Param("head.bias", (4,))), segments=("embed", ..., "head"))
+    assert root.segments_of(tied) == ("embed", "head")
+    assert root.params_of("embed") == (tied,)
+    assert [p.name for p in root.params_of("head")] == ["weight", "head.bias"]
+
+
 def test_a_layer_is_one_segment_of_its_own_name():
     layer = Unit("layers.0", (Param("weight", (4, 4)),))
     assert layer.segments == ("layers.0",)
@@ -36,8 +44,9 @@ def test_a_layer_is_one_segment_of_its_own_name():
     ("make", "message"),
     [
         (lambda: Param("w", ()), r"Param\.shape is \(\); it must be .*scalar"),
-        (lambda: Param("w", (4,), "int3"), r"Param\.dtype is 'int3'; it must be 'fp32' or 'bf16'"),
+        (lambda: Param("w", (4,), "int3"), r"Param\.dtype is 'int3'; it must be 'fp32', 'bf16', 'fp16' or 'fp64'"),
         (lambda: Unit("u", (Param("w", (4,)), Param("w", (4,)))), "unit u names the parameter 'w' twice"),
+        (lambda: Unit("u", (Param("w", (4,), used_by=("b",)),), ("a",)), "'w' of unit u is used_by 'b', which is"),
         (lambda: Unit("u", segments=("a", "a")), "unit u names the segment 'a' twice"),
         (lambda: Unit("u", (Param("w", (4,)),), segments=(...,)), "unit u has 1 parameters and no segment"),
     ],

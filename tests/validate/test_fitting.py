@@ -43,11 +43,11 @@ def test_a_model_that_was_left_out_is_predicted() -> None:
 
 
 def test_numbers_are_recovered_from_runs_that_were_simulated_with_them() -> None:
-    truth = replace(Calibration(), matmul_fraction_ampere=0.7, eager_bytes=2.5, contention=0.8, step_s=0.1)
+    truth = replace(Calibration(), matmul_fraction_ampere=0.7, eager_bytes=2.5, step_s=0.1)
     rows = [row for row in ROWS if row.cluster.gpu.arch == "Ampere"][::5]
     times = Predictor(rows).step_times_s(truth)
     made = [replace(row, step_time_s=float(t)) for row, t in zip(rows, times, strict=True)]
-    free = ("matmul_fraction_ampere", "eager_bytes", "contention", "step_s")
+    free = ("matmul_fraction_ampere", "eager_bytes", "step_s")
 
     found = Fitter(made, free).fit().calibration
 

@@ -1,0 +1,94 @@
+"""``fsdp-sim calibrate``: measure this machine, and write the cluster file that a simulation takes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from fsdp_sim.measure.calibrate import Found, calibrate
+
+
+@click.command(
+    "calibrate", epilog="Exit status: 0 if the file was written, 1 if a rank failed, 2 for what was asked wrongly."
+)
+@click.option(
+    "-o", "--output", default="cluster.toml", show_default=True, type=click.Path(path_type=Path), help="The file."
+)
+@click.option("--overwrite", is_flag=True, help="Replace the file if there is one.")
+@click.option("--ranks", type=click.IntRange(1, 64), help="Processes or GPUs.  [default: 4, or all GPUs]")
+@click.option(
+    "--device", default="auto", show_default=True, type=click.Choice(["auto", "cpu", "cuda"]), help="What to measure."
+)
+@click.option("--quick", is_flag=True, help="Fewer sizes, each measured for less time.")
+@click.option("--json", "as_json", is_flag=True, help="Print all that was measured as JSON instead of tables.")
+def command(output: Path, overwrite: bool, ranks: int | None, device: str, quick: bool, as_json: bool) -> None:
+    """Time kernels and collectives on this machine and fit the simulator's numbers to them.
+
+    On CPU cores that is gloo between processes; where torch finds GPUs, NCCL between those of this node. The file
+    holds rates, latencies and the names of the processor or GPU, nothing else of this machine.
+
+    \b
+    Examples:
+      fsdp-sim calibrate --quick
+      fsdp-sim calibrate --ranks 2 --output laptop.toml
+      fsdp-sim calibrate --device cuda --json
+    """
+    if output.exists() and not overwrite:
+        raise click.UsageError(f"{output} exists; give another --output, or --overwrite")
+    if not output.absolute().parent.is_dir():
+        raise click.UsageError(f"there is no folder {output.absolute().parent} to write {output.name} to")
+    try:
+        found = calibrate(ranks, device=device, quick=quick, progress=not as_json)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    except RuntimeError as error:  # a rank failed: RanksError, or what one on a GPU raised
+        raise click.ClickException(str(error)) from error
+    found.cluster.to_file(output)
+    if as_json:
+        click.echo(json.dumps({"file": str(output)} | found.as_dict(), indent=2))
+    else:
+        _print(found, output)
+
+
+def _print(found: Found, output: Path) -> None:
+    console = Console(highlight=False)
+    cluster = found.cluster
+    console.print(f"{cluster.gpu.name}, {cluster.gpus} ranks\n")
+    kernels = Table("kernel", "dtype", "shape", "time", "GFLOP/s", "GB/s", box=None, header_style="bold")
+    for k in found.kernels:
+        rates = [f"{amount / k.seconds / 1e9:,.1f}" if amount else "" for amount in (k.flops, k.bytes)]
+        kernels.add_row(k.name, k.dtype, " x ".join(map(str, k.shape)), _time(k.seconds), *rates)
+    for column in kernels.columns[3:]:
+        column.justify = "right"
+    console.print(kernels, "")
+    if found.collectives:
+        columns = ("collective", "ranks", "message", "measured", "fitted", "error")
+        collectives = Table(*columns, box=None, header_style="bold")
+        for time, error in zip(found.collectives, found.errors, strict=True):
+            collectives.add_row(
+                time.op, str(time.group_size), f"{time.n_bytes / 1024:,.0f} KiB", _time(time.seconds),
+                _time(found.fitted_s(time)), f"{error:+.0%}",
+            )  # fmt: skip
+        for column in collectives.columns[1:]:
+            column.justify = "right"
+        console.print(collectives, "")
+        console.print(_verdict(found))
+    console.print(f"Wrote {output}. Use it: fsdp_sim.Cluster.from_file({str(output)!r})")
+
+
+def _verdict(found: Found) -> str:
+    link, errors = found.cluster.intra_link, sorted(map(abs, found.errors))
+    peak = link.bytes_per_s * (link.fraction or 1.0)
+    return (
+        f"The link carries {peak / 1e9:.3g} GB/s per rank; a collective of two ranks starts in "
+        f"{_time((link.base_s or 0.0) + (link.hop_s or 0.0))}. Half of the collectives are fitted to within "
+        f"{errors[len(errors) // 2]:.0%}, the worst to within {errors[-1]:.0%}; other work on the machine adds to that."
+    )
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e6:,.1f} us" if seconds < 1e-3 else f"{seconds * 1e3:,.1f} ms"

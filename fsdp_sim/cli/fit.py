@@ -1,0 +1,138 @@
+"""``fsdp-sim fit``: the largest model, micro-batch or sequence that fits a cluster, and what stands in the way."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+import msgspec
+
+from fsdp_sim.cli.options import (
+    CLUSTER,
+    IMPOSSIBLE,
+    MODEL,
+    PLAN,
+    Command,
+    json_option,
+    option,
+    request_options,
+    schema_option,
+)
+from fsdp_sim.explore import LARGEST_OF, Largest, changes_that_fit, largest
+from fsdp_sim.requests import Request, Result, answer, request_of_texts, said, understand
+from fsdp_sim.requests.understanding import UNNAMED
+from fsdp_sim.simulate import Simulation
+
+STEP = {"seq-len": 128}  # the answer is a multiple of it, unless asked otherwise
+FIELD = {"micro-batch": "micro_batch", "seq-len": "seq_len", "layers": "layers", "model": "model"}
+SAID = {"model": "model", "layers": "number of layers", "micro-batch": "micro-batch", "seq-len": "sequence length"}
+GIB = 2**30
+
+
+class FitResult(msgspec.Struct, omit_defaults=True):
+    """The largest that fits. Both ``fits`` and ``too_large`` were simulated.
+
+    Attributes:
+        largest: what was asked for: model, layers, micro-batch or seq-len.
+        value: the answer; null if none fits.
+        answer, limit: the answer and what limits it, in words.
+        fits: the result at ``value``.
+        next: the next larger one, which does not fit; null if something else than memory ends the search.
+        too_large: the result at ``next``, with the changes that would make it fit.
+        notes: what was chosen because the request does not say.
+    """
+
+    largest: str
+    value: int | str | None
+    answer: str
+    limit: str
+    notes: list[str]
+    fits: Result | None = None
+    next: int | str | None = None
+    too_large: Result | None = None
+
+
+@click.command(cls=Command, epilog="Exit status: 0; 2 if none fits, or for what was asked wrongly.")
+@option("--largest", "what", type=click.Choice(LARGEST_OF), default="micro-batch", show_default=True, help="Of what.")
+@option("--multiple-of", type=click.IntRange(min=1), help="The answer is a multiple of it.  [default: 1; seq-len 128]")
+@option("--family", default="", metavar="NAME", help="With --largest model: only names that begin so, such as llama3.")
+@request_options(MODEL, CLUSTER, PLAN)
+@json_option
+@schema_option("fit")
+def fit(what: str, multiple_of: int | None, family: str, texts: dict[str, str], as_json: bool) -> None:
+    """Find the largest that fits, say what limits it, and what would make the next larger one fit.
+
+    \b
+    Examples:
+      fsdp-sim fit --largest micro-batch --model llama3-8b --gpu H100 --gpus 8 --seq-len 4096
+      fsdp-sim fit --largest seq-len --model llama3-8b --gpu H100 --gpus 64 --activation-checkpointing full
+      fsdp-sim fit --largest model --gpu A100-SXM-80GB --gpus 64 --seq-len 1024 --json
+      fsdp-sim fit --largest layers --d-model 4096 --heads 32 --d-ffn 16384 --vocab 50304 --gpu A100 --gpus 8
+    """
+    field = FIELD[what]
+    if field in texts:
+        raise ValueError(f"--{field.replace('_', '-')} is what is searched for; leave it out")
+    if what == "layers" and not {"model", "model_file"} & set(texts):
+        texts = {**texts, "layers": "1"}  # a model needs a number; the search replaces it
+    if what == "model":
+        request: Request = request_of_texts({"model": "gpt2-124m", **texts})
+    else:
+        request = request_of_texts(texts)
+    asked = understand(request)
+    found = largest(
+        what, None if what == "model" else asked.model, asked.cluster, asked.plan,
+        multiple_of=multiple_of or STEP.get(what, 1), family=family,
+    )  # fmt: skip
+    result = FitResult(
+        largest=what, value=found.value, answer=_answer(found, asked.model.name), limit=_limit(found),
+        notes=asked.notes, fits=None if found.fits is None else answer(found.fits, explained=False),
+        next=found.next, too_large=None if found.too_large is None else _too_large(found, found.too_large),
+    )  # fmt: skip
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(result), indent=2).decode())
+    else:
+        from fsdp_sim.cli.report import print_fit
+
+        print_fit(result)
+    if found.value is None:
+        click.echo(f"Error: {result.answer}", err=True)
+        sys.exit(IMPOSSIBLE)
+
+
+def _too_large(found: Largest, sim: Simulation) -> Result:
+    changes = lambda: changes_that_fit(found.model, sim.cluster, found.plan)  # noqa: E731
+    return answer(sim, explained=False, changes=changes)
+
+
+def _answer(found: Largest, name: str) -> str:
+    of = found.fits or found.too_large
+    assert of is not None
+    where = f"{of.cluster.gpus} x {of.cluster.gpu.name}"
+    if found.value is None:
+        return f"No {SAID[found.what]} fits {where}, not even {found.next}."
+    value = found.value if isinstance(found.value, str) else f"{found.value:,}"
+    whose = "" if found.what == "model" or name == UNNAMED else f" of {name}"
+    return f"The largest {SAID[found.what]}{whose} that fits {where} is {value}."
+
+
+def _limit(found: Largest) -> str:
+    """What limits it: at the next larger one, which memory, and when."""
+    sim = found.too_large
+    if sim is None:
+        return f"Memory does not limit it: {found.ends}."
+    memory = sim.memory
+    (category, n_bytes), *_ = memory.peak_by_category.items()
+    at = memory.peak_instruction
+    when = f" when {at.what} is issued in {at.phase}" if at else ""
+    grown = ""
+    if found.fits is not None:
+        before = found.fits.memory.peak_by_category
+        growth = {c: b - before.get(c, 0) for c, b in memory.peak_by_category.items()}
+        most = max(growth, key=lambda c: growth[c])
+        grown = f"; what grew most is {said(most)} (+{growth[most] / GIB:.1f} GiB)"
+    name = found.next if isinstance(found.next, str) else f"a {SAID[found.what]} of {found.next:,}"
+    return (
+        f"What limits it: with {name} a rank would need {sim.peak_memory_bytes / GIB:.1f} GiB of the "
+        f"{sim.memory_limit_bytes / GIB:.1f} it can use{when}; most of that is {said(category)} "
+        f"({n_bytes / GIB:.1f} GiB, {n_bytes / sim.peak_memory_bytes:.0%}){grown}."
+    )

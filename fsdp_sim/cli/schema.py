@@ -1,0 +1,66 @@
+"""The JSON schemas of requests and results, made of the structs and kept in ``fsdp_sim/schemas``.
+
+``python -m fsdp_sim.cli.schema`` writes them again; a test checks that they are up to date.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fsdp_sim.cli.fit import FitResult
+from fsdp_sim.cli.program import ProgramRequest, ProgramResult
+from fsdp_sim.cli.sweep import SweepRequest, SweepResult
+from fsdp_sim.requests import Failure, Request, Result
+from fsdp_sim.requests.structs import FitRequest
+
+# Of each command the request and the result of one, and whether it takes and gives lists of them.
+COMMANDS: dict[str, tuple[Any, Any, bool]] = {
+    "simulate": (Request, Result, True),
+    "program": (ProgramRequest, ProgramResult, False),
+    "sweep": (SweepRequest, SweepResult, False),
+    "fit": (FitRequest, FitResult, False),
+}
+
+
+def schema_of(command: str) -> dict[str, Any]:
+    """The schema of an object with ``request`` and ``result`` of a command; each is also under ``$defs``.
+
+    Where a command takes lists, ``requests`` and ``results`` are those; a result there may be a ``Failure``. Any
+    command that cannot do what is asked prints a ``Failure``.
+    """
+    request, result, lists = COMMANDS[command]
+    schemas, parts = msgspec.json.schema_components([request, result, Failure], ref_template="#/$defs/{name}")
+    properties = dict(zip(("request", "result", "failure"), schemas, strict=True))
+    if lists:
+        properties["requests"] = {"type": "array", "items": properties["request"]}
+        properties["results"] = {
+            "type": "array", "items": {"anyOf": [properties["result"], properties["failure"]]}
+        }  # fmt: skip
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"fsdp-sim {command} --json",
+        "type": "object",
+        "properties": properties,
+        "additionalProperties": False,
+        "$defs": parts,
+    }
+
+
+def text_of(command: str) -> str:
+    """The schema as the file has it."""
+    return json.dumps(schema_of(command), indent=2) + "\n"
+
+
+def write() -> None:
+    """Write every file."""
+    for command in COMMANDS:
+        Path(str(files("fsdp_sim"))).joinpath("schemas", f"{command}.json").write_text(text_of(command))
+
+
+if __name__ == "__main__":
+    write()

@@ -1,0 +1,138 @@
+"""``fsdp-sim simulate``: how long a training step takes, what memory it needs, and why."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+import msgspec
+
+from fsdp_sim.cli.options import (
+    CLUSTER,
+    IMPOSSIBLE,
+    MODEL,
+    PLAN,
+    Command,
+    json_option,
+    option,
+    request_options,
+    schema_option,
+)
+from fsdp_sim.explore import changes_that_fit
+from fsdp_sim.requests import Asked, Failure, Request, Result, answer, read_requests, request_of_texts, understand
+from fsdp_sim.simulate import Simulation
+
+EPILOG = (
+    "Exit status: 0 if it fits; 2 if it does not (then the changes that would make it fit are listed, each simulated) "
+    'or cannot be. With --from, an impossible request has {"error": ...} in its place, and the exit status is 2 if '
+    "there is one, or one that does not fit."
+)
+
+
+@click.command(cls=Command, epilog=EPILOG)
+@request_options(MODEL, CLUSTER, PLAN)
+@option("--from", "source", metavar="FILE", help="A JSON list of requests ('-' reads stdin); results in their order.")
+@json_option
+@option("--timeline", metavar="FILE", help="Write the step's events as JSON lines.")
+@option("--html", metavar="FILE", help="Write the step as a page that opens without a network.")
+@option("--explain/--no-explain", "explained", default=True, help="Say why it takes as long.  [default: --explain]")
+@schema_option("simulate")
+def simulate(
+    texts: dict[str, str], source: str | None, as_json: bool, timeline: str | None, html: str | None, explained: bool
+) -> None:
+    """Predict one training step: time, throughput, memory, and why.
+
+    \b
+    Examples:
+      fsdp-sim simulate --model llama3-8b --gpu H100-SXM-80GB --gpus 64 --micro-batch 1 --seq-len 8192
+      fsdp-sim simulate --model gpt2-124m --gpu A100 --gpus 8 --micro-batch 16 --json
+      fsdp-sim simulate --layers 16 --d-model 2048 --heads 16 --d-ffn 8192 --vocab 50304 --gpu 4090 --gpus 4
+      fsdp-sim simulate --model llama3-70b --gpu H100 --gpus 256 --seq-len 8192 --plan shard_size=64 \\
+          --plan activation_checkpointing=full --inter "400 Gb/s RoCE per GPU"
+    """
+    if source is not None:
+        if texts or timeline or html:
+            other = next(iter(texts), "timeline" if timeline else "html").replace("_", "-")
+            raise ValueError(f"--from reads whole requests; put {other} into them")
+        _many(source, as_json, explained)
+        return
+    asked = understand(request_of_texts(texts))
+    simulation = asked.simulate()
+    result = _answer(asked, simulation, request_of_texts({}), explained)
+    if timeline:
+        _check_folder("--timeline", timeline)
+        simulation.timeline.to_jsonl(timeline)
+    if html:
+        _check_folder("--html", html)
+        _page(html, simulation, result)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(result), indent=2).decode())
+    else:
+        from fsdp_sim.cli.report import print_result
+
+        print_result(result, asked)
+        for what, path in (("events", timeline), ("page", html)):
+            if path:
+                click.echo(f"Wrote the {what} to {path}.")
+    if not result.fits:
+        click.echo(f"Error: {result.error}", err=True)
+        sys.exit(IMPOSSIBLE)
+
+
+def _many(source: str, as_json: bool, explained: bool) -> None:
+    if source == "-":
+        data = sys.stdin.buffer.read()
+    else:
+        try:
+            data = Path(source).read_bytes()
+        except OSError as error:
+            raise ValueError(f"--from {source} cannot be read: {error.strerror}") from None
+    results = [_one(request, explained) for request in read_requests(data, source if source != "-" else "stdin")]
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(results), indent=2).decode())
+    else:
+        from fsdp_sim.cli.report import print_results
+
+        print_results(results)
+    failed = [n for n, result in enumerate(results) if isinstance(result, Failure) or not result.fits]
+    if failed:
+        click.echo(
+            f"Error: {len(failed)} of {len(results)} requests cannot be carried out, the first is {failed[0]}", err=True
+        )
+        sys.exit(IMPOSSIBLE)
+
+
+def _one(request: Request | Failure, explained: bool) -> Result | Failure:
+    if isinstance(request, Failure):
+        return request
+    try:
+        asked = understand(request)
+        return _answer(asked, asked.simulate(), request, explained)
+    except ValueError as error:
+        return Failure(error=str(error), id=request.id)
+
+
+def _answer(asked: Asked, simulation: Simulation, request: Request, explained: bool) -> Result:
+    return answer(
+        simulation, notes=asked.notes, id=request.id, explained=explained,
+        changes=lambda: changes_that_fit(asked.model, asked.cluster, asked.plan),
+    )  # fmt: skip
+
+
+def _check_folder(option_name: str, path: str) -> None:
+    if not Path(path).absolute().parent.is_dir():
+        raise ValueError(f"{option_name} {path}: there is no folder {Path(path).absolute().parent}")
+
+
+def _page(path: str, simulation: Simulation, result: Result) -> None:
+    try:
+        import fsdp_sim.viz as viz
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"--html needs {error.name}, which is not installed: pip install 'fsdp-sim[notebooks]'"
+        ) from error
+    text = [] if not isinstance(result.explanation, list) else result.explanation
+    title = f"One training step of {result.model} on {result.gpus} x {result.gpu}"
+    section = viz.Section.of({"predicted": simulation.timeline}, "", "\n\n".join(text))
+    viz.save_html(path, [section], title=title)

@@ -1,0 +1,172 @@
+"""``fsdp-sim sweep``: every combination of lists of values, streamed to a CSV file, with its Pareto front."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+import msgspec
+
+from fsdp_sim.cli.options import (
+    CLUSTER,
+    MODEL,
+    PLAN,
+    Command,
+    Pair,
+    json_option,
+    option,
+    request_options,
+    schema_option,
+    values_of,
+)
+from fsdp_sim.explore import Sweep, front_of, read_rows
+from fsdp_sim.explore.sweep import RESULTS, Row
+from fsdp_sim.requests import NAMES
+
+INTERRUPTED = 130
+EPILOG = (
+    "Rows stand in the order of the combinations, the last --vary fastest; impossible ones have their reason in the "
+    "column error. Exit status: 0; 2 for what was asked wrongly; 130 after Ctrl-C, which keeps what is done."
+)
+
+
+class SweepRequest(msgspec.Struct):
+    """What a sweep is made of: texts by the names of fields, as the options and --vary give them."""
+
+    vary: dict[str, list[str]]
+    fixed: dict[str, str] = {}
+
+
+class SweepResult(msgspec.Struct):
+    """A sweep as JSON.
+
+    Attributes:
+        columns: of the rows, what was asked before what was found.
+        rows: by column; numbers are numbers, what was asked is text, what is not there is null.
+        pareto: places of the rows that no other plan for the same model beats both in time per token and in memory.
+    """
+
+    columns: list[str]
+    rows: list[dict[str, str | float | bool | None]]
+    pareto: list[int]
+
+
+@click.command(cls=Command, epilog=EPILOG)
+@option(
+    "--vary", multiple=True, metavar="KEY=A,B,...", section="Combinations", type=Pair(lambda: NAMES),
+    help="A field of the model, the cluster or the plan (or model, gpu, gpus) and its values; give it several times.",
+)  # fmt: skip
+@request_options(MODEL, CLUSTER, PLAN)
+@option("--out", metavar="FILE", help="CSV file, written row by row.")
+@option("--resume", is_flag=True, help="Go on with --out where an earlier run of the same sweep ended.")
+@option("--processes", type=click.IntRange(min=1), help="How many simulate at a time.  [default: 2, or the cores]")
+@option("--figure", metavar="FILE", help="Pareto picture, .html or .png.")
+@json_option
+@schema_option("sweep")
+def sweep(
+    texts: dict[str, str], vary: Sequence[str], out: str | None, resume: bool, processes: int | None,
+    figure: str | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Simulate every combination of some values, and show which are worth choosing from.
+
+    \b
+    Examples:
+      fsdp-sim sweep --model llama3-8b --gpu H100 --gpus 64 --seq-len 8192 \\
+          --vary micro_batch=1,2,4 --vary activation_checkpointing=none,selective,full
+      fsdp-sim sweep --model gpt2-1.5b --seq-len 1024 --vary gpu=A100,H100 --vary gpus=8,16,32 --out sweep.csv
+    """
+    made = Sweep(texts, lists(vary), processes or min(2, os.cpu_count() or 1))
+    for name, path in (("--out", out), ("--figure", figure)):
+        if path and not Path(path).absolute().parent.is_dir():
+            raise ValueError(f"{name} {path}: there is no folder {Path(path).absolute().parent}")
+    if figure:
+        from fsdp_sim.cli.figures import check_suffix
+
+        check_suffix(figure)
+    if resume:
+        if not out:
+            raise ValueError("--resume goes on with a file; name it with --out")
+        made.resume(out)
+    elif out and Path(out).exists() and read_rows(out)[1]:
+        raise ValueError(f"--out {out} has rows already; go on with --resume, or take another file")
+    rows, interrupted = _run(made, out)
+    _show(made, rows, as_json, figure, interrupted)
+    if interrupted:
+        kept = f"; go on with --out {out} --resume" if out else ""
+        click.echo(f"Interrupted after {len(rows)} of {len(made)} combinations{kept}", err=True)
+        sys.exit(INTERRUPTED)
+
+
+def lists(vary: Sequence[str]) -> dict[str, list[str]]:
+    """``key=a,b`` to lists by key.
+
+    Raises:
+        ValueError: no pair, a key without values or given twice, or a value that is there twice.
+    """
+    if not vary:
+        raise ValueError("nothing varies; give --vary, for example --vary micro_batch=1,2,4")
+    found: dict[str, list[str]] = {}
+    for pair in vary:
+        key, equals, values = (part.strip() for part in pair.partition("="))
+        if not equals or not key or not values:
+            raise ValueError(f"--vary {pair!r} is no list; write key=a,b, for example micro_batch=1,2,4")
+        if key in found:
+            raise ValueError(f"--vary {pair!r}: {key} is given twice; give all its values at once")
+        found[key] = [value.strip() for value in values.split(",")]
+        if len(set(found[key])) < len(found[key]) or "" in found[key]:
+            raise ValueError(
+                f"--vary {pair!r} has a value twice, or an empty one; it knows, for example, {values_of(key)}"
+            )
+    return found
+
+
+def _run(made: Sweep, out: str | None) -> tuple[list[Row], bool]:
+    """The rows, those done before included, and whether Ctrl-C ended it."""
+    from tqdm import tqdm
+
+    rows = list(made.done)
+    source = made.to_csv(out) if out else made.rows()
+    bar = tqdm(total=len(made), initial=len(rows), unit="plan", file=sys.stderr, disable=None, dynamic_ncols=True)
+    try:
+        with bar:
+            for row in source:
+                rows.append(row)
+                bar.update()
+    except KeyboardInterrupt:
+        return rows, True
+    finally:
+        source.close()
+    return rows, False
+
+
+def _show(made: Sweep, rows: list[Row], as_json: bool, figure: str | None, interrupted: bool) -> None:
+    front = front_of(rows)
+    if figure:
+        from fsdp_sim.cli.figures import write_pareto
+
+        write_pareto(figure, rows, front, list(made.vary))
+    if as_json:
+        result = SweepResult(made.columns, [_typed(row) for row in rows], front)
+        click.echo(json.dumps(msgspec.to_builtins(result)))
+        return
+    from fsdp_sim.cli.report import print_front
+
+    print_front(rows, front, list(made.vary))
+    if figure:
+        click.echo(f"Wrote the picture to {figure}.")
+
+
+def _typed(row: Row) -> dict[str, str | float | bool | None]:
+    typed: dict[str, str | float | bool | None] = dict(row)
+    for name in RESULTS:
+        if row[name] == "":
+            typed[name] = None
+        elif name == "fits":
+            typed[name] = row[name] == "true"
+        elif name != "error":
+            typed[name] = float(row[name])
+    return typed

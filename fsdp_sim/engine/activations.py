@@ -1,0 +1,118 @@
+"""What a program's compute holds in memory: the activations a segment keeps, and what it needs for a moment.
+
+The work of a segment (`fsdp_sim.cost.Work`) says how much; the program says when. What a segment keeps includes its
+output, which is the next one's input, so an activation is counted where it was made.
+
+    FWD         saved_bytes stay; beyond them forward_temporary_bytes for a moment
+    FWD, to be computed again: the output stays (with what selective checkpointing keeps)
+    RECOMPUTE   the rest of saved_bytes comes back
+    BWD         backward_temporary_bytes for a moment, then saved_bytes go; the gradient of the input stays until
+                the segment before takes it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from fsdp_sim.cost.work import Work
+from fsdp_sim.schedule import Instruction
+from fsdp_sim.timeline import Memory, Op
+
+
+class Change(NamedTuple):
+    """A change of the bytes alive: ``at_end`` of the operation, or at its start."""
+
+    category: Memory
+    bytes: int
+    at_end: bool = False
+
+
+SEGMENT_OPS = frozenset({Op.FWD, Op.BWD, Op.RECOMPUTE})
+
+
+class Activations:
+    """The changes that each operation of a program's compute makes.
+
+    Args:
+        ops: the program's operations.
+        work: what each segment keeps and needs.
+        selective: what is computed again keeps ``selective_bytes``.
+
+    Raises:
+        ValueError: a segment of the program has no work.
+    """
+
+    def __init__(self, ops: Iterable[Instruction], work: Mapping[str, Work], selective: bool) -> None:
+        self.selective = selective
+        self.work = work
+        ran: dict[Op, dict[str, None]] = {op: {} for op in SEGMENT_OPS}
+        for i in ops:
+            if i.op in ran:
+                ran[i.op][i.unit] = None
+        if missing := [segment for segment in ran[Op.FWD] if segment not in work]:
+            raise ValueError(
+                f"the workload says nothing of segment {missing[0]!r}, which the program computes; "
+                f"it knows {', '.join(list(work)[:5]) or 'none'}"
+            )
+        self.with_backward, self.recomputed = ran[Op.BWD], ran[Op.RECOMPUTE]
+        self.first = next(iter(ran[Op.FWD]), "")  # its input is data, which needs no gradient
+        self.known: dict[tuple[Op, str], tuple[Change, ...]] = {}
+
+    def of(self, op: Op, segment: str) -> tuple[Change, ...]:
+        key = (op, segment)
+        if key not in self.known:
+            changes = {Op.FWD: self._forward, Op.RECOMPUTE: self._recompute, Op.BWD: self._backward}[op](segment)
+            self.known[key] = tuple(change for change in changes if change.bytes)
+        return self.known[key]
+
+    def _forward(self, segment: str) -> Iterable[Change]:
+        work = self.work[segment]
+        moment = work.forward_temporary_bytes
+        if segment in self.recomputed:
+            kept = self._checkpoint(work)
+            yield Change(Memory.CHECKPOINT, kept)
+            moment += max(0, work.saved_bytes - kept)
+        elif segment in self.with_backward:
+            yield from self._saved(work, 0)
+        else:  # nothing is kept, but its output lives until it is read; as good as an addition to what is in flight
+            moment += work.saved_bytes
+        yield from _for_a_moment(_moment(work), moment)
+
+    def _recompute(self, segment: str) -> Iterable[Change]:
+        work = self.work[segment]
+        yield from self._saved(work, self._checkpoint(work))
+        yield from _for_a_moment(_moment(work), work.forward_temporary_bytes)
+
+    def _backward(self, segment: str) -> Iterable[Change]:
+        work = self.work[segment]
+        yield from _for_a_moment(_moment(work), work.backward_temporary_bytes)
+        kept = self._checkpoint(work) if segment in self.recomputed else 0
+        for change in self._saved(work, kept):
+            yield Change(change.category, -change.bytes, at_end=True)
+        yield Change(Memory.CHECKPOINT, -kept, at_end=True)
+        yield Change(Memory.TEMPORARY, self.input_grad_bytes(segment), at_end=True)
+
+    def input_grad_bytes(self, segment: str) -> int:
+        """The gradient that a backward leaves for the segment before; the first has none before it."""
+        return self.work[segment].input_bytes if segment != self.first else 0
+
+    def _checkpoint(self, work: Work) -> int:
+        """What stays of a segment that is computed again."""
+        return work.output_bytes + (work.selective_bytes if self.selective else 0)
+
+    @staticmethod
+    def _saved(work: Work, kept: int) -> Iterable[Change]:
+        """What a segment keeps beyond ``kept``."""
+        yield Change(Memory.LOGITS, work.logits_bytes)
+        yield Change(Memory.ACTIVATION, max(0, work.saved_bytes - work.logits_bytes - kept))
+
+
+def _moment(work: Work) -> Memory:
+    """The head's temporaries are logits and their gradients."""
+    return Memory.LOGITS if work.logits_bytes else Memory.TEMPORARY
+
+
+def _for_a_moment(category: Memory, n_bytes: int) -> Iterable[Change]:
+    yield Change(category, n_bytes)
+    yield Change(category, -n_bytes, at_end=True)

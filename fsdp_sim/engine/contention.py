@@ -1,0 +1,128 @@
+"""Operations that run at the same time slow each other down: what does it cost?
+
+A collective's kernels take streaming multiprocessors from a matmul and memory bandwidth from everything else;
+computing takes bandwidth from a collective; collectives of several communicators share the network card. So an
+operation runs at a rate that changes whenever another one starts or ends, and no single pass in issue order is exact:
+`fsdp_sim.engine.machine` moves a clock from event to event, with rates that are constant in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from fsdp_sim.schedule import Instruction
+from fsdp_sim.timeline import Op
+
+Slowdown = float | Mapping[Op, float] | Callable[[Instruction, Instruction], float]
+"""How many times as long an operation takes: for all, by what it is (1 for those not named), or as a function of it and
+of the operation that slows it."""
+Share = float | Mapping[str, float] | Callable[[Instruction], float]
+"""The part of the network card one collective can use: for all, by communicator (0 if not named), or a function."""
+
+
+@dataclass(frozen=True)
+class Contention:
+    """How operations that run at the same time on one rank slow each other down.
+
+    Attributes:
+        compute_slowdown_by_collective: how many times as long anything else takes while one collective is in flight;
+            1.1 is 10% slower. Beside k of them the excess counts k times.
+        collective_slowdown_by_compute: how many times as long a collective takes beside anything else; of several
+            the worst counts. A collective over ranks goes at the pace of its slowest rank.
+        nic_share: the part of the network card that a collective alone keeps busy, 0 to 1. Where the parts of those in
+            flight add up to more than 1, each of them takes that many times as long. 0 (the default) shares nothing.
+
+    Raises:
+        ValueError: a slowdown below 1, or a share outside 0 to 1.
+
+    Example:
+        >>> matmuls_suffer = Contention(compute_slowdown_by_collective={Op.FWD: 1.1, Op.BWD: 1.1}, nic_share=1.0)
+        >>> Contention(compute_slowdown_by_collective=0.9)
+        Traceback (most recent call last):
+        ValueError: Contention.compute_slowdown_by_collective is 0.9; it must be a number >= 1 (1 slows nothing)
+    """
+
+    compute_slowdown_by_collective: Slowdown = 1.0
+    collective_slowdown_by_compute: Slowdown = 1.0
+    nic_share: Share = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("compute_slowdown_by_collective", "collective_slowdown_by_compute"):
+            for value in _numbers(getattr(self, name)):
+                check_slowdown(value, f"Contention.{name}")
+        for value in _numbers(self.nic_share):
+            check_share(value, "Contention.nic_share")
+
+
+def _numbers(given: object) -> list[object]:
+    if callable(given):
+        return []
+    return list(given.values()) if isinstance(given, Mapping) else [given]
+
+
+def check_slowdown(value: object, what: str) -> float:
+    if isinstance(value, int | float) and value >= 1 and value < float("inf"):
+        return float(value)
+    raise ValueError(f"{what} is {value!r}; it must be a number >= 1 (1 slows nothing)")
+
+
+def check_share(value: object, what: str) -> float:
+    if isinstance(value, int | float) and 0 <= value <= 1:
+        return float(value)
+    raise ValueError(f"{what} is {value!r}; it must be a number from 0 to 1 (0 shares nothing)")
+
+
+class Rates:
+    """The rates of the operations that run at the same time on one rank."""
+
+    def __init__(self, contention: Contention) -> None:
+        self.contention = contention
+        self._known: dict[tuple[Op, str, Op, str], float] = {}
+        self._shares: dict[tuple[Op, str, str], float] = {}
+
+    def of(self, running: list[Instruction]) -> list[float]:
+        """The rate of each, 1 for what nothing slows."""
+        if len(running) == 1:
+            return [1.0]
+        collectives = [i for i in running if i.communicator]
+        others = [i for i in running if not i.communicator]
+        crowd = 1.0
+        if len(collectives) > 1:
+            crowd = max(1.0, sum([self.share(i) for i in collectives]))
+        rates = []
+        for i in running:
+            slow = 1.0
+            if i.communicator:
+                for other in others:
+                    slow = max(slow, self.slowdown(i, other))
+                if crowd > 1.0 and self.share(i):
+                    slow *= crowd
+            else:
+                for collective in collectives:
+                    slow += self.slowdown(i, collective) - 1.0
+            rates.append(1.0 / slow)
+        return rates
+
+    def slowdown(self, slowed: Instruction, by: Instruction) -> float:
+        key = (slowed.op, slowed.unit, by.op, by.unit)
+        if key not in self._known:
+            kind = "collective_slowdown_by_compute" if slowed.communicator else "compute_slowdown_by_collective"
+            given = getattr(self.contention, kind)
+            if callable(given):
+                value = check_slowdown(given(slowed, by), f"{kind} of {slowed.what} beside {by.what}")
+            else:
+                value = given.get(slowed.op, 1.0) if isinstance(given, Mapping) else given
+            self._known[key] = float(value)
+        return self._known[key]
+
+    def share(self, collective: Instruction) -> float:
+        key = (collective.op, collective.unit, collective.communicator)
+        if key not in self._shares:
+            given = self.contention.nic_share
+            if callable(given):
+                value = check_share(given(collective), f"nic_share of {collective.what}")
+            else:
+                value = given.get(collective.communicator, 0.0) if isinstance(given, Mapping) else given
+            self._shares[key] = float(value)
+        return self._shares[key]

@@ -1,0 +1,181 @@
+"""`Run`: a program that has been played, as columns. Events are made of it only when a timeline is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from fsdp_sim.engine.dependencies import shown_lane, waits_on
+from fsdp_sim.engine.seconds import Costs, Seconds, Times
+from fsdp_sim.schedule import Instruction, Kind, Program
+from fsdp_sim.timeline import Event, Header, Lane, Timeline
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What a pass finds out, one entry per operation in issue order: a number, or one per rank.
+
+    Attributes:
+        issue_s: when (the first kernel of) an operation is issued.
+        clock_s: the CPU's clock when it goes on to the next.
+        start_s, end_s: when the operation runs.
+        blocks: where the CPU really waited: instruction number -> (when it began to, when it went on).
+        late: the operations that ended late because the CPU was still issuing them: operation -> when it was done
+            issuing; of several ranks, not a number on those where it was not so.
+    """
+
+    issue_s: Sequence[Seconds]
+    clock_s: Sequence[Seconds]
+    start_s: Sequence[Seconds]
+    end_s: Sequence[Seconds]
+    blocks: Mapping[int, tuple[Seconds, Seconds]]
+    late: Mapping[int, Seconds]
+
+
+@dataclass(frozen=True)
+class Run:
+    """When each operation of a program runs, on each rank.
+
+    Attributes:
+        program: what was played.
+        costs: what each operation cost, before contention.
+        columns: the times.
+        device: ``gpu`` or ``cpu``.
+        replayed: plays the same program with other costs.
+    """
+
+    program: Program
+    costs: Costs = field(repr=False)
+    columns: Columns = field(repr=False)
+    device: str
+    replayed: Callable[[Costs], Run] = field(repr=False, compare=False)
+
+    @property
+    def ops(self) -> tuple[Instruction, ...]:
+        """The operations, in issue order: entry k of a column is of ``ops[k]``."""
+        return self.costs.ops
+
+    @property
+    def ranks(self) -> int:
+        return self.costs.ranks
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.device == "cpu"
+
+    @cached_property
+    def step_ends_s(self) -> list[float]:
+        """When the last rank ends the last operation of each step."""
+        latest: dict[int, float] = {}
+        for i, end in zip(self.ops, self.columns.end_s, strict=True):
+            if type(end) is not float:
+                end = float(np.max(end))
+            if end > latest.get(i.step, 0.0):
+                latest[i.step] = end
+        ends = [latest.get(step, 0.0) for step in range(max(latest, default=0) + 1)]
+        return list(np.maximum.accumulate(ends).tolist())
+
+    def step_time_s(self, step: int = -1) -> float:
+        """From the end of the step before (or the start of the run) to the end of this one; the last by default.
+
+        Raises:
+            ValueError: the program has no such step.
+        """
+        ends = self.step_ends_s
+        if not -len(ends) <= step < len(ends):
+            raise ValueError(f"step {step} is not in the program, which has steps 0 to {len(ends) - 1}")
+        step %= len(ends)
+        return ends[step] - (ends[step - 1] if step else 0.0)
+
+    @property
+    def span_s(self) -> float:
+        """When the last operation ends."""
+        return self.step_ends_s[-1] if self.ops else 0.0
+
+    def of_rank(self, column: Sequence[Seconds], rank: int) -> list[float]:
+        """One rank's entries of a column, as numbers."""
+        self.check_rank(rank)
+        return [c if type(c) is float else at_rank(c, rank) for c in column]
+
+    def check_rank(self, rank: int) -> None:
+        if not 0 <= rank < self.ranks:
+            raise ValueError(f"rank {rank} was not played; the run has ranks 0 to {self.ranks - 1}")
+
+    def array(self, column: Sequence[Seconds]) -> Times:
+        """A column as an array of shape (operations, ranks)."""
+        return np.array([np.broadcast_to(np.asarray(c, dtype=float), (self.ranks,)) for c in column])
+
+    def scaled(self, compute: float = 1.0, network: float = 1.0, cpu: float = 1.0) -> Run:
+        """The same program played again, with compute, collectives or the CPU taking that many times as long."""
+        return self.replayed(self.costs.scaled(compute, network, cpu))
+
+    def memory_rows(self, rank: int = 0) -> Iterator[tuple[int, float, float]]:
+        """Of each alloc, free and record_stream: its number, the CPU's clock, and when its stream gets there.
+
+        Both follow from the times of the operations, so a pass does not keep them.
+        """
+        clocks, ends = self.of_rank(self.columns.clock_s, rank), self.of_rank(self.columns.end_s, rank)
+        blocks = {n: at_rank(after, rank) for n, (_, after) in self.columns.blocks.items()}
+        tails = dict.fromkeys(Lane, 0.0)
+        recorded: dict[int, float] = {}
+        cpu, k = 0.0, 0
+        for number, i in enumerate(self.program.instructions):
+            kind = i.kind
+            if number in blocks:
+                cpu = max(cpu, blocks[number])
+            if kind is Kind.ALLOC or kind is Kind.FREE or kind is Kind.RECORD_STREAM:
+                yield number, cpu, max(cpu, tails[i.lane])  # type: ignore[index]
+            elif kind is Kind.OP:
+                if i.async_op:
+                    recorded[i.event] = ends[k]
+                else:
+                    tails[i.lane] = ends[k]  # type: ignore[index]
+                cpu = clocks[k]
+                k += 1
+            elif kind is Kind.RECORD:
+                recorded[i.event] = tails[i.lane]  # type: ignore[index]
+            elif kind is Kind.WAIT or kind is Kind.WAIT_STREAM:
+                until = recorded[i.event] if kind is Kind.WAIT else tails[i.other]  # type: ignore[index]
+                tails[i.lane] = max(tails[i.lane], until)  # type: ignore[index]
+
+    def timeline(self, ranks: Iterable[int] | None = None) -> Timeline:
+        """The run as events: operations, allocations and frees of the given ranks, of all by default.
+
+        An allocation has the CPU's time as ``issue_s`` and, as ``start_s`` and ``end_s``, the time its stream gets
+        there. An asynchronous collective is on the lane of its kind, since its process group's stream has no name.
+        """
+        after = waits_on(self.program, self.on_cpu)
+        events = [e for rank in (range(self.ranks) if ranks is None else ranks) for e in self._events(rank, after)]
+        header = Header(producer="schedule", clock="simulated", world_size=self.program.world_size)
+        return Timeline(header, events)
+
+    def _events(self, rank: int, after: list[tuple[int, ...]]) -> Iterator[Event]:
+        columns = self.columns
+        issued, starts, ends = (self.of_rank(c, rank) for c in (columns.issue_s, columns.start_s, columns.end_s))
+        memory = {number: (cpu, reached) for number, cpu, reached in self.memory_rows(rank)}
+        seq = k = 0
+        for number, i in enumerate(self.program.instructions):
+            if i.kind is Kind.OP:
+                issue_s, start_s, end_s, waits = issued[k], starts[k], ends[k], after[k]
+                k += 1
+            elif i.kind is Kind.ALLOC or i.kind is Kind.FREE:
+                issue_s, start_s = memory[number]
+                end_s, waits = start_s, ()
+            else:
+                continue
+            yield Event(
+                seq=seq, rank=rank, op=i.op, lane=shown_lane(i), unit=i.unit, step=i.step, micro_batch=i.micro_batch,
+                phase=i.phase, bytes=i.bytes, group_size=i.group_size, dtype=i.dtype, category=i.category,
+                issue_s=issue_s, start_s=start_s, end_s=end_s, waits_on=waits,
+            )  # fmt: skip
+            seq += 1
+
+
+def at_rank(time: Seconds, rank: int) -> float:
+    """One rank's entry of a time that may be the same on all."""
+    if isinstance(time, float):
+        return time
+    return float(time[rank]) if np.ndim(time) else float(time)

@@ -1,0 +1,107 @@
+"""What the groups under one root share: streams' pending work, the plan's settings, and who communicates with whom."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+from fsdp_sim.schedule.cpu import Cpu
+from fsdp_sim.timeline import Lane, Memory
+
+if TYPE_CHECKING:
+    from fsdp_sim.schedule.group import ParamGroup
+
+SHARD = "shard"  # all-gathers and reduce-scatters share this communicator, so they run in issue order
+REDUCE_SCATTER = "reduce_scatter"  # set_separate_reduce_scatter_group
+REPLICATE = "replicate"  # HSDP's all-reduces
+POST_FORWARD = "post_forward"  # gathers in backward within the smaller groups of reshard_after_forward=n
+
+
+class TrainingState(Enum):
+    FORWARD = auto()
+    PRE_BACKWARD = auto()
+    POST_BACKWARD = auto()
+    IDLE = auto()
+
+
+class ShardedState(Enum):
+    SHARDED = auto()
+    SHARDED_POST_FORWARD = auto()
+    UNSHARDED = auto()
+
+
+@dataclass(slots=True)
+class AllGatherResult:
+    """A gather that was issued: its flat output G is alive until this is dropped.
+
+    Attributes:
+        event: end of the gather on its stream; 0 where there is one rank and no gather.
+        work: of an asynchronous gather, the event at its end; else 0.
+        lane: the stream whose pool G comes from.
+    """
+
+    group: ParamGroup
+    event: int
+    work: int
+    lane: Lane
+
+    def drop(self) -> None:
+        """Free G. On one rank there is none: parameters are copied straight from the shards."""
+        if self.event:
+            layout = self.group.layout
+            self.group.cpu.free(Memory.AG_OUTPUT, self.group.name, layout.gather_bytes, layout.gather_dtype, self.lane)
+
+
+@dataclass
+class CommContext:
+    """Torch's ``FSDPCommContext``, and the numbers that all groups have in common.
+
+    Attributes:
+        shards, replicas: ranks that share one copy of the parameters, and copies.
+        post_forward_shards: ranks that share one copy between forward and backward (``reshard_after_forward=n``).
+        all_gather_state: the previous group's G, and the end of its copy-out.
+        reduce_scatter_states: group and event of the reduce-scatters whose input I is alive.
+    """
+
+    cpu: Cpu
+    shards: int
+    replicas: int
+    post_forward_shards: int
+    reduce_scatter_communicator: str = SHARD
+    max_input_buffers: int = 1
+    unshard_async_op: bool = False
+    cpu_offload: bool = False
+    gradient_divide_factor: float | None = None
+    all_gather_state: tuple[AllGatherResult, int] | None = None
+    reduce_scatter_states: list[tuple[ParamGroup, int]] = field(default_factory=list)
+    post_forward_order: list[ParamGroup] = field(default_factory=list)
+    last_post_reduce_events: dict[Lane, int] = field(default_factory=dict)
+
+    def all_gather_streams_wait(self, event: int) -> None:
+        self.cpu.wait(Lane.AG_COPY_IN, event)
+        self.cpu.wait(Lane.ALL_GATHER, event)
+
+    def flush_all_gather_state(self) -> None:
+        """End of the root's forward: drop the last G."""
+        if self.all_gather_state is not None:
+            last, copied_out = self.all_gather_state
+            self.all_gather_streams_wait(copied_out)
+            last.drop()
+            self.all_gather_state = None
+
+    def wait_for_reduce_scatters(self, keep: int) -> None:
+        """Make compute wait for the oldest reduce-scatters and drop their inputs until ``keep`` are left."""
+        while len(self.reduce_scatter_states) > keep:
+            group, event = self.reduce_scatter_states.pop(0)
+            self.cpu.wait(Lane.COMPUTE, event)
+            group.drop_reduce_scatter_input()
+
+    def release_all_reduce_scatters(self) -> None:
+        """End of backward: wait for all, then drop all, in the order in which torch's list lets go of them."""
+        for _, event in self.reduce_scatter_states:
+            self.cpu.wait(Lane.COMPUTE, event)
+        last = self.reduce_scatter_states[-1:]
+        for group, _ in self.reduce_scatter_states[-2::-1] + last:
+            group.drop_reduce_scatter_input()
+        self.reduce_scatter_states.clear()

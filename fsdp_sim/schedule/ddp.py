@@ -1,0 +1,161 @@
+"""`build_ddp`: the program of ``DistributedDataParallel``: every rank has the whole model, gradients are averaged.
+
+See `buckets` for how gradients travel. `fsdp_sim.mini.siblings.ddp` is a DDP that can be run.
+
+[Note: mixed precision]  With ``param_dtype`` a unit's parameters are cast before its forward and the copy is kept for
+backward; gradients are in ``param_dtype``, reduced in ``reduce_dtype``, and cast back to the parameters' dtype.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from fsdp_sim.schedule.buckets import GRAD, Reducer
+from fsdp_sim.schedule.checkpointing import checkpointed_units
+from fsdp_sim.schedule.cpu import Cpu
+from fsdp_sim.schedule.program import Program
+from fsdp_sim.schedule.tree import Node, tree_of
+from fsdp_sim.schedule.unit import Unit
+from fsdp_sim.spec import Plan
+from fsdp_sim.spec.plan import DTYPE_BYTES, TORCH_DTYPES
+from fsdp_sim.timeline import Lane, Memory, Op, Phase
+
+
+def build_ddp(units: Sequence[Unit], plan: Plan, world_size: int, steps: int = 1) -> Program:
+    """The program torch's ``DistributedDataParallel`` issues around the whole model; units only name compute.
+
+    Source: torch 2.13, ``torch.nn.parallel.distributed`` and ``reducer.cpp``.
+
+    Raises:
+        ValueError: the plan asks for what DDP has not: shards, offloading, gradients never reduced.
+    """
+    trainer = Trainer(units, plan, world_size, Reducer)
+    for step in range(steps):
+        trainer.train_step(step)
+    trainer.reducer.close()
+    return Program(tuple(units), plan, world_size, tuple(trainer.cpu.instructions))
+
+
+class Trainer:
+    """The training loop of a model whose parameters are whole on every rank."""
+
+    def __init__(self, units: Sequence[Unit], plan: Plan, world_size: int, reducer: type[Reducer]) -> None:
+        _validate(plan)
+        self.cpu, self.plan = Cpu(), plan
+        walk = walk_of(units)
+        self.forwards = [segment for _, segment in walk]
+        self.backwards: list[tuple[str, Unit]] = []
+        for unit, segment in walk:
+            if self.backwards or unit.trains(segment):
+                self.backwards.append((segment, unit))
+        self.backwards.reverse()
+        again = checkpointed_units(units, plan)
+        blocks = [block for u in units if u.name in again for block in (u.before_children(), u.after_children())]
+        self.block_of = {segment: block for block in blocks for segment in block}
+        # Casts of parameters, by the segment before which they come
+        self.casts: dict[str, tuple[str, int]] = {}
+        for unit in units:
+            n = sum(math.prod(p.shape) for p in unit.params if p.dtype != (plan.param_dtype or p.dtype))
+            if n and plan.param_dtype:
+                self.casts[unit.names_of_segments[0]] = (unit.name, n * DTYPE_BYTES[plan.param_dtype])
+        # Gradients: of all parameters of a segment, and the largest of them. In bytes
+        self.grads: dict[str, tuple[int, int]] = {}
+        for unit, segment in walk:
+            new = [
+                math.prod(p.shape) * DTYPE_BYTES[plan.param_dtype or p.dtype]
+                for p in unit.params
+                if p.requires_grad and unit.segments_of(p)[0] == segment
+            ]
+            if new:
+                self.grads[segment] = (sum(new), max(new))
+        self.kept: dict[
+            str, tuple[str, int, str]
+        ] = {}  # gradients outside of the buckets, by segment: unit, bytes, dtype
+        self.reducer = reducer(self.cpu, walk, plan, world_size)
+
+    def train_step(self, step: int) -> None:
+        last = self.plan.grad_accum - 1
+        self.cpu.step = step
+        for micro_batch in range(self.plan.grad_accum):
+            self.cpu.micro_batch = micro_batch
+            self.forward()
+            self.backward(sync=self.plan.requires_gradient_sync is True or micro_batch == last)
+        self.cpu.phase = Phase.OPTIMIZER
+        self.optimizer()
+        self.reducer.zero_grad()
+
+    def optimizer(self) -> None:
+        self.cpu.op(Op.OPTIM, "")
+
+    def forward(self) -> None:
+        cpu, dtype = self.cpu, self.plan.param_dtype or ""
+        cpu.phase = Phase.FORWARD
+        for segment in self.forwards:
+            if segment in self.casts:
+                unit, n_bytes = self.casts[segment]
+                cpu.alloc(Memory.UNSHARDED, unit, n_bytes, dtype)
+                cpu.op(Op.AG_CAST, unit, Lane.COMPUTE, n_bytes, dtype, f"to {TORCH_DTYPES[dtype]}")
+            cpu.op(Op.FWD, segment)
+
+    def backward(self, sync: bool) -> None:
+        cpu, reducer = self.cpu, self.reducer
+        cpu.phase = Phase.BACKWARD
+        if sync:
+            reducer.begin_backward()
+        recomputed: set[tuple[str, ...]] = set()
+        for segment, unit in self.backwards:
+            block = self.block_of.get(segment, ())
+            if block and block not in recomputed:
+                recomputed.add(block)
+                for again in block:
+                    cpu.op(Op.RECOMPUTE, again)
+            if sync:
+                reducer.before(segment)
+            self.compute(segment, unit, sync)
+            if sync:
+                reducer.after(segment)
+                if segment in self.kept:
+                    cpu.free(GRAD, *self.kept.pop(segment))
+        if sync:
+            reducer.end_backward()
+        for unit_name, n_bytes in self.casts.values():
+            cpu.free(Memory.UNSHARDED, unit_name, n_bytes, self.plan.param_dtype or "")
+
+    def compute(self, segment: str, unit: Unit, sync: bool) -> None:
+        """Backward of a segment. Autograd's own gradients are alive one by one, or kept where there is no sync yet."""
+        cpu = self.cpu
+        n_bytes, largest = self.grads.get(segment, (0, 0))
+        dtype = self.plan.param_dtype or (unit.params[0].dtype if unit.params else "")
+        kept = segment in self.kept
+        if n_bytes and not sync and not kept:
+            cpu.alloc(GRAD, unit.name, n_bytes, dtype)
+            self.kept[segment] = (unit.name, n_bytes, dtype)
+            largest = 0
+        if largest:
+            cpu.alloc(Memory.TEMPORARY, unit.name, largest, dtype)
+        cpu.op(Op.BWD, segment)
+        if largest:
+            if kept:
+                cpu.op(Op.ACCUMULATE, unit.name, Lane.COMPUTE, n_bytes, dtype)
+            cpu.free(Memory.TEMPORARY, unit.name, largest, dtype)
+
+
+def walk_of(units: Sequence[Unit]) -> list[tuple[Unit, str]]:
+    """Unit and segment of each piece of compute, in forward order."""
+
+    def walk(node: Node) -> Iterable[tuple[Unit, str]]:
+        yield from ((node.unit, segment) for segment in node.unit.before_children())
+        for child in node.children:
+            yield from walk(child)
+        yield from ((node.unit, segment) for segment in node.unit.after_children())
+
+    return list(walk(tree_of(units)))
+
+
+def _validate(plan: Plan) -> None:
+    if plan.requires_gradient_sync is False:
+        raise ValueError(
+            f"Plan.requires_gradient_sync is False, so no gradient would ever be reduced; with api={plan.api!r} it is "
+            f"True or 'last'"
+        )

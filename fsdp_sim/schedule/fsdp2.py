@@ -1,0 +1,309 @@
+"""`build_fsdp2`: run the machine of one group per unit through training steps and keep what the CPU issued.
+
+The hooks are those of torch's ``FSDPState``; the walk through forward and backward is what autograd does with a model
+whose pieces of compute run one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from fsdp_sim.schedule import comm as communicators
+from fsdp_sim.schedule.checkpointing import checkpointed_units
+from fsdp_sim.schedule.comm import CommContext, TrainingState
+from fsdp_sim.schedule.cpu import Cpu
+from fsdp_sim.schedule.group import ParamGroup
+from fsdp_sim.schedule.layout import Layout, layout_of
+from fsdp_sim.schedule.program import Program
+from fsdp_sim.schedule.tree import Node, in_order_of_modules, tree_of
+from fsdp_sim.schedule.unit import Unit
+from fsdp_sim.spec import Plan
+from fsdp_sim.timeline import Lane, Op, Phase
+
+
+def build_fsdp2(units: Sequence[Unit], plan: Plan, world_size: int, steps: int = 1) -> Program:
+    """The program torch's ``fully_shard`` issues, called on every unit, inner units first.
+
+    See `fsdp_sim.schedule.build` for the arguments, which it has checked.
+
+    Raises:
+        ValueError: ``reshard_after_forward`` does not divide the ranks of a shard group; a unit trains parameters of
+            several dtypes.
+    """
+    trainer = _Trainer(units, plan, world_size)
+    for step in range(steps):
+        trainer.train_step(step)
+    once = tuple({unit.name: unit for unit in units}.values())
+    runs = tuple(units) if len(once) < len(units) else ()
+    return Program(once, plan, world_size, tuple(trainer.cpu.instructions), runs)
+
+
+@dataclass
+class _State:
+    """A run of a unit, its group if it has parameters, and what autograd follows of it.
+
+    Attributes:
+        is_first: of the runs of its unit in a forward; its backward comes last and completes the gradients.
+        before, after: segments around the units inside.
+        grads: of each segment with a backward, the gradients it computes: (parameter, bytes).
+        forward_prefetch, backward_prefetch: groups of the explicit lists.
+        lists_backward: an explicit backward list is set, maybe of units without parameters.
+    """
+
+    unit: Unit
+    group: ParamGroup | None
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+    children: list[_State] = field(default_factory=list)
+    grads: dict[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
+    input_requires_grad: bool = False
+    output_requires_grad: bool = False
+    checkpointed: bool = False
+    is_first: bool = True
+    forward_prefetch: tuple[ParamGroup, ...] = ()
+    backward_prefetch: tuple[ParamGroup, ...] = ()
+    lists_backward: bool = False
+
+
+class _Trainer:
+    """The training loop: the hooks of torch's ``FSDPState`` around each unit's compute."""
+
+    def __init__(self, units: Sequence[Unit], plan: Plan, world_size: int) -> None:
+        self.plan = plan
+        self.cpu = Cpu()
+        self.comm = _comm_context(plan, world_size, self.cpu)
+        self._layouts: dict[int, Layout] = {}
+        self._checkpointed = checkpointed_units(units, plan)
+        tree = tree_of(units)
+        self._groups: dict[str, ParamGroup | None] = {}
+        self._states: list[_State] = []
+        self.root = self._state(tree, is_root=True)
+        self._follow(self.root, False)  # tokens and images need no gradients
+        self._set_prefetch([unit.name for unit in units if unit is not tree.unit])
+        modules = in_order_of_modules([node for node in tree if node is not tree])
+        names = list(dict.fromkeys([tree.unit.name, *(node.unit.name for node in modules)]))
+        self.groups = self._groups_of(names)
+        of_modules = {name: number for number, name in enumerate(names)}
+        self.in_order_of_grads = _in_order_of_grads(self.root, of_modules)
+        self.post_optim_event = 0
+
+    def _state(self, node: Node, is_root: bool) -> _State:
+        unit, reshard = node.unit, self.plan.reshard_after_forward
+        if reshard is None:
+            reshard = not is_root
+        elif type(reshard) is int:
+            reshard = reshard != 1  # torch takes 1 for False
+        is_first = unit.name not in self._groups
+        if is_first:
+            group = ParamGroup(unit.name, self._layout(unit), self.comm, bool(reshard)) if unit.params else None
+            self._groups[unit.name] = group
+        before: tuple[str, ...] = unit.names_of_segments
+        after: tuple[str, ...] = ()
+        if unit.is_root:
+            before, after = unit.before_children(), unit.after_children()
+        state = _State(unit, self._groups[unit.name], before, after, is_first=is_first)
+        state.checkpointed = unit.name in self._checkpointed
+        state.children = [self._state(child, is_root=False) for child in node.children]
+        self._states.append(state)
+        return state
+
+    def _layout(self, unit: Unit) -> Layout:
+        """Layers often share their parameters' descriptions; then they share the layout."""
+        if id(unit.params) not in self._layouts:
+            self._layouts[id(unit.params)] = layout_of(unit, self.plan, self.comm.shards, self.comm.replicas)
+        return self._layouts[id(unit.params)]
+
+    def _follow(self, state: _State, requires_grad: bool) -> bool:
+        """Follow requires_grad through a unit; returns whether its output has it."""
+        state.input_requires_grad = requires_grad
+        by_segment = _grads_by_segment(state.unit, state.group.layout) if state.group else {}
+
+        def compute(segments: tuple[str, ...]) -> None:
+            nonlocal requires_grad
+            for segment in segments:
+                requires_grad = requires_grad or segment in by_segment
+                if requires_grad:
+                    state.grads[segment] = by_segment.get(segment, ())
+
+        compute(state.before)
+        for child in state.children:
+            requires_grad = self._follow(child, requires_grad)
+        compute(state.after)
+        state.output_requires_grad = requires_grad
+        return requires_grad
+
+    def _set_prefetch(self, runs: list[str]) -> None:
+        forward, backward = self.plan.forward_prefetch or 0, self.plan.backward_prefetch or 0
+        if not forward and not backward:
+            return
+        layers = list(dict.fromkeys(runs))
+        number_of = {name: number for number, name in enumerate(layers)}
+        for state in self._states:
+            number = number_of.get(state.unit.name)
+            if number is not None:  # the root has no lists
+                state.forward_prefetch = self._groups_of(layers[number + 1 : number + 1 + forward])
+                listed = layers[max(0, number - backward) : number][::-1]
+                state.backward_prefetch, state.lists_backward = self._groups_of(listed), bool(listed)
+
+    def _groups_of(self, names: Iterable[str]) -> tuple[ParamGroup, ...]:
+        """Of units that have parameters, each once."""
+        return tuple(group for name in dict.fromkeys(names) if (group := self._groups[name]) is not None)
+
+    # -- a step
+
+    def train_step(self, step: int) -> None:
+        self.cpu.step = step
+        for micro_batch in range(self.plan.grad_accum):
+            self.cpu.micro_batch = micro_batch
+            is_last = self._set_accumulation(micro_batch == self.plan.grad_accum - 1)
+            self.cpu.phase = Phase.FORWARD
+            self._root_pre_forward()
+            self._forward(self.root)
+            self.comm.flush_all_gather_state()
+            self.cpu.phase = Phase.BACKWARD
+            self._backward(self.root)
+            self._final_callback(is_last)
+        self.cpu.phase = Phase.OPTIMIZER
+        self.cpu.op(Op.OPTIM, "")
+        if self.plan.post_optim_event:
+            self.post_optim_event = self.cpu.record(Lane.COMPUTE)
+        for group in self.in_order_of_grads:
+            group.grads.zero_grad()
+
+    def _set_accumulation(self, last: bool) -> bool:
+        plan = self.plan
+
+        def now(setting: bool | str) -> bool:
+            return last if setting == "last" else bool(setting)
+
+        for group in self.groups:
+            group.reduce_grads = now(plan.requires_gradient_sync)
+            group.all_reduce_grads = now(plan.requires_all_reduce)
+            group.reshard_after_backward = now(plan.reshard_after_backward)
+        return now(plan.is_last_backward)
+
+    def _root_pre_forward(self) -> None:
+        """Gathers must not overtake the optimizer."""
+        if self.post_optim_event:
+            self.comm.all_gather_streams_wait(self.post_optim_event)
+            self.post_optim_event = 0
+            return
+        self.cpu.wait_stream(Lane.AG_COPY_IN, Lane.COMPUTE)
+        self.cpu.wait_stream(Lane.ALL_GATHER, Lane.COMPUTE)
+
+    def _forward(self, state: _State) -> None:
+        if state.group:
+            state.group.pre_forward()
+        for group in state.forward_prefetch:
+            group.unshard()
+        for segment in state.before:
+            self.cpu.op(Op.FWD, segment)
+        for child in state.children:
+            self._forward(child)
+        for segment in state.after:
+            self.cpu.op(Op.FWD, segment)
+        if state.group:
+            state.group.post_forward()
+
+    def _backward(self, state: _State, around: tuple[_State, ...] = ()) -> None:
+        """Backward of a unit; ``around`` are the units that end where it ends, so have the same output tensor."""
+        inner = list(state.children)
+        if inner and not state.after:
+            self._backward(inner.pop(), (state, *around))  # hooks of one tensor run in the order they were made
+        else:
+            for each in (state, *around):
+                self._pre_backward(each)
+            self._backward_of(state, state.after)
+        for child in reversed(inner):
+            self._backward(child)
+        self._backward_of(state, state.before)
+        if state.group and state.input_requires_grad:
+            state.group.post_backward()
+
+    def _pre_backward(self, state: _State) -> None:
+        if not state.output_requires_grad:
+            return
+        if state.group:
+            state.group.pre_backward(default_prefetch=not state.lists_backward)
+        for group in state.backward_prefetch:
+            group.unshard()
+
+    def _backward_of(self, state: _State, segments: tuple[str, ...]) -> None:
+        if state.checkpointed and any(segment in state.grads for segment in segments):
+            for segment in segments:
+                self.cpu.op(Op.RECOMPUTE, segment)
+        for segment in reversed(segments):
+            grads = state.grads.get(segment)
+            if grads is None:
+                continue
+            if state.group and grads:
+                state.group.grads.computed(grads, complete=state.is_first)
+            self.cpu.op(Op.BWD, segment)
+            if state.group and state.group.grads.to_add:
+                state.group.grads.added()
+
+    def _final_callback(self, is_last: bool) -> None:
+        """End of backward: run what autograd did not reach; after the last make compute wait for every reduction."""
+        self.cpu.hook("root_post_backward_final_callback")
+        for group in self.groups:
+            if group.training_state is not TrainingState.POST_BACKWARD:
+                group.post_backward()
+            group.training_state = TrainingState.IDLE
+            if is_last:
+                group.finalize_backward()
+        if is_last:
+            self.comm.post_forward_order.clear()
+            self.comm.release_all_reduce_scatters()
+
+
+def _comm_context(plan: Plan, world_size: int, cpu: Cpu) -> CommContext:
+    shards = plan.shard_size or world_size
+    keep = plan.reshard_after_forward
+    post_forward_shards = shards
+    if type(keep) is int and keep != 1:
+        if shards % keep:
+            factors = ", ".join(str(n) for n in range(1, shards + 1) if shards % n == 0)
+            raise ValueError(
+                f"Plan.reshard_after_forward is {keep}, which does not divide the {shards} ranks of a shard group; as "
+                f"a number it must be one of {factors}"
+            )
+        post_forward_shards = keep
+    separate = plan.separate_reduce_scatter_group
+    return CommContext(
+        cpu, shards, world_size // shards, post_forward_shards,
+        reduce_scatter_communicator=communicators.REDUCE_SCATTER if separate else communicators.SHARD,
+        max_input_buffers=plan.reduce_scatter_max_input_buffers,
+        unshard_async_op=plan.unshard_async_op,
+        cpu_offload=plan.cpu_offload,
+        gradient_divide_factor=plan.gradient_divide_factor,
+    )  # fmt: skip
+
+
+def _grads_by_segment(unit: Unit, layout: Layout) -> dict[str, tuple[tuple[int, int], ...]]:
+    """Gradients that the backward of each segment computes: (parameter, bytes)."""
+    uses, sizes = unit.uses, layout.grad_bytes
+    segments = unit.names_of_segments
+    if len(segments) == 1:
+        return {segments[0]: sizes} if sizes else {}
+    grads = {segment: tuple(size for size in sizes if segment in uses[size[0]]) for segment in segments}
+    return {segment: some for segment, some in grads.items() if some}
+
+
+def _in_order_of_grads(root: _State, of_modules: dict[str, int]) -> list[ParamGroup]:
+    """Gradients go in parameter order, and O with the last one that is a view of it."""
+    order: list[ParamGroup] = []
+
+    def visit(state: _State) -> None:
+        group, after = state.group if state.is_first else None, state.after
+        homes = [state.unit.uses[k][0] for k in group.layout.trained] if group and after and state.before else []
+        goes_last = any(home in after for home in homes) if homes else bool(after)
+        if group and not goes_last:
+            order.append(group)
+        for child in sorted(state.children, key=lambda child: of_modules[child.unit.name]):
+            visit(child)
+        if group and goes_last:
+            order.append(group)
+
+    visit(root)
+    return order

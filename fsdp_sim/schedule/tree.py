@@ -1,0 +1,59 @@
+"""Units within units: which run inside which, and the order in which torch's lists have them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+from fsdp_sim.schedule.unit import Unit, root_of
+
+
+@dataclass
+class Node:
+    """A unit and the units that run where it has ``...``."""
+
+    unit: Unit
+    children: list[Node] = field(default_factory=list)
+
+    def __iter__(self) -> Iterator[Node]:
+        """This unit and all inside it, outer before inner: the order of ``named_modules``."""
+        yield self
+        for child in self.children:
+            yield from child
+
+
+def tree_of(units: Sequence[Unit]) -> Node:
+    """The root. Units keep their order; one that runs several times has a node for each."""
+    root = Node(root_of(units))
+    nodes = [root if unit is root.unit else Node(unit) for unit in units]
+    parents = {node.unit.name: node for node in nodes if node.unit.is_root and node is not root}
+    for node in nodes:
+        if node is not root:
+            around = [name for name in parents if node.unit.name.startswith(f"{name}.")]
+            (parents[max(around, key=len)] if around else root).children.append(node)
+    return root
+
+
+class HasUnit(Protocol):
+    unit: Unit
+
+
+T = TypeVar("T", bound=HasUnit)
+
+
+def in_order_of_modules(nodes: Sequence[T]) -> list[T]:
+    """The order of ``named_modules``: units of one container stay together, where its first one is.
+
+    It differs from the order of execution only if that goes back and forth between containers.
+    """
+    if len({node.unit.name.rpartition(".")[0] for node in nodes}) == 1:
+        return list(nodes)
+    first: dict[str, int] = {}
+
+    def key(number: int, node: T) -> tuple[int, ...]:
+        parts = node.unit.name.split(".")
+        return tuple(first.setdefault(".".join(parts[: n + 1]), number) for n in range(len(parts)))
+
+    keys = [key(number, node) for number, node in enumerate(nodes)]
+    return [nodes[number] for number in sorted(range(len(nodes)), key=lambda number: keys[number])]
