@@ -1,4 +1,4 @@
-"""The rooms of fsdp_sim stand in a row: each imports only rooms before it, and the first six work without torch."""
+"""The rooms of fsdp_sim stand in a row: each imports only rooms before it, and those before mini work without torch."""
 
 import ast
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 import fsdp_sim
 
 ROOT = Path(fsdp_sim.__file__).parent
-ROOMS = ["timeline", "spec", "schedule", "cost", "engine", "simulate"]  # numpy, never torch
+ROOMS = ["timeline", "spec", "schedule", "cost", "engine", "simulate", "requests", "explore", "validate"]  # no torch
 ROOMS += ["mini", "ranks", "measure", "viz", "learn", "cli"]
 WITHOUT_TORCH = ROOMS[: ROOMS.index("mini")]
 WITH_TORCH = ["mini", "ranks", "measure", "learn"]

@@ -128,6 +128,9 @@ def head_tape(model: Model, plan: Plan, loss_dtype: str, *, fused_norm: bool = T
     tape.norm("x", "n", model.d_model)
     tape.linear("n", "logits", model.d_model, model.vocab)
     logits = tape.tokens * model.vocab
+    if plan.cross_entropy == "fused":  # keeps the logits and a number per row; its backward writes over the logits
+        tape.step(Step(("logits",), ("y",), ("logits", "y"), alias=True), {"y": 4 * tape.tokens})
+        return tape.done(logits=frozenset({"logits", "y"}))
     source, wide = "logits", DTYPE_BYTES[loss_dtype]
     if wide != tape.number:
         source = "wide"

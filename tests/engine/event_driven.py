@@ -1,7 +1,7 @@
 """A second replay that shares nothing with the first: it moves a clock from event to event.
 
 Every rank has a CPU that issues and streams that hold queues. At each moment whatever can move moves; then the
-clock jumps to the next moment at which something ends.
+clock jumps to the next moment at which something ends. Simple rather than fast: every queue is looked at every time.
 """
 
 import math
@@ -10,21 +10,28 @@ from collections import defaultdict, deque
 from fsdp_sim.schedule import Kind
 from fsdp_sim.timeline import Lane
 
+SILENT = (Kind.HOOK, Kind.ALLOC, Kind.FREE, Kind.RECORD_STREAM)
 
-def replay_event_driven(program, durations, ranks, on_cpu=False, issue_s=0.0):
-    """Start and end of each op: {(rank, number of the op in the program): (start_s, end_s)}."""
-    instructions = [i for i in program if i.kind not in (Kind.HOOK, Kind.ALLOC, Kind.FREE)]
+
+def replay_event_driven(program, durations, ranks, on_cpu=False, issue_s=0.0, launch_s=math.inf):
+    """Start and end of each op: {(rank, number of the op in the program): (start_s, end_s)}.
+
+    ``issue_s`` is a number or a function of the instruction.
+    """
+    instructions = [i for i in program if i.kind not in SILENT]
     numbers = {k: n for n, k in enumerate(k for k, i in enumerate(instructions) if i.kind is Kind.OP)}
-    order = defaultdict(deque)  # communicator -> its collectives, in issue order
-    for k, i in enumerate(instructions):
-        if i.communicator:
-            order[i.communicator].append(k)
     everyone = range(ranks)
+    order = [defaultdict(list) for _ in everyone]  # rank -> communicator -> its collectives, in issue order
+    for rank in everyone:
+        for k, i in enumerate(instructions):
+            if i.communicator:
+                order[rank][i.communicator].append(k)
     queue = [defaultdict(deque) for _ in everyone]  # rank -> stream -> what was issued on it
     cursor = [0] * ranks  # what each CPU issues next
     ready_at = [0.0] * ranks  # when each CPU is done with what it does now
-    issuing = [False] * ranks  # whether ready_at already has the cost of issuing
+    issuing = [""] * ranks  # whether ready_at has the cost of the first kernel ("first"), or of all ("all")
     blocked_on = [None] * ranks
+    all_issued = {}  # (rank, op) -> when its last kernel was issued
     running = {}  # (rank, stream) -> (end, instruction)
     passed = [set() for _ in everyone]  # instructions done, and (stream, number of issues) of wait_stream marks
     happened = [set() for _ in everyone]  # events
@@ -34,28 +41,58 @@ def replay_event_driven(program, durations, ranks, on_cpu=False, issue_s=0.0):
         value = durations[i.op, i.unit]
         return value[rank] if isinstance(value, (list, tuple)) else value
 
+    def cost(i):
+        return issue_s(i) if callable(issue_s) else issue_s
+
+    def group(i, rank):
+        """The ranks of a collective: blocks of consecutive ones, or those at equal positions of the blocks."""
+        if i.communicator == "replicate":
+            block = program.world_size // i.group_size
+            return tuple(r for r in everyone if r % block == rank % block)
+        return tuple(r for r in everyone if r // i.group_size == rank // i.group_size)
+
     def issue(rank, now):
         if blocked_on[rank] is not None:
-            if blocked_on[rank] not in passed[rank]:
+            kind, what = blocked_on[rank]
+            if what not in (passed[rank] if kind == "passed" else happened[rank]):
                 return False
             blocked_on[rank] = None
         if ready_at[rank] > now or cursor[rank] == len(instructions):
             return False
         k = cursor[rank]
         i = instructions[k]
-        if i.kind is Kind.OP and issue_s and not issuing[rank]:
-            issuing[rank], ready_at[rank] = True, now + issue_s
+        whole = cost(i) if i.kind is Kind.OP else 0.0
+        first = whole if i.communicator else min(whole, launch_s)
+        if first and not issuing[rank]:
+            issuing[rank], ready_at[rank] = "first", now + first
             return True
-        issuing[rank] = False
+        if issuing[rank] != "all":
+            enqueue(rank, k, i)
+            all_issued[rank, k] = now + (whole - first)
+            if whole > first:
+                issuing[rank], ready_at[rank] = "all", now + (whole - first)
+                return True
+        issuing[rank] = ""
         cursor[rank] += 1
-        if i.kind is Kind.WAIT_STREAM:
-            queue[rank][i.other].append(("mark", k))
-        queue[rank][i.lane].append((i.kind, k))
         computes = i.kind is Kind.OP and not i.communicator
         waits = i.kind in (Kind.WAIT, Kind.WAIT_STREAM) and i.lane is Lane.COMPUTE
         if on_cpu and (computes or waits):
-            blocked_on[rank] = k
+            blocked_on[rank] = ("passed", k)
+        if i.kind in (Kind.CPU_SYNC, Kind.CPU_BLOCK):
+            blocked_on[rank] = ("happened", i.event)
         return True
+
+    def enqueue(rank, k, i):
+        if i.kind in (Kind.CPU_SYNC, Kind.CPU_BLOCK):
+            return
+        if i.kind is Kind.WAIT_STREAM:
+            queue[rank][i.other].append(("mark", k))
+        if i.async_op:
+            group_stream = f"process group {i.communicator}"
+            queue[rank][i.lane].append(("mark", k))
+            queue[rank][group_stream] += [(Kind.WAIT_STREAM, k), (Kind.OP, k), (Kind.RECORD, k)]
+            return
+        queue[rank][i.lane].append((i.kind, k))
 
     def advance(rank, lane, now):
         line = queue[rank][lane]
@@ -66,8 +103,12 @@ def replay_event_driven(program, durations, ranks, on_cpu=False, issue_s=0.0):
         if kind is Kind.OP:
             if i.communicator:  # moved by rendezvous
                 return False
-            running[rank, lane] = (now + seconds(i, rank), k)
-            times[rank, numbers[k]] = (now, now + seconds(i, rank))
+            end = now + seconds(i, rank)
+            kernels = max(1.0, cost(i) / launch_s)
+            if kernels > 1:
+                end = max(end, all_issued[rank, k] + seconds(i, rank) / kernels)
+            running[rank, lane] = (end, k)
+            times[rank, numbers[k]] = (now, end)
             return True
         if kind == "mark":
             passed[rank].add(("mark", k))
@@ -75,25 +116,36 @@ def replay_event_driven(program, durations, ranks, on_cpu=False, issue_s=0.0):
             happened[rank].add(i.event)
         elif not (i.event in happened[rank] if kind is Kind.WAIT else ("mark", k) in passed[rank]):
             return False
-        passed[rank].add(k)
+        if kind != "mark":
+            passed[rank].add(k)
         line.popleft()
         return True
 
-    def rendezvous(name, now):
-        if not order[name]:
-            return False
-        k = order[name][0]
+    def place_of(rank, k):
+        """The stream of a collective, if it is its turn there and on its communicator."""
         i = instructions[k]
-        here = [(r, i.lane) for r in everyone]
-        if any(place in running or not queue[place[0]][i.lane] or queue[place[0]][i.lane][0][1] != k for place in here):
+        lane = f"process group {i.communicator}" if i.async_op else i.lane
+        line = queue[rank][lane]
+        if (rank, lane) in running or not line or line[0] != (Kind.OP, k):
+            return None
+        if any(r == rank and instructions[j].communicator == i.communicator for (r, _), (_, j) in running.items()):
+            return None
+        return lane
+
+    def rendezvous(rank, name, now):
+        if not order[rank][name]:
             return False
-        if any(instructions[j].communicator == name for _, j in running.values()):
+        k = order[rank][name][0]
+        i = instructions[k]
+        members = group(i, rank)
+        lanes = [place_of(r, k) if order[r][name][:1] == [k] else None for r in members]
+        if None in lanes:
             return False
-        end = now + max(seconds(i, r) for r in everyone)
-        for rank, lane in here:
-            running[rank, lane] = (end, k)
-            times[rank, numbers[k]] = (now, end)
-        order[name].popleft()
+        end = now + max(seconds(i, r) for r in members)
+        for r, lane in zip(members, lanes, strict=True):
+            running[r, lane] = (end, k)
+            times[r, numbers[k]] = (now, end)
+            order[r][name].pop(0)
         return True
 
     def finish(now):
@@ -113,8 +165,8 @@ def replay_event_driven(program, durations, ranks, on_cpu=False, issue_s=0.0):
                 moved |= issue(rank, now)
                 for lane in list(queue[rank]):
                     moved |= advance(rank, lane, now)
-            for name in order:
-                moved |= rendezvous(name, now)
+                for name in order[rank]:
+                    moved |= rendezvous(rank, name, now)
         now = min([end for end, _ in running.values()] + [t for t in ready_at if t > now], default=math.inf)
         if now == math.inf:
             break

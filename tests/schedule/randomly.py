@@ -54,6 +54,16 @@ def random_units(chosen: Random, max_layers: int = 5) -> list[Unit]:
     return [root, *layers]
 
 
+def with_repeats(chosen: Random, units: list[Unit]) -> list[Unit]:
+    """The same units, some of which run again somewhere else in the forward."""
+    parents = [u.name for u in units[1:] if u.is_root]
+    alone = [u for u in units[1:] if not u.is_root and not any(u.name.startswith(f"{p}.") for p in parents)]
+    units = list(units)
+    for _ in range(chosen.randint(1, 3)):
+        units.insert(chosen.randint(1, len(units)), chosen.choice(alone))
+    return units
+
+
 def random_plan(chosen: Random, world_size: int) -> Plan:
     """Any plan for fsdp2 that these ranks can carry out; most fields at their defaults."""
     fields: dict[str, Any] = {}

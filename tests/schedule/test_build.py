@@ -43,6 +43,10 @@ def test_a_model_of_one_unit_needs_no_mark_for_its_layers():
     assert [i.what for i in program.ops if i.op in (Op.FWD, Op.BWD)] == ["FWD model", "BWD model"]
 
 
+def last_twice(units):
+    return [*units, units[-1]]
+
+
 def frozen(unit):
     return Unit(unit.name, tuple(Param(p.name, p.shape, p.dtype, False) for p in unit.params), unit.segments)
 
@@ -92,7 +96,9 @@ def test_below_the_first_trained_parameter_there_is_no_backward():
         ([], {}, "0 of 0 units are roots"),
         (toy(2)[1:], {}, r"0 of 2 units are roots \(none has ... in its segments\)"),
         ([*toy(1), Unit("other", segments=(...,))], {}, "unit other has ... in its segments, .* begins with 'other.'"),
-        ([*toy(1), toy(1)[1]], {}, "two units have the unit name 'layers.0'"),
+        ([*toy(1), toy(1)[1]], {}, "two units have the unit name 'layers.0'; each needs its own name .the same object"),
+        (last_twice(toy(1)), {"plan": Plan(api="ddp")}, "unit layers.0 is there twice; only programs of fsdp2"),
+        (last_twice([toy(0)[0], Unit("a.b"), Unit("a", segments=(...,))]), {}, "a is there twice and has units inside"),
         ([*toy(1), Unit("b", segments=("embed",))], {}, "two units have the segment name 'embed'"),
         ([frozen(u) for u in toy(2)], {}, "none of the 3 units has a parameter that requires gradients"),
         (

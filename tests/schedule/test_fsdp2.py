@@ -15,7 +15,7 @@ from fsdp_sim.schedule import Kind, Param, Unit, build, toy, toy_program, verify
 from fsdp_sim.spec import Plan
 from fsdp_sim.timeline import Memory, Op, Phase
 from tests.schedule.against_torch import torch_lines
-from tests.schedule.randomly import random_plan, random_units
+from tests.schedule.randomly import random_plan, random_units, with_repeats
 
 RECORDINGS = Path(__file__).parent / "recordings"
 needs_torch_2_13 = pytest.mark.skipif(
@@ -141,6 +141,25 @@ def test_random_units_under_random_plans_do_what_they_do_in_torch(seed):
     world_size = chosen.choice([1, 2, 3, 4, 8])
     units, plan = random_units(chosen), random_plan(chosen, world_size)
     assert_same(units, plan, world_size, steps=chosen.choice([1, 2]))
+
+
+@needs_torch_2_13
+@pytest.mark.parametrize("seed", range(2000, 2030))
+def test_units_that_run_several_times(seed):
+    chosen = Random(seed)
+    units, plan = with_repeats(chosen, random_units(chosen, 3)), random_plan(chosen, 4)
+    assert_same(units, plan, 4, steps=2)
+    verify(build(units, plan, 4, steps=2))
+
+
+def test_a_unit_that_runs_twice_is_gathered_for_each_run_and_reduced_once():
+    root, first, second = toy(2)
+    program = build([root, first, second, first], Plan(), 4)
+    assert program.units == (root, first, second)
+    of = Counter((i.op, i.phase) for i in program.ops if i.unit == "layers.0")
+    assert of[Op.ALL_GATHER, Phase.FORWARD] == of[Op.ALL_GATHER, Phase.BACKWARD] == 2
+    assert of[Op.REDUCE_SCATTER, Phase.BACKWARD] == 1  # autograd hands out the sum of both runs
+    assert of[Op.BWD, Phase.BACKWARD] == 2
 
 
 @needs_torch_2_13

@@ -61,21 +61,31 @@ def test_a_difference_covers_the_cells_of_one_and_not_the_other(one: Intervals, 
 
 # ---------------------------------------------------------------------- exposure and overlap
 
+KINDS = {  # (op, lane) -> whether it communicates, whether it computes
+    (Op.ALL_GATHER, Lane.ALL_GATHER): (True, False),
+    (Op.REDUCE_SCATTER, Lane.REDUCE_SCATTER): (True, False),
+    (Op.REDUCE_SCATTER, Lane.POST_BACKWARD): (True, False),
+    (Op.ALL_GATHER, Lane.UNSHARD): (True, False),
+    (Op.ALL_GATHER, Lane.COMPUTE): (True, False),  # waited for by the computing thread
+    (Op.OTHER, Lane.OTHER_COMM): (True, False),
+    (Op.FWD, Lane.COMPUTE): (False, True),
+    (Op.AG_COPY_OUT, Lane.COMPUTE): (False, True),
+    (Op.AG_COPY_IN, Lane.AG_COPY_IN): (False, False),
+    (Op.AG_CAST, Lane.PRE_UNSHARD): (False, False),
+    (Op.DIV, Lane.POST_BACKWARD): (False, False),
+    (Op.GRAD_CAST, Lane.REDUCE_SCATTER): (False, False),
+}
 comm_and_compute = st.lists(
-    st.tuples(
-        st.sampled_from([Lane.COMPUTE, Lane.ALL_GATHER, Lane.REDUCE_SCATTER, Lane.AG_COPY_IN]),
-        st.integers(0, CELLS),
-        st.integers(0, CELLS),
-    )
+    st.tuples(st.sampled_from(sorted(KINDS)), st.integers(0, CELLS), st.integers(0, CELLS)),
 )
 
 
 @given(comm_and_compute)
-def test_exposed_is_communication_where_nothing_computes(rows: list[tuple[Lane, int, int]]) -> None:
-    spans = [(lane, *sorted(ends)) for lane, *ends in rows]
-    timeline = timeline_of(*(op(start, end, lane=lane) for lane, start, end in spans))
-    comm = raster([(a, b) for lane, a, b in spans if lane in (Lane.ALL_GATHER, Lane.REDUCE_SCATTER)])
-    compute = raster([(a, b) for lane, a, b in spans if lane is Lane.COMPUTE])
+def test_exposed_is_communication_where_nothing_computes(rows: list[tuple[tuple[Op, Lane], int, int]]) -> None:
+    spans = [(kind, *sorted(ends)) for kind, *ends in rows]
+    timeline = timeline_of(*(op(start, end, kind[0], kind[1]) for kind, start, end in spans))
+    comm = raster([(a, b) for kind, a, b in spans if KINDS[kind][0]])
+    compute = raster([(a, b) for kind, a, b in spans if KINDS[kind][1]])
     assert (raster(exposed_intervals(timeline, 0)) == (comm & ~compute)).all()
     assert exposed_comm_s(timeline, 0) == (comm & ~compute).sum()
     assert overlap(timeline, 0) == pytest.approx((comm & compute).sum() / comm.sum() if comm.any() else 0.0)
@@ -162,6 +172,11 @@ def test_durations_are_in_the_order_of_the_ranks_and_zero_where_a_rank_has_none(
 def test_only_the_step_asked_for_counts() -> None:
     timeline = timeline_of(op(0, 5, unit="a"), op(10, 11, unit="a", step=1), op(11, 12, Op.ALLOC, step=1))
     assert {key: value.tolist() for key, value in piece_durations(timeline, 1).items()} == {(Op.FWD, "a"): [1.0]}
+
+
+def test_work_beside_collectives_on_their_lane_counts_from_the_end_of_what_came_before() -> None:
+    timeline = timeline_of(gather(0, 2, unit="a"), op(3, 4, Op.DIV, Lane.POST_BACKWARD, unit="a"))
+    assert piece(timeline, Op.DIV, "a") == [2]
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), min_size=1))

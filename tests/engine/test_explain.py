@@ -1,0 +1,294 @@
+"""Why a step takes as long as it does: the critical path, exposed communication, and the patterns behind idle times."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fsdp_sim.engine import Contention, critical_path, explain, exposure, run
+from fsdp_sim.schedule import Kind, build, toy
+from fsdp_sim.spec import Plan
+from fsdp_sim.timeline import Lane, Op, Phase
+from fsdp_sim.timeline.analysis import exposed_comm_s, overlap
+from tests.engine.programs import anything, by_hand, devices, durations, issuing, layers_only
+
+
+def explained(plan=None, layers=3, device="gpu", issue_s=0.0, units=None, steps=1, **seconds):
+    program = build(units or layers_only(layers), plan or Plan(), 8, steps=steps)
+    return explain(run(program, durations(**seconds), device=device, issue_s=issue_s))
+
+
+def reasons(found):
+    totals = {}
+    for wait in found.waits:
+        totals[wait.reason] = totals.get(wait.reason, 0.0) + wait.seconds
+    return totals
+
+
+def said(found, words):
+    """The one sentence that has these words."""
+    (sentence,) = [s for s in found.sentences if words in s]
+    return sentence
+
+
+# -- the patterns
+
+
+def test_the_first_gather_and_the_last_reduction_cannot_be_hidden():
+    found = explained()
+    assert reasons(found) == {"first all-gather": 10, "last reductions": 10}
+    assert found.exposed_s == {"layers.0": 20}
+    assert said(found, "first all-gather") == (
+        "The first all-gather of the step (layers.0) costs 10,000 ms: forward has nothing to compute before it arrives."
+    )
+    assert "The last reductions (layers.0) cost 10,000 ms" in said(found, "last reductions")
+
+
+def test_a_gather_behind_a_reduction_is_head_of_line_blocking():
+    found = explained(gather=40.0, scatter=40.0)
+    assert reasons(found)["head of line"] == 30
+    sentence = said(found, "head-of-line")
+    assert "ALL_GATHER(layers.0), behind REDUCE_SCATTER(layers.2)" in sentence
+    assert "set_separate_reduce_scatter_group(True)" in sentence
+
+
+def test_with_a_group_of_its_own_nothing_stands_behind_a_reduction():
+    found = explained(Plan(separate_reduce_scatter_group=True), gather=40.0, scatter=40.0)
+    assert "head of line" not in reasons(found)
+
+
+def test_gathers_longer_than_compute_make_the_network_the_bottleneck():
+    found = explained(layers=6, gather=40.0, scatter=0.0)
+    assert reasons(found)["all-gather"] >= 4 * 15
+    assert "the network is the bottleneck of layers.1" in said(found, "for all-gathers")
+
+
+def test_reductions_longer_than_backward_stall_compute_at_the_input_buffer():
+    found = explained(layers=4, scatter=200.0)
+    assert reasons(found)["reduce-scatter buffer"] == 3 * 150  # each waits for the one before; backward covers 50
+    assert "set_reduce_scatter_max_input_buffers(2)" in said(found, "input buffer")
+    assert "1 input buffer may be alive" in said(found, "input buffer")
+
+
+def test_two_input_buffers_cost_less():
+    one, two = (
+        explained(Plan(reduce_scatter_max_input_buffers=k, separate_reduce_scatter_group=True), 6, scatter=80.0)
+        for k in (1, 2)
+    )
+    assert reasons(two).get("reduce-scatter buffer", 0) < reasons(one)["reduce-scatter buffer"]
+
+
+def test_small_units_are_bound_by_the_cpu():
+    found = explained(forward=0.1, backward=0.1, gather=0.1, scatter=0.1, issue_s=1.0)
+    assert max(reasons(found), key=reasons(found).get) == "CPU issue"
+    assert set(found.bound.values()) == {"CPU"}
+    assert found.gains["cpu"] == pytest.approx(found.step_time_s / 11, rel=0.02)
+    assert found.gains["compute"] == pytest.approx(0, abs=0.05)
+    assert "The CPU is too slow" in said(found, "CPU is too slow")
+
+
+def test_the_rate_limiter_holds_the_cpu_back():
+    """A gather of more than one forward would have to start two units ahead; the limiter lets it start one ahead."""
+    plan = Plan(api="fsdp1", backward_prefetch="BACKWARD_PRE")
+    found = explained(plan, layers=6, gather=24.9, units=toy(6), scatter=0.0, backward=1.0)
+    free = explained(Plan(api="fsdp1", limit_all_gathers=False), gather=24.9, units=toy(6), scatter=0.0, backward=1.0)
+    if "rate limiter" in reasons(found):
+        assert "limit_all_gathers" in said(found, "rate limiter")
+    assert "rate limiter" not in reasons(free)
+    assert found.step_time_s >= free.step_time_s
+
+
+def test_a_limiter_that_waits_for_slow_compute_is_named():
+    block = {"kind": Kind.CPU_BLOCK, "event": 1, "event_lane": Lane.COMPUTE}
+    compute = {"kind": Kind.OP, "op": Op.FWD, "lane": Lane.COMPUTE}
+    gather = {"kind": Kind.OP, "op": Op.ALL_GATHER, "lane": Lane.UNSHARD, "communicator": "shard", "unit": "b"}
+    program = by_hand(
+        compute | {"unit": "a"}, {"kind": Kind.RECORD, "lane": Lane.COMPUTE, "event": 1}, block, gather,
+        {"kind": Kind.WAIT_STREAM, "lane": Lane.COMPUTE, "other": Lane.UNSHARD}, compute | {"unit": "b"},
+    )  # fmt: skip
+    found = explain(run(program, lambda i: 5.0))
+    assert reasons(found) == {"rate limiter": 5}
+    assert "most before FWD b" in said(found, "rate limiter")
+
+
+def test_on_cpu_the_thread_that_computes_issues_too_late():
+    found = explained(layers=4, device="cpu")
+    assert reasons(found)["computing thread"] + reasons(found).get("first all-gather", 0) >= 40
+    assert "Explicit prefetch" in said(found, "thread that computes")
+    prefetched = explained(Plan(forward_prefetch=1), layers=4, device="cpu")
+    assert reasons(prefetched).get("computing thread", 0) < reasons(found)["computing thread"]
+
+
+def test_ranks_that_come_to_a_collective_early_wait_for_the_slow_one():
+    """Rank 0 is explained, for it is the one with the last operation; rank 1 is slow in forward."""
+    program = build(layers_only(3), Plan(), 8)
+    seconds = durations(gather=5.0)
+    for k in range(3):
+        seconds[Op.FWD, f"layers.{k}"] = np.array([25.0, 60.0])
+        seconds[Op.BWD, f"layers.{k}"] = np.array([90.0, 55.0])
+    found = explain(run(program, seconds))
+    assert found.rank == 0
+    assert reasons(found)["slower rank"] > 0
+    assert "always for rank 1" in said(found, "slower ranks")
+
+
+def test_asynchronous_gathers_start_after_the_compute_before_them():
+    found = explained(Plan(unshard_async_op=True), layers=4)
+    assert reasons(found)["asynchronous all-gather"] >= 3 * 10
+    assert "Explicit prefetch" in said(found, "unshard_async_op")
+
+
+def test_zero_gathers_what_the_optimizer_has_updated():
+    found = explained(Plan(api="zero2"), units=toy(3))
+    assert reasons(found)["last all-gathers"] > 0
+    assert "at the end of the step" in said(found, "optimizer has updated")
+
+
+@pytest.mark.parametrize("api", ["ddp", "zero1", "zero2", "fsdp1"])
+def test_every_way_of_training_in_parallel_can_be_explained(api):
+    found = explained(Plan(api=api), units=toy(3), steps=2, scatter=30.0)
+    assert sum(reasons(found).values()) == pytest.approx(found.step_time_s - found.exposure.compute_s)
+    assert found.sentences
+
+
+# -- numbers
+
+
+def test_communication_is_hidden_or_exposed():
+    found = explained(gather=10.0, scatter=10.0).exposure
+    assert (found.step_s, found.compute_s, found.comm_s, found.exposed_s) == (245, 225, 90, 20)
+    assert found.by_unit == {(Phase.FORWARD, "layers.0"): 10, (Phase.BACKWARD, "layers.0"): 10}
+    assert found.overlap == pytest.approx(70 / 90)
+
+
+def test_gains_are_found_by_playing_again():
+    found = explained()
+    assert found.gains["compute"] == pytest.approx(225 - 225 / 1.1)
+    assert found.gains["network"] == pytest.approx(20 - 20 / 1.1)
+    assert found.gains["cpu"] == 0
+
+
+def test_the_caller_may_say_what_faster_means():
+    program = build(layers_only(3), Plan(), 8)
+    played = run(program, durations())
+    found = explain(played, faster={"network": lambda: run(program, durations(gather=5.0, scatter=5.0))})
+    assert found.gains["network"] == 10
+    assert found.gains["compute"] == pytest.approx(225 - 225 / 1.1)
+
+
+def test_a_later_step_is_explained_by_itself():
+    program = build(layers_only(3), Plan(), 8, steps=3)
+    played = run(program, durations())
+    assert [played.step_time_s(k) for k in range(3)] == [245, 245, 245]
+    for step in range(3):
+        found = explain(played, step=step)
+        assert found.critical_path[0].start_s == 245 * step
+        assert found.step_time_s == 245
+
+
+def test_a_step_that_is_not_there_is_named():
+    played = run(build(layers_only(1), Plan(), 8), durations())
+    for ask in (explain, critical_path, exposure):
+        with pytest.raises(ValueError, match="step 1 is not in the program, which has steps 0 to 0"):
+            ask(played, step=1)
+
+
+def test_the_path_crosses_over_to_the_rank_that_came_last():
+    program = build(layers_only(1), Plan(), 8)
+    seconds = durations()
+    seconds[Op.BWD, "layers.0"] = np.array([50.0, 80.0])
+    path = critical_path(run(program, seconds))
+    backward = next(piece for piece in path if piece.op.op is Op.BWD)
+    assert (backward.rank, backward.seconds) == (1, 80)
+
+
+def test_an_operation_that_the_cpu_issues_too_slowly_is_on_the_path_from_its_last_kernel():
+    program = by_hand({"kind": Kind.OP, "op": Op.FWD, "lane": Lane.COMPUTE, "unit": "a"})
+    path = critical_path(run(program, lambda i: 1.0, issue_s=10.0, launch_s=1.0))
+    assert [(piece.cpu, piece.start_s, piece.end_s) for piece in path] == [(True, 0, 10), (False, 10, 10.1)]
+
+
+def test_units_bound_by_different_things_are_told_apart():
+    found = explained(Plan(separate_reduce_scatter_group=True), gather=40.0, scatter=40.0)
+    assert found.bound == {"layers.0": "network", "layers.1": "compute", "layers.2": "network"}
+    assert said(found, "units on it") == (
+        "Of the 3 units on it 2 are bound by the network (layers.0, layers.2), 1 bound by compute (layers.1)."
+    )
+
+
+def test_every_sentence_names_milliseconds_percent_or_units():
+    for found in (explained(), explained(gather=40.0, scatter=40.0), explained(scatter=200.0, layers=5)):
+        assert str(found) == "\n".join(found.sentences)
+        assert all(any(mark in s for mark in ("ms", "%", "layers.")) for s in found.sentences)
+
+
+# -- on any program
+
+
+def check_path(played, step):
+    path = critical_path(played, step)
+    ends = played.step_ends_s
+    begin = ends[step - 1] if step else 0.0
+    if ends[step] == begin:
+        assert path == []
+        return
+    assert (path[0].start_s, path[-1].end_s) == (begin, ends[step])
+    assert all(a.end_s == b.start_s for a, b in pairwise(path))
+    assert sum(piece.seconds for piece in path) == pytest.approx(played.step_time_s(step))
+
+
+@settings(deadline=None)
+@given(anything, devices, issuing(), st.sampled_from([None, Contention(1.5, 2.0, 1.0)]), st.sampled_from([1.0, 0.1]))
+def test_the_critical_path_has_no_gaps_and_is_as_long_as_the_step(case, device, issue, contention, unit_s):
+    program, seconds, ranks = case
+    issue_s, launch_s = issue
+    seconds = {key: [s * unit_s for s in of_rank] for key, of_rank in seconds.items()}
+    how = {"device": device, "ranks": ranks, "issue_s": issue_s, "launch_s": launch_s}
+    played = run(program, seconds, contention=contention, **how)
+    for step in range(len(played.step_ends_s)):
+        check_path(played, step)
+
+
+@settings(deadline=None)
+@given(anything, devices, issuing())
+def test_making_what_is_on_the_path_slower_makes_the_run_slower(case, device, issue):
+    program, seconds, _ = case
+    issue_s, launch_s = issue
+    alone = {key: float(s[0]) for key, s in seconds.items()}
+    how = {"device": device, "issue_s": issue_s, "launch_s": launch_s}
+    played = run(program, alone, **how)
+    for piece in critical_path(played)[:3]:
+        if piece.cpu:
+            continue
+        key = (piece.op.op, piece.op.unit)
+        assert run(program, alone | {key: alone[key] + 1.0}, **how).span_s > played.span_s
+
+
+@settings(deadline=None)
+@given(anything, devices, st.integers(0, 2))
+def test_exposure_is_that_of_the_timeline(case, device, issue_s):
+    program, seconds, ranks = case
+    played = run(program, seconds, device=device, ranks=ranks, issue_s=issue_s)
+    if len(played.step_ends_s) > 1:
+        return  # a timeline's exposure is of all its steps
+    timeline = played.timeline()
+    for rank in range(ranks):
+        found = exposure(played, rank=rank)
+        assert found.exposed_s == pytest.approx(exposed_comm_s(timeline, rank))
+        assert found.overlap == pytest.approx(overlap(timeline, rank))
+        assert sum(found.by_unit.values()) == pytest.approx(found.exposed_s)
+        idle = sum(gap.seconds for gap in found.gaps if gap.lane is Lane.COMPUTE)
+        assert idle + found.compute_s == pytest.approx(found.step_s)
+
+
+@settings(deadline=None, max_examples=50)
+@given(anything, devices, issuing())
+def test_any_run_can_be_explained(case, device, issue):
+    program, seconds, ranks = case
+    issue_s, launch_s = issue
+    played = run(program, seconds, device=device, ranks=ranks, issue_s=issue_s, launch_s=launch_s)
+    found = explain(played)
+    assert found.sentences
+    assert sum(found.critical_s.values()) == pytest.approx(found.step_time_s)

@@ -1,0 +1,138 @@
+"""Many simulations for one question: levers that help, searches that end at the edge, fronts that are fronts."""
+
+import doctest
+import importlib
+import pkgutil
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fsdp_sim.explore
+from fsdp_sim import Cluster, Model, Plan, simulate
+from fsdp_sim.explore import changes_that_fit, combinations, pareto
+from fsdp_sim.explore.changes import levers
+from fsdp_sim.explore.largest import _search
+from fsdp_sim.explore.sweep import table
+
+MODULES = [m.name for m in pkgutil.iter_modules(fsdp_sim.explore.__path__, "fsdp_sim.explore.")]
+A100 = Cluster("A100-SXM-40GB", gpus=8)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_run_as_printed(name):
+    assert doctest.testmod(importlib.import_module(name)).failed == 0
+
+
+PLANS = {
+    "fsdp2": Plan(seq_len=2048, micro_batch=6, reshard_after_forward=False, shard_size=4),
+    "fsdp1": Plan(api="fsdp1", seq_len=2048, micro_batch=2, sharding_strategy="HYBRID_SHARD", shard_size=4),
+    "grad op": Plan(api="fsdp1", seq_len=2048, sharding_strategy="SHARD_GRAD_OP"),
+    "ddp": Plan(api="ddp", seq_len=2048),
+    "zero2": Plan(api="zero2", seq_len=2048),
+    "root": Plan(wrap="root", seq_len=2048, attention_impl="math"),
+    "no sync": Plan(seq_len=2048, grad_accum=2, requires_gradient_sync="last", forward_prefetch=4),
+}
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_every_lever_is_a_plan_that_can_be_simulated_and_costs_no_memory(plan):
+    model = replace(Model.preset("llama2-7b"), n_layer=8)
+    before = simulate(model, A100, plan)
+    saved = {}
+
+    for lever in levers(A100, plan):
+        peaks = []
+        for setting in lever.settings[:2]:
+            of_plan = {key: value for key, value in setting.set.items() if key != "gpus"}
+            cluster = replace(A100, gpus=setting.set.get("gpus", 8))
+            peaks.append(simulate(model, cluster, replace(plan, **of_plan)).peak_memory_bytes)
+        assert peaks == sorted(peaks, reverse=True), lever.name
+        saved[lever.name] = before.peak_memory_bytes - peaks[-1]
+    assert min(saved.values()) >= 0, saved  # what a lever saves need not be alive at the peak
+    assert saved["sharding" if "sharding" in saved else "checkpointing"] > 0 or saved["wrap"] > 0
+
+
+def test_a_single_change_is_enough_or_pairs_are_tried():
+    model = Model.preset("llama2-7b")
+    alone = changes_that_fit(model, A100, Plan(seq_len=4096, micro_batch=2, param_dtype="bf16"))
+    pairs = changes_that_fit(Model.preset("llama2-70b"), A100, Plan(seq_len=4096, param_dtype="bf16"))
+
+    assert alone
+    assert all(";" not in change.what for change in alone)
+    assert pairs
+    assert all(change.what.count(";") == 1 for change in pairs)
+    for found in (alone, pairs):
+        rates = [change.tokens_per_s_per_gpu for change in found]
+        assert rates == sorted(rates, reverse=True)
+
+
+def test_where_nothing_helps_there_is_no_change():
+    tiny = Cluster("V100-SXM2-16GB", gpus=1)
+    model = Model(name="wide", n_layer=1, d_model=65536, n_head=64, d_ffn=262144, vocab=10_000_000, bias=False)
+
+    assert changes_that_fit(model, tiny, Plan(api="ddp", seq_len=2048)) == []
+
+
+class Fake:
+    """In place of a simulation: fits up to an edge."""
+
+    def __init__(self, fits):
+        self.fits = fits
+
+
+@given(st.integers(0, 5000), st.integers(1, 64), st.integers(1, 4000))
+def test_the_search_ends_at_the_edge_or_at_the_bound(edge, step, bound):
+    bound = max(bound, step)
+    value, fits, beyond, too_large = _search(lambda n: Fake(n <= edge), step, bound)
+
+    expected = min(edge, bound) // step * step
+    assert value == (expected or None)
+    assert (fits is not None) == (value is not None)
+    if beyond is None:
+        assert value + step > bound
+    else:
+        assert beyond == expected + step <= bound
+        assert not too_large.fits
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=30))
+def test_the_front_is_what_no_point_beats(points):
+    front = pareto(points)
+    chosen = {points[n] for n in front}
+
+    for point in set(points):
+        beaten = any(a <= point[0] and b <= point[1] and (a, b) != point for a, b in points)
+        assert (point in chosen) == (not beaten)
+    assert len(front) == len(chosen)
+
+
+@given(
+    st.dictionaries(
+        st.text("abc", min_size=1),
+        st.lists(st.text("xyz", min_size=1), min_size=1, max_size=4, unique=True),
+        max_size=4,
+    )
+)
+def test_combinations_are_all_of_them_the_last_name_fastest(vary):
+    found = list(combinations(vary))
+
+    count = 1
+    for values in vary.values():
+        count *= len(values)
+    assert len(found) == count
+    places = [[list(vary[name]).index(row[name]) for name in vary] for row in found]
+    assert places == sorted(places)
+
+
+def test_the_table_has_numbers_and_gaps():
+    pd = pytest.importorskip("pandas")
+    rows = [fsdp_sim.explore.row_of({"model": "gpt2-124m", "gpu": "A100", "gpus": n}) for n in ("8", "12")]
+    frame = table(rows)
+
+    assert isinstance(frame, pd.DataFrame)
+    assert frame["step_time_s"].tolist()[0] > 0
+    assert frame["step_time_s"].isna().tolist() == [False, True]
+    assert frame["fits"].tolist()[0] is True
+    assert "does not fill nodes" in frame["error"][1]

@@ -1,0 +1,90 @@
+"""Requests: from words and from JSON alike, and wrong ones answered with what would be right."""
+
+import doctest
+import importlib
+import pkgutil
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import UNSET
+
+import fsdp_sim.requests
+from fsdp_sim.requests import Failure, read_requests, request_of_texts, understand
+from fsdp_sim.spec import Plan
+
+MODULES = [m.name for m in pkgutil.iter_modules(fsdp_sim.requests.__path__, "fsdp_sim.requests.")]
+BASE = {"model": "gpt2-124m", "gpu": "A100", "gpus": "8"}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_run_as_printed(name):
+    assert doctest.testmod(importlib.import_module(name)).failed == 0
+
+
+def test_words_and_json_mean_the_same():
+    texts = BASE | {"layers": "6", "micro_batch": "4", "activation_checkpointing": "none", "wrap": "layers.0,layers.1"}
+    data = b"""[{"model": {"preset": "gpt2-124m", "n_layer": 6}, "gpu": "A100", "gpus": 8,
+                 "plan": {"micro_batch": 4, "activation_checkpointing": null}, "wrap": ["layers.0", "layers.1"]}]"""
+
+    (of_json,) = read_requests(data)
+    of_words, of_json = understand(request_of_texts(texts)), understand(of_json)
+
+    assert of_words == of_json
+    assert of_words.plan.wrap == ("layers.0", "layers.1")
+
+
+@given(st.dictionaries(st.sampled_from(["modle", "gpuss", "micro_bach", "n_layr", "x"]), st.integers(), min_size=1))
+def test_a_name_that_does_not_exist_is_never_ignored(wrong):
+    with pytest.raises(ValueError, match="there is no"):
+        request_of_texts(BASE | {key: str(value) for key, value in wrong.items()})
+    (failure,) = read_requests(fsdp_sim.requests.structs.msgspec.json.encode([BASE | {"gpus": 8} | wrong]))
+    assert isinstance(failure, Failure)
+    assert "has no field" in failure.error
+
+
+def test_none_is_said_and_not_given_is_not_said():
+    given = request_of_texts(BASE | {"param_dtype": "none"})
+    left_out = request_of_texts(BASE | {"micro_batch": "2"})
+
+    assert given.plan.param_dtype is None
+    assert left_out.plan.param_dtype is UNSET
+    assert understand(given).plan == Plan()
+    assert understand(left_out).plan == Plan(micro_batch=2, param_dtype="bf16", reduce_dtype="fp32")
+
+
+@pytest.mark.parametrize("api", ["ddp", "zero1", "zero2"])
+def test_dtypes_are_chosen_for_fsdp_alone(api):
+    assert understand(request_of_texts(BASE | {"api": api})).plan == Plan(api=api)
+
+
+def test_two_names_of_a_model_are_an_error(tmp_path):
+    path = tmp_path / "model.json"
+    path.write_text('{"preset": "gpt2-350m"}')
+
+    with pytest.raises(ValueError, match="name one of them"):
+        request_of_texts(BASE | {"model_file": str(path)})
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("m.toml", "n_layer = ", "is not TOML"),
+        ("m.json", '{"n_layer": 3,}', "is not JSON: line 1, column"),
+        ("m.json", '{"n_layers": 3}', "did you mean n_layer?"),
+        ("m.toml", 'n_layer = "3"', "m.toml.n_layer: Expected `int`, got `str`"),
+        ("m.json", "[]", "is a list"),
+    ],
+)
+def test_a_model_file_that_is_wrong_is_named(tmp_path, name, text, words):
+    path = tmp_path / name
+    path.write_text(text)
+
+    with pytest.raises(ValueError, match=r"m\.(toml|json)") as error:
+        request_of_texts({"model_file": str(path), "gpu": "A100", "gpus": "8"})
+    assert words in str(error.value)
+
+
+def test_a_step_of_more_blocks_than_anyone_waits_for_is_refused():
+    with pytest.raises(ValueError, match=r"120,000 blocks in a step"):
+        understand(request_of_texts(BASE | {"grad_accum": "10000"}))

@@ -1,0 +1,95 @@
+"""What `from fsdp_sim import ...` gives: at once, without torch, and whatever else has been imported before."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import fsdp_sim
+from fsdp_sim import Cluster, Model, Plan, Timeline, simulate
+
+HEAVY = {"torch", "pandas", "plotly", "scipy", "rich", "click", "tqdm"}
+
+
+def answer_of(code: str) -> object:
+    """What a fresh Python prints as JSON."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_importing_the_package_imports_no_room():
+    found = "[m for m in sys.modules if m.startswith('fsdp_sim.') or m == 'numpy']"
+    code = f"import json, sys, fsdp_sim; print(json.dumps({found}))"
+
+    assert answer_of(code) == []
+
+
+def test_a_first_simulation_imports_nothing_heavy():
+    code = f"""
+import json, sys
+from fsdp_sim import Cluster, Model, Plan, Timeline, simulate
+sim = simulate("gpt2-124m", Cluster("A100", gpus=8), Plan(micro_batch=8, param_dtype="bf16"))
+sim.step_time_s, sim.peak_memory_bytes, sim.explain().sentences, sim.timeline
+print(json.dumps(sorted(set(sys.modules) & {HEAVY!r})))
+"""
+    assert answer_of(code) == []
+
+
+@pytest.mark.parametrize("name", fsdp_sim.__all__)
+def test_every_name_is_there_and_listed(name):
+    assert getattr(fsdp_sim, name).__name__ == name
+    assert name in dir(fsdp_sim)
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "import fsdp_sim.simulate",
+        "from fsdp_sim.simulate import Simulation",
+        "import fsdp_sim.requests",
+        "import fsdp_sim",
+    ],
+)
+def test_simulate_is_the_function_whatever_was_imported_before(first):
+    code = f"{first}\nimport json, fsdp_sim\nfrom fsdp_sim import simulate\n"
+    code += "print(json.dumps([callable(simulate), callable(fsdp_sim.simulate)]))"
+
+    assert answer_of(code) == [True, True]
+
+
+def test_the_package_lacks_what_it_does_not_have():
+    with pytest.raises(AttributeError, match="has no attribute 'simulator'"):
+        _ = fsdp_sim.simulator
+
+
+@pytest.fixture(scope="module")
+def sim():
+    plan = Plan(micro_batch=1, seq_len=8192, param_dtype="bf16", reduce_dtype="fp32")
+    return simulate("llama3-8b", Cluster("H100-SXM-80GB", gpus=64), plan)
+
+
+def test_a_simulation_has_the_numbers(sim):
+    assert sim.tokens_per_s_per_gpu == pytest.approx(8192 / sim.step_time_s)
+    assert 0.05 < sim.mfu < 0.9
+    assert 0 <= sim.exposed_comm_s < sim.step_time_s
+    assert 8e9 * 12 / 64 < sim.peak_memory_bytes < sim.memory_limit_bytes
+    assert sim.fits
+
+
+def test_a_simulation_has_a_timeline_that_agrees_with_them(sim):
+    assert isinstance(sim.timeline, Timeline)
+    assert sim.timeline.end_s == sim.step_time_s
+    assert f"{sim.step_time_s * 1e3:,.0f} ms" in str(sim.explain())
+
+
+def test_a_model_by_name_and_by_dimensions_is_the_same(sim):
+    other = simulate(Model.preset("llama3-8b"), sim.cluster, sim.plan)
+
+    assert other.step_time_s == sim.step_time_s
+
+
+def test_an_impossible_request_is_a_value_error():
+    with pytest.raises(ValueError, match="the nearest names are llama3-8b"):
+        simulate("lama3-8b", Cluster("H100", gpus=8))
