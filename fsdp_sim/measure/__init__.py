@@ -1,6 +1,7 @@
 """Asks torch: what the simulator needs to know about a real module."""
 
 from fsdp_sim.measure.live_bytes import live_bytes
+from fsdp_sim.measure.model_from_module import model_from_module
 from fsdp_sim.measure.units import units_from_module
 
-__all__ = ["live_bytes", "units_from_module"]
+__all__ = ["live_bytes", "model_from_module", "units_from_module"]

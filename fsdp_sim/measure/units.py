@@ -11,7 +11,7 @@ from torch import nn
 
 from fsdp_sim.schedule import Param, Unit
 
-DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
+DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
 
 
 def block_names(model: nn.Module) -> list[str]:
@@ -71,6 +71,11 @@ def _params(module: nn.Module, taken: set[int]) -> tuple[Param, ...]:
     for name, param in module.named_parameters():
         if id(param) not in taken:
             taken.add(id(param))
+            if not param.dim():
+                raise ValueError(
+                    f"parameter {name!r} of {type(module).__name__} is a scalar, which fully_shard rejects; make it a "
+                    f"tensor of shape (1,)"
+                )
             dtype = DTYPES.get(param.dtype, str(param.dtype))
             params.append(Param(name, tuple(param.shape), dtype, param.requires_grad))
     return tuple(params)

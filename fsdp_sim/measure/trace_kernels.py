@@ -1,0 +1,151 @@
+"""From one operator that torch dispatched to the kernels it runs: what they compute, read and write."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import flop_registry
+
+from fsdp_sim.cost import Kernel
+from fsdp_sim.cost.work import KernelKind
+
+DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
+MATMULS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "addbmm": 1, "mv": 0, "addmv": 1, "dot": 0, "_scaled_mm": 0}
+"""Position of the first factor; the second follows it."""
+LOSSES = ("_log_softmax", "nll_loss")
+EMBEDDINGS = ("embedding",)
+ALLOCATIONS = ("empty", "new_empty")
+FUSED = ("norm", "softmax", "_to_copy", "clone", "copy_", "cat", "stack", "slice_backward", "fill", "zero")
+"""Parts of names of operators beside the pointwise ones and reductions that a compiler fuses with their neighbours."""
+
+
+@functools.cache
+def only_views(func: Any) -> bool:
+    """Whether an operator moves no data: its results are views of its inputs, or it answers a question."""
+    schema = func._schema
+    if func.namespace == "prim" or func.is_view:
+        return True
+    return not schema.returns or not any("Tensor" in str(r.type) for r in schema.returns)
+
+
+def kernels_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> list[Kernel]:
+    """The kernels of one call; none for a view."""
+    outputs = [t for t in tensors_in(out) if t.numel()]
+    if only_views(func) or not outputs:
+        return []
+    name = func._opname
+    inputs = list(tensors_in((args, kwargs)))
+    if name.startswith(ALLOCATIONS) or (not func._schema.is_mutable and _shared(inputs, outputs)):
+        return []
+    moved = float(sum(moved_bytes(t) for t in inputs) + sum(moved_bytes(t) for t in outputs))
+    dtype = _dtype(outputs[0])
+    if name in MATMULS:
+        return [_matmul(args[MATMULS[name]], args[MATMULS[name] + 1], moved, dtype)]
+    if "convolution" in name:
+        return _convolution(name, args, outputs, dtype)
+    if "attention" in name:
+        return [_attention(func, args, kwargs, moved)]
+    if func.overloadpacket in flop_registry:
+        flops = float(flop_registry[func.overloadpacket](*args, **kwargs, out_val=out))
+        return [Kernel("matmul", flops, moved, (1, *_factor(flops, inputs)), dtype)]
+    kind: KernelKind = "memory"
+    if name.startswith(LOSSES):
+        kind = "cross_entropy"
+        if name.startswith("nll_loss"):  # reads or writes one logit per row, and sets the gradient to zero
+            moved = float(sum(moved_bytes(t) for t in outputs))
+    elif name.startswith(EMBEDDINGS):
+        kind = "embedding"
+        rows = args[1] if name == "embedding" else args[0]  # the table is read by rows
+        moved = float(2 * outputs[0].nbytes + rows.nbytes if name == "embedding" else moved + 2 * rows.nbytes)
+    fusable = kind == "memory" and _fusable(func)
+    return [Kernel(kind, 0.0, moved, (), dtype, 1, fusable)] if moved else []
+
+
+def moved_bytes(tensor: torch.Tensor) -> int:
+    """Bytes that reading or writing a tensor moves: what is repeated by a stride of 0 is moved once."""
+    once = math.prod(n for n, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
+    return once * tensor.element_size() if tensor.numel() else 0
+
+
+def _shared(inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> bool:
+    storages = {t.untyped_storage()._cdata for t in inputs}
+    return all(t.untyped_storage()._cdata in storages for t in outputs)
+
+
+def _matmul(a: torch.Tensor, b: torch.Tensor, moved: float, dtype: str) -> Kernel:
+    batch = a.shape[0] if a.dim() == 3 else 1
+    m = a.shape[-2] if a.dim() > 1 else 1
+    n = b.shape[-1] if b.dim() > 1 else 1
+    k = a.shape[-1]
+    return Kernel("matmul", 2.0 * batch * m * n * k, moved, (batch, m, n, k), dtype)
+
+
+def _convolution(name: str, args: Sequence[Any], outputs: list[torch.Tensor], dtype: str) -> list[Kernel]:
+    """A convolution is a matmul of (places, taps x channels in) by (taps x channels in, channels out), by group."""
+    backward = name == "convolution_backward"
+    grad_out, x, weight = args[:3] if backward else (outputs[0], *args[:2])
+    transposed, groups = (args[7], args[9]) if backward else (args[6], args[8])
+    near, far = (grad_out, x) if transposed else (x, grad_out)  # near: the side whose channels the taps multiply
+    places = far.shape[0] * math.prod(far.shape[2:])
+    taps = math.prod(weight.shape[2:])
+    channels_in, channels_out = near.shape[1] // groups * taps, far.shape[1] // groups
+    shape = (groups, places, channels_out, channels_in)
+    moved = float(x.nbytes + weight.nbytes + grad_out.nbytes)
+    one = Kernel("matmul", 2.0 * math.prod(shape), moved, shape, dtype)
+    if not backward:
+        return [one]
+    _, m, n, k = shape
+    wanted = args[10]  # gradients of the input, of the weight, of the bias
+    shapes = [(groups, m, k, n)] * bool(wanted[0]) + [(groups, n, k, m)] * bool(wanted[1])
+    return [one._replace(shape=shape) for shape in shapes]
+
+
+def _attention(func: Any, args: Sequence[Any], kwargs: dict[str, Any], moved: float) -> Kernel:
+    """Two products of queries with keys forward, five backward (the scores once more); half of them if causal."""
+    backward = "backward" in func._opname
+    q, k, v = args[1:4] if backward else args[:3]
+    batch, heads, queries, d = q.shape
+    keys, d_value = k.shape[-2], v.shape[-1]
+    flops = 2.0 * batch * heads * queries * keys * (3 * d + 2 * d_value if backward else d + d_value)
+    causal = _argument(func, args, kwargs, "is_causal")
+    return Kernel("attention", flops * (0.5 if causal else 1.0), moved, (batch, heads, queries, d), _dtype(q))
+
+
+def _argument(func: Any, args: Sequence[Any], kwargs: dict[str, Any], name: str) -> Any:
+    for i, argument in enumerate(func._schema.arguments):
+        if argument.name == name:
+            return args[i] if i < len(args) else kwargs.get(name, argument.default_value)
+    return None
+
+
+def _factor(flops: float, inputs: list[torch.Tensor]) -> tuple[int, int, int]:
+    """Some (m, n, k) of that many FLOPs, for operators of which only the number is known."""
+    k = max(1, inputs[0].shape[-1] if inputs[0].dim() else 1)
+    m = max(1, inputs[0].numel() // k)
+    return m, max(1, round(flops / (2 * m * k))), k
+
+
+@functools.cache
+def _fusable(func: Any) -> bool:
+    tags, name = func.tags, func._opname
+    return torch.Tag.pointwise in tags or torch.Tag.reduction in tags or any(part in name for part in FUSED)
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return DTYPES.get(tensor.dtype, str(tensor.dtype).removeprefix("torch."))
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors among the arguments or results of an operator."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for one in value:
+            yield from tensors_in(one)
+    elif isinstance(value, dict):
+        for one in value.values():
+            yield from tensors_in(one)
