@@ -45,11 +45,11 @@ def attention_backward(forward: Kernel) -> Kernel:
 
 
 def norm(kind: str, tokens: int, d: int, dtype: str) -> tuple[Kernels, Kernels]:
-    """A layer norm is one kernel: it reads and writes (T, D); backward reads input and gradient and writes one.
+    """One kernel: it reads and writes (T, D); backward reads input and gradient and writes one.
 
-    An RMS norm is several (cast to fp32, square, mean, scale, cast back, weight), in fp32 as the published Llamas.
+    A composed RMS norm is several (cast to fp32, square, mean, scale, cast back, weight).
     """
-    forward, backward = (2.0, 3.0) if kind == "layernorm" else (7.0, 10.0)
+    forward, backward = (7.0, 10.0) if kind == "composed_rmsnorm" else (2.0, 3.0)
     return [pointwise(forward * tokens * d, dtype)], [pointwise(backward * tokens * d, dtype)]
 
 

@@ -15,8 +15,7 @@ def workload(model: Model, plan: Plan) -> Workload:
     """The units and the work of one micro-batch on one rank.
 
     The segments are ``embed``, the blocks (``layers.0`` ..., of an encoder-decoder ``encoder.0`` ... and
-    ``decoder.0`` ...) and ``head``, which holds the last norm, the logits and the loss. An RMS norm is composed of
-    several operations, as the published models write it, unless it is compiled.
+    ``decoder.0`` ...) and ``head``, which holds the last norm, the logits and the loss.
 
     Raises:
         ValueError: ``plan.seq_len`` is longer than the model's table of learned positions, or ``plan.wrap`` names
@@ -29,17 +28,18 @@ def workload(model: Model, plan: Plan) -> Workload:
         )
     dtype = plan.param_dtype or model.dtype
     tokens = plan.micro_batch * plan.seq_len
+    fused_norm = model.norm != "composed_rmsnorm" or plan.compile
     encoder, decoder = block_names(model)
     work = dict.fromkeys(encoder, _block(model, plan, dtype, causal=False, cross=False)) if encoder else {}
     work |= dict.fromkeys(decoder, _block(model, plan, dtype, causal=model.causal, cross=bool(encoder)))
     streams = 2 if encoder else 1  # source and target tokens are both embedded
     embed = _work(
-        *kernels.embedding(model, streams * tokens, dtype), embed_activations(model, plan, fused_norm=plan.compile)
+        *kernels.embedding(model, streams * tokens, dtype), embed_activations(model, plan, fused_norm=fused_norm)
     )
     head_kernels = kernels.head(
         model, tokens, dtype, fused_loss=plan.cross_entropy == "fused", metrics=plan.loss_metrics
     )
-    head = _work(*head_kernels, head_activations(model, plan, fused_norm=plan.compile))
+    head = _work(*head_kernels, head_activations(model, plan, fused_norm=fused_norm))
     param_count = sum(rows * columns for _, rows, columns in param_shapes(model, plan.seq_len))
     return Workload(
         name=model.name,
@@ -64,7 +64,8 @@ def _block(model: Model, plan: Plan, dtype: str, *, causal: bool, cross: bool) -
     parts += [kernels.residual(tokens, d, dtype)]
     forward = [k for part, _ in parts for k in part]
     backward = [k for _, part in reversed(parts) for k in part]
-    activations = block_activations(model, plan, cross_attention=cross, fused_norm=plan.compile)
+    fused_norm = model.norm != "composed_rmsnorm" or plan.compile
+    activations = block_activations(model, plan, cross_attention=cross, fused_norm=fused_norm)
     return replace(_work(forward, backward, activations), is_block=True)
 
 

@@ -51,8 +51,9 @@ class Work:
         input_bytes: the segment's input, which is the output of the segment before: what checkpointing keeps.
         output_bytes: its output.
         forward_temporary_bytes: the most alive during forward beyond what is kept at its end.
-        backward_temporary_bytes: the most alive during backward beyond what is kept (saved activations as they are
-            released) and the whole gradients of the parameters; the gradient of the output, which comes in, included.
+        backward_temporary_bytes: the most alive during backward, less ``saved_bytes`` and less the whole gradients of
+            the segment's parameters; the gradient of the output, which comes in, included. Negative where gradients
+            arrive as activations leave.
         selective_bytes: of ``saved_bytes``, what selective checkpointing keeps.
         is_block: activation checkpointing applies to it.
         logits_bytes: of ``saved_bytes``, logits and loss.

@@ -6,8 +6,8 @@ output, which is the next one's input, so an activation is counted where it was 
     FWD         saved_bytes stay; beyond them forward_temporary_bytes for a moment
     FWD, to be computed again: the output stays (with what selective checkpointing keeps)
     RECOMPUTE   the rest of saved_bytes comes back
-    BWD         backward_temporary_bytes for a moment, then saved_bytes go; the gradient of the input stays until
-                the segment before takes it
+    BWD         backward_temporary_bytes and the gradients it makes for a moment; then saved_bytes go and the
+                gradients stay
 """
 
 from __future__ import annotations
@@ -56,15 +56,21 @@ class Activations:
                 f"it knows {', '.join(list(work)[:5]) or 'none'}"
             )
         self.with_backward, self.recomputed = ran[Op.BWD], ran[Op.RECOMPUTE]
-        self.first = next(iter(ran[Op.FWD]), "")  # its input is data, which needs no gradient
-        self.known: dict[tuple[Op, str], tuple[Change, ...]] = {}
+        self.known: dict[tuple[object, ...], tuple[Change, ...]] = {}
 
-    def of(self, op: Op, segment: str) -> tuple[Change, ...]:
-        key = (op, segment)
-        if key not in self.known:
-            changes = {Op.FWD: self._forward, Op.RECOMPUTE: self._recompute, Op.BWD: self._backward}[op](segment)
-            self.known[key] = tuple(change for change in changes if change.bytes)
-        return self.known[key]
+    def of(self, op: Op, segment: str, made: int = 0) -> tuple[Change, ...]:
+        """The changes of one operation; ``made`` are bytes of whole gradients that a backward makes."""
+        # Equal blocks share their work, so what distinguishes two segments is little
+        again, back = segment in self.recomputed, segment in self.with_backward
+        key = (op, id(self.work[segment]), again, back, made)
+        found = self.known.get(key)
+        if found is None:
+            if op is Op.BWD:
+                changes = self._backward(segment, made)
+            else:
+                changes = self._forward(segment) if op is Op.FWD else self._recompute(segment)
+            found = self.known[key] = tuple(change for change in changes if change.bytes)
+        return found
 
     def _forward(self, segment: str) -> Iterable[Change]:
         work = self.work[segment]
@@ -84,18 +90,21 @@ class Activations:
         yield from self._saved(work, self._checkpoint(work))
         yield from _for_a_moment(_moment(work), work.forward_temporary_bytes)
 
-    def _backward(self, segment: str) -> Iterable[Change]:
+    def _backward(self, segment: str, made: int) -> Iterable[Change]:
+        """Whole gradients come as saved activations go, so that their peak is one; backward_temporary_bytes is of both.
+
+        The gradient of the input takes the place of the input, which the segment before counts.
+        """
         work = self.work[segment]
-        yield from _for_a_moment(_moment(work), work.backward_temporary_bytes)
+        most = max(0, work.backward_temporary_bytes + made)
+        there = min(made, most)
+        yield Change(Memory.UNSHARDED_GRAD, there)
+        yield from _for_a_moment(_moment(work), most - there)
         kept = self._checkpoint(work) if segment in self.recomputed else 0
         for change in self._saved(work, kept):
             yield Change(change.category, -change.bytes, at_end=True)
         yield Change(Memory.CHECKPOINT, -kept, at_end=True)
-        yield Change(Memory.TEMPORARY, self.input_grad_bytes(segment), at_end=True)
-
-    def input_grad_bytes(self, segment: str) -> int:
-        """The gradient that a backward leaves for the segment before; the first has none before it."""
-        return self.work[segment].input_bytes if segment != self.first else 0
+        yield Change(Memory.UNSHARDED_GRAD, made - there, at_end=True)
 
     def _checkpoint(self, work: Work) -> int:
         """What stays of a segment that is computed again."""

@@ -73,23 +73,27 @@ def check_share(value: object, what: str) -> float:
     raise ValueError(f"{what} is {value!r}; it must be a number from 0 to 1 (0 shares nothing)")
 
 
+def _as_float(given: Slowdown) -> Slowdown:
+    return float(given) if isinstance(given, int) else given
+
+
 class Rates:
     """The rates of the operations that run at the same time on one rank."""
 
     def __init__(self, contention: Contention) -> None:
-        self.contention = contention
+        self.compute_slowdown = _as_float(contention.compute_slowdown_by_collective)
+        self.collective_slowdown = _as_float(contention.collective_slowdown_by_compute)
+        self.nic_share = contention.nic_share
         self._known: dict[tuple[Op, str, Op, str], float] = {}
         self._shares: dict[tuple[Op, str, str], float] = {}
 
     def of(self, running: list[Instruction]) -> list[float]:
         """The rate of each, 1 for what nothing slows."""
-        if len(running) == 1:
-            return [1.0]
         collectives = [i for i in running if i.communicator]
+        if len(running) == 1 or not collectives:
+            return [1.0] * len(running)
         others = [i for i in running if not i.communicator]
-        crowd = 1.0
-        if len(collectives) > 1:
-            crowd = max(1.0, sum([self.share(i) for i in collectives]))
+        crowd = sum([self.share(i) for i in collectives]) if len(collectives) > 1 else 1.0
         rates = []
         for i in running:
             slow = 1.0
@@ -105,21 +109,20 @@ class Rates:
         return rates
 
     def slowdown(self, slowed: Instruction, by: Instruction) -> float:
+        given = self.collective_slowdown if slowed.communicator else self.compute_slowdown
+        if isinstance(given, float):
+            return given
+        if isinstance(given, Mapping):
+            return float(given.get(slowed.op, 1.0))
         key = (slowed.op, slowed.unit, by.op, by.unit)
         if key not in self._known:
-            kind = "collective_slowdown_by_compute" if slowed.communicator else "compute_slowdown_by_collective"
-            given = getattr(self.contention, kind)
-            if callable(given):
-                value = check_slowdown(given(slowed, by), f"{kind} of {slowed.what} beside {by.what}")
-            else:
-                value = given.get(slowed.op, 1.0) if isinstance(given, Mapping) else given
-            self._known[key] = float(value)
+            self._known[key] = check_slowdown(given(slowed, by), f"the slowdown of {slowed.what} beside {by.what}")
         return self._known[key]
 
     def share(self, collective: Instruction) -> float:
         key = (collective.op, collective.unit, collective.communicator)
         if key not in self._shares:
-            given = self.contention.nic_share
+            given = self.nic_share
             if callable(given):
                 value = check_share(given(collective), f"nic_share of {collective.what}")
             else:

@@ -114,8 +114,16 @@ class Causes:
 
     def issued_late_s(self, k: int, rank: int) -> float:
         """How much earlier an operation could have started if the CPU had issued it earlier."""
-        ready = max((self.end_s(op, rank) for _, op in _candidates(self.before[k])), default=0.0)
-        return max(0.0, self.start_s(k, rank) - ready)
+        return max(0.0, self.start_s(k, rank) - self._after(k, rank))
+
+    def met_late_s(self, k: int, rank: int) -> float:
+        """How long a rank was ready for a collective before the last rank of its group came."""
+        ready = max(self._after(k, rank), at_rank(self.run.columns.issue_s[k], rank))
+        return self.start_s(k, rank) - ready
+
+    def _after(self, k: int, rank: int) -> float:
+        """When the last of the operations that one has to come after ends on a rank."""
+        return max((self.end_s(op, rank) for _, op in _candidates(self.before[k])), default=0.0)
 
     def stop(self, number: int, rank: int) -> tuple[float, int, int]:
         """The last time before an instruction that the CPU really waited.

@@ -22,6 +22,7 @@ Reason = Literal[
     "all-gather",  # the gather started as soon as it could, and takes longer than what could hide it
     "first all-gather",  # nothing had been computed that could hide it
     "head of line",  # the gather stood behind a reduction on their communicator
+    "slower rank",  # the collective could start only when another rank came to it
     "rate limiter",  # the limiter held the CPU back
     "computing thread",  # on a CPU: the thread that computes issued the gather only when it was needed
     "reduce-scatter buffer",  # gradients wait for the input buffer of an earlier reduce-scatter
@@ -44,6 +45,7 @@ class Wait(NamedTuple):
         waiting: the operation that waits.
         on: the operation it waits for, if any.
         behind: the operation which that one had to wait for, if any.
+        rank: the rank that was last to be ready for the operation it waits for.
     """
 
     gap: Gap
@@ -51,6 +53,7 @@ class Wait(NamedTuple):
     waiting: Instruction | None
     on: Instruction | None
     behind: Instruction | None
+    rank: int
 
     @property
     def seconds(self) -> float:
@@ -186,18 +189,20 @@ def _wait(gap: Gap, causes: Causes, rank: int, last: Instruction | None) -> Wait
     run = causes.run
     if gap.k < 0:  # after the last computation of the step
         gathers = last is not None and last.op is Op.ALL_GATHER
-        return Wait(gap, "last all-gathers" if gathers else "last reductions", None, last, None)
+        return Wait(gap, "last all-gathers" if gathers else "last reductions", None, last, None, rank)
     i = run.ops[gap.k]
     cause = causes.of(gap.k, rank)
     if cause.why == "CPU issue":
         reason: Reason = "rate limiter" if _limited(causes, gap.k, cause.rank) else "CPU issue"
-        return Wait(gap, reason, i, None, None)
+        return Wait(gap, reason, i, None, None, rank)
     if cause.op < 0:
-        return Wait(gap, "other", i, None, None)
+        return Wait(gap, "other", i, None, None, rank)
     on = run.ops[cause.op]
-    earlier = causes.of(cause.op, cause.rank)
+    earlier = causes.of(cause.op, rank)
     behind = run.ops[earlier.op] if earlier.op >= 0 else None
-    return Wait(gap, _reason(causes, gap, i, behind, cause.op, earlier), i, on, behind)
+    if earlier.rank != rank and causes.met_late_s(cause.op, rank) >= gap.seconds / 2:
+        return Wait(gap, "slower rank", i, on, behind, earlier.rank)
+    return Wait(gap, _reason(causes, gap, i, behind, cause.op, earlier), i, on, behind, earlier.rank)
 
 
 def _reason(causes: Causes, gap: Gap, i: Instruction, behind: Instruction | None, k: int, earlier: Cause) -> Reason:

@@ -18,7 +18,7 @@ import numpy as np
 from fsdp_sim.engine.contention import Contention, Rates
 from fsdp_sim.engine.groups import group_of
 from fsdp_sim.engine.run import Columns
-from fsdp_sim.engine.seconds import Costs, Seconds
+from fsdp_sim.engine.seconds import OpCosts, Seconds
 from fsdp_sim.schedule import Kind, Program
 from fsdp_sim.timeline import Lane
 
@@ -45,13 +45,13 @@ class _Running:
         self.local: dict[int, float] = {}  # the rate each rank allows it
 
 
-def contended(program: Program, costs: Costs, on_cpu: bool, contention: Contention) -> Columns:
+def contended(program: Program, costs: OpCosts, on_cpu: bool, contention: Contention) -> Columns:
     """When each operation is issued, starts and ends, where operations slow each other down."""
     return _Machine(program, costs, on_cpu, contention).play()
 
 
 class _Machine:
-    def __init__(self, program: Program, costs: Costs, on_cpu: bool, contention: Contention) -> None:
+    def __init__(self, program: Program, costs: OpCosts, on_cpu: bool, contention: Contention) -> None:
         self.program, self.costs, self.on_cpu = program, costs, on_cpu
         self.rates = Rates(contention)
         self.ranks = costs.ranks

@@ -14,12 +14,12 @@ import numpy as np
 
 from fsdp_sim.engine.groups import over_group
 from fsdp_sim.engine.run import Columns
-from fsdp_sim.engine.seconds import Costs, Seconds
+from fsdp_sim.engine.seconds import OpCosts, Seconds
 from fsdp_sim.schedule import Kind, Program
 from fsdp_sim.timeline import Lane
 
 
-def many_ranks(program: Program, costs: Costs, on_cpu: bool) -> Columns:
+def many_ranks(program: Program, costs: OpCosts, on_cpu: bool) -> Columns:
     """When each operation is issued, starts and ends on each rank, by one pass in issue order."""
     issue_s: list[Seconds] = []
     clock_s: list[Seconds] = []

@@ -218,9 +218,22 @@ def memory(what: Program | Run, workload: Workload | None = None, *, foreach_opt
     changes: list[int] = []
     ends: list[int] = []  # which changes come at the end of their operation
     code_of, temporary = _CODE, _CODE[Memory.TEMPORARY]
-    flowing = 0  # the gradient that the last backward has left for the one before
+    grad_code = code_of[Memory.UNSHARDED_GRAD]
+    grads: list[tuple[int, int]] = []  # allocated whole gradients that the next operation, if a backward, makes
     for number, i in enumerate(program.instructions):
         kind = i.kind
+        if kind is _ALLOC and i.category is Memory.UNSHARDED_GRAD and activations is not None:
+            grads.append((number, i.bytes))
+            continue
+        made = 0
+        if grads and (kind is _OP or kind is _FREE or kind is _ALLOC):
+            if kind is _OP and i.op is Op.BWD:
+                made = sum([n_bytes for _, n_bytes in grads])
+            else:
+                at += [n for n, _ in grads]
+                codes += [grad_code] * len(grads)
+                changes += [n_bytes for _, n_bytes in grads]
+            grads.clear()
         if kind is _ALLOC:
             at.append(number)
             codes.append(code_of[i.category])
@@ -232,19 +245,12 @@ def memory(what: Program | Run, workload: Workload | None = None, *, foreach_opt
         elif kind is _OP:
             op = i.op
             if activations is not None and op in SEGMENT_OPS:
-                if flowing and op is not Op.RECOMPUTE:
-                    at.append(number)
-                    codes.append(temporary)
-                    changes.append(-flowing)
-                    flowing = 0
-                for category, n_bytes, at_end in activations.of(op, i.unit):
+                for category, n_bytes, at_end in activations.of(op, i.unit, made):
                     if at_end:
                         ends.append(len(at))
                     at.append(number)
                     codes.append(code_of[category])
                     changes.append(n_bytes)
-                if op is Op.BWD:
-                    flowing = activations.input_grad_bytes(i.unit)
             elif op is Op.OPTIM and moment:
                 at += (number, number)
                 codes += (temporary, temporary)

@@ -17,7 +17,7 @@ from fsdp_sim.engine.machine import contended
 from fsdp_sim.engine.many_ranks import many_ranks
 from fsdp_sim.engine.one_rank import one_rank
 from fsdp_sim.engine.run import Run
-from fsdp_sim.engine.seconds import Costs, Given, costs_of
+from fsdp_sim.engine.seconds import Given, OpCosts, costs_of
 from fsdp_sim.schedule import Program
 from fsdp_sim.timeline import Timeline
 
@@ -72,7 +72,7 @@ def run(
     return _play(program, device, contention, costs)
 
 
-def _play(program: Program, device: Device, contention: Contention | None, costs: Costs) -> Run:
+def _play(program: Program, device: Device, contention: Contention | None, costs: OpCosts) -> Run:
     on_cpu = device == "cpu"
     try:
         if contention is not None:

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from fsdp_sim.engine.dependencies import shown_lane, waits_on
-from fsdp_sim.engine.seconds import Costs, Seconds, Times
+from fsdp_sim.engine.seconds import OpCosts, Seconds, Times
 from fsdp_sim.schedule import Instruction, Kind, Program
 from fsdp_sim.timeline import Event, Header, Lane, Timeline
 
@@ -48,10 +48,10 @@ class Run:
     """
 
     program: Program
-    costs: Costs = field(repr=False)
+    costs: OpCosts = field(repr=False)
     columns: Columns = field(repr=False)
     device: str
-    replayed: Callable[[Costs], Run] = field(repr=False, compare=False)
+    replayed: Callable[[OpCosts], Run] = field(repr=False, compare=False)
 
     @property
     def ops(self) -> tuple[Instruction, ...]:

@@ -33,7 +33,7 @@ COPIES = frozenset(
 
 
 @dataclass(frozen=True)
-class Costs:
+class OpCosts:
     """The cost of every operation of a program, in issue order.
 
     Attributes:
@@ -52,7 +52,7 @@ class Costs:
     ranks: int
     per_rank: bool
 
-    def scaled(self, compute: float = 1.0, network: float = 1.0, cpu: float = 1.0) -> Costs:
+    def scaled(self, compute: float = 1.0, network: float = 1.0, cpu: float = 1.0) -> OpCosts:
         """The same costs where compute (all but the collectives), the collectives, or the CPU take that many times as
         long: 1 / 1.1 is a part 10% faster.
         """
@@ -72,7 +72,7 @@ def costs_of(
     issue_s: float | Given,
     launch_s: float,
     copies_s: float | None,
-) -> Costs:
+) -> OpCosts:
     """Ask for, and check, the cost of every operation.
 
     Raises:
@@ -82,7 +82,7 @@ def costs_of(
     if not (isinstance(launch_s, int | float) and launch_s > 0):
         raise ValueError(f"launch_s is {launch_s!r}; it must be a number of seconds > 0")
     ops = tuple([i for i in program.instructions if i.kind is Kind.OP])
-    seconds, distinct = _ask(ops, durations, "duration", copies_s)
+    seconds, arrays = _ask(ops, durations, "duration", copies_s)
     issue: list[Seconds]
     if isinstance(issue_s, int | float):
         if not 0 <= issue_s < math.inf:
@@ -90,8 +90,7 @@ def costs_of(
         issue = [float(issue_s)] * len(ops)
     else:
         issue, more = _ask(ops, issue_s, "issue time", None)
-        distinct += more
-    arrays = [(i, c) for i, c in distinct if not isinstance(c, float)]
+        arrays += more
     columns = max((len(c) for _, c in arrays), default=1)
     if ranks is None:
         ranks = columns
@@ -103,48 +102,51 @@ def costs_of(
                 f"the duration of {i.op} of unit {i.unit!r} has shape {value.shape}; it must be one number, or one "
                 f"per rank as shape ({ranks},)"
             )
-    return Costs(ops, seconds, issue, float(launch_s), ranks, bool(arrays))
+    return OpCosts(ops, seconds, issue, float(launch_s), ranks, bool(arrays))
 
 
 _WHAT = itemgetter(*map(Instruction._fields.index, ("op", "unit")))
 _WHAT_AND_SIZE = itemgetter(*map(Instruction._fields.index, ("op", "unit", "bytes", "group_size")))
-Distinct = list[tuple[Instruction, Seconds]]
+Arrays = list[tuple[Instruction, Times]]
 
 
-def _ask(ops: Sequence[Instruction], given: Given, what: str, copies_s: float | None) -> tuple[list[Seconds], Distinct]:
-    """One entry per operation, and those that were asked for: each distinct operation once."""
+def _ask(ops: Sequence[Instruction], given: Given, what: str, copies_s: float | None) -> tuple[list[Seconds], Arrays]:
+    """One entry per operation, and those that are arrays. Each distinct operation is asked for once."""
+    asked: Mapping[object, Instruction]
     if getattr(given, "per_occurrence", False):
-        assert callable(given)
-        each = [_checked(given(i), i, what) for i in ops]
-        return each, list(zip(ops, each, strict=True))
-    keys = list(map(_WHAT_AND_SIZE if callable(given) else _WHAT, ops))
-    distinct = dict(zip(keys, ops, strict=True))
-    known: dict[tuple[Op, str], Seconds] = {}
-    for key, i in distinct.items():
+        keys: Sequence[object] = range(len(ops))
+        asked = dict(enumerate(ops))
+    else:
+        keys = list(map(_WHAT_AND_SIZE if callable(given) else _WHAT, ops))
+        asked = dict(zip(keys, ops, strict=True))
+    known: dict[object, Seconds] = {}
+    arrays: Arrays = []
+    for key, i in asked.items():
         if callable(given):
             value = given(i)
         elif copies_s is not None and i.op in COPIES and key not in given:
             value = copies_s
         else:
             try:
-                value = given[key]
+                value = given[i.op, i.unit]
             except KeyError:
                 raise KeyError(
                     f"{what}s have no entry for {i.op} of unit {i.unit!r}; the program needs one for each of its "
-                    f"{len(distinct)} (operation, unit) pairs (copies_s=0.0 makes the copies free)"
+                    f"{len(asked)} (operation, unit) pairs (copies_s=0.0 makes the copies free)"
                 ) from None
-        known[key] = _checked(value, i, what)
-    return list(map(known.__getitem__, keys)), [(i, known[key]) for key, i in distinct.items()]
+        if type(value) is float and 0.0 <= value < math.inf:
+            known[key] = value
+        else:
+            known[key] = checked = _checked(value, i, what)
+            if not isinstance(checked, float):
+                arrays.append((i, checked))
+    return list(map(known.__getitem__, keys)), arrays
 
 
 def _checked(value: ArrayLike, i: Instruction, what: str) -> Seconds:
-    if type(value) is float:
-        if 0.0 <= value < math.inf:
-            return value
-    else:
-        array = np.asarray(value, dtype=float)
-        if array.ndim <= 1 and np.isfinite(array).all() and (array >= 0).all():
-            return array if array.ndim else float(array)
+    array = np.asarray(value, dtype=float)
+    if array.ndim <= 1 and np.isfinite(array).all() and (array >= 0).all():
+        return array if array.ndim else float(array)
     raise ValueError(
         f"the {what} of {i.op} of unit {i.unit!r} is {value!s}; it must be a number of seconds >= 0, or one per rank"
     )

@@ -80,6 +80,18 @@ def _head_of_line(waits: list[Wait], total_s: float, found: Explanation) -> str:
     )
 
 
+def _slower_rank(waits: list[Wait], total_s: float, found: Explanation) -> str:
+    by_rank: Counter[int] = Counter()
+    for wait in waits:
+        by_rank[wait.rank] += 1
+    (rank, count), *_ = by_rank.most_common(1)
+    others = f", {count} of them for rank {rank}" if len(by_rank) > 1 else f", always for rank {rank}"
+    return (
+        f"Compute of rank {found.rank} waits {ms(total_s)} for slower ranks ({times(waits)}{others}; most for "
+        f"{most(waits, lambda w: w.on)}): a collective starts when the last rank of its group has come to it."
+    )
+
+
 def _rate_limiter(waits: list[Wait], total_s: float, found: Explanation) -> str:
     return (
         f"The rate limiter (limit_all_gathers) holds the CPU back, which costs {ms(total_s)} ({times(waits)}; most "
@@ -157,6 +169,7 @@ SAY: dict[Reason, Callable[[list[Wait], float, Explanation], str]] = {
     "first all-gather": _first_all_gather,
     "all-gather": _all_gather,
     "head of line": _head_of_line,
+    "slower rank": _slower_rank,
     "rate limiter": _rate_limiter,
     "computing thread": _computing_thread,
     "reduce-scatter buffer": _reduce_scatter_buffer,

@@ -22,7 +22,8 @@ class Model:
         n_kv_head: key and value heads (grouped-query attention); None is ``n_head``.
         head_dim: None is ``d_model / n_head``.
         ffn_type: ``gelu`` (two matrices) or ``swiglu`` (three).
-        norm: ``layernorm`` or ``rmsnorm``.
+        norm: ``layernorm``, ``rmsnorm``, or ``composed_rmsnorm``: written out in several operations, as in torch before
+            2.9 and in Hugging Face's Llama.
         bias: linear layers and norms have biases.
         positions: ``learned`` (a table of ``max_seq_len`` rows), ``rope`` or ``none`` (also for alibi).
         max_seq_len: rows of the table of learned positions; None is the plan's ``seq_len``.
@@ -37,7 +38,7 @@ class Model:
         124439808
         >>> Model.preset("lama3-8b")
         Traceback (most recent call last):
-        ValueError: no model is called 'lama3-8b'; the nearest names are llama3-8b, llama2-7b, llama3-70b
+        ValueError: no model is called 'lama3-8b'; the nearest names are llama3-8b, llama3-70b, llama3-405b
     """
 
     name: str = field(text())
@@ -49,7 +50,7 @@ class Model:
     n_kv_head: int | None = field(one_of(None) | whole(1), default=None)
     head_dim: int | None = field(one_of(None) | whole(1), default=None)
     ffn_type: str = field(one_of("gelu", "swiglu", "relu"), default="gelu")
-    norm: str = field(one_of("layernorm", "rmsnorm"), default="layernorm")
+    norm: str = field(one_of("layernorm", "rmsnorm", "composed_rmsnorm"), default="layernorm")
     bias: bool = field(_BOOL, default=True)
     positions: str = field(one_of("learned", "rope", "none"), default="learned")
     max_seq_len: int | None = field(one_of(None) | whole(1), default=None)

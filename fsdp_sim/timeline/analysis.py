@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from fsdp_sim.timeline.kinds import COMM_LANES, Lane, Op
+from fsdp_sim.timeline.kinds import COLLECTIVES, COMM_LANES, Lane, Op
 from fsdp_sim.timeline.timeline import Event, Timeline
 
 Interval = tuple[float, float]
@@ -32,13 +32,16 @@ def subtract(intervals: Iterable[Interval], holes: Iterable[Interval]) -> list[I
     """The parts of ``intervals`` that no hole covers, disjoint and ascending."""
     rest: list[Interval] = []
     cuts = union(holes)
+    at = 0  # the first hole that may still matter; both lists ascend, so each is walked once
     for start, end in union(intervals):
-        for hole_start, hole_end in cuts:
-            if hole_end <= start or hole_start >= end:
-                continue
-            if hole_start > start:
-                rest.append((start, hole_start))
-            start = hole_end
+        while at < len(cuts) and cuts[at][1] <= start:
+            at += 1
+        here = at
+        while here < len(cuts) and cuts[here][0] < end:
+            if cuts[here][0] > start:
+                rest.append((start, cuts[here][0]))
+            start = cuts[here][1]
+            here += 1
         if start < end:
             rest.append((start, end))
     return rest
@@ -53,11 +56,23 @@ def _spans(events: Iterable[Event]) -> list[Interval]:
     return [(e.start_s, e.end_s) for e in events]
 
 
+def communicates(op: Op, lane: Lane) -> bool:
+    """Whether an operation is communication: a collective, whatever its lane, or something unnamed on a lane of
+    communication. FSDP1's post-backward stream also divides and casts, and a collective may be issued on compute.
+    """
+    return op in COLLECTIVES or (op is Op.OTHER and lane in COMM_LANES)
+
+
+def computes(op: Op, lane: Lane) -> bool:
+    """Whether an operation keeps the compute lane busy; copies on it count."""
+    return lane is Lane.COMPUTE and op not in COLLECTIVES
+
+
 def exposed_intervals(timeline: Timeline, rank: int) -> list[Interval]:
-    """When a rank's communication lanes were busy and its compute lane was not."""
+    """When a rank communicated and its compute lane was idle."""
     mine = [e for e in timeline.ops if e.rank == rank]
-    comm = _spans(e for e in mine if e.lane in COMM_LANES)
-    return subtract(comm, _spans(e for e in mine if e.lane is Lane.COMPUTE))
+    comm = _spans(e for e in mine if communicates(e.op, e.lane))
+    return subtract(comm, _spans(e for e in mine if computes(e.op, e.lane)))
 
 
 def exposed_comm_s(timeline: Timeline, rank: int) -> float:
@@ -67,16 +82,17 @@ def exposed_comm_s(timeline: Timeline, rank: int) -> float:
 
 def overlap(timeline: Timeline, rank: int) -> float:
     """Time computing while communicating over time communicating, 0 to 1 (as Holistic Trace Analysis defines it)."""
-    comm_s = total_s(union(_spans(e for e in timeline.ops if e.rank == rank and e.lane in COMM_LANES)))
+    comm = union(_spans(e for e in timeline.ops if e.rank == rank and communicates(e.op, e.lane)))
+    comm_s = total_s(comm)
     return 1.0 - exposed_comm_s(timeline, rank) / comm_s if comm_s else 0.0
 
 
 def step_time_s(timeline: Timeline, step: int) -> float:
     """From the first operation any rank starts in a step to the last one any rank ends."""
-    ops = [e for e in timeline.ops if e.step == step]
-    if not ops:
-        raise ValueError(f"step {step} has no operations; the steps that have some are {_steps(timeline)}")
-    return max(e.end_s for e in ops) - min(e.start_s for e in ops)
+    spans = _steps(timeline)
+    if step not in spans:
+        raise ValueError(f"step {step} has no operations; the steps that have some are {sorted(spans)}")
+    return spans[step][1] - spans[step][0]
 
 
 def median_step(timeline: Timeline, *, skip: int = 1) -> int:
@@ -85,15 +101,20 @@ def median_step(timeline: Timeline, *, skip: int = 1) -> int:
     Raises:
         ValueError: no step has operations.
     """
-    steps = _steps(timeline)[skip:] or _steps(timeline)
+    spans = _steps(timeline)
+    steps = sorted(spans)[skip:] or sorted(spans)
     if not steps:
         raise ValueError(f"{timeline!r} has no operations, so no typical step")
-    return sorted(steps, key=lambda step: step_time_s(timeline, step))[len(steps) // 2]
+    return sorted(steps, key=lambda step: spans[step][1] - spans[step][0])[len(steps) // 2]
 
 
-def _steps(timeline: Timeline) -> list[int]:
-    """The steps in which something runs; a step may also have nothing but an alloc or a free."""
-    return sorted({e.step for e in timeline.ops})
+def _steps(timeline: Timeline) -> dict[int, Interval]:
+    """First start and last end of the steps in which something runs; a step may also have nothing but a free."""
+    spans: dict[int, Interval] = {}
+    for e in timeline.ops:
+        start, end = spans.get(e.step, (e.start_s, e.end_s))
+        spans[e.step] = (min(start, e.start_s), max(end, e.end_s))
+    return spans
 
 
 def piece_durations(timeline: Timeline, step: int) -> dict[tuple[Op, str], np.ndarray]:
@@ -107,14 +128,15 @@ def piece_durations(timeline: Timeline, step: int) -> dict[tuple[Op, str], np.nd
         for each (op, unit) seconds of shape (ranks,), in the order of ``timeline.ranks``.
     """
     seen: dict[tuple[Op, str], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for rank in timeline.ranks:
-        before_s: float | None = None  # the first operation of a step has none before it
-        for event in (e for e in timeline.ops if e.rank == rank and e.step == step):
-            since_s = event.start_s
-            if before_s is not None and event.lane not in COMM_LANES:
-                since_s = min(before_s, since_s)
-            seen[event.op, event.unit][rank].append(event.end_s - since_s)
-            before_s = event.end_s
+    before_s: dict[int, float] = {}  # of each rank; the first operation of a step has none before it
+    for event in timeline.ops:
+        if event.step != step:
+            continue
+        since_s = event.start_s
+        if event.rank in before_s and not communicates(event.op, event.lane):
+            since_s = min(before_s[event.rank], since_s)
+        seen[event.op, event.unit][event.rank].append(event.end_s - since_s)
+        before_s[event.rank] = event.end_s
     return {
         key: np.array([float(np.mean(by_rank[rank])) if by_rank[rank] else 0.0 for rank in timeline.ranks])
         for key, by_rank in seen.items()

@@ -1,9 +1,10 @@
 """Two other ways to ask what FSDP will do, measured in the same run: what each answers, and how long it takes.
 
 llm-analysis (PyPI) is a calculator: closed formulas for the step time and memory of ZeRO-3. It goes into a virtual
-environment of its own (``--install``), which is thrown away. torch's ``FSDPMemTracker`` runs the real ``fully_shard`` on
-fake tensors and tells the peak of memory. With ``--accuracy`` the step times of the published llm-foundry rows are
-predicted too: by llm-analysis with one efficiency per GPU, fitted to the very rows it is judged by, and by the simulator.
+environment of its own (``--install``), which is thrown away. torch's ``FSDPMemTracker`` runs the real ``fully_shard``
+on fake tensors and tells the peak of memory. With ``--accuracy`` the step times of the published llm-foundry rows are
+predicted too: by llm-analysis with one efficiency per GPU, fitted to the very rows it is judged by, and by the
+simulator.
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ GIB = 2**30
 BF16 = {"param_dtype": "bf16", "reduce_dtype": "fp32"}
 CONFIGURATIONS = {
     "GPT-2 124M, micro-batch 8": ("gpt2-124m", Plan(micro_batch=8, **BF16)),
-    "GPT-2 1.5B, micro-batch 8, checkpointed": (
-        "gpt2-1.5b", Plan(micro_batch=8, activation_checkpointing="full", **BF16),
+    "GPT-2 350M, micro-batch 8, checkpointed": (
+        "gpt2-350m", Plan(micro_batch=8, activation_checkpointing="full", **BF16),
     ),
 }  # fmt: skip
 CLUSTER = Cluster("A100-SXM-80GB", gpus=8)
 EFFICIENCIES = [round(0.2 + 0.01 * n, 2) for n in range(61)]
 
 PEER = """
-import json, logging, sys, time
+import dataclasses, json, logging, sys, time
 logging.disable(logging.CRITICAL)
 from llm_analysis.analysis import ActivationRecomputation, DSZeRO, LLMAnalysis
 from llm_analysis.config import ModelConfig, ParallelismConfig, get_gpu_config_by_name
@@ -49,7 +50,9 @@ from llm_analysis.config import ModelConfig, ParallelismConfig, get_gpu_config_b
 def result(row, efficiency):
     model = ModelConfig("model", row["n_layer"], row["n_head"], row["d_model"], row["vocab"], row["seq_len"],
                         row["n_kv_head"], ffn_embed_dim=row["d_ffn"], expansion_ratio=row["d_ffn"] / row["d_model"])
-    analysis = LLMAnalysis(model, get_gpu_config_by_name(row["gpu"]),
+    # it refuses what it believes not to fit, so it gets memory without end, and what it needs is compared afterwards
+    gpu = dataclasses.replace(get_gpu_config_by_name(row["gpu"]), mem_per_GPU_in_GB=1e6)
+    analysis = LLMAnalysis(model, gpu,
                            parallelism_config=ParallelismConfig(dp_size=row["gpus"]), flops_efficiency=efficiency)
     again = ActivationRecomputation.FULL if row["checkpointed"] else ActivationRecomputation.NONE
     return analysis.training(batch_size_per_gpu=row["micro_batch"], gradient_accumulation_steps=row["grad_accum"],
@@ -190,11 +193,13 @@ def accuracy(python: Path | str, console: Console) -> None:
     rows = fitting_rows(read_csv())
     measured = np.array([row.step_time_s for row in rows], dtype=float)
     gpus = np.array([row.cluster.gpu.name for row in rows])
-    predicted = {
-        "fsdp_sim (numbers fitted to all published rows)": np.array([prediction(row).step_time_s for row in rows])
-    }
+    sims = [prediction(row) for row in rows]
+    predicted = {"fsdp_sim (its numbers are fitted to these rows)": np.array([sim.step_time_s for sim in sims])}
+    refused = {"fsdp_sim": sum(not sim.fits for sim in sims)}
     if isinstance(python, Path):
-        told = ask_peer(python, [peer_row(row.model, row.plan, row.cluster) for row in rows], EFFICIENCIES)[:, :, 0]
+        asked = [peer_row(row.model, row.plan, row.cluster) for row in rows]
+        told, needed, _ = np.moveaxis(ask_peer(python, asked, EFFICIENCIES), -1, 0)
+        refused["llm-analysis"] = int(sum(needed[:, 0] > [row.cluster.gpu.mem_bytes for row in rows]))
         best = np.empty(len(rows))
         for gpu in dict.fromkeys(gpus):
             own = gpus == gpu
@@ -202,13 +207,15 @@ def accuracy(python: Path | str, console: Console) -> None:
             chosen = int(errors.argmin())
             console.print(f"llm-analysis, {gpu}: efficiency {EFFICIENCIES[chosen]} of {own.sum()} rows")
             best[own] = told[own, chosen]
-        predicted["llm-analysis (one efficiency per GPU, fitted to the same rows)"] = best
+        predicted["llm-analysis (one efficiency per GPU, fitted to these rows)"] = best
     table = Table(f"step time of {len(rows)} llm-foundry rows", "mean", "median", "90th percentile", "worst", box=None)
     for name, seconds in predicted.items():
         error = np.abs(seconds / measured - 1)
         figures = (error.mean(), np.median(error), np.quantile(error, 0.9), error.max())
         table.add_row(name, *(f"{figure:.1%}" for figure in figures))
     console.print(table)
+    for tool, count in refused.items():
+        console.print(f"{tool}: {count} of {len(rows)} runs, all of which fitted, are predicted not to fit")
 
 
 def main() -> None:

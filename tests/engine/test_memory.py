@@ -119,22 +119,22 @@ def test_forward_keeps_what_backward_needs_and_backward_releases_it():
     assert after[Op.FWD, "embed"] == {"activation": 12}
     assert after[Op.FWD, "layers.2"] == {"activation": 312}
     assert after[Op.FWD, "head"] == {"activation": 317, "logits": 50}
-    assert after[Op.BWD, "head"] == {"activation": 312, "temporary": 10}  # the gradient for layers.2
-    assert after[Op.BWD, "layers.1"] == {"activation": 112, "temporary": 10}
-    assert after[Op.BWD, "embed"] == {}  # tokens need no gradient
+    assert after[Op.BWD, "head"] == {"activation": 312}  # the gradient of its input takes the place of the input
+    assert after[Op.BWD, "layers.1"] == {"activation": 112}
+    assert after[Op.BWD, "embed"] == {}
 
 
 def test_full_checkpointing_keeps_the_outputs_and_computes_one_block_again():
     after, _ = activations(Plan(activation_checkpointing="full"))
     assert after[Op.FWD, "layers.2"] == {"activation": 12, "checkpoint": 30}
-    assert after[Op.RECOMPUTE, "layers.2"] == {"activation": 102, "checkpoint": 30, "temporary": 10}
-    assert after[Op.BWD, "layers.2"] == {"activation": 12, "checkpoint": 20, "temporary": 10}
+    assert after[Op.RECOMPUTE, "layers.2"] == {"activation": 102, "checkpoint": 30}
+    assert after[Op.BWD, "layers.2"] == {"activation": 12, "checkpoint": 20}
 
 
 def test_selective_checkpointing_keeps_some_of_it():
     after, _ = activations(Plan(activation_checkpointing="selective"))
     assert after[Op.FWD, "layers.2"] == {"activation": 12, "checkpoint": 3 * (10 + 40)}
-    assert after[Op.RECOMPUTE, "layers.2"] == {"activation": 12 + 50, "checkpoint": 150, "temporary": 10}
+    assert after[Op.RECOMPUTE, "layers.2"] == {"activation": 12 + 50, "checkpoint": 150}
 
 
 def test_every_second_block():
