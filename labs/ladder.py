@@ -27,7 +27,8 @@ from tqdm import tqdm
 
 from fsdp_sim.ranks import run
 from fsdp_sim.ranks.output import in_notebook
-from fsdp_sim.timeline import COMM_LANES, Event, Op, Phase, Timeline
+from fsdp_sim.timeline import Event, Op, Phase, Timeline
+from fsdp_sim.timeline.analysis import communicates
 from labs.divergence import Divergence, RankRun, Tensors, first_divergence, largest_error, noise_elements
 from labs.faults import check_fault
 from labs.gpt import did_you_mean
@@ -196,7 +197,7 @@ def _climb_one(setting: Setting, rung: Rung, fault: str, seen: list[_Climbed], n
 
 def _program(timeline: Timeline, spans: Spans) -> list[tuple[int, Phase, Event]]:
     """Rank 0's collectives within the steps, in the order of issue, with step and phase."""
-    events = [e for e in timeline.ops if e.rank == 0 and e.lane in COMM_LANES]
+    events = [e for e in timeline.ops if e.rank == 0 and communicates(e.op, e.lane)]
     return [(step, phase, e) for step, phase, start_s, end_s in spans for e in events if start_s <= e.issue_s < end_s]
 
 

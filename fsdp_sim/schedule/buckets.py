@@ -106,7 +106,7 @@ def buckets_of(walk: Sequence[tuple[Unit, str]], plan: Plan, first_cap: int | No
     numels = [math.prod(p.shape) for _, p in params]
     sizes = [(n * DTYPE_BYTES[plan.param_dtype or p.dtype], p.dtype) for n, (_, p) in zip(numels, params, strict=True)]
     buckets: list[Bucket] = []
-    for places in assign_to_buckets(sizes, int(plan.bucket_cap_mb * MIB), first_cap):
+    for places in assign_to_buckets(sizes, int((plan.bucket_cap_mb or DEFAULT_CAP_MB) * MIB), first_cap):
         parts: dict[str, int] = {}
         for place in places:
             parts[params[place][0]] = parts.get(params[place][0], 0) + numels[place]
@@ -141,7 +141,7 @@ class Reducer:
     # What happens to a bucket. ZeRO-2 does it otherwise
 
     def assign(self, walk: Sequence[tuple[Unit, str]], plan: Plan) -> list[Bucket]:
-        first_cap = FIRST_CAP_BYTES if plan.bucket_cap_mb == DEFAULT_CAP_MB else None
+        first_cap = FIRST_CAP_BYTES if plan.bucket_cap_mb is None else None
         return buckets_of(walk, plan, first_cap, ranks=1)
 
     def open(self) -> None:

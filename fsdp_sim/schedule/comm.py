@@ -7,6 +7,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from fsdp_sim.schedule.cpu import Cpu
+from fsdp_sim.spec import Plan
 from fsdp_sim.timeline import Lane, Memory
 
 if TYPE_CHECKING:
@@ -39,12 +40,14 @@ class AllGatherResult:
         event: end of the gather on its stream; 0 where there is one rank and no gather.
         work: of an asynchronous gather, the event at its end; else 0.
         lane: the stream whose pool G comes from.
+        from_slice: it gathers the slices of ``reshard_after_forward=n``, not the shards.
     """
 
     group: ParamGroup
     event: int
     work: int
     lane: Lane
+    from_slice: bool = False
 
     def drop(self) -> None:
         """Free G. On one rank there is none: parameters are copied straight from the shards."""
@@ -105,3 +108,31 @@ class CommContext:
         for group, _ in self.reduce_scatter_states[-2::-1] + last:
             group.drop_reduce_scatter_input()
         self.reduce_scatter_states.clear()
+
+
+def comm_context(plan: Plan, world_size: int, cpu: Cpu) -> CommContext:
+    """The groups that a plan makes of so many ranks.
+
+    Raises:
+        ValueError: ``reshard_after_forward`` does not divide the ranks of a shard group.
+    """
+    shards = plan.shard_size or world_size
+    keep = plan.reshard_after_forward
+    post_forward_shards = shards
+    if type(keep) is int and keep != 1:
+        if shards % keep:
+            factors = ", ".join(str(n) for n in range(1, shards + 1) if shards % n == 0)
+            raise ValueError(
+                f"Plan.reshard_after_forward is {keep}, which does not divide the {shards} ranks of a shard group; as "
+                f"a number it must be one of {factors}"
+            )
+        post_forward_shards = keep
+    separate = plan.separate_reduce_scatter_group
+    return CommContext(
+        cpu, shards, world_size // shards, post_forward_shards,
+        reduce_scatter_communicator=REDUCE_SCATTER if separate else SHARD,
+        max_input_buffers=plan.reduce_scatter_max_input_buffers,
+        unshard_async_op=plan.unshard_async_op,
+        cpu_offload=plan.cpu_offload,
+        gradient_divide_factor=plan.gradient_divide_factor,
+    )  # fmt: skip

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from fsdp_sim.schedule import comm as communicators
 from fsdp_sim.schedule.checkpointing import checkpointed_units
-from fsdp_sim.schedule.comm import CommContext, TrainingState
+from fsdp_sim.schedule.comm import TrainingState, comm_context
 from fsdp_sim.schedule.cpu import Cpu
 from fsdp_sim.schedule.group import ParamGroup
 from fsdp_sim.schedule.layout import Layout, layout_of
@@ -29,7 +28,7 @@ def build_fsdp2(units: Sequence[Unit], plan: Plan, world_size: int, steps: int =
 
     Raises:
         ValueError: ``reshard_after_forward`` does not divide the ranks of a shard group; a unit trains parameters of
-            several dtypes.
+            several dtypes; torch itself fails with these units and this plan.
     """
     trainer = _Trainer(units, plan, world_size)
     for step in range(steps):
@@ -72,7 +71,7 @@ class _Trainer:
     def __init__(self, units: Sequence[Unit], plan: Plan, world_size: int) -> None:
         self.plan = plan
         self.cpu = Cpu()
-        self.comm = _comm_context(plan, world_size, self.cpu)
+        self.comm = comm_context(plan, world_size, self.cpu)
         self._layouts: dict[int, Layout] = {}
         self._checkpointed = checkpointed_units(units, plan)
         tree = tree_of(units)
@@ -255,29 +254,6 @@ class _Trainer:
         if is_last:
             self.comm.post_forward_order.clear()
             self.comm.release_all_reduce_scatters()
-
-
-def _comm_context(plan: Plan, world_size: int, cpu: Cpu) -> CommContext:
-    shards = plan.shard_size or world_size
-    keep = plan.reshard_after_forward
-    post_forward_shards = shards
-    if type(keep) is int and keep != 1:
-        if shards % keep:
-            factors = ", ".join(str(n) for n in range(1, shards + 1) if shards % n == 0)
-            raise ValueError(
-                f"Plan.reshard_after_forward is {keep}, which does not divide the {shards} ranks of a shard group; as "
-                f"a number it must be one of {factors}"
-            )
-        post_forward_shards = keep
-    separate = plan.separate_reduce_scatter_group
-    return CommContext(
-        cpu, shards, world_size // shards, post_forward_shards,
-        reduce_scatter_communicator=communicators.REDUCE_SCATTER if separate else communicators.SHARD,
-        max_input_buffers=plan.reduce_scatter_max_input_buffers,
-        unshard_async_op=plan.unshard_async_op,
-        cpu_offload=plan.cpu_offload,
-        gradient_divide_factor=plan.gradient_divide_factor,
-    )  # fmt: skip
 
 
 def _grads_by_segment(unit: Unit, layout: Layout) -> dict[str, tuple[tuple[int, int], ...]]:

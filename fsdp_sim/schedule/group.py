@@ -70,7 +70,7 @@ class ParamGroup:
         event = cpu.record(gather)
         if temporary:
             cpu.free(Memory.TEMPORARY, name, temporary, layout.gather_dtype, copy_in)
-        self._all_gather_result = AllGatherResult(self, event, work, copy_in)
+        self._all_gather_result = AllGatherResult(self, event, work, copy_in, from_slice)
 
     def _all_gather_inputs(self, lane: Lane, from_slice: bool) -> int:
         """Bring the shards to the device and to the dtype they are gathered in; returns the bytes this takes."""
@@ -110,6 +110,12 @@ class ParamGroup:
         cpu.hook("wait_for_unshard", name)
         if result is None:
             return
+        if result.from_slice and self.sharded_state is ShardedState.SHARDED:
+            raise ValueError(
+                f"the gather of unit {name} was prefetched in an earlier backward that did not use it, over the "
+                f"{comm.post_forward_shards} ranks of Plan.reshard_after_forward, and is still pending: torch 2.13 "
+                f"fails here (split_with_sizes); let is_last_backward be True, or reshard_after_forward True or False"
+            )
         previous = None
         in_forward = self.training_state is TrainingState.FORWARD
         if in_forward and comm.all_gather_state is not None:

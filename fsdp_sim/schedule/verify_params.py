@@ -49,11 +49,12 @@ class Parameters:
     def copy_in(self, i: Instruction, use: Use, clock: Clock) -> None:
         gathered, temporary = self.buffers.get(Memory.AG_OUTPUT, i.unit), self.buffers.get(Memory.TEMPORARY, i.unit)
         kept = self.buffers.get(Memory.SHARDED, i.unit)
-        if kept and i.bytes * self.facts.post_forward_shards != self.facts.units[i.unit].gather_bytes:
-            kept = None  # it was left by a forward without backward; the shards are read
-        if gathered is None and temporary is not None and kept is not None and temporary.writer is None:
+        is_new = gathered is not None and gathered.writer is None  # else of an earlier run, or none
+        if not is_new and kept is not None and temporary is not None and temporary.writer is None:
             self.buffers.write(i, temporary, use, clock, self.read_slice(i, kept, use, clock))
             return
+        if i.bytes * self.facts.post_forward_shards != self.facts.units[i.unit].gather_bytes:
+            kept = None  # if any, it was left by a forward without backward; the shards are read
         gathered = self.buffers.need(i, Memory.AG_OUTPUT, i.unit)
         if temporary is not None:
             parts = self.buffers.read(i, temporary, use, clock)

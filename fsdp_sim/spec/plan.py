@@ -94,7 +94,7 @@ class Plan:
         reshard_after_backward: free parameters after backward: always, or ``last``.
         is_last_backward: wait for the reductions at the end of every backward, or of the ``last`` only.
         gradient_divide_factor: fsdp2, ``set_gradient_divide_factor``; None divides by the number of ranks.
-        bucket_cap_mb: ddp and zero: the size of a bucket of gradients in MiB.
+        bucket_cap_mb: ddp and zero: the size of a bucket of gradients in MiB; None is torch's: 25, and 1 for the first.
 
     Example:
         >>> Plan(forward_prefetch=1).reshard_after_forward is None
@@ -142,7 +142,7 @@ class Plan:
     reshard_after_backward: PerMicroBatch = field(_PER_MICRO_BATCH, default=True)
     is_last_backward: PerMicroBatch = field(_PER_MICRO_BATCH, default=True)
     gradient_divide_factor: float | None = field(one_of(None) | number(above=True), default=None)
-    bucket_cap_mb: float = field(number(above=True), default=25.0)
+    bucket_cap_mb: float | None = field(one_of(None) | number(above=True), default=None)
 
     def __post_init__(self) -> None:
         for name, apis in SETTINGS_OF.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
@@ -11,8 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from fsdp_sim.timeline import COMM_LANES, Event, Lane, Memory, Timeline
-from fsdp_sim.timeline.analysis import exposed_intervals, median_step, overlap, step_time_s, total_s, union
+from fsdp_sim.timeline import Event, Lane, Memory, Op, Timeline
+from fsdp_sim.timeline.analysis import (
+    communicates,
+    computes,
+    exposed_intervals,
+    median_step,
+    overlap,
+    step_time_s,
+    total_s,
+    union,
+)
 from fsdp_sim.viz.theme import human_bytes, human_ms
 
 Timelines = Timeline | Mapping[str, Timeline] | Sequence[Timeline]
@@ -58,10 +67,9 @@ class StepView:
     def step_s(self) -> float:
         return step_time_s(self.timeline, self.step)
 
-    def busy_s(self, rank: int, lanes: Iterable[Lane]) -> float:
-        """Seconds in which at least one of the lanes of a rank was busy."""
-        chosen = frozenset(lanes)
-        return total_s(union((e.start_s, e.end_s) for e in self.ops_of(rank) if e.lane in chosen))
+    def busy_s(self, rank: int, kind: Callable[[Op, Lane], bool]) -> float:
+        """Seconds in which at least one operation of a kind (`communicates`, `computes`) ran on a rank."""
+        return total_s(union((e.start_s, e.end_s) for e in self.ops_of(rank) if kind(e.op, e.lane)))
 
     def exposed(self, rank: int) -> list[tuple[float, float]]:
         """When a rank communicated and did not compute, in seconds of the timeline's own clock."""
@@ -176,7 +184,7 @@ def describe(timeline: Timeline, *, step: int | None = None) -> str:
     n_ranks = len(view.ranks)
     who = "on 1 rank" if n_ranks == 1 else f"on {n_ranks} ranks"
     parts = [f"Step {view.step} {who} takes {human_ms(view.step_s)}"]
-    if any(e.lane in COMM_LANES for e in view.ops):
+    if any(communicates(e.op, e.lane) for e in view.ops):
         share = view.mean_exposed_s / view.step_s if view.step_s else 0.0
         parts.append(
             f"{human_ms(view.mean_exposed_s)} of it ({share:.0%}) is exposed communication, during which "
@@ -223,14 +231,14 @@ def summary_table(
     for view in step_views(timelines, ranks=ranks, step=step, titles=titles):
         for rank in view.ranks:
             exposed_s, peak = total_s(view.exposed(rank)), view.peak_bytes(rank)
-            comm_s = view.busy_s(rank, COMM_LANES)
+            comm_s = view.busy_s(rank, communicates)
             rows.append(
                 (
                     view.name,
                     str(rank),
                     str(view.step),
                     human_ms(view.step_s),
-                    human_ms(view.busy_s(rank, [Lane.COMPUTE])),
+                    human_ms(view.busy_s(rank, computes)),
                     human_ms(comm_s),
                     human_ms(exposed_s),
                     f"{view.overlap(rank):.0%}" if comm_s else "none",

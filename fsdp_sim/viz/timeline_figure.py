@@ -11,7 +11,8 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from fsdp_sim.timeline import COMM_LANES, Event, Lane
+from fsdp_sim.timeline import Event, Lane
+from fsdp_sim.timeline.analysis import communicates
 from fsdp_sim.viz import theme
 from fsdp_sim.viz.layout import THIN, Panel, lay_out
 from fsdp_sim.viz.summary import StepView, Timelines, step_views
@@ -122,7 +123,7 @@ def _exposed_bars(panel: Panel) -> list[go.Bar]:
     view = panel.view
     rows = []
     for rank in view.ranks:
-        running = [e for e in view.ops if e.rank == rank and e.lane in COMM_LANES]
+        running = [e for e in view.ops if e.rank == rank and communicates(e.op, e.lane)]
         for start_s, end_s in view.exposed(rank):
             blame = ", ".join(safe(e.label) for e in running if e.start_s < end_s and e.end_s > start_s)
             rows.append(

@@ -170,6 +170,19 @@ def test_the_mini_issues_it_too(seed):
 
 
 @needs_torch_2_13
+def test_where_torch_fails_there_is_no_program():
+    """A slice's gather that backward did not use is pending when the next micro-batch wants the whole from shards."""
+    root, first, second = Unit("root", segments=(...,)), *toy(2)[1:]
+    frozen = Unit("layers.0", (Param("weight", (4, 4), requires_grad=False),))
+    plan = Plan(reshard_after_forward=2, grad_accum=2, is_last_backward="last")
+    with pytest.raises(RuntimeError, match="split_with_sizes"):
+        torch_lines([root, frozen, second], plan, 4)
+    with pytest.raises(ValueError, match=r"the gather of unit layers.0 was prefetched .* is_last_backward be True"):
+        build([root, frozen, second], plan, 4)
+    assert_same([root, first, second], plan, 4, steps=1)
+
+
+@needs_torch_2_13
 @pytest.mark.parametrize("wrap", ["root", 16, 17, ("layers.0", "layers.1"), ("layers.2", "head")])
 def test_whatever_part_of_the_model_is_wrapped(wrap):
     assert_same(toy(3, wrap), Plan(wrap=wrap), 4, steps=1)

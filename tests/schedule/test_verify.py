@@ -7,7 +7,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from fsdp_sim.schedule import Kind, Param, ProgramError, Unit, build, toy, toy_program, verify
@@ -20,7 +20,13 @@ RANKS = st.sampled_from([1, 2, 3, 4, 8])
 
 
 def random_program(chosen: Random, world_size: int, steps: int, layers: int = 4):
-    return build(random_units(chosen, layers), random_plan(chosen, world_size), world_size, steps)
+    units, plan = random_units(chosen, layers), random_plan(chosen, world_size)
+    try:
+        return build(units, plan, world_size, steps)
+    except ValueError as error:
+        if "torch 2.13 fails" not in str(error):
+            raise
+        reject()
 
 
 # -- what is built is right

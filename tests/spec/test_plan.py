@@ -49,7 +49,7 @@ def test_a_wrong_value_names_field_value_and_what_is_right(field, value, right):
         ({"api": "fsdp1", "reshard_after_forward": True}, "a setting of fsdp2; .* fsdp1 has sharding_strategy"),
         ({"sharding_strategy": "SHARD_GRAD_OP"}, "a setting of fsdp1; .* fsdp2 has reshard_after_forward"),
         ({"limit_all_gathers": False}, "a setting of fsdp1; api is 'fsdp2'"),
-        ({"bucket_cap_mb": 1.0}, "a setting of ddp and zero1 and zero2; api is 'fsdp2': leave it 25.0"),
+        ({"bucket_cap_mb": 1.0}, "a setting of ddp and zero1 and zero2; api is 'fsdp2': leave it None"),
         ({"api": "ddp", "shard_size": 2}, "a setting of fsdp2 and fsdp1; api is 'ddp': leave it None"),
         ({"api": "zero1", "reshard_after_forward": 1}, "reshard_after_forward is 1, which is a setting of fsdp2"),
         ({"api": "fsdp1", "shard_size": 4}, "sharding_strategy is 'FULL_SHARD'; give 'HYBRID_SHARD'"),
