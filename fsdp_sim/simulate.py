@@ -86,8 +86,13 @@ class Simulation:
 
     @property
     def step_time_s(self) -> float:
-        """Seconds per optimizer step."""
-        return self.run.step_time_s()
+        """Seconds per optimizer step: the replay, and what a training loop does between two steps."""
+        return self.run.step_time_s() + self.between_steps_s
+
+    @property
+    def between_steps_s(self) -> float:
+        """Of `step_time_s`, what is no operation of the program: data, logging; fitted, see `Calibration`."""
+        return self.costs.calibration.step_s
 
     @property
     def tokens_per_s_per_gpu(self) -> float:

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from fsdp_sim.cost import fitted
 from fsdp_sim.simulate import Simulation, simulate
 from fsdp_sim.spec import Cluster, Plan
 from fsdp_sim.timeline import COLLECTIVES, Op
@@ -89,9 +88,8 @@ def test_hybrid_sharding_pays_on_a_slow_network_and_costs_memory() -> None:
 
 def test_a_small_model_is_bound_by_the_cpu_that_issues_it() -> None:
     plan = Plan(param_dtype="bf16", micro_batch=1, seq_len=64)
-    numbers = replace(fitted(), step_s=1e-6)  # what is lost between steps is another matter
 
-    gains = simulate("gpt2-124m", Cluster("A100-SXM-80GB", gpus=8), plan, calibration=numbers).explain().gains
+    gains = paper("gpt2-124m", 8, plan).explain().gains
 
     assert gains["cpu"] > 3 * gains["compute"]
 

@@ -40,12 +40,14 @@ class Calibration:
     compiled_bytes: float = _number(0.3, "the same for compiled ones, which keep what they can in registers")
     link_fraction: float = _number(1.0, "rate of collectives in training over that measured alone")
     contention: float = _number(
-        1.5, "compute takes 1 + this times as long beside a collective that moves bytes at the peak of the node's link"
+        1.5,
+        "compute takes 1 + this times as long beside a collective that moves bytes at the peak of the node's link; "
+        "with it whatever else communication costs, such as copies and the skew of ranks",
     )
     kernel_gap_s: float = _number(
         2e-5, "seconds a counted kernel takes beside its work: the gap before it, and small kernels that go uncounted"
     )
-    step_s: float = _number(0.035, "seconds lost in each step: data, clipping, logging, start of the optimizer")
+    step_s: float = _number(0.035, "seconds between two steps: data, clipping, logging; FSDP has no part in them")
 
     def of_arch(self, name: str, arch: str) -> float:
         """A number that depends on the GPU's architecture."""

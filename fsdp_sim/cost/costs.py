@@ -115,7 +115,7 @@ class Costs:
         shards = 1 if plan.api == "ddp" or plan.sharding_strategy == "NO_SHARD" else plan.shard_size or ranks
         moved = OPTIMIZER_BYTES[plan.optimizer] * self.workload.param_count / shards
         rate = CPU_OPTIMIZER_BYTES_PER_S if plan.cpu_offload else self._bytes_per_s
-        return moved / rate + self.calibration.step_s
+        return moved / rate
 
     def _stride(self, i: Instruction) -> int:
         """Ranks between neighbours of the group: replicas of a shard lie a shard group apart."""

@@ -85,7 +85,7 @@ def _row(number: int, row: dict[str, str]) -> Published:
         model = Model(
             name=name, n_layer=cell.whole("n_layer"), d_model=cell.whole("d_model"), n_head=cell.whole("n_head"),
             n_kv_head=cell.optional("n_kv_head", cell.whole), d_ffn=cell.whole("d_ffn"), vocab=cell.whole("vocab"),
-            ffn_type=row.get("ffn_type") or "gelu", norm="rmsnorm" if swiglu else "layernorm", bias=not swiglu,
+            ffn_type=row.get("ffn_type") or "gelu", norm="composed_rmsnorm" if swiglu else "layernorm", bias=not swiglu,
             positions="rope" if swiglu else "learned", max_seq_len=None,
             tied_embeddings=cell.flag("tied_embeddings", default=not swiglu),
         )  # fmt: skip

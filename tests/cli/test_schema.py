@@ -10,6 +10,7 @@ import pytest
 import fsdp_sim
 from fsdp_sim.cli import schema
 from fsdp_sim.spec import Plan
+from fsdp_sim.validate.published import MEASURED
 from tests.cli.commands import EIGHT_B, SMALL, call
 
 FOLDER = Path(fsdp_sim.__file__).parent / "schemas"
@@ -69,6 +70,18 @@ def test_errors_satisfy_it(command):
 
     assert done.exit_code == 2
     validator(command).validate({"failure": json.loads(done.stdout)})
+
+
+def test_what_validate_prints_satisfies_it(tmp_path):
+    rows = MEASURED.read_text().splitlines()
+    path = tmp_path / "measured.csv"
+    path.write_text("\n".join([*rows[:3], rows[-1]]))
+    done = call("validate", str(path), "--json")
+
+    result = json.loads(done.stdout)
+    assert len(result["rows"]) == 3
+    validator("validate").validate({"result": result})
+    assert not validator("validate").is_valid({"result": {"rows": []}})
 
 
 def test_lists_of_requests_and_of_results_satisfy_it():

@@ -65,10 +65,9 @@ def test_gathering_in_fp32_takes_longer_than_in_bf16() -> None:
 
 
 def test_the_optimizer_of_a_larger_world_has_less_to_do_but_never_nothing() -> None:
-    numbers = Calibration(step_s=0.01)
-    two, many = (seconds(Op.OPTIM, cluster=Cluster("A100-SXM-80GB", gpus=n), numbers=numbers) for n in (2, 64))
+    two, many = (seconds(Op.OPTIM, cluster=Cluster("A100-SXM-80GB", gpus=n)) for n in (2, 64))
 
-    assert two > many > 0.01
+    assert two > 20 * many > 0
 
 
 def test_an_offloaded_optimizer_is_slow() -> None:

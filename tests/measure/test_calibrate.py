@@ -86,7 +86,7 @@ def test_what_this_machine_does_not_have_is_refused_before_anything_starts(asked
         calibrate(**asked)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a GPU to be absent")
 def test_gpus_are_asked_for_where_there_are_none():
     with pytest.raises(ValueError, match="torch finds no GPU on this machine; take device cpu"):
         calibrate(device="cuda")
@@ -116,7 +116,7 @@ def test_one_rank_alone_has_kernels_and_no_link_of_its_own():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: measures its kernels")
 def test_gpus_are_measured_over_nccl():
     found = calibrate(device="cuda", quick=True)
 
