@@ -6,6 +6,9 @@ issues for it, `cost` again how long each operation takes, `engine` when each ru
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -14,9 +17,12 @@ from fsdp_sim.cost import Calibration, Workload
 from fsdp_sim.cost import workload as transformer_workload
 from fsdp_sim.cost.costs import Costs
 from fsdp_sim.engine.run import Run
-from fsdp_sim.schedule import Program, build
+from fsdp_sim.engine.seconds import Given
+from fsdp_sim.schedule import Instruction, Program, build
 from fsdp_sim.spec import Cluster, Model, Plan
 from fsdp_sim.timeline import Timeline
+
+Skew = Callable[[Given, int], Given]
 
 # What the driver, the CUDA context, NCCL's buffers and cuBLAS workspaces keep of a GPU's memory.
 CONTEXT_BYTES = 1.5 * 2**30
@@ -32,13 +38,18 @@ class Simulation:
     """
 
     def __init__(
-        self, workload: Workload, cluster: Cluster, plan: Plan, calibration: Calibration | None = None, **replay: Any
+        self,
+        workload: Workload,
+        cluster: Cluster,
+        plan: Plan,
+        calibration: Calibration | None = None,
+        skew: Skew | None = None,
     ) -> None:
         self.workload = workload
         self.cluster = cluster
         self.plan = plan
         self.costs = Costs(workload, plan, cluster, calibration)
-        self._replay = replay
+        self._skew = skew
 
     def __repr__(self) -> str:
         return (
@@ -49,7 +60,7 @@ class Simulation:
 
     def recalibrated(self, calibration: Calibration) -> Simulation:
         """The same request with other numbers; the program is not built again."""
-        other = Simulation(self.workload, self.cluster, self.plan, calibration, **self._replay)
+        other = Simulation(self.workload, self.cluster, self.plan, calibration, self._skew)
         other.__dict__["program"] = self.program
         return other
 
@@ -61,11 +72,16 @@ class Simulation:
 
     @cached_property
     def run(self) -> Run:
-        """When each operation runs."""
+        """When each operation runs; on one rank that stands for all, or, with a skew, on every rank."""
+        if self._skew is None:
+            return self._replayed(self.costs.seconds, self._contention)
+        alone = self._replayed(self.costs.seconds, self._contention)
+        return self._replayed(self._skew(_lasted(alone), self.cluster.gpus), None)
+
+    def _replayed(self, seconds: Given, contention: engine.Contention | None) -> Run:
         return engine.run(
-            self.program, self.costs.seconds, issue_s=self.costs.issue_s,
-            device="cpu" if self.cluster.kind == "cpu" else "gpu",
-            launch_s=self.costs.launch_s, contention=self._contention, **self._replay,
+            self.program, seconds, issue_s=self.costs.issue_s, launch_s=self.costs.launch_s,
+            device="cpu" if self.cluster.kind == "cpu" else "gpu", contention=contention,
         )  # fmt: skip
 
     @cached_property
@@ -145,7 +161,7 @@ def simulate(
     plan: Plan | None = None,
     *,
     calibration: Calibration | None = None,
-    **replay: Any,
+    skew: Skew | None = None,
 ) -> Simulation:
     """Predict one training step.
 
@@ -154,7 +170,10 @@ def simulate(
         cluster: GPUs and links.
         plan: how the model is trained; torch's defaults if not given.
         calibration: the fitted numbers; by default those fitted to all published measurements.
-        replay: more options of `fsdp_sim.engine.run`, for example ``ranks=64`` to play that many ranks.
+        skew: how ranks differ; then each of them is played, with what operations took on one rank beside the others
+            (contention is not played again). It makes seconds for each rank of the seconds and the number of ranks:
+            ``lambda seconds, ranks: jitter(seconds, ranks, sigma=0.05)``, with `jitter`, `straggler` and `slow_node`
+            of `fsdp_sim.engine`.
 
     Raises:
         ValueError: an impossible request; names the field, the value and what would be right.
@@ -174,7 +193,20 @@ def simulate(
             f"Plan.shard_size is {plan.shard_size}, which does not divide the {cluster.gpus} GPUs of the cluster; "
             f"take a divisor, for example {_divisor(cluster.gpus, plan.shard_size)}"
         )
-    return Simulation(model, cluster, plan, calibration, **replay)
+    if "HYBRID" in plan.sharding_strategy and plan.shard_size is None:  # as torch: within a node
+        plan = replace(plan, shard_size=min(cluster.node_size, cluster.gpus))
+    cluster.gpu.peak_flops(model.dtype)  # a GPU without the dtype says so now
+    return Simulation(model, cluster, plan, calibration, skew)
+
+
+def _lasted(run: Run) -> Callable[[Instruction], float]:
+    """How long each operation lasted in a run, on average over its occurrences: contention included."""
+    seen: dict[tuple[object, ...], list[float]] = defaultdict(list)
+    columns = run.columns
+    for i, start, end in zip(run.ops, columns.start_s, columns.end_s, strict=True):
+        seen[i.op, i.unit, i.bytes, i.group_size].append(float(end) - float(start))
+    mean = {key: sum(some) / len(some) for key, some in seen.items()}
+    return lambda i: mean[i.op, i.unit, i.bytes, i.group_size]
 
 
 def _divisor(number: int, near: int) -> int:

@@ -22,7 +22,7 @@ from tests.schedule.fsdp1_torch import recorded
 
 RECORDINGS = Path(__file__).parent / "recordings"
 torch_2_13 = pytest.mark.skipif(
-    not torch.__version__.startswith("2.13."), reason="these are programs of torch 2.13; this is " + torch.__version__
+    not torch.__version__.startswith("2.13."), reason="needs torch 2.13, whose programs these are"
 )
 LAST = {"grad_accum": 2, "requires_gradient_sync": "last"}
 DOCUMENTED = {

@@ -1,0 +1,105 @@
+"""`simulate`: one call from a request to the step, its memory and its reasons."""
+
+from dataclasses import replace
+
+import pytest
+
+from fsdp_sim.cost import fitted, workload
+from fsdp_sim.engine import jitter, slow_node, straggler
+from fsdp_sim.simulate import simulate
+from fsdp_sim.spec import Cluster, Model, Plan
+
+PLAN = Plan(param_dtype="bf16", micro_batch=2, seq_len=512)
+CLUSTER = Cluster("A100-SXM-80GB", gpus=16)
+
+
+def test_numbers_of_a_step_belong_together():
+    sim = simulate("gpt2-124m", CLUSTER, PLAN)
+
+    assert sim.tokens_per_s_per_gpu == pytest.approx(2 * 512 / sim.step_time_s)
+    assert 0 < sim.exposed_comm_s < sim.step_time_s
+    assert 0 < sim.mfu < 1
+    assert sim.peak_memory_bytes <= sim.memory.reserved_bytes
+    assert sim.timeline.span_s == pytest.approx(sim.step_time_s - sim.between_steps_s, rel=0.01)
+    assert sim.fits
+
+
+def test_a_name_dimensions_and_a_workload_are_the_same_request():
+    by_name = simulate("gpt2-124m", CLUSTER, PLAN).step_time_s
+
+    assert simulate(Model.preset("gpt2-124m"), CLUSTER, PLAN).step_time_s == by_name
+    assert simulate(workload(Model.preset("gpt2-124m"), PLAN), CLUSTER, PLAN).step_time_s == by_name
+
+
+def test_ranks_that_do_not_differ_take_the_time_of_one():
+    one = simulate("gpt2-124m", CLUSTER, PLAN).step_time_s
+
+    same = simulate("gpt2-124m", CLUSTER, PLAN, skew=lambda s, n: straggler(s, n, rank=3, factor=1.0))
+
+    assert same.run.ranks == 16
+    assert same.step_time_s == pytest.approx(one, rel=0.01)
+
+
+def test_one_slow_rank_slows_all_of_them():
+    one = simulate("llama2-7b", CLUSTER, PLAN).step_time_s
+
+    slow = simulate("llama2-7b", CLUSTER, PLAN, skew=lambda s, n: straggler(s, n, rank=3, factor=1.5))
+
+    assert 1.2 * one < slow.step_time_s < 1.5 * one
+
+
+def test_jitter_costs_more_on_more_ranks():
+    def step_time_s(gpus: int) -> float:
+        cluster = Cluster("H100", gpus=gpus)
+        return simulate("llama2-7b", cluster, PLAN, skew=lambda s, n: jitter(s, n, sigma=0.1)).step_time_s
+
+    assert step_time_s(256) > step_time_s(8)
+
+
+def test_a_bad_link_on_one_node_holds_up_the_others():
+    plan = replace(PLAN, micro_batch=1)
+    cluster = Cluster("A100-SXM-80GB", gpus=32, inter="400 Gb/s per node")
+    one = simulate("llama2-7b", cluster, plan).step_time_s
+
+    assert simulate("llama2-7b", cluster, plan, skew=lambda s, n: slow_node(s, n, node=2, factor=3)).step_time_s > one
+
+
+def test_without_contention_a_step_is_shorter():
+    free = replace(fitted(), contention=0.0)
+
+    assert (
+        simulate("llama2-7b", CLUSTER, PLAN, calibration=free).step_time_s
+        < simulate("llama2-7b", CLUSTER, PLAN).step_time_s
+    )
+
+
+def test_a_laptop_computes_on_the_thread_that_issues():
+    sim = simulate("gpt2-124m", Cluster("cpu", gpus=4, bandwidth_gbps=4), Plan(seq_len=64))
+
+    assert sim.step_time_s > 0.5
+    assert sim.between_steps_s == 0
+
+
+def test_hybrid_sharding_stays_within_a_node_unless_told_otherwise():
+    plan = Plan(api="fsdp1", sharding_strategy="HYBRID_SHARD", param_dtype="bf16", seq_len=256)
+
+    assert simulate("gpt2-124m", CLUSTER, plan).plan.shard_size == 8
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "plan", "message"),
+    [
+        (
+            "gpt2-124m",
+            CLUSTER,
+            Plan(shard_size=5),
+            "Plan.shard_size is 5, which does not divide the 16 GPUs of the cluster",
+        ),
+        ("gpt2", CLUSTER, PLAN, "no model is called 'gpt2'; the nearest names are gpt2-"),
+        ("gpt2-124m", Cluster("V100", gpus=8), PLAN, "V100-SXM2-32GB has no bf16; it has fp16"),
+        ("gpt2-124m", CLUSTER, Plan(seq_len=4096), "has learned positions for 1024 tokens"),
+    ],
+)
+def test_impossible_requests(model, cluster, plan, message):
+    with pytest.raises(ValueError, match=message):
+        simulate(model, cluster, plan)
