@@ -80,8 +80,8 @@ def test_a_simulation_has_the_numbers(sim):
 
 def test_a_simulation_has_a_timeline_that_agrees_with_them(sim):
     assert isinstance(sim.timeline, Timeline)
-    assert sim.timeline.end_s == sim.step_time_s
-    assert f"{sim.step_time_s * 1e3:,.0f} ms" in str(sim.explain())
+    assert sim.timeline.end_s == pytest.approx(sim.step_time_s - sim.between_steps_s)
+    assert f"{sim.timeline.end_s * 1e3:,.0f} ms" in str(sim.explain())
 
 
 def test_a_model_by_name_and_by_dimensions_is_the_same(sim):

@@ -44,8 +44,11 @@ def print_result(result: Result, asked: Asked) -> None:
     numbers = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     tokens_per_s = result.tokens_per_s_per_gpu * result.gpus
     exposed = result.exposed_comm_s / result.step_time_s
+    between = ""
+    if result.between_steps_s:
+        between = f", of it {seconds(result.between_steps_s)} between steps (data, logging), the rest operations"
     for name, value in (
-        ("step time", seconds(result.step_time_s)),
+        ("step time", f"{seconds(result.step_time_s)}{between}"),
         ("throughput", f"{result.tokens_per_s_per_gpu:,.0f} tokens/s per GPU, {count(tokens_per_s)} tokens/s in all"),
         ("MFU", f"{result.mfu:.1%}"),
         ("exposed communication", f"{seconds(result.exposed_comm_s)} ({exposed:.1%} of the step)"),

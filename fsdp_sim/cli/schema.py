@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -18,12 +18,58 @@ from fsdp_sim.cli.sweep import SweepRequest, SweepResult
 from fsdp_sim.requests import Failure, Request, Result
 from fsdp_sim.requests.structs import FitRequest
 
+
+class ValidateRequest(msgspec.Struct):
+    """Measurements to compare with; ``leave_out`` refits without each group of that name."""
+
+    file: str | None = None
+    leave_out: Literal["model", "gpu_type", "n_gpus"] | None = None
+
+
+class MeasuredRow(msgspec.Struct):
+    """A published measurement beside its prediction."""
+
+    id: str
+    step_time_s: float | None
+    predicted_step_time_s: float
+    peak_memory_GiB: float | None  # noqa: N815
+    predicted_peak_memory_GiB: float  # noqa: N815
+    fits: bool
+    source: str
+    remark: str
+
+
+class Errors(msgspec.Struct):
+    """Absolute errors as fractions; null where no row has a measurement."""
+
+    n: int
+    mape: float | None
+    median_abs_error: float | None
+    p90_abs_error: float | None
+
+
+class TimeAndMemory(msgspec.Struct):
+    """Errors of the step time and of the peak memory."""
+
+    time: Errors
+    memory: Errors
+
+
+class ValidateResult(msgspec.Struct):
+    """Every row and its errors, in all and by source."""
+
+    rows: list[MeasuredRow]
+    summary: TimeAndMemory
+    by_source: dict[str, TimeAndMemory]
+
+
 # Of each command the request and the result of one, and whether it takes and gives lists of them.
 COMMANDS: dict[str, tuple[Any, Any, bool]] = {
     "simulate": (Request, Result, True),
     "program": (ProgramRequest, ProgramResult, False),
     "sweep": (SweepRequest, SweepResult, False),
     "fit": (FitRequest, FitResult, False),
+    "validate": (ValidateRequest, ValidateResult, False),
 }
 
 

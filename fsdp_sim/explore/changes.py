@@ -1,0 +1,176 @@
+"""`changes_that_fit`: what would make a plan fit that does not. Nothing is guessed: each answer has been simulated.
+
+A `Lever` is one thing that can be changed, as a list of settings from mild to strong. The first setting that fits is
+the answer; where no lever is enough alone, they are tried in pairs, then in threes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from fsdp_sim.requests import Change
+from fsdp_sim.simulate import Simulation, simulate
+from fsdp_sim.spec import Cluster, Model, Plan
+from fsdp_sim.spec.plan import SETTINGS_OF
+
+MORE_GPUS = 6  # how often the number of GPUs is doubled at most
+
+
+class Setting(NamedTuple):
+    """Fields of the plan and the cluster with new values, and the change in words."""
+
+    set: dict[str, Any]
+    what: str
+
+
+class Lever(NamedTuple):
+    """One thing that can be changed: its settings from mild to strong."""
+
+    name: str
+    settings: tuple[Setting, ...]
+
+
+def levers(cluster: Cluster, plan: Plan) -> list[Lever]:
+    """What there is to change that saves memory and leaves the training the same, or nearly so."""
+    return [lever for lever in _levers(cluster, plan) if lever.settings]
+
+
+def _levers(cluster: Cluster, plan: Plan) -> Iterator[Lever]:
+    fsdp = plan.api in ("fsdp2", "fsdp1")
+    yield Lever("checkpointing", tuple(Setting(*one) for one in _checkpointing(plan.activation_checkpointing)))
+    if not fsdp:
+        reset = {name: _default(name) for name, apis in SETTINGS_OF.items() if "fsdp2" not in apis}
+        changed = {name: value for name, value in reset.items() if getattr(plan, name) != value}
+        yield Lever("sharding", (Setting({"api": "fsdp2", **changed}, "shard the parameters too (FSDP)"),))
+    elif plan.api == "fsdp1" and (plan.sharding_strategy != "FULL_SHARD"):
+        full = {"sharding_strategy": "FULL_SHARD"} | ({"shard_size": None} if plan.shard_size else {})
+        yield Lever("sharding", (Setting(full, "shard everything over all GPUs (FULL_SHARD)"),))
+    elif plan.shard_size is not None and plan.shard_size < cluster.gpus:
+        yield Lever("sharding", (Setting({"shard_size": None}, "shard over all GPUs, not in groups (no HSDP)"),))
+    if plan.api == "fsdp2" and plan.reshard_after_forward is not True:
+        whose = (
+            "the root's parameters after forward too"
+            if plan.reshard_after_forward is None
+            else "parameters after forward"
+        )
+        yield Lever("reshard", (Setting({"reshard_after_forward": True}, f"free {whose}"),))
+    if plan.wrap == "root":
+        yield Lever("wrap", (Setting({"wrap": "block"}, "make each block a unit, so that one is gathered at a time"),))
+    if fsdp and plan.param_dtype in (None, "fp32") and cluster.kind == "gpu" and cluster.gpu.supports_bf16:
+        dtypes = {"param_dtype": "bf16", "reduce_dtype": plan.reduce_dtype or "fp32"}
+        yield Lever("dtype", (Setting(dtypes, "gather and compute in bf16"),))
+    if plan.attention_impl == "math":
+        yield Lever(
+            "attention", (Setting({"attention_impl": "sdpa"}, "fused attention, which writes no matrix of scores"),)
+        )
+    deep = {
+        name: None
+        for name in ("forward_prefetch", "backward_prefetch")
+        if type(getattr(plan, name)) is int and getattr(plan, name) > 1
+    }
+    yield Lever("prefetch", (Setting(deep, "prefetch one unit ahead, not several"),) if deep else ())
+    if plan.grad_accum > 1 and plan.requires_gradient_sync is not True:
+        sync = Setting(
+            {"requires_gradient_sync": True}, "reduce gradients in every micro-batch, so that no whole ones are kept"
+        )
+        yield Lever("sync", (sync,))
+    halves = [plan.micro_batch // 2**k for k in range(1, 20) if plan.micro_batch % 2**k == 0]
+    yield Lever("micro-batch", tuple(_smaller(plan, m) for m in halves or ([1] if plan.micro_batch > 1 else [])))
+    if cluster.kind == "gpu" and (plan.api != "ddp") and plan.shard_size is None:
+        counts = [cluster.gpus * 2**k for k in range(1, MORE_GPUS + 1)]
+        yield Lever("gpus", tuple(Setting({"gpus": n}, f"{n:,} GPUs") for n in counts))
+    if fsdp and not plan.cpu_offload and cluster.kind == "gpu":
+        yield Lever(
+            "offload", (Setting({"cpu_offload": True}, "keep shards, gradients and the optimizer in CPU memory"),)
+        )
+
+
+def _checkpointing(now: str | int | None) -> list[tuple[dict[str, Any], str]]:
+    full = ({"activation_checkpointing": "full"}, "compute every block again in backward")
+    if now is not None:
+        return [] if now in ("full", 1) else [full]
+    selective = {"activation_checkpointing": "selective"}
+    return [(selective, "keep of each block only the outputs of attention and every other matmul"), full]
+
+
+def _smaller(plan: Plan, micro_batch: int) -> Setting:
+    times = plan.micro_batch // micro_batch
+    return Setting(
+        {"micro_batch": micro_batch, "grad_accum": plan.grad_accum * times},
+        f"micro-batch {micro_batch}, {plan.grad_accum * times} of them per step",
+    )
+
+
+def _default(name: str) -> Any:
+    return Plan.__dataclass_fields__[name].default
+
+
+def changes_that_fit(model: Model, cluster: Cluster, plan: Plan, **options: Any) -> list[Change]:
+    """Changes with which the model fits the cluster, the fastest first; fewest changes at once that are enough.
+
+    Args:
+        options: of `simulate`.
+
+    Returns:
+        one for each lever that is enough alone; where none is, the pairs that are; where none is, the threes.
+    """
+    known: dict[tuple[tuple[str, Any], ...], Simulation | None] = {}
+
+    def tried(settings: tuple[Setting, ...]) -> Simulation | None:
+        """The simulation with some settings, if it fits."""
+        together: dict[str, Any] = {}
+        for setting in settings:
+            together |= setting.set
+        key = tuple(sorted(together.items(), key=lambda one: one[0]))
+        if key not in known:
+            known[key] = _fitting(model, cluster, plan, together, options)
+        return known[key]
+
+    all_levers = levers(cluster, plan)
+    for together in (1, 2, 3):
+        found = []
+        for chosen in itertools.combinations(all_levers, together):
+            if tried(tuple(lever.settings[-1] for lever in chosen)) is None and together > 1:
+                continue  # not even the strongest of each
+            for settings in sorted(itertools.product(*(lever.settings for lever in chosen)), key=_strength(chosen)):
+                if (sim := tried(settings)) is not None:
+                    found.append(_change(settings, sim))
+                    break
+        if found:
+            return sorted(found, key=lambda change: -change.tokens_per_s_per_gpu)
+    return []
+
+
+def _strength(chosen: tuple[Lever, ...]) -> Callable[[tuple[Setting, ...]], tuple[int, int]]:
+    """Mild combinations before strong ones; more GPUs are the strongest of all."""
+
+    def strength(settings: tuple[Setting, ...]) -> tuple[int, int]:
+        places = {lever.name: lever.settings.index(s) for lever, s in zip(chosen, settings, strict=True)}
+        return places.pop("gpus", 0), sum(places.values())
+
+    return strength
+
+
+def _fitting(
+    model: Model, cluster: Cluster, plan: Plan, new: dict[str, Any], options: dict[str, Any]
+) -> Simulation | None:
+    try:
+        of_cluster = {"gpus": new["gpus"]} if "gpus" in new else {}
+        of_plan = {name: value for name, value in new.items() if name != "gpus"}
+        sim = simulate(model, replace(cluster, **of_cluster), replace(plan, **of_plan), **options)
+        return sim if sim.fits else None
+    except ValueError:  # a change that this model or cluster does not take is no answer
+        return None
+
+
+def _change(settings: tuple[Setting, ...], sim: Simulation) -> Change:
+    together: dict[str, Any] = {}
+    for setting in settings:
+        together |= setting.set
+    return Change(
+        set=together, what="; ".join(setting.what for setting in settings), step_time_s=sim.step_time_s,
+        tokens_per_s_per_gpu=sim.tokens_per_s_per_gpu, peak_memory_bytes=sim.peak_memory_bytes,
+    )  # fmt: skip

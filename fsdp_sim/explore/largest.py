@@ -1,0 +1,145 @@
+"""`largest`: the largest model, number of layers, micro-batch or sequence length that fits, and what stands in the way.
+
+Memory grows with each of the last three, so the largest is found by doubling and halving; published models are tried
+one by one. The answer has been simulated, and so has the next larger one, which does not fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fsdp_sim.simulate import Simulation, simulate
+from fsdp_sim.spec import Cluster, Model, Plan
+
+LARGEST_OF = ("model", "layers", "micro-batch", "seq-len")
+MOST = {"layers": 10_000, "micro-batch": 2**20, "seq-len": 2**26}  # where the search gives up
+
+
+@dataclass(frozen=True)
+class Largest:
+    """What a search found.
+
+    Attributes:
+        what: what was varied, one of `LARGEST_OF`.
+        value: the largest that fits: a number, or the name of a model; None if none fits.
+        fits: its simulation.
+        next: the smallest larger one that was found not to fit; None where something else ends the search.
+        too_large: its simulation.
+        model, plan: of ``next``, or of ``value`` where there is no next.
+        ends: why there is no larger one, where memory is not the reason.
+    """
+
+    what: str
+    value: int | str | None
+    fits: Simulation | None
+    next: int | str | None
+    too_large: Simulation | None
+    model: Model
+    plan: Plan
+    ends: str = ""
+
+
+def largest(
+    what: str,
+    model: Model | None,
+    cluster: Cluster,
+    plan: Plan,
+    *,
+    multiple_of: int = 1,
+    family: str = "",
+    **options: Any,
+) -> Largest:
+    """Search for the largest that fits.
+
+    Args:
+        what: ``model`` (of the catalogue), ``layers`` of the given model, ``micro-batch`` or ``seq-len``.
+        model: what is trained; not needed for ``model``.
+        multiple_of: the answer is a multiple of it.
+        family: for ``model``: only those whose name begins so.
+        options: of `simulate`.
+
+    Raises:
+        ValueError: an impossible request.
+    """
+    if what not in LARGEST_OF:
+        raise ValueError(f"there is no largest {what!r}; it must be one of {', '.join(LARGEST_OF)}")
+    if multiple_of < 1:
+        raise ValueError(f"the answer cannot be a multiple of {multiple_of}; take a whole number >= 1")
+    if what == "model":
+        return _largest_model(cluster, plan, family, options)
+    if model is None:
+        raise ValueError(f"the largest {what} of which model? Name one, or give its dimensions")
+
+    def requested(n: int) -> tuple[Model, Plan]:
+        if what == "layers":
+            return replace(model, n_layer=n, name=f"{model.name}, {n:,} layers"), plan
+        return model, replace(plan, micro_batch=n) if what == "micro-batch" else replace(plan, seq_len=n)
+
+    def tried(n: int) -> Simulation:
+        of_model, of_plan = requested(n)
+        return simulate(of_model, cluster, of_plan, **options)
+
+    bound, ends = MOST[what], f"the search ends at {MOST[what]:,}"
+    if what == "seq-len" and model.positions == "learned" and model.max_seq_len:
+        bound, ends = model.max_seq_len, f"{model.name} has learned positions for {model.max_seq_len:,} tokens"
+    if multiple_of > bound:
+        raise ValueError(f"no multiple of {multiple_of} is allowed: {ends}")
+    value, fits, beyond, too_large = _search(tried, multiple_of, bound)
+    of_model, of_plan = requested(beyond or value or multiple_of)
+    return Largest(what, value, fits, beyond, too_large, of_model, of_plan, "" if beyond else ends)
+
+
+def _search(
+    tried: Callable[[int], Simulation], step: int, bound: int
+) -> tuple[int | None, Simulation | None, int | None, Simulation | None]:
+    """The largest multiple of ``step`` that fits and the next, which does not, with their simulations."""
+    low, low_sim = 0, None
+    high, high_sim = None, None
+    n = 1
+    while high is None:
+        sim = tried(n * step)
+        if not sim.fits:
+            high, high_sim = n, sim
+        elif n * step + step > bound:
+            return n * step, sim, None, None
+        else:
+            low, low_sim = n, sim
+            n = min(2 * n, bound // step)
+    while high - low > 1:
+        middle = (low + high) // 2
+        sim = tried(middle * step)
+        if sim.fits:
+            low, low_sim = middle, sim
+        else:
+            high, high_sim = middle, sim
+    return low * step or None, low_sim, high * step, high_sim
+
+
+def _largest_model(cluster: Cluster, plan: Plan, family: str, options: dict[str, Any]) -> Largest:
+    names = [name for name in Model.presets() if name.startswith(family)]
+    if not names:
+        raise ValueError(f"no model's name begins with {family!r}; there are {', '.join(Model.presets())}")
+    models = sorted(map(Model.preset, names), key=lambda m: m.param_count)
+    beyond: Simulation | None = None
+    refused = ""
+    for model in reversed(models):
+        try:
+            sim = simulate(model, cluster, plan, **options)
+        except ValueError as error:  # for example a sequence longer than its positions
+            refused = str(error)
+            continue
+        if sim.fits:
+            above = beyond.workload.name if beyond else None
+            next_model = Model.preset(above) if above else model
+            ends = (
+                ""
+                if beyond
+                else f"{model.name} is the largest model of the catalogue" + (f" {family}" if family else "")
+            )
+            return Largest("model", model.name, sim, above, beyond, next_model, plan, ends)
+        beyond = sim
+    if beyond is None:
+        raise ValueError(refused)
+    return Largest("model", None, None, beyond.workload.name, beyond, Model.preset(beyond.workload.name), plan)

@@ -1,0 +1,42 @@
+"""`pareto`: of many plans those that no other beats both in time and in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from fsdp_sim.requests import ALIASES, MODEL_FIELDS
+
+MODEL_NAMES = ("model", "model_file", *MODEL_FIELDS, *(name for name, key in ALIASES.items() if key in MODEL_FIELDS))
+
+
+def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
+    """Places of the points that no other point beats: none is as small in both and smaller in one; by the first number.
+
+    Of equal points the first is taken.
+
+    Example:
+        >>> pareto([(1.0, 9.0), (2.0, 5.0), (2.0, 6.0), (3.0, 5.0), (4.0, 1.0)])
+        [0, 1, 4]
+    """
+    best, found = float("inf"), []
+    for place in sorted(range(len(points)), key=lambda n: (points[n], n)):
+        if points[place][1] < best:
+            best = points[place][1]
+            found.append(place)
+    return found
+
+
+def front_of(rows: Sequence[Mapping[str, str]]) -> list[int]:
+    """Places of the rows of a sweep that fit and that no other row of the same model beats; by model, then by time.
+
+    Time is that of a GPU per token, memory the peak.
+    """
+    models: dict[tuple[str | None, ...], list[int]] = {}
+    for place, row in enumerate(rows):
+        if row["fits"] == "true":
+            models.setdefault(tuple(row.get(name) for name in MODEL_NAMES), []).append(place)
+    found = []
+    for places in models.values():
+        points = [(1.0 / float(rows[p]["tokens_per_s_per_gpu"]), float(rows[p]["peak_memory_bytes"])) for p in places]
+        found += [places[n] for n in pareto(points)]
+    return found

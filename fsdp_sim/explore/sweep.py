@@ -1,0 +1,219 @@
+"""`Sweep`: every combination of some lists of values, simulated, row by row into a CSV file.
+
+A row is complete or not there, in the order of the combinations whatever the processes do, so that what an interrupted
+sweep has written is good and `Sweep.resume` goes on where it ended.
+"""
+
+from __future__ import annotations
+
+import csv
+import gc
+import itertools
+import multiprocessing
+import signal
+import threading
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from multiprocessing.pool import Pool
+from pathlib import Path
+from typing import Any
+
+from fsdp_sim.requests import ALIASES, NAMES, nearest, request_of_texts, understand
+
+RESULTS = (
+    "step_time_s", "tokens_per_s_per_gpu", "mfu", "exposed_comm_s", "peak_memory_bytes", "memory_limit_bytes", "fits",
+    "error",
+)  # fmt: skip
+CHUNK = 16  # combinations that a process takes at a time
+Row = dict[str, str]
+
+
+def combinations(vary: Mapping[str, Sequence[str]]) -> Iterator[dict[str, str]]:
+    """Every combination, the last name varying fastest.
+
+    Example:
+        >>> list(combinations({"gpus": ["8", "16"], "micro_batch": ["1"]}))
+        [{'gpus': '8', 'micro_batch': '1'}, {'gpus': '16', 'micro_batch': '1'}]
+    """
+    for values in itertools.product(*vary.values()):
+        yield dict(zip(vary, values, strict=True))
+
+
+def row_of(texts: Mapping[str, str]) -> Row:
+    """One row: what was asked, and what the simulator answers. What is impossible has its reason in ``error``."""
+    row = dict(texts) | dict.fromkeys(RESULTS, "")
+    try:
+        sim = understand(request_of_texts(texts)).simulate()
+        row["step_time_s"] = f"{sim.step_time_s:.9g}"
+        row["tokens_per_s_per_gpu"] = f"{sim.tokens_per_s_per_gpu:.9g}"
+        row["mfu"] = f"{sim.mfu:.6g}"
+        row["exposed_comm_s"] = f"{sim.exposed_comm_s:.9g}"
+        row["peak_memory_bytes"] = str(sim.peak_memory_bytes)
+        row["memory_limit_bytes"] = str(int(sim.memory_limit_bytes))
+        row["fits"] = "true" if sim.fits else "false"
+    except ValueError as error:
+        row["error"] = " ".join(str(error).split())  # a row is a line
+    return row
+
+
+@dataclass
+class Sweep:
+    """A sweep to be made.
+
+    Attributes:
+        fixed: what all combinations share, as texts by name.
+        vary: names and the texts they take.
+        processes: how many simulate at a time. More than one are started by ``spawn``, so a script that calls this
+            needs its ``if __name__ == "__main__"``.
+        done: rows that are there already.
+
+    Raises:
+        ValueError: a name that does not exist, given twice, or without values.
+    """
+
+    fixed: Mapping[str, str]
+    vary: Mapping[str, Sequence[str]]
+    processes: int = 1
+    done: list[Row] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for name in (*self.fixed, *self.vary):
+            if name not in NAMES:
+                raise ValueError(f"there is no {name} to vary; {nearest(name, NAMES)}")
+        for name, values in self.vary.items():
+            if name in self.fixed:
+                raise ValueError(f"{name} is both fixed ({self.fixed[name]}) and varied; give it once")
+            if not values:
+                raise ValueError(f"{name} varies over no values; write {name}=1,2")
+        fields = [ALIASES.get(name, name) for name in (*self.fixed, *self.vary)]
+        if twice := [name for name in fields if fields.count(name) > 1]:
+            raise ValueError(f"{twice[0]} is given under two names; give it once")
+        if self.processes < 1:
+            raise ValueError(f"{self.processes} processes cannot do anything; take 1 or more")
+
+    def __len__(self) -> int:
+        """Combinations in all, those done included."""
+        size = 1
+        for values in self.vary.values():
+            size *= len(values)
+        return size
+
+    @property
+    def columns(self) -> list[str]:
+        return [*self.vary, *self.fixed, *RESULTS]
+
+    def resume(self, path: str | Path) -> None:
+        """Take over the rows of a file that an earlier run of the same sweep has begun.
+
+        Raises:
+            ValueError: the file is of another sweep; says where it differs.
+        """
+        columns, rows = read_rows(path)
+        if columns and columns != self.columns:
+            raise ValueError(
+                f"{path} is of another sweep: its columns are {', '.join(columns)}; this sweep's are "
+                f"{', '.join(self.columns)}"
+            )
+        for number, (row, texts) in enumerate(zip(rows, self._texts(0), strict=False), start=2):
+            for name, text in texts.items():
+                if row[name] != text:
+                    raise ValueError(
+                        f"{path}, line {number}, is of another sweep: {name} is {row[name]} there and {text} here; "
+                        f"take another file"
+                    )
+        if len(rows) > len(self):
+            raise ValueError(f"{path} has {len(rows)} rows, more than the {len(self)} of this sweep; take another file")
+        self.done = rows
+
+    def rows(self) -> Generator[Row, None, None]:
+        """The rows that are not done, in order, as they come."""
+        todo = self._texts(len(self.done))
+        if self.processes == 1 or len(self) - len(self.done) <= CHUNK:
+            yield from map(row_of, todo)
+            return
+        with _pool(self.processes) as pool:
+            yield from pool.imap(row_of, todo, chunksize=CHUNK)
+
+    def to_csv(self, path: str | Path) -> Generator[Row, None, None]:
+        """The same, each row written as soon as it is there. With ``done`` rows the file is gone on with."""
+        if self.done:
+            _write(path, self.columns, self.done)  # without what a broken run may have left of a last line
+        with open(path, "a" if self.done else "w", newline="") as file:
+            writer = csv.DictWriter(file, self.columns, lineterminator="\n")
+            if not self.done:
+                writer.writeheader()
+            with closing(self.rows()) as rows:
+                for row in rows:
+                    writer.writerow(row)
+                    file.flush()
+                    yield row
+
+    def _texts(self, start: int) -> Iterator[dict[str, str]]:
+        for varied in itertools.islice(combinations(self.vary), start, None):
+            yield {**varied, **self.fixed}
+
+
+def _pool(processes: int) -> Pool:
+    """Processes that Ctrl-C, which a terminal sends to all, leaves alone: the first one ends them.
+
+    By spawn, because a fork of a process with threads (numpy's, a notebook's) may hang.
+    """
+    context = multiprocessing.get_context("spawn")
+    if threading.current_thread() is not threading.main_thread():
+        return context.Pool(processes, _collect_seldom)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # which they inherit
+    try:
+        return context.Pool(processes, _collect_seldom)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _collect_seldom() -> None:
+    """A program is some thousand tuples without cycles, which the garbage collector would go through in vain."""
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 50)
+
+
+def _write(path: str | Path, columns: Sequence[str], rows: Sequence[Row]) -> None:
+    """Replace a file in one go."""
+    target = Path(path)
+    partial_file = target.with_name(f".{target.name}.partial")
+    with partial_file.open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    partial_file.replace(target)
+
+
+def read_rows(path: str | Path) -> tuple[list[str], list[Row]]:
+    """Columns and complete rows of a sweep's file; none where there is no file. A last line cut short is left out.
+
+    Raises:
+        ValueError: it cannot be read, or a line in the middle has not as many cells as the header.
+    """
+    try:
+        text = Path(path).read_text()
+    except FileNotFoundError:
+        return [], []
+    except (UnicodeDecodeError, OSError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
+    complete = text[: text.rfind("\n") + 1]
+    reader = csv.DictReader(complete.splitlines())
+    rows = []
+    for row in reader:
+        if None in row or None in row.values():
+            raise ValueError(f"{path}, line {reader.line_num}, has not as many cells as the header")
+        rows.append(row)
+    return list(reader.fieldnames or ()), rows
+
+
+def table(rows: Sequence[Row]) -> Any:
+    """The rows as a pandas table: numbers as numbers, with `pareto` as a column."""
+    import pandas as pd
+
+    frame = pd.DataFrame(list(rows))
+    for name in RESULTS[:6]:
+        frame[name] = pd.to_numeric(frame[name])
+    frame["fits"] = frame["fits"].map({"true": True, "false": False})
+    return frame

@@ -1,0 +1,45 @@
+"""What the simulator is asked and what it answers, as JSON, and as words of a command line."""
+
+from fsdp_sim.requests.answers import answer, does_not_fit, said
+from fsdp_sim.requests.reading import read_requests
+from fsdp_sim.requests.structs import (
+    ALIASES,
+    CLUSTER_FIELDS,
+    MODEL_FIELDS,
+    NAMES,
+    PLAN_FIELDS,
+    Alive,
+    Change,
+    Failure,
+    Peak,
+    Request,
+    Result,
+    given,
+    nearest,
+)
+from fsdp_sim.requests.understanding import Asked, choose, understand
+from fsdp_sim.requests.words import request_of_texts
+
+__all__ = [
+    "ALIASES",
+    "CLUSTER_FIELDS",
+    "MODEL_FIELDS",
+    "NAMES",
+    "PLAN_FIELDS",
+    "Alive",
+    "Asked",
+    "Change",
+    "Failure",
+    "Peak",
+    "Request",
+    "Result",
+    "answer",
+    "choose",
+    "does_not_fit",
+    "given",
+    "nearest",
+    "read_requests",
+    "request_of_texts",
+    "said",
+    "understand",
+]

@@ -1,0 +1,78 @@
+"""`answer`: a simulation as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from msgspec import UNSET, UnsetType
+
+from fsdp_sim.requests.structs import PLAN_FIELDS, Alive, Change, Peak, Result
+from fsdp_sim.simulate import Simulation
+
+CATEGORIES = {  # of memory, for those who do not speak torch's
+    "sharded": "parameter shards", "optimizer": "optimizer states", "rs_output": "sharded gradients",
+    "unsharded": "unsharded parameters", "ag_output": "all-gather buffers", "unsharded_grad": "unsharded gradients",
+    "rs_input": "reduce-scatter buffers", "activation": "activations", "checkpoint": "checkpoints",
+    "logits": "logits and loss", "temporary": "temporaries",
+}  # fmt: skip
+LARGEST = 8  # parts of the peak that a result names
+
+
+def answer(
+    simulation: Simulation,
+    *,
+    notes: Iterable[str] = (),
+    id: str | int | UnsetType = UNSET,
+    explained: bool = True,
+    changes: Callable[[], list[Change]] | None = None,
+) -> Result:
+    """A simulation as a `Result`.
+
+    Args:
+        notes: of `Asked`.
+        id: of the request.
+        explained: with the sentences of `Simulation.explain`.
+        changes: finds what would make it fit; asked only if it does not.
+    """
+    sim, memory = simulation, simulation.memory
+    moment = memory.peak_instruction
+    result = Result(
+        id=id, model=sim.workload.name, parameters=sim.workload.param_count, gpu=sim.cluster.gpu.name,
+        gpus=sim.cluster.gpus, nodes=sim.cluster.nodes,
+        plan={f: getattr(sim.plan, f) for f in PLAN_FIELDS},
+        step_time_s=sim.step_time_s, tokens_per_step=sim.workload.tokens * sim.plan.grad_accum * sim.cluster.gpus,
+        tokens_per_s_per_gpu=sim.tokens_per_s_per_gpu, mfu=sim.mfu, exposed_comm_s=sim.exposed_comm_s,
+        between_steps_s=sim.between_steps_s,
+        fits=sim.fits, peak_memory_bytes=sim.peak_memory_bytes, reserved_memory_bytes=memory.reserved_bytes,
+        memory_limit_bytes=int(sim.memory_limit_bytes),
+        peak=Peak(
+            phase=str(moment.phase) if moment else "", operation=moment.what if moment else "",
+            seconds=memory.peak_s,
+            by_category={str(category): n_bytes for category, n_bytes in memory.peak_by_category.items()},
+            largest=[Alive(str(p.category), p.unit, p.bytes) for p in memory.peak[:LARGEST]],
+        ),
+        notes=list(notes),
+    )  # fmt: skip
+    if explained:
+        result.explanation = sim.explain().sentences
+    if not sim.fits:
+        result.error = does_not_fit(sim)
+        if changes is not None:
+            result.would_fit = changes()
+    return result
+
+
+def does_not_fit(sim: Simulation) -> str:
+    """One sentence about a plan that does not fit."""
+    gib = 2**30
+    largest = next(iter(sim.memory.peak_by_category.items()))
+    return (
+        f"{sim.workload.name} does not fit {sim.cluster.gpus} x {sim.cluster.gpu.name}: a rank needs "
+        f"{sim.peak_memory_bytes / gib:.1f} GiB and can use {sim.memory_limit_bytes / gib:.1f}; most of it is "
+        f"{said(largest[0])} ({largest[1] / gib:.1f} GiB)"
+    )
+
+
+def said(category: str) -> str:
+    """A category of memory in words."""
+    return CATEGORIES.get(category, category)

@@ -1,0 +1,188 @@
+"""The JSON of the simulator: `Request`, `Result` and what they consist of.
+
+The fields of models, clusters and plans are taken from `fsdp_sim.spec`, so that a new one is there at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterable
+from typing import Annotated, Any, get_type_hints
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from fsdp_sim.spec import Cluster, Model, Plan
+
+
+def _fields_of(name: str, spec: type, skip: tuple[str, ...] = ()) -> Any:
+    """A struct with the fields of a spec, none of them required: which are depends on what else is given."""
+    hints = get_type_hints(spec)
+    hints |= {key: str | None for key in ("intra", "inter", "host") if key in hints}  # in JSON a link is its name
+    if "gpu" in hints:
+        hints["gpu"] = str
+    fields = [
+        (f.name, Annotated[hints[f.name], Meta(description=f.metadata["allowed"].words)] | UnsetType, UNSET)
+        for f in dataclasses.fields(spec)
+        if f.name not in skip
+    ]
+    return msgspec.defstruct(name, fields, forbid_unknown_fields=True, kw_only=True)
+
+
+_Plan: Any = _fields_of("PlanFields", Plan)
+_Cluster: Any = _fields_of("ClusterFields", Cluster)
+_Model: Any = _fields_of("ModelFields", Model)
+
+
+class PlanFields(_Plan, forbid_unknown_fields=True, kw_only=True):  # type: ignore[call-arg]
+    """Fields of `Plan`."""
+
+
+class ModelFields(_Model, forbid_unknown_fields=True, kw_only=True):  # type: ignore[call-arg]
+    """A model by its dimensions; with ``preset`` those of a published model, but for what is given."""
+
+    preset: str | UnsetType = UNSET
+
+
+class Request(_Cluster, forbid_unknown_fields=True, kw_only=True):  # type: ignore[call-arg]
+    """One training step to predict.
+
+    Attributes:
+        model: a name of the catalogue, or dimensions.
+        cluster: a cluster file, as ``fsdp-sim calibrate`` writes it; other fields of the cluster replace its own.
+        plan: fields of `Plan`. What is not given has torch's default, but for the dtypes: see `choose`.
+        id: anything; comes back with the result.
+    """
+
+    model: str | ModelFields | UnsetType = UNSET
+    cluster: str | UnsetType = UNSET
+    plan: PlanFields | UnsetType = UNSET
+    id: str | int | UnsetType = UNSET
+
+
+class FitRequest(Request, forbid_unknown_fields=True, kw_only=True):  # type: ignore[call-arg]
+    """What fits: a request without what is searched for.
+
+    Attributes:
+        largest: model, layers, micro-batch or seq-len.
+        multiple_of: the answer is a multiple of it.
+        family: of a model: how its name begins.
+    """
+
+    largest: str = "micro-batch"
+    multiple_of: int | UnsetType = UNSET
+    family: str = ""
+
+
+class Alive(msgspec.Struct, frozen=True):
+    """Part of the memory that is alive at the peak."""
+
+    category: str
+    unit: str
+    bytes: int
+
+
+class Peak(msgspec.Struct, frozen=True):
+    """The moment at which most memory is alive.
+
+    Attributes:
+        phase, operation: what was being issued.
+        seconds: when, from the start of the step.
+        by_category: bytes, largest first.
+        largest: the largest parts by category and unit, largest first.
+    """
+
+    phase: str
+    operation: str
+    seconds: float | None
+    by_category: dict[str, int]
+    largest: list[Alive]
+
+
+class Change(msgspec.Struct, frozen=True):
+    """A change of the request that was simulated and fits.
+
+    Attributes:
+        set: fields of the cluster and the plan and their new values.
+        what: the same in words.
+        step_time_s, tokens_per_s_per_gpu, peak_memory_bytes: with it.
+    """
+
+    set: dict[str, Any]
+    what: str
+    step_time_s: float
+    tokens_per_s_per_gpu: float
+    peak_memory_bytes: int
+
+
+class Result(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """What one training step takes, as predicted. Seconds and bytes, per rank; ``mfu`` is a fraction.
+
+    Attributes:
+        id: the request's.
+        model, parameters, gpu, gpus, nodes: what it was for.
+        plan: every field, defaults included.
+        tokens_per_step: over all GPUs.
+        between_steps_s: of ``step_time_s``, what is no operation of the program (data, logging; fitted).
+        exposed_comm_s: communication while nothing is computed.
+        peak_memory_bytes: allocated. ``reserved_memory_bytes``: held by the caching allocator.
+        memory_limit_bytes: what a process can use of the GPU's memory.
+        notes: what was chosen because the request does not say.
+        explanation: why the step takes as long as it does.
+        error: why the request cannot be carried out: it does not fit.
+        would_fit: if it does not fit: changes that make it fit, the fastest first.
+    """
+
+    id: str | int | UnsetType = UNSET
+    model: str
+    parameters: int
+    gpu: str
+    gpus: int
+    nodes: int
+    plan: dict[str, Any]
+    step_time_s: float
+    tokens_per_step: int
+    tokens_per_s_per_gpu: float
+    mfu: float
+    between_steps_s: float
+    exposed_comm_s: float
+    fits: bool
+    peak_memory_bytes: int
+    reserved_memory_bytes: int
+    memory_limit_bytes: int
+    peak: Peak
+    notes: list[str]
+    explanation: list[str] | UnsetType = UNSET
+    error: str | UnsetType = UNSET
+    would_fit: list[Change] | UnsetType = UNSET
+
+
+class Failure(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """In place of a result: why there is none."""
+
+    error: str
+    id: str | int | UnsetType = UNSET
+
+
+MODEL_FIELDS = tuple(f.name for f in dataclasses.fields(Model))
+CLUSTER_FIELDS = tuple(f.name for f in dataclasses.fields(Cluster))
+PLAN_FIELDS = tuple(f.name for f in dataclasses.fields(Plan))
+ALIASES = {  # names of options, where the field's own is short or means something else beside a plan's
+    "layers": "n_layer", "heads": "n_head", "kv_heads": "n_kv_head", "encoder_layers": "n_encoder_layer",
+    "model_dtype": "dtype", "model_name": "name",
+}  # fmt: skip
+DIMENSIONS = {ALIASES.get(key, key): key for key in (*ALIASES, *MODEL_FIELDS) if ALIASES.get(key, key) in MODEL_FIELDS}
+NAMES = ("model", "model_file", "cluster", *CLUSTER_FIELDS, *PLAN_FIELDS, *ALIASES, *MODEL_FIELDS)
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """The end of a message about a name that does not exist."""
+    names = list(names)
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
+
+
+def given(fields: Any) -> dict[str, Any]:
+    """The fields that were given."""
+    return {f: getattr(fields, f) for f in fields.__struct_fields__ if getattr(fields, f) is not UNSET}

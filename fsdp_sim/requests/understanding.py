@@ -1,0 +1,125 @@
+"""`understand`: the model, the cluster and the plan that a request means."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from fsdp_sim.requests.structs import CLUSTER_FIELDS, Request, given
+from fsdp_sim.simulate import Simulation, simulate
+from fsdp_sim.spec import Cluster, Model, Plan
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """A request, understood.
+
+    Attributes:
+        notes: what was chosen because the request does not say, in sentences.
+    """
+
+    model: Model
+    cluster: Cluster
+    plan: Plan
+    notes: list[str]
+
+    def simulate(self, **options: Any) -> Simulation:
+        return simulate(self.model, self.cluster, self.plan, **options)
+
+
+def understand(request: Request) -> Asked:
+    """Model, cluster and plan of a request.
+
+    Raises:
+        ValueError: something is missing, unknown or impossible.
+    """
+    model, cluster = _model(request), _cluster(request)
+    fields: dict[str, Any] = {} if request.plan is UNSET else given(request.plan)
+    chosen, notes = choose(fields, cluster)
+    plan = Plan(**fields | chosen)
+    _check_size(model, cluster, plan)
+    return Asked(model, cluster, plan, notes)
+
+
+UNNAMED = "model"  # the name of a model that is given by its dimensions alone
+MOST = {  # beyond what anyone trains; a slip of the finger is an error, not a computation without end
+    "n_layer": 10_000, "n_encoder_layer": 10_000, "d_model": 2**20, "d_ffn": 2**24, "vocab": 2**26, "gpus": 2**20,
+    "micro_batch": 2**20, "seq_len": 2**26, "grad_accum": 10_000,
+}  # fmt: skip
+MOST_BLOCKS = 100_000  # blocks times micro-batches: the simulator goes through each
+
+
+def _check_size(model: Model, cluster: Cluster, plan: Plan) -> None:
+    for name, most in MOST.items():
+        value = next(getattr(part, name) for part in (model, cluster, plan) if hasattr(part, name))
+        if value > most:
+            raise ValueError(f"{name} is {value:,}; the simulator goes up to {most:,}")
+    blocks = (model.n_layer + model.n_encoder_layer) * plan.grad_accum
+    if blocks > MOST_BLOCKS:
+        raise ValueError(
+            f"{blocks:,} blocks in a step (layers times grad_accum); the simulator goes up to {MOST_BLOCKS:,}"
+        )
+
+
+def choose(fields: Mapping[str, Any], cluster: Cluster) -> tuple[dict[str, Any], list[str]]:
+    """Dtypes for a plan that names neither, where FSDP trains on GPUs that have bf16.
+
+    torch computes in the dtype of the parameters, fp32, which nobody does on such a GPU. So gathers and compute are
+    bf16 and reductions fp32, as in torch's own FSDP2 tutorial. ``param_dtype=none`` gives torch's default.
+
+    Returns:
+        fields of the plan, and a sentence about them.
+    """
+    asked = {"param_dtype", "reduce_dtype"} & set(fields)
+    fsdp = fields.get("api", "fsdp2") in ("fsdp2", "fsdp1")
+    if asked or not fsdp or cluster.kind == "cpu" or not cluster.gpu.supports_bf16:
+        return {}, []
+    note = (
+        "Gathers and compute in bf16, reductions in fp32, as in torch's FSDP2 tutorial: the request names no dtype. "
+        "torch's own default is fp32 (param_dtype=none)."
+    )
+    return {"param_dtype": "bf16", "reduce_dtype": "fp32"}, [note]
+
+
+def _model(request: Request) -> Model:
+    asked = request.model
+    if asked is UNSET:
+        raise ValueError(f"no model is named; take a name such as {', '.join(Model.presets()[:3])}, or dimensions")
+    if isinstance(asked, str):
+        return Model.preset(asked)
+    dims = given(asked)
+    if "preset" not in dims:
+        needed = [f.name for f in dataclasses.fields(Model) if f.default is dataclasses.MISSING and f.name != "name"]
+        if missing := [name for name in needed if name not in dims]:
+            raise ValueError(
+                f"the model has no {missing[0]}; it needs {', '.join(needed)}, or the name of a published model"
+            )
+        return Model(**{"name": UNNAMED} | dims)
+    base = Model.preset(dims.pop("preset"))
+    changed = ", ".join(f"{key}={value}" for key, value in dims.items())
+    return dataclasses.replace(base, **{"name": f"{base.name} with {changed}"} | dims)
+
+
+def _cluster(request: Request) -> Cluster:
+    fields = {name: getattr(request, name) for name in CLUSTER_FIELDS if getattr(request, name) is not UNSET}
+    if request.cluster is not UNSET:
+        found = _cluster_file(request.cluster)
+        return dataclasses.replace(found, **fields) if fields else found
+    for name, remedy in (("gpu", "take a name such as H100-SXM-80GB"), ("gpus", "take the number of GPUs")):
+        if name not in fields:
+            raise ValueError(f"no {name} is given; {remedy}, or a cluster file")
+    return _known_cluster(tuple(fields.items()))
+
+
+@functools.lru_cache(maxsize=1024)
+def _known_cluster(fields: tuple[tuple[str, Any], ...]) -> Cluster:
+    return Cluster(**dict(fields))
+
+
+@functools.lru_cache(maxsize=16)
+def _cluster_file(path: str) -> Cluster:
+    return Cluster.from_file(path)

@@ -1,0 +1,101 @@
+"""`request_of_texts`: a request from the words of a command line, or from the cells of a row of a sweep."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fsdp_sim.requests.reading import convert, decode, read_text
+from fsdp_sim.requests.structs import (
+    ALIASES,
+    CLUSTER_FIELDS,
+    MODEL_FIELDS,
+    NAMES,
+    PLAN_FIELDS,
+    ModelFields,
+    PlanFields,
+    Request,
+    given,
+    nearest,
+)
+from fsdp_sim.spec import Cluster, Model
+from fsdp_sim.spec.pairs import plan_from_pairs
+
+
+def request_of_texts(texts: Mapping[str, str]) -> Request:
+    """The request that words describe, such as options of a command or a row of a sweep.
+
+    Args:
+        texts: by name: ``model``, ``model_file``, ``cluster``, and the fields of `Model`, `Cluster` and `Plan`.
+
+    Raises:
+        ValueError: a name that does not exist (with the nearest one), a text that is no value of its field.
+
+    Example:
+        >>> request = request_of_texts({"model": "llama3-8b", "gpu": "H100", "gpus": "64", "seq_len": "8192"})
+        >>> request.gpus, request.plan.seq_len
+        (64, 8192)
+    """
+    dims: dict[str, Any] = {}
+    top: dict[str, Any] = {}
+    pairs = []
+    for name, text in texts.items():
+        key = ALIASES.get(name, name)
+        if name in ("model", "cluster"):
+            top[name] = text
+        elif name == "model_file":
+            dims = model_file(text) | dims
+        elif name in PLAN_FIELDS:
+            pairs.append(f"{name}={text}")
+        elif name in CLUSTER_FIELDS:
+            top[name] = _value(name, text, Request)
+        elif key in MODEL_FIELDS:
+            dims[key] = _value(key, text, ModelFields, called=name)
+        else:
+            raise ValueError(f"there is no {name}; {nearest(name, NAMES)}")
+    if pairs:
+        plan = plan_from_pairs(pairs)
+        names = [pair.partition("=")[0] for pair in pairs]
+        top["plan"] = PlanFields(**{name: getattr(plan, name) for name in names})
+    if dims:
+        if "model" in top and "preset" in dims:
+            raise ValueError(f"model is {top['model']} and the model file's preset {dims['preset']}; name one of them")
+        top["model"] = ModelFields(**({"preset": top["model"]} if "model" in top else {}) | dims)
+    return Request(**top)
+
+
+def _value(key: str, text: str, struct: Any, called: str = "") -> Any:
+    """A text as the value of a struct's field."""
+    kind = next(f.type for f in msgspec.structs.fields(struct) if f.name == key)
+    plain = text.strip()
+    if plain.lower() in ("true", "false"):
+        plain = plain.lower()
+    try:
+        return msgspec.convert(None if plain.lower() == "none" else plain, kind, strict=False)
+    except msgspec.ValidationError:
+        spec = Cluster if key in CLUSTER_FIELDS else Model
+        words = spec.__dataclass_fields__[key].metadata["allowed"].words
+        raise ValueError(f"{called or key} is {text!r}; it must be {words}") from None
+
+
+def model_file(path: str) -> dict[str, Any]:
+    """The fields of a model, and maybe ``preset``, from a TOML or JSON file.
+
+    Raises:
+        ValueError: no such file, it cannot be read, or a field that a model does not have; names the file.
+    """
+    text = read_text(path)
+    if Path(path).suffix == ".json":
+        table = decode(text.encode(), path)
+    else:
+        try:
+            table = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise ValueError(f"{path} is not TOML: {error}") from None
+    if isinstance(table, dict) and set(table) == {"model"}:
+        table = table["model"]
+    return given(convert(table, ModelFields, path))
