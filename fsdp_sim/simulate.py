@@ -90,6 +90,11 @@ class Simulation:
         return engine.memory(self.run, self.workload)
 
     @cached_property
+    def _alive(self) -> engine.MemoryProfile:
+        """The same without times: what is alive follows from the program alone, no replay needed."""
+        return engine.memory(self.program, self.workload)
+
+    @cached_property
     def timeline(self) -> Timeline:
         """The step as events."""
         return self.run.timeline()
@@ -133,7 +138,7 @@ class Simulation:
     @property
     def peak_memory_bytes(self) -> int:
         """The most bytes alive at one moment on a rank."""
-        return self.memory.peak_bytes
+        return self._alive.peak_bytes
 
     @property
     def memory_limit_bytes(self) -> float:
@@ -146,7 +151,7 @@ class Simulation:
 
     def explain(self) -> engine.Explanation:
         """Why the step takes as long as it does, in sentences and numbers."""
-        return engine.explain(self.run)
+        return replace(engine.explain(self.run), between_steps_s=self.between_steps_s)
 
     def show(self, **options: Any) -> Any:
         """The timeline over the memory, as a figure (needs ``fsdp-sim[notebooks]``)."""

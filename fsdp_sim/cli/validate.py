@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import Progress, track
 from rich.table import Table
 
+from fsdp_sim.cli.options import Command, schema_option
 from fsdp_sim.cost import Calibration
 from fsdp_sim.validate import (
     GROUPS,
@@ -33,7 +34,7 @@ from fsdp_sim.validate.published import FITTED_SOURCE
 CALIBRATION = Path(__file__).parent.parent / "cost" / "calibration.toml"
 
 
-@click.command(epilog="Exit status: 0, or 2 if a row cannot be understood or the request is impossible.")
+@click.command(cls=Command, epilog="Exit status: 0, or 2 if a row cannot be understood or the request is impossible.")
 @click.argument("file", required=False, type=click.Path(exists=True, dir_okay=False))
 @click.option(
     "--leave-out", "left_out", type=click.Choice(list(GROUPS)), help="Fit again without each group; predict it."
@@ -41,6 +42,7 @@ CALIBRATION = Path(__file__).parent.parent / "cost" / "calibration.toml"
 @click.option("--refit", "do_refit", is_flag=True, help="Fit the numbers to the file and write calibration.toml.")
 @click.option("--report", type=click.Path(dir_okay=False), help="Write the accuracy page (Markdown) with its pictures.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@schema_option("validate")
 def validate(file: str | None, left_out: str | None, do_refit: bool, report: str | None, as_json: bool) -> None:
     """Predict the runs of FILE and compare with what was measured.
 
@@ -54,23 +56,20 @@ def validate(file: str | None, left_out: str | None, do_refit: bool, report: str
       fsdp-sim validate --report fsdp_sim/ACCURACY.md
     """
     console = Console(stderr=True)
-    try:
-        rows = read_csv(file)
-        if report:
-            from fsdp_sim.validate.report import write_report
+    rows = read_csv(file)
+    if report:
+        from fsdp_sim.validate.report import write_report
 
-            write_report(Path(report), rows, console.print)
-            return
-        if do_refit:
-            _write(_refit(rows, console).calibration)
-            return
-        if left_out:
-            fit, held = _leave_out(rows, left_out, console)
-            _print_held(fit.calibration, held, left_out, as_json)
-            return
-        compared = [compare(row) for row in track(rows, "Predicting", console=console, transient=True)]
-    except (ValueError, OSError) as error:
-        raise click.UsageError(str(error)) from error
+        write_report(Path(report), rows, console.print)
+        return
+    if do_refit:
+        _write(_refit(rows, console).calibration)
+        return
+    if left_out:
+        fit, held = _leave_out(rows, left_out, console)
+        _print_held(fit.calibration, held, left_out, as_json)
+        return
+    compared = [compare(row) for row in track(rows, "Predicting", console=console, transient=True)]
     if as_json:
         click.echo(json.dumps(as_result(compared), indent=1))
     else:

@@ -8,8 +8,9 @@ operation runs at a rate that changes whenever another one starts or ends, and n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from fsdp_sim.schedule import Instruction
 from fsdp_sim.timeline import Op
@@ -86,6 +87,17 @@ class Rates:
         self.nic_share = contention.nic_share
         self._known: dict[tuple[Op, str, Op, str], float] = {}
         self._shares: dict[tuple[Op, str, str], float] = {}
+
+    def kinds(self, ops: Sequence[Instruction]) -> list[int]:
+        """The same number for operations whose rates are the same in the same company."""
+        given = (self.compute_slowdown, self.collective_slowdown, self.nic_share)
+        names = ["op", "communicator"]
+        for one in given:
+            if callable(one):
+                names += ["unit"] if getattr(one, "per_unit", True) else ["bytes", "group_size"]
+        keys = list(map(itemgetter(*map(Instruction._fields.index, names)), ops))
+        number_of = {key: n for n, key in enumerate(dict.fromkeys(keys))}
+        return list(map(number_of.__getitem__, keys))
 
     def of(self, running: list[Instruction]) -> list[float]:
         """The rate of each, 1 for what nothing slows."""

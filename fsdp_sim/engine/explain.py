@@ -71,6 +71,7 @@ class Explanation:
         critical_path: see `critical_path`.
         critical_s: seconds of the critical path by what they are spent on.
         bound: for each unit, in order of issue, what most of its part of the critical path is spent on.
+        between_steps_s: what a training loop takes between two steps, which is not replayed.
         gains: seconds that the step would be shorter if ``compute``, ``network`` or ``cpu`` were 10% faster, by
             playing it again.
     """
@@ -84,6 +85,7 @@ class Explanation:
     critical_s: dict[Bound, float]
     bound: dict[str, Bound]
     gains: dict[str, float]
+    between_steps_s: float = 0.0
 
     @property
     def step_time_s(self) -> float:

@@ -15,6 +15,7 @@ from heapq import heappop, heappush
 
 import numpy as np
 
+from fsdp_sim.engine.contended_rank import contended_rank
 from fsdp_sim.engine.contention import Contention, Rates
 from fsdp_sim.engine.groups import group_of
 from fsdp_sim.engine.run import Columns
@@ -47,6 +48,8 @@ class _Running:
 
 def contended(program: Program, costs: OpCosts, on_cpu: bool, contention: Contention) -> Columns:
     """When each operation is issued, starts and ends, where operations slow each other down."""
+    if not costs.per_rank and costs.ranks == 1:
+        return contended_rank(program, costs, on_cpu, contention)
     return _Machine(program, costs, on_cpu, contention).play()
 
 

@@ -49,7 +49,7 @@ class MemoryProfile:
         run: when the instructions ran; None if the profile was made of a program alone.
     """
 
-    program: Program
+    program: Program = field(repr=False)
     states: dict[tuple[Memory, str], int]
     at: NDArray[np.int64] = field(repr=False)
     codes: NDArray[np.int64] = field(repr=False)

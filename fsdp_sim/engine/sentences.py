@@ -28,6 +28,11 @@ def _summary(found: Explanation) -> list[str]:
         f"The step takes {ms(step_s)}. Compute is busy for {ms(e.compute_s)} of it ({part(e.compute_s, step_s)}) and "
         f"waits for {ms(idle_s)} ({part(idle_s, step_s)})."
     ]
+    if found.between_steps_s:
+        lines.append(
+            f"Between two steps the training loop takes another {ms(found.between_steps_s)}, for data, clipping and "
+            f"logging, in which FSDP has no part."
+        )
     if e.comm_s and e.exposed_s > 1e-6 * step_s:
         lines.append(
             f"Communication is in flight for {ms(e.comm_s)}; {ms(e.exposed_s)} of that "
