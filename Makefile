@@ -60,7 +60,8 @@ lint: setup
 	.venv/bin/mypy || status=1; exit $$status
 
 bench: setup
-	@for script in tests/bench/*.py; do echo "== $$script"; $(IN_VENV) python "$$script" || exit 1; done
+	@for script in tests/bench/bench_*.py; do echo "== $$script"; \
+	  $(IN_VENV) python -m tests.bench.$$(basename $$script .py) || exit 1; done
 
 clean:
 	rm -rf .venv build out demo.html *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

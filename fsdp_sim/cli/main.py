@@ -30,6 +30,7 @@ COMMANDS = {
     "sweep": Entry("fsdp_sim.cli.sweep:sweep", "Simulate every combination: table, Pareto picture.", "notebooks"),
     "fit": Entry("fsdp_sim.cli.fit:fit", "Find the largest model, batch or sequence that fits.", ""),
     "validate": Entry("fsdp_sim.cli.validate:validate", "Compare predictions with published measurements.", ""),
+    "doctor": Entry("fsdp_sim.cli.doctor:doctor", "Say what works here, and what to do about the rest.", ""),
     "completion": Entry("fsdp_sim.cli.completion:completion", "Print what makes your shell complete these words.", ""),
     "calibrate": Entry("fsdp_sim.cli.calibrate:command", "Measure this machine, and write a cluster file.", "mini"),
 }
