@@ -28,7 +28,7 @@ from torch.distributed import ProcessGroup, Work
 from torch.distributed.device_mesh import _get_device_handle
 
 from fsdp_sim.mini import recording
-from fsdp_sim.timeline import RECORDER, Op
+from fsdp_sim.timeline import RECORDER, Op, dtype_name
 
 if TYPE_CHECKING:
     from fsdp_sim.mini.collectives import AllGatherResult, ReduceScatterState
@@ -60,7 +60,7 @@ class PendingCollective:
         if RECORDER.on:
             self.seq = RECORDER.begin(
                 op, unit, waits_on=(waits_on,), bytes=buffer.numel() * buffer.itemsize, group_size=group.size(),
-                dtype=str(buffer.dtype).removeprefix("torch."),
+                dtype=dtype_name(buffer.dtype),
             )  # fmt: skip
 
     def issued(self, work: Work | None, event: Any = None) -> PendingCollective:

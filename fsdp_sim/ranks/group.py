@@ -25,7 +25,7 @@ import fsdp_sim
 from fsdp_sim.ranks.board import Board, Record
 from fsdp_sim.ranks.network import Network, Wire
 from fsdp_sim.ranks.work import Context, Ticket, WatchedWork, note_ends
-from fsdp_sim.timeline import RECORDER, Op
+from fsdp_sim.timeline import RECORDER, Op, dtype_name
 
 # torch's method -> our word. Torch renamed the single-tensor ones; whichever this version has is wrapped.
 METHODS = {
@@ -147,7 +147,7 @@ class WatchedGroup(c10d.ProcessGroup):
         if method in ("gather", "scatter"):  # where only the root has them all
             numel = len(ranks) * max(t.numel() for t in tensors)
         n_bytes = numel * (tensors[0].element_size() if tensors else 0)
-        dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else ""
+        dtype = dtype_name(tensors[0].dtype) if tensors else ""
         unit, source = call_site()
         record = Record(
             op=op,

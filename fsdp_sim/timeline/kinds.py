@@ -90,6 +90,15 @@ COLLECTIVE_LANE = {
 }
 
 
+SHORT_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float64": "fp64"}
+
+
+def dtype_name(dtype: object) -> str:
+    """The short name of a torch dtype: ``torch.float32`` is ``fp32``; others keep torch's, ``uint8``."""
+    name = str(dtype).removeprefix("torch.")
+    return SHORT_DTYPES.get(name, name)
+
+
 def lane_of(op: Op) -> Lane:
     """The lane an operation runs on in FSDP2: collectives and the all-gather copy-in have their own."""
     if op in COLLECTIVE_LANE:

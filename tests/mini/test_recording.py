@@ -96,7 +96,7 @@ def test_events_say_what_they_waited_for(ranks):
 
 def test_collectives_carry_their_size(ranks):
     gathers = timeline_of(ranks).select(op=(Op.ALL_GATHER, Op.REDUCE_SCATTER), unit="layers.0", rank=0).events
-    assert {(e.bytes, e.group_size, e.dtype) for e in gathers} == {(64, 2, "float32")}
+    assert {(e.bytes, e.group_size, e.dtype) for e in gathers} == {(64, 2, "fp32")}
 
 
 def test_lanes_are_fifo_and_nothing_ends_before_it_starts(ranks):

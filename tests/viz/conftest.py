@@ -57,7 +57,7 @@ class Rank:
     def collective(self, op: Op, unit: str) -> int:
         start_s = max(self.now_s, self.wire_free_s)
         self.wire_free_s = start_s + SECONDS[op]
-        return self.add(op, unit, start_s, self.wire_free_s, bytes=6 * MIB, group_size=self.world_size, dtype="float32")
+        return self.add(op, unit, start_s, self.wire_free_s, bytes=6 * MIB, group_size=self.world_size, dtype="fp32")
 
     def memory(self, op: Op, category: Memory, unit: str, n_bytes: int) -> None:
         self.add(op, unit, self.now_s, self.now_s, bytes=n_bytes, category=category, lane=Lane.COMPUTE)
@@ -134,7 +134,7 @@ def tiny() -> Timeline:
                 lane=Lane.ALL_GATHER,
                 bytes=MIB,
                 group_size=2,
-                dtype="bfloat16",
+                dtype="bf16",
                 issue_s=10.0,
                 start_s=10.0,
                 end_s=10.002,

@@ -553,7 +553,7 @@ def test_the_timeline_says_what_was_waited_for_and_what_stays(ranks):
     assert waits["BWD layers.0"] == {"ALL_GATHER(layers.0)"}
     assert waits["OPTIM"] == {"REDUCE_SCATTER(root)"}
     gather = timeline.select(op=Op.ALL_GATHER, unit="layers.0", rank=0, step=0).events[0]
-    assert (gather.bytes, gather.group_size, gather.dtype) == (64, 2, "float32")
+    assert (gather.bytes, gather.group_size, gather.dtype) == (64, 2, "fp32")
     _, live = timeline.live_bytes(rank=0)
     assert {category for category, n_bytes in live.items() if n_bytes[-1]} == {Memory.SHARDED, Memory.OPTIMIZER}
     assert set(live) >= {Memory.UNSHARDED, Memory.UNSHARDED_GRAD, Memory.RS_OUTPUT}
