@@ -97,7 +97,7 @@ def test_hover_tells_operation_unit_duration_bytes_rank_issue_and_what_it_waited
         "<b>all-gather layers.0</b>, 2.00 ms",
         "rank 0, all-gather lane, from 0.00 to 2.00 ms",
         "issued at 0.00 ms",
-        "1.00 MiB among 2 ranks, bfloat16",
+        "1.00 MiB among 2 ranks, bf16",
         "train.py:7",
     ]
 
