@@ -14,24 +14,26 @@ from heapq import heappop, heappush
 from typing import cast
 
 from fsdp_sim.engine.contention import Contention, Rates
-from fsdp_sim.engine.run import Columns
+from fsdp_sim.engine.run import Columns, at_rank
 from fsdp_sim.engine.seconds import OpCosts
 from fsdp_sim.schedule import Instruction, Kind, Program
 from fsdp_sim.timeline import Lane
 
 _OP, _WAIT, _RECORD, _WAIT_STREAM = Kind.OP, Kind.WAIT, Kind.RECORD, Kind.WAIT_STREAM
-_CPU_WAITS = frozenset({Kind.CPU_SYNC, Kind.CPU_BLOCK})
+_SILENT = frozenset({Kind.HOOK, Kind.ALLOC, Kind.FREE, Kind.RECORD_STREAM})
 _MANY = 6  # of so many operations that a stream waits for some are implied by others
 
 
 def contended_rank(program: Program, costs: OpCosts, on_cpu: bool, contention: Contention) -> Columns:
     """When each operation is issued, starts and ends, where operations slow each other down."""
-    ops, issue_s, launch_s = costs.ops, cast(Sequence[float], costs.issue_s), costs.launch_s
-    seconds = cast(Sequence[float], costs.seconds)
+    ops, launch_s = costs.ops, costs.launch_s
+    seconds, issue_s = cast(Sequence[float], costs.seconds), cast(Sequence[float], costs.issue_s)
+    if costs.per_rank:  # arrays of one entry
+        seconds, issue_s = [[at_rank(value, 0) for value in given] for given in (costs.seconds, costs.issue_s)]
     rates_of = Rates(contention)
-    kinds = rates_of.kinds(ops)
+    kind_of = rates_of.kinds(ops).__getitem__
     known: dict[tuple[int, ...], list[float]] = {}  # the rates of operations of these kinds side by side
-    count, compute = len(ops), Lane.COMPUTE
+    count, compute, inf = len(ops), Lane.COMPUTE, math.inf
 
     # What comes after what. Number ``count``, after the last operation, is the CPU, where it waits.
     tails: dict[Lane | None, tuple[int, ...]] = dict.fromkeys(Lane, ())  # the operations after which a lane goes on
@@ -43,19 +45,21 @@ def contended_rank(program: Program, costs: OpCosts, on_cpu: bool, contention: C
     # What is known of each operation: it has ``left`` seconds to go at full rate, counted from ``since``; at the
     # rate it goes at now it ends at ``until``, but not before ``floor``, as the CPU has not issued all of it before.
     left, since, rate, floor = list(seconds), [0.0] * count, [0.0] * count, [0.0] * count
-    until = [math.inf] * count
+    until = [inf] * count
     done = bytearray(count)
-    issued: list[float] = [math.inf] * (count + 1)
+    issued: list[float] = [inf] * (count + 1)
     clocks, starts = [0.0] * count, [0.0] * count
     blocks: dict[int, tuple[float, float]] = {}
     late: dict[int, float] = {}
     due: list[tuple[float, int]] = []  # a heap of operations that wait for nothing but their issue
     flying: list[int] = []
     now = cpu = 0.0
+    has_waited = False  # whether the CPU has
     k = 0
     instructions = enumerate(program.instructions)
     while True:
-        waits_for: tuple[int, ...] = ()  # what the CPU has to wait for before it goes on
+        waits_for: tuple[int, ...] = ()  # the operations that have to end before the CPU goes on
+        stopped_at = -1  # the instruction that says so; on a CPU it may also be an operation
         for number, i in instructions:
             kind = i.kind
             if kind is _OP:
@@ -64,8 +68,9 @@ def contended_rank(program: Program, costs: OpCosts, on_cpu: bool, contention: C
                 if name:
                     issued[k] = cpu + cost
                     cpu += cost
-                    if name in last and last[name] not in comes_after:
-                        comes_after += (last[name],)
+                    before = last.get(name, -1)
+                    if before >= 0 and before not in comes_after:
+                        comes_after += (before,)
                     last[name] = k
                 elif cost <= launch_s:
                     issued[k] = cpu + cost
@@ -75,15 +80,14 @@ def contended_rank(program: Program, costs: OpCosts, on_cpu: bool, contention: C
                     cpu += cost
                     floor[k] = cpu + seconds[k] * launch_s / cost
                 clocks[k] = cpu
-                waits = 0
+                if has_waited:  # then some may be done
+                    comes_after = tuple([before for before in comes_after if not done[before]])
                 for before in comes_after:
-                    if not done[before]:
-                        after[before].append(k)
-                        waits += 1
-                missing[k] = waits
-                if not waits:
+                    after[before].append(k)
+                missing[k] = len(comes_after)
+                if not comes_after:
                     heappush(due, (issued[k], k))
-                if i.async_op:
+                if name and i.async_op:
                     recorded[i.event] = (k,)
                 else:
                     tails[lane] = (k,)
@@ -91,6 +95,8 @@ def contended_rank(program: Program, costs: OpCosts, on_cpu: bool, contention: C
                 if on_cpu and not name:
                     waits_for = (k - 1,)
                     break
+            elif kind in _SILENT:
+                continue
             elif kind is _WAIT or kind is _WAIT_STREAM:
                 comes_after = recorded[i.event] if kind is _WAIT else tails[i.other]
                 lane = i.lane
@@ -100,10 +106,11 @@ def contended_rank(program: Program, costs: OpCosts, on_cpu: bool, contention: C
                 if on_cpu and lane is compute:
                     waits_for = tail
                     if waits_for:
+                        stopped_at = number
                         break
             elif kind is _RECORD:
                 recorded[i.event] = tails[i.lane]
-            elif kind in _CPU_WAITS:
+            else:
                 if i.event:
                     waits_for = recorded[i.event]
                 elif i.lane is not None:
@@ -111,19 +118,18 @@ def contended_rank(program: Program, costs: OpCosts, on_cpu: bool, contention: C
                 else:
                     waits_for = (*last.values(), *(before for tail in tails.values() for before in tail))
                 if waits_for:
+                    stopped_at = number
                     break
-        waits = 0
-        for before in waits_for:
-            if not done[before]:
-                after[before].append(count)
-                waits += 1
-        missing[count] = waits
-        if waits_for and not waits:
+        waits_for = tuple([before for before in waits_for if not done[before]])
+        if stopped_at >= 0 and not waits_for:
             continue
+        for before in waits_for:
+            after[before].append(count)
+        missing[count] = len(waits_for)
 
         waiting = True
         while waiting:
-            # start what has been issued by now
+            # what waited for nothing but its issue, and has been issued by now, starts
             while due and due[0][0] <= now:
                 _, one = heappop(due)
                 starts[one] = now
@@ -132,12 +138,11 @@ def contended_rank(program: Program, costs: OpCosts, on_cpu: bool, contention: C
             if len(flying) == 1:
                 rates = _ALONE
             else:
-                side_by_side = tuple([kinds[one] for one in flying])
-                if side_by_side not in known:
-                    known[side_by_side] = rates_of.of([ops[one] for one in flying])
-                rates = known[side_by_side]
-            soonest, first = math.inf, -1
-            for one, new in zip(flying, rates):
+                company = tuple(map(kind_of, flying))
+                rates = known.get(company) or known.setdefault(company, rates_of.of([ops[one] for one in flying]))
+            soonest, first = inf, -1
+            for place, one in enumerate(flying):
+                new = rates[place]
                 if new != rate[one]:
                     rest = left[one] - (now - since[one]) * rate[one]
                     if rest < 0.0:
@@ -154,38 +159,40 @@ def contended_rank(program: Program, costs: OpCosts, on_cpu: bool, contention: C
                     end = until[one]
                 if end < soonest:
                     soonest, first = end, one
-            # the next moment
+            # the next moment: the CPU has issued something, or something ends
             if due and due[0][0] < soonest:
                 now = due[0][0]
                 continue
             if first < 0:
                 return Columns(issued[:count], clocks, starts, until, blocks, late)
             now = soonest
-            while first >= 0:
+            while first >= 0:  # what ends now; others start
                 done[first] = 1
                 flying.remove(first)
                 for one in after[first]:
-                    missing[one] -= 1
-                    if not missing[one]:
-                        if issued[one] <= now:
-                            starts[one] = now
-                            flying.append(one)
-                        elif one < count:
-                            heappush(due, (issued[one], one))
-                        else:
-                            waiting = False
+                    waits = missing[one] - 1
+                    if waits:
+                        missing[one] = waits
+                    elif issued[one] <= now:
+                        starts[one] = now
+                        flying.append(one)
+                    elif one < count:
+                        heappush(due, (issued[one], one))
+                    else:
+                        waiting = False
                 first = -1
                 for one in flying:
                     if until[one] <= now:
                         first = one
                         break
         # the CPU waits no longer; it goes on, at the earliest now
+        has_waited = True
         if now > cpu:
-            if program.instructions[number].kind is not _OP:
-                blocks[number] = (cpu, now)
+            if stopped_at >= 0:
+                blocks[stopped_at] = (cpu, now)
+            else:
+                clocks[k - 1] = now
             cpu = now
-            if program.instructions[number].kind is _OP:
-                clocks[k - 1] = cpu
 
 
 _ALONE = [1.0]

@@ -3,7 +3,8 @@
 A collective's kernels take streaming multiprocessors from a matmul and memory bandwidth from everything else;
 computing takes bandwidth from a collective; collectives of several communicators share the network card. So an
 operation runs at a rate that changes whenever another one starts or ends, and no single pass in issue order is exact:
-`fsdp_sim.engine.machine` moves a clock from event to event, with rates that are constant in between.
+`fsdp_sim.engine.contended_rank` (one rank) and `fsdp_sim.engine.machine` (several) move a clock from event to event,
+with rates that are constant in between.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from fsdp_sim.timeline import Op
 
 Slowdown = float | Mapping[Op, float] | Callable[[Instruction, Instruction], float]
 """How many times as long an operation takes: for all, by what it is (1 for those not named), or as a function of it and
-of the operation that slows it."""
+of the operation that slows it. A function is asked once for each pair of (operation, unit) that meets, or, if it has an
+attribute ``per_unit`` that is false, for each pair of (operation, communicator, bytes, group size), which is quicker:
+the layers of a model are alike."""
 Share = float | Mapping[str, float] | Callable[[Instruction], float]
 """The part of the network card one collective can use: for all, by communicator (0 if not named), or a function."""
 
@@ -85,17 +88,17 @@ class Rates:
         self.compute_slowdown = _as_float(contention.compute_slowdown_by_collective)
         self.collective_slowdown = _as_float(contention.collective_slowdown_by_compute)
         self.nic_share = contention.nic_share
-        self._known: dict[tuple[Op, str, Op, str], float] = {}
-        self._shares: dict[tuple[Op, str, str], float] = {}
+        fields = ["op", "communicator"]
+        for given in (self.compute_slowdown, self.collective_slowdown, self.nic_share):
+            if callable(given):
+                fields += ["unit"] if getattr(given, "per_unit", True) else ["bytes", "group_size"]
+        self._what = itemgetter(*map(Instruction._fields.index, fields))  # all that an operation's rate depends on
+        self._known: dict[tuple[object, object], float] = {}
+        self._shares: dict[object, float] = {}
 
     def kinds(self, ops: Sequence[Instruction]) -> list[int]:
-        """The same number for operations whose rates are the same in the same company."""
-        given = (self.compute_slowdown, self.collective_slowdown, self.nic_share)
-        names = ["op", "communicator"]
-        for one in given:
-            if callable(one):
-                names += ["unit"] if getattr(one, "per_unit", True) else ["bytes", "group_size"]
-        keys = list(map(itemgetter(*map(Instruction._fields.index, names)), ops))
+        """A number for each operation. Those with the same one go at the same rate in the same company."""
+        keys = list(map(self._what, ops))
         number_of = {key: n for n, key in enumerate(dict.fromkeys(keys))}
         return list(map(number_of.__getitem__, keys))
 
@@ -126,13 +129,13 @@ class Rates:
             return given
         if isinstance(given, Mapping):
             return float(given.get(slowed.op, 1.0))
-        key = (slowed.op, slowed.unit, by.op, by.unit)
+        key = (self._what(slowed), self._what(by))
         if key not in self._known:
             self._known[key] = check_slowdown(given(slowed, by), f"the slowdown of {slowed.what} beside {by.what}")
         return self._known[key]
 
     def share(self, collective: Instruction) -> float:
-        key = (collective.op, collective.unit, collective.communicator)
+        key = self._what(collective)
         if key not in self._shares:
             given = self.nic_share
             if callable(given):

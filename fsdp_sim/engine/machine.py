@@ -1,12 +1,12 @@
-"""`contended`: a program played event by event, with rates that change as operations start and end.
+"""`contended`: several ranks played event by event, with rates that change as operations start and end.
 
 The CPU of each rank issues onto queues, one for each stream (and for each communicator's asynchronous collectives). The
 head of a queue is an operation, which runs, or a wait: the number of entries that another queue must have done. The
 clock jumps to the next end of an operation or the next moment at which the CPU has issued what a stream waits for.
 Where nothing slows anything the times are those of the passes in issue order, to the last digit.
 
-One rank that stands for all costs a few microseconds per operation. Several ranks cost that many times as much: use
-them for a node, not for a thousand ranks.
+Each rank costs several microseconds per operation: use this for a node, not for a thousand ranks. One rank that stands
+for all needs no rendezvous and has a loop of its own, `fsdp_sim.engine.contended_rank`, which gives the same times.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import numpy as np
 from fsdp_sim.engine.contended_rank import contended_rank
 from fsdp_sim.engine.contention import Contention, Rates
 from fsdp_sim.engine.groups import group_of
-from fsdp_sim.engine.run import Columns
-from fsdp_sim.engine.seconds import OpCosts, Seconds
+from fsdp_sim.engine.run import Columns, at_rank
+from fsdp_sim.engine.seconds import OpCosts
 from fsdp_sim.schedule import Kind, Program
 from fsdp_sim.timeline import Lane
 
@@ -48,7 +48,7 @@ class _Running:
 
 def contended(program: Program, costs: OpCosts, on_cpu: bool, contention: Contention) -> Columns:
     """When each operation is issued, starts and ends, where operations slow each other down."""
-    if not costs.per_rank and costs.ranks == 1:
+    if costs.ranks == 1:
         return contended_rank(program, costs, on_cpu, contention)
     return _Machine(program, costs, on_cpu, contention).play()
 
@@ -128,7 +128,7 @@ class _Machine:
             if kind is Kind.OP:
                 k = self.op[rank]
                 self.op[rank] += 1
-                cost = _of(costs.issue_s[k], rank)
+                cost = at_rank(costs.issue_s[k], rank)
                 self.issue_s[rank][k] = clock + (cost if i.communicator or cost <= costs.launch_s else costs.launch_s)
                 clock += cost
                 self.clock_s[rank][k] = clock
@@ -220,7 +220,7 @@ class _Machine:
     def start(self, on: int, rank: int, k: int) -> None:
         i, costs = self.costs.ops[k], self.costs
         if not i.communicator:
-            seconds, cost = _of(costs.seconds[k], rank), _of(costs.issue_s[k], rank)
+            seconds, cost = at_rank(costs.seconds[k], rank), at_rank(costs.issue_s[k], rank)
             floor = 0.0
             if cost > costs.launch_s:
                 floor = self.clock_s[rank][k] + seconds * costs.launch_s / cost
@@ -229,15 +229,12 @@ class _Machine:
         if self.turn[rank][i.communicator] != self.place[k]:
             self.due[rank][i.communicator, self.place[k]] = on
             return
-        if self.ranks == 1:
-            self.run(_Running(k, [on], _of(costs.seconds[k], 0), 0.0))
-            return
         self.busy[on] = True  # it has come to the rendezvous, and stays
         group = group_of(i, rank, self.program.world_size, self.ranks)
         here = self.arrived.setdefault((k, group[0]), [])
         here.append(on)
         if len(here) == len(group):
-            self.run(_Running(k, here, max([_of(costs.seconds[k], r) for r in group]), 0.0))
+            self.run(_Running(k, here, max([at_rank(costs.seconds[k], r) for r in group]), 0.0))
 
     def run(self, one: _Running) -> None:
         one.since = self.now
@@ -290,20 +287,15 @@ class _Machine:
         if not self.changed:
             return
         ops, now = self.costs.ops, self.now
-        if self.ranks == 1:
-            touched = self.in_flight[0]
-            rates = self.rates.of([ops[one.k] for one in touched])
-        else:
-            found: dict[int, _Running] = {}
-            for rank in self.changed:
-                running = self.in_flight[rank]
-                for one, rate in zip(running, self.rates.of([ops[one.k] for one in running]), strict=True):
-                    one.local[rank] = rate
-                    found[id(one)] = one
-            touched = list(found.values())
-            rates = [min(one.local.values()) for one in touched]
+        touched: dict[int, _Running] = {}
+        for rank in self.changed:
+            running = self.in_flight[rank]
+            for one, rate in zip(running, self.rates.of([ops[one.k] for one in running]), strict=True):
+                one.local[rank] = rate
+                touched[id(one)] = one
         self.changed.clear()
-        for one, rate in zip(touched, rates, strict=True):
+        for one in touched.values():
+            rate = min(one.local.values())
             if rate == one.rate:
                 continue
             one.left = max(0.0, one.left - (now - one.since) * one.rate)
@@ -317,10 +309,6 @@ class _Machine:
         heappush(self.heap, (time, self.pushed, what, version))
 
     def columns(self) -> Columns:
-        if self.ranks == 1:
-            return Columns(
-                self.issue_s[0], self.clock_s[0], self.start_s[0], self.end_s[0], self.blocks[0], self.late[0]
-            )
         tables = [self.issue_s, self.clock_s, self.start_s, self.end_s]
         issue_s, clock_s, start_s, end_s = [list(np.array(table).T.copy()) for table in tables]
         never = (-np.inf, -np.inf)
@@ -328,7 +316,3 @@ class _Machine:
         blocks = {n: (w[0], w[1]) for n, w in zip(sorted(set().union(*self.blocks)), waits, strict=True)}
         late = {k: np.array([one.get(k, np.nan) for one in self.late]) for k in set().union(*self.late)}
         return Columns(issue_s, clock_s, start_s, end_s, blocks, late)
-
-
-def _of(value: Seconds, rank: int) -> float:
-    return value if isinstance(value, float) else float(value[rank])

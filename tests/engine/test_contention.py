@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fsdp_sim.engine import Contention, run
@@ -102,6 +102,30 @@ def test_ranks_that_are_alike_are_played_as_one():
     assert all_of_them.of_rank(all_of_them.columns.end_s, 7) == one.columns.end_s
 
 
+def test_a_stream_that_is_told_to_wait_again_and_again_waits_for_the_last_of_each_stream():
+    wait = {"kind": Kind.WAIT_STREAM, "lane": Lane.ALL_REDUCE}
+    waits = [wait | {"other": other} for other in (Lane.COMPUTE, Lane.ALL_GATHER)]
+    *_, last = spans(Contention(), *([COMPUTE, GATHER, *waits] * 20), REDUCE, c=1.0, g=2.0, r=5.0)
+    assert last == (40, 45)
+
+
+def test_a_function_that_does_not_look_at_units_is_asked_less_often():
+    program = build(layers_only(6), Plan(), 8)
+    asked = []
+
+    def slower(i, by):
+        asked.append((i.op, by.op))
+        return 1.5 if i.op is Op.BWD else 1.25
+
+    by_unit = run(program, durations(), contention=Contention(slower))
+    often, seldom = len(asked), len(set(asked))
+    slower.per_unit = False
+    asked.clear()
+    alike = run(program, durations(), contention=Contention(slower))
+    assert columns(alike) == columns(by_unit)
+    assert len(asked) == seldom < often
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -142,6 +166,39 @@ def test_factors_of_1_change_nothing_to_the_last_digit(case, device, issue, unit
     how = {"device": device, "ranks": ranks, "issue_s": issue_s, "launch_s": launch_s}
     plain, contended = run(program, seconds, **how), run(program, seconds, contention=Contention(), **how)
     assert columns(plain) == columns(contended)
+
+
+def by_units(i, by):
+    return 1 + len(i.unit) / 8 + len(by.unit) / 16
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    anything,
+    devices,
+    issuing(),
+    st.builds(
+        Contention,
+        st.sampled_from([1.1, {Op.FWD: 2.0}, by_units]),
+        st.sampled_from([1.0, 1.3, by_units]),
+        st.sampled_from([0.0, 0.7, {"shard": 1.0, "one": 0.5}]),
+    ),
+)
+def test_one_rank_is_played_as_each_of_several_that_are_alike(case, device, issue, contention):
+    """Two loops share nothing but the rates: the one for a rank that stands for all, and the one for several ranks."""
+    program, seconds, ranks = case
+    assume(ranks > 1 and seconds)
+    how = {"device": device, "issue_s": issue[0], "launch_s": issue[1], "contention": contention}
+    alone = run(program, {key: float(of_rank[0]) for key, of_rank in seconds.items()}, **how)
+    alike = run(program, {key: [of_rank[0]] * ranks for key, of_rank in seconds.items()}, **how)
+    assert alike.ranks == ranks
+    for rank in range(ranks):
+        for one, several in zip(columns(alone), columns(alike), strict=True):
+            assert [of_rank[rank] for of_rank in several] == pytest.approx([here for (here,) in one], rel=1e-12)
+    assert alone.columns.blocks.keys() == alike.columns.blocks.keys()
+    for number, waited in alone.columns.blocks.items():
+        assert np.allclose(np.array(alike.columns.blocks[number]).T, waited, rtol=1e-12, atol=0)
+    assert alone.columns.late.keys() == alike.columns.late.keys()
 
 
 @settings(deadline=None)
