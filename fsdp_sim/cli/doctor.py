@@ -15,7 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import click
 from rich.console import Console
@@ -73,10 +73,15 @@ def package(name: str, extra: str, needed_for: str) -> Callable[[], Finding]:
     return check
 
 
+def _torch() -> Any:
+    """torch, if it is there: this command has to run where it is not."""
+    return importlib.import_module("torch")
+
+
 def torch_build() -> Finding:
     needed_for = "the mini-FSDP, ranks, labs"
     try:
-        import torch
+        torch = _torch()
     except ModuleNotFoundError:
         return Finding("torch", "absent", "not installed", needed_for, f"pip install 'fsdp-sim[mini]', or {SETUP}")
     good = (2, 11) <= tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2]) < (2, 14)
@@ -85,14 +90,12 @@ def torch_build() -> Finding:
 
 
 def ranks() -> Finding:
-    import torch
-    import torch.distributed as dist
-
     from fsdp_sim.ranks import run
 
     def total() -> float:
+        torch = _torch()
         x = torch.ones(4)
-        dist.all_reduce(x)
+        torch.distributed.all_reduce(x)
         return float(x.sum())
 
     sums = list(run(total, world_size=2, timeout_s=60))
@@ -102,9 +105,9 @@ def ranks() -> Finding:
 
 
 def gpus() -> Finding:
-    import torch
-
     from fsdp_sim.spec import gpu
+
+    torch = _torch()
 
     needed_for = "labs on GPUs, fsdp-sim calibrate --device cuda"
     if not torch.cuda.is_available():

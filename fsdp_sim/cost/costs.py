@@ -94,6 +94,8 @@ class Costs:
         rate = by.bytes / max(self.seconds(by), 1e-9)
         return 1.0 + self.calibration.contention * min(1.0, rate / self.cluster.intra_link.bytes_per_s)
 
+    slowdown.per_unit = False  # type: ignore[attr-defined]  # what is slowed does not matter: asked once per collective
+
     def _segment_s(self, op: Op, segment: str) -> float:
         work = self.workload.work[segment]
         key = (op, id(work))

@@ -1,8 +1,8 @@
 """`run` and `replay`: when each operation of a program runs.
 
 `run` keeps the times as columns and is what the simulator calls; `replay` is `run` with a `Timeline` made of it.
-Three passes do the work, and give the same numbers where they overlap: `one_rank`, `many_ranks`, and, where
-operations slow each other down, `contended`.
+Two passes do the work, `one_rank` and `many_ranks`; where operations slow each other down, two loops over time do,
+`contended_rank` and `contended`. They give the same numbers where they overlap.
 """
 
 from __future__ import annotations

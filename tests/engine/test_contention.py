@@ -1,5 +1,7 @@
 """Operations that slow each other: by hand on small cases, equal to the plain pass where nothing slows anything."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
@@ -102,11 +104,25 @@ def test_ranks_that_are_alike_are_played_as_one():
     assert all_of_them.of_rank(all_of_them.columns.end_s, 7) == one.columns.end_s
 
 
+@pytest.mark.parametrize(("slowdown", "end", "late"), [(1.0, 8.5, {2: 8.0}), (100.0, 54.5, {})])
+def test_an_operation_that_the_cpu_is_slow_to_issue_may_end_later_still(slowdown, end, late):
+    """4 s, issued from 0 to 8 as 8 kernels: it cannot end before 8.5. At 2, when 3 s are left, a collective starts."""
+    program = by_hand(GATHER | {"unit": "h"}, GATHER, COMPUTE)
+    seconds = {(Op.ALL_GATHER, "h"): 2.0, (Op.ALL_GATHER, "g"): 50.0, (Op.FWD, "c"): 4.0}
+    contention = Contention(lambda i, by: slowdown if by.unit == "g" else 1.0)
+    issue = {"issue_s": lambda i: 0.0 if i.communicator else 8.0, "launch_s": 1.0}
+    for some in (seconds, {key: [value] * 2 for key, value in seconds.items()}):  # one rank, and two that are alike
+        played = run(replace(program, world_size=2), some, contention=contention, **issue)
+        assert played.of_rank(played.columns.end_s, 0)[-1] == pytest.approx(end)
+        assert {k: np.ravel(at)[0] for k, at in played.columns.late.items()} == late
+
+
 def test_a_stream_that_is_told_to_wait_again_and_again_waits_for_the_last_of_each_stream():
     wait = {"kind": Kind.WAIT_STREAM, "lane": Lane.ALL_REDUCE}
     waits = [wait | {"other": other} for other in (Lane.COMPUTE, Lane.ALL_GATHER)]
-    *_, last = spans(Contention(), *([COMPUTE, GATHER, *waits] * 20), REDUCE, c=1.0, g=2.0, r=5.0)
-    assert last == (40, 45)
+    for times in range(1, 12):
+        *_, last = spans(Contention(), *([COMPUTE, GATHER, *waits] * times), REDUCE, c=1.0, g=2.0, r=5.0)
+        assert last == (2 * times, 2 * times + 5)
 
 
 def test_a_function_that_does_not_look_at_units_is_asked_less_often():
