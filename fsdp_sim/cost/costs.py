@@ -59,6 +59,7 @@ class Costs:
         self._bytes_per_s = cluster.gpu.mem_bytes_per_s * self.calibration.memory_fraction
         self._segments: dict[tuple[Op, int], float] = {}  # by operation and identity of the work: equal blocks share it
         self._issues: dict[tuple[Op, int], float] = {}
+        self._collectives: dict[tuple[Op, int, int, str], float] = {}
 
     def seconds(self, i: Instruction) -> float:
         """How long the operation takes by itself."""
@@ -66,8 +67,12 @@ class Costs:
         if op is Op.FWD or op is Op.BWD or op is Op.RECOMPUTE:
             return self._segment_s(op, i.unit)
         if op in COLLECTIVES:
-            alone_s = collective_s(op.lower(), i.bytes, i.group_size, self.cluster, stride=self._stride(i))
-            return alone_s / self.calibration.link_fraction
+            key = (op, i.bytes, i.group_size, i.communicator)
+            found = self._collectives.get(key)
+            if found is None:
+                alone_s = collective_s(op.lower(), i.bytes, i.group_size, self.cluster, stride=self._stride(i))
+                found = self._collectives[key] = alone_s / self.calibration.link_fraction
+            return found
         if op is Op.OPTIM:
             return self._optimizer_s()
         if op is Op.H2D or op is Op.D2H:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import NamedTuple
 
 from fsdp_sim.schedule.unit import Unit
 from fsdp_sim.spec import Plan
 from fsdp_sim.timeline import Lane, Memory, Op, Phase
+from fsdp_sim.timeline.kinds import Word
 
 
-class Kind(StrEnum):
+class Kind(Word):
     """What an instruction does; the first word of its line."""
 
     OP = "op"  # enqueue a kernel, copy or collective on a stream

@@ -7,7 +7,13 @@ beside what torch itself issued.
 from enum import StrEnum
 
 
-class Op(StrEnum):
+class Word(StrEnum):
+    """A word of the vocabulary. It hashes as the string it is: enum's own hash is a Python function, and slow."""
+
+    __hash__ = str.__hash__
+
+
+class Op(Word):
     """What an event does. ``ALLOC`` and ``FREE`` take no time; everything else occupies its lane."""
 
     FWD = "FWD"
@@ -38,7 +44,7 @@ class Op(StrEnum):
     FREE = "free"
 
 
-class Lane(StrEnum):
+class Lane(Word):
     """A FIFO queue on one rank: a CUDA stream, or on a CPU rank the thread or the wire that plays its part."""
 
     COMPUTE = "compute"
@@ -53,7 +59,7 @@ class Lane(StrEnum):
     POST_BACKWARD = "post_backward"
 
 
-class Phase(StrEnum):
+class Phase(Word):
     """The part of a training step an event was issued in; empty outside a step."""
 
     FORWARD = "forward"
@@ -62,7 +68,7 @@ class Phase(StrEnum):
     NONE = ""
 
 
-class Memory(StrEnum):
+class Memory(Word):
     """What bytes are alive for: the categories of the memory strip, from bottom to top."""
 
     SHARDED = "sharded"  # this rank's parameter shards
