@@ -8,6 +8,7 @@ from fsdp_sim.cost import fitted, workload
 from fsdp_sim.engine import jitter, slow_node, straggler
 from fsdp_sim.simulate import simulate
 from fsdp_sim.spec import Cluster, Model, Plan
+from fsdp_sim.timeline import Op
 
 PLAN = Plan(param_dtype="bf16", micro_batch=2, seq_len=512)
 CLUSTER = Cluster("A100-SXM-80GB", gpus=16)
@@ -71,6 +72,19 @@ def test_without_contention_a_step_is_shorter():
         simulate("llama2-7b", CLUSTER, PLAN, calibration=free).step_time_s
         < simulate("llama2-7b", CLUSTER, PLAN).step_time_s
     )
+
+
+def test_collectives_of_two_communicators_share_the_network_card():
+    """A reduce-scatter group of its own lets reductions and gathers overlap, at half the rate each between nodes."""
+    plan = replace(PLAN, separate_reduce_scatter_group=True, micro_batch=1)
+
+    def slowest_gather(inter: str, gpus: int) -> float:
+        sim = simulate("llama2-7b", Cluster("A100-SXM-80GB", gpus=gpus, inter=inter), plan)
+        gathers = [e for e in sim.timeline.ops if e.op is Op.ALL_GATHER and e.unit != "root"]
+        return max(e.duration_s for e in gathers) / min(e.duration_s for e in gathers)
+
+    assert slowest_gather("200 Gb/s per node", 16) > 1.5
+    assert slowest_gather("200 Gb/s per node", 8) == pytest.approx(1.0)
 
 
 def test_a_laptop_computes_on_the_thread_that_issues():

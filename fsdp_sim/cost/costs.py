@@ -99,7 +99,13 @@ class Costs:
         rate = by.bytes / max(self.seconds(by), 1e-9)
         return 1.0 + self.calibration.contention * min(1.0, rate / self.cluster.intra_link.bytes_per_s)
 
-    slowdown.per_unit = False  # type: ignore[attr-defined]  # what is slowed does not matter: asked once per collective
+    def nic_share(self, collective: Instruction) -> float:
+        """The part of the network card that a collective keeps busy: all of it if it leaves the node, else nothing."""
+        span = self.cluster.spans(collective.group_size, self._stride(collective))
+        return 1.0 if span.nodes > 1 else 0.0
+
+    # Neither depends on the unit, so they are asked once per collective.
+    slowdown.per_unit = nic_share.per_unit = False  # type: ignore[attr-defined]
 
     def _segment_s(self, op: Op, segment: str) -> float:
         work = self.workload.work[segment]
