@@ -5,6 +5,7 @@ from __future__ import annotations
 from fsdp_sim.cost.calibration import Calibration
 from fsdp_sim.cost.work import Kernel
 from fsdp_sim.spec import Gpu
+from fsdp_sim.spec.plan import DTYPE_BYTES
 
 
 def kernel_s(
@@ -38,7 +39,7 @@ def kernel_s(
 def _attention_s(kernel: Kernel, gpu: Gpu, calibration: Calibration, backward: bool, attention: str) -> float:
     if attention == "math":
         batch, heads, seq_len, _ = kernel.shape
-        scores_bytes = 10.0 * batch * heads * seq_len * seq_len * 2
+        scores_bytes = 10.0 * batch * heads * seq_len * seq_len * DTYPE_BYTES.get(kernel.dtype, 4)
         rate = gpu.matmul_flops(kernel.dtype) * calibration.of_arch("matmul_fraction", gpu.arch)
         return kernel.flops / rate + scores_bytes / (gpu.mem_bytes_per_s * calibration.memory_fraction)
     rate = gpu.attention_flops or gpu.peak_flops(kernel.dtype) * calibration.of_arch("attention_fraction", gpu.arch)
