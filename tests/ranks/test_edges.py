@@ -93,7 +93,7 @@ def test_a_peer_in_a_group_is_named_by_its_global_rank() -> None:
             dist.recv(torch.zeros(4), 2, group=group)
 
     message = message_of(fn, 3)
-    assert message.startswith("rank 1 waited 2 s in recv (peer=2) of 4 float32 for rank 2")
+    assert message.startswith("rank 1 waited 2 s in recv (peer=2) of 4 fp32 for rank 2")
     assert "rank 2 returned before that" in message
 
 
@@ -145,7 +145,7 @@ def test_a_time_out_inside_nested_groups_names_the_group_that_waits() -> None:
             dist.all_reduce(torch.ones(7), group=inner)
         dist.barrier()
 
-    assert "all_reduce of 7 float32 [SUM] for rank 2" in message_of(fn, 3)
+    assert "all_reduce of 7 fp32 [SUM] for rank 2" in message_of(fn, 3)
 
 
 def test_honest_compute_that_others_wait_for_through_others_is_not_a_hang() -> None:
@@ -219,7 +219,7 @@ def test_a_rank_that_leaves_ddps_backward_out_is_waited_for_and_named() -> None:
         loss.backward()
 
     message = message_of(fn)
-    assert "all_reduce of 20 float32 [SUM] for rank 1" in message
+    assert "all_reduce of 20 fp32 [SUM] for rank 1" in message
     assert "loss.backward()" in message
 
 
@@ -266,7 +266,7 @@ def test_the_end_of_one_wait_does_not_hide_another() -> None:
             time.sleep(600)
         dist.all_reduce(torch.ones(5), group=late)
 
-    assert "all_reduce of 5 float32 [SUM] for rank 1" in message_of(fn)
+    assert "all_reduce of 5 fp32 [SUM] for rank 1" in message_of(fn)
 
 
 def test_a_peek_at_a_slow_collective_does_not_wait_for_it() -> None:

@@ -40,7 +40,7 @@ def test_a_rank_that_raises_is_named_with_its_traceback() -> None:
     message = failure(fn)
     assert message.startswith("rank 2 raised ValueError: no such layer")
     assert 'raise ValueError("no such layer")' in message
-    assert "rank 0  waits in #2 all_reduce of 2 float32" in message
+    assert "rank 0  waits in #2 all_reduce of 2 fp32" in message
     assert "Connection closed" not in message  # nobody else's secondary error
 
 
@@ -80,7 +80,7 @@ def test_a_rank_that_sleeps_for_ever_is_named_by_those_who_wait() -> None:
             dist.all_reduce(torch.ones(2))
 
     message = failure(fn)
-    assert message.startswith("ranks 0, 1 and 2 waited 2 s in #1 all_reduce(layers.1) of 2 float32 [SUM] for rank 3")
+    assert message.startswith("ranks 0, 1 and 2 waited 2 s in #1 all_reduce(layers.1) of 2 fp32 [SUM] for rank 3")
     assert "not computing (asleep, or waiting for input): rank 3" in message
     assert "test_watchdog.py, line" in message
 
@@ -105,7 +105,7 @@ def test_a_different_size_that_makes_gloo_abort() -> None:
 
     message = failure(fn)
     assert "called a different size" in message
-    assert "2,008 float32" in message
+    assert "2,008 fp32" in message
 
 
 def test_a_different_reduce_op() -> None:
@@ -198,7 +198,7 @@ def test_a_deadlock_across_groups_names_where_each_rank_is() -> None:
 
     message = failure(fn)
     assert "waited 2 s" in message
-    assert "rank 1  waits in #1 all_reduce of 3 float32" in message
+    assert "rank 1  waits in #1 all_reduce of 3 fp32" in message
 
 
 def test_honest_compute_is_not_a_hang_however_long_it_takes() -> None:
