@@ -73,9 +73,9 @@ class Simulation:
     @cached_property
     def run(self) -> Run:
         """When each operation runs; on one rank that stands for all, or, with a skew, on every rank."""
-        if self._skew is None:
-            return self._replayed(self.costs.seconds, self._contention)
         alone = self._replayed(self.costs.seconds, self._contention)
+        if self._skew is None:
+            return alone
         return self._replayed(self._skew(_lasted(alone), self.cluster.gpus), None)
 
     def _replayed(self, seconds: Given, contention: engine.Contention | None) -> Run:
@@ -87,7 +87,7 @@ class Simulation:
     @cached_property
     def memory(self) -> engine.MemoryProfile:
         """Live bytes by category at every event, the peak and what makes it up."""
-        return engine.memory(self.run, self.workload)
+        return replace(self._alive, run=self.run)
 
     @cached_property
     def _alive(self) -> engine.MemoryProfile:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import tomllib
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from importlib.resources import files
 from typing import Any
@@ -58,12 +57,8 @@ class Calibration:
         """What each number means."""
         return {f.name: f.metadata["meaning"] for f in fields(cls)}
 
-    @classmethod
-    def from_dict(cls, numbers: Mapping[str, float]) -> Calibration:
-        return cls(**numbers)
-
 
 @functools.cache
 def fitted() -> Calibration:
     """The numbers fitted to all published measurements."""
-    return Calibration.from_dict(tomllib.loads(files("fsdp_sim.cost").joinpath("calibration.toml").read_text()))
+    return Calibration(**tomllib.loads(files("fsdp_sim.cost").joinpath("calibration.toml").read_text()))

@@ -11,6 +11,7 @@ from fsdp_sim.cost.kernels import kernel_s
 from fsdp_sim.cost.work import Kernel, Workload
 from fsdp_sim.schedule import Instruction
 from fsdp_sim.spec import Cluster, Plan
+from fsdp_sim.spec.plan import OPTIMIZER_STATES, shards_of
 from fsdp_sim.timeline import COLLECTIVES, Op
 
 # How often a copy moves its bytes: it reads them and writes them. A cast or a division does the same; adding reads
@@ -19,7 +20,6 @@ PASSES = {
     Op.AG_CAST: 2, Op.AG_COPY_IN: 2, Op.AG_COPY_OUT: 2, Op.CLONE: 2, Op.UPCAST: 2, Op.RS_COPY_IN: 2, Op.RS_COPY: 2,
     Op.DIV: 2, Op.GRAD_CAST: 2, Op.ACCUMULATE: 3,
 }  # fmt: skip
-OPTIMIZER_BYTES = {"adamw": 28, "sgd_momentum": 20, "sgd": 12}  # fp32: the gradient is read, the rest read and written
 # The CPU's time to issue one counted kernel: eager, with Python, autograd, the dispatcher and the small kernels that go
 # with it (the forward of a 12-layer GPT takes Python some 5 ms); compiled; and a copy that FSDP issues itself.
 LAUNCH_S, COMPILED_LAUNCH_S, COPY_LAUNCH_S = 4.5e-5, 1.5e-5, 2e-5
@@ -124,9 +124,10 @@ class Costs:
         return seconds
 
     def _optimizer_s(self) -> float:
-        plan, ranks = self.plan, self.cluster.gpus
-        shards = 1 if plan.api == "ddp" or plan.sharding_strategy == "NO_SHARD" else plan.shard_size or ranks
-        moved = OPTIMIZER_BYTES[plan.optimizer] * self.workload.param_count / shards
+        """In fp32 the gradient is read, the parameter and what the optimizer keeps beside it are read and written."""
+        plan = self.plan
+        each = 12 + 8 * OPTIMIZER_STATES[plan.optimizer]
+        moved = each * self.workload.param_count / shards_of(plan, self.cluster.gpus)
         rate = CPU_OPTIMIZER_BYTES_PER_S if plan.cpu_offload else self._bytes_per_s
         return moved / rate
 

@@ -30,8 +30,8 @@ def workload(model: Model, plan: Plan) -> Workload:
     tokens = plan.micro_batch * plan.seq_len
     fused_norm = model.norm != "composed_rmsnorm" or plan.compile
     encoder, decoder = block_names(model)
-    work = dict.fromkeys(encoder, _block(model, plan, dtype, causal=False, cross=False)) if encoder else {}
-    work |= dict.fromkeys(decoder, _block(model, plan, dtype, causal=model.causal, cross=bool(encoder)))
+    work = dict.fromkeys(encoder, _block(model, plan, dtype, fused_norm, causal=False, cross=False)) if encoder else {}
+    work |= dict.fromkeys(decoder, _block(model, plan, dtype, fused_norm, causal=model.causal, cross=bool(encoder)))
     streams = 2 if encoder else 1  # source and target tokens are both embedded
     embed = _work(
         *kernels.embedding(model, streams * tokens, dtype), embed_activations(model, plan, fused_norm=fused_norm)
@@ -52,7 +52,7 @@ def workload(model: Model, plan: Plan) -> Workload:
     )
 
 
-def _block(model: Model, plan: Plan, dtype: str, *, causal: bool, cross: bool) -> Work:
+def _block(model: Model, plan: Plan, dtype: str, fused_norm: bool, *, causal: bool, cross: bool) -> Work:
     batch, seq, tokens, d = plan.micro_batch, plan.seq_len, plan.micro_batch * plan.seq_len, model.d_model
     parts = [kernels.norm(model.norm, tokens, d, dtype), kernels.attention_layer(model, batch, seq, seq, dtype, causal)]
     parts += [kernels.residual(tokens, d, dtype)]
@@ -64,7 +64,6 @@ def _block(model: Model, plan: Plan, dtype: str, *, causal: bool, cross: bool) -
     parts += [kernels.residual(tokens, d, dtype)]
     forward = [k for part, _ in parts for k in part]
     backward = [k for _, part in reversed(parts) for k in part]
-    fused_norm = model.norm != "composed_rmsnorm" or plan.compile
     activations = block_activations(model, plan, cross_attention=cross, fused_norm=fused_norm)
     return replace(_work(forward, backward, activations), is_block=True)
 

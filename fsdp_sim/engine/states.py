@@ -9,23 +9,8 @@ from collections.abc import Iterable
 
 from fsdp_sim.schedule import Program, Unit
 from fsdp_sim.spec import Plan
+from fsdp_sim.spec.plan import OPTIMIZER_STATES, shards_of
 from fsdp_sim.timeline import Memory
-
-OPTIMIZER_STATES = {"adamw": 2, "sgd_momentum": 1, "sgd": 0}  # numbers kept beside each parameter, of its dtype
-
-
-def shards_of(plan: Plan, world_size: int) -> int:
-    """Ranks that share one copy of the parameters.
-
-    Raises:
-        ValueError: ``shard_size`` does not divide the ranks.
-    """
-    if plan.api == "ddp" or (plan.api == "fsdp1" and plan.sharding_strategy == "NO_SHARD"):
-        return 1
-    shards = plan.shard_size or world_size
-    if world_size % shards:
-        raise ValueError(f"Plan.shard_size is {shards}, which does not divide the world size {world_size}")
-    return shards
 
 
 def state_bytes(units: Iterable[Unit], plan: Plan, world_size: int) -> dict[tuple[Memory, str], int]:

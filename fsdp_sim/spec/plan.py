@@ -7,6 +7,7 @@ from typing import Any, Literal
 from fsdp_sim.spec.fields import Allowed, field, number, one_of, spec, whole
 
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
+OPTIMIZER_STATES = {"adamw": 2, "sgd_momentum": 1, "sgd": 0}  # numbers kept beside each parameter, of its dtype
 DTYPES = ("fp32", "bf16", "fp16")  # what gathers, compute and reductions may be cast to
 TORCH_DTYPES = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16", "fp64": "torch.float64"}
 Api = Literal["fsdp2", "fsdp1", "ddp", "zero1", "zero2"]
@@ -181,3 +182,17 @@ class Plan:
 
     def _error(self, field: str, what: str) -> ValueError:
         return ValueError(f"Plan.{field} is {getattr(self, field)!r}, which is {what}")
+
+
+def shards_of(plan: Plan, world_size: int) -> int:
+    """Ranks that share one copy of the parameters.
+
+    Raises:
+        ValueError: ``shard_size`` does not divide the ranks.
+    """
+    if plan.api == "ddp" or (plan.api == "fsdp1" and plan.sharding_strategy == "NO_SHARD"):
+        return 1
+    shards = plan.shard_size or world_size
+    if world_size % shards:
+        raise ValueError(f"Plan.shard_size is {shards}, which does not divide the world size {world_size}")
+    return shards

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -34,7 +34,7 @@ class Published:
         peak_memory_bytes: measured; None where the source does not say.
         peak_memory_kind: ``reserved``, ``allocated`` or empty.
         remark: why the row is not like the others: quantised, no FSDP, another framework; empty for plain FSDP.
-        stack: ``composer`` (2023 kernels, see `attention_impl`), else the framework's name.
+        raw: the cells of the row, as they stand in the file.
     """
 
     id: str
@@ -227,11 +227,3 @@ class _Cells:
         if text not in names:
             raise self.wrong(column, f"one of {', '.join(filter(None, names))}")
         return names[text]
-
-
-def by_source(rows: Iterable[Published]) -> dict[str, list[Published]]:
-    """The rows of each source, in order."""
-    groups: dict[str, list[Published]] = {}
-    for row in rows:
-        groups.setdefault(row.source, []).append(row)
-    return groups
