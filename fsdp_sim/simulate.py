@@ -20,7 +20,7 @@ from fsdp_sim.engine.run import Run
 from fsdp_sim.engine.seconds import Given
 from fsdp_sim.schedule import Instruction, Program, build
 from fsdp_sim.spec import Cluster, Model, Plan
-from fsdp_sim.timeline import Timeline
+from fsdp_sim.timeline import Header, Timeline
 
 Skew = Callable[[Given, int], Given]
 
@@ -96,8 +96,14 @@ class Simulation:
 
     @cached_property
     def timeline(self) -> Timeline:
-        """The step as events."""
-        return self.run.timeline()
+        """The step as events: every operation, and all that is allocated and freed."""
+        plan, cluster = self.plan, self.cluster
+        header = Header(
+            producer="simulate", clock="simulated", world_size=cluster.gpus,
+            title=f"{self.workload.name}, {plan.api}", hardware=f"{cluster.gpus} x {cluster.gpu.name}",
+            memory_limit_bytes=int(self.memory_limit_bytes),
+        )  # fmt: skip
+        return Timeline(header, [event for rank in range(self.run.ranks) for event in self.memory.events(rank)])
 
     @property
     def _contention(self) -> engine.Contention | None:

@@ -6,7 +6,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from fsdp_sim.timeline import Op, Phase
-from fsdp_sim.viz.summary import Table
+from fsdp_sim.viz.table import Table
 from fsdp_sim.viz.theme import human_bytes
 from labs.divergence import Divergence, ranges
 from labs.rungs import RUNGS

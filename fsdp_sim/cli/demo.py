@@ -112,10 +112,10 @@ def _typical(timeline: Timeline) -> tuple[float, float]:
 
 
 def _write_page(out: str, predicted: dict[int | None, Timeline], measured: dict[int | None, Timeline]) -> None:
-    from fsdp_sim.viz import Section, save_html  # plotly, which nothing above needs
+    from fsdp_sim.viz import Section, save_html, timeline  # plotly, which nothing above needs
 
     sections = [
-        Section.of({"predicted": predicted[depth], "measured": measured[depth]}, heading, text)
+        Section.of(timeline({"predicted": predicted[depth], "measured": measured[depth]}), heading, text)
         for depth, heading, text in (
             (
                 None,

@@ -98,9 +98,9 @@ def write_pareto(path: str, rows: Sequence[Mapping[str, str]], front: Sequence[i
     if Path(path).suffix.lower() == ".html":
         figure.write_html(path, include_plotlyjs=True)
         return
-    from fsdp_sim.viz.html import to_png
+    from fsdp_sim.viz import Picture
 
-    Path(path).write_bytes(to_png(figure))
+    Path(path).write_bytes(Picture(figure, "").to_image())
 
 
 def _model(row: Mapping[str, str]) -> str:

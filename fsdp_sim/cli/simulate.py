@@ -138,5 +138,5 @@ def _page(path: str, simulation: Simulation, result: Result) -> None:
         f"{result.peak_memory_bytes / 2**30:.1f} GiB."
     )
     title = f"One training step of {result.model} on {result.gpus} x {result.gpu}"
-    section = viz.Section.of({"predicted": simulation.timeline}, "", "\n\n".join(text))
+    section = viz.Section.of(viz.timeline({"predicted": simulation.timeline}), "", "\n\n".join(text))
     viz.save_html(path, [section], title=title)

@@ -68,7 +68,11 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Who made a timeline, on what, with which clock (``simulated`` or ``measured``)."""
+    """Who made a timeline, on what, with which clock (``simulated`` or ``measured``).
+
+    Attributes:
+        memory_limit_bytes: what a rank can allocate on its device; 0 when not known.
+    """
 
     producer: str
     clock: str
@@ -76,6 +80,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     title: str = ""
     hardware: str = ""
     versions: dict[str, str] = {}
+    memory_limit_bytes: int = 0
     version: int = VERSION
 
 
@@ -161,7 +166,7 @@ class Timeline:
         return [e.label for e in sorted(on_lane, key=lambda e: (e.start_s, e.seq))]
 
     def live_bytes(self, rank: int) -> tuple[np.ndarray, dict[Memory, np.ndarray]]:
-        """Live bytes after each alloc and free of a rank, in the order in which they took effect.
+        """Live bytes after each alloc and free of a rank, in the order in which its device gets there.
 
         Returns:
             times_s of shape (n,) and, for each category that occurs, bytes of shape (n,).
@@ -174,9 +179,13 @@ class Timeline:
         return times_s, {category: np.cumsum(np.where(of == category, signed, 0)) for category in present}
 
     def peak_bytes(self, rank: int) -> int:
-        """The most bytes alive at one moment on a rank, over all categories recorded."""
-        _, live = self.live_bytes(rank)
-        return int(np.max(sum(live.values()))) if live else 0
+        """The most bytes alive at one moment on a rank, over all categories recorded.
+
+        Counted in issue order, as torch's caching allocator does: the CPU runs ahead of the device, so that two buffers
+        may be alive together although the streams that use them get there one after the other (see `live_bytes`).
+        """
+        changes = [e.bytes if e.op is Op.ALLOC else -e.bytes for e in self.events if e.rank == rank and e.is_memory]
+        return int(np.max(np.cumsum(changes))) if changes else 0
 
     def to_jsonl(self, path: str | Path) -> None:
         """Write a header line and one line per event."""

@@ -1,25 +1,20 @@
-"""Getting figures in front of people: `show` in a notebook, `save_html` for a page that needs no network."""
+"""`save_html`: figures, words and tables as one page that needs no network."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 import plotly.graph_objects as go
 import plotly.io as pio
 from plotly.offline import get_plotlyjs
 
 from fsdp_sim.viz import theme
-from fsdp_sim.viz.summary import Table, Timelines, describe, step_views, summary_table
-from fsdp_sim.viz.timeline_figure import timeline_figure
-
-PNG_VARIABLE = "FSDP_SIM_PNG"
-PNG_WIDTH = 900
-PNG_SCALE = 1.5
+from fsdp_sim.viz.picture import Picture, paragraphs
+from fsdp_sim.viz.table import Table
 
 # The browser itself refuses anything the page would fetch; plotly.js and the figures are inline.
 _POLICY = (
@@ -64,20 +59,17 @@ class Section:
     tables: tuple[Table, ...] = ()
 
     @classmethod
-    def of(cls, timelines: Timelines, heading: str = "", text: str = "", **which: Any) -> Section:
-        """A section with the figure of ``timelines``, a sentence for each, and the table of the same numbers.
+    def of(cls, picture: Picture, heading: str = "", text: str = "") -> Section:
+        """A section with a picture, what it shows below it, and the tables of its numbers."""
+        return cls(heading, text, picture.figure, picture.finding, picture.tables)
 
-        Args:
-            which: the keyword arguments of `timeline_figure`.
-        """
-        numbers = {name: which[name] for name in ("ranks", "step", "titles") if name in which}
-        caption = "\n\n".join(_sentences(timelines, **numbers))
-        return cls(heading, text, timeline_figure(timelines, **which), caption, (summary_table(timelines, **numbers),))
+
+Entry: TypeAlias = go.Figure | Picture | Section
 
 
 def save_html(
     path: str | Path,
-    figures: go.Figure | Section | Iterable[go.Figure | Section] | Mapping[str, go.Figure],
+    figures: Entry | Iterable[Entry] | Mapping[str, go.Figure | Picture],
     *,
     title: str,
     intro: str = "",
@@ -87,7 +79,8 @@ def save_html(
 
     Args:
         path: the file to write.
-        figures: a figure or a `Section`, several of them, or a dict of heading to figure; shown in that order.
+        figures: a figure, a `Picture` or a `Section`, several of them, or a dict of heading to figure or picture; shown
+            in that order.
         title: the heading of the page and the name of its tab.
         intro: plain text below the title, paragraphs separated by blank lines.
         tables: tables below the intro, before the first figure.
@@ -96,19 +89,16 @@ def save_html(
         the path, as a `Path`.
 
     Raises:
-        ValueError: there is nothing to write, or an entry is neither a figure nor a section.
+        ValueError: there is nothing to write, or an entry is none of these.
     """
-    if isinstance(figures, (go.Figure, Section)):
-        figures = [figures]
-    entries: list[Any] = (
-        [Section(heading=h, figure=f) for h, f in figures.items()] if isinstance(figures, Mapping) else list(figures)
-    )
-    if not entries:
-        raise ValueError(f"no figure was given for {path}; pass a plotly figure, a Section, or a list of them")
-    for entry in entries:
-        if not isinstance(entry, (go.Figure, Section)):
-            raise ValueError(f"{entry!r} is a {type(entry).__name__}; a page is made of plotly figures and Sections")
-    sections = [entry if isinstance(entry, Section) else Section(figure=entry) for entry in entries]
+    if isinstance(figures, Mapping):
+        sections = [_as_section(figure, heading) for heading, figure in figures.items()]
+    elif isinstance(figures, (go.Figure, Picture, Section)):
+        sections = [_as_section(figures)]
+    else:
+        sections = [_as_section(entry) for entry in figures]
+    if not sections:
+        raise ValueError(f"no figure was given for {path}; pass a Picture, a figure, a Section, or several")
     body = "\n".join(_section(section, number) for number, section in enumerate(sections))
     target = Path(path)
     target.write_text(
@@ -126,7 +116,7 @@ def save_html(
 <body>
 <main>
 <h1>{escape(title)}</h1>
-{_paragraphs(intro)}
+{paragraphs(intro)}
 {_tables(tables)}
 {body}
 </main>
@@ -138,64 +128,14 @@ def save_html(
     return target
 
 
-def show(timelines: Timelines, *, png: bool | None = None, **which: Any) -> None:
-    """Display the figure of ``timelines`` in a notebook, and below it, folded, the table of its numbers.
-
-    Args:
-        timelines: as for `timeline_figure`.
-        png: also store a picture in the notebook, which is what GitHub and other viewers without JavaScript show.
-            It takes a browser and about two seconds, so the default is whether the environment variable
-            ``FSDP_SIM_PNG`` is 1, as it is when saved notebooks are made.
-        which: the keyword arguments of `timeline_figure`.
-
-    Raises:
-        ValueError: as `timeline_figure`.
-        RuntimeError: a picture was asked for and kaleido or its browser is missing.
-    """
-    from IPython.display import display
-
-    section = Section.of(timelines, **which)
-    assert section.figure is not None
-    content = section.figure.to_plotly_json()
-    bundle: dict[str, Any] = {
-        "application/vnd.plotly.v1+json": {
-            "data": content["data"],
-            "layout": content["layout"],
-            "config": theme.CONFIG,
-        },
-        "text/plain": section.caption,
-    }
-    if os.environ.get(PNG_VARIABLE) == "1" if png is None else png:
-        bundle["image/png"] = to_png(section.figure)
-    display(bundle, raw=True)
-    table = "".join(table.to_html() for table in section.tables)
-    details = f"<details><summary>The numbers of this figure as a table</summary>{table}</details>"
-    display({"text/html": _paragraphs(section.caption) + details, "text/plain": section.caption}, raw=True)
-
-
-def to_png(figure: go.Figure, width: int = PNG_WIDTH) -> bytes:
-    """A picture of a figure, sharp enough for a dense screen, for places that run no JavaScript.
-
-    Raises:
-        RuntimeError: kaleido or the browser it draws with is missing.
-    """
-    try:
-        return figure.to_image(format="png", width=width, scale=PNG_SCALE)
-    except (ValueError, RuntimeError, ImportError) as error:
-        raise RuntimeError(
-            f"no picture could be made ({str(error).strip().splitlines()[0]}); it takes `pip install kaleido` and a "
-            "Chromium or Chrome, whose path can be given in the environment variable BROWSER_PATH"
-        ) from error
-
-
-def _sentences(timelines: Timelines, **which: Any) -> list[str]:
-    views = step_views(timelines, **which)
-    told = [describe(view.timeline, step=view.step) for view in views]
-    return told if len(views) == 1 else [f"{view.name}: {text}" for view, text in zip(views, told, strict=True)]
-
-
-def _paragraphs(text: str) -> str:
-    return "\n".join(f"<p>{escape(paragraph.strip())}</p>" for paragraph in text.split("\n\n") if paragraph.strip())
+def _as_section(entry: object, heading: str = "") -> Section:
+    if isinstance(entry, Section):
+        return entry
+    if isinstance(entry, Picture):
+        return Section.of(entry, heading)
+    if isinstance(entry, go.Figure):
+        return Section(heading, figure=entry)
+    raise ValueError(f"{entry!r} is a {type(entry).__name__}; a page is made of Pictures, plotly figures and Sections")
 
 
 def _tables(tables: Iterable[Table]) -> str:
@@ -203,7 +143,7 @@ def _tables(tables: Iterable[Table]) -> str:
 
 
 def _section(section: Section, number: int) -> str:
-    parts = [f"<h2>{escape(section.heading)}</h2>" if section.heading else "", _paragraphs(section.text)]
+    parts = [f"<h2>{escape(section.heading)}</h2>" if section.heading else "", paragraphs(section.text)]
     if section.figure is not None:
         drawn = pio.to_html(
             section.figure,
@@ -213,7 +153,7 @@ def _section(section: Section, number: int) -> str:
             div_id=f"figure-{number}",
             default_width="100%",
         )
-        caption = f"<figcaption>{_paragraphs(section.caption)}</figcaption>" if section.caption else ""
+        caption = f"<figcaption>{paragraphs(section.caption)}</figcaption>" if section.caption else ""
         parts.append(f"<figure>{drawn}{caption}</figure>")
     parts.append(_tables(section.tables))
     return "<section>\n" + "\n".join(part for part in parts if part) + "\n</section>"

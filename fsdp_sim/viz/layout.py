@@ -81,16 +81,16 @@ def lay_out(figure: go.Figure, panels: list[Panel]) -> None:
             _draw_memory_axis(figure, panel, domains[panel.memory_axis])
     last_axis = panels[-1].memory_axis or panels[-1].lanes_axis
     span_ms = max(view.step_s for view in views) * 1e3
-    figure.update_xaxes(theme.AXIS, range=[0, span_ms * 1.01 or 1.0], anchor=last_axis, minallowed=0)
+    figure.update_xaxes(range=[0, span_ms * 1.01 or 1.0], anchor=last_axis, minallowed=0)
     note = "milliseconds since the step began; a number in a bar is the number of its block"
-    _write(figure, note, theme.MUTED, x=0.5, y=0, xanchor="center", yanchor="top", yshift=-25)
+    _write(figure, note, muted=True, x=0.5, y=0, xanchor="center", yanchor="top", yshift=-25)
     _draw_frame(figure, headline(views), end_px)
 
 
 def _draw_lanes_axis(figure: go.Figure, panel: Panel, domain: list[float]) -> None:
     view, axis = panel.view, panel.lanes_axis
     named = [(rank, lane) for rank, lane in panel.rows if lane not in THIN]
-    figure.layout[_layout_key(axis)] = theme.AXIS | {
+    figure.layout[_layout_key(axis)] = {
         "domain": domain,
         "range": [panel.lanes, 0],
         "fixedrange": True,
@@ -105,9 +105,9 @@ def _draw_lanes_axis(figure: go.Figure, panel: Panel, domain: list[float]) -> No
         band = {"xref": "paper", "x0": 0, "x1": 1, "yref": axis, "y0": top, "y1": bottom}
         figure.add_shape(band, type="rect", fillcolor=theme.BAND, line={"width": 0}, layer="below")
     end = {"x0": view.step_s * 1e3, "x1": view.step_s * 1e3, "yref": axis, "y0": 0, "y1": panel.lanes}
-    figure.add_shape(end, type="line", line={"color": theme.INK, "width": 1, "dash": "dot"})
+    figure.add_shape(end, type="line", line={"color": theme.SEPARATOR, "width": 1.5, "dash": "dot"})
     name = safe(textwrap.shorten(view.name, 56, placeholder="..."))
-    _write(figure, f"<b>{name}</b> · step {view.step}, {human_ms(view.step_s)}", theme.INK, y=domain[1])
+    _write(figure, f"<b>{name}</b> · step {view.step}, {human_ms(view.step_s)}", y=domain[1])
 
 
 def _draw_memory_axis(figure: go.Figure, panel: Panel, domain: list[float]) -> None:
@@ -115,7 +115,7 @@ def _draw_memory_axis(figure: go.Figure, panel: Panel, domain: list[float]) -> N
     size, unit = theme.byte_unit(peak)
     tick = next(t for t in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000) if peak / size / t <= 4.5 or t == 1000)
     values = [n * tick for n in range(int(peak / size / tick) + 1)]
-    figure.layout[_layout_key(panel.memory_axis)] = theme.AXIS | {
+    figure.layout[_layout_key(panel.memory_axis)] = {
         "domain": domain,
         "range": [0, peak * 1.04],
         "fixedrange": True,
@@ -123,7 +123,7 @@ def _draw_memory_axis(figure: go.Figure, panel: Panel, domain: list[float]) -> N
         "ticktext": [f"{value} {unit}" if value else "0" for value in values],
     }
     text = f"live memory of rank {panel.memory_rank}, at most {human_bytes(peak)}"
-    _write(figure, text, theme.MUTED, y=domain[1])
+    _write(figure, text, muted=True, y=domain[1])
 
 
 def _draw_frame(figure: go.Figure, sentence: str, plot_px: float) -> None:
@@ -137,33 +137,26 @@ def _draw_frame(figure: go.Figure, sentence: str, plot_px: float) -> None:
     legend = {"orientation": "h", "font": {"size": 12}, "itemsizing": "constant", "tracegroupgap": 0}
     corner = {"x": 0, "xref": "container", "xanchor": "left", "yref": "container"}
     figure.update_layout(
-        template="none",
+        template=theme.LIGHT,
         height=round(height_px),
         barmode="overlay",
         hovermode="closest",
         uirevision="keep",  # a redrawn figure keeps its zoom
-        font={"family": theme.FONT, "color": theme.INK, "size": 12},
-        plot_bgcolor="#FFFFFF",
-        paper_bgcolor="#FFFFFF",
         margin={"l": LEFT, "r": RIGHT, "t": top_px, "b": BOTTOM, "autoexpand": False},
         title=title | corner | {"y": 1 - title_px / height_px, "yanchor": "top"},
         legend=legend | corner | {"y": 1 - legend_px / height_px, "yanchor": "top"},
         legend2=legend | corner | {"y": 6 / height_px, "yanchor": "bottom"},
         uniformtext={"minsize": 10, "mode": "hide"},  # names that do not fit appear when zoomed in
-        hoverlabel={
-            "bgcolor": "#FFFFFF",
-            "bordercolor": theme.RULE,
-            "align": "left",
-            "font": {"color": theme.INK, "size": 12, "family": theme.FONT},
-        },
     )
 
 
-def _write(figure: go.Figure, text: str, color: str, **place: Any) -> None:
+def _write(figure: go.Figure, text: str, *, muted: bool = False, **place: Any) -> None:
     """A line of text, by default just above the place at the left."""
     above = {"x": 0, "xanchor": "left", "yanchor": "bottom", "yshift": 3}
-    font = {"size": 12, "color": color}
-    figure.add_annotation(above | place, text=text, xref="paper", yref="paper", showarrow=False, font=font)
+    opacity = theme.MUTED_OPACITY if muted else 1.0
+    figure.add_annotation(
+        above | place, text=text, xref="paper", yref="paper", showarrow=False, font={"size": 12}, opacity=opacity
+    )
 
 
 def _layout_key(axis: str) -> str:

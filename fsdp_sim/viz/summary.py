@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from html import escape
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from fsdp_sim.timeline.analysis import (
     total_s,
     union,
 )
+from fsdp_sim.viz.table import Table
 from fsdp_sim.viz.theme import human_bytes, human_ms
 
 Timelines = Timeline | Mapping[str, Timeline] | Sequence[Timeline]
@@ -196,27 +196,6 @@ def describe(timeline: Timeline, *, step: int | None = None) -> str:
     if peak := max(peaks.values()):
         parts.append(f"live memory peaks at {human_bytes(peak)} on rank {max(peaks, key=lambda rank: peaks[rank])}")
     return "; ".join(parts) + "."
-
-
-@dataclass(frozen=True)
-class Table:
-    """A small table of text; nothing in it is taken for HTML."""
-
-    caption: str
-    header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-    def to_html(self) -> str:
-        """The table with a caption and scoped headers, every text escaped; the first cell of a row is its header."""
-        head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in self.header)
-        body = "\n".join(
-            f'<tr><th scope="row">{escape(first)}</th>' + "".join(f"<td>{escape(cell)}</td>" for cell in rest) + "</tr>"
-            for first, *rest in self.rows
-        )
-        return (
-            f"<table>\n<caption>{escape(self.caption)}</caption>\n<thead><tr>{head}</tr></thead>\n"
-            f"<tbody>\n{body}\n</tbody>\n</table>"
-        )
 
 
 def summary_table(

@@ -3,6 +3,10 @@
 Colours are those of Okabe and Ito, made to be told apart by colour-blind readers ("Color Universal Design", 2008);
 they are used as given, never blended into a scale. Hatching is a second cue: hatched means bytes on the wire, in
 the bars and in the memory strip alike.
+
+Surfaces (paper, text, grid, labels) are in two plotly templates, `LIGHT` and `DARK`, and nowhere else: a figure names
+no colour of its own for them, mutes text by opacity and tints its bands by a colour that is mostly transparent, so
+that it is made dark by changing its template.
 """
 
 from __future__ import annotations
@@ -12,9 +16,13 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+import plotly.graph_objects as go
+
 from fsdp_sim.timeline import Lane, Memory, Op
 
-INK, MUTED, RULE, BAND = "#1A1A1A", "#57606A", "#D0D7DE", "#F5F7F9"
+INK, MUTED, RULE = "#1A1A1A", "#57606A", "#D0D7DE"  # of pages; figures have theirs from a template
+BAND, SEPARATOR = "rgba(110,125,140,0.08)", "rgba(110,125,140,0.45)"  # both show on white and on near black
+MUTED_OPACITY = 0.72  # of an annotation that is less important than others
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', Arial, sans-serif"
 
 
@@ -114,14 +122,36 @@ MEMORY: dict[Memory, Kind] = {
     Memory.NONE: Kind("uncategorised", "#E1E4E8"),
 }
 
-AXIS: dict[str, Any] = {
-    "showline": False,
-    "zeroline": False,
-    "gridcolor": "#E6EAEE",
-    "ticks": "",
-    "ticklabelstandoff": 6,
-    "tickfont": {"size": 11, "color": INK},
-}
+
+def _template(ink: str, paper: str, grid: str, border: str) -> go.layout.Template:
+    font = {"family": FONT, "color": ink, "size": 12}
+    axis = {
+        "showline": False,
+        "zeroline": False,
+        "gridcolor": grid,
+        "ticks": "",
+        "ticklabelstandoff": 6,
+        "tickfont": {"size": 11, "color": ink},
+        "title": {"font": {"size": 12, "color": ink}},
+    }
+    layout = go.Layout(
+        font=font,
+        paper_bgcolor=paper,
+        plot_bgcolor=paper,
+        colorway=["#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442"],
+        xaxis=axis,
+        yaxis=axis,
+        annotationdefaults={"font": {"color": ink}, "arrowcolor": ink},
+        hoverlabel={"bgcolor": paper, "bordercolor": border, "align": "left", "font": font},
+        legend={"font": {"size": 12, "color": ink}, "bgcolor": "rgba(0,0,0,0)"},
+        modebar={"bgcolor": "rgba(0,0,0,0)", "color": border, "activecolor": ink},
+    )
+    return go.layout.Template(layout=layout)
+
+
+LIGHT = _template(ink=INK, paper="#FFFFFF", grid="#E6EAEE", border=RULE)
+DARK = _template(ink="#E6EDF3", paper="#111418", grid="#262C33", border="#57606A")
+
 CONFIG: dict[str, Any] = {
     "showSendToCloud": False,  # on by default in plotly.js 4: a button that uploads the figure
     "displaylogo": False,
@@ -174,3 +204,10 @@ def short_unit(unit: str) -> str:
 def safe(text: object) -> str:
     """Text for plotly, which reads a few HTML tags in every string it draws."""
     return escape(str(text), quote=False)
+
+
+def dark(figure: go.Figure) -> go.Figure:
+    """The same figure for a dark page; the one given stays as it is."""
+    other = go.Figure(figure)
+    other.update_layout(template=DARK)
+    return other

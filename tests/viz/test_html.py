@@ -12,8 +12,7 @@ import plotly.graph_objects as go
 import pytest
 
 from fsdp_sim.timeline import Timeline
-from fsdp_sim.viz import Section, Table, save_html, show, timeline_figure
-from fsdp_sim.viz.html import to_png
+from fsdp_sim.viz import Picture, Section, Table, save_html, show, timeline, timeline_figure
 
 Run = Callable[..., Timeline]
 
@@ -53,9 +52,8 @@ def without_plotly(html: str) -> str:
 
 
 def test_a_page_holds_plotly_once_and_its_parts_in_order(tmp_path: Path, training_run: Run) -> None:
-    section = Section.of(
-        {"off": training_run(), "on": training_run(prefetch=True)}, "Prefetching", "Two runs.\n\nSame model."
-    )
+    runs = timeline({"off": training_run(), "on": training_run(prefetch=True)})
+    section = Section.of(runs, "Prefetching", "Two runs.\n\nSame model.")
     path = save_html(tmp_path / "page.html", [section, go.Figure()], title="A lesson", intro="What you see.")
     html = path.read_text(encoding="utf-8")
     assert len(re.findall(r"plotly\.js v\d", html)) == 1
@@ -75,7 +73,7 @@ def test_nothing_on_a_page_is_fetched(tmp_path: Path, training_run: Run) -> None
 def test_all_text_is_escaped(tmp_path: Path, training_run: Run) -> None:
     evil = "</script><img src=x onerror=alert(1)>"
     table = Table(evil, (evil,), ((evil,),))
-    section = Section.of({evil: training_run()}, evil, evil)
+    section = Section.of(timeline({evil: training_run()}), evil, evil)
     html = save_html(tmp_path / "page.html", [section], title=evil, intro=evil, tables=[table]).read_text()
     assert "<img" not in without_plotly(html)
     assert without_plotly(html).count("&lt;img src=x") >= 7
@@ -91,7 +89,7 @@ def test_a_dict_of_figures_has_its_keys_as_headings(tmp_path: Path, tiny: Timeli
 def test_a_page_of_nothing_or_of_something_else_is_refused_before_it_is_written(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no figure was given"):
         save_html(tmp_path / "page.html", [], title="t")
-    with pytest.raises(ValueError, match="is a str; a page is made of plotly figures and Sections"):
+    with pytest.raises(ValueError, match="is a str; a page is made of Pictures, plotly figures and Sections"):
         save_html(tmp_path / "page.html", ["figure"], title="t")
     assert not (tmp_path / "page.html").exists()
 
@@ -101,7 +99,7 @@ def test_the_page_draws_its_bars_in_a_browser_without_network_or_errors(
     tmp_path: Path, page: Any, training_run: Run
 ) -> None:
     run = training_run(prefetch=True)
-    path = save_html(tmp_path / "page.html", [Section.of(run, step=1)], title="A lesson")
+    path = save_html(tmp_path / "page.html", [timeline(run, step=1)], title="A lesson")
     requests: list[str] = []
     complaints: list[str] = []
     page.on("request", lambda request: requests.append(request.url))
@@ -154,7 +152,7 @@ def test_the_static_picture_is_a_png_of_the_whole_figure(chromium: str, monkeypa
     pytest.importorskip("kaleido", reason="kaleido is not installed")
     monkeypatch.setenv("BROWSER_PATH", chromium)
     figure = timeline_figure(training_run(ranks=1))
-    png = to_png(figure, width=800)
+    png = Picture(figure, "").to_image(width=800)
     assert png.startswith(b"\x89PNG")
     # one and a half times the size asked for
     assert (int.from_bytes(png[16:20]), int.from_bytes(png[20:24])) == (1200, 3 * figure.layout.height // 2)
