@@ -10,7 +10,8 @@ import pytest
 import fsdp_sim
 
 ROOT = Path(fsdp_sim.__file__).parent
-ROOMS = ["timeline", "spec", "schedule", "cost", "engine", "simulate", "requests", "explore", "validate"]  # no torch
+ROOMS = ["timeline", "spec", "schedule", "cost", "engine", "simulate", "requests", "explore", "validate"]
+ROOMS += ["diagnose"]  # no torch up to here
 ROOMS += ["mini", "ranks", "measure", "viz", "learn", "cli"]
 WITHOUT_TORCH = ROOMS[: ROOMS.index("mini")]
 WITH_TORCH = ["mini", "ranks", "measure", "learn"]

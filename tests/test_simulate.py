@@ -117,3 +117,30 @@ def test_hybrid_sharding_stays_within_a_node_unless_told_otherwise():
 def test_impossible_requests(model, cluster, plan, message):
     with pytest.raises(ValueError, match=message):
         simulate(model, cluster, plan)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        Plan(),
+        Plan(api="fsdp1", forward_prefetch=True),
+        Plan(grad_accum=2, activation_checkpointing="full", param_dtype="bf16"),
+        Plan(api="ddp"),
+        Plan(cpu_offload=True),
+    ],
+    ids=lambda plan: f"{plan.api}, {plan.activation_checkpointing}, {plan.grad_accum}",
+)
+def test_the_timeline_is_the_run_with_all_that_is_alive(plan: Plan) -> None:
+    sim = simulate("gpt2-124m", Cluster("A100-SXM-40GB", gpus=4), plan)
+    timeline, bare = sim.timeline, sim.run.timeline()
+
+    assert timeline.peak_bytes(0) == sim.peak_memory_bytes
+    assert timeline.header.memory_limit_bytes == int(sim.memory_limit_bytes)
+    assert {c: int(b[-1]) for c, b in timeline.live_bytes(0)[1].items()} == {
+        c: int(b[-1]) for c, b in sim.memory.by_category.items()
+    }
+    # the same operations, which wait for the same operations
+    label = {e.seq: e.label for e in timeline.ops}, {e.seq: e.label for e in bare.ops}
+    for ours, theirs in zip(timeline.ops, bare.ops, strict=True):
+        assert (ours.label, ours.start_s, ours.end_s) == (theirs.label, theirs.start_s, theirs.end_s)
+        assert [label[0][s] for s in ours.waits_on] == [label[1][s] for s in theirs.waits_on]

@@ -132,11 +132,7 @@ def _page(path: str, simulation: Simulation, result: Result) -> None:
         raise ValueError(
             f"--html needs {error.name}, which is not installed: pip install 'fsdp-sim[notebooks]'"
         ) from error
-    text = [*result.explanation] if isinstance(result.explanation, list) else []
-    text.append(
-        f"The strip of memory shows what FSDP allocates; with shards, optimizer states and activations the peak is "
-        f"{result.peak_memory_bytes / 2**30:.1f} GiB."
-    )
+    text = result.explanation if isinstance(result.explanation, list) else []
     title = f"One training step of {result.model} on {result.gpus} x {result.gpu}"
     section = viz.Section.of(viz.timeline({"predicted": simulation.timeline}), "", "\n\n".join(text))
     viz.save_html(path, [section], title=title)

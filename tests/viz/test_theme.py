@@ -1,5 +1,6 @@
 """Every kind of operation looks different from every other, and numbers read as people write them."""
 
+import plotly.graph_objects as go
 import pytest
 
 from fsdp_sim.timeline import COMM_LANES, Lane, Memory, Op, lane_of
@@ -59,3 +60,22 @@ def test_bytes_have_binary_units(n_bytes: int, text: str) -> None:
 )
 def test_a_block_is_known_by_its_number(unit: str, short: str) -> None:
     assert theme.short_unit(unit) == short
+
+
+@pytest.mark.parametrize("template", [theme.LIGHT, theme.DARK], ids=["light", "dark"])
+def test_text_can_be_read_on_paper_and_in_hover_labels(template: go.layout.Template) -> None:
+    layout = template.layout
+    for ink, paper in (
+        (layout.font.color, layout.paper_bgcolor),
+        (layout.hoverlabel.font.color, layout.hoverlabel.bgcolor),
+    ):
+        low, high = sorted((luminance(ink), luminance(paper)))
+        assert (high + 0.05) / (low + 0.05) >= 7
+
+
+def test_a_figure_is_made_dark_by_its_template_alone() -> None:
+    figure = go.Figure(go.Scatter(x=[1], y=[2]), go.Layout(template=theme.LIGHT, title="t"))
+    other = theme.dark(figure)
+    assert other.layout.template.layout.paper_bgcolor == theme.DARK.layout.paper_bgcolor
+    assert figure.layout.template.layout.paper_bgcolor == theme.LIGHT.layout.paper_bgcolor
+    assert other.data == figure.data
