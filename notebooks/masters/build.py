@@ -1,8 +1,9 @@
 """Builds the notebooks from their masters: ``python -m notebooks.masters.build [NAME ...] [--no-run]``.
 
-A master (``NN_topic.py``, jupytext's percent format) becomes two notebooks: the students' edition, in which what
-stands between ``### BEGIN SOLUTION`` and ``### END SOLUTION`` is a stub, and the solutions. Both are executed, and
-every figure gets a PNG beside its interactive form, so that a saved notebook shows its pictures without being run.
+A master (jupytext's percent format) with exercises becomes two notebooks: the students' edition, in which what stands
+between ``### BEGIN SOLUTION`` and ``### END SOLUTION`` is a stub, and the solutions; one without becomes one. All are
+executed, and every figure gets a PNG beside its interactive form, so that a saved notebook shows its pictures without
+being run. Of a widget, which lives only as long as its kernel, the saved notebook keeps the picture beside it.
 """
 
 from __future__ import annotations
@@ -26,6 +27,19 @@ SOLUTIONS = STUDENTS / "solutions"
 PICTURES = STUDENTS / "pictures"
 SOLUTION = re.compile(r"^( *)### BEGIN SOLUTION\n.*?### END SOLUTION\n?", re.DOTALL | re.MULTILINE)
 STUB = "# your code here\n{indent}return ..."
+
+
+WIDGET = "application/vnd.jupyter.widget-view+json"
+
+
+def masters() -> list[Path]:
+    """The masters, in the order of the course."""
+    return sorted(path for path in MASTERS.glob("*.py") if path.name not in ("__init__.py", Path(__file__).name))
+
+
+def has_solutions(master: Path) -> bool:
+    """Whether there is something to solve in it."""
+    return SOLUTION.search(master.read_text()) is not None
 
 
 def edition(master: Path, *, solutions: bool) -> nbformat.NotebookNode:
@@ -65,6 +79,8 @@ def execute(notebook: nbformat.NotebookNode, folder: Path) -> None:
         cell.metadata.pop("execution", None)
         if cell.cell_type == "code":
             cell.outputs = [o for o in cell.outputs if o.output_type != "stream" or o.text.strip()]
+            for output in (o for o in cell.outputs if WIDGET in o.get("data", {})):
+                del output.data[WIDGET]
             for output in (o for o in cell.outputs if o.output_type == "stream"):
                 output.text = re.sub(r"^.*\r", "", output.text, flags=re.MULTILINE)  # as a terminal would show it
 
@@ -79,9 +95,9 @@ def save_last_picture(notebook: nbformat.NotebookNode, path: Path) -> None:
 
 
 def build(master: Path, *, run: bool) -> list[Path]:
-    """Write both editions of a master and return their paths."""
+    """Write the editions of a master and return their paths."""
     written = []
-    for folder in (STUDENTS, SOLUTIONS):
+    for folder in (STUDENTS, SOLUTIONS) if has_solutions(master) else (STUDENTS,):
         notebook = edition(master, solutions=folder is SOLUTIONS)
         if run:
             execute(notebook, folder)
@@ -99,12 +115,11 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="masters to build, for example 00_start_here  [default: all]")
     parser.add_argument("--no-run", action="store_true", help="do not execute: notebooks without outputs")
     arguments = parser.parse_args()
-    masters = sorted(MASTERS.glob("[0-9][0-9]_*.py"))
-    if unknown := set(arguments.names) - {m.stem for m in masters}:
-        print(f"there is no master {sorted(unknown)[0]!r}; there are {[m.stem for m in masters]}", file=sys.stderr)
+    if unknown := set(arguments.names) - {m.stem for m in masters()}:
+        print(f"there is no master {sorted(unknown)[0]!r}; there are {[m.stem for m in masters()]}", file=sys.stderr)
         return 2
     console = Console()
-    for master in masters:
+    for master in masters():
         if not arguments.names or master.stem in arguments.names:
             with console.status(f"building {master.stem}"):
                 written = build(master, run=not arguments.no_run)

@@ -9,10 +9,8 @@ import nbformat
 import pytest
 
 ROOT = Path(__file__).parents[2]
-MASTERS = sorted((ROOT / "notebooks" / "masters").glob("[0-9][0-9]_*.py"))
-EDITIONS = [(master, solutions) for master in MASTERS for solutions in (False, True)]
-IDS = [f"{master.stem}-{'solutions' if solutions else 'students'}" for master, solutions in EDITIONS]
 MAX_MARKDOWN_LINES, MAX_CODE_LINES = 8, 16
+MAX_BYTES = 3_000_000
 
 
 def builder():
@@ -25,6 +23,13 @@ def builder():
     return module
 
 
+BUILD = builder()
+MASTERS = BUILD.masters()
+WITH_SOLUTIONS = [master for master in MASTERS if BUILD.has_solutions(master)]
+EDITIONS = [(master, False) for master in MASTERS] + [(master, True) for master in WITH_SOLUTIONS]
+IDS = [f"{master.stem}-{'solutions' if solutions else 'students'}" for master, solutions in EDITIONS]
+
+
 def saved(master: Path, solutions: bool) -> nbformat.NotebookNode:
     folder = ROOT / "notebooks" / ("solutions" if solutions else "")
     return nbformat.read(folder / f"{master.stem}.ipynb", as_version=4)
@@ -32,7 +37,7 @@ def saved(master: Path, solutions: bool) -> nbformat.NotebookNode:
 
 @pytest.mark.parametrize(("master", "solutions"), EDITIONS, ids=IDS)
 def test_the_notebook_is_what_its_master_says(master: Path, solutions: bool) -> None:
-    fresh, old = builder().edition(master, solutions=solutions), saved(master, solutions)
+    fresh, old = BUILD.edition(master, solutions=solutions), saved(master, solutions)
     assert [c.source for c in old.cells] == [c.source for c in fresh.cells], "run `make notebooks`"
     assert [c.id for c in old.cells] == [c.id for c in fresh.cells]
 
@@ -65,17 +70,18 @@ def test_nothing_of_the_machine_it_was_built_on_is_in_it(master: Path, solutions
     assert str(ROOT) not in text
     assert not re.search(r"/(home|root|Users)/\w", text)
     assert "widget-view" not in text  # "model not found" when it is opened again
+    assert len(text.encode()) < MAX_BYTES
 
 
 @pytest.mark.parametrize("master", MASTERS, ids=[m.stem for m in MASTERS])
 def test_cells_are_short(master: Path) -> None:
-    for cell in saved(master, solutions=True).cells:
+    for cell in saved(master, solutions=master in WITH_SOLUTIONS).cells:
         lines = [line for line in cell.source.splitlines() if line.strip()]
         limit = MAX_CODE_LINES if cell.cell_type == "code" else MAX_MARKDOWN_LINES
         assert len(lines) <= limit, cell.source
 
 
-@pytest.mark.parametrize("master", MASTERS, ids=[m.stem for m in MASTERS])
+@pytest.mark.parametrize("master", WITH_SOLUTIONS, ids=[m.stem for m in WITH_SOLUTIONS])
 def test_the_students_edition_has_stubs_where_the_solutions_have_code(master: Path) -> None:
     students, solutions = (
         {c.source for c in saved(master, edition).cells if "exercise" in c.metadata.get("tags", [])}
