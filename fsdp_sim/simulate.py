@@ -160,10 +160,16 @@ class Simulation:
         return replace(engine.explain(self.run), between_steps_s=self.between_steps_s)
 
     def show(self, **options: Any) -> Any:
-        """The timeline over the memory, as a figure (needs ``fsdp-sim[notebooks]``)."""
+        """The timeline over the memory, as a figure; of ranks that differ, as bands (needs ``fsdp-sim[notebooks]``).
+
+        Args:
+            options: of ``fsdp_sim.viz.timeline``, or with a skew of ``rank_bands``.
+        """
         import importlib
 
-        return importlib.import_module("fsdp_sim.viz").show(self.timeline, **options)
+        viz = importlib.import_module("fsdp_sim.viz")
+        picture = viz.timeline(self.timeline, **options) if self.run.ranks == 1 else viz.rank_bands(self, **options)
+        return picture.show()
 
 
 def simulate(

@@ -12,9 +12,11 @@ from typing import Any, Literal
 
 import msgspec
 
+from fsdp_sim.cli.diagnose import DiagnoseRequest
 from fsdp_sim.cli.fit import FitResult
 from fsdp_sim.cli.program import ProgramRequest, ProgramResult
 from fsdp_sim.cli.sweep import SweepRequest, SweepResult
+from fsdp_sim.diagnose import Diagnosis
 from fsdp_sim.requests import Failure, Request, Result
 from fsdp_sim.requests.structs import FitRequest
 
@@ -69,6 +71,7 @@ COMMANDS: dict[str, tuple[Any, Any, bool]] = {
     "program": (ProgramRequest, ProgramResult, False),
     "sweep": (SweepRequest, SweepResult, False),
     "fit": (FitRequest, FitResult, False),
+    "diagnose": (DiagnoseRequest, Diagnosis, False),
     "validate": (ValidateRequest, ValidateResult, False),
 }
 

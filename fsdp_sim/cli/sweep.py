@@ -148,7 +148,7 @@ def _show(made: Sweep, rows: list[Row], as_json: bool, figure: str | None, inter
     if figure:
         from fsdp_sim.cli.figures import write_pareto
 
-        write_pareto(figure, rows, front, list(made.vary))
+        write_pareto(figure, rows, list(made.vary))
     if as_json:
         result = SweepResult(made.columns, [_typed(row) for row in rows], front)
         click.echo(json.dumps(msgspec.to_builtins(result)))

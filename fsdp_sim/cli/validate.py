@@ -59,8 +59,9 @@ def validate(file: str | None, left_out: str | None, do_refit: bool, report: str
     rows = read_csv(file)
     if report:
         from fsdp_sim.validate.report import write_report
+        from fsdp_sim.viz.accuracy_scatter import accuracy
 
-        write_report(Path(report), rows, console.print)
+        write_report(Path(report), rows, console.print, lambda runs: accuracy(runs).figure)
         return
     if do_refit:
         _write(_refit(rows, console).calibration)

@@ -166,7 +166,7 @@ class WatchedGroup(c10d.ProcessGroup):
         index = Context.board.post(Context.rank, record)
         kind = RECORDED_AS.get(op, Op.OTHER)
         seq, own_event = RECORDER.collective(
-            kind, unit, bytes=n_bytes, group_size=len(ranks), dtype=dtype, source=source, issue_s=record.issue_s
+            kind, unit, bytes=n_bytes, group_size=len(ranks), dtype=dtype, issue_s=record.issue_s
         )
         return Ticket(index, record, seq, own_event)
 

@@ -1,5 +1,8 @@
 """The record every part of the project speaks: a table of operations in time, and what is computed from it."""
 
+from fsdp_sim.timeline.chrome import write_chrome
+from fsdp_sim.timeline.files import read_timeline
+from fsdp_sim.timeline.frame import from_pandas, to_pandas, to_parquet
 from fsdp_sim.timeline.kinds import COLLECTIVES, COMM_LANES, Lane, Memory, Op, Phase, dtype_name, lane_of
 from fsdp_sim.timeline.recorder import RECORDER, Recorder
 from fsdp_sim.timeline.timeline import Event, Header, Timeline
@@ -17,5 +20,10 @@ __all__ = [
     "Recorder",
     "Timeline",
     "dtype_name",
+    "from_pandas",
     "lane_of",
+    "read_timeline",
+    "to_pandas",
+    "to_parquet",
+    "write_chrome",
 ]

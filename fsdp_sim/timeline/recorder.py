@@ -7,11 +7,13 @@ then a call costs about a microsecond.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from fsdp_sim.timeline.call_sites import calls, located
 from fsdp_sim.timeline.kinds import Lane, Memory, Op, Phase, lane_of
 from fsdp_sim.timeline.timeline import Event
 
@@ -57,22 +59,23 @@ class Recorder:
         return self.events()
 
     def events(self) -> list[Event]:
-        return [Event(**row) for row in self._rows if row["end_s"] is not None]
+        return [Event(**row | located(row["stack"])) for row in self._rows if row["end_s"] is not None]
 
     def begin(self, op: Op, unit: str, *, waits_on: tuple[int, ...] = (), **fields: Any) -> int:
         """Open an event issued (and, unless `end` says otherwise, started) now; returns its ``seq``, -1 when off."""
         if not self.on:
             return -1
+        row = {
+            "rank": self.rank, "op": op, "unit": unit, "lane": lane_of(op), "step": self.step,
+            "micro_batch": self.micro_batch, "phase": self.phase, "end_s": None,
+            "waits_on": tuple(s for s in waits_on if s >= 0), "stack": calls(sys._getframe(1)),
+        } | fields  # fmt: skip
         now = time.monotonic()
-        seq = len(self._rows)
-        self._rows.append(
-            {
-                "seq": seq, "rank": self.rank, "op": op, "unit": unit, "lane": lane_of(op), "step": self.step,
-                "micro_batch": self.micro_batch, "phase": self.phase, "issue_s": now, "start_s": now, "end_s": None,
-                "waits_on": tuple(s for s in waits_on if s >= 0),
-            }
-            | fields
-        )  # fmt: skip
+        row.setdefault("issue_s", now)
+        row.setdefault("start_s", now)
+        # Nothing from here on makes an object, so the garbage collector cannot write a free in between.
+        seq = row["seq"] = len(self._rows)
+        self._rows.append(row)
         return seq
 
     def end(self, seq: int, *, start_s: float | None = None, end_s: float | None = None) -> None:

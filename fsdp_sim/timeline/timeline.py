@@ -29,7 +29,9 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             ``free`` the size of the buffer; 0 for compute.
         issue_s: when the CPU issued it. ``start_s`` and ``end_s``: when it ran.
         waits_on: ``seq`` of the events of this rank it had to wait for, beyond the previous one on its lane.
-        source: ``file:line`` that issued it, or empty.
+        source: ``file:line`` that issued it, or empty. Files of the mini-FSDP are named from the package on:
+            ``fsdp_sim/mini/group.py:169``.
+        stack: ``file:line`` of the calls that led to ``source``, outermost first, where they are known.
         category: what an ``alloc`` or ``free`` is for.
     """
 
@@ -49,6 +51,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     end_s: float = 0.0
     waits_on: tuple[int, ...] = ()
     source: str = ""
+    stack: tuple[str, ...] = ()
     category: Memory = Memory.NONE
 
     @property

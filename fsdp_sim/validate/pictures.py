@@ -1,11 +1,10 @@
-"""The pictures of the accuracy page."""
+"""The pictures of the accuracy page, but for predicted over measured: that is `fsdp_sim.viz`'s, which draws it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fsdp_sim.validate.errors import Compared
 from fsdp_sim.validate.leave_out import Held
 
 # Okabe and Ito's colours
@@ -30,38 +29,6 @@ def _figure(title: str, x: str, y: str) -> Any:
             **SIZE,
         }
     )
-
-
-def predicted_over_measured(held: Sequence[Held], others: Sequence[Compared]) -> Any:
-    """Held-out predictions against measurements, and those of stacks that nothing was fitted to."""
-    points: dict[str, list[tuple[float, float]]] = {}
-    for h in held:
-        for row, predicted in zip(h.rows, h.predicted_s, strict=True):
-            points.setdefault(row.cluster.gpu.name, []).append((float(row.step_time_s or 0), predicted))
-    points["other stacks and models"] = [
-        (c.row.step_time_s, c.predicted_step_time_s) for c in others if c.row.step_time_s and not c.row.remark
-    ]
-    figure = _figure("Step time, each model predicted from the others", "measured, seconds", "predicted, seconds")
-    every = [value for some in points.values() for point in some for value in point]
-    ends = [min(every) * 0.8, max(every) * 1.25]
-    for factor, dash in ((1.0, "solid"), (1.1, "dot"), (1 / 1.1, "dot")):
-        line = {"color": "#8C959F", "width": 1, "dash": dash}
-        figure.add_scatter(x=ends, y=[e * factor for e in ends], mode="lines", line=line, showlegend=False)
-    for colour, (name, some) in zip(COLOURS, points.items(), strict=False):
-        x, y = zip(*some, strict=True)
-        symbol = "diamond" if name.startswith("other") else "circle"
-        marker = {
-            "color": colour,
-            "size": 7,
-            "opacity": 0.75,
-            "symbol": symbol,
-            "line": {"color": "white", "width": 0.5},
-        }
-        figure.add_scatter(x=x, y=y, mode="markers", name=f"{name} ({len(some)})", marker=marker)
-    figure.update_xaxes(type="log")
-    figure.update_yaxes(type="log")
-    figure.update_layout(legend={"x": 0.02, "y": 0.98})
-    return figure
 
 
 def error_of_each_row(held: Sequence[Held]) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.resources import files
 from pathlib import Path
 from string import Template
@@ -24,11 +24,14 @@ WORST = 12
 WORDS = {"model": "model", "gpu_type": "type of GPU", "n_gpus": "number of GPUs"}
 
 
-def write_report(path: Path, rows: Sequence[Published], progress: Any) -> None:
+def write_report(
+    path: Path, rows: Sequence[Published], progress: Any, scatter: Callable[[Sequence[Held | Compared]], Any]
+) -> None:
     """Write the page to ``path`` and its pictures to a folder beside it. Needs plotly and kaleido.
 
     Args:
         progress: called with a line of text as the work goes on (`rich.console.Console.print`).
+        scatter: draws predicted over measured; the caller's, because figures come after this room.
     """
     chosen = fitting_rows(rows)
     held: dict[str, list[Held]] = {}
@@ -45,14 +48,14 @@ def write_report(path: Path, rows: Sequence[Published], progress: Any) -> None:
     folder.mkdir(exist_ok=True)
     progress("drawing")
     figures = {
-        "held_out": pictures.predicted_over_measured(held["model"], others),
+        "held_out": scatter([*held["model"], *others]),
         "errors": pictures.error_of_each_row(held["model"]),
         "simpler": pictures.compared_with_simpler(
             {"one utilisation for each GPU": naive.mape, "this simulator": ours.mape}
         ),
     }
     for name, figure in figures.items():
-        figure.write_image(folder / f"{name}.svg")
+        figure.write_image(folder / f"{name}.svg", width=pictures.SIZE["width"])
     path.write_text(_page(chosen, compared, held, naive))
     progress(f"wrote {path}")
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from importlib.resources import files
 from pathlib import Path
 from typing import TypeAlias
 
@@ -21,25 +23,34 @@ _POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; font-src data:"
 )
 _STYLE = f"""
-:root {{ color-scheme: light; }}
-body {{ margin: 0; background: #fff; color: {theme.INK}; font: 17px/1.55 {theme.FONT}; }}
-main {{ max-width: 1200px; margin: 0 auto; padding: 32px 24px 64px; }}
+:root {{ color-scheme: light dark; --ink: light-dark({theme.INK}, {theme.DARK_INK});
+  --paper: light-dark(#fff, {theme.DARK_PAPER}); --muted: light-dark({theme.MUTED}, #9DA7B1);
+  --rule: light-dark({theme.RULE}, #30363D); --focus: light-dark(#0072B2, #56B4E9); }}
+:root[data-scheme=light] {{ color-scheme: light; }}
+:root[data-scheme=dark] {{ color-scheme: dark; }}
+body {{ margin: 0; background: var(--paper); color: var(--ink); font: 17px/1.55 {theme.FONT}; }}
+main {{ max-width: 1200px; margin: 0 auto; padding: 32px 24px 64px; position: relative; }}
+#scheme {{ position: absolute; top: 12px; right: 24px; font: inherit; font-size: .8rem; color: var(--muted);
+  background: none; border: 1px solid var(--rule); border-radius: 999px; padding: .15rem .8rem; cursor: pointer; }}
+#scheme:hover {{ color: var(--ink); }}
+:focus-visible {{ outline: 2px solid var(--focus); outline-offset: 3px; }}
+.said {{ color: var(--muted); font-size: .9rem; min-height: 3.1em; }}
 h1 {{ font-size: 2rem; line-height: 1.2; margin: 0 0 .5rem; letter-spacing: -.01em; }}
 h2 {{ font-size: 1.35rem; line-height: 1.3; margin: 2.75rem 0 .25rem; }}
 p {{ max-width: 46rem; margin: .5rem 0; }}
 figure {{ margin: 1rem 0; }}
-figcaption {{ color: {theme.MUTED}; font-size: .9rem; max-width: 46rem; }}
+figcaption {{ color: var(--muted); font-size: .9rem; max-width: 46rem; }}
 .scroll {{ overflow-x: auto; }}
 table {{ border-collapse: collapse; font-size: .85rem; line-height: 1.35; margin: 1rem 0;
   font-variant-numeric: tabular-nums; }}
 caption {{ text-align: left; font-weight: 600; padding: .35rem 0; }}
 td, tbody th {{ white-space: nowrap; }}
 th, td {{ padding: .35rem .8rem .35rem 0; text-align: right; vertical-align: bottom;
-  border-bottom: 1px solid {theme.RULE}; }}
+  border-bottom: 1px solid var(--rule); }}
 th {{ font-weight: 600; }}
 tbody th {{ font-weight: 400; }}
 th:first-child {{ text-align: left; }}
-@media print {{ main {{ padding: 0; }} h2, figure {{ break-inside: avoid; }} }}
+@media print {{ #scheme, .said {{ display: none; }} main {{ padding: 0; }} h2, figure {{ break-inside: avoid; }} }}
 """
 
 
@@ -115,11 +126,17 @@ def save_html(
 </head>
 <body>
 <main>
+<button id="scheme" type="button" hidden>Dark page</button>
 <h1>{escape(title)}</h1>
 {paragraphs(intro)}
 {_tables(tables)}
 {body}
 </main>
+<script type="application/json" id="templates">{_templates()}</script>
+<script type="module">
+{files("fsdp_sim.viz").joinpath("browser.js").read_text(encoding="utf-8")}
+start(document);
+</script>
 </body>
 </html>
 """,
@@ -138,6 +155,12 @@ def _as_section(entry: object, heading: str = "") -> Section:
     raise ValueError(f"{entry!r} is a {type(entry).__name__}; a page is made of Pictures, plotly figures and Sections")
 
 
+def _templates() -> str:
+    """The looks of figures on a light and on a dark page; no text of it can end a script."""
+    looks = {"light": theme.LIGHT, "dark": theme.DARK}
+    return json.dumps({name: look.to_plotly_json() for name, look in looks.items()}).replace("<", "\\u003c")
+
+
 def _tables(tables: Iterable[Table]) -> str:
     return "\n".join(f'<div class="scroll">{table.to_html()}</div>' for table in tables)
 
@@ -148,6 +171,7 @@ def _section(section: Section, number: int) -> str:
         drawn = pio.to_html(
             section.figure,
             config=theme.CONFIG,
+            auto_play=False,
             include_plotlyjs=False,
             full_html=False,
             div_id=f"figure-{number}",

@@ -21,7 +21,9 @@ import plotly.graph_objects as go
 from fsdp_sim.timeline import Lane, Memory, Op
 
 INK, MUTED, RULE = "#1A1A1A", "#57606A", "#D0D7DE"  # of pages; figures have theirs from a template
+DARK_INK, DARK_PAPER = "#E6EDF3", "#111418"
 BAND, SEPARATOR = "rgba(110,125,140,0.08)", "rgba(110,125,140,0.45)"  # both show on white and on near black
+LIMIT = "#D1242F"  # a line that must not be crossed
 MUTED_OPACITY = 0.72  # of an annotation that is less important than others
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', Arial, sans-serif"
 
@@ -94,6 +96,33 @@ OP_NAMES: dict[Op, str] = {op: kind.name for op, kind in KINDS.items()} | {
     Op.RECV: "receive",
     Op.OTHER: "other",
 }
+OP_DOES: dict[Op, str] = {
+    Op.FWD: "computes the output of the unit from its whole parameters",
+    Op.BWD: "computes gradients of the unit's whole parameters and of its input",
+    Op.RECOMPUTE: "runs the forward again for the activations that checkpointing did not keep",
+    Op.OPTIM: "updates this rank's shards with the reduced gradients",
+    Op.H2D: "copies this rank's shards from the CPU's memory to the device",
+    Op.AG_CAST: "casts this rank's shards to the dtype they travel in",
+    Op.AG_COPY_IN: "packs this rank's shards into one buffer to send",
+    Op.ALL_GATHER: "brings together the shards of all ranks: now each has the whole parameters",
+    Op.AG_COPY_OUT: "unpacks the gathered buffer into the unit's parameters",
+    Op.CLONE: "keeps a larger shard, so that backward gathers among fewer ranks",
+    Op.UPCAST: "casts whole gradients to the dtype they are reduced in",
+    Op.RS_COPY_IN: "packs whole gradients into one buffer, a chunk for each rank",
+    Op.RS_COPY: "moves gradients to where they belong; one rank has nothing to scatter",
+    Op.DIV: "divides gradients by the number of ranks: a mean, not a sum",
+    Op.REDUCE_SCATTER: "adds up the gradients of all ranks; each keeps only its own shard of the sum",
+    Op.GRAD_CAST: "casts the reduced gradients to the dtype of the shards",
+    Op.ACCUMULATE: "adds to the gradients of earlier micro-batches",
+    Op.D2H: "copies the reduced gradients to the CPU's memory",
+    Op.ALL_REDUCE: "adds up the gradients of all ranks of its group; each gets the whole sum",
+    Op.BROADCAST: "sends the values of one rank to all others",
+    Op.BARRIER: "waits until every rank is here",
+    Op.SEND: "sends to one other rank",
+    Op.RECV: "receives from one other rank",
+    Op.OTHER: "something the record has no name for",
+}
+"""What each operation does, in a plain phrase."""
 LANE_NAMES: dict[Lane, str] = {
     Lane.COMPUTE: "compute",
     Lane.AG_COPY_IN: "copy-in",
@@ -150,7 +179,7 @@ def _template(ink: str, paper: str, grid: str, border: str) -> go.layout.Templat
 
 
 LIGHT = _template(ink=INK, paper="#FFFFFF", grid="#E6EAEE", border=RULE)
-DARK = _template(ink="#E6EDF3", paper="#111418", grid="#262C33", border="#57606A")
+DARK = _template(ink=DARK_INK, paper=DARK_PAPER, grid="#262C33", border="#57606A")
 
 CONFIG: dict[str, Any] = {
     "showSendToCloud": False,  # on by default in plotly.js 4: a button that uploads the figure

@@ -30,6 +30,7 @@ def events(draw: st.DrawFn, seq: int, rank: int) -> Event:
         end_s=end_s,
         waits_on=tuple(draw(st.lists(st.integers(0, 20), max_size=3))),
         source=draw(texts),
+        stack=tuple(draw(st.lists(texts, max_size=3))),
         category=draw(st.sampled_from(Memory)),
     )
 

@@ -7,19 +7,19 @@ import pytest
 
 from fsdp_sim.timeline import Timeline
 from fsdp_sim.viz import layout, timeline_figure
-from fsdp_sim.viz.summary import step_views
+from fsdp_sim.viz.step_view import step_views
+from fsdp_sim.viz.summary import headline
 
 Run = Callable[..., Timeline]
 
 
-def test_the_title_tells_step_time_and_exposed_communication(training_run: Run, tiny: Timeline) -> None:
-    assert layout.headline(step_views(tiny)) == "A step takes 5.00 ms, of which 2.00 ms (40%) is exposed communication."
-    views = step_views({"off": training_run(), "on": training_run(prefetch=True)})
-    assert layout.headline(views) == (
-        "Off: 133 ms a step, 54.0 ms exposed communication; on: 87.6 ms a step, 9.00 ms exposed communication."
+def test_the_title_is_the_finding(training_run: Run, tiny: Timeline) -> None:
+    assert timeline_figure(tiny).layout.title.text.replace("<br>", " ").replace("\u00a0", " ") == headline(
+        step_views(tiny)
     )
+    views = step_views({"off": training_run(), "on": training_run(prefetch=True)})
     figure = timeline_figure({"off": training_run(), "on": training_run(prefetch=True)})
-    assert figure.layout.title.text.replace("<br>", " ") == layout.headline(views)
+    assert figure.layout.title.text.replace("<br>", " ").replace("\u00a0", " ") == headline(views)
 
 
 @pytest.mark.parametrize("panels", [1, 2, 3])
@@ -31,7 +31,7 @@ def test_panels_follow_each_other_from_top_to_bottom_with_room_for_their_heading
     plot_px = figure.layout.height - figure.layout.margin.t - figure.layout.margin.b
     axes = [figure.layout[f"yaxis{n + 1 if n else ''}"] for n in range(2 * panels)]
     assert all(0 <= axis.domain[0] < axis.domain[1] <= 1 for axis in axes)
-    assert (1 - axes[0].domain[1]) * plot_px == pytest.approx(layout.HEADING, abs=1)
+    assert (1 - axes[0].domain[1]) * plot_px == pytest.approx(layout.HEADING + layout.PHASES, abs=1)
     for above, below in pairwise(axes):
         assert (above.domain[0] - below.domain[1]) * plot_px >= layout.MEMORY_HEADING - 1
     assert axes[-1].domain[0] == pytest.approx(0)
@@ -52,3 +52,16 @@ def test_the_figure_has_no_width_and_lets_only_time_be_zoomed(training_run: Run)
     assert figure.layout.yaxis.fixedrange
     assert figure.layout.yaxis2.fixedrange
     assert not figure.layout.xaxis.fixedrange
+
+
+def test_long_lane_labels_get_the_room_they_need(training_run: Run) -> None:
+    short, long = timeline_figure(training_run(ranks=2)), timeline_figure(training_run(ranks=12, clock="measured"))
+    assert short.layout.margin.l == layout.LEFT < long.layout.margin.l
+
+
+def test_lines_of_a_title_are_about_as_long_as_each_other_and_keep_numbers_and_units_together() -> None:
+    text = "Rank 717 keeps 1,023 ranks waiting: it computes 1,724 ms, their median 1,488 ms."
+    first, second = layout._wrapped(text, 78)
+    assert abs(len(first) - len(second)) < 20
+    assert "1,724\u00a0ms" in first + second
+    assert layout._wrapped("Short.", 78) == ["Short."]

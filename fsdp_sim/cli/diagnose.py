@@ -1,0 +1,204 @@
+"""``fsdp-sim diagnose``: why communication is not overlapped in a trace, and what to try."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from fsdp_sim.cli.options import Command, json_option, option, schema_option
+from fsdp_sim.diagnose import Blame, Collective, Diagnosis, diagnose
+from fsdp_sim.engine.sentences import ms, part
+from fsdp_sim.timeline import Timeline
+from fsdp_sim.timeline.chrome import write_chrome
+from fsdp_sim.timeline.files import read_timeline
+
+LITTLE = 1e-3  # of a step: a culprit that costs less is not told to people; JSON has them all
+
+MOST_ROWS = 40  # of the page's table
+
+EPILOG = "Exit status: 0; or 2 if a file cannot be read, or has no such step or rank."
+
+
+class DiagnoseRequest(msgspec.Struct):
+    """What to look at."""
+
+    files: list[str]
+    rank: int | None = None
+    step: int | None = None
+    bandwidth_gbps: float | None = None
+
+
+@click.command("diagnose", cls=Command, epilog=EPILOG)
+@click.argument("traces", nargs=-1, required=True, type=click.Path(), metavar="TRACE [MORE]...")
+@option("--rank", type=int, help="Which rank to explain.  [default: the first there is]")
+@option("--step", type=int, help="Which step.  [default: the one of median length, the first left out]")
+@option("--bandwidth-gbps", type=float, help="Gbit/s that a link carries: tells small messages from a slow network.")
+@option("--top", type=click.IntRange(min=0), default=8, show_default=True, help="How many collectives to list.")
+@json_option
+@option("--html", metavar="FILE", help="Write the step and its diagnosis as a page that opens without a network.")
+@option("--chrome", metavar="FILE", help="Write the timeline for https://ui.perfetto.dev (.gz compresses).")
+@schema_option("diagnose")
+def command(
+    traces: tuple[str, ...],
+    rank: int | None,
+    step: int | None,
+    bandwidth_gbps: float | None,
+    top: int,
+    as_json: bool,
+    html: str | None,
+    chrome: str | None,
+) -> None:
+    """Say why all-gathers and reductions are not hidden behind compute, and what to try.
+
+    TRACE is what torch.profiler's export_chrome_trace wrote (.json, or .json.gz), or a timeline of fsdp_sim. MORE are
+    the traces of other ranks of the same run: with them, waiting for a slower rank can be told from a slow network.
+
+    \b
+    Examples:
+      fsdp-sim diagnose trace.json
+      fsdp-sim diagnose rank0.json.gz rank1.json.gz --rank 1 --bandwidth-gbps 400
+      fsdp-sim diagnose trace.json --step 3 --html why.html --chrome perfetto.json.gz
+      fsdp-sim diagnose step.jsonl --json
+    """
+    for name, path in (("--html", html), ("--chrome", chrome)):
+        if path and not Path(path).absolute().parent.is_dir():
+            raise ValueError(f"{name} {path}: there is no folder {Path(path).absolute().parent}")
+    timeline = _read(traces)
+    found = diagnose(timeline, step=step, rank=rank, bandwidth_gbps=bandwidth_gbps)
+    if html:
+        _page(html, timeline, found)
+    if chrome:
+        write_chrome(timeline, chrome)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+        return
+    _print(found, timeline, top)
+    for what, path in (("page", html), ("trace", chrome)):
+        if path:
+            click.echo(f"Wrote the {what} to {path}.")
+
+
+def _read(traces: Sequence[str]) -> Timeline:
+    """Read with a bar on stderr, which shows only in a terminal and goes when done."""
+    console = Console(stderr=True)
+    columns = (TextColumn("Reading"), BarColumn(), DownloadColumn())
+    try:
+        total = sum(os.path.getsize(path) for path in traces)
+    except OSError as error:
+        raise ValueError(f"{error.filename} cannot be read: {error.strerror}") from None
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=total)
+        done: dict[int, int] = {}
+
+        def progress(read: int, of: int) -> None:
+            done[of] = read  # each file counts from 0 to its own size
+            bar.update(task, completed=sum(done.values()))
+
+        return read_timeline(list(traces), progress=progress)
+
+
+def _print(found: Diagnosis, timeline: Timeline, top: int) -> None:
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    console.print(Text(found.headline, style="bold"), "")
+    console.print(_totals(found), "")
+    for blame in told(found):
+        console.print(Text.assemble((f"{blame.culprit}", "bold"), f"  {ms(blame.idle_s)}"))
+        console.print(Text(f"  {blame.sentence}"), soft_wrap=True)
+        for number, tip in enumerate(blame.advice):
+            console.print(Text(f"  {'Try:' if number == 0 else '    '} {tip}"), soft_wrap=True)
+        console.print()
+    if top and found.collectives:
+        console.print(_collectives(found.collectives, top), "")
+    for note in found.notes:
+        console.print(Text(f"Note: {note}"), soft_wrap=True)
+
+
+def told(found: Diagnosis) -> list[Blame]:
+    """The culprits worth telling: all but those that cost next to nothing."""
+    return [blame for blame in found.culprits if blame.idle_s >= LITTLE * found.step_s]
+
+
+def totals(found: Diagnosis) -> list[tuple[str, float]]:
+    """Where the step's time goes, in words and seconds."""
+    return [
+        ("step", found.step_s),
+        ("computing", found.compute_s),
+        ("communicating", found.comm_s),
+        ("exposed: communicating, not computing", found.exposed_s),
+        ("idle: neither", found.idle_s),
+    ]
+
+
+def _totals(found: Diagnosis) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_column(justify="right")
+    for name, seconds in totals(found):
+        table.add_row(name, Text(ms(seconds), style="bold"), part(seconds, found.step_s))
+    table.add_row("overlap: of communicating, computing too", Text(f"{found.overlap:.0%}", style="bold"), "")
+    return table
+
+
+COLUMNS = ("operation", "phase", "times", "in flight", "exposed", "MiB", "Gbit/s", "why")
+
+
+def cells(row: Collective) -> tuple[str, ...]:
+    """A collective as texts, one for each of `COLUMNS`."""
+    rate = f"{row.bus_gbps:,.0f}" if row.bus_gbps >= 10 else f"{row.bus_gbps:.2g}"
+    return (
+        f"{row.op}({row.unit})" if row.unit else str(row.op),
+        str(row.phase), str(row.times), ms(row.total_s), ms(row.exposed_s) if row.exposed_s else "",
+        f"{row.bytes / 2**20:,.1f}" if row.bytes else "", rate if row.bus_gbps else "",
+        str(row.culprit or "hidden"),
+    )  # fmt: skip
+
+
+def _collectives(rows: Sequence[Collective], top: int) -> Table:
+    hidden = len(rows) - top
+    caption = f"and {hidden} more; --top {len(rows)} lists all" if hidden > 0 else None
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), caption=caption, caption_justify="left")
+    for name in COLUMNS:
+        words = name in ("operation", "phase", "why")
+        table.add_column(name, justify="left" if words else "right", overflow="fold", no_wrap=not words)
+    for row in rows[:top]:
+        table.add_row(*map(Text, cells(row)))
+    return table
+
+
+def _page(path: str, timeline: Timeline, found: Diagnosis) -> None:
+    try:
+        viz = importlib.import_module("fsdp_sim.viz")
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"--html needs {error.name}, which is not installed: pip install 'fsdp-sim[notebooks]'"
+        ) from error
+    numbers = viz.Table(
+        "Where the time goes", ("", "time", "of the step"),
+        tuple((name, ms(seconds), part(seconds, found.step_s)) for name, seconds in totals(found)),
+    )  # fmt: skip
+    exposed = [row for row in found.collectives if row.exposed_s > 0]
+    rows = viz.Table(
+        f"The most exposed of {len(found.collectives)} (operation, unit, phase)", COLUMNS,
+        tuple(map(cells, exposed[:MOST_ROWS])),
+    )  # fmt: skip
+    picture = viz.timeline(timeline, step=found.step, ranks=[found.rank])
+    sections = [viz.Section.of(picture, f"Step {found.step}, rank {found.rank}")]
+    for blame in told(found):
+        tips = "\n\n".join(f"Try: {tip}" for tip in blame.advice)
+        text = f"{blame.sentence}\n\n{tips}" if tips else blame.sentence
+        sections.append(viz.Section(f"{blame.culprit}: {ms(blame.idle_s)}", text))
+    sections.append(viz.Section("Collectives", "\n\n".join(found.notes), tables=(rows,)))
+    viz.save_html(
+        path, sections, title="Why is my communication not overlapped?", intro=found.headline, tables=(numbers,)
+    )

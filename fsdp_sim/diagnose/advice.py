@@ -1,0 +1,254 @@
+"""What to try against each culprit, in the names of torch's API that the trace is of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from fsdp_sim.diagnose.culprits import Culprit
+from fsdp_sim.diagnose.look import Found
+from fsdp_sim.timeline import Event, Op, Phase
+from fsdp_sim.timeline.analysis import communicates, total_s, union
+
+SATURATED = 0.9  # of a step in which a collective is in flight
+
+
+class Facts(NamedTuple):
+    """What is known of the run that decides which advice applies.
+
+    Attributes:
+        api: fsdp2, fsdp1, ddp, zero, or empty where the operations do not tell.
+        gather_dtype, reduce_dtype: of the largest all-gather and reduction; empty where not known.
+        group_size: ranks of the largest group that gathers.
+        forward_prefetch: whether all-gathers of the forward are issued before other units compute, and not on demand.
+        backward_gathers: whether units are gathered again in backward.
+        shards_copied: whether shards come from the CPU's memory.
+        on_cpu: whether the thread that computes also issues.
+        saturated: whether a collective is in flight nearly all the time; then no other order makes the step shorter.
+    """
+
+    api: str
+    gather_dtype: str
+    reduce_dtype: str
+    group_size: int
+    forward_prefetch: bool
+    backward_gathers: bool
+    shards_copied: bool
+    on_cpu: bool
+    saturated: bool
+
+    @classmethod
+    def of(cls, found: Found) -> Facts:
+        view, ops = found.view, found.events
+        comm_s = total_s(union((e.start_s, e.end_s) for e in ops if communicates(e.op, e.lane)))
+        gathers = [e for e in ops if e.op is Op.ALL_GATHER]
+        reductions = [e for e in ops if e.op in (Op.REDUCE_SCATTER, Op.ALL_REDUCE)]
+        return cls(
+            api=view.api,
+            gather_dtype=_dtype_of_largest(gathers),
+            reduce_dtype=_dtype_of_largest(reductions),
+            group_size=max((e.group_size for e in gathers), default=1),
+            forward_prefetch=_prefetches(ops),
+            backward_gathers=any(e.phase is Phase.BACKWARD for e in gathers),
+            shards_copied=any(e.op is Op.H2D for e in ops),
+            on_cpu=view.on_cpu,
+            saturated=comm_s >= SATURATED * (found.window[1] - found.window[0]),
+        )
+
+
+def _dtype_of_largest(events: list[Event]) -> str:
+    return max(events, key=lambda e: e.bytes).dtype if events else ""
+
+
+def _prefetches(ops: Sequence[Event]) -> bool:
+    """Whether what is computed after an all-gather of the forward is issued is mostly another unit."""
+    others: list[bool] = []
+    gathered: list[str] = []  # units gathered since something was computed
+    for e in ops:
+        if e.op is Op.ALL_GATHER and e.phase is Phase.FORWARD:
+            gathered.append(e.unit)
+        elif e.op is Op.FWD and gathered:
+            others += [unit != e.unit for unit in gathered]
+            gathered = []
+    return sum(others) > len(others) / 2
+
+
+class Tip(NamedTuple):
+    """One thing to try: what it is called for users of each API (where it exists), and when it applies."""
+
+    by_api: dict[str, str]
+    when: Callable[[Facts], bool] = lambda facts: True
+
+
+def _any(text: str, when: Callable[[Facts], bool] = lambda facts: True) -> Tip:
+    return Tip(dict.fromkeys(("fsdp2", "fsdp1", "ddp", "zero", ""), text), when)
+
+
+def _fsdp2(text: str, when: Callable[[Facts], bool] = lambda facts: True) -> Tip:
+    return Tip({"fsdp2": text}, when)
+
+
+_FORWARD = {
+    "fsdp2": "set_modules_to_forward_prefetch([next block]) on each block: its all-gather is then issued before the "
+    "block before it computes",
+    "fsdp1": "FullyShardedDataParallel(forward_prefetch=True)",
+}
+_FORWARD_PREFETCH = Tip(_FORWARD, lambda facts: not facts.forward_prefetch)
+_BACKWARD_PREFETCH = Tip(
+    {
+        "fsdp2": "set_modules_to_backward_prefetch([block before, and the one before that]): one unit ahead is the "
+        "default, two start earlier and hold one more unit's parameters",
+        "fsdp1": "backward_prefetch=BackwardPrefetch.BACKWARD_PRE (the default), if it was changed",
+    },
+    lambda facts: facts.backward_gathers,
+)
+_LARGER_UNITS = Tip(
+    {
+        "fsdp2": "larger units: one fully_shard([block, block]) for two or more blocks",
+        "fsdp1": "larger units: a larger min_num_params in size_based_auto_wrap_policy, or wrap several blocks at once",
+        "ddp": "larger buckets: DistributedDataParallel(bucket_cap_mb=...), 25 by default",
+        "": "larger messages: fewer, larger units or buckets",
+    }
+)
+_MICRO_BATCH = _any("a larger micro-batch, or longer sequences: more compute per byte that is gathered")
+_GATHER_BF16 = Tip(
+    {
+        "fsdp2": "MixedPrecisionPolicy(param_dtype=torch.bfloat16): all-gathers of half the bytes",
+        "fsdp1": "MixedPrecision(param_dtype=torch.bfloat16): all-gathers of half the bytes",
+    },
+    lambda facts: facts.gather_dtype in ("fp32", "fp64"),
+)
+_REDUCE_BF16 = Tip(
+    {
+        "fsdp2": "MixedPrecisionPolicy(reduce_dtype=torch.bfloat16): reductions of half the bytes, less exact sums",
+        "fsdp1": "MixedPrecision(reduce_dtype=torch.bfloat16): reductions of half the bytes, less exact sums",
+        "ddp": "register_comm_hook(None, bf16_compress_hook): reductions of half the bytes, less exact sums",
+    },
+    lambda facts: facts.reduce_dtype in ("fp32", "fp64"),
+)
+_KEEP = Tip(
+    {
+        "fsdp2": "reshard_after_forward=False: no all-gathers in backward, if the unsharded parameters fit",
+        "fsdp1": "ShardingStrategy.SHARD_GRAD_OP: no all-gathers in backward, if the unsharded parameters fit",
+    },
+    lambda facts: facts.backward_gathers,
+)
+_HSDP = Tip(
+    {
+        "fsdp2": "HSDP: a 2-D mesh, init_device_mesh('cuda', (nodes, GPUs of a node)), gathers within a node only",
+        "fsdp1": "ShardingStrategy.HYBRID_SHARD gathers within a node only",
+    },
+    lambda facts: facts.group_size > 8,
+)
+
+
+def _order(facts: Facts) -> bool:
+    """Whether another order of collectives may help."""
+    return not facts.saturated
+
+
+_ACCUMULATE = Tip(
+    {
+        "fsdp2": "gradient accumulation with set_requires_gradient_sync(False) on all but the last micro-batch: one "
+        "reduction for several",
+        "fsdp1": "gradient accumulation under no_sync() on all but the last micro-batch: one reduction for several",
+        "ddp": "gradient accumulation under no_sync() on all but the last micro-batch: one reduction for several",
+    }
+)
+_FEWER_SYNCS = _any(
+    "fewer host syncs: no .item(), .cpu(), print of a tensor or nonzero() within the step; log every n steps",
+    lambda facts: not facts.on_cpu,
+)
+_COMPILE = _any("torch.compile of each block: fewer kernels for the CPU to launch", lambda facts: not facts.on_cpu)
+
+TIPS: dict[Culprit, tuple[Tip, ...]] = {
+    Culprit.FIRST_ALL_GATHER: (
+        _fsdp2("model.unshard(async_op=True) before the batch is loaded: the first all-gather runs meanwhile"),
+        _fsdp2("set_post_optim_event(event): the first all-gather waits for it, not for all that was issued before"),
+        Tip(
+            {
+                "fsdp2": "a smaller root: fully_shard the embedding and the head as units of their own",
+                "fsdp1": "a smaller root: wrap the embedding and the head as units of their own",
+            }
+        ),
+        _GATHER_BF16,
+    ),
+    Culprit.LAST_REDUCTIONS: (
+        _ACCUMULATE,
+        _REDUCE_BF16,
+        Tip(
+            {
+                "fsdp2": "a smaller last unit: the root's gradients are reduced at the very end, so fully_shard the "
+                "embedding and the head as units of their own",
+                "fsdp1": "a smaller last unit: wrap the embedding and the head as units of their own",
+                "ddp": "a smaller last bucket: DistributedDataParallel(bucket_cap_mb=...)",
+            }
+        ),
+    ),
+    Culprit.LAST_ALL_GATHERS: (
+        Tip({"zero": "FSDP (fully_shard) gathers each unit when it is needed, behind the compute of the one before"}),
+        _GATHER_BF16,
+    ),
+    Culprit.HEAD_OF_LINE: (
+        _fsdp2(
+            "set_separate_reduce_scatter_group(True) (torch 2.13): reductions get a communicator of their own", _order
+        ),
+        _REDUCE_BF16,
+        _MICRO_BATCH,
+        _GATHER_BF16,
+        _KEEP,
+        _HSDP,
+        Tip({"fsdp1": "FSDP2 (fully_shard), which can give reductions a communicator of their own"}),
+    ),
+    Culprit.RATE_LIMITER: (
+        Tip({"fsdp1": "limit_all_gathers=False, if memory allows: the CPU then runs further ahead"}),
+        Tip({"fsdp1": "FSDP2 (fully_shard), which needs no limiter: its memory does not depend on record_stream"}),
+        _LARGER_UNITS,
+    ),
+    Culprit.CPU_LATE: (
+        _FEWER_SYNCS,
+        _MICRO_BATCH,
+        _COMPILE,
+        _FORWARD_PREFETCH,
+        _LARGER_UNITS,
+    ),
+    Culprit.COMPUTING_THREAD: (_FORWARD_PREFETCH, _BACKWARD_PREFETCH),
+    Culprit.SYNCHRONOUS: (
+        _any("judge overlap on GPUs (NCCL), or with the mini-FSDP of fsdp_sim, whose collectives run beside compute"),
+    ),
+    Culprit.ASYNCHRONOUS: (
+        _fsdp2("_set_unshard_async_op(False), the default: all-gathers on a stream of their own"),
+        Tip({"fsdp2": _FORWARD["fsdp2"]}, lambda facts: not facts.forward_prefetch),
+    ),
+    Culprit.RS_BUFFER: (
+        _fsdp2("set_reduce_scatter_max_input_buffers(2) (torch 2.13): compute runs ahead, for one more buffer", _order),
+        _REDUCE_BF16,
+        _MICRO_BATCH,
+        _ACCUMULATE,
+    ),
+    Culprit.REDUCTION: (_REDUCE_BF16, _ACCUMULATE, _MICRO_BATCH),
+    Culprit.NETWORK: (_MICRO_BATCH, _GATHER_BF16, _KEEP, _HSDP),
+    Culprit.SMALL: (_LARGER_UNITS, _MICRO_BATCH, _HSDP),
+    Culprit.SLOW_RANK: (
+        _any("look at the rank that comes last: its data loading, longer sequences, a hot or throttled device"),
+        _any("the same work for every rank: pack or pad sequences to equal numbers of tokens"),
+    ),
+    Culprit.COPIES: (
+        Tip(
+            {"fsdp2": "CPUOffloadPolicy(pin_memory=True), or no offload: shards come over PCIe before each all-gather"},
+            lambda facts: facts.shards_copied,
+        ),
+        _LARGER_UNITS,
+    ),
+    Culprit.HOST: (
+        _any("a fused optimizer: AdamW(..., fused=True)"),
+        _any("logging, data loading and clip_grad_norm_'s .item() out of the way: read numbers every n steps"),
+    ),
+    Culprit.BETWEEN_KERNELS: (_COMPILE, _MICRO_BATCH),
+    Culprit.UNKNOWN: (),
+}
+
+
+def tips(culprit: Culprit, facts: Facts) -> list[str]:
+    """What to try, the most promising first."""
+    return [tip.by_api[facts.api] for tip in TIPS[culprit] if facts.api in tip.by_api and tip.when(facts)]

@@ -1,0 +1,98 @@
+"""`CpuStops`: where the CPU of a rank stood still before it went on to issue, and what for.
+
+A timeline does not record that a CPU waits; it shows as a pause between two issues that ends as the device finishes
+something. FSDP1's rate limiter waits for the unit before the last, so compute of the last is queued meanwhile; a host
+sync waits until nothing is queued; a CPU that is merely slow does not go on because something has ended.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from functools import cached_property
+from itertools import pairwise
+from statistics import median
+from typing import NamedTuple
+
+from fsdp_sim.diagnose.rank_view import RankView
+from fsdp_sim.timeline import Event, Op
+from fsdp_sim.timeline.analysis import computes
+
+_GATHERING = frozenset({Op.ALL_GATHER, Op.AG_CAST, Op.AG_COPY_IN, Op.H2D})  # what the limiter holds back
+_LOOK_BACK = 400  # events before one, among which the CPU's last stop is looked for
+_QUEUE = 60  # operations before one, among which compute may still be queued
+
+
+class Stop(NamedTuple):
+    """A pause of the CPU.
+
+    Attributes:
+        since_s: when it issued the event before.
+        until_s: when the compute ended that it may have waited for.
+        issue_s: when it issued the next event.
+        number: of that event.
+    """
+
+    since_s: float
+    until_s: float
+    issue_s: float
+    number: int
+
+
+class CpuStops:
+    """The pauses of a rank's CPU."""
+
+    def __init__(self, view: RankView) -> None:
+        self.view = view
+        self._number = {e.seq: k for k, e in enumerate(view.events)}
+        self._place = {e.seq: k for k, e in enumerate(view.ops)}
+
+    def limited(self, e: Event) -> bool:
+        """Whether the rate limiter held the CPU back before it issued this."""
+        stop = self._last(e) if self.view.api == "fsdp1" and not self.view.on_cpu else None
+        if stop is None:
+            return False
+        issued = self.view.events[stop.number : self._number[e.seq] + 1]
+        went_on_with = next((op for op in issued if not op.is_memory), None)
+        if went_on_with is None or went_on_with.op not in _GATHERING:
+            return False
+        return self._queued(e, stop) or stop.issue_s - stop.until_s <= self.view.touch_s
+
+    def synchronised(self, e: Event) -> bool:
+        """Whether the CPU, before it issued this, waited until the device had done all that was issued."""
+        stop = self._last(e)
+        if stop is None or self._queued(e, stop):
+            return False
+        pause_s = stop.issue_s - stop.since_s
+        return stop.issue_s - stop.until_s <= 0.2 * pause_s and pause_s >= 5 * self._usual_s
+
+    def _last(self, e: Event) -> Stop | None:
+        """The last stop before the CPU issued an operation, if that was longer than what it has done since."""
+        events, last = self.view.events, self._number[e.seq]
+        for k in range(last, max(0, last - _LOOK_BACK), -1):
+            since_s, issue_s = events[k - 1].issue_s, events[k].issue_s
+            if issue_s <= since_s:
+                continue
+            place = bisect_right(self._ends, issue_s + self.view.touch_s) - 1
+            end_s = self._ends[place] if place >= 0 else float("-inf")
+            if end_s > since_s and end_s - since_s >= e.issue_s - end_s:
+                return Stop(since_s, min(end_s, issue_s), issue_s, k)
+        return None
+
+    def _queued(self, e: Event, stop: Stop) -> bool:
+        """Whether compute that was issued before a stop had not ended after it."""
+        place = self._place[e.seq]
+        return any(
+            op.issue_s <= stop.since_s and op.end_s > stop.until_s and computes(op.op, op.lane)
+            for op in self.view.ops[max(0, place - _QUEUE) : place]
+        )
+
+    @cached_property
+    def _ends(self) -> list[float]:
+        return sorted(e.end_s for e in self.view.ops if computes(e.op, e.lane))
+
+    @cached_property
+    def _usual_s(self) -> float:
+        """What usually passes from one issue to the next."""
+        times = [e.issue_s for e in self.view.ops]
+        pauses = [b - a for a, b in pairwise(times) if b > a]
+        return median(pauses) if pauses else 0.0

@@ -1,0 +1,104 @@
+"""`diagnose`: why a step's collectives are not overlapped, found in a timeline, whoever made it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+
+import msgspec
+
+from fsdp_sim.diagnose.bandwidth import gbps
+from fsdp_sim.diagnose.culprits import Culprit
+from fsdp_sim.diagnose.findings import Collective, Diagnosis
+from fsdp_sim.diagnose.look import Found, look
+from fsdp_sim.diagnose.notes import notes
+from fsdp_sim.diagnose.sentences import blames, collective_sentence, headline
+from fsdp_sim.spec import Cluster
+from fsdp_sim.timeline import COLLECTIVES, Event, Op, Phase, Timeline
+from fsdp_sim.timeline.analysis import Interval, communicates, computes, subtract, total_s, union
+
+_COMPUTATIONS = frozenset({Op.FWD, Op.BWD, Op.RECOMPUTE, Op.OPTIM, Op.OTHER})
+
+
+def diagnose(
+    timeline: Timeline,
+    *,
+    step: int | None = None,
+    rank: int | None = None,
+    bandwidth_gbps: float | None = None,
+    cluster: Cluster | None = None,
+) -> Diagnosis:
+    """Say why a step's communication is not overlapped, and what to try.
+
+    Args:
+        timeline: predicted, or measured by the mini-FSDP, or read from a trace of torch's profiler.
+        step: which step; by default the one of median length, the first left out.
+        rank: which rank; by default the first one there is.
+        bandwidth_gbps: what a link between the ranks carries, in Gbit/s. With it messages that are too small can be
+            told from a network that is too slow also where all messages have one size.
+        cluster: in place of ``bandwidth_gbps``, the cluster it was recorded on.
+
+    Raises:
+        ValueError: there are no operations, or no such step or rank; a bandwidth of 0 or less.
+
+    Example:
+        >>> from fsdp_sim import Cluster, Plan, simulate
+        >>> cluster = Cluster("A100-SXM-40GB", gpus=64, bandwidth_gbps=25)
+        >>> found = diagnose(simulate("gpt2-1.5b", cluster, Plan(param_dtype="bf16")).timeline)
+        >>> print(found.culprits[0].culprit)
+        queued behind a reduction
+    """
+    found = look(timeline, step=step, rank=rank, bandwidth_gbps=bandwidth_gbps, cluster=cluster)
+    comm = union(_spans(found, lambda e: communicates(e.op, e.lane)))
+    busy = union(_spans(found, lambda e: computes(e.op, e.lane)))
+    copies = union(_spans(found, lambda e: computes(e.op, e.lane) and e.op not in _COMPUTATIONS))
+    step_s = found.window[1] - found.window[0]
+    exposed_s = total_s(subtract(comm, busy))
+    totals = Diagnosis(
+        step=found.step, rank=found.view.rank, ranks=list(timeline.ranks), api=found.view.api,
+        device="cpu" if found.view.on_cpu else "gpu", step_s=step_s, between_steps_s=found.between_steps_s,
+        compute_s=total_s(busy), copies_s=total_s(copies), comm_s=total_s(comm), exposed_s=exposed_s,
+        idle_s=max(0.0, step_s - total_s(union([*comm, *busy]))),
+        overlap=1.0 - exposed_s / total_s(comm) if comm else 0.0,
+        headline="", culprits=blames(found), notes=[],
+        collectives=[
+            msgspec.structs.replace(row, sentence=collective_sentence(row)) for row in _collectives(found)
+        ],
+    )  # fmt: skip
+    return msgspec.structs.replace(totals, headline=headline(totals), notes=notes(totals, found))
+
+
+def _spans(found: Found, which: Callable[[Event], bool]) -> list[Interval]:
+    return [(e.start_s, e.end_s) for e in found.events if which(e)]
+
+
+def _collectives(found: Found) -> list[Collective]:
+    """The collectives of a step by phase, kind and unit; the most exposed first."""
+    events: dict[tuple[Phase, Op, str], list[Event]] = defaultdict(list)
+    for e in found.events:
+        if communicates(e.op, e.lane):
+            events[e.phase, e.op, e.unit].append(e)
+    blamed: dict[tuple[Phase, Op, str], dict[Culprit, float]] = defaultdict(lambda: defaultdict(float))
+    for e, wait, seconds in found.exposed:
+        blamed[e.phase, e.op, e.unit][wait.culprit if wait else Culprit.UNKNOWN] += seconds
+    rows = []
+    for key, some in events.items():
+        why = blamed[key]
+        sized = [e for e in some if e.op in COLLECTIVES and e.bytes and e.group_size > 1]
+        seconds = sum(e.duration_s for e in sized)
+        rows.append(
+            Collective(
+                phase=key[0],
+                op=key[1],
+                unit=key[2],
+                times=len(some),
+                bytes=max(e.bytes for e in some),
+                group_size=max(e.group_size for e in some),
+                total_s=sum(e.duration_s for e in some),
+                exposed_s=sum(why.values()),
+                bus_gbps=sum(gbps(e.op, e.bytes, e.group_size, 1.0) for e in sized) / seconds if seconds else 0.0,
+                culprit=max(why, key=lambda one: why[one]) if why else None,
+                sentence="",
+            )
+        )
+    return sorted(rows, key=lambda row: -row.exposed_s)

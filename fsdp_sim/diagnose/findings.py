@@ -1,0 +1,99 @@
+"""What a diagnosis says: the structs, which are also the JSON of ``fsdp-sim diagnose``."""
+
+from __future__ import annotations
+
+import msgspec
+
+from fsdp_sim.diagnose.culprits import Culprit
+from fsdp_sim.timeline import Op, Phase
+
+
+class Blame(msgspec.Struct, frozen=True, kw_only=True):
+    """One culprit: what it costs and what to try.
+
+    Attributes:
+        idle_s: seconds in which compute stands idle for it.
+        exposed_s: of those, the seconds in which communication is in flight; the others lose time too.
+        times: how often.
+        units: that wait, those that wait longest first.
+        sentence: what happens.
+        advice: what to try, in the names of the trace's own API; the most promising first.
+    """
+
+    culprit: Culprit
+    idle_s: float
+    exposed_s: float
+    times: int
+    units: list[str]
+    sentence: str
+    advice: list[str]
+
+
+class Collective(msgspec.Struct, frozen=True, kw_only=True):
+    """What the collectives of one kind for one unit in one phase cost.
+
+    Attributes:
+        times: how many there are in the step.
+        bytes: the largest message.
+        total_s: they are in flight; ``exposed_s``: of that no compute hides.
+        bus_gbps: bus bandwidth in Gbit/s, over all of them; 0 where no size is known.
+        culprit: of the largest part of ``exposed_s``; null where nothing is exposed.
+        sentence: the same in words.
+    """
+
+    phase: Phase
+    op: Op
+    unit: str
+    times: int
+    bytes: int
+    group_size: int
+    total_s: float
+    exposed_s: float
+    bus_gbps: float
+    culprit: Culprit | None
+    sentence: str
+
+
+class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
+    """Why one step took as long as it did on one rank.
+
+    Attributes:
+        step, rank: what was looked at.
+        ranks: whose events were at hand.
+        api: fsdp2, fsdp1, ddp or zero, as far as the operations tell; else empty.
+        device: ``cpu`` where the thread that computes also issues, else ``gpu``.
+        step_s: from the first start to the last end of all ranks.
+        between_steps_s: from the last end of the step before to the first start of this one; 0 where it is not there.
+        compute_s: the compute lane is busy; ``copies_s``: of that, with copies and casts of FSDP.
+        comm_s: a collective is in flight; ``exposed_s``: of that, compute is idle meanwhile.
+        idle_s: neither computes nor communicates.
+        overlap: part of the communication that compute hides, 0 to 1, as Holistic Trace Analysis defines it.
+        headline: the finding in a sentence.
+        culprits: largest first. Their ``exposed_s`` add up to that of the step.
+        collectives: by unit; the most exposed first.
+        notes: what the timeline does not say, and how to find out.
+    """
+
+    step: int
+    rank: int
+    ranks: list[int]
+    api: str
+    device: str
+    step_s: float
+    between_steps_s: float
+    compute_s: float
+    copies_s: float
+    comm_s: float
+    exposed_s: float
+    idle_s: float
+    overlap: float
+    headline: str
+    culprits: list[Blame]
+    collectives: list[Collective]
+    notes: list[str]
+
+    def __str__(self) -> str:
+        lines = [self.headline]
+        for blame in self.culprits:
+            lines += [f"- {blame.sentence}", *(f"    try: {tip}" for tip in blame.advice)]
+        return "\n".join([*lines, *self.notes])

@@ -1,0 +1,261 @@
+"""`RankView`: what one rank did, and why each operation started when it did, read off a timeline alone.
+
+An operation starts at the latest of: the end of the one before it on its lane, the end of whatever it was told to wait
+for, the end of the collective before it on its communicator, and the moment the CPU issued it. A simulated timeline
+says all of these. A measured one may not say what waited for what; then it is inferred from what FSDP always does
+(compute of a unit waits for the unit's all-gather) and from times that touch.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+from fsdp_sim.timeline import COLLECTIVES, Event, Lane, Op, Timeline
+from fsdp_sim.timeline.analysis import Interval, computes, subtract, total_s, union
+
+Why = Literal["lane", "wait", "communicator", "issue", "unknown"]
+REDUCTIONS = frozenset({Op.REDUCE_SCATTER, Op.ALL_REDUCE})
+COMPUTATIONS = frozenset({Op.FWD, Op.BWD, Op.RECOMPUTE})
+TOUCH_S = 2e-6  # of a measured timeline: two times this close are one; about what passes between two kernels
+LAUNCH_S = 50e-6  # of a measured timeline: what passes at most between the end of what was waited for and the start
+
+
+class Cause(NamedTuple):
+    """Why an operation started when it did: after ``op``, or, where that is None, because it was issued only then."""
+
+    why: Why
+    op: Event | None
+
+
+class RankView:
+    """One rank of a timeline.
+
+    Attributes:
+        ops: its operations, in issue order.
+        touch_s: two times that differ by no more count as one.
+    """
+
+    def __init__(self, timeline: Timeline, rank: int, events: Iterable[Event] | None = None) -> None:
+        self.header, self.rank = timeline.header, rank
+        self.events = list(events) if events is not None else [e for e in timeline.events if e.rank == rank]
+        self.ops = [e for e in self.events if not e.is_memory]
+        self.simulated = timeline.header.clock == "simulated"
+        self.touch_s = 0.0 if self.simulated else TOUCH_S
+        self.launch_s = 0.0 if self.simulated else LAUNCH_S
+        self._by_seq = {e.seq: e for e in self.ops}
+        self._before_on_lane: dict[int, Event] = {}
+        last: dict[Lane, Event] = {}
+        for e in self.ops:
+            if e.lane in last:
+                self._before_on_lane[e.seq] = last[e.lane]
+            last[e.lane] = e
+        self.collectives = [e for e in self.ops if e.op in COLLECTIVES]
+
+    # -- what kind of run it is
+
+    @cached_property
+    def says_waits(self) -> bool:
+        """Whether the timeline says what waited for what."""
+        return any(e.waits_on for e in self.ops)
+
+    @cached_property
+    def says_issues(self) -> bool:
+        """Whether the timeline says when the CPU issued; on a CPU computing and issuing are one."""
+        return self.simulated or self.on_cpu or any(e.issue_s < e.start_s for e in self.ops)
+
+    @cached_property
+    def on_cpu(self) -> bool:
+        """Whether the thread that computes also issues, as on a CPU: then nothing is ever queued behind compute."""
+        hardware = self.header.hardware.lower()
+        if "cpu" in hardware:
+            return True
+        computing = [e for e in self.ops if computes(e.op, e.lane)]
+        if hardware or not computing:
+            return False
+        reached, idle_s = computing[0].end_s, 0.0
+        for e in computing[1:]:
+            if e.issue_s < min(reached, e.start_s) - self.touch_s:
+                return False  # it was queued behind compute
+            place = bisect_right(self._collective_ends, (e.issue_s + self.touch_s, float("inf"))) - 1
+            held_until = max(reached, self._collective_ends[place][0] if place >= 0 else 0.0)
+            idle_s += max(0.0, e.issue_s - held_until)
+            reached = max(reached, e.end_s)
+        return idle_s <= sum(e.duration_s for e in computing)  # else a device that waits for a slow CPU
+
+    @cached_property
+    def synchronous(self) -> bool:
+        """Whether the thread that computes stays in each collective until it is over, as torch's FSDP does on gloo:
+        then it never computes while one is in flight. The mini-FSDP issues its collectives asynchronously."""
+        if self.simulated or not self.on_cpu or self.header.producer == "mini":
+            return False
+        comm = union((e.start_s, e.end_s) for e in self.collectives)
+        alone = subtract(comm, ((e.start_s, e.end_s) for e in self.ops if computes(e.op, e.lane)))
+        return bool(comm) and total_s(alone) > 0.99 * total_s(comm)
+
+    @cached_property
+    def api(self) -> str:
+        """Which way of training the operations are those of: fsdp2, fsdp1, ddp, zero, or empty."""
+        words = f"{self.header.title} {self.header.producer}".lower()
+        for name in ("fsdp2", "fsdp1", "ddp", "zero1", "zero2"):
+            if name in words:
+                return name.rstrip("12") if name.startswith("zero") else name
+        gathers = [e for e in self.ops if e.op is Op.ALL_GATHER]
+        optimizers = [e for e in self.ops if e.op is Op.OPTIM]
+        if gathers and all(any(o.seq < e.seq and o.step == e.step for o in optimizers) for e in gathers):
+            return "zero"
+        if any(e.lane in (Lane.UNSHARD, Lane.PRE_UNSHARD, Lane.POST_BACKWARD) for e in self.ops):
+            return "fsdp1"
+        if gathers:
+            return "fsdp2"
+        return "ddp" if any(e.op is Op.ALL_REDUCE for e in self.ops) else ""
+
+    @cached_property
+    def one_communicator(self) -> bool:
+        """Whether all-gathers and reduce-scatters take turns: two of one communicator never run at one time."""
+        gathers = sorted((e.start_s, e.end_s) for e in self.collectives if e.op is Op.ALL_GATHER)
+        starts = [start for start, _ in gathers]
+        for e in self.collectives:
+            if e.op is Op.REDUCE_SCATTER and e.duration_s > 0:
+                for start, end in gathers[max(0, bisect_left(starts, e.start_s) - 2) :]:
+                    if start >= e.end_s:
+                        break
+                    if min(end, e.end_s) - max(start, e.start_s) > self.touch_s:
+                        return False
+        return True
+
+    def collectives_in(self, span: Interval) -> list[Event]:
+        """Those in flight in a span of time, the first to start first."""
+        last = bisect_left(self._starts, span[1])
+        first = bisect_left(self._starts, span[0] - self._longest_s)
+        return [e for e in self._by_start[first:last] if e.end_s > span[0]]
+
+    @cached_property
+    def _by_start(self) -> list[Event]:
+        return sorted(self.collectives, key=lambda e: (e.start_s, e.seq))
+
+    @cached_property
+    def _starts(self) -> list[float]:
+        return [e.start_s for e in self._by_start]
+
+    @cached_property
+    def _longest_s(self) -> float:
+        return max((e.duration_s for e in self.collectives), default=0.0)
+
+    # -- why operations start
+
+    def before(self, e: Event) -> list[tuple[Why, Event]]:
+        """What an operation came after."""
+        found: list[tuple[Why, Event]] = []
+        if e.seq in self._before_on_lane and self._before_on_lane[e.seq].end_s <= e.start_s + self.touch_s:
+            found.append(("lane", self._before_on_lane[e.seq]))
+        turns: list[tuple[Why, Event]] = []
+        for seq in e.waits_on:
+            if (op := self._by_seq.get(seq)) is not None:
+                both = e.op in COLLECTIVES and op.op in COLLECTIVES
+                (turns if both else found).append(("communicator" if both else "wait", op))
+        if not self.simulated:
+            known = {op.seq for _, op in (*found, *turns)}
+            found += [("wait", op) for op in self._inferred(e) if op.seq not in known]
+            if e.op in COLLECTIVES and not turns:
+                turns += [("communicator", op) for op in self._turn_before(e)]
+        return found + turns
+
+    def cause(self, e: Event) -> Cause:
+        """Why an operation started when it did."""
+        ready = [(op.end_s, why, op) for why, op in self.before(e) if op.end_s <= e.start_s + self.touch_s]
+        latest = max((end for end, _, _ in ready), default=float("-inf"))
+        if self.says_issues and e.issue_s > latest + self.touch_s and self._touches(e.issue_s, e.start_s):
+            return Cause("issue", None)
+        if self._touches(latest, e.start_s):
+            why, op = next((why, op) for end, why, op in ready if end >= latest - self.touch_s)
+            if e.op in COLLECTIVES and op.lane is Lane.COMPUTE and e.issue_s == op.end_s and not self.on_cpu:
+                return Cause("issue", None)  # it was the CPU that waited
+            return Cause(why, op)
+        return Cause("unknown", None)
+
+    def ready_s(self, e: Event) -> float:
+        """When this rank was ready for an operation: what it came after had ended, and the CPU had issued it."""
+        return max(self.after_s(e), e.issue_s if self.says_issues else float("-inf"))
+
+    def after_s(self, e: Event, *, but: Lane | None = None) -> float:
+        """When the last of what an operation came after had ended, those on one lane left out."""
+        ends = (op.end_s for _, op in self.before(e) if op.end_s <= e.start_s + self.touch_s and op.lane is not but)
+        return max(ends, default=float("-inf"))
+
+    def issued_late_s(self, e: Event, *, but: Lane | None = None) -> float:
+        """How much earlier an operation could have started if the CPU had issued it earlier."""
+        return max(0.0, e.start_s - max(self.after_s(e, but=but), self.ops[0].issue_s))
+
+    def computed_before(self, e: Event) -> bool:
+        """Whether something was computed in its micro-batch before an operation was issued."""
+        key = (e.step, e.micro_batch)
+        return self._first_computation.get(key, e.seq) < e.seq
+
+    @cached_property
+    def _first_computation(self) -> dict[tuple[int, int], int]:
+        first: dict[tuple[int, int], int] = {}
+        for e in self.ops:
+            if e.op in (Op.FWD, Op.BWD):
+                first.setdefault((e.step, e.micro_batch), e.seq)
+        return first
+
+    # -- what a measured timeline does not say
+
+    def _touches(self, end_s: float, start_s: float) -> bool:
+        return end_s == start_s if self.simulated else start_s - end_s <= self.launch_s
+
+    def _inferred(self, e: Event) -> Iterator[Event]:
+        """What an operation must have waited for, by what FSDP always does."""
+        if e.op is Op.ALL_GATHER:
+            yield from self._latest(e, Op.AG_COPY_IN, e.unit)
+        elif e.op is Op.REDUCE_SCATTER:
+            yield from self._latest(e, Op.RS_COPY_IN, e.unit)
+        elif e.op is Op.AG_COPY_OUT or e.op in COMPUTATIONS:
+            yield from self._latest(e, Op.ALL_GATHER, e.unit)
+        elif e.op is Op.RS_COPY_IN:
+            yield from self._latest(e, Op.REDUCE_SCATTER)
+        elif e.op is Op.OPTIM:
+            for kind in (*REDUCTIONS, Op.D2H):
+                yield from self._latest(e, kind)
+        if computes(e.op, e.lane):  # it was issued, its lane was free, and it started as a collective ended
+            place = bisect_right(self._collective_ends, (e.start_s + self.touch_s, float("inf"))) - 1
+            if place >= 0:
+                op = self._by_seq[int(self._collective_ends[place][1])]
+                if e.issue_s < op.end_s - self.touch_s and e.start_s - op.end_s <= self.launch_s and op.seq < e.seq:
+                    yield op
+
+    @cached_property
+    def _collective_ends(self) -> list[tuple[float, float]]:
+        return sorted((e.end_s, e.seq) for e in self.collectives)
+
+    @cached_property
+    def _issued(self) -> dict[tuple[Op, str | None], list[int]]:
+        """Numbers of the operations of a kind, of a unit and of any unit, in issue order."""
+        found: dict[tuple[Op, str | None], list[int]] = defaultdict(list)
+        for e in self.ops:
+            found[e.op, e.unit].append(e.seq)
+            found[e.op, None].append(e.seq)
+        return found
+
+    def _latest(self, e: Event, op: Op, unit: str | None = None) -> Iterator[Event]:
+        """The last operation of a kind that was issued before this one, if it had ended."""
+        seqs = self._issued.get((op, unit), [])
+        place = bisect_left(seqs, e.seq) - 1
+        if place >= 0:
+            found = self._by_seq[seqs[place]]
+            if found.end_s <= e.start_s + self.touch_s:
+                yield found
+
+    def _turn_before(self, e: Event) -> Iterator[Event]:
+        """The collective whose end let this one start, if they take turns on one communicator."""
+        if not self.one_communicator:
+            return
+        place = bisect_right(self._collective_ends, (e.start_s + self.touch_s, float("inf")))
+        for _, seq in reversed(self._collective_ends[max(0, place - 3) : place]):
+            op = self._by_seq[int(seq)]
+            if op.seq < e.seq and op.group_size == e.group_size and self._touches(op.end_s, e.start_s):
+                yield op

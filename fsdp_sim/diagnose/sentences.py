@@ -1,0 +1,270 @@
+"""A diagnosis in words: the headline, a sentence for each culprit and each collective."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+from fsdp_sim.diagnose.advice import SATURATED, Facts, tips
+from fsdp_sim.diagnose.bandwidth import gbps
+from fsdp_sim.diagnose.culprits import Culprit
+from fsdp_sim.diagnose.findings import Blame, Collective, Diagnosis
+from fsdp_sim.diagnose.look import Found
+from fsdp_sim.diagnose.waits import Wait
+from fsdp_sim.engine.sentences import ms, part
+from fsdp_sim.timeline import Event
+
+LITTLE = 0.005  # of a step: what costs less is not in the headline
+
+
+def blames(found: Found) -> list[Blame]:
+    """The culprits, those that cost most first."""
+    by_culprit: dict[Culprit, list[Wait]] = {}
+    for wait in found.idle:
+        by_culprit.setdefault(wait.culprit, []).append(wait)
+    exposed: Counter[Culprit] = Counter()
+    for _, at, seconds in found.exposed:
+        culprit = at.culprit if at else Culprit.UNKNOWN
+        exposed[culprit] += seconds  # type: ignore[assignment]
+        by_culprit.setdefault(culprit, [])
+    facts = Facts.of(found)
+    blamed = [
+        Blame(
+            culprit=culprit,
+            idle_s=sum(w.seconds for w in waits),
+            exposed_s=float(exposed[culprit]),
+            times=len(waits),
+            units=_units(waits),
+            sentence=SAY[culprit](waits, found) if waits else "Communication is in flight between two steps.",
+            advice=tips(culprit, facts),
+        )
+        for culprit, waits in by_culprit.items()
+    ]
+    return sorted(blamed, key=lambda blame: (-blame.idle_s, -blame.exposed_s))
+
+
+def headline(d: Diagnosis) -> str:
+    """The finding in two or three sentences."""
+    step = f"Step {d.step} takes {ms(d.step_s)} on rank {d.rank}"
+    if not d.comm_s:
+        said = f"{step}, without any communication"
+    elif d.exposed_s < LITTLE * d.step_s:
+        said = f"{step}, and its communication is hidden: {ms(d.exposed_s)} of {ms(d.comm_s)} are exposed"
+    else:
+        said = (
+            f"{step}; {ms(d.exposed_s)} ({part(d.exposed_s, d.step_s)}) are exposed communication, "
+            f"of {ms(d.comm_s)} in flight"
+        )
+    worst = next((b for b in d.culprits if b.idle_s >= LITTLE * d.step_s), None)
+    if worst is None:
+        return f"{said}. Compute is busy {part(d.compute_s, d.step_s)} of the time: only faster compute helps."
+    idle_s = d.step_s - d.compute_s
+    said = f"{said}. Compute waits {ms(idle_s)}, {ms(worst.idle_s)} of it for this: {worst.culprit}."
+    if d.comm_s < SATURATED * d.step_s or d.exposed_s < 0.05 * d.step_s:
+        return said
+    return (
+        f"{said} A collective is in flight {part(d.comm_s, d.step_s)} of the step, so no other order makes it shorter: "
+        f"only fewer bytes, a faster network, or more compute per byte."
+    )
+
+
+def collective_sentence(row: Collective) -> str:
+    """What a collective costs."""
+    name = f"{row.op}({row.unit})" if row.unit else str(row.op)
+    where = f" in {row.phase}" if row.phase else ""
+    if row.exposed_s <= 0:
+        return f"{name}{where} is hidden behind compute ({ms(row.total_s)})."
+    return f"{name}{where} is exposed for {ms(row.exposed_s)} of its {ms(row.total_s)}: {row.culprit}."
+
+
+# -- one sentence per culprit
+
+
+def _first_all_gather(waits: list[Wait], found: Found) -> str:
+    return f"Forward cannot begin before {_ons(waits)} arrives, and has nothing to compute meanwhile: {_cost(waits)}."
+
+
+def _last_reductions(waits: list[Wait], found: Found) -> str:
+    units = ", ".join(_units(waits)[:3])
+    of = f" ({units})" if units else ""
+    return f"The last reductions{of} have no backward left to hide behind: {_cost(waits)}."
+
+
+def _last_all_gathers(waits: list[Wait], found: Found) -> str:
+    return f"The updated parameters are gathered ({_ons(waits)}) when nothing is left to compute: {_cost(waits)}."
+
+
+def _head_of_line(waits: list[Wait], found: Found) -> str:
+    worst = max(waits, key=_seconds)
+    return (
+        f"All-gathers stand behind reductions on one communicator, which runs them in issue order: {_cost(waits)}; "
+        f"most for {_label(worst.on)}, behind {_label(worst.behind)}."
+    )
+
+
+def _rate_limiter(waits: list[Wait], found: Found) -> str:
+    return (
+        f"The CPU stands still in FSDP1's rate limiter, until compute has passed the unit before the last, before it "
+        f"issues the next all-gather: {_cost(waits)}; most before {_worst(waits)}."
+    )
+
+
+def _cpu_late(waits: list[Wait], found: Found) -> str:
+    stops = found.peers.stops(found.view.rank)
+    late = [(w, w.on or w.waiting) for w in waits]
+    sync_s = sum(w.seconds for w, e in late if e and stops.synchronised(e))
+    why = (
+        f" For {ms(sync_s)} of it the CPU had waited for the device to be done with everything: a host sync."
+        if sync_s > 0.2 * sum(map(_seconds, waits))
+        else ""
+    )
+    return f"The device was done before the CPU had issued more: {_cost(waits)}; most before {_worst(waits)}.{why}"
+
+
+def _computing_thread(waits: list[Wait], found: Found) -> str:
+    return (
+        f"On a CPU the thread that computes also issues, so {_ons(waits)} {'was' if len(waits) == 1 else 'were'} "
+        f"issued only when needed: {_cost(waits)}."
+    )
+
+
+def _synchronous(waits: list[Wait], found: Found) -> str:
+    return (
+        f"torch's FSDP on a CPU stays in each collective until it is over, so nothing can be computed meanwhile: "
+        f"{_cost(waits)}; most in {_worst_on(waits)}. On GPUs the same program overlaps."
+    )
+
+
+def _asynchronous(waits: list[Wait], found: Found) -> str:
+    return (
+        f"All-gathers were issued on the compute stream (unshard_async_op), so they start after the compute before "
+        f"them: {_cost(waits)}; most for {_worst_on(waits)}."
+    )
+
+
+def _rs_buffer(waits: list[Wait], found: Found) -> str:
+    return (
+        f"Gradients wait to be copied until an earlier reduce-scatter has read its input buffer: {_cost(waits)}; most "
+        f"before {_worst(waits)}, for {_worst_on(waits)}. Reductions take longer than backward hides."
+    )
+
+
+def _reduction(waits: list[Wait], found: Found) -> str:
+    return f"Compute waits for reductions of earlier gradients: {_cost(waits)}; most for {_worst_on(waits)}."
+
+
+def _network(waits: list[Wait], found: Found) -> str:
+    worst = max(waits, key=_seconds)
+    assert worst.on is not None
+    speed = gbps(worst.on.op, worst.on.bytes, worst.on.group_size, worst.on.duration_s)
+    rate = f" at {speed:,.0f} Gbit/s" if speed >= 10 else f" at {speed:.2g} Gbit/s" if speed > 0 else ""
+    return (
+        f"All-gathers start as early as they can and last longer than the compute beside them: {_cost(waits)}; most "
+        f"for {_worst_on(waits)}, which takes {ms(worst.on.duration_s)}{rate}."
+    )
+
+
+def _small(waits: list[Wait], found: Found) -> str:
+    worst = max(waits, key=_seconds)
+    assert worst.on is not None
+    line = found.speeds.line(worst.on.group_size)
+    fixed = f" of which about {ms(line.fixed_s)} are fixed costs, whatever the size" if line else ""
+    return (
+        f"Messages are so small that latency is most of their time: {_cost(waits)}; most for {_worst_on(waits)}, "
+        f"{worst.on.bytes / 2**20:,.2g} MiB in {ms(worst.on.duration_s)},{fixed}."
+    )
+
+
+def _slow_rank(waits: list[Wait], found: Found) -> str:
+    ranks = Counter(w.rank for w in waits if w.rank >= 0)
+    who = ""
+    if ranks:
+        (rank, count), *others = ranks.most_common()
+        who = f", {count} times for rank {rank}" if others else f", always for rank {rank}"
+    named = [w for w in waits if w.on]
+    if not named:
+        return f"Rank {found.view.rank} is done before other ranks are: {_cost(waits)}."
+    most = f"; most for {_worst_on(named)}"
+    return f"A collective starts when the last rank of its group has come: {_cost(waits)}{who}{most}."
+
+
+def _copies(waits: list[Wait], found: Found) -> str:
+    return (
+        f"Copies and casts before or after a collective hold compute up: {_cost(waits)}; most before {_worst(waits)}."
+    )
+
+
+def _host(waits: list[Wait], found: Found) -> str:
+    return f"The host was busy with something else: {_cost(waits)}; most before {_worst(waits)}."
+
+
+def _between_kernels(waits: list[Wait], found: Found) -> str:
+    return f"A device takes microseconds from one operation to the next: {_cost(waits)} in all."
+
+
+def _unknown(waits: list[Wait], found: Found) -> str:
+    return f"The timeline does not say what compute waits for: {_cost(waits)}; most before {_worst(waits)}."
+
+
+SAY: dict[Culprit, Callable[[list[Wait], Found], str]] = {
+    Culprit.FIRST_ALL_GATHER: _first_all_gather,
+    Culprit.LAST_REDUCTIONS: _last_reductions,
+    Culprit.LAST_ALL_GATHERS: _last_all_gathers,
+    Culprit.HEAD_OF_LINE: _head_of_line,
+    Culprit.RATE_LIMITER: _rate_limiter,
+    Culprit.CPU_LATE: _cpu_late,
+    Culprit.COMPUTING_THREAD: _computing_thread,
+    Culprit.SYNCHRONOUS: _synchronous,
+    Culprit.ASYNCHRONOUS: _asynchronous,
+    Culprit.RS_BUFFER: _rs_buffer,
+    Culprit.REDUCTION: _reduction,
+    Culprit.NETWORK: _network,
+    Culprit.SMALL: _small,
+    Culprit.SLOW_RANK: _slow_rank,
+    Culprit.COPIES: _copies,
+    Culprit.HOST: _host,
+    Culprit.BETWEEN_KERNELS: _between_kernels,
+    Culprit.UNKNOWN: _unknown,
+}
+
+
+# -- words
+
+
+def _seconds(wait: Wait) -> float:
+    return wait.seconds
+
+
+def _cost(waits: Sequence[Wait]) -> str:
+    times = "" if len(waits) == 1 else f", {len(waits)} times"
+    return f"{ms(sum(map(_seconds, waits)))}{times}"
+
+
+def _label(e: Event | None) -> str:
+    return e.label if e else "the end of the step"
+
+
+def _worst(waits: Sequence[Wait]) -> str:
+    return _label(max(waits, key=_seconds).waiting)
+
+
+def _worst_on(waits: Sequence[Wait]) -> str:
+    on = max(waits, key=_seconds).on
+    return on.label if on else "what the timeline does not name"
+
+
+def _ons(waits: Iterable[Wait]) -> str:
+    """What is waited for, each once, up to three."""
+    labels = list(dict.fromkeys(w.on.label for w in waits if w.on))
+    more = f" and {len(labels) - 3} more" if len(labels) > 3 else ""
+    return ", ".join(labels[:3]) + more or "a collective"
+
+
+def _units(waits: Iterable[Wait]) -> list[str]:
+    """Units of what is waited for, or else of what waits; those that wait longest first."""
+    seconds: dict[str, float] = {}
+    for w in waits:
+        of = w.on or w.waiting
+        if of is not None and of.unit:
+            seconds[of.unit] = seconds.get(of.unit, 0.0) + w.seconds
+    return sorted(seconds, key=lambda unit: -seconds[unit])

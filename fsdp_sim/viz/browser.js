@@ -1,0 +1,256 @@
+// What a page's figures do beyond plotly: select an operation by click or key and light up what it depends on,
+// say it in a sentence, and follow the light or dark scheme of the reader. No dependency but Plotly itself.
+//
+// A figure brings `layout.meta.timeline` (see `_links` in timeline_figure.py): bars are numbered through all traces
+// with `meta.op`, in order; `cause[n]` is the bar that made bar n begin when it did (-1: none), `waits[n]` those it
+// waited for beside, `paths[p]` the critical path of panel p.
+
+export const HELP =
+  "Click an operation, or use the arrow keys, to see what it waited for and what waited for it; " +
+  "Enter or C shows the critical path, Escape clears.";
+const FAINT = 0.13;
+
+/** The bars of a drawn figure, by number: where each lies and what it is called. */
+export function barsOf(gd) {
+  const bars = [];
+  gd._fullData.forEach((trace, t) => {
+    if (trace.type !== "bar" || trace.meta?.op === undefined) return;
+    for (let i = 0; i < trace.x.length; i++) {
+      const [unit, duration, more] = trace.customdata[i];
+      const name = trace.meta.op ? `${trace.meta.op} ${unit}`.trim() : unit;
+      bars.push({
+        trace: t, point: i, axis: trace.yaxis, row: trace.y[i],
+        start: trace.base[i], end: trace.base[i] + trace.x[i],
+        width: typeof trace.width === "number" ? trace.width : trace.width[i],
+        op: trace.meta.op, name, duration, more,
+      }); // prettier-ignore
+    }
+  });
+  return bars;
+}
+
+/** Of each bar those that waited for it: `waits` and `cause` turned round. */
+export function awaitedBy({ cause, waits }) {
+  const after = cause.map(() => []);
+  cause.forEach((before, n) => before >= 0 && after[before].push(n));
+  waits.forEach((some, n) => some.forEach((before) => after[before].includes(n) || after[before].push(n)));
+  return after;
+}
+
+/** The bars back to the start, each the one that made the one before it begin; the bar itself comes first. */
+export function chainOf(cause, n) {
+  const seen = new Set();
+  for (; n >= 0 && !seen.has(n); n = cause[n]) seen.add(n);
+  return [...seen];
+}
+
+/** The bar an arrow key leads to: the next or last one on the lane, or the nearest in time on the lane above or below. */
+export function moved(bars, n, key) {
+  if (n < 0) return bars.reduce((best, bar, k) => (best < 0 || bar.start < bars[best].start ? k : best), -1);
+  const panel = (bar) => Number(bar.axis.slice(1) || 1);
+  const here = bars[n];
+  const numbers = bars.map((_, k) => k);
+  if (key === "ArrowLeft" || key === "ArrowRight") {
+    const lane = numbers.filter((k) => bars[k].axis === here.axis && bars[k].row === here.row);
+    lane.sort((a, b) => bars[a].start - bars[b].start || a - b);
+    return lane[lane.indexOf(n) + (key === "ArrowRight" ? 1 : -1)] ?? n;
+  }
+  const sign = key === "ArrowDown" ? 1 : -1;
+  const height = (bar) => 1000 * panel(bar) + bar.row;
+  const beyond = numbers.filter((k) => sign * (height(bars[k]) - height(here)) > 1e-6);
+  if (!beyond.length) return n;
+  const nearest = Math.min(...beyond.map((k) => sign * height(bars[k])));
+  const gap = (bar) => Math.max(bar.start - here.end, here.start - bar.end, 0);
+  return beyond
+    .filter((k) => sign * height(bars[k]) - nearest < 1e-6)
+    .reduce((best, k) => (gap(bars[k]) < gap(bars[best]) ? k : best));
+}
+
+const human = (ms) => `${Number(ms >= 100 ? ms.toFixed(0) : ms.toPrecision(3)).toLocaleString("en")} ms`;
+const plain = (html) => {
+  const box = document.createElement("template");
+  box.innerHTML = html.replaceAll("<br>", "; ");
+  return box.content.textContent.replace(/^[;, ]+/, "");
+};
+
+/** What is selected, in a sentence. */
+export function sentence(bar) {
+  const more = plain(bar.more);
+  return `${plain(bar.name)}, ${bar.duration}${more ? `: ${more}` : ""}.`;
+}
+
+/** What the critical path consists of, in a sentence. */
+export function pathSentence(bars, path, span) {
+  const spent = new Map();
+  path.forEach((n) => {
+    const name = bars[n].op || "several";
+    spent.set(name, (spent.get(name) ?? 0) + bars[n].end - bars[n].start);
+  });
+  const together = [...spent.values()].reduce((a, b) => a + b, 0);
+  const told = [...spent].sort((a, b) => b[1] - a[1]).map(([op, ms]) => `${op} ${human(ms)}`);
+  return (
+    `The critical path of this step of ${human(span)}: ${path.length} operations drawn here take ${human(together)} ` +
+    `of it: ${told.slice(0, 4).join(", ")}${told.length > 4 ? " and others" : ""}.`
+  );
+}
+
+/** Lines from the end of each bar to the start of the next, as one plotly shape per axis. */
+function arrows(bars, pairs, color, dash) {
+  const paths = new Map();
+  for (const [a, b] of pairs) {
+    const [one, two] = [bars[a], bars[b]];
+    if (one.axis !== two.axis) continue;
+    const line = `M${Math.min(one.end, two.start)},${one.row} L${two.start},${two.row}`;
+    paths.set(one.axis, `${paths.get(one.axis) ?? ""} ${line}`);
+  }
+  return [...paths].map(([yref, path]) => ({
+    type: "path", path, xref: "x", yref, line: { color, width: 1.2, dash }, name: "browser",
+  })); // prettier-ignore
+}
+
+/** Makes the timeline of a drawn figure selectable; returns what selects, for whoever embeds it. */
+export function selectable(gd, said) {
+  const links = gd.layout.meta.timeline;
+  const after = awaitedBy(links);
+  const shapes = gd.layout.shapes ?? [];
+  let selected = -1;
+  let path = -1;
+
+  function light(some, extra) {
+    const bars = barsOf(gd);
+    const traces = gd._fullData.flatMap((trace, t) => (trace.type === "bar" ? [t] : []));
+    const points = new Map(traces.map((t) => [t, []]));
+    some?.forEach((n) => points.get(bars[n].trace).push(bars[n].point));
+    const update = {
+      selectedpoints: traces.map((t) => (some ? points.get(t) : null)),
+      "unselected.marker.opacity": FAINT,
+    };
+    return window.Plotly.update(gd, update, { shapes: [...shapes, ...extra] }, traces);
+  }
+
+  function select(n) {
+    const bars = barsOf(gd);
+    [selected, path] = [n, -1];
+    if (n < 0) {
+      said.textContent = HELP;
+      return light(null, []);
+    }
+    const bar = bars[n];
+    const ink = gd._fullLayout.font.color;
+    const chain = chainOf(links.cause, n);
+    const lit = new Set([...chain, ...links.waits[n], ...after[n]]);
+    const frame = {
+      type: "rect", x0: bar.start, x1: bar.end, y0: bar.row - bar.width / 2, y1: bar.row + bar.width / 2,
+      xref: "x", yref: bar.axis, line: { color: ink, width: 2.5 }, name: "browser",
+    }; // prettier-ignore
+    const back = chain.slice(1).map((k, i) => [k, chain[i]]);
+    said.textContent = sentence(bar);
+    return light(lit, [
+      ...arrows(bars, [...back, ...links.waits[n].map((k) => [k, n])], ink, "solid"),
+      ...arrows(bars, after[n].map((k) => [n, k]), ink, "dot"), // prettier-ignore
+      frame,
+    ]);
+  }
+
+  function showPath() {
+    if (!links.paths.length) return undefined;
+    const bars = barsOf(gd);
+    path = (path + 1) % links.paths.length;
+    selected = -1;
+    const some = links.paths[path];
+    const steps = some.slice(1).map((n, i) => [some[i], n]);
+    const last = Math.max(...bars.filter((bar) => bar.axis === bars[some[0]].axis).map((bar) => bar.end));
+    said.textContent = pathSentence(bars, some, last);
+    return light(new Set(some), arrows(bars, steps, gd._fullLayout.font.color, "solid"));
+  }
+
+  gd.on("plotly_click", ({ points }) => {
+    const [{ curveNumber, pointNumber }] = points;
+    const n = barsOf(gd).findIndex((bar) => bar.trace === curveNumber && bar.point === pointNumber);
+    if (n >= 0) select(n === selected ? -1 : n);
+  });
+  gd.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.key.startsWith("Arrow")) select(moved(barsOf(gd), selected, event.key));
+    else if (event.key === "Enter" || event.key.toLowerCase() === "c") showPath();
+    else if (event.key === "Escape") select(-1);
+    else return;
+    event.preventDefault();
+  });
+  return { select, showPath };
+}
+
+export const PLAYER_HELP = "Arrow keys step, Home and End go to the first and the last moment, the space bar plays and pauses.";
+const NOW = { mode: "immediate", frame: { duration: 0, redraw: true }, transition: { duration: 0 } };
+
+/** Makes a figure with frames and a slider movable by keys; says where it is. */
+export function movable(gd, said) {
+  const slider = () => gd.layout.sliders[0];
+  const steps = slider().steps.map((step) => step.args[0][0]);
+  const play = gd.layout.updatemenus?.[0]?.buttons?.[0]?.args?.[1];
+  let playing = false;
+  const tell = () => (said.textContent = plain(slider().steps[slider().active ?? 0].label ?? ""));
+  gd.on("plotly_animated", () => {
+    playing = false;
+    tell();
+  });
+  gd.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    const active = slider().active ?? 0;
+    const to = { ArrowLeft: active - 1, ArrowRight: active + 1, Home: 0, End: steps.length - 1 }[event.key];
+    if (event.key === " " && play) {
+      window.Plotly.animate(gd, playing ? [null] : null, playing ? NOW : play);
+      playing = !playing;
+    } else if (to !== undefined) {
+      playing = false;
+      window.Plotly.animate(gd, [steps[Math.min(Math.max(to, 0), steps.length - 1)]], NOW);
+    } else return;
+    event.preventDefault();
+  });
+}
+
+/** Gives a figure a name for screen readers and, if it is a timeline or moves, keys and a sentence below it. */
+export function describe(gd) {
+  const title = plain(gd.layout.title?.text ?? "").replace(/; $/, "");
+  gd.setAttribute("aria-label", title || "figure");
+  const moves = gd.layout.sliders?.[0]?.steps?.length > 0;
+  if (!gd.layout.meta?.timeline && !moves) {
+    gd.setAttribute("role", "group");
+    return null;
+  }
+  const help = moves ? PLAYER_HELP : HELP;
+  const said = document.createElement("p");
+  said.className = "said";
+  said.setAttribute("aria-live", "polite");
+  said.textContent = help;
+  (gd.closest("figure")?.querySelector("figcaption")?.previousElementSibling ?? gd).after(said);
+  gd.tabIndex = 0;
+  gd.setAttribute("role", "application");
+  gd.setAttribute("aria-label", `${title} ${help}`.trim());
+  return moves ? movable(gd, said) : selectable(gd, said);
+}
+
+/** Draws figures anew with the template of a scheme, "light" or "dark", where they have another. */
+export function paint(figures, templates, scheme) {
+  const template = templates[scheme];
+  const other = figures.filter((gd) => gd._fullLayout.paper_bgcolor !== template.layout.paper_bgcolor);
+  return Promise.all(other.map((gd) => window.Plotly.relayout(gd, { template })));
+}
+
+/** A page: every figure described, and a button that changes the scheme, at first that of the system. */
+export function start(page) {
+  const figures = [...page.querySelectorAll(".js-plotly-plot")];
+  figures.forEach(describe);
+  const templates = JSON.parse(page.getElementById("templates").textContent);
+  const button = page.getElementById("scheme");
+  const system = window.matchMedia("(prefers-color-scheme: dark)");
+  const show = (scheme) => {
+    page.documentElement.dataset.scheme = scheme;
+    button.textContent = scheme === "dark" ? "Light page" : "Dark page";
+    return paint(figures, templates, scheme);
+  };
+  button.hidden = false;
+  button.addEventListener("click", () => show(page.documentElement.dataset.scheme === "dark" ? "light" : "dark"));
+  system.addEventListener("change", () => show(system.matches ? "dark" : "light"));
+  return show(system.matches ? "dark" : "light");
+}

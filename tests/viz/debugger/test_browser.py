@@ -1,0 +1,157 @@
+"""The debugger in real JupyterLab and Chromium: arrow keys step a run of ranks and come back; saved, it can be read."""
+
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+
+from tests.viz.debugger import training
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+FLAGS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (Debian: sudo apt install chromium)"),
+]
+IDLE = ".jp-Notebook-ExecutionIndicator[data-status='idle']"
+RED = "[data-mime-type='application/vnd.jupyter.stderr'], [data-mime-type='application/vnd.jupyter.error']"
+CELLS = [
+    Path(training.__file__).read_text(),
+    "from fsdp_sim import ranks\nfrom fsdp_sim.viz.debugger import debugger\n"
+    "run = ranks.run(train, 2, progress=False)\ndebugger(run)",
+]
+
+
+def notebook(path: Path) -> None:
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS]), path)
+
+
+def execute(path: Path, **environ: str) -> None:
+    """Run a notebook as `make notebooks` does: without storing the state of widgets."""
+    code = (
+        "import nbformat, nbclient, sys; nb = nbformat.read(sys.argv[1], 4); "
+        "nbclient.NotebookClient(nb, store_widget_state=False).execute(); nbformat.write(nb, sys.argv[1])"
+    )
+    subprocess.run([sys.executable, "-c", code, path], env=os.environ | environ, check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """JupyterLab over three notebooks, on loopback with a token; gives an address with a place for a name."""
+    home = tmp_path_factory.mktemp("lab")
+    for name in ("live", "kept", "saved"):
+        notebook(home / f"{name}.ipynb")
+    execute(home / "kept.ipynb")
+    execute(home / "saved.ipynb", FSDP_SIM_PNG="1")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    token = secrets.token_hex(12)
+    server = subprocess.Popen(
+        [
+            sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}",
+            f"--IdentityProvider.token={token}", f"--ServerApp.root_dir={home}",
+        ],
+        env={**os.environ, "JUPYTER_CONFIG_DIR": str(home), "JUPYTERLAB_WORKSPACES_DIR": str(home / "ws")},
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    try:
+        for _ in range(240):
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/api?token={token}", timeout=2).close()
+                break
+            except OSError:
+                time.sleep(0.5)
+        yield f"http://127.0.0.1:{port}/doc/tree/{{}}.ipynb?token={token}"
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        server.wait(timeout=30)
+
+
+@pytest.fixture
+def opened(lab: str) -> Iterator[Callable[[str], Any]]:
+    """Opens a notebook and waits for its kernel."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+
+        def open_(name: str) -> Any:
+            page = browser.new_page(viewport={"width": 1280, "height": 3000})
+            page.complaints = []
+            page.on("console", lambda message: page.complaints.append(message.text) if message.type == "error" else 0)
+            page.goto(lab.format(name))
+            page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=120_000)
+            page.wait_for_timeout(2000)
+            if page.locator(".jp-Dialog .jp-mod-accept").count():
+                page.locator(".jp-Dialog .jp-mod-accept").first.click()
+            page.wait_for_selector(IDLE, timeout=120_000)
+            page.wait_for_timeout(2000)
+            return page
+
+        yield open_
+        browser.close()
+
+
+def test_arrow_keys_step_forwards_and_backwards(opened: Callable[[str], Any]) -> None:
+    page = opened("live")
+    page.click(".jp-Notebook .jp-Cell >> nth=0")
+    page.keyboard.press("Escape")
+    page.get_by_role("menuitem", name="Run", exact=True).click()
+    page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
+    head, line = page.locator(".fsd h3"), page.locator(".fsd-code .fsd-here")
+    head.wait_for(timeout=120_000)
+    assert head.inner_text() == "All-gather copy-in of root"
+    start = line.all_inner_texts()
+    assert len(start) == 2, "the learner's line and the mini's"
+    assert "loss = model(torch.ones(4, 8)).sum()" in start[0], "the text of the cell"
+
+    def press(key: str, expected: str) -> None:
+        page.keyboard.press(key)
+        page.wait_for_function("text => document.querySelector('.fsd h3').innerText === text", arg=expected)
+
+    page.locator(".jupyter-widgets .noUi-handle").focus()
+    press("ArrowRight", "All-gather of root")
+    assert line.all_inner_texts()[1] != start[1]
+    press("ArrowLeft", "All-gather copy-in of root")
+    assert line.all_inner_texts() == start
+    for name, expected in (
+        ("Next on", "All-gather copy-in of layers.0"),
+        ("Same on rank 1", "All-gather copy-in of layers.0"),
+    ):
+        page.get_by_role("button", name=name).focus()
+        press("Enter", expected)
+    page.wait_for_function("() => document.querySelector('.fsd-where').innerText.startsWith('rank 1 ')")
+    page.get_by_placeholder("find").fill("reduce-scatter layers.1")
+    press("Enter", "Reduce-scatter of layers.1")
+    assert "loss.backward()" in line.first.inner_text()
+    assert page.locator(RED).all_inner_texts() == []
+    assert [text for text in page.complaints if "favicon" not in text] == []
+
+
+def test_kept_with_its_widget_the_tables_can_still_be_read(opened: Callable[[str], Any]) -> None:
+    page = opened("kept")
+    assert page.get_by_text("Run this cell to step through the run").is_visible()
+    page.get_by_text("The telling moments as tables").click()
+    assert page.get_by_text("The most memory alive").is_visible()
+    assert page.locator(".jp-RenderedHTML code", has_text="loss.backward()").first.is_visible()
+
+
+def test_saved_for_readers_it_has_no_widget_that_could_fail(opened: Callable[[str], Any]) -> None:
+    page = opened("saved")
+    assert page.get_by_text("The most memory alive").is_visible()
+    assert "model not found" not in page.content()

@@ -1,0 +1,114 @@
+"""``file:line`` becomes a place with its function and a listing, whatever became of the file."""
+
+import linecache
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from fsdp_sim.timeline import Op, Phase, Timeline
+from fsdp_sim.viz.debugger.sources import learners_line, listing, minis_line, place, places
+from tests.timeline.strategies import op
+
+
+def test_a_line_has_its_file_function_and_text(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text("class Net:\n    def forward(self, x):\n        return x + 1\n")
+    found = place(f"{file}:3")
+    assert found is not None
+    assert (found.label, found.text, found.in_mini) == ("train.py:3, in Net.forward", "return x + 1", False)
+
+
+def test_a_line_that_ends_in_a_bracket_is_told_with_the_next(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text("with (\n    span() as s,\n    other(),\n):\n    pass\n")
+    found = place(f"{file}:1")
+    assert found is not None
+    assert found.text == "with (span() as s,"
+
+
+def test_a_line_of_the_mini_is_found_wherever_the_package_is() -> None:
+    found = place("fsdp_sim/mini/group.py:1")
+    assert found is not None
+    assert found.in_mini
+    assert found.text.startswith('"""What happens to the parameters')
+
+
+def test_as_torchs_profiler_writes_it() -> None:
+    found = place("/home/someone/train.py(12): step")
+    assert found is not None
+    assert (found.title, found.line, found.lines) == ("train.py", 12, ())
+
+
+@pytest.mark.parametrize(
+    "source", ["", "nowhere", ":3", "file.py:", "file.py:0", "file.py:-1", "file.py:x", "a" * 9999]
+)
+def test_what_names_no_line_is_no_place(source: str) -> None:
+    assert place(source) is None
+
+
+def test_only_python_is_read(tmp_path: Path) -> None:
+    secret = tmp_path / "secret.txt"
+    secret.write_text("the password\n")
+    found = place(f"{secret}:1")
+    assert found is not None
+    assert (found.lines, listing(found)) == ((), "")
+
+
+def test_the_listing_marks_the_line_and_escapes_all(tmp_path: Path) -> None:
+    file = tmp_path / "evil.py"
+    file.write_text("\n".join(f"x{i} = '<script>alert({i})</script>'" for i in range(1, 40)))
+    found = place(f"{file}:20")
+    assert found is not None
+    html = listing(found)
+    assert "<script>" not in html
+    (marked,) = [line for line in html.split("<span") if 'aria-current="true"' in line]
+    assert "▶  20" in marked
+    assert "alert(14)" not in html
+    assert all(f"alert({i})" in html for i in range(15, 25))
+
+
+def test_a_line_beyond_the_end_of_a_file_that_has_changed(tmp_path: Path) -> None:
+    file = tmp_path / "short.py"
+    file.write_text("x = 1\n")
+    found = place(f"{file}:500")
+    assert found is not None
+    assert (found.text, listing(found)) == ("", "")
+
+
+def test_what_is_no_python_is_listed_all_the_same(tmp_path: Path) -> None:
+    file = tmp_path / "cell.py"
+    file.write_text("%%time\ntrain(\n\x00 <b>\n")
+    found = place(f"{file}:2")
+    assert found is not None
+    assert found.function == ""
+    assert "train" in listing(found)
+
+
+def test_a_cell_is_called_a_cell_and_its_text_comes_from_linecache() -> None:
+    name = "/tmp/ipykernel_123/456.py"
+    linecache.cache[name] = (12, None, ["def train():\n", "    loss.backward()\n"], name)
+    try:
+        found = place(f"{name}:2")
+    finally:
+        del linecache.cache[name]
+    assert found is not None
+    assert (found.label, found.text) == ("a notebook cell:2, in train", "loss.backward()")
+
+
+def test_of_a_run_the_learners_line_and_the_minis(run: Timeline) -> None:
+    gather = run.select(rank=0, op=Op.ALL_GATHER, unit="layers.1", phase=Phase.FORWARD).events[0]
+    found = places(gather)
+    theirs, minis = learners_line(found), minis_line(found)
+    assert theirs is not None
+    assert minis is not None
+    assert (theirs.label, theirs.text) == ("training.py:16, in Net.forward", "x = layer(x).relu()")
+    assert minis.label.startswith("fsdp_sim/mini/collectives.py:")
+    assert minis.function == "foreach_all_gather"
+
+
+def test_a_hook_on_a_thread_of_autograds_own_has_no_line_of_the_learners() -> None:
+    event = op(0, 1, source="fsdp_sim/mini/collectives.py:99", stack=("fsdp_sim/mini/state.py:243",))
+    assert learners_line(places(event)) is None
+    own = msgspec.structs.replace(event, source="train.py:3", stack=())
+    assert minis_line(places(own)) is None
