@@ -29,6 +29,6 @@ def check_suffix(path: str) -> None:
 def write_pareto(path: str, rows: Sequence[Mapping[str, str]], varied: Sequence[str]) -> None:
     """Write the picture as .html (which opens without a network) or .png."""
     check_suffix(path)
-    from fsdp_sim.viz.pareto_front import pareto
+    from fsdp_sim.viz.charts.pareto_front import pareto
 
     pareto(rows, varied=varied).save(path)

@@ -59,7 +59,7 @@ def validate(file: str | None, left_out: str | None, do_refit: bool, report: str
     rows = read_csv(file)
     if report:
         from fsdp_sim.validate.report import write_report
-        from fsdp_sim.viz.accuracy_scatter import accuracy
+        from fsdp_sim.viz.charts.accuracy_scatter import accuracy
 
         write_report(Path(report), rows, console.print, lambda runs: accuracy(runs).figure)
         return

@@ -1,30 +1,31 @@
 """Figures of timelines and simulations: in a notebook, in a page that opens without a network, and told in words."""
 
-from fsdp_sim.viz.accuracy_scatter import accuracy
-from fsdp_sim.viz.comparing import compare
+from fsdp_sim.viz.charts.accuracy_scatter import accuracy
+from fsdp_sim.viz.charts.pareto_front import pareto
+from fsdp_sim.viz.charts.rooflines import roofline
+from fsdp_sim.viz.charts.scaling_curves import scaling
+from fsdp_sim.viz.charts.waterfall import memory_waterfall
+from fsdp_sim.viz.collectives.rings import collective
+from fsdp_sim.viz.comparison.comparing import compare
+from fsdp_sim.viz.debugger import Debugger, debugger, debugger_page
 from fsdp_sim.viz.html import Section, save_html
-from fsdp_sim.viz.pareto_front import pareto
 from fsdp_sim.viz.picture import Picture
-from fsdp_sim.viz.rings import collective
-from fsdp_sim.viz.rooflines import roofline
-from fsdp_sim.viz.scaling_curves import scaling
-from fsdp_sim.viz.selection import chain, critical_path
-from fsdp_sim.viz.shards import shard_map
-from fsdp_sim.viz.summary import describe, summary_table, summary_table_html
+from fsdp_sim.viz.shard_maps.shards import shard_map
+from fsdp_sim.viz.steps.summary import describe, summary_table, summary_table_html
+from fsdp_sim.viz.steps.timeline_figure import timeline_figure
+from fsdp_sim.viz.steps.timelines import rank_bands, show, timeline
 from fsdp_sim.viz.table import Table
-from fsdp_sim.viz.timeline_figure import timeline_figure
-from fsdp_sim.viz.timelines import rank_bands, show, timeline
-from fsdp_sim.viz.waterfall import memory_waterfall
 
 __all__ = [
+    "Debugger",
     "Picture",
     "Section",
     "Table",
     "accuracy",
-    "chain",
     "collective",
     "compare",
-    "critical_path",
+    "debugger",
+    "debugger_page",
     "describe",
     "memory_waterfall",
     "pareto",

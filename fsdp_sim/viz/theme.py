@@ -49,6 +49,7 @@ COPY = Kind("copy in or out", "#8C959F")
 CAST = Kind("cast or scale", "#B9A88F")
 HOST_COPY = Kind("copy to or from the CPU", "#55663F", text_color="#FFFFFF")
 OTHER_COMM = Kind("other communication", "#F0E442", hatched=True)
+OTHER = Kind("other work", "#6B5B85", text_color="#FFFFFF")
 EXPOSED = Kind("exposed communication", "#FBE3E1", text_color="#A40E26")
 
 KINDS: dict[Op, Kind] = {
@@ -75,7 +76,7 @@ KINDS: dict[Op, Kind] = {
     Op.BARRIER: OTHER_COMM,
     Op.SEND: OTHER_COMM,
     Op.RECV: OTHER_COMM,
-    Op.OTHER: OTHER_COMM,
+    Op.OTHER: OTHER,
 }
 OP_NAMES: dict[Op, str] = {op: kind.name for op, kind in KINDS.items()} | {
     Op.AG_COPY_IN: "all-gather copy-in",

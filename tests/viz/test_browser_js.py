@@ -9,8 +9,8 @@ import plotly.graph_objects as go
 import pytest
 
 from fsdp_sim.timeline import Timeline
+from fsdp_sim.timeline.links import Links, critical_path
 from fsdp_sim.viz import collective, save_html, theme, timeline
-from fsdp_sim.viz.selection import Links, critical_path
 
 Run = Callable[..., Timeline]
 SOURCE = files("fsdp_sim.viz").joinpath("browser.js").read_text(encoding="utf-8")

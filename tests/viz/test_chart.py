@@ -12,13 +12,13 @@ from fsdp_sim import Cluster, Plan, simulate
 from fsdp_sim.explore import Sweep
 from fsdp_sim.validate import read_csv
 from fsdp_sim.viz import Picture, chart, theme
-from fsdp_sim.viz.accuracy_scatter import accuracy
 from fsdp_sim.viz.chart import FEWEST_TICKS, MOST_TICKS, SERIES, frame, log_axis, series, short
-from fsdp_sim.viz.comparing import compare
-from fsdp_sim.viz.pareto_front import pareto
-from fsdp_sim.viz.rooflines import roofline
-from fsdp_sim.viz.scaling_curves import scaling
-from fsdp_sim.viz.waterfall import memory_waterfall
+from fsdp_sim.viz.charts.accuracy_scatter import accuracy
+from fsdp_sim.viz.charts.pareto_front import pareto
+from fsdp_sim.viz.charts.rooflines import roofline
+from fsdp_sim.viz.charts.scaling_curves import scaling
+from fsdp_sim.viz.charts.waterfall import memory_waterfall
+from fsdp_sim.viz.comparison.comparing import compare
 
 sizes = st.floats(1e-9, 1e18)
 

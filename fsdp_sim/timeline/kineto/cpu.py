@@ -1,0 +1,165 @@
+"""A trace without a device to operations: the thread that trains is the compute lane, gloo's threads are the wires.
+
+On CPUs nothing is queued: copies and casts run on the thread that trains, and a collective is what gloo's thread did
+between taking it and finishing it (its span ``gloo:…``), issued when the training thread called torch.distributed.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from fsdp_sim.timeline.kinds import COLLECTIVE_LANE, Lane, Op
+from fsdp_sim.timeline.kineto.draft import Draft, joined, with_sizes
+from fsdp_sim.timeline.kineto.gpu import on_gradients
+from fsdp_sim.timeline.kineto.host import Host
+from fsdp_sim.timeline.kineto.names import collective, dtype
+from fsdp_sim.timeline.kineto.notes import Note
+from fsdp_sim.timeline.kineto.rows import Args, Rows
+
+CASTS = ("aten::_foreach_copy_", "aten::_to_copy", "aten::copy_")
+GLOO_OR_PADDING = ("c10d::", "aten::copy_", "aten::constant_pad")  # gloo copies its part out of the reduced whole
+FSDP1_LANES = {Op.ALL_GATHER: Lane.UNSHARD, Op.REDUCE_SCATTER: Lane.POST_BACKWARD}
+
+
+def cpu_drafts(rows: Rows, host: Host) -> list[Draft]:
+    """The operations of a CPU rank, in no order, each with its lane."""
+    collectives = _collectives(rows, host)
+    wires = {span.tid for span in rows.annotations if span.name.startswith("gloo:")}
+    work = [_optimizer(note, host) for note in host.notes if note.kind == "optimizer"] + _parts(host, wires)
+    compute = joined([*_computed(host, wires), *work], None)
+    out = [*collectives, *compute]
+    with_sizes(out)
+    return out
+
+
+def _collectives(rows: Rows, host: Host) -> list[Draft]:
+    """Each call of torch.distributed with the time that gloo needed for it."""
+    gloo = sorted(rows.gloo, key=lambda served: served[0].start)
+    world = _world(rows.metadata)
+    drafts, at, outermost = [], 0, -1.0
+    for span, args in sorted(rows.collectives, key=lambda call: (call[0].start, -call[0].end)):
+        op = collective(span.name.partition("::")[2])
+        if op is None or span.end <= outermost:
+            continue
+        outermost = span.end
+        notes = [n for n in host.note(span.tid, span.start) if n.unit]
+        while at < len(gloo) and gloo[at][0].start < span.start:  # taken before the recording began
+            at += 1
+        if at < len(gloo):
+            start, end, args = *gloo[at][0][:2], gloo[at][1]
+            at += 1
+        else:
+            start, end = span.start, max(span.end, notes[0].end if notes else span.end)
+        draft = Draft(op, notes[0].unit if notes else "", host.state(span.start), span.start, start, end, span.tid)
+        draft.note_start = notes[0].start if notes else 0.0
+        draft.lane = COLLECTIVE_LANE.get(op, Lane.OTHER_COMM)
+        if host.fsdp == 1:
+            draft.lane = FSDP1_LANES.get(op, draft.lane)
+        draft.key = (span.start,)
+        draft.group_size = world
+        _describe(draft, args)
+        drafts.append(draft)
+    return drafts
+
+
+def _describe(draft: Draft, args: Args) -> None:
+    """Message and dtype from the shapes that gloo was given (``record_shapes=True``); else they stay unknown.
+
+    Gloo gathers from its input, and reduces (a reduce-scatter is its all-reduce) its input as a whole.
+    """
+    if isinstance(args.input_dims, list) and isinstance(args.input_type, list) and args.input_type:
+        draft.dtype, item = dtype(args.input_type[0])
+        draft.bytes = _numel(args.input_dims) * item * (draft.group_size if draft.op is Op.ALL_GATHER else 1)
+
+
+def _numel(dims: Any) -> int:
+    if not isinstance(dims, list):
+        return 0
+    if any(isinstance(d, list) for d in dims):
+        return sum(map(_numel, dims))
+    return prod(d for d in dims if isinstance(d, int)) if dims else 0
+
+
+def _world(metadata: dict[str, Any]) -> int:
+    info = metadata.get("distributedInfo")
+    world = info.get("world_size") if isinstance(info, dict) else None
+    return world if isinstance(world, int) and world > 0 else 1
+
+
+def _optimizer(note: Note, host: Host) -> Draft:
+    state = host.state(note.start)
+    key = (Op.OPTIM, note.start)
+    return Draft(Op.OPTIM, "", state, note.start, note.start, note.end, note.tid, key=key)
+
+
+def _parts(host: Host, wires: set[int]) -> list[Draft]:
+    """FSDP's copies and casts, each under the annotation of its unit."""
+    out: list[Draft] = []
+    ended, calls = -1.0, 0  # of torch.distributed, for which the thread waits: what is before and after is apart
+    for i in host.telling:
+        start, end, tid = float(host.ops["start"][i]), float(host.ops["end"][i]), int(host.ops["tid"][i])
+        note = next((n for n in host.note(tid, start) if n.unit), None)
+        name = host.op_names[int(host.ops["name"][i])]
+        if name.startswith("c10d::") and end > ended:
+            ended, calls = end, calls + 1
+        op = _part(note.kind, name) if note and tid not in wires and end > ended else None
+        if op is None or note is None:
+            continue
+        ended = end  # what it consists of does not count again
+        key = (op, note.start, calls)
+        out.append(Draft(op, note.unit, host.state(start), start, start, end, tid, key=key, note_start=note.start))
+    return out
+
+
+def _part(kind: str, name: str) -> Op | None:
+    """What an operation within an annotation does to shards or gradients."""
+    if kind == "all_gather":
+        return Op.AG_COPY_IN if "copy_in" in name else Op.AG_CAST if name in CASTS else None
+    if kind == "all_gather_copy_out":
+        return Op.AG_COPY_OUT if "split_with_sizes_copy" in name else None
+    if kind == "post_backward_reduce" and not name.startswith(GLOO_OR_PADDING):
+        return on_gradients([name])
+    return None
+
+
+def _computed(host: Host, wires: set[int]) -> list[Draft]:
+    """What threads computed outside of FSDP's annotations: the outermost operations that contain none of them."""
+    out: list[Draft] = []
+    for tid in sorted(set(map(int, host.ops["tid"])) - wires):
+        ended = -1.0
+        for i, before in zip(*_outside_notes(host, tid), strict=True):
+            start, end = float(host.ops["start"][i]), float(host.ops["end"][i])
+            if end <= ended:
+                continue  # within an operation that counts already
+            ended = end
+            state = host.state(start)
+            op = Op.RECOMPUTE if state.op is Op.BWD and host.ops["forward"][i] else state.op
+            if op is not Op.OPTIM:
+                key = (op, state.unit, state.occurrence, before)
+                out.append(Draft(op, state.unit, state, start, start, end, tid, key=key))
+    return out
+
+
+def _outside_notes(host: Host, tid: int) -> tuple[np.ndarray, np.ndarray]:
+    """Operations of a thread that neither lie in an annotation nor contain one, and how many came before each.
+
+    Left out as well: what contains a forward that backward runs again, and calls of torch.distributed.
+    """
+    notes = [note for note in host.notes if note.tid == tid and note.kind not in ("step", "ddp_forward")]
+    starts = np.array([note.start for note in notes])
+    covered_until = np.maximum.accumulate(np.array([-1.0, *(note.end for note in notes)]))
+    mine = np.flatnonzero(host.ops["tid"] == tid)  # at least one
+    start, end = host.ops["start"][mine], host.ops["end"][mine]
+    before = np.searchsorted(starts, start, side="right")
+    outside = (start >= covered_until[before]) & (np.searchsorted(starts, end) <= before)
+    forward = start[host.ops["forward"][mine]]
+    again = np.searchsorted(forward, end) > np.searchsorted(forward, start, side="right")
+    backward = np.array([name.startswith("autograd::") or "Backward" in name for name in host.op_names])
+    calls = np.array([name.startswith("c10d::") for name in host.op_names])
+    of = host.ops["name"][mine]
+    called_until = np.maximum.accumulate(np.where(calls[of], end, -1.0))
+    keep = outside & ~(again & backward[of]) & (start >= called_until)
+    return mine[keep], before[keep]

@@ -1,0 +1,114 @@
+"""What names in a trace mean: FSDP's annotations (torch 2.11 to 2.13), kernels, torch.distributed's calls, dtypes."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from fsdp_sim.timeline.kinds import Op
+
+ROOT = "root"  # the unit that FSDP2 names by leaving its name out
+
+
+class Mark(NamedTuple):
+    """What an annotation says: ``pre_forward`` of a unit, ``all_gather``, ``optimizer``, ``step`` …"""
+
+    kind: str
+    unit: str = ""
+    number: int = 0  # of a step
+
+
+_FSDP2 = re.compile(r"FSDP::(\w+?)(?:_prefetch for (?P<target>.+)|(?: \((?P<unit>.*?)\))?(?: \[pg=\d+\])?)", re.DOTALL)
+_FSDP1 = re.compile(r"FullyShardedDataParallel\.(\w+)")
+_STEP = re.compile(r"ProfilerStep#(\d+)")
+_WHOLE_STATE = {  # FSDP2 annotations that name no unit because they belong to the module's state
+    "root_pre_forward", "inputs_to_device", "cast_forward_inputs", "cast_forward_outputs",
+    "root_post_backward_callback",
+}  # fmt: skip
+
+
+def mark(name: str) -> Mark | None:
+    """The meaning of an annotation; None for a user's own.
+
+    Example:
+        >>> mark("FSDP::all_gather (layers.3)")
+        Mark(kind='all_gather', unit='layers.3', number=0)
+        >>> mark("FSDP::backward_prefetch for layers.2").kind, mark("FSDP::pre_forward").unit
+        ('backward_prefetch', 'root')
+    """
+    if found := _FSDP2.fullmatch(name):
+        if found["target"]:
+            return Mark(f"{found[1]}_prefetch", found["target"])
+        return Mark(found[1], "" if found[1] in _WHOLE_STATE else found["unit"] or ROOT)
+    if found := _FSDP1.fullmatch(name):
+        return Mark(f"fsdp1:{found[1].lstrip('_')}")
+    if found := _STEP.fullmatch(name):
+        return Mark("step", number=int(found[1]))
+    if name.startswith("Optimizer.step#"):
+        return Mark("optimizer")
+    if name.startswith("Optimizer.zero_grad#"):
+        return Mark("zero_grad")
+    if name.startswith("DistributedDataParallel.forward"):
+        return Mark("ddp_forward")
+    return None
+
+
+_COLLECTIVE = (  # in order: the first that fits, in a name without underscores and in small letters
+    ("reducescatter", Op.REDUCE_SCATTER), ("allgather", Op.ALL_GATHER), ("allreduce", Op.ALL_REDUCE),
+    ("broadcast", Op.BROADCAST), ("barrier", Op.BARRIER), ("alltoall", Op.OTHER), ("sendrecv", Op.OTHER),
+    ("send", Op.SEND), ("recv", Op.RECV), ("reduce", Op.OTHER), ("gather", Op.OTHER), ("scatter", Op.OTHER),
+)  # fmt: skip
+
+
+def collective(*names: object) -> Op | None:
+    """The collective that the first telling name stands for: a kernel's, its ``Collective name``, an operation's.
+
+    Example:
+        >>> collective("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)").value
+        'REDUCE_SCATTER'
+        >>> collective("ncclDevKernel_Generic_1(ncclDevKernelArgsStorage<4096ul>)", "_allgather_base").value
+        'ALL_GATHER'
+    """
+    for name in names:
+        if isinstance(name, str):
+            plain = name.partition("(")[0].replace("_", "").lower()
+            for part, op in _COLLECTIVE:
+                if part in plain:
+                    return op
+    return None
+
+
+_NCCL = re.compile(r"\b[nr]ccl\w*kernel", re.IGNORECASE)
+
+
+def is_collective_kernel(name: str) -> bool:
+    """Whether a kernel is NCCL's or RCCL's: ``ncclDevKernel_…``, ``ncclSymkDevKernel_…``, older ``ncclKernel_…``."""
+    return _NCCL.search(name) is not None
+
+
+_MATMUL = re.compile(r"gemm|nvjet|xmma|cutlass|cublas|wgmma|fmha|flash|attention|Cijk_|conv\w*_|_mm_|dot_kernel", re.I)
+
+
+def is_matmul(name: str) -> bool:
+    """Whether a kernel multiplies matrices, by what cuBLAS, CUTLASS, cuDNN, hipBLASLt and Triton call theirs."""
+    return _MATMUL.search(name) is not None
+
+
+_DTYPES = {  # NCCL's and c10's names, in small letters: our name and bytes of an element
+    "float": ("fp32", 4), "float32": ("fp32", 4), "bfloat16": ("bf16", 2), "half": ("fp16", 2), "float16": ("fp16", 2),
+    "double": ("fp64", 8), "float64": ("fp64", 8), "byte": ("uint8", 1), "unsigned char": ("uint8", 1),
+    "uint8": ("uint8", 1), "char": ("int8", 1), "signed char": ("int8", 1), "int8": ("int8", 1), "bool": ("bool", 1),
+    "short": ("int16", 2), "int": ("int32", 4), "int32": ("int32", 4), "long": ("int64", 8), "long int": ("int64", 8),
+    "int64": ("int64", 8), "float8_e4m3fn": ("float8_e4m3fn", 1), "float8_e5m2": ("float8_e5m2", 1),
+}  # fmt: skip
+
+
+def dtype(name: object) -> tuple[str, int]:
+    """Our short name of a dtype of the trace, and its bytes; an unknown one keeps its name and counts 0 bytes.
+
+    Example:
+        >>> dtype("c10::BFloat16"), dtype("Float")
+        (('bf16', 2), ('fp32', 4))
+    """
+    plain = str(name or "").removeprefix("c10::").lower()
+    return _DTYPES.get(plain, (plain, 0))

@@ -1,0 +1,191 @@
+"""A torch.profiler trace as a `Timeline`."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fsdp_sim.timeline.kinds import Op, Phase
+from fsdp_sim.timeline.kineto.cpu import cpu_drafts
+from fsdp_sim.timeline.kineto.draft import Draft
+from fsdp_sim.timeline.kineto.gpu import device_drafts
+from fsdp_sim.timeline.kineto.host import Host
+from fsdp_sim.timeline.kineto.memory import Change, memory_changes
+from fsdp_sim.timeline.kineto.rows import Rows, read_rows
+from fsdp_sim.timeline.kineto.stream import RECORD, Progress
+from fsdp_sim.timeline.kineto.waits import derive_waits, recorded_waits
+from fsdp_sim.timeline.timeline import Event, Header, Timeline
+
+
+def read_kineto(
+    path: str | Path | Sequence[str | Path], *, rank: int | None = None, progress: Progress | None = None
+) -> Timeline:
+    """Read a trace of torch.profiler (torch 2.11 to 2.13): FSDP1, FSDP2 or DDP, on GPUs or CPUs, JSON or gzip.
+
+    Args:
+        path: what ``export_chrome_trace`` or ``tensorboard_trace_handler`` wrote on one rank; or several ranks' files,
+            which become one timeline, their clocks aligned by what each says its zero is.
+        rank: the rank of the trace, where the file does not say it.
+        progress: called with bytes read and bytes in all, every few megabytes.
+
+    Returns:
+        Operations as they ran. Kernels of one unit's forward (backward) are one event, or several where compute stood
+        idle for communication (20 us or more). Waits are those that the trace recorded (``enable_cuda_sync_events``),
+        else those that FSDP's rules impose. What runs between the root's forward and its backward is the unit
+        ``loss``; collectives that no annotation of FSDP issued have no unit. Sizes need ``record_shapes=True`` on
+        CPUs, memory ``profile_memory=True``, names of FSDP1's units and source lines ``with_stack=True``.
+
+    Raises:
+        ValueError: the file is broken or no trace, or nothing in it is FSDP or a collective; the message says what to
+            do.
+        OSError: the file cannot be opened.
+    """
+    several = not isinstance(path, (str, Path))
+    paths = [Path(p) for p in path] if several else [Path(path)]  # type: ignore[union-attr, arg-type]
+    if not paths:
+        raise ValueError("read_kineto was given an empty list of files; give the trace of at least one rank")
+    if several and len(paths) > 1 and rank is not None:
+        raise ValueError(f"rank={rank} names one rank, and {len(paths)} files were given; leave it out")
+    reads = [_read(p, rank, told) for p, told in zip(paths, _shares(paths, progress), strict=True)]
+    ranks = [r.rank for r in reads]
+    if len(set(ranks)) < len(ranks):
+        twice = next(r for r in ranks if ranks.count(r) > 1)
+        raise ValueError(
+            f"{', '.join(str(r.path) for r in reads if r.rank == twice)} are all of rank {twice}; "
+            "give one file per rank"
+        )
+    base = min(r.base_ns for r in reads)
+    origin_ns = min(r.first_us * 1e3 + (r.base_ns - base) for r in reads)
+    events = [event for r in reads for event in r.events((origin_ns - (r.base_ns - base)) / 1e3)]
+    return Timeline(_header(reads), events)
+
+
+def _shares(paths: list[Path], progress: Progress | None) -> list[Progress | None]:
+    """For each of several files a progress that counts the bytes of all."""
+    if progress is None:
+        return [None] * len(paths)
+    sizes = [p.stat().st_size for p in paths]
+
+    def share(before: int) -> Progress:
+        return lambda done, _: progress(before + done, sum(sizes))
+
+    return [share(sum(sizes[:i])) for i in range(len(sizes))]
+
+
+class _Read:
+    """One file's operations, still on its own clock."""
+
+    def __init__(self, path: Path, rows: Rows, host: Host, drafts: list[Draft], rank: int) -> None:
+        self.path, self.rows, self.rank = path, rows, rank
+        self.drafts = drafts
+        self.memory = memory_changes(rows, host)
+        self.base_ns = _int(rows.metadata.get("baseTimeNanoseconds"))
+        self.first_us = min(min(d.issue, d.start) for d in drafts)
+
+    def events(self, origin: float) -> list[Event]:
+        """All events in the order of the CPU, in seconds from a moment on this file's clock."""
+        merged: list[Draft | Change] = sorted([*self.drafts, *self.memory], key=_issued)
+        number = {id(item): seq for seq, item in enumerate(merged)}
+        return [item.event(number[id(item)], self.rank, origin, number) for item in merged]
+
+
+def _issued(item: Draft | Change) -> float:
+    return item.issue if isinstance(item, Draft) else item.at
+
+
+def _read(path: Path, rank: int | None, progress: Progress | None) -> _Read:
+    rows = read_rows(path, progress)
+    if lacking := _lacking(rows):
+        raise ValueError(f"{path} {lacking}")
+    host = Host(rows)
+    drafts = device_drafts(rows, host) if rows.kernels else cpu_drafts(rows, host)
+    if not host.fsdp and not any(d.is_collective for d in drafts):
+        raise ValueError(f"{path} {_what_else(rows)}")
+    drafts.sort(key=lambda d: (d.issue, d.start))
+    if any(note.kind == "ddp_forward" for note in host.notes):
+        _name_buckets(drafts)
+    for draft in drafts:
+        draft.calls = host.calls(draft.tid, draft.issue)
+    recorded = recorded_waits(drafts, rows.waits, rows.launched) if rows.waits else None
+    limiter = [note.start for note in host.notes if note.kind == "rate_limiter"]
+    derive_waits(drafts, host.fsdp, limiter, recorded)
+    return _Read(path, rows, host, drafts, _rank(rows, path) if rank is None else rank)
+
+
+def _name_buckets(drafts: list[Draft]) -> None:
+    """Number DDP's all-reduces within each backward, as the simulator does."""
+    seen: Counter[tuple[int, int]] = Counter()
+    for draft in drafts:
+        if draft.op is Op.ALL_REDUCE and draft.state.phase is Phase.BACKWARD and not draft.unit:
+            backward = (draft.state.step, draft.state.micro_batch)
+            draft.unit = f"bucket.{seen[backward]}"
+            seen[backward] += 1
+
+
+def _what_else(rows: Rows) -> str:
+    if rows.names or rows.kernels:
+        return (
+            f"is a trace of {len(rows.kernels):,} kernels and {len(rows.op_columns()['start']):,} CPU operations "
+            "without FSDP and without a collective: plain training on one device; record a step of the sharded model"
+        )
+    if rows.count:
+        return (
+            f"is a list of {rows.count:,} events in Chrome's trace format that torch.profiler did not write; {RECORD}"
+        )
+    return f"has no events; the profiler was not active (see its schedule), or stopped early; {RECORD}"
+
+
+def _lacking(rows: Rows) -> str:
+    """What is missing where one side of a GPU run was not recorded; else empty."""
+    info = rows.metadata.get("distributedInfo")
+    nccl = isinstance(info, dict) and "nccl" in str(info.get("backend"))
+    if not rows.kernels and (rows.launched or nccl) and not rows.gloo and rows.names:
+        return f"has the CPU side of a run on GPUs and no kernels, so not when anything ran; {RECORD}"
+    if rows.kernels and not rows.names:
+        return f"has {len(rows.kernels):,} kernels and no CPU operations, so not what they were launched for; {RECORD}"
+    return ""
+
+
+def _rank(rows: Rows, path: Path) -> int:
+    info = rows.metadata.get("distributedInfo")
+    if isinstance(info, dict) and isinstance(info.get("rank"), int):
+        return int(info["rank"])
+    found = re.search(r"rank[_\-.]?(\d+)", path.name)
+    return int(found.group(1)) if found else 0
+
+
+def _header(reads: list[_Read]) -> Header:
+    world = max([len(reads), *(_world(r) for r in reads)])
+    metadata = reads[0].rows.metadata
+    properties = metadata.get("deviceProperties")
+    devices = [d for d in properties if isinstance(d, dict)] if isinstance(properties, list) else []
+    info = metadata.get("distributedInfo")
+    versions = {
+        name: str(value)
+        for name, value in {
+            "torch": metadata.get("torch_version") or metadata.get("pytorch_version"),
+            "nccl": info.get("nccl_version") if isinstance(info, dict) else None,
+            "cuda_runtime": metadata.get("cuda_runtime_version"),
+            "cuda_driver": metadata.get("cuda_driver_version"),
+        }.items()
+        if value
+    }
+    device = devices[0] if devices else {}
+    name = str(device.get("name") or ("CPU" if not reads[0].rows.kernels else "GPU"))
+    return Header(
+        producer="torch.profiler", clock="measured", world_size=world, title=reads[0].path.name,
+        hardware=f"{world} x {name}", versions=versions, memory_limit_bytes=_int(device.get("totalGlobalMem")),
+    )  # fmt: skip
+
+
+def _world(read: _Read) -> int:
+    info: Any = read.rows.metadata.get("distributedInfo")
+    stated = _int(info.get("world_size")) if isinstance(info, dict) else 0
+    return max(stated, read.rank + 1, *(d.group_size for d in read.drafts))
+
+
+def _int(value: Any) -> int:
+    return int(value) if isinstance(value, (int, float)) else 0

@@ -1,0 +1,1 @@
+"""Collectives, chunk by chunk, with the data."""

@@ -1,0 +1,1 @@
+"""Two steps on one axis, and where they part."""

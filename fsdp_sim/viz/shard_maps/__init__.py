@@ -1,0 +1,1 @@
+"""Who holds what, moment by moment."""

@@ -1,0 +1,76 @@
+"""What one rank holds of each row of a band: the cells of a shard map.
+
+A rank's own shard is the one of its place among the ranks that share a copy.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from fsdp_sim.viz.shard_maps.cast import Band, Cast
+from fsdp_sim.viz.shard_maps.holdings import Gradient, Holding, Shard
+
+
+class Held(IntEnum):
+    """What a rank holds of one row, in one of three columns: parameters, gradients, optimizer state."""
+
+    GAP = 0  # no cell
+    NOTHING = 1
+    EMPTY = 2  # a shard without elements: there are fewer rows than ranks
+    OWN = 3  # the parameters this rank keeps and updates
+    GATHERED = 4  # a copy of another rank's
+    SLICE = 5  # a copy kept between forward and backward (reshard_after_forward=n)
+    STALE = 6  # a copy from before the optimizer
+    PARTIAL = 7  # a gradient of this rank's own data, like no other rank's
+    SENT = 8  # reduced already, its memory not yet free
+    GROUP = 9  # a gradient reduced within the shard group, not between replicas
+    REDUCED = 10  # a gradient reduced over all ranks
+    OPTIMIZER = 11
+    ON_CPU = 12
+
+
+SHARDS = {Shard.GROUP: Held.GROUP, Shard.REDUCED: Held.REDUCED}
+
+
+def cells(cast: Cast, band: Band, held: Holding, rank: int) -> tuple[list[Held], list[Held], list[Held]]:
+    """What a rank holds of each row of a band: parameters, gradients, optimizer state."""
+    rows = range(len(band.rows))
+    return (
+        [_parameter(cast, band, held, rank, row) for row in rows],
+        [_gradient(band, held, rank, row) for row in rows],
+        [_optimizer(cast, band, rank, row) for row in rows],
+    )
+
+
+def _is_empty(band: Band, row: int) -> bool:
+    return bool(band.row_bytes) and not band.row_bytes[row]
+
+
+def _parameter(cast: Cast, band: Band, held: Holding, rank: int, row: int) -> Held:
+    if _is_empty(band, row):
+        return Held.EMPTY if band.owns(rank, row) else Held.NOTHING
+    if band.owns(rank, row):
+        return Held.ON_CPU if cast.offload and not held.whole else Held.OWN
+    if band.replicated:
+        return Held.STALE if held.stale else Held.GATHERED
+    if held.whole:
+        return Held.GATHERED
+    if held.slice_of and row * held.slice_of // band.shards == rank % held.slice_of:
+        return Held.SLICE
+    return Held.NOTHING
+
+
+def _gradient(band: Band, held: Holding, rank: int, row: int) -> Held:
+    if not band.trained or _is_empty(band, row):
+        return Held.NOTHING
+    if held.shard is not Shard.NONE and band.owns(rank, row):
+        return Held.ON_CPU if held.shard_on_cpu else SHARDS[held.shard]
+    if held.gradient is Gradient.FRESH:
+        return Held.NOTHING if band.by_segment and band.rows[row] not in held.filled else Held.PARTIAL
+    return {Gradient.MEAN: Held.REDUCED, Gradient.SENT: Held.SENT}.get(held.gradient, Held.NOTHING)
+
+
+def _optimizer(cast: Cast, band: Band, rank: int, row: int) -> Held:
+    if not (cast.optimizer and band.trained and band.owns(rank, row)) or _is_empty(band, row):
+        return Held.NOTHING
+    return Held.ON_CPU if cast.offload else Held.OPTIMIZER

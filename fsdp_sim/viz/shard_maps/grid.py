@@ -1,0 +1,281 @@
+"""Where each cell of a shard map lies, and its colour: ranks from left to right, units from the top down.
+
+Under each rank are up to three columns: parameters, gradients, optimizer state. A cell is one shard, so that a unit
+that is whole on a rank is a full column, and a unit at rest is a diagonal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+from numpy.typing import NDArray
+
+from fsdp_sim.timeline import Memory, Op
+from fsdp_sim.viz import theme
+from fsdp_sim.viz.shard_maps.cast import Band
+from fsdp_sim.viz.shard_maps.cells import Held, cells
+from fsdp_sim.viz.shard_maps.scenes import Scene, Stage
+from fsdp_sim.viz.theme import KINDS, MEMORY, human_bytes, safe
+
+RANK_GAP, GROUP_GAP, BAND_GAP = 0.55, 0.9, 0.6
+COLUMNS = ("params", "grads", "optim")
+COLUMN_NAMES = ("parameters", "gradients", "optimizer state")
+NO_CELL = "rgba(0,0,0,0)"
+
+
+@dataclass(frozen=True)
+class Look:
+    """Of one `Held`: its legend entry, colour and pattern."""
+
+    name: str
+    color: str
+    pattern: str = ""
+
+
+LOOKS = {
+    Held.GAP: Look("", NO_CELL),
+    Held.NOTHING: Look("", "rgba(110,125,140,0.13)"),
+    Held.EMPTY: Look("own shard without elements", "rgba(110,125,140,0.13)", "."),
+    Held.OWN: Look("own parameters", "#0072B2"),
+    Held.GATHERED: Look("gathered copy", "#8FD0F5"),
+    Held.SLICE: Look("slice kept after forward", "#4FA3D1", "."),
+    Held.STALE: Look("copy out of date", "#A9B4BE", "x"),
+    Held.PARTIAL: Look("gradient of this rank's data alone", "#F2A97F", "/"),
+    Held.SENT: Look("reduced already, not yet freed", "rgba(242,169,127,0.35)"),
+    Held.GROUP: Look("reduced within the group alone", "#D5803F", "\\"),
+    Held.REDUCED: Look("gradient averaged over all ranks", "#B5481A"),
+    Held.OPTIMIZER: Look("optimizer state", MEMORY[Memory.OPTIMIZER].color),
+    Held.ON_CPU: Look("in the CPU's memory", "#55663F", "-"),
+}
+PATTERNED = tuple(held for held, look in LOOKS.items() if look.pattern)
+_MARK = {"fgcolor": "#FFFFFF", "fgopacity": 0.85, "fillmode": "overlay", "size": 6, "solidity": 0.22}
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row of cells: its band, its place in the band, its label, and where it lies."""
+
+    band: Band | None
+    row: int
+    label: str
+    top: float
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The cells of a stage.
+
+    Attributes:
+        columns: of `COLUMNS`, which are drawn.
+    """
+
+    stage: Stage
+    columns: tuple[int, ...]
+
+    @cached_property
+    def lines(self) -> list[Line]:
+        found, top = [], 0.0
+        for band in self.stage.bands:
+            rows = self.stage.rows(band) if band else [("", 0)]
+            for label, row in rows:
+                found.append(Line(band, row, label, top))
+                top += 1
+            top += BAND_GAP
+        return found
+
+    @property
+    def height(self) -> float:
+        return self.lines[-1].top + 1
+
+    @cached_property
+    def lefts(self) -> list[float]:
+        """The left edge of each rank."""
+        found, left = [], 0.0
+        before: int | None = None
+        for rank in self.stage.ranks:
+            if before is not None:
+                apart = self.stage.cast.replicas > 1 and self.group(before) != self.group(rank)
+                left += len(self.columns) + (GROUP_GAP + RANK_GAP if apart else RANK_GAP)
+            found.append(left)
+            before = rank
+        return found
+
+    def group(self, rank: int) -> int:
+        """The replica a rank belongs to."""
+        return rank // self.stage.cast.shards
+
+    @property
+    def width(self) -> float:
+        return self.lefts[-1] + len(self.columns)
+
+    @cached_property
+    def spans(self) -> dict[str, tuple[float, float]]:
+        """Top and bottom of each band; of those left out under the empty name."""
+        found: dict[str, tuple[float, float]] = {}
+        for line in self.lines:
+            name = line.band.name if line.band else ""
+            found[name] = found.get(name, (line.top, 0.0))[0], line.top + 1
+        return found
+
+    # The heat map: one value for each cell and each gap
+
+    @cached_property
+    def x_edges(self) -> NDArray[np.float32]:
+        edges = [left + k for left in self.lefts for k in range(len(self.columns) + 1)]
+        return np.array(edges, dtype=np.float32)
+
+    @cached_property
+    def y_edges(self) -> NDArray[np.float32]:
+        edges = [edge for line in self.lines for edge in (line.top, line.top + 1)]
+        return np.array(list(dict.fromkeys(edges)), dtype=np.float32)
+
+    @cached_property
+    def _row_of(self) -> dict[float, int]:
+        return {float(edge): at for at, edge in enumerate(self.y_edges)}
+
+    def z(self, scene: Scene) -> NDArray[np.uint8]:
+        """A `Held` for each cell, gaps included."""
+        found = np.zeros((len(self.y_edges) - 1, len(self.x_edges) - 1), dtype=np.uint8)
+        wide = len(self.columns) + 1
+        for number, rank in enumerate(self.stage.ranks):
+            for band, lines in self._by_band:
+                held = cells(self.stage.cast, band, scene.by_rank[rank].of(band.name), rank)
+                for line in lines:
+                    at = self._row_of[float(np.float32(line.top))]
+                    for place, column in enumerate(self.columns):
+                        found[at, number * wide + place] = held[column][line.row]
+        return found
+
+    def names(self) -> list[list[str]]:
+        """What each cell is, whatever it holds."""
+        found = [[""] * (len(self.x_edges) - 1) for _ in range(len(self.y_edges) - 1)]
+        wide = len(self.columns) + 1
+        for band, lines in self._by_band:
+            for line in lines:
+                of = "" if band.by_segment or "more" in line.label else f" of {band.shards}"
+                size = f", {human_bytes(band.row_bytes[line.row])}" if band.row_bytes else ""
+                what = (
+                    f"<b>{safe(band.name)}</b>, {'part' if band.by_segment else 'shard'} {safe(line.label)}{of}{size}"
+                )
+                at = self._row_of[float(np.float32(line.top))]
+                for number, rank in enumerate(self.stage.ranks):
+                    for place, column in enumerate(self.columns):
+                        found[at][number * wide + place] = f"{what}<br>rank {rank}: {COLUMN_NAMES[column]}"
+        return found
+
+    @cached_property
+    def _by_band(self) -> list[tuple[Band, list[Line]]]:
+        found: dict[str, tuple[Band, list[Line]]] = {}
+        for line in self.lines:
+            if line.band:
+                found.setdefault(line.band.name, (line.band, []))[1].append(line)
+        return list(found.values())
+
+    def runs(self, z: NDArray[np.uint8], held: Held) -> tuple[NDArray[np.float32], ...]:
+        """Centre, top and height of each stretch of cells of one kind in one column."""
+        xs, tops, heights = [], [], []
+        for column in np.flatnonzero((z == held).any(axis=0)).tolist():
+            here = np.flatnonzero(z[:, column] == held)
+            for stretch in np.split(here, np.flatnonzero(np.diff(here) > 1) + 1):
+                xs.append((self.x_edges[column] + self.x_edges[column + 1]) / 2)
+                tops.append(self.y_edges[stretch[0]])
+                heights.append(self.y_edges[stretch[-1] + 1] - self.y_edges[stretch[0]])
+        return tuple(np.array(values, dtype=np.float32) for values in (xs, tops, heights))
+
+    def own_outlines(self) -> tuple[list[float | None], list[float | None]]:
+        """A path around each rank's own shards, where parameters are cut."""
+        xs: list[float | None] = []
+        ys: list[float | None] = []
+        for left, rank in zip(self.lefts, self.stage.ranks, strict=True):
+            for line in self.lines:
+                if line.band and line.band.shards > 1 and line.band.owns(rank, line.row):
+                    a, b, top, bottom = left, left + 1, line.top, line.top + 1
+                    xs += [a, b, b, a, a, None]
+                    ys += [top, top, bottom, bottom, top, None]
+        return xs, ys
+
+    def frame_of(self, scene: Scene) -> tuple[list[float], list[float]]:
+        """A rectangle around the band of a scene; nothing where it is everybody's."""
+        name = scene.moment.band
+        if not name:
+            return [], []
+        top, bottom = self.spans.get(name) or self.spans.get("", (0.0, 0.0))
+        if bottom == 0.0:
+            return [], []
+        a, b, pad = -0.3, self.width + 0.3, 0.22
+        return [a, b, b, a, a], [top - pad, top - pad, bottom + pad, bottom + pad, top - pad]
+
+
+def moving_traces(grid: Grid, scene: Scene, used: Sequence[Held], x: str = "x", y: str = "y") -> Iterator[Any]:
+    """The traces that differ between scenes: cells, patterned cells, and the frame around what is told."""
+    z = grid.z(scene)
+    yield go.Heatmap(z=z, xaxis=x, yaxis=y)
+    for held in used:
+        if held in PATTERNED:
+            xs, tops, heights = grid.runs(z, held)
+            yield go.Bar(x=xs, base=tops, y=heights, xaxis=x, yaxis=y)
+    xs_frame, ys_frame = grid.frame_of(scene)
+    op = scene.moment.op
+    color = KINDS[op].color if op in KINDS else theme.COPY.color
+    yield go.Scatter(x=xs_frame, y=ys_frame, line={"color": color}, xaxis=x, yaxis=y)
+
+
+def style(grid: Grid, traces: Sequence[Any], used: Sequence[Held]) -> list[Any]:
+    """The same traces with what stays as it is: colours, edges, patterns."""
+    kinds = list(LOOKS)
+    last = len(kinds) - 1
+    scale = [
+        [edge, LOOKS[held].color] for k, held in enumerate(kinds) for edge in (k / (last + 1), (k + 1) / (last + 1))
+    ]
+    heat, *bars, frame = traces
+    heat.update(
+        x=grid.x_edges, y=grid.y_edges, zmin=-0.5, zmax=last + 0.5, colorscale=scale, showscale=False, xgap=2, ygap=2,
+        hovertext=grid.names(), hoverinfo="text",
+    )  # fmt: skip
+    for held, bar in zip((h for h in used if h in PATTERNED), bars, strict=True):
+        look = LOOKS[held]
+        bar.update(
+            name=look.name, width=0.94, hoverinfo="skip", showlegend=False,
+            marker={"color": look.color, "line": {"width": 0}, "pattern": {"shape": look.pattern, **_MARK}},
+        )  # fmt: skip
+    frame.update(mode="lines", line={"width": 3}, hoverinfo="skip", showlegend=False)
+    return [heat, *bars, frame]
+
+
+def outline(grid: Grid, x: str = "x", y: str = "y", width: float = 2) -> go.Scatter:
+    """The rank's own shards, outlined in every scene."""
+    xs, ys = grid.own_outlines()
+    return go.Scatter(
+        x=xs, y=ys, xaxis=x, yaxis=y, mode="lines", line={"color": "#8C959F", "width": width}, hoverinfo="skip",
+        showlegend=False,
+    )  # fmt: skip
+
+
+def legend_traces(used: Sequence[Held], x: str = "x", y: str = "y") -> Iterator[Any]:
+    """A legend entry for each kind of cell that occurs; bars, so that patterns show."""
+    for held in used:
+        look = LOOKS[held]
+        if look.name:
+            pattern = {"shape": look.pattern, **_MARK}
+            yield go.Bar(
+                x=[None], y=[None], xaxis=x, yaxis=y, name=safe(look.name), hoverinfo="skip",
+                marker={"color": look.color, "line": {"width": 0}, "pattern": pattern},
+            )  # fmt: skip
+
+
+def used_kinds(grid: Grid, scenes: Sequence[Scene]) -> list[Held]:
+    """The kinds of cell that occur in some scene, in the order of `Held`."""
+    seen: set[int] = set()
+    for scene in scenes:
+        seen |= set(np.unique(grid.z(scene)).tolist())
+    return [held for held in Held if held in seen and held is not Held.GAP]
+
+
+def word_of(op: Op | None) -> str:
+    """A short name for what happens."""
+    return "at rest" if op is None else {Op.FREE: "reshard"}.get(op, theme.OP_NAMES.get(op, str(op)))

@@ -1,0 +1,282 @@
+"""Who holds what through a training step: a walk along what each rank issues, allocates and frees.
+
+All ranks of a program issue the same, so that one walk says what each holds (see `shard_cells`).
+
+[Note: moments]  A moment begins with an act worth telling (a collective, compute, parameters or gradients freed) and
+shows what is held when the next one begins. Memory allocated for an operation counts from that operation on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+from fsdp_sim.timeline import Memory, Op, Phase
+from fsdp_sim.viz.shard_maps.cast import COMPUTE, Act, Cast
+
+
+class Gradient(IntEnum):
+    """The whole gradient: none, of this rank's data, reduced but not freed, or the mean over all ranks."""
+
+    NONE, FRESH, SENT, MEAN = range(4)
+
+
+class Shard(IntEnum):
+    """The sharded gradient: none, reduced within the shard group alone, or over all ranks."""
+
+    NONE, GROUP, REDUCED = range(3)
+
+
+class Holding(NamedTuple):
+    """What each rank holds of one band.
+
+    Attributes:
+        whole: parameters are gathered. ``slice_of``: a 1/n of them is kept (0: none). ``stale``: only the own shard has
+            seen the optimizer.
+        gradient: the whole gradient; ``filled`` are the segments it has, where rows are segments.
+        shard: the sharded gradient; ``shard_on_cpu``: it was offloaded.
+    """
+
+    whole: bool = False
+    slice_of: int = 0
+    stale: bool = False
+    gradient: Gradient = Gradient.NONE
+    filled: frozenset[str] = frozenset()
+    shard: Shard = Shard.NONE
+    shard_on_cpu: bool = False
+
+
+NONE_HELD = Holding()
+LIVING = (Memory.SHARDED, Memory.OPTIMIZER, Memory.RS_OUTPUT, Memory.UNSHARDED, Memory.AG_OUTPUT,
+          Memory.UNSHARDED_GRAD, Memory.RS_INPUT)  # fmt: skip
+TELLING = frozenset(
+    {Op.ALL_GATHER, Op.FWD, Op.RECOMPUTE, Op.BWD, Op.REDUCE_SCATTER, Op.RS_COPY, Op.ALL_REDUCE, Op.OPTIM, Op.BROADCAST}
+)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One thing worth telling and what is held after it.
+
+    Attributes:
+        op: what happens; FREE is a reshard in forward or backward, ``zero_grad`` after the optimizer; None is the rest
+            before the step.
+        band: whose; empty for the optimizer. ``name``: of the segment, where compute has one.
+        holdings: by band; a band not named holds what it does at rest.
+        bytes: alive on the rank, by category.
+        ahead: of a gather, the name whose compute comes before that of the band gathered.
+        adds: a backward adds to the whole gradient that earlier micro-batches left.
+        from_slice: a gather of slices kept after forward, over ``group_size`` ranks.
+    """
+
+    op: Op | None
+    band: str = ""
+    name: str = ""
+    phase: Phase = Phase.NONE
+    micro_batch: int = 0
+    group_size: int = 1
+    holdings: dict[str, Holding] = field(default_factory=dict, repr=False)
+    bytes: dict[Memory, int] = field(default_factory=dict, repr=False)
+    ahead: str = ""
+    adds: bool = False
+    from_slice: bool = False
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """The same on every rank that does the same."""
+        return self.op, self.band, self.name, self.phase, self.micro_batch
+
+    def of(self, band: str) -> Holding:
+        return self.holdings.get(band, NONE_HELD)
+
+
+def moments(cast: Cast, acts: Iterable[Act], step: int) -> list[Moment]:
+    """The moments of one step of one rank, from the rest before it to the rest after it."""
+    walk = _Walk(cast)
+    found: list[Moment] = []
+    for act in acts:
+        if act.step > step:
+            break
+        if act.op is Op.FREE:  # what was allocated before is not for this
+            walk.flush()
+        head = walk.head(act) if act.step == step else None
+        if act.step == step and not found and act.op is not Op.ALLOC:  # what lives through all steps may come first
+            found.append(walk.close(Moment(None)))
+        if head is not None:
+            if len(found) > 1:
+                found[-1] = walk.close(found[-1])
+            found.append(head)
+        walk.take(act)
+    if len(found) > 1:
+        walk.flush()
+        found[-1] = walk.close(found[-1])
+        if walk.updated:  # gradients that stay in their buckets are zeroed there
+            walk.zero()
+            found.append(walk.close(Moment(Op.FREE, phase=Phase.OPTIMIZER, micro_batch=found[-1].micro_batch)))
+    return list(_with_ahead(found))
+
+
+def _with_ahead(found: Sequence[Moment]) -> Iterator[Moment]:
+    """Gathers that come before the compute of another band say which."""
+    following = ""  # the compute after a moment, by band
+    name = ""
+    later: list[Moment] = []
+    for moment in reversed(found):
+        if moment.op in COMPUTE:
+            following, name = moment.band, moment.name
+        early = moment.op is Op.ALL_GATHER and moment.phase is not Phase.OPTIMIZER and following != moment.band
+        later.append(replace(moment, ahead=name) if early else moment)
+    yield from reversed(later)
+
+
+class _Walk:
+    """Holdings and live bytes of one rank."""
+
+    def __init__(self, cast: Cast) -> None:
+        self.cast = cast
+        self.bands = {band.name: band for band in cast.bands}
+        self.bytes = {category: cast.state_bytes.get(category, 0) for category in LIVING}
+        self.alive: dict[tuple[Memory, str], int] = {}
+        self.held: dict[str, Holding] = {}
+        self.deferred: list[Act] = []  # allocations for the operation to come
+        self.cloned: dict[str, int] = {}  # bytes of a slice whose whole is still to be freed
+        self.last_backward = ""
+        self.micro_batch = 0
+        self.kept: set[str] = set()  # bands whose whole gradients are left from earlier micro-batches
+        self.last_cast = ""  # whose reduced gradient the last operation cast
+        self.updated = False  # the optimizer has run, and its gradients are still there
+
+    def head(self, act: Act) -> Moment | None:
+        """The moment that an act begins, if it is worth telling."""
+        band = self.cast.band_of.get(act.unit, act.unit)
+        name, op = act.unit, act.op
+        if op is Op.FREE:
+            held = self.alive.get((act.category, act.unit), 0)
+            if act.unit not in self.bands:
+                return None
+            if act.category is Memory.UNSHARDED:
+                if held != act.bytes or self.bands[act.unit].replicated:
+                    return None
+            elif self.updated and act.category in (Memory.RS_OUTPUT, Memory.UNSHARDED_GRAD):
+                band = name = ""
+            else:
+                return None
+        elif op is Op.RS_COPY:
+            op = Op.REDUCE_SCATTER
+        elif op not in TELLING or not (op in COMPUTE or op is Op.OPTIM or band in self.bands):
+            return None
+        from_slice = op is Op.ALL_GATHER and self.held.get(band, NONE_HELD).slice_of == act.group_size > 1
+        return Moment(
+            op, band if band in self.bands else "", name, act.phase, act.micro_batch, act.group_size,
+            adds=op is Op.BWD and band in self.kept, from_slice=from_slice,
+        )  # fmt: skip
+
+    def close(self, moment: Moment) -> Moment:
+        return replace(moment, holdings=dict(self.held), bytes=dict(self.bytes))
+
+    def take(self, act: Act) -> None:
+        if act.micro_batch != self.micro_batch:
+            self.micro_batch = act.micro_batch
+            self.kept = {name for name, held in self.held.items() if held.gradient is Gradient.FRESH}
+        if act.op is Op.ALLOC:
+            if act.category in (Memory.SHARDED, Memory.OPTIMIZER):
+                self._count(act, act.bytes)
+            else:
+                self.deferred.append(act)
+            return
+        self.flush(act.op)
+        if act.op is Op.FREE:
+            self._free(act)
+        else:
+            self._operate(act)
+
+    def flush(self, before: Op | None = None) -> None:
+        """Count what was allocated for the operation that comes now; a cast of a reduced gradient is no new one."""
+        for act in self.deferred:
+            self._count(act, act.bytes)
+            if act.category is Memory.UNSHARDED and act.unit in self.bands:
+                self._set(act.unit, whole=True)
+            if act.category is Memory.UNSHARDED_GRAD and not self._is_bucket(act.unit) and before is not Op.GRAD_CAST:
+                self._set(act.unit, gradient=Gradient.FRESH)
+        self.deferred.clear()
+
+    def zero(self) -> None:
+        """What ``zero_grad`` does to gradients."""
+        for name in self.bands:
+            self._set(name, gradient=Gradient.NONE, filled=frozenset(), shard=Shard.NONE, shard_on_cpu=False)
+        self.updated = False
+
+    def _set(self, name: str, **changes: Any) -> None:
+        if name in self.bands:
+            self.held[name] = self.held.get(name, NONE_HELD)._replace(**changes)
+
+    def _count(self, act: Act, n_bytes: int) -> int:
+        key = (act.category, act.unit)
+        self.alive[key] = self.alive.get(key, 0) + n_bytes
+        if act.category in self.bytes:
+            self.bytes[act.category] += n_bytes
+        return self.alive[key]
+
+    def _is_bucket(self, name: str) -> bool:
+        return name in self.bands and self.bands[name].replicated
+
+    def _free(self, act: Act) -> None:
+        left, name = self._count(act, -act.bytes), act.unit
+        match act.category:
+            case Memory.UNSHARDED:
+                if name in self.cloned:
+                    self._set(name, slice_of=round(act.bytes / max(self.cloned.pop(name), 1)))
+                if left <= 0:
+                    self._set(name, whole=False)
+            case Memory.AG_OUTPUT:
+                if not self.alive.get((Memory.UNSHARDED, name)):
+                    self._set(name, whole=False)
+            case Memory.SHARDED:
+                self._set(name, slice_of=0)
+            case Memory.UNSHARDED_GRAD | Memory.RS_INPUT:
+                others = self.alive.get((Memory.UNSHARDED_GRAD, name), 0) + self.alive.get((Memory.RS_INPUT, name), 0)
+                if others <= 0:
+                    self._set(name, gradient=Gradient.NONE, filled=frozenset())
+            case Memory.RS_OUTPUT:
+                offloaded = self.held.get(name, NONE_HELD).shard_on_cpu
+                if left <= 0 and (not offloaded or not act.bytes):
+                    self._set(name, shard=Shard.NONE, shard_on_cpu=False)
+        if self.updated and act.category in (Memory.RS_OUTPUT, Memory.UNSHARDED_GRAD) and name in self.bands:
+            self.zero()
+
+    def _operate(self, act: Act) -> None:
+        name = act.unit
+        match act.op:
+            case Op.ALL_GATHER:
+                self._set(name, whole=not self._is_bucket(name), stale=False)
+            case Op.CLONE:
+                self.cloned[name] = act.bytes
+            case Op.BWD:
+                self.last_backward = name
+            case Op.RS_COPY_IN | Op.ACCUMULATE if self._is_bucket(name) and self.last_cast != name:
+                filled = self.held.get(name, NONE_HELD).filled | {self.last_backward}
+                self._set(name, gradient=Gradient.FRESH, filled=filled)
+            case Op.REDUCE_SCATTER | Op.RS_COPY:
+                alone = self.cast.replicas == 1 or self._is_bucket(name)
+                self._set(name, shard=Shard.REDUCED if alone else Shard.GROUP, gradient=self._left(name))
+            case Op.ALL_REDUCE:
+                if self.alive.get((Memory.RS_OUTPUT, name)):
+                    self._set(name, shard=Shard.REDUCED)
+                else:
+                    self._set(name, gradient=Gradient.MEAN)
+            case Op.D2H:
+                whole = self.held.get(name, NONE_HELD).shard is Shard.NONE  # where nothing is cut, all goes
+                self._set(name, shard_on_cpu=True, **({"shard": Shard.REDUCED} if whole else {}))
+            case Op.OPTIM:
+                self.updated = True
+                for band in self.cast.bands:
+                    if band.replicated and band.shards > 1:
+                        self._set(band.name, stale=True)
+        self.last_cast = name if act.op is Op.GRAD_CAST else ""
+
+    def _left(self, name: str) -> Gradient:
+        """After a reduction: memory of whole gradients may still be there."""
+        alive = self.alive.get((Memory.UNSHARDED_GRAD, name), 0) + self.alive.get((Memory.RS_INPUT, name), 0)
+        return Gradient.SENT if alive > 0 else Gradient.NONE

@@ -1,0 +1,259 @@
+"""`StepView`: one step of one timeline as some ranks saw it, and the numbers of it that figures and words share."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from fsdp_sim.timeline import Event, Lane, Memory, Op, Phase, Timeline
+from fsdp_sim.timeline.analysis import Interval, communicates, computes, median_step, subtract, total_s, union
+from fsdp_sim.timeline.links import Links
+
+Timelines = Timeline | Mapping[str, Timeline] | Sequence[Timeline]
+MAX_RANKS = 4  # drawn when nobody says which: two timelines of four ranks with three lanes each still read well
+MAX_BARS = 2_000  # more than this few pixels cannot show, and plotly draws slowly
+
+
+class Stretch(NamedTuple):
+    """The part of a step from the first computation of a phase to that of the next; in seconds since the step began."""
+
+    phase: Phase
+    micro_batch: int
+    start_s: float
+    end_s: float
+
+
+class Group(NamedTuple):
+    """Rows that belong together, the lanes of a rank or of what stands for several; the label is of the first row."""
+
+    rank: int
+    label: str
+    lanes: tuple[Lane, ...]
+
+
+@dataclass(frozen=True)
+class StepView:
+    """One step of one timeline, as some ranks saw it, with time counted from the start of the step."""
+
+    name: str
+    timeline: Timeline
+    step: int
+    ranks: tuple[int, ...]
+
+    @cached_property
+    def by_rank(self) -> dict[int, tuple[Event, ...]]:
+        """The events of all steps taken apart, so that looking at each of many ranks stays linear."""
+        events: dict[int, list[Event]] = defaultdict(list)
+        for event in self.timeline.events:
+            events[event.rank].append(event)
+        return {rank: tuple(mine) for rank, mine in events.items()}
+
+    @cached_property
+    def _ops(self) -> dict[int, tuple[Event, ...]]:
+        return {
+            rank: tuple(e for e in events if e.step == self.step and not e.is_memory)
+            for rank, events in self.by_rank.items()
+        }
+
+    def groups(self) -> list[Group]:
+        """The rows to draw: of each chosen rank a row per lane that occurs; compute always."""
+        found = []
+        for rank in self.ranks:
+            used = {e.lane for e in self._ops[rank]} | {Lane.COMPUTE}
+            found.append(Group(rank, f"<b>rank {rank}</b> · compute", tuple(lane for lane in Lane if lane in used)))
+        return found
+
+    def ops_of(self, rank: int) -> tuple[Event, ...]:
+        """The operations of the step on one rank, in issue order."""
+        return self._ops[rank]
+
+    @cached_property
+    def _communication(self) -> dict[int, tuple[Event, ...]]:
+        return {rank: tuple(e for e in ops if communicates(e.op, e.lane)) for rank, ops in self._ops.items()}
+
+    def communication(self, rank: int) -> tuple[Event, ...]:
+        """What a rank communicates in the step, in issue order."""
+        return self._communication[rank]
+
+    @cached_property
+    def ops(self) -> tuple[Event, ...]:
+        """The operations of the step on the chosen ranks."""
+        return tuple(e for rank in self.ranks for e in self._ops[rank])
+
+    @cached_property
+    def links(self) -> Links:
+        """What waited for what in the step, on all ranks."""
+        return Links(self.timeline, self.step)
+
+    @cached_property
+    def origin_s(self) -> float:
+        """When the first rank starts the first operation of the step (as `step_time_s` counts it)."""
+        return min(e.start_s for ops in self._ops.values() for e in ops)
+
+    @cached_property
+    def step_s(self) -> float:
+        return max(e.end_s for ops in self._ops.values() for e in ops) - self.origin_s
+
+    def since_ms(self, time_s: float) -> float:
+        """A moment of the timeline in milliseconds since the step began."""
+        return (time_s - self.origin_s) * 1e3
+
+    @cached_property
+    def communicates(self) -> bool:
+        """Whether anything is communicated in the step, on any rank."""
+        return any(self._communication.values())
+
+    def _spans(self, rank: int, kind: Callable[[Op, Lane], bool]) -> list[Interval]:
+        return [(e.start_s, e.end_s) for e in self._ops[rank] if kind(e.op, e.lane)]
+
+    def busy_s(self, rank: int, kind: Callable[[Op, Lane], bool]) -> float:
+        """Seconds in which at least one operation of a kind (`communicates`, `computes`) ran on a rank."""
+        return total_s(union(self._spans(rank, kind)))
+
+    def exposed(self, rank: int) -> list[Interval]:
+        """When a rank communicated and did not compute, in seconds of the timeline's own clock."""
+        return subtract(self._spans(rank, communicates), self._spans(rank, computes))
+
+    def overlap(self, rank: int) -> float:
+        """Time computing while communicating over time communicating."""
+        comm_s = self.busy_s(rank, communicates)
+        return 1.0 - total_s(self.exposed(rank)) / comm_s if comm_s else 0.0
+
+    @cached_property
+    def mean_exposed_s(self) -> float:
+        """Exposed communication of the step, the mean over all ranks (as the step time is that of all ranks)."""
+        return float(np.mean([total_s(self.exposed(rank)) for rank in self.by_rank]))
+
+    @cached_property
+    def mean_overlap(self) -> float:
+        return float(np.mean([self.overlap(rank) for rank in self.by_rank]))
+
+    def stretches(self, rank: int) -> list[Stretch]:
+        """The phases of the step on a rank, micro-batch by micro-batch, without gaps: a phase begins with its first
+        computation and the first one with the step, so that what it waited for at its end still belongs to it.
+        """
+        ops = sorted(self._ops[rank], key=lambda e: e.start_s)
+        told = [e for e in ops if computes(e.op, e.lane) and e.phase] or [e for e in ops if e.phase]
+        begun: list[tuple[Phase, int, float]] = []
+        for e in told:
+            micro_batch = 0 if e.phase is Phase.OPTIMIZER else e.micro_batch
+            if not begun or begun[-1][:2] != (e.phase, micro_batch):
+                begun.append((e.phase, micro_batch, e.start_s - self.origin_s if begun else 0.0))
+        ends = [start_s for _, _, start_s in begun[1:]] + [self.step_s]
+        return [Stretch(*first, end_s) for first, end_s in zip(begun, ends, strict=False)]
+
+    def live(self, rank: int) -> tuple[np.ndarray, dict[Memory, np.ndarray]]:
+        """Live bytes of a rank during the step: what was alive when it began, each change, and what was left.
+
+        Changes are in the order in which the device gets to them. The CPU runs ahead of the device, so the sum may be a
+        percent or two off `peak_bytes`, which is what an allocator has to provide.
+
+        Returns:
+            seconds since the step began, of shape (n,), and for each category bytes of shape (n,); both empty
+            when the rank recorded no memory.
+        """
+        times_s, live = Timeline(self.timeline.header, self.by_rank[rank]).live_bytes(rank)
+        if not len(times_s):
+            return times_s, {}
+        since_s = times_s - self.origin_s
+        first = np.searchsorted(since_s, 0.0, side="left")
+        last = np.searchsorted(since_s, self.step_s, side="right")
+        before = {category: int(n_bytes[first - 1]) if first else 0 for category, n_bytes in live.items()}
+        window = {
+            category: np.concatenate([[before[category]], n_bytes[first:last], [n_bytes[last - 1] if last else 0]])
+            for category, n_bytes in live.items()
+        }
+        times = np.concatenate([[0.0], since_s[first:last], [self.step_s]])
+        return times, {category: n_bytes for category, n_bytes in window.items() if n_bytes.any()}
+
+    def peak_bytes(self, rank: int) -> int:
+        """The most bytes alive at one moment of the step; 0 when the rank recorded no memory.
+
+        Counted in issue order, as `Timeline.peak_bytes` and torch's caching allocator count.
+        """
+        changes = [e for e in self.by_rank[rank] if e.is_memory]
+        if not changes:
+            return 0
+        alive = np.cumsum([e.bytes if e.op is Op.ALLOC else -e.bytes for e in changes])
+        inside = np.array([e.step == self.step for e in changes])
+        before = np.array([e.step < self.step for e in changes])
+        at_first = alive[before][-1] if before.any() else 0
+        return int(max(at_first, alive[inside].max(initial=0)))
+
+
+def step_views(
+    timelines: Timelines,
+    *,
+    ranks: Iterable[int] | None = None,
+    step: int | None = None,
+    titles: Sequence[str] | None = None,
+) -> list[StepView]:
+    """Name the timelines and choose the step and the ranks of each; see `timeline_figure` for the rules.
+
+    Raises:
+        ValueError: there is no timeline, one is empty, names and timelines differ in number, or a rank or step
+            is not in one of them.
+    """
+    chosen = None if ranks is None else tuple(dict.fromkeys(ranks))
+    named = name_timelines(timelines, titles)
+    views = []
+    for name, timeline in named.items():
+        if not timeline.ops:
+            what = "only alloc and free events" if timeline.events else "no events"
+            raise ValueError(f"timeline {name!r} has {what}; it needs at least one operation to be drawn")
+        if chosen is not None and (not chosen or (unknown := [r for r in chosen if r not in timeline.ranks])):
+            asked = f"rank {unknown[0]}" if chosen else "an empty choice of ranks"
+            raise ValueError(f"{asked} is not in timeline {name!r}; it has {_listed(timeline.ranks)}")
+        steps = sorted({e.step for e in timeline.ops})
+        if step is not None and step not in steps:
+            raise ValueError(f"step {step} is not in timeline {name!r}; it has steps {steps}")
+        shown = median_step(Timeline(timeline.header, timeline.ops)) if step is None else step
+        views.append(StepView(name, timeline, shown, chosen or _few_ranks(timeline, shown, len(named))))
+    return views
+
+
+def _few_ranks(timeline: Timeline, step: int, timelines: int) -> tuple[int, ...]:
+    """The first ranks of a timeline, as many as can be drawn legibly."""
+    first = timeline.ranks[:MAX_RANKS]
+    bars = sum(e.step == step and e.rank == first[0] for e in timeline.ops)
+    return first[: max(1, MAX_BARS // (timelines * max(bars, 1)))]
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    """Ranks in words: all of a few, first and last of many."""
+    return f"ranks {list(ranks)}" if len(ranks) <= 16 else f"{len(ranks)} ranks, {ranks[0]} to {ranks[-1]}"
+
+
+def name_timelines(timelines: Timelines, titles: Sequence[str] | None = None) -> dict[str, Timeline]:
+    """Timelines by name: the keys of a dict, titles, or what their headers say.
+
+    Raises:
+        ValueError: there is none, something else is among them, or titles and timelines differ in number.
+    """
+    if isinstance(timelines, Timeline):
+        timelines = [timelines]
+    for timeline in timelines.values() if isinstance(timelines, Mapping) else timelines:
+        if not isinstance(timeline, Timeline):
+            raise ValueError(
+                f"{timeline!r} is a {type(timeline).__name__}; what is drawn is a fsdp_sim.timeline.Timeline"
+            )
+    if isinstance(timelines, Mapping):
+        named = dict(timelines)
+    else:
+        named = {}
+        for number, timeline in enumerate(timelines, start=1):
+            clock = {"simulated": "predicted"}.get(timeline.header.clock, timeline.header.clock)
+            name = timeline.header.title or clock
+            named[name if name not in named else f"{name} ({number})"] = timeline
+    if not named:
+        raise ValueError("no timeline was given; pass a Timeline, a list of them, or a dict of name to Timeline")
+    if titles is None:
+        return named
+    if len(titles) != len(named) or len(set(titles)) != len(titles):
+        raise ValueError(f"titles is {list(titles)}; {len(named)} timeline(s) need as many different titles")
+    return dict(zip(titles, named.values(), strict=True))
