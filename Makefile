@@ -64,5 +64,5 @@ bench: setup
 	  $(IN_VENV) python -m tests.bench.$$(basename $$script .py) || exit 1; done
 
 clean:
-	rm -rf .venv build out demo.html *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv build out demo.html notebooks/*.trace.json.gz *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name .git -prune -o \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} +

@@ -8,6 +8,7 @@ from fsdp_sim.viz.charts.waterfall import memory_waterfall
 from fsdp_sim.viz.collectives.rings import collective
 from fsdp_sim.viz.comparison.comparing import compare
 from fsdp_sim.viz.debugger import Debugger, debugger, debugger_page
+from fsdp_sim.viz.explorer import Explorer, explorer, explorer_page
 from fsdp_sim.viz.html import Section, save_html
 from fsdp_sim.viz.picture import Picture
 from fsdp_sim.viz.shard_maps.shards import shard_map
@@ -18,6 +19,7 @@ from fsdp_sim.viz.table import Table
 
 __all__ = [
     "Debugger",
+    "Explorer",
     "Picture",
     "Section",
     "Table",
@@ -27,6 +29,8 @@ __all__ = [
     "debugger",
     "debugger_page",
     "describe",
+    "explorer",
+    "explorer_page",
     "memory_waterfall",
     "pareto",
     "rank_bands",

@@ -80,13 +80,18 @@ def execute(notebook: nbformat.NotebookNode, folder: Path) -> None:
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
         if cell.cell_type == "code":
-            cell.outputs = [o for o in cell.outputs if o.output_type != "stream" or o.text.strip()]
+            cell.outputs = [o for o in cell.outputs if not is_noise(o)]
             for output in (o for o in cell.outputs if "image/png" in o.get("data", {})):
                 output.data["image/png"] = smaller(output.data["image/png"])
             for output in (o for o in cell.outputs if WIDGET in o.get("data", {})):
                 del output.data[WIDGET]
             for output in (o for o in cell.outputs if o.output_type == "stream"):
                 output.text = re.sub(r"^.*\r", "", output.text, flags=re.MULTILINE)  # as a terminal would show it
+
+
+def is_noise(output: nbformat.NotebookNode) -> bool:
+    """Nothing printed, or what the package that talks to the browser for the PNGs has logged."""
+    return output.output_type == "stream" and (not output.text.strip() or "choreographer" in output.text)
 
 
 def smaller(png: str) -> str:

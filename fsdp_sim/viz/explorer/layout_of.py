@@ -1,0 +1,56 @@
+"""Where things are in the explorer's figure: lanes over memory on one axis of time, and above them a pinned plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import plotly.graph_objects as go
+
+from fsdp_sim.viz import theme
+from fsdp_sim.viz.explorer.drawing import GIB, THIN, limit_in_view, rows_of
+from fsdp_sim.viz.explorer.scene import Scene
+
+LEFT, RIGHT, TOP, BOTTOM = 116, 14, 22, 42
+LANES, MEMORY, GAP = 200, 190, 30  # pixels; a pinned plan has its lanes once more
+ROOM = 1.12  # an axis is that much longer than what it shows, so that the next move need not change it
+
+
+def layout(pinned: bool = False, template: go.layout.Template = theme.LIGHT) -> dict[str, Any]:
+    """Everything of the layout that no move changes."""
+    plot = LANES + GAP + MEMORY + (LANES + GAP if pinned else 0)
+    memory, lanes = MEMORY / plot, (MEMORY + GAP) / plot
+    hidden = {"domain": [0.999, 1.0], "visible": False}
+    axis = {"fixedrange": True, "showgrid": False}
+    return {
+        "template": template, "height": plot + TOP + BOTTOM, "barmode": "overlay", "hovermode": "closest",
+        "uirevision": "keep", "dragmode": "pan", "showlegend": False, "autosize": True,
+        "margin": {"l": LEFT, "r": RIGHT, "t": TOP, "b": BOTTOM, "autoexpand": False},
+        "xaxis": {"anchor": "y2", "minallowed": 0,
+                  "title": {"text": "milliseconds since the step began", "standoff": 4}},
+        "yaxis": axis | {"domain": [lanes, lanes + LANES / plot]},
+        "yaxis2": {"domain": [0, memory], "fixedrange": True, "ticksuffix": " GiB", "nticks": 5},
+        "yaxis3": axis | {"domain": [1 - LANES / plot, 1], "visible": True} if pinned else hidden,
+    }  # fmt: skip
+
+
+def labels(seen: Scene) -> dict[str, Any]:
+    """The rows of a scene, as an axis has them."""
+    centres, _, height = rows_of(seen.lanes)
+    named = [
+        (float(c), theme.LANE_NAMES[lane]) for c, lane in zip(centres, seen.lanes, strict=True) if lane not in THIN
+    ]
+    return {"range": [height, 0.0], "tickvals": [c for c, _ in named], "ticktext": [n for _, n in named]}
+
+
+def needed_gib(seen: Scene) -> float:
+    """How high the axis of memory has to be; the limit is in view when the peak comes near it."""
+    peak, limit = max(seen.peak_bytes, 1) / GIB, seen.limit_bytes / GIB
+    return max(peak, limit) if limit_in_view(seen) else peak
+
+
+def kept(end: float, needed: float) -> float:
+    """The end of an axis after a move: the one it has, while what is shown fills at least half of it.
+
+    An axis that stays lets the eye see what a move changes, and costs no new ticks.
+    """
+    return end if 0.5 * end <= needed <= end else needed * ROOM or 1.0

@@ -1,0 +1,73 @@
+"""The explorer without a kernel: one plan as a picture that stands still."""
+
+from __future__ import annotations
+
+import plotly.graph_objects as go
+
+from fsdp_sim.simulate import Simulation
+from fsdp_sim.viz.explorer import words
+from fsdp_sim.viz.explorer.drawing import lane_changes, lane_traces, limit_in_view, memory_changes, memory_traces
+from fsdp_sim.viz.explorer.layout_of import labels, layout, needed_gib
+from fsdp_sim.viz.explorer.scene import Scene
+from fsdp_sim.viz.explorer.state import State
+from fsdp_sim.viz.picture import Picture
+from fsdp_sim.viz.table import Table
+from fsdp_sim.viz.theme import human_bytes, human_ms, safe
+
+LEGEND, LEGEND_BELOW, TITLE = 54, 62, 58  # pixels
+
+
+def still(state: State, sim: Simulation, seen: Scene) -> Picture:
+    """A plan as a picture: the figure with its legends, the words below, the numbers as a table."""
+    return Picture(still_figure(state, sim, seen), words.finding(state, sim, sim.explain()), (numbers(state, sim),))
+
+
+def still_figure(state: State, sim: Simulation, seen: Scene) -> go.Figure:
+    """The figure of a scene, for places where nothing beside it says what it shows."""
+    traces = [*lane_traces(), *memory_traces()]
+    changes = [*lane_changes(seen, (0.0, seen.span_ms)), *memory_changes(seen, (0.0, seen.span_ms))]
+    figure = go.Figure([t.update(c) for t, c in zip(traces, changes, strict=True) if c["visible"]], layout())
+    if not limit_in_view(seen):
+        figure.data[-1].visible = False
+    top, extra = TITLE + LEGEND, TITLE + LEGEND + LEGEND_BELOW
+    height = figure.layout.height + extra
+    margin = figure.layout.margin
+    corner = {
+        "x": 0,
+        "xref": "container",
+        "xanchor": "left",
+        "yref": "container",
+        "orientation": "h",
+        "font": {"size": 11},
+    }
+    figure.update_layout(
+        height=height, showlegend=True, margin={"t": margin.t + top, "b": margin.b + LEGEND_BELOW},
+        title={"text": f"{safe(heading(sim))}<br><sup>{safe(_short(state.line))}</sup>", "x": 0, "xref": "container",
+               "xanchor": "left", "pad": {"l": 6}, "y": 1 - 18 / height, "yanchor": "top", "font": {"size": 16}},
+        legend=corner | {"y": 1 - TITLE / height, "yanchor": "top"},
+        legend2=corner | {"y": 4 / height, "yanchor": "bottom"},
+        xaxis={"range": [0, seen.span_ms * 1.01 or 1.0]},
+        yaxis=labels(seen),
+        yaxis2={"range": [0, needed_gib(seen) * 1.06]},
+    )  # fmt: skip
+    return figure
+
+
+def heading(sim: Simulation) -> str:
+    step, exposed = human_ms(sim.step_time_s), human_ms(sim.exposed_comm_s)
+    fits = "" if sim.fits else "; it does not fit"
+    return f"A step takes {step}, {exposed} of it exposed communication; {human_bytes(sim.peak_memory_bytes)}{fits}"
+
+
+def numbers(state: State, sim: Simulation) -> Table:
+    """The numbers of a plan."""
+    rows = (
+        ("step", human_ms(sim.step_time_s)), ("exposed communication", human_ms(sim.exposed_comm_s)),
+        ("tokens/s per GPU", f"{sim.tokens_per_s_per_gpu:,.0f}"), ("MFU", f"{sim.mfu:.1%}"),
+        ("peak memory", human_bytes(sim.peak_memory_bytes)), ("a process can use", human_bytes(sim.memory_limit_bytes)),
+    )  # fmt: skip
+    return Table(state.line, ("", "predicted"), rows)
+
+
+def _short(line: str) -> str:
+    return line if len(line) <= 130 else line[:127] + "..."

@@ -1,0 +1,117 @@
+"""What the explorer says: one sentence about the step, one about memory, why, and what changes between two plans."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+
+from fsdp_sim.engine import Explanation
+from fsdp_sim.engine.sentences import SAY
+from fsdp_sim.requests import does_not_fit, said
+from fsdp_sim.simulate import Simulation
+from fsdp_sim.viz.explorer.state import State
+from fsdp_sim.viz.table import Table
+from fsdp_sim.viz.theme import human_bytes, human_ms
+
+RED = "#A40E26"
+
+
+def headline(sim: Simulation) -> str:
+    """How long the step takes, and how much of it is communication that nothing hides."""
+    step_s, exposed_s = sim.step_time_s, sim.exposed_comm_s
+    share = exposed_s / step_s if step_s else 0.0
+    hidden = sim.exposure.overlap
+    if not sim.exposure.comm_s:
+        comm = "nothing is communicated"
+    elif exposed_s < 1e-6 * step_s:
+        comm = "all communication is hidden behind compute"
+    else:
+        comm = f"{human_ms(exposed_s)} ({share:.0%}) is exposed communication, and {hidden:.0%} is hidden"
+    between = (
+        f" ({human_ms(sim.between_steps_s)} of it between steps, for data and logging)" if sim.between_steps_s else ""
+    )
+    return (
+        f"A step takes {human_ms(step_s)}{between}; {comm}. That is {sim.tokens_per_s_per_gpu:,.0f} tokens/s per GPU "
+        f"at {sim.mfu:.0%} MFU."
+    )
+
+
+def memory(sim: Simulation) -> str:
+    """Whether it fits, and what most of the memory is."""
+    if not sim.fits:
+        return f"{does_not_fit(sim)}."
+    peak, limit = sim.peak_memory_bytes, sim.memory_limit_bytes
+    (category, n_bytes), *_ = sim.memory.peak_by_category.items()
+    return (
+        f"Memory peaks at {human_bytes(peak)}, {peak / limit:.0%} of the {human_bytes(limit)} that a process can use; "
+        f"most of it is {said(str(category))} ({human_bytes(n_bytes)})."
+    )
+
+
+def because(why: Explanation) -> str:
+    """What most of the waiting is for; where compute hardly waits, what the step's time consists of."""
+    totals: dict[str, float] = {}
+    for wait in why.waits:
+        totals[wait.reason] = totals.get(wait.reason, 0.0) + wait.seconds
+    if not totals or max(totals.values()) < 1e-3 * why.step_time_s:
+        return f"Compute hardly waits. {why.sentences[-1]}"
+    reason = max((r for r in SAY if r in totals), key=lambda r: round(totals[r], 9))
+    sentence = SAY[reason]([w for w in why.waits if w.reason == reason], totals[reason], why)
+    return f"{sentence} {why.sentences[-1]}"
+
+
+def remarks(state: State) -> list[str]:
+    """What a reader may not expect: settings that have no effect here, and choices that were made for him."""
+    cluster = state.cluster
+    found = []
+    if cluster.kind == "gpu" and cluster.nodes == 1 and {"bandwidth_gbps", "latency_us"} & set(state.texts):
+        found.append("Bandwidth and latency are those between nodes; all GPUs share one, so nothing uses them.")
+    if state.skews and state.cluster.gpus > 1:
+        found.append("What is drawn is rank 0: where nothing runs on it, it waits for a slower rank.")
+    if cluster.gpus == 1:
+        found.append("One GPU: there is nothing to shard, and nobody to talk to.")
+    return found
+
+
+def finding(state: State, sim: Simulation, why: Explanation) -> str:
+    """All of it as plain text: the text alternative of the figure."""
+    return "\n\n".join([headline(sim), memory(sim), because(why), *remarks(state)])
+
+
+def words_html(state: State, sim: Simulation, why: Explanation) -> str:
+    """All of it as HTML."""
+    red = "" if sim.fits else f" style='color:{RED};font-weight:600'"
+    lines = [f"<b>{escape(headline(sim))}</b>", f"<span{red}>{escape(memory(sim))}</span>", escape(because(why))]
+    lines += [f"<i>{escape(remark)}</i>" for remark in remarks(state)]
+    return _status(lines)
+
+
+def refused_html(message: str, shown: State | None) -> str:
+    """What is impossible, the remedy, and which plan the figure still shows."""
+    still = f"The figure still shows the last plan that works: <code>{escape(shown.line)}</code>" if shown else ""
+    return _status([f"<b style='color:{RED}'>Impossible: {escape(message)}.</b>", still])
+
+
+def _status(lines: Iterable[str]) -> str:
+    said = "<br>".join(line for line in lines if line)
+    return f"<div role='status' aria-live='polite' style='line-height:1.45;max-width:52rem'>{said}</div>"
+
+
+def differences(pinned: Simulation, now: Simulation) -> Table:
+    """What changes from a pinned plan to the present one."""
+
+    def row(name: str, a: float, b: float, said: str) -> tuple[str, ...]:
+        show = {
+            "time": human_ms, "bytes": human_bytes, "rate": lambda x: f"{x:,.0f}", "share": lambda x: f"{x:.1%}"
+        }[said]  # fmt: skip
+        change = f"{b / a - 1:+.1%}" if a else "none" if a == b else "new"
+        return name, show(a), show(b), change
+
+    pairs = (
+        ("step", "step_time_s", "time"), ("exposed communication", "exposed_comm_s", "time"),
+        ("tokens/s per GPU", "tokens_per_s_per_gpu", "rate"), ("MFU", "mfu", "share"),
+        ("peak memory", "peak_memory_bytes", "bytes"),
+    )  # fmt: skip
+    rows = [row(name, getattr(pinned, field), getattr(now, field), said) for name, field, said in pairs]
+    rows.append(("fits", "yes" if pinned.fits else "no", "yes" if now.fits else "no", ""))
+    return Table("From the pinned plan A to the plan now", ("", "A", "now", "change"), tuple(rows))

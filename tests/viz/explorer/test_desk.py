@@ -1,0 +1,207 @@
+"""The controls are moved as a reader would, and the figure, the words and the state are looked at."""
+
+import numpy as np
+import pytest
+
+from fsdp_sim import Cluster, Model, Plan
+from fsdp_sim.viz.explorer import Explorer, explorer
+
+STATE = "model=gpt2-124m gpu=A100 gpus=16 micro_batch=4"
+
+
+@pytest.fixture
+def made() -> Explorer:
+    return explorer(state=STATE)
+
+
+def bars(made: Explorer, name: str) -> np.ndarray:
+    """Where the bars of a kind begin and how long they are."""
+    trace = next(trace for trace in made.canvas.figure.data if trace.name == name)
+    return np.array([trace.base, trace.x])
+
+
+def test_it_begins_where_it_is_told() -> None:
+    plan = Plan(forward_prefetch=3, param_dtype="bf16")
+    made = explorer("gpt2-350m", Cluster("H100", gpus=16), plan)
+    assert (made.shown.sim.plan, made.shown.sim.cluster) == (plan, Cluster("H100", gpus=16))
+    assert made.controls.widgets["model"].value == "gpt2-350m"
+    assert made.controls.widgets["forward_prefetch:fsdp2"].value == "3"
+    assert explorer(state=made.state.line).shown.sim.step_time_s == made.shown.sim.step_time_s
+
+
+def test_an_impossible_beginning_is_an_error() -> None:
+    with pytest.raises(ValueError, match="take 8 or 16"):
+        explorer(state="model=gpt2-124m gpu=H100 gpus=12")
+
+
+def test_a_move_of_a_slider_moves_the_bars_the_words_and_the_state(made: Explorer) -> None:
+    before, words = bars(made, "all-gather"), made.words.value
+    made.controls.widgets["bandwidth_gbps"].value = "10"
+    after = bars(made, "all-gather")
+    assert after[1].sum() > 2 * before[1].sum()
+    assert made.words.value != words
+    line = "model=gpt2-124m gpu=A100 gpus=16 bandwidth_gbps=10 param_dtype=bf16 reduce_dtype=fp32 micro_batch=4"
+    assert made.line.value == made.state.line == line
+    ops = {k for kind in made.shown.seen.bars.values() for k in kind.ops.tolist()}
+    assert len(ops) == len(made.shown.sim.run.ops)
+
+
+def test_every_control_can_be_moved_to_every_option(made: Explorer) -> None:
+    for api in ("", "fsdp1", "ddp"):
+        made.controls.widgets["api"].value = api
+        for key, widget in made.controls.widgets.items():
+            if widget.layout.display == "none" or key in ("api", "model", "gpu"):
+                continue
+            was = widget.value
+            options = [value for _, value in widget.options] if hasattr(widget, "options") else [True, False]
+            for option in options[:: max(len(options) // 3, 1)]:
+                if key == "gpus" and int(option) > 64:
+                    continue
+                widget.value = option
+                assert made.message or made.shown.state.line == made.state.line, (api, key, option)
+            widget.value = was
+            assert not made.message, (api, key, made.message)
+
+
+def test_what_is_impossible_is_said_and_the_last_good_figure_stays_faded(made: Explorer) -> None:
+    good, line = bars(made, "forward"), made.shown.state.line
+    made.controls.widgets["shard_size"].value = "64"
+    assert "Plan.shard_size is 64, which does not divide the 16 GPUs" in made.message
+    assert "take a divisor, for example 16" in made.words.value
+    assert line in made.words.value
+    assert "fsdp-stale" in made.figure_box._dom_classes
+    assert (bars(made, "forward") == good).all()
+    made.controls.widgets["shard_size"].value = "8"
+    assert made.message == ""
+    assert "fsdp-stale" not in made.figure_box._dom_classes
+    assert "all_reduce" in [str(lane) for lane in made.shown.seen.lanes]
+
+
+def test_another_api_leaves_out_what_it_does_not_have_and_shows_its_own_controls(made: Explorer) -> None:
+    made.controls.widgets["forward_prefetch:fsdp2"].value = "2"
+    made.controls.widgets["api"].value = "fsdp1"
+    assert made.message == ""
+    assert made.controls.widgets["limit_all_gathers"].layout.display is None
+    assert made.controls.widgets["forward_prefetch:fsdp2"].layout.display == "none"
+    made.controls.widgets["forward_prefetch:fsdp1"].value = True
+    assert made.shown.sim.plan.forward_prefetch is True
+    made.controls.widgets["api"].value = ""
+    assert made.shown.sim.plan.forward_prefetch == 2  # as it was left
+
+
+def test_a_state_is_pasted_with_values_that_no_slider_offers(made: Explorer) -> None:
+    made.line.value = "model=gpt2-124m gpu=A100 gpus=24 micro_batch=5 bandwidth_gbps=33.5 wrap=root"
+    assert made.message == ""
+    assert made.controls.widgets["gpus"].value == "24"
+    made.controls.widgets["micro_batch"].value = "2"
+    assert (made.shown.sim.plan.wrap, made.shown.sim.cluster.bandwidth_gbps) == ("root", 33.5)
+
+
+def test_a_state_that_cannot_be_read_is_said_and_changes_nothing(made: Explorer) -> None:
+    before = made.shown
+    made.line.value = "modle=gpt2-124m"
+    assert "did you mean model?" in made.words.value
+    assert made.shown is before
+    made.line.value = STATE
+    assert made.message == ""
+
+
+def test_text_of_a_reader_is_shown_as_text(made: Explorer) -> None:
+    made.line.value = "model=<img/src=x> gpu=H100 gpus=8"
+    assert "<img" not in made.words.value
+    evil = Model("<img src=x>", n_layer=2, d_model=64, n_head=4, d_ffn=128, vocab=100)
+    other = explorer(evil)
+    other.pin()
+    shown = (
+        other.words.value + other.about.value + other.differences.value + str(other.canvas.figure.layout.annotations)
+    )
+    assert "<img" not in shown
+
+
+def test_an_operation_lights_up_with_what_it_waits_for_and_what_waits_for_it(made: Explorer) -> None:
+    number = next(k for k, i in enumerate(made.shown.sim.run.ops) if str(i.op) == "FWD" and i.unit == "layers.3")
+    made.select(number)
+    forward = next(trace for trace in made.canvas.figure.data if trace.name == "forward")
+    kind = made.shown.seen.bars[next(k for k in made.shown.seen.bars if k.name == "forward")]
+    assert [kind.names[at] for at in forward.selectedpoints] == ["layers.3"]
+    assert "all-gather copy-out layers.3" in made.about.value
+    assert next(trace for trace in made.canvas.figure.data if trace.name == "dependencies").visible
+    made.controls.widgets["bandwidth_gbps"].value = "10"  # the choice stays on the same operation
+    assert "Forward layers.3" in made.about.value
+    made.operation.value = 0
+    assert forward.selectedpoints is None
+
+
+def test_a_click_on_a_bar_selects_its_operation(made: Explorer) -> None:
+    from plotly.callbacks import InputDeviceState, Points
+
+    trace = next(trace for trace in made.canvas.figure.data if trace.name == "reduce-scatter")
+    for callback in trace._click_callbacks:
+        callback(trace, Points(point_inds=[2]), InputDeviceState())
+    kind = next(some for kind, some in made.shown.seen.bars.items() if kind.name == "reduce-scatter")
+    assert made.about.value.count(f"Reduce-scatter {kind.names[2]} runs") == 1
+
+
+def test_copies_shorter_than_a_pixel_are_one_line_and_bars_when_one_zooms_in(made: Explorer) -> None:
+    copies = next(trace for trace in made.canvas.figure.data if trace.name == "copy in or out")
+    slivers = next(trace for trace in made.canvas.figure.data if trace.name == "slivers of copy in or out")
+    count = len(next(some for kind, some in made.shown.seen.bars.items() if kind.name == "copy in or out").ops)
+    assert len(copies.x) + len(slivers.x) / 3 == count
+    assert len(slivers.x) > 0
+    made.canvas.figure.layout.xaxis.range = (0.0, made.shown.seen.span_ms / 1000)
+    assert len(copies.x) == count
+
+
+def test_buttons_step_through_the_operations_in_the_order_of_issue(made: Explorer) -> None:
+    made.next.click()
+    assert made.operation.value == 1
+    made.next.click()
+    assert made.operation.value == 2
+    made.previous.click()
+    made.previous.click()
+    assert made.operation.value == made.operation.max == len(made.shown.sim.run.ops)
+
+
+def test_a_pinned_plan_stays_beside_what_comes_next(made: Explorer) -> None:
+    made.pin_button.click()
+    step = made.shown.sim.step_time_s
+    made.controls.widgets["micro_batch"].value = "8"
+    above = next(t for t in made.canvas.figure.data if t.name == "forward" and t.yaxis == "y3")
+    forward = next(some for kind, some in made.pinned.seen.bars.items() if kind.name == "forward")
+    assert np.array(above.x) == pytest.approx(forward.x)
+    assert "peak memory" in made.differences.value
+    assert made.pinned.sim.step_time_s == step
+    made.back.click()
+    assert made.shown.sim.step_time_s == step
+    made.unpin_button.click()
+    assert (made.pinned, made.differences.value) == (None, "")
+    assert not [t for t in made.canvas.figure.data if t.yaxis == "y3" and t.visible]
+
+
+def test_a_plan_that_does_not_fit_is_said_to(made: Explorer) -> None:
+    made.line.value = "model=llama3-70b gpu=A100-SXM-40GB gpus=8 seq_len=4096"
+    assert "does not fit" in made.words.value
+    assert made.message == ""
+
+
+def test_it_is_dark_where_it_is_told_to_be() -> None:
+    made = explorer(state=STATE, dark=True)
+    assert made.canvas.figure.layout.template.layout.paper_bgcolor == "#111418"
+    made.dark.value = False
+    assert made.canvas.figure.layout.template.layout.paper_bgcolor == "#FFFFFF"
+
+
+def test_the_axis_of_time_stays_while_the_step_fills_half_of_it(made: Explorer) -> None:
+    end = made.canvas.figure.layout.xaxis.range
+    made.controls.widgets["forward_prefetch:fsdp2"].value = "1"
+    assert made.canvas.figure.layout.xaxis.range == end
+    made.controls.widgets["micro_batch"].value = "16"
+    assert made.canvas.figure.layout.xaxis.range[1] > made.shown.seen.span_ms > end[1]
+
+
+def test_a_zoom_draws_the_memory_of_the_part_in_view(made: Explorer) -> None:
+    area = next(trace for trace in made.canvas.figure.data if trace.name == "activations")
+    span = made.shown.seen.span_ms
+    made.canvas.figure.layout.xaxis.range = (0.4 * span, 0.5 * span)
+    assert min(area.x) == pytest.approx(0.4 * span, abs=1e-3)
+    assert max(area.x) <= 0.5 * span + 1e-3

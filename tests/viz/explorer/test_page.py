@@ -1,0 +1,82 @@
+"""Without a kernel: the page moves with its sliders and asks nobody; the picture says what it shows."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fsdp_sim.viz.explorer import explorer, explorer_page
+from fsdp_sim.viz.explorer.page import MOST_BYTES
+from tests.browser.lab import CHROMIUM, FLAGS
+
+STATE = "model=gpt2-124m gpu=A100 gpus=16 micro_batch=4 bandwidth_gbps=50"
+VARY = {"forward_prefetch": [None, 1, 2], "bandwidth_gbps": [10, 50, 400], "gpus": [16, 12]}
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return explorer_page(tmp_path_factory.mktemp("page") / "page.html", STATE, VARY)
+
+
+def test_it_holds_all_it_needs_and_little_more(page: Path) -> None:
+    html = re.sub(r"<script>.{1000000,}?</script>", "", page.read_text(), flags=re.DOTALL)
+    assert len(html) < MOST_BYTES
+    assert not re.findall(r"""(?:src|href)\s*=|@import|url\(|https?://""", html)
+
+
+@pytest.mark.parametrize(("state", "vary", "said"), [
+    (STATE, {}, "vary is {}"),
+    (STATE, {"gpus": []}, "each with its values"),
+    (STATE, {"gpu_count": [8]}, "there is no gpu_count"),
+    (STATE, {"micro_batch": range(1, 21), "seq_len": range(64, 85)}, "420 combinations"),
+    (STATE.replace("gpus=16", "gpus=12"), {"micro_batch": [1]}, "take 8 or 16"),
+])  # fmt: skip
+def test_what_makes_no_page_is_said_and_nothing_written(
+    state: str, vary: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        explorer_page(tmp_path / "page.html", state, vary)
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_the_picture_of_an_explorer_says_what_it_shows() -> None:
+    made = explorer(state=STATE)
+    picture = made.picture
+    assert f"{made.shown.sim.mfu:.0%} MFU" in picture.finding
+    assert "Memory peaks at" in picture.finding
+    assert "<" not in picture.finding
+    names = {trace.name for trace in picture.figure.data}
+    assert {"forward", "all-gather", "activations"} <= names
+    assert made.shown.state.line == picture.tables[0].caption
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (Debian: sudo apt install chromium)")
+def test_a_key_on_a_slider_of_the_page_moves_the_figure_and_the_words(page: Path) -> None:
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        tab = browser.new_page(viewport={"width": 900, "height": 900})
+        complaints: list[str] = []
+        requests: list[str] = []
+        tab.on("console", lambda message: complaints.append(message.text))
+        tab.on("pageerror", lambda error: complaints.append(str(error)))
+        tab.on("request", lambda request: requests.append(request.url))
+        tab.goto(page.as_uri())
+        tab.wait_for_selector(".barlayer path", state="attached")
+        bars = "document.querySelector('.js-plotly-plot')._fullData.find(t => t.name === 'all-gather')"
+        length = f"{bars}.x.reduce((sum, x) => sum + x)"
+        before, words = tab.evaluate(length), tab.inner_text("#words")
+        tab.focus("#vary-bandwidth_gbps")
+        tab.keyboard.press("ArrowLeft")
+        tab.wait_for_function(f"before => {length} > 2 * before", arg=before)
+        assert tab.inner_text("#words") != words
+        assert "bandwidth_gbps=10" in tab.inner_text("#state")
+        tab.focus("#vary-gpus")
+        tab.keyboard.press("ArrowRight")
+        assert "take 8 or 16" in tab.inner_text("#words")
+        assert tab.locator("main.stale").count() == 1
+        assert complaints == []
+        assert [url for url in requests if not url.startswith(("file:", "blob:", "data:"))] == []
+        browser.close()
