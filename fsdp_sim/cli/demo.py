@@ -15,17 +15,17 @@ from labs.overlap import Experiment, hideable_s, same_order, training_only
 GOOD_ERROR = 0.10
 
 INTRO = """\
-Four processes on this machine train one GPT. Every parameter is cut into four; each rank keeps a quarter and, layer by
-layer, all-gathers the whole, computes, frees it again, and reduce-scatters the gradients. A modelled network makes the
-transfers slow next to the compute, as on a cluster with slow links. Live memory is what FSDP and the optimizer hold;
-activations are not counted.
+On this machine {ranks} processes train one GPT. Every parameter is cut into {ranks} shards; each rank keeps one and,
+layer by layer, all-gathers the whole, computes, frees it again, and reduce-scatters the gradients. A modelled network
+makes the transfers slow next to the compute, as on a cluster with slow links. Live memory is what FSDP and the
+optimizer hold; activations are not counted.
 
 "Predicted" is the simulator: the same program of operations, replayed with durations from another run in which every
 piece ran alone. "Measured" is what happened."""
 
 
 @click.command()
-@click.option("--ranks", default=4, show_default=True, help="Ranks to train on.")
+@click.option("--ranks", default=4, show_default=True, type=click.IntRange(min=2), help="Ranks to train on.")
 @click.option("--steps", default=20, show_default=True, type=click.IntRange(min=3), help="Training steps.")
 @click.option("--batch", default=32, show_default=True, help="Rows per step over all ranks.")
 @click.option("--data", help="A text file or a folder of text files.  [default: the source of torch.distributed]")
@@ -64,6 +64,7 @@ def demo(ranks: int, steps: int, batch: int, data: str | None, out: str) -> None
     _write_page(out, predicted, measured)
     console.print(f"\nWrote [bold]{out}[/]: open it in a browser, it needs no network.")
     console.print("Go on:  [bold]make lab[/]  opens the first notebook;  [bold]make test[/]  runs everything.")
+    console.print("With sliders, in a notebook:  [bold]from fsdp_sim import viz; viz.explorer()[/]")
 
 
 def _print_losses(console: Console, losses: list[float]) -> None:
@@ -111,24 +112,46 @@ def _typical(timeline: Timeline) -> tuple[float, float]:
     return step_time_s(one, step), sum(exposed_comm_s(one, rank) for rank in one.ranks) / len(one.ranks)
 
 
-def _write_page(out: str, predicted: dict[int | None, Timeline], measured: dict[int | None, Timeline]) -> None:
-    from fsdp_sim.viz import Section, save_html, timeline  # plotly, which nothing above needs
+def _fastest(timeline: Timeline) -> Timeline:
+    return timeline.select(step=min(timeline.steps, key=lambda step: step_time_s(timeline, step)))
 
+
+def _write_page(out: str, predicted: dict[int | None, Timeline], measured: dict[int | None, Timeline]) -> None:
+    from fsdp_sim import viz  # plotly, which nothing above needs
+
+    steps = {depth: viz.timeline({"predicted": predicted[depth], "measured": measured[depth]}) for depth in (None, 1)}
+    # In the fastest steps other work disturbed the ranks least; between typical ones it hides what prefetch does.
+    both = viz.compare(_fastest(measured[None]), _fastest(measured[1]), titles=("prefetch off", "prefetch on"), rank=0)
+    held = viz.shard_map(measured[1])
     sections = [
-        Section.of(timeline({"predicted": predicted[depth], "measured": measured[depth]}), heading, text)
-        for depth, heading, text in (
-            (
-                None,
-                "Prefetch off: every forward all-gather is exposed",
-                "On a CPU the thread that would issue the next all-gather is the one that computes, so nothing runs "
-                "ahead: each layer waits for its own parameters. In backward the next all-gather is issued before the "
-                "layer computes, and hides.",
-            ),
-            (
-                1,
-                "Prefetch of depth 1: the next layer arrives while this one computes",
-                "Each layer issues the all-gather of the layer after it before it starts to compute.",
-            ),
-        )
+        viz.Section.of(
+            steps[None],
+            "Prefetch off: every forward all-gather is exposed",
+            "On a CPU the thread that would issue the next all-gather is the one that computes, so nothing runs "
+            "ahead: each layer waits for its own parameters. In backward the next all-gather is issued before the "
+            "layer computes, and hides.",
+        ),
+        viz.Section.of(
+            steps[1],
+            "Prefetch of depth 1: the next layer arrives while this one computes",
+            "Each layer issues the all-gather of the layer after it before it starts to compute.",
+        ),
+        viz.Section.of(
+            both,
+            "Prefetch off and on: the fastest measured step of each on one axis",
+            "A line marks the first operation that the two issue in another order. Below is what each layer gains or "
+            "loses: by exposed communication, and by computing, which on a shared machine varies from step to step.",
+        ),
+        viz.Section.of(
+            held,
+            "Who holds what: the measured step with prefetch, moment by moment",
+            "A column is a rank, a row a shard of a layer; the shard that a rank keeps is outlined. Play it, or step "
+            "with the slider, and watch how few layers are whole at once.",
+        ),
     ]
-    save_html(out, sections, title="One training step of Fully Sharded Data Parallel", intro=INTRO)
+    viz.save_html(
+        out,
+        sections,
+        title="One training step of Fully Sharded Data Parallel",
+        intro=INTRO.format(ranks=measured[1].header.world_size),
+    )

@@ -8,17 +8,18 @@ import jsonschema
 import pytest
 
 import fsdp_sim
+from fsdp_sim import Cluster, Plan, simulate
 from fsdp_sim.cli import schema
-from fsdp_sim.spec import Plan
 from fsdp_sim.validate.published import MEASURED
 from tests.cli.commands import EIGHT_B, SMALL, call
 
 FOLDER = Path(fsdp_sim.__file__).parent / "schemas"
-CALLS = {
+CALLS: dict[str, list[tuple[str, ...]]] = {
     "simulate": [(*SMALL,), (*EIGHT_B, "--micro-batch", "4"), (*SMALL, "--no-explain", "--plan", "wrap=root")],
     "program": [("--layers", "2"), ("--layers", "2", "--diff", "{recording}")],
     "sweep": [(*SMALL, "--vary", "micro_batch=1,5000,x")],
     "fit": [(*EIGHT_B,), ("--largest", "model", *SMALL[2:]), ("--largest", "seq-len", *SMALL)],
+    "diagnose": [("{trace}",), ("{trace}", "--bandwidth-gbps", "100")],
 }
 
 
@@ -47,9 +48,11 @@ def test_the_option_prints_the_file(command):
 
 @pytest.mark.parametrize(("command", "arguments"), [(c, a) for c, calls in CALLS.items() for a in calls])
 def test_real_results_satisfy_it_and_with_a_piece_missing_they_do_not(command, arguments, tmp_path):
-    recording = tmp_path / "recording.txt"
+    recording, trace = tmp_path / "recording.txt", tmp_path / "trace.jsonl"
     recording.write_text("\n".join(call("program", "--layers", "3").stdout.splitlines()))
-    done = call(command, *(argument.format(recording=recording) for argument in arguments), "--json")
+    slow = Cluster("A100-SXM-40GB", gpus=64, bandwidth_gbps=25)
+    simulate("gpt2-124m", slow, Plan(param_dtype="bf16")).timeline.to_jsonl(trace)
+    done = call(command, *(one.format(recording=recording, trace=trace) for one in arguments), "--json")
     result = json.loads(done.stdout)
     check = validator(command)
 

@@ -1,4 +1,4 @@
-"""`Canvas`: the one live figure. It is made once; a move sends what has changed, in one message."""
+"""`Canvas`: the one live figure. It is made once; a move sends its numbers, in one message."""
 
 from __future__ import annotations
 
@@ -7,140 +7,127 @@ from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
-from plotly.basedatatypes import Undefined
 
 from fsdp_sim.viz import theme
 from fsdp_sim.viz.explorer import drawing, layout_of
 from fsdp_sim.viz.explorer.dependencies_of import Choice, Operations
+from fsdp_sim.viz.explorer.live_plot import LivePlot
 from fsdp_sim.viz.explorer.scene import KIND_ORDER, Scene
 
-LANE_TRACES = len(drawing.lane_traces())
 LINK = "#8A94A0"  # of the lines from what is waited for to what waits; shows on white and on near black
 
 
 class Canvas:
-    """A `FigureWidget` that shows scenes.
+    """A `LivePlot` that shows scenes.
 
     Attributes:
-        figure: the widget.
+        view: the widget.
         seen: the scene it shows.
         pinned: the one above it, if any.
+        window: the milliseconds in view.
     """
 
     def __init__(self, clicked: Callable[[int], None], seen: Scene, template: go.layout.Template = theme.LIGHT) -> None:
         self.seen = seen
         self.pinned: Scene | None = None
+        self._title = ""
+        self._template = template
+        self._clicked = clicked
         self._choice: tuple[Operations, Choice] | None = None
-        self._in_batch = False
-        self._ends = [layout_of.kept(0.0, needed) for needed in self._needed()]
-        layout = layout_of.layout(template=template)
-        for axis, end in zip(("xaxis", "yaxis2"), self._ends, strict=True):
-            layout[axis] |= {"range": [0.0, end]}
-        layout["yaxis"] |= layout_of.labels(seen)
-        traces = [*drawing.lane_traces(), *drawing.memory_traces(), _link_trace()]
-        traces += [*drawing.lane_traces("y3"), _ghost_trace()]
-        self._sent = self._changes((0.0, self._ends[0]))
-        drawn = [trace.update(change) for trace, change in zip(traces, self._sent, strict=True)]
-        # With its data from the first: what a FigureWidget is sent before it is shown the browser sends back each time.
-        self.figure = go.FigureWidget(data=drawn, layout=layout)
-        self.figure._config = theme.CONFIG
-        for number in range(len(KIND_ORDER)):
-            self.figure.data[1 + number].on_click(self._on_click(number, clicked))
-        self.figure.layout.on_change(self._on_zoom, "xaxis.range")
+        self._ends = (0.0, 0.0)
+        self._fit(afresh=True)
+        self.view = LivePlot()
+        self.view.on_msg(self._on_message)
+        self._rebuild()
+
+    @property
+    def figure(self) -> go.Figure:
+        """What is shown, as a figure that stands still."""
+        return go.Figure(data=self._traces(), layout=self._layout())
 
     def show(self, seen: Scene, choice: tuple[Operations, Choice] | None = None) -> None:
         """Draw a scene, and of it an operation with its neighbours."""
         self.seen, self._choice = seen, choice
-        changed: dict[str, Any] = {}
-        for number, (axis, needed) in enumerate(zip(("xaxis", "yaxis2"), self._needed(), strict=True)):
-            end = layout_of.kept(self._ends[number], needed)
-            if end != self._ends[number]:
-                self._ends[number] = end
-                changed[f"{axis}.range"] = [0.0, end]
-        self._send(changed | {f"yaxis.{name}": value for name, value in layout_of.labels(seen).items()})
-
-    def _needed(self) -> tuple[float, float]:
-        """How long and how high the axes have to be."""
-        shown = [self.seen, *([self.pinned] if self.pinned else [])]
-        return max(scene.span_ms for scene in shown), max(map(layout_of.needed_gib, shown))
+        self._fit()
+        self._move()
 
     def pin(self, pinned: Scene | None, title: str = "") -> None:
         """Show a scene above the others', or no longer."""
-        self.pinned = pinned
-        changed: dict[str, Any] = dict(layout_of.layout(pinned is not None, self.figure.layout.template))
-        changed.pop("template")
-        changed["annotations"] = _titles(title) if pinned is not None else ()
-        if pinned is not None:
-            changed["yaxis3"] |= layout_of.labels(pinned)
-        changed["yaxis"] |= layout_of.labels(self.seen)
-        self._ends = [0.0, 0.0]
-        self._in_batch = True
-        try:
-            self.figure.update_layout(changed)
-        finally:
-            self._in_batch = False
-        self.show(self.seen, self._choice)
+        self.pinned, self._title = pinned, title
+        self._fit(afresh=True)
+        self._rebuild()
 
     def dark(self, dark: bool) -> None:
         """Change the template."""
-        self.figure.layout.template = theme.DARK if dark else theme.LIGHT
+        self._template = theme.DARK if dark else theme.LIGHT
+        self._rebuild()
 
-    @property
-    def window(self) -> tuple[float, float]:
-        """The milliseconds in view."""
-        shown = self.figure.layout.xaxis.range
-        return (float(shown[0]), float(shown[1])) if shown else (0.0, self._ends[0])
+    def zoom(self, from_ms: float, to_ms: float) -> None:
+        """Take over what the reader has zoomed to: there more can be shown."""
+        self.window = (from_ms, to_ms)
+        self._move()
 
-    def _changes(self, window: tuple[float, float]) -> list[dict[str, Any]]:
-        """Of each trace what shows the present scene and the pinned one."""
-        changes = drawing.lane_changes(self.seen, window, self._choice[1].lit if self._choice else None)
-        changes += drawing.memory_changes(self.seen, window)
+    def _fit(self, *, afresh: bool = False) -> None:
+        """Give the axes other ends where what is shown needs them; the whole step is in view again then."""
+        shown = [self.seen, *([self.pinned] if self.pinned else [])]
+        needed = (max(scene.span_ms for scene in shown), max(map(layout_of.needed_gib, shown)))
+        before = (0.0, 0.0) if afresh else self._ends
+        self._ends = (layout_of.kept(before[0], needed[0]), layout_of.kept(before[1], needed[1]))
+        if self._ends[0] != before[0]:
+            self.window = (0.0, self._ends[0])
+
+    def _layout(self) -> dict[str, Any]:
+        found = layout_of.layout(self.pinned is not None, self._template)
+        for place, value in self._places().items():
+            axis, _, name = place.partition(".")
+            found[axis][name] = value
+        if self.pinned is not None:
+            found["yaxis3"] |= layout_of.labels(self.pinned)
+            found["annotations"] = _titles(self._title)
+        return found
+
+    def _places(self) -> dict[str, Any]:
+        """Of the layout what a move may change."""
+        rows = {f"yaxis.{name}": value for name, value in layout_of.labels(self.seen).items()}
+        return rows | {"xaxis.range": list(self.window), "yaxis2.range": [0.0, self._ends[1]]}
+
+    def _traces(self) -> list[Any]:
+        traces = [*drawing.lane_traces(), *drawing.memory_traces(), _link_trace()]
+        if self.pinned is not None:
+            traces += [*drawing.lane_traces("y3"), _ghost_trace()]
+        return [traces[number].update(change) for number, change in self._changes().items()]
+
+    def _changes(self) -> dict[int, dict[str, Any]]:
+        """Of each trace that is to be seen, by its number: what shows the present scene and the pinned one."""
+        changes = drawing.lane_changes(self.seen, self.window, self._choice[1].lit if self._choice else None)
+        changes += drawing.memory_changes(self.seen, self.window)
         changes += [_links(self.seen, self._choice)]
-        if self.pinned is None:
-            return changes + [{"visible": False} for _ in range(LANE_TRACES + 1)]
-        changes += drawing.lane_changes(self.pinned, window)
-        times, live = self.pinned.memory(*window)
-        return [*changes, {"x": times, "y": sum(live.values(), np.zeros(len(times), "f4")), "visible": True}]
+        if self.pinned is not None:
+            times, live = self.pinned.memory(*self.window)
+            changes += drawing.lane_changes(self.pinned, self.window)
+            changes += [{"x": times, "y": sum(live.values(), np.zeros(len(times), "f4")), "visible": True}]
+        return {number: change for number, change in enumerate(changes) if change["visible"]}
 
-    def _send(self, layout: dict[str, Any]) -> None:
-        changes = self._changes(layout.get("xaxis.range") or self.window)
-        # What one trace is sent all are that have it (`batch_update` would leave out those that keep theirs): of the
-        # others the browser's model loses it, and sends it back with every move.
-        names = {
-            name
-            for change, sent in zip(changes, self._sent, strict=True)
-            for name, value in change.items()
-            if not _same(sent.get(name, _same), value)
-        }
-        touched = [number for number, change in enumerate(changes) if names & set(change)]
-        style = {name: [changes[number].get(name, Undefined) for number in touched] for name in names}
-        moved = {name: value for name, value in layout.items() if list(self.figure.layout[name] or ()) != value}
-        self._sent = changes
-        self._in_batch = True  # a change of the range is nobody's zoom
-        try:
-            self.figure.plotly_update(style, moved, touched)
-        finally:
-            self._in_batch = False
+    def _rebuild(self) -> None:
+        self._drawn = tuple(self._changes())
+        self.view.draw(self.figure, theme.CONFIG)
 
-    def _on_zoom(self, layout: Any, shown: Any) -> None:
-        if not self._in_batch:
-            self._send({})
+    def _move(self) -> None:
+        changes = self._changes()
+        if tuple(changes) == self._drawn:
+            self.view.move(list(changes.values()), self._places())
+        else:  # another kind of operation or of memory, or one less: traces that show nothing cost time all the same
+            self._rebuild()
 
-    def _on_click(self, number: int, clicked: Callable[[int], None]) -> Callable[..., None]:
-        def on_click(trace: Any, points: Any, state: Any) -> None:
-            bars = self.seen.bars.get(KIND_ORDER[number])
-            if points.point_inds and bars is not None:
-                clicked(int(bars.ops[np.argmin(np.abs(bars.base - trace.base[points.point_inds[0]]))]))
-
-        return on_click
-
-
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
-        return (
-            isinstance(one, np.ndarray) and isinstance(other, np.ndarray) and np.array_equal(one, other, equal_nan=True)
-        )
-    return bool(one == other)
+    def _on_message(self, view: Any, content: dict[str, Any], buffers: Any) -> None:
+        if window := content.get("window"):
+            self.zoom(float(window[0]), float(window[1]))
+        elif clicked := content.get("clicked"):
+            place, base = clicked
+            number = self._drawn[place]
+            bars = self.seen.bars.get(KIND_ORDER[number - 1]) if 0 < number <= len(KIND_ORDER) else None
+            if bars is not None:
+                self._clicked(int(bars.ops[np.argmin(np.abs(bars.base - base))]))
 
 
 def _link_trace() -> go.Scatter:

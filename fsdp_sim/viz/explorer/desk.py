@@ -194,7 +194,7 @@ class Explorer:
         wide = {"width": "auto", "min_width": "0"}
         self.words = W.HTML(layout=W.Layout(min_height="92px", margin="4px 0 4px 4px"))
         self.legend = W.HTML(layout=W.Layout(margin="0"))
-        self.figure_box = W.VBox([self.canvas.figure])
+        self.figure_box = W.VBox([self.canvas.view])
         self.line = W.Text(
             description="state", continuous_update=False, style={"description_width": "96px"},
             tooltip="This plan in words; paste another's here, or give it to explorer(state=...).",

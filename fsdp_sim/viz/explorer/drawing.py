@@ -1,9 +1,8 @@
 """The explorer's figure: a fixed set of traces, made once; a move changes nothing but their numbers.
 
-What plotly.js spends on a move grows with the bars: hatching and outlining them one by one costs as much again, a
-legend a fifth. So bars are plain; one path over all that are communication carries the hatching, one line the seams
-between neighbours, another the copies that are shorter than a pixel (they are bars again when one zooms in), and the
-legend is not plotly's (`legend_html`).
+What plotly.js spends on a move grows with the bars: hatching them one by one costs as much again, a legend a fifth. So
+one path over all that are communication carries the hatching, copies that are shorter than a pixel are left out until
+one zooms in, and the legend is not plotly's (`legend_html`).
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ Change = dict[str, Any]  # properties of one trace
 THIN = {Lane.AG_COPY_IN: 0.5}  # height of a row, where it is not 1
 BAR = 0.9  # of the height of its row
 CATEGORIES = [category for category in MEMORY if category is not Memory.NONE]
-SLIVERS = (theme.COPY, theme.CAST)  # kinds most of whose bars are too short to be seen: those are drawn as one line
+SHORT = {theme.COPY, theme.CAST}  # kinds most of whose bars are too short to be seen
 NEIGHBOURS = {theme.FORWARD, theme.BACKWARD, theme.RECOMPUTE}  # kinds whose bars follow each other without a gap
 NEAR = 0.35  # of the limit: a peak above that is drawn with the limit in view
 SEAM = "rgba(255,255,255,0.75)"
@@ -50,12 +49,7 @@ def lane_traces(axis: str = "y") -> list[Any]:
     hatching = go.Scatter(
         name="hatching", fill="toself", line={"width": 0, "simplify": False}, fillpattern=hatch, **quiet
     )
-    slivers = [
-        go.Scatter(name=f"slivers of {kind.name}", line={"width": 0.7, "color": kind.color, "simplify": False}, **quiet)
-        for kind in SLIVERS
-    ]
-    seams = go.Scatter(name="seams", line={"width": 0.7, "color": SEAM, "simplify": False}, **quiet)
-    return [exposed, *(_bar(kind, axis) for kind in KIND_ORDER), hatching, seams, *slivers]
+    return [exposed, *(_bar(kind, axis) for kind in KIND_ORDER), hatching]
 
 
 def memory_traces() -> list[Any]:
@@ -70,7 +64,8 @@ def memory_traces() -> list[Any]:
 def _bar(kind: Kind, axis: str) -> go.Bar:
     return go.Bar(
         name=kind.name, orientation="h", textposition="none", cliponaxis=True, yaxis=axis, visible=False,
-        marker={"color": kind.color, "line": {"width": 0}}, unselected={"marker": {"opacity": 0.22}},
+        marker={"color": kind.color, "line": {"width": 0.7 if kind in NEIGHBOURS else 0, "color": SEAM}},
+        unselected={"marker": {"opacity": 0.22}},
         hovertemplate=f"<b>{kind.name} %{{hovertext}}</b>, %{{x:.3f}} ms<br>from %{{base:.3f}} ms<br>"
         "%{text:.4~g} MiB<extra></extra>",
     )  # fmt: skip
@@ -105,21 +100,18 @@ def lane_changes(seen: Scene, window: tuple[float, float], lit: Iterable[int] | 
     ]  # fmt: skip
     wanted = None if lit is None else np.array(sorted(lit), dtype=np.int32)
     shown = seen.bars_between(*window)
-    outlines, seams = [], []
-    slivers: dict[Kind, list[NDArray[np.float32]]] = {kind: [] for kind in SLIVERS}
+    outlines = []
     pixel = (window[1] - window[0]) / PIXELS
     for kind in KIND_ORDER:
         bars = shown.get(kind)
         if bars is None:
             found.append({"visible": False})
             continue
-        if kind in slivers:
-            long = bars.x > 0.6 * pixel
+        if kind in SHORT:
+            seen_at_all = bars.x > 0.6 * pixel
             if wanted is not None:
-                long |= np.isin(bars.ops, wanted)
-            short = _only(bars, ~long)
-            slivers[kind].append(_edges(short, _f(centres[short.rows]), _f(BAR * heights[short.rows])))
-            bars = _only(bars, long)
+                seen_at_all |= np.isin(bars.ops, wanted)
+            bars = _only(bars, seen_at_all)
         if not len(bars.ops):  # an empty trace that calls itself visible is corrected by the browser, with every move
             found.append({"visible": False})
             continue
@@ -130,13 +122,9 @@ def lane_changes(seen: Scene, window: tuple[float, float], lit: Iterable[int] | 
             {"base": bars.base, "x": bars.x, "y": y, "width": float(width[0]) if same else width,
              "hovertext": bars.names, "text": bars.mib, "selectedpoints": chosen, "visible": True}
         )  # fmt: skip
-        if kind in NEIGHBOURS:
-            seams.append(_seams(bars, y, width, 3 * pixel))
         if kind.hatched:
             outlines.append(_outlines(bars, y, width))
-    found.append(_path(outlines))
-    found.append(_path(seams))
-    return found + [_path(slivers[kind]) | {"opacity": 1.0 if lit is None else 0.22} for kind in SLIVERS]
+    return [*found, _path(outlines)]
 
 
 def memory_changes(seen: Scene, window: tuple[float, float]) -> list[Change]:
@@ -170,19 +158,6 @@ def _outlines(bars: Bars, y: NDArray[np.float32], width: NDArray[np.float32]) ->
 def _only(bars: Bars, which: NDArray[np.bool_]) -> Bars:
     names = [name for name, keep in zip(bars.names, which.tolist(), strict=True) if keep]
     return Bars(bars.base[which], bars.x[which], bars.rows[which], bars.ops[which], names, bars.mib[which])
-
-
-def _seams(bars: Bars, y: NDArray[np.float32], width: NDArray[np.float32], least: float) -> NDArray[np.float32]:
-    """The left edges of the bars that are long enough to have one, as one path."""
-    long = bars.x > least
-    return _edges(_only(bars, long), y[long], width[long])
-
-
-def _edges(bars: Bars, y: NDArray[np.float32], width: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The left edges of bars as one path."""
-    gap = np.full(len(y), np.nan, np.float32)
-    xs = np.stack([bars.base, bars.base, gap], axis=1).ravel()
-    return np.stack([xs, np.stack([y - width / 2, y + width / 2, gap], axis=1).ravel()])
 
 
 def _path(parts: list[NDArray[np.float32]]) -> Change:

@@ -20,15 +20,16 @@ def layout(pinned: bool = False, template: go.layout.Template = theme.LIGHT) -> 
     plot = LANES + GAP + MEMORY + (LANES + GAP if pinned else 0)
     memory, lanes = MEMORY / plot, (MEMORY + GAP) / plot
     hidden = {"domain": [0.999, 1.0], "visible": False}
-    axis = {"fixedrange": True, "showgrid": False}
+    fast = {"ticklabeloverflow": "allow"}  # plotly.js would measure each label otherwise, with every move
+    axis = {"fixedrange": True, "showgrid": False} | fast
     return {
         "template": template, "height": plot + TOP + BOTTOM, "barmode": "overlay", "hovermode": "closest",
         "uirevision": "keep", "dragmode": "pan", "showlegend": False, "autosize": True,
         "margin": {"l": LEFT, "r": RIGHT, "t": TOP, "b": BOTTOM, "autoexpand": False},
-        "xaxis": {"anchor": "y2", "minallowed": 0,
+        "xaxis": fast | {"anchor": "y2", "minallowed": 0,
                   "title": {"text": "milliseconds since the step began", "standoff": 4}},
         "yaxis": axis | {"domain": [lanes, lanes + LANES / plot]},
-        "yaxis2": {"domain": [0, memory], "fixedrange": True, "ticksuffix": " GiB", "nticks": 5},
+        "yaxis2": fast | {"domain": [0, memory], "fixedrange": True, "ticksuffix": " GiB", "nticks": 5},
         "yaxis3": axis | {"domain": [1 - LANES / plot, 1], "visible": True} if pinned else hidden,
     }  # fmt: skip
 

@@ -25,7 +25,8 @@ Floats = NDArray[np.float32]
 KIND_ORDER = tuple(dict.fromkeys(KINDS.values()))
 _KIND_OF = {op: KIND_ORDER.index(kind) for op, kind in KINDS.items()}
 LANE_ORDER = tuple(Lane)
-PIXELS = 700  # across the plot: a memory curve of more points looks the same
+PIXELS = 700  # across the plot
+MEMORY_POINTS = 160  # of the curves of memory, which plotly.js draws once per category; zooming in shows more
 MOST_BARS = 2000  # drawn one by one; of more, those that fall on the same pixel are drawn as one
 
 
@@ -76,10 +77,10 @@ class Scene:
         width = max(to_ms - from_ms, 1e-9) / points
         return {kind: _merged(bars, from_ms, to_ms, width) for kind, bars in self.bars.items()}
 
-    def memory(self, from_ms: float, to_ms: float, points: int = PIXELS) -> tuple[Floats, dict[Memory, Floats]]:
-        """The memory of a part of the step in as many points as pixels can show.
+    def memory(self, from_ms: float, to_ms: float, points: int = MEMORY_POINTS) -> tuple[Floats, dict[Memory, Floats]]:
+        """The memory of a part of the step in a few points.
 
-        Of all changes that fall on one pixel the one after which most is alive is kept, so that no peak is lost.
+        Of all changes that fall on one point the one after which most is alive is kept, so that no peak is lost.
 
         Returns:
             milliseconds, and for each category GiB.
