@@ -144,3 +144,21 @@ def test_the_timeline_is_the_run_with_all_that_is_alive(plan: Plan) -> None:
     for ours, theirs in zip(timeline.ops, bare.ops, strict=True):
         assert (ours.label, ours.start_s, ours.end_s) == (theirs.label, theirs.start_s, theirs.end_s)
         assert [label[0][s] for s in ours.waits_on] == [label[1][s] for s in theirs.waits_on]
+
+
+@pytest.mark.parametrize(
+    ("plan", "cluster", "shared"),
+    [
+        (PLAN, CLUSTER, True),
+        (replace(PLAN, micro_batch=4, seq_len=256), replace(CLUSTER, bandwidth_gbps=10.0), True),
+        (replace(PLAN, forward_prefetch=2), CLUSTER, False),
+        (PLAN, replace(CLUSTER, gpus=32), False),
+    ],
+)
+def test_a_program_is_shared_where_it_is_the_same(plan: Plan, cluster: Cluster, shared: bool) -> None:
+    first = simulate("gpt2-124m", CLUSTER, PLAN)
+    alone, other = simulate("gpt2-124m", cluster, plan), simulate("gpt2-124m", cluster, plan).sharing(first)
+
+    assert (other.program.instructions is first.program.instructions) == shared
+    assert other.program == alone.program
+    assert (other.step_time_s, other.peak_memory_bytes) == (alone.step_time_s, alone.peak_memory_bytes)

@@ -1,5 +1,6 @@
-// What a page's figures do beyond plotly: select an operation by click or key and light up what it depends on,
-// say it in a sentence, and follow the light or dark scheme of the reader. No dependency but Plotly itself.
+// What figures do beyond plotly. In a page: select an operation by click or key and light up what it depends on, say it
+// in a sentence, and follow the light or dark scheme of the reader. In a live notebook: move a figure as the kernel
+// says, and copy text. No dependency but Plotly itself.
 //
 // A figure brings `layout.meta.timeline` (see `_links` in timeline_figure.py): bars are numbered through all traces
 // with `meta.op`, in order; `cause[n]` is the bar that made bar n begin when it did (-1: none), `waits[n]` those it
@@ -254,3 +255,156 @@ export function start(page) {
   system.addEventListener("change", () => show(system.matches ? "dark" : "light"));
   return show(system.matches ? "dark" : "light");
 }
+
+// ---- in a live notebook: the explorer's two widgets ----
+
+const pageIsDark = () => {
+  const light = document.body.dataset.jpThemeLight;
+  return light === undefined ? matchMedia("(prefers-color-scheme: dark)").matches : light === "false";
+};
+
+function copied(text) {
+  if (navigator.clipboard) return navigator.clipboard.writeText(text);
+  return Promise.reject(new Error("this page may not write to the clipboard"));
+}
+
+function nameSliders(box) {
+  for (const slider of box.querySelectorAll("[role=slider]:not([aria-label])")) {
+    const label = slider.closest(".widget-inline-hbox, .widget-slider")?.querySelector(".widget-label");
+    if (label) slider.setAttribute("aria-label", label.textContent);
+  }
+}
+
+/** A button that copies, and what the page around it looks like. */
+function bridge({ model, el }) {
+  const button = document.createElement("button");
+  button.className = "jupyter-button widget-button fsdp-copy";
+  button.textContent = model.get("label");
+  const status = document.createElement("span");
+  status.setAttribute("role", "status");
+  status.style.marginLeft = "8px";
+  button.onclick = () =>
+    copied(model.get("text")).then(
+      () => (status.textContent = "copied"),
+      () => (status.textContent = "the browser does not allow it; the text below is selected, press Ctrl+C"),
+    ).then(() => {
+      const area = el.closest(".fsdp-explorer")?.querySelector("textarea");
+      if (status.textContent !== "copied" && area) area.select();
+    });
+  model.on("change:text", () => (status.textContent = ""));
+  el.append(button, status);
+
+  const tell = () => {
+    if (model.get("page_is_dark") === pageIsDark()) return;
+    model.set("page_is_dark", pageIsDark());
+    model.save_changes();
+  };
+  const watch = new MutationObserver(tell);
+  watch.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light"] });
+  tell();
+
+  let box = null;
+  // Not by watching the whole box: a figure that is redrawn changes thousands of its elements.
+  const name = () => nameSliders(box);
+  // A FigureWidget is drawn before it has a place; plotly looks at its size again when the window's changes.
+  let width = 0;
+  const sized = new ResizeObserver(() => {
+    if (box.clientWidth === width) return;
+    width = box.clientWidth;
+    window.dispatchEvent(new Event("resize"));
+  });
+  const wait = setInterval(() => {
+    box = el.closest(".fsdp-explorer");
+    if (!box) return;
+    clearInterval(wait);
+    nameSliders(box);
+    sized.observe(box);
+    box.addEventListener("focusin", name);
+    for (const later of [500, 1500, 4000]) setTimeout(name, later);
+    // A still copy of the explorer stands behind it in the notebook, for readers without a kernel.
+    box.closest(".jp-OutputArea-child")?.classList.add("fsdp-explorer-lives");
+  }, 50);
+  return () => {
+    watch.disconnect();
+    box?.removeEventListener("focusin", name);
+    sized.disconnect();
+    clearInterval(wait);
+  };
+}
+
+const ARRAYS = { f4: Float32Array, i4: Int32Array };
+
+/** Numbers as they came, as arrays. */
+function decoded(value) {
+  if (Array.isArray(value)) return value.map(decoded);
+  if (value === null || typeof value !== "object" || ArrayBuffer.isView(value)) return value;
+  if (value.bytes !== undefined && value.dtype in ARRAYS) {
+    const { buffer, byteOffset, byteLength } = value.bytes;
+    return new ARRAYS[value.dtype](buffer.slice(byteOffset, byteOffset + byteLength));
+  }
+  return Object.fromEntries(Object.entries(value).map(([name, one]) => [name, decoded(one)]));
+}
+
+/** A figure whose numbers the kernel moves: one drawing for each move, and of moves that come too fast the last. */
+function livePlot({ model, el }) {
+  const gd = document.createElement("div");
+  el.append(gd);
+  let told = {}; // of the layout what the kernel has said last: the rest is the reader's, who may have zoomed
+  let busy = false;
+  let wanted = [];
+
+  async function draw() {
+    const { data, layout, config } = decoded(model.get("figure"));
+    told = {};
+    await window.Plotly.react(gd, data, layout, config);
+  }
+
+  function move() {
+    const { traces, layout } = model.get("moved");
+    if (!traces || traces.length !== gd.data.length) return undefined;
+    const names = new Set(traces.flatMap(Object.keys));
+    const style = {};
+    for (const name of names) style[name] = traces.map((trace) => decoded(trace[name]));
+    const changed = Object.entries(layout).filter(([name, value]) => told[name] !== JSON.stringify(value));
+    for (const [name, value] of changed) told[name] = JSON.stringify(value);
+    return window.Plotly.update(gd, style, Object.fromEntries(changed));
+  }
+
+  // What comes while it draws waits; of many moves the last.
+  async function serve(what) {
+    if (!wanted.includes(what)) wanted.push(what);
+    if (busy) return;
+    busy = true;
+    while (wanted.length) {
+      const next = wanted.includes(draw) ? draw : move;
+      wanted = wanted.filter((one) => one !== next);
+      await next();
+    }
+    busy = false;
+  }
+
+  const onFigure = () => serve(draw);
+  const onMoved = () => serve(move);
+  model.on("change:figure", onFigure);
+  model.on("change:moved", onMoved);
+  serve(draw).then(() => {
+    if (model.get("moved").serial > model.get("figure").serial) onMoved();
+    gd.on("plotly_click", ({ points }) => model.send({ clicked: [points[0].curveNumber, points[0].base ?? 0] }));
+    gd.on("plotly_relayout", (changed) => {
+      if (Object.keys(changed).some((name) => name.startsWith("xaxis."))) model.send({ window: gd.layout.xaxis.range });
+    });
+  });
+  const sized = new ResizeObserver(() => {
+    if (gd.clientWidth && gd._fullLayout && gd.clientWidth !== gd._fullLayout.width) window.Plotly.Plots.resize(gd);
+  });
+  sized.observe(el);
+  return () => {
+    sized.disconnect();
+    model.off("change:figure", onFigure);
+    model.off("change:moved", onMoved);
+    window.Plotly.purge(gd);
+  };
+}
+
+/** What anywidget calls for each of them. */
+export default { render: (at) => (at.model.get("figure") === undefined ? bridge(at) : livePlot(at)) };

@@ -13,7 +13,7 @@ HERE = Path(__file__).parent
 class Bridge(anywidget.AnyWidget):
     """A button that copies ``text`` to the clipboard; and says whether the page around it is dark."""
 
-    _esm = HERE / "bridge.js"
+    _esm = HERE.parent / "browser.js"
     _css = HERE / "bridge.css"
     text = traitlets.Unicode("").tag(sync=True)
     label = traitlets.Unicode("Copy").tag(sync=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -95,10 +95,11 @@ class Canvas:
         traces = [*drawing.lane_traces(), *drawing.memory_traces(), _link_trace()]
         if self.pinned is not None:
             traces += [*drawing.lane_traces("y3"), _ghost_trace()]
-        return [traces[number].update(change) for number, change in self._changes().items()]
+        changes = self._changes()
+        return [traces[number].update(changes[number]) for number in self._drawn]
 
-    def _changes(self) -> dict[int, dict[str, Any]]:
-        """Of each trace that is to be seen, by its number: what shows the present scene and the pinned one."""
+    def _changes(self) -> list[dict[str, Any]]:
+        """Of each trace: what shows the present scene and the pinned one."""
         changes = drawing.lane_changes(self.seen, self.window, self._choice[1].lit if self._choice else None)
         changes += drawing.memory_changes(self.seen, self.window)
         changes += [_links(self.seen, self._choice)]
@@ -106,18 +107,20 @@ class Canvas:
             times, live = self.pinned.memory(*self.window)
             changes += drawing.lane_changes(self.pinned, self.window)
             changes += [{"x": times, "y": sum(live.values(), np.zeros(len(times), "f4")), "visible": True}]
-        return {number: change for number, change in enumerate(changes) if change["visible"]}
+        return changes
 
-    def _rebuild(self) -> None:
-        self._drawn = tuple(self._changes())
+    def _rebuild(self, drawn: Iterable[int] = ()) -> None:
+        """Draw afresh: the traces that show something, and some that may again."""
+        seen = [number for number, change in enumerate(self._changes()) if change["visible"]]
+        self._drawn = sorted({*drawn, *seen})
         self.view.draw(self.figure, theme.CONFIG)
 
     def _move(self) -> None:
         changes = self._changes()
-        if tuple(changes) == self._drawn:
-            self.view.move(list(changes.values()), self._places())
-        else:  # another kind of operation or of memory, or one less: traces that show nothing cost time all the same
-            self._rebuild()
+        if {number for number, change in enumerate(changes) if change["visible"]} <= {*self._drawn}:
+            self.view.move([changes[number] for number in self._drawn], self._places())
+        else:  # another kind of operation or of memory; a trace that never shows anything would cost time all the same
+            self._rebuild(self._drawn)
 
     def _on_message(self, view: Any, content: dict[str, Any], buffers: Any) -> None:
         if window := content.get("window"):

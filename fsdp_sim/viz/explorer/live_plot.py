@@ -17,13 +17,13 @@ import plotly.graph_objects as go
 import traitlets
 from plotly.offline import get_plotlyjs
 
-HERE = Path(__file__).parent
+BROWSER_JS = Path(__file__).parents[1] / "browser.js"
 
 
 @cache
 def _module() -> str:
     """plotly.js, which sets ``window.Plotly``, and what draws with it."""
-    return f"if (!window.Plotly) {{\n{get_plotlyjs()}\n}}\n{(HERE / 'live_plot.js').read_text(encoding='utf-8')}"
+    return f"if (!window.Plotly) {{\n{get_plotlyjs()}\n}}\n{BROWSER_JS.read_text(encoding='utf-8')}"
 
 
 class LivePlot(anywidget.AnyWidget):
