@@ -191,6 +191,8 @@ export function movable(gd, said) {
   const play = gd.layout.updatemenus?.[0]?.buttons?.[0]?.args?.[1];
   let playing = false;
   const tell = () => (said.textContent = plain(slider().steps[slider().active ?? 0].label ?? ""));
+  const animate = (to, how) => window.Plotly.animate(gd, to, how).catch(() => {}); // an animation that another one ends
+  gd.on("plotly_sliderchange", () => setTimeout(tell));
   gd.on("plotly_animated", () => {
     playing = false;
     tell();
@@ -200,11 +202,11 @@ export function movable(gd, said) {
     const active = slider().active ?? 0;
     const to = { ArrowLeft: active - 1, ArrowRight: active + 1, Home: 0, End: steps.length - 1 }[event.key];
     if (event.key === " " && play) {
-      window.Plotly.animate(gd, playing ? [null] : null, playing ? NOW : play);
+      animate(playing ? [null] : null, playing ? NOW : play);
       playing = !playing;
     } else if (to !== undefined) {
       playing = false;
-      window.Plotly.animate(gd, [steps[Math.min(Math.max(to, 0), steps.length - 1)]], NOW);
+      animate([steps[Math.min(Math.max(to, 0), steps.length - 1)]], NOW);
     } else return;
     event.preventDefault();
   });
@@ -336,7 +338,7 @@ const ARRAYS = { f4: Float32Array, i4: Int32Array };
 
 /** Numbers as they came, as arrays. */
 function decoded(value) {
-  if (Array.isArray(value)) return value.map(decoded);
+  if (Array.isArray(value)) return typeof value[0] === "string" ? value : value.map(decoded);
   if (value === null || typeof value !== "object" || ArrayBuffer.isView(value)) return value;
   if (value.bytes !== undefined && value.dtype in ARRAYS) {
     const { buffer, byteOffset, byteLength } = value.bytes;

@@ -19,6 +19,7 @@ from fsdp_sim.viz.picture import Picture, paragraphs
 from fsdp_sim.viz.table import Table
 
 # The browser itself refuses anything the page would fetch; plotly.js and the figures are inline.
+LONG_TABLE = 20  # rows
 _POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; font-src data:"
 )
@@ -162,7 +163,15 @@ def _templates() -> str:
 
 
 def _tables(tables: Iterable[Table]) -> str:
-    return "\n".join(f'<div class="scroll">{table.to_html()}</div>' for table in tables)
+    return "\n".join(_folded(table) for table in tables)
+
+
+def _folded(table: Table) -> str:
+    """A table, folded where it is long."""
+    shown = f'<div class="scroll">{table.to_html()}</div>'
+    if len(table.rows) <= LONG_TABLE:
+        return shown
+    return f"<details><summary>{escape(table.caption)}: {len(table.rows)} rows</summary>{shown}</details>"
 
 
 def _section(section: Section, number: int) -> str:

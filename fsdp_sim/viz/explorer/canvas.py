@@ -111,16 +111,28 @@ class Canvas:
 
     def _rebuild(self, drawn: Iterable[int] = ()) -> None:
         """Draw afresh: the traces that show something, and some that may again."""
-        seen = [number for number, change in enumerate(self._changes()) if change["visible"]]
+        self._base = self._changes()
+        self._moving: set[tuple[int, str]] = set()
+        seen = [number for number, change in enumerate(self._base) if change["visible"]]
         self._drawn = sorted({*drawn, *seen})
         self.view.draw(self.figure, theme.CONFIG)
 
     def _move(self) -> None:
         changes = self._changes()
         if {number for number, change in enumerate(changes) if change["visible"]} <= {*self._drawn}:
-            self.view.move([changes[number] for number in self._drawn], self._places())
+            self._moving |= {
+                (number, name)
+                for number in self._drawn
+                for name, value in changes[number].items()
+                if not _same(self._base[number].get(name, ...), value)
+            }
+            self.view.move([self._moved(number, changes[number]) for number in self._drawn], self._places())
         else:  # another kind of operation or of memory; a trace that never shows anything would cost time all the same
             self._rebuild(self._drawn)
+
+    def _moved(self, number: int, change: dict[str, Any]) -> dict[str, Any]:
+        """What has ever moved since the figure was drawn: names and rows seldom do."""
+        return {name: value for name, value in change.items() if (number, name) in self._moving}
 
     def _on_message(self, view: Any, content: dict[str, Any], buffers: Any) -> None:
         if window := content.get("window"):
@@ -131,6 +143,12 @@ class Canvas:
             bars = self.seen.bars.get(KIND_ORDER[number - 1]) if 0 < number <= len(KIND_ORDER) else None
             if bars is not None:
                 self._clicked(int(bars.ops[np.argmin(np.abs(bars.base - base))]))
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return np.array_equal(one, other, equal_nan=True)
+    return type(one) is type(other) and bool(one == other)
 
 
 def _link_trace() -> go.Scatter:
