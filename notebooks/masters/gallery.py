@@ -175,3 +175,12 @@ to_pandas(measured).groupby(["op", "lane"], observed=True)["bytes"].agg(["count"
 
 # %% tags=["nbval-ignore-output"]
 viz.debugger(measured)
+
+# %% [markdown]
+# ## Play
+#
+# Everything at once: choose a model, a cluster and a plan, and see what the step becomes and why. Every
+# control answers to the arrow keys; the line at the top is the whole state, to send to someone else.
+
+# %% tags=["nbval-ignore-output"]
+viz.explorer(state="model=llama3-8b gpu=H100-SXM-80GB gpus=64 micro_batch=1 seq_len=4096")

@@ -35,7 +35,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Watched, P
 
 def all_gathers(watched: Watched) -> float:
     """How long all all-gathers of the figure are."""
-    js = "figure => figure.data.find(trace => trace.name === 'all-gather').x.reduce((sum, x) => sum + x, 0)"
+    js = "figure => figure._fullData.find(trace => trace.name === 'all-gather').x.reduce((sum, x) => sum + x, 0)"
     return float(watched.page.locator(".js-plotly-plot").evaluate(js))
 
 
