@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from fsdp_sim.spec import Model, gpu_names
+from fsdp_sim.requests import PLAN_FIELDS
+from fsdp_sim.spec import Model, Plan, gpu_names
 
 Option = tuple[str, str | None]  # what is read, and the text it stands for
 Form = Literal["slider", "menu", "check"]
@@ -48,7 +49,7 @@ class Setting:
         """The options, and the text among them if it is none of them."""
         if any(text == offered for _, offered in self.options):
             return self.options
-        added: Option = (str(text), text)
+        added: Option = ("as given" if text is None else text, text)
         numbers = [_number(offered) for _, offered in self.options]
         here = _number(text)
         if here is None:
@@ -170,6 +171,8 @@ def chosen(setting: Setting, texts: Mapping[str, str]) -> str | None:
         for read, offered in setting.options:
             if offered is None and text is not None and (text == read or same.get(text) == read):
                 return None
+        if text is None and setting.word in PLAN_FIELDS and all(offered is not None for _, offered in setting.options):
+            return str(getattr(Plan(), setting.word))
         return text
     pair = {name: texts.get(name) for name in ("param_dtype", "reduce_dtype")}
     if pair == {"param_dtype": None, "reduce_dtype": None}:

@@ -36,6 +36,12 @@ def test_it_begins_where_it_is_told() -> None:
     assert explorer(state=made.state.line).shown.sim.step_time_s == made.shown.sim.step_time_s
 
 
+def test_what_a_state_leaves_out_is_shown_as_its_default(made: Explorer) -> None:
+    shown = {key: widget.label for key, widget in made.controls.widgets.items() if hasattr(widget, "label")}
+    assert (shown["micro_batch"], shown["seq_len"]) == ("4", "1024")
+    assert "None" not in shown.values()
+
+
 def test_an_impossible_beginning_is_an_error() -> None:
     with pytest.raises(ValueError, match="take 8 or 16"):
         explorer(state="model=gpt2-124m gpu=H100 gpus=12")
@@ -47,7 +53,10 @@ def test_a_move_of_a_slider_moves_the_bars_the_words_and_the_state(made: Explore
     after = bars(made, "all-gather")
     assert after[1].sum() > 2 * before[1].sum()
     assert made.words.value != words
-    line = "model=gpt2-124m gpu=A100 gpus=16 bandwidth_gbps=10 param_dtype=bf16 reduce_dtype=fp32 micro_batch=4"
+    line = (
+        "model=gpt2-124m gpu=A100 gpus=16 bandwidth_gbps=10 param_dtype=bf16 reduce_dtype=fp32 micro_batch=4 "
+        "seq_len=1024"
+    )
     assert made.line.value == made.state.line == line
     ops = {k for kind in made.shown.seen.bars.values() for k in kind.ops.tolist()}
     assert len(ops) == len(made.shown.sim.run.ops)
