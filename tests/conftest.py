@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -50,6 +51,16 @@ SECONDS = {
     Op.REDUCE_SCATTER: 0.003,
     Op.RS_COPY_IN: 0.0006,
 }
+
+
+@pytest.fixture
+def displayed(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What a notebook is given to display."""
+    display = pytest.importorskip("IPython.display", reason="IPython is not installed")
+    shown: list[dict[str, Any]] = []
+    monkeypatch.setattr(display, "display", lambda bundle, raw: shown.append(bundle))
+    monkeypatch.setitem(os.environ, "FSDP_SIM_PNG", "0")
+    return shown
 
 
 class Rank:

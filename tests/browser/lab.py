@@ -39,8 +39,8 @@ WATCH = """figure => {
 
 
 @contextlib.contextmanager
-def lab(home: Path) -> Iterator[str]:
-    """JupyterLab over a folder, on loopback with a token; gives the address of ``t.ipynb`` in it."""
+def lab(home: Path, name: str = "t") -> Iterator[str]:
+    """JupyterLab over a folder, on loopback with a token; gives the address of the notebook of a name in it."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -60,7 +60,7 @@ def lab(home: Path) -> Iterator[str]:
                 urllib.request.urlopen(f"http://127.0.0.1:{port}/api?token={token}", timeout=2).close()
                 break
             time.sleep(0.5)
-        yield f"http://127.0.0.1:{port}/doc/tree/t.ipynb?token={token}"
+        yield f"http://127.0.0.1:{port}/doc/tree/{name}.ipynb?token={token}"
     finally:
         os.killpg(server.pid, signal.SIGTERM)
         server.wait(timeout=30)

@@ -1,31 +1,20 @@
 """The first notebook in real JupyterLab and Chromium: opened as saved it shows its pictures; run, it shows no error."""
 
-import os
-import secrets
 import shutil
-import signal
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.browser.lab import CHROMIUM, FLAGS, IDLE
+from tests.browser.lab import lab as start_lab
+
 ROOT = Path(__file__).parents[2]
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-FLAGS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-]  # fmt: skip
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (Debian: sudo apt install chromium)"),
 ]
-IDLE = ".jp-Notebook-ExecutionIndicator[data-status='idle']"
 RED = "[data-mime-type='application/vnd.jupyter.stderr'], [data-mime-type='application/vnd.jupyter.error']"
 
 
@@ -34,29 +23,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """JupyterLab over a copy of the notebook, on loopback with a token; gives the notebook's address."""
     home = tmp_path_factory.mktemp("lab")
     shutil.copy(ROOT / "notebooks" / "00_start_here.ipynb", home)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    token = secrets.token_hex(12)
-    server = subprocess.Popen(
-        [
-            sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}",
-            f"--IdentityProvider.token={token}", f"--ServerApp.root_dir={home}",
-        ],
-        env={**os.environ, "JUPYTER_CONFIG_DIR": str(home), "JUPYTERLAB_WORKSPACES_DIR": str(home / "ws")},
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
-    try:
-        for _ in range(240):
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/api?token={token}", timeout=2).close()
-                break
-            except OSError:
-                time.sleep(0.5)
-        yield f"http://127.0.0.1:{port}/doc/tree/00_start_here.ipynb?token={token}"
-    finally:
-        os.killpg(server.pid, signal.SIGTERM)
-        server.wait(timeout=30)
+    with start_lab(home, "00_start_here") as address:
+        yield address
 
 
 def test_it_shows_its_figures_as_saved_and_runs_without_an_error(lab: str) -> None:

@@ -1,6 +1,5 @@
 """A saved page needs no network, escapes its text and draws its bars; a notebook gets a figure, words and a table."""
 
-import os
 import re
 from collections.abc import Callable
 from itertools import pairwise
@@ -126,16 +125,6 @@ def test_the_static_picture_is_a_png_of_the_whole_figure(chromium: str, monkeypa
     assert png.startswith(b"\x89PNG")
     # one and a half times the size asked for
     assert (int.from_bytes(png[16:20]), int.from_bytes(png[20:24])) == (1200, 3 * figure.layout.height // 2)
-
-
-@pytest.fixture
-def displayed(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What a notebook is given to display."""
-    display = pytest.importorskip("IPython.display", reason="IPython is not installed")
-    shown: list[dict[str, Any]] = []
-    monkeypatch.setattr(display, "display", lambda bundle, raw: shown.append(bundle))
-    monkeypatch.setitem(os.environ, "FSDP_SIM_PNG", "0")
-    return shown
 
 
 def test_show_displays_the_figure_safely_then_words_and_a_table(

@@ -1,6 +1,5 @@
 """A picture is a figure, what it shows in words, and its numbers; it displays itself and is saved as page or image."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +17,6 @@ def picture() -> Picture:
     layout = go.Layout(template=theme.LIGHT, height=200)
     table = Table("Bars", ("bar", "ms"), (("<b>first</b>", "2"),))
     return Picture(go.Figure(go.Bar(x=[1], y=[2]), layout), "The <first> bar is 2 ms. There is no other.", (table,))
-
-
-@pytest.fixture
-def displayed(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What a notebook is given to display."""
-    display = pytest.importorskip("IPython.display", reason="IPython is not installed")
-    shown: list[dict[str, Any]] = []
-    monkeypatch.setattr(display, "display", lambda bundle, raw: shown.append(bundle))
-    monkeypatch.setitem(os.environ, "FSDP_SIM_PNG", "0")
-    return shown
 
 
 def test_as_the_last_line_of_a_cell_it_shows_figure_words_and_table(picture: Picture, displayed: list[Any]) -> None:

@@ -1,14 +1,8 @@
 """The debugger in real JupyterLab and Chromium: arrow keys step a run of ranks and come back; saved, it can be read."""
 
 import os
-import secrets
-import shutil
-import signal
-import socket
 import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,19 +10,15 @@ from typing import Any
 import nbformat
 import pytest
 
+from tests.browser.lab import CHROMIUM, FLAGS, IDLE
+from tests.browser.lab import lab as start_lab
 from tests.viz.debugger import training
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-FLAGS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-]  # fmt: skip
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (Debian: sudo apt install chromium)"),
 ]
-IDLE = ".jp-Notebook-ExecutionIndicator[data-status='idle']"
 RED = "[data-mime-type='application/vnd.jupyter.stderr'], [data-mime-type='application/vnd.jupyter.error']"
 CELLS = [
     Path(training.__file__).read_text(),
@@ -58,29 +48,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         notebook(home / f"{name}.ipynb")
     execute(home / "kept.ipynb")
     execute(home / "saved.ipynb", FSDP_SIM_PNG="1")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    token = secrets.token_hex(12)
-    server = subprocess.Popen(
-        [
-            sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}",
-            f"--IdentityProvider.token={token}", f"--ServerApp.root_dir={home}",
-        ],
-        env={**os.environ, "JUPYTER_CONFIG_DIR": str(home), "JUPYTERLAB_WORKSPACES_DIR": str(home / "ws")},
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
-    try:
-        for _ in range(240):
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/api?token={token}", timeout=2).close()
-                break
-            except OSError:
-                time.sleep(0.5)
-        yield f"http://127.0.0.1:{port}/doc/tree/{{}}.ipynb?token={token}"
-    finally:
-        os.killpg(server.pid, signal.SIGTERM)
-        server.wait(timeout=30)
+    with start_lab(home, "{}") as address:
+        yield address
 
 
 @pytest.fixture
