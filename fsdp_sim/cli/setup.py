@@ -336,7 +336,7 @@ def set_up(request):
                 make_venv(log)
                 say(f"2/4 {what[build]}")
                 install_torch(log, build, kept)
-            say("3/4 the other packages of requirements.lock (about 190 MB)")
+            say("3/4 the other packages of requirements.lock (about 250 MB)")
             install_lock(log)
             say("4/4 looking whether torch runs")
             torch = ask_for_torch(VENV / "bin" / "python")
