@@ -170,11 +170,11 @@ to_pandas(measured).groupby(["op", "lane"], observed=True)["bytes"].agg(["count"
 # %% [markdown]
 # ## Step through a real run
 #
-# Every recorded event of the run above, the line of the mini-FSDP that issued it, and what is alive then.
-# Arrow keys go forwards and backwards.
+# Every recorded event of the run above, the line of the mini-FSDP that issued it, and what is alive then. Here
+# are its telling moments; without `.show(live=False)` arrow keys go through all of them, both ways.
 
 # %% tags=["nbval-ignore-output"]
-viz.debugger(measured)
+viz.debugger(measured).show(live=False)
 
 # %% [markdown]
 # ## Play
