@@ -135,4 +135,6 @@ def test_torchs_own_fsdp_on_gloo_never_overlaps_and_that_is_said(api, tmp_path):
     assert (found.api, found.device, found.ranks) == (api, "cpu", [0, 1])
     assert found.overlap == pytest.approx(0.0, abs=0.02)
     assert {b.culprit for b in found.culprits} <= {Culprit.SYNCHRONOUS, Culprit.SLOW_RANK, Culprit.HOST}
-    assert any("On GPUs the same program overlaps" in blame.sentence for blame in found.culprits)
+    assert found.culprits
+    for blame in found.culprits:  # on a busy machine a late rank may be the culprit of every wait
+        assert (blame.culprit is Culprit.SYNCHRONOUS) == ("On GPUs the same program overlaps" in blame.sentence)
