@@ -8,7 +8,7 @@ from typing import NamedTuple
 from fsdp_sim.diagnose.culprits import Culprit
 from fsdp_sim.diagnose.look import Found
 from fsdp_sim.timeline import Event, Op, Phase
-from fsdp_sim.timeline.analysis import communicates, total_s, union
+from fsdp_sim.timeline.analysis import communicates, spans_of, total_s, union
 
 SATURATED = 0.9  # of a step in which a collective is in flight
 
@@ -40,7 +40,7 @@ class Facts(NamedTuple):
     @classmethod
     def of(cls, found: Found) -> Facts:
         view, ops = found.view, found.events
-        comm_s = total_s(union((e.start_s, e.end_s) for e in ops if communicates(e.op, e.lane)))
+        comm_s = total_s(union(spans_of(e for e in ops if communicates(e.op, e.lane))))
         gathers = [e for e in ops if e.op is Op.ALL_GATHER]
         reductions = [e for e in ops if e.op in (Op.REDUCE_SCATTER, Op.ALL_REDUCE)]
         return cls(

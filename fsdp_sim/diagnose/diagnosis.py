@@ -15,7 +15,7 @@ from fsdp_sim.diagnose.notes import notes
 from fsdp_sim.diagnose.sentences import blames, collective_sentence, headline
 from fsdp_sim.spec import Cluster
 from fsdp_sim.timeline import COLLECTIVES, Event, Op, Phase, Timeline
-from fsdp_sim.timeline.analysis import Interval, communicates, computes, subtract, total_s, union
+from fsdp_sim.timeline.analysis import Interval, communicates, computes, spans_of, subtract, total_s, union
 
 _COMPUTATIONS = frozenset({Op.FWD, Op.BWD, Op.RECOMPUTE, Op.OPTIM, Op.OTHER})
 
@@ -69,7 +69,7 @@ def diagnose(
 
 
 def _spans(found: Found, which: Callable[[Event], bool]) -> list[Interval]:
-    return [(e.start_s, e.end_s) for e in found.events if which(e)]
+    return spans_of(e for e in found.events if which(e))
 
 
 def _collectives(found: Found) -> list[Collective]:

@@ -11,7 +11,7 @@ from fsdp_sim.diagnose.rank_view import RankView
 from fsdp_sim.diagnose.waits import Wait, exposed, waits
 from fsdp_sim.spec import Cluster
 from fsdp_sim.timeline import Event, Timeline
-from fsdp_sim.timeline.analysis import Interval, computes, median_step, union
+from fsdp_sim.timeline.analysis import Interval, computes, median_step, spans_of, union
 
 
 class Found(NamedTuple):
@@ -58,7 +58,7 @@ def look(
     events = tuple(e for e in view.ops if e.step == step)
     speeds = Speeds((e for e in view.ops if e.step == step), bandwidth_gbps, cluster)
     idle = waits(peers, rank, step, window, speeds)
-    busy = union((e.start_s, e.end_s) for e in events if computes(e.op, e.lane))
+    busy = union(spans_of(e for e in events if computes(e.op, e.lane)))
     between_s = max(0.0, window[0] - max(before)) if before else 0.0
     return Found(peers, view, step, window, between_s, events, idle, exposed(events, idle, busy), speeds)
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from fsdp_sim.diagnose.cpu_stops import CpuStops
 from fsdp_sim.diagnose.rank_view import RankView
 from fsdp_sim.timeline import COLLECTIVES, Event, Op, Timeline
+from fsdp_sim.timeline.analysis import group_number
 
 Key = tuple[Op, str, int, int, str]
 
@@ -68,10 +69,9 @@ class Peers:
         place = self._places[e.rank, e.seq]
         size = max(1, e.group_size)
         world = max(self.timeline.header.world_size, max(self.timeline.ranks) + 1)
-        strided = e.op is Op.ALL_REDUCE and size < world
+        own = group_number(e.op, e.rank, size, world)
         for rank, events in self._occurrences[_key(e)].items():
-            together = rank % (world // size) == e.rank % (world // size) if strided else rank // size == e.rank // size
-            if together and place < len(events):
+            if group_number(e.op, rank, size, world) == own and place < len(events):
                 found.append(events[place])
         return found
 

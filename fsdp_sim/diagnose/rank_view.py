@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Literal, NamedTuple
 
 from fsdp_sim.timeline import COLLECTIVES, Event, Lane, Op, Timeline
-from fsdp_sim.timeline.analysis import Interval, computes, subtract, total_s, union
+from fsdp_sim.timeline.analysis import Interval, computes, spans_of, subtract, total_s, union
 
 Why = Literal["lane", "wait", "communicator", "issue", "unknown"]
 REDUCTIONS = frozenset({Op.REDUCE_SCATTER, Op.ALL_REDUCE})
@@ -92,8 +92,8 @@ class RankView:
         then it never computes while one is in flight. The mini-FSDP issues its collectives asynchronously."""
         if self.simulated or not self.on_cpu or self.header.producer == "mini":
             return False
-        comm = union((e.start_s, e.end_s) for e in self.collectives)
-        alone = subtract(comm, ((e.start_s, e.end_s) for e in self.ops if computes(e.op, e.lane)))
+        comm = union(spans_of(self.collectives))
+        alone = subtract(comm, spans_of(e for e in self.ops if computes(e.op, e.lane)))
         return bool(comm) and total_s(alone) > 0.99 * total_s(comm)
 
     @cached_property

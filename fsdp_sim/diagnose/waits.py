@@ -6,7 +6,7 @@ not end earlier. Where the operation was issued only after what it waited for ha
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from fsdp_sim.diagnose.culprits import Culprit
 from fsdp_sim.diagnose.peers import Peers
 from fsdp_sim.diagnose.rank_view import RankView
 from fsdp_sim.timeline import COLLECTIVES, Event, Lane, Op, Phase
-from fsdp_sim.timeline.analysis import Interval, communicates, computes
+from fsdp_sim.timeline.analysis import Interval, communicates, computes, in_turn, uncovered
 
 # What is done to the input of a collective before, and to its output after it.
 _COPIES = frozenset(
@@ -211,14 +211,8 @@ def exposed(
     """
     found: list[tuple[Event, Wait | None, float]] = []
     ends = [wait.end_s for wait in idle]
-    busy_ends = [end for _, end in busy]
-    reached = float("-inf")
-    for e in sorted((e for e in events if communicates(e.op, e.lane)), key=lambda e: (e.start_s, e.seq)):
-        start, stop = max(e.start_s, reached), e.end_s
-        if stop <= start:
-            continue
-        reached = stop
-        for since, until in _without(start, stop, busy, bisect_right(busy_ends, start)):
+    for e, own in in_turn(e for e in events if communicates(e.op, e.lane)):
+        for since, until in uncovered(*own, busy):
             place, at = bisect_left(ends, since), since
             while place < len(idle) and idle[place].start_s < until:
                 wait = idle[place]
@@ -231,17 +225,4 @@ def exposed(
                 place += 1
             if until > at:
                 found.append((e, None, until - at))
-    return found
-
-
-def _without(start: float, stop: float, busy: Sequence[Interval], at: int) -> list[Interval]:
-    """The parts of a span that no busy interval covers."""
-    found: list[Interval] = []
-    while at < len(busy) and busy[at][0] < stop:
-        if busy[at][0] > start:
-            found.append((start, busy[at][0]))
-        start = max(start, busy[at][1])
-        at += 1
-    if start < stop:
-        found.append((start, stop))
     return found

@@ -6,8 +6,9 @@ predicted and a measured run.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -36,15 +37,31 @@ def subtract(intervals: Iterable[Interval], holes: Iterable[Interval]) -> list[I
     for start, end in union(intervals):
         while at < len(cuts) and cuts[at][1] <= start:
             at += 1
-        here = at
-        while here < len(cuts) and cuts[here][0] < end:
-            if cuts[here][0] > start:
-                rest.append((start, cuts[here][0]))
-            start = cuts[here][1]
-            here += 1
-        if start < end:
-            rest.append((start, end))
+        rest += uncovered(start, end, cuts, at)
     return rest
+
+
+def uncovered(start: float, end: float, cuts: Sequence[Interval], at: int | None = None) -> list[Interval]:
+    """The parts of one interval that no cut covers.
+
+    Args:
+        cuts: disjoint and ascending, as `union` makes them.
+        at: the first cut that ends after ``start``, if the caller knows it.
+    """
+    here = bisect_right(cuts, start, key=_end_of) if at is None else at
+    rest: list[Interval] = []
+    while here < len(cuts) and cuts[here][0] < end:
+        if cuts[here][0] > start:
+            rest.append((start, cuts[here][0]))
+        start = cuts[here][1]
+        here += 1
+    if start < end:
+        rest.append((start, end))
+    return rest
+
+
+def _end_of(interval: Interval) -> float:
+    return interval[1]
 
 
 def total_s(intervals: Iterable[Interval]) -> float:
@@ -52,8 +69,30 @@ def total_s(intervals: Iterable[Interval]) -> float:
     return sum(end - start for start, end in intervals)
 
 
-def _spans(events: Iterable[Event]) -> list[Interval]:
+def spans_of(events: Iterable[Event]) -> list[Interval]:
+    """When each event starts and ends."""
     return [(e.start_s, e.end_s) for e in events]
+
+
+def in_turn(events: Iterable[Event]) -> list[tuple[Event, Interval]]:
+    """Events with what each adds to the time that those before it cover; those that add nothing are left out."""
+    found: list[tuple[Event, Interval]] = []
+    reached = float("-inf")
+    for event in sorted(events, key=lambda e: (e.start_s, e.seq)):
+        start = max(event.start_s, reached)
+        if event.end_s > start:
+            found.append((event, (start, event.end_s)))
+            reached = event.end_s
+    return found
+
+
+def group_number(op: Op, rank: int, group_size: int, world_size: int) -> int:
+    """Which of the groups of a collective a rank is in: shards are consecutive ranks, and replicas, which all-reduce,
+    those at equal positions of them.
+    """
+    if group_size >= world_size:
+        return 0
+    return rank % (world_size // group_size) if op is Op.ALL_REDUCE else rank // group_size
 
 
 def communicates(op: Op, lane: Lane) -> bool:
@@ -71,8 +110,8 @@ def computes(op: Op, lane: Lane) -> bool:
 def exposed_intervals(timeline: Timeline, rank: int) -> list[Interval]:
     """When a rank communicated and its compute lane was idle."""
     mine = [e for e in timeline.ops if e.rank == rank]
-    comm = _spans(e for e in mine if communicates(e.op, e.lane))
-    return subtract(comm, _spans(e for e in mine if computes(e.op, e.lane)))
+    comm = spans_of(e for e in mine if communicates(e.op, e.lane))
+    return subtract(comm, spans_of(e for e in mine if computes(e.op, e.lane)))
 
 
 def exposed_comm_s(timeline: Timeline, rank: int) -> float:
@@ -82,7 +121,7 @@ def exposed_comm_s(timeline: Timeline, rank: int) -> float:
 
 def overlap(timeline: Timeline, rank: int) -> float:
     """Time computing while communicating over time communicating, 0 to 1 (as Holistic Trace Analysis defines it)."""
-    comm = union(_spans(e for e in timeline.ops if e.rank == rank and communicates(e.op, e.lane)))
+    comm = union(spans_of(e for e in timeline.ops if e.rank == rank and communicates(e.op, e.lane)))
     comm_s = total_s(comm)
     return 1.0 - exposed_comm_s(timeline, rank) / comm_s if comm_s else 0.0
 

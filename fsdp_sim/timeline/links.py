@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import Literal, NamedTuple
 
-from fsdp_sim.timeline.analysis import computes
-from fsdp_sim.timeline.kinds import COLLECTIVES, Lane, Op
+from fsdp_sim.timeline.analysis import computes, group_number
+from fsdp_sim.timeline.kinds import COLLECTIVES, Lane
 from fsdp_sim.timeline.timeline import Event, Timeline
 
 Key = tuple[int, int]
@@ -128,10 +128,7 @@ class Links:
         for key, e in self.ops.items():
             if e.op in COLLECTIVES and e.group_size > 1:
                 what = (e.op, e.unit, e.phase, e.micro_batch, e.group_size)
-                group = 0
-                if e.group_size < self.world_size:  # consecutive ranks; replicas are at equal positions of those
-                    blocks = self.world_size // e.group_size
-                    group = e.rank % blocks if e.op is Op.ALL_REDUCE else e.rank // e.group_size
+                group = group_number(e.op, e.rank, e.group_size, self.world_size)
                 names[key] = (*what, group, seen[e.rank, what])
                 seen[e.rank, what] += 1
         return names

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from fsdp_sim.timeline.analysis import Interval, communicates, computes, subtract, total_s, union
+from fsdp_sim.timeline.analysis import (
+    Interval,
+    communicates,
+    computes,
+    in_turn,
+    spans_of,
+    subtract,
+    total_s,
+    uncovered,
+    union,
+)
 from fsdp_sim.timeline.kinds import Op
 from fsdp_sim.timeline.timeline import Event, Timeline
 
@@ -78,15 +86,15 @@ class Side:
     @cached_property
     def exposed(self) -> list[Interval]:
         """When the rank communicated and did not compute."""
-        return subtract(_spans(self._communicating), _spans(self._computing))
+        return subtract(spans_of(self._communicating), spans_of(self._computing))
 
     @cached_property
     def compute_s(self) -> float:
-        return total_s(union(_spans(self._computing)))
+        return total_s(union(spans_of(self._computing)))
 
     @cached_property
     def comm_s(self) -> float:
-        return total_s(union(_spans(self._communicating)))
+        return total_s(union(spans_of(self._communicating)))
 
     @cached_property
     def exposed_s(self) -> float:
@@ -104,13 +112,13 @@ class Side:
         first = {e.unit: self.since_s(e) for e in reversed(in_time)}
         order = dict.fromkeys([e.unit for e in in_time if computes(e.op, e.lane)] + [e.unit for e in in_time])
         times = {unit: [first[unit], 0.0, 0.0, 0.0] for unit in order}
-        for event, own in _in_turn(self._computing):
+        for event, own in in_turn(self._computing):
             times[event.unit][1] += own[1] - own[0]
-        busy = union(_spans(self._computing))
+        busy = union(spans_of(self._computing))
         for event in self._communicating:
             times[event.unit][2] += event.duration_s
-        for event, own in _in_turn(self._communicating):
-            times[event.unit][3] += total_s(subtract([own], _within(busy, own)))
+        for event, own in in_turn(self._communicating):
+            times[event.unit][3] += total_s(uncovered(*own, busy))
         return {unit: UnitTimes(*values) for unit, values in times.items()}
 
     @cached_property
@@ -120,25 +128,3 @@ class Side:
     @cached_property
     def _communicating(self) -> list[Event]:
         return [e for e in self.ops if communicates(e.op, e.lane)]
-
-
-def _spans(events: Iterable[Event]) -> list[Interval]:
-    return [(e.start_s, e.end_s) for e in events]
-
-
-def _in_turn(events: Iterable[Event]) -> list[tuple[Event, Interval]]:
-    """Events with what each adds to the time covered by those that started before it."""
-    found: list[tuple[Event, Interval]] = []
-    reached = float("-inf")
-    for event in sorted(events, key=lambda e: (e.start_s, e.seq)):
-        start = max(event.start_s, reached)
-        if event.end_s > start:
-            found.append((event, (start, event.end_s)))
-            reached = event.end_s
-    return found
-
-
-def _within(intervals: list[Interval], window: Interval) -> list[Interval]:
-    """Of disjoint ascending intervals those that reach into a window."""
-    first = bisect_right(intervals, window[0], key=lambda one: one[1])
-    return intervals[first : bisect_left(intervals, window[1], key=lambda one: one[0])]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fsdp_sim.timeline import Event, Lane, Memory, Op, Phase, Timeline
-from fsdp_sim.timeline.analysis import Interval, communicates, computes, median_step, subtract, total_s, union
+from fsdp_sim.timeline.analysis import Interval, communicates, computes, median_step, spans_of, subtract, total_s, union
 from fsdp_sim.timeline.links import Links
 
 Timelines = Timeline | Mapping[str, Timeline] | Sequence[Timeline]
@@ -109,7 +109,7 @@ class StepView:
         return any(self._communication.values())
 
     def _spans(self, rank: int, kind: Callable[[Op, Lane], bool]) -> list[Interval]:
-        return [(e.start_s, e.end_s) for e in self._ops[rank] if kind(e.op, e.lane)]
+        return spans_of(e for e in self._ops[rank] if kind(e.op, e.lane))
 
     def busy_s(self, rank: int, kind: Callable[[Op, Lane], bool]) -> float:
         """Seconds in which at least one operation of a kind (`communicates`, `computes`) ran on a rank."""
