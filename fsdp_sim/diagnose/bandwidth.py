@@ -68,11 +68,6 @@ class Speeds:
                 sizes[moved] = min(e.duration_s, sizes.get(moved, e.duration_s))
         self._fastest = {size: sorted(sizes.items()) for size, sizes in by_group.items()}
 
-    @property
-    def group_sizes(self) -> list[int]:
-        """Of groups in which something was sent."""
-        return sorted(self._fastest)
-
     def line(self, group_size: int) -> Line | None:
         """The line of a group of that size: of the cluster, of the bandwidth, or through its smallest and largest
         message.

@@ -26,6 +26,3 @@ class Culprit(Word):
     HOST = "host gap"  # no FSDP in it: the optimizer, data, logging, Python between operations
     BETWEEN_KERNELS = "between kernels"  # the microseconds a device takes from one operation to the next
     UNKNOWN = "unknown"  # the timeline does not say
-
-
-OF_NETWORK = frozenset({Culprit.NETWORK, Culprit.SMALL})

@@ -7,6 +7,7 @@ renderer drops it from the layout after the first drawing, and a redrawn figure 
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from fsdp_sim.viz.theme import safe
 
 SLIDER_PX, BUTTONS_PX = 44, 44  # heights
 LONGEST_PLAY_S = 240
+SENTENCE_CHARS = 86  # of a line
 
 
 def add_player(
@@ -113,6 +115,12 @@ def legend_at(height_px: float, *, top_px: float | None = None) -> dict[str, Any
         "orientation": "h", "x": 0, "xref": "container", "xanchor": "left", "yref": "container", "yanchor": "top",
         "itemclick": False, "itemdoubleclick": False, "tracegroupgap": 0, "traceorder": "normal", **place,
     }  # fmt: skip
+
+
+def sentence_of(number: int, of: int, label: str, text: str) -> str:
+    """What a frame says: its number among all, its label and, on up to two lines, its text, which is escaped."""
+    lines = textwrap.wrap(text, SENTENCE_CHARS, max_lines=2, placeholder=" ...")
+    return "<br>".join([f"<b>{number + 1} of {of} · {label}</b>", *map(safe, lines)])
 
 
 def words_of(text: str) -> go.Scatter:

@@ -81,7 +81,7 @@ class EventStream:
                 raise self._broken(f"is empty ({size} bytes); the profiler has not written it, or was killed")
             head = self._head()
             while True:
-                events, ends = self._piece(head is not None)
+                events, ends = self._piece()
                 self.count += len(events)
                 if events:
                     yield events
@@ -147,7 +147,7 @@ class EventStream:
 
     # ---- the events ----
 
-    def _piece(self, in_object: bool) -> tuple[list[Raw], bool]:
+    def _piece(self) -> tuple[list[Raw], bool]:
         """The events up to some cut, and whether the list ends there."""
         mended = False
         while True:

@@ -21,20 +21,27 @@ from fsdp_sim.viz.collectives.grid import (
 )
 from fsdp_sim.viz.collectives.scenes import Scene, formula
 from fsdp_sim.viz.collectives.steps import Run
-from fsdp_sim.viz.frames import BUTTONS_PX, SLIDER_PX, add_player, legend_at, title_of, words_axes, words_of
+from fsdp_sim.viz.frames import (
+    BUTTONS_PX,
+    SLIDER_PX,
+    add_player,
+    legend_at,
+    sentence_of,
+    title_of,
+    words_axes,
+    words_of,
+)
 from fsdp_sim.viz.theme import safe
 
 LEFT, RIGHT = 104, 26
 TITLE_PX, SENTENCE_PX, LEGEND_PX, HEADER_PX = 40, 78, 34, 30
 MAP_PX, ROW_MIN, ROW_MAX = 400, 19, 56
 SENT_HEADING_PX, SENT_PX = 30, 56
-SENTENCE_CHARS = 86
 SECONDS_EACH = 2.0
 
 
 def _sentence(number: int, scene: Scene, of: int) -> str:
-    lines = textwrap.wrap(scene.text, SENTENCE_CHARS, max_lines=2, placeholder=" ...")
-    return "<br>".join([f"<b>{number + 1} of {of} · {scene.label}</b>", *map(safe, lines)])
+    return sentence_of(number, of, scene.label, scene.text)
 
 
 def _sent_bars(run: Run, grid: RingGrid, scene: Scene) -> go.Bar:

@@ -38,12 +38,12 @@ class Canvas:
         self._fit(afresh=True)
         self.view = LivePlot()
         self.view.on_msg(self._on_message)
-        self._rebuild()
+        self._rebuild(self._changes())
 
     @property
     def figure(self) -> go.Figure:
         """What is shown, as a figure that stands still."""
-        return go.Figure(data=self._traces(), layout=self._layout())
+        return self._figure(self._changes())
 
     def show(self, seen: Scene, choice: tuple[Operations, Choice] | None = None) -> None:
         """Draw a scene, and of it an operation with its neighbours."""
@@ -55,12 +55,12 @@ class Canvas:
         """Show a scene above the others', or no longer."""
         self.pinned, self._title = pinned, title
         self._fit(afresh=True)
-        self._rebuild()
+        self._rebuild(self._changes())
 
     def dark(self, dark: bool) -> None:
         """Change the template."""
         self._template = theme.DARK if dark else theme.LIGHT
-        self._rebuild()
+        self._rebuild(self._changes())
 
     def zoom(self, from_ms: float, to_ms: float) -> None:
         """Take over what the reader has zoomed to: there more can be shown."""
@@ -91,12 +91,12 @@ class Canvas:
         rows = {f"yaxis.{name}": value for name, value in layout_of.labels(self.seen).items()}
         return rows | {"xaxis.range": list(self.window), "yaxis2.range": [0.0, self._ends[1]]}
 
-    def _traces(self) -> list[Any]:
+    def _figure(self, changes: list[dict[str, Any]]) -> go.Figure:
         traces = [*drawing.lane_traces(), *drawing.memory_traces(), _link_trace()]
         if self.pinned is not None:
             traces += [*drawing.lane_traces("y3"), _ghost_trace()]
-        changes = self._changes()
-        return [traces[number].update(changes[number]) for number in self._drawn]
+        drawn = [traces[number].update(changes[number]) for number in self._drawn]
+        return go.Figure(data=drawn, layout=self._layout())
 
     def _changes(self) -> list[dict[str, Any]]:
         """Of each trace: what shows the present scene and the pinned one."""
@@ -109,13 +109,13 @@ class Canvas:
             changes += [{"x": times, "y": sum(live.values(), np.zeros(len(times), "f4")), "visible": True}]
         return changes
 
-    def _rebuild(self, drawn: Iterable[int] = ()) -> None:
+    def _rebuild(self, changes: list[dict[str, Any]], drawn: Iterable[int] = ()) -> None:
         """Draw afresh: the traces that show something, and some that may again."""
-        self._base = self._changes()
+        self._base = changes
         self._moving: set[tuple[int, str]] = set()
         seen = [number for number, change in enumerate(self._base) if change["visible"]]
         self._drawn = sorted({*drawn, *seen})
-        self.view.draw(self.figure, theme.CONFIG)
+        self.view.draw(self._figure(changes), theme.CONFIG)
 
     def _move(self) -> None:
         changes = self._changes()
@@ -128,7 +128,7 @@ class Canvas:
             }
             self.view.move([self._moved(number, changes[number]) for number in self._drawn], self._places())
         else:  # another kind of operation or of memory; a trace that never shows anything would cost time all the same
-            self._rebuild(self._drawn)
+            self._rebuild(changes, self._drawn)
 
     def _moved(self, number: int, change: dict[str, Any]) -> dict[str, Any]:
         """What has ever moved since the figure was drawn: names and rows seldom do."""

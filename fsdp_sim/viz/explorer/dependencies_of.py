@@ -76,18 +76,17 @@ class Operations:
 
     def key(self, k: int) -> Key:
         """What an operation is, whatever its number: the same in another plan."""
-        i = self.run.ops[k]
-        same = [n for n in self.numbers if _same(self.run.ops[n], i)]
-        return i.op, i.unit, i.phase, i.micro_batch, same.index(k)
+        what = _what(self.run.ops[k])
+        return (*what, self._of(what).index(k))
 
     def find(self, key: Key) -> int | None:
         """The number of the operation of that key; None where there is none."""
-        op, unit, phase, micro_batch, nth = key
-        found = [
-            k for k in self.numbers
-            if (i := self.run.ops[k]).op is op and i.unit == unit and i.phase is phase and i.micro_batch == micro_batch
-        ]  # fmt: skip
+        *what, nth = key
+        found = self._of(tuple(what))
         return found[nth] if isinstance(nth, int) and nth < len(found) else None
+
+    def _of(self, what: Key) -> list[int]:
+        return [k for k in self.numbers if _what(self.run.ops[k]) == what]
 
     def choose(self, k: int) -> Choice:
         """An operation with what it waits for and what waits for it."""
@@ -131,5 +130,5 @@ def said(i: Instruction) -> str:
     return f"{OP_NAMES[i.op]} {i.unit}".rstrip()
 
 
-def _same(one: Instruction, other: Instruction) -> bool:
-    return (one.op, one.unit, one.phase, one.micro_batch) == (other.op, other.unit, other.phase, other.micro_batch)
+def _what(i: Instruction) -> Key:
+    return i.op, i.unit, i.phase, i.micro_batch

@@ -28,7 +28,6 @@ class Script:
         self.optimizer = ""
         self.before_micro_batch: list[str] = []
         self.sync = ""  # a context manager around a micro-batch
-        self.before_step: list[str] = []
         self.after_step: list[str] = []
 
     def use(self, module: str, *names: str) -> None:

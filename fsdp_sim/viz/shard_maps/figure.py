@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -10,7 +9,16 @@ import plotly.graph_objects as go
 
 from fsdp_sim.timeline import Memory
 from fsdp_sim.viz import theme
-from fsdp_sim.viz.frames import BUTTONS_PX, SLIDER_PX, add_player, legend_at, title_of, words_axes, words_of
+from fsdp_sim.viz.frames import (
+    BUTTONS_PX,
+    SLIDER_PX,
+    add_player,
+    legend_at,
+    sentence_of,
+    title_of,
+    words_axes,
+    words_of,
+)
 from fsdp_sim.viz.shard_maps.cells import Held
 from fsdp_sim.viz.shard_maps.grid import COLUMNS, LOOKS, Grid, legend_traces, moving_traces, outline, style, used_kinds
 from fsdp_sim.viz.shard_maps.scenes import Scene
@@ -20,7 +28,6 @@ LEFT, RIGHT = 104, 26
 TITLE_PX, SENTENCE_PX, LEGEND_PX, HEADER_PX = 40, 78, 66, 46
 MAP_PX, ROW_MIN, ROW_MAX = 430, 9, 26
 MEMORY_HEADING_PX, MEMORY_PX = 30, 64
-SENTENCE_CHARS = 86
 SECONDS_EACH = 2.2
 
 KINDS_OF_MEMORY = (  # what the memory strip and the table tell apart
@@ -33,8 +40,7 @@ KINDS_OF_MEMORY = (  # what the memory strip and the table tell apart
 
 
 def _sentence(number: int, scene: Scene, of: int) -> str:
-    lines = textwrap.wrap(scene.text, SENTENCE_CHARS, max_lines=2, placeholder=" ...")
-    return "<br>".join([f"<b>{number + 1} of {of} · {scene.phase}</b>", *map(safe, lines)])
+    return sentence_of(number, of, scene.phase, scene.text)
 
 
 def moving_figure(grid: Grid, reel: Sequence[Scene], title: str) -> go.Figure:

@@ -15,7 +15,7 @@ import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
-from fsdp_sim.timeline import Memory, Op
+from fsdp_sim.timeline import Memory
 from fsdp_sim.viz import theme
 from fsdp_sim.viz.shard_maps.cast import Band
 from fsdp_sim.viz.shard_maps.cells import Held, cells
@@ -274,8 +274,3 @@ def used_kinds(grid: Grid, scenes: Sequence[Scene]) -> list[Held]:
     for scene in scenes:
         seen |= set(np.unique(grid.z(scene)).tolist())
     return [held for held in Held if held in seen and held is not Held.GAP]
-
-
-def word_of(op: Op | None) -> str:
-    """A short name for what happens."""
-    return "at rest" if op is None else {Op.FREE: "reshard"}.get(op, theme.OP_NAMES.get(op, str(op)))

@@ -68,10 +68,6 @@ class StepView:
             found.append(Group(rank, f"<b>rank {rank}</b> · compute", tuple(lane for lane in Lane if lane in used)))
         return found
 
-    def ops_of(self, rank: int) -> tuple[Event, ...]:
-        """The operations of the step on one rank, in issue order."""
-        return self._ops[rank]
-
     @cached_property
     def _communication(self) -> dict[int, tuple[Event, ...]]:
         return {rank: tuple(e for e in ops if communicates(e.op, e.lane)) for rank, ops in self._ops.items()}
