@@ -1,6 +1,6 @@
 # Needs make and Python 3.11 or newer; everything else goes into .venv (see fsdp_sim/cli/setup.py).
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lab notebooks lint bench clean
+.PHONY: help setup demo test lab notebooks lint bench chaos clean
 
 TORCH ?= auto
 PORT ?= 8888
@@ -20,6 +20,7 @@ help:
 	@echo 'make notebooks   rebuild the notebooks from their masters'
 	@echo 'make lint        ruff and mypy'
 	@echo 'make bench       run the benchmarks'
+	@echo 'make chaos       kill a training 100 times at random and count what was lost'
 	@echo 'make setup       only make .venv, which the others do when it is missing or out of date'
 	@echo 'make clean       remove what the others made, .venv too'
 	@echo
@@ -62,6 +63,9 @@ lint: setup
 bench: setup
 	@for script in tests/bench/bench_*.py; do echo "== $$script"; \
 	  $(IN_VENV) python -m tests.bench.$$(basename $$script .py) || exit 1; done
+
+chaos: setup
+	@$(IN_VENV) python -m tests.faults.chaos $(ARGS)
 
 clean:
 	rm -rf .venv build out demo.html notebooks/*.trace.json.gz *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,5 +1,18 @@
-"""Labs: train a real GPT on real text with torch's own FSDP, under torchrun.
+"""Training a real GPT with real FSDP: under torchrun, on CPUs or GPUs.
 
-Read in this order: `labs.data` (what it is trained on), `labs.gpt` (the model), `labs.config` (what can be
-asked of the trainer), `labs.train` (the training).
+Read in this order:
+
+    tokenizer, data, loader       text to tokens, and in which order they are read
+    gpt, llama, models            two models, and their weights
+    pieces                        the training in five functions: what notebooks use
+    config, preflight             what can be asked of the trainer, and what is refused before anything starts
+    place, stopping               ranks, devices, groups; and how a run is told to leave
+    wrapping                      one word chooses: one process, DDP, FSDP2, FSDP1, HSDP, the mini-FSDP
+    optimizer, step, evaluation   AdamW and its schedule; one step; the validation loss
+    checkpoint                    what is kept, how it reaches the disk and comes back
+    training, train               a training between two steps; the trainer's loop and command
+    metrics, meters, report       what is shown; profiling, prediction: the simulator's word beside the measurement
+
+Beside the trainer: `convert` (checkpoints to other formats), `checklist` (does it all work here?), and the experiments
+of the notebooks: `ladder` (with rungs, divergence, faults), `overlap`, `notebook`.
 """

@@ -10,52 +10,206 @@ import tomllib
 from collections.abc import Sequence
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import tyro
 
-from labs.gpt import GPTConfig, did_you_mean
+from labs.gpt import did_you_mean
+from labs.models import ModelConfig, model_config
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-    """What to train, on what, for how long. Keys on the command line win over those of the config file."""
+    """What to train, on what, how, and for how long. Keys on the command line win over those of the config file."""
 
     config: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
     """A TOML file with any of the keys below."""
+
+    # ---- The model ----
     model: str = "teaching"
-    """A preset: teaching, gpt2, gpt2-medium, gpt2-large, gpt2-xl."""
+    """A preset: teaching, gpt2, gpt2-medium, gpt2-large, gpt2-xl; Llama-shaped: teaching-llama, llama-1b, llama-8b."""
+    n_layer: int | None = None
+    """Another number of layers than the preset's."""
+    dropout: float = 0.0
+    """Share of values dropped in training (GPT-2 shapes)."""
+    init_from: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
+    """Start from these weights: a full checkpoint, or a folder with a Hugging Face GPT-2's model.safetensors."""
+    meta_init: bool = False
+    """Build on the meta device, shard, then fill shard by shard: no rank ever holds the whole model."""
+
+    # ---- The data ----
     data: Annotated[str | None, tyro.conf.arg(metavar="PATH")] = None
     """A text file or a folder of text files; by default the source of torch.distributed."""
-    steps: int = 20
-    """Optimizer steps."""
-    global_batch: int = 8
-    """Rows per step over all ranks; the number of ranks divides it."""
+    tokenizer: Literal["bytes", "gpt2"] = "bytes"
+    """bytes: a token is a byte. gpt2: GPT-2's BPE through tiktoken, whose vocabulary must be at hand."""
     seq_len: int = 128
     """Tokens per row, at most the model's context."""
+
+    # ---- The steps ----
+    steps: int = 20
+    """Optimizer steps, from the first one ever: a resumed run goes on to the same number."""
+    global_batch: int = 8
+    """Rows per optimizer step, over all ranks and micro-batches. The learning rate belongs to it: neither changes with
+    the number of ranks."""
+    micro_batch: int | None = None
+    """Rows per rank and micro-batch; the rest of global_batch becomes accumulation. By default all in one."""
+    requires_gradient_sync: Annotated[bool | Literal["last"], tyro.conf.arg(metavar="true|last")] = True
+    """true: reduce gradients in every micro-batch. last: only in the last one (whole gradients stay alive until it)."""
+
+    # ---- The optimizer ----
     lr: float = 1e-3
-    """AdamW's learning rate."""
-    seed: int = 0
-    """Of the weights and of the order of the data."""
-    reshard_after_forward: bool = True
-    """Free a block's whole parameters after its forward (fully_shard's argument)."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto: cuda (NCCL) when every rank of this machine has a GPU of its own, else cpu (gloo)."""
+    """AdamW's learning rate after warm-up, for global_batch rows."""
+    min_lr: float | None = None
+    """Where a cosine schedule ends; by default lr / 10."""
+    schedule: Literal["constant", "cosine"] = "constant"
+    """constant, or cosine from lr to min_lr at the last step; both after warm-up."""
+    warmup_steps: int = 0
+    """Steps over which the learning rate rises linearly from 0."""
+    weight_decay: float = 0.01
+    """Of matrices and embeddings; never of biases and norms."""
+    beta1: float = 0.9
+    """AdamW's decay of the mean of gradients."""
+    beta2: float = 0.999
+    """AdamW's decay of their squares."""
+    clip: float | None = None
+    """Clip the gradients' norm, over all ranks, to this."""
+    nonfinite: Literal["stop", "skip"] = "stop"
+    """When loss or gradients are not finite on any rank: stop before the update, or skip the update and go on."""
+
+    # ---- How it is spread over the ranks ----
+    api: Literal["single", "ddp", "fsdp2", "fsdp1", "hsdp", "mini"] = "fsdp2"
+    """single process, DistributedDataParallel, fully_shard, FullyShardedDataParallel, fully_shard on a 2-D mesh, or
+    this project's own fully_shard."""
+    wrap: str = "block"
+    """Which modules become units: block, root (one unit), a number (every module of at least so many parameters), or
+    names of module classes with commas, as in Attention,MLP."""
+    reshard_after_forward: Annotated[bool | int | None, tyro.conf.arg(metavar="true|false|none|N")] = None
+    """fsdp2, hsdp, mini: free parameters after forward; none is torch's default (all units but the root)."""
+    shard_size: int | None = None
+    """hsdp: ranks that share one copy of the parameters; by default those of one node, or half of all ranks."""
+    forward_prefetch: Annotated[int | bool | None, tyro.conf.arg(metavar="none|N|true")] = None
+    """fsdp2, hsdp, mini: depth of explicit prefetch. fsdp1: true or false."""
+    backward_prefetch: Annotated[int | str | None, tyro.conf.arg(metavar="none|N|BACKWARD_PRE|BACKWARD_POST|off")] = (
+        None
+    )
+    """fsdp2, hsdp, mini: depth. fsdp1: BACKWARD_PRE (none means it, as in torch), BACKWARD_POST, or off."""
+    sharding_strategy: Literal["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"] = (
+        "FULL_SHARD"
+    )
+    """fsdp1's."""
+    limit_all_gathers: bool = True
+    """fsdp1's rate limiter."""
+    use_orig_params: bool = True
+    """fsdp1: keep the original parameters; false flattens, and then weight_decay must be 0."""
+    sync_module_states: bool = False
+    """fsdp1: broadcast rank 0's weights when wrapping (GPUs only)."""
+    param_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Of gathers and compute; parameters and optimizer stay fp32."""
+    reduce_dtype: Literal["fp32", "bf16", "fp16"] | None = None
+    """Of the gradients' reduction; by default fp32."""
+    cpu_offload: bool = False
+    """Shards, gradients and optimizer state live in host memory."""
+    activation_checkpointing: Literal["none", "selective", "full"] = "none"
+    """full: keep each block's input, compute the block again. selective: keep every other matmul and attention."""
+    compile: bool = False
+    """torch.compile each block, before it is sharded."""
+    compile_backend: str = "inductor"
+    """aot_eager needs no C++ compiler."""
+
+    # ---- What is kept ----
+    out: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
+    """The run's folder: checkpoints, metrics, report. Without it nothing is kept. One run at a time uses it."""
+    resume: Literal["auto", "never", "must"] = "auto"
+    """auto: go on from the newest good checkpoint in out, if there is one. never: refuse a folder that has some. must:
+    refuse one that has none."""
+    save_every: int = 0
+    """Steps between checkpoints; 0: only at the end. One is also written when a stop is asked for."""
+    keep: int = 2
+    """Checkpoints kept, at least 2."""
+    checkpoint: Literal["sharded", "full"] = "sharded"
+    """sharded: every rank writes its part. full: rank 0 writes everything, weights as safetensors."""
+    async_save: bool = False
+    """Write in the background while training goes on (sharded)."""
+
+    # ---- What is shown ----
+    eval_every: int = 0
+    """Steps between evaluations on the validation text; 0: never."""
+    eval_batches: int = 8
+    """Batches of global_batch rows per evaluation."""
+    sample: int = 0
+    """Tokens to generate at the end."""
+    prompt: str = "def "
+    """What the sample begins with."""
     log_every: int = 1
     """Print every so many steps."""
     metrics: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
-    """Write a JSON line per step to this file: step, loss, step_s, tokens_per_s."""
+    """Write a JSON line per step to this file; by default metrics.jsonl in out."""
+    tensorboard: bool = False
+    """Write TensorBoard events to out/tensorboard."""
+    predict: bool = False
+    """End with the simulator's prediction beside the measurement."""
 
-    def __post_init__(self) -> None:
-        for field in ("steps", "global_batch", "seq_len", "log_every"):
-            if getattr(self, field) < 1:
-                raise ValueError(f"{field}={getattr(self, field)}: it is a whole number, at least 1")
-        if self.seed < 0:
-            raise ValueError(f"seed={self.seed}: it is a whole number, at least 0")
-        if not (math.isfinite(self.lr) and self.lr > 0):
-            raise ValueError(f"lr={self.lr}: a learning rate is a positive number, such as 1e-3")
-        GPTConfig.preset(self.model)
+    # ---- The machine ----
+    seed: int = 0
+    """Of the weights and of the order of the data."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: cuda (NCCL) when every rank of this machine has a GPU of its own, else cpu (gloo)."""
+    timeout_s: float = 60.0
+    """A collective that takes longer fails: the end of waiting for a rank that hangs."""
+    deterministic: bool = False
+    """Deterministic algorithms, so that a resumed run repeats every bit on a GPU too (slower there)."""
+
+    def check(self) -> None:
+        """Look at each value.
+
+        Raises:
+            ValueError: one that cannot be, or that does not go with another; says what would.
+        """
+        for field in POSITIVE:
+            if (value := getattr(self, field)) is not None and value < 1:
+                raise ValueError(f"{field}={value}: it is a whole number, at least 1")
+        for field in COUNTS:
+            if getattr(self, field) < 0:
+                raise ValueError(f"{field}={getattr(self, field)}: it is a whole number, at least 0")
+        for field in ABOVE_ZERO:
+            if (number := getattr(self, field)) is not None and not (math.isfinite(number) and number > 0):
+                raise ValueError(f"{field}={number}: it is a number above 0, {ABOVE_ZERO[field]}")
+        for field in SHARES:
+            if not 0 <= getattr(self, field) < 1:
+                raise ValueError(f"{field}={getattr(self, field)}: it is at least 0 and below 1")
+        if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
+            raise ValueError(f"weight_decay={self.weight_decay}: it is a number, at least 0")
+        if self.min_lr is not None and self.min_lr > self.lr:
+            raise ValueError(f"min_lr={self.min_lr} is above lr={self.lr}: a schedule goes down")
+        if self.warmup_steps > self.steps:
+            raise ValueError(f"warmup_steps={self.warmup_steps}, but there are {self.steps} steps")
+        if self.keep < 2:
+            raise ValueError(f"keep={self.keep}: at least 2 checkpoints are kept, in case the newest is damaged")
+        if self.async_save and self.checkpoint == "full":
+            raise ValueError("async_save=True writes sharded checkpoints; use checkpoint=sharded")
+        for field in NEED_OUT:
+            if getattr(self, field) and self.out is None:
+                raise ValueError(f"{field}={getattr(self, field)} keeps something; say where with out=FOLDER")
+        _ = self.model_config  # raises for a preset or a change that does not exist
+
+    @property
+    def model_config(self) -> ModelConfig:
+        """The shape of the model: the preset with what was changed."""
+        changes: dict[str, Any] = {"n_layer": self.n_layer} if self.n_layer else {}
+        return model_config(self.model, **changes, **({"dropout": self.dropout} if self.dropout else {}))
+
+
+POSITIVE = ("steps", "global_batch", "seq_len", "log_every", "micro_batch", "n_layer", "shard_size", "eval_batches")
+COUNTS = ("seed", "warmup_steps", "save_every", "eval_every", "sample")
+ABOVE_ZERO = {
+    "lr": "such as 1e-3",
+    "min_lr": "such as 1e-4",
+    "clip": "such as 1.0",
+    "timeout_s": "such as 60",
+}
+SHARES = ("dropout", "beta1", "beta2")
+NEED_OUT = ("save_every", "async_save", "tensorboard")
 
 
 def read_toml(path: str | Path) -> TrainConfig:
@@ -75,9 +229,17 @@ def read_toml(path: str | Path) -> TrainConfig:
         if key not in known:
             raise ValueError(f"{path}: unknown key {key!r}{did_you_mean(key, known)}")
     try:
-        return msgspec.convert(table | {"config": str(path)}, TrainConfig)
+        config = msgspec.convert(table | {"config": str(path)}, TrainConfig)
+        config.check()
+        return config
     except ValueError as error:  # msgspec's names the key; ours names it too
         raise ValueError(f"{path}: {error}") from error
+
+
+def _as_python(argument: str) -> str:
+    """--key=true as --key=True, which is how tyro wants it; TOML and most people write it small."""
+    key, _, value = argument.partition("=")
+    return f"{key}={value.capitalize()}" if value in ("true", "false", "none") else argument
 
 
 def read_config(arguments: Sequence[str], usage: str = "", *, quiet: bool = False) -> TrainConfig:
@@ -91,6 +253,7 @@ def read_config(arguments: Sequence[str], usage: str = "", *, quiet: bool = Fals
         ValueError, FileNotFoundError: as `read_toml`, and for an unknown key.
         SystemExit: with 2 for a bad value, which tyro has then printed; with 0 after --help.
     """
+    arguments = [_as_python(argument) for argument in arguments]
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     first.add_argument("--config", nargs="?")
     path = first.parse_known_args(arguments)[0].config
@@ -113,4 +276,5 @@ def read_config(arguments: Sequence[str], usage: str = "", *, quiet: bool = Fals
     if unknown:
         keys = [f"--{field.name}" for field in dataclasses.fields(TrainConfig)]
         raise ValueError(f"unknown argument {unknown[0]!r}{did_you_mean(unknown[0].partition('=')[0], keys)}")
+    config.check()
     return config

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import math
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+from labs.initial import initial_parameters_, without_random_start
+
+IGNORED = -1  # a target that is not learnt from: `torch.nn.functional.cross_entropy`'s ignore_index
+Config = TypeVar("Config")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,16 +45,7 @@ class GPTConfig:
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        for field in ("n_layer", "n_head", "d_model", "vocab_size", "context"):
-            value = getattr(self, field)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{field}={value!r}: it is a whole number, at least 1")
-        if self.d_model % self.n_head:
-            below, above = self.d_model // self.n_head * self.n_head, -(-self.d_model // self.n_head) * self.n_head
-            sizes = " or ".join(str(n) for n in (below, above) if n)
-            raise ValueError(
-                f"d_model={self.d_model} does not divide into n_head={self.n_head} heads; use d_model={sizes}"
-            )
+        check_sizes(self, "n_layer", "n_head", "d_model", "vocab_size", "context")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout={self.dropout}: the share of values dropped is at least 0 and below 1")
 
@@ -65,13 +60,36 @@ class GPTConfig:
         Raises:
             ValueError: no such preset, or no such field (the nearest name is suggested).
         """
-        if name not in PRESETS:
-            raise ValueError(f"there is no preset {name!r}{did_you_mean(name, PRESETS)}")
-        fields = [field.name for field in dataclasses.fields(cls)]
-        for key in changes:
-            if key not in fields:
-                raise ValueError(f"GPTConfig has no field {key!r}{did_you_mean(key, fields)}")
-        return dataclasses.replace(PRESETS[name], **changes)
+        return changed_preset(PRESETS, name, changes)
+
+
+def check_sizes(config: Any, *fields: str) -> None:
+    """Raise ValueError unless the fields are whole numbers, at least 1, and the heads divide d_model."""
+    for field in fields:
+        value = getattr(config, field)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{field}={value!r}: it is a whole number, at least 1")
+    d_model, n_head = config.d_model, config.n_head
+    if d_model % n_head:
+        below, above = d_model // n_head * n_head, -(-d_model // n_head) * n_head
+        sizes = " or ".join(str(n) for n in (below, above) if n)
+        raise ValueError(f"d_model={d_model} does not divide into n_head={n_head} heads; use d_model={sizes}")
+
+
+def changed_preset(presets: Mapping[str, Config], name: str, changes: Mapping[str, Any]) -> Config:
+    """The preset of that name with some fields changed.
+
+    Raises:
+        ValueError: no such preset, or no such field (the nearest name is suggested).
+    """
+    if name not in presets:
+        raise ValueError(f"there is no preset {name!r}{did_you_mean(name, presets)}")
+    preset: Any = presets[name]
+    fields = [field.name for field in dataclasses.fields(preset)]
+    for key in changes:
+        if key not in fields:
+            raise ValueError(f"{type(preset).__name__} has no field {key!r}{did_you_mean(key, fields)}")
+    return dataclasses.replace(preset, **changes)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -140,70 +158,92 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """Tokens in; logits out, or the loss when targets are given.
 
-    Construct it under ``torch.device("meta")`` to have shapes without memory; ``init_weights`` fills it later.
+    Its weights belong to the seed, by default the one last given to `torch.manual_seed`. Construct it under
+    ``torch.device("meta")`` to have shapes without memory.
     """
 
-    def __init__(self, config: GPTConfig) -> None:
+    def __init__(self, config: GPTConfig, seed: int | None = None) -> None:
         super().__init__()
         self.config = config
-        self.tok_emb = nn.Embedding(config.vocab_size, config.d_model)
-        self.pos_emb = nn.Embedding(config.context, config.d_model)
-        self.drop = nn.Dropout(config.dropout)
-        self.layers = nn.ModuleList(Block(config) for _ in range(config.n_layer))
-        self.norm = nn.LayerNorm(config.d_model, bias=config.bias)
-        self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        with without_random_start():
+            self.tok_emb = nn.Embedding(config.vocab_size, config.d_model)
+            self.pos_emb = nn.Embedding(config.context, config.d_model)
+            self.drop = nn.Dropout(config.dropout)
+            self.layers = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+            self.norm = nn.LayerNorm(config.d_model, bias=config.bias)
+            self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         if config.tied:
             self.head.weight = self.tok_emb.weight
-        self.init_weights()
+        initial_parameters_(self, config.n_layer, seed)
 
-    @torch.no_grad()
-    def init_weights(self) -> None:
-        """GPT-2's start: N(0, 0.02), biases 0; what writes into the residual stream is scaled by 1/sqrt(2 n_layer).
+    def init_buffers(self, device: torch.device | None = None) -> None:
+        """Nothing: GPT-2 has no buffers. The Llama shape has, and is started in the same way."""
 
-        The stream sums 2 n_layer such terms; scaled so, its variance does not grow with depth.
-        """
-        residual_std = 0.02 / math.sqrt(2 * self.config.n_layer)
-        for name, module in self.named_modules():
-            if isinstance(module, nn.LayerNorm):
-                module.reset_parameters()
-            elif isinstance(module, (nn.Linear, nn.Embedding)):
-                nn.init.normal_(module.weight, std=residual_std if name.endswith("proj") else 0.02)
-                if isinstance(module, nn.Linear) and module.bias is not None:
-                    nn.init.zeros_(module.bias)
+    def forward(
+        self, idx: torch.Tensor, targets: torch.Tensor | None = None, reduction: Literal["mean", "sum"] = "mean"
+    ) -> torch.Tensor:
+        """Logits (B, T, V) for tokens (B, T); with targets (B, T) the cross-entropy, a scalar, in nats.
 
-    def forward(self, idx: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
-        """Logits (B, T, V) for tokens (B, T); with targets (B, T) the mean cross-entropy, a scalar, in nats.
+        Args:
+            targets: those that are -1 count for nothing.
+            reduction: the mean over the other targets (nan when there is none), or their sum.
 
         Raises:
             ValueError: more tokens in a row than there are positions.
         """
-        t = idx.shape[1]
-        if t > self.config.context:
-            raise ValueError(f"rows of {t} tokens, but context={self.config.context}; shorten them or raise context")
-        x = self.drop(self.tok_emb(idx) + self.pos_emb(torch.arange(t, device=idx.device)))  # (B, T, D)
+        check_length(idx, self.config.context)
+        x = self.drop(self.tok_emb(idx) + self.pos_emb(torch.arange(idx.shape[1], device=idx.device)))  # (B, T, D)
         for layer in self.layers:
             x = layer(x)
         logits = self.head(self.norm(x))  # (B, T, V)
-        if targets is None:
-            return logits
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        return logits if targets is None else loss_of(logits, targets, reduction)
 
     def num_params(self) -> int:
         """How many numbers are trained; a tied weight counts once."""
         return sum(p.numel() for p in self.parameters())
 
 
+def check_length(idx: torch.Tensor, context: int) -> None:
+    """Raise ValueError when the rows of (B, T) tokens are longer than the context."""
+    if idx.shape[1] > context:
+        raise ValueError(f"rows of {idx.shape[1]} tokens, but context={context}; shorten them or raise context")
+
+
+def loss_of(logits: torch.Tensor, targets: torch.Tensor, reduction: Literal["mean", "sum"]) -> torch.Tensor:
+    """The cross-entropy of logits (B, T, V) and targets (B, T), in fp32 whatever the logits are in.
+
+    In bf16 a loss has three digits, and a sum over thousands of tokens fewer.
+    """
+    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED, reduction=reduction)
+
+
 @torch.no_grad()
-def generate(model: GPT, prompt: torch.Tensor, n: int, *, temperature: float = 0.0) -> torch.Tensor:
+def generate(
+    model: nn.Module,
+    prompt: torch.Tensor,
+    n: int,
+    *,
+    temperature: float = 0.0,
+    generator: torch.Generator | None = None,
+) -> torch.Tensor:
     """Append ``n`` tokens to a prompt of shape (T,): the likeliest ones, or drawn when ``temperature`` > 0.
 
-    On a sharded model every rank must call it, with the same prompt: each forward is a collective.
+    On a sharded model every rank must call it, with the same prompt: each forward is a collective. Ranks draw the
+    same tokens when their generators are seeded alike.
+
+    Args:
+        model: a `GPT` or a `labs.llama.Llama`, sharded or not, or one in DistributedDataParallel.
+        generator: what tokens are drawn with, on any device; by default one with seed 0, so that ranks agree and the
+            global generator stays as it is.
     """
+    generator = generator or torch.Generator().manual_seed(0)
+    config: Any = getattr(model, "module", model).config  # DDP keeps the model in .module
     tokens = prompt
     for _ in range(n):
-        logits = model(tokens[None, -model.config.context :])[0, -1]  # (V,)
+        logits = model(tokens[None, -config.context :])[0, -1].float()  # (V,)
         if temperature > 0:
-            token = torch.multinomial(F.softmax(logits / temperature, dim=-1), 1)  # (1,)
+            probabilities = F.softmax(logits / temperature, dim=-1).to(generator.device)
+            token = torch.multinomial(probabilities, 1, generator=generator).to(tokens.device)  # (1,)
         else:
             token = logits.argmax(dim=-1, keepdim=True)
         tokens = torch.cat([tokens, token])

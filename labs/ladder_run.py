@@ -22,8 +22,8 @@ from labs.data import Corpus, check_batch, load_corpus, local_batch
 from labs.divergence import TOLERANCE, RankRun
 from labs.faults import FAULTS, OTHER_SEED
 from labs.gpt import GPT, GPTConfig
+from labs.pieces import build
 from labs.rungs import RUNGS
-from labs.train import build
 
 MAX_RANKS = 4
 MODELS = {"tiny": GPTConfig(n_layer=2, n_head=2, d_model=32, vocab_size=256, context=32)}

@@ -50,4 +50,5 @@ def torchrun(*arguments: str, ranks: int = 2, timeout_s: float = 300.0) -> LabRu
         print(done.stdout)
         if done.returncode:
             raise RuntimeError(f"torchrun ended with exit code {done.returncode}; its output is above")
-        return LabRun(done.stdout, [json.loads(line) for line in metrics.read_text().splitlines()])
+        lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+        return LabRun(done.stdout, [line for line in lines if "loss" in line])  # the others are events

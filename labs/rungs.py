@@ -30,7 +30,7 @@ from fsdp_sim.mini.siblings import DistributedDataParallel, FSDPUnit, ZeroOptimi
 from fsdp_sim.mini.siblings.collectives import all_gather
 from fsdp_sim.mini.siblings.flat import FlatParameterFSDP
 from labs.gpt import GPT, Block
-from labs.train import make_optimizer, shard
+from labs.pieces import make_optimizer, shard
 
 Tensors = dict[str, torch.Tensor]
 """Whole tensors by the name of the parameter in the plain GPT."""

@@ -1,269 +1,234 @@
-"""Train a GPT with torch's own FSDP: gloo on CPUs, NCCL where every rank has a GPU.
+"""Train a GPT with torch's own FSDP (DDP, FSDP1, HSDP, the mini-FSDP): gloo on CPUs, NCCL where every rank has a GPU.
 
     torchrun --standalone --nproc_per_node=2 -m labs.train
     torchrun --standalone --nproc_per_node=4 -m labs.train --config labs/configs/teaching.toml --steps=50 --lr=3e-4
-    torchrun --standalone --nproc_per_node=2 -m labs.train --data=my_texts/ --metrics=losses.jsonl
-    python -m labs.train                        (one rank, no torchrun)
+    torchrun --standalone --nproc_per_node=2 --max-restarts=3 -m labs.train --out=runs/a --save_every=10
+    torchrun --standalone --nproc_per_node=2 -m labs.train --api=fsdp1 --data=my_texts/ --metrics=losses.jsonl
+    python -m labs.train --api=single           (one rank, no torchrun)
 
-The pieces (`build`, `shard`, `make_optimizer`, `train_step`, `mean_over_ranks`) do not care which `fully_shard`
-they are given: trained with the mini-FSDP the same GPT has the same losses.
+With --out, the same command goes on where the last one stopped, with any number of ranks and any --api.
+Exit status: 0 all steps done; 2 asked wrongly; 75 told to leave (SIGTERM), saved; 130 Ctrl-C, saved; 1 failed.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import json
+import contextlib
 import os
-import signal
-import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+import traceback
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
-import torch
 import torch.distributed as dist
-from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from tqdm import tqdm
+from torch.distributed.elastic.multiprocessing.errors import record
 
+from labs.checkpoint import Checkpointer, CheckpointError, RunLock
+from labs.closing import Closing
 from labs.config import TrainConfig, read_config
-from labs.data import Corpus, check_batch, load_corpus, local_batch
-from labs.gpt import GPT, GPTConfig
+from labs.evaluation import evaluate
+from labs.meters import StepClock, flops_per_token, memory_bytes, mfu, peak_flops
+from labs.metrics import Metrics
+from labs.optimizer import make_optimizer
+from labs.place import Place, deterministic, process_group, use_threads
+from labs.points import point
+from labs.preflight import Run, prepare
+from labs.step import NotFiniteError, Outcome, train_step
+from labs.stopping import PREEMPTED, Stopping, stopping
+from labs.training import Training
+from labs.wrapping import wrap
 
-USAGE = (__doc__ or "").partition("\n\nThe pieces")[0].replace("\n\n", "\n")
-
-# ---- The training, in five pieces -----------------------------------------------------------------------------------
-
-
-def build(config: GPTConfig, seed: int = 0) -> GPT:
-    """The GPT with the weights that belong to the seed: the same on every rank, whatever their number."""
-    torch.manual_seed(seed)
-    return GPT(config)
-
-
-def shard(model: GPT, fully_shard: Callable[..., Any], **options: Any) -> GPT:
-    """Shard in place: each block is a unit, then the root takes what is left (embeddings, last norm, head)."""
-    for layer in model.layers:
-        fully_shard(layer, **options)
-    fully_shard(model, **options)
-    return model
-
-
-def make_optimizer(model: nn.Module, lr: float = 1e-3) -> torch.optim.AdamW:
-    """AdamW with torch's defaults. Make it after sharding: it is to hold the shards, not the whole parameters."""
-    return torch.optim.AdamW(model.parameters(), lr=lr)
-
-
-def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """One step on this rank's rows, x and y of shape (rows, seq). Returns this rank's loss, a scalar tensor."""
-    optimizer.zero_grad()
-    loss = model(x, y)
-    loss.backward()
-    optimizer.step()
-    return loss.detach()
-
-
-def mean_over_ranks(values: torch.Tensor) -> torch.Tensor:
-    """The mean over ranks, elementwise (ranks have equally many rows, so it is the loss of the whole batch)."""
-    mean = values.clone()
-    if dist.is_initialized():
-        dist.all_reduce(mean)
-        mean /= dist.get_world_size()
-    return mean
-
-
-# ---- One run --------------------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Place:
-    """Which rank this process is, from the variables that torchrun sets; without torchrun the only one."""
-
-    rank: int = 0
-    world_size: int = 1
-    local_rank: int = 0
-    local_world_size: int = 1
-    torchrun: bool = False
-
-    @classmethod
-    def read(cls, env: Mapping[str, str]) -> Place:
-        if "TORCHELASTIC_RUN_ID" not in env:
-            return cls()
-        rank, world, local_rank, local_world = (
-            int(env[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-        )
-        return cls(rank, world, local_rank, local_world, torchrun=True)
-
-
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """A TrainConfig found to be possible here: everything that can be wrong was looked at before a group starts."""
-
-    config: TrainConfig
-    gpt: GPTConfig
-    corpus: Corpus
-    place: Place
-    device: torch.device
-
-    @property
-    def backend(self) -> str:
-        return "nccl" if self.device.type == "cuda" else "gloo"
-
-    @classmethod
-    def prepare(cls, config: TrainConfig, place: Place) -> Run:
-        """Check what is asked for against the model, the data and the machine.
-
-        Raises:
-            ValueError: the batch does not divide, seq_len exceeds the context or the text, too few GPUs.
-            OSError: the data cannot be read or cached.
-        """
-        gpt = GPTConfig.preset(config.model)
-        check_batch(config.global_batch, place.world_size)
-        if config.seq_len > gpt.context:
-            raise ValueError(
-                f"seq_len={config.seq_len}: {config.model} has a context of {gpt.context}; use seq_len <= {gpt.context}"
-            )
-        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        enough = gpus >= place.local_world_size
-        if config.device == "cuda" and not enough:
-            raise ValueError(
-                f"device=cuda: NCCL needs a GPU for each of the {place.local_world_size} ranks here, and {gpus} can be "
-                "used; start fewer ranks or use device=cpu"
-            )
-        on_gpu = enough and config.device != "cpu"
-        device = torch.device("cuda", place.local_rank) if on_gpu else torch.device("cpu")
-        if config.metrics and not Path(config.metrics).absolute().parent.is_dir():
-            raise ValueError(f"metrics={config.metrics}: there is no folder {Path(config.metrics).absolute().parent}")
-        corpus = load_corpus(config.data)
-        corpus.check(config.seq_len)
-        return cls(config, gpt, corpus, place, device)
-
-
-@contextmanager
-def process_group(run: Run) -> Iterator[None]:
-    """The process group of all ranks; on one machine it listens on loopback only."""
-    place = run.place
-    if place.local_world_size == place.world_size:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
-    on_gpu = run.device.type == "cuda"
-    if on_gpu:
-        torch.cuda.set_device(run.device)
-    bound: dict[str, Any] = {"device_id": run.device} if on_gpu else {}
-    alone: dict[str, Any] = {} if place.torchrun else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-    dist.init_process_group(run.backend, **alone, **bound)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-
-
-@contextmanager
-def ctrl_c() -> Iterator[Callable[[], bool]]:
-    """Inside, Ctrl-C asks for a stop at the end of the step; the third time it interrupts as usual.
-
-    A rank that left in the middle of a step would make the others fail in their next collective.
-    """
-    pressed = 0
-
-    def press(signum: int, frame: Any) -> None:
-        nonlocal pressed
-        pressed += 1
-        if pressed > 2:  # torchrun may pass on what the terminal has sent already
-            signal.default_int_handler(signum, frame)
-
-    before = signal.signal(signal.SIGINT, press)
-    try:
-        yield lambda: pressed > 0
-    finally:
-        signal.signal(signal.SIGINT, before)
+USAGE = (__doc__ or "").replace("\n\n", "\n")
+PREEMPTED_MARK = "PREEMPTED"
+"""A file in the run's folder: it was told to leave, and has saved. torchrun's own exit status does not say so."""
 
 
 def train(run: Run) -> int:
-    """Train, print on rank 0, write metrics; 0 when all steps were done, 130 when Ctrl-C stopped it."""
-    config, place = run.config, run.place
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    torch.set_num_threads(max(1, cores // place.local_world_size))
-    losses: list[float] = []
-    times_s: list[float] = []
-    stopped = False
+    """Train on all ranks; returns the exit status."""
+    config, place, device = run.config, run.place, run.device
+    use_threads(place)
     with ExitStack() as stack:
-        stop_asked = stack.enter_context(ctrl_c())
-        wanted = config.metrics if place.rank == 0 else None
-        metrics = stack.enter_context(open(wanted, "w")) if wanted else None
-        stack.enter_context(process_group(run))
-        mesh = init_device_mesh(run.device.type, (place.world_size,))
-        model = build(run.gpt, config.seed).to(run.device)
-        shard(model, fully_shard, mesh=mesh, reshard_after_forward=config.reshard_after_forward)
-        optimizer = make_optimizer(model, config.lr)
-        # disable=None: a bar on a terminal only
-        bar = stack.enter_context(tqdm(total=config.steps, unit="step", disable=True if place.rank else None))
-        for step in range(config.steps):
-            start_s = time.perf_counter()
-            batch = run.corpus.batch(step, config.global_batch, config.seq_len, seed=config.seed)
-            x, y = (local_batch(t, place.rank, place.world_size).to(run.device) for t in batch)  # (rows, seq) each
-            loss = train_step(model, optimizer, x, y)
-            # The wish to stop travels with the loss, so that all ranks stop after the same step.
-            mean, stop = mean_over_ranks(torch.stack([loss, torch.full_like(loss, stop_asked())])).tolist()
-            losses.append(mean)
-            times_s.append(time.perf_counter() - start_s)
-            bar.update()
-            if place.rank == 0 and (step % config.log_every == 0 or step == config.steps - 1):
-                bar.write(f"step {step:3d}  loss {mean:.4f}")
-                sys.stdout.flush()
-            if metrics:
-                rate = config.global_batch * config.seq_len / times_s[-1]
-                line = {"step": step, "loss": mean, "step_s": times_s[-1], "tokens_per_s": rate}
-                print(json.dumps(line), file=metrics, flush=True)
-            if stop > 0:
-                stopped = step < config.steps - 1
-                break
-        bar.close()
-        if place.rank == 0:
-            print(_summary(run, model.num_params(), losses, times_s, stopped), flush=True)
-    return 130 if stopped else 0
+        group = stack.enter_context(process_group(place, device, config.timeout_s))
+        stack.enter_context(deterministic(config.deterministic, device))
+        wrapped = wrap(config, run.model, place, device)
+        checkpointer = None
+        if run.checkpoints:
+            checkpointer = Checkpointer(run.checkpoints, keep=config.keep, format=config.checkpoint, group=group)
+        training = Training(run, wrapped, make_optimizer(wrapped, config), checkpointer)
+        wish = stack.enter_context(stopping(launched=place.torchrun))
+        said = training.resume()
+        metrics = stack.enter_context(_metrics(run, training.step))
+        for line in said:
+            metrics.say(line)
+        if training.resumed_from is not None:
+            metrics.event("resumed", step=training.step, ranks=place.world_size, api=config.api)
+        _mark(run, preempted=False)
+        closing = Closing(training, StepClock(config.global_batch * config.seq_len))
+        stop = _steps(training, wish, metrics, closing)
+        wish.saving = True
+        saved = _save(training, metrics, last=True)
+        if stop == PREEMPTED and saved:
+            _mark(run, preempted=True)
+        closing.measure(metrics, stopped=wish.why if stop else "")
+    closing.report()
+    return stop or (0 if saved else 1)
 
 
-def _summary(run: Run, n_params: int, losses: list[float], times_s: list[float], stopped: bool) -> str:
-    ranks = run.place.world_size
-    where = torch.cuda.get_device_name(run.device) if run.device.type == "cuda" else "cpu"
-    # The first step pays for starting up (buffers, threads), so it is left out where there are others.
-    rate = run.config.global_batch * run.config.seq_len / statistics.median(times_s[1:] or times_s)
-    done = f"stopped by Ctrl-C after {len(losses)}" if stopped else f"{len(losses)}"
-    return (
-        f"{done} steps of {run.config.model} ({n_params:,} parameters), loss {losses[0]:.4f} to {losses[-1]:.4f}; "
-        f"{ranks} rank{'s' * (ranks != 1)} on {where}, {run.backend}, torch {torch.__version__}, {rate:,.0f} tokens/s"
+def _steps(training: Training, wish: Stopping, metrics: Metrics, closing: Closing) -> int:
+    """Step until the last step, or until a rank is asked to stop; returns the exit status that this asks for."""
+    run, config = training.run, training.run.config
+    loader = run.loader("train")
+    validation = run.loader("val") if config.eval_every else None
+    flops = flops_per_token(run.model, config.seq_len)
+    peak = peak_flops(run.device, config.param_dtype)
+    if training.step >= config.steps:
+        metrics.say(f"all {config.steps} steps are done; more are asked for with --steps")
+    while training.step < config.steps:
+        step, start_s = training.step, time.perf_counter()
+        point("step", step)
+        point("loader", step)
+        batch = loader.rows(training.position, run.place.rank, run.place.world_size).to(run.device)
+        outcome = train_step(
+            training.wrapped, training.optimizer, batch, step, config,
+            n_micro_batches=run.micro_batches, stop=wish.status,
+        )  # fmt: skip
+        if not outcome.finite:
+            _not_finite(outcome, step, config, metrics)
+        training.step, training.position = step + 1, batch.next
+        step_s = time.perf_counter() - start_s
+        wish.step_took(step_s)
+        closing.step(step_s, outcome.loss)
+        rate = batch.n_tokens / step_s
+        line = {
+            "step": step, "loss": outcome.loss, "lr": outcome.lr, "grad_norm": outcome.grad_norm, "step_s": step_s,
+            "tokens_per_s": rate, "mfu": mfu(rate, flops, peak, run.place.world_size),
+        }  # fmt: skip
+        if run.place.rank == 0 and step % config.log_every == 0:
+            line["memory_bytes"] = memory_bytes(run.device).peak_bytes
+        if validation is not None and training.step % config.eval_every == 0:
+            line["val_loss"] = evaluate(training.wrapped, validation, config.eval_batches, run.place, run.device)
+        metrics.step(line)
+        if outcome.stop and training.step < config.steps:
+            return outcome.stop
+        if not training.look_after_saves():
+            _loudly(training, metrics)
+        if config.save_every and training.step % config.save_every == 0:
+            _save(training, metrics)
+    return 0
+
+
+def _not_finite(outcome: Outcome, step: int, config: TrainConfig, metrics: Metrics) -> None:
+    what = f"step {step}: the loss is {outcome.loss:g} and the gradients' norm {outcome.grad_norm:g}"
+    if config.nonfinite == "stop":
+        raise NotFiniteError(f"{what}; stopped before the update (nonfinite=skip would leave it out and go on)")
+    metrics.say(f"{what}: no update")
+    metrics.event("skipped", step=step)
+
+
+def _save(training: Training, metrics: Metrics, *, last: bool = False) -> bool:
+    """Write a checkpoint of this step; when that fails, say it loudly and go on."""
+    if not training.look_after_saves(wait=True):  # the one before, if it is still being written
+        _loudly(training, metrics)
+    asynchronous, before = training.run.config.async_save and not last, training.saved
+    saved = training.save(asynchronous=asynchronous)
+    if not saved:
+        _loudly(training, metrics)
+    elif training.saved > before:
+        metrics.event("saving" if asynchronous else "saved", step=training.step)
+    for line in training.checkpointer.said() if training.checkpointer else ():
+        metrics.say(line)
+    return saved
+
+
+def _loudly(training: Training, metrics: Metrics) -> None:
+    why = training.failed_saves[-1]
+    metrics.say(f"WARNING: {why}; training goes on, and what was saved before is as it was")
+    metrics.event("not saved", why=why)
+
+
+def _metrics(run: Run, first_step: int) -> Metrics:
+    config, out = run.config, Path(run.config.out) if run.config.out else None
+    jsonl = Path(config.metrics) if config.metrics else out / "metrics.jsonl" if out else None
+    tensorboard = out / "tensorboard" if out and config.tensorboard else None
+    return Metrics(
+        jsonl, tensorboard, steps=config.steps, first_step=first_step, log_every=config.log_every, rank=run.place.rank
     )
 
 
+def _mark(run: Run, *, preempted: bool) -> None:
+    """Put the mark of a preempted run there, or take it away."""
+    if run.config.out and run.place.rank == 0:
+        mark = Path(run.config.out, PREEMPTED_MARK)
+        with contextlib.suppress(OSError):  # only a mark: the checkpoint is what counts
+            mark.touch() if preempted else mark.unlink(missing_ok=True)
+
+
+# ---- The command ----------------------------------------------------------------------------------------------------
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns its exit status: 0, 2 for what was asked wrongly, 130 after Ctrl-C."""
+    """The command; returns its exit status, see the top of this file."""
     place = Place.read(os.environ)
-    try:
-        config = read_config(sys.argv[1:] if arguments is None else arguments, USAGE, quiet=place.rank > 0)
-        run = Run.prepare(config, place)
-    except (ValueError, OSError, SystemExit) as error:
-        asked_for_help = isinstance(error, SystemExit) and not error.code
-        if place.rank and not asked_for_help:
-            # torchrun ends all ranks when one fails: let rank 0 speak. Who is still here has a trouble of its own.
-            time.sleep(10)
-        if not isinstance(error, SystemExit):
-            print(f"labs.train: {f'rank {place.rank}: ' * (place.rank > 0)}{error}", file=sys.stderr, flush=True)
-        return 0 if asked_for_help else 2
-    return train(run)
+    with ExitStack() as stack:
+        try:
+            config = read_config(sys.argv[1:] if arguments is None else arguments, USAGE, quiet=place.rank > 0)
+            run = prepare(config, place)
+            if config.out and place.rank == 0:
+                stack.enter_context(RunLock(Path(config.out)))
+        except (ValueError, OSError, SystemExit) as error:
+            return _refused(error, place)
+        try:
+            return record(train)(run) or 0  # record is typed to return None after an error; it raises
+        except Exception as error:
+            _failed(error, place)
+            return 1
 
 
-if __name__ == "__main__":
+def _refused(error: BaseException, place: Place) -> int:
+    asked_for_help = isinstance(error, SystemExit) and not error.code
+    if place.rank and not asked_for_help:
+        # torchrun ends all ranks when one fails: let rank 0 speak. Who is still here has a trouble of its own.
+        time.sleep(10)
+    if not isinstance(error, SystemExit):
+        print(f"labs.train: {f'rank {place.rank}: ' * (place.rank > 0)}{error}", file=sys.stderr, flush=True)
+    return 0 if asked_for_help else 2
+
+
+def _failed(error: Exception, place: Place) -> None:
+    """Say what went wrong: once where all ranks know the same, with the rank where they do not."""
+    if isinstance(error, (NotFiniteError, CheckpointError, ValueError)):
+        if place.rank == 0:
+            print(f"labs.train: {error}", file=sys.stderr, flush=True)
+    elif _lost(error):
+        print(f"labs.train: rank {place.rank}: another rank is gone or stuck ({str(error).splitlines()[0][:200]})",
+              file=sys.stderr, flush=True)  # fmt: skip
+    else:
+        said = "".join(traceback.format_exception(error))
+        print(f"labs.train: rank {place.rank}: {type(error).__name__}: {error}\n{said}", file=sys.stderr, flush=True)
+
+
+def _lost(error: Exception) -> bool:
+    """Whether a collective failed because another rank did not take part."""
+    texts = ("gloo", "Connection closed", "Connection reset", "Timed out", "NCCL")
+    return isinstance(error, dist.DistError) or (
+        isinstance(error, RuntimeError) and any(text in str(error) for text in texts)
+    )
+
+
+def command() -> int:
+    """`main`, with Ctrl-C before training begins or pressed thrice."""
     try:
         status = main()
     except KeyboardInterrupt:
         status = 130
     sys.stdout.flush()
     sys.stderr.flush()
+    return status
+
+
+if __name__ == "__main__":
     # Leave without shutting Python down. A gloo thread takes the GIL to let go of the last collective's tensor
     # (TensorImpl::decref_pyobject in ProcessGroupGloo::runLoop); one that asks for it while Python shuts down aborts
     # the process: "terminate called without an active exception", seen with torch 2.13 on a busy machine.
-    os._exit(status)
+    os._exit(command())

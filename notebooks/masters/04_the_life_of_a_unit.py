@@ -32,7 +32,7 @@ from fsdp_sim.ranks import run
 from labs.gpt import GPTConfig
 from labs.ladder import Setting, climb
 from labs.overlap import Experiment, training_only
-from labs.train import build, shard
+from labs.pieces import build, shard
 
 # %% [markdown]
 # ## 1. What a rank keeps

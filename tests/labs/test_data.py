@@ -1,5 +1,6 @@
 """The corpus: what is in it, that ranks agree on it, and what is said when it cannot be had."""
 
+import json
 import multiprocessing
 import os
 import pickle
@@ -9,7 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from labs.data import check_batch, load_corpus, local_batch
+from labs.data import load_corpus
+from labs.loader import Loader
+from labs.tokenizer import BPETokenizer
 
 TORCH_2_13_SHA256 = "b2369b4fb767b9a4cb3d13fd75c4d9344d56f75d6288011f35458f4b16194edb"
 TORCH_2_13_TOKENS = 5_427_879
@@ -54,7 +57,7 @@ class TestEmbeddedCorpus:
         ranks = [context.Process(target=load_behind_barrier, args=(tmp_path / "c", barrier, found)) for _ in range(4)]
         for rank in ranks:
             rank.start()
-        seen = {found.get(timeout=60) for _ in ranks}
+        seen = {found.get(timeout=300) for _ in ranks}
         for rank in ranks:
             rank.join()
         assert seen == {(load_corpus().sha256, len(load_corpus().train))}
@@ -117,6 +120,61 @@ class TestFolder:
             load_corpus(tmp_path / "d")
 
 
+class TestTokens:
+    """A corpus of GPT-2's BPE, with the vocabulary of bytes alone: merges are not the point here."""
+
+    @pytest.fixture
+    def words(self, tmp_path):
+        letters = [chr(n) for n in (*range(33, 127), *range(161, 173), *range(174, 256), *range(256, 324))]
+        ids = {letter: n for n, letter in enumerate(letters)} | {"Ġt": 256, "he": 257, "<|endoftext|>": 258}
+        (tmp_path / "encoder.json").write_text(json.dumps(ids))
+        (tmp_path / "vocab.bpe").write_text("#version: 0.2\nĠ t\nh e\n")
+        return BPETokenizer(tmp_path / "encoder.json", tmp_path / "vocab.bpe")
+
+    def test_of_more_than_a_byte_are_kept_as_two(self, text, words):
+        corpus = load_corpus(text, tokenizer=words)
+        assert isinstance(corpus.train, np.memmap)
+        assert (corpus.train.dtype, corpus.tokenizer, corpus.vocab_size) == (np.uint16, "gpt2", 259)
+        assert words.decode([*corpus.train.tolist(), *corpus.val.tolist()]) == text.read_text()
+        assert 256 in corpus.train
+
+    def test_have_an_end_of_text_between_documents_alone(self, tmp_path, words):
+        folder = tmp_path / "texts"
+        folder.mkdir()
+        for name, content in (("a", "one"), ("b", ""), ("c", "<|endoftext|>"), ("d", "two\n")):
+            (folder / f"{name}.txt").write_text(content)
+        tokens = load_corpus(folder, tokenizer=words, val_fraction=0).train.tolist()
+        ends = [i for i, token in enumerate(tokens) if token == 258]
+        documents = [words.decode(tokens[a:b]) for a, b in zip([0, *(i + 1 for i in ends)], [*ends, None], strict=True)]
+        assert documents == ["# a.txt\none\n", "# c.txt\n<|endoftext|>\n", "# d.txt\ntwo\n"]
+
+    def test_each_tokenizer_has_a_cache_of_its_own(self, text, words):
+        as_bytes = load_corpus(text)
+        as_words = load_corpus(text, tokenizer=words)
+        assert as_bytes.path != as_words.path
+        assert (as_bytes.tokenizer, as_bytes.train.dtype) == ("bytes", np.uint8)
+        words.vocabulary = "another"
+        assert load_corpus(text, tokenizer=words).path not in (as_bytes.path, as_words.path)
+
+    def test_pickle_by_path(self, text, words):
+        corpus = load_corpus(text, tokenizer=words)
+        there = pickle.loads(pickle.dumps(corpus))
+        assert isinstance(there.train, np.memmap)
+        assert np.array_equal(there.train, corpus.train)
+        assert (there.tokenizer, there.vocab_size, there.sha256) == ("gpt2", 259, corpus.sha256)
+
+    def test_are_made_anew_when_the_file_is_cut(self, text, words):
+        corpus = load_corpus(text, tokenizer=words)
+        expected = corpus.train.tolist()
+        os.truncate(corpus.path, corpus.path.stat().st_size - 3)
+        with pytest.warns(UserWarning, match="damaged"):
+            assert load_corpus(text, tokenizer=words).train.tolist() == expected
+
+    def test_of_an_unknown_name(self, text):
+        with pytest.raises(ValueError, match="tokenizer='words': there are bytes and gpt2"):
+            load_corpus(text, tokenizer="words")
+
+
 class TestBatch:
     def test_targets_are_the_inputs_one_token_later(self, text):
         x, y = load_corpus(text).batch(0, 4, 16)
@@ -134,40 +192,22 @@ class TestBatch:
 
     def test_is_the_same_on_every_machine(self, text):
         x, _ = load_corpus(text).batch(0, 3, 4)
-        assert [bytes(row.tolist()) for row in x] == [b"ques", b"r no", b"ques"]
+        assert [bytes(row.tolist()) for row in x] == [b"o be", b".\nTo", b"t is"]
 
-    @pytest.mark.parametrize("world_size", [1, 2, 3, 6])
-    def test_rows_of_the_ranks_are_the_batch(self, text, world_size):
-        x, _ = load_corpus(text).batch(0, 6, 8)
-        rows = [local_batch(x, rank, world_size) for rank in range(world_size)]
-        assert torch.equal(torch.cat(rows), x)
-
-    def test_the_last_possible_sequence_is_reached_and_none_beyond(self, tmp_path):
-        (tmp_path / "short").write_bytes(b"abcde")
-        corpus = load_corpus(tmp_path / "short", val_fraction=0)
-        x, y = corpus.batch(0, 64, 3)
-        assert {bytes(row.tolist()) for row in x} == {b"abc", b"bcd"}
-        assert {bytes(row.tolist()) for row in y} == {b"bcd", b"cde"}
+    @pytest.mark.parametrize("split", ["train", "val"])
+    def test_is_that_of_a_loader_which_began_at_0(self, text, split):
+        corpus = load_corpus(text)
+        loader = Loader(getattr(corpus, split), 8, 5, seed=3)
+        position = 0
+        for step in range(3 * len(loader) // 5 + 3):  # into the fourth epoch
+            batch = loader.batch(position)
+            x, y = corpus.batch(step, 5, 8, split=split, seed=3)
+            assert torch.equal(x, batch.x)
+            assert torch.equal(y, batch.y)
+            position = batch.next
 
 
 class TestErrors:
-    @pytest.mark.parametrize(
-        ("batch", "world_size", "says"),
-        [
-            (8, 3, "a batch of 8 rows does not divide into 3 ranks; use a batch of 6 or 9, or 2 or 4 ranks"),
-            (2, 4, "a batch of 2 rows does not divide into 4 ranks; use a batch of 4, or 1 or 2 ranks"),
-            (0, 2, "a batch of 0 rows does not divide into 2 ranks; use a batch of 2"),
-            (8, 0, "world_size=0"),
-        ],
-    )
-    def test_batch_that_does_not_divide(self, batch, world_size, says):
-        with pytest.raises(ValueError, match=says):
-            check_batch(batch, world_size)
-
-    def test_no_such_rank(self):
-        with pytest.raises(ValueError, match="rank=2: with world_size=2 ranks are 0 to 1"):
-            local_batch(torch.zeros(4, 1), 2, 2)
-
     def test_missing_path(self, tmp_path):
         with pytest.raises(FileNotFoundError, match=r"no corpus at .*nowhere\.txt"):
             load_corpus(tmp_path / "nowhere.txt")
@@ -193,6 +233,20 @@ class TestErrors:
             ValueError, match=r"'text.txt' is too short for seq_len=2000: its train split has 774 tokens"
         ):
             corpus.batch(0, 1, 2000)
+
+    @pytest.mark.parametrize(
+        ("arguments", "says"),
+        [
+            ({"batch_size": 0}, "global_batch=0: it is a whole number, at least 1"),
+            ({"step": -1}, "step=-1: it counts from 0"),
+            ({"seed": -1}, "seed=-1: it is a whole number, at least 0"),
+            ({"split": "test"}, "split='test': a corpus has the splits 'train' and 'val'"),
+            ({"seq_len": 0}, "seq_len=0: a sequence has at least 1 token"),
+        ],
+    )
+    def test_batches_that_cannot_be(self, text, arguments, says):
+        with pytest.raises(ValueError, match=says):
+            load_corpus(text).batch(**{"step": 0, "batch_size": 4, "seq_len": 8} | arguments)
 
     @pytest.mark.parametrize("fraction", [-0.1, 1.0])
     def test_validation_fraction_out_of_range(self, text, fraction):

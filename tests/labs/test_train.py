@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from labs.config import TrainConfig
 from labs.data import load_corpus
-from labs.gpt import GPTConfig
-from labs.train import Place, Run, build, main, make_optimizer, shard, train_step
+from labs.models import build, model_config
+from labs.train import main
 
 ROOT = Path(__file__).parents[2]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -35,11 +34,19 @@ def start(command, **options):
 
 @pytest.fixture(scope="module")
 def plain_losses():
-    """20 steps of one process on the whole batch, without FSDP and without a process group."""
-    corpus = load_corpus()
-    model = build(GPTConfig.preset("teaching"), seed=0)
-    optimizer = make_optimizer(model, 1e-3)
-    return [train_step(model, optimizer, *corpus.batch(step, 8, 128, seed=0)).item() for step in range(20)]
+    """20 steps of one process on the whole batch, without FSDP, a process group or the trainer."""
+    corpus, model = load_corpus(), build(model_config("teaching"), seed=0)
+    decay = [p for p in model.parameters() if p.ndim > 1]
+    rest = [p for p in model.parameters() if p.ndim == 1]
+    optimizer = torch.optim.AdamW([{"params": decay}, {"params": rest, "weight_decay": 0.0}], lr=1e-3)
+    losses = []
+    for step in range(20):
+        optimizer.zero_grad()
+        loss = model(*corpus.batch(step, 8, 128, seed=0))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
 
 
 class TestTorchrun:
@@ -50,12 +57,12 @@ class TestTorchrun:
         out, err = run.communicate(timeout=120)
         assert run.returncode == 0, err
         lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+        assert all(line["step_s"] > 0 and line["grad_norm"] > 0 and line["lr"] == 1e-3 for line in lines)
         assert [line["step"] for line in lines] == list(range(20))
         torch.testing.assert_close([line["loss"] for line in lines], plain_losses, rtol=1e-5, atol=0)
         printed = out.splitlines()
         assert printed[0] == f"step   0  loss {plain_losses[0]:.4f}"
-        assert len(printed) == 21  # by one rank: 20 steps and a summary
-        assert "2 ranks on cpu, gloo, torch 2." in printed[-1]
+        assert "2 ranks on cpu, gloo, torch 2." in printed[20]  # by one rank: 20 steps, then the report
 
     def test_what_was_asked_wrongly_is_said_once(self):
         run = start([*TORCHRUN, "--nproc_per_node=3", "-m", "labs.train"])
@@ -71,7 +78,7 @@ class TestTorchrun:
         assert run.stdout.readline().startswith("step   0")
         os.killpg(run.pid, signal.SIGINT)
         out, err = run.communicate(timeout=60)
-        assert out.splitlines()[-1].startswith("stopped by Ctrl-C after ")
+        assert any(line.startswith("stopped by Ctrl-C after ") for line in out.splitlines())
         assert "labs/train.py" not in err  # no traceback from a rank
 
 
@@ -87,34 +94,9 @@ class TestOneProcess:
         assert plain_losses[0] == pytest.approx(5.5, abs=0.2)  # log(256) is 5.545
         assert sum(plain_losses[-5:]) / 5 < plain_losses[0] - 1.5
 
-    def test_shard_makes_units_of_the_blocks_and_then_of_the_root(self):
-        model, units = build(GPTConfig.preset("teaching", n_layer=3)), []
-        shard(model, lambda module, **options: units.append((module, options)), reshard_after_forward=False)
-        assert [module for module, _ in units] == [*model.layers, model]
-        assert all(options == {"reshard_after_forward": False} for _, options in units)
-
-
-class TestPrepare:
-    @pytest.mark.parametrize(
-        ("config", "place", "says"),
-        [
-            (TrainConfig(global_batch=6), Place(0, 4, 0, 4), "a batch of 6 rows does not divide into 4 ranks"),
-            (TrainConfig(seq_len=129), Place(), "seq_len=129: teaching has a context of 128"),
-            (TrainConfig(metrics="/nowhere/m.jsonl"), Place(), "metrics=/nowhere/m.jsonl: there is no folder /nowhere"),
-            (TrainConfig(device="cuda"), Place(0, 8, 0, 512), "NCCL needs a GPU for each of the 512 ranks here"),
-        ],
-    )
-    def test_refuses_what_cannot_be_done_here(self, config, place, says):
-        with pytest.raises(ValueError, match=says):
-            Run.prepare(config, place)
-
-    def test_main_says_it_in_a_sentence(self, capsys):
+    def test_main_says_what_is_wrong_in_a_sentence(self, capsys):
         assert main(["--data=/nowhere.txt"]) == 2
         assert (
             capsys.readouterr().err
             == "labs.train: no corpus at /nowhere.txt: give a text file or a folder of text files\n"
         )
-
-    def test_gloo_on_cpus(self):
-        run = Run.prepare(TrainConfig(device="cpu"), Place())
-        assert (run.device.type, run.backend) == ("cpu", "gloo")

@@ -1,0 +1,23 @@
+"""Checkpoints: what a run keeps so that it, or another one, can go on from there.
+
+In reading order:
+
+state, rng     what a checkpoint holds
+agree          all ranks go on, or all fail
+hashing        bytes to the disk and back, with their SHA-256
+manifest       which files belong to a checkpoint
+index          which tensors a sharded checkpoint has, and where
+storage        its bytes, moved for torch.distributed.checkpoint
+staging        the tensors that a save writes, or copies of them
+full           a full checkpoint: whole tensors, as safetensors
+folder         the folder of checkpoints: one rename makes a checkpoint
+checkpointer   all of it together, on all ranks, also in the background
+lock           one run at a time in a folder
+"""
+
+from labs.checkpoint.agree import CheckpointError
+from labs.checkpoint.checkpointer import Checkpointer, Found
+from labs.checkpoint.folder import newest_progress
+from labs.checkpoint.lock import FolderInUseError, RunLock
+
+__all__ = ["CheckpointError", "Checkpointer", "FolderInUseError", "Found", "RunLock", "newest_progress"]

@@ -1,0 +1,259 @@
+"""The files of a sharded checkpoint: torch plans who writes and reads what, these classes move the bytes.
+
+    shard-<rank>.bin   the bytes of the tensors (or pieces of them) that a rank wrote, one after the other
+    tensors.json       for each tensor its dtype, its shape, and where its pieces are
+
+`torch.distributed.checkpoint` (DCP) finds out which rank has which piece of which tensor, writes what several ranks
+have once, and on reading, which bytes of which file a rank needs, whatever the number of ranks was. Its own files are
+not used: their index is a pickle, which runs code when it is read, and they have no sums.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import torch
+from torch.distributed.checkpoint import (
+    ChunkStorageMetadata,
+    LoadPlan,
+    LoadPlanner,
+    Metadata,
+    ReadItem,
+    SavePlan,
+    SavePlanner,
+    StorageReader,
+    StorageWriter,
+    TensorStorageMetadata,
+    WriteItem,
+)
+from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import WriteItemType
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from labs.checkpoint.hashing import CHUNK_BYTES, DEPTH, FileInfo, write_file
+from labs.checkpoint.index import INDEX, Index, Piece, Saved, read_index, torch_dtype
+from labs.points import point
+
+__all__ = ["INDEX", "Reader", "Writer", "in_chunks", "read_index", "torch_dtype"]
+
+READERS = 4
+"""Pieces that a rank reads at a time."""
+
+
+# ---- Writing ---------------------------------------------------------------------------------------------------------
+
+
+class Writer(StorageWriter):
+    """Writes a rank's pieces to one file, and on the coordinator the index.
+
+    Source: `torch.distributed.checkpoint.StorageWriter`.
+
+    Attributes:
+        files: what this rank wrote.
+    """
+
+    def __init__(self, folder: Path, step: int | None = None) -> None:
+        self.folder, self.step = folder, step
+        self.files: dict[str, FileInfo] = {}
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """A Writer is for one checkpoint."""
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **options: Any) -> None:
+        """Nothing is left to set up."""
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        for item in plan.items:
+            if item.type == WriteItemType.BYTE_IO:
+                raise ValueError(f"{item.index.fqn} is no tensor; what is not belongs into the progress, as JSON")
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        return [dataclasses.replace(plan, storage_data=f"shard-{rank}.bin") for rank, plan in enumerate(plans)]
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        name, end_bytes, results = plan.storage_data, 0, []
+        for item in plan.items:
+            begin_bytes, end_bytes = end_bytes, end_bytes + _size_bytes(item)
+            where = (name, begin_bytes)
+            results.append(WriteResult(item.index, size_in_bytes=end_bytes - begin_bytes, storage_data=where))
+        point("before-shard-write", self.step)
+        if plan.items:
+            tensors = (cast(torch.Tensor, planner.resolve_data(item)) for item in plan.items)
+            self.files[name] = write_file(self.folder / name, self._chunks(tensors))
+            if self.files[name].size_bytes != end_bytes:
+                raise RuntimeError(f"{name} has {self.files[name].size_bytes} bytes where {end_bytes} were planned")
+        point("after-shard-write", self.step)
+        written: Future[list[WriteResult]] = Future()
+        written.set_result(results)
+        return written
+
+    def _chunks(self, tensors: Iterable[torch.Tensor]) -> Iterator[memoryview]:
+        point("shard-write", self.step)  # the file is there, and empty
+        yield from in_chunks(tensors)
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        where = {result.index: result.storage_data for of_rank in results for result in of_rank}
+        files = sorted({name for name, _ in where.values()})
+        number = {name: i for i, name in enumerate(files)}
+        tensors = {}
+        for fqn, saved in metadata.state_dict_metadata.items():
+            assert isinstance(saved, TensorStorageMetadata)  # prepare_local_plan let nothing else through
+            pieces = []
+            for chunk in saved.chunks:
+                name, begin_bytes = where[MetadataIndex(fqn, chunk.offsets)]
+                pieces.append(Piece(number[name], begin_bytes, tuple(chunk.offsets), tuple(chunk.sizes)))
+            tensors[fqn] = Saved(str(saved.properties.dtype).removeprefix("torch."), tuple(saved.size), pieces)
+        self.files[INDEX] = write_file(self.folder / INDEX, [msgspec.json.encode(Index(files, tensors))])
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        return isinstance(checkpoint_id, Path)
+
+
+def _size_bytes(item: WriteItem) -> int:
+    assert item.tensor_data is not None
+    return item.tensor_data.chunk.sizes.numel() * item.tensor_data.properties.dtype.itemsize
+
+
+def in_chunks(tensors: Iterable[torch.Tensor]) -> Iterator[memoryview]:
+    """The bytes of tensors, one after the other, in chunks for `write_file`; one tensor is asked for at a time.
+
+    Large tensors in host memory are handed on as they lie there. Small ones are collected, so that thousands of them
+    make few chunks, and those of a GPU come through the same buffers, which are pinned then. Extra memory: the buffers,
+    and a copy of one tensor if it is not contiguous.
+    """
+    buffers: list[torch.Tensor] = []
+    turn = filled = 0
+    for tensor in tensors:
+        flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
+        direct = flat.device.type == "cpu" and len(flat) >= CHUNK_BYTES
+        if direct and filled:
+            yield buffers[turn][:filled].numpy().data
+            turn, filled = (turn + 1) % DEPTH, 0
+        if direct:
+            for begin in range(0, len(flat), CHUNK_BYTES):
+                yield flat[begin : begin + CHUNK_BYTES].numpy().data
+            continue
+        done = 0
+        while done < len(flat):
+            if not buffers:
+                pinned = flat.device.type == "cuda"
+                buffers = [torch.empty(CHUNK_BYTES, dtype=torch.uint8, pin_memory=pinned) for _ in range(DEPTH)]
+            n = min(len(flat) - done, CHUNK_BYTES - filled)
+            buffers[turn][filled : filled + n].copy_(flat[done : done + n])  # waits for the GPU
+            done, filled = done + n, filled + n
+            if filled == CHUNK_BYTES:
+                yield buffers[turn].numpy().data
+                turn, filled = (turn + 1) % DEPTH, 0
+    if filled:
+        yield buffers[turn][:filled].numpy().data
+
+
+# ---- Reading ---------------------------------------------------------------------------------------------------------
+
+
+class Reader(StorageReader):
+    """Reads what a rank needs, piece by piece, straight into its tensors where they lie in one stretch of host memory.
+
+    Source: `torch.distributed.checkpoint.StorageReader`.
+    """
+
+    def __init__(self, folder: Path, index: Index) -> None:
+        self.folder, self.index = folder, index
+        self.pieces = {
+            MetadataIndex(fqn, torch.Size(piece.offsets)): piece
+            for fqn, saved in index.tensors.items()
+            for piece in saved.pieces
+        }
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """A Reader is for one checkpoint."""
+
+    # DCP would go on without the other ranks if this failed and took an argument named kwargs.
+    def read_metadata(self, *args: Any, **options: Any) -> Metadata:
+        return Metadata(
+            {
+                fqn: TensorStorageMetadata(
+                    TensorProperties(dtype=torch_dtype(saved.dtype)),
+                    torch.Size(saved.shape),
+                    [ChunkStorageMetadata(torch.Size(p.offsets), torch.Size(p.shape)) for p in saved.pieces],
+                )
+                for fqn, saved in self.index.tensors.items()
+            }
+        )
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **options: Any) -> None:
+        """The constructor did."""
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        numbers = sorted({self.pieces[item.storage_index].file for item in plan.items})
+        files = {number: os.open(self.folder / self.index.files[number], os.O_RDONLY) for number in numbers}
+        try:
+            with ThreadPoolExecutor(READERS) as pool:
+                reads = []
+                for item in plan.items:
+                    piece, target = self.pieces[item.storage_index], planner.resolve_tensor(item).detach()
+                    reads.append(pool.submit(_read, files[piece.file], piece, item, target))
+                for read in reads:
+                    read.result()
+        finally:
+            for descriptor in files.values():
+                os.close(descriptor)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        return isinstance(checkpoint_id, Path)
+
+
+def _read(file: int, piece: Piece, item: ReadItem, target: torch.Tensor) -> None:
+    """Read a block of a piece into a tensor of the block's shape.
+
+    The rows of the block (slices on dim 0) lie one after the other in the file, and all of it does when its rows are
+    whole, as they are where FSDP cuts. Else whole rows are read and the block is cut out of them.
+    """
+    shape, start, block = tuple(piece.shape), tuple(item.storage_offsets), tuple(item.lengths)
+    if not shape:  # a scalar is one row
+        shape, start, block, target = (1,), (0,), (1,), target.view(1)
+    if not math.prod(block):
+        return
+    row_bytes = math.prod(shape[1:]) * target.itemsize
+    begin_bytes = piece.begin_bytes + start[0] * row_bytes
+    if block[1:] == shape[1:] and target.is_contiguous() and target.device.type == "cpu":
+        _read_into(file, target, begin_bytes)
+        return
+    n_rows = max(1, CHUNK_BYTES // row_bytes)
+    for row in range(0, block[0], n_rows):
+        n = min(n_rows, block[0] - row)
+        rows = torch.empty((n, *shape[1:]), dtype=target.dtype, pin_memory=target.device.type == "cuda")
+        _read_into(file, rows, begin_bytes + row * row_bytes)
+        for dim in range(1, len(shape)):
+            rows = rows.narrow(dim, start[dim], block[dim])
+        target[row : row + n].copy_(rows)
+
+
+def _read_into(file: int, tensor: torch.Tensor, begin_bytes: int) -> None:
+    """Fill a contiguous tensor in host memory with bytes of a file."""
+    rest = tensor.view(-1).view(torch.uint8).numpy().data
+    while rest:
+        n = os.preadv(file, [rest], begin_bytes)
+        if not n:
+            raise EOFError(f"the file of a shard ends at byte {begin_bytes}, and {len(rest)} more bytes are needed")
+        rest, begin_bytes = rest[n:], begin_bytes + n

@@ -1,0 +1,146 @@
+"""The end of a training: a sample, the memory of all ranks, a recorded step, the simulator's prediction, the report."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from fsdp_sim.measure import live_bytes
+from labs.evaluation import sample
+from labs.meters import Memory, StepClock, flops_per_token, memory_bytes, mfu, of_ranks, peak_flops
+from labs.metrics import Metrics
+from labs.prediction import predict
+from labs.profiling import profiled
+from labs.report import Report, as_config, compare, hardware, summary_line, versions
+from labs.step import train_step
+from labs.training import Training
+
+REPORT = "report.json"
+RECORDED_STEPS = 4
+
+
+class Closing:
+    """What has to be kept while training, for what is said at its end."""
+
+    def __init__(self, training: Training, clock: StepClock) -> None:
+        self.training, self.clock = training, clock
+        self.losses: list[float] = []
+        self.stopped = ""
+        self._memory: list[Memory] = []
+        self._state_bytes: list[int] = []
+        self._exposed_s: float | None = None
+        self._tensor_bytes: int | None = None
+
+    def step(self, step_s: float, loss: float) -> None:
+        self.clock.add(step_s)
+        self.losses.append(loss)
+
+    def measure(self, metrics: Metrics, stopped: str) -> None:
+        """With all ranks: after the last checkpoint, so what is trained here to be recorded is not kept."""
+        run, config = self.training.run, self.training.run.config
+        self.stopped = stopped
+        self._memory = of_ranks(memory_bytes(run.device), _gather, run.device)
+        mine = torch.tensor([self.training.state_bytes], dtype=torch.int64, device=run.device)
+        self._state_bytes = [int(n) for (n,) in _gather(mine).tolist()]
+        if stopped:
+            return
+        if config.sample:
+            text = sample(self.training.wrapped, run.tokenizer, config.prompt, config.sample, config.seed, run.device)
+            metrics.say(f"\n{text}\n")
+            metrics.event("sampled", text=text)
+        if config.predict and self.losses:
+            self._record()
+
+    def _record(self) -> None:
+        """A few steps more, recorded; and one on a CPU with its tensors counted."""
+        training, run = self.training, self.training.run
+        loader, position = run.loader("train"), training.position
+
+        def step() -> None:
+            nonlocal position
+            batch = loader.rows(position, run.place.rank, run.place.world_size).to(run.device)
+            train_step(
+                training.wrapped, training.optimizer, batch, training.step, run.config,
+                n_micro_batches=run.micro_batches,
+            )  # fmt: skip
+            position = batch.next
+
+        with profiled(rank=run.place.rank, api=run.config.api, device=run.device.type) as profile:
+            for _ in range(RECORDED_STEPS):
+                step()
+        exposed_s = _gather(torch.tensor([profile.exposed_comm_s], device=run.device))
+        self._exposed_s = statistics.median(exposed_s.flatten().tolist())
+        if run.device.type == "cuda":
+            held = max(memory.peak_bytes for memory in self._memory)
+        else:
+            with live_bytes(training.wrapped.model, training.optimizer) as meter:
+                step()
+            held = meter.peak_bytes
+        most = _gather(torch.tensor([held], dtype=torch.int64, device=run.device))
+        self._tensor_bytes = int(most.max())
+
+    def report(self) -> None:
+        """On rank 0, when the ranks have parted: a prediction on CPUs times pieces, and wants the cores for itself."""
+        training, run = self.training, self.training.run
+        config, place, device = run.config, run.place, run.device
+        if place.rank or not self.losses:
+            return
+        tokens_per_s = config.global_batch * config.seq_len / self.clock.median_s
+        flops = flops_per_token(run.model, config.seq_len)
+        compared, sentences = [], []
+        if self._exposed_s is not None:
+            try:
+                prediction = predict(config, run.model, place, device)
+                sentences = list(prediction.sentences)
+                compared = compare(
+                    prediction, step_s=self.clock.median_s, exposed_comm_s=self._exposed_s,
+                    peak_bytes=self._tensor_bytes, device=device,
+                )  # fmt: skip
+            except ValueError as error:
+                sentences = [f"No prediction: {error}"]
+        n_params = training.wrapped.n_params
+        report = Report(
+            summary=summary_line(config, place, device, n_params, self.losses, tokens_per_s, self.stopped),
+            label=f"{config.model}: {training.wrapped.label}",
+            config=as_config(config),
+            versions=versions(),
+            hardware=hardware(place, device),
+            ranks=place.world_size,
+            first_step=training.step - len(self.losses),
+            last_step=training.step - 1,
+            loss_first=self.losses[0],
+            loss_last=self.losses[-1],
+            step_s=self.clock.median_s,
+            tokens_per_s=tokens_per_s,
+            mfu=mfu(tokens_per_s, flops, peak_flops(device, config.param_dtype), place.world_size),
+            exposed_comm_s=self._exposed_s,
+            memory=self._memory,
+            state_bytes=self._state_bytes,
+            tensor_bytes=self._tensor_bytes,
+            restarts=place.restarts,
+            resumed_from=training.resumed_from,
+            saved=training.saved,
+            failed_saves=training.failed_saves,
+            stopped=self.stopped,
+            compared=compared,
+            explanation=sentences,
+        )
+        if config.out:
+            try:
+                report.write(Path(config.out, REPORT))
+            except OSError as error:
+                print(f"labs.train: no {REPORT}: {error}", file=sys.stderr)
+        report.print()
+
+
+def _gather(mine: torch.Tensor) -> torch.Tensor:
+    """This rank's numbers (k,) to those of all ranks (ranks, k)."""
+    if not dist.is_initialized():
+        return mine[None]
+    everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyone, mine)
+    return torch.stack(everyone)

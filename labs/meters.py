@@ -1,0 +1,134 @@
+"""What is measured while training: tokens per second, utilisation, memory, and the time that is left."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+import torch
+
+from fsdp_sim.spec import gpu
+from labs.models import ModelConfig, empty
+
+Gather = Callable[[torch.Tensor], torch.Tensor]
+"""From this rank's numbers (k,) to those of all ranks (ranks, k): the caller's collective."""
+
+
+def flops_per_token(model_config: ModelConfig, seq_len: int) -> float:
+    """FLOPs that a token of training takes by the book: 6 N + 12 L d T, forward and backward, nothing recomputed.
+
+    N counts the parameters but learned positions, whose rows are added and not multiplied; a tied weight counts once,
+    for the head. The second term is attention's, over the whole square.
+
+    Source: Chowdhery et al. 2022, "PaLM", appendix B; without positions as in nanoGPT.
+
+    Example:
+        >>> from labs.models import model_config
+        >>> flops_per_token(model_config("gpt2"), seq_len=1024) / 1e6
+        855.0...
+    """
+    named = empty(model_config).named_parameters()
+    params = sum(p.numel() for name, p in named if name != "pos_emb.weight")
+    return 6.0 * params + 12.0 * model_config.n_layer * model_config.d_model * seq_len
+
+
+def peak_flops(device: torch.device, dtype: str) -> float | None:
+    """The device's dense peak in FLOP/s from the simulator's catalogue; None where there is none, as for a CPU.
+
+    Args:
+        dtype: ``fp32``, ``bf16`` or ``fp16``: what matmuls compute in.
+    """
+    if device.type != "cuda":
+        return None
+    try:
+        return gpu(torch.cuda.get_device_name(device)).peak_flops(dtype)
+    except ValueError:  # a GPU that the catalogue lacks, or a dtype that the GPU lacks
+        return None
+
+
+def mfu(tokens_per_s: float, flops_per_token: float, peak_flops: float | None, ranks: int) -> float | None:
+    """Model-FLOPs utilisation: those of all ranks' tokens over all ranks' peak; None without a known peak."""
+    return tokens_per_s * flops_per_token / (peak_flops * ranks) if peak_flops else None
+
+
+class Memory(NamedTuple):
+    """Of this rank so far.
+
+    Attributes:
+        peak_bytes: on a GPU the most that tensors held at one moment; on a CPU the most that the process had in
+            memory, torch's own code and buffers included.
+        reserved_bytes: on a GPU the most that torch's allocator took from the driver; on a CPU what the process has in
+            memory now.
+    """
+
+    peak_bytes: int
+    reserved_bytes: int
+
+
+def memory_bytes(device: torch.device) -> Memory:
+    """What this process has needed so far."""
+    if device.type == "cuda":
+        return Memory(torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device))
+    return Memory(_peak_rss_bytes(), psutil.Process().memory_info().rss)
+
+
+def _peak_rss_bytes() -> int:
+    """The most this process has had in memory. On Linux ``ru_maxrss`` would count what started it, too."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
+        return int(line.split()[1]) * 1024
+    if sys.platform == "win32":
+        return int(psutil.Process().memory_info().peak_wset)
+    import resource  # not on Windows
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS
+
+
+def of_ranks(mine: Memory, gather: Gather, device: torch.device) -> list[Memory]:
+    """Every rank's memory, by rank. A collective call if ``gather`` is one."""
+    rows = gather(torch.tensor(mine, dtype=torch.int64, device=device))
+    return [Memory(*row) for row in rows.tolist()]
+
+
+class StepClock:
+    """Seconds of steps, and what follows from them.
+
+    The first step of a process pays for starting up (buffers, threads, compiling); it is left out as soon as there is
+    another.
+
+    Args:
+        tokens: of an optimizer step, over all ranks.
+        window: steps that the current rate is taken over.
+    """
+
+    def __init__(self, tokens: int, window: int = 20) -> None:
+        self.tokens = tokens
+        self.steps_s: list[float] = []
+        self._recent: deque[float] = deque(maxlen=window)
+
+    def add(self, step_s: float) -> None:
+        """Another step is done."""
+        if len(self.steps_s) == 1:
+            self._recent.clear()
+        self.steps_s.append(step_s)
+        self._recent.append(step_s)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Over the window; 0 before the first step."""
+        return self.tokens * len(self._recent) / sum(self._recent) if self._recent else 0.0
+
+    @property
+    def median_s(self) -> float:
+        """Of all steps."""
+        return statistics.median(self.steps_s[1:] or self.steps_s or [0.0])
+
+    def left_s(self, steps_left: int) -> float:
+        """What so many more steps will take at the pace of the window."""
+        return steps_left * sum(self._recent) / len(self._recent) if self._recent else 0.0

@@ -1,0 +1,154 @@
+"""Where a process stands: its rank, its device, its process groups.
+
+[Note: a store that remembers the dead]  Ranks find each other through a key-value store, where each writes the address
+it listens at. torchrun's agent keeps one store for all its restarts (torch 2.13: `DynamicRendezvousHandler` builds it
+once, `_create_c10d_store` adds no prefix), so a rank that was started anew may read the address of one that was killed,
+and gloo's connectFullMesh fails ("Connection refused"). The restart count is no prefix either: agents of several nodes
+count for themselves. So the ranks that are alive agree on a new prefix first, see `call_roll`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+SAVE_TIMEOUT_S = 600.0
+"""In the group of checkpoints ranks wait for the one that writes longest."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Which rank this process is, from the variables that torchrun sets; without torchrun the only one.
+
+    Attributes:
+        restarts: how often torchrun has started the ranks anew.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    torchrun: bool = False
+    restarts: int = 0
+
+    @classmethod
+    def read(cls, env: Mapping[str, str]) -> Place:
+        if "TORCHELASTIC_RUN_ID" not in env:
+            return cls()
+        rank, world, local_rank, local_world = (
+            int(env[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+        )
+        restarts = int(env.get("TORCHELASTIC_RESTART_COUNT", 0))
+        return cls(rank, world, local_rank, local_world, torchrun=True, restarts=restarts)
+
+
+def find_device(wanted: str, place: Place) -> torch.device:
+    """The device of this rank: a GPU of its own, or the CPU.
+
+    Raises:
+        ValueError: GPUs are asked for and there are fewer than ranks here (NCCL refuses two ranks on one GPU).
+    """
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    enough = gpus >= place.local_world_size
+    if wanted == "cuda" and not enough:
+        raise ValueError(
+            f"device=cuda: NCCL needs a GPU for each of the {place.local_world_size} ranks here, and {gpus} can be "
+            "used; start fewer ranks or use device=cpu"
+        )
+    return torch.device("cuda", place.local_rank) if enough and wanted != "cpu" else torch.device("cpu")
+
+
+def use_threads(place: Place) -> None:
+    """Share the cores of this machine among its ranks."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    torch.set_num_threads(max(1, cores // place.local_world_size))
+
+
+def call_roll(store: dist.Store, rank: int, ranks: int, timeout_s: float) -> str:
+    """A new name that all living ranks know, and only they, whatever earlier ranks left in the store.
+
+    Rank 0 calls with a new name; the others answer to the newest call with a new name of their own; rank 0 repeats the
+    answers to its own call. Who finds its own name there was heard by the rank 0 that is alive.
+
+    Raises:
+        TimeoutError: a rank did not come.
+    """
+    me, give_up_s = uuid.uuid4().hex, time.monotonic() + timeout_s
+
+    def read(key: str) -> str:
+        return store.get(key).decode() if store.check([key]) else ""
+
+    heard = [me]
+    if rank == 0:
+        store.set("roll/call", me)
+    while time.monotonic() < give_up_s:
+        if rank == 0:
+            while len(heard) < ranks and (answer := read(f"roll/answer/{len(heard)}")).startswith(me):
+                heard.append(answer)
+            if len(heard) == ranks:
+                store.set("roll/heard", " ".join(heard))
+                return me
+        elif call := read("roll/call"):
+            store.set(f"roll/answer/{rank}", f"{call}/{me}")
+            if f"{call}/{me}" in read("roll/heard").split():
+                return call
+        time.sleep(0.01)
+    missing = len(heard) if rank == 0 else 0
+    raise TimeoutError(f"rank {missing} did not come within {timeout_s:g} s of the start (timeout_s={timeout_s:g})")
+
+
+@contextmanager
+def process_group(place: Place, device: torch.device, timeout_s: float) -> Iterator[dist.ProcessGroup]:
+    """The default group of all ranks; on one machine it listens on loopback only.
+
+    Yields:
+        A gloo group of its own for checkpoints: what they agree on never meets a collective of the training.
+    """
+    if place.local_world_size == place.world_size:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    on_gpu = device.type == "cuda"
+    if on_gpu:
+        torch.cuda.set_device(device)
+    bound: dict[str, Any] = {"device_id": device} if on_gpu else {}
+    timeout = timedelta(seconds=timeout_s)
+    store: dist.Store = dist.HashStore()
+    if place.torchrun:
+        found, rank, ranks = next(dist.rendezvous("env://", timeout=timeout))
+        store = dist.PrefixStore(call_roll(found, rank, ranks, timeout_s), found)
+    # Offloaded gradients are reduced to one norm on the CPU, so GPUs need gloo beside NCCL.
+    backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
+    dist.init_process_group(
+        backend, timeout=timeout, store=store, rank=place.rank, world_size=place.world_size, **bound
+    )
+    try:
+        group = dist.new_group(backend="gloo", timeout=timedelta(seconds=max(timeout_s, SAVE_TIMEOUT_S)))
+        assert group is not None
+        yield group
+    finally:
+        dist.destroy_process_group()
+
+
+@contextmanager
+def deterministic(wanted: bool, device: torch.device) -> Iterator[None]:
+    """Inside, only algorithms that give the same bits each time (`torch.use_deterministic_algorithms`)."""
+    if not wanted:
+        yield
+        return
+    if device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)

@@ -1,0 +1,151 @@
+"""What can be wrong with a run is looked at before any process group exists: one rank says it, and all leave."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import torch
+
+from labs.checkpoint import newest_progress
+from labs.checkpoint.full import check_weights
+from labs.config import TrainConfig
+from labs.data import Corpus, check_batch, load_corpus
+from labs.loader import Loader
+from labs.metrics import check_tensorboard
+from labs.models import ModelConfig
+from labs.place import Place, find_device
+from labs.tokenizer import Tokenizer, tokenizer
+from labs.wrapping import check
+
+CHECKPOINTS = "checkpoints"
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A TrainConfig found to be possible here.
+
+    Attributes:
+        micro_batches: per rank and optimizer step.
+        micro_rows: rows in each of them.
+    """
+
+    config: TrainConfig
+    model: ModelConfig
+    tokenizer: Tokenizer
+    corpus: Corpus
+    place: Place
+    device: torch.device
+    micro_batches: int
+    micro_rows: int
+
+    @property
+    def backend(self) -> str:
+        return "nccl" if self.device.type == "cuda" else "gloo"
+
+    @property
+    def checkpoints(self) -> Path | None:
+        return Path(self.config.out, CHECKPOINTS) if self.config.out else None
+
+    def loader(self, split: str = "train") -> Loader:
+        tokens = self.corpus.train if split == "train" else self.corpus.val
+        return Loader(tokens, self.config.seq_len, self.config.global_batch, self.config.seed)
+
+
+def prepare(config: TrainConfig, place: Place) -> Run:
+    """Check what is asked for against the model, the data, the checkpoints and the machine.
+
+    Raises:
+        ValueError: what is wrong, with the value and what would be right.
+        OSError: data or folder cannot be read or written.
+    """
+    config.check()
+    model = config.model_config
+    check_batch(config.global_batch, place.world_size)
+    micro_batches, micro_rows = _micro_batches(config, place)
+    if config.seq_len > model.context:
+        raise ValueError(
+            f"seq_len={config.seq_len}: {config.model} has a context of {model.context}; use seq_len <= {model.context}"
+        )
+    device = find_device(config.device, place)
+    _check_dtypes(config, device)
+    check(config, place, device)
+    for key in ("metrics", "out"):
+        path = getattr(config, key)
+        if path and not (folder := Path(path).absolute().parent).is_dir():
+            raise ValueError(f"{key}={path}: there is no folder {folder}")
+    words = tokenizer(config.tokenizer)
+    if words.vocab_size > model.vocab_size:
+        raise ValueError(
+            f"tokenizer={config.tokenizer} has {words.vocab_size} tokens and {config.model} only {model.vocab_size}; "
+            "use tokenizer=bytes or a model with a larger vocabulary, such as gpt2"
+        )
+    if config.tensorboard:
+        check_tensorboard()
+    if config.init_from and place.rank == 0:  # one rank reads it
+        check_weights(Path(config.init_from), model)
+    corpus = load_corpus(config.data, tokenizer=words)
+    corpus.check(config.seq_len)
+    if config.eval_every:
+        corpus.check(config.seq_len, split="val")
+    run = Run(config, model, words, corpus, place, device, micro_batches, micro_rows)
+    _check_checkpoints(run)
+    return run
+
+
+def _micro_batches(config: TrainConfig, place: Place) -> tuple[int, int]:
+    rows = config.global_batch // place.world_size
+    micro_rows = config.micro_batch or rows
+    if rows % micro_rows:
+        fits = [n for n in range(1, rows + 1) if rows % n == 0]
+        near = min(fits, key=lambda n: abs(n - micro_rows))
+        raise ValueError(
+            f"micro_batch={micro_rows} does not divide the {rows} rows that each of {place.world_size} ranks has of "
+            f"global_batch={config.global_batch}; use micro_batch={near}"
+        )
+    return rows // micro_rows, micro_rows
+
+
+def _check_dtypes(config: TrainConfig, device: torch.device) -> None:
+    for key in ("param_dtype", "reduce_dtype"):
+        dtype = getattr(config, key)
+        if dtype == "fp16" and device.type == "cpu":
+            raise ValueError(f"{key}=fp16 is for GPUs (CPUs compute it slowly, if at all); use bf16 or fp32")
+        if dtype == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+            name = torch.cuda.get_device_name(device)
+            raise ValueError(f"{key}=bf16: {name} has no bf16 (compute capability 8.0 has); use fp16 or fp32")
+
+
+def _check_checkpoints(run: Run) -> None:
+    """The checkpoints in the folder belong to this model and these data, and are wanted."""
+    config = run.config
+    progress = newest_progress(run.checkpoints) if run.checkpoints else None
+    if progress is None:
+        if config.resume == "must":
+            raise ValueError(f"resume=must, and there is no checkpoint in out={config.out}; use resume=auto to begin")
+        return
+    if config.resume == "never":
+        raise ValueError(
+            f"resume=never, and out={config.out} has a checkpoint of step {progress['step']}; choose another folder, "
+            "or resume=auto to go on from it"
+        )
+    # What the numbers in a checkpoint depend on. All else (ranks, api, dtypes, lr) may change from run to run.
+    now = identity(run)
+    for key, value in progress["identity"].items():
+        if now.get(key) != value:
+            raise ValueError(
+                f"{key} is {now.get(key)!r}, and {value!r} in the checkpoint of step {progress['step']} in "
+                f"out={config.out}; ask for the same {key}, or choose another folder"
+            )
+
+
+def identity(run: Run) -> dict[str, object]:
+    """What a resumed run must share with the one it goes on with: the model's shape, the tokens and their order."""
+    shape = {key: value for key, value in dataclasses.asdict(run.model).items() if key != "dropout"}
+    return {
+        **shape,
+        "tokenizer": run.tokenizer.vocabulary,
+        "data": run.corpus.sha256,
+        "seq_len": run.config.seq_len,
+        "seed": run.config.seed,
+    }

@@ -1,0 +1,59 @@
+"""Which ranks share one copy of the parameters, and which have copies of the same shards."""
+
+from __future__ import annotations
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from labs.config import TrainConfig
+from labs.place import Place
+
+
+def is_hybrid(config: TrainConfig) -> bool:
+    """Whether there are several copies of the sharded parameters (HSDP)."""
+    return config.api == "hsdp" or (config.api == "fsdp1" and "HYBRID" in config.sharding_strategy)
+
+
+def shard_size(config: TrainConfig, place: Place) -> int:
+    """Ranks that share one copy of the parameters.
+
+    With hybrid sharding by default those of one node, whose links are the fastest; on a single node half of them.
+
+    Raises:
+        ValueError: a size that does not divide the ranks, or an odd number of ranks and no size given.
+    """
+    ranks, wanted = place.world_size, config.shard_size
+    if not is_hybrid(config) or ranks == 1:
+        return ranks
+    if wanted is None and place.local_world_size < ranks:
+        wanted = place.local_world_size
+    elif wanted is None and ranks % 2 == 0:
+        wanted = ranks // 2
+    if wanted is None or ranks % wanted:
+        sizes = ", ".join(str(n) for n in range(1, ranks + 1) if ranks % n == 0)
+        groups = f"groups of {wanted}" if wanted else "two halves"
+        raise ValueError(
+            f"shard_size={config.shard_size or 'none'}: {ranks} ranks do not divide into {groups}; "
+            f"give shard_size one of {sizes}"
+        )
+    return wanted
+
+
+def make_mesh(config: TrainConfig, place: Place, device: torch.device) -> DeviceMesh:
+    """1-D: all ranks shard. 2-D with hybrid sharding: rows are copies, a row's ranks share one. A collective call."""
+    shards = shard_size(config, place)
+    if is_hybrid(config):
+        shape = (place.world_size // shards, shards)
+        return init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard"))
+    return init_device_mesh(device.type, (shards,), mesh_dim_names=("shard",))
+
+
+def mesh_label(mesh: DeviceMesh) -> str:
+    if mesh.ndim == 2:
+        copies = "1 copy" if mesh.size(0) == 1 else f"{mesh.size(0)} copies, each"
+        return f"{copies} shared by {n_ranks(mesh.size(1))}"
+    return f"shared by {n_ranks(mesh.size())}"
+
+
+def n_ranks(n: int) -> str:
+    return f"{n} rank{'s' * (n != 1)}"

@@ -1,0 +1,52 @@
+"""Dtypes of gather, compute and reduction. Parameters and the optimizer are fp32 in every api.
+
+FSDP's mixed precision and autocast are two ways. FSDP casts a unit's parameters when it gathers them: every op of the
+unit runs in ``param_dtype``, norms too, and half the bytes are sent. Autocast, for single and ddp, keeps the parameters
+in fp32 and casts the inputs of each op that is known to bear it (matmuls, attention), while norms, softmax and the loss
+stay in fp32. The losses of the two agree to the precision of ``param_dtype``, not further.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import MixedPrecision, MixedPrecisionPolicy
+
+from labs.config import TrainConfig
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def _cast(name: str | None) -> torch.dtype | None:
+    """None for fp32, which is what everything is in already."""
+    return None if name in (None, "fp32") else DTYPES[name]
+
+
+def policy_of(config: TrainConfig) -> MixedPrecisionPolicy | None:
+    """fully_shard's; None when all is fp32."""
+    if _cast(config.param_dtype) is None and _cast(config.reduce_dtype) is None:
+        return None
+    return MixedPrecisionPolicy(_cast(config.param_dtype), DTYPES[config.reduce_dtype or "fp32"])
+
+
+def fsdp1_policy_of(config: TrainConfig) -> MixedPrecision | None:
+    """FSDP1's; None when all is fp32."""
+    policy = policy_of(config)
+    return MixedPrecision(policy.param_dtype, policy.reduce_dtype) if policy else None
+
+
+def autocast_forward(model: nn.Module, config: TrainConfig, device: torch.device) -> None:
+    """For models whose parameters are not gathered: let every forward run in autocast, in place.
+
+    Around forward only: backward uses the dtypes that forward has chosen.
+    """
+    dtype = _cast(config.param_dtype)
+    if dtype is not None:
+        model.forward = torch.autocast(device.type, dtype)(model.forward)
+
+
+def dtypes_label(config: TrainConfig) -> str:
+    if config.api in ("single", "ddp"):
+        return config.param_dtype if config.param_dtype == "fp32" else f"autocast {config.param_dtype}"
+    reduce = config.reduce_dtype or "fp32"
+    return config.param_dtype if reduce == config.param_dtype else f"{config.param_dtype}, reduced in {reduce}"

@@ -1,0 +1,65 @@
+"""What is done to each block before its parameters are cut: activation checkpointing, then torch.compile.
+
+The order matters. Checkpointing inside the compiled region lets the compiler see what is computed again; sharding
+outside both keeps the gathers out of the graph and lets a unit be gathered once for recompute and backward together.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+_aten = torch.ops.aten
+_MATMULS = (_aten.mm.default, _aten.addmm.default)  # a Linear without bias, and with one
+_ATTENTION = tuple(
+    getattr(_aten, name).default
+    for name in (
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_cudnn_attention",
+        "_scaled_dot_product_flash_attention_for_cpu",
+    )
+)
+
+
+def checkpoint_blocks(model: nn.Module, how: str) -> None:
+    """Let backward compute activations again instead of keeping them, in place.
+
+    On the block as a whole: with a wrapper on each of its children, what lies between them would still be kept.
+
+    Args:
+        how: ``none``; ``full`` keeps each block's input; ``selective`` keeps every other matmul and attention too.
+    """
+    if how == "none":
+        return
+    keep = {"context_fn": _selective} if how == "selective" else {}
+    blocks: Any = model.layers
+    for i, block in enumerate(blocks):
+        blocks[i] = checkpoint_wrapper(block, checkpoint_impl=CheckpointImpl.NO_REENTRANT, **keep)
+
+
+def compile_blocks(model: nn.Module, backend: str) -> None:
+    """``torch.compile`` each block in place, which leaves its name as it is. One block's code serves all of them."""
+    blocks: Any = model.layers
+    for block in blocks:
+        block.compile(backend=backend)
+
+
+def _selective() -> Any:
+    """Contexts of one forward and its recompute; each counts its matmuls from 0."""
+    return create_selective_checkpoint_contexts(partial(_keep_every_other_matmul, Counter()))
+
+
+def _keep_every_other_matmul(count: Counter[bool], ctx: Any, func: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    if func in _MATMULS:
+        count[ctx.is_recompute] += 1
+        keep = count[ctx.is_recompute] % 2 == 1
+    else:
+        keep = func in _ATTENTION
+    return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE

@@ -1,0 +1,52 @@
+"""A rank is killed with SIGKILL: torchrun starts all anew, and they end with the bits of a run that was left alone."""
+
+import pytest
+
+from tests.faults.runs import assert_same, checkpoints, partial
+
+WRITING = ("before-shard-write", "after-shard-write")
+COMMITTING = ("before-manifest", "before-rename", "after-rename", "before-latest", "before-prune")  # rank 0 does
+COMMITTED = COMMITTING[2:]
+
+
+@pytest.mark.parametrize(
+    ("where", "rank"), [*((where, rank) for where in WRITING for rank in (0, 1)), *((where, 0) for where in COMMITTING)]
+)
+def test_in_the_middle_of_a_save(start, undisturbed, where, rank):
+    job = start(max_restarts=1, faults=f"kill:{where}@4@{rank}")
+    assert job.wait() == 0, job.printed
+    assert f"goes on from step {4 if where in COMMITTED else 2} " in job.printed
+    assert_same(job, undisturbed)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_outside_a_save(start, undisturbed, rank):
+    job = start(max_restarts=1, faults=f"kill:step@3@{rank}")
+    assert job.wait() == 0, job.printed
+    assert "goes on from step 2 " in job.printed
+    assert_same(job, undisturbed)
+
+
+def test_before_the_first_save_it_begins_again(start, undisturbed):
+    job = start(max_restarts=1, faults="kill:step@1@1")
+    assert job.wait() == 0, job.printed
+    assert "goes on" not in job.printed
+    assert_same(job, undisturbed)
+
+
+def test_in_the_middle_of_an_asynchronous_save(start, undisturbed):
+    job = start("--async_save=true", max_restarts=1, faults="kill:after-shard-write@4@1")
+    assert job.wait() == 0, job.printed
+    assert_same(job, undisturbed)
+
+
+def test_without_restarts_the_next_run_goes_on(start, undisturbed):
+    killed = start(faults="kill:before-rename@4@0")
+    assert killed.wait() == 1
+    assert [path.name for path in checkpoints(killed)] == ["step-2"]
+    assert partial(killed)
+    again = start()
+    assert again.wait() == 0, again.printed
+    assert "goes on from step 2 " in again.printed
+    assert "removed" in again.printed  # what the dead run left half written
+    assert_same(again, undisturbed)

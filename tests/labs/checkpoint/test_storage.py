@@ -1,0 +1,229 @@
+"""Bytes of a sharded checkpoint: the right ones, once each, for any number of ranks, and nothing that runs code."""
+
+import hashlib
+import json
+import resource
+from collections import deque
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+from fsdp_sim.ranks import run
+from labs.checkpoint.hashing import CHUNK_BYTES, DEPTH, hash_file, write_file
+from labs.checkpoint.index import INDEX, Index, Piece, Saved, check_fits, read_index
+from labs.checkpoint.storage import Writer, in_chunks
+
+MIB = 2**20
+
+
+class TestFiles:
+    @pytest.mark.parametrize("size", [0, 1, CHUNK_BYTES, 5 * CHUNK_BYTES + 17])
+    def test_what_is_written_is_hashed_and_what_is_read_has_the_same_hash(self, tmp_path, size):
+        data = torch.randint(0, 256, (size,), dtype=torch.uint8).numpy().tobytes()
+        chunks = [data[i : i + CHUNK_BYTES] for i in range(0, size, CHUNK_BYTES)]
+        written = write_file(tmp_path / "a", chunks)
+        assert (tmp_path / "a").read_bytes() == data
+        assert written.size_bytes == size
+        assert written.sha256 == hashlib.sha256(data).hexdigest()
+        assert hash_file(tmp_path / "a") == written
+
+    def test_a_file_that_is_there_is_not_touched(self, tmp_path):
+        (tmp_path / "a").write_text("mine")
+        with pytest.raises(FileExistsError):
+            write_file(tmp_path / "a", [b"other"])
+        assert (tmp_path / "a").read_text() == "mine"
+
+    def test_a_disk_that_takes_less_than_all_is_an_error(self, tmp_path):
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, before[1]))
+        try:
+            with pytest.raises(OSError, match="File too large"):
+                write_file(tmp_path / "a", [bytes(3 * MIB)])
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_chunks_are_the_bytes_of_all_tensors_in_order_whatever_their_form(tmp_path):
+    torch.manual_seed(0)
+    big = torch.randn(CHUNK_BYTES // 4 + 5)
+    tensors = [
+        torch.tensor(3.0),
+        torch.empty(0),
+        torch.randn(7).bfloat16(),
+        torch.randn(5, 4).t(),  # not contiguous
+        big,
+        *(torch.full((3000,), i) for i in range(1500)),  # fill the buffers several times over
+        torch.tensor([True, False]),
+        torch.randn(1024, 1500)[:, 10:1400],  # not contiguous, and large
+        torch.randn(3, requires_grad=True),
+    ]
+    expected = b"".join(t.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes() for t in tensors)
+    chunks, under_way = [], deque(maxlen=DEPTH - 1)
+
+    def noted():
+        for chunk in in_chunks(tensors):
+            assert all(view == copy for view, copy in under_way)  # these may be being hashed
+            chunks.append(len(chunk))
+            under_way.append((chunk, bytes(chunk)))
+            yield chunk
+
+    write_file(tmp_path / "a", noted())
+    assert (tmp_path / "a").read_bytes() == expected
+    assert max(chunks) <= CHUNK_BYTES
+    assert len(chunks) < 20  # the small ones were collected
+
+
+INDEX_OF_A = Index(["shard-0.bin"], {"a": Saved("float32", (2, 3), [Piece(0, 0, (0, 0), (2, 3))])})
+
+
+@pytest.mark.parametrize(
+    ("state", "told"),
+    [
+        ({"b": torch.zeros(1)}, "b is not in the checkpoint; use the model that was saved (and 1 more like it)"),
+        ({"a": torch.zeros(3, 2)}, "a has shape (2, 3) in the checkpoint and (3, 2) here"),
+        ({"a": torch.zeros(2, 3).half()}, "a is float32 in the checkpoint and float16 here"),
+        ({"a": torch.zeros(2, 3, device="meta")}, "a is on the meta device; give it memory before loading"),
+        ({}, "a is in the checkpoint and not here; use the model that was saved"),
+    ],
+)
+def test_what_does_not_fit_is_named(state, told):
+    with pytest.raises(ValueError) as refused:  # noqa: PT011 (compared below, whole)
+        check_fits(INDEX_OF_A, state)
+    assert str(refused.value) == told
+
+
+def test_a_part_may_be_asked_for_when_it_is_said():
+    check_fits(INDEX_OF_A, {}, strict=False)
+
+
+def test_a_damaged_index_and_a_name_that_leads_elsewhere_are_refused(tmp_path):
+    for text in ('{"files":["../x"],"tensors":{}}', '{"files":', '{"files":[],"tensors":{},"more":1}'):
+        (tmp_path / INDEX).write_text(text)
+        with pytest.raises(ValueError, match="damaged"):
+            read_index(tmp_path)
+
+
+def state_on(mesh_shape, placements):
+    """On a rank: tensors with shapes that do not divide, empty shards, every kind of dtype; and whole ones."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    torch.manual_seed(0)
+    whole = {
+        "matrix": torch.randn(7, 5),
+        "bias": torch.randn(3),
+        "half": torch.randn(9, 2).bfloat16(),
+        "ids": torch.arange(11),
+        "cube": torch.randn(6, 4, 3),
+        "large": torch.randn(1030, 1100),
+    }
+    state = dict(whole)
+    if placements is not None:
+        mesh = init_device_mesh("cpu", mesh_shape)
+        for name, tensor in whole.items():
+            fits = [Shard(min(p.dim, tensor.dim() - 1)) if isinstance(p, Shard) else p for p in placements]
+            state[name] = distribute_tensor(tensor, mesh, fits)
+    return state | {"step": torch.tensor(4.0)}, whole | {"step": torch.tensor(4.0)}
+
+
+def save_on(folder, mesh_shape, placements):
+    import torch.distributed as dist
+
+    from labs.checkpoint import Checkpointer
+
+    state, _ = state_on(mesh_shape, placements)
+    Checkpointer(folder, group=dist.new_group(backend="gloo")).save(1, state, {}, {})
+
+
+def load_on(folder, mesh_shape, placements):
+    """Whether every rank got every bit."""
+    import torch.distributed as dist
+    from torch.distributed.tensor import DTensor
+
+    from labs.checkpoint import Checkpointer
+
+    state, whole = state_on(mesh_shape, placements)
+    for tensor in state.values():
+        (tensor.to_local() if isinstance(tensor, DTensor) else tensor).zero_()
+    checkpointer = Checkpointer(folder, group=dist.new_group(backend="gloo"))
+    checkpointer.load(checkpointer.newest(), state)
+    got = {name: t.full_tensor() if isinstance(t, DTensor) else t for name, t in state.items()}
+    return [name for name in whole if not torch.equal(got[name], whole[name])]
+
+
+def shards(*dims):
+    from torch.distributed.tensor import Replicate, Shard
+
+    return [Replicate() if dim is None else Shard(dim) for dim in dims]
+
+
+@pytest.fixture(scope="module")
+def of_four(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("four") / "checkpoints"
+    run(save_on, 4, folder, (4,), shards(0), progress=False)
+    return folder
+
+
+class TestAnyNumberOfRanks:
+    @pytest.mark.parametrize(
+        ("ranks", "mesh", "placements"),
+        [
+            (1, None, None),
+            (2, (2,), shards(0)),
+            (3, (3,), shards(0)),
+            (4, (4,), shards(0)),
+            (2, (2,), shards(1)),
+        ],
+        ids=["one", "two", "three", "four", "cut on columns"],
+    )
+    def test_four_ranks_wrote_it(self, of_four, ranks, mesh, placements):
+        assert list(run(load_on, ranks, of_four, mesh, placements, progress=False)) == [[]] * ranks
+
+    def test_nothing_in_it_is_a_pickle(self, of_four):
+        checkpoint = of_four / "step-1"
+        json.loads((checkpoint / INDEX).read_bytes())
+        json.loads((checkpoint / "manifest.json").read_bytes())
+        index = read_index(checkpoint)
+        # The shards hold the tensors' bytes and not one byte more.
+        n_bytes = sum(
+            torch.Size(p.shape).numel() * getattr(torch, s.dtype).itemsize
+            for s in index.tensors.values()
+            for p in s.pieces
+        )
+        assert sum(path.stat().st_size for path in checkpoint.glob("shard-*.bin")) == n_bytes
+        assert sorted(path.name for path in checkpoint.iterdir()) == sorted(
+            [INDEX, "manifest.json", "progress.json", *(f"rank-{r}.safetensors" for r in range(4)), *index.files]
+        )
+
+
+@pytest.mark.parametrize(("mesh", "placements"), [((2, 2), shards(None, 0)), (None, None)], ids=["HSDP", "DDP"])
+def test_replicas_are_written_once(tmp_path, mesh, placements):
+    run(save_on, 4, tmp_path, mesh, placements, progress=False)
+    written = sum(path.stat().st_size for path in (tmp_path / "step-1").glob("shard-*.bin"))
+    _, whole = state_on(None, None)
+    assert written == sum(tensor.numel() * tensor.itemsize for tensor in whole.values())
+    assert list(run(load_on, 2, tmp_path, (2,), shards(0), progress=False)) == [[], []]
+
+
+def test_what_is_no_tensor_is_refused(tmp_path):
+    with pytest.raises(BaseException, match="epoch is no tensor; what is not belongs into the progress, as JSON"):
+        dcp.save({"a": torch.zeros(2), "epoch": 3}, storage_writer=Writer(tmp_path), no_dist=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.gpu
+def test_tensors_of_a_gpu_come_through_pinned_buffers(tmp_path):
+    from labs.checkpoint import Checkpointer
+
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    state = {"large": torch.randn(3000, 1000, device="cuda"), "small": torch.randn(7, device="cuda")}
+    kept = {name: tensor.clone() for name, tensor in state.items()}
+    checkpointer = Checkpointer(tmp_path)
+    for step, asynchronous in enumerate([False, True]):
+        checkpointer.save(step, state, {}, {}, asynchronous=asynchronous)
+        for tensor in state.values():
+            tensor.zero_()
+        checkpointer.load(checkpointer.newest(), state)
+        assert all(torch.equal(state[name], kept[name]) for name in kept)

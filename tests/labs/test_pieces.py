@@ -1,0 +1,11 @@
+"""The training in five pieces."""
+
+from labs.gpt import GPTConfig
+from labs.pieces import build, shard
+
+
+def test_shard_makes_units_of_the_blocks_and_then_of_the_root():
+    model, units = build(GPTConfig.preset("teaching", n_layer=3)), []
+    shard(model, lambda module, **options: units.append((module, options)), reshard_after_forward=False)
+    assert [module for module, _ in units] == [*model.layers, model]
+    assert all(options == {"reshard_after_forward": False} for _, options in units)

@@ -1,0 +1,54 @@
+"""Ranks find each other, also where others have been before them."""
+
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+
+from labs.place import Place, call_roll
+
+
+@pytest.fixture
+def connect():
+    """A client of a store that outlives its ranks, as torchrun's does."""
+    server = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    return lambda: dist.TCPStore("localhost", server.port, is_master=False, timeout=timedelta(seconds=60))
+
+
+def roll(connect, ranks, present=None, timeout_s=60.0):
+    with ThreadPoolExecutor(ranks) as threads:
+        calls = [threads.submit(call_roll, connect(), rank, ranks, timeout_s) for rank in present or range(ranks)]
+        return [call.result() for call in calls]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+def test_all_ranks_learn_one_name_and_a_new_one_each_time(connect, ranks):
+    names = [roll(connect, ranks) for _ in range(3)]
+    assert all(len(set(of_ranks)) == 1 for of_ranks in names)
+    assert len({of_ranks[0] for of_ranks in names}) == 3
+
+
+def test_what_dead_ranks_left_is_not_taken_for_theirs(connect):
+    store = connect()
+    roll(connect, 3)
+    for rank in (1, 2):  # these came before the others were killed, and answered the call of a rank 0 that is dead
+        store.set(f"roll/answer/{rank}", "dead/dead")
+    store.set("roll/heard", "dead dead/dead")
+    assert len(set(roll(connect, 3))) == 1
+
+
+def test_a_rank_that_does_not_come_is_named(connect):
+    roll(connect, 3)
+    with pytest.raises(TimeoutError, match="rank 2 did not come within 1 s"):
+        roll(connect, 3, present=[0, 1], timeout_s=1.0)
+
+
+def test_without_torchrun_there_is_one_rank():
+    assert Place.read({}) == Place()
+
+
+def test_with_torchrun_its_variables_say_which():
+    env = {"TORCHELASTIC_RUN_ID": "x", "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    assert Place.read(env) == Place(3, 4, 1, 2, torchrun=True)
+    assert Place.read(env | {"TORCHELASTIC_RESTART_COUNT": "2"}).restarts == 2
