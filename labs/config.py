@@ -18,6 +18,8 @@ import tyro
 from labs.gpt import did_you_mean
 from labs.models import ModelConfig, model_config
 
+Bool = Annotated[bool, tyro.conf.arg(metavar="true|false")]
+
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
@@ -35,7 +37,7 @@ class TrainConfig:
     """Share of values dropped in training (GPT-2 shapes)."""
     init_from: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
     """Start from these weights: a full checkpoint, or a folder with a Hugging Face GPT-2's model.safetensors."""
-    meta_init: bool = False
+    meta_init: Bool = False
     """Build on the meta device, shard, then fill shard by shard: no rank ever holds the whole model."""
 
     # ---- The data ----
@@ -50,8 +52,7 @@ class TrainConfig:
     steps: int = 20
     """Optimizer steps, from the first one ever: a resumed run goes on to the same number."""
     global_batch: int = 8
-    """Rows per optimizer step, over all ranks and micro-batches. The learning rate belongs to it: neither changes with
-    the number of ranks."""
+    """Rows per optimizer step over all ranks; this and the learning rate stay when the number of ranks changes."""
     micro_batch: int | None = None
     """Rows per rank and micro-batch; the rest of global_batch becomes accumulation. By default all in one."""
     requires_gradient_sync: Annotated[bool | Literal["last"], tyro.conf.arg(metavar="true|last")] = True
@@ -79,11 +80,9 @@ class TrainConfig:
 
     # ---- How it is spread over the ranks ----
     api: Literal["single", "ddp", "fsdp2", "fsdp1", "hsdp", "mini"] = "fsdp2"
-    """single process, DistributedDataParallel, fully_shard, FullyShardedDataParallel, fully_shard on a 2-D mesh, or
-    this project's own fully_shard."""
+    """One process, DDP, fully_shard, FullyShardedDataParallel, fully_shard on a 2-D mesh, or the mini-FSDP."""
     wrap: str = "block"
-    """Which modules become units: block, root (one unit), a number (every module of at least so many parameters), or
-    names of module classes with commas, as in Attention,MLP."""
+    """Which modules become units: block, root, a number (those of at least so many parameters), or their classes."""
     reshard_after_forward: Annotated[bool | int | None, tyro.conf.arg(metavar="true|false|none|N")] = None
     """fsdp2, hsdp, mini: free parameters after forward; none is torch's default (all units but the root)."""
     shard_size: int | None = None
@@ -98,21 +97,21 @@ class TrainConfig:
         "FULL_SHARD"
     )
     """fsdp1's."""
-    limit_all_gathers: bool = True
+    limit_all_gathers: Bool = True
     """fsdp1's rate limiter."""
-    use_orig_params: bool = True
+    use_orig_params: Bool = True
     """fsdp1: keep the original parameters; false flattens, and then weight_decay must be 0."""
-    sync_module_states: bool = False
+    sync_module_states: Bool = False
     """fsdp1: broadcast rank 0's weights when wrapping (GPUs only)."""
     param_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Of gathers and compute; parameters and optimizer stay fp32."""
     reduce_dtype: Literal["fp32", "bf16", "fp16"] | None = None
     """Of the gradients' reduction; by default fp32."""
-    cpu_offload: bool = False
+    cpu_offload: Bool = False
     """Shards, gradients and optimizer state live in host memory."""
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
     """full: keep each block's input, compute the block again. selective: keep every other matmul and attention."""
-    compile: bool = False
+    compile: Bool = False
     """torch.compile each block, before it is sharded."""
     compile_backend: str = "inductor"
     """aot_eager needs no C++ compiler."""
@@ -121,15 +120,14 @@ class TrainConfig:
     out: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
     """The run's folder: checkpoints, metrics, report. Without it nothing is kept. One run at a time uses it."""
     resume: Literal["auto", "never", "must"] = "auto"
-    """auto: go on from the newest good checkpoint in out, if there is one. never: refuse a folder that has some. must:
-    refuse one that has none."""
+    """auto: go on from the newest good checkpoint in out, if any. never, must: refuse if there is one, or none."""
     save_every: int = 0
     """Steps between checkpoints; 0: only at the end. One is also written when a stop is asked for."""
     keep: int = 2
     """Checkpoints kept, at least 2."""
     checkpoint: Literal["sharded", "full"] = "sharded"
     """sharded: every rank writes its part. full: rank 0 writes everything, weights as safetensors."""
-    async_save: bool = False
+    async_save: Bool = False
     """Write in the background while training goes on (sharded)."""
 
     # ---- What is shown ----
@@ -145,9 +143,9 @@ class TrainConfig:
     """Print every so many steps."""
     metrics: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
     """Write a JSON line per step to this file; by default metrics.jsonl in out."""
-    tensorboard: bool = False
+    tensorboard: Bool = False
     """Write TensorBoard events to out/tensorboard."""
-    predict: bool = False
+    predict: Bool = False
     """End with the simulator's prediction beside the measurement."""
 
     # ---- The machine ----
@@ -157,7 +155,7 @@ class TrainConfig:
     """auto: cuda (NCCL) when every rank of this machine has a GPU of its own, else cpu (gloo)."""
     timeout_s: float = 60.0
     """A collective that takes longer fails: the end of waiting for a rank that hangs."""
-    deterministic: bool = False
+    deterministic: Bool = False
     """Deterministic algorithms, so that a resumed run repeats every bit on a GPU too (slower there)."""
 
     def check(self) -> None:

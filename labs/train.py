@@ -39,7 +39,8 @@ from labs.stopping import PREEMPTED, Stopping, stopping
 from labs.training import Training
 from labs.wrapping import wrap
 
-USAGE = (__doc__ or "").replace("\n\n", "\n")
+# Indented, because tyro joins what is not.
+USAGE = "\n    ".join(line.strip() for line in (__doc__ or "").splitlines() if line)
 PREEMPTED_MARK = "PREEMPTED"
 """A file in the run's folder: it was told to leave, and has saved. torchrun's own exit status does not say so."""
 
@@ -59,7 +60,7 @@ def train(run: Run) -> int:
         wish = stack.enter_context(stopping(launched=place.torchrun))
         said = training.resume()
         metrics = stack.enter_context(_metrics(run, training.step))
-        for line in said:
+        for line in [*_header(training), *said]:
             metrics.say(line)
         if training.resumed_from is not None:
             metrics.event("resumed", step=training.step, ranks=place.world_size, api=config.api)
@@ -116,6 +117,19 @@ def _steps(training: Training, wish: Stopping, metrics: Metrics, closing: Closin
         if config.save_every and training.step % config.save_every == 0:
             _save(training, metrics)
     return 0
+
+
+def _header(training: Training) -> list[str]:
+    """What is about to be trained: the first thing to look at when something seems wrong."""
+    run, config = training.run, training.run.config
+    rows = f"{config.global_batch} rows of {config.seq_len} tokens per step"
+    if run.micro_batches > 1:
+        rows += f", in {run.micro_batches} micro-batches of {run.micro_rows} rows on each rank"
+    steps = -(-len(run.loader()) // config.global_batch)
+    return [
+        f"{config.model}: {training.wrapped.n_params:,} parameters; {training.wrapped.label}; {run.backend}",
+        f"{run.corpus.name}: {len(run.corpus.train):,} tokens to train on, {steps:,} steps an epoch; {rows}",
+    ]
 
 
 def _not_finite(outcome: Outcome, step: int, config: TrainConfig, metrics: Metrics) -> None:
