@@ -4,6 +4,7 @@
 
 TORCH ?= auto
 PORT ?= 8888
+JOBS ?= 2
 ARGS ?=
 # What another project put there must not shadow what is in .venv.
 unexport PYTHONPATH PYTHONHOME
@@ -15,7 +16,7 @@ IN_VENV = PATH="$(CURDIR)/.venv/bin:$$PATH"
 
 help:
 	@echo 'make demo        train on 4 ranks, predict the same step, write demo.html'
-	@echo 'make test        run every test and every notebook        ARGS="-k name" passes options to pytest'
+	@echo 'make test        run every test and every notebook        ARGS="-k name" passes options to pytest; JOBS=0: one by one'
 	@echo 'make lab         open JupyterLab at the first notebook    PORT=8889 takes another port'
 	@echo 'make notebooks   rebuild the notebooks from their masters'
 	@echo 'make lint        ruff and mypy'
@@ -41,7 +42,7 @@ demo: setup
 
 # Both runs happen even when the first fails, so that one call shows everything.
 test: setup
-	@status=0; export $(IN_VENV); python -m pytest tests $(ARGS) || status=1; \
+	@status=0; export $(IN_VENV); python -m pytest tests -n $(JOBS) --dist loadfile $(ARGS) || status=1; \
 	notebooks=$$(find notebooks -name '*.ipynb' -not -path '*/.*' | sort); \
 	if [ -n "$$notebooks" ]; then \
 	    python -m pytest --nbval --nbval-current-env --nbval-cell-timeout=120 $$notebooks || status=1; \

@@ -8,10 +8,14 @@ Read in this order:
     config, preflight             what can be asked of the trainer, and what is refused before anything starts
     place, stopping               ranks, devices, groups; and how a run is told to leave
     wrapping                      one word chooses: one process, DDP, FSDP2, FSDP1, HSDP, the mini-FSDP
-    optimizer, step, evaluation   AdamW and its schedule; one step; the validation loss
+    optimizer, step               AdamW and its schedule; one step
     checkpoint                    what is kept, how it reaches the disk and comes back
     training, train               a training between two steps; the trainer's loop and command
-    metrics, meters, report       what is shown; profiling, prediction: the simulator's word beside the measurement
+    metrics, meters, report       what is shown
+    profiling                     a recorded step
+    simulated, timing, prediction the simulator's word for the same step
+    evaluation, closing           the validation loss, a sample; what is said at the end
+    points                        moments at which the fault tests make a rank fail
 
 Beside the trainer: `convert` (checkpoints to other formats), `checklist` (does it all work here?), and the experiments
 of the notebooks: `ladder` (with rungs, divergence, faults), `overlap`, `notebook`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import sys
 from pathlib import Path
@@ -11,11 +12,11 @@ import torch.distributed as dist
 
 from fsdp_sim.measure import live_bytes
 from labs.evaluation import sample
-from labs.meters import Memory, StepClock, flops_per_token, memory_bytes, mfu, of_ranks, peak_flops
+from labs.meters import Memory, flops_per_token, median_step_s, memory_bytes, mfu, of_ranks, peak_flops
 from labs.metrics import Metrics
 from labs.prediction import predict
 from labs.profiling import profiled
-from labs.report import Report, as_config, compare, hardware, summary_line, versions
+from labs.report import Compared, Report, as_config, compare, hardware, summary_line, versions
 from labs.step import train_step
 from labs.training import Training
 
@@ -26,17 +27,19 @@ RECORDED_STEPS = 4
 class Closing:
     """What has to be kept while training, for what is said at its end."""
 
-    def __init__(self, training: Training, clock: StepClock) -> None:
-        self.training, self.clock = training, clock
+    def __init__(self, training: Training) -> None:
+        self.training = training
+        self.steps_s: list[float] = []
         self.losses: list[float] = []
         self.stopped = ""
         self._memory: list[Memory] = []
         self._state_bytes: list[int] = []
         self._exposed_s: float | None = None
+        self._unread = ""  # what was wrong with this rank's recording
         self._tensor_bytes: int | None = None
 
     def step(self, step_s: float, loss: float) -> None:
-        self.clock.add(step_s)
+        self.steps_s.append(step_s)
         self.losses.append(loss)
 
     def measure(self, metrics: Metrics, stopped: str) -> None:
@@ -69,11 +72,17 @@ class Closing:
             )  # fmt: skip
             position = batch.next
 
-        with profiled(rank=run.place.rank, api=run.config.api, device=run.device.type) as profile:
-            for _ in range(RECORDED_STEPS):
-                step()
-        exposed_s = _gather(torch.tensor([profile.exposed_comm_s], device=run.device))
-        self._exposed_s = statistics.median(exposed_s.flatten().tolist())
+        exposed_s = math.nan
+        try:
+            with profiled(rank=run.place.rank, api=run.config.api, device=run.device.type) as profile:
+                for _ in range(RECORDED_STEPS):
+                    step()
+            exposed_s = profile.exposed_comm_s
+        except ValueError as error:  # a recording that cannot be read; the other ranks wait below
+            self._unread = str(error)
+        of_ranks = _gather(torch.tensor([exposed_s], device=run.device)).flatten().tolist()
+        read = [seconds for seconds in of_ranks if not math.isnan(seconds)]
+        self._exposed_s = statistics.median(read) if read else None
         if run.device.type == "cuda":
             held = max(memory.peak_bytes for memory in self._memory)
         else:
@@ -89,19 +98,23 @@ class Closing:
         config, place, device = run.config, run.place, run.device
         if place.rank or not self.losses:
             return
-        tokens_per_s = config.global_batch * config.seq_len / self.clock.median_s
+        step_s = median_step_s(self.steps_s)
+        tokens_per_s = config.global_batch * config.seq_len / step_s
         flops = flops_per_token(run.model, config.seq_len)
-        compared, sentences = [], []
-        if self._exposed_s is not None:
+        compared: list[Compared] = []
+        sentences: list[str] = []
+        if self._unread:
+            sentences = [f"Exposed communication was not measured on this rank: {self._unread}"]
+        if self._tensor_bytes is not None:
             try:
                 prediction = predict(config, run.model, place, device)
-                sentences = list(prediction.sentences)
+                sentences += prediction.sentences
                 compared = compare(
-                    prediction, step_s=self.clock.median_s, exposed_comm_s=self._exposed_s,
+                    prediction, step_s=step_s, exposed_comm_s=self._exposed_s,
                     peak_bytes=self._tensor_bytes, device=device,
                 )  # fmt: skip
             except ValueError as error:
-                sentences = [f"No prediction: {error}"]
+                sentences.append(f"No prediction: {error}")
         n_params = training.wrapped.n_params
         report = Report(
             summary=summary_line(config, place, device, n_params, self.losses, tokens_per_s, self.stopped),
@@ -114,7 +127,7 @@ class Closing:
             last_step=training.step - 1,
             loss_first=self.losses[0],
             loss_last=self.losses[-1],
-            step_s=self.clock.median_s,
+            step_s=step_s,
             tokens_per_s=tokens_per_s,
             mfu=mfu(tokens_per_s, flops, peak_flops(device, config.param_dtype), place.world_size),
             exposed_comm_s=self._exposed_s,

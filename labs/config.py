@@ -104,7 +104,7 @@ class TrainConfig:
     sync_module_states: Bool = False
     """fsdp1: broadcast rank 0's weights when wrapping (GPUs only)."""
     param_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Of gathers and compute; parameters and optimizer stay fp32."""
+    """Of gathers and compute; parameters and optimizer stay fp32, whose matmuls are fp32 too, not TF32."""
     reduce_dtype: Literal["fp32", "bf16", "fp16"] | None = None
     """Of the gradients' reduction; by default fp32."""
     cpu_offload: Bool = False
@@ -178,6 +178,10 @@ class TrainConfig:
                 raise ValueError(f"{field}={getattr(self, field)}: it is at least 0 and below 1")
         if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
             raise ValueError(f"weight_decay={self.weight_decay}: it is a number, at least 0")
+        if self.min_lr is not None and not (math.isfinite(self.min_lr) and self.min_lr >= 0):
+            raise ValueError(f"min_lr={self.min_lr}: it is a number, at least 0")
+        if self.requires_gradient_sync is False:
+            raise ValueError("requires_gradient_sync=False would never reduce gradients; use True or last")
         if self.min_lr is not None and self.min_lr > self.lr:
             raise ValueError(f"min_lr={self.min_lr} is above lr={self.lr}: a schedule goes down")
         if self.warmup_steps > self.steps:
@@ -202,7 +206,6 @@ POSITIVE = ("steps", "global_batch", "seq_len", "log_every", "micro_batch", "n_l
 COUNTS = ("seed", "warmup_steps", "save_every", "eval_every", "sample")
 ABOVE_ZERO = {
     "lr": "such as 1e-3",
-    "min_lr": "such as 1e-4",
     "clip": "such as 1.0",
     "timeout_s": "such as 60",
 }

@@ -195,8 +195,11 @@ class GPT(nn.Module):
         x = self.drop(self.tok_emb(idx) + self.pos_emb(torch.arange(idx.shape[1], device=idx.device)))  # (B, T, D)
         for layer in self.layers:
             x = layer(x)
-        logits = self.head(self.norm(x))  # (B, T, V)
-        return logits if targets is None else loss_of(logits, targets, reduction)
+        return self.head(self.norm(x)) if targets is None else self.loss(x, targets, reduction)
+
+    def loss(self, x: torch.Tensor, targets: torch.Tensor, reduction: Literal["mean", "sum"]) -> torch.Tensor:
+        """What follows the blocks, for their output (B, T, D): compiled it is one graph that keeps no fp32 logits."""
+        return loss_of(self.head(self.norm(x)), targets, reduction)
 
     def num_params(self) -> int:
         """How many numbers are trained; a tied weight counts once."""

@@ -1,11 +1,10 @@
-"""What is measured while training: tokens per second, utilisation, memory, and the time that is left."""
+"""What is measured while training: utilisation, memory, the time of a step."""
 
 from __future__ import annotations
 
 import statistics
 import sys
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -77,6 +76,12 @@ def memory_bytes(device: torch.device) -> Memory:
     return Memory(_peak_rss_bytes(), psutil.Process().memory_info().rss)
 
 
+def reset_peak_memory(device: torch.device) -> None:
+    """What comes from here on counts; on a CPU the process's memory cannot be counted anew."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
 def _peak_rss_bytes() -> int:
     """The most this process has had in memory. On Linux ``ru_maxrss`` would count what started it, too."""
     status = Path("/proc/self/status")
@@ -96,39 +101,6 @@ def of_ranks(mine: Memory, gather: Gather, device: torch.device) -> list[Memory]
     return [Memory(*row) for row in rows.tolist()]
 
 
-class StepClock:
-    """Seconds of steps, and what follows from them.
-
-    The first step of a process pays for starting up (buffers, threads, compiling); it is left out as soon as there is
-    another.
-
-    Args:
-        tokens: of an optimizer step, over all ranks.
-        window: steps that the current rate is taken over.
-    """
-
-    def __init__(self, tokens: int, window: int = 20) -> None:
-        self.tokens = tokens
-        self.steps_s: list[float] = []
-        self._recent: deque[float] = deque(maxlen=window)
-
-    def add(self, step_s: float) -> None:
-        """Another step is done."""
-        if len(self.steps_s) == 1:
-            self._recent.clear()
-        self.steps_s.append(step_s)
-        self._recent.append(step_s)
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Over the window; 0 before the first step."""
-        return self.tokens * len(self._recent) / sum(self._recent) if self._recent else 0.0
-
-    @property
-    def median_s(self) -> float:
-        """Of all steps."""
-        return statistics.median(self.steps_s[1:] or self.steps_s or [0.0])
-
-    def left_s(self, steps_left: int) -> float:
-        """What so many more steps will take at the pace of the window."""
-        return steps_left * sum(self._recent) / len(self._recent) if self._recent else 0.0
+def median_step_s(steps_s: Sequence[float]) -> float:
+    """Of all steps but the first, which pays for starting up (buffers, threads, compiling), if there is another."""
+    return statistics.median(steps_s[1:] or steps_s)

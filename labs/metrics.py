@@ -30,7 +30,7 @@ class Metrics:
         tensorboard: the folder for TensorBoard's events.
         steps: of the whole training, for the bar.
         first_step: the first that will be done here, see `rewind`.
-        log_every: print a line every so many steps, and after the last.
+        log_every: print a line every so many steps, after the last, and with each evaluation.
         bar: show one, on a terminal.
         rank: any but 0 shows and writes nothing.
 
@@ -103,13 +103,15 @@ class Metrics:
                     self._writer.add_scalar(key, value, step)
         self._bar.set_postfix_str(_postfix(record), refresh=False)
         self._bar.update()
-        if step % self._log_every == 0 or step == self._steps - 1:
+        if step % self._log_every == 0 or step == self._steps - 1 or "val_loss" in record:
             self.say(_line(record))
 
     def event(self, kind: str, **fields: Any) -> None:
         """Something happened: ``saved``, ``resumed``, ``stopped`` ... It goes to the file alone."""
         if self._on:
             self._write({"kind": kind, **fields})
+            if self._writer is not None:
+                self._writer.flush()
 
     def say(self, text: str) -> None:
         """Print a line, above the bar if there is one."""
@@ -154,6 +156,15 @@ def check_tensorboard() -> None:
         raise ValueError(
             "tensorboard=true: TensorBoard is not installed; pip install 'fsdp-sim[tensorboard]', or leave it out"
         )
+
+
+def is_line(line: bytes) -> bool:
+    """Whether this is a line of metrics, or the beginning of one that a kill cut short."""
+    try:
+        record = msgspec.json.decode(line, type=dict[str, Any])
+    except (msgspec.DecodeError, msgspec.ValidationError):
+        return line.startswith((b'{"step"', b'{"kind"')) and not line.endswith(b"\n")
+    return "kind" in record or "step" in record
 
 
 def _keep_before(path: Path, step: int) -> None:

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import torch
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
 from labs.config import TrainConfig
 from labs.wrapping import Wrapped
@@ -19,7 +20,8 @@ def make_optimizer(wrapped: Wrapped, config: TrainConfig) -> torch.optim.AdamW:
     has whole parameters in the place of its shards, and an optimizer that holds those never changes the shards.
 
     Returns:
-        fused on GPUs, foreach on CPUs; every group's ``lr`` is ``config.lr``, see `lr_at`.
+        fused: one kernel for all parameters, which `labs.step` can tell on the device to leave an update out. Every
+        group's ``lr`` is ``config.lr``, see `lr_at`.
 
     Raises:
         ValueError: weight decay for parameters that are flattened beyond recognition.
@@ -35,12 +37,12 @@ def make_optimizer(wrapped: Wrapped, config: TrainConfig) -> torch.optim.AdamW:
         {"params": [p for name, p in named.items() if name in decays], "weight_decay": config.weight_decay},
         {"params": [p for name, p in named.items() if name not in decays], "weight_decay": 0.0},
     ]
-    on_gpu = all(param.is_cuda for param in named.values())
     return torch.optim.AdamW(
         [group for group in groups if group["params"]],
         lr=config.lr,
         betas=(config.beta1, config.beta2),
-        **({"fused": True} if on_gpu else {"foreach": True}),
+        # FSDP1's scaler has found_inf of shape (1,), on which fused AdamW fails (torch 2.13: _foreach_sub_ from 0-dim).
+        fused=not isinstance(wrapped.scaler, ShardedGradScaler),
     )
 
 

@@ -26,6 +26,10 @@ SAVE_TIMEOUT_S = 600.0
 """In the group of checkpoints ranks wait for the one that writes longest."""
 
 
+START_TIMEOUT_S = 300.0
+"""Before ranks meet each reads text and files at its own pace."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Place:
     """Which rank this process is, from the variables that torchrun sets; without torchrun the only one.
@@ -44,6 +48,8 @@ class Place:
     @classmethod
     def read(cls, env: Mapping[str, str]) -> Place:
         if "TORCHELASTIC_RUN_ID" not in env:
+            if int(env.get("WORLD_SIZE", 1)) > 1:
+                raise ValueError(f"WORLD_SIZE={env['WORLD_SIZE']}, but not by torchrun; start it with torchrun")
             return cls()
         rank, world, local_rank, local_world = (
             int(env[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
@@ -69,7 +75,9 @@ def find_device(wanted: str, place: Place) -> torch.device:
 
 
 def use_threads(place: Place) -> None:
-    """Share the cores of this machine among its ranks."""
+    """Share the cores of this machine among its ranks. torchrun's own OMP_NUM_THREADS=1 would leave cores idle."""
+    if not place.torchrun and "OMP_NUM_THREADS" in os.environ:
+        return
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     torch.set_num_threads(max(1, cores // place.local_world_size))
 
@@ -104,7 +112,7 @@ def call_roll(store: dist.Store, rank: int, ranks: int, timeout_s: float) -> str
                 return call
         time.sleep(0.01)
     missing = len(heard) if rank == 0 else 0
-    raise TimeoutError(f"rank {missing} did not come within {timeout_s:g} s of the start (timeout_s={timeout_s:g})")
+    raise TimeoutError(f"rank {missing} did not come within {timeout_s:g} s of the start")
 
 
 @contextmanager
@@ -123,8 +131,9 @@ def process_group(place: Place, device: torch.device, timeout_s: float) -> Itera
     timeout = timedelta(seconds=timeout_s)
     store: dist.Store = dist.HashStore()
     if place.torchrun:
-        found, rank, ranks = next(dist.rendezvous("env://", timeout=timeout))
-        store = dist.PrefixStore(call_roll(found, rank, ranks, timeout_s), found)
+        start_s = max(timeout_s, START_TIMEOUT_S)
+        found, rank, ranks = next(dist.rendezvous("env://", timeout=timedelta(seconds=start_s)))
+        store = dist.PrefixStore(call_roll(found, rank, ranks, start_s), found)
     # Offloaded gradients are reduced to one norm on the CPU, so GPUs need gloo beside NCCL.
     backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
     dist.init_process_group(
@@ -134,8 +143,11 @@ def process_group(place: Place, device: torch.device, timeout_s: float) -> Itera
         group = dist.new_group(backend="gloo", timeout=timedelta(seconds=max(timeout_s, SAVE_TIMEOUT_S)))
         assert group is not None
         yield group
-    finally:
-        dist.destroy_process_group()
+    except BaseException:
+        if not on_gpu:  # NCCL would wait here for ranks that do not come; the process is about to end
+            dist.destroy_process_group()
+        raise
+    dist.destroy_process_group()
 
 
 @contextmanager
@@ -145,10 +157,13 @@ def deterministic(wanted: bool, device: torch.device) -> Iterator[None]:
         yield
         return
     if device.type == "cuda":
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    before = torch.are_deterministic_algorithms_enabled()
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before cuBLAS starts
+    import torch._inductor.config as inductor  # takes seconds
+
+    if hasattr(inductor, "deterministic"):  # else it may choose kernels by timing them; not in torch 2.11
+        inductor.deterministic = True
+    # Nothing here reads memory that it has not written.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before)
+    yield
+    torch.use_deterministic_algorithms(False)

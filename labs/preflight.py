@@ -10,9 +10,10 @@ import torch
 from labs.checkpoint import newest_progress
 from labs.checkpoint.full import check_weights
 from labs.config import TrainConfig
-from labs.data import Corpus, check_batch, load_corpus
-from labs.loader import Loader
-from labs.metrics import check_tensorboard
+from labs.data import Corpus, load_corpus
+from labs.gpt import did_you_mean
+from labs.loader import Loader, check_batch
+from labs.metrics import check_tensorboard, is_line
 from labs.models import ModelConfig
 from labs.place import Place, find_device
 from labs.tokenizer import Tokenizer, tokenizer
@@ -69,6 +70,8 @@ def prepare(config: TrainConfig, place: Place) -> Run:
         )
     device = find_device(config.device, place)
     _check_dtypes(config, device)
+    if config.compile and config.compile_backend not in (backends := torch._dynamo.list_backends(None)):
+        raise ValueError(f"compile_backend={config.compile_backend!r}{did_you_mean(config.compile_backend, backends)}")
     check(config, place, device)
     for key in ("metrics", "out"):
         path = getattr(config, key)
@@ -82,14 +85,14 @@ def prepare(config: TrainConfig, place: Place) -> Run:
         )
     if config.tensorboard:
         check_tensorboard()
-    if config.init_from and place.rank == 0:  # one rank reads it
-        check_weights(Path(config.init_from), model)
     corpus = load_corpus(config.data, tokenizer=words)
     corpus.check(config.seq_len)
     if config.eval_every:
         corpus.check(config.seq_len, split="val")
     run = Run(config, model, words, corpus, place, device, micro_batches, micro_rows)
-    _check_checkpoints(run)
+    if place.rank == 0:  # one rank reads files, and says what is wrong
+        _check_checkpoints(run)
+        _check_metrics(config)
     return run
 
 
@@ -111,7 +114,8 @@ def _check_dtypes(config: TrainConfig, device: torch.device) -> None:
         dtype = getattr(config, key)
         if dtype == "fp16" and device.type == "cpu":
             raise ValueError(f"{key}=fp16 is for GPUs (CPUs compute it slowly, if at all); use bf16 or fp32")
-        if dtype == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        has_bf16 = device.type == "cpu" or torch.version.hip or torch.cuda.get_device_properties(device).major >= 8
+        if dtype == "bf16" and not has_bf16:
             name = torch.cuda.get_device_name(device)
             raise ValueError(f"{key}=bf16: {name} has no bf16 (compute capability 8.0 has); use fp16 or fp32")
 
@@ -121,6 +125,8 @@ def _check_checkpoints(run: Run) -> None:
     config = run.config
     progress = newest_progress(run.checkpoints) if run.checkpoints else None
     if progress is None:
+        if config.init_from:
+            check_weights(Path(config.init_from), run.model)
         if config.resume == "must":
             raise ValueError(f"resume=must, and there is no checkpoint in out={config.out}; use resume=auto to begin")
         return
@@ -137,6 +143,17 @@ def _check_checkpoints(run: Run) -> None:
                 f"{key} is {now.get(key)!r}, and {value!r} in the checkpoint of step {progress['step']} in "
                 f"out={config.out}; ask for the same {key}, or choose another folder"
             )
+
+
+def _check_metrics(config: TrainConfig) -> None:
+    """A file that is there holds metrics: it is written anew, or cut to where the run goes on."""
+    if not config.metrics:
+        return
+    with open(config.metrics, "ab+") as file:
+        file.seek(0)
+        line = file.readline()
+    if line and not is_line(line):
+        raise ValueError(f"metrics={config.metrics} holds something else than metrics; name another file, or move it")
 
 
 def identity(run: Run) -> dict[str, object]:

@@ -109,8 +109,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         else:
             for what, value in rows:
                 console.print(f"  {what:<24}{value}", soft_wrap=True, markup=False)
-        if self.compared:
-            self._print_compared(console)
+        self._print_compared(console)
 
     def rows(self) -> list[tuple[str, str]]:
         """What is known: a heading and a value each."""
@@ -134,7 +133,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return rows + [("failed to save", text) for text in self.failed_saves]
 
     def _print_compared(self, console: Console) -> None:
-        if console.is_terminal:
+        if self.compared and console.is_terminal:
             table = Table("", "predicted", "measured", "error")
             for one in self.compared:
                 table.add_row(*_cells(one))

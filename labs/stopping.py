@@ -24,8 +24,8 @@ GRACE_S = 25.0
 """From SIGTERM to the end of the save; torchrun kills after 30 s."""
 
 PATIENCE_S = 5.0
-"""How long the step may still take, unless steps take long: then three of them. Who does not get to the end of a step
-waits for a rank that is dead."""
+"""How long a step may still take after SIGTERM, unless steps take long: then three of them. Who does not get to the end
+of a step waits for a rank that is dead."""
 
 PREEMPTED = 75
 """Exit status after SIGTERM (EX_TEMPFAIL of sysexits.h): saved, to be gone on with."""
@@ -41,27 +41,46 @@ class Stopping:
 
     Attributes:
         status: the exit status that the wish asks for; 0 as long as there is none.
-        why: in words.
-        saving: set by the trainer while it writes its last checkpoint: the step has ended.
+        why: by what, as in "stopped by SIGTERM".
     """
 
     def __init__(self) -> None:
         self.status = 0
         self.why = ""
-        self.saving = False
+        self._unhurried = False
         self._patience_s = PATIENCE_S
-        self._asked_s = float("inf")
+        self._asked_s = self._hurries_s = float("inf")
         self._over = threading.Event()
 
     def step_took(self, step_s: float) -> None:
         self._patience_s = max(PATIENCE_S, 3 * step_s)
 
+    @contextmanager
+    def unhurried(self) -> Iterator[None]:
+        """Around what may take longer than a step, a save or an evaluation: it has all of `GRACE_S`."""
+        before, self._unhurried = self._unhurried, True
+        try:
+            yield
+        finally:
+            self._hurries_s, self._unhurried = time.monotonic(), before  # in this order: the other thread looks
+
     def ask(self, status: int, why: str) -> None:
         """Note a wish; SIGTERM wins over Ctrl-C."""
         if self.status != PREEMPTED and status != self.status:
-            self.status, self.why = status, why
             if status == PREEMPTED:
-                self._asked_s = time.monotonic()
+                self._asked_s = self._hurries_s = time.monotonic()
+            self.why = why
+            self.status = status  # last: the trainer reads it in another thread
+
+    def reason(self, status: int) -> str:
+        """By what the run is stopped when all ranks have agreed on an exit status; empty for 0."""
+        if status == 0:
+            return ""
+        return self.why if status == self.status else f"{REASONS[status]} to another rank"
+
+    def _late(self, waited_s: float) -> bool:
+        in_step_s = 0.0 if self._unhurried else time.monotonic() - self._hurries_s
+        return waited_s > GRACE_S or (waited_s > 0 and in_step_s > self._patience_s)
 
     def watch(self, signals: socket.socket, parent: int | None) -> None:
         """What the thread does: hear signals, notice that the launcher is gone, leave when it takes too long."""
@@ -72,32 +91,31 @@ class Stopping:
             except TimeoutError:
                 heard = b""
             if heard and heard[0] in ASKED_BY:
-                self.ask(*ASKED_BY[heard[0]])
+                status = ASKED_BY[heard[0]]
+                self.ask(status, REASONS[status])
             if parent is not None and os.getppid() != parent:
-                self.ask(PREEMPTED, "the launcher is gone")
+                self.ask(PREEMPTED, "the end of its launcher")
             waited_s = time.monotonic() - self._asked_s
-            if waited_s > (GRACE_S if self.saving else min(self._patience_s, GRACE_S)):
-                what = "saving" if self.saving else "the step"
-                print(f"labs.train: {self.why}, and {what} did not end within {waited_s:.0f} s: left without it",
-                      file=sys.stderr, flush=True)  # fmt: skip
+            if self._late(waited_s) and not self._over.is_set():
+                what = "what takes longer than a step" if self._unhurried else "the step"
+                print(f"labs.train: asked to stop by {self.why}, and {what} did not end within {waited_s:.0f} s: "
+                      "left without it", file=sys.stderr, flush=True)  # fmt: skip
                 os._exit(PREEMPTED)
 
 
-ASKED_BY: dict[int, tuple[int, str]] = {
-    signal.SIGINT: (INTERRUPTED, "Ctrl-C"),
-    signal.SIGTERM: (PREEMPTED, "SIGTERM came"),
-}
+ASKED_BY: dict[int, int] = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: PREEMPTED}
+REASONS = {INTERRUPTED: "Ctrl-C", PREEMPTED: "SIGTERM"}
 
 
 @contextmanager
-def stopping(*, launched: bool) -> Iterator[Stopping]:
+def stopping(launcher: int | None = None) -> Iterator[Stopping]:
     """Inside, SIGINT, SIGTERM and the death of the launcher ask for a stop at the end of the step.
 
     torchrun starts ranks as processes of their own: killed by SIGKILL it leaves them behind, and only they can notice.
     The third Ctrl-C interrupts as usual (torchrun may pass on what the terminal has sent already).
 
     Args:
-        launched: a launcher started this process, and is to be watched.
+        launcher: the process that started this one, as `os.getppid` said early on, if its end is to be noticed.
     """
     wish, pressed = Stopping(), 0
 
@@ -109,17 +127,18 @@ def stopping(*, launched: bool) -> Iterator[Stopping]:
 
     hears, tells = socket.socketpair()
     tells.setblocking(False)
-    before = {number: signal.signal(number, handle) for number in ASKED_BY}
+    # In this order: a signal that is handled is heard.
     wakeup = signal.set_wakeup_fd(tells.fileno(), warn_on_full_buffer=False)
-    watcher = threading.Thread(target=wish.watch, args=(hears, os.getppid() if launched else None), daemon=True)
+    before = {number: signal.signal(number, handle) for number in ASKED_BY}
+    watcher = threading.Thread(target=wish.watch, args=(hears, launcher), daemon=True)
     watcher.start()
     try:
         yield wish
     finally:
         wish._over.set()
         signal.set_wakeup_fd(wakeup)
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        tells.close()  # the thread hears that and need not look first
         watcher.join()
         hears.close()
-        tells.close()
+        for number, handler in before.items():
+            signal.signal(number, handler)

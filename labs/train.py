@@ -26,9 +26,9 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from labs.checkpoint import Checkpointer, CheckpointError, RunLock
 from labs.closing import Closing
-from labs.config import TrainConfig, read_config
+from labs.config import read_config
 from labs.evaluation import evaluate
-from labs.meters import StepClock, flops_per_token, memory_bytes, mfu, peak_flops
+from labs.meters import flops_per_token, memory_bytes, mfu, peak_flops, reset_peak_memory
 from labs.metrics import Metrics
 from labs.optimizer import make_optimizer
 from labs.place import Place, deterministic, process_group, use_threads
@@ -49,15 +49,16 @@ def train(run: Run) -> int:
     """Train on all ranks; returns the exit status."""
     config, place, device = run.config, run.place, run.device
     use_threads(place)
+    launcher = os.getppid() if place.torchrun else None  # now: it may be killed while the model is built
     with ExitStack() as stack:
-        group = stack.enter_context(process_group(place, device, config.timeout_s))
         stack.enter_context(deterministic(config.deterministic, device))
+        group = stack.enter_context(process_group(place, device, config.timeout_s))
         wrapped = wrap(config, run.model, place, device)
         checkpointer = None
         if run.checkpoints:
             checkpointer = Checkpointer(run.checkpoints, keep=config.keep, format=config.checkpoint, group=group)
         training = Training(run, wrapped, make_optimizer(wrapped, config), checkpointer)
-        wish = stack.enter_context(stopping(launched=place.torchrun))
+        wish = stack.enter_context(stopping(launcher))
         said = training.resume()
         metrics = stack.enter_context(_metrics(run, training.step))
         for line in [*_header(training), *said]:
@@ -65,15 +66,20 @@ def train(run: Run) -> int:
         if training.resumed_from is not None:
             metrics.event("resumed", step=training.step, ranks=place.world_size, api=config.api)
         _mark(run, preempted=False)
-        closing = Closing(training, StepClock(config.global_batch * config.seq_len))
+        closing = Closing(training)
         stop = _steps(training, wish, metrics, closing)
-        wish.saving = True
-        saved = _save(training, metrics, last=True)
-        if stop == PREEMPTED and saved:
-            _mark(run, preempted=True)
-        closing.measure(metrics, stopped=wish.why if stop else "")
-    closing.report()
-    return stop or (0 if saved else 1)
+        with wish.unhurried():
+            saved = _save(training, metrics, last=True)
+            if stop == PREEMPTED and saved:
+                _mark(run, preempted=True)
+            closing.measure(metrics, stopped=wish.reason(stop))
+            status = stop or (0 if saved else 1)
+            if status:  # torchrun ends all ranks when the first leaves with it, so rank 0 reports before
+                closing.report()
+                dist.barrier(group)
+    if not status:
+        closing.report()
+    return status
 
 
 def _steps(training: Training, wish: Stopping, metrics: Metrics, closing: Closing) -> int:
@@ -82,40 +88,52 @@ def _steps(training: Training, wish: Stopping, metrics: Metrics, closing: Closin
     loader = run.loader("train")
     validation = run.loader("val") if config.eval_every else None
     flops = flops_per_token(run.model, config.seq_len)
-    peak = peak_flops(run.device, config.param_dtype)
+    peak, held_bytes = peak_flops(run.device, config.param_dtype), memory_bytes(run.device).peak_bytes
     if training.step >= config.steps:
         metrics.say(f"all {config.steps} steps are done; more are asked for with --steps")
+    first, since_s = training.step, time.perf_counter()
     while training.step < config.steps:
-        step, start_s = training.step, time.perf_counter()
+        step = training.step
         point("step", step)
         point("loader", step)
         batch = loader.rows(training.position, run.place.rank, run.place.world_size).to(run.device)
         outcome = train_step(
             training.wrapped, training.optimizer, batch, step, config,
-            n_micro_batches=run.micro_batches, stop=wish.status,
+            n_micro_batches=run.micro_batches, stop=lambda: wish.status,
         )  # fmt: skip
         if not outcome.finite:
-            _not_finite(outcome, step, config, metrics)
+            _not_finite(outcome, step, training, metrics)
+        elif not outcome.updated:
+            metrics.event("overflowed", step=step)  # the scaler has lowered its scale
         training.step, training.position = step + 1, batch.next
-        step_s = time.perf_counter() - start_s
+        now_s = time.perf_counter()
+        step_s, since_s = now_s - since_s, now_s  # with what followed the step before: its line in the metrics
         wish.step_took(step_s)
         closing.step(step_s, outcome.loss)
         rate = batch.n_tokens / step_s
+        if step == first:
+            reset_peak_memory(run.device)  # building, loading and compiling are over
+        elif run.place.rank == 0 and step % config.log_every == 0:
+            held_bytes = memory_bytes(run.device).peak_bytes
         line = {
             "step": step, "loss": outcome.loss, "lr": outcome.lr, "grad_norm": outcome.grad_norm, "step_s": step_s,
-            "tokens_per_s": rate, "mfu": mfu(rate, flops, peak, run.place.world_size),
+            "tokens_per_s": rate, "mfu": mfu(rate, flops, peak, run.place.world_size), "memory_bytes": held_bytes,
         }  # fmt: skip
-        if run.place.rank == 0 and step % config.log_every == 0:
-            line["memory_bytes"] = memory_bytes(run.device).peak_bytes
-        if validation is not None and training.step % config.eval_every == 0:
-            line["val_loss"] = evaluate(training.wrapped, validation, config.eval_batches, run.place, run.device)
+        if validation is not None and training.step % config.eval_every == 0 and not outcome.stop:
+            with wish.unhurried():
+                line["val_loss"] = evaluate(
+                    training.wrapped, validation, config.eval_batches, run.place, run.device, run.micro_batches
+                )
+            since_s = time.perf_counter()
         metrics.step(line)
         if outcome.stop and training.step < config.steps:
             return outcome.stop
         if not training.look_after_saves():
             _loudly(training, metrics)
         if config.save_every and training.step % config.save_every == 0:
-            _save(training, metrics)
+            with wish.unhurried():
+                _save(training, metrics)
+            since_s = time.perf_counter()
     return 0
 
 
@@ -132,9 +150,11 @@ def _header(training: Training) -> list[str]:
     ]
 
 
-def _not_finite(outcome: Outcome, step: int, config: TrainConfig, metrics: Metrics) -> None:
+def _not_finite(outcome: Outcome, step: int, training: Training, metrics: Metrics) -> None:
     what = f"step {step}: the loss is {outcome.loss:g} and the gradients' norm {outcome.grad_norm:g}"
-    if config.nonfinite == "stop":
+    if training.run.config.nonfinite == "stop":
+        if not training.look_after_saves(wait=True):  # the next run begins with the one that is being written
+            _loudly(training, metrics)
         raise NotFiniteError(f"{what}; stopped before the update (nonfinite=skip would leave it out and go on)")
     metrics.say(f"{what}: no update")
     metrics.event("skipped", step=step)
@@ -183,9 +203,10 @@ def _mark(run: Run, *, preempted: bool) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit status, see the top of this file."""
-    place = Place.read(os.environ)
+    place = Place()
     with ExitStack() as stack:
         try:
+            place = Place.read(os.environ)
             config = read_config(sys.argv[1:] if arguments is None else arguments, USAGE, quiet=place.rank > 0)
             run = prepare(config, place)
             if config.out and place.rank == 0:
@@ -211,7 +232,8 @@ def _refused(error: BaseException, place: Place) -> int:
 
 def _failed(error: Exception, place: Place) -> None:
     """Say what went wrong: once where all ranks know the same, with the rank where they do not."""
-    if isinstance(error, (NotFiniteError, CheckpointError, ValueError)):
+    on_all_ranks = isinstance(error, (NotFiniteError, CheckpointError))
+    if on_all_ranks or (isinstance(error, ValueError) and place.rank == 0):
         if place.rank == 0:
             print(f"labs.train: {error}", file=sys.stderr, flush=True)
     elif _lost(error):
@@ -224,7 +246,7 @@ def _failed(error: Exception, place: Place) -> None:
 
 def _lost(error: Exception) -> bool:
     """Whether a collective failed because another rank did not take part."""
-    texts = ("gloo", "Connection closed", "Connection reset", "Timed out", "NCCL")
+    texts = ("gloo", "Connection closed", "Connection reset", "Timed out", "pair closure", "NCCL")
     return isinstance(error, dist.DistError) or (
         isinstance(error, RuntimeError) and any(text in str(error) for text in texts)
     )

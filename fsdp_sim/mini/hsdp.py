@@ -76,7 +76,7 @@ def get_mesh(mesh: DeviceMesh | None) -> DeviceMesh:
 
 
 def _default_device_type() -> str:
-    accelerator = torch.accelerator.current_accelerator()
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
     return accelerator.type if accelerator else "cpu"
 
 

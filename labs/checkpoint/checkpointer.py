@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-import warnings
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -26,9 +25,7 @@ import msgspec
 import safetensors.torch
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
 from labs.checkpoint import folder as folders
 from labs.checkpoint.agree import CheckpointError, describe, listed, together
@@ -36,12 +33,11 @@ from labs.checkpoint.full import read_full, write_full
 from labs.checkpoint.hashing import FileInfo, write_file
 from labs.checkpoint.index import check_fits, read_index
 from labs.checkpoint.manifest import MANIFEST, Manifest
-from labs.checkpoint.staging import Buffers, Planner
+from labs.checkpoint.staging import Buffers, Planner, shared_out
 from labs.checkpoint.state import State, local
 from labs.checkpoint.storage import Reader, Writer
 from labs.points import point
 
-_Planner = Planner  # labs.checkpoint.convert knows it by this name
 FORMATS = ("sharded", "full")
 T = TypeVar("T")
 
@@ -116,7 +112,7 @@ class Checkpointer:
         been done (or begun): each error is raised once, and never costs the next save.
 
         Args:
-            state: the same names on every rank; replicas are written once.
+            state: the same names on every rank, and plain tensors the same on every rank; replicas are written once.
             progress: JSON's types; rank 0's is written.
             rank_tensors: what each rank has of its own, such as the state of its random numbers.
             asynchronous: return when the state is copied, and write in the background (sharded only).
@@ -129,12 +125,13 @@ class Checkpointer:
         if asynchronous and self.format == "full":
             raise ValueError("a full checkpoint gathers tensors over the training's groups; save it synchronously")
         before = self._finished()
-        tensors = {name: local(tensor).detach() for name, tensor in state.items()}
         own = {name: tensor.cpu().clone() for name, tensor in rank_tensors.items()}
         noted = msgspec.json.format(msgspec.json.encode(progress))
         if self.format == "full":
             self._save(step, lambda partial: self._write_full(partial, state), own, noted)
         else:
+            state = shared_out(state, self.rank, self.world_size)
+            tensors = {name: local(tensor).detach() for name, tensor in state.items()}
             planner = Planner(state, self._buffers.copy(tensors) if asynchronous else tensors)
 
             def write(partial: Path) -> dict[str, FileInfo]:
@@ -199,13 +196,11 @@ class Checkpointer:
 
     def _write_shards(self, partial: Path, step: int, planner: Planner) -> dict[str, FileInfo]:
         writer = Writer(partial, step)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process without a group: wanted
-            dcp.save({}, storage_writer=writer, planner=planner, process_group=self.group, no_dist=self.group is None)
+        writer.save(planner, self.group)
         return _merged(together(lambda: writer.files, self.group))
 
     def _write_full(self, partial: Path, state: State) -> dict[str, FileInfo]:
-        return _merged(together(lambda: write_full(partial, state), self.group))
+        return _merged(together(lambda: write_full(partial, state, self.group), self.group))
 
     def _write_own(self, partial: Path, tensors: dict[str, torch.Tensor]) -> dict[str, FileInfo]:
         name = _own_file(self.rank)
@@ -279,15 +274,8 @@ class Checkpointer:
 
     def _read_shards(self, path: Path, state: State, strict: bool) -> None:
         together(lambda: check_fits(read_index(path), state, strict=strict), self.group)
-        planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-        reader, group = Reader(path, read_index(path)), self.group
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled")
-            self._from_torch(
-                lambda: dcp.load(
-                    dict(state), storage_reader=reader, planner=planner, process_group=group, no_dist=group is None
-                )
-            )
+        reader = Reader(path, read_index(path))
+        self._from_torch(lambda: reader.load(state, self.group))
 
     def rank_tensors(self, found: Found) -> dict[str, torch.Tensor] | None:
         """What this rank saved of its own; None if another number of ranks wrote the checkpoint.

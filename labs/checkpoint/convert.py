@@ -15,7 +15,6 @@ import dataclasses
 import pickle
 import shutil
 import uuid
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -24,18 +23,17 @@ from typing import Any, Literal
 
 import msgspec
 import torch
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.tensor import DTensor
 from tqdm import tqdm
 
 from labs.checkpoint import folder as folders
 from labs.checkpoint import hugging_face
-from labs.checkpoint.checkpointer import _Planner
 from labs.checkpoint.full import FILES, check
 from labs.checkpoint.hashing import FileInfo, fsync_folder, write_file
+from labs.checkpoint.index import INDEX, read_index, torch_dtype
 from labs.checkpoint.manifest import MANIFEST, Manifest, read_manifest
-from labs.checkpoint.storage import INDEX, Reader, Writer, read_index, torch_dtype
+from labs.checkpoint.staging import Planner
+from labs.checkpoint.storage import Reader, Writer
 from labs.checkpoint.tensors import Form, Index, Source, Tensors, read_whole, write_tensors
 from labs.gpt import GPTConfig
 from labs.llama import LlamaConfig
@@ -122,10 +120,7 @@ class _Sharded:
         dtype, shape = self.forms[name]
         state = {name: torch.empty(shape, dtype=dtype)}
         reader = Reader(self.path, msgspec.structs.replace(self.index, tensors={name: self.index.tensors[name]}))
-        planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # on one process: wanted
-            dcp.load(state, storage_reader=reader, planner=planner, no_dist=True)
+        reader.load(state)
         return state[name][index]
 
 
@@ -245,9 +240,7 @@ def _write_full(folder: Path, source: Source, bar: tqdm) -> dict[str, FileInfo]:
 def _write_sharded(folder: Path, source: Source, bar: tqdm) -> dict[str, FileInfo]:
     part, writer = _Part(source, "", bar), Writer(folder)
     plan = {name: torch.empty(shape, dtype=dtype, device="meta") for name, (dtype, shape) in part.forms.items()}
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")
-        dcp.save({}, storage_writer=writer, planner=_Planner(plan, _Read(part)), no_dist=True)
+    writer.save(Planner(plan, _Read(part)))
     return writer.files
 
 

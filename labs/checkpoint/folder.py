@@ -77,6 +77,8 @@ def begin(folder: Path, step: int) -> Path:
 def commit(partial: Path, step: int) -> Path:
     """Give a complete and fsynced checkpoint its name: from here on it exists. What had the name is put aside.
 
+    `set_latest` fsyncs the folder that holds the name.
+
     Raises:
         OSError: the disk failed.
     """
@@ -85,7 +87,6 @@ def commit(partial: Path, step: int) -> Path:
     if final.exists():
         final.rename(_beside(final, "damaged"))
     partial.rename(final)
-    fsync_folder(partial.parent)
     return final
 
 

@@ -29,8 +29,12 @@ FILES = {"model.safetensors": "model.", "optim.safetensors": "optim."}
 """The files of a full checkpoint, and with what the names in a state begin that belong into each."""
 
 
-def write_full(folder: Path, state: State) -> dict[str, FileInfo]:
+def write_full(folder: Path, state: State, group: dist.ProcessGroup | None = None) -> dict[str, FileInfo]:
     """Write whole tensors into a folder, on rank 0. A collective call: all ranks take part.
+
+    Args:
+        group: of the checkpoints. In it the others wait for rank 0's disk; the training's groups, in which tensors are
+            gathered, have less patience.
 
     Returns:
         size and SHA-256 of each file, on rank 0; nothing on the others.
@@ -40,15 +44,21 @@ def write_full(folder: Path, state: State) -> dict[str, FileInfo]:
     """
     parts = {file: in_order(forms_of(state, prefix)) for file, prefix in FILES.items()}
     rest = iter([FILES[file] + name for file, forms in parts.items() for name in forms])
+
+    def gathered(name: str) -> torch.Tensor:
+        if group is not None:
+            dist.barrier(group)
+        return whole(state[name])
+
     written = {}
     try:
         if not dist.is_initialized() or dist.get_rank() == 0:
             for file, forms in parts.items():
                 if forms:
-                    written[file] = write_tensors(folder / file, forms, lambda _: whole(state[next(rest)]))
+                    written[file] = write_tensors(folder / file, forms, lambda _: gathered(next(rest)))
     finally:
         for name in rest:  # whatever became of the file on rank 0: the other ranks are in these collectives
-            whole(state[name])
+            gathered(name)
     return written
 
 

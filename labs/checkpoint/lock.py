@@ -41,12 +41,16 @@ class RunLock:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._lock = FileLock(folder / LOCK, timeout=0)
+        self._lock = FileLock(folder / LOCK, timeout=0, fallback_to_soft=False)
 
     def __enter__(self) -> RunLock:
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
             self._lock.acquire()
+        except NotImplementedError as error:
+            raise OSError(
+                f"{self.folder} is on a file system without locks (flock), so two runs could meet in it; choose another"
+            ) from error
         except Timeout:
             raise FolderInUseError(
                 f"{self.folder} is in use by another run ({self._who()}); wait for its end, or choose another folder"

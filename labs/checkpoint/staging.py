@@ -1,14 +1,34 @@
-"""What a save writes: DCP's plan of a state, and the tensors of this rank, or their copies."""
+"""What a rank writes in a save: its part of a state, DCP's plan of that, and the tensors or their copies."""
 
 from __future__ import annotations
 
+import heapq
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner, create_default_local_save_plan
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem
+from torch.distributed.tensor import DTensor
 
 from labs.checkpoint.state import State
+
+
+def shared_out(state: State, rank: int, world_size: int) -> State:
+    """The tensors that a rank plans to write: those that are sharded, and its share of those that every rank has.
+
+    DCP would share these out as well, but when the copies for a save in the background are made already: of DDP's
+    state each rank would copy all. (What only some ranks have alike, in HSDP, is left to DCP.) The largest go first,
+    each to the rank that has the fewest bytes so far.
+    """
+    whole = sorted((-tensor.nbytes, name) for name, tensor in state.items() if not isinstance(tensor, DTensor))
+    writes = [(0, writer) for writer in range(world_size)]  # a heap: bytes so far, rank
+    others = set()
+    for negative_bytes, name in whole:
+        n_bytes, writer = writes[0]
+        heapq.heapreplace(writes, (n_bytes - negative_bytes, writer))
+        if writer != rank:
+            others.add(name)
+    return {name: tensor for name, tensor in state.items() if name not in others}
 
 
 class Buffers:

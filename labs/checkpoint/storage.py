@@ -13,13 +13,17 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import warnings
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import (
     ChunkStorageMetadata,
     LoadPlan,
@@ -33,19 +37,34 @@ from torch.distributed.checkpoint import (
     TensorStorageMetadata,
     WriteItem,
 )
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from labs.checkpoint.hashing import CHUNK_BYTES, DEPTH, FileInfo, write_file
-from labs.checkpoint.index import INDEX, Index, Piece, Saved, read_index, torch_dtype
+from labs.checkpoint.index import INDEX, Index, Piece, Saved, torch_dtype
+from labs.checkpoint.state import State
 from labs.points import point
-
-__all__ = ["INDEX", "Reader", "Writer", "in_chunks", "read_index", "torch_dtype"]
 
 READERS = 4
 """Pieces that a rank reads at a time."""
+
+
+@contextmanager
+def _alone_or_with(group: dist.ProcessGroup | None) -> Iterator[dict[str, Any]]:
+    """DCP's arguments for a group, or for this process alone, of which DCP warns then.
+
+    The filters of warnings are those of all threads, and a save may be in the background: with a group, of which DCP
+    does not warn, they are left alone.
+    """
+    if group is not None:
+        yield {"process_group": group}
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        yield {"no_dist": True}
 
 
 # ---- Writing ---------------------------------------------------------------------------------------------------------
@@ -63,6 +82,11 @@ class Writer(StorageWriter):
     def __init__(self, folder: Path, step: int | None = None) -> None:
         self.folder, self.step = folder, step
         self.files: dict[str, FileInfo] = {}
+
+    def save(self, planner: SavePlanner, group: dist.ProcessGroup | None = None) -> None:
+        """Write what the planners of all ranks of the group plan; without one, what this one plans."""
+        with _alone_or_with(group) as ranks:
+            dcp.save({}, storage_writer=self, planner=planner, **ranks)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """A Writer is for one checkpoint."""
@@ -174,6 +198,12 @@ class Reader(StorageReader):
             for fqn, saved in index.tensors.items()
             for piece in saved.pieces
         }
+
+    def load(self, state: State, group: dist.ProcessGroup | None = None) -> None:
+        """Fill the tensors of a state in place, on all ranks of the group; without one, on this process alone."""
+        planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+        with _alone_or_with(group) as ranks:
+            dcp.load(dict(state), storage_reader=self, planner=planner, **ranks)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """A Reader is for one checkpoint."""

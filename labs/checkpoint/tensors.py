@@ -75,7 +75,7 @@ class Tensors:
         index = folder / f"{stem}.safetensors.index.json"
         files = [f"{stem}.safetensors"]
         if index.exists():
-            files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+            files = _named_in(index)
         self.forms: dict[str, Form] = {}
         self._slices: dict[str, Any] = {}
         for file in files:
@@ -139,3 +139,15 @@ def write_tensors(path: Path, forms: Mapping[str, Form], read: Callable[[str], t
 def read_whole(source: Source, name: str) -> torch.Tensor:
     """All of one tensor."""
     return source.read(name, tuple(slice(0, n) for n in source.forms[name].shape))
+
+
+def _named_in(index: Path) -> list[str]:
+    """The files that an index names: all of its own folder."""
+    try:
+        files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{index} is no index of safetensors files: {error!r}") from error
+    for file in files:
+        if not isinstance(file, str) or Path(file).name != file:
+            raise ValueError(f"{index} names {file!r}, which is not a file of its folder; it is not followed")
+    return files

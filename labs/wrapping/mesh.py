@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+from typing import Any
+
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from labs.config import TrainConfig
@@ -43,8 +47,13 @@ def make_mesh(config: TrainConfig, place: Place, device: torch.device) -> Device
     """1-D: all ranks shard. 2-D with hybrid sharding: rows are copies, a row's ranks share one. A collective call."""
     shards = shard_size(config, place)
     if is_hybrid(config):
-        shape = (place.world_size // shards, shards)
-        return init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard"))
+        ranks = torch.arange(place.world_size).view(-1, shards)
+        # Groups of our own: those of init_device_mesh would wait for a rank that hangs for 30 minutes, torch's default.
+        timeout = timedelta(seconds=config.timeout_s)
+        groups: list[Any] = [
+            dist.new_subgroups_by_enumeration(lines.tolist(), timeout=timeout)[0] for lines in (ranks.T, ranks)
+        ]
+        return DeviceMesh.from_group(groups, device.type, ranks, mesh_dim_names=("replicate", "shard"))
     return init_device_mesh(device.type, (shards,), mesh_dim_names=("shard",))
 
 

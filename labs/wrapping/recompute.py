@@ -45,10 +45,14 @@ def checkpoint_blocks(model: nn.Module, how: str) -> None:
 
 
 def compile_blocks(model: nn.Module, backend: str) -> None:
-    """``torch.compile`` each block in place, which leaves its name as it is. One block's code serves all of them."""
-    blocks: Any = model.layers
-    for block in blocks:
+    """``torch.compile`` each block in place, which leaves its name as it is. One block's code serves all of them.
+
+    And what follows the blocks: uncompiled, the logits of a large vocabulary would be written several times in fp32.
+    """
+    gpt: Any = model
+    for block in gpt.layers:
         block.compile(backend=backend)
+    gpt.loss = torch.compile(gpt.loss, backend=backend)
 
 
 def _selective() -> Any:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -35,9 +37,20 @@ def wrap_ddp(job: Job) -> Wrapped:
         gradient_as_bucket_view=True,  # .grad is a view of the bucket: no second copy of the gradients
         **_NO_BUFFERS,  # they are tables that every rank computes alike
     )
+    for part in (ddp.reducer, ddp.logger):
+        weakref.finalize(part, _let_go, ddp.process_group).atexit = False
     label = f"ddp: a copy on each of {n_ranks(job.place.world_size)}, {dtypes_label(job.config)}"
     last_only = job.config.requires_gradient_sync == "last"
     return Ddp("ddp", ddp, job.shapes, job.place.world_size, label, last_only, scaler=scaler)
+
+
+def _let_go(group: dist.ProcessGroup | None) -> None:
+    """Called after DDP's parts in C++ are gone, so that they are never the last to hold the group.
+
+    Their destructor has the GIL. A gloo group's destructor waits for its threads, and one of them may wait for the GIL
+    to let go of the last collective's tensor (ProcessGroupGloo::runLoop): a rank that never ends. Python's own
+    reference gives the GIL away first. Seen with torch 2.11 and 2.13, on a busy machine, after the training.
+    """
 
 
 # torch 2.13 has a new name for what older ones call broadcast_buffers.

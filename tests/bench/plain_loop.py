@@ -38,10 +38,11 @@ def main() -> None:
     if asked.compile:
         for layer in model.layers:
             layer.compile()
+        model.loss = torch.compile(model.loss)
     decayed = [p for p in model.parameters() if p.ndim >= 2]
     rest = [p for p in model.parameters() if p.ndim < 2]
     groups: list[dict[str, Any]] = [{"params": decayed, "weight_decay": 0.01}, {"params": rest, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=1e-4, fused=on_gpu)
+    optimizer = torch.optim.AdamW(groups, lr=1e-4, fused=True)
     tokens = load_corpus().train
     rng = np.random.default_rng(0)
     times_s = []

@@ -71,6 +71,8 @@ def test_what_is_no_value_of_a_key_is_named_by_one_rank_only(capsys, argument, s
         ("--seed=-1", "seed=-1: it is a whole number, at least 0"),
         ("--lr=nan", "lr=nan: it is a number above 0, such as 1e-3"),
         ("--lr=-1", "lr=-1"),
+        ("--min_lr=-1", "min_lr=-1.0: it is a number, at least 0"),
+        ("--requires_gradient_sync=false", "would never reduce gradients; use True or last"),
         ("--min_lr=1", "min_lr=1.0 is above lr=0.001: a schedule goes down"),
         ("--clip=0", "clip=0"),
         ("--beta2=1", "beta2=1.0: it is at least 0 and below 1"),

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from fsdp_sim.ranks import run
-from labs.meters import Memory, StepClock, flops_per_token, memory_bytes, mfu, of_ranks, peak_flops
+from labs.meters import Memory, flops_per_token, median_step_s, memory_bytes, mfu, of_ranks, peak_flops
 from labs.models import empty, model_config
 
 MIB = 2**20
@@ -78,18 +78,6 @@ class TestMemory:
         assert memory_bytes(device).reserved_bytes >= held.nbytes
 
 
-class TestStepClock:
-    def test_the_first_step_counts_only_until_there_is_another(self):
-        clock = StepClock(tokens=100)
-        assert (clock.tokens_per_s, clock.left_s(3), clock.median_s) == (0.0, 0.0, 0.0)
-        clock.add(10.0)
-        assert (clock.tokens_per_s, clock.left_s(3)) == (10.0, 30.0)
-        clock.add(1.0)
-        clock.add(3.0)
-        assert (clock.tokens_per_s, clock.left_s(3), clock.median_s) == (50.0, 6.0, 2.0)
-
-    def test_the_rate_forgets_what_is_older_than_the_window(self):
-        clock = StepClock(tokens=100, window=2)
-        for step_s in (9.0, 9.0, 9.0, 1.0, 1.0):
-            clock.add(step_s)
-        assert (clock.tokens_per_s, clock.left_s(10), clock.median_s) == (100.0, 10.0, 5.0)
+def test_the_first_step_counts_only_when_there_is_no_other():
+    assert median_step_s([10.0]) == 10.0
+    assert median_step_s([10.0, 1.0, 3.0]) == 2.0

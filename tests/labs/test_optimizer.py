@@ -24,7 +24,7 @@ def groups(shape: str, settings: dict[str, Any]) -> dict[float, set[str]]:
     wrapped, config = wrapped_of(shape, settings | {"weight_decay": 0.1, "beta1": 0.8, "beta2": 0.95})
     optimizer = make_optimizer(wrapped, config)
     assert optimizer.defaults["betas"] == (0.8, 0.95)
-    assert optimizer.defaults["foreach"]  # fused is for GPUs
+    assert optimizer.defaults["fused"]
     names = {id(p): name for name, p in wrapped.named_parameters().items()}
     held = [id(p) for group in optimizer.param_groups for p in group["params"]]
     assert sorted(held) == sorted(names)

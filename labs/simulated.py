@@ -1,0 +1,92 @@
+"""A run of the trainer as the simulator knows it: the same settings, model and machines in its words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fsdp_sim.cost import Workload
+from fsdp_sim.measure.model_from_module import model_from_module
+from fsdp_sim.simulate import Simulation, simulate
+from fsdp_sim.spec import Cluster, Plan
+from fsdp_sim.timeline import Memory
+from labs.config import TrainConfig
+from labs.models import ModelConfig, empty
+from labs.place import Place
+from labs.wrapping.mesh import is_hybrid, shard_size
+from labs.wrapping.precision import DTYPES
+from labs.wrapping.units import find_units
+
+WHOLE_MODEL = ("single", "ddp")
+SIMULATED_AS = {"single": "ddp", "hsdp": "fsdp2", "mini": "fsdp2"}  # torch's program is the same, or there is none
+
+
+def plan_of(config: TrainConfig, place: Place) -> Plan:
+    """The same settings in the simulator's words, which are torch's."""
+    rows = config.global_batch // place.world_size
+    micro_batch = config.micro_batch or rows
+    api = SIMULATED_AS.get(config.api, config.api)
+    names = find_units(empty(config.model_config), config.wrap).names
+    settings: dict[str, Any] = {
+        "api": api, "micro_batch": micro_batch, "grad_accum": rows // micro_batch, "seq_len": config.seq_len,
+        "wrap": names or "root", "compile": config.compile, "requires_gradient_sync": config.requires_gradient_sync,
+        "activation_checkpointing": None if config.activation_checkpointing == "none" else
+        config.activation_checkpointing,
+    }  # fmt: skip
+    if config.api not in WHOLE_MODEL:
+        mixed = config.param_dtype != "fp32"
+        settings |= {
+            "param_dtype": config.param_dtype if mixed else None,
+            "reduce_dtype": config.reduce_dtype or ("fp32" if mixed else None),
+            "cpu_offload": config.cpu_offload,
+            "forward_prefetch": config.forward_prefetch,
+            "backward_prefetch": "none" if config.backward_prefetch == "off" else config.backward_prefetch,
+            "shard_size": shard_size(config, place) if is_hybrid(config) else None,
+        }
+    if api == "fsdp2":
+        settings |= {"reshard_after_forward": config.reshard_after_forward, "is_last_backward": "last"}
+    if api == "fsdp1":
+        settings |= {"sharding_strategy": config.sharding_strategy, "limit_all_gathers": config.limit_all_gathers}
+    return Plan(**settings)
+
+
+def cluster_of(place: Place, device: torch.device) -> Cluster:
+    """The machines: GPUs from the catalogue by their driver's name, or processes on CPU cores.
+
+    Raises:
+        ValueError: no such GPU in the catalogue.
+    """
+    if device.type == "cpu":
+        return Cluster("cpu", gpus=place.world_size)
+    name = torch.cuda.get_device_name(device)
+    return Cluster(name, gpus=place.world_size, gpus_per_node=place.local_world_size)
+
+
+def simulated(config: TrainConfig, model_config: ModelConfig, place: Place, device: torch.device) -> Simulation:
+    """The simulation of a run, with the cost of each kernel as the catalogue has it."""
+    plan = plan_of(config, place)
+    return simulate(_workload(config, model_config, plan, device), cluster_of(place, device), plan)
+
+
+def _workload(config: TrainConfig, model_config: ModelConfig, plan: Plan, device: torch.device) -> Workload:
+    rows = torch.zeros(plan.micro_batch, plan.seq_len, dtype=torch.int64)
+    kernels_of: Any = "cpu" if device.type == "cpu" else "gpu"
+    autocast = config.api in WHOLE_MODEL and config.param_dtype != "fp32"
+    with torch.autocast("cpu", DTYPES[config.param_dtype], enabled=autocast):  # where the traced tensors seem to be
+        return model_from_module(
+            empty(model_config), (rows, rows), plan=plan, name=config.model, device=kernels_of, progress=False
+        )
+
+
+def peak_memory_bytes(config: TrainConfig, simulation: Simulation) -> int:
+    """The most bytes of tensors alive on a rank.
+
+    DDP keeps its buckets of gradients from step to step. A single process has none: the most is alive at the end of
+    the first forward, or when all gradients are there.
+    """
+    memory = simulation.memory
+    if config.api != "single":
+        return memory.peak_bytes
+    before_gradients = memory.peak_of(set(Memory) - {Memory.UNSHARDED_GRAD})
+    return max(before_gradients, int(memory.bytes[-1]))
