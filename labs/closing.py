@@ -55,7 +55,8 @@ class Closing:
             text = sample(self.training.wrapped, run.tokenizer, config.prompt, config.sample, config.seed, run.device)
             metrics.say(f"\n{text}\n")
             metrics.event("sampled", text=text)
-        if config.predict and self.losses:
+        wanted = config.predict if config.predict is not None else run.device.type == "cuda"
+        if wanted and self.losses:
             self._record()
 
     def _record(self) -> None:

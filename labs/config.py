@@ -145,8 +145,8 @@ class TrainConfig:
     """Write a JSON line per step to this file; by default metrics.jsonl in out."""
     tensorboard: Bool = False
     """Write TensorBoard events to out/tensorboard."""
-    predict: Bool = False
-    """End with the simulator's prediction beside the measurement."""
+    predict: Annotated[bool | None, tyro.conf.arg(metavar="true|false")] = None
+    """End with the simulator's prediction beside the measurement; by default on GPUs (on CPUs it trains once more)."""
 
     # ---- The machine ----
     seed: int = 0

@@ -116,8 +116,11 @@ class Metrics:
     def say(self, text: str) -> None:
         """Print a line, above the bar if there is one."""
         if self._on:
-            self._bar.write(text)
-            sys.stdout.flush()
+            try:
+                self._bar.write(text)
+                sys.stdout.flush()
+            except OSError:  # nobody reads any more, as when a notebook's kernel was killed: no reason to stop
+                sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - to the end of the process
 
     def _write(self, record: Record) -> None:
         if self._file is None:

@@ -23,6 +23,16 @@ class LabRun:
         return [line["loss"] for line in self.metrics]
 
 
+# On Linux the command is told to leave when the kernel that started it dies, be it by SIGKILL: torchrun passes it on,
+# and the ranks save and leave. On other systems it runs to its end.
+_TIED = """
+import ctypes, os, signal, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG, which outlasts exec
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
 def torchrun(*arguments: str, ranks: int = 2, timeout_s: float = 300.0) -> LabRun:
     """Run ``torchrun --standalone --nproc_per_node=RANKS ARGUMENTS`` and print the command and what it prints.
 
@@ -33,7 +43,8 @@ def torchrun(*arguments: str, ranks: int = 2, timeout_s: float = 300.0) -> LabRu
         metrics = Path(folder, "metrics.jsonl")
         launcher = ["--standalone", f"--nproc_per_node={ranks}"]
         print("$ torchrun", *launcher, *arguments)
-        command = [sys.executable, "-m", "torch.distributed.run", *launcher, *arguments, f"--metrics={metrics}"]
+        command = [sys.executable, "-c", _TIED, sys.executable, "-m", "torch.distributed.run", *launcher, *arguments]
+        command.append(f"--metrics={metrics}")
         env = {"OMP_NUM_THREADS": "1"} | os.environ  # else torchrun sets it, and says so in five lines
         try:
             done = subprocess.run(

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 GRACE_S = 25.0
@@ -98,8 +98,9 @@ class Stopping:
             waited_s = time.monotonic() - self._asked_s
             if self._late(waited_s) and not self._over.is_set():
                 what = "what takes longer than a step" if self._unhurried else "the step"
-                print(f"labs.train: asked to stop by {self.why}, and {what} did not end within {waited_s:.0f} s: "
-                      "left without it", file=sys.stderr, flush=True)  # fmt: skip
+                with suppress(OSError):  # nobody may be reading
+                    print(f"labs.train: asked to stop by {self.why}, and {what} did not end within {waited_s:.0f} s: "
+                          "left without it", file=sys.stderr, flush=True)  # fmt: skip
                 os._exit(PREEMPTED)
 
 

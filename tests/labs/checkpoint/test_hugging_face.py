@@ -108,7 +108,9 @@ def test_any_slice_is_that_of_the_whole(name: str, tmp_path: Path) -> None:
                 assert torch.equal(source.read(tensor_name, index), whole[begin:end]), tensor_name
 
 
-@pytest.mark.parametrize(("family", "config"), [(GPT2, MODELS["gpt2-untied"]), (LLAMA, MODELS["llama"])], ids=str)
+@pytest.mark.parametrize(
+    ("family", "config"), [(GPT2, MODELS["gpt2-untied"]), (LLAMA, MODELS["llama"])], ids=["gpt2", "llama"]
+)
 def test_names_translate_both_ways(family: Any, config: ModelConfig) -> None:
     for name, _ in empty(config).named_parameters():
         assert {family.ours(part) for part in family.theirs(name)} == {name}

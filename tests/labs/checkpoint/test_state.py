@@ -193,7 +193,9 @@ def test_an_optimizer_of_other_parameters_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "optimizer", [lambda p: torch.optim.SGD(p, lr=0.1), lambda p: torch.optim.AdamW(p, amsgrad=True)], ids=str
+    "optimizer",
+    [lambda p: torch.optim.SGD(p, lr=0.1), lambda p: torch.optim.AdamW(p, amsgrad=True)],
+    ids=["sgd", "amsgrad"],
 )
 def test_other_state_than_adamws_is_refused(optimizer: Callable[..., torch.optim.Optimizer]) -> None:
     model = nn.Linear(2, 3)
