@@ -115,7 +115,7 @@ class Closing:
                     peak_bytes=self._tensor_bytes, device=device,
                 )  # fmt: skip
             except ValueError as error:
-                sentences.append(f"No prediction: {error}")
+                sentences.append(f"No prediction: {str(error).splitlines()[0]}")  # what follows is a traceback
         n_params = training.wrapped.n_params
         report = Report(
             summary=summary_line(config, place, device, n_params, self.losses, tokens_per_s, self.stopped),

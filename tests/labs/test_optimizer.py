@@ -86,6 +86,7 @@ def test_the_update_is_torchs_own() -> None:
             {"params": [p for p in twin.parameters() if p.ndim == 1], "weight_decay": 0.0},
         ],
         lr=config.lr,
+        fused=True,
     )
     tokens = torch.arange(16)[None]
     for model, optimizer in ((wrapped.model, make_optimizer(wrapped, config)), (twin, by_hand)):

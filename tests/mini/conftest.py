@@ -13,7 +13,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., li
     pools: dict[int, Ranks] = {}
 
     def run(world_size: int, fn: Callable[..., Any], *args: Any) -> list[Any]:
-        if world_size in pools and pools[world_size].broken:
+        if world_size in pools and pools[world_size].worn:
             pools.pop(world_size).stop()
         if world_size not in pools:
             pools[world_size] = Ranks(world_size, tmp_path_factory.mktemp(f"ranks{world_size}"))
