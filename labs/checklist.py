@@ -35,6 +35,7 @@ from rich.progress import track
 from rich.table import Table
 
 from labs.checkpoint import Checkpointer
+from labs.place import n_ranks
 
 CLOSE = 1e-5
 """Relative: other ranks and other APIs add the same numbers in another order."""
@@ -120,7 +121,7 @@ class Runs:
         done = subprocess.run(
             command, capture_output=True, text=True, env={"OMP_NUM_THREADS": "1"} | os.environ, check=False
         )
-        what = f"labs.train on {_ranks(ranks)} {' '.join(arguments)}".strip()
+        what = f"labs.train on {n_ranks(ranks)} {' '.join(arguments)}".strip()
         if done.returncode:
             raise FailedError(f"{what} ended with status {done.returncode}: {what_it_said(done.stderr)}")
         try:
@@ -186,7 +187,7 @@ def checks(runs: Runs) -> Iterator[tuple[str, Check]]:
 
     yield "one process, no FSDP", lambda: falls(single().losses)
     for ranks in runs.asked.ranks:
-        yield f"{_ranks(ranks)}, FSDP2", partial(like_one, ranks)
+        yield f"{n_ranks(ranks)}, FSDP2", partial(like_one, ranks)
     yield "loss like DDP's", like_ddp
     yield "FSDP1 too", partial(like_one, few, "--api=fsdp1")
     yield "memory is divided by the ranks", lambda: _memory(runs, max(runs.asked.ranks))
@@ -275,10 +276,6 @@ def _clipping(runs: Runs, ranks: int) -> str:
 # ---- What was seen, and where ---------------------------------------------------------------------------------------
 
 
-def _ranks(n: int) -> str:
-    return f"{n} rank{'s' * (n != 1)}"
-
-
 def hardware(device: str) -> str:
     """On what all runs were."""
     software = f"torch {torch.__version__}, Python {platform.python_version()}, {platform.system()}"
@@ -296,7 +293,7 @@ def not_verified(asked: Asked) -> list[str]:
     lines = []
     if asked.device == "cpu":
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        have = f"{gpus} GPU{'s' * (gpus != 1)} for {_ranks(most)}" if gpus else "no GPU"
+        have = f"{gpus} GPU{'s' * (gpus != 1)} for {n_ranks(most)}" if gpus else "no GPU"
         lines += [
             f"NCCL, CUDA streams and their overlap ({have}: all runs were on CPUs)",
             "bf16 as tensor cores compute it, and fp16 with its loss scaling (the trainer has fp16 on GPUs only)",
@@ -305,7 +302,7 @@ def not_verified(asked: Asked) -> list[str]:
     if not has_compiler():
         lines.append("torch.compile's inductor (no C++ compiler: aot_eager traced, and nothing was compiled)")
     lines.append("a network between machines (all ranks were on this one)")
-    speed = f"{_ranks(most)} shared {cores} cores" if asked.device == "cpu" and most > cores else "runs were short"
+    speed = f"{n_ranks(most)} shared {cores} cores" if asked.device == "cpu" and most > cores else "runs were short"
     return [*lines, f"speed ({speed})"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 import sys
@@ -16,7 +17,7 @@ from labs.meters import Memory, flops_per_token, median_step_s, memory_bytes, mf
 from labs.metrics import Metrics
 from labs.prediction import predict
 from labs.profiling import profiled
-from labs.report import Compared, Report, as_config, compare, hardware, summary_line, versions
+from labs.report import Compared, Report, compare, hardware, summary_line, versions
 from labs.step import train_step
 from labs.training import Training
 
@@ -120,7 +121,7 @@ class Closing:
         report = Report(
             summary=summary_line(config, place, device, n_params, self.losses, tokens_per_s, self.stopped),
             label=f"{config.model}: {training.wrapped.label}",
-            config=as_config(config),
+            config=dataclasses.asdict(config),
             versions=versions(),
             hardware=hardware(place, device),
             ranks=place.world_size,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ Gather = Callable[[torch.Tensor], torch.Tensor]
 """From this rank's numbers (k,) to those of all ranks (ranks, k): the caller's collective."""
 
 
+@functools.cache
 def flops_per_token(model_config: ModelConfig, seq_len: int) -> float:
     """FLOPs that a token of training takes by the book: 6 N + 12 L d T, forward and backward, nothing recomputed.
 

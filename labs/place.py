@@ -58,6 +58,11 @@ class Place:
         return cls(rank, world, local_rank, local_world, torchrun=True, restarts=restarts)
 
 
+def n_ranks(n: int) -> str:
+    """As people say it: 1 rank, 2 ranks."""
+    return f"{n} rank{'s' * (n != 1)}"
+
+
 def find_device(wanted: str, place: Place) -> torch.device:
     """The device of this rank: a GPU of its own, or the CPU.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import platform
 from collections.abc import Sequence
@@ -226,11 +225,6 @@ def compare(
         Compared.of("exposed communication", "s", prediction.exposed_comm_s, exposed_comm_s, late),
         Compared.of("peak memory of tensors", "bytes", float(prediction.peak_memory_bytes), peak_bytes, other),
     ]
-
-
-def as_config(config: TrainConfig) -> dict[str, object]:
-    """For JSON: what was asked for, key by key."""
-    return dataclasses.asdict(config)
 
 
 def _cells(one: Compared) -> tuple[str, str, str, str]:

@@ -12,6 +12,7 @@ from labs.checkpoint import Checkpointer, CheckpointError, Found
 from labs.checkpoint.full import load_weights
 from labs.checkpoint.rng import read_rng, reseed, write_rng
 from labs.checkpoint.state import local, read_state, write_state
+from labs.place import n_ranks
 from labs.points import point
 from labs.preflight import Run, identity
 from labs.report import versions
@@ -130,11 +131,7 @@ class Training:
         said = [f"goes on from step {self.step} ({found.path})"]
         if (progress["world_size"], progress["api"]) != (place.world_size, config.api):
             said.append(
-                f"it was written by {_ranks(progress['world_size'])} with api={progress['api']}, and is read by "
-                f"{_ranks(place.world_size)} with api={config.api}: the same parameters, optimizer and rows"
+                f"it was written by {n_ranks(progress['world_size'])} with api={progress['api']}, and is read by "
+                f"{n_ranks(place.world_size)} with api={config.api}: the same parameters, optimizer and rows"
             )
         return said
-
-
-def _ranks(n: int) -> str:
-    return f"{n} rank{'s' * (n != 1)}"

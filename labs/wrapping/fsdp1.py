@@ -13,8 +13,9 @@ from torch.distributed.fsdp import BackwardPrefetch, CPUOffload, FullyShardedDat
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.distributed.fsdp.wrap import CustomPolicy
 
+from labs.place import n_ranks
 from labs.wrapping.base import Job, Wrapped
-from labs.wrapping.mesh import make_mesh, mesh_label, n_ranks
+from labs.wrapping.mesh import make_mesh, mesh_label
 from labs.wrapping.precision import dtypes_label, fsdp1_policy_of
 from labs.wrapping.weights import fill_module
 

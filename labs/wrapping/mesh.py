@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from labs.config import TrainConfig
-from labs.place import Place
+from labs.place import Place, n_ranks
 
 
 def is_hybrid(config: TrainConfig) -> bool:
@@ -62,7 +62,3 @@ def mesh_label(mesh: DeviceMesh) -> str:
         copies = "1 copy" if mesh.size(0) == 1 else f"{mesh.size(0)} copies, each"
         return f"{copies} shared by {n_ranks(mesh.size(1))}"
     return f"shared by {n_ranks(mesh.size())}"
-
-
-def n_ranks(n: int) -> str:
-    return f"{n} rank{'s' * (n != 1)}"

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from labs.place import n_ranks
 from labs.wrapping.base import Job, Wrapped
-from labs.wrapping.mesh import n_ranks
 from labs.wrapping.precision import autocast_forward, dtypes_label
 from labs.wrapping.weights import fill_module
 

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -128,6 +128,22 @@ def agents() -> Iterator[Agents]:
         yield server
     finally:
         server.close()
+
+
+@contextmanager
+def starting(server: Agents, folder: Path, setting: Sequence[str]) -> Iterator[Callable[..., Job]]:
+    """A function that starts trainings with a setting, in a folder or below it; nothing of them outlives the block."""
+    jobs: list[Job] = []
+
+    def start(*arguments: str, into: str = "", **options: Any) -> Job:
+        jobs.append(server.start(folder / into, *setting, *arguments, **options))
+        return jobs[-1]
+
+    try:
+        yield start
+    finally:
+        for job in jobs:
+            job.kill()
 
 
 # ---- The server -----------------------------------------------------------------------------------------------------

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.faults.agents import Agents, Job, agents
+from tests.faults.agents import Agents, Job, agents, starting
 from tests.faults.runs import SHORT
 
 
@@ -23,15 +22,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agents]:
 @pytest.fixture
 def start(server: Agents, tmp_path: Path) -> Iterator[Callable[..., Job]]:
     """Start the trainer on the ranks of an agent, in a folder of the test's own; nothing of it outlives the test."""
-    jobs = []
-
-    def begin(*arguments: str, into: str = "", **options: Any) -> Job:
-        jobs.append(server.start(tmp_path / into, *SHORT, *arguments, **options))
-        return jobs[-1]
-
-    yield begin
-    for job in jobs:
-        job.kill()
+    with starting(server, tmp_path, SHORT) as start:
+        yield start
 
 
 @pytest.fixture(scope="session")

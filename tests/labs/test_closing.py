@@ -10,7 +10,7 @@ import pytest
 
 from labs.config import TrainConfig
 from labs.models import empty
-from tests.faults.agents import agents
+from tests.faults.agents import agents, starting
 from tests.faults.runs import checkpoints, losses, tensors_of
 
 SHORT = ("--steps=4", "--global_batch=4", "--seq_len=32", "--n_layer=1", "--dropout=0.1", "--timeout_s=60")
@@ -27,15 +27,8 @@ def server(tmp_path_factory):
 
 @pytest.fixture
 def start(server, tmp_path):
-    jobs = []
-
-    def begin(*arguments, into="", **options):
-        jobs.append(server.start(tmp_path / into, *SHORT, *arguments, **options))
-        return jobs[-1]
-
-    yield begin
-    for job in jobs:
-        job.kill()
+    with starting(server, tmp_path, SHORT) as start:
+        yield start
 
 
 @pytest.fixture(scope="module")
