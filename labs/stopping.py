@@ -34,6 +34,7 @@ INTERRUPTED = 130
 """Exit status after Ctrl-C, as the shell's own."""
 
 _LOOK_S = 0.5
+_ONE_PRESS_S = 0.2  # signals within it are one press
 
 
 class Stopping:
@@ -113,16 +114,20 @@ def stopping(launcher: int | None = None) -> Iterator[Stopping]:
     """Inside, SIGINT, SIGTERM and the death of the launcher ask for a stop at the end of the step.
 
     torchrun starts ranks as processes of their own: killed by SIGKILL it leaves them behind, and only they can notice.
-    The third Ctrl-C interrupts as usual (torchrun may pass on what the terminal has sent already).
+    The third Ctrl-C interrupts as usual. What comes at once is one: torchrun passes on what the terminal has sent
+    already, and Linux sends a process's death signal (torch's agents set it to SIGINT for ranks they fork) once for each
+    thread of the parent that dies.
 
     Args:
         launcher: the process that started this one, as `os.getppid` said early on, if its end is to be noticed.
     """
-    wish, pressed = Stopping(), 0
+    wish, pressed, pressed_s = Stopping(), 0, -_ONE_PRESS_S
 
     def handle(signum: int, frame: Any) -> None:
-        nonlocal pressed
-        pressed += signum == signal.SIGINT
+        nonlocal pressed, pressed_s
+        if signum != signal.SIGINT or time.monotonic() - pressed_s < _ONE_PRESS_S:
+            return
+        pressed, pressed_s = pressed + 1, time.monotonic()
         if pressed > 2:
             signal.default_int_handler(signum, frame)
 

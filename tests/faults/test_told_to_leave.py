@@ -69,7 +69,7 @@ def test_when_the_launcher_is_killed_its_ranks_save_and_leave(start):
     job.agent.kill()
     _, alive = psutil.wait_procs(ranks, timeout=30)
     assert not alive
-    assert [path.name for path in checkpoints(job)] == [f"step-{step_reached(job) + 1}"]
+    assert [path.name for path in checkpoints(job)] == [f"step-{step_reached(job) + 1}"], job.printed
 
 
 def test_a_rank_left_alone_with_the_dead_does_not_wait_for_them(start):

@@ -37,10 +37,16 @@ class TestInThisProcess:
         with stopping() as wish:
             for _ in range(2):  # torchrun may pass on what the terminal has sent already
                 os.kill(os.getpid(), signal.SIGINT)
-                time.sleep(0.05)
+                time.sleep(0.3)
             wait_for(lambda: wish.status == INTERRUPTED)
             with pytest.raises(KeyboardInterrupt):
                 press_and_wait()
+
+    def test_what_comes_at_once_is_one_ctrl_c(self):
+        with stopping() as wish:
+            for _ in range(20):
+                os.kill(os.getpid(), signal.SIGINT)
+            wait_for(lambda: wish.status == INTERRUPTED)
 
     def test_afterwards_all_is_as_before(self):
         def state():
