@@ -4,7 +4,7 @@ Read in this order:
 
     tokenizer, data, loader       text to tokens, and in which order they are read
     gpt, llama, models            two models, and their weights
-    pieces                        the training in five functions: what notebooks use
+    pieces                        the training in a few functions: what notebooks use
     config, preflight             what can be asked of the trainer, and what is refused before anything starts
     place, stopping               ranks, devices, groups; and how a run is told to leave
     wrapping                      one word chooses: one process, DDP, FSDP2, FSDP1, HSDP, the mini-FSDP
@@ -17,6 +17,6 @@ Read in this order:
     evaluation, closing           the validation loss, a sample; what is said at the end
     points                        moments at which the fault tests make a rank fail
 
-Beside the trainer: `convert` (checkpoints to other formats), `checklist` (does it all work here?), and the experiments
+Beside the trainer: `convert` (checkpoints to other formats), `checklist` with checklist_runs (does it all work here?), and the experiments
 of the notebooks: `ladder` (with rungs, divergence, faults), `overlap`, `notebook`.
 """

@@ -56,7 +56,8 @@ class TrainConfig:
     micro_batch: int | None = None
     """Rows per rank and micro-batch; the rest of global_batch becomes accumulation. By default all in one."""
     requires_gradient_sync: Annotated[bool | Literal["last"], tyro.conf.arg(metavar="true|last")] = True
-    """true: reduce gradients in every micro-batch. last: only in the last one (whole gradients stay alive until it)."""
+    """true: reduce gradients in every micro-batch. last: only in the last one (whole gradients stay alive until it;
+    FSDP1 sums them in param_dtype, FSDP2 in reduce_dtype)."""
 
     # ---- The optimizer ----
     lr: float = 1e-3

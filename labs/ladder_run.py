@@ -22,7 +22,7 @@ from labs.data import Corpus, check_batch, load_corpus, local_batch
 from labs.divergence import TOLERANCE, RankRun
 from labs.faults import FAULTS, OTHER_SEED
 from labs.gpt import GPT, GPTConfig
-from labs.pieces import build
+from labs.models import build
 from labs.rungs import RUNGS
 
 MAX_RANKS = 4

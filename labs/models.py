@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import nn
@@ -34,6 +34,10 @@ def model_config(name: str, **changes: Any) -> ModelConfig:
     return changed_preset(PRESETS, name, changes)
 
 
+@overload
+def build(config: GPTConfig, seed: int = 0, device: str | torch.device = "cpu") -> GPT: ...
+@overload
+def build(config: LlamaConfig, seed: int = 0, device: str | torch.device = "cpu") -> Llama: ...
 def build(config: ModelConfig, seed: int = 0, device: str | torch.device = "cpu") -> GPT | Llama:
     """The model with the weights that belong to the seed, in fp32: the same on every rank, whatever their number.
 

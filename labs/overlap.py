@@ -33,7 +33,8 @@ from fsdp_sim.timeline import Event, Lane, Memory, Op, Timeline
 from fsdp_sim.timeline.analysis import median_step, piece_durations, step_time_s
 from labs.data import Corpus, check_batch, load_corpus, local_batch
 from labs.gpt import GPTConfig
-from labs.pieces import build, make_optimizer, mean_over_ranks, shard, train_step
+from labs.models import build
+from labs.pieces import make_optimizer, mean_over_ranks, shard, train_step
 
 Pieces = Sequence[dict[tuple[Op, str], np.ndarray]]
 """What each piece of a step costs alone, one dict per measured step; seconds of shape (ranks,)."""

@@ -1,4 +1,4 @@
-"""The training in five pieces: all that a notebook needs, and what the parity ladder varies.
+"""The training in pieces: with `labs.models.build` all that a notebook needs, and what the parity ladder varies.
 
 The pieces do not care which `fully_shard` they are given: trained with the mini-FSDP the same GPT has the same losses.
 `labs.train` is the same with everything a real run needs besides.
@@ -13,13 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from labs.gpt import GPT, GPTConfig
-
-
-def build(config: GPTConfig, seed: int = 0) -> GPT:
-    """The GPT with the weights that belong to the seed: the same on every rank, whatever their number."""
-    torch.manual_seed(seed)
-    return GPT(config)
+from labs.gpt import GPT
 
 
 def shard(model: GPT, fully_shard: Callable[..., Any], **options: Any) -> GPT:

@@ -115,8 +115,8 @@ def stopping(launcher: int | None = None) -> Iterator[Stopping]:
 
     torchrun starts ranks as processes of their own: killed by SIGKILL it leaves them behind, and only they can notice.
     The third Ctrl-C interrupts as usual. What comes at once is one: torchrun passes on what the terminal has sent
-    already, and Linux sends a process's death signal (torch's agents set it to SIGINT for ranks they fork) once for each
-    thread of the parent that dies.
+    already, and Linux sends the signal of a parent's death (SIGINT, in ranks that torch's agent has forked) once for
+    each of the parent's threads.
 
     Args:
         launcher: the process that started this one, as `os.getppid` said early on, if its end is to be noticed.

@@ -11,7 +11,7 @@ import torch
 from labs.checkpoint import Checkpointer, CheckpointError, Found
 from labs.checkpoint.full import load_weights
 from labs.checkpoint.rng import read_rng, reseed, write_rng
-from labs.checkpoint.state import local, read_state, write_state
+from labs.checkpoint.state import held_bytes, read_state, write_state
 from labs.place import n_ranks
 from labs.points import point
 from labs.preflight import Run, identity
@@ -59,7 +59,7 @@ class Training:
     @property
     def state_bytes(self) -> int:
         """What this rank keeps of the parameters and of the optimizer's state."""
-        return sum(local(tensor).nbytes for tensor in read_state(self.wrapped.model, self.optimizer).values())
+        return held_bytes(self.wrapped.model, self.optimizer)
 
     def save(self, *, asynchronous: bool = False) -> bool:
         """Write a checkpoint, all ranks together; False when it could not be written, which costs nothing else.

@@ -222,7 +222,10 @@ class Checkpointer:
         except OSError as error:
             self._said.append(f"{final} is complete, but {folders.LATEST} could not be set: {describe(error)}")
         point("before-prune", step)
-        self._said += folders.prune(self.folder, self.keep, self.damaged)
+        try:
+            self._said += folders.prune(self.folder, self.keep, self.damaged)
+        except OSError as error:
+            self._said.append(f"{self.folder} could not be searched for old checkpoints: {describe(error)}")
 
     # ---- Finding and loading ----------------------------------------------------------------------------------------
 

@@ -15,12 +15,13 @@ import re
 import shutil
 import uuid
 from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from labs.checkpoint.hashing import fsync_folder, hash_file
+from labs.checkpoint.hashing import FILES_AT_ONCE, fsync_folder, hash_file
 from labs.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 
 LATEST, PROGRESS = "latest", "progress.json"
@@ -157,14 +158,17 @@ def survey(checkpoint: Path) -> tuple[Manifest | None, list[str]]:
 
 def damaged_files(checkpoint: Path, manifest: Manifest, names: Collection[str]) -> list[str]:
     """What is wrong with the contents of some of the files: they are read whole."""
-    wrong = []
-    for name in names:
+
+    def wrong(name: str) -> str:
         try:
             if hash_file(checkpoint / name) != manifest.files[name]:
-                wrong.append(f"{name} has not the SHA-256 that {MANIFEST} says: its bytes have changed")
+                return f"{name} has not the SHA-256 that {MANIFEST} says: its bytes have changed"
         except OSError as error:
-            wrong.append(f"{name} cannot be read: {error}")
-    return wrong
+            return f"{name} cannot be read: {error}"
+        return ""
+
+    with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
+        return [why for why in pool.map(wrong, names) if why]
 
 
 def shares(manifest: Manifest, n: int) -> list[list[str]]:

@@ -113,6 +113,13 @@ def write_state(model: nn.Module, optimizer: torch.optim.Optimizer | None, state
         unit.write(_AdamWState(optimizer), state)
 
 
+def held_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """What this rank keeps between steps of parameters and of the optimizer's state. Not collective."""
+    _reshard_all(model)
+    states = [tensor for state in optimizer.state.values() for tensor in state.values() if torch.is_tensor(tensor)]
+    return sum(local(tensor).nbytes for tensor in [*model.parameters(), *states])
+
+
 def _reshard_all(model: nn.Module) -> None:
     """Free what is gathered: after a forward without backward a root still holds whole parameters."""
     for module in model.modules():

@@ -1,7 +1,10 @@
 """The files of a sharded checkpoint: torch plans who writes and reads what, these classes move the bytes.
 
-    shard-<rank>.bin   the bytes of the tensors (or pieces of them) that a rank wrote, one after the other
-    tensors.json       for each tensor its dtype, its shape, and where its pieces are
+    shard-<rank>.bin        the bytes of the tensors (or pieces of them) that a rank wrote, one after the other
+    shard-<rank>.<n>.bin    more of them: one file has `FILE_BYTES` at most, unless one piece is larger
+    tensors.json            for each tensor its dtype, its shape, and where its pieces are
+
+One SHA-256 takes one core and is slower than a good disk, so a rank writes, and checks, several files at a time.
 
 `torch.distributed.checkpoint` (DCP) finds out which rank has which piece of which tensor, writes what several ranks
 have once, and on reading, which bytes of which file a rank needs, whatever the number of ranks was. Its own files are
@@ -43,11 +46,12 @@ from torch.distributed.checkpoint.planner import WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from labs.checkpoint.hashing import CHUNK_BYTES, DEPTH, FileInfo, write_file
+from labs.checkpoint.hashing import CHUNK_BYTES, FILES_AT_ONCE, FileInfo, write_file
 from labs.checkpoint.index import INDEX, Index, Piece, Saved, torch_dtype
 from labs.checkpoint.state import State
 from labs.points import point
 
+FILE_BYTES = 256 << 20
 READERS = 4
 """Pieces that a rank reads at a time."""
 
@@ -101,28 +105,38 @@ class Writer(StorageWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        return [dataclasses.replace(plan, storage_data=f"shard-{rank}.bin") for rank, plan in enumerate(plans)]
+        return [dataclasses.replace(plan, storage_data=f"shard-{rank}") for rank, plan in enumerate(plans)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        name, end_bytes, results = plan.storage_data, 0, []
-        for item in plan.items:
-            begin_bytes, end_bytes = end_bytes, end_bytes + _size_bytes(item)
-            where = (name, begin_bytes)
-            results.append(WriteResult(item.index, size_in_bytes=end_bytes - begin_bytes, storage_data=where))
+        groups = _in_files(plan.items)
+        names = [f"{plan.storage_data}.{n}.bin" if n else f"{plan.storage_data}.bin" for n in range(len(groups))]
+        results = []
+        for name, items in zip(names, groups, strict=True):
+            end_bytes = 0
+            for item in items:
+                begin_bytes, end_bytes = end_bytes, end_bytes + _size_bytes(item)
+                where = (name, begin_bytes)
+                results.append(WriteResult(item.index, size_in_bytes=end_bytes - begin_bytes, storage_data=where))
+
+        def write(name: str, items: list[WriteItem]) -> FileInfo:
+            tensors = (cast(torch.Tensor, planner.resolve_data(item)) for item in items)
+            return write_file(self.folder / name, self._parts(tensors))
+
         point("before-shard-write", self.step)
-        if plan.items:
-            tensors = (cast(torch.Tensor, planner.resolve_data(item)) for item in plan.items)
-            self.files[name] = write_file(self.folder / name, self._chunks(tensors))
-            if self.files[name].size_bytes != end_bytes:
-                raise RuntimeError(f"{name} has {self.files[name].size_bytes} bytes where {end_bytes} were planned")
+        with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
+            self.files.update(zip(names, pool.map(write, names, groups), strict=True))
+        for name, items in zip(names, groups, strict=True):
+            planned_bytes = sum(map(_size_bytes, items))
+            if self.files[name].size_bytes != planned_bytes:
+                raise RuntimeError(f"{name} has {self.files[name].size_bytes} bytes where {planned_bytes} were planned")
         point("after-shard-write", self.step)
         written: Future[list[WriteResult]] = Future()
         written.set_result(results)
         return written
 
-    def _chunks(self, tensors: Iterable[torch.Tensor]) -> Iterator[memoryview]:
+    def _parts(self, tensors: Iterable[torch.Tensor]) -> Iterator[memoryview]:
         point("shard-write", self.step)  # the file is there, and empty
-        yield from in_chunks(tensors)
+        yield from bytes_of(tensors)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         where = {result.index: result.storage_data for of_rank in results for result in of_rank}
@@ -143,43 +157,40 @@ class Writer(StorageWriter):
         return isinstance(checkpoint_id, Path)
 
 
+def _in_files(items: Iterable[WriteItem]) -> list[list[WriteItem]]:
+    """What comes into one file each, in order."""
+    files: list[list[WriteItem]] = []
+    room_bytes = 0
+    for item in items:
+        if not files or _size_bytes(item) > room_bytes:
+            files.append([])
+            room_bytes = FILE_BYTES
+        files[-1].append(item)
+        room_bytes -= _size_bytes(item)
+    return files
+
+
 def _size_bytes(item: WriteItem) -> int:
     assert item.tensor_data is not None
     return item.tensor_data.chunk.sizes.numel() * item.tensor_data.properties.dtype.itemsize
 
 
-def in_chunks(tensors: Iterable[torch.Tensor]) -> Iterator[memoryview]:
-    """The bytes of tensors, one after the other, in chunks for `write_file`; one tensor is asked for at a time.
+def bytes_of(tensors: Iterable[torch.Tensor]) -> Iterator[memoryview]:
+    """The bytes of tensors, one after the other, for `write_file`; one tensor is asked for at a time.
 
-    Large tensors in host memory are handed on as they lie there. Small ones are collected, so that thousands of them
-    make few chunks, and those of a GPU come through the same buffers, which are pinned then. Extra memory: the buffers,
-    and a copy of one tensor if it is not contiguous.
+    Those in host memory as they lie there (or a copy of one, if it is not contiguous); those of a GPU piece by piece,
+    through a pinned buffer.
     """
-    buffers: list[torch.Tensor] = []
-    turn = filled = 0
+    buffer: torch.Tensor | None = None
     for tensor in tensors:
         flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
-        direct = flat.device.type == "cpu" and len(flat) >= CHUNK_BYTES
-        if direct and filled:
-            yield buffers[turn][:filled].numpy().data
-            turn, filled = (turn + 1) % DEPTH, 0
-        if direct:
-            for begin in range(0, len(flat), CHUNK_BYTES):
-                yield flat[begin : begin + CHUNK_BYTES].numpy().data
+        if flat.device.type == "cpu":
+            yield flat.numpy().data
             continue
-        done = 0
-        while done < len(flat):
-            if not buffers:
-                pinned = flat.device.type == "cuda"
-                buffers = [torch.empty(CHUNK_BYTES, dtype=torch.uint8, pin_memory=pinned) for _ in range(DEPTH)]
-            n = min(len(flat) - done, CHUNK_BYTES - filled)
-            buffers[turn][filled : filled + n].copy_(flat[done : done + n])  # waits for the GPU
-            done, filled = done + n, filled + n
-            if filled == CHUNK_BYTES:
-                yield buffers[turn].numpy().data
-                turn, filled = (turn + 1) % DEPTH, 0
-    if filled:
-        yield buffers[turn][:filled].numpy().data
+        if buffer is None:
+            buffer = torch.empty(CHUNK_BYTES, dtype=torch.uint8, pin_memory=flat.device.type == "cuda")
+        for piece in flat.split(CHUNK_BYTES):
+            yield buffer[: len(piece)].copy_(piece).numpy().data
 
 
 # ---- Reading ---------------------------------------------------------------------------------------------------------

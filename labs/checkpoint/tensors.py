@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from labs.checkpoint.hashing import FileInfo, write_file
-from labs.checkpoint.storage import in_chunks
+from labs.checkpoint.storage import bytes_of
 
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -133,7 +133,7 @@ def write_tensors(path: Path, forms: Mapping[str, Form], read: Callable[[str], t
                 raise ValueError(f"{name} was to be {form} and is {Form.of(tensor)}")
             yield tensor
 
-    return write_file(path, chain([len(encoded).to_bytes(8, "little") + encoded], in_chunks(tensors())))
+    return write_file(path, chain([len(encoded).to_bytes(8, "little") + encoded], bytes_of(tensors())))
 
 
 def read_whole(source: Source, name: str) -> torch.Tensor:

@@ -30,8 +30,9 @@ from fsdp_sim.ranks import Network, run, track
 from fsdp_sim.timeline.analysis import step_time_s
 from labs.data import local_batch
 from labs.gpt import GPT, GPTConfig
+from labs.models import build
 from labs.overlap import Experiment, same_order, training_only
-from labs.pieces import build, make_optimizer, mean_over_ranks, shard, train_step
+from labs.pieces import make_optimizer, mean_over_ranks, shard, train_step
 
 # %% [markdown]
 # ## 1. Who holds what

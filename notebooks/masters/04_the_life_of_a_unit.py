@@ -31,8 +31,9 @@ from fsdp_sim.measure.record import record
 from fsdp_sim.ranks import run
 from labs.gpt import GPTConfig
 from labs.ladder import Setting, climb
+from labs.models import build
 from labs.overlap import Experiment, training_only
-from labs.pieces import build, shard
+from labs.pieces import shard
 
 # %% [markdown]
 # ## 1. What a rank keeps

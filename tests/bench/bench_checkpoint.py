@@ -1,10 +1,11 @@
 """How fast a sharded checkpoint is written and read, beside what `dd` gets from the same disk in the same minutes.
 
-Writing: `Checkpointer.save`, until the checkpoint has its name, beside ``dd if=/dev/zero conv=fsync``. Reading:
-`newest`, which reads and hashes every byte, and `load` together, beside ``dd iflag=direct``; before each the files are
-dropped from the page cache. All four take turns, since the speed of a shared disk changes from minute to minute.
+Writing: `Checkpointer.save`, until the checkpoint has its name, beside ``dd if=/dev/zero conv=fsync``. (Both begin with
+free space; deleting the oldest checkpoint comes after, and is not in either.) Reading: `newest`, which reads and hashes
+every byte, and `load` together, beside ``dd iflag=direct``; before each the files are dropped from the page cache. All
+four take turns, since the speed of a shared disk changes from minute to minute; the ratios are those of the medians.
 
-    python tests/bench/bench_checkpoint.py [--gib=1] [--repeats=5] [--ranks=1,2] [--folder=DIR]
+    python tests/bench/bench_checkpoint.py [--gib=3] [--repeats=5] [--ranks=1,2] [--folder=DIR]
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def measure(folder: Path, size_bytes: int, repeats: int) -> list[dict[str, float
     group = dist.new_group(backend="gloo")
     state = state_of(size_bytes, dist.get_world_size() > 1)
     n_bytes = sum(tensor.numel() * tensor.itemsize for tensor in state.values())
-    checkpointer = Checkpointer(folder, group=group)
+    checkpointer = Checkpointer(folder, keep=repeats + 2, group=group)
     other, rows = folder / "dd", []
     for repeat in range(repeats):
         row = {}
@@ -105,7 +106,7 @@ def measure(folder: Path, size_bytes: int, repeats: int) -> list[dict[str, float
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gib", type=float, default=1.0)
+    parser.add_argument("--gib", type=float, default=3.0)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--ranks", default="1,2")
     parser.add_argument("--folder", help="on the disk to measure; by default where temporary files go")

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from labs import checklist
-from labs.checklist import Asked, FailedError, Trained
+from labs.checklist_runs import Asked, FailedError, Trained
 
 ROOT = Path(__file__).parents[2]
 SMALLEST = ("--ranks", "2", "--steps", "2", "--rows", "2", "--seq-len", "16")
@@ -158,11 +158,3 @@ def test_a_line_says_no(line, runs, says, tmp_path):
     lines = dict(checklist.checks(Fake(tmp_path, **runs)))
     with pytest.raises(FailedError, match=says):
         lines[line]()
-
-
-def test_of_what_torchrun_prints_the_trainers_words_are_told():
-    stderr = (
-        "W0101 torch/distributed/run.py:852] \nlabs.train: the disk is full\nTraceback\nChildFailedError:\n" + "=" * 900
-    )
-    assert checklist.what_it_said(stderr) == "the disk is full"
-    assert len(checklist.what_it_said("x" * 9000)) == 500

@@ -8,7 +8,7 @@ import torch
 
 from labs.divergence import RankRun, distance, first_divergence, largest_error, noise_elements, ranges, unit_of
 from labs.gpt import GPTConfig
-from labs.pieces import build
+from labs.models import build
 
 NAMES = ("tok_emb.weight", "layers.0.attn.qkv.bias", "layers.1.mlp.fc.weight", "norm.bias")
 TOKENS = torch.randint(0, 256, (2, 9), generator=torch.Generator().manual_seed(0))

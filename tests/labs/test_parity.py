@@ -8,7 +8,8 @@ from fsdp_sim.mini import fully_shard
 from fsdp_sim.ranks import run
 from labs.data import load_corpus, local_batch
 from labs.gpt import GPTConfig
-from labs.pieces import build, make_optimizer, mean_over_ranks, shard, train_step
+from labs.models import build
+from labs.pieces import make_optimizer, mean_over_ranks, shard, train_step
 
 STEPS, BATCH, SEQ_LEN = 20, 12, 32
 CONFIG = GPTConfig.preset("teaching", n_layer=3)

@@ -1,7 +1,8 @@
-"""The training in five pieces."""
+"""The training in pieces."""
 
 from labs.gpt import GPTConfig
-from labs.pieces import build, shard
+from labs.models import build
+from labs.pieces import shard
 
 
 def test_shard_makes_units_of_the_blocks_and_then_of_the_root():

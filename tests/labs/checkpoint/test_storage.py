@@ -1,77 +1,32 @@
 """Bytes of a sharded checkpoint: the right ones, once each, for any number of ranks, and nothing that runs code."""
 
-import hashlib
 import json
-import resource
-from collections import deque
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
 from fsdp_sim.ranks import run
-from labs.checkpoint.hashing import CHUNK_BYTES, DEPTH, hash_file, write_file
+from labs.checkpoint import Checkpointer, storage
+from labs.checkpoint.hashing import CHUNK_BYTES, write_file
 from labs.checkpoint.index import INDEX, Index, Piece, Saved, check_fits, read_index
-from labs.checkpoint.storage import Writer, in_chunks
-
-MIB = 2**20
+from labs.checkpoint.storage import Writer, bytes_of
 
 
-class TestFiles:
-    @pytest.mark.parametrize("size", [0, 1, CHUNK_BYTES, 5 * CHUNK_BYTES + 17])
-    def test_what_is_written_is_hashed_and_what_is_read_has_the_same_hash(self, tmp_path, size):
-        data = torch.randint(0, 256, (size,), dtype=torch.uint8).numpy().tobytes()
-        chunks = [data[i : i + CHUNK_BYTES] for i in range(0, size, CHUNK_BYTES)]
-        written = write_file(tmp_path / "a", chunks)
-        assert (tmp_path / "a").read_bytes() == data
-        assert written.size_bytes == size
-        assert written.sha256 == hashlib.sha256(data).hexdigest()
-        assert hash_file(tmp_path / "a") == written
-
-    def test_a_file_that_is_there_is_not_touched(self, tmp_path):
-        (tmp_path / "a").write_text("mine")
-        with pytest.raises(FileExistsError):
-            write_file(tmp_path / "a", [b"other"])
-        assert (tmp_path / "a").read_text() == "mine"
-
-    def test_a_disk_that_takes_less_than_all_is_an_error(self, tmp_path):
-        before = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, before[1]))
-        try:
-            with pytest.raises(OSError, match="File too large"):
-                write_file(tmp_path / "a", [bytes(3 * MIB)])
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def test_chunks_are_the_bytes_of_all_tensors_in_order_whatever_their_form(tmp_path):
+def test_the_bytes_of_tensors_come_in_order_whatever_their_form(tmp_path):
     torch.manual_seed(0)
-    big = torch.randn(CHUNK_BYTES // 4 + 5)
     tensors = [
         torch.tensor(3.0),
         torch.empty(0),
         torch.randn(7).bfloat16(),
         torch.randn(5, 4).t(),  # not contiguous
-        big,
-        *(torch.full((3000,), i) for i in range(1500)),  # fill the buffers several times over
+        torch.randn(CHUNK_BYTES // 4 + 5),
         torch.tensor([True, False]),
-        torch.randn(1024, 1500)[:, 10:1400],  # not contiguous, and large
         torch.randn(3, requires_grad=True),
     ]
     expected = b"".join(t.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes() for t in tensors)
-    chunks, under_way = [], deque(maxlen=DEPTH - 1)
-
-    def noted():
-        for chunk in in_chunks(tensors):
-            assert all(view == copy for view, copy in under_way)  # these may be being hashed
-            chunks.append(len(chunk))
-            under_way.append((chunk, bytes(chunk)))
-            yield chunk
-
-    write_file(tmp_path / "a", noted())
+    write_file(tmp_path / "a", bytes_of(tensors))
     assert (tmp_path / "a").read_bytes() == expected
-    assert max(chunks) <= CHUNK_BYTES
-    assert len(chunks) < 20  # the small ones were collected
 
 
 INDEX_OF_A = Index(["shard-0.bin"], {"a": Saved("float32", (2, 3), [Piece(0, 0, (0, 0), (2, 3))])})
@@ -204,6 +159,33 @@ def test_replicas_are_written_once(tmp_path, mesh, placements):
     _, whole = state_on(None, None)
     assert written == sum(tensor.numel() * tensor.itemsize for tensor in whole.values())
     assert list(run(load_on, 2, tmp_path, (2,), shards(0), progress=False)) == [[], []]
+
+
+def test_much_is_written_to_several_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(storage, "FILE_BYTES", 1000)
+    sizes = [0, 10, 200, 40, 300, 251, 250, 0, 1, 3]
+    state = {f"t{i}": torch.randn(n) for i, n in enumerate(sizes)}
+    kept = {name: tensor.clone() for name, tensor in state.items()}
+    checkpointer = Checkpointer(tmp_path)
+    checkpointer.save(1, state, {}, {})
+    files = sorted(tmp_path.glob("step-1/shard-*.bin"))
+    assert [path.name for path in files] == [
+        "shard-0.1.bin",
+        "shard-0.2.bin",
+        "shard-0.3.bin",
+        "shard-0.4.bin",
+        "shard-0.bin",
+    ]
+    assert [path.stat().st_size for path in files] == [1200, 1004, 1000, 16, 1000]
+    for tensor in state.values():
+        tensor.zero_()
+    checkpointer.load(checkpointer.newest(), state)
+    assert all(torch.equal(state[name], kept[name]) for name in kept)
+    files[1].write_bytes(bytes(1004))
+    assert checkpointer.newest() is None
+    assert list(checkpointer.damaged.values()) == [
+        f"{files[1].name} has not the SHA-256 that manifest.json says: its bytes have changed"
+    ]
 
 
 def test_what_is_no_tensor_is_refused(tmp_path):
