@@ -17,6 +17,6 @@ Read in this order:
     evaluation, closing           the validation loss, a sample; what is said at the end
     points                        moments at which the fault tests make a rank fail
 
-Beside the trainer: `convert` (checkpoints to other formats), `checklist` with checklist_runs (does it all work here?), and the experiments
-of the notebooks: `ladder` (with rungs, divergence, faults), `overlap`, `notebook`.
+Beside the trainer: `convert` (checkpoints to other formats), `checklist` with checklist_runs (does it all work here?),
+and the experiments of the notebooks: `ladder` (with rungs, divergence, faults), `overlap`, `notebook`.
 """
