@@ -22,13 +22,13 @@ from labs.config import TrainConfig
 from labs.loader import Batch
 from labs.models import ModelConfig
 from labs.optimizer import make_optimizer
-from labs.place import Place, use_threads
+from labs.place import Place, keep_freed_memory, use_threads
 from labs.simulated import WHOLE_MODEL, simulated
 from labs.step import Agreement, train_step
 from labs.wrapping import wrap
 from labs.wrapping.mesh import make_mesh
 
-WARM_UP_STEPS, TIMED_STEPS = 2, 6
+WARM_UP_STEPS, TIMED_STEPS = 3, 9
 
 Piece = tuple[Op, str]
 """Operation and unit."""
@@ -100,6 +100,7 @@ def _time_sharded(config: TrainConfig, model_config: ModelConfig, place: Place, 
     """On a rank: train; the mini-FSDP records. Returns the seconds of each step."""
     place = dataclasses.replace(place, rank=dist.get_rank(), local_rank=dist.get_rank())
     use_threads(place)
+    keep_freed_memory()
     cpu = torch.device("cpu")
     mesh = make_mesh(config, place, cpu)
     plain = TrainConfig()
@@ -124,6 +125,7 @@ def _time_whole(
     """On a rank: the steps of a model that no rank shares, then what DDP would reduce. Returns the seconds of each."""
     place = dataclasses.replace(place, rank=dist.get_rank(), local_rank=dist.get_rank())
     use_threads(place)
+    keep_freed_memory()
     alone = dataclasses.replace(place, rank=0, world_size=1)
     wrapped = wrap(dataclasses.replace(config, api="single"), model_config, alone, torch.device("cpu"))
     optimizer = make_optimizer(wrapped, config)

@@ -31,7 +31,7 @@ from labs.evaluation import evaluate
 from labs.meters import flops_per_token, memory_bytes, mfu, peak_flops, reset_peak_memory
 from labs.metrics import Metrics
 from labs.optimizer import make_optimizer
-from labs.place import Place, deterministic, process_group, use_threads
+from labs.place import Place, deterministic, keep_freed_memory, process_group, use_threads
 from labs.points import point
 from labs.preflight import Run, prepare
 from labs.step import NotFiniteError, Outcome, train_step
@@ -49,6 +49,8 @@ def train(run: Run) -> int:
     """Train on all ranks; returns the exit status."""
     config, place, device = run.config, run.place, run.device
     use_threads(place)
+    if device.type == "cpu":
+        keep_freed_memory()
     launcher = os.getppid() if place.torchrun else None  # now: it may be killed while the model is built
     with ExitStack() as stack:
         stack.enter_context(deterministic(config.deterministic, device))

@@ -10,6 +10,7 @@ import argparse
 import json
 import statistics
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -20,18 +21,8 @@ from labs.data import load_corpus
 from labs.models import build, model_config
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="teaching")
-    parser.add_argument("--rows", type=int, default=8, help="rows per micro-batch")
-    parser.add_argument("--accumulate", type=int, default=1)
-    parser.add_argument("--seq-len", type=int, default=128)
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--bf16", action="store_true")
-    parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--log-every", type=int, default=1)
-    asked = parser.parse_args()
-
+def plain_step(asked: argparse.Namespace) -> Callable[[bool], None]:
+    """The model is built; each call is a step. ``look``: read the loss, as one does to print it."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     on_gpu = device.type == "cuda"
     model = build(model_config(asked.model), seed=0).to(device)
@@ -45,9 +36,8 @@ def main() -> None:
     optimizer = torch.optim.AdamW(groups, lr=1e-4, fused=True)
     tokens = load_corpus().train
     rng = np.random.default_rng(0)
-    times_s = []
-    for step in range(asked.steps):
-        start_s = time.perf_counter()
+
+    def step(look: bool) -> None:
         optimizer.zero_grad(set_to_none=True)
         for _ in range(asked.accumulate):
             at = rng.integers(0, len(tokens) - asked.seq_len - 1, asked.rows)
@@ -59,14 +49,33 @@ def main() -> None:
             loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        if step % asked.log_every == 0:
+        if look:
             loss.item()
-        if on_gpu and step % asked.log_every == 0:
-            torch.cuda.synchronize()
+            if on_gpu:
+                torch.cuda.synchronize()
+
+    return step
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="teaching")
+    parser.add_argument("--rows", type=int, default=8, help="rows per micro-batch")
+    parser.add_argument("--accumulate", type=int, default=1)
+    parser.add_argument("--seq-len", type=int, default=128)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--log-every", type=int, default=1)
+    asked = parser.parse_args()
+    step, times_s = plain_step(asked), []
+    for i in range(asked.steps):
+        start_s = time.perf_counter()
+        step(i % asked.log_every == 0)
         times_s.append(time.perf_counter() - start_s)
     tail = times_s[len(times_s) // 4 :]
     step_s = statistics.median(tail) if asked.log_every == 1 else statistics.fmean(tail)
-    peak = torch.cuda.max_memory_allocated() if on_gpu else 0
+    peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
     print(json.dumps({"step_s": step_s, "peak_bytes": peak}))
 
 
