@@ -1,7 +1,7 @@
 """What a lab found: numbers as predicted and as measured, timelines, and on what hardware.
 
-A learner without a GPU sees what somebody else's GPU did, and has to know it: `Result.kind` says whether the numbers were
-measured just now, read from a recording, or come from a pretended cluster, and every way to show a result shows it.
+A learner without a GPU sees what somebody else's GPU did, and has to know it: `Result.kind` says whether the numbers
+were measured just now, read from a recording, or come from a pretended cluster; every way to show a result says so.
 """
 
 from __future__ import annotations
@@ -119,9 +119,10 @@ class Result:
         Raises:
             ValueError: it is larger than `MOST_BYTES`; record fewer steps.
         """
+        timelines = {name: (timeline.header, list(timeline)) for name, timeline in self.timelines.items()}
         written = _File(
             lab=self.lab, kind=self.kind, rows=self.rows, hardware=self.hardware, versions=self.versions,
-            date=self.date, notes=self.notes, timelines={name: (t.header, list(t)) for name, t in self.timelines.items()},
+            date=self.date, notes=self.notes, timelines=timelines,
         )  # fmt: skip
         packed = gzip.compress(msgspec.json.encode(written), mtime=0)
         if len(packed) > MOST_BYTES:
