@@ -12,11 +12,19 @@ Read in this order:
     checkpoint                    what is kept, how it reaches the disk and comes back
     training, train               a training between two steps; the trainer's loop and command
     metrics, meters, report       what is shown
-    profiling                     a recorded step
+    profiling, clocks, run_summary recorded steps; all ranks on one clock; what they say in one line
     simulated, timing, prediction the simulator's word for the same step
     evaluation, closing           the validation loss, a sample; what is said at the end
     points                        moments at which the fault tests make a rank fail
 
 Beside the trainer: `convert` (checkpoints to other formats), `checklist` with checklist_runs (does it all work here?),
 and the experiments of the notebooks: `ladder` (with rungs, divergence, faults), `overlap`, `notebook`.
+
+The labs, each a module of `lab` and a notebook:
+
+    trained, lab.result           the trainer started from Python; what a lab found
+    pretend                       a cluster of which only the wire is modelled, on one device
+    record                        a lab's findings on a GPU, kept for those who have none
+    launch                        Slurm, Kubernetes, and the settings of NCCL and the flight recorder
+    flight_recorder               who waits in which collective, and who never came
 """

@@ -29,9 +29,10 @@ from rich.markup import escape
 from rich.progress import track
 from rich.table import Table
 
-from labs.checklist_runs import Asked, FailedError, Runs, Trained, falls, same
+from labs.checklist_runs import Asked, Runs, falls, same
 from labs.checkpoint import Checkpointer
 from labs.place import n_ranks
+from labs.trained import FailedError, Trained
 
 COMPILED_CLOSE = CLIPPED_CLOSE = 1e-4
 BF16_CLOSE = 0.02

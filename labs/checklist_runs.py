@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 
-from labs.place import n_ranks
+from labs.trained import FailedError, Trained, train
 
 CLOSE = 1e-5
 """Relative: other ranks and other APIs add the same numbers in another order."""
@@ -52,20 +48,6 @@ class Asked:
             raise ValueError(f"steps={self.steps}: a run is stopped halfway and gone on with; use --steps 2 or more")
 
 
-@dataclasses.dataclass(frozen=True)
-class Trained:
-    """What a run left behind."""
-
-    losses: list[float]
-    norms: list[float]
-    report: dict[str, Any]
-    out: Path
-
-
-class FailedError(Exception):
-    """A line of the checklist that did not come true."""
-
-
 class Runs:
     """Trains on demand, each setting once."""
 
@@ -88,35 +70,11 @@ class Runs:
 
     def again(self, out: Path, ranks: int, *arguments: str) -> Trained:
         asked = self.asked
-        command = [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}", "-m",
-            "labs.train", f"--model={asked.model}", f"--global_batch={asked.rows}", f"--seq_len={asked.seq_len}",
-            f"--steps={asked.steps}", f"--device={asked.device}", f"--out={out}", *arguments,
-        ]  # fmt: skip
-        done = subprocess.run(
-            command, capture_output=True, text=True, env={"OMP_NUM_THREADS": "1"} | os.environ, check=False
-        )
-        what = f"labs.train on {n_ranks(ranks)} {' '.join(arguments)}".strip()
-        if done.returncode:
-            raise FailedError(f"{what} ended with status {done.returncode}: {what_it_said(done.stderr)}")
-        try:
-            lines = [msgspec.json.decode(line) for line in (out / "metrics.jsonl").read_bytes().splitlines()]
-            losses, norms = ([_number(line[key]) for line in lines if "loss" in line] for key in ("loss", "grad_norm"))
-            report = msgspec.json.decode((out / "report.json").read_bytes())
-        except (OSError, KeyError, msgspec.DecodeError) as error:
-            raise FailedError(f"{what} ended well, but its numbers cannot be read: {error!r}") from error
-        return Trained(losses, norms, report, out)
-
-
-def what_it_said(stderr: str) -> str:
-    """Of all that torchrun prints the trainer's own words, else the end."""
-    said = [line.removeprefix("labs.train: ") for line in stderr.splitlines() if line.startswith("labs.train: ")]
-    return said[0] if said else stderr.strip()[-500:]
-
-
-def _number(value: float | None) -> float:
-    """metrics.jsonl has null for what is not finite."""
-    return math.nan if value is None else value
+        settings = (
+            f"--model={asked.model}", f"--global_batch={asked.rows}", f"--seq_len={asked.seq_len}",
+            f"--steps={asked.steps}", f"--device={asked.device}",
+        )  # fmt: skip
+        return train(*settings, *arguments, ranks=ranks, out=out, progress=False)
 
 
 def off(a: list[float], b: list[float]) -> float:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-import statistics
 import sys
 from pathlib import Path
 
@@ -15,13 +13,18 @@ from fsdp_sim.measure import live_bytes
 from labs.evaluation import sample
 from labs.meters import Memory, flops_per_token, median_step_s, memory_bytes, mfu, of_ranks, peak_flops
 from labs.metrics import Metrics
+from labs.models import empty
 from labs.prediction import predict
-from labs.profiling import profiled
+from labs.profiling import Recording, gathered, profiled
 from labs.report import Compared, Report, compare, hardware, summary_line, versions
+from labs.run_summary import Summary, summarize
+from labs.simulated import simulated
 from labs.step import train_step
 from labs.training import Training
+from labs.wrapping.units import find_units
 
 REPORT = "report.json"
+TIMELINE = "timeline.jsonl.gz"
 RECORDED_STEPS = 4
 
 
@@ -35,8 +38,8 @@ class Closing:
         self.stopped = ""
         self._memory: list[Memory] = []
         self._state_bytes: list[int] = []
-        self._exposed_s: float | None = None
-        self._unread = ""  # what was wrong with this rank's recording
+        self._recording: Recording | None = None  # of all ranks, on rank 0
+        self._unread = ""  # what was wrong with it
         self._tensor_bytes: int | None = None
 
     def step(self, step_s: float, loss: float) -> None:
@@ -57,10 +60,10 @@ class Closing:
             metrics.say(f"\n{text}\n")
             metrics.event("sampled", text=text)
         wanted = config.predict if config.predict is not None else run.device.type == "cuda"
-        if wanted and self.losses:
-            self._record()
+        if self.losses and (wanted or config.profile):
+            self._record(config.profile or RECORDED_STEPS, counted=wanted)
 
-    def _record(self) -> None:
+    def _record(self, steps: int, *, counted: bool) -> None:
         """A few steps more, recorded; and one on a CPU with its tensors counted."""
         training, run = self.training, self.training.run
         loader, position = run.loader("train"), training.position
@@ -74,17 +77,21 @@ class Closing:
             )  # fmt: skip
             position = batch.next
 
-        exposed_s = math.nan
+        units = find_units(empty(run.model), run.config.wrap).names
+        timeline = None
         try:
-            with profiled(rank=run.place.rank, api=run.config.api, device=run.device.type) as profile:
-                for _ in range(RECORDED_STEPS):
+            with profiled(rank=run.place.rank, api=run.config.api, device=run.device.type, units=units) as profile:
+                for _ in range(steps):
                     step()
-            exposed_s = profile.exposed_comm_s
+            timeline = profile.timeline
         except ValueError as error:  # a recording that cannot be read; the other ranks wait below
             self._unread = str(error)
-        of_ranks = _gather(torch.tensor([exposed_s], device=run.device)).flatten().tolist()
-        read = [seconds for seconds in of_ranks if not math.isnan(seconds)]
-        self._exposed_s = statistics.median(read) if read else None
+        try:
+            self._recording = gathered(timeline)
+        except ValueError as error:
+            self._unread = str(error)
+        if not counted:
+            return
         if run.device.type == "cuda":
             held = max(memory.peak_bytes for memory in self._memory)
         else:
@@ -105,14 +112,20 @@ class Closing:
         flops = flops_per_token(run.model, config.seq_len)
         compared: list[Compared] = []
         sentences: list[str] = []
+        summary = self._summary()
+        exposed_s = summary.exposed_s if summary else None
+        if summary:
+            sentences.append(f"Recorded: {summary.line()}.")
+        if self._recording and (missing := place.world_size - len(self._recording.timeline.ranks)):
+            sentences.append(f"The recordings of {missing} other ranks could not be read.")
         if self._unread:
-            sentences = [f"Exposed communication was not measured on this rank: {self._unread}"]
+            sentences.append(f"Exposed communication was not measured: {self._unread}")
         if self._tensor_bytes is not None:
             try:
                 prediction = predict(config, run.model, place, device)
                 sentences += prediction.sentences
                 compared = compare(
-                    prediction, step_s=step_s, exposed_comm_s=self._exposed_s,
+                    prediction, step_s=step_s, exposed_comm_s=exposed_s,
                     peak_bytes=self._tensor_bytes, device=device,
                 )  # fmt: skip
             except ValueError as error:
@@ -132,7 +145,7 @@ class Closing:
             step_s=step_s,
             tokens_per_s=tokens_per_s,
             mfu=mfu(tokens_per_s, flops, peak_flops(device, config.param_dtype), place.world_size),
-            exposed_comm_s=self._exposed_s,
+            exposed_comm_s=exposed_s,
             memory=self._memory,
             state_bytes=self._state_bytes,
             tensor_bytes=self._tensor_bytes,
@@ -147,9 +160,22 @@ class Closing:
         if config.out:
             try:
                 report.write(Path(config.out, REPORT))
+                if config.profile and self._recording:
+                    self._recording.write(Path(config.out, TIMELINE))
             except OSError as error:
-                print(f"labs.train: no {REPORT}: {error}", file=sys.stderr)
+                print(f"labs.train: {error}", file=sys.stderr)
         report.print()
+
+    def _summary(self) -> Summary | None:
+        """Of the recorded steps, beside the program that was predicted, if there is one."""
+        if self._recording is None:
+            return None
+        run = self.training.run
+        try:
+            predicted = simulated(run.config, run.model, run.place, run.device).timeline
+        except ValueError:  # the simulator does not know this GPU or cannot play this: the prediction says so
+            predicted = None
+        return summarize(self._recording.timeline, predicted)
 
 
 def _gather(mine: torch.Tensor) -> torch.Tensor:

@@ -148,6 +148,8 @@ class TrainConfig:
     """Write TensorBoard events to out/tensorboard."""
     predict: Annotated[bool | None, tyro.conf.arg(metavar="true|false")] = None
     """End with the simulator's prediction beside the measurement; by default on GPUs (on CPUs it trains once more)."""
+    profile: int = 0
+    """Record so many steps more at the end, which are not kept: what all ranks did, in out/timeline.jsonl.gz."""
 
     # ---- The machine ----
     seed: int = 0
@@ -191,6 +193,8 @@ class TrainConfig:
             raise ValueError(f"keep={self.keep}: at least 2 checkpoints are kept, in case the newest is damaged")
         if self.async_save and self.checkpoint == "full":
             raise ValueError("async_save=True writes sharded checkpoints; use checkpoint=sharded")
+        if self.profile and self.api == "single":
+            raise ValueError(f"profile={self.profile} records ranks that communicate; use another api than single")
         for field in NEED_OUT:
             if getattr(self, field) and self.out is None:
                 raise ValueError(f"{field}={getattr(self, field)} keeps something; say where with out=FOLDER")
@@ -204,14 +208,14 @@ class TrainConfig:
 
 
 POSITIVE = ("steps", "global_batch", "seq_len", "log_every", "micro_batch", "n_layer", "shard_size", "eval_batches")
-COUNTS = ("seed", "warmup_steps", "save_every", "eval_every", "sample")
+COUNTS = ("seed", "warmup_steps", "save_every", "eval_every", "sample", "profile")
 ABOVE_ZERO = {
     "lr": "such as 1e-3",
     "clip": "such as 1.0",
     "timeout_s": "such as 60",
 }
 SHARES = ("dropout", "beta1", "beta2")
-NEED_OUT = ("save_every", "async_save", "tensorboard")
+NEED_OUT = ("save_every", "async_save", "tensorboard", "profile")
 
 
 def read_toml(path: str | Path) -> TrainConfig:
@@ -241,6 +245,8 @@ def read_toml(path: str | Path) -> TrainConfig:
 def _as_python(argument: str) -> str:
     """--key=true as --key=True, which is how tyro wants it; TOML and most people write it small."""
     key, _, value = argument.partition("=")
+    if value == "none" and getattr(TrainConfig, key.removeprefix("--"), None) == "none":
+        return argument  # a word of this key's own
     return f"{key}={value.capitalize()}" if value in ("true", "false", "none") else argument
 
 

@@ -25,7 +25,7 @@ class LabRun:
 
 # On Linux the command is told to leave when the kernel that started it dies, be it by SIGKILL: torchrun passes it on,
 # and the ranks save and leave. On other systems it runs to its end.
-_TIED = """
+TIED = """
 import ctypes, os, signal, sys
 if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG, which outlasts exec
@@ -43,7 +43,7 @@ def torchrun(*arguments: str, ranks: int = 2, timeout_s: float = 300.0) -> LabRu
         metrics = Path(folder, "metrics.jsonl")
         launcher = ["--standalone", f"--nproc_per_node={ranks}"]
         print("$ torchrun", *launcher, *arguments)
-        command = [sys.executable, "-c", _TIED, sys.executable, "-m", "torch.distributed.run", *launcher, *arguments]
+        command = [sys.executable, "-c", TIED, sys.executable, "-m", "torch.distributed.run", *launcher, *arguments]
         command.append(f"--metrics={metrics}")
         env = {"OMP_NUM_THREADS": "1"} | os.environ  # else torchrun sets it, and says so in five lines
         try:

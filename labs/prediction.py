@@ -2,35 +2,58 @@
 
 On GPUs it knows the hardware from its catalogue. The rates of CPU cores say little about small matrices and Python, so
 there each piece of a step is timed on its own, see `labs.timing`; the simulator plays torch's program with these.
+Or, without a run of the same configuration, with the cluster that ``fsdp-sim calibrate`` wrote: `predict_calibrated`.
+
+[Note: collectives on CPU cores]  torch's FSDP issues collectives on streams of a GPU and goes on. On CPU cores there
+are no streams, and each returns when it is done (torch 2.13, `foreach_all_gather`: async_op=False):
+nothing overlaps, whatever is prefetched. DDP and the mini-FSDP issue theirs asynchronously. Then gloo's threads work
+beside the training, and where each rank has but one core they take turns with it.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from fsdp_sim import engine
+from fsdp_sim.cost.collectives import collective_s
+from fsdp_sim.cost.costs import MEASURED
 from fsdp_sim.engine.seconds import COPIES
-from fsdp_sim.schedule import Instruction
+from fsdp_sim.schedule import Instruction, Kind, Program
 from fsdp_sim.simulate import Simulation
-from fsdp_sim.timeline import Op
+from fsdp_sim.spec import Cluster
+from fsdp_sim.timeline import COLLECTIVES, Op
 from labs.config import TrainConfig
 from labs.models import ModelConfig
 from labs.place import Place
-from labs.simulated import peak_memory_bytes, simulated
+from labs.simulated import WHOLE_MODEL, peak_memory_bytes, simulated
 from labs.timing import Piece, Pieces, measure_pieces
+
+if TYPE_CHECKING:  # fsdp_sim.ranks starts a server that imports torch, so not before it is needed
+    from fsdp_sim.ranks import Network
+
+WAITS = ("fsdp2", "hsdp", "fsdp1")  # for each collective, on CPU cores
+GLOO_CORE = 0.5  # of a core that gloo's threads use while a collective over loopback runs: copies and sums, not waits
+# What Python takes beside the model's kernels, in launches of a kernel: FSDP's hooks around a collective, and DTensor
+# around each parameter in the gradients' norm and in the optimizer.
+COLLECTIVE_LAUNCHES, DTENSOR_LAUNCHES = 100, 6
+SMALL_REDUCES = {
+    "single": 0,
+    "ddp": 1,
+}  # in a step: what all ranks agree on; where gradients are sharded their norm too
 
 TINY_S = 1e-12  # so that what the catalogue takes to be free has its part of a piece
 COMPUTE = (Op.FWD, Op.BWD, Op.RECOMPUTE)
 FREE = COPIES | {Op.H2D, Op.D2H}  # on CPU cores, where not timed: part of the piece that follows, or no copy at all
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Prediction:
     """What the simulator says.
 
@@ -68,7 +91,8 @@ def predict(
         sentences = (told, *simulation.explain().sentences)
         return Prediction(simulation.step_time_s, simulation.exposed_comm_s, memory, sentences)
     pieces = pieces or measure_pieces(config, model_config, place)
-    runs = [_played(simulation, of_step) for of_step in pieces.of_steps]
+    program = _waiting(simulation.program) if config.api in WAITS else simulation.program
+    runs = [engine.run(program, _seconds(simulation, of_step), device="cpu") for of_step in pieces.of_steps]
     run = sorted(runs, key=lambda run: run.step_time_s())[len(runs) // 2]
     told = (
         f"Predicted from what each piece of a step takes alone on this machine, measured by {place.local_world_size} "
@@ -80,8 +104,70 @@ def predict(
     return Prediction(run.step_time_s() + pieces.rest_s, exposed_s, memory, (told, *engine.explain(run).sentences))
 
 
-def _played(simulation: Simulation, pieces: Mapping[Piece, np.ndarray]) -> engine.Run:
-    return engine.run(simulation.program, _seconds(simulation, pieces), device="cpu")
+def predict_calibrated(
+    config: TrainConfig, model_config: ModelConfig, place: Place, cluster: Cluster, network: Network | None = None
+) -> Prediction:
+    """Predict a run on CPU cores from what ``fsdp-sim calibrate`` measured on this machine, before anything is trained.
+
+    Args:
+        place: whose number of ranks is predicted for; all on one machine.
+        cluster: of kind ``cpu``, calibrated with as many ranks: `Cluster.from_file`.
+        network: the slow network that the ranks are started with, see `fsdp_sim.ranks.run`.
+
+    Raises:
+        ValueError: a cluster of GPUs, or of another number of ranks.
+    """
+    from fsdp_sim.measure.calibrate import cores
+
+    if cluster.kind != "cpu" or cluster.gpus != place.world_size:
+        raise ValueError(
+            f"the cluster has {cluster.gpus} ranks on {cluster.gpu.name}, and {place.world_size} ranks on CPU cores "
+            f"are asked for; measure them with fsdp-sim calibrate --device cpu --ranks {place.world_size}"
+        )
+    traced = simulated(config, model_config, place, torch.device("cpu"))
+    launch_s = cluster.gpu.launch_s or 0.0
+    simulation = Simulation(traced.workload, cluster, traced.plan, replace(MEASURED, kernel_gap_s=launch_s))
+    sharded = config.api not in WHOLE_MODEL
+
+    def loopback_s(i: Instruction) -> float:
+        return simulation.costs.seconds(i)
+
+    def seconds(i: Instruction) -> float:
+        if i.op not in COLLECTIVES:
+            return loopback_s(i)
+        wire_s = network.seconds(i.op.lower(), i.bytes, i.group_size) if network else 0.0
+        return max(wire_s, loopback_s(i))
+
+    def issue_s(i: Instruction) -> float:
+        return launch_s * COLLECTIVE_LAUNCHES if i.op in COLLECTIVES and sharded else 0.0
+
+    def slowdown(slowed: Instruction, by: Instruction) -> float:
+        return 1.0 + GLOO_CORE * loopback_s(by) / max(seconds(by), TINY_S)
+
+    crowded = cores() < 2 * place.local_world_size
+    contention = engine.Contention(compute_slowdown_by_collective=slowdown) if crowded else None
+    program = _waiting(simulation.program) if config.api in WAITS else simulation.program
+    run = engine.run(program, seconds, issue_s=issue_s, device="cpu", contention=contention)
+    n_params = sum(len(unit.params) for unit in simulation.workload.units)
+    rest_s = launch_s * DTENSOR_LAUNCHES * n_params * sharded
+    if place.world_size > 1:
+        small_s = collective_s("all_reduce", 4 * place.world_size, place.world_size, cluster)
+        wire_s = network.seconds("all_reduce", 4 * place.world_size, place.world_size) if network else 0.0
+        rest_s += SMALL_REDUCES.get(config.api, 2) * max(small_s, wire_s)
+    memory = peak_memory_bytes(config, simulation)
+    told = f"Predicted from what fsdp-sim calibrate measured on {cluster.gpu.name} with {cluster.gpus} ranks."
+    exposed_s = engine.exposure(run).exposed_s
+    return Prediction(run.step_time_s() + rest_s, exposed_s, memory, (told, *engine.explain(run).sentences))
+
+
+def _waiting(program: Program) -> Program:
+    """The same program where the CPU waits for each collective, see [Note: collectives on CPU cores]."""
+    instructions: list[Instruction] = []
+    for i in program.instructions:
+        instructions.append(i)
+        if i.kind is Kind.OP and i.op in COLLECTIVES:
+            instructions.append(Instruction(Kind.CPU_SYNC, i.step, i.micro_batch, i.phase))
+    return replace(program, instructions=tuple(instructions))
 
 
 def _seconds(simulation: Simulation, pieces: Mapping[Piece, np.ndarray]) -> Callable[[Instruction], np.ndarray | float]:

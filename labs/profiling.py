@@ -1,79 +1,71 @@
-"""Where a training step's time goes: steps recorded, and read as the same kind of timeline that the simulator makes.
+"""Training steps recorded, and read as the same kind of timeline that the simulator makes: of one rank, then of all.
 
-On a GPU communication is exposed while NCCL's kernels run and no other kernel does. On CPUs gloo has threads of its
-own: communication is exposed while they work and the training thread does not compute, which is when it waits. Both
-include waiting for a rank that comes late.
+    with profiled(rank=rank, api="fsdp2") as profile:
+        for _ in range(4):
+            train_step(...)
+    recording = gathered(profile.timeline)      # on rank 0 all ranks on one clock, see `labs.clocks`
+
+On a GPU communication is what NCCL's kernels do. On CPUs gloo has threads of its own, and these are the lanes.
 """
 
 from __future__ import annotations
 
+import gzip
 import os
-import statistics
 import tempfile
-from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
+import msgspec
 import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity
 
-from fsdp_sim.timeline import COLLECTIVES, RECORDER, Header, Timeline
-from fsdp_sim.timeline.analysis import exposed_comm_s, step_time_s, subtract, union
+from fsdp_sim.timeline import RECORDER, Event, Header, Timeline
 from fsdp_sim.timeline.kineto import read_kineto
-from fsdp_sim.timeline.kineto.rows import read_rows
+from labs.clocks import merged
 
 
 class Profile:
     """One rank's recording, complete when the block of `profiled` has ended.
 
-    Of several steps the first is left out of all figures: ranks begin to record at different moments, and the first
-    collective of the one that was ready waits for the others.
-
     Attributes:
-        timeline: what ran when; of a single process, in which nothing communicates, without events.
-        rank: whose it is.
+        timeline: what ran when; of a single process, in which nothing communicates, without events. Of several steps
+            the first is no measure: ranks begin to record at different moments, and wait for each other.
     """
 
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
+    def __init__(self) -> None:
         self.timeline = Timeline(Header(producer="torch.profiler", clock="measured", world_size=1), [])
-        self._exposed_s: list[float] = []  # of each step
-
-    @property
-    def step_time_s(self) -> float:
-        """Seconds of the median step. Recording makes steps longer, on CPUs the most."""
-        return _median([step_time_s(self.timeline, step) for step in self._steps])
-
-    @property
-    def exposed_comm_s(self) -> float:
-        """Seconds of the median step in which this rank communicated and did not compute."""
-        return _median(self._exposed_s)
-
-    @property
-    def collectives(self) -> int:
-        """How many a step has; the median."""
-        mine = [event.step for event in self.timeline.ops if event.op in COLLECTIVES]
-        return int(_median([mine.count(step) for step in self._steps]))
-
-    @property
-    def _steps(self) -> list[int]:
-        return sorted({event.step for event in self.timeline.ops})
-
-    def _read(self, timeline: Timeline, exposed_s: list[float] | None = None) -> None:
-        self.timeline = timeline
-        steps = [timeline.select(step=step) for step in self._steps]
-        self._exposed_s = exposed_s or [exposed_comm_s(step, self.rank) for step in steps]
 
 
-def _median(of_steps: list[float] | list[int]) -> float:
-    return float(statistics.median(of_steps[1:] or of_steps or [0.0]))
+@dataclass(frozen=True)
+class Recording:
+    """Some steps of all ranks.
+
+    Attributes:
+        timeline: on one clock, which begins with the first operation of any rank.
+        uncertain_s: the clocks of two ranks may differ by this much and what was recorded would still be possible.
+    """
+
+    timeline: Timeline
+    uncertain_s: float
+
+    def write(self, path: Path) -> None:
+        """As JSON lines, compressed: `fsdp_sim.timeline.read_timeline` reads it.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            plain = Path(folder, "timeline.jsonl")
+            self.timeline.to_jsonl(plain)
+            path.write_bytes(gzip.compress(plain.read_bytes(), mtime=0))
 
 
 @contextmanager
-def profiled(*, rank: int = 0, api: str = "fsdp2", device: str = "cpu") -> Iterator[Profile]:
+def profiled(*, rank: int = 0, api: str = "fsdp2", device: str = "cpu", units: Sequence[str] = ()) -> Iterator[Profile]:
     """Record the training steps of the block. Whole steps only: forward, backward and the optimizer's step.
 
     Args:
@@ -81,11 +73,12 @@ def profiled(*, rank: int = 0, api: str = "fsdp2", device: str = "cpu") -> Itera
         api: of `labs.config.TrainConfig`. torch.profiler records the ranks; the project's own FSDP (``mini``) tells
             its `fsdp_sim.timeline.RECORDER` itself; of a ``single`` process nothing is recorded.
         device: ``cpu``, or ``cuda``, whose kernels are recorded as well.
+        units: names of the units but the root, in the order of forward. FSDP1's annotations have none.
 
     Raises:
         ValueError: there is no training step in the block; from `read_kineto`.
     """
-    profile = Profile(rank)
+    profile = Profile()
     if api == "single":
         yield profile
     elif api == "mini":
@@ -95,7 +88,7 @@ def profiled(*, rank: int = 0, api: str = "fsdp2", device: str = "cpu") -> Itera
         finally:
             events = RECORDER.stop()
         world_size = dist.get_world_size() if dist.is_initialized() else 1
-        profile._read(Timeline(Header(producer="mini", clock="measured", world_size=world_size), events))
+        profile.timeline = Timeline(Header(producer="mini", clock="measured", world_size=world_size), events)
     else:
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else it prints that it starts and stops
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device == "cuda" else [])]
@@ -106,24 +99,33 @@ def profiled(*, rank: int = 0, api: str = "fsdp2", device: str = "cpu") -> Itera
         with tempfile.TemporaryDirectory() as folder:
             trace = Path(folder, f"rank{rank}.json")
             recording.export_chrome_trace(str(trace))
-            exposed_s = _waited_for_gloo(trace) if api == "ddp" and device == "cpu" else None
-            profile._read(read_kineto(trace, rank=rank), exposed_s)
+            profile.timeline = _named(read_kineto(trace, rank=rank), units)
 
 
-def _waited_for_gloo(trace: Path) -> list[float]:
-    """Seconds of each step in which gloo's threads worked and no operation ran on another thread.
+def gathered(mine: Timeline | None) -> Recording | None:
+    """The recordings of all ranks as one, on rank 0; elsewhere None. Every rank has to call this.
 
-    For DDP: `read_kineto` makes one operation of its whole backward, the wait for the last bucket included, so this
-    looks at the trace itself. (FSDP waits inside of operations, its hooks, whose annotations `read_kineto` knows.)
-    A step ends with the optimizer's.
+    Args:
+        mine: this rank's; None, or one without events, if there is none. All ranks' being so, the result is None.
+
+    Raises:
+        ValueError: on rank 0: there is no common clock, see `labs.clocks.offsets`.
     """
-    rows = read_rows(trace)
-    ends = sorted(span.end for span in rows.annotations if span.name.startswith("Optimizer.step#"))
-    ops = rows.op_columns()
-    own = ~np.isin(ops["tid"], [span.tid for span, _ in rows.gloo])
-    busy = union(zip(ops["start"][own].tolist(), ops["end"][own].tolist(), strict=True))
-    exposed = [0.0] * len(ends)
-    for start, end in subtract([(span.start, span.end) for span, _ in rows.gloo], busy):
-        if (step := bisect_left(ends, end)) < len(ends):  # what follows the last optimizer step is no training
-            exposed[step] += (end - start) * 1e-6
-    return exposed
+    packed = msgspec.json.encode((mine.header, mine.events)) if mine else b""
+    everyone: list[bytes] = [packed]
+    if dist.is_initialized():
+        everyone = [b""] * dist.get_world_size()
+        dist.gather_object(packed, everyone if dist.get_rank() == 0 else None, dst=0)
+        if dist.get_rank():
+            return None
+    read = [msgspec.json.decode(one, type=tuple[Header, list[Event]]) for one in everyone if one]
+    return Recording(*merged([Timeline(*one) for one in read])) if read else None
+
+
+def _named(timeline: Timeline, units: Sequence[str]) -> Timeline:
+    """With the names of FSDP1's units, which are counted in the order of forward, if there are so many."""
+    names = {f"unit.{i}": name for i, name in enumerate(units)}
+    if set(names) != {event.unit for event in timeline if event.unit.startswith("unit.")}:
+        return timeline
+    events = [msgspec.structs.replace(event, unit=names.get(event.unit, event.unit)) for event in timeline]
+    return Timeline(timeline.header, events)

@@ -28,8 +28,9 @@ from fsdp_sim.measure.calibrate import Found, calibrate
 def command(output: Path, overwrite: bool, ranks: int | None, device: str, quick: bool, as_json: bool) -> None:
     """Time kernels and collectives on this machine and fit the simulator's numbers to them.
 
-    On CPU cores that is gloo between processes; where torch finds GPUs, NCCL between those of this node. The file
-    holds rates, latencies and the names of the processor or GPU, nothing else of this machine.
+    On CPU cores that is gloo between processes, and the forward and backward of a small transformer; where torch
+    finds GPUs, NCCL between those of this node. Measure with as many ranks as will train. The file holds rates,
+    latencies and the names of the processor or GPU, nothing else of this machine.
 
     \b
     Examples:
@@ -65,6 +66,26 @@ def _print(found: Found, output: Path) -> None:
     for column in kernels.columns[3:]:
         column.justify = "right"
     console.print(kernels, "")
+    if found.probes:
+        errors = iter(found.probe_errors)
+        training = Table(
+            "training",
+            "rows x tokens x width, vocabulary",
+            "measured",
+            "fitted",
+            "error",
+            box=None,
+            header_style="bold",
+        )
+        for probe in found.probes:
+            rows, tokens, width, vocab = probe.shape
+            for name, seconds in (("forward", probe.forward_s), ("backward", probe.backward_s)):
+                error = next(errors)
+                shape = f"{rows} x {tokens} x {width}, {vocab}"
+                training.add_row(name, shape, _time(seconds), _time((1 + error) * seconds), f"{error:+.0%}")
+        for column in training.columns[2:]:
+            column.justify = "right"
+        console.print(training, "")
     if found.collectives:
         columns = ("collective", "ranks", "message", "measured", "fitted", "error")
         collectives = Table(*columns, box=None, header_style="bold")

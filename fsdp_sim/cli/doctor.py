@@ -8,41 +8,30 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import platform
-import shutil
-import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import asdict
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-State = Literal["works", "absent", "broken"]
-SETUP = "run make setup in a checkout"
+from fsdp_sim.cli.doctor_finding import SETUP, Finding, torch_here
+from fsdp_sim.cli.doctor_gpus import gpu_links, gpus, nccl
+from fsdp_sim.cli.doctor_system import (
+    browser,
+    compiler,
+    disk,
+    limits,
+    machine,
+    ports,
+    shared_memory,
+    temporary_folder,
+)
+
 COLOURS = {"works": "green", "absent": "yellow", "broken": "red"}
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What a check found.
-
-    Attributes:
-        part: what was checked.
-        state: ``works``; ``absent``, which only its own part of the project needs; ``broken``, which should work.
-        found: in a few words.
-        needed_for: what cannot be had without it.
-        remedy: what to do; empty where it works.
-    """
-
-    part: str
-    state: State
-    found: str
-    needed_for: str
-    remedy: str = ""
 
 
 def python() -> Finding:
@@ -73,15 +62,10 @@ def package(name: str, extra: str, needed_for: str) -> Callable[[], Finding]:
     return check
 
 
-def _torch() -> Any:
-    """torch, if it is there: this command has to run where it is not."""
-    return importlib.import_module("torch")
-
-
 def torch_build() -> Finding:
     needed_for = "the mini-FSDP, ranks, labs"
     try:
-        torch = _torch()
+        torch = torch_here()
     except ModuleNotFoundError:
         return Finding("torch", "absent", "not installed", needed_for, f"pip install 'fsdp-sim[mini]', or {SETUP}")
     good = (2, 11) <= tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2]) < (2, 14)
@@ -93,7 +77,7 @@ def ranks() -> Finding:
     from fsdp_sim.ranks import run
 
     def total() -> float:
-        torch = _torch()
+        torch = torch_here()
         x = torch.ones(4)
         torch.distributed.all_reduce(x)
         return float(x.sum())
@@ -104,64 +88,11 @@ def ranks() -> Finding:
     return Finding("ranks on this machine", "works" if good else "broken", found, "the mini-FSDP, labs, notebooks")
 
 
-def gpus() -> Finding:
-    from fsdp_sim.spec import gpu
-
-    torch = _torch()
-
-    needed_for = "labs on GPUs, fsdp-sim calibrate --device cuda"
-    if not torch.cuda.is_available():
-        driver = shutil.which("nvidia-smi") is not None
-        remedy = "there is a driver: make TORCH=cuda setup" if driver else "none is needed for the course"
-        return Finding("GPUs", "absent", "torch finds none", needed_for, remedy)
-    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    try:
-        known = gpu(names[0]).name
-    except ValueError:
-        known = "not in the catalogue: fsdp-sim calibrate measures it"
-    nccl = "with NCCL" if torch.distributed.is_nccl_available() else "without NCCL"
-    return Finding("GPUs", "works", f"{len(names)} x {names[0]} ({known}), {nccl}", needed_for)
-
-
-def shared_memory() -> Finding:
-    needed_for = "NCCL, and Chromium's pages"
-    if not os.path.isdir("/dev/shm"):
-        return Finding("shared memory", "absent", "no /dev/shm", needed_for, "not used on this system")
-    free = shutil.disk_usage("/dev/shm").free
-    good = free >= 64 * 2**20
-    remedy = "" if good else "start the container with --shm-size=1g"
-    return Finding("shared memory", "works" if good else "broken", f"{free / 2**20:,.0f} MiB free", needed_for, remedy)
-
-
-def chromium() -> Finding:
-    needed_for = "pictures of figures (PNG, SVG), browser tests"
-    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if path is None:
-        return Finding("Chromium", "absent", "not found", needed_for, "apt install chromium, or any Chrome on the PATH")
-    version = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=30, check=False)
-    good = version.returncode == 0
-    found = version.stdout.strip() if good else version.stderr.strip()[:120]
-    return Finding("Chromium", "works" if good else "broken", found, needed_for, "" if good else "reinstall it")
-
-
-def machine() -> Finding:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        import psutil
-    except ModuleNotFoundError:
-        return Finding("machine", "works", f"{cores} cores", "4 ranks are comfortable on 2 cores and 8 GiB")
-    gib = psutil.virtual_memory().available / 2**30
-    good = gib >= 3
-    remedy = "" if good else "close other programs; the notebooks start 4 ranks"
-    found = f"{cores} cores, {gib:.1f} GiB of memory free"
-    return Finding("machine", "works" if good else "broken", found, "the notebooks: 4 ranks, about 3 GiB", remedy)
-
-
 CHECKS: tuple[Callable[[], Finding], ...] = (
-    python, machine, simulator,
+    python, machine, disk, temporary_folder, limits, ports, simulator,
     package("pandas", "explore", "tables of sweeps"), package("scipy", "explore", "fitting to measurements"),
-    torch_build, ranks, gpus, shared_memory,
-    package("plotly", "notebooks", "figures"), package("jupyterlab", "notebooks", "the notebooks"), chromium,
+    torch_build, ranks, shared_memory, gpus, gpu_links, nccl, compiler,
+    package("plotly", "notebooks", "figures"), package("jupyterlab", "notebooks", "the notebooks"), browser,
 )  # fmt: skip
 
 
@@ -199,6 +130,9 @@ def doctor(as_json: bool) -> None:
     else:
         table = Table("", "", "found", "needed for", "what to do", box=None, header_style="bold", padding=(0, 2, 0, 0))
         for f in findings:
-            table.add_row(f.part, f"[{COLOURS[f.state]}]{f.state}[/]", f.found, f.needed_for, f.remedy)
+            colour = COLOURS[f.state]
+            table.add_row(
+                escape(f.part), f"[{colour}]{f.state}[/]", escape(f.found), escape(f.needed_for), escape(f.remedy)
+            )
         Console().print(table)
     sys.exit(any(f.state == "broken" for f in findings))

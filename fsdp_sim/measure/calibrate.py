@@ -2,8 +2,9 @@
 
 Kernels and collectives are timed on all ranks at once, as they run in training: on CPU cores over gloo, or on the
 GPUs of this node over NCCL. The numbers of `fsdp_sim.cost.collectives` are then fitted to the collectives: what a
-collective of no bytes takes, what each step adds, how fast bytes pass. Nothing but the names of the processor and the
-GPU goes into the file.
+collective of no bytes takes, what each step adds, how fast bytes pass. On CPU cores the rates of compute are those that
+a small transformer reaches in training, see `fsdp_sim.measure.train_probe`: matmuls, what moves bytes, and the time
+Python takes for each kernel. Nothing but the names of the processor and the GPU goes into the file.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
@@ -25,6 +26,7 @@ import torch
 from fsdp_sim.cost.collectives import collective_s, fitted, paths
 from fsdp_sim.measure.on_rank import Case, CollectiveTime, KernelTime, measure
 from fsdp_sim.measure.processes import measure_in_processes
+from fsdp_sim.measure.train_probe import SHAPES, ProbeTime, amounts_of_probe
 from fsdp_sim.ranks import run, track
 from fsdp_sim.spec import Cluster, Gpu, Link, gpu, link
 
@@ -41,11 +43,13 @@ class Found:
         cluster: for `simulate`, and for `Cluster.to_file`.
         kernels: one of each case, at the speed of the median rank.
         collectives: the same, as long as the slowest rank took.
+        probes: what was trained, on CPU cores; seconds of the median rank.
     """
 
     cluster: Cluster
     kernels: tuple[KernelTime, ...]
     collectives: tuple[CollectiveTime, ...]
+    probes: tuple[ProbeTime, ...] = ()
 
     def fitted_s(self, time: CollectiveTime) -> float:
         """What the fitted numbers make of a measured collective."""
@@ -56,20 +60,38 @@ class Found:
         """Of each collective, fitted over measured, less one."""
         return tuple(self.fitted_s(time) / time.seconds - 1 for time in self.collectives)
 
+    @property
+    def probe_errors(self) -> tuple[float, ...]:
+        """Of each forward and backward that was trained, fitted over measured, less one."""
+        if not self.probes:
+            return ()
+        matrix, measured_s = _training(self.probes)
+        part, share = self.cluster.gpu, _share(self.cluster.gpus)
+        per = (part.mem_bytes_per_s, part.peak_flops("fp32"), part.attention_flops or np.inf)
+        costs_s = np.array([(part.launch_s or 0.0) * min(1.0, share), *(share / rate for rate in per)])
+        return tuple((matrix @ costs_s / measured_s - 1).tolist())
+
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        errors = sorted(map(abs, self.errors))
         return {
             "hardware": self.cluster.gpu.name,
             "ranks": self.cluster.gpus,
             "gpu": self.cluster.gpu.to_table(),
             "link": self.cluster.intra_link.to_table(),
             "kernels": [kernel._asdict() for kernel in self.kernels],
+            "training": [
+                {"shape": probe.shape, "forward_s": probe.forward_s, "backward_s": probe.backward_s}
+                for probe in self.probes
+            ],
+            "training_error": _errors(self.probe_errors),
             "collectives": [t._asdict() | {"fitted_s": self.fitted_s(t)} for t in self.collectives],
-            "collective_error": {"n": len(errors), "median_abs": statistics.median(errors), "max_abs": errors[-1]}
-            if errors
-            else None,
+            "collective_error": _errors(self.errors),
         }
+
+
+def _errors(of: Sequence[float]) -> dict[str, float] | None:
+    errors = sorted(map(abs, of))
+    return {"n": len(errors), "median_abs": statistics.median(errors), "max_abs": errors[-1]} if errors else None
 
 
 def calibrate(ranks: int | None = None, *, device: str = "auto", quick: bool = False, progress: bool = False) -> Found:
@@ -107,7 +129,8 @@ def calibrate(ranks: int | None = None, *, device: str = "auto", quick: bool = F
     times = [_over_ranks(list(of_one)) for of_one in zip(*found, strict=True)]
     kernels = tuple(t for t in times if isinstance(t, KernelTime))
     collectives = tuple(t for t in times if isinstance(t, CollectiveTime))
-    return Found(_cluster(device, ranks, kernels, collectives), kernels, collectives)
+    probes = tuple(t for t in times if isinstance(t, ProbeTime))
+    return Found(_cluster(device, ranks, kernels, collectives, probes), kernels, collectives, probes)
 
 
 def _kernels(device: str, quick: bool) -> list[Case]:
@@ -122,7 +145,8 @@ def _kernels(device: str, quick: bool) -> list[Case]:
     sides = (256, 512) if quick else (128, 256, 512, 1024)
     cases = [Case("matmul", dtype, (side, side, side)) for dtype in ("fp32", "bf16") for side in sides]
     cases += [Case("matmul", "fp16", (256, 256, 256)), Case("attention", "fp32", (2, 4, 256, 64))]
-    return [*cases, Case("memory", "fp32", (2**24,)), Case("launch")]
+    cases += [Case("memory", "fp32", (2**24,)), Case("launch")]
+    return [*cases, *(Case("train", shape=shape) for shape in SHAPES)]
 
 
 def _messages(device: str, ranks: int, quick: bool) -> list[Case]:
@@ -133,13 +157,19 @@ def _messages(device: str, ranks: int, quick: bool) -> list[Case]:
 
 
 def _over_ranks(times: list[Any]) -> Any:
-    """One time of all ranks': the median of kernels, the slowest of collectives."""
+    """One time of all ranks': the median of kernels and of training, the slowest of collectives."""
+    if isinstance(times[0], ProbeTime):
+        forward_s, backward_s = (statistics.median(of_ranks) for of_ranks in list(zip(*times, strict=True))[1:])
+        return ProbeTime(times[0].shape, forward_s, backward_s)
     pick = max if isinstance(times[0], CollectiveTime) else statistics.median
     return times[0]._replace(seconds=pick([t.seconds for t in times]))
 
 
-def _cluster(device: str, ranks: int, kernels: Sequence[KernelTime], collectives: Sequence[CollectiveTime]) -> Cluster:
-    part = _gpu(kernels) if device == "cuda" else _core(ranks, kernels)
+def _cluster(
+    device: str, ranks: int, kernels: Sequence[KernelTime], collectives: Sequence[CollectiveTime],
+    probes: Sequence[ProbeTime],
+) -> Cluster:  # fmt: skip
+    part = _gpu(kernels) if device == "cuda" else _core(ranks, kernels, probes)
     copies = [k.bytes / k.seconds for k in kernels if k.name in ("h2d", "d2h")]
     host = None
     if copies:
@@ -151,23 +181,78 @@ def _cluster(device: str, ranks: int, kernels: Sequence[KernelTime], collectives
     return Cluster(part, gpus=ranks, intra=intra and Link.from_table(intra.name, intra.to_table()), host=host)
 
 
-def _core(ranks: int, kernels: Sequence[KernelTime]) -> Gpu:
+def _core(ranks: int, kernels: Sequence[KernelTime], probes: Sequence[ProbeTime]) -> Gpu:
     """One rank's part of this machine's processor.
 
-    Ranks that are more than the cores take turns. A short kernel at its best has a core for itself, so that its rate
-    is cut here to the turns a rank gets when all compute, as they mostly do in a step.
+    Its rates are those of one core in training. Ranks that are fewer than the cores share them out as threads; ranks
+    that are more take turns when all compute, as they mostly do in a step. What Python does is done by one thread.
     """
-    turns = min(1.0, cores() / ranks)
-    rates: dict[str, Any] = {
-        f"{dtype}_flops": _rounded(turns * _best(kernels, "matmul", dtype)) for dtype in ("fp32", "bf16", "fp16")
+    share = _share(ranks)
+    rates = fit_rates(kernels, probes, share)
+    in_training = min(1.0, share * rates.matmul_flops / _best(kernels, "matmul", "fp32"))  # fp32's, taken for all
+    halves = {
+        dtype: _rounded(min(1.0, share) * in_training * _best(kernels, "matmul", dtype)) for dtype in ("bf16", "fp16")
     }
-    memory = _rounded(turns * _memory(kernels))
     return replace(
         gpu("cpu"), name=processor_name(), mem_bytes=_rounded(psutil.virtual_memory().total / ranks),
-        mem_bytes_per_s=memory, stream_bytes_per_s=memory, best_matmul_flops=rates["bf16_flops"],
-        attention_flops=_rounded(turns * _best(kernels, "attention", "fp32")),
-        launch_s=_rounded(_launch_s(kernels) / turns), tdp_w=None, sources=(_source(),), **rates,
+        mem_bytes_per_s=_rounded(share * rates.bytes_per_s),
+        stream_bytes_per_s=_rounded(min(1.0, share) * _memory(kernels)),
+        fp32_flops=_rounded(share * rates.matmul_flops), bf16_flops=halves["bf16"], fp16_flops=halves["fp16"],
+        best_matmul_flops=halves["bf16"], attention_flops=_rounded(share * rates.attention_flops),
+        launch_s=_rounded(rates.launch_s / min(1.0, share)), tdp_w=None, sources=(_source(),),
     )  # fmt: skip
+
+
+def _share(ranks: int) -> float:
+    """Cores that a rank has for itself: whole ones, its threads, or a part of one."""
+    return cores() // ranks if ranks < cores() else cores() / ranks
+
+
+class Rates(NamedTuple):
+    """What one core reaches in training.
+
+    Attributes:
+        matmul_flops, attention_flops: FLOP/s in fp32.
+        bytes_per_s: of pointwise kernels, norms, copies, the loss.
+        launch_s: what Python, autograd and the dispatcher take for each kernel.
+    """
+
+    matmul_flops: float
+    attention_flops: float
+    bytes_per_s: float
+    launch_s: float
+
+
+def fit_rates(kernels: Sequence[KernelTime], probes: Sequence[ProbeTime], share: float = 1.0) -> Rates:
+    """The rates whose forwards and backwards take nearest to the measured times, relative to them.
+
+    Args:
+        share: cores that each kernel had, if more than one.
+
+    Attention is too small a part of them to be fitted: it has the rate of the kernel measured alone. So have bytes and
+    the launch of a kernel where the best fit has none for them.
+
+    Raises:
+        ValueError: no rates make such times.
+    """
+    matrix, measured_s = _training(probes)
+    threads = max(1.0, share)
+    attention_flops = _best(kernels, "attention", "fp32") / threads
+    rest_s = np.maximum(measured_s - matrix[:, -1] / attention_flops, 0.1 * measured_s)
+    launch_s, byte_s, flop_s = least_squares_above_zero(matrix[:, :-1], rest_s, 2)
+    return Rates(
+        1 / flop_s, attention_flops, 1 / byte_s if byte_s else _memory(kernels), launch_s or _launch_s(kernels)
+    )
+
+
+def _training(probes: Sequence[ProbeTime]) -> tuple[np.ndarray, np.ndarray]:
+    """A row for each forward and backward: kernels, bytes, matmul FLOPs, attention FLOPs. And the measured seconds."""
+    rows = [
+        (of.kernels, of.bytes, of.matmul_flops, of.attention_flops)
+        for probe in probes
+        for of in amounts_of_probe(probe.shape)
+    ]
+    return np.array(rows), np.array([seconds for probe in probes for seconds in probe[1:]])
 
 
 def _gpu(kernels: Sequence[KernelTime]) -> Gpu:
@@ -265,7 +350,9 @@ def least_squares_above_zero(matrix: np.ndarray, right: np.ndarray, first_needed
                 if error < best_error:
                     best, best_error = x, error
     if best is None or best_error > np.log(MOST):
-        raise ValueError("the measured times fit no link, such as less time for more bytes; measure on an idle machine")
+        raise ValueError(
+            "the measured times fit no link and no rate, such as less time for more bytes; measure on an idle machine"
+        )
     return best
 
 

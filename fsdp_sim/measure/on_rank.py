@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
+from fsdp_sim.measure.train_probe import ProbeShape, ProbeTime, time_probe
+
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -34,7 +36,8 @@ class CollectiveTime(NamedTuple):
 
 
 class Case(NamedTuple):
-    """One thing to measure: a kernel, or a collective of ``n_bytes`` in groups of ``group_size`` neighbours."""
+    """One thing to measure: a kernel, a collective of ``n_bytes`` in groups of ``group_size`` neighbours, or the probe
+    of a shape (``train``)."""
 
     kind: str
     dtype: str = "fp32"
@@ -45,7 +48,7 @@ class Case(NamedTuple):
 
 def measure(
     cases: list[Case], device: str, budget_s: float, track: Callable[[list[Case]], Iterable[Case]] = iter
-) -> list[KernelTime | CollectiveTime]:
+) -> list[KernelTime | CollectiveTime | ProbeTime]:
     """Measure each case on this rank, all ranks at the same time.
 
     Args:
@@ -57,6 +60,8 @@ def measure(
     return [
         collective(case, groups[case.group_size], device, budget_s)
         if case.group_size
+        else time_probe(ProbeShape(*case.shape), budget_s)
+        if case.kind == "train"
         else kernel(case, device, budget_s)
         for case in track(cases)
     ]

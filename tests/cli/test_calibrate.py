@@ -53,6 +53,17 @@ def test_the_fit_is_near_what_was_measured_and_says_how_near(measured):
     assert found["collective_error"]["median_abs"] < 1.0  # a factor of two, on a machine that does other things too
 
 
+def test_the_file_has_the_rates_that_training_reached(measured):
+    found, path = measured
+    part = Cluster.from_file(path).gpu
+    alone = max(row["flops"] / row["seconds"] for row in found["kernels"] if row["name"] == "matmul")
+
+    assert found["training_error"]["n"] == 2 * len(found["training"])
+    assert found["training_error"]["median_abs"] < 0.5
+    assert 0 < part.peak_flops("fp32") < 4 * alone
+    assert part.launch_s > 0
+
+
 def test_nothing_of_this_very_machine_is_written(measured):
     _, path = measured
     text = path.read_text()

@@ -1,12 +1,17 @@
 """`fsdp-sim doctor`: every part is really tried, and what is missing comes with its remedy."""
 
 import json
+import resource
+import socket
+import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 
 from fsdp_sim.cli import doctor as module
+from fsdp_sim.cli import doctor_gpus, doctor_system
 from fsdp_sim.cli.doctor import CHECKS, Finding, doctor, examine, package
 
 
@@ -52,12 +57,12 @@ def test_a_check_that_raises_has_found_something():
 
 
 def test_something_broken_is_exit_status_1(monkeypatch):
-    monkeypatch.setattr(module, "CHECKS", (lambda: Finding("wheel", "broken", "flat", "driving", "pump it"),))
+    monkeypatch.setattr(module, "CHECKS", (lambda: Finding("wheel", "broken", "flat", "driving", "pump it [hard]"),))
 
     result = CliRunner().invoke(doctor, [])
 
     assert result.exit_code == 1
-    assert "pump it" in result.stdout
+    assert "pump it [hard]" in result.stdout
 
 
 @pytest.mark.parametrize("version", [(3, 10), (3, 15)])
@@ -65,3 +70,95 @@ def test_a_python_that_will_not_do(monkeypatch, version):
     monkeypatch.setattr(sys, "version_info", (*version, 0, "final", 0))
 
     assert module.python().state == "broken"
+
+
+class TestSystem:
+    def test_a_port_in_use_is_named_with_what_to_do(self, monkeypatch):
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            taken = server.getsockname()[1]
+            monkeypatch.setattr(doctor_system, "TORCHRUN_PORT", taken)
+            found = doctor_system.ports()
+
+        assert found.state == "works"
+        assert f"in use: {taken}" in found.found
+        assert f"{taken} is torchrun's: use --standalone" in found.remedy
+
+    def test_too_few_files_are_found_by_opening_them(self):
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+        try:
+            found = doctor_system.limits()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+        assert found.state == "broken"
+        assert "Too many open files" in found.found
+        assert "ulimit -n" in found.remedy
+
+    def test_a_folder_that_cannot_be_written_to(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "gone").mkdir()
+        monkeypatch.setattr(doctor_system.Path, "cwd", lambda: tmp_path / "gone")
+        monkeypatch.setattr(doctor_system.shutil, "disk_usage", lambda path: SimpleNamespace(free=2**40))
+        (tmp_path / "gone").rmdir()
+
+        found = doctor_system.disk()
+
+        assert found.state == "broken"
+        assert "cannot be written to: No such file or directory" in found.found
+
+    def test_no_compiler_is_absent_and_one_that_compiles_nothing_is_broken(self, monkeypatch):
+        monkeypatch.setenv("CXX", "/no/such/compiler")
+        absent = doctor_system.compiler()
+        monkeypatch.setenv("CXX", "false")
+        broken = doctor_system.compiler()
+
+        assert (absent.state, broken.state) == ("absent", "broken")
+        assert "aot_eager" in absent.remedy
+
+    def test_a_browser_that_shows_nothing_is_broken(self, monkeypatch):
+        monkeypatch.setattr(doctor_system, "BROWSERS", ("true",))
+
+        assert doctor_system.browser().state == "broken"
+
+    def test_the_temporary_folder_is_the_one_that_programs_are_given(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(doctor_system.tempfile, "tempdir", str(tmp_path))
+
+        assert str(tmp_path) in doctor_system.temporary_folder().found
+
+
+# The form of `nvidia-smi topo -m` of a machine with four GPUs, two of them with NVLink, and a network card.
+MATRIX = (
+    "\t\x1b[4mGPU0\tGPU1\tGPU2\tGPU3\tNIC0\tCPU Affinity\tNUMA Affinity\x1b[0m\n"
+    "GPU0\t X \tNV4\tSYS\tSYS\tPIX\t0-31\t0\n"
+    "GPU1\tNV4\t X \tSYS\tSYS\tNODE\t0-31\t0\n"
+    "GPU2\tSYS\tSYS\t X \tPHB\tSYS\t32-63\t1\n"
+    "GPU3\tSYS\tSYS\tPHB\t X \tSYS\t32-63\t1\n"
+    "NIC0\tPIX\tNODE\tSYS\tSYS\t X \n\nLegend:\n\n  X    = Self\n"
+)
+
+
+class TestGpus:
+    def test_the_matrix_of_links_is_read_pair_by_pair(self):
+        found = doctor_gpus.topology(MATRIX)
+
+        assert found == {(0, 1): "NV4", (0, 2): "SYS", (0, 3): "SYS", (1, 2): "SYS", (1, 3): "SYS", (2, 3): "PHB"}
+        assert doctor_gpus.topology("no GPUs here\n") == {}
+        assert doctor_gpus.connection("NV4") == "4 NVLinks"
+        assert doctor_gpus.connection("SYS") == "the link between CPU sockets"
+
+    def test_the_all_reduce_of_nccls_check_sums_over_real_processes(self):
+        asked = [sys.executable, "-m", "fsdp_sim.cli.doctor_all_reduce", "gloo", "2"]
+        done = subprocess.run(asked, capture_output=True, text=True, timeout=120, check=False)
+
+        assert done.returncode == 0, done.stderr
+
+    @pytest.mark.gpu
+    def test_gpus_compute_and_sum_over_nccl(self):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs a GPU: sums over NCCL")
+        assert doctor_gpus.gpus().state == "works"
+        assert doctor_gpus.nccl().state == "works"
+        assert f"{torch.cuda.device_count()} rank" in doctor_gpus.nccl().found

@@ -7,13 +7,15 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from labs import checklist
-from labs.checklist_runs import Asked, FailedError, Trained
+from labs.checklist_runs import Asked
+from labs.trained import FailedError, Trained
 
 ROOT = Path(__file__).parents[2]
 SMALLEST = ("--ranks", "2", "--steps", "2", "--rows", "2", "--seq-len", "16")
@@ -122,7 +124,8 @@ class Fake:
 
 
 def trained(losses, norms=(1.0, 1.0, 1.0), out=Path(), **report) -> Trained:
-    return Trained(list(losses), list(norms), {"state_bytes": [100], "resumed_from": 3} | report, out)
+    report = {"state_bytes": [100], "resumed_from": 3} | report
+    return Trained(list(losses), list(norms), steps=[], report=report, out=out, printed="")
 
 
 GOOD = trained([3.0, 2.0, 1.0])
@@ -154,7 +157,7 @@ GOOD = trained([3.0, 2.0, 1.0])
 )  # fmt: skip
 def test_a_line_says_no(line, runs, says, tmp_path):
     (tmp_path / "checkpoints").mkdir()
-    runs = {name: Trained(run.losses, run.norms, run.report, tmp_path) for name, run in runs.items()}
+    runs = {name: replace(run, out=tmp_path) for name, run in runs.items()}
     lines = dict(checklist.checks(Fake(tmp_path, **runs)))
     with pytest.raises(FailedError, match=says):
         lines[line]()

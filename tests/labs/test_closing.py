@@ -8,6 +8,7 @@ import shutil
 
 import pytest
 
+from fsdp_sim.timeline import Op, read_timeline
 from labs.config import TrainConfig
 from labs.models import empty
 from tests.faults.agents import agents, starting
@@ -43,6 +44,14 @@ def plain(server, tmp_path_factory):
 def predicted(server, tmp_path_factory):
     """The same run, asked for a sample and a prediction."""
     job = server.start(tmp_path_factory.mktemp("predicted"), *SHORT, "--predict=true", "--sample=8")
+    assert job.wait(120) == 0, job.printed
+    return job
+
+
+@pytest.fixture(scope="module")
+def profiled(server, tmp_path_factory):
+    """The same run, with three steps more that are recorded."""
+    job = server.start(tmp_path_factory.mktemp("profiled"), *SHORT, "--profile=3")
     assert job.wait(120) == 0, job.printed
     return job
 
@@ -110,6 +119,30 @@ class TestStopped:
         assert found["compared"] == []
         assert not events(job, "sampled")
         assert "another rank is gone" not in job.printed
+
+
+class TestProfile:
+    def test_all_ranks_are_in_the_timeline_that_it_leaves(self, profiled):
+        timeline = read_timeline(profiled.out / "timeline.jsonl.gz")
+        assert (timeline.ranks, len(timeline.steps), timeline.header.clock) == ((0, 1), 3, "measured")
+        for rank in (0, 1):
+            gathers = [
+                e.unit for e in timeline.ops if (e.op, e.rank, e.step) == (Op.ALL_GATHER, rank, timeline.steps[1])
+            ]
+            assert gathers == ["root", "layers.0", "layers.0"]
+
+    def test_the_line_says_that_torch_issued_what_was_predicted(self, profiled):
+        found = report(profiled)
+        assert found["compared"] == []  # nobody asked for it
+        assert 0 < found["exposed_comm_s"] < 60
+        (line,) = found["explanation"]
+        assert line.startswith("Recorded: step ")
+        assert line.endswith("; issued as predicted.")
+        assert line in profiled.printed
+
+    def test_what_is_trained_to_be_recorded_is_kept_nowhere(self, profiled, plain):
+        assert tensors_of(checkpoints(profiled)[-1]) == tensors_of(checkpoints(plain)[-1])
+        assert not (plain.out / "timeline.jsonl.gz").exists()
 
 
 class TestPrediction:

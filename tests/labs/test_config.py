@@ -80,6 +80,7 @@ def test_what_is_no_value_of_a_key_is_named_by_one_rank_only(capsys, argument, s
         ("--warmup_steps=30", "warmup_steps=30, but there are 20 steps"),
         ("--keep=1", "keep=1: at least 2 checkpoints are kept"),
         ("--tensorboard=true", "tensorboard=True keeps something; say where with out=FOLDER"),
+        ("--profile=4", "profile=4 keeps something; say where with out=FOLDER"),
         ("--async_save=true --out=x --checkpoint=full", "async_save=True writes sharded checkpoints"),
         ("--model=gpt2-lage", "did you mean 'gpt2-large'"),
         ("--model=teaching-llama --dropout=0.1", "dropout"),
@@ -94,7 +95,8 @@ def test_a_value_that_cannot_be_is_named(arguments, says):
     ("argument", "value"),
     [
         ("--reshard_after_forward=true", True),
-        ("--reshard_after_forward=None", None),
+        ("--reshard_after_forward=none", None),
+        ("--activation_checkpointing=none", "none"),
         ("--reshard_after_forward=2", 2),
         ("--requires_gradient_sync=last", "last"),
         ("--forward_prefetch=false", False),

@@ -1,17 +1,24 @@
 """The simulator plays the pieces of a step in torch's order: what it says follows from what each of them takes."""
 
 import dataclasses
+from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
 
-from fsdp_sim.timeline import Op
+from fsdp_sim.measure import calibrate
+from fsdp_sim.ranks import Network, run
+from fsdp_sim.spec import Cluster, gpu
+from fsdp_sim.timeline import COLLECTIVES, Op
 from labs.config import TrainConfig
+from labs.optimizer import make_optimizer
 from labs.place import Place
-from labs.prediction import predict
+from labs.prediction import predict, predict_calibrated
 from labs.simulated import simulated
-from labs.timing import Pieces
+from labs.step import train_step
+from labs.timing import Pieces, _batch
+from labs.wrapping import wrap
 
 CPU = torch.device("cpu")
 SMALL = {"n_layer": 2, "seq_len": 32, "global_batch": 4}
@@ -80,6 +87,80 @@ class TestPlayed:
         del pieces.of_steps[0][Op.BWD, "layers.1"]
         with pytest.raises(ValueError, match=r"nothing was timed for BWD of layers\.1"):
             predict(config, config.model_config, place(2), CPU, pieces)
+
+
+SLOW = Network(bandwidth_gbps=0.16, latency_us=200)
+
+
+def cores_of(ranks, **changed):
+    """Ranks on cores that multiply at 8e10 FLOP/s and take 8 us for each kernel."""
+    part = dataclasses.replace(gpu("cpu"), fp32_flops=8e10, mem_bytes_per_s=1e10, launch_s=8e-6, **changed)
+    return Cluster(part, gpus=ranks)
+
+
+def calibrated(ranks=2, network=None, cluster=None, **changed):
+    config = TrainConfig(**(SMALL | changed))
+    return predict_calibrated(config, config.model_config, place(ranks), cluster or cores_of(ranks), network)
+
+
+class TestCalibrated:
+    def test_a_single_process_takes_its_kernels_and_python(self):
+        once = calibrated(1, api="single")
+        assert once.exposed_comm_s == 0.0
+        double = calibrated(1, api="single", global_batch=8)
+        assert once.step_time_s < double.step_time_s < 2 * once.step_time_s  # Python takes as long for more rows
+
+    def test_the_memory_is_the_one_of_any_prediction(self):
+        config = TrainConfig(api="fsdp2", **SMALL)
+        other = predict(config, config.model_config, place(2), CPU, one_second_each(config, 2))
+        assert calibrated(api="fsdp2").peak_memory_bytes == other.peak_memory_bytes
+
+    def test_on_a_slow_network_all_of_torchs_wire_is_exposed_and_some_of_the_minis(self):
+        ops = simulated(TrainConfig(**SMALL), TrainConfig(**SMALL).model_config, place(2), CPU).program.ops
+        wire_s = sum(SLOW.seconds(i.op.lower(), i.bytes, i.group_size) for i in ops if i.op in COLLECTIVES)
+        torchs, prefetched = (calibrated(network=SLOW, api="fsdp2", forward_prefetch=depth) for depth in (None, 1))
+        mini = calibrated(network=SLOW, api="mini")
+        assert torchs.exposed_comm_s == pytest.approx(wire_s)
+        assert prefetched.exposed_comm_s == pytest.approx(wire_s)  # nothing runs ahead of a call that waits
+        assert mini.exposed_comm_s < wire_s
+        assert calibrated(network=SLOW, api="mini", forward_prefetch=1).step_time_s < mini.step_time_s
+
+    def test_gloos_threads_slow_what_computes_beside_them_where_no_core_is_left(self, monkeypatch):
+        def step_s(cores):
+            monkeypatch.setattr(calibrate, "cores", lambda: cores)
+            return calibrated(api="mini", n_layer=4).step_time_s
+
+        assert step_s(64) == step_s(4) < step_s(2)
+
+    def test_another_number_of_ranks_or_a_gpu_is_refused(self):
+        with pytest.raises(ValueError, match="fsdp-sim calibrate --device cpu --ranks 2"):
+            calibrated(cluster=cores_of(4))
+        with pytest.raises(ValueError, match="the cluster has 2 ranks on H200-SXM-141GB"):
+            calibrated(cluster=Cluster("H200", gpus=2))
+
+
+def collectives_of_a_step(config):
+    """On a rank: three real steps."""
+    here = place(2)
+    here = dataclasses.replace(here, rank=torch.distributed.get_rank(), local_rank=torch.distributed.get_rank())
+    wrapped = wrap(config, config.model_config, here, CPU)
+    optimizer = make_optimizer(wrapped, config)
+    batch, n_micro_batches = _batch(config, config.model_config, here)
+    for step in range(3):
+        train_step(wrapped, optimizer, batch, step, config, n_micro_batches=n_micro_batches)
+
+
+@pytest.mark.parametrize(("api", "waits"), [("fsdp2", True), ("fsdp1", True), ("mini", False)])
+def test_on_cpu_cores_torchs_fsdp_waits_for_each_collective_and_the_mini_does_not(api, waits):
+    """[Note: collectives on CPU cores] of labs.prediction, on real ranks and a slow network."""
+    prefetch = 1 if api == "mini" else None
+    config = TrainConfig(api=api, **SMALL, forward_prefetch=prefetch)
+    timeline = run(
+        collectives_of_a_step, 2, config, network=SLOW, progress=False, show_output=False, timeout_s=120
+    ).timeline
+    mine = sorted((e for e in timeline.ops if e.rank == 0 and e.op in COLLECTIVES), key=lambda e: e.issue_s)
+    assert len(mine) > 12
+    assert all(later.issue_s >= earlier.end_s for earlier, later in pairwise(mine)) == waits
 
 
 def test_on_gpus_the_catalogue_is_enough(monkeypatch):

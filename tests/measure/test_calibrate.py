@@ -9,8 +9,18 @@ import pytest
 import torch
 
 from fsdp_sim.cost.collectives import collective_s
-from fsdp_sim.measure.calibrate import _core, calibrate, cores, fit_link, least_squares_above_zero, processor_name
+from fsdp_sim.measure.calibrate import (
+    Found,
+    _core,
+    calibrate,
+    cores,
+    fit_link,
+    fit_rates,
+    least_squares_above_zero,
+    processor_name,
+)
 from fsdp_sim.measure.on_rank import CollectiveTime, KernelTime
+from fsdp_sim.measure.train_probe import SHAPES, ProbeShape, ProbeTime, amounts_of_probe
 from fsdp_sim.spec import Cluster, Gpu, Link, gpu, link
 
 CORE, H100 = gpu("cpu"), gpu("H100")
@@ -92,16 +102,59 @@ def test_gpus_are_asked_for_where_there_are_none():
         calibrate(device="cuda")
 
 
-def test_ranks_that_are_more_than_the_cores_take_turns():
-    kernels = [KernelTime("matmul", dtype, (2, 2, 2), 1e9, 1.0, 0.1) for dtype in ("fp32", "bf16", "fp16")]
-    kernels += [KernelTime("attention", "fp32", (), 1e9, 1.0, 0.1), KernelTime("memory", "fp32", (), 0.0, 1e9, 0.1)]
-    kernels += [KernelTime("launch", "fp32", (), 0.0, 0.0, 1e-6)]
-    alone, crowded = _core(1, kernels), _core(8 * cores(), kernels)
+KERNELS = [KernelTime("matmul", dtype, (2, 2, 2), 1e10, 1.0, 0.1) for dtype in ("fp32", "bf16", "fp16")]
+KERNELS += [KernelTime("attention", "fp32", (), 4e9, 1.0, 0.1), KernelTime("memory", "fp32", (), 0.0, 4e9, 0.1)]
+KERNELS += [KernelTime("launch", "fp32", (), 0.0, 0.0, 1e-6)]
 
-    assert alone.peak_flops("fp32") == 1e10
-    assert crowded.peak_flops("fp32") == alone.peak_flops("fp32") / 8
-    assert crowded.mem_bytes_per_s == alone.mem_bytes_per_s / 8
-    assert crowded.launch_s == alone.launch_s * 8
+
+def probes(shapes=SHAPES, noise: float = 0.0) -> list[ProbeTime]:
+    """What a core takes that multiplies at 8e10 FLOP/s, does attention at 4e10, moves 1e10 bytes/s and takes 8 us for
+    each kernel."""
+    random = np.random.default_rng(1)
+
+    def seconds(of) -> float:
+        exact = of.matmul_flops / 8e10 + of.attention_flops / 4e10 + of.bytes / 1e10 + of.kernels * 8e-6
+        return exact * (1 + random.uniform(-noise, noise))
+
+    return [ProbeTime(shape, *map(seconds, amounts_of_probe(shape))) for shape in shapes]
+
+
+def test_the_rates_of_a_core_in_training_are_found_again():
+    found = fit_rates(KERNELS, probes())
+
+    assert found == pytest.approx((8e10, 4e10, 1e10, 8e-6), rel=1e-6)
+
+
+def test_shapes_that_were_left_out_are_predicted_although_the_rest_is_noisy():
+    unseen = [ProbeShape(1, 32, 96, 512), ProbeShape(16, 64, 256, 256), ProbeShape(3, 128, 512, 300)]
+    for seed_shapes in (SHAPES[:-1], SHAPES[1:]):
+        part = _core(cores(), KERNELS, probes(seed_shapes, noise=0.05))
+        found = Found(Cluster(part, gpus=cores()), (), (), tuple(probes(unseen)))
+        assert max(map(abs, found.probe_errors)) < 0.15
+
+
+def test_times_that_no_core_has_are_refused():
+    wild = [ProbeTime(shape, 10.0 ** (-9 * (i % 2)), 1.0) for i, shape in enumerate(SHAPES)]
+    with pytest.raises(ValueError, match=r"no rate.*measure on an idle machine"):
+        fit_rates(KERNELS, wild)
+
+
+def test_a_rank_that_has_several_cores_computes_on_all_and_issues_on_one():
+    on_all = [kernel._replace(flops=kernel.flops * cores()) for kernel in KERNELS]  # alone, a kernel has all cores
+    part = _core(1, on_all, probes())
+
+    assert part.peak_flops("fp32") == pytest.approx(8e10 * cores(), rel=0.01)
+    assert part.mem_bytes_per_s == pytest.approx(1e10 * cores(), rel=0.01)
+    assert part.launch_s == pytest.approx(8e-6, rel=0.01)
+
+
+def test_ranks_that_are_more_than_the_cores_take_turns():
+    one_each, crowded = _core(cores(), KERNELS, probes()), _core(8 * cores(), KERNELS, probes())
+
+    assert one_each.peak_flops("fp32") == pytest.approx(8e10, rel=0.01)
+    assert crowded.peak_flops("fp32") == pytest.approx(one_each.peak_flops("fp32") / 8, rel=0.01)
+    assert crowded.mem_bytes_per_s == pytest.approx(one_each.mem_bytes_per_s / 8, rel=0.01)
+    assert crowded.launch_s == pytest.approx(one_each.launch_s * 8, rel=0.01)
 
 
 def test_one_rank_alone_has_kernels_and_no_link_of_its_own():
@@ -112,6 +165,8 @@ def test_one_rank_alone_has_kernels_and_no_link_of_its_own():
     assert found.cluster.gpu.peak_flops("fp32") > 1e9
     assert 1e8 < found.cluster.gpu.mem_bytes_per_s < 1e13
     assert found.cluster.gpu.launch_s < 1e-3
+    assert [probe.shape for probe in found.probes] == list(SHAPES)
+    assert len(found.probe_errors) == 2 * len(SHAPES)
     assert found.as_dict()["collective_error"] is None
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fsdp_sim.timeline.kinds import COLLECTIVE_LANE, Lane, Op
-from fsdp_sim.timeline.kineto.draft import Draft, joined, with_sizes
+from fsdp_sim.timeline.kineto.draft import Draft, intervals, joined, with_sizes
 from fsdp_sim.timeline.kineto.gpu import on_gradients
 from fsdp_sim.timeline.kineto.host import Host
 from fsdp_sim.timeline.kineto.names import collective, dtype
@@ -29,7 +29,9 @@ def cpu_drafts(rows: Rows, host: Host) -> list[Draft]:
     collectives = _collectives(rows, host)
     wires = {span.tid for span in rows.annotations if span.name.startswith("gloo:")}
     work = [_optimizer(note, host) for note in host.notes if note.kind == "optimizer"] + _parts(host, wires)
-    compute = joined([*_computed(host, wires), *work], None)
+    # Who waits for DDP's last buckets does so between operations; FSDP's hooks wait in theirs, which are annotated.
+    waited_for = None if host.fsdp else intervals(collectives)
+    compute = joined([*_computed(host, wires), *work], waited_for)
     out = [*collectives, *compute]
     with_sizes(out)
     return out
@@ -44,7 +46,7 @@ def _collectives(rows: Rows, host: Host) -> list[Draft]:
         op = collective(span.name.partition("::")[2])
         if op is None or span.end <= outermost:
             continue
-        outermost = span.end
+        outermost, called_with = span.end, args
         notes = [n for n in host.note(span.tid, span.start) if n.unit]
         while at < len(gloo) and gloo[at][0].start < span.start:  # taken before the recording began
             at += 1
@@ -59,10 +61,24 @@ def _collectives(rows: Rows, host: Host) -> list[Draft]:
         if host.fsdp == 1:
             draft.lane = FSDP1_LANES.get(op, draft.lane)
         draft.key = (span.start,)
-        draft.group_size = world
+        draft.group_size = _group_size(called_with) or world
         _describe(draft, args)
         drafts.append(draft)
+    shards = max((d.group_size for d in drafts if d.op in FSDP1_LANES), default=world)
+    if shards < world:
+        for draft in drafts:
+            if draft.op is Op.ALL_REDUCE:  # HSDP's is among the replicas; of others, the call does not say among whom
+                draft.group_size = world // shards if draft.unit else 1
     return drafts
+
+
+def _group_size(args: Args) -> int:
+    """The ranks of a collective whose call names the whole and a rank's part of it (``record_shapes=True``), else 0."""
+    dims = args.input_dims
+    if not isinstance(dims, list) or len(dims) < 2:
+        return 0
+    part, whole = sorted(map(_numel, dims[:2]))
+    return whole // part if part else 0
 
 
 def _describe(draft: Draft, args: Args) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -84,6 +85,10 @@ class Host:
         """Whether, inside of backward, an operation is recorded for autograd: a forward that runs again."""
         return any(self.ops["forward"][i] for i in self.op_ids_around(tid, time))
 
+    def in_autograd(self, tid: int, time: float) -> bool:
+        """Whether the autograd engine runs a node on that thread: not so when backward is over."""
+        return self._engine.at(tid, time) >= 0
+
     def calls(self, tid: int, time: float) -> tuple[str, ...]:
         """``file:line`` of the user's functions that ran, outermost first.
 
@@ -109,14 +114,20 @@ class Host:
             self._states.append(walk.state())
         self._before = State(step=walk.first_step, phase=Phase.NONE)
 
+    @cached_property
+    def _engine(self) -> Nesting:
+        return Nesting(*(self.ops[c][self._evaluations()].tolist() for c in ("start", "end", "tid")))
+
     def _autograd_starts(self, edges: np.ndarray) -> list[float]:
         """When the autograd engine begins to run, as often as something else happened before."""
-        engine = np.array([name.startswith("autograd::engine::evaluate") for name in self.op_names], dtype=bool)
-        if not engine.any():
-            return []
-        start = self.ops["start"][engine[self.ops["name"]]]
+        start = self.ops["start"][self._evaluations()]
         _, first = np.unique(np.searchsorted(edges, start, side="right"), return_index=True)
         return [float(t) for t in start[first]]
+
+    def _evaluations(self) -> np.ndarray:
+        """Which CPU operations are nodes that the autograd engine runs."""
+        engine = np.array([name.startswith("autograd::engine::evaluate") for name in self.op_names], dtype=bool)
+        return engine[self.ops["name"]] if len(self.op_names) else np.zeros(0, dtype=bool)
 
     def _special_ops(self) -> np.ndarray:
         """Of the CPU operations those that tell something: FSDP's, torch.distributed's, arithmetic on gradients, and

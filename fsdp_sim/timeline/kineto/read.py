@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fsdp_sim.timeline.kinds import Op, Phase
+from fsdp_sim.timeline.kinds import Op
 from fsdp_sim.timeline.kineto.cpu import cpu_drafts
 from fsdp_sim.timeline.kineto.draft import Draft
 from fsdp_sim.timeline.kineto.gpu import device_drafts
@@ -106,7 +106,7 @@ def _read(path: Path, rank: int | None, progress: Progress | None) -> _Read:
         raise ValueError(f"{path} {_what_else(rows)}")
     drafts.sort(key=lambda d: (d.issue, d.start))
     if any(note.kind == "ddp_forward" for note in host.notes):
-        _name_buckets(drafts)
+        _name_buckets(drafts, host)
     for draft in drafts:
         draft.calls = host.calls(draft.tid, draft.issue)
     recorded = recorded_waits(drafts, rows.waits, rows.launched) if rows.waits else None
@@ -115,11 +115,11 @@ def _read(path: Path, rank: int | None, progress: Progress | None) -> _Read:
     return _Read(path, rows, host, drafts, _rank(rows, path) if rank is None else rank)
 
 
-def _name_buckets(drafts: list[Draft]) -> None:
-    """Number DDP's all-reduces within each backward, as the simulator does."""
+def _name_buckets(drafts: list[Draft], host: Host) -> None:
+    """Number DDP's all-reduces within each backward, as the simulator does; autograd's hooks issue them."""
     seen: Counter[tuple[int, int]] = Counter()
     for draft in drafts:
-        if draft.op is Op.ALL_REDUCE and draft.state.phase is Phase.BACKWARD and not draft.unit:
+        if draft.op is Op.ALL_REDUCE and not draft.unit and host.in_autograd(draft.tid, draft.issue):
             backward = (draft.state.step, draft.state.micro_batch)
             draft.unit = f"bucket.{seen[backward]}"
             seen[backward] += 1

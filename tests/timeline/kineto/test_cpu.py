@@ -114,7 +114,16 @@ def test_fsdp1_units_are_numbered_in_the_order_of_forward() -> None:
 def test_ddp_has_buckets_and_one_unit() -> None:
     timeline = recorded("ddp.rank0.json.gz")
     assert order(timeline, Op.ALL_REDUCE) == ["ALL_REDUCE(bucket.0)"]
-    assert [label.strip() for label in order(timeline, Op.FWD, Op.BWD, Op.OPTIM)] == ["FWD", "FWD loss", "BWD", "OPTIM"]
+    compute = order(timeline, Op.FWD, Op.BWD, Op.OPTIM)
+    assert [label.strip() for label in compute] == ["FWD", "FWD loss", "BWD", "BWD", "OPTIM"]
+
+
+def test_ddps_backward_is_apart_where_it_waits_for_a_bucket() -> None:
+    timeline = recorded("ddp.rank0.json.gz").select(step=3)
+    before, after = (e for e in timeline.ops if e.op is Op.BWD)
+    (bucket,) = (e for e in timeline.ops if e.op is Op.ALL_REDUCE)
+    assert before.end_s <= bucket.start_s < bucket.end_s <= after.start_s
+    assert exposed_comm_s(timeline, 0) == pytest.approx(bucket.duration_s)
     (reduced,) = {e.bytes for e in timeline.ops if e.op is Op.ALL_REDUCE}
     assert reduced == 3 * BLOCK_BYTES + ROOT_BYTES
 

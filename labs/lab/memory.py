@@ -1,0 +1,216 @@
+"""What each knob saves: peak memory predicted for a dozen settings, then counted in a real step of each.
+
+    python -m labs.lab.memory
+    python -m labs.lab.memory --ranks 4 --rows 8
+    python -m labs.lab.memory --model gpt2 --seq-len 512         on GPUs: one rank on each
+
+On CPUs every tensor of a step is counted (`fsdp_sim.measure.live_bytes`) on ranks with torch's own FSDP2. On GPUs the
+trainer runs once per setting, and the figure is that of CUDA's allocator. One knob is turned at a time. Look for what
+a knob leaves alone: more ranks divide parameters, gradients and optimizer state; activations they leave as they are.
+
+Exit status: 0 when done, 1 when a run failed, 2 when asked wrongly, 130 after Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import tyro
+from rich.console import Console
+
+from fsdp_sim.measure import live_bytes
+from fsdp_sim.simulate import Simulation, simulate
+from labs.config import TrainConfig
+from labs.lab.result import Result, Row, this_machine
+from labs.loader import Batch
+from labs.optimizer import make_optimizer
+from labs.place import Place, n_ranks
+from labs.simulated import peak_memory_bytes, simulated
+from labs.step import train_step
+from labs.trained import FailedError, train
+from labs.wrapping import Wrapped, wrap
+
+CPU = torch.device("cpu")
+MIB = 2**20
+PEAK = "peak memory"
+PEAK_WITH_HOST = "peak memory, host and device together"
+BASE = "as it comes"
+
+Optimizers = Mapping[str, Callable[[Wrapped, TrainConfig], torch.optim.Optimizer]]
+OPTIMIZERS: Optimizers = {
+    "adamw": make_optimizer,
+    "sgd_momentum": lambda wrapped, config: torch.optim.SGD(wrapped.model.parameters(), config.lr, momentum=0.9),
+    "sgd": lambda wrapped, config: torch.optim.SGD(wrapped.model.parameters(), config.lr),
+}
+"""By the simulator's names; the trainer has AdamW alone."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """A step whose memory is predicted and counted.
+
+    Attributes:
+        config: of the trainer; ``global_batch`` is that of all ranks.
+        optimizer: one of `OPTIMIZERS`.
+    """
+
+    config: TrainConfig
+    ranks: int
+    optimizer: str = "adamw"
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda", 0) if self.config.device == "cuda" else CPU
+
+    @cached_property
+    def simulation(self) -> Simulation:
+        """The step as the simulator knows it."""
+        place = Place(world_size=self.ranks, local_world_size=self.ranks)
+        simulation = simulated(self.config, self.config.model_config, place, self.device)
+        plan = dataclasses.replace(simulation.plan, optimizer=self.optimizer)
+        return simulation if plan == simulation.plan else simulate(simulation.workload, simulation.cluster, plan)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Predicted: the most bytes of tensors alive on a rank's device."""
+        return peak_memory_bytes(self.config, self.simulation)
+
+
+def settings(base: TrainConfig, ranks: int, rows: int) -> dict[str, Setting]:
+    """The base, and each knob turned alone. Every setting has ``rows`` rows per rank but those that change them."""
+
+    def turned(world_size: int = ranks, n_rows: int = rows, optimizer: str = "adamw", **change: Any) -> Setting:
+        return Setting(dataclasses.replace(base, global_batch=world_size * n_rows, **change), world_size, optimizer)
+
+    knobs: dict[str, Any] = {"reshard_after_forward": False, "wrap": "root", "param_dtype": "bf16",
+                             "activation_checkpointing": ("selective", "full"), "cpu_offload": True}  # fmt: skip
+    found = {BASE: turned(), "api=ddp": turned(api="ddp")}
+    for knob, values in knobs.items():
+        for value in values if isinstance(values, tuple) else (values,):
+            found[f"{knob}={value}"] = turned(**{knob: value})
+    found[f"micro_batch={rows // 2}"] = turned(micro_batch=rows // 2)
+    found[f"{2 * rows} rows per rank"] = turned(n_rows=2 * rows)
+    if base.device == "cuda":  # the trainer has one optimizer, and a machine its GPUs
+        return found
+    found |= {f"optimizer={name}": turned(optimizer=name) for name in OPTIMIZERS if name != "adamw"}
+    return found | {f"{n} ranks": turned(world_size=n) for n in (2 * ranks, 4 * ranks)}
+
+
+# ---- Counted --------------------------------------------------------------------------------------------------------
+
+
+def count(asked: Mapping[str, Setting]) -> dict[str, int]:
+    """Bytes at the peak of a real step, for each setting: the rank that has the most.
+
+    Raises:
+        FailedError: a run failed. On CPUs `fsdp_sim.ranks.RanksError`.
+    """
+    if any(setting.device.type == "cuda" for setting in asked.values()):
+        return {name: _peak_on_gpus(setting) for name, setting in asked.items()}
+    from fsdp_sim.ranks import run  # starts a server that imports torch, so not before it is needed
+
+    found: dict[str, int] = {}
+    for ranks in sorted({setting.ranks for setting in asked.values()}):
+        of_ranks = {name: setting for name, setting in asked.items() if setting.ranks == ranks}
+        items = [(setting.config, setting.optimizer) for setting in of_ranks.values()]
+        peaks = run(_peaks, ranks, items, record=False, show_output=False, timeout_s=300.0, title=f"{ranks} ranks")
+        found |= dict(zip(of_ranks, (max(of_setting) for of_setting in zip(*peaks, strict=True)), strict=True))
+    return {name: found[name] for name in asked}
+
+
+def _peaks(items: list[tuple[TrainConfig, str]]) -> list[int]:
+    from fsdp_sim.ranks import track
+
+    return [peak_of_a_step(config, optimizer) for config, optimizer in track(items)]
+
+
+def peak_of_a_step(config: TrainConfig, optimizer_name: str = "adamw") -> int:
+    """On a rank, a CPU: the most bytes of tensors alive in the second step. The first makes the optimizer's state."""
+    place = Place(dist.get_rank(), dist.get_world_size(), dist.get_rank(), dist.get_world_size(), torchrun=True)
+    wrapped = wrap(config, config.model_config, place, CPU)
+    optimizer = OPTIMIZERS[optimizer_name](wrapped, config)
+    batch, n_micro_batches = random_batch(config, place)
+    train_step(wrapped, optimizer, batch, 0, config, n_micro_batches=n_micro_batches)
+    with live_bytes(wrapped.model, optimizer) as meter:
+        train_step(wrapped, optimizer, batch, 1, config, n_micro_batches=n_micro_batches)
+    return meter.peak_bytes
+
+
+def random_batch(config: TrainConfig, place: Place) -> tuple[Batch, int]:
+    """This rank's rows of random tokens, and their number of micro-batches: memory and time do not depend on text."""
+    rows = config.global_batch // place.world_size
+    tokens = torch.randint(0, config.model_config.vocab_size, (rows, config.seq_len + 1))
+    batch = Batch(tokens[:, :-1].clone(), tokens[:, 1:].clone(), config.global_batch * config.seq_len, 0)
+    return batch, rows // (config.micro_batch or rows)
+
+
+def _peak_on_gpus(setting: Setting) -> int:
+    plain, config = TrainConfig(), setting.config
+    fields = [field.name for field in dataclasses.fields(TrainConfig)]
+    changed = {name: getattr(config, name) for name in fields if getattr(config, name) != getattr(plain, name)}
+    arguments = (f"--{name}={str(value).lower()}" for name, value in changed.items())
+    memory = train(*arguments, "--steps=3", "--predict=false", ranks=setting.ranks).report["memory"]
+    return max(of_rank["peak_bytes"] for of_rank in memory)
+
+
+# ---- The lab --------------------------------------------------------------------------------------------------------
+
+
+def run(model: str = "teaching", ranks: int | None = None, rows: int = 4, seq_len: int = 64) -> Result:
+    """Predict each setting, then count it.
+
+    Args:
+        model: a preset of `labs.train`.
+        ranks: by default one for each GPU, or 2 on CPUs.
+        rows: per rank; even, for one knob halves them.
+
+    Raises:
+        ValueError: a number that cannot be. FailedError, RanksError: a run failed.
+    """
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    ranks = ranks or gpus or 2
+    if ranks < 1 or rows < 2 or rows % 2:
+        raise ValueError(f"ranks={ranks}, rows={rows}: at least 1 rank, and an even number of rows, one knob halves it")
+    base = TrainConfig(model=model, seq_len=seq_len, device="cuda" if gpus >= ranks else "cpu")
+    base.check()
+    asked = settings(base, ranks, rows)
+    predicted = {name: setting.peak_bytes for name, setting in asked.items()}
+    counted = count(asked)
+    notes: tuple[str, ...] = (f"{rows} rows of {seq_len} tokens per rank, {n_ranks(ranks)}, if not said otherwise.",)
+    result = []
+    for name, setting in asked.items():
+        quantity, expected = PEAK, predicted[name]
+        if setting.config.cpu_offload and setting.device.type == "cpu":  # where both memories are one
+            result.append(Row(name, PEAK, expected / MIB, None, "MiB"))
+            quantity, expected = PEAK_WITH_HOST, predicted[BASE]  # what leaves the device stays in that one
+            notes += ("A CPU rank has one memory, so there cpu_offload moves nothing out of it.",)
+        result.append(Row(name, quantity, expected / MIB, counted[name] / MIB, "MiB"))
+    return Result("memory", "measured", tuple(result), this_machine(base.device, ranks), notes=notes)
+
+
+def main(model: str = "teaching", ranks: int | None = None, rows: int = 4, seq_len: int = 64) -> int:
+    """The command; returns its exit status."""
+    from fsdp_sim.ranks import RanksError
+
+    console = Console()
+    try:
+        result = run(model, ranks, rows, seq_len)
+    except (ValueError, FailedError, RanksError) as error:
+        console.print(f"labs.lab.memory: {error}", markup=False, soft_wrap=True)
+        return 2 if isinstance(error, ValueError) else 1
+    except KeyboardInterrupt:
+        return 130
+    console.print(result.table())
+    for note in result.notes:
+        console.print(note, markup=False, soft_wrap=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(tyro.cli(main, description=__doc__))

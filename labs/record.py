@@ -1,0 +1,164 @@
+"""Record what the labs find on this machine's hardware, for those who do not have it.
+
+    python -m labs.record                       (every lab, on GPUs)
+    python -m labs.record overlap memory        (these)
+    python -m labs.record --out=/tmp/recorded   (elsewhere than in labs/recorded)
+
+Each lab is run here, with its own defaults, and what it returns goes to labs/recorded/NAME.json.gz with hardware,
+versions and date. What ran on CPU cores is not recorded: it runs on every machine.
+Exit status: 0 all recorded; 1 a lab failed; 2 asked wrongly, or no GPU; 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import torch
+import tyro
+
+import labs.lab
+from labs.gpt import did_you_mean
+from labs.lab.result import Result
+
+RECORDED = Path(__file__).with_name("recorded")
+SUFFIX = ".json.gz"
+USAGE = "\n    ".join(line.strip() for line in (__doc__ or "").splitlines() if line)
+
+Hardware = Literal["cpu", "cuda"]
+
+
+def hardware_here() -> Hardware:
+    """The best there is: ``cuda`` where torch finds a GPU."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def names(package: Any = labs.lab) -> tuple[str, ...]:
+    """The labs: modules and folders of `labs.lab` that have a function ``run`` whose result is a `Result`."""
+    modules = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
+    return tuple(name for name in modules if _run_of(f"{package.__name__}.{name}") is not None)
+
+
+def _run_of(module: str) -> Callable[..., Result] | None:
+    run = getattr(importlib.import_module(module), "run", None)
+    if not callable(run) or inspect.signature(run).return_annotation not in (Result, "Result"):
+        return None
+    return cast(Callable[..., Result], run)
+
+
+def lab(name: str, package: Any = labs.lab) -> Callable[..., Result]:
+    """A lab's ``run``.
+
+    Raises:
+        ValueError: there is no such lab; says which there are.
+    """
+    there = [module.name for module in pkgutil.iter_modules(package.__path__)]
+    run = _run_of(f"{package.__name__}.{name}") if name in there else None
+    if run is None:
+        raise ValueError(f"no lab is called {name!r}{did_you_mean(name, names(package))}")
+    return run
+
+
+def recorded(name: str, folder: Path = RECORDED) -> Result | None:
+    """What was recorded of a lab, its kind ``recorded`` (or ``pretended``); None if nothing was.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    path = folder / f"{name}{SUFFIX}"
+    return Result.load(path) if path.exists() else None
+
+
+def result_of(
+    name: str, wanted: Hardware = "cuda", *, run: Callable[..., Result] | None = None, folder: Path = RECORDED,
+    **settings: Any,
+) -> Result:  # fmt: skip
+    """What a lab finds on the hardware that is wanted: run here where it is, else as it was recorded.
+
+    Args:
+        name: of the lab.
+        run: the lab's function; by default the one of `labs.lab` with that name.
+        settings: for ``run``. A recording was made with the defaults.
+
+    Returns:
+        a `Result` whose kind and notes say which it is. Where the hardware is missing and nothing was recorded, one
+        without rows that says so.
+    """
+    if wanted == "cpu" or hardware_here() == wanted:
+        return (run or lab(name))(**settings)
+    found = recorded(name, folder)
+    if found is None:
+        note = (
+            f"No GPU is here, and no recording of the lab {name!r} on one has been made: there is nothing to show. On "
+            f"a machine with a GPU, python -m labs.record {name} makes it."
+        )
+        return Result(name, "recorded", (), "no hardware: nothing was measured", versions={}, notes=(note,))
+    note = f"No GPU is here: this was recorded on {found.date} on {found.hardware}, with the lab's defaults."
+    return replace(found, notes=(note, *found.notes))
+
+
+def record(name: str, run: Callable[..., Result], hardware: str, folder: Path = RECORDED) -> Path:
+    """Run a lab here and write what it finds.
+
+    Args:
+        hardware: what the result has to be of: part of its `Result.hardware`, such as the GPU's name.
+
+    Returns:
+        the file.
+
+    Raises:
+        ValueError: the result is of something else, is a recording itself, or is too large. Nothing is written.
+    """
+    result = run()
+    if result.kind == "recorded":
+        raise ValueError(f"{name} returned a recording; only what runs here is recorded")
+    if hardware not in result.hardware:
+        raise ValueError(f"{name} ran on {result.hardware}, not on {hardware}; nothing was recorded")
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}{SUFFIX}"
+    result.save(path)
+    return path
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to record."""
+
+    labs: tyro.conf.Positional[tuple[str, ...]] = ()
+    """Names of labs; by default all."""
+    out: Path = RECORDED
+    """The folder."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Record on this machine's GPUs. Returns the exit status."""
+    settings = tyro.cli(Settings, prog="python -m labs.record", description=USAGE, args=arguments)
+    if hardware_here() != "cuda":
+        print("labs.record: torch finds no GPU here, and labs on CPU cores run everywhere; there is nothing to record")
+        return 2
+    try:
+        chosen = {name: lab(name) for name in settings.labs or names()}
+    except (ValueError, ModuleNotFoundError) as error:
+        print(f"labs.record: {error}")
+        return 2
+    failed = 0
+    for name, run in chosen.items():
+        try:
+            path = record(name, run, torch.cuda.get_device_name(0), settings.out)
+            print(f"{name}: {path}, {path.stat().st_size:,} bytes", flush=True)
+        except KeyboardInterrupt:
+            return 130
+        except Exception as error:  # one lab that fails does not keep the others from being recorded
+            failed += 1
+            print(f"{name}: {type(error).__name__}: {error}", flush=True)
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,192 @@
+"""Trains for real: ``torchrun ... -m labs.train`` from Python, and the numbers that it left behind.
+
+    run = train("--api=fsdp1", "--steps=5", ranks=2)
+    run.losses, run.report["state_bytes"]
+
+Nothing outlives a call: not after an error, not after Ctrl-C, nor (on Linux) when the process that called is killed.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+import psutil
+from tqdm.auto import tqdm
+
+from labs.notebook import TIED
+from labs.place import n_ranks
+
+GRACE_S = 10.0
+"""For ranks that are told to leave; after it they are killed."""
+
+STEP = re.compile(r"step +\d+ +loss \S+")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a run left behind.
+
+    Attributes:
+        losses, norms: of each step, averaged over the ranks; nan for what is not finite.
+        steps: the lines of metrics.jsonl that are steps, see `labs.metrics.Record`.
+        report: report.json, see `labs.report.Report`.
+        out: the run's folder; it is gone already if none was asked for.
+        printed: all that torchrun and the ranks printed.
+    """
+
+    losses: list[float]
+    norms: list[float]
+    steps: list[dict[str, Any]]
+    report: dict[str, Any]
+    out: Path
+    printed: str
+
+
+class FailedError(Exception):
+    """A run that failed, or a number that is not what it has to be."""
+
+
+def train(
+    *arguments: str,
+    ranks: int = 2,
+    out: Path | None = None,
+    env: Mapping[str, str] = {},
+    timeout_s: float = 600.0,
+    progress: bool = True,
+) -> Trained:
+    """Run the trainer under torchrun, and read its numbers.
+
+    Args:
+        arguments: of the trainer, as in ``--api=ddp``.
+        out: its folder; what is there is gone on with. By default a temporary one.
+        env: environment variables, besides this process's.
+
+    Raises:
+        FailedError: it failed; in the trainer's own words.
+    """
+    what = f"labs.train on {n_ranks(ranks)} {' '.join(arguments)}".strip()
+    with ExitStack() as stack:
+        folder = out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="trained-")))
+        command = ("-m", "labs.train", *arguments, f"--out={folder}")
+        printed = torchrun(*command, ranks=ranks, env=env, timeout_s=timeout_s, progress=progress, what=what)
+        try:
+            lines = [msgspec.json.decode(line) for line in (folder / "metrics.jsonl").read_bytes().splitlines()]
+            steps = [line for line in lines if "loss" in line]
+            losses, norms = ([_number(line[key]) for line in steps] for key in ("loss", "grad_norm"))
+            report = msgspec.json.decode((folder / "report.json").read_bytes())
+        except (OSError, KeyError, msgspec.DecodeError) as error:
+            raise FailedError(f"{what} ended well, but its numbers cannot be read: {error!r}") from error
+    return Trained(losses, norms, steps, report, folder, printed)
+
+
+def torchrun(
+    *command: str,
+    ranks: int = 2,
+    env: Mapping[str, str] = {},
+    timeout_s: float = 600.0,
+    progress: bool = True,
+    what: str = "",
+) -> str:
+    """Run ``torchrun --standalone --nproc_per_node=RANKS COMMAND``; returns what it printed, errors included.
+
+    Args:
+        command: a script or ``-m module``, and its arguments.
+        what: the words for it in an error, by default the command.
+
+    Raises:
+        FailedError: it ended with another status than 0, or was still running after ``timeout_s``.
+    """
+    what = what or f"torchrun {' '.join(command)} on {n_ranks(ranks)}"
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", TIED, *launcher, *command],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+        env={"OMP_NUM_THREADS": "1"} | os.environ | dict(env),
+    )  # fmt: skip
+    assert process.stdout is not None
+    with _ended(process), _alarm(process, timeout_s) as late:
+        printed = _read(process.stdout, progress)
+        status = process.wait()
+    if late.is_set():
+        raise FailedError(f"{what} was still running after {timeout_s:g} s: {what_it_said(printed)}")
+    if status:
+        raise FailedError(f"{what} ended with status {status}: {what_it_said(printed)}")
+    return printed
+
+
+def _read(stdout: IO[str], progress: bool) -> str:
+    """All that is printed, with a bar that counts the lines of steps."""
+    shown = progress and ("ipykernel" in sys.modules or sys.stdout.isatty())  # no bar in a log file
+    lines = []
+    with tqdm(desc="training", unit=" steps", file=sys.stdout, leave=False, disable=not shown) as bar:
+        for line in stdout:
+            lines.append(line)
+            if STEP.match(line):
+                bar.set_postfix_str(line.strip(), refresh=False)
+                bar.update()
+    return "".join(lines)
+
+
+@contextmanager
+def _alarm(process: subprocess.Popen[str], timeout_s: float) -> Iterator[threading.Event]:
+    """End the processes when it takes too long; the event says so."""
+    late = threading.Event()
+
+    def end() -> None:
+        late.set()
+        _end(process)
+
+    timer = threading.Timer(timeout_s, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield late
+    finally:
+        timer.cancel()
+
+
+@contextmanager
+def _ended(process: subprocess.Popen[str]) -> Iterator[None]:
+    """After the block the launcher and its ranks are gone, however it was left."""
+    try:
+        yield
+    finally:
+        if process.poll() is None:
+            _end(process)
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Tell the launcher to leave, which tells its ranks; what is still there after a while is killed."""
+    with suppress(psutil.Error):
+        launcher = psutil.Process(process.pid)
+        family = [launcher, *launcher.children(recursive=True)]
+        launcher.terminate()
+        for still_there in psutil.wait_procs(family, timeout=GRACE_S)[1]:
+            with suppress(psutil.Error):
+                still_there.kill()
+    process.wait()
+
+
+def what_it_said(printed: str) -> str:
+    """Of all that torchrun prints the trainer's own words, else the end."""
+    said = [line.removeprefix("labs.train: ") for line in printed.splitlines() if line.startswith("labs.train: ")]
+    return said[0] if said else printed.strip()[-500:]
+
+
+def _number(value: float | None) -> float:
+    """metrics.jsonl has null for what is not finite."""
+    return math.nan if value is None else value

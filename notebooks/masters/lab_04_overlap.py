@@ -1,0 +1,134 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Lab 4: what can hide an all-gather?
+#
+# An all-gather costs nothing while something else computes. So what counts is *when it is issued*: FSDP1 has
+# `BACKWARD_PRE` and `BACKWARD_POST` for that, FSDP2 explicit prefetch.
+#
+# **What is real:** the ranks, torch's FSDP1 and FSDP2, the traces of torch's profiler, all times *measured*.
+# **What is modelled:** the slow network between the ranks, and everything *predicted*.
+
+# %%
+from fsdp_sim import viz
+from fsdp_sim.ranks import Network
+from fsdp_sim.timeline import Op
+from fsdp_sim.timeline.analysis import median_step
+from labs.config import TrainConfig
+from labs.lab import overlap
+from labs.lab.result import Result, this_machine
+from labs.overlap import Experiment
+from labs.run_summary import first_divergence
+
+config = TrainConfig(n_layer=3, seq_len=64, global_batch=4, device="cpu")
+settings = overlap.configs(config)
+print("\n".join(settings))
+
+# %% [markdown]
+# ## 1. Predict
+#
+# Three blocks. Each is gathered once in forward and again in backward.
+#
+# *Predict:* in each of these settings, how many of the six all-gathers are issued **before another unit
+# computes**, so that there is something to hide behind?
+
+# %%
+predicted = {name: overlap.predicted_step(setting, ranks=2) for name, setting in settings.items()}
+for name, step in predicted.items():
+    compute, reduce = overlap.ahead(step)
+    print(f"{name:26s} {compute} before another unit computes, {reduce} only before a reduce-scatter")
+assert overlap.ahead(predicted["FSDP1, BACKWARD_PRE"]) == (3, 0)
+assert overlap.ahead(predicted["FSDP1, BACKWARD_POST"]) == (0, 2)
+assert overlap.ahead(predicted["FSDP2, forward prefetch 1"]) == (5, 0)
+
+# %% [markdown]
+# ## 2. Run torch, and read its trace
+#
+# Two ranks train with each setting while torch's profiler records. Its traces become timelines of the same
+# kind as the simulator's, both ranks on one clock: no rank can leave a collective before all have entered,
+# and that says how far their clocks are apart.
+#
+# *Predict:* with `BACKWARD_PRE` and with `BACKWARD_POST`, what comes between the all-gather of block 2 in
+# backward and its computing?
+
+# %% tags=["nbval-ignore-output"]
+measured = overlap.record(settings, ranks=2)
+for name in settings:
+    assert first_divergence(predicted[name], measured[name]) is None
+    assert overlap.ahead(measured[name]) == overlap.ahead(predicted[name])
+print("In every setting torch issued what was predicted, in that order.")
+
+
+# %%
+def issued(name):
+    step = measured[name].select(step=median_step(measured[name]), rank=0, phase="backward")
+    return [e.label for e in step.ops if e.op in (Op.ALL_GATHER, Op.REDUCE_SCATTER) or e.label.startswith("BWD layers")]
+
+
+for name in ("FSDP1, BACKWARD_PRE", "FSDP1, BACKWARD_POST"):
+    print(f"{name}:\n   ", "\n    ".join(issued(name)[:6]))
+assert issued("FSDP1, BACKWARD_PRE")[1:3] == ["ALL_GATHER(layers.1)", "BWD layers.2"]
+assert issued("FSDP1, BACKWARD_POST")[1:4] == ["BWD layers.2", "ALL_GATHER(layers.1)", "REDUCE_SCATTER(layers.2)"]
+
+# %% [markdown]
+# `PRE` asks for block 1 before block 2 computes: its gather hides behind that, and two blocks are whole at a
+# time. `POST` asks after block 2 has computed and was freed: less memory, and what may hide the gather is
+# the end of that computing on a GPU whose CPU runs ahead. It comes before the reduce-scatter in any case:
+# on NCCL's one queue per group the gather would else wait for the reduction.
+
+# %% [markdown]
+# ## 3. What it is worth
+#
+# torch's FSDP on CPUs waits for each collective where it is issued, so order changes nothing there. The
+# project's own FSDP does not wait. On a slow network: each piece of a step timed alone, then two steps
+# *predicted*, and only then run.
+#
+# *Predict:* does one more block in advance, in forward, make the step shorter? By the smaller of a gather and
+# a forward, for each block but the first. Below, predicted over measured with forward prefetch.
+
+# %% tags=["nbval-ignore-output"]
+slow = Experiment(world_size=2, batch=8, seq_len=128, network=Network(bandwidth_gbps=0.25, latency_us=200))
+rows, steps = overlap.on_slow_network(slow)
+Result("overlap", "measured", tuple(rows), this_machine(ranks=2))
+
+# %% tags=["nbval-ignore-output"]
+off, on = (steps[f"{name}, measured"] for name in overlap.PREFETCHES)
+assert (overlap.ahead(off), overlap.ahead(on)) == ((5, 0), (9, 0))
+for name in overlap.PREFETCHES:
+    assert first_divergence(steps[f"{name}, predicted"], steps[f"{name}, measured"]) is None
+viz.compare(steps[f"{name}, predicted"], on, titles=("predicted", "measured"))
+
+# %% [markdown]
+# ## 4. The rate limiter
+#
+# On a GPU the CPU only queues, and runs ahead: FSDP1 could issue the gathers of all blocks before the first
+# one computes, and each holds memory. `limit_all_gathers` makes the CPU wait.
+#
+# *Predict:* GPT-2 with 774 million parameters on 8 GPUs. How many all-gathers has the CPU issued, at most,
+# whose units have not begun to compute? In forward and backward each block has one.
+
+# %%
+for row in overlap.limiter_rows():
+    print(f"{row.name}: {row.predicted:.0f} (predicted)")
+limited, unlimited = overlap.limiter_rows()
+assert limited.predicted <= 3 < 30 < unlimited.predicted
+
+# %% [markdown]
+# ## What to do on GPUs
+#
+# - One GPU: no rank to talk to. Read the order of a trace; `labs.pretend` shows the overlap of a cluster.
+# - Several: `python -m labs.lab.overlap --model gpt2 --rows 8 --seq-len 1024` times every setting, FSDP1's
+#   without its limiter too, and puts the prediction of the catalogue beside it.
+# - Any run: `torchrun ... -m labs.train --out=runs/a --profile=4` writes `runs/a/timeline.jsonl.gz` of all
+#   ranks and ends with a line: exposed, overlap, waiting for late ranks, idle, and where the prediction was
+#   left.

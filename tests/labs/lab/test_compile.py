@@ -1,0 +1,62 @@
+"""The compiler sees what it should in the right order only, and memory is what the simulator says."""
+
+import pytest
+
+from labs.lab import compile as lab
+from labs.lab.result import Row
+
+
+@pytest.fixture(scope="module")
+def seen():
+    return lab.orders(ranks=1)
+
+
+@pytest.mark.parametrize("order", lab.EXPECTED)
+def test_the_compiler_sees_in_each_order_what_is_expected(seen, order):
+    found = seen[order]
+    graphs, checkpoints, breaks = lab.EXPECTED[order]
+    assert (found.graphs, found.checkpoints) == (graphs, checkpoints)
+    assert (found.breaks > 0) == (breaks > 0)
+
+
+def test_no_order_changes_the_loss(seen):
+    assert len({found.loss for found in seen.values()}) == 1
+
+
+def test_rows_of_another_length_are_compiled_once_more_and_then_no_more():
+    found = lab.orders(["right"], ranks=1, lengths=(32, 24, 16))["right"]
+    assert [(row.predicted, row.measured) for row in lab.lengths_rows(found)] == [(2, 2), (0, 0)]
+
+
+def test_counts_become_rows_of_the_result():
+    rows = lab.order_rows({"sharded too early": lab.Seen(1, 1, 0, 0, 0, 3.7)})
+    assert rows == [
+        Row("sharded too early", "graphs", 1, 1, ""),
+        Row("sharded too early", "regions to compute again", 0, 0, ""),
+        Row("sharded too early", "graph breaks", 1, 1, ""),
+    ]
+
+
+def test_the_more_is_computed_again_the_less_is_kept():
+    none, selective, full = (lab.predict_peak_bytes(how) for how in lab.HOW)
+    assert none > selective > full
+
+
+def test_memory_is_what_was_predicted():
+    measured = lab.measure_peak_bytes(ranks=2, n_layer=2)
+    for how, n_bytes in measured.items():
+        assert lab.predict_peak_bytes(how, 2, n_layer=2) == pytest.approx(n_bytes, rel=0.05)
+
+
+def test_the_trainer_measures_it_too_and_its_step_time():
+    memory, time = lab.checkpointing(ranks=2, n_layer=2, hows=["full"])
+    assert (memory.name, memory.quantity) == ("checkpointing full", "peak memory")
+    assert memory.error == pytest.approx(0, abs=0.05)
+    assert time.predicted is not None
+    assert time.measured > 0
+
+
+@pytest.mark.parametrize(("ranks", "n_layer"), [(0, 2), (3, 2), (2, 0)])
+def test_what_cannot_be_is_refused(ranks, n_layer, capsys):
+    assert lab.main(ranks, n_layer) == 2
+    assert f"ranks={ranks}, n_layer={n_layer}" in capsys.readouterr().err

@@ -1,0 +1,60 @@
+"""Unit size: what torch issues is what was said, the bytes stay and their number grows; and the network decides."""
+
+from __future__ import annotations
+
+import pytest
+
+from fsdp_sim.ranks import Network
+from fsdp_sim.timeline import Lane
+from labs.lab.memory import PEAK
+from labs.lab.result import Result, Row, this_machine
+from labs.lab.units import COLLECTIVES, LARGEST, POLICIES, STEP, WIRE, main, run, settings, sweet_spot
+
+FEW = ("one unit", "each block")
+
+
+@pytest.fixture(scope="module")
+def result():
+    return run(Network(bandwidth_gbps=10, latency_us=100), rows=1, seq_len=16, policies=FEW)
+
+
+def test_every_policy_moves_the_same_bytes_in_more_and_more_collectives():
+    issued = []
+    for setting in settings(ranks=2, rows=1, seq_len=16).values():
+        issued.append([i.bytes for i in setting.simulation.program.ops if i.op in WIRE])
+    assert [len(bytes_) for bytes_ in issued] == sorted({len(bytes_) for bytes_ in issued})
+    assert [max(bytes_) for bytes_ in issued] == sorted((max(bytes_) for bytes_ in issued), reverse=True)
+    assert all(sum(bytes_) == pytest.approx(sum(issued[0]), rel=0.01) for bytes_ in issued)
+    assert len(issued) == len(POLICIES)
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_what_is_recorded_is_what_was_predicted(result, name):
+    rows = {row.quantity: row for row in result.rows if row.name == name}
+    assert rows[COLLECTIVES].predicted == rows[COLLECTIVES].measured == {"one unit": 3, "each block": 18}[name]
+    assert rows[LARGEST].predicted == rows[LARGEST].measured
+    assert abs(rows[PEAK].error) < 0.05
+    assert rows[STEP].measured > 0
+    assert rows[STEP].predicted > 0
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_predicted_and_measured_steps_can_be_laid_on_one_picture(result, name):
+    before, after = (result.timelines[f"{name}, {kind}"] for kind in ("predicted", "measured"))
+    assert (before.header.clock, after.header.clock) == ("simulated", "measured")
+    step = after.steps[-2]
+    assert before.select(step=1).lane_order(0, Lane.ALL_GATHER) == after.select(step=step).lane_order(
+        0, Lane.ALL_GATHER
+    )
+
+
+def test_the_sweet_spot_is_the_shortest_step():
+    rows = tuple(Row(name, STEP, p, m, "ms") for name, p, m in (("a", 3.0, 1.0), ("b", 2.0, 4.0)))
+    made = Result("units", "measured", rows, this_machine("cpu", 2))
+    assert (sweet_spot(made), sweet_spot(made, by="measured")) == ("b", "a")
+
+
+@pytest.mark.parametrize("asked", [{"ranks": 1}, {"rows": 0}, {"bandwidth_gbps": 0.0}, {"latency_us": -1.0}])
+def test_what_cannot_be_is_refused_before_anything_runs(asked, capsys):
+    assert main(**asked) == 2
+    assert "labs.lab.units: " in capsys.readouterr().out

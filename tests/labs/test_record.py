@@ -1,0 +1,152 @@
+"""Recordings stand in for hardware that is not here, and every way to show one says so."""
+
+import sys
+
+import pytest
+import torch
+
+from fsdp_sim.timeline import Event, Header, Lane, Op, Timeline
+from labs import record as module
+from labs.lab.result import Result, Row, this_machine
+from labs.record import lab, main, names, record, recorded, result_of
+
+
+def tiny(rows: int = 64) -> Result:
+    """A lab: the bytes of a real matmul's output."""
+    x = torch.ones(rows, rows)
+    n_bytes = (x @ x).nbytes
+    matmul = Event(
+        seq=0, rank=0, op=Op.FWD, lane=Lane.COMPUTE, unit="root", bytes=n_bytes, issue_s=0, start_s=0, end_s=1e-3
+    )
+    timeline = Timeline(Header(producer="mini", clock="measured", world_size=1), [matmul])
+    row = Row("matmul", "output", 4.0 * rows**2, float(n_bytes), "B")
+    return Result("tiny", "measured", (row,), this_machine(), timelines={"measured": timeline}, notes=("float32",))
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+def test_what_was_recorded_comes_back_as_recorded(tmp_path):
+    path = record("tiny", tiny, hardware="CPU cores", folder=tmp_path / "new")
+    found = recorded("tiny", tmp_path / "new")
+
+    assert path == tmp_path / "new" / "tiny.json.gz"
+    assert found.kind == "recorded"
+    assert "recorded elsewhere, not measured here" in found.caption
+    assert (found.rows, found.hardware, found.date) == (tiny().rows, this_machine(), tiny().date)
+    assert set(found.versions) >= {"torch", "python"}
+    assert list(found.timelines["measured"]) == list(tiny().timelines["measured"])
+
+
+def test_nothing_recorded_is_nothing(tmp_path):
+    assert recorded("tiny", tmp_path) is None
+
+
+def test_a_damaged_recording_is_named(tmp_path):
+    (tmp_path / "tiny.json.gz").write_bytes(b"not compressed")
+
+    with pytest.raises(ValueError, match=r"tiny\.json\.gz is no recorded result"):
+        recorded("tiny", tmp_path)
+
+
+def test_only_what_ran_on_the_hardware_is_recorded(tmp_path):
+    with pytest.raises(
+        ValueError, match=r"tiny ran on 1 rank on .* CPU cores .*, not on NVIDIA H100; nothing was reco"
+    ):
+        record("tiny", tiny, hardware="NVIDIA H100", folder=tmp_path)
+    path = record("tiny", tiny, hardware="CPU cores", folder=tmp_path)
+    path.rename(tmp_path / "other.json.gz")
+    with pytest.raises(ValueError, match="tiny returned a recording"):
+        record("tiny", lambda: recorded("other", tmp_path), hardware="CPU cores", folder=tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["other.json.gz"]
+
+
+def test_a_lab_runs_where_its_hardware_is(tmp_path, no_gpu):
+    found = result_of("tiny", wanted="cpu", run=tiny, folder=tmp_path, rows=8)
+
+    assert found.kind == "measured"
+    assert found.rows[0].measured == 4 * 8 * 8
+
+
+def test_elsewhere_its_recording_is_shown_and_says_so(tmp_path, no_gpu):
+    record("tiny", tiny, hardware="CPU cores", folder=tmp_path)
+    found = result_of("tiny", wanted="cuda", run=tiny, folder=tmp_path, rows=8)
+
+    assert found.kind == "recorded"
+    assert found.rows[0].measured == 4 * 64 * 64
+    assert found.notes[0].startswith(f"No GPU is here: this was recorded on {tiny().date} on {this_machine()}")
+    assert found.notes[1:] == ("float32",)
+    assert "No GPU is here" in found._repr_html_()
+
+
+def test_where_none_was_made_it_says_so_and_shows_no_number(tmp_path, no_gpu):
+    found = result_of("tiny", wanted="cuda", run=tiny, folder=tmp_path)
+
+    assert (found.kind, found.rows) == ("recorded", ())
+    assert "no recording of the lab 'tiny' on one has been made" in found.notes[0]
+    assert "python -m labs.record tiny" in found._repr_html_()
+    assert "nothing was measured" in found.caption
+
+
+def test_every_recording_in_the_repository_is_of_a_gpu_and_can_be_read():
+    for path in module.RECORDED.glob(f"*{module.SUFFIX}"):
+        found = recorded(path.name.removesuffix(module.SUFFIX))
+        assert found.rows
+        assert "CPU cores" not in found.hardware
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """Labs of its own: one, and a module that is none."""
+    folder = tmp_path / "my_labs"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    (folder / "one.py").write_text(
+        "from tests.labs.test_record import tiny\n\n\ndef run() -> 'Result':\n    return tiny()\n"
+    )
+    (folder / "none.py").write_text("def run() -> int:\n    return 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import my_labs
+
+    yield my_labs
+    for name in ("my_labs", "my_labs.one", "my_labs.none"):
+        sys.modules.pop(name, None)
+
+
+def test_a_lab_is_a_module_whose_run_returns_a_result(package):
+    assert names(package) == ("one",)
+    assert lab("one", package)().lab == "tiny"
+    with pytest.raises(ValueError, match="no lab is called 'onee'; did you mean 'one'"):
+        lab("onee", package)
+    with pytest.raises(ValueError, match="no lab is called 'none'"):
+        lab("none", package)
+
+
+def test_without_a_gpu_the_command_records_nothing(tmp_path, no_gpu, capsys):
+    assert main([f"--out={tmp_path}"]) == 2
+    assert "torch finds no GPU here" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("hardware", "status", "files"), [("CPU cores", 0, ["one.json.gz"]), ("NVIDIA H100", 1, [])])
+def test_the_command_records_each_lab_and_says_which_failed(
+    package, tmp_path, monkeypatch, capsys, hardware, status, files
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: hardware)
+    monkeypatch.setattr(module, "names", lambda: ("one",))
+    monkeypatch.setattr(module, "lab", lambda name: lab(name, package))
+
+    assert main([f"--out={tmp_path / 'out'}"]) == status
+    assert "one: " in capsys.readouterr().out
+    assert [path.name for path in (tmp_path / "out").glob("*")] == files
+
+
+def test_an_unknown_lab_is_one_sentence(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(module, "names", lambda package=None: ("memory",))
+
+    assert main(["memori", f"--out={tmp_path}"]) == 2
+    assert "no lab is called 'memori'; did you mean 'memory'?" in capsys.readouterr().out
