@@ -49,8 +49,6 @@ def train(run: Run) -> int:
     """Train on all ranks; returns the exit status."""
     config, place, device = run.config, run.place, run.device
     use_threads(place)
-    if device.type == "cpu":
-        keep_freed_memory()
     launcher = os.getppid() if place.torchrun else None  # now: it may be killed while the model is built
     with ExitStack() as stack:
         stack.enter_context(deterministic(config.deterministic, device))
@@ -255,7 +253,8 @@ def _lost(error: Exception) -> bool:
 
 
 def command() -> int:
-    """`main`, with Ctrl-C before training begins or pressed thrice."""
+    """`main` for a process of its own, with Ctrl-C before training begins or pressed thrice."""
+    keep_freed_memory()
     try:
         status = main()
     except KeyboardInterrupt:

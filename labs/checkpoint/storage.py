@@ -124,7 +124,8 @@ class Writer(StorageWriter):
 
         point("before-shard-write", self.step)
         with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
-            self.files.update(zip(names, pool.map(write, names, groups), strict=True))
+            at_once = pool.map if len(groups) > 1 else map
+            self.files.update(zip(names, at_once(write, names, groups), strict=True))
         for name, items in zip(names, groups, strict=True):
             planned_bytes = sum(map(_size_bytes, items))
             if self.files[name].size_bytes != planned_bytes:

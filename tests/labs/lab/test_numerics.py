@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from labs.lab import numerics
-from labs.lab.numerics import BF16_RMS, BF16_UNIT, Row
+from labs.lab.numerics import BF16_RMS, BF16_UNIT
+from labs.lab.numerics.__main__ import main
+from labs.lab.result import Row
 
 
 def of(rows, quantity):
@@ -118,5 +120,5 @@ def test_the_picture_has_each_number():
 
 @pytest.mark.parametrize(("ranks", "steps"), [(1, 5), (3, 5), (4, 0)])
 def test_what_cannot_be_is_refused(ranks, steps, capsys):
-    assert numerics.main(ranks, steps) == 2
+    assert main(ranks, steps) == 2
     assert f"ranks={ranks}, steps={steps}" in capsys.readouterr().err

@@ -1,0 +1,56 @@
+"""Precision, accumulation, clipping: what changes the numbers of a training, and by how much.
+
+Everything is predicted from a formula first, then done with torch's own FSDP2 and FSDP1 on real ranks:
+
+    small          the GPT that all of them share
+    reduction      gradients of many ranks added up in bf16: each addition rounds, so the error grows with their number
+    scaling        gradients too small for fp16, and the scaler that lifts them
+    accumulation   reduce in each micro-batch, or in the last one only: the same numbers, bytes sent for bytes kept
+    clipping       the norm of all ranks' gradients, and what becomes of it when a rank clips by its own shards
+    tokens         ranks with unequally many tokens: a mean of means is not the mean
+    losses         the trainer in fp32 and in bf16 (on GPUs, where it can, in fp16 too)
+
+All but the last is done on CPU cores also where there are GPUs: a format rounds in the same way everywhere.
+As a command: ``python -m labs.lab.numerics --help``.
+"""
+
+from __future__ import annotations
+
+from labs.lab.numerics.accumulation import accumulation
+from labs.lab.numerics.clipping import clipping
+from labs.lab.numerics.losses import compare_losses, device_of, dtypes, losses
+from labs.lab.numerics.reduction import (
+    BF16_RMS,
+    BF16_UNIT,
+    add_in_bf16,
+    predict_reduction,
+    reduce_in_bf16,
+    reduction,
+    reduction_picture,
+)
+from labs.lab.numerics.scaling import SCALE, fp16, predict_vanished, vanished
+from labs.lab.numerics.small import MODEL, SEQ_LEN, gradients_of
+from labs.lab.numerics.tokens import tokens
+from labs.lab.result import Result, this_machine
+from labs.place import n_ranks
+
+__all__ = [
+    "BF16_RMS", "BF16_UNIT", "MODEL", "SCALE", "SEQ_LEN", "accumulation", "add_in_bf16", "clipping", "compare_losses",
+    "fp16", "gradients_of", "losses", "predict_reduction", "predict_vanished", "reduce_in_bf16", "reduction",
+    "reduction_picture", "run", "tokens", "vanished",
+]  # fmt: skip
+
+
+def run(ranks: int = 4, steps: int = 10) -> Result:
+    """All of it.
+
+    Raises:
+        FailedError: a training failed.
+    """
+    rows = [*reduction(), *fp16(), *accumulation(ranks), *clipping(ranks), *tokens(), *compare_losses(losses(2, steps))]
+    device = device_of(2)
+    notes = (
+        f"The losses are those of the trainer on {device.type} ({', '.join(dtypes(device))}; fp16 is for GPUs). All "
+        f"else was measured on {n_ranks(ranks)}, or as many as it says, on CPU cores with gloo.",
+    )
+    return Result("numerics", "measured", tuple(rows), this_machine(device, 2), notes=notes)
