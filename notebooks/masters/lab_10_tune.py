@@ -100,8 +100,8 @@ viz.compare(above, below, titles=("predicted", "pretended")).show()
 
 # %%
 gathers = [[e.label for e in timeline.ops if e.op == "ALL_GATHER"] for timeline in (above, below)]
-print(len(gathers[0]), "all-gathers in both, in the same order")
 assert gathers[0] == gathers[1]
+print("The real step gathers what was predicted, in the same order.")
 
 # %% [markdown]
 # ## On one GPU, and on many
