@@ -41,8 +41,8 @@ def main() -> None:
     weights = model.module.state_dict()
     if rank == 0 and len(sys.argv) > 1:
         torch.save(weights, sys.argv[1])
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    dist.destroy_process_group()  # once the model is gone

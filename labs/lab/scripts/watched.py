@@ -91,3 +91,5 @@ def main(folder: Path, script: str, arguments: list[str]) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads may still want the GIL, which a Python that shuts down does not give: see labs.train
