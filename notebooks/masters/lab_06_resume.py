@@ -37,6 +37,7 @@ from labs.lab.resume import (
     train,
 )
 
+# %%
 temporary = tempfile.TemporaryDirectory()  # gone with the kernel
 folder = Path(temporary.name)
 
