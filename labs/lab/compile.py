@@ -296,10 +296,7 @@ def main(ranks: int = 2, n_layer: int = 5) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    console = Console()
-    console.print(result.table())
-    for note in result.notes:
-        console.print(note)
+    result.print(Console())
     return 0
 
 

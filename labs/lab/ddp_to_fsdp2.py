@@ -30,6 +30,7 @@ from fsdp_sim.simulate import Simulation
 from fsdp_sim.timeline import Op
 from labs.checklist_runs import CLOSE, same
 from labs.config import TrainConfig
+from labs.lab.command import command
 from labs.lab.result import Result, Row, this_machine
 from labs.lab.scripts.watched import Collective, Watched
 from labs.place import Place
@@ -167,19 +168,8 @@ def _same_weights(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> str
 
 def main(ranks: int = 2) -> int:
     """The command; returns its exit status."""
-    console = Console()
-    console.print(diff())
-    try:
-        result = run(ranks)
-    except (ValueError, FailedError) as error:
-        console.print(f"labs.lab.ddp_to_fsdp2: {error}", markup=False, soft_wrap=True)
-        return 2 if isinstance(error, ValueError) else 1
-    except KeyboardInterrupt:
-        return 130
-    console.print(result.table())
-    for note in result.notes:
-        console.print(note, markup=False, soft_wrap=True)
-    return 0
+    Console().print(diff())
+    return command("ddp_to_fsdp2", lambda: run(ranks))
 
 
 if __name__ == "__main__":

@@ -22,18 +22,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import tyro
-from rich.console import Console
 
 from fsdp_sim.measure import live_bytes
 from fsdp_sim.simulate import Simulation, simulate
 from labs.config import TrainConfig
+from labs.lab.command import command
 from labs.lab.result import Result, Row, this_machine
 from labs.loader import Batch
 from labs.optimizer import make_optimizer
 from labs.place import Place, n_ranks
 from labs.simulated import peak_memory_bytes, simulated
 from labs.step import train_step
-from labs.trained import FailedError, train
+from labs.trained import train
 from labs.wrapping import Wrapped, wrap
 
 CPU = torch.device("cpu")
@@ -196,20 +196,7 @@ def run(model: str = "teaching", ranks: int | None = None, rows: int = 4, seq_le
 
 def main(model: str = "teaching", ranks: int | None = None, rows: int = 4, seq_len: int = 64) -> int:
     """The command; returns its exit status."""
-    from fsdp_sim.ranks import RanksError
-
-    console = Console()
-    try:
-        result = run(model, ranks, rows, seq_len)
-    except (ValueError, FailedError, RanksError) as error:
-        console.print(f"labs.lab.memory: {error}", markup=False, soft_wrap=True)
-        return 2 if isinstance(error, ValueError) else 1
-    except KeyboardInterrupt:
-        return 130
-    console.print(result.table())
-    for note in result.notes:
-        console.print(note, markup=False, soft_wrap=True)
-    return 0
+    return command("memory", lambda: run(model, ranks, rows, seq_len))
 
 
 if __name__ == "__main__":

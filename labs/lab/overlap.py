@@ -27,15 +27,15 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import tyro
-from rich.console import Console
 
-from fsdp_sim.ranks import Network, RanksError, track
+from fsdp_sim.ranks import Network, track
 from fsdp_sim.ranks import run as on_ranks
 from fsdp_sim.simulate import simulate
 from fsdp_sim.spec import Cluster, Plan
 from fsdp_sim.timeline import Op, Timeline, read_timeline
 from fsdp_sim.timeline.analysis import exposed_comm_s, median_step, step_time_s
 from labs.config import TrainConfig
+from labs.lab.command import command
 from labs.lab.result import Result, Row, this_machine
 from labs.loader import Batch
 from labs.models import empty
@@ -46,7 +46,7 @@ from labs.profiling import Recording, gathered, profiled
 from labs.run_summary import COMPUTE, ROOT, summarize
 from labs.simulated import simulated
 from labs.step import train_step
-from labs.trained import FailedError, train
+from labs.trained import train
 from labs.wrapping import wrap
 from labs.wrapping.units import find_units
 
@@ -299,18 +299,7 @@ def main(
     latency_us: float = 200.0,
 ) -> int:
     """The command; returns its exit status."""
-    console = Console()
-    try:
-        result = run(model, ranks, rows, seq_len, bandwidth_gbps, latency_us)
-    except (ValueError, FailedError, RanksError) as error:
-        console.print(f"labs.lab.overlap: {error}", markup=False, soft_wrap=True)
-        return 2 if isinstance(error, ValueError) else 1
-    except KeyboardInterrupt:
-        return 130
-    console.print(result.table())
-    for note in result.notes:
-        console.print(note, markup=False, soft_wrap=True)
-    return 0
+    return command("overlap", lambda: run(model, ranks, rows, seq_len, bandwidth_gbps, latency_us))
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from typing import Any, Literal
 import msgspec
 import psutil
 import torch
+from rich.console import Console
 from rich.table import Table
 
 from fsdp_sim.timeline import Event, Header, Timeline
@@ -108,6 +109,12 @@ class Result:
         for row in self.rows:
             table.add_row(*row.cells)
         return table
+
+    def print(self, console: Console) -> None:
+        """The table, then the notes."""
+        console.print(self.table())
+        for note in self.notes:
+            console.print(note, markup=False, soft_wrap=True)
 
     def _repr_html_(self) -> str:
         notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)

@@ -273,10 +273,7 @@ def main(ranks: int = 2, where: Where = "before-rename") -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    console = Console()
-    console.print(result.table())
-    for note in result.notes:
-        console.print(note)
+    result.print(Console())
     return 0
 
 

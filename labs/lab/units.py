@@ -24,15 +24,15 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 import tyro
-from rich.console import Console
 
 from fsdp_sim.engine import replay
-from fsdp_sim.ranks import Network, RanksError, track
+from fsdp_sim.ranks import Network, track
 from fsdp_sim.ranks import run as on_ranks
 from fsdp_sim.schedule import build as build_program
 from fsdp_sim.timeline import Op, Timeline
 from fsdp_sim.timeline.analysis import median_step, piece_durations, step_time_s
 from labs.config import TrainConfig
+from labs.lab.command import command
 from labs.lab.memory import CPU, MIB, PEAK, Setting, count, random_batch
 from labs.lab.result import Result, Row, this_machine
 from labs.optimizer import make_optimizer
@@ -148,19 +148,11 @@ def main(
     seq_len: int = 64,
 ) -> int:  # fmt: skip
     """The command; returns its exit status."""
-    console = Console()
-    try:
-        result = run(Network(bandwidth_gbps, latency_us), ranks, rows, seq_len)
-    except (ValueError, RanksError) as error:
-        console.print(f"labs.lab.units: {error}", markup=False, soft_wrap=True)
-        return 2 if isinstance(error, ValueError) else 1
-    except KeyboardInterrupt:
-        return 130
-    console.print(result.table())
-    for note in result.notes:
-        console.print(note, markup=False, soft_wrap=True)
-    console.print(f"Fastest: {sweet_spot(result)} was predicted, {sweet_spot(result, by='measured')} was measured.")
-    return 0
+
+    def closing(result: Result) -> str:
+        return f"Fastest: {sweet_spot(result)} was predicted, {sweet_spot(result, by='measured')} was measured."
+
+    return command("units", lambda: run(Network(bandwidth_gbps, latency_us), ranks, rows, seq_len), closing)
 
 
 if __name__ == "__main__":

@@ -35,10 +35,7 @@ def main(ranks: int = 4, steps: int = 10) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    console = Console()
-    console.print(result.table())
-    for note in result.notes:
-        console.print(note)
+    result.print(Console())
     return 0
 
 
