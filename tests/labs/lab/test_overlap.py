@@ -94,7 +94,7 @@ class TestCommand:
                         notes=("issued as predicted",))  # fmt: skip
         monkeypatch.setattr(overlap, "run", lambda *_: result)
         out = io.StringIO()
-        monkeypatch.setattr(overlap, "Console", lambda: Console(file=out, width=120))
+        monkeypatch.setattr("labs.lab.command.Console", lambda: Console(file=out, width=120))
         assert overlap.main() == 0
         assert "a setting" in out.getvalue()
         assert "+100%" in out.getvalue()
