@@ -6,6 +6,7 @@ skip is a hole, but for what no such machine has: a GPU, and a second version of
 
 import os
 import signal
+from collections import Counter
 from collections.abc import Generator
 
 import pytest
@@ -39,3 +40,17 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
     report = yield
     _fail_if_skipped(report)
     return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How long each notebook took, and all of them."""
+    seconds: Counter[str] = Counter()
+    for report in (report for reports in terminalreporter.stats.values() for report in reports):
+        file = getattr(report, "nodeid", "").partition("::")[0]
+        if file.endswith(".ipynb"):
+            seconds[file] += report.duration
+    if seconds:
+        terminalreporter.section("seconds per notebook")
+        for file, spent_s in seconds.most_common():
+            terminalreporter.write_line(f"{spent_s:6.1f}  {file}")
+        terminalreporter.write_line(f"{seconds.total():6.1f}  all, one after another")

@@ -13,7 +13,8 @@ Read in this order:
     training, train               a training between two steps; the trainer's loop and command
     metrics, meters, report       what is shown
     profiling, clocks, run_summary recorded steps; all ranks on one clock; what they say in one line
-    simulated, timing, prediction the simulator's word for the same step
+    memory                        what a step holds, by the simulator's categories
+    simulated, random_batch, timing, prediction   the simulator's word for the same step
     evaluation, closing           the validation loss, a sample; what is said at the end
     points                        moments at which the fault tests make a rank fail
 

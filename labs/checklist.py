@@ -91,9 +91,8 @@ def _saved(run: Trained) -> str:
 
 
 def _resumed(runs: Runs, ranks: int) -> str:
-    whole, half, out = runs.run(ranks), runs.asked.steps // 2, runs.folder / "resumed"
-    runs.again(out, ranks, f"--steps={half}")
-    second = runs.again(out, ranks)
+    whole, half = runs.run(ranks), runs.asked.steps // 2
+    second = runs.gone_on(half, ranks, ranks)
     _went_on_from(half, second)
     if second.losses != whole.losses:
         raise FailedError(f"losses differ from those of the uninterrupted run: {second.losses} and {whole.losses}")
@@ -101,9 +100,8 @@ def _resumed(runs: Runs, ranks: int) -> str:
 
 
 def _resumed_elsewhere(runs: Runs, ranks: int) -> str:
-    whole, half, out = runs.run(ranks), runs.asked.steps // 2, runs.folder / "elsewhere"
-    runs.again(out, ranks, f"--steps={half}")
-    second = runs.again(out, 1, "--api=single")
+    whole, half = runs.run(ranks), runs.asked.steps // 2
+    second = runs.gone_on(half, ranks, 1, "--api=single")
     _went_on_from(half, second)
     return same("the losses of the uninterrupted run", second.losses, whole.losses)
 

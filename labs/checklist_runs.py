@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,13 @@ class Runs:
         if isinstance(done, FailedError):
             raise done
         return done
+
+    def gone_on(self, step: int, ranks: int, other_ranks: int, *arguments: str) -> Trained:
+        """A run that goes on in a copy of what ``ranks`` left behind when they stopped after ``step`` steps."""
+        stopped = self.run(ranks, f"--steps={step}")
+        out = self.folder / f"copy-for-{other_ranks}"
+        shutil.copytree(stopped.out, out)
+        return self.again(out, other_ranks, *arguments)
 
     def again(self, out: Path, ranks: int, *arguments: str) -> Trained:
         asked = self.asked

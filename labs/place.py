@@ -9,7 +9,6 @@ count for themselves. So the ranks that are alive agree on a new prefix first, s
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import os
 import sys
@@ -86,21 +85,6 @@ def use_threads(place: Place) -> None:
         return
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     torch.set_num_threads(max(1, cores // place.local_world_size))
-
-
-def keep_freed_memory() -> bool:
-    """Have glibc's malloc keep what is freed for the next allocation; returns whether it will.
-
-    By default it gives large tensors back to the kernel at once, and each step pays for their pages anew (the teaching
-    model on 2 cores: 3 to 6% of a step). Where malloc is another one, nothing is changed.
-
-    Source: mallopt(3).
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
-        return False
-    mmap_threshold, trim_threshold, most = -3, -1, 2**31 - 1
-    return bool(mallopt(mmap_threshold, most)) and bool(mallopt(trim_threshold, most))
 
 
 def call_roll(store: dist.Store, rank: int, ranks: int, timeout_s: float) -> str:

@@ -23,7 +23,6 @@ import torch
 
 from fsdp_sim import engine
 from fsdp_sim.cost.collectives import collective_s
-from fsdp_sim.cost.costs import MEASURED
 from fsdp_sim.engine.seconds import COPIES
 from fsdp_sim.schedule import Instruction, Kind, Program
 from fsdp_sim.simulate import Simulation
@@ -39,14 +38,8 @@ if TYPE_CHECKING:  # fsdp_sim.ranks starts a server that imports torch, so not b
     from fsdp_sim.ranks import Network
 
 WAITS = ("fsdp2", "hsdp", "fsdp1")  # for each collective, on CPU cores
-GLOO_CORE = 0.5  # of a core that gloo's threads use while a collective over loopback runs: copies and sums, not waits
-# What Python takes beside the model's kernels, in launches of a kernel: FSDP's hooks around a collective, and DTensor
-# around each parameter in the gradients' norm and in the optimizer.
-COLLECTIVE_LAUNCHES, DTENSOR_LAUNCHES = 100, 6
-SMALL_REDUCES = {
-    "single": 0,
-    "ddp": 1,
-}  # in a step: what all ranks agree on; where gradients are sharded their norm too
+DTENSOR_LAUNCHES = 2  # of a kernel, around each parameter in the gradients' norm and in the optimizer
+SMALL_REDUCES = {"single": 0, "ddp": 1}  # in a step: what all ranks agree on; where sharded, the norm too: 2
 
 TINY_S = 1e-12  # so that what the catalogue takes to be free has its part of a piece
 COMPUTE = (Op.FWD, Op.BWD, Op.RECOMPUTE)
@@ -125,35 +118,31 @@ def predict_calibrated(
             f"are asked for; measure them with fsdp-sim calibrate --device cpu --ranks {place.world_size}"
         )
     traced = simulated(config, model_config, place, torch.device("cpu"))
-    launch_s = cluster.gpu.launch_s or 0.0
-    simulation = Simulation(traced.workload, cluster, traced.plan, replace(MEASURED, kernel_gap_s=launch_s))
-    sharded = config.api not in WHOLE_MODEL
-
-    def loopback_s(i: Instruction) -> float:
-        return simulation.costs.seconds(i)
+    simulation = Simulation(traced.workload, cluster, traced.plan)
+    costs = simulation.costs
 
     def seconds(i: Instruction) -> float:
-        if i.op not in COLLECTIVES:
-            return loopback_s(i)
-        wire_s = network.seconds(i.op.lower(), i.bytes, i.group_size) if network else 0.0
-        return max(wire_s, loopback_s(i))
-
-    def issue_s(i: Instruction) -> float:
-        return launch_s * COLLECTIVE_LAUNCHES if i.op in COLLECTIVES and sharded else 0.0
+        alone_s = costs.seconds(i)
+        if i.op not in COLLECTIVES or network is None:
+            return alone_s
+        return max(network.seconds(i.op.lower(), i.bytes, i.group_size), alone_s)
 
     def slowdown(slowed: Instruction, by: Instruction) -> float:
-        return 1.0 + GLOO_CORE * loopback_s(by) / max(seconds(by), TINY_S)
+        """gloo's threads need a core while they copy and sum, not while the wire is waited for."""
+        return 1.0 + costs.seconds(by) / max(seconds(by), TINY_S)
 
     crowded = cores() < 2 * place.local_world_size
     contention = engine.Contention(compute_slowdown_by_collective=slowdown) if crowded else None
     program = _waiting(simulation.program) if config.api in WAITS else simulation.program
-    run = engine.run(program, seconds, issue_s=issue_s, device="cpu", contention=contention)
+    run = engine.run(program, seconds, issue_s=costs.issue_s, device="cpu", contention=contention)
+    sharded = config.api not in WHOLE_MODEL
     n_params = sum(len(unit.params) for unit in simulation.workload.units)
-    rest_s = launch_s * DTENSOR_LAUNCHES * n_params * sharded
+    rest_s = (cluster.gpu.launch_s or 0.0) * n_params * (DTENSOR_LAUNCHES if sharded else 1)
     if place.world_size > 1:
-        small_s = collective_s("all_reduce", 4 * place.world_size, place.world_size, cluster)
-        wire_s = network.seconds("all_reduce", 4 * place.world_size, place.world_size) if network else 0.0
-        rest_s += SMALL_REDUCES.get(config.api, 2) * max(small_s, wire_s)
+        n_bytes = 4 * place.world_size
+        small_s = collective_s("all_reduce", n_bytes, place.world_size, cluster)
+        wire_s = network.seconds("all_reduce", n_bytes, place.world_size) if network else 0.0
+        rest_s += SMALL_REDUCES.get(config.api, 2) * (max(small_s, wire_s) + (cluster.gpu.collective_s or 0.0))
     memory = peak_memory_bytes(config, simulation)
     told = f"Predicted from what fsdp-sim calibrate measured on {cluster.gpu.name} with {cluster.gpus} ranks."
     exposed_s = engine.exposure(run).exposed_s

@@ -12,6 +12,7 @@ Exit status: 0 all recorded; 1 a lab failed; 2 asked wrongly, or no GPU; 130 Ctr
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import pkgutil
 import sys
@@ -40,13 +41,16 @@ def hardware_here() -> Hardware:
 
 
 def names(package: Any = labs.lab) -> tuple[str, ...]:
-    """The labs: modules and folders of `labs.lab` that have a function ``run`` whose result is a `Result`."""
+    """The labs: modules of `labs.lab`, and folders with a module ``lab``, whose function ``run`` returns a `Result`."""
     modules = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
     return tuple(name for name in modules if _run_of(f"{package.__name__}.{name}") is not None)
 
 
 def _run_of(module: str) -> Callable[..., Result] | None:
-    run = getattr(importlib.import_module(module), "run", None)
+    found = importlib.import_module(module)
+    if hasattr(found, "__path__") and importlib.util.find_spec(f"{module}.lab"):
+        found = importlib.import_module(f"{module}.lab")  # a folder that ranks import may not have it at its top
+    run = getattr(found, "run", None)
     if not callable(run) or inspect.signature(run).return_annotation not in (Result, "Result"):
         return None
     return cast(Callable[..., Result], run)

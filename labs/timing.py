@@ -16,13 +16,14 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from fsdp_sim.measure.heap import keep_freed_memory
 from fsdp_sim.timeline import RECORDER, Op, Timeline
 from fsdp_sim.timeline.analysis import piece_durations, step_time_s
 from labs.config import TrainConfig
-from labs.loader import Batch
 from labs.models import ModelConfig
 from labs.optimizer import make_optimizer
-from labs.place import Place, keep_freed_memory, use_threads
+from labs.place import Place, use_threads
+from labs.random_batch import random_batch
 from labs.simulated import WHOLE_MODEL, simulated
 from labs.step import Agreement, train_step
 from labs.wrapping import wrap
@@ -110,7 +111,7 @@ def _time_sharded(config: TrainConfig, model_config: ModelConfig, place: Place, 
     changes |= {"api": "mini", "forward_prefetch": None, "backward_prefetch": None}
     wrapped = wrap(dataclasses.replace(config, **changes), model_config, place, cpu, mesh)
     optimizer = make_optimizer(wrapped, config)
-    batch, n_micro_batches = _batch(config, model_config, place)
+    batch, n_micro_batches = random_batch(config, model_config, place)
     walls_s = []
     for step in range(WARM_UP_STEPS + TIMED_STEPS):
         start_s = time.perf_counter()
@@ -129,7 +130,7 @@ def _time_whole(
     alone = dataclasses.replace(place, rank=0, world_size=1)
     wrapped = wrap(dataclasses.replace(config, api="single"), model_config, alone, torch.device("cpu"))
     optimizer = make_optimizer(wrapped, config)
-    batch, n_micro_batches = _batch(config, model_config, place)
+    batch, n_micro_batches = random_batch(config, model_config, place)
     gradients = [(name, torch.zeros(n_bytes // 4)) for name, n_bytes in buckets]
     walls_s = []
     for step in range(WARM_UP_STEPS + TIMED_STEPS):
@@ -151,10 +152,3 @@ def _time_whole(
             with RECORDER.label(name):
                 dist.all_reduce(gradient)
     return walls_s
-
-
-def _batch(config: TrainConfig, model_config: ModelConfig, place: Place) -> tuple[Batch, int]:
-    rows = config.global_batch // place.world_size
-    tokens = torch.randint(0, model_config.vocab_size, (rows, config.seq_len + 1))
-    n_tokens = config.global_batch * config.seq_len
-    return Batch(tokens[:, :-1], tokens[:, 1:], n_tokens, 0), rows // (config.micro_batch or rows)

@@ -24,6 +24,7 @@ from pathlib import Path
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
+from fsdp_sim.measure.heap import keep_freed_memory
 from labs.checkpoint import Checkpointer, CheckpointError, RunLock
 from labs.closing import Closing
 from labs.config import read_config
@@ -31,7 +32,7 @@ from labs.evaluation import evaluate
 from labs.meters import flops_per_token, memory_bytes, mfu, peak_flops, reset_peak_memory
 from labs.metrics import Metrics
 from labs.optimizer import make_optimizer
-from labs.place import Place, deterministic, keep_freed_memory, process_group, use_threads
+from labs.place import Place, deterministic, process_group, use_threads
 from labs.points import point
 from labs.preflight import Run, prepare
 from labs.step import NotFiniteError, Outcome, train_step

@@ -23,7 +23,7 @@ from typing import IO, Any
 
 import msgspec
 import psutil
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from labs.notebook import TIED
 from labs.place import n_ranks
@@ -32,6 +32,12 @@ GRACE_S = 10.0
 """For ranks that are told to leave; after it they are killed."""
 
 STEP = re.compile(r"step +\d+ +loss \S+")
+SENTENCE = re.compile(r"^labs\.[\w.]+: (.+)$", re.MULTILINE)
+BOX = re.compile(r"^╭.*\n((?:│ [^\s─].*\n)+)", re.MULTILINE)
+"""What tyro draws around a wrong argument; up to the first empty line or rule its sentence."""
+LOGGED = re.compile(r"[IWE]\d{4} \d\d:\d\d:")
+SUMMARY = re.compile(r"^E\d{4} .*failed \(exitcode", re.MULTILINE)
+"""Of torchrun: a line of its log, and the one with which its summary begins."""
 
 
 @dataclass(frozen=True)
@@ -127,10 +133,11 @@ def torchrun(
 
 
 def _read(stdout: IO[str], progress: bool) -> str:
-    """All that is printed, with a bar that counts the lines of steps."""
+    """All that is printed, with a bar that counts the lines of steps, from the first one on."""
     shown = progress and ("ipykernel" in sys.modules or sys.stdout.isatty())  # no bar in a log file
     lines = []
-    with tqdm(desc="training", unit=" steps", file=sys.stdout, leave=False, disable=not shown) as bar:
+    # Text in notebooks too: in a saved one a widget would leave its first state, which says that nothing was done.
+    with tqdm(desc="training", unit=" steps", file=sys.stdout, leave=False, disable=not shown, delay=0.3) as bar:
         for line in stdout:
             lines.append(line)
             if STEP.match(line):
@@ -182,9 +189,16 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def what_it_said(printed: str) -> str:
-    """Of all that torchrun prints the trainer's own words, else the end."""
-    said = [line.removeprefix("labs.train: ") for line in printed.splitlines() if line.startswith("labs.train: ")]
-    return said[0] if said else printed.strip()[-500:]
+    """Of all that torchrun prints the tool's own words: its sentence, what it did not understand, else its last ones.
+
+    Torchrun's log and its summary of who failed come after them, and are left out if there is anything else.
+    """
+    if found := SENTENCE.search(printed):
+        return found[1]
+    if found := BOX.search(printed):
+        return " ".join(line.strip(" │") for line in found[1].splitlines())
+    own = [line for line in SUMMARY.split(printed)[0].splitlines() if not LOGGED.match(line)]
+    return ("\n".join(own).strip() or printed.strip())[-500:]
 
 
 def _number(value: float | None) -> float:

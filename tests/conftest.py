@@ -1,4 +1,7 @@
-"""A browser, and timelines to draw: a tiny one, and training steps of several ranks with lanes, waits and memory."""
+"""A browser, a torchrun that starts quickly, and timelines to draw.
+
+Of the timelines one is tiny; the others are training steps of several ranks with lanes, waits and memory.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import Any
 import pytest
 
 from fsdp_sim.timeline import Event, Header, Lane, Memory, Op, Phase, Timeline, lane_of
+from tests.warm import serving
 
 CHROMIUM_FLAGS = [
     "--no-sandbox",
@@ -20,6 +24,13 @@ CHROMIUM_FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+
+
+@pytest.fixture(scope="session")
+def warm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a server that forks torchrun's agents and ranks, see `tests.warm`."""
+    with serving(tmp_path_factory.mktemp("warm")) as address:
+        yield address
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import click
@@ -10,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fsdp_sim.measure.calibrate import Found, calibrate
+from fsdp_sim.measure.train_probe import ProbeShape
 
 
 @click.command(
@@ -59,46 +61,53 @@ def _print(found: Found, output: Path) -> None:
     console = Console(highlight=False)
     cluster = found.cluster
     console.print(f"{cluster.gpu.name}, {cluster.gpus} ranks\n")
-    kernels = Table("kernel", "dtype", "shape", "time", "GFLOP/s", "GB/s", box=None, header_style="bold")
-    for k in found.kernels:
-        rates = [f"{amount / k.seconds / 1e9:,.1f}" if amount else "" for amount in (k.flops, k.bytes)]
-        kernels.add_row(k.name, k.dtype, " x ".join(map(str, k.shape)), _time(k.seconds), *rates)
-    for column in kernels.columns[3:]:
-        column.justify = "right"
-    console.print(kernels, "")
+    kernels = [
+        (k.name, k.dtype, " x ".join(map(str, k.shape)), _time(k.seconds), _billions(k.flops / k.seconds),
+         _billions(k.bytes / k.seconds))
+        for k in found.kernels
+    ]  # fmt: skip
+    console.print(_table(("kernel", "dtype", "shape", "time", "GFLOP/s", "GB/s"), kernels, words=3), "")
     if found.probes:
-        errors = iter(found.probe_errors)
-        training = Table(
-            "training",
-            "rows x tokens x width, vocabulary",
-            "measured",
-            "fitted",
-            "error",
-            box=None,
-            header_style="bold",
-        )
-        for probe in found.probes:
-            rows, tokens, width, vocab = probe.shape
-            for name, seconds in (("forward", probe.forward_s), ("backward", probe.backward_s)):
-                error = next(errors)
-                shape = f"{rows} x {tokens} x {width}, {vocab}"
-                training.add_row(name, shape, _time(seconds), _time((1 + error) * seconds), f"{error:+.0%}")
-        for column in training.columns[2:]:
-            column.justify = "right"
-        console.print(training, "")
+        trained = [
+            (name, probe.shape, seconds)
+            for probe in found.probes
+            for name, seconds in (("forward", probe.forward_s), ("backward", probe.backward_s))
+        ]
+        trained += [("both, sharded", time.shape, time.seconds) for time in found.sharded]
+        rows = [
+            (name, _size(shape), *_compared(seconds, error))
+            for (name, shape, seconds), error in zip(trained, found.probe_errors + found.sharded_errors, strict=True)
+        ]
+        size = "rows x tokens x width, vocabulary, layers"
+        console.print(_table(("training", size, "measured", "fitted", "error"), rows, words=2), "")
     if found.collectives:
+        alone = [
+            (time.op, str(time.group_size), f"{time.n_bytes / 1024:,.0f} KiB", *_compared(time.seconds, error))
+            for time, error in zip(found.collectives, found.errors, strict=True)
+        ]
         columns = ("collective", "ranks", "message", "measured", "fitted", "error")
-        collectives = Table(*columns, box=None, header_style="bold")
-        for time, error in zip(found.collectives, found.errors, strict=True):
-            collectives.add_row(
-                time.op, str(time.group_size), f"{time.n_bytes / 1024:,.0f} KiB", _time(time.seconds),
-                _time(found.fitted_s(time)), f"{error:+.0%}",
-            )  # fmt: skip
-        for column in collectives.columns[1:]:
-            column.justify = "right"
-        console.print(collectives, "")
+        console.print(_table(columns, alone, words=1), "")
         console.print(_verdict(found))
     console.print(f"Wrote {output}. Use it: fsdp_sim.Cluster.from_file({str(output)!r})")
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]], words: int) -> Table:
+    """Of which all columns but the first few are numbers."""
+    table = Table(*columns, box=None, header_style="bold")
+    for column in table.columns[words:]:
+        column.justify = "right"
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _size(shape: ProbeShape) -> str:
+    return f"{shape.rows} x {shape.seq_len} x {shape.width}, {shape.vocab}, {shape.layers}"
+
+
+def _compared(seconds: float, error: float) -> tuple[str, str, str]:
+    """Measured, fitted, and how far off."""
+    return _time(seconds), _time((1 + error) * seconds), f"{error:+.0%}"
 
 
 def _verdict(found: Found) -> str:
@@ -109,6 +118,10 @@ def _verdict(found: Found) -> str:
         f"{_time((link.base_s or 0.0) + (link.hop_s or 0.0))}. Half of the collectives are fitted to within "
         f"{errors[len(errors) // 2]:.0%}, the worst to within {errors[-1]:.0%}; other work on the machine adds to that."
     )
+
+
+def _billions(rate: float) -> str:
+    return f"{rate / 1e9:,.1f}" if rate else ""
 
 
 def _time(seconds: float) -> str:

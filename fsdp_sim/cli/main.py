@@ -34,6 +34,8 @@ COMMANDS = {
     "doctor": Entry("fsdp_sim.cli.doctor:doctor", "Say what works here, and what to do about the rest.", ""),
     "completion": Entry("fsdp_sim.cli.completion:completion", "Print what makes your shell complete these words.", ""),
     "calibrate": Entry("fsdp_sim.cli.calibrate:command", "Measure this machine, and write a cluster file.", "mini"),
+    "exercises": Entry("fsdp_sim.cli.exercises:exercises", "List the exercises of the course, and count them.", "labs"),
+    "coverage": Entry("fsdp_sim.cli.coverage:coverage", "Say where the course teaches what it is to teach.", "dev"),
 }
 
 

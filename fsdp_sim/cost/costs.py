@@ -29,7 +29,8 @@ COLLECTIVE_ISSUE_S = 5e-5
 CPU_OPTIMIZER_BYTES_PER_S = 2e10  # an offloaded optimizer runs at the CPU's memory bandwidth
 
 
-# The rates of a CPU core are measured as they are used: `fsdp-sim calibrate`.
+# The rates of a CPU core are measured as they are used: `fsdp-sim calibrate`. What the CPU takes to issue a kernel is
+# then part of the kernel's own time, for it is the CPU that computes.
 MEASURED = Calibration(
     matmul_fraction_other=1.0, matmul_ramp_k=0.0, attention_fraction_other=1.0, memory_fraction=1.0, eager_bytes=1.0,
     contention=0.0, kernel_gap_s=0.0, step_s=0.0,
@@ -56,7 +57,12 @@ class Costs:
         on_cpu = cluster.kind == "cpu"
         self.calibration = calibration or (MEASURED if on_cpu else fitted())
         self.launch_s = COPY_LAUNCH_S if on_cpu else COMPILED_LAUNCH_S if plan.compile else LAUNCH_S
-        self._bytes_per_s = cluster.gpu.mem_bytes_per_s * self.calibration.memory_fraction
+        part = cluster.gpu
+        self._measured = on_cpu and part.launch_s is not None
+        gap_s = part.launch_s if self._measured else self.calibration.kernel_gap_s
+        backward_gap_s = part.backward_launch_s if self._measured else None
+        self._gap_s = {True: gap_s if backward_gap_s is None else backward_gap_s, False: gap_s}  # backward or not
+        self._bytes_per_s = part.mem_bytes_per_s * self.calibration.memory_fraction
         self._segments: dict[tuple[Op, int], float] = {}  # by operation and identity of the work: equal blocks share it
         self._issues: dict[tuple[Op, int], float] = {}
         self._collectives: dict[tuple[Op, int, int, str], float] = {}
@@ -82,6 +88,8 @@ class Costs:
     def issue_s(self, i: Instruction) -> float:
         """How long the CPU takes to issue it."""
         op = i.op
+        if self._measured:
+            return (self.cluster.gpu.collective_s or 0.0) if op in COLLECTIVES else 0.0
         if op is Op.FWD or op is Op.BWD or op is Op.RECOMPUTE:
             work = self.workload.work[i.unit]
             key = (op, id(work))
@@ -119,7 +127,7 @@ class Costs:
                 "backward": op is Op.BWD, "compiled": self.plan.compile, "attention": self.plan.attention_impl
             }  # fmt: skip
             seconds = sum(kernel_s(k, self.cluster.gpu, self.calibration, **how) for k in kernels)
-            seconds += self.calibration.kernel_gap_s * _launches(kernels, self.plan.compile)
+            seconds += self._gap_s[op is Op.BWD] * _launches(kernels, self.plan.compile)
             self._segments[key] = seconds
         return seconds
 
@@ -128,7 +136,12 @@ class Costs:
         plan = self.plan
         each = 12 + 8 * OPTIMIZER_STATES[plan.optimizer]
         moved = each * self.workload.param_count / shards_of(plan, self.cluster.gpus)
-        rate = CPU_OPTIMIZER_BYTES_PER_S if plan.cpu_offload else self._bytes_per_s
+        part = self.cluster.gpu
+        rate = self._bytes_per_s
+        if self._measured and part.stream_bytes_per_s:
+            rate = part.stream_bytes_per_s  # one fused loop, as a copy
+        elif plan.cpu_offload:
+            rate = CPU_OPTIMIZER_BYTES_PER_S
         return moved / rate
 
     def _stride(self, i: Instruction) -> int:

@@ -20,7 +20,8 @@ def kernel_s(
     """Seconds of all ``count`` of a kernel.
 
     The larger of the time to compute and the time to move the bytes (Williams, Waterman, Patterson, "Roofline",
-    2009). A matmul's rate ramps with its inner dimension: the start and end of a tile's loop cost a fixed time.
+    2009). A matmul's rate ramps with its inner dimension: the start and end of a tile's loop cost a fixed time; on CPU
+    cores, whose matrices are small, with all three.
     Attention that is not fused (``math``) moves the matrix of scores five times each way, beside its matmuls.
     """
     moved = kernel.bytes
@@ -28,9 +29,10 @@ def kernel_s(
         moved *= calibration.compiled_bytes if compiled else calibration.eager_bytes
     seconds = moved / (gpu.mem_bytes_per_s * calibration.memory_fraction)
     if kernel.kind == "matmul":
-        _, _, _, k = kernel.shape
+        _, m, n, k = kernel.shape
         rate = gpu.matmul_flops(kernel.dtype) * calibration.of_arch("matmul_fraction", gpu.arch)
-        seconds = max(seconds, kernel.flops / rate * (1.0 + calibration.matmul_ramp_k / k))
+        ramp = calibration.matmul_ramp_k / k + (gpu.matmul_ramp or 0.0) * (1 / m + 1 / n + 1 / k)
+        seconds = max(seconds, kernel.flops / rate * (1.0 + ramp))
     elif kernel.kind == "attention":
         seconds = max(seconds, _attention_s(kernel, gpu, calibration, backward, attention))
     return seconds * kernel.count

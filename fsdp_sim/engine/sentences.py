@@ -157,6 +157,11 @@ def _last_all_gathers(waits: list[Wait], total_s: float, found: Explanation) -> 
 
 
 def _cpu_issue(waits: list[Wait], total_s: float, found: Explanation) -> str:
+    if found.run.on_cpu:
+        return (
+            f"Compute waits {ms(total_s)} ({times(waits)}; most before {most(waits, lambda w: w.waiting)}) while "
+            f"collectives are issued by the thread that computes. Larger units or fewer micro-batches need fewer."
+        )
     return (
         f"The CPU is too slow for {ms(total_s)} ({times(waits)}; most before {most(waits, lambda w: w.waiting)}): the "
         f"GPU has finished what was issued before more is. Larger units, a larger micro-batch or compiling help."

@@ -1,72 +1,91 @@
-"""``check(name, solution)``: run a learner's function in a process of its own and say what is wrong with it."""
+"""`Verdict`: the answer to a solution, as text and as HTML."""
 
 from __future__ import annotations
 
-import difflib
-import resource
-import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from enum import IntEnum
 from html import escape
 from typing import Any
 
-from fsdp_sim.learn import start_here
-from fsdp_sim.ranks import RanksError, run
+SHOWN = 2000  # characters of what the code printed; the middle of more is cut
 
-MEMORY_LIMIT_BYTES = 4 * 1024**3
 
-Judge = Callable[[Sequence[Any]], str]
-"""Takes what the solution returned for each case; returns what is wrong with it, or nothing."""
+class Grade(IntEnum):
+    """How good a solution is. Exercises without targets know only the first two."""
 
-EXERCISES: dict[str, tuple[Sequence[tuple[Any, ...]], Judge]] = {
-    "all_gathers_per_step": (start_here.CASES, start_here.judge_all_gathers),
+    NOT_YET = 0
+    PASS = 1
+    GOOD = 2
+    OPTIMAL = 3
+
+
+WORDS = {
+    Grade.NOT_YET: "✗ Not yet",
+    Grade.PASS: "✓ Right",
+    Grade.GOOD: "✓ Right, good",
+    Grade.OPTIMAL: "★ Right, optimal",
 }
+COLOURS = {Grade.NOT_YET: "#D55E00", Grade.PASS: "#009E73", Grade.GOOD: "#009E73", Grade.OPTIMAL: "#0072B2"}
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """The answer to a solution. Shown in a notebook with a coloured edge, in a terminal as text."""
+class Finding:
+    """What a judge has found: a grade and one paragraph."""
 
-    passed: bool
+    grade: Grade
     message: str
 
+
+class Use:
+    """A function to go on with, whatever became of the exercise: it is called like the function itself."""
+
+    def __init__(self, function: Callable[..., Any], whose: str) -> None:
+        self.function, self.whose = function, whose
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<{self.whose} {getattr(self.function, '__name__', 'function')}>"
+
+
+@dataclass(frozen=True, repr=False)
+class Verdict:
+    """The answer to a solution. Shown in a notebook with a coloured edge and a sign, in a terminal as text.
+
+    Attributes:
+        message: one paragraph: what was expected, what was found on which rank, and the cause.
+        use: the solution if it passed, else the reference; its repr says which. The rest of a notebook goes on with it.
+        printed: what the solution printed.
+    """
+
+    exercise: str
+    grade: Grade
+    message: str
+    use: Use
+    printed: str = ""
+
+    @property
+    def passed(self) -> bool:
+        return self.grade > Grade.NOT_YET
+
     def __str__(self) -> str:
-        return f"{'Right' if self.passed else 'Not yet'}: {self.message}"
+        printed = f"\nIt printed:\n{_cut(self.printed)}" if self.printed.strip() else ""
+        return f"{WORDS[self.grade]}: {self.message}{printed}"
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        colour = "#009E73" if self.passed else "#D55E00"
-        return f'<div style="border-left:5px solid {colour};padding:.4em .8em">{escape(str(self))}</div>'
+        printed = f"<details><summary>It printed</summary><pre>{escape(_cut(self.printed))}</pre></details>"
+        return (
+            f'<div role="status" style="border-left:5px solid {COLOURS[self.grade]};padding:.4em .8em">'
+            f"<b>{WORDS[self.grade]}:</b> {escape(self.message)}{printed if self.printed.strip() else ''}</div>"
+        )
 
 
-def check(name: str, solution: Callable[..., Any], *, time_limit_s: int = 20) -> Verdict:
-    """Check a solution of an exercise.
-
-    The solution runs in a process of its own, with limits on time and memory, so a mistake in it does not hurt the
-    notebook.
-
-    Raises:
-        ValueError: there is no such exercise; the message names the nearest.
-        TypeError: the solution is not a function.
-    """
-    if name not in EXERCISES:
-        near = difflib.get_close_matches(name, EXERCISES, n=1) or sorted(EXERCISES)
-        raise ValueError(f"there is no exercise {name!r}; did you mean {near[0]!r}?")
-    if not callable(solution):
-        raise TypeError(f"check({name!r}, {solution!r}): the second argument is your function, without calling it")
-    cases, judge = EXERCISES[name]
-    try:
-        answers = run(_answers, 1, solution, cases, time_limit_s, progress=False, show_output=False, record=False)[0]
-    except RanksError as error:
-        if "SIGALRM" in str(error):
-            return Verdict(False, f"it was still running after {time_limit_s} s; is there a loop that does not end?")
-        return Verdict(False, str(error).splitlines()[0].removeprefix("rank 0 "))
-    wrong = judge(answers)
-    return Verdict(not wrong, wrong or "it agrees with the program that torch issues, for every case tried.")
-
-
-def _answers(solution: Callable[..., Any], cases: Sequence[tuple[Any, ...]], time_limit_s: int) -> list[Any]:
-    signal.alarm(time_limit_s)
-    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
-    return [solution(*case) for case in cases]
+def _cut(text: str) -> str:
+    if len(text) <= SHOWN:
+        return text
+    half = SHOWN // 2
+    return f"{text[:half]}\n... {len(text) - SHOWN:,} characters cut ...\n{text[-half:]}"

@@ -10,8 +10,12 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from fsdp_sim.measure.train_probe import ProbeShape, ProbeTime, time_probe
+from fsdp_sim.measure import train_probe
+from fsdp_sim.measure.heap import keep_freed_memory
+from fsdp_sim.measure.train_probe import ProbeTime, ShardedTime, time_plain, time_sharded
 
+PLAIN, SHARDED = "train", "train sharded"
+TRAINED_FOR = 4  # times the budget of a kernel, for each shape
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -35,9 +39,12 @@ class CollectiveTime(NamedTuple):
     seconds: float
 
 
+Time = KernelTime | CollectiveTime | ProbeTime | ShardedTime
+
+
 class Case(NamedTuple):
-    """One thing to measure: a kernel, a collective of ``n_bytes`` in groups of ``group_size`` neighbours, or the probe
-    of a shape (``train``)."""
+    """One thing to measure: a kernel, a collective of ``n_bytes`` in groups of ``group_size`` neighbours, or training,
+    `PLAIN` or `SHARDED`, in all its shapes."""
 
     kind: str
     dtype: str = "fp32"
@@ -48,7 +55,7 @@ class Case(NamedTuple):
 
 def measure(
     cases: list[Case], device: str, budget_s: float, track: Callable[[list[Case]], Iterable[Case]] = iter
-) -> list[KernelTime | CollectiveTime | ProbeTime]:
+) -> list[Time]:
     """Measure each case on this rank, all ranks at the same time.
 
     Args:
@@ -57,14 +64,19 @@ def measure(
         track: goes through the cases and tells somebody how far it is.
     """
     groups = {size: _my_group(size) for size in dict.fromkeys(case.group_size for case in cases) if size}
-    return [
-        collective(case, groups[case.group_size], device, budget_s)
-        if case.group_size
-        else time_probe(ProbeShape(*case.shape), budget_s)
-        if case.kind == "train"
-        else kernel(case, device, budget_s)
-        for case in track(cases)
-    ]
+    found: list[Time] = []
+    for case in track(cases):
+        if case.group_size:
+            found.append(collective(case, groups[case.group_size], device, budget_s))
+        elif case.kind in (PLAIN, SHARDED):
+            keep_freed_memory()  # as the trainer does
+            if case.kind == PLAIN:
+                found += time_plain(train_probe.SHAPES, TRAINED_FOR * budget_s)
+            else:
+                found += time_sharded(train_probe.SHARDED, TRAINED_FOR * budget_s)
+        else:
+            found.append(kernel(case, device, budget_s))
+    return found
 
 
 def _my_group(size: int) -> dist.ProcessGroup:

@@ -24,10 +24,11 @@ from pathlib import Path
 from typing import Any
 
 from fsdp_sim.ranks.board import Board
+from fsdp_sim.ranks.limits import end_escaped
 from fsdp_sim.ranks.rank import Job, main
 
-# Imported once by the fork server, so that no rank has to (by name: this room does not depend on the mini-FSDP).
-PRELOAD = ["fsdp_sim.ranks.preload", "fsdp_sim.mini"]
+# Imported once by the fork server, so that no rank has to (by name: this room depends on none of them).
+PRELOAD = ["fsdp_sim.ranks.preload", "fsdp_sim.mini", "fsdp_sim.measure.live_bytes", "fsdp_sim.learn.judges"]
 IN_SERVER = "FSDP_SIM_IN_FORK_SERVER"  # set for the fork server, and for what the ranks start
 INSIDE = IN_SERVER in os.environ  # this process is the fork server, a rank, or was started by one
 _context = mp.get_context("forkserver")
@@ -78,6 +79,9 @@ class Ranks:
 
     def stop(self) -> None:
         """Kill every rank and whatever it started, and wait until they are gone."""
+        if self.job.limits is not None:
+            for process in self.processes:
+                end_escaped(process.pid or 0)
         for process in self.processes:
             assert process.pid is not None  # it was started
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -90,8 +94,8 @@ class Ranks:
         shutil.rmtree(self.job.folder, ignore_errors=True)
 
 
-def start(work: bytes, **settings: Any) -> Ranks:
-    """Start the ranks of a job; ``settings`` are the fields of `Job` but its folder, environ and cells."""
+def start(works: list[bytes], **settings: Any) -> Ranks:
+    """Start the ranks of a job, each with its work; ``settings`` are `Job`'s fields but folder, environ and cells."""
     try:
         folder = Path(tempfile.mkdtemp(prefix="fsdp_sim-"))
         cells = {name: entry for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None}
@@ -108,7 +112,8 @@ def start(work: bytes, **settings: Any) -> Ranks:
             start_server()
             for rank in range(job.world_size):
                 ours, theirs = _context.Pipe()
-                process = _context.Process(target=main, args=(job, rank, work, theirs), name=f"rank{rank}", daemon=True)
+                args = (job, rank, works[rank], theirs)
+                process = _context.Process(target=main, args=args, name=f"rank{rank}", daemon=True)
                 process.start()
                 theirs.close()
                 ranks.processes.append(process)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import gc
 import linecache
 import multiprocessing as mp
 import os
@@ -30,6 +31,7 @@ import msgspec
 import numpy as np
 
 from fsdp_sim.ranks.board import Board
+from fsdp_sim.ranks.limits import Limits, confine
 from fsdp_sim.ranks.network import Network
 from fsdp_sim.ranks.parcel import pack, unpack
 from fsdp_sim.timeline import RECORDER
@@ -52,6 +54,8 @@ class Job:
     serial: bool
     record: bool
     threads: int
+    plain: bool  # send the result as data that cannot execute
+    limits: Limits | None
     environ: dict[str, str]
     cells: dict[str, Any]  # of linecache: source text that is in no file
 
@@ -132,6 +136,7 @@ def _join_group(job: Job, rank: int, board: Board) -> None:
 def main(job: Job, rank: int, work: bytes, control: Connection) -> None:
     """The rank process. Sends one message: ``("done", result, events)`` or ``("raised", type, text, traceback)``."""
     os.setsid()  # the terminal's Ctrl-C goes to the parent, which stops the ranks
+    gc.freeze()  # what the server has imported is no garbage: to look through it copies its pages, up to a second
     board = Board(job.folder / "board", job.world_size)
     threading.Thread(target=_stand_guard, args=(control, job.folder, board, rank), daemon=True).start()
     mp.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # a DataLoader may have workers
@@ -144,11 +149,16 @@ def main(job: Job, rank: int, work: bytes, control: Connection) -> None:
     _Here.board, _Here.rank = board, rank
     try:
         _join_group(job, rank, board)
+        from fsdp_sim.ranks import plain  # it imports torch
+
         fn, args = unpack(work)
         if job.record:
             RECORDER.start(rank)
+        if job.limits is not None:
+            confine(job.limits)
         result = fn(*args)
-        message: tuple[Any, ...] = ("done", _pickled(result), msgspec.msgpack.encode(RECORDER.stop()))
+        packed = plain.encode(result) if job.plain else _pickled(result)
+        message: tuple[Any, ...] = ("done", packed, msgspec.msgpack.encode(RECORDER.stop()))
     except SystemExit:
         raise
     except BaseException as error:
@@ -156,7 +166,7 @@ def main(job: Job, rank: int, work: bytes, control: Connection) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     ctypes.CDLL(None).fflush(None)  # what C and C++ have printed
-    control.send_bytes(pack(message))
+    control.send_bytes(msgspec.msgpack.encode(message))
     threading.Event().wait()  # stay until the parent has heard from all: leaving now would break the others' sockets
 
 
@@ -172,7 +182,7 @@ def _pickled(result: Any) -> bytes:
 
 def _text(error: BaseException) -> str:
     try:
-        return str(error)
+        return str(error).encode("utf-8", "replace").decode()  # a lone surrogate cannot travel
     except Exception as second:
         return f"(its __str__ raised {type(second).__name__})"
 
@@ -182,4 +192,5 @@ def _learners_traceback(error: BaseException) -> str:
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
         frames = frames.tb_next
-    return "".join(traceback.format_exception(type(error), error, frames))
+    text = "".join(traceback.format_exception(type(error), error, frames))
+    return text.encode("utf-8", "replace").decode()

@@ -6,7 +6,7 @@ import contextlib
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -14,9 +14,12 @@ import msgspec
 import torch
 
 from fsdp_sim.ranks import launch
+from fsdp_sim.ranks.board import RING, Record
+from fsdp_sim.ranks.limits import Limits, Overseer, written_bytes
 from fsdp_sim.ranks.network import Network
 from fsdp_sim.ranks.output import Bar, Output, read
 from fsdp_sim.ranks.parcel import pack, unpack
+from fsdp_sim.ranks.plain import MAX_BYTES, decode
 from fsdp_sim.ranks.watchdog import RankView, State, Verdict, Watchdog, how_it_ended, listed, report
 from fsdp_sim.timeline import Event, Header, Timeline
 
@@ -30,11 +33,12 @@ class RanksError(RuntimeError):
 
     Attributes:
         output: what each rank printed.
+        verdict: the same in parts: headline, why, fix, ranks.
     """
 
-    def __init__(self, message: str, output: Output) -> None:
+    def __init__(self, message: str, output: Output, verdict: Verdict) -> None:
         super().__init__(message)
-        self.output = output
+        self.output, self.verdict = output, verdict
 
     def _render_traceback_(self) -> list[str]:
         """IPython shows these lines instead of the launcher's own frames."""
@@ -49,11 +53,16 @@ class Results(list[Any]):
     Attributes:
         timeline: every rank's collectives, and with the mini-FSDP its compute and memory too.
         output: what each rank printed.
+        records: by rank, the collectives that it put on the board (the last 2,048), in order.
+        written_bytes: by rank, what its process wrote to sockets and files, without its output and its result, by the
+            kernel's count, which the function cannot change; None where the kernel does not say.
         ready_s: seconds until all ranks had joined and done one all-reduce; ``wall_s``: until all had returned.
     """
 
     timeline: Timeline
     output: Output
+    records: list[list[Record]]
+    written_bytes: list[int | None]
     ready_s: float
     wall_s: float
 
@@ -67,6 +76,9 @@ def run(
     serial: bool = False,
     record: bool = True,
     threads: int | None = None,
+    each: Sequence[tuple[Any, ...]] | None = None,
+    plain: bool = False,
+    limits: Limits | None = None,
     progress: bool = True,
     show_output: bool = True,
     title: str = "",
@@ -82,6 +94,9 @@ def run(
         serial: complete every collective before its call returns, so that each piece of a step runs alone.
         record: keep a timeline.
         threads: CPU threads per rank; by default the cores are shared out, at least one each.
+        each: more arguments, by rank: a rank gets its own and never sees the others'.
+        plain: results are data that cannot execute: numbers, texts, lists, dicts and tensors.
+        limits: on time, memory, threads and processes, for code one does not trust.
         show_output: show what the ranks printed when they are done.
 
     Raises:
@@ -98,7 +113,7 @@ def run(
     if launch.INSIDE:
         raise RuntimeError("run() was called inside a rank; call it from the notebook or script that starts the ranks")
     try:
-        work = pack((fn, args))
+        works = [pack((fn, args))] * world_size if each is None else [pack((fn, (*args, *own))) for own in each]
     except Exception as error:
         raise TypeError(
             f"{getattr(fn, '__name__', fn)} cannot be sent to the ranks: {error}; "
@@ -106,14 +121,18 @@ def run(
         ) from error
     threads = threads or max(1, (os.cpu_count() or 1) // world_size)
     start_s = time.monotonic()
-    settings = {"world_size": world_size, "network": network, "serial": serial, "record": record, "threads": threads}
+    settings: dict[str, Any] = {"network": network, "serial": serial, "record": record, "threads": threads}
+    settings |= {"world_size": world_size, "plain": plain, "limits": limits}
     with (
-        launch.start(work, **settings) as ranks,
+        launch.start(works, **settings) as ranks,
         contextlib.closing(Bar(ranks.board, title or getattr(fn, "__name__", "run"), progress)) as bar,
     ):
         messages = _attend(ranks, timeout_s, bar)
-        results = Results(unpack(message[1]) for message in messages)
+        written = [written_bytes(process.pid or 0) for process in ranks.processes]
+        results = Results((decode if plain else unpack)(message[1]) for message in messages)
         results.output = Output(read(ranks.job.folder, rank) for rank in range(world_size))
+        results.records = [_records(ranks, rank) for rank in range(world_size)]
+        results.written_bytes = [_on_the_wire(ranks, r, n, messages[r]) for r, n in enumerate(written)]
         results.ready_s = float(ranks.board.status["ready_s"].max()) - start_s
     events = [event for message in messages for event in msgspec.msgpack.decode(message[2], type=list[Event])]
     results.timeline = Timeline(_header(world_size, network, title), events)
@@ -148,6 +167,8 @@ def _attend(ranks: launch.Ranks, timeout_s: float, bar: Bar) -> list[tuple[Any, 
     watchdog = Watchdog(ranks.board, views, timeout_s)
     messages: dict[int, tuple[Any, ...]] = {}
     failed_s = 0.0
+    limits = ranks.job.limits
+    overseer = Overseer(limits, [process.pid or 0 for process in ranks.processes]) if limits else None
     while len(messages) < len(views):
         waitables: list[Any] = [c for r, c in enumerate(ranks.controls) if views[r].state is State.RUNNING]
         waitables += [p.sentinel for r, p in enumerate(ranks.processes) if views[r].state is State.RUNNING]
@@ -157,6 +178,8 @@ def _attend(ranks: launch.Ranks, timeout_s: float, bar: Bar) -> list[tuple[Any, 
                 _hear(ranks, view, messages)
         bar.update()
         verdict = watchdog.look()
+        if verdict is None and overseer is not None and (exceeded := overseer.exceeded()):
+            verdict = _over(*exceeded, views)
         if verdict is None and any(view.state in (State.RAISED, State.GONE) for view in views):
             failed_s = failed_s or time.monotonic()
             all_in = all(view.state is not State.RUNNING for view in views)
@@ -173,17 +196,51 @@ def _hear(ranks: launch.Ranks, view: RankView, messages: dict[int, tuple[Any, ..
     """Take a rank's message if it sent one, else note whether it is gone."""
     control, process = ranks.controls[view.rank], ranks.processes[view.rank]
     gone = not process.is_alive()  # asked first: a message sent before the end is still in the pipe
+    most = 2 * MAX_BYTES if ranks.job.limits else None
     try:
-        message = unpack(control.recv_bytes()) if control.poll() else None
+        message = msgspec.msgpack.decode(control.recv_bytes(most)) if control.poll() else None
     except (EOFError, OSError):
         message = None
-    if message is not None and message[0] == "done":
-        view.state, messages[view.rank] = State.RETURNED, message
-    elif message is not None:
-        view.state, view.error = State.RAISED, message[1:]
-    elif gone:
-        process.join()
-        view.state, view.exit_code = State.GONE, process.exitcode
+    except msgspec.MsgspecError:
+        message = []
+    match message:
+        case ["done", bytes(), bytes()]:
+            view.state, messages[view.rank] = State.RETURNED, tuple(message)
+        case ["raised", str(kind), str(text), str(traceback)]:
+            view.state, view.error = State.RAISED, (kind, text, traceback)
+        case None if gone:
+            process.join()
+            view.state, view.exit_code = State.GONE, process.exitcode
+        case None:
+            pass
+        case _:
+            view.state, view.error = State.RAISED, ("ValueError", "what it sent is no message of a rank", "")
+
+
+def _over(what: str, rank: int, views: list[RankView]) -> Verdict:
+    """The verdict on ranks that used more than their limits."""
+    ranks = [view.rank for view in views if view.state is State.RUNNING and rank in (view.rank, -1)] or [max(rank, 0)]
+    return Verdict(
+        headline=f"{listed(ranks)} {what}",
+        why="code that is checked has limits on time, memory, threads and processes",
+        fix="look for a loop that does not end, or that starts something each time round",
+        ranks=tuple(ranks),
+    )
+
+
+def _records(ranks: launch.Ranks, rank: int) -> list[Record]:
+    """What a rank has put on the board since it joined, or the end of it."""
+    issued = ranks.board.issued(rank)
+    return ranks.board.read(rank, max(1, issued - RING), issued)  # the first is the all-reduce with which it joined
+
+
+def _on_the_wire(ranks: launch.Ranks, rank: int, written: int | None, message: tuple[Any, ...]) -> int | None:
+    """Of the bytes that a rank wrote, those that are neither its message nor its output."""
+    if written is None:
+        return None
+    path = ranks.job.folder / f"rank{rank}.out"
+    printed = path.stat().st_size if path.exists() else 0
+    return written - printed - sum(map(len, message))
 
 
 def _failure(views: list[RankView]) -> Verdict:
@@ -215,7 +272,7 @@ def _is_echo(view: RankView) -> bool:
 
 def _error(verdict: Verdict, ranks: launch.Ranks, views: list[RankView]) -> RanksError:
     output = Output(read(ranks.job.folder, view.rank) for view in views)
-    return RanksError(report(verdict, views, ranks.board), output)
+    return RanksError(report(verdict, views, ranks.board), output, verdict)
 
 
 def _header(world_size: int, network: Network | None, title: str) -> Header:

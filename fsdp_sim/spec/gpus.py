@@ -24,6 +24,8 @@ UNITS = {f"{dtype}_tflops": (f"{dtype}_flops", 1e12) for dtype in DTYPES} | {
     "matmul_tflops": ("best_matmul_flops", 1e12),
     "attention_tflops": ("attention_flops", 1e12),
     "launch_us": ("launch_s", 1e-6),
+    "backward_launch_us": ("backward_launch_s", 1e-6),
+    "collective_us": ("collective_s", 1e-6),
     "mem_gib": ("mem_bytes", 2**30),
     "mem_gbytes_per_s": ("mem_bytes_per_s", 1e9),
     "stream_gbytes_per_s": ("stream_bytes_per_s", 1e9),
@@ -50,6 +52,11 @@ class Gpu:
         tdp_w: power limit.
         attention_flops: what fused attention, forward, reached, where measured.
         launch_s: what the CPU takes to issue one small operation from eager torch, where measured.
+        backward_launch_s: the same in backward, which autograd issues without Python; by default as in forward.
+        collective_s: what a collective costs a rank beside its time on the wire, where measured: the hooks around it,
+            being woken after it, ranks that come late.
+        matmul_ramp: a matmul's start and end cost as much as so many elements of each of its dimensions more, on CPU
+            cores, where measured.
         intra, inter, host: names of the links it ships with: to its neighbours, between nodes, to the CPU's memory.
         gpus_per_node: how many its server holds.
         sources, notes: where the numbers come from.
@@ -80,6 +87,9 @@ class Gpu:
     tdp_w: float | None = field(_RATE_OR_NONE, default=None)
     attention_flops: float | None = field(_RATE_OR_NONE, default=None)
     launch_s: float | None = field(one_of(None) | number(), default=None)
+    backward_launch_s: float | None = field(one_of(None) | number(), default=None)
+    collective_s: float | None = field(one_of(None) | number(), default=None)
+    matmul_ramp: float | None = field(one_of(None) | number(), default=None)
     intra: str = field(text(), default="PCIe4")
     inter: str = field(text(), default="Ethernet 100Gb per node")
     host: str = field(text(), default="PCIe4")

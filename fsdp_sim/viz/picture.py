@@ -7,6 +7,7 @@ someone who cannot see the figure, or reads where no JavaScript runs, learns the
 from __future__ import annotations
 
 import os
+import warnings
 from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
@@ -52,7 +53,9 @@ class Picture:
         figure = self.figure if self.still is None else self.still
         scale = PNG_SCALE if format == "png" else 1
         try:
-            return figure.to_image(format=format, width=width, scale=scale)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="The kopts argument is ignored")  # of a browser that is kept
+                return figure.to_image(format=format, width=width, scale=scale)
         except (ValueError, RuntimeError, ImportError) as error:
             raise RuntimeError(
                 f"no picture could be made ({str(error).strip().splitlines()[0]}); it takes `pip install kaleido` and "
@@ -96,6 +99,7 @@ class Picture:
             plotly["frames"] = content["frames"]
         bundle: dict[str, Any] = {"application/vnd.plotly.v1+json": plotly, "text/plain": self.finding}
         if os.environ.get(PNG_VARIABLE) == "1" if png is None else png:
+            _keep_browser()
             bundle["image/png"] = self.to_image()
         display(bundle, raw=True)
         tables = "".join(table.to_html() for table in self.tables)
@@ -105,6 +109,15 @@ class Picture:
 
     def _ipython_display_(self) -> None:
         self.show()
+
+
+def _keep_browser() -> None:
+    """Draw the images of this process with one browser: to start one takes longer than to draw."""
+    try:
+        import kaleido
+    except ImportError:
+        return  # `Picture.to_image` says what is missing
+    kaleido.start_sync_server(silence_warnings=True)
 
 
 def paragraphs(text: str) -> str:

@@ -1,6 +1,8 @@
 """The labs: predict, run, measure, compare. Each is a module, run as ``python -m labs.lab.NAME``, and a notebook.
 
 result           what every lab returns
+on_rank          what they train on CPU ranks
+calibrated       step times as `fsdp-sim calibrate`'s file predicts them, for labs 2 and 4
 ddp_to_fsdp2     1   from DDP to FSDP2 in one diff (`scripts`), with the same loss
 memory           2   what each knob saves
 units            3   wrapping and unit size

@@ -2,6 +2,7 @@
 
     python -m labs.lab.memory
     python -m labs.lab.memory --ranks 4 --rows 8
+    python -m labs.lab.memory --cluster laptop.toml              step times too, from `fsdp-sim calibrate`'s file
     python -m labs.lab.memory --model gpt2 --seq-len 512         on GPUs: one rank on each
 
 On CPUs every tensor of a step is counted (`fsdp_sim.measure.live_bytes`) on ranks with torch's own FSDP2. On GPUs the
@@ -17,24 +18,27 @@ import dataclasses
 import sys
 from collections.abc import Callable, Mapping
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import tyro
 
 from fsdp_sim.measure import live_bytes
 from fsdp_sim.simulate import Simulation, simulate
+from fsdp_sim.spec import Cluster
+from fsdp_sim.timeline import Timeline
 from labs.config import TrainConfig
+from labs.lab.calibrated import calibrated_rows
 from labs.lab.command import command
+from labs.lab.on_rank import on_rank
 from labs.lab.result import Result, Row, this_machine
-from labs.loader import Batch
+from labs.memory import counted
 from labs.optimizer import make_optimizer
 from labs.place import Place, n_ranks
 from labs.simulated import peak_memory_bytes, simulated
-from labs.step import train_step
 from labs.trained import train
-from labs.wrapping import Wrapped, wrap
+from labs.wrapping import Wrapped
 
 CPU = torch.device("cpu")
 MIB = 2**20
@@ -132,22 +136,34 @@ def _peaks(items: list[tuple[TrainConfig, str]]) -> list[int]:
 
 def peak_of_a_step(config: TrainConfig, optimizer_name: str = "adamw") -> int:
     """On a rank, a CPU: the most bytes of tensors alive in the second step. The first makes the optimizer's state."""
-    place = Place(dist.get_rank(), dist.get_world_size(), dist.get_rank(), dist.get_world_size(), torchrun=True)
-    wrapped = wrap(config, config.model_config, place, CPU)
-    optimizer = OPTIMIZERS[optimizer_name](wrapped, config)
-    batch, n_micro_batches = random_batch(config, place)
-    train_step(wrapped, optimizer, batch, 0, config, n_micro_batches=n_micro_batches)
-    with live_bytes(wrapped.model, optimizer) as meter:
-        train_step(wrapped, optimizer, batch, 1, config, n_micro_batches=n_micro_batches)
+    training = on_rank(config, OPTIMIZERS[optimizer_name])
+    training.step(0)
+    with live_bytes(training.wrapped.model, training.optimizer) as meter:
+        training.step(1)
     return meter.peak_bytes
 
 
-def random_batch(config: TrainConfig, place: Place) -> tuple[Batch, int]:
-    """This rank's rows of random tokens, and their number of micro-batches: memory and time do not depend on text."""
-    rows = config.global_batch // place.world_size
-    tokens = torch.randint(0, config.model_config.vocab_size, (rows, config.seq_len + 1))
-    batch = Batch(tokens[:, :-1].clone(), tokens[:, 1:].clone(), config.global_batch * config.seq_len, 0)
-    return batch, rows // (config.micro_batch or rows)
+def counted_step(setting: Setting) -> Timeline:
+    """What is alive in the second step on a rank, a CPU, and what it is for: the simulator's categories.
+
+    Raises:
+        RanksError: a rank failed.
+    """
+    from fsdp_sim.ranks import run  # starts a server that imports torch, so not before it is needed
+
+    title = f"counting a step on {n_ranks(setting.ranks)}"
+    found: list[Timeline] = run(
+        _counted, setting.ranks, setting.config, setting.optimizer, record=False, show_output=False, title=title
+    )
+    return found[0]
+
+
+def _counted(config: TrainConfig, optimizer_name: str) -> Timeline:
+    training = on_rank(config, OPTIMIZERS[optimizer_name])
+    training.step(0)
+    with counted(training.wrapped.model, training.optimizer, api=config.api) as memory:
+        training.step(1)
+    return memory.timeline
 
 
 def _peak_on_gpus(setting: Setting) -> int:
@@ -162,16 +178,24 @@ def _peak_on_gpus(setting: Setting) -> int:
 # ---- The lab --------------------------------------------------------------------------------------------------------
 
 
-def run(model: str = "teaching", ranks: int | None = None, rows: int = 4, seq_len: int = 64) -> Result:
+def run(
+    model: str = "teaching",
+    ranks: int | None = None,
+    rows: int = 4,
+    seq_len: int = 64,
+    cluster: Path | None = None,
+) -> Result:
     """Predict each setting, then count it.
 
     Args:
         model: a preset of `labs.train`.
         ranks: by default one for each GPU, or 2 on CPUs.
         rows: per rank; even, for one knob halves them.
+        cluster: a file of ``fsdp-sim calibrate`` for as many CPU ranks: what the knobs cost in time is then predicted,
+            and timed, too.
 
     Raises:
-        ValueError: a number that cannot be. FailedError, RanksError: a run failed.
+        ValueError: a number that cannot be, another machine's file. FailedError, RanksError: a run failed.
     """
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     ranks = ranks or gpus or 2
@@ -181,6 +205,7 @@ def run(model: str = "teaching", ranks: int | None = None, rows: int = 4, seq_le
     base.check()
     asked = settings(base, ranks, rows)
     predicted = {name: setting.peak_bytes for name, setting in asked.items()}
+    times = calibrated_rows(timed(asked, ranks), ranks, Cluster.from_file(cluster)) if cluster else []
     counted = count(asked)
     notes: tuple[str, ...] = (f"{rows} rows of {seq_len} tokens per rank, {n_ranks(ranks)}, if not said otherwise.",)
     result = []
@@ -191,12 +216,33 @@ def run(model: str = "teaching", ranks: int | None = None, rows: int = 4, seq_le
             quantity, expected = PEAK_WITH_HOST, predicted[BASE]  # what leaves the device stays in that one
             notes += ("A CPU rank has one memory, so there cpu_offload moves nothing out of it.",)
         result.append(Row(name, quantity, expected / MIB, counted[name] / MIB, "MiB"))
-    return Result("memory", "measured", tuple(result), this_machine(base.device, ranks), notes=notes)
+    return Result("memory", "measured", (*result, *times), this_machine(base.device, ranks), notes=notes)
 
 
-def main(model: str = "teaching", ranks: int | None = None, rows: int = 4, seq_len: int = 64) -> int:
+def timed(asked: Mapping[str, Setting], ranks: int) -> dict[str, TrainConfig]:
+    """The settings whose time a calibrated machine says something about: the trainer's own, on as many ranks.
+
+    Not bf16, whose pointwise kernels cores emulate, nor checkpointing, whose hooks around each saved tensor take Python
+    longer than the kernels that run again: calibration trains in fp32 and without.
+    """
+    return {
+        name: setting.config
+        for name, setting in asked.items()
+        if (setting.ranks, setting.optimizer) == (ranks, "adamw")
+        and (setting.config.param_dtype, setting.config.activation_checkpointing) == ("fp32", "none")
+        and not setting.config.cpu_offload
+    }
+
+
+def main(
+    model: str = "teaching",
+    ranks: int | None = None,
+    rows: int = 4,
+    seq_len: int = 64,
+    cluster: Path | None = None,
+) -> int:
     """The command; returns its exit status."""
-    return command("memory", lambda: run(model, ranks, rows, seq_len))
+    return command("memory", lambda: run(model, ranks, rows, seq_len, cluster))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,6 @@ import msgspec
 import torch
 import torch.distributed as dist
 import tyro
-from rich.console import Console
 
 from fsdp_sim import ranks as processes
 from labs.checkpoint import Checkpointer
@@ -39,6 +38,7 @@ from labs.checkpoint.manifest import MANIFEST, read_manifest
 from labs.checkpoint.rng import read_rng
 from labs.checkpoint.state import read_state
 from labs.config import TrainConfig
+from labs.lab.command import command
 from labs.lab.result import Result, Row, this_machine
 from labs.models import ModelConfig, empty
 from labs.optimizer import make_optimizer
@@ -224,8 +224,11 @@ def run(ranks: int = 2, where: Where = "before-rename") -> Result:
     """All of it.
 
     Raises:
-        FailedError: a training failed, or one that was to be killed was not.
+        ValueError: ranks that do not divide the rows. FailedError: a training failed, or one that was to be killed was
+            not. RanksError: a save that was timed failed.
     """
+    if ranks < 1 or 8 % ranks:
+        raise ValueError(f"ranks={ranks} does not divide the 8 rows of a batch; use 1, 2, 4 or 8")
     with tempfile.TemporaryDirectory(prefix="resume-") as temporary:
         folder = Path(temporary)
         whole = train(*SETTING, ranks=ranks, out=folder / "whole")
@@ -256,26 +259,14 @@ def run(ranks: int = 2, where: Where = "before-rename") -> Result:
 
 
 def main(ranks: int = 2, where: Where = "before-rename") -> int:
-    """Kill a rank in a save, and go on; prints one table.
+    """The command; returns its exit status.
 
     Args:
         ranks: of the run that is killed; they divide 8 rows.
         where: the moment of the save.
     """
-    if ranks < 1 or 8 % ranks:
-        print(f"labs.lab.resume: ranks={ranks} does not divide the 8 rows of a batch; use 1, 2, 4 or 8",
-              file=sys.stderr)  # fmt: skip
-        return 2
-    try:
-        result = run(ranks, where)
-    except FailedError as failure:
-        print(f"labs.lab.resume: {failure}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    result.print(Console())
-    return 0
+    return command("resume", lambda: run(ranks, where))
 
 
 if __name__ == "__main__":
-    sys.exit(tyro.cli(main, description=__doc__))
+    sys.exit(tyro.cli(main, prog="python -m labs.lab.resume", description=__doc__))

@@ -17,6 +17,7 @@ from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from fsdp_sim.measure import live_bytes
+from fsdp_sim.measure.heap import keep_freed_memory
 from fsdp_sim.measure.live_bytes import CUDAMeter
 from fsdp_sim.simulate import Simulation, simulate
 from fsdp_sim.spec import Cluster
@@ -25,7 +26,7 @@ from fsdp_sim.timeline.analysis import exposed_comm_s, median_step, step_time_s
 from labs.config import TrainConfig
 from labs.lab.result import this_machine
 from labs.optimizer import make_optimizer
-from labs.place import Place, keep_freed_memory
+from labs.place import Place
 from labs.pretend.clocks import Clocks
 from labs.pretend.hooks import check_hooks, give_hooks
 from labs.pretend.tape import Clock, GpuClock, Piece, Tape, ThreadClock

@@ -23,10 +23,11 @@
 import torch
 import torch.distributed as dist
 
-from fsdp_sim import viz
-from fsdp_sim.learn import check
+from fsdp_sim import simulate, viz
+from fsdp_sim.learn import board, check, hint, solution  # noqa: F401
 from fsdp_sim.mini import fully_shard
 from fsdp_sim.ranks import Network, run, track
+from fsdp_sim.spec import Cluster, Model, Plan
 from fsdp_sim.timeline.analysis import step_time_s
 from labs.data import local_batch
 from labs.gpt import GPT, GPTConfig
@@ -198,35 +199,30 @@ assert step_ms[2 * 0.16, "off"] > step_ms[0.16, "off"] / 2
 # %% [markdown]
 # ## 6. Your turn
 #
-# **Count the all-gathers** · difficulty ●○○ · 5 minutes. Complete the function: how many all-gathers does
-# one training step issue, for a model of `layers` blocks and a root? `reshard_after_forward` is torch's
-# setting: `True` frees every unit after its forward, `False` frees none, `None` (the default) frees the
-# blocks and keeps the root.
+# An exercise is a function that you write and a check that runs it, in a process of its own: nothing that it does can
+# harm this notebook. Count the blue bars of a step above, then generalise. `reshard_after_forward` is torch's setting:
+# `True` frees every unit after its forward, `False` frees none, `None` (the default) frees the blocks and keeps the
+# root.
 
-
-# %% tags=["exercise"]
-def all_gathers_per_step(layers, reshard_after_forward):
-    ### BEGIN SOLUTION
-    forward = layers + 1
-    backward = {True: layers + 1, None: layers, False: 0}[reshard_after_forward]
-    return forward + backward
-    ### END SOLUTION
-
-
-# %%
-verdict = check("all_gathers_per_step", all_gathers_per_step)
-verdict
-
-# %% tags=["solution-only"]
-assert verdict.passed
+# %% exercise="all_gathers_per_step"
 
 # %% [markdown]
-# <details><summary>Hint 1: the idea</summary>A unit that was freed after its forward must be whole again
-# for its backward.</details>
-# <details><summary>Hint 2: look</summary>Count the blue bars of one rank in the figure above: 0 to 4 and
-# the root in forward. Which come back in backward? Is the root among them?</details>
-# <details><summary>Hint 3: almost there</summary><code>forward = layers + 1</code>; backward is
-# <code>layers + 1</code>, <code>layers</code> or <code>0</code>.</details>
+# Stuck? `hint("all_gathers_per_step")` gives the next of three hints, `solution("all_gathers_per_step")` the
+# solution and why it is so, and `board()` shows where you stand in the whole course. All of it stays on this
+# machine.
+#
+# Two settings of the same step, simulated: what is kept is not gathered again. The counts are those of your function
+# if it was right, else of the reference.
+
+# %%
+tiny = Model("five blocks", n_layer=5, d_model=1024, n_head=16, d_ffn=4096, vocab=4096)
+eight = Cluster("A100-SXM-80GB", gpus=8)
+steps = {keep: simulate(tiny, eight, Plan(reshard_after_forward=keep, micro_batch=4)) for keep in (None, False)}
+counts = {keep: checked.use(5, keep) for keep in steps}
+for keep, step in steps.items():
+    assert sum(event.op == "ALL_GATHER" for event in step.timeline.ops) == counts[keep]
+titles = [f"reshard_after_forward={keep}: {counts[keep]} all-gathers" for keep in steps]
+viz.compare(*(step.timeline for step in steps.values()), titles=tuple(titles))
 
 # %% [markdown]
 # ## 7. Lab: the same with torch

@@ -1,9 +1,9 @@
-"""Builds the notebooks from their masters: ``python -m notebooks.masters.build [NAME ...] [--no-run]``.
+"""Builds the notebooks from their masters: ``python -m notebooks.masters.build [NAME ...] [--text]``.
 
-A master (jupytext's percent format) with exercises becomes two notebooks: the students' edition, in which what stands
-between ``### BEGIN SOLUTION`` and ``### END SOLUTION`` is a stub, and the solutions; one without becomes one. All are
-executed, and every figure gets a PNG beside its interactive form, so that a saved notebook shows its pictures without
-being run. Of a widget, which lives only as long as its kernel, the saved notebook keeps the picture beside it.
+A master (jupytext's percent format) with exercises becomes two notebooks: the students' edition, with stubs, and the
+solutions; one without becomes one. An exercise is one empty cell, ``# %% exercise="name"``: see `exercise_cells`. All
+are executed, and every figure gets a PNG beside its interactive form, so that a saved notebook shows its pictures
+without being run. Of a widget, which lives only as long as its kernel, the saved notebook keeps the picture beside it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import io
 import os
 import re
 import sys
+import tempfile
+from collections import Counter
 from pathlib import Path
 
 import jupytext
@@ -23,44 +25,43 @@ from nbclient import NotebookClient
 from PIL import Image
 from rich.console import Console
 
+from fsdp_sim.learn.coverage import notebooks
+from notebooks.masters.exercise_cells import expanded
+from notebooks.masters.glossary_links import linked
+
 MASTERS = Path(__file__).parent
 STUDENTS = MASTERS.parent
 SOLUTIONS = STUDENTS / "solutions"
 PICTURES = STUDENTS / "pictures"
-SOLUTION = re.compile(r"^( *)### BEGIN SOLUTION\n.*?### END SOLUTION\n?", re.DOTALL | re.MULTILINE)
-STUB = "# your code here\n{indent}return ..."
-
-
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
 def masters() -> list[Path]:
     """The masters, in the order of the course."""
-    return sorted(path for path in MASTERS.glob("*.py") if path.name not in ("__init__.py", Path(__file__).name))
+    return notebooks(MASTERS)
 
 
-def has_solutions(master: Path) -> bool:
-    """Whether there is something to solve in it."""
-    return SOLUTION.search(master.read_text()) is not None
+def exercises(master: Path) -> list[str]:
+    """The names of the exercises in it."""
+    return [cell.metadata["exercise"] for cell in jupytext.read(master).cells if "exercise" in cell.metadata]
 
 
 def edition(master: Path, *, solutions: bool) -> nbformat.NotebookNode:
     """The notebook of a master, not yet executed. Cell ids follow from the content, so that diffs stay small."""
     notebook = jupytext.read(master)
-    cells, seen = [], {}
+    notebook.cells = [
+        made
+        for cell in notebook.cells
+        for made in (expanded(cell, solutions=solutions) if "exercise" in cell.metadata else [cell])
+    ]
+    terms: set[str] = set()
+    seen: Counter[str] = Counter()
     for cell in notebook.cells:
-        if not solutions and "solution-only" in cell.metadata.get("tags", []):
-            continue
-        if cell.cell_type == "code":
-            if solutions:
-                cell.source = re.sub(r"^ *### (BEGIN|END) SOLUTION\n?", "", cell.source, flags=re.MULTILINE).rstrip()
-            else:
-                cell.source = SOLUTION.sub(lambda m: m[1] + STUB.format(indent=m[1]) + "\n", cell.source).rstrip()
+        if cell.cell_type == "markdown":
+            cell.source = linked(cell.source, terms, "../glossary.md" if solutions else "glossary.md")
         name = hashlib.sha256(cell.source.encode()).hexdigest()[:12]
-        seen[name] = seen.get(name, 0) + 1
+        seen[name] += 1
         cell.id = f"{name}-{seen[name]}"
-        cells.append(cell)
-    notebook.cells = cells
     notebook.metadata = {
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
         "language_info": {"name": "python"},
@@ -71,6 +72,8 @@ def edition(master: Path, *, solutions: bool) -> nbformat.NotebookNode:
 def execute(notebook: nbformat.NotebookNode, folder: Path) -> None:
     """Run all cells in ``folder``; figures bring a PNG along (see `fsdp_sim.viz.show`)."""
     os.environ["FSDP_SIM_PNG"] = "1"
+    os.environ["FSDP_SIM_PROGRESS"] = str(Path(tempfile.mkdtemp(), "progress.json"))  # new, and not the user's
+    os.environ["FSDP_SIM_SEED"] = "0"  # so that what a check says can be compared
     os.environ.setdefault("BROWSER_PATH", "/usr/bin/chromium")
     client = NotebookClient(
         notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(folder)}},
@@ -85,13 +88,18 @@ def execute(notebook: nbformat.NotebookNode, folder: Path) -> None:
                 output.data["image/png"] = smaller(output.data["image/png"])
             for output in (o for o in cell.outputs if WIDGET in o.get("data", {})):
                 del output.data[WIDGET]
+            for output in cell.outputs:
+                for text in (output.get("data", {}), output):
+                    for kind in ("text/plain", "text/html", "text") & text.keys():
+                        text[kind] = text[kind].replace(f"{STUDENTS.parent}/", "")  # whose folder it was built in
             for output in (o for o in cell.outputs if o.output_type == "stream"):
                 output.text = re.sub(r"^.*\r", "", output.text, flags=re.MULTILINE)  # as a terminal would show it
 
 
 def is_noise(output: nbformat.NotebookNode) -> bool:
     """Nothing printed, or what the package that talks to the browser for the PNGs has logged."""
-    return output.output_type == "stream" and (not output.text.strip() or "choreographer" in output.text)
+    noise = ("choreographer", "unclean kill browser")
+    return output.output_type == "stream" and (not output.text.strip() or any(word in output.text for word in noise))
 
 
 def smaller(png: str) -> str:
@@ -111,16 +119,33 @@ def save_last_picture(notebook: nbformat.NotebookNode, path: Path) -> None:
         path.write_bytes(base64.b64decode(pictures[-1]))
 
 
+def with_outputs(notebook: nbformat.NotebookNode, saved: Path) -> nbformat.NotebookNode:
+    """The notebook with the outputs of a saved one.
+
+    Raises:
+        ValueError: their code is not the same.
+    """
+    executed = nbformat.read(saved, as_version=4)
+    old, new = ([cell for cell in n.cells if cell.cell_type == "code"] for n in (executed, notebook))
+    if [cell.source for cell in old] != [cell.source for cell in new]:
+        raise ValueError(f"the code of {saved.name} has changed: build it without --text")
+    for was, cell in zip(old, new, strict=True):
+        cell.outputs, cell.execution_count = was.outputs, was.execution_count
+    notebook.metadata = executed.metadata
+    return notebook
+
+
 def build(master: Path, *, run: bool) -> list[Path]:
-    """Write the editions of a master and return their paths."""
+    """Write the editions of a master and return their paths; without ``run`` with the outputs they have."""
     written = []
-    for folder in (STUDENTS, SOLUTIONS) if has_solutions(master) else (STUDENTS,):
-        notebook = edition(master, solutions=folder is SOLUTIONS)
+    for folder in (STUDENTS, SOLUTIONS) if exercises(master) else (STUDENTS,):
+        notebook, path = edition(master, solutions=folder is SOLUTIONS), folder / f"{master.stem}.ipynb"
         if run:
             execute(notebook, folder)
             if folder is STUDENTS:
                 save_last_picture(notebook, PICTURES / f"{master.stem}.png")
-        path = folder / f"{master.stem}.ipynb"
+        else:
+            notebook = with_outputs(notebook, path)
         folder.mkdir(exist_ok=True)
         nbformat.write(notebook, path)
         written.append(path)
@@ -130,7 +155,7 @@ def build(master: Path, *, run: bool) -> list[Path]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", help="masters to build, for example 00_start_here  [default: all]")
-    parser.add_argument("--no-run", action="store_true", help="do not execute: notebooks without outputs")
+    parser.add_argument("--text", action="store_true", help="only text has changed: keep the outputs, execute nothing")
     arguments = parser.parse_args()
     if unknown := set(arguments.names) - {m.stem for m in masters()}:
         print(f"there is no master {sorted(unknown)[0]!r}; there are {[m.stem for m in masters()]}", file=sys.stderr)
@@ -139,7 +164,7 @@ def main() -> int:
     for master in masters():
         if not arguments.names or master.stem in arguments.names:
             with console.status(f"building {master.stem}"):
-                written = build(master, run=not arguments.no_run)
+                written = build(master, run=not arguments.text)
             for path in written:
                 console.print(f"{path.relative_to(STUDENTS.parent)}: {path.stat().st_size / 1024:,.0f} KiB")
     return 0

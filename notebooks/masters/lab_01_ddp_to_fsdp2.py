@@ -21,6 +21,7 @@
 # %%
 from labs.lab import ddp_to_fsdp2
 from labs.lab.picture import bars
+from labs.record import result_of
 
 lines = ddp_to_fsdp2.changed_lines()
 added = [line for line in lines if line.startswith("+") and not line.startswith(("+++", '+"'))]
@@ -33,8 +34,8 @@ ddp_to_fsdp2.diff()
 # - **Blocks first, then the whole.** Each call makes one unit of what is left; the last takes the embeddings.
 # - **The optimizer stays where it was: after.** It must hold the shards. Made before, it would hold whole
 #   parameters that FSDP no longer uses, and training would stand still without an error.
-# - **`full_tensor()`**: the norm is a DTensor, of which each rank has its part. Printed as it is, each rank
-#   would show another number.
+# - **`full_tensor()`**: the norm is a DTensor too. This makes a plain tensor of it, the same on every rank,
+#   whether each rank has the whole norm or only its part.
 
 # %% [markdown]
 # What did *not* change matters too: each rank still takes **its own rows** (`local_batch`), `set_device`
@@ -92,3 +93,10 @@ assert 1.4 < moved["fsdp2"] / moved["ddp"] < 1.5
 # **On GPUs:** `python -m labs.lab.ddp_to_fsdp2 --ranks N` with one GPU per rank runs the same two scripts on
 # NCCL. On one GPU `--ranks 1` shows the diff's cost without its use: nothing is divided by one.
 # **On several nodes:** start the two scripts with `torchrun --nnodes=...`; not a line of them changes.
+
+# %% [markdown]
+# Where torch finds a GPU, the cell below runs this lab on it. Elsewhere it shows what was recorded on one, and
+# says so.
+
+# %% tags=["nbval-ignore-output"]
+result_of("ddp_to_fsdp2")

@@ -21,13 +21,14 @@
 
 # %%
 from fsdp_sim import viz
-from fsdp_sim.ranks import Network
 from fsdp_sim.timeline import Op
 from fsdp_sim.timeline.analysis import median_step
 from labs.config import TrainConfig
 from labs.lab import overlap
+from labs.lab.picture import bars
 from labs.lab.result import Result, this_machine
 from labs.overlap import Experiment
+from labs.record import result_of
 from labs.run_summary import first_divergence
 
 config = TrainConfig(n_layer=3, seq_len=64, global_batch=4, device="cpu")
@@ -67,18 +68,15 @@ for name in settings:
     assert first_divergence(predicted[name], measured[name]) is None
     assert overlap.ahead(measured[name]) == overlap.ahead(predicted[name])
 print("In every setting torch issued what was predicted, in that order.")
-
-
-# %%
-def issued(name):
-    step = measured[name].select(step=median_step(measured[name]), rank=0, phase="backward")
-    return [e.label for e in step.ops if e.op in (Op.ALL_GATHER, Op.REDUCE_SCATTER) or e.label.startswith("BWD layers")]
-
-
+begins = {}
 for name in ("FSDP1, BACKWARD_PRE", "FSDP1, BACKWARD_POST"):
-    print(f"{name}:\n   ", "\n    ".join(issued(name)[:6]))
-assert issued("FSDP1, BACKWARD_PRE")[1:3] == ["ALL_GATHER(layers.1)", "BWD layers.2"]
-assert issued("FSDP1, BACKWARD_POST")[1:4] == ["BWD layers.2", "ALL_GATHER(layers.1)", "REDUCE_SCATTER(layers.2)"]
+    step = measured[name].select(step=median_step(measured[name]), rank=0, phase="backward")
+    wire = (Op.ALL_GATHER, Op.REDUCE_SCATTER)
+    begins[name] = [e.label for e in step.ops if e.op in wire or e.label.startswith("BWD layers")][:6]
+    print(f"{name}:\n   ", "\n    ".join(begins[name]))
+pre, post = begins.values()
+assert pre[1:3] == ["ALL_GATHER(layers.1)", "BWD layers.2"]
+assert post[1:4] == ["BWD layers.2", "ALL_GATHER(layers.1)", "REDUCE_SCATTER(layers.2)"]
 
 # %% [markdown]
 # `PRE` asks for block 1 before block 2 computes: its gather hides behind that, and two blocks are whole at a
@@ -89,16 +87,19 @@ assert issued("FSDP1, BACKWARD_POST")[1:4] == ["BWD layers.2", "ALL_GATHER(layer
 # %% [markdown]
 # ## 3. What it is worth
 #
-# torch's FSDP on CPUs waits for each collective where it is issued, so order changes nothing there. The
-# project's own FSDP does not wait. On a slow network: each piece of a step timed alone, then two steps
-# *predicted*, and only then run.
+# torch's FSDP on CPUs waits for each collective where it is issued; the project's own does not. Its ranks get
+# a network on which a block's all-gather takes about as long as a block's forward: on a much slower one little
+# could be hidden, on a much faster one there would be little to hide. Backward issues ahead in any case.
 #
-# *Predict:* does one more block in advance, in forward, make the step shorter? By the smaller of a gather and
-# a forward, for each block but the first. Below, predicted over measured with forward prefetch.
+# *Predict:* which share of the time on the wire lies under computing, without and with forward prefetch?
 
 # %% tags=["nbval-ignore-output"]
-slow = Experiment(world_size=2, batch=8, seq_len=128, network=Network(bandwidth_gbps=0.25, latency_us=200))
-rows, steps = overlap.on_slow_network(slow)
+slow = Experiment(world_size=2, batch=8, seq_len=128, network=overlap.SLOW)
+(block,) = [unit for unit in slow.units if unit.name == "layers.1"]
+n_bytes = sum(param.padded_bytes(2) for param in block.params)
+wire_s = overlap.SLOW.seconds("all_gather", n_bytes, 2)
+print(f"A block has {n_bytes / 1e6:.2f} MB; its all-gather takes {1e3 * wire_s:.1f} ms at", overlap.SLOW)
+rows, steps = overlap.on_slow_network(slow)  # each piece alone, two predictions from them, then two runs
 Result("overlap", "measured", tuple(rows), this_machine(ranks=2))
 
 # %% tags=["nbval-ignore-output"]
@@ -106,6 +107,11 @@ off, on = (steps[f"{name}, measured"] for name in overlap.PREFETCHES)
 assert (overlap.ahead(off), overlap.ahead(on)) == ((5, 0), (9, 0))
 for name in overlap.PREFETCHES:
     assert first_divergence(steps[f"{name}, predicted"], steps[f"{name}, measured"]) is None
+hidden = [row.predicted for row in rows if row.quantity == overlap.HIDDEN]
+assert hidden[0] < hidden[1]
+bars(rows, overlap.HIDDEN, "How much of the time on the wire lies under computing")
+
+# %% tags=["nbval-ignore-output"]
 viz.compare(steps[f"{name}, predicted"], on, titles=("predicted", "measured"))
 
 # %% [markdown]
@@ -132,3 +138,10 @@ assert limited.predicted <= 3 < 30 < unlimited.predicted
 # - Any run: `torchrun ... -m labs.train --out=runs/a --profile=4` writes `runs/a/timeline.jsonl.gz` of all
 #   ranks and ends with a line: exposed, overlap, waiting for late ranks, idle, and where the prediction was
 #   left.
+
+# %% [markdown]
+# Where torch finds a GPU, the cell below runs this lab on it. Elsewhere it shows what was recorded on one, and
+# says so.
+
+# %% tags=["nbval-ignore-output"]
+result_of("overlap")

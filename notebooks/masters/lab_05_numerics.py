@@ -19,26 +19,6 @@
 # *Predict:* bf16 keeps 8 binary digits, so one rounding is off by at most 2⁻⁸ = 0.4%. Gradients of 64 ranks
 # are added in bf16. Is the sum off by 0.4%, by 64 times as much, or by less than either?
 
-# %%
-from labs.lab.numerics import (
-    BF16_UNIT,
-    accumulation,
-    clipping,
-    fp16,
-    losses,
-    predict_vanished,
-    reduction,
-    reduction_picture,
-    tokens,
-)
-
-
-def show(rows, only=""):
-    for row in (row for row in rows if only in row.quantity):
-        predicted = "" if row.predicted is None else f"{row.predicted:.3f}"
-        print(f"{row.name:29}{row.quantity:27}{predicted:>6} predicted {row.measured:6.3f} measured {row.unit}")
-
-
 # %% [markdown]
 # ## 1. Adding gradients in bf16
 #
@@ -47,40 +27,47 @@ def show(rows, only=""):
 # the error of any number is predicted.
 
 # %% tags=["nbval-ignore-output"]
-rows = reduction(real=(2, 4))
-reduction_picture(rows)
+from labs.lab import numerics
+from labs.lab.numerics import BF16_UNIT
+from labs.record import result_of
 
-# %%
+
+def show(rows, only=""):
+    for row in (row for row in rows if only in row.quantity):
+        predicted = "" if row.predicted is None else f"{row.predicted:.3f}"
+        print(f"{row.name:29}{row.quantity:27}{predicted:>6} predicted {row.measured:6.3f} measured {row.unit}")
+
+
+rows = numerics.reduction(real=(2, 4))
 assert all(abs(row.error) < 0.25 for row in rows)
 assert BF16_UNIT < rows[-1].measured < 4 * BF16_UNIT
-print("64 gradients: more than one rounding, less than four. That is why reduce_dtype is fp32 by default here.")
+numerics.reduction_picture(rows)
 
 # %% [markdown]
+# 64 gradients: more than one rounding, less than four. That is why `reduce_dtype` is fp32 by default here.
+#
 # ## 2. fp16: too small for the format
 #
-# fp16 has more digits than bf16 and a far smaller range: below 2⁻²⁵ a number becomes 0. At the start every
-# wrong token's logit has a gradient of 1 / (vocabulary × tokens in the batch).
-#
-# *Predict:* half a million tokens, a vocabulary of 256: which share of these gradients is lost?
+# fp16 has a far smaller range than bf16: below 2⁻²⁵ a number becomes 0. At the start every wrong token's
+# logit has a gradient of 1 / (vocabulary × tokens in the batch). *Predict:* half a million tokens, a
+# vocabulary of 256: which share of these gradients is lost?
 
 # %%
-show(fp16(2**19))
-assert predict_vanished(2**19) > 0.99
-assert predict_vanished(2**19, scale=2.0**16) == 0
+show(numerics.fp16(2**19))
+assert numerics.predict_vanished(2**19) > 0.99
+assert numerics.predict_vanished(2**19, scale=2.0**16) == 0
 
 # %% [markdown]
 # A scaler multiplies the loss, so that nothing is lost on the way, and divides the gradients before the
-# update. bf16 has fp32's range and needs none. (The trainer has fp16 on GPUs only, so it is not trained
-# here: CPUs compute it slowly, if at all.)
-
-# %% [markdown]
+# update. bf16 has fp32's range and needs none. (The trainer has fp16 on GPUs only.)
+#
 # ## 3. Accumulation: bytes sent for bytes kept
 #
 # Four micro-batches per step on four ranks. FSDP can reduce the gradients of each, or add them up whole on
 # every rank and reduce once. *Predict:* what is sent, what is kept between two micro-batches?
 
 # %%
-accumulated = accumulation(ranks=4, micro_batches=4)
+accumulated = numerics.accumulation(ranks=4, micro_batches=4)
 show(accumulated, "gradients sent")
 show(accumulated, "gradients kept")
 assert all(abs(row.error) < 0.01 for row in accumulated if row.predicted is not None)
@@ -90,15 +77,14 @@ print("The gradients are the same, to a millionth.")
 # %% [markdown]
 # A quarter of the bytes sent, three times as many kept. With a 7-billion-parameter model `last` keeps 28 GB
 # on every GPU, however many there are: a frequent reason for "out of memory, but only with accumulation".
-
-# %% [markdown]
+#
 # ## 4. Clipping: whose norm?
 #
 # With FSDP1 the parameters a rank sees are its shards. `torch.nn.utils.clip_grad_norm_` then takes the norm
 # of these, and says nothing. *Predict:* clipped to 0.1 on 4 ranks, what is the true norm afterwards?
 
 # %%
-clipped = clipping(ranks=4, max_norm=0.1)
+clipped = numerics.clipping(ranks=4, max_norm=0.1)
 show(clipped)
 after = {row.name: row.measured for row in clipped if "clipped" in row.quantity}
 assert abs(after["FSDP2, DTensors"] - 0.1) < 1e-6
@@ -107,14 +93,13 @@ assert abs(after["FSDP1, torch.nn.utils"] - 0.2) < 1e-5
 # %% [markdown]
 # Twice as much: √4. And every rank has scaled its part by another factor, so the direction is wrong too.
 # With FSDP1 call the wrapper's `clip_grad_norm_`; FSDP2's DTensors know that they are shards.
-
-# %% [markdown]
+#
 # ## 5. A mean of means is not the mean
 #
 # One rank has 240 tokens to learn from, the other 24 (the rest is padding). FSDP averages over *ranks*.
 
 # %%
-show(uneven := tokens((240, 24)))
+show(uneven := numerics.tokens((240, 24)))
 assert all(abs(row.error) < 1e-3 for row in uneven if row.predicted is not None)
 assert uneven[-1].measured > 0.1
 
@@ -122,16 +107,13 @@ assert uneven[-1].measured > 0.1
 # Each rank's mean makes a token of the second rank count ten times one of the first. The trainer divides
 # the *sum* of the losses by the tokens of all ranks (`labs/step.py`), and multiplies by the number of ranks,
 # which FSDP divides by.
-
-# %% [markdown]
+#
 # ## 6. And the training?
 #
 # The trainer under torchrun, in fp32 and with `param_dtype=bf16` (parameters and optimizer stay fp32).
 
 # %% tags=["nbval-ignore-output"]
-curves = losses(ranks=2, steps=8)
-
-# %%
+curves = numerics.losses(ranks=2, steps=8)
 off = max(abs(a / b - 1) for a, b in zip(curves["bf16"], curves["fp32"], strict=True))
 assert 0 < off < BF16_UNIT
 print("Every loss in bf16 is within 2⁻⁸ of fp32's, and they are not the same.")
@@ -142,3 +124,10 @@ print("Every loss in bf16 is within 2⁻⁸ of fp32's, and they are not the same
 # **One GPU or more:** `python -m labs.lab.numerics` trains in fp16 too, with its scaler. **Many:** add the
 # error of 1,024 ranks to figure 1 with `predict_reduction(gradients_of(2), 1024)`, and compare the losses of
 # `--reduce_dtype=bf16` and `fp32` on your own model before you save half of the bytes.
+
+# %% [markdown]
+# Where torch finds a GPU, the cell below runs this lab on it. Elsewhere it shows what was recorded on one, and
+# says so.
+
+# %% tags=["nbval-ignore-output"]
+result_of("numerics")

@@ -22,6 +22,7 @@
 from labs.lab.compile import HOW, measure_peak_bytes, orders, predict_peak_bytes
 from labs.lab.picture import bars
 from labs.lab.result import Row
+from labs.record import result_of
 
 # %% [markdown]
 # ## 1. Not keeping activations
@@ -99,3 +100,10 @@ assert seen["whole model compiled"].breaks > 0
 # - **One GPU or more:** the same command. Then the trainer with `--model=gpt2 --compile=true`, with and without
 #   `--activation_checkpointing=selective`: predict both peaks, then compare.
 # - **On your own model:** `TORCH_LOGS=graph_breaks,recompiles` prints each place. There should be none.
+
+# %% [markdown]
+# Where torch finds a GPU, the cell below runs this lab on it. Elsewhere it shows what was recorded on one, and
+# says so.
+
+# %% tags=["nbval-ignore-output"]
+result_of("compile")

@@ -23,6 +23,7 @@
 # %%
 from fsdp_sim import viz
 from labs.lab.tune import SPACE, Asked, check, choose, rows_of, search
+from labs.record import result_of
 
 limit_bytes = 16 * 2**20
 config, cluster = Asked(ranks=8, bandwidth_gbps=0.5).asks
@@ -111,3 +112,10 @@ print("The real step gathers what was predicted, in the same order.")
 #   wire is pretended. No GPU was at hand when this was written: that path has never run.
 # - **Many**: train the plan that was chosen with `torchrun ... -m labs.train`, each key as `--key=value`.
 # - **None**: `fsdp-sim sweep` simulates plans for clusters of the catalogue, without any run.
+
+# %% [markdown]
+# Where torch finds a GPU, the cell below runs this lab on it. Elsewhere it shows what was recorded on one, and
+# says so.
+
+# %% tags=["nbval-ignore-output"]
+result_of("tune")

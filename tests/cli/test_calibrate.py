@@ -62,6 +62,8 @@ def test_the_file_has_the_rates_that_training_reached(measured):
     assert found["training_error"]["median_abs"] < 0.5
     assert 0 < part.peak_flops("fp32") < 4 * alone
     assert part.launch_s > 0
+    assert part.collective_s > 0
+    assert found["sharded_error"]["n"] == len(found["sharded"]) > 1
 
 
 def test_nothing_of_this_very_machine_is_written(measured):

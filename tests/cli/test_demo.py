@@ -6,6 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+
+from fsdp_sim.cli.main import main
 
 DEMO = [sys.executable, "-m", "fsdp_sim.cli.main", "demo"]
 
@@ -43,18 +46,22 @@ def test_it_trains_predicts_and_writes_a_page_that_needs_no_network(tmp_path: Pa
         (["--step", "9"], "--steps"),
     ],
 )
-def test_bad_input_is_one_sentence_and_starts_nothing(arguments: list[str], words: str, tmp_path: Path) -> None:
-    done = demo(*arguments, folder=tmp_path)
-    assert done.returncode != 0
-    assert words in done.stderr
-    assert "Traceback" not in done.stderr
+def test_bad_input_is_one_sentence_and_starts_nothing(
+    arguments: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(main, ["demo", *arguments])
+    assert done.exit_code != 0
+    assert words in done.output
+    assert "Traceback" not in done.output
 
 
-def test_an_empty_corpus_and_a_file_that_is_not_text_are_named(tmp_path: Path) -> None:
+def test_an_empty_corpus_and_a_file_that_is_not_text_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "noise.bin").write_bytes(b"\x00\xff\xfe\x80" * 1000)
     for name in ("empty.txt", "noise.bin"):
-        done = demo("--data", name, folder=tmp_path)
-        assert done.returncode != 0
-        assert name in done.stderr
-        assert "Traceback" not in done.stderr
+        done = CliRunner().invoke(main, ["demo", "--data", name])
+        assert done.exit_code != 0
+        assert name in done.output
+        assert "Traceback" not in done.output

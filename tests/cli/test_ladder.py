@@ -13,25 +13,21 @@ from fsdp_sim.cli.main import main
 LADDER = [sys.executable, "-m", "fsdp_sim.cli.main", "ladder"]
 
 
-def ladder(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*LADDER, *arguments], capture_output=True, text=True, timeout=300, check=False
-    )  # fmt: skip
-
-
 def test_rungs_that_agree_are_a_table_and_exit_status_0() -> None:
-    done = ladder("--rungs", "torch-ddp,mini-ddp", "--steps", "1")
+    done = CliRunner().invoke(main, ["ladder", "--rungs", "torch-ddp,mini-ddp", "--steps", "1"])
 
-    assert done.returncode == 0, done.stderr
-    assert "All 3 rungs agree to 1e-06 (on 2 ranks, 1 step)." in done.stdout
-    (row,) = [line for line in done.stdout.splitlines() if line.startswith("mini DDP") and "=" in line]
+    assert done.exit_code == 0, done.output
+    assert "All 3 rungs agree to 1e-06 (on 2 ranks, 1 step)." in done.output
+    (row,) = [line for line in done.output.splitlines() if line.startswith("mini DDP") and "=" in line]
     assert row.split()[-3:-1] == ["=", "≈"]  # as above every bit; as one process within the tolerance
-    assert "layers.1.attn.qkv.bias[32:64]" in done.stdout
-    assert "Traceback" not in done.stderr
+    assert "layers.1.attn.qkv.bias[32:64]" in done.output
+    assert "Traceback" not in done.output
 
 
 def test_a_rung_that_diverges_is_named_and_the_exit_status_is_1() -> None:
-    done = ladder("--rungs", "torch-ddp,mini-ddp", "--steps", "1", "--break", "same-rows@mini-ddp", "--json")
+    """In a process of its own, as it is typed."""
+    arguments = ["--rungs", "torch-ddp,mini-ddp", "--steps", "1", "--break", "same-rows@mini-ddp", "--json"]
+    done = subprocess.run([*LADDER, *arguments], capture_output=True, text=True, timeout=300, check=False)
 
     assert done.returncode == 1, done.stderr
     found = json.loads(done.stdout)

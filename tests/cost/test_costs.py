@@ -7,7 +7,7 @@ import pytest
 from fsdp_sim.cost import Calibration, workload
 from fsdp_sim.cost.costs import Costs
 from fsdp_sim.schedule import Program, build
-from fsdp_sim.spec import Cluster, Model, Plan
+from fsdp_sim.spec import Cluster, Model, Plan, gpu
 from fsdp_sim.timeline import COLLECTIVES, Op
 
 GPT = Model.preset("gpt2-124m")
@@ -96,3 +96,37 @@ def test_a_collective_slows_compute_in_proportion_to_the_bytes_it_moves() -> Non
         return costs.slowdown(forward, gather)
 
     assert 1.0 < slowdown("100 Gb/s per node") < slowdown("1600 Gb/s per node") <= 1 + Calibration().contention * 2
+
+
+MEASURED_PLAN = Plan(micro_batch=4, seq_len=512)
+MEASURED = {"launch_s": 3e-5, "backward_launch_s": 1e-5, "collective_s": 2e-3, "stream_bytes_per_s": 4e10}
+
+
+class TestMeasuredCores:
+    """A cluster that ``fsdp-sim calibrate`` wrote."""
+
+    def cores(self, **changed: float) -> Cluster:
+        return Cluster(replace(gpu("cpu"), **(MEASURED | changed)), gpus=2)
+
+    @pytest.mark.parametrize(
+        ("op", "launch", "phase"), [(Op.FWD, "launch_s", "forward"), (Op.BWD, "backward_launch_s", "backward")]
+    )
+    def test_each_kernel_is_launched_by_the_core_that_computes_it(self, op: Op, launch: str, phase: str) -> None:
+        kernels = sum(
+            kernel.count for work in workload(GPT, MEASURED_PLAN).work.values() for kernel in getattr(work, phase)
+        )
+        slow, fast = (seconds(op, MEASURED_PLAN, self.cores(**{launch: s})) for s in (1.0, 0.0))
+        assert slow - fast == pytest.approx(kernels)
+
+    def test_only_collectives_take_time_to_issue(self) -> None:
+        program, costs = made(MEASURED_PLAN, self.cores())
+        assert {costs.issue_s(i) for i in program.ops if i.op in COLLECTIVES} == {2e-3}
+        assert {costs.issue_s(i) for i in program.ops if i.op not in COLLECTIVES} == {0.0}
+
+    def test_the_optimizer_moves_its_bytes_as_a_copy_does(self) -> None:
+        once, twice = (seconds(Op.OPTIM, MEASURED_PLAN, self.cores(stream_bytes_per_s=rate)) for rate in (2e10, 4e10))
+        assert once == pytest.approx(2 * twice)
+
+    def test_a_core_that_was_not_measured_is_issued_to_as_before(self) -> None:
+        program, costs = made(MEASURED_PLAN, Cluster("cpu", gpus=2))
+        assert all(costs.issue_s(i) > 0 for i in program.ops)

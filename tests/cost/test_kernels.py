@@ -1,10 +1,13 @@
 """Kernels by roofline: never faster than the hardware, slower where the shape is bad."""
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdp_sim.cost import Calibration, Kernel
+from fsdp_sim.cost.costs import MEASURED
 from fsdp_sim.cost.kernels import kernel_s
 from fsdp_sim.cost.kernels_of import attention, attention_backward, matmul, pointwise
 from fsdp_sim.spec.gpus import gpu
@@ -81,3 +84,13 @@ def test_attention_by_implementation() -> None:
 def test_a_gpu_without_the_dtype_says_so() -> None:
     with pytest.raises(ValueError, match="V100-SXM2-32GB has no bf16"):
         kernel_s(matmul(8, 8, 8, "bf16"), gpu("V100"), NUMBERS)
+
+
+@pytest.mark.parametrize("short", [0, 1, 2])
+def test_a_measured_core_is_slow_where_any_dimension_is_short(short: int) -> None:
+    core = dataclasses.replace(gpu("cpu"), matmul_ramp=32.0, mem_bytes_per_s=1e15)
+    m, n, k = (32 if side == short else 1 << 20 for side in range(3))
+    kernel = matmul(m, n, k, "fp32")
+    at_peak_s = kernel.flops / core.matmul_flops("fp32")
+
+    assert kernel_s(kernel, core, MEASURED) == pytest.approx(2 * at_peak_s, rel=1e-3)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fsdp_sim.engine import Contention, critical_path, explain, exposure, run
 from fsdp_sim.schedule import Kind, build, toy
 from fsdp_sim.spec import Plan
-from fsdp_sim.timeline import Lane, Op, Phase
+from fsdp_sim.timeline import COLLECTIVES, Lane, Op, Phase
 from fsdp_sim.timeline.analysis import exposed_comm_s, overlap
 from tests.engine.programs import anything, by_hand, devices, durations, issuing, layers_only
 
@@ -119,6 +119,18 @@ def test_on_cpu_the_thread_that_computes_issues_too_late():
     assert "Explicit prefetch" in said(found, "thread that computes")
     prefetched = explained(Plan(forward_prefetch=1), layers=4, device="cpu")
     assert reasons(prefetched).get("computing thread", 0) < reasons(found)["computing thread"]
+
+
+def test_where_the_cpu_computes_too_no_gpu_is_said_to_wait_for_it():
+    issue_s = {op: 20.0 for op in COLLECTIVES}
+    program = build(layers_only(3), Plan(), 8)
+    on_cpu, on_gpu = (
+        explain(run(program, durations(), device=device, issue_s=lambda i: issue_s.get(i.op, 0.0)))
+        for device in ("cpu", "gpu")
+    )
+    assert "while collectives are issued by the thread that computes" in str(on_cpu)
+    assert "GPU" not in str(on_cpu)
+    assert "the GPU has finished" in said(on_gpu, "The CPU is too slow")
 
 
 def test_ranks_that_come_to_a_collective_early_wait_for_the_slow_one():

@@ -23,7 +23,8 @@ from typing import Any
 import psutil
 
 ROOT = Path(__file__).parents[2]
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
+"""Longer than any of these trainings takes on a loaded machine."""
 
 
 class Agents:

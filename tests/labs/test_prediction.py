@@ -12,12 +12,14 @@ from fsdp_sim.ranks import Network, run
 from fsdp_sim.spec import Cluster, gpu
 from fsdp_sim.timeline import COLLECTIVES, Op
 from labs.config import TrainConfig
+from labs.models import empty
 from labs.optimizer import make_optimizer
 from labs.place import Place
 from labs.prediction import predict, predict_calibrated
+from labs.random_batch import random_batch
 from labs.simulated import simulated
 from labs.step import train_step
-from labs.timing import Pieces, _batch
+from labs.timing import Pieces
 from labs.wrapping import wrap
 
 CPU = torch.device("cpu")
@@ -94,7 +96,8 @@ SLOW = Network(bandwidth_gbps=0.16, latency_us=200)
 
 def cores_of(ranks, **changed):
     """Ranks on cores that multiply at 8e10 FLOP/s and take 8 us for each kernel."""
-    part = dataclasses.replace(gpu("cpu"), fp32_flops=8e10, mem_bytes_per_s=1e10, launch_s=8e-6, **changed)
+    known = {"fp32_flops": 8e10, "mem_bytes_per_s": 1e10, "launch_s": 8e-6}
+    part = dataclasses.replace(gpu("cpu"), **known | changed)
     return Cluster(part, gpus=ranks)
 
 
@@ -132,6 +135,26 @@ class TestCalibrated:
 
         assert step_s(64) == step_s(4) < step_s(2)
 
+    @pytest.mark.parametrize(("api", "agreements"), [("fsdp2", 2), ("fsdp1", 2), ("mini", 2), ("ddp", 1)])
+    def test_what_a_collective_costs_is_paid_for_each(self, api, agreements):
+        once_s = 1.0  # so long that nothing hides behind it
+        free, dear = (calibrated(api=api, cluster=cores_of(2, collective_s=s)).step_time_s for s in (0.0, once_s))
+        config = TrainConfig(**(SMALL | {"api": api}))
+        program = simulated(config, config.model_config, place(2), CPU).program
+        steps = 1 + max(i.step for i in program.ops)
+        collectives = sum(i.op in COLLECTIVES for i in program.ops) / steps
+        assert dear - free == pytest.approx(collectives + agreements, abs=0.1)
+
+    def test_norm_and_optimizer_launch_for_each_parameter_and_dtensor_twice(self):
+        def launches_s(ranks, api):
+            slow, fast = (calibrated(ranks, api=api, cluster=cores_of(ranks, launch_s=s)) for s in (1.0, 0.0))
+            return slow.step_time_s - fast.step_time_s
+
+        config = TrainConfig(**SMALL)
+        n_params = len(list(empty(config.model_config).parameters()))
+        kernels = launches_s(1, "single") - n_params
+        assert launches_s(2, "fsdp2") == pytest.approx(kernels + 2 * n_params)
+
     def test_another_number_of_ranks_or_a_gpu_is_refused(self):
         with pytest.raises(ValueError, match="fsdp-sim calibrate --device cpu --ranks 2"):
             calibrated(cluster=cores_of(4))
@@ -145,7 +168,7 @@ def collectives_of_a_step(config):
     here = dataclasses.replace(here, rank=torch.distributed.get_rank(), local_rank=torch.distributed.get_rank())
     wrapped = wrap(config, config.model_config, here, CPU)
     optimizer = make_optimizer(wrapped, config)
-    batch, n_micro_batches = _batch(config, config.model_config, here)
+    batch, n_micro_batches = random_batch(config, config.model_config, here)
     for step in range(3):
         train_step(wrapped, optimizer, batch, step, config, n_micro_batches=n_micro_batches)
 

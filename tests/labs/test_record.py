@@ -1,6 +1,7 @@
 """Recordings stand in for hardware that is not here, and every way to show one says so."""
 
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +10,8 @@ from fsdp_sim.timeline import Event, Header, Lane, Op, Timeline
 from labs import record as module
 from labs.lab.result import Result, Row, this_machine
 from labs.record import lab, main, names, record, recorded, result_of
+
+ROOT = Path(__file__).parents[2]
 
 
 def tiny(rows: int = 64) -> Result:
@@ -107,21 +110,33 @@ def package(tmp_path, monkeypatch):
         "from tests.labs.test_record import tiny\n\n\ndef run() -> 'Result':\n    return tiny()\n"
     )
     (folder / "none.py").write_text("def run() -> int:\n    return 1\n")
+    (folder / "two").mkdir()
+    (folder / "two" / "__init__.py").write_text("")
+    (folder / "two" / "lab.py").write_text((folder / "one.py").read_text())
+    (folder / "helpers").mkdir()
+    (folder / "helpers" / "__init__.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
     import my_labs
 
     yield my_labs
-    for name in ("my_labs", "my_labs.one", "my_labs.none"):
-        sys.modules.pop(name, None)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "my_labs"]:
+        del sys.modules[name]
 
 
 def test_a_lab_is_a_module_whose_run_returns_a_result(package):
-    assert names(package) == ("one",)
-    assert lab("one", package)().lab == "tiny"
+    assert names(package) == ("one", "two")
+    assert [lab(name, package)().lab for name in names(package)] == ["tiny", "tiny"]
     with pytest.raises(ValueError, match="no lab is called 'onee'; did you mean 'one'"):
         lab("onee", package)
     with pytest.raises(ValueError, match="no lab is called 'none'"):
         lab("none", package)
+
+
+def test_all_ten_labs_are_found():
+    """By the names of their notebooks."""
+    notebooks = sorted(path.stem for path in (ROOT / "notebooks" / "masters").glob("lab_*.py"))
+    assert sorted(names()) == sorted(stem.split("_", 2)[2] for stem in notebooks)
+    assert len(notebooks) == 10
 
 
 def test_without_a_gpu_the_command_records_nothing(tmp_path, no_gpu, capsys):

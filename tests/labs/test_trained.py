@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import signal
@@ -58,15 +59,66 @@ def test_nothing_outlives_who_called(signal_, tmp_path):
     while len(ranks := list(marks.iterdir())) < 2:
         assert time.monotonic() < give_up_s
         time.sleep(0.05)
+    processes = [psutil.Process(int(mark.name)) for mark in ranks]
+    time.sleep(1)  # until torchrun watches them: once it did not heed a signal that came while it was starting them
     caller.send_signal(signal_)
     caller.wait(60)
-    gone = psutil.wait_procs([psutil.Process(int(r.name)) for r in ranks if psutil.pid_exists(int(r.name))], 60)[1]
-    assert not gone
+    assert not psutil.wait_procs(processes, timeout=60)[1]
 
 
-def test_of_what_torchrun_prints_the_trainers_words_are_told():
-    stderr = (
-        "W0101 torch/distributed/run.py:852] \nlabs.train: the disk is full\nTraceback\nChildFailedError:\n" + "=" * 900
-    )
-    assert what_it_said(stderr) == "the disk is full"
-    assert len(what_it_said("x" * 9000)) == 500
+BOX = """╭─ Value error ─────────────────────────────────────────────────────╮
+│ Error parsing --n_layer: no type matching {None}|INT could be     │
+│ instantiated from ['abc'].                                        │
+│                                                                   │
+│ Got errors:                                                       │
+│ - <class 'int'>: invalid literal for int() with base 10: 'abc'    │
+│ ───────────────────────────────────────────────────────────────── │
+│ For full helptext, see torchrun -m labs.train --help              │
+╰───────────────────────────────────────────────────────────────────╯
+"""
+RULED = """╭─ Invalid choice ───────────────────────────────────────╮
+│ invalid choice 'abc' for argument '--family'.          │
+│ ────────────────────────────────────────────────────── │
+│ For full helptext, run lab.py --help                   │
+╰────────────────────────────────────────────────────────╯
+"""
+LOG = (
+    "W1122 02:17:06.272000 14052 torch/distributed/elastic/multiprocessing/api.py:1028] Sending process 14058 closing\n"
+)
+SUMMARY = (
+    "E1122 02:17:06.337000 14052 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 2) local_rank"
+    ": 1 (pid: 14059) of binary: python\nTraceback (most recent call last):\nChildFailedError:\n" + "=" * 900
+)
+
+
+@pytest.mark.parametrize(
+    ("printed", "said"),
+    [
+        ("labs.train: the disk is full\n", "the disk is full"),
+        ("labs.lab.hugging_face: --csv has no column 'text'\n", "--csv has no column 'text'"),
+        (BOX, "Error parsing --n_layer: no type matching {None}|INT could be instantiated from ['abc']."),
+        (RULED, "invalid choice 'abc' for argument '--family'."),
+        ("Traceback\nZeroDivisionError: division by zero\n", "Traceback\nZeroDivisionError: division by zero"),
+    ],
+)
+def test_of_what_torchrun_prints_the_tools_own_words_are_told(printed, said):
+    assert what_it_said(LOG + printed + LOG + SUMMARY) == said
+
+
+def test_where_it_has_no_words_of_its_own_the_end_is_told():
+    assert what_it_said(LOG + SUMMARY) == "=" * 500
+    assert what_it_said("x" * 9000) == "x" * 500
+
+
+def test_a_bar_leaves_nothing_and_without_a_step_there_is_none(monkeypatch):
+    """What a notebook would keep, as a terminal shows it: a carriage return takes back the line."""
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    monkeypatch.setattr(sys, "stdout", terminal)
+    torchrun("--no-python", sys.executable, "-c", "print(1)", ranks=1)
+    assert terminal.getvalue() == ""
+    steps = "import time\nfor i in range(3): print(f'step {i} loss 1.0', flush=True); time.sleep(0.5)"
+    torchrun("--no-python", sys.executable, "-c", steps, ranks=1)
+    assert "training: 2 steps" in terminal.getvalue()
+    assert terminal.getvalue().rpartition("\r")[2] == ""
+    assert terminal.getvalue().rstrip("\r").rpartition("\r")[2].strip() == ""

@@ -1,33 +1,27 @@
-"""The probe that calibrate trains: what it computes is counted as it is run."""
+"""The probe that calibrate trains is really trained, alone and sharded."""
 
-import pytest
+from fsdp_sim.measure.train_probe import ROUNDS, ProbeShape, time_plain, time_sharded
+from fsdp_sim.ranks import run
+from fsdp_sim.timeline import Op
 
-from fsdp_sim.measure.train_probe import ATTENTION_BACKWARD, ProbeShape, amounts_of_probe, time_probe
-
-
-def test_what_it_computes_follows_from_its_shape():
-    rows, seq, width, vocab = shape = ProbeShape(2, 64, 96, 512)
-    forward, backward = amounts_of_probe(shape)
-
-    tokens = rows * seq
-    assert forward.matmul_flops == 2 * tokens * width * (3 + 1 + 4 + 4) * width + 2 * tokens * width * vocab
-    assert backward.matmul_flops == 2 * forward.matmul_flops  # of weights and of inputs
-    assert forward.attention_flops == pytest.approx(2 * rows * seq**2 * width, rel=0.05)  # half of the square
-    assert backward.attention_flops == pytest.approx(2.5 * ATTENTION_BACKWARD * forward.attention_flops, rel=0.01)
-    assert forward.bytes < backward.bytes
-    assert 10 < forward.kernels < backward.kernels
-
-
-def test_twice_the_rows_are_twice_the_work_in_as_many_kernels():
-    once, twice = (amounts_of_probe(ProbeShape(rows, 32, 64, 128))[0] for rows in (2, 4))
-
-    assert twice.matmul_flops == 2 * once.matmul_flops
-    assert twice.attention_flops == 2 * once.attention_flops
-    assert twice.kernels == once.kernels
+SMALL, LARGE = ProbeShape(1, 64, 128, 256), ProbeShape(32, 64, 128, 256)
 
 
 def test_a_forward_and_a_backward_are_really_run():
-    small, large = (time_probe(ProbeShape(rows, 64, 128, 256), budget_s=0.05) for rows in (1, 32))
+    small, large = time_plain((SMALL, LARGE), budget_s=0.05)
 
+    assert (small.shape, large.shape) == (SMALL, LARGE)
     assert 0 < small.forward_s < large.forward_s
     assert 0 < small.backward_s < large.backward_s
+
+
+def test_the_sharded_one_is_torchs_fsdp_on_all_ranks():
+    shape = ProbeShape(1, 16, 32, 64, layers=2)
+    results = run(time_sharded, 2, (shape,), 0.01, show_output=False, progress=False)
+    for (time,) in results:
+        assert time.shape == shape
+        assert time.seconds > 0
+    ops = [event.op for event in results.timeline.ops if event.rank == 0]
+    steps = ops.count(Op.REDUCE_SCATTER) / 3  # the root and two blocks
+    assert steps >= ROUNDS * 5
+    assert ops.count(Op.ALL_GATHER) == 5 * steps

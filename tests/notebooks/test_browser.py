@@ -1,35 +1,63 @@
-"""The first notebook in real JupyterLab and Chromium: opened as saved it shows its pictures; run, it shows no error."""
+"""Notebooks in real JupyterLab and Chromium: shown as saved, run from top to bottom, an exercise solved by keyboard."""
 
+from __future__ import annotations
+
+import importlib.util
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import nbformat
 import pytest
 
+from fsdp_sim.learn import progress
 from tests.browser.lab import CHROMIUM, FLAGS, IDLE
 from tests.browser.lab import lab as start_lab
 
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
 ROOT = Path(__file__).parents[2]
+START, CHAPTER = "00_start_here", "04_the_life_of_a_unit"
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (Debian: sudo apt install chromium)"),
 ]
 RED = "[data-mime-type='application/vnd.jupyter.stderr'], [data-mime-type='application/vnd.jupyter.error']"
+ACTIVE, INDEX = ".jp-Notebook .jp-Cell.jp-mod-active", "data-windowed-list-index"
+FIGURE = "application/vnd.plotly.v1+json"
+IN_NOTEBOOK_7 = pytest.param(
+    "notebooks",
+    marks=pytest.mark.skipif(not importlib.util.find_spec("notebook"), reason="needs Notebook 7: pip install notebook"),
+)
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """JupyterLab over a copy of the notebook, on loopback with a token; gives the notebook's address."""
-    home = tmp_path_factory.mktemp("lab")
-    shutil.copy(ROOT / "notebooks" / "00_start_here.ipynb", home)
-    with start_lab(home, "00_start_here") as address:
-        yield address
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with copies of the notebooks."""
+    folder = tmp_path_factory.mktemp("lab")
+    for name in (START, CHAPTER):
+        shutil.copy(ROOT / "notebooks" / f"{name}.ipynb", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def lab(home: Path) -> Iterator[str]:
+    """JupyterLab over that folder, on loopback with a token; gives the first notebook's address."""
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv(progress.VARIABLE, str(home / "progress.json"))
+        with start_lab(home, START) as address:
+            yield address
 
 
 def test_it_shows_its_figures_as_saved_and_runs_without_an_error(lab: str) -> None:
     from playwright.sync_api import expect, sync_playwright
 
+    cells = nbformat.read(ROOT / "notebooks" / f"{START}.ipynb", as_version=4).cells
+    figures = sum(FIGURE in output.get("data", {}) for cell in cells for output in cell.get("outputs", []))
+    assert figures >= 2
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         page = browser.new_page(viewport={"width": 1280, "height": 20_000})  # all cells are on screen, so all are drawn
@@ -41,7 +69,7 @@ def test_it_shows_its_figures_as_saved_and_runs_without_an_error(lab: str) -> No
         if page.locator(".jp-Dialog .jp-mod-accept").count():
             page.locator(".jp-Dialog .jp-mod-accept").first.click()
         page.wait_for_selector(IDLE, timeout=120_000)
-        expect(page.locator(".jp-RenderedPlotly img")).to_have_count(2, timeout=30_000)  # before anything was run
+        expect(page.locator(".jp-RenderedPlotly img")).to_have_count(figures, timeout=30_000)  # before anything was run
         assert "model not found" not in page.content()
 
         page.wait_for_timeout(2000)
@@ -58,3 +86,63 @@ def test_it_shows_its_figures_as_saved_and_runs_without_an_error(lab: str) -> No
         assert "Every rank issued what the program says" in page.content()
         assert [url for url in elsewhere if url.startswith("http")] == []
         browser.close()
+
+
+@pytest.mark.parametrize("application", ["doc/tree", IN_NOTEBOOK_7])
+def test_an_exercise_is_solved_by_keyboard_and_its_check_says_right(lab: str, home: Path, application: str) -> None:
+    """Enter, select all, type, Shift+Enter twice: the stub gives way to the solution, the check from ✗ to ✓."""
+    from playwright.sync_api import expect, sync_playwright
+
+    cells = nbformat.read(home / f"{CHAPTER}.ipynb", as_version=4).cells
+    solved = nbformat.read(ROOT / "notebooks" / "solutions" / f"{CHAPTER}.ipynb", as_version=4).cells
+    imports = next(number for number, cell in enumerate(cells) if cell.cell_type == "code")
+    stub = next(number for number, cell in enumerate(cells) if "exercise" in cell.metadata)
+    name = cells[stub].metadata["exercise"]
+    solution = next(cell.source for cell in solved if cell.metadata.get("exercise") == name)
+    assert solution != cells[stub].source
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        page = browser.new_page(viewport={"width": 1280, "height": 1500})
+        page.goto(lab.replace("doc/tree", application).replace(START, CHAPTER))
+        page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=120_000)
+        page.wait_for_selector(IDLE, timeout=120_000)
+        page.wait_for_timeout(2500)  # what is pressed earlier is lost
+        page.click(".jp-Notebook .jp-Cell >> nth=0")  # the last use of the mouse
+        page.keyboard.press("Escape")
+
+        go_down_to(page, imports)
+        page.keyboard.press("Control+Enter")
+        go_down_to(page, stub)
+        page.keyboard.press("Enter")
+        expect(page.locator(f"{ACTIVE} .cm-content")).to_be_focused()
+        page.keyboard.press("Control+a")
+        page.keyboard.insert_text(solution)
+        expect(page.locator(f"{ACTIVE} .cm-content")).to_contain_text(solution.splitlines()[-1].strip())
+        page.keyboard.press("Shift+Enter")
+        wait_for_active(page, stub + 1)
+        page.keyboard.press("Shift+Enter")
+
+        right = page.locator(".jp-OutputArea-output[data-mime-type='text/html']").filter(has_text="Right")
+        expect(right.filter(has_text="✓").or_(right.filter(has_text="★"))).to_have_count(1, timeout=120_000)
+        assert page.locator(RED).all_inner_texts() == []
+        browser.close()
+    assert progress_of(home)[name].grade >= 1
+
+
+def go_down_to(page: Page, number: int) -> None:
+    """Press the arrow until the cell of a number is the active one."""
+    for reached in range(int(page.locator(ACTIVE).get_attribute(INDEX) or 0), number):
+        page.keyboard.press("ArrowDown")
+        wait_for_active(page, reached + 1)
+
+
+def wait_for_active(page: Page, number: int) -> None:
+    page.wait_for_selector(f"{ACTIVE}[{INDEX}='{number}']", timeout=30_000)
+
+
+def progress_of(home: Path) -> dict[str, progress.Entry]:
+    """What the kernel has written down about the learner."""
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv(progress.VARIABLE, str(home / "progress.json"))
+        return progress.read()

@@ -84,5 +84,6 @@ def ranks_in_environment() -> None:
     """What torchrun sets, for ranks that it did not start; the process group is there already."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     known = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+    known["OMP_NUM_THREADS"] = torch.get_num_threads()  # else Accelerate sets another number, and warns of it
     for name, value in {**known, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 29500}.items():
         os.environ.setdefault(name, str(value))

@@ -44,9 +44,15 @@ __all__ = [
 def run(ranks: int = 4, steps: int = 10) -> Result:
     """All of it.
 
+    Args:
+        ranks: of the experiments on accumulation and clipping, at least 2 and dividing 128.
+        steps: of the trainings.
+
     Raises:
-        FailedError: a training failed.
+        ValueError: a number that cannot be. FailedError, RanksError: a training failed.
     """
+    if ranks < 2 or 128 % ranks or steps < 1:
+        raise ValueError(f"ranks={ranks}, steps={steps}: ranks is 2, 4, 8, ... up to 64, and steps at least 1")
     rows = [*reduction(), *fp16(), *accumulation(ranks), *clipping(ranks), *tokens(), *compare_losses(losses(2, steps))]
     device = device_of(2)
     notes = (

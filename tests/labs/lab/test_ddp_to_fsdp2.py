@@ -12,6 +12,8 @@ from labs.lab.ddp_to_fsdp2 import SCRIPTS, changed_lines, diff, issued, main, pr
 from labs.lab.scripts.watched import Collective, Watched
 from labs.trained import FailedError
 
+pytestmark = pytest.mark.usefixtures("warm_torchrun")
+
 
 @pytest.fixture(scope="module")
 def ran():

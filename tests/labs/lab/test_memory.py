@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from fsdp_sim.timeline import Memory
 from labs.config import TrainConfig
 from labs.lab import memory
-from labs.lab.memory import BASE, MIB, OPTIMIZERS, PEAK, PEAK_WITH_HOST, count, main, run, settings
+from labs.lab.memory import BASE, MIB, OPTIMIZERS, PEAK, PEAK_WITH_HOST, count, counted_step, main, run, settings
+from labs.memory import at_peak
+
+pytestmark = pytest.mark.usefixtures("warm_torchrun")
 
 SMALL = TrainConfig(n_layer=2, seq_len=32, device="cpu")
 
@@ -39,6 +43,14 @@ def test_the_prediction_is_what_is_counted(result):
     errors = result.errors()
     assert len(errors) == 5
     assert all(abs(error) < 0.05 for error in errors.values()), errors
+
+
+def test_a_step_counted_by_purpose_has_the_same_peak(asked, result):
+    setting = asked["2 ranks"]
+    step = counted_step(setting)
+    (counted_mib,) = [row.measured for row in result.rows if row.name == "2 ranks"]
+    assert step.peak_bytes(0) / MIB == pytest.approx(counted_mib, rel=0.01)  # of the rank that has the most
+    assert at_peak(step)[Memory.SHARDED] == at_peak(setting.simulation.timeline)[Memory.SHARDED]
 
 
 def test_what_is_not_measured_on_a_cpu_is_not_said_to_be(result):

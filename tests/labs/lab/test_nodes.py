@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -195,12 +194,14 @@ def test_fsdp_sends_three_times_as_much_as_hsdp_and_as_predicted(apart):
     needs_namespaces(apart)
     result = run(mbit=100, steps=2)
     sent = {row.name: row for row in result.rows if row.quantity == "sent per node and step"}
-    assert len(sent) == 2
-    for row in sent.values():
+    fsdp, hsdp = sent.values()
+    for row in (fsdp, hsdp):
         assert row.error == pytest.approx(0, abs=0.1)
+    times = fsdp.measured / hsdp.measured
+    assert times == pytest.approx(3, abs=0.3)  # what is sent again, on a loaded machine, is counted too
     assert all(row.measured for row in result.rows)
     assert "network namespace of its own" in result.notes[0]
-    assert re.match(r"FSDP over all ranks sent (2\.9|3\.\d) times as much", picture(result).finding)
+    assert picture(result).finding.startswith(f"FSDP over all ranks sent {times:.1f} times as much")
 
 
 def test_a_picture_of_predictions_alone_says_so():

@@ -100,7 +100,7 @@ def test_in_a_mean_of_means_tokens_of_a_short_rank_count_more():
 # ---- The lab --------------------------------------------------------------------------------------------------------
 
 
-def test_the_trainer_in_bf16_stays_close_and_is_not_the_same():
+def test_the_trainer_in_bf16_stays_close_and_is_not_the_same(warm_torchrun):
     rows = numerics.compare_losses(numerics.losses(ranks=1, steps=3))
     (row,) = of(rows, "furthest").values()
     assert row.name == "param_dtype=bf16"
@@ -121,4 +121,4 @@ def test_the_picture_has_each_number():
 @pytest.mark.parametrize(("ranks", "steps"), [(1, 5), (3, 5), (4, 0)])
 def test_what_cannot_be_is_refused(ranks, steps, capsys):
     assert main(ranks, steps) == 2
-    assert f"ranks={ranks}, steps={steps}" in capsys.readouterr().err
+    assert f"ranks={ranks}, steps={steps}" in capsys.readouterr().out

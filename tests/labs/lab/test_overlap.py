@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import io
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 from fsdp_sim.ranks import Network
+from fsdp_sim.schedule import build
+from fsdp_sim.spec import Cluster, Plan
 from fsdp_sim.timeline import Timeline
+from fsdp_sim.timeline.analysis import overlap as hidden
+from fsdp_sim.timeline.analysis import step_time_s
 from labs.config import TrainConfig
 from labs.lab import overlap
-from labs.lab.result import Result
+from labs.lab.overlap import __main__ as the_command
+from labs.lab.overlap import run
+from labs.lab.result import Result, Row
 from labs.overlap import Experiment
 from labs.run_summary import first_divergence
 
@@ -65,21 +72,42 @@ def test_rows_and_sentences_say_the_same(predicted, measured):
     rows = overlap.order_rows(predicted, measured)
     assert len(rows) == 2 * len(AHEAD)
     assert all(row.predicted == row.measured for row in rows)
-    assert all(text.endswith("issued as predicted") for text in overlap.said_of_order(predicted, measured))
+    assert all(text.endswith("issued as predicted") for text in overlap.said(predicted, measured))
 
 
 def test_the_slow_network_has_times_of_both_and_their_timelines():
     small = Experiment(world_size=2, batch=4, seq_len=16, network=Network(bandwidth_gbps=0.5, latency_us=100))
     rows, timelines = overlap.on_slow_network(small)
     assert {row.name for row in rows} == set(overlap.PREFETCHES)
-    assert {row.quantity for row in rows} == {overlap.STEP, overlap.EXPOSED}
-    assert all(row.predicted > 0 and row.measured > 0 and row.unit == "ms" for row in rows)
+    units = {overlap.STEP: "ms", overlap.EXPOSED: "ms", overlap.HIDDEN: "%"}
+    assert {row.quantity: row.unit for row in rows} == units
+    assert all(row.predicted >= 0 and row.measured >= 0 for row in rows)
+    assert all(row.predicted <= 100 and row.measured <= 100 for row in rows if row.quantity == overlap.HIDDEN)
     for name in overlap.PREFETCHES:
         sides = [timelines[f"{name}, {which}"] for which in ("predicted", "measured")]
         assert [len(side.steps) for side in sides] == [1, 1]
         assert first_divergence(*sides) is None
     ahead = [overlap.ahead(timelines[f"{name}, measured"])[0] for name in overlap.PREFETCHES]
     assert ahead == [5, 5 + 4]  # five blocks in backward; with prefetch four of them in forward too
+
+
+def test_by_default_a_blocks_all_gather_takes_as_long_as_its_forward():
+    """Bytes and ranks are the lab's; 5 ms is the forward that the default network was chosen for."""
+    experiment = Experiment(world_size=2, network=overlap.SLOW)
+    block = next(unit for unit in experiment.units if unit.name == "layers.0")
+    n_bytes = sum(param.padded_bytes(2) for param in block.params)
+    assert overlap.SLOW.seconds("all_gather", n_bytes, 2) == pytest.approx(5e-3, rel=0.05)
+
+
+def test_forward_prefetch_hides_the_gathers_of_all_blocks_but_the_first():
+    """Every piece takes 5 ms, as block and wire do by default; nothing is run."""
+    experiment = Experiment(world_size=2, network=overlap.SLOW)
+    program = build(experiment.units, Plan(), 2, steps=1)
+    pieces = [{(i.op, i.unit): np.full(2, 5e-3) for i in program.ops}]
+    off, on = (experiment.predict(pieces, forward_prefetch=depth) for depth in overlap.PREFETCHES.values())
+    blocks = sum(unit.name.startswith("layers.") for unit in experiment.units)
+    assert step_time_s(off, 1) - step_time_s(on, 1) == pytest.approx((blocks - 1) * 5e-3)
+    assert hidden(on, 0) > hidden(off, 0) > 0
 
 
 def test_without_its_limiter_fsdp1_issues_far_ahead():
@@ -90,16 +118,22 @@ def test_without_its_limiter_fsdp1_issues_far_ahead():
 
 class TestCommand:
     def test_prints_the_table_and_what_torch_did(self, monkeypatch):
-        result = Result("overlap", "measured", (overlap.Row("a setting", "step time", 2.0, 1.0, "ms"),), "2 ranks",
+        result = Result("overlap", "measured", (Row("a setting", "step time", 2.0, 1.0, "ms"),), "2 ranks",
                         notes=("issued as predicted",))  # fmt: skip
-        monkeypatch.setattr(overlap, "run", lambda *_: result)
+        monkeypatch.setattr(the_command, "run", lambda *_: result)
         out = io.StringIO()
         monkeypatch.setattr("labs.lab.command.Console", lambda: Console(file=out, width=120))
-        assert overlap.main() == 0
+        assert the_command.main() == 0
         assert "a setting" in out.getvalue()
         assert "+100%" in out.getvalue()
         assert "issued as predicted" in out.getvalue()
 
     def test_a_model_that_does_not_exist_is_a_wrong_question(self, capsys):
-        assert overlap.main(model="gpt9") == 2
+        assert the_command.main(model="gpt9") == 2
         assert "gpt9" in capsys.readouterr().out
+
+
+def test_a_file_for_another_number_of_ranks_is_refused_before_anything_runs(tmp_path):
+    Cluster("cpu", gpus=4).to_file(tmp_path / "four.toml")
+    with pytest.raises(ValueError, match="the cluster has 4 ranks"):
+        run(rows=2, seq_len=16, cluster=tmp_path / "four.toml")

@@ -75,7 +75,12 @@ def test_a_file_that_is_too_large_is_not_written(tmp_path):
     assert not (tmp_path / "a.json.gz").exists()
 
 
-@pytest.mark.parametrize("content", [b"", b"no gzip", gzip.compress(b"{}"), gzip.compress(b"[")[:-4]])
+TRUNCATED = gzip.compress(b"[", mtime=0)[:-4]
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"no gzip", gzip.compress(b"{}", mtime=0), TRUNCATED], ids=["empty", "no gzip", "no result", "cut"]
+)
 def test_a_damaged_file_is_named(tmp_path, content):
     (tmp_path / "a.json.gz").write_bytes(content)
     with pytest.raises(ValueError, match=r"a\.json\.gz is no recorded result: .*; record it again"):

@@ -6,6 +6,8 @@ from labs.lab import resume
 from labs.preflight import CHECKPOINTS
 from labs.trained import FailedError, train
 
+pytestmark = pytest.mark.usefixtures("warm_torchrun")
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
@@ -82,4 +84,4 @@ def test_a_run_that_was_not_killed_is_told(tmp_path, monkeypatch):
 
 def test_ranks_that_do_not_divide_the_rows_are_refused(capsys):
     assert resume.main(ranks=3) == 2
-    assert "ranks=3" in capsys.readouterr().err
+    assert "ranks=3" in capsys.readouterr().out

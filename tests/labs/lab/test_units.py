@@ -7,8 +7,23 @@ import pytest
 from fsdp_sim.ranks import Network
 from fsdp_sim.timeline import Lane
 from labs.lab.memory import PEAK
-from labs.lab.result import Result, Row, this_machine
-from labs.lab.units import COLLECTIVES, LARGEST, POLICIES, STEP, WIRE, main, run, settings, sweet_spot
+from labs.lab.result import Row
+from labs.lab.units import (
+    COLLECTIVES,
+    FINEST,
+    LARGEST,
+    POLICIES,
+    STEP,
+    UNITS,
+    WIRE,
+    main,
+    on_a_cluster,
+    picture,
+    run,
+    said,
+    settings,
+    sweet_spot,
+)
 
 FEW = ("one unit", "each block")
 
@@ -16,6 +31,43 @@ FEW = ("one unit", "each block")
 @pytest.fixture(scope="module")
 def result():
     return run(Network(bandwidth_gbps=10, latency_us=100), rows=1, seq_len=16, policies=FEW)
+
+
+@pytest.fixture(scope="module")
+def simulated():
+    return on_a_cluster()
+
+
+def of(rows, quantity):
+    return [row.predicted for row in rows if row.quantity == quantity]
+
+
+def test_on_a_cluster_the_fastest_units_are_neither_the_largest_nor_the_smallest(simulated):
+    assert [row.name for row in simulated if row.quantity == STEP] == [*POLICIES, *FINEST]
+    assert of(simulated, UNITS) == sorted(of(simulated, UNITS))
+    assert of(simulated, UNITS)[0] == 1
+    steps = of(simulated, STEP)
+    fastest = steps.index(min(steps))
+    assert 0 < fastest < len(steps) - 1
+    assert steps[:fastest] == sorted(steps[:fastest], reverse=True)
+    assert steps[fastest:] == sorted(steps[fastest:])
+    assert min(steps[0], steps[-1]) > 1.1 * steps[fastest]
+    assert sweet_spot(simulated) == list(POLICIES)[fastest]
+
+
+def test_on_a_cluster_smaller_units_need_less_memory_and_nothing_is_measured(simulated):
+    assert of(simulated, PEAK) == sorted(of(simulated, PEAK), reverse=True)
+    assert all(row.measured is None for row in simulated)
+    assert said(simulated[:3]) == f"one unit {of(simulated, STEP)[0]:,.4g} ms and {of(simulated, PEAK)[0]:,.4g} GiB"
+
+
+def test_the_picture_has_what_was_predicted_and_what_was_measured(simulated, result):
+    for rows, drawn in ((simulated, ["predicted"]), (result.rows, ["predicted", "measured"])):
+        traces = picture(rows, "a sentence").figure.data
+        assert [trace.name for trace in traces] == [name for name in drawn for _ in range(2)]
+        for number, by in enumerate(drawn):
+            for trace, quantity in zip(traces[2 * number :], (STEP, PEAK), strict=False):
+                assert list(trace.y) == [getattr(row, by) for row in rows if row.quantity == quantity]
 
 
 def test_every_policy_moves_the_same_bytes_in_more_and_more_collectives():
@@ -31,6 +83,7 @@ def test_every_policy_moves_the_same_bytes_in_more_and_more_collectives():
 @pytest.mark.parametrize("name", FEW)
 def test_what_is_recorded_is_what_was_predicted(result, name):
     rows = {row.quantity: row for row in result.rows if row.name == name}
+    assert rows[UNITS].predicted == rows[UNITS].measured == {"one unit": 1, "each block": 6}[name]
     assert rows[COLLECTIVES].predicted == rows[COLLECTIVES].measured == {"one unit": 3, "each block": 18}[name]
     assert rows[LARGEST].predicted == rows[LARGEST].measured
     assert abs(rows[PEAK].error) < 0.05
@@ -49,9 +102,8 @@ def test_predicted_and_measured_steps_can_be_laid_on_one_picture(result, name):
 
 
 def test_the_sweet_spot_is_the_shortest_step():
-    rows = tuple(Row(name, STEP, p, m, "ms") for name, p, m in (("a", 3.0, 1.0), ("b", 2.0, 4.0)))
-    made = Result("units", "measured", rows, this_machine("cpu", 2))
-    assert (sweet_spot(made), sweet_spot(made, by="measured")) == ("b", "a")
+    rows = [Row(name, STEP, p, m, "ms") for name, p, m in (("a", 3.0, 1.0), ("b", 2.0, 4.0))]
+    assert (sweet_spot(rows), sweet_spot(rows, by="measured")) == ("b", "a")
 
 
 @pytest.mark.parametrize("asked", [{"ranks": 1}, {"rows": 0}, {"bandwidth_gbps": 0.0}, {"latency_us": -1.0}])

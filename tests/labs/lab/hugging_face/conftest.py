@@ -19,16 +19,16 @@ def _packages():
 
 @pytest.fixture(scope="session")
 def jobs(_packages):
-    """By name; three steps each."""
+    """By name; two steps each."""
     from labs.lab.hugging_face import training, with_accelerate
     from labs.lab.hugging_face.batches import Task
     from labs.lab.hugging_face.lab import WAYS
     from labs.lab.hugging_face.measuring import Job
 
     t5, bert = Task("t5"), Task("bert")
-    made = {f"{task.family} {way}": Job.of(start, task, 3) for task in (t5, bert) for way, start in WAYS.items()}
-    made["t5 as it is"] = Job.of(with_accelerate.start_as_it_is, t5, 3)
-    made["t5 checkpointing"] = Job.of(training.start_fsdp2, dataclasses.replace(t5, checkpointing=True), 3)
+    made = {f"{task.family} {way}": Job.of(start, task, 2) for task in (t5, bert) for way, start in WAYS.items()}
+    made["t5 as it is"] = Job.of(with_accelerate.start_as_it_is, t5, 2)
+    made["t5 checkpointing"] = Job.of(training.start_fsdp2, dataclasses.replace(t5, checkpointing=True), 2)
     return made
 
 

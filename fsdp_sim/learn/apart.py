@@ -1,0 +1,149 @@
+"""Runs a learner's function apart from the notebook: in processes of its own, with limits, watched.
+
+Nothing that the function does reaches the notebook but its results, which are data that cannot execute.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fsdp_sim.learn.exercise import IS_A_STUB
+from fsdp_sim.timeline import Timeline
+
+if TYPE_CHECKING:
+    from fsdp_sim.ranks import Limits, Network, RanksError
+    from fsdp_sim.ranks.board import Record
+
+TIMEOUT_S = 4.0  # in a collective, for a rank that does nothing
+LAST_LINE = re.compile(r'File "[^"]*", line \d+, in (\S+)\n +(\S.*)')
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The calls to be made.
+
+    Attributes:
+        each: by rank, its cases: the arguments of one call each. A rank never sees another rank's.
+        metered: count the bytes that tensors hold.
+    """
+
+    each: tuple[tuple[tuple[Any, ...], ...], ...]
+    network: Network | None = None
+    metered: bool = False
+
+    @property
+    def ranks(self) -> int:
+        return len(self.each)
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What came back.
+
+    Attributes:
+        answers: by rank and case, what the function returned; tuples have become lists.
+        records: by rank, its account: the collectives in the order in which it issued them.
+        written_bytes: by rank, what left its process by the kernel's count; None where the kernel does not say.
+        peak_bytes: by rank, the most that tensors held at once; 0 if the trial was not metered.
+        replaced: names of torch's and the ranks' own functions that the code has replaced.
+    """
+
+    answers: list[list[Any]]
+    records: list[list[Record]]
+    written_bytes: list[int | None]
+    peak_bytes: list[int]
+    replaced: list[str]
+    timeline: Timeline
+    printed: str
+
+
+class StoppedError(Exception):
+    """The code did not return; says why, in one paragraph."""
+
+    def __init__(self, message: str, printed: str) -> None:
+        super().__init__(message)
+        self.printed = printed
+
+
+def carry_out(trial: Trial, function: Callable[..., Any], limits: Limits | None = None) -> Ran:
+    """Call a function as a trial says.
+
+    Raises:
+        StoppedError: it raised, hung, crashed, or used more than its limits; or it cannot be sent.
+    """
+    from fsdp_sim.learn.inside import call
+    from fsdp_sim.ranks import Limits, RanksError, run
+
+    limits = limits or Limits()
+    try:
+        results = run(
+            call, trial.ranks, function, trial.metered,
+            each=[(cases,) for cases in trial.each], network=trial.network, timeout_s=TIMEOUT_S,
+            plain=True, limits=limits, progress=False, show_output=False,
+        )  # fmt: skip
+        return Ran(
+            answers=[result["answers"] for result in results],
+            records=results.records,
+            written_bytes=results.written_bytes,
+            peak_bytes=[int(result["peak_bytes"]) for result in results],
+            replaced=sorted({name for result in results for name in result["replaced"]}),
+            timeline=results.timeline,
+            printed=_printed(results.output, trial.ranks),
+        )
+    except RanksError as error:
+        raise StoppedError(_why(error, trial.ranks, limits), _printed(error.output, trial.ranks)) from None
+    except (KeyError, IndexError, ValueError, TypeError) as error:  # it wrote into what only the ranks' own code writes
+        raise StoppedError(_unread(_line(str(error))), "") from None
+
+
+def _unread(text: str) -> str:
+    """About code that could not be sent, or whose results cannot be read."""
+    if "cannot be sent to the ranks: " in text:
+        return f"your function cannot be sent to a process of its own: {text.partition('ranks: ')[2]}."
+    return f"what your code sent back cannot be read ({text})."
+
+
+def _printed(output: list[str], ranks: int) -> str:
+    return output[0] if ranks == 1 and output else str(output) if any(output) else ""
+
+
+def _why(error: RanksError, ranks: int, limits: Limits) -> str:
+    """One paragraph about code that did not return."""
+    found, text = error.verdict, str(error)
+    headline = _line(found.headline)
+    if "raised NotImplementedError" in headline:
+        return f"it {IS_A_STUB}: it raises NotImplementedError; write your code in its place."
+    if "SIGXCPU" in headline:
+        headline = headline.replace("was killed by SIGXCPU", f"was still running after {limits.cpu_s} s of computing")
+        return f"{_whose(headline, ranks)}; is there a loop that does not end?"
+    if "still running after" in headline or "threads and processes" in headline:
+        return f"{_whose(headline, ranks)}; {found.fix}."
+    who = headline.partition(" raised")[0]
+    if "raised MemoryError" in headline or "can't allocate memory" in headline:
+        return f"{_whose(who, ranks)} wanted more than {limits.memory_bytes / 2**30:g} GiB of memory{_where(text)}."
+    if "can't start new thread" in headline:
+        return f"{_whose(who, ranks)} started more threads than it has memory for{_where(text)}."
+    if " raised " in headline:
+        return f"{_whose(headline.rstrip(': '), ranks)}{_where(text)}."
+    fix = _line(found.fix).partition("; if this wait is honest")[0]
+    return f"{_whose(headline, ranks)}: {_line(found.why)}. To mend it, {fix}."
+
+
+def _whose(headline: str, ranks: int) -> str:
+    """Of one rank alone "it": a learner has not started any."""
+    return re.sub("^rank 0\\b", "it", headline) if ranks == 1 else headline
+
+
+def _where(text: str) -> str:
+    found = LAST_LINE.findall(text)
+    own = [place for place in found if place[0] not in ("call", "encode", "_plain", "main")]
+    return f", in {own[-1][0]}, at `{_line(own[-1][1])}`" if own else ""
+
+
+def _line(text: str) -> str:
+    """A text as part of a paragraph."""
+    line = " ".join(text.split())
+    return line if len(line) <= 400 else f"{line[:400]}..."

@@ -1,0 +1,73 @@
+"""``check(name, solution)``: run a learner's function apart from the notebook and say what is wrong with it."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from msgspec import structs
+
+from fsdp_sim.learn import progress
+from fsdp_sim.learn.apart import StoppedError, carry_out
+from fsdp_sim.learn.exercise import IS_A_STUB, Exercise
+from fsdp_sim.learn.find import load
+from fsdp_sim.learn.verdict import Finding, Grade, Use, Verdict
+
+if TYPE_CHECKING:
+    from fsdp_sim.ranks import Limits
+
+
+MAX_MESSAGE = 1200  # characters
+
+
+def check(name: str, solution: Callable[..., Any]) -> Verdict:
+    """Check a solution of an exercise, and keep the result in the learner's progress.
+
+    The solution runs in processes of its own with limits on time, memory, threads and processes. Whatever it does, the
+    answer is a verdict.
+
+    Raises:
+        ValueError: there is no such exercise; the message names the nearest.
+        TypeError: the solution is not a function.
+    """
+    exercise = load(name)
+    if not callable(solution):
+        raise TypeError(f"check({name!r}, {solution!r}): the second argument is your function, without calling it")
+    verdict = judge(exercise, solution)
+
+    def note(entry: progress.Entry) -> progress.Entry:
+        return structs.replace(entry, tries=entry.tries + 1, grade=max(entry.grade, int(verdict.grade)))
+
+    trouble = progress.change(name, note)
+    return replace(verdict, message=f"{verdict.message} {trouble}") if trouble else verdict
+
+
+def judge(exercise: Exercise, solution: Callable[..., Any], limits: Limits | None = None) -> Verdict:
+    """The verdict on a solution; nothing is kept."""
+    seed = os.environ.get("FSDP_SIM_SEED")  # set where notebooks are built and compared
+    trial = exercise.judge.trial(int(seed) if seed else random.SystemRandom().randrange(2**32))
+    try:
+        ran = carry_out(trial, solution, limits)
+    except StoppedError as stopped:
+        finding, printed = Finding(Grade.NOT_YET, str(stopped)), stopped.printed
+    else:
+        printed = ran.printed
+        try:
+            finding = _stub(ran.answers) or exercise.judge.grade(trial, ran, exercise.wrong)
+        except Exception as error:  # an answer that no judge has thought of is a wrong answer
+            finding = Finding(Grade.NOT_YET, f"what it returned cannot be judged ({type(error).__name__}: {error}).")
+    use = Use(solution, "your") if finding.grade else Use(exercise.reference, "the reference solution of")
+    message = " ".join(finding.message.split())
+    if len(message) > MAX_MESSAGE:
+        message = f"{message[:MAX_MESSAGE]} ..."
+    return Verdict(exercise.name, finding.grade, message, use, printed)
+
+
+def _stub(answers: list[list[Any]]) -> Finding | None:
+    given = [answer for of_rank in answers for answer in of_rank]
+    if any(answer is not None and answer is not ... for answer in given):
+        return None
+    return Finding(Grade.NOT_YET, f"it {IS_A_STUB}: it returns nothing yet; write the answer after `return`.")

@@ -1,0 +1,27 @@
+"""The exercises: one file each, in the folder of their chapter, found by being there.
+
+To add one, write ``<chapter>/<name>.py``; nothing else changes. `fsdp_sim.learn.exercise.Exercise` says what it holds:
+
+- ``def <name>(...)``, the solution: what `fsdp_sim.learn.solution` and the solutions' notebooks show, so at most 30
+  lines, readable alone; ``def stub(...)`` with the same parameters, which returns ``...`` or is the faulty code.
+- wrong answers and shortcuts, as functions, each with (part of) the message that it must get; and ``EXERCISE``.
+
+The judge, from `fsdp_sim.learn.judges`, and a file to begin from:
+
+    predict a number        Numbers(truth, source, cases, where, unit)      collectives/elements_sent.py
+    read a trace            Numbers, with timelines as cases                overlap/exposed_communication.py
+    order a schedule        Order(truth, source, because)                   overlap/order_of_backward.py
+    choose a plan           BestPlan(model, cluster, space, fixed, passes)  memory/plan_for_24_gb.py
+    true or false           Claim(statement, measured, truth, holds)        unit/kept_for_backward.py
+    write code on ranks     OnRanks(inputs, truth, causes, checks)          collectives/reduce_scatter_from_sends.py
+    find the seeded fault   OnRanks; the stub is the faulty code            bug_hunt/stops_alone.py
+
+Truth is computed, in the notebook's process, from the library or from all ranks' inputs: never stored. Where answers
+are compared (the first four), a known wrong answer's message is also what a learner with the same answer is told. Where
+code runs on ranks, the judge finds causes in the results (``causes``) and in the ranks' accounts (``checks``: Uses,
+Sends, Holds, Hides, Issues).
+
+To try one:
+
+    python -m pytest tests/learn/test_exercises.py -k <name>
+"""

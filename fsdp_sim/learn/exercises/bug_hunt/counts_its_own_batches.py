@@ -1,0 +1,148 @@
+"""A training that hangs at the end of an epoch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercises.bug_hunt import batches, net, trained
+from fsdp_sim.learn.judges import Inputs, OnRanks
+
+RANKS, LR = 3, 2.0
+
+
+def stub(model, rows, lr):
+    for unit in (*model.layers, model):
+        fully_shard(unit)
+    optimizer = torch.optim.SGD(model.parameters(), lr)
+    for x in rows:
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return {"steps": len(rows), "head": model.head.weight.to_local()}
+
+
+def counts_its_own_batches(model, rows, lr):
+    for unit in (*model.layers, model):
+        fully_shard(unit)
+    optimizer = torch.optim.SGD(model.parameters(), lr)
+    steps = torch.tensor(len(rows))
+    dist.all_reduce(steps, op=dist.ReduceOp.MIN)  # as many as everyone has
+    for x in rows[: int(steps)]:
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return {"steps": int(steps), "head": model.head.weight.to_local()}
+
+
+def inputs(seed: int) -> Inputs:
+    draw = torch.Generator().manual_seed(seed)
+    model, least = net(draw), int(torch.randint(2, 5, (1,), generator=draw))
+    return [(model, batches(draw, least + more), LR) for more in (2, 0, 1)]
+
+
+def in_one_process(inputs: Inputs) -> list[dict[str, Any]]:
+    return after(inputs, min(len(rows) for _, rows, _ in inputs))
+
+
+def after(inputs: Inputs, steps: int) -> list[dict[str, Any]]:
+    each = [[rows[min(step, len(rows) - 1)] for _, rows, _ in inputs] for step in range(steps)]
+    head = trained(inputs[0][0], each, LR)[0]["head.weight"]
+    return [{"steps": steps, "head": rows} for rows in head.chunk(RANKS)]
+
+
+def for_steps(choose):
+    """The same training for another number of steps; who has run out goes on with the last rows."""
+
+    def train(model, rows, lr):
+        for unit in (*model.layers, model):
+            fully_shard(unit)
+        optimizer = torch.optim.SGD(model.parameters(), lr)
+        steps = choose(len(rows))
+        for step in range(steps):
+            model(rows[min(step, len(rows) - 1)]).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return {"steps": steps, "head": model.head.weight.to_local()}
+
+    return train
+
+
+def agreed(op):
+    def choose(count: int) -> int:
+        steps = torch.tensor(count)
+        dist.all_reduce(steps, op=op)
+        return int(steps)
+
+    return choose
+
+
+def one_less(count: int) -> int:
+    return agreed(dist.ReduceOp.MIN)(count) - 1
+
+
+def not_sharded(model, rows, lr):
+    steps = agreed(dist.ReduceOp.MIN)(len(rows))
+    optimizer = torch.optim.SGD(model.parameters(), lr)
+    for x in rows[:steps]:
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return {"steps": steps, "head": model.head.weight.chunk(RANKS)[dist.get_rank()]}
+
+
+EXERCISE = Exercise(
+    title="Mend an epoch that does not end",
+    kind=Kind.FAULT,
+    difficulty=2,
+    importance=5,
+    minutes=10,
+    contract="An epoch trains as it should and hangs in its last steps. With one data set it never does, with another "
+    "always. Each rank is given the same model and its own batches, a list of tensors. Mend it: train as many steps "
+    "as all ranks can do together, and return their number and this rank's rows of the head's weight. What is left "
+    "over is not used.",
+    reference=counts_its_own_batches,
+    stub=stub,
+    why="A file that does not divide evenly gives one rank a batch more. In that step its all-gather finds nobody. "
+    "Before the loop all ranks agree on the smallest count: one all-reduce of one number. A loader that drops the "
+    "last rows, or pads them, does the same. DDP has join() for it; FSDP has not, for a rank that has finished would "
+    "still have to send its shards.",
+    hints=(
+        "When a step begins, must every rank take part in it? Which rank does not?",
+        "All ranks do the same number of steps. Which number can all of them do, and how does each learn of it?",
+        "all_reduce a tensor with this rank's number of batches, with ReduceOp.MIN, and cut the list there.",
+    ),
+    judge=OnRanks(
+        inputs=inputs,
+        truth=in_one_process,
+        causes=(
+            (
+                lambda inputs: after(inputs, max(len(rows) for _, rows, _ in inputs)),
+                "ranks that had run out went on with their last batch again: those rows count twice",
+            ),
+            (
+                lambda inputs: after(inputs, min(len(rows) for _, rows, _ in inputs) - 1),
+                "all ranks had one batch more: nothing needs to be given up but what somebody lacks",
+            ),
+        ),
+        abs_=1e-4,
+    ),
+    wrong=(
+        Wrong(for_steps(agreed(dist.ReduceOp.MAX)), "those rows count twice"),
+        Wrong(for_steps(one_less), "all ranks had one batch more"),
+        Wrong(for_steps(lambda count: count - 1), "returned without calling"),
+        Wrong(for_steps(lambda count: 1), "expected"),
+    ),
+    shortcuts=(
+        Wrong(not_sharded, "expected"),
+        Wrong(
+            lambda model, rows, lr: {"steps": 3, "head": model.head.weight.chunk(RANKS)[dist.get_rank()]}, "expected"
+        ),
+    ),
+    covers=("pitfall 2",),
+    stub_says="returned without calling",
+)

@@ -1,0 +1,187 @@
+"""A forward that is right, and a backward that is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from fsdp_sim.learn.apart import Trial
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.judges import Holds, Inputs, OnRanks, Uses
+
+RANKS, UNITS, WIDTH, ROWS = 2, 4, 256, 4
+UNIT_BYTES = WIDTH * WIDTH * 4
+
+
+def stub(shards, x):
+    buffer, weights = torch.empty(x.shape[1], x.shape[1]), []  # one buffer: one unit is whole at a time
+    for shard in shards:
+        dist.all_gather_into_tensor(buffer, shard)
+        weights.append(buffer.data.requires_grad_())
+        x = torch.tanh(x @ weights[-1])
+    x.square().sum().backward()
+    return [weight.grad for weight in weights]
+
+
+def one_buffer_for_all_units(shards, x):
+    buffer, weights = torch.empty(x.shape[1], x.shape[1]), []
+    for shard in shards:
+        dist.all_gather_into_tensor(buffer, shard)
+        weights.append(buffer.data.requires_grad_())
+        x = torch.tanh(x @ weights[-1])
+        x.register_hook(lambda _, shard=shard: dist.all_gather_into_tensor(buffer, shard))  # again, before backward
+    x.square().sum().backward()
+    return [weight.grad for weight in weights]
+
+
+def inputs(seed: int) -> Inputs:
+    draw = torch.Generator().manual_seed(seed)
+    rows = [torch.randn(UNITS, WIDTH // RANKS, WIDTH, generator=draw) / WIDTH**0.5 for _ in range(RANKS)]
+    return [(list(mine.unbind()), torch.randn(ROWS, WIDTH, generator=draw)) for mine in rows]
+
+
+def gradients(inputs: Inputs, seen_in_backward: Callable[[int], int] = lambda unit: unit) -> list[list[torch.Tensor]]:
+    """By rank and unit, in closed form; ``seen_in_backward`` says whose weight a unit's backward finds."""
+    weights = [torch.cat([shards[unit] for shards, _ in inputs]) for unit in range(UNITS)]
+    found = []
+    for _, x in inputs:
+        xs = [x]
+        for weight in weights:
+            xs.append(torch.tanh(xs[-1] @ weight))
+        above, mine = 2 * xs[-1], []
+        for unit in reversed(range(UNITS)):
+            inner = above * (1 - xs[unit + 1] ** 2)
+            mine.append(xs[unit].T @ inner)
+            above = inner @ weights[seen_in_backward(unit)].T
+        found.append(mine[::-1])
+    return found
+
+
+def least_bytes(trial: Trial) -> int:
+    return UNITS * UNIT_BYTES // RANKS + UNIT_BYTES + UNITS * UNIT_BYTES
+
+
+def a_buffer_each(shards, x):
+    weights = []
+    for shard in shards:
+        buffer = torch.empty(x.shape[1], x.shape[1])
+        dist.all_gather_into_tensor(buffer, shard)
+        weights.append(buffer.requires_grad_())
+        x = torch.tanh(x @ weights[-1])
+    x.square().sum().backward()
+    return [weight.grad for weight in weights]
+
+
+def hooks_on_the_input(shards, x):
+    buffer, weights = torch.empty(x.shape[1], x.shape[1]), []
+    for shard in shards:
+        if x.requires_grad:
+            x.register_hook(lambda _, shard=shard: dist.all_gather_into_tensor(buffer, shard))
+        dist.all_gather_into_tensor(buffer, shard)
+        weights.append(buffer.data.requires_grad_())
+        x = torch.tanh(x @ weights[-1])
+    x.square().sum().backward()
+    return [weight.grad for weight in weights]
+
+
+def two_in_turn(shards, x):
+    buffers, weights = [torch.empty(x.shape[1], x.shape[1]) for _ in range(2)], []
+    for unit, shard in enumerate(shards):
+        dist.all_gather_into_tensor(buffers[unit % 2], shard)
+        weights.append(buffers[unit % 2].data.requires_grad_())
+        x = torch.tanh(x @ weights[-1])
+    x.square().sum().backward()
+    return [weight.grad for weight in weights]
+
+
+def the_first_again(shards, x):
+    buffer, weights = torch.empty(x.shape[1], x.shape[1]), []
+    for shard in shards:
+        dist.all_gather_into_tensor(buffer, shard)
+        weights.append(buffer.data.requires_grad_())
+        x = torch.tanh(x @ weights[-1])
+    dist.all_gather_into_tensor(buffer, shards[0])
+    x.square().sum().backward()
+    return [weight.grad for weight in weights]
+
+
+def own_rows_only(shards, x):
+    weights = [shard.repeat(dist.get_world_size(), 1).requires_grad_() for shard in shards]
+    for weight in weights:
+        x = torch.tanh(x @ weight)
+    x.square().sum().backward()
+    return [weight.grad for weight in weights]
+
+
+EXERCISE = Exercise(
+    title="Mend a backward that reads another unit's weight",
+    kind=Kind.FAULT,
+    difficulty=4,
+    importance=4,
+    minutes=30,
+    contract="A hand-made FSDP: every rank has its rows of each unit's weight and its own x. The loss is right. Of "
+    "the gradients, those of the last two units are right, all others are not; autograd does not complain. Mend it, "
+    "and keep the memory as it is: no more than one unit is whole at a time. Return this rank's whole gradient of "
+    "each weight.",
+    targets="Optimal: the shards, the gradients that are returned, and one buffer.",
+    reference=one_buffer_for_all_units,
+    stub=stub,
+    why="Autograd keeps for backward the very tensor that forward used: the buffer, in which by then stands the last "
+    "unit's weight. It would notice, but .data hides the change from its count. So what was freed or overwritten "
+    "after forward has to be gathered again before backward reads it. A hook on the unit's output runs just then; "
+    "FSDP's pre_backward is that hook. Its own .data is called _unsafe_preserve_version_counter, and the name is a "
+    "warning.",
+    hints=(
+        "A unit's backward needs the unit's weight. What stands in the buffer when it runs?",
+        "What forward has overwritten must be there again when backward comes to this unit, and not earlier.",
+        "tensor.register_hook(f) on a unit's output calls f when backward arrives there; gather that unit again in it.",
+    ),
+    judge=OnRanks(
+        inputs=inputs,
+        truth=gradients,
+        causes=(
+            (
+                lambda inputs: gradients(inputs, lambda unit: UNITS - 1),
+                "every unit's backward has read the last unit's weight, which stands in the buffer since forward ended",
+            ),
+            (
+                lambda inputs: gradients(inputs, lambda unit: UNITS - 2 + unit % 2),
+                "with two buffers in turn, backward finds the weights of the last two units in them",
+            ),
+            (
+                lambda inputs: gradients(inputs, lambda unit: min(unit + 1, UNITS - 1)),
+                "each unit's backward has read the weight of the unit above it: a hook on the input comes too late",
+            ),
+            (
+                lambda inputs: gradients(inputs, lambda unit: 0),
+                "every unit's backward has read the first unit's weight: each needs its own, when its turn comes",
+            ),
+        ),
+        checks=(
+            Uses(frozenset({"all_gather"}), "all-gathers are all it takes"),
+            Holds(
+                least_bytes,
+                proof="its shards, a buffer, and the gradients",
+                good=1.1,
+                passes=1.25,
+                cure="keep one buffer, and gather each unit into it again when its backward comes",
+            ),
+        ),
+        metered=True,
+        abs_=1e-3,
+    ),
+    wrong=(
+        Wrong(a_buffer_each, "keep one buffer, and gather each unit into it again"),
+        Wrong(hooks_on_the_input, "the weight of the unit above it"),
+        Wrong(two_in_turn, "the weights of the last two units"),
+        Wrong(the_first_again, "the first unit's weight"),
+    ),
+    shortcuts=(
+        Wrong(own_rows_only, "expected"),
+        Wrong(lambda shards, x: [torch.zeros(WIDTH, WIDTH)] * UNITS, "expected"),
+    ),
+    covers=("misconception 3",),
+    stub_says="every unit's backward has read the last unit's weight",
+)

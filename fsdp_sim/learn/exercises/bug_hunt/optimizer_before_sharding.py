@@ -1,0 +1,189 @@
+"""A training in which nothing is learned."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercises.bug_hunt import batches, net, trained
+from fsdp_sim.learn.judges import Inputs, OnRanks
+
+RANKS, STEPS, LR = 2, 4, 1.0
+
+
+def stub(model, rows, lr):
+    optimizer = torch.optim.SGD(model.parameters(), lr, momentum=0.9)
+    for unit in (*model.layers, model):
+        fully_shard(unit)
+    losses = []
+    for x in rows:
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+    mean = torch.stack(losses)
+    dist.all_reduce(mean)
+    return mean / dist.get_world_size()
+
+
+def optimizer_before_sharding(model, rows, lr):
+    for unit in (*model.layers, model):
+        fully_shard(unit)
+    optimizer = torch.optim.SGD(model.parameters(), lr, momentum=0.9)  # after: it is to hold the shards
+    losses = []
+    for x in rows:
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+    mean = torch.stack(losses)
+    dist.all_reduce(mean)
+    return mean / dist.get_world_size()
+
+
+def inputs(seed: int) -> Inputs:
+    draw = torch.Generator().manual_seed(seed)
+    model = net(draw)
+    return [(model, batches(draw, STEPS), LR) for _ in range(RANKS)]
+
+
+def losses_of(inputs: Inputs, lr: float = LR, momentum: float = 0.9) -> list[torch.Tensor]:
+    steps = list(zip(*(rows for _, rows, _ in inputs), strict=True))
+    return [trained(inputs[0][0], steps, lr, momentum)[1]] * RANKS
+
+
+def new_in_every_step(model, rows, lr):
+    for unit in (*model.layers, model):
+        fully_shard(unit)
+    losses = []
+    for x in rows:
+        optimizer = torch.optim.SGD(model.parameters(), lr, momentum=0.9)
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+    return mean(torch.stack(losses))
+
+
+def mean(losses):
+    dist.all_reduce(losses)
+    return losses / dist.get_world_size()
+
+
+def gradients_kept(model, rows, lr):
+    for unit in (*model.layers, model):
+        fully_shard(unit)
+    optimizer = torch.optim.SGD(model.parameters(), lr, momentum=0.9)
+    losses = []
+    for x in rows:
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return mean(torch.stack(losses))
+
+
+def higher_rate(model, rows, lr):
+    return stub(model, rows, 10 * lr)
+
+
+def half_before(model, rows, lr):
+    for unit in model.layers:
+        fully_shard(unit)
+    optimizer = torch.optim.SGD(model.parameters(), lr, momentum=0.9)
+    fully_shard(model)
+    losses = []
+    for x in rows:
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+    return mean(torch.stack(losses))
+
+
+def accumulated(inputs: Inputs) -> list[torch.Tensor]:
+    """Without zero_grad."""
+    model = copy.deepcopy(inputs[0][0])
+    optimizer, losses = torch.optim.SGD(model.parameters(), LR, momentum=0.9), []
+    for rows in zip(*(rows for _, rows, _ in inputs), strict=True):
+        loss = model(torch.cat(rows)).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return [torch.stack(losses)] * RANKS
+
+
+def blocks_only(inputs: Inputs) -> list[torch.Tensor]:
+    steps = list(zip(*(rows for _, rows, _ in inputs), strict=True))
+    return [trained(inputs[0][0], steps, LR, 0.9, lambda name: name.startswith("layers."))[1]] * RANKS
+
+
+def not_sharded(model, rows, lr):
+    optimizer = torch.optim.SGD(model.parameters(), lr, momentum=0.9)
+    losses = []
+    for x in rows:
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+    return mean(torch.stack(losses))
+
+
+EXERCISE = Exercise(
+    title="Mend a training that does not learn",
+    kind=Kind.FAULT,
+    difficulty=1,
+    importance=5,
+    minutes=10,
+    contract="No error, no hang, every collective in its place, and the loss stays where it is, whatever the learning "
+    "rate. Each rank is given the same model and its own rows for each step. Mend it: train with SGD with momentum "
+    "0.9 and return the loss of each step, the mean over the ranks.",
+    reference=optimizer_before_sharding,
+    stub=stub,
+    why="fully_shard puts new parameters, DTensors, in the place of the old ones. An optimizer that was made before "
+    "holds the old ones: whole, without gradients, and of no use to the model. SGD and Adam pass over a parameter "
+    "without a gradient, and say nothing. So shard first, then make the optimizer. (FSDP1 with use_orig_params=True "
+    "is the exception: it keeps the objects.)",
+    hints=(
+        "Three things must be the same tensor: what forward uses, what gets gradients, and what the optimizer steps.",
+        "Print type(p) for the parameters of the model and for optimizer.param_groups[0]['params'].",
+        "model.parameters() gives others after fully_shard than before it. When is the optimizer made?",
+    ),
+    judge=OnRanks(
+        inputs=inputs,
+        truth=losses_of,
+        causes=(
+            (lambda inputs: losses_of(inputs, lr=0.0), "no weight has moved: what does the optimizer hold?"),
+            (
+                lambda inputs: losses_of(inputs, momentum=0.0),
+                "the momentum is lost: an optimizer made anew in each step has forgotten the steps before",
+            ),
+            (
+                accumulated,
+                "gradients of earlier steps are still there: they are added up when they are not set to None",
+            ),
+            (blocks_only, "only the blocks learn: the root was sharded after the optimizer was made"),
+        ),
+    ),
+    wrong=(
+        Wrong(higher_rate, "no weight has moved"),
+        Wrong(new_in_every_step, "the momentum is lost"),
+        Wrong(gradients_kept, "gradients of earlier steps are still there"),
+        Wrong(half_before, "only the blocks learn"),
+    ),
+    shortcuts=(
+        Wrong(not_sharded, "expected"),
+        Wrong(lambda model, rows, lr: torch.linspace(0.2, 0.1, STEPS), "expected"),
+    ),
+    covers=("pitfall 11",),
+    stub_says="no weight has moved",
+)

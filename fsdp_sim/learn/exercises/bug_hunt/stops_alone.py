@@ -1,0 +1,157 @@
+"""A job hangs as soon as one rank's loss is bad."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.judges import Inputs, OnRanks, Uses
+
+RANKS, STEPS, NUMBERS, LIMIT = 4, 6, 20_000, 10.0
+
+
+def stub(losses, gradients, limit):
+    weights, steps = torch.zeros_like(gradients[0]), 0
+    for loss, gradient in zip(losses, gradients, strict=True):
+        if loss > limit:  # training diverges: stop
+            break
+        dist.all_reduce(gradient)
+        weights -= gradient / dist.get_world_size()
+        steps += 1
+    return {"steps": steps, "weights": weights}
+
+
+def stops_alone(losses, gradients, limit):
+    weights, steps = torch.zeros_like(gradients[0]), 0
+    for loss, gradient in zip(losses, gradients, strict=True):
+        bad = torch.tensor(float(loss > limit))
+        dist.all_reduce(bad, op=dist.ReduceOp.MAX)  # the decision is everyone's
+        if bad:
+            break
+        dist.all_reduce(gradient)
+        weights -= gradient / dist.get_world_size()
+        steps += 1
+    return {"steps": steps, "weights": weights}
+
+
+def inputs(seed: int) -> Inputs:
+    draw = torch.Generator().manual_seed(seed)
+    losses = torch.rand(RANKS, STEPS, generator=draw) * LIMIT * 0.9
+    odd, step = (
+        int(torch.randint(1, RANKS, (1,), generator=draw)),
+        int(torch.randint(2, STEPS - 1, (1,), generator=draw)),
+    )
+    losses[odd, step] = 1.5 * LIMIT  # of one rank only, and of no rank 0
+    gradients = torch.randn(RANKS, STEPS, NUMBERS, generator=draw)
+    return [(losses[rank].tolist(), list(gradients[rank].unbind()), LIMIT) for rank in range(RANKS)]
+
+
+def in_one_process(inputs: Inputs) -> list[dict[str, Any]]:
+    return trained(inputs, next(i for i in range(STEPS) if any(losses[i] > LIMIT for losses, _, _ in inputs)))
+
+
+def trained(inputs: Inputs, steps: int) -> list[dict[str, Any]]:
+    gradients = torch.stack([torch.stack(mine[:steps]) for _, mine, _ in inputs])
+    return [{"steps": steps, "weights": -gradients.mean(0).sum(0)}] * RANKS
+
+
+def decided_by(decide):
+    """The same training with another way to decide."""
+
+    def train(losses, gradients, limit):
+        weights, steps = torch.zeros_like(gradients[0]), 0
+        for loss, gradient in zip(losses, gradients, strict=True):
+            if decide(loss, limit):
+                break
+            dist.all_reduce(gradient)
+            weights -= gradient / dist.get_world_size()
+            steps += 1
+        return {"steps": steps, "weights": weights}
+
+    return train
+
+
+def on_average(loss: float, limit: float) -> bool:
+    mean = torch.tensor(loss)
+    dist.all_reduce(mean, op=dist.ReduceOp.SUM)
+    return bool(mean / dist.get_world_size() > limit)
+
+
+def rank_0_decides(loss: float, limit: float) -> bool:
+    bad = torch.tensor(float(loss > limit))
+    dist.broadcast(bad, src=0)
+    return bool(bad)
+
+
+def without_the_others(losses, gradients, limit):
+    weights, steps = torch.zeros_like(gradients[0]), 0
+    for loss, gradient in zip(losses, gradients, strict=True):
+        if loss > limit:
+            break
+        weights -= gradient
+        steps += 1
+    return {"steps": steps, "weights": weights}
+
+
+def one_step_too_many(losses, gradients, limit):
+    weights, steps = torch.zeros_like(gradients[0]), 0
+    for loss, gradient in zip(losses, gradients, strict=True):
+        dist.all_reduce(gradient)
+        weights -= gradient / dist.get_world_size()
+        steps += 1
+        bad = torch.tensor(float(loss > limit))
+        dist.all_reduce(bad, op=dist.ReduceOp.MAX)
+        if bad:
+            break
+    return {"steps": steps, "weights": weights}
+
+
+EXERCISE = Exercise(
+    title="Mend a job that hangs when a loss is bad",
+    kind=Kind.FAULT,
+    difficulty=2,
+    importance=5,
+    minutes=15,
+    contract="This training hangs from time to time, always when the log of one rank ends with a bad loss. Mend it: "
+    "when the loss of any rank is above the limit, all ranks stop before that step. Return the number of steps done "
+    "and the weights, which are minus the sum of the gradients' means over the ranks.",
+    reference=stops_alone,
+    stub=stub,
+    why="A collective ends only when every rank has called it. A branch that depends on one rank's own data leaves the "
+    "others waiting: the decision must be the same everywhere, so it is itself a collective, here the maximum of the "
+    "flags, before the step's first one. One number more to reduce costs a latency, a hang costs the job.",
+    hints=(
+        "Which rank leaves the loop, and what are the others doing at that moment?",
+        "Every rank must take the same branch. Which collective tells everyone that anyone's loss is bad?",
+        "Before the branch: a tensor with 1.0 where this rank's loss is bad, all_reduce with MAX; branch on the "
+        "result.",
+    ),
+    judge=OnRanks(
+        inputs=inputs,
+        truth=in_one_process,
+        causes=(
+            (lambda inputs: trained(inputs, STEPS), "no rank stopped, although one rank's loss is above the limit"),
+            (
+                lambda inputs: trained(inputs, in_one_process(inputs)[0]["steps"] + 1),
+                "the step with the bad loss was done: decide before its gradients are reduced",
+            ),
+        ),
+        checks=(Uses(frozenset({"all_reduce"}), "all-reduces are all it takes"),),
+        abs_=1e-4,
+    ),
+    wrong=(
+        Wrong(decided_by(on_average), "no rank stopped"),
+        Wrong(decided_by(rank_0_decides), "no rank stopped"),
+        Wrong(one_step_too_many, "the step with the bad loss was done"),
+        Wrong(decided_by(lambda loss, limit: False), "no rank stopped"),
+    ),
+    shortcuts=(
+        Wrong(without_the_others, "expected"),
+        Wrong(lambda losses, gradients, limit: {"steps": 3, "weights": torch.zeros(NUMBERS)}, "expected"),
+    ),
+    covers=("pitfall 4", "pitfall 5", "misconception 35", "coverage 000.32"),
+    stub_says="returned without calling",
+)

@@ -1,0 +1,110 @@
+"""The owner of a layer broadcasts its weights: true or false?"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.debug import CommDebugMode
+
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.judges import Claim
+from fsdp_sim.schedule import toy_program
+from fsdp_sim.timeline import Op, Phase
+
+LAYERS = 4
+
+
+def stub():
+    return ...
+
+
+def owner_or_everyone():
+    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(5)))
+    for layer in list(model)[1:]:  # 4 units; the first Linear is left to the root
+        fully_shard(layer)
+    fully_shard(model)
+    with CommDebugMode() as counted:
+        model(torch.randn(2, 64))
+    gathers = sum(n for op, n in counted.get_comm_counts().items() if "all_gather" in str(op) or "allgather" in str(op))
+    return gathers == 0, gathers
+
+
+def in_forward() -> int:
+    """All-gathers of one forward, in the program that the simulator builds."""
+    ops = toy_program(LAYERS, world_size=2).ops
+    return sum(i.op is Op.ALL_GATHER and i.phase is Phase.FORWARD for i in ops)
+
+
+def with_backward():
+    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(5)))
+    for layer in list(model)[1:]:
+        fully_shard(layer)
+    fully_shard(model)
+    model(torch.randn(2, 64)).sum().backward()
+    return False, 9
+
+
+def one_unit():
+    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(5)))
+    fully_shard(model)
+    model(torch.randn(2, 64))
+    return False, 1
+
+
+def no_root():
+    return owner_or_everyone()[0], 4
+
+
+def counts_broadcasts():
+    return True, owner_or_everyone()[1] * 0
+
+
+def other_conclusion():
+    return True, owner_or_everyone()[1]
+
+
+EXERCISE = Exercise(
+    title="Settle whether the owner of a layer broadcasts it",
+    kind=Kind.CLAIM,
+    difficulty=1,
+    importance=4,
+    minutes=15,
+    contract='"In forward, the rank that owns a layer broadcasts its weights, so FSDP needs no all-gather." On 2 '
+    "ranks, shard a small model of 4 units and a root with torch's fully_shard, run one forward (no backward) and "
+    "count its all-gathers. Return (True or False, the number of all-gathers).",
+    reference=owner_or_everyone,
+    stub=stub,
+    why="Five all-gathers and not one broadcast: nobody owns a layer. Every rank owns rows of every parameter, so "
+    "every rank sends its rows and receives all others, at the same time and by the same amount. A broadcast would "
+    "keep the links of one rank busy and leave the others idle. The paper that ZeRO comes from did describe "
+    "broadcasts; FSDP has never issued one for parameters.",
+    hints=(
+        "Which rank holds the whole of a layer that could be broadcast, after fully_shard has cut every parameter?",
+        "Count with torch.distributed.tensor.debug.CommDebugMode, around the forward alone.",
+        "Shard 4 layers and then the model. get_comm_counts() is a dict from operation to count; look at those whose "
+        "name has all_gather or allgather in it.",
+    ),
+    judge=Claim(
+        statement="In forward, the rank that owns a layer broadcasts its weights, so FSDP needs no all-gather",
+        measured="all-gathers in one forward",
+        truth=in_forward,
+        holds=lambda gathers: gathers == 0,
+        counts="all_gather",
+        causes=(
+            (9, "9 is a whole step; backward gathers the units again. Run the forward alone"),
+            (1, "the whole model is one unit here; shard its layers first, each a unit"),
+            (4, "the root is a unit too: what is left when the layers are taken"),
+            (0, "there is no broadcast, so something else brings the weights: count that"),
+        ),
+    ),
+    wrong=(
+        Wrong(with_backward, "9 is a whole step"),
+        Wrong(one_unit, "the whole model is one unit here"),
+        Wrong(no_root, "the root is a unit too"),
+        Wrong(counts_broadcasts, "something else brings the weights"),
+        Wrong(other_conclusion, "the number is right, 5 all-gathers in one forward, but"),
+    ),
+    shortcuts=(Wrong(lambda: (False, 5), "measure it"),),
+    covers=("misconception 18", "coverage 004.21", "coverage 003.16"),
+)

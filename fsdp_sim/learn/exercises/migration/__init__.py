@@ -1,0 +1,1 @@
+"""From DDP and FSDP1 to FSDP2."""

@@ -1,0 +1,1 @@
+"""Precision, accumulation, clipping, averages."""

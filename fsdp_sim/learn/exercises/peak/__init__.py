@@ -1,0 +1,1 @@
+"""The most memory alive at once."""

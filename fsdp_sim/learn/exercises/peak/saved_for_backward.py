@@ -1,0 +1,152 @@
+"""Are activations sharded? And what does checkpointing leave of them?"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.fsdp import fully_shard
+
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.judges import Inputs, OnRanks
+
+RANKS, BLOCKS, WIDTH = 2, 3, 48
+WAYS = ("alone", "fsdp", "checkpointed blocks", "checkpointed layers")
+SAVED_WIDTHS = {"alone": 9, "fsdp": 9, "checkpointed blocks": 1, "checkpointed layers": 9}  # per block, in WIDTH
+
+
+def make(how: str) -> nn.Module:
+    """Blocks of two linear layers and a GELU between them; all but the first way sharded."""
+    layers: Callable[[nn.Module], nn.Module] = checkpoint_wrapper if how == "checkpointed layers" else lambda m: m
+    blocks = [
+        nn.Sequential(layers(nn.Linear(WIDTH, 4 * WIDTH)), nn.GELU(), layers(nn.Linear(4 * WIDTH, WIDTH)))
+        for _ in range(BLOCKS)
+    ]
+    model = nn.Sequential(*(checkpoint_wrapper(b) if how == "checkpointed blocks" else b for b in blocks))
+    if how != "alone":
+        for block in model:
+            fully_shard(block)
+        fully_shard(model)
+    return model
+
+
+def stub(make, x):
+    return ...
+
+
+def saved_for_backward(make, x):
+    saved = {}
+    for how in ("alone", "fsdp", "checkpointed blocks", "checkpointed layers"):
+        kept: dict[int, int] = {}
+
+        def note(tensor, kept=kept):
+            if len(tensor) == len(x):  # one row for each row of x: an activation, and no weight
+                kept[tensor.data_ptr()] = tensor.nbytes
+            return tensor
+
+        model = make(how)
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            y = model(x)  # noqa: F841  holds what was saved
+        saved[how] = sum(kept.values())
+    return saved
+
+
+def inputs(seed: int) -> Inputs:
+    rows = random.Random(seed).sample(range(50, 90), RANKS)
+    return [(make, torch.randn(n, WIDTH, requires_grad=True)) for n in rows]
+
+
+def by_shape(inputs: Inputs) -> list[dict[str, int]]:
+    """A block's input, the GELU's input and the second layer's: 1 + 4 + 4 widths; of a checkpoint its input."""
+    return [{how: x.nbytes * BLOCKS * widths for how, widths in SAVED_WIDTHS.items()} for _, x in inputs]
+
+
+def altered(change: Callable[[str, int, dict[str, int]], int]) -> Callable[[Inputs], list[Any]]:
+    return lambda inputs: [{how: change(how, n, of) for how, n in of.items()} for of in by_shape(inputs)]
+
+
+def divided(how: str, n: int, of: dict[str, int]) -> int:
+    return n if how == "alone" else n // RANKS
+
+
+def no_gain(how: str, n: int, of: dict[str, int]) -> int:
+    return of["alone"]
+
+
+def any_wrapper(how: str, n: int, of: dict[str, int]) -> int:
+    return of["checkpointed blocks"] if "checkpointed" in how else n
+
+
+def answering(change: Callable[[str, int, dict[str, int]], int]) -> Callable[..., Any]:
+    def wrong(make: Any, x: Any) -> Any:
+        of = saved_for_backward(make, x)
+        return {how: change(how, n, of) for how, n in of.items()}
+
+    return wrong
+
+
+def weights_too(make, x):
+    saved = {}
+    for how in WAYS:
+        kept: list[Any] = []
+
+        def note(tensor, kept=kept):
+            kept.append(tensor)
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            make(how)(x)
+        saved[how] = sum(tensor.nbytes for tensor in kept)
+    return saved
+
+
+EXERCISE = Exercise(
+    title="Measure what forward saves for backward",
+    kind=Kind.CODE,
+    difficulty=3,
+    importance=5,
+    minutes=30,
+    contract="make(how) makes a model of 3 blocks on this rank: 'alone' as it is, the others sharded by fully_shard "
+    "over 2 ranks; 'checkpointed blocks' has each block in a checkpoint_wrapper, 'checkpointed layers' each linear "
+    "layer. For each of the four, in this order: 'alone', 'fsdp', 'checkpointed blocks', 'checkpointed layers', run "
+    "a forward on x and return, by name, the bytes of activations that autograd saves (tensors with as many rows as "
+    "x; count each once). No weight has as many rows.",
+    reference=saved_for_backward,
+    stub=stub,
+    why="Sharded or alone, a rank saves the same: activations belong to its own rows, and no other rank has use for "
+    "them. A checkpoint keeps its input and computes the rest again; so it saves what lies inside it. Around a block "
+    "that is nearly everything, 9 widths become 1. Around each layer it is nothing, for what autograd saves are "
+    "the inputs of layers. If checkpointing saves little, look at what is wrapped.",
+    hints=(
+        "What does a linear layer need in backward? What does a GELU? And what does a checkpoint keep?",
+        "torch.autograd.graph.saved_tensors_hooks(pack, unpack) calls pack(tensor) for each tensor that is saved.",
+        "In pack: if len(tensor) == len(x), kept[tensor.data_ptr()] = tensor.nbytes; return tensor. Keep the output.",
+    ),
+    judge=OnRanks(
+        inputs=inputs,
+        truth=by_shape,
+        causes=(
+            (altered(divided), "activations are not sharded: a rank saves those of its own rows, all of them"),
+            (
+                altered(no_gain),
+                "a checkpointed block keeps its input alone; did the hooks see the forward of that model?",
+            ),
+            (altered(any_wrapper), "around one layer a checkpoint keeps what autograd would: that layer's input"),
+        ),
+    ),
+    wrong=(
+        Wrong(answering(divided), "activations are not sharded"),
+        Wrong(answering(no_gain), "a checkpointed block keeps its input alone"),
+        Wrong(answering(any_wrapper), "around one layer a checkpoint keeps what autograd would"),
+        Wrong(weights_too, "expected"),
+    ),
+    shortcuts=(
+        Wrong(lambda make, x: dict.fromkeys(WAYS, 9 * x.nbytes), "expected"),
+        Wrong(lambda make, x: dict.fromkeys(WAYS, 0), "expected"),
+    ),
+    covers=("misconception 12", "pitfall 47", "coverage 002.30", "coverage 000.28"),
+)

@@ -1,0 +1,183 @@
+"""Write a step that frees what it gathers, and reduces gradients as they come."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from fsdp_sim.learn.apart import Trial
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.judges import Holds, Inputs, OnRanks, Uses
+
+RANKS, UNITS, WIDTH = 2, 4, 320
+UNIT_BYTES = WIDTH * WIDTH * 4
+
+
+def forward(whole: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """One unit's forward."""
+    return torch.tanh(whole @ x)
+
+
+def backward(whole: torch.Tensor, x: torch.Tensor, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """One unit's backward: the gradient of the whole weight, and that of the unit's input."""
+    grad = grad * (1 - torch.tanh(whole @ x) ** 2)
+    return torch.outer(grad, x), whole.T @ grad
+
+
+def stub(shards, x, forward, backward):
+    return ...
+
+
+def step_in_least_memory(shards, x, forward, backward):
+    ranks, kept = dist.get_world_size(), []
+    gradients: list[torch.Tensor] = []
+
+    def gathered(shard):
+        whole = torch.empty(ranks * shard.shape[0], shard.shape[1])
+        dist.all_gather_into_tensor(whole, shard)
+        return whole
+
+    for shard in shards:
+        kept.append(x)
+        x = forward(gathered(shard), x)
+    for shard in reversed(shards):
+        whole_gradient, x = backward(gathered(shard), kept.pop(), x)
+        gradients.insert(0, torch.empty_like(shard))
+        dist.reduce_scatter_tensor(gradients[0], whole_gradient)
+        gradients[0] /= ranks
+        del whole_gradient  # before the next unit is gathered
+    return gradients
+
+
+def inputs(seed: int) -> Inputs:
+    draw = torch.Generator().manual_seed(seed)
+    rows = [torch.randn(UNITS, WIDTH // RANKS, WIDTH, generator=draw) / WIDTH**0.5 for _ in range(RANKS)]
+    return [(list(mine.unbind()), torch.randn(WIDTH, generator=draw), forward, backward) for mine in rows]
+
+
+def of_each_rank(inputs: Inputs) -> list[list[torch.Tensor]]:
+    """Whole gradients, by rank and unit."""
+    wholes = [torch.cat([shards[unit] for shards, *_ in inputs]) for unit in range(UNITS)]
+    found = []
+    for _, x, *_ in inputs:
+        kept: list[torch.Tensor] = []
+        for whole in wholes:
+            kept.append(x)
+            x = forward(whole, x)
+        gradients: list[torch.Tensor] = []
+        for whole in reversed(wholes):
+            gradient, x = backward(whole, kept.pop(), x)
+            gradients.insert(0, gradient)
+        found.append(gradients)
+    return found
+
+
+def in_one_process(inputs: Inputs) -> list[list[torch.Tensor]]:
+    means = [torch.stack(of_ranks).mean(0).chunk(RANKS) for of_ranks in zip(*of_each_rank(inputs), strict=True)]
+    return [[chunks[rank] for chunks in means] for rank in range(RANKS)]
+
+
+def summed(inputs: Inputs) -> list[list[torch.Tensor]]:
+    return [[RANKS * shard for shard in mine] for mine in in_one_process(inputs)]
+
+
+def own_rows(inputs: Inputs) -> list[list[torch.Tensor]]:
+    return [[whole.chunk(RANKS)[rank] for whole in mine] for rank, mine in enumerate(of_each_rank(inputs))]
+
+
+def least_bytes(trial: Trial) -> int:
+    return UNITS * UNIT_BYTES // RANKS + 2 * UNIT_BYTES + (UNITS - 1) * UNIT_BYTES // RANKS
+
+
+def stepping(keep_whole: bool = False, reduce_last: bool = False, average: bool = True, reduce: bool = True) -> Any:
+    """The step with a habit of some kind."""
+
+    def step(shards, x, forward, backward):
+        wholes: dict[int, torch.Tensor] = {}
+        kept, gradients = [], [torch.empty_like(shard) for shard in shards]
+
+        def gathered(unit):
+            if unit in wholes:
+                return wholes[unit]
+            whole = torch.empty(RANKS * shards[unit].shape[0], WIDTH)
+            dist.all_gather_into_tensor(whole, shards[unit])
+            return wholes.setdefault(unit, whole) if keep_whole else whole
+
+        def reduced(unit, whole_gradient):
+            if reduce:
+                dist.reduce_scatter_tensor(gradients[unit], whole_gradient)
+                gradients[unit] /= RANKS if average else 1
+            else:
+                gradients[unit].copy_(whole_gradient.chunk(RANKS)[dist.get_rank()])
+
+        for unit in range(len(shards)):
+            kept.append(x)
+            x = forward(gathered(unit), x)
+        later = []
+        for unit in reversed(range(len(shards))):
+            whole_gradient, x = backward(gathered(unit), kept.pop(), x)
+            if reduce_last:
+                later.append((unit, whole_gradient))
+            else:
+                reduced(unit, whole_gradient)
+        for unit, whole_gradient in later:
+            reduced(unit, whole_gradient)
+        return gradients
+
+    return step
+
+
+EXERCISE = Exercise(
+    title="Train a step within the least memory",
+    kind=Kind.CODE,
+    difficulty=4,
+    importance=5,
+    minutes=40,
+    contract="Every rank has its rows of each unit's weight (shards, a list) and its own x. Forward: for each unit in "
+    "turn x = forward(whole, x). Backward, from the last unit to the first, beginning with the gradient x (the last "
+    "output): backward(whole, input_of_the_unit, gradient) returns the gradient of the whole weight and the gradient "
+    "for the unit before. Return this rank's rows of each weight's gradient, averaged over the ranks, in order.",
+    targets="A pass: 1.35 times the least possible bytes; good 1.05 times; optimal the least.",
+    reference=step_in_least_memory,
+    stub=stub,
+    why="A unit is whole while it computes, twice per step, and its whole gradient lives until it is reduced: so at "
+    "most one of each at a time, beside the shards. The last mile is Python's: a variable that still names the "
+    "gradient of one unit while the next is gathered keeps a third unit's worth alive.",
+    hints=(
+        "Which tensors as large as a whole unit must exist at the same moment? Which could be gone?",
+        "Gather again in backward instead of keeping what forward gathered; reduce each gradient when it is there.",
+        "Do not bind what you gather to a name that outlives its use; del the whole gradient after its reduce-scatter.",
+    ),
+    judge=OnRanks(
+        inputs=inputs,
+        truth=in_one_process,
+        causes=(
+            (summed, "it is the sum over the ranks; the mean is asked for"),
+            (own_rows, "these are rows of this rank's own gradients: nothing of the other ranks is in them"),
+        ),
+        checks=(
+            Uses(frozenset({"all_gather", "reduce_scatter"}), "one all-gather or reduce-scatter for each unit"),
+            Holds(
+                least_bytes,
+                proof="its shards, one unit and its gradient whole, the other units' gradient shards",
+                good=1.05,
+                passes=1.35,
+                cure="free a unit after its forward and gather it again, and reduce each gradient at once",
+            ),
+        ),
+        metered=True,
+        abs_=1e-4,
+    ),
+    wrong=(
+        Wrong(stepping(keep_whole=True), "free a unit after its forward and gather it again"),
+        Wrong(stepping(reduce_last=True), "and reduce each gradient at once"),
+        Wrong(stepping(average=False), "it is the sum over the ranks"),
+        Wrong(stepping(reduce=False), "nothing of the other ranks is in them"),
+    ),
+    shortcuts=(
+        Wrong(lambda shards, x, forward, backward: [torch.zeros_like(shard) for shard in shards], "numbers differ"),
+    ),
+    covers=("coverage 002.22", "coverage 004.37", "misconception 5"),
+)

@@ -1,0 +1,1 @@
+"""The life of a unit: whole, computed, freed, reduced."""

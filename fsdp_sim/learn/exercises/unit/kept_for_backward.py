@@ -1,0 +1,100 @@
+"""With reshard_after_forward=False backward gathers nothing: true or false?"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.debug import CommDebugMode
+
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.judges import Claim
+from fsdp_sim.schedule import toy_program
+from fsdp_sim.spec import Plan
+from fsdp_sim.timeline import Op
+
+BLOCKS = 4
+
+
+def stub():
+    return ...
+
+
+def kept_for_backward():
+    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(5)))
+    for block in list(model)[1:]:  # 4 units; the first Linear is left to the root
+        fully_shard(block, reshard_after_forward=False)
+    fully_shard(model, reshard_after_forward=False)
+    with CommDebugMode() as counted:
+        model(torch.randn(2, 64)).sum().backward()
+    gathers = sum(n for op, n in counted.get_comm_counts().items() if "all_gather" in str(op) or "allgather" in str(op))
+    return gathers == 5, gathers
+
+
+def in_the_program() -> int:
+    """All-gathers of one step, in the program that the simulator builds."""
+    program = toy_program(BLOCKS, world_size=2, plan=Plan(reshard_after_forward=False))
+    return sum(instruction.op is Op.ALL_GATHER for instruction in program.ops)
+
+
+def with_the_default():
+    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(5)))
+    for block in list(model)[1:]:
+        fully_shard(block)
+    fully_shard(model)
+    model(torch.randn(2, 64)).sum().backward()
+    return False, 9
+
+
+def root_forgotten():
+    return kept_for_backward()[0], 4
+
+
+def backward_alone():
+    return kept_for_backward()[0], 0
+
+
+def other_conclusion():
+    return False, kept_for_backward()[1]
+
+
+EXERCISE = Exercise(
+    title="Settle whether backward gathers what was kept",
+    kind=Kind.CLAIM,
+    difficulty=2,
+    importance=4,
+    minutes=15,
+    contract='"With reshard_after_forward=False FSDP2 skips the all-gathers of backward." On 2 ranks, run one step '
+    "(forward and backward) of a small model of 4 units and a root with torch's fully_shard and count its all-gathers. "
+    "Return (True or False, the number of all-gathers in the step).",
+    reference=kept_for_backward,
+    stub=stub,
+    why="Five: one for each unit and the root, all in forward. What was not freed is still whole when backward comes, "
+    "so there is nothing to gather; with the default it would be nine, for the root alone is kept. The price is "
+    "memory: every unit stays whole from its forward to its backward, which is ZeRO-2's way.",
+    hints=(
+        "What would an all-gather in backward bring that is not already there?",
+        "Count over the whole step, with torch.distributed.tensor.debug.CommDebugMode; what if backward adds none?",
+        "Shard 4 layers and then the model, count through one forward and backward, compare with 4 + 1.",
+    ),
+    judge=Claim(
+        statement="With reshard_after_forward=False FSDP2 skips the all-gathers of backward",
+        measured="all-gathers in one step",
+        truth=in_the_program,
+        holds=lambda gathers: gathers == BLOCKS + 1,
+        counts="all_gather",
+        causes=(
+            (9, "9 is torch's default, which frees every unit but the root after forward"),
+            (4, "the root is a unit too"),
+            (0, "you counted the backward alone; count the whole step"),
+        ),
+    ),
+    wrong=(
+        Wrong(with_the_default, "9 is torch's default, which frees every unit but the root after forward"),
+        Wrong(root_forgotten, "the root is a unit too"),
+        Wrong(backward_alone, "you counted the backward alone"),
+        Wrong(other_conclusion, "the number is right, 5 all-gathers in one step, but"),
+    ),
+    shortcuts=(Wrong(lambda: (True, 5), "measure it"),),
+    covers=("misconception 4", "misconception 14", "coverage 002.10"),
+)

@@ -1,0 +1,35 @@
+"""What becomes a unit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fsdp_sim.learn.apart import Ran, Trial
+from fsdp_sim.learn.verdict import Finding, Grade
+
+
+@dataclass(frozen=True)
+class Gathers:
+    """How often each rank gathers: what FSDP's units are, told by what it does.
+
+    Attributes:
+        least, most: all-gathers.
+        fewer, more: the cause if there are fewer, or more.
+    """
+
+    least: int
+    most: int
+    fewer: str
+    more: str
+
+    def look(self, trial: Trial, ran: Ran) -> Finding:
+        for rank, records in enumerate(ran.records):
+            found = sum(record.op == "all_gather" for record in records)
+            if not self.least <= found <= self.most:
+                few = found < self.least
+                bound = f"at {'least' if few else 'most'} {self.least if few else self.most}"
+                expected = f"{self.least}" if self.least == self.most else bound
+                cause = self.fewer if few else self.more
+                what = f"rank {rank}: expected {expected} all-gathers, found {found}; {cause}."
+                return Finding(Grade.NOT_YET, what)
+        return Finding(Grade.OPTIMAL, "")

@@ -1,0 +1,160 @@
+"""Where torch does what a function of the mini-FSDP does: links to the lines of torch's source."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from html import escape
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+FOLDER = "torch/distributed/fsdp/_fully_shard"
+FILES = (
+    "_fully_shard", "_fsdp_state", "_fsdp_param_group", "_fsdp_param",
+    "_fsdp_collectives", "_fsdp_init", "_fsdp_common", "_fsdp_api",
+)  # fmt: skip
+"""Searched in this order for what has the same name."""
+
+ELSEWHERE = {
+    "add_to_accumulated_grad": "_fsdp_param.FSDPParam.accumulate_unsharded_grad_if_needed",
+    "keep_in_reduce_dtype": "_fsdp_param.FSDPParam.to_accumulated_grad_if_needed",
+    "take_unsharded_grads": "_fsdp_param_group.FSDPParamGroup.post_backward",
+    "AccumulationMethods": "_fully_shard.FSDPModule",
+    "PrefetchMethods": "_fully_shard.FSDPModule",
+    "register_post_backward": "_fsdp_param_group.FSDPParamGroup._register_post_backward_hook",
+    "register_pre_backward": "_fsdp_state.FSDPState._register_pre_backward_hook",
+    "in_backward": "_fsdp_common.is_bw",
+    "all_gather_single": "_fsdp_collectives.DefaultAllGather",
+    "reduce_scatter_single": "_fsdp_collectives.DefaultReduceScatter",
+    "foreach_reduce_scatter": "_fsdp_collectives.foreach_reduce",
+    "hand_out_grads": "_fsdp_collectives.foreach_reduce",
+    "get_mesh": "_fsdp_init._init_default_mesh",
+    "post_forward_mesh_info": "_fsdp_init._get_post_forward_mesh_info",
+    "set_separate_reduce_scatter_group": "_fsdp_param_group.FSDPParamGroup._set_separate_reduce_scatter_group",
+    "add_partial": "_fsdp_collectives.foreach_reduce",
+    "all_reduce": "_fsdp_collectives.foreach_reduce",
+    "run_all_reduce_hook": "_fsdp_collectives.foreach_reduce",
+    "after_reduce_scatter": "_fsdp_param_group.FSDPParamGroup.post_backward",
+    "root_modules": "_fsdp_init._get_modules_and_states",
+    "managed_modules": "_fsdp_init._get_managed_modules",
+    "managed_params": "_fsdp_init._get_managed_states",
+    "move_to_device": "_fsdp_init._move_states_to_device",
+    "pin": "_fsdp_param.FSDPParam._init_sharded_param",
+    "to_device": "_fsdp_param.FSDPParam.all_gather_inputs",
+    "grad_to_cpu": "_fsdp_collectives.foreach_reduce",
+    "wait_for_grads": "_fsdp_param_group.FSDPParamGroup.finalize_backward",
+    "validate_on_cpu": "_fsdp_param_group.FSDPParamGroup._validate_cpu_offload_params",
+    "FSDPParam.shard": "_fsdp_param.FSDPParam._init_sharded_param",
+    "FSDPParam.alloc_unsharded_param": "_fsdp_param.FSDPParam.init_unsharded_param",
+    "FSDPParam.all_gather_input": "_fsdp_param.FSDPParam.all_gather_inputs",
+    "FSDPParam.take_unsharded_grad": "_fsdp_param.FSDPParam.unsharded_grad_data",
+    "owners_of": "_fsdp_param_group._get_param_module_infos",
+    "dtypes_of_trainable": "_fsdp_param_group.FSDPParamGroup._init_mp_dtypes",
+    "to_dtype": "_fsdp_common._to_dtype_if_needed",
+    "cast_forward_inputs": "_fsdp_state.FSDPState._cast_forward_inputs",
+    "cast_output_dtype": "_fsdp_state.FSDPState._cast_output_dtype",
+    "all_gather_inputs": "_fsdp_collectives._get_param_all_gather_inputs",
+    "Division": "_fsdp_collectives._get_gradient_divide_factors",
+    "gradient_division": "_fsdp_collectives._get_gradient_divide_factors",
+    "prefetch_unshard": "_fsdp_param_group.FSDPParamGroup._prefetch_unshard",
+    "backward_prefetch": "_fsdp_param_group.FSDPParamGroup._backward_prefetch",
+    "state_of": "_fsdp_state._get_module_fsdp_state",
+    "FSDPCommContext.wait_all_gather_streams_on_event":
+        "_fsdp_param_group.FSDPParamGroup._wait_all_gather_streams_on_event",
+    "FSDPCommContext.wait_for_last_reductions": "_fsdp_state.FSDPState._root_post_backward_final_callback",
+    "FSDPCommContext.release_all_gather_state": "_fsdp_param_group.FSDPParamGroup.wait_for_unshard",
+    "FSDPCommContext.wait_for_reduce_scatters": "_fsdp_param_group.FSDPParamGroup.post_backward",
+    "FSDPCommContext.wait_for_all_reduce_scatters": "_fsdp_state.FSDPState._root_post_backward_final_callback",
+    "FSDPParam.local_data": "_fsdp_param.FSDPParam._sharded_local_tensor",
+    "div_if_needed": "_fsdp_collectives._div_if_needed",
+    "ReduceScatterState.wait": "_fsdp_param_group.FSDPParamGroup.post_backward",
+    "ReduceScatterState.finish": "_fsdp_state.FSDPState._root_post_backward_final_callback",
+}  # fmt: skip
+"""What torch calls otherwise, or does in the middle of a larger function."""
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """A symbol of torch's FSDP2 and where it stands."""
+
+    name: str
+    path: str
+    line: int
+
+    @property
+    def url(self) -> str:
+        """The line in the source of the torch that is installed."""
+        return f"https://github.com/pytorch/pytorch/blob/v{version('torch').partition('+')[0]}/{self.path}#L{self.line}"
+
+
+@dataclass(frozen=True, repr=False)
+class Links:
+    """Names of the mini and the symbols of torch; in a notebook a table with links."""
+
+    rows: tuple[tuple[str, Symbol], ...]
+
+    def __str__(self) -> str:
+        return "\n".join(f"{ours}: {symbol.name} ({symbol.path}:{symbol.line})" for ours, symbol in self.rows)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        body = "".join(
+            f'<tr><th scope="row"><code>{escape(ours)}</code></th><td style="text-align:left">'
+            f'<a href="{escape(symbol.url)}"><code>{escape(symbol.name)}</code></a></td></tr>'
+            for ours, symbol in self.rows
+        )
+        return f'<table><thead><tr><th scope="col">mini</th><th scope="col">torch</th></tr></thead>{body}</table>'
+
+
+def in_torch(*functions: Callable[..., Any] | property) -> Links:
+    """A table of functions, methods, properties or classes of `fsdp_sim.mini` and of what does the same in torch.
+
+    Raises:
+        LookupError: one has no counterpart.
+    """
+    names = [(f.fget if isinstance(f, property) else f).__qualname__ for f in functions]  # type: ignore[union-attr]
+    return Links(tuple((name, counterpart(name)) for name in names))
+
+
+def counterpart(name: str) -> Symbol:
+    """What does in torch what ``name`` (``FSDPParamGroup.unshard``) does in the mini.
+
+    Raises:
+        LookupError: torch has nothing of that name, and nothing else is known.
+    """
+    owner, _, method = name.rpartition(".")
+    known = ELSEWHERE.get(name) or (f"{ELSEWHERE[owner]}.{method}" if owner in ELSEWHERE else None)
+    wanted = [known] if known else [f"{file}.{name}" for file in FILES]
+    for file, _, path in (place.partition(".") for place in wanted):
+        if path in defined(file):
+            return Symbol(path, f"{FOLDER}/{file}.py", defined(file)[path])
+    raise LookupError(f"torch {version('torch')} has no counterpart of {name!r}: looked for {wanted[0]}")
+
+
+def _torch() -> Path:
+    """torch's folder, found without importing it."""
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise LookupError("torch is not installed")
+    return Path(spec.origin).parent
+
+
+@cache
+def defined(file: str) -> dict[str, int]:
+    """The lines at which the classes, methods and functions of one of torch's files begin."""
+    source = _torch().parent.joinpath(FOLDER, f"{file}.py").read_text()
+    lines: dict[str, int] = {}
+
+    def visit(node: ast.AST, prefix: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.ClassDef | ast.FunctionDef):
+                lines[f"{prefix}{child.name}"] = child.lineno
+                visit(child, f"{prefix}{child.name}.")
+
+    visit(ast.parse(source), "")
+    return lines

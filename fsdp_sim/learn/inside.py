@@ -1,0 +1,64 @@
+"""What runs in the learner's process: the calls, the meter, and a look at what the code has replaced."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+WAIT = "wait"  # the unit of the events that say where a rank waited for a collective
+
+
+def call(function: Callable[..., Any], metered: bool, cases: tuple[tuple[Any, ...], ...]) -> dict[str, Any]:
+    """Call the function for each case, on this rank."""
+    warnings.simplefilter("ignore")  # they are for whoever runs code, not for whoever has it checked
+    _note_waits()
+    before = _originals()
+    if metered:
+        from fsdp_sim.measure.live_bytes import live_bytes
+
+        meter: Any = live_bytes()
+    else:
+        meter = nullcontext()
+    with meter:
+        answers = [function(*case) for case in cases]
+    return {
+        "answers": answers,
+        "peak_bytes": meter.peak_bytes if metered else 0,
+        "replaced": [name for name, (owner, key, value) in before.items() if vars(owner).get(key) is not value],
+    }
+
+
+def _note_waits() -> None:
+    """From now on, where this rank waits for a collective an event says so: the order of waits decides what "
+    "overlaps."""
+    from fsdp_sim.ranks.work import WatchedWork
+    from fsdp_sim.timeline import RECORDER, Op
+
+    wait = WatchedWork.wait
+
+    def noted(work: WatchedWork, timeout: Any = None) -> bool:
+        RECORDER.end(RECORDER.begin(Op.OTHER, WAIT, waits_on=(work.ticket.seq,)))
+        return wait(work, timeout)
+
+    WatchedWork.wait = noted  # type: ignore[method-assign, assignment]
+
+
+def _originals() -> dict[str, tuple[Any, str, Any]]:
+    """The functions through which ranks communicate and are counted, by name: where each is, and what is there now."""
+    import torch.distributed as dist
+    import torch.distributed.distributed_c10d as c10d
+
+    from fsdp_sim.ranks.board import Board
+    from fsdp_sim.ranks.group import WatchedGroup
+    from fsdp_sim.ranks.work import WatchedWork
+    from fsdp_sim.timeline import Recorder
+
+    owners: list[Any] = [dist, c10d, WatchedGroup, WatchedWork, Board, Recorder]
+    return {
+        f"{owner.__name__}.{key}": (owner, key, value)
+        for owner in owners
+        for key, value in vars(owner).items()
+        if callable(value) and not key.startswith("__")
+    }

@@ -1,0 +1,133 @@
+"""Where ranks stand when a job hangs, what each of them issued, and which of their numbers are right."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import NamedTuple
+
+import plotly.graph_objects as go
+import torch
+
+from fsdp_sim.ranks import RanksError
+from fsdp_sim.ranks.board import Record
+from fsdp_sim.viz import Picture, Table, chart, theme
+
+BOX_PX = 44
+CLOSE = 1e-4  # relative; what several steps in another order of additions differ by
+STANDS = re.compile(
+    r"^(?:->|  ) rank (\d+)  ([^#\n]*?)(?: (?:in|after|before its).*?)?(?:#(\d+) ([^\s(]+(?:\([^)]*\))?).*)?$", re.M
+)
+"""A line of a report: rank, what it does, the number and the label of its last collective."""
+
+
+class Look(Enum):
+    """What a box says: a colour, and a sign that says the same."""
+
+    DONE = (theme.ALL_GATHER.color, "")
+    WAITS = (theme.BACKWARD.color, "… ")
+    RIGHT = (theme.OPTIMIZER.color, "✓ ")
+    WRONG = (theme.REDUCE_SCATTER.color, "✗ ")
+    NOTHING = ("rgba(110,125,140,0.12)", "")
+
+
+class Box(NamedTuple):
+    """One cell."""
+
+    text: str
+    look: Look = Look.DONE
+
+
+def boxes(rows: Mapping[str, Sequence[Box]], sentence: str, columns: Sequence[str] = ()) -> Picture:
+    """Rows of boxes of one width.
+
+    Args:
+        columns: their names, from the left; their numbers from 1 by default.
+        sentence: the title; what is to be seen.
+    """
+    width = max(map(len, rows.values()))
+    names = list(columns) or [str(number + 1) for number in range(width)]
+    padded = [[*row, *[Box("", Look.NOTHING)] * (width - len(row))] for row in rows.values()]
+    looks = list(Look)
+    scale = [(edge, look.value[0]) for place, look in enumerate(looks) for edge in _edges(place, len(looks))]
+    texts = [[box.look.value[1] + box.text for box in row] for row in padded]
+    figure = go.Figure(
+        go.Heatmap(
+            z=[[looks.index(box.look) for box in row] for row in padded], zmin=-0.5, zmax=len(looks) - 0.5,
+            x=names, y=list(rows), text=texts, texttemplate="%{text}", textfont={"size": 12, "color": theme.INK},
+            colorscale=scale, showscale=False, xgap=3, ygap=3, hovertemplate="%{y}, %{x}: %{text}<extra></extra>",
+        )
+    )  # fmt: skip
+    left = 30 + 8 * max(map(len, rows))
+    chart.frame(figure, sentence, plot_px=BOX_PX * len(rows), left=left, bottom=50)
+    figure.update_xaxes(type="category", showgrid=False)
+    figure.update_yaxes(autorange="reversed", type="category", showgrid=False)
+    cells = tuple((name, *(text.replace("<br>", " ") for text in row)) for name, row in zip(rows, texts, strict=True))
+    return Picture(figure, f"{sentence}.", (Table(sentence, ("", *names), cells),))
+
+
+def where_ranks_stand(error: RanksError, sentence: str = "", last: int = 5) -> Picture:
+    """The collectives up to which each rank has come, by the watchdog's report.
+
+    Args:
+        last: how many numbers are drawn.
+    """
+    found = {int(rank): (doing, int(number or 0), label) for rank, doing, number, label in STANDS.findall(str(error))}
+    end = max(number for _, number, _ in found.values())
+    numbers = range(max(1, end - last + 1), end + 1)
+    rows = {}
+    for rank, (doing, at, label) in found.items():
+        waits = doing.startswith("waits")
+        here = Box(_two_lines(label), Look.WAITS if waits else Look.DONE)
+        after = Box("never came", Look.WRONG if rank in error.verdict.ranks else Look.NOTHING)
+        rows[f"rank {rank} {doing.split(',')[0].strip()}"] = [
+            Box("done")
+            if number < at
+            else here
+            if number == at
+            else after
+            if number == at + 1
+            else Box("", Look.NOTHING)
+            for number in numbers
+        ]
+    headline = " ".join(error.verdict.headline.split())
+    return boxes(rows, sentence or headline[0].upper() + headline[1:], [f"#{number}" for number in numbers])
+
+
+def issued(records: Mapping[str, Sequence[Record]], sentence: str, last: int = 8) -> Picture:
+    """The last collectives of each rank, by its account."""
+    rows = {
+        name: [Box(_two_lines(f"{record.op}({record.unit})")) for record in of[-last:]] for name, of in records.items()
+    }
+    end = max(map(len, records.values()))
+    return boxes(rows, sentence, [f"#{number}" for number in range(max(1, end - last + 1), end + 1)])
+
+
+def agreement(
+    right: Mapping[str, torch.Tensor], found: Mapping[str, Mapping[str, torch.Tensor]], sentence: str
+) -> Picture:
+    """Which tensors are what one process has, and by how much the others are off.
+
+    Args:
+        right: by name.
+        found: the same names, by who has computed them.
+    """
+
+    def box(name: str, tensor: torch.Tensor) -> Box:
+        truth = right[name].double()
+        off = ((tensor.double() - truth).norm() / truth.norm()).item()
+        return Box("right", Look.RIGHT) if off < CLOSE else Box(f"off by {off:.0%}", Look.WRONG)
+
+    rows = {who: [box(name, of[name]) for name in right] for who, of in found.items()}
+    return boxes(rows, sentence, list(right))
+
+
+def _two_lines(label: str) -> str:
+    """``all_gather(layers.0)`` with the unit on a line of its own."""
+    op, _, unit = label.removesuffix(")").partition("(")
+    return f"{op}<br>{unit}" if unit else op
+
+
+def _edges(place: int, of: int) -> tuple[float, float]:
+    return place / of, (place + 1) / of

@@ -1,0 +1,80 @@
+"""What people say about a chapter's subject, each statement folded with what is true.
+
+One file for each chapter, with ``SAID = (Said(...), ...)``. `fsdp_sim.learn.said.evidence` helps to settle a statement
+by calling torch or computing it.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
+from html import escape
+from importlib import import_module
+
+CODE, STRESSED = re.compile(r"`([^`]+)`"), re.compile(r"\*(\w[^*]*)\*")
+WIDTH = 100  # characters of a line in a terminal
+
+
+@dataclass(frozen=True)
+class Said:
+    """A statement that is wrong, outdated or half the truth, and the truth. Code stands between backticks,
+    what is stressed between asterisks.
+
+    Attributes:
+        covers: the rows of the coverage map that it answers: ``misconception 13`` (part 1), ``misconception 3.6``
+            (part 2).
+        holds: what settles it: called without arguments, it is true. The tests call it.
+    """
+
+    statement: str
+    truth: str
+    covers: tuple[str, ...]
+    holds: Callable[[], bool] | None = None
+
+
+@dataclass(frozen=True, repr=False)
+class Statements:
+    """The statements of a chapter; in a notebook each is folded, with the truth inside."""
+
+    entries: tuple[Said, ...]
+
+    @property
+    def heading(self) -> str:
+        return f"{len(self.entries)} things that people say. Before you open one, say what is wrong with it."
+
+    def __str__(self) -> str:
+        lines = [self.heading]
+        for entry in self.entries:
+            lines += ["", *textwrap.wrap(f"“{entry.statement}”", WIDTH)]
+            lines += textwrap.wrap(entry.truth, WIDTH, initial_indent="    → ", subsequent_indent="      ")
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        folded = (
+            f'<details style="margin:.3em 0"><summary style="cursor:pointer">“{_html(entry.statement)}”</summary>'
+            f'<p style="margin:.3em 0 .8em;border-left:5px solid #0072B2;padding:.2em .8em">'
+            f"<b>In truth:</b> {_html(entry.truth)}</p></details>"
+            for entry in self.entries
+        )
+        return f"<p>{escape(self.heading)}</p>{''.join(folded)}"
+
+
+def _html(text: str) -> str:
+    return STRESSED.sub(r"<em>\1</em>", CODE.sub(r"<code>\1</code>", escape(text)))
+
+
+def said(chapter: str) -> Statements:
+    """What people say about the subject of a chapter ("memory", "overlap", ...).
+
+    Raises:
+        ValueError: there is no such chapter; the message names those that there are.
+    """
+    from fsdp_sim.learn.find import CHAPTERS
+
+    if chapter not in CHAPTERS:
+        raise ValueError(f"there is no chapter {chapter!r}; there are {', '.join(CHAPTERS)}")
+    return Statements(import_module(f"{__name__}.{chapter}").SAID)

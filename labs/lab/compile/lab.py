@@ -1,0 +1,51 @@
+"""`run`: what is computed again, the orders, and the trainer compiled."""
+
+from __future__ import annotations
+
+from labs.checklist import has_compiler
+from labs.lab.compile.orders import lengths_rows, order_rows, orders
+from labs.lab.compile.recomputing import ROWS, arguments, checkpointing
+from labs.lab.result import Result, Row, this_machine
+from labs.place import Place, find_device, n_ranks
+from labs.trained import train
+
+
+def compiled(ranks: int = 2, n_layer: int = 5) -> list[Row]:
+    """The trainer, compiled in the right order, beside the trainer as it is.
+
+    Raises:
+        FailedError: a run failed.
+    """
+    backend = "inductor" if has_compiler() else "aot_eager"
+    eager = train(*arguments(n_layer), ranks=ranks)
+    run = train(*arguments(n_layer), "--compile=true", f"--compile_backend={backend}", ranks=ranks)
+    worst = max(abs(a / b - 1) for a, b in zip(run.losses, eager.losses, strict=True))
+    return [
+        Row("eager", "step time", None, 1e3 * eager.report["step_s"], "ms"),
+        Row(f"compiled, {backend}", "step time", None, 1e3 * run.report["step_s"], "ms"),
+        Row(f"compiled, {backend}", "losses differ by", None, worst, "relative"),
+    ]
+
+
+def run(ranks: int = 2, n_layer: int = 5) -> Result:
+    """All of it.
+
+    Args:
+        ranks: they divide 16 rows.
+        n_layer: blocks of the model that the trainer trains.
+
+    Raises:
+        ValueError: a number that cannot be. FailedError, RanksError: a training failed.
+    """
+    if ranks < 1 or ROWS % ranks or n_layer < 1:
+        raise ValueError(f"ranks={ranks}, n_layer={n_layer}: ranks divides {ROWS}, n_layer is at least 1")
+    rows = checkpointing(ranks, n_layer)
+    rows += order_rows(orders(ranks=ranks))
+    rows += lengths_rows(orders(["right"], ranks=ranks, lengths=(32, 24, 16))["right"])
+    rows += compiled(ranks, n_layer)
+    device = find_device("auto", Place(0, ranks, 0, ranks))
+    notes = (
+        f"The order was looked at on {n_ranks(ranks)} on CPU cores: what is traced is the same on a GPU.",
+        *([] if has_compiler() else ["No C++ compiler was found: aot_eager traced, and nothing was compiled."]),
+    )
+    return Result("compile", "measured", tuple(rows), this_machine(device, ranks), notes=notes)

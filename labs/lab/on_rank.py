@@ -1,0 +1,54 @@
+"""What the labs train on CPU ranks that `fsdp_sim.ranks` has started: random tokens, wrapped as the trainer does it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from labs.config import TrainConfig
+from labs.optimizer import make_optimizer
+from labs.place import Place
+from labs.random_batch import random_batch
+from labs.step import Outcome, train_step
+from labs.wrapping import Wrapped, wrap
+
+
+@dataclass(frozen=True)
+class OnRank:
+    """A training on this rank.
+
+    Attributes:
+        step: trains one step, given its number.
+    """
+
+    wrapped: Wrapped
+    optimizer: torch.optim.Optimizer
+    step: Callable[[int], Outcome]
+
+
+def here() -> Place:
+    """This rank's place: all ranks are on one machine."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    return Place(rank, ranks, rank, ranks, torchrun=True)
+
+
+def on_rank(
+    config: TrainConfig, make: Callable[[Wrapped, TrainConfig], torch.optim.Optimizer] = make_optimizer
+) -> OnRank:
+    """A training, not yet begun.
+
+    Args:
+        make: makes the optimizer.
+    """
+    place = here()
+    wrapped = wrap(config, config.model_config, place, torch.device("cpu"))
+    optimizer = make(wrapped, config)
+    batch, n_micro_batches = random_batch(config, config.model_config, place)
+
+    def step(number: int) -> Outcome:
+        return train_step(wrapped, optimizer, batch, number, config, n_micro_batches=n_micro_batches)
+
+    return OnRank(wrapped, optimizer, step)

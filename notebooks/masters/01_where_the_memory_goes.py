@@ -1,0 +1,474 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Where does the memory go?
+#
+# After this notebook you can say, for any model and any number of GPUs, what a rank keeps, what it holds only
+# for a moment, and whether it fits; and you know why one source says 16 bytes per parameter and the next 18.
+#
+# **What is real:** the ranks, torch's DDP and FSDP, and every byte labelled *measured* or *counted*.
+# **What is modelled:** models too large for this machine. The simulator builds the program that torch would
+# issue and adds up what is alive. It leaves out fragmentation and what the CUDA context takes.
+
+# %%
+import torch
+from IPython.display import HTML
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from fsdp_sim import Cluster, Model, Plan, simulate, viz
+from fsdp_sim.learn import board, check, hint, in_torch, said, solution  # noqa: F401
+from fsdp_sim.learn.pictures.memory import curves, holders, stacks
+from fsdp_sim.mini import fully_shard
+from fsdp_sim.ranks import run
+from fsdp_sim.schedule import build as build_program
+from fsdp_sim.schedule import toy
+from fsdp_sim.timeline import Op
+from labs.gpt import GPTConfig
+from labs.models import build, empty
+from labs.pieces import shard
+
+# %% [markdown]
+# ## 1. Same layers, other storage
+#
+# Three ways to train on four ranks. **DDP** (distributed data parallel) gives each rank a whole model and other
+# rows of the batch. A **pipeline** gives each rank other layers, and sends activations on. And **FSDP**?
+#
+# *Predict:* a GPT of 5 layers, on 4 ranks, with FSDP. Which layers does rank 2 store?
+
+
+# %%
+def rows_stored(how):
+    model = build(GPTConfig.preset("teaching"))
+    weights = [layer.mlp.fc.weight for layer in model.layers]
+    for weight in weights:
+        weight.data[:, 0] = torch.arange(len(weight))  # every row knows its number
+    model = DistributedDataParallel(model) if how == "ddp" else shard(model, fully_shard)
+    layers = (model.module if how == "ddp" else model).layers
+    found = []
+    for layer in layers:
+        weight = layer.mlp.fc.weight
+        local = weight.to_local() if isinstance(weight, DTensor) else weight
+        found.append((int(local[0, 0]) / len(weight), (int(local[-1, 0]) + 1) / len(weight)))
+    return found
+
+
+ddp, fsdp = (list(run(rows_stored, 4, how, progress=False, show_output=False)) for how in ("ddp", "fsdp"))
+
+# %%
+pipeline = [[(0, 1) if layer * 4 // 5 == rank else (0, 0) for layer in range(5)] for rank in range(4)]  # for contrast
+assert ddp == [[(0, 1)] * 5] * 4
+assert fsdp == [[(rank / 4, (rank + 1) / 4)] * 5 for rank in range(4)]
+ways = {"DDP (measured)": ddp, "pipeline (drawn)": pipeline, "FSDP (measured)": fsdp}
+holders(ways, "Where the layers are kept: with FSDP a quarter of each, on every rank")
+
+# %% [markdown] covers=["coverage 000.1", "coverage 002.1", "coverage 004.1", "coverage 004.2", "coverage 004.34"]
+# A quarter of *every* layer. If the model is a book, FSDP does not hand out chapters: each rank has every
+# fourth part of every page, and borrows the other three for as long as it reads that page. To **shard** is to
+# cut a tensor so; the full name is Fully Sharded Data Parallel (not "SFDP"): parameters, gradients and
+# optimizer state are all sharded. It comes from DDP by way of ZeRO and FairScale, and what it changes is
+# storage. When a layer has been used nothing is sent back: the whole copy is freed. Only *gradients* travel
+# back, reduced, and each rank gets its own rows of their mean.
+
+# %% [markdown] covers=["coverage 004.3", "coverage 004.10", "coverage 004.16", "coverage 004.23", "coverage 004.38"]
+# And who *computes*? Everyone, every layer, in the same order, each on rows of its own: that is why it is
+# **data** parallel. Two GPUs in the same layer do not share its work; with the same rows on both, one of them
+# would compute for nothing. Step through it: a column is a rank, a row a shard. In `layers.1`, who has all
+# four quarters, and who sends an activation?
+
+# %%
+viz.shard_map(build_program(toy(3), Plan(), world_size=4))
+
+# %% [markdown] covers=["coverage 004.19", "coverage 004.20", "coverage 004.24", "coverage 004.26"]
+# There is no owner of a layer who would broadcast it, and none to send gradients to. Forward takes the layers
+# in order, backward in reverse, because each needs the result of the one before. In both a layer's shards are
+# **all-gathered** on every rank, and the gradients **reduce-scattered**: each rank receives its slice of the mean.
+
+# %%
+issued = {i.op for i in build_program(toy(3), Plan(), world_size=4).ops if i.group_size > 1}
+print(sorted(issued))
+assert issued == {Op.ALL_GATHER, Op.REDUCE_SCATTER}  # no send, no broadcast
+
+# %% [markdown]
+# Settle it with an experiment of your own. Stuck? `hint("who_computes_what")` gives the next of three hints,
+# `solution("who_computes_what")` the solution and its reason. Either way the notebook goes on.
+
+# %% exercise="who_computes_what"
+
+# %%
+answers = run(checked.use.function, 3, progress=False, show_output=False)
+rows = [(f"rank {rank}", f"{gathered} of 6") for rank, (_, gathered) in enumerate(answers)]
+assert rows == [(f"rank {rank}", "6 of 6") for rank in range(3)]
+HTML(viz.Table("Layers gathered and computed in one forward", ("", "layers"), tuple(rows)).to_html())
+
+# %% [markdown]
+# The functions that cut and gather, in the mini-FSDP of this course and in torch:
+
+# %%
+in_torch(fully_shard)
+
+# %% [markdown]
+# ## 2. Four numbers for each parameter
+#
+# *Predict:* GPT-2 "124M" trains with AdamW in fp32. How many bytes does it keep from one step to the next? First,
+# where do the 124 million come from? The **meta** device builds a model of shapes, without memory.
+
+# %%
+gpt2 = empty(GPTConfig.preset("gpt2"))
+counts = {"token embedding": gpt2.tok_emb.weight.numel(), "positions": gpt2.pos_emb.weight.numel()}
+counts["12 blocks"] = sum(p.numel() for p in gpt2.layers.parameters())
+counts["last norm"] = sum(p.numel() for p in gpt2.norm.parameters())
+assert counts["12 blocks"] == 12 * 7_087_872
+assert sum(counts.values()) == 124_439_808
+assert gpt2.head.weight is gpt2.tok_emb.weight  # tied: counted once
+million = {name: n / 1e6 for name, n in counts.items()}
+stacks({"GPT-2": million}, "Two thirds of GPT-2 are blocks, a third is one table", "million parameters")
+
+# %% [markdown] covers=["coverage 000.4"]
+# The head that predicts the next token uses the embedding's table: the two are **tied**. Count it twice and you
+# get 163 million, as some tables do. Sharded over 4 ranks each keeps 31 million numbers, a quarter of every
+# tensor: no rank has the table, and none the blocks 0 to 2.
+#
+# Now one optimizer step. Which tensors as large as the model are there afterwards?
+
+# %%
+twice = sum(counts.values()) + counts["token embedding"]
+assert round(twice / 1e6) == 163
+model = torch.nn.Linear(1000, 1000, bias=False)  # a million parameters
+optimizer = torch.optim.AdamW(model.parameters())
+model(torch.randn(4, 1000)).sum().backward()
+optimizer.step()
+state = optimizer.state[model.weight]
+kept = {"parameters": model.weight, "gradients": model.weight.grad}
+kept |= {"mean": state["exp_avg"], "variance": state["exp_avg_sq"]}
+per_parameter = {name: tensor.nbytes / 1e6 for name, tensor in kept.items()}
+print(per_parameter)
+assert sum(per_parameter.values()) == 16
+
+# %% [markdown] covers=["coverage 000.10", "coverage 000.2", "coverage 001.21"]
+# Parameters, gradients, and AdamW's two **moments**, a running mean and a running variance of the gradient: 16
+# bytes. For GPT-2 that is 0.5 + 0.5 + 1.0 = 2.0 GB. A table that gives the optimizer 2 GB, and 3 in total, has
+# counted something twice. With DDP *each* rank keeps these 2.0 GB, be it 4 ranks or 400; "times the number of
+# GPUs" is the sum over the cluster. With FSDP each of 4 ranks keeps 0.5 GB, each of 8 a quarter of one.
+
+# %%
+gb = {"DDP, any ranks": 1, "FSDP, 4 ranks": 4, "FSDP, 8 ranks": 8}
+parts = {"parameters": 4, "gradients": 4, "moments": 8}
+params = sum(counts.values())
+states = {name: {part: params * n / ranks / 1e9 for part, n in parts.items()} for name, ranks in gb.items()}
+assert [round(sum(of.values()), 2) for of in states.values()] == [1.99, 0.5, 0.25]
+stacks(states, "GPT-2 124M with AdamW in fp32: what one rank keeps from step to step", "GB on one rank")
+
+# %% [markdown]
+# Believe no table, measure: on real ranks, with torch's DDP and FSDP. What does `param_dtype=bf16` halve?
+
+# %% exercise="bytes_kept"
+
+
+# %%
+def measured():
+    from functools import partial
+
+    from fsdp_sim.learn.exercises.memory.bytes_kept import train
+
+    return checked.use(partial(train, [120, 60, 30]))
+
+
+on_ranks = run(measured, 2, progress=False, show_output=False)[0]
+named = {how: dict(zip(parts, (n / 1e3 for n in sizes), strict=True)) for how, sizes in on_ranks.items()}
+assert on_ranks["fsdp"] == on_ranks["fsdp bf16"] == [n // 2 for n in on_ranks["ddp"]]
+stacks(named, "Measured on 2 ranks: bf16 changes nothing of what is kept", "kB on rank 0")
+
+# %% [markdown]
+# ## 3. Why do sources disagree: 16, 18 or 20?
+#
+# *Predict:* ZeRO's paper trains in fp16 and says 16 bytes too. Which four bytes make up for the halves?
+
+# %% [markdown] covers=["coverage 003.2", "coverage 003.9"]
+# The paper writes (2 + 2 + K)Ψ: 2 bytes for the fp16 parameters, 2 for their gradients, and K = 12 for an fp32
+# **master copy** and two moments; Ψ is the number of parameters. (The first 2 is the fp16 copy alone; the fp32
+# one is part of K.) FSDP keeps the fp32 parameters *instead* of a master copy: its bf16 copy of a unit exists only
+# while that unit is whole. So both say 16, and mean other tensors. Others accumulate gradients in fp32.
+
+# %% exercise="state_bytes_per_parameter"
+
+# %%
+asked = {
+    "FSDP": ("fp32", "fp32", False, False),
+    "ZeRO's paper": ("bf16", "bf16", True, False),
+    "fp32 gradients": ("bf16", "fp32", True, False),
+    "and an fp32 buffer": ("bf16", "bf16", True, True),
+    "all bf16": ("bf16", "bf16", False, False),
+}
+size = {"fp32": 4, "bf16": 2}
+recipes = {name: {"parameters": size[w], "gradients": size[g], "moments": 8, "master copy": 4 * m, "accumulator": 4 * a}
+           for name, (w, g, m, a) in asked.items()}  # fmt: skip
+assert [checked.use(*recipe) for recipe in asked.values()] == [16, 16, 18, 20, 12]
+assert [sum(recipe.values()) for recipe in recipes.values()] == [16, 16, 18, 20, 12]
+stacks(recipes, "Sixteen, eighteen, twenty: each is right, for its recipe", "bytes per parameter")
+
+# %% [markdown] covers=["coverage 004.15"]
+# The last bar is a recipe that is often computed and rarely trained: bf16 forgets updates smaller than 1/512
+# of a weight, so without an fp32 copy small steps vanish (notebook 08). With bf16 moments too it is 8 bytes, and a
+# model of 7 billion "needs 56 GB". Does it, and does it fit a card?
+
+# %% exercise="seven_billion_on_one_card"
+
+# %%
+holds, needed_bytes = checked.use()
+assert not holds
+assert needed_bytes == 112e9
+seven = {f"{n} GPU{'s' * (n > 1)}": {"kept on each, GB": needed_bytes / n / 1e9} for n in (1, 2, 4, 8)}
+stacks(seven, "7 billion parameters keep 112 GB: no card of 80 GB holds that", "GB")
+
+# %% [markdown] covers=["coverage 004.17", "coverage 004.18"]
+# On 8 cards the states take 14 GB each, and 13 billion take 208 GB: nine cards of 24 GB before the first
+# activation. So "it fits on consumer GPUs" may be true and is not shown by these numbers: they leave out what
+# the next sections are about. The reason to divide the *optimizer's* state first is in the picture above: with
+# 8 of 16 bytes it is the largest part, and no rank needs another rank's.
+
+# %%
+assert 16 * 7e9 / 8 == 14e9
+assert 8 * 24e9 < 16 * 13e9 < 9 * 24e9
+
+# %% [markdown]
+# ## 4. ZeRO: one thing more at each stage
+#
+# DDP keeps on every rank what every other rank keeps too. **ZeRO** (zero redundancy optimizer) divides that in
+# three stages. *Predict:* which part would you divide first, if it should cost no more communication?
+
+# %%
+eight = Cluster("A100-SXM-80GB", gpus=8)
+small = {"micro_batch": 1, "seq_len": 64}  # so that states are what there is to see
+stages = {"DDP": "ddp", "ZeRO-1": "zero1", "ZeRO-2": "zero2", "FSDP (ZeRO-3)": "fsdp2"}
+names = {"sharded": "parameters", "unsharded_grad": "gradients", "rs_output": "gradients", "optimizer": "moments"}
+
+
+def kept_gb(api):
+    events = simulate("gpt2-124m", eight, Plan(api=api, **small)).timeline.events
+    kept = dict.fromkeys(names.values(), 0.0)
+    for event in events[: next(n for n, event in enumerate(events) if event.op is Op.OPTIM)]:
+        if event.category in names:
+            kept[names[event.category]] += (1 if event.op is Op.ALLOC else -1) * event.bytes / 1e9
+    return kept
+
+
+zero = {name: kept_gb(api) for name, api in stages.items()}
+stacks(zero, "GPT-2 on 8 ranks, when the optimizer begins (simulated): each stage divides one more", "GB on one rank")
+
+# %% [markdown] covers=["coverage 003.1", "coverage 003.3", "coverage 003.10", "coverage 001.1", "coverage 000.3"]
+# Stage 1 divides the optimizer's state, stage 2 the gradients too, stage 3 the parameters too. Stage 3 with the
+# parameters gathered layer by layer, and freed again, is FSDP. The first two end a step with an all-gather of
+# the new parameters, and so send what DDP sends; FSDP gathers before every use instead.
+
+# %% exercise="state_bytes_of_a_rank"
+
+# %%
+ranks = (1, 2, 4, 8, 16, 32, 64)
+ways = {"DDP": "ddp", "ZeRO-1": "zero1", "ZeRO-2": "zero2", "FSDP": "fsdp"}
+lines = {name: {n: checked.use(7e9, n, how) / 1e9 for n in ranks} for name, how in ways.items()}
+assert [lines[name][64] for name in ways] == [112, 56.875, 29.3125, 1.75]
+curves(lines, "7 billion parameters: only FSDP has no floor", x="ranks", y="GB of states on one rank",
+       limits={"a card of 80 GB": 80})  # fmt: skip
+
+# %% [markdown] covers=["coverage 003.5", "coverage 002.21", "coverage 003.4"]
+# That is the whole idea: compute like data parallel, store like **model parallel** (layers, or parts of them, on
+# different GPUs), and use time: a layer needs its parameters only while it computes, so only then are they whole.
+# Model parallelism has to send activations, within each layer (tensor parallel) or between stages (pipeline).
+# FSDP sends parameters and gradients, whose bytes do not grow with the batch.
+
+# %% [markdown]
+# ## 5. The peak is more than the states
+#
+# *Predict:* GPT-2 124M, 12 rows of 1,024 tokens per rank, fp32. DDP keeps 2.0 GB of states, FSDP on 4 ranks 0.5.
+# How much less memory does FSDP take?
+
+# %%
+rows_12 = {"micro_batch": 12, "seq_len": 1024}
+whole = {"DDP": simulate("gpt2-124m", eight, Plan(api="ddp", **rows_12))}
+for n in (4, 8):
+    whole[f"FSDP, {n} ranks"] = simulate("gpt2-124m", Cluster("A100-SXM-80GB", gpus=n), Plan(**rows_12))
+viz.memory_waterfall(whole)
+
+# %% [markdown] covers=["coverage 000.11", "coverage 003.14", "coverage 004.11", "coverage 004.14", "coverage 004.22"]
+# Not 75% less: about 8% (predicted). **Activations**, what forward keeps for backward, belong to a rank's own rows
+# and are not sharded. Nor are the **logits**: 12 × 1,024 tokens times 50,257 words in fp32 is 2.47 GB, and the loss
+# needs three of them. Every "1/N", "8 times less" or "52 to 55%" you read is about states, or parameters alone.
+# (For BERT someone has 440 MB, then 220 on 2 GPUs, then 110 "with mixed precision": these are parameters without
+# gradients and moments, 1.76 GB in all, and shards stay fp32.)
+
+# %%
+gigabytes = {name: sim.peak_memory_bytes / 1e9 for name, sim in whole.items()}
+saved = 1 - gigabytes["FSDP, 4 ranks"] / gigabytes["DDP"]
+print({name: round(size, 1) for name, size in gigabytes.items()}, f"saved: {saved:.0%}")
+assert 0.06 < saved < 0.09
+assert 12 * 1024 * 50257 * 4 == 2_470_232_064
+bert = Model.preset("bert-base").param_count
+assert round(110e6 * 4 / 1e6) == 440
+assert round(110e6 * 16 / 1e9, 2) == 1.76
+assert 108e6 < bert < 110e6
+
+# %% exercise="what_more_ranks_divide"
+
+# %%
+narrow = Plan(micro_batch=1, seq_len=512)
+sims = {n: simulate("gpt2-124m", Cluster("A100-SXM-80GB", gpus=n), narrow) for n in (2, 8, 32, 128)}
+read = {f"{n} ranks": checked.use(sim.timeline) for n, sim in sims.items()}
+assert read["128 ranks"]["divided"] < read["2 ranks"]["divided"] / 60
+assert read["128 ranks"]["whole"] > 0.9 * read["2 ranks"]["whole"]
+stacks({n: {part: size / 1e9 for part, size in of.items()} for n, of in read.items()},
+       "More ranks divide what is kept as shards; the rest stays", "GB at the peak")  # fmt: skip
+
+# %% [markdown]
+# ## 6. A unit comes whole
+#
+# *Predict:* a layer of 2 billion parameters (8 GB in fp32), GPUs with 6 GB free, and 1,000 of them. Possible?
+
+# %%
+giant = Model("giant", n_layer=2, d_model=12_288, n_head=96, d_ffn=55_296, vocab=1000, bias=False)
+thousand = simulate(giant, Cluster("A100-SXM-80GB", gpus=1000), Plan(seq_len=16))
+layer_bytes = max(i.bytes for i in thousand.program.ops if i.op is Op.ALL_GATHER)
+print(f"one layer: {layer_bytes / 1e9:.1f} GB; its shard: {layer_bytes / 1e6 / 1000:.1f} MB; "
+      f"the peak on each rank: {thousand.peak_memory_bytes / 1e9:.1f} GB")  # fmt: skip
+assert layer_bytes > 7.7e9
+assert thousand.peak_memory_bytes > 3 * layer_bytes
+viz.memory_waterfall(thousand)
+
+# %% [markdown] covers=["coverage 004.40", "coverage 004.37", "coverage 002.22", "coverage 002.23"]
+# Impossible: what is stored shrinks with the ranks, what is *used* does not. A unit is gathered whole, and more
+# than one stands at a time: its parameters, the flat buffer of a gather, in backward its gradients and the buffer
+# they are sent in. "One layer at a time" is three to four (notebook 07). Nothing is "sharded again"
+# after use: the shard was there all along, the whole copy is freed. The cure is a smaller unit, or a layer that
+# is itself divided (tensor parallel). And the optimizer updates shards: for that no layer is ever whole.
+
+# %% [markdown]
+# ## 7. How large a model fits?
+#
+# *Predict:* with 80 GB per card, what is the largest model for DDP? For FSDP on 8 cards? States first.
+
+# %% [markdown] covers=["coverage 001.22"]
+# 80 GB over 16 bytes is 5 billion, and 8 cards hold 8 times that, 40 billion: upper bounds, without one
+# activation. (You can find 20 and 160 billion in print: that takes 4 bytes per parameter, so no optimizer and no
+# gradients.) Now with everything, simulated: the largest published model that trains on 8 such cards.
+
+# %%
+assert (80e9 / 16, 8 * 80e9 / 16, 160e9 * 16 > 8 * 80e9) == (5e9, 40e9, True)
+plan = Plan(micro_batch=1, seq_len=2048, param_dtype="bf16", activation_checkpointing="full")
+family = ("llama2-7b", "llama2-13b", "mpt-30b", "llama2-70b")
+on_eight = {name: simulate(name, eight, plan) for name in family}
+print({name: sim.fits for name, sim in on_eight.items()})
+assert [sim.fits for sim in on_eight.values()] == [True, True, True, False]
+viz.memory_waterfall(on_eight)
+
+# %% [markdown]
+# Your turn, on smaller cards: which plan fits, and wastes least time?
+
+# %% exercise="plan_for_24_gb"
+
+# %%
+chosen = checked.use()
+cards = Cluster("RTX-4090", gpus=8)
+others = {"your plan": chosen, "keep activations": chosen | {"activation_checkpointing": None},
+          "one row": chosen | {"micro_batch": 1}, "in fp32": chosen | {"param_dtype": None}}  # fmt: skip
+plans = {name: simulate("gpt2-1.5b", cards, Plan(seq_len=1024, **one)) for name, one in others.items()}
+print({name: round(sim.tokens_per_s_per_gpu) if sim.fits else "does not fit" for name, sim in plans.items()})
+assert plans["your plan"].fits
+viz.memory_waterfall(plans)
+
+# %% [markdown]
+# ## 8. What it costs
+#
+# *Predict:* FSDP gathers parameters twice and reduces gradients once. How much more does a rank send than with DDP?
+
+# %%
+sends = {Op.ALL_REDUCE: 2, Op.ALL_GATHER: 1, Op.REDUCE_SCATTER: 1}  # times (W-1)/W of the message, in a ring
+
+
+def sent_gb(plan):
+    ops = simulate("gpt2-124m", eight, plan).program.ops
+    return {str(op).lower().replace("_", "-"): sum(7 / 8 * n * i.bytes for i in ops if i.op is op) / 1e9
+            for op, n in sends.items()}  # fmt: skip
+
+
+plans = {"DDP": Plan(api="ddp"), "FSDP": Plan(reshard_after_forward=True)}
+plans["parameters kept"] = Plan(reshard_after_forward=False)
+sent = {name: sent_gb(plan) for name, plan in plans.items()}
+totals = [sum(of.values()) for of in sent.values()]
+assert abs(totals[1] / totals[0] - 1.5) < 0.01
+assert abs(totals[2] / totals[0] - 1) < 0.01
+stacks(sent, "FSDP sends half as much again as DDP, in fp32", "GB sent by a rank in one step")
+
+# %% [markdown] covers=["coverage 000.33", "coverage 004.33", "coverage 004.29", "coverage 004.39"]
+# Half as much again: the price is the second gather, not that layers run one after the other (they always did).
+# Much of it hides behind compute (notebook 05). What you get is memory; the larger batch of many ranks is data
+# parallelism, with DDP as with FSDP. Divided: storage, and the optimizer's work. Not divided: the
+# computation of each row. If a model fits with DDP, and time is all you want, there is nothing to gain here.
+
+# %% [markdown]
+# What people say about this subject, each statement folded with what is true:
+
+# %%
+said("memory")
+
+# %% tags=["nbval-ignore-output"]
+board()
+
+# %% [markdown]
+# ## Lab: measure a real step
+#
+# The trainer, with torch's own `fully_shard`, as on a cluster. *Predict:* a million parameters at 16 bytes on two
+# ranks. What will the operating system say the process takes?
+
+# %% tags=["nbval-ignore-output"]
+from labs.notebook import torchrun
+
+lab = torchrun("-m", "labs.train", "--steps=2", "--global_batch=8", "--seq_len=64", ranks=2)
+
+# %%
+from labs.config import TrainConfig
+from labs.lab.memory import Setting, counted_step
+from labs.memory import at_peak
+
+setting = Setting(TrainConfig(seq_len=64, global_batch=8, device="cpu"), ranks=2)
+counted = counted_step(setting)  # the same step once more, with every tensor counted
+process_bytes, tensor_bytes = lab.metrics[-1]["memory_bytes"], sum(at_peak(counted).values())
+assert process_bytes > 10 * tensor_bytes
+assert abs(tensor_bytes / setting.peak_bytes - 1) < 0.05
+print(f"{tensor_bytes / 2**20:.1f} MiB of tensors at the peak, as predicted to 5%; the process has over ten times that")
+
+# %% tags=["nbval-ignore-output"]
+viz.memory_waterfall({"predicted": setting.simulation, "counted": counted})
+
+# %% [markdown] covers=["coverage 001.24", "coverage 001.30", "coverage 001.39", "coverage 004.75", "coverage 004.120"]
+# The rest is torch's own code. On a GPU it is alike: `nvidia-smi` shows what the process has *reserved*, with the
+# CUDA context, not what it needs, and not the peak that was. Ask the allocator: `torch.cuda.reset_peak_memory_stats()`
+# before a phase, `max_memory_allocated()` and `max_memory_reserved()` after it, on *every* rank (the last may hold
+# less), not rank 0 alone. The trainer logs it with time and tokens for every step. "12 to 25% of the memory" is
+# again about states; your number is the peak. Keep the best *and* the last checkpoint: with validation off, "save if
+# the loss is best" may never save.
+
+# %% [markdown] covers=["coverage 001.35"]
+# That a run ends without an out-of-memory error is a check too, of that batch only: take the longest rows you
+# have, and two steps, for the optimizer's state is made in the first.
+#
+# **Next:** `lab_02_memory.ipynb` turns a dozen knobs one by one, each predicted and then counted. **On one GPU:**
+# `python -m labs.lab.memory --model gpt2 --seq-len 512`. **On many:** the same command takes one rank per GPU.
+
+# %% [markdown]
+# ## What you have seen
+#
+# - FSDP is data parallel: every rank computes every layer. What is divided is storage, a slice of every tensor.
+# - AdamW in fp32 keeps 16 bytes per parameter; 18 and 20 are other recipes. ZeRO divides these, part by part.
+# - Peak = states / N + whole units and their gradients + buffers + activations + logits. Only the first term
+#   knows N.
+# - The largest unit must fit, whatever N is. The price of it all is a second gather.

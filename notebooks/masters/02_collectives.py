@@ -1,0 +1,405 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Collectives: what travels between the ranks, and what does it cost?
+#
+# After this chapter you can say what an all-gather, a reduce-scatter and an all-reduce leave on each rank, write
+# each from sends, count the bytes of a training step, and tell from a fit when a message is too small to be cheap.
+#
+# **What is real:** the ranks, everything they send, the bytes (counted by the kernel), the times on gloo.
+# **What is modelled:** section 9, where a cluster's network is simulated.
+
+# %%
+import torch
+import torch.distributed as dist
+from IPython.display import HTML
+
+from fsdp_sim import Cluster, Plan, viz
+from fsdp_sim.learn import board, check, hint, in_torch, said, solution  # noqa: F401
+from fsdp_sim.learn.judges.account import GLOO, message_bytes, sent_bytes
+from fsdp_sim.learn.pictures.collectives import alpha_beta, sent_bars
+from fsdp_sim.mini.collectives import (
+    all_gather_single,
+    foreach_all_gather,
+    foreach_reduce_scatter,
+    reduce_scatter_single,
+)
+from fsdp_sim.ranks import run
+from fsdp_sim.viz.theme import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
+
+# %% [markdown]
+# ## 1. Three collectives
+#
+# A **collective** is an operation that every **rank** of a group calls, and that ends when all have. Below, rank r
+# begins with the numbers 10r, 10r+1, 10r+2, 10r+3. *Predict:* after an **all-gather** of each rank's first number,
+# a **reduce-scatter** of all four, and an **all-reduce** of all four: what is on rank 1?
+
+
+# %%
+def three():
+    rank, own, piece = dist.get_rank(), torch.arange(4.0) + 10 * dist.get_rank(), torch.empty(1)
+    gathered, reduced = torch.empty(4), own.clone()
+    all_gather_single(gathered, own[:1], None)
+    reduce_scatter_single(piece, own, dist.ReduceOp.SUM, None, False)
+    dist.all_reduce(reduced)
+    return [f"rank {rank}", *(", ".join(f"{x:g}" for x in t.tolist()) for t in (own, gathered, piece, reduced))]
+
+
+rows = run(three, 4, progress=False)
+header = ("", "begins with", "all-gather", "reduce-scatter", "all-reduce")
+HTML(viz.Table("What each rank holds", header, tuple(map(tuple, rows))).to_html())
+
+# %%
+assert {row[2] for row in rows} == {"0, 10, 20, 30"}
+assert [row[3] for row in rows] == ["60", "64", "68", "72"]
+assert {row[4] for row in rows} == {"60, 64, 68, 72"}
+
+# %% [markdown] covers=["coverage 003.15", "coverage 003.16"]
+# **All-gather**: each brings a piece, all leave with the whole. **Reduce-scatter**: each brings a whole, the wholes
+# are added, each leaves with *its* piece of the sum. **All-reduce**: all leave with the whole sum.
+#
+# FSDP all-gathers parameters before a unit computes, in forward and again in backward, and reduce-scatters its
+# gradients. What was gathered is freed after use. There is no third kind: after the optimizer's step nothing is
+# gathered "to synchronise", for the next forward gathers anyway. (ZeRO-1 and 2 do gather after the step.)
+
+# %% [markdown] covers=["coverage 004.21", "misconception 18"]
+# ## 2. Does an owner broadcast?
+#
+# One often reads that a layer has an owner, which broadcasts its weights, and to which all send their gradients.
+# *Predict:* what would that mean for the owner's link while the others wait? Then let the ranks answer.
+#
+# Stuck in an exercise? `hint("owner_or_everyone")` gives the next of three hints, `solution("owner_or_everyone")`
+# the solution and why. Whatever becomes of an exercise, the notebook goes on.
+
+# %% exercise="owner_or_everyone"
+
+# %%
+forward = run(checked.use, 4, progress=False, show_output=False)
+mib = {f"rank {r}": [(ALL_GATHER, sent_bytes(records) / 2**10)] for r, records in enumerate(forward.records)}
+assert len({parts[0][1] for parts in mib.values()}) == 1
+sent_bars(mib, "KiB sent in one forward", "Every rank sends as much as every other: nobody is the owner")
+
+# %% [markdown] covers=["coverage 004.21", "coverage 003.16"]
+# Every rank owns rows of *every* parameter, so all links work at once. The same with gradients: no rank receives a
+# whole summed gradient. Each receives its own rows of it, and FSDP asks for the **mean** over the ranks, not the sum.
+#
+# ## 3. A ring
+#
+# How do four ranks bring four pieces to everyone? *Predict:* each may send to its right neighbour only. How many
+# rounds does it take, and how many pieces does each send?
+
+# %%
+viz.collective("all-gather", ranks=4)
+
+# %% [markdown]
+# Play it. In each of three steps every rank sends one chunk, and every link carries one: none is idle, none is
+# crowded. With W ranks: W-1 steps, each rank sends W-1 of W chunks, that is **(W-1)/W of the message**. Less is not
+# possible, for that much has to reach each rank.
+#
+# The code below does this too, its author says. It was tested on two ranks.
+
+# %% exercise="ring_of_own_chunk"
+
+# %%
+chunks = [torch.tensor([float(10 * r + 1), float(10 * r + 2)]) for r in range(3)]
+gathered = run(lambda use: use(chunks[dist.get_rank()]).tolist(), 3, checked.use, progress=False)
+assert all(torch.tensor(rows).equal(torch.stack(chunks)) for rows in gathered)
+viz.collective("all-gather", data=[chunk.tolist() for chunk in chunks])
+
+# %% [markdown]
+# ## 4. The same ring, with additions
+#
+# A reduce-scatter is the same ring with a plus sign: what arrives is added to what one has, and passed on.
+# *Predict:* how many steps, and how much does each rank send?
+
+# %%
+viz.collective("reduce-scatter", ranks=4)
+
+# %% [markdown]
+# Again W-1 steps, and (W-1)/W of the message from each. A chunk of the sum is finished when it has met every rank;
+# it ends where it belongs. The ring is one way to send; rows can also go straight to the rank that adds them up. Write
+# it either way:
+
+# %% exercise="reduce_scatter_from_sends"
+
+# %%
+reduced = run(lambda use: use(torch.ones(4, 2**16)).sum().item(), 4, checked.use, progress=False)
+assert list(reduced) == [4.0 * 2**16] * 4
+parts = [(REDUCE_SCATTER, sent_bytes(reduced.records[0]) / 2**20)]
+whole = [(ALL_REDUCE, 2 * 3 / 4 * 4 * 2**16 * 4 / 2**20)]
+bars = {"your sends": parts, "a ring all-reduce": whole}
+sent_bars(bars, "MiB sent by rank 0", "A reduce-scatter sends half of what an all-reduce sends")
+
+# %% [markdown]
+# ## 5. All-reduce is both
+#
+# *Predict:* after a reduce-scatter each rank has one finished chunk. Which collective, run next, makes an all-reduce
+# of it? And is the result the same to the last bit?
+
+# %%
+viz.collective("all-reduce", ranks=4)
+
+
+# %%
+def both_ways():
+    torch.manual_seed(dist.get_rank())
+    whole, own, again = torch.randn(4096), torch.empty(1024), torch.empty(4096)
+    reduce_scatter_single(own, whole, dist.ReduceOp.SUM, None, False)
+    all_gather_single(again, own, None)
+    dist.all_reduce(whole)
+    return torch.equal(whole, again)
+
+
+same = list(run(both_ways, 4, progress=False))
+print("the same to the last bit:", same)
+assert same == [True] * 4
+
+# %% [markdown] covers=["coverage 004.57", "coverage 000.33"]
+# **All-reduce = reduce-scatter + all-gather.** This is the equation that FSDP lives on. DDP keeps a replica on every
+# rank and all-reduces gradients, bucket by bucket, from hooks in backward (`device_ids=[rank]` tells it which GPU the
+# replica is on). FSDP opens the all-reduce in the middle: after the reduce-scatter a rank steps its piece, and the
+# all-gather that follows, in the next forward, brings new parameters instead of old gradients.
+
+# %% exercise="all_reduce_in_two_halves"
+
+
+# %%
+def halves(use):
+    return use(torch.full((1002,), float(dist.get_rank()))).unique().tolist()
+
+
+done = run(halves, 4, checked.use, progress=False, show_output=False)
+assert list(done) == [[6.0]] * 4
+kinds = {"reduce_scatter": REDUCE_SCATTER, "all_gather": ALL_GATHER}
+parts = [(kinds[record.op], 3 / 4 * message_bytes(record) / 2**10) for record in done.records[0]]
+bars = {"two halves": parts, "all-reduce": [(ALL_REDUCE, 2 * 3 / 4 * 1002 * 4 / 2**10)]}
+sent_bars(bars, "KiB sent by rank 0", "Two halves send what the whole sends, and the padding: two numbers here")
+
+# %% [markdown]
+# Padding is the price of equal pieces: 1002 numbers travel as 1004.
+#
+# ## 6. What gloo does differently
+#
+# Here all of this runs on **gloo**, a library for CPUs; on GPUs it is **NCCL**. *Predict:* is (W-1)/W of the message
+# what really leaves the process? The kernel of the operating system counts every byte. Ask it.
+
+# %% exercise="reduce_scatter_over_gloo"
+
+# %% tags=["nbval-ignore-output"]
+numbers = 2**20
+counted = run(lambda use: use(torch.ones(numbers)), 4, checked.use, progress=False, show_output=False)[0]
+ring = 3 / 4 * numbers * 4 / 2**20
+bars = {
+    "all-gather, as a ring": [(ALL_GATHER, ring)],
+    "all-gather, gloo": [(ALL_GATHER, counted["all_gather"] / 2**20)],
+}
+bars["reduce-scatter, as a ring"] = [(REDUCE_SCATTER, ring)]
+bars["reduce-scatter, gloo"] = [(REDUCE_SCATTER, counted["reduce_scatter"] / 2**20)]
+assert abs(counted["all_gather"] / 2**20 / ring - 1) < 0.05
+assert abs(counted["reduce_scatter"] / 2**20 / (2 * ring) - 1) < 0.05
+sent_bars(bars, "MiB sent by rank 0", "gloo gathers as a ring would, and reduce-scatters at twice the price")
+
+
+# %%
+def names_in_the_profiler():
+    whole, own = torch.ones(8), torch.empty(2)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        reduce_scatter_single(own, whole, dist.ReduceOp.SUM, None, False)
+    return sorted(event.key for event in profile.key_averages() if event.key.startswith(("c10d", "gloo")))
+
+
+names = run(names_in_the_profiler, 4, progress=False, show_output=False)[0]
+print(*names, sep="\n")
+assert names == ["c10d::_reduce_scatter_base_", "gloo:all_reduce"]
+
+# %% [markdown] covers=["misconception 33"]
+# Torch's profiler gives it away: what is called as a reduce-scatter runs as `gloo:all_reduce`; each rank keeps its
+# piece and drops the rest. So never judge FSDP's cost by gloo's bytes or times. What does carry over to GPUs: which
+# collectives run, in which order, of how many elements. That is what this course counts, and what it simulates.
+
+# %% [markdown]
+# ## 7. What a message costs
+#
+# *Predict:* a message of 4 KiB takes some time on two ranks. How many times longer does one of 16 MiB take, which is
+# 4096 times as large?
+
+# %% tags=["nbval-ignore-output"]
+from fsdp_sim.measure.on_rank import Case, measure
+
+cases = [Case(op, n_bytes=1024 * 4**k, group_size=2) for op in ("all_gather", "all_reduce") for k in range(1, 8)]
+measured = run(measure, 2, cases, "cpu", 0.02, record=False, progress=False, show_output=False)
+times = [max(of_one, key=lambda time: time.seconds) for of_one in zip(*measured, strict=True)]
+sizes = [GLOO[time.op] / 2 * time.n_bytes for time in times]
+for time in (times[0], times[6]):
+    print(f"all-gather of {time.n_bytes / 1024:6,.0f} KiB: {1e3 * time.seconds:6.2f} ms")
+assert times[0].seconds < times[6].seconds < 4096 * times[0].seconds
+
+# %% [markdown]
+# Far less than 4096 times: a small message does not wait for its bytes but for everything else: calls, packets,
+# ranks that meet. So a message costs about **alpha + beta × bytes**: alpha is the **latency**, one over beta the
+# **bandwidth**. Two numbers describe a link. Find them:
+
+# %% exercise="fit_alpha_beta"
+
+# %% tags=["nbval-ignore-output"]
+link = checked.use([(n, time.seconds) for n, time in zip(sizes, times, strict=True)])
+print(
+    f"this machine, two ranks: {1e3 * link['latency_s']:.2f} ms and {link['bytes_per_s'] / 1e9:.2f} GB/s, by",
+    checked.use,
+)
+alpha_beta(times, **link, sent_bytes=sizes)
+
+# %% [markdown]
+# Where the dotted line (latency) and the dashed one (bytes) cross, both cost the same: at latency × bandwidth.
+# To the left a message of half the size costs as much; that is why FSDP sends all parameters of a unit in *one*
+# message, and why very small units are slow. In a ring each of the W-1 steps has its latency, so alpha grows with
+# the ranks; beta's part hardly does, since (W-1)/W stays below 1.
+#
+# What this model ignores: links of different speed on one way, several messages at once, ranks that come late.
+
+# %%
+in_torch(all_gather_single, reduce_scatter_single, foreach_all_gather, foreach_reduce_scatter)
+
+# %% [markdown]
+# Where this happens in the mini-FSDP and in torch: a unit's shards are copied into one buffer, one collective moves
+# it, and the pieces are copied out.
+#
+# ## 8. A training step: 2Ψ or 3Ψ?
+#
+# Ψ is the number of parameters. "ZeRO-3 costs the same as DDP", "it costs 3Ψ against 2Ψ", "1.5 times the bytes":
+# one reads all three. *Predict:* how many times does each parameter travel in a step of DDP, and of FSDP?
+
+# %% exercise="elements_sent"
+
+# %%
+ways = {"DDP": "ddp", "ZeRO-2": "zero2", "FSDP, frees after forward": "fsdp", "FSDP, keeps": "fsdp kept"}
+psi = {name: checked.use(10**9, 1024, how) / 1e9 for name, how in ways.items()}
+pieces = {"DDP": [(ALL_REDUCE, psi["DDP"])]}
+for name in list(ways)[1:]:
+    pieces[name] = [(ALL_GATHER, psi[name] - 1023 / 1024), (REDUCE_SCATTER, 1023 / 1024)]
+assert [round(value) for value in psi.values()] == [2, 2, 3, 2]
+sent_bars(pieces, "Ψ sent by a rank in a step, 1024 ranks", "FSDP gathers twice: 3 Ψ where DDP sends 2 Ψ")
+
+# %% [markdown] covers=["misconception 13", "misconception 14"]
+# So all three are right about something: ZeRO-1, ZeRO-2 and FSDP with `reshard_after_forward=False` send 2Ψ, as DDP
+# does; FSDP that frees parameters after forward sends 3Ψ. And bytes are elements times the size of their dtype,
+# which may differ: parameters gathered in 2 bytes and gradients reduced in 4 make 2 × 2 + 4 = 8 bytes per
+# parameter, DDP in fp32 also 2 × 4 = 8. But is it *exactly* 1.5 in torch? Measure it.
+
+# %% exercise="more_than_ddp"
+
+# %%
+from fsdp_sim.learn.exercises.collectives.more_than_ddp import Model, sent
+
+
+def ratios(use):
+    x = torch.ones(2, 64)
+    return {blocks: use(Model(64, 64, blocks), x, sent)["ratio"] for blocks in (1, 3, 7, 15)}
+
+
+over = viz.theme.Kind("FSDP's elements over DDP's", "#0072B2", "#FFFFFF")
+found = run(ratios, 2, checked.use, progress=False, show_output=False)[0]
+assert found == {blocks: 1.5 - 0.5 / (blocks + 1) for blocks in found}
+bars = {f"the root and {blocks} more": [(over, ratio)] for blocks, ratio in found.items()}
+sent_bars(bars, "times what DDP sends", "The larger the root's share, the further below 1.5")
+
+# %% [markdown] covers=["misconception 13"]
+# The root, whose parameters torch keeps by default, travels only twice: 1.5 less half of its share.
+#
+# ## 9. Does it scale?
+#
+# "DDP scales to about 8 GPUs, FSDP to more than 100", says a table that one meets. *Predict:* GPT-2 fits on one GPU.
+# Does DDP lose speed from 8 to 512 GPUs? Does FSDP?
+
+# %%
+node = Cluster("A100-SXM-80GB", gpus=8)
+plans = {"DDP": Plan(api="ddp", micro_batch=1), "FSDP": Plan(micro_batch=1)}
+lines = {name: ("gpt2-124m", node, plan) for name, plan in plans.items()}
+viz.scaling(lines, gpus=[8, 16, 32, 64, 128, 256, 512])
+
+# %%
+from fsdp_sim.viz.charts.scaling_points import cases_of, line_of
+
+kept = {name: line_of(name, case, [8, 512], "weak").kept for name, case in cases_of(lines, None, None).items()}
+print({name: f"{share:.0%}" for name, share in kept.items()})
+assert kept["DDP"] > 0.98
+assert 0.9 < kept["FSDP"] < kept["DDP"]
+
+# %% [markdown] covers=["coverage 001.25"]
+# The contrary, for a model that fits: DDP goes on to hundreds of GPUs, and FSDP is the first to lose, because its
+# rings carry more, smaller messages, and each of the W-1 steps has a latency. (Simulated; nobody is slow, no link
+# fails.) What limits DDP is memory, not the number of GPUs. What limits both is bandwidth and latency against the
+# compute of a batch. When the ring gets too long, FSDP shards within a node only: chapter 10.
+
+# %%
+said("collectives")
+
+# %% [markdown]
+# ## Lab: a step of the real two
+#
+# torch's own DDP and `fully_shard`, one step of the same GPT on two real ranks, every collective on record.
+# *Predict:* how many collectives does each issue, and what is the ratio of what they send?
+
+# %%
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from labs.gpt import GPTConfig
+from labs.models import build
+from labs.pieces import shard
+
+
+def step(api):
+    model, tokens = build(GPTConfig.preset("teaching")), torch.zeros(2, 16, dtype=torch.long)
+    model = DistributedDataParallel(model) if api == "ddp" else shard(model, fully_shard)
+    dist.barrier()  # what DDP does when it is made is no part of the step
+    model(tokens, tokens).backward()
+
+
+# %%
+issued = {}
+for api in ("ddp", "fsdp2"):
+    records = run(step, 2, api, progress=False).records[0]
+    issued[api] = records[[record.op for record in records].index("barrier") + 1 :]
+    counts = {op: sum(record.op == op for record in issued[api]) for op in dict.fromkeys(r.op for r in issued[api])}
+    print(api, counts)
+ratio = sent_bytes(issued["fsdp2"]) / sent_bytes(issued["ddp"])
+print(f"FSDP2 sends {ratio:.2f} times what DDP sends")
+assert 1.4 < ratio < 1.5
+
+# %%
+kinds = {"all_gather": ALL_GATHER, "reduce_scatter": REDUCE_SCATTER, "all_reduce": ALL_REDUCE}
+bars = {}
+for api, records in issued.items():
+    of_kind = {op: [record for record in records if record.op == op] for op in kinds}
+    bars[api] = [(kinds[op], sent_bytes(some) / 2**20) for op, some in of_kind.items() if some]
+sent_bars(bars, "MiB sent by rank 0 in a step, as rings", "Two gathers and a reduction against one all-reduce")
+
+# %% [markdown]
+# Go on in `lab_01_ddp_to_fsdp2.ipynb`, which runs both as `torchrun` scripts, and `lab_09_nodes.ipynb`, which counts
+# what crosses from node to node.
+#
+# **On one GPU** there is nothing to send: `fsdp-sim calibrate --device cuda` measures its kernels alone. **On many:**
+# the same command fits NCCL's latency and bandwidth on your links, and `python -m labs.lab.ddp_to_fsdp2 --ranks N`
+# runs this comparison on NCCL.
+
+# %% tags=["nbval-ignore-output"]
+board()
+
+# %% [markdown]
+# ## What you have seen
+#
+# - All-gather: pieces become a whole everywhere. Reduce-scatter: wholes become pieces of a sum. All-reduce is both.
+# - A ring sends (W-1)/W of the message from every rank, at the same time; nobody owns, nobody broadcasts.
+# - A message costs alpha + beta × bytes; below latency × bandwidth its size does not matter.
+# - DDP sends 2Ψ; FSDP 3Ψ, less what it keeps. On gloo a reduce-scatter costs double, on NCCL it does not.

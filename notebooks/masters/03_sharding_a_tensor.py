@@ -1,0 +1,445 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Sharding a tensor: who keeps which numbers?
+#
+# After this chapter you can say which rows of a parameter a rank keeps, read a DTensor, make a model that is too
+# large for one process, fill it from a checkpoint, and prove that a model is sharded.
+#
+# **What is real:** everything. Two to four ranks of this machine, torch's own `fully_shard`, FSDP1 and DTensor.
+# **What differs on GPUs:** where the shards live, and (section 6) how DTensor draws random numbers.
+
+# %%
+import warnings
+
+import torch
+import torch.distributed as dist
+from IPython.display import HTML
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor import DTensor, Shard
+
+from fsdp_sim import viz
+from fsdp_sim.learn import board, check, hint, in_torch, said, solution  # noqa: F401
+from fsdp_sim.learn.pictures.sharding import by_columns, by_rows, end_to_end, owners
+from fsdp_sim.mini import FSDPParam, init_weights
+from fsdp_sim.ranks import run
+
+CPU = torch.device("cpu")
+
+# %% [markdown]
+# ## 1. Cut along the first dimension
+#
+# `fully_shard` cuts every parameter into one piece for each **rank**. *Predict:* a weight of 2 × 4 on two ranks.
+# Does each keep one row, or two columns?
+
+
+# %%
+def cut():
+    layer = nn.Linear(4, 2, bias=False)
+    layer.weight.data = torch.arange(1.0, 9.0).view(2, 4)
+    fully_shard(layer)
+    return layer.weight.to_local().tolist(), layer.weight.full_tensor().tolist()
+
+
+kept = run(cut, 2, progress=False)
+for rank, (rows, _) in enumerate(kept):
+    print(f"rank {rank} keeps {rows}")
+assert [rows for rows, _ in kept] == [[[1, 2, 3, 4]], [[5, 6, 7, 8]]]
+assert all(whole == [[1, 2, 3, 4], [5, 6, 7, 8]] for _, whole in kept)
+
+# %%
+owners({"by rows": by_rows(4, 4, 2), "by columns": by_columns(4, 4, 2)}, "FSDP cuts as on the left: whole rows")
+
+# %% [markdown] covers=["coverage 004.83", "coverage 004.84", "coverage 002.16"]
+# Rows: `Shard(0)` cuts dim 0, as `torch.chunk` does. One often sees a matrix drawn in a left and a right half. FSDP
+# does not cut so, and for a reason: rows lie together in memory, so a shard is one piece, it can be sent as it is,
+# and gathered pieces are the whole without being rearranged. (torch's `shard_placement_fn` can choose another dim.)
+# Nor does one rank "send" while another "gathers": in an all-gather each sends its rows and receives all others.
+
+# %% [markdown] covers=["coverage 004.96"]
+# ## 2. Rows that do not divide
+#
+# *Predict:* 5 rows on 4 ranks. Who keeps how many?
+#
+# Stuck in an exercise? `hint("rows_of_each_rank")` gives the next of three hints, `solution("rows_of_each_rank")`
+# the solution and why. Whatever becomes of an exercise, the notebook goes on.
+
+# %% exercise="rows_of_each_rank"
+
+# %%
+assert checked.use(5, 4) == [2, 2, 1, 0]
+tensors = {"kept": by_rows(5, 4, 4), "as it travels": by_rows(5, 4, 4, padded=True)}
+owners(tensors, "Five rows on four ranks: two, two, one and none; what travels is padded (grey)")
+
+# %% [markdown] covers=["coverage 004.96"]
+# So it is not N/R rows each: the last ranks keep fewer, or none, and take part all the same. A collective moves equal
+# pieces, so pieces are **padded** for the journey. Two mistakes follow from this, and both are silent. In the first
+# a rank begins at the wrong row:
+
+# %% exercise="wrong_shard_offset"
+
+# %%
+whole = torch.arange(10.0)[:, None].expand(10, 4).contiguous()
+loaded = run(
+    lambda use: use(whole if dist.get_rank() == 0 else torch.empty(0), 10, 4)[:, 0].tolist(), 4, checked.use,
+    progress=False,
+)  # fmt: skip
+print(*(f"rank {rank}: rows {rows}" for rank, rows in enumerate(loaded)), sep="\n")
+assert [row for rows in loaded for row in rows] == list(range(10))
+owners({"10 rows": by_rows(10, 4, 4)}, "Each rank begins where the ranks before it end")
+
+# %% [markdown]
+# In the second, padding gets into the result:
+
+# %% exercise="loss_over_padding"
+
+# %%
+from fsdp_sim.learn.exercises.sharding import loss_over_padding as words
+
+given = words.inputs(0)
+right, leaked = words.losses(given), words.with_padding(given)
+mended = run(lambda use: use(*given[dist.get_rank()]).item(), 4, checked.use, progress=False, show_output=False)
+for rank, (loss, leak) in enumerate(zip(mended, leaked, strict=True)):
+    print(f"rank {rank}: {loss:.5f}, with the padding {leak:.5f}")
+assert torch.allclose(torch.tensor(mended), torch.stack(right))
+assert all(leak > loss for loss, leak in zip(right, leaked, strict=True))
+owners({"a head of 9 words on 4 ranks": by_rows(9, 6, 4, padded=True)}, "Grey rows are no words: cut them off")
+
+# %% [markdown] covers=["coverage 004.90"]
+# ## 3. The flat way of FSDP1
+#
+# FSDP1 lays all parameters of a **unit** end to end, as one flat parameter, and cuts that into equal chunks.
+# *Predict:* two weights, 4 × 4 and 5 × 3, on four ranks. Does each rank have a part of each weight?
+
+# %%
+shapes = [(4, 4), (5, 3)]
+a, b = end_to_end(shapes, 4)
+tensors = {"a, FSDP2": by_rows(4, 4, 4), "b, FSDP2": by_rows(5, 3, 4), "a, FSDP1": a, "b, FSDP1": b}
+owners(tensors, "FSDP2 cuts each parameter, FSDP1 the line of all of them")
+
+# %% [markdown] covers=["coverage 004.90"]
+# A flat chunk needs no copying before it travels, and hardly any padding. But a rank's chunk is nothing that has a
+# name: it ends in the middle of a row, and all of a unit must have one dtype and be trained or frozen together. FSDP2
+# gives that up: every parameter is cut by itself, keeps its name and its settings, and no wrapper module is put around
+# anything. FSDP1 has an option that sounds as if it gave that back:
+
+# %% exercise="original_parameters"
+
+# %%
+from fsdp_sim.learn.exercises.sharding.original_parameters import Layers
+
+seen = run(checked.use, 4, Layers((4, 4, 4, 4)), progress=False, show_output=False)
+names = [f"{number}.weight (4 × 4)" for number in range(3)]
+flat = end_to_end([(4, 4)] * 3, 4)
+for rank, found in enumerate(seen):
+    assert found["shapes"] == [[int((one == rank).sum())] for one in flat]
+owners(dict(zip(names, flat, strict=True)), "What use_orig_params shows: the stretch of each weight in a rank's chunk")
+
+# %% [markdown]
+# Of the first weight rank 1 sees 4 numbers, of the second 8, in one dimension; of the third none.
+
+# %% [markdown] covers=["pitfall 22"]
+# *Predict:* one layer in fp32 and one in bf16, in one unit. What do FSDP1 and FSDP2 say?
+
+
+# %%
+class TwoDtypes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8).bfloat16()
+
+    def forward(self, x):
+        return self.b(self.a(x).bfloat16())
+
+
+def said_by(api):
+    try:
+        if api == "FSDP1":
+            FullyShardedDataParallel(TwoDtypes(), device_id=CPU)
+        else:
+            fully_shard(TwoDtypes())(torch.ones(2, 8)).sum().backward()
+    except (ValueError, AssertionError) as error:
+        return str(error).partition(" but got")[0]
+
+
+# %%
+errors = {api: run(said_by, 2, api, progress=False, show_output=False)[0] for api in ("FSDP1", "FSDP2")}
+print(*(f"{api}: {error}" for api, error in errors.items()), sep="\n")
+assert errors["FSDP1"] == "Must flatten tensors with uniform dtype"
+assert errors["FSDP2"] == "FSDP expects uniform original parameter dtype"
+
+# %% [markdown] covers=["pitfall 22"]
+# Both refuse, FSDP1 when it wraps, FSDP2 at the first forward. Keep parameters in fp32 and let the mixed-precision
+# policy cast what is gathered; or give the odd layer a unit of its own.
+#
+# ## 4. A tensor that knows the whole: DTensor
+#
+# *Predict:* what does `model[0].weight.shape` say on a rank that keeps half of the rows?
+
+
+# %%
+def look():
+    model = nn.Sequential(nn.Linear(60, 60), nn.Linear(60, 62))
+    for layer in model:
+        fully_shard(layer)
+    fully_shard(model)  # the root; here nothing is left for it
+    weight = model[0].weight
+    assert isinstance(model, FSDPModule)
+    assert isinstance(model[0], nn.Linear)
+    assert all(isinstance(p, DTensor) and p.placements == (Shard(0),) for p in model.parameters())
+    answers = {"type": type(weight.data).__name__, "shape": tuple(weight.shape), "placements": weight.placements}
+    answers |= {"numel()": weight.numel(), "to_local().shape": tuple(weight.to_local().shape)}
+    answers |= {"full_tensor().shape": tuple(weight.full_tensor().shape), "lives on": weight.to_local().device}
+    answers |= {"type of the layer": type(model[0]).__name__}
+    return answers | {"parameters of the model": sum(p.numel() for p in model.parameters())}
+
+
+# %%
+answers = {name: str(value) for name, value in run(look, 2, progress=False)[0].items()}
+HTML(viz.Table("model[0].weight on rank 0 of 2", ("ask for", "answer"), tuple(answers.items())).to_html())
+
+# %%
+assert answers["shape"] == answers["full_tensor().shape"] == "(60, 60)"
+assert answers["to_local().shape"] == "(30, 60)"
+assert answers["parameters of the model"] == str(7442)
+assert answers["type of the layer"] == "FSDPLinear"
+
+# %% [markdown] covers=["coverage 004.89", "coverage 004.86", "coverage 004.85", "coverage 004.95"]
+# A **DTensor** (`torch.distributed.tensor`, without underscores) has the shape of the whole, a **placement** that
+# says how it is cut, and the local piece. The loop is how one always shards: each layer, then the root.
+#
+# The module stays what it was: its class becomes `FSDPLinear`, a `Linear` and an `FSDPModule`, which adds
+# `unshard()` and `reshard()`. And shards live where the **mesh** of ranks is: here the CPU, on GPUs each rank's own.
+
+# %% [markdown] covers=["coverage 004.100"]
+# Why so? Because what follows can stay as it was. The optimizer gets `model.parameters()`, `clip_grad_norm_` gives
+# the norm over all ranks, and each rank keeps 1/R of parameters, gradients and optimizer state (up to what does not
+# divide). Not everything is a flag: offload is, but activation checkpointing is a wrapper of its own.
+
+# %%
+in_torch(FSDPParam.shard, FSDPParam.to_sharded_dtensor, FSDPParam.to_unsharded)
+
+# %% [markdown] covers=["coverage 004.76", "coverage 001.40", "pitfall 35"]
+# ## 5. Is it sharded?
+#
+# Guides tell one to look at `param._sharded`, or at `module.numel_padded_per_param`. Neither exists: an `if hasattr`
+# around the first prints nothing, for a model that is sharded and for one that is not. *Predict:* what would show that
+# one layer was forgotten: an error, the loss, or nothing? Write the check that does.
+
+# %% exercise="audit_of_shards"
+
+# %%
+from fsdp_sim.learn.exercises.sharding.audit_of_shards import Partly
+
+audit = run(checked.use, 2, Partly(((4, 4), (5, 4), (6, 4)), forgotten=(1,)), progress=False, show_output=False)
+print(*(f"rank {rank}: {found}" for rank, found in enumerate(audit)), sep="\n")
+assert all(found["not sharded"] == ["1.weight", "1.bias"] for found in audit)
+assert sum(found["kept here"] for found in audit) == audit[0]["parameters"] + 5 * 5
+tensors = {"0.weight": by_rows(4, 4, 2), "1.weight, on rank 0": by_rows(5, 4, 1), "2.weight": by_rows(6, 4, 2)}
+owners(tensors, "The forgotten layer is whole on rank 0, and again on rank 1")
+
+
+# %%
+def counted(api):
+    layer = nn.Linear(60, 122)
+    if api == "FSDP1":
+        return sum(p.numel() for p in FullyShardedDataParallel(layer, device_id=CPU).parameters())
+    fully_shard(layer)
+    assert not hasattr(layer.weight, "_sharded")
+    assert not hasattr(layer, "numel_padded_per_param")
+    return sum(p.numel() for p in layer.parameters())
+
+
+counts = {api: run(counted, 2, api, progress=False, show_output=False)[0] for api in ("FSDP1", "FSDP2")}
+print(counts, "of", 122 * 61)
+assert counts == {"FSDP1": 3721, "FSDP2": 7442}
+
+# %% [markdown] covers=["pitfall 35", "coverage 004.95"]
+# `numel()` of a DTensor is that of the whole; of FSDP1's flat parameter that of the chunk. So a count of parameters
+# after wrapping, and every FLOP/s computed from it, is right with FSDP2 and wrong by the number of ranks with FSDP1.
+
+# %% [markdown] covers=["pitfall 19", "misconception 26"]
+# ## 6. Where the first numbers come from
+#
+# DDP broadcasts rank 0's weights when it is made, so nobody notices a seed that differs from rank to rank.
+# *Predict:* and `fully_shard`?
+
+# %% exercise="whose_first_weights"
+
+# %%
+drawn = run(
+    lambda use: use(torch.full((4, 4), float(dist.get_rank())))["whole"].tolist(), 2, checked.use, progress=False
+)
+mosaic = torch.tensor(drawn[0]).int().numpy()
+assert mosaic[:, 0].tolist() == [0, 0, 1, 1]
+owners({"the whole weight": mosaic}, "Each number bears the rank that drew it: a mosaic of two models")
+
+# %% [markdown]
+# Seed all ranks alike, then. But the same seed has a trap of its own on CPUs. A model too large for one process is made
+# on the **meta device** (shapes, no memory), sharded, given memory by `to_empty`, and initialized. *Predict:* the same
+# seed on both ranks, and each draws its own rows. Are the rows different?
+
+
+# %%
+def on_meta(initialize):
+    with torch.device("meta"):
+        layer = nn.Linear(4, 8, bias=False)
+    fully_shard(layer)
+    layer.to_empty(device="cpu")
+    initialize(layer)
+    return layer.weight.full_tensor().tolist()
+
+
+def by_dtensor(layer):
+    torch.manual_seed(0)
+    nn.init.normal_(layer.weight)
+
+
+weights = torch.tensor(run(on_meta, 2, by_dtensor, progress=False, show_output=False)[0])
+print("rows 0 to 3 are rows 4 to 7:", torch.equal(weights[:4], weights[4:]))
+assert torch.equal(weights[:4], weights[4:])
+
+# %% [markdown]
+# The same rows twice: on a mesh of CPUs DTensor draws the same numbers on every rank (on GPUs it moves each rank's
+# random stream to its own place). There is a warning, and no error. What always works: one seed, the *whole* parameter,
+# then the cut. The mini's `init_weights` does that unit by unit, and gets what one process gets:
+
+
+# %%
+def by_unit():
+    with torch.device("meta"):
+        layer = nn.Linear(4, 8, bias=False)
+    import fsdp_sim.mini
+
+    fsdp_sim.mini.fully_shard(layer)
+    init_weights(layer, seed=0)
+    return layer.weight.full_tensor().tolist()
+
+
+torch.manual_seed(0)
+alone = nn.Linear(4, 8, bias=False).weight.detach()
+weights = torch.tensor(run(by_unit, 2, progress=False)[0])
+print("the numbers of one process:", torch.equal(weights, alone))
+assert torch.equal(weights, alone)
+
+# %% [markdown]
+# ## 7. First to the device, or first to shards?
+#
+# "Move the model to the GPU, then wrap it." "Never move it before you wrap it." One reads both. *Predict:* which
+# is an error? And what does each cost?
+
+# %% exercise="moved_before_sharding"
+
+# %%
+from fsdp_sim.learn.exercises.sharding.moved_before_sharding import Layers as Six
+
+found = run(checked.use, 2, Six(256), progress=False, show_output=False)[0]
+mib = {name: found[name] / 2**20 for name in ("on device first", "sharded first")}
+print({name: f"{value:.2f} MiB" for name, value in mib.items()})
+assert 2.1 < mib["on device first"] / mib["sharded first"] < 2.3
+tensors = {"whole, first": by_rows(6, 4, 1), "cut, rank 0": by_rows(6, 4, 2)[:3]}
+owners(tensors, "First on the device: all of it at once, and then the shard; first cut: the shard alone")
+
+# %% [markdown] covers=["misconception 10", "coverage 004.85", "pitfall 21"]
+# Neither is an error. Moved first, a device must hold the whole model once; sharded first, its shards only:
+# `fully_shard` moves what it keeps to the mesh's device. (FSDP1 wants
+# one of: the module on the device, `set_device`, `device_id`.)
+#
+# The host's memory runs out in the same way: if each of 8 ranks loads a checkpoint of 160 GB, the host needs 1,280 GB.
+# Let rank 0 load it, the others begin on meta, and broadcast. Below, that goes wrong in the last step.
+
+# %%
+loads_gb = {"every rank loads": 8 * 160, "rank 0 loads": 160}
+print(loads_gb)
+assert loads_gb["every rank loads"] == 1280
+
+# %% exercise="buffers_left_by_to_empty"
+
+# %%
+from fsdp_sim.learn.exercises.sharding.buffers_left_by_to_empty import Rotary, inputs
+
+given = inputs(0)
+turned = run(lambda use: use(*given[dist.get_rank()]), 2, checked.use, progress=False, show_output=False)
+assert not any(output.isnan().any() for output in turned)
+with torch.device("meta"):
+    model = Rotary()
+tensors = {"parameter": dict(model.named_parameters()), "buffer": dict(model.named_buffers())}
+in_file = model.state_dict()
+rows = [(name, kind, "yes" if name in in_file else "no") for kind, some in tensors.items() for name in some]
+assert rows == [("layer.weight", "parameter", "yes"), ("inv_freq", "buffer", "no")]
+HTML(viz.Table("Does the checkpoint bring it?", ("name", "is a", "in the state dict"), tuple(rows)).to_html())
+
+# %% [markdown] covers=["pitfall 20", "pitfall 21"]
+# **Buffers** are not sharded: every rank has all of them. A buffer that is not persistent (RoPE's frequencies, a mask)
+# is in no state dict, so after `to_empty` nobody fills it. Depending on what was in that memory the model gives NaN,
+# zeros, or something else on each rank. After `to_empty` compute buffers again, on every rank,
+# and check them like parameters.
+
+# %%
+said("sharding")
+
+# %% [markdown]
+# ## Lab: one rank, and the same model on two
+#
+# A lab on one GPU is a world of one. *Predict:* what do FSDP1 and FSDP2 shard, when there is nobody to share with?
+
+
+# %%
+def alone():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        one = FullyShardedDataParallel(nn.Linear(4, 4), device_id=CPU)
+    two = nn.Linear(4, 4)
+    fully_shard(two)
+    warned = [str(w.message) for w in caught if "NO_SHARD" in str(w.message)]
+    return one.sharding_strategy.name, len(warned), type(two.weight.data).__name__, str(two.weight.placements[0])
+
+
+strategy, warned, kind, placement = run(alone, 1, progress=False, show_output=False)[0]
+print(f"FSDP1: {strategy}, with {warned} warning; FSDP2: {kind}, {placement}")
+assert (strategy, warned, kind, placement) == ("NO_SHARD", 1, "DTensor", "S(0)")
+
+# %% [markdown] covers=["pitfall 54"]
+# FSDP1 changes to `NO_SHARD`, with a warning that is easily lost among others: one measures another program. FSDP2
+# keeps its DTensors and its schedule, without collectives. So on one GPU measure with FSDP2, and know what is missing.
+#
+# Now a GPT as it is trained on a cluster: torchrun, torch's `fully_shard`, two ranks, made on meta.
+
+# %% tags=["nbval-ignore-output"]
+from labs.notebook import torchrun
+
+lab = torchrun("-m", "labs.train", "--steps=2", "--global_batch=8", "--meta_init=true", ranks=2)
+
+# %%
+print("losses:", "  ".join(f"{loss:.3f}" for loss in lab.losses))
+assert len(lab.losses) == 2
+assert 5 < lab.losses[0] < 6  # a model that knows nothing: ln 256 = 5.5 for each byte
+
+# %% [markdown]
+# Go on in `lab_02_memory.ipynb` (what shards save), `lab_03_units.ipynb` (which parameters form a unit) and
+# `lab_06_resume.ipynb` (shards saved by 4 ranks, loaded by 2).
+#
+# **On one GPU:** `python -m labs.lab.memory --model gpt2 --ranks 1`; nothing is divided by one. **On many:** the same
+# without `--ranks`; there DTensor's own initialization draws different rows on every rank.
+
+# %% tags=["nbval-ignore-output"]
+board()
+
+# %% [markdown]
+# ## What you have seen
+#
+# - FSDP2 cuts each parameter along dim 0, as `torch.chunk`: the last ranks keep fewer rows, or none. FSDP1 cuts a line.
+# - A DTensor has the shape of the whole; `to_local()` is what is here. A plain tensor was forgotten.
+# - Nothing is broadcast: the same seed, the whole parameter, then the cut; or rank 0's checkpoint.
+# - Padding and buffers are what `fully_shard` leaves to you: neither complains.

@@ -1,0 +1,489 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Overlap: what hides an all-gather?
+#
+# FSDP sends half as much again as DDP and is often as fast, because most of it travels while something computes.
+# After this chapter you can say why an all-gather is exposed, write a step in which it is not, read both from a
+# trace, and tell when no order of issue can help.
+#
+# **What is real:** the ranks, the data they exchange, torch's FSDP and its profiler, the programs that torch issues.
+# **What is modelled:** the durations in the drawn steps, the slow network between CPU ranks, every GPU.
+
+# %%
+import itertools
+import time
+
+import torch
+
+import fsdp_sim.mini.prefetch as mini_prefetch
+from fsdp_sim import Cluster, Plan, engine, simulate, viz
+from fsdp_sim.diagnose import diagnose
+from fsdp_sim.learn import board, check, hint, in_torch, said, solution  # noqa: F401
+from fsdp_sim.learn.exercises.overlap import exposed_communication as trace_files
+from fsdp_sim.learn.exercises.overlap import gather_before_reduce as backward_files
+from fsdp_sim.learn.exercises.overlap import prefetch_one_ahead as forward_files
+from fsdp_sim.learn.pictures.overlap import beside_ddp, forward_times, issued_ahead
+from fsdp_sim.ranks import run
+from fsdp_sim.schedule import Param, Unit, build
+from fsdp_sim.timeline import RECORDER, Memory, Op, Phase
+from fsdp_sim.timeline.analysis import exposed_comm_s, median_step
+
+# %% [markdown] covers=["coverage 004.102"]
+# ## 1. Queues that wait for each other
+#
+# A GPU has several queues, called **streams**. What is put into one runs in that order; two of them run side by
+# side. The CPU only fills them, and runs ahead of the GPU. A model of that: three blocks, 25 ms of forward and
+# 50 ms of backward each, 10 ms for a collective, and everything else takes no time.
+#
+# *Predict:* one thing after the other, a step takes 315 ms. How long does it take here?
+
+
+# %%
+def blocks(weights):
+    root = Unit("root", (), ("embed", ..., "head"))
+    return [root, *(Unit(f"layers.{i}", (Param("weight", (n // 4,)),)) for i, n in enumerate(weights))]
+
+
+def step(plan=None, wire_s=0.010, device="gpu", layers=3, block_bytes=2**20):
+    takes_s = {Op.FWD: 0.025, Op.BWD: 0.050, Op.ALL_GATHER: wire_s, Op.REDUCE_SCATTER: wire_s}
+
+    def seconds(i):
+        return takes_s.get(i.op, 0.0) if i.unit.startswith("layers") else 0.0
+
+    program = build(blocks([block_bytes] * layers), plan or Plan(), world_size=8)
+    return engine.replay(program, seconds, device=device)
+
+
+fsdp2 = step()
+assert 3 * (10 + 25) + 3 * (10 + 50 + 10) == 315
+assert round(1e3 * fsdp2.span_s) == 245
+viz.show(fsdp2)
+
+# %% [markdown]
+# 245 ms: only the first all-gather and the last reduce-scatter are red, that is **exposed**: the wire works and
+# nothing computes. What keeps block 1 from computing with half of its parameters? Not the CPU, which is long gone.
+# These are the orders that it left for blocks 0 and 1:
+
+# %%
+program = build(blocks([2**20] * 3), Plan(), world_size=8)
+lines = [line for line in program.lines() if line.startswith(("op", "wait", "record"))]
+first, last = (next(n for n, line in enumerate(lines) if line.endswith(f"FWD layers.{i}")) for i in (0, 1))
+print(*lines[first : last + 1], sep="\n")
+gather = next(n for n, line in enumerate(lines) if "ALL_GATHER(layers.1)" in line)
+event = lines[gather + 1].split()[-1]
+on_compute = next(line.split() for line in lines[gather:] if line[12:].startswith("compute"))
+assert on_compute == ["wait", "compute", event]
+assert not any(line.startswith("wait ") for line in lines[first:gather])
+
+# %% [markdown] covers=["coverage 004.27", "coverage 004.25", "misconception 4.29", "misconception 4.30"]
+# An **event** is a mark in a stream (`record`); another stream can be told to stop until it is reached (`wait`).
+# `compute` waits for the mark behind the all-gather: this line, and not the order of layers, is why there is no
+# race. The all-gather stream waits for nothing that block 0 computes, so gather 1 runs under forward 0: blocks
+# compute strictly one after the other, and what they need travels earlier.
+#
+# It is often said that no GPU ever sits idle then. The red boxes say otherwise: 20 of 245 ms.
+
+# %%
+assert round(1e3 * exposed_comm_s(fsdp2, rank=0)) == 20
+in_torch(mini_prefetch.prefetch_unshard, mini_prefetch.backward_prefetch)
+
+# %% [markdown] covers=["coverage 002.18", "coverage 004.105", "coverage 004.107", "misconception 4.119"]
+# ## 2. Who issues, and when
+#
+# The training loop is the same in all of this chapter: forward, backward, step. Under it each block is gathered before
+# its forward and again before its backward, then its gradients are reduce-scattered; parameters, gradients and
+# optimizer states are all sharded. What differs is when an all-gather is *issued*. Each block issues its own, before
+# its forward. On a GPU that is early enough, because the CPU is there long before the GPU: **implicit prefetch**. On a
+# CPU one thread issues and computes.
+#
+# *Predict:* the same program, where the thread that issues also computes. In which half of the step is it slower?
+
+# %%
+on_cpu = step(device="cpu")
+assert round(1e3 * on_cpu.span_s) == 275
+viz.compare(fsdp2, on_cpu, titles=("a GPU: the CPU runs ahead", "a CPU: it computes itself"))
+
+# %% [markdown] covers=["coverage 000.21", "coverage 004.103", "misconception 0.22", "misconception 4.114"]
+# In forward, where every gather is now exposed. **Explicit prefetch** (`set_modules_to_forward_prefetch`) lets a
+# block issue the next one's gather before it computes. It moves the CPU's line up and nothing else: on the CPU it
+# gains 20 ms, on the GPU, whose CPU is ahead, none. So it helps where the CPU is late, with many small kernels.
+#
+# FSDP1 calls it `forward_prefetch=True`; it is off by default, and it acts from the second step, because the first
+# one shows it in which order the units run. FSDP2 has no such flag: you give it the list.
+
+# %%
+ahead = {device: step(Plan(forward_prefetch=1), device=device) for device in ("gpu", "cpu")}
+assert [round(1e3 * timeline.span_s) for timeline in ahead.values()] == [245, 255]
+fsdp1 = build(blocks([2**20] * 3), Plan(api="fsdp1", forward_prefetch=True), world_size=8, steps=2)
+for number in (0, 1):
+    orders = [i.what for i in fsdp1.ops if i.step == number and i.phase == "forward"]
+    print(f"step {number}:", " · ".join(order for order in orders if "layers" in order))
+    early = orders.index("ALL_GATHER(layers.1) n=8") < orders.index("FWD layers.0")
+    assert early == (number == 1)
+
+# %% [markdown]
+# Your turn, on real ranks, where the thread that computes also issues. Stuck? `hint("prefetch_one_ahead")` gives the
+# next of three hints and `solution("prefetch_one_ahead")` the solution; so for every exercise. A cell that you leave
+# unsolved blocks nothing: the chapter goes on with the reference.
+
+# %% exercise="prefetch_one_ahead"
+
+# %% [markdown]
+# The same function on two ranks, over a network as slow as the exercise says, with 40 ms of sleep for each forward.
+# This is measured: your function if it was right, else the reference.
+
+
+# %% tags=["nbval-ignore-output"]
+def slow_forward(unit, weight, x):
+    with RECORDER.span(Op.FWD, f"layers.{unit}"):
+        time.sleep(forward_files.COMPUTE_S)
+        return torch.tanh(weight @ x)
+
+
+forward = checked.use
+calls = [(shards, x, slow_forward) for shards, x, _ in forward_files.inputs(0)]
+how = {"network": forward_files.NETWORK, "progress": False, "show_output": False}
+viz.show(run(lambda *call: forward(*call), 2, each=calls, **how).timeline, ranks=[0])
+
+# %% [markdown]
+# Does asking earlier mean asking more often? Count, with torch's own `fully_shard`.
+
+# %% exercise="gathers_with_prefetch"
+
+# %% [markdown]
+# What is asked for early is not asked for again. It has to be kept somewhere, though: most of the whole parameters
+# and buffers in the forward of six blocks, with the lists of one, two and three blocks.
+
+# %%
+depths = {"as it comes": None, "one ahead": 1, "two ahead": 2, "three ahead": 3}
+kept = {name: step(Plan(forward_prefetch=depth), layers=6) for name, depth in depths.items()}
+assert len({sum(e.op is Op.ALL_GATHER and e.unit != "root" for e in timeline.ops) for timeline in kept.values()}) == 1
+viz.memory_waterfall(kept, moment="forward")
+
+# %% [markdown]
+# ## 3. How much can hide?
+#
+# *Predict:* a slower network, 40 ms for a gather instead of 10, and 25 ms for a forward as before. Which of the two
+# rows has gaps now?
+
+# %%
+fast, slow = step(wire_s=0.010), step(wire_s=0.040)
+ends = [round(1e3 * max(e.end_s for e in timeline.ops if e.op == "FWD")) for timeline in (fast, slow)]
+assert ends == [10 + 3 * 25, 3 * 40 + 25]
+viz.show({"10 ms a collective": fast, "40 ms a collective": slow})
+
+# %% [markdown]
+# Above, compute never pauses in forward; below, the wire never does. Whichever is longer sets the pace, and only the
+# two ends stand alone.
+
+# %% exercise="forward_time"
+
+# %%
+gathers_s = [n / 1e3 for n in (1, 5, 10, 15, 20, 25, 30, 40, 50, 60)]
+layers = 12
+curves = {
+    "one after the other": [layers * (gather_s + 0.025) for gather_s in gathers_s],
+    "overlapped": [checked.use(layers, gather_s, 0.025) for gather_s in gathers_s],
+}
+simulated = [max(e.end_s for e in step(wire_s=g, layers=layers).ops if e.op == "FWD") for g in gathers_s]
+assert all(abs(a - b) < 1e-9 for a, b in zip(curves["overlapped"], simulated, strict=True))
+forward_times(gathers_s, 0.025, curves, "Up to the length of a forward, a gather costs next to nothing")
+
+# %% [markdown]
+# In one line: **a gather hides if it takes no longer than the compute beside it.** Both grow with the parameters of
+# the unit; compute grows with the tokens too. So more tokens per GPU, a faster link, or fewer bytes (bf16) hide it;
+# a cleverer order does not, once the right one is there.
+
+# %%
+grows = [after - before for before, after in itertools.pairwise(curves["overlapped"])]
+assert max(grows[:5]) < 0.006  # up to 25 ms, by no more than the first gather does
+assert min(grows[5:]) > 0.05
+
+# %% [markdown] covers=["coverage 000.20", "coverage 002.15", "coverage 002.17", "coverage 002.26"]
+# ## 4. Backward: before, after, or not at all
+#
+# Backward runs the blocks from the last to the first. FSDP1 has an argument for it: `BackwardPrefetch.BACKWARD_PRE`
+# (the default) asks for the next block before this one computes, `BACKWARD_POST` after, `None` when it is needed.
+# Every rank sends its piece of every block (rows, no left or right half) and receives all others: nobody only sends.
+#
+# *Predict:* 20 ms a collective. Which of the three hide the gathers?
+
+# %%
+modes = {"BACKWARD_PRE": None, "BACKWARD_POST": "BACKWARD_POST", "None": "none"}
+gpu = {name: step(Plan(api="fsdp1", backward_prefetch=mode), wire_s=0.020) for name, mode in modes.items()}
+assert [round(1e3 * timeline.span_s) for timeline in gpu.values()] == [265, 265, 345]
+viz.show(gpu)
+
+# %% [markdown] covers=["coverage 002.20", "coverage 004.129", "misconception 2.13", "misconception 2.20"]
+# `POST` is often drawn as strictly serial. Not where the CPU runs ahead: it asks for block 1 after it has *issued*
+# backward 2, which the GPU has not begun. What `PRE` and `POST` share is that the gather is issued before the
+# reduce-scatter of this block. `None` issues it after, and both use one **communicator**, in which order of issue is
+# order of running: the gather queues behind the reduction, and the block waits for both.
+#
+# Now let the thread that issues compute as well, as a CPU that is late does. *Predict:* which of the three change?
+
+# %%
+late = {name: step(Plan(api="fsdp1", backward_prefetch=mode), 0.020, "cpu") for name, mode in modes.items()}
+assert [round(1e3 * timeline.span_s) for timeline in late.values()] == [365, 405, 405]
+assert round(1 - 365 / 405, 2) == 0.10
+viz.show(late)
+
+# %% [markdown] covers=["coverage 002.19"]
+# All: in forward nothing is hidden. In backward only `PRE` still hides its gathers, for it alone issues them before
+# the compute. "2 to 10 % faster" is one measurement of torch's tutorial, and no rule: in the first picture `PRE` and
+# `POST` are equal, in the second a tenth of the step is between them. The model leaves out the memory allocator.
+#
+# FSDP2 has no argument: it always issues as `PRE` does.
+
+# %% exercise="order_of_backward"
+
+# %%
+four = step(layers=4)
+shown = ("ALL_GATHER", "BWD", "REDUCE_SCATTER")
+backward = [e.label for e in four.ops if e.phase == "backward" and e.op in shown and e.unit.startswith("layers")]
+assert backward == [label for label in checked.use(4) if "layers" in label]
+viz.show(four)
+
+# %% [markdown] covers=["coverage 004.104", "misconception 4.115", "misconception 4.116", "misconception 4.118"]
+# ## 5. One wire, one queue
+#
+# FSDP2 has a stream for all-gathers and another for reduce-scatters, yet the two never run at once: one communicator
+# is one queue. With `set_separate_reduce_scatter_group(True)`, new in torch 2.13, reduce-scatters get their own.
+#
+# *Predict:* 40 ms a collective, so the wire is the longer row. What do two queues gain?
+
+# %%
+one, two = step(wire_s=0.040), step(Plan(separate_reduce_scatter_group=True), wire_s=0.040)
+assert [round(1e3 * timeline.span_s) for timeline in (one, two)] == [380, 350]
+viz.compare(one, two, titles=("one queue", "two queues"))
+
+# %% [markdown]
+# 30 of 380 ms, if both queues can have the full speed of the link at the same time, which this model takes for
+# granted and a real link does not give. In one queue all depends on who comes first. Here is a backward in which
+# the wrong one does.
+
+# %% exercise="gather_before_reduce"
+
+# %% [markdown]
+# Measured, on two ranks with the network of the exercise, and 50 ms of sleep for each backward. First the code that
+# was to be mended, then the mended one.
+
+
+# %% tags=["nbval-ignore-output"]
+def slow_backward(unit, weight, grad):
+    with RECORDER.span(Op.BWD, f"layers.{unit}"):
+        time.sleep(backward_files.COMPUTE_S)
+        before = torch.tanh(weight.T @ grad)
+        return before, torch.outer(grad, before)
+
+
+def timed(backward):
+    calls = [(shards, grad, slow_backward) for shards, grad, _ in backward_files.inputs(0)]
+    how = {"network": backward_files.NETWORK, "progress": False, "show_output": False}
+    return run(lambda *call: backward(*call), 2, each=calls, **how).timeline
+
+
+viz.show({"queued behind": timed(backward_files.stub), "issued before": timed(checked.use)}, ranks=[0])
+
+# %% [markdown] covers=["coverage 002.24", "misconception 2.24", "misconception 2.27"]
+# ## 6. What it holds
+#
+# Someone tells you that `None` holds one block, `POST` one and a half, `PRE` two or three.
+#
+# *Predict:* how can there be half a block? Below, everything that FSDP1 has allocated for six equal blocks at the
+# peak of backward, in the order in which the CPU allocates and frees.
+
+# %%
+held = {name: step(Plan(api="fsdp1", backward_prefetch=mode), layers=6) for name, mode in modes.items()}
+viz.memory_waterfall(held | {"FSDP2": step(layers=6)}, moment="backward")
+
+# %% [markdown] covers=["misconception 2.26", "misconception 4.38"]
+# There are no halves. Whole parameters: two blocks with `PRE`, one with `POST`, one with `None`; and gradients, which
+# all three hold alike: those of the block that computes, and the buffer of the block being reduced. `None` saves
+# nothing against `POST`. FSDP2 adds up to as much as `PRE`; one of its two is the flat buffer in which the next block
+# arrives. Its forward holds three, for there it gathers two ahead (chapter 7 counts that).
+
+# %%
+for name, mode in modes.items():
+    six = build(blocks([2**20] * 6), Plan(api="fsdp1", backward_prefetch=mode), world_size=8)
+    whole_bytes = engine.memory(six).peak_of([Memory.UNSHARDED], Phase.BACKWARD)
+    print(f"{name:14s} {whole_bytes / 2**20:.0f} whole blocks in backward")
+    assert whole_bytes / 2**20 == {"BACKWARD_PRE": 2}.get(name, 1)
+in_fsdp2 = engine.memory(build(blocks([2**20] * 6), Plan(), world_size=8))
+whole_or_flat = [Memory.UNSHARDED, Memory.AG_OUTPUT]
+assert [in_fsdp2.peak_of(whole_or_flat, phase) / 2**20 for phase in (Phase.FORWARD, Phase.BACKWARD)] == [3, 2]
+
+# %% exercise="whole_in_backward"
+
+# %% [markdown]
+# The same for six blocks of different sizes, as they are allocated and freed: look at the strip of memory.
+
+# %%
+sizes = [2**20 * n for n in (2, 8, 4, 12, 4, 6)]
+strips = {}
+for name, mode in modes.items():
+    uneven_program = build(blocks(sizes), Plan(api="fsdp1", backward_prefetch=mode), world_size=8)
+    strips[name] = engine.replay(uneven_program, lambda i: 0.0 if i.unit in ("embed", "head", "root") else 0.01)
+    print(f"{name:14s} {checked.use(sizes, None if name == 'None' else name):,} bytes of whole parameters")
+viz.show({name: strips[name] for name in ("BACKWARD_PRE", "BACKWARD_POST")})
+
+# %% [markdown]
+# ## 7. A CPU too far ahead
+#
+# A CPU that runs ahead issues all gathers of a forward at once, and each has memory from the moment it is issued.
+# FSDP1's **rate limiter** (`limit_all_gathers=True`, the default) stops the CPU until the GPU is done with an earlier
+# block, so that two or three are under way.
+#
+# *Predict:* GPT-2 with 774 million parameters, 36 blocks: how many gathers are under way without it?
+
+# %%
+cluster = Cluster("A100-SXM-80GB", gpus=16, bandwidth_gbps=100)
+limits = {}
+for limit in (True, False):
+    plan = Plan(api="fsdp1", limit_all_gathers=limit, micro_batch=2, param_dtype="bf16")
+    limits[f"limit_all_gathers={limit}"] = simulate("gpt2-774m", cluster, plan)
+active = [sim.memory.active_bytes for sim in limits.values()]
+timelines = {name: sim.timeline for name, sim in limits.items()}
+limiter = issued_ahead(timelines, "Without the limiter the CPU asks for the whole model in advance")
+assert [row[1] for row in limiter.tables[0].rows] == ["3", "32"]
+limiter
+
+# %% [markdown]
+# The step takes as long either way, for the wire is the same. What grows is memory: FSDP1 frees with
+# `record_stream`, which keeps a block until the GPU has passed, and the CPU asks for the next one now. FSDP2 needs no
+# limiter: its streams wait for events, so memory does not depend on how far the CPU is ahead.
+
+# %%
+times_s = [sim.step_time_s for sim in limits.values()]
+print(f"{times_s[0] * 1e3:.1f} and {times_s[1] * 1e3:.1f} ms; {active[1] / active[0] - 1:.0%} more memory in use")
+assert abs(times_s[1] / times_s[0] - 1) < 0.01
+assert 1.1 < active[1] / active[0] < 1.3
+
+# %% [markdown] covers=["coverage 001.42", "misconception 1.22"]
+# ## 8. Read a trace
+#
+# `NCCL_DEBUG=INFO` is sometimes given as the way to profile communication. It prints which links and rings NCCL has
+# chosen, once, at the start: no times. Times are in a trace of `torch.profiler`. Here are two ranks of torch's own
+# FSDP2, on CPU, recorded and read into the same kind of timeline.
+#
+# *Predict:* which gathers will be exposed: those of forward, those of backward, or all?
+
+# %% tags=["nbval-ignore-output"]
+from labs.config import TrainConfig
+from labs.lab import overlap as lab_overlap
+
+config = TrainConfig(n_layer=3, seq_len=64, global_batch=4, device="cpu")
+traced = lab_overlap.record({"FSDP2": config}, ranks=2)["FSDP2"]
+viz.show(traced, ranks=[0])
+
+# %% [markdown] covers=["coverage 004.101", "misconception 4.112"]
+# All: torch's FSDP on CPUs waits for each collective where it issues it, so on a laptop a trace shows the *order* and
+# never overlap. The order is the real one, and in it lies the cause. FSDP2 hangs its hooks on the module and gathers
+# DTensors; FSDP1 hangs them on a wrapper and gathers one flat parameter. A text that mixes the two is about neither.
+
+# %%
+mine = traced.select(step=median_step(traced), rank=0, phase="backward")
+order = [e.label for e in mine.ops if e.op in ("ALL_GATHER", "REDUCE_SCATTER") or e.label.startswith("BWD layers")]
+print(*order[:6], sep="\n")
+assert order[1:3] == ["ALL_GATHER(layers.1)", "BWD layers.2"]  # asked for before block 2 computes
+
+# %% exercise="exposed_communication"
+
+# %% [markdown]
+# The numbers of your function for a simulated step, and the picture they belong to: all that is red.
+
+# %%
+eight_rows = trace_files.simulated("RTX-4090", 8, None)
+found = checked.use(eight_rows)
+print({name: f"{1e3 * seconds:.1f} ms" for name, seconds in found.items()})
+assert abs(found["exposed_s"] - exposed_comm_s(eight_rows, rank=0)) < 1e-9
+viz.show(eight_rows)
+
+# %% [markdown] covers=["coverage 000.31"]
+# "Slow training? Enable prefetch." It is on already; find out first *what* the step waits for. `diagnose` does so for
+# any timeline, and `fsdp-sim diagnose trace.json` for a trace of your own run.
+
+# %%
+doctor = diagnose(eight_rows)
+print(doctor.headline)
+print("first culprit:", doctor.culprits[0].culprit)
+assert doctor.culprits[0].culprit != "issued late by the CPU"
+
+# %% [markdown] covers=["coverage 001.23", "coverage 001.44", "misconception 1.12"]
+# ## 9. When nothing can hide it
+#
+# "FSDP reaches 85 to 95 % of DDP's speed." "It costs 10 to 15 %." No source says where.
+#
+# *Predict:* GPT-2 with 350 million parameters on 64 GPUs. Of what does the share depend most?
+
+# %%
+tokens, shares = [128, 256, 512, 1024, 4096, 16384], {}
+
+
+def speeds(api, cluster):
+    plans = [Plan(api=api, micro_batch=max(1, n // 1024), seq_len=min(n, 1024)) for n in tokens]
+    return [simulate("gpt2-350m", cluster, plan).tokens_per_s_per_gpu for plan in plans]
+
+
+for gbps in (100, 25, 10):
+    cluster = Cluster("A100-SXM-80GB", gpus=64, bandwidth_gbps=gbps)
+    pairs = zip(speeds("fsdp2", cluster), speeds("ddp", cluster), strict=True)
+    shares[f"{gbps} Gbit/s per GPU"] = [fsdp / ddp for fsdp, ddp in pairs]
+beside_ddp(tokens, shares, "What FSDP costs is a matter of tokens per GPU and of the link")
+
+# %%
+assert [round(min(values), 2) for values in shares.values()] == [0.88, 0.79, 0.76]
+assert all(values[-1] > 0.99 for values in shares.values())
+
+# %% [markdown]
+# There is no such number: here it is from next to nothing to a quarter, for one model. DDP too must send its
+# gradients before the step ends; FSDP sends half as much again, and that is all it can lose once its order is right.
+# The model takes both to reach the link's bandwidth and all ranks to be equally fast.
+#
+# Now open what others say about overlap; each sentence is wrong or half the truth, and the truth is inside.
+
+# %%
+said("overlap")
+
+# %% tags=["nbval-ignore-output"]
+board()
+
+# %% [markdown]
+# ## Lab: a trace of your own
+#
+# `labs.train` writes a timeline of all ranks with `--profile`, and ends with a line that says how much was exposed and
+# where the prediction was left. With more GPUs the command is the same, with `--nproc_per_node` as many as you have;
+# on one there is nobody to talk to. `lab_04_overlap.ipynb` runs FSDP1 and FSDP2 in all settings.
+
+# %% tags=["nbval-ignore-output"]
+import tempfile
+
+from labs.notebook import torchrun
+
+with tempfile.TemporaryDirectory() as folder:
+    options = ("--steps=3", "--n_layer=3", "--global_batch=4", "--seq_len=64", "--profile=3", f"--out={folder}")
+    lab = torchrun("-m", "labs.train", *options)
+
+# %%
+assert len(lab.losses) == 3
+assert "exposed" in lab.output
+
+# %% [markdown]
+# ## What you have seen
+#
+# - Streams wait for events; what is issued early runs early, under somebody else's compute.
+# - A gather hides if it takes no longer than the compute beside it; only the two ends of a step stand alone.
+# - One communicator is one queue: a gather issued after a reduction waits for it. `PRE` and `POST` issue it before,
+#   `None` after; `PRE` alone needs no CPU that runs ahead, and holds one block more.
+# - How much FSDP costs follows from tokens per GPU and the link. It is not a constant.

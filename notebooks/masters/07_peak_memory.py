@@ -1,0 +1,435 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # What stands at the peak?
+#
+# A step does not fail by what it keeps, but by the moment at which most is alive. After this notebook you can say
+# what stands at that moment, prove how low it can be, and choose the setting that buys memory with least time.
+#
+# **What is real:** the ranks, torch's FSDP2, and every byte labelled *measured*. **What is modelled:** large models on
+# GPUs, by a simulator that plays torch's program and adds up what is alive. It leaves out fragmentation, the CUDA
+# context, and the temporaries inside a kernel.
+
+# %%
+import torch
+from torch.distributed.algorithms._checkpoint import checkpoint_wrapper as checkpointing
+from torch.distributed.fsdp import CPUOffload, fully_shard
+
+import fsdp_sim.mini
+from fsdp_sim import Cluster, Model, Plan, simulate, viz
+from fsdp_sim.learn import board, check, hint, in_torch, said, solution  # noqa: F401
+from fsdp_sim.learn.exercises.peak import gradients_kept_whole, saved_for_backward, step_in_least_memory
+from fsdp_sim.learn.pictures import memory as pictures
+from fsdp_sim.learn.pictures.peak import histories
+from fsdp_sim.measure.live_bytes import live_bytes
+from fsdp_sim.ranks import run
+from fsdp_sim.schedule import Kind, toy_program
+from fsdp_sim.timeline import Op
+from labs.gpt import GPTConfig
+from labs.models import build
+
+# %%
+accumulation, least, blocks = gradients_kept_whole, step_in_least_memory, saved_for_backward  # inputs of exercises
+stacks, GIB = pictures.stacks, 2**30
+
+# %% [markdown]
+# ## 1. A step, watched from below
+#
+# Six equal layers on 64 ranks, with hardly any activations, so that units are all there is to see. *Predict:* how
+# many layers' worth of memory stand at the peak of forward? One?
+
+# %%
+layers = Model("six layers", n_layer=6, d_model=1024, n_head=8, d_ffn=4096, vocab=64)
+cluster = Cluster("A100-SXM-80GB", gpus=64)
+step = simulate(layers, cluster, Plan(seq_len=16))
+viz.timeline(step.timeline)
+
+# %% [markdown] covers=["coverage 004.37"]
+# Look at the strip below the bars. In forward three layers' worth: a layer's parameters, the flat buffer in which
+# they arrived, and the buffer of the layer before, which is let go one layer later so that two gathers can be under
+# way. In backward four: parameters, their gradients, the buffer of the next gather, and what the last
+# reduce-scatter still reads. Torch's own tests allow three in forward beside the shards.
+
+# %% [markdown]
+# Read it off yourself. Stuck? `hint("stands_at_the_peak")` gives the next of three hints,
+# `solution("stands_at_the_peak")` the solution and its reason. Either way the notebook goes on.
+
+# %% exercise="stands_at_the_peak"
+
+# %%
+settings = {"default": {}, "prefetch 2 ahead": {"forward_prefetch": 2}}
+settings["never resharded"] = {"reshard_after_forward": False}
+standing = {}
+for name, setting in settings.items():
+    timeline = simulate(layers, cluster, Plan(seq_len=16, **setting)).timeline.select(lambda e: e.is_memory)
+    whole = {phase: checked.use(timeline, phase) for phase in ("forward", "backward")}
+    standing[name] = {phase: sum("layers" in what for what in of) for phase, of in whole.items()}
+print(standing)
+assert standing["default"] == {"forward": 3, "backward": 4}
+assert standing["prefetch 2 ahead"]["forward"] == 4
+bars = {
+    f"{name}, {phase}": {"things as large as a layer": n} for name, of in standing.items() for phase, n in of.items()
+}
+stacks(bars, "What stands at the peak, in layers", "layers")
+
+# %% [markdown]
+# ## 2. How low can it be?
+#
+# *Predict:* of a step of four units on two ranks, what must be alive at one moment, whatever the program does?
+#
+# A bound needs no program, only an argument. The backward of the first unit comes last. At that moment a rank has its
+# shards of all units, the whole first unit and its whole gradient (the function that computes it takes one and
+# returns the other), and the other units' reduced gradients. That is the least, and it can be reached.
+
+# %% exercise="step_in_least_memory"
+
+
+# %%
+def history(step):
+    rank = torch.distributed.get_rank()
+    shards, x, forward, backward = least.inputs(0)[rank]
+    shards = [shard.clone() for shard in shards]  # of a view the whole storage would count
+    with live_bytes(*shards, x) as meter:
+        step(shards, x.clone(), forward, backward)
+    return meter.history().tolist()
+
+
+habits = {"yours": checked.use, "never frees": least.stepping(keep_whole=True),
+          "reduces at the end": least.stepping(reduce_last=True)}  # fmt: skip
+lives = {name: run(history, 2, habit, progress=False, show_output=False)[0] for name, habit in habits.items()}
+assert max(lives["yours"]) < max(lives["reduces at the end"]) < max(lives["never frees"]) * 1.2
+histories(lives, "Freed twice, reduced at once: a step at its lower bound (measured)", least=least.least_bytes(None))
+
+# %% [markdown]
+# What the two loops do by hand, FSDP does in hooks. These free and reduce, in the mini and in torch:
+
+# %%
+in_torch(fsdp_sim.mini.fully_shard)
+
+# %% [markdown]
+# ## 3. Reshard after forward: True, False, a number, None
+#
+# Llama 3 8B on 8 H100, one row of 8,192 tokens. *Predict:* what does `reshard_after_forward=False` add to the
+# peak? And 4, which keeps a quarter of each unit on each rank instead of an eighth?
+
+# %%
+eight = Cluster("H100-SXM-80GB", gpus=8)
+row = {"micro_batch": 1, "seq_len": 8192, "param_dtype": "bf16"}
+values = (True, None, 4, False)
+kept = {str(value): simulate("llama3-8b", eight, Plan(**row, reshard_after_forward=value)) for value in values}
+print({name: f"{sim.peak_memory_bytes / GIB:.1f} GiB" for name, sim in kept.items()})
+assert not kept["False"].fits
+assert kept["True"].peak_memory_bytes == kept["None"].peak_memory_bytes
+assert 3 < (kept["4"].peak_memory_bytes - kept["True"].peak_memory_bytes) / GIB < 4
+viz.memory_waterfall(kept)
+
+# %% [markdown]
+# `True` frees each unit after its forward. `None`, the default, does too, except for the root, whose backward comes
+# first. `False` keeps them all: at the end of forward the whole model stands there, in bf16 15 GiB. A number n
+# keeps a slice of 1/n, here a quarter: backward then gathers among 4 ranks of one node, and pays with a larger
+# shard. Full sharding "frees after backward", some say. Does it?
+
+# %% exercise="freed_after_forward"
+
+# %%
+frees_late, gathers = run(checked.use, 2, progress=False, show_output=False)[0]
+assert not frees_late
+counts = {}
+for value in (True, None, False):
+    program = toy_program(5, world_size=2, plan=Plan(reshard_after_forward=value))
+    counts[f"reshard_after_forward={value}"] = {"all-gathers": sum(i.op is Op.ALL_GATHER for i in program.ops)}
+assert gathers == counts["reshard_after_forward=None"]["all-gathers"] == 11
+stacks(counts, "What is freed after forward is gathered again: 5 units and a root", "all-gathers in one step")
+
+# %% [markdown] covers=["pitfall 13"]
+# ### "FSDP saves nothing"
+# *Predict:* somebody calls `fully_shard(model)` and nothing else. How many units are there, and what stands at the
+# peak? One unit is the whole model: its first gather brings everything, as parameters and as buffer, and nothing is
+# saved but between steps. The cure is a call for each block, bottom up, before the one for the model. (And if the
+# peak is activations, no wrapping helps: read the picture before you turn a knob.)
+
+# %%
+wrapped = {how: simulate("llama3-8b", eight, Plan(**row, wrap=how)) for how in ("block", "root")}
+issued = {how: sum(i.op is Op.ALL_GATHER for i in sim.program.ops) for how, sim in wrapped.items()}
+print("all-gathers in a step:", issued)
+assert issued == {"block": 65, "root": 1}
+assert wrapped["block"].fits
+assert not wrapped["root"].fits
+viz.memory_waterfall(wrapped)
+
+# %% [markdown]
+# ## 4. Activations: not sharded, but they can be computed twice
+#
+# Most of the upper bar is **activations**: what forward saves for backward. *Predict:* a block of two linear
+# layers and a GELU. Which tensors does autograd save? What is left of them on each of two ranks?
+
+# %% exercise="saved_for_backward"
+
+# %%
+saved = run(lambda use: use(blocks.make, torch.ones(60, 48)), 2, checked.use, progress=False, show_output=False)[0]
+kb = {how: {"saved for backward": n_bytes / 1e3} for how, n_bytes in saved.items()}
+assert saved["alone"] == saved["fsdp"] == saved["checkpointed layers"] == 9 * saved["checkpointed blocks"]
+stacks(kb, "Neither sharding nor a checkpoint around each layer saves activations (measured)", "kB on rank 0")
+
+# %% [markdown] covers=["coverage 000.28", "coverage 001.52", "pitfall 47"]
+# A **checkpoint** keeps the input of what it wraps and computes the rest again in backward. So wrap *blocks*: torch's
+# `apply_activation_checkpointing(model, check_fn=...)` puts a `checkpoint_wrapper` (non-reentrant, its default) around
+# each module that `check_fn` picks. If the peak hardly moves, look at what it picked: around children of a block, a
+# checkpoint keeps what autograd would have kept.
+#
+# *Predict:* and around the whole model? Here without sharding, in this process, forward and backward.
+
+
+# %%
+def peak_mib(wrap):
+    torch.manual_seed(0)
+    model = wrap(build(GPTConfig.preset("teaching")))
+    tokens = torch.randint(0, 256, (8, 128))
+    with live_bytes(model) as meter:
+        model(tokens, tokens).backward()
+    return meter.peak_bytes / 2**20
+
+
+def each_block(model):
+    checkpointing.apply_activation_checkpointing(model, check_fn=lambda module: module in set(model.layers))
+    return model
+
+
+# %%
+ways = {
+    "no checkpoint": lambda model: model,
+    "each block": each_block,
+    "the whole model": checkpointing.checkpoint_wrapper,
+}
+mib = {name: {"peak": peak_mib(wrap)} for name, wrap in ways.items()}
+assert mib["each block"]["peak"] < 0.6 * mib["no checkpoint"]["peak"]
+assert mib["the whole model"]["peak"] > 0.95 * mib["no checkpoint"]["peak"]
+stacks(mib, "One checkpoint around everything saves nothing (measured)", "MiB")
+
+# %% [markdown] covers=["coverage 002.30", "coverage 002.29"]
+# Around the whole model it computes everything twice and saves nothing: in backward all activations are there again,
+# at once. Around each block, those of one block at a time. The price is a second forward: of the three parts of a
+# step's compute (forward one, backward two) one more, a third. **Selective** checkpointing keeps what is expensive to
+# compute again. Does a checkpoint also cost communication, since the block runs again?
+
+# %% exercise="checkpoint_around_units"
+
+# %%
+more, gathers = run(checked.use, 2, progress=False, show_output=False)[0]
+assert not more
+assert gathers == 9
+choices = {"none": None, "selective": "selective", "full": "full"}
+long = {name: simulate("llama3-8b", eight, Plan(**row, activation_checkpointing=ac)) for name, ac in choices.items()}
+speed = {name: sim.tokens_per_s_per_gpu / long["none"].tokens_per_s_per_gpu for name, sim in long.items()}
+print({name: f"{share:.0%} of the tokens per second" for name, share in speed.items()})
+assert 0.75 < speed["full"] < 0.82
+assert long["full"].peak_memory_bytes < 0.45 * long["none"].peak_memory_bytes
+viz.memory_waterfall(long)
+
+# %% [markdown]
+# ## 5. Then the logits stand there
+#
+# *Predict:* with full checkpointing, what is the largest part of the peak, and when is it? Llama 3 has 128,256 words:
+# 8,192 tokens make 2 GiB of bf16 **logits**, and torch's loss adds copies in fp32.
+
+# %%
+fused = {"torch's loss": "torch", "fused loss": "fused"}
+heads = {name: simulate("llama3-8b", eight, Plan(**row, activation_checkpointing="full", cross_entropy=ce))
+         for name, ce in fused.items()}  # fmt: skip
+saved_gib = (heads["torch's loss"].peak_memory_bytes - heads["fused loss"].peak_memory_bytes) / GIB
+print(f"{8192 * 128_256 * 2 / GIB:.1f} GiB of logits in bf16; a fused loss saves {saved_gib:.1f} GiB at the peak")
+assert 6.5 < saved_gib < 7.5
+viz.memory_waterfall(heads)
+
+# %% [markdown]
+# No sharding of units touches the logits: they belong to a rank's own rows. A loss that computes in place, or in
+# pieces of the row, does, and so do fewer rows. Then the peak is elsewhere, and you begin again: *what stands there?*
+
+# %% [markdown] covers=["pitfall 28"]
+# ## 6. Out of memory, with accumulation only
+#
+# To communicate once per step one may reduce gradients in the last micro-batch alone: `no_sync()` of FSDP1,
+# `set_requires_gradient_sync(False)` of FSDP2. *Predict:* what must each rank keep until then?
+
+# %% exercise="gradients_kept_whole"
+
+
+# %%
+def accumulated(habit):
+    batches, units, backward = accumulation.inputs(0)[torch.distributed.get_rank()]
+    with live_bytes(*batches) as meter:
+        habit([batch.clone() for batch in batches], units, backward)
+    return meter.history().tolist()
+
+
+habits = {"yours": checked.use, "whole until the end": accumulation.stub}
+lives = {name: run(accumulated, 2, habit, progress=False, show_output=False)[0] for name, habit in habits.items()}
+assert max(lives["yours"]) < 0.8 * max(lives["whole until the end"])
+histories(
+    lives, "Shards add up in little room, whole gradients do not (measured)", least=accumulation.least_bytes(None)
+)
+
+# %% [markdown]
+# And with torch's own FSDP2? The same GPT, three micro-batches, once reduced each time, once at the end.
+
+
+# %%
+def gradient_bytes(reduce_each):
+    model = build(GPTConfig.preset("teaching"))
+    for layer in model.layers:
+        fully_shard(layer)
+    fully_shard(model)
+    tokens, peaks = torch.zeros(1, 16, dtype=torch.long), []
+    for micro_batch in range(3):
+        model.set_requires_gradient_sync(reduce_each or micro_batch == 2)
+        with live_bytes(model) as meter:
+            model(tokens, tokens).backward()
+        peaks.append(meter.peak_bytes / 2**20)
+    return peaks
+
+
+each, at_end = (run(gradient_bytes, 4, how, progress=False, show_output=False)[0] for how in (True, False))
+
+# %%
+whole_mib = 1_040_768 * 4 / 2**20
+print(f"whole gradients: {whole_mib:.1f} MiB; at the peak of the last micro-batch {at_end[-1] - each[-1]:.1f} MiB more")
+assert at_end[-1] - each[-1] > 0.4 * whole_mib
+named = {f"micro-batch {n}": {"reduced each time": each[n], "and more without": at_end[n] - each[n]} for n in range(3)}
+stacks(named, "Without reduction whole gradients stay from micro-batch to micro-batch (measured)", "MiB at the peak")
+
+# %% [markdown]
+# ## 7. Offload: the last resort
+#
+# `CPUOffloadPolicy` keeps shards in the CPU's memory. *Predict:* which parts of the peak go there, and what does the
+# step wait for?
+
+# %%
+offload = {"on the GPU": False, "offloaded": True}
+both = {name: simulate("llama3-8b", eight, Plan(**row, cpu_offload=there)) for name, there in offload.items()}
+slower = both["offloaded"].tokens_per_s_per_gpu / both["on the GPU"].tokens_per_s_per_gpu
+print(f"offloaded: {slower:.0%} of the tokens per second")
+assert 0.4 < slower < 0.5
+viz.memory_waterfall(both)
+
+# %% [markdown] covers=["coverage 000.17", "coverage 000.26", "coverage 001.49", "coverage 001.54", "coverage 002.2"]
+# Not "parameters that are not in use": *all* shards, of parameters, gradients and optimizer state, live on the CPU, and
+# the optimizer steps there. Shards travel to the GPU before each gather, gradient shards back after each reduction.
+# What is left, units, activations and logits, it does not touch: here a sixth of the peak goes, for half of the speed.
+# FSDP1 has `CPUOffload(offload_params=True)`, and gradients follow. FSDP2 has `CPUOffloadPolicy(pin_memory=True)`:
+# pinned memory copies while the GPU computes, and is gone for everybody else. First wrap, checkpoint, and fuse.
+
+# %% [markdown] covers=["coverage 004.67"]
+# One finds `offload_gradients=True`, too. *Predict:* what does torch say?
+
+# %%
+try:
+    CPUOffload(offload_params=True, offload_gradients=True)
+except TypeError as error:
+    refused = str(error)
+print(refused)
+assert "unexpected keyword argument 'offload_gradients'" in refused
+
+# %% [markdown]
+# Now choose. Rows of 4,096 tokens, cards of 40 GB: which setting buys what is missing with least time?
+
+# %% exercise="plan_for_long_rows"
+
+# %%
+chosen = checked.use()
+cards = Cluster("A100-SXM-40GB", gpus=8)
+others = {"your plan": chosen, "two rows": chosen | {"micro_batch": 2},
+          "kept whole": chosen | {"reshard_after_forward": False},
+          "checkpointed": chosen | {"activation_checkpointing": "full"},
+          "offloaded": chosen | {"cpu_offload": True}}  # fmt: skip
+fixed = {"seq_len": 4096, "param_dtype": "bf16"}
+plans = {name: simulate("llama2-7b", cards, Plan(**fixed, **one)) for name, one in others.items()}
+print({name: round(sim.tokens_per_s_per_gpu) if sim.fits else "does not fit" for name, sim in plans.items()})
+assert plans["your plan"].fits
+viz.memory_waterfall(plans)
+
+# %% [markdown] covers=["pitfall 45"]
+# ## 8. What this account leaves out
+#
+# *Predict:* `nvidia-smi` says 75 GB, the peak of tensors was 55. Who has the rest? The **caching allocator** *reserves*
+# memory in segments and gives them back to nobody. FSDP1 marks buffers with `record_stream`: they may not be used again
+# until a stream has passed, and a CPU that runs ahead then needs new ones. The cures: FSDP2, which never calls it (it
+# waits for events instead); with FSDP1 `limit_all_gathers`, and `expandable_segments:True` for fragments.
+
+# %%
+issued = {
+    api: [i.kind for i in toy_program(4, world_size=2, plan=Plan(api=api)).instructions] for api in ("fsdp1", "fsdp2")
+}
+per_step = {api: {"record_stream": kinds.count(Kind.RECORD_STREAM), "the CPU waits": kinds.count(Kind.CPU_BLOCK)}
+            for api, kinds in issued.items()}  # fmt: skip
+print(per_step)
+assert per_step["fsdp2"] == {"record_stream": 0, "the CPU waits": 0}
+assert min(per_step["fsdp1"].values()) > 0
+stacks(per_step, "FSDP1 keeps buffers for streams, and its limiter stops the CPU", "times in one step of 4 layers")
+
+# %% [markdown] covers=["pitfall 38"]
+# And a step is not all of a run. *Predict:* a save of the *full* state on every rank, 70 billion parameters: 12 bytes
+# of each (parameters and moments) is 840 GB, on every rank; sharded over 64 it is 13 GB. So save shards (notebook 09),
+# or gather to one rank, unit by unit, and move each to the CPU.
+
+# %%
+full_gb = 70e9 * (4 + 8) / 1e9
+saves = {"full, on every rank": {"GB": full_gb}, "sharded, 64 ranks": {"GB": full_gb / 64}}
+assert full_gb == 840
+assert round(full_gb / 64) == 13
+stacks(saves, "A full save needs the whole state in one place", "GB on one rank")
+
+# %% [markdown]
+# What people say about this subject, each statement folded with what is true:
+
+# %%
+said("peak")
+
+# %% tags=["nbval-ignore-output"]
+board()
+
+# %% [markdown]
+# ## Lab: turn the knobs on real ranks
+#
+# *Predict:* two ranks train the teaching GPT with torch's FSDP2. Put in order, from the smallest peak: as it comes,
+# never resharded, one unit, checkpointed. Each is predicted first, and then every tensor of a step is counted.
+
+# %% tags=["nbval-ignore-output"]
+from labs.config import TrainConfig
+from labs.lab import memory
+
+asked = memory.settings(TrainConfig(seq_len=64, device="cpu"), ranks=2, rows=4)
+knobs = ("activation_checkpointing=full", memory.BASE, "reshard_after_forward=False", "wrap=root")
+some = {name: asked[name] for name in knobs}
+counted = memory.count(some)
+
+# %%
+for name, setting in some.items():
+    print(f"{name:30s} predicted {setting.peak_bytes / 2**20:5.1f} MiB, counted {counted[name] / 2**20:5.1f} MiB")
+    assert abs(counted[name] / setting.peak_bytes - 1) < 0.05
+assert sorted(some, key=counted.__getitem__) == list(knobs)
+mib = {name: {"counted": n_bytes / 2**20} for name, n_bytes in counted.items()}
+stacks(mib, "Four settings of the same step, counted on two ranks", "MiB at the peak")
+
+# %% [markdown]
+# **Next:** `lab_02_memory.ipynb` has a dozen knobs, and the parts of the peak beside the prediction. **On one GPU:**
+# `python -m labs.lab.memory --model gpt2 --seq-len 512`; checkpointing, a fused loss and offload show there too. **On
+# many:** the same command takes one rank per GPU. Watch `max_memory_reserved()` beside `max_memory_allocated()`.
+
+# %% [markdown]
+# ## What you have seen
+#
+# - Peak = shards + what is whole (three units in forward, four in backward) + activations + logits, at *one* moment.
+# - Units, their gradients and buffers shrink by wrapping and resharding; activations by checkpoints around blocks.
+# - A lower bound is an argument about one moment; a step can reach it.
+# - Whole gradients between micro-batches, one unit for everything, a checkpoint around everything: three ways to lose
+#   what sharding saved. Offload comes last.

@@ -1,0 +1,589 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # What changes the numbers?
+#
+# FSDP itself changes no number. What one switches on beside it does: low precision, accumulation, clipping, a
+# learning rate that follows the GPUs. Each has a right way, and a wrong one that raises no error. Here you see by
+# how much each is off, mend the wrong ones, and can then say which setting is behind a bad loss curve.
+#
+# **Real:** ranks, gloo, torch's FSDP2 and FSDP1, every gradient. **Modelled:** the memory and speed of GPUs in
+# sections 1 and 4; what bf16 and fp16 do to numbers is the same on a CPU, what they gain in speed is not.
+
+# %%
+import torch
+import torch.distributed as dist
+from IPython.display import HTML
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.utils.data import DistributedSampler
+
+import fsdp_sim.mini
+from fsdp_sim import Cluster, Plan, simulate, viz
+from fsdp_sim.learn import board, check, hint, in_torch, said, solution  # noqa: F401
+from fsdp_sim.learn.pictures.numerics import curves, side_by_side
+from fsdp_sim.learn.pictures.unit import Cell, rows_held
+from fsdp_sim.ranks import run
+from labs.lab import numerics
+from labs.lab.picture import bars
+
+
+# %%
+def table(caption, header, rows):
+    cells = tuple(tuple(map(str, row)) for row in rows)
+    return HTML(viz.Table(caption, header, cells).to_html())
+
+
+# %% [markdown]
+# ## 1. Three dtypes
+#
+# `MixedPrecisionPolicy(param_dtype=bf16, reduce_dtype=fp32)` is the usual choice. *Predict* seven dtypes: of the
+# shard, of the whole weight in forward, of an activation, of the gradient that travels, of the one that the shard
+# gets, of Adam's two moments, and of a buffer (here a table of ones).
+
+
+# %%
+def dtypes():
+    model = nn.Sequential(nn.Linear(64, 64))
+    model.register_buffer("table", torch.ones(64))
+    fully_shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
+    seen = {"shard": model[0].weight.dtype, "buffer": model.table.dtype}
+
+    def look(module, args, out):
+        seen.update({"whole weight": module.weight.dtype, "activation": out.dtype})
+
+    model[0].register_forward_hook(look)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(8, 64)).float().square().mean().backward()
+    optimizer.step()
+    seen["gradient of the shard"] = model[0].weight.grad.dtype
+    seen["Adam's moments"] = optimizer.state[model[0].weight]["exp_avg"].dtype
+    return {name: str(dtype).removeprefix("torch.") for name, dtype in seen.items()}
+
+
+# %%
+found = run(dtypes, 2, progress=False, show_output=False)
+travels = {record.op: record.dtype for record in found.records[0]}
+kept = dict(found[0]) | {"all-gather": travels["all_gather"], "reduce-scatter": travels["reduce_scatter"]}
+low = {name for name, dtype in kept.items() if dtype in ("bfloat16", "bf16")}
+assert low == {"whole weight", "activation", "all-gather"}
+table("What has which dtype", ("", "dtype"), kept.items())
+
+# %% [markdown] covers=["coverage 002.4", "coverage 002.5", "coverage 002.6", "coverage 003.17"]
+# `param_dtype` is the dtype of the *gathered* parameters and of compute. Nothing is stored in it: the shard stays
+# fp32, is its own master copy, and takes the step. `reduce_dtype` is that of the reduce-scatter (with HSDP also of the
+# all-reduce between replicas), whose result is cast back to the shard's dtype. Left out, it is that of the gradients.
+#
+# **Buffers** are what is not a parameter: running means, masks, tables of positions. Embeddings are parameters. FSDP1
+# has a `buffer_dtype` for them and leaves batch norms alone; FSDP2 leaves all buffers as they are.
+
+# %%
+in_torch(fsdp_sim.mini.precision.cast_forward_inputs, fsdp_sim.mini.precision.gradient_division)
+
+# %% [markdown]
+# *Predict:* a model of 1.5 billion parameters on eight GPUs. Everything computes in bf16. Does its memory halve?
+
+# %% tags=["nbval-ignore-output"]
+eight = Cluster("A100-SXM-80GB", gpus=8)
+settings = {"fp32": {}, "bf16": {"param_dtype": "bf16", "reduce_dtype": "fp32"}}
+sims = {name: simulate("gpt2-1.5b", eight, Plan(micro_batch=2, **more)) for name, more in settings.items()}
+ratio = sims["bf16"].peak_memory_bytes / sims["fp32"].peak_memory_bytes
+assert 0.5 < ratio < 0.9
+print(f"bf16 takes {ratio:.0%} of the memory of fp32 (simulated)")
+viz.memory_waterfall(sims)
+
+# %% [markdown] covers=["coverage 000.19", "coverage 002.3"]
+# Not half, and there is no rule such as "50% less": parameters, gradients and optimizer state take 16 bytes a
+# parameter with or without it. What shrinks is what comes and goes: activations, whole units, and the bytes on the
+# wire. bf16 has the range of fp32 with 8 binary digits; fp16 has 11 digits and a small range, see section 3.
+#
+# Write the step of a unit with all three dtypes. Stuck? `hint("cast_gather_reduce")` gives the next of three hints,
+# `solution("cast_gather_reduce")` the solution and why it is so.
+
+# %% exercise="cast_gather_reduce"
+
+
+# %%
+def traffic():
+    ones = torch.ones(64, 1000)
+    return checked.use(ones, lambda weight: torch.zeros_like(weight), 0.1).dtype
+
+
+ran = run(traffic, 2, progress=False, show_output=False)
+size_bytes = {"bf16": 2, "fp32": 4}
+records = ran.records[0]
+assert [(record.op, record.dtype) for record in records] == [("all_gather", "bf16"), ("reduce_scatter", "fp32")]
+moved = {record.op.replace("_", "-"): size_bytes[record.dtype] * record.numel / 1e3 for record in records}
+in_fp32 = {record.op.replace("_", "-"): 4 * record.numel / 1e3 for record in records}
+side_by_side(
+    "Half the bytes are gathered, and as many reduced", {"what moved": moved, "had all been fp32": in_fp32}, "kB"
+)
+
+# %% [markdown] covers=["pitfall 33", "coverage 002.8"]
+# ## 2. Eight binary digits
+#
+# Why keep the shard in fp32? Add a small update a hundred times to a weight of 1. *Predict:* where does the
+# weight end that is kept in bf16?
+
+# %%
+steps, update = 101, 1e-3
+kept_in = {}
+for dtype in (torch.float32, torch.bfloat16):
+    weight, kept_in[dtype] = torch.ones(1, dtype=dtype), []
+    for _ in range(steps):
+        kept_in[dtype].append(weight.item())
+        weight += update
+shown = range(0, steps, 10)
+lines = {f"kept in {str(dtype)[6:]}": [values[i] for i in shown] for dtype, values in kept_in.items()}
+assert abs(kept_in[torch.float32][-1] - 1.1) < 1e-3
+assert set(kept_in[torch.bfloat16]) == {1.0}
+curves("A bf16 weight never moves: each update is rounded away", lines, shown, x_title="step", y_title="weight")
+
+# %% [markdown] covers=["coverage 004.126"]
+# The next bf16 number above 1 is 1 + 2⁻⁷, and a thousandth does not reach half of the way. A model that is *loaded*
+# in bf16 and then sharded keeps its shards, and Adam's moments, so: its loss stops falling early, or it wants ten
+# times the rate. Load in fp32; let the policy cast.
+#
+# `reduce_dtype=bf16` alone is possible too: it halves the bytes of gradients. *Predict:* one rounding is off by at
+# most 2⁻⁸. How far off is a sum over 16 ranks?
+
+# %% tags=["nbval-ignore-output"]
+errors = numerics.reduction(real=(2,), added=(2, 4, 8, 16))
+assert all(row.measured < 3 * numerics.BF16_UNIT for row in errors)
+assert errors[-1].measured > errors[1].measured
+numerics.reduction_picture(errors)
+
+# %% [markdown]
+# The error grows with the root of the ranks. So bf16 for what is computed, fp32 for what is added up and for what is
+# kept, is the conservative choice; save the other half of the bytes when your own loss curve says that you may.
+
+# %% [markdown] covers=["coverage 000.27", "coverage 002.7", "coverage 001.37"]
+# ## 3. fp16, and the scaler
+#
+# An "aggressive" policy has fp16 everywhere. fp16 ends at 65,504, and below 2⁻²⁵ a number becomes 0. The gradient of
+# a wrong logit begins at 1 / (vocabulary × tokens of the batch). *Predict:* from how many tokens on is it lost?
+
+# %%
+n_tokens = [2**k for k in range(12, 24, 2)]
+lost = {
+    name: [numerics.predict_vanished(n, scale) for n in n_tokens]
+    for name, scale in (("no scale", 1.0), ("scaled by 65,536", numerics.SCALE))
+}
+row = numerics.fp16(2**19)[0]
+assert row.measured > 0.99
+assert lost["no scale"][0] == 0
+assert lost["no scale"][-1] > 0.99
+labels = [f"2^{n.bit_length() - 1}" for n in n_tokens]
+curves(
+    "Without a scale fp16 loses the gradients of large batches", lost, labels, x_title="tokens", y_title="share lost"
+)
+
+# %% [markdown] covers=["coverage 004.51", "coverage 004.52", "pitfall 32"]
+# So the loss is multiplied by a **scale** before backward, and the gradients are divided by it before anything else
+# looks at them: *unscale, clip, step*, in this order. When something overflows, the step is left out and the scale
+# halved. The scaler does not touch activations, and it is *not* unchanged under FSDP: gradients are sharded.
+#
+# *Predict:* an inf is in rank 0's shard. What does rank 1 do?
+# Below, two ranks and four steps, two of which overflow on one rank; first with each rank for itself.
+
+
+# %%
+gradient = [[1.0, 1.0], [9.0, 1.0], [1.0, 1.0], [20.0, 1.0]]  # by step, of rank 0 and rank 1; times 8,192 in fp16
+
+
+def scales(scale_after):
+    def own(step, scale):
+        return (torch.tensor([gradient[step][dist.get_rank()]]) * scale).half()
+
+    return [scale_after(torch.zeros(1), own, steps, 8192.0, 0.1)["scale"] for steps in range(5)]
+
+
+def alone(weights, backward, steps, scale, lr):
+    for step in range(steps):
+        scale = scale if backward(step, scale).isfinite().all() else scale / 2
+    return {"scale": scale}
+
+
+# %% exercise="skip_together"
+
+# %%
+ways = {"each for itself": alone, "together": checked.use}
+lines = {
+    f"{way}, rank {r}": values
+    for way, train in ways.items()
+    for r, values in enumerate(run(scales, 2, train, progress=False, show_output=False))
+}
+assert lines["together, rank 0"] == lines["together, rank 1"] == [8192, 8192, 4096, 4096, 2048]
+assert lines["each for itself, rank 1"][-1] == 8192
+curves("Scales part when each rank decides for itself", lines, range(5), x_title="steps", y_title="scale", log_y=True)
+
+# %% [markdown] covers=["coverage 004.71", "coverage 004.118", "coverage 004.125"]
+# FSDP1 needs `ShardedGradScaler`, which agrees over the ranks; FSDP2's DTensors do that for the plain `GradScaler`.
+# With the policy, leave `torch.autocast` out: two systems that cast, and each thinks it decides.
+#
+# bf16 needs none of this. Ask the device, not a table (`torch.cuda.is_bf16_supported()`): GPUs since Ampere have it,
+# other makers' too, and CPUs. An fp32 policy is simply no policy.
+
+
+# %%
+def range_of(dtype):
+    info = torch.finfo(dtype)
+    return str(dtype)[6:], f"{info.max:.3g}", f"{info.smallest_normal:.3g}", f"{info.eps:.2g}"
+
+
+ranges = [range_of(dtype) for dtype in (torch.float32, torch.bfloat16, torch.float16)]
+assert torch.finfo(torch.float16).max == 65504
+assert torch.finfo(torch.bfloat16).max > 3e38
+assert (torch.ones(1, dtype=torch.bfloat16) + 1).item() == 2  # on this CPU
+table("Range and precision", ("", "largest", "smallest normal", "spacing at 1"), ranges)
+
+# %% [markdown]
+# ## 4. Accumulation: bytes sent for bytes kept
+#
+# Four micro-batches per step on four ranks. FSDP can reduce the gradients of each, or add them up whole on every rank
+# and reduce once: `set_requires_gradient_sync(is_last)` (FSDP1: `no_sync()`). *Predict* what is sent in a step, and
+# what is kept between two micro-batches.
+
+# %% tags=["nbval-ignore-output"]
+accumulated = numerics.accumulation(ranks=4, micro_batches=4)
+assert all(abs(row.error) < 0.01 for row in accumulated if row.predicted is not None)
+assert accumulated[-1].measured < 1e-6  # the difference of the two gradients
+bars(accumulated, "gradients kept", "Reduced in the last micro-batch only, gradients are kept whole")
+
+# %%
+sent = {row.name: row.measured for row in accumulated if row.quantity == "gradients sent"}
+print(*(f"{name}: {megabytes:.2f} MB reduce-scattered in a step" for name, megabytes in sent.items()), sep="\n")
+assert sent["requires_gradient_sync=true"] == 4 * sent["requires_gradient_sync=last"]
+
+# %% [markdown] covers=["coverage 001.10", "coverage 004.8", "coverage 004.46", "pitfall 29", "pitfall 30"]
+# A quarter of the bytes, and whole gradients on every rank: with `no_sync` the code looks like DDP's, the memory does
+# not. It skips the *reduce-scatter*; gathers go on. It is a trade and no "must": out of memory only when
+# accumulating? Reduce every time. Slow when accumulating, on a slow network? Reduce once, if it fits.
+#
+# One case is simply wrong: FSDP1 with CPU offload, accumulating *outside* `no_sync`, keeps only the newest reduced
+# gradient (its documentation says so). And under `no_sync` with offload nothing is offloaded meanwhile.
+
+# %% exercise="plan_of_accumulation"
+
+# %% tags=["nbval-ignore-output"]
+four, common = Cluster("RTX-4090", gpus=4), {"seq_len": 1024, "grad_accum": 8, "reshard_after_forward": False}
+common |= {"param_dtype": "bf16", "reduce_dtype": "fp32"}
+plans = {"yours": checked.use(), "reduced each time": checked.use() | {"requires_gradient_sync": True}}
+sims = {name: simulate("gpt2-1.5b", four, Plan(**common, **plan)) for name, plan in plans.items()}
+more_gb = (sims["yours"].peak_memory_bytes - sims["reduced each time"].peak_memory_bytes) / 1e9
+print(f"whole gradients take {more_gb:.1f} GB more on every GPU (simulated)")
+assert 3 < more_gb < 7
+viz.memory_waterfall(sims)
+
+# %% [markdown] covers=["coverage 004.70", "misconception 36", "pitfall 31"]
+# Now the numbers. "Divide each loss by K, and it is as if the batch had been one." *Predict:* when is that so?
+#
+# (What is left of the batches at the end of an epoch is a smaller group: a loop that divides by K and steps only every
+# K-th time divides these wrongly, and may never step.)
+
+# %% exercise="accumulate_unequal_micro_batches"
+
+# %% [markdown]
+# Twelve tokens in four micro-batches of 1, 2, 3 and 6, on two ranks. What does each token count for in the gradient?
+
+
+# %%
+def counts_of(accumulate):
+    mine = torch.eye(12).split([1, 2, 3, 6])[2 * dist.get_rank() :][:2]  # token i is number i
+    return (-12 * accumulate(torch.zeros(12), list(mine))).tolist()
+
+
+def divided_by_k(weight, micro_batches):
+    weight.requires_grad_()
+    for tokens in micro_batches:
+        ((weight - tokens).square().sum(1) / 2).mean().div(len(micro_batches)).backward()
+    dist.all_reduce(weight.grad)
+    return weight.grad / dist.get_world_size()
+
+
+ways = {"each loss divided by K": divided_by_k, "sum over all tokens": checked.use}
+lines = {name: run(counts_of, 2, way, progress=False, show_output=False)[0] for name, way in ways.items()}
+assert all(abs(count - 1) < 1e-6 for count in lines["sum over all tokens"])
+assert abs(lines["each loss divided by K"][0] - 3) < 1e-6
+curves("Divided by K, a lone token counts six times one of six", lines, range(1, 13), x_title="token", y_title="counts")
+
+# %% [markdown] covers=["coverage 002.31", "coverage 002.32", "pitfall 26", "coverage 001.36"]
+# ## 5. Clipping: whose norm?
+#
+# A gradient that is too long is cut down to `max_norm`, after all micro-batches are reduced and before the step.
+# FSDP1's parameters are plain tensors that hold a shard. *Predict:* `torch.nn.utils.clip_grad_norm_(..., 0.1)` on 4
+# ranks, and the true norm afterwards?
+
+# %%
+clipped = numerics.clipping(ranks=4, max_norm=0.1)
+after = {row.name: row.measured for row in clipped if "clipped" in row.quantity}
+assert abs(after["FSDP2, DTensors"] - 0.1) < 1e-6
+assert abs(after["FSDP1, the wrapper's"] - 0.1) < 1e-6
+assert abs(after["FSDP1, torch.nn.utils"] - 0.2) < 1e-5
+table("The norm after clipping to 0.1", ("with", "norm"), [(name, f"{norm:.3f}") for name, norm in after.items()])
+
+# %% [markdown]
+# Twice as much, √4, and each rank's part scaled by a factor of its own. A checklist's "clipping works" is therefore
+# a number to compare with one process, not an absence of errors. Mend it by hand:
+
+# %% exercise="clip_by_all_shards"
+
+
+# %%
+def norm_seen(clip):
+    own = torch.arange(1.0, 9.0).chunk(4)[dist.get_rank()]  # a gradient of 1 ... 8 on four ranks
+    return clip([own], 1.0)["norm"]
+
+
+def by_own_shard(shards, max_norm):
+    return {"norm": shards[0].norm().item()}
+
+
+ways = {"own shard": by_own_shard, "all shards": checked.use}
+lines = {name: list(run(norm_seen, 4, way, progress=False, show_output=False)) for name, way in ways.items()}
+true = torch.arange(1.0, 9.0).norm().item()
+assert all(abs(norm - true) < 1e-4 for norm in lines["all shards"])
+assert max(lines["own shard"]) < true
+curves("Each rank's own norm is too small, and another", lines, range(4), x_title="rank", y_title="norm")
+
+# %% [markdown] covers=["coverage 004.98", "pitfall 27"]
+# And FSDP2? One reads that it must gather, clip and scatter the gradients, and elsewhere that torch's function is
+# broken for it. One thing can indeed go wrong, on GPUs only, so not here: with parameters offloaded to the CPU the norm
+# is a number on the CPU, and a group of NCCL alone has nothing to reduce it with. The remedy is a group with both,
+# `init_process_group("cpu:gloo,cuda:nccl")`.
+
+# %% exercise="clip_of_dtensors"
+
+# %%
+rows = [torch.ones(2, 3), torch.ones(4, 3)]
+ran = run(lambda: checked.use([3 * row for row in rows], 1.0)["norm"], 2, progress=False, show_output=False)
+assert abs(ran[0] - (9 * 18 * 2) ** 0.5) < 1e-4
+assert [record.op for record in ran.records[0]] == ["all_reduce"]
+whole, moved = 2 * sum(row.numel() for row in rows), ran.records[0][0].numel
+moves = {"numbers": {"clip_grad_norm_ reduces": moved, "a gather would bring": whole}}
+side_by_side("One number for each parameter travels, not the gradients", moves, "numbers")
+
+# %% [markdown] covers=["coverage 000.14", "coverage 003.13", "coverage 004.13", "coverage 004.97"]
+# ## 6. The optimizer
+#
+# It holds DTensors, and its state has their shape: for each parameter AdamW keeps `step`, `exp_avg` and
+# `exp_avg_sq`, not the parameter itself. *Predict:* which collectives does `optimizer.step()` issue? Is there an
+# all-gather "when the whole parameters are needed"?
+
+
+# %%
+def a_step():
+    model = fully_shard(nn.Linear(64, 64))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(4, 64)).square().mean().backward()
+    optimizer.step()
+    state = optimizer.state[model.weight]
+    return list(state), tuple(state["exp_avg"].to_local().shape), model.weight.numel()
+
+
+ran = run(a_step, 2, progress=False, show_output=False)
+names, shape, numel = ran[0]
+ops = [record.op for record in ran.records[0]]
+print("state:", names, "of", shape, "on each rank; collectives of the whole step:", ops)
+assert (names, shape) == (["step", "exp_avg", "exp_avg_sq"], (32, 64))
+assert ops == ["all_gather", "reduce_scatter"]  # of forward and backward; none of the optimizer
+
+# %% [markdown] covers=["coverage 001.5", "coverage 004.53", "coverage 004.74"]
+# None: it is element-wise, and every rank has the gradient's rows that belong to its own. (ZeRO-1 and -2 gather after
+# the step; FSDP's next forward does it anyway.) Any scheduler of learning rates works, for it only writes numbers
+# into the optimizer. `zero_grad(set_to_none=True)`, the default, lets the reduced gradients' memory go.
+# (`flatten_parameters`, found in old guides, is no argument of torch's FSDP.)
+#
+# So the optimizer is made from the shards, after wrapping. Always?
+
+# %% exercise="optimizer_before_wrapping"
+
+# %%
+draw = torch.Generator().manual_seed(0)
+weight, x = torch.randn(16, 16, generator=draw) / 4, torch.randn(8, 16, generator=draw)
+after_step = run(lambda: checked.use(weight, x, 0.5), 2, progress=False, show_output=False)[0]
+start = (x @ weight.T).square().mean().item()
+assert abs(after_step["FSDP2"] - start) < 1e-6
+assert after_step["FSDP1, use_orig_params"] < 0.9 * start
+losses = {"before the step": dict.fromkeys(after_step, start), "after it": after_step}
+side_by_side("With an optimizer made before wrapping two of three stand still", losses, "loss")
+
+# %% [markdown] covers=["pitfall 34", "pitfall 35", "coverage 001.7"]
+# Groups for **weight decay** are usually chosen by a rule: what has two dimensions decays. *Predict* what that rule
+# finds among FSDP1's parameters, and what `numel()` says.
+
+
+# %%
+def what_decays():
+    found = {}
+    for name in ("before wrapping", "FSDP2", "FSDP1"):
+        model = nn.Sequential(nn.Linear(60, 62), nn.LayerNorm(62))
+        if name == "FSDP2":
+            fully_shard(model)
+        if name == "FSDP1":
+            model = FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=True)
+        params = list(model.parameters())
+        found[name] = sum(p.dim() >= 2 for p in params), sum(p.numel() for p in params)
+    return found
+
+
+# %%
+by_rank = run(what_decays, 2, progress=False, show_output=False)
+decays = {name: [of[name][0] for of in by_rank] for name in by_rank[0]}
+numels = {name: [of[name][1] for of in by_rank] for name in by_rank[0]}
+assert decays == {"before wrapping": [1, 1], "FSDP2": [1, 1], "FSDP1": [0, 0]}
+assert numels["FSDP1"][0] < numels["FSDP2"][0] == numels["before wrapping"][0]
+rows = [(name, decays[name][0], f"{numels[name][0]:,}") for name in decays]
+table("As rank 0 sees it", ("", "parameters that decay", "numbers in all"), rows)
+
+# %% [markdown]
+# FSDP1's shards are flat: nothing decays, and a count of parameters (or a utilisation made from it) is of one shard.
+# Choose groups by *name, before wrapping*, as `labs/optimizer.py` does, and count before wrapping. Such groups by
+# hand also decide how FSDP1's optimizer state is loaded (`optim_state_dict_to_load` goes by names). FSDP2's DTensors
+# keep both dimensions and `numel()` of the whole.
+
+# %% [markdown] covers=["pitfall 36", "coverage 004.45"]
+# ## 7. The learning rate and the global batch
+#
+# "From 1 to N GPUs, multiply the rate by N", say many guides. *Predict:* the same 8 rows on one rank, on two, on
+# four. What becomes of the gradient's norm?
+
+
+# %%
+def gradient_norm(rows=8):
+    torch.manual_seed(0)
+    model = fully_shard(nn.Linear(32, 32))
+    x = torch.randn(rows, 32, generator=torch.Generator().manual_seed(1)).chunk(dist.get_world_size())[dist.get_rank()]
+    model(x).square().mean().backward()
+    return nn.utils.get_total_norm([p.grad for p in model.parameters()]).full_tensor().item()
+
+
+norms = {ranks: run(gradient_norm, ranks, progress=False, show_output=False)[0] for ranks in (1, 2, 4)}
+print(*(f"{ranks} ranks: {norm:.6f}" for ranks, norm in norms.items()), sep="\n")
+assert max(norms.values()) - min(norms.values()) < 1e-6
+
+# %% exercise="rate_of_the_global_batch"
+
+
+# %%
+def rates(step, rows):
+    weight, mine = torch.zeros(1), -torch.ones(rows, 1)  # a gradient of 1: the step is the rate
+    return -step(weight, mine, 0.1, 8).item()
+
+
+def with_ranks(weight, rows, base_lr, base_rows):
+    return weight - base_lr * dist.get_world_size()
+
+
+steps = {"times the ranks": with_ranks, "by the global batch": checked.use}
+lines = {name: [run(rates, n, step, 8 // n, progress=False)[0] for n in (1, 2, 4)] for name, step in steps.items()}
+assert all(abs(lr - 0.1) < 1e-6 for lr in lines["by the global batch"])
+assert abs(lines["times the ranks"][-1] - 0.4) < 1e-6
+curves("Eight rows a step, on more and more ranks", lines, [1, 2, 4], x_title="ranks", y_title="learning rate")
+
+# %% [markdown] covers=["coverage 004.73", "misconception 11"]
+# Gradients are averaged, so ranks alone change nothing. If each rank keeps its rows, the global batch grows with the
+# ranks, and then a larger rate may be right: in proportion for SGD, by the root for Adam, up to a point that only a
+# trial shows. Write the rule with the global batch in it, and moving to other GPUs needs no new rule.
+
+# %% [markdown] covers=["pitfall 37", "misconception 37"]
+# ## 8. Seeds, and the order of the data
+#
+# Weights want the same seed on every rank. And dropout? *Predict:* all ranks are seeded with 0. Which of their units
+# do they drop? And a sampler to which nobody says `set_epoch`: what order has its second epoch?
+
+
+# %%
+def masks_and_orders(offset):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0 + offset * rank)
+    mask = (nn.functional.dropout(torch.ones(64), 0.5) > 0).tolist()
+    sampler = DistributedSampler(range(100), ranks, rank, shuffle=True)
+    first, second = list(sampler), list(sampler)
+    sampler.set_epoch(1)
+    return mask, first == second, first == list(sampler)
+
+
+same, apart = (run(masks_and_orders, 2, offset, progress=False) for offset in (0, 1))
+print("same seed: the ranks drop the same:", same[0][0] == same[1][0])
+print("seed + rank:                       ", apart[0][0] == apart[1][0])
+print("second epoch in the first's order: ", same[0][1], "; after set_epoch:", same[0][2])
+assert (same[0][0] == same[1][0], apart[0][0] == apart[1][0], *same[0][1:]) == (True, False, True, False)
+
+# %% [markdown]
+# So: seed alike, build the model, then seed again with the rank added. The *sampler's* seed must stay alike, for it
+# shuffles on every rank and each takes its part: with different seeds parts overlap, and some rows are never seen.
+
+# %% exercise="samples_drawn_twice"
+
+# %%
+drawn = {f"rank {r}": list(DistributedSampler(range(10), 4, r, shuffle=False)) for r in range(4)}
+columns, seen = {name: [] for name in drawn}, set()
+for turn in range(3):
+    for name, samples in drawn.items():
+        again = samples[turn] in seen
+        columns[name].append(Cell(int(again), f"sample {samples[turn]}{', again' * again}"))
+        seen.add(samples[turn])
+repeated = sum(cell.rank for column in columns.values() for cell in column)
+assert repeated == checked.use(10, 4) == 2
+rows_held("Ten samples on four ranks: two come a second time, in the last round", columns, row="draw {}")
+
+# %% [markdown]
+# ## 9. What people say
+#
+# Open one when you have decided for yourself whether it is true.
+
+# %% tags=["nbval-ignore-output"]
+said("numerics")
+
+# %% tags=["nbval-ignore-output"]
+board()
+
+# %% [markdown]
+# ## 10. Lab: the trainer in bf16
+#
+# `labs/train.py` under `torchrun`, with parameters gathered and computed with in bf16. The same seed and text in fp32,
+# by one process. *Predict:* by how much do the losses differ?
+
+# %% tags=["nbval-ignore-output"]
+from labs.notebook import torchrun
+
+lab = torchrun("-m", "labs.train", "--param_dtype=bf16", "--steps=4", "--global_batch=8", ranks=2)
+
+# %%
+from labs.data import load_corpus
+from labs.gpt import GPTConfig
+from labs.models import build
+from labs.pieces import make_optimizer, train_step
+
+model = build(GPTConfig.preset("teaching"), seed=0)
+optimizer = make_optimizer(model)
+fp32 = [train_step(model, optimizer, *load_corpus().batch(step, 8, seq_len=128)).item() for step in range(4)]
+off = max(abs(a / b - 1) for a, b in zip(lab.losses, fp32, strict=True))
+assert 0 < off < numerics.BF16_UNIT
+print("Every loss in bf16 is within 2⁻⁸ of fp32's, and they are not the same.")
+
+# %% [markdown]
+# `lab_05_numerics.ipynb` predicts each of these numbers before it measures it. **One GPU or more:**
+# `python -m labs.lab.numerics` trains in fp16 too, with its scaler. **Many:** compare `--reduce_dtype=bf16` and `fp32`
+# on your own model before you save half of the gradients' bytes.
+
+# %% [markdown]
+# ## What you have seen
+#
+# - bf16 for what is gathered and computed, fp32 for what is added up and for what is kept. fp16 takes a scaler on
+#   which all ranks agree.
+# - Means of means are not means: divide sums, by the tokens of everybody. Norms are added as squares.
+# - Accumulating without reducing sends less and keeps whole gradients on every rank.
+# - The optimizer comes after wrapping, needs no communication, and its rate follows the global batch, not the ranks.
+# - None of these mistakes raises an error: compare with one process.

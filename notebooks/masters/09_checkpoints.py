@@ -1,0 +1,556 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Checkpoints: what must survive?
+#
+# No rank has the model, so saving takes all of them. In about two hours you save a sharded model without a hang, load
+# it on another number of ranks, go on after a kill so that nobody can tell, and know which checkpoints to trust.
+#
+# **What is real:** the ranks, torch's FSDP and its `torch.distributed.checkpoint` (**DCP**), the files, the disk
+# that is full, the kill. **What is modelled:** nothing, but the models are small and the disk is a local one.
+
+# %%
+import copy
+import pickle
+import tempfile
+import warnings
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from IPython.display import HTML
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+
+# %%
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard
+
+from fsdp_sim import viz
+from fsdp_sim.learn import board, check, hint, said, solution  # noqa: F401
+from fsdp_sim.learn.exercises.checkpoints import Training
+from fsdp_sim.learn.pictures.checkpoints import reads, saves
+from fsdp_sim.learn.pictures.memory import stacks
+from fsdp_sim.ranks import RanksError, run
+from labs.lab.picture import losses
+from labs.lab.resume import on_disk
+
+temporary = tempfile.TemporaryDirectory()  # on the disk of this machine, where all ranks see it
+folder = Path(temporary.name)
+
+# %% [markdown]
+# ## 1. What is in a state dict?
+#
+# A **state dict** maps names to tensors. *Predict:* a weight of 10 × 4 on 4 ranks, sharded by `fully_shard`. What does
+# `model.state_dict()` hold on each rank, and does it communicate?
+
+
+# %%
+def what_is_in_it():
+    model = nn.Linear(4, 10, bias=False)
+    fully_shard(model)
+    weight = model.state_dict()["weight"]
+    return (
+        type(weight).__name__,
+        str(tuple(weight.shape)),
+        str(tuple(weight.to_local().shape)),
+        weight.to_local().nbytes,
+    )
+
+
+shown = run(what_is_in_it, 4, progress=False)
+rows = tuple((f"rank {rank}", *map(str, found)) for rank, found in enumerate(shown))
+assert [found[2] for found in shown] == ["(3, 4)", "(3, 4)", "(3, 4)", "(1, 4)"]
+assert not any(record.op == "all_gather" for of_rank in shown.records for record in of_rank)
+HTML(viz.Table("state_dict()['weight']", ("", "type", "shape", "kept here", "bytes here"), rows).to_html())
+
+# %% [markdown] covers=["coverage 004.99", "coverage 001.41", "coverage 004.62"]
+# **DTensors**: each knows the shape of the whole and holds this rank's rows. Nothing was sent. So the keys are the
+# same on every rank and *look* complete: counting them proves nothing, for all names are there while most rows are
+# not.
+#
+# That is a **sharded** state dict. A **full** one has whole tensors, gathered from all ranks. One needs it to export
+# a model, for instance to Hugging Face; the shards of one rank are of no use to anybody else.
+
+# %% [markdown] covers=["coverage 004.7", "coverage 004.68", "coverage 001.9"]
+# Older texts switch between *three types* with FSDP1's `state_dict_type(...)`: FULL, SHARDED and LOCAL (flat pieces
+# that only the same ranks can load). That context manager is deprecated. Today one asks for what one wants:
+#
+# - `get_model_state_dict(model)`: sharded, 1/W of the bytes on each rank;
+# - with `StateDictOptions(full_state_dict=True)`: full; with `cpu_offload=True` too: full, on rank 0 only, in host
+#   memory.
+#
+# `get_optimizer_state_dict` does the same for the optimizer, whose own `state_dict()` would be this rank's part.
+
+# %%
+from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
+
+
+def old_way():
+    model = FullyShardedDataParallel(nn.Linear(4, 4), device_id=torch.device("cpu"))
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT):
+            pass
+    return [str(warning.message) for warning in heard if "deprecat" in str(warning.message).lower()]
+
+
+heard = run(old_way, 2, progress=False)[0]
+print(heard[0].partition(". ")[0])
+assert "state_dict_type() and FSDP.set_state_dict_type() are being deprecated" in heard[0]
+
+# %% [markdown]
+# *Predict:* with twice as many ranks, does a full state dict take half as much on each? The first exercise settles
+# it. Stuck? `hint("bytes_of_a_state_dict")` gives the next of three hints, `solution("bytes_of_a_state_dict")` the
+# solution.
+
+# %% exercise="bytes_of_a_state_dict"
+
+# %%
+bars = {}
+for ranks in (2, 4):
+    kept = run(checked.use, ranks, 202, progress=False)[0]
+    bars[f"full, {ranks} ranks"] = {"a rank's state dict": kept["full_bytes"] / 1024}
+    bars[f"sharded, {ranks} ranks"] = {"a rank's state dict": kept["sharded_bytes"] / 1024}
+stacks(bars, "More ranks make a sharded state dict smaller, and leave a full one as it is.", "KiB on rank 0")
+
+# %% [markdown] covers=["coverage 001.47", "coverage 004.49", "pitfall 38", "coverage 004.130"]
+# So a full state dict is what runs out of memory: with Adam's moments a model of 70 billion parameters is 840 GB in
+# one place, and one rank writes it while all others wait. `cpu_offload` moves it to rank 0's host memory (what FSDP1
+# calls "streaming" with `FullStateDictConfig(rank0_only=True, offload_to_cpu=True)`), and it is still the whole.
+# Sharded, each rank writes its part: with 64 ranks 13 GB each, at the same time. Full is for export, sharded for
+# going on.
+
+# %%
+states_bytes = 70e9 * 12  # fp32 weights and two moments
+assert (round(states_bytes / 1e9), round(states_bytes / 64 / 1e9)) == (840, 13)
+
+# %% [markdown]
+# ## 2. Who must call?
+#
+# Only one rank writes a full state dict. *Predict:* then only that rank needs to ask for it. What happens?
+
+
+# %%
+def only_rank_0_asks():
+    model = nn.Linear(4, 8, bias=False)
+    fully_shard(model)
+    if dist.get_rank() == 0:
+        model.weight.full_tensor()
+
+
+try:
+    run(only_rank_0_asks, 2, progress=False)
+except RanksError as error:
+    verdict = error.verdict
+print(verdict.headline)
+print("fix:", verdict.fix)
+assert "rank 1 returned without calling" in verdict.headline
+
+# %% [markdown] covers=["pitfall 1", "coverage 004.69", "coverage 001.31"]
+# `full_tensor()` is an **all-gather**: it ends when every rank has called it. Here a watchdog tells after a moment;
+# on a cluster all wait for ten minutes, then the job dies, always at a save. So `if rank == 0:` may stand before the
+# *write* and never before the *gathering*. "Rank 0 creates the file" on a checklist is half of it: the other half is
+# that all ranks enter `state_dict`.
+
+# %% exercise="save_the_whole_model" tags=["nbval-ignore-output"]
+
+# %%
+each = [(torch.full((60, 128), float(rank)),) for rank in range(4)]
+held = run(checked.use, 4, each=each, progress=False)
+bars = {
+    f"rank {rank}": {f"rows of rank {r}": float((state["weight"][:, 0] == r).sum()) if state else 0.0 for r in range(4)}
+    for rank, state in enumerate(held)
+}
+assert [sum(bar.values()) for bar in bars.values()] == [240, 0, 0, 0]
+stacks(bars, "All ranks gave their rows; rank 0 alone has them all.", "rows in the full state dict")
+
+# %% [markdown] covers=["pitfall 39", "coverage 004.58", "coverage 004.47", "coverage 004.60"]
+# Recipes that go wrong, seen in the wild: `if rank == 0: save(model)` around a function that gathers (a hang);
+# `if rank == 0: torch.save(model.state_dict())` with FSDP2 (no hang, and a file with rank 0's rows: a fraction of the
+# model, found at the first load); `ShardedStateDictConfig(rank0_only=True)` (a TypeError: shards have no form that one
+# rank holds); arguments such as `state_dict(state_dict_type=...)` that no version had.
+
+# %%
+from torch.distributed.fsdp import ShardedStateDictConfig
+
+try:
+    found = ShardedStateDictConfig(offload_to_cpu=True, rank0_only=True)
+except TypeError as error:
+    found = error
+print(found)
+assert "unexpected keyword argument 'rank0_only'" in str(found)
+
+# %% [markdown] covers=["coverage 004.121", "coverage 004.9"]
+# What is right in older code: *all* ranks enter FULL_STATE_DICT, *rank 0* writes. FSDP1 needs
+# `FullStateDictConfig(offload_to_cpu=True, rank0_only=True)` with it, or every GPU gathers the whole model; without
+# the optimizer's state nobody can go on from the file; and "save if the validation loss improved" saves nothing where
+# validation is off.
+
+# %% [markdown]
+# ## 3. A checkpoint that knows no ranks
+#
+# **DCP** lets every rank write its own rows, and keeps an index: which rows of which tensor are in which file.
+# *Predict:* a weight of 10 rows saved by 4 ranks. Into how many files, and how many rows in each?
+
+
+# %%
+def save_on_all(path):
+    model = nn.Linear(4, 10, bias=False)
+    fully_shard(model)
+    dcp.save({"model": model.state_dict()}, checkpoint_id=path)
+
+
+run(save_on_all, 4, folder / "four", progress=False)
+index = dcp.FileSystemReader(folder / "four").read_metadata()
+chunks = index.state_dict_metadata["model.weight"].chunks
+files = {f"file {i}": (chunk.offsets[0], chunk.offsets[0] + chunk.sizes[0]) for i, chunk in enumerate(chunks)}
+print(sorted(path.name for path in (folder / "four").iterdir()))
+assert list(files.values()) == [(0, 3), (3, 6), (6, 9), (9, 10)]
+
+# %% [markdown] covers=["pitfall 40", "coverage 001.55"]
+# Now three ranks load it. Each says what it wants: a DTensor of the whole shape on the *new* mesh. DCP cuts the
+# wanted rows along the borders of the files and reads those pieces, and nothing else. (FSDP1's `SHARDED_STATE_DICT`
+# was the first form of this. Files that each rank writes with `torch.save` and reads alone have no index, so they fit
+# the same number of ranks and no other.)
+
+
+# %%
+def load_on_three(path):
+    model = nn.Linear(4, 10, bias=False)
+    fully_shard(model)
+    state = {"model": model.state_dict()}
+    dcp.load(state, checkpoint_id=path)  # fills the tensors in place: they are the model's own
+    return model.weight.to_local().detach()
+
+
+loaded = run(load_on_three, 3, folder / "four", progress=False)
+ends = torch.tensor([len(rows) for rows in loaded]).cumsum(0).tolist()
+wanted = {f"rank {rank}": (end - len(loaded[rank]), end) for rank, end in enumerate(ends)}
+reads(files, wanted, "Saved by four ranks, loaded by three: each reads the rows it wants.")
+
+# %%
+assert list(wanted.values()) == [(0, 4), (4, 8), (8, 10)]
+alone = run(load_on_three, 1, folder / "four", progress=False)[0]
+assert torch.equal(torch.cat(list(loaded)), alone)
+print("Three ranks together hold what one rank alone loads, bit for bit.")
+
+# %% exercise="load_onto_other_shards"
+
+# %%
+four = [torch.full((5, 3), float(rank)) for rank in range(4)]
+halves = run(checked.use, 4, each=[(rows, str(folder / "halves")) for rows in four], progress=False)
+files = {f"file {rank}": (5 * rank, 5 * rank + 5) for rank in range(4)}
+wanted = {}
+for rank, rows in enumerate(halves):
+    first = 5 * int(rows[0, 0])
+    wanted[f"rank {rank}"] = (first, first + len(rows))
+reads(files, wanted, "Four shards on the disk, two in memory: each half is held twice.")
+
+# %% [markdown] covers=["coverage 004.48", "coverage 004.59"]
+# Some recipes load on rank 0 and send everything to everyone: `ckpt = broadcast_object_list([ckpt])[0]`. That
+# function fills its list in place and returns `None`, so the line is a TypeError; and mended it pickles the *whole*
+# model to every rank, W copies in host memory. With a full file rank 0 reads, and `set_model_state_dict(...,
+# StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))` sends tensor by tensor; with DCP every rank
+# reads its own.
+
+
+# %%
+def broadcast():
+    box = [{"weight": 1} if dist.get_rank() == 0 else None]
+    return dist.broadcast_object_list(box), box[0]
+
+
+returned = run(broadcast, 2, progress=False)
+print("returned:", returned[1][0], "  in the list:", returned[1][1])
+assert returned[1] == (None, {"weight": 1})
+
+# %% [markdown]
+# ## 4. Names, and copies
+#
+# A checkpoint finds tensors by name. *Predict:* after `torch.compile(model)`, what are the names?
+
+# %%
+model = nn.Sequential(nn.Linear(4, 4))
+wrapped = torch.compile(model)  # a wrapper; nothing is compiled before the first call
+print("torch.compile(model):   ", list(wrapped.state_dict()))
+print("get_model_state_dict of it:", list(get_model_state_dict(wrapped)))
+model.compile()  # in place
+print("model.compile():        ", list(model.state_dict()))
+assert list(wrapped.state_dict()) == ["_orig_mod.0.weight", "_orig_mod.0.bias"]
+assert list(get_model_state_dict(wrapped)) == list(model.state_dict()) == ["0.weight", "0.bias"]
+
+# %% [markdown] covers=["pitfall 43"]
+# Wrappers leave traces in names: `_orig_mod.` (compile), `_fsdp_wrapped_module.` (FSDP1), `module.` (DDP). A load
+# with `strict=False` then matches *nothing* and says nothing. Either compile in place, which `fully_shard` does too,
+# or save what `get_model_state_dict` returns: it strips them. And load with `strict=True`.
+
+
+# %%
+def shadow():
+    model = nn.Linear(4, 8)
+    fully_shard(model)
+    try:
+        copy.deepcopy(model)
+    except AssertionError as error:
+        refused = str(error)
+    average = {name: param.detach().clone() for name, param in model.named_parameters()}
+    for name, param in model.named_parameters():
+        average[name].lerp_(param.detach(), 0.01)  # on this rank's rows; nothing is sent
+    return refused, average["weight"].to_local().numel(), type(average["weight"]).__name__
+
+
+refused, numel, kind = run(shadow, 4, progress=False)[0]
+print(refused, f"\nOne average of the weights: a {kind}, of which {numel} of 32 numbers are here.")
+assert (numel, kind) == (8, "DTensor")
+
+# %% [markdown] covers=["pitfall 24"]
+# A moving average of the weights (EMA) is often made by `deepcopy(model)`; a sharded model refuses it. Keep *shadow
+# shards* instead: clone each DTensor and average this rank's rows. It takes 1/W of the memory, nothing travels, and
+# it is saved like the rest, under a name of its own.
+
+# %% [markdown]
+# ## 5. What must be in it?
+#
+# A small training on 2 ranks, with dropout and AdamW, is killed after 3 steps and goes on with its weights alone.
+# *Predict:* will you see that in the losses? (`Training` stands in
+# `fsdp_sim/learn/exercises/checkpoints/__init__.py`.)
+
+
+# %%
+def goes_on_with_weights(batches):
+    lost = Training(batches)
+    before = lost.train(3)
+    weights = lost.model.state_dict()
+    alone = Training(batches)  # a new process: a new optimizer, the first batch, the first random numbers
+    alone.model.load_state_dict(weights)
+    return Training(batches).train(8), before + alone.train(5)
+
+
+torch.manual_seed(0)
+batches = [(list(torch.randn(8, 4, 16).unbind()),) for _ in range(2)]
+undisturbed, again = run(goes_on_with_weights, 2, each=batches, progress=False)[0]
+shown = {"never interrupted": (0, undisturbed), "gone on with the weights alone": (3, again[3:])}
+losses(shown, "With the weights alone another run goes on")
+
+# %%
+assert again[:3] == undisturbed[:3]
+assert all(abs(a - b) > 1e-3 for a, b in zip(again[3:], undisturbed[3:], strict=True))
+
+# %% [markdown] covers=["pitfall 41", "coverage 004.61"]
+# Four things decide the next step: the **weights**, the **optimizer's state**, the **place in the data**, and the
+# **random numbers** of each rank. Schedules follow from the step. A list of what changes from DDP to FSDP often says
+# "save the state dict" and stops at the first. Without AdamW's moments the loss jumps, for the first steps are scaled
+# as if gradients had no history.
+
+# %% [markdown] covers=["pitfall 42", "coverage 004.63"]
+# The other two are silent. Data that are read twice look like progress; often it shows only at the *second* restart,
+# when the place is counted from the first. And a snippet that travels through the web reads the file, then takes
+# `model.state_dict()` and loads *that*: the model's own weights, so the run begins anew and says "resumed". Test a
+# resume by comparing losses with a run that was never interrupted.
+
+# %% exercise="resume_where_it_stopped"
+
+# %%
+resumed = run(checked.use, 2, each=[(*own, 3, str(folder / "resumed")) for own in batches], progress=False)[0]
+shown = {"never interrupted": (0, undisturbed), "resumed after step 2": (3, resumed[3:])}
+assert torch.allclose(torch.tensor(resumed), torch.tensor(undisturbed))
+losses(shown, "With all four kept, nobody can tell")
+
+# %% [markdown] covers=["coverage 001.32", "coverage 001.19"]
+# "Resume works" on a checklist means: this picture. The trainer of the labs goes on by itself when it finds a
+# checkpoint in its `--out`, as nanoGPT does with `--init_from=resume`; with another number of ranks too. It saves the
+# four, the config, and refuses where the model does not fit.
+
+# %% [markdown]
+# ## 6. Half a checkpoint
+#
+# A rank is killed in the middle of a save. *Predict:* what does the next start find? First our own
+# implementation, `labs/checkpoint`: rank 0 dies (SIGKILL) at four moments of its second save.
+
+# %%
+from labs.checkpoint import Checkpointer
+
+
+def saves_twice(path, moment):
+    import os
+
+    checkpointer = Checkpointer(path, group=dist.new_group(backend="gloo"))
+    weight = DTensor.from_local(torch.ones(4, 4), init_device_mesh("cpu", (2,)), [Shard(0)])
+    os.environ |= {"RANK": str(dist.get_rank()), "FSDP_SIM_FAULTS": f"kill:{moment}@2@0"}
+    for step in (1, 2):
+        checkpointer.save(step, {"weight": weight}, {"step": step}, {})
+
+
+# %%
+rows = []
+for moment in ("before-shard-write", "after-shard-write", "before-rename", "after-rename"):
+    out = folder / moment
+    out.mkdir()
+    try:
+        run(saves_twice, 2, out / "checkpoints", moment, progress=False)
+    except RanksError as error:
+        how = error.verdict.headline
+    found = [one for one in on_disk(out) if one.name.startswith("step")]
+    rows.append((moment, *(f"{one.name}: {'counts' if one.counts else 'does not'}" for one in found)))
+HTML(viz.Table("On the disk after the kill", ("killed", "first save", "second save"), tuple(rows)).to_html())
+
+# %%
+assert "rank 0 was killed by SIGKILL" in how
+assert [row[1] for row in rows] == ["step-1: counts"] * 4
+assert [row[2] for row in rows] == ["step-2.tmp-…: does not"] * 3 + ["step-2: counts"]
+
+# %% [markdown] covers=["pitfall 44"]
+# Before the rename there is only `step-2.tmp-…`, which no restart looks at; after it all of step 2. There is no
+# moment with half a checkpoint under its name. The order makes it so: all ranks write and **fsync** (the disk has it,
+# not only the kernel's cache); they tell each other; rank 0 writes a manifest with sizes and SHA-256, renames the
+# folder, and *then* moves `latest`. Whoever moves `latest` first will one day start from a checkpoint that is not
+# there.
+
+# %% [markdown]
+# DCP alone is not like that. *Predict:* you save into the same folder each time, and once a disk is full. Mend it.
+
+# %% exercise="keep_the_last_checkpoint"
+
+# %%
+room = [[False, False, False], [False, False, True]]
+weights = [torch.full((40, 16), float(step)) for step in range(3)]
+kept = run(checked.use, 2, each=[(weights, full, str(folder / "kept")) for full in room], progress=False)
+newest = int(kept[0][0, 0])
+written = {f"rank {rank}": [not one for one in full] for rank, full in enumerate(room)}
+assert newest == 1
+saves(written, [step <= newest for step in range(3)], "One rank had no room: step 2 is no checkpoint, step 1 still is.")
+
+# %% [markdown]
+# What DCP does give you: it writes `.metadata` last, so a *new* folder without it can never be loaded, and when one
+# rank fails all ranks raise. (`CheckpointException` is a `BaseException`: `except Exception` lets it pass and ends
+# your job.) What it does not see is a flipped bit: that takes checksums, which `labs/checkpoint` verifies before it
+# loads.
+
+# %% [markdown]
+# ## 7. While training goes on
+#
+# `dcp.async_save` copies the tensors and returns; a thread writes. *Predict:* one rank's disk is full. Which line
+# raises?
+
+# %% tags=["nbval-ignore-output"]
+from fsdp_sim.learn.exercises.checkpoints import Disk
+
+
+def background(path):
+    group = dist.new_group(backend="gloo")
+    weight = DTensor.from_local(torch.zeros(200_000, 2), init_device_mesh("cpu", (2,)), [Shard(0)])
+    writer = Disk(path, full=dist.get_rank() == 1)
+    future = dcp.async_save({"weight": weight}, storage_writer=writer, process_group=group)
+    for _ in range(5):
+        dist.all_reduce(torch.ones(1000))  # training goes on, in its own group
+    return type(future.exception()).__name__
+
+
+failed = run(background, 2, folder / "background", progress=False)
+print("async_save returned a future; the error was in it:", failed[0])
+
+# %%
+assert list(failed) == ["CheckpointException"] * 2
+groups = {record.group for record in failed.records[0] if record.op != "new_group"}
+assert len(groups) == 2  # training's and the checkpoint's own
+
+# %% [markdown] covers=["pitfall 10"]
+# No line raises: the error is in the future, on *all* ranks, and there alone. Two more rules. The thread runs
+# collectives, so it needs a **process group of its own**: two threads in one group issue in an order that differs
+# from rank to rank, and training hangs. And one save at a time: the next one waits for the last.
+
+# %% exercise="count_what_was_saved"
+
+# %%
+full = [[False] * 4, [False, False, True, False]]
+gradients = list(torch.ones(4, 40, 16).unbind())
+counted = run(checked.use, 2, each=[(gradients, of_rank, str(folder / "async")) for of_rank in full], progress=False)[0]
+written = {f"rank {rank}": [not one for one in of_rank] for rank, of_rank in enumerate(full)}
+assert counted == [0, 1, 3]
+saves(written, [step in counted for step in range(4)], "Four saves in the background, of which three are checkpoints.")
+
+# %% [markdown]
+# ## 8. Whose checkpoint is it?
+#
+# Look at the first bytes of the index of section 3. *Predict:* what kind of file is it, and what may happen when you
+# load one from a stranger?
+
+# %%
+import pickletools
+
+content = (folder / "four" / ".metadata").read_bytes()
+called = {str(argument) for order, argument, _ in pickletools.genops(content) if order.name == "SHORT_BINUNICODE"}
+print("it names:", ", ".join(sorted(name for name in called if "torch" in name)))
+assert isinstance(pickle.loads(content), dcp.Metadata)
+assert any("torch.distributed.checkpoint.metadata" in name for name in called)
+
+# %% exercise="code_in_a_checkpoint"
+
+# %%
+from fsdp_sim.learn.exercises.checkpoints.code_in_a_checkpoint import inputs
+
+seen = run(checked.use, 1, each=inputs(seed=7), progress=False)[0]
+ways = tuple((way, "ran code" if note else "did not") for way, note in seen.items() if way != "claim")
+assert [ran for _, ran in ways] == ["did not", "ran code", "ran code"]
+HTML(viz.Table("Two checkpoints of a stranger, loaded", ("way", "its code"), ways).to_html())
+
+# %% [markdown]
+# A pickle is a program. `torch.load` refuses most of them by default; DCP's index does not ask. Load what your own
+# jobs wrote, from a folder that only they can write. Between people, weights travel as **safetensors**: a header,
+# then bytes. `python -m labs.convert` makes them, and refuses folders of DCP whose index is a pickle.
+
+# %%
+said("checkpoints")
+
+# %% [markdown]
+# ## 9. Lab: kill it
+#
+# `torchrun` trains on two ranks and saves every second step. Rank 0 is killed while step 4 is saved: all files
+# are written, the folder has not its name yet. Then one process *without FSDP* goes on. *Predict:* from which step?
+
+# %% tags=["nbval-ignore-output"]
+from labs.lab import resume
+
+resume.kill(folder / "killed", ranks=2, where="before-rename")
+alone = resume.goes_on(folder / "killed", folder / "alone", "--api=single", ranks=1)
+
+# %%
+for one in on_disk(folder / "killed"):
+    print(f"{one.name:12}  {'counts' if one.counts else 'does not count'}")
+print(
+    f"went on from step {alone.report['resumed_from']}; last loss {alone.losses[-1]:.3f}, first {alone.losses[0]:.3f}"
+)
+assert [one.counts for one in on_disk(folder / "killed")] == [True, False]
+assert alone.report["resumed_from"] == 2
+assert alone.losses[-1] < alone.losses[0]
+
+# %% [markdown]
+# `lab_06_resume.ipynb` compares all losses with those of a run that nobody disturbed, and lets torchrun restart by
+# itself. **One GPU or more:** `python -m labs.lab.resume --ranks 4` uses the GPUs that each rank finds. **Many
+# nodes:** `torchrun --max-restarts=3 ... -m labs.train --save_every=100 --async_save=true --out=/shared/run`, where
+# all nodes see the folder; then kill a node.
+
+# %% tags=["nbval-ignore-output"]
+board()
+
+# %% [markdown]
+# ## What you have seen
+#
+# - A full state dict is the whole model in one place, gathered by **all** ranks; a sharded one is each rank's rows.
+# - DCP's checkpoint has whole shapes and an index, so any number of ranks can load it.
+# - Going on takes weights, optimizer, place in the data and each rank's random numbers. Compare losses to know.
+# - A checkpoint counts after one rename. In the background the error is in the future, and the group is its own.
+# - A pickle runs code. Trust is about who wrote it.

@@ -1,0 +1,502 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Scale: where should the shards lie?
+#
+# Inside a node bytes travel an order of magnitude faster than between nodes. In about two hours you place shards so
+# that little crosses the slow link, tell the sharding strategies apart, say how many tokens hide a network, find the
+# rank that a thousand others wait for, and choose a plan, or find that DDP is enough.
+#
+# **What is real:** groups, collectives and shards on four ranks, and the lab. **What is modelled:** everything that
+# says *simulated*: clusters of up to 1,024 GPUs from the catalogue. No GPU was used.
+
+# %%
+import subprocess
+import sys
+
+# %%
+import warnings
+
+import psutil
+import torch
+import torch.distributed as dist
+from IPython.display import HTML
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
+
+import fsdp_sim.mini.hsdp
+from fsdp_sim import Cluster, Plan, engine, simulate, viz
+from fsdp_sim.learn import board, check, hint, in_torch, said, solution  # noqa: F401
+from fsdp_sim.learn.pictures.memory import curves, stacks
+from fsdp_sim.ranks import run
+from fsdp_sim.schedule import build, toy
+
+# %% [markdown]
+# ## 1. Two kinds of links
+#
+# *Predict:* how many times faster is a GPU's link to the other GPUs of its node than its share of the network?
+
+# %%
+clusters = {
+    "H100, InfiniBand": Cluster("H100-SXM-80GB", gpus=16),
+    "A100, InfiniBand": Cluster("A100-SXM-80GB", gpus=16),
+    "A100, 25 Gbit/s per GPU": Cluster("A100-SXM-80GB", gpus=16, bandwidth_gbps=25),
+}
+links = {name: (c.intra_link.bytes_per_s / 1e9, c.inter_link.bytes_per_s / 1e9) for name, c in clusters.items()}
+rows = tuple((name, f"{a:.0f}", f"{b:.3g}", f"{a / b:.0f} times") for name, (a, b) in links.items())
+assert [round(a / b) for a, b in links.values()] == [9, 12, 96]
+HTML(viz.Table("GB/s per GPU and direction", ("", "in the node", "between nodes", "faster"), rows).to_html())
+
+# %% [markdown] covers=["coverage 001.51", "coverage 002.12"]
+# So: shard *inside* a node, and keep a copy of the model per node. That is **hybrid sharding** (HSDP; FSDP1 calls it
+# `HYBRID_SHARD`). Gathers and reduce-scatters run in the node; across nodes only gradients are all-reduced, each rank
+# with those that hold the same shard. The price is memory: states are divided by the GPUs of a node, not by all.
+#
+# Below, four ranks on two nodes. *Predict:* which ranks hold the same?
+
+# %%
+viz.shard_map(build(toy(3), Plan(shard_size=2), world_size=4))
+
+
+# %%
+def place_of(rank_order):
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=rank_order)
+    shard, copies = (dist.get_process_group_ranks(mesh.get_group(name)) for name in ("shard", "replicate"))
+    model = nn.Linear(8, 8, bias=False)
+    fully_shard(model, mesh=mesh)
+    return str(shard), str(copies), str(model.weight.placements), model.weight.to_local().numel() / 64
+
+
+places = run(place_of, 4, ("replicate", "shard"), progress=False)
+rows = tuple((f"rank {rank}", *map(str, place)) for rank, place in enumerate(places))
+assert [place[:2] for place in places[:2]] == [("[0, 1]", "[0, 2]"), ("[0, 1]", "[1, 3]")]
+assert all(place[3] == 0.5 for place in places)
+HTML(viz.Table("HSDP on 2 x 2", ("", "shards with", "same as", "placements", "holds"), rows).to_html())
+
+# %% [markdown] covers=["pitfall 48", "coverage 004.44"]
+# Each rank holds a *half*, on four ranks: memory follows the shard group, not the world. The mesh's dimensions are
+# `(replicate, shard)`, in this order; the last one varies fastest, and ranks are numbered node by node. FSDP1 without
+# a mesh infers a node's size from the devices it sees, which is wrong when a container shows fewer.
+#
+# Some texts put DDP inside FSDP, or around it. Neither: replicate *and* shard is one mesh with two dimensions.
+
+# %%
+in_torch(fsdp_sim.mini.hsdp.FSDPMeshInfo, fsdp_sim.mini.hsdp.get_mesh)
+
+# %% [markdown]
+# Stuck in an exercise? `hint("shard_inside_the_node")` gives the next of three hints,
+# `solution("shard_inside_the_node")` the solution and why it is so.
+
+# %% exercise="shard_inside_the_node"
+
+# %%
+each = [(torch.randn(60_000),) for _ in range(4)]
+done = run(checked.use, 4, each=each, progress=False, show_output=False)  # torch warns that a name will go
+moved = {}
+for rank, records in enumerate(done.records):
+    groups = {"in the node": 0.0, "between nodes": 0.0}
+    for record in records:
+        where = "between nodes" if len({member // 2 for member in record.members}) > 1 else "in the node"
+        groups[where] += 4 * record.numel / 1000 * record.op.startswith(("reduce", "all_reduce"))
+    moved[f"rank {rank}"] = groups
+stacks(moved, "The whole gradient stays in the node; half of it crosses.", "kB in collectives, by rank")
+
+# %%
+assert all(round(groups["between nodes"]) == 120 for groups in moved.values())
+
+# %% [markdown]
+# ## 2. What leaves a node
+#
+# *Predict:* HSDP all-reduces a shard on every rank; FSDP gathers and reduces the whole model through one ring. On
+# 8 nodes of 8, how many times fewer bytes does a node send with HSDP?
+
+# %% exercise="bytes_between_nodes"
+
+# %%
+names = {"fsdp": "FSDP", "fsdp kept": "FSDP, kept after forward", "hsdp": "HSDP"}
+lines = {
+    name: {nodes: checked.use(1.0, nodes, 8, how) for nodes in (2, 4, 8, 16, 32, 64, 128)}
+    for how, name in names.items()
+}
+assert max(lines["HSDP"].values()) < 2 < lines["FSDP"][2]
+told = "A node of 8 sends the model nearly three times a step; with a copy per node it sends it at most twice."
+curves(lines, told, x="nodes", y="times the model's bytes, leaving each node")
+
+# %% [markdown] covers=["coverage 001.20"]
+# On many nodes a third less, not an order of magnitude: every shard must still be reduced with the other nodes. What
+# HSDP gains besides: rings of 8 members instead of all ranks (less latency), gathers on the fast link, and with
+# several micro-batches *one* all-reduce for all (`set_requires_all_reduce`). On two nodes of four GPUs, as many
+# tutorials start, `torchrun --nnodes=2 --nproc_per_node=4` makes the groups; which node is which rank follows from
+# `--node_rank` or the rendezvous.
+
+# %% [markdown]
+# ## 3. The strategies
+#
+# FSDP1 has `FULL_SHARD`, `SHARD_GRAD_OP`, `NO_SHARD` and `HYBRID_SHARD`; DeepSpeed has ZeRO stages 1 to 3. *Predict:*
+# 8 billion parameters in fp32 with AdamW on 64 GPUs. Which of them leave less than 10 GB of states on each?
+
+# %%
+ways = {
+    "DDP, NO_SHARD": (1, "ddp"), "ZeRO-1": (64, "zero1"), "ZeRO-2": (64, "zero2"),
+    "FULL_SHARD (ZeRO-3), SHARD_GRAD_OP": (64, "fsdp2"), "HYBRID_SHARD, 8 per node": (8, "fsdp2"),
+}  # fmt: skip
+
+
+def between_steps(shards, api):
+    sizes = {"parameters": (1, 0, 0), "gradients": (0, 1, 0), "optimizer": (0, 0, 2)}
+    return {
+        part: engine.model_state_bytes(8.03, shards, api, param_bytes=4 * p, grad_bytes=4 * g, optimizer_bytes=4 * o)
+        for part, (p, g, o) in sizes.items()
+    }
+
+
+held = {name: between_steps(*way) for name, way in ways.items()}
+stacks(held, "What is sharded: the optimizer, then gradients, then parameters.", "GB on each of 64 GPUs, at the step")
+
+# %%
+total = {name: sum(parts.values()) for name, parts in held.items()}
+assert [name for name, size in total.items() if size < 10] == ["FULL_SHARD (ZeRO-3), SHARD_GRAD_OP"]
+assert round(8 * (16 / (8 + 8 / 8)) / 8, 1) == 1.8  # 16 bytes a parameter against 9, on 8 GPUs
+
+# %% [markdown] covers=["coverage 003.6", "coverage 003.7", "coverage 003.8", "coverage 003.19"]
+# - **ZeRO-1** shards the optimizer's state; after the step an all-gather makes the parameters whole again.
+# - **ZeRO-2** shards gradients too: a reduce-scatter instead of an all-reduce. Also with an all-gather after the step.
+# - **ZeRO-3** shards parameters too: all-gathered on demand, where some texts let an owner *broadcast* them.
+#
+# FSDP is not another level: `FULL_SHARD` *is* ZeRO-3, and after its step nothing is gathered; the next forward does
+# that. And none of them shards activations, or the work.
+
+# %% [markdown] covers=["coverage 001.53", "coverage 001.56"]
+# On 8 GPUs ZeRO-1 keeps 9 bytes of 16: a model 1.8 times as large, not "the same". FSDP keeps 2. Those are states
+# only: an upper bound, before activations and gathered units. "FSDP plus ZeRO-1 within its units" would shard nothing
+# more, for the optimizer's state is 1/W already. What FSDP pays is a second all-gather: 3 instead of 2 passes of the
+# model.
+
+# %% exercise="parameters_between_passes"
+
+# %%
+moments = {}
+for reshard, name in ((True, "FULL_SHARD"), (False, "SHARD_GRAD_OP")):
+    found = run(checked.use, 4, 250, reshard, progress=False)[0]
+    moments |= {
+        f"{name}: {moment}": {"of the weight": found[moment] / 1000} for moment in ("before", "between", "after")
+    }
+assert [of["of the weight"] for of in moments.values()] == [0.25, 0.25, 0.25, 0.25, 1.0, 0.25]
+stacks(moments, "The two differ only between forward and backward.", "share of the weight on a rank")
+
+# %% [markdown] covers=["coverage 002.9", "coverage 002.10", "coverage 004.128"]
+# `FULL_SHARD` shards everything, always, but for the unit at work. `SHARD_GRAD_OP` does *not* keep parameters
+# replicated: they are shards between steps, and whole from a unit's forward to its backward. That is no "slightly
+# higher memory": all of the model at once. In FSDP2 both are `reshard_after_forward`; a number keeps a slice,
+# gathered in groups of that size.
+
+
+# %%
+def no_shard():
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        FullyShardedDataParallel(
+            nn.Linear(4, 4), sharding_strategy=ShardingStrategy.NO_SHARD, device_id=torch.device("cpu")
+        )
+    return [str(warning.message) for warning in heard if "NO_SHARD" in str(warning.message)]
+
+
+heard = run(no_shard, 2, progress=False)[0]
+print(heard[0])
+assert "deprecated" in heard[0]
+
+# %% [markdown] covers=["coverage 002.11"]
+# `NO_SHARD` behaves like DDP and is deprecated: use DDP itself.
+#
+# ## 4. How many tokens hide a network?
+#
+# A GPU computes a block while the next one's parameters travel. *Predict:* twice as many parameters. Does one need
+# twice as many tokens to hide the gathers?
+
+# %% exercise="tokens_that_hide"
+
+# %%
+gbits = (10, 25, 50, 100)
+lines = {  # half the peak, as a good run reaches
+    f"{name}, half its peak": {
+        gbit: checked.use(0.5 * Cluster(name, gpus=64).gpu.peak_flops("bf16"), gbit * 1e9 / 8, 64) for gbit in gbits
+    }
+    for name in ("H100-SXM-80GB", "A100-SXM-80GB")
+}
+curves(lines, "With so many tokens per GPU and micro-batch the network is hidden.", x="Gbit/s per GPU", y="tokens")
+
+# %%
+at_25 = lines["A100-SXM-80GB, half its peak"][25]
+print(f"an A100 with 25 Gbit/s needs {at_25:,.0f} tokens, whatever the model")
+assert 45_000 < at_25 < 50_000
+
+# %% [markdown]
+# The threshold is F / B tokens: FLOP/s that a GPU reaches over bytes/s that it sends. The size of the model falls
+# out: more parameters take longer to send *and* to compute. So ask of a cluster how many tokens one of its GPUs takes
+# at once. What this leaves out: latency, contention between kernels, and copies. The simulator has them. Left below
+# kernels and the GPU, right units and the network:
+
+# %%
+viz.roofline(
+    simulate("llama3-8b", Cluster("H100-SXM-80GB", gpus=64), Plan(micro_batch=1, seq_len=4096, param_dtype="bf16"))
+)
+
+# %% [markdown]
+# ## 5. A thousand GPUs
+#
+# The same work per GPU, on 8 to 1,024 of them (simulated). *Predict:* tokens per second and GPU with a shard per GPU,
+# and with shards inside nodes.
+
+# %%
+short = {"micro_batch": 1, "seq_len": 2048, "param_dtype": "bf16"}
+roce = Cluster("H100-SXM-80GB", gpus=8, bandwidth_gbps=100)
+lines = {
+    "FSDP": ("llama3-8b", roce, Plan(**short)),
+    "HSDP": ("llama3-8b", roce, Plan(**short, shard_size=8)),
+}
+viz.scaling(lines, gpus=[8, 16, 64, 256, 1024])
+
+
+# %%
+def rate(gpus, **plan):
+    cluster = Cluster("H100-SXM-80GB", gpus=gpus, bandwidth_gbps=100)
+    return simulate("llama3-8b", cluster, Plan(**short, **plan)).tokens_per_s_per_gpu
+
+
+rates = {gpus: (rate(gpus), rate(gpus, shard_size=8)) for gpus in (8, 1024)}
+print({gpus: [round(one) for one in both] for gpus, both in rates.items()})
+assert rates[8][0] == rates[8][1]
+assert rates[1024][0] < rates[1024][1] < rates[8][1]
+
+# %% [markdown]
+# **Weak scaling**: the work per GPU stays, so the ideal is level. The first step down is the slow link. The long fall
+# after it is latency, which grows with the members of a ring; HSDP's gathers stay in rings of 8. And a thousand GPUs
+# with one sequence each are a batch of 1,024 sequences: whether the model *learns* as much per token from it is
+# another question.
+
+# %% [markdown]
+# ## 6. One slow rank
+#
+# A collective ends when the last rank has come. *Predict:* rank 212 of 512 computes 20% slower. How much slower is the
+# step?
+
+
+# %%
+def slow(seconds, ranks):
+    return engine.straggler(seconds, ranks, rank=212, factor=1.2)
+
+
+plan = Plan(micro_batch=1, seq_len=4096, param_dtype="bf16", activation_checkpointing="full")
+wide = Cluster("H100-SXM-80GB", gpus=512)
+even = simulate("llama3-8b", wide, plan)
+uneven = simulate("llama3-8b", wide, plan, skew=slow)
+print(f"{uneven.step_time_s / even.step_time_s - 1:.0%} slower, for all 512")
+assert 0.15 < uneven.step_time_s / even.step_time_s - 1 < 0.2
+assert 1 / 7 < 1 - even.step_time_s / uneven.step_time_s < 1 / 6
+viz.rank_bands(uneven)
+
+# %% [markdown]
+# Everybody waits for one. 511 GPUs stand still about a seventh of the time, and *their* profiles show long
+# collectives: it looks like a slow network. Whose profile shows the cause?
+
+# %% exercise="name_the_straggler"
+
+# %%
+import random
+
+from fsdp_sim.learn.exercises.scale.name_the_straggler import traced
+
+trace = traced(random.Random(3))
+slowest = checked.use(trace)
+spent = {rank: sum(e.duration_s for e in trace.select(rank=rank).ops if e.op == "ALL_GATHER") for rank in range(8)}
+assert min(spent, key=spent.get) == slowest
+bars = {f"rank {rank}{' (slow)' * (rank == slowest)}": {"in all-gathers": 1e3 * s} for rank, s in spent.items()}
+stacks(bars, "Who waits least is the one that is waited for.", "ms in all-gathers")
+
+# %% [markdown]
+# ## 7. Choose a plan
+#
+# Llama 3 8B on eight nodes with a slow network, and a batch of which each GPU has 4 sequences. *Predict:* which one
+# setting gains most?
+
+# %% exercise="plan_for_a_slow_network"
+
+# %%
+from fsdp_sim.explore import Sweep
+
+answer = checked.use()
+fixed = {
+    "model": "llama3-8b", "gpu": "A100-SXM-40GB", "gpus": "64", "bandwidth_gbps": "25", "seq_len": "2048",
+    "grad_accum": "4", "activation_checkpointing": "full", "param_dtype": "bf16",
+}  # fmt: skip
+vary = {
+    "shard_size": ["64", "16", "8"], "reshard_after_forward": ["true", "false"], "requires_all_reduce": ["true", "last"]
+}  # fmt: skip
+print("your plan:", answer)
+viz.pareto(Sweep(fixed, vary))
+
+# %% [markdown]
+# Every mark is a plan, simulated; those on the line nothing beats in both time and memory. Where a sweep is too large
+# to try by hand, `fsdp-sim sweep` writes it as a table, and `fsdp_sim.explore.changes_that_fit` says what would make
+# a plan fit that does not.
+
+# %% [markdown]
+# ## 8. When is DDP enough?
+#
+# GPT-2 with 774 million parameters on 32 A100 of 40 GB, 100 Gbit/s per GPU (simulated). *Predict:* is FSDP slower,
+# because it sends more?
+
+
+# %%
+cluster = Cluster("A100-SXM-40GB", gpus=32, bandwidth_gbps=100)
+ways = {
+    "DDP": {"api": "ddp"}, "ZeRO-1": {"api": "zero1"}, "ZeRO-2": {"api": "zero2"},
+    "FSDP": {"reshard_after_forward": True}, "FSDP, kept": {"reshard_after_forward": False},
+}  # fmt: skip
+sims = {
+    (name, rows): simulate("gpt2-774m", cluster, Plan(micro_batch=rows, seq_len=1024, param_dtype="bf16", **way))
+    for name, way in ways.items()
+    for rows in (4, 16)
+}
+
+
+def told(sim):
+    return f"{sim.tokens_per_s_per_gpu:,.0f}{'' if sim.fits else ' (does not fit)'}"
+
+
+table = tuple((name, told(sims[name, 4]), told(sims[name, 16])) for name in ways)
+HTML(viz.Table("Tokens per second and GPU", ("", "4 sequences", "16 sequences"), table).to_html())
+
+# %%
+four = {name: sims[name, 4].tokens_per_s_per_gpu for name in ways}
+assert 0.95 < four["FSDP"] / four["DDP"] < 1.05
+assert not sims["DDP", 16].fits
+assert sims["FSDP", 16].fits
+assert sims["FSDP", 16].tokens_per_s_per_gpu > 1.5 * four["DDP"]
+
+# %% [markdown]
+# Where the network is hidden both are as fast, and DDP is simpler: it is enough when 16 bytes a parameter and the
+# activations of a batch that keeps the GPU busy fit. FSDP's gain here is not speed but room, and room buys larger
+# batches.
+#
+# **A guide**, in order: (1) states and activations fit? DDP. (2) They do not: FSDP over one node; recompute blocks.
+# (3) More than a node, and tokens per GPU above F/B of the network: FSDP over all. (4) Below: HSDP, if states divided
+# by a node's GPUs fit; accumulate, and reduce over the copies once. (5) Still below: larger batches, or another kind
+# of parallelism.
+
+# %% [markdown]
+# ## 9. Starting on several nodes
+#
+# Three things that fail before the first step. *Predict:* a rank on the second node of four GPUs calls
+# `set_device(RANK)`. Which device is that?
+
+# %%
+nodes, per_node = 2, 4
+rows = tuple(
+    (f"node {rank // per_node}", f"{rank}", f"{rank % per_node}", "" if rank < per_node else f"no GPU {rank} here")
+    for rank in range(nodes * per_node)
+)
+assert sum(bool(row[3]) for row in rows) == 4
+HTML(viz.Table("Two nodes of four GPUs", ("", "RANK", "LOCAL_RANK", "set_device(RANK)"), rows).to_html())
+
+# %% [markdown] covers=["pitfall 49"]
+# `set_device(LOCAL_RANK)`, before anything else. Without it all ranks of a node take GPU 0: "Duplicate GPU detected:
+# rank 0 and rank 1 both on CUDA device". NCCL says the same when there are more ranks than GPUs: two NCCL ranks
+# cannot share a GPU, so with one GPU use one rank, or gloo on the CPU as here. (Not shown on this machine: it takes
+# GPUs.)
+
+# %%
+import socket
+
+with socket.socket() as taken:
+    taken.bind(("127.0.0.1", 0))
+    taken.listen()
+    try:
+        dist.TCPStore("127.0.0.1", taken.getsockname()[1], is_master=True)
+    except dist.DistNetworkError as error:
+        why = "EADDRINUSE" if "EADDRINUSE" in str(error) else str(error)
+print("a second job on the same port:", why)
+assert why == "EADDRINUSE"
+
+# %% [markdown] covers=["pitfall 50"]
+# A fixed `MASTER_PORT` (29500 by default) is taken as soon as another job runs there, or the last one has not quite
+# died. On one machine `torchrun --standalone` finds a free port; on several `--rdzv-backend=c10d
+# --rdzv-endpoint=HOST:PORT` with a `--rdzv-id` per job. A fixed master address works too, and has no way to come back
+# after a node is lost.
+
+# %%
+START = "import subprocess; worker = subprocess.Popen(['sleep', '60']); print(worker.pid, flush=True); worker.wait()"
+launcher = subprocess.Popen([sys.executable, "-c", START], stdout=subprocess.PIPE, text=True)
+worker = psutil.Process(int(launcher.stdout.readline()))
+launcher.kill()  # SIGKILL: no last word to the worker
+launcher.wait()
+alive = worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE
+print("launcher gone; its worker still runs:", alive)
+worker.kill()
+assert alive
+
+# %% [markdown] covers=["pitfall 51"]
+# Whoever kills a launcher with SIGKILL leaves its workers: on a cluster they hold the GPUs and the port of a job that
+# is over. Send SIGTERM (torchrun passes it on, and kills after 30 s), and before a restart look for the old ranks,
+# not only for the launcher. The labs' own `torchrun` ties them: when the kernel dies its ranks leave.
+
+# %%
+said("scale")
+
+# %% [markdown]
+# ## Lab: a copy per pair
+#
+# Four real ranks of torchrun train with HSDP, two per copy. *Predict:* which part of the parameters and of AdamW's
+# moments does each rank keep?
+
+# %% tags=["nbval-ignore-output"]
+from labs.trained import train
+
+SETTING = ("--n_layer=2", "--steps=2", "--global_batch=8", "--seq_len=64")
+hybrid = train(*SETTING, "--api=hsdp", "--shard_size=2", ranks=4)
+print("losses:", *(f"{loss:.4f}" for loss in hybrid.losses))
+
+# %%
+from labs.config import TrainConfig
+from labs.lab.nodes import across_bytes
+from labs.models import empty
+from labs.place import Place
+
+model_bytes = 4 * empty(TrainConfig(n_layer=2).model_config).num_params()
+assert all(abs(kept / (3 * model_bytes) - 1 / 2) < 0.01 for kept in hybrid.report["state_bytes"])
+print("Each of four ranks keeps half of the parameters and of AdamW's moments.")
+assert hybrid.losses[1] < hybrid.losses[0]
+two_by_two = Place(world_size=4, local_world_size=2)
+sent = [across_bytes(TrainConfig(n_layer=2, api=api), two_by_two, gloo=False) for api in ("fsdp2", "hsdp")]
+print(f"each node would send {sent[0] / model_bytes:.2f} M with FSDP, {sent[1] / model_bytes:.2f} M with HSDP")
+assert round(sent[1] / model_bytes, 2) == 1.0
+
+# %% [markdown]
+# `lab_09_nodes.ipynb` runs both over a network between two nodes, makes it slow, and finds a rank that never comes in
+# the flight recorder's dump. `lab_10_tune.ipynb` searches the fastest plan that fits, and checks three of them.
+#
+# **One GPU:** `python -m labs.lab.tune --device cuda --cluster H100 --ranks 64`: real kernels, a pretended wire.
+# **Many:** `sbatch labs/launch/train.sbatch --model=gpt2 --api=hsdp`, then `--api=fsdp2`, and compare the reports.
+
+# %% tags=["nbval-ignore-output"]
+board()
+
+# %% [markdown]
+# ## What you have seen
+#
+# - HSDP shards inside a node and copies across: a mesh of (replicate, shard). Memory follows the shard group.
+# - Strategies differ in what is whole, and when. FULL_SHARD is ZeRO-3; nothing is left for ZeRO-1 to shard.
+# - A network is hidden from about F/B tokens per GPU on, whatever the model.
+# - The rank with the least communication is the one that all others wait for.
+# - DDP is enough while the states and a good batch fit.

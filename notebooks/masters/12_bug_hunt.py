@@ -1,0 +1,688 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # The bug hunt: who waits for whom, and which number is wrong first?
+#
+# You get code with a fault in it and its symptoms, eighteen times: jobs that hang, jobs that die, and jobs
+# that train on in silence with wrong numbers. Afterwards you can go from a symptom to its cause in four
+# steps: **symptom → who waits where, or which number differs first → the smallest experiment → the cause**.
+#
+# **What is real:** every hang, every error and every wrong number, on real ranks with gloo and torch's own
+# `fully_shard`. **What is modelled:** the memory of large models in section 7, by the simulator.
+
+# %%
+import errno
+import inspect
+import pickle
+import socket
+import subprocess
+import sys
+import time
+
+import cloudpickle
+import psutil
+import torch
+import torch.distributed as dist
+from IPython.display import HTML
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+
+# %%
+import fsdp_sim.mini.group
+from fsdp_sim import Cluster, Plan, simulate, viz
+from fsdp_sim.learn import board, check, hint, in_torch, said, solution  # noqa: F401
+from fsdp_sim.learn.find import load
+from fsdp_sim.learn.judges.account import sent_bytes
+from fsdp_sim.learn.pictures.bug_hunt import Box, Look, agreement, boxes, issued, where_ranks_stand
+from fsdp_sim.ranks import RanksError, run
+from fsdp_sim.timeline import Op
+from labs.lab.compile.orders import EXPECTED
+from labs.lab.picture import bars, losses
+from labs.lab.result import Row
+from labs.ladder import Setting, climb
+
+
+def tried(name, function):
+    """Run a function on ranks with the inputs of an exercise."""
+    inputs = load(name).judge.inputs(0)
+    return run(function, len(inputs), each=inputs, progress=False, show_output=False)
+
+
+# %% [markdown] covers=["misconception 35", "pitfall 6"]
+# ## 1. It hangs: who is missing?
+#
+# A collective ends when *every* rank has called it. So a hang is seldom the network. It is a rank that
+# called one collective too few, one too many, or another one, and the question is always the same: **who
+# waits where, and who never came?**
+#
+# *Predict:* three ranks, three all-reduces, then rank 0 alone calls a barrier. Who hangs, who is at fault?
+
+
+# %% tags=["nbval-ignore-output"]
+def validates():
+    for _ in range(3):
+        dist.all_reduce(torch.ones(2))
+    if dist.get_rank() == 0:
+        dist.barrier()
+
+
+try:
+    run(validates, 3, progress=False)
+except RanksError as error:
+    hang = error
+print(hang.verdict.headline)
+assert "returned without calling #4 barrier" in hang.verdict.headline
+where_ranks_stand(hang)
+
+# %% [markdown] covers=["pitfall 6"]
+# Rank 0 waits and is not "the slow one": the others have left. Here a **watchdog** says so at once, since
+# it sees what all ranks issue. On a cluster NCCL's watchdog says, after ten minutes and on the rank that
+# waits, "caught collective operation timeout" with `SeqNum=4`: the number in the group, which is your first
+# line of evidence. Section 2 finds the other one.
+#
+# *Predict:* a rank that never comes because it is busy with something else. Does its report look the same?
+
+
+# %% tags=["nbval-ignore-output"]
+def prepares_data():
+    if dist.get_rank() == 0:
+        time.sleep(60)  # downloads, tokenises, holds a lock ...
+    dist.barrier()
+
+
+try:
+    run(prepares_data, 3, timeout_s=0.5, progress=False)
+except RanksError as error:
+    hang = error
+print(hang.verdict.headline, hang.verdict.why, sep="\n")
+assert "outside any collective" in hang.verdict.why
+where_ranks_stand(hang)
+
+# %% [markdown] covers=["pitfall 7"]
+# No mismatch, and no rank has left: rank 0 is not in a collective at all. If your job dies *before step 1*
+# after exactly 30 minutes (10 with NCCL), look there: rank 0 prepares data while the others wait in a
+# barrier. Prepare it before the job, or give that one group a longer timeout. It is no hang, only patience
+# that ran out.
+
+# %%
+print("a process group waits", dist.default_pg_timeout)
+assert dist.default_pg_timeout.total_seconds() == 30 * 60
+
+# %% [markdown] covers=["pitfall 1"]
+# **Your turn.** Three jobs that hang. Read the symptoms, run the check on the faulty code and read what the
+# watchdog says; then mend it. `hint("saves_alone")` gives the next of three hints, `solution("saves_alone")`
+# the solution and why. Whatever makes whole what is sharded is a collective: a full state dict, a
+# `full_tensor()`, a norm.
+
+# %% exercise="saves_alone"
+
+# %%
+done = tried("saves_alone", checked.use)
+assert [len(weights) for weights in done] == [4, 0]
+issued({f"rank {r}": of for r, of in enumerate(done.records)}, "All ranks gather the weights, and rank 0 keeps them")
+
+# %% [markdown] covers=["pitfall 2"]
+# Both ranks end with the same four all-gathers, one for each weight. Next: a data set that does not divide.
+
+# %% exercise="counts_its_own_batches" tags=["nbval-ignore-output"]
+
+# %%
+done = tried("counts_its_own_batches", checked.use)
+steps = done[0]["steps"]
+rows = {
+    f"rank {rank}": [Box("step")] * steps + [Box("left over", Look.WAITS)] * (len(batches) - steps)
+    for rank, (_, batches, _) in enumerate(load("counts_its_own_batches").judge.inputs(0))
+}
+assert steps == min(map(len, rows.values())) < max(map(len, rows.values()))
+boxes(rows, f"All ranks do {steps} steps, as many as the one with fewest batches")
+
+# %% [markdown] covers=["pitfall 3"]
+# And one that is harder to read, because the ranks part long before anybody waits: rank 0's evaluation meets
+# the others' next training step, whose first all-gathers look just the same.
+
+# %% exercise="evaluates_alone"
+
+# %%
+after = tried("evaluates_alone", checked.use)[0].tolist()
+assert after[-1] < after[0]
+picture = losses({"validation": (1, after)}, "Evaluated by all ranks on rows of their own: one loss per step")
+picture.figure.update_yaxes(title="loss (mean square)")
+picture
+
+# %% [markdown] covers=["pitfall 8"]
+# ## 2. Read the record
+#
+# An error far from its cause: that is the rule with collectives, because nothing checks that they match.
+# Two tools do. `TORCH_DISTRIBUTED_DEBUG=DETAIL` compares operation and shape before each collective, on
+# all ranks, and costs time: for debugging only. *Predict:* one rank broadcasts, the other all-reduces.
+# What do you get without it, what with it?
+
+
+# %%
+def in_detail():
+    dist.set_debug_level(dist.DebugLevel.DETAIL)  # what the environment variable does
+    checked_group = dist.new_group()._get_backend(torch.device("cpu"))  # past our own watchdog
+    collective = checked_group.allreduce if dist.get_rank() else checked_group.broadcast
+    try:
+        collective([torch.ones(4)]).wait()
+    except RuntimeError as error:
+        return str(error)
+
+
+told = run(in_detail, 2, progress=False)[0]
+print(told.partition("CollectiveFingerPrint")[0])
+assert "Detected mismatch" in told
+assert "ALLREDUCE" in told
+assert "BROADCAST" in told
+
+# %% [markdown] covers=["pitfall 8", "pitfall 6"]
+# Both, by name, at once and on both ranks. The other tool is a **flight recorder**: each rank keeps its last
+# collectives in a ring buffer, and after a hang the dumps of all ranks are laid side by side. The last line
+# of each says who *waits*; the first line that differs says who is *off*. Read them from the beginning.
+
+# %% exercise="first_to_differ"
+
+# %%
+((case,),) = load("first_to_differ").judge.trial(0).each[0][1:2]
+found = checked.use(case)
+start = max(0, found["number"] - 4)
+rows = {f"rank {rank}": [Box(label.replace("(", "<br>").rstrip(")")) for label in of[start:]]
+        for rank, of in enumerate(case)}  # fmt: skip
+for rank in found["ranks"]:
+    here = rows[f"rank {rank}"]
+    here[found["number"] - 1 - start] = here[found["number"] - 1 - start]._replace(look=Look.WRONG)
+assert len(found["ranks"]) == 1
+boxes(rows, f"Rank {found['ranks'][0]} is off, from #{found['number']} on",
+      [f"#{number + 1}" for number in range(start, max(map(len, case)))])  # fmt: skip
+
+# %% [markdown] covers=["pitfall 4", "pitfall 5"]
+# Where do ranks part? Mostly at an `if`. A branch that depends on *this rank's* data (its loss, its rows, its
+# random number) sends ranks different ways. Two rules: what every rank can run, every rank runs; and what
+# only some can know, all must agree on first. Below one exercise for each.
+
+# %% exercise="skips_an_empty_expert"
+
+# %%
+inputs = load("skips_an_empty_expert").judge.inputs(0)
+counts = [torch.bincount(route, minlength=3).tolist() for _, _, route, _ in inputs]
+rows = {
+    f"rank {rank}": [Box(f"{n} rows", Look.DONE if n else Look.WAITS) for n in of] for rank, of in enumerate(counts)
+}
+mended = tried("skips_an_empty_expert", checked.use)
+assert all(sum(record.op == "all_gather" for record in of) == 9 for of in mended.records)  # forward, backward, result
+assert min(map(min, counts)) == 0
+boxes(rows, "An expert without rows runs all the same", [f"expert {number}" for number in range(3)])
+
+# %% exercise="stops_alone" tags=["nbval-ignore-output"]
+
+# %%
+done = tried("stops_alone", checked.use)[0]["steps"]
+rows = {
+    f"rank {rank}": [
+        Box(f"{loss:.1f}", Look.WRONG if loss > limit else Look.DONE if step < done else Look.NOTHING)
+        for step, loss in enumerate(values)
+    ]
+    for rank, (values, _, limit) in enumerate(load("stops_alone").judge.inputs(0))
+}
+assert sum(box.look is Look.WRONG for row in rows.values() for box in row) == 1
+boxes(rows, f"One rank's loss is bad, and all ranks stop after {done} steps")
+
+# %% [markdown] covers=["pitfall 9"]
+# ## 3. It dies
+#
+# A death is easier than a hang if it says why. Some do not: when sizes do not match *between* ranks, gloo ends the
+# process (SIGABRT, exit status -6, no traceback), and a notebook's kernel with it, unless the ranks are processes of
+# their own, as here. NCCL waits, or writes past the end. *Predict:* two ranks gather 4 and 5 numbers. Who notices?
+
+
+# %% tags=["nbval-ignore-output"]
+def gathers_unevenly():
+    mine = torch.ones(4 + dist.get_rank())
+    dist.all_gather([torch.empty_like(mine) for _ in range(2)], mine)
+
+
+try:
+    run(gathers_unevenly, 2, progress=False, show_output=False)
+except RanksError as error:
+    hang = error
+print(hang.verdict.headline, hang.verdict.why, sep="\n")
+assert "called a different size" in hang.verdict.headline
+
+# %% [markdown] covers=["pitfall 25"]
+# Our watchdog, for it saw both sizes before gloo did. Now one job that dies in the last batch, one with an error that
+# is true and no help ("inference tensor"), and one that dies on busy days only.
+
+# %% exercise="gathers_uneven_rows" tags=["nbval-ignore-output"]
+
+# %%
+counts = [len(rows) for rows, _ in load("gathers_uneven_rows").judge.inputs(0)]
+assert len(tried("gathers_uneven_rows", checked.use)[0]) == sum(counts)
+rows = {
+    f"rank {rank}": [
+        Box(f"{n} rows"),
+        Box(f"{max(counts) - n} of padding", Look.WAITS if n < max(counts) else Look.NOTHING),
+    ]
+    for rank, n in enumerate(counts)
+}
+boxes(rows, "One size on the wire, and each rank's own rows in the result", ["sent", "and cut off again"])
+
+# %% exercise="evaluates_in_inference_mode" tags=["nbval-ignore-output"]
+
+# %%
+done = tried("evaluates_in_inference_mode", checked.use)
+issued(
+    {f"rank {rank}": of[:7] for rank, of in enumerate(done.records)},
+    "The look at the loss is the first forward there is: FSDP makes its buffers in it",
+)
+
+# %% [markdown] covers=["pitfall 10"]
+# The first three all-gathers are those of the look, and the training uses their buffers again. Now a job with two
+# threads: one trains, one saves. Each process group numbers its collectives in the order in which they come,
+# whichever thread issues them.
+
+# %% exercise="saves_in_background"
+
+# %%
+done = tried("saves_in_background", checked.use)
+groups = sorted({record.group for of in done.records for record in of if record.op == "all_reduce"})
+rows = {
+    f"rank {rank}": [
+        Box(f"{record.op}<br>{'training' if record.group in groups else 'checkpoint'}",
+            Look.DONE if record.group in groups else Look.RIGHT)
+        for record in of if record.op in ("all_reduce", "all_gather")
+    ]
+    for rank, of in enumerate(done.records)
+}  # fmt: skip
+assert [box.text for box in rows["rank 0"]] == [box.text for box in rows["rank 1"]][::-1]
+boxes(rows, "Two groups, so that the order between them is free")
+
+# %% [markdown] covers=["coverage 000.32", "coverage 001.43", "pitfall 11", "pitfall 12"]
+# ## 4. It trains, and does not learn
+#
+# "Adjust the learning rate, add clipping" is the usual advice for a run that does not converge. Do it last.
+# FSDP computes what one process computes, so *there is something to compare with*: the same seed and batch on
+# one rank. If the losses differ by more than rounding, it is a bug, and a smaller learning rate hides it.
+#
+# **The smallest experiment:** two blocks, two ranks, three steps, on CPU. Faults do not need a large model.
+
+# %% tags=["nbval-ignore-output"]
+broken = climb(Setting(ranks=2, steps=1), ["one-process", "torch-fsdp2"], broken={"torch-fsdp2": "stale-shard"})
+first = broken["torch-fsdp2"].against_one.beyond
+print("differs first:", str(first).partition(" (")[0])
+broken
+
+# %%
+assert (first.step, first.what, first.tensor, first.shard_of) == (1, "parameter", "mlp.fc.weight", (1,))
+
+# %% [markdown]
+# That is the method: not "the loss is off" but the **first number that is off**. After the first step one
+# parameter differs, in the rows of one rank; loss and gradients of that step were right. So it is the update of
+# one shard. (Here one rank was made to leave it out on purpose.) Three faults for you, all silent.
+
+# %% exercise="optimizer_before_sharding"
+
+# %%
+faulty, mended = (
+    tried("optimizer_before_sharding", f)[0] for f in (load("optimizer_before_sharding").stub, checked.use)
+)
+assert mended[-1] < faulty[-1]
+picture = losses(
+    {"optimizer made first": (1, faulty.tolist()), "sharded first": (1, mended.tolist())},
+    "An optimizer made before sharding steps parameters that nobody uses",
+)
+picture.figure.update_yaxes(title="loss (mean square)")
+picture
+
+# %% exercise="divides_twice"
+
+
+# %%
+def compared(name, names, sentence):
+    """The results of the faulty and of the mended code on rank 0, against one process."""
+    right = by_name(load(name).judge.truth(load(name).judge.inputs(0))[0], names)
+    runs = {"faulty": load(name).stub, "mended": checked.use}
+    found = {who: by_name(tried(name, function)[0], names) for who, function in runs.items()}
+    assert all(torch.allclose(found["mended"][tensor], right[tensor], atol=1e-4) for tensor in names)
+    return agreement(right, found, sentence)
+
+
+def by_name(result, names):
+    """The tensors of a result, which is one, a list or a dict of them."""
+    tensors = [result] if isinstance(result, torch.Tensor) else result
+    return tensors if isinstance(tensors, dict) else dict(zip(names, tensors, strict=True))
+
+
+weights = ["embed", "layers.0", "layers.1", "head"]
+compared("divides_twice", weights, "Divided twice, every weight has moved too little")
+
+# %% exercise="runs_before_the_optimizer"
+
+# %%
+before = list(load("runs_before_the_optimizer").judge.inputs(0)[0][0].parameters())
+rows = {}
+for who, function in {"faulty": load("runs_before_the_optimizer").stub, "mended": checked.use}.items():
+    after = tried("runs_before_the_optimizer", function)[0]["weights"]
+    still = [torch.equal(old, new) for old, new in zip(before, after, strict=True)]
+    rows[who] = [Box("as it was", Look.WRONG) if same else Box("has learned", Look.RIGHT) for same in still]
+assert [box.look for box in rows["faulty"]] == [Look.WRONG, Look.RIGHT, Look.RIGHT, Look.WRONG]
+boxes(rows, "The root's two weights, embedding and head, did not learn", weights)
+
+# %% [markdown] covers=["pitfall 12"]
+# The picture is the diagnosis: what is off belongs to *one unit*. A wrong factor shows everywhere, a wrong
+# shard in one rank's rows, a wrong wrap in one unit.
+#
+# ## 5. The ranks part
+#
+# Some faults leave every rank with numbers that look right to itself. Compare *between* ranks: seeds, scales,
+# decisions, weights of a token. Anything that one rank decides or draws alone is a suspect.
+
+# %% exercise="seeds_by_rank"
+
+# %%
+faulty, mended = (tried("seeds_by_rank", f)[0]["weight"].chunk(4) for f in (load("seeds_by_rank").stub, checked.use))
+right = load("seeds_by_rank").judge.truth(load("seeds_by_rank").judge.inputs(0))[0]["weight"].chunk(4)
+names = [f"rows of rank {rank}" for rank in range(4)]
+found = {"a seed per rank": dict(zip(names, faulty, strict=True)), "one seed": dict(zip(names, mended, strict=True))}
+agreement(dict(zip(names, right, strict=True)), found, "A seed per rank makes a mosaic of four models")
+
+# %% exercise="scaler_decides_alone"
+
+# %%
+right = load("scaler_decides_alone").judge.truth(load("scaler_decides_alone").judge.inputs(0))
+names = [f"shard of rank {rank}" for rank in range(2)]
+found = {
+    who: {name: result["shard"] for name, result in zip(names, tried("scaler_decides_alone", f), strict=True)}
+    for who, f in {"each alone": load("scaler_decides_alone").stub, "together": checked.use}.items()
+}
+agreement(
+    dict(zip(names, (of["shard"] for of in right), strict=True)), found, "One rank has skipped a step, one has not"
+)
+
+# %% exercise="mean_of_means"
+
+# %%
+compared("mean_of_means", ["gradient"], "A mean of the ranks' means is not the mean over all tokens")
+
+# %% [markdown]
+# ## 6. Inside an FSDP made by hand
+#
+# Now the faults that torch has been through so that you need not: read before it arrived, reduced in another
+# order, overwritten too early, sent too often. They teach what each line of a real FSDP is there for.
+#
+# *Predict:* of these four, which can hang? Which changes no number at all?
+
+# %% exercise="reads_before_it_arrives"
+
+# %% tags=["nbval-ignore-output"]
+done = tried("reads_before_it_arrives", checked.use)
+viz.show(done.timeline, ranks=[0, 1])
+
+# %% [markdown]
+# Every forward begins after its all-gather has ended, on both ranks. Without the wait the two bars would start
+# together, and the result would depend on which is faster.
+
+# %% exercise="reduces_in_own_order"
+
+# %%
+compared("reduces_in_own_order", ["query", "key", "value", "output"], "Added up in another order on each rank")
+
+# %% [markdown]
+# No hang and no error: all were all-reduces of one size. (The order of names in a dict or a set is a common
+# way to get there.)
+
+# %% exercise="reduces_to_everyone"
+
+# %%
+function = {"all-reduce": load("reduces_to_everyone").stub, "yours": checked.use}
+least = load("reduces_to_everyone").judge.checks[0].at_least(None)
+sent = {name: sent_bytes(tried("reduces_to_everyone", f).records[0]) for name, f in function.items()}
+assert sent["all-reduce"] == 2 * sent["yours"] == 2 * least
+rows = [Row(name, "sent by a rank", least / 1e3, n / 1e3, "kB") for name, n in sent.items()]
+bars(rows, "sent by a rank", "An all-reduce sends twice what a shard needs (predicted: the least possible)")
+
+# %% exercise="one_buffer_for_all_units"
+
+# %%
+compared("one_buffer_for_all_units", [f"unit {n}" for n in range(4)], "Backward has read the last unit's weight")
+
+# %% [markdown]
+# None of the four hangs, and the all-reduce changes no number: only what is sent. In torch all of this is
+# handled in a few functions, which you can now read with other eyes:
+
+# %%
+group = fsdp_sim.mini.group.FSDPParamGroup
+in_torch(group.unshard, group.wait_for_unshard, group.post_backward)
+
+# %% [markdown] covers=["coverage 000.30"]
+# ## 7. Out of memory, and: is it sharded at all?
+#
+# "Offload to the CPU, or use a smaller batch" is what people try first. First look at what the peak is *made
+# of*. *Predict:* Llama-3 8B on 8 GPUs of 80 GB, 4 sequences of 8,192 tokens each: what does offloading
+# parameters, gradients and optimizer save, what does recomputing activations? (All simulated.)
+
+# %%
+hopper = Cluster("H100-SXM-80GB", gpus=8)
+large = {"micro_batch": 4, "seq_len": 8192, "param_dtype": "bf16"}
+plans = {
+    "as it is": simulate("llama3-8b", hopper, Plan(**large)),
+    "offload": simulate("llama3-8b", hopper, Plan(**large, cpu_offload=True)),
+    "checkpointing": simulate("llama3-8b", hopper, Plan(**large, activation_checkpointing="full")),
+}
+peak_gib = {name: simulation.peak_memory_bytes / 2**30 for name, simulation in plans.items()}
+assert peak_gib["offload"] > 0.9 * peak_gib["as it is"]
+assert peak_gib["checkpointing"] < min(78, peak_gib["as it is"] / 3) < peak_gib["offload"]
+viz.memory_waterfall(plans)
+
+# %% [markdown] covers=["coverage 000.30"]
+# Activations, which FSDP does not shard: offloading states saves a twentieth and the job still does not fit;
+# checkpointing saves over two thirds. In this order: is every block a unit? are activations recomputed? are whole
+# gradients kept between micro-batches? Then a smaller batch, then offloading. *Predict:* the same model with one
+# sequence, wrapped as a whole instead of block by block: does it fit?
+
+# %%
+small = {"micro_batch": 1, "seq_len": 8192, "param_dtype": "bf16"}
+whole, blocks = (simulate("llama3-8b", hopper, Plan(**small, wrap=wrap)) for wrap in ("root", "block"))
+for name, simulation in {"one unit": whole, "a unit per block": blocks}.items():
+    print(f"{name:17} {simulation.peak_memory_bytes / 2**30:4.0f} of {simulation.memory_limit_bytes / 2**30:.0f} GiB")
+assert blocks.peak_memory_bytes < blocks.memory_limit_bytes < whole.peak_memory_bytes
+
+# %% [markdown] covers=["coverage 001.38"]
+# So ask the model. A log line "FSDP is enabled" says that a line of code ran; what counts is the state of every
+# parameter before the first step. Three asserts, which catch an unsharded model, an unsharded layer and an
+# optimizer made too early:
+
+
+# %%
+def is_it_sharded():
+    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(3)))
+    for unit in (*model, model):
+        fully_shard(unit)
+    optimizer = torch.optim.AdamW(model.parameters())
+    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    assert all(isinstance(unit, FSDPModule) for unit in model)
+    assert all(isinstance(parameter, DTensor) for parameter in model.parameters())
+    assert {id(parameter) for parameter in held} == {id(parameter) for parameter in model.parameters()}
+    return sum(parameter.to_local().numel() for parameter in held), sum(parameter.numel() for parameter in held)
+
+
+kept, whole_model = run(is_it_sharded, 2, progress=False)[0]
+print(f"rank 0 keeps {kept:,} of {whole_model:,} numbers")
+assert 2 * kept == whole_model
+
+# %% [markdown] covers=["pitfall 50", "pitfall 53"]
+# ## 8. Before the first step: the environment
+#
+# Four faults that have nothing to do with your model. *Predict:* a job crashed, you start it again, and it says
+# `EADDRINUSE`. What still runs? First the port: whoever comes second cannot have it. `torchrun --standalone`,
+# or port 0, takes a free one. (On Windows an older torch asks for libuv, which it was built without: set
+# `USE_LIBUV=0`. 2.13 does not ask.)
+
+# %%
+with socket.create_server(("127.0.0.1", 0)) as first_job:
+    try:
+        socket.create_server(first_job.getsockname())
+    except OSError as error:
+        said_second = errno.errorcode[error.errno]
+print("the second job:", said_second)
+assert said_second == "EADDRINUSE"
+assert "USE_LIBUV" in inspect.getsource(sys.modules["torch.distributed.rendezvous"])
+
+# %% [markdown] covers=["pitfall 51"]
+# Why was it taken? Because workers outlive a launcher that is killed: they are in sessions of their own, and
+# SIGKILL gives nobody the chance to tell them. They hold the port, and on GPUs the memory. Look for them and
+# end them before you start again. (The ranks of this notebook watch their parent, and go when it goes.)
+
+# %%
+start_and_wait = """
+import subprocess, time
+print(subprocess.Popen(["sleep", "60"], start_new_session=True).pid, flush=True)
+time.sleep(60)"""
+launcher = subprocess.Popen([sys.executable, "-c", start_and_wait], stdout=subprocess.PIPE, text=True)
+worker = psutil.Process(int(launcher.stdout.readline()))
+launcher.kill()
+launcher.wait()
+print("the launcher is gone; its worker is", "alive" if worker.is_running() else "gone")
+assert worker.is_running()
+worker.kill()
+
+# %% [markdown] covers=["pitfall 52"]
+# In a notebook: `Can't get attribute 'train' on <module '__main__'>`. Python's `spawn` sends a function as a
+# *name*, to be imported, and a cell cannot be imported. (And `fork` after CUDA was initialised fails too.) Put
+# the function into a file that `torchrun` starts, or send it by value, as `fsdp_sim.ranks.run` does.
+
+
+# %%
+def train():
+    return "from a cell"
+
+
+by_name, by_value = pickle.dumps(train), cloudpickle.dumps(train)
+print(f"sent by name it takes {len(by_name)} bytes: there is no code in them")
+assert b"__main__" in by_name
+assert b"from a cell" not in by_name
+assert b"from a cell" in by_value
+
+# %% [markdown] covers=["pitfall 46", "pitfall 49"]
+# On GPUs, two more. **Duplicate GPU detected**: NCCL refuses two ranks on one GPU. Either `set_device(LOCAL_RANK)`
+# is missing, or there are more ranks than GPUs; with one GPU use one rank, or gloo on the CPU. (That takes a GPU
+# to see, so it is told, not shown.) And `torch.compile` that gains nothing: the order is checkpoint, then
+# compile each block, then shard. Otherwise the compiler sees hooks it cannot trace, and gives up in silence. Lab
+# 7 measures the table below.
+
+# %%
+rows = tuple((order, *map(str, counts)) for order, counts in EXPECTED.items())
+assert EXPECTED["right"] == (2, 1, 0)
+assert EXPECTED["sharded too early"][1:] == (0, 1)
+HTML(viz.Table("What the compiler sees", ("order", "graphs", "checkpointed regions", "breaks"), rows).to_html())
+
+# %% [markdown] covers=["coverage 004.64", "coverage 004.80"]
+# ## 9. Say it
+#
+# In an interview, as in a post-mortem, say what is stored, what travels and when. *What is FSDP, against DDP?*
+# Both are data parallel: every rank computes the whole model on its own rows. DDP keeps everything on every rank
+# and all-reduces gradients; FSDP keeps 1/N of parameters, gradients and optimizer state, gathers a unit at a time,
+# and reduce-scatters. The trade is memory for traffic: 3 passes over the parameters instead of 2, and what
+# is not a state (activations) is not divided.
+
+# %%
+kib, params = {}, 1_000_000
+for ranks in (1, 8):
+    kib[ranks] = 16 * params / ranks / 2**10
+print(f"states of a million parameters: {kib[1]:,.0f} KiB with DDP, {kib[8]:,.0f} KiB on each of 8 ranks with FSDP")
+assert kib[1] == 8 * kib[8]
+
+# %% [markdown] covers=["coverage 004.77"]
+# Five answers that one hears, and what is missing in them:
+#
+# 1. *FSDP when the model does not fit.* True; "fits" means 16 bytes a parameter and the activations.
+# 2. *Checkpoints must be full.* No: sharded ones scale and reshard. Full or not, all ranks take part.
+# 3. *Accumulation must use `no_sync`.* No: without it the result is the same, with more traffic and less memory.
+# 4. *Forward gathers and frees, backward gathers and reduces.* True, but for the root, kept after forward.
+# 5. *Build the model on the CPU first.* No: a model on the meta device is sharded before it has any memory.
+
+# %%
+often, last = (
+    simulate(
+        "llama3-8b", hopper, Plan(**small, activation_checkpointing="full", grad_accum=4, requires_gradient_sync=sync)
+    )
+    for sync in (True, "last")
+)
+reductions = [sum(i.op is Op.REDUCE_SCATTER for i in simulation.program.ops) for simulation in (often, last)]
+print(f"reduce in every micro-batch: {reductions[0]} reductions, {often.peak_memory_bytes / 2**30:.0f} GiB")
+print(f"reduce in the last one only: {reductions[1]} reductions, {last.peak_memory_bytes / 2**30:.0f} GiB")
+assert reductions[0] == 4 * reductions[1]
+assert last.peak_memory_bytes > often.peak_memory_bytes
+
+
+# %%
+def from_meta():
+    with torch.device("meta"):
+        model = nn.Linear(64, 64)
+    fully_shard(model)
+    return model.weight.is_meta, tuple(model.to_empty(device="cpu").weight.to_local().shape)
+
+
+assert run(from_meta, 2, progress=False)[0] == (True, (32, 64))
+print("sharded on the meta device, then given memory for 32 of 64 rows")
+
+# %% [markdown]
+# ### What people say
+
+# %%
+said("bug_hunt")
+
+# %% [markdown]
+# ## 10. Lab: a real hang, found in the dumps
+#
+# Four ranks train a GPT with torch's own `fully_shard`. In the second step rank 1 stops before the forward of
+# block 2, as a rank does that waits for a file or a lock. Nobody prints anything. *Predict:* in which collective
+# of which unit do the others wait? Torch's flight recorder knows, without any help from this notebook.
+
+# %%
+from labs.lab.nodes import hang as hang_for_real
+
+found = hang_for_real(rank=1, unit="layers.2", step=1)
+print(found.findings[0])
+assert found.findings[0].missing == (1,)
+assert found.findings[0].waiting == (0, 2, 3)
+assert found.findings[0].unit == "layers.2"
+
+# %%
+rows = {
+    f"rank {rank}": [
+        Box(f"{entry.kind}<br>#{entry.collective_seq_id}", Look.DONE if entry.retired else Look.WAITS)
+        for entry in dump.entries[-5:]
+    ]
+    for rank, dump in sorted(found.dumps.items())
+}
+boxes(rows, "Three ranks wait in an all-gather that rank 1 has not issued", ["...", "", " ", "  ", "last"])
+
+# %% [markdown]
+# **On your machines:** `python -m labs.lab.nodes --hang` does this from a terminal; Lab 9 (`lab_09_nodes.ipynb`)
+# explains the dumps. **One GPU:** one rank cannot wait for another; use the CPU. **Many GPUs:** set
+# `TORCH_FR_DUMP_TEMP_FILE=/shared/fr_` before `torchrun`, and after a hang
+# `python -m labs.flight_recorder /shared`. Where you stand in the course:
+
+# %% tags=["nbval-ignore-output"]
+board()
+
+# %% [markdown]
+# ## What you have seen
+#
+# - A hang is a missing, extra or misordered collective. Ask who waits where and who never came, then read the
+#   record from the beginning: where ranks wait is seldom where they parted.
+# - What depends on one rank's data must not decide what is communicated: run it everywhere, or agree first.
+# - A silent fault is found by comparing with one process, down to the first number that differs. What is off
+#   (a unit, one rank's rows, everything) names the cause.
+# - Keep the experiment small: two blocks, two ranks, three steps. It runs in a second, and shows the fault.

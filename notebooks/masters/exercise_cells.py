@@ -1,0 +1,48 @@
+"""The cells of one exercise, made from its file: header, stub or solution, check."""
+
+from __future__ import annotations
+
+import nbformat
+from nbformat.v4 import new_code_cell, new_markdown_cell
+
+from fsdp_sim.learn.exercise import Exercise
+from fsdp_sim.learn.find import load
+from fsdp_sim.learn.sources import imports, solution_source, stub_source
+
+CHECK = 'checked = check("{name}", {name})\nchecked'
+PASSES = 'checked = check("{name}", {name})\nassert checked.passed\nchecked'
+
+
+def expanded(cell: nbformat.NotebookNode, *, solutions: bool) -> list[nbformat.NotebookNode]:
+    """The cells in place of ``cell``, whose metadata name an exercise.
+
+    Raises:
+        ValueError: there is no such exercise, or the cell is not empty.
+    """
+    name, tags = cell.metadata["exercise"], cell.metadata.get("tags", [])
+    if cell.source.strip():
+        raise ValueError(f"the cell of exercise {name!r} is not empty; its code comes from the exercise's file")
+    exercise = load(name)
+    code = solution_source(exercise) if solutions else stub_source(exercise)
+    written = "\n\n\n".join(text for text in (imports(exercise), code) if text)
+    return [
+        new_markdown_cell(header(exercise)),
+        new_code_cell(written, metadata={"exercise": name, "tags": ["exercise"]}),
+        new_code_cell((PASSES if solutions else CHECK).format(name=name), metadata={"tags": ["check", *tags]}),
+    ]
+
+
+def header(exercise: Exercise) -> str:
+    """What is asked, how hard and how important it is, and how long it takes."""
+    lines = [
+        f"### Exercise: {exercise.title}",
+        f"*{exercise.kind.value}* · difficulty {dots(exercise.difficulty)} · importance {dots(exercise.importance)} · "
+        f"about {exercise.minutes} minutes",
+        "",
+        exercise.contract,
+    ]
+    return "\n".join([*lines, "", f"**Targets.** {exercise.targets}"] if exercise.targets else lines)
+
+
+def dots(number: int) -> str:
+    return "●" * number + "○" * (5 - number)

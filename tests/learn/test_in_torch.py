@@ -1,0 +1,74 @@
+"""The links from the mini-FSDP to torch's source: each leads to a symbol that is there."""
+
+import inspect
+import pkgutil
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+
+import fsdp_sim.mini
+from fsdp_sim.learn.in_torch import ELSEWHERE, counterpart, defined, in_torch
+from fsdp_sim.mini.group import FSDPParamGroup
+
+OURS = {
+    "grad_tensors", "AllGatherResult.record_free", "FSDPParamGroup.unit", "FSDPMeshInfo.replicate_mesh_size",
+    "init_weights", "FSDPParam.was_gathered", "FSDPParam.all_gather_input_numel", "FSDPParam.unsharded_bytes",
+    "local_tensor", "mixed_dtypes", "PendingCollective", "PendingCollective.issued", "PendingCollective.wait",
+    "FSDPCommContext.current_stream",
+}  # fmt: skip
+"""What the mini has and torch has not: names for its recording, and initialisation that is right on CPU ranks too."""
+
+
+def public() -> list[str]:
+    """Every public function, class and method of the mini."""
+    names = []
+    for info in pkgutil.iter_modules(fsdp_sim.mini.__path__):
+        module = import_module(f"fsdp_sim.mini.{info.name}")
+        own = {name: item for name, item in vars(module).items() if getattr(item, "__module__", "") == module.__name__}
+        for name, item in own.items():
+            if info.ispkg or info.name == "recording" or name.startswith("_"):
+                continue
+            if inspect.isfunction(item):
+                names.append(name)
+            if inspect.isclass(item):
+                methods = [
+                    key
+                    for key, value in vars(item).items()
+                    if isinstance(value, property | staticmethod) or inspect.isfunction(value)
+                ]
+                names += [name, *(f"{name}.{key}" for key in methods if not key.startswith("_"))]
+    return sorted(names)
+
+
+@pytest.mark.parametrize("name", public())
+def test_what_is_public_in_the_mini_has_a_symbol_in_torch_or_is_known_to_be_ours(name: str) -> None:
+    if name in OURS:
+        with pytest.raises(LookupError, match="no counterpart"):
+            counterpart(name)
+        return
+    symbol = counterpart(name)
+    line = Path(torch.__file__).parents[1].joinpath(symbol.path).read_text().splitlines()[symbol.line - 1]
+    assert symbol.name.rpartition(".")[2] in line
+    assert line.lstrip().startswith(("def ", "class "))
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_nothing_is_listed_that_the_mini_does_not_have(name: str) -> None:
+    assert name in public()
+
+
+@pytest.mark.parametrize("place", sorted(set(ELSEWHERE.values())))
+def test_what_torch_calls_otherwise_is_there(place: str) -> None:
+    file, _, symbol = place.partition(".")
+    assert symbol in defined(file)
+
+
+def test_a_link_leads_to_the_line_of_the_torch_that_is_installed() -> None:
+    links = in_torch(fsdp_sim.mini.fully_shard, FSDPParamGroup.post_backward)
+
+    assert [name for name, _ in links.rows] == ["fully_shard", "FSDPParamGroup.post_backward"]
+    version = torch.__version__.partition("+")[0]
+    assert f'href="https://github.com/pytorch/pytorch/blob/v{version}/torch/distributed/fsdp/' in links._repr_html_()
+    assert "FSDPParamGroup.post_backward" in str(links)

@@ -1,0 +1,128 @@
+"""Hints, solutions and the board: kept in one local file that survives what happens to it."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from fsdp_sim.learn import board, check, hint, progress, reset, solution
+from fsdp_sim.learn.find import load, names
+from fsdp_sim.learn.progress import Entry, State
+
+NAME = "all_gathers_per_step"
+
+
+def right(layers: int, keep: bool | None) -> int:
+    return layers + 1 + {True: layers + 1, None: layers, False: 0}[keep]
+
+
+def state() -> State:
+    return next(row.entry.state for row in board().rows if row.name == NAME)
+
+
+def test_hints_come_one_after_the_other_and_the_third_stays() -> None:
+    headings = [hint(NAME).heading for _ in range(4)]
+
+    assert headings == [
+        "Hint 1 of 3, the concept",
+        "Hint 2 of 3, the principle",
+        "Hint 3 of 3, almost the code",
+        "Hint 3 of 3, almost the code",
+    ]
+    assert load(NAME).hints[2] in str(hint(NAME))
+
+
+def test_from_open_to_passed() -> None:
+    assert state() is State.OPEN
+    hint(NAME)
+    assert state() is State.OPEN
+    check(NAME, lambda layers, keep: 0)
+    assert state() is State.TRIED
+    check(NAME, right)
+    assert state() is State.PASSED
+    check(NAME, lambda layers, keep: 0)
+    assert state() is State.PASSED  # once solved it stays solved
+    reset(NAME)
+    assert state() is State.OPEN
+
+
+def test_a_solution_looked_at_before_it_was_solved_is_on_the_board_and_afterwards_is_not() -> None:
+    shown = solution(NAME)
+    assert "def all_gathers_per_step(layers, reshard_after_forward):" in str(shown)
+    assert load(NAME).why in str(shown)
+    assert state() is State.SEEN
+    check(NAME, right)
+    assert state() is State.SEEN
+
+    reset(NAME)
+    check(NAME, right)
+    solution(NAME)
+    assert state() is State.PASSED
+
+
+def test_the_best_grade_counts() -> None:
+    progress.change(NAME, lambda entry: structs.replace(entry, tries=2, grade=3))
+    assert state() is State.OPTIMAL
+
+
+def test_the_board_has_every_exercise_with_its_minutes_and_says_what_is_left() -> None:
+    check(NAME, right)
+    shown = board()
+    text, html = str(shown), shown._repr_html_()
+
+    assert all(name in text and name in html for name in names())
+    assert f"1 of {len(names())} exercises solved" in text
+    left = sum(load(name).minutes for name in names()) - load(NAME).minutes
+    assert f"about {left} minutes left" in text
+    assert "✓ passed" in text
+    assert 'scope="row"' in html
+
+
+def test_a_damaged_file_is_put_aside_and_said(record: Path) -> None:
+    record.parent.mkdir()
+    record.write_text('{"exercises": {"all_gath')
+    assert state() is State.OPEN
+
+    verdict = check(NAME, right)
+
+    assert verdict.passed
+    assert "was damaged" in verdict.message
+    assert record.with_name("progress.json.damaged").read_text() == '{"exercises": {"all_gath'
+    assert state() is State.PASSED
+
+
+def test_a_place_that_cannot_be_written_costs_no_verdict(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(progress.VARIABLE, str(tmp_path / "file" / "progress.json"))
+
+    verdict = check(NAME, right)
+
+    assert verdict.passed
+    assert "could not be written" in verdict.message
+    assert progress.VARIABLE in verdict.message
+
+
+def test_writers_at_the_same_time_lose_nothing(record: Path) -> None:
+    def write(number: int) -> None:
+        for _ in range(5):
+            assert progress.change(f"exercise{number}", lambda e: structs.replace(e, tries=e.tries + 1)) == ""
+
+    threads = [threading.Thread(target=write, args=(number % 2,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert progress.read() == {"exercise0": Entry(tries=10), "exercise1": Entry(tries=10)}
+    assert {path.name for path in record.parent.iterdir()} <= {"progress.json", "progress.json.lock"}
+
+
+def test_without_the_variable_it_is_in_the_users_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(progress.VARIABLE)
+    monkeypatch.setenv("XDG_DATA_HOME", "/somewhere")
+
+    assert progress.path().name == "progress.json"
+    assert "fsdp_sim" in progress.path().parts

@@ -1,0 +1,97 @@
+"""What people say: every statement is answered, folded, escaped, and settled by torch or arithmetic where it can be."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+import pytest
+
+from fsdp_sim.learn.coverage import rows
+from fsdp_sim.learn.find import CHAPTERS
+from fsdp_sim.learn.said import Said, Statements, evidence, said
+
+ENTRIES = [(chapter, entry) for chapter in CHAPTERS for entry in said(chapter).entries]
+NAMES = [f"{chapter}-{entry.covers[0].removeprefix('misconception ')}" for chapter, entry in ENTRIES]
+SETTLED = [pytest.param(e, id=name) for (_, e), name in zip(ENTRIES, NAMES, strict=True) if e.holds is not None]
+
+
+@pytest.mark.parametrize("entry", SETTLED)
+def test_what_can_be_settled_in_a_moment_is_true(entry: Said) -> None:
+    assert entry.holds is not None
+    assert entry.holds() is True
+
+
+def test_many_statements_are_settled() -> None:
+    assert len(SETTLED) >= 90
+
+
+def test_every_misconception_is_answered_in_one_chapter() -> None:
+    answered = Counter(row for _, entry in ENTRIES for row in entry.covers)
+    known = {row.name for row in rows() if row.kind == "misconception"}
+
+    assert sorted(known - set(answered)) == []
+    assert sorted(set(answered) - known) == []
+
+
+@pytest.mark.parametrize(("chapter", "entry"), ENTRIES, ids=NAMES)
+def test_statements_and_truths_are_short_and_well_formed(chapter: str, entry: Said) -> None:
+    for text, most in ((entry.statement, 160), (entry.truth, 420)):
+        assert 10 < len(text) <= most or text == "And gradients."
+        assert "\n" not in text
+        assert "  " not in text
+        assert text.count("`") % 2 == 0
+        assert text[-1] in ".)?!`" or text[-2:] == ".)"
+    assert entry.covers
+
+
+def test_statements_are_told_apart() -> None:
+    assert len({entry.statement for _, entry in ENTRIES}) == len(ENTRIES)
+
+
+def test_the_table_of_a_notebook_folds_each_truth_and_escapes_text() -> None:
+    html = Statements((Said("a < b & `x<y>`", "*no*: `b`", ("misconception 1",)),))._repr_html_()
+
+    assert html.count("<details") == html.count("<summary") == html.count("</details>") == 1
+    assert "a &lt; b &amp; <code>x&lt;y&gt;</code>" in html
+    assert "<em>no</em>: <code>b</code>" in html
+    assert html.index("</summary>") < html.index("In truth:")  # a word and not only a colour
+    assert "tabindex" not in html  # a summary is reached and opened by keyboard as it is
+
+
+def test_in_a_terminal_the_truth_stands_below_the_statement() -> None:
+    text = str(Statements((Said("It is so.", "It is not. " * 20, ("misconception 1",)),)))
+
+    assert "“It is so.”\n    → It is not." in text
+    assert max(map(len, text.splitlines())) <= 100
+    assert repr(said("memory")) == str(said("memory"))
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_every_chapter_says_how_many_there_are(chapter: str) -> None:
+    shown = said(chapter)
+
+    assert len(shown.entries) >= 8
+    assert shown.heading.startswith(f"{len(shown.entries)} ")
+    assert len(re.findall("<details", shown._repr_html_())) == len(shown.entries)
+
+
+def test_a_chapter_that_does_not_exist_is_an_error_that_names_those_that_do() -> None:
+    with pytest.raises(ValueError, match="no chapter 'cooking'; there are memory, "):
+        said("cooking")
+
+
+def test_the_evidence_can_say_no() -> None:
+    adam = "torch.optim:Adam"
+
+    assert not evidence.absent("torch:Tensor.numel")
+    assert evidence.absent("torch:Tensor.no_such_method")
+    assert not evidence.refused("builtins:int", ValueError, "1")
+    assert not evidence.defaults(adam, lr=1.0)
+    assert not evidence.takes(adam, "lr", "no_such_argument")
+    assert evidence.count("ALL_GATHER", "forward") == evidence.LAYERS + 1
+    assert evidence.collectives(api="ddp") == {"ALL_REDUCE"}
+    with pytest.raises(AttributeError):
+        evidence.absent("torch:NoSuchClass.method")
+    with pytest.raises(ImportError):
+        evidence.absent("torch.no_such_module.below")

@@ -1,0 +1,31 @@
+"""What code may use is limited, and nothing that it started is left. `tests/learn/test_check.py` has more."""
+
+import os
+import time
+
+import pytest
+
+from fsdp_sim.ranks import Limits, RanksError, run
+
+
+def test_wall_time_ends_ranks_that_sleep():
+    with pytest.raises(RanksError, match="still running after 1 s"):
+        run(lambda: time.sleep(60), 2, limits=Limits(wall_s=1.0), progress=False)
+
+
+def test_threads_and_processes_are_counted_together():
+    def starts_many() -> None:
+        for _ in range(60):
+            if os.fork() == 0:
+                time.sleep(60)
+                os._exit(0)
+        time.sleep(60)
+
+    with pytest.raises(RanksError, match="started more than 40 threads and processes") as caught:
+        run(starts_many, 1, limits=Limits(tasks=40), progress=False)
+
+    assert caught.value.verdict.ranks == (0,)
+
+
+def test_within_the_limits_nothing_changes():
+    assert list(run(lambda: "done", 2, limits=Limits(), progress=False)) == ["done", "done"]
