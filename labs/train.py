@@ -28,6 +28,7 @@ from fsdp_sim.measure.heap import keep_freed_memory
 from labs.checkpoint import Checkpointer, CheckpointError, RunLock
 from labs.closing import Closing
 from labs.config import read_config
+from labs.error_file import WholeErrorFile
 from labs.evaluation import evaluate
 from labs.meters import flops_per_token, memory_bytes, mfu, peak_flops, reset_peak_memory
 from labs.metrics import Metrics
@@ -215,7 +216,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except (ValueError, OSError, SystemExit) as error:
             return _refused(error, place)
         try:
-            return record(train)(run) or 0  # record is typed to return None after an error; it raises
+            return record(train, WholeErrorFile())(run) or 0  # record is typed to return None after an error; it raises
         except Exception as error:
             _failed(error, place)
             return 1
