@@ -69,7 +69,7 @@ def displayed(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What a notebook is given to display."""
     display = pytest.importorskip("IPython.display", reason="IPython is not installed")
     shown: list[dict[str, Any]] = []
-    monkeypatch.setattr(display, "display", lambda bundle, raw: shown.append(bundle))
+    monkeypatch.setattr(display, "display", lambda bundle, raw, metadata=None: shown.append(bundle))
     monkeypatch.setitem(os.environ, "FSDP_SIM_PNG", "0")
     return shown
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from html import escape
 
 from fsdp_sim.learn import progress
-from fsdp_sim.learn.find import load_all
+from fsdp_sim.learn.find import CHAPTERS, load, names
 from fsdp_sim.learn.progress import Entry, State
 
 SIGNS = {State.OPEN: "○", State.TRIED: "◐", State.PASSED: "✓", State.OPTIMAL: "★", State.SEEN: "◎"}
@@ -79,8 +79,18 @@ class Board:
         return found
 
 
-def board() -> Board:
-    """The progress in all chapters: of each exercise its difficulty, minutes, tries, hints and state."""
+def board(chapter: str = "") -> Board:
+    """The progress: of each exercise its difficulty, minutes, tries, hints and state.
+
+    Args:
+        chapter: only this one ("memory", "overlap", ...); else all.
+
+    Raises:
+        ValueError: there is no such chapter; the message names those that there are.
+    """
+    if chapter and chapter not in CHAPTERS:
+        raise ValueError(f"there is no chapter {chapter!r}; there are {', '.join(CHAPTERS)}")
     kept = progress.read()
-    rows = (Row(e.chapter, e.name, e.title, e.difficulty, e.minutes, kept.get(e.name, Entry())) for e in load_all())
+    exercises = [load(name) for name, of in names().items() if chapter in ("", of)]
+    rows = (Row(e.chapter, e.name, e.title, e.difficulty, e.minutes, kept.get(e.name, Entry())) for e in exercises)
     return Board(tuple(rows), str(progress.path()))

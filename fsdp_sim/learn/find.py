@@ -24,6 +24,7 @@ CHAPTERS = (
     "scale",
     "migration",
     "bug_hunt",
+    "interview",
 )
 """In the order of the course."""
 

@@ -8,10 +8,20 @@ from typing import Any
 BYTES = {"B": 1, "kB": 1e3, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 BYTES |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 SECONDS = {"s": 1, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "min": 60, "h": 3600}
+SHOWN = {"B", "kB", "MB", "GB", "TB", "us", "ms", "s", "min", "h", "%", "FLOP/s", "GFLOP/s", "TFLOP/s", "PFLOP/s"}
+SHOWN |= {"B/s", "kB/s", "MB/s", "GB/s", "TB/s"}
 COUNT = {"": 1, "k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
-SCALES: dict[str, dict[str, float]] = {"bytes": {**BYTES, "bytes": 1, "byte": 1}, "s": SECONDS}
+FLOPS = {"FLOP": 1, "GFLOP": 1e9, "TFLOP": 1e12, "PFLOP": 1e15}
+SCALES: dict[str, dict[str, float]] = {
+    "bytes": {**BYTES, "bytes": 1, "byte": 1},
+    "s": SECONDS,
+    "bytes/s": {f"{name}/s": scale for name, scale in BYTES.items()},
+    "FLOP/s": {f"{name}/s": scale for name, scale in FLOPS.items()}
+    | {f"{name}S": scale for name, scale in FLOPS.items()},
+    "%": {"%": 1},
+}
 MAX_LENGTH = 40
-WRITTEN = re.compile(r"\s*([-+]?[\d_,]*\.?\d+(?:[eE][-+]?\d+)?)\s*([a-zA-Zµ]*)\s*([a-zA-Z]*)\s*")
+WRITTEN = re.compile(r"\s*([-+]?[\d_,]*\.?\d+(?:[eE][-+]?\d+)?)\s*(.*?)\s*")
 
 
 def in_unit(answer: Any, unit: str) -> Any:
@@ -35,18 +45,44 @@ def in_unit(answer: Any, unit: str) -> Any:
         raise ValueError(
             f"{answer[:MAX_LENGTH]!r} is no quantity; answer with a number of {unit or 'things'}, such as 12 or '12'"
         )
-    number, scale, counted = float(found[1].replace(",", "").replace("_", "")), found[2], found[3]
-    if scales is COUNT and scale == unit:
-        scale = ""
-    if scale not in scales or (counted and counted != unit):
+    number, scale = float(found[1].replace(",", "").replace("_", "")), found[2]
+    if scales is COUNT and scale.endswith((unit, singular(unit))):
+        scale = scale.removesuffix(unit).removesuffix(singular(unit)).rstrip()
+    if scale not in scales:
         right = ", ".join(name for name in scales if name)
         raise ValueError(f"{answer!r} has another unit; asked for are {unit}, with one of {right}")
     return number * scales[scale]
 
 
-def slip(factor: float, unit: str) -> str:
-    """What unit was meant if an answer is the truth times ``factor``; empty if none is known."""
+def slip(factor: float, unit: str, close: float = 1e-3) -> str:
+    """What unit was meant if an answer is the truth times ``factor``, within ``close``; empty if none is known."""
     known = {1 / scale: name for name, scale in SCALES.get(unit, {}).items() if scale != 1}
     if unit == "bytes":
         known[8.0] = "bits"
-    return next((name for value, name in known.items() if abs(factor / value - 1) < 1e-3), "")
+    return next((name for value, name in known.items() if abs(factor / value - 1) < close), "")
+
+
+def singular(unit: str) -> str:
+    """Of what is counted, one: ``rank`` of ``ranks``, ``micro-batch`` of ``micro-batches``."""
+    return unit.removesuffix("es" if unit.endswith("ches") else "s")
+
+
+def needs_unit(unit: str) -> bool:
+    """Whether a bare number says too little: of bytes and seconds, not of what is counted."""
+    return unit in SCALES
+
+
+def written(value: float, unit: str) -> str:
+    """A quantity as one would write it, with three digits or, of a small count, all.
+
+    Example:
+        >>> written(7.9e9, "bytes"), written(0.0031, "s"), written(38, "collectives"), written(1100, "tokens")
+        ('7.9 GB', '3.1 ms', '38 collectives', '1,100 tokens')
+    """
+    if unit not in SCALES:
+        digits = f"{value:,.0f}" if value == round(value) or abs(value) >= 1000 else f"{value:.3g}"
+        return f"{digits} {singular(unit) if value == 1 else unit}".strip()
+    shown = sorted((scale, name) for name, scale in SCALES[unit].items() if name in SHOWN)
+    scale, name = max((one for one in shown if one[0] <= abs(value) * (1 + 1e-9)), default=shown[0])
+    number = value / scale
+    return f"{number:.3g} {name}" if abs(number) < 1000 else f"{number:,.0f} {name}"

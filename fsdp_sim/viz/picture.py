@@ -101,7 +101,7 @@ class Picture:
         if os.environ.get(PNG_VARIABLE) == "1" if png is None else png:
             _keep_browser()
             bundle["image/png"] = self.to_image()
-        display(bundle, raw=True)
+        display(bundle, metadata={"image/png": {"width": PNG_WIDTH}}, raw=True)
         tables = "".join(table.to_html() for table in self.tables)
         details = f"<details><summary>The numbers of this figure as a table</summary>{tables}</details>"
         words = {"text/html": paragraphs(self.finding) + (details if tables else ""), "text/plain": self.finding}

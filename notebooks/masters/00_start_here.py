@@ -14,7 +14,8 @@
 # # Start here: why does a training step take as long as it does?
 #
 # In ten minutes you train a GPT on four processes with Fully Sharded Data Parallel (FSDP), see every
-# operation of a step, and predict the next one before you run it. No GPU needed.
+# operation of a step, and predict the next step before you run it. No GPU needed. Each process is a **rank**;
+# on a cluster every rank has a GPU of its own.
 #
 # **What is real:** the four ranks, the data they exchange, the training, every time labelled *measured*.
 # **What is modelled:** the speed of the network (a laptop has none), and everything labelled *predicted*.
@@ -58,6 +59,9 @@ for rank, (kind, whole, piece) in enumerate(holdings):
 assert holdings == [("DTensor", (384, 128), (96, 128))] * 4
 
 # %% [markdown]
+# A quarter of the rows. A **DTensor** is a tensor that knows the shape of the whole and holds one piece of
+# it.
+#
 # `run` took a function from this very cell, started four processes, and brought back what each returned.
 # `fully_shard` is ours: a small FSDP in `fsdp_sim/mini` that you can read in an evening. It does what
 # torch's `fully_shard` does, in the same order, with the same names.
@@ -106,16 +110,18 @@ assert four[0][-1] < four[0][0] - 1
 assert torch.allclose(torch.tensor(four[0][:4]), torch.tensor(one[0]), rtol=1e-5)
 
 # %% [markdown]
-# The same, up to rounding. FSDP changes where numbers live and when they travel, not what is computed:
-# the gradients are averaged over the ranks, so the batch is the sum of everybody's rows.
+# The same, up to rounding. FSDP changes where numbers live and when they travel, not what is computed: the
+# gradients are averaged over the ranks, so together the ranks train on one batch: all their rows.
 
 # %% [markdown]
 # ## 3. Predict a step
 #
-# Now with a network: as slow, next to these cores, as a cluster's is next to its GPUs. It completes each
-# collective after `latency + bytes / bandwidth`, one at a time. First a run in which every piece of a step
-# runs alone. From these durations the simulator predicts two steps that nobody has run yet: with
-# **prefetch** off, and with each block asking for the next block's parameters before it computes.
+# Now with a network: as slow, next to these cores, as a cluster's is next to its GPUs. A **collective** is an
+# exchange that all ranks take part in; it takes `latency + bytes / bandwidth`, one at a time. First a run in
+# which every piece of a step runs alone. From these durations the simulator predicts two steps that nobody
+# has run yet: with **prefetch** off, and with each block asking for the next block's parameters before it
+# computes. In its words, communication is *exposed* while nothing computes, and *hidden* while something
+# does.
 
 # %% tags=["nbval-ignore-output"]
 pieces = experiment.measure_pieces(6)
@@ -135,11 +141,12 @@ viz.show(off, ranks=[0, 1])
 
 # %% [markdown]
 # Read one rank from left to right. **all-gather** 0 brings block 0's whole parameters, then **forward** 0
-# computes and frees them. The red boxes are **exposed communication**: the wire works and the core waits.
-# In backward (orange) the next all-gather runs *under* the computation. So one half of the step overlaps
-# and the other does not. Why? Look at the order in which rank 0 *issued* its operations.
+# computes and frees them. The red boxes are **exposed communication**: the wire works and the core waits. In
+# backward (orange) the next all-gather runs *under* the computation, and a **reduce-scatter** adds up the
+# ranks' gradients and leaves each rank its piece. So all-gathers overlap in one half of the step and not in
+# the other. Why? Look at the order in which rank 0 *issued* its operations.
 #
-# (The strip below is the memory that FSDP and the optimizer hold. Activations are not counted.)
+# (The strip at the bottom is the memory that FSDP and the optimizer hold. Activations are not counted.)
 
 # %%
 order = off.select(step=3).issue_order(rank=0)
@@ -178,7 +185,8 @@ print("Every rank issued what the program says, in the order it says.")
 # ## 5. Change one number
 #
 # *Predict in your head first:* twice the bandwidth. Does the step take half as long? Then change
-# `bandwidth_gbps` and run the cell again: only the wire changes, so nothing needs to be measured.
+# `bandwidth_gbps` and run the cell again: only the wire changes, so nothing needs to be measured. (The first
+# lines are the network of section 3, now by the formula alone; there the collectives' times were measured.)
 
 # %% tags=["nbval-ignore-output"]
 bandwidth_gbps = 1.0
@@ -199,10 +207,11 @@ assert step_ms[2 * 0.16, "off"] > step_ms[0.16, "off"] / 2
 # %% [markdown]
 # ## 6. Your turn
 #
-# An exercise is a function that you write and a check that runs it, in a process of its own: nothing that it does can
-# harm this notebook. Count the blue bars of a step above, then generalise. `reshard_after_forward` is torch's setting:
-# `True` frees every unit after its forward, `False` frees none, `None` (the default) frees the blocks and keeps the
-# root.
+# An exercise is a function that you write and a check that runs it, in a process of its own: nothing that it
+# does can harm this notebook. Count the bars in one rank's row *all-gather* above (the one without a number
+# is the root's), then generalise. `reshard_after_forward` is torch's setting: `True` frees every unit after
+# its forward, `False` frees none, `None` (the default) frees the blocks and keeps the root. What is freed is
+# gathered again in backward.
 
 # %% exercise="all_gathers_per_step"
 
@@ -211,24 +220,26 @@ assert step_ms[2 * 0.16, "off"] > step_ms[0.16, "off"] / 2
 # solution and why it is so, and `board()` shows where you stand in the whole course. All of it stays on this
 # machine.
 #
-# Two settings of the same step, simulated: what is kept is not gathered again. The counts are those of your function
-# if it was right, else of the reference.
+# Two settings of one step on eight GPUs without fast links, simulated. The counts are those of your function
+# if it was right, else of the reference. Below, the blocks are kept after forward: the all-gathers of
+# backward are gone, and with them the gaps that they left. What it costs is memory (chapter 7).
 
 # %%
-tiny = Model("five blocks", n_layer=5, d_model=1024, n_head=16, d_ffn=4096, vocab=4096)
-eight = Cluster("A100-SXM-80GB", gpus=8)
-steps = {keep: simulate(tiny, eight, Plan(reshard_after_forward=keep, micro_batch=4)) for keep in (None, False)}
+tiny = Model("five blocks", n_layer=5, d_model=2048, n_head=16, d_ffn=8192, vocab=4096)
+eight, bf16 = Cluster("A100-PCIe-80GB", gpus=8), {"param_dtype": "bf16", "micro_batch": 2, "seq_len": 1024}
+steps = {keep: simulate(tiny, eight, Plan(reshard_after_forward=keep, **bf16)) for keep in (None, False)}
 counts = {keep: checked.use(5, keep) for keep in steps}
 for keep, step in steps.items():
     assert sum(event.op == "ALL_GATHER" for event in step.timeline.ops) == counts[keep]
-titles = [f"reshard_after_forward={keep}: {counts[keep]} all-gathers" for keep in steps]
-viz.compare(*(step.timeline for step in steps.values()), titles=tuple(titles))
+titles = (f"blocks freed, {counts[None]} all-gathers", f"blocks kept, {counts[False]} all-gathers")
+viz.compare(*(step.timeline for step in steps.values()), titles=titles)
 
 # %% [markdown]
 # ## 7. Lab: the same with torch
 #
-# `labs/train.py` trains this GPT with torch's own `fully_shard`, started by `torchrun` as on a cluster:
-# with gloo here, with NCCL when every rank has a GPU. Same seed, same text: the losses should be ours.
+# `labs/train.py` trains this GPT with torch's own `fully_shard`, started by `torchrun` as on a cluster. What
+# carries the data is gloo between CPUs, as here, and NCCL when every rank has a GPU. Same seed, same text,
+# and two ranks instead of four. *Predict:* are its losses ours?
 
 # %% tags=["nbval-ignore-output"]
 from labs.notebook import torchrun
@@ -249,3 +260,5 @@ assert torch.allclose(torch.tensor(lab.losses), torch.tensor(four[0][:4]), rtol=
 # - A step takes as long as its compute plus the communication that is **exposed**. Issue order decides
 #   what is exposed.
 # - The mini-FSDP issued what the simulator's program says, in its order, and torch's FSDP has its losses.
+#
+# Next: `01_where_the_memory_goes.ipynb`, what each of these bytes is for.

@@ -73,18 +73,18 @@ ways = {"DDP (measured)": ddp, "pipeline (drawn)": pipeline, "FSDP (measured)": 
 holders(ways, "Where the layers are kept: with FSDP a quarter of each, on every rank")
 
 # %% [markdown] covers=["coverage 000.1", "coverage 002.1", "coverage 004.1", "coverage 004.2", "coverage 004.34"]
-# A quarter of *every* layer. If the model is a book, FSDP does not hand out chapters: each rank has every
-# fourth part of every page, and borrows the other three for as long as it reads that page. To **shard** is to
+# A quarter of *every* layer. If the model is a book, FSDP does not hand out chapters: each rank has a quarter
+# of every page, and borrows the other three quarters for as long as it reads that page. To **shard** is to
 # cut a tensor so; the full name is Fully Sharded Data Parallel (not "SFDP"): parameters, gradients and
-# optimizer state are all sharded. It comes from DDP by way of ZeRO and FairScale, and what it changes is
-# storage. When a layer has been used nothing is sent back: the whole copy is freed. Only *gradients* travel
-# back, reduced, and each rank gets its own rows of their mean.
+# optimizer state are all sharded. It comes from DDP by way of ZeRO (section 4) and the library FairScale, and
+# what it changes is storage. When a layer has been used nothing is sent back: the whole copy is freed. Only
+# *gradients* travel back, reduced (added up on the way), and each rank gets its own rows of their mean.
 
 # %% [markdown] covers=["coverage 004.3", "coverage 004.10", "coverage 004.16", "coverage 004.23", "coverage 004.38"]
 # And who *computes*? Everyone, every layer, in the same order, each on rows of its own: that is why it is
 # **data** parallel. Two GPUs in the same layer do not share its work; with the same rows on both, one of them
-# would compute for nothing. Step through it: a column is a rank, a row a shard. In `layers.1`, who has all
-# four quarters, and who sends an activation?
+# would compute for nothing. Step through it, or read the eight panels: a column is a rank, and the four rows
+# of a unit are its quarters. In `layers.1`, who has all four quarters, and who sends an activation?
 
 # %%
 viz.shard_map(build_program(toy(3), Plan(), world_size=4))
@@ -100,8 +100,9 @@ print(sorted(issued))
 assert issued == {Op.ALL_GATHER, Op.REDUCE_SCATTER}  # no send, no broadcast
 
 # %% [markdown]
-# Settle it with an experiment of your own. Stuck? `hint("who_computes_what")` gives the next of three hints,
-# `solution("who_computes_what")` the solution and its reason. Either way the notebook goes on.
+# Settle it with an experiment of your own. The check starts the ranks and calls your function on each of
+# them; your function only does what one rank does. Stuck? `hint("who_computes_what")` gives the next of three
+# hints, `solution("who_computes_what")` the solution and its reason. Either way the notebook goes on.
 
 # %% exercise="who_computes_what"
 
@@ -112,7 +113,8 @@ assert rows == [(f"rank {rank}", "6 of 6") for rank in range(3)]
 HTML(viz.Table("Layers gathered and computed in one forward", ("", "layers"), tuple(rows)).to_html())
 
 # %% [markdown]
-# The functions that cut and gather, in the mini-FSDP of this course and in torch:
+# All six, on every rank: the sentence is false. Where the cutting is done, in the mini-FSDP of this course
+# and in torch (a link opens the source):
 
 # %%
 in_torch(fully_shard)
@@ -120,8 +122,9 @@ in_torch(fully_shard)
 # %% [markdown]
 # ## 2. Four numbers for each parameter
 #
-# *Predict:* GPT-2 "124M" trains with AdamW in fp32. How many bytes does it keep from one step to the next? First,
-# where do the 124 million come from? The **meta** device builds a model of shapes, without memory.
+# *Predict:* GPT-2 "124M" trains with AdamW in fp32, 4 bytes a number. How many bytes does it keep from one
+# step to the next? First, where do the 124 million come from? The **meta** device builds a model of shapes,
+# without memory.
 
 # %%
 gpt2 = empty(GPTConfig.preset("gpt2"))
@@ -170,7 +173,9 @@ assert [round(sum(of.values()), 2) for of in states.values()] == [1.99, 0.5, 0.2
 stacks(states, "GPT-2 124M with AdamW in fp32: what one rank keeps from step to step", "GB on one rank")
 
 # %% [markdown]
-# Believe no table, measure: on real ranks, with torch's DDP and FSDP. What does `param_dtype=bf16` halve?
+# Believe no table, measure: on real ranks, with torch's DDP and FSDP. With `param_dtype=bf16`, an option of
+# FSDP, a unit is gathered and computed in bf16, 2 bytes a number. *Predict:* what of the bytes kept does that
+# halve?
 
 # %% exercise="bytes_kept"
 
@@ -219,7 +224,7 @@ stacks(recipes, "Sixteen, eighteen, twenty: each is right, for its recipe", "byt
 
 # %% [markdown] covers=["coverage 004.15"]
 # The last bar is a recipe that is often computed and rarely trained: bf16 forgets updates smaller than 1/512
-# of a weight, so without an fp32 copy small steps vanish (notebook 08). With bf16 moments too it is 8 bytes, and a
+# of a weight, so without an fp32 copy small steps vanish (chapter 8). With bf16 moments too it is 8 bytes, and a
 # model of 7 billion "needs 56 GB". Does it, and does it fit a card?
 
 # %% exercise="seven_billion_on_one_card"
@@ -234,8 +239,8 @@ stacks(seven, "7 billion parameters keep 112 GB: no card of 80 GB holds that", "
 # %% [markdown] covers=["coverage 004.17", "coverage 004.18"]
 # On 8 cards the states take 14 GB each, and 13 billion take 208 GB: nine cards of 24 GB before the first
 # activation. So "it fits on consumer GPUs" may be true and is not shown by these numbers: they leave out what
-# the next sections are about. The reason to divide the *optimizer's* state first is in the picture above: with
-# 8 of 16 bytes it is the largest part, and no rank needs another rank's.
+# the next sections are about. The reason to divide the *optimizer's* state first is in the picture of the
+# recipes: with 8 of 16 bytes it is the largest part, and no rank needs another rank's.
 
 # %%
 assert 16 * 7e9 / 8 == 14e9
@@ -244,8 +249,9 @@ assert 8 * 24e9 < 16 * 13e9 < 9 * 24e9
 # %% [markdown]
 # ## 4. ZeRO: one thing more at each stage
 #
-# DDP keeps on every rank what every other rank keeps too. **ZeRO** (zero redundancy optimizer) divides that in
-# three stages. *Predict:* which part would you divide first, if it should cost no more communication?
+# DDP keeps on every rank what every other rank keeps too. **ZeRO** (zero redundancy optimizer) divides that
+# in three stages, beginning with the optimizer's state. *Predict:* which part comes second, which third, and
+# what is left of GPT-2's 2.0 GB on each of 8 ranks after each stage?
 
 # %%
 eight = Cluster("A100-SXM-80GB", gpus=8)
@@ -267,9 +273,9 @@ zero = {name: kept_gb(api) for name, api in stages.items()}
 stacks(zero, "GPT-2 on 8 ranks, when the optimizer begins (simulated): each stage divides one more", "GB on one rank")
 
 # %% [markdown] covers=["coverage 003.1", "coverage 003.3", "coverage 003.10", "coverage 001.1", "coverage 000.3"]
-# Stage 1 divides the optimizer's state, stage 2 the gradients too, stage 3 the parameters too. Stage 3 with the
-# parameters gathered layer by layer, and freed again, is FSDP. The first two end a step with an all-gather of
-# the new parameters, and so send what DDP sends; FSDP gathers before every use instead.
+# Stage 1 divides the optimizer's state, stage 2 the gradients too, stage 3 the parameters too. Stage 3 with
+# the parameters gathered layer by layer, and freed again, is FSDP. The first two end a step with an
+# all-gather of the new parameters, and so send as many bytes as DDP; FSDP gathers before every use instead.
 
 # %% exercise="state_bytes_of_a_rank"
 
@@ -301,11 +307,12 @@ for n in (4, 8):
 viz.memory_waterfall(whole)
 
 # %% [markdown] covers=["coverage 000.11", "coverage 003.14", "coverage 004.11", "coverage 004.14", "coverage 004.22"]
-# Not 75% less: about 8% (predicted). **Activations**, what forward keeps for backward, belong to a rank's own rows
-# and are not sharded. Nor are the **logits**: 12 × 1,024 tokens times 50,257 words in fp32 is 2.47 GB, and the loss
-# needs three of them. Every "1/N", "8 times less" or "52 to 55%" you read is about states, or parameters alone.
-# (For BERT someone has 440 MB, then 220 on 2 GPUs, then 110 "with mixed precision": these are parameters without
-# gradients and moments, 1.76 GB in all, and shards stay fp32.)
+# Not 75% less: about 8% (predicted). **Activations**, what forward keeps for backward, belong to a rank's own
+# rows and are not sharded. Nor are the **logits**, a score of every word for every token: 12 × 1,024 tokens
+# times 50,257 words in fp32 is 2.47 GB, and the loss needs about three such tensors. Every "1/N", "8 times
+# less" or "52 to 55%" you read is about states, or parameters alone. (For BERT someone has 440 MB, then 220
+# on 2 GPUs, then 110 "with mixed precision": these are parameters without gradients and moments, 1.76 GB in
+# all, and shards stay fp32.)
 
 # %%
 gigabytes = {name: sim.peak_memory_bytes / 1e9 for name, sim in whole.items()}
@@ -345,11 +352,13 @@ assert thousand.peak_memory_bytes > 3 * layer_bytes
 viz.memory_waterfall(thousand)
 
 # %% [markdown] covers=["coverage 004.40", "coverage 004.37", "coverage 002.22", "coverage 002.23"]
-# Impossible: what is stored shrinks with the ranks, what is *used* does not. A unit is gathered whole, and more
-# than one stands at a time: its parameters, the flat buffer of a gather, in backward its gradients and the buffer
-# they are sent in. "One layer at a time" is three to four (notebook 07). Nothing is "sharded again"
-# after use: the shard was there all along, the whole copy is freed. The cure is a smaller unit, or a layer that
-# is itself divided (tensor parallel). And the optimizer updates shards: for that no layer is ever whole.
+# Impossible: the 8 GB of the layer alone do not fit, and the peak is three times that. What is stored shrinks
+# with the ranks, what is *used* does not. A unit is gathered whole, and more than one stands at a time: its
+# parameters, the flat buffer in which a gather arrives, in backward its gradients and the buffer they are
+# sent in. So "one layer at a time" takes three to four times a layer (chapter 7). Nothing is "sharded
+# again" after use: the shard was there all along, the whole copy is freed. The cure is a smaller unit, or a
+# layer that is itself divided (tensor parallel). And the optimizer updates shards: for that no layer is ever
+# whole.
 
 # %% [markdown]
 # ## 7. How large a model fits?
@@ -371,7 +380,9 @@ assert [sim.fits for sim in on_eight.values()] == [True, True, True, False]
 viz.memory_waterfall(on_eight)
 
 # %% [markdown]
-# Your turn, on smaller cards: which plan fits, and wastes least time?
+# 30 billion parameters fit on 8 cards, 70 billion do not. Your turn, on smaller cards: which plan fits, and
+# wastes least time? *Activation checkpointing* keeps fewer activations and computes them again in backward
+# (chapter 7).
 
 # %% exercise="plan_for_24_gb"
 
@@ -388,7 +399,9 @@ viz.memory_waterfall(plans)
 # %% [markdown]
 # ## 8. What it costs
 #
-# *Predict:* FSDP gathers parameters twice and reduces gradients once. How much more does a rank send than with DDP?
+# DDP all-reduces its gradients, and an all-reduce sends as much as a reduce-scatter and an all-gather
+# (chapter 2). *Predict:* FSDP gathers parameters twice and reduces gradients once. How much more does a
+# rank send than with DDP?
 
 # %%
 sends = {Op.ALL_REDUCE: 2, Op.ALL_GATHER: 1, Op.REDUCE_SCATTER: 1}  # times (W-1)/W of the message, in a ring
@@ -410,7 +423,7 @@ stacks(sent, "FSDP sends half as much again as DDP, in fp32", "GB sent by a rank
 
 # %% [markdown] covers=["coverage 000.33", "coverage 004.33", "coverage 004.29", "coverage 004.39"]
 # Half as much again: the price is the second gather, not that layers run one after the other (they always did).
-# Much of it hides behind compute (notebook 05). What you get is memory; the larger batch of many ranks is data
+# Much of it hides behind compute (chapter 5). What you get is memory; the larger batch of many ranks is data
 # parallelism, with DDP as with FSDP. Divided: storage, and the optimizer's work. Not divided: the
 # computation of each row. If a model fits with DDP, and time is all you want, there is nothing to gain here.
 
@@ -421,7 +434,7 @@ stacks(sent, "FSDP sends half as much again as DDP, in fp32", "GB sent by a rank
 said("memory")
 
 # %% tags=["nbval-ignore-output"]
-board()
+board("memory")
 
 # %% [markdown]
 # ## Lab: measure a real step
@@ -450,12 +463,14 @@ print(f"{tensor_bytes / 2**20:.1f} MiB of tensors at the peak, as predicted to 5
 viz.memory_waterfall({"predicted": setting.simulation, "counted": counted})
 
 # %% [markdown] covers=["coverage 001.24", "coverage 001.30", "coverage 001.39", "coverage 004.75", "coverage 004.120"]
-# The rest is torch's own code. On a GPU it is alike: `nvidia-smi` shows what the process has *reserved*, with the
-# CUDA context, not what it needs, and not the peak that was. Ask the allocator: `torch.cuda.reset_peak_memory_stats()`
-# before a phase, `max_memory_allocated()` and `max_memory_reserved()` after it, on *every* rank (the last may hold
-# less), not rank 0 alone. The trainer logs it with time and tokens for every step. "12 to 25% of the memory" is
-# again about states; your number is the peak. Keep the best *and* the last checkpoint: with validation off, "save if
-# the loss is best" may never save.
+# The rest is torch's own code. On a GPU it is alike: `nvidia-smi` shows what the process has *reserved*, with
+# the CUDA context, not what it needs, and not the peak that was. Ask the allocator:
+# `torch.cuda.reset_peak_memory_stats()` before a phase, `max_memory_allocated()` and `max_memory_reserved()`
+# after it, on *every* rank (the last may hold less), not rank 0 alone. The trainer logs it with time and
+# tokens for every step. "12 to 25% of the memory" is again about states; your number is the peak.
+#
+# One more habit for long runs: keep the best *and* the last checkpoint. With validation off, "save if the
+# loss is best" may never save.
 
 # %% [markdown] covers=["coverage 001.35"]
 # That a run ends without an out-of-memory error is a check too, of that batch only: take the longest rows you
@@ -472,3 +487,5 @@ viz.memory_waterfall({"predicted": setting.simulation, "counted": counted})
 # - Peak = states / N + whole units and their gradients + buffers + activations + logits. Only the first term
 #   knows N.
 # - The largest unit must fit, whatever N is. The price of it all is a second gather.
+#
+# Next: `02_collectives.ipynb`, what an all-gather and a reduce-scatter send.

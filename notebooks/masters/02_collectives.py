@@ -13,8 +13,9 @@
 # %% [markdown]
 # # Collectives: what travels between the ranks, and what does it cost?
 #
-# After this chapter you can say what an all-gather, a reduce-scatter and an all-reduce leave on each rank, write
-# each from sends, count the bytes of a training step, and tell from a fit when a message is too small to be cheap.
+# After this chapter you can say what an all-gather, a reduce-scatter and an all-reduce leave on each rank,
+# write each from sends, count the bytes of a training step, and tell from a fit below which size a message
+# gets no cheaper.
 #
 # **What is real:** the ranks, everything they send, the bytes (counted by the kernel), the times on gloo.
 # **What is modelled:** section 9, where a cluster's network is simulated.
@@ -40,9 +41,10 @@ from fsdp_sim.viz.theme import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 # %% [markdown]
 # ## 1. Three collectives
 #
-# A **collective** is an operation that every **rank** of a group calls, and that ends when all have. Below, rank r
-# begins with the numbers 10r, 10r+1, 10r+2, 10r+3. *Predict:* after an **all-gather** of each rank's first number,
-# a **reduce-scatter** of all four, and an **all-reduce** of all four: what is on rank 1?
+# A **collective** is an operation that every **rank** of a group calls, and that ends when all have. Below,
+# rank r begins with the numbers 10r, 10r+1, 10r+2, 10r+3. An **all-gather** puts pieces together, an
+# **all-reduce** adds, a **reduce-scatter** adds and deals out the sum. *Predict:* after an all-gather of each
+# rank's first number, a reduce-scatter of all four, and an all-reduce of all four: what is on rank 1?
 
 
 # %%
@@ -75,8 +77,9 @@ assert {row[4] for row in rows} == {"60, 64, 68, 72"}
 # %% [markdown] covers=["coverage 004.21", "misconception 18"]
 # ## 2. Does an owner broadcast?
 #
-# One often reads that a layer has an owner, which broadcasts its weights, and to which all send their gradients.
-# *Predict:* what would that mean for the owner's link while the others wait? Then let the ranks answer.
+# One often reads that a layer has an owner, which broadcasts its weights, and to which all send their
+# gradients. *Predict:* what would that mean for the owner's link while the others wait? Then let the ranks
+# answer. The check starts the ranks and calls your function on each of them.
 #
 # Stuck in an exercise? `hint("owner_or_everyone")` gives the next of three hints, `solution("owner_or_everyone")`
 # the solution and why. Whatever becomes of an exercise, the notebook goes on.
@@ -102,9 +105,10 @@ sent_bars(mib, "KiB sent in one forward", "Every rank sends as much as every oth
 viz.collective("all-gather", ranks=4)
 
 # %% [markdown]
-# Play it. In each of three steps every rank sends one chunk, and every link carries one: none is idle, none is
-# crowded. With W ranks: W-1 steps, each rank sends W-1 of W chunks, that is **(W-1)/W of the message**. Less is not
-# possible, for that much has to reach each rank.
+# Play it (when you have run the cell), or read the panels: a framed chunk has just arrived. In each of three
+# steps every rank sends one chunk, and every link carries one: none is idle, none is crowded. With W ranks:
+# W-1 steps, each rank sends W-1 of W chunks, that is **(W-1)/W of the message**. Less is not possible, for
+# that much has to reach each rank.
 #
 # The code below does this too, its author says. It was tested on two ranks.
 
@@ -165,10 +169,12 @@ print("the same to the last bit:", same)
 assert same == [True] * 4
 
 # %% [markdown] covers=["coverage 004.57", "coverage 000.33"]
-# **All-reduce = reduce-scatter + all-gather.** This is the equation that FSDP lives on. DDP keeps a replica on every
-# rank and all-reduces gradients, bucket by bucket, from hooks in backward (`device_ids=[rank]` tells it which GPU the
-# replica is on). FSDP opens the all-reduce in the middle: after the reduce-scatter a rank steps its piece, and the
-# all-gather that follows, in the next forward, brings new parameters instead of old gradients.
+# **All-reduce = reduce-scatter + all-gather.** This is the equation that FSDP lives on. DDP keeps a replica
+# on every rank and all-reduces gradients, bucket by bucket, from hooks in backward (`device_ids=[rank]` tells
+# it which GPU the replica is on). FSDP opens the all-reduce in the middle: after the reduce-scatter a rank
+# steps its piece, and the all-gather that follows, in the next forward, brings new parameters instead of old
+# gradients. (Bits do agree here, on gloo. Other libraries may add in another order, and then the last bits
+# differ.)
 
 # %% exercise="all_reduce_in_two_halves"
 
@@ -223,9 +229,10 @@ print(*names, sep="\n")
 assert names == ["c10d::_reduce_scatter_base_", "gloo:all_reduce"]
 
 # %% [markdown] covers=["misconception 33"]
-# Torch's profiler gives it away: what is called as a reduce-scatter runs as `gloo:all_reduce`; each rank keeps its
-# piece and drops the rest. So never judge FSDP's cost by gloo's bytes or times. What does carry over to GPUs: which
-# collectives run, in which order, of how many elements. That is what this course counts, and what it simulates.
+# Torch's profiler gives it away: what is called as a reduce-scatter runs as `gloo:all_reduce`; each rank
+# keeps its piece and drops the rest. (No wonder that section 5 found the same bits.) So never judge FSDP's
+# cost by gloo's bytes or times. What does carry over to GPUs: which collectives run, in which order, of how
+# many elements. That is what this course counts, and what it simulates.
 
 # %% [markdown]
 # ## 7. What a message costs
@@ -260,10 +267,11 @@ print(
 alpha_beta(times, **link, sent_bytes=sizes)
 
 # %% [markdown]
-# Where the dotted line (latency) and the dashed one (bytes) cross, both cost the same: at latency × bandwidth.
-# To the left a message of half the size costs as much; that is why FSDP sends all parameters of a unit in *one*
-# message, and why very small units are slow. In a ring each of the W-1 steps has its latency, so alpha grows with
-# the ranks; beta's part hardly does, since (W-1)/W stays below 1.
+# Where the dotted line (latency) and the dashed one (bytes) cross, both cost the same: at latency ×
+# bandwidth. Far to the left a message of half the size costs as much; that is why FSDP sends all parameters
+# of a unit in *one* message, and why very small units are slow. In a ring each of the W-1 steps has its
+# latency, so alpha grows with the ranks; beta's part hardly does, since (W-1)/W stays below 1. An all-reduce
+# has twice the steps, so on the left it takes longer than an all-gather: one curve for both is a compromise.
 #
 # What this model ignores: links of different speed on one way, several messages at once, ranks that come late.
 
@@ -271,13 +279,14 @@ alpha_beta(times, **link, sent_bytes=sizes)
 in_torch(all_gather_single, reduce_scatter_single, foreach_all_gather, foreach_reduce_scatter)
 
 # %% [markdown]
-# Where this happens in the mini-FSDP and in torch: a unit's shards are copied into one buffer, one collective moves
-# it, and the pieces are copied out.
+# The table says where this happens in the mini-FSDP and in torch: a unit's shards are copied into one buffer,
+# one collective moves it, and the pieces are copied out.
 #
 # ## 8. A training step: 2Ψ or 3Ψ?
 #
-# Ψ is the number of parameters. "ZeRO-3 costs the same as DDP", "it costs 3Ψ against 2Ψ", "1.5 times the bytes":
-# one reads all three. *Predict:* how many times does each parameter travel in a step of DDP, and of FSDP?
+# Ψ is the number of parameters. "ZeRO-3 (that is FSDP) costs the same as DDP", "it costs 3Ψ against 2Ψ", "1.5
+# times the bytes": one reads all three. *Predict:* how many times does each parameter, or its gradient,
+# travel in a step of DDP, and of FSDP?
 
 # %% exercise="elements_sent"
 
@@ -314,7 +323,8 @@ bars = {f"the root and {blocks} more": [(over, ratio)] for blocks, ratio in foun
 sent_bars(bars, "times what DDP sends", "The larger the root's share, the further below 1.5")
 
 # %% [markdown] covers=["misconception 13"]
-# The root, whose parameters torch keeps by default, travels only twice: 1.5 less half of its share.
+# The root, whose parameters torch keeps after forward by default, is gathered once and reduced once: the
+# ratio is 1.5 less half of the root's share of the parameters.
 #
 # ## 9. Does it scale?
 #
@@ -336,10 +346,11 @@ assert kept["DDP"] > 0.98
 assert 0.9 < kept["FSDP"] < kept["DDP"]
 
 # %% [markdown] covers=["coverage 001.25"]
-# The contrary, for a model that fits: DDP goes on to hundreds of GPUs, and FSDP is the first to lose, because its
-# rings carry more, smaller messages, and each of the W-1 steps has a latency. (Simulated; nobody is slow, no link
-# fails.) What limits DDP is memory, not the number of GPUs. What limits both is bandwidth and latency against the
-# compute of a batch. When the ring gets too long, FSDP shards within a node only: chapter 10.
+# The contrary, for a model that fits: DDP goes on to hundreds of GPUs, and FSDP is the first to lose, because
+# its rings carry more and smaller messages, and each of the W-1 steps has a latency. (Simulated; nobody is
+# slow, no link fails.) What limits DDP is memory, not the number of GPUs. What limits both is bandwidth and
+# latency against the compute of a batch. When the ring gets too long, FSDP shards within a node only: chapter
+# 10.
 
 # %%
 said("collectives")
@@ -394,12 +405,14 @@ sent_bars(bars, "MiB sent by rank 0 in a step, as rings", "Two gathers and a red
 # runs this comparison on NCCL.
 
 # %% tags=["nbval-ignore-output"]
-board()
+board("collectives")
 
 # %% [markdown]
 # ## What you have seen
 #
 # - All-gather: pieces become a whole everywhere. Reduce-scatter: wholes become pieces of a sum. All-reduce is both.
 # - A ring sends (W-1)/W of the message from every rank, at the same time; nobody owns, nobody broadcasts.
-# - A message costs alpha + beta × bytes; below latency × bandwidth its size does not matter.
+# - A message costs alpha + beta × bytes; far below latency × bandwidth its size does not matter.
 # - DDP sends 2Ψ; FSDP 3Ψ, less what it keeps. On gloo a reduce-scatter costs double, on NCCL it does not.
+#
+# Next: `03_sharding_a_tensor.ipynb`, which rows of a parameter each rank keeps.

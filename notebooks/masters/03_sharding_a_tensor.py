@@ -62,10 +62,11 @@ assert all(whole == [[1, 2, 3, 4], [5, 6, 7, 8]] for _, whole in kept)
 owners({"by rows": by_rows(4, 4, 2), "by columns": by_columns(4, 4, 2)}, "FSDP cuts as on the left: whole rows")
 
 # %% [markdown] covers=["coverage 004.83", "coverage 004.84", "coverage 002.16"]
-# Rows: `Shard(0)` cuts dim 0, as `torch.chunk` does. One often sees a matrix drawn in a left and a right half. FSDP
-# does not cut so, and for a reason: rows lie together in memory, so a shard is one piece, it can be sent as it is,
-# and gathered pieces are the whole without being rearranged. (torch's `shard_placement_fn` can choose another dim.)
-# Nor does one rank "send" while another "gathers": in an all-gather each sends its rows and receives all others.
+# Rows (a number in a cell is the rank that keeps it): `Shard(0)` cuts dim 0, as `torch.chunk` does. One often
+# sees a matrix drawn in a left and a right half. FSDP does not cut so, and for a reason: rows lie together in
+# memory, so a shard is one piece, it can be sent as it is, and gathered pieces are the whole without being
+# rearranged. (torch's `shard_placement_fn` can choose another dim.) To make the weight whole no rank "sends"
+# while another "gathers": in an all-gather each sends its rows and receives all others.
 
 # %% [markdown] covers=["coverage 004.96"]
 # ## 2. Rows that do not divide
@@ -129,10 +130,13 @@ tensors = {"a, FSDP2": by_rows(4, 4, 4), "b, FSDP2": by_rows(5, 3, 4), "a, FSDP1
 owners(tensors, "FSDP2 cuts each parameter, FSDP1 the line of all of them")
 
 # %% [markdown] covers=["coverage 004.90"]
-# A flat chunk needs no copying before it travels, and hardly any padding. But a rank's chunk is nothing that has a
-# name: it ends in the middle of a row, and all of a unit must have one dtype and be trained or frozen together. FSDP2
-# gives that up: every parameter is cut by itself, keeps its name and its settings, and no wrapper module is put around
-# anything. FSDP1 has an option that sounds as if it gave that back:
+# With FSDP1 no rank has a part of both; with FSDP2 all have, but rank 3, for which 5 rows leave nothing.
+#
+# A flat chunk needs no copying before it travels, and hardly any padding. But a rank's chunk is nothing that
+# has a name: it ends in the middle of a row, and all of a unit must have one dtype and be trained or frozen
+# together. FSDP2 gives the flat parameter up: every parameter is cut by itself, keeps its name and its
+# settings, and no wrapper module is put around anything. FSDP1 has an option that sounds as if it gave the
+# parameters back:
 
 # %% exercise="original_parameters"
 
@@ -216,16 +220,18 @@ assert answers["parameters of the model"] == str(7442)
 assert answers["type of the layer"] == "FSDPLinear"
 
 # %% [markdown] covers=["coverage 004.89", "coverage 004.86", "coverage 004.85", "coverage 004.95"]
-# A **DTensor** (`torch.distributed.tensor`, without underscores) has the shape of the whole, a **placement** that
-# says how it is cut, and the local piece. The loop is how one always shards: each layer, then the root.
+# A **DTensor** (from `torch.distributed.tensor`; in old texts `torch.distributed._tensor`) has the shape of
+# the whole, a **placement** that says how it is cut, and the local piece. The loop is how one always shards:
+# each layer, then the root.
 #
 # The module stays what it was: its class becomes `FSDPLinear`, a `Linear` and an `FSDPModule`, which adds
 # `unshard()` and `reshard()`. And shards live where the **mesh** of ranks is: here the CPU, on GPUs each rank's own.
 
 # %% [markdown] covers=["coverage 004.100"]
-# Why so? Because what follows can stay as it was. The optimizer gets `model.parameters()`, `clip_grad_norm_` gives
-# the norm over all ranks, and each rank keeps 1/R of parameters, gradients and optimizer state (up to what does not
-# divide). Not everything is a flag: offload is, but activation checkpointing is a wrapper of its own.
+# Why a DTensor? Because what follows can stay as it was. The optimizer gets `model.parameters()`,
+# `clip_grad_norm_` gives the norm over all ranks, and each rank keeps 1/R of parameters, gradients and
+# optimizer state (up to what does not divide). Not everything is an option of `fully_shard`: offload is, but
+# activation checkpointing is a wrapper of its own.
 
 # %%
 in_torch(FSDPParam.shard, FSDPParam.to_sharded_dtensor, FSDPParam.to_unsharded)
@@ -233,9 +239,10 @@ in_torch(FSDPParam.shard, FSDPParam.to_sharded_dtensor, FSDPParam.to_unsharded)
 # %% [markdown] covers=["coverage 004.76", "coverage 001.40", "pitfall 35"]
 # ## 5. Is it sharded?
 #
-# Guides tell one to look at `param._sharded`, or at `module.numel_padded_per_param`. Neither exists: an `if hasattr`
-# around the first prints nothing, for a model that is sharded and for one that is not. *Predict:* what would show that
-# one layer was forgotten: an error, the loss, or nothing? Write the check that does.
+# Guides tell one to look at `param._sharded`, or at `module.numel_padded_per_param`. Neither exists: an
+# `if hasattr` around the first prints nothing, for a model that is sharded and for one that is not.
+# *Predict:* if one layer was forgotten, what shows it: an error, the loss, or nothing? Then write a check
+# that does.
 
 # %% exercise="audit_of_shards"
 
@@ -273,7 +280,7 @@ assert counts == {"FSDP1": 3721, "FSDP2": 7442}
 # ## 6. Where the first numbers come from
 #
 # DDP broadcasts rank 0's weights when it is made, so nobody notices a seed that differs from rank to rank.
-# *Predict:* and `fully_shard`?
+# *Predict:* does `fully_shard` do so too? If not, what does the whole weight consist of?
 
 # %% exercise="whose_first_weights"
 
@@ -353,11 +360,12 @@ owners(tensors, "First on the device: all of it at once, and then the shard; fir
 
 # %% [markdown] covers=["misconception 10", "coverage 004.85", "pitfall 21"]
 # Neither is an error. Moved first, a device must hold the whole model once; sharded first, its shards only:
-# `fully_shard` moves what it keeps to the mesh's device. (FSDP1 wants
-# one of: the module on the device, `set_device`, `device_id`.)
+# `fully_shard` moves what it keeps to the mesh's device. (FSDP1 wants one of three: the module on the device,
+# `torch.cuda.set_device`, or its argument `device_id`.)
 #
-# The host's memory runs out in the same way: if each of 8 ranks loads a checkpoint of 160 GB, the host needs 1,280 GB.
-# Let rank 0 load it, the others begin on meta, and broadcast. Below, that goes wrong in the last step.
+# The host's memory runs out in the same way: if each of 8 ranks loads a checkpoint of 160 GB, the host needs
+# 1,280 GB. Let rank 0 alone load it, let every rank make its model on meta, and hand out the weights from
+# rank 0. Below, that is done, and something is still missing.
 
 # %%
 loads_gb = {"every rank loads": 8 * 160, "rank 0 loads": 160}
@@ -392,7 +400,7 @@ said("sharding")
 # %% [markdown]
 # ## Lab: one rank, and the same model on two
 #
-# A lab on one GPU is a world of one. *Predict:* what do FSDP1 and FSDP2 shard, when there is nobody to share with?
+# On one GPU the only rank has nobody to share with. *Predict:* what do FSDP1 and FSDP2 make of a layer then?
 
 
 # %%
@@ -411,8 +419,9 @@ print(f"FSDP1: {strategy}, with {warned} warning; FSDP2: {kind}, {placement}")
 assert (strategy, warned, kind, placement) == ("NO_SHARD", 1, "DTensor", "S(0)")
 
 # %% [markdown] covers=["pitfall 54"]
-# FSDP1 changes to `NO_SHARD`, with a warning that is easily lost among others: one measures another program. FSDP2
-# keeps its DTensors and its schedule, without collectives. So on one GPU measure with FSDP2, and know what is missing.
+# FSDP1 changes to `NO_SHARD`, with a warning that is easily lost among others: what one measures is another
+# program. FSDP2 keeps its DTensors and its schedule, without collectives. So on one GPU measure with FSDP2,
+# and remember that all communication is missing.
 #
 # Now a GPT as it is trained on a cluster: torchrun, torch's `fully_shard`, two ranks, made on meta.
 
@@ -434,7 +443,7 @@ assert 5 < lab.losses[0] < 6  # a model that knows nothing: ln 256 = 5.5 for eac
 # without `--ranks`; there DTensor's own initialization draws different rows on every rank.
 
 # %% tags=["nbval-ignore-output"]
-board()
+board("sharding")
 
 # %% [markdown]
 # ## What you have seen
@@ -442,4 +451,6 @@ board()
 # - FSDP2 cuts each parameter along dim 0, as `torch.chunk`: the last ranks keep fewer rows, or none. FSDP1 cuts a line.
 # - A DTensor has the shape of the whole; `to_local()` is what is here. A plain tensor was forgotten.
 # - Nothing is broadcast: the same seed, the whole parameter, then the cut; or rank 0's checkpoint.
-# - Padding and buffers are what `fully_shard` leaves to you: neither complains.
+# - Whoever loads or gathers by hand must mind the padding, and after `to_empty` the buffers: neither complains.
+#
+# Next: `04_the_life_of_a_unit.ipynb`, what happens to the shards in a training step.

@@ -166,10 +166,11 @@ unit = timeline.select(unit="layers.2")
 viz.show(timeline.select(lambda e: e.unit == "layers.2" or e.op in ("FWD", "BWD")), ranks=[0], step=3)
 
 # %% [markdown] covers=["coverage 000.12", "coverage 003.11"]
-# Whole (blue) during its own two, and at no other time. Hatched is the flat buffer in which an all-gather
-# arrives: in forward it is kept for one block longer, so that two can be under way; in backward it is there
-# early, for block 3 asks for block 2 before it computes. So "gathered on demand, freed at once" is nearly right:
-# the buffer lives longer, and the root stays whole after forward, for backward begins with it.
+# Whole (blue) during its own forward and its own backward, and at no other time. Hatched is the flat buffer
+# in which an all-gather arrives: in forward it is kept for one block longer, so that two can be under way; in
+# backward it is there early, for block 3 asks for block 2 before it computes. So "gathered on demand, freed
+# at once" is nearly right: the buffer lives longer, and the root stays whole after forward, for backward
+# begins with it.
 #
 # The gradient comes in steps, as autograd writes it, goes into a buffer to be sent, and a quarter of it stays.
 
@@ -211,6 +212,9 @@ print(*(f"peak {sim.peak_memory_bytes / 1e9:.2f} GB" for sim in (freed, kept_who
 viz.compare(freed.timeline, kept_whole.timeline, titles=("freed after forward", "kept for backward"))
 
 # %% [markdown] covers=["misconception 4"]
+# The gathers of backward are gone, and the step is shorter by less than their bars: they were hidden behind
+# compute. What it gains is the copying of what arrived, which is work of the compute row.
+#
 # Does keeping them mean that parameters are *replicated*, as is often said of FSDP1's `SHARD_GRAD_OP`, the same
 # idea? Look at what one rank has on the module at three moments of a step.
 
@@ -313,8 +317,10 @@ assert order[0] == order[1]
 assert sorted(torchs) == sorted(minis)
 
 # %% [markdown]
-# Between its own `wait_for_unshard` and its compute, unit 1 asks for unit 0: that is **backward prefetch**.
-# And the mini gives the device the very orders that torch gives, line by line.
+# A line `hook` is a function of FSDP that is entered; a line `op` is work given to the device, with the queue
+# that it goes to. Between its own `wait_for_unshard` and its compute, unit 1 asks for unit 0: that is
+# **backward prefetch**. So when unit 0's own turn comes, its `unshard` finds nothing left to do. And the mini
+# gives the device the very orders that torch gives, line by line.
 
 # %% exercise="hooks_in_forward"
 
@@ -354,8 +360,8 @@ assert "got mixed torch.Tensor and DTensor" in said_by_torch
 # ## 6. Write a mini-FSDP
 #
 # You have the parts: gather, free, gather again, free, reduce. torch's own hooks of modules and tensors call you
-# at the right moments, and that is all a mini-FSDP is. What you leave out: prefetch (chapter 05), padding, mixed
-# precision (08), and units of more than one parameter.
+# at the right moments, and that is all a mini-FSDP is. What you leave out: prefetch (chapter 5), padding, mixed
+# precision (chapter 8), and units of more than one parameter.
 
 # First what it will be measured against: three small units, two rows for each of four ranks, and torch's own.
 
@@ -404,10 +410,10 @@ def yours():
 ways = {"your mini-FSDP": yours, "torch's fully_shard": torchs_own}
 ran = {name: run(way, 4, progress=False, show_output=False) for name, way in ways.items()}
 columns = {
-    name: [Cell(record.op == "reduce_scatter", record.op.replace("_", "-")) for record in results.records[0]]
+    name: [Cell(int(record.op == "reduce_scatter"), record.op.replace("_", "-")) for record in results.records[0]]
     for name, results in ran.items()
 }
-rows_held("The same collectives; torch asks for the next unit before it computes", columns, row="{}")
+rows_held("The same collectives; torch asks for the next unit before it computes", columns, row="call {}")
 
 # %%
 mine, theirs = ran.values()
@@ -451,9 +457,10 @@ for ranks in (1, 2, 4, 8):
     assert torch.allclose(torch.tensor(losses), torch.tensor(baseline), rtol=1e-5)
 
 # %% [markdown] covers=["coverage 001.27", "coverage 001.34"]
-# The same up to **rounding**, and one rank needs no other code: it only gathers nothing. "Similar to DDP" can be
-# said much more sharply. The **parity ladder** trains one GPT in several ways and compares every loss, gradient and
-# parameter, bit by bit. *Predict:* on 2 ranks, which rungs agree with the rung above to the last bit?
+# The same up to **rounding**, and one rank needs no other code: it only gathers nothing. "Similar to DDP" can
+# be said much more sharply. The **parity ladder** trains one GPT in several ways, its rungs, and compares
+# every loss, gradient and parameter, bit by bit: one process, torch's DDP, torch's FSDP2, the mini.
+# *Predict:* on 2 ranks, which rungs agree with the rung above to the last bit?
 
 # %% tags=["nbval-ignore-output"]
 ladder = climb(Setting(ranks=2), ["torch-ddp", "torch-fsdp2", "mini-fsdp"])
@@ -469,7 +476,8 @@ print("DDP, torch's FSDP2 and the mini on two ranks: not one bit between them.")
 
 # %% [markdown]
 # Against one process the last bits differ: two halves of a batch, summed apart, round differently. And one
-# thing is left out on purpose, and named: biases of the keys, whose true gradient is zero.
+# thing is left out on purpose, and named: biases of the keys, whose true gradient is zero (they add the same
+# to all scores of a row, and a softmax does not see that).
 #
 # A ladder that never complains proves little. So let one rank forget to step one shard. *Predict:* what goes
 # wrong first: the loss, a gradient, or a parameter?
@@ -485,8 +493,9 @@ assert (found.step, found.what, found.unit, found.tensor) == (1, "parameter", "l
 assert found.shard_of == (1,)
 
 # %% [markdown]
-# The step, the unit, the tensor, the rows, and whose they are. Try `"not-averaged"`, `"wrong-seed"` and
-# `"kept-whole"` too: of the last every number is right. What gives it away?
+# A parameter, before any loss shows it: the step, the unit, the tensor, the rows, and whose they are. Try
+# `"not-averaged"`, `"wrong-seed"` and `"kept-whole"` in place of `"stale-shard"` above (the cell with the
+# asserts is for that one only): of the last every number is right. What gives it away?
 #
 # ## 8. What people say
 #
@@ -496,7 +505,7 @@ assert found.shard_of == (1,)
 said("unit")
 
 # %% tags=["nbval-ignore-output"]
-board()
+board("unit")
 
 # %% [markdown]
 # ## 9. Lab: the checklist on your machine
@@ -525,3 +534,5 @@ print("The trainer's losses on two ranks are those of section 7.")
 #   it is asked for early.
 # - All of it hangs on hooks, so call `model(x)`. You have written them, and had torch's gradients.
 # - FSDP changes no number: only where numbers live, and when. One checks that by comparing, not by looking.
+#
+# Next: `05_overlap.ipynb`, how the gathers are hidden.

@@ -87,10 +87,12 @@ assert on_compute == ["wait", "compute", event]
 assert not any(line.startswith("wait ") for line in lines[first:gather])
 
 # %% [markdown] covers=["coverage 004.27", "coverage 004.25", "misconception 4.29", "misconception 4.30"]
-# An **event** is a mark in a stream (`record`); another stream can be told to stop until it is reached (`wait`).
-# `compute` waits for the mark behind the all-gather: this line, and not the order of layers, is why there is no
-# race. The all-gather stream waits for nothing that block 0 computes, so gather 1 runs under forward 0: blocks
-# compute strictly one after the other, and what they need travels earlier.
+# In a line stand the kind of order, the stream, and what. An **event** is a mark in a stream (`record`);
+# another stream can be told to stop until it is reached (`wait`). `compute` waits for `e3`, the mark behind
+# the all-gather: this line, and not the order of layers, is why there is no race. `e2` lies before forward 0,
+# where block 0's parameters were copied out of their buffer. So the all-gather stream waits for nothing that
+# block 0 computes, and gather 1 runs under forward 0: blocks compute strictly one after the other, and what
+# they need travels earlier.
 #
 # It is often said that no GPU ever sits idle then. The red boxes say otherwise: 20 of 245 ms.
 
@@ -213,9 +215,11 @@ assert min(grows[5:]) > 0.05
 # %% [markdown] covers=["coverage 000.20", "coverage 002.15", "coverage 002.17", "coverage 002.26"]
 # ## 4. Backward: before, after, or not at all
 #
-# Backward runs the blocks from the last to the first. FSDP1 has an argument for it: `BackwardPrefetch.BACKWARD_PRE`
-# (the default) asks for the next block before this one computes, `BACKWARD_POST` after, `None` when it is needed.
-# Every rank sends its piece of every block (rows, no left or right half) and receives all others: nobody only sends.
+# Backward runs the blocks from the last to the first. FSDP1 has an argument for it:
+# `BackwardPrefetch.BACKWARD_PRE` (the default) asks for the next block before this one computes,
+# `BACKWARD_POST` after, `None` when it is needed. Its streams have other names: `unshard` carries the
+# all-gathers, `post-backward` the reduce-scatters. Every rank sends its piece of every block (rows, no left
+# or right half) and receives all others: nobody only sends.
 #
 # *Predict:* 20 ms a collective. Which of the three hide the gathers?
 
@@ -309,10 +313,11 @@ held = {name: step(Plan(api="fsdp1", backward_prefetch=mode), layers=6) for name
 viz.memory_waterfall(held | {"FSDP2": step(layers=6)}, moment="backward")
 
 # %% [markdown] covers=["misconception 2.26", "misconception 4.38"]
-# There are no halves. Whole parameters: two blocks with `PRE`, one with `POST`, one with `None`; and gradients, which
-# all three hold alike: those of the block that computes, and the buffer of the block being reduced. `None` saves
-# nothing against `POST`. FSDP2 adds up to as much as `PRE`; one of its two is the flat buffer in which the next block
-# arrives. Its forward holds three, for there it gathers two ahead (chapter 7 counts that).
+# There are no halves. Whole parameters: two blocks with `PRE`, one with `POST`, one with `None`; and
+# gradients, which all three hold alike: a block's own, and as much again in the buffer in which they are
+# sent. `None` saves nothing against `POST`. FSDP2 adds up to as much as `PRE`; one of its two is the flat
+# buffer in which the next block arrives. Its forward holds three, for there it gathers two ahead (chapter 7
+# counts that).
 
 # %%
 for name, mode in modes.items():
@@ -327,7 +332,8 @@ assert [in_fsdp2.peak_of(whole_or_flat, phase) / 2**20 for phase in (Phase.FORWA
 # %% exercise="whole_in_backward"
 
 # %% [markdown]
-# The same for six blocks of different sizes, as they are allocated and freed: look at the strip of memory.
+# The same for blocks of 2, 8, 4, 12, 4 and 6 MiB, every operation 10 ms long. The times do not differ. Look
+# at the blue in the strips of memory, the whole parameters: at most 12 + 4 MiB with `PRE`, 12 with `POST`.
 
 # %%
 sizes = [2**20 * n for n in (2, 8, 4, 12, 4, 6)]
@@ -355,14 +361,15 @@ for limit in (True, False):
     limits[f"limit_all_gathers={limit}"] = simulate("gpt2-774m", cluster, plan)
 active = [sim.memory.active_bytes for sim in limits.values()]
 timelines = {name: sim.timeline for name, sim in limits.items()}
-limiter = issued_ahead(timelines, "Without the limiter the CPU asks for the whole model in advance")
+limiter = issued_ahead(timelines, "Without the limiter the CPU asks for 32 of 36 blocks in advance, with it for 3")
 assert [row[1] for row in limiter.tables[0].rows] == ["3", "32"]
 limiter
 
 # %% [markdown]
-# The step takes as long either way, for the wire is the same. What grows is memory: FSDP1 frees with
-# `record_stream`, which keeps a block until the GPU has passed, and the CPU asks for the next one now. FSDP2 needs no
-# limiter: its streams wait for events, so memory does not depend on how far the CPU is ahead.
+# 3 with the limiter; without it 32, nearly the whole model. The step takes as long either way, for the wire
+# is the same. What grows is memory: FSDP1 frees with `record_stream`, which keeps a block until the GPU has
+# passed, and the CPU asks for the next one now. FSDP2 needs no limiter: its streams wait for events, so
+# memory does not depend on how far the CPU is ahead.
 
 # %%
 times_s = [sim.step_time_s for sim in limits.values()]
@@ -388,9 +395,13 @@ traced = lab_overlap.record({"FSDP2": config}, ranks=2)["FSDP2"]
 viz.show(traced, ranks=[0])
 
 # %% [markdown] covers=["coverage 004.101", "misconception 4.112"]
-# All: torch's FSDP on CPUs waits for each collective where it issues it, so on a laptop a trace shows the *order* and
-# never overlap. The order is the real one, and in it lies the cause. FSDP2 hangs its hooks on the module and gathers
-# DTensors; FSDP1 hangs them on a wrapper and gathers one flat parameter. A text that mixes the two is about neither.
+# All: torch's FSDP on CPUs waits for each collective where it issues it, so on a laptop a trace shows the
+# *order* and no overlap. (What the headline calls hidden are the all-reduces at the end: the trainer's own,
+# for the norm of the gradients and the ranks' losses, inside a stretch of other work.) The order is the real
+# one, and in it lies the cause of overlap on GPUs.
+#
+# FSDP2 hangs its hooks on the module and gathers DTensors; FSDP1 hangs them on a wrapper and gathers one flat
+# parameter. A text that mixes the two is about neither.
 
 # %%
 mine = traced.select(step=median_step(traced), rank=0, phase="backward")
@@ -457,7 +468,7 @@ assert all(values[-1] > 0.99 for values in shares.values())
 said("overlap")
 
 # %% tags=["nbval-ignore-output"]
-board()
+board("overlap")
 
 # %% [markdown]
 # ## Lab: a trace of your own
@@ -487,3 +498,5 @@ assert "exposed" in lab.output
 # - One communicator is one queue: a gather issued after a reduction waits for it. `PRE` and `POST` issue it before,
 #   `None` after; `PRE` alone needs no CPU that runs ahead, and holds one block more.
 # - How much FSDP costs follows from tokens per GPU and the link. It is not a constant.
+#
+# Next: `06_wrapping.ipynb`, what should be one unit.

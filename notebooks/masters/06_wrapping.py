@@ -95,8 +95,10 @@ for bottom_up in (False, True):
     assert numbers == ([4096, 8192, 8192] if bottom_up else [20480])
 
 # %% [markdown]
-# A module that was given to `fully_shard` has changed its class: from `Block` to `FSDPBlock`. Nothing is wrapped around
-# it, so names of parameters stay. The same in the mini, and where torch does it:
+# With a call for the model alone, one gather brings all 20,480 numbers; bottom-up, each of three units comes
+# by itself, the root's 4,096 first. And a module that was given to `fully_shard` has changed its class: from
+# `Block` to `FSDPBlock`. Nothing is wrapped around it, so names of parameters stay. The same in the mini, and
+# where torch does it:
 
 # %%
 assert results[0] == ("FSDPSequential", "FSDPBlock")
@@ -112,8 +114,8 @@ in_torch(fsdp_sim.mini.fully_shard)
 # %% exercise="root_alone"
 
 # %% [markdown]
-# What a rank held at most, counted on the ranks: as it was, yours (or the reference), and with a unit for each linear
-# layer.
+# What a rank held at most, counted on the ranks: as it was, yours (or the reference), and with a unit for
+# each linear layer. The dashed line is the model itself, which every rank is given whole to begin with.
 
 # %% tags=["nbval-ignore-output"]
 from fsdp_sim.learn.exercises.wrapping import root_alone as memory_files
@@ -177,10 +179,10 @@ assert peaks_bytes[counts.index(12)] == 4 * 192 * 2**20 // 12
 over_units(counts, times_s, peaks_bytes, "Few units have nothing to hide behind, many pay latencies")
 
 # %% [markdown]
-# One unit has nothing to compute while it travels; very small ones pay a latency each, and on a real GPU kernels for
-# their copies, which this model leaves out. Memory gains most from the first cuts. A block is usually in the middle:
-# worth its latency, and small enough that four fit, with buffers and gradients. Where blocks are small, put several
-# into one unit: `fully_shard([block_0, block_1])`.
+# One unit has nothing to compute while it travels; very small ones pay a latency each, and on a real GPU
+# kernels for their copies, which this model leaves out. Memory gains most from the first cuts. A block is
+# usually in the middle: worth its latency, and small enough that four times its size fit (parameters,
+# buffers, gradients). Where blocks are small, put several into one unit: `fully_shard([block_0, block_1])`.
 
 # %% exercise="attention_of_its_own"
 
@@ -197,10 +199,11 @@ viz.show(steps)
 # %% [markdown] covers=["coverage 000.8", "coverage 001.50", "coverage 004.65", "misconception 0.11"]
 # ## 4. Policies: FSDP1's way to say it
 #
-# FSDP1 is one wrapper call, and a **policy** tells it which modules inside become units. `ModuleWrapPolicy({Block})`
-# goes by class; so does `transformer_auto_wrap_policy`, which is a function that still needs to be told the class, with
-# `functools.partial`. As it stands, or called by you, it ends in a TypeError. `fully_shard` has no policies: the loop
-# over your blocks is the policy.
+# FSDP1 is one wrapper call, and a **policy** tells it which modules inside become units.
+# `ModuleWrapPolicy({Block})` goes by class; so does `transformer_auto_wrap_policy`, which is a function that
+# still needs to be told the class, with `functools.partial`. Handed over as it stands, or called by you with
+# the class alone, it ends in a TypeError. `fully_shard` has no policies: the loop over your blocks is the
+# policy.
 
 # %%
 layer = nn.TransformerEncoderLayer(32, 2, 64)
@@ -230,6 +233,9 @@ both = {
 cuts(model, {name: wrap_names(model, classes) for name, classes in both.items()}, "Every class more is more units")
 
 # %% [markdown] covers=["coverage 002.14", "coverage 001.17", "coverage 001.48", "misconception 1.2"]
+# Naming the norms as well makes thirteen units of five: the eight new ones are 64 numbers each, the slits in
+# the lower bar, and each is three collectives more in a step.
+#
 # The third policy goes by size: `size_based_auto_wrap_policy` with `min_num_params`, 100 million by default. Guides set
 # it to a million and tell you to try 500 thousand to 5 million.
 #
@@ -429,7 +435,7 @@ HTML(viz.Table("The first row: 5 words given, 6 made", ("", "sharded", "in one p
 said("wrapping")
 
 # %% tags=["nbval-ignore-output"]
-board()
+board("wrapping")
 
 # %% [markdown]
 # ## Lab: choose the cut on the command line
@@ -456,3 +462,5 @@ assert len(lab.losses) == 2
 #   with a unit for each block.
 # - A policy by class says what you mean; one by size makes units of single layers.
 # - Tied parameters belong into one unit. A forgotten root, and FSDP1 with ties in two units, are wrong in silence.
+#
+# Next: `07_peak_memory.ipynb`, what a step holds at most.

@@ -85,7 +85,9 @@ stacks(bars, "What stands at the peak, in layers", "layers")
 # %% [markdown]
 # ## 2. How low can it be?
 #
-# *Predict:* of a step of four units on two ranks, what must be alive at one moment, whatever the program does?
+# In the picture above, who never reshards holds all six layers, and two buffers in forward (8) or a gradient in
+# backward (7). *Predict:* of a step of four units on two ranks, what must be alive at one moment, whatever the
+# program does?
 #
 # A bound needs no program, only an argument. The backward of the first unit comes last. At that moment a rank has its
 # shards of all units, the whole first unit and its whole gradient (the function that computes it takes one and
@@ -111,7 +113,8 @@ assert max(lives["yours"]) < max(lives["reduces at the end"]) < max(lives["never
 histories(lives, "Freed twice, reduced at once: a step at its lower bound (measured)", least=least.least_bytes(None))
 
 # %% [markdown]
-# What the two loops do by hand, FSDP does in hooks. These free and reduce, in the mini and in torch:
+# *Freed twice*: each unit after its forward, and again after its backward. What the two loops do by hand, FSDP
+# does in hooks. `fully_shard` puts them there, in the mini and in torch:
 
 # %%
 in_torch(fsdp_sim.mini.fully_shard)
@@ -120,7 +123,7 @@ in_torch(fsdp_sim.mini.fully_shard)
 # ## 3. Reshard after forward: True, False, a number, None
 #
 # Llama 3 8B on 8 H100, one row of 8,192 tokens. *Predict:* what does `reshard_after_forward=False` add to the
-# peak? And 4, which keeps a quarter of each unit on each rank instead of an eighth?
+# peak? And 4, which between forward and backward keeps a quarter of each unit on each rank, beside its shard?
 
 # %%
 eight = Cluster("H100-SXM-80GB", gpus=8)
@@ -134,10 +137,11 @@ assert 3 < (kept["4"].peak_memory_bytes - kept["True"].peak_memory_bytes) / GIB 
 viz.memory_waterfall(kept)
 
 # %% [markdown]
-# `True` frees each unit after its forward. `None`, the default, does too, except for the root, whose backward comes
-# first. `False` keeps them all: at the end of forward the whole model stands there, in bf16 15 GiB. A number n
-# keeps a slice of 1/n, here a quarter: backward then gathers among 4 ranks of one node, and pays with a larger
-# shard. Full sharding "frees after backward", some say. Does it?
+# `True` frees each unit after its forward. `None`, the default, does too, except for the root, whose backward
+# comes first. `False` keeps them all: at the end of forward the whole model stands there, in bf16 15 GiB. A
+# number n keeps a slice of 1/n, here a quarter in bf16, beside the fp32 shard: backward then gathers among 4
+# ranks of one node, and pays with 3.2 GiB (in the picture they are counted as shards). Full sharding "frees
+# after backward", some say. Does it?
 
 # %% exercise="freed_after_forward"
 
@@ -170,7 +174,7 @@ viz.memory_waterfall(wrapped)
 # %% [markdown]
 # ## 4. Activations: not sharded, but they can be computed twice
 #
-# Most of the upper bar is **activations**: what forward saves for backward. *Predict:* a block of two linear
+# Most of the bar *block* is **activations**: what forward saves for backward. *Predict:* a block of two linear
 # layers and a GELU. Which tensors does autograd save? What is left of them on each of two ranks?
 
 # %% exercise="saved_for_backward"
@@ -182,10 +186,11 @@ assert saved["alone"] == saved["fsdp"] == saved["checkpointed layers"] == 9 * sa
 stacks(kb, "Neither sharding nor a checkpoint around each layer saves activations (measured)", "kB on rank 0")
 
 # %% [markdown] covers=["coverage 000.28", "coverage 001.52", "pitfall 47"]
-# A **checkpoint** keeps the input of what it wraps and computes the rest again in backward. So wrap *blocks*: torch's
-# `apply_activation_checkpointing(model, check_fn=...)` puts a `checkpoint_wrapper` (non-reentrant, its default) around
-# each module that `check_fn` picks. If the peak hardly moves, look at what it picked: around children of a block, a
-# checkpoint keeps what autograd would have kept.
+# **Activation checkpointing** keeps the input of what it wraps and computes the rest again in backward. (It
+# shares no more than its name with a checkpoint on the disk.) So wrap *blocks*: torch's
+# `apply_activation_checkpointing(model, check_fn=...)` puts a `checkpoint_wrapper` (non-reentrant, its default)
+# around each module that `check_fn` picks. If the peak hardly moves, look at what it picked: around children of
+# a block, a checkpoint keeps what autograd would have kept.
 #
 # *Predict:* and around the whole model? Here without sharding, in this process, forward and backward.
 
@@ -280,7 +285,9 @@ histories(
 )
 
 # %% [markdown]
-# And with torch's own FSDP2? The same GPT, three micro-batches, once reduced each time, once at the end.
+# And with torch's own FSDP2? The teaching GPT on four ranks, three micro-batches, once reduced each time, once
+# at the end. Its gradients take 4 MiB whole and 1 MiB sharded. The peaks differ by less than these 3 MiB:
+# whoever reduces holds the buffer of a reduce-scatter instead.
 
 
 # %%
@@ -322,11 +329,12 @@ assert 0.4 < slower < 0.5
 viz.memory_waterfall(both)
 
 # %% [markdown] covers=["coverage 000.17", "coverage 000.26", "coverage 001.49", "coverage 001.54", "coverage 002.2"]
-# Not "parameters that are not in use": *all* shards, of parameters, gradients and optimizer state, live on the CPU, and
-# the optimizer steps there. Shards travel to the GPU before each gather, gradient shards back after each reduction.
-# What is left, units, activations and logits, it does not touch: here a sixth of the peak goes, for half of the speed.
-# FSDP1 has `CPUOffload(offload_params=True)`, and gradients follow. FSDP2 has `CPUOffloadPolicy(pin_memory=True)`:
-# pinned memory copies while the GPU computes, and is gone for everybody else. First wrap, checkpoint, and fuse.
+# Not "parameters that are not in use": *all* shards, of parameters, gradients and optimizer state, live on the
+# CPU, and the optimizer steps there. Shards travel to the GPU before each gather, gradient shards back after
+# each reduction. What is left, units, activations and logits, it does not touch: here a sixth of the peak goes,
+# for half of the speed. FSDP1 has `CPUOffload(offload_params=True)`, and gradients follow. FSDP2 has
+# `CPUOffloadPolicy(pin_memory=True)`: from pinned memory, which the system may not move, copies run while the
+# GPU computes; no other program can have it meanwhile. First wrap, checkpoint, and fuse.
 
 # %% [markdown] covers=["coverage 004.67"]
 # One finds `offload_gradients=True`, too. *Predict:* what does torch say?
@@ -360,10 +368,11 @@ viz.memory_waterfall(plans)
 # %% [markdown] covers=["pitfall 45"]
 # ## 8. What this account leaves out
 #
-# *Predict:* `nvidia-smi` says 75 GB, the peak of tensors was 55. Who has the rest? The **caching allocator** *reserves*
-# memory in segments and gives them back to nobody. FSDP1 marks buffers with `record_stream`: they may not be used again
-# until a stream has passed, and a CPU that runs ahead then needs new ones. The cures: FSDP2, which never calls it (it
-# waits for events instead); with FSDP1 `limit_all_gathers`, and `expandable_segments:True` for fragments.
+# *Predict:* `nvidia-smi` says 75 GB, the peak of tensors was 55. Who has the rest? The **caching allocator**
+# *reserves* memory in segments and keeps them when tensors go. FSDP1 marks buffers with `record_stream`: they
+# may not be used again until another stream has passed their last use, and a CPU that runs ahead needs new ones
+# meanwhile. The cures: FSDP2, which never calls it (it waits for events instead); with FSDP1
+# `limit_all_gathers`, and `expandable_segments:True` for fragments.
 
 # %%
 issued = {
@@ -395,7 +404,7 @@ stacks(saves, "A full save needs the whole state in one place", "GB on one rank"
 said("peak")
 
 # %% tags=["nbval-ignore-output"]
-board()
+board("peak")
 
 # %% [markdown]
 # ## Lab: turn the knobs on real ranks

@@ -104,8 +104,9 @@ viz.memory_waterfall(sims)
 
 # %% [markdown] covers=["coverage 000.19", "coverage 002.3"]
 # Not half, and there is no rule such as "50% less": parameters, gradients and optimizer state take 16 bytes a
-# parameter with or without it. What shrinks is what comes and goes: activations, whole units, and the bytes on the
-# wire. bf16 has the range of fp32 with 8 binary digits; fp16 has 11 digits and a small range, see section 3.
+# parameter with or without it. What shrinks is what comes and goes: activations, whole units, and the bytes on
+# the wire. (Logits grow: the loss makes fp32 copies of them, beside those in bf16.) bf16 has the range of fp32
+# with 8 binary digits; fp16 has 11 digits and a small range, see section 3.
 #
 # Write the step of a unit with all three dtypes. Stuck? `hint("cast_gather_reduce")` gives the next of three hints,
 # `solution("cast_gather_reduce")` the solution and why it is so.
@@ -130,7 +131,7 @@ side_by_side(
 )
 
 # %% [markdown] covers=["pitfall 33", "coverage 002.8"]
-# ## 2. Eight binary digits
+# ## 2. Eight binary digits: why shards and sums stay fp32
 #
 # Why keep the shard in fp32? Add a small update a hundred times to a weight of 1. *Predict:* where does the
 # weight end that is kept in bf16?
@@ -154,8 +155,9 @@ curves("A bf16 weight never moves: each update is rounded away", lines, shown, x
 # in bf16 and then sharded keeps its shards, and Adam's moments, so: its loss stops falling early, or it wants ten
 # times the rate. Load in fp32; let the policy cast.
 #
-# `reduce_dtype=bf16` alone is possible too: it halves the bytes of gradients. *Predict:* one rounding is off by at
-# most 2⁻⁸. How far off is a sum over 16 ranks?
+# `reduce_dtype=bf16` alone is possible too: it halves the bytes of gradients. *Predict:* one rounding is off by
+# at most 2⁻⁸. How far off is a sum over 16 ranks? (Two are run with FSDP2; for more, gradients are added in
+# this process.)
 
 # %% tags=["nbval-ignore-output"]
 errors = numerics.reduction(real=(2,), added=(2, 4, 8, 16))
@@ -164,14 +166,16 @@ assert errors[-1].measured > errors[1].measured
 numerics.reduction_picture(errors)
 
 # %% [markdown]
-# The error grows with the root of the ranks. So bf16 for what is computed, fp32 for what is added up and for what is
-# kept, is the conservative choice; save the other half of the bytes when your own loss curve says that you may.
+# The more ranks, the larger the error: in the end with their root, and at 16 it is already that of one rounding
+# at its worst. So bf16 for what is computed, fp32 for what is added up and for what is kept, is the
+# conservative choice; save the other half of the bytes when your own loss curve says that you may.
 
 # %% [markdown] covers=["coverage 000.27", "coverage 002.7", "coverage 001.37"]
 # ## 3. fp16, and the scaler
 #
-# An "aggressive" policy has fp16 everywhere. fp16 ends at 65,504, and below 2⁻²⁵ a number becomes 0. The gradient of
-# a wrong logit begins at 1 / (vocabulary × tokens of the batch). *Predict:* from how many tokens on is it lost?
+# An "aggressive" policy has fp16 everywhere. fp16 ends at 65,504, and below 2⁻²⁵ a number becomes 0. The
+# gradient of a wrong logit begins at 1 / (vocabulary × tokens of the batch). *Predict:* from how many tokens on
+# is it lost, with the 256 words of the teaching GPT?
 
 # %%
 n_tokens = [2**k for k in range(12, 24, 2)]
@@ -189,9 +193,10 @@ curves(
 )
 
 # %% [markdown] covers=["coverage 004.51", "coverage 004.52", "pitfall 32"]
-# So the loss is multiplied by a **scale** before backward, and the gradients are divided by it before anything else
-# looks at them: *unscale, clip, step*, in this order. When something overflows, the step is left out and the scale
-# halved. The scaler does not touch activations, and it is *not* unchanged under FSDP: gradients are sharded.
+# From 2¹⁷ tokens on: times 2⁸ words that is 2²⁵. So the loss is multiplied by a **scale** before backward, and
+# the gradients are divided by it before anything else looks at them: *unscale, clip, step*, in this order. When
+# something overflows, the step is left out and the scale halved. The scaler does not touch activations, and it
+# is *not* unchanged under FSDP: gradients are sharded.
 #
 # *Predict:* an inf is in rank 0's shard. What does rank 1 do?
 # Below, two ranks and four steps, two of which overflow on one rank; first with each rank for itself.
@@ -266,9 +271,11 @@ print(*(f"{name}: {megabytes:.2f} MB reduce-scattered in a step" for name, megab
 assert sent["requires_gradient_sync=true"] == 4 * sent["requires_gradient_sync=last"]
 
 # %% [markdown] covers=["coverage 001.10", "coverage 004.8", "coverage 004.46", "pitfall 29", "pitfall 30"]
-# A quarter of the bytes, and whole gradients on every rank: with `no_sync` the code looks like DDP's, the memory does
-# not. It skips the *reduce-scatter*; gathers go on. It is a trade and no "must": out of memory only when
-# accumulating? Reduce every time. Slow when accumulating, on a slow network? Reduce once, if it fits.
+# A quarter of the bytes, and whole gradients on every rank: with `no_sync` the code looks like DDP's, the
+# memory does not. It skips the *reduce-scatter*; gathers go on. It is a trade and no "must": out of memory only
+# when accumulating? Reduce every time. Slow when accumulating, on a slow network? Reduce once, if it fits.
+# (Reduced each time more than a quarter is kept: the root's reduce-scatter buffer stays until the next
+# reduction.)
 #
 # One case is simply wrong: FSDP1 with CPU offload, accumulating *outside* `no_sync`, keeps only the newest reduced
 # gradient (its documentation says so). And under `no_sync` with offload nothing is offloaded meanwhile.
@@ -333,8 +340,9 @@ assert abs(after["FSDP1, torch.nn.utils"] - 0.2) < 1e-5
 table("The norm after clipping to 0.1", ("with", "norm"), [(name, f"{norm:.3f}") for name, norm in after.items()])
 
 # %% [markdown]
-# Twice as much, √4, and each rank's part scaled by a factor of its own. A checklist's "clipping works" is therefore
-# a number to compare with one process, not an absence of errors. Mend it by hand:
+# Each of the four ranks cuts its own shard down to 0.1, by a factor of its own, and norms add up as squares: √4
+# times 0.1. A checklist's "clipping works" is therefore a number to compare with one process, not an absence of
+# errors. Mend it by hand:
 
 # %% exercise="clip_by_all_shards"
 
@@ -499,8 +507,9 @@ curves("Eight rows a step, on more and more ranks", lines, [1, 2, 4], x_title="r
 # %% [markdown] covers=["pitfall 37", "misconception 37"]
 # ## 8. Seeds, and the order of the data
 #
-# Weights want the same seed on every rank. And dropout? *Predict:* all ranks are seeded with 0. Which of their units
-# do they drop? And a sampler to which nobody says `set_epoch`: what order has its second epoch?
+# Weights want the same seed on every rank. And dropout? *Predict:* all ranks are seeded with 0. Which of their
+# activations do they drop: the same, or others? And a sampler to which nobody says `set_epoch`: what order has
+# its second epoch?
 
 
 # %%
@@ -547,7 +556,7 @@ rows_held("Ten samples on four ranks: two come a second time, in the last round"
 said("numerics")
 
 # %% tags=["nbval-ignore-output"]
-board()
+board("numerics")
 
 # %% [markdown]
 # ## 10. Lab: the trainer in bf16

@@ -81,14 +81,14 @@ HTML(viz.Table("state_dict()['weight']", ("", "type", "shape", "kept here", "byt
 # same on every rank and *look* complete: counting them proves nothing, for all names are there while most rows are
 # not.
 #
-# That is a **sharded** state dict. A **full** one has whole tensors, gathered from all ranks. One needs it to export
-# a model, for instance to Hugging Face; the shards of one rank are of no use to anybody else.
+# That is a **sharded state dict**. A **full state dict** has whole tensors, gathered from all ranks. One needs
+# it to export a model, for instance to Hugging Face; the shards of one rank are of no use to anybody else.
 
 # %% [markdown] covers=["coverage 004.7", "coverage 004.68", "coverage 001.9"]
 # Older texts switch between *three types* with FSDP1's `state_dict_type(...)`: FULL, SHARDED and LOCAL (flat pieces
 # that only the same ranks can load). That context manager is deprecated. Today one asks for what one wants:
 #
-# - `get_model_state_dict(model)`: sharded, 1/W of the bytes on each rank;
+# - `get_model_state_dict(model)`: sharded, 1/W of the bytes on each of W ranks;
 # - with `StateDictOptions(full_state_dict=True)`: full; with `cpu_offload=True` too: full, on rank 0 only, in host
 #   memory.
 #
@@ -127,11 +127,11 @@ for ranks in (2, 4):
 stacks(bars, "More ranks make a sharded state dict smaller, and leave a full one as it is.", "KiB on rank 0")
 
 # %% [markdown] covers=["coverage 001.47", "coverage 004.49", "pitfall 38", "coverage 004.130"]
-# So a full state dict is what runs out of memory: with Adam's moments a model of 70 billion parameters is 840 GB in
-# one place, and one rank writes it while all others wait. `cpu_offload` moves it to rank 0's host memory (what FSDP1
-# calls "streaming" with `FullStateDictConfig(rank0_only=True, offload_to_cpu=True)`), and it is still the whole.
-# Sharded, each rank writes its part: with 64 ranks 13 GB each, at the same time. Full is for export, sharded for
-# going on.
+# So a full state dict is what runs out of memory: with Adam's moments a model of 70 billion parameters is 840
+# GB in one place, and one rank writes it while all others wait. `cpu_offload` moves it to rank 0's host memory
+# (FSDP1: `FullStateDictConfig(rank0_only=True, offload_to_cpu=True)`; guides call it "streaming"), and it is
+# still the whole. Sharded, each rank writes its part: with 64 ranks 13 GB each, at the same time. Full is for
+# export, sharded for going on.
 
 # %%
 states_bytes = 70e9 * 12  # fp32 weights and two moments
@@ -293,9 +293,12 @@ assert list(wrapped.state_dict()) == ["_orig_mod.0.weight", "_orig_mod.0.bias"]
 assert list(get_model_state_dict(wrapped)) == list(model.state_dict()) == ["0.weight", "0.bias"]
 
 # %% [markdown] covers=["pitfall 43"]
-# Wrappers leave traces in names: `_orig_mod.` (compile), `_fsdp_wrapped_module.` (FSDP1), `module.` (DDP). A load
-# with `strict=False` then matches *nothing* and says nothing. Either compile in place, which `fully_shard` does too,
-# or save what `get_model_state_dict` returns: it strips them. And load with `strict=True`.
+# Wrappers leave traces in names: `_orig_mod.` (compile), `_fsdp_wrapped_module.` (FSDP1), `module.` (DDP). A
+# load with `strict=False` then matches *nothing* and says nothing. Either compile in place, as `fully_shard`
+# shards in place, and names stay; or save what `get_model_state_dict` returns: it strips them. And load with
+# `strict=True`.
+#
+# *Predict:* and a copy? Somebody wants a moving average of the weights, and begins with `copy.deepcopy(model)`.
 
 
 # %%
@@ -317,12 +320,12 @@ print(refused, f"\nOne average of the weights: a {kind}, of which {numel} of 32 
 assert (numel, kind) == (8, "DTensor")
 
 # %% [markdown] covers=["pitfall 24"]
-# A moving average of the weights (EMA) is often made by `deepcopy(model)`; a sharded model refuses it. Keep *shadow
-# shards* instead: clone each DTensor and average this rank's rows. It takes 1/W of the memory, nothing travels, and
-# it is saved like the rest, under a name of its own.
+# A sharded model refuses `deepcopy`, with which many make the average (EMA). Keep *shadow shards* instead:
+# clone each DTensor and average this rank's rows. It takes 1/W of the memory, nothing travels, and it is saved
+# like the rest, under a name of its own.
 
 # %% [markdown]
-# ## 5. What must be in it?
+# ## 5. What must be in a checkpoint?
 #
 # A small training on 2 ranks, with dropout and AdamW, is killed after 3 steps and goes on with its weights alone.
 # *Predict:* will you see that in the losses? (`Training` stands in
@@ -350,16 +353,17 @@ assert again[:3] == undisturbed[:3]
 assert all(abs(a - b) > 1e-3 for a, b in zip(again[3:], undisturbed[3:], strict=True))
 
 # %% [markdown] covers=["pitfall 41", "coverage 004.61"]
-# Four things decide the next step: the **weights**, the **optimizer's state**, the **place in the data**, and the
-# **random numbers** of each rank. Schedules follow from the step. A list of what changes from DDP to FSDP often says
-# "save the state dict" and stops at the first. Without AdamW's moments the loss jumps, for the first steps are scaled
-# as if gradients had no history.
+# Four things decide the next step: the **weights**, the **optimizer's state**, the **place in the data**, and
+# the **random numbers** of each rank. Schedules follow from the step. A list of what changes from DDP to FSDP
+# often says "save the state dict" and stops at the first. Above, the second curve is lower: it reads the first
+# batches again, and looks like progress. Without AdamW's moments a loss that has settled jumps, for the first
+# steps are scaled as if gradients had no history.
 
 # %% [markdown] covers=["pitfall 42", "coverage 004.63"]
-# The other two are silent. Data that are read twice look like progress; often it shows only at the *second* restart,
-# when the place is counted from the first. And a snippet that travels through the web reads the file, then takes
-# `model.state_dict()` and loads *that*: the model's own weights, so the run begins anew and says "resumed". Test a
-# resume by comparing losses with a run that was never interrupted.
+# The other two are silent. Of data that are read twice often nothing shows, or only at the *second* restart,
+# when the place is counted from the first. And a snippet that travels through the web reads the file, then
+# takes `model.state_dict()` and loads *that*: the model's own weights, so the run begins anew and says
+# "resumed". Test a resume by comparing losses with a run that was never interrupted.
 
 # %% exercise="resume_where_it_stopped"
 
@@ -485,8 +489,8 @@ saves(written, [step in counted for step in range(4)], "Four saves in the backgr
 # %% [markdown]
 # ## 8. Whose checkpoint is it?
 #
-# Look at the first bytes of the index of section 3. *Predict:* what kind of file is it, and what may happen when you
-# load one from a stranger?
+# The index of section 3, `.metadata`, is a Python object in a file. *Predict:* in which format does Python
+# write one, and what may happen when you load it from a stranger?
 
 # %%
 import pickletools
@@ -544,7 +548,7 @@ assert alone.losses[-1] < alone.losses[0]
 # all nodes see the folder; then kill a node.
 
 # %% tags=["nbval-ignore-output"]
-board()
+board("checkpoints")
 
 # %% [markdown]
 # ## What you have seen

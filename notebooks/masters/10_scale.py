@@ -134,11 +134,12 @@ told = "A node of 8 sends the model nearly three times a step; with a copy per n
 curves(lines, told, x="nodes", y="times the model's bytes, leaving each node")
 
 # %% [markdown] covers=["coverage 001.20"]
-# On many nodes a third less, not an order of magnitude: every shard must still be reduced with the other nodes. What
-# HSDP gains besides: rings of 8 members instead of all ranks (less latency), gathers on the fast link, and with
-# several micro-batches *one* all-reduce for all (`set_requires_all_reduce`). On two nodes of four GPUs, as many
-# tutorials start, `torchrun --nnodes=2 --nproc_per_node=4` makes the groups; which node is which rank follows from
-# `--node_rank` or the rendezvous.
+# On 8 nodes 1.7 times fewer (1.75 instead of 2.95 times the model), on many a third less, not an order of
+# magnitude: every shard must still be reduced with the other nodes. What HSDP gains besides: rings of 8 members
+# instead of all ranks (less latency), gathers on the fast link, and with several micro-batches *one* all-reduce
+# for all (`set_requires_all_reduce`). On two nodes of four GPUs, as many tutorials start, `torchrun --nnodes=2
+# --nproc_per_node=4` starts and numbers the ranks; which node has which follows from `--node_rank` or the
+# rendezvous.
 
 # %% [markdown]
 # ## 3. The strategies
@@ -178,10 +179,10 @@ assert round(8 * (16 / (8 + 8 / 8)) / 8, 1) == 1.8  # 16 bytes a parameter again
 # that. And none of them shards activations, or the work.
 
 # %% [markdown] covers=["coverage 001.53", "coverage 001.56"]
-# On 8 GPUs ZeRO-1 keeps 9 bytes of 16: a model 1.8 times as large, not "the same". FSDP keeps 2. Those are states
-# only: an upper bound, before activations and gathered units. "FSDP plus ZeRO-1 within its units" would shard nothing
-# more, for the optimizer's state is 1/W already. What FSDP pays is a second all-gather: 3 instead of 2 passes of the
-# model.
+# On 8 GPUs ZeRO-1 keeps 9 bytes of 16: a model 1.8 times as large, not "as large as DDP's". FSDP keeps 2. Those
+# are states only: an upper bound, before activations and gathered units. "FSDP plus ZeRO-1 within its units"
+# would shard nothing more, for the optimizer's state is 1/W already. What FSDP pays is a second all-gather: 3
+# instead of 2 passes of the model.
 
 # %% exercise="parameters_between_passes"
 
@@ -234,18 +235,20 @@ lines = {  # half the peak, as a good run reaches
     }
     for name in ("H100-SXM-80GB", "A100-SXM-80GB")
 }
-curves(lines, "With so many tokens per GPU and micro-batch the network is hidden.", x="Gbit/s per GPU", y="tokens")
+curves(lines, "With so many tokens per GPU and micro-batch the network is hidden.", x="Gbit/s of the ring", y="tokens")
 
 # %%
 at_25 = lines["A100-SXM-80GB, half its peak"][25]
-print(f"an A100 with 25 Gbit/s needs {at_25:,.0f} tokens, whatever the model")
+print(f"an A100 whose ring has 25 Gbit/s needs {at_25:,.0f} tokens, whatever the model")
 assert 45_000 < at_25 < 50_000
 
 # %% [markdown]
-# The threshold is F / B tokens: FLOP/s that a GPU reaches over bytes/s that it sends. The size of the model falls
-# out: more parameters take longer to send *and* to compute. So ask of a cluster how many tokens one of its GPUs takes
-# at once. What this leaves out: latency, contention between kernels, and copies. The simulator has them. Left below
-# kernels and the GPU, right units and the network:
+# P parameters compute T tokens in 2 P T / F seconds, and their 2 P bytes travel in 2 P / B: equal at T = F / B,
+# FLOP/s reached over bytes/s sent, whatever P. So ask of a cluster how many tokens one of its GPUs takes at
+# once. The curves are for one ring through one link of so many Gbit/s. A node of eight GPUs with such a link
+# each runs eight rings that share the work: B is eight times as large, and some 6,000 tokens do. The simulator
+# counts so, and adds latency, contention between kernels, and copies. Left below kernels and the GPU, right
+# units and the network between nodes with eight links of 50 GB/s:
 
 # %%
 viz.roofline(
@@ -280,10 +283,10 @@ assert rates[8][0] == rates[8][1]
 assert rates[1024][0] < rates[1024][1] < rates[8][1]
 
 # %% [markdown]
-# **Weak scaling**: the work per GPU stays, so the ideal is level. The first step down is the slow link. The long fall
-# after it is latency, which grows with the members of a ring; HSDP's gathers stay in rings of 8. And a thousand GPUs
-# with one sequence each are a batch of 1,024 sequences: whether the model *learns* as much per token from it is
-# another question.
+# **Weak scaling**: the work per GPU stays, so the ideal is level. The first step down is the slow link. The
+# long fall after it is latency, which grows with the members of a ring; HSDP's gathers stay in rings of 8, and
+# what it loses is the all-reduce between nodes. And a thousand GPUs with one sequence each are a batch of 1,024
+# sequences: whether the model *learns* as much per token from it is another question.
 
 # %% [markdown]
 # ## 6. One slow rank
@@ -386,9 +389,9 @@ assert sims["FSDP", 16].fits
 assert sims["FSDP", 16].tokens_per_s_per_gpu > 1.5 * four["DDP"]
 
 # %% [markdown]
-# Where the network is hidden both are as fast, and DDP is simpler: it is enough when 16 bytes a parameter and the
-# activations of a batch that keeps the GPU busy fit. FSDP's gain here is not speed but room, and room buys larger
-# batches.
+# Where the network is hidden both are as fast, and DDP is simpler: it is enough when 16 bytes a parameter and
+# the activations of a batch that keeps the GPU busy fit. FSDP's gain here is not speed but room, and room buys
+# larger batches. (ZeRO-1 and ZeRO-2 lose a little: nothing hides their all-gather after the step.)
 #
 # **A guide**, in order: (1) states and activations fit? DDP. (2) They do not: FSDP over one node; recompute blocks.
 # (3) More than a node, and tokens per GPU above F/B of the network: FSDP over all. (4) Below: HSDP, if states divided
@@ -457,8 +460,9 @@ said("scale")
 # %% [markdown]
 # ## Lab: a copy per pair
 #
-# Four real ranks of torchrun train with HSDP, two per copy. *Predict:* which part of the parameters and of AdamW's
-# moments does each rank keep?
+# Four real ranks of torchrun train with HSDP, two per copy. *Predict:* which part of the parameters and of
+# AdamW's moments does each rank keep? And how many times M, the bytes of the model, would a node send with FSDP
+# and with HSDP?
 
 # %% tags=["nbval-ignore-output"]
 from labs.trained import train
@@ -490,7 +494,7 @@ assert round(sent[1] / model_bytes, 2) == 1.0
 # **Many:** `sbatch labs/launch/train.sbatch --model=gpt2 --api=hsdp`, then `--api=fsdp2`, and compare the reports.
 
 # %% tags=["nbval-ignore-output"]
-board()
+board("scale")
 
 # %% [markdown]
 # ## What you have seen

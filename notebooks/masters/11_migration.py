@@ -28,8 +28,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed.fsdp as fsdp
-from IPython.display import HTML
-from rich.syntax import Syntax
+from IPython.display import HTML, Code
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard, wrap
 
 from fsdp_sim import simulate, viz
@@ -226,10 +225,11 @@ print(f"{units} units; forward gathers {gathers[:units]} numbers, one unit after
 assert len(set(gathers)) == 2  # the root, and three blocks of one size
 
 # %% [markdown] covers=["coverage 004.131", "coverage 004.56", "coverage 001.58"]
-# Is FSDP1 the API to learn, then? Guides written for 1.12 call it "production ready"; links to "the FSDP tutorial" now
-# lead to a page that teaches `fully_shard` and calls FSDP1 deprecated (torch's own, updated in 2025). Lists of links
-# age as guides do: one calls a post about large-scale training "FSDP vs DeepSpeed", one about TorchMultimodal "Llama 2
-# Training with FSDP". Follow the link, read the date. Does torch itself tell you? Find out:
+# Is FSDP1 the API to learn, then? Guides written for 1.12 call it "production ready"; links to "the FSDP
+# tutorial" now lead to a page that teaches `fully_shard` and calls FSDP1 deprecated (torch's own, updated in
+# 2025). Lists of links age too, and misname what they link: a post about TorchMultimodal is "Llama 2 Training
+# with FSDP" in one, a post about large-scale training "FSDP vs DeepSpeed". Follow the link, read the date. Does
+# torch itself tell you? Find out:
 
 # %% exercise="warned_of_fsdp1"
 
@@ -282,8 +282,10 @@ table = tuple((name, *rosetta[name]) for name in rosetta)
 HTML(viz.Table("FSDP1's arguments, and FSDP2's", ("FullyShardedDataParallel", "fully_shard", ""), table).to_html())
 
 # %% [markdown] covers=["coverage 000.15", "coverage 002.33", "coverage 004.108", "coverage 002.28"]
-# What FSDP1 was told once for the whole model, FSDP2 is told unit by unit; what was a flag is a call you can see.
-# Units are made by you, by class, not by size. `param_dtype` *is* the dtype of compute, in both.
+# What FSDP1 was told once for the whole model, FSDP2 is told unit by unit; what was a flag is a call you can
+# see. Units are made by you, by class, not by size. `param_dtype` *is* the dtype of compute, in both. What is
+# new: `shard_placement_fn` chooses another dimension to cut, `dp_mesh_dims` is for models that are DTensors
+# already.
 #
 # `use_orig_params` never chose between flat and not: FSDP1 always flattens a unit into one parameter, cut in equal
 # parts wherever the cut falls. `True` shows you views of it under the old names. Look:
@@ -309,9 +311,10 @@ assert all(len(shape) == 1 for shape in stored[apis[1]][0].values())
 assert stored["fully_shard"][0] == {"0.weight": (2, 6), "0.bias": (2,), "1.weight": (3, 4), "1.bias": (3,)}
 
 # %% [markdown] covers=["coverage 001.8"]
-# The first line is why a weight-decay rule like `p.dim() >= 2` decays nothing under FSDP1 (with the views too: they
-# have one dimension). It is also why `raw_model` was a question: DDP's is `model.module`, FSDP1's names have a prefix
-# inside, FSDP2's model is your model, and its parameters keep their two dimensions.
+# One dimension: so a weight-decay rule like `p.dim() >= 2` decays nothing under FSDP1, with the views neither.
+# And the prefix in the names is why scripts keep a `raw_model`, the model without its wrapper: DDP's is
+# `model.module`, FSDP1 has wrappers inside it too. FSDP2's model is your model, and its parameters keep their
+# two dimensions.
 
 # %% exercise="strategy_in_fsdp2"
 
@@ -355,7 +358,7 @@ assert "resize_()" in complaint
 #
 # ## 4. Translate a whole step
 #
-# Two micro-batches, mixed precision, clipping: a step as an FSDP1 script has it. *Predict:* which four lines change?
+# Two micro-batches, mixed precision, clipping: a step as an FSDP1 script has it. *Predict:* which lines change?
 
 
 # %%
@@ -404,9 +407,11 @@ assert apart < 0.01 * moved
 assert reduced == [["fp32"] * 4] * 2
 
 # %% [markdown] covers=["misconception 4.7", "misconception 4.51"]
-# Not to the last bit, and there is a reason: FSDP1 adds up micro-batches in bf16, FSDP2 in `reduce_dtype`.
-# "Accumulation works the same, the API is identical to DDP" is wrong twice: FSDP2 has no `no_sync`, and in both what
-# is skipped is the reduce-scatter, so that **whole** gradients stay on every rank until the last micro-batch.
+# What changed: the policy of dtypes, the wrap, `no_sync`, the method that clips, and `summon_full_params` (now
+# `full_tensor`). The numbers agree, not to the last bit, and there is a reason: FSDP1 adds up micro-batches in
+# bf16, FSDP2 in `reduce_dtype`. "Accumulation works the same, the API is identical to DDP" is wrong twice:
+# FSDP2 has no `no_sync`, and in both what is skipped is the reduce-scatter, so that **whole** gradients stay on
+# every rank until the last micro-batch.
 
 # %% [markdown]
 # ## 5. Every knob, and what it costs
@@ -572,11 +577,12 @@ reasons = [entry["Explanation"] for entries in registry.values() for entry in en
 assert "Dynamo only supports FSDP with use_orig_params=True" in reasons
 
 # %% [markdown] covers=["coverage 001.2", "coverage 001.18", "coverage 001.33", "coverage 001.46"]
-# FSDP works with torch.compile, and both come with torch: nothing else to install. FSDP1 needs `use_orig_params=True`;
-# else the compiler gives up at its units (the line just found is torch's own), and *no error says so*. FSDP2:
-# checkpoint each block, `block.compile()`, then `fully_shard` it, in this order. Lab 7 counts graphs and breaks in the
-# other orders, with losses that are equal: "works with compile" means that you looked at the counters. In the trainer:
-# `--compile=true`.
+# FSDP works with torch.compile, and both come with torch: nothing else to install. FSDP1 needs
+# `use_orig_params=True`; else the compiler gives up at its units, and *no error says so* (the cell above found
+# the reason in torch's own list: "Dynamo only supports FSDP with use_orig_params=True"). FSDP2: checkpoint each
+# block, `block.compile()`, then `fully_shard` it, in this order. Lab 7 counts graphs and breaks in the other
+# orders, with losses that are equal: "works with compile" means that you looked at the counters. In the
+# trainer: `--compile=true`.
 
 # %% [markdown]
 # The same model three ways: by hand, through Accelerate, through Lightning Fabric. Here is what one writes in lab 8.
@@ -585,7 +591,7 @@ assert "Dynamo only supports FSDP with use_orig_params=True" in reasons
 from labs.lab.hugging_face import training, with_accelerate, with_fabric
 
 sources = [inspect.getsource(f) for f in (training.start_fsdp2, with_accelerate.plugin, with_fabric.start_fabric)]
-Syntax("\n".join(sources), "python", theme="tango", background_color="default")
+Code("\n".join(sources), language="python")
 
 # %%
 from labs.lab.hugging_face.lab import WRITTEN, lines_of
@@ -616,9 +622,11 @@ assert find_spec("pytorch_lightning") is None
 # %% [markdown] covers=["coverage 004.106", "coverage 004.114"]
 # ## 8. An old script, line by line
 #
-# The tutorial of 2022 fine-tunes T5 to summarise, with six features of FSDP1. Its plan is still right. Three of its
-# lines never were; *predict* what each prints. (Its helpers for dates and gigabytes, and the model and tokenizer from
-# a hub, are as anywhere: lab 8 has T5 and a tokenizer without downloads.)
+# The tutorial of 2022 fine-tunes T5 to summarise, with six features of FSDP1. Its plan is still right. Three of
+# its lines are not. *Predict:* what does `len(batch)` count where a batch is a dict? What does
+# `--run_validation` give, declared with `action="store_false"`? Is there an
+# `apply_activation_checkpointing_wrapper` to import? (Its helpers for dates and gigabytes, and the model and
+# tokenizer from a hub, are as anywhere: lab 8 has T5 and a tokenizer without downloads.)
 
 # %%
 import argparse
@@ -693,7 +701,7 @@ assert (loader.pin_memory, loader.num_workers, loader.persistent_workers) == (Fa
 said("migration")
 
 # %% tags=["nbval-ignore-output"]
-board()
+board("migration")
 
 # %% [markdown] covers=["coverage 001.14", "coverage 001.15", "coverage 001.16", "coverage 004.12", "coverage 004.123"]
 # ## 9. Lab: from laptop to many nodes
@@ -707,16 +715,15 @@ commands = (
     ("one process, nothing sharded", "python -m labs.train --api=single"),
     ("2 ranks, CPU or GPUs", "torchrun --standalone --nproc_per_node=2 -m labs.train"),
     ("4 or 8 GPUs of a node", "torchrun --standalone --nproc_per_node=8 -m labs.train --model=gpt2"),
-    ("the same with DDP, or FSDP1", "... -m labs.train --api=ddp        ... -m labs.train --api=fsdp1"),
-    ("other units", "... -m labs.train --wrap=1000000      ... --wrap=root"),
-    ("less memory, or faster kernels", "... --activation_checkpointing=full      ... --compile=true"),
-    ("go on where it stopped", "... -m labs.train --out=runs/a --save_every=10      (the same command again)"),
+    ("the same with DDP, or FSDP1", "... -m labs.train --api=ddp (or fsdp1)"),
+    ("other units", "... -m labs.train --wrap=1000000 (or root)"),
+    ("less memory", "... -m labs.train --activation_checkpointing=full"),
+    ("faster kernels", "... -m labs.train --compile=true"),
+    ("go on where it stopped", "... -m labs.train --out=runs/a --save_every=10 (the same command again)"),
     ("two nodes, on each", "torchrun --nnodes=2 --nproc_per_node=4 --rdzv-backend=c10d --rdzv-endpoint=HOST:29500 ..."),
     ("two nodes, by hand", "torchrun --nnodes=2 --node_rank=0|1 --master_addr=HOST --master_port=29500 ..."),
-    (
-        "Slurm, Kubernetes",
-        "sbatch --nodes=2 labs/launch/train.sbatch    kubectl create -f labs/launch/train-job.yaml",
-    ),
+    ("Slurm", "sbatch --nodes=2 labs/launch/train.sbatch"),
+    ("Kubernetes", "kubectl create -f labs/launch/train-job.yaml"),
 )
 HTML(viz.Table("The command grows, the script does not", ("", "command"), commands).to_html())
 
@@ -774,7 +781,7 @@ assert max(took_s) < 10
 # %% [markdown]
 # ## What you have seen
 #
-# - Seven lines take a DDP loop to `fully_shard`; the optimizer comes after, rank 0 alone saves nothing.
+# - Seven lines take a DDP loop to `fully_shard`; the optimizer comes after, and all ranks take part in a save.
 # - FSDP1's arguments became a loop, a mesh, policies and setters. Most old lines raise; the others are the dangerous
 #   ones.
 # - Each knob was one change in time and memory; offload is the last one to turn.

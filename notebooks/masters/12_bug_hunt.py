@@ -24,6 +24,7 @@
 import errno
 import inspect
 import pickle
+import re
 import socket
 import subprocess
 import sys
@@ -86,10 +87,11 @@ assert "returned without calling #4 barrier" in hang.verdict.headline
 where_ranks_stand(hang)
 
 # %% [markdown] covers=["pitfall 6"]
-# Rank 0 waits and is not "the slow one": the others have left. Here a **watchdog** says so at once, since
-# it sees what all ranks issue. On a cluster NCCL's watchdog says, after ten minutes and on the rank that
-# waits, "caught collective operation timeout" with `SeqNum=4`: the number in the group, which is your first
-# line of evidence. Section 2 finds the other one.
+# Rank 0 waits and is not "the slow one": the others have left. And here it is at fault, though the verdict
+# names a rank that did not come: one call too many on one rank looks like one too few on the others. Here a
+# **watchdog** says so at once, since it sees what all ranks issue. On a cluster NCCL's watchdog says, after ten
+# minutes and on the rank that waits, "caught collective operation timeout" with `SeqNum=4`: the number in the
+# group, which is your first line of evidence. Section 2 finds the other one.
 #
 # *Predict:* a rank that never comes because it is busy with something else. Does its report look the same?
 
@@ -181,15 +183,17 @@ def in_detail():
 
 
 told = run(in_detail, 2, progress=False)[0]
-print(told.partition("CollectiveFingerPrint")[0])
+print(*(f"rank {rank}: {op}" for rank, op in enumerate(re.findall(r"OpType=(\w+)", told))), sep="\n")
 assert "Detected mismatch" in told
 assert "ALLREDUCE" in told
 assert "BROADCAST" in told
 
 # %% [markdown] covers=["pitfall 8", "pitfall 6"]
-# Both, by name, at once and on both ranks. The other tool is a **flight recorder**: each rank keeps its last
-# collectives in a ring buffer, and after a hang the dumps of all ranks are laid side by side. The last line
-# of each says who *waits*; the first line that differs says who is *off*. Read them from the beginning.
+# Without it a hang, or a number that is wrong. With it both operations by name, BROADCAST and ALLREDUCE, at
+# once and on both ranks (above, from the message of rank 0). The other tool is a **flight
+# recorder**: each rank keeps its last collectives in a ring buffer, and after a hang the dumps of all ranks are
+# laid side by side. The last line of each says who *waits*; the first line that differs says who is *off*. Read
+# them from the beginning.
 
 # %% exercise="first_to_differ"
 
@@ -326,6 +330,7 @@ broken
 assert (first.step, first.what, first.tensor, first.shard_of) == (1, "parameter", "mlp.fc.weight", (1,))
 
 # %% [markdown]
+# (`climb` is the **parity ladder** of chapter 4: each rung is a way to train, compared with the one process.)
 # That is the method: not "the loss is off" but the **first number that is off**. After the first step one
 # parameter differs, in the rows of one rank; loss and gradients of that step were right. So it is the update of
 # one shard. (Here one rank was made to leave it out on purpose.) Three faults for you, all silent.
@@ -587,7 +592,7 @@ assert EXPECTED["sharded too early"][1:] == (0, 1)
 HTML(viz.Table("What the compiler sees", ("order", "graphs", "checkpointed regions", "breaks"), rows).to_html())
 
 # %% [markdown] covers=["coverage 004.64", "coverage 004.80"]
-# ## 9. Say it
+# ## 9. Say it: FSDP in an interview
 #
 # In an interview, as in a post-mortem, say what is stored, what travels and when. *What is FSDP, against DDP?*
 # Both are data parallel: every rank computes the whole model on its own rows. DDP keeps everything on every rank
@@ -659,14 +664,18 @@ assert found.findings[0].waiting == (0, 2, 3)
 assert found.findings[0].unit == "layers.2"
 
 # %%
-rows = {
-    f"rank {rank}": [
-        Box(f"{entry.kind}<br>#{entry.collective_seq_id}", Look.DONE if entry.retired else Look.WAITS)
-        for entry in dump.entries[-5:]
-    ]
-    for rank, dump in sorted(found.dumps.items())
-}
-boxes(rows, "Three ranks wait in an all-gather that rank 1 has not issued", ["...", "", " ", "  ", "last"])
+of = {rank: {e.collective_seq_id: e for e in dump.entries} for rank, dump in sorted(found.dumps.items())}
+last = max(max(entries) for entries in of.values())
+numbers = range(last - 4, last + 1)
+
+
+def box(entry):
+    return Box(entry.kind, Look.DONE if entry.retired else Look.WAITS) if entry else Box("", Look.NOTHING)
+
+
+rows = {f"rank {rank}": [box(entries.get(n)) for n in numbers] for rank, entries in of.items()}
+assert rows["rank 1"][-1].look is Look.NOTHING
+boxes(rows, f"Three ranks wait in #{last}, which rank 1 has not issued", [f"#{n}" for n in numbers])
 
 # %% [markdown]
 # **On your machines:** `python -m labs.lab.nodes --hang` does this from a terminal; Lab 9 (`lab_09_nodes.ipynb`)

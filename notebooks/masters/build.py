@@ -72,7 +72,8 @@ def edition(master: Path, *, solutions: bool) -> nbformat.NotebookNode:
 def execute(notebook: nbformat.NotebookNode, folder: Path) -> None:
     """Run all cells in ``folder``; figures bring a PNG along (see `fsdp_sim.viz.show`)."""
     os.environ["FSDP_SIM_PNG"] = "1"
-    os.environ["FSDP_SIM_PROGRESS"] = str(Path(tempfile.mkdtemp(), "progress.json"))  # new, and not the user's
+    kept = tempfile.mkdtemp()
+    os.environ["FSDP_SIM_PROGRESS"] = str(Path(kept, "progress.json"))  # new, and not the user's
     os.environ["FSDP_SIM_SEED"] = "0"  # so that what a check says can be compared
     os.environ.setdefault("BROWSER_PATH", "/usr/bin/chromium")
     client = NotebookClient(
@@ -92,6 +93,7 @@ def execute(notebook: nbformat.NotebookNode, folder: Path) -> None:
                 for text in (output.get("data", {}), output):
                     for kind in ("text/plain", "text/html", "text") & text.keys():
                         text[kind] = text[kind].replace(f"{STUDENTS.parent}/", "")  # whose folder it was built in
+                        text[kind] = text[kind].replace(kept, "~/.local/share/fsdp_sim")
             for output in (o for o in cell.outputs if o.output_type == "stream"):
                 output.text = re.sub(r"^.*\r", "", output.text, flags=re.MULTILINE)  # as a terminal would show it
 

@@ -9,9 +9,9 @@ import pytest
 
 from fsdp_sim.learn.coverage import rows
 from fsdp_sim.learn.find import CHAPTERS
-from fsdp_sim.learn.said import Said, Statements, evidence, said
+from fsdp_sim.learn.said import WITH_STATEMENTS, Said, Statements, evidence, said
 
-ENTRIES = [(chapter, entry) for chapter in CHAPTERS for entry in said(chapter).entries]
+ENTRIES = [(chapter, entry) for chapter in WITH_STATEMENTS for entry in said(chapter).entries]
 NAMES = [f"{chapter}-{entry.covers[0].removeprefix('misconception ')}" for chapter, entry in ENTRIES]
 SETTLED = [pytest.param(e, id=name) for (_, e), name in zip(ENTRIES, NAMES, strict=True) if e.holds is not None]
 
@@ -67,7 +67,7 @@ def test_in_a_terminal_the_truth_stands_below_the_statement() -> None:
     assert repr(said("memory")) == str(said("memory"))
 
 
-@pytest.mark.parametrize("chapter", CHAPTERS)
+@pytest.mark.parametrize("chapter", WITH_STATEMENTS)
 def test_every_chapter_says_how_many_there_are(chapter: str) -> None:
     shown = said(chapter)
 
@@ -79,6 +79,12 @@ def test_every_chapter_says_how_many_there_are(chapter: str) -> None:
 def test_a_chapter_that_does_not_exist_is_an_error_that_names_those_that_do() -> None:
     with pytest.raises(ValueError, match="no chapter 'cooking'; there are memory, "):
         said("cooking")
+
+
+def test_the_questions_of_interviews_have_no_statements_and_all_other_chapters_have() -> None:
+    assert set(CHAPTERS) - set(WITH_STATEMENTS) == {"interview"}
+    with pytest.raises(ValueError, match=r"no chapter 'interview'; there are memory, .*, bug_hunt$"):
+        said("interview")
 
 
 def test_the_evidence_can_say_no() -> None:

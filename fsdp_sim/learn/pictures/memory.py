@@ -91,6 +91,8 @@ def stacks(named: Mapping[str, Mapping[str, float]], sentence: str, unit: str) -
             )
         )  # fmt: skip
     for y, of in enumerate(named.values()):
+        if len([size for size in of.values() if size]) < 2:
+            continue  # the number in the bar is all of it; or there is no bar
         total: dict[str, Any] = {
             "x": sum(of.values()),
             "xref": "x",

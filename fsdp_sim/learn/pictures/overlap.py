@@ -58,7 +58,7 @@ def issued_ahead(timelines: Mapping[str, Timeline], sentence: str, *, rank: int 
         look = chart.series(number)
         figure.add_scatter(
             x=[1e3 * time_s for time_s, _ in points], y=[count for _, count in points], name=name, mode="lines",
-            line={"color": look.color, "dash": look.dash, "width": 2.5, "shape": "hv"},
+            line={"color": look.color, "width": 2.5 + 1.5 * number, "shape": "hv"},
         )  # fmt: skip
     chart.frame(figure, sentence, plot_px=260, bottom=96)
     figure.update_layout(legend={"orientation": "h", "yref": "container", "y": 0.02, "yanchor": "bottom"})

@@ -57,12 +57,16 @@ def cuts(model: nn.Module, ways: Mapping[str, Sequence[str]], sentence: str) -> 
             )  # fmt: skip
         largest = max(units, key=lambda unit: units[unit])
         rows.append((way, f"{len(units)}", f"{units[largest]:,} ({largest})", f"{units.get(ROOT, 0):,}"))
+        figure.add_annotation(
+            x=sum(units.values()) / 1e6, y=safe(way), text=f"<b>{len(units)} units</b>", showarrow=False,
+            xanchor="left", xshift=6,
+        )  # fmt: skip
     figure.update_layout(barmode="stack", bargap=0.35)
     chart.frame(figure, sentence, plot_px=ROW_PX * len(ways) + 30, left=24 + 8 * max(map(len, ways)))
     figure.update_xaxes(title="parameters (millions); grey is the root")
     figure.update_yaxes(autorange="reversed", type="category")
     told = "; ".join(f"{way}: {count} units, the largest {largest}" for way, count, largest, _ in rows)
-    table = Table("units", ("wrapping", "units", "the largest", "in the root"), tuple(rows))
+    table = Table("units", ("cut", "units", "the largest", "in the root"), tuple(rows))
     return Picture(figure, f"{sentence}. {told}.", (table,))
 
 

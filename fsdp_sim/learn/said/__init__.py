@@ -13,8 +13,12 @@ from dataclasses import dataclass
 from html import escape
 from importlib import import_module
 
+from fsdp_sim.learn.find import CHAPTERS
+
 CODE, STRESSED = re.compile(r"`([^`]+)`"), re.compile(r"\*(\w[^*]*)\*")
 WIDTH = 100  # characters of a line in a terminal
+WITH_STATEMENTS = tuple(chapter for chapter in CHAPTERS if chapter != "interview")
+"""The chapters that have statements, in the order of the course: interviews ask about all of them."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +75,8 @@ def said(chapter: str) -> Statements:
     """What people say about the subject of a chapter ("memory", "overlap", ...).
 
     Raises:
-        ValueError: there is no such chapter; the message names those that there are.
+        ValueError: there is no such chapter, or it has no statements; the message names those that have.
     """
-    from fsdp_sim.learn.find import CHAPTERS
-
-    if chapter not in CHAPTERS:
-        raise ValueError(f"there is no chapter {chapter!r}; there are {', '.join(CHAPTERS)}")
+    if chapter not in WITH_STATEMENTS:
+        raise ValueError(f"there is no chapter {chapter!r}; there are {', '.join(WITH_STATEMENTS)}")
     return Statements(import_module(f"{__name__}.{chapter}").SAID)

@@ -24,8 +24,13 @@ def signed_ms(seconds: float) -> str:
 
 def headline(found: Comparison, names: tuple[str, str]) -> str:
     """One sentence: which is faster, by how much, and the largest cause."""
-    sentence = _headline(found, names)
+    sentence = _headline(found, _quoted(names))
     return sentence[:1].upper() + sentence[1:]
+
+
+def _quoted(names: tuple[str, str]) -> tuple[str, str]:
+    """Names that can stand in a sentence, whatever words they are made of."""
+    return f"“{names[0]}”", f"“{names[1]}”"
 
 
 def _headline(found: Comparison, names: tuple[str, str]) -> str:
@@ -37,7 +42,7 @@ def _headline(found: Comparison, names: tuple[str, str]) -> str:
         return f"{names[1]} takes as long as {names[0]}: {human_ms(b_s)} a step."
     share = f" ({abs(difference_s) / a_s:.0%})" if a_s else ""
     shorter = "shorter" if difference_s < 0 else "longer"
-    first = f"in {names[1]} a step is {human_ms(abs(difference_s))}{share} {shorter} than in {names[0]}"
+    first = f"a step of {names[1]} is {human_ms(abs(difference_s))}{share} {shorter} than one of {names[0]}"
     causes, _ = _clauses(found)
     return f"{first}: {causes[0]}." if causes else f"{first}."
 
@@ -48,7 +53,7 @@ def _alike(found: Comparison) -> str:
 
 def finding(found: Comparison, names: tuple[str, str]) -> str:
     """The whole story: step times, causes, units, the first divergence, where times part."""
-    a, b = found.a, found.b
+    a, b, names = found.a, found.b, _quoted(names)
     if found.identical:
         same = f"{names[0]} and {names[1]} {_alike(found)}: the same {len(found.pairs):,} operations in the same order"
         apart_s = max(pair.apart_s for pair in found.pairs)
@@ -73,7 +78,7 @@ def _clauses(found: Comparison) -> tuple[list[str], list[str]]:
     if abs(causes.comm_s) > least_s:
         exposed += f" (communicating is {human_ms(abs(causes.comm_s))} {_longer(causes.comm_s)})"
     parts = [
-        (causes.compute_s, f"computing is {human_ms(abs(causes.compute_s))} {_longer(causes.compute_s)}"),
+        (causes.compute_s, f"computing, with copies, is {human_ms(abs(causes.compute_s))} {_longer(causes.compute_s)}"),
         (causes.exposed_s, exposed),
         (causes.idle_s, f"the rank idles {human_ms(abs(causes.idle_s))} {_longer(causes.idle_s)}"),
     ]

@@ -26,7 +26,7 @@ def headline(views: Sequence[StepView]) -> str:
 
 
 def exposure_sentence(view: StepView) -> str:
-    """What computing waited for longest, or that it did not wait."""
+    """What computing waited for longest, on a rank that is drawn if any of these waits; or that it did not wait."""
     if not view.communicates:
         return "The step communicates nothing."
     exposed = {rank: parts for rank in view.by_rank if (parts := exposed_parts(view, rank))}
@@ -37,7 +37,8 @@ def exposure_sentence(view: StepView) -> str:
         return (
             f"Nearly all communication is hidden: {human_ms(view.mean_exposed_s)} of the step ({share:.1%}) is exposed."
         )
-    rank = max(exposed, key=lambda rank: max(seconds for _, seconds in exposed[rank]))
+    drawn = [rank for rank in view.ranks if rank in exposed] or list(exposed)
+    rank = max(drawn, key=lambda rank: max(seconds for _, seconds in exposed[rank]))
     event, longest_s = max(exposed[rank], key=lambda part: part[1])
     count, together_s = len(exposed[rank]), total_s(view.exposed(rank))
     others = f"the longest of {count} ({human_ms(together_s)} together)" if count > 1 else "and nothing else"
@@ -122,8 +123,9 @@ def words_of(view: StepView) -> str:
     if view.communicates and view.mean_exposed_s:
         share = view.mean_exposed_s / view.step_s
         parts.append(
-            f"{human_ms(view.mean_exposed_s)} of it ({share:.1%}) is exposed communication, "
-            f"during which nothing computes; {view.mean_overlap:.0%} of the communication is hidden behind computing"
+            f"{human_ms(view.mean_exposed_s)} of it ({share:.1%}{', mean of the ranks' * (n_ranks > 1)}) is exposed "
+            f"communication, during which nothing computes; {view.mean_overlap:.0%} of the communication is hidden "
+            "behind computing"
         )
     peaks = {rank: view.peak_bytes(rank) for rank in view.by_rank}
     fullest = max(peaks, key=lambda rank: peaks[rank])

@@ -57,10 +57,10 @@ def test_the_two_steps_and_their_difference_are_told_first(training_run: Run) ->
     picture = compare(a, b, titles=["prefetch off", "prefetch on"])
     assert found.step_difference_s < 0
     off, on = theme.human_ms(found.a.step_s), theme.human_ms(found.b.step_s)
-    assert picture.finding.startswith(f"A step takes {off} in prefetch off and {on} in prefetch on")
+    assert picture.finding.startswith(f"A step takes {off} in “prefetch off” and {on} in “prefetch on”")
     assert signed_ms(found.step_difference_s) in picture.finding
-    assert picture.figure.layout.title.text.startswith("In prefetch on a step is ")
-    assert "shorter than in prefetch off" in picture.figure.layout.title.text.replace("<br>", " ")
+    assert picture.figure.layout.title.text.startswith("A step of “prefetch on” is ")
+    assert "shorter than one of “prefetch off”" in picture.figure.layout.title.text.replace("<br>", " ")
 
 
 def test_the_first_divergence_is_marked_in_both_and_told(training_run: Run) -> None:
@@ -72,7 +72,8 @@ def test_the_first_divergence_is_marked_in_both_and_told(training_run: Run) -> N
     assert at.b is not None
     told = [f"{theme.OP_NAMES[e.op]} {e.unit}" for e in (at.a, at.b)]
     assert [text for text in divergences(picture.figure)] == [f"first divergence: <b>{text}</b>" for text in told]
-    assert f"first differ after {at.place} operations: off issues {told[0]} and on issues {told[1]}" in picture.finding
+    differ = f"first differ after {at.place} operations: “off” issues {told[0]} and “on” issues {told[1]}"
+    assert differ in picture.finding
 
 
 def test_where_the_orders_agree_the_place_where_times_part_is_marked(training_run: Run) -> None:
@@ -113,7 +114,7 @@ def test_of_a_timeline_that_ends_early_the_end_is_marked() -> None:
 
     picture = compare(run(3), run(2), titles=["whole", "short"])
     assert divergences(picture.figure) == ["first divergence: <b>forward x.2</b>", "first divergence: <b>has ended</b>"]
-    assert "short has ended" in picture.finding
+    assert "“short” has ended" in picture.finding
 
 
 def test_names_from_users_are_text() -> None:

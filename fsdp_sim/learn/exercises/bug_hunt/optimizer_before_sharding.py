@@ -144,7 +144,7 @@ EXERCISE = Exercise(
     difficulty=1,
     importance=5,
     minutes=10,
-    contract="No error, no hang, every collective in its place, and the loss stays where it is, whatever the learning "
+    contract="No error, no hang, every collective in its place, and the loss does not fall, whatever the learning "
     "rate. Each rank is given the same model and its own rows for each step. Mend it: train with SGD with momentum "
     "0.9 and return the loss of each step, the mean over the ranks.",
     reference=optimizer_before_sharding,

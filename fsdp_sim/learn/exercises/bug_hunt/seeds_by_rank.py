@@ -124,9 +124,9 @@ EXERCISE = Exercise(
     importance=4,
     minutes=15,
     contract="The loss before the first step depends on the number of ranks, and no single process starts from the "
-    "same weights. Every rank has a seed of its own, because dropout must not drop the same units everywhere. Mend "
-    "it: the whole weight is that of one process after torch.manual_seed(seed), and the noise of each rank the first "
-    "numbers after torch.manual_seed(seed + rank).",
+    "same weights. Every rank has a seed of its own, because dropout must not drop the same activations everywhere. "
+    "Mend it: the whole weight is that of one process after torch.manual_seed(seed), and the noise of each rank the "
+    "first numbers after torch.manual_seed(seed + rank).",
     reference=seeds_by_rank,
     stub=stub,
     why="fully_shard keeps of each rank's tensor the rows that are this rank's, and broadcasts nothing. With other "
@@ -150,10 +150,10 @@ EXERCISE = Exercise(
                 lambda inputs: mosaic(inputs, later=False),
                 "the weight is a mosaic: each rank's rows are those of its own model, and FSDP broadcasts nothing",
             ),
-            (the_same_noise, "all ranks draw the same noise: dropout would drop the same units everywhere"),
+            (the_same_noise, "all ranks draw the same noise: dropout would drop the same activations everywhere"),
             (
                 lambda inputs: the_same_noise(inputs, later=False),
-                "all ranks draw the same noise: dropout would drop the same units everywhere",
+                "all ranks draw the same noise: dropout would drop the same activations everywhere",
             ),
             (
                 the_same_rows,

@@ -130,8 +130,9 @@ EXERCISE = Exercise(
     importance=5,
     minutes=30,
     contract="A Training (model with dropout, optimizer, batches, step: how many batches it has read) is saved after "
-    "killed_at steps, in a folder that all ranks see, and another one goes on. The loss jumps. Mend it: return the "
-    "losses of all steps on this rank, equal to those of a run that was never interrupted.",
+    "killed_at steps, in a folder that all ranks see, and another one goes on. The losses after "
+    "that are wrong. Mend it: return the losses of all steps on this rank, equal to those of a run that was never "
+    "interrupted.",
     reference=resume_where_it_stopped,
     stub=stub,
     why="The next step depends on the weights, the optimizer's moments, which batch comes next and which random "

@@ -101,7 +101,7 @@ EXERCISE = Exercise(
     contract="A head's weight (a row for each word of the vocabulary) is sharded over the ranks. Each is given its own "
     "rows, the number of words, its own x and its own targets, and gathers the head to compute its loss. On one rank "
     "the loss is right. On 4 it is a little too large, and on 8 more so, with the same weights: GPT-2's 50,257 words "
-    "divide by no number of ranks. Mend it.",
+    "divide by neither. Mend it.",
     reference=loss_over_padding,
     stub=stub,
     why="Pieces of a collective are equal, so the last ranks pad theirs, and the gathered buffer is longer than the "

@@ -67,8 +67,8 @@ EXERCISE = Exercise(
     "True every unit, with None all but the root, whose backward comes first, and with False nothing.",
     hints=(
         "A unit that was freed after its forward must be whole again for its backward.",
-        "Count the blue bars of one rank in a drawn step: the blocks and the root in forward. Which come back in "
-        "backward? Is the root among them?",
+        "Count the bars of one rank's row all-gather in a drawn step: the blocks and the root in forward. Which come "
+        "back in backward? Is the root among them?",
         "Forward is layers + 1; backward is layers + 1, layers or 0, depending on what was kept.",
     ),
     judge=Numbers(

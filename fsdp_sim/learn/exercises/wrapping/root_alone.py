@@ -87,7 +87,7 @@ EXERCISE = Exercise(
     contract="The model has four equal blocks (model.blocks) and nothing else. This code shards it over two ranks with "
     "torch's fully_shard, runs one forward, and needs two and a half times the memory of the whole model. Mend it. The "
     "result must stay that of one process, with one all-gather for each block.",
-    targets="Good: at most 1.3 times the model, which every rank is given whole.",
+    targets="A pass: at most 1.4 times the model, which every rank is given whole. Good: at most 1.3 times.",
     reference=root_alone,
     stub=stub,
     why="What one call of fully_shard manages is gathered together: the root alone is one unit, so the whole model is "

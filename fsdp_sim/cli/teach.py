@@ -1,0 +1,72 @@
+"""``fsdp-sim teach``: the instructor's kit: plans with minute marks, and what to expect of each chapter."""
+
+from __future__ import annotations
+
+import click
+
+from fsdp_sim.cli.options import Command
+from fsdp_sim.learn.find import CHAPTERS
+
+EPILOG = "Exit status: 0; 2 for what was asked wrongly, and where there are no notebooks."
+
+
+@click.group(epilog=EPILOG)
+def teach() -> None:
+    """Plan a class, and know what to expect of it. Printed is Markdown, the pages of notebooks/instructor.
+
+    \b
+    Examples:
+      fsdp-sim teach plan --list
+      fsdp-sim teach plan 90-minutes
+      fsdp-sim teach expect
+      fsdp-sim teach expect overlap
+      fsdp-sim teach write
+    """
+
+
+@teach.command(cls=Command, epilog=EPILOG)
+@click.argument("name", required=False)
+@click.option("--list", "as_list", is_flag=True, help="List the plans.")
+def plan(name: str | None, as_list: bool) -> None:
+    """Print a plan: what happens when, what to run and say, and what to leave out when late.
+
+    \b
+    Examples:
+      fsdp-sim teach plan --list
+      fsdp-sim teach plan one-day
+    """
+    from fsdp_sim.learn.classroom import plan_pages, plans
+
+    if as_list or name is None:
+        click.echo(plan_pages.listing())
+    else:
+        click.echo(plan_pages.page(plans.plan_named(name)), nl=False)
+
+
+@teach.command(cls=Command, epilog=EPILOG)
+@click.argument("chapter", required=False, type=click.Choice(CHAPTERS))
+def expect(chapter: str | None) -> None:
+    """Print what to expect of a chapter: questions to ask, wrong answers, what helps. Without one, list the chapters.
+
+    \b
+    Examples:
+      fsdp-sim teach expect
+      fsdp-sim teach expect memory
+    """
+    from fsdp_sim.learn.classroom import expect_pages
+
+    click.echo(expect_pages.page(chapter) if chapter else expect_pages.listing(), nl=not chapter)
+
+
+@teach.command(cls=Command, epilog=EPILOG)
+def write() -> None:
+    """Write the pages of notebooks/instructor anew, from the plans, the notes and the exercises.
+
+    \b
+    Examples:
+      fsdp-sim teach write
+    """
+    from fsdp_sim.learn.classroom import pages
+
+    changed = pages.write()
+    click.echo("\n".join(changed) if changed else "All pages were as they should be.")

@@ -1,0 +1,169 @@
+"""`Interview`: asks one question after another, harder after a right answer and easier after a wrong one.
+
+Topics take turns. Of a topic and a level, what is due to come back is asked before what is new. An answer is kept, so
+that the question comes back when it is about to be forgotten (see `record`).
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from fsdp_sim.learn.drill import record
+from fsdp_sim.learn.drill.question import Question, Reply
+from fsdp_sim.learn.drill.report import Result
+from fsdp_sim.learn.drill.spoken import Spoken, spoken
+from fsdp_sim.learn.drill.template import LEVELS, TOPICS, Template, templates
+
+SPOKEN_EVERY = 4
+"""Of so many questions one is to be answered in words, where spoken ones are asked for."""
+
+Source = Template | Spoken
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A question that waits for its answer.
+
+    Attributes:
+        number: 1 for the first.
+        question: None where the answer is spoken.
+    """
+
+    number: int
+    source: Source
+    seed: int
+    question: Question | None
+    since_s: float
+
+    @property
+    def text(self) -> str:
+        return self.source.question if isinstance(self.source, Spoken) else self.question.text  # type: ignore[union-attr]
+
+
+@dataclass
+class Interview:
+    """A mixed, adaptive interview.
+
+    Attributes:
+        limit_s: no further question is asked after so many seconds.
+        questions: nor after so many.
+        topics: what it is about.
+        seed: the same questions with the same numbers; None draws them anew.
+        level: of the next question.
+        with_spoken: some questions are to be answered in words.
+        due_first: what is due to come back is asked before all else, whatever its topic.
+    """
+
+    limit_s: float = float("inf")
+    questions: int = 10**6
+    topics: Sequence[str] = TOPICS
+    level: int = 1
+    with_spoken: bool = True
+    due_first: bool = False
+    seed: int | None = None
+    clock: Callable[[], float] = time.monotonic
+    results: list[Result] = field(default_factory=list, init=False)
+    turn: Turn | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        wrong = [topic for topic in self.topics if topic not in TOPICS]
+        if wrong or not self.topics:
+            raise ValueError(f"topics={list(self.topics)}: choose among {', '.join(TOPICS)}")
+        if self.level not in LEVELS:
+            raise ValueError(f"level={self.level}: it is one of {LEVELS}")
+        self._since_s = self.clock()
+        self._draw = random.Random(self.seed)  # None: anew each time
+        self._seen: set[str] = set()
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until no further question is asked."""
+        return self.limit_s - (self.clock() - self._since_s)
+
+    def ask(self) -> Turn | None:
+        """The next question; the same until it is answered. None where time or questions are used up."""
+        if self.turn is None and self.left_s > 0 and len(self.results) < self.questions:
+            source = self._choose()
+            seed = self._draw.randrange(2**32)
+            question = source.ask(seed) if isinstance(source, Template) else None
+            self._seen.add(source.name)
+            self.turn = Turn(len(self.results) + 1, source, seed, question, self.clock())
+        return self.turn
+
+    def answer(self, typed: str) -> Reply:
+        """Answer the question that waits.
+
+        Raises:
+            UnreadableError: what was typed is no answer; the question waits on.
+            ValueError: no question waits, or it is a spoken one.
+        """
+        turn = self._waiting()
+        if turn.question is None:
+            raise ValueError("this one is spoken: say the answer, then call `made` with the letters of your points")
+        reply = turn.question.grade(typed)
+        self._note(turn, reply.right, typed, reply.cause)
+        return reply
+
+    def made(self, typed: str) -> bool:
+        """Say which points of a spoken answer were made, as letters; whether it was a good one.
+
+        Raises:
+            UnreadableError: these are not letters of points.
+            ValueError: no spoken question waits.
+        """
+        turn = self._waiting()
+        if not isinstance(turn.source, Spoken):
+            raise ValueError("this one is not spoken: call `answer`")
+        good = turn.source.good(turn.source.made(typed))
+        self._note(turn, good, typed, "")
+        return good
+
+    def skip(self) -> None:
+        """Say that one does not know; it counts as a wrong answer.
+
+        Raises:
+            ValueError: no question waits.
+        """
+        self._note(self._waiting(), False, "", "")
+
+    def _waiting(self) -> Turn:
+        if self.turn is None:
+            raise ValueError("no question waits for an answer: call `ask`")
+        return self.turn
+
+    def _note(self, turn: Turn, right: bool, typed: str, cause: str) -> None:
+        source, took_s = turn.source, self.clock() - turn.since_s
+        trouble = record.note(source.name, right=right, took_s=took_s, given_s=source.seconds)
+        self.results.append(
+            Result(
+                source.name,
+                source.topic,
+                source.level,
+                right,
+                took_s,
+                source.seconds,
+                source.section,
+                typed,
+                cause,
+                trouble,
+            )
+        )
+        self.level = min(max(self.level + (1 if right else -1), LEVELS[0]), LEVELS[-1])
+        self.turn = None
+
+    def _choose(self) -> Source:
+        """Of the topic asked least, what is nearest to the level; due before new, new before asked already."""
+        speaks = self.with_spoken and (len(self.results) + 1) % SPOKEN_EVERY == 0
+        known: Iterable[Source] = spoken().values() if speaks else templates().values()
+        pool = [source for source in known if source.topic in self.topics]
+        asked = [result.topic for result in self.results]
+        due = set(record.due(source.name for source in pool))
+
+        def rank(source: Source) -> tuple[bool | int | float, ...]:
+            seen, far, new = source.name in self._seen, abs(source.level - self.level), source.name not in due
+            return seen, self.due_first and new, asked.count(source.topic), far, new, self._draw.random()
+
+        return min(pool, key=rank)

@@ -1,0 +1,230 @@
+"""What an interviewer can ask and a machine can judge: a `Number`, a `Choice`, an `Order`.
+
+Each is one drawn instance of a template (see `template`): its numbers are in its text and in ``given``. ``grade`` takes
+what was typed and says whether it is right; a wrong answer that has a usual cause is answered with it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from string import ascii_lowercase
+from typing import Any, ClassVar
+
+from fsdp_sim.learn.quantity import in_unit, needs_unit, slip, written
+from fsdp_sim.learn.verdict import COLOURS, Grade
+
+CLOSE = 0.05
+
+
+class UnreadableError(ValueError):
+    """What was typed is no answer to the question: it is asked again, and not held against anyone."""
+
+
+@dataclass(frozen=True, repr=False)
+class Reply:
+    """The answer to an answer.
+
+    Attributes:
+        cause: why people answer so, where that is known.
+        why: how the right answer comes about, with the numbers of the question.
+    """
+
+    right: bool
+    expected: str
+    cause: str
+    why: str
+
+    def __str__(self) -> str:
+        if self.right:
+            return f"✓ Right: {self.expected}. {self.why}"
+        cause = f"What happened: {self.cause}. " if self.cause else ""
+        return f"✗ Not quite. {cause}Right is {self.expected}. {self.why}"
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        colour = COLOURS[Grade.PASS if self.right else Grade.NOT_YET]
+        return f'<div role="status" style="border-left:5px solid {colour};padding:.4em .8em">{escape(str(self))}</div>'
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """One instance of a template.
+
+    Attributes:
+        text: what is asked, with its numbers; it can stand alone.
+        why: the derivation, with the numbers.
+        given: what was drawn, by name: all that the answer follows from.
+    """
+
+    text: str
+    why: str
+    given: Mapping[str, Any]
+    how: ClassVar[str]
+    """What an answer looks like, in words."""
+
+    @property
+    def expected(self) -> str:
+        """The right answer, as one would write it."""
+        raise NotImplementedError
+
+    @property
+    def lettered(self) -> list[str]:
+        """The options with their letters; none where nothing is to be chosen."""
+        return []
+
+    def grade(self, typed: str) -> Reply:
+        """Judge an answer.
+
+        Raises:
+            UnreadableError: it is no answer; says what one looks like.
+        """
+        right, cause = self._judge(typed.strip())
+        return Reply(right, self.expected, "" if right else cause, self.why)
+
+    def _judge(self, typed: str) -> tuple[bool, str]:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Slip:
+    """A wrong number and why people arrive at it: "you forgot the backward all-gather", without a full stop."""
+
+    value: float
+    cause: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Number(Question):
+    """A quantity.
+
+    Attributes:
+        unit: ``bytes``, ``s``, ``bytes/s``, ``FLOP/s``, ``%`` (100 is the whole), or the name of what is counted. The
+            first five must be written, so that "7.9" for 7.9 GB is asked again.
+        rel, abs_: how far off an answer may be. The default allows for rounding in the head, but not for GB in place of
+            GiB.
+    """
+
+    answer: float
+    unit: str
+    slips: tuple[Slip, ...] = ()
+    rel: float = CLOSE
+    abs_: float = 0.0
+    how = "a number with its unit, such as 7.9 GB, 7.4 GiB, 3 ms, 45 GB/s, 40 % or 1.1k tokens"
+
+    @property
+    def expected(self) -> str:
+        return written(self.answer, self.unit)
+
+    def _judge(self, typed: str) -> tuple[bool, str]:
+        try:
+            value = in_unit(typed, self.unit)
+        except ValueError as error:
+            raise UnreadableError(str(error)) from None
+        if needs_unit(self.unit) and re.fullmatch(r"[-+\d.,_eE\s]*", typed):
+            raise UnreadableError(f"{typed!r} of what? Write the unit, as in {written(1.5 * 10**9, self.unit)}")
+        if self.accepts(value):
+            return True, ""
+        near = [s for s in self.slips if math.isclose(value, s.value, rel_tol=self.rel, abs_tol=self.abs_)]
+        if near:
+            return False, min(near, key=lambda s: abs(s.value - value)).cause
+        meant = slip(value / self.answer, self.unit, close=self.rel) if self.answer else ""
+        return False, f"the digits are right, and the unit would have to be {meant}" if meant else ""
+
+    def accepts(self, value: float) -> bool:
+        """Whether a number in ``unit`` is close enough."""
+        return math.isclose(value, self.answer, rel_tol=self.rel, abs_tol=self.abs_)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice(Question):
+    """One of several, by its letter. ``options`` are in the order in which they are shown.
+
+    Attributes:
+        wrong: the options that are wrong, each with the reason, without a full stop.
+    """
+
+    options: tuple[str, ...]
+    wrong: Mapping[str, str]
+    how = "the letter of one option"
+
+    def __post_init__(self) -> None:
+        if len(self.options) - len(self.wrong) != 1 or not set(self.wrong) < set(self.options):
+            raise ValueError(f"one option of {self.options} must be right, {len(self.options) - len(self.wrong)} are")
+
+    @property
+    def lettered(self) -> list[str]:
+        return with_letters(self.options)
+
+    @property
+    def answer(self) -> str:
+        """The option that is right."""
+        return next(option for option in self.options if option not in self.wrong)
+
+    @property
+    def expected(self) -> str:
+        return f"{ascii_lowercase[self.options.index(self.answer)]}) {self.answer}"
+
+    def _judge(self, typed: str) -> tuple[bool, str]:
+        place = letters(typed, len(self.options), 1)[0]
+        return self.options[place] == self.answer, self.wrong.get(self.options[place], "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order(Question):
+    """Things to be put in order, by their letters. ``options`` are in the order in which they are shown.
+
+    Attributes:
+        answer: the same things in the right order.
+        because: for a thing, why it stands where it does: said of the first that is out of place.
+    """
+
+    options: tuple[str, ...]
+    answer: tuple[str, ...]
+    because: Mapping[str, str] = field(default_factory=dict)
+    how = "the letters in order, such as b a c"
+
+    def __post_init__(self) -> None:
+        if sorted(self.options) != sorted(self.answer) or len(set(self.options)) < len(self.options):
+            raise ValueError(
+                f"the options {self.options} and the answer {self.answer} must be the same different things"
+            )
+
+    @property
+    def lettered(self) -> list[str]:
+        return with_letters(self.options)
+
+    @property
+    def expected(self) -> str:
+        return " ".join(ascii_lowercase[self.options.index(thing)] for thing in self.answer)
+
+    def _judge(self, typed: str) -> tuple[bool, str]:
+        given = [self.options[place] for place in letters(typed, len(self.options), len(self.options))]
+        for place, (right, found) in enumerate(zip(self.answer, given, strict=True), 1):
+            if right != found:
+                reason = self.because.get(right, "")
+                return False, f"place {place} is “{right}”, not “{found}”{f': {reason}' if reason else ''}"
+        return True, ""
+
+
+def with_letters(options: Sequence[str]) -> list[str]:
+    """``a) ...``, ``b) ...``."""
+    return [f"{letter}) {option}" for letter, option in zip(ascii_lowercase, options, strict=False)]
+
+
+def letters(typed: str, options: int, wanted: int) -> list[int]:
+    """The places of the options that were typed as letters, which may be apart or together.
+
+    Raises:
+        UnreadableError: they are not ``wanted`` different letters of the options.
+    """
+    known = ascii_lowercase[:options]
+    found = re.sub(r"[\s,;)>.-]+", "", typed.lower())
+    if len(found) != wanted or len(set(found)) != wanted or not set(found) <= set(known):
+        many = f"{wanted} different letters" if wanted > 1 else "one letter"
+        raise UnreadableError(f"{typed[:40]!r} is not {many} of {known[0]} to {known[-1]}")
+    return [known.index(letter) for letter in found]

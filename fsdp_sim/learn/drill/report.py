@@ -1,0 +1,128 @@
+"""`Report`: what an interview showed, topic by topic, and where in the course to read on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+STRONG = 2 / 3
+"""The part of right answers from which on a topic counts as a strength."""
+HEADER = ("Topic", "Right", "Hardest right", "Time", "Read")
+
+
+@dataclass(frozen=True)
+class Result:
+    """One question and what became of it.
+
+    Attributes:
+        typed: the answer; empty if one did not know.
+        cause: why people answer so, where known.
+        trouble: what went wrong when it was kept.
+    """
+
+    name: str
+    topic: str
+    level: int
+    right: bool
+    took_s: float
+    given_s: float
+    section: str
+    typed: str = ""
+    cause: str = ""
+    trouble: str = ""
+
+    @property
+    def read(self) -> str:
+        """Where to read on."""
+        return f"See {place(self.section)}."
+
+
+@dataclass(frozen=True)
+class Row:
+    """A topic: right of asked, the hardest level that was right, seconds taken and given, sections to read."""
+
+    topic: str
+    right: int
+    asked: int
+    level: int
+    took_s: float
+    given_s: float
+    sections: tuple[str, ...]
+
+    @property
+    def strong(self) -> bool:
+        return self.right >= STRONG * self.asked
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        level = "●" * self.level or "-"
+        read = ", ".join(map(place, self.sections)) or "-"
+        return self.topic, f"{self.right} of {self.asked}", level, f"{self.took_s / self.given_s:.0%}", read
+
+
+def place(section: str) -> str:
+    """``08.5`` in words: ``notebook 08, section 5``."""
+    chapter, _, number = section.partition(".")
+    return f"notebook {chapter}, section {number}"
+
+
+@dataclass(frozen=True, repr=False)
+class Report:
+    """The report of an interview, as a table in a notebook and in a terminal; time as a part of what was given."""
+
+    results: tuple[Result, ...]
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """Topics in the order in which they came, the weakest first."""
+        topics = dict.fromkeys(result.topic for result in self.results)
+        rows = [_row(topic, [r for r in self.results if r.topic == topic]) for topic in topics]
+        return tuple(sorted(rows, key=lambda row: row.right / row.asked))
+
+    @property
+    def headline(self) -> str:
+        if not self.results:
+            return "No question was answered."
+        right = sum(result.right for result in self.results)
+        strong = ", ".join(row.topic for row in self.rows[::-1] if row.strong) or "none yet"
+        weak = ", ".join(row.topic for row in self.rows if not row.strong) or "none found"
+        return f"{right} of {len(self.results)} right. Strengths: {strong}. Gaps: {weak}."
+
+    @property
+    def causes(self) -> tuple[str, ...]:
+        """What stood behind wrong answers, the most frequent first."""
+        causes = [result.cause for result in self.results if result.cause]
+        return tuple(sorted(dict.fromkeys(causes), key=causes.count, reverse=True))
+
+    def __str__(self) -> str:
+        columns = list(zip(HEADER, *(row.cells for row in self.rows), strict=True))
+        widths = [max(map(len, column)) for column in columns]
+        table = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in zip(*columns, strict=True)]
+        causes = [f"  - {cause}" for cause in self.causes]
+        return "\n".join([self.headline, "", *table, *(["", "What stood behind it:", *causes] if causes else [])])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        left = ' style="text-align:left"'
+        head = "".join(f'<th scope="col"{left}>{cell}</th>' for cell in HEADER)
+        body = ""
+        for row in self.rows:
+            first, *rest = map(escape, row.cells)
+            cells = "".join(f"<td{left}>{cell}</td>" for cell in rest)
+            body += f'<tr><th scope="row"{left}>{first}</th>{cells}</tr>'
+        causes = "".join(f"<li>{escape(cause)}</li>" for cause in self.causes)
+        behind = f"<p>What stood behind it:</p><ul>{causes}</ul>" if causes else ""
+        return (
+            f"<table><caption{left}>{escape(self.headline)}</caption><thead><tr>{head}</tr></thead>"
+            f"<tbody>{body}</tbody></table>{behind}"
+        )
+
+
+def _row(topic: str, results: Sequence[Result]) -> Row:
+    right = [result for result in results if result.right]
+    missed = dict.fromkeys(result.section for result in results if not result.right)
+    hardest = max((result.level for result in right), default=0)
+    took, given = (sum(getattr(result, of) for result in results) for of in ("took_s", "given_s"))
+    return Row(topic, len(right), len(results), hardest, took, given, tuple(missed))

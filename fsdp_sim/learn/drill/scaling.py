@@ -1,0 +1,526 @@
+"""Scale: where shards lie, what more GPUs cost, and what a run takes: tokens, days, failures."""
+
+from __future__ import annotations
+
+import math
+import random
+
+from fsdp_sim.engine import model_state_bytes
+from fsdp_sim.learn.drill.draws import a_gpu, a_model, billions
+from fsdp_sim.learn.drill.question import Choice, Number, Slip
+from fsdp_sim.learn.drill.template import template
+from fsdp_sim.learn.quantity import written
+
+GIB, DAY_S, HOUR_S = 2**30, 86400, 3600
+FLOP = "6 FLOP per parameter and token: Kaplan et al. 2020, arXiv 2001.08361, section 2.1"
+MFU = "MFU: Chowdhery et al. 2022 (PaLM), arXiv 2204.02311, appendix B; peaks: fsdp_sim/spec/gpus.toml"
+SIXTEEN = "16 B: Rajbhandari et al. 2020 (ZeRO), arXiv 1910.02054, section 3"
+
+
+@template(
+    level=2,
+    seconds=120,
+    section="10.8",
+    rule="HSDP divides states by the shard group, not by the world; take the smallest group in which they fit.",
+    source=SIXTEEN,
+)
+def shard_size_that_fits(draw: random.Random) -> Choice:
+    name, model = a_model(draw, "llama3-8b", "llama2-13b", "llama3-70b", "gpt3-175b")
+    gpus, room = draw.choice((512, 1024, 2048)), draw.choice((12, 20, 30, 40))
+    sizes = {size: model_state_bytes(model.param_count, size) / 1e9 for size in (8, 16, 32, 64, 128, 256)}
+    right = next(size for size in sizes if sizes[size] <= room)
+    shown = [size for size in sizes if size // 4 <= right <= size * 4]
+    return Choice(
+        text=f"{name} ({billions(model.param_count)} parameters, 16 B of states each) trains on {gpus} GPUs, 8 per "
+        f"node. Of each GPU {room} GB are left for states. Shard groups should be as small as they can be, for gathers "
+        "in few nodes. Which shard group of HSDP do you take?",
+        options=tuple(f"{size} GPUs, {gpus // size} copies" for size in shown),
+        wrong={
+            f"{size} GPUs, {gpus // size} copies": f"it leaves {sizes[size]:.3g} GB on each GPU, "
+            + ("which does not fit" if size < right else "and a smaller group fits as well")
+            for size in shown
+            if size != right
+        },
+        given={"model": name, "gpus": gpus, "room": room},
+        why=f"16 B x {billions(model.param_count)} / {right} = {sizes[right]:.3g} GB fit"
+        + ("." if right == 8 else f"; with {right // 2} GPUs it would be twice that."),
+    )
+
+
+@template(
+    level=3,
+    seconds=120,
+    section="10.2",
+    rule="Leaving a node: FSDP (N-1)/N of all gathered and reduced; HSDP with k copies 2 (k-1)/k of the gradients.",
+    source="ring algorithms: Patarasuk and Yuan 2009; groups as torch makes them: DeviceMesh (replicate, shard)",
+)
+def leaves_a_node(draw: random.Random) -> Number:
+    name, model = a_model(draw, "llama2-7b", "llama3-8b", "llama2-13b", "llama3-70b")
+    nodes, hsdp = draw.choice((2, 4, 8, 16, 32)), draw.choice((True, False))
+    parameters, ranks = model.param_count, 8 * nodes
+    gradients = 4 * parameters
+    fsdp = (2 + 2 + 4) * parameters * (ranks - 1) / ranks
+    answer = 2 * (nodes - 1) / nodes * gradients if hsdp else fsdp
+    how = "HSDP, a copy per node" if hsdp else "FSDP over all GPUs, parameters freed after forward"
+    return Number(
+        text=f"{name} ({billions(parameters)} parameters) on {nodes} nodes of 8 GPUs: {how}. bf16 all-gathers, fp32 "
+        "gradients in all reductions, one micro-batch, rings that enter and leave each node once. How many bytes does "
+        "each node send to other nodes per step, all its GPUs together?",
+        answer=answer,
+        unit="bytes",
+        given={"model": name, "nodes": nodes, "hsdp": hsdp},
+        slips=(
+            Slip(answer / 8, "that is the share of one of the node's 8 GPUs"),
+            Slip(answer * 8, "each of 8 rings carries an eighth, or one ring carries all, but not 8 times all"),
+            Slip(fsdp, "gathers and reduce-scatters of HSDP stay in the node; only the all-reduce leaves it"),
+            Slip(
+                2 * (nodes - 1) / nodes * gradients,
+                "that is HSDP's all-reduce; here every gather crosses nodes as well",
+            ),
+            Slip(
+                6 * parameters * (ranks - 1) / ranks, "either backward's gather is missing, or gradients count as bf16"
+            ),
+            Slip((nodes - 1) / nodes * gradients, "an all-reduce sends twice: it reduces and then gathers"),
+        ),
+        why=f"2 x {nodes - 1}/{nodes} x {written(gradients, 'bytes')} of gradients in 8 rings, an eighth in each."
+        if hsdp
+        else f"(2 + 2 + 4) B x {billions(parameters)} x {ranks - 1}/{ranks} through one ring of all GPUs.",
+    )
+
+
+@template(
+    level=1,
+    seconds=75,
+    section="10.4",
+    rule="MFU = 6 x parameters x tokens/s per GPU / dense peak FLOP/s; recomputation is not counted.",
+    source=f"{FLOP}; {MFU}",
+)
+def utilisation_of_tokens(draw: random.Random) -> Number:
+    name, model = a_model(draw, "llama2-7b", "llama3-8b", "llama2-13b", "llama3-70b")
+    gpu, parameters = a_gpu(draw, "A100-SXM-80GB", "H100-SXM-80GB", "B200-SXM-180GB"), model.param_count
+    peak = gpu.peak_flops("bf16")
+    exact = draw.uniform(0.25, 0.55) * peak / 6 / parameters
+    tokens = round(exact, 1 - int(math.log10(exact)))
+    checkpointed = draw.choice((True, False))
+    answer = 100 * 6 * parameters * tokens / peak
+    also = ", with full activation checkpointing" if checkpointed else ""
+    return Number(
+        text=f"{name} ({billions(parameters)} parameters) trains at {tokens:,.0f} tokens/s per GPU{also}, on GPUs of "
+        f"{written(peak, 'FLOP/s')} dense bf16 peak. What is the model FLOPs utilisation (MFU)? Leave attention's own "
+        "FLOPs out.",
+        answer=answer,
+        unit="%",
+        given={"model": name, "tokens": tokens, "peak": peak},
+        slips=(
+            Slip(answer / 3, "2 FLOP per parameter and token are forward alone; backward has 4 more"),
+            Slip(answer * 4 / 3, "8 counts the recomputation: that is hardware utilisation, not MFU"),
+            Slip(answer / 2, "that divides by the peak with sparsity, twice the dense one"),
+            Slip(answer * 2 / 3, "4 FLOP are backward alone"),
+        ),
+        why=f"6 x {billions(parameters)} x {tokens:,.0f} = {written(answer / 100 * peak, 'FLOP/s')} of "
+        f"{written(peak, 'FLOP/s')}.",
+    )
+
+
+@template(
+    level=2,
+    seconds=90,
+    section="10.5",
+    rule="Days of a run = 6 x parameters x tokens / (GPUs x peak x MFU) / 86,400 s.",
+    source=f"{FLOP}; {MFU}",
+)
+def days_of_a_run(draw: random.Random) -> Number:
+    name, model = a_model(draw, "llama2-7b", "llama3-8b", "llama2-13b", "llama3-70b")
+    gpu, gpus = a_gpu(draw, "A100-SXM-80GB", "H100-SXM-80GB"), draw.choice((256, 512, 1024, 2048))
+    tokens, share = draw.choice((1, 2, 5, 15)), draw.choice((30, 35, 40, 45))
+    peak, parameters = gpu.peak_flops("bf16"), model.param_count
+    answer = 6 * parameters * tokens * 1e12 / (gpus * peak * share / 100) / DAY_S
+    return Number(
+        text=f"{name} ({billions(parameters)} parameters) is to see {tokens} trillion tokens on {gpus:,} GPUs of "
+        f"{written(peak, 'FLOP/s')} (dense bf16) at an MFU of {share} %. How many days is that, if nothing fails?",
+        answer=answer,
+        unit="days",
+        rel=0.03,
+        given={"model": name, "gpus": gpus, "tokens": tokens, "share": share, "peak": peak},
+        slips=(
+            Slip(answer / 3, "2 FLOP per parameter and token are forward alone"),
+            Slip(answer * share / 100, "that is at the full peak: divide by the utilisation"),
+            Slip(answer * (share / 100) ** 2, "a lower utilisation makes it longer: divide by it"),
+            Slip(answer * 24, "those are hours"),
+            Slip(answer * gpus, "that is on one GPU"),
+        ),
+        why=f"6 x {billions(parameters)} x {tokens} trillion / ({gpus:,} x {written(peak, 'FLOP/s')} x {share / 100}) "
+        f"= {written(answer * DAY_S, 's')}, over 86,400 s.",
+    )
+
+
+@template(
+    level=1,
+    seconds=60,
+    section="10.5",
+    rule="Weak scaling efficiency: tokens/s per GPU on many GPUs over that on few, with the same work per GPU.",
+)
+def weak_scaling(draw: random.Random) -> Number:
+    few, more = draw.choice((8, 16, 64)), draw.choice((128, 256, 512, 1024))
+    before = few * draw.randrange(2000, 14000, 500)
+    after = round(before * more / few * draw.uniform(0.55, 0.93) / 1e4) * 10**4
+    answer = 100 * after / before * few / more
+    return Number(
+        text=f"The same micro-batch per GPU: {few} GPUs train {before / 1e3:,.0f} thousand tokens/s in all, {more:,} "
+        f"GPUs {after / 1e6:.2f} million. What is the weak scaling efficiency?",
+        answer=answer,
+        unit="%",
+        given={"few": few, "more": more, "before": before, "after": after},
+        slips=(
+            Slip(100 * after / before, "that is the speed-up; divide it by how many times more GPUs there are"),
+            Slip(1e4 / answer, "that is the other way round: more than all is not possible here"),
+            Slip(100 - answer, "that is what is lost"),
+            Slip(100 * few / more, "that compares the GPUs alone"),
+        ),
+        why=f"{before / few:,.0f} tokens/s per GPU before, {after / more:,.0f} after.",
+    )
+
+
+@template(
+    level=2,
+    seconds=90,
+    section="10.5",
+    rule="Strong scaling: the global batch stays, compute per GPU shrinks, exposed communication does not.",
+)
+def strong_scaling(draw: random.Random) -> Number:
+    few, factor = draw.choice((8, 16, 32, 64)), draw.choice((2, 4, 8))
+    compute, exposed = draw.choice((800, 1200, 1600, 2400)), draw.choice((50, 80, 100, 150))
+    after = compute / factor + exposed
+    answer = 100 * (compute + exposed) / (factor * after)
+    return Number(
+        text=f"On {few} GPUs a step computes for {compute} ms and waits for {exposed} ms of exposed communication. On "
+        f"{factor * few} GPUs the global batch stays the same, compute divides evenly, and the exposed {exposed} ms "
+        f"stay. What is the strong scaling efficiency from {few} to {factor * few} GPUs?",
+        answer=answer,
+        unit="%",
+        given={"few": few, "factor": factor, "compute": compute, "exposed": exposed},
+        slips=(
+            Slip(answer * factor, "that is the speed-up; efficiency divides it by how many times more GPUs there are"),
+            Slip(100.0, "only compute divides; what is exposed stays as long as it was"),
+            Slip(100 * (compute / factor) / after, "that is the share of compute in the new step"),
+        ),
+        why=f"{compute + exposed} ms before; {compute}/{factor} + {exposed} = {after:.0f} ms after, where {factor} "
+        f"times the GPUs should take {(compute + exposed) / factor:g} ms.",
+    )
+
+
+@template(
+    level=1,
+    seconds=60,
+    section="10.6",
+    rule="One rank x slower makes every step x longer: all others wait, and x / (1 + x) of the cluster is lost.",
+)
+def one_slow_rank(draw: random.Random) -> Number:
+    gpus, slower = draw.choice((8, 64, 512, 1024, 4096)), draw.choice((10, 15, 20, 25, 30, 50))
+    answer = 100 * (1 - 1 / (1 + slower / 100))
+    return Number(
+        text=f"One of {gpus:,} ranks takes {slower} % longer for every computation. The step is bound by compute, FSDP "
+        "reduces in every step. By how many per cent do the tokens per second of the whole job fall?",
+        answer=answer,
+        unit="%",
+        given={"gpus": gpus, "slower": slower},
+        slips=(
+            Slip(slower, "that is how much longer a step takes; of the rate 1 / (1 + x) is left"),
+            Slip(slower / gpus, "the others cannot go on without it: every collective waits for its last rank"),
+            Slip(answer / gpus, "the others cannot go on without it: every collective waits for its last rank"),
+            Slip(100 / gpus, "that is the rank's share of the GPUs, as if it did nothing and nobody waited"),
+        ),
+        why=f"Every step takes {1 + slower / 100:.2f} times as long for all: 1 - 1/{1 + slower / 100:.2f}.",
+    )
+
+
+@template(
+    level=1,
+    seconds=75,
+    section="01.7",
+    rule="GPUs needed: 16 B x parameters / (memory less activations, gathered units, buffers), in whole nodes.",
+    source=f"{SIXTEEN}; memory: fsdp_sim/spec/gpus.toml",
+)
+def gpus_for_a_model(draw: random.Random) -> Number:
+    name, model = a_model(draw, "llama2-13b", "llama3-70b", "gpt3-175b", "llama3-405b")
+    gpu, reserved = a_gpu(draw, "A100-SXM-40GB", "A100-SXM-80GB", "H100-SXM-80GB"), draw.choice((15, 20, 25))
+    parameters, memory = model.param_count, gpu.mem_bytes / GIB
+    states = model_state_bytes(parameters, 1)
+
+    def nodes(n_bytes: float) -> int:
+        return 8 * math.ceil(states / n_bytes / 8)
+
+    left = (memory - reserved) * GIB
+    return Number(
+        text=f"{name} ({parameters / 1e9:.1f} billion parameters, 16 B of states each) is trained with FSDP on nodes "
+        f"of 8 GPUs with {memory:.0f} GiB. On each GPU {reserved} GiB are kept for activations, gathered units and "
+        "buffers. How many GPUs are the least, in whole nodes?",
+        answer=nodes(left),
+        unit="GPUs",
+        rel=0,
+        given={"model": name, "memory": memory, "reserved": reserved},
+        slips=(
+            Slip(nodes(memory * GIB), "activations and gathered units need the memory that is kept for them"),
+            Slip(math.ceil(states / left), "whole nodes: round up to a multiple of 8"),
+            Slip(nodes(left / GIB * 1e9), "those are GB; a GiB is 7 % more"),
+            Slip(nodes(left * 8), "2 B are the bf16 parameters alone, without gradients and optimizer"),
+            Slip(nodes(left * 4), "4 B are the fp32 parameters alone, without gradients and optimizer"),
+        ),
+        why=f"{written(states, 'bytes')} of states over {memory - reserved:.0f} GiB = {states / left:.1f} GPUs.",
+    )
+
+
+@template(
+    level=2,
+    seconds=75,
+    section="08.7",
+    rule="Tokens per step = GPUs x micro-batch x sequence x accumulation: every GPU of FSDP and HSDP has its own rows.",
+    source="torch FSDP2: every rank of the mesh (replicate, shard) computes on its own input",
+)
+def steps_of_a_run(draw: random.Random) -> Number:
+    gpus, rows, length = draw.choice((64, 128, 256, 512)), draw.choice((2, 4, 8)), draw.choice((2048, 4096, 8192))
+    accumulated, tokens, hsdp = draw.choice((2, 4, 8)), draw.choice((0.3, 1, 2)), draw.choice((True, False))
+    per_step = gpus * rows * length * accumulated
+    answer = tokens * 1e12 / per_step
+    how = f"HSDP with {gpus // 8} copies of 8 shards" if hsdp else "FSDP over all of them"
+    slips = [
+        Slip(answer * accumulated, "a step takes all accumulated micro-batches"),
+        Slip(answer * gpus, "that is one GPU's share; every GPU has rows of its own"),
+        Slip(answer * length, "count tokens: every sequence has its length"),
+    ]
+    if hsdp:
+        slips.append(
+            Slip(answer * 8, "the 8 GPUs that share one copy have different rows: they share parameters, not data")
+        )
+    return Number(
+        text=f"{tokens:g} trillion tokens on {gpus} GPUs, {how}: {rows} sequences of {length:,} tokens per GPU and "
+        f"micro-batch, {accumulated} micro-batches per optimizer step. How many optimizer steps is that?",
+        answer=answer,
+        unit="steps",
+        given={
+            "gpus": gpus,
+            "rows": rows,
+            "length": length,
+            "accumulated": accumulated,
+            "tokens": tokens,
+            "hsdp": hsdp,
+        },
+        slips=tuple(slips),
+        why=f"A step takes {gpus} x {rows} x {length:,} x {accumulated} = {per_step / 1e6:.3g} million tokens.",
+    )
+
+
+@template(
+    level=2,
+    seconds=60,
+    section="10.8",
+    rule="Pipeline bubble: (p - 1) / (m + p - 1) of the time for p stages and m micro-batches.",
+    source="Huang et al. 2019 (GPipe), arXiv 1811.06965, section 2.3",
+)
+def pipeline_bubble(draw: random.Random) -> Number:
+    stages, micro_batches = draw.choice((2, 4, 8, 16)), draw.choice((4, 8, 16, 32, 64))
+    answer = 100 * (stages - 1) / (micro_batches + stages - 1)
+    return Number(
+        text=f"Beyond FSDP: a pipeline of {stages} equal stages takes {micro_batches} micro-batches per step, all "
+        "forwards and then all backwards, with no interleaving and free sends. What share of the step is each "
+        "stage idle (the bubble)?",
+        answer=answer,
+        unit="%",
+        given={"stages": stages, "micro_batches": micro_batches},
+        slips=(
+            Slip(100 * (stages - 1) / micro_batches, "that is the idle time over the busy time, not over the whole"),
+            Slip(
+                100 * stages / (micro_batches + stages),
+                "the first micro-batch passes p - 1 stages before the last works",
+            ),
+            Slip(100 / stages, "that is the share of one stage with one micro-batch"),
+            Slip(100 - answer, "that is when it works"),
+        ),
+        why=f"{stages - 1} of {micro_batches} + {stages - 1} slots, in forward as in backward.",
+    )
+
+
+@template(
+    level=2,
+    seconds=75,
+    section="10.5",
+    rule="Failures per day grow with the GPUs: mean time between failures of a job = that of one GPU / GPUs.",
+    source="Grattafiori et al. 2024 (Llama 3), arXiv 2407.21783, section 3.3.4: 419 unexpected interruptions in 54 "
+    "days on 16,384 GPUs",
+)
+def time_between_failures(draw: random.Random) -> Number:
+    days, failures, gpus, wanted = 54, 419, 16_384, draw.choice((512, 1024, 2048, 4096, 8192, 32_768, 65_536))
+    once_s = days * DAY_S / failures
+    answer = once_s * gpus / wanted
+    return Number(
+        text=f"The training of Llama 3 405B on {gpus:,} GPUs counted {failures} unexpected interruptions in {days} "
+        f"days. With the same rate per GPU, how long runs a job of {wanted:,} GPUs between two of them, on average?",
+        answer=answer,
+        unit="s",
+        rel=0.03,
+        given={"days": days, "failures": failures, "gpus": gpus, "wanted": wanted},
+        slips=(
+            Slip(once_s, "that is with their number of GPUs"),
+            Slip(once_s * wanted / gpus, "more GPUs fail more often: divide by their number"),
+            Slip(days * DAY_S * gpus / wanted, "divide by the number of interruptions"),
+            Slip(days * DAY_S * gpus / failures, "that is the time of a single GPU"),
+        ),
+        why=f"{days} days / {failures} = {once_s / HOUR_S:.2f} h on {gpus:,} GPUs; x {gpus:,} / {wanted:,}.",
+    )
+
+
+@template(
+    level=3,
+    seconds=120,
+    section="09.7",
+    rule="Time lost: save / interval for saving, and per failure half an interval of work plus the restart.",
+    source="first order, as in Young 1974, CACM 17(9)",
+)
+def goodput(draw: random.Random) -> Number:
+    days, interval, save = draw.choice((10, 20, 30)), draw.choice((20, 30, 60, 120)), draw.choice((15, 30, 60, 90))
+    failures, restart = days * draw.choice((1, 2, 4, 6)), draw.choice((10, 15, 20, 30))
+    saving = save / 60 / interval
+    failing = failures * (interval / 2 + restart) / (days * 24 * 60)
+    answer = 100 * (1 - saving - failing)
+    return Number(
+        text=f"A job of {days} days stops {save} s for a checkpoint every {interval} minutes of wall time. {failures} "
+        f"failures hit it; each costs {restart} minutes of restart and, on average, half of the work between two "
+        "checkpoints. Which share of the time is training that counts (goodput)?",
+        answer=answer,
+        unit="%",
+        rel=0.01,
+        given={"days": days, "interval": interval, "save": save, "failures": failures, "restart": restart},
+        slips=(
+            Slip(100 * (1 - saving), "you forgot the failures"),
+            Slip(100 * (1 - failing), "you forgot the time of saving"),
+            Slip(100 * (1 - saving - failures * restart / (days * 1440)), "work since the last checkpoint is lost too"),
+            Slip(
+                100 * (1 - saving - failures * (interval + restart) / (days * 1440)),
+                "a failure comes halfway between two checkpoints on average, not at the end",
+            ),
+            Slip(100 - answer, "that is what is lost"),
+        ),
+        why=f"Saving {100 * saving:.2g} %; failures {failures} x ({interval / 2:g} + {restart}) min of {days * 1440:,} "
+        f"min = {100 * failing:.2g} %.",
+    )
+
+
+@template(
+    level=2,
+    seconds=60,
+    section="02.9",
+    rule="A ring sends (N-1)/N of the message per GPU, nearly the same for any N; its steps (latency) grow with N.",
+)
+def latency_of_a_long_ring(draw: random.Random) -> Number:
+    few, more, hop = draw.choice((8, 16)), draw.choice((128, 256, 512, 1024)), draw.choice((2, 4, 5, 8))
+    blocks = draw.choice((32, 40, 80))
+    answer = 3 * blocks * (more - few) * hop * 1e-6
+    return Number(
+        text=f"{blocks} blocks are units of FSDP, freed after forward. A collective is a ring whose every step costs "
+        f"{hop} us of latency. A job moves from {few} to {more:,} GPUs, with one ring over all. How much latency per "
+        "step of training do the blocks' collectives have more, if nothing hides it?",
+        answer=answer,
+        unit="s",
+        given={"few": few, "more": more, "hop": hop, "blocks": blocks},
+        slips=(
+            Slip(answer / 3, "each block has three collectives: two all-gathers and a reduce-scatter"),
+            Slip(answer * 2 / 3, "you forgot the backward all-gathers"),
+            Slip(3 * blocks * (more - 1) * hop * 1e-6, "that is all of it; the smaller ring had its steps too"),
+            Slip(answer * 4 / 3, "an all-reduce has twice the steps, but FSDP's reduce-scatter is half of one"),
+            Slip(0.0, "bytes per GPU hardly grow, but the number of steps does"),
+        ),
+        why=f"3 x {blocks} collectives, each with {more - 1:,} in place of {few - 1} steps of {hop} us.",
+    )
+
+
+def members(nodes: int, per_node: int, shards: int, rank: int, which: str) -> tuple[int, ...]:
+    """The ranks of a group of the mesh (replicate, shard): the last dimension varies fastest."""
+    if which == "shard":
+        return tuple(range(rank // shards * shards, rank // shards * shards + shards))
+    return tuple(range(rank % shards, nodes * per_node, shards))
+
+
+@template(
+    level=2,
+    seconds=60,
+    section="10.1",
+    rule="Mesh (replicate, shard): the last dimension varies fastest, so shard groups are neighbours, inside a node.",
+    source="torch.distributed.device_mesh.init_device_mesh: row-major over ranks; fully_shard: mesh (replicate, shard)",
+)
+def ranks_of_a_group(draw: random.Random) -> Choice:
+    per_node, nodes = draw.choice(((4, 2), (4, 4), (8, 2), (8, 4)))
+    rank, which = draw.randrange(nodes * per_node), draw.choice(("shard", "replicate"))
+    swapped = draw.choice((True, False))
+    shards = nodes if swapped else per_node
+    right = members(nodes, per_node, shards, rank, which)
+    other = "replicate" if which == "shard" else "shard"
+    everyone = tuple(range(nodes * per_node))
+    first = tuple(range(rank % 2, nodes * per_node, 2))
+    reasons = {
+        members(nodes, per_node, shards, rank, other): f"that is its {other} group",
+        members(nodes, per_node, nodes * per_node // shards, rank, which): "the sizes of the mesh are swapped there",
+        everyone: "that is plain FSDP: one group of all ranks",
+        first: "ranks are numbered row by row, the last dimension fastest",
+    }
+    reasons = {group: why for group, why in reasons.items() if group != right}
+    mesh = f"({nodes * per_node // shards}, {shards})"
+    return Choice(
+        text=f"{nodes} nodes of {per_node} GPUs, ranks numbered node by node. HSDP on init_device_mesh of shape {mesh} "
+        f"with the names ('replicate', 'shard'). Which ranks are in the {which} group of rank {rank}?",
+        options=tuple(map(_listed, (right, *reasons))),
+        wrong={_listed(group): why for group, why in reasons.items()},
+        given={"ranks": nodes * per_node, "shards": shards, "rank": rank, "which": which},
+        why=f"Row-major: rank = replica x {shards} + shard, so rank {rank} is replica {rank // shards}, shard "
+        f"{rank % shards}.",
+    )
+
+
+def _listed(group: tuple[int, ...]) -> str:
+    shown = group if len(group) <= 8 else (*group[:3], "...", group[-1])
+    return ", ".join(map(str, shown))
+
+
+DIMENSIONS = ("tensor parallel", "FSDP's shard", "HSDP's replicate")
+
+
+@template(
+    level=3,
+    seconds=180,
+    section="10.1",
+    rule="The busiest mesh dimension goes on NVLink: tensor parallel bytes grow with tokens, FSDP's do not.",
+    source="4 all-reduces per block and step: Shoeybi et al. 2019 (Megatron-LM), arXiv 1909.08053, section 3",
+)
+def busiest_dimension(draw: random.Random) -> Choice:
+    name, model = a_model(draw, "llama2-13b", "llama3-70b", "llama3-405b")
+    tensor, shards, copies, tokens = (
+        8,
+        draw.choice((8, 32)),
+        draw.choice((2, 4)),
+        draw.choice((1024, 2048, 16384, 65536)),
+    )
+    own = model.param_count / tensor
+    sent = {
+        "tensor parallel": model.n_layer * 4 * 2 * (tensor - 1) / tensor * tokens * model.d_model * 2,
+        "FSDP's shard": (2 + 2 + 4) * own * (shards - 1) / shards,
+        "HSDP's replicate": 2 * (copies - 1) / copies * 4 * own / shards,
+    }
+    right = max(sent, key=lambda dimension: sent[dimension])
+    told = ", ".join(f"{dimension} {written(sent[dimension], 'bytes')}" for dimension in DIMENSIONS)
+    reasons = {
+        "tensor parallel": "its bytes follow the tokens, and these are few: here a rank's parameters are more",
+        "FSDP's shard": "its bytes do not grow with the tokens, and here the activations are more",
+        "HSDP's replicate": "it reduces no more than a shard of the gradients",
+    }
+    every = "all the same: each moves the gradients once"
+    wrong = {option: reason for option, reason in reasons.items() if option != right}
+    return Choice(
+        text=f"{name} ({billions(model.param_count)} parameters, {model.n_layer} blocks, width {model.d_model:,}): "
+        f"tensor parallel {tensor}, FSDP over {shards} shards, {copies} copies; {tokens:,} tokens per step in each "
+        "tensor-parallel group. Tensor parallelism all-reduces tokens x width in bf16 4 times per block; parameters "
+        "are gathered twice in bf16, gradients reduced in fp32. Which dimension moves most bytes per GPU and "
+        "step, and belongs on NVLink first?",
+        options=(*DIMENSIONS, every),
+        wrong=wrong | {every: "they move different things: activations, parameters, and shards of gradients"},
+        given={"model": name, "tensor": tensor, "shards": shards, "copies": copies, "tokens": tokens},
+        why=f"Sent per GPU in rings: {told}.",
+    )

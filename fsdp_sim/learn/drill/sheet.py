@@ -1,0 +1,71 @@
+"""The cheat sheet: the rules behind the templates on one page; so it holds nothing that is not asked and tested."""
+
+from __future__ import annotations
+
+from html import escape
+
+from fsdp_sim.learn.drill.template import TOPICS, templates
+
+TITLE = "FSDP on one page"
+HARDEST = 2
+"""The level up to which a template's rule is on the sheet: with more it would not fit on one side."""
+STYLE = """
+@page { size: A4; margin: 8mm }
+body { font: 6.2pt/1.18 "DejaVu Sans", Arial, sans-serif; color: #000; background: #fff; margin: 0 }
+h1 { font-size: 12pt; margin: 0 0 1.5mm }
+main { columns: 3; column-gap: 4mm }
+section { margin: 0 0 1.5mm }
+h2 { font-size: 7.6pt; margin: 0 0 .4mm; color: #0072B2; break-after: avoid }
+ul { margin: 0; padding-left: 3.2mm }
+li { break-inside: avoid }
+@media screen { body { font-size: 13px; max-width: 70rem; margin: 2rem auto; padding: 0 1rem } }
+"""
+
+
+def rules() -> dict[str, list[str]]:
+    """The rules of each topic, in the order of the course; what everyone is asked stands first."""
+    found: dict[str, list[str]] = {topic: [] for topic in TOPICS}
+    for template in sorted(templates().values(), key=lambda template: template.level):
+        if template.level <= HARDEST:
+            found[template.topic].append(template.rule)
+    return found
+
+
+def as_markdown() -> str:
+    """The sheet as Markdown."""
+    parts = [f"# {TITLE}"]
+    for topic, some in rules().items():
+        parts += [f"## {topic.capitalize()}", "\n".join(f"- {rule}" for rule in some)]
+    return "\n\n".join(parts)
+
+
+def as_html() -> str:
+    """The sheet as a page that prints on one side of A4."""
+    sections = ""
+    for topic, some in rules().items():
+        items = "".join(f"<li>{escape(rule)}</li>" for rule in some)
+        sections += f"<section><h2>{topic.capitalize()}</h2><ul>{items}</ul></section>"
+    head = f'<meta charset="utf-8"><title>{TITLE}</title><style>{STYLE}</style>'
+    body = f"<h1>{TITLE}</h1><main>{sections}</main>"
+    return f'<!doctype html><html lang="en"><head>{head}</head><body>{body}</body></html>'
+
+
+class Sheet:
+    """The sheet in a notebook and in a terminal."""
+
+    def __str__(self) -> str:
+        return as_markdown()
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        parts = ""
+        for topic, some in rules().items():
+            items = "".join(f"<li>{escape(rule)}</li>" for rule in some)
+            parts += f"<details><summary><b>{topic.capitalize()}</b> ({len(some)})</summary><ul>{items}</ul></details>"
+        return parts
+
+
+def sheet() -> Sheet:
+    """The cheat sheet: one rule for each question; in a notebook folded by topic."""
+    return Sheet()

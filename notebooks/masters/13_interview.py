@@ -1,0 +1,264 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # The interview: say it, with a number
+#
+# An interviewer wants to hear a number, where it comes from, and what would change it. Here questions have
+# numbers that are drawn anew each time, and a wrong answer is met with the mistake that usually leads to it.
+# Afterwards you can hold a mock interview of half an hour, and you know which section to read again.
+#
+# **What is real:** the whiteboard exercises run on ranks. **What is computed:** every answer, by this library,
+# when it is asked. Nothing is looked up in a list.
+
+# %%
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+from fsdp_sim.learn import board, check, hint, solution  # noqa: F401
+from fsdp_sim.learn.drill import ask, mock, sheet, spoken, whiteboard
+from fsdp_sim.learn.find import load
+from fsdp_sim.learn.judges.account import message_bytes, sent_bytes
+from fsdp_sim.learn.pictures.bug_hunt import where_ranks_stand
+from fsdp_sim.learn.pictures.checkpoints import reads
+from fsdp_sim.learn.pictures.collectives import sent_bars
+from fsdp_sim.ranks import RanksError, run
+from fsdp_sim.viz.theme import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
+
+
+def tried(name, function):
+    """Run a function on ranks with the inputs of an exercise."""
+    inputs = load(name).judge.inputs(0)
+    return run(function, len(inputs), each=inputs, progress=False, show_output=False)
+
+
+# %% [markdown]
+# ## 1. One question
+#
+# `ask` draws a question: of a topic, by its name, or, with nothing in brackets, what is due. *Predict:* before
+# you run the second cell, write your own number into it, with a unit.
+
+# %%
+question = ask("states_of_a_rank", seed=11)
+question
+
+# %%
+question.answer("5 GB")
+
+# %% [markdown]
+# What an interviewer hears first is the order of magnitude, then whether you know what is in it. So an answer
+# may be 5% off, GB and GiB are told apart (they differ by 7%), and a bare "7.9" is asked again: of what?
+#
+# *Predict:* which mistake gives the number in the next cell?
+
+# %%
+of_all = question.question.given["parameters"] * 16
+reply = question.answer(f"{of_all / 1e9:.0f} GB")
+assert not reply.right
+assert reply.cause
+reply
+
+# %% [markdown]
+# ## 2. The same question, another assumption
+#
+# 16, 18 or 20 bytes per parameter; 2Ψ or 3Ψ on the wire: sources disagree because they count different
+# things. The strong answer says which. So do these questions.
+
+# %%
+ask("recipe_of_a_number", seed=3)
+
+# %% [markdown]
+# ## 3. In which order, and why
+#
+# Letters, apart or together. The answer names the first place that is wrong, and the reason.
+
+# %%
+order = ask("issued_in_backward", seed=5)
+order
+
+# %%
+order.answer(" ".join("abcdefgh"[: len(order.question.options)]))
+
+# %% [markdown]
+# ## 4. Whiteboard
+#
+# Six times you are given the minutes an interviewer gives, and the check of the course. `whiteboard` starts
+# the clock. Say aloud what you do: what is on each rank now, what leaves it, who waits for whom.
+
+# %% tags=["nbval-ignore-output"]
+clock = whiteboard("all_gather_from_sends")
+clock
+
+# %% exercise="all_gather_from_sends"
+
+# %%
+print(clock.stop(checked))
+gathered = tried("all_gather_from_sends", checked.use)
+bars = {f"rank {r}": [(ALL_GATHER, sent_bytes(of) / 2**10)] for r, of in enumerate(gathered.records)}
+assert all(whole.equal(gathered[0]) for whole in gathered)
+sent_bars(bars, "KiB sent", "Every rank sends three shards of four: all links work at once")
+
+# %% [markdown]
+# The next one is the most asked of all. The usual mistake passes the *whole* tensor round: it is right, and
+# sends W - 1 tensors where 2(W - 1)/W are enough.
+
+# %% tags=["nbval-ignore-output"]
+clock = whiteboard("ring_all_reduce")
+clock
+
+# %% exercise="ring_all_reduce"
+
+# %%
+print(clock.stop(checked))
+ring = tried("ring_all_reduce", checked.use)
+mib, tensor = [sent_bytes(of) / 2**20 for of in ring.records], ring[0].nbytes / 2**20
+bars = {f"rank {r}": [(ALL_REDUCE, sent)] for r, sent in enumerate(mib)}
+bars["the whole tensor round"] = [(ALL_REDUCE, 3 * tensor)]
+sent_bars(bars, "MiB sent", "In pieces: 2(W-1)/W of the tensor from every rank; whole: twice as much with four")
+
+# %% [markdown]
+# DDP does not call one all-reduce per gradient. *Predict:* why does it not call one for all of them?
+
+# %% tags=["nbval-ignore-output"]
+clock = whiteboard("ddp_buckets")
+clock
+
+# %% exercise="ddp_buckets"
+
+# %%
+print(clock.stop(checked))
+reduced = tried("ddp_buckets", checked.use)
+limit = load("ddp_buckets").judge.inputs(0)[0][1] / 2**10
+bars = {f"bucket {n}": [(ALL_REDUCE, message_bytes(r) / 2**10)] for n, r in enumerate(reduced.records[0], 1)}
+sent_bars(bars, "KiB reduced", f"A bucket leaves when it holds {limit:.0f} KiB, while backward goes on")
+
+# %% [markdown]
+# Between the two halves of an all-reduce there is room for an optimizer: that is ZeRO-1.
+
+# %% tags=["nbval-ignore-output"]
+clock = whiteboard("zero1_step")
+clock
+
+# %% exercise="zero1_step"
+
+# %%
+print(clock.stop(checked))
+stepped = tried("zero1_step", checked.use)
+whole = stepped[0]["weights"].nbytes / 2**10
+kinds = {"reduce_scatter": REDUCE_SCATTER, "all_gather": ALL_GATHER}
+parts = [(kinds[record.op], 3 / 4 * message_bytes(record) / 2**10) for record in stepped.records[0]]
+bars = {"ZeRO-1": parts, "DDP": [(ALL_REDUCE, 2 * 3 / 4 * whole)]}
+sent_bars(bars, "KiB sent by rank 0, as rings", "ZeRO-1 sends what DDP sends, and keeps a fourth of the momentum")
+
+# %% tags=["nbval-ignore-output"]
+clock = whiteboard("reshard_checkpoint")
+clock
+
+# %% exercise="reshard_checkpoint"
+
+# %%
+print(clock.stop(checked))
+shards = list(torch.arange(10).float().unsqueeze(1).chunk(4))
+halves = [checked.use(shards, rank) for rank in range(2)]
+assert torch.cat(halves).equal(torch.cat(shards))
+files = {f"shard {r}": (int(shard[0]), int(shard[-1]) + 1) for r, shard in enumerate(shards)}
+wanted = {f"rank {r}": (int(half[0]), int(half[-1]) + 1) for r, half in enumerate(halves)}
+reads(files, wanted, "Ten rows, cut for four ranks and for two: shard 1 is needed by both")
+
+# %% [markdown]
+# The last one hangs. *Predict:* read the code of the exercise first. Who waits for whom?
+
+# %%
+try:
+    tried("find_the_deadlock", load("find_the_deadlock").stub)
+except RanksError as error:
+    hang = error
+where_ranks_stand(hang, "One rank is in an all-reduce, the others are one collective further")
+
+# %% tags=["nbval-ignore-output"]
+clock = whiteboard("find_the_deadlock")
+clock
+
+# %% exercise="find_the_deadlock"
+
+# %%
+print(clock.stop(checked))
+mended = tried("find_the_deadlock", checked.use)
+calls = {rank: [record.op for record in of] for rank, of in enumerate(mended.records)}
+assert len({tuple(of) for of in calls.values()}) == 1
+bars = {f"rank {r}": [(ALL_REDUCE, float(of.count("all_reduce")))] for r, of in calls.items()}
+sent_bars(bars, "all-reduces in four steps", "Mended, every rank reduces its norm in every step")
+
+# %% [markdown]
+# Three more are in earlier chapters, and may be timed in the same way: `reduce_scatter_from_sends` (02),
+# `shard_and_unshard` (04), `clip_by_all_shards` (08).
+#
+# ## 5. Say it aloud
+#
+# Half of an interview is talk. Speak for two minutes, *then* open what a strong answer contains, and tick what
+# you said. The first point is the one without which it is no answer.
+
+# %%
+spoken("walk_through_a_step")
+
+# %% [markdown]
+# ## 6. Half an hour
+#
+# Mixed topics, harder after a right answer and easier after a wrong one, every fourth aloud. Type and press
+# Enter; `?` if you do not know, `q` to end with the report. In a terminal: `fsdp-sim drill mock`.
+
+# %% tags=["nbval-ignore-output"]
+interview = mock(minutes=30)
+interview
+
+# %% [markdown]
+# ## 7. What comes back, and one page
+#
+# What you missed is asked again in minutes, what you knew in days, then weeks: `fsdp-sim drill` begins with
+# what is due. The sheet has one rule for each question, and nothing else. `fsdp-sim drill sheet --html` makes
+# a page to print.
+
+# %%
+sheet()
+
+# %% [markdown]
+# ## 8. Lab: settle it
+#
+# "38 collectives? I do not believe you." The best answer is an experiment. *Predict:* torch's own FSDP with
+# three blocks and a root, one step: how many all-gathers, how many reduce-scatters?
+
+
+# %%
+def one_step():
+    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(3)), nn.Linear(64, 8))
+    for block in list(model)[:3]:
+        fully_shard(block)
+    fully_shard(model)
+    model(torch.ones(4, 64)).sum().backward()
+
+
+step = run(one_step, 2, progress=False)
+ops = [record.op for record in step.records[0]]
+gathers, reductions = (sum(op.startswith(kind) for op in ops) for kind in ("all_gather", "reduce_scatter"))
+print(f"{gathers} all-gathers and {reductions} reduce-scatters")
+assert (gathers, reductions) == (2 * 3 + 1, 3 + 1)
+
+# %% [markdown]
+# Each block is gathered twice, the root once: it is kept for backward, which begins with it. Every unit is
+# reduced once. With NCCL the counts are the same.
+#
+# ## What you have seen
+#
+# - A number, where it comes from, and what would change it: that is the whole art.
+# - When sources disagree, say what each of them counts.
+# - What you missed comes back. Next: `fsdp-sim drill`, ten minutes a day.

@@ -1,0 +1,98 @@
+"""``fsdp-sim drill``: questions, a mock interview, the list, the sheet, and what comes back."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from fsdp_sim.cli.drill import drill
+from fsdp_sim.learn import kept
+from fsdp_sim.learn.drill import record
+from fsdp_sim.learn.drill.sheet import HARDEST
+from fsdp_sim.learn.drill.spoken import spoken
+from fsdp_sim.learn.drill.template import TOPICS, templates
+
+
+@pytest.fixture(autouse=True)
+def own_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(kept.VARIABLE, str(tmp_path / "progress.json"))
+
+
+def call(*arguments: str, types: str = "") -> Result:
+    result = CliRunner().invoke(drill, arguments, input=types)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def test_a_question_a_wrong_unit_a_wrong_answer_and_the_report() -> None:
+    said = call("--topic", "memory", "--questions", "1", "--seed", "3", types="~\nz\n?\n").output
+    assert said.count("Asked for is") == 2
+    assert "\n1. memory, level 1" in said
+    assert "It is " in said
+    assert "0 of 1 right. Strengths: none yet. Gaps: memory." in said
+    assert sum(asked.times for asked in record.read().values()) == 1
+
+
+@pytest.mark.parametrize("types", ["q\n", ""])
+def test_one_may_stop_at_any_time(types: str) -> None:
+    """By q, and by the end of input, as Ctrl-D and Ctrl-C end it."""
+    assert "No question was answered." in call("--seed", "1", types=types).output
+
+
+def test_the_same_seed_asks_the_same() -> None:
+    def asked() -> str:
+        said = call("--seed", "11", "--questions", "3", types="?\n?\n?\n").output
+        record.file().unlink()
+        return said
+
+    first = asked()
+    assert first.count("It is ") == 3
+    assert asked() == first
+
+
+def test_a_mock_interview_asks_for_a_spoken_answer_too() -> None:
+    said = call("mock", "--minutes", "5", "--seed", "2", types="?\n?\n?\n\na b\nq\n").output
+    assert "minutes left" in said
+    assert "Say it aloud" in said
+    assert "A strong answer says:" in said
+    assert "What comes next in an interview:" in said
+    assert "of 4 right" in said
+
+
+def test_the_list_counts() -> None:
+    counted = json.loads(call("list", "--json").output)
+    assert counted["templates"] == len(templates()) >= 60
+    assert counted["spoken"] == len(spoken()) >= 25
+    table = call("list").output
+    assert all(topic in table for topic in TOPICS)
+
+
+def test_the_sheet_has_every_rule() -> None:
+    sheet, page = call("sheet").output, call("sheet", "--html").output
+    assert all(template.rule in sheet for template in templates().values() if template.level <= HARDEST)
+    assert page.startswith("<!doctype html>")
+
+
+def test_due_says_what_comes_when() -> None:
+    assert "Nothing was asked yet" in call("due").output
+    call("--questions", "1", types="?\n")
+    name = next(iter(record.read()))
+    assert name[:10] in call("due").output
+
+
+def test_a_topic_that_is_not_there_is_refused() -> None:
+    result = CliRunner().invoke(drill, ["--topic", "nccl"])
+    assert result.exit_code == 2
+    assert "'memory'" in result.output
+
+
+def test_it_starts_without_torch() -> None:
+    code = "import sys, fsdp_sim.cli.drill; print([m for m in ('torch', 'plotly', 'ipywidgets') if m in sys.modules])"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=dict(os.environ))
+    assert ran.stdout.strip() == "[]"

@@ -1,0 +1,80 @@
+"""``fsdp-sim teach``: plans, what to expect, and the pages in the tree."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fsdp_sim.learn.classroom import pages, plans
+from fsdp_sim.learn.find import CHAPTERS
+from tests.cli.commands import call, examples
+
+
+def test_the_list_names_every_plan_with_its_length() -> None:
+    for arguments in (["--list"], []):
+        said = call("teach", "plan", *arguments).output
+        assert all(f"{plan.name} " in said and plan.length in said for plan in plans.plans().values())
+
+
+def test_a_plan_is_printed_as_its_page() -> None:
+    said = call("teach", "plan", "90-minutes").output
+    assert "# Memory and time of a step" in said
+    assert "| 1:30 | | | end | | |" in said
+
+
+def test_what_to_expect_is_printed_as_its_page() -> None:
+    assert all(chapter in call("teach", "expect").output for chapter in CHAPTERS)
+    said = call("teach", "expect", "memory").output
+    assert "# What to expect: memory (notebook 01)" in said
+    assert "## Ask the room" in said
+
+
+def test_examples_of_the_help_are_calls_that_there_are() -> None:
+    for command in (["teach"], ["teach", "plan"], ["teach", "expect"], ["teach", "write"]):
+        shown = examples(command[0]) if len(command) == 1 else _examples(command)
+        assert shown
+        for arguments in shown:
+            assert arguments[0] == "teach"
+            if arguments[1] != "write":
+                assert call(*arguments).exit_code == 0, arguments
+
+
+def _examples(command: list[str]) -> list[list[str]]:
+    lines = call(*command, "--help").output.splitlines()
+    return [line.split()[1:] for line in lines if line.strip().startswith("fsdp-sim ")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("plan", "90-minute"), "there is no plan '90-minute'; did you mean '90-minutes'?"),
+        (("expect", "cooking"), "'cooking' is not one of 'memory'"),
+    ],
+)
+def test_what_does_not_exist_is_refused_in_one_sentence(arguments: tuple[str, str], said: str) -> None:
+    done = call("teach", *arguments)
+    assert done.exit_code == 2
+    assert said in done.output
+
+
+def test_write_writes_what_has_changed_and_removes_what_nothing_makes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "instructor", lambda: tmp_path)
+    monkeypatch.setattr(pages, "pages", lambda: {"plans/a.md": "a\n", "expect/b.md": "b\n"})
+    assert call("teach", "write").output.split() == ["plans/a.md", "expect/b.md"]
+    (tmp_path / "plans" / "a.md").write_text("changed")
+    (tmp_path / "plans" / "old.md").write_text("old")
+    assert call("teach", "write").output.split() == ["plans/a.md", "plans/old.md"]
+    assert [path.name for path in sorted(tmp_path.rglob("*.md"))] == ["b.md", "a.md"]
+    assert call("teach", "write").output == "All pages were as they should be.\n"
+
+
+def test_it_starts_without_torch() -> None:
+    code = "import sys; from fsdp_sim.cli.main import main; main(['teach', 'plan', '--list'], standalone_mode=False); "
+    code += "print([m for m in ('torch', 'plotly') if m in sys.modules])"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.splitlines()[-1] == "[]"

@@ -1,0 +1,134 @@
+"""What to expect: every wrong answer is there, what is written by hand is about what exists, pages are up to date."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fsdp_sim.learn.classroom import expect_pages
+from fsdp_sim.learn.classroom.expect import Notes, exercises_of, notes, told, who
+from fsdp_sim.learn.classroom.sections import instructor
+from fsdp_sim.learn.coverage import masters
+from fsdp_sim.learn.exercise import Exercise
+from fsdp_sim.learn.find import CHAPTERS, load
+from fsdp_sim.learn.said import WITH_STATEMENTS
+
+NOTES = notes()
+chapters = pytest.mark.parametrize("chapter", CHAPTERS)
+by_hand = pytest.mark.parametrize("of", NOTES.values(), ids=lambda of: of.name)
+
+
+def part_of(page: str, exercise: Exercise) -> str:
+    return page.split(f'<a id="{exercise.name}"></a>')[1].split("<a id=")[0]
+
+
+def kept(chapter: str) -> str:
+    return (instructor() / "expect" / f"{chapter}.md").read_text()
+
+
+@chapters
+def test_the_page_in_the_tree_is_the_one_that_is_made(chapter: str) -> None:
+    page = kept(chapter)
+    assert page == expect_pages.page(chapter), "run: fsdp-sim teach write"
+    for notebook in re.findall(r"\]\(\.\./\.\./(\w+)\.ipynb\)", page):
+        assert (masters() / f"{notebook}.py").exists(), notebook
+
+
+def test_there_is_no_page_without_a_chapter() -> None:
+    assert {path.stem for path in (instructor() / "expect").glob("*.md")} == set(CHAPTERS)
+
+
+@chapters
+def test_every_wrong_answer_and_every_shortcut_appears(chapter: str) -> None:
+    for exercise in exercises_of(chapter):
+        part = part_of(kept(chapter), exercise)
+        assert exercise.title in part
+        assert f"{exercise.minutes} minutes" in part
+        listed = part.split("what each is told:")[1].split("Shortcuts")[0]
+        assert listed.count("\n- ") == len(exercise.wrong)
+        for wrong in (*exercise.wrong, *exercise.shortcuts):
+            assert expect_pages.escaped(told(exercise, wrong.message)) in part, (exercise.name, wrong.message)
+
+
+def test_what_is_told_is_the_whole_sentence_where_the_judge_has_it() -> None:
+    exercise = load("counts_its_own_batches")
+    assert told(exercise, "those rows count twice").startswith("ranks that had run out went on with their last batch")
+    assert told(exercise, "returned without calling") == "returned without calling"
+    assert told(exercise, "expected") == "what was expected and what was found"
+
+
+def test_a_wrong_answer_is_named_in_words_or_as_it_is_written() -> None:
+    trace, batches = load("first_to_differ"), load("counts_its_own_batches")
+    assert who(trace.wrong, trace)[:2] == ["against rank 0", "counted from 0"]
+    assert who(batches.wrong, batches)[1] == "`for_steps(one_less)`"
+    assert who(load("mean_of_means").wrong, load("mean_of_means"))[0] == "the code as it was given"
+
+
+def test_every_chapter_of_the_course_has_notes() -> None:
+    assert set(WITH_STATEMENTS) <= set(NOTES)
+
+
+@by_hand
+def test_a_chapter_has_questions_sentences_and_what_is_believed(of: Notes) -> None:
+    assert 2 <= len(of.question) <= 3
+    assert len(of.sentence) >= 3
+    assert len({one.exercise for one in of.sentence}) == len(of.sentence)
+    assert len(of.statements) == len(of.believed) >= (3 if of.name in WITH_STATEMENTS else 0)
+    page = kept(of.name)
+    for question in of.question:
+        assert question.ask in page
+        assert question.good in page
+    for entry in of.statements:
+        assert entry.statement in page
+        assert entry.truth in page
+
+
+@by_hand
+def test_what_is_written_is_short_and_well_formed(of: Notes) -> None:
+    for question in of.question:
+        assert question.ask[-1] == "?"
+        assert len(question.ask) <= 180
+        assert 40 <= len(question.good) <= 330
+    for text in (*(q.ask for q in of.question), *(q.good for q in of.question), *(one.say for one in of.sentence)):
+        assert "!" not in text
+        assert "  " not in text
+        assert "\n" not in text
+        assert text[-1] in ".?"
+
+
+@by_hand
+def test_no_sentence_gives_the_solution_away(of: Notes) -> None:
+    for one in of.sentence:
+        assert len(one.say) <= 170
+        hint = load(one.exercise).hints[2]  # almost the code
+        shared = set(re.findall(r"\w+(?:\.\w+)*\(", one.say)) & set(re.findall(r"\w+(?:\.\w+)*\(", hint))
+        assert not shared - {"type(", "numel(", "p.to_local("}, one.exercise
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ('name = "cooking"\nquestion = []\nsentence = []', "chapter cooking: there are memory, "),
+        (
+            'name = "memory"\nquestion = []\nsentence = [{exercise = "forward_time", say = "Hm."}]',
+            "chapter memory: it has no exercise 'forward_time'",
+        ),
+        (
+            'name = "memory"\nquestion = []\nsentence = []\nbelieved = ["misconception 99"]',
+            r"chapter memory: no statement of said\('memory'\) answers misconception 99",
+        ),
+        ('name = "memory"\nquestion = [{ask = "Why?"}]\nsentence = []', "missing required field `good`"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_chapter(tmp_path: Path, table: str, said: str) -> None:
+    file = tmp_path / "expect.toml"
+    file.write_text(f"[[chapter]]\n{table}\n")
+    with pytest.raises(ValueError, match=said):
+        notes(file)
+
+
+def test_a_chapter_that_does_not_exist_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no chapter 'cooking'; there are memory, "):
+        expect_pages.page("cooking")

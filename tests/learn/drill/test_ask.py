@@ -1,0 +1,52 @@
+"""One question in a notebook, answered there; a spoken one with its folded answer."""
+
+import pytest
+
+from fsdp_sim.learn.drill import ask, record, spoken
+from fsdp_sim.learn.drill.template import TOPICS, templates
+
+
+def test_a_question_by_name_is_answered_and_kept() -> None:
+    question = ask("states_of_a_rank", seed=1)
+    assert question.question.text in str(question)
+    assert "60 seconds" in str(question)
+    assert not question.answer("3 kB").right
+    assert question.answer(question.question.expected).right
+    kept = record.read()["states_of_a_rank"]
+    assert (kept.times, kept.right) == (2, 1)
+
+
+def test_options_are_shown_with_their_letters() -> None:
+    order = ask("issued_in_backward", seed=1)
+    assert all(option in order._repr_html_() for option in order.question.lettered)
+    assert order.question.lettered[0].startswith("a) ")
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+def test_a_topic_asks_of_that_topic(topic: str) -> None:
+    assert ask(topic, seed=1).template.topic == topic
+
+
+def test_without_a_name_anything_may_come_and_numbers_are_drawn_anew() -> None:
+    assert ask().template.name in templates()
+    assert len({str(ask("states_of_a_rank")) for _ in range(20)}) > 3
+
+
+def test_what_is_not_there_is_named() -> None:
+    with pytest.raises(ValueError, match=r"'nccl'.*memory"):
+        ask("nccl")
+    with pytest.raises(ValueError, match="walk_through_a_step"):
+        spoken("walk_through_a_stp")
+
+
+def test_a_reply_is_shown_with_a_sign_and_text_is_escaped() -> None:
+    reply = ask("states_of_a_rank", seed=1).answer("3 kB")
+    assert "✗" in reply._repr_html_()
+    assert 'role="status"' in reply._repr_html_()
+
+
+def test_a_spoken_question_folds_its_answer() -> None:
+    shown = spoken("walk_through_a_step")
+    assert shown._repr_html_().count("<details>") >= 4
+    assert shown.source.points[0] in str(shown)
+    assert shown.source.example(0) in str(shown)

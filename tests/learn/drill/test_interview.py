@@ -1,0 +1,161 @@
+"""An interview adapts, mixes, keeps what was missed and reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from fsdp_sim.learn.drill import record
+from fsdp_sim.learn.drill.interview import SPOKEN_EVERY, Interview
+from fsdp_sim.learn.drill.question import Choice, UnreadableError
+from fsdp_sim.learn.drill.report import Report
+from fsdp_sim.learn.drill.spoken import Spoken
+from fsdp_sim.learn.drill.template import TOPICS, templates
+
+
+class Clock:
+    """Time that passes when it is told to."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def right(interview: Interview) -> None:
+    turn = interview.ask()
+    assert turn is not None
+    if isinstance(turn.source, Spoken):
+        interview.made("abcdefg"[: len(turn.source.points)])
+    elif isinstance(turn.question, Choice):
+        interview.answer(turn.question.expected[0])
+    else:
+        assert turn.question is not None
+        interview.answer(turn.question.expected)
+
+
+def wrong(interview: Interview) -> None:
+    assert interview.ask()
+    interview.skip()
+
+
+def take(interview: Interview, how: Callable[[Interview], None], times: int) -> None:
+    for _ in range(times):
+        how(interview)
+
+
+def test_it_gets_harder_after_right_answers_and_easier_after_wrong_ones() -> None:
+    interview = Interview(seed=1)
+    take(interview, right, 6)
+    assert [result.level for result in interview.results][3:] == [3, 3, 3]
+    take(interview, wrong, 6)
+    assert [result.level for result in interview.results][-3:] == [1, 1, 1]
+
+
+def test_topics_take_turns_and_no_question_comes_twice() -> None:
+    interview = Interview(seed=2)
+    take(interview, right, len(TOPICS))
+    assert {result.topic for result in interview.results} == set(TOPICS)
+    take(interview, wrong, 2 * len(TOPICS))
+    names = [result.name for result in interview.results]
+    assert len(set(names)) == len(names)
+
+
+def test_every_fourth_is_spoken() -> None:
+    interview = Interview(seed=3)
+    kinds = []
+    for _ in range(2 * SPOKEN_EVERY):
+        turn = interview.ask()
+        assert turn
+        kinds.append(isinstance(turn.source, Spoken))
+        right(interview)
+    assert kinds == ([False] * (SPOKEN_EVERY - 1) + [True]) * 2
+
+
+def test_it_ends_with_its_time_and_not_in_the_middle_of_a_question() -> None:
+    clock = Clock()
+    interview = Interview(limit_s=60, clock=clock, seed=4)
+    assert interview.ask()
+    clock.now_s = 61
+    assert interview.ask(), "the question that was asked may be answered"
+    right(interview)
+    assert interview.ask() is None
+    with pytest.raises(ValueError, match="no question waits"):
+        interview.skip()
+
+
+def test_the_same_seed_asks_the_same() -> None:
+    def texts() -> list[str]:
+        interview, found = Interview(seed=5, questions=6), []
+        while turn := interview.ask():
+            found.append(turn.text)
+            wrong(interview)
+        record.file().unlink()
+        return found
+
+    assert texts() == texts()
+
+
+def test_what_cannot_be_read_is_asked_again() -> None:
+    interview = Interview(seed=6, with_spoken=False)
+    turn = interview.ask()
+    with pytest.raises(UnreadableError):
+        interview.answer("~")
+    assert interview.ask() is turn
+    assert not interview.results
+
+
+def test_a_missed_question_comes_back_first() -> None:
+    missed = Interview(seed=7, with_spoken=False)
+    wrong(missed)
+    name = missed.results[0].name
+    past = datetime.now(UTC) - timedelta(hours=1)
+    record.note(name, right=False, took_s=10, given_s=60, now=past)
+    again = Interview(seed=8, with_spoken=False, due_first=True).ask()
+    assert again
+    assert again.source.name == name
+
+
+def test_what_is_known_comes_later_each_time_and_what_is_missed_within_minutes() -> None:
+    now, name = datetime(2030, 1, 1, tzinfo=UTC), next(iter(templates()))
+    waits = []
+    for _ in range(5):
+        record.note(name, right=True, took_s=10, given_s=60, now=now)
+        waits.append(record.read()[name].due - now)
+        now = record.read()[name].due
+    assert waits == sorted(waits)
+    assert waits[-1] > timedelta(days=10)
+    record.note(name, right=False, took_s=10, given_s=60, now=now)
+    assert record.read()[name].due - now < timedelta(hours=1)
+    assert record.due([name], now) == []
+    assert record.due([name], now + timedelta(days=1)) == [name]
+    assert (record.read()[name].times, record.read()[name].right) == (6, 5)
+
+
+def test_a_topic_that_is_not_there_is_named() -> None:
+    with pytest.raises(ValueError, match="nccl"):
+        Interview(topics=("nccl",))
+
+
+def test_the_report_has_strengths_gaps_and_where_to_read() -> None:
+    clock = Clock()
+    interview = Interview(seed=9, topics=("memory", "overlap"), with_spoken=False, clock=clock)
+    for _ in range(6):
+        turn = interview.ask()
+        assert turn
+        clock.now_s += turn.source.seconds / 2
+        (right if turn.source.topic == "memory" else wrong)(interview)
+    report = Report(tuple(interview.results))
+    assert report.headline == "3 of 6 right. Strengths: memory. Gaps: overlap."
+    assert [row.topic for row in report.rows] == ["overlap", "memory"]
+    section = next(result.section for result in interview.results if result.topic == "overlap")
+    assert f"notebook {section[:2]}, section {section[3:]}" in str(report)
+    assert "50%" in str(report)
+    assert report._repr_html_().count("<tr>") == 3
+
+
+def test_a_report_of_nothing_says_so() -> None:
+    assert "No question" in str(Report(()))

@@ -1,0 +1,59 @@
+"""A mock interview in a notebook: by keys alone, with a report at its end."""
+
+from __future__ import annotations
+
+import ipywidgets
+
+from fsdp_sim.learn.drill import mock
+from fsdp_sim.learn.drill.interview import SPOKEN_EVERY
+from fsdp_sim.learn.drill.spoken import Spoken
+
+
+def widgets(shown: ipywidgets.Widget) -> tuple[ipywidgets.HTML, ipywidgets.Text, ipywidgets.HTML]:
+    asked, box, replied = shown.children
+    return asked, box, replied
+
+
+def enter(box: ipywidgets.Text, text: str) -> None:
+    box.value = text
+    box._submission_callbacks(box)  # what the browser's Enter calls
+
+
+def test_questions_are_answered_by_enter_and_the_report_comes_at_the_end() -> None:
+    interview = mock(5, seed=1)
+    asked, box, replied = widgets(interview._widget())
+    first = interview.interview.ask()
+    assert first
+    assert first.text.partition(" ")[0] in asked.value
+    enter(box, "~~")
+    assert "~~" in replied.value
+    assert not interview.interview.results
+    enter(box, "?")
+    assert "It is " in replied.value
+    assert box.value == ""
+    assert interview.report.headline.startswith("0 of 1 right")
+    enter(box, "q")
+    assert "<table>" in asked.value
+    enter(box, "?")
+    assert len(interview.interview.results) == 1, "it has ended"
+
+
+def test_a_spoken_question_takes_two_turns() -> None:
+    interview = mock(5, seed=1)
+    for _ in range(SPOKEN_EVERY - 1):
+        interview.typed("?")
+    turn = interview.interview.ask()
+    assert turn
+    assert isinstance(turn.source, Spoken)
+    assert "say it aloud" in interview.asked()
+    assert "A strong answer says" in interview.typed("")
+    assert "letters" in interview.typed("z z") or "different" in interview.typed("z z")
+    said = interview.typed("a b c d e f g"[: 2 * len(turn.source.points) - 1])
+    assert "✓" in said
+    assert turn.source.ladder[0].question[:10] in said
+    assert interview.report.headline.startswith("1 of 4 right")
+
+
+def test_where_no_widgets_are_drawn_it_says_how_to_go_on() -> None:
+    interview = mock(5, seed=1)
+    assert "fsdp-sim drill mock" in interview._repr_mimebundle_()["text/plain"]
