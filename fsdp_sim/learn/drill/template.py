@@ -1,6 +1,6 @@
 """`template`: makes a function that draws a question into one that can be asked, drilled and put on the cheat sheet.
 
-A file of this folder named in `TOPICS` holds the templates of a topic. Each is a function that takes a
+A folder of ``questions`` named in `TOPICS` holds the templates of a topic. Each is a function that takes a
 `random.Random`, draws its numbers from it, computes the answer with the library, and returns a `Question`.
 """
 
@@ -9,15 +9,18 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import pkgutil
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from fsdp_sim.learn.drill.question import Choice, Order, Question
 
 TOPICS = ("memory", "communication", "schedule", "overlap", "scaling", "api", "failures", "practice")
 """In the order of the course."""
 LEVELS = (1, 2, 3)
+QUESTIONS = Path(__file__).parent / "questions"
 
 Draws = Callable[[random.Random], Question]
 
@@ -57,7 +60,7 @@ class Template:
 
 
 def template(*, level: int, seconds: int, section: str, rule: str, source: str = "") -> Callable[[Draws], Template]:
-    """Make a function a `Template`, named as the function; its topic is the file it stands in.
+    """Make a function a `Template`, named as the function; its topic is the folder of its file.
 
     Raises:
         ValueError: there is no such level.
@@ -66,7 +69,7 @@ def template(*, level: int, seconds: int, section: str, rule: str, source: str =
         raise ValueError(f"level={level}: it is one of {LEVELS}")
 
     def made(draws: Draws) -> Template:
-        topic = draws.__module__.rpartition(".")[2]
+        topic = draws.__module__.split(".")[-2]
         return Template(draws.__name__, topic, level, seconds, section, rule, source, draws)
 
     return made
@@ -74,17 +77,18 @@ def template(*, level: int, seconds: int, section: str, rule: str, source: str =
 
 @functools.cache
 def templates() -> dict[str, Template]:
-    """All templates by their names, topic by topic and in the order of their files.
+    """All templates by their names, topic by topic and file by file.
 
     Raises:
         ValueError: two have the same name.
     """
     found: dict[str, Template] = {}
     for topic in TOPICS:
-        module = importlib.import_module(f"fsdp_sim.learn.drill.{topic}")
-        for value in vars(module).values():
-            if isinstance(value, Template) and value.topic == topic:
-                if value.name in found:
-                    raise ValueError(f"{value.name} is a template of {found[value.name].topic} and of {topic}")
-                found[value.name] = value
+        for file in pkgutil.iter_modules([str(QUESTIONS / topic)]):
+            module = importlib.import_module(f"fsdp_sim.learn.drill.questions.{topic}.{file.name}")
+            for value in vars(module).values():
+                if isinstance(value, Template):
+                    if value.name in found:
+                        raise ValueError(f"{value.name} is a template of {found[value.name].topic} and of {topic}")
+                    found[value.name] = value
     return found

@@ -8,7 +8,9 @@ import math
 from typing import Any
 
 from fsdp_sim import engine
-from fsdp_sim.learn.drill import overlap as drill
+from fsdp_sim.learn.drill.questions.overlap.common import blocks
+from fsdp_sim.learn.drill.questions.overlap.hidden import REMEDIES
+from fsdp_sim.learn.drill.questions.overlap.price import BOUNDS
 from fsdp_sim.spec import Model, param_shapes
 from fsdp_sim.timeline import Op, Phase
 from tests.learn.drill.oracles.schedule import between, lines_of
@@ -108,7 +110,7 @@ def who_sets_the_pace(tokens: int, tflops: int, gbytes: float, reduce_bytes: int
         Op.ALL_GATHER: 2e9 / (gbytes * 1e9), Op.REDUCE_SCATTER: reduce_bytes * 1e9 / (gbytes * 1e9),
         Op.FWD: 2e9 * tokens / (tflops * 1e12), Op.BWD: 4e9 * tokens / (tflops * 1e12),
     }  # fmt: skip
-    program = drill.blocks(16, reshard_after_forward=reshard)
+    program = blocks(16, reshard_after_forward=reshard)
     run = engine.run(program, lambda i: takes_s.get(i.op, 0.0) if i.unit.startswith("layers") else 0.0)
     words = []
     for phase, op in ((Phase.FORWARD, Op.FWD), (Phase.BACKWARD, Op.BWD)):
@@ -178,9 +180,9 @@ def what_bounds_the_gathers(said: str, **_: object) -> str:
             line.split()[2] for line in forward if line.startswith("record") and line.split()[1] == "compute"
         }
         waits = [line.split()[2] for line in forward if line.startswith("wait ") and line.split()[1] == "all_gather"]
-        return drill.BOUNDS["event" if set(waits) & compute_events else "nothing"]
+        return BOUNDS["event" if set(waits) & compute_events else "nothing"]
     forward = between(lines_of(4, api="fsdp1", limit_all_gathers=said.endswith("True")), "forward")
-    return drill.BOUNDS["cpu" if any(line.startswith("CPU_BLOCK") for line in forward) else "nothing"]
+    return BOUNDS["cpu" if any(line.startswith("CPU_BLOCK") for line in forward) else "nothing"]
 
 
 def what_would_hide_it(before: int, needed: int, issued: int, queue: int, takes: int) -> str:
@@ -193,10 +195,10 @@ def what_would_hide_it(before: int, needed: int, issued: int, queue: int, takes:
         return left <= 0
 
     if in_time(issued, queue):
-        return drill.REMEDIES["none"]
+        return REMEDIES["none"]
     found = [name for name, ok in (("earlier", in_time(before, queue)), ("own queue", in_time(issued, before))) if ok]
     assert len(found) < 2
-    return drill.REMEDIES[found[0] if found else "fewer bytes"]
+    return REMEDIES[found[0] if found else "fewer bytes"]
 
 
 @functools.cache

@@ -7,7 +7,7 @@ import itertools
 import math
 
 from fsdp_sim import engine
-from fsdp_sim.learn.drill.scaling import DIMENSIONS
+from fsdp_sim.learn.drill.questions.scaling.clusters import DIMENSIONS
 from fsdp_sim.schedule import Param, Unit, build
 from fsdp_sim.spec import Model, Plan
 from fsdp_sim.timeline import Op

@@ -8,7 +8,9 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from fsdp_sim.learn.drill import schedule as drill
+from fsdp_sim.learn.drill.questions.schedule.accumulation import ACCUMULATE
+from fsdp_sim.learn.drill.questions.schedule.counts import STRATEGY
+from fsdp_sim.learn.drill.questions.schedule.order import BACKWARD, FORWARD, PLACES
 from fsdp_sim.schedule import toy
 from fsdp_sim.spec import Plan
 from tests.schedule.against_torch import torch_lines
@@ -52,7 +54,7 @@ def collectives_of_a_wrapping(units: int, **_: object) -> int:
 
 @functools.cache
 def gathered_again(said: str, **_: object) -> str:
-    backward = between(lines_of(3, **drill.STRATEGY[said]), "backward")
+    backward = between(lines_of(3, **STRATEGY[said]), "backward")
     gathered = [line.split("ALL_GATHER(")[1].split(")")[0] for line in backward if "ALL_GATHER(" in line]
     blocks = len([unit for unit in gathered if unit != "root"])
     assert blocks in (0, 3)
@@ -73,7 +75,7 @@ def said_of(line: str, blocks: dict[str, int]) -> str:
 
 @functools.cache
 def issued_in_forward(said: str, **_: object) -> tuple[str, ...]:
-    forward = between(lines_of(5, **drill.FORWARD[said]), "forward")
+    forward = between(lines_of(5, **FORWARD[said]), "forward")
     return tuple(filter(None, (said_of(line, {f"layers.{i}": i + 1 for i in range(3)}) for line in forward)))
 
 
@@ -81,7 +83,7 @@ def issued_in_forward(said: str, **_: object) -> tuple[str, ...]:
 def issued_in_backward(said: str, layers: int, **_: object) -> tuple[str, ...]:
     """Of five blocks the middle ones, called so that the second of them is just above the middle of the model."""
     middle = layers // 2
-    backward = between(lines_of(5, **drill.BACKWARD[said]), "backward")
+    backward = between(lines_of(5, **BACKWARD[said]), "backward")
     told = [said_of(line, {"layers.3": middle + 1, "layers.2": middle, "layers.1": middle - 1}) for line in backward]
     outside = {"", f"all-gather of block {middle + 1}"}
     outside |= {f"{what} of block {middle - 1}" for what in ("backward", "reduce-scatter")}
@@ -113,7 +115,7 @@ def life_of_a_block(reshard: bool, hsdp: bool, offload: bool, **_: object) -> tu
 
 
 def collectives_of_accumulation(layers: int, micro_batches: int, said: str, what: str, **_: object) -> int:
-    return accumulated(what, layers, micro_batches, **drill.ACCUMULATE[said])
+    return accumulated(what, layers, micro_batches, **ACCUMULATE[said])
 
 
 def all_reduces_of_hsdp(layers: int, micro_batches: int, last: bool, **_: object) -> int:
@@ -139,7 +141,7 @@ def units_of_calls(layers: int, group: int, own: tuple[str, ...], **_: object) -
 
 @functools.cache
 def ends_of_backward(said: str, end: str, layers: int, **_: object) -> str:
-    backward = between(lines_of(3, **drill.PLACES[said]), "backward")
+    backward = between(lines_of(3, **PLACES[said]), "backward")
     ops = [line[28:] for line in backward if line[28:].startswith(("ALL_GATHER", "REDUCE_SCATTER", "ALL_REDUCE"))]
     what, unit = ops[0 if end == "first" else -1].split(")")[0].split("(")
     place = {"root": "the root", "layers.0": "block 0", "layers.2": f"block {layers - 1}"}[unit]

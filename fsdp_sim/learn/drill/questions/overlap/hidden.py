@@ -1,4 +1,4 @@
-"""Overlap: what hides a collective, what nothing hides, and what hiding costs."""
+"""What hides a collective, and what nothing hides."""
 
 from __future__ import annotations
 
@@ -7,24 +7,15 @@ import random
 from typing import Any
 
 from fsdp_sim import engine
-from fsdp_sim.learn.drill.draws import NAMES, a_gpu
+from fsdp_sim.learn.drill.draws import a_gpu
 from fsdp_sim.learn.drill.question import Choice, Number, Slip
+from fsdp_sim.learn.drill.questions.overlap.common import GROUP, blocks
 from fsdp_sim.learn.drill.template import template
 from fsdp_sim.learn.quantity import written
-from fsdp_sim.schedule import Instruction, Kind, Param, Program, Unit, build
-from fsdp_sim.spec import Model, Plan, block_shapes
-from fsdp_sim.timeline import Lane, Memory, Op, Phase
+from fsdp_sim.schedule import Instruction
+from fsdp_sim.timeline import Op
 
-GROUP = "torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, FSDPParamGroup"
 AHEAD = "The CPU runs far ahead of the GPU; copies, latency and the root cost nothing."
-MODELS = ("gpt2-1.5b", "llama2-7b", "llama3-8b", "llama2-13b", "llama3-70b", "gpt3-175b")
-
-
-@functools.cache
-def blocks(layers: int, **settings: Any) -> Program:
-    """A step of equal blocks under a root without parameters."""
-    units = (Unit(f"layers.{i}", (Param("weight", (64, 4)),)) for i in range(layers))
-    return build([Unit("root", segments=("embed", ..., "head")), *units], Plan(**settings), 8)
 
 
 @functools.cache
@@ -226,45 +217,6 @@ def forward_on_a_late_cpu(draw: random.Random) -> Number:
     )
 
 
-@functools.cache
-def block_parameters(model: Model) -> int:
-    return sum(rows * columns for _, rows, columns in block_shapes(model))
-
-
-@template(
-    level=3,
-    seconds=90,
-    section="05.6",
-    rule="FSDP2's forward holds 3 blocks by default (whole, its flat buffer, the next one's); lists of k: k + 2.",
-    source=f"{GROUP}.wait_for_unshard: an all-gather's output lives one group longer in forward",
-)
-def held_by_prefetch(draw: random.Random) -> Number:
-    key, depth = draw.choice(MODELS[1:]), draw.choice((0, 1, 2, 3, 4))
-    parameters = block_parameters(Model.preset(key))
-    settings = {"forward_prefetch": depth} if depth else {}
-    profile = engine.memory(blocks(8, **settings))
-    held = profile.peak_of((Memory.UNSHARDED, Memory.AG_OUTPUT), Phase.FORWARD) // (64 * 4 * 4)
-    lists = {0: "the default prefetch and no lists", 1: "prefetch lists of the next block"}
-    block = 2 * parameters
-    return Number(
-        text=f"A block of {NAMES[key]} has {parameters / 1e6:.0f} million parameters, gathered in bf16 by FSDP2 with "
-        f"{lists.get(depth, f'prefetch lists of the next {depth} blocks')}. The CPU runs ahead. How many bytes of "
-        "whole blocks does a rank hold at the peak of forward, as parameters and as flat all-gather buffers?",
-        answer=held * block,
-        unit="bytes",
-        given={"model": key, "parameters": parameters, "depth": depth},
-        slips=(
-            Slip(block, "that is the block that computes; the next one is already on its way"),
-            Slip(2 * block, "while it is copied out a block is there twice: flat and as parameters"),
-            Slip((held - 1) * block, "while it is copied out a block is there twice: flat and as parameters"),
-            Slip((held + 1) * block, "that is one too many: all-gathers wait for the copy-out two blocks earlier"),
-            Slip(2 * held * block, "bf16 takes 2 bytes, not 4"),
-            Slip(max(depth, 1) * block, "the block that computes and its flat buffer are there besides"),
-        ),
-        why=f"{held} blocks of {written(block, 'bytes')}: the one at work, and {held - 1} flat buffers.",
-    )
-
-
 BACKWARD: dict[str, dict[str, Any]] = {
     "FSDP2 with its defaults (one communicator)": {},
     "FSDP2 with set_separate_reduce_scatter_group(True) (two communicators that do not slow each other)": {
@@ -319,47 +271,6 @@ def further_block_of_backward(draw: random.Random) -> Number:
     )
 
 
-BOUNDS = {
-    "cpu": "the CPU stops until an earlier block has been freed on the GPU",
-    "event": "all-gathers wait on the GPU for an earlier block's copy-out; the CPU goes on",
-    "nothing": "nothing does: gathers are issued for as many blocks as the CPU is ahead",
-}
-
-
-@template(
-    level=2,
-    seconds=45,
-    section="05.7",
-    rule="FSDP1's limit_all_gathers blocks the CPU; FSDP2 waits for events on the GPU; FSDP1 without: no bound.",
-    source="torch/distributed/fsdp/_runtime_utils.py, _unshard (limit_all_gathers, _FreeEventQueue); " + GROUP,
-)
-def what_bounds_the_gathers(draw: random.Random) -> Choice:
-    key = draw.choice(MODELS)
-    said = draw.choice(("FSDP1 with limit_all_gathers=True", "FSDP1 with limit_all_gathers=False", "FSDP2"))
-    settings: dict[str, Any] = {} if said == "FSDP2" else {"api": "fsdp1", "limit_all_gathers": said.endswith("True")}
-    forward = [i for i in blocks(6, **settings) if i.phase is Phase.FORWARD]
-    stops = any(i.kind is Kind.CPU_BLOCK for i in forward)
-    waits = any(
-        i.kind is Kind.WAIT and i.lane is Lane.ALL_GATHER and i.event_lane is Lane.COMPUTE for i in forward
-    )  # fmt: skip
-    right = "cpu" if stops else "event" if waits else "nothing"
-    reasons = {
-        "cpu": "only FSDP1's rate limiter blocks the CPU, and only where it is on",
-        "event": "FSDP2 alone lets its all-gather stream wait for copies of earlier blocks",
-        "nothing": "here something bounds the blocks under way",
-    }
-    never = "gloo or NCCL does: a communicator takes at most two collectives at a time"
-    wrong = {BOUNDS[kind]: why for kind, why in reasons.items() if kind != right}
-    return Choice(
-        text=f"{NAMES[key]} in blocks under {said}. The CPU is far ahead of the GPU in forward. What bounds the number "
-        "of gathered blocks in memory?",
-        options=(*BOUNDS.values(), never),
-        wrong=wrong | {never: "a communicator queues whatever is issued, and their buffers are there from then on"},
-        given={"said": said},
-        why=f"As the program shows that torch issues: {BOUNDS[right]}.",
-    )
-
-
 REMEDIES = {
     "earlier": "issue it earlier, with an explicit prefetch list",
     "own queue": "give reduce-scatters a communicator of their own",
@@ -408,62 +319,4 @@ def what_would_hide_it(draw: random.Random) -> Choice:
         given=now,
         why=f"It starts at {max(now['issued'], now['queue'])}, ends at "
         f"{max(now['issued'], now['queue']) + now['takes']}, and is needed at {now['needed']}.",
-    )
-
-
-@template(
-    level=2,
-    seconds=90,
-    section="06.3",
-    rule="Smaller units: the same bytes, more latencies: about 3 collectives per unit and step, each with its latency.",
-)
-def latency_of_small_units(draw: random.Random) -> Number:
-    key = draw.choice(("llama2-7b", "llama3-8b", "llama2-13b", "llama3-70b"))
-    layers, micros = Model.preset(key).n_layer, draw.choice((20, 25, 30, 40, 50))
-    per_unit = sum(i.op in (Op.ALL_GATHER, Op.REDUCE_SCATTER) for i in blocks(4).ops if i.unit == "layers.1")
-    more = (7 - 1) * layers * per_unit
-    answer = more * micros * 1e-6
-    return Number(
-        text=f"{NAMES[key]}: {layers} blocks of 7 linear layers. Somebody makes every linear layer a unit of FSDP2 in "
-        f"place of every block; units are freed after forward. A collective has {micros} us of latency beside its "
-        "bytes, the network is the bottleneck, the root stays out of account. How much longer is a step?",
-        answer=answer,
-        unit="s",
-        given={"layers": layers, "micros": micros},
-        slips=(
-            Slip(answer * 7 / 6, "the blocks paid latencies as well: count the difference"),
-            Slip(answer / 3, "each unit has three collectives in a step: two all-gathers and a reduce-scatter"),
-            Slip(answer * 2 / 3, "you forgot the backward all-gathers"),
-            Slip(7 * answer, "the bytes stay the same, and six of seven latencies are new"),
-            Slip(0.0, "the bytes are the same, but not the number of collectives"),
-        ),
-        why=f"{per_unit} collectives per unit: {7 * layers * per_unit} in place of {layers * per_unit}, so {more} more "
-        f"of {micros} us.",
-    )
-
-
-@template(
-    level=2,
-    seconds=90,
-    section="02.7",
-    rule="Time = latency + bytes / bandwidth: latency is a share p at latency x bandwidth x (1 - p) / p bytes.",
-)
-def bytes_worth_their_latency(draw: random.Random) -> Number:
-    micros, gbytes = draw.choice((20, 30, 50, 100)), draw.choice((10, 20, 40, 200, 300))
-    share = draw.choice((5, 10, 20, 25))
-    answer = micros * 1e-6 * gbytes * 1e9 * (100 - share) / share
-    return Number(
-        text=f"An all-gather has a latency of {micros} us, and then brings a rank {gbytes} GB/s. How many bytes must "
-        f"it bring for latency to be no more than {share} % of its time?",
-        answer=answer,
-        unit="bytes",
-        given={"micros": micros, "gbytes": gbytes, "share": share},
-        slips=(
-            Slip(micros * gbytes * 1e3, "that is where latency is half of the time"),
-            Slip(micros * gbytes * 1e3 * 100 / share, "that is a share of the transfer, not of the whole time"),
-            Slip(answer / 8, "the rate is in bytes already"),
-            Slip(answer * 8, "the rate is in bytes already"),
-            Slip(micros * gbytes * 1e3 * share / (100 - share), "that makes the transfer the small part"),
-        ),
-        why=f"Latency is {share} % if the transfer takes {(100 - share) / share:.3g} x {micros} us, at {gbytes} GB/s.",
     )

@@ -1,0 +1,1 @@
+"""Memory: states, shards, units that come whole, activations, and what fits."""

@@ -1,0 +1,1 @@
+"""Overlap: what hides a collective, what nothing hides, and what hiding costs."""

@@ -1,0 +1,1 @@
+"""Practice: batches, learning rates, precision, data, checkpoints, and what machines that fail cost."""
