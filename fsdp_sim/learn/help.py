@@ -11,6 +11,7 @@ from msgspec import structs
 from fsdp_sim.learn import progress
 from fsdp_sim.learn.find import load
 from fsdp_sim.learn.sources import solution_source
+from fsdp_sim.learn.verdict import with_code
 
 STEPS = ("the concept", "the principle", "almost the code")
 
@@ -33,7 +34,7 @@ class Help:
         code = f"<pre>{escape(self.code)}</pre>" if self.code else ""
         return (
             f'<div style="border-left:5px solid #0072B2;padding:.4em .8em">'
-            f"<b>{escape(self.heading)}:</b> {escape(self.text)}{code}</div>"
+            f"<b>{escape(self.heading)}:</b> {with_code(self.text)}{code}</div>"
         )
 
 

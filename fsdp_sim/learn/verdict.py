@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from html import escape
 from typing import Any
 
+CODE = re.compile(r"`([^`]+)`")
 SHOWN = 2000  # characters of what the code printed; the middle of more is cut
 
 
@@ -80,8 +82,13 @@ class Verdict:
         printed = f"<details><summary>It printed</summary><pre>{escape(_cut(self.printed))}</pre></details>"
         return (
             f'<div role="status" style="border-left:5px solid {COLOURS[self.grade]};padding:.4em .8em">'
-            f"<b>{WORDS[self.grade]}:</b> {escape(self.message)}{printed if self.printed.strip() else ''}</div>"
+            f"<b>{WORDS[self.grade]}:</b> {with_code(self.message)}{printed if self.printed.strip() else ''}</div>"
         )
+
+
+def with_code(text: str) -> str:
+    """Text as HTML; what stands between backticks is code."""
+    return CODE.sub(r"<code>\1</code>", escape(text))
 
 
 def _cut(text: str) -> str:

@@ -14,8 +14,9 @@ from html import escape
 from importlib import import_module
 
 from fsdp_sim.learn.find import CHAPTERS
+from fsdp_sim.learn.verdict import with_code
 
-CODE, STRESSED = re.compile(r"`([^`]+)`"), re.compile(r"\*(\w[^*]*)\*")
+STRESSED = re.compile(r"\*(\w[^*]*)\*")
 WIDTH = 100  # characters of a line in a terminal
 WITH_STATEMENTS = tuple(chapter for chapter in CHAPTERS if chapter != "interview")
 """The chapters that have statements, in the order of the course: interviews ask about all of them."""
@@ -68,7 +69,7 @@ class Statements:
 
 
 def _html(text: str) -> str:
-    return STRESSED.sub(r"<em>\1</em>", CODE.sub(r"<code>\1</code>", escape(text)))
+    return STRESSED.sub(r"<em>\1</em>", with_code(text))
 
 
 def said(chapter: str) -> Statements:
