@@ -24,7 +24,7 @@ help:
 	@echo 'make html        the course as pages to read, into build/html'
 	@echo 'make lint        ruff and mypy'
 	@echo 'make bench       run the benchmarks'
-	@echo 'make chaos       kill a training 100 times at random and count what was lost'
+	@echo 'make chaos       the slowest tests; then kill a training 100 times at random and count what was lost'
 	@echo 'make setup       only make .venv, which the others do when it is missing or out of date'
 	@echo 'make clean       remove what the others made, .venv too'
 	@echo
@@ -46,7 +46,7 @@ demo: setup
 # Every run happens even when one before fails, so that one call shows everything. The labs measure: one at a time.
 NBVAL = python -m pytest --nbval --nbval-current-env --nbval-cell-timeout=120
 test: setup
-	@status=0; export $(IN_VENV); python -m pytest tests -n $(JOBS) --dist loadfile $(ARGS) || status=1; \
+	@status=0; export $(IN_VENV); python -m pytest tests -m "not tail" -n $(JOBS) --dist loadfile $(ARGS) || status=1; \
 	export FSDP_SIM_PROGRESS="$$(mktemp -u)" FSDP_SIM_SEED=0; \
 	$(NBVAL) -n $(JOBS) --dist loadfile $$(ls notebooks/[0-9]*.ipynb notebooks/solutions/*.ipynb) || status=1; \
 	$(NBVAL) notebooks/lab_*.ipynb notebooks/gallery.ipynb || status=1; \
@@ -73,7 +73,8 @@ bench: setup
 	  $(IN_VENV) python -m tests.bench.$$(basename $$script .py) || exit 1; done
 
 chaos: setup
-	@$(IN_VENV) python -m tests.faults.chaos $(ARGS)
+	@status=0; export $(IN_VENV); python -m pytest tests -m tail || status=1; \
+	python -m tests.faults.chaos $(ARGS) || status=1; exit $$status
 
 clean:
 	rm -rf .venv build out demo.html notebooks/*.trace.json.gz *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

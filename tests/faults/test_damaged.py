@@ -8,6 +8,8 @@ import pytest
 
 from tests.faults.runs import STEPS, checkpoints, losses
 
+pytestmark = pytest.mark.tail  # see make chaos
+
 
 def flip_a_bit(path):
     data = bytearray(path.read_bytes())

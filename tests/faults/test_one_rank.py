@@ -4,6 +4,8 @@ import pytest
 
 from tests.faults.runs import STEPS, assert_same, checkpoints, losses
 
+pytestmark = pytest.mark.tail  # see make chaos
+
 
 def test_nan_on_one_rank_stops_all_before_the_update(start):
     job = start(faults="nan:loss@3@1")

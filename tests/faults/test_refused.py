@@ -10,6 +10,8 @@ import pytest
 from tests.faults.agents import ROOT
 from tests.faults.runs import checkpoints
 
+pytestmark = pytest.mark.tail  # see make chaos
+
 
 def main(capsys, *arguments):
     """The command in this process: it ends before it starts anything."""

@@ -4,6 +4,8 @@ import pytest
 
 from tests.faults.runs import assert_same, losses
 
+pytestmark = pytest.mark.tail  # see make chaos
+
 SAME = {
     "single": (1, "--api=single"),
     "ddp": (2, "--api=ddp"),

@@ -48,6 +48,7 @@ def table(printed: str) -> dict[str, tuple[str, str]]:
 
 
 @pytest.mark.slow
+@pytest.mark.tail
 def test_everything_is_verified_here(warm_torchrun, tmp_path, monkeypatch, capsys):
     """Its runs start warm; torchrun as a user starts it is in the next test."""
     no_compiler = tmp_path / "bin"  # so that nothing is compiled, which takes longer than all else
@@ -81,6 +82,7 @@ def test_everything_is_verified_here(warm_torchrun, tmp_path, monkeypatch, capsy
 
 
 @pytest.mark.slow
+@pytest.mark.tail
 def test_a_broken_trainer_is_found_and_told_in_its_own_words(tmp_path):
     """Each run that fails is tried once, or this would take as long as the lines that need it."""
     smallest = ("--ranks", "2", "--steps", "2", "--rows", "2", "--seq-len", "16")

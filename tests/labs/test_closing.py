@@ -172,6 +172,7 @@ class TestPrediction:
         assert event["text"].startswith("def ")
         assert event["text"] in predicted.printed
 
+    @pytest.mark.tail
     def test_one_that_fails_is_told_in_a_sentence_and_the_run_was_good(self, start):
         """Step 7 is one of those that time the pieces; the training has 4, and repeats the last to be recorded."""
         job = start("--predict=true", faults="raise:loss@7")

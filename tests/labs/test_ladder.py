@@ -127,6 +127,7 @@ def test_three_ranks_agree_within_the_tolerance() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.tail
 def test_on_four_ranks_the_mini_still_equals_torch_to_the_last_bit() -> None:
     ladder = climb(Setting(ranks=4, steps=2), [*TWINS, *TWINS.values()])
 

@@ -117,6 +117,7 @@ def start(env: dict[str, str], log: Path, *arguments: str) -> subprocess.Popen[b
         return subprocess.Popen(command, env=env, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
 
 
+@pytest.mark.tail
 def test_out_of_time_the_job_saves_and_goes_back_into_the_queue(slurm, tmp_path):
     log, metrics = tmp_path / "log", tmp_path / "run" / "metrics.jsonl"
     job = start(slurm, log, "--steps=100000")

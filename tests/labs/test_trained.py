@@ -29,6 +29,7 @@ def test_its_numbers_come_back(tmp_path):
     assert (run.out / "checkpoints").is_dir()
 
 
+@pytest.mark.tail
 def test_what_failed_is_told_in_the_trainers_own_words():
     with pytest.raises(FailedError, match=r"--lrr=1 ended with status 1: unknown argument '--lrr=1'; did you mean"):
         train(*SMALLEST, "--lrr=1", ranks=1)
@@ -48,6 +49,7 @@ def test_what_takes_too_long_is_ended_with_all_its_ranks(tmp_path):
     "signal_", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.skipif(
         sys.platform != "linux", reason="needs Linux: the parent-death signal is its own"))],
 )  # fmt: skip
+@pytest.mark.tail
 def test_nothing_outlives_who_called(signal_, tmp_path):
     script = tmp_path / "forever.py"
     script.write_text(FOREVER)

@@ -28,6 +28,7 @@ def test_gpus_are_asked_for_where_there_are_none():
         calibrate(device="cuda")
 
 
+@pytest.mark.tail
 def test_one_rank_alone_has_kernels_and_no_link_of_its_own():
     found = calibrate(1, device="cpu", quick=True)
 

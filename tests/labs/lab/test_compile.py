@@ -49,6 +49,7 @@ def test_memory_is_what_was_predicted():
         assert lab.predict_peak_bytes(how, 2, n_layer=2) == pytest.approx(n_bytes, rel=0.05)
 
 
+@pytest.mark.tail
 def test_the_trainer_measures_it_too_and_its_step_time(warm_torchrun):
     memory, time = lab.checkpointing(ranks=2, n_layer=2, hows=["full"])
     assert (memory.name, memory.quantity) == ("checkpointing full", "peak memory")

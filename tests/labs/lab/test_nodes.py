@@ -158,6 +158,7 @@ with two_nodes() as nodes, started(nodes, asked, Path(sys.argv[1])) as agents:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.tail
 def test_however_the_lab_ends_no_process_is_left(tmp_path, number):
     """Ctrl-C unwinds; SIGKILL cannot be noticed by who gets it, so the kernel and the pipes have to do it."""
     lab = subprocess.Popen(
@@ -190,6 +191,7 @@ def test_an_agent_that_fails_is_reported_with_its_words(tmp_path):
 # ---- The lab --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.tail
 def test_fsdp_sends_three_times_as_much_as_hsdp_and_as_predicted(apart):
     needs_namespaces(apart)
     result = run(mbit=100, steps=2)
@@ -210,6 +212,7 @@ def test_a_picture_of_predictions_alone_says_so():
     assert picture(Result("nodes", "measured", tuple(rows), "here")).finding.startswith("Predicted: FSDP")
 
 
+@pytest.mark.tail
 def test_a_node_that_is_killed_and_comes_back_goes_on_from_the_checkpoint():
     result = lose_a_node()
     for row in result.rows:

@@ -100,6 +100,7 @@ def test_in_a_mean_of_means_tokens_of_a_short_rank_count_more():
 # ---- The lab --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.tail
 def test_the_trainer_in_bf16_stays_close_and_is_not_the_same(warm_torchrun):
     rows = numerics.compare_losses(numerics.losses(ranks=1, steps=3))
     (row,) = of(rows, "furthest").values()

@@ -123,6 +123,7 @@ def compiled_runs() -> list[Any]:
 
 
 @pytest.mark.parametrize("settings", COMPILED, ids=str)
+@pytest.mark.tail
 def test_compiled_blocks_train_and_evaluate_alike(settings: dict[str, Any]) -> None:
     result = compiled_runs()[COMPILED.index(settings)]
     assert not isinstance(result, str), result

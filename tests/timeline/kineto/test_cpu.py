@@ -142,6 +142,7 @@ def record(folder: Path, *words: str) -> list[Path]:
     return sorted(folder.glob("rank*.json"))
 
 
+@pytest.mark.tail
 def test_everything_that_the_profiler_can_add_is_read(tmp_path: Path) -> None:
     words = [
         "bf16",

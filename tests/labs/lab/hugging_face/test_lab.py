@@ -39,6 +39,7 @@ def test_lines_leave_out_docstrings_comments_and_blanks():
     assert lab.lines_of([counted]) == 2
 
 
+@pytest.mark.tail
 def test_under_torchrun_it_trains_one_model(warm_torchrun):
     said = torchrun(
         "-m", "labs.lab.hugging_face", "--family", "bert", "--steps", "1", "--device", "cpu", progress=False

@@ -12,6 +12,7 @@ from labs.lab.hugging_face.pitfalls import loading, tied_in_two_units
 
 
 @pytest.mark.parametrize("through", ["fully_shard", "accelerate"])
+@pytest.mark.tail
 def test_a_tied_embedding_in_two_units_is_there_twice(through):
     found = run(tied_in_two_units, 2, through, record=False, timeout_s=120, progress=False)[0]
     model = models.empty("t5")
@@ -20,6 +21,7 @@ def test_a_tied_embedding_in_two_units_is_there_twice(through):
         assert "already managed by another FSDP group" in found.refused
 
 
+@pytest.mark.tail
 def test_pretrained_weights_are_held_by_one_rank_and_reach_both(tmp_path):
     model = models.build("t5", seed=7)
     model.save_pretrained(tmp_path)
