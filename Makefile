@@ -18,7 +18,7 @@ IN_VENV = PATH="$(CURDIR)/.venv/bin:$$PATH"
 
 help:
 	@echo 'make demo        train on 4 ranks, predict the same step, write demo.html'
-	@echo 'make test        run every test and every notebook        ARGS="-k name" passes options to pytest; JOBS=0: one by one'
+	@echo 'make test        run the tests and every notebook          ARGS="-k name" passes options to pytest; JOBS=0: one by one'
 	@echo 'make lab         open JupyterLab at the first notebook    PORT=8889 takes another port'
 	@echo 'make notebooks   rebuild the notebooks from their masters'
 	@echo 'make html        the course as pages to read, into build/html'

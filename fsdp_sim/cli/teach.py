@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from fsdp_sim.cli.options import Command
@@ -20,6 +22,7 @@ def teach() -> None:
       fsdp-sim teach plan 90-minutes
       fsdp-sim teach expect
       fsdp-sim teach expect overlap
+      fsdp-sim teach rollup handed_in
       fsdp-sim teach write
     """
 
@@ -56,6 +59,32 @@ def expect(chapter: str | None) -> None:
     from fsdp_sim.learn.classroom import expect_pages
 
     click.echo(expect_pages.page(chapter) if chapter else expect_pages.listing(), nl=not chapter)
+
+
+@teach.command(cls=Command, epilog=EPILOG)
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--csv", "to_csv", type=click.Path(path_type=Path), help="Write a line for each learner and exercise.")
+@click.option("--picture", type=click.Path(path_type=Path), help="Write the figure: a page, PNG or SVG by its ending.")
+def rollup(folder: Path, to_csv: Path | None, picture: Path | None) -> None:
+    """Sum up what a class has handed in: progress files or notebooks, a file or a folder for each learner.
+
+    \b
+    Examples:
+      fsdp-sim teach rollup handed_in
+      fsdp-sim teach rollup handed_in --csv class.csv --picture class.html
+    """
+    from fsdp_sim.learn.classroom import rollup_pages
+    from fsdp_sim.learn.classroom.rollup import as_csv, gather, summaries
+
+    results, refused = gather(folder)
+    for sentence in refused:
+        click.echo(f"not read: {sentence}", err=True)
+    found = summaries(results)
+    rollup_pages.show(found, len({result.learner for result in results}))
+    if to_csv:
+        to_csv.write_text(as_csv(results), encoding="utf-8")
+    if picture:
+        rollup_pages.picture(found).save(picture)
 
 
 @teach.command(cls=Command, epilog=EPILOG)

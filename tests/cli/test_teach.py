@@ -32,14 +32,30 @@ def test_what_to_expect_is_printed_as_its_page() -> None:
     assert "## Ask the room" in said
 
 
-def test_examples_of_the_help_are_calls_that_there_are() -> None:
-    for command in (["teach"], ["teach", "plan"], ["teach", "expect"], ["teach", "write"]):
+def test_examples_of_the_help_are_calls_that_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "handed_in").mkdir()
+    (tmp_path / "handed_in" / "ada.json").write_text('{"exercises": {"all_gathers_per_step": {"tries": 2}}}')
+    for command in (["teach"], ["teach", "plan"], ["teach", "expect"], ["teach", "rollup"], ["teach", "write"]):
         shown = examples(command[0]) if len(command) == 1 else _examples(command)
         assert shown
         for arguments in shown:
             assert arguments[0] == "teach"
             if arguments[1] != "write":
                 assert call(*arguments).exit_code == 0, arguments
+
+
+def test_a_class_is_summed_up_with_a_table_and_a_figure(tmp_path: Path) -> None:
+    (tmp_path / "ada.json").write_text('{"exercises": {"all_gathers_per_step": {"tries": 2, "grade": 1}}}')
+    (tmp_path / "bo.json").write_text("[")
+    to_csv, page = tmp_path / "class.csv", tmp_path / "class.html"
+    said = call("teach", "rollup", str(tmp_path), "--csv", str(to_csv), "--picture", str(page))
+    assert said.exit_code == 0
+    assert "1 of 1" in said.output
+    assert "not read: bo.json" in said.output + said.stderr
+    assert to_csv.read_text().splitlines()[1] == "ada,unit,all_gathers_per_step,passed,2,0,,"
+    assert "all_gathers_per_step" in page.read_text()
+    assert call("teach", "rollup", str(tmp_path / "nowhere")).exit_code == 2
 
 
 def _examples(command: list[str]) -> list[list[str]]:

@@ -17,7 +17,7 @@ def test_bars_are_those_of_one_quantity():
     predicted, measured = picture.figure.data
     assert (list(predicted.y), list(predicted.x)) == (["ddp", "fsdp2"], [26.8, 18.7])
     assert list(measured.x) == [26.9, None]
-    assert picture.finding == "FSDP2 needs less. The predictions are within 0%."
+    assert picture.finding == "FSDP2 needs less. The predictions are within 1%."
     assert [row[0] for row in picture.tables[0].rows] == ["ddp", "fsdp2"]
 
 
