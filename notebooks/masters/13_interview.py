@@ -189,7 +189,7 @@ where_ranks_stand(hang, "One rank is in an all-reduce, the others are one collec
 clock = whiteboard("find_the_deadlock")
 clock
 
-# %% exercise="find_the_deadlock"
+# %% exercise="find_the_deadlock" tags=["nbval-ignore-output"]
 
 # %%
 print(clock.stop(checked))
