@@ -26,6 +26,7 @@ from fsdp_sim.timeline import Event, Header, Timeline
 MAX_RANKS = 64
 POLL_S = 0.02
 GRACE_S = 0.3  # after the first failure, for the others to fail in their own words
+ECHO_GRACE_S = 3.0  # while no more is known than that a peer has gone, for the news of who it was
 
 
 class RanksError(RuntimeError):
@@ -180,10 +181,11 @@ def _attend(ranks: launch.Ranks, timeout_s: float, bar: Bar) -> list[tuple[Any, 
         verdict = watchdog.look()
         if verdict is None and overseer is not None and (exceeded := overseer.exceeded()):
             verdict = _over(*exceeded, views)
-        if verdict is None and any(view.state in (State.RAISED, State.GONE) for view in views):
+        if verdict is None and (failed := [view for view in views if view.state in (State.RAISED, State.GONE)]):
             failed_s = failed_s or time.monotonic()
             all_in = all(view.state is not State.RUNNING for view in views)
-            if all_in or time.monotonic() - failed_s > GRACE_S:
+            grace_s = ECHO_GRACE_S if all(map(_is_echo, failed)) else GRACE_S
+            if all_in or time.monotonic() - failed_s > grace_s:
                 verdict = watchdog.look() or _failure(views)
         if verdict is not None:
             raise _error(verdict, ranks, views)

@@ -203,3 +203,14 @@ def test_the_progress_bar_is_for_people_not_for_log_files(capfd: pytest.CaptureF
 
     run(fn, 1)
     assert capfd.readouterr().out == ""
+
+
+def test_who_died_is_named_even_where_its_neighbour_tells_first() -> None:
+    def fn() -> None:
+        if dist.get_rank() == 1:
+            raise RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer")
+        time.sleep(1.0)  # the news of a death may take longer than that of a connection
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(RanksError, match=r"rank 0.*SIGKILL"):
+        run(fn, 2, progress=False)
