@@ -13,14 +13,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from fsdp_sim.learn.drill import record
-from fsdp_sim.learn.drill.interview import Interview, Source, Turn
+from fsdp_sim.learn.drill.interview import SKIP, STOP, Interview, Source, Turn
 from fsdp_sim.learn.drill.question import UnreadableError, with_letters
 from fsdp_sim.learn.drill.report import Report
-from fsdp_sim.learn.drill.spoken import Spoken, spoken
+from fsdp_sim.learn.drill.spoken import VERDICTS, Spoken, spoken
 from fsdp_sim.learn.drill.template import LEVELS, TOPICS, templates
 
 WIDTH = 100
-WORDS = {"q": "quit", "quit": "quit", "exit": "quit", "?": "skip", "skip": "skip"}
 HELP = "Type your answer; ? if you do not know; q to stop."
 
 
@@ -120,9 +119,10 @@ def _hold(interview: Interview) -> None:
 
 def _one(interview: Interview, turn: Turn) -> bool:
     """One question and its answer; False where one wants to stop."""
-    left = f", {interview.left_s / 60:.0f} minutes left" if interview.left_s < float("inf") else ""
     source = turn.source
-    click.secho(f"\n{turn.number}. {source.topic}, level {source.level}, {source.seconds} s{left}", bold=True)
+    click.secho(
+        f"\n{turn.number}. {source.topic}, level {source.level}, {source.seconds} s{interview.time_left}", bold=True
+    )
     click.echo(_filled(turn.text))
     return _aloud(interview, turn, turn.source) if isinstance(turn.source, Spoken) else _typed(interview, turn)
 
@@ -133,10 +133,9 @@ def _typed(interview: Interview, turn: Turn) -> bool:
         click.echo(_filled(option, "  "))
     while True:
         typed = click.prompt(">", prompt_suffix=" ", default="", show_default=False).strip()
-        said = WORDS.get(typed.lower())
-        if said == "quit":
+        if typed.lower() in STOP:
             return False
-        if said == "skip" and question is not None:
+        if typed.lower() in SKIP and question is not None:
             interview.skip()
             click.echo(_filled(f"It is {question.expected}. {question.why}"))
             return True
@@ -154,30 +153,28 @@ def _typed(interview: Interview, turn: Turn) -> bool:
 def _aloud(interview: Interview, turn: Turn, source: Spoken) -> bool:
     since_s = time.monotonic()
     typed = click.prompt("Say it aloud, then press Enter (? or q)", prompt_suffix=" ", default="", show_default=False)
-    said = WORDS.get(typed.strip().lower())
-    if said == "quit":
+    said = typed.strip().lower()
+    if said in STOP:
         return False
     click.echo(f"{time.monotonic() - since_s:.0f} s. A strong answer says:")
     for point in with_letters(source.points):
         click.echo(_filled(point, "  "))
     if number := source.example(turn.seed):
         click.echo(_filled(number, "  the number: "))
-    if said == "skip":
+    if said in SKIP:
         interview.skip()
     while interview.turn is not None:
         typed = click.prompt(
             "Which did you say? Letters, or Enter for none", prompt_suffix=" ", default="", show_default=False
         )
-        if WORDS.get(typed.strip().lower()) == "quit":
+        if typed.strip().lower() in STOP:
             return False
         try:
             good = interview.made(typed)
         except UnreadableError as error:
             click.echo(f"{error}.")
             continue
-        click.secho(
-            "✓ A good answer." if good else "✗ Not enough of them, or not the first.", fg="green" if good else "red"
-        )
+        click.secho(VERDICTS[good], fg="green" if good else "red")
     click.echo("What comes next in an interview:")
     for step in source.ladder:
         click.echo(_filled(step.question, "  - "))

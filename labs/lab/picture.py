@@ -44,8 +44,7 @@ def bars(rows: Sequence[Row], quantity: str, sentence: str) -> Picture:
     figure.update_xaxes(title=f"{quantity} ({shown[0].unit})", range=[0, 1.05 * most])
     figure.update_yaxes(autorange="reversed")
     errors = [abs(row.error) for row in shown if row.error is not None]
-    off = f"{max(errors):.0%}" if errors and max(errors) >= 0.005 else "1%"
-    finding = f"{sentence}." + (f" The predictions are within {off}." if errors else "")
+    finding = f"{sentence}." + (f" The predictions are within {max(0.01, *errors):.0%}." if errors else "")
     return Picture(figure, finding, (Table(quantity, COLUMNS, tuple(row.cells for row in shown)),))
 
 

@@ -20,6 +20,9 @@ from fsdp_sim.learn.drill.template import LEVELS, TOPICS, Template, templates
 SPOKEN_EVERY = 4
 """Of so many questions one is to be answered in words, where spoken ones are asked for."""
 
+SKIP, STOP = ("?", "skip"), ("q", "quit", "exit")
+"""What one types where one does not know, and to end."""
+
 Source = Template | Spoken
 
 
@@ -82,6 +85,11 @@ class Interview:
     def left_s(self) -> float:
         """Seconds until no further question is asked."""
         return self.limit_s - (self.clock() - self._since_s)
+
+    @property
+    def time_left(self) -> str:
+        """How many minutes are left, as the end of a line; empty without a limit."""
+        return f", {self.left_s / 60:.0f} minutes left" if self.left_s < float("inf") else ""
 
     def ask(self) -> Turn | None:
         """The next question; the same until it is answered. None where time or questions are used up."""

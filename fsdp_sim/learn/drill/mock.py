@@ -6,15 +6,14 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from fsdp_sim.learn.drill.ask import question_html
-from fsdp_sim.learn.drill.interview import Interview, Turn
+from fsdp_sim.learn.drill.interview import SKIP, STOP, Interview, Turn
 from fsdp_sim.learn.drill.question import UnreadableError, with_letters
 from fsdp_sim.learn.drill.report import Report
-from fsdp_sim.learn.drill.spoken import Spoken
+from fsdp_sim.learn.drill.spoken import VERDICTS, Spoken
 
 if TYPE_CHECKING:
     import ipywidgets
 
-SKIP, STOP = ("?", "skip"), ("q", "quit")
 KEYS = "Enter answers; ? if you do not know; q ends it."
 
 
@@ -74,18 +73,17 @@ class Mock:
             return f"<p>{escape(str(error))}.</p>"
         self._said = False
         steps = "".join(f"<li>{escape(s.question)}<br>{escape(s.strong)}</li>" for s in source.ladder)
-        verdict = "✓ A good answer." if good else "✗ Not enough of them, or not the first."
-        return f"<p>{verdict} What comes next in an interview:</p><ol>{steps}</ol>"
+        return f"<p>{VERDICTS[good]} What comes next in an interview:</p><ol>{steps}</ol>"
 
     def asked(self) -> str:
         """The question that waits, or the report, as HTML."""
         turn = None if self._ended else self.interview.ask()
         if turn is None:
             return self.report._repr_html_()
-        left = f", {self.interview.left_s / 60:.0f} minutes left" if self.interview.left_s < float("inf") else ""
         aloud = isinstance(turn.source, Spoken)
         how = "say it aloud, then press Enter" if aloud else f"{turn.question.how}" if turn.question else ""
-        below = f"{turn.number}: {turn.source.topic}, {turn.source.seconds} s{left}. Answer: {how}. {KEYS}"
+        given = f"{turn.source.topic}, {turn.source.seconds} s{self.interview.time_left}"
+        below = f"{turn.number}: {given}. Answer: {how}. {KEYS}"
         return question_html(turn.text, turn.question.lettered if turn.question else [], below)
 
     def _widget(self) -> ipywidgets.Widget:

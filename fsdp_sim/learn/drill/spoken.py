@@ -20,6 +20,9 @@ ENOUGH = 2 / 3
 """The part of the points that makes an answer a good one."""
 
 
+VERDICTS = {True: "✓ A good answer.", False: "✗ Not enough of them, or not the first."}
+
+
 class FollowUp(msgspec.Struct, frozen=True):
     """What the interviewer asks next, and what a strong answer to that says."""
 

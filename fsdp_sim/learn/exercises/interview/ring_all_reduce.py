@@ -8,8 +8,7 @@ import torch.distributed as dist
 from fsdp_sim.learn.apart import Trial
 from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
 from fsdp_sim.learn.exercises.collectives.ring_of_own_chunk import ToTheNext
-from fsdp_sim.learn.exercises.interview import Busiest
-from fsdp_sim.learn.judges import Inputs, OnRanks, Uses
+from fsdp_sim.learn.judges import Busiest, Inputs, OnRanks, Uses
 
 RANKS, NUMBERS = 4, 60_000
 
