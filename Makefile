@@ -1,9 +1,10 @@
 # Needs make and Python 3.11 or newer; everything else goes into .venv (see fsdp_sim/cli/setup.py).
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lab notebooks html lint bench chaos clean
+.PHONY: help setup demo test lab notebooks html nbgrader assignments lint bench chaos clean
 
 TORCH ?= auto
 PORT ?= 8888
+COURSE ?= course
 JOBS ?= 2
 ARGS ?=
 # What another project put there must not shadow what is in .venv.
@@ -22,6 +23,7 @@ help:
 	@echo 'make lab         open JupyterLab at the first notebook    PORT=8889 takes another port'
 	@echo 'make notebooks   rebuild the notebooks from their masters'
 	@echo 'make html        the course as pages to read, into build/html'
+	@echo 'make assignments nbgrader in a .venv of its own, and a course of assignments    COURSE=folder  NAMES="05_overlap"'
 	@echo 'make lint        ruff and mypy'
 	@echo 'make bench       run the benchmarks'
 	@echo 'make chaos       the slowest tests; then kill a training 100 times at random and count what was lost'
@@ -45,7 +47,7 @@ demo: setup
 
 # Every run happens even when one before fails, so that one call shows everything. The labs measure: one at a time.
 NBVAL = python -m pytest --nbval --nbval-current-env --nbval-cell-timeout=120
-test: setup
+test: setup nbgrader
 	@status=0; export $(IN_VENV); python -m pytest tests -m "not tail" -n $(JOBS) --dist loadfile $(ARGS) || status=1; \
 	export FSDP_SIM_PROGRESS="$$(mktemp -u)" FSDP_SIM_SEED=0; \
 	$(NBVAL) -n $(JOBS) --dist loadfile $$(ls notebooks/[0-9]*.ipynb notebooks/solutions/*.ipynb) || status=1; \
@@ -64,6 +66,16 @@ notebooks: setup
 html: setup
 	@.venv/bin/python -m notebooks.masters.html
 
+# In an environment of its own, so that learners' JupyterLab has no part of it.
+nbgrader: setup
+	@[ .venv-nbgrader/ready -nt notebooks/instructor/nbgrader.txt ] || { \
+	echo 'nbgrader goes into .venv-nbgrader: a minute' && .venv/bin/python -m venv --clear .venv-nbgrader && \
+	.venv-nbgrader/bin/pip install --quiet --disable-pip-version-check -r notebooks/instructor/nbgrader.txt && \
+	touch .venv-nbgrader/ready; }
+
+assignments: nbgrader
+	@.venv/bin/python -m notebooks.masters.assignments '$(COURSE)' $(NAMES)
+
 lint: setup
 	@status=0; .venv/bin/ruff check || status=1; .venv/bin/ruff format --check || status=1; \
 	.venv/bin/mypy || status=1; exit $$status
@@ -77,5 +89,5 @@ chaos: setup
 	python -m tests.faults.chaos $(ARGS) || status=1; exit $$status
 
 clean:
-	rm -rf .venv build out demo.html notebooks/*.trace.json.gz *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-nbgrader build out demo.html notebooks/*.trace.json.gz *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name .git -prune -o \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} +

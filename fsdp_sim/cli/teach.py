@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import BinaryIO
 
 import click
+import msgspec
+from rich.console import Console
 
-from fsdp_sim.cli.options import Command
+from fsdp_sim.cli.options import Command, json_option
 from fsdp_sim.learn.find import CHAPTERS
 
 EPILOG = "Exit status: 0; 2 for what was asked wrongly, and where there are no notebooks."
@@ -23,6 +26,7 @@ def teach() -> None:
       fsdp-sim teach expect
       fsdp-sim teach expect overlap
       fsdp-sim teach rollup handed_in
+      fsdp-sim teach grade handed_in.ipynb --trusted
       fsdp-sim teach write
     """
 
@@ -85,6 +89,36 @@ def rollup(folder: Path, to_csv: Path | None, picture: Path | None) -> None:
         to_csv.write_text(as_csv(results), encoding="utf-8")
     if picture:
         rollup_pages.picture(found).save(picture)
+
+
+@teach.command(cls=Command, epilog=f"{EPILOG} A submission without points is no error.")
+@click.argument("notebook", type=click.File("rb"))
+@click.option("--hide", multiple=True, type=click.Path(path_type=Path), help="A folder that the code must not read.")
+@click.option("--trusted", is_flag=True, help="Run the code as yourself: only what you trust; needs no root.")
+@json_option
+def grade(notebook: BinaryIO, hide: tuple[Path, ...], trusted: bool, as_json: bool) -> None:
+    """Grade the exercises of a notebook that was handed in; - reads it from standard input. Nothing of it is run but
+    the exercises' own cells, each in processes with limits, as a user lent for it who can read neither the solutions
+    nor what is hidden. That takes root.
+
+    \b
+    Examples:
+      sudo .venv/bin/fsdp-sim teach grade handed_in/01_where_the_memory_goes.ipynb --hide handed_in
+      fsdp-sim teach grade my_own.ipynb --trusted
+    """
+    from rich.progress import track
+
+    from fsdp_sim.learn.classroom.grading import answers, grade
+
+    written = answers(notebook.read())
+    graded = grade(written, hide, as_other_user=not trusted)
+    if as_json:
+        click.echo(msgspec.json.encode(list(graded)))
+        return
+    every = list(track(graded, "grading", len(written), console=Console(stderr=True), transient=True))
+    for one in every:
+        click.echo(f"{one.points} of {one.out_of}  {one.exercise}: {one.said}\n")
+    click.echo(f"{sum(one.points for one in every)} of {sum(one.out_of for one in every)} points")
 
 
 @teach.command(cls=Command, epilog=EPILOG)

@@ -6,6 +6,7 @@ _launch.start_server()  # first, so that it imports torch while this process doe
 
 from fsdp_sim.ranks.limits import Limits  # noqa: E402
 from fsdp_sim.ranks.network import Network  # noqa: E402
+from fsdp_sim.ranks.other_user import OtherUser  # noqa: E402
 from fsdp_sim.ranks.rank import track  # noqa: E402
 from fsdp_sim.ranks.run import RanksError, Results, run  # noqa: E402
 from fsdp_sim.timeline import RECORDER  # noqa: E402
@@ -13,4 +14,4 @@ from fsdp_sim.timeline import RECORDER  # noqa: E402
 unit = RECORDER.label
 """``with unit("layers.0"): ...`` names the unit of the collectives issued inside, for timeline and watchdog."""
 
-__all__ = ["Limits", "Network", "RanksError", "Results", "run", "track", "unit"]
+__all__ = ["Limits", "Network", "OtherUser", "RanksError", "Results", "run", "track", "unit"]

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 
 import psutil
 
+from fsdp_sim.ranks.other_user import OtherUser
+
 PR_SET_CHILD_SUBREAPER = 36  # Linux: what a rank starts stays below it, also when a process in between ends
 LOOK_S = 0.1
 ROUNDS = 100
@@ -32,6 +34,7 @@ class Limits:
         memory_bytes: of data, torch's own included (about 0.3 GB).
         file_bytes: of one file.
         tasks: threads and processes, those of torch and gloo included (about 20).
+        user: who runs the code; None for the user of this process.
     """
 
     cpu_s: int = 10
@@ -39,14 +42,17 @@ class Limits:
     memory_bytes: int = 2 * 2**30
     file_bytes: int = 256 * 2**20
     tasks: int = 120
+    user: OtherUser | None = None
 
 
-def confine(limits: Limits) -> None:
+def confine(limits: Limits, world_size: int) -> None:
     """Set the kernel's limits for this process, and for what it starts."""
     resource.setrlimit(resource.RLIMIT_CPU, (limits.cpu_s, limits.cpu_s + 1))
     resource.setrlimit(resource.RLIMIT_DATA, (limits.memory_bytes, limits.memory_bytes))
     resource.setrlimit(resource.RLIMIT_FSIZE, (limits.file_bytes, limits.file_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if limits.user is not None:  # whose tasks are all of this call; of other users the kernel would count every program
+        resource.setrlimit(resource.RLIMIT_NPROC, (limits.tasks * world_size,) * 2)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 

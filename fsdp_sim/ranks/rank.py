@@ -33,6 +33,7 @@ import numpy as np
 from fsdp_sim.ranks.board import Board
 from fsdp_sim.ranks.limits import Limits, confine
 from fsdp_sim.ranks.network import Network
+from fsdp_sim.ranks.other_user import OtherUser
 from fsdp_sim.ranks.parcel import pack, unpack
 from fsdp_sim.timeline import RECORDER
 
@@ -58,6 +59,10 @@ class Job:
     limits: Limits | None
     environ: dict[str, str]
     cells: dict[str, Any]  # of linecache: source text that is in no file
+
+    @property
+    def user(self) -> OtherUser | None:
+        return self.limits.user if self.limits else None
 
 
 class _Here:
@@ -136,6 +141,8 @@ def _join_group(job: Job, rank: int, board: Board) -> None:
 def main(job: Job, rank: int, work: bytes, control: Connection) -> None:
     """The rank process. Sends one message: ``("done", result, events)`` or ``("raised", type, text, traceback)``."""
     os.setsid()  # the terminal's Ctrl-C goes to the parent, which stops the ranks
+    if job.user is not None:
+        job.user.become()
     gc.freeze()  # what the server has imported is no garbage: to look through it copies its pages, up to a second
     board = Board(job.folder / "board", job.world_size)
     threading.Thread(target=_stand_guard, args=(control, job.folder, board, rank), daemon=True).start()
@@ -148,6 +155,8 @@ def main(job: Job, rank: int, work: bytes, control: Connection) -> None:
     np.random.seed()
     _Here.board, _Here.rank = board, rank
     try:
+        if job.user is not None:
+            job.user.look()
         _join_group(job, rank, board)
         from fsdp_sim.ranks import plain  # it imports torch
 
@@ -155,7 +164,7 @@ def main(job: Job, rank: int, work: bytes, control: Connection) -> None:
         if job.record:
             RECORDER.start(rank)
         if job.limits is not None:
-            confine(job.limits)
+            confine(job.limits, job.world_size)
         result = fn(*args)
         packed = plain.encode(result) if job.plain else _pickled(result)
         message: tuple[Any, ...] = ("done", packed, msgspec.msgpack.encode(RECORDER.stop()))

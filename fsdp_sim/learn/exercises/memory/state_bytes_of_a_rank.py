@@ -78,7 +78,7 @@ EXERCISE = Exercise(
     ),
     judge=Numbers(
         truth=kept_at_the_step,
-        source="what is alive when the optimizer of a simulated step begins",
+        source="found alive when the optimizer of a simulated step begins",
         cases=cases,
         where="for {params:,} parameters, {ranks} ranks and {how}",
         unit="bytes",

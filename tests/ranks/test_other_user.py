@@ -1,0 +1,160 @@
+"""Ranks as another user read nothing that is hidden, leave nothing behind, and change nothing of whoever called."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+from fsdp_sim.ranks import Limits, OtherUser, RanksError, run
+from fsdp_sim.ranks.other_user import LENT_UIDS, AccessError
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, which alone can become another user")
+
+
+def as_other(fn, *args, ranks=1, hide=(), **more):
+    user = OtherUser.lent(*hide)
+    return user, run(fn, ranks, *args, limits=Limits(user=user), plain=True, progress=False, **more)
+
+
+@pytest.fixture
+def hidden(tmp_path: Path) -> Path:
+    """A folder that every user of this machine may read."""
+    folder = Path("/tmp", f"hidden-{tmp_path.name}-{os.getpid()}")
+    folder.mkdir(mode=0o755)
+    (folder / "solution").write_text("42")
+    yield folder
+    (folder / "solution").unlink()
+    folder.rmdir()
+
+
+def test_ranks_are_a_user_whom_nobody_else_is_and_communicate_as_ever():
+    def who() -> list[object]:
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        return [os.getuid(), os.geteuid(), os.getgid(), os.getgroups(), float(total)]
+
+    user, results = as_other(who, ranks=2)
+
+    assert list(results) == [[user.uid, user.uid, user.uid, [], 2.0]] * 2
+
+
+def test_what_is_hidden_cannot_be_read_and_the_caller_still_can(hidden: Path):
+    def peek(folder: str) -> list[str]:
+        said = []
+        for look in (os.listdir, lambda f: Path(f, "solution").read_text()):
+            try:
+                said.append(str(look(folder)))
+            except OSError as error:
+                said.append(type(error).__name__)
+        return said
+
+    assert list(as_other(peek, str(hidden), hide=[hidden])[1]) == [["PermissionError", "PermissionError"]]
+    assert list(as_other(peek, str(hidden))[1]) == [["['solution']", "42"]]
+    assert (hidden / "solution").read_text() == "42"
+
+
+def test_what_could_not_be_covered_is_named_with_what_keeps_the_user_out(hidden: Path):
+    with pytest.raises(AccessError, match=rf"{hidden} can be read.*chmod -R go= {hidden}"):
+        OtherUser(LENT_UIDS[0], (str(hidden),)).look()  # as whoever can read it
+
+
+def test_it_can_import_what_python_has_wherever_that_lies():
+    def imports() -> str:
+        import this  # in no other module's imports
+
+        return this.s[:4]
+
+    assert list(as_other(imports)[1]) == ["Gur "]
+
+
+def test_the_secrets_of_the_caller_stay_with_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("API_TOKEN", "secret")
+
+    def seen() -> list[object]:
+        try:
+            of_parent = Path(f"/proc/{os.getppid()}/environ").read_bytes().decode()
+        except PermissionError:
+            of_parent = "denied"
+        return [os.environ.get("API_TOKEN"), of_parent]
+
+    assert list(as_other(seen)[1]) == [[None, "denied"]]
+
+
+def test_the_job_s_files_cannot_be_replaced_by_links_that_root_would_follow(tmp_path: Path):
+    secret = tmp_path / "secret"
+    secret.write_text("what only root may read")
+    secret.chmod(0o600)
+
+    def swap(target: str) -> str:
+        folder = Path(os.environ["HOME"]).parent
+        said = []
+        for name in ("rank0.out", "board"):
+            try:
+                os.replace(folder / name, folder / "home" / name)
+                os.symlink(target, folder / name)
+            except OSError as error:
+                said.append(type(error).__name__)
+        return " ".join(said)
+
+    _, results = as_other(swap, str(secret), show_output=False)
+
+    assert list(results) == ["PermissionError PermissionError"]
+    assert "only root" not in str(results.output)
+
+
+def test_no_process_of_the_user_is_left():
+    def leaves_one() -> int:
+        child = os.fork()
+        if child == 0:
+            os.setsid()
+            if os.fork():
+                os._exit(0)
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            time.sleep(600)
+        os.waitpid(child, 0)
+        return 1
+
+    user, results = as_other(leaves_one)
+
+    assert list(results) == [1]
+    assert not [p for p in psutil.process_iter(["uids", "status"]) if _is_alive_of(p, user.uid)]
+
+
+def _is_alive_of(process: psutil.Process, uid: int) -> bool:
+    return (
+        process.info["uids"] is not None
+        and process.info["uids"].real == uid
+        and process.info["status"] != psutil.STATUS_ZOMBIE
+    )
+
+
+def test_it_can_neither_end_who_called_nor_become_root():
+    def tries() -> list[str]:
+        said = []
+        for attempt in (lambda: os.kill(os.getppid(), signal.SIGKILL), lambda: os.setuid(0)):
+            try:
+                attempt()
+            except PermissionError:
+                said.append("denied")
+        return said
+
+    assert list(as_other(tries)[1]) == [["denied", "denied"]]
+
+
+def test_a_fork_bomb_is_ended():
+    def bomb() -> None:
+        while True:
+            os.fork()
+
+    with pytest.raises(RanksError):
+        as_other(bomb)
+
+
+def test_without_root_the_error_says_what_to_do():
+    with pytest.raises(RanksError, match=r"PermissionError: only root.*put sudo before the command"):
+        as_other(OtherUser.lent)
