@@ -18,7 +18,7 @@
 # gets no cheaper.
 #
 # **What is real:** the ranks, everything they send, the bytes (counted by the kernel), the times on gloo.
-# **What is modelled:** section 9, where a cluster's network is simulated.
+# **What is modelled:** section 9, where a cluster's network is simulated, and in section 7 the speed of one wire.
 
 # %%
 import torch
@@ -275,6 +275,45 @@ alpha_beta(times, **link, sent_bytes=sizes)
 #
 # What this model ignores: links of different speed on one way, several messages at once, ranks that come late.
 
+# %% [markdown]
+# Is a link as fast as it should be? *Predict:* four ranks all-gather 4 MB over links of 25 MB/s each. Is 4 MB over the
+# time that it takes more than 25 MB/s, or less? And of an all-reduce? (The ranks and bytes are real; a collective ends
+# when a wire of that speed, which the library pretends, has carried a ring's share of them.)
+
+# %% tags=["nbval-ignore-output"]
+from fsdp_sim.ranks import Network
+
+looks = {"all_gather": (1, ALL_GATHER), "reduce_scatter": (1, REDUCE_SCATTER), "all_reduce": (2, ALL_REDUCE)}
+cases = [Case(op, n_bytes=4_000_000, group_size=4) for op in looks]
+wire = Network(bandwidth_gbps=0.2)  # 25 MB/s
+wired = run(measure, 4, cases, "cpu", 0.2, network=wire, record=False, progress=False, show_output=False)[0]
+bars, bus = {}, {}
+for time in wired:
+    passes, look = looks[time.op]
+    algorithm = time.n_bytes / time.seconds / 1e6
+    bus[time.op] = passes * 3 / 4 * algorithm
+    bars |= {f"{look.name}: size / time": [(look, algorithm)], f"{look.name}: bus": [(look, bus[time.op])]}
+assert all(abs(rate / 25 - 1) < 0.15 for rate in bus.values())
+sent_bars(bars, "MB/s", "Bus bandwidth is that of the link, 25 MB/s; size over time is not")
+
+# %% [markdown]
+# Size over time is the **algorithm bandwidth**: more than the link's for an all-gather, since a quarter of what a rank
+# has in the end never travelled, and less for an all-reduce, which goes round twice. **Bus bandwidth** counts what a
+# ring sends: times (W-1)/W for an all-gather or reduce-scatter, times 2(W-1)/W for an all-reduce. That is what each
+# link carries, so one number fits all collectives and any W, and can be held against a data sheet. NVIDIA's
+# `nccl-tests` print both, as `algbw` and `busbw`. And the two of the largest messages above, with no wire between?
+
+# %% tags=["nbval-ignore-output"]
+for time in (times[6], times[13]):
+    algorithm = time.n_bytes / time.seconds / 1e9
+    bus_of = looks[time.op][0] * 1 / 2 * algorithm  # W = 2
+    print(f"{time.op}, two ranks of this machine: algorithm {algorithm:.2f} GB/s, bus {bus_of:.2f} GB/s")
+assert times[6].n_bytes == times[13].n_bytes == 16 * 2**20
+
+# %% [markdown]
+# Here the "link" is memory, which copies and additions share: no data sheet has its number. And mind what the factor
+# supposes, a ring: of gloo's own reduce-scatter, which sends twice as much, it would show half.
+
 # %%
 in_torch(all_gather_single, reduce_scatter_single, foreach_all_gather, foreach_reduce_scatter)
 
@@ -413,6 +452,7 @@ board("collectives")
 # - All-gather: pieces become a whole everywhere. Reduce-scatter: wholes become pieces of a sum. All-reduce is both.
 # - A ring sends (W-1)/W of the message from every rank, at the same time; nobody owns, nobody broadcasts.
 # - A message costs alpha + beta × bytes; far below latency × bandwidth its size does not matter.
+# - Bus bandwidth, not size over time, is what a link's speed is compared with.
 # - DDP sends 2Ψ; FSDP 3Ψ, less what it keeps. On gloo a reduce-scatter costs double, on NCCL it does not.
 #
 # Next: `03_sharding_a_tensor.ipynb`, which rows of a parameter each rank keeps.

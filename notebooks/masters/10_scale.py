@@ -13,12 +13,13 @@
 # %% [markdown]
 # # Scale: where should the shards lie?
 #
-# Inside a node bytes travel an order of magnitude faster than between nodes. In about two hours you place shards so
+# Inside a node bytes travel an order of magnitude faster than between nodes. In two to three hours you place shards so
 # that little crosses the slow link, tell the sharding strategies apart, say how many tokens hide a network, find the
-# rank that a thousand others wait for, and choose a plan, or find that DDP is enough.
+# rank that a thousand others wait for, choose a plan, or find that DDP is enough, and say what a good month is.
 #
-# **What is real:** groups, collectives and shards on four ranks, and the lab. **What is modelled:** everything that
-# says *simulated*: clusters of up to 1,024 GPUs from the catalogue. No GPU was used.
+# **What is real:** groups, collectives and shards on four ranks, the lab, and published runs in section 10.
+# **What is modelled:** everything that says *simulated*: clusters of up to 1,024 GPUs from the catalogue; failures and
+# pipelines in sections 11 and 12. No GPU was used here.
 
 # %%
 import subprocess
@@ -39,6 +40,7 @@ import fsdp_sim.mini.hsdp
 from fsdp_sim import Cluster, Plan, engine, simulate, viz
 from fsdp_sim.learn import board, check, hint, in_torch, said, solution  # noqa: F401
 from fsdp_sim.learn.pictures.memory import curves, stacks
+from fsdp_sim.learn.pictures.scale import goodputs, idle, utilisations
 from fsdp_sim.ranks import run
 from fsdp_sim.schedule import build, toy
 
@@ -454,6 +456,196 @@ assert alive
 # is over. Send SIGTERM (torchrun passes it on, and kills after 30 s), and before a restart look for the old ranks,
 # not only for the launcher. The labs' own `torchrun` ties them: when the kernel dies its ranks leave.
 
+# %% [markdown]
+# ## 10. How good is a step?
+#
+# Is a step of so many seconds fast? It depends on model, tokens and GPU. **MFU**, model FLOPs utilization, takes all
+# three into account: the FLOPs that the model needs for a token × tokens per second ÷ the FLOP/s of the data sheet. For
+# a token a model needs 6 FLOPs per parameter, and attention besides. **HFU** counts what is recomputed too.
+#
+# *Predict:* Llama 3 8B on 64 H100, 4,096 tokens a sequence: which part of the peak? And what becomes of the two, MFU
+# and HFU, when you recompute all activations, and fill the room with more sequences?
+
+# %%
+from fsdp_sim.timeline import Op
+
+
+def parts(sim):
+    flops = dict.fromkeys((Op.FWD, Op.BWD, Op.RECOMPUTE), 0.0)
+    for i in sim.program.ops:
+        if i.op in flops:
+            work = sim.workload.work[i.unit]
+            flops[i.op] += work.backward_flops if i.op is Op.BWD else work.forward_flops
+    again = sim.mfu * flops[Op.RECOMPUTE] / (flops[Op.FWD] + flops[Op.BWD])
+    busy = sim.exposure.compute_s / sim.step_time_s
+    names = ("needed, at the peak", "recomputed, at the peak", "slower than the peak")
+    return dict(zip(names, (sim.mfu, again, busy - sim.mfu - again), strict=True))
+
+
+# %%
+common = {"seq_len": 4096, "param_dtype": "bf16"}
+twice = {"micro_batch": 4, "activation_checkpointing": "full"}
+plans = {
+    "1 sequence": Plan(**common, micro_batch=1),
+    "2 sequences": Plan(**common, micro_batch=2),
+    "4, recomputed": Plan(**common, **twice),
+    "4, recomputed, compiled": Plan(**common, **twice, compile=True),
+}
+steps = {name: simulate("llama3-8b", Cluster("H100-SXM-80GB", gpus=64), plan) for name, plan in plans.items()}
+percent = {name: {part: 100 * share for part, share in parts(sim).items()} for name, sim in steps.items()}
+stacks(percent, "Recomputing keeps a GPU busier, and the model gets less of it.", "% of the step busy (simulated)")
+
+# %%
+hfu = {name: round(of["needed, at the peak"] + of["recomputed, at the peak"]) for name, of in percent.items()}
+print({name: f"MFU {sim.mfu:.0%}, HFU {hfu[name]}%" for name, sim in steps.items()})
+assert all(sim.fits for sim in steps.values())
+assert [round(100 * sim.mfu) for sim in steps.values()] == [35, 42, 37, 43]
+assert list(hfu.values()) == [35, 42, 48, 56]
+
+# %% [markdown]
+# *Needed* is MFU; with *recomputed* it is HFU. Then come kernels that are slower than the peak; what is missing to
+# 100% are waits, for the network and for what the loop does between two steps. With four recomputed sequences HFU is
+# higher than with two, and MFU lower: a GPU that recomputes everything does 8 FLOPs per parameter and token where 6
+# count, so its MFU would end at about 3/4 even at the peak.
+
+# %% [markdown] covers=["pitfall 35"]
+# Compare runs by MFU, and ask of a number how it was counted: parameters before sharding (`numel()` of an FSDP1 shard
+# is one rank's), attention or not, the dense peak or that with sparsity, which is twice as high.
+#
+# Nobody reaches 100%. *Predict:* what did published runs reach?
+
+# %%
+from fsdp_sim.cost import workload
+from fsdp_sim.validate import fitting_rows, read_csv
+
+reached = {}
+for one in fitting_rows(read_csv()):  # MPT models, mosaicml/llm-foundry's own tables
+    made, gpu = workload(one.model, one.plan), one.cluster.gpu
+    used = made.model_flops_per_token * made.tokens * one.plan.grad_accum / one.step_time_s
+    how = "all recomputed" if one.plan.activation_checkpointing else "nothing recomputed"
+    reached.setdefault(gpu.name, {}).setdefault(how, []).append(used / gpu.peak_flops("bf16"))
+reached = dict(sorted(reached.items()))
+told = "212 published FSDP runs reach a quarter to two thirds of the peak"
+utilisations(reached, told, {"all recomputed: about 3/4 at most": 0.75})
+
+# %%
+from statistics import median
+
+mfus = {gpu: [part for parts_of in ways.values() for part in parts_of] for gpu, ways in reached.items()}
+assert sum(map(len, mfus.values())) == 212
+assert 0.25 < min(map(min, mfus.values())) < max(map(max, mfus.values())) < 2 / 3
+cards = {name: Cluster(name, gpus=8).gpu for name in mfus}
+for name, gpu in cards.items():
+    matmul = gpu.best_matmul_flops / gpu.peak_flops("bf16")
+    print(f"{name}: {median(mfus[name]):.0%} in the middle; the best matmul alone {matmul:.0%}")
+a100, h100 = cards["A100-SXM-80GB"], cards["H100-SXM-80GB"]
+flops, gbytes = h100.bf16_flops / a100.bf16_flops, h100.mem_bytes_per_s / a100.mem_bytes_per_s
+faster = flops * median(mfus[h100.name]) / median(mfus[a100.name])
+print(f"H100 beside A100: FLOP/s x {flops:.1f}, bytes/s x {gbytes:.1f}, runs x {faster:.1f}")
+assert (round(median(mfus[h100.name]), 1), round(median(mfus[a100.name]), 1)) == (0.4, 0.5)
+
+# %% [markdown]
+# Measured on GPUs, by others (llm-foundry's tables). Even the best matmul of any shape stays below the data sheet, and
+# a step is more than matmuls: norms, the loss and the optimizer wait for memory. From A100 to H100 its bandwidth has
+# grown half as much as the FLOP/s, one reason why MFU fell while runs became faster: compare MFU on one kind of GPU.
+# About 40% on H100 and 50% on A100 is the middle of these runs. Far below it, see what a step waits for (chapter 05,
+# section 8).
+
+# %% [markdown]
+# ## 11. How good is a month?
+#
+# *Predict:* Llama 3 8B learns from 15 trillion tokens on 1,024 of these H100, with the best MFU above. How many days?
+# And how often does something break meanwhile? Llama 3 405B counted 419 unexpected interruptions in 54 days, on 16,384
+# GPUs (Grattafiori et al. 2024, arXiv 2407.21783, section 3.3.4).
+
+# %%
+from fsdp_sim.learn.exercises.scale.how_often_to_save import expected, mtbf_s, played
+
+DAY_S, sim = 24 * 3600, steps["4, recomputed, compiled"]
+days = 15e12 * sim.workload.model_flops_per_token / (1024 * sim.cluster.gpu.peak_flops("bf16") * sim.mfu) / DAY_S
+print(f"{days:.0f} days; {days * DAY_S / mtbf_s(1024):.0f} interruptions, one in {mtbf_s(1024) / 3600:.0f} hours")
+rows = [(f"{gpus:,}", f"{mtbf_s(gpus) / 3600:,.1f} h", f"{DAY_S / mtbf_s(gpus):.3g}") for gpus in (8, 1024, 16384)]
+assert round(days) == 22
+assert round(days * DAY_S / mtbf_s(1024)) == 11
+HTML(viz.Table("At Llama 3's rate per GPU", ("GPUs", "time between two", "a day"), tuple(rows)).to_html())
+
+# %% [markdown]
+# A run takes its FLOPs ÷ (GPUs × peak × MFU) seconds. **MTBF** is the mean time between failures. Of a job it is that
+# of one GPU divided by their number, because one that stops stops all. (If failures are independent of each other, and
+# your machines like theirs. They may not be: count.)
+#
+# What does a failure cost? The work since the last checkpoint, and a restart. What is left is **goodput**: the part of
+# the time that is training which counts. Save seldom and a failure throws away much; save often and the job does
+# nothing else. *Predict:* with 16,384 GPUs, every minute, every 20 minutes, or every three hours?
+
+# %% exercise="how_often_to_save"
+
+# %%
+SAVE_S, RESTART_S = 60, 600  # assumed: a checkpoint stops training for a minute, a restart takes ten
+every_s = [60 * 1.15**n for n in range(67)]
+good, shown, best = {}, {}, {}
+for gpus in (8, 1024, 16384):
+    name, fails_s = f"{gpus:,} GPUs", mtbf_s(gpus)
+    best[name] = float(checked.use(SAVE_S, gpus))
+    good[name] = {s: expected(s, SAVE_S, fails_s, RESTART_S) for s in sorted([*every_s, best[name]])}
+    shown[name] = {s: played(s, SAVE_S, fails_s, RESTART_S) for s in every_s[::6]}
+goodputs(good, shown, best, "The more GPUs, the sooner the next checkpoint, and the less of the time counts")
+
+# %%
+most = {name: curve[best[name]] for name, curve in good.items()}
+assert all(max(curve.values()) - most[name] < 0.002 for name, curve in good.items())
+assert all(abs(share - expected(s, SAVE_S, mtbf_s(1024), RESTART_S)) < 0.01 for s, share in shown["1,024 GPUs"].items())
+often, fails_s = best["16,384 GPUs"], mtbf_s(16384)
+lost = {"saving": SAVE_S / often, "done again": often / 2 / fails_s, "restarts": RESTART_S / fails_s}
+print("16,384 GPUs lose about", {what: f"{share:.1%}" for what, share in lost.items()})
+quick = expected(checked.use(5, 16384), 5, fails_s, 180)
+print(f"with 5 s for a save and 3 minutes for a restart {quick:.0%} count, not {most['16,384 GPUs']:.0%}")
+assert (round(quick, 2), round(most["16,384 GPUs"], 2)) == (0.95, 0.85)
+
+# %% [markdown]
+# Marks are played: 20,000 random failures each. The rings are Young's interval (1974): **√(2 × save × MTBF)**, where
+# saving and doing work again cost the same. Around it the curve is flat: take it as an order of magnitude. On 8 GPUs
+# two checkpoints a day are enough; on 16,384 it takes one in 20 minutes, and 15% of the time is lost all the same.
+# What helps there is no better interval but a cheaper failure: saves in the background (chapter 09), of which training
+# sees the copy only, and a quick restart. (The source above reports more than 90% of effective training time.)
+
+# %% [markdown]
+# ## 12. Why not a pipeline?
+#
+# A **pipeline** gives each GPU some of the layers, and sends activations instead of parameters. With p stages and m
+# micro-batches a stage works in m of m + p - 1 slots: the rest, (p-1)/(m+p-1), is the **pipeline bubble** (Huang et
+# al. 2019, GPipe). *Predict:* Llama 3 8B on 64 H100 in 8 nodes, some sequences of 2,048 tokens for each GPU. Which
+# is idle for longer: a pipeline of 8 stages, or FSDP that waits for its gathers?
+
+# %%
+counts, stages = (1, 2, 4, 8, 16), 8
+waits = {f"pipeline of {stages} (formula)": {n: (stages - 1) / (stages * n + stages - 1) for n in counts}}
+full = {"seq_len": 2048, "param_dtype": "bf16", "activation_checkpointing": "full"}
+for gbit in (25, 100, 400):
+    cluster = Cluster("H100-SXM-80GB", gpus=64, bandwidth_gbps=gbit)
+    sims = {n: simulate("llama3-8b", cluster, Plan(**full, micro_batch=n)) for n in counts}
+    waits[f"FSDP, {gbit} Gbit/s (simulated)"] = {n: sim.exposed_comm_s / sim.step_time_s for n, sim in sims.items()}
+idle(waits, "FSDP idles less than a pipeline, unless few sequences meet a slow network")
+
+# %%
+bubble, slow, usual, fast = waits.values()
+assert all(fast[n] < usual[n] < bubble[n] for n in counts)
+assert [n for n in counts if bubble[n] < slow[n]] == [1, 2, 4]
+sent = 3 * 2 * sims[1].workload.param_count  # FSDP in bf16: about three times the model leaves a node (section 2)
+across = {n: 2 * 2 * 4096 * 2048 * 64 * n for n in (1, 16)}  # activations on, their gradients back: 4,096 for a token
+for n, n_bytes in across.items():
+    print(f"{n} per GPU: a node sends {sent / 1e9:.0f} GB with FSDP, {n_bytes / 1e9:.0f} GB as a stage of the pipeline")
+assert sent > 20 * across[1]
+assert sent < 2 * across[16]
+
+# %% [markdown] covers=["coverage 004.34"]
+# The simulator has no pipelines: the bubble is its formula, for equal stages and free sends, with a node for each
+# stage, eight copies side by side, and one sequence as a micro-batch. Embedding and head make real stages unequal;
+# interleaved schedules shrink the bubble. What it shows is where each belongs. FSDP's bytes do not grow with the batch
+# and hide once a GPU has F/B tokens (section 4): at 400 Gbit/s from the first sequence on. A pipeline's grow with
+# it, and with few sequences they are twenty times fewer: it is for slow links and batches that may not grow, often
+# with FSDP inside each stage. And it cuts the model's code into stages; FSDP leaves it as it is.
+
 # %%
 said("scale")
 
@@ -504,3 +696,4 @@ board("scale")
 # - A network is hidden from about F/B tokens per GPU on, whatever the model.
 # - The rank with the least communication is the one that all others wait for.
 # - DDP is enough while the states and a good batch fit.
+# - A step is as good as its MFU; a month as its goodput, which wants a checkpoint every √(2 × save × MTBF).

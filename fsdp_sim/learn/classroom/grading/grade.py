@@ -17,7 +17,7 @@ from fsdp_sim.learn.exercise import Exercise
 from fsdp_sim.learn.find import load
 from fsdp_sim.learn.verdict import WORDS, Grade
 
-CHECKERS = ("fsdp_sim/learn/exercises", "fsdp_sim/learn/judges", "fsdp_sim/learn/drill")
+CHECKERS = tuple(f"fsdp_sim/learn/{room}" for room in ("exercises", "judges", "drill"))
 CHECKERS += ("notebooks", "tests", "build", ".git")
 """What no code that is graded may read: solutions and judges, and where copies of them are."""
 DIED = f"{WORDS[Grade.NOT_YET]}: the code brought down the process that checks it. That is no way to pass."

@@ -21,7 +21,7 @@ class Written:
     source: str
 
     @property
-    def __name__(self) -> str:  # type: ignore[override]  # as of any function
+    def __name__(self) -> str:  # as of any function
         return self.name
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
