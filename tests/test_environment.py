@@ -55,6 +55,13 @@ def test_the_lock_pins_one_exact_version_of_each_package():
         assert not version_of(pin).local, f"{pin}: the build is chosen at set-up, not here"
 
 
+def test_each_pinned_package_runs_on_the_oldest_python_that_pyproject_allows():
+    """Debian 12 has 3.11.2, and some packages ask for a later 3.11."""
+    oldest = PROJECT["requires-python"].removeprefix(">=") + ".0"
+    pythons = {name: metadata.metadata(name).get("Requires-Python") for name in pins()}
+    assert {name: asked for name, asked in pythons.items() if asked and oldest not in SpecifierSet(asked)} == {}
+
+
 @pytest.mark.parametrize("dependency", DEPENDENCIES, ids=str)
 def test_the_lock_pins_a_version_that_pyproject_allows(dependency):
     assert version_of(pins()[canonicalize_name(dependency.name)]) in dependency.specifier
