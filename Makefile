@@ -1,6 +1,6 @@
 # Needs make and Python 3.11 or newer; everything else goes into .venv (see fsdp_sim/cli/setup.py).
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lab notebooks html nbgrader assignments lint bench chaos clean
+.PHONY: help setup demo test lab notebooks html slides nbgrader assignments lint bench chaos clean
 
 TORCH ?= auto
 PORT ?= 8888
@@ -23,6 +23,7 @@ help:
 	@echo 'make lab         open JupyterLab at the first notebook    PORT=8889 takes another port'
 	@echo 'make notebooks   rebuild the notebooks from their masters'
 	@echo 'make html        the course as pages to read, into build/html'
+	@echo 'make slides      chapters and plans as slides with speaker notes, into build/slides    ARGS="05_overlap --pdf"'
 	@echo 'make assignments nbgrader in a .venv of its own, and a course of assignments    COURSE=folder  NAMES="05_overlap"'
 	@echo 'make lint        ruff and mypy'
 	@echo 'make bench       run the benchmarks'
@@ -65,6 +66,9 @@ notebooks: setup
 
 html: setup
 	@.venv/bin/python -m notebooks.masters.html
+
+slides: setup
+	@.venv/bin/python -m notebooks.masters.slides $(ARGS)
 
 # In an environment of its own, so that learners' JupyterLab has no part of it.
 nbgrader: setup

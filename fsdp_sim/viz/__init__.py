@@ -11,6 +11,7 @@ from fsdp_sim.viz.debugger import Debugger, debugger, debugger_page
 from fsdp_sim.viz.explorer import Explorer, explorer, explorer_page
 from fsdp_sim.viz.html import Section, save_html
 from fsdp_sim.viz.picture import Picture
+from fsdp_sim.viz.present import present
 from fsdp_sim.viz.shard_maps.shards import shard_map
 from fsdp_sim.viz.steps.summary import describe, summary_table, summary_table_html
 from fsdp_sim.viz.steps.timeline_figure import timeline_figure
@@ -33,6 +34,7 @@ __all__ = [
     "explorer_page",
     "memory_waterfall",
     "pareto",
+    "present",
     "rank_bands",
     "roofline",
     "save_html",

@@ -16,6 +16,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from fsdp_sim.viz import theme
+from fsdp_sim.viz.present import shown
 from fsdp_sim.viz.table import Table
 
 PNG_VARIABLE = "FSDP_SIM_PNG"
@@ -93,7 +94,7 @@ class Picture:
         """
         from IPython.display import display
 
-        content = self.figure.to_plotly_json()
+        content = shown(self.figure.to_plotly_json())
         plotly = {"data": content["data"], "layout": content["layout"], "config": theme.CONFIG}
         if content.get("frames"):
             plotly["frames"] = content["frames"]

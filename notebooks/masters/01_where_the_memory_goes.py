@@ -94,7 +94,7 @@ viz.shard_map(build_program(toy(3), Plan(), world_size=4))
 # in order, backward in reverse, because each needs the result of the one before. In both a layer's shards are
 # **all-gathered** on every rank, and the gradients **reduce-scattered**: each rank receives its slice of the mean.
 
-# %%
+# %% slideshow={"slide_type": "notes"}
 issued = {i.op for i in build_program(toy(3), Plan(), world_size=4).ops if i.group_size > 1}
 print(sorted(issued))
 assert issued == {Op.ALL_GATHER, Op.REDUCE_SCATTER}  # no send, no broadcast
