@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -32,11 +33,18 @@ def test_what_to_expect_is_printed_as_its_page() -> None:
     assert "## Ask the room" in said
 
 
+CODE = "def all_gathers_per_step(layers, reshard_after_forward):\n    return layers + 1"
+CELL = {"cell_type": "code", "metadata": {"exercise": "all_gathers_per_step"}, "source": CODE, "outputs": []}
+HANDED_IN = json.dumps({"cells": [CELL], "nbformat": 4})
+
+
 def test_examples_of_the_help_are_calls_that_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "handed_in").mkdir()
     (tmp_path / "handed_in" / "ada.json").write_text('{"exercises": {"all_gathers_per_step": {"tries": 2}}}')
-    for command in (["teach"], ["teach", "plan"], ["teach", "expect"], ["teach", "rollup"], ["teach", "write"]):
+    for name in ("handed_in.ipynb", "my_own.ipynb"):
+        (tmp_path / name).write_text(HANDED_IN)
+    for command in (["teach"], *(["teach", name] for name in ("plan", "expect", "rollup", "grade", "write"))):
         shown = examples(command[0]) if len(command) == 1 else _examples(command)
         assert shown
         for arguments in shown:
@@ -56,6 +64,23 @@ def test_a_class_is_summed_up_with_a_table_and_a_figure(tmp_path: Path) -> None:
     assert to_csv.read_text().splitlines()[1] == "ada,unit,all_gathers_per_step,passed,2,0,,"
     assert "all_gathers_per_step" in page.read_text()
     assert call("teach", "rollup", str(tmp_path / "nowhere")).exit_code == 2
+
+
+def test_a_notebook_is_graded_in_words_and_as_data(tmp_path: Path) -> None:
+    (tmp_path / "ada.ipynb").write_text(HANDED_IN)
+    said = call("teach", "grade", str(tmp_path / "ada.ipynb"), "--trusted")
+    assert said.exit_code == 0
+    assert "0 of 1  all_gathers_per_step: ✗ Not yet" in said.output
+    assert said.output.splitlines()[-1] == "0 of 1 points"
+    (one,) = json.loads(call("teach", "grade", "-", "--trusted", "--json", input=HANDED_IN.encode()).output)
+    assert (one["exercise"], one["points"], one["out_of"]) == ("all_gathers_per_step", 0, 1)
+
+
+def test_what_is_no_notebook_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "ada.ipynb").write_text("{}")
+    said = call("teach", "grade", str(tmp_path / "ada.ipynb"))
+    assert said.exit_code == 2
+    assert "this is no notebook" in said.output
 
 
 def _examples(command: list[str]) -> list[list[str]]:

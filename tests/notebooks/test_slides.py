@@ -155,6 +155,13 @@ def test_long_code_is_left_out_and_long_output_is_cut() -> None:
     assert "line 39" not in slide.body
 
 
+def test_a_long_line_of_output_is_cut_after_a_sentence() -> None:
+    line = f"{'It takes 909 ms; ' * 9}and {'a word ' * 40}"
+    (slide,) = made(printed("print(1)", line))
+    assert "takes 909 ms." in slide.body
+    assert "a word" not in slide.body
+
+
 def test_the_sentence_after_what_was_printed_is_its_headline() -> None:
     slides = made(printed("print(1)", "1"), new_markdown_cell("The same, up to rounding. FSDP changes no number."))
     assert slides[0].title == "The same, up to rounding"

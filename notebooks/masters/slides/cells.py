@@ -180,6 +180,14 @@ def _called(node: ast.stmt) -> list[str]:
 
 def cut(text: str) -> str:
     """The first lines of what was printed."""
-    lines = [line if len(line) <= LONGEST_OUTPUT_LINE else f"{line[:LONGEST_OUTPUT_LINE].rpartition(' ')[0]} ..."
-             for line in map(str.rstrip, text.splitlines())]  # fmt: skip
+    lines = [_cut_line(line.rstrip()) for line in text.splitlines()]
     return "\n".join([*lines[:MOST_OUTPUT_LINES], *(["..."] if len(lines) > MOST_OUTPUT_LINES else [])])
+
+
+def _cut_line(line: str) -> str:
+    """A line, or of a long one whole sentences, or else whole words."""
+    if len(line) <= LONGEST_OUTPUT_LINE:
+        return line
+    fits = line[:LONGEST_OUTPUT_LINE]
+    end = max(fits.rfind(". "), fits.rfind("; "))
+    return f"{fits[:end]}." if end > LONGEST_OUTPUT_LINE / 2 else f"{fits.rpartition(' ')[0]} ..."

@@ -75,6 +75,7 @@ def test_rows_and_sentences_say_the_same(predicted, measured):
     assert all(text.endswith("issued as predicted") for text in overlap.said(predicted, measured))
 
 
+@pytest.mark.tail
 def test_the_slow_network_has_times_of_both_and_their_timelines():
     small = Experiment(world_size=2, batch=4, seq_len=16, network=Network(bandwidth_gbps=0.5, latency_us=100))
     rows, timelines = overlap.on_slow_network(small)

@@ -74,6 +74,7 @@ def test_its_rows_are_those_of_a_sweep(plans):
     assert "teaching" in pareto(rows).finding or pareto(rows).figure.data
 
 
+@pytest.mark.tail
 def test_what_was_chosen_fits_when_it_is_tried(plans):
     limit = limit_between(plans)
     chosen = choose(plans, limit)

@@ -61,6 +61,7 @@ def test_on_a_cluster_smaller_units_need_less_memory_and_nothing_is_measured(sim
     assert said(simulated[:3]) == f"one unit {of(simulated, STEP)[0]:,.4g} ms and {of(simulated, PEAK)[0]:,.4g} GiB"
 
 
+@pytest.mark.tail
 def test_the_picture_has_what_was_predicted_and_what_was_measured(simulated, result):
     for rows, drawn in ((simulated, ["predicted"]), (result.rows, ["predicted", "measured"])):
         traces = picture(rows, "a sentence").figure.data
@@ -80,6 +81,7 @@ def test_every_policy_moves_the_same_bytes_in_more_and_more_collectives():
     assert len(issued) == len(POLICIES)
 
 
+@pytest.mark.tail
 @pytest.mark.parametrize("name", FEW)
 def test_what_is_recorded_is_what_was_predicted(result, name):
     rows = {row.quantity: row for row in result.rows if row.name == name}
@@ -91,6 +93,7 @@ def test_what_is_recorded_is_what_was_predicted(result, name):
     assert rows[STEP].predicted > 0
 
 
+@pytest.mark.tail
 @pytest.mark.parametrize("name", FEW)
 def test_predicted_and_measured_steps_can_be_laid_on_one_picture(result, name):
     before, after = (result.timelines[f"{name}, {kind}"] for kind in ("predicted", "measured"))
