@@ -50,14 +50,15 @@ class RankView:
         return self.records[offset] if index >= 0 and -len(self.records) <= offset < 0 else None
 
     def computing(self, now_s: float) -> bool:
-        """Whether the process used CPU time since the last look."""
+        """Whether the process used CPU time since the last look, or would have on a machine with less to do."""
         try:
-            times = psutil.Process(self.pid).cpu_times()
+            process = psutil.Process(self.pid)
+            times, status = process.cpu_times(), process.status()
         except psutil.Error:
             return False
         used_s, wall_s = times.user + times.system - self.cpu_s, now_s - self.seen_s
         self.cpu_s, self.seen_s = times.user + times.system, now_s
-        return used_s > BUSY_SHARE * wall_s
+        return used_s > BUSY_SHARE * wall_s or status in (psutil.STATUS_RUNNING, psutil.STATUS_DISK_SLEEP)
 
     def stopped(self) -> bool:
         """Whether the process is held by SIGSTOP or by a debugger from outside, such as gdb."""

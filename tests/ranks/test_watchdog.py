@@ -214,6 +214,26 @@ def test_honest_compute_is_not_a_hang_however_long_it_takes() -> None:
     assert list(run(fn, 2, timeout_s=TIMEOUT_S, progress=False)) == ["done", "done"]
 
 
+@pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="needs Linux, where a process can be given no core")
+def test_a_rank_that_a_busy_machine_keeps_from_computing_is_not_a_hang() -> None:
+    def fn() -> float:
+        if dist.get_rank() == 1:
+            until_s = time.monotonic() + 3 * TIMEOUT_S
+            os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+            if os.fork() == 0:  # takes the core for itself
+                while time.monotonic() < until_s:
+                    pass
+                os._exit(0)
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+            while time.monotonic() < until_s:
+                pass
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        return float(total)
+
+    assert list(run(fn, 2, timeout_s=TIMEOUT_S, progress=False)) == [2.0, 2.0]
+
+
 def test_a_rank_held_by_a_debugger_is_not_a_hang() -> None:
     def fn() -> str:
         if dist.get_rank() == 0:
