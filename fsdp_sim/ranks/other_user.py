@@ -25,7 +25,7 @@ import psutil
 LENT_UIDS = range(61184, 65520)  # those that systemd lends to services without a user of their own (DynamicUser)
 CLONE_NEWNS = 0x00020000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 1 << 12, 1 << 14, 1 << 18
-PR_SET_NO_NEW_PRIVS = 38
+PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 4, 38
 ROUNDS = 100
 
 
@@ -83,6 +83,7 @@ class OtherUser:
         os.setgroups([])
         os.setresgid(self.uid, self.uid, self.uid)
         os.setresuid(self.uid, self.uid, self.uid)
+        libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # it may look at itself in /proc, as every process may
         libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)  # no program can make it more than it is
 
     def look(self) -> None:

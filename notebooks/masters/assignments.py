@@ -23,7 +23,7 @@ from pathlib import Path
 import nbformat
 from nbformat.v4 import new_markdown_cell
 
-from fsdp_sim.learn.classroom.grading import points
+from fsdp_sim.learn.classroom.grading import NOT_GRADED, points
 from fsdp_sim.learn.find import load
 from notebooks.masters.build import STUDENTS, edition, exercises, masters
 
@@ -43,11 +43,11 @@ def assignment(master: Path) -> nbformat.NotebookNode:
     a locked *grade* with the exercise's points.
     """
     notebook = edition(master, solutions=False)
-    names, cells = exercises(master), notebook.cells
+    names, cells = [name for name in exercises(master) if name not in NOT_GRADED], notebook.cells
     total = sum(points(load(name)) for name in names)
     for exercise, check in pairwise(cells):
         name = exercise.metadata.get("exercise")
-        if name:
+        if name in names:
             exercise.metadata.nbgrader = marks(name, solution=True, locked=False)
             check.metadata.nbgrader = marks(f"check_{name}", grade=True, points=points(load(name)))
     header = new_markdown_cell(HEADER.format(points=total, exercises=len(names)), id="assignment")
