@@ -101,11 +101,11 @@ def start(works: list[bytes], **settings: Any) -> Ranks:
     try:
         folder = Path(tempfile.mkdtemp(prefix="fsdp_sim-"))
         cells = {name: entry for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None}
-        job = Job(folder=folder, environ={**os.environ, IN_SERVER: "1"}, cells=cells, **settings)
+        job = Job(folder=folder, environ=os.environ | {IN_SERVER: "1"}, cells=cells, **settings)
         board = Board.create(folder / "board", job.world_size)
         if job.user is not None:
             files = ["board", "store", *(f"rank{rank}.out" for rank in range(job.world_size))]
-            job = replace(job, environ={**job.user.furnish(folder, files), IN_SERVER: "1"})
+            job = replace(job, environ=job.user.furnish(folder, files) | {IN_SERVER: "1"})
     except OSError as error:
         raise OSError(
             f"no room for the ranks' shared files in {tempfile.gettempdir()} ({error.strerror}); "

@@ -6,9 +6,9 @@ import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from fsdp_sim.cli.doctor_system import BROWSERS
 from notebooks.masters.slides.deck import HEIGHT_PX, WIDTH_PX
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = ("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking")
 
 

@@ -35,6 +35,8 @@ class Judged(msgspec.Struct, frozen=True):
 
 
 def main() -> None:
+    import cloudpickle
+
     from fsdp_sim.learn import exercises, judges
     from fsdp_sim.learn.check import judge
     from fsdp_sim.learn.classroom.grading.written import Written
@@ -43,7 +45,7 @@ def main() -> None:
 
     work = msgspec.json.decode(sys.stdin.buffer.read(), type=Work)
     for package in (exercises, judges):
-        by_value(package)
+        cloudpickle.register_pickle_by_value(package)  # sent as it is: the ranks cannot read its files
     limits = Limits(user=OtherUser.lent(*work.hidden) if work.as_other_user else None)
     try:
         run(is_here, 2, limits=limits, plain=True, progress=False)
@@ -56,13 +58,6 @@ def main() -> None:
         judged = Judged(name, int(verdict.grade), str(verdict))
         sys.stdout.buffer.write(msgspec.json.encode(judged) + b"\n")
     sys.stdout.buffer.flush()
-
-
-def by_value(package: object) -> None:
-    """Send what a package defines with whoever uses it: the ranks cannot read its files."""
-    import cloudpickle
-
-    cloudpickle.register_pickle_by_value(package)
 
 
 def is_here() -> None:
