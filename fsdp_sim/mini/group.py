@@ -279,15 +279,20 @@ class FSDPParamGroup:
             # see [Note: who keeps I alive]
             waited_for = ctx.wait_for_reduce_scatters(keep=ctx.reduce_scatter_max_input_buffers - 1)
             if grads:
-                self._reduce(params, grads, waited_for)
+                # only `pre_backward` sees to it that somebody waits at the end of backward; without it, wait here
+                self._reduce(params, grads, waited_for, wait=state_before is not TrainingState.PRE_BACKWARD)
                 only_some_ran = len(self.modules) > 1 and state_before is TrainingState.FORWARD  # a chunked loss
                 if only_some_ran and self._post_reduce_event is not None:  # autograd must not reuse its memory yet
                     ctx.current_stream().wait_event(self._post_reduce_event)
         if state_before is TrainingState.PRE_BACKWARD:
             ctx.compute.unit_done()
 
-    def _reduce(self, params: list[FSDPParam], grads: list[torch.Tensor], waited_for: int) -> None:
-        """Reduce-scatter the gradients, and queue behind it what makes them sharded gradients."""
+    def _reduce(self, params: list[FSDPParam], grads: list[torch.Tensor], waited_for: int, wait: bool) -> None:
+        """Reduce-scatter the gradients, and queue behind it what makes them sharded gradients.
+
+        Args:
+            wait: on CPU, be done with both on return, see [Note: no streams on CPU] in `streams`.
+        """
         ctx, info = self.comm_ctx, self.mesh_info
         if len(grad_dtypes := {g.dtype for g in grads}) > 1:
             raise AssertionError(f"gradients of one unit must have one dtype, but {self.unit!r} has {grad_dtypes}")
@@ -302,6 +307,8 @@ class FSDPParamGroup:
         state = foreach_reduce_scatter(params, grads, group, ctx, self.unit, dtypes, division, waited_for)
         ctx.reduce_scatter_states.append(state)
         self._post_reduce_event = after_reduce_scatter(self, state)
+        if wait:
+            state.finish(ctx)
         ctx._last_post_reduce_events[state.post_reduce_stream] = self._post_reduce_event
 
     def _wait_for_post_backward(self) -> None:

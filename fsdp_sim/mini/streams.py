@@ -13,7 +13,10 @@ streams, and "wait" makes a stream wait for an event of another while the CPU ru
 itself: it is issued with ``async_op=True`` and gloo's threads carry it out while this thread computes. So "wait for
 the event" and "wait for the collective" stand at the same place in the code (`PendingCollective.wait`), and on CPU the
 second blocks the thread where on a GPU the first makes a stream wait. One thing differs: on a GPU the work that
-follows a reduce-scatter is queued behind it at once; on CPU it is done when somebody waits for the reduce-scatter.
+follows a reduce-scatter is queued behind it at once; on CPU it is done when somebody waits for the reduce-scatter: the
+units that reduce next, and the end of backward. Where backward reaches a unit without its pre-backward hook (a head
+called per chunk of the loss; a model that returns an object FSDP cannot look into) there may be no such end, and
+`FSDPParamGroup.post_backward` waits itself.
 """
 
 from __future__ import annotations
