@@ -60,10 +60,7 @@ def diagnose(
         compute_s=total_s(busy), copies_s=total_s(copies), comm_s=total_s(comm), exposed_s=exposed_s,
         idle_s=max(0.0, step_s - total_s(union([*comm, *busy]))),
         overlap=1.0 - exposed_s / total_s(comm) if comm else 0.0,
-        headline="", culprits=blames(found), notes=[],
-        collectives=[
-            msgspec.structs.replace(row, sentence=collective_sentence(row)) for row in _collectives(found)
-        ],
+        headline="", culprits=blames(found), notes=[], collectives=_collectives(found, busy),
     )  # fmt: skip
     return msgspec.structs.replace(totals, headline=headline(totals), notes=notes(totals, found))
 
@@ -72,8 +69,8 @@ def _spans(found: Found, which: Callable[[Event], bool]) -> list[Interval]:
     return spans_of(e for e in found.events if which(e))
 
 
-def _collectives(found: Found) -> list[Collective]:
-    """The collectives of a step by phase, kind and unit; the most exposed first."""
+def _collectives(found: Found, busy: list[Interval]) -> list[Collective]:
+    """By phase, kind and unit, the most exposed first; ``busy`` is when something computes."""
     events: dict[tuple[Phase, Op, str], list[Event]] = defaultdict(list)
     for e in found.events:
         if communicates(e.op, e.lane):
@@ -86,19 +83,19 @@ def _collectives(found: Found) -> list[Collective]:
         why = blamed[key]
         sized = [e for e in some if e.op in COLLECTIVES and e.bytes and e.group_size > 1]
         seconds = sum(e.duration_s for e in sized)
-        rows.append(
-            Collective(
-                phase=key[0],
-                op=key[1],
-                unit=key[2],
-                times=len(some),
-                bytes=max(e.bytes for e in some),
-                group_size=max(e.group_size for e in some),
-                total_s=sum(e.duration_s for e in some),
-                exposed_s=sum(why.values()),
-                bus_gbps=sum(gbps(e.op, e.bytes, e.group_size, 1.0) for e in sized) / seconds if seconds else 0.0,
-                culprit=max(why, key=lambda one: why[one]) if why else None,
-                sentence="",
-            )
+        row = Collective(
+            phase=key[0],
+            op=key[1],
+            unit=key[2],
+            times=len(some),
+            bytes=max(e.bytes for e in some),
+            group_size=max(e.group_size for e in some),
+            total_s=sum(e.duration_s for e in some),
+            exposed_s=sum(why.values()),
+            bus_gbps=sum(gbps(e.op, e.bytes, e.group_size, 1.0) for e in sized) / seconds if seconds else 0.0,
+            culprit=max(why, key=lambda one: why[one]) if why else None,
+            sentence="",
         )
+        alone_s = total_s(subtract(spans_of(some), busy))
+        rows.append(msgspec.structs.replace(row, sentence=collective_sentence(row, alone_s)))
     return sorted(rows, key=lambda row: -row.exposed_s)

@@ -13,6 +13,7 @@ from fsdp_sim.diagnose.look import Found
 from fsdp_sim.diagnose.waits import Wait
 from fsdp_sim.engine.sentences import ms, part
 from fsdp_sim.timeline import Event
+from fsdp_sim.timeline.analysis import exposure_of
 
 LITTLE = 0.005  # of a step: what costs less is not in the headline
 
@@ -46,15 +47,7 @@ def blames(found: Found) -> list[Blame]:
 def headline(d: Diagnosis) -> str:
     """The finding in two or three sentences."""
     step = f"Step {d.step} takes {ms(d.step_s)} on rank {d.rank}"
-    if not d.comm_s:
-        said = f"{step}, without any communication"
-    elif d.exposed_s < LITTLE * d.step_s:
-        said = f"{step}, and its communication is hidden: {ms(d.exposed_s)} of {ms(d.comm_s)} are exposed"
-    else:
-        said = (
-            f"{step}; {ms(d.exposed_s)} ({part(d.exposed_s, d.step_s)}) are exposed communication, "
-            f"of {ms(d.comm_s)} in flight"
-        )
+    said = f"{step}{_communication(d)}"
     worst = next((b for b in d.culprits if b.idle_s >= LITTLE * d.step_s), None)
     if worst is None:
         return f"{said}. Compute is busy {part(d.compute_s, d.step_s)} of the time: only faster compute helps."
@@ -68,10 +61,32 @@ def headline(d: Diagnosis) -> str:
     )
 
 
-def collective_sentence(row: Collective) -> str:
-    """What a collective costs."""
+def _communication(d: Diagnosis) -> str:
+    """What is said of a step's communication, as the end of a sentence."""
+    exposed, in_flight = ms(d.exposed_s), ms(d.comm_s)
+    match exposure_of(d.comm_s, d.exposed_s, d.step_s, LITTLE):
+        case "none":
+            return ", without any communication"
+        case "next to none":
+            return f", with next to no communication: {in_flight} are in flight, {exposed} of them exposed"
+        case "hidden":
+            return f", and its communication is hidden: {exposed} of {in_flight} are exposed"
+        case _:
+            share = part(d.exposed_s, d.step_s)
+            return f"; {exposed} ({share}) are exposed communication, of {in_flight} in flight"
+
+
+def collective_sentence(row: Collective, alone_s: float) -> str:
+    """What a collective costs.
+
+    Args:
+        alone_s: seconds in which it is in flight and nothing computes. Of two in flight one counts as exposed: the
+            other may be alone with it, and cost nothing beside it.
+    """
     name = f"{row.op}({row.unit})" if row.unit else str(row.op)
     where = f" in {row.phase}" if row.phase else ""
+    if row.exposed_s <= 0 < alone_s:
+        return f"{name}{where} is in flight beside another collective that is exposed ({ms(row.total_s)})."
     if row.exposed_s <= 0:
         return f"{name}{where} is hidden behind compute ({ms(row.total_s)})."
     return f"{name}{where} is exposed for {ms(row.exposed_s)} of its {ms(row.total_s)}: {row.culprit}."

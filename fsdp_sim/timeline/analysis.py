@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 import numpy as np
 
@@ -124,6 +125,30 @@ def overlap(timeline: Timeline, rank: int) -> float:
     comm = union(spans_of(e for e in timeline.ops if e.rank == rank and communicates(e.op, e.lane)))
     comm_s = total_s(comm)
     return 1.0 - exposed_comm_s(timeline, rank) / comm_s if comm_s else 0.0
+
+
+Exposure = Literal["none", "next to none", "hidden", "exposed"]
+HIDDEN = 0.1  # communication of which at most this part is exposed counts as hidden
+
+
+def exposure_of(comm_s: float, exposed_s: float, step_s: float, small: float) -> Exposure:
+    """What can truly be said of the communication of a step: there is none, or next to none; it is hidden; or exposed.
+
+    It is hidden where what is exposed is small beside the step and beside the communication itself.
+
+    Args:
+        comm_s: seconds in which there is communication; ``exposed_s``: those of them in which nothing computes.
+        small: the part of a step that is not worth telling.
+
+    Example:
+        >>> exposure_of(0.054, 0.053, 20.0, small=0.005), exposure_of(0.5, 0.01, 20.0, small=0.005)
+        ('next to none', 'hidden')
+    """
+    if comm_s <= 0:
+        return "none"
+    if comm_s < small * step_s:
+        return "next to none"
+    return "hidden" if exposed_s < small * step_s and exposed_s <= HIDDEN * comm_s else "exposed"
 
 
 def step_time_s(timeline: Timeline, step: int) -> float:

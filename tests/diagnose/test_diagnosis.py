@@ -3,6 +3,7 @@
 import dataclasses
 import re
 from collections import Counter
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -20,7 +21,7 @@ from fsdp_sim.diagnose.sentences import SAY
 from fsdp_sim.engine import run
 from fsdp_sim.schedule import Kind, build, toy
 from fsdp_sim.timeline import Header, Lane, Op, Phase, Timeline
-from fsdp_sim.timeline.analysis import exposed_comm_s
+from fsdp_sim.timeline.analysis import exposed_comm_s, spans_of, subtract, total_s
 from tests.diagnose.scenarios import GPU, idle_by_culprit, played, timeline_of_run
 from tests.engine.programs import by_hand, durations, layers_only
 from tests.timeline.strategies import gather, op, timeline_of, timelines
@@ -294,6 +295,53 @@ def test_hidden_communication_is_said_to_be_hidden():
     assert "its communication is hidden" in found.headline
     assert found.collectives[0].culprit is None
     assert "hidden behind compute" in found.collectives[0].sentence
+
+
+def test_a_step_that_hardly_communicates_is_said_to_hardly_communicate():
+    """0.05 of 20 s on the wire, all of it alone: that is neither hidden nor worth a remedy."""
+    found = diagnose(timeline_of(op(0.0, 19.9), gather(19.93, 19.98), op(19.98, 20.0)))
+
+    assert "next to no communication: 50.0 ms are in flight, 50.0 ms of them exposed" in found.headline
+    assert "hidden" not in found.headline
+
+
+steps = st.lists(st.tuples(st.sampled_from(["compute", "gather", "reduce"]), st.integers(0, 400), st.integers(1, 150)))
+
+
+@settings(max_examples=300, deadline=None)
+@given(steps.filter(bool), st.sampled_from([1, 1, 20, 300]))
+def test_what_a_headline_and_a_collective_claim_is_what_their_numbers_say(some, longest):
+    """Steps of every kind: all compute, all wire, side by side or alone, and very long ones with a little of either."""
+    kinds = {
+        "compute": op,
+        "gather": partial(gather, unit="a", group_size=8),
+        "reduce": partial(op, kind=Op.REDUCE_SCATTER, lane=Lane.REDUCE_SCATTER, unit="b", group_size=8),
+    }
+    found = [kinds[kind](at, at + length) for kind, at, length in some]
+    found[0] = structs.replace(found[0], end_s=found[0].end_s * longest)
+    timeline = timeline_of(*found)
+    d = diagnose(timeline)
+    comm_s, exposed_s = d.comm_s, exposed_comm_s(timeline, 0)
+
+    if "without any communication" in d.headline:
+        assert comm_s == 0
+    elif "next to no communication" in d.headline:
+        assert 0 < comm_s <= 0.005 * d.step_s
+    elif "is hidden" in d.headline:
+        assert exposed_s <= min(0.1 * comm_s, 0.005 * d.step_s)
+    else:
+        assert re.search(r"; [\d,.]+ m?s \(.*\) are exposed communication", d.headline), d.headline
+        assert exposed_s > 0
+    busy = [e for e in timeline.ops if e.lane is Lane.COMPUTE]
+    for row in d.collectives:
+        own = [e for e in timeline.ops if (e.op, e.unit) == (row.op, row.unit)]
+        alone_s = total_s(subtract(spans_of(own), spans_of(busy)))
+        if "hidden behind compute" in row.sentence:
+            assert alone_s == 0
+        elif "beside another collective" in row.sentence:
+            assert row.exposed_s == 0 < alone_s <= exposed_s
+        else:
+            assert 0 < row.exposed_s <= alone_s
 
 
 def test_collectives_are_listed_by_unit_with_their_bandwidth():

@@ -81,7 +81,7 @@ class Controls:
         if setting.form == "check":
             widget.value = text == setting.options[1][1]
             return
-        options = _offered(setting.offering(text))
+        options = _offered(setting, setting.offering(text))
         if widget.options != options:
             widget.options = options
         widget.value = text or ""
@@ -107,10 +107,10 @@ def _widget(setting: Setting) -> Any:
     if setting.form == "check":
         return W.Checkbox(value=False, indent=True, **common)
     made = W.SelectionSlider if setting.form == "slider" else W.Dropdown
-    options = _offered(setting.options)
+    options = _offered(setting, setting.options)
     return made(options=options, value=options[0][1], **common)
 
 
-def _offered(options: tuple[Option, ...]) -> tuple[tuple[str, str], ...]:
+def _offered(setting: Setting, options: tuple[Option, ...]) -> tuple[tuple[str, str], ...]:
     """As the widgets want them, which take no None: an empty text is the default."""
-    return tuple((read, text or "") for read, text in options)
+    return tuple((setting.shown(option), option[1] or "") for option in options)

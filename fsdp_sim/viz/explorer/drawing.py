@@ -30,6 +30,8 @@ NEAR = 0.35  # of the limit: a peak above that is drawn with the limit in view
 SEAM = "rgba(255,255,255,0.75)"
 LIMIT = "#D55E00"
 GIB = 2**30
+# Where a bar has a base, plotly's x is its end; its length is brought along.
+_WHEN = "%{customdata:.3f} ms<br>%{base:,.3f} to %{x:,.3f} ms"
 
 
 def rows_of(lanes: tuple[Lane, ...]) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
@@ -43,7 +45,7 @@ def lane_traces(axis: str = "y") -> list[Any]:
     """Empty traces for the lanes of a rank, in the order of `lane_changes`."""
     exposed = _bar(theme.EXPOSED, axis)
     exposed.marker.line = {"width": 1, "color": theme.EXPOSED.text_color}
-    exposed.hovertemplate = "<b>exposed communication</b>, %{x:.3f} ms<br>from %{base:.3f} ms<extra></extra>"
+    exposed.hovertemplate = f"<b>exposed communication</b>, {_WHEN}<extra></extra>"
     hatch = theme.hatch(theme.ALL_GATHER) | {"fillmode": "replace", "bgcolor": "rgba(0,0,0,0)"}
     quiet = {"mode": "lines", "hoverinfo": "skip", "showlegend": False, "yaxis": axis, "visible": False}
     hatching = go.Scatter(
@@ -66,8 +68,7 @@ def _bar(kind: Kind, axis: str) -> go.Bar:
         name=kind.name, orientation="h", textposition="none", cliponaxis=True, yaxis=axis, visible=False,
         marker={"color": kind.color, "line": {"width": 0.7 if kind in NEIGHBOURS else 0, "color": SEAM}},
         unselected={"marker": {"opacity": 0.22}},
-        hovertemplate=f"<b>{kind.name} %{{hovertext}}</b>, %{{x:.3f}} ms<br>from %{{base:.3f}} ms<br>"
-        "%{text:.4~g} MiB<extra></extra>",
+        hovertemplate=f"<b>{kind.name} %{{hovertext}}</b>, {_WHEN}<br>%{{text:.4~g}} MiB<extra></extra>",
     )  # fmt: skip
 
 
@@ -92,9 +93,10 @@ def lane_changes(seen: Scene, window: tuple[float, float], lit: Iterable[int] | 
     """
     centres, heights, _ = rows_of(seen.lanes)
     row, spans = seen.lanes.index(Lane.COMPUTE), seen.exposed
+    lengths = _f(spans[:, 1] - spans[:, 0])
     found: list[Change] = [
         {
-            "base": _f(spans[:, 0]), "x": _f(spans[:, 1] - spans[:, 0]), "y": np.full(len(spans), centres[row], "f4"),
+            "base": _f(spans[:, 0]), "x": lengths, "customdata": lengths, "y": np.full(len(spans), centres[row], "f4"),
             "width": BAR * heights[row], "visible": len(spans) > 0, "selectedpoints": None if lit is None else [],
         }
     ]  # fmt: skip
@@ -120,7 +122,8 @@ def lane_changes(seen: Scene, window: tuple[float, float], lit: Iterable[int] | 
         chosen = None if wanted is None else np.flatnonzero(np.isin(bars.ops, wanted)).tolist()
         found.append(
             {"base": bars.base, "x": bars.x, "y": y, "width": float(width[0]) if same else width,
-             "hovertext": bars.names, "text": bars.mib, "selectedpoints": chosen, "visible": True}
+             "customdata": bars.x, "hovertext": bars.names, "text": bars.mib, "selectedpoints": chosen,
+             "visible": True}
         )  # fmt: skip
         if kind.hatched:
             outlines.append(_outlines(bars, y, width))

@@ -127,7 +127,7 @@ def explorer_page(
 def _read(key: str, text: str | None) -> str:
     """A value as the explorer's control has it."""
     setting: Setting | None = SETTING.get(key) or SETTING.get(f"{key}:fsdp2")
-    return next((read for read, offered in setting.options if offered == text), str(text)) if setting else str(text)
+    return next(setting.shown(o) for o in setting.offering(text) if o[1] == text) if setting else str(text)
 
 
 def _figure(scenes: Mapping[str, Scene], first: str, dark: bool) -> go.Figure:

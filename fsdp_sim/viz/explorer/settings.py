@@ -28,6 +28,7 @@ class Setting:
         options: in order.
         help: a sentence, shown when the pointer rests on it.
         apis: the ways to train that have it; empty for all.
+        unit: of its numbers.
     """
 
     word: str
@@ -36,6 +37,7 @@ class Setting:
     options: tuple[Option, ...]
     help: str
     apis: tuple[str, ...] = ()
+    unit: str = ""
 
     @property
     def key(self) -> str:
@@ -44,6 +46,11 @@ class Setting:
 
     def suits(self, api: str) -> bool:
         return not self.apis or api in self.apis
+
+    def shown(self, option: Option) -> str:
+        """An option as it is read: a number with its unit."""
+        read, text = option
+        return f"{read} {self.unit}" if text and self.unit else read
 
     def offering(self, text: str | None) -> tuple[Option, ...]:
         """The options, and the text among them if it is none of them."""
@@ -103,11 +110,11 @@ SETTINGS = (
     Setting(
         "bandwidth_gbps", "bandwidth", "slider",
         _numbers(1, 2, 5, 10, 25, 50, 100, 200, 400, 800, 1600, 3200, default="as shipped"),
-        "Gigabits per second that a rank can send to other nodes.",
+        "Gigabits per second that a rank can send to other nodes.", unit="Gbit/s",
     ),
     Setting(
         "latency_us", "latency", "slider", _numbers(0, 2, 5, 10, 20, 50, 100, 200, 500, 1000, default="as shipped"),
-        "Microseconds that a message of no bytes takes to another node.",
+        "Microseconds that a message of no bytes takes to another node.", unit="µs",
     ),
     Setting("micro_batch", "micro-batch", "slider", _numbers(1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64),
             "Sequences per rank and micro-batch."),

@@ -126,6 +126,11 @@ class StepView:
         return float(np.mean([total_s(self.exposed(rank)) for rank in self.by_rank]))
 
     @cached_property
+    def mean_comm_s(self) -> float:
+        """Communication of the step, hidden or not, the mean over all ranks."""
+        return float(np.mean([self.busy_s(rank, communicates) for rank in self.by_rank]))
+
+    @cached_property
     def mean_overlap(self) -> float:
         return float(np.mean([self.overlap(rank) for rank in self.by_rank]))
 

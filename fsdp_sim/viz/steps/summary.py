@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fsdp_sim.timeline import Event, Timeline
-from fsdp_sim.timeline.analysis import communicates, computes, total_s
+from fsdp_sim.timeline.analysis import communicates, computes, exposure_of, total_s
 from fsdp_sim.viz.steps.step_view import StepView, Timelines, step_views
 from fsdp_sim.viz.table import Table
 from fsdp_sim.viz.theme import OP_NAMES, human_bytes, human_ms
@@ -32,11 +32,15 @@ def exposure_sentence(view: StepView) -> str:
     exposed = {rank: parts for rank in view.by_rank if (parts := exposed_parts(view, rank))}
     if not exposed:
         return "All communication is hidden behind computing."
-    share = view.mean_exposed_s / view.step_s
-    if share < SMALL:
+    comm_s, exposed_s = view.mean_comm_s, view.mean_exposed_s
+    found = exposure_of(comm_s, exposed_s, view.step_s, SMALL)
+    if found == "next to none":
         return (
-            f"Nearly all communication is hidden: {human_ms(view.mean_exposed_s)} of the step ({share:.1%}) is exposed."
+            f"The step communicates next to nothing: {human_ms(comm_s)} ({comm_s / view.step_s:.1%}), of which "
+            f"{human_ms(exposed_s)} exposed."
         )
+    if found == "hidden":
+        return f"Nearly all communication is hidden: {human_ms(exposed_s)} of {human_ms(comm_s)} is exposed."
     drawn = [rank for rank in view.ranks if rank in exposed] or list(exposed)
     rank = max(drawn, key=lambda rank: max(seconds for _, seconds in exposed[rank]))
     event, longest_s = max(exposed[rank], key=lambda part: part[1])

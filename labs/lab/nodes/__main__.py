@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from functools import partial
 
 import tyro
 from rich.console import Console
@@ -32,11 +33,12 @@ def main(asked: Asked) -> int:
     """Exit status: 0 done; 1 it failed, and says how; 2 asked wrongly; 130 Ctrl-C."""
     apart = False if asked.loopback else None
     console = Console()
+    say = partial(console.print, sep="\n  ", markup=False, highlight=False, soft_wrap=True)
     try:
         if asked.hang:
             found = nodes.hang()
-            console.print("The flight recorder's dumps say:", *found.findings, sep="\n  ", markup=False)
-            console.print("The watchdog of fsdp_sim.ranks says:", found.watchdog, sep="\n", markup=False)
+            say("The flight recorder's dumps say:", *map(str, found.findings))
+            say("The watchdog of fsdp_sim.ranks saw what the missing rank did meanwhile:", found.why)
             return 0
         result = (
             nodes.lose_a_node(apart=apart) if asked.lose else nodes.run(mbit=asked.mbit, steps=asked.steps, apart=apart)

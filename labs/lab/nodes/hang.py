@@ -39,11 +39,13 @@ class Hang:
         dumps: what each rank's recorder held.
         findings: what they say together, the cause first.
         watchdog: what the watchdog of `fsdp_sim.ranks` said when it stopped the ranks.
+        why: of that, what a dump cannot know: what the missing rank was doing instead.
     """
 
     dumps: dict[int, Dump]
     findings: list[Finding]
     watchdog: str
+    why: str
 
 
 def hang(rank: int = 1, unit: str = "layers.3", step: int = 1, ranks: int = 4) -> Hang:
@@ -59,7 +61,7 @@ def hang(rank: int = 1, unit: str = "layers.3", step: int = 1, ranks: int = 4) -
             run(_train, ranks, Path(folder), rank, unit, step, timeout_s=6 * _IDLE_S, progress=False, record=False)
             raise RuntimeError(f"rank {rank} was to stop before {unit}, and all steps were done")
         except RanksError as error:
-            said = str(error)
+            said, why = str(error), error.verdict.why
         finally:
             if before is None:
                 del os.environ[BUFFER]
@@ -70,7 +72,7 @@ def hang(rank: int = 1, unit: str = "layers.3", step: int = 1, ranks: int = 4) -
         except ValueError:
             raise RuntimeError(f"no rank wrote a dump before it ended: {said}") from None
     program = program_of(TrainConfig(api="fsdp2"), Place(world_size=ranks, local_world_size=ranks))
-    return Hang(dumps, diagnose(dumps, program), said)
+    return Hang(dumps, diagnose(dumps, program), said, why)
 
 
 def _train(folder: Path, stops: int, unit: str, at_step: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -219,13 +220,20 @@ def test_a_node_that_is_killed_and_comes_back_goes_on_from_the_checkpoint():
         assert row.measured == row.predicted, result.rows
 
 
-def test_a_rank_that_never_comes_is_named_with_its_unit():
+def test_a_rank_that_never_comes_is_named_with_its_unit_once_and_in_words(monkeypatch, capsys):
     found = hang(rank=2, unit="layers.1", step=0)
     assert str(found.findings[0]) == (
         f"rank 2 never came to all-gather #{found.findings[0].seq} (layers.1); ranks 0, 1 and 3 wait in it"
     )
     assert "all_gather(layers.1)" in found.watchdog
     assert sorted(found.dumps) == [0, 1, 2, 3]
+
+    monkeypatch.setattr("labs.lab.nodes.hang", lambda: found)
+    assert main(Asked(hang=True)) == 0
+    printed = capsys.readouterr().out
+    assert re.findall(r"#\d+", printed) == [f"#{found.findings[0].seq}"]
+    assert f"\n  {found.findings[0]}\n" in printed
+    assert "outside any collective, and not computing (asleep, or waiting for input): rank 2\n" in printed
 
 
 def test_asked_wrongly(capsys):

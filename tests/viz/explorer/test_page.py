@@ -15,12 +15,12 @@ VARY = {"forward_prefetch": [None, 1, 2], "bandwidth_gbps": [10, 50, 400], "gpus
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return explorer_page(tmp_path_factory.mktemp("page") / "page.html", STATE, VARY)
 
 
-def test_it_holds_all_it_needs_and_little_more(page: Path) -> None:
-    html = re.sub(r"<script>.{1000000,}?</script>", "", page.read_text(), flags=re.DOTALL)
+def test_it_holds_all_it_needs_and_little_more(saved: Path) -> None:
+    html = re.sub(r"<script>.{1000000,}?</script>", "", saved.read_text(), flags=re.DOTALL)
     assert len(html) < MOST_BYTES
     assert not re.findall(r"""(?:src|href)\s*=|@import|url\(|https?://""", html)
 
@@ -53,7 +53,7 @@ def test_the_picture_of_an_explorer_says_what_it_shows() -> None:
 
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (Debian: sudo apt install chromium)")
-def test_a_key_on_a_slider_of_the_page_moves_the_figure_and_the_words(page: Path) -> None:
+def test_a_key_on_a_slider_of_the_page_moves_the_figure_and_the_words(saved: Path) -> None:
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
@@ -63,7 +63,7 @@ def test_a_key_on_a_slider_of_the_page_moves_the_figure_and_the_words(page: Path
         tab.on("console", lambda message: complaints.append(message.text))
         tab.on("pageerror", lambda error: complaints.append(str(error)))
         tab.on("request", lambda request: requests.append(request.url))
-        tab.goto(page.as_uri())
+        tab.goto(saved.as_uri())
         tab.wait_for_selector(".barlayer path", state="attached")
         bars = "document.querySelector('.js-plotly-plot')._fullData.find(t => t.name === 'all-gather')"
         length = f"{bars}.x.reduce((sum, x) => sum + x)"
@@ -80,3 +80,21 @@ def test_a_key_on_a_slider_of_the_page_moves_the_figure_and_the_words(page: Path
         assert complaints == []
         assert [url for url in requests if not url.startswith(("file:", "blob:", "data:"))] == []
         browser.close()
+
+
+@pytest.mark.browser
+def test_a_bar_that_is_pointed_at_says_how_long_it_is_and_when_it_ran(tmp_path: Path, page: Any) -> None:
+    made = explorer(state=STATE)
+    page.goto(made.picture.save(tmp_path / "still.html").as_uri())
+    page.wait_for_selector(".bars .point path")
+    names = [trace.name for trace in made.picture.figure.data]
+    for name in ("all-gather", "exposed communication"):
+        bars = made.picture.figure.data[names.index(name)]
+        base, length = float(bars.base[-1]), float(bars.x[-1])
+        page.evaluate(
+            "at => Plotly.Fx.hover('figure-0', [at])",
+            {"curveNumber": names.index(name), "pointNumber": len(bars.x) - 1},
+        )
+        said = page.locator(".hoverlayer .hovertext").first.text_content()
+        assert f", {length:.3f} ms{base:,.3f} to {base + length:,.3f} ms" in said
+        assert base > 2 * length  # else an end would pass for a duration

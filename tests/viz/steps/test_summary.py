@@ -6,12 +6,15 @@ from xml.etree import ElementTree
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fsdp_sim import Cluster, Plan, simulate
 from fsdp_sim.timeline import Event, Header, Lane, Memory, Op, Timeline
 from fsdp_sim.viz import describe, summary_table, summary_table_html
 from fsdp_sim.viz.steps.step_view import step_views
 from fsdp_sim.viz.steps.summary import headline, memory_sentence
+from tests.timeline.strategies import gather, op, timeline_of
 
 Run = Callable[..., Timeline]
 
@@ -40,10 +43,29 @@ def test_exposed_communication_that_hardly_matters_is_not_made_the_story(trainin
     run = training_run(ranks=1)
     long = Event(seq=9_000, rank=0, step=1, op=Op.OPTIM, lane=Lane.COMPUTE, issue_s=1.2, start_s=1.2, end_s=9.0)
     (view,) = step_views(Timeline(run.header, [*run.events, long]), step=1)
-    assert headline([view]) == "Nearly all communication is hidden: 54.0 ms of the step (0.7%) is exposed."
+    assert headline([view]) == "The step communicates next to nothing: 54.0 ms (0.7%), of which 54.0 ms exposed."
     hidden = Event(seq=9_000, rank=0, step=1, op=Op.OPTIM, lane=Lane.COMPUTE, issue_s=0.9, start_s=0.9, end_s=9.0)
     (view,) = step_views(Timeline(run.header, [*run.events, hidden]), step=1)
     assert headline([view]) == "All communication is hidden behind computing."
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["compute", "wire"]), st.integers(0, 400), st.integers(1, 100)), min_size=1))
+def test_what_the_headline_claims_is_what_the_numbers_say(some: list[tuple[str, int, int]]) -> None:
+    kinds = {"compute": op, "wire": gather}
+    (view,) = step_views(timeline_of(*(kinds[kind](at / 10, (at + length) / 10) for kind, at, length in some)))
+    comm_s, exposed_s, said = view.mean_comm_s, view.mean_exposed_s, headline([view])
+    if "communicates nothing" in said:
+        assert comm_s == 0
+    elif "next to nothing" in said:
+        assert 0 < comm_s <= 0.02 * view.step_s
+    elif said.startswith("All communication is hidden"):
+        assert comm_s > 0
+        assert exposed_s == pytest.approx(0)
+    elif "hidden" in said:
+        assert 0 < exposed_s <= 0.1 * comm_s + 1e-9
+    else:
+        assert exposed_s > 0
 
 
 def test_several_timelines_are_compared_in_the_headline(training_run: Run) -> None:
