@@ -29,3 +29,7 @@ The labs, each a module of `lab` and a notebook:
     launch                        Slurm, Kubernetes, and the settings of NCCL and the flight recorder
     flight_recorder               who waits in which collective, and who never came
 """
+
+from fsdp_sim.accelerators import hide_from_notebook
+
+hide_from_notebook()

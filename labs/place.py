@@ -17,7 +17,6 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -132,18 +131,16 @@ def process_group(place: Place, device: torch.device, timeout_s: float) -> Itera
     on_gpu = device.type == "cuda"
     if on_gpu:
         torch.cuda.set_device(device)
-    bound: dict[str, Any] = {"device_id": device} if on_gpu else {}
     timeout = timedelta(seconds=timeout_s)
     store: dist.Store = dist.HashStore()
     if place.torchrun:
         start_s = max(timeout_s, START_TIMEOUT_S)
         found, rank, ranks = next(dist.rendezvous("env://", timeout=timedelta(seconds=start_s)))
         store = dist.PrefixStore(call_roll(found, rank, ranks, start_s), found)
-    # Offloaded gradients are reduced to one norm on the CPU, so GPUs need gloo beside NCCL.
+    # Offloaded gradients are reduced to one norm on the CPU, so GPUs need gloo beside NCCL. No device_id: with it
+    # torch's meshes split this group, which not every torch can where it has two backends (issue 159200).
     backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
-    dist.init_process_group(
-        backend, timeout=timeout, store=store, rank=place.rank, world_size=place.world_size, **bound
-    )
+    dist.init_process_group(backend, timeout=timeout, store=store, rank=place.rank, world_size=place.world_size)
     try:
         group = dist.new_group(backend="gloo", timeout=timedelta(seconds=max(timeout_s, SAVE_TIMEOUT_S)))
         assert group is not None

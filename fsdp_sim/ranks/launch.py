@@ -2,6 +2,9 @@
 
 Ranks are forked from a *fork server*: a clean process without threads that has imported torch once. Forking the
 kernel itself would be as fast, but hangs as soon as it has used OpenMP; spawning cannot see functions of a cell.
+
+The server sees no GPU, and neither do the ranks that are forked from it. Ranks with a GPU are spawned, each a new
+Python that imports torch: a driver does not survive a fork, and what was hidden from the server stays hidden there.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from fsdp_sim.accelerators import environ_for, hidden
 from fsdp_sim.ranks.board import Board
 from fsdp_sim.ranks.limits import end_escaped
 from fsdp_sim.ranks.rank import Job, main
@@ -32,6 +36,7 @@ PRELOAD = ["fsdp_sim.ranks.preload", "fsdp_sim.mini", "fsdp_sim.measure.live_byt
 IN_SERVER = "FSDP_SIM_IN_FORK_SERVER"  # set for the fork server, and for what the ranks start
 INSIDE = IN_SERVER in os.environ  # this process is the fork server, a rank, or was started by one
 _context = mp.get_context("forkserver")
+_fresh = mp.get_context("spawn")
 _lock = threading.Lock()
 
 
@@ -42,12 +47,26 @@ def start_server() -> None:
     """
     if INSIDE:
         return
-    os.environ[IN_SERVER] = "1"
-    try:
+    with _environ(environ_for("cpu")):
         _context.set_forkserver_preload(PRELOAD)
         forkserver.ensure_running()
+
+
+@contextlib.contextmanager
+def _environ(changed: dict[str, str]) -> Iterator[None]:
+    """Meanwhile processes start with this environment, and with the mark."""
+    before = dict(os.environ)
+    try:
+        _become(changed | {IN_SERVER: "1"})
+        yield
     finally:
-        del os.environ[IN_SERVER]
+        _become(before)
+
+
+def _become(environ: dict[str, str]) -> None:
+    for name in os.environ.keys() - environ.keys():
+        del os.environ[name]
+    os.environ.update(environ)
 
 
 @contextlib.contextmanager
@@ -101,25 +120,28 @@ def start(works: list[bytes], **settings: Any) -> Ranks:
     try:
         folder = Path(tempfile.mkdtemp(prefix="fsdp_sim-"))
         cells = {name: entry for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None}
-        job = Job(folder=folder, environ=os.environ | {IN_SERVER: "1"}, cells=cells, **settings)
+        environ = environ_for(settings["device"]) | {IN_SERVER: "1"}
+        job = Job(folder=folder, environ=environ, cells=cells, **settings)
         board = Board.create(folder / "board", job.world_size)
         if job.user is not None:
             files = ["board", "store", *(f"rank{rank}.out" for rank in range(job.world_size))]
-            job = replace(job, environ=job.user.furnish(folder, files) | {IN_SERVER: "1"})
+            job = replace(job, environ=hidden(job.user.furnish(folder, files)) | {IN_SERVER: "1"})
     except OSError as error:
         raise OSError(
             f"no room for the ranks' shared files in {tempfile.gettempdir()} ({error.strerror}); "
             "free some space or set TMPDIR to a folder with a few MB"
         ) from error
     ranks = Ranks(job, board)
+    context: Any = _fresh if job.device == "cuda" else _context
     try:
         with _lock, _without_main():
             start_server()
             for rank in range(job.world_size):
-                ours, theirs = _context.Pipe()
+                ours, theirs = context.Pipe()
                 args = (job, rank, works[rank], theirs)
-                process = _context.Process(target=main, args=args, name=f"rank{rank}", daemon=True)
-                process.start()
+                process = context.Process(target=main, args=args, name=f"rank{rank}", daemon=True)
+                with _environ(job.environ) if job.device == "cuda" else contextlib.nullcontext():
+                    process.start()
                 theirs.close()
                 ranks.processes.append(process)
                 ranks.controls.append(ours)

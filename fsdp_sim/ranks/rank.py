@@ -43,6 +43,7 @@ GUARD_S = 0.25  # between looks at whether a debugger holds this rank
 
 # gloo must outlast the watchdog, which knows better when a wait is a hang
 GLOO_TIMEOUT = timedelta(days=7)
+NCCL_TIMEOUT_S = 120.0  # the least: NCCL's clock runs while another rank still computes or compiles
 
 
 @dataclass(frozen=True)
@@ -51,10 +52,12 @@ class Job:
 
     folder: Path
     world_size: int
+    device: str  # cpu, or cuda: rank N has GPU N
     network: Network | None
     serial: bool
     record: bool
     threads: int
+    timeout_s: float
     plain: bool  # send the result as data that cannot execute
     limits: Limits | None
     environ: dict[str, str]
@@ -122,7 +125,7 @@ def _own_output(path: Path) -> None:
 
 
 def _join_group(job: Job, rank: int, board: Board) -> None:
-    """Initialise gloo over a file in the job's folder (no port to clash) and do one all-reduce."""
+    """Initialise gloo or NCCL over a file in the job's folder (no port to clash) and meet the other ranks once."""
     import torch
     import torch.distributed as dist
 
@@ -131,10 +134,17 @@ def _join_group(job: Job, rank: int, board: Board) -> None:
     torch.set_num_threads(job.threads)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(job.world_size))
-    group.install(board, rank, job.network, job.serial)
     store = dist.FileStore(str(job.folder / "store"), job.world_size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=job.world_size, timeout=GLOO_TIMEOUT)
-    dist.all_reduce(torch.ones(1))
+    place: dict[str, Any] = {"store": store, "rank": rank, "world_size": job.world_size}
+    if job.device == "cuda":  # torch's own groups: a wait for NCCL is a stream's, so the board would see none
+        torch.cuda.set_device(rank)
+        timeout = timedelta(seconds=max(job.timeout_s, NCCL_TIMEOUT_S))
+        dist.init_process_group("cpu:gloo,cuda:nccl", timeout=timeout, **place)
+        dist.barrier(device_ids=[rank])
+    else:
+        group.install(board, rank, job.network, job.serial)
+        dist.init_process_group("gloo", timeout=GLOO_TIMEOUT, **place)
+        dist.all_reduce(torch.ones(1))
     board.status["ready_s"][rank] = time.monotonic()
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import torch
 
+from fsdp_sim import accelerators
 from fsdp_sim.ranks import launch
 from fsdp_sim.ranks.board import RING, Record
 from fsdp_sim.ranks.limits import Limits, Overseer, written_bytes
@@ -24,6 +25,8 @@ from fsdp_sim.ranks.watchdog import RankView, State, Verdict, Watchdog, how_it_e
 from fsdp_sim.timeline import Event, Header, Timeline
 
 MAX_RANKS = 64
+DEVICES = ("cpu", "cuda")
+CPU_RANKS = 4
 POLL_S = 0.02
 GRACE_S = 0.3  # after the first failure, for the others to fail in their own words
 ECHO_GRACE_S = 3.0  # while no more is known than that a peer has gone, for the news of who it was
@@ -70,8 +73,9 @@ class Results(list[Any]):
 
 def run(
     fn: Callable[..., Any],
-    world_size: int = 4,
+    world_size: int | None = None,
     *args: Any,
+    device: str = "cpu",
     network: Network | None = None,
     timeout_s: float = 15.0,
     serial: bool = False,
@@ -84,12 +88,18 @@ def run(
     show_output: bool = True,
     title: str = "",
 ) -> Results:
-    """Run ``fn(*args)`` on ``world_size`` ranks with a gloo process group and return what each returned.
+    """Run ``fn(*args)`` on ``world_size`` ranks and return what each returned.
 
     The function may be defined in the very cell that calls this and use the notebook's variables; it is sent by
     value. Inside it ``torch.distributed`` is initialised. `track` shows progress.
 
+    Ranks compute on CPU cores with gloo and see no GPU, on any machine. With ``device="cuda"`` (or ROCm) rank N has GPU
+    N, set as the current one, and NCCL: real speed, but nothing is recorded, and a collective that lasts longer than
+    ``timeout_s``, at least two minutes, ends its rank. Never run on a GPU so far; tests drive it with faked ones.
+
     Args:
+        world_size: by default 4, or one rank for each GPU.
+        device: ``cpu`` or ``cuda``.
         network: complete collectives as slowly as this link would.
         timeout_s: how long a rank may wait inside a collective for a rank that does nothing.
         serial: complete every collective before its call returns, so that each piece of a step runs alone.
@@ -101,7 +111,7 @@ def run(
         show_output: show what the ranks printed when they are done.
 
     Raises:
-        TypeError, ValueError: an argument is wrong; nothing has been started.
+        TypeError, ValueError: an argument is wrong, or a GPU is missing; nothing has been started.
         RanksError: a rank raised, exited, was killed, or waits for one that does not come; says which and where.
 
     Example:
@@ -111,6 +121,11 @@ def run(
         [0, 1, 4]
     """
     _check(fn, world_size, network, timeout_s, threads)
+    hardware = _cores() if device == "cpu" else ""
+    if device != "cpu":
+        gpus = _gpus(world_size, device, network=network, serial=serial, limits=limits)
+        world_size, hardware = len(gpus), f"{len(gpus)} x {gpus[0]}, NCCL"
+    world_size = world_size or CPU_RANKS
     if launch.INSIDE:
         raise RuntimeError("run() was called inside a rank; call it from the notebook or script that starts the ranks")
     try:
@@ -123,7 +138,7 @@ def run(
     threads = threads or max(1, (os.cpu_count() or 1) // world_size)
     start_s = time.monotonic()
     settings: dict[str, Any] = {"network": network, "serial": serial, "record": record, "threads": threads}
-    settings |= {"world_size": world_size, "plain": plain, "limits": limits}
+    settings |= {"world_size": world_size, "plain": plain, "limits": limits, "device": device, "timeout_s": timeout_s}
     with (
         launch.start(works, **settings) as ranks,
         contextlib.closing(Bar(ranks.board, title or getattr(fn, "__name__", "run"), progress)) as bar,
@@ -136,7 +151,7 @@ def run(
         results.written_bytes = [_on_the_wire(ranks, r, n, messages[r]) for r, n in enumerate(written)]
         results.ready_s = float(ranks.board.status["ready_s"].max()) - start_s
     events = [event for message in messages for event in msgspec.msgpack.decode(message[2], type=list[Event])]
-    results.timeline = Timeline(_header(world_size, network, title), events)
+    results.timeline = Timeline(_header(world_size, hardware, network, title), events)
     results.wall_s = time.monotonic() - start_s
     if show_output:
         results.output.show()
@@ -146,9 +161,9 @@ def run(
 def _check(fn: object, world_size: object, network: object, timeout_s: object, threads: object) -> None:
     if not callable(fn):
         raise TypeError(f"run(fn={fn!r}): the first argument must be a function, for example run(train, world_size=4)")
-    if isinstance(world_size, bool) or not isinstance(world_size, int):
+    if isinstance(world_size, bool) or not isinstance(world_size, int | None):
         raise TypeError(f"run(world_size={world_size!r}): must be a whole number of ranks, for example 4")
-    if not 1 <= world_size <= MAX_RANKS:
+    if world_size is not None and not 1 <= world_size <= MAX_RANKS:
         raise ValueError(f"run(world_size={world_size}): must be between 1 and {MAX_RANKS} ranks, for example 4")
     if network is not None and not isinstance(network, Network):
         raise TypeError(f"run(network={network!r}): must be None or Network(bandwidth_gbps=..., latency_us=...)")
@@ -156,6 +171,32 @@ def _check(fn: object, world_size: object, network: object, timeout_s: object, t
         raise ValueError(f"run(timeout_s={timeout_s!r}): must be a number of seconds above 0, for example 15")
     if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
         raise ValueError(f"run(threads={threads!r}): must be None or a whole number of CPU threads per rank from 1")
+
+
+def _gpus(world_size: int | None, device: str, **for_cores: object) -> list[str]:
+    """The names of the GPUs on which ranks are to run, one each.
+
+    Raises:
+        ValueError: another device, too few GPUs, or a setting that only ranks on CPU cores have.
+    """
+    if device not in DEVICES:
+        raise ValueError(f"run(device={device!r}): must be one of {', '.join(DEVICES)}")
+    for name, value in for_cores.items():
+        if value:
+            raise ValueError(
+                f"run({name}=..., device='cuda'): only ranks on CPU cores have {name}; leave one of them out"
+            )
+    try:
+        found = accelerators.gpus()
+    except ValueError as error:
+        raise ValueError(f"run(device='cuda'): {error}; leave device out to run on CPU cores") from None
+    if world_size and world_size > len(found):
+        raise ValueError(
+            f"run(world_size={world_size}, device='cuda'): NCCL takes one rank for each GPU, and here "
+            f"{'is 1' if len(found) == 1 else f'are {len(found)}'} ({found[0]}); use world_size={len(found)}, or leave "
+            "device out to run on CPU cores"
+        )
+    return found[:world_size]
 
 
 def _attend(ranks: launch.Ranks, timeout_s: float, bar: Bar) -> list[tuple[Any, ...]]:
@@ -277,13 +318,17 @@ def _error(verdict: Verdict, ranks: launch.Ranks, views: list[RankView]) -> Rank
     return RanksError(report(verdict, views, ranks.board), output, verdict)
 
 
-def _header(world_size: int, network: Network | None, title: str) -> Header:
+def _cores() -> str:
+    return f"{os.cpu_count()} CPU cores ({platform.machine()}), gloo"
+
+
+def _header(world_size: int, hardware: str, network: Network | None, title: str) -> Header:
     wire = f", network {network.bandwidth_gbps:g} Gbit/s + {network.latency_us:g} us" if network else ""
     return Header(
         producer="mini",
         clock="measured",
         world_size=world_size,
         title=title,
-        hardware=f"{os.cpu_count()} CPU cores ({platform.machine()}), gloo{wire}",
+        hardware=hardware + wire,
         versions={"torch": str(torch.__version__), "python": platform.python_version()},
     )
