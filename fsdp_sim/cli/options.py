@@ -59,7 +59,7 @@ def values_of(key: str) -> list[str]:
     field = Plan.__dataclass_fields__.get(key)
     if field is None:
         return []
-    named = field.metadata["allowed"].words.split("'")[1::2]
+    named = field.metadata["allowed"].names
     readings = {"true": True, "false": False, "none": None, "1": 1, "2": 2}
     return [*named, *(text for text, value in readings.items() if field.metadata["allowed"].test(value))]
 

@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType
 
 from fsdp_sim.cli.options import Command, json_option, option, plan_option, schema_option, with_pairs
 from fsdp_sim.schedule import build, toy
-from fsdp_sim.spec.pairs import plan_from_pairs
+from fsdp_sim.spec.texts import plan_of
 
 SHOWN = 6  # lines before and after the first difference
 
@@ -66,8 +66,7 @@ def program(
       fsdp-sim program --layers 4 --world-size 8 --steps 1 --plan forward_prefetch=1
       fsdp-sim program --plan api=fsdp1 --plan limit_all_gathers=false --json
     """
-    pairs = [f"{key}={value}" for key, value in with_pairs({}, plan).items()]
-    made = build(toy(layers), plan_from_pairs(pairs), world_size, steps)
+    made = build(toy(layers), plan_of(with_pairs({}, plan)), world_size, steps)
     lines = made.lines(every_op=every_op)
     difference = None if recording is None else first_difference(lines, _recorded(recording))
     if as_json:

@@ -58,7 +58,8 @@ class SweepResult(msgspec.Struct):
 @click.command(cls=Command, epilog=EPILOG)
 @option(
     "--vary", multiple=True, metavar="KEY=A,B,...", section="Combinations", type=Pair(lambda: NAMES),
-    help="A field of the model, the cluster or the plan (or model, gpu, gpus) and its values; give it several times.",
+    help="A field of the model, the cluster or the plan (or model, gpu, gpus) and its values; give it several times. "
+    "Values with commas in them stand between semicolons.",
 )  # fmt: skip
 @request_options(MODEL, CLUSTER, PLAN)
 @option("--out", metavar="FILE", help="CSV file, written row by row.")
@@ -102,7 +103,7 @@ def sweep(
 
 
 def lists(vary: Sequence[str]) -> dict[str, list[str]]:
-    """``key=a,b`` to lists by key.
+    """``key=a,b`` to lists by key; where values have commas in them, ``key=a,b;c``.
 
     Raises:
         ValueError: no pair, a key without values or given twice, or a value that is there twice.
@@ -116,7 +117,8 @@ def lists(vary: Sequence[str]) -> dict[str, list[str]]:
             raise ValueError(f"--vary {pair!r} is no list; write key=a,b, for example micro_batch=1,2,4")
         if key in found:
             raise ValueError(f"--vary {pair!r}: {key} is given twice; give all its values at once")
-        found[key] = [value.strip() for value in values.split(",")]
+        several = values.removesuffix(";").split(";") if ";" in values else values.split(",")
+        found[key] = [value.strip() for value in several]
         if len(set(found[key])) < len(found[key]) or "" in found[key]:
             raise ValueError(
                 f"--vary {pair!r} has a value twice, or an empty one; it knows, for example, {values_of(key)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,11 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from fsdp_sim.requests.structs import PLAN_FIELDS, Failure, ModelFields, PlanFields, Request
+from fsdp_sim.requests.structs import PLAN_FIELDS, Failure, FitRequest, ModelFields, PlanFields, Request
+from fsdp_sim.spec import Cluster, Model, Plan
+from fsdp_sim.spec.fields import check
+
+SPEC_OF: dict[Any, type] = {Request: Cluster, FitRequest: Cluster, PlanFields: Plan, ModelFields: Model}
 
 
 def read_requests(data: bytes, source: str = "requests") -> list[Request | Failure]:
@@ -77,22 +82,36 @@ def convert(table: Any, struct: Any, source: str) -> Any:
     """A table as a struct; a field that does not exist is answered with the nearest one."""
     if not isinstance(table, dict):
         raise ValueError(f"{source} is {_kind(table)}; it must be an object with {', '.join(struct.__struct_fields__)}")
-    parts: list[tuple[str, Any, Any]] = [("", table, struct)]
-    for name, inner in (("plan", PlanFields), ("model", ModelFields)):
-        if struct is Request and isinstance(table.get(name), dict):
-            parts.append((f".{name}", table[name], inner))
-    for place, part, kind in parts:
-        known = kind.__struct_fields__ + (PLAN_FIELDS if kind is Request else ())
-        for key in part:
-            if key not in kind.__struct_fields__:
-                near = difflib.get_close_matches(key, known, n=1)
-                hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(kind.__struct_fields__)}"
-                raise ValueError(f"{source}{place} has no field {key}; {hint}")
+    for name, inner in (("plan", PlanFields), ("model", ModelFields)) if struct is Request else ():
+        if isinstance(table.get(name), dict):
+            table = table | {name: convert(table[name], inner, f"{source}.{name}")}
+    known = struct.__struct_fields__ + (PLAN_FIELDS if struct is Request else ())
+    for key in table:
+        if key not in struct.__struct_fields__:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(struct.__struct_fields__)}"
+            raise ValueError(f"{source} has no field {key}; {hint}")
+    values = _values(table, SPEC_OF[struct], source)
     try:
-        return msgspec.convert(table, struct)
+        made = msgspec.convert({key: value for key, value in table.items() if key not in values}, struct)
     except msgspec.ValidationError as error:
         words, _, place = str(error).partition(" - at `$")
         raise ValueError(f"{source}{place.rstrip('`')}: {words}") from None
+    return msgspec.structs.replace(made, **values)
+
+
+def _values(table: dict[str, Any], spec: type, source: str) -> dict[str, Any]:
+    """The values of a spec's fields, none of them converted: 8.0 is no 8 in Python, and "8" none either."""
+    found = {}
+    for f in dataclasses.fields(spec):
+        if f.name in table:
+            value = table[f.name]
+            found[f.name] = tuple(value) if isinstance(value, list) else value  # JSON has no tuples
+            try:
+                check(spec.__name__, f.name, found[f.name], f.metadata["allowed"])
+            except ValueError as error:
+                raise ValueError(f"{source}: {error}") from None
+    return found
 
 
 def _kind(value: object) -> str:

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from fsdp_sim.requests.reading import convert, decode, read_text
 from fsdp_sim.requests.structs import (
     ALIASES,
@@ -23,7 +21,7 @@ from fsdp_sim.requests.structs import (
     nearest,
 )
 from fsdp_sim.spec import Cluster, Model
-from fsdp_sim.spec.pairs import plan_from_pairs
+from fsdp_sim.spec.texts import plan_of, value_of
 
 
 def request_of_texts(texts: Mapping[str, str]) -> Request:
@@ -42,7 +40,7 @@ def request_of_texts(texts: Mapping[str, str]) -> Request:
     """
     dims: dict[str, Any] = {}
     top: dict[str, Any] = {}
-    pairs = []
+    of_plan: dict[str, str] = {}
     for name, text in texts.items():
         key = ALIASES.get(name, name)
         if name in ("model", "cluster"):
@@ -50,36 +48,21 @@ def request_of_texts(texts: Mapping[str, str]) -> Request:
         elif name == "model_file":
             dims = model_file(text) | dims
         elif name in PLAN_FIELDS:
-            pairs.append(f"{name}={text}")
+            of_plan[name] = text
         elif name in CLUSTER_FIELDS:
-            top[name] = _value(name, text, Request)
+            top[name] = value_of(Cluster, name, text)
         elif key in MODEL_FIELDS:
-            dims[key] = _value(key, text, ModelFields, called=name)
+            dims[key] = value_of(Model, key, text)
         else:
             raise ValueError(f"there is no {name}; {nearest(name, NAMES)}")
-    if pairs:
-        plan = plan_from_pairs(pairs)
-        names = [pair.partition("=")[0] for pair in pairs]
-        top["plan"] = PlanFields(**{name: getattr(plan, name) for name in names})
+    if of_plan:
+        plan = plan_of(of_plan)
+        top["plan"] = PlanFields(**{name: getattr(plan, name) for name in of_plan})
     if dims:
         if "model" in top and "preset" in dims:
             raise ValueError(f"model is {top['model']} and the model file's preset {dims['preset']}; name one of them")
         top["model"] = ModelFields(**({"preset": top["model"]} if "model" in top else {}) | dims)
     return Request(**top)
-
-
-def _value(key: str, text: str, struct: Any, called: str = "") -> Any:
-    """A text as the value of a struct's field."""
-    kind = next(f.type for f in msgspec.structs.fields(struct) if f.name == key)
-    plain = text.strip()
-    if plain.lower() in ("true", "false"):
-        plain = plain.lower()
-    try:
-        return msgspec.convert(None if plain.lower() == "none" else plain, kind, strict=False)
-    except msgspec.ValidationError:
-        spec = Cluster if key in CLUSTER_FIELDS else Model
-        words = spec.__dataclass_fields__[key].metadata["allowed"].words
-        raise ValueError(f"{called or key} is {text!r}; it must be {words}") from None
 
 
 def model_file(path: str) -> dict[str, Any]:

@@ -21,6 +21,9 @@ _T = TypeVar("_T")
 class Allowed:
     """The values a field takes: a test, and the words an error message uses for it.
 
+    Attributes:
+        names: the strings among them, where there is a list of these.
+
     Example:
         >>> depth = one_of(None) | whole(minimum=1)
         >>> depth.words, depth.test(2), depth.test(True)
@@ -29,19 +32,24 @@ class Allowed:
 
     words: str
     test: Callable[[Any], bool]
+    names: tuple[str, ...] = ()
 
     def __or__(self, other: Allowed) -> Allowed:
-        return Allowed(f"{self.words} or {other.words}", lambda value: self.test(value) or other.test(value))
+        def test(value: Any) -> bool:
+            return self.test(value) or other.test(value)
+
+        return Allowed(f"{self.words} or {other.words}", test, self.names + other.names)
 
     def explained(self, why: str) -> Allowed:
         """The same test with a remark in its words, for example what None means."""
-        return Allowed(f"{self.words} ({why})", self.test)
+        return dataclasses.replace(self, words=f"{self.words} ({why})")
 
 
 def one_of(*values: object) -> Allowed:
     """Exactly these values; 1 is not True."""
     words = ", ".join(map(repr, values[:-1])) + (" or " if len(values) > 1 else "") + repr(values[-1])
-    return Allowed(words, lambda value: any(type(value) is type(v) and value == v for v in values))
+    names = tuple(value for value in values if isinstance(value, str))
+    return Allowed(words, lambda value: any(type(value) is type(v) and value == v for v in values), names)
 
 
 def whole(minimum: int) -> Allowed:
@@ -70,12 +78,23 @@ def field(allowed: Allowed, *, default: Any = dataclasses.MISSING) -> Any:
     return dataclasses.field(default=default, metadata={"allowed": allowed})
 
 
+def check(owner: str, name: str, value: Any, allowed: Allowed) -> None:
+    """Raise the sentence of a field about a value that it does not take: the same wherever the value comes from.
+
+    Raises:
+        ValueError: names the field, the value and what would be right.
+    """
+    if allowed.test(value):
+        return
+    near = difflib.get_close_matches(value, allowed.names, n=1) if isinstance(value, str) else []
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise ValueError(f"{owner}.{name} is {value!r}; it must be {allowed.words}{hint}")
+
+
 def _check_values(self: Any) -> None:
     for f in dataclasses.fields(self):
-        allowed: Allowed | None = f.metadata.get("allowed")
-        value = getattr(self, f.name)
-        if allowed is not None and not allowed.test(value):
-            raise ValueError(f"{type(self).__name__}.{f.name} is {value!r}; it must be {allowed.words}")
+        if "allowed" in f.metadata:
+            check(type(self).__name__, f.name, getattr(self, f.name), f.metadata["allowed"])
 
 
 def _check_names(cls: type, kwargs: dict[str, Any]) -> None:

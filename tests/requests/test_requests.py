@@ -72,7 +72,7 @@ def test_two_names_of_a_model_are_an_error(tmp_path):
         ("m.toml", "n_layer = ", "is not TOML"),
         ("m.json", '{"n_layer": 3,}', "is not JSON: line 1, column"),
         ("m.json", '{"n_layers": 3}', "did you mean n_layer?"),
-        ("m.toml", 'n_layer = "3"', "m.toml.n_layer: Expected `int`, got `str`"),
+        ("m.toml", 'n_layer = "3"', "m.toml: Model.n_layer is '3'; it must be a whole number >= 1"),
         ("m.json", "[]", "is a list"),
     ],
 )

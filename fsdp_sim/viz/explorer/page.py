@@ -15,12 +15,13 @@ import plotly.io as pio
 from plotly.offline import get_plotlyjs
 
 from fsdp_sim.requests import nearest
+from fsdp_sim.spec.texts import text_of
 from fsdp_sim.viz import theme
 from fsdp_sim.viz.explorer import layout_of, words
 from fsdp_sim.viz.explorer.drawing import lane_changes, lane_traces, legend_html, memory_changes, memory_traces
 from fsdp_sim.viz.explorer.scene import Scene, scene
 from fsdp_sim.viz.explorer.settings import SETTING, Setting
-from fsdp_sim.viz.explorer.state import WORDS, State, text_of
+from fsdp_sim.viz.explorer.state import WORDS, State
 
 MOST_FRAMES, MOST_BYTES = 400, 6_000_000  # of which the second is without plotly.js
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fsdp_sim.cost import Workload
 from fsdp_sim.engine import jitter, slow_node, straggler
@@ -18,6 +18,7 @@ from fsdp_sim.engine.seconds import Given
 from fsdp_sim.requests import ALIASES, CLUSTER_FIELDS, NAMES, PLAN_FIELDS, choose, nearest, request_of_texts, understand
 from fsdp_sim.simulate import Simulation, simulate
 from fsdp_sim.spec import Cluster, Gpu, Link, Model, Plan
+from fsdp_sim.spec.texts import text_of
 
 MOST_RANKS = 2048  # that are played when they differ
 
@@ -110,14 +111,8 @@ class State:
     @cached_property
     def _asked(self) -> tuple[Model, Cluster, Plan, list[str]]:
         texts = {name: text for name, text in self.texts.items() if name not in SKEWS}
-        # FSDP1's backward_prefetch=None prefetches nothing, and Plan calls that "none"; as a word it would be read as
-        # None, which is torch's default.
-        off = texts.get("api") == "fsdp1" and texts.get("backward_prefetch", "").lower() == "none"
-        if off:
-            del texts["backward_prefetch"]
         asked = understand(request_of_texts(texts))
-        plan = replace(asked.plan, backward_prefetch="none") if off else asked.plan
-        return asked.model, asked.cluster, plan, asked.notes
+        return asked.model, asked.cluster, asked.plan, asked.notes
 
     @property
     def model(self) -> Model:
@@ -202,15 +197,6 @@ def plan_texts(plan: Plan, cluster: Cluster) -> dict[str, str]:
     if choose({"api": plan.api}, cluster)[0] and not {"param_dtype", "reduce_dtype"} & set(texts):
         texts["param_dtype"] = "none"
     return texts
-
-
-def text_of(value: Any) -> str:
-    """A value as its word."""
-    if isinstance(value, bool) or value is None:
-        return str(value).lower()
-    if isinstance(value, tuple):
-        return ",".join(value)
-    return repr(value) if isinstance(value, float) else str(value)
 
 
 def _model_texts(model: str | Model | Workload) -> dict[str, str]:

@@ -1,9 +1,16 @@
 """A plan from the words of a command line."""
 
+import doctest
+
 import pytest
 
-from fsdp_sim.spec import Plan
-from fsdp_sim.spec.pairs import plan_from_pairs
+from fsdp_sim.cli.options import with_pairs
+from fsdp_sim.spec import Plan, texts
+from fsdp_sim.spec.texts import plan_of
+
+
+def test_examples_run_as_printed():
+    assert doctest.testmod(texts).failed == 0
 
 
 @pytest.mark.parametrize(
@@ -19,41 +26,49 @@ from fsdp_sim.spec.pairs import plan_from_pairs
         (["param_dtype=torch.float16"], Plan(param_dtype="fp16")),
         (["requires_gradient_sync=last", "grad_accum=3"], Plan(requires_gradient_sync="last", grad_accum=3)),
         (["is_last_backward=false"], Plan(is_last_backward=False)),
-        (["api=fsdp1", "backward_prefetch=none"], Plan(api="fsdp1")),
+        (["backward_prefetch=none"], Plan(backward_prefetch=None)),
+        (["api=fsdp1", "backward_prefetch=none"], Plan(api="fsdp1", backward_prefetch="none")),  # off, in FSDP1
+        (["backward_prefetch=none", "api=fsdp1"], Plan(api="fsdp1", backward_prefetch="none")),
         (["api=fsdp1", "backward_prefetch=backward_post"], Plan(api="fsdp1", backward_prefetch="BACKWARD_POST")),
         (["api=fsdp1", "sharding_strategy=SHARD_GRAD_OP"], Plan(api="fsdp1", sharding_strategy="SHARD_GRAD_OP")),
         (["activation_checkpointing=full"], Plan(activation_checkpointing="full")),
+        (["activation_checkpointing=FULL"], Plan(activation_checkpointing="full")),
         (["activation_checkpointing=2"], Plan(activation_checkpointing=2)),
         (["gradient_divide_factor=3"], Plan(gradient_divide_factor=3)),
         (["gradient_divide_factor=2.5"], Plan(gradient_divide_factor=2.5)),
         (["wrap=layers.0,layers.1"], Plan(wrap=("layers.0", "layers.1"))),
         (["wrap=block"], Plan(wrap="block")),
+        (["wrap=Block"], Plan(wrap=("Block",))),  # a module, whose name is as it is
+        (["wrap=1000"], Plan(wrap=1000)),
+        (["wrap=0,1"], Plan(wrap=("0", "1"))),
+        (["wrap=0,"], Plan(wrap=("0",))),
         (["api=ddp", "bucket_cap_mb=1e1"], Plan(api="ddp", bucket_cap_mb=10.0)),
     ],
 )
 def test_pairs_say_what_the_fields_of_a_plan_say(pairs, plan):
-    assert plan_from_pairs(pairs) == plan
+    assert plan_of(with_pairs({}, pairs)) == plan
 
 
 @pytest.mark.parametrize(
     ("pairs", "message"),
     [
         (["forward_prefech=2"], r"a plan has no field forward_prefech; did you mean forward_prefetch\?"),
-        (["zzz=1"], "a plan has no field zzz; it has api, reshard_after_forward"),
+        (["zzz=1"], "a plan has no field zzz; there are api, reshard_after_forward"),
         (["forward_prefetch"], "'forward_prefetch' is no pair; write key=value"),
         (["=2"], "'=2' is no pair"),
-        (["grad_accum=0"], "'grad_accum=0': 0 is no value of grad_accum; it must be a whole number >= 1"),
-        (["grad_accum="], "nothing is no value of grad_accum"),
-        (["grad_accum=2.5"], "2.5 is no value of grad_accum"),
-        (["grad_accum=nan"], "nan is no value of grad_accum"),
-        (["reduce_scatter_max_input_buffers=true"], "true is no value of reduce_scatter_max_input_buffers"),
-        (["param_dtype=int8"], "int8 is no value of param_dtype; it must be none, fp32, bf16 or fp16"),
-        (["sharding_strategy=FULL_SHART", "api=fsdp1"], r"did you mean FULL_SHARD\?"),
-        (["requires_gradient_sync=first"], "it must be true, false or last"),
+        (["grad_accum=0"], "Plan.grad_accum is 0; it must be a whole number >= 1"),
+        (["grad_accum="], "Plan.grad_accum is ''; it must be"),
+        (["grad_accum=2.5"], "Plan.grad_accum is 2.5; it must be"),
+        (["grad_accum=nan"], "Plan.grad_accum is nan; it must be"),
+        (["wrap=0"], "Plan.wrap is 0; it must be"),
+        (["reduce_scatter_max_input_buffers=true"], "Plan.reduce_scatter_max_input_buffers is True; it must be"),
+        (["param_dtype=int8"], "Plan.param_dtype is 'int8'; it must be None, 'fp32', 'bf16' or 'fp16'"),
+        (["sharding_strategy=FULL_SHART", "api=fsdp1"], r"did you mean 'FULL_SHARD'\?"),
+        (["requires_gradient_sync=first"], "it must be True, False or 'last'"),
         (["grad_accum=2", "grad_accum=3"], "grad_accum is given twice"),
         (["api=ddp", "forward_prefetch=1"], "Plan.forward_prefetch is 1, which is a setting of fsdp2 and fsdp1"),
     ],
 )
 def test_what_is_wrong_is_named_with_what_would_be_right(pairs, message):
     with pytest.raises(ValueError, match=message):
-        plan_from_pairs(pairs)
+        plan_of(with_pairs({}, pairs))

@@ -1,0 +1,114 @@
+"""Values of fields as texts: what a command line, a row of a sweep and the explorer's line of words are read with.
+
+A text means what the same value means in Python. What its field does not take is refused with Python's sentence.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fsdp_sim.spec.fields import Allowed, check
+from fsdp_sim.spec.plan import TORCH_DTYPES, Plan
+
+WORDS: dict[str, Any] = {"true": True, "false": False, "none": None}
+ALIASES = {torch: ours for ours, torch in TORCH_DTYPES.items()}
+ALIASES |= {torch.removeprefix("torch."): ours for torch, ours in ALIASES.items()}
+ALIASES |= {"half": "fp16", "float": "fp32"}
+
+
+def value_of(spec: type, name: str, text: str) -> Any:
+    """The value of a field of ``spec`` that a text stands for.
+
+    ``true``, ``false`` and ``none`` may be in any case, and so may names of which there is a list; a dtype may have
+    torch's name; names of modules are as they are, with commas between them (one that is a number has a comma after
+    it).
+
+    Raises:
+        ValueError: the field takes no such value; the sentence is that of the field.
+
+    Example:
+        >>> value_of(Plan, "grad_accum", "2"), value_of(Plan, "param_dtype", "bfloat16"), value_of(Plan, "wrap", "a.0,")
+        (2, 'bf16', ('a.0',))
+        >>> value_of(Plan, "grad_accum", "two")
+        Traceback (most recent call last):
+        ValueError: Plan.grad_accum is 'two'; it must be a whole number >= 1
+    """
+    return _values(spec, name, text)[0]
+
+
+def plan_of(texts: Mapping[str, str]) -> Plan:
+    """The plan that texts describe, by field; fields that are not named keep torch's defaults.
+
+    Where a word may mean two values of its field, the plan decides: ``backward_prefetch=none`` is FSDP1's ``none``, and
+    FSDP2's None.
+
+    Raises:
+        ValueError: a value that its field does not take, or fields that do not go together.
+
+    Example:
+        >>> plan = plan_of({"reshard_after_forward": "false", "forward_prefetch": "2"})
+        >>> plan.reshard_after_forward, plan.forward_prefetch
+        (False, 2)
+        >>> plan_of({"api": "fsdp1", "backward_prefetch": "none"}).backward_prefetch
+        'none'
+    """
+    values = [_values(Plan, name, text) for name, text in texts.items()]
+    first_error: ValueError | None = None
+    for chosen in itertools.product(*values):
+        try:
+            return Plan(**dict(zip(texts, chosen, strict=True)))
+        except ValueError as error:
+            first_error = first_error or error
+    assert first_error is not None
+    raise first_error
+
+
+def text_of(value: Any) -> str:
+    """A value as the text that `value_of` reads.
+
+    Example:
+        >>> text_of(None), text_of(2), text_of(("layers.0", "layers.1")), text_of(("0",))
+        ('none', '2', 'layers.0,layers.1', '0,')
+    """
+    if isinstance(value, tuple):
+        return ",".join(value) + ("," if len(value) == 1 else "")
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
+def _values(spec: type, name: str, text: str) -> list[Any]:
+    """Every value of the field that the text may mean, the likeliest first."""
+    allowed: Allowed = spec.__dataclass_fields__[name].metadata["allowed"]  # type: ignore[attr-defined]
+    plain = text.strip()
+    literal = list(_literals(plain))
+    taken = [value for value in literal if allowed.test(value)]
+    if plain in allowed.names:
+        taken.insert(0, plain)
+    if not taken:
+        taken = [value for value in _names(plain, literal) if allowed.test(value)][:1]
+    if not taken:
+        check(spec.__name__, name, [*literal, plain][0], allowed)
+    return taken
+
+
+def _literals(plain: str) -> Iterator[Any]:
+    """The word or the number that a text is."""
+    if plain.lower() in WORDS:
+        yield WORDS[plain.lower()]
+    for number in (int, float):
+        try:
+            yield number(plain)
+            return
+        except ValueError:
+            pass
+
+
+def _names(plain: str, literal: list[Any]) -> Iterator[Any]:
+    """The names that a text may be, as it is before in another case."""
+    yield plain
+    yield ALIASES.get(plain.lower(), plain)
+    if "," in plain or not literal:  # "5" is a number, "5," the name of a module
+        yield tuple(name.strip() for name in plain.removesuffix(",").split(","))
+    yield plain.lower()
+    yield plain.upper()
