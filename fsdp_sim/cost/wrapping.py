@@ -23,8 +23,7 @@ def units_of(model: Model, wrap: Wrap, seq_len: int) -> tuple[Unit, ...]:
     """The root, which holds the embedding, the head and the blocks that are no units, and the wrapped blocks.
 
     Args:
-        wrap: ``block``, ``root``, a number of parameters (torch's ``size_based_auto_wrap_policy``, of modules no
-            smaller than a block), or names of blocks.
+        wrap: ``block``, ``root``, a number (the blocks of at least that many parameters), or names of blocks.
         seq_len: rows of learned positions where the model does not say.
 
     Raises:

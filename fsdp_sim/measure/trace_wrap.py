@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from torch import nn
-from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy
 
 from fsdp_sim.measure.units import block_names
 
@@ -20,10 +19,11 @@ def wrap_names(model: nn.Module, wrap: Wrap) -> list[str]:
 
     Args:
         wrap: ``"block"``: the members of the outermost ``ModuleList`` s, or, where there are none, the members with
-            children of the outermost ``Sequential`` s (convolutional nets). ``"root"``: none. A number: what torch's
-            ``size_based_auto_wrap_policy`` wraps with that many parameters. A sequence of full names. Classes
-            of modules. A policy of ``torch.distributed.fsdp.wrap`` (``ModuleWrapPolicy``, ``CustomPolicy``, or a
-            function of ``(module, recurse, nonwrapped_numel)``). Any other callable: asked for each module.
+            children of the outermost ``Sequential`` s (convolutional nets). ``"root"``: none. A number: the blocks of
+            at least so many parameters, as in `Plan`. A sequence of full names. Classes of modules. A policy of
+            ``torch.distributed.fsdp.wrap`` (``ModuleWrapPolicy``, ``CustomPolicy``, or a function of ``(module,
+            recurse, nonwrapped_numel)``, such as ``functools.partial(size_based_auto_wrap_policy,
+            min_num_params=...)``, which cuts inside of blocks too). Any other callable: asked for each module.
 
     Raises:
         ValueError: ``wrap`` is none of these, or a policy wraps nothing that is in the model.
@@ -33,7 +33,8 @@ def wrap_names(model: nn.Module, wrap: Wrap) -> list[str]:
     if wrap == "root":
         return []
     if isinstance(wrap, int) and not isinstance(wrap, bool) and wrap >= 1:
-        return _by_policy(model, size_based_auto_wrap_policy, {"min_num_params": wrap})
+        sizes = {name: sum(p.numel() for p in model.get_submodule(name).parameters()) for name in _blocks(model)}
+        return [name for name, size in sizes.items() if size >= wrap]
     if isinstance(wrap, str) or (isinstance(wrap, int) and not callable(wrap)):
         raise ValueError(
             f"wrap is {wrap!r}; it must be 'block', 'root', a number of parameters >= 1, a tuple of names of modules, "
@@ -52,7 +53,7 @@ def wrap_names(model: nn.Module, wrap: Wrap) -> list[str]:
         return _chosen(model, lambda module: module in targets, f"policy {wrap!r}")
     if callable(wrap):
         if "recurse" in _parameters(wrap):
-            return _by_policy(model, wrap, {})
+            return _by_policy(model, wrap)
         return _chosen(model, wrap, f"function {getattr(wrap, '__name__', wrap)!r}")
     raise ValueError(f"wrap is {wrap!r}, of type {type(wrap).__name__}; give 'block', a number, names or a policy")
 
@@ -78,7 +79,7 @@ def _chosen(model: nn.Module, choose: Callable[[nn.Module], Any], what: str) -> 
     return names
 
 
-def _by_policy(model: nn.Module, policy: Callable[..., bool], extra: dict[str, Any]) -> list[str]:
+def _by_policy(model: nn.Module, policy: Callable[..., bool]) -> list[str]:
     """Walk the modules as FSDP1's ``_recursive_wrap`` does: children first, each parameter counted until wrapped."""
     names: list[str] = []
     seen: set[nn.Module] = set()
@@ -86,14 +87,14 @@ def _by_policy(model: nn.Module, policy: Callable[..., bool], extra: dict[str, A
     def visit(name: str, module: nn.Module) -> int:
         """Parameters wrapped inside ``module``."""
         numel = sum(p.numel() for p in module.parameters())
-        if not policy(module=module, recurse=True, nonwrapped_numel=numel, **extra):
+        if not policy(module=module, recurse=True, nonwrapped_numel=numel):
             return 0
         wrapped = 0
         for child_name, child in module.named_children():
             if child not in seen:
                 seen.add(child)
                 wrapped += visit(f"{name}.{child_name}" if name else child_name, child)
-        if name and policy(module=module, recurse=False, nonwrapped_numel=numel - wrapped, **extra):
+        if name and policy(module=module, recurse=False, nonwrapped_numel=numel - wrapped):
             names.append(name)
             return numel
         return wrapped

@@ -52,7 +52,8 @@ def units_from_module(model: nn.Module, wrap: Sequence[str] | None = None) -> li
         raise ValueError(f"wrap names {twice[0]!r} twice; fully_shard is applied to a module once")
     taken: set[int] = set()
     params = {name: _params(modules[name], taken) for name in sorted(names, key=_depth, reverse=True)}
-    root = Unit("root", _params(model, taken), ("embed", ..., "head") if names else ("root",))
+    first, last = (f"root.{word}" if word in names else word for word in ("embed", "head"))
+    root = Unit("root", _params(model, taken), (first, ..., last) if names else ("root",))
     return [root, *(Unit(name, params[name], _segments(name, names)) for name in modules if name in params)]
 
 

@@ -74,8 +74,9 @@ class Plan:
         grad_accum: micro-batches per optimizer step.
         micro_batch: sequences per rank and micro-batch.
         seq_len: tokens per sequence.
-        wrap: ``block`` makes each block a unit, ``root`` the whole model one unit, a number the smallest
-            modules of at least that many parameters, a tuple of names those modules.
+        wrap: ``block`` makes each block a unit, ``root`` the whole model one unit, a number the blocks of at least
+            that many parameters, a tuple of names those modules. (torch's ``size_based_auto_wrap_policy`` cuts inside
+            of blocks too: `fsdp_sim.measure.model_from_module` takes it.)
         compile: whether ``torch.compile`` fuses the memory-bound kernels of each block.
         attention_impl: ``sdpa`` is fused (torch's own, FlashAttention-2), ``flash1`` fused with the kernels of 2023,
             ``math`` writes the matrix of scores.

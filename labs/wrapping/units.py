@@ -5,9 +5,11 @@ A unit is what is gathered at once: the parameters of its module but those of un
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from torch import nn
+from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy
 
 from fsdp_sim.measure.trace_wrap import wrap_names
 from labs.gpt import did_you_mean
@@ -51,7 +53,7 @@ def find_units(plain: nn.Module, wrap: str) -> Units:
     if wrap in ("block", "root"):
         asked = wrap_names(plain, wrap)
     elif wrap.isdecimal() and int(wrap) > 0:
-        asked = wrap_names(plain, int(wrap))
+        asked = wrap_names(plain, functools.partial(size_based_auto_wrap_policy, min_num_params=int(wrap)))
     else:
         asked = wrap_names(plain, _classes(plain, wrap))
     names = _keep_ties_whole(plain, asked)

@@ -11,15 +11,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.fsdp.wrap import ModuleWrapPolicy, transformer_auto_wrap_policy
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy, size_based_auto_wrap_policy, transformer_auto_wrap_policy
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from fsdp_sim.cost import Kernel, Work, Workload
+from fsdp_sim.cost import Kernel, Work, Workload, workload
 from fsdp_sim.engine.memory import memory
 from fsdp_sim.measure import model_from_module
 from fsdp_sim.schedule import build
-from fsdp_sim.spec import Model, Plan
+from fsdp_sim.simulate import simulate
+from fsdp_sim.spec import Cluster, Model, Plan
 from labs.gpt import GPT, Block, GPTConfig
 from tests.measure.llama import Llama
 
@@ -223,6 +224,22 @@ def test_a_unit_that_does_not_run_is_named() -> None:
 )  # fmt: skip
 def test_ways_to_say_that_blocks_are_units(wrap: Any) -> None:
     assert [u.name for u in trace(gpt, (TOKENS, TOKENS), wrap=wrap).units[1:]] == ["layers.0", "layers.1", "layers.2"]
+
+
+def test_a_number_means_blocks_as_for_a_model_by_its_dimensions() -> None:
+    for number in (1, 1_000, 49_000, 10**9):
+        units = [u.name for u in trace(gpt, (TOKENS, TOKENS), plan=Plan(wrap=number)).units]
+        by_dimensions = Model("gpt", n_layer=3, d_model=64, n_head=2, d_ffn=256, vocab=300)
+        assert units == [u.name for u in workload(by_dimensions, Plan(wrap=number)).units]
+
+
+def test_a_module_that_is_called_as_a_piece_of_the_root_is_a_unit_like_any_other() -> None:
+    policy = functools.partial(size_based_auto_wrap_policy, min_num_params=1_000)
+
+    traced = trace(gpt, (TOKENS, TOKENS), wrap=policy)
+
+    assert "head" in [u.name for u in traced.units]
+    assert simulate(traced, Cluster("A100", gpus=8), Plan()).step_time_s > 0
 
 
 def test_without_lists_of_blocks_the_stages_of_a_sequential_are_units() -> None:
