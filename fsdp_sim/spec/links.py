@@ -106,9 +106,13 @@ def link_names() -> tuple[str, ...]:
 
 
 _RATE = re.compile(
-    r"(?:(?P<count>\d+)\s*x\s*)?(?P<rate>\d+(?:\.\d+)?)\s*(?P<unit>[GT])(?P<bits>b|bit|B|byte)s?(?:/s|ps)"
+    r"(?:(?P<count>\d+)\s*[x×]\s*)?(?P<rate>\d+(?:\.\d+)?)\s*(?:(?P<unit>[GT])(?P<bits>b|bit|B|byte)s?(?:/s|ps)|(?P<gbe>GbE))"
 )
-_FAMILIES = {"roce": "roce", "efa": "efa", "tcpx": "tcpx", "ethernet": "ethernet"}
+_FAMILIES = {  # what may stand beside a rate, and whose behaviour it means
+    "ib": "infiniband", "infiniband": "infiniband", "rdma": "infiniband", "roce": "roce", "efa": "efa", "efav1": "efa1",
+    "efav2": "efa", "efav3": "efa", "efav4": "efa", "tcpx": "tcpx", "tcpxo": "tcpx", "ethernet": "ethernet",
+}  # fmt: skip
+_FORM = "'1600 Gb/s per node', '400 Gb/s RoCE per GPU' or '8x400Gb/s'"
 
 
 def link_of_text(words: str, gpus_per_node: int) -> Link:
@@ -116,27 +120,41 @@ def link_of_text(words: str, gpus_per_node: int) -> Link:
 
     Args:
         words: a name, or a rate per node or per GPU: ``1600 Gb/s RoCE per node``, ``400 Gb/s RDMA per GPU``,
-            ``8x400Gb/s`` (adapters of a node).
+            ``8x400Gb/s`` (adapters of a node), ``100GbE per node``; a remark in parentheses may end it.
         gpus_per_node: who share a node's rate.
 
     Raises:
-        ValueError: neither; gives the nearest names and the form of a rate.
+        ValueError: neither; gives the nearest names and the form of a rate, or the part that is not understood.
 
     Example:
         >>> link_of_text("1600 Gb/s RoCE per node", 8).bytes_per_s
         25000000000.0
+        >>> link_of_text("1,600 Gb/s per node", 8)
+        Traceback (most recent call last):
+        ValueError: the link '1,600 Gb/s per node' is not understood at '1'; write its rate as '1600 Gb/s per node', \
+'400 Gb/s RoCE per GPU' or '8x400Gb/s'
     """
-    rate = _RATE.search(words)
-    if rate is None:
+    found = _RATE.search(words)
+    if found is None:
         try:
             return link(words)
         except ValueError as error:
-            remedy = "or write its rate, for example '1600 Gb/s per node' or '400 Gb/s per GPU'"
-            raise ValueError(f"{error}; {remedy}") from None
-    if rate["count"] is None and "per gpu" not in words.lower() and "per node" not in words.lower():
+            if words.strip().lower() in _FAMILIES:
+                raise ValueError(f"the link {words!r} says no rate; write it as {_FORM}") from None
+            raise ValueError(f"{error}; or write its rate as {_FORM}") from None
+    rest = re.sub(r"\([^()]*\)\s*$", "", words[: found.start()] + " | " + words[found.end() :])
+    shares = re.findall(r"\bper (gpu|node)\b", rest, re.IGNORECASE)
+    named = re.sub(r"\bper (gpu|node)\b", "", rest, flags=re.IGNORECASE).replace("|", " ").replace(",", " ").split()
+    if odd := next((word for word in named if word.lower() not in _FAMILIES), None):
+        raise ValueError(f"the link {words!r} is not understood at {odd!r}; write its rate as {_FORM}")
+    if len({share.lower() for share in shares}) > 1:
+        raise ValueError(f"the link {words!r} says both per node and per GPU; say whose rate that is")
+    if found["count"] is None and not shares:
         raise ValueError(f"the link {words!r} does not say whose rate that is; add 'per node' or 'per GPU'")
-    shared = 1 if "per gpu" in words.lower() else gpus_per_node
-    per_s = float(rate["rate"]) * int(rate["count"] or 1) * (1e12 if rate["unit"] == "T" else 1e9)
-    bytes_per_s = per_s / (8 if rate["bits"] in ("b", "bit") else 1) / shared
-    family = next((family for word, family in _FAMILIES.items() if word in words.lower()), "infiniband")
-    return Link(name=words, bytes_per_s=bytes_per_s, family=family)
+    shared = 1 if shares and shares[0].lower() == "gpu" else gpus_per_node
+    per_s = float(found["rate"]) * int(found["count"] or 1) * (1e12 if found["unit"] == "T" else 1e9)
+    bytes_per_s = per_s / (1 if found["bits"] in ("B", "byte") else 8) / shared
+    families = {_FAMILIES[word.lower()] for word in named} | ({"ethernet"} if found["gbe"] else set())
+    if len(families) > 1:
+        raise ValueError(f"the link {words!r} is said to be {' and '.join(sorted(families))}; name one of them")
+    return Link(name=words, bytes_per_s=bytes_per_s, family=families.pop() if families else "infiniband")

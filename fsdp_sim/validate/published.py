@@ -3,13 +3,17 @@
 One row is one configuration: the model's dimensions, how it was trained, on what, and the step time (and sometimes
 the peak memory) that its source reports. ``data/measured.csv`` holds those the simulator is fitted to and judged by;
 its ``source`` column names where each was published.
+
+A cell that says something the reader does not know is an error, and so is a column: what is not understood would be
+predicted as if it were not there. An empty cell is what the source does not say.
 """
 
 from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -22,6 +26,12 @@ FITTED_SOURCE = "mosaicml/llm-foundry"  # the rows the simulator's numbers are f
 NO_FSDP = {"DDP": "ddp", "NONE": "ddp"}
 REQUIRED = (
     "n_layer", "d_model", "n_head", "d_ffn", "vocab", "seq_len", "micro_batch", "gpu_type", "n_gpus",
+)  # fmt: skip
+COLUMNS = (
+    *REQUIRED, "source", "model", "n_kv_head", "ffn_type", "tied_embeddings", "grad_accum", "inter_node", "framework",
+    "sharding", "precision", "fp8", "param_dtype", "reduce_dtype", "activation_checkpointing", "cpu_offload", "compile",
+    "attention_impl", "forward_prefetch", "backward_prefetch", "step_time_s", "tokens_per_s_per_gpu", "peak_memory_GiB",
+    "peak_memory_kind",
 )  # fmt: skip
 
 
@@ -71,6 +81,8 @@ def read_csv(path: str | Path | None = None) -> list[Published]:
     missing = [name for name in REQUIRED if name not in (reader.fieldnames or ())]
     if missing:
         raise RowError(f"{path} has no column {missing[0]!r}; it needs {', '.join(REQUIRED)}")
+    if unknown := [name for name in reader.fieldnames or () if name not in (*COLUMNS, *UNREAD)]:
+        raise RowError(f"{path} has a column {unknown[0]!r}, which is not understood; there are {', '.join(COLUMNS)}")
     return [_row(number, row) for number, row in enumerate(reader, start=2)]
 
 
@@ -99,20 +111,49 @@ def _row(number: int, row: dict[str, str]) -> Published:
     return Published(
         id=row.get("id") or f"line {number}", source=row.get("source", ""), model=model, cluster=cluster, plan=plan,
         step_time_s=_step_time(cell, plan), peak_memory_bytes=None if memory is None else memory * 2**30,
-        peak_memory_kind=_memory_kind(row.get("peak_memory_kind", "")), remark=_remark(row), raw=row,
+        peak_memory_kind=_memory_kind(cell), remark=_remark(row), raw=row,
     )  # fmt: skip
 
 
+FABRIC = re.compile(r"not stated[^(]*(?:\((?:.*assume (?P<rate>[^)]+)|[^)]*)\))?", re.IGNORECASE)
+CHECKPOINTING = {  # of torchtitan "selective 2" is every second block, "selective op" keeps every other matmul
+    "": None, "none": None, "full": "full", "selective-op": "selective", "selective": "selective", "selective-block": 2,
+}  # fmt: skip
+OFFLOAD = {"": False, "none": False, "false": False, "true": True, "params": True, "full": True}
+_SHARDINGS = ("FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2", "NO_SHARD", "ZeRO-3", *NO_FSDP)
+SHARDING = {word: word for word in _SHARDINGS}
+STACKS = ("fsdp", "torchtitan", "composer", "deepspeed", "ddp", "nanogpt")
+ATTENTION = {  # the first that is in the cell; kernels of 2023 are those of FlashAttention 1 and triton
+    "triton": "flash1", "flash": "sdpa", "sdpa": "sdpa", "math": "math", "eager": "math", "torch": "math",
+}  # fmt: skip
+UNREAD = ("id", "notes", "address", "mfu", "params_b")  # columns about the row, not about what ran
+FP8 = re.compile(r"fp8|float8|mxfp8|nvfp4|fp4", re.IGNORECASE)
+
+
 def _cluster(row: dict[str, str], cell: _Cells) -> Cluster:
-    gpus, fabric = cell.whole("n_gpus"), row.get("inter_node", "")
+    gpus = cell.whole("n_gpus")
     part = Cluster(row["gpu_type"], gpus=1).gpu
     size = part.gpus_per_node
     per_node = None if gpus <= size or gpus % size == 0 else max(n for n in range(1, size) if gpus % n == 0)
-    return Cluster(part.name, gpus=gpus, gpus_per_node=per_node, inter=fabric if "b/s" in fabric else None)
+    return Cluster(part.name, gpus=gpus, gpus_per_node=per_node, inter=_fabric(row.get("inter_node", "").strip()))
+
+
+def _fabric(text: str) -> str | None:
+    """A rate or the name of a link; None is what such servers ship with."""
+    if text.lower() in ("", "single node"):
+        return None
+    unstated = FABRIC.fullmatch(text)
+    return unstated["rate"] if unstated else text
 
 
 def _plan(row: dict[str, str], cell: _Cells, cluster: Cluster, seq_len: int) -> Plan:
-    framework, sharding = row.get("framework", ""), row.get("sharding") or "FULL_SHARD"
+    framework, sharding = row.get("framework", ""), cell.word("sharding", SHARDING) or "FULL_SHARD"
+    if framework and not any(stack in framework.lower() for stack in STACKS):
+        raise cell.wrong("framework", f"a stack that is known; name one of {', '.join(STACKS)}")
+    if FP8.search(row.get("precision", "")) or row.get("fp8", "").strip().lower() not in ("", "false"):
+        raise cell.wrong(
+            "fp8" if row.get("fp8") else "precision", "priced yet: the simulator computes in bf16, fp16 or fp32"
+        )
     api = NO_FSDP.get(sharding) or ("fsdp2" if "FSDP2" in framework or "torchtitan" in framework else "fsdp1")
     fields: dict[str, Any] = {
         "api": api,
@@ -120,12 +161,10 @@ def _plan(row: dict[str, str], cell: _Cells, cluster: Cluster, seq_len: int) -> 
         "micro_batch": cell.whole("micro_batch"),
         "grad_accum": cell.optional("grad_accum", cell.whole) or 1,
         "param_dtype": cell.dtype("param_dtype") or "bf16",
-        "activation_checkpointing": {"full": "full", "selective-op": "selective", "selective": "selective"}.get(
-            row.get("activation_checkpointing", "")
-        ),
+        "activation_checkpointing": cell.word("activation_checkpointing", CHECKPOINTING),
         "compile": cell.flag("compile", default=False),
-        "cpu_offload": row.get("cpu_offload", "").lower() in ("true", "params", "full"),
-        "attention_impl": _attention(row.get("attention_impl", ""), framework),
+        "cpu_offload": cell.word("cpu_offload", OFFLOAD),
+        "attention_impl": _attention(cell, framework),
     }
     if "Composer" in framework:
         # llm-foundry's defaults: FlashAttention's loss, LanguageCrossEntropy and LanguagePerplexity of every batch
@@ -137,21 +176,26 @@ def _plan(row: dict[str, str], cell: _Cells, cluster: Cluster, seq_len: int) -> 
         fields["backward_prefetch"] = row.get("backward_prefetch") or "BACKWARD_PRE"
         if sharding.startswith(("HYBRID", "_HYBRID")):
             fields["shard_size"] = min(cluster.node_size, cluster.gpus)
-    elif api == "fsdp2" and sharding.startswith("HYBRID"):
+    elif api == "fsdp2" and sharding == "HYBRID_SHARD":
         fields["shard_size"] = min(cluster.node_size, cluster.gpus)
     elif api == "fsdp2" and sharding == "SHARD_GRAD_OP":
         fields["reshard_after_forward"] = False
+    elif api == "fsdp2" and sharding != "FULL_SHARD":
+        raise cell.wrong("sharding", "one that FSDP2 has; it has FULL_SHARD, SHARD_GRAD_OP and HYBRID_SHARD")
     if api == "ddp":  # bf16 autocast over fp32 parameters, gradients reduced once
         fields |= {"requires_gradient_sync": "last", "reduce_dtype": None}
     return Plan(**fields)
 
 
-def _attention(text: str, framework: str) -> str:
+def _attention(cell: _Cells, framework: str) -> str:
     """``flash1`` for the kernels of 2023 (FlashAttention 1, triton), ``sdpa`` for FlashAttention-2 and torch's own."""
-    text = text.lower()
-    if "triton" in text or (not text and "Composer" in framework):
-        return "flash1"
-    return "math" if text in ("math", "eager", "torch") else "sdpa"
+    text = cell.row.get("attention_impl", "").lower()
+    if not text:
+        return "flash1" if "Composer" in framework else "sdpa"
+    found = next((ours for word, ours in ATTENTION.items() if word in text), None)
+    if found is None:
+        raise cell.wrong("attention_impl", f"an attention that is known; name one of {', '.join(ATTENTION)}")
+    return found
 
 
 def _remark(row: dict[str, str]) -> str:
@@ -163,8 +207,13 @@ def _remark(row: dict[str, str]) -> str:
     return "DeepSpeed ZeRO-3" if sharding == "ZeRO-3" else ""
 
 
-def _memory_kind(text: str) -> str:
-    return next((kind for kind in ("reserved", "allocated", "active") if kind in text), "")
+def _memory_kind(cell: _Cells) -> str:
+    text = cell.row.get("peak_memory_kind", "")
+    kinds = ("reserved", "allocated", "active")
+    found = next((kind for kind in kinds if kind in text), "")
+    if text and not found:
+        raise cell.wrong("peak_memory_kind", f"a kind that is known; name one of {', '.join(kinds)}")
+    return found
 
 
 def _step_time(cell: _Cells, plan: Plan) -> float | None:
@@ -212,6 +261,14 @@ class _Cells:
         if text not in ("", "true", "false"):
             raise self.wrong(column, "True or False")
         return default if not text else text == "true"
+
+    def word(self, column: str, words: Mapping[str, Any]) -> Any:
+        """What a word means; an empty cell is the word ''."""
+        text = self.row.get(column, "").strip()
+        found = {word.lower(): meaning for word, meaning in words.items()}
+        if text.lower() not in found and text:
+            raise self.wrong(column, f"a word that is known; write one of {', '.join(filter(None, words))}")
+        return found.get(text.lower())
 
     def dtype(self, column: str) -> str | None:
         text = self.row.get(column, "").strip().lower()

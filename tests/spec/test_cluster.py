@@ -1,8 +1,11 @@
 """A cluster is GPUs in nodes and the links between them, in SI units inside; it goes to a file and back."""
 
+import re
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fsdp_sim.spec import Cluster, Gpu, Link, gpu, gpu_names
 
@@ -46,7 +49,11 @@ def test_a_server_may_be_part_full_when_it_is_the_only_one():
         ("400 Gb/s per node (GDR)", 6.25e9, "infiniband"),
         ("800 Gb/s per node", 12.5e9, "infiniband"),
         ("400 Gb/s RDMA per GPU", 50e9, "infiniband"),
-        ("not stated in README (H100 HGX; assume 8x400Gb/s)", 50e9, "infiniband"),
+        ("8x400Gb/s", 50e9, "infiniband"),
+        ("2 x 200 Gb/s per GPU, RoCE", 50e9, "roce"),
+        ("100GbE per node", 1.5625e9, "ethernet"),
+        ("EFAv3", 50e9, "efa"),
+        ("GCP TCPX", 12.5e9, "tcpx"),
         ("3.2 Tbps EFA per node", 50e9, "efa"),
         ("100 GB/s per node", 12.5e9, "infiniband"),
     ],
@@ -81,6 +88,17 @@ def test_bandwidth_and_latency_replace_those_of_the_link_between_nodes_alone():
         ),
         ({"inter": "400 Gb/s"}, r"'400 Gb/s' does not say whose rate that is; add 'per node' or 'per GPU'"),
         ({"inter": "0 Gb/s per GPU"}, r"Link\.bytes_per_s is 0\.0; it must be a number > 0"),
+        ({"inter": "1,600 Gb/s per node"}, r"'1,600 Gb/s per node' is not understood at '1'; write its rate as"),
+        ({"inter": "1e3 Gb/s per node"}, r"is not understood at '1e'"),
+        ({"inter": "1_600 Gb/s per node"}, r"is not understood at '1_'"),
+        ({"inter": "-5 Gb/s per node"}, r"is not understood at '-'"),
+        ({"inter": "2*200 Gb/s per GPU"}, r"is not understood at '2\*'"),
+        ({"inter": "400 Gb/s + 100 Gb/s per GPU"}, r"is not understood at '\+'"),
+        ({"inter": "about 400 Gb/s per GPU"}, r"is not understood at 'about'"),
+        ({"inter": "400 Gb/s per GPU per node"}, r"says both per node and per GPU"),
+        ({"inter": "400 Gb/s RoCE EFA per GPU"}, r"is said to be efa and roce"),
+        ({"inter": "RoCE"}, r"the link 'RoCE' says no rate; write it as '1600 Gb/s per node'"),
+        ({"inter": "10GbE"}, r"'10GbE' does not say whose rate that is; add 'per node' or 'per GPU'"),
         ({"intra": "NVLink9"}, r"no link is called 'NVLink9'"),
         ({"inter": ""}, r"Cluster\.inter is ''"),
     ],
@@ -159,3 +177,19 @@ def test_equal_clusters_are_one_key():
 
 def test_a_cluster_prints_as_it_is_written():
     assert repr(Cluster("h100", gpus=8, inter="NDR")) == "Cluster('H100-SXM-80GB', gpus=8, inter='NDR')"
+
+
+@given(st.text("0123456789.,_-+*/xeEGTbB ", max_size=12), st.sampled_from(["per node", "per GPU"]))
+def test_a_rate_is_read_whole_or_refused(number, whose):
+    """What Python and a person would read is what is read; anything else is an error."""
+    plain = re.fullmatch(r" *(\d+(?:\.\d+)?) *", number)
+    words = f"{number} Gb/s {whose}"
+    try:
+        found = Cluster("H100", gpus=16, inter=words).inter_link.bytes_per_s
+    except ValueError:
+        assert not plain or float(plain[1]) == 0
+        return
+    several = re.fullmatch(r" *(\d+) *x *(\d+(?:\.\d+)?) *", number)
+    assert plain or several
+    gbits = float(plain[1]) if plain else int(several[1]) * float(several[2])
+    assert found == pytest.approx(gbits * 1e9 / 8 / (8 if whose == "per node" else 1))

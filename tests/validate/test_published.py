@@ -83,6 +83,19 @@ def test_the_last_node_may_hold_fewer_gpus_than_its_kind(tmp_path: Path) -> None
         ({"step_time_s": "nan"}, r"column step_time_s: 'nan' is not a number above 0"),
         ({"compile": "maybe"}, r"column compile: 'maybe' is not True or False"),
         ({"param_dtype": "int4"}, r"column param_dtype: 'int4' is not one of"),
+        ({"activation_checkpointing": "selektive"}, r"column activation_checkpointing: 'selektive' is not a word that"),
+        ({"cpu_offload": "some"}, r"column cpu_offload: 'some' is not a word that is known; write one of none, false"),
+        ({"sharding": "TP=8"}, r"column sharding: 'TP=8' is not a word that is known; write one of FULL_SHARD"),
+        ({"sharding": "NO_SHARD", "framework": "FSDP2"}, r"column sharding: 'NO_SHARD' is not one that FSDP2 has"),
+        ({"framework": "JAX"}, r"column framework: 'JAX' is not a stack that is known; name one of fsdp"),
+        ({"attention_impl": "flex"}, r"column attention_impl: 'flex' is not an attention that is known"),
+        ({"precision": "float8 rowwise"}, r"column precision: 'float8 rowwise' is not priced yet"),
+        ({"fp8": "True"}, r"column fp8: 'True' is not priced yet"),
+        ({"peak_memory_kind": "used"}, r"column peak_memory_kind: 'used' is not a kind that is known"),
+        ({"inter_node": "carrier pigeon"}, r"no link is called 'carrier pigeon'"),
+        ({"inter_node": "1,600 Gb/s per node"}, r"is not understood at '1'"),
+        ({"ffn_type": "geglu"}, r"Model.ffn_type is 'geglu'; it must be 'gelu', 'swiglu' or 'relu'"),
+        ({"quantization": "nf4"}, r"has a column 'quantization', which is not understood; there are n_layer"),
         ({"gpu_type": "H1000"}, r"line 2 \(id c000\): no GPU is called 'H1000'; the nearest names are H100-SXM-80GB"),
         ({"d_model": "8191"}, r"line 2 \(id c000\): Model.n_head is 64, which does not divide d_model 8191"),
     ],
@@ -90,6 +103,19 @@ def test_the_last_node_may_hold_fewer_gpus_than_its_kind(tmp_path: Path) -> None
 def test_a_wrong_cell_is_named_with_its_row(tmp_path: Path, cells: dict, message: str) -> None:
     with pytest.raises(RowError, match=message):
         read_csv(edited(tmp_path, **cells))
+
+
+def test_a_word_for_checkpointing_is_what_its_stack_means_by_it(tmp_path: Path) -> None:
+    for word, meaning in (("none", None), ("full", "full"), ("selective-op", "selective"), ("selective-block", 2)):
+        (row,) = read_csv(edited(tmp_path, activation_checkpointing=word))
+
+        assert row.plan.activation_checkpointing == meaning
+
+
+def test_remarks_about_a_row_are_not_read(tmp_path: Path) -> None:
+    (row,) = read_csv(edited(tmp_path, notes="twice as fast with fp8", fp8="False"))
+
+    assert row.plan == ROWS["c000"].plan
 
 
 def test_files_that_are_no_measurements(tmp_path: Path) -> None:
