@@ -1,6 +1,6 @@
 # Needs make and Python 3.11 or newer; everything else goes into .venv (see fsdp_sim/cli/setup.py).
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lab notebooks html slides nbgrader assignments lint bench chaos clean
+.PHONY: help setup dev lock demo test lab notebooks html slides nbgrader assignments lint bench chaos clean
 
 TORCH ?= auto
 PORT ?= 8888
@@ -29,6 +29,8 @@ help:
 	@echo 'make bench       run the benchmarks'
 	@echo 'make chaos       the slowest tests; then kill a training 100 times at random and count what was lost'
 	@echo 'make setup       only make .venv, which the others do when it is missing or out of date'
+	@echo 'make dev         what developing needs besides: test, lint, notebooks, html and slides do it when it is missing'
+	@echo 'make lock        pin the packages of pyproject.toml anew, by their hashes'
 	@echo 'make clean       remove what the others made, .venv too'
 	@echo
 	@echo 'TORCH=keep|cpu|cuda chooses the build of torch: by default a usable one is kept, else CUDA where there is a'
@@ -43,12 +45,16 @@ setup:
 	    exit 1; fi; \
 	"$$python" fsdp_sim/cli/setup.py --torch '$(TORCH)' $(SETUP_ARGS)
 
+# What the targets below that are for developers need besides, once.
+dev: setup
+	@.venv/bin/python fsdp_sim/cli/setup.py --dev
+
 demo: setup
 	@$(IN_VENV) fsdp-sim demo
 
 # Every run happens even when one before fails, so that one call shows everything. The labs measure: one at a time.
 NBVAL = python -m pytest --nbval --nbval-current-env --nbval-cell-timeout=120
-test: setup nbgrader
+test: dev nbgrader
 	@status=0; export $(IN_VENV); python -m pytest tests -m "not tail" -n $(JOBS) --dist loadfile $(ARGS) || status=1; \
 	export FSDP_SIM_PROGRESS="$$(mktemp -u)" FSDP_SIM_SEED=0; \
 	$(NBVAL) -n $(JOBS) --dist loadfile $$(ls notebooks/[0-9]*.ipynb notebooks/solutions/*.ipynb) || status=1; \
@@ -61,36 +67,41 @@ lab: setup
 	@$(IN_VENV) jupyter lab --ip=127.0.0.1 --port='$(PORT)' --ServerApp.port_retries=0 --log-level=WARN \
 	    $(if $(filter 0,$(shell id -u)),--allow-root) --notebook-dir=notebooks --LabApp.default_url=/lab/tree/00_start_here.ipynb
 
-notebooks: setup
+notebooks: dev
 	@.venv/bin/python -m notebooks.masters.build
 
-html: setup
+html: dev
 	@.venv/bin/python -m notebooks.masters.html
 
-slides: setup
+slides: dev
 	@.venv/bin/python -m notebooks.masters.slides $(ARGS)
 
-# In an environment of its own, so that learners' JupyterLab has no part of it.
 nbgrader: setup
-	@[ .venv-nbgrader/ready -nt notebooks/instructor/nbgrader.txt ] || { \
-	echo 'nbgrader goes into .venv-nbgrader: a minute' && .venv/bin/python -m venv --clear .venv-nbgrader && \
-	.venv-nbgrader/bin/pip install --quiet --disable-pip-version-check -r notebooks/instructor/nbgrader.txt && \
-	touch .venv-nbgrader/ready; }
+	@.venv/bin/python fsdp_sim/cli/setup.py --nbgrader
 
-assignments: nbgrader
+assignments: dev nbgrader
 	@.venv/bin/python -m notebooks.masters.assignments '$(COURSE)' $(NAMES)
 
-lint: setup
+lint: dev
 	@status=0; .venv/bin/ruff check || status=1; .venv/bin/ruff format --check || status=1; \
 	.venv/bin/mypy || status=1; exit $$status
 
-bench: setup
+bench: dev
 	@for script in tests/bench/bench_*.py; do echo "== $$script"; \
 	  $(IN_VENV) python -m tests.bench.$$(basename $$script .py) || exit 1; done
 
-chaos: setup
+chaos: dev
 	@status=0; export $(IN_VENV); python -m pytest tests -m tail || status=1; \
 	python -m tests.faults.chaos $(ARGS) || status=1; exit $$status
+
+# Pins anew what pyproject.toml asks for; what is pinned already stays, but for UPGRADE="--upgrade-package numpy".
+PIN = .venv/bin/uv pip compile -q --universal --generate-hashes --no-annotate --custom-compile-command 'make lock' \
+    --no-emit-package torch $(UPGRADE)
+lock: setup
+	@$(PIN) pyproject.toml --extra notebooks --group setup -o requirements.lock
+	@$(PIN) pyproject.toml --extra dev -c requirements.lock -o requirements-dev.lock \
+	    $$(sed -n 's/^\([a-z0-9-]*\)==.*/--no-emit-package \1/p' requirements.lock)
+	@$(PIN) --group nbgrader -c requirements.lock -c requirements-dev.lock -o notebooks/instructor/nbgrader.lock
 
 clean:
 	rm -rf .venv .venv-nbgrader build out demo.html notebooks/*.trace.json.gz *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

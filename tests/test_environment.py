@@ -1,4 +1,4 @@
-"""pyproject.toml, requirements.lock, environment.yml and .venv say the same; and in CI a skip is a failure."""
+"""pyproject.toml, the locks, environment.yml and .venv say the same; and in CI a skip is a failure."""
 
 import os
 import re
@@ -16,21 +16,32 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from fsdp_sim.cli import setup
+
 ROOT = Path(__file__).resolve().parents[1]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = PYPROJECT["project"]
 CONDA = yaml.safe_load((ROOT / "environment.yml").read_text())
-DEPENDENCIES = [
-    Requirement(line)
-    for group in [PROJECT["dependencies"], *PROJECT["optional-dependencies"].values()]
-    for line in group
-    if not line.startswith("fsdp-sim[")
-]
+LEARNERS, DEVELOPERS = ROOT / "requirements.lock", ROOT / "requirements-dev.lock"
 
 
-def pins() -> dict[str, Requirement]:
-    """The lines of requirements.lock that are meant for this machine, by package."""
-    lines = [line for line in (ROOT / "requirements.lock").read_text().splitlines() if line and line[0] != "#"]
-    found = [Requirement(line) for line in lines]
+def asked_by(extra: str) -> list[Requirement]:
+    """What an extra of pyproject.toml asks for, with the extras that it names, besides the base install."""
+    lines = PROJECT["optional-dependencies"][extra]
+    within = [name for line in lines if line.startswith("fsdp-sim[") for name in line[9:-1].split(",")]
+    own = [Requirement(line) for line in lines if not line.startswith("fsdp-sim[")]
+    return [*own, *(need for name in within for need in asked_by(name))]
+
+
+BASE = [Requirement(line) for line in PROJECT["dependencies"]]
+BY_LEARNERS = [*BASE, *asked_by("notebooks"), *map(Requirement, PYPROJECT["dependency-groups"]["setup"])]
+BY_ALL = [*BY_LEARNERS, *(need for extra in PROJECT["optional-dependencies"] for need in asked_by(extra))]
+
+
+def pins(*locks: Path) -> dict[str, Requirement]:
+    """The lines of some locks that are meant for this machine, by package."""
+    lines = [line for lock in locks for line in lock.read_text().splitlines() if line and line[0] not in "# "]
+    found = [Requirement(line.removesuffix("\\")) for line in lines]
     assert len({pin.name for pin in found}) == len(found)
     return {canonicalize_name(pin.name): pin for pin in found if pin.marker is None or pin.marker.evaluate()}
 
@@ -49,27 +60,41 @@ def needs_of(name: str, extras: set[str]) -> list[Requirement]:
     ]
 
 
-def test_the_lock_pins_one_exact_version_of_each_package():
-    for pin in pins().values():
+@pytest.mark.parametrize("lock", [LEARNERS, DEVELOPERS, setup.NBGRADER_LOCK], ids=lambda lock: lock.name)
+def test_a_lock_pins_one_exact_version_of_each_package_by_its_hashes(lock):
+    for pin in pins(lock).values():
         assert [part.operator for part in pin.specifier] == ["=="], pin
-        assert not version_of(pin).local, f"{pin}: the build is chosen at set-up, not here"
+    for block in re.split(r"\n(?=\S)", lock.read_text()):
+        assert block.startswith("#") or "--hash=sha256:" in block, block
+    assert "torch" not in pins(lock), "its build is chosen at set-up"
+
+
+def test_no_package_is_pinned_twice_and_nbgrader_has_the_versions_of_the_course():
+    here, there = pins(LEARNERS, DEVELOPERS), pins(setup.NBGRADER_LOCK)
+
+    assert {name for name in here.keys() & there.keys() if version_of(here[name]) != version_of(there[name])} == set()
 
 
 def test_each_pinned_package_runs_on_the_oldest_python_that_pyproject_allows():
     """Debian 12 has 3.11.2, and some packages ask for a later 3.11."""
     oldest = PROJECT["requires-python"].removeprefix(">=") + ".0"
-    pythons = {name: metadata.metadata(name).get("Requires-Python") for name in pins()}
+    pythons = {name: metadata.metadata(name).get("Requires-Python") for name in pins(LEARNERS, DEVELOPERS)}
     assert {name: asked for name, asked in pythons.items() if asked and oldest not in SpecifierSet(asked)} == {}
 
 
-@pytest.mark.parametrize("dependency", DEPENDENCIES, ids=str)
-def test_the_lock_pins_a_version_that_pyproject_allows(dependency):
-    assert version_of(pins()[canonicalize_name(dependency.name)]) in dependency.specifier
+@pytest.mark.parametrize("dependency", sorted(set(BY_ALL), key=str), ids=str)
+def test_a_pinned_version_is_one_that_pyproject_allows(dependency):
+    pinned = {**pins(LEARNERS, DEVELOPERS), "torch": Requirement(f"torch=={setup.TORCH}")}
+
+    assert version_of(pinned[canonicalize_name(dependency.name)]) in dependency.specifier
 
 
-def test_the_lock_holds_all_that_its_packages_need_and_nothing_else():
-    lock, reached = pins(), set()
-    ahead = [(canonicalize_name(need.name), frozenset(need.extras)) for need in DEPENDENCIES]
+@pytest.mark.parametrize(
+    ("locks", "asked"), [([LEARNERS], BY_LEARNERS), ([LEARNERS, DEVELOPERS], BY_ALL)], ids=["learners", "all"]
+)
+def test_the_locks_hold_all_that_is_needed_and_nothing_else(locks, asked):
+    lock, reached = pins(*locks), set()
+    ahead = [(canonicalize_name(need.name), frozenset(need.extras)) for need in asked]
     while ahead:
         name, extras = ahead.pop()
         if (name, extras) in reached:
@@ -79,49 +104,45 @@ def test_the_lock_holds_all_that_its_packages_need_and_nothing_else():
         needs = [need for need in needs_of(name, set(extras)) if not (name == "torch" and need.name not in lock)]
         for need in needs:
             needed = canonicalize_name(need.name)
-            assert needed in lock, f"{name} needs {need}, which requirements.lock does not have"
-            if name != "torch" or version_of(lock["torch"]) == Version(metadata.version("torch")):
+            if needed != "torch":
+                assert needed in lock, f"{name} needs {need}, which the lock does not have"
                 assert need.specifier.contains(version_of(lock[needed]), prereleases=True), f"{name} needs {need}"
             ahead.append((needed, frozenset(need.extras)))
 
-    assert {name for name, _ in reached} == set(lock)
+    assert {name for name, _ in reached} == {*lock, "torch"}
 
 
-def test_what_is_installed_is_what_the_lock_says():
-    torch = Version(metadata.version("torch"))
-    allowed = next(need.specifier for need in DEPENDENCIES if need.name == "torch")
+def test_what_is_installed_is_what_the_locks_say():
     wrong = {
         name: metadata.version(name)
-        for name, pin in pins().items()
-        if name != "torch" and not pin.specifier.contains(metadata.version(name), prereleases=True)
+        for name, pin in pins(LEARNERS, DEVELOPERS).items()
+        if not pin.specifier.contains(metadata.version(name), prereleases=True)
     }
 
-    assert wrong == {}, "make setup brings .venv up to date"
-    assert allowed.contains(torch.base_version), "a kept torch may be another than the lock's, within pyproject's range"
+    assert wrong == {}, "make dev brings .venv up to date"
+    torch = next(need for need in BY_ALL if need.name == "torch")
+    assert torch.specifier.contains(Version(metadata.version("torch")).base_version), "a kept torch may be another"
 
 
-def test_conda_installs_the_lock_on_a_python_that_pyproject_and_setup_allow():
-    *packages, pip_section = CONDA["dependencies"]
-    python = next(Requirement(package) for package in packages if package.startswith("python"))
+def test_conda_brings_a_python_that_pyproject_and_setup_allow_and_make_and_leaves_the_rest_to_make():
+    """So there is no second list of packages, and no index but conda-forge's for every one of them."""
+    python, *others = CONDA["dependencies"]
     allowed = SpecifierSet(PROJECT["requires-python"])
 
     assert CONDA["channels"] == ["conda-forge", "nodefaults"]
-    assert packages[1:] == ["pip"]
-    assert pip_section["pip"][1:] == ["-r requirements.lock", "-e ."]
-    assert pip_section["pip"][0].startswith("--extra-index-url ")
+    assert others == ["make"]
+    assert "make demo" in (ROOT / "environment.yml").read_text()
     for minor in range(5, 20):
         tried = minor < 15  # setup.py refuses newer ones: torch has no builds for them
-        assert python.specifier.contains(f"3.{minor}") == (allowed.contains(f"3.{minor}") and tried)
+        said = Requirement(python).specifier.contains(f"3.{minor}")
+        assert said == (allowed.contains(f"3.{minor}") and tried)
 
 
 def test_make_and_setup_agree_on_which_python_will_do():
-    from fsdp_sim.cli import setup
-
     will_do = re.search(r"(\(3, \d+\)) <= sys.version_info < (\(3, \d+\))", (ROOT / "Makefile").read_text())
 
     assert will_do.groups() == (str(setup.OLDEST_PYTHON), str(setup.FIRST_UNTRIED_PYTHON))
     assert PROJECT["requires-python"] == ">={}.{}".format(*setup.OLDEST_PYTHON)
-    assert f"--extra-index-url {setup.CPU_INDEX}" in CONDA["dependencies"][-1]["pip"]
 
 
 @pytest.mark.parametrize("module", ["fsdp_sim", "labs"])

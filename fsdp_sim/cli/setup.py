@@ -4,11 +4,16 @@ The Makefile runs this file before anything is installed. So it uses the standar
 annotations) that a Python as old as 3.6 can read, up to the sentence that says that it is too old.
 
 Read it from the bottom: `main` checks, `set_up` installs in four steps, and every way to fail is one sentence that says
-what to do. A set-up that did not reach its end leaves no stamp, and the next one starts over; what pip downloaded
-before stays in pip's own cache.
+what to do. uv installs what is locked, in seconds; pip brings uv, torch (whose build its settings may choose), and what
+uv could not. Modules are compiled when they are first imported: most never are.
+
+A set-up that did not reach its end leaves no stamp, and the next one starts over; what was downloaded before stays in
+the caches of uv and pip.
 """
 
 import argparse
+import ast
+import contextlib
 import hashlib
 import json
 import os
@@ -26,14 +31,18 @@ VENV = ROOT / ".venv"
 LOG = VENV / "setup.log"
 STAMP = VENV / "setup.json"  # written last: it is there only when the set-up reached its end
 LOCK = ROOT / "requirements.lock"
+DEV_LOCK = ROOT / "requirements-dev.lock"  # what developers need besides
 PYPROJECT = ROOT / "pyproject.toml"
+NBGRADER = ROOT / ".venv-nbgrader"  # apart, so that learners' JupyterLab has no part of it
+NBGRADER_LOCK = ROOT / "notebooks" / "instructor" / "nbgrader.lock"
 
-OLDEST_PYTHON, FIRST_UNTRIED_PYTHON = (3, 11), (3, 15)  # torch 2.13 has builds for 3.11 to 3.14
+OLDEST_PYTHON, FIRST_UNTRIED_PYTHON = (3, 11), (3, 15)  # torch has builds for 3.11 to 3.14
+TORCH = "2.13.0"  # installed where none is kept; the locks leave it out, since its build is chosen here
 CHOICES = ("auto", "keep", "cpu", "cuda")
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 # What .venv holds when done, and what passes through the temporary folder, in bytes, with some room. Measured on Linux:
-# 1.97 GB with the CPU build, 0.75 GB of it torch; the CUDA figures are estimates.
-DISK_BYTES = {"keep": 14 * 10**8, "cpu": 24 * 10**8, "cuda": 94 * 10**8}
+# 1.4 GB with the CPU build, 0.75 GB of it torch; the CUDA figures are estimates.
+DISK_BYTES = {"keep": 9 * 10**8, "cpu": 17 * 10**8, "cuda": 88 * 10**8}
 TEMP_BYTES = {"keep": 3 * 10**8, "cpu": 6 * 10**8, "cuda": 4 * 10**9}
 # For NCCL's buffers and Chromium's pages; a container has 64 MiB unless told otherwise.
 SHARED_MEMORY_BYTES = 64 * 2**20
@@ -108,21 +117,20 @@ def check_port(port):
             ) from None
 
 
-def choose_torch(request, found, usable_range, has_driver):
+def choose_torch(request, found, oldest, has_driver):
     """Turn the request into the build to install: "keep", "cpu" or "cuda".
 
     Args:
         request: One of CHOICES.
         found: Version of the torch that the base Python can import and that has gloo, or None.
-        usable_range: ((2, 11), (2, 14)): the lowest version that will do and the first that will not.
+        oldest: (2, 11): the lowest version that will do.
         has_driver: Whether an NVIDIA driver answers.
     """
     if request not in CHOICES:
         raise SetupError(f"TORCH={request} is not a choice: take one of {', '.join(CHOICES)}.")
-    low, high = usable_range
-    usable = found is not None and low <= tuple(int(n) for n in re.findall(r"\d+", found)[:2]) < high
+    usable = found is not None and tuple(int(n) for n in re.findall(r"\d+", found)[:2]) >= oldest
     if request == "keep" and not usable:
-        wanted = f"{low[0]}.{low[1]} or newer and older than {high[0]}.{high[1]}, with gloo"
+        wanted = f"{oldest[0]}.{oldest[1]} or newer, with gloo"
         raise SetupError(
             f"TORCH=keep found {'no torch' if found is None else 'torch ' + found} in {sys.executable}, and it must be "
             f"{wanted}: install one there, or let make TORCH=cpu or TORCH=cuda install it into .venv."
@@ -132,13 +140,24 @@ def choose_torch(request, found, usable_range, has_driver):
     return request
 
 
+UNREACHABLE = re.compile(
+    r"NewConnectionError|NameResolution|Max retries|ProxyError|ReadTimeout|ConnectTimeout|SSLError"
+)
+
+
 def explain(log):
     """Return the sentence for a pip run that failed, from what it printed."""
     if re.search(r"No space left on device|Disk quota exceeded", log):
         return f"The disk filled up during the set-up: make room, {AGAIN}."
-    if re.search(r"NewConnectionError|NameResolution|Max retries|ProxyError|ReadTimeout|ConnectTimeout|SSLError", log):
+    if UNREACHABLE.search(log):
         return f"pip cannot reach its package index: check the network or pip's proxy and index settings, {AGAIN}."
-    missing = re.search(r"No matching distribution found for (\S+)", log)
+    other_file = re.search(r"DO NOT MATCH THE HASHES(?:.*\n)*? +(\S+==\S+) from", log)
+    if other_file:
+        return (
+            f"pip's index gives another file for {other_file[1]} than the one the lock names by its SHA-256: use an "
+            f"index with PyPI's own files (pip config list shows which is used), {AGAIN}."
+        )
+    missing = re.search(r"No matching distribution found for ([^\s;]+)", log)
     if missing and "(from versions: none)" in log:
         return (
             f"pip found no version at all of {missing[1]}: check that it can reach a package index (the network, and "
@@ -152,18 +171,34 @@ def explain(log):
     return "pip could not install what is needed: its last words are above."
 
 
+def for_uv(pip_config):
+    """Return what `pip config list` printed as arguments and environment of uv, which does not read pip's settings."""
+    settings = {}
+    for line in sorted(pip_config.splitlines(), key=lambda line: (line.startswith(":env:"), "install." in line)):
+        name, _, value = line.partition("=")
+        if value:
+            settings[name.rpartition(".")[2]] = ast.literal_eval(value).split()  # the environment comes last, and wins
+    flags = {
+        "index-url": "--default-index", "extra-index-url": "--index", "find-links": "--find-links",
+        "trusted-host": "--allow-insecure-host",
+    }  # fmt: skip
+    # pip takes the best file of all indexes. What "unsafe" warns of, a stranger's file of that name, hashes exclude.
+    arguments = ["--index-strategy", "unsafe-best-match"]
+    for name, flag in flags.items():
+        for value in settings.get(name, []):
+            arguments += [flag, value]
+    if settings.get("no-index", ["0"])[0].lower() in ("1", "true", "yes", "on"):
+        arguments.append("--no-index")
+    env = {"cert": "SSL_CERT_FILE", "proxy": "ALL_PROXY"}
+    return arguments, {env[name]: settings[name][0] for name in env if settings.get(name)}
+
+
 # ---- what is there ----------------------------------------------------------------------------------------------
 
 
-def torch_pin():
-    """Return the version of torch that requirements.lock names, "2.13.0"."""
-    return re.search(r"^torch==(\S+)$", LOCK.read_text(), re.M)[1]
-
-
-def torch_range():
-    """Return the versions of torch that pyproject.toml allows, as ((2, 11), (2, 14))."""
-    low, high = re.search(r'"torch>=([\d.]+),<([\d.]+)"', PYPROJECT.read_text()).groups()
-    return tuple(map(int, low.split("."))), tuple(map(int, high.split(".")))
+def oldest_torch():
+    """Return the oldest version of torch that pyproject.toml allows, as (2, 11)."""
+    return tuple(map(int, re.search(r'"torch>=(\d+)\.(\d+)"', PYPROJECT.read_text()).groups()))
 
 
 def ask_for_torch(python):
@@ -195,9 +230,9 @@ def has_ensurepip():
     return find_spec("venv") is not None and find_spec("ensurepip") is not None
 
 
-def digest():
-    """Return a hash of everything .venv is made from, and of its place: its scripts hold absolute paths."""
-    return hashlib.sha256(LOCK.read_bytes() + PYPROJECT.read_bytes() + str(VENV).encode()).hexdigest()[:16]
+def digest(*files):
+    """Return a hash of what an environment is made from, and of its place: its scripts hold absolute paths."""
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files) + str(VENV).encode()).hexdigest()[:16]
 
 
 def stamp():
@@ -208,19 +243,37 @@ def stamp():
         return {}
 
 
+def write_stamp(file, content):
+    """Write a stamp whole or not at all."""
+    partial = file.with_suffix(".partial")
+    partial.write_text(json.dumps(content))
+    os.replace(partial, file)
+
+
 def is_ready(request):
     """Return whether .venv is complete, up to date and holds the build of torch asked for."""
     last = stamp()
-    return last.get("digest") == digest() and request in ("auto", last["torch"])
+    return last.get("digest") == digest(LOCK, PYPROJECT) and request in ("auto", last["torch"])
+
+
+def has_dev():
+    """Return whether .venv holds the developers' packages too."""
+    return stamp().get("dev") == digest(DEV_LOCK)
+
+
+def has_nbgrader():
+    """Return whether .venv-nbgrader is complete and up to date."""
+    ready = NBGRADER / "setup.json"
+    return ready.exists() and json.loads(ready.read_text()) == digest(NBGRADER_LOCK)
 
 
 # ---- the set-up -------------------------------------------------------------------------------------------------
 
 
-def run(command, log):
+def run(command, log, **env):
     """Run `command`, its output into `log` and, at a terminal, its last line on the screen; return (ok, output)."""
     # Another Python's paths and a user's habit of --user must not leak into .venv.
-    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME", "PIP_USER")}
+    env.update((k, v) for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME", "PIP_USER"))
     log.write("\n$ {}\n".format(" ".join(map(str, command))))
     lines, terminal = [], sys.stdout.isatty()
     with subprocess.Popen(
@@ -237,9 +290,9 @@ def run(command, log):
     return process.returncode == 0, "".join(lines)
 
 
-def make_venv(log):
+def make_venv(log, venv):
     """Make an empty virtual environment with pip in it."""
-    ok, output = run([sys.executable, "-m", "venv", VENV], log)
+    ok, output = run([sys.executable, "-m", "venv", venv], log)
     if not ok:
         print(output.strip(), file=sys.stderr)
         raise SetupError(
@@ -248,12 +301,17 @@ def make_venv(log):
         )
 
 
-def pip_install(log, *arguments, or_else=None):
-    """Run pip in .venv; where no index has the thing and `or_else` is given, once more with those arguments too."""
-    pip = [VENV / "bin" / "python", "-m", "pip", "install", "--no-input", "--disable-pip-version-check"]
-    ok, output = run([*pip, "--progress-bar", "off", *arguments], log)
-    if not ok and or_else and "No matching distribution" in output and "NewConnectionError" not in output:
-        ok, output = run([*pip, "--progress-bar", "off", *or_else, *arguments], log)
+def pip(log, venv, *arguments):
+    """Run pip install in an environment; return (ok, output)."""
+    command = [venv / "bin" / "python", "-m", "pip", "install", "--no-input", "--disable-pip-version-check"]
+    return run([*command, "--progress-bar", "off", "--no-compile", *arguments], log)
+
+
+def pip_install(log, venv, *arguments, or_else=None):
+    """Run pip install; where no index has the thing and `or_else` is given, once more with those arguments too."""
+    ok, output = pip(log, venv, *arguments)
+    if not ok and or_else and "No matching distribution" in output and not UNREACHABLE.search(output):
+        ok, output = pip(log, venv, *or_else, *arguments)
     if not ok:
         sentence = explain(output)
         if "last words" in sentence:
@@ -261,11 +319,34 @@ def pip_install(log, *arguments, or_else=None):
         raise SetupError(sentence)
 
 
-def lock_without_torch():
-    """Write the lock but for torch, whose build is chosen apart, into .venv; return the file's path."""
-    rest = VENV / "requirements-without-torch.txt"
-    rest.write_text("".join(line for line in LOCK.open() if not line.startswith("torch==")))
-    return rest
+def find_uv(log):
+    """Return a uv: the one installed here, else one on PATH, else the lock's, which pip brings; or None."""
+    own = VENV / "bin" / "uv"
+    found = str(own) if own.exists() else shutil.which("uv")
+    if found:
+        return found
+    locked = VENV / "uv.txt"
+    locked.write_text(re.search(r"^uv==(?:.*\\\n)*.*\n", LOCK.read_text(), re.M)[0])
+    ok, output = pip(log, VENV, "-r", locked)
+    if not ok and UNREACHABLE.search(output):
+        raise SetupError(explain(output))
+    return str(own) if ok else None
+
+
+def install(log, venv, *arguments):
+    """Install by uv; by pip where there is no uv, or it fails: then it is pip that says why."""
+    uv = find_uv(log)
+    if uv:
+        listed = subprocess.run([venv / "bin" / "python", "-m", "pip", "config", "list"], stdout=subprocess.PIPE)
+        settings, env = for_uv(listed.stdout.decode())
+        if run([uv, "pip", "install", "--python", venv / "bin" / "python", *settings, *arguments], log, **env)[0]:
+            return
+    pip_install(log, venv, *arguments)
+
+
+def install_lock(log, venv, lock):
+    """Install every pin of a lock, by its hash. It is complete, so nothing else is looked for: no torch by accident."""
+    install(log, venv, "--no-deps", "-r", lock)
 
 
 def install_torch(log, build, kept):
@@ -277,17 +358,9 @@ def install_torch(log, build, kept):
         (site / "kept_torch.pth").write_text("\n".join(kept["folders"]) + "\n")
     elif build == "cpu" and sys.platform == "linux":
         # Never plain torch here: on Linux that is the CUDA build, gigabytes of it.
-        cpu_index = ("--extra-index-url", CPU_INDEX)
-        pip_install(log, "-c", lock_without_torch(), f"torch=={torch_pin()}+cpu", or_else=cpu_index)
+        pip_install(log, VENV, f"torch=={TORCH}+cpu", or_else=("--extra-index-url", CPU_INDEX))
     else:
-        pip_install(log, "-c", lock_without_torch(), f"torch=={torch_pin()}")
-
-
-def install_lock(log):
-    """Install every pin of requirements.lock but torch, which is there already, then this project, editable."""
-    pip_install(log, "-r", lock_without_torch())
-    # The build backend is pinned in the lock, so nothing is fetched to build with.
-    pip_install(log, "--no-deps", "--no-build-isolation", "-e", ROOT)
+        pip_install(log, VENV, f"torch=={TORCH}")
 
 
 def check_torch(build, torch):
@@ -310,7 +383,7 @@ def set_up(request):
     check_venv_module(has_ensurepip(), sys.version_info, sys.executable)
     kept = ask_for_torch(sys.executable) if request in ("auto", "keep") else None
     found = kept["version"] if kept and kept["gloo"] else None
-    build = choose_torch(request, found, torch_range(), request == "auto" and has_nvidia_driver())
+    build = choose_torch(request, found, oldest_torch(), request == "auto" and has_nvidia_driver())
     update = stamp().get("torch") == build and stamp().get("python") == list(sys.version_info[:2])
     if not update:
         shutil.rmtree(VENV, ignore_errors=True)
@@ -326,30 +399,57 @@ def set_up(request):
 
     what = {
         "keep": f"torch {found}, kept where {sys.executable} has it",
-        "cpu": f"torch {torch_pin()}, CPU build (about 200 MB)",
-        "cuda": f"torch {torch_pin()}, CUDA build (several GB)",
+        "cpu": f"torch {TORCH}, CPU build (about 200 MB)",
+        "cuda": f"torch {TORCH}, CUDA build (several GB)",
     }
-    with LOG.open("a", encoding="utf-8") as log:
-        try:
-            if not update:
-                say("1/4 creating .venv with Python {}.{}.{}".format(*sys.version_info[:3]))
-                make_venv(log)
-                say(f"2/4 {what[build]}")
-                install_torch(log, build, kept)
-            say("3/4 the other packages of requirements.lock (about 250 MB)")
-            install_lock(log)
-            say("4/4 looking whether torch runs")
-            torch = ask_for_torch(VENV / "bin" / "python")
-            remark = check_torch(build, torch)
-        except SetupError as error:
-            raise SetupError(f"{error} (log: {LOG.relative_to(ROOT)})") from None
+    with logged(VENV) as log:
+        if not update:
+            say("1/4 creating .venv with Python {}.{}.{}".format(*sys.version_info[:3]))
+            make_venv(log, VENV)
+        say("2/4 the packages of requirements.lock (about 170 MB)")
+        install_lock(log, VENV, LOCK)
+        # The build backend is in the lock, so nothing is fetched to build with.
+        install(log, VENV, "--no-deps", "--no-build-isolation", "-e", ROOT)
+        say(f"3/4 {what[build]}")
+        install_torch(log, build, kept)
+        say("4/4 looking whether torch runs")
+        torch = ask_for_torch(VENV / "bin" / "python")
+        remark = check_torch(build, torch)
     if remark:
         say(f"note: {remark}")
-    done = {"digest": digest(), "torch": build, "torch_version": torch["version"], "python": sys.version_info[:2]}
-    partial = STAMP.with_suffix(".partial")
-    partial.write_text(json.dumps(done))
-    os.replace(partial, STAMP)
+    done = {"torch": build, "torch_version": torch["version"], "python": sys.version_info[:2]}
+    write_stamp(STAMP, dict(done, digest=digest(LOCK, PYPROJECT)))
     say(f"ready in {time.monotonic() - started:.0f} s: .venv with torch {torch['version']}")
+
+
+def add_dev():
+    """Put into .venv what developing needs besides."""
+    say("the developers' packages, once: tests, linters, Sphinx, a browser's driver (about 200 MB)")
+    with logged(VENV) as log:
+        install_lock(log, VENV, DEV_LOCK)
+    write_stamp(STAMP, dict(stamp(), dev=digest(DEV_LOCK)))
+
+
+def make_nbgrader():
+    """Make .venv-nbgrader anew."""
+    say("nbgrader, once, into .venv-nbgrader (about 50 MB)")
+    shutil.rmtree(NBGRADER, ignore_errors=True)
+    NBGRADER.mkdir()
+    with logged(NBGRADER) as log:
+        make_venv(log, NBGRADER)
+        install_lock(log, NBGRADER, NBGRADER_LOCK)
+    write_stamp(NBGRADER / "setup.json", digest(NBGRADER_LOCK))
+
+
+@contextlib.contextmanager
+def logged(venv):
+    """Open an environment's log; an error from within names it."""
+    path = venv / "setup.log"
+    with path.open("a", encoding="utf-8") as log:
+        try:
+            yield log
+        except SetupError as error:
+            raise SetupError(f"{error} (log: {path.relative_to(ROOT)})") from None
 
 
 def say(text):
@@ -361,16 +461,25 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(description="Make .venv, the environment everything here runs in.")
     parser.add_argument("--torch", default="auto", help="auto (default), keep, cpu or cuda")
     parser.add_argument("--port", help="check first that this port of 127.0.0.1 is free")
+    parser.add_argument("--dev", action="store_true", help="what developing needs, too")
+    parser.add_argument("--nbgrader", action="store_true", help="nbgrader, too, in .venv-nbgrader")
     options = parser.parse_args(arguments)
+
+    def missing():
+        """Return what there is to do, in order: functions and their arguments."""
+        parts = [(not is_ready(options.torch), set_up, options.torch), (options.dev and not has_dev(), add_dev)]
+        parts.append((options.nbgrader and not has_nbgrader(), make_nbgrader))
+        return [part for is_missing, *part in parts if is_missing]
+
     try:
         check_python(sys.version_info, sys.executable)
         if options.torch not in CHOICES:
-            choose_torch(options.torch, None, torch_range(), False)
+            choose_torch(options.torch, None, oldest_torch(), False)
         if options.port is not None:
             check_port(options.port)
         if os.path.isdir("/dev/shm"):
             check_shared_memory(shutil.disk_usage("/dev/shm").free)
-        if is_ready(options.torch):
+        if not missing():
             return 0
         if Path(sys.prefix).resolve() == VENV.resolve():  # make was called with .venv active: it must not remake itself
             return subprocess.call([sys._base_executable, __file__, *(arguments or sys.argv[1:])])
@@ -383,8 +492,8 @@ def main(arguments=None):
             except BlockingIOError:
                 say("another set-up is at work in this folder, waiting for it")
                 fcntl.flock(mutex, fcntl.LOCK_EX)
-            if not is_ready(options.torch):
-                set_up(options.torch)
+            for part, *its_arguments in missing():
+                part(*its_arguments)
     except SetupError as error:
         print(f"set-up failed: {error}", file=sys.stderr)
         return 1

@@ -4,6 +4,8 @@ The runs below are real ones of `make` and `setup.py`, in a copy of the few file
 """
 
 import ast
+import contextlib
+import hashlib
 import importlib.util
 import json
 import os
@@ -12,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -19,14 +22,17 @@ import pytest
 from fsdp_sim.cli import setup
 
 ROOT = Path(setup.__file__).parents[2]
-PINNED, RANGE = "2.13.0", ((2, 11), (2, 14))
+OLDEST = (2, 11)
 NO_INDEX = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull}
 
 
 @pytest.fixture
 def checkout(tmp_path):
     """A folder with the files that a set-up reads, and no .venv."""
-    for name in ("Makefile", "pyproject.toml", "requirements.lock", "fsdp_sim/cli/setup.py"):
+    for name in (
+        "Makefile", "pyproject.toml", "requirements.lock", "requirements-dev.lock", "fsdp_sim/cli/setup.py",
+        "notebooks/instructor/nbgrader.lock",
+    ):  # fmt: skip
         (tmp_path / "checkout" / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / "checkout" / name)
     return tmp_path / "checkout"
@@ -185,23 +191,23 @@ def test_disk_needs_on_one_file_system_add_up():
         ("auto", "2.12.1+cu126", False, "keep"),
         ("auto", "2.11.0", True, "keep"),
         ("auto", "2.10.2", False, "cpu"),
-        ("auto", "2.14.0a0+git1234", True, "cuda"),
+        ("auto", "2.99.0a0+git1234", True, "keep"),
         ("keep", "2.13.0", False, "keep"),
         ("cpu", "2.13.0", True, "cpu"),
         ("cuda", None, False, "cuda"),
     ],
 )
 def test_a_usable_torch_is_kept_else_the_driver_decides(request_, found, has_driver, build):
-    assert setup.choose_torch(request_, found, RANGE, has_driver) == build
+    assert setup.choose_torch(request_, found, OLDEST, has_driver) == build
 
 
 def test_keep_says_what_it_found_and_what_would_do():
-    with pytest.raises(setup.SetupError, match=r"found torch 2\.9\.1 in .*, and it must be 2\.11 or newer and older"):
-        setup.choose_torch("keep", "2.9.1", RANGE, True)
+    with pytest.raises(setup.SetupError, match=r"found torch 2\.9\.1 in .*, and it must be 2\.11 or newer, with gloo"):
+        setup.choose_torch("keep", "2.9.1", OLDEST, True)
 
 
-def test_pin_and_range_are_read_from_the_files_that_own_them():
-    assert (setup.torch_pin(), setup.torch_range()) == (PINNED, RANGE)
+def test_the_oldest_torch_is_read_from_pyproject():
+    assert setup.oldest_torch() == OLDEST
 
 
 @pytest.mark.parametrize(
@@ -244,7 +250,8 @@ def test_without_an_index_pip_says_so_names_its_log_and_starts_over_what_was_beg
     assert status != 0
     assert "1/4 creating .venv" in out
     assert not (checkout / ".venv" / "begun").exists()
-    assert f"set-up failed: pip found no version at all of torch=={PINNED}+cpu: check that it can reach" in err
+    first = setup.LOCK.read_text().splitlines()[2].split()[0]
+    assert f"set-up failed: pip found no version at all of {first}: check that it can reach" in err
     assert err.count("(log: .venv/setup.log)") == 1
     assert "No matching distribution" in (checkout / ".venv" / "setup.log").read_text()
     assert not (checkout / ".venv" / "setup.json").exists()
@@ -279,11 +286,92 @@ def test_an_interrupt_is_a_sentence_and_leaves_no_stamp(checkout):
             "ERROR: No matching distribution found for torch==2.13.0",
             "pip's index has no torch==2.13.0 for Python",
         ),
+        (
+            "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE. If you have updated the package "
+            "versions, please update the hashes.\n    six==1.17.0 from file:///wheels/six-1.17.0-py2.py3-none-any.whl:\n"
+            "        Expected sha256 00\n             Got        ff\n",
+            "pip's index gives another file for six==1.17.0 than the one the lock names by its SHA-256",
+        ),
         ("ERROR: something new", "pip could not install what is needed: its last words are above"),
     ],
 )
 def test_pips_words_become_a_sentence(log, sentence):
     assert sentence in setup.explain(log)
+
+
+# ---- what is locked ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "arguments", "env"),
+    [
+        ("", [], {}),
+        ("global.index-url='https://mirror.example/simple'\nglobal.timeout='60'",
+         ["--default-index", "https://mirror.example/simple"], {}),
+        ("install.extra-index-url='\\nhttps://one.example\\nhttps://two.example'\nglobal.trusted-host='one.example'",
+         ["--index", "https://one.example", "--index", "https://two.example",
+          "--allow-insecure-host", "one.example"], {}),
+        (":env:.find-links='/mine'\nglobal.find-links='/everybodys'\n:env:.no-index='1'",
+         ["--find-links", "/mine", "--no-index"], {}),
+        ("global.cert='/etc/ca.crt'\nglobal.proxy='http://proxy.example:3128'", [],
+         {"SSL_CERT_FILE": "/etc/ca.crt", "ALL_PROXY": "http://proxy.example:3128"}),
+    ],
+    ids=["none", "a mirror", "more indexes", "the environment wins", "certificate and proxy"],
+)  # fmt: skip
+def test_uv_looks_where_pip_is_told_to_look(settings, arguments, env):
+    assert setup.for_uv(settings) == (["--index-strategy", "unsafe-best-match", *arguments], env)
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory):
+    """A folder with one package, "tiny", as a wheel; no index is asked."""
+    folder = tmp_path_factory.mktemp("wheels")
+    with zipfile.ZipFile(folder / "tiny-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("tiny.py", "")
+        wheel.writestr("tiny-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n")
+        wheel.writestr("tiny-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr("tiny-1.0.dist-info/RECORD", "")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def empty_venv(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("empty") / "venv"
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    return folder
+
+
+@pytest.fixture(params=["uv", "pip, where uv fails"])
+def installer(request, checkout, tools, wheels, monkeypatch):
+    """The setup.py of a checkout where both tools find `wheels` and no index; each time another of them installs."""
+    if request.param == "uv":
+        if not shutil.which("uv"):
+            pytest.skip("needs uv: make setup installs it")
+        (tools / "uv").symlink_to(shutil.which("uv"))
+    else:
+        (tools / "uv").write_text("#!/bin/sh\nexit 2\n")
+        (tools / "uv").chmod(0o755)
+    for name, value in {**NO_INDEX, "PIP_FIND_LINKS": str(wheels), "PATH": str(tools)}.items():
+        monkeypatch.setenv(name, value)
+    return module_of(checkout)
+
+
+@pytest.mark.parametrize("right", [True, False], ids=["its hash", "another hash"])
+def test_a_locked_package_is_installed_by_its_hash_alone(installer, empty_venv, wheels, tmp_path, right):
+    sha256 = hashlib.sha256((wheels / "tiny-1.0-py3-none-any.whl").read_bytes()).hexdigest()
+    lock = tmp_path / "tiny.lock"
+    lock.write_text(f"tiny==1.0 \\\n    --hash=sha256:{sha256 if right else '0' * 64}\n")
+    for left in empty_venv.glob("lib/python3*/site-packages/tiny*"):
+        shutil.rmtree(left) if left.is_dir() else left.unlink()
+
+    with (
+        open(os.devnull, "w") as log,
+        contextlib.nullcontext() if right else pytest.raises(installer.SetupError) as said,
+    ):
+        installer.install_lock(log, empty_venv, lock)
+
+    assert [path.name for path in empty_venv.glob("lib/python3*/site-packages/tiny.py")] == ["tiny.py"] * right
+    assert right or "another file for tiny==1.0 than the one the lock names by its SHA-256" in str(said.value)
 
 
 # ---- the second call ----------------------------------------------------------------------------------------------
@@ -295,7 +383,8 @@ def ready(checkout):
     module = module_of(checkout)
     (module.VENV / "bin").mkdir(parents=True)
     (module.VENV / "bin" / "python").symlink_to(sys.executable)
-    module.STAMP.write_text(json.dumps({"digest": module.digest(), "torch": "cpu"}))
+    done = {"digest": module.digest(module.LOCK, module.PYPROJECT), "dev": module.digest(module.DEV_LOCK)}
+    module.STAMP.write_text(json.dumps({**done, "torch": "cpu"}))
     return module
 
 
@@ -310,6 +399,16 @@ def test_a_changed_lock_or_project_file_sets_up_again(ready, name):
         file.write("# changed\n")
 
     assert not ready.is_ready("auto")
+
+
+def test_changed_developers_packages_are_theirs_alone(ready):
+    assert ready.has_dev()
+
+    with ready.DEV_LOCK.open("a") as file:
+        file.write("# changed\n")
+
+    assert not ready.has_dev()
+    assert ready.is_ready("auto")
 
 
 def test_a_python_that_is_gone_sets_up_again(ready):
