@@ -1,6 +1,7 @@
 """Every exercise there is, held to what a learner may expect: its stub, its solution, every wrong answer and shortcut.
 
-Authors add a file under ``fsdp_sim/learn/exercises`` and nothing here. All checks share one warm fork server. They draw
+Authors add a file under ``fsdp_sim/learn/exercises`` and nothing here. The answers to an exercise take turns on the
+same ranks (see `tests.learn.together`); ``make test-all`` judges each on ranks of its own, as a learner's. They draw
 the same every time; ``FSDP_SIM_SEED=7 python -m pytest tests/learn/test_exercises.py`` draws others.
 """
 
@@ -10,26 +11,22 @@ import ast
 import inspect
 import os
 import re
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
 from fsdp_sim.learn.check import judge
-from fsdp_sim.learn.exercise import IS_A_STUB, Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import IS_A_STUB, Exercise, Kind
 from fsdp_sim.learn.find import load_all
 from fsdp_sim.learn.sources import missing, solution_source
 from fsdp_sim.learn.verdict import Grade, Verdict
+from tests.learn.together import verdicts
 
 EXERCISES = load_all()
 MAX_MESSAGE = 900  # characters
 COVERS = re.compile(r"(coverage 00[0-4]\.\d+|pitfall \d+|misconception (\d+|[0-4]\.\d+))")
-MUTANTS = [
-    pytest.param(exercise, wrong, id=f"{exercise.name}-{kind}{number}")
-    for exercise in EXERCISES
-    for kind, some in (("wrong", exercise.wrong), ("shortcut", exercise.shortcuts))
-    for number, wrong in enumerate(some)
-]
 each = pytest.mark.parametrize("exercise", EXERCISES, ids=[exercise.name for exercise in EXERCISES])
 
 
@@ -40,51 +37,53 @@ def seed() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module", autouse=True)
-def seconds(request: pytest.FixtureRequest) -> Iterator[dict[str, float]]:
-    """Seconds of checking by exercise, printed at the end."""
-    spent: dict[str, float] = {}
-    yield spent
-    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
-        lines = [f"{name:40} {taken_s:6.1f} s" for name, taken_s in sorted(spent.items(), key=lambda item: -item[1])]
-        print("\n".join(["", *lines, f"{'all exercises':40} {sum(spent.values()):6.1f} s"]))
+@dataclass(frozen=True)
+class Case:
+    """An answer to an exercise and what `check` is to say to it."""
+
+    kind: str  # stub, reference, wrong, shortcut
+    answer: Callable[..., Any]
+    says: str
 
 
-def checked(exercise: Exercise, solution: object, seconds: dict[str, float]) -> Verdict:
-    start_s = time.monotonic()
-    verdict = judge(exercise, solution)  # type: ignore[arg-type]
-    seconds[exercise.name] = seconds.get(exercise.name, 0.0) + time.monotonic() - start_s
-    assert "\n" not in verdict.message
-    assert 10 < len(verdict.message) <= MAX_MESSAGE, verdict.message
-    return verdict
+def cases(exercise: Exercise) -> list[Case]:
+    found = [Case("reference", exercise.reference, ""), Case("stub", exercise.stub, exercise.stub_says)]
+    found += [Case("wrong", wrong.function, wrong.message) for wrong in exercise.wrong]
+    return found + [Case("shortcut", wrong.function, wrong.message) for wrong in exercise.shortcuts]
+
+
+def amiss(exercise: Exercise, case: Case, verdict: Verdict) -> str:
+    """What is not as it should be about a verdict, or nothing."""
+    best = {Grade.GOOD, Grade.OPTIMAL} if exercise.targets else {Grade.PASS}
+    expected = {
+        "passed": verdict.passed == (case.kind == "reference"),
+        "the best grade there is": case.kind != "reference" or verdict.grade in best,
+        "the message": case.says in verdict.message,
+        "known as the stub": (IS_A_STUB in verdict.message) <= (case.kind == "stub"),
+        "one paragraph": "\n" not in verdict.message and 10 < len(verdict.message) <= MAX_MESSAGE,
+        "what the rest goes on with": verdict.passed or verdict.use.function is exercise.reference,
+    }
+    wrong = [what for what, is_so in expected.items() if not is_so]
+    return f"{case.kind} {case.answer.__name__}, expected {case.says!r}: {', '.join(wrong)}: {verdict}" if wrong else ""
 
 
 @each
-def test_the_stub_fails_with_the_intended_message(exercise: Exercise, seconds: dict[str, float]) -> None:
-    verdict = checked(exercise, exercise.stub, seconds)
-
-    assert not verdict.passed
-    assert exercise.stub_says in verdict.message
-    assert verdict.use.function is exercise.reference
-
-
-@each
-def test_the_reference_passes_with_the_best_grade_there_is(exercise: Exercise, seconds: dict[str, float]) -> None:
-    verdict = checked(exercise, exercise.reference, seconds)
-
-    assert verdict.passed, verdict
-    assert verdict.grade in ({Grade.GOOD, Grade.OPTIMAL} if exercise.targets else {Grade.PASS}), verdict
+def test_stub_reference_wrong_answers_and_shortcuts_get_the_verdict_they_should(exercise: Exercise) -> None:
+    some = cases(exercise)
+    found = verdicts(exercise, [case.answer for case in some])
+    for case, verdict in zip(some, found, strict=True):
+        if verdict is None or amiss(exercise, case, verdict):  # an answer before it may have left something
+            verdict = judge(exercise, case.answer)
+        assert not amiss(exercise, case, verdict)
 
 
-@pytest.mark.parametrize(("exercise", "wrong"), MUTANTS)
-def test_a_wrong_answer_or_shortcut_fails_with_its_own_message(
-    exercise: Exercise, wrong: Wrong, seconds: dict[str, float]
-) -> None:
-    verdict = checked(exercise, wrong.function, seconds)
-
-    assert not verdict.passed, verdict
-    assert wrong.message in verdict.message
-    assert IS_A_STUB not in verdict.message
+@pytest.mark.tail
+@pytest.mark.parametrize(
+    ("exercise", "case"),
+    [pytest.param(e, case, id=f"{e.name}-{case.kind}-{n}") for e in EXERCISES for n, case in enumerate(cases(e))],
+)
+def test_the_same_on_ranks_of_its_own(exercise: Exercise, case: Case) -> None:
+    assert not amiss(exercise, case, judge(exercise, case.answer))
 
 
 @each
