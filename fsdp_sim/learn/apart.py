@@ -76,6 +76,7 @@ def carry_out(trial: Trial, function: Callable[..., Any], limits: Limits | None 
     """
     from fsdp_sim.learn.inside import call
     from fsdp_sim.ranks import Limits, RanksError, run
+    from fsdp_sim.ranks.launch import NoRoomError
 
     limits = limits or Limits()
     try:
@@ -95,7 +96,9 @@ def carry_out(trial: Trial, function: Callable[..., Any], limits: Limits | None 
         )
     except RanksError as error:
         raise StoppedError(_why(error, trial.ranks, limits), _printed(error.output, trial.ranks)) from None
-    except (KeyError, IndexError, ValueError, TypeError) as error:  # it wrote into what only the ranks' own code writes
+    except NoRoomError:  # which is no fault of the code
+        raise
+    except Exception as error:  # whatever it may have sent back, or written where only the ranks' own code writes
         raise StoppedError(_unread(_line(str(error))), "") from None
 
 
@@ -119,7 +122,7 @@ def _why(error: RanksError, ranks: int, limits: Limits) -> str:
     if "SIGXCPU" in headline:
         headline = headline.replace("was killed by SIGXCPU", f"was still running after {limits.cpu_s} s of computing")
         return f"{_whose(headline, ranks)}; is there a loop that does not end?"
-    if "still running after" in headline or "threads and processes" in headline:
+    if any(words in headline for words in ("still running after", "threads and processes", "memory with all it")):
         return f"{_whose(headline, ranks)}; {found.fix}."
     who = headline.partition(" raised")[0]
     if "raised MemoryError" in headline or "can't allocate memory" in headline:

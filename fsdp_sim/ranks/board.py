@@ -1,6 +1,6 @@
 """The board: what each rank is doing, in memory that outlives it.
 
-One file, mapped by the parent and by every rank. A rank writes a record *before* it issues a collective and a
+One file, mapped by every rank and read by the parent. A rank writes a record *before* it issues a collective and a
 flag while it waits for one, so that the parent can say what a rank was doing even after it was killed. Records
 are a ring; a rank that runs more than a ring ahead of the parent waits for it (it never does in practice).
 """
@@ -8,6 +8,7 @@ are a ring; a rank that runs more than a ring ahead of the parent waits for it (
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -77,8 +78,18 @@ def ranks_of(mask: int) -> tuple[int, ...]:
     return tuple(rank for rank in range(64) if mask >> rank & 1)
 
 
+class BoardError(Exception):
+    """A rank has written what only the ranks' own code writes, or has cut the file short."""
+
+
+def _record(*row: Any) -> Record:
+    texts = (text.decode("utf-8", "replace") for text in row[:5])
+    values: tuple[Any, ...] = (*texts, *row[5:8], ranks_of(row[8]), *row[9:])
+    return Record(*values)
+
+
 class Board:
-    """The mapped file. ``Board.create`` in the parent, ``Board(path, world_size)`` in a rank."""
+    """The mapped file, in a rank."""
 
     def __init__(self, path: str | Path, world_size: int, mode: str = "r+") -> None:
         self.world_size = world_size
@@ -131,10 +142,71 @@ class Board:
     def read(self, rank: int, first: int, last: int) -> list[Record]:
         """Records ``first`` up to, not including, ``last`` of a rank."""
         rows = self.records[rank, np.arange(first, last) % RING].tolist()
-        return [self._record(*row) for row in rows]
+        return [_record(*row) for row in rows]
 
-    @staticmethod
-    def _record(*row: Any) -> Record:
-        texts = (text.decode("utf-8", "replace") for text in row[:5])
-        values: tuple[Any, ...] = (*texts, *row[5:8], ranks_of(row[8]), *row[9:])
-        return Record(*values)
+
+class BoardView:
+    """The file as the parent sees it. It reads it and maps nothing: where a rank cuts a mapped file short, whoever
+    looks at it dies.
+
+    Attributes:
+        status: of all ranks, as it was at the last `refresh`.
+    """
+
+    def __init__(self, path: str | Path, world_size: int) -> None:
+        self.world_size = world_size
+        self._taken = [0] * world_size  # records, per rank
+        self._file = os.open(path, os.O_RDWR)
+        self.refresh()
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    def refresh(self) -> None:
+        """Look at what the ranks are doing now.
+
+        Raises:
+            BoardError: what is written there cannot be.
+        """
+        status = np.frombuffer(self._bytes(STATUS.itemsize * self.world_size, 0), STATUS)
+        for rank, issued in enumerate(status["issued"].tolist()):
+            if not 0 <= issued - self._taken[rank] <= RING:
+                raise BoardError(f"rank {rank} has overwritten the count of its collectives")
+        self.status = status
+
+    def issued(self, rank: int) -> int:
+        return int(self.status["issued"][rank])
+
+    def take(self, rank: int) -> list[Record]:
+        """The records that this has not returned yet; the rank may overwrite them from now on."""
+        first, last = self._taken[rank], self.issued(rank)
+        if first == last:
+            return []
+        records = self._records(rank, first, last)
+        self._taken[rank] = last
+        os.pwrite(self._file, STATUS["read"].type(last).tobytes(), STATUS.itemsize * rank + _offset_of("read"))
+        return records
+
+    def latest(self, rank: int, first: int = 0) -> list[Record]:
+        """The records of a rank from ``first`` on that have not been overwritten."""
+        return self._records(rank, max(first, self.issued(rank) - RING), self.issued(rank))
+
+    def _records(self, rank: int, first: int, last: int) -> list[Record]:
+        rows: list[tuple[Any, ...]] = []
+        while first < last:  # once, and once more where the ring begins anew
+            count = min(last - first, RING - first % RING)
+            place = STATUS.itemsize * self.world_size + RECORD.itemsize * (RING * rank + first % RING)
+            rows += np.frombuffer(self._bytes(RECORD.itemsize * count, place), RECORD).tolist()
+            first += count
+        return [_record(*row) for row in rows]
+
+    def _bytes(self, count: int, place: int) -> bytes:
+        data = os.pread(self._file, count, place)
+        if len(data) < count:
+            raise BoardError("a rank has cut short the file in which the ranks say what they do")
+        return data
+
+
+def _offset_of(name: str) -> int:
+    assert STATUS.fields is not None
+    return STATUS.fields[name][1]

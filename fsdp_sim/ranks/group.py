@@ -109,10 +109,11 @@ def tensors_in(args: tuple[Any, ...]) -> list[torch.Tensor]:
 
 
 def detail_of(method: str, args: tuple[Any, ...], members: Sequence[int]) -> str:
-    """Reduce op, root or peer: what must agree besides sizes."""
+    """Reduce op, root, or peer and tag: what must agree besides sizes."""
     op = METHODS[method]
     if op in ("send", "recv"):
-        return f"peer={'any' if method == 'recv_anysource' else members[args[1]]}"
+        peer, tag = ("any", args[1]) if method == "recv_anysource" else (members[args[1]], args[2])
+        return f"peer={peer} tag={tag}" if tag else f"peer={peer}"
     options: Any = args[-1] if args else None
     if op in ("all_reduce", "reduce_scatter", "reduce") and hasattr(options, "reduceOp"):
         return str(getattr(options.reduceOp, "op", options.reduceOp)).rpartition(".")[2]

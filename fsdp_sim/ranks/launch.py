@@ -14,7 +14,6 @@ import linecache
 import multiprocessing as mp
 import os
 import shutil
-import signal
 import sys
 import tempfile
 import threading
@@ -27,8 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from fsdp_sim.accelerators import environ_for, hidden
-from fsdp_sim.ranks.board import Board
-from fsdp_sim.ranks.limits import end_escaped
+from fsdp_sim.ranks.board import Board, BoardView
+from fsdp_sim.ranks.interrupts import Interrupts
+from fsdp_sim.ranks.limits import end_groups, end_marked
 from fsdp_sim.ranks.rank import Job, main
 
 # Imported once by the fork server, so that no rank has to (by name: this room depends on none of them).
@@ -86,7 +86,7 @@ class Ranks:
     """The processes of one call."""
 
     job: Job
-    board: Board
+    board: BoardView
     processes: list[BaseProcess] = field(default_factory=list)
     controls: list[Connection] = field(default_factory=list)
 
@@ -98,13 +98,9 @@ class Ranks:
 
     def stop(self) -> None:
         """Kill every rank and whatever it started, and wait until they are gone."""
-        if self.job.limits is not None:
-            for process in self.processes:
-                end_escaped(process.pid or 0)
+        some_ended = not all(process.is_alive() for process in self.processes)
+        end_groups([process.pid or 0 for process in self.processes])  # a rank leads its own session
         for process in self.processes:
-            assert process.pid is not None  # it was started
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)  # a rank leads its own session
             process.kill()  # it may not have come that far yet
         for process in self.processes:
             process.join(timeout=2)
@@ -112,26 +108,36 @@ class Ranks:
             control.close()
         if self.job.user is not None:
             self.job.user.end()
+        elif some_ended:
+            end_marked(IN_SERVER, str(self.job.folder))
+        self.board.close()
         shutil.rmtree(self.job.folder, ignore_errors=True)
 
 
-def start(works: list[bytes], **settings: Any) -> Ranks:
-    """Start the ranks of a job, each with its work; ``settings`` are `Job`'s fields but folder, environ and cells."""
+class NoRoomError(OSError):
+    """This machine cannot take the ranks' shared files: nothing has been started."""
+
+
+def start(works: list[bytes], interrupts: Interrupts, **settings: Any) -> Ranks:
+    """Start the ranks of a job, each with its work; ``settings`` are `Job`'s fields but folder, environ and cells.
+
+    Raises:
+        NoRoomError: there is no room for their shared files.
+    """
+    folder = None
     try:
         folder = Path(tempfile.mkdtemp(prefix="fsdp_sim-"))
-        cells = {name: entry for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None}
-        environ = environ_for(settings["device"]) | {IN_SERVER: "1"}
-        job = Job(folder=folder, environ=environ, cells=cells, **settings)
-        board = Board.create(folder / "board", job.world_size)
-        if job.user is not None:
-            files = ["board", "store", *(f"rank{rank}.out" for rank in range(job.world_size))]
-            job = replace(job, environ=hidden(job.user.furnish(folder, files)) | {IN_SERVER: "1"})
-    except OSError as error:
-        raise OSError(
+        ranks = _prepared(folder, settings)
+    except BaseException as error:
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+        if not isinstance(error, OSError):
+            raise
+        raise NoRoomError(
             f"no room for the ranks' shared files in {tempfile.gettempdir()} ({error.strerror}); "
             "free some space or set TMPDIR to a folder with a few MB"
         ) from error
-    ranks = Ranks(job, board)
+    job = ranks.job
     context: Any = _fresh if job.device == "cuda" else _context
     try:
         with _lock, _without_main():
@@ -145,7 +151,20 @@ def start(works: list[bytes], **settings: Any) -> Ranks:
                 theirs.close()
                 ranks.processes.append(process)
                 ranks.controls.append(ours)
+                interrupts.check()
     except BaseException:
         ranks.stop()
         raise
     return ranks
+
+
+def _prepared(folder: Path, settings: dict[str, Any]) -> Ranks:
+    """A job with its files, before any process."""
+    cells = {name: entry for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None}
+    mark = {IN_SERVER: str(folder)}  # what a rank starts can be found by it
+    job = Job(folder=folder, environ=environ_for(settings["device"]) | mark, cells=cells, **settings)
+    Board.create(folder / "board", job.world_size)
+    if job.user is not None:
+        files = ["board", "store", *(f"rank{rank}.out" for rank in range(job.world_size))]
+        job = replace(job, environ=hidden(job.user.furnish(folder, files)) | mark)
+    return Ranks(job, BoardView(folder / "board", job.world_size))

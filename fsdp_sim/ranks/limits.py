@@ -1,7 +1,8 @@
 """What code one does not trust may use, and who looks after it.
 
 The kernel enforces what it can (seconds of CPU, bytes of memory and of files), set in the rank before the function is
-called. Wall time, threads and processes are counted from outside, by the parent, which ends the ranks.
+called. Wall time, threads, processes and the memory of all of them are counted from outside, by the parent, which ends
+the ranks.
 """
 
 from __future__ import annotations
@@ -11,15 +12,19 @@ import ctypes
 import os
 import resource
 import signal
+import stat
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
 from fsdp_sim.ranks.other_user import OtherUser
 
 PR_SET_CHILD_SUBREAPER = 36  # Linux: what a rank starts stays below it, also when a process in between ends
+KNOWS_CHILDREN = os.path.exists(f"/proc/self/task/{os.getpid()}/children")  # else psutil looks at every process
 LOOK_S = 0.1
 ROUNDS = 100
 
@@ -31,7 +36,8 @@ class Limits:
     Attributes:
         cpu_s: seconds of computing, which do not run while others use the cores.
         wall_s: seconds of the whole call.
-        memory_bytes: of data, torch's own included (about 0.3 GB).
+        memory_bytes: of data of one process, torch's own included (about 0.3 GB); and of what a rank and all that it
+            has started have in memory together.
         file_bytes: of one file.
         tasks: threads and processes, those of torch and gloo included (about 20).
         user: who runs the code; None for the user of this process.
@@ -53,6 +59,10 @@ def confine(limits: Limits, world_size: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if limits.user is not None:  # whose tasks are all of this call; of other users the kernel would count every program
         resource.setrlimit(resource.RLIMIT_NPROC, (limits.tasks * world_size,) * 2)
+
+
+def keep_children() -> None:
+    """From now on what this process starts stays below it, also when a process in between ends. On Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
@@ -73,58 +83,107 @@ class Overseer:
             return None
         self._seen_s = now_s
         for rank, pid in enumerate(self.pids):
-            if tasks_of(pid, self.limits.tasks) > self.limits.tasks:
+            every = [pid, *below(pid)]
+            if sum(map(_threads, every)) > self.limits.tasks:
                 return f"started more than {self.limits.tasks} threads and processes", rank
+            if memory_bytes(every) > self.limits.memory_bytes:
+                return f"used more than {self.limits.memory_bytes / 2**30:g} GiB of memory with all it started", rank
         return None
 
 
-def below(pid: int) -> list[psutil.Process]:
-    """A process and what it has started, and so on; those that are gone left out."""
-    try:
-        process = psutil.Process(pid)
-        return [process, *process.children(recursive=True)]
-    except psutil.Error:
-        return []
+def end_groups(leaders: list[int]) -> None:
+    """Kill processes that lead sessions of their own, and all that they have started, wherever it is by now.
 
-
-def end_escaped(rank_pid: int) -> None:
-    """Kill what a rank has started outside its own process group, which the caller kills.
-
-    The rank and its group are stopped first, so that they start nothing more. What loses its parent goes to the rank
-    (see `confine`), so another look finds it.
+    They are stopped first, so that they start nothing more. What loses its parent goes to its leader (see
+    `keep_children`), so another look finds it.
     """
-    try:
-        os.killpg(rank_pid, signal.SIGSTOP)
-    except (ProcessLookupError, PermissionError):
-        return
+    for leader in leaders:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(leader, signal.SIGSTOP)
     for _ in range(ROUNDS):
-        escaped = [process for process in below(rank_pid)[1:] if _is_outside(process, rank_pid)]
+        escaped = [pid for leader in leaders for pid in below(leader) if _is_outside(pid, leader)]
         if not escaped:
-            return
-        for process in escaped:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
+            break
+        for pid in escaped:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)
+    for leader in leaders:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(leader, signal.SIGKILL)
 
 
-def _is_outside(process: psutil.Process, group: int) -> bool:
+def end_marked(name: str, value: str) -> None:
+    """Kill the processes of this user that were started with this variable in their environment: what was below a rank
+    that has ended is below it no more."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.environ().get(name) == value:
+                process.kill()
+
+
+def _is_outside(pid: int, group: int) -> bool:
     try:
-        return os.getpgid(process.pid) != group and process.status() != psutil.STATUS_ZOMBIE
-    except (psutil.Error, ProcessLookupError):
+        return os.getpgid(pid) != group and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except (psutil.Error, OSError):
         return False
 
 
-def tasks_of(pid: int, enough: int) -> int:
-    """Threads of a process and of all below it; counting ends beyond ``enough``."""
-    count = 0
-    for process in below(pid):
-        try:
-            count += process.num_threads()
-        except psutil.Error:
-            continue
-        if count > enough:
-            break
-    return count
+def below(pid: int) -> list[int]:
+    """What a process has started, and what that has, and so on."""
+    found = [pid]
+    for parent in found:
+        found += _children(parent)
+    return found[1:]
+
+
+def _children(pid: int) -> list[int]:
+    if not KNOWS_CHILDREN:
+        with contextlib.suppress(psutil.Error):
+            return [child.pid for child in psutil.Process(pid).children()]
+        return []
+    pids: list[int] = []
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError):
+                pids += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
+    return pids
+
+
+def _threads(pid: int) -> int:
+    try:
+        return psutil.Process(pid).num_threads()
+    except psutil.Error:
+        return 0
+
+
+def memory_bytes(pids: list[int]) -> int:
+    """What a rank and all below it have in memory, beyond what it was forked with, which is shared. Files that have no
+    name any more, and `memfd_create`'s, are memory too."""
+    if not pids or not os.path.exists(f"/proc/{pids[0]}/status"):
+        return 0  # it has ended, or this is not Linux
+    of_server = _status_bytes(psutil.Process(pids[0]).ppid(), "RssAnon")
+    own = sum(max(0, _status_bytes(pid, "RssAnon", "VmSwap") - of_server) for pid in pids)
+    mapped = sum(_status_bytes(pid, "RssShmem") for pid in pids)
+    nameless = {place: size for pid in pids for place, size in _nameless_files(pid)}
+    return own + max(mapped, sum(nameless.values()))  # a nameless file may also be mapped
+
+
+def _status_bytes(pid: int, *names: str) -> int:
+    with contextlib.suppress(OSError):
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        return sum(int(line.split()[1]) * 1024 for line in lines if line.partition(":")[0] in names)
+    return 0
+
+
+def _nameless_files(pid: int) -> Iterator[tuple[tuple[int, int], int]]:
+    """Which files without a name a process has open, and the bytes that they take."""
+    with contextlib.suppress(OSError):
+        for number in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                found = os.stat(f"/proc/{pid}/fd/{number}")
+                if stat.S_ISREG(found.st_mode) and found.st_nlink == 0:
+                    yield (found.st_dev, found.st_ino), found.st_blocks * 512
 
 
 def written_bytes(pid: int) -> int | None:

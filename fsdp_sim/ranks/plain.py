@@ -2,18 +2,27 @@
 
 A pickle runs code of its sender where it is opened. Numbers, texts, lists, dicts and tensors need none of that: they
 travel as msgpack, and what comes out at the other end is one of them or an error.
+
+A byte of msgpack can become an object of 70, so there are few of them: the numbers of tensors, which stay as many bytes
+as they are, travel behind it.
 """
 
 from __future__ import annotations
 
+import math
+import struct
 from typing import Any
 
 import msgspec
 import numpy as np
 import torch
 
-MAX_BYTES = 64 * 2**20
+MAX_BYTES = 64 * 2**20  # of tensors
+MAX_PLAIN_BYTES = 4 * 2**20  # of everything else
+MAX_DIGITS = 4096  # of a whole number, in base 16
 MAX_DEPTH = 32
+MAX_DIMENSIONS = 64  # torch's own limit
+LENGTH = struct.Struct("!Q")
 TENSOR, INTEGER, ELLIPSIS = 1, 2, 3  # msgpack's extensions
 DTYPES = {str(d): d for d in (getattr(torch, name) for name in dir(torch)) if isinstance(d, torch.dtype)}
 
@@ -28,10 +37,15 @@ def encode(value: Any) -> bytes:
     Raises:
         TypeError: it holds something else. ValueError: it is too large, or nested too deeply.
     """
-    data = msgspec.msgpack.encode(_plain(value, 0))
-    if len(data) > MAX_BYTES:
-        raise ValueError(f"the function returned {len(data):,} bytes; at most {MAX_BYTES:,} can be sent back")
-    return data
+    tensors: list[bytes] = []
+    data = msgspec.msgpack.encode(_plain(value, 0, tensors))
+    tensors_bytes = sum(map(len, tensors))
+    if len(data) > MAX_PLAIN_BYTES or tensors_bytes > MAX_BYTES:
+        raise ValueError(
+            f"the function returned {tensors_bytes:,} bytes of tensors and {len(data):,} of numbers and texts; at most "
+            f"{MAX_BYTES:,} and {MAX_PLAIN_BYTES:,} can be sent back"
+        )
+    return b"".join([LENGTH.pack(len(data)), data, *tensors])
 
 
 def decode(data: bytes) -> Any:
@@ -41,14 +55,19 @@ def decode(data: bytes) -> Any:
         ValueError: the bytes are not `encode`'s.
     """
     try:
-        return msgspec.msgpack.decode(data, ext_hook=_extension)
-    except (msgspec.MsgspecError, ValueError, TypeError, KeyError, RuntimeError, OverflowError) as error:
+        (length,) = LENGTH.unpack_from(data)
+        if length > MAX_PLAIN_BYTES:
+            raise ValueError(f"{length:,} bytes of numbers and texts; at most {MAX_PLAIN_BYTES:,}")
+        tensors = _Tensors(memoryview(data)[LENGTH.size + length :])
+        return msgspec.msgpack.decode(memoryview(data)[LENGTH.size : LENGTH.size + length], ext_hook=tensors.extension)
+    except (msgspec.MsgspecError, struct.error, ValueError, TypeError, KeyError, RuntimeError, OverflowError) as error:
         raise ValueError(
             f"what a rank sent back is no result ({error}); return numbers, texts, lists or tensors"
         ) from None
 
 
-def _plain(value: Any, depth: int) -> Any:
+def _plain(value: Any, depth: int, tensors: list[bytes]) -> Any:
+    """What msgpack can encode; the numbers of tensors are put behind those that are there."""
     if depth > MAX_DEPTH:
         raise ValueError(f"the function returned lists nested more than {MAX_DEPTH} deep; return them flat")
     if value is None or value is True or value is False:
@@ -61,41 +80,56 @@ def _plain(value: Any, depth: int) -> Any:
         return msgspec.msgpack.Ext(ELLIPSIS, b"")
     if isinstance(value, int):
         fits = -(2**63) <= value < 2**64
+        if not fits and value.bit_length() > 4 * MAX_DIGITS:
+            raise ValueError(
+                f"the function returned a number of {value.bit_length():,} bits; at most {4 * MAX_DIGITS:,}"
+            )
         return int(value) if fits else msgspec.msgpack.Ext(INTEGER, f"{int(value):x}".encode())
     if isinstance(value, str):
         return str(value).encode("utf-8", "replace").decode()
     if isinstance(value, torch.Tensor):
-        return _tensor(value)
+        return _tensor(value, tensors)
     if isinstance(value, torch.dtype):
         return str(value)
     if isinstance(value, np.generic):
-        return _plain(value.item(), depth)
+        return _plain(value.item(), depth, tensors)
     if isinstance(value, np.ndarray):
-        return _tensor(torch.from_numpy(np.ascontiguousarray(value)))
+        return _tensor(torch.from_numpy(np.ascontiguousarray(value)), tensors)
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [_plain(item, depth + 1) for item in value]
+        return [_plain(item, depth + 1, tensors) for item in value]
     if isinstance(value, dict) and all(isinstance(key, (str, int, float)) for key in value):
-        return {_plain(key, depth + 1): _plain(item, depth + 1) for key, item in value.items()}
+        return {_plain(key, depth + 1, tensors): _plain(item, depth + 1, tensors) for key, item in value.items()}
     raise TypeError(
         f"the function returned a {type(value).__name__}, which cannot be sent back as plain data; "
         "return numbers, texts, lists, dicts or tensors"
     )
 
 
-def _tensor(tensor: torch.Tensor) -> msgspec.msgpack.Ext:
+def _tensor(tensor: torch.Tensor, tensors: list[bytes]) -> msgspec.msgpack.Ext:
     local: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    flat = local.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    content = [str(local.dtype), list(local.shape), flat.numpy().tobytes()]
-    return msgspec.msgpack.Ext(TENSOR, msgspec.msgpack.encode(content))
+    tensors.append(local.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return msgspec.msgpack.Ext(TENSOR, msgspec.msgpack.encode([str(local.dtype), list(local.shape)]))
 
 
-def _extension(code: int, data: memoryview) -> Any:
-    if code == ELLIPSIS:
-        return ...
-    if code == INTEGER:
-        return int(bytes(data), 16)
-    if code != TENSOR:
-        raise ValueError(f"extension {code} is unknown")
-    name, shape, content = msgspec.msgpack.decode(data, type=tuple[str, list[int], bytes])
-    raw = torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
-    return raw.view(DTYPES[name]).reshape(shape)
+class _Tensors:
+    """The numbers of tensors, from which each takes its own in turn."""
+
+    def __init__(self, numbers: memoryview) -> None:
+        self._left = numbers
+
+    def extension(self, code: int, data: memoryview) -> Any:
+        if code == ELLIPSIS:
+            return ...
+        if code == INTEGER and len(data) <= MAX_DIGITS + 1:
+            return int(bytes(data), 16)
+        if code != TENSOR:
+            raise ValueError(f"extension {code} of {len(data):,} bytes is unknown")
+        name, shape = msgspec.msgpack.decode(data, type=tuple[str, list[int]])
+        if len(shape) > MAX_DIMENSIONS or min(shape, default=0) < 0:
+            raise ValueError("a tensor of no shape")
+        dtype, size = DTYPES[name], math.prod(shape) * DTYPES[name].itemsize
+        if size > len(self._left):
+            raise ValueError(f"a tensor {shape} of {name} where {len(self._left):,} bytes are left")
+        own, self._left = bytearray(self._left[:size]), self._left[size:]
+        raw = torch.frombuffer(own, dtype=torch.uint8) if own else torch.empty(0, dtype=torch.uint8)
+        return raw.view(dtype).reshape(shape)

@@ -31,7 +31,8 @@ import msgspec
 import numpy as np
 
 from fsdp_sim.ranks.board import Board
-from fsdp_sim.ranks.limits import Limits, confine
+from fsdp_sim.ranks.inbox import Done, Raised, send
+from fsdp_sim.ranks.limits import Limits, confine, keep_children
 from fsdp_sim.ranks.network import Network
 from fsdp_sim.ranks.other_user import OtherUser
 from fsdp_sim.ranks.parcel import pack, unpack
@@ -39,6 +40,7 @@ from fsdp_sim.timeline import RECORDER
 
 T = TypeVar("T")
 
+MAX_TEXT, MAX_TRACEBACK = 4_000, 40_000  # characters of an exception
 GUARD_S = 0.25  # between looks at whether a debugger holds this rank
 
 # gloo must outlast the watchdog, which knows better when a wait is a hang
@@ -149,8 +151,9 @@ def _join_group(job: Job, rank: int, board: Board) -> None:
 
 
 def main(job: Job, rank: int, work: bytes, control: Connection) -> None:
-    """The rank process. Sends one message: ``("done", result, events)`` or ``("raised", type, text, traceback)``."""
+    """The rank process. Sends one message."""
     os.setsid()  # the terminal's Ctrl-C goes to the parent, which stops the ranks
+    keep_children()
     if job.user is not None:
         job.user.become()
     gc.freeze()  # what the server has imported is no garbage: to look through it copies its pages, up to a second
@@ -177,15 +180,16 @@ def main(job: Job, rank: int, work: bytes, control: Connection) -> None:
             confine(job.limits, job.world_size)
         result = fn(*args)
         packed = plain.encode(result) if job.plain else _pickled(result)
-        message: tuple[Any, ...] = ("done", packed, msgspec.msgpack.encode(RECORDER.stop()))
+        message: Done | Raised = Done(packed, msgspec.msgpack.encode(RECORDER.stop()))
     except SystemExit:
         raise
     except BaseException as error:
-        message = ("raised", type(error).__name__, _text(error), _learners_traceback(error))
-    sys.stdout.flush()
-    sys.stderr.flush()
+        message = Raised(type(error).__name__, _text(error), _learners_traceback(error))
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # the function may have closed it, or put something else in its place
+            stream.flush()
     ctypes.CDLL(None).fflush(None)  # what C and C++ have printed
-    control.send_bytes(msgspec.msgpack.encode(message))
+    send(control, message)
     threading.Event().wait()  # stay until the parent has heard from all: leaving now would break the others' sockets
 
 
@@ -201,7 +205,7 @@ def _pickled(result: Any) -> bytes:
 
 def _text(error: BaseException) -> str:
     try:
-        return str(error).encode("utf-8", "replace").decode()  # a lone surrogate cannot travel
+        return _short(str(error), MAX_TEXT)
     except Exception as second:
         return f"(its __str__ raised {type(second).__name__})"
 
@@ -211,5 +215,11 @@ def _learners_traceback(error: BaseException) -> str:
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
         frames = frames.tb_next
-    text = "".join(traceback.format_exception(type(error), error, frames))
+    return _short("".join(traceback.format_exception(type(error), error, frames)), MAX_TRACEBACK)
+
+
+def _short(text: str, most: int) -> str:
+    """A text that can travel (a lone surrogate cannot), without the middle of a very long one."""
+    if len(text) > most:
+        text = f"{text[: most // 2]}\n... {len(text) - most:,} characters cut ...\n{text[-most // 2 :]}"
     return text.encode("utf-8", "replace").decode()

@@ -8,6 +8,7 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import msgspec
@@ -15,7 +16,9 @@ import torch
 
 from fsdp_sim import accelerators
 from fsdp_sim.ranks import launch
-from fsdp_sim.ranks.board import RING, Record
+from fsdp_sim.ranks.board import Record
+from fsdp_sim.ranks.inbox import Done, Inbox, MessageError, Raised
+from fsdp_sim.ranks.interrupts import Interrupts
 from fsdp_sim.ranks.limits import Limits, Overseer, written_bytes
 from fsdp_sim.ranks.network import Network
 from fsdp_sim.ranks.output import Bar, Output, read
@@ -28,6 +31,7 @@ MAX_RANKS = 64
 DEVICES = ("cpu", "cuda")
 CPU_RANKS = 4
 POLL_S = 0.02
+MAX_EVENTS_BYTES = 16 * 2**20  # of the recorder of a rank with limits
 GRACE_S = 0.3  # after the first failure, for the others to fail in their own words
 ECHO_GRACE_S = 3.0  # while no more is known than that a peer has gone, for the news of who it was
 
@@ -140,17 +144,20 @@ def run(
     settings: dict[str, Any] = {"network": network, "serial": serial, "record": record, "threads": threads}
     settings |= {"world_size": world_size, "plain": plain, "limits": limits, "device": device, "timeout_s": timeout_s}
     with (
-        launch.start(works, **settings) as ranks,
+        Interrupts() as interrupts,
+        launch.start(works, interrupts, **settings) as ranks,
         contextlib.closing(Bar(ranks.board, title or getattr(fn, "__name__", "run"), progress)) as bar,
     ):
-        messages = _attend(ranks, timeout_s, bar)
+        inboxes = [Inbox(control, 2 * MAX_BYTES if limits else None) for control in ranks.controls]
+        messages = _attend(ranks, inboxes, timeout_s, bar, interrupts)
         written = [written_bytes(process.pid or 0) for process in ranks.processes]
-        results = Results((decode if plain else unpack)(message[1]) for message in messages)
+        results = Results((decode if plain else unpack)(message.result) for message in messages)
         results.output = Output(read(ranks.job.folder, rank) for rank in range(world_size))
-        results.records = [_records(ranks, rank) for rank in range(world_size)]
-        results.written_bytes = [_on_the_wire(ranks, r, n, messages[r]) for r, n in enumerate(written)]
+        # The first record is the all-reduce with which a rank joined.
+        results.records = [ranks.board.latest(rank, first=1) for rank in range(world_size)]
+        results.written_bytes = [_on_the_wire(ranks, r, n, inboxes[r]) for r, n in enumerate(written)]
         results.ready_s = float(ranks.board.status["ready_s"].max()) - start_s
-    events = [event for message in messages for event in msgspec.msgpack.decode(message[2], type=list[Event])]
+    events = [event for message in messages for event in _events(message.events, limits)]
     results.timeline = Timeline(_header(world_size, hardware, network, title), events)
     results.wall_s = time.monotonic() - start_s
     if show_output:
@@ -199,7 +206,9 @@ def _gpus(world_size: int | None, device: str, **for_cores: object) -> list[str]
     return found[:world_size]
 
 
-def _attend(ranks: launch.Ranks, timeout_s: float, bar: Bar) -> list[tuple[Any, ...]]:
+def _attend(
+    ranks: launch.Ranks, inboxes: list[Inbox], timeout_s: float, bar: Bar, interrupts: Interrupts
+) -> list[Done]:
     """Wait for every rank's message, watching the board.
 
     Raises:
@@ -207,7 +216,7 @@ def _attend(ranks: launch.Ranks, timeout_s: float, bar: Bar) -> list[tuple[Any, 
     """
     views = [RankView(rank, process.pid or 0) for rank, process in enumerate(ranks.processes)]
     watchdog = Watchdog(ranks.board, views, timeout_s)
-    messages: dict[int, tuple[Any, ...]] = {}
+    messages: dict[int, Done] = {}
     failed_s = 0.0
     limits = ranks.job.limits
     overseer = Overseer(limits, [process.pid or 0 for process in ranks.processes]) if limits else None
@@ -215,11 +224,12 @@ def _attend(ranks: launch.Ranks, timeout_s: float, bar: Bar) -> list[tuple[Any, 
         waitables: list[Any] = [c for r, c in enumerate(ranks.controls) if views[r].state is State.RUNNING]
         waitables += [p.sentinel for r, p in enumerate(ranks.processes) if views[r].state is State.RUNNING]
         wait(waitables, timeout=POLL_S)
+        interrupts.check()
         for view in views:
             if view.state is State.RUNNING:
-                _hear(ranks, view, messages)
-        bar.update()
+                _hear(ranks.processes[view.rank], inboxes[view.rank], view, messages)
         verdict = watchdog.look()
+        bar.update()
         if verdict is None and overseer is not None and (exceeded := overseer.exceeded()):
             verdict = _over(*exceeded, views)
         if verdict is None and (failed := [view for view in views if view.state in (State.RAISED, State.GONE)]):
@@ -235,29 +245,22 @@ def _attend(ranks: launch.Ranks, timeout_s: float, bar: Bar) -> list[tuple[Any, 
     return [messages[view.rank] for view in views]
 
 
-def _hear(ranks: launch.Ranks, view: RankView, messages: dict[int, tuple[Any, ...]]) -> None:
+def _hear(process: BaseProcess, inbox: Inbox, view: RankView, messages: dict[int, Done]) -> None:
     """Take a rank's message if it sent one, else note whether it is gone."""
-    control, process = ranks.controls[view.rank], ranks.processes[view.rank]
     gone = not process.is_alive()  # asked first: a message sent before the end is still in the pipe
-    most = 2 * MAX_BYTES if ranks.job.limits else None
+    message: Done | Raised | None = None
     try:
-        message = msgspec.msgpack.decode(control.recv_bytes(most)) if control.poll() else None
-    except (EOFError, OSError):
-        message = None
-    except msgspec.MsgspecError:
-        message = []
-    match message:
-        case ["done", bytes(), bytes()]:
-            view.state, messages[view.rank] = State.RETURNED, tuple(message)
-        case ["raised", str(kind), str(text), str(traceback)]:
-            view.state, view.error = State.RAISED, (kind, text, traceback)
-        case None if gone:
-            process.join()
-            view.state, view.exit_code = State.GONE, process.exitcode
-        case None:
-            pass
-        case _:
-            view.state, view.error = State.RAISED, ("ValueError", "what it sent is no message of a rank", "")
+        with contextlib.suppress(EOFError, OSError):
+            message = inbox.take()
+    except MessageError as error:
+        message = Raised("ValueError", f"what it sent is no message of a rank: {error}", "")
+    if isinstance(message, Done):
+        view.state, messages[view.rank] = State.RETURNED, message
+    elif message is not None:
+        view.state, view.error = State.RAISED, (message.kind, message.text, message.traceback)
+    elif gone:
+        process.join()
+        view.state, view.exit_code = State.GONE, process.exitcode
 
 
 def _over(what: str, rank: int, views: list[RankView]) -> Verdict:
@@ -271,19 +274,27 @@ def _over(what: str, rank: int, views: list[RankView]) -> Verdict:
     )
 
 
-def _records(ranks: launch.Ranks, rank: int) -> list[Record]:
-    """What a rank has put on the board since it joined, or the end of it."""
-    issued = ranks.board.issued(rank)
-    return ranks.board.read(rank, max(1, issued - RING), issued)  # the first is the all-reduce with which it joined
+def _events(data: bytes, limits: Limits | None) -> list[Event]:
+    """What a rank recorded.
+
+    Raises:
+        ValueError: it is none of the recorder's, or more than code with limits may record.
+    """
+    if limits is not None and len(data) > MAX_EVENTS_BYTES:
+        raise ValueError(f"{len(data):,} bytes of recorded events; at most {MAX_EVENTS_BYTES:,} can be sent back")
+    try:
+        return msgspec.msgpack.decode(data, type=list[Event])
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"what it recorded is no list of events: {error}") from None
 
 
-def _on_the_wire(ranks: launch.Ranks, rank: int, written: int | None, message: tuple[Any, ...]) -> int | None:
+def _on_the_wire(ranks: launch.Ranks, rank: int, written: int | None, inbox: Inbox) -> int | None:
     """Of the bytes that a rank wrote, those that are neither its message nor its output."""
     if written is None:
         return None
     path = ranks.job.folder / f"rank{rank}.out"
     printed = path.stat().st_size if path.exists() else 0
-    return written - printed - sum(map(len, message))
+    return written - printed - inbox.received_bytes
 
 
 def _failure(views: list[RankView]) -> Verdict:

@@ -1,8 +1,9 @@
 """The watchdog: turns a deadlock, a crash or silently mixed-up collectives into a sentence.
 
 It compares what the ranks wrote on the board. The same collective (group and number) must have the same operation,
-unit, size and dtype on every member; a rank that waits needs its peers to come. The clock of the time-out runs
-only while a rank waits inside a collective, and stops while a rank it waits for is computing or under a debugger.
+unit, size and dtype on every member, and what one rank sends and another receives the same size and dtype; a rank that
+waits needs its peers to come. The clock of the time-out runs only while a rank waits inside a collective, and stops
+while a rank it waits for is computing or under a debugger; or while a rank is stopped by a signal.
 """
 
 from __future__ import annotations
@@ -17,10 +18,13 @@ from pathlib import Path
 
 import psutil
 
-from fsdp_sim.ranks.board import Board, Record
+from fsdp_sim.ranks.board import BoardError, BoardView, Record
+from fsdp_sim.ranks.pairs import Pairs, peer_of
 
 BUSY_FACTOR = 20  # a rank that computes while others wait for it is given this many time-outs
 BUSY_SHARE = 0.1  # of one core, to count as computing
+MOST_S = 1.0  # that one look adds to a clock: this process may have been stopped itself
+MOST_OPEN = 100_000  # collectives that some members have issued and others have not
 
 
 class State(StrEnum):
@@ -43,7 +47,7 @@ class RankView:
     cpu_s: float = 0.0
     seen_s: float = 0.0
 
-    def awaited(self, board: Board) -> Record | None:
+    def awaited(self, board: BoardView) -> Record | None:
         """The record this rank waits for, if it waits and the record is among the latest."""
         index = int(board.status["waiting"][self.rank])
         offset = index - board.issued(self.rank)
@@ -60,12 +64,12 @@ class RankView:
         self.cpu_s, self.seen_s = times.user + times.system, now_s
         return used_s > BUSY_SHARE * wall_s or status in (psutil.STATUS_RUNNING, psutil.STATUS_DISK_SLEEP)
 
-    def stopped(self) -> bool:
-        """Whether the process is held by SIGSTOP or by a debugger from outside, such as gdb."""
+    def status(self) -> str:
+        """psutil's word for what the process does: stopped (by a signal), tracing-stop (by a debugger such as gdb)."""
         try:
-            return psutil.Process(self.pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+            return str(psutil.Process(self.pid).status())
         except psutil.Error:
-            return False
+            return ""
 
 
 @dataclass(frozen=True)
@@ -109,20 +113,22 @@ def source_line(source: str) -> str:
 class Watchdog:
     """Looks at the board every few milliseconds; `look` returns a `Verdict` when the call cannot go on."""
 
-    def __init__(self, board: Board, views: list[RankView], timeout_s: float) -> None:
+    def __init__(self, board: BoardView, views: list[RankView], timeout_s: float) -> None:
         self.board, self.views, self.timeout_s = board, views, timeout_s
         self._open: dict[tuple[int, int], dict[int, Record]] = defaultdict(dict)  # collectives not yet issued by all
         self._idle_s: dict[int, float] = defaultdict(float)  # seconds each rank has waited for idle peers
         self._busy_s: dict[int, float] = defaultdict(float)  # ... and for computing ones
+        self._stopped_s: dict[int, float] = {}  # how long each stopped rank has been
         self._waited_for: dict[int, int] = {}
+        self._pairs = Pairs()
         self._last_look_s = time.monotonic()
 
     def look(self) -> Verdict | None:
-        return self._mismatch() or self._dead_end() or self._overdue()
+        return self._board_is_broken() or self._mismatch() or self._dead_end() or self._overdue()
 
     def final(self) -> Verdict | None:
         """When all ranks have returned: nothing may be mixed up or left over."""
-        if verdict := self._mismatch():
+        if verdict := self._board_is_broken() or self._mismatch():
             return verdict
         for by_rank in self._open.values():
             record = next(iter(by_rank.values()))
@@ -131,17 +137,29 @@ class Watchdog:
                 return self._never_came(record, tuple(by_rank), absent)
         return None
 
+    def _board_is_broken(self) -> Verdict | None:
+        """Look at the board anew."""
+        try:
+            self.board.refresh()
+        except BoardError as error:
+            return Verdict(
+                headline=str(error),
+                why="the ranks' own code writes there, and nothing else may",
+                fix="look for code that writes into files or memory that it did not create",
+            )
+        return None
+
     # ------------------------------------------------------------------ the same collective, or not
 
     def _mismatch(self) -> Verdict | None:
-        """Read the new records and compare each collective across its members."""
+        """Read the new records and compare each collective across its members, and each receive with its send."""
         for view in self.views:
-            first, last = int(self.board.status["read"][view.rank]), self.board.issued(view.rank)
-            new = self.board.read(view.rank, first, last)
-            self.board.status["read"][view.rank] = last
+            new = self.board.take(view.rank)
             view.records = (view.records + new)[-64:]
             for record in new:
                 if not record.is_collective:
+                    if pair := self._pairs.add(view.rank, record):
+                        return self._unlike(*pair)
                     continue
                 key = (record.group, record.group_seq)
                 by_rank = self._open[key]
@@ -150,7 +168,31 @@ class Watchdog:
                     return self._mixed_up(by_rank)
                 if len(by_rank) == len(record.members):
                     del self._open[key]
+        if len(self._open) > MOST_OPEN:
+            ranks = sorted({rank for by_rank in self._open.values() for rank in by_rank})
+            return Verdict(
+                headline=f"{listed(ranks)} issued {MOST_OPEN:,} collectives that other members did not",
+                why="a collective can only finish when every member issues it",
+                fix="wait for the collectives that are issued, and let every rank issue the same number",
+                ranks=tuple(ranks),
+            )
         return None
+
+    def _unlike(self, source: int, sent: Record, target: int, received: Record) -> Verdict:
+        """About a send and the receive that gets it."""
+        if sent.numel != received.numel:
+            what = "of another size"
+            cost = "too small a tensor ends the process, of one too large the rest is not written"
+        else:
+            what, cost = "of another dtype", "its bits are taken for numbers of the other dtype"
+        places = [f" ({source_line(record.source)})" if record.source else "" for record in (sent, received)]
+        return Verdict(
+            headline=f"rank {target} receives into a tensor {what} than rank {source} sends",
+            why=f"rank {source} sends {sent.numel:,} {sent.dtype} to rank {target}{places[0]}, "
+            f"and rank {target} receives {received.numel:,} {received.dtype} from rank {source}{places[1]}: {cost}",
+            fix=f"give recv a tensor of {sent.numel:,} {sent.dtype}, the shape and dtype of what is sent",
+            ranks=(source, target),
+        )
 
     def _mixed_up(self, by_rank: dict[int, Record]) -> Verdict:
         groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
@@ -191,8 +233,8 @@ class Watchdog:
         if record.is_collective:
             present = self._open.get((record.group, record.group_seq))
             return tuple(r for r in record.members if present is not None and r not in present)
-        peer = record.detail.removeprefix("peer=")
-        return (int(peer),) if peer.isdigit() else ()  # any rank may be the one that it receives from
+        peer = peer_of(record)
+        return () if peer is None else (peer,)  # any rank may be the one that it receives from
 
     def _dead_end(self) -> Verdict | None:
         """A rank waits for one that has already returned."""
@@ -212,28 +254,49 @@ class Watchdog:
         )
 
     def _overdue(self) -> Verdict | None:
-        """A rank has waited longer than the time-out."""
+        """A rank has waited, or has been stopped, longer than the time-out."""
         now_s = time.monotonic()
-        passed_s, waiting = now_s - self._last_look_s, self._waiting()
+        passed_s, waiting = min(now_s - self._last_look_s, MOST_S), self._waiting()
         if passed_s < 0.1:
             return None
         self._last_look_s = now_s
+        statuses = {view.rank: view.status() for view in self.views if view.state is State.RUNNING}
+        if verdict := self._stopped(statuses, passed_s):
+            return verdict
         computing = {view.rank: view.computing(now_s) for view in self.views if waiting}
         for rank in list(self._idle_s):
             if self._waited_for.get(rank) != int(self.board.status["waiting"][rank]):
                 self._idle_s.pop(rank)
                 self._busy_s.pop(rank, None)
+        held = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
         for rank, record in waiting.items():
             self._waited_for[rank] = int(self.board.status["waiting"][rank])
             chain = self._chain(rank, waiting)
-            if any(self.board.status["debugged"][r] or self.views[r].stopped() for r in chain):
-                continue  # somebody is looking at it; no clock runs
+            if any(self.board.status["debugged"][r] or statuses.get(r) in held for r in chain):
+                continue  # somebody is looking at it, or it is stopped: no clock of a wait runs
             busy = any(computing[r] for r in (chain[1:] or record.members))  # on its way: not a hang
             self._idle_s[rank] += 0.0 if busy else passed_s
             self._busy_s[rank] += passed_s if busy else 0.0
             if self._idle_s[rank] > self.timeout_s or self._busy_s[rank] > BUSY_FACTOR * self.timeout_s:
-                return self._hang([r for r in chain if r in waiting][-1], waiting)
+                last = [r for r in chain if r in waiting][-1]
+                if busy:
+                    return self._hang(last, waiting, self._busy_s[rank], {r for r in computing if computing[r]})
+                return self._hang(last, waiting, self.timeout_s)
         return None
+
+    def _stopped(self, statuses: dict[int, str], passed_s: float) -> Verdict | None:
+        """A signal has stopped a rank, and nothing lets it go on."""
+        ranks = [rank for rank, status in statuses.items() if status == psutil.STATUS_STOPPED]
+        self._stopped_s = {rank: self._stopped_s.get(rank, 0.0) + passed_s for rank in ranks}
+        if max(self._stopped_s.values(), default=0.0) <= self.timeout_s:
+            return None
+        pids = " ".join(str(self.views[rank].pid) for rank in ranks)
+        return Verdict(
+            headline=f"{listed(ranks)} stopped at a signal (SIGSTOP) and did not go on for {self.timeout_s:g} s",
+            why="a stopped process does nothing until it gets SIGCONT",
+            fix=f"look for what sends the signal; to go on with a process that you stopped yourself: kill -CONT {pids}",
+            ranks=tuple(ranks),
+        )
 
     def _chain(self, rank: int, waiting: dict[int, Record]) -> list[int]:
         """A rank, those it waits for, those that they wait for, and so on."""
@@ -243,17 +306,23 @@ class Watchdog:
                 chain += [r for r in self._absent(link, waiting[link]) if r not in chain]
         return chain
 
-    def _hang(self, rank: int, waiting: dict[int, Record]) -> Verdict:
+    def _hang(
+        self, rank: int, waiting: dict[int, Record], waited_s: float, computing: frozenset[int] | set[int] = frozenset()
+    ) -> Verdict:
         record = waiting[rank]
         absent = self._absent(rank, record)
         key = (record.group, record.group_seq)
         together = [r for r, other in waiting.items() if (other.group, other.group_seq) == key and r not in absent]
         returned = [r for r in absent if self.views[r].state is State.RETURNED]
         elsewhere = [r for r in absent if r in waiting]
+        fix = "make every rank reach the same collective; if this wait is honest, pass a larger timeout_s"
         if returned:
             doing = f"{listed(returned)} returned before that"
         elif elsewhere:
             doing = f"{listed(elsewhere[:1])} waits in {describe(waiting[elsewhere[0]])} instead"
+        elif busy := [r for r in absent if r in computing]:
+            doing = f"computing all that time, outside any collective: {listed(busy)}"
+            fix = "look for a loop that does not end; if the computing is honest, pass a larger timeout_s"
         elif absent:
             doing = f"outside any collective, and not computing (asleep, or waiting for input): {listed(absent)}"
         elif record.is_collective:
@@ -261,15 +330,15 @@ class Watchdog:
         else:
             doing = "no rank has sent anything to it"
         return Verdict(
-            headline=f"{listed(together if record.is_collective else [rank])} waited {self.timeout_s:g} s "
+            headline=f"{listed(together if record.is_collective else [rank])} waited {waited_s:.3g} s "
             f"in {describe(record)}" + (f" for {listed(absent)}" if absent else ""),
             why=doing,
-            fix="make every rank reach the same collective; if this wait is honest, pass a larger timeout_s",
+            fix=fix,
             ranks=absent,
         )
 
 
-def report(verdict: Verdict, views: list[RankView], board: Board) -> str:
+def report(verdict: Verdict, views: list[RankView], board: BoardView) -> str:
     """The whole message: the verdict, then what each rank was doing, then how to mend it."""
     lines = [verdict.headline, ""]
     for view in views:
@@ -281,7 +350,7 @@ def report(verdict: Verdict, views: list[RankView], board: Board) -> str:
     return "\n".join(lines)
 
 
-def _doing(view: RankView, board: Board) -> str:
+def _doing(view: RankView, board: BoardView) -> str:
     last = view.records[-1] if view.records else None
     where = f"   ({source_line(last.source)})" if last is not None and last.source else ""
     after = f"after {describe(last)}{where}" if last is not None else "before its first collective"
@@ -300,7 +369,8 @@ def _doing(view: RankView, board: Board) -> str:
 def how_it_ended(exit_code: int | None) -> str:
     """``exited with code 3`` or ``was killed by SIGKILL``."""
     if exit_code is not None and exit_code < 0:
-        name = signal.Signals(-exit_code).name
+        known = {int(number): number.name for number in signal.Signals}
+        name = known.get(-exit_code, f"signal {-exit_code}")  # a real-time signal may have no name
         hint = " (out of memory?)" if name == "SIGKILL" else ""
         return f"was killed by {name}{hint}"
     return f"exited with code {exit_code}"

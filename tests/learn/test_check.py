@@ -6,6 +6,7 @@ import ctypes
 import inspect
 import os
 import pickle
+import resource
 import subprocess
 import sys
 import threading
@@ -231,6 +232,92 @@ def test_a_pickle_written_into_the_rank_s_own_connection_does_not_execute(tmp_pa
     assert not verdict.passed
     assert "is no message of a rank" in verdict.message
     assert not mark.exists()
+
+
+def control_of_this_rank() -> Connection:
+    """The rank's own connection, from the frames of its callers."""
+    frame = inspect.currentframe()
+    while True:
+        assert frame is not None
+        for thing in frame.f_locals.values():
+            if isinstance(thing, Connection):
+                return thing
+        frame = frame.f_back
+
+
+def writes_raw(*parts: bytes) -> None:
+    for part in parts:
+        os.write(control_of_this_rank().fileno(), part)
+    time.sleep(600)
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ((b"\x00\x00\x01\x00", b"!"), "it was still running after 3 s"),  # a length, and one byte of it
+        ((b"\x00",), "it was still running after 3 s"),
+        ((b"\x7f\xff\xff\xff",), "no message of a rank: it has 2,147,483,647 bytes; at most"),
+        ((b"\xff\xff\xff\xff" + b"\xff" * 8,), "no message of a rank: it has 18,446,744,073,709,551,615 bytes"),
+        ((b"\x80\x00\x00\x00",), "no message of a rank: its length is given as -2,147,483,648"),
+    ],
+    ids=["half a message", "half a length", "too long", "far too long", "below zero"],
+)
+def test_what_it_writes_to_its_connection_holds_nobody_up(parts: tuple[bytes, ...], message: str) -> None:
+    verdict = answer_to(lambda: writes_raw(*parts), Limits(wall_s=3.0))
+
+    assert not verdict.passed
+    assert message in verdict.message
+
+
+def test_a_message_of_empty_lists_takes_no_memory() -> None:
+    """Sixty million of them would be five gigabytes."""
+
+    def writes() -> None:
+        control = control_of_this_rank()
+        size = 60_000_000
+        os.write(control.fileno(), (size + 5).to_bytes(4, "big") + b"\xdd" + size.to_bytes(4, "big"))
+        for _ in range(60):
+            left = memoryview(b"\x90" * 1_000_000)
+            while left:
+                left = left[os.write(control.fileno(), left) :]
+        time.sleep(600)
+
+    before = peak_memory_bytes()
+    verdict = answer_to(writes)
+
+    assert "no message of a rank" in verdict.message
+    assert peak_memory_bytes() - before < 300e6
+
+
+def peak_memory_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+@pytest.mark.parametrize("issued", [10**12, -1, 2 * 10**8])
+def test_a_count_that_cannot_be_is_no_exception_and_takes_no_memory(issued: int) -> None:
+    def counts() -> None:
+        from fsdp_sim.ranks.work import Context
+
+        Context.board.status["issued"][0] = issued
+        time.sleep(600)
+
+    verdict = answer_to(counts)
+
+    assert not verdict.passed
+    assert "it has overwritten the count of its collectives" in verdict.message
+
+
+def test_a_board_cut_short_does_not_end_the_caller() -> None:
+    def cuts() -> None:
+        from fsdp_sim.ranks.work import Context
+
+        os.truncate(Context.board.status.filename, 0)
+        time.sleep(600)
+
+    verdict = answer_to(cuts)
+
+    assert not verdict.passed
+    assert "cut short" in verdict.message or "SIGBUS" in verdict.message
 
 
 def test_a_board_full_of_nonsense_is_no_exception() -> None:

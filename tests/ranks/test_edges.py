@@ -1,5 +1,6 @@
 """What learners do beside the plain path: other collectives, threads, child processes, odd results, odd exceptions."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import threading
 import time
 
 import numpy as np
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -318,6 +320,29 @@ def test_an_exception_that_cannot_be_sent_or_printed_is_reported_all_the_same() 
     assert "raise BadError" in message
 
 
+def test_of_an_exception_as_long_as_a_book_both_ends_are_shown() -> None:
+    def fn() -> None:
+        raise ValueError("begin" + "x" * 50_000_000 + "end")
+
+    message = message_of(fn)
+    assert len(message) < 100_000
+    assert message.startswith("ranks 0 and 1 raised ValueError: begin")
+    assert "characters cut" in message
+    assert "raise ValueError" in message
+
+
+@pytest.mark.parametrize("what", ["closed", "no file"])
+def test_a_function_may_close_its_standard_output(what: str) -> None:
+    def fn() -> int:
+        if what == "closed":
+            sys.stdout.close()
+        else:
+            sys.stdout = sys.stderr = None
+        return 7
+
+    assert list(run(fn, 2, progress=False)) == [7, 7]
+
+
 def test_megabytes_of_output_are_cut_from_the_front() -> None:
     def fn() -> None:
         for number in range(200_000):
@@ -440,6 +465,28 @@ def test_nothing_is_left_in_the_temporary_folder(tmp_path) -> None:
     while (left := list(folder.glob("fsdp_sim-*"))) and time.monotonic() < end_s:
         time.sleep(0.05)
     assert not left
+
+
+@pytest.mark.parametrize("end", ["return", "raise", "die"])
+def test_what_a_rank_started_in_a_session_of_its_own_ends_with_the_call(tmp_path, end: str) -> None:
+    def fn() -> None:
+        nested = "import os, sys, time; os.fork(); open(f'{sys.argv[1]}/{os.getpid()}', 'w'); time.sleep(600)"
+        subprocess.Popen([sys.executable, "-c", nested, str(tmp_path)], start_new_session=True)
+        while len(os.listdir(tmp_path)) < 2:
+            time.sleep(0.01)
+        if end == "raise":
+            raise ValueError
+        if end == "die":
+            os._exit(3)
+
+    with contextlib.suppress(RanksError):
+        run(fn, 1, progress=False)
+    pids = [int(path.name) for path in tmp_path.iterdir()]
+    until_s = time.monotonic() + 10
+    while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids):
+        assert time.monotonic() < until_s, "it is still there"
+        time.sleep(0.02)
+    assert len(pids) == 2
 
 
 # ---------------------------------------------------------------------- the board and the wire

@@ -3,12 +3,13 @@
 import os
 import pickle
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 
 from fsdp_sim.ranks import run
-from fsdp_sim.ranks.plain import MAX_BYTES, decode, encode
+from fsdp_sim.ranks.plain import LENGTH, MAX_BYTES, MAX_PLAIN_BYTES, TENSOR, decode, encode
 
 
 @pytest.mark.parametrize(
@@ -74,18 +75,43 @@ def test_anything_else_is_refused_before_it_is_sent(value):
         encode(value)
 
 
+def framed(data: bytes) -> bytes:
+    return LENGTH.pack(len(data)) + data
+
+
 def test_what_is_too_large_or_too_deep_is_refused():
     deep = []
     deep.append(deep)
     with pytest.raises(ValueError, match="nested more than"):
         encode(deep)
     with pytest.raises(ValueError, match="at most"):
-        encode(bytes(MAX_BYTES + 1))
+        encode(bytes(MAX_PLAIN_BYTES + 1))
+    with pytest.raises(ValueError, match="at most"):
+        encode(torch.empty(MAX_BYTES + 1, dtype=torch.uint8))
+    with pytest.raises(ValueError, match="number of 16,386 bits"):
+        encode(2**16_385)
+
+
+def test_a_few_bytes_do_not_become_gigabytes():
+    """What costs little to send may cost much to hold: empty lists, or a tensor's numbers again and again."""
+    lists = b"\x90" * 60_000_000
+    with pytest.raises(ValueError, match="at most"):
+        decode(LENGTH.pack(5 + len(lists)) + b"\xdd" + len(lists).to_bytes(4, "big") + lists)
+    shape = msgspec.msgpack.encode(["torch.uint8", [1000]])
+    twice = msgspec.msgpack.encode([msgspec.msgpack.Ext(TENSOR, shape)] * 2)
+    with pytest.raises(ValueError, match=r"where 0 bytes are left"):
+        decode(LENGTH.pack(len(twice)) + twice + bytes(1000))
+    with pytest.raises(ValueError, match="no result"):
+        decode(LENGTH.pack(3_000_000) + b"\x91" * 3_000_000)  # lists in lists in lists
 
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"\xc1", pickle.dumps(Evil()), b"\xc7\x01\x01\xff", b"\xd4\x09\x00", encode(torch.ones(4))[:-3]],
+    [
+        b"",
+        *map(framed, (b"", b"\xc1", pickle.dumps(Evil()), b"\xc7\x01\x01\xff", b"\xd4\x09\x00")),
+        encode(torch.ones(4))[:-3],
+    ],
 )
 def test_bytes_of_someone_else_are_an_error_and_nothing_more(data):
     with pytest.raises(ValueError, match="no result"):

@@ -1,9 +1,11 @@
 """`run`: a function of this very module, with its closure, on real gloo ranks."""
 
 import os
+import random
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from collections.abc import Iterator
@@ -15,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from fsdp_sim.ranks import RanksError, run, track
+from fsdp_sim.ranks.board import Board
 from fsdp_sim.timeline import Lane, Op
 
 
@@ -178,6 +181,68 @@ def test_an_interrupt_stops_all_ranks_within_two_seconds_and_leaves_the_caller_a
     assert caller.stdout.readline() == "interrupted\n"
     assert wait_for(lambda: all_gone(ranks), 2.0)
     assert caller.poll() is None
+
+
+INTERRUPTED = """
+    import pathlib, signal, sys
+    from fsdp_sim.ranks import run
+    runs, inside = 0, False
+    def interrupted(*_):
+        if inside:
+            raise KeyboardInterrupt
+    signal.signal(signal.SIGINT, interrupted)
+    def one():
+        global inside, runs
+        inside = True
+        try:
+            run(lambda: None, 2, progress=False)
+        finally:
+            inside = False
+        runs += 1
+    folder = pathlib.Path(sys.argv[1])
+    while not (folder / "stop").exists():
+        try:
+            one()
+        except KeyboardInterrupt:
+            inside = False
+        (folder / "began").touch()
+    print(runs)
+"""
+
+
+def test_interrupts_at_any_moment_and_pressed_twice_leave_no_rank_and_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    command = [sys.executable, "-c", textwrap.dedent(INTERRUPTED), str(tmp_path)]
+    env = os.environ | {"TMPDIR": str(tmp_path / "tmp")}
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert wait_for((tmp_path / "began").exists, 60.0)
+            moments = random.Random(7)
+            for _ in range(25):
+                time.sleep(moments.uniform(0.0, 0.2))
+                process.send_signal(signal.SIGINT)
+                time.sleep(moments.uniform(0.0, 0.03))
+                process.send_signal(signal.SIGINT)
+            time.sleep(0.5)  # and some that nobody interrupts
+            (tmp_path / "stop").touch()
+            family = psutil.Process(process.pid).children(recursive=True)
+            assert int(process.communicate(timeout=60)[0]) > 0
+        finally:
+            process.kill()
+    assert process.returncode == 0
+    assert not list((tmp_path / "tmp").glob("fsdp_sim-*"))
+    assert wait_for(lambda: all_gone(family), 5.0)
+
+
+def test_a_call_that_cannot_start_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(Board, "create", refuse)
+    with pytest.raises(OSError, match=r"no room for the ranks' shared files.*No space left on device.*set TMPDIR"):
+        run(lambda: None, 1)
+    assert not list(tmp_path.iterdir())
 
 
 def test_killing_the_caller_leaves_no_process_behind(caller: subprocess.Popen[str]) -> None:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from fsdp_sim.ranks import RanksError, run, unit
+from fsdp_sim.ranks import RanksError, run, unit, watchdog
 
 TIMEOUT_S = 2.0
 
@@ -260,3 +260,88 @@ def test_sleeping_outside_collectives_is_not_a_hang() -> None:
 
 def test_the_next_call_works_after_every_kind_of_end() -> None:
     assert list(run(lambda: dist.get_rank(), 2, progress=False)) == [0, 1]
+
+
+# ---------------------------------------------------------------------- sends and receives
+
+
+@pytest.mark.parametrize(
+    ("sent", "received", "words"),
+    [
+        (torch.ones(4), torch.ones(4, dtype=torch.int32), "of another dtype than rank 0 sends"),
+        (torch.ones(4), torch.ones(8), "of another size than rank 0 sends"),
+        (torch.ones(8), torch.ones(4), "of another size than rank 0 sends"),  # gloo ends the process
+    ],
+    ids=["dtype", "more is received", "less is received"],
+)
+def test_a_receive_that_does_not_fit_its_send_is_named(sent: torch.Tensor, received: torch.Tensor, words: str) -> None:
+    def fn() -> None:
+        same = torch.ones(2)
+        if dist.get_rank() == 0:
+            dist.send(same, 1)
+            dist.send(sent, 1)
+        else:
+            dist.recv(same, 0)
+            dist.recv(received, 0)
+
+    message = failure(fn, 2)
+    assert message.startswith(f"rank 1 receives into a tensor {words}")
+    assert f"rank 0 sends {sent.numel()} fp32 to rank 1 (test_watchdog.py, line " in message
+    kind = "int32" if received.dtype == torch.int32 else "fp32"
+    assert f"rank 1 receives {received.numel()} {kind} from rank 0 (test_watchdog.py, line " in message
+
+
+def test_what_is_sent_is_compared_with_the_receive_of_its_tag_and_peer_and_from_anyone_with_nothing() -> None:
+    def fn() -> list[float]:
+        rank, small, large = dist.get_rank(), torch.zeros(1), torch.zeros(2)
+        if rank == 0:
+            works = [dist.isend(torch.full((1,), 1.0), 1, tag=7), dist.isend(torch.full((2,), 2.0), 1, tag=9)]
+            for work in works:
+                work.wait()
+            dist.send(torch.full((1,), 3.0), 2)
+        elif rank == 1:
+            dist.recv(large, 0, tag=9)
+            dist.recv(small, 0, tag=7)
+            dist.recv(torch.zeros(3), 2)
+            dist.send(torch.full((2,), 4.0), 2)
+        else:
+            dist.recv(small)
+            dist.send(torch.zeros(3), 1)
+            dist.recv(large)
+        return [small.item(), large[0].item()]
+
+    assert list(run(fn, 3, progress=False)) == [[0.0, 0.0], [1.0, 2.0], [3.0, 4.0]]
+
+
+# ---------------------------------------------------------------------- loops, stopped ranks, odd signals
+
+
+def test_an_endless_loop_is_called_computing_and_not_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fn() -> None:
+        while dist.get_rank() == 1:
+            pass
+        dist.all_reduce(torch.ones(1))
+
+    monkeypatch.setattr(watchdog, "BUSY_FACTOR", 2)
+    message = failure(fn, 2, timeout_s=0.8)
+    assert "in #1 all_reduce of 1 fp32 [SUM] for rank 1" in message
+    assert "why: computing all that time, outside any collective: rank 1." in message
+    assert "fix: look for a loop that does not end" in message
+    assert "asleep" not in message
+
+
+@pytest.mark.parametrize("others_wait", [True, False])
+def test_a_rank_that_is_stopped_is_named_whether_or_not_another_waits(others_wait: bool) -> None:
+    def fn() -> None:
+        if dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if others_wait:
+            dist.all_reduce(torch.ones(1))
+
+    message = failure(fn, 2, timeout_s=1.0)
+    assert message.startswith("rank 1 stopped at a signal (SIGSTOP) and did not go on for 1 s")
+    assert "kill -CONT" in message
+
+
+def test_a_signal_without_a_name_is_given_by_its_number() -> None:
+    assert "rank 0 was killed by signal 40" in failure(lambda: os.kill(os.getpid(), 40), 1)
