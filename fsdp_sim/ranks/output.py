@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from fsdp_sim.ranks.board import Board
+from fsdp_sim.ranks.board import BoardView
 
 SHOWN_BYTES = 200_000  # of each rank's output; the rest is cut from the front
 
@@ -62,7 +62,7 @@ def in_notebook() -> bool:
 class Bar:
     """A progress bar fed from the board: steps if the ranks `track` them, collectives otherwise."""
 
-    def __init__(self, board: Board, title: str, shown: bool) -> None:
+    def __init__(self, board: BoardView, title: str, shown: bool) -> None:
         self.board = board
         shown = shown and (in_notebook() or sys.stdout.isatty())  # no bar in a log file
         pace = {"delay": 0.3, "mininterval": 0.25}  # seconds
