@@ -1,6 +1,6 @@
 # Needs make and Python 3.11 or newer; everything else goes into .venv (see fsdp_sim/cli/setup.py).
 .DEFAULT_GOAL := help
-.PHONY: help setup dev lock demo test lab notebooks html slides nbgrader assignments lint bench chaos clean
+.PHONY: help setup dev lock demo check test test-all mutation lab notebooks html slides nbgrader assignments lint bench chaos clean
 
 TORCH ?= auto
 PORT ?= 8888
@@ -19,7 +19,9 @@ IN_VENV = PATH="$(CURDIR)/.venv/bin:$$PATH"
 
 help:
 	@echo 'make demo        train on 4 ranks, predict the same step, write demo.html'
+	@echo 'make check       before a commit: lint, the quick tests, one notebook'
 	@echo 'make test        run the tests and every notebook          ARGS="-k name" passes options to pytest; JOBS=0: one by one'
+	@echo 'make test-all    what make test leaves: both editions, every wrong answer on ranks of its own, damage, chaos'
 	@echo 'make lab         open JupyterLab at the first notebook    PORT=8889 takes another port'
 	@echo 'make notebooks   rebuild the notebooks from their masters'
 	@echo 'make html        the course as pages to read, into build/html'
@@ -27,7 +29,8 @@ help:
 	@echo 'make assignments nbgrader in a .venv of its own, and a course of assignments    COURSE=folder  NAMES="05_overlap"'
 	@echo 'make lint        ruff and mypy'
 	@echo 'make bench       run the benchmarks'
-	@echo 'make chaos       the slowest tests; then kill a training 100 times at random and count what was lost'
+	@echo 'make mutation    change the code in ways that tests must notice, one by one, and run those tests'
+	@echo 'make chaos       kill a training 100 times at random and count what was lost'
 	@echo 'make setup       only make .venv, which the others do when it is missing or out of date'
 	@echo 'make dev         what developing needs besides: test, lint, notebooks, html and slides do it when it is missing'
 	@echo 'make lock        pin the packages of pyproject.toml anew, by their hashes'
@@ -52,14 +55,23 @@ dev: setup
 demo: setup
 	@$(IN_VENV) fsdp-sim demo
 
-# Every run happens even when one before fails, so that one call shows everything. The labs measure: one at a time.
-NBVAL = python -m pytest --nbval --nbval-current-env --nbval-cell-timeout=120
-test: dev nbgrader
-	@status=0; export $(IN_VENV); python -m pytest tests -m "not tail" -n $(JOBS) --dist loadfile $(ARGS) || status=1; \
-	export FSDP_SIM_PROGRESS="$$(mktemp -u)" FSDP_SIM_SEED=0; \
-	$(NBVAL) -n $(JOBS) --dist loadfile $$(ls notebooks/[0-9]*.ipynb notebooks/solutions/*.ipynb) || status=1; \
-	$(NBVAL) notebooks/lab_*.ipynb notebooks/gallery.ipynb || status=1; \
-	exit $$status
+# Tests and notebooks in one call, so that no core waits; conftest.py says what belongs to which, and what begins first.
+# Of files, one worker takes the whole: they share ranks, servers and kernels.
+PYTEST = python -m pytest --nbval --nbval-current-env --nbval-cell-timeout=300 -n $(JOBS) --dist loadfile \
+    --no-loadscope-reorder
+check: lint
+	@$(IN_VENV) $(PYTEST) tests notebooks -m "not (slow or tail)" $(ARGS)
+
+test: dev
+	@$(IN_VENV) $(PYTEST) tests notebooks -m "not tail" $(ARGS)
+
+# What `make test` leaves. All of it happens even when something fails, so that one call shows everything.
+test-all: dev nbgrader
+	@status=0; export $(IN_VENV); $(PYTEST) tests notebooks -m tail $(ARGS) || status=1; \
+	python -m tests.faults.chaos || status=1; exit $$status
+
+mutation: dev
+	@$(IN_VENV) python -m tests.mutation $(ARGS)
 
 # As root, so in most containers, Jupyter wants to be told; it listens on this machine alone, behind its token.
 lab: SETUP_ARGS = --port '$(PORT)'
@@ -91,8 +103,7 @@ bench: dev
 	  $(IN_VENV) python -m tests.bench.$$(basename $$script .py) || exit 1; done
 
 chaos: dev
-	@status=0; export $(IN_VENV); python -m pytest tests -m tail || status=1; \
-	python -m tests.faults.chaos $(ARGS) || status=1; exit $$status
+	@$(IN_VENV) python -m tests.faults.chaos $(ARGS)
 
 # Pins anew what pyproject.toml asks for; what is pinned already stays, but for UPGRADE="--upgrade-package numpy".
 PIN = .venv/bin/uv pip compile -q --universal --generate-hashes --no-annotate --custom-compile-command 'make lock' \

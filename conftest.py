@@ -1,21 +1,70 @@
-"""What holds for every test and notebook: in continuous integration (CI=true) a skip is a failure.
+"""What holds for every test and notebook: which of them belong to which command, and what runs first.
 
-A test that needs what this machine lacks skips and says why. In CI everything it could lack is installed, so there a
-skip is a hole, but for what no such machine has: a GPU, and a second version of torch beside the pinned one.
+In continuous integration (CI=true) a skip is a failure. A test that needs what this machine lacks skips and says why.
+In CI everything it could lack is installed, so there a skip is a hole, but for what no such machine has: a GPU, and a
+second version of torch beside the pinned one.
 """
 
 import os
 import signal
+import tempfile
 from collections import Counter
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).parent
+if "PYTEST_XDIST_WORKER" in os.environ:  # the cores are taken: threads would only wait for each other
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A shell starts background jobs with SIGINT ignored, and so would be every process that a test starts and interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+QUICKEST = "notebooks/solutions/03_sharding_a_tensor.ipynb"  # `make check` runs it
+STARTS = {"page", "chromium", "server", "start", "undisturbed", "warm_server", "ranks"}  # fixtures with processes
+LONGEST = ("notebooks", "tests/labs", "tests/faults", "tests/browser", "tests/learn", "tests/mini", "tests/ranks")
 MAY_SKIP = ("needs a GPU", "needs torch 2.")
+
+
+@pytest.hookimpl(tryfirst=True)  # before marks are looked at
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks what follows from a test's place or fixtures; what takes longest begins first, so that no core waits.
+
+    The two editions of a notebook differ in the exercises alone: `make test` runs the one that has them solved.
+    """
+
+    def place(item: pytest.Item) -> int:
+        of = [n for n, folder in enumerate(LONGEST) if item.path.is_relative_to(ROOT / folder)]
+        return of[0] if of else len(LONGEST)
+
+    for item in items:
+        if item.path.suffix == ".ipynb":
+            if item.path != ROOT / QUICKEST:
+                item.add_marker("slow")
+            if (item.path.parent / "solutions" / item.path.name).exists():
+                item.add_marker("tail")
+        elif STARTS & set(getattr(item, "fixturenames", ())):
+            item.add_marker("slow")
+    items.sort(key=place)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, None, None]:
+    """A notebook's kernel starts with the first of its cells, in the environment in which its outputs were made."""
+    if item.path.suffix != ".ipynb":
+        return (yield)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("OMP_NUM_THREADS", raising=False)
+        patch.setenv("FSDP_SIM_SEED", "0")
+        patch.setenv("FSDP_SIM_PROGRESS", str(_progress(item)))
+        return (yield)
+
+
+def _progress(item: pytest.Item) -> Path:
+    """A file that is not there yet, for what a notebook notes of the learner's progress."""
+    return Path(tempfile.gettempdir(), f"fsdp_sim-{os.getpid()}-{item.path.parent.name}-{item.path.stem}.json")
 
 
 def _fail_if_skipped(report: pytest.TestReport | pytest.CollectReport) -> None:
@@ -48,7 +97,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for report in (report for reports in terminalreporter.stats.values() for report in reports):
         file = getattr(report, "nodeid", "").partition("::")[0]
         if file.endswith(".ipynb"):
-            seconds[file] += report.duration
+            seconds[file] += getattr(report, "duration", 0.0)  # those left out have none
     if seconds:
         terminalreporter.section("seconds per notebook")
         for file, spent_s in seconds.most_common():

@@ -8,7 +8,7 @@ import pytest
 
 from tests.faults.runs import STEPS, checkpoints, losses
 
-pytestmark = pytest.mark.tail  # see make chaos
+pytestmark = pytest.mark.tail  # see make test-all
 
 
 def flip_a_bit(path):

@@ -4,7 +4,7 @@ import pytest
 
 from tests.faults.runs import STEPS, assert_same, checkpoints, losses
 
-pytestmark = pytest.mark.tail  # see make chaos
+pytestmark = pytest.mark.tail  # see make test-all
 
 
 def test_nan_on_one_rank_stops_all_before_the_update(start):

@@ -10,7 +10,7 @@ import pytest
 from tests.faults.agents import ROOT
 from tests.faults.runs import checkpoints
 
-pytestmark = pytest.mark.tail  # see make chaos
+pytestmark = pytest.mark.tail  # see make test-all
 
 
 def main(capsys, *arguments):

@@ -4,7 +4,7 @@ import pytest
 
 from tests.faults.runs import assert_same, losses
 
-pytestmark = pytest.mark.tail  # see make chaos
+pytestmark = pytest.mark.tail  # see make test-all
 
 SAME = {
     "single": (1, "--api=single"),

@@ -4,7 +4,7 @@ import pytest
 
 from labs.lab.hugging_face.predicting import predict
 
-pytestmark = pytest.mark.tail  # see make chaos
+pytestmark = pytest.mark.tail  # see make test-all
 
 ALL = [f"{family} {way}" for family in ("t5", "bert") for way in ("fully_shard", "accelerate", "fabric")]
 
