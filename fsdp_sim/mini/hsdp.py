@@ -76,8 +76,7 @@ def get_mesh(mesh: DeviceMesh | None) -> DeviceMesh:
 
 
 def _default_device_type() -> str:
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    return accelerator.type if accelerator else "cpu"
+    return torch._C._get_accelerator().type  # as torch's `_init_default_mesh` asks: "cpu" where there is none
 
 
 def post_forward_mesh_info(reshard_after_forward: bool | int, mesh_info: FSDPMeshInfo) -> FSDPMeshInfo | None:

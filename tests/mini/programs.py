@@ -21,7 +21,7 @@ from tests.mini.models import Matrix
 from tests.mini.networks import Net
 
 MARKS = [
-    pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="needs torch 2.13, which the mini follows"),
+
     pytest.mark.filterwarnings("ignore:reshard_after_forward=1"),
     pytest.mark.filterwarnings("ignore:.*returned a view"),
 ]
