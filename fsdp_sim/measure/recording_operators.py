@@ -241,6 +241,7 @@ MEANINGS: dict[tuple[str, str], Callable[..., None]] = {  # by hook and operator
     ("reshard", "clone"): Operators._clone,
     ("post_backward", "chunk_cat"): Operators._chunk_cat,
     ("post_backward", "_chunk_cat"): Operators._chunk_cat,
+    ("post_backward", "chunk_cat_mixed_dtype"): Operators._chunk_cat,  # torch 2.15
     ("post_backward", "copy_"): Operators._copy_reduced,
     ("post_backward", "_to_copy"): Operators._cast_gradient,
     ("post_backward", "div_"): Operators._divide,

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fsdp_sim.mini import recording
+from fsdp_sim.mini import recording, versions
 
 if TYPE_CHECKING:
+    from fsdp_sim.mini.group import FSDPParamGroup
     from fsdp_sim.mini.param import FSDPParam
     from fsdp_sim.mini.state import FSDPState
 
@@ -32,8 +33,45 @@ def add_to_accumulated_grad(fsdp_param: FSDPParam) -> None:
         fsdp_param.unsharded_param.grad = None
 
 
+def leave_wider_grads(fsdp_params: list[FSDPParam], reduce_grads: bool) -> None:
+    """Before backward, from torch 2.15 on: let autograd leave gradients in the dtype it computes them in.
+
+    The copy-in casts them, or they are added to wider ones. A gradient that begins to accumulate is cast at once.
+    """
+    for p in wider_grads(fsdp_params):
+        if p.unsharded_param.grad is not None or reduce_grads:
+            p.unsharded_param.grad_dtype = None
+
+
+def cast_wider_grads(fsdp_params: list[FSDPParam]) -> None:
+    """After backward, from torch 2.15 on: gradients that stay are in the reduce dtype, and so are those that follow."""
+    for p in wider_grads(fsdp_params):
+        param, grad = p.unsharded_param, p.unsharded_param.grad
+        if grad is not None and grad.dtype != p.reduce_dtype:
+            param.grad = grad.to(p.reduce_dtype)
+        param.grad_dtype = p.reduce_dtype
+
+
+def wider_grads(fsdp_params: list[FSDPParam]) -> list[FSDPParam]:
+    """Parameters whose gradients are computed in a smaller dtype than they are reduced in, and which autograd keeps."""
+    if not versions.GRADS_KEEP_ORIGINAL_DTYPE:
+        return []
+    return [
+        p
+        for p in fsdp_params
+        if p.was_gathered
+        and p.unsharded_param.requires_grad
+        and p.reduce_dtype is not None
+        and p.reduce_dtype.is_floating_point
+        and (p.param_dtype or p.orig_dtype).is_floating_point
+        and p.reduce_dtype.itemsize > (p.param_dtype or p.orig_dtype).itemsize
+    ]
+
+
 def keep_in_reduce_dtype(fsdp_param: FSDPParam, unit: str) -> None:
-    """Of a gradient that is not reduced yet keep a copy in ``reduce_dtype`` instead."""
+    """Of a gradient that is not reduced yet keep a copy in ``reduce_dtype`` instead (before torch 2.15)."""
+    if versions.GRADS_KEEP_ORIGINAL_DTYPE:
+        return
     grad = fsdp_param.unsharded_param.grad if fsdp_param.was_gathered else None
     if fsdp_param.reduce_dtype is not None and grad is not None and grad.dtype != fsdp_param.reduce_dtype:
         fsdp_param.unsharded_param.grad = None
@@ -41,23 +79,48 @@ def keep_in_reduce_dtype(fsdp_param: FSDPParam, unit: str) -> None:
         recording.grad_kept(fsdp_param, fsdp_param.unsharded_accumulated_grad, unit)
 
 
-def take_unsharded_grads(
-    fsdp_params: list[FSDPParam], zeros_for_unused: bool
-) -> tuple[list[FSDPParam], list[torch.Tensor]]:
+def take_unsharded_grads(group: FSDPParamGroup) -> tuple[list[FSDPParam], list[torch.Tensor]]:
     """The gradients of whole parameters, and whose they are. The list then holds the only references to them.
 
-    Args:
-        zeros_for_unused: give trainable parameters without a gradient one of zeros, instead of leaving them out.
+    A trainable parameter without a gradient is left out, or gets one of zeros where ``reduce_scatter_unused_params``
+    asks for it or earlier micro-batches left some of it to all-reduce.
     """
+    zeros_for = group.fsdp_params if group.reduce_scatter_unused_params else []
+    if versions.GRADS_KEEP_ORIGINAL_DTYPE and group._partial_reduce_output is not None:
+        zeros_for = zeros_for or group._partial_params
     params, grads = [], []
-    for p in fsdp_params:
+    for p in group.fsdp_params:
         grad = p.take_unsharded_grad()
-        if grad is None and zeros_for_unused and p.sharded_param.requires_grad and p.was_gathered:
-            grad = torch.zeros_like(p.unsharded_param)
+        if grad is None and p in zeros_for and p.sharded_param.requires_grad and p.was_gathered:
+            dtype = p.unsharded_param.grad_dtype if versions.GRADS_KEEP_ORIGINAL_DTYPE else None
+            grad = torch.zeros_like(p.unsharded_param, dtype=dtype)
         if grad is not None:
             params.append(p)
             grads.append(grad)
     return params, grads
+
+
+@torch.no_grad()
+def lay_out_partial(group: FSDPParamGroup, params: list[FSDPParam]) -> None:
+    """Put what earlier micro-batches scattered, and did not all-reduce, in the order of the gradients that now follow.
+
+    A parameter may get its first gradient in a later micro-batch. Before torch 2.15 that was not looked after.
+    Stream: reduce-scatter.
+    """
+    ctx, partial, before = group.comm_ctx, group._partial_reduce_output, group._partial_params
+    group._partial_params = params
+    if partial is None or not versions.GRADS_KEEP_ORIGINAL_DTYPE:
+        return
+    ctx.reduce_scatter_stream.wait_stream(ctx.current_stream())
+    if before == params:
+        return
+    sizes, sizes_before = ([p.padded_sharded_param_size.numel() for p in some] for some in (params, before))
+    with ctx.device_handle.stream(ctx.reduce_scatter_stream):
+        group._partial_reduce_output = partial.new_zeros(sum(sizes))
+        rows_before = dict(zip(before, partial.split(sizes_before), strict=True))
+        for p, rows in zip(params, group._partial_reduce_output.split(sizes), strict=True):
+            if p in rows_before:
+                rows.copy_(rows_before[p])
 
 
 class AccumulationMethods:

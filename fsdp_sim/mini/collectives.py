@@ -18,11 +18,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.distributed import ProcessGroup
 
-from fsdp_sim.mini import recording
+from fsdp_sim.mini import recording, versions
 from fsdp_sim.mini.offload import grad_to_cpu
 from fsdp_sim.mini.param import FSDPParam, local_tensor
 from fsdp_sim.mini.precision import Division, all_gather_inputs, div_if_needed, to_dtype
@@ -31,17 +30,15 @@ from fsdp_sim.timeline import RECORDER, Lane, Memory, Op
 
 
 def all_gather_single(output: torch.Tensor, own: torch.Tensor, group: ProcessGroup, async_op: bool = False) -> Any:
-    """``output`` (W * n), ``own`` (n). torch 2.13 renamed the function; the old name still works there but warns."""
-    name = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
-    return getattr(dist, name)(output, own, group=group, async_op=async_op)
+    """``output`` (W * n), ``own`` (n)."""
+    return versions.ALL_GATHER(output, own, group=group, async_op=async_op)
 
 
 def reduce_scatter_single(
     output: torch.Tensor, whole: torch.Tensor, op: Any, group: ProcessGroup, async_op: bool
 ) -> Any:
     """``output`` (n), ``whole`` (W * n)."""
-    name = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
-    return getattr(dist, name)(output, whole, op=op, group=group, async_op=async_op)
+    return versions.REDUCE_SCATTER(output, whole, op=op, group=group, async_op=async_op)
 
 
 @dataclass(frozen=True)
@@ -242,6 +239,7 @@ def hand_out_grads(state: ReduceScatterState, ctx: FSDPCommContext) -> Any:
     stream = state.post_reduce_stream
     with ctx.device_handle.stream(stream):
         div_if_needed(state.output, state.division.after)
+        before_cast = state.output if versions.REDUCED_OUTLIVES_ITS_CAST else None
         output, state.output = to_dtype(state.output, state.orig_dtype), None
         offset = 0
         for p in state.fsdp_params:
@@ -255,4 +253,6 @@ def hand_out_grads(state: ReduceScatterState, ctx: FSDPCommContext) -> Any:
                 local_tensor(p.sharded_param.grad).add_(rows)
             for hook in (getattr(p.sharded_param, "_post_accumulate_grad_hooks", None) or {}).values():
                 hook(p.sharded_param)
-        return stream.record_event()
+        event = stream.record_event()
+        del before_cast
+        return event

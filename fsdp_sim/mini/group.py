@@ -29,8 +29,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 
-from fsdp_sim.mini import recording
-from fsdp_sim.mini.accumulation import add_to_accumulated_grad, keep_in_reduce_dtype, take_unsharded_grads
+from fsdp_sim.mini import accumulation, recording, versions
 from fsdp_sim.mini.autograd import in_backward, register_post_backward
 from fsdp_sim.mini.collectives import (
     AllGatherResult,
@@ -100,6 +99,7 @@ class FSDPParamGroup:
         self._post_reduce_event: Any = None  # end of this group's reduction
         self._all_reduce_state: tuple[torch.Tensor, Any] | None = None  # O must outlive its all-reduce; its end
         self._partial_reduce_output: torch.Tensor | None = None  # reduce-scattered, not yet all-reduced
+        self._partial_params: list[FSDPParam] = []  # those whose gradients are in it
         self._copy_out = -1  # seq of the last copy-out
         self._initialized = False
 
@@ -173,6 +173,9 @@ class FSDPParamGroup:
         ctx, result, self._all_gather_result = self.comm_ctx, self._all_gather_result, None
         in_forward = self._training_state is TrainingState.FORWARD
         previous = ctx.release_all_gather_state() if in_forward else None
+        if previous is not None and versions.GATHERED_GOES_BEFORE_COPY_OUT:
+            previous.result.record_free()
+            previous = None
         world_size = self._all_gather_process_group.size()
         self._copy_out = foreach_all_gather_copy_out(result, self.fsdp_params, world_size, ctx)
         self._to_unsharded()
@@ -256,6 +259,7 @@ class FSDPParamGroup:
         self._training_state = TrainingState.PRE_BACKWARD
         self.unshard(self.unshard_async_op)  # nothing to do if prefetched
         self.wait_for_unshard()
+        accumulation.leave_wider_grads(self.fsdp_params, self.reduce_grads)
         if default_prefetch:
             backward_prefetch(self)
 
@@ -266,14 +270,16 @@ class FSDPParamGroup:
             ctx.compute.close_unit(Op.BWD, self.segments[0], self._copy_out)
         self._training_state = TrainingState.POST_BACKWARD
         for p in self.fsdp_params:
-            add_to_accumulated_grad(p)
+            accumulation.add_to_accumulated_grad(p)
         if not self.reduce_grads:  # the whole gradients stay where autograd put them, and accumulate
+            accumulation.cast_wider_grads(self.fsdp_params)
             if self.reshard_after_backward:
                 self.reshard()
             for p in self.fsdp_params:
-                keep_in_reduce_dtype(p, self.unit)
+                accumulation.keep_in_reduce_dtype(p, self.unit)
         else:
-            params, grads = take_unsharded_grads(self.fsdp_params, self.reduce_scatter_unused_params)
+            params, grads = accumulation.take_unsharded_grads(self)
+            accumulation.cast_wider_grads(self.fsdp_params)
             if self.reshard_after_backward:
                 self.reshard()
             # see [Note: who keeps I alive]
@@ -294,7 +300,8 @@ class FSDPParamGroup:
             wait: on CPU, be done with both on return, see [Note: no streams on CPU] in `streams`.
         """
         ctx, info = self.comm_ctx, self.mesh_info
-        if len(grad_dtypes := {g.dtype for g in grads}) > 1:
+        grad_dtypes = {g.dtype for g in grads}
+        if len(grad_dtypes) > 1 and not versions.GRADS_KEEP_ORIGINAL_DTYPE:
             raise AssertionError(f"gradients of one unit must have one dtype, but {self.unit!r} has {grad_dtypes}")
         self._wait_for_post_backward()
         reduce_dtype = self._reduce_dtype or grads[0].dtype
@@ -304,6 +311,7 @@ class FSDPParamGroup:
         )  # fmt: skip
         group = info.reduce_scatter_process_group or info.shard_process_group
         dtypes = (reduce_dtype, self._orig_dtype or reduce_dtype)
+        accumulation.lay_out_partial(self, params)
         state = foreach_reduce_scatter(params, grads, group, ctx, self.unit, dtypes, division, waited_for)
         ctx.reduce_scatter_states.append(state)
         self._post_reduce_event = after_reduce_scatter(self, state)
@@ -343,12 +351,12 @@ class FSDPParamGroup:
         self._drop_all_gather()
         self._wait_for_post_backward()
         for p in self.fsdp_params:
-            add_to_accumulated_grad(p)
+            accumulation.add_to_accumulated_grad(p)
         self.comm_ctx.wait_all_gather_streams_on_event(self._reshard_after_forward_event)
         self._reshard_after_forward_event = self._partial_reduce_output = None
         self._post_forward_indices.clear()
         self._training_state = TrainingState.IDLE
-        take_unsharded_grads(self.fsdp_params, zeros_for_unused=False)
+        accumulation.take_unsharded_grads(self)
         self._to_sharded()
 
     def __repr__(self) -> str:

@@ -23,6 +23,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Placement, Replicate, Shard
 
+from fsdp_sim.mini import versions
 from fsdp_sim.mini.streams import FSDPCommContext, PendingCollective
 from fsdp_sim.timeline import RECORDER, Op
 
@@ -163,14 +164,23 @@ def all_reduce(state: ReduceScatterState, group: ProcessGroup, ctx: FSDPCommCont
         return output, stream.record_event()
 
 
-def run_all_reduce_hook(state: ReduceScatterState, hook: Any, stream: Any, ctx: FSDPCommContext) -> None:
-    """The user's hook on O, behind the last collective. Stream: the user's, or the all-reduce stream."""
+def run_all_reduce_hook(
+    state: ReduceScatterState, hook: Any, stream: Any, ctx: FSDPCommContext
+) -> tuple[torch.Tensor, Any] | None:
+    """The user's hook on O, behind the last collective. Stream: the user's, or the all-reduce stream.
+
+    Returns:
+        O and the event of the hook's end where the caller keeps O until then, as after an all-reduce.
+    """
     if ctx.on_cpu and state.pending is not None:
         state.pending.wait()
     state.post_reduce_stream = stream
     stream.wait_stream(ctx.reduce_scatter_stream)
     with torch.no_grad(), ctx.device_handle.stream(stream):
         hook(state.output)
+        if not versions.HOOKED_OUTLIVES_ITS_HOOK or state.output is None:
+            return None
+        return state.output, stream.record_event()
 
 
 def after_reduce_scatter(group: FSDPParamGroup, state: ReduceScatterState) -> Any:
@@ -189,5 +199,6 @@ def after_reduce_scatter(group: FSDPParamGroup, state: ReduceScatterState) -> An
             return state.post_reduce_stream.record_event()
         group._all_reduce_state = all_reduce(state, replicas, ctx)
     if hook is not None:
-        run_all_reduce_hook(state, hook, group._all_reduce_hook_stream or ctx.all_reduce_stream, ctx)
+        stream = group._all_reduce_hook_stream or ctx.all_reduce_stream
+        group._all_reduce_state = run_all_reduce_hook(state, hook, stream, ctx) or group._all_reduce_state
     return None if ctx.on_cpu else state.finish(ctx)  # on CPU when somebody waits

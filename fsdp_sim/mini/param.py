@@ -33,6 +33,7 @@ from torch._prims_common import make_contiguous_strides_for
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 from torch.distributed.tensor import DTensor
 
+from fsdp_sim.mini import versions
 from fsdp_sim.mini.hsdp import FSDPMeshInfo
 from fsdp_sim.mini.offload import pin, to_device
 from fsdp_sim.mini.precision import mixed_dtypes, to_dtype
@@ -170,6 +171,8 @@ class FSDPParam:
                 self.all_gather_output = torch.empty(numel, dtype=dtype, device=self.device)  # 1D, padded
                 whole = self.all_gather_output.as_strided(self._orig_size, make_contiguous_strides_for(self._orig_size))
                 self._unsharded_param = nn.Parameter(whole, requires_grad=self.sharded_param.requires_grad)
+            if versions.GRADS_KEEP_ORIGINAL_DTYPE:
+                self._unsharded_param.grad_dtype = self.reduce_dtype
         storage = self.all_gather_output.untyped_storage()
         if storage.size() != self.unsharded_bytes:
             storage.resize_(self.unsharded_bytes)

@@ -25,12 +25,25 @@ from torch.distributed import ReduceOp
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.utils import _apply_to_tensors
 
+from fsdp_sim.mini import versions
+
 
 def mixed_dtypes(
     policy: MixedPrecisionPolicy, orig_dtype: torch.dtype
 ) -> tuple[torch.dtype | None, torch.dtype | None]:
-    """(param dtype, reduce dtype) of a parameter, None where no cast is needed."""
+    """(param dtype, reduce dtype) of a parameter, None where no cast is needed.
+
+    Raises:
+        NotImplementedError: the policy has torch 2.15's ``param_dtype_override_fn``.
+    """
+    if getattr(policy, "param_dtype_override_fn", None) is not None:
+        raise NotImplementedError(
+            "this FSDP knows one param_dtype for a unit, not MixedPrecisionPolicy(param_dtype_override_fn=...); give "
+            "modules that need another dtype a fully_shard call of their own"
+        )
     reduce_dtype = None if policy.reduce_dtype == policy.param_dtype else policy.reduce_dtype
+    if versions.GRADS_KEEP_ORIGINAL_DTYPE:
+        reduce_dtype = policy.reduce_dtype or orig_dtype
     if policy.param_dtype == orig_dtype or not orig_dtype.is_floating_point:
         return None, reduce_dtype
     return policy.param_dtype, reduce_dtype

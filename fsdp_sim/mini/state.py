@@ -27,7 +27,7 @@ from torch.autograd import Variable
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.utils import _to_kwargs
 
-from fsdp_sim.mini import recording
+from fsdp_sim.mini import recording, versions
 from fsdp_sim.mini.autograd import register_pre_backward
 from fsdp_sim.mini.group import FSDPParamGroup
 from fsdp_sim.mini.precision import cast_forward_inputs, cast_output_dtype
@@ -263,8 +263,13 @@ class FSDPState:
                     group.post_backward()  # no gradient flowed to its inputs
                 group._training_state = TrainingState.IDLE
             state._training_state = TrainingState.IDLE
-            if group is not None and ctx.is_last_backward:
+            if group is not None and ctx.is_last_backward and not versions.WAITS_BEFORE_FINALIZE:
                 group.finalize_backward()
+        if ctx.is_last_backward and versions.WAITS_BEFORE_FINALIZE:
+            comm.wait_for_last_reductions()
+            for state in ctx.all_states:
+                if state._fsdp_param_group is not None:
+                    state._fsdp_param_group.finalize_backward()
         comm.compute.close()
         last = -1
         if ctx.is_last_backward:

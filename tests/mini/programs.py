@@ -21,7 +21,6 @@ from tests.mini.models import Matrix
 from tests.mini.networks import Net
 
 MARKS = [
-
     pytest.mark.filterwarnings("ignore:reshard_after_forward=1"),
     pytest.mark.filterwarnings("ignore:.*returned a view"),
 ]
