@@ -171,7 +171,7 @@ class Simulation:
         return replace(engine.explain(self.run), between_steps_s=self.between_steps_s)
 
     def show(self, **options: Any) -> Any:
-        """The timeline over the memory, as a figure; of ranks that differ, as bands (needs ``fsdp-sim[notebooks]``).
+        """The timeline over the memory, as a figure; of ranks that differ, as bands (needs plotly).
 
         Args:
             options: of ``fsdp_sim.viz.timeline``, or with a skew of ``rank_bands``.

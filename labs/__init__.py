@@ -31,5 +31,7 @@ The labs, each a module of `lab` and a notebook:
 """
 
 from fsdp_sim.accelerators import hide_from_notebook
+from fsdp_sim.packages import need
 
+need("labs", "torch", "tyro")
 hide_from_notebook()

@@ -13,6 +13,8 @@ from typing import IO, Any
 import msgspec
 from tqdm import tqdm
 
+from fsdp_sim.packages import missing
+
 Record = Mapping[str, Any]
 """Of a step: ``step``, ``loss``, ``step_s``, ``tokens_per_s``; where known ``lr``, ``grad_norm``, ``val_loss``,
 ``memory_bytes``, ``mfu``."""
@@ -156,9 +158,7 @@ def check_tensorboard() -> None:
         ValueError: TensorBoard is not installed; says how to.
     """
     if importlib.util.find_spec("tensorboard") is None:
-        raise ValueError(
-            "tensorboard=true: TensorBoard is not installed; pip install 'fsdp-sim[tensorboard]', or leave it out"
-        )
+        raise ValueError(missing("tensorboard", "tensorboard=true"))
 
 
 def is_line(line: bytes) -> bool:

@@ -19,6 +19,8 @@ from typing import Protocol
 import numpy as np
 import platformdirs
 
+from fsdp_sim.packages import missing
+
 CACHE_VARIABLE = "FSDP_SIM_CACHE"
 GPT2_VARIABLE = "FSDP_SIM_GPT2"
 END_OF_TEXT = "<|endoftext|>"
@@ -80,7 +82,7 @@ class BPETokenizer:
         try:
             import tiktoken
         except ImportError as error:
-            raise ImportError("tokenizer=gpt2 needs tiktoken: pip install tiktoken, or use tokenizer=bytes") from error
+            raise ImportError(f"{missing('tiktoken', 'tokenizer=gpt2')}; or use tokenizer=bytes") from error
         ranks, self.end_of_text = _read_vocabulary(encoder, merges)
         self._bpe = tiktoken.Encoding(
             "gpt2", pat_str=_WORDS, mergeable_ranks=ranks, special_tokens={END_OF_TEXT: self.end_of_text}

@@ -18,6 +18,7 @@ from rich.text import Text
 from fsdp_sim.cli.options import Command, json_option, option, schema_option
 from fsdp_sim.diagnose import Blame, Collective, Diagnosis, diagnose
 from fsdp_sim.engine.sentences import ms, part
+from fsdp_sim.packages import missing
 from fsdp_sim.timeline import Timeline
 from fsdp_sim.timeline.chrome import write_chrome
 from fsdp_sim.timeline.files import read_timeline
@@ -180,9 +181,7 @@ def _page(path: str, timeline: Timeline, found: Diagnosis) -> None:
     try:
         viz = importlib.import_module("fsdp_sim.viz")
     except ModuleNotFoundError as error:
-        raise ValueError(
-            f"--html needs {error.name}, which is not installed: pip install 'fsdp-sim[notebooks]'"
-        ) from error
+        raise ValueError(missing(error.name or "", "--html")) from error
     numbers = viz.Table(
         "Where the time goes", ("", "time", "of the step"),
         tuple((name, ms(seconds), part(seconds, found.step_s)) for name, seconds in totals(found)),

@@ -30,6 +30,7 @@ from fsdp_sim.cli.doctor_system import (
     shared_memory,
     temporary_folder,
 )
+from fsdp_sim.packages import OLDEST_TORCH, is_untried, release, remedy
 
 COLOURS = {"works": "green", "absent": "yellow", "broken": "red"}
 
@@ -50,12 +51,12 @@ def simulator() -> Finding:
     return Finding("simulator", "works", f"predicted a step of {step_s * 1e3:.1f} ms", "simulate, sweep, fit, validate")
 
 
-def package(name: str, extra: str, needed_for: str) -> Callable[[], Finding]:
+def package(name: str, needed_for: str) -> Callable[[], Finding]:
     def check() -> Finding:
         try:
             version = getattr(importlib.import_module(name), "__version__", "installed")
         except ModuleNotFoundError:
-            return Finding(name, "absent", "not installed", needed_for, f"pip install 'fsdp-sim[{extra}]', or {SETUP}")
+            return Finding(name, "absent", "not installed", needed_for, remedy(name))
         return Finding(name, "works", str(version), needed_for)
 
     check.__name__ = name
@@ -67,10 +68,12 @@ def torch_build() -> Finding:
     try:
         torch = torch_here()
     except ModuleNotFoundError:
-        return Finding("torch", "absent", "not installed", needed_for, f"pip install 'fsdp-sim[mini]', or {SETUP}")
-    good = (2, 11) <= tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2]) < (2, 14)
-    remedy = "" if good else "install torch 2.13.0 (make TORCH=cpu setup, or cuda)"
-    return Finding("torch", "works" if good else "broken", torch.__version__, needed_for, remedy)
+        return Finding("torch", "absent", "not installed", needed_for, remedy("torch"))
+    version = torch.__version__
+    if release(version) < OLDEST_TORCH:
+        return Finding("torch", "broken", version, needed_for, "make TORCH=cpu setup installs one that will do")
+    found = f"{version}, newer than those this was tried with" if is_untried(version) else version
+    return Finding("torch", "works", found, needed_for)
 
 
 def ranks() -> Finding:
@@ -90,9 +93,9 @@ def ranks() -> Finding:
 
 CHECKS: tuple[Callable[[], Finding], ...] = (
     python, machine, disk, temporary_folder, limits, ports, simulator,
-    package("pandas", "explore", "tables of sweeps"), package("scipy", "explore", "fitting to measurements"),
+    package("pandas", "tables of sweeps"), package("scipy", "fitting to measurements"),
     torch_build, ranks, shared_memory, gpus, gpu_links, nccl, compiler,
-    package("plotly", "notebooks", "figures"), package("jupyterlab", "notebooks", "the notebooks"), browser,
+    package("plotly", "figures"), package("jupyterlab", "the notebooks"), browser,
 )  # fmt: skip
 
 
@@ -102,7 +105,7 @@ def examine(check: Callable[[], Finding]) -> Finding:
     try:
         return check()
     except ModuleNotFoundError as error:
-        return Finding(name, "absent", f"{error.name} is not installed", "see above", SETUP)
+        return Finding(name, "absent", f"{error.name} is not installed", "see above", remedy(error.name or ""))
     except Exception as error:  # whatever goes wrong on a stranger's machine is what this command is for
         text = str(error).splitlines()
         what = f"{type(error).__name__}: {text[0] if text else ''}"

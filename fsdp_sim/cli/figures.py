@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from fsdp_sim.packages import missing
+
 
 def check_suffix(path: str) -> None:
     """Whether a picture can be written there.
@@ -20,10 +22,7 @@ def check_suffix(path: str) -> None:
 
     for package in needed[suffix]:
         if find_spec(package) is None:
-            raise ValueError(
-                f"--figure {path} needs {package}, which is not installed: pip install 'fsdp-sim[notebooks]'"
-                + (" kaleido" if package == "kaleido" else "")
-            )
+            raise ValueError(missing(package, f"--figure {path}"))
 
 
 def write_pareto(path: str, rows: Sequence[Mapping[str, str]], varied: Sequence[str]) -> None:

@@ -3,42 +3,39 @@
 from __future__ import annotations
 
 import importlib
-from typing import NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import click
 
+from fsdp_sim.packages import missing
+
 
 class Entry(NamedTuple):
-    """Where a command lives, the line `fsdp-sim --help` shows for it, and the extras that it needs."""
+    """Where a command lives, and the line `fsdp-sim --help` shows for it."""
 
     target: str  # "module:attribute"
     help: str
-    extras: str
 
 
 COMMANDS = {
-    "demo": Entry(
-        "fsdp_sim.cli.demo:demo", "Train on 4 ranks, predict the same step, write demo.html.", "mini,labs,notebooks"
-    ),
-    "ladder": Entry(
-        "fsdp_sim.cli.ladder:ladder",
-        "Train in every way, from one process to HSDP, and compare.",
-        "mini,labs,notebooks",
-    ),
-    "simulate": Entry("fsdp_sim.cli.simulate:simulate", "Predict a training step: time, memory, and why.", ""),
-    "program": Entry("fsdp_sim.cli.program:program", "Print what torch issues for a small model, or diff it.", ""),
-    "sweep": Entry("fsdp_sim.cli.sweep:sweep", "Simulate every combination: table, Pareto picture.", "notebooks"),
-    "fit": Entry("fsdp_sim.cli.fit:fit", "Find the largest model, batch or sequence that fits.", ""),
-    "diagnose": Entry("fsdp_sim.cli.diagnose:command", "Say why communication is not overlapped in a trace.", ""),
-    "validate": Entry("fsdp_sim.cli.validate:validate", "Compare predictions with published measurements.", ""),
-    "doctor": Entry("fsdp_sim.cli.doctor:doctor", "Say what works here, and what to do about the rest.", ""),
-    "completion": Entry("fsdp_sim.cli.completion:completion", "Print what makes your shell complete these words.", ""),
-    "calibrate": Entry("fsdp_sim.cli.calibrate:command", "Measure this machine, and write a cluster file.", "mini"),
-    "exercises": Entry("fsdp_sim.cli.exercises:exercises", "List the exercises of the course, and count them.", "labs"),
-    "teach": Entry("fsdp_sim.cli.teach:teach", "Plan a class, and know what to expect of it.", "labs"),
-    "drill": Entry("fsdp_sim.cli.drill:drill", "Answer interview questions; hold a mock interview.", "labs"),
-    "coverage": Entry("fsdp_sim.cli.coverage:coverage", "Say where the course teaches what it is to teach.", "dev"),
+    "demo": Entry("fsdp_sim.cli.demo:demo", "Train on 4 ranks, predict the same step, write demo.html."),
+    "ladder": Entry("fsdp_sim.cli.ladder:ladder", "Train in every way, from one process to HSDP, and compare."),
+    "simulate": Entry("fsdp_sim.cli.simulate:simulate", "Predict a training step: time, memory, and why."),
+    "program": Entry("fsdp_sim.cli.program:program", "Print what torch issues for a small model, or diff it."),
+    "sweep": Entry("fsdp_sim.cli.sweep:sweep", "Simulate every combination: table, Pareto picture."),
+    "fit": Entry("fsdp_sim.cli.fit:fit", "Find the largest model, batch or sequence that fits."),
+    "diagnose": Entry("fsdp_sim.cli.diagnose:command", "Say why communication is not overlapped in a trace."),
+    "validate": Entry("fsdp_sim.cli.validate:validate", "Compare predictions with published measurements."),
+    "doctor": Entry("fsdp_sim.cli.doctor:doctor", "Say what works here, and what to do about the rest."),
+    "completion": Entry("fsdp_sim.cli.completion:completion", "Print what makes your shell complete these words."),
+    "calibrate": Entry("fsdp_sim.cli.calibrate:command", "Measure this machine, and write a cluster file."),
+    "exercises": Entry("fsdp_sim.cli.exercises:exercises", "List the exercises of the course, and count them."),
+    "teach": Entry("fsdp_sim.cli.teach:teach", "Plan a class, and know what to expect of it."),
+    "drill": Entry("fsdp_sim.cli.drill:drill", "Answer interview questions; hold a mock interview."),
+    "coverage": Entry("fsdp_sim.cli.coverage:coverage", "Say where the course teaches what it is to teach."),
 }
+AS_JSON = "fsdp_sim.as_json"
+"""The key of `click.Context.meta` for whether the call asks for JSON, errors included."""
 
 
 class LazyGroup(click.Group):
@@ -48,7 +45,7 @@ class LazyGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the command; raise ClickException that names the extras where one of their packages is missing."""
+        """Import the command."""
         entry = COMMANDS.get(cmd_name)
         if entry is None:
             return None
@@ -56,16 +53,31 @@ class LazyGroup(click.Group):
         try:
             return getattr(importlib.import_module(module), attribute)
         except ModuleNotFoundError as error:
-            if error.name is None or error.name.split(".")[0] in ("fsdp_sim", "labs"):
-                raise
-            raise click.ClickException(
-                f"fsdp-sim {cmd_name} needs {error.name}, which is not installed: "
-                f"pip install 'fsdp-sim[{entry.extras}]', or run make setup in a checkout."
-            ) from error
+            fail_for_package(error, ctx, cmd_name)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[AS_JSON] = "--json" in args
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ModuleNotFoundError as error:
+            fail_for_package(error, ctx)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, entry.help) for name, entry in COMMANDS.items()])
+
+
+def fail_for_package(error: ModuleNotFoundError, ctx: click.Context, command: str | None = None) -> NoReturn:
+    """Say which package a command lacks, on importing it or later, and exit with status 2."""
+    package = (error.name or "").partition(".")[0]
+    if package in ("", "fsdp_sim", "labs"):
+        raise error
+    from fsdp_sim.cli.options import fail
+
+    fail(missing(package, f"fsdp-sim {command or ctx.invoked_subcommand}"), ctx.meta.get(AS_JSON, False))
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

@@ -20,6 +20,7 @@ from fsdp_sim.cli.options import (
     schema_option,
 )
 from fsdp_sim.explore import changes_that_fit
+from fsdp_sim.packages import missing
 from fsdp_sim.requests import Asked, Failure, Request, Result, answer, read_requests, request_of_texts, understand
 from fsdp_sim.simulate import Simulation
 
@@ -129,9 +130,7 @@ def _page(path: str, simulation: Simulation, result: Result) -> None:
     try:
         import fsdp_sim.viz as viz
     except ModuleNotFoundError as error:
-        raise ValueError(
-            f"--html needs {error.name}, which is not installed: pip install 'fsdp-sim[notebooks]'"
-        ) from error
+        raise ValueError(missing(error.name or "", "--html")) from error
     text = result.explanation if isinstance(result.explanation, list) else []
     title = f"One training step of {result.model} on {result.gpus} x {result.gpu}"
     section = viz.Section.of(viz.timeline({"predicted": simulation.timeline}), "", "\n\n".join(text))

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import click
 import msgspec
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress
 
 from fsdp_sim.cli.options import (
     CLUSTER,
@@ -128,16 +130,15 @@ def lists(vary: Sequence[str]) -> dict[str, list[str]]:
 
 def _run(made: Sweep, out: str | None) -> tuple[list[Row], bool]:
     """The rows, those done before included, and whether Ctrl-C ended it."""
-    from tqdm import tqdm
-
     rows = list(made.done)
     source = made.to_csv(out) if out else made.rows()
-    bar = tqdm(total=len(made), initial=len(rows), unit="plan", file=sys.stderr, disable=None, dynamic_ncols=True)
+    columns = (*Progress.get_default_columns(), MofNCompleteColumn())
     try:
-        with bar:
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+            plans = bar.add_task("simulating", total=len(made), completed=len(rows))
             for row in source:
                 rows.append(row)
-                bar.update()
+                bar.advance(plans)
     except KeyboardInterrupt:
         return rows, True
     finally:

@@ -19,6 +19,7 @@ from multiprocessing.pool import Pool
 from pathlib import Path
 from typing import Any
 
+from fsdp_sim.packages import need
 from fsdp_sim.requests import ALIASES, NAMES, nearest, request_of_texts, understand
 
 RESULTS = (
@@ -210,6 +211,7 @@ def read_rows(path: str | Path) -> tuple[list[str], list[Row]]:
 
 def table(rows: Sequence[Row]) -> Any:
     """The rows as a pandas table: numbers as numbers, with `pareto` as a column."""
+    need("a table of a sweep", "pandas")
     import pandas as pd
 
     frame = pd.DataFrame(list(rows))

@@ -1,5 +1,9 @@
 """Asks torch: what the simulator needs to know about a real module."""
 
+from fsdp_sim.packages import need
+
+need("fsdp_sim.measure", "torch", "tqdm")
+
 from fsdp_sim.measure.live_bytes import live_bytes
 from fsdp_sim.measure.model_from_module import model_from_module
 from fsdp_sim.measure.units import units_from_module

@@ -18,6 +18,11 @@ Each layer talks only to the one below it. Names, order of operations and errors
 `torch.distributed.fsdp._fully_shard` (torch 2.13), so what you learn here you can look up there.
 """
 
+from fsdp_sim.packages import need, warn_of_untried_torch
+
+need("fsdp_sim.mini", "torch")
+
+import torch
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 
 from fsdp_sim.mini.api import FSDPModule, UnshardHandle, fully_shard, register_fsdp_forward_method, share_comm_ctx
@@ -26,6 +31,8 @@ from fsdp_sim.mini.init import init_weights
 from fsdp_sim.mini.param import FSDPParam, ShardedState
 from fsdp_sim.mini.state import FSDPState
 from fsdp_sim.mini.streams import TrainingState
+
+warn_of_untried_torch(torch.__version__)
 
 __all__ = [
     "CPUOffloadPolicy", "FSDPModule", "FSDPParam", "FSDPParamGroup", "FSDPState", "MixedPrecisionPolicy",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from fsdp_sim.packages import missing
 from fsdp_sim.timeline.kinds import Lane, Memory, Op, Phase
 from fsdp_sim.timeline.timeline import VERSION, Event, Header, Timeline
 
@@ -133,4 +134,4 @@ def _need(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != name:
             raise
-        raise ValueError(f"this needs {name}, which is not installed: pip install 'fsdp-sim[explore]'") from error
+        raise ValueError(missing(name)) from error

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fsdp_sim.cost import Calibration
+from fsdp_sim.packages import need
 from fsdp_sim.validate.predict import Predictor
 from fsdp_sim.validate.published import Published
 
@@ -62,6 +63,7 @@ class Fitter:
         start: Calibration | None = None,
         progress: Callable[[str], None] = lambda what: None,
     ) -> None:
+        need("fitting to measurements", "scipy")
         self.rows = rows
         self.free = tuple(free)
         self.start = start or Calibration()

@@ -1,5 +1,9 @@
 """Figures of timelines and simulations: in a notebook, in a page that opens without a network, and told in words."""
 
+from fsdp_sim.packages import need
+
+need("fsdp_sim.viz", "plotly")
+
 from fsdp_sim.viz.charts.accuracy_scatter import accuracy
 from fsdp_sim.viz.charts.pareto_front import pareto
 from fsdp_sim.viz.charts.rooflines import roofline

@@ -15,6 +15,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from fsdp_sim.packages import remedy
 from fsdp_sim.viz import theme
 from fsdp_sim.viz.present import shown
 from fsdp_sim.viz.table import Table
@@ -59,8 +60,9 @@ class Picture:
                 return figure.to_image(format=format, width=width, scale=scale)
         except (ValueError, RuntimeError, ImportError) as error:
             raise RuntimeError(
-                f"no picture could be made ({str(error).strip().splitlines()[0]}); it takes `pip install kaleido` and "
-                "a Chromium or Chrome, whose path can be given in the environment variable BROWSER_PATH"
+                f"no picture could be made ({str(error).strip().splitlines()[0]}); it takes kaleido "
+                f"({remedy('kaleido')}) and a Chromium or Chrome, whose path can be given in the environment variable "
+                "BROWSER_PATH"
             ) from error
 
     def save(self, path: str | Path, *, title: str = "", width: int = PNG_WIDTH) -> Path:

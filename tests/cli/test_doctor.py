@@ -28,7 +28,7 @@ def test_all_is_well_where_the_tests_run():
 
 
 def test_the_table_names_each_part(monkeypatch):
-    monkeypatch.setattr(module, "CHECKS", (module.python, package("no_such_package", "extra", "nothing")))
+    monkeypatch.setattr(module, "CHECKS", (module.python, package("no_such_package", "nothing")))
 
     result = CliRunner().invoke(doctor, [])
 
@@ -37,13 +37,31 @@ def test_the_table_names_each_part(monkeypatch):
     assert "absent" in result.stdout
 
 
-def test_what_is_not_installed_says_what_brings_it():
-    found = package("no_such_package", "explore", "tables")()
+def test_what_is_not_installed_says_what_brings_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+
+    found = package("pandas", "tables")()
 
     assert found == Finding(
-        "no_such_package", "absent", "not installed", "tables",
-        "pip install 'fsdp-sim[explore]', or run make setup in a checkout",
+        "pandas", "absent", "not installed", "tables",
+        "in a checkout of fsdp_sim, run make setup, or pip install -e '.[explore]'",
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("version", "state", "found"),
+    [
+        ("2.10.2", "broken", "2.10.2"),
+        ("2.11.0", "works", "2.11.0"),
+        ("2.99.0", "works", "2.99.0, newer than those this was tried with"),
+    ],
+)
+def test_a_torch_that_is_too_old_is_broken_and_one_that_is_newer_than_those_tried_is_said_to_be(
+    version, state, found, monkeypatch
+):
+    monkeypatch.setattr(module, "torch_here", lambda: SimpleNamespace(__version__=version))
+
+    assert (module.torch_build().state, module.torch_build().found) == (state, found)
 
 
 def test_a_check_that_raises_has_found_something():

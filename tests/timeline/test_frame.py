@@ -106,10 +106,10 @@ def test_a_parquet_of_something_else_is_named(tmp_path):
         from_parquet(path)
 
 
-@pytest.mark.parametrize("package", ["pandas", "pyarrow"])
-def test_a_missing_package_is_named_with_what_to_install(package, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("package", "extra"), [("pandas", "explore"), ("pyarrow", "parquet")])
+def test_a_missing_package_is_named_with_what_to_install(package, extra, tmp_path, monkeypatch):
     timeline = timeline_of(op(0.0, 2.0))
     monkeypatch.setitem(sys.modules, package, None)
 
-    with pytest.raises(ValueError, match=rf"needs {package}.*pip install 'fsdp-sim\[explore\]'"):
+    with pytest.raises(ValueError, match=rf"needs {package}.*pip install -e '\.\[{extra}\]'"):
         to_parquet(timeline, tmp_path / "x.parquet")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-EXTRA = "huggingface"
+from fsdp_sim.packages import missing
 
 
 def needs(package: str) -> ModuleType:
@@ -19,6 +19,4 @@ def needs(package: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name != package.partition(".")[0]:
             raise
-        raise ImportError(
-            f"labs.lab.hugging_face needs {error.name}, which is not installed: pip install 'fsdp-sim[{EXTRA}]'"
-        ) from error
+        raise ImportError(missing(error.name, "labs.lab.hugging_face")) from error

@@ -14,7 +14,7 @@ PACKAGES = ("transformers", "accelerate", "lightning_fabric")
 def _packages():
     for package in PACKAGES:
         if importlib.util.find_spec(package) is None:
-            pytest.skip(f"needs {package}: pip install 'fsdp-sim[huggingface]'")
+            pytest.skip(f"needs {package}: make dev")
 
 
 @pytest.fixture(scope="session")

@@ -67,9 +67,7 @@ def test_without_the_hub_one_sentence_says_so(monkeypatch, tmp_path):
 
 def test_without_transformers_one_sentence_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(
-        ImportError, match=r"needs transformers, which is not installed: pip install 'fsdp-sim\[hugging"
-    ):
+    with pytest.raises(ImportError, match=r"needs transformers, which is not installed: .*run make dev"):
         models.build("t5")
 
 

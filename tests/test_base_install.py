@@ -1,0 +1,156 @@
+"""The base install: four packages, no torch. What it can do, it does; for the rest it names package, extra and the way.
+
+Each command runs in a virtual environment that really has no others: once on the checkout's packages, and in the slow
+tail on the wheel, as `pip install .` would leave them.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+import fsdp_sim
+from fsdp_sim.cli.main import COMMANDS
+
+ROOT = Path(fsdp_sim.__file__).parents[1]
+RUN_ALL = """
+import json, sys, traceback
+from click.testing import CliRunner
+from fsdp_sim.cli.main import main
+found = {}
+for command, arguments in json.loads(sys.argv[1]).items():
+    done = CliRunner().invoke(main, [command, *arguments])
+    crash = done.exception if not isinstance(done.exception, SystemExit) else None
+    found[command] = done.exit_code, done.output, crash and "".join(traceback.format_exception(crash))
+print(json.dumps(found))
+"""
+SMALL = ["--model", "gpt2-124m", "--gpu", "A100", "--gpus", "8"]
+DOES = {
+    "simulate": [*SMALL, "--json"],
+    "program": ["--layers", "1"],
+    "sweep": [*SMALL, "--vary", "micro_batch=1,2"],
+    "fit": SMALL,
+    "doctor": ["--json"],
+    "completion": ["bash"],
+    "diagnose": ["step.jsonl"],
+}
+LACKS = {
+    "demo": ([], "torch"),
+    "ladder": ([], "torch"),
+    "calibrate": ([], "torch"),
+    "exercises": (["--json"], "torch"),
+    "drill": ([], "platformdirs"),
+    "validate": (["--leave-out", "model"], "scipy"),
+}
+IN_A_CHECKOUT = {"teach": (["plan", "--list"], 0), "coverage": ([], 2)}
+"""The call, and its status in a checkout: `coverage` needs jupytext besides."""
+
+
+def base_packages() -> set[str]:
+    """The distributions of the base install, with what they need in turn."""
+    ahead, found = [Requirement(line) for line in metadata.requires("fsdp-sim") or []], set()
+    while ahead:
+        need = ahead.pop()
+        if need.name not in found and (need.marker is None or need.marker.evaluate({"extra": ""})):
+            found.add(need.name)
+            ahead += map(Requirement, metadata.requires(need.name) or [])
+    return found
+
+
+def base_venv(folder: Path) -> Path:
+    """A virtual environment with the base packages of this one and no others; return its site-packages."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    site = next(folder.glob("lib/python3*")) / "site-packages"
+    for name in base_packages():
+        for file in metadata.distribution(name).files or ():
+            top = Path(file.locate()).parents[len(file.parts) - 2] if len(file.parts) > 1 else Path(file.locate())
+            if file.parts[0] != ".." and not (site / top.name).exists() and top.name != "__pycache__":
+                (site / top.name).symlink_to(top)
+    return site
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The wheel, built from a copy of what it is made of: setuptools leaves files beside what it packs."""
+    copy, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for name in ("fsdp_sim", "labs"):
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
+    build = ["wheel", "--quiet", "--no-deps", "--no-build-isolation", "--disable-pip-version-check", "-w", out, copy]
+    subprocess.run([sys.executable, "-m", "pip", *build], check=True)
+    return next(out.glob("*.whl"))
+
+
+@pytest.fixture(scope="module", params=["checkout", pytest.param("wheel", marks=pytest.mark.tail)])
+def said(request, tmp_path_factory):
+    """What each command said on the base install: its status, its output, and the traceback that it should not have."""
+    folder = tmp_path_factory.mktemp("base")
+    site = base_venv(folder / "venv")
+    if request.param == "wheel":
+        zipfile.ZipFile(request.getfixturevalue("wheel")).extractall(site)
+    else:
+        (site / "checkout.pth").write_text(f"{ROOT}\n")
+        # The checkout's own metadata stays out: what a command reads from it would be this environment's.
+        (site / "fsdp_sim-0.dist-info").mkdir()
+        (site / "fsdp_sim-0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: fsdp-sim\nVersion: 0\n")
+    step = fsdp_sim.simulate("gpt2-124m", fsdp_sim.Cluster("A100", gpus=8), fsdp_sim.Plan(seq_len=64)).timeline
+    step.to_jsonl(folder / "step.jsonl")
+    calls = DOES | {command: arguments for command, (arguments, _) in (LACKS | IN_A_CHECKOUT).items()}
+    run = subprocess.run(
+        [folder / "venv/bin/python", "-c", RUN_ALL, json.dumps(calls)], cwd=folder, env={"PATH": ""},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout) | {"installed": request.param}
+
+
+def test_every_command_is_tried():
+    assert DOES.keys() | LACKS.keys() | IN_A_CHECKOUT.keys() == COMMANDS.keys()
+
+
+@pytest.mark.parametrize("command", DOES)
+def test_what_needs_no_more_works(said, command):
+    status, output, crash = said[command]
+
+    assert crash is None
+    assert status == 0, output
+
+
+@pytest.mark.parametrize("command", LACKS)
+def test_what_needs_more_says_what_and_how_to_get_it(said, command):
+    status, output, crash = said[command]
+
+    assert crash is None
+    assert status == 2
+    says = f" needs {LACKS[command][1]}, which is not installed: in a checkout of fsdp_sim, run make setup, or "
+    assert [says in line for line in output.splitlines() if line.startswith("Error: ")] == [True], output
+
+
+@pytest.mark.parametrize("command", IN_A_CHECKOUT)
+def test_what_reads_the_notebooks_says_where_there_are_none(said, command):
+    status, output, crash = said[command]
+
+    assert crash is None
+    if said["installed"] == "checkout":
+        assert status == IN_A_CHECKOUT[command][1], output
+    else:
+        assert status == 2
+        assert "there are no notebooks" in output
+        assert "checkout" in output
+
+
+@pytest.mark.tail
+def test_the_wheel_has_every_file_of_the_packages(wheel):
+    there = {str(path.relative_to(ROOT)) for name in ("fsdp_sim", "labs") for path in (ROOT / name).rglob("*.*")}
+    files = {name for name in there if (ROOT / name).is_file() and "__pycache__" not in name}
+
+    packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+
+    assert packed == files
