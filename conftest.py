@@ -10,6 +10,7 @@ import signal
 import tempfile
 from collections import Counter
 from collections.abc import Generator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 QUICKEST = "notebooks/solutions/03_sharding_a_tensor.ipynb"  # `make check` runs it
 STARTS = {"page", "chromium", "server", "start", "undisturbed", "warm_server", "ranks"}  # fixtures with processes
 LONGEST = ("notebooks", "tests/labs", "tests/faults", "tests/browser", "tests/learn", "tests/mini", "tests/ranks")
+FOLDER, WARM = pytest.StashKey[Path](), pytest.StashKey[dict[str, str]]()
 MAY_SKIP = ("needs a GPU", "needs torch 2.")
 
 
@@ -52,19 +54,43 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, None, None]:
-    """A notebook's kernel starts with the first of its cells, in the environment in which its outputs were made."""
+    """A notebook's kernel starts with the first of its cells: in the environment in which its outputs were made."""
     if item.path.suffix != ".ipynb":
         return (yield)
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("OMP_NUM_THREADS", raising=False)
         patch.setenv("FSDP_SIM_SEED", "0")
-        patch.setenv("FSDP_SIM_PROGRESS", str(_progress(item)))
+        patch.setenv("FSDP_SIM_PROGRESS", str(_folder(item.config) / f"{item.path.parent.name}-{item.path.stem}.json"))
+        if item.path.name.startswith("lab_"):
+            for name, value in _warm(item.config).items():
+                patch.setenv(name, value)
         return (yield)
 
 
-def _progress(item: pytest.Item) -> Path:
-    """A file that is not there yet, for what a notebook notes of the learner's progress."""
-    return Path(tempfile.gettempdir(), f"fsdp_sim-{os.getpid()}-{item.path.parent.name}-{item.path.stem}.json")
+def _folder(config: pytest.Config) -> Path:
+    """For what the kernels of notebooks read and write."""
+    if FOLDER not in config.stash:
+        folder = tempfile.TemporaryDirectory(prefix="fsdp_sim-")
+        config.add_cleanup(folder.cleanup)
+        config.stash[FOLDER] = Path(folder.name)
+    return config.stash[FOLDER]
+
+
+def _warm(config: pytest.Config) -> dict[str, str]:
+    """For a kernel in which `labs.trained` starts torchrun's agent and its ranks by a fork, see `tests.warm`."""
+    from tests.warm import ADDRESS, CLIENT, serving
+
+    if WARM not in config.stash:
+        startup = _folder(config) / "profile_default" / "startup"
+        startup.mkdir(parents=True)
+        (startup / "warm.py").write_text(f"from labs import trained\n\ntrained.TIED = {CLIENT!r}\n")
+        stack = ExitStack()
+        config.add_cleanup(stack.close)
+        config.stash[WARM] = {
+            "IPYTHONDIR": str(_folder(config)),
+            ADDRESS: stack.enter_context(serving(_folder(config))),
+        }
+    return config.stash[WARM]
 
 
 def _fail_if_skipped(report: pytest.TestReport | pytest.CollectReport) -> None:

@@ -18,6 +18,7 @@ from fsdp_sim.measure.record import Recorder
 from fsdp_sim.mini.versions import TORCH as TORCH_VERSION
 from tests.mini.networks import NETWORKS, Network
 from tests.mini.programs import MARKS, MINI, TORCH, Fsdp, Run, assert_same_program, program
+from tests.some import some
 
 pytestmark = MARKS
 
@@ -281,7 +282,7 @@ def combinations(n: int, seed: int = 0) -> list[tuple[str, tuple[str, ...]]]:
 
 
 @pytest.mark.parametrize(
-    ("network", "names"), [pytest.param(n, s, id="; ".join((n, *s))) for n, s in combinations(100)]
+    ("network", "names"), some([pytest.param(n, s, id="; ".join((n, *s))) for n, s in combinations(100)], first=20)
 )
 def test_combination(network, names):
     settings = [axis[name] for axis in AXES.values() for name in names if name in axis]
