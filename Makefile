@@ -1,6 +1,6 @@
 # Needs make and Python 3.11 or newer; everything else goes into .venv (see fsdp_sim/cli/setup.py).
 .DEFAULT_GOAL := help
-.PHONY: help setup dev lock demo check test test-all mutation lab notebooks html slides nbgrader assignments lint bench chaos clean
+.PHONY: help setup dev lock demo check test test-all mutation matrix lab notebooks html slides nbgrader assignments lint bench chaos clean
 
 TORCH ?= auto
 PORT ?= 8888
@@ -30,6 +30,7 @@ help:
 	@echo 'make lint        ruff and mypy'
 	@echo 'make bench       run the benchmarks'
 	@echo 'make mutation    change the code in ways that tests must notice, one by one, and run those tests'
+	@echo 'make matrix      try versions of torch and Python, each in an environment of its own    ARGS="--torch 2.14.1"'
 	@echo 'make chaos       kill a training 100 times at random and count what was lost'
 	@echo 'make setup       only make .venv, which the others do when it is missing or out of date'
 	@echo 'make dev         what developing needs besides: test, lint, notebooks, html and slides do it when it is missing'
@@ -72,6 +73,10 @@ test-all: dev nbgrader
 
 mutation: dev
 	@$(IN_VENV) python -m tests.mutation $(ARGS)
+
+# Needs room and minutes: an environment for each version, under build/matrix.
+matrix: dev
+	@$(IN_VENV) python -m tests.matrix $(ARGS)
 
 # As root, so in most containers, Jupyter wants to be told; it listens on this machine alone, behind its token.
 lab: SETUP_ARGS = --port '$(PORT)'

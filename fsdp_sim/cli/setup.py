@@ -290,13 +290,13 @@ def run(command, log, **env):
     return process.returncode == 0, "".join(lines)
 
 
-def make_venv(log, venv):
+def make_venv(log, venv, python=sys.executable):
     """Make an empty virtual environment with pip in it."""
-    ok, output = run([sys.executable, "-m", "venv", venv], log)
+    ok, output = run([python, "-m", "venv", venv], log)
     if not ok:
         print(output.strip(), file=sys.stderr)
         raise SetupError(
-            f"{sys.executable} -m venv did not work, for the reason above: name another Python, as in "
+            f"{python} -m venv did not work, for the reason above: name another Python, as in "
             f"make PYTHON=/path/to/python3.11."
         )
 
