@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from fsdp_sim.measure import live_bytes
+from fsdp_sim.measure.live_bytes import workspace_bytes
 from labs.evaluation import sample
 from labs.meters import Memory, flops_per_token, median_step_s, memory_bytes, mfu, of_ranks, peak_flops
 from labs.metrics import Metrics
@@ -50,9 +51,12 @@ class Closing:
         """With all ranks: after the last checkpoint, so what is trained here to be recorded is not kept."""
         run, config = self.training.run, self.training.run.config
         self.stopped = stopped
-        self._memory = of_ranks(memory_bytes(run.device), _gather, run.device)
-        mine = torch.tensor([self.training.state_bytes], dtype=torch.int64, device=run.device)
-        self._state_bytes = [int(n) for (n,) in _gather(mine).tolist()]
+        mine = memory_bytes(run.device)
+        if run.device.type == "cuda":
+            mine = mine._replace(workspace_bytes=workspace_bytes())
+        self._memory = of_ranks(mine, _gather, run.device)
+        state = torch.tensor([self.training.state_bytes], dtype=torch.int64, device=run.device)
+        self._state_bytes = [int(n) for (n,) in _gather(state).tolist()]
         if stopped:
             return
         if config.sample:
@@ -93,7 +97,7 @@ class Closing:
         if not counted:
             return
         if run.device.type == "cuda":
-            held = max(memory.peak_bytes for memory in self._memory)
+            held = max(memory.peak_bytes - memory.workspace_bytes for memory in self._memory)
         else:
             with live_bytes(training.wrapped.model, training.optimizer) as meter:
                 step()

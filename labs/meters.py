@@ -65,10 +65,13 @@ class Memory(NamedTuple):
             memory, torch's own code and buffers included.
         reserved_bytes: on a GPU the most that torch's allocator took from the driver; on a CPU what the process has in
             memory now.
+        workspace_bytes: of the peak, what cuBLAS had, see `fsdp_sim.measure.live_bytes.workspace_bytes`; 0 until the
+            end of a training, where it is measured.
     """
 
     peak_bytes: int
     reserved_bytes: int
+    workspace_bytes: int = 0
 
 
 def memory_bytes(device: torch.device) -> Memory:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+
+from fsdp_sim.accelerators import environ_for
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ os.execv(sys.argv[1], sys.argv[1:])
 def torchrun(*arguments: str, ranks: int = 2, timeout_s: float = 300.0) -> LabRun:
     """Run ``torchrun --standalone --nproc_per_node=RANKS ARGUMENTS`` and print the command and what it prints.
 
+    It runs on CPU cores and sees no GPU; with ``--device=cuda`` among the arguments it does.
+
     Raises:
         RuntimeError: the command failed (with the end of its output) or took longer than ``timeout_s``.
     """
@@ -45,7 +48,8 @@ def torchrun(*arguments: str, ranks: int = 2, timeout_s: float = 300.0) -> LabRu
         print("$ torchrun", *launcher, *arguments)
         command = [sys.executable, "-c", TIED, sys.executable, "-m", "torch.distributed.run", *launcher, *arguments]
         command.append(f"--metrics={metrics}")
-        env = {"OMP_NUM_THREADS": "1"} | os.environ  # else torchrun sets it, and says so in five lines
+        environ = environ_for("cuda" if "--device=cuda" in arguments else "cpu")
+        env = {"OMP_NUM_THREADS": "1"} | environ  # else torchrun sets it, and says so in five lines
         try:
             done = subprocess.run(
                 command,

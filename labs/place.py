@@ -21,6 +21,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from fsdp_sim.accelerators import gpus
+
 SAVE_TIMEOUT_S = 600.0
 """In the group of checkpoints ranks wait for the one that writes longest."""
 
@@ -76,6 +78,31 @@ def find_device(wanted: str, place: Place) -> torch.device:
             "used; start fewer ranks or use device=cpu"
         )
     return torch.device("cuda", place.local_rank) if enough and wanted != "cpu" else torch.device("cpu")
+
+
+def ranks_on(device: str, ranks: int | None = None, *, rows: int = 0) -> int:
+    """How many ranks a lab starts: as many as are asked for, else 2 on CPU cores, or one on each GPU.
+
+    Args:
+        device: ``cpu`` or ``cuda``.
+        rows: of a batch: what is not asked for divides it, if that leaves GPUs idle.
+
+    Raises:
+        ValueError: GPUs are asked for, and there are none or too few, or this process does not see them.
+    """
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f"device={device}: must be cpu or cuda")
+    if device == "cpu":
+        return 2 if ranks is None else ranks
+    found = len(gpus())
+    if ranks is not None and ranks > found:
+        raise ValueError(f"device=cuda: NCCL needs a GPU for each of {n_ranks(ranks)}, and {found} can be used here")
+    if not torch.cuda.is_available():
+        raise ValueError(
+            "device=cuda: notebooks see no GPU; run the lab in a terminal, or with labs.record.result_of, which gives "
+            "it a process of its own"
+        )
+    return ranks or max(n for n in range(1, found + 1) if rows % n == 0)
 
 
 def use_threads(place: Place) -> None:

@@ -26,7 +26,7 @@ from fsdp_sim.cost.collectives import collective_s
 from fsdp_sim.engine.seconds import COPIES
 from fsdp_sim.schedule import Instruction, Kind, Program
 from fsdp_sim.simulate import Simulation
-from fsdp_sim.spec import Cluster
+from fsdp_sim.spec import Cluster, Gpu, gpu_names
 from fsdp_sim.timeline import COLLECTIVES, Op
 from labs.config import TrainConfig
 from labs.models import ModelConfig
@@ -75,12 +75,12 @@ def predict(
             as long as 10 steps. Nothing else should run meanwhile, the training least of all.
 
     Raises:
-        ValueError: the GPU is not in the catalogue, or the simulator cannot play this configuration; says why.
+        ValueError: the simulator cannot play this configuration; says why.
     """
     simulation = simulated(config, model_config, place, device)
     memory = peak_memory_bytes(config, simulation)
     if device.type == "cuda":
-        told = f"Predicted from the catalogue's {simulation.cluster.gpu.name}, before anything was measured."
+        told = _told(simulation.cluster.gpu)
         sentences = (told, *simulation.explain().sentences)
         return Prediction(simulation.step_time_s, simulation.exposed_comm_s, memory, sentences)
     pieces = pieces or measure_pieces(config, model_config, place)
@@ -95,6 +95,12 @@ def predict(
         told += " The network to other machines was not measured: theirs is taken to be as fast as this one's memory."
     exposed_s = statistics.fmean(engine.exposure(run, rank=rank).exposed_s for rank in range(run.ranks))
     return Prediction(run.step_time_s() + pieces.rest_s, exposed_s, memory, (told, *engine.explain(run).sentences))
+
+
+def _told(gpu: Gpu) -> str:
+    if gpu.name in gpu_names():
+        return f"Predicted from the catalogue's {gpu.name}, before anything was measured."
+    return f"Predicted before anything was measured. {gpu.notes}"
 
 
 def predict_calibrated(

@@ -76,7 +76,8 @@ def profiled(*, rank: int = 0, api: str = "fsdp2", device: str = "cpu", units: S
         units: names of the units but the root, in the order of forward. FSDP1's annotations have none.
 
     Raises:
-        ValueError: there is no training step in the block; from `read_kineto`.
+        ValueError: there is no training step in the block, or the profiler failed, wherever it did: after the block,
+            whose steps the other ranks share.
     """
     profile = Profile()
     if api == "single":
@@ -92,14 +93,34 @@ def profiled(*, rank: int = 0, api: str = "fsdp2", device: str = "cpu", units: S
     else:
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else it prints that it starts and stops
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device == "cuda" else [])]
-        with torch.profiler.profile(activities=activities, record_shapes=True) as recording:
+        recording = torch.profiler.profile(activities=activities, record_shapes=True)
+        wrong: list[str] = []
+        with _noted(wrong):
+            recording.start()
+        try:
             yield profile
             if device == "cuda":
                 torch.cuda.synchronize()  # the last kernels belong to the last step
-        with tempfile.TemporaryDirectory() as folder:
+        finally:
+            with _noted(wrong):
+                recording.stop()
+        with _noted(wrong), tempfile.TemporaryDirectory() as folder:
             trace = Path(folder, f"rank{rank}.json")
             recording.export_chrome_trace(str(trace))
             profile.timeline = _named(read_kineto(trace, rank=rank), units)
+        if wrong:
+            raise ValueError(wrong[0])
+
+
+@contextmanager
+def _noted(wrong: list[str]) -> Iterator[None]:
+    """What fails in the block goes onto the list, in words: one rank that fails alone leaves the others waiting."""
+    try:
+        yield
+    except ValueError as error:
+        wrong.append(str(error))
+    except Exception as error:
+        wrong.append(f"torch.profiler: {type(error).__name__}: {error}")
 
 
 def gathered(mine: Timeline | None) -> Recording | None:
@@ -109,7 +130,7 @@ def gathered(mine: Timeline | None) -> Recording | None:
         mine: this rank's; None, or one without events, if there is none. All ranks' being so, the result is None.
 
     Raises:
-        ValueError: on rank 0: there is no common clock, see `labs.clocks.offsets`.
+        ValueError: on rank 0: there is no common clock, see `labs.clocks.offsets`, or the recordings cannot be read.
     """
     packed = msgspec.json.encode((mine.header, mine.events)) if mine else b""
     everyone: list[bytes] = [packed]
@@ -118,8 +139,11 @@ def gathered(mine: Timeline | None) -> Recording | None:
         dist.gather_object(packed, everyone if dist.get_rank() == 0 else None, dst=0)
         if dist.get_rank():
             return None
-    read = [msgspec.json.decode(one, type=tuple[Header, list[Event]]) for one in everyone if one]
-    return Recording(*merged([Timeline(*one) for one in read])) if read else None
+    wrong: list[str] = []
+    with _noted(wrong):
+        read = [msgspec.json.decode(one, type=tuple[Header, list[Event]]) for one in everyone if one]
+        return Recording(*merged([Timeline(*one) for one in read])) if read else None
+    raise ValueError(wrong[0])
 
 
 def _named(timeline: Timeline, units: Sequence[str]) -> Timeline:

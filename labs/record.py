@@ -1,11 +1,11 @@
 """Record what the labs find on this machine's hardware, for those who do not have it.
 
-    python -m labs.record                       (every lab, on GPUs)
+    python -m labs.record                       (every lab that can use GPUs)
     python -m labs.record overlap memory        (these)
     python -m labs.record --out=/tmp/recorded   (elsewhere than in labs/recorded)
 
-Each lab is run here, with its own defaults, and what it returns goes to labs/recorded/NAME.json.gz with hardware,
-versions and date. What ran on CPU cores is not recorded: it runs on every machine.
+Each lab that can use GPUs is run here on all of them, with its own defaults, and what it returns goes to
+labs/recorded/NAME.json.gz with hardware, versions and date. What ran on CPU cores is not recorded: it runs everywhere.
 Exit status: 0 all recorded; 1 a lab failed; 2 asked wrongly, or no GPU; 130 Ctrl-C.
 """
 
@@ -15,35 +15,37 @@ import importlib
 import importlib.util
 import inspect
 import pkgutil
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
-import torch
 import tyro
 
 import labs.lab
+from fsdp_sim.accelerators import environ_for, gpus
 from labs.gpt import did_you_mean
 from labs.lab.result import Result
+from labs.notebook import TIED
 
 RECORDED = Path(__file__).with_name("recorded")
 SUFFIX = ".json.gz"
 USAGE = "\n    ".join(line.strip() for line in (__doc__ or "").splitlines() if line)
-
-Hardware = Literal["cpu", "cuda"]
-
-
-def hardware_here() -> Hardware:
-    """The best there is: ``cuda`` where torch finds a GPU."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def names(package: Any = labs.lab) -> tuple[str, ...]:
     """The labs: modules of `labs.lab`, and folders with a module ``lab``, whose function ``run`` returns a `Result`."""
     modules = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
     return tuple(name for name in modules if _run_of(f"{package.__name__}.{name}") is not None)
+
+
+def on_gpus(package: Any = labs.lab) -> tuple[str, ...]:
+    """Those of them whose ``run`` takes a ``device``; the others are about CPU cores."""
+    return tuple(name for name in names(package) if "device" in inspect.signature(lab(name, package)).parameters)
 
 
 def _run_of(module: str) -> Callable[..., Result] | None:
@@ -79,32 +81,49 @@ def recorded(name: str, folder: Path = RECORDED) -> Result | None:
     return Result.load(path) if path.exists() else None
 
 
-def result_of(
-    name: str, wanted: Hardware = "cuda", *, run: Callable[..., Result] | None = None, folder: Path = RECORDED,
-    **settings: Any,
-) -> Result:  # fmt: skip
-    """What a lab finds on the hardware that is wanted: run here where it is, else as it was recorded.
+def result_of(name: str, folder: Path = RECORDED) -> Result:
+    """What a lab finds on GPUs: on this machine's, if it has any, else as it was recorded.
+
+    The lab runs in a process of its own, so this one keeps no memory on a GPU, and a notebook need not see it.
 
     Args:
-        name: of the lab.
-        run: the lab's function; by default the one of `labs.lab` with that name.
-        settings: for ``run``. A recording was made with the defaults.
+        name: of a lab that can use GPUs, see `on_gpus`.
 
     Returns:
-        a `Result` whose kind and notes say which it is. Where the hardware is missing and nothing was recorded, one
-        without rows that says so.
+        a `Result` whose kind and notes say which it is. Where there is neither a GPU on which it ran nor a recording,
+        one without rows that says why.
     """
-    if wanted == "cpu" or hardware_here() == wanted:
-        return (run or lab(name))(**settings)
+    try:
+        gpus()
+    except ValueError as error:
+        reason = f"No GPU is here ({error})"
+    else:
+        ran = _run_apart(name)
+        if isinstance(ran, Result):
+            return ran
+        reason = f"The lab did not run on the GPU that is here ({ran})"
     found = recorded(name, folder)
     if found is None:
         note = (
-            f"No GPU is here, and no recording of the lab {name!r} on one has been made: there is nothing to show. On "
-            f"a machine with a GPU, python -m labs.record {name} makes it."
+            f"{reason}, and no recording of the lab {name!r} on one has been made: there is nothing to show. On a "
+            f"machine with a GPU, python -m labs.record {name} makes it."
         )
         return Result(name, "recorded", (), "no hardware: nothing was measured", versions={}, notes=(note,))
-    note = f"No GPU is here: this was recorded on {found.date} on {found.hardware}, with the lab's defaults."
+    note = f"{reason}: this was recorded on {found.date} on {found.hardware}, with the lab's defaults."
     return replace(found, notes=(note, *found.notes))
+
+
+def _run_apart(name: str) -> Result | str:
+    """What the lab finds in a process that sees the GPUs, or why it finds nothing."""
+    with tempfile.TemporaryDirectory(prefix="lab-") as folder:
+        command = [sys.executable, "-c", TIED, sys.executable, "-m", "labs.record", name, f"--out={folder}"]
+        done = subprocess.run(
+            command, env=environ_for("cuda"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        )
+        if done.returncode:
+            return (done.stdout.strip().splitlines() or [f"it ended with status {done.returncode}"])[-1]
+        here = Result.load(Path(folder, f"{name}{SUFFIX}"))
+    return replace(here, kind="measured") if here.kind == "recorded" else here
 
 
 def record(name: str, run: Callable[..., Result], hardware: str, folder: Path = RECORDED) -> Path:
@@ -135,7 +154,7 @@ class Settings:
     """What to record."""
 
     labs: tyro.conf.Positional[tuple[str, ...]] = ()
-    """Names of labs; by default all."""
+    """Names of labs; by default all that can use GPUs."""
     out: Path = RECORDED
     """The folder."""
 
@@ -143,18 +162,18 @@ class Settings:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Record on this machine's GPUs. Returns the exit status."""
     settings = tyro.cli(Settings, prog="python -m labs.record", description=USAGE, args=arguments)
-    if hardware_here() != "cuda":
-        print("labs.record: torch finds no GPU here, and labs on CPU cores run everywhere; there is nothing to record")
-        return 2
     try:
-        chosen = {name: lab(name) for name in settings.labs or names()}
+        hardware = gpus()[0]
+        chosen = {name: lab(name) for name in settings.labs or on_gpus()}
+        if wrong := [name for name, run in chosen.items() if "device" not in inspect.signature(run).parameters]:
+            raise ValueError(f"the lab {wrong[0]!r} is about CPU cores and runs everywhere; there is nothing to record")
     except (ValueError, ModuleNotFoundError) as error:
         print(f"labs.record: {error}")
         return 2
     failed = 0
     for name, run in chosen.items():
         try:
-            path = record(name, run, torch.cuda.get_device_name(0), settings.out)
+            path = record(name, partial(run, device="cuda"), hardware, settings.out)
             print(f"{name}: {path}, {path.stat().st_size:,} bytes", flush=True)
         except KeyboardInterrupt:
             return 130

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from typing import Any
 
 import torch
@@ -9,7 +11,7 @@ import torch
 from fsdp_sim.cost import Workload
 from fsdp_sim.measure.model_from_module import model_from_module
 from fsdp_sim.simulate import Simulation, simulate
-from fsdp_sim.spec import Cluster, Plan
+from fsdp_sim.spec import Cluster, Gpu, Plan, gpu, gpu_names
 from fsdp_sim.timeline import Memory
 from labs.config import TrainConfig
 from labs.models import ModelConfig, empty
@@ -19,6 +21,15 @@ from labs.wrapping.precision import DTYPES
 from labs.wrapping.units import find_units
 
 WHOLE_MODEL = ("single", "ddp")
+ARCHITECTURES: dict[tuple[int, int] | int, str] = {
+    (7, 5): "Turing", 7: "Volta", (8, 9): "Ada", 8: "Ampere", 9: "Hopper", 10: "Blackwell", 12: "Ada",
+}  # fmt: skip
+"""By compute capability, or its first number. 12 is Blackwell for workstations, whose multiprocessors do as much per
+clock as Ada's (the datasheets' peaks over multiprocessors and clock, RTX 5090 and 4090)."""
+RATES = (
+    "mem_bytes_per_s", "stream_bytes_per_s", "best_matmul_flops", "attention_flops",
+    *(f"{dtype}_flops" for dtype in ("bf16", "fp16", "tf32", "fp32", "fp8")),
+)  # fmt: skip
 SIMULATED_AS = {"single": "ddp", "hsdp": "fsdp2", "mini": "fsdp2"}  # torch's program is the same, or there is none
 
 
@@ -52,15 +63,43 @@ def plan_of(config: TrainConfig, place: Place) -> Plan:
 
 
 def cluster_of(place: Place, device: torch.device) -> Cluster:
-    """The machines: GPUs from the catalogue by their driver's name, or processes on CPU cores.
-
-    Raises:
-        ValueError: no such GPU in the catalogue.
-    """
+    """The machines: GPUs like this process's, or processes on CPU cores."""
     if device.type == "cpu":
         return Cluster("cpu", gpus=place.world_size)
-    name = torch.cuda.get_device_name(device)
-    return Cluster(name, gpus=place.world_size, gpus_per_node=place.local_world_size)
+    return Cluster(gpu_here(device), gpus=place.world_size, gpus_per_node=place.local_world_size)
+
+
+def gpu_here(device: torch.device) -> Gpu:
+    """This process's GPU: from the catalogue, by its driver's name; one that the catalogue lacks is estimated.
+
+    An estimate has the rates of the part that is most like it, in proportion to their multiprocessors (a MIG slice has
+    some of its GPU's), and says so in `Gpu.notes`.
+    """
+    try:
+        return gpu(torch.cuda.get_device_name(device))
+    except ValueError:
+        return _estimated(torch.cuda.get_device_properties(device))
+
+
+def _estimated(found: Any) -> Gpu:
+    arch = ARCHITECTURES.get((found.major, found.minor)) or ARCHITECTURES.get(found.major)
+    parts = [gpu(name) for name in gpu_names()]
+
+    def unlike(part: Gpu) -> tuple[bool, float]:
+        ratios = (part.sms / found.multi_processor_count, part.mem_bytes / found.total_memory)
+        return part.arch != arch, sum(abs(math.log(ratio)) for ratio in ratios)
+
+    near = min(parts, key=unlike)
+    share = found.multi_processor_count / near.sms
+    rates = {key: share * value for key in RATES if (value := getattr(near, key)) is not None}
+    note = (
+        f"The catalogue has no {found.name}: its rates are taken to be {share:.2f} of those of {near.name}, as are its "
+        "multiprocessors; fsdp-sim calibrate --device cuda measures them."
+    )
+    return dataclasses.replace(
+        near, name=found.name, mem_bytes=float(found.total_memory), sms=found.multi_processor_count, sources=(),
+        notes=note, **rates,
+    )  # fmt: skip
 
 
 def simulated(config: TrainConfig, model_config: ModelConfig, place: Place, device: torch.device) -> Simulation:

@@ -9,7 +9,6 @@ Nothing outlives a call: not after an error, not after Ctrl-C, nor (on Linux) wh
 from __future__ import annotations
 
 import math
-import os
 import re
 import subprocess
 import sys
@@ -25,6 +24,7 @@ import msgspec
 import psutil
 from tqdm import tqdm
 
+from fsdp_sim.accelerators import environ_for
 from labs.notebook import TIED
 from labs.place import n_ranks
 
@@ -67,6 +67,7 @@ class FailedError(Exception):
 def train(
     *arguments: str,
     ranks: int = 2,
+    device: str = "cpu",
     out: Path | None = None,
     env: Mapping[str, str] = {},
     timeout_s: float = 600.0,
@@ -76,6 +77,7 @@ def train(
 
     Args:
         arguments: of the trainer, as in ``--api=ddp``.
+        device: ``cpu``; with ``cuda`` each rank has a GPU.
         out: its folder; what is there is gone on with. By default a temporary one.
         env: environment variables, besides this process's.
 
@@ -85,8 +87,9 @@ def train(
     what = f"labs.train on {n_ranks(ranks)} {' '.join(arguments)}".strip()
     with ExitStack() as stack:
         folder = out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="trained-")))
-        command = ("-m", "labs.train", *arguments, f"--out={folder}")
-        printed = torchrun(*command, ranks=ranks, env=env, timeout_s=timeout_s, progress=progress, what=what)
+        command = ("-m", "labs.train", *arguments, f"--device={device}", f"--out={folder}")
+        how: dict[str, Any] = {"device": device, "env": env, "timeout_s": timeout_s, "progress": progress}
+        printed = torchrun(*command, ranks=ranks, what=what, **how)
         try:
             lines = [msgspec.json.decode(line) for line in (folder / "metrics.jsonl").read_bytes().splitlines()]
             steps = [line for line in lines if "loss" in line]
@@ -100,6 +103,7 @@ def train(
 def torchrun(
     *command: str,
     ranks: int = 2,
+    device: str = "cpu",
     env: Mapping[str, str] = {},
     timeout_s: float = 600.0,
     progress: bool = True,
@@ -109,6 +113,7 @@ def torchrun(
 
     Args:
         command: a script or ``-m module``, and its arguments.
+        device: ``cpu``: the command sees no GPU; ``cuda``: it does.
         what: the words for it in an error, by default the command.
 
     Raises:
@@ -119,7 +124,7 @@ def torchrun(
     process = subprocess.Popen(
         [sys.executable, "-c", TIED, *launcher, *command],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-        env={"OMP_NUM_THREADS": "1"} | os.environ | dict(env),
+        env={"OMP_NUM_THREADS": "1"} | environ_for(device) | dict(env),
     )  # fmt: skip
     assert process.stdout is not None
     with _ended(process), _alarm(process, timeout_s) as late:

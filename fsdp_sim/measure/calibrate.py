@@ -149,7 +149,7 @@ def calibrate(ranks: int | None = None, *, device: str = "auto", quick: bool = F
 def _kernels(device: str, quick: bool) -> list[Case]:
     sides: tuple[int, ...]
     if device == "cuda":
-        dtype = "bf16" if torch.cuda.is_bf16_supported() else "fp16"
+        dtype = "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
         sides = (4096, 8192) if quick else (1024, 2048, 4096, 8192, 16384)
         cases = [Case("matmul", dtype, (side, side, side)) for side in sides]
         cases += [Case("matmul", "fp32", (4096, 4096, 4096)), Case("attention", dtype, (4, 16, 4096, 128))]

@@ -117,15 +117,17 @@ def time_plain(shapes: Sequence[ProbeShape], budget_s: float) -> list[ProbeTime]
 
 def time_sharded(shapes: Sequence[ProbeShape], budget_s: float) -> list[ShardedTime]:
     """The same with torch's FSDP2 over all ranks."""
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     found: dict[ProbeShape, list[float]] = defaultdict(list)
     for _ in range(ROUNDS):
         for shape in shapes:
             model = Probe(shape)
             for layer in model.layers:
-                fully_shard(layer)
-            fully_shard(model)
+                fully_shard(layer, mesh=mesh)
+            fully_shard(model, mesh=mesh)
             found[shape] += map(sum, _train(model, shape, budget_s / ROUNDS))
     return [ShardedTime(shape, statistics.median(times)) for shape, times in found.items()]
 

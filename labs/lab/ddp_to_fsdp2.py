@@ -2,10 +2,11 @@
 
     python -m labs.lab.ddp_to_fsdp2
     python -m labs.lab.ddp_to_fsdp2 --ranks 4
+    python -m labs.lab.ddp_to_fsdp2 --device cuda         a rank on each GPU
 
 Two training loops that anybody could have written, ``labs/lab/scripts/train_ddp.py`` and ``train_fsdp2.py``. The lab
 shows where they differ, predicts memory and collectives of a step, runs both under torchrun as they are, and compares.
-They run on GPUs when there is one for each rank, else on CPUs.
+They see GPUs with --device cuda only; started by hand they use them when there is one for each rank.
 
 Exit status: 0 when done, 1 when a run failed or the losses differ, 2 when asked wrongly, 130 after Ctrl-C.
 """
@@ -19,6 +20,7 @@ import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import torch
@@ -33,7 +35,7 @@ from labs.config import TrainConfig
 from labs.lab.command import command
 from labs.lab.result import Result, Row, this_machine
 from labs.lab.scripts.watched import Collective, Watched
-from labs.place import Place
+from labs.place import Place, ranks_on
 from labs.simulated import peak_memory_bytes, simulated
 from labs.trained import FailedError, torchrun
 
@@ -77,26 +79,20 @@ def diff() -> Syntax:
     return Syntax("\n".join(changed_lines()), "diff", theme="tango", background_color="default")
 
 
-def on_gpus(ranks: int) -> bool:
-    """As the scripts decide it."""
-    return torch.cuda.is_available() and torch.cuda.device_count() >= ranks
-
-
-def predict(api: str, ranks: int) -> Simulation:
+def predict(api: str, ranks: int, device: str = "cpu") -> Simulation:
     """A step of the script as the simulator knows it.
 
     Raises:
-        ValueError: ranks that do not divide the rows; a GPU that is not in the catalogue.
+        ValueError: ranks that do not divide the rows.
     """
     if ranks < 1 or ROWS % ranks:
         raise ValueError(f"ranks={ranks}: the scripts share {ROWS} rows; use 1, 2, 4 or 8 ranks")
     config = TrainConfig(api=api, global_batch=ROWS, seq_len=SEQ_LEN)  # type: ignore[arg-type]
-    device = torch.device("cuda", 0) if on_gpus(ranks) else torch.device("cpu")
     place = Place(world_size=ranks, local_world_size=ranks)
-    return simulated(config, config.model_config, place, device)
+    return simulated(config, config.model_config, place, torch.device(device))
 
 
-def run_script(api: str, ranks: int = 2) -> Ran:
+def run_script(api: str, ranks: int = 2, device: str = "cpu") -> Ran:
     """Run a script under torchrun.
 
     Raises:
@@ -104,7 +100,8 @@ def run_script(api: str, ranks: int = 2) -> Ran:
     """
     with tempfile.TemporaryDirectory(prefix="ddp-to-fsdp2-") as folder:
         weights = Path(folder, "weights.pt")
-        printed = torchrun("-m", "labs.lab.scripts.watched", folder, str(SCRIPTS[api]), str(weights), ranks=ranks)
+        command = ("-m", "labs.lab.scripts.watched", folder, str(SCRIPTS[api]), str(weights))
+        printed = torchrun(*command, ranks=ranks, device=device)
         steps = STEP.findall(printed)
         watched = [
             msgspec.json.decode(Path(folder, f"{rank}.json").read_bytes(), type=Watched) for rank in range(ranks)
@@ -130,15 +127,20 @@ def totals(name: str, predicted: Iterable[Collective], recorded: Iterable[Collec
     return rows
 
 
-def run(ranks: int = 2) -> Result:
+def run(ranks: int | None = None, device: str = "cpu") -> Result:
     """Predict both scripts, run both, compare.
 
+    Args:
+        ranks: by default 2, or one on each GPU.
+        device: ``cpu`` or ``cuda``.
+
     Raises:
-        ValueError: ranks that do not divide the rows. FailedError: a script failed, or losses, norms or saved weights
-            are not the same to `CLOSE`, `NORM_CLOSE` and `CLOSE`.
+        ValueError: ranks that do not divide the rows; GPUs that are missing. FailedError: a script failed, or losses,
+            norms or saved weights are not the same to `CLOSE`, `NORM_CLOSE` and `CLOSE`.
     """
-    simulations = {api: predict(api, ranks) for api in SCRIPTS}
-    ran = {api: run_script(api, ranks) for api in SCRIPTS}
+    ranks = ranks_on(device, ranks, rows=ROWS)
+    simulations = {api: predict(api, ranks, device) for api in SCRIPTS}
+    ran = {api: run_script(api, ranks, device) for api in SCRIPTS}
     rows = []
     for api, simulation in simulations.items():
         config = TrainConfig(api=api)  # type: ignore[arg-type]
@@ -153,7 +155,6 @@ def run(ranks: int = 2) -> Result:
         f"What both saved: {_same_weights(ddp.weights, fsdp2.weights)}.",
         f"Collectives below {SMALL_BYTES} bytes, of the loss and the norm, are left out.",
     )
-    device = "cuda" if on_gpus(ranks) else "cpu"
     return Result("ddp_to_fsdp2", "measured", tuple(rows), this_machine(device, ranks), notes=notes)
 
 
@@ -166,10 +167,14 @@ def _same_weights(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> str
     return f"{len(a)} tensors under the same names, no number further off than {worst:.0e}"
 
 
-def main(ranks: int = 2) -> int:
-    """The command; returns its exit status."""
+def main(ranks: int | None = None, device: Literal["cpu", "cuda"] = "cpu") -> int:
+    """The command; returns its exit status.
+
+    Args:
+        ranks: by default 2, or one on each GPU.
+    """
     Console().print(diff())
-    return command("ddp_to_fsdp2", lambda: run(ranks))
+    return command("ddp_to_fsdp2", lambda: run(ranks, device))
 
 
 if __name__ == "__main__":

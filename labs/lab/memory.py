@@ -3,11 +3,12 @@
     python -m labs.lab.memory
     python -m labs.lab.memory --ranks 4 --rows 8
     python -m labs.lab.memory --cluster laptop.toml              step times too, from `fsdp-sim calibrate`'s file
-    python -m labs.lab.memory --model gpt2 --seq-len 512         on GPUs: one rank on each
+    python -m labs.lab.memory --device cuda --model gpt2 --seq-len 512         one rank on each GPU
 
 On CPUs every tensor of a step is counted (`fsdp_sim.measure.live_bytes`) on ranks with torch's own FSDP2. On GPUs the
-trainer runs once per setting, and the figure is that of CUDA's allocator. One knob is turned at a time. Look for what
-a knob leaves alone: more ranks divide parameters, gradients and optimizer state; activations they leave as they are.
+trainer runs once per setting, and the figure is that of CUDA's allocator, less cuBLAS's workspaces. One knob is turned
+at a time. Look for what a knob leaves alone: more ranks divide parameters, gradients and optimizer state; activations
+they leave as they are.
 
 Exit status: 0 when done, 1 when a run failed, 2 when asked wrongly, 130 after Ctrl-C.
 """
@@ -19,7 +20,7 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import tyro
@@ -33,9 +34,10 @@ from labs.lab.calibrated import calibrated_rows
 from labs.lab.command import command
 from labs.lab.on_rank import on_rank
 from labs.lab.result import Result, Row, this_machine
-from labs.memory import counted
+from labs.memory import counted, recorded
+from labs.meters import Memory
 from labs.optimizer import make_optimizer
-from labs.place import Place, n_ranks
+from labs.place import Place, n_ranks, ranks_on
 from labs.simulated import peak_memory_bytes, simulated
 from labs.trained import train
 from labs.wrapping import Wrapped
@@ -144,35 +146,39 @@ def peak_of_a_step(config: TrainConfig, optimizer_name: str = "adamw") -> int:
 
 
 def counted_step(setting: Setting) -> Timeline:
-    """What is alive in the second step on a rank, a CPU, and what it is for: the simulator's categories.
+    """What is alive in the second step on a rank, and what it is for: the simulator's categories.
+
+    On CPU cores every storage is counted; on GPUs torch's allocator records, see `labs.memory.on_gpu`.
 
     Raises:
         RanksError: a rank failed.
     """
     from fsdp_sim.ranks import run  # starts a server that imports torch, so not before it is needed
 
-    title = f"counting a step on {n_ranks(setting.ranks)}"
     found: list[Timeline] = run(
-        _counted, setting.ranks, setting.config, setting.optimizer, record=False, show_output=False, title=title
-    )
+        _counted, setting.ranks, setting.config, setting.optimizer, device=setting.device.type, record=False,
+        show_output=False, title=f"counting a step on {n_ranks(setting.ranks)}",
+    )  # fmt: skip
     return found[0]
 
 
 def _counted(config: TrainConfig, optimizer_name: str) -> Timeline:
     training = on_rank(config, OPTIMIZERS[optimizer_name])
     training.step(0)
-    with counted(training.wrapped.model, training.optimizer, api=config.api) as memory:
+    measured = recorded if config.device == "cuda" else counted
+    with measured(training.wrapped.model, training.optimizer, api=config.api) as memory:
         training.step(1)
     return memory.timeline
 
 
 def _peak_on_gpus(setting: Setting) -> int:
     plain, config = TrainConfig(), setting.config
-    fields = [field.name for field in dataclasses.fields(TrainConfig)]
+    fields = [field.name for field in dataclasses.fields(TrainConfig) if field.name != "device"]
     changed = {name: getattr(config, name) for name in fields if getattr(config, name) != getattr(plain, name)}
     arguments = (f"--{name}={str(value).lower()}" for name, value in changed.items())
-    memory = train(*arguments, "--steps=3", "--predict=false", ranks=setting.ranks).report["memory"]
-    return max(of_rank["peak_bytes"] for of_rank in memory)
+    ran = train(*arguments, "--steps=3", "--predict=false", ranks=setting.ranks, device="cuda")
+    of_ranks = [Memory(*of_rank) for of_rank in ran.report["memory"]]
+    return max(of_rank.peak_bytes - of_rank.workspace_bytes for of_rank in of_ranks)
 
 
 # ---- The lab --------------------------------------------------------------------------------------------------------
@@ -184,24 +190,28 @@ def run(
     rows: int = 4,
     seq_len: int = 64,
     cluster: Path | None = None,
+    device: Literal["cpu", "cuda"] = "cpu",
 ) -> Result:
     """Predict each setting, then count it.
 
     Args:
         model: a preset of `labs.train`.
-        ranks: by default one for each GPU, or 2 on CPUs.
+        ranks: by default 2, or one on each GPU.
         rows: per rank; even, for one knob halves them.
         cluster: a file of ``fsdp-sim calibrate`` for as many CPU ranks: what the knobs cost in time is then predicted,
             and timed, too.
+        device: ``cpu`` or ``cuda``.
 
     Raises:
-        ValueError: a number that cannot be, another machine's file. FailedError, RanksError: a run failed.
+        ValueError: a number that cannot be, another machine's file, GPUs that are missing. FailedError, RanksError: a
+            run failed.
     """
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    ranks = ranks or gpus or 2
+    ranks = ranks_on(device, ranks)
     if ranks < 1 or rows < 2 or rows % 2:
         raise ValueError(f"ranks={ranks}, rows={rows}: at least 1 rank, and an even number of rows, one knob halves it")
-    base = TrainConfig(model=model, seq_len=seq_len, device="cuda" if gpus >= ranks else "cpu")
+    if cluster and device == "cuda":
+        raise ValueError(f"cluster={cluster}: step times are predicted from a file for CPU ranks only; use device=cpu")
+    base = TrainConfig(model=model, seq_len=seq_len, device=device)
     base.check()
     asked = settings(base, ranks, rows)
     predicted = {name: setting.peak_bytes for name, setting in asked.items()}
@@ -240,9 +250,10 @@ def main(
     rows: int = 4,
     seq_len: int = 64,
     cluster: Path | None = None,
+    device: Literal["cpu", "cuda"] = "cpu",
 ) -> int:
     """The command; returns its exit status."""
-    return command("memory", lambda: run(model, ranks, rows, seq_len, cluster))
+    return command("memory", lambda: run(model, ranks, rows, seq_len, cluster, device))
 
 
 if __name__ == "__main__":

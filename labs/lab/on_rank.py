@@ -1,4 +1,4 @@
-"""What the labs train on CPU ranks that `fsdp_sim.ranks` has started: random tokens, wrapped as the trainer does it."""
+"""What the labs train on ranks that `fsdp_sim.ranks` has started: random tokens, wrapped as the trainer does it."""
 
 from __future__ import annotations
 
@@ -38,15 +38,17 @@ def here() -> Place:
 def on_rank(
     config: TrainConfig, make: Callable[[Wrapped, TrainConfig], torch.optim.Optimizer] = make_optimizer
 ) -> OnRank:
-    """A training, not yet begun.
+    """A training, not yet begun: on CPU cores, or with ``device=cuda`` on the rank's own GPU.
 
     Args:
         make: makes the optimizer.
     """
     place = here()
-    wrapped = wrap(config, config.model_config, place, torch.device("cpu"))
+    device = torch.device("cuda", place.local_rank) if config.device == "cuda" else torch.device("cpu")
+    wrapped = wrap(config, config.model_config, place, device)
     optimizer = make(wrapped, config)
     batch, n_micro_batches = random_batch(config, config.model_config, place)
+    batch = batch.to(device)
 
     def step(number: int) -> Outcome:
         return train_step(wrapped, optimizer, batch, number, config, n_micro_batches=n_micro_batches)

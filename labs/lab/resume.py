@@ -1,7 +1,8 @@
 """A checkpoint, a rank killed in the middle of the next one, and runs that go on: on fewer ranks, with another api.
 
-    python -m labs.lab.resume                       two ranks of torchrun, on GPUs where each rank has one
+    python -m labs.lab.resume                       two ranks of torchrun, on CPU cores
     python -m labs.lab.resume --ranks 4 --where after-shard-write
+    python -m labs.lab.resume --device cuda         on GPUs, with algorithms that give the same bits each time
 
 First what a checkpoint weighs and how long it takes is predicted. Then torchrun trains, rank 0 is killed (SIGKILL) in
 the middle of a save, and one looks at what is on the disk. From there three runs go on: on the same ranks, on one rank
@@ -42,7 +43,7 @@ from labs.lab.command import command
 from labs.lab.result import Result, Row, this_machine
 from labs.models import ModelConfig, empty
 from labs.optimizer import make_optimizer
-from labs.place import Place, find_device, n_ranks
+from labs.place import Place, n_ranks, ranks_on
 from labs.points import VARIABLE
 from labs.preflight import CHECKPOINTS
 from labs.trained import FailedError, Trained, torchrun, train
@@ -55,6 +56,8 @@ KILLED_AT = 4
 SETTING = (
     "--n_layer=2", f"--steps={STEPS}", f"--save_every={SAVE_EVERY}", "--global_batch=8", "--seq_len=64",
 )  # fmt: skip
+SAME_BITS = ("--deterministic=true",)
+"""On GPUs, where attention's backward may add in any order."""
 MODEL = TrainConfig(n_layer=2).model_config
 SAVES = 5
 """Of which the median counts."""
@@ -159,14 +162,19 @@ def on_disk(out: Path) -> list[OnDisk]:
     return found
 
 
-def kill(out: Path, *, ranks: int = 2, where: Where = "before-rename") -> str:
+def setting(device: str) -> tuple[str, ...]:
+    """What all runs are asked for."""
+    return SETTING + (SAME_BITS if device == "cuda" else ())
+
+
+def kill(out: Path, *, ranks: int = 2, where: Where = "before-rename", device: str = "cpu") -> str:
     """Train until rank 0 kills itself in the middle of a save; torchrun ends the others. Returns what it said.
 
     Raises:
         FailedError: it was not killed.
     """
     try:
-        train(*SETTING, ranks=ranks, out=out, env=_faults(where))
+        train(*setting(device), ranks=ranks, device=device, out=out, env=_faults(where))
     except FailedError as failure:
         if not any(one.name.startswith(f"step-{KILLED_AT}.tmp") for one in on_disk(out)):
             raise
@@ -178,19 +186,21 @@ def _faults(where: Where) -> dict[str, str]:
     return {VARIABLE: f"kill:{where}@{KILLED_AT}@0"}
 
 
-def restarted(out: Path, *, ranks: int = 2, where: Where = "before-rename") -> list[float]:
+def restarted(
+    out: Path, *, ranks: int = 2, where: Where = "before-rename", device: str = "cpu"
+) -> list[float]:  # fmt: skip
     """The same with ``torchrun --max-restarts=1``, which starts all ranks anew. Returns the losses of all steps.
 
     Raises:
         FailedError: it did not get to the end.
     """
-    command = ("--max-restarts=1", "-m", "labs.train", *SETTING, f"--out={out}")
-    torchrun(*command, ranks=ranks, env=_faults(where))
+    command = ("--max-restarts=1", "-m", "labs.train", *setting(device), f"--device={device}", f"--out={out}")
+    torchrun(*command, ranks=ranks, device=device, env=_faults(where))
     lines = [msgspec.json.decode(line) for line in (out / "metrics.jsonl").read_bytes().splitlines()]
     return [line["loss"] for line in lines if "loss" in line]
 
 
-def goes_on(killed: Path, folder: Path, *arguments: str, ranks: int) -> Trained:
+def goes_on(killed: Path, folder: Path, *arguments: str, ranks: int, device: str = "cpu") -> Trained:
     """A run that goes on in a copy of what is on the disk.
 
     Args:
@@ -200,7 +210,7 @@ def goes_on(killed: Path, folder: Path, *arguments: str, ranks: int) -> Trained:
         FailedError: it failed.
     """
     shutil.copytree(killed, folder)
-    return train(*SETTING, *arguments, ranks=ranks, out=folder)
+    return train(*setting(device), *arguments, ranks=ranks, device=device, out=folder)
 
 
 def furthest(losses: Sequence[float], of: Sequence[float]) -> float:
@@ -220,21 +230,25 @@ def checkpoint_rows(checkpoint: Path, ranks: int, folder: Path) -> list[Row]:
     ]
 
 
-def run(ranks: int = 2, where: Where = "before-rename") -> Result:
+def run(ranks: int | None = None, where: Where = "before-rename", device: Literal["cpu", "cuda"] = "cpu") -> Result:
     """All of it.
 
+    Args:
+        ranks: by default 2, or one on each GPU.
+
     Raises:
-        ValueError: ranks that do not divide the rows. FailedError: a training failed, or one that was to be killed was
-            not. RanksError: a save that was timed failed.
+        ValueError: ranks that do not divide the rows; GPUs that are missing. FailedError: a training failed, or one
+            that was to be killed was not. RanksError: a save that was timed failed.
     """
+    ranks = ranks_on(device, ranks, rows=8)
     if ranks < 1 or 8 % ranks:
         raise ValueError(f"ranks={ranks} does not divide the 8 rows of a batch; use 1, 2, 4 or 8")
     with tempfile.TemporaryDirectory(prefix="resume-") as temporary:
         folder = Path(temporary)
-        whole = train(*SETTING, ranks=ranks, out=folder / "whole")
+        whole = train(*setting(device), ranks=ranks, device=device, out=folder / "whole")
         newest = folder / "whole" / CHECKPOINTS / f"step-{STEPS}"
         rows = checkpoint_rows(newest, ranks, folder)
-        kill(folder / "killed", ranks=ranks, where=where)
+        kill(folder / "killed", ranks=ranks, where=where, device=device)
         left = on_disk(folder / "killed")
         rows.append(Row("killed", "checkpoints that count", 1, sum(one.counts for one in left), ""))
         for name, on, arguments in (
@@ -242,11 +256,11 @@ def run(ranks: int = 2, where: Where = "before-rename") -> Result:
             ("1 rank, api=single", 1, ("--api=single",)),
             (f"{n_ranks(ranks)}, api=fsdp1", ranks, ("--api=fsdp1",)),
         ):
-            again = goes_on(folder / "killed", folder / name.replace(" ", "-"), *arguments, ranks=on)
+            again = goes_on(folder / "killed", folder / name.replace(" ", "-"), *arguments, ranks=on, device=device)
             rows.append(Row(name, "goes on from step", KILLED_AT - SAVE_EVERY, again.report["resumed_from"], ""))
             same = 0.0 if on == ranks and not arguments else None
             rows.append(Row(name, "losses differ by", same, furthest(again.losses, whole.losses), "relative"))
-        anew = restarted(folder / "restarted", ranks=ranks, where=where)
+        anew = restarted(folder / "restarted", ranks=ranks, where=where, device=device)
         rows.append(Row("torchrun's restart", "losses differ by", 0.0, furthest(anew, whole.losses), "relative"))
     seen = "; ".join(f"{one.name} ({one.files} files): {'counts' if one.counts else one.why}" for one in left)
     notes = (
@@ -254,18 +268,17 @@ def run(ranks: int = 2, where: Where = "before-rename") -> Result:
         f"A checkpoint counts when all files of its {MANIFEST} are there with their sizes and SHA-256.",
         "A save was timed on CPU cores.",
     )
-    device = find_device("auto", Place(0, ranks, 0, ranks))
     return Result("resume", "measured", tuple(rows), this_machine(device, ranks), notes=notes)
 
 
-def main(ranks: int = 2, where: Where = "before-rename") -> int:
+def main(ranks: int | None = None, where: Where = "before-rename", device: Literal["cpu", "cuda"] = "cpu") -> int:
     """The command; returns its exit status.
 
     Args:
-        ranks: of the run that is killed; they divide 8 rows.
+        ranks: of the run that is killed, by default 2, or one on each GPU; they divide 8 rows.
         where: the moment of the save.
     """
-    return command("resume", lambda: run(ranks, where))
+    return command("resume", lambda: run(ranks, where, device))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python -m labs.lab.tune                             8 ranks, a slow link, 16 MiB each
     python -m labs.lab.tune --ranks 64 --limit-mib 20
-    python -m labs.lab.tune --device cuda --cluster H100 --ranks 64 --model gpt2-xl --limit-mib 60000
+    python -m labs.lab.tune --device cuda --cluster here --ranks 64 --model gpt2-xl --limit-mib 60000
 
 What is asked: a model, rows per rank and a cluster are given, and so much memory per rank. Of all ways to shard,
 prefetch and recompute, which trains fastest and fits? What one does: have every plan simulated, which trains nothing,
@@ -29,8 +29,10 @@ from fsdp_sim.explore import pareto
 from fsdp_sim.spec import Cluster
 from labs.config import TrainConfig
 from labs.lab.result import Result
+from labs.place import ranks_on
 from labs.pretend import Setup, Timed, compare, predict, timed
 from labs.pretend.tape import Piece
+from labs.simulated import gpu_here
 
 SPACE: dict[str, tuple[Any, ...]] = {
     "activation_checkpointing": ("none", "full"),
@@ -195,7 +197,7 @@ class Asked:
     model: str = "teaching"
     """A preset of labs.models."""
     cluster: str = "cpu"
-    """cpu, or the name of a GPU, whose servers' links the wire has."""
+    """cpu, the name of a GPU, whose servers' links the wire has, or here: this machine's GPU."""
     ranks: int = 8
     """Of the cluster."""
     bandwidth_gbps: float | None = None
@@ -211,21 +213,31 @@ class Asked:
     def asks(self) -> tuple[TrainConfig, Cluster]:
         slow = self.cluster == "cpu"
         bandwidth_gbps = self.bandwidth_gbps or (0.5 if slow else None)
-        cluster = Cluster(
-            self.cluster, gpus=self.ranks, bandwidth_gbps=bandwidth_gbps, latency_us=200.0 if slow else None
-        )
+        gpu: Any = gpu_here(torch.device("cuda", 0)) if self.cluster == "here" else self.cluster
+        cluster = Cluster(gpu, gpus=self.ranks, bandwidth_gbps=bandwidth_gbps, latency_us=200.0 if slow else None)
         config = TrainConfig(model=self.model, global_batch=self.rows * self.ranks)
         config.check()
         return config, cluster
 
 
-def run(asked: Asked | None = None, told: Callable[[str], object] = lambda _: None) -> Result:
+ON_GPU = Asked(model="gpt2", cluster="here", ranks=64, limit_mib=4_000.0, device="cuda")
+"""Rank 0 of 64 GPUs like this machine's."""
+
+
+def run(
+    asked: Asked | None = None, told: Callable[[str], object] = lambda _: None, *, device: str | None = None
+) -> Result:
     """Search, choose, check.
+
+    Args:
+        device: in place of ``asked.device``; with ``cuda`` and nothing else asked, `ON_GPU`.
 
     Raises:
         ValueError: nothing fits, or it cannot be pretended here.
     """
-    asked = asked or Asked()
+    asked = asked or (ON_GPU if device == "cuda" else Asked())
+    asked = dataclasses.replace(asked, device=device or asked.device)
+    ranks_on(asked.device, 1)
     config, cluster = asked.asks
     space = SPACE | {"micro_batch": (None, asked.rows // 2) if asked.rows % 2 == 0 else (None,)}
     candidates = search(config, cluster, space, device=asked.device, told=told)

@@ -179,7 +179,8 @@ class Session:
         return Run(timeline, tape.pieces(), value)
 
     def peak_bytes(self) -> int:
-        """The most bytes of tensors alive in a step; train one before, which makes the optimizer's state.
+        """The most bytes of tensors alive in a step; train one before, which makes the optimizer's state and, on a GPU,
+        has the wire's rates measured, for which it takes memory.
 
         Left out on CPUs: copies in which torch's kernel there pads and casts gradients before it cuts them for the
         reduce-scatter; the kernel of GPUs makes none.

@@ -5,6 +5,7 @@ The collectives of one communicator queue up in the order of their issue, whatev
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from collections.abc import Callable
@@ -145,11 +146,13 @@ SPUN_CYCLES = 20_000_000
 COPIED_BYTES = 2**28
 
 
+@functools.cache
 def _spin_rate() -> float:
     """Cycles per second of `torch.cuda._sleep`, at the clock that the GPU runs at after some work."""
     return SPUN_CYCLES / _median_s(lambda: torch.cuda._sleep(SPUN_CYCLES))
 
 
+@functools.cache  # once: its buffers would be in the peak of a step that is measured later
 def _copy_rate() -> float:
     """Bytes written per second by a copy within the GPU."""
     source, target = (torch.empty(COPIED_BYTES, dtype=torch.uint8, device="cuda") for _ in range(2))

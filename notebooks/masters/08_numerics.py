@@ -236,8 +236,9 @@ curves("Scales part when each rank decides for itself", lines, range(5), x_title
 # FSDP1 needs `ShardedGradScaler`, which agrees over the ranks; FSDP2's DTensors do that for the plain `GradScaler`.
 # With the policy, leave `torch.autocast` out: two systems that cast, and each thinks it decides.
 #
-# bf16 needs none of this. Ask the device, not a table (`torch.cuda.is_bf16_supported()`): GPUs since Ampere have it,
-# other makers' too, and CPUs. An fp32 policy is simply no policy.
+# bf16 needs none of this. Ask the device, not a table
+# (`torch.cuda.is_bf16_supported(including_emulation=False)`; without it an older GPU says yes and emulates
+# it): GPUs since Ampere have it, other makers' too, and CPUs. An fp32 policy is simply no policy.
 
 
 # %%

@@ -25,12 +25,15 @@ from labs.record import result_of
 
 lines = ddp_to_fsdp2.changed_lines()
 added = [line for line in lines if line.startswith("+") and not line.startswith(("+++", '+"'))]
-assert len(added) == 7
+assert len(added) == 9
 ddp_to_fsdp2.diff()
 
 # %% [markdown]
-# Two imports, three lines that shard, `full_tensor()`, and how weights are saved. Each is there for a reason:
-#
+# Three imports, a mesh, three lines that shard, `full_tensor()`, and how weights are saved. The **mesh** says which
+# ranks share the parameters, and on what device: without it torch takes the machine's accelerator, even if the
+# model is on the CPU.
+
+# %% [markdown]
 # - **Blocks first, then the whole.** Each call makes one unit of what is left; the last takes the embeddings.
 # - **The optimizer stays where it was: after.** It must hold the shards. Made before, it would hold whole
 #   parameters that FSDP no longer uses, and training would stand still without an error.
@@ -90,13 +93,13 @@ assert 1.4 < moved["fsdp2"] / moved["ddp"] < 1.5
 # %% [markdown]
 # 1.5 times is the rule; here it is a little less, because the root's parameters are not gathered twice.
 #
-# **On GPUs:** `python -m labs.lab.ddp_to_fsdp2 --ranks N` with one GPU per rank runs the same two scripts on
-# NCCL. On one GPU `--ranks 1` shows the diff's cost without its use: nothing is divided by one.
+# **On GPUs:** `python -m labs.lab.ddp_to_fsdp2 --device cuda` runs the same two scripts on NCCL, a rank on each
+# GPU. On a single one it shows the diff's cost without its use: nothing is divided by one.
 # **On several nodes:** start the two scripts with `torchrun --nnodes=...`; not a line of them changes.
 
 # %% [markdown]
-# Where torch finds a GPU, the cell below runs this lab on it. Elsewhere it shows what was recorded on one, and
-# says so.
+# The cells above ran on CPU cores, GPU or not. The cell below runs this lab on every GPU of this machine, a
+# rank each. Where torch can use none, it says why, and shows what was recorded on one, if anything was.
 
 # %% tags=["nbval-ignore-output"]
 result_of("ddp_to_fsdp2")

@@ -104,13 +104,13 @@ assert abs(saved["optimizer=sgd_momentum"] - kept_mib) < 0.05
 # On CPU ranks `cpu_offload` shows only half of what it does: host and device are one memory, so the table
 # has the device's part as predicted, and counts both together.
 #
-# **On one GPU:** `python -m labs.lab.memory --model gpt2 --seq-len 512` asks CUDA's allocator. With one rank
-# nothing is divided; checkpointing, bf16 and offload still save. **On many:** the same command takes one
-# rank per GPU. Then watch *reserved* beside *allocated* memory: the gap is fragmentation.
+# **On one GPU:** `python -m labs.lab.memory --device cuda --model gpt2 --seq-len 512` asks CUDA's allocator.
+# With one rank nothing is divided; checkpointing, bf16 and offload still save. **On many:** the same command
+# takes one rank per GPU. Then watch *reserved* beside *allocated* memory: the gap is fragmentation.
 
 # %% [markdown]
-# Where torch finds a GPU, the cell below runs this lab on it. Elsewhere it shows what was recorded on one, and
-# says so.
+# The cells above ran on CPU cores, GPU or not. The cell below runs this lab on every GPU of this machine, a
+# rank each. Where torch can use none, it says why, and shows what was recorded on one, if anything was.
 
 # %% tags=["nbval-ignore-output"]
 result_of("memory")

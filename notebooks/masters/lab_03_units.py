@@ -25,7 +25,6 @@ from fsdp_sim.timeline import Op
 from fsdp_sim.timeline.analysis import overlap
 from labs.lab import units
 from labs.lab.memory import PEAK
-from labs.record import result_of
 
 simulated = units.on_a_cluster()
 units.picture(simulated, "Predicted for 16 A100: a unit for each block is fastest")
@@ -110,10 +109,3 @@ assert set(found.tied) == {"tok_emb", "head"}
 # `labs.train --wrap=root`, `--wrap=block`, `--wrap=Linear`. **On many:** compare their step times. Start with
 # blocks; when small models on many GPUs become latency-bound, put several blocks into one unit
 # (`fully_shard([a, b])`).
-
-# %% [markdown]
-# Where torch finds a GPU, the cell below runs this lab on it. Elsewhere it shows what was recorded on one, and
-# says so.
-
-# %% tags=["nbval-ignore-output"]
-result_of("units")

@@ -133,15 +133,16 @@ assert limited.predicted <= 3 < 30 < unlimited.predicted
 # ## What to do on GPUs
 #
 # - One GPU: no rank to talk to. Read the order of a trace; `labs.pretend` shows the overlap of a cluster.
-# - Several: `python -m labs.lab.overlap --model gpt2 --rows 8 --seq-len 1024` times every setting, FSDP1's
-#   without its limiter too, and puts the prediction of the catalogue beside it.
+# - Several: `python -m labs.lab.overlap --device cuda --model gpt2 --rows 8 --seq-len 1024` times every setting,
+#   FSDP1's without its limiter too, and puts the prediction of the catalogue beside it.
 # - Any run: `torchrun ... -m labs.train --out=runs/a --profile=4` writes `runs/a/timeline.jsonl.gz` of all
 #   ranks and ends with a line: exposed, overlap, waiting for late ranks, idle, and where the prediction was
 #   left.
 
 # %% [markdown]
-# Where torch finds a GPU, the cell below runs this lab on it. Elsewhere it shows what was recorded on one, and
-# says so.
+# The cells above ran on CPU cores, GPU or not. The cell below runs this lab on every GPU of this machine, a
+# rank each; it takes two or more. Where torch can use none, it says why, and shows what was recorded on
+# one, if anything was.
 
 # %% tags=["nbval-ignore-output"]
 result_of("overlap")

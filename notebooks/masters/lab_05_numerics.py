@@ -121,13 +121,14 @@ print("Every loss in bf16 is within 2⁻⁸ of fp32's, and they are not the same
 # %% [markdown]
 # ## Go on
 #
-# **One GPU or more:** `python -m labs.lab.numerics` trains in fp16 too, with its scaler. **Many:** add the
-# error of 1,024 ranks to figure 1 with `predict_reduction(gradients_of(2), 1024)`, and compare the losses of
-# `--reduce_dtype=bf16` and `fp32` on your own model before you save half of the bytes.
+# **One GPU or more:** `python -m labs.lab.numerics --device cuda` trains in fp16 too, with its scaler.
+# **Many:** add the error of 1,024 ranks to figure 1 with `predict_reduction(gradients_of(2), 1024)`, and
+# compare the losses of `--reduce_dtype=bf16` and `fp32` on your own model before you save half of the bytes.
 
 # %% [markdown]
-# Where torch finds a GPU, the cell below runs this lab on it. Elsewhere it shows what was recorded on one, and
-# says so.
+# The cells above ran on CPU cores, GPU or not. The cell below runs this lab with the trainer on the GPUs of
+# this machine, two at most; its other experiments stay on CPU cores. Where torch can use none, it says why,
+# and shows what was recorded on one, if anything was.
 
 # %% tags=["nbval-ignore-output"]
 result_of("numerics")

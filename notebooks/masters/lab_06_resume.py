@@ -97,13 +97,14 @@ print("Equal, bit for bit: parameters, both moments, step, random numbers and pl
 # Leave one of these out and the loss jumps, or, worse, does not: data that are read twice look like progress.
 #
 # - `python -m labs.lab.resume` also times a save beside what the disk alone takes, and goes on with FSDP1.
-# - **One GPU or more:** the same command; the trainer uses the GPUs that each rank finds.
+# - **One GPU or more:** the same command with `--device cuda`: a rank on each, and `--deterministic=true` in
+#   all runs, since attention's backward on a GPU may add in any order.
 # - **Many nodes:** `--out` on a file system that all nodes see, `--async_save=true` to train while it writes,
 #   and `torchrun --max-restarts=3`. Kill a node, not a rank.
 
 # %% [markdown]
-# Where torch finds a GPU, the cell below runs this lab on it. Elsewhere it shows what was recorded on one, and
-# says so.
+# The cells above ran on CPU cores, GPU or not. The cell below runs this lab on every GPU of this machine, a
+# rank each. Where torch can use none, it says why, and shows what was recorded on one, if anything was.
 
 # %% tags=["nbval-ignore-output"]
 result_of("resume")

@@ -97,13 +97,15 @@ assert seen["whole model compiled"].breaks > 0
 # - `python -m labs.lab.compile` also predicts and measures the trainer's step times, feeds rows of other
 #   lengths and counts the graphs that are made anew, and trains compiled: with inductor where there is a C++
 #   compiler, else with aot_eager.
-# - **One GPU or more:** the same command. Then the trainer with `--model=gpt2 --compile=true`, with and without
-#   `--activation_checkpointing=selective`: predict both peaks, then compare.
+# - **One GPU or more:** the same command with `--device cuda`. Then the trainer with `--model=gpt2
+#   --compile=true`, with and without `--activation_checkpointing=selective`: predict both peaks, then
+#   compare.
 # - **On your own model:** `TORCH_LOGS=graph_breaks,recompiles` prints each place. There should be none.
 
 # %% [markdown]
-# Where torch finds a GPU, the cell below runs this lab on it. Elsewhere it shows what was recorded on one, and
-# says so.
+# The cells above ran on CPU cores, GPU or not. The cell below runs this lab with the trainer on every GPU
+# of this machine, a rank each; the orders stay on CPU cores. Where torch can use none, it says why, and
+# shows what was recorded on one, if anything was.
 
 # %% tags=["nbval-ignore-output"]
 result_of("compile")

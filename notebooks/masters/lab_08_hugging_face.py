@@ -27,7 +27,6 @@ from labs.lab.hugging_face.batches import Task
 from labs.lab.hugging_face.measuring import Job, watch
 from labs.lab.hugging_face.pitfalls import tied_in_two_units
 from labs.lab.hugging_face.predicting import predict
-from labs.record import result_of
 
 # %%
 model = models.empty("t5")  # on the meta device: shapes and ties, no memory
@@ -109,10 +108,3 @@ assert twice.params == numbers + model.shared.weight.numel()
 #
 # **Your machine.** CPU: `python -m labs.lab.hugging_face` (BERT too). One GPU or many: `torchrun
 # --nproc_per_node=N -m labs.lab.hugging_face --pretrained google-t5/t5-small --csv wikihowAll.csv`.
-
-# %% [markdown]
-# Where torch finds a GPU, the cell below runs this lab on it. Elsewhere it shows what was recorded on one, and
-# says so.
-
-# %% tags=["nbval-ignore-output"]
-result_of("hugging_face")

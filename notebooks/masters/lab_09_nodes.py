@@ -28,7 +28,6 @@ from labs.lab.nodes import across_bytes, hang, picture, run
 from labs.launch import read_settings
 from labs.models import empty
 from labs.place import Place
-from labs.record import result_of
 
 fsdp, hsdp = TrainConfig(api="fsdp2"), TrainConfig(api="hsdp")
 two_by_two = Place(world_size=4, local_world_size=2)
@@ -121,10 +120,3 @@ for setting in read_settings():
 # - **One GPU:** the nodes stay on CPU cores; NCCL wants a GPU for each rank.
 # - **Many GPUs:** `sbatch labs/launch/train.sbatch --model=gpt2 --api=hsdp`, then `--api=fsdp2`: compare
 #   `median step` in the two reports. `python -m labs.flight_recorder runs/JOBID` after a hang.
-
-# %% [markdown]
-# Where torch finds a GPU, the cell below runs this lab on it. Elsewhere it shows what was recorded on one, and
-# says so.
-
-# %% tags=["nbval-ignore-output"]
-result_of("nodes")

@@ -107,15 +107,16 @@ print("The real step gathers what was predicted, in the same order.")
 # %% [markdown]
 # ## On one GPU, and on many
 #
-# - **One GPU**: `python -m labs.lab.tune --device cuda --cluster H100 --ranks 64 --model gpt2-xl
+# - **One GPU**: `python -m labs.lab.tune --device cuda --cluster here --ranks 64 --model gpt2-xl
 #   --limit-mib 60000`. The kernels, the overlap of streams and the allocator are the GPU's own; only the
 #   wire is pretended. No GPU was at hand when this was written: that path has never run.
 # - **Many**: train the plan that was chosen with `torchrun ... -m labs.train`, each key as `--key=value`.
 # - **None**: `fsdp-sim sweep` simulates plans for clusters of the catalogue, without any run.
 
 # %% [markdown]
-# Where torch finds a GPU, the cell below runs this lab on it. Elsewhere it shows what was recorded on one, and
-# says so.
+# The cells above ran on CPU cores, GPU or not. The cell below runs this lab on one GPU of this machine, as
+# rank 0 of 64 like it. Where torch can use none, it says why, and shows what was recorded on one, if
+# anything was.
 
 # %% tags=["nbval-ignore-output"]
 result_of("tune")

@@ -9,7 +9,7 @@ import torch
 from fsdp_sim.timeline import Event, Header, Lane, Op, Timeline
 from labs import record as module
 from labs.lab.result import Result, Row, this_machine
-from labs.record import lab, main, names, record, recorded, result_of
+from labs.record import lab, main, names, on_gpus, record, recorded, result_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,7 +28,10 @@ def tiny(rows: int = 64) -> Result:
 
 @pytest.fixture
 def no_gpu(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    def none():
+        raise ValueError("torch 2.13.0+cpu is a build for CPU cores")
+
+    monkeypatch.setattr(module, "gpus", none)
 
 
 def test_what_was_recorded_comes_back_as_recorded(tmp_path):
@@ -66,26 +69,20 @@ def test_only_what_ran_on_the_hardware_is_recorded(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["other.json.gz"]
 
 
-def test_a_lab_runs_where_its_hardware_is(tmp_path, no_gpu):
-    found = result_of("tiny", wanted="cpu", run=tiny, folder=tmp_path, rows=8)
-
-    assert found.kind == "measured"
-    assert found.rows[0].measured == 4 * 8 * 8
-
-
 def test_elsewhere_its_recording_is_shown_and_says_so(tmp_path, no_gpu):
     record("tiny", tiny, hardware="CPU cores", folder=tmp_path)
-    found = result_of("tiny", wanted="cuda", run=tiny, folder=tmp_path, rows=8)
+    found = result_of("tiny", folder=tmp_path)
 
     assert found.kind == "recorded"
     assert found.rows[0].measured == 4 * 64 * 64
-    assert found.notes[0].startswith(f"No GPU is here: this was recorded on {tiny().date} on {this_machine()}")
+    reason = "No GPU is here (torch 2.13.0+cpu is a build for CPU cores)"
+    assert found.notes[0].startswith(f"{reason}: this was recorded on {tiny().date} on {this_machine()}")
     assert found.notes[1:] == ("float32",)
     assert "No GPU is here" in found._repr_html_()
 
 
 def test_where_none_was_made_it_says_so_and_shows_no_number(tmp_path, no_gpu):
-    found = result_of("tiny", wanted="cuda", run=tiny, folder=tmp_path)
+    found = result_of("tiny", folder=tmp_path)
 
     assert (found.kind, found.rows) == ("recorded", ())
     assert "no recording of the lab 'tiny' on one has been made" in found.notes[0]
@@ -107,6 +104,9 @@ def package(tmp_path, monkeypatch):
     folder.mkdir()
     (folder / "__init__.py").write_text("")
     (folder / "one.py").write_text(
+        "from tests.labs.test_record import tiny\n\n\ndef run(device: str = 'cpu') -> 'Result':\n    return tiny()\n"
+    )
+    (folder / "cores.py").write_text(
         "from tests.labs.test_record import tiny\n\n\ndef run() -> 'Result':\n    return tiny()\n"
     )
     (folder / "none.py").write_text("def run() -> int:\n    return 1\n")
@@ -124,8 +124,9 @@ def package(tmp_path, monkeypatch):
 
 
 def test_a_lab_is_a_module_whose_run_returns_a_result(package):
-    assert names(package) == ("one", "two")
-    assert [lab(name, package)().lab for name in names(package)] == ["tiny", "tiny"]
+    assert names(package) == ("cores", "one", "two")
+    assert on_gpus(package) == ("one", "two")
+    assert {lab(name, package)().lab for name in names(package)} == {"tiny"}
     with pytest.raises(ValueError, match="no lab is called 'onee'; did you mean 'one'"):
         lab("onee", package)
     with pytest.raises(ValueError, match="no lab is called 'none'"):
@@ -141,7 +142,7 @@ def test_all_ten_labs_are_found():
 
 def test_without_a_gpu_the_command_records_nothing(tmp_path, no_gpu, capsys):
     assert main([f"--out={tmp_path}"]) == 2
-    assert "torch finds no GPU here" in capsys.readouterr().out
+    assert "torch 2.13.0+cpu is a build for CPU cores" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
 
 
@@ -149,9 +150,8 @@ def test_without_a_gpu_the_command_records_nothing(tmp_path, no_gpu, capsys):
 def test_the_command_records_each_lab_and_says_which_failed(
     package, tmp_path, monkeypatch, capsys, hardware, status, files
 ):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: hardware)
-    monkeypatch.setattr(module, "names", lambda: ("one",))
+    monkeypatch.setattr(module, "gpus", lambda: [hardware])
+    monkeypatch.setattr(module, "on_gpus", lambda: ("one",))
     monkeypatch.setattr(module, "lab", lambda name: lab(name, package))
 
     assert main([f"--out={tmp_path / 'out'}"]) == status
@@ -160,8 +160,31 @@ def test_the_command_records_each_lab_and_says_which_failed(
 
 
 def test_an_unknown_lab_is_one_sentence(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(module, "gpus", lambda: ["NVIDIA H100"])
     monkeypatch.setattr(module, "names", lambda package=None: ("memory",))
 
     assert main(["memori", f"--out={tmp_path}"]) == 2
     assert "no lab is called 'memori'; did you mean 'memory'?" in capsys.readouterr().out
+
+
+def test_a_lab_about_cpu_cores_is_not_recorded(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(module, "gpus", lambda: ["NVIDIA H100"])
+
+    assert main(["units", f"--out={tmp_path}"]) == 2
+    assert "the lab 'units' is about CPU cores and runs everywhere" in capsys.readouterr().out
+
+
+def test_what_keeps_a_lab_from_running_on_a_gpu_that_is_here_is_said(monkeypatch, tmp_path):
+    """The GPU is there to be seen by this process alone: the lab's own finds none."""
+    monkeypatch.setattr(module, "gpus", lambda: ["NVIDIA H100"])
+    found = result_of("numerics", folder=tmp_path)
+
+    assert found.rows == ()
+    assert found.notes[0].startswith("The lab did not run on the GPU that is here (labs.record: torch ")
+
+
+def test_every_notebook_of_a_lab_asks_for_gpus_where_the_lab_can_use_them():
+    asking = {p.stem.split("_", 2)[2] for p in (ROOT / "notebooks" / "masters").glob("lab_*.py")
+              if "result_of(" in p.read_text()}  # fmt: skip
+
+    assert asking == set(on_gpus()) == {"compile", "ddp_to_fsdp2", "memory", "numerics", "overlap", "resume", "tune"}

@@ -1,5 +1,7 @@
 """The simulator is asked what the trainer does, on the machine it does it on; its memory is that of real ranks."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -114,7 +116,29 @@ class TestOnGpus:
         cluster = cluster_of(Place(0, 16, 0, 8, torchrun=True), torch.device("cuda", 0))
         assert (cluster.gpu.name, cluster.gpus, cluster.nodes) == ("H200-SXM-141GB", 16, 2)
 
-    def test_a_gpu_that_it_lacks_is_named(self, monkeypatch):
-        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Voodoo 2")
-        with pytest.raises(ValueError, match="Voodoo"):
-            cluster_of(place(1), torch.device("cuda", 0))
+    @pytest.mark.parametrize(
+        ("name", "capability", "sms", "gib", "like", "bf16_tflops"),
+        [
+            ("NVIDIA GeForce RTX 5090", (12, 0), 170, 32, "1.33 of those of RTX-4090", 219),  # datasheet: 209.5
+            ("NVIDIA RTX 6000 Ada Generation", (8, 9), 142, 48, "1.00 of those of L40S", 362),  # 364
+            ("NVIDIA GeForce RTX 3060", (8, 6), 28, 12, "0.35 of those of A10G", 24.5),  # 25.5
+            ("NVIDIA H100 NVL", (9, 0), 132, 94, "1.00 of those of H100-SXM-96GB", 989),  # 835, at a lower clock
+            ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", (9, 0), 16, 10, "0.14 of those of H100-PCIe-80GB", 106),
+            ("Tesla P100", (6, 0), 56, 16, "of those of", 0),
+        ],
+    )
+    def test_a_gpu_that_it_lacks_is_estimated_and_said_to_be(
+        self, monkeypatch, name, capability, sms, gib, like, bf16_tflops
+    ):
+        major, minor = capability
+        known = {"name": name, "major": major, "minor": minor, "multi_processor_count": sms}
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+        monkeypatch.setattr(
+            torch.cuda, "get_device_properties", lambda device: SimpleNamespace(**known, total_memory=gib * 2**30)
+        )
+        gpu = cluster_of(place(1), torch.device("cuda", 0)).gpu
+
+        assert (gpu.name, gpu.sms, gpu.mem_bytes) == (name, sms, gib * 2**30)
+        assert gpu.notes.startswith(f"The catalogue has no {name}: its rates are taken to be ")
+        assert like in gpu.notes
+        assert not bf16_tflops or gpu.bf16_flops == pytest.approx(bf16_tflops * 1e12, rel=0.01)

@@ -14,6 +14,7 @@ Exit status: 0 done, 1 a training failed, 2 asked wrongly, 130 Ctrl-C.
 from __future__ import annotations
 
 import sys
+from typing import Literal
 
 import tyro
 
@@ -21,14 +22,14 @@ from labs.lab.command import command
 from labs.lab.compile import run
 
 
-def main(ranks: int = 2, n_layer: int = 5) -> int:
+def main(ranks: int | None = None, n_layer: int = 5, device: Literal["cpu", "cuda"] = "cpu") -> int:
     """The command; returns its exit status.
 
     Args:
-        ranks: they divide 16 rows.
+        ranks: they divide 16 rows; by default 2, or one on each GPU.
         n_layer: blocks of the model that the trainer trains.
     """
-    return command("compile", lambda: run(ranks, n_layer))
+    return command("compile", lambda: run(ranks, n_layer, device))
 
 
 if __name__ == "__main__":

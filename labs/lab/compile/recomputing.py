@@ -14,7 +14,7 @@ from labs.config import TrainConfig
 from labs.data import load_corpus
 from labs.lab.result import Row
 from labs.optimizer import make_optimizer
-from labs.place import Place, find_device
+from labs.place import Place
 from labs.simulated import peak_memory_bytes, simulated
 from labs.step import train_step
 from labs.trained import train
@@ -37,14 +37,10 @@ def arguments(n_layer: int) -> tuple[str, ...]:
     return (f"--n_layer={n_layer}", f"--global_batch={ROWS}", f"--seq_len={SEQ_LEN}", f"--steps={STEPS}")
 
 
-def predict_peak_bytes(how: str, ranks: int = 2, n_layer: int = 5) -> int:
-    """The most bytes of tensors on a rank, by the simulator; nothing is run.
-
-    Raises:
-        ValueError: on a GPU that is not in the catalogue.
-    """
+def predict_peak_bytes(how: str, ranks: int = 2, n_layer: int = 5, device: str = "cpu") -> int:
+    """The most bytes of tensors on a rank, by the simulator; nothing is run."""
     config, place = _config(how, n_layer), Place(0, ranks, 0, ranks)
-    return peak_memory_bytes(config, simulated(config, config.model_config, place, find_device("auto", place)))
+    return peak_memory_bytes(config, simulated(config, config.model_config, place, torch.device(device)))
 
 
 def measure_peak_bytes(hows: Sequence[str] = HOW, ranks: int = 2, n_layer: int = 5) -> dict[str, int]:
@@ -67,7 +63,7 @@ def measure_peak_bytes(hows: Sequence[str] = HOW, ranks: int = 2, n_layer: int =
     return {how: max(found) for how, *found in zip(hows, *of_ranks, strict=True)}
 
 
-def checkpointing(ranks: int = 2, n_layer: int = 5, hows: Sequence[str] = HOW) -> list[Row]:
+def checkpointing(ranks: int = 2, n_layer: int = 5, hows: Sequence[str] = HOW, device: str = "cpu") -> list[Row]:
     """The trainer with each: memory and time, predicted and measured.
 
     Raises:
@@ -75,9 +71,9 @@ def checkpointing(ranks: int = 2, n_layer: int = 5, hows: Sequence[str] = HOW) -
     """
     rows = []
     for how in hows:
-        predicted = predict_peak_bytes(how, ranks, n_layer)
+        predicted = predict_peak_bytes(how, ranks, n_layer, device)
         asked = () if how == "none" else (f"--activation_checkpointing={how}",)
-        report = train(*asked, *arguments(n_layer), "--predict=true", ranks=ranks).report
+        report = train(*asked, *arguments(n_layer), "--predict=true", ranks=ranks, device=device).report
         name = f"checkpointing {how}"
         rows.append(Row(name, "peak memory", predicted / MB, report["tensor_bytes"] / MB, "MB"))
         steps_s = [one["predicted"] for one in report["compared"] if one["what"] == "step time"]

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from fsdp_sim.measure import live_bytes
@@ -51,9 +52,10 @@ def tied_in_two_units(through: str) -> Tied:
 
 def _by_hand(task: Task) -> nn.Module:
     model: Any = build(task)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for unit in (*models.blocks(model, task.family).values(), model.shared):
-        fully_shard(unit)
-    return fully_shard(model)
+        fully_shard(unit, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
 
 
 WRAPPED: dict[str, Callable[[Task], nn.Module]] = {

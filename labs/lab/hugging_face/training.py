@@ -16,6 +16,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from labs.lab.hugging_face import models
@@ -51,9 +52,10 @@ def start_single(task: Task, device: torch.device) -> Started:
 def start_fsdp2(task: Task, device: torch.device) -> Started:
     """torch's `fully_shard`: each block a unit, the rest the root."""
     model = models.empty(task.family, pretrained=task.pretrained, checkpointing=task.checkpointing)
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     for block in models.blocks(model, task.family).values():
-        fully_shard(block)
-    fully_shard(model)
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
     model.to_empty(device=device)
     weights_from_rank_0(model, task)
     return Started(model, adamw(model), torch.Tensor.backward)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from labs.lab.numerics.accumulation import accumulation
 from labs.lab.numerics.clipping import clipping
-from labs.lab.numerics.losses import compare_losses, device_of, dtypes, losses
+from labs.lab.numerics.losses import compare_losses, dtypes, losses
 from labs.lab.numerics.reduction import (
     BF16_RMS,
     BF16_UNIT,
@@ -32,7 +32,7 @@ from labs.lab.numerics.scaling import SCALE, fp16, predict_vanished, vanished
 from labs.lab.numerics.small import MODEL, SEQ_LEN, gradients_of
 from labs.lab.numerics.tokens import tokens
 from labs.lab.result import Result, this_machine
-from labs.place import n_ranks
+from labs.place import n_ranks, ranks_on
 
 __all__ = [
     "BF16_RMS", "BF16_UNIT", "MODEL", "SCALE", "SEQ_LEN", "accumulation", "add_in_bf16", "clipping", "compare_losses",
@@ -41,22 +41,24 @@ __all__ = [
 ]  # fmt: skip
 
 
-def run(ranks: int = 4, steps: int = 10) -> Result:
+def run(ranks: int = 4, steps: int = 10, device: str = "cpu") -> Result:
     """All of it.
 
     Args:
         ranks: of the experiments on accumulation and clipping, at least 2 and dividing 128.
         steps: of the trainings.
+        device: ``cpu``; with ``cuda`` the trainer runs on two GPUs, or on the one that there is.
 
     Raises:
-        ValueError: a number that cannot be. FailedError, RanksError: a training failed.
+        ValueError: a number that cannot be; no GPU. FailedError, RanksError: a training failed.
     """
     if ranks < 2 or 128 % ranks or steps < 1:
         raise ValueError(f"ranks={ranks}, steps={steps}: ranks is 2, 4, 8, ... up to 64, and steps at least 1")
-    rows = [*reduction(), *fp16(), *accumulation(ranks), *clipping(ranks), *tokens(), *compare_losses(losses(2, steps))]
-    device = device_of(2)
+    trained_on = min(2, ranks_on(device))
+    curves = losses(trained_on, steps, device)
+    rows = [*reduction(), *fp16(), *accumulation(ranks), *clipping(ranks), *tokens(), *compare_losses(curves)]
     notes = (
-        f"The losses are those of the trainer on {device.type} ({', '.join(dtypes(device))}; fp16 is for GPUs). All "
+        f"The losses are those of the trainer on {device} ({', '.join(dtypes(device))}; fp16 is for GPUs). All "
         f"else was measured on {n_ranks(ranks)}, or as many as it says, on CPU cores with gloo.",
     )
-    return Result("numerics", "measured", tuple(rows), this_machine(device, 2), notes=notes)
+    return Result("numerics", "measured", tuple(rows), this_machine(device, trained_on), notes=notes)

@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import torch
-
 from labs.lab.result import Row
-from labs.place import Place, find_device
 from labs.trained import train
 
 
-def losses(ranks: int = 2, steps: int = 10) -> dict[str, list[float]]:
-    """The trainer's losses by ``param_dtype``, under torchrun; fp16 where each rank has a GPU.
+def losses(ranks: int = 2, steps: int = 10, device: str = "cpu") -> dict[str, list[float]]:
+    """The trainer's losses by ``param_dtype``, under torchrun; fp16 on GPUs only.
 
     Raises:
         FailedError: a run failed.
     """
     return {
-        dtype: train(f"--param_dtype={dtype}", f"--steps={steps}", "--global_batch=16", ranks=ranks).losses
-        for dtype in dtypes(device_of(ranks))
+        dtype: train(
+            f"--param_dtype={dtype}", f"--steps={steps}", "--global_batch=16", ranks=ranks, device=device
+        ).losses
+        for dtype in dtypes(device)
     }
 
 
-def dtypes(device: torch.device) -> list[str]:
-    return ["fp32", "bf16", *(["fp16"] if device.type == "cuda" else [])]
-
-
-def device_of(ranks: int) -> torch.device:
-    """Where the trainer runs."""
-    return find_device("auto", Place(0, ranks, 0, ranks))
+def dtypes(device: str) -> list[str]:
+    return ["fp32", "bf16", *(["fp16"] if device == "cuda" else [])]
 
 
 def compare_losses(curves: dict[str, list[float]]) -> list[Row]:

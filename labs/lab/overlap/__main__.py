@@ -3,7 +3,7 @@
     python -m labs.lab.overlap
     python -m labs.lab.overlap --ranks 4 --bandwidth-gbps 0.16
     python -m labs.lab.overlap --cluster laptop.toml             step times too, from `fsdp-sim calibrate`'s file
-    python -m labs.lab.overlap --model gpt2 --rows 8 --seq-len 1024        on GPUs: one rank on each
+    python -m labs.lab.overlap --device cuda --model gpt2 --rows 8 --seq-len 1024        one rank on each GPU
 
 First the order in which torch's FSDP1 and FSDP2 issue; then what prefetch is worth, on CPUs on a slow network; then
 FSDP1's rate limiter.
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Literal
 
 import tyro
 
@@ -30,18 +31,19 @@ def main(
     bandwidth_gbps: float = SLOW.bandwidth_gbps,
     latency_us: float = SLOW.latency_us,
     cluster: Path | None = None,
+    device: Literal["cpu", "cuda"] = "cpu",
 ) -> int:
     """The command; returns its exit status.
 
     Args:
-        ranks: by default one on each GPU, or 2 on CPUs.
+        ranks: by default 2, or one on each GPU.
         rows: of each rank.
         bandwidth_gbps: of the slow network between CPU ranks.
         latency_us: of each of its collectives.
         cluster: a file of `fsdp-sim calibrate` for as many CPU ranks: predicts step times from it.
     """
     network = Network(bandwidth_gbps, latency_us)
-    return command("overlap", lambda: run(model, ranks, rows, seq_len, network, cluster))
+    return command("overlap", lambda: run(model, ranks, rows, seq_len, network, cluster, device))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ PREFETCHES = {"slow network, no forward prefetch": None, "slow network, forward 
 STEP, EXPOSED, HIDDEN = "step time", "exposed communication", "communication hidden"
 TIMED_STEPS = 8
 ASKED = (
-    "api", "model", "seq_len", "global_batch", "device", "backward_prefetch", "forward_prefetch", "limit_all_gathers",
+    "api", "model", "seq_len", "global_batch", "backward_prefetch", "forward_prefetch", "limit_all_gathers",
 )  # fmt: skip
 
 
@@ -74,7 +74,7 @@ def on_gpus(settings: Mapping[str, TrainConfig], ranks: int) -> tuple[list[Row],
     """The trainer in each setting, timed and then profiled; predicted from the catalogue. Not run without GPUs.
 
     Raises:
-        FailedError: a run failed. ValueError: the catalogue does not have this GPU.
+        FailedError: a run failed.
     """
     rows: list[Row] = []
     timelines: dict[str, Timeline] = {}
@@ -82,7 +82,7 @@ def on_gpus(settings: Mapping[str, TrainConfig], ranks: int) -> tuple[list[Row],
         predicted = predicted_step(config, ranks, "cuda")
         asked = [f"--{key}={value}" for key in ASKED if (value := getattr(config, key)) is not None]
         with tempfile.TemporaryDirectory() as folder:
-            done = train(*asked, "--profile=4", "--predict=false", ranks=ranks, out=Path(folder))
+            done = train(*asked, "--profile=4", "--predict=false", ranks=ranks, device="cuda", out=Path(folder))
             measured = read_timeline(Path(folder, "timeline.jsonl.gz"))
         summary = summarize(measured)
         of_prediction = summarize(predicted)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.utils import clip_grad_norm_
 
@@ -23,10 +24,11 @@ def main() -> None:
     dist.init_process_group("nccl" if on_gpus else "gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
 
+    mesh = init_device_mesh(device.type, (ranks,))
     model: Any = build(GPTConfig.preset("teaching"), seed=0).to(device)
     for layer in model.layers:
-        fully_shard(layer)
-    fully_shard(model)
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
     corpus = load_corpus()

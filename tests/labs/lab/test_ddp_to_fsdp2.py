@@ -21,16 +21,16 @@ def ran():
 
 
 def result_of(monkeypatch, ran):
-    monkeypatch.setattr(ddp_to_fsdp2, "run_script", lambda api, ranks: ran[api])
+    monkeypatch.setattr(ddp_to_fsdp2, "run_script", lambda api, ranks, device: ran[api])
     return ddp_to_fsdp2.run()
 
 
 def test_the_scripts_are_short_and_differ_in_few_lines():
     assert all(len(path.read_text().splitlines()) < 60 for path in SCRIPTS.values())
     changed = [line for line in changed_lines()[2:] if line[0] in "+-"]
-    assert len(changed) <= 12
-    assert any("fully_shard(layer)" in line for line in changed)
-    assert "fully_shard(model)" in diff().code
+    assert len(changed) <= 14
+    assert any("fully_shard(layer, mesh=mesh)" in line for line in changed)
+    assert "fully_shard(model, mesh=mesh)" in diff().code
 
 
 def test_both_have_the_same_losses_and_weights_and_issue_what_was_predicted(ran, monkeypatch):
