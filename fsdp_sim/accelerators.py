@@ -48,7 +48,7 @@ def hide() -> None:
     os.environ.update(hidden(os.environ))
     if torch._C._get_accelerator().type != "cpu":  # see [Note: two ways to hide]
         torch._C._get_accelerator = lambda check=None: torch.device("cpu")
-        torch._C._accelerator_getAccelerator = lambda: None
+        torch._C._accelerator_getAccelerator = lambda: None  # type: ignore[assignment, return-value]
 
 
 def hide_from_notebook() -> None:

@@ -4,9 +4,11 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
+import torch
 import torch.distributed as dist
 
-from labs.place import Place, call_roll
+from labs import place as module
+from labs.place import Place, call_roll, ranks_on
 
 
 @pytest.fixture
@@ -52,3 +54,38 @@ def test_with_torchrun_its_variables_say_which():
     env = {"TORCHELASTIC_RUN_ID": "x", "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
     assert Place.read(env) == Place(3, 4, 1, 2, torchrun=True)
     assert Place.read(env | {"TORCHELASTIC_RESTART_COUNT": "2"}).restarts == 2
+
+
+class TestRanksOn:
+    """How many ranks a lab starts, and what it says where GPUs are missing. GPUs are faked by name."""
+
+    @pytest.fixture
+    def gpus(self, monkeypatch):
+        def put(n, visible=True):
+            monkeypatch.setattr(module, "gpus", lambda: ["NVIDIA H100"] * n)
+            monkeypatch.setattr(torch.cuda, "is_available", lambda: visible)
+
+        return put
+
+    @pytest.mark.parametrize("n", [1, 2, 8])
+    def test_one_on_each_gpu_where_they_are_asked_for_and_two_on_cpu_cores(self, gpus, n):
+        gpus(n)
+        assert (ranks_on("cuda"), ranks_on("cpu"), ranks_on("cpu", 4)) == (n, 2, 4)
+
+    def test_as_many_as_divide_the_rows(self, gpus):
+        gpus(6)
+        assert ranks_on("cuda", rows=8) == 4
+
+    def test_two_ranks_on_one_gpu_are_refused(self, gpus):
+        gpus(1)
+        with pytest.raises(ValueError, match="NCCL needs a GPU for each of 2 ranks, and 1 can be used here"):
+            ranks_on("cuda", 2)
+
+    def test_a_notebook_is_told_how_to_see_them(self, gpus):
+        gpus(8, visible=False)
+        with pytest.raises(ValueError, match="notebooks see no GPU; run the lab in a terminal"):
+            ranks_on("cuda")
+
+    def test_another_device_is_refused(self):
+        with pytest.raises(ValueError, match="device=mps: must be cpu or cuda"):
+            ranks_on("mps")

@@ -11,7 +11,7 @@ from fsdp_sim.engine import exposure
 from fsdp_sim.spec import Cluster
 from fsdp_sim.timeline import COLLECTIVES, Op
 from labs.config import TrainConfig
-from labs.pretend import Setup, compare, predict, predicted_timeline, session, timed
+from labs.pretend import Setup, compare, predict, predicted_timeline, session, timed, wire
 from labs.pretend.__main__ import main
 from labs.pretend.clocks import Clocks
 from labs.pretend.hooks import AllGather, AllReduce, ReduceScatter, check_hooks
@@ -331,6 +331,19 @@ class TestCommand:
     def test_what_cannot_be_has_status_2(self, argument, says, capsys):
         assert main([argument]) == 2
         assert says in capsys.readouterr().out
+
+
+def test_what_measures_a_gpus_copies_takes_memory_once(monkeypatch):
+    """Else its buffers, 512 MiB, are in the peak of each step that is measured. Not run on a GPU."""
+    taken = []
+    monkeypatch.setattr(wire.torch, "empty", lambda n_bytes, **_: taken.append(n_bytes))
+    monkeypatch.setattr(wire, "_median_s", lambda work: 0.5)
+    wire._copy_rate.cache_clear()
+    try:
+        assert [wire._copy_rate() for _ in range(3)] == [2 * 2**28] * 3
+    finally:
+        wire._copy_rate.cache_clear()
+    assert taken == [2**28] * 2
 
 
 @pytest.mark.gpu
