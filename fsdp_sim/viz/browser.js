@@ -1,6 +1,6 @@
-// What figures do beyond plotly. In a page: select an operation by click or key and light up what it depends on, say it
-// in a sentence, and follow the light or dark scheme of the reader. In a live notebook: move a figure as the kernel
-// says, and copy text. No dependency but Plotly itself.
+// What figures do beyond plotly. In a page (see page.js): select an operation by click or key and light up what it
+// depends on, and say it in a sentence. In a live notebook: move a figure as the kernel says, and copy text. No
+// dependency but Plotly itself.
 //
 // A figure brings `layout.meta.timeline` (see `_links` in timeline_figure.py): bars are numbered through all traces
 // with `meta.op`, in order; `cause[n]` is the bar that made bar n begin when it did (-1: none), `waits[n]` those it
@@ -212,9 +212,8 @@ export function movable(gd, said) {
   });
 }
 
-/** Gives a figure a name for screen readers and, if it is a timeline or moves, keys and a sentence below it. */
-export function describe(gd) {
-  const title = plain(gd.layout.title?.text ?? "").replace(/; $/, "");
+/** Gives a figure its title as a name for screen readers and, if it is a timeline or moves, keys and a sentence below. */
+export function describe(gd, title) {
   gd.setAttribute("aria-label", title || "figure");
   const moves = gd.layout.sliders?.[0]?.steps?.length > 0;
   if (!gd.layout.meta?.timeline && !moves) {
@@ -226,36 +225,11 @@ export function describe(gd) {
   said.className = "said";
   said.setAttribute("aria-live", "polite");
   said.textContent = help;
-  (gd.closest("figure")?.querySelector("figcaption")?.previousElementSibling ?? gd).after(said);
+  gd.after(said);
   gd.tabIndex = 0;
   gd.setAttribute("role", "application");
   gd.setAttribute("aria-label", `${title} ${help}`.trim());
   return moves ? movable(gd, said) : selectable(gd, said);
-}
-
-/** Draws figures anew with the template of a scheme, "light" or "dark", where they have another. */
-export function paint(figures, templates, scheme) {
-  const template = templates[scheme];
-  const other = figures.filter((gd) => gd._fullLayout.paper_bgcolor !== template.layout.paper_bgcolor);
-  return Promise.all(other.map((gd) => window.Plotly.relayout(gd, { template })));
-}
-
-/** A page: every figure described, and a button that changes the scheme, at first that of the system. */
-export function start(page) {
-  const figures = [...page.querySelectorAll(".js-plotly-plot")];
-  figures.forEach(describe);
-  const templates = JSON.parse(page.getElementById("templates").textContent);
-  const button = page.getElementById("scheme");
-  const system = window.matchMedia("(prefers-color-scheme: dark)");
-  const show = (scheme) => {
-    page.documentElement.dataset.scheme = scheme;
-    button.textContent = scheme === "dark" ? "Light page" : "Dark page";
-    return paint(figures, templates, scheme);
-  };
-  button.hidden = false;
-  button.addEventListener("click", () => show(page.documentElement.dataset.scheme === "dark" ? "light" : "dark"));
-  system.addEventListener("change", () => show(system.matches ? "dark" : "light"));
-  return show(system.matches ? "dark" : "light");
 }
 
 // ---- in a live notebook: the explorer's two widgets ----

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import plotly.graph_objects as go
-import plotly.io as pio
-from plotly.offline import get_plotlyjs
+from plotly.io.json import to_json_plotly
 
-from fsdp_sim.viz import theme
+from fsdp_sim.viz import plotly_js, theme
 from fsdp_sim.viz.picture import Picture, paragraphs
 from fsdp_sim.viz.table import Table
 
-# The browser itself refuses anything the page would fetch; plotly.js and the figures are inline.
+# The browser itself refuses anything the page would fetch; plotly.js and the figures are in it.
 LONG_TABLE = 20  # rows
 _POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; font-src data:"
@@ -30,8 +28,9 @@ _STYLE = f"""
 :root[data-scheme=light] {{ color-scheme: light; }}
 :root[data-scheme=dark] {{ color-scheme: dark; }}
 body {{ margin: 0; background: var(--paper); color: var(--ink); font: 17px/1.55 {theme.FONT}; }}
-main {{ max-width: 1200px; margin: 0 auto; padding: 32px 24px 64px; position: relative; }}
-#scheme {{ position: absolute; top: 12px; right: 24px; font: inherit; font-size: .8rem; color: var(--muted);
+main {{ max-width: 1200px; margin: 0 auto; padding: 56px 24px 64px; position: relative;
+  overflow-wrap: break-word; }}
+#scheme {{ position: absolute; top: 14px; right: 24px; font: inherit; font-size: .8rem; color: var(--muted);
   background: none; border: 1px solid var(--rule); border-radius: 999px; padding: .15rem .8rem; cursor: pointer; }}
 #scheme:hover {{ color: var(--ink); }}
 :focus-visible {{ outline: 2px solid var(--focus); outline-offset: 3px; }}
@@ -40,6 +39,10 @@ h1 {{ font-size: 2rem; line-height: 1.2; margin: 0 0 .5rem; letter-spacing: -.01
 h2 {{ font-size: 1.35rem; line-height: 1.3; margin: 2.75rem 0 .25rem; }}
 p {{ max-width: 46rem; margin: .5rem 0; }}
 figure {{ margin: 1rem 0; }}
+.title {{ font-weight: 600; line-height: 1.3; }}
+.notes, .legend {{ font-size: .85rem; line-height: 1.4; color: var(--muted); }}
+.legend {{ display: flex; flex-wrap: wrap; gap: 0 .9rem; max-width: none; }}
+.legend i {{ display: inline-block; width: 1em; height: 1em; margin-right: .4em; vertical-align: -.12em; }}
 figcaption {{ color: var(--muted); font-size: .9rem; max-width: 46rem; }}
 .scroll {{ overflow-x: auto; }}
 table {{ border-collapse: collapse; font-size: .85rem; line-height: 1.35; margin: 1rem 0;
@@ -51,6 +54,14 @@ th, td {{ padding: .35rem .8rem .35rem 0; text-align: right; vertical-align: bot
 th {{ font-weight: 600; }}
 tbody th {{ font-weight: 400; }}
 th:first-child {{ text-align: left; }}
+@media (max-width: 560px) {{ main {{ padding: 56px 14px 48px; }} body {{ font-size: 16px; }} h1 {{ font-size: 1.6rem; }}
+  #scheme {{ right: 14px; }} }}
+@media (max-width: 820px) {{ caption {{ display: none; }} thead {{ position: absolute; clip-path: inset(50%); }}
+  .scroll {{ position: relative; overflow: hidden; }} table, tbody, tr, td, tbody th {{ display: block; }}
+  tbody th, td {{ white-space: normal; border: 0; text-align: left; }} tr {{ border-bottom: 1px solid var(--rule); }}
+  tbody th {{ font-weight: 600; padding-top: .8rem; }}
+  td {{ display: grid; grid-template-columns: 1fr 1fr; gap: .6rem; padding: .1rem 0; }}
+  td::before {{ content: attr(data-name); color: var(--muted); }} }}
 @media print {{ #scheme, .said {{ display: none; }} main {{ padding: 0; }} h2, figure {{ break-inside: avoid; }} }}
 """
 
@@ -112,6 +123,7 @@ def save_html(
     if not sections:
         raise ValueError(f"no figure was given for {path}; pass a Picture, a figure, a Section, or several")
     body = "\n".join(_section(section, number) for number, section in enumerate(sections))
+    figures = [section.figure for section in sections if section.figure is not None]
     target = Path(path)
     target.write_text(
         f"""<!DOCTYPE html>
@@ -123,7 +135,6 @@ def save_html(
 <title>{escape(title)}</title>
 <style>{_STYLE}</style>
 <script>window.PlotlyConfig = {{MathJaxConfig: "local"}};</script>
-<script>{get_plotlyjs()}</script>
 </head>
 <body>
 <main>
@@ -133,9 +144,11 @@ def save_html(
 {_tables(tables)}
 {body}
 </main>
+<script type="text/plain" id="plotly">{plotly_js.packed(figures)}</script>
 <script type="application/json" id="templates">{_templates()}</script>
 <script type="module">
-{files("fsdp_sim.viz").joinpath("browser.js").read_text(encoding="utf-8")}
+{_script("browser.js")}
+{_script("page.js")}
 start(document);
 </script>
 </body>
@@ -156,10 +169,19 @@ def _as_section(entry: object, heading: str = "") -> Section:
     raise ValueError(f"{entry!r} is a {type(entry).__name__}; a page is made of Pictures, plotly figures and Sections")
 
 
+def _script(name: str) -> str:
+    return files("fsdp_sim.viz").joinpath(name).read_text(encoding="utf-8")
+
+
 def _templates() -> str:
-    """The looks of figures on a light and on a dark page; no text of it can end a script."""
+    """The looks of figures on a light and on a dark page."""
     looks = {"light": theme.LIGHT, "dark": theme.DARK}
-    return json.dumps({name: look.to_plotly_json() for name, look in looks.items()}).replace("<", "\\u003c")
+    return _data({name: look.to_plotly_json() for name, look in looks.items()})
+
+
+def _data(content: dict[str, Any]) -> str:
+    """JSON for a page; no text of it can end a script."""
+    return to_json_plotly(content).replace("<", "\\u003c")
 
 
 def _tables(tables: Iterable[Table]) -> str:
@@ -177,15 +199,12 @@ def _folded(table: Table) -> str:
 def _section(section: Section, number: int) -> str:
     parts = [f"<h2>{escape(section.heading)}</h2>" if section.heading else "", paragraphs(section.text)]
     if section.figure is not None:
-        drawn = pio.to_html(
-            section.figure,
-            config=theme.CONFIG,
-            auto_play=False,
-            include_plotlyjs=False,
-            full_html=False,
-            div_id=f"figure-{number}",
-            default_width="100%",
-        )
+        content = section.figure.to_plotly_json()
+        layout = {
+            key: value for key, value in content["layout"].items() if key != "template"
+        }  # the page's scheme has it
+        data = _data(content | {"layout": layout, "config": theme.CONFIG})
+        drawn = f'<div class="drawing" id="figure-{number}"></div><script type="application/json">{data}</script>'
         caption = f"<figcaption>{paragraphs(section.caption)}</figcaption>" if section.caption else ""
         parts.append(f"<figure>{drawn}{caption}</figure>")
     parts.append(_tables(section.tables))

@@ -47,13 +47,13 @@ class Picture:
         return replace(self, figure=theme.dark(self.figure), still=still)
 
     def to_image(self, format: str = "png", width: int = PNG_WIDTH) -> bytes:
-        """An image, for places that run no JavaScript: ``png``, sharp enough for a dense screen, or ``svg``.
+        """An image, for places that run no JavaScript: ``png`` or ``jpeg``, sharp on a dense screen, or ``svg``.
 
         Raises:
             RuntimeError: kaleido or the browser it draws with is missing.
         """
         figure = self.figure if self.still is None else self.still
-        scale = PNG_SCALE if format == "png" else 1
+        scale = 1 if format == "svg" else PNG_SCALE
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="The kopts argument is ignored")  # of a browser that is kept
@@ -86,6 +86,10 @@ class Picture:
     def show(self, *, png: bool | None = None) -> None:
         """Display the figure in a notebook, and below it the finding and, folded, the tables.
 
+        [Note: the image is a JPEG]  Where an ``image/png`` lies beside a stored figure, JupyterLab's plotly extension
+        shows it in the figure's place, in the image's own size: cut, or narrower than the output. It leaves other
+        images alone, and draws the figure as wide as there is room.
+
         Args:
             png: also store an image in the notebook, which is what GitHub and other viewers without JavaScript show.
                 It takes a browser and about two seconds, so the default is whether the environment variable
@@ -103,8 +107,8 @@ class Picture:
         bundle: dict[str, Any] = {"application/vnd.plotly.v1+json": plotly, "text/plain": self.finding}
         if os.environ.get(PNG_VARIABLE) == "1" if png is None else png:
             _keep_browser()
-            bundle["image/png"] = self.to_image()
-        display(bundle, metadata={"image/png": {"width": PNG_WIDTH}}, raw=True)
+            bundle["image/jpeg"] = self.to_image("jpeg")
+        display(bundle, metadata={"image/jpeg": {"width": PNG_WIDTH}}, raw=True)
         tables = "".join(table.to_html() for table in self.tables)
         details = f"<details><summary>The numbers of this figure as a table</summary>{tables}</details>"
         words = {"text/html": paragraphs(self.finding) + (details if tables else ""), "text/plain": self.finding}

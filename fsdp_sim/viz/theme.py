@@ -205,7 +205,7 @@ def hatch(kind: Kind) -> dict[str, Any]:
 
 def human_ms(seconds: float) -> str:
     """Seconds as milliseconds with about three significant digits: ``41.2 ms``."""
-    ms = seconds * 1e3
+    ms = seconds * 1e3 if abs(seconds) >= 5e-8 else 0.0  # what would read -0.0000
     digits = 0 if abs(ms) >= 100 else 1 if abs(ms) >= 10 else 2 if abs(ms) >= 0.1 or ms == 0 else 4
     return f"{ms:,.{digits}f} ms"
 

@@ -2,7 +2,7 @@
 
 A master (jupytext's percent format) with exercises becomes two notebooks: the students' edition, with stubs, and the
 solutions; one without becomes one. An exercise is one empty cell, ``# %% exercise="name"``: see `exercise_cells`. All
-are executed, and every figure gets a PNG beside its interactive form, so that a saved notebook shows its pictures
+are executed, and every figure gets an image beside its interactive form, so that a saved notebook shows its pictures
 without being run. Of a widget, which lives only as long as its kernel, the saved notebook keeps the picture beside it.
 """
 
@@ -34,6 +34,8 @@ STUDENTS = MASTERS.parent
 SOLUTIONS = STUDENTS / "solutions"
 PICTURES = STUDENTS / "pictures"
 WIDGET = "application/vnd.jupyter.widget-view+json"
+IMAGES = {"image/png", "image/jpeg"}
+JPEG_WIDTH = 1000
 
 
 def masters() -> list[Path]:
@@ -70,7 +72,7 @@ def edition(master: Path, *, solutions: bool) -> nbformat.NotebookNode:
 
 
 def execute(notebook: nbformat.NotebookNode, folder: Path) -> None:
-    """Run all cells in ``folder``; figures bring a PNG along (see `fsdp_sim.viz.show`)."""
+    """Run all cells in ``folder``; figures bring an image along (see `fsdp_sim.viz.Picture.show`)."""
     os.environ["FSDP_SIM_PNG"] = "1"
     kept = tempfile.mkdtemp()
     os.environ["FSDP_SIM_PROGRESS"] = str(Path(kept, "progress.json"))  # new, and not the user's
@@ -85,8 +87,9 @@ def execute(notebook: nbformat.NotebookNode, folder: Path) -> None:
         cell.metadata.pop("execution", None)
         if cell.cell_type == "code":
             cell.outputs = [o for o in cell.outputs if not is_noise(o)]
-            for output in (o for o in cell.outputs if "image/png" in o.get("data", {})):
-                output.data["image/png"] = smaller(output.data["image/png"])
+            for output in cell.outputs:
+                for kind in IMAGES & output.get("data", {}).keys():
+                    output.data[kind] = smaller(output.data[kind], kind)
             for output in (o for o in cell.outputs if WIDGET in o.get("data", {})):
                 del output.data[WIDGET]
             for output in cell.outputs:
@@ -104,21 +107,26 @@ def is_noise(output: nbformat.NotebookNode) -> bool:
     return output.output_type == "stream" and (not output.text.strip() or any(word in output.text for word in noise))
 
 
-def smaller(png: str) -> str:
-    """A PNG in base64, in a quarter of its bytes: flat colours need no more than 256."""
+def smaller(image: str, kind: str) -> str:
+    """An image in base64 in a quarter of its bytes: of a PNG flat colours need no more than 256, a JPEG less detail."""
     reduced = io.BytesIO()
-    picture = Image.open(io.BytesIO(base64.b64decode(png))).convert("RGB")
-    picture.quantize(256, dither=Image.Dither.NONE).save(reduced, "PNG", optimize=True)
+    picture = Image.open(io.BytesIO(base64.b64decode(image))).convert("RGB")
+    if kind == "image/png":
+        picture.quantize(256, dither=Image.Dither.NONE).save(reduced, "PNG", optimize=True)
+    else:
+        size = (JPEG_WIDTH, round(picture.height * JPEG_WIDTH / picture.width))
+        picture.resize(size).save(reduced, "JPEG", quality=70, optimize=True, progressive=True)
     return base64.b64encode(reduced.getvalue()).decode()
 
 
 def save_last_picture(notebook: nbformat.NotebookNode, path: Path) -> None:
     """The last figure of a notebook as a file, for the README."""
     outputs = [o for cell in notebook.cells if cell.cell_type == "code" for o in cell.outputs]
-    pictures = [o["data"]["image/png"] for o in outputs if "image/png" in o.get("data", {})]
+    pictures = [o["data"][kind] for o in outputs for kind in IMAGES & o.get("data", {}).keys()]
     if pictures:
         path.parent.mkdir(exist_ok=True)
-        path.write_bytes(base64.b64decode(pictures[-1]))
+        picture = Image.open(io.BytesIO(base64.b64decode(pictures[-1]))).convert("RGB")
+        picture.quantize(256, dither=Image.Dither.NONE).save(path, "PNG", optimize=True)
 
 
 def with_outputs(notebook: nbformat.NotebookNode, saved: Path) -> nbformat.NotebookNode:

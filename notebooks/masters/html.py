@@ -17,6 +17,7 @@ from pathlib import Path
 import nbformat
 from sphinx.application import Sphinx
 
+IMAGES = {"image/png", "image/jpeg"}
 NOTEBOOKS = Path(__file__).parents[1]
 OUT = NOTEBOOKS.parent / "build" / "html"
 CONFIGURATION = {
@@ -64,7 +65,7 @@ def stage(notebooks: Path, folder: Path, names: list[str]) -> list[str]:
         notebook = nbformat.read(path, as_version=4)
         notebook.cells[0].source = titled(notebook.cells[0].source, path)
         for cell in notebook.cells:
-            shown = [output.data for output in cell.get("outputs", []) if "image/png" in output.get("data", {})]
+            shown = [output.data for output in cell.get("outputs", []) if IMAGES & output.get("data", {}).keys()]
             if shown:
                 words = " ".join(" ".join(data["text/plain"].split()) for data in shown)
                 cell.metadata["mystnb"] = {"image": {"alt": words}}

@@ -71,7 +71,8 @@ def test_it_shows_its_figures_as_saved_and_runs_without_an_error(lab: str) -> No
         if page.locator(".jp-Dialog .jp-mod-accept").count():
             page.locator(".jp-Dialog .jp-mod-accept").first.click()
         page.wait_for_selector(IDLE, timeout=120_000)
-        expect(page.locator(".jp-RenderedPlotly img")).to_have_count(figures, timeout=30_000)  # before anything was run
+        drawn = page.locator(".jp-RenderedPlotly .plot-container")  # before anything was run
+        expect(drawn).to_have_count(figures, timeout=60_000)
         assert "model not found" not in page.content()
 
         page.wait_for_timeout(2000)

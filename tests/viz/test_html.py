@@ -16,7 +16,7 @@ Run = Callable[..., Timeline]
 
 
 def without_plotly(html: str) -> str:
-    return re.sub(r"<script>.{1000000,}?</script>", "", html, flags=re.DOTALL)
+    return re.sub(r'<script type="text/plain" id="plotly">.*?</script>', "", html, flags=re.DOTALL)
 
 
 def test_a_page_holds_plotly_once_and_its_parts_in_order(tmp_path: Path, training_run: Run) -> None:
@@ -24,7 +24,7 @@ def test_a_page_holds_plotly_once_and_its_parts_in_order(tmp_path: Path, trainin
     section = Section.of(runs, "Prefetching", "Two runs.\n\nSame model.")
     path = save_html(tmp_path / "page.html", [section, go.Figure()], title="A lesson", intro="What you see.")
     html = path.read_text(encoding="utf-8")
-    assert len(re.findall(r"plotly\.js v\d", html)) == 1
+    assert html.count('id="plotly"') == 1
     parts = ["<h1>A lesson", "<p>What you see.", "<h2>Prefetching", "<p>Two runs.", "<p>Same model.", 'id="figure-0"',
              "<p>off: The ", "<p>on: The ", "<caption>", 'id="figure-1"']  # fmt: skip
     places = [without_plotly(html).index(part) for part in parts]
@@ -34,7 +34,7 @@ def test_a_page_holds_plotly_once_and_its_parts_in_order(tmp_path: Path, trainin
 def test_nothing_on_a_page_is_fetched(tmp_path: Path, training_run: Run) -> None:
     html = without_plotly(save_html(tmp_path / "page.html", timeline_figure(training_run()), title="t").read_text())
     assert not re.findall(r"""(?:src|href)\s*=|@import|url\(|https?://""", html)
-    assert '"showSendToCloud": false' in html
+    assert '"showSendToCloud":false' in html
     assert "default-src 'none'" in html
 
 
@@ -95,7 +95,7 @@ def test_the_page_draws_its_bars_in_a_browser_without_network_or_errors(
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("width", [1280, 848])
+@pytest.mark.parametrize("width", [1280, 896])  # of narrower pages see test_page_js.py
 def test_title_legends_and_panels_do_not_overlap_in_a_browser(
     tmp_path: Path, page: Any, training_run: Run, width: int
 ) -> None:
@@ -136,7 +136,7 @@ def test_show_displays_the_figure_safely_then_words_and_a_table(
     assert plotly["config"]["showSendToCloud"] is False
     assert plotly["config"]["displaylogo"] is False
     assert len(plotly["data"]) == len(timeline_figure(training_run(), ranks=[0]).data)
-    assert "image/png" not in figure
+    assert not any(kind.startswith("image/") for kind in figure)
     assert "Step 2 on 4 ranks takes 133 ms" in words["text/plain"]
     assert "<table>" in words["text/html"]
 

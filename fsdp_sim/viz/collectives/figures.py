@@ -76,7 +76,7 @@ def moving_figure(run: Run, reel: Sequence[Scene], title: str) -> go.Figure:
         template=theme.LIGHT, height=round(height_px), barmode="overlay", bargap=0, dragmode=False,
         margin={"l": LEFT, "r": RIGHT, "t": TITLE_PX, "b": bottom_px, "autoexpand": False},
         title=title_of(title, height_px),
-        legend=legend_at(height_px),
+        legend=legend_at(height_px), meta={"below_px": SLIDER_PX + BUTTONS_PX},
         xaxis={"range": [-edge, grid.width + edge], "domain": [0, 1], "visible": False, "fixedrange": True,
                "anchor": "y"},
         yaxis={"range": [grid.height + 0.1, -0.1], "domain": [bottom, top], "fixedrange": True, "showgrid": False,

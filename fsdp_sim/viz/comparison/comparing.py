@@ -273,4 +273,5 @@ def _draw_parting(
         figure.add_shape(AT, type="line", x0=x_s * 1e3, x1=x_s * 1e3, y0=top - LABEL * 0.85, y1=low, line=line)
         place = {"x": x_s * 1e3, "y": top - LABEL * 0.45, "yanchor": "middle", "font": {"size": 12}}
         side_of_it = {"xanchor": "left", "xshift": 3} if x_s < 0.55 * longest_s else {"xanchor": "right", "xshift": -3}
-        figure.add_annotation(AT | place | side_of_it, text=f"{what}: <b>{safe(told.strip())}</b>", showarrow=False)
+        text = f"{what}: <b>{safe(told.strip())}</b>"
+        figure.add_annotation(AT | place | side_of_it, text=text, showarrow=False, name=f"narrow:{what}")

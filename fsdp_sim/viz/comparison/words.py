@@ -19,7 +19,7 @@ def name_of(timeline: Timeline) -> str:
 
 def signed_ms(seconds: float) -> str:
     """``+1.2 ms`` or ``-1.2 ms``, with a real minus sign."""
-    return f"{'+' if seconds >= 0 else '−'}{human_ms(abs(seconds))}"
+    return f"{'−' if seconds < -5e-8 else '+'}{human_ms(abs(seconds))}"
 
 
 def headline(found: Comparison, names: tuple[str, str]) -> str:

@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 import plotly.io as pio
-from plotly.offline import get_plotlyjs
 
 from fsdp_sim.requests import nearest
 from fsdp_sim.spec.texts import text_of
-from fsdp_sim.viz import theme
+from fsdp_sim.viz import plotly_js, theme
 from fsdp_sim.viz.explorer import layout_of, words
 from fsdp_sim.viz.explorer.drawing import lane_changes, lane_traces, legend_html, memory_changes, memory_traces
 from fsdp_sim.viz.explorer.scene import Scene, scene
@@ -114,14 +113,17 @@ def explorer_page(
         )
     shown = [[_read(key, text) for text in values] for key, values in zip(vary, texts, strict=True)]
     data = {"keys": list(vary), "values": shown, "told": told, "start": at}
-    body = _body(_figure(scenes, first, dark), scenes[first], data, title or f"Explore {begun.model.name}")
+    figure = _figure(scenes, first, dark)
+    body = _body(figure, scenes[first], data, title or f"Explore {begun.model.name}")
     if len(body) > MOST_BYTES:
         raise ValueError(
             f"the page would take {len(body) / 1e6:.1f} MB beside plotly.js; {MOST_BYTES / 1e6:.0f} are its most: "
             f"vary less, or a model of fewer layers"
         )
     target = Path(path)
-    target.write_text(body.replace("<!-- plotly.js -->", f"<script>{get_plotlyjs()}</script>"), encoding="utf-8")
+    target.write_text(
+        body.replace("<!-- plotly.js -->", f"<script>{plotly_js.source([figure])}</script>"), encoding="utf-8"
+    )
     return target
 
 

@@ -82,6 +82,7 @@ def moving_figure(grid: Grid, reel: Sequence[Scene], title: str) -> go.Figure:
                "showgrid": False, **_band_ticks(grid)},
         **words_axes(1 - SENTENCE_PX / plot_px),
         dragmode=False,
+        meta={"below_px": SLIDER_PX + BUTTONS_PX},
     )  # fmt: skip
     figure.update_layout(annotations=_headers(grid, map_top))
     if has_memory:
@@ -124,18 +125,22 @@ def _headers(grid: Grid, top: float) -> list[dict[str, Any]]:
         name = {"text": f"<b>rank {rank}</b>", "yshift": 13, "font": {"size": 13 if few else 12}}
         notes.append(place | name | {"x": left + wide / 2})
         for number, column in enumerate(grid.columns):
-            text = {"text": COLUMNS[column] if few else COLUMNS[column][0], "yshift": -2, "font": {"size": 10}}
+            letter = COLUMNS[column][0]
+            text = {"text": COLUMNS[column] if few else letter, "yshift": -2, "font": {"size": 10}}
+            text["name"] = f"narrow:{letter}"
             notes.append(place | muted | text | {"x": left + number + 0.5})
     if stage.cast.replicas > 1 and not stage.cast.keeps_whole and stage.cast.shards > 1:
         for group in dict.fromkeys(map(grid.group, stage.ranks)):
             inside = [left for left, rank in zip(grid.lefts, stage.ranks, strict=True) if grid.group(rank) == group]
             name = {"text": f"replica {group}", "yshift": 29, "font": {"size": 11}}
             notes.append(place | muted | name | {"x": (inside[0] + inside[-1] + wide) / 2})
-    if not few:
-        key = {"text": "p, g, o", "hovertext": "parameters, gradients, optimizer state", "font": {"size": 10}}
-        left_of = {"xref": "paper", "x": 0, "xanchor": "right", "yshift": -2, "xshift": -6}
-        notes.append(place | muted | key | left_of)
-    return notes
+    key = {
+        "text": "" if few else "p, g, o",
+        "hovertext": "parameters, gradients, optimizer state",
+        "font": {"size": 10},
+    }
+    left_of = {"xref": "paper", "x": 0, "xanchor": "right", "yshift": -2, "xshift": -6, "name": "narrow:p, g, o"}
+    return [*notes, place | muted | key | left_of]
 
 
 def _memory_areas(reel: Sequence[Scene]) -> Iterable[go.Scatter]:

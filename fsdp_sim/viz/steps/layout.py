@@ -22,6 +22,7 @@ from fsdp_sim.viz.theme import human_bytes, human_ms, safe
 
 # Pixels.
 NARROWEST = 848  # the output area of JupyterLab in a window of 1280
+PHONE = 230  # the plot on a screen of 390
 LEFT, RIGHT, TITLE_LINE, SUBTITLE_LINE = 138, 24, 23, 19
 HEADING, PHASES, MEMORY_HEADING, PANEL_GAP, TIME_AXIS = 26, 24, 26, 14, 46
 ALL_LANES, LANE_MIN, LANE_MAX, MEMORY, MEMORY_OF_SEVERAL = 480, 20, 30, 132, 84
@@ -157,12 +158,13 @@ def _bracket(layout: Layout, stretch: Stretch, many: bool, span_ms: float, low: 
     texts = [name, SHORT_PHASES[stretch.phase], ""]
     if many and stretch.phase is not Phase.OPTIMIZER:
         texts = [f"{name} of micro-batch {number}", f"{name} {number}", f"{name[0].upper()}{number}", ""]
-    room = (end_ms - start_ms) / span_ms * (NARROWEST - LEFT - RIGHT)
-    text = next(text for text in texts if len(text) * LETTER <= room)
+    part = (end_ms - start_ms) / span_ms
+    text, on_a_phone = (
+        next(text for text in texts if len(text) * LETTER <= part * room) for room in (NARROWEST - LEFT - RIGHT, PHONE)
+    )
     if text:
-        layout["annotations"].append(
-            _text(text, xref="x", x=(left + right) / 2, xanchor="center", y=high, yshift=0, font={"size": 11})
-        )
+        place = {"xref": "x", "x": (left + right) / 2, "xanchor": "center", "y": high, "yshift": 0}
+        layout["annotations"].append(_text(text, **place, font={"size": 11}, name=f"narrow:{on_a_phone}"))
 
 
 def _write_memory(layout: Layout, panel: Panel, top: float) -> None:
@@ -212,7 +214,7 @@ def _frame(
     corner = {"x": 0, "xref": "container", "xanchor": "left", "yref": "container", "yanchor": "top"}
     legend = {"orientation": "h", "font": {"size": 12}, "itemsizing": "constant", "tracegroupgap": 0}
     below = _text("<br>".join(map(safe, said)), y=1, yshift=top_px - title_px + 3, yanchor="top", font={"size": 13})
-    below |= {"xshift": 2 - left, "align": "left", "opacity": theme.MUTED_OPACITY}
+    below |= {"xshift": 2 - left, "align": "left", "opacity": theme.MUTED_OPACITY, "name": "notes"}
     return {
         "template": theme.LIGHT,
         "height": math.ceil(height_px),
@@ -228,6 +230,7 @@ def _frame(
         | {"y": 1 - first_px / height_px},
         "shapes": [],
         "annotations": [below] if said else [],
+        "meta": {"below_px": TIME_AXIS},
     }
 
 

@@ -74,7 +74,7 @@ def draw(views: Sequence[StepView], memory_rank: int | None = None) -> go.Figure
             lanes = [*band_traces(panel.view, panel.rows, step_ms), *lanes]
         panel.traces = lanes, panel.strip.traces()
     layout = lay_out(panels, _title(views), _notes(views, drawn))
-    layout["meta"] = {"timeline": _links(panels, drawn)}
+    layout["meta"]["timeline"] = _links(panels, drawn)
     named: set[str] = set()  # legend entries already made
     for panel in panels:
         for traces, axis in zip(panel.traces, (panel.lanes_axis, panel.memory_axis), strict=True):

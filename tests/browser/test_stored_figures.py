@@ -1,0 +1,62 @@
+"""A figure that is stored in a notebook is as wide as its output, before anything is run, on screens of any width."""
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from plotly.io.json import to_json_plotly
+
+from fsdp_sim.viz import timeline
+from tests.browser.lab import CHROMIUM, FLAGS, lab
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (Debian: sudo apt install chromium)"),
+]
+WIDTHS = """() => [...document.querySelectorAll(".jp-RenderedPlotly")].map((e) => {
+  const drawn = e.querySelector(".main-svg") ?? e.querySelector("img");
+  const style = getComputedStyle(e);
+  const room = e.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight);
+  return [room, drawn.getBoundingClientRect().width, e.closest(".jp-Cell").getBoundingClientRect().width];
+})"""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("lab")
+
+
+def test_stored_figures_fill_their_output_in_jupyterlab_and_notebook_7(
+    home: Path, training_run: Any, monkeypatch: pytest.MonkeyPatch, chromium: str
+) -> None:
+    pytest.importorskip("kaleido", reason="kaleido is not installed")
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    display = pytest.importorskip("IPython.display", reason="IPython is not installed")
+    monkeypatch.setenv("BROWSER_PATH", chromium)
+    bundles: list[dict[str, Any]] = []
+    monkeypatch.setattr(display, "display", lambda bundle, **_: bundles.append(bundle))
+    timeline(training_run(ranks=2)).show(png=True)
+    assert {"application/vnd.plotly.v1+json", "image/jpeg"} <= bundles[0].keys()  # for GitHub, which draws no plotly
+    bundles[0]["image/jpeg"] = base64.b64encode(bundles[0]["image/jpeg"]).decode()
+    cell = nbformat.v4.new_code_cell("picture", execution_count=1)
+    cell.outputs = [nbformat.v4.new_output("display_data", data=json.loads(to_json_plotly(bundles[0])))]
+    notebook = nbformat.v4.new_notebook(cells=[cell])
+    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    nbformat.write(notebook, home / "t.ipynb")
+    with lab(home) as address, sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        in_notebook_7 = address.replace("doc/tree", "notebooks")
+        for width, where in ((1280, address), (1440, address), (1920, address), (1280, in_notebook_7)):
+            page = browser.new_page(viewport={"width": width, "height": 1000})
+            page.goto(where)
+            page.wait_for_selector(".jp-RenderedPlotly .main-svg", timeout=120_000)
+            page.wait_for_timeout(1500)
+            ((room, drawn, within),) = page.evaluate(WIDTHS)
+            assert drawn == pytest.approx(room, abs=3), (width, where)
+            assert 0.7 * within < drawn < within
+            page.close()
+        browser.close()
