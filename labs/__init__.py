@@ -19,7 +19,8 @@ Read in this order:
     points                        moments at which the fault tests make a rank fail
 
 Beside the trainer: `convert` (checkpoints to other formats), `checklist` with checklist_runs (does it all work here?),
-and the experiments of the notebooks: `ladder` (with rungs, divergence, faults), `overlap`, `notebook`.
+and the experiments of the notebooks: `ladder` (with rungs, divergence, faults), `overlap`, `asleep` (blocks of known
+length, for the demo), `notebook`.
 
 The labs, each a module of `lab` and a notebook:
 

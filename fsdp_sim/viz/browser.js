@@ -225,7 +225,7 @@ export function describe(gd, title) {
   said.className = "said";
   said.setAttribute("aria-live", "polite");
   said.textContent = help;
-  gd.after(said);
+  (gd.closest("figure")?.querySelector("figcaption")?.previousElementSibling ?? gd).after(said);
   gd.tabIndex = 0;
   gd.setAttribute("role", "application");
   gd.setAttribute("aria-label", `${title} ${help}`.trim());
