@@ -15,6 +15,7 @@ from tests.browser.lab import CHROMIUM, FLAGS, lab
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.slow,
+    pytest.mark.tail,
     pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (Debian: sudo apt install chromium)"),
 ]
 WIDTHS = """() => [...document.querySelectorAll(".jp-RenderedPlotly")].map((e) => {
