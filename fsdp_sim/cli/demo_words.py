@@ -23,7 +23,7 @@ the cores of this machine, and what else runs on them shows. How much, it says b
 KNOWN = """\
 {blocks} blocks on {ranks} ranks. A forward sleeps {forward}, a backward {backward}, a collective takes {collective}. \
 On a CPU the thread that would issue the next all-gather is the one that computes. So with prefetch off, nothing runs \
-ahead in forward: each block waits for its own parameters, and these waits are the pale red boxes. With prefetch of depth 1 \
+ahead in forward: each block waits for its own parameters. These waits are the pale red boxes. With prefetch on, \
 each block issues the next one's all-gather before it computes. In backward FSDP always does that."""
 
 COUNTED = "Live memory is what FSDP and the optimizer hold; activations are not counted."
