@@ -9,7 +9,7 @@ import os
 import signal
 import tempfile
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -23,9 +23,25 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # the cores are taken: threads would on
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-QUICKEST = "notebooks/solutions/03_sharding_a_tensor.ipynb"  # `make check` runs it
 STARTS = {"page", "chromium", "server", "start", "undisturbed", "warm_server", "ranks"}  # fixtures with processes
+SLOW = (
+    "notebooks", "tests/notebooks", "tests/browser", "tests/faults", "tests/measure", "tests/labs",
+    "tests/learn/classroom", "tests/learn/test_check.py", "tests/learn/drill/test_templates.py",
+    "tests/mini/parity", "tests/mini/siblings", "tests/mini/test_programs.py", "tests/mini/test_program_by_hand.py",
+    "tests/schedule/test_fsdp1.py", "tests/schedule/test_fsdp2.py", "tests/viz/explorer",
+    "tests/ranks/test_edges.py", "tests/ranks/test_kernel.py", "tests/ranks/test_limits.py",
+    "tests/ranks/test_other_user.py", "tests/ranks/test_watchdog.py",
+    "tests/cli/test_calibrate.py", "tests/cli/test_demo.py", "tests/cli/test_ladder.py", "tests/cli/test_setup.py",
+    "tests/test_base_install.py", "tests/test_accelerators.py",
+)  # fmt: skip
+"""Where tests take seconds, or start ranks without a fixture."""
+QUICK = (
+    "notebooks/solutions/03_sharding_a_tensor.ipynb", "tests/labs/test_config.py", "tests/labs/test_loader.py",
+    "tests/labs/test_metrics.py", "tests/labs/wrapping/test_check.py", "tests/labs/checkpoint/test_manifest.py",
+)  # fmt: skip
+"""What is not slow of what is there: every room has something that `make check` runs."""
 LONGEST = ("notebooks", "tests/labs", "tests/faults", "tests/browser", "tests/learn", "tests/mini", "tests/ranks")
+"""Begin first, in this order."""
 FOLDER, WARM = pytest.StashKey[Path](), pytest.StashKey[dict[str, str]]()
 MAY_SKIP = ("needs a GPU", "needs torch 2.")
 
@@ -37,19 +53,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     The two editions of a notebook differ in the exercises alone: `make test` runs the one that has them solved.
     """
 
-    def place(item: pytest.Item) -> int:
-        of = [n for n, folder in enumerate(LONGEST) if item.path.is_relative_to(ROOT / folder)]
-        return of[0] if of else len(LONGEST)
+    def place(item: pytest.Item, places: Sequence[str]) -> int:
+        return next((n for n, one in enumerate(places) if item.path.is_relative_to(ROOT / one)), len(places))
 
     for item in items:
-        if item.path.suffix == ".ipynb":
-            if item.path != ROOT / QUICKEST:
-                item.add_marker("slow")
-            if (item.path.parent / "solutions" / item.path.name).exists():
-                item.add_marker("tail")
-        elif STARTS & set(getattr(item, "fixturenames", ())):
+        starts = STARTS & set(getattr(item, "fixturenames", ()))
+        if starts or (place(item, SLOW) < len(SLOW) and place(item, QUICK) == len(QUICK)):
             item.add_marker("slow")
-    items.sort(key=place)
+        if item.path.suffix == ".ipynb" and (item.path.parent / "solutions" / item.path.name).exists():
+            item.add_marker("tail")
+    items.sort(key=lambda item: place(item, LONGEST))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

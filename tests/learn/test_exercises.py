@@ -67,6 +67,7 @@ def amiss(exercise: Exercise, case: Case, verdict: Verdict) -> str:
     return f"{case.kind} {case.answer.__name__}, expected {case.says!r}: {', '.join(wrong)}: {verdict}" if wrong else ""
 
 
+@pytest.mark.slow
 @each
 def test_stub_reference_wrong_answers_and_shortcuts_get_the_verdict_they_should(exercise: Exercise) -> None:
     some = cases(exercise)

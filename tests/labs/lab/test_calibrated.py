@@ -39,6 +39,7 @@ def test_on_a_slow_network_a_step_takes_at_least_the_wires_time():
     assert step_times_s({"fsdp2": settings()["fsdp2"]}, 2, network)["fsdp2"] > wire_s
 
 
+@pytest.mark.tail  # the lab's notebook runs it too
 def test_the_first_step_of_a_round_does_not_count():
     from fsdp_sim.ranks import run
 
@@ -51,6 +52,7 @@ def test_a_file_for_another_number_of_ranks_is_refused_before_anything_runs():
         calibrated_rows(settings(), 4, CLUSTER)
 
 
+@pytest.mark.tail  # the lab's notebook runs it too
 def test_lab_2_takes_the_file(tmp_path):
     CLUSTER.to_file(tmp_path / "here.toml")
     asked = memory.settings(dataclasses.replace(SMALL, device="cpu"), 2, 2)

@@ -12,6 +12,7 @@ def seen():
     return lab.orders(ranks=1)
 
 
+@pytest.mark.tail  # the lab's notebook runs it too
 @pytest.mark.parametrize("order", lab.EXPECTED)
 def test_the_compiler_sees_in_each_order_what_is_expected(seen, order):
     found = seen[order]
@@ -24,6 +25,7 @@ def test_no_order_changes_the_loss(seen):
     assert len({found.loss for found in seen.values()}) == 1
 
 
+@pytest.mark.tail  # the lab's notebook runs it too
 def test_rows_of_another_length_are_compiled_once_more_and_then_no_more():
     found = lab.orders(["right"], ranks=1, lengths=(32, 24, 16))["right"]
     assert [(row.predicted, row.measured) for row in lab.lengths_rows(found)] == [(2, 2), (0, 0)]
@@ -43,6 +45,7 @@ def test_the_more_is_computed_again_the_less_is_kept():
     assert none > selective > full
 
 
+@pytest.mark.tail  # the lab's notebook runs it too
 def test_memory_is_what_was_predicted():
     measured = lab.measure_peak_bytes(ranks=2, n_layer=2)
     for how, n_bytes in measured.items():

@@ -33,6 +33,7 @@ def test_the_scripts_are_short_and_differ_in_few_lines():
     assert "fully_shard(model, mesh=mesh)" in diff().code
 
 
+@pytest.mark.tail  # the lab's notebook runs it too
 def test_both_have_the_same_losses_and_weights_and_issue_what_was_predicted(ran, monkeypatch):
     result = result_of(monkeypatch, ran)
     errors = result.errors()

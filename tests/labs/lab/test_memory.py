@@ -39,6 +39,7 @@ def test_one_knob_is_turned_at_a_time(asked):
         assert setting.config.global_batch // setting.ranks == (4 if "rows per rank" in name else 2)
 
 
+@pytest.mark.tail  # the lab's notebook runs it too
 def test_the_prediction_is_what_is_counted(result):
     errors = result.errors()
     assert len(errors) == 5

@@ -180,6 +180,7 @@ def test_however_the_lab_ends_no_process_is_left(tmp_path, number):
         lab.stdout.close()
 
 
+@pytest.mark.tail
 def test_an_agent_that_fails_is_reported_with_its_words(tmp_path):
     with (
         pytest.raises(RuntimeError, match=r"agent of node \d ended with status 1: unknown argument '--layers"),

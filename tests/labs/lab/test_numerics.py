@@ -63,6 +63,7 @@ def test_fp16_loses_the_gradients_that_the_formula_says(n_tokens, scale):
 # ---- Accumulation, clipping, tokens ---------------------------------------------------------------------------------
 
 
+@pytest.mark.tail  # the lab's notebook runs it too
 def test_accumulation_sends_less_and_keeps_more_for_the_same_gradients():
     rows = numerics.accumulation(ranks=2, micro_batches=3)
     sent, kept = of(rows, "sent"), of(rows, "kept")
@@ -74,6 +75,7 @@ def test_accumulation_sends_less_and_keeps_more_for_the_same_gradients():
     assert rows[-1].measured < 1e-6
 
 
+@pytest.mark.tail  # the lab's notebook runs it too
 def test_ranks_that_clip_by_their_own_shards_keep_too_large_a_norm():
     rows = numerics.clipping(ranks=4, max_norm=0.1)
     clipped = of(rows, "clipped")
@@ -87,6 +89,7 @@ def test_ranks_that_clip_by_their_own_shards_keep_too_large_a_norm():
     assert all(row.measured < 0.9 * true.measured for row in seen)
 
 
+@pytest.mark.tail  # the lab's notebook runs it too
 def test_in_a_mean_of_means_tokens_of_a_short_rank_count_more():
     rows = numerics.tokens((240, 24))
     counts = [(row.predicted, row.measured) for row in rows if row.predicted is not None]

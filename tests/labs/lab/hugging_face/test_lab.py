@@ -15,6 +15,7 @@ def result():
     return lab.run(("bert",), ("fully_shard",), steps=2)
 
 
+@pytest.mark.tail  # the lab's notebook runs it too
 def test_every_number_is_predicted_and_measured(result):
     assert isinstance(result, Result)
     quantities = [row.quantity for row in result.rows]
