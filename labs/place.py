@@ -15,7 +15,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 
 import torch
@@ -37,6 +37,7 @@ class Place:
 
     Attributes:
         restarts: how often torchrun has started the ranks anew.
+        restarts_left: how often it still would.
     """
 
     rank: int = 0
@@ -45,6 +46,7 @@ class Place:
     local_world_size: int = 1
     torchrun: bool = False
     restarts: int = 0
+    restarts_left: int = 0
 
     @classmethod
     def read(cls, env: Mapping[str, str]) -> Place:
@@ -56,7 +58,8 @@ class Place:
             int(env[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
         )
         restarts = int(env.get("TORCHELASTIC_RESTART_COUNT", 0))
-        return cls(rank, world, local_rank, local_world, torchrun=True, restarts=restarts)
+        left = int(env.get("TORCHELASTIC_MAX_RESTARTS", restarts)) - restarts
+        return cls(rank, world, local_rank, local_world, torchrun=True, restarts=restarts, restarts_left=left)
 
 
 def n_ranks(n: int) -> str:
@@ -120,7 +123,7 @@ def call_roll(store: dist.Store, rank: int, ranks: int, timeout_s: float) -> str
     answers to its own call. Who finds its own name there was heard by the rank 0 that is alive.
 
     Raises:
-        TimeoutError: a rank did not come.
+        TimeoutError: a rank did not come. RefusedError: one will not, see `tell_refusal`.
     """
     me, give_up_s = uuid.uuid4().hex, time.monotonic() + timeout_s
 
@@ -141,9 +144,38 @@ def call_roll(store: dist.Store, rank: int, ranks: int, timeout_s: float) -> str
             store.set(f"roll/answer/{rank}", f"{call}/{me}")
             if f"{call}/{me}" in read("roll/heard").split():
                 return call
+        if read(_REFUSED):
+            store.set(f"{_REFUSED}/{rank}", "")
+            raise RefusedError
         time.sleep(0.01)
     missing = len(heard) if rank == 0 else 0
     raise TimeoutError(f"rank {missing} did not come within {timeout_s:g} s of the start")
+
+
+class RefusedError(Exception):
+    """Another rank has said that this run cannot be, and why."""
+
+
+_REFUSED = "roll/refused"
+_LISTEN_S = 10.0
+
+
+def tell_refusal(place: Place) -> None:
+    """Tell the ranks of other nodes that this run cannot be; wait a while until they have heard it."""
+    first = place.rank - place.local_rank
+    others = [rank for rank in range(place.world_size) if not first <= rank < first + place.local_world_size]
+    give_up_s = time.monotonic() + _LISTEN_S
+    if others:
+        with suppress(dist.DistError, RuntimeError):  # the store is gone: so is who waits at it
+            store = _store(_LISTEN_S)[0]
+            store.set(_REFUSED, "1")
+            while time.monotonic() < give_up_s and not store.check([f"{_REFUSED}/{rank}" for rank in others]):
+                time.sleep(0.01)
+
+
+def _store(timeout_s: float) -> tuple[dist.Store, int, int]:
+    """Where torchrun's ranks meet, this rank, and how many there are."""
+    return next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
 
 
 @contextmanager
@@ -162,7 +194,7 @@ def process_group(place: Place, device: torch.device, timeout_s: float) -> Itera
     store: dist.Store = dist.HashStore()
     if place.torchrun:
         start_s = max(timeout_s, START_TIMEOUT_S)
-        found, rank, ranks = next(dist.rendezvous("env://", timeout=timedelta(seconds=start_s)))
+        found, rank, ranks = _store(start_s)
         store = dist.PrefixStore(call_roll(found, rank, ranks, start_s), found)
     # Offloaded gradients are reduced to one norm on the CPU, so GPUs need gloo beside NCCL. No device_id: with it
     # torch's meshes split this group, which not every torch can where it has two backends (issue 159200).

@@ -73,10 +73,9 @@ def prepare(config: TrainConfig, place: Place) -> Run:
     if config.compile and config.compile_backend not in (backends := torch._dynamo.list_backends(None)):
         raise ValueError(f"compile_backend={config.compile_backend!r}{did_you_mean(config.compile_backend, backends)}")
     check(config, place, device)
-    for key in ("metrics", "out"):
-        path = getattr(config, key)
-        if path and not (folder := Path(path).absolute().parent).is_dir():
-            raise ValueError(f"{key}={path}: there is no folder {folder}")
+    if config.metrics and not (folder := Path(config.metrics).absolute().parent).is_dir():
+        if not config.out or folder != Path(config.out).absolute():
+            raise ValueError(f"metrics={config.metrics}: there is no folder {folder}; make it, or name another file")
     words = tokenizer(config.tokenizer)
     if words.vocab_size > model.vocab_size:
         raise ValueError(
@@ -92,8 +91,19 @@ def prepare(config: TrainConfig, place: Place) -> Run:
     run = Run(config, model, words, corpus, place, device, micro_batches, micro_rows)
     if place.rank == 0:  # one rank reads files, and says what is wrong
         _check_checkpoints(run)
+        _make_out(config)
         _check_metrics(config)
     return run
+
+
+def _make_out(config: TrainConfig) -> None:
+    if config.out:
+        try:
+            Path(config.out).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OSError(
+                f"out={config.out}: the folder cannot be made ({error.strerror}: {error.filename}); name another one"
+            ) from error
 
 
 def _micro_batches(config: TrainConfig, place: Place) -> tuple[int, int]:

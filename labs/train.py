@@ -8,6 +8,7 @@
 
 With --out, the same command goes on where the last one stopped, with any number of ranks and any --api.
 Exit status: 0 all steps done; 2 asked wrongly; 75 told to leave (SIGTERM), saved; 130 Ctrl-C, saved; 1 failed.
+torchrun's own status is 1 for all of these but 0. What was asked wrongly it is told not to start again.
 """
 
 from __future__ import annotations
@@ -33,16 +34,20 @@ from labs.evaluation import evaluate
 from labs.meters import flops_per_token, memory_bytes, mfu, peak_flops, reset_peak_memory
 from labs.metrics import Metrics
 from labs.optimizer import make_optimizer
-from labs.place import Place, deterministic, process_group, use_threads
+from labs.place import Place, RefusedError, deterministic, process_group, use_threads
 from labs.points import point
 from labs.preflight import Run, prepare
+from labs.refusal import refused
 from labs.step import NotFiniteError, Outcome, train_step
 from labs.stopping import PREEMPTED, Stopping, stopping
-from labs.training import Training
+from labs.training import NoGoodCheckpointError, Training
 from labs.wrapping import wrap
 
 # Indented, because tyro joins what is not.
 USAGE = "\n    ".join(line.strip() for line in (__doc__ or "").splitlines() if line)
+MANY_EPOCHS = 4
+"""So often a text may be read before its repetition is worth much less than new text (Muennighoff et al. 2023, "Scaling
+Data-Constrained Language Models"): more is warned of."""
 PREEMPTED_MARK = "PREEMPTED"
 """A file in the run's folder: it was told to leave, and has saved. torchrun's own exit status does not say so."""
 
@@ -146,10 +151,16 @@ def _header(training: Training) -> list[str]:
     if run.micro_batches > 1:
         rows += f", in {run.micro_batches} micro-batches of {run.micro_rows} rows on each rank"
     steps = -(-len(run.loader()) // config.global_batch)
-    return [
+    lines = [
         f"{config.model}: {training.wrapped.n_params:,} parameters; {training.wrapped.label}; {run.backend}",
         f"{run.corpus.name}: {len(run.corpus.train):,} tokens to train on, {steps:,} steps an epoch; {rows}",
     ]
+    if (epochs := config.steps / steps) > MANY_EPOCHS:
+        lines.append(
+            f"WARNING: {config.steps:,} steps read this text {epochs:,.0f} times, which teaches a model to repeat it; "
+            "give more text with data=PATH, or ask for fewer steps"
+        )
+    return lines
 
 
 def _not_finite(outcome: Outcome, step: int, training: Training, metrics: Metrics) -> None:
@@ -205,7 +216,7 @@ def _mark(run: Run, *, preempted: bool) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit status, see the top of this file."""
-    place = Place()
+    place, parent = Place(), os.getppid()
     with ExitStack() as stack:
         try:
             place = Place.read(os.environ)
@@ -214,22 +225,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if config.out and place.rank == 0:
                 stack.enter_context(RunLock(Path(config.out)))
         except (ValueError, OSError, SystemExit) as error:
-            return _refused(error, place)
+            return refused(error, place, parent)
         try:
             return record(train, WholeErrorFile())(run) or 0  # record is typed to return None after an error; it raises
+        except (RefusedError, NoGoodCheckpointError) as error:
+            return refused(error, place, parent)
         except Exception as error:
             _failed(error, place)
             return 1
-
-
-def _refused(error: BaseException, place: Place) -> int:
-    asked_for_help = isinstance(error, SystemExit) and not error.code
-    if place.rank and not asked_for_help:
-        # torchrun ends all ranks when one fails: let rank 0 speak. Who is still here has a trouble of its own.
-        time.sleep(10)
-    if not isinstance(error, SystemExit):
-        print(f"labs.train: {f'rank {place.rank}: ' * (place.rank > 0)}{error}", file=sys.stderr, flush=True)
-    return 0 if asked_for_help else 2
 
 
 def _failed(error: Exception, place: Place) -> None:

@@ -19,6 +19,10 @@ from labs.report import versions
 from labs.wrapping import Wrapped
 
 
+class NoGoodCheckpointError(CheckpointError):
+    """All checkpoints of the run are damaged; all ranks know it, and another attempt would find the same."""
+
+
 @dataclasses.dataclass
 class Training:
     """The model, its optimizer, and how far they are.
@@ -94,7 +98,8 @@ class Training:
         """Go on from the newest good checkpoint, or begin; returns what there is to say about it.
 
         Raises:
-            CheckpointError: none of the checkpoints that are there is good, or it does not fit this model.
+            NoGoodCheckpointError: there are checkpoints, and none of them is good.
+            CheckpointError: the newest does not fit this model, or cannot be read.
             ValueError: ``init_from`` does not fit.
         """
         config, place = self.run.config, self.run.place
@@ -104,7 +109,7 @@ class Training:
         if found:
             return said + self._go_on(found)
         if self.checkpointer and self.checkpointer.damaged:
-            raise CheckpointError(
+            raise NoGoodCheckpointError(
                 f"{'; '.join(said)}. There is no good checkpoint in {self.checkpointer.folder}: repair it from a copy, "
                 "or begin anew in another folder"
             )

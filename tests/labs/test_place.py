@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from labs import place as module
-from labs.place import Place, call_roll, ranks_on
+from labs.place import Place, RefusedError, call_roll, ranks_on, tell_refusal
 
 
 @pytest.fixture
@@ -46,6 +46,19 @@ def test_a_rank_that_does_not_come_is_named(connect):
         roll(connect, 3, present=[0, 1], timeout_s=1.0)
 
 
+def test_a_refusal_reaches_the_ranks_of_other_nodes(connect, monkeypatch):
+    store = connect()
+    address = {"MASTER_ADDR": store.host, "MASTER_PORT": store.port, "RANK": 0, "WORLD_SIZE": 4}
+    for name, value in (address | {"TORCHELASTIC_USE_AGENT_STORE": True}).items():
+        monkeypatch.setenv(name, str(value))
+    with ThreadPoolExecutor(3) as threads:
+        waiting = [threads.submit(call_roll, connect(), rank, 4, 60.0) for rank in (2, 3)]
+        tell_refusal(Place(rank=0, world_size=4, local_rank=0, local_world_size=2, torchrun=True))
+        for call in waiting:
+            with pytest.raises(RefusedError):
+                call.result()
+
+
 def test_without_torchrun_there_is_one_rank():
     assert Place.read({}) == Place()
 
@@ -54,6 +67,7 @@ def test_with_torchrun_its_variables_say_which():
     env = {"TORCHELASTIC_RUN_ID": "x", "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
     assert Place.read(env) == Place(3, 4, 1, 2, torchrun=True)
     assert Place.read(env | {"TORCHELASTIC_RESTART_COUNT": "2"}).restarts == 2
+    assert Place.read(env | {"TORCHELASTIC_RESTART_COUNT": "2", "TORCHELASTIC_MAX_RESTARTS": "9"}).restarts_left == 7
 
 
 class TestRanksOn:

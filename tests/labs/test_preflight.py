@@ -25,7 +25,6 @@ def _cache(tmp_path_factory, monkeypatch):
         ({"micro_batch": 3}, Place(0, 4, 0, 4), "micro_batch=3 does not divide the 2 rows .* use micro_batch=2"),
         ({"seq_len": 129}, Place(), "seq_len=129: teaching has a context of 128"),
         ({"metrics": "/nowhere/m.jsonl"}, Place(), "metrics=/nowhere/m.jsonl: there is no folder /nowhere"),
-        ({"out": "/nowhere/run"}, Place(), "out=/nowhere/run: there is no folder /nowhere"),
         ({"device": "cuda"}, Place(0, 8, 0, 512), "NCCL needs a GPU for each of the 512 ranks here"),
         ({"device": "cpu", "param_dtype": "fp16"}, Place(), "param_dtype=fp16 .* use bf16 or fp32"),
         ({"api": "single"}, Place(0, 2, 0, 2), "single"),
@@ -35,6 +34,19 @@ def _cache(tmp_path_factory, monkeypatch):
 def test_what_cannot_be_done_here(config, place, says):
     with pytest.raises(ValueError, match=says):
         prepare(TrainConfig(**config), place)
+
+
+def test_the_folder_of_the_run_is_made_with_those_above_it(tmp_path):
+    out = tmp_path / "runs" / "a"
+    prepare(TrainConfig(out=str(out), metrics=str(out / "m.jsonl"), device="cpu"), Place())
+    assert out.is_dir()
+
+
+@pytest.mark.parametrize("out", ["a_file", "a_file/run"])
+def test_a_folder_that_cannot_be_made_is_named(tmp_path, out):
+    (tmp_path / "a_file").touch()
+    with pytest.raises(OSError, match=rf"out={tmp_path / out}: the folder cannot be made \(.*\); name another one"):
+        prepare(TrainConfig(out=str(tmp_path / out), device="cpu"), Place())
 
 
 def test_gloo_on_cpus():
