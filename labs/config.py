@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import argparse
+import ast
 import dataclasses
+import inspect
 import math
-import os
+import textwrap
 import tomllib
-from collections.abc import Sequence
-from contextlib import ExitStack, redirect_stderr, redirect_stdout
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-import msgspec
-import tyro
+from typing import Any, Literal
 
 from labs.gpt import did_you_mean
 from labs.models import ModelConfig, model_config
-
-Bool = Annotated[bool, tyro.conf.arg(metavar="true|false")]
+from labs.values import from_text, kinds, metavar, shown, wanted
+from labs.values import is_of as is_of_kind
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
     """What to train, on what, how, and for how long. Keys on the command line win over those of the config file."""
 
-    config: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
+    config: str | None = None
     """A TOML file with any of the keys below."""
 
     # ---- The model ----
@@ -35,13 +33,13 @@ class TrainConfig:
     """Another number of layers than the preset's."""
     dropout: float = 0.0
     """Share of values dropped in training (GPT-2 shapes)."""
-    init_from: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
+    init_from: str | None = None
     """Start from these weights: a full checkpoint, or a folder with a Hugging Face GPT-2's model.safetensors."""
-    meta_init: Bool = False
+    meta_init: bool = False
     """Build on the meta device, shard, then fill shard by shard: no rank ever holds the whole model."""
 
     # ---- The data ----
-    data: Annotated[str | None, tyro.conf.arg(metavar="PATH")] = None
+    data: str | None = None
     """A text file or a folder of text files; by default the source of torch.distributed."""
     tokenizer: Literal["bytes", "gpt2"] = "bytes"
     """bytes: a token is a byte. gpt2: GPT-2's BPE through tiktoken, whose vocabulary must be at hand."""
@@ -55,7 +53,7 @@ class TrainConfig:
     """Rows per optimizer step over all ranks; this and the learning rate stay when the number of ranks changes."""
     micro_batch: int | None = None
     """Rows per rank and micro-batch; the rest of global_batch becomes accumulation. By default all in one."""
-    requires_gradient_sync: Annotated[bool | Literal["last"], tyro.conf.arg(metavar="true|last")] = True
+    requires_gradient_sync: bool | Literal["last"] = True
     """true: reduce gradients in every micro-batch. last: only in the last one (whole gradients stay alive until it;
     FSDP1 sums them in param_dtype, FSDP2 in reduce_dtype)."""
 
@@ -84,41 +82,39 @@ class TrainConfig:
     """One process, DDP, fully_shard, FullyShardedDataParallel, fully_shard on a 2-D mesh, or the mini-FSDP."""
     wrap: str = "block"
     """Which modules become units: block, root, a number (those of at least so many parameters), or their classes."""
-    reshard_after_forward: Annotated[bool | int | None, tyro.conf.arg(metavar="true|false|none|N")] = None
+    reshard_after_forward: bool | int | None = None
     """fsdp2, hsdp, mini: free parameters after forward; none is torch's default (all units but the root)."""
     shard_size: int | None = None
     """hsdp: ranks that share one copy of the parameters; by default those of one node, or half of all ranks."""
-    forward_prefetch: Annotated[int | bool | None, tyro.conf.arg(metavar="none|N|true")] = None
+    forward_prefetch: int | bool | None = None
     """fsdp2, hsdp, mini: depth of explicit prefetch. fsdp1: true or false."""
-    backward_prefetch: Annotated[int | str | None, tyro.conf.arg(metavar="none|N|BACKWARD_PRE|BACKWARD_POST|off")] = (
-        None
-    )
+    backward_prefetch: int | Literal["BACKWARD_PRE", "BACKWARD_POST", "off"] | None = None
     """fsdp2, hsdp, mini: depth. fsdp1: BACKWARD_PRE (none means it, as in torch), BACKWARD_POST, or off."""
     sharding_strategy: Literal["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"] = (
         "FULL_SHARD"
     )
     """fsdp1's."""
-    limit_all_gathers: Bool = True
+    limit_all_gathers: bool = True
     """fsdp1's rate limiter."""
-    use_orig_params: Bool = True
+    use_orig_params: bool = True
     """fsdp1: keep the original parameters; false flattens, and then weight_decay must be 0."""
-    sync_module_states: Bool = False
+    sync_module_states: bool = False
     """fsdp1: broadcast rank 0's weights when wrapping (GPUs only)."""
     param_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Of gathers and compute; parameters and optimizer stay fp32, whose matmuls are fp32 too, not TF32."""
     reduce_dtype: Literal["fp32", "bf16", "fp16"] | None = None
     """Of the gradients' reduction; by default fp32."""
-    cpu_offload: Bool = False
+    cpu_offload: bool = False
     """Shards, gradients and optimizer state live in host memory."""
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
     """full: keep each block's input, compute the block again. selective: keep every other matmul and attention."""
-    compile: Bool = False
+    compile: bool = False
     """torch.compile each block, before it is sharded."""
     compile_backend: str = "inductor"
     """aot_eager needs no C++ compiler."""
 
     # ---- What is kept ----
-    out: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
+    out: str | None = None
     """The run's folder: checkpoints, metrics, report. Without it nothing is kept. One run at a time uses it."""
     resume: Literal["auto", "never", "must"] = "auto"
     """auto: go on from the newest good checkpoint in out, if any. never, must: refuse if there is one, or none."""
@@ -128,7 +124,7 @@ class TrainConfig:
     """Checkpoints kept, at least 2."""
     checkpoint: Literal["sharded", "full"] = "sharded"
     """sharded: every rank writes its part. full: rank 0 writes everything, weights as safetensors."""
-    async_save: Bool = False
+    async_save: bool = False
     """Write in the background while training goes on (sharded)."""
 
     # ---- What is shown ----
@@ -142,11 +138,11 @@ class TrainConfig:
     """What the sample begins with."""
     log_every: int = 1
     """Print every so many steps."""
-    metrics: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
+    metrics: str | None = None
     """Write a JSON line per step to this file; by default metrics.jsonl in out."""
-    tensorboard: Bool = False
+    tensorboard: bool = False
     """Write TensorBoard events to out/tensorboard."""
-    predict: Annotated[bool | None, tyro.conf.arg(metavar="true|false")] = None
+    predict: bool | None = None
     """End with the simulator's prediction beside the measurement; by default on GPUs (on CPUs it trains once more)."""
     profile: int = 0
     """Record so many steps more at the end, which are not kept: what all ranks did, in out/timeline.jsonl.gz."""
@@ -158,8 +154,15 @@ class TrainConfig:
     """auto: cuda (NCCL) when every rank of this machine has a GPU of its own, else cpu (gloo)."""
     timeout_s: float = 60.0
     """A collective that takes longer fails: the end of waiting for a rank that hangs."""
-    deterministic: Bool = False
+    deterministic: bool = False
     """Deterministic algorithms, so that a resumed run repeats every bit on a GPU too (slower there)."""
+
+    def __post_init__(self) -> None:
+        """A whole number where any number may be is that number: ``lr=1`` is ``lr=1.0``."""
+        for key, kind in KINDS.items():
+            value = getattr(self, key)
+            if type(value) is int and int not in kind and is_of_kind(value, kind):
+                object.__setattr__(self, key, float(value))
 
     def check(self) -> None:
         """Look at each value.
@@ -167,6 +170,13 @@ class TrainConfig:
         Raises:
             ValueError: one that cannot be, or that does not go with another; says what would.
         """
+        for field, kind in KINDS.items():
+            if not is_of_kind(value := getattr(self, field), kind):
+                raise ValueError(f"{field}={shown(value)}: it is {wanted(kind, value)}")
+        for field in PATHS:
+            path = getattr(self, field)
+            if path is not None and (not path or "\0" in path or path.lower() == "none"):
+                raise ValueError(f"{field}={shown(path)} is no path that can be used; a file called none is ./none")
         for field in POSITIVE:
             if (value := getattr(self, field)) is not None and value < 1:
                 raise ValueError(f"{field}={value}: it is a whole number, at least 1")
@@ -184,20 +194,22 @@ class TrainConfig:
         if self.min_lr is not None and not (math.isfinite(self.min_lr) and self.min_lr >= 0):
             raise ValueError(f"min_lr={self.min_lr}: it is a number, at least 0")
         if self.requires_gradient_sync is False:
-            raise ValueError("requires_gradient_sync=False would never reduce gradients; use True or last")
+            raise ValueError("requires_gradient_sync=false would never reduce gradients; use true or last")
         if self.min_lr is not None and self.min_lr > self.lr:
             raise ValueError(f"min_lr={self.min_lr} is above lr={self.lr}: a schedule goes down")
         if self.warmup_steps > self.steps:
             raise ValueError(f"warmup_steps={self.warmup_steps}, but there are {self.steps} steps")
+        if self.timeout_s > MOST_S:
+            raise ValueError(f"timeout_s={self.timeout_s}: it is at most {MOST_S} (a year)")
         if self.keep < 2:
             raise ValueError(f"keep={self.keep}: at least 2 checkpoints are kept, in case the newest is damaged")
         if self.async_save and self.checkpoint == "full":
-            raise ValueError("async_save=True writes sharded checkpoints; use checkpoint=sharded")
+            raise ValueError("async_save=true writes sharded checkpoints; use checkpoint=sharded")
         if self.profile and self.api == "single":
             raise ValueError(f"profile={self.profile} records ranks that communicate; use another api than single")
         for field in NEED_OUT:
             if getattr(self, field) and self.out is None:
-                raise ValueError(f"{field}={getattr(self, field)} keeps something; say where with out=FOLDER")
+                raise ValueError(f"{field}={shown(getattr(self, field))} keeps something; say where with out=FOLDER")
         _ = self.model_config  # raises for a preset or a change that does not exist
 
     @property
@@ -214,8 +226,13 @@ ABOVE_ZERO = {
     "clip": "such as 1.0",
     "timeout_s": "such as 60",
 }
+PATHS = ("config", "init_from", "data", "out", "metrics")
+MOST_S = 365 * 24 * 3600
 SHARES = ("dropout", "beta1", "beta2")
 NEED_OUT = ("save_every", "async_save", "tensorboard", "profile")
+
+
+KINDS = kinds(TrainConfig)
 
 
 def read_toml(path: str | Path) -> TrainConfig:
@@ -224,34 +241,11 @@ def read_toml(path: str | Path) -> TrainConfig:
     Raises:
         FileNotFoundError: no such file. ValueError: not TOML, an unknown key, or a bad value (named).
     """
-    try:
-        table = tomllib.loads(Path(path).read_text())
-    except FileNotFoundError:
-        raise FileNotFoundError(f"no config file at {path}; there is labs/configs/teaching.toml") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not TOML: {error}") from error
-    known = [field.name for field in dataclasses.fields(TrainConfig) if field.name != "config"]
-    for key in table:
-        if key not in known:
-            raise ValueError(f"{path}: unknown key {key!r}{did_you_mean(key, known)}")
-    try:
-        config = msgspec.convert(table | {"config": str(path)}, TrainConfig)
-        config.check()
-        return config
-    except ValueError as error:  # msgspec's names the key; ours names it too
-        raise ValueError(f"{path}: {error}") from error
-
-
-def _as_python(argument: str) -> str:
-    """--key=true as --key=True, which is how tyro wants it; TOML and most people write it small."""
-    key, _, value = argument.partition("=")
-    if value == "none" and getattr(TrainConfig, key.removeprefix("--"), None) == "none":
-        return argument  # a word of this key's own
-    return f"{key}={value.capitalize()}" if value in ("true", "false", "none") else argument
+    return _checked(_read_table(path), {})
 
 
 def read_config(arguments: Sequence[str], usage: str = "", *, quiet: bool = False) -> TrainConfig:
-    """Defaults, then the file named by --config, then --key=value.
+    """Defaults, then the file named by --config, then --key=value (or --key value).
 
     Args:
         usage: what --help prints above the keys.
@@ -259,30 +253,77 @@ def read_config(arguments: Sequence[str], usage: str = "", *, quiet: bool = Fals
 
     Raises:
         ValueError, FileNotFoundError: as `read_toml`, and for an unknown key.
-        SystemExit: with 2 for a bad value, which tyro has then printed; with 0 after --help.
+        SystemExit: with 0 after --help.
     """
-    arguments = [_as_python(argument) for argument in arguments]
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    first.add_argument("--config", nargs="?")
-    path = first.parse_known_args(arguments)[0].config
-    default = read_toml(path) if path else TrainConfig()
-    with ExitStack() as stack:
-        if quiet:  # tyro's console_outputs=False still prints what a dataclass refuses
-            nowhere = stack.enter_context(open(os.devnull, "w"))
-            stack.enter_context(redirect_stdout(nowhere))
-            stack.enter_context(redirect_stderr(nowhere))
-        config, unknown = tyro.cli(
-            TrainConfig,
-            prog="torchrun --standalone --nproc_per_node=N -m labs.train",
-            description=usage,
-            args=arguments,
-            default=default,
-            use_underscores=True,
-            return_unknown_args=True,
-            config=(tyro.conf.FlagConversionOff,),
-        )
-    if unknown:
-        keys = [f"--{field.name}" for field in dataclasses.fields(TrainConfig)]
-        raise ValueError(f"unknown argument {unknown[0]!r}{did_you_mean(unknown[0].partition('=')[0], keys)}")
-    config.check()
+    if "--help" in arguments or "-h" in arguments:
+        if not quiet:
+            print(help_text(usage))
+        raise SystemExit(0)
+    given = {key: from_text(text, KINDS[key]) for key, text in _pairs(arguments)}
+    path = given.pop("config", None)
+    return _checked(_read_table(str(path)) if path is not None else {}, given)
+
+
+def help_text(usage: str = "") -> str:
+    """Every key with what it may be, its default and its meaning: the lines of `TrainConfig`, in their order."""
+    lines, defaults = [usage, "", "Keys, as --key=value or in a TOML file:"], TrainConfig()
+    body = ast.parse(inspect.getsource(TrainConfig)).body[0]
+    assert isinstance(body, ast.ClassDef)
+    for field, meaning in pairwise(body.body):
+        match field, meaning:
+            case ast.AnnAssign(target=ast.Name(id=key)), ast.Expr(value=ast.Constant(value=text)):
+                lines.append(f"  --{key}={metavar(KINDS[key])}  (default: {shown(getattr(defaults, key))})")
+                lines += textwrap.wrap(" ".join(text.split()), 112, initial_indent=" " * 6, subsequent_indent=" " * 6)
+    return "\n".join(lines)
+
+
+def _pairs(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Keys and values as they were typed; a dash in a key is as good as an underscore."""
+    rest = iter(arguments)
+    for argument in rest:
+        typed, equals, text = argument.partition("=")
+        key = typed.removeprefix("--").replace("-", "_")
+        if not typed.startswith("--") or key not in KINDS:
+            raise ValueError(f"unknown argument {argument!r}{did_you_mean(typed, [f'--{known}' for known in KINDS])}")
+        if not equals and (text := next(rest, "--")).startswith("--"):
+            raise ValueError(f"--{key} has no value; it is {wanted(KINDS[key])}, as in --{key}=VALUE")
+        yield key, text
+
+
+def _read_table(path: str | Path) -> dict[str, Any]:
+    """What a TOML file says, and under ``config`` where it is."""
+    try:
+        table = tomllib.loads(Path(path).read_text())
+    except FileNotFoundError:
+        raise FileNotFoundError(f"no config file at {path}; there is labs/configs/teaching.toml") from None
+    except OSError as error:
+        raise OSError(f"config={path} cannot be read ({error.strerror}); name a TOML file") from error
+    except RecursionError:
+        raise ValueError(f"{path} is not TOML that anybody writes: it nests too deep") from None
+    except ValueError as error:
+        raise ValueError(f"{path} is not TOML: {error}") from error
+    known = [key for key in KINDS if key != "config"]
+    for key in table:
+        if key not in known:
+            raise ValueError(f"{path}: unknown key {key!r}{did_you_mean(key, known)}")
+    return table | {"config": str(path)}
+
+
+def _checked(table: dict[str, Any], given: dict[str, Any]) -> TrainConfig:
+    """The configuration of a file and of what was typed, which wins; a complaint about the file alone names it."""
+    config = TrainConfig(**table | given)
+    try:
+        config.check()
+    except ValueError as error:
+        if table and str(error) == _complaint(TrainConfig(**table)):
+            raise ValueError(f"{table['config']}: {error}") from error
+        raise
     return config
+
+
+def _complaint(config: TrainConfig) -> str:
+    try:
+        config.check()
+    except ValueError as error:
+        return str(error)
+    return ""

@@ -73,8 +73,9 @@ def prepare(config: TrainConfig, place: Place) -> Run:
     if config.compile and config.compile_backend not in (backends := torch._dynamo.list_backends(None)):
         raise ValueError(f"compile_backend={config.compile_backend!r}{did_you_mean(config.compile_backend, backends)}")
     check(config, place, device)
-    if config.metrics and not (folder := Path(config.metrics).absolute().parent).is_dir():
-        if not config.out or folder != Path(config.out).absolute():
+    if config.metrics:
+        folder = Path(config.metrics).absolute().parent
+        if not folder.is_dir() and not (config.out and folder == Path(config.out).absolute()):
             raise ValueError(f"metrics={config.metrics}: there is no folder {folder}; make it, or name another file")
     words = tokenizer(config.tokenizer)
     if words.vocab_size > model.vocab_size:

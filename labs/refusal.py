@@ -1,9 +1,9 @@
 """What cannot work is said once, and torchrun does not start it again.
 
-[Note: ending torchrun]  torchrun's agent starts its ranks anew after every exit status but 0, as long as it has restarts
-left, and its own status is then 1 (torch 2.13: `SimpleElasticAgent._invoke_run`, `launch_agent`). No status of a rank
-says "do not try again", and leaving with 0 would be a lie. What ends an agent for good is a signal: after SIGTERM it
-ends its ranks and leaves, with status 1. So a rank that refuses sends that to its agent, which is its parent.
+[Note: ending torchrun]  torchrun's agent starts its ranks anew after every exit status but 0, as long as it has
+restarts left, and its own status is then 1 (torch 2.13: `SimpleElasticAgent._invoke_run`, `launch_agent`). No status of
+a rank says "do not try again", and leaving with 0 would be a lie. What ends an agent for good is a signal: after
+SIGTERM it ends its ranks and leaves, with status 1. So a rank that refuses sends that to its agent, its parent.
 
 The agents of other nodes are not told by that, and their ranks wait for this one. So the refusal goes into the store in
 which ranks meet, and who reads it there (`labs.place.call_roll`) ends its own agent.

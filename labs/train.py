@@ -43,8 +43,7 @@ from labs.stopping import PREEMPTED, Stopping, stopping
 from labs.training import NoGoodCheckpointError, Training
 from labs.wrapping import wrap
 
-# Indented, because tyro joins what is not.
-USAGE = "\n    ".join(line.strip() for line in (__doc__ or "").splitlines() if line)
+USAGE = __doc__ or ""
 MANY_EPOCHS = 4
 """So often a text may be read before its repetition is worth much less than new text (Muennighoff et al. 2023, "Scaling
 Data-Constrained Language Models"): more is warned of."""
