@@ -1,7 +1,7 @@
 """The cache of a corpus: one file with all its tokens, made once, mapped into memory by every rank.
 
-A header of one JSON line says what the tokens are; their SHA-256 is compared whenever the file is opened, so damage is
-noticed. The file appears whole or not at all, and its name changes with the text and with the tokenizer.
+A header of one JSON line says what the tokens are. Its SHA-256, which ends it, and that of the tokens are compared
+whenever the file is opened, so damage is noticed. The file appears whole or not at all, and its name changes with the text and with the tokenizer.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ import numpy as np
 
 from labs.tokenizer import CACHE_VARIABLE, Tokenizer
 
-_FORMAT = 2
-_HEADER_BYTES = 256  # a JSON line, padded: what follows it in a cache file are the tokens
+_FORMAT = 3
+_HEADER_BYTES = 512  # a JSON line, padded, and its SHA-256: what follows it in a cache file are the tokens
+_SUM_BYTES = 64
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
@@ -127,21 +128,30 @@ def build_cache(cached: Path, root: Path, paths: list[Path], tokenizer: Tokenize
                 "files": files,
                 "skipped": skipped,
             }
-            out.write(json.dumps(header).encode().ljust(_HEADER_BYTES - 1) + b"\n")
+            line = json.dumps(header).encode().ljust(_HEADER_BYTES - _SUM_BYTES - 1) + b"\n"
+            out.write(line + hashlib.sha256(line).hexdigest().encode())
         os.replace(temporary, cached)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
 
 
-def read_cache(cached: Path) -> tuple[dict[str, Any], np.ndarray] | None:
-    """Header and tokens of a cache file; None when there is none, or when its tokens are not those it was made of."""
+def read_cache(cached: Path, tokenizer: Tokenizer | None = None) -> tuple[dict[str, Any], np.ndarray] | None:
+    """Header and tokens of a cache file; None when there is none, or when it is not as it was written.
+
+    Args:
+        tokenizer: whose tokens it has to hold, where that is known.
+    """
     try:
         with cached.open("rb") as file:
-            header = json.loads(file.read(_HEADER_BYTES))
-        tokens = np.memmap(cached, dtype=token_dtype(header["vocab_size"]), mode="r", offset=_HEADER_BYTES)
-        if hashlib.sha256(tokens.data).hexdigest() == header["sha256"]:
-            return header, tokens
+            line, written = file.read(_HEADER_BYTES - _SUM_BYTES), file.read(_SUM_BYTES)
+        if hashlib.sha256(line).hexdigest().encode() == written:
+            header = json.loads(line)
+            made_by = (header["tokenizer"], header["vocab_size"])
+            tokens = np.memmap(cached, dtype=token_dtype(header["vocab_size"]), mode="r", offset=_HEADER_BYTES)
+            is_whole = hashlib.sha256(tokens.data).hexdigest() == header["sha256"]
+            if is_whole and (tokenizer is None or made_by == (tokenizer.name, tokenizer.vocab_size)):
+                return header, tokens
     except (FileNotFoundError, NotADirectoryError):
         return None
     except PermissionError as error:

@@ -135,7 +135,7 @@ def load_corpus(
         paths = [root] if root.is_file() else visible_files(root)
     folder = Path(cache_dir).expanduser() if cache_dir else cache_folder()
     cached = cache_path(folder, name, root, paths, words)
-    found = read_cache(cached)
+    found = read_cache(cached, words)
     if found is None:
         build_cache(cached, root, paths, words)
     return _open(cached, name, val_fraction, found)

@@ -91,6 +91,16 @@ class TestCache:
             again = load_corpus(text)
         assert again.train.tobytes() + again.val.tobytes() == text.read_bytes()
 
+    def test_is_built_again_when_a_bit_of_its_header_changed(self, text):
+        corpus = load_corpus(text)
+        whole = corpus.path.read_bytes()
+        header_bytes = len(whole) - len(text.read_bytes())
+        for byte in range(0, header_bytes, 7):
+            corpus.path.write_bytes(whole[:byte] + bytes([whole[byte] ^ 1]) + whole[byte + 1 :])
+            with pytest.warns(UserWarning, match="damaged"):
+                again = load_corpus(text)
+            assert (again.vocab_size, again.train.dtype, again.path.read_bytes()) == (256, np.uint8, whole), byte
+
     def test_pickles_by_path(self, text):
         corpus = load_corpus(text)
         sent = pickle.dumps(corpus)
@@ -169,6 +179,13 @@ class TestTokens:
         os.truncate(corpus.path, corpus.path.stat().st_size - 3)
         with pytest.warns(UserWarning, match="damaged"):
             assert load_corpus(text, tokenizer=words).train.tolist() == expected
+
+    def test_that_another_tokenizer_made_are_not_taken(self, text, words):
+        as_words, as_bytes = load_corpus(text, tokenizer=words), load_corpus(text)
+        as_words.path.write_bytes(as_bytes.path.read_bytes())
+        with pytest.warns(UserWarning, match="damaged"):
+            again = load_corpus(text, tokenizer=words)
+        assert (again.tokenizer, again.sha256) == ("gpt2", as_words.sha256)
 
     def test_of_an_unknown_name(self, text):
         with pytest.raises(ValueError, match="tokenizer='words': there are bytes and gpt2"):
