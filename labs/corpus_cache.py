@@ -1,7 +1,8 @@
 """The cache of a corpus: one file with all its tokens, made once, mapped into memory by every rank.
 
 A header of one JSON line says what the tokens are. Its SHA-256, which ends it, and that of the tokens are compared
-whenever the file is opened, so damage is noticed. The file appears whole or not at all, and its name changes with the text and with the tokenizer.
+whenever the file is opened, so damage is noticed. The file appears whole or not at all, and its name changes with the
+text and with the tokenizer.
 """
 
 from __future__ import annotations

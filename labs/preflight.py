@@ -16,6 +16,7 @@ from labs.loader import Loader, check_batch
 from labs.metrics import check_tensorboard, is_line
 from labs.models import ModelConfig
 from labs.place import Place, find_device
+from labs.progress import Progress
 from labs.tokenizer import Tokenizer, tokenizer
 from labs.wrapping import check
 
@@ -134,7 +135,7 @@ def _check_dtypes(config: TrainConfig, device: torch.device) -> None:
 def _check_checkpoints(run: Run) -> None:
     """The checkpoints in the folder belong to this model and these data, and are wanted."""
     config = run.config
-    progress = newest_progress(run.checkpoints) if run.checkpoints else None
+    progress = newest_progress(run.checkpoints, Progress) if run.checkpoints else None
     if progress is None:
         if config.init_from:
             check_weights(Path(config.init_from), run.model)
@@ -148,7 +149,8 @@ def _check_checkpoints(run: Run) -> None:
         )
     # What the numbers in a checkpoint depend on. All else (ranks, api, dtypes, lr) may change from run to run.
     now = identity(run)
-    for key, value in progress["identity"].items():
+    for key in now | progress["identity"]:
+        value = progress["identity"].get(key)
         if now.get(key) != value:
             raise ValueError(
                 f"{key} is {now.get(key)!r}, and {value!r} in the checkpoint of step {progress['step']} in "

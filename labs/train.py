@@ -37,6 +37,7 @@ from labs.optimizer import make_optimizer
 from labs.place import Place, RefusedError, deterministic, process_group, use_threads
 from labs.points import point
 from labs.preflight import Run, prepare
+from labs.progress import Progress
 from labs.refusal import refused
 from labs.step import NotFiniteError, Outcome, train_step
 from labs.stopping import PREEMPTED, Stopping, stopping
@@ -47,6 +48,8 @@ USAGE = __doc__ or ""
 MANY_EPOCHS = 4
 """So often a text may be read before its repetition is worth much less than new text (Muennighoff et al. 2023, "Scaling
 Data-Constrained Language Models"): more is warned of."""
+MOST_SKIPPED = 20
+"""Steps in a row without an update. fp16's scaler needs 16 to come down from where it starts (2**16) to 1."""
 PREEMPTED_MARK = "PREEMPTED"
 """A file in the run's folder: it was told to leave, and has saved. torchrun's own exit status does not say so."""
 
@@ -62,7 +65,9 @@ def train(run: Run) -> int:
         wrapped = wrap(config, run.model, place, device)
         checkpointer = None
         if run.checkpoints:
-            checkpointer = Checkpointer(run.checkpoints, keep=config.keep, format=config.checkpoint, group=group)
+            checkpointer = Checkpointer(
+                run.checkpoints, keep=config.keep, format=config.checkpoint, group=group, schema=Progress
+            )
         training = Training(run, wrapped, make_optimizer(wrapped, config), checkpointer)
         wish = stack.enter_context(stopping(launcher))
         said = training.resume()
@@ -98,6 +103,7 @@ def _steps(training: Training, wish: Stopping, metrics: Metrics, closing: Closin
     if training.step >= config.steps:
         metrics.say(f"all {config.steps} steps are done; more are asked for with --steps")
     first, since_s = training.step, time.perf_counter()
+    skipped = 0  # in a row
     while training.step < config.steps:
         step = training.step
         point("step", step)
@@ -107,8 +113,9 @@ def _steps(training: Training, wish: Stopping, metrics: Metrics, closing: Closin
             training.wrapped, training.optimizer, batch, step, config,
             n_micro_batches=run.micro_batches, stop=lambda: wish.status,
         )  # fmt: skip
-        if not outcome.finite:
-            _not_finite(outcome, step, training, metrics)
+        skipped = 0 if outcome.updated else skipped + 1
+        if not outcome.finite or skipped == MOST_SKIPPED:
+            _not_finite(outcome, step, training, metrics, give_up=skipped == MOST_SKIPPED)
         elif not outcome.updated:
             metrics.event("overflowed", step=step)  # the scaler has lowered its scale
         training.step, training.position = step + 1, batch.next
@@ -162,11 +169,17 @@ def _header(training: Training) -> list[str]:
     return lines
 
 
-def _not_finite(outcome: Outcome, step: int, training: Training, metrics: Metrics) -> None:
+def _not_finite(outcome: Outcome, step: int, training: Training, metrics: Metrics, *, give_up: bool) -> None:
     what = f"step {step}: the loss is {outcome.loss:g} and the gradients' norm {outcome.grad_norm:g}"
-    if training.run.config.nonfinite == "stop":
-        if not training.look_after_saves(wait=True):  # the next run begins with the one that is being written
-            _loudly(training, metrics)
+    stops = give_up or training.run.config.nonfinite == "stop"
+    if stops and not training.look_after_saves(wait=True):  # the next run begins with the one that is being written
+        _loudly(training, metrics)
+    if give_up:
+        raise NotFiniteError(
+            f"{what}; {MOST_SKIPPED} steps in a row had no update, so it is the parameters, and leaving out more "
+            "changes nothing; start it again to go on from the newest checkpoint, with a lower lr or with clip"
+        )
+    if stops:
         raise NotFiniteError(f"{what}; stopped before the update (nonfinite=skip would leave it out and go on)")
     metrics.say(f"{what}: no update")
     metrics.event("skipped", step=step)

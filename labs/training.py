@@ -47,7 +47,7 @@ class Training:
     _kept: int | None = None  # the step of the newest checkpoint
 
     def progress(self) -> dict[str, Any]:
-        """What a checkpoint says besides tensors, in JSON's types."""
+        """A `labs.progress.Progress`."""
         return {
             "step": self.step,
             "position": self.position,
@@ -104,10 +104,12 @@ class Training:
         """
         config, place = self.run.config, self.run.place
         reseed(config.seed, 0, place.rank)
-        found = self.checkpointer.newest() if self.checkpointer else None
+        went_on: list[str] = []
+        while not went_on and self.checkpointer and (found := self.checkpointer.newest()):
+            went_on = self._go_on(found)
         said = self.checkpointer.said() if self.checkpointer else []
-        if found:
-            return said + self._go_on(found)
+        if went_on:
+            return said + went_on
         if self.checkpointer and self.checkpointer.damaged:
             raise NoGoodCheckpointError(
                 f"{'; '.join(said)}. There is no good checkpoint in {self.checkpointer.folder}: repair it from a copy, "
@@ -119,10 +121,12 @@ class Training:
         return said
 
     def _go_on(self, found: Found) -> list[str]:
+        """What there is to say; nothing if what was found is damaged after all."""
         assert self.checkpointer is not None
         config, place, progress = self.run.config, self.run.place, found.progress
         state = read_state(self.wrapped.model, self.optimizer)
-        self.checkpointer.load(found, state)
+        if not self.checkpointer.load(found, state):
+            return []
         write_state(self.wrapped.model, self.optimizer, state)
         self.step = self.resumed_from = self._kept = progress["step"]
         self.position = progress["position"]

@@ -2,8 +2,9 @@
 
 A save goes: rank 0 makes a folder that has not the checkpoint's name yet; every rank writes its files there, hashes
 them meanwhile, and fsyncs them; all tell each other what they wrote; rank 0 writes the manifest and gives the folder
-its name. Until that rename nothing has happened to what is there. A rank that fails says so in the next exchange, and
-then all ranks raise `CheckpointError`; a rank that is gone ends the exchange after the group's time.
+its name. Until that rename nothing has happened to what is there (but on a full disk, see `Checkpointer._made_room`). A
+rank that fails says so in the next exchange, and then all ranks raise `CheckpointError`; a rank that is gone ends the
+exchange after the group's time.
 
 [Note: saving in the background]  The tensors are copied to buffers in host memory, and a thread does the rest while
 training goes on. It is our thread and not `torch.distributed.checkpoint.async_save`: the rename has to come after the
@@ -15,6 +16,8 @@ and every method here first waits for the thread: no group is ever used by two t
 from __future__ import annotations
 
 import dataclasses
+import errno
+import os
 import shutil
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -34,11 +37,12 @@ from labs.checkpoint.hashing import FileInfo, write_file
 from labs.checkpoint.index import check_fits, read_index
 from labs.checkpoint.manifest import MANIFEST, Manifest
 from labs.checkpoint.staging import Buffers, Planner, shared_out
-from labs.checkpoint.state import State, local
+from labs.checkpoint.state import State, local, not_finite
 from labs.checkpoint.storage import Reader, Writer
 from labs.points import point
 
 FORMATS = ("sharded", "full")
+DISK_FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
 T = TypeVar("T")
 
 
@@ -68,19 +72,22 @@ class Checkpointer:
         format: ``sharded``: every rank writes its part. ``full``: rank 0 writes whole tensors as safetensors.
         group: a gloo group that nothing else uses; None: this process alone. Ranks wait for the slowest writer within
             the group's timeout.
+        schema: the type of the progress, as msgspec knows types; a checkpoint with another is damaged.
 
     Raises:
         ValueError: keep or format is wrong. CheckpointError: the folder cannot be made or read.
     """
 
     def __init__(
-        self, folder: Path, *, keep: int = 2, format: str = "sharded", group: dist.ProcessGroup | None = None
-    ) -> None:
+        self, folder: Path, *, keep: int = 2, format: str = "sharded", group: dist.ProcessGroup | None = None,
+        schema: Any = dict[str, Any],
+    ) -> None:  # fmt: skip
         if keep < 2:
             raise ValueError(f"keep={keep}: a damaged checkpoint needs one before it to go back to; keep at least 2")
         if format not in FORMATS:
             raise ValueError(f"format={format!r}: it is {' or '.join(FORMATS)}")
         self.folder, self.keep, self.format, self.group = folder, keep, format, group
+        self.schema = schema
         self.rank = 0 if group is None else dist.get_rank(group)
         self.world_size = 1 if group is None else dist.get_world_size(group)
         self.damaged: dict[Path, str] = {}
@@ -118,13 +125,16 @@ class Checkpointer:
             asynchronous: return when the state is copied, and write in the background (sharded only).
 
         Raises:
-            CheckpointError: on all ranks: a rank could not write (says which, and why), or this step's checkpoint is
-                there already. The other checkpoints are as they were.
+            CheckpointError: on all ranks: a rank could not write (says which, and why), a tensor is not finite (who
+                went on from it would never get away from that), or this step's checkpoint is there already. The other
+                checkpoints are as they were.
             ValueError: asynchronous and full.
         """
         if asynchronous and self.format == "full":
             raise ValueError("a full checkpoint gathers tensors over the training's groups; save it synchronously")
         before = self._finished()
+        if wrong := self._not_finite(state):
+            raise CheckpointError(f"the checkpoint of step {step} was not written: {wrong}")
         own = {name: tensor.cpu().clone() for name, tensor in rank_tensors.items()}
         noted = msgspec.json.format(msgspec.json.encode(progress))
         if self.format == "full":
@@ -177,21 +187,46 @@ class Checkpointer:
     ) -> None:
         try:
             self._refuse_good(self.folder / folders.name_of(step))
-            partial = self._on_rank_0(lambda: folders.begin(self.folder, step))
             try:
-                written = self._from_torch(lambda: write(partial))
-                own_files = together(lambda: self._write_own(partial, own), self.group)
-                self._on_rank_0(lambda: self._commit(partial, step, written | _merged(own_files), progress))
-            except CheckpointError:  # on all ranks: nobody writes there any more
-                # What cannot be removed goes when the next run begins.
-                self._on_rank_0(lambda: shutil.rmtree(partial, ignore_errors=True))
-                raise
+                self._write(step, write, own, progress)
+            except CheckpointError as error:
+                if not self._made_room(error):
+                    raise
+                self._write(step, write, own, progress)
         except CheckpointError as error:
             raise CheckpointError(f"the checkpoint of step {step} was not written: {error}") from error
 
+    def _write(
+        self, step: int, write: Callable[[Path], dict[str, FileInfo]], own: dict[str, torch.Tensor], progress: bytes
+    ) -> None:
+        partial = self._on_rank_0(lambda: folders.begin(self.folder, step))
+        try:
+            written = self._from_torch(lambda: write(partial))
+            own_files = together(lambda: self._write_own(partial, own), self.group)
+            self._on_rank_0(lambda: self._commit(partial, step, written | _merged(own_files), progress))
+        except CheckpointError:  # on all ranks: nobody writes there any more
+            # What cannot be removed goes when the next run begins.
+            self._on_rank_0(lambda: shutil.rmtree(partial, ignore_errors=True))
+            raise
+
+    def _made_room(self, error: CheckpointError) -> bool:
+        """Where the disk is full: delete all but the newest good checkpoint, each byte of which is looked at first.
+
+        A disk that has room for ``keep`` checkpoints and not for one more would else never take another one.
+        """
+        if not any(full in str(error) for full in DISK_FULL):
+            return False
+        newest = self._newest()
+        gone = self._on_rank_0(lambda: folders.older_than(newest.path) if newest else [])
+        if newest and gone:
+            names = ", ".join(path.name for path in gone)
+            self._said.append(f"the disk is full: {names} was deleted for the next one, and {newest.path.name} is kept")
+            self._said += self._on_rank_0(lambda: folders.prune(self.folder, 1, self.damaged))
+        return bool(gone)
+
     def _refuse_good(self, path: Path) -> None:
         """A good checkpoint is not written again; a damaged one will be put aside."""
-        if self._on_rank_0(path.exists) and not self._verify(path)[1]:
+        if path not in self.damaged and self._on_rank_0(path.exists) and not self._verify(path)[1]:
             raise CheckpointError(f"{path} is there already and is good; a checkpoint is never overwritten")
 
     def _write_shards(self, partial: Path, step: int, planner: Planner) -> dict[str, FileInfo]:
@@ -235,17 +270,39 @@ class Checkpointer:
         `damaged` has those afterwards, with what is wrong; `said` the same in sentences.
         """
         self.wait()
+        return self._newest()
+
+    def _not_finite(self, state: State) -> str:
+        """Which tensors hold NaN or infinity on any rank, in words; empty if none does."""
+        of_ranks = together(lambda: not_finite(state), self.group)
+        names = {rank: f"{names[0]} holds NaN or infinity" for rank, names in enumerate(of_ranks) if names}
+        others = {name for names in of_ranks for name in names}
+        return listed(names) + f" (and {len(others) - 1} other tensors)" * (len(others) > 1) if names else ""
+
+    def _newest(self) -> Found | None:
         for path in self._on_rank_0(lambda: folders.candidates(self.folder)):
+            if path in self.damaged:
+                continue
             manifest, wrong = self._verify(path)
             if manifest and not wrong:
-                return self._found(path, manifest)
-            self.damaged[path] = "; ".join(wrong)
-            self._said.append(f"{path} is damaged and was passed over: {self.damaged[path]}")
+                progress, why = self._on_rank_0(lambda path=path: self._progress(path))
+                found = Found(path, manifest.step, progress, manifest.format, manifest.world_size)
+                if not why:
+                    return found
+                wrong = [why]
+            self._pass_over(path, "; ".join(wrong))
         return None
 
-    def _found(self, path: Path, manifest: Manifest) -> Found:
-        progress = self._on_rank_0(lambda: folders.read_progress(path))
-        return Found(path, manifest.step, progress, manifest.format, manifest.world_size)
+    def _pass_over(self, path: Path, why: str) -> None:
+        self.damaged[path] = why
+        self._said.append(f"{path} is damaged and was passed over: {why}")
+
+    def _progress(self, path: Path) -> tuple[dict[str, Any], str]:
+        """The progress, or what is wrong with it."""
+        try:
+            return folders.read_progress(path, self.schema), ""
+        except (OSError, ValueError) as error:
+            return {}, str(error)
 
     def _verify(self, path: Path) -> tuple[Manifest | None, list[str]]:
         """A checkpoint's manifest and what is wrong with it; the ranks share the reading."""
@@ -256,8 +313,11 @@ class Checkpointer:
         wrong_on_ranks = together(lambda: folders.damaged_files(path, manifest, mine), self.group)
         return manifest, [why for wrong in wrong_on_ranks for why in wrong]
 
-    def load(self, found: Found, state: State, *, strict: bool = True) -> None:
+    def load(self, found: Found, state: State, *, strict: bool = True) -> bool:
         """Fill the state's tensors in place, whatever the number of ranks or the way of wrapping was.
+
+        Returns:
+            whether they are finite; else the checkpoint is damaged, and `newest` finds the one before it.
 
         Args:
             state: the same names on every rank.
@@ -274,6 +334,9 @@ class Checkpointer:
                 self._read_shards(found.path, state, strict)
         except CheckpointError as error:
             raise CheckpointError(f"{found.path} was not loaded: {error}") from error
+        if wrong := self._not_finite(state):
+            self._pass_over(found.path, wrong)
+        return not wrong
 
     def _read_shards(self, path: Path, state: State, strict: bool) -> None:
         together(lambda: check_fits(read_index(path), state, strict=strict), self.group)

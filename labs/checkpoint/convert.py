@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import msgspec
 import torch
@@ -262,10 +262,19 @@ def _write_rest(folder: Path, path: Path, manifest: Manifest, files: dict[str, F
     write_file(folder / MANIFEST, [msgspec.structs.replace(manifest, files=files).encode()])
 
 
+class _Shaped(TypedDict):
+    identity: dict[str, Any]
+
+
 def _model_of(opened: Opened) -> ModelConfig:
     """The model of a run's checkpoint, of which its progress says the shape."""
     if opened.manifest is None:
         raise ValueError(f"{opened.path} does not say what its weights are of; say it, as in --model=gpt2")
-    shape = folders.read_progress(opened.path)["identity"]
+    shape = folders.read_progress(opened.path, _Shaped)["identity"]
     kind = LlamaConfig if "n_kv_head" in shape else GPTConfig
-    return kind(**{field.name: shape[field.name] for field in dataclasses.fields(kind) if field.name in shape})
+    try:
+        return kind(**{field.name: shape[field.name] for field in dataclasses.fields(kind) if field.name in shape})
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise ValueError(
+            f"{opened.path} does not say of what shape its model is ({error}); say it with --model"
+        ) from error

@@ -16,6 +16,7 @@ import shutil
 import uuid
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,11 @@ def candidates(folder: Path) -> list[Path]:
     return sorted(found, key=_step, reverse=True)
 
 
+def older_than(checkpoint: Path) -> list[Path]:
+    """The committed checkpoints of earlier steps, good or damaged, newest first."""
+    return [path for path in candidates(checkpoint.parent) if _step(path) < _step(checkpoint)]
+
+
 def survey(checkpoint: Path) -> tuple[Manifest | None, list[str]]:
     """What can be seen without reading the data: the manifest, and what is wrong with it or with names and sizes."""
     try:
@@ -148,6 +154,9 @@ def survey(checkpoint: Path) -> tuple[Manifest | None, list[str]]:
         wrong.append(f"{MANIFEST} says step {manifest.step}")
     for name in sorted(there.keys() - manifest.files.keys()):
         wrong.append(f"{name} is not in {MANIFEST}: it does not belong to the checkpoint, and was not opened")
+    own = sum(name.startswith("rank-") for name in manifest.files)
+    if own and own != manifest.world_size:
+        wrong.append(f"{MANIFEST} says {manifest.world_size} ranks, and files of {own} are there")
     for name, info in manifest.files.items():
         if name not in there:
             wrong.append(f"{name} is missing")
@@ -182,16 +191,25 @@ def shares(manifest: Manifest, n: int) -> list[list[str]]:
     return mine
 
 
-def read_progress(checkpoint: Path) -> dict[str, Any]:
+def read_progress(checkpoint: Path, schema: Any = dict[str, Any]) -> dict[str, Any]:
     """What the trainer noted beside the tensors.
 
+    Args:
+        schema: the type that it has to have, as msgspec knows types. If it has a ``step``, that is the checkpoint's.
+
     Raises:
-        OSError, ValueError: it cannot be read.
+        OSError: it cannot be read. ValueError: it is something else.
     """
-    return msgspec.json.decode((checkpoint / PROGRESS).read_bytes(), type=dict[str, Any])
+    try:
+        progress = msgspec.json.decode((checkpoint / PROGRESS).read_bytes(), type=schema)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{PROGRESS} is not what a run writes: {error}") from error
+    if progress.get("step", _step(checkpoint)) != _step(checkpoint):
+        raise ValueError(f"{PROGRESS} is not what a run writes: it says step {progress['step']}")
+    return progress
 
 
-def newest_progress(folder: Path) -> dict[str, Any] | None:
+def newest_progress(folder: Path, schema: Any = dict[str, Any]) -> dict[str, Any] | None:
     """The progress of the newest checkpoint that looks whole, without reading its tensors; None if there is none.
 
     For a look before any rank is started; `labs.checkpoint.Checkpointer.newest` reads everything.
@@ -199,5 +217,6 @@ def newest_progress(folder: Path) -> dict[str, Any] | None:
     for path in candidates(folder):
         manifest, wrong = survey(path)
         if manifest and not wrong and not damaged_files(path, manifest, [PROGRESS]):
-            return read_progress(path)
+            with suppress(ValueError):
+                return read_progress(path, schema)
     return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -32,9 +32,9 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """
 
     version: int = VERSION
-    step: int
-    format: str
-    world_size: int
+    step: Annotated[int, msgspec.Meta(ge=0)]
+    format: Literal["sharded", "full"]
+    world_size: Annotated[int, msgspec.Meta(ge=1)]
     files: dict[FileName, FileInfo]
     checksum: str = ""
 

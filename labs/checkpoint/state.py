@@ -61,6 +61,16 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
+def not_finite(state: State) -> list[str]:
+    """The names of those tensors of which this rank's part holds NaN or infinity."""
+    parts = {name: local(tensor) for name, tensor in state.items()}
+    parts = {name: part for name, part in parts.items() if part.is_floating_point() and part.numel()}
+    # The largest magnitude, which is NaN where one is: without a copy, and the host waits once for all of them.
+    largest = [torch.linalg.vector_norm(part, ord=torch.inf, dtype=torch.float32).cpu() for part in parts.values()]
+    return [name for name, most in zip(parts, largest, strict=True) if not torch.isfinite(most)]
+
+
+@torch.no_grad()
 def read_state(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> State:
     """Everything that training changes in a model and its AdamW, by name. Collective where FSDP1 shards.
 

@@ -67,7 +67,10 @@ class TestCheckpoints:
         config = TrainConfig(out=str(tmp_path), device="cpu")
         folder = tmp_path / "checkpoints" / "step-4"
         folder.mkdir(parents=True)
-        progress = {"step": 4, "identity": identity(prepare(TrainConfig(device="cpu"), Place()))}
+        progress = {
+            "step": 4, "position": 32, "identity": identity(prepare(TrainConfig(device="cpu"), Place())),
+            "scaler": None, "config": {}, "world_size": 1, "api": "single", "device": "cpu", "versions": {},
+        }  # fmt: skip
         (folder / "progress.json").write_text(json.dumps(progress))
         files = {"progress.json": hash_file(folder / "progress.json")}
         manifest = Manifest(step=4, format="sharded", world_size=1, files=files)

@@ -9,6 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 import torch.distributed as dist
@@ -17,10 +18,13 @@ from safetensors.torch import load_file
 from fsdp_sim.ranks import run
 from labs.checkpoint import Checkpointer, CheckpointError
 from labs.checkpoint.full import write_full
+from labs.checkpoint.hashing import hash_file
+from labs.checkpoint.manifest import read_manifest
 from labs.checkpoint.state import local, read_state
 from labs.config import TrainConfig
 from labs.optimizer import make_optimizer
 from labs.preflight import CHECKPOINTS, prepare
+from labs.progress import Progress
 from labs.step import train_step
 from labs.training import Training
 from labs.wrapping import wrap
@@ -54,7 +58,8 @@ def begin(out: Path | str | None = None, **changes: Any) -> Training:
     folder = prepared.checkpoints
     if out:
         Path(out).mkdir(exist_ok=True)  # the command's lock does so
-    checkpointer = Checkpointer(folder, keep=config.keep, format=config.checkpoint, group=group) if folder else None
+    settings = {"keep": config.keep, "format": config.checkpoint, "group": group, "schema": Progress}
+    checkpointer = Checkpointer(folder, **settings) if folder else None
     return Training(prepared, wrapped, make_optimizer(wrapped, config), checkpointer)
 
 
@@ -265,6 +270,14 @@ def damage(path: Path) -> None:
     largest.write_bytes(data)
 
 
+def reseal(checkpoint: Path, progress: object) -> None:
+    """Write another progress, and a manifest that fits it."""
+    (checkpoint / "progress.json").write_text(json.dumps(progress))
+    manifest = read_manifest(checkpoint)
+    files = manifest.files | {"progress.json": hash_file(checkpoint / "progress.json")}
+    (checkpoint / "manifest.json").write_bytes(msgspec.structs.replace(manifest, files=files).encode())
+
+
 class TestDamaged:
     @pytest.fixture
     def two(self, tmp_path) -> Path:
@@ -304,6 +317,60 @@ class TestDamaged:
         assert "step-2 is damaged" in first
         assert first.endswith("repair it from a copy, or begin anew in another folder")
         assert sorted(path.name for path in (two / CHECKPOINTS).iterdir()) == there
+
+    @pytest.mark.parametrize("asynchronous", [False, True])
+    def test_what_is_not_finite_on_one_rank_is_saved_on_none(self, tmp_path, text, asynchronous):
+        def saving() -> Any:
+            training = begin(tmp_path / "run", data=text)
+            steps(training, 1)
+            training.save(asynchronous=asynchronous)
+            steps(training, 1)
+            if dist.get_rank() == 1:
+                with torch.no_grad():
+                    local(training.wrapped.model.get_parameter("head.weight")).view(-1)[-1] = torch.inf
+            return training.save(asynchronous=asynchronous), training.failed_saves
+
+        first, second = run(saving, 2, **QUIET)
+        assert first == second
+        assert first[0] is False
+        assert "step 2 was not written: rank 1: model.tok_emb.weight holds NaN or infinity" in first[1][0]
+        assert (tmp_path / "run" / CHECKPOINTS / "latest").read_text() == "step-1\n"
+
+    def test_one_that_is_not_finite_is_passed_over(self, two, monkeypatch):
+        training = begin(two, api="single")
+        training.resume()
+        steps(training, 1)
+        with torch.no_grad():
+            training.wrapped.model.get_parameter("norm.weight")[0] = torch.nan
+        with monkeypatch.context() as patch:
+            patch.setattr("labs.checkpoint.checkpointer.not_finite", lambda state: [])  # as one was saved once
+            assert training.save()
+        again = begin(two, api="single", keep=2)
+        said = again.resume()
+        assert "step-3 is damaged and was passed over: rank 0: model.norm.weight holds NaN or infinity" in said[0]
+        assert again.step == 2
+        steps(again, 1)
+        assert again.save()  # in its place
+        assert begin(two, api="single").resume()[0].startswith("goes on from step 3 ")
+
+    @pytest.mark.parametrize(
+        ("key", "value"),
+        [
+            ("step", 1),
+            ("step", "x"),
+            ("position", None),
+            ("position", 1.5),
+            ("identity", []),
+            ("world_size", 0),
+            ("api", 1),
+        ],
+    )
+    def test_one_that_was_edited_and_sealed_again_is_passed_over(self, two, key, value):
+        newest = two / CHECKPOINTS / "step-2"
+        reseal(newest, json.loads((newest / "progress.json").read_text()) | {key: value})
+        training = begin(two, api="single")
+        assert "step-2 is damaged and was passed over: progress.json is not what a run writes: " in training.resume()[0]
+        assert training.step == 1
 
 
 class TestInitFrom:

@@ -1,5 +1,6 @@
 """Checkpoints on real ranks: what is killed, full, damaged or slow costs the save under way and never another one."""
 
+import errno
 import os
 import shutil
 import signal
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from fsdp_sim.ranks import RanksError, run
-from labs.checkpoint import Checkpointer, CheckpointError
+from labs.checkpoint import Checkpointer, CheckpointError, hashing
 from labs.checkpoint.folder import LATEST
 
 RANKS = 2
@@ -374,3 +375,28 @@ def test_what_a_dead_run_left_is_removed_and_told(tmp_path):
     assert "step-7.tmp-0011aabb, left unfinished by a run that ended meanwhile" in told
     assert checkpointer.said() == []
     assert names(tmp_path) == []
+
+
+def test_a_disk_with_room_for_two_takes_a_third_when_the_oldest_has_gone(tmp_path, monkeypatch):
+    def write(file, block):
+        if sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) + len(block) > room_bytes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        to_disk(file, block)
+
+    checkpointer = Checkpointer(tmp_path)
+    save(checkpointer, 1)
+    room_bytes = 2.5 * sum(path.stat().st_size for path in tmp_path.rglob("*"))
+    to_disk = hashing._write
+    monkeypatch.setattr(hashing, "_write", write)
+    for step in (2, 3, 4):
+        save_and_wait(checkpointer, step, asynchronous=step == 3)
+        assert checkpointer.said() == [
+            f"the disk is full: step-{step - 2} was deleted for the next one, and step-{step - 1} is kept"
+        ] * (step > 2)
+    assert names(tmp_path) == [LATEST, "step-3", "step-4"]
+    assert newest_in(tmp_path)[0] == 4
+    shard = tmp_path / "step-4" / "shard-0.bin"
+    shard.write_bytes(bytes(shard.stat().st_size))
+    with pytest.raises(CheckpointError, match="No space left"):  # step-3 is the only good one
+        save(checkpointer, 5)
+    assert names(tmp_path) == [LATEST, "step-3", "step-4"]
