@@ -22,6 +22,7 @@ from fsdp_sim.packages import missing
 from fsdp_sim.timeline import Timeline
 from fsdp_sim.timeline.chrome import write_chrome
 from fsdp_sim.timeline.files import read_timeline
+from fsdp_sim.timeline.limits import MAX_BYTES
 
 LITTLE = 1e-3  # of a step: a culprit that costs less is not told to people; JSON has them all
 
@@ -45,6 +46,13 @@ class DiagnoseRequest(msgspec.Struct):
 @option("--step", type=int, help="Which step.  [default: the one of median length, the first left out]")
 @option("--bandwidth-gbps", type=float, help="Gbit/s that a link carries: tells small messages from a slow network.")
 @option("--top", type=click.IntRange(min=0), default=8, show_default=True, help="How many collectives to list.")
+@option(
+    "--max-gb",
+    type=click.FloatRange(min=0, min_open=True),
+    default=MAX_BYTES / 1e9,
+    show_default=True,
+    help="How much is read of a trace, unpacked, in GB; memory may take twice that.",
+)
 @json_option
 @option("--html", metavar="FILE", help="Write the step and its diagnosis as a page that opens without a network.")
 @option("--chrome", metavar="FILE", help="Write the timeline for https://ui.perfetto.dev (.gz compresses).")
@@ -55,6 +63,7 @@ def command(
     step: int | None,
     bandwidth_gbps: float | None,
     top: int,
+    max_gb: float,
     as_json: bool,
     html: str | None,
     chrome: str | None,
@@ -74,7 +83,7 @@ def command(
     for name, path in (("--html", html), ("--chrome", chrome)):
         if path and not Path(path).absolute().parent.is_dir():
             raise ValueError(f"{name} {path}: there is no folder {Path(path).absolute().parent}")
-    timeline = _read(traces)
+    timeline = _read(traces, max_gb)
     found = diagnose(timeline, step=step, rank=rank, bandwidth_gbps=bandwidth_gbps)
     if html:
         _page(html, timeline, found)
@@ -89,7 +98,7 @@ def command(
             click.echo(f"Wrote the {what} to {path}.")
 
 
-def _read(traces: Sequence[str]) -> Timeline:
+def _read(traces: Sequence[str], max_gb: float) -> Timeline:
     """Read with a bar on stderr, which shows only in a terminal and goes when done."""
     console = Console(stderr=True)
     columns = (TextColumn("Reading"), BarColumn(), DownloadColumn())
@@ -105,7 +114,7 @@ def _read(traces: Sequence[str]) -> Timeline:
             done[of] = read  # each file counts from 0 to its own size
             bar.update(task, completed=sum(done.values()))
 
-        return read_timeline(list(traces), progress=progress)
+        return read_timeline(list(traces), progress=progress, max_bytes=int(max_gb * 1e9))
 
 
 def _print(found: Diagnosis, timeline: Timeline, top: int) -> None:

@@ -21,7 +21,8 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from fsdp_sim.timeline.kinds import Lane, Op
-from fsdp_sim.timeline.timeline import VERSION, Event, Header, Timeline
+from fsdp_sim.timeline.limits import EVENT_BYTES, MAX_BYTES, TooLargeError, refuse_beyond
+from fsdp_sim.timeline.timeline import VERSION, Event, Header, Timeline, checked
 
 FORMAT = "fsdp_sim timeline"  # under "otherData", at the head of the file: how our own traces are known
 OPERATION, MEMORY = "operation", "memory"  # the "cat" of what is read back; everything else repeats it for the eye
@@ -63,44 +64,50 @@ def write_chrome(timeline: Timeline, path: str | Path) -> Path:
     return target
 
 
-class _Row(msgspec.Struct):
-    cat: str = ""
-    args: msgspec.Raw = msgspec.Raw()
-
-
 class _Head(msgspec.Struct):
     format: str = ""
     version: int = 0
     header: Header | None = None
 
 
-class _File(msgspec.Struct, rename="camel"):
-    other_data: _Head = msgspec.field(default_factory=_Head)
-    trace_events: list[_Row] = []
-
-
-def read_chrome(path: str | Path) -> Timeline:
+def read_chrome(path: str | Path, *, max_bytes: int = MAX_BYTES) -> Timeline:
     """The timeline that `write_chrome` wrote, event by event as it was.
 
+    Args:
+        max_bytes: how much is read at most, unpacked; see `fsdp_sim.timeline.limits`.
+
     Raises:
-        ValueError: the file is no such trace, is of another version, or is damaged (named).
+        ValueError: the file is no such trace, is of another version, is damaged or too large (named).
     """
-    source = Path(path)
-    with source.open("rb") as plain:
-        zipped = plain.read(2) == b"\x1f\x8b"
+    # Not at the top: those who only write need no reader of profiler traces.
+    from fsdp_sim.timeline.kineto.stream import EventStream
+
+    decode = msgspec.json.Decoder(Event).decode
+    stream, header, events, n_bytes = EventStream(path, max_bytes=max_bytes), None, [], 0
     try:
-        with gzip.open(source, "rb") if zipped else source.open("rb") as file:
-            found = msgspec.json.decode(file.read(), type=_File)
-        head = found.other_data
-        if head.format != FORMAT or head.header is None:
-            raise ValueError("it was not written by write_chrome, which notes the whole timeline in it")
-        if head.version != VERSION:
-            raise ValueError(f"it has timeline version {head.version}, this code reads version {VERSION}")
-        decode = msgspec.json.Decoder(Event).decode
-        events = [decode(row.args) for row in found.trace_events if row.cat in (OPERATION, MEMORY)]
-    except (msgspec.MsgspecError, ValueError, EOFError, gzip.BadGzipFile) as error:
-        raise ValueError(f"{path} cannot be read as a trace of fsdp_sim: {error}") from error
-    return Timeline(head.header, events)
+        for rows in stream:
+            header = header or _header(stream.metadata)
+            found = [checked(decode(row.args)) for row in rows if row.cat in (OPERATION, MEMORY)]
+            n_bytes += len(found) * EVENT_BYTES
+            refuse_beyond(Path(path), n_bytes, max_bytes)
+            events += found
+        header = header or _header(stream.metadata)
+    except TooLargeError:
+        raise
+    except (ValueError, RecursionError) as error:
+        why = str(error).removeprefix(f"{path} ").partition("; record with")[0]
+        raise ValueError(f"{path} cannot be read as a trace of fsdp_sim: it {why}") from error
+    return Timeline(header, events)
+
+
+def _header(metadata: dict[str, Any]) -> Header:
+    """What the head of the file says of the timeline."""
+    head = msgspec.convert(metadata.get("otherData", {}), _Head)
+    if head.format != FORMAT or head.header is None:
+        raise ValueError("was not written by write_chrome, which notes the whole timeline in it")
+    if head.version != VERSION:
+        raise ValueError(f"has timeline version {head.version}, this code reads version {VERSION}")
+    return head.header
 
 
 def _rows(timeline: Timeline) -> Iterator[dict[str, Any]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import importlib
-import json
 import re
 import tempfile
 import zlib
@@ -15,16 +14,17 @@ import msgspec
 
 from fsdp_sim.timeline.chrome import FORMAT, read_chrome
 from fsdp_sim.timeline.frame import from_parquet
+from fsdp_sim.timeline.limits import GZIP_MAGIC, MAX_BYTES, refuse_beyond, unzipped
 from fsdp_sim.timeline.timeline import Timeline
 
 Progress = Callable[[int, int], None]
-Reader = Callable[[Path], Timeline]
+Reader = Callable[..., Timeline]
+"""Called with a path and ``max_bytes``."""
 
 READABLE = (
     "a torch profiler trace (prof.export_chrome_trace), Timeline.to_jsonl, write_chrome or to_parquet of fsdp_sim"
 )
 _HEAD_BYTES = 1 << 16
-_GZIP = b"\x1f\x8b"
 # What people have at hand that is no timeline: how such a file begins, what it is, and what to do.
 _OTHERS: tuple[tuple[bytes, str], ...] = (
     (b"SQLite format 3", "a database, as nsys export makes; record with torch.profiler and export_chrome_trace"),
@@ -38,16 +38,19 @@ _OTHERS: tuple[tuple[bytes, str], ...] = (
 )
 
 
-def read_timeline(path: str | Path | Sequence[str | Path], *, progress: Progress | None = None) -> Timeline:
+def read_timeline(
+    path: str | Path | Sequence[str | Path], *, progress: Progress | None = None, max_bytes: int = MAX_BYTES
+) -> Timeline:
     """Read a timeline: our JSON lines, Chrome trace or Parquet, or a trace of torch's profiler; each may be gzipped.
 
     Args:
         path: a file; or several of one run, each with other ranks.
         progress: called with bytes read and bytes in all, now and then.
+        max_bytes: how much is read of a file at most, unpacked: ten megabytes may unpack to more than any machine has.
 
     Raises:
-        ValueError: a file is empty, damaged, or holds none of these (the message names what it is instead); files
-            that do not belong together.
+        ValueError: a file is empty, damaged, larger than ``max_bytes``, says what cannot be, or holds none of these
+            (the message names what it is instead); files that do not belong together.
         OSError: it cannot be opened.
 
     Example:
@@ -66,14 +69,14 @@ def read_timeline(path: str | Path | Sequence[str | Path], *, progress: Progress
     found = [(source, *_reader_of(source)) for source in sources]
     if all(reader is _read_kineto for _, reader, _ in found):
         kineto = importlib.import_module("fsdp_sim.timeline.kineto")
-        return kineto.read_kineto(sources if len(sources) > 1 else sources[0], progress=progress)
+        return kineto.read_kineto(sources if len(sources) > 1 else sources[0], progress=progress, max_bytes=max_bytes)
     sizes = [source.stat().st_size for source in sources]
     timelines = []
     for number, (source, reader, zipped) in enumerate(found):
         if progress:
             progress(sum(sizes[:number]), sum(sizes))
-        unzip = zipped and reader in (Timeline.from_jsonl, from_parquet)
-        timelines.append(_unzipped(source, reader) if unzip else reader(source))
+        read = _unzipped_parquet if zipped and reader is from_parquet else reader
+        timelines.append(read(source, max_bytes=max_bytes))
     if progress:
         progress(sum(sizes), sum(sizes))
     return timelines[0] if len(timelines) == 1 else _together(list(zip(sources, timelines, strict=True)))
@@ -117,7 +120,7 @@ def _head(source: Path) -> tuple[bytes, bool]:
     """The first bytes, unzipped, and whether the file is zipped."""
     with source.open("rb") as file:
         start = file.read(_HEAD_BYTES)
-    if not start.startswith(_GZIP):
+    if not start.startswith(GZIP_MAGIC):
         return start, False
     try:
         return zlib.decompressobj(wbits=31).decompress(start, _HEAD_BYTES), True
@@ -140,25 +143,26 @@ def _reader(head: bytes) -> Reader | None:
 
 def _is_header(line: bytes) -> bool:
     try:
-        found = json.loads(line)
-    except ValueError:
+        found = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
-    return isinstance(found, dict) and {"producer", "clock", "world_size"} <= set(found)
+    return {"producer", "clock", "world_size"} <= set(found)
 
 
-def _read_kineto(source: Path) -> Timeline:
-    return importlib.import_module("fsdp_sim.timeline.kineto").read_kineto(source)
+def _read_kineto(source: Path, *, max_bytes: int) -> Timeline:
+    return importlib.import_module("fsdp_sim.timeline.kineto").read_kineto(source, max_bytes=max_bytes)
 
 
-def _unzipped(source: Path, reader: Reader) -> Timeline:
-    """Read a zipped file whose reader wants it plain."""
+def _unzipped_parquet(source: Path, *, max_bytes: int) -> Timeline:
+    """Parquet is read from its end, so it has to lie there plain."""
     with tempfile.TemporaryDirectory(prefix="fsdp-sim-") as folder:
         plain = Path(folder) / "plain"
         try:
-            with gzip.open(source, "rb") as file, plain.open("wb") as out:
+            with unzipped(source) as file, plain.open("wb") as out:
                 while piece := file.read(1 << 20):
                     out.write(piece)
-            return reader(plain)
+                    refuse_beyond(source, out.tell(), max_bytes)
+            return from_parquet(plain, max_bytes=max_bytes)
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise ValueError(f"{source} is damaged: {error}; copy it again") from error
         except ValueError as error:

@@ -14,7 +14,8 @@ import numpy as np
 
 from fsdp_sim.packages import missing
 from fsdp_sim.timeline.kinds import Lane, Memory, Op, Phase
-from fsdp_sim.timeline.timeline import VERSION, Event, Header, Timeline
+from fsdp_sim.timeline.limits import EVENT_BYTES, MAX_BYTES, TooLargeError, refuse_beyond
+from fsdp_sim.timeline.timeline import VERSION, Event, Header, Timeline, checked
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -92,7 +93,7 @@ def from_pandas(frame: pd.DataFrame, header: Header | None = None) -> Timeline:
         columns = [name for name in COLUMNS if name in frame.columns]
         values = [_plain(frame[name], name) for name in columns]
         rows = [dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)]
-        return Timeline(header, msgspec.convert(rows, list[Event]))
+        return Timeline(header, map(checked, msgspec.convert(rows, list[Event])))
     except msgspec.ValidationError as error:
         raise ValueError(f"the frame is no timeline: {error}") from error
 
@@ -115,15 +116,24 @@ def to_parquet(timeline: Timeline, path: str | Path) -> Path:
     return Path(path)
 
 
-def from_parquet(path: str | Path) -> Timeline:
+def from_parquet(path: str | Path, *, max_bytes: int = MAX_BYTES) -> Timeline:
     """Read what `to_parquet` wrote.
 
+    Args:
+        max_bytes: how much is read at most, unpacked; see `fsdp_sim.timeline.limits`.
+
     Raises:
-        ValueError: pandas or pyarrow is not installed; the file is no Parquet, or holds something else (named).
+        ValueError: pandas or pyarrow is not installed; the file is no Parquet, too large, or holds something else
+            (named).
     """
     pandas, pyarrow = _need("pandas"), _need("pyarrow")
     try:
+        stated = importlib.import_module("pyarrow.parquet").ParquetFile(path).metadata
+        packed_bytes = sum(stated.row_group(i).total_byte_size for i in range(stated.num_row_groups))
+        refuse_beyond(Path(path), max(packed_bytes, stated.num_rows * EVENT_BYTES), max_bytes)
         return from_pandas(pandas.read_parquet(path, engine="pyarrow"))
+    except TooLargeError:
+        raise
     except (ValueError, pyarrow.ArrowException) as error:
         raise ValueError(f"{path}: {error}") from error
 

@@ -6,6 +6,8 @@ figure, check and comparison takes one and does not care who made it.
 
 from __future__ import annotations
 
+import gzip
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +16,7 @@ import msgspec
 import numpy as np
 
 from fsdp_sim.timeline.kinds import Lane, Memory, Op, Phase
+from fsdp_sim.timeline.limits import EVENT_BYTES, LINE_BYTES, MAX_BYTES, TooLargeError, refuse_beyond, unzipped
 
 VERSION = 1
 
@@ -196,25 +199,58 @@ class Timeline:
         Path(path).write_bytes(b"\n".join([encode(self.header), *map(encode, self.events)]) + b"\n")
 
     @classmethod
-    def from_jsonl(cls, path: str | Path) -> Timeline:
-        """Read what `to_jsonl` wrote.
+    def from_jsonl(cls, path: str | Path, *, max_bytes: int = MAX_BYTES) -> Timeline:
+        """Read what `to_jsonl` wrote, plain or gzipped.
+
+        Args:
+            max_bytes: how much is read at most, unpacked; see `fsdp_sim.timeline.limits`.
 
         Raises:
-            ValueError: the file is empty, is of another version, or a line is not of the schema (named).
+            ValueError: the file is empty, damaged, too large, of another version, or a line is not of the schema, or
+                says what cannot be (named).
         """
-        lines = Path(path).read_bytes().splitlines()
-        if not lines:
-            raise ValueError(f"{path} is empty; a timeline starts with a header line, as Timeline.to_jsonl writes it")
-        number = 1  # of the line being read, for the message
+        header, events = None, []
+        decoder = msgspec.json.Decoder(Event)
+        number = n_bytes = 0
         try:
-            header = msgspec.json.decode(lines[0], type=Header)
-            if header.version != VERSION:
-                raise ValueError(f"it has timeline version {header.version}, this code reads version {VERSION}")
-            events = []
-            decoder = msgspec.json.Decoder(Event)
-            for line in lines[1:]:
-                number += 1
-                events.append(decoder.decode(line))
-        except (msgspec.MsgspecError, ValueError) as error:
+            with unzipped(Path(path)) as file:
+                while line := file.readline(LINE_BYTES):
+                    number, n_bytes = number + 1, n_bytes + max(len(line), EVENT_BYTES)
+                    refuse_beyond(Path(path), n_bytes, max_bytes)
+                    if header is not None:
+                        events.append(checked(decoder.decode(line)))
+                        continue
+                    header = msgspec.json.decode(line, type=Header)
+                    if header.version != VERSION:
+                        raise ValueError(f"it has timeline version {header.version}, this code reads version {VERSION}")
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise ValueError(f"{path} is damaged: {error}; copy it again") from error
+        except TooLargeError:
+            raise
+        except RecursionError:
+            raise ValueError(f"{path}, line {number}: it nests deeper than any timeline; it is none") from None
+        except ValueError as error:
             raise ValueError(f"{path}, line {number}: {error}") from error
+        if header is None:
+            raise ValueError(f"{path} is empty; a timeline starts with a header line, as Timeline.to_jsonl writes it")
         return cls(header, events)
+
+
+MOST_S = 1e10
+MOST_BYTES = 2**62
+
+
+def checked(event: Event) -> Event:
+    """The event, if it can have been: for those that come from a file.
+
+    Raises:
+        ValueError: it ends before it starts, or a number is out of all bounds; names the event.
+    """
+    which = f"event {event.seq} of rank {event.rank} ({event.op} {event.unit[:60]}".rstrip() + ")"
+    if not event.is_memory and event.end_s < event.start_s:
+        raise ValueError(f"{which} ends at {event.end_s:g} s, before it starts at {event.start_s:g} s; record it again")
+    if not all(-MOST_S < time_s < MOST_S for time_s in (event.issue_s, event.start_s, event.end_s)):
+        raise ValueError(f"{which} has a time beyond {MOST_S:g} s; times are seconds since the recording began")
+    if not (0 <= event.bytes < MOST_BYTES and 0 <= event.rank < 2**31):
+        raise ValueError(f"{which} has {event.bytes} bytes; ranks and bytes are numbers from 0 that a machine can have")
+    return event

@@ -230,11 +230,11 @@ def test_tracks_never_overlap_and_are_as_few_as_run_at_once(spans):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"", "truncated"),
-        (b"[]", "object"),
+        (b"", "it is empty"),
+        (b"[]", "was not written by write_chrome"),
         (b'{"traceEvents": []}', "was not written by write_chrome"),
         (b'{"otherData": {"format": "fsdp_sim timeline", "version": 9, "header": ' b'{"producer": "", "clock": "", '
-         b'"world_size": 1}}}', "version 9"),
+         b'"world_size": 1}}, "traceEvents": []}', "version 9"),
     ],
 )  # fmt: skip
 def test_what_it_did_not_write_is_refused_in_a_sentence(content, words, tmp_path):

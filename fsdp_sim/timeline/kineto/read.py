@@ -17,11 +17,16 @@ from fsdp_sim.timeline.kineto.memory import Change, memory_changes
 from fsdp_sim.timeline.kineto.rows import Rows, read_rows
 from fsdp_sim.timeline.kineto.stream import RECORD, Progress
 from fsdp_sim.timeline.kineto.waits import derive_waits, recorded_waits
+from fsdp_sim.timeline.limits import MAX_BYTES
 from fsdp_sim.timeline.timeline import Event, Header, Timeline
 
 
 def read_kineto(
-    path: str | Path | Sequence[str | Path], *, rank: int | None = None, progress: Progress | None = None
+    path: str | Path | Sequence[str | Path],
+    *,
+    rank: int | None = None,
+    progress: Progress | None = None,
+    max_bytes: int = MAX_BYTES,
 ) -> Timeline:
     """Read a trace of torch.profiler (torch 2.11 to 2.13): FSDP1, FSDP2 or DDP, on GPUs or CPUs, JSON or gzip.
 
@@ -30,6 +35,7 @@ def read_kineto(
             which become one timeline, their clocks aligned by what each says its zero is.
         rank: the rank of the trace, where the file does not say it.
         progress: called with bytes read and bytes in all, every few megabytes.
+        max_bytes: how much is read of a file at most, unpacked; see `fsdp_sim.timeline.limits`.
 
     Returns:
         Operations as they ran. Kernels of one unit's forward (backward) are one event, or several where compute stood
@@ -49,7 +55,7 @@ def read_kineto(
         raise ValueError("read_kineto was given an empty list of files; give the trace of at least one rank")
     if several and len(paths) > 1 and rank is not None:
         raise ValueError(f"rank={rank} names one rank, and {len(paths)} files were given; leave it out")
-    reads = [_read(p, rank, told) for p, told in zip(paths, _shares(paths, progress), strict=True)]
+    reads = [_read(p, rank, told, max_bytes) for p, told in zip(paths, _shares(paths, progress), strict=True)]
     ranks = [r.rank for r in reads]
     if len(set(ranks)) < len(ranks):
         twice = next(r for r in ranks if ranks.count(r) > 1)
@@ -96,8 +102,8 @@ def _issued(item: Draft | Change) -> float:
     return item.issue if isinstance(item, Draft) else item.at
 
 
-def _read(path: Path, rank: int | None, progress: Progress | None) -> _Read:
-    rows = read_rows(path, progress)
+def _read(path: Path, rank: int | None, progress: Progress | None, max_bytes: int) -> _Read:
+    rows = read_rows(path, progress, max_bytes=max_bytes)
     if lacking := _lacking(rows):
         raise ValueError(f"{path} {lacking}")
     host = Host(rows)

@@ -21,6 +21,7 @@ import numpy as np
 
 from fsdp_sim.timeline.kineto.repair import repaired
 from fsdp_sim.timeline.kineto.stream import EventStream, Progress, Raw
+from fsdp_sim.timeline.limits import MAX_BYTES
 
 _FRAME = re.compile(r"(.+\.\w+)\((\d+)\): (.+)", re.DOTALL)
 
@@ -169,14 +170,14 @@ class Rows:
 _args = msgspec.json.Decoder(Args)
 
 
-def read_rows(path: str | Path, progress: Progress | None = None) -> Rows:
-    """Read one file.
+def read_rows(path: str | Path, progress: Progress | None = None, *, max_bytes: int = MAX_BYTES) -> Rows:
+    """Read one file, at most ``max_bytes`` of it (unpacked).
 
     Raises:
         ValueError: the file is no trace, or broken.
     """
     rows = Rows()
-    stream = EventStream(path, progress)
+    stream = EventStream(path, progress, max_bytes=max_bytes)
     for events in stream:
         for event in events:
             _take(rows, event)

@@ -18,10 +18,10 @@ from typing import Any, BinaryIO
 import msgspec
 
 from fsdp_sim.timeline.kineto.repair import repaired
+from fsdp_sim.timeline.limits import GZIP_MAGIC, MAX_BYTES, refuse_beyond
 
 CHUNK_BYTES = 4 << 20
 MAX_EVENT_BYTES = 64 << 20  # more without an end of an event is no trace
-GZIP_MAGIC = b"\x1f\x8b"
 RECORD = (
     "record with torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) and write with "
     "export_chrome_trace"
@@ -52,12 +52,12 @@ class EventStream:
     """Iterate over it for lists of events; afterwards `metadata` holds the other keys of the document.
 
     Raises:
-        ValueError: the file is no trace, or broken; the message names the file, the place and the remedy.
+        ValueError: the file is no trace, too large, or broken; the message names the file, the place and the remedy.
         OSError: the file cannot be opened.
     """
 
-    def __init__(self, path: str | Path, progress: Progress | None = None) -> None:
-        self.path = Path(path)
+    def __init__(self, path: str | Path, progress: Progress | None = None, *, max_bytes: int = MAX_BYTES) -> None:
+        self.path, self.max_bytes = Path(path), max_bytes
         self.metadata: dict[str, Any] = {}
         self.count = 0
         self._progress = progress
@@ -239,6 +239,7 @@ class EventStream:
             ) from None
         self._ended = not data
         self._buffer += data
+        refuse_beyond(self.path, self._offset + len(self._buffer), self.max_bytes)
 
     def _consume(self, n_bytes: int) -> None:
         self._buffer = self._buffer[n_bytes:]

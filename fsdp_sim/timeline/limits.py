@@ -1,0 +1,40 @@
+"""How much of a file is read: ten megabytes that a stranger sends may unpack to more than any machine holds."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import BinaryIO, cast
+
+MAX_BYTES = 2 * 10**9
+"""Read of one file by default, unpacked. In memory that is up to 4 GB."""
+EVENT_BYTES = 256
+"""What an event of a timeline counts for at least: so much of memory it takes, however short it was written."""
+LINE_BYTES = 64 << 20
+"""A line that is longer is none of a timeline."""
+GZIP_MAGIC = b"\x1f\x8b"
+
+
+class TooLargeError(ValueError):
+    """A file holds more than is read."""
+
+
+def unzipped(path: Path) -> BinaryIO:
+    """A file open for reading, whether it is plain or gzipped.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    with path.open("rb") as file:
+        zipped = file.read(2) == GZIP_MAGIC
+    return cast(BinaryIO, gzip.open(path, "rb")) if zipped else path.open("rb")
+
+
+def refuse_beyond(path: Path, n_bytes: int, max_bytes: int) -> None:
+    """Raise `TooLargeError` if more was read of a file than is allowed."""
+    if n_bytes > max_bytes:
+        raise TooLargeError(
+            f"{path} holds more than the {max_bytes / 1e9:g} GB (unpacked) that are read of a file, and reading takes "
+            "up to twice that of memory; if you know where it comes from, raise the limit: "
+            "read_timeline(..., max_bytes=...), or fsdp-sim diagnose --max-gb"
+        )
