@@ -2,18 +2,25 @@
 
 Dumps come as JSON (`torch._C._distributed_c10d._dump_fr_trace_json`, which `recorded` writes) and, from NCCL's
 watchdog, as pickles. A pickle can name any function to be called. Those of the recorder name none, so one that does is
-refused, and nothing in it is called.
+refused, and nothing in it is called. A few bytes of a pickle can also ask for any amount of memory: a place in a table
+of four thousand millions, a list of lists of lists, each there a thousand times. So its steps are looked at before it
+is read, and what they made is counted before it is used.
 """
 
 from __future__ import annotations
 
+import io
 import math
 import pickle
+import pickletools
 import re
 from pathlib import Path
 from typing import Any
 
 import msgspec
+
+MAX_BYTES = 64 << 20
+"""Of a file: torch's recorder keeps 2,000 collectives by default, some megabytes with their stacks."""
 
 KINDS = {
     "all_gather": "all-gather",
@@ -83,11 +90,53 @@ class _Plain(pickle.Unpickler):
         raise ValueError("it refers to something outside of itself, as no flight recorder does; do not open it")
 
 
-def read(folder: Path) -> dict[int, Dump]:
-    """The dumps in a folder, by rank: files whose names end with the rank, as in ``rank3.json`` or NCCL's ``fr_3``.
+def _unpickled(data: bytes) -> Any:
+    """What a pickle holds.
 
     Raises:
-        ValueError: a file is none, is damaged, or is a pickle that would run code; says which. OSError.
+        ValueError, pickle.UnpicklingError: it is damaged, or would run code or take memory that a dump does not.
+    """
+    steps = 0
+    for opcode, argument, _ in pickletools.genops(data):  # raises where a text is longer than the file
+        steps += 1
+        if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and argument > len(data):
+            raise ValueError(
+                f"it keeps something under the number {argument:,} and has {len(data):,} bytes; do not open it"
+            )
+    content = _Plain(io.BytesIO(data)).load()
+    rest, seen = [content], 0
+    while rest:  # what stands in several places is counted in each
+        one = rest.pop()
+        seen += 1
+        if seen + len(rest) > 2 * steps + 100:
+            raise ValueError(
+                "it repeats itself more often than its size allows, as no flight recorder does; do not open it"
+            )
+        if isinstance(one, dict):
+            rest += [*one.keys(), *one.values()]
+        elif isinstance(one, (list, tuple)):
+            rest += one
+    return content
+
+
+def _decoded(data: bytes) -> Dump:
+    if data.lstrip()[:1] == b"{":
+        dump = msgspec.json.decode(data, type=Dump, strict=False)
+    else:
+        dump = msgspec.convert(_unpickled(data), Dump, strict=False)
+    for group in dump.pg_config.values():
+        msgspec.json.decode(group.ranks, type=list[int])
+    return dump
+
+
+def read(folder: Path, *, max_bytes: int = MAX_BYTES) -> dict[int, Dump]:
+    """The dumps in a folder, by rank: files whose names end with the rank, as in ``rank3.json`` or NCCL's ``fr_3``.
+
+    Args:
+        max_bytes: of a file; a larger one is refused.
+
+    Raises:
+        ValueError: a file is none, is damaged or too large, or is a pickle that would run code; says which. OSError.
     """
     dumps = {}
     for path in sorted(folder.iterdir()):
@@ -96,11 +145,22 @@ def read(folder: Path) -> dict[int, Dump]:
             continue
         try:
             with path.open("rb") as file:
-                is_json = file.peek(1).lstrip()[:1] == b"{"
-                content = msgspec.json.decode(file.read()) if is_json else _Plain(file).load()
-            dumps[int(found[1])] = msgspec.convert(content, Dump, strict=False)
-        except (ValueError, pickle.UnpicklingError, EOFError, IndexError, KeyError, AttributeError, TypeError) as error:
-            raise ValueError(f"{path} is no flight recorder's dump: {error}") from error
+                data = file.read(max_bytes + 1)
+            if len(data) > max_bytes:
+                raise ValueError(f"it has more than {max_bytes:,} bytes; read(folder, max_bytes=...) takes more")
+            dumps[int(found[1])] = _decoded(data)
+        except RecursionError:
+            raise ValueError(f"{path} is no flight recorder's dump: it nests too deep") from None
+        except (
+            ValueError,
+            pickle.UnpicklingError,
+            EOFError,
+            LookupError,
+            AttributeError,
+            TypeError,
+            MemoryError,
+        ) as error:
+            raise ValueError(f"{path} is no flight recorder's dump: {error or type(error).__name__}") from error
     if not dumps:
         raise ValueError(f"{folder} has no file whose name ends with a rank, such as rank0.json or fr_0")
     return dumps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
 
@@ -46,6 +47,36 @@ def test_a_damaged_file_is_named(tmp_path, content):
     (tmp_path / "rank0.json").write_bytes(content)
     with pytest.raises(ValueError, match=r"rank0\.json is no flight recorder's dump"):
         read(tmp_path)
+
+
+ITSELF = pickle.dumps([0], 2).replace(b"K\x00a", b"h\x00a")  # a list that holds itself
+LISTS = functools.reduce(lambda inner, _: [inner] * 10, range(30), [0])  # ten times ten times ten ...
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"\x80\x02]r\xff\xff\xff\xff.", "it keeps something under the number 4,294,967,295 and has 9 bytes"),
+        (b"\x80\x04\x8d" + b"\xff" * 7 + b"\x0fx.", "bytes"),  # a text of 2**60 bytes
+        (b"\x80\x05\x96" + b"\xff" * 7 + b"\x0fx.", "bytes"),  # a bytearray
+        (pickle.dumps({"entries": LISTS}, 2), "it repeats itself"),
+        (ITSELF, "it repeats itself"),
+        (b"\x80\x02" + b"(" * 1000 + b"t" * 1000 + b".", "Expected"),
+        (b'{"x":' + b"[" * 100_000, "it nests too deep"),
+        (b'{"pg_config": {"0": {"ranks": "[x]"}}}', "JSON is malformed"),
+    ],
+)
+def test_a_file_that_asks_for_more_than_a_dump_does_is_named(tmp_path, content, says):
+    (tmp_path / "rank0").write_bytes(content)
+    with pytest.raises(ValueError, match=rf"rank0 is no flight recorder's dump: .*{says}"):
+        read(tmp_path)
+
+
+def test_a_large_file_is_read_when_that_is_asked_for(tmp_path):
+    (tmp_path / "rank0.json").write_bytes(msgspec.json.encode(all_gathers(100)))
+    with pytest.raises(ValueError, match=r"rank0\.json .* it has more than 1,000 bytes; read\(folder, max_bytes=...\)"):
+        read(tmp_path, max_bytes=1000)
+    assert read(tmp_path, max_bytes=100_000)[0] == all_gathers(100)
 
 
 def test_the_command(tmp_path, capsys):
