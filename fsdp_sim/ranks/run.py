@@ -26,6 +26,7 @@ from fsdp_sim.ranks.parcel import pack, unpack
 from fsdp_sim.ranks.plain import MAX_BYTES, decode
 from fsdp_sim.ranks.watchdog import RankView, State, Verdict, Watchdog, how_it_ended, listed, report
 from fsdp_sim.timeline import Event, Header, Timeline
+from fsdp_sim.timeline.call_sites import remember
 
 MAX_RANKS = 64
 DEVICES = ("cpu", "cuda")
@@ -158,6 +159,8 @@ def run(
         results.written_bytes = [_on_the_wire(ranks, r, n, inboxes[r]) for r, n in enumerate(written)]
         results.ready_s = float(ranks.board.status["ready_s"].max()) - start_s
     events = [event for message in messages for event in _events(message.events, limits)]
+    if not limits:  # else it is another's code, which may name any file
+        remember(events)
     results.timeline = Timeline(_header(world_size, hardware, network, title), events)
     results.wall_s = time.monotonic() - start_s
     if show_output:

@@ -11,10 +11,14 @@ from __future__ import annotations
 
 import sys
 import sysconfig
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from fsdp_sim.timeline.timeline import Event
 
 Calls: TypeAlias = list[tuple[CodeType, int]]
 """Code objects and where in them the call stood, innermost first."""
@@ -23,6 +27,8 @@ PACKAGE = Path(__file__).parents[1]
 MINI = f"{PACKAGE.name}/mini/"
 # What opens an event on behalf of the line that issues it.
 OPENERS = (f"{MINI}recording.py", f"{MINI}streams.py", f"{MINI}siblings/watch.py")
+RECORDED: set[str] = set()
+"""The files that runs of this process, and of its ranks, were seen to run: what a figure may quote lines of."""
 _LIBRARIES = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _GENERATED = ("<frozen", "<string>", "<eval_with_key>")
 _kept: dict[str, bool] = {}  # by name of a file: whether it is the learner's or the mini's
@@ -48,6 +54,12 @@ def located(found: Calls) -> dict[str, Any]:
     return {"source": lines[0] if lines else "", "stack": tuple(reversed(lines[1:]))}
 
 
+def remember(events: Iterable[Event]) -> None:
+    """Note the files of events that this process has from its own ranks."""
+    places = {place for event in events for place in (event.source, *event.stack)}
+    RECORDED.update(place.rpartition(":")[0] for place in places)
+
+
 def _is_kept(name: str) -> bool:
     """Whether a file is the learner's or the mini's; libraries and the rest of this package only stand in between."""
     torch = getattr(sys.modules.get("torch"), "__path__", [])
@@ -63,4 +75,5 @@ def _file_and_line(name: str, code: CodeType, offset: int) -> str:
     line = next((line for start, end, line in code.co_lines() if start <= offset < end and line), code.co_firstlineno)
     if name.startswith(f"{PACKAGE}/"):  # the same wherever the package is installed
         name = Path(name).relative_to(PACKAGE.parent).as_posix()
+    RECORDED.add(name)
     return f"{name}:{line}"

@@ -16,7 +16,7 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
 from fsdp_sim.timeline import Event
-from fsdp_sim.timeline.call_sites import MINI, PACKAGE
+from fsdp_sim.timeline.call_sites import MINI, PACKAGE, RECORDED
 
 CELL = re.compile(r"ipykernel_\d+[/\\]|<ipython-input-(\d+)")
 FILE_AND_LINE = re.compile(r"(?P<file>.+?)(?::(?P<line>\d{1,9})|\((?P<at>\d{1,9})\)(?:: .*)?)", re.DOTALL)
@@ -60,8 +60,11 @@ def place(source: str) -> Place | None:
         return None
     name = found["file"]
     path = str(PACKAGE.parent / name) if name.startswith(MINI) else name
-    # A timeline may come from elsewhere: it names a file of Python, not any file of this machine.
-    lines = tuple(linecache.getlines(path)) if path.endswith(".py") or path in linecache.cache else ()
+    # A timeline may come from elsewhere, and a page may be passed on: of a file that no run here was seen to run, nor
+    # came from the mini or a cell, the name is all that is told.
+    is_cell = CELL.search(name) and name in linecache.cache
+    known = (name.startswith(MINI) and ".." not in name) or name in RECORDED or is_cell
+    lines = tuple(linecache.getlines(path)) if known and (path.endswith(".py") or is_cell) else ()
     return Place(_title(name), line, _function(lines, line), name.startswith(MINI), lines)
 
 

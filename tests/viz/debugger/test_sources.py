@@ -7,13 +7,20 @@ import msgspec
 import pytest
 
 from fsdp_sim.timeline import Op, Phase, Timeline
+from fsdp_sim.timeline.call_sites import remember
 from fsdp_sim.viz.debugger.sources import learners_line, listing, minis_line, place, places
 from tests.timeline.strategies import op
+
+
+def recorded(file: Path) -> None:
+    """As if a run of this process had been there."""
+    remember([op(0, 1, source=f"{file}:1")])
 
 
 def test_a_line_has_its_file_function_and_text(tmp_path: Path) -> None:
     file = tmp_path / "train.py"
     file.write_text("class Net:\n    def forward(self, x):\n        return x + 1\n")
+    recorded(file)
     found = place(f"{file}:3")
     assert found is not None
     assert (found.label, found.text, found.in_mini) == ("train.py:3, in Net.forward", "return x + 1", False)
@@ -22,6 +29,7 @@ def test_a_line_has_its_file_function_and_text(tmp_path: Path) -> None:
 def test_a_line_that_ends_in_a_bracket_is_told_with_the_next(tmp_path: Path) -> None:
     file = tmp_path / "train.py"
     file.write_text("with (\n    span() as s,\n    other(),\n):\n    pass\n")
+    recorded(file)
     found = place(f"{file}:1")
     assert found is not None
     assert found.text == "with (span() as s,"
@@ -47,9 +55,24 @@ def test_what_names_no_line_is_no_place(source: str) -> None:
     assert place(source) is None
 
 
+@pytest.mark.parametrize("name", ["settings.py", "ipykernel_1/settings.py", "ipykernel_1/456/../settings.py"])
+def test_a_strangers_timeline_makes_no_file_of_this_machine_be_quoted(tmp_path: Path, name: str) -> None:
+    secret = tmp_path / name
+    (secret.parent if ".." not in name else tmp_path / "ipykernel_1" / "456").mkdir(parents=True, exist_ok=True)
+    secret.write_text("PASSWORD = 'swordfish'\n")
+    for event in (
+        op(0, 1, source=f"{secret}:1"),
+        op(0, 1, source="fsdp_sim/mini/../spec/model.py:1", stack=(f"{secret}(1): f",)),
+    ):
+        for found in places(event):
+            assert (found.lines, found.text, listing(found)) == ((), "", "")
+            assert found.title
+
+
 def test_only_python_is_read(tmp_path: Path) -> None:
     secret = tmp_path / "secret.txt"
     secret.write_text("the password\n")
+    recorded(secret)
     found = place(f"{secret}:1")
     assert found is not None
     assert (found.lines, listing(found)) == ((), "")
@@ -58,6 +81,7 @@ def test_only_python_is_read(tmp_path: Path) -> None:
 def test_the_listing_marks_the_line_and_escapes_all(tmp_path: Path) -> None:
     file = tmp_path / "evil.py"
     file.write_text("\n".join(f"x{i} = '<script>alert({i})</script>'" for i in range(1, 40)))
+    recorded(file)
     found = place(f"{file}:20")
     assert found is not None
     html = listing(found)
@@ -71,6 +95,7 @@ def test_the_listing_marks_the_line_and_escapes_all(tmp_path: Path) -> None:
 def test_a_line_beyond_the_end_of_a_file_that_has_changed(tmp_path: Path) -> None:
     file = tmp_path / "short.py"
     file.write_text("x = 1\n")
+    recorded(file)
     found = place(f"{file}:500")
     assert found is not None
     assert (found.text, listing(found)) == ("", "")
@@ -79,6 +104,7 @@ def test_a_line_beyond_the_end_of_a_file_that_has_changed(tmp_path: Path) -> Non
 def test_what_is_no_python_is_listed_all_the_same(tmp_path: Path) -> None:
     file = tmp_path / "cell.py"
     file.write_text("%%time\ntrain(\n\x00 <b>\n")
+    recorded(file)
     found = place(f"{file}:2")
     assert found is not None
     assert found.function == ""
