@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -15,8 +17,9 @@ from labs.evaluation import sample
 from labs.meters import Memory, flops_per_token, median_step_s, memory_bytes, mfu, of_ranks, peak_flops
 from labs.metrics import Metrics
 from labs.models import empty
+from labs.points import point
 from labs.prediction import predict
-from labs.profiling import Recording, gathered, profiled
+from labs.profiling import Recording, gathered, profiled, said_by_any
 from labs.report import Compared, Report, compare, hardware, summary_line, versions
 from labs.run_summary import Summary, summarize
 from labs.simulated import simulated
@@ -81,19 +84,7 @@ class Closing:
             )  # fmt: skip
             position = batch.next
 
-        units = find_units(empty(run.model), run.config.wrap).names
-        timeline = None
-        try:
-            with profiled(rank=run.place.rank, api=run.config.api, device=run.device.type, units=units) as profile:
-                for _ in range(steps):
-                    step()
-            timeline = profile.timeline
-        except ValueError as error:  # a recording that cannot be read; the other ranks wait below
-            self._unread = str(error)
-        try:
-            self._recording = gathered(timeline)
-        except ValueError as error:
-            self._unread = str(error)
+        self._recording = self._recorded(step, steps)
         if not counted:
             return
         if run.device.type == "cuda":
@@ -104,6 +95,40 @@ class Closing:
             held = meter.peak_bytes
         most = _gather(torch.tensor([held], dtype=torch.int64, device=run.device))
         self._tensor_bytes = int(most.max())
+
+    def _recorded(self, step: Callable[[], None], steps: int) -> Recording | None:
+        """Some steps, as all ranks recorded them; what went wrong with the recording on any rank all ranks are told.
+
+        Whoever cannot record would else not be in the collectives in which the others are.
+        """
+        run = self.training.run
+        at, timeline = run.place.rank, None
+        with ExitStack() as profiler:
+            try:
+                units = find_units(empty(run.model), run.config.wrap).names
+                point("profile-start")
+                profile = profiler.enter_context(
+                    profiled(rank=at, api=run.config.api, device=run.device.type, units=units)
+                )
+            except Exception as error:
+                self._unread = _told(at, error)
+            self._unread = said_by_any(self._unread)
+            if self._unread:
+                return None
+            for _ in range(steps):
+                step()
+            try:
+                profiler.close()
+                point("profile-read")
+                timeline = profile.timeline
+            except Exception as error:
+                self._unread = _told(at, error)
+        self._unread = said_by_any(self._unread)
+        try:
+            return gathered(timeline)
+        except Exception as error:  # on rank 0, which has all of them: nobody waits any more
+            self._unread = _told(at, error)
+            return None
 
     def report(self) -> None:
         """On rank 0, when the ranks have parted: a prediction on CPUs times pieces, and wants the cores for itself."""
@@ -116,7 +141,10 @@ class Closing:
         flops = flops_per_token(run.model, config.seq_len)
         compared: list[Compared] = []
         sentences: list[str] = []
-        summary = self._summary()
+        try:
+            summary = self._summary()
+        except Exception as error:
+            summary, self._unread = None, _told(0, error)
         exposed_s = summary.exposed_s if summary else None
         if summary:
             sentences.append(f"Recorded: {summary.line()}.")
@@ -180,6 +208,12 @@ class Closing:
         except ValueError:  # the simulator does not know this GPU or cannot play this: the prediction says so
             predicted = None
         return summarize(self._recording.timeline, predicted)
+
+
+def _told(rank: int, error: Exception) -> str:
+    """Our own sentences as they are, others with their type."""
+    said = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+    return f"rank {rank}: {said}"
 
 
 def _gather(mine: torch.Tensor) -> torch.Tensor:

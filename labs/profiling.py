@@ -146,6 +146,15 @@ def gathered(mine: Timeline | None) -> Recording | None:
     raise ValueError(wrong[0])
 
 
+def said_by_any(said: str) -> str:
+    """What was said on any rank, the lowest first, on all of them; empty if nothing was. A collective call."""
+    everyone = [said]
+    if dist.is_initialized():
+        everyone = [""] * dist.get_world_size()
+        dist.all_gather_object(everyone, said)
+    return next(filter(None, everyone), "")
+
+
 def _named(timeline: Timeline, units: Sequence[str]) -> Timeline:
     """With the names of FSDP1's units, which are counted in the order of forward, if there are so many."""
     names = {f"unit.{i}": name for i, name in enumerate(units)}

@@ -144,6 +144,13 @@ class TestProfile:
         assert tensors_of(checkpoints(profiled)[-1]) == tensors_of(checkpoints(plain)[-1])
         assert not (plain.out / "timeline.jsonl.gz").exists()
 
+    @pytest.mark.parametrize("where", ["profile-start", "profile-read"])
+    def test_a_rank_that_cannot_record_leaves_the_others_in_no_collective(self, start, where):
+        job = start("--profile=2", faults=f"raise:{where}@*@1")
+        assert job.wait(120) == 0, job.printed
+        (said,) = [line for line in report(job)["explanation"] if "was not measured" in line]
+        assert said.startswith("Exposed communication was not measured: rank 1: RuntimeError: the fault raise:")
+
 
 class TestPrediction:
     def test_stands_beside_the_measurement(self, predicted):
