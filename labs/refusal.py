@@ -22,6 +22,8 @@ from labs.training import NoGoodCheckpointError
 
 OTHERS_S = 10.0
 """torchrun ends all ranks when one fails: let rank 0 speak. Who is still here after it has a trouble of its own."""
+TIMES, HEARS_S = 3, 3.0
+"""How often an agent is told, and how long after that it has ended its ranks."""
 
 
 def refused(error: BaseException, place: Place, agent: int) -> int:
@@ -49,6 +51,15 @@ def refused(error: BaseException, place: Place, agent: int) -> int:
             "prints now is only how it leaves",
             file=sys.stderr, flush=True,
         )  # fmt: skip
-        with suppress(OSError):
-            os.kill(agent, signal.SIGTERM)
+        _end(agent)
     return 2
+
+
+def _end(agent: int) -> None:
+    """Tell the agent to leave, and be ended by it. Again if it has not heard: what a signal handler raises is lost
+    where Python ignores exceptions, as in what it calls after a fork."""
+    for _ in range(TIMES):
+        if os.getppid() == agent:
+            with suppress(OSError):
+                os.kill(agent, signal.SIGTERM)
+            time.sleep(HEARS_S)

@@ -19,7 +19,7 @@ from tests.faults.test_damaged import flip_a_bit
 def test_a_refusal(start, argument, says):
     job = start(argument, max_restarts=9)
     assert job.wait(60) == 1
-    assert job.printed.count(says) == 1
+    assert job.printed.count(says) == 1, job.printed
     assert "not to try 9 times more" in job.printed
     assert not job.ranks()
 
