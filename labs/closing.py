@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -17,7 +16,6 @@ from labs.evaluation import sample
 from labs.meters import Memory, flops_per_token, median_step_s, memory_bytes, mfu, of_ranks, peak_flops
 from labs.metrics import Metrics
 from labs.models import empty
-from labs.points import point
 from labs.prediction import predict
 from labs.profiling import Recording, gathered, profiled, said_by_any
 from labs.report import Compared, Report, compare, hardware, summary_line, versions
@@ -97,37 +95,22 @@ class Closing:
         self._tensor_bytes = int(most.max())
 
     def _recorded(self, step: Callable[[], None], steps: int) -> Recording | None:
-        """Some steps, as all ranks recorded them; what went wrong with the recording on any rank all ranks are told.
-
-        Whoever cannot record would else not be in the collectives in which the others are.
-        """
-        run = self.training.run
-        at, timeline = run.place.rank, None
-        with ExitStack() as profiler:
-            try:
-                units = find_units(empty(run.model), run.config.wrap).names
-                point("profile-start")
-                profile = profiler.enter_context(
-                    profiled(rank=at, api=run.config.api, device=run.device.type, units=units)
-                )
-            except Exception as error:
-                self._unread = _told(at, error)
-            self._unread = said_by_any(self._unread)
-            if self._unread:
-                return None
-            for _ in range(steps):
-                step()
-            try:
-                profiler.close()
-                point("profile-read")
-                timeline = profile.timeline
-            except Exception as error:
-                self._unread = _told(at, error)
+        """Some steps, as all ranks recorded them; what went wrong with that on any rank all ranks are told."""
+        run, timeline = self.training.run, None
+        rank = run.place.rank
+        units = find_units(empty(run.model), run.config.wrap).names
+        try:
+            with profiled(rank=rank, api=run.config.api, device=run.device.type, units=units) as profile:
+                for _ in range(steps):
+                    step()
+            timeline = profile.timeline
+        except ValueError as error:  # the profiler failed, or what it wrote cannot be read: the steps were done
+            self._unread = f"rank {rank}: {error}"
         self._unread = said_by_any(self._unread)
         try:
             return gathered(timeline)
-        except Exception as error:  # on rank 0, which has all of them: nobody waits any more
-            self._unread = _told(at, error)
+        except ValueError as error:
+            self._unread = str(error)
             return None
 
     def report(self) -> None:
@@ -144,7 +127,7 @@ class Closing:
         try:
             summary = self._summary()
         except Exception as error:
-            summary, self._unread = None, _told(0, error)
+            summary, self._unread = None, f"{type(error).__name__}: {error}"
         exposed_s = summary.exposed_s if summary else None
         if summary:
             sentences.append(f"Recorded: {summary.line()}.")
@@ -208,12 +191,6 @@ class Closing:
         except ValueError:  # the simulator does not know this GPU or cannot play this: the prediction says so
             predicted = None
         return summarize(self._recording.timeline, predicted)
-
-
-def _told(rank: int, error: Exception) -> str:
-    """Our own sentences as they are, others with their type."""
-    said = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-    return f"rank {rank}: {said}"
 
 
 def _gather(mine: torch.Tensor) -> torch.Tensor:

@@ -26,6 +26,7 @@ from torch.profiler import ProfilerActivity
 from fsdp_sim.timeline import RECORDER, Event, Header, Timeline
 from fsdp_sim.timeline.kineto import read_kineto
 from labs.clocks import merged
+from labs.points import point
 
 
 class Profile:
@@ -96,6 +97,7 @@ def profiled(*, rank: int = 0, api: str = "fsdp2", device: str = "cpu", units: S
         recording = torch.profiler.profile(activities=activities, record_shapes=True)
         wrong: list[str] = []
         with _noted(wrong):
+            point("profile-start")
             recording.start()
         try:
             yield profile
@@ -106,6 +108,7 @@ def profiled(*, rank: int = 0, api: str = "fsdp2", device: str = "cpu", units: S
                 recording.stop()
         with _noted(wrong), tempfile.TemporaryDirectory() as folder:
             trace = Path(folder, f"rank{rank}.json")
+            point("profile-read")
             recording.export_chrome_trace(str(trace))
             profile.timeline = _named(read_kineto(trace, rank=rank), units)
         if wrong:

@@ -149,7 +149,9 @@ class TestProfile:
         job = start("--profile=2", faults=f"raise:{where}@*@1")
         assert job.wait(120) == 0, job.printed
         (said,) = [line for line in report(job)["explanation"] if "was not measured" in line]
-        assert said.startswith("Exposed communication was not measured: rank 1: RuntimeError: the fault raise:")
+        assert said.startswith(
+            "Exposed communication was not measured: rank 1: torch.profiler: RuntimeError: the fault"
+        )
 
 
 class TestPrediction:
