@@ -12,7 +12,9 @@ What not every step needs has a short file of its own:
     streams       GPU streams, and what stands in on CPU    prefetch   who issues the next all-gather, and when
     precision     dtypes, and who divides by the ranks      hsdp       meshes: shard and replicate; smaller ones
     accumulation  what a micro-batch communicates           offload    shards and gradients in host memory
+    autograd      hooks in backward, and `torch.func`       extensions float8 and others: what is gathered instead
     recording     what all of them tell the timeline; the mini trains the same without it
+    labels        what they tell torch's profiler and log
 
 Each layer talks only to the one below it. Names, order of operations and errors are those of
 `torch.distributed.fsdp._fully_shard` (torch 2.13), so what you learn here you can look up there.

@@ -17,8 +17,10 @@ from typing import Any, NoReturn, cast
 
 import torch
 from torch import nn
+from torch.distributed._composable.contract import REGISTRY_KEY, RegistryItem
 from torch.distributed.device_mesh import DeviceMesh, _get_device_handle
 from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy
+from typing_extensions import deprecated
 
 from fsdp_sim.mini.accumulation import AccumulationMethods
 from fsdp_sim.mini.group import FSDPParamGroup
@@ -65,7 +67,8 @@ def fully_shard(
         ValueError: a container without a forward, a scalar parameter, a mesh of 3 or more dimensions, a
             ``reshard_after_forward`` that does not fit the mesh.
         AssertionError: a module sharded already, a 2-D mesh without names.
-        NotImplementedError: a parameter that is not contiguous or a DTensor, a placement on another dimension.
+        IndexError: no modules. RuntimeError: a lazy module that has not seen an input. TypeError: a DTensor parameter.
+        NotImplementedError: a parameter that is not contiguous or tensor parallel, a placement on another dimension.
     """
     modules = root_modules([module] if isinstance(module, nn.Module) else list(module))
     if dp_mesh_dims is not None:
@@ -86,6 +89,7 @@ def fully_shard(
     state = FSDPState(modules, group, device, mp_policy, auto_reshard_after_forward=auto)
     for m in modules:
         m._fsdp_state = state  # type: ignore[assignment]
+        m.__dict__.setdefault(REGISTRY_KEY, {})["fully_shard"] = RegistryItem()  # torch's `replicate` passes it by
         m.__class__ = _fsdp_class(type(m))
     for m in managed:  # torch.compile reads these: parameters are swapped under it, so it must not take them as given
         m._is_fsdp_managed_module = m._fsdp_use_orig_params = True  # type: ignore[assignment]
@@ -158,6 +162,11 @@ class FSDPModule(PrefetchMethods, AccumulationMethods):
     def set_gradient_divide_factor(self, factor: float) -> None:
         """Divide the summed gradients of this module's group by ``factor`` instead of the number of ranks."""
         self._set_on_groups(False, gradient_divide_factor=factor)
+
+    @deprecated("Use `set_gradient_divide_factor` instead")
+    def set_reduce_scatter_divide_factor(self, factor: float) -> None:
+        """The name of `set_gradient_divide_factor` in torch 2.5; deprecated."""
+        self.set_gradient_divide_factor(factor)
 
     def set_force_sum_reduction_for_comms(self, enable: bool) -> None:
         """Whether collectives may only sum; dividing is then an operation of its own."""

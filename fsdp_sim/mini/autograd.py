@@ -4,10 +4,15 @@
     inputs    their gradient is computed by the unit's backward, last of all: the node runs `post_backward`
 
 Inputs and outputs may be nested in lists, dicts, named tuples and dataclasses.
+
+[Note: torch.func]  The transforms of `torch.func` (grad, vjp, jvp, jacrev) wrap every tensor that is made inside them,
+and the wrappers are dead outside. So what outlives the forward, the unsharded parameters above all, is made
+`outside_functorch`, and the autograd functions have what a transform asks of them: a ``setup_context`` and a ``jvp``.
 """
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections import deque
 from collections.abc import Callable
@@ -23,15 +28,46 @@ if TYPE_CHECKING:
 class RegisterPostBackwardFunction(torch.autograd.Function):
     """The identity on a unit's inputs. Its backward runs once their gradients are known: the unit's own is done."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, group: FSDPParamGroup, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.group = group
+    def forward(group: FSDPParamGroup, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return inputs
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.group = inputs[0]
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         ctx.group.post_backward()
         return (None, *grads)
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, *tangents: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tangents
+
+
+class RegisterPreBackwardFunction(torch.autograd.Function):
+    """The identity on an output inside `torch.func`, where a tensor may not say that it needs a gradient."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(hook: Callable[[torch.Tensor], torch.Tensor], output: torch.Tensor) -> torch.Tensor:
+        return output
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.hook = inputs[0]
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[None, torch.Tensor]:
+        return None, ctx.hook(grad)
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, tangent: torch.Tensor | None) -> torch.Tensor | None:
+        return None if tangent is None else RegisterPreBackwardFunction.apply(ctx.hook, tangent)
 
 
 def register_post_backward(group: FSDPParamGroup, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -46,10 +82,10 @@ def register_post_backward(group: FSDPParamGroup, args: Any, kwargs: Any) -> tup
     return _apply_to_tensors(lambda t: outputs.popleft() if t.requires_grad else t, (args, kwargs))
 
 
-def register_pre_backward(output: Any, hook: Callable[[torch.Tensor], torch.Tensor], name: str) -> None:
-    """Put the hook on all tensors of an output that need a gradient."""
+def register_pre_backward(output: Any, hook: Callable[[torch.Tensor], torch.Tensor], name: str) -> Any:
+    """The output of a forward, with the hook on all its tensors that need a gradient."""
     if not torch.is_grad_enabled():
-        return
+        return output
     for tensor in grad_tensors(output):
         if tensor._base is not None:
             warnings.warn(
@@ -58,6 +94,29 @@ def register_pre_backward(output: Any, hook: Callable[[torch.Tensor], torch.Tens
                 stacklevel=2,
             )
         tensor.register_hook(hook)
+    if not torch._C._are_functorch_transforms_active():
+        return output
+
+    def hooked(tensor: torch.Tensor) -> torch.Tensor:
+        differentiable = tensor.is_floating_point() or tensor.is_complex()
+        if tensor.requires_grad or not differentiable:
+            return tensor
+        return RegisterPreBackwardFunction.apply(hook, tensor)
+
+    return _apply_to_tensors(hooked, output)
+
+
+def outside_functorch(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Run a method outside of the transforms of `torch.func`, see [Note: torch.func]."""
+
+    @functools.wraps(method)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if not torch._C._are_functorch_transforms_active():
+            return method(*args, **kwargs)
+        with torch._C._DisableFuncTorch():
+            return method(*args, **kwargs)
+
+    return run
 
 
 def grad_tensors(tree: Any) -> list[torch.Tensor]:

@@ -23,7 +23,7 @@ from torch.distributed import ProcessGroup
 
 from fsdp_sim.mini import recording, versions
 from fsdp_sim.mini.offload import grad_to_cpu
-from fsdp_sim.mini.param import FSDPParam, local_tensor
+from fsdp_sim.mini.param import FSDPParam, Piece, local_tensor
 from fsdp_sim.mini.precision import Division, all_gather_inputs, div_if_needed, to_dtype
 from fsdp_sim.mini.streams import FSDPCommContext, PendingCollective, TrainingState
 from fsdp_sim.timeline import RECORDER, Lane, Memory, Op
@@ -50,8 +50,8 @@ class AllGatherResult:
 
     unit: str
     output: torch.Tensor | None  # G, 1D: W * sum(split_sizes)
-    split_sizes: list[int]  # padded elements each parameter contributes per rank
-    dtypes: list[torch.dtype]  # of each parameter; if they differ G is bytes, and so are the sizes
+    pieces: list[list[Piece]]  # of each parameter
+    split_sizes: list[int]  # elements of all pieces; bytes where dtypes differ, for then G is bytes
     pending: PendingCollective | None
     async_op: bool
 
@@ -79,9 +79,10 @@ def foreach_all_gather(
         return AllGatherResult(unit, None, [], [], None, async_op)
     copy_in_stream, all_gather_stream = ctx.get_all_gather_streams(async_op, training_state)
     with ctx.device_handle.stream(copy_in_stream):
-        inputs = all_gather_inputs(fsdp_params)  # each 1D, padded
-        dtypes = [t.dtype for t in inputs]
-        if len(set(dtypes)) > 1:
+        of_params = all_gather_inputs(fsdp_params)  # each 1D, padded
+        pieces = [[(t.numel(), t.dtype) for t in tensors] for tensors in of_params]
+        inputs = [t for tensors in of_params for t in tensors]
+        if len({t.dtype for t in inputs}) > 1:
             inputs = [t.view(torch.uint8) for t in inputs]
         split_sizes = [t.numel() for t in inputs]
         shard_numel = sum(split_sizes)
@@ -90,13 +91,13 @@ def foreach_all_gather(
         own = output.narrow(0, group.rank() * shard_numel, shard_numel)  # in place: the input is part of the output
         with RECORDER.span(Op.AG_COPY_IN, unit, waits_on=(ctx.copied_out,)) as copy_in:
             torch._foreach_copy_(own.split(split_sizes), inputs)
-        del inputs
+        del inputs, of_params
     all_gather_stream.wait_stream(copy_in_stream)
     with ctx.device_handle.stream(all_gather_stream), RECORDER.label(unit):
         pending = PendingCollective(Op.ALL_GATHER, unit, output, group, copy_in)
         work = all_gather_single(output, own, group, async_op or ctx.on_cpu)
         pending.issued(work, all_gather_stream.record_event())
-    return AllGatherResult(unit, output, split_sizes, dtypes, pending, async_op)
+    return AllGatherResult(unit, output, pieces, split_sizes, pending, async_op)
 
 
 @torch.no_grad()
@@ -112,18 +113,18 @@ def foreach_all_gather_copy_out(
         return _copy_without_gather(result.unit, fsdp_params)
     assert result.output is not None
     result.pending.wait(ctx.current_stream())
-    for p, dtype in zip(fsdp_params, result.dtypes, strict=True):
-        p.alloc_unsharded_param(dtype, world_size)
+    for p, pieces in zip(fsdp_params, result.pieces, strict=True):
+        p.alloc_unsharded_param(pieces, world_size)
         recording.allocated(Memory.UNSHARDED, result.unit, p.unsharded_bytes, Lane.COMPUTE)
-    pieces = result.output.view(world_size, -1)  # (W, sum of padded elements)
-    outs = [p.all_gather_output.view(world_size, -1) for p in fsdp_params]  # each (W, padded elements)
-    if pieces.dtype == torch.uint8:
+    gathered = result.output.view(world_size, -1)  # (W, sum of padded elements)
+    outs = [out.view(world_size, -1) for p in fsdp_params for out in p.all_gather_outputs]  # each (W, padded elements)
+    if gathered.dtype == torch.uint8:
         outs = [out.view(torch.uint8) for out in outs]
     with (
         RECORDER.span(Op.AG_COPY_OUT, result.unit, waits_on=(result.pending.seq,)) as copy_out,
         _same_version(outs),
     ):
-        torch.split_with_sizes_copy(pieces, result.split_sizes, dim=1, out=outs)
+        torch.split_with_sizes_copy(gathered, result.split_sizes, dim=1, out=outs)
     return copy_out
 
 
@@ -131,11 +132,12 @@ def _copy_without_gather(unit: str, fsdp_params: list[FSDPParam]) -> int:
     """One rank: the shard is the parameter."""
     with RECORDER.span(Op.AG_COPY_OUT, unit) as copy_out:
         for p in fsdp_params:
-            data = p.all_gather_input
-            p.alloc_unsharded_param(data.dtype, 1)
+            inputs = p.all_gather_inputs
+            p.alloc_unsharded_param([(t.numel(), t.dtype) for t in inputs], 1)
             recording.allocated(Memory.UNSHARDED, unit, p.unsharded_bytes, Lane.COMPUTE)
-            with _same_version([p.all_gather_output]):
-                p.all_gather_output.copy_(data)
+            with _same_version(p.all_gather_outputs):
+                for output, data in zip(p.all_gather_outputs, inputs, strict=True):
+                    output.copy_(data)
     return copy_out
 
 

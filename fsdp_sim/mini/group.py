@@ -30,7 +30,7 @@ from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 
 from fsdp_sim.mini import accumulation, recording, versions
-from fsdp_sim.mini.autograd import in_backward, register_post_backward
+from fsdp_sim.mini.autograd import in_backward, outside_functorch, register_post_backward
 from fsdp_sim.mini.collectives import (
     AllGatherResult,
     foreach_all_gather,
@@ -38,6 +38,7 @@ from fsdp_sim.mini.collectives import (
     foreach_reduce_scatter,
 )
 from fsdp_sim.mini.hsdp import FSDPMeshInfo, after_reduce_scatter
+from fsdp_sim.mini.labels import log, logged, ranged
 from fsdp_sim.mini.offload import validate_on_cpu, wait_for_grads
 from fsdp_sim.mini.param import FSDPParam, ShardedState, owners_of
 from fsdp_sim.mini.precision import dtypes_of_trainable, gradient_division
@@ -153,6 +154,7 @@ class FSDPParamGroup:
 
     # Unshard and reshard
 
+    @outside_functorch
     def unshard(self, async_op: bool = False) -> None:
         """Issue the all-gather. Nothing to do if it is under way already (prefetched) or the parameters are whole."""
         if self._all_gather_result is not None or self.is_unsharded:
@@ -162,10 +164,13 @@ class FSDPParamGroup:
         if self._reshard_after_forward_event is not None:  # the slice was made on the compute stream
             self.comm_ctx.wait_all_gather_streams_on_event(self._reshard_after_forward_event)
             self._reshard_after_forward_event = None
-        self._all_gather_result = foreach_all_gather(
-            self.fsdp_params, self._all_gather_process_group, self.comm_ctx, self.unit, async_op, self._training_state
-        )
+        group, state = self._all_gather_process_group, self._training_state
+        with ranged("all_gather", self._module_fqn):
+            self._all_gather_result = foreach_all_gather(
+                self.fsdp_params, group, self.comm_ctx, self.unit, async_op, state
+            )
 
+    @outside_functorch
     def wait_for_unshard(self) -> None:
         """Wait for the all-gather, copy its output into the unsharded parameters and register those on the modules."""
         if self._all_gather_result is None:
@@ -177,7 +182,8 @@ class FSDPParamGroup:
             previous.result.record_free()
             previous = None
         world_size = self._all_gather_process_group.size()
-        self._copy_out = foreach_all_gather_copy_out(result, self.fsdp_params, world_size, ctx)
+        with ranged("all_gather_copy_out", self._module_fqn):
+            self._copy_out = foreach_all_gather_copy_out(result, self.fsdp_params, world_size, ctx)
         self._to_unsharded()
         event = ctx.current_stream().record_event()  # end of the copy-out
         if in_forward and not result.async_op and world_size > 1:  # see [Note: who keeps G alive]
@@ -189,6 +195,7 @@ class FSDPParamGroup:
         if previous is not None:
             previous.result.record_free()
 
+    @outside_functorch
     def reshard(self) -> None:
         """Free the unsharded parameters; after a forward only as far as ``reshard_after_forward`` says."""
         if self._training_state is TrainingState.FORWARD:
@@ -235,20 +242,22 @@ class FSDPParamGroup:
 
     def pre_forward(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Make the parameters whole, and arrange that `post_backward` runs when the inputs' gradients are known."""
-        entering = self._training_state is not TrainingState.FORWARD  # a list of modules enters once
-        self._training_state = TrainingState.FORWARD
-        self.unshard(self.unshard_async_op)
-        self.wait_for_unshard()
-        return register_post_backward(self, args, kwargs) if entering else (args, kwargs)
+        with logged("pre_forward", self._module_fqn):
+            entering = self._training_state is not TrainingState.FORWARD  # a list of modules enters once
+            self._training_state = TrainingState.FORWARD
+            self.unshard(self.unshard_async_op)
+            self.wait_for_unshard()
+            return register_post_backward(self, args, kwargs) if entering else (args, kwargs)
 
     def post_forward(self, module: nn.Module | None, args: Any, output: Any) -> Any:
         """Free the parameters and note the place in the post-forward order."""
-        if not in_backward():  # else: activation checkpointing recomputes, backward is about to read the parameters
-            self.reshard()
-            self._post_forward_indices.append(len(self.comm_ctx.post_forward_order))
-            self.comm_ctx.post_forward_order.append(self)
-        self._training_state = TrainingState.IDLE
-        return output
+        with logged("post_forward", self._module_fqn):
+            if not in_backward():  # else activation checkpointing recomputes: backward is about to read the parameters
+                self.reshard()
+                self._post_forward_indices.append(len(self.comm_ctx.post_forward_order))
+                self.comm_ctx.post_forward_order.append(self)
+            self._training_state = TrainingState.IDLE
+            return output
 
     # Backward
 
@@ -256,35 +265,36 @@ class FSDPParamGroup:
         """Make the parameters whole again, and issue the all-gather of the unit that backward reaches next."""
         if self._training_state is TrainingState.PRE_BACKWARD:
             return  # another output of the same forward came first
-        self._training_state = TrainingState.PRE_BACKWARD
-        self.unshard(self.unshard_async_op)  # nothing to do if prefetched
-        self.wait_for_unshard()
-        accumulation.leave_wider_grads(self.fsdp_params, self.reduce_grads)
-        if default_prefetch:
-            backward_prefetch(self)
+        with logged("pre_backward", self._module_fqn):
+            self._training_state = TrainingState.PRE_BACKWARD
+            self.unshard(self.unshard_async_op)  # nothing to do if prefetched
+            self.wait_for_unshard()
+            accumulation.leave_wider_grads(self.fsdp_params, self.reduce_grads)
+            if default_prefetch:
+                backward_prefetch(self)
 
     def post_backward(self) -> None:
         """Free the parameters and reduce the gradients. Does nothing if the unit took no part in backward."""
+        log("post_backward", self._module_fqn)
         ctx, state_before = self.comm_ctx, self._training_state
         if state_before is TrainingState.PRE_BACKWARD:
             ctx.compute.close_unit(Op.BWD, self.segments[0], self._copy_out)
         self._training_state = TrainingState.POST_BACKWARD
-        for p in self.fsdp_params:
-            accumulation.add_to_accumulated_grad(p)
-        if not self.reduce_grads:  # the whole gradients stay where autograd put them, and accumulate
-            accumulation.cast_wider_grads(self.fsdp_params)
-            if self.reshard_after_backward:
-                self.reshard()
+        with ranged("post_backward_accumulate", self._module_fqn):
             for p in self.fsdp_params:
-                accumulation.keep_in_reduce_dtype(p, self.unit)
-        else:
-            params, grads = accumulation.take_unsharded_grads(self)
+                accumulation.add_to_accumulated_grad(p)
+        with ranged("post_backward_reshard", self._module_fqn):
+            params, grads = accumulation.take_unsharded_grads(self) if self.reduce_grads else ([], [])
             accumulation.cast_wider_grads(self.fsdp_params)
             if self.reshard_after_backward:
                 self.reshard()
-            # see [Note: who keeps I alive]
-            waited_for = ctx.wait_for_reduce_scatters(keep=ctx.reduce_scatter_max_input_buffers - 1)
-            if grads:
+            if not self.reduce_grads:  # the whole gradients stay where autograd put them, and accumulate
+                for p in self.fsdp_params:
+                    accumulation.keep_in_reduce_dtype(p, self.unit)
+        if self.reduce_grads:  # see [Note: who keeps I alive]
+            waited_for = ctx.wait_for_reduce_scatters(ctx.reduce_scatter_max_input_buffers - 1, self._module_fqn)
+        if grads:
+            with ranged("post_backward_reduce", self._module_fqn):
                 # only `pre_backward` sees to it that somebody waits at the end of backward; without it, wait here
                 self._reduce(params, grads, waited_for, wait=state_before is not TrainingState.PRE_BACKWARD)
                 only_some_ran = len(self.modules) > 1 and state_before is TrainingState.FORWARD  # a chunked loss

@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed._composable.contract import RegistryItem, _get_registry
 from torch.distributed.tensor import Shard
+from torch.nn.parameter import UninitializedParameter
 
 from fsdp_sim.mini.state import state_of
 
@@ -20,15 +22,16 @@ def root_modules(modules: list[nn.Module]) -> tuple[nn.Module, ...]:
     """The modules that are not inside another one of the list, each once.
 
     Raises:
-        ValueError: the list is empty, or has a container without a forward.
-        AssertionError: `fully_shard` was applied to one of them before (torch's type).
+        IndexError: the list is empty (torch's type).
+        ValueError: it has a container without a forward.
+        AssertionError: `fully_shard`, this or torch's, was applied to one of them before (torch's type).
     """
     inside = {id(sub) for m in modules for sub in m.modules() if sub is not m}
-    roots = tuple({id(m): m for m in modules if id(m) not in inside}.values())
+    roots = tuple(m for m in modules if id(m) not in inside)
     if not roots:
-        raise ValueError("fully_shard was given no modules; pass a module or a list of modules")
+        raise IndexError("fully_shard was given no modules; pass a module or a list of modules")
     for module in roots:
-        if state_of(module) is not None:
+        if "fully_shard" in applied_to(module) or roots.count(module) > 1:
             raise AssertionError(
                 f"fully_shard has already been applied to this {type(module).__name__}; apply it once to each module"
             )
@@ -40,12 +43,17 @@ def root_modules(modules: list[nn.Module]) -> tuple[nn.Module, ...]:
     return roots
 
 
+def applied_to(module: nn.Module) -> dict[str, RegistryItem]:
+    """Which of torch's composable functions were applied to a module: ``fully_shard``, this one too; ``replicate``."""
+    return _get_registry(module) or {}
+
+
 def managed_modules(roots: tuple[nn.Module, ...]) -> list[nn.Module]:
-    """The modules and all below, without those that are sharded already."""
+    """The modules and all below, without those that are sharded or replicated already."""
     found: dict[nn.Module, None] = {}
 
     def visit(module: nn.Module) -> None:
-        if module not in found and state_of(module) is None:
+        if module not in found and state_of(module) is None and "replicate" not in applied_to(module):
             for child in module.children():
                 visit(child)
             found[module] = None
@@ -61,6 +69,7 @@ def managed_params(
     """Their parameters, each once.
 
     Raises:
+        RuntimeError: a lazy module that has not seen an input (torch's type).
         ValueError: a scalar parameter, or a ``shard_placement_fn`` that returns no placement.
         NotImplementedError: ``shard_placement_fn`` asks for another dimension than 0, or for another mesh.
     """
@@ -69,6 +78,11 @@ def managed_params(
         for name, param in module.named_parameters(recurse=False):
             if param in ignored:
                 continue
+            if isinstance(param, UninitializedParameter):
+                raise RuntimeError(
+                    f"{type(module).__name__}.{name} has no shape yet: give the lazy module an input once, then call "
+                    "fully_shard"
+                )
             if param.ndim == 0:
                 raise ValueError(
                     f"fully_shard doesn't support scalar parameters: change {type(module).__name__}.{name} to a 1D "

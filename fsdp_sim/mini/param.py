@@ -32,14 +32,19 @@ from torch import nn
 from torch._prims_common import make_contiguous_strides_for
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from fsdp_sim.mini import versions
+from fsdp_sim.mini.extensions import extension_of
 from fsdp_sim.mini.hsdp import FSDPMeshInfo
 from fsdp_sim.mini.offload import pin, to_device
 from fsdp_sim.mini.precision import mixed_dtypes, to_dtype
 
 Owner = tuple[nn.Module, str]
 """A module and the name under which it holds a parameter. Tied parameters have several."""
+
+Piece = tuple[int, torch.dtype]
+"""What each rank contributes to an all-gather for a parameter: elements, padding included, and their dtype."""
 
 _uids = count()
 
@@ -61,9 +66,13 @@ class FSDPParam:
         padded_sharded_param_size: shape of what every rank contributes to the all-gather.
         unsharded_accumulated_grad: gradient of the whole parameter in ``reduce_dtype``, see `accumulation`.
         orig_dtype, param_dtype, reduce_dtype: see `precision`.
+        all_gather_outputs: the memory behind the unsharded parameter: one tensor, 1D, padded.
+        extension: of a tensor subclass that is gathered in its own way, see `extensions`; else None.
 
     Raises:
-        NotImplementedError: the parameter is not contiguous, or already a DTensor (tensor parallelism).
+        TypeError, NotImplementedError: a DTensor already, of a mesh without names (torch's type) or with them (tensor
+            parallelism).
+        NotImplementedError: not contiguous.
     """
 
     def __init__(
@@ -81,9 +90,10 @@ class FSDPParam:
         self.pin_memory = isinstance(offload_policy, CPUOffloadPolicy) and offload_policy.pin_memory
         self._param_fqn = f"{type(owners[0][0]).__name__}.{owners[0][1]}"  # full name from the root: at lazy init
         if isinstance(param, DTensor):
-            raise NotImplementedError(
-                f"{self._param_fqn} is already a DTensor with placements {param.placements}; this FSDP shards plain "
-                "parameters only (no tensor parallelism)"
+            named = param.device_mesh.mesh_dim_names and mesh_info.mesh.mesh_dim_names
+            raise (NotImplementedError if named else TypeError)(
+                f"{self._param_fqn} is a DTensor already, with placements {param.placements}: either torch's own "
+                "fully_shard cut it (use one of the two for all of a model), or tensor parallelism, left out here"
             )
         if not param.is_contiguous():
             raise NotImplementedError(
@@ -99,6 +109,7 @@ class FSDPParam:
         self.sharded_state = ShardedState.SHARDED
         self.unsharded_accumulated_grad: torch.Tensor | None = None
         self.grad_offload_event: torch.Event | None = None
+        self.all_gather_outputs: list[torch.Tensor] = []
         self.recorded_grad: Callable[[], object] = lambda: None  # weakly: the whole gradient in the timeline
         self.shard(param)
         module = owners[0][0]
@@ -114,25 +125,24 @@ class FSDPParam:
         self.sharded_size = own.size()
         self.padded_sharded_param_size = torch.Size((rows, *self._orig_size[1:]))
         self._own_padded_memory(own)
-        dtensor = DTensor.from_local(
-            self._padded_rows(), self.mesh_info.mesh, self.mesh_info.placements, run_check=False,
-            shape=self._orig_size, stride=self._orig_stride,
-        )  # fmt: skip
-        self._sharding_spec = dtensor._spec
-        self.sharded_param = nn.Parameter(dtensor, requires_grad=param.requires_grad)
+        meta = TensorMeta(self._orig_size, self._orig_stride, param.dtype)
+        self._sharding_spec = DTensorSpec(self.mesh_info.mesh, self.mesh_info.placements, tensor_meta=meta)
+        self.sharded_param = nn.Parameter(self.to_sharded_dtensor(self._padded_rows()), param.requires_grad)
+        self.extension = extension_of(self, local_tensor(self.sharded_param))
         self._register(self.sharded_param)
 
     def _own_padded_memory(self, own: torch.Tensor) -> None:
-        device = own.device if own.is_meta or self.offload_to_cpu else self.device
-        padded = torch.zeros(self.padded_sharded_param_size, dtype=own.dtype, device=device)
-        padded[: own.size(0)].copy_(own)
+        padded = own.new_zeros(self.padded_sharded_param_size)  # of a tensor subclass, if ``own`` is
+        padded.narrow(0, 0, own.size(0)).copy_(own)
         if self.offload_to_cpu:
             padded = pin(padded, self.pin_memory)
+        elif not padded.is_meta:
+            padded = padded.to(self.device)
         self._sharded_param_data = padded.view(-1)  # 1D, padded: what goes into the all-gather
 
     def _padded_rows(self) -> torch.Tensor:
         """This rank's rows, a view of the padded memory: an optimizer step changes what the next all-gather sends."""
-        return self._sharded_param_data.view(self.padded_sharded_param_size)[: self.sharded_size[0]]
+        return self._sharded_param_data.view(self.padded_sharded_param_size).narrow(0, 0, self.sharded_size[0])
 
     def to_sharded_dtensor(self, local: torch.Tensor) -> DTensor:
         """This rank's rows of the gradient as users see it (`DTensor.from_local`, without its checks)."""
@@ -146,7 +156,8 @@ class FSDPParam:
         local = local_tensor(self.sharded_param)
         if local.is_meta:
             return
-        ours = self._sharded_param_data.untyped_storage().data_ptr()
+        plain = type(self._sharded_param_data) is torch.Tensor  # a subclass may have no memory of its own
+        ours = self._sharded_param_data.untyped_storage().data_ptr() if plain else 0
         if ours and ours == local.untyped_storage().data_ptr():
             pass
         elif local.shape == self.padded_sharded_param_size and not self.offload_to_cpu:
@@ -156,32 +167,46 @@ class FSDPParam:
                 self._own_padded_memory(local)
                 cast(DTensor, self.sharded_param)._local_tensor = self._padded_rows()  # the object stays
         self._sharding_spec = cast(DTensor, self.sharded_param)._spec
+        self.extension = extension_of(self, local_tensor(self.sharded_param))
 
     def init_dtype_attrs(self, mp_policy: MixedPrecisionPolicy) -> None:
+        self.mp_policy = mp_policy
         self.orig_dtype = self.sharded_param.dtype
         self.param_dtype, self.reduce_dtype = mixed_dtypes(mp_policy, self.orig_dtype)
 
     # Moving between the forms
 
-    def alloc_unsharded_param(self, dtype: torch.dtype, world_size: int) -> None:
+    def alloc_unsharded_param(self, pieces: list[Piece], world_size: int) -> None:
         """Give the unsharded parameter memory (U in the programs); what is in it is for the copy-out to write."""
-        if not self.was_gathered:
-            numel = world_size * self.all_gather_input_numel
-            with torch.no_grad():
-                self.all_gather_output = torch.empty(numel, dtype=dtype, device=self.device)  # 1D, padded
-                whole = self.all_gather_output.as_strided(self._orig_size, make_contiguous_strides_for(self._orig_size))
-                self._unsharded_param = nn.Parameter(whole, requires_grad=self.sharded_param.requires_grad)
-            if versions.GRADS_KEEP_ORIGINAL_DTYPE:
-                self._unsharded_param.grad_dtype = self.reduce_dtype
-        storage = self.all_gather_output.untyped_storage()
-        if storage.size() != self.unsharded_bytes:
-            storage.resize_(self.unsharded_bytes)
+        if not self.all_gather_outputs:
+            self.all_gather_outputs = [
+                torch.empty(world_size * numel, dtype=dtype, device=self.device) for numel, dtype in pieces
+            ]
+        for output in self.all_gather_outputs:
+            if (storage := output.untyped_storage()).size() != (n_bytes := output.numel() * output.itemsize):
+                storage.resize_(n_bytes)
 
     def free_unsharded_param(self) -> None:
-        if self.was_gathered and (storage := self.all_gather_output.untyped_storage()).size():
-            storage.resize_(0)
+        for tensor in (*self.all_gather_outputs, *(self.extension.inner_tensors if self.extension else ())):
+            if (storage := tensor.untyped_storage()).size():
+                storage.resize_(0)
+
+    @torch.no_grad()
+    def init_unsharded_param(self) -> None:
+        """Make the unsharded parameter, once, of the memory that was copied into; an extension writes it every time."""
+        out, whole = self._unsharded_param if self.was_gathered else None, self.all_gather_outputs[0]
+        if self.extension is not None:
+            shard, dtype = local_tensor(self.sharded_param), self.param_dtype or self.orig_dtype
+            whole = self.extension.unshard(shard, self.all_gather_outputs, dtype, out)
+        if out is None:
+            whole = torch.as_strided(whole, self._orig_size, make_contiguous_strides_for(self._orig_size), 0)
+            self._unsharded_param = nn.Parameter(whole, requires_grad=self.sharded_param.requires_grad)
+            if versions.GRADS_KEEP_ORIGINAL_DTYPE:
+                self._unsharded_param.grad_dtype = self.reduce_dtype
 
     def to_unsharded(self) -> None:
+        if self.extension is not None or not self.was_gathered:
+            self.init_unsharded_param()
         unsharded_param = self._unsharded_param
         if unsharded_param.requires_grad != self.sharded_param.requires_grad:  # frozen or thawed since the last time
             unsharded_param.requires_grad_(self.sharded_param.requires_grad)
@@ -196,10 +221,20 @@ class FSDPParam:
         self.sharded_state = ShardedState.SHARDED
 
     def to_sharded_post_forward(self, mesh_info: FSDPMeshInfo) -> torch.Tensor:
-        """Keep a slice of the gathered buffer, 1D, and free the rest, see [Note: a slice in between]. Returns it."""
+        """Keep a slice of the gathered buffer, 1D, and free the rest, see [Note: a slice in between]. Returns it.
+
+        Raises:
+            NotImplementedError: of a parameter with an all-gather extension (torch's type).
+        """
+        if self.extension is not None:
+            raise NotImplementedError(
+                f"{self._param_fqn} has an all-gather extension, of which reshard_after_forward cannot keep "
+                f"1/{mesh_info.shard_mesh_size}; pass True or False"
+            )
         n, rank, size = mesh_info.shard_mesh_size, mesh_info.shard_mesh_rank, self._orig_size
-        numel = self.all_gather_output.numel() // n
-        self._sharded_post_forward_param_data = self.all_gather_output.narrow(0, rank * numel, numel).clone()  # 1D
+        whole = self.all_gather_outputs[0]
+        numel = whole.numel() // n
+        self._sharded_post_forward_param_data = whole.narrow(0, rank * numel, numel).clone()  # 1D
         rows = -(-size[0] // n)
         shape = (max(0, min(rows, size[0] - rank * rows)), *size[1:])  # what DTensor expects of this rank
         local = self._sharded_post_forward_param_data.as_strided(shape, make_contiguous_strides_for(size))
@@ -241,21 +276,22 @@ class FSDPParam:
         return self._sharded_param_data
 
     @property
-    def all_gather_input(self) -> torch.Tensor:
-        """1D, padded: this rank's contribution to the all-gather, on the device and in ``param_dtype``."""
+    def all_gather_inputs(self) -> list[torch.Tensor]:
+        """This rank's contribution to the all-gather, on the device and in ``param_dtype``: one tensor, 1D, padded."""
+        if self.extension is not None:
+            shard = local_tensor(self.sharded_param)
+            return self.extension.all_gather_inputs(
+                to_device(shard, self.device) if self.offload_to_cpu else shard, self.mp_policy
+            )
         data = self.local_data
         if self.offload_to_cpu and self.sharded_state is ShardedState.SHARDED:
             data = to_device(data, self.device)
-        return to_dtype(data, self.param_dtype)
-
-    @property
-    def all_gather_input_numel(self) -> int:
-        return self.local_data.numel()
+        return [to_dtype(data, self.param_dtype)]
 
     @property
     def unsharded_bytes(self) -> int:
         """Bytes of U, padding included."""
-        return self.all_gather_output.numel() * self.all_gather_output.itemsize
+        return sum(output.numel() * output.itemsize for output in self.all_gather_outputs)
 
     def take_unsharded_grad(self) -> torch.Tensor | None:
         """Hand over the gradient of the whole parameter, if there is one: the parameter lets go of it."""

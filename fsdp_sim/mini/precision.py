@@ -26,6 +26,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.utils import _apply_to_tensors
 
 from fsdp_sim.mini import versions
+from fsdp_sim.mini.labels import ranged
 
 
 def mixed_dtypes(
@@ -70,31 +71,33 @@ def cast_forward_inputs(policy: MixedPrecisionPolicy, args: Any, kwargs: Any) ->
     """Floating-point tensors in the arguments of a forward, nested ones too, in ``param_dtype``."""
     if policy.param_dtype is None or not policy.cast_forward_inputs:
         return args, kwargs
-    return _cast(args, policy.param_dtype), _cast(kwargs, policy.param_dtype)
+    with ranged("cast_forward_inputs"):
+        return _cast(args, policy.param_dtype), _cast(kwargs, policy.param_dtype)
 
 
 def cast_output_dtype(policy: MixedPrecisionPolicy, output: Any) -> Any:
     """Floating-point tensors that a forward returns, in ``output_dtype``."""
-    return output if policy.output_dtype is None else _cast(output, policy.output_dtype)
+    if policy.output_dtype is None:
+        return output
+    with ranged("cast_forward_outputs"):
+        return _cast(output, policy.output_dtype)
 
 
 def _cast(tree: Any, dtype: torch.dtype) -> Any:
     return _apply_to_tensors(lambda t: to_dtype(t, dtype) if t.is_floating_point() else t, tree)
 
 
-def all_gather_inputs(fsdp_params: list[Any]) -> list[torch.Tensor]:
+def all_gather_inputs(fsdp_params: list[Any]) -> list[list[torch.Tensor]]:
     """What each parameter contributes to the all-gather, 1D; all casts in one kernel, into one temporary."""
-    cast_together = [p.param_dtype is not None and not p.offload_to_cpu for p in fsdp_params]
-    if not any(cast_together):
-        return [p.all_gather_input for p in fsdp_params]
-    to_cast = [p for p, together in zip(fsdp_params, cast_together, strict=True) if together]
-    sizes = [p.all_gather_input_numel for p in to_cast]
+    to_cast = [p for p in fsdp_params if p.param_dtype is not None and not p.offload_to_cpu and p.extension is None]
+    if not to_cast:
+        return [p.all_gather_inputs for p in fsdp_params]
+    data = [p.local_data for p in to_cast]
+    sizes = [t.numel() for t in data]
     casts = torch.empty(sum(sizes), dtype=to_cast[0].param_dtype, device=to_cast[0].device).split(sizes)
-    torch._foreach_copy_(casts, [p.local_data for p in to_cast])
-    done = iter(casts)
-    return [
-        next(done) if together else p.all_gather_input for p, together in zip(fsdp_params, cast_together, strict=True)
-    ]
+    torch._foreach_copy_(casts, data)
+    cast_of = dict(zip(to_cast, casts, strict=True))
+    return [[cast_of[p]] if p in cast_of else p.all_gather_inputs for p in fsdp_params]
 
 
 class Division(NamedTuple):

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from torch.profiler import record_function
+
 from fsdp_sim.mini.streams import TrainingState
 
 if TYPE_CHECKING:
@@ -22,7 +24,10 @@ if TYPE_CHECKING:
 
 def prefetch_unshard(group: FSDPParamGroup | None, training_state: TrainingState) -> None:
     """Issue a unit's all-gather on behalf of another one, on the streams of forward or of backward."""
-    if group is not None:
+    if group is None:
+        return
+    name = "forward" if training_state is TrainingState.FORWARD else "backward"
+    with record_function(f"FSDP::{name}_prefetch for {group._module_fqn}"):
         before, group._training_state = group._training_state, training_state
         group.unshard(group.unshard_async_op)
         group._training_state = before

@@ -158,7 +158,7 @@ def forward_begins(groups: Iterable[FSDPParamGroup]) -> None:
         _Progress.recording_with_shards = _recording_id()
         _Progress.micro_batch_is_over = _Progress.step_is_over = False
         for group in groups:
-            shards = sum(p.all_gather_input.nbytes for p in group.fsdp_params)
+            shards = sum(p.local_data.nbytes for p in group.fsdp_params)
             allocated(Memory.SHARDED, group.unit, shards, Lane.COMPUTE)
     if _Progress.step_is_over:
         RECORDER.step += 1

@@ -30,6 +30,7 @@ from torch.distributed.utils import _to_kwargs
 from fsdp_sim.mini import recording, versions
 from fsdp_sim.mini.autograd import register_pre_backward
 from fsdp_sim.mini.group import FSDPParamGroup
+from fsdp_sim.mini.labels import log, logged, ranged
 from fsdp_sim.mini.precision import cast_forward_inputs, cast_output_dtype
 from fsdp_sim.mini.prefetch import prefetch_unshard
 from fsdp_sim.mini.streams import FSDPCommContext, TrainingState
@@ -182,16 +183,18 @@ class FSDPState:
         if ctx.iter_forward_root is not None:
             return args, kwargs
         ctx.iter_forward_root = self
-        if ctx.post_optim_event is not None:
-            comm.wait_all_gather_streams_on_event(ctx.post_optim_event)
-            ctx.post_optim_event = None
-        else:
-            comm.all_gather_copy_in_stream.wait_stream(comm.current_stream())
-            comm.all_gather_stream.wait_stream(comm.current_stream())
-        comm.copied_out = -1
-        recording.forward_begins(self._groups())
-        if self._device.type != "cpu" and (args or kwargs):
-            (args,), (kwargs,) = _to_kwargs(args, kwargs, self._device, False)
+        with logged("root_pre_forward"):
+            if ctx.post_optim_event is not None:
+                comm.wait_all_gather_streams_on_event(ctx.post_optim_event)
+                ctx.post_optim_event = None
+            else:
+                comm.all_gather_copy_in_stream.wait_stream(comm.current_stream())
+                comm.all_gather_stream.wait_stream(comm.current_stream())
+            comm.copied_out = -1
+            recording.forward_begins(self._groups())
+            if self._device.type != "cpu" and (args or kwargs):
+                with ranged("inputs_to_device"):
+                    (args,), (kwargs,) = _to_kwargs(args, kwargs, self._device, False)
         return args, kwargs
 
     @_disable_dynamo
@@ -224,7 +227,8 @@ class FSDPState:
         if group is not None:
             self._comm_ctx.compute.close_unit(Op.FWD, group.segments[1], group._copy_out)
             output = group.post_forward(module, args, output)
-        register_pre_backward(output, self._pre_backward, ", ".join(type(m).__name__ for m in self._modules))
+        names = ", ".join(type(m).__name__ for m in self._modules)
+        output = register_pre_backward(output, self._pre_backward, names)
         self._training_state = TrainingState.IDLE
         self._comm_ctx.compute.unit_done()
         return output
@@ -253,7 +257,9 @@ class FSDPState:
             recording.backward_begins()
             Variable._execution_engine.queue_callback(self._root_post_backward_final_callback)
 
+    @ranged("root_post_backward_callback")
     def _root_post_backward_final_callback(self) -> None:
+        log("root_post_backward")
         ctx, comm = self._state_ctx, self._comm_ctx
         ctx.iter_forward_root = None
         for state in ctx.all_states:
@@ -283,10 +289,12 @@ class FSDPState:
         """After an exception in forward or backward: forget the step, so that the next one can start.
 
         Raises:
-            RuntimeError: this is not the root.
+            RuntimeError: this is not the root, or no forward has run yet.
         """
-        if self._is_root is False:
-            raise RuntimeError("reset_iter_state must be called on the root module, whose forward is run first")
+        if not self._is_root:
+            name = type(self._modules[0]).__name__
+            why = f"{name} is inside it" if self._is_root is False else f"{name} never ran: there is nothing to reset"
+            raise RuntimeError(f"reset_iter_state must be called on the root module, whose forward is run first; {why}")
         ctx, comm = self._state_ctx, self._comm_ctx
         comm.compute.close()
         if (last := comm.all_gather_state) is not None:

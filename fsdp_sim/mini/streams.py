@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.distributed import ProcessGroup, Work
 from torch.distributed.device_mesh import _get_device_handle
+from torch.profiler import record_function
 
 from fsdp_sim.mini import recording
 from fsdp_sim.timeline import RECORDER, Op, dtype_name
@@ -163,15 +164,17 @@ class FSDPCommContext:
             self.copied_out = state.copy_out
         return state
 
-    def wait_for_reduce_scatters(self, keep: int) -> int:
-        """Wait for the oldest reduce-scatters until ``keep`` are left under way, and drop their inputs.
+    def wait_for_reduce_scatters(self, keep: int, fqn: str | None) -> int:
+        """On behalf of a unit wait for the oldest reduce-scatters until ``keep`` are under way, and drop their inputs.
 
         Returns:
             the ``seq`` of the last one waited for, -1 if there was none.
         """
         seq = -1
-        while len(self.reduce_scatter_states) > keep:
-            seq = self.reduce_scatter_states.pop(0).wait(self)  # I dies here
+        if len(self.reduce_scatter_states) > keep:
+            with record_function(f"FSDP::post_backward_rs_wait ({fqn})"):
+                while len(self.reduce_scatter_states) > keep:
+                    seq = self.reduce_scatter_states.pop(0).wait(self)  # I dies here
         return seq
 
     def wait_for_all_reduce_scatters(self) -> int:

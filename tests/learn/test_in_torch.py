@@ -14,7 +14,7 @@ from fsdp_sim.mini.group import FSDPParamGroup
 
 OURS = {
     "grad_tensors", "AllGatherResult.record_free", "FSDPParamGroup.unit", "FSDPMeshInfo.replicate_mesh_size",
-    "init_weights", "FSDPParam.was_gathered", "FSDPParam.all_gather_input_numel", "FSDPParam.unsharded_bytes",
+    "init_weights", "FSDPParam.was_gathered", "FSDPParam.unsharded_bytes",
     "local_tensor", "mixed_dtypes", "PendingCollective", "PendingCollective.issued", "PendingCollective.wait",
     "FSDPCommContext.current_stream",
 }  # fmt: skip
@@ -28,7 +28,7 @@ def public() -> list[str]:
         module = import_module(f"fsdp_sim.mini.{info.name}")
         own = {name: item for name, item in vars(module).items() if getattr(item, "__module__", "") == module.__name__}
         for name, item in own.items():
-            if info.ispkg or info.name == "recording" or name.startswith("_"):
+            if info.ispkg or info.name in ("recording", "labels") or name.startswith("_"):
                 continue
             if inspect.isfunction(item):
                 names.append(name)

@@ -26,8 +26,9 @@ def split(shape):
     torch.testing.assert_close(owner.w.full_tensor(), original, rtol=0, atol=0)
     assert owner.w.placements == (Shard(0),)
     assert owner.w.shape == original.shape
-    assert p.all_gather_input.numel() == chunks[0].numel()
-    assert p.all_gather_input[expected.numel() :].eq(0).all(), "padding is zeros"
+    (sent,) = p.all_gather_inputs
+    assert sent.numel() == chunks[0].numel()
+    assert sent[expected.numel() :].eq(0).all(), "padding is zeros"
     return tuple(expected.shape)
 
 
@@ -54,7 +55,7 @@ def test_the_unsharded_parameter_is_one_object_whose_memory_comes_and_goes(ranks
         p = FSDPParam(owner.w, [(owner, "w")], FSDPMeshInfo(init_device_mesh("cpu", (2,))), CPU)
         seen = []
         for _ in range(2):
-            p.alloc_unsharded_param(torch.float32, 2)
+            p.alloc_unsharded_param([(p.local_data.numel(), torch.float32)], 2)
             p.to_unsharded()
             seen.append((id(owner.w), p.sharded_state, owner.w.shape, owner.w.untyped_storage().size()))
             p.to_sharded()
@@ -76,7 +77,7 @@ def test_frozen_and_thawed(ranks):
         seen = []
         for wanted in (False, True, False):
             p.sharded_param.requires_grad_(wanted)
-            p.alloc_unsharded_param(torch.float32, 2)
+            p.alloc_unsharded_param([(p.local_data.numel(), torch.float32)], 2)
             p.to_unsharded()
             seen.append(owner.w.requires_grad)
             p.to_sharded()

@@ -1,15 +1,16 @@
 """Errors: of the type that torch raises, naming the thing that is wrong, before any work is started."""
 
 import copy
+import warnings
 
 import pytest
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from tests.mini.models import Matrix, Toy, Transformer, shard
-from tests.mini.parity.tools import raised, sharded_toy
+from tests.mini.parity.tools import group_of, kind, raised, sharded_toy
 
 
 def check(ranks, run, error, *mentions, world_size=2):
@@ -59,6 +60,39 @@ def test_a_list_with_a_module_that_is_sharded_already(ranks, impl):
         return raised(lambda: impl.fully_shard([Matrix(), model]))
 
     check(ranks, run, "AssertionError", "already")
+
+
+def test_a_list_with_a_module_twice(ranks, impl):
+    def run():
+        model = Matrix()
+        return raised(lambda: impl.fully_shard([model, model]))
+
+    check(ranks, run, "AssertionError", "already", "once")
+
+
+@pytest.mark.parametrize("empty", [[], ()])
+def test_no_modules(ranks, impl, empty):
+    check(ranks, lambda: raised(lambda: impl.fully_shard(empty)), "IndexError")
+
+
+def test_a_lazy_module_that_has_no_shape_yet(ranks, impl):
+    def run():
+        model = nn.Sequential(Matrix(), nn.LazyLinear(3))
+        error = raised(lambda: impl.fully_shard(model))
+        return error if kind(model[0].w) == "unsharded" else ("half sharded", "")  # refused before anything is done
+
+    check(ranks, run, "RuntimeError", "shape")
+
+
+def test_parameters_that_are_sharded_already(ranks, impl):
+    """By the other `fully_shard`, or by hand: a mesh without names is not one of tensor parallelism."""
+
+    def run():
+        model = Matrix()
+        model.w = nn.Parameter(distribute_tensor(model.w.detach(), init_device_mesh("cpu", (2,)), [Shard(0)]))
+        return raised(lambda: impl.fully_shard(model))
+
+    check(ranks, run, "TypeError")
 
 
 def test_a_scalar_parameter(ranks, impl):
@@ -321,6 +355,30 @@ def test_resetting_another_module_than_the_root(ranks, impl):
         return raised(model.layers[0].reset_iter_state)
 
     check(ranks, run, "RuntimeError", "reset_iter_state", "root")
+
+
+def test_resetting_before_any_forward(ranks, impl):
+    """Nobody knows the root yet, and there is nothing to reset. torch stumbles over an attribute that is not there."""
+
+    def run():
+        model, _ = sharded_toy(impl, 1)
+        return [raised(m.reset_iter_state) for m in (model, model.layers[0])]
+
+    for errors in ranks(2, run):
+        assert {name for name, _ in errors} <= {"RuntimeError", "AttributeError"}
+        if impl.__name__ == "fsdp_sim.mini":
+            assert all(name == "RuntimeError" and "never ran" in text for name, text in errors)
+
+
+def test_the_old_name_of_the_divide_factor_warns(ranks, impl):
+    def run():
+        model = impl.fully_shard(Matrix())
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model.set_reduce_scatter_divide_factor(4.0)
+        return [w.category.__name__ for w in caught], group_of(impl, model).gradient_divide_factor
+
+    assert ranks(2, run) == [(["DeprecationWarning"], 4.0)] * 2
 
 
 def test_a_method_other_than_forward_fails_loudly(ranks, impl):

@@ -574,6 +574,20 @@ def test_a_unit_that_returns_no_view_does_not_warn(ranks, impl):
     ranks(2, run)
 
 
+@pytest.mark.parametrize(("shape", "bias", "warns"), [((2, 4), True, False), ((2, 3, 4), False, False)])
+def test_a_model_that_ends_in_a_linear_warns_only_where_its_output_is_a_view(ranks, impl, shape, bias, warns):
+    """With a bias and an input of three dimensions torch computes a view of a matrix."""
+
+    def run():
+        model = impl.fully_shard(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3, bias=bias)))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            out = model(torch.randn(shape))
+        return out._base is not None, bool([w for w in caught if "view" in str(w.message)])
+
+    assert ranks(2, run) == [(warns, warns)] * 2
+
+
 # Hooks and optimizers of the user
 
 
