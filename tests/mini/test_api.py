@@ -100,9 +100,12 @@ ERRORS = {
         "for Matrix.w of shape (4, 4); this FSDP shards dim 0",
     ),
     "tensor parallelism": (
-        lambda: fully_shard(distribute_module(Matrix(), init_device_mesh("cpu", (2,)))),
+        lambda: fully_shard(
+            distribute_module(Matrix(), init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))),
+            mesh=init_device_mesh("cpu", (2,), mesh_dim_names=("dp",)),
+        ),
         NotImplementedError,
-        "Matrix.w is already a DTensor with placements (Replicate(),)",
+        "Matrix.w is a DTensor already, with placements (Replicate(),)",
     ),
     "custom allocator": (
         lambda: fully_shard(Matrix()).set_symm_mem_for_comm(),
@@ -116,7 +119,7 @@ ERRORS = {
     ),
     "K = 0": (lambda: fully_shard(Matrix()).set_reduce_scatter_max_input_buffers(0), ValueError, "positive int, got 0"),
     "K = True": (lambda: fully_shard(Matrix()).set_reduce_scatter_max_input_buffers(True), TypeError, "got bool"),
-    "no modules": (lambda: fully_shard([]), ValueError, "given no modules"),
+    "no modules": (lambda: fully_shard([]), IndexError, "given no modules"),
     "deepcopy": (lambda: copy.deepcopy(fully_shard(Matrix())), AssertionError, "hooks of FSDPMatrix"),
     "prefetch of a plain module": (
         lambda: fully_shard(Matrix()).set_modules_to_forward_prefetch([Matrix()]),

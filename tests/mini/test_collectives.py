@@ -40,6 +40,7 @@ def test_gather_gives_back_the_original_parameters(ranks):
         result = foreach_all_gather(params, group, ctx, "unit")
         foreach_all_gather_copy_out(result, params, group.size(), ctx)
         for p, original in zip(params, originals, strict=True):
+            p.to_unsharded()
             torch.testing.assert_close(p.unsharded_param.detach(), original, rtol=0, atol=0)
         return None if result.output is None else result.output.numel()
 

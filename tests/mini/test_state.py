@@ -169,7 +169,7 @@ def test_a_list_of_modules_is_one_group_even_if_one_is_not_used(ranks):
         plain = twin(model)
         fully_shard([model.layers[0], model.layers[1]])
         fully_shard(model.layers[2])
-        fully_shard([model.embed, model.head, model.head])
+        fully_shard([model.embed, model.head])
         fully_shard(model)
         whole = torch.randn(4, 4)
         for skip in (False, True, False):

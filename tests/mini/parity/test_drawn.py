@@ -15,7 +15,7 @@ from tests.mini.parity import of_torch
 from tests.mini.parity.drawn import difference, train
 
 FEW, MANY = 20, int(os.environ.get("FSDP_SIM_DRAWN", "300"))
-AT_ONCE = 5
+AT_ONCE = 2
 
 
 def compare(seeds):
