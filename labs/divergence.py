@@ -5,8 +5,11 @@ too. Numbers come into being in this order: the parameters at the start (step 0)
 gradients from the head back to the embeddings, their norm, the parameters.
 
 [Note: how far is far]  Ranks add up the same numbers in another order, so they round differently: about 1e-7 of a
-tensor in fp32. The distance of two tensors is the 2-norm of their difference over the 2-norm of the first, and up to
-1e-6 they are the same.
+tensor in fp32. The distance of two tensors is the 2-norm of their difference over the 2-norm of the first. Two rungs
+that add in the same order are the same up to 1e-6. One process adds a whole batch at once where ranks add parts of it;
+how far that alone leads apart depends on torch and the CPU (Adam, which divides a gradient by its own size, enlarges
+it), so it is measured: one process trains on the batch in as many parts as there are ranks. A fault is far beyond ten
+times that, `ORDERS`.
 
 [Note: parameters that are noise]  Some gradients are zero in theory: a bias of the attention's keys adds the same to
 every score of a row, and softmax does not see it. What is computed for it is rounding noise, different in every run.
@@ -27,6 +30,7 @@ from labs.gpt import GPT
 
 Tensors = dict[str, torch.Tensor]
 TOLERANCE = 1e-6
+ORDERS = 10  # so many times what another order of the sums makes is allowed between ranks and one process
 ZERO = 1e-9  # of a tensor's largest gradient, in double precision: below is a true zero
 
 
@@ -51,7 +55,7 @@ class Divergence:
 
     Attributes:
         step: 1 is the first; 0 is before it.
-        what: ``loss``, ``gradient``, ``gradient norm``, ``parameter`` or ``collectives``.
+        what: ``loss``, ``gradient``, ``gradient norm``, ``parameter``, ``collectives`` or ``memory``.
         unit, tensor: which gradient or parameter; the tensor's name within its unit.
         error: relative, see [Note: how far is far].
         ranks: that see it.
@@ -59,7 +63,7 @@ class Divergence:
         shard_of: the ranks that hold these rows and no other.
         others: gradients or parameters that differ in the same step, besides this one.
         units: of all of them.
-        detail: in words, for collectives.
+        detail: in words, for collectives and memory.
     """
 
     step: int
@@ -77,8 +81,8 @@ class Divergence:
 
     def __str__(self) -> str:
         when = f"at step {self.step}" if self.step else "before the first step"
-        if self.what == "collectives":
-            return f"{when}, unit {self.unit}: {self.detail}"
+        if self.what in ("collectives", "memory"):
+            return f"{when}, {f'unit {self.unit}: ' if self.unit else ''}{self.detail}"
         name = f"{self.what} of {self.tensor}" if self.tensor else self.what
         parts = [when, f"unit {self.unit}" if self.unit else "", name + self._others()]
         if self.rows is not None:

@@ -17,7 +17,7 @@ from fsdp_sim.mini.param import local_tensor
 from labs.rungs import RUNGS, Replicas
 
 OTHER_SEED = 1000
-DTENSORS = ("torch-fsdp2", "mini-fsdp", "torch-hsdp", "mini-hsdp")
+DTENSORS = ("torch-fsdp2", "mini-fsdp", "torch-hsdp", "mini-hsdp", "torch-3", "mini-3", "torch-bf16", "mini-bf16")
 
 
 def not_averaged(rung: Replicas) -> None:
@@ -76,7 +76,7 @@ FAULTS = {
 
 
 def check_fault(name: str, rung: str, world_size: int) -> None:
-    """Raise ValueError, naming what would do, unless the fault can be done to the rung."""
+    """Raise ValueError, naming what would do, unless the fault can be done to the rung on so many ranks."""
     if name not in FAULTS:
         raise ValueError(f"there is no fault {name!r}; there are {', '.join(FAULTS)}")
     fault = FAULTS[name]

@@ -20,7 +20,7 @@ from fsdp_sim.measure import live_bytes
 from fsdp_sim.timeline import Phase
 from labs.data import Corpus, check_batch, load_corpus, local_batch
 from labs.divergence import TOLERANCE, RankRun
-from labs.faults import FAULTS, OTHER_SEED
+from labs.faults import OTHER_SEED, Fault
 from labs.gpt import GPT, GPTConfig
 from labs.models import build
 from labs.rungs import RUNGS
@@ -86,13 +86,19 @@ Spans = list[tuple[int, Phase, float, float]]
 """Step, phase, and when it began and ended."""
 
 
-def train(setting: Setting, name: str, fault_name: str | None) -> tuple[RankRun, Spans, int]:
+def train(
+    setting: Setting, name: str, fault: Fault | None = None, micro_batches: int | None = None
+) -> tuple[RankRun, Spans, int]:
     """What a rank runs.
 
+    Args:
+        micro_batches: of a step, by default the rung's. Their losses are divided by their number, and gradients add up.
+
     Returns:
-        the numbers of every step; when its phases were; the peak of live bytes in the step after them.
+        the numbers of every step; when its phases were, those of the micro-batches one after the other; the peak of
+        live bytes in the step after them.
     """
-    fault = FAULTS[fault_name] if fault_name else None
+    micro_batches = micro_batches or RUNGS[name].micro_batches
     rank, ranks = dist.get_rank(), dist.get_world_size()
     astray = fault is not None and fault.wrong_seed and rank == ranks - 1
     rung = RUNGS[name].build(setting.build(OTHER_SEED if astray else 0))
@@ -104,20 +110,26 @@ def train(setting: Setting, name: str, fault_name: str | None) -> tuple[RankRun,
 
     def step(number: int, look: bool) -> None:
         x, y = setting.rows(number, rows_of, ranks)
-        times = [time.monotonic()]
+        losses = []
+        begin_s = time.monotonic()
         rung.optimizer.zero_grad()
-        loss = rung.model(x, y)
-        times.append(time.monotonic())
-        loss.backward()
-        times.append(time.monotonic())
+        for count, (rows, targets) in enumerate(zip(x.chunk(micro_batches), y.chunk(micro_batches), strict=True), 1):
+            rung.begin_micro_batch(last=count == micro_batches)
+            loss = rung.model(rows, targets) / micro_batches
+            forward_s = time.monotonic()
+            loss.backward()
+            backward_s = time.monotonic()
+            spans.append((number, Phase.FORWARD, begin_s, forward_s))
+            spans.append((number, Phase.BACKWARD, forward_s, backward_s))
+            losses.append(loss.item())
+            begin_s = time.monotonic()
         if look:
-            mine.losses.append(loss.item())
+            mine.losses.append(sum(losses))
             mine.gradients.append(rung.gradients())
             mine.norms.append(rung.grad_norm())
-        times.append(time.monotonic())
+        begin_s = time.monotonic()
         rung.optimizer.step()
-        times.append(time.monotonic())
-        spans.extend((number, phase, times[i], times[i + 1]) for phase, i in zip(STEP, (0, 1, 3), strict=True))
+        spans.append((number, Phase.OPTIMIZER, begin_s, time.monotonic()))
         if look:
             mine.parameters.append(rung.parameters())
 
@@ -126,4 +138,4 @@ def train(setting: Setting, name: str, fault_name: str | None) -> tuple[RankRun,
         step(number, look=True)
     with live_bytes(*rung.held) as meter:
         step(setting.steps, look=False)
-    return mine, spans[: -len(STEP)], meter.peak_bytes
+    return mine, [span for span in spans if span[0] < setting.steps], meter.peak_bytes

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fsdp_sim.timeline import Op, Phase
 from fsdp_sim.viz.table import Table
 from fsdp_sim.viz.theme import human_bytes
-from labs.divergence import Divergence, ranges
+from labs.divergence import ORDERS, Divergence, ranges
 from labs.rungs import RUNGS
 
 if TYPE_CHECKING:
@@ -84,8 +84,24 @@ def first_bits(ladder: Ladder) -> list[str]:
 def legend(ladder: Ladder) -> str:
     """What the signs in the tables mean."""
     shards = f"in {ladder.setting.ranks // 2} shards" if ladder.setting.ranks > 2 else "whole"
-    hybrid = any(row.rung.even_ranks for row in ladder.rows)
-    return LEGEND + (f" HSDP: 2 replicas, each {shards}." if hybrid else "")
+    hybrid = f" HSDP: 2 replicas, each {shards}." if any(row.rung.even_ranks for row in ladder.rows) else ""
+    own = [
+        f" {row.rung.title}: {row.rung.micro_batches} micro-batches a step."
+        for row in ladder.rows
+        if row.rung.micro_batches > 1 and not row.rung.twin
+    ]
+    return LEGEND + hybrid + "".join(own) + f" {tolerance(ladder)}"
+
+
+def tolerance(ladder: Ladder) -> str:
+    """How far is too far, and why."""
+    same = f"Tolerance: {ladder.setting.tolerance:g} between rungs that add in the same order"
+    if ladder.to_one == ladder.setting.tolerance:
+        return f"{same}, and against one process."
+    return (
+        f"{same}; {ladder.to_one:.0e} against one process, {ORDERS} times what the order of the sums alone makes: one "
+        f"process that adds the batch up in {max(ladder.setting.ranks, 2)} parts is {ladder.to_one / ORDERS:.0e} off."
+    )
 
 
 def programs(ladder: Ladder) -> str:
@@ -111,7 +127,7 @@ def verdict(ladder: Ladder) -> str:
     if ladder.divergences:
         wrong = sum(bool(row.divergences) for row in ladder.rows)
         return f"{wrong} of {n} rungs {'diverges' if wrong == 1 else 'diverge'} ({where})."
-    return f"All {n} rungs agree to {ladder.setting.tolerance:g} ({where})."
+    return f"All {n} rungs agree ({where})."
 
 
 def html(ladder: Ladder) -> str:
@@ -161,6 +177,7 @@ def as_json(ladder: Ladder) -> dict[str, Any]:
             "against_one_process": comparison(row.against_one),
             "same_collectives_as": row.twin or None,
             "first_other_collective": divergence(row.program),
+            "more_memory": divergence(row.memory),
         }
         for row in ladder.rows
     ]
@@ -168,6 +185,7 @@ def as_json(ladder: Ladder) -> dict[str, Any]:
                                                              "tolerance")}  # fmt: skip
     return {
         "setting": setting,
+        "tolerance_to_one_process": ladder.to_one,
         "agree": not ladder.divergences,
         "divergences": ladder.divergences,
         "not_compared_by_value": [ranges(name, mask) for name, mask in ladder.noise.items()],

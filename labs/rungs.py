@@ -8,6 +8,10 @@ The training loop is the same for all, `labs.ladder.train`.
     zero        the optimizer's state is cut (1), then the gradients too (2): cuts go through a flat buffer
     flat        FSDP1 and the mini's: cuts go through one flat parameter per unit
     sharded     FSDP2 and the mini's, on a 1-D mesh or a 2-D one (HSDP): every parameter is cut on dim 0
+
+The last two pairs stand for what the others leave out, and bring their own number of ranks: three ranks, which divide
+no parameter evenly, offloaded, with gradients that accumulate; and HSDP of 2 x 2 in bfloat16, whose partial sums wait
+for the last micro-batch.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
@@ -58,6 +62,9 @@ class Replicas:
         for name, param in self.model.named_parameters():
             yield name.removeprefix("module."), param
 
+    def begin_micro_batch(self, last: bool) -> None:
+        """Say whether it is the last of the step."""
+
     def parameters(self) -> Tensors:
         """Whole parameters. A collective call, as the two below."""
         return {name: _whole(param) for name, param in self.named()}
@@ -73,6 +80,13 @@ class Replicas:
 
 class Sharded(Replicas):
     """Parameters and gradients are DTensors: whole ones are a ``full_tensor`` away, and norms come by themselves."""
+
+
+class PartialSums(Sharded):
+    """HSDP that all-reduces once per step: until then each row of the mesh keeps the sum of its own rows."""
+
+    def begin_micro_batch(self, last: bool) -> None:
+        self.model.set_requires_all_reduce(last)  # type: ignore[operator]
 
 
 class Zero(Replicas):
@@ -210,6 +224,15 @@ def torch_hsdp(gpt: GPT) -> Sharded:
     return Sharded(shard(gpt, fully_shard, mesh=_mesh_of_2_rows()))
 
 
+def offloaded(gpt: GPT, fully_shard: Callable[..., Any]) -> Sharded:
+    return Sharded(shard(gpt, fully_shard, mesh=_mesh(), offload_policy=CPUOffloadPolicy(pin_memory=False)))
+
+
+def mixed(gpt: GPT, fully_shard: Callable[..., Any]) -> PartialSums:
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    return PartialSums(shard(gpt, fully_shard, mesh=_mesh_of_2_rows(), mp_policy=policy))
+
+
 def _mesh() -> Any:
     return init_device_mesh("cpu", (dist.get_world_size(),))
 
@@ -229,6 +252,9 @@ class Rung:
         twin: the rung that issues the same collectives: torch's, for a rung of the mini.
         n_shards: into how many pieces dim 0 of a parameter is cut on so many ranks; None if not on dim 0.
         even_ranks: HSDP's mesh has two rows, so it takes an even number of ranks.
+        ranks: its own number of ranks; None: as many as the ladder is climbed on.
+        micro_batches: of a step, on every rank.
+        only_twin: its numbers are rounded otherwise than all others, so they are compared with the twin's alone.
     """
 
     name: str
@@ -237,8 +263,13 @@ class Rung:
     twin: str = ""
     n_shards: Callable[[int], int] | None = None
     even_ranks: bool = False
+    ranks: int | None = None
+    micro_batches: int = 1
+    only_twin: bool = False
 
 
+_THREE = {"n_shards": lambda ranks: ranks, "ranks": 3, "micro_batches": 2}
+_MIXED = {"n_shards": lambda ranks: ranks // 2, "ranks": 4, "micro_batches": 3, "only_twin": True}
 RUNGS = {
     rung.name: rung
     for rung in (
@@ -254,5 +285,11 @@ RUNGS = {
         Rung("mini-fsdp", "mini FSDP", mini_fsdp, twin="torch-fsdp2", n_shards=lambda ranks: ranks),
         Rung("torch-hsdp", "torch HSDP", torch_hsdp, "", lambda ranks: ranks // 2, even_ranks=True),
         Rung("mini-hsdp", "mini HSDP", mini_hsdp, "torch-hsdp", lambda ranks: ranks // 2, even_ranks=True),
+        Rung("torch-3", "torch, 3 ranks, offload", partial(offloaded, fully_shard=fully_shard), **_THREE),
+        Rung("mini-3", "mini, 3 ranks, offload", partial(offloaded, fully_shard=fsdp_sim.mini.fully_shard),
+             "torch-3", **_THREE),
+        Rung("torch-bf16", "torch, 2 x 2, bf16", partial(mixed, fully_shard=fully_shard), **_MIXED),
+        Rung("mini-bf16", "mini, 2 x 2, bf16", partial(mixed, fully_shard=fsdp_sim.mini.fully_shard),
+             "torch-bf16", **_MIXED),
     )
 }  # fmt: skip

@@ -37,7 +37,12 @@ def _broken(value: str | None) -> dict[str, str]:
 @click.option("--seq-len", default=32, show_default=True, help="Tokens in a row.")
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Of the weights and the data.")
 @click.option("--data", help="A text file or a folder of text files.  [default: the source of torch.distributed]")
-@click.option("--tolerance", default=TOLERANCE, show_default=True, help="Relative; beyond it a rung diverges.")
+@click.option(
+    "--tolerance",
+    default=TOLERANCE,
+    show_default=True,
+    help="Relative, where the order of sums is the same.",
+)
 @click.option(
     "--break", "broken", metavar="FAULT[@RUNG]", help=f"Seed a mistake into mini-fsdp, or RUNG: {', '.join(FAULTS)}."
 )
