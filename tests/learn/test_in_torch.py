@@ -16,7 +16,7 @@ OURS = {
     "grad_tensors", "AllGatherResult.record_free", "FSDPParamGroup.unit", "FSDPMeshInfo.replicate_mesh_size",
     "init_weights", "FSDPParam.was_gathered", "FSDPParam.unsharded_bytes",
     "local_tensor", "mixed_dtypes", "PendingCollective", "PendingCollective.issued", "PendingCollective.wait",
-    "FSDPCommContext.current_stream",
+    "FSDPCommContext.current_stream", "cast_wider_grads", "lay_out_partial", "leave_wider_grads", "wider_grads",
 }  # fmt: skip
 """What the mini has and torch has not: names for its recording, and initialisation that is right on CPU ranks too."""
 

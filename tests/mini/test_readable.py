@@ -12,7 +12,7 @@ import fsdp_sim.mini
 FOLDER = Path(fsdp_sim.mini.__file__).parent
 PATH_OF_EVERY_STEP = ("api", "state", "group", "param", "collectives")
 FILES = sorted(path.stem for path in FOLDER.glob("[a-z]*.py"))
-AT_MOST = {name: 275 for name in PATH_OF_EVERY_STEP}  # lines of code; an extra has at most half of that
+AT_MOST = {name: 285 for name in PATH_OF_EVERY_STEP}  # lines of code; an extra has at most half of that
 
 
 def lines_of_code(path: Path) -> int:
