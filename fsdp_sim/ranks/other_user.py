@@ -1,29 +1,51 @@
 """Ranks as another user, from whom folders are hidden: for code that one grades and does not trust.
 
-Only root can become another user. Folders are covered in the rank's own view of the file system, and what Python needs
-is made reachable in it where it lies in a closed home. Where the kernel does not allow that, as in many containers,
-permissions have to keep the user out, and let it in. Either way a rank tries both before it runs anything, and refuses
-if it must.
+Only root can become another user. In the rank's own view of the file system there are the folders of the system, those
+that Python needs, wherever they lie, and empty ones for temporary files; nothing else. Where the kernel does not allow
+that, as in many containers, permissions have to keep the user out, and let it in. Either way a rank tries both before
+it runs anything, and refuses if it must.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib.util
 import os
+import platform
 import pwd
 import random
-import stat
+import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
 import psutil
 
 LENT_UIDS = range(61184, 65520)  # those that systemd lends to services without a user of their own (DynamicUser)
-CLONE_NEWNS = 0x00020000
+SYSTEM = {
+    "/bin",
+    "/boot",
+    "/dev",
+    "/etc",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/libx32",
+    "/nix",
+    "/proc",
+    "/sbin",
+    "/sys",
+    "/usr",
+}
+TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue")  # where everyone may write
+TEMPORARY_SIZE = b"size=64m"  # of each
+CLONE_NEWNS, CLONE_NEWIPC = 0x00020000, 0x08000000
+JOIN_SESSION_KEYRING = 1
+KEYCTL = {"x86_64": 250, "aarch64": 219, "ppc64le": 271, "s390x": 280, "riscv64": 219}  # the system call's number
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 1 << 12, 1 << 14, 1 << 18
 PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 4, 38
 ROUNDS = 100
@@ -71,22 +93,34 @@ class OtherUser:
         kept = {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL") if name in os.environ}
         return kept | {"HOME": str(home), "TMPDIR": str(home), "USER": "graded", "LOGNAME": "graded"}
 
-    def become(self) -> None:
-        """Hide the folders and be this user from now on, for good. To be called while there is one thread."""
+    def become(self, paths: list[Path], folder: Path, control: int) -> None:
+        """Hide the folders and be this user from now on, for good. To be called while there is one thread.
+
+        Args:
+            paths: what is `needed`.
+            folder: the job's, which stays where it is.
+            control: the descriptor of the rank's connection, the only one that stays open.
+        """
         libc = ctypes.CDLL(None, use_errno=True)
+        _close_all_but(control)
         os.chdir("/")
-        if libc.unshare(CLONE_NEWNS) == 0 and libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None) == 0:
-            _make_reachable(libc)
-            for folder in filter(os.path.isdir, self.hidden):
-                _cover(libc, folder, b"mode=000,size=4k", MS_RDONLY)
+        os.umask(0o022)
+        alone = libc.unshare(CLONE_NEWNS | CLONE_NEWIPC) == 0
+        if alone and libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None) == 0:
+            _show_only(libc, [*paths, folder])
+            _cover(libc, str(folder / "home"), b"mode=700,uid=%d,gid=%d," % (self.uid, self.uid) + TEMPORARY_SIZE, 0)
+            for hidden in filter(os.path.isdir, self.hidden):
+                _cover(libc, hidden, b"mode=000,size=4k", MS_RDONLY)
         os.umask(0o077)
         os.setgroups([])
         os.setresgid(self.uid, self.uid, self.uid)
         os.setresuid(self.uid, self.uid, self.uid)
+        if (keyctl := KEYCTL.get(platform.machine())) is not None:
+            libc.syscall(keyctl, JOIN_SESSION_KEYRING, None)  # an empty one: until now it was root's
         libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # it may look at itself in /proc, as every process may
         libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)  # no program can make it more than it is
 
-    def look(self) -> None:
+    def look(self, paths: Iterable[Path] = ()) -> None:
         """Try to read what is hidden, and what is needed.
 
         Raises:
@@ -97,7 +131,7 @@ class OtherUser:
                 f"{folder} can be read by whom it has to be hidden from, and this machine does not let folders be "
                 f"covered (CAP_SYS_ADMIN); take it from them: chmod -R go= {folder}"
             )
-        for path in needed():
+        for path in paths:
             if not _is_readable(path):
                 raise AccessError(
                     f"{path}, which every program here needs, cannot be read by other users; let them: "
@@ -105,15 +139,20 @@ class OtherUser:
                 )
 
     def end(self) -> None:
-        """Kill every process of the user, whatever it has done to be left."""
+        """Kill every process of the user, whatever it has done to be left, and remove its temporary files."""
         for _ in range(ROUNDS):
             left = [process for process, uid in _uids() if uid == self.uid]
             if not left:
-                return
+                break
             for process in left:
                 with contextlib.suppress(psutil.Error):
                     process.kill()
             time.sleep(0.01)
+        for place in filter(os.path.isdir, TEMPORARY):  # where the rank could not have ones of its own
+            for entry in os.scandir(place):
+                with contextlib.suppress(OSError):
+                    if entry.stat(follow_symlinks=False).st_uid == self.uid:
+                        shutil.rmtree(entry) if entry.is_dir(follow_symlinks=False) else os.unlink(entry)
 
 
 class AccessError(Exception):
@@ -121,26 +160,40 @@ class AccessError(Exception):
 
 
 def needed() -> list[Path]:
-    """The folders from which a rank imports: Python's, those of its packages, and the one with this package."""
-    return [Path(folder).resolve() for folder in (sys.base_prefix, sys.prefix, Path(__file__).parents[2])]
+    """The folders from which a rank imports: Python's, those of its packages, and of the checkout nothing but them."""
+    package = Path(__file__).resolve().parents[1]
+    torch = importlib.util.find_spec("torch")
+    of_torch = [Path(torch.origin).parents[1]] if torch and torch.origin else []  # wherever it was put
+    sites = [Path(folder) for folder in sys.path if Path(folder).name in ("site-packages", "dist-packages")]
+    folders = [Path(sys.base_prefix), Path(sys.prefix), *sites, *of_torch, package, package.parent / "labs"]
+    every = [folder.resolve() for folder in folders if folder.is_dir()]
+    return [folder for folder in dict.fromkeys(every) if not any(above in every for above in folder.parents)]
 
 
-def _make_reachable(libc: ctypes.CDLL) -> None:
-    """Where a needed folder lies below one that others may not enter, put another in that one's place: empty, but for
-    what is needed."""
-    below: dict[Path, list[Path]] = {}
-    for path in needed():
-        gate = next((above for above in reversed(path.parents) if not above.stat().st_mode & stat.S_IXOTH), None)
-        if gate is not None:
-            below.setdefault(gate, []).append(path)
-    os.umask(0o022)
-    for gate, paths in below.items():
-        kept = {path: os.open(path, os.O_PATH | os.O_DIRECTORY) for path in paths}
-        _cover(libc, str(gate), b"mode=711,size=1m", 0)
-        for path, descriptor in kept.items():
-            path.mkdir(parents=True, exist_ok=True)
-            libc.mount(f"/proc/self/fd/{descriptor}".encode(), str(path).encode(), None, MS_BIND | MS_REC, None)
+def _show_only(libc: ctypes.CDLL, paths: list[Path]) -> None:
+    """In place of every folder that is not the system's put another: empty, but for what is below one of the paths."""
+    tops = {entry.path for entry in os.scandir("/") if entry.is_dir(follow_symlinks=False)}
+    for place in sorted(tops - SYSTEM | set(filter(os.path.isdir, TEMPORARY))):  # /var before /var/tmp
+        kept = {path: os.open(path, os.O_PATH | os.O_DIRECTORY) for path in paths if path.is_relative_to(place)}
+        if Path(place) not in kept:
+            os.makedirs(place, exist_ok=True)
+            _cover(libc, place, b"mode=1777," + TEMPORARY_SIZE if place in TEMPORARY else b"mode=755,size=1m", 0)
+            for path, descriptor in kept.items():
+                path.mkdir(parents=True, exist_ok=True)
+                libc.mount(f"/proc/self/fd/{descriptor}".encode(), str(path).encode(), None, MS_BIND | MS_REC, None)
+        for descriptor in kept.values():
             os.close(descriptor)
+
+
+def _close_all_but(control: int) -> None:
+    """Close what this process has inherited: the pipe of multiprocessing's resource tracker, which removes whatever it
+    is told to, as root; the one that keeps the fork server alive; and whatever else there is."""
+    resource_tracker._resource_tracker._fd = None  # type: ignore[attr-defined]  # it starts its own when it needs one
+    forkserver._forkserver._forkserver_alive_fd = None  # type: ignore[attr-defined]
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        if descriptor > 2 and descriptor != control:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
 
 
 def _cover(libc: ctypes.CDLL, folder: str, options: bytes, flags: int) -> None:

@@ -24,15 +24,25 @@ def copy_notebooks(spawner):
         )
 
 
+def compiled_code(spawner):
+    """Where torch.compile keeps a learner's code: below their home, which only they can write."""
+    return str(Path(f"~{spawner.user.name}").expanduser() / ".cache" / "torchinductor")
+
+
 c = get_config()  # noqa: F821 - JupyterHub defines it
 c.JupyterHub.bind_url = "http://127.0.0.1:8000"  # put a server with TLS before it; TLJH brings one
 c.Spawner.cmd = [f"{COURSE}/.venv/bin/jupyterhub-singleuser"]
 c.Spawner.pre_spawn_hook = copy_notebooks
 c.Spawner.default_url = f"/lab/tree/{HOME_COPY}/00_start_here.ipynb"
 c.Spawner.environment = {
-    "OMP_NUM_THREADS": "1"
-}  # 20 kernels with a thread for each core would only wait for each other
-c.Spawner.args = ["--MappingKernelManager.cull_idle_timeout=1800", "--MappingKernelManager.cull_interval=120"]
+    "OMP_NUM_THREADS": "1",  # 20 kernels with a thread for each core would only wait for each other
+    "TORCHINDUCTOR_CACHE_DIR": compiled_code,  # torch's own is in /tmp, where anyone could have put code before
+}
+c.Spawner.args = [
+    "--MappingKernelManager.cull_idle_timeout=1800",
+    "--MappingKernelManager.cull_interval=120",
+    "--KernelManager.transport=ipc",  # files of the learner's own; every user of a machine can read a TCP port
+]
 c.Spawner.start_timeout = 120  # everyone begins at the same moment
 c.Spawner.http_timeout = 120
 c.Spawner.mem_limit = "3G"  # systemd's and Docker's spawners enforce these two; the local one does not

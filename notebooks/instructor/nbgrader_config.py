@@ -24,6 +24,7 @@ from nbgrader.preprocessors import (
 
 COURSE = Path(__file__).parent
 COMMAND = json.loads((COURSE / "grade.json").read_text())["command"]
+NOTEBOOK_S = 3600  # the command itself ends an exercise after four minutes
 
 
 class TakeAnswers(NbGraderPreprocessor):
@@ -49,9 +50,13 @@ class GradeApart(NbGraderPreprocessor):
     """In place of running the notebook: the points of each exercise and what was said, as the outputs of its check."""
 
     def preprocess(self, nb, resources):
-        done = subprocess.run(
-            [*COMMAND, "-", "--json", "--hide", str(COURSE)], input=nbformat.writes(nb), capture_output=True, text=True
-        )
+        command = [*COMMAND, "-", "--json", "--hide", str(COURSE)]
+        try:
+            done = subprocess.run(
+                command, input=nbformat.writes(nb), capture_output=True, text=True, timeout=NOTEBOOK_S
+            )
+        except subprocess.TimeoutExpired:
+            raise RuntimeError(f"{' '.join(command)}: no answer within {NOTEBOOK_S / 60:g} minutes") from None
         if done.returncode:
             raise RuntimeError(f"{' '.join(COMMAND)}: {done.stderr.strip()}")
         graded = {one["exercise"]: one for one in json.loads(done.stdout)}

@@ -161,7 +161,7 @@ def test_each_is_told_what_check_would_say(course: Path) -> None:
     assert feedback("right").count("✓ Right") + feedback("right").count("★ Right") == len(NAMES)
     assert feedback("half").count(load(NAMES[-1]).stub_says) >= 1
     assert "still running after" in feedback("malicious")
-    assert feedback("malicious").count("PermissionError") >= 2
+    assert all(error in feedback("malicious") for error in ("PermissionError", "FileNotFoundError"))
     assert "all right" not in feedback("malicious")
 
 

@@ -1,8 +1,15 @@
 """Ranks as another user read nothing that is hidden, leave nothing behind, and change nothing of whoever called."""
 
+import contextlib
 import os
+import shutil
 import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -10,6 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import fsdp_sim
 from fsdp_sim.ranks import Limits, OtherUser, RanksError, run
 from fsdp_sim.ranks.other_user import LENT_UIDS, AccessError
 
@@ -22,14 +30,13 @@ def as_other(fn, *args, ranks=1, hide=(), **more):
 
 
 @pytest.fixture
-def hidden(tmp_path: Path) -> Path:
-    """A folder that every user of this machine may read."""
-    folder = Path("/tmp", f"hidden-{tmp_path.name}-{os.getpid()}")
-    folder.mkdir(mode=0o755)
+def hidden() -> Iterator[Path]:
+    """A folder that every user of this machine may read, among those of the library."""
+    folder = Path(fsdp_sim.__file__).parent / "__pycache__" / f"hidden-{os.getpid()}"
+    folder.mkdir(mode=0o755, parents=True)
     (folder / "solution").write_text("42")
     yield folder
-    (folder / "solution").unlink()
-    folder.rmdir()
+    shutil.rmtree(folder)
 
 
 def test_ranks_are_a_user_whom_nobody_else_is_and_communicate_as_ever():
@@ -56,6 +63,59 @@ def test_what_is_hidden_cannot_be_read_and_the_caller_still_can(hidden: Path):
     assert list(as_other(peek, str(hidden), hide=[hidden])[1]) == [["PermissionError", "PermissionError"]]
     assert list(as_other(peek, str(hidden))[1]) == [["['solution']", "42"]]
     assert (hidden / "solution").read_text() == "42"
+
+
+def test_of_files_that_everyone_may_read_it_sees_those_that_python_needs_and_no_others(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        os.chmod(folder, 0o755)
+        Path(folder, "shared").write_text("for all")
+
+        def sees(path: str) -> list[object]:
+            places = [place for place in ("/tmp", "/var/tmp", "/dev/shm") if os.path.isdir(place)]
+            full = []
+            for place in (*places, os.environ["HOME"]):
+                try:
+                    Path(place, "mine").write_bytes(bytes(100_000_000))
+                except OSError as error:
+                    full.append(error.strerror)
+            return [os.path.exists(path), len(full) - len(places), set(full)]
+
+        ((there, home, full),) = as_other(sees, f"{folder}/shared")[1]
+    assert (there, home, full) == (False, 1, ["No space left on device"])
+    assert not [place for place in ("/tmp", "/var/tmp", "/dev/shm") if Path(place, "mine").exists()]
+
+
+def test_of_what_its_process_inherits_only_its_own_connection_stays_open() -> None:
+    def inherited() -> list[str]:
+        links = []
+        for number in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                links.append(os.readlink(f"/proc/self/fd/{number}"))
+        return [link for link in links if link.startswith("pipe:") and links.count(link) == 1]  # gloo has both ends
+
+    assert list(as_other(inherited)[1]) == [[]]
+    assert next(iter(run(inherited, 1, progress=False)))  # else this test would show nothing
+
+
+KEYRING = """
+    import ctypes, sys
+    call = ctypes.CDLL(None).syscall
+    numbers = {"x86_64": (248, 250), "aarch64": (217, 219)}
+    add_key, keyctl = numbers[__import__("platform").machine()]
+    call(keyctl, 1, None)  # a session keyring, as a login makes one
+    call(add_key, b"user", b"fsdp_sim_secret", b"42", 2, -3)
+    def search():
+        import ctypes
+        return ctypes.CDLL(None).syscall(keyctl, 10, -3, b"user", b"fsdp_sim_secret", 0)
+    assert search() > 0, "needs keyrings"
+    from fsdp_sim.ranks import Limits, OtherUser, run
+    print(list(run(search, 1, limits=Limits(user=OtherUser.lent()), plain=True, progress=False)))
+"""
+
+
+def test_root_s_session_keyring_stays_with_root() -> None:
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(KEYRING)], capture_output=True, text=True)
+    assert done.stdout == "[-1]\n", done.stderr
 
 
 def test_what_could_not_be_covered_is_named_with_what_keeps_the_user_out(hidden: Path):
@@ -95,7 +155,7 @@ def test_the_job_s_files_cannot_be_replaced_by_links_that_root_would_follow(tmp_
         said = []
         for name in ("rank0.out", "board"):
             try:
-                os.replace(folder / name, folder / "home" / name)
+                os.remove(folder / name)
                 os.symlink(target, folder / name)
             except OSError as error:
                 said.append(type(error).__name__)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import importlib
 import json
 import os
+import shutil
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
+import psutil
 import pytest
 
+import fsdp_sim
 from fsdp_sim.learn import exercises
 from fsdp_sim.learn.classroom.grading import NOT_GRADED, Graded, answers, grade, points
 from fsdp_sim.learn.classroom.grading.written import Written
@@ -17,6 +24,7 @@ from fsdp_sim.learn.exercise import Kind
 from fsdp_sim.learn.find import load, names
 from fsdp_sim.learn.sources import imports, solution_source, stub_source
 
+grading = importlib.import_module("fsdp_sim.learn.classroom.grading.grade")  # whose name is also its function's
 NAME = "all_gathers_per_step"
 EXERCISES = Path(exercises.__path__[0])
 CHECKER = EXERCISES.parent / "check.py"
@@ -48,6 +56,7 @@ class TestHandedIn:
         [
             (b"\x80\x04pickle", "this is no notebook"),
             (b"[]", "this is no notebook"),
+            (b'{"cells": ' + b"[" * 100_000, "this is no notebook"),
             (b'{"cells": [1]}', "this is no notebook"),
             (b'{"cells": [{"cell_type": "code", "metadata": {"exercise": ["x"]}}]}', "no cell of this notebook"),
             (notebook(("of_another_course", "x")), "no cell of this notebook is an exercise's"),
@@ -79,8 +88,8 @@ def test_points_are_given_for_difficulty() -> None:
 RIGHT = ("who_computes_what", "bytes_kept")  # on real ranks
 ATTACKS = {  # code, and what it is told
     "loops for ever": ("while True: pass", "still running after 10 s of computing"),
-    "reads what others handed in": ("return open('{course}/other.ipynb').read()", "PermissionError"),
-    "overwrites what others handed in": ("open('{course}/other.ipynb', 'w').write('mine')", "PermissionError"),
+    "reads what others handed in": ("return open('{course}/other.ipynb').read()", "FileNotFoundError"),
+    "overwrites what others handed in": ("open('{course}/other.ipynb', 'w').write('mine')", "FileNotFoundError"),
     "reads the solution": ("return open('{exercises}/unit/all_gathers_per_step.py').read()", "PermissionError"),
     "imports the solution": (
         "from fsdp_sim.learn.exercises.unit.all_gathers_per_step import EXERCISE\nreturn EXERCISE.reference(*args)",
@@ -99,10 +108,30 @@ ATTACKS = {  # code, and what it is told
     "runs a program": ("os.system('touch {course}/mark')\nreturn -1", "-1"),
     "has a mistake": ("return helper(*args)", "NameError: name 'helper' is not defined, in {name}, at `return helper"),
     "cuts the board that the checker reads": (
-        "os.truncate(os.path.dirname(os.environ['HOME']) + '/board', 0)\nreturn 5",
-        "brought down the process that checks it",
+        "os.truncate(os.path.dirname(os.environ['HOME']) + '/board', 0)\nimport time\ntime.sleep(600)",
+        "a rank has cut short the file in which the ranks say what they do",
+    ),
+    "drives the terminal of whoever reads it": (
+        "print('\\x1b[2J\\x1b]0;title\\x07')\nreturn -1",
+        "\\x1b[2J\\x1b]0;title\\x07",
+    ),
+    "takes memory in many processes and in files without a name": (
+        "import time\nfor _ in range(20):\n    file = os.memfd_create('x')\n    for _ in range(20):\n"
+        "        os.write(file, bytes(10_000_000))\ntime.sleep(600)",
+        "used more than 2 GiB of memory with all it started",
     ),
 }
+FORKS = "if os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        time.sleep(600)\n    os._exit(0)\n"
+OUTLIVES = f"import time\n{FORKS}os.truncate(os.path.dirname(os.environ['HOME']) + '/board', 0)\nos.abort()"
+SHARED = f"fsdp_sim_test_{os.getpid()}"
+REMOVES = f"""
+for descriptor in range(3, 64):
+    try:
+        os.write(descriptor, b"REGISTER:/{SHARED}:shared_memory\\n")
+    except OSError:
+        pass
+return -1
+"""
 NUMBERS = [name for name in names() if load(name).kind is Kind.NUMBER]
 
 
@@ -122,6 +151,7 @@ def graded(course: Path) -> dict[str, Graded]:
     for name, (body, _) in zip(NUMBERS, ATTACKS.values(), strict=False):
         places = {"{course}": str(course), "{exercises}": str(EXERCISES)}
         given[name] = written(functools.reduce(lambda text, place: text.replace(*place), places.items(), body), name)
+    assert len(given) == len(ATTACKS)
     given |= {name: solved(name) for name in RIGHT}
     given |= {"hooks_in_forward": stub_source(load("hooks_in_forward")), "order_of_backward": "def order(:"}
     return {one.exercise: one for one in grade(given, [course])}
@@ -154,12 +184,83 @@ class TestGrade:
         with pytest.raises(ValueError, match=r"which every program here needs, cannot be read.*chmod go\+rx"):
             list(grade({"bytes_kept": solved("bytes_kept")}, [Path(sys.prefix)]))
 
+    def test_a_second_checkout_that_could_be_read_is_found_before_anything_is_graded(self) -> None:
+        second = Path(fsdp_sim.__file__).parent / "__pycache__" / SHARED
+        (second / "fsdp_sim/learn/exercises").mkdir(parents=True)
+        try:
+            with pytest.raises(ValueError, match=rf"{second} holds the solutions.*--hide {second}"):
+                list(grade({NAME: solved(NAME)}))
+        finally:
+            shutil.rmtree(second)
+
+    @pytest.mark.slow
+    def test_grading_hides_the_solutions_of_the_checkout_that_grades(self, tmp_path: Path) -> None:
+        """Also where another one is installed."""
+        root = Path(fsdp_sim.__file__).parents[1]
+        for package in ("fsdp_sim", "labs"):
+            shutil.copytree(root / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+        program = (
+            "import sys\nfrom fsdp_sim.learn.classroom.grading import grade\n"
+            "(one,) = grade({sys.argv[1]: sys.argv[2]})\nprint(one.points, one.said)"
+        )
+        attack = written(ATTACKS["imports the solution"][0])
+        env = os.environ | {"PYTHONPATH": str(tmp_path)}
+        done = subprocess.run([sys.executable, "-c", program, NAME, attack], env=env, capture_output=True, text=True)
+        assert done.stdout.startswith("0 "), done.stderr
+        assert "ModuleNotFoundError" in done.stdout
+
     @pytest.mark.tail
     def test_every_solution_of_the_course_is_right_here_too(self) -> None:
         assert names().keys() > NOT_GRADED
         graded = list(grade({name: solved(name) for name in names()}))
         assert [one.said for one in graded if one.points < one.out_of] == []
         assert {one.exercise for one in graded} == names().keys() - NOT_GRADED
+
+
+@NEEDS_ROOT
+class TestWhatIsLeft:
+    """Code that does what it can to be left, or to hold up who grades."""
+
+    @pytest.fixture(autouse=True)
+    def folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        """Where the files of a grading are, and by which its processes are known."""
+        folder = tmp_path / "temporary"
+        folder.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))
+        return folder
+
+    def test_a_process_that_outlives_its_rank_is_ended_and_what_is_right_beside_it_gets_its_points(
+        self, folder: Path
+    ) -> None:
+        first, second = list(grade({NAME: written(OUTLIVES), "who_computes_what": solved("who_computes_what")}))
+        assert (first.points, second.points) == (0, second.out_of)
+        self.nothing_is_left(folder)
+
+    def test_a_checker_that_stands_still_is_ended_with_all_that_the_code_started(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(grading, "EXERCISE_S", 5.0)
+        (one,) = grade({NAME: written(f"import time\n{FORKS}time.sleep(600)")})
+        assert (one.points, one.said) == (0, grading.HELD_UP)
+        self.nothing_is_left(folder)
+
+    def test_root_s_resource_tracker_does_not_listen_to_it(self) -> None:
+        shared = Path("/dev/shm", SHARED)
+        shared.write_bytes(b"root's")
+        try:
+            list(grade({NAME: written(REMOVES)}))
+            assert shared.read_bytes() == b"root's"
+        finally:
+            shared.unlink(missing_ok=True)
+
+    def nothing_is_left(self, folder: Path) -> None:
+        assert not list(folder.iterdir())
+        left = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get("TMPDIR", "").startswith(str(folder)) and process.status() != "zombie":
+                    left.append(process)
+        assert not left
 
 
 def test_trusted_code_needs_no_root() -> None:

@@ -79,6 +79,7 @@ def test_the_table_has_a_line_for_each_and_no_formula(handed_in: Path) -> None:
         "[]",
         "null",
         '{"cells": 3}',
+        '{"cells": ' + "[" * 100_000,
         "{}",
         '{"cells": [{"cell_type": "code", "metadata": 3}, {"cell_type": "code"}]}',
     ],
@@ -109,3 +110,12 @@ def test_the_picture_has_a_bar_for_each_exercise(handed_in: Path) -> None:
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="handed_in"):
         gather(tmp_path / "handed_in")
+
+
+def test_what_a_learner_wrote_drives_no_terminal(tmp_path: Path) -> None:
+    (tmp_path / "eve\x1b[2J").mkdir()
+    (tmp_path / "eve\x1b[2J" / "04.ipynb").write_text(notebook("✗ Not yet: \x1b]0;title\x07 \u202e"))
+    (tmp_path / "mal\x1b[2J.json").write_text("{")
+    ((result,), (sentence,)) = gather(tmp_path)
+    assert (result.learner, result.said) == (r"eve\x1b[2J", r"\x1b]0;title\x07 \u202e")
+    assert sentence.startswith(r"mal\x1b[2J.json: ")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -13,13 +17,11 @@ import msgspec
 
 import fsdp_sim
 from fsdp_sim.learn.classroom.grading.worker import READY, Judged, Work
+from fsdp_sim.learn.classroom.harmless import harmless
 from fsdp_sim.learn.exercise import Exercise
 from fsdp_sim.learn.find import load
 from fsdp_sim.learn.verdict import WORDS, Grade
 
-CHECKERS = tuple(f"fsdp_sim/learn/{room}" for room in ("exercises", "judges", "drill"))
-CHECKERS += ("notebooks", "tests", "build", ".git")
-"""What no code that is graded may read: solutions and judges, and where copies of them are."""
 NOT_GRADED = frozenset(
     {
         "code_in_a_checkpoint",
@@ -31,6 +33,10 @@ NOT_GRADED = frozenset(
 )
 """Exercises about files that the judge and the code both use: another user has none in common with it."""
 DIED = f"{WORDS[Grade.NOT_YET]}: the code brought down the process that checks it. That is no way to pass."
+HELD_UP = f"{WORDS[Grade.NOT_YET]}: the code held up the process that checks it. That is no way to pass."
+READY_S = 600.0  # until a worker has imported torch and started ranks, on a slow disk
+LOOK_S = 0.1
+EXERCISE_S = 240.0  # for one exercise, whose ranks are ended after 60 s
 
 
 class Graded(msgspec.Struct, frozen=True):
@@ -61,48 +67,104 @@ def grade(answers: Mapping[str, str], hide: Iterable[Path] = (), *, as_other_use
     """
     if as_other_user and os.geteuid() != 0:
         raise PermissionError("grading runs code as another user, which only root can: put sudo before the command")
-    root = Path(fsdp_sim.__file__).parents[1]
-    hidden = [path for path in (*(root / name for name in CHECKERS), *hide) if path.is_dir()]
+    hidden = tuple(str(path.resolve()) for path in hide)
     left = {name: code for name, code in answers.items() if not (as_other_user and name in NOT_GRADED)}
     while left:
-        for judged in _judged(Work(left, tuple(map(str, hidden)), as_other_user)):
-            del left[judged.exercise]
-            yield _graded(judged)
-        if left:  # it died at the first of them
+        why = DIED
+        try:
+            for judged in _judged(Work(left, hidden, as_other_user)):
+                del left[judged.exercise]
+                yield _graded(judged)
+        except TimeoutError:
+            why = HELD_UP
+        if left:  # it died at the first of them, or stood still there
             name = next(iter(left))
             del left[name]
-            yield _graded(Judged(name, Grade.NOT_YET, DIED))
+            yield _graded(Judged(name, Grade.NOT_YET, why))
 
 
 def _judged(work: Work) -> Iterator[Judged]:
-    """What a worker says of each exercise, until it has come to the end or died.
+    """What a worker says of each exercise, until it has come to the end or died. Nothing of it or of the code that it
+    ran is left.
 
     Raises:
-        ValueError: it did not begin.
+        ValueError: it did not begin. TimeoutError: it stands still.
     """
-    # -I: neither the folder one stands in nor the user's own packages are looked into.
-    command = [sys.executable, "-I", "-m", "fsdp_sim.learn.classroom.grading.worker"]
-    kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ}
+    # No user's own packages, not the folder one stands in, and this very checkout: another one may be installed.
+    command = [sys.executable, "-P", "-s", "-m", "fsdp_sim.learn.classroom.grading.worker"]
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
     with (
         tempfile.TemporaryFile() as errors,  # a pipe that nobody reads could fill up
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=kept) as worker,
+        tempfile.TemporaryFile() as given,
+        tempfile.TemporaryDirectory(prefix="fsdp_sim-", ignore_cleanup_errors=True) as folder,
     ):
-        assert worker.stdin is not None  # they are pipes
-        assert worker.stdout is not None
-        worker.stdin.write(msgspec.json.encode(work))
-        worker.stdin.close()
-        if worker.stdout.readline() != READY:
-            worker.wait()
-            errors.seek(0)
-            last = errors.read().decode(errors="replace").strip().splitlines()[-1:]
-            raise ValueError(f"grading cannot begin: {(last or ['the checker ended without a word'])[0]}")
+        os.chmod(folder, 0o711)
+        given.write(msgspec.json.encode(work))
+        given.seek(0)
+        kept |= {"TMPDIR": folder, "PYTHONPATH": str(Path(fsdp_sim.__file__).parents[1])}
+        worker = subprocess.Popen(
+            command, stdin=given, stdout=subprocess.PIPE, stderr=errors, env=kept, start_new_session=True
+        )
+        uid = 0
         try:
-            for line in worker.stdout:
+            lines = _Lines(worker)
+            ready, _, number = lines.next(READY_S).partition(b" ")
+            if ready != READY:
+                worker.wait(READY_S)
+                errors.seek(0)
+                last = errors.read().decode(errors="replace").strip().splitlines()[-1:]
+                raise ValueError(f"grading cannot begin: {(last or ['the checker ended without a word'])[0]}")
+            uid = int(number)
+            while line := lines.next(EXERCISE_S):
                 yield msgspec.json.decode(line, type=Judged)
         finally:
-            worker.kill()
+            _end(worker, uid)
+
+
+def _end(worker: subprocess.Popen[bytes], uid: int) -> None:
+    """Kill a worker, its fork server and, where it did not come to its end, whatever the user that it lent has left."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        worker.wait(1.0 if worker.poll() is None else None)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(worker.pid, signal.SIGKILL)
+    worker.wait()
+    assert worker.stdout is not None  # it is a pipe
+    worker.stdout.close()
+    if uid and worker.returncode:
+        from fsdp_sim.ranks import OtherUser  # only now: it imports torch
+
+        OtherUser(uid).end()
+
+
+class _Lines:
+    """What a worker writes, line by line. Whoever else holds the pipe's other end cannot make this wait for ever."""
+
+    def __init__(self, worker: subprocess.Popen[bytes]) -> None:
+        assert worker.stdout is not None  # it is a pipe
+        self._worker, self._descriptor, self._read = worker, worker.stdout.fileno(), b""
+
+    def next(self, within_s: float) -> bytes:
+        """The next line; empty when the worker has ended.
+
+        Raises:
+            TimeoutError: it writes nothing.
+        """
+        until_s = time.monotonic() + within_s
+        while b"\n" not in self._read:
+            ended = self._worker.poll() is not None  # asked first: what it wrote before is in the pipe
+            if select.select([self._descriptor], [], [], 0.0 if ended else LOOK_S)[0]:
+                chunk = os.read(self._descriptor, 1 << 16)
+                self._read += chunk
+                if not chunk:
+                    return b""
+            elif ended:
+                return b""
+            elif time.monotonic() > until_s:
+                raise TimeoutError
+        line, _, self._read = self._read.partition(b"\n")
+        return line
 
 
 def _graded(judged: Judged) -> Graded:
     out_of = points(load(judged.exercise))
-    return Graded(judged.exercise, out_of if judged.grade > Grade.NOT_YET else 0, out_of, judged.said)
+    return Graded(judged.exercise, out_of if judged.grade > Grade.NOT_YET else 0, out_of, harmless(judged.said))

@@ -22,7 +22,7 @@ def answers(notebook: bytes) -> dict[str, str]:
     try:
         cells = msgspec.json.decode(notebook)["cells"]
         code = [cell for cell in cells if cell.get("cell_type") == "code"]
-    except (msgspec.DecodeError, KeyError, TypeError, AttributeError):
+    except (msgspec.DecodeError, KeyError, TypeError, AttributeError, RecursionError):
         raise ValueError("this is no notebook: it is not JSON with a list of cells") from None
     found: dict[str, str] = {}
     for cell in code:

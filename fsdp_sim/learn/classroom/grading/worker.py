@@ -1,15 +1,26 @@
 """The process that judges: reads `Work` from its standard input, writes a line of JSON for each exercise.
 
-It is started anew when it dies: the board on which ranks report is memory that the code could cut short.
+It is started anew when it dies or stands still, which no code should be able to bring about.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import resource
 import sys
+from pathlib import Path
 
 import msgspec
 
-READY = b"ready\n"
+import fsdp_sim
+
+READY = b"ready"  # before the number of the user that is lent
+CHECKERS = tuple(f"fsdp_sim/learn/{room}" for room in ("exercises", "judges", "drill"))
+CHECKERS += ("notebooks", "tests", "build", ".git")
+"""What no code that is graded may read: solutions and judges, and where copies of them are."""
+KERNELS = ("/proc", "/sys", "/dev")  # which hold no files of people
+MEMORY_BYTES = 6 * 2**30  # of this process
 
 
 class Work(msgspec.Struct, frozen=True):
@@ -17,7 +28,7 @@ class Work(msgspec.Struct, frozen=True):
 
     Attributes:
         answers: by exercise, its code.
-        hidden: folders that the code must not be able to read.
+        hidden: folders that the code must not be able to read, beside the checker's own.
         as_other_user: whether it runs as a user lent for it, and not as this process's.
     """
 
@@ -44,14 +55,23 @@ def main() -> None:
     from fsdp_sim.ranks import Limits, OtherUser, RanksError, run
 
     work = msgspec.json.decode(sys.stdin.buffer.read(), type=Work)
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
     for package in (exercises, judges):
         cloudpickle.register_pickle_by_value(package)  # sent as it is: the ranks cannot read its files
-    limits = Limits(user=OtherUser.lent(*work.hidden) if work.as_other_user else None)
+    checkout = Path(fsdp_sim.__file__).parents[1]
+    own = [path for path in (checkout / name for name in CHECKERS) if path.is_dir()]
+    user = OtherUser.lent(*own, *work.hidden) if work.as_other_user else None
+    limits = Limits(user=user)
     try:
-        run(is_here, 2, limits=limits, plain=True, progress=False)
+        found = run(readable_solutions if user else list, 1, limits=limits, plain=True, progress=False)[0]
     except RanksError as error:
         raise SystemExit(f"nothing can be run as another user here: {error.verdict.headline}") from None
-    sys.stdout.buffer.write(READY)
+    if found:
+        raise SystemExit(
+            f"{found[0]} holds the solutions, and the code that is graded could read it; add --hide {found[0]}, "
+            f"or take it from other users: chmod -R go= {found[0]}"
+        )
+    sys.stdout.buffer.write(b"%s %d\n" % (READY, user.uid if user else 0))
     for name, source in work.answers.items():
         sys.stdout.buffer.flush()
         verdict = judge(load(name), Written(name, source), limits)
@@ -60,9 +80,22 @@ def main() -> None:
     sys.stdout.buffer.flush()
 
 
-def is_here() -> None:
-    """The other user can run the library at all."""
+def readable_solutions() -> list[str]:
+    """Runs as the other user, who can run the library at all: the checkouts whose solutions it can read, whichever
+    they are and whosever."""
     import fsdp_sim.learn.inside  # noqa: F401
+
+    found, folders = [], ["/"]
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            below = [entry for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)]
+            if folder.endswith("/fsdp_sim/learn/exercises"):
+                found.append(folder.removesuffix("/fsdp_sim/learn/exercises"))
+            elif folder.endswith(("/site-packages", "/dist-packages")):  # thousands of others' folders
+                folders += [entry.path for entry in below if entry.name == "fsdp_sim"]
+            else:
+                folders += [os.path.join(folder, entry.name) for entry in below if entry.path not in KERNELS]
+    return found
 
 
 if __name__ == "__main__":
