@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -222,12 +223,11 @@ class TestWhatIsLeft:
     """Code that does what it can to be left, or to hold up who grades."""
 
     @pytest.fixture(autouse=True)
-    def folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    def folder(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         """Where the files of a grading are, and by which its processes are known."""
-        folder = tmp_path / "temporary"
-        folder.mkdir()
-        monkeypatch.setattr(tempfile, "tempdir", str(folder))
-        return folder
+        with tempfile.TemporaryDirectory(prefix="graded-") as folder:  # short: there are sockets in it
+            monkeypatch.setattr(tempfile, "tempdir", folder)
+            yield Path(folder)
 
     def test_a_process_that_outlives_its_rank_is_ended_and_what_is_right_beside_it_gets_its_points(
         self, folder: Path
