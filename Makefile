@@ -12,8 +12,9 @@ unexport PYTHONPATH PYTHONHOME
 # Compiled files make every start of a rank faster.
 unexport PYTHONDONTWRITEBYTECODE
 
-# The python3 you have if it will do (it is the one whose torch would be kept), else a newer one beside it.
-PYTHONS = $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.14)
+# The python3 you have if it will do (it is the one whose torch would be kept), else another one beside it, or uv's.
+PYTHONS = $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.14 $(UVS))
+UVS = $(shell uv python find '>=3.11,<3.15' 2>/dev/null)
 WILL_DO = import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))
 IN_VENV = PATH="$(CURDIR)/.venv/bin:$$PATH"
 

@@ -149,6 +149,15 @@ def test_an_old_python_beside_a_new_one_is_passed_over(checkout, tools):
     assert "TORCH=gpu is not a choice" in err
 
 
+def test_a_python_that_uv_has_will_do(checkout, tools):
+    (tools / "uv").write_text(f'#!/bin/sh\n[ "$1 $2" = "python find" ] && echo "{sys.executable}"\n')
+    (tools / "uv").chmod(0o755)
+
+    _, _, err = make(checkout, tools, "setup", "TORCH=gpu")
+
+    assert "TORCH=gpu is not a choice" in err
+
+
 def test_a_taken_port_is_named_with_another_to_take(checkout, tools):
     python_where(tools, "")
     with socket.create_server(("127.0.0.1", 0)) as server:
