@@ -12,7 +12,7 @@ import re
 import warnings
 from importlib.util import find_spec
 
-OLDEST_TORCH, NEWEST_TRIED_TORCH = (2, 11), (2, 13)
+OLDEST_TORCH, NEWEST_TRIED_TORCH = (2, 11), (2, 15)
 """An older one will not do. A newer one is used all the same, with a warning; `make matrix` tries the versions."""
 
 EXTRAS = {

@@ -73,6 +73,10 @@ def torch_build() -> Finding:
     if release(version) < OLDEST_TORCH:
         return Finding("torch", "broken", version, needed_for, "make TORCH=cpu setup installs one that will do")
     found = f"{version}, newer than those this was tried with" if is_untried(version) else version
+    if release(version) >= (2, 15):
+        found += (
+            "; without a reduce_dtype it reduces gradients in the parameters' own dtype, 2.13 and 2.14 in param_dtype"
+        )
     return Finding("torch", "works", found, needed_for)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -12,8 +13,11 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from fsdp_sim.cli.options import Command, json_option, option, plan_option, schema_option, with_pairs
-from fsdp_sim.schedule import build, toy
+from fsdp_sim.schedule import Program, build, toy
+from fsdp_sim.spec import Plan
+from fsdp_sim.spec.plan import TORCH_VERSIONS
 from fsdp_sim.spec.texts import plan_of
+from fsdp_sim.timeline import Op
 
 SHOWN = 6  # lines before and after the first difference
 
@@ -43,6 +47,9 @@ class ProgramResult(msgspec.Struct, omit_defaults=True):
 @option("--world-size", default=8, show_default=True, type=click.IntRange(min=1), help="Ranks.")
 @option("--steps", default=1, show_default=True, type=click.IntRange(min=1), help="Optimizer steps.")
 @plan_option
+@option(
+    "--torch", "version", type=click.Choice(TORCH_VERSIONS), help="This version's program, and where 2.13's differs."
+)
 @option("--every-op", is_flag=True, help="Also operations that the recorded format leaves out (h2d, d2h, accumulate).")
 @option("--diff", "recording", metavar="FILE", help="Compare with a recording; show the first difference.")
 @json_option
@@ -52,6 +59,7 @@ def program(
     world_size: int,
     steps: int,
     plan: tuple[str, ...],
+    version: str | None,
     every_op: bool,
     recording: str | None,
     as_json: bool,
@@ -65,8 +73,10 @@ def program(
       fsdp-sim program --layers 2 --world-size 4
       fsdp-sim program --layers 4 --world-size 8 --steps 1 --plan forward_prefetch=1
       fsdp-sim program --plan api=fsdp1 --plan limit_all_gathers=false --json
+      fsdp-sim program --torch 2.15 --plan param_dtype=bf16
     """
-    made = build(toy(layers), plan_of(with_pairs({}, plan)), world_size, steps)
+    asked = plan_of(with_pairs({"torch": version} if version else {}, plan))
+    made = build(toy(layers), asked, world_size, steps)
     lines = made.lines(every_op=every_op)
     difference = None if recording is None else first_difference(lines, _recorded(recording))
     if as_json:
@@ -76,12 +86,33 @@ def program(
         click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
     elif recording is None:
         click.echo("\n".join(lines))
+        if version:
+            click.echo(
+                _since_first(
+                    asked, made, build(toy(layers), replace(asked, torch=TORCH_VERSIONS[0]), world_size, steps)
+                )
+            )
     elif difference is None:
         click.echo(f"The {len(lines)} lines are equal.")
     else:
         click.echo(explain(lines, _recorded(recording), difference, recording))
     if difference is not None:
         sys.exit(1)
+
+
+def _since_first(plan: Plan, made: Program, before: Program) -> str:
+    """What a version of torch does otherwise than the first one here: where the lines differ, and the bytes reduced."""
+    first = TORCH_VERSIONS[0]
+    differs = list(difflib.unified_diff(_renumbered(before.lines()), _renumbered(made.lines()), n=1, lineterm=""))[2:]
+    if not differs:
+        return f"\ntorch {plan.torch} issues what torch {first} issues."
+    bytes_before, bytes_now = (
+        sum(i.bytes for i in program.ops if i.op is Op.REDUCE_SCATTER) for program in (before, made)
+    )
+    reduced = f"reduce-scatters take {bytes_now:,} bytes in, in {first} {bytes_before:,}"
+    if bytes_now == bytes_before:
+        reduced = f"reduce-scatters take {bytes_now:,} bytes in, as in {first}"
+    return "\n".join([f"\nWhat torch {plan.torch} (+) does otherwise than {first} (-): {reduced}.", *differs])
 
 
 def _recorded(path: str) -> list[str]:

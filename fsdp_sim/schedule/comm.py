@@ -63,6 +63,7 @@ class CommContext:
     Attributes:
         shards, replicas: ranks that share one copy of the parameters, and copies.
         post_forward_shards: ranks that share one copy between forward and backward (``reshard_after_forward=n``).
+        torch_2_15: it is the program of torch 2.15 (``Plan.torch``).
         all_gather_state: the previous group's G, and the end of its copy-out.
         reduce_scatter_states: group and event of the reduce-scatters whose input I is alive.
     """
@@ -76,6 +77,7 @@ class CommContext:
     unshard_async_op: bool = False
     cpu_offload: bool = False
     gradient_divide_factor: float | None = None
+    torch_2_15: bool = False
     all_gather_state: tuple[AllGatherResult, int] | None = None
     reduce_scatter_states: list[tuple[ParamGroup, int]] = field(default_factory=list)
     post_forward_order: list[ParamGroup] = field(default_factory=list)
@@ -92,6 +94,12 @@ class CommContext:
             self.all_gather_streams_wait(copied_out)
             last.drop()
             self.all_gather_state = None
+
+    def wait_for_last_reductions(self) -> None:
+        """Make compute wait until all gradients are sharded ones."""
+        for event in self.last_post_reduce_events.values():
+            self.cpu.wait(Lane.COMPUTE, event)
+        self.last_post_reduce_events.clear()
 
     def wait_for_reduce_scatters(self, keep: int) -> None:
         """Make compute wait for the oldest reduce-scatters and drop their inputs until ``keep`` are left."""
@@ -135,4 +143,5 @@ def comm_context(plan: Plan, world_size: int, cpu: Cpu) -> CommContext:
         unshard_async_op=plan.unshard_async_op,
         cpu_offload=plan.cpu_offload,
         gradient_divide_factor=plan.gradient_divide_factor,
+        torch_2_15=plan.torch == "2.15",
     )  # fmt: skip

@@ -249,7 +249,11 @@ class _Trainer:
             if group.training_state is not TrainingState.POST_BACKWARD:
                 group.post_backward()
             group.training_state = TrainingState.IDLE
-            if is_last:
+            if is_last and not self.comm.torch_2_15:
+                group.finalize_backward()
+        if is_last and self.comm.torch_2_15:
+            self.comm.wait_for_last_reductions()
+            for group in self.groups:
                 group.finalize_backward()
         if is_last:
             self.comm.post_forward_order.clear()

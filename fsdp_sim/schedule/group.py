@@ -122,6 +122,9 @@ class ParamGroup:
             previous, copied_out = comm.all_gather_state
             comm.all_gather_streams_wait(copied_out)
             comm.all_gather_state = None
+            if comm.torch_2_15:
+                previous.drop()
+                previous = None
         if result.event:
             cpu.wait(Lane.COMPUTE, result.event)
             if result.work:
@@ -231,9 +234,7 @@ class ParamGroup:
         """Make compute wait for what was reduced, and drop a gather that was prefetched and never used."""
         cpu, result = self.cpu, self._all_gather_result
         cpu.hook("finalize_backward", self.name)
-        for event in self.comm.last_post_reduce_events.values():
-            cpu.wait(Lane.COMPUTE, event)
-        self.comm.last_post_reduce_events.clear()
+        self.comm.wait_for_last_reductions()
         self.grads.finalize()
         if result is not None:
             if result.event:

@@ -91,7 +91,7 @@ def layout_of(unit: Unit, plan: Plan, shards: int, replicas: int) -> Layout:
     params, param_dtype = unit.params, plan.param_dtype
     orig_dtype = _dtype_of_trained(unit, params)
     grad_dtype = param_dtype or orig_dtype
-    reduce_dtype = plan.reduce_dtype or grad_dtype
+    reduce_dtype = plan.reduce_dtype or (orig_dtype if plan.torch == "2.15" else grad_dtype)
     param_bytes, shard_bytes, cast, whole, grad_bytes = [], [], [], [], []
     reduce_numel = 0
     for k, p in enumerate(params):

@@ -53,9 +53,13 @@ class GradReduction:
     def computed(self, grads: tuple[tuple[int, int], ...], complete: bool = True) -> None:
         """Autograd writes whole gradients, (parameter, bytes); those left from before are added to in place.
 
-        Of a unit that runs several times autograd hands them out when they are ``complete``.
+        Of a unit that runs several times autograd hands them out when they are ``complete``. From torch 2.15 on it
+        casts those that begin to accumulate without sync; before, `keep_in_reduce_dtype` does.
         """
         dtype, incomplete = self.layout.grad_dtype, self._incomplete
+        if self._casts_at_once and (wide := self.layout.upcast_dtype):
+            grads = tuple((k, n_bytes // DTYPE_BYTES[dtype] * DTYPE_BYTES[wide]) for k, n_bytes in grads)
+            dtype = wide
         if not complete:
             new = [n_bytes for k, n_bytes in grads if k not in incomplete]
             incomplete |= {k for k, _ in grads}
@@ -66,6 +70,10 @@ class GradReduction:
             self.whole.update(grads)
         if new:
             self.cpu.alloc(Memory.UNSHARDED_GRAD, self.name, sum(new), dtype, None, len(new))
+
+    @property
+    def _casts_at_once(self) -> bool:
+        return self.comm.torch_2_15 and (bool(self.whole) or not self.group.reduce_grads)
 
     def added(self) -> None:
         """What autograd added up over several runs is now in the gradients of earlier micro-batches."""
@@ -85,7 +93,7 @@ class GradReduction:
     def keep_in_reduce_dtype(self) -> None:
         """Without sync: whole gradients stay, in the reduce dtype."""
         dtype, of_grad = self.layout.upcast_dtype, self.layout.grad_dtype
-        if dtype is None:
+        if dtype is None or self.comm.torch_2_15:
             return
         for k, n_bytes in self.whole.items():
             self.accumulated[k] = n_bytes // DTYPE_BYTES[of_grad] * DTYPE_BYTES[dtype]
@@ -101,14 +109,18 @@ class GradReduction:
         grads, dtype = (self.accumulated, self.layout.reduce_dtype) if self.accumulated else (
             self.whole, self.layout.grad_dtype
         )  # fmt: skip
-        if not grads:
+        adds_to_partial = self._partial and self.comm.torch_2_15  # then without gradients too: zeros take their place
+        if not grads and not adds_to_partial:
             return
         cpu, comm, name = self.cpu, self.comm, self.name
         self._wait_for_post_backward()
+        if adds_to_partial:  # which may be laid out anew, on that stream
+            cpu.wait_stream(Lane.REDUCE_SCATTER, Lane.COMPUTE)
         n_bytes, reduce_dtype = self.layout.reduce_bytes, self.layout.reduce_dtype
         cpu.alloc(Memory.RS_INPUT, name, n_bytes, reduce_dtype)
         cpu.op(Op.RS_COPY_IN, name, Lane.COMPUTE, n_bytes, reduce_dtype)
-        cpu.free(Memory.UNSHARDED_GRAD, name, sum(grads.values()), dtype, None, len(grads))
+        if grads:
+            cpu.free(Memory.UNSHARDED_GRAD, name, sum(grads.values()), dtype, None, len(grads))
         grads.clear()
         cpu.wait_stream(Lane.REDUCE_SCATTER, Lane.COMPUTE)
         cpu.alloc(Memory.RS_OUTPUT, name, self._output_bytes, reduce_dtype)
@@ -149,8 +161,9 @@ class GradReduction:
                 self.layout.division.reduce_scatter_op, comm.shards, comm.reduce_scatter_communicator,
             )  # fmt: skip
             return
-        if comm.gradient_divide_factor is not None:  # on the way from I to O, whatever the factor
-            cpu.op(Op.DIV, name, Lane.REDUCE_SCATTER, n_bytes, layout.reduce_dtype, f"by {comm.gradient_divide_factor}")
+        factor = comm.gradient_divide_factor
+        if factor is not None and not (factor == 1 and comm.torch_2_15):  # on the way from I to O
+            cpu.op(Op.DIV, name, Lane.REDUCE_SCATTER, n_bytes, layout.reduce_dtype, f"by {factor}")
         cpu.op(Op.RS_COPY, name, Lane.REDUCE_SCATTER, n_bytes, layout.reduce_dtype)
 
     def _divide(self, factor: float | None, n_bytes: int, lane: Lane) -> None:
@@ -189,11 +202,13 @@ class GradReduction:
             cpu.op(Op.GRAD_CAST, name, lane, self._sharded_bytes, layout.orig_dtype, detail)
             if held:
                 self._held = ("",)
-            else:
+            elif not self.comm.torch_2_15:
                 self._free_output()
         output_lane = lane if cast else Lane.REDUCE_SCATTER
         self._hand_out(lane)
         self._reduced_on(lane)
+        if cast and not held and self.comm.torch_2_15:
+            self._free_output()
         # O goes now if it was added to earlier gradients, or copied to the CPU (see `zero_grad`); else it stays
         detail = "" if self.has_sharded else NOT_RECORDED
         if not self.has_sharded:

@@ -10,6 +10,7 @@ DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
 OPTIMIZER_STATES = {"adamw": 2, "sgd_momentum": 1, "sgd": 0}  # numbers kept beside each parameter, of its dtype
 DTYPES = ("fp32", "bf16", "fp16")  # what gathers, compute and reductions may be cast to
 TORCH_DTYPES = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16", "fp64": "torch.float64"}
+TORCH_VERSIONS = ("2.13", "2.14", "2.15")  # whose programs of `fully_shard` are known; 2.14 issues 2.13's
 Api = Literal["fsdp2", "fsdp1", "ddp", "zero1", "zero2"]
 PerMicroBatch = bool | Literal["last"]
 
@@ -23,6 +24,7 @@ SETTINGS_OF = {  # fields that only some ways to train have; a value other than 
     "reshard_after_backward": ("fsdp2",),
     "is_last_backward": ("fsdp2",),
     "gradient_divide_factor": ("fsdp2",),
+    "torch": ("fsdp2",),
     "limit_all_gathers": ("fsdp1",),
     "sharding_strategy": ("fsdp1",),
     "forward_prefetch": ("fsdp2", "fsdp1"),
@@ -65,7 +67,7 @@ class Plan:
         limit_all_gathers: fsdp1, the rate limiter.
         sharding_strategy: fsdp1. HYBRID_SHARD takes its shard group from ``shard_size``.
         param_dtype: of gathers and compute (``MixedPrecisionPolicy``); None is the dtype of the parameters.
-        reduce_dtype: of the gradients' reduction; None is the dtype of the gradients.
+        reduce_dtype: of the gradients' reduction; None is the dtype of the gradients (see ``torch``).
         cpu_offload: shards, gradients and the optimizer live in the CPU's memory (``CPUOffloadPolicy``).
         activation_checkpointing: None keeps all activations; ``full`` keeps each block's input and computes the
             block again in backward; a number k does so for every k-th block; ``selective`` keeps the outputs of
@@ -96,6 +98,8 @@ class Plan:
         reshard_after_backward: free parameters after backward: always, or ``last``.
         is_last_backward: wait for the reductions at the end of every backward, or of the ``last`` only.
         gradient_divide_factor: fsdp2, ``set_gradient_divide_factor``; None divides by the number of ranks.
+        torch: fsdp2, the version whose program it is. From 2.15 on gradients without a ``reduce_dtype`` are reduced in
+            the dtype of the shards, before in ``param_dtype``: with bf16 parameters twice the bytes.
         bucket_cap_mb: ddp and zero: the size of a bucket of gradients in MiB; None is torch's: 25, and 1 for the first.
 
     Example:
@@ -144,6 +148,7 @@ class Plan:
     reshard_after_backward: PerMicroBatch = field(_PER_MICRO_BATCH, default=True)
     is_last_backward: PerMicroBatch = field(_PER_MICRO_BATCH, default=True)
     gradient_divide_factor: float | None = field(one_of(None) | number(above=True), default=None)
+    torch: str = field(one_of(*TORCH_VERSIONS), default="2.13")
     bucket_cap_mb: float | None = field(one_of(None) | number(above=True), default=None)
 
     def __post_init__(self) -> None:

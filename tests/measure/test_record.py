@@ -1,6 +1,7 @@
 """The recorder, with torch's own FSDP2 and FSDP1, reproduces the recordings of torch line by line."""
 
 import gc
+import re
 from pathlib import Path
 
 import pytest
@@ -24,8 +25,10 @@ from fsdp_sim.measure.record import record
 from tests.mini.models import Matrix, Toy, shard
 
 RECORDINGS = Path(__file__).parents[1] / "schedule" / "recordings"
-needs_torch_2_13 = pytest.mark.skipif(
-    not torch.__version__.startswith("2.13."), reason="the recordings are of torch 2.13; this is " + torch.__version__
+INSTALLED = ".".join(torch.__version__.split(".")[:2])
+RECORDED = {"2.13": "", "2.14": "", "2.15": "torch-2.15"}  # folders of recordings; 2.14 issues what 2.13 does
+needs_recordings = pytest.mark.skipif(
+    INSTALLED not in RECORDED, reason=f"needs torch {', '.join(RECORDED)}, of which there are recordings"
 )
 
 
@@ -72,6 +75,7 @@ def prefetch_forward(model):
 
 
 BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+FP16 = MixedPrecisionPolicy(param_dtype=torch.float16, reduce_dtype=torch.float16)
 FSDP2 = {
     "default_raf_none": {"steps": 2},
     "raf_true_everywhere": {"reshard_after_forward": True},
@@ -84,6 +88,12 @@ FSDP2 = {
         "each": lambda model, last: model.set_requires_gradient_sync(last),
     },
     "mixed_bf16_fp32reduce": {"mp_policy": BF16},
+    "mixed_bf16": {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16)},
+    "hsdp_2x4_all_reduce_last": {
+        "mesh": (2, 4),
+        "micro_batches": 2,
+        "each": lambda model, last: model.set_requires_all_reduce(last),
+    },
 }
 
 
@@ -120,17 +130,18 @@ FSDP1 = {
 
 
 def recorded(name):
-    return [line for line in (RECORDINGS / f"{name}.txt").read_text().splitlines() if not line.startswith("#")]
+    folder = RECORDINGS if name in FSDP1 else RECORDINGS / RECORDED[INSTALLED]
+    return [line for line in (folder / f"{name}.txt").read_text().splitlines() if not line.startswith("#")]
 
 
-@needs_torch_2_13
+@needs_recordings
 @pytest.mark.parametrize("fsdp", [torch.distributed.fsdp, fsdp_sim.mini], ids=["torch", "mini"])
 @pytest.mark.parametrize("name", FSDP2)
 def test_fsdp2_is_recorded_line_by_line(name, fsdp):
     assert record(train(shard_fn=fsdp.fully_shard, **FSDP2[name])) == recorded(name)
 
 
-@needs_torch_2_13
+@needs_recordings
 @pytest.mark.parametrize("name", FSDP1)
 def test_fsdp1_is_recorded_line_by_line(name):
     assert record(FSDP1[name]) == recorded(name)
@@ -177,7 +188,7 @@ SETTINGS = {
         ],
     ),
     "float16 is divided before and after, then cast": (
-        train(1, mp_policy=MixedPrecisionPolicy(param_dtype=torch.float16), reshard_after_forward=False),
+        train(1, mp_policy=FP16, reshard_after_forward=False),
         ("op",),
         [
             "op ag_copy_in ag_cast(layers.0) to torch.float16",
@@ -209,7 +220,7 @@ SETTINGS = {
         [
             *("op ag_copy_in ag_cast(root) to torch.bfloat16", "op ag_copy_in ag_copy_in(root)"),
             *("op all_gather ALL_GATHER(root) n=8", "op compute ag_copy_out(root)"),
-            *["op compute upcast_unsharded_grad(root)"] * 2,
+            *["op compute upcast_unsharded_grad(root)"] * (0 if INSTALLED == "2.15" else 2),  # there autograd casts
             *("op ag_copy_in ag_cast(root) to torch.bfloat16", "op ag_copy_in ag_copy_in(root)"),
             *("op all_gather ALL_GATHER(root) n=8", "op compute ag_copy_out(root)"),
             *("op compute rs_copy_in(root)", "op reduce_scatter REDUCE_SCATTER(root) n=8 op=AVG"),
@@ -219,7 +230,6 @@ SETTINGS = {
 }
 
 
-@needs_torch_2_13
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_setting_shows_in_its_lines(name):
     run, kinds, lines, *unit = SETTINGS[name]
@@ -227,7 +237,6 @@ def test_a_setting_shows_in_its_lines(name):
     assert extract(record(run), *kinds, unit=unit[0] if unit else "layers.0") == lines
 
 
-@needs_torch_2_13
 def test_two_reduce_scatter_inputs_may_live_at_once():
     lines = record(train(3, set_up=lambda model: model.set_reduce_scatter_max_input_buffers(2)))
 
@@ -239,7 +248,6 @@ def test_two_reduce_scatter_inputs_may_live_at_once():
     assert (alive, most) == (0, 2)
 
 
-@needs_torch_2_13
 def test_cpu_offload_makes_the_cpu_wait_for_the_copies_of_the_gradients():
     lines = record(train(1, offload_policy=CPUOffloadPolicy()))
 
@@ -270,7 +278,7 @@ def test_an_all_reduce_hook_runs_on_its_own_stream_under_its_own_name():
     lines = [" ".join(line.split()) for line in record(run)]
     reduced = lines.index("op mine ALL_REDUCE(layers.0) n=8")
     assert lines[reduced - 1] == "wait_stream mine reduce_scatter"
-    assert "wait compute e8@mine" in lines
+    assert any(re.fullmatch(r"wait compute e\d+@mine", line) for line in lines)
 
 
 def test_the_post_optimizer_event_is_what_the_next_gather_waits_for():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from random import Random
@@ -13,14 +14,16 @@ import torch
 import fsdp_sim.mini
 from fsdp_sim.schedule import Kind, Param, Unit, build, toy, toy_program, verify
 from fsdp_sim.spec import Plan
+from fsdp_sim.spec.plan import TORCH_VERSIONS
 from fsdp_sim.timeline import Memory, Op, Phase
 from tests.schedule.against_torch import torch_lines
 from tests.schedule.randomly import random_plan, random_units, with_repeats
 from tests.some import some
 
 RECORDINGS = Path(__file__).parent / "recordings"
-needs_torch_2_13 = pytest.mark.skipif(
-    not torch.__version__.startswith("2.13."), reason="needs torch 2.13, whose program this is"
+INSTALLED = ".".join(torch.__version__.split(".")[:2])
+needs_known_torch = pytest.mark.skipif(
+    INSTALLED not in TORCH_VERSIONS, reason=f"needs torch {', '.join(TORCH_VERSIONS)}, whose programs these are"
 )
 
 
@@ -34,14 +37,19 @@ needs_torch_2_13 = pytest.mark.skipif(
         ("hsdp_2x4", 3, Plan(shard_size=4), 1),
         ("grad_acc_no_sync", 2, Plan(grad_accum=2, requires_gradient_sync="last"), 1),
         ("mixed_bf16_fp32reduce", 3, Plan(param_dtype="bf16", reduce_dtype="fp32"), 1),
+        ("mixed_bf16", 3, Plan(param_dtype="bf16"), 1),
+        ("hsdp_2x4_all_reduce_last", 3, Plan(shard_size=4, grad_accum=2, requires_all_reduce="last"), 1),
     ],
 )
-def test_the_program_is_line_by_line_what_torch_issued(name, layers, plan, steps):
-    recorded = [line for line in (RECORDINGS / f"{name}.txt").read_text().splitlines() if not line.startswith("#")]
-    assert toy_program(layers, 8, steps, plan).lines() == recorded
+@pytest.mark.parametrize(("version", "folder"), [("2.13", ""), ("2.15", "torch-2.15")], ids=["2.13", "2.15"])
+def test_the_program_is_line_by_line_what_torch_issued(name, layers, plan, steps, version, folder):
+    text = (RECORDINGS / folder / f"{name}.txt").read_text()
+    recorded = [line for line in text.splitlines() if not line.startswith("#")]
+    assert toy_program(layers, 8, steps, replace(plan, torch=version)).lines() == recorded
 
 
 def assert_same(units, plan, world_size, steps, **how):
+    plan = replace(plan, torch=INSTALLED)
     theirs = torch_lines(units, plan, world_size, steps, every_op=True, **how)
     ours = build(units, plan, world_size, steps).lines(every_op=True)
     if how:  # the mini lets go of what it frees at one moment in its own order
@@ -127,7 +135,7 @@ PAIRS = [  # settings that act on one another
 ]
 
 
-@needs_torch_2_13
+@needs_known_torch
 @pytest.mark.parametrize("fields", [*SETTINGS, *PAIRS], ids=str)
 def test_a_setting_does_what_it_does_in_torch(fields):
     assert_same(toy(3), Plan(**fields), 8, steps=2)
@@ -135,7 +143,7 @@ def test_a_setting_does_what_it_does_in_torch(fields):
         assert_same(toy(2), Plan(**fields), 1, steps=1)
 
 
-@needs_torch_2_13
+@needs_known_torch
 @pytest.mark.parametrize("seed", some(range(80), first=12))
 def test_random_units_under_random_plans_do_what_they_do_in_torch(seed):
     chosen = Random(seed)
@@ -144,7 +152,7 @@ def test_random_units_under_random_plans_do_what_they_do_in_torch(seed):
     assert_same(units, plan, world_size, steps=chosen.choice([1, 2]))
 
 
-@needs_torch_2_13
+@needs_known_torch
 @pytest.mark.parametrize("seed", some(range(2000, 2030), first=5))
 def test_units_that_run_several_times(seed):
     chosen = Random(seed)
@@ -163,14 +171,14 @@ def test_a_unit_that_runs_twice_is_gathered_for_each_run_and_reduced_once():
     assert of[Op.BWD, Phase.BACKWARD] == 2
 
 
-@needs_torch_2_13
+@needs_known_torch
 @pytest.mark.parametrize("seed", some(range(1000, 1012), first=4))
 def test_the_mini_issues_it_too(seed):
     chosen = Random(seed)
     assert_same(random_units(chosen, 3), random_plan(chosen, 4), 4, steps=1, fsdp=fsdp_sim.mini)
 
 
-@needs_torch_2_13
+@needs_known_torch
 def test_where_torch_fails_there_is_no_program():
     """A slice's gather that backward did not use is pending when the next micro-batch wants the whole from shards."""
     root, first, second = Unit("root", segments=(...,)), *toy(2)[1:]
@@ -183,13 +191,13 @@ def test_where_torch_fails_there_is_no_program():
     assert_same([root, first, second], plan, 4, steps=1)
 
 
-@needs_torch_2_13
+@needs_known_torch
 @pytest.mark.parametrize("wrap", ["root", 16, 17, ("layers.0", "layers.1"), ("layers.2", "head")])
 def test_whatever_part_of_the_model_is_wrapped(wrap):
     assert_same(toy(3, wrap), Plan(wrap=wrap), 4, steps=1)
 
 
-@needs_torch_2_13
+@needs_known_torch
 def test_units_of_several_containers_end_backward_in_the_order_of_the_modules():
     weight = (Param("weight", (4, 4)),)
     names = ["encoder.0", "decoder.0", "encoder.1", "decoder.1"]
