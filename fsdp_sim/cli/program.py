@@ -109,9 +109,9 @@ def _since_first(plan: Plan, made: Program, before: Program) -> str:
     bytes_before, bytes_now = (
         sum(i.bytes for i in program.ops if i.op is Op.REDUCE_SCATTER) for program in (before, made)
     )
-    reduced = f"reduce-scatters take {bytes_now:,} bytes in, in {first} {bytes_before:,}"
+    reduced = f"its reduce-scatters are given {bytes_now:,} bytes, those of {first} {bytes_before:,}"
     if bytes_now == bytes_before:
-        reduced = f"reduce-scatters take {bytes_now:,} bytes in, as in {first}"
+        reduced = f"its reduce-scatters are given {bytes_now:,} bytes, as in {first}"
     return "\n".join([f"\nWhat torch {plan.torch} (+) does otherwise than {first} (-): {reduced}.", *differs])
 
 

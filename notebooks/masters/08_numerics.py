@@ -82,7 +82,9 @@ table("What has which dtype", ("", "dtype"), kept.items())
 # %% [markdown] covers=["coverage 002.4", "coverage 002.5", "coverage 002.6", "coverage 003.17"]
 # `param_dtype` is the dtype of the *gathered* parameters and of compute. Nothing is stored in it: the shard stays
 # fp32, is its own master copy, and takes the step. `reduce_dtype` is that of the reduce-scatter (with HSDP also of the
-# all-reduce between replicas), whose result is cast back to the shard's dtype. Left out, it is that of the gradients.
+# all-reduce between replicas), whose result is cast back to the shard's dtype. Leave it out, and torch up to 2.14
+# reduces in `param_dtype`; torch 2.15 reduces in the dtype of the shard, here fp32, and sends twice the bytes
+# (`fsdp-sim program --torch 2.15 --plan param_dtype=bf16` shows it). Write both, and every version does the same.
 #
 # **Buffers** are what is not a parameter: running means, masks, tables of positions. Embeddings are parameters. FSDP1
 # has a `buffer_dtype` for them and leaves batch norms alone; FSDP2 leaves all buffers as they are.

@@ -95,6 +95,20 @@ def test_a_recording_that_stops_early_is_a_difference(recording):
 
 
 @pytest.mark.parametrize(
+    ("version", "words"),
+    [
+        ("2.14", "torch 2.14 issues what torch 2.13 issues."),
+        ("2.15", "its reduce-scatters are given 512 bytes, those of 2.13 256"),
+    ],
+)
+def test_what_a_version_of_torch_does_otherwise_is_shown(version, words):
+    done = call("program", "--layers", "2", "--plan", "param_dtype=bf16", "--torch", version)
+
+    assert done.exit_code == 0
+    assert words in done.stdout
+
+
+@pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["--layers", "0"], "--layers"),
