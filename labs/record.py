@@ -34,6 +34,7 @@ from labs.notebook import TIED
 
 RECORDED = Path(__file__).with_name("recorded")
 SUFFIX = ".json.gz"
+MOST_SAID = 400  # characters of why a lab failed
 USAGE = "\n    ".join(line.strip() for line in (__doc__ or "").splitlines() if line)
 
 
@@ -121,7 +122,8 @@ def _run_apart(name: str) -> Result | str:
             command, env=environ_for("cuda"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
         )
         if done.returncode:
-            return (done.stdout.strip().splitlines() or [f"it ended with status {done.returncode}"])[-1]
+            _, said, why = f"\n{done.stdout}".rpartition(f"\n{name}: ")  # what `main` says of a lab that failed
+            return " ".join((why if said else done.stdout).split())[:MOST_SAID] or f"status {done.returncode}"
         here = Result.load(Path(folder, f"{name}{SUFFIX}"))
     return replace(here, kind="measured") if here.kind == "recorded" else here
 

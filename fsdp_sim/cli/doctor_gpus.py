@@ -22,22 +22,32 @@ CONNECTIONS = {
 
 
 def gpus() -> Finding:
+    from fsdp_sim import accelerators
     from fsdp_sim.spec import gpu
 
     torch = torch_here()
-    if not torch.cuda.is_available():
-        driver = shutil.which("nvidia-smi") is not None
-        remedy = "there is a driver: make TORCH=cuda setup" if driver else "none is needed for the course"
-        return Finding("GPUs", "absent", "torch finds none", NEEDED_FOR, remedy)
-    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    try:
+        names = accelerators.gpus()
+    except ValueError as error:
+        if shutil.which("nvidia-smi") is None:
+            return Finding("GPUs", "absent", "torch finds none", NEEDED_FOR, "none is needed for the course")
+        if torch.version.cuda is None:
+            remedy = "there is a driver: make TORCH=cuda setup"
+            return Finding("GPUs", "absent", "torch is a build for CPU cores", NEEDED_FOR, remedy)
+        remedy = "update the driver; none is needed for the course, which runs on CPU cores"
+        return Finding("GPUs", "broken", str(error).removesuffix("; fsdp-sim doctor says more"), NEEDED_FOR, remedy)
     try:
         known = gpu(names[0]).name
     except ValueError:
-        known = "not in the catalogue: fsdp-sim calibrate measures it"
-    total = sum(float(torch.ones(4, device=f"cuda:{i}").sum()) for i in range(len(names)))
+        known = "not in the catalogue: labs estimate its rates, fsdp-sim calibrate --device cuda measures them"
+    found = f"{len(names)} x {names[0]} ({known}); ranks and notebooks see none unless device='cuda' asks"
+    try:
+        total = sum(float(torch.ones(4, device=f"cuda:{i}").sum()) for i in range(len(names)))
+    except (RuntimeError, AssertionError) as error:
+        return Finding("GPUs", "broken", f"{found}; {error}".partition("\n")[0], NEEDED_FOR, "look at nvidia-smi -q")
     good = total == 4.0 * len(names)
     remedy = "" if good else "they compute wrongly: look at nvidia-smi -q, and at dmesg for Xid errors"
-    return Finding("GPUs", "works" if good else "broken", f"{len(names)} x {names[0]} ({known})", NEEDED_FOR, remedy)
+    return Finding("GPUs", "works" if good else "broken", found, NEEDED_FOR, remedy)
 
 
 def gpu_links() -> Finding:

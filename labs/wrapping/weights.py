@@ -3,7 +3,8 @@
 What a parameter is filled with depends on the seed, its name and its whole shape only (`labs.models.initial_`), so it
 can be made whole on any rank at any time, and every rank keeps what it needs of it: no communication, and the same
 numbers as in a model that was built whole. DTensor's own random init would not do: on a CPU mesh it draws the same
-shard on every rank, and on no device the numbers of one process.
+shard on every rank, and on no device the numbers of one process. Its price: every rank draws all numbers on its CPU (8B
+of them take minutes) before the first step of a run that does not go on from a checkpoint or from ``init_from``.
 """
 
 from __future__ import annotations

@@ -171,6 +171,36 @@ class TestGpus:
 
         assert done.returncode == 0, done.stderr
 
+    @pytest.mark.parametrize(
+        ("driver", "cuda", "why", "state", "found", "remedy"),
+        [
+            (None, None, "", "absent", "torch finds none", "none is needed for the course"),
+            ("nvidia-smi", None, "", "absent", "torch is a build for CPU cores", "make TORCH=cuda setup"),
+            ("nvidia-smi", "12.8", "torch 2.13.0 can use no GPU here: the driver is too old; fsdp-sim doctor says more",
+             "broken", "torch 2.13.0 can use no GPU here: the driver is too old", "update the driver"),
+        ],
+    )  # fmt: skip
+    def test_what_keeps_torch_from_a_gpu_is_said(self, monkeypatch, driver, cuda, why, state, found, remedy):
+        def none():
+            raise ValueError(why)
+
+        monkeypatch.setattr("fsdp_sim.accelerators.gpus", none)
+        monkeypatch.setattr("torch.version.cuda", cuda)
+        monkeypatch.setattr(doctor_gpus.shutil, "which", lambda name: driver)
+        said = doctor_gpus.gpus()
+
+        assert (said.state, said.found) == (state, found)
+        assert remedy in said.remedy
+
+    def test_a_gpu_that_cannot_compute_is_broken_and_no_traceback(self, monkeypatch):
+        """This torch has none of its kernels."""
+        monkeypatch.setattr("fsdp_sim.accelerators.gpus", lambda: ["NVIDIA GeForce RTX 4060"] * 2)
+        said = doctor_gpus.gpus()
+
+        assert said.state == "broken"
+        assert said.found.startswith("2 x NVIDIA GeForce RTX 4060 (not in the catalogue: labs estimate its rates")
+        assert "ranks and notebooks see none unless device='cuda' asks" in said.found
+
     @pytest.mark.gpu
     def test_gpus_compute_and_sum_over_nccl(self):
         import torch

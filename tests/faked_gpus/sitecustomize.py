@@ -9,7 +9,7 @@ Each process writes to the file FAKED_GPUS_LOG what it did: ``saw N`` when it fo
 
 import functools
 import importlib.abc
-import importlib.util
+import importlib.machinery
 import os
 import sys
 from types import SimpleNamespace
@@ -84,8 +84,7 @@ class AfterTorch(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
         if name != "torch":
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec("torch")
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
         run = spec.loader.exec_module
         spec.loader.exec_module = lambda module: (run(module), fake(module))
         return spec

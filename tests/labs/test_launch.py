@@ -82,8 +82,13 @@ def test_slurm_leaves_more_time_than_the_trainer_takes():
     assert int(seconds) > 2 * GRACE_S
 
 
+def test_each_task_gets_the_cpus_that_the_script_asks_for():
+    """srun of Slurm 22.05 and newer does not take them over from sbatch."""
+    assert 'srun --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" ' in SCRIPT.read_text()
+
+
 SRUN = """#!/bin/sh
-shift
+shift 2
 echo $$ > "$FAKE/srun.pid"
 exec "$@"
 """
