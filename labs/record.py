@@ -123,7 +123,8 @@ def _run_apart(name: str) -> Result | str:
         )
         if done.returncode:
             _, said, why = f"\n{done.stdout}".rpartition(f"\n{name}: ")  # what `main` says of a lab that failed
-            return " ".join((why if said else done.stdout).split())[:MOST_SAID] or f"status {done.returncode}"
+            last = (done.stdout.strip().splitlines() or [f"status {done.returncode}"])[-1]
+            return " ".join((why if said else last).split())[:MOST_SAID]
         here = Result.load(Path(folder, f"{name}{SUFFIX}"))
     return replace(here, kind="measured") if here.kind == "recorded" else here
 
