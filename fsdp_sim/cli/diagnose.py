@@ -28,7 +28,7 @@ LITTLE = 1e-3  # of a step: a culprit that costs less is not told to people; JSO
 
 MOST_ROWS = 40  # of the page's table
 
-EPILOG = "Exit status: 0; or 2 if a file cannot be read, or has no such step or rank."
+EPILOG = "Exit status: 0; 2 if a file cannot be read, or has no such step or rank."
 
 
 class DiagnoseRequest(msgspec.Struct):

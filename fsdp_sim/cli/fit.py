@@ -9,8 +9,8 @@ import msgspec
 
 from fsdp_sim.cli.options import (
     CLUSTER,
-    IMPOSSIBLE,
     MODEL,
+    NO,
     PLAN,
     Command,
     json_option,
@@ -52,7 +52,7 @@ class FitResult(msgspec.Struct, omit_defaults=True):
     too_large: Result | None = None
 
 
-@click.command(cls=Command, epilog="Exit status: 0; 2 if none fits, or for what was asked wrongly.")
+@click.command(cls=Command, epilog="Exit status: 0; 1 if none fits; 2 for what was asked wrongly.")
 @option("--largest", "what", type=click.Choice(LARGEST_OF), default="micro-batch", show_default=True, help="Of what.")
 @option("--multiple-of", type=click.IntRange(min=1), help="The answer is a multiple of it.  [default: 1; seq-len 128]")
 @option("--family", default="", metavar="NAME", help="With --largest model: only names that begin so, such as llama3.")
@@ -96,7 +96,7 @@ def fit(what: str, multiple_of: int | None, family: str, texts: dict[str, str], 
         print_fit(result)
     if found.value is None:
         click.echo(f"Error: {result.answer}", err=True)
-        sys.exit(IMPOSSIBLE)
+        sys.exit(NO)
 
 
 def _too_large(found: Largest, sim: Simulation) -> Result:

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Any, NamedTuple, NoReturn
 
 import click
 
 from fsdp_sim.packages import missing
+
+INTERRUPTED = 130
+EPILOG = (
+    "Exit status of every command: 0 done; 1 the answer is no (a plan does not fit, programs differ, something is "
+    "broken); 2 what was asked wrongly; 130 after Ctrl-C."
+)
 
 
 class Entry(NamedTuple):
@@ -64,6 +71,9 @@ class LazyGroup(click.Group):
             return super().invoke(ctx)
         except ModuleNotFoundError as error:
             fail_for_package(error, ctx)
+        except KeyboardInterrupt:  # click would say 1, which is an answer
+            click.echo("Interrupted.", err=True)
+            sys.exit(INTERRUPTED)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -80,7 +90,7 @@ def fail_for_package(error: ModuleNotFoundError, ctx: click.Context, command: st
     fail(missing(package, f"fsdp-sim {command or ctx.invoked_subcommand}"), ctx.meta.get(AS_JSON, False))
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]}, epilog=EPILOG)
 @click.version_option(package_name="fsdp-sim")
 def main() -> None:
     """Learn Fully Sharded Data Parallel: run it, predict it, see why a step takes as long as it does."""

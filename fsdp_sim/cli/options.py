@@ -20,7 +20,7 @@ from fsdp_sim.requests import PLAN_FIELDS
 from fsdp_sim.spec import Model, Plan, gpu_names, link_names
 
 Function = Callable[..., Any]
-IMPOSSIBLE = 2  # exit status: the request cannot be carried out
+NO, WRONG = 1, 2  # exit statuses: the answer is no (it does not fit), and what was asked wrongly; 0 is done
 VALUES = ("true", "false", "none", "last", "bf16", "fp16", "fp32", "full", "selective", "1", "2")
 
 
@@ -246,4 +246,4 @@ def fail(message: str, as_json: bool) -> NoReturn:
     if as_json:
         click.echo(json.dumps({"error": message}))
     click.echo(f"Error: {message}", err=True)
-    sys.exit(IMPOSSIBLE)
+    sys.exit(WRONG)

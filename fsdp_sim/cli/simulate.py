@@ -10,9 +10,10 @@ import msgspec
 
 from fsdp_sim.cli.options import (
     CLUSTER,
-    IMPOSSIBLE,
     MODEL,
+    NO,
     PLAN,
+    WRONG,
     Command,
     json_option,
     option,
@@ -25,9 +26,9 @@ from fsdp_sim.requests import Asked, Failure, Request, Result, answer, read_requ
 from fsdp_sim.simulate import Simulation
 
 EPILOG = (
-    "Exit status: 0 if it fits; 2 if it does not (then the changes that would make it fit are listed, each simulated) "
-    'or cannot be. With --from, an impossible request has {"error": ...} in its place, and the exit status is 2 if '
-    "there is one, or one that does not fit."
+    "Exit status: 0 if it fits; 1 if it does not (then the changes that would make it fit are listed, each simulated); "
+    '2 for what was asked wrongly. With --from, a request that is wrong has {"error": ...} in its place, and the exit '
+    "status is 2 if there is one, else 1 if one does not fit."
 )
 
 
@@ -78,7 +79,7 @@ def simulate(
                 click.echo(f"Wrote the {what} to {path}.")
     if not result.fits:
         click.echo(f"Error: {result.error}", err=True)
-        sys.exit(IMPOSSIBLE)
+        sys.exit(NO)
 
 
 def _many(source: str, as_json: bool, explained: bool) -> None:
@@ -101,7 +102,7 @@ def _many(source: str, as_json: bool, explained: bool) -> None:
         click.echo(
             f"Error: {len(failed)} of {len(results)} requests cannot be carried out, the first is {failed[0]}", err=True
         )
-        sys.exit(IMPOSSIBLE)
+        sys.exit(WRONG if any(isinstance(result, Failure) for result in results) else NO)
 
 
 def _one(request: Request | Failure, explained: bool) -> Result | Failure:

@@ -16,6 +16,7 @@ from rich.progress import MofNCompleteColumn, Progress
 from fsdp_sim.cli.options import (
     CLUSTER,
     MODEL,
+    NO,
     PLAN,
     Command,
     Pair,
@@ -32,7 +33,8 @@ from fsdp_sim.requests import NAMES
 INTERRUPTED = 130
 EPILOG = (
     "Rows stand in the order of the combinations, the last --vary fastest; impossible ones have their reason in the "
-    "column error. Exit status: 0; 2 for what was asked wrongly; 130 after Ctrl-C, which keeps what is done."
+    "column error. Exit status: 0; 1 if no combination fits; 2 for what was asked wrongly; 130 after Ctrl-C, which "
+    "keeps what is done."
 )
 
 
@@ -102,6 +104,8 @@ def sweep(
         kept = f"; go on with --out {out} --resume" if out else ""
         click.echo(f"Interrupted after {len(rows)} of {len(made)} combinations{kept}", err=True)
         sys.exit(INTERRUPTED)
+    if not any(row["fits"] == "true" for row in rows):
+        sys.exit(NO)
 
 
 def lists(vary: Sequence[str]) -> dict[str, list[str]]:

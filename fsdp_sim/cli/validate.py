@@ -34,7 +34,7 @@ from fsdp_sim.validate.published import FITTED_SOURCE
 CALIBRATION = Path(__file__).parent.parent / "cost" / "calibration.toml"
 
 
-@click.command(cls=Command, epilog="Exit status: 0, or 2 if a row cannot be understood or the request is impossible.")
+@click.command(cls=Command, epilog="Exit status: 0; 2 if a row is not understood, or for what was asked wrongly.")
 @click.argument("file", required=False, type=click.Path(exists=True, dir_okay=False))
 @click.option(
     "--leave-out", "left_out", type=click.Choice(list(GROUPS)), help="Fit again without each group; predict it."

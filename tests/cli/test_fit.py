@@ -70,8 +70,8 @@ def test_the_largest_published_model_fits_and_the_next_larger_one_does_not():
     assert found["fits"]["parameters"] < found["too_large"]["parameters"]
 
 
-def test_where_none_fits_the_status_is_2_and_changes_are_given():
-    found = fit("--model", "llama2-70b", "--gpu", "A100-SXM-40GB", "--gpus", "8", status=2)
+def test_where_none_fits_the_status_is_1_and_changes_are_given():
+    found = fit("--model", "llama2-70b", "--gpu", "A100-SXM-40GB", "--gpus", "8", status=1)
 
     assert found["value"] is None
     assert found["answer"].startswith("No micro-batch fits")
