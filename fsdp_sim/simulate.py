@@ -18,7 +18,7 @@ from fsdp_sim.cost import workload as transformer_workload
 from fsdp_sim.cost.costs import Costs
 from fsdp_sim.engine.run import Run
 from fsdp_sim.engine.seconds import Given
-from fsdp_sim.schedule import Instruction, Program, build
+from fsdp_sim.schedule import Instruction, Program, blocks_of, build
 from fsdp_sim.spec import Cluster, Model, Plan
 from fsdp_sim.timeline import Header, Timeline
 
@@ -223,8 +223,21 @@ def simulate(
         )
     if "HYBRID" in plan.sharding_strategy and plan.shard_size is None:  # as torch: within a node
         plan = replace(plan, shard_size=min(cluster.node_size, cluster.gpus))
+    _check_checkpointing(model, plan)
     cluster.gpu.peak_flops(model.dtype)  # a GPU without the dtype says so now
     return Simulation(model, cluster, plan, calibration, skew)
+
+
+def _check_checkpointing(workload: Workload, plan: Plan) -> None:
+    """Blocks that checkpointing cannot reach are not left out in silence."""
+    if plan.activation_checkpointing is None or (blocks_of(workload.units) and not workload.loose_blocks):
+        return
+    which = f"{workload.loose_blocks[0]} of {workload.name} is" if workload.loose_blocks else f"{workload.name} is all"
+    raise ValueError(
+        f"Plan.activation_checkpointing is {plan.activation_checkpointing!r}, but {which} part of the root, whose "
+        f"compute was traced in one piece; make units of the blocks (wrap), or put torch's checkpoint around them in "
+        f"the module, which the trace sees, and leave activation_checkpointing None"
+    )
 
 
 def _lasted(run: Run) -> Callable[[Instruction], float]:

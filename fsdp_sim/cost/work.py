@@ -92,6 +92,8 @@ class Workload:
             "PaLM", appendix B), else forward and backward without recomputation.
         tokens: per rank and micro-batch.
         dtype: what the matmuls compute in.
+        loose_blocks: blocks of a traced module that are part of the root's compute, where the plan's activation
+            checkpointing cannot reach them.
     """
 
     name: str
@@ -101,3 +103,4 @@ class Workload:
     model_flops_per_token: float = 0.0
     tokens: int = 0
     dtype: str = "bf16"
+    loose_blocks: tuple[str, ...] = ()

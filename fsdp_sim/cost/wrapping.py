@@ -59,7 +59,7 @@ def units_of(model: Model, wrap: Wrap, seq_len: int) -> tuple[Unit, ...]:
     of_root = params(root_shapes(model, seq_len))
     of_root += tuple(p for name in rest for p in params(shapes_of[name], f"{name}."))
     segments: tuple[str | EllipsisType, ...] = ("embed", *names[:first], ..., *names[last + 1 :], "head")
-    return (Unit("root", of_root, segments), *layers)
+    return (Unit("root", of_root, segments, blocks=tuple(rest)), *layers)
 
 
 def _wrapped(model: Model, wrap: Wrap, shapes_of: dict[str, Shapes]) -> set[str]:

@@ -106,7 +106,7 @@ def model_from_module(
                 module.register_forward_pre_hook(partial(_cast_inputs, dtype), with_kwargs=True)
         trace.inputs((args, kwargs))
         _run(model, args, kwargs, loss, trace, device, title)
-    return _workload(title, units, trace, tokens)
+    return replace(_workload(title, units, trace, tokens), loose_blocks=_loose(model, units))
 
 
 def _run(
@@ -219,6 +219,16 @@ def _workload(title: str, units: Sequence[Unit], trace: Trace, tokens: int) -> W
         model_flops_per_token=flops / tokens,
         tokens=tokens,
         dtype=_compute_dtype(work.values()),
+    )
+
+
+def _loose(model: nn.Module, units: Sequence[Unit]) -> tuple[str, ...]:
+    """Blocks that are neither units nor in one, and have none inside."""
+    names = [unit.name for unit in units if unit.name != "root"]
+    return tuple(
+        block
+        for block in wrap_names(model, "block")
+        if not any(block == name or block.startswith(f"{name}.") or name.startswith(f"{block}.") for name in names)
     )
 
 

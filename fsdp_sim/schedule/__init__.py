@@ -1,7 +1,7 @@
 """The training step as a program: what torch's FSDP issues, in order, onto which streams, with which waits."""
 
 from fsdp_sim.schedule.build import build
-from fsdp_sim.schedule.checkpointing import checkpointed_units
+from fsdp_sim.schedule.checkpointing import blocks_of, checkpoints
 from fsdp_sim.schedule.program import Instruction, Kind, Program
 from fsdp_sim.schedule.toy import toy, toy_program
 from fsdp_sim.schedule.unit import Param, Unit
@@ -16,8 +16,9 @@ __all__ = [
     "Program",
     "ProgramError",
     "Unit",
+    "blocks_of",
     "build",
-    "checkpointed_units",
+    "checkpoints",
     "toy",
     "toy_program",
     "verify",

@@ -1,4 +1,4 @@
-"""Activation checkpointing: which units compute again in backward."""
+"""Activation checkpointing: which compute runs again in backward."""
 
 from __future__ import annotations
 
@@ -8,21 +8,38 @@ from fsdp_sim.schedule.unit import Unit, root_of
 from fsdp_sim.spec import Plan
 
 
-def checkpointed_units(units: Sequence[Unit], plan: Plan) -> frozenset[str]:
-    """Names of the units whose compute runs again, in part or in whole, at the start of its backward.
+def checkpoints(units: Sequence[Unit], plan: Plan) -> dict[str, tuple[str, ...]]:
+    """Of each segment that runs again, in part or in whole, the segments that run again with it, before its backward.
 
-    Those are blocks: units other than the root that compute something. ``full`` and ``selective`` mean all of them, a
-    number k every k-th, the k-th first (torchtitan's layer frequency). The checkpoint lies inside the unit, around its
-    compute before and after the units inside it, so no hook of FSDP runs again.
+    Those of blocks do: units other than the root that compute something, and the segments of any unit that it says are
+    ``blocks``. ``full`` and ``selective`` mean all of them, a number k every k-th, the k-th first (torchtitan's layer
+    frequency). The checkpoint lies inside the unit, around its compute before and after the units inside it, so no hook
+    of FSDP runs again.
 
     Example:
         >>> from fsdp_sim.schedule import toy
-        >>> sorted(checkpointed_units(toy(4), Plan(activation_checkpointing=2)))
-        ['layers.1', 'layers.3']
+        >>> checkpoints(toy(4), Plan(activation_checkpointing=2))
+        {'layers.1': ('layers.1',), 'layers.3': ('layers.3',)}
     """
     every = plan.activation_checkpointing
     if every is None:
-        return frozenset()
+        return {}
+    blocks = blocks_of(units)
+    chosen = blocks[every - 1 :: every] if isinstance(every, int) else blocks
+    return {segment: piece for block in chosen for piece in block for segment in piece}
+
+
+def blocks_of(units: Sequence[Unit]) -> list[tuple[tuple[str, ...], ...]]:
+    """The blocks in the order in which they run; of each its pieces, the segments before and after the units inside."""
     root = root_of(units)
-    blocks = list(dict.fromkeys(unit.name for unit in units if unit is not root and unit.names_of_segments))
-    return frozenset(blocks[every - 1 :: every] if isinstance(every, int) else blocks)
+
+    def own(unit: Unit, segments: tuple[str, ...]) -> list[tuple[tuple[str, ...], ...]]:
+        return [((segment,),) for segment in segments if segment in unit.blocks]
+
+    inside = []
+    for unit in {unit.name: unit for unit in units if unit is not root}.values():
+        if unit.blocks:
+            inside += own(unit, unit.names_of_segments)
+        elif unit.names_of_segments:
+            inside.append(tuple(piece for piece in (unit.before_children(), unit.after_children()) if piece))
+    return [*own(root, root.before_children()), *inside, *own(root, root.after_children())]

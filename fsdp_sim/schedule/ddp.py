@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from fsdp_sim.schedule.buckets import GRAD, Reducer
-from fsdp_sim.schedule.checkpointing import checkpointed_units
+from fsdp_sim.schedule.checkpointing import checkpoints
 from fsdp_sim.schedule.cpu import Cpu
 from fsdp_sim.schedule.program import Program
 from fsdp_sim.schedule.tree import Node, tree_of
@@ -50,9 +50,7 @@ class Trainer:
             if self.backwards or unit.trains(segment):
                 self.backwards.append((segment, unit))
         self.backwards.reverse()
-        again = checkpointed_units(units, plan)
-        blocks = [block for u in units if u.name in again for block in (u.before_children(), u.after_children())]
-        self.block_of = {segment: block for block in blocks for segment in block}
+        self.block_of = checkpoints(units, plan)
         # Casts of parameters, by the segment before which they come
         self.casts: dict[str, tuple[str, int]] = {}
         for unit in units:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from fsdp_sim.schedule.buckets import Bucket, Reducer
 from fsdp_sim.schedule.buffers import must_see
-from fsdp_sim.schedule.checkpointing import checkpointed_units
+from fsdp_sim.schedule.checkpointing import checkpoints
 from fsdp_sim.schedule.cpu import Cpu
 from fsdp_sim.schedule.ddp import walk_of
 from fsdp_sim.schedule.happens_before import Clock, HappensBefore, ProgramError, Use, wrong
@@ -61,8 +61,7 @@ class FlatSymbols:
         self.shard_reads: list[Use] = []
         self.alive: dict[tuple[Memory, str], int] = {}
         walk = [segment for _, segment in walk_of(program.units)]
-        again = checkpointed_units(program.units, plan)
-        self.checkpointed = {s for u in program.units if u.name in again for s in u.names_of_segments}
+        self.checkpointed = checkpoints(program.units, plan)
         self.recomputed: set[str] = set()
         self.owner = {segment: unit for unit in program.units for segment in unit.names_of_segments}
         if plan.api == "fsdp1":

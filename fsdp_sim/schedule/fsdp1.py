@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from fsdp_sim.schedule.checkpointing import checkpointed_units
+from fsdp_sim.schedule.checkpointing import checkpoints
 from fsdp_sim.schedule.cpu import Cpu
 from fsdp_sim.schedule.fsdp1_handle import FlatParamHandle
 from fsdp_sim.schedule.fsdp1_shared import AR, B, C, P, Shared, U
@@ -86,9 +86,7 @@ class _Trainer:
         self.handles = {u.name: FlatParamHandle(u, self.shared) for u in units if u.params}
         modules = in_order_of_modules(list(self.root))
         self.order = [self.handles[node.unit.name] for node in modules if node.unit.params]
-        again = checkpointed_units(units, plan)
-        blocks = [block for u in units if u.name in again for block in (u.before_children(), u.after_children())]
-        self.block_of = {segment: block for block in blocks for segment in block}
+        self.block_of = checkpoints(units, plan)
         self.prefetches = plan.backward_prefetch or "BACKWARD_PRE"
         self.pre_forward_order: list[FlatParamHandle] = []
         self.post_forward_order: list[FlatParamHandle] = []

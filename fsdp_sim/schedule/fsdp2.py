@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from fsdp_sim.schedule.checkpointing import checkpointed_units
+from fsdp_sim.schedule.checkpointing import checkpoints
 from fsdp_sim.schedule.comm import TrainingState, comm_context
 from fsdp_sim.schedule.cpu import Cpu
 from fsdp_sim.schedule.group import ParamGroup
@@ -58,7 +58,6 @@ class _State:
     grads: dict[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
     input_requires_grad: bool = False
     output_requires_grad: bool = False
-    checkpointed: bool = False
     is_first: bool = True
     forward_prefetch: tuple[ParamGroup, ...] = ()
     backward_prefetch: tuple[ParamGroup, ...] = ()
@@ -73,7 +72,7 @@ class _Trainer:
         self.cpu = Cpu()
         self.comm = comm_context(plan, world_size, self.cpu)
         self._layouts: dict[int, Layout] = {}
-        self._checkpointed = checkpointed_units(units, plan)
+        self._checkpoints = checkpoints(units, plan)
         tree = tree_of(units)
         self._groups: dict[str, ParamGroup | None] = {}
         self._states: list[_State] = []
@@ -102,7 +101,6 @@ class _Trainer:
         if unit.is_root:
             before, after = unit.before_children(), unit.after_children()
         state = _State(unit, self._groups[unit.name], before, after, is_first=is_first)
-        state.checkpointed = unit.name in self._checkpointed
         state.children = [self._state(child, is_root=False) for child in node.children]
         self._states.append(state)
         return state
@@ -229,10 +227,11 @@ class _Trainer:
             group.unshard()
 
     def _backward_of(self, state: _State, segments: tuple[str, ...]) -> None:
-        if state.checkpointed and any(segment in state.grads for segment in segments):
-            for segment in segments:
-                self.cpu.op(Op.RECOMPUTE, segment)
         for segment in reversed(segments):
+            block = self._checkpoints.get(segment, ())
+            if block and block[-1] == segment and any(again in state.grads for again in block):
+                for again in block:
+                    self.cpu.op(Op.RECOMPUTE, again)
             grads = state.grads.get(segment)
             if grads is None:
                 continue

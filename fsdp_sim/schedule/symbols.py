@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from fsdp_sim.schedule.checkpointing import checkpointed_units
+from fsdp_sim.schedule.checkpointing import checkpoints
 from fsdp_sim.schedule.comm import SHARD
 from fsdp_sim.schedule.layout import layout_of
 from fsdp_sim.schedule.program import Program
@@ -73,7 +73,6 @@ class UnitFacts:
     n_trained: int
     gather_bytes: int
     divide: float
-    checkpointed: bool
     loads: Counter[Op] = field(default_factory=Counter)  # since its last copy-in or copy-out
 
 
@@ -82,6 +81,7 @@ class Facts:
 
     Attributes:
         shards, replicas, post_forward_shards: ranks of the groups.
+        checkpoints: of each segment that runs again, those that run again with it.
         units: by name.
         owner: by segment.
         sequence: segments in the order in which they run forward.
@@ -95,23 +95,23 @@ class Facts:
         self.replicas = program.world_size // self.shards
         keep = plan.reshard_after_forward
         self.post_forward_shards = keep if type(keep) is int and keep > 1 else self.shards
-        again = checkpointed_units(program.units, plan)
-        self.units = {u.name: self._unit(u, u.name in again) for u in program.units}
+        self.checkpoints = checkpoints(program.units, plan)
+        self.units = {u.name: self._unit(u) for u in program.units}
         self.owner = {segment: self.units[u.name] for u in program.units for segment in u.names_of_segments}
         self.sequence = _segments_in_order(tree_of(program.runs or program.units))
         self.trains = {s for u in program.units for s in u.names_of_segments if u.trains(s)}
         self.version = 0
 
-    def _unit(self, unit: Unit, checkpointed: bool) -> UnitFacts:
+    def _unit(self, unit: Unit) -> UnitFacts:
         if not unit.params:
-            return UnitFacts(unit, 0, (0,), 0, 0, 1.0, checkpointed)
+            return UnitFacts(unit, 0, (0,), 0, 0, 1.0)
         layout = layout_of(unit, self.plan, self.shards, self.replicas)
         n_cast = tuple(sum(layout.cast[:k]) for k in range(len(layout.cast) + 1))
         division = layout.division
         divide = (division.before or 1) * (division.after or 1)
         if self.shards == 1:  # no reduce-scatter divides
             divide *= self.plan.gradient_divide_factor or 1
-        return UnitFacts(unit, len(unit.params), n_cast, len(layout.trained), layout.gather_bytes, divide, checkpointed)
+        return UnitFacts(unit, len(unit.params), n_cast, len(layout.trained), layout.gather_bytes, divide)
 
 
 def _segments_in_order(node: Node) -> list[str]:

@@ -64,6 +64,8 @@ class Unit:
         segments: pieces of compute in forward order; ``...`` marks where the units inside run: in the root all that
             are in no other, elsewhere those whose names begin with this unit's and a dot. The default is one segment
             with the unit's name.
+        blocks: of its segments, those that are blocks of the model, each of which activation checkpointing computes
+            again by itself. In a unit other than the root none: then the unit is a block.
 
     Example:
         >>> root = Unit("root", (Param("embed", (4, 4)), Param("head", (4, 4))), segments=("embed", ..., "head"))
@@ -74,6 +76,7 @@ class Unit:
     name: str = field(text())
     params: tuple[Param, ...] = ()
     segments: tuple[str | EllipsisType, ...] = ()
+    blocks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.segments:
@@ -90,6 +93,11 @@ class Unit:
                     f"parameter {p.name!r} of unit {self.name} is used_by {unknown[0]!r}, which is no segment of it; "
                     f"it has {', '.join(self.names_of_segments) or 'none'}"
                 )
+        if unknown_blocks := [block for block in self.blocks if block not in self.segments]:
+            raise ValueError(
+                f"unit {self.name} has the block {unknown_blocks[0]!r}, which is no segment of it; "
+                f"it has {', '.join(self.names_of_segments) or 'none'}"
+            )
         if self.params and not self.names_of_segments:
             raise ValueError(
                 f"unit {self.name} has {len(self.params)} parameters and no segment that uses them; "

@@ -85,18 +85,16 @@ class Fsdp2Symbols:
         self.recomputed.add(i.unit)
 
     def backward(self, i: Instruction, use: Use, clock: Clock) -> None:
-        unit = self.compute(i, use, clock)
+        self.compute(i, use, clock)
         if self.forwarded < len(self.facts.sequence):
             raise wrong(i, f"runs before forward is done: {self.facts.sequence[self.forwarded]} has not run")
         expected = self.facts.sequence[self.backwarded - 1] if self.backwarded else "nothing"
         if i.unit != expected:
             raise wrong(i, f"runs out of order: {expected} comes next in backward")
         self.backwarded -= 1
-        if unit.checkpointed:
-            before = unit.unit.before_children()
-            for segment in before if i.unit in before else unit.unit.after_children():
-                if segment not in self.recomputed:
-                    raise wrong(i, f"needs activations of {segment} that were not kept; RECOMPUTE {segment} first")
+        for segment in self.facts.checkpoints.get(i.unit, ()):
+            if segment not in self.recomputed:
+                raise wrong(i, f"needs activations of {segment} that were not kept; RECOMPUTE {segment} first")
         if i.unit in self.facts.trains:
             complete = self.facts.sequence.index(i.unit) == self.backwarded  # else it runs again, in backward later
             self.grads.computed(i, use, clock, complete)

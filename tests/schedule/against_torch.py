@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fsdp_sim.measure.record import Recorder, record
 from fsdp_sim.schedule import Unit
-from fsdp_sim.schedule.checkpointing import checkpointed_units
+from fsdp_sim.schedule.checkpointing import checkpoints
 from fsdp_sim.schedule.tree import Node, tree_of
 from fsdp_sim.schedule.unit import root_of
 from fsdp_sim.spec import Plan
@@ -47,7 +47,7 @@ def torch_lines(
     assert plan.api == "fsdp2", plan
 
     def run(recorder: Recorder) -> object:
-        network = UnitModule(tree_of(units), recorder, checkpointed_units(units, plan))
+        network = UnitModule(tree_of(units), recorder, checkpoints(units, plan))
         modules = dict(network.named_modules())
         layers = [modules[name] for name in dict.fromkeys(u.name for u in units if u is not root_of(units))]
         shard(network, layers, plan, world_size, fsdp)
@@ -81,16 +81,19 @@ class Segment(nn.Module):
 class UnitModule(nn.Module):
     """The segments before, the units inside, the segments after; checkpointed where the plan says so."""
 
-    def __init__(self, node: Node, recorder: Recorder, checkpointed: frozenset[str], prefix: str = "") -> None:
+    def __init__(
+        self, node: Node, recorder: Recorder, checkpointed: dict[str, tuple[str, ...]], prefix: str = ""
+    ) -> None:
         super().__init__()
         unit = node.unit
-        self.checkpointed = unit.name in checkpointed
+        self.checkpointed = checkpointed
         params = {
             p: nn.Parameter(torch.ones(p.shape, dtype=DTYPES[p.dtype]), requires_grad=p.requires_grad)
             for p in unit.params
         }
 
         def segments(names: tuple[str, ...], when: str) -> nn.ModuleList:
+            self.names[when] = names
             made = nn.ModuleList()
             for segment in names:
                 used = [(p.name.replace(".", "_"), params[p]) for p in unit.params if segment in unit.segments_of(p)]
@@ -99,6 +102,7 @@ class UnitModule(nn.Module):
             setattr(self, when, made)
             return made
 
+        self.names: dict[str, tuple[str, ...]] = {}
         self.before_children = segments(unit.before_children(), "segments_before")
         self.units_inside: list[nn.Module] = []
         for child in node.children:
@@ -114,20 +118,23 @@ class UnitModule(nn.Module):
         self.after_children = segments(unit.after_children(), "segments_after")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.run(self.before_children, x)
+        x = self.run("segments_before", x)
         for unit in self.units_inside:
             x = unit(x)
-        return self.run(self.after_children, x)
+        return self.run("segments_after", x)
 
-    def run(self, segments: nn.ModuleList, x: torch.Tensor) -> torch.Tensor:
-        def compute(x: torch.Tensor) -> torch.Tensor:
-            for segment in segments:
-                x = segment(x)
-            return x
+    def run(self, when: str, x: torch.Tensor) -> torch.Tensor:
+        """Segments one after the other; those of a checkpoint together, in one."""
+        modules = dict(zip(self.names[when], getattr(self, when), strict=True))
+        for together in dict.fromkeys(self.checkpointed.get(name, (name,)) for name in modules):
 
-        if self.checkpointed and len(segments):
-            return checkpoint(compute, x, use_reentrant=False)
-        return compute(x)
+            def compute(x: torch.Tensor, together: tuple[str, ...] = together) -> torch.Tensor:
+                for name in together:
+                    x = modules[name](x)
+                return x
+
+            x = checkpoint(compute, x, use_reentrant=False) if together[0] in self.checkpointed else compute(x)
+        return x
 
 
 def shard(network: Any, layers: list[Any], plan: Plan, world_size: int, fsdp: ModuleType) -> None:

@@ -18,7 +18,7 @@ from torch.distributed.fsdp import (
 )
 
 from fsdp_sim.measure.record import Recorder, record
-from fsdp_sim.schedule.checkpointing import checkpointed_units
+from fsdp_sim.schedule.checkpointing import checkpoints
 from fsdp_sim.schedule.tree import Node, tree_of
 from fsdp_sim.schedule.unit import Unit, root_of
 from fsdp_sim.spec import Plan
@@ -86,8 +86,16 @@ class Module(nn.Module):
 
     def wrap(self, units: list[Unit], plan: Plan, options: dict[str, object]) -> nn.Module:
         """FSDP1 around the units, inner ones first."""
-        if self.node.unit.name in checkpointed_units(units, plan):
-            self.before, self.after = (checkpoint_wrapper(m) if len(m) else m for m in (self.before, self.after))
+        unit, again = self.node.unit, checkpoints(units, plan)
+        pieces = {"before": unit.before_children(), "after": unit.after_children()}
+        for when, piece in pieces.items():
+            inside = getattr(self, when)
+            if piece and again.get(piece[0]) == piece and not unit.blocks:
+                setattr(self, when, checkpoint_wrapper(inside))
+            else:
+                for number, name in enumerate(piece):
+                    if name in again:
+                        inside[number] = checkpoint_wrapper(inside[number])
         for path in self.paths:
             self.put(path, self.get_submodule(path).wrap(units, plan, options))
         is_root = self.node.unit is root_of(units)
