@@ -224,6 +224,11 @@ def simulate(
     if "HYBRID" in plan.sharding_strategy and plan.shard_size is None:  # as torch: within a node
         plan = replace(plan, shard_size=min(cluster.node_size, cluster.gpus))
     _check_checkpointing(model, plan)
+    if (model.attention_impl == "math") != (plan.attention_impl == "math"):
+        raise ValueError(
+            f"Plan.attention_impl is {plan.attention_impl!r}, but {model.name} was traced with "
+            f"{model.attention_impl!r}; give the plan to model_from_module too"
+        )
     cluster.gpu.peak_flops(model.dtype)  # a GPU without the dtype says so now
     return Simulation(model, cluster, plan, calibration, skew)
 

@@ -5,8 +5,8 @@ in order, each with the tensors it reads, writes and saves for backward. Walking
 what is alive, gives every figure: no formula has to be trusted that is not a sum over this list.
 
 The tapes are those of torch on a GPU: fused attention (`F.scaled_dot_product_attention`, which keeps its output and
-one number per row and head), fused norms, no dropout. Sources: ``derivatives.yaml`` of torch for what each operator
-saves; Korthikanti et al. 2022 (arXiv 2205.05198) for the idea. Traces of real modules
+one number per row and head) unless the plan says ``math``, fused norms, no dropout. Sources: ``derivatives.yaml`` of
+torch for what each operator saves; Korthikanti et al. 2022 (arXiv 2205.05198) for the idea. Traces of real modules
 (`fsdp_sim.measure.model_from_module`) give the same bytes.
 """
 
@@ -73,7 +73,8 @@ def block_tape(model: Model, plan: Plan, *, cross_attention: bool = False, fused
             tape.linear(source, f"{name}.k", d, kv, rotated)
             tape.linear(source, f"{name}.v", d, kv)
             keys, values = f"{name}.k", f"{name}.v"
-            if kv != q and tape.number == 4 and fused_norm:  # a GPU's attention in fp32 takes no groups of queries
+            in_groups = not tape.math and (tape.number != 4 or not fused_norm)  # nor does a GPU's attention in fp32
+            if kv != q and not in_groups:
                 keys, values = tape.repeat(keys, q), tape.repeat(values, q)
             tape.attention((f"{name}.q", keys, values), f"{name}.o", q)
         tape.linear(f"{name}.o", f"{name}.p", q, d)
@@ -145,6 +146,8 @@ class _Writer:
 
     def __init__(self, model: Model, plan: Plan, fused_norm: bool = True) -> None:
         self.fused_norm = fused_norm
+        self.math = plan.attention_impl == "math"
+        self.scores = 4 * plan.micro_batch * model.n_head * plan.seq_len**2  # bytes, in fp32
         self.tokens = plan.micro_batch * plan.seq_len
         self.number = DTYPE_BYTES[plan.param_dtype or model.dtype]  # bytes of one
         self.model = model
@@ -191,9 +194,31 @@ class _Writer:
             self.step(Step((out,), (write,), scratch=self.bytes_of(n_out)), {write: self.bytes_of(n_out)})
 
     def attention(self, read: tuple[str, ...], write: str, q: int, joined: int = 0) -> None:
+        if self.math:
+            self._composed_attention(read, write, q, joined)
+            return
         sizes = {write: self.bytes_of(q), f"{write}.lse": 4 * self.tokens * self.model.n_head}
         saves = (*read, write, f"{write}.lse")
         self.step(Step(read, (write,), saves, kind="attention", scratch=self.bytes_of(joined)), sizes)
+
+    def _composed_attention(self, read: tuple[str, ...], write: str, q: int, joined: int) -> None:
+        """torch's math backend: copies in fp32, one per head, and the probabilities of all pairs of tokens are kept."""
+        copies = tuple(f"{write}.{part}" for part in ("q", "k", "v"))
+        scores, probabilities = f"{write}.scores", f"{write}.p"
+        out = f"{write}.wide" if self.number != 4 else write
+        one = 4 * self.tokens * q
+        between = {f"{write}.between": one * (2 if out == write else 5)}  # converted to fp32 (3), scaled (2)
+        self.step(Step((), tuple(between)), between)
+        self.step(Step(read, copies, scratch=self.bytes_of(joined)), dict.fromkeys((*copies, out), one))
+        self.step(Step(copies[:2], (scores,), copies[:2], kind="matmul"), {scores: self.scores})
+        if self.model.causal:
+            self.step(Step((scores,), (f"{scores}.masked",), alias=True), {f"{scores}.masked": self.scores})
+            scores = f"{scores}.masked"
+        self.step(Step((scores,), (probabilities,), (probabilities,)), {probabilities: self.scores})
+        kept = (probabilities, copies[2])
+        self.step(Step(kept, (out,), kept, kind="matmul", holds=tuple(between) if out == write else ()), {})
+        if out != write:
+            self.step(Step((out,), (write,), holds=tuple(between)), {write: self.bytes_of(q)})
 
     def repeat(self, read: str, features: int) -> str:
         self.step(Step((read,), (f"{read}.repeated",)), {f"{read}.repeated": self.bytes_of(features)})

@@ -122,7 +122,8 @@ class Costs:
         if seconds is None:
             kernels: Iterable[Kernel] = work.backward if op is Op.BWD else work.forward
             if op is Op.RECOMPUTE and self.plan.activation_checkpointing == "selective":
-                kernels = [k for k in kernels if not k.saved]
+                composed = self.plan.attention_impl == "math"  # of whose pieces none is kept
+                kernels = [k for k in kernels if not k.saved or (composed and k.kind == "attention")]
             how: dict[str, Any] = {
                 "backward": op is Op.BWD, "compiled": self.plan.compile, "attention": self.plan.attention_impl
             }  # fmt: skip

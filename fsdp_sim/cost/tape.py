@@ -41,6 +41,7 @@ class Step(NamedTuple):
         kind: ``matmul`` and ``attention`` are what selective checkpointing looks at.
         scratch: bytes its backward needs for a moment beside its results.
         param_bytes: of the whole gradients its backward makes.
+        holds: what is alive until it has run, beside what it reads: an operator's own variables.
     """
 
     reads: tuple[str, ...]
@@ -50,6 +51,7 @@ class Step(NamedTuple):
     kind: str = ""
     scratch: int = 0
     param_bytes: int = 0
+    holds: tuple[str, ...] = ()
 
 
 class Tape(NamedTuple):
@@ -74,7 +76,7 @@ def walk(tape: Tape) -> Activations:
     sizes, steps = tape.sizes, tape.steps
     outside = {"x", "encoded"}  # they belong to the segments that made them
     keepers = Counter(name for step in steps for name in set(step.saves))
-    last_read = {name: i for i, step in enumerate(steps) for name in step.reads}
+    last_read = {name: i for i, step in enumerate(steps) for name in (*step.reads, *step.holds)}
     kept = sum(sizes[name] for name in ({*keepers, "y"} if tape.keeps_output else {*keepers}) - outside)
 
     alive: set[str] = set()
@@ -82,20 +84,21 @@ def walk(tape: Tape) -> Activations:
     for i, step in enumerate(steps):
         alive |= {*step.writes, *step.saves} - outside
         highest = max(highest, sum(sizes[name] for name in alive))
-        alive -= {name for name in step.reads if last_read[name] == i and not keepers[name]} - tape.held
+        ended = {name for name in (*step.reads, *step.holds) if last_read[name] == i and not keepers[name]}
+        alive -= ended - tape.held
     forward = highest - kept
 
     grads: dict[str, int] = {"y": sizes["y"]}
     saved = {name for name in keepers if name not in outside}
     highest = params = 0
     for step in reversed(steps):
-        whole = sum(grads[name] for name in step.writes)
+        whole = sum(grads.get(name, 0) for name in step.writes)
         made = {} if step.alias else {name: sizes[name] for name in step.reads}
         params += step.param_bytes
         now = sum(sizes[name] for name in saved) + sum(grads.values()) + params
         highest = max(highest, now + sum(made.values()) + step.scratch)
         for name in step.writes:
-            del grads[name]
+            grads.pop(name, None)
         if step.alias:
             made = dict.fromkeys(step.reads, 0)
             made[step.reads[0]] = whole

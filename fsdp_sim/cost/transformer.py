@@ -49,6 +49,7 @@ def workload(model: Model, plan: Plan) -> Workload:
         model_flops_per_token=6.0 * param_count + 12.0 * len(work) * model.n_head * model.d_head * plan.seq_len,
         tokens=tokens,
         dtype=dtype,
+        attention_impl=plan.attention_impl,
     )
 
 

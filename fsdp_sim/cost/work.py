@@ -92,6 +92,7 @@ class Workload:
             "PaLM", appendix B), else forward and backward without recomputation.
         tokens: per rank and micro-batch.
         dtype: what the matmuls compute in.
+        attention_impl: whether its kernels are those of the plan's ``math``, or of fused attention.
         loose_blocks: blocks of a traced module that are part of the root's compute, where the plan's activation
             checkpointing cannot reach them.
     """
@@ -103,4 +104,5 @@ class Workload:
     model_flops_per_token: float = 0.0
     tokens: int = 0
     dtype: str = "bf16"
+    attention_impl: str = "sdpa"
     loose_blocks: tuple[str, ...] = ()

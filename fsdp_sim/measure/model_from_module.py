@@ -10,7 +10,7 @@ import itertools
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -25,6 +25,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 from torch.distributed.utils import _apply_to_tensors
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves
 from tqdm import tqdm
 
@@ -61,7 +62,7 @@ def model_from_module(
         example_inputs: of one micro-batch on one rank: a tensor, a tuple of positional arguments, a mapping of
             keyword arguments, or a function that returns one of these. Only shapes and dtypes matter.
         wrap: what FSDP makes units of, see `wrap_names`; None is ``plan.wrap``, and without a plan ``"block"``.
-        plan: of it, ``param_dtype`` (the dtype of compute) and ``wrap`` are used.
+        plan: of it, ``param_dtype`` (the dtype of compute), ``wrap`` and ``attention_impl`` (``math`` or not) are used.
         loss: makes a scalar of the model's output. Without it the output must be one, or have one named ``loss``
             (Hugging Face models that are given ``labels``); else the sum of its floating-point tensors stands in.
         name: for headings; the class of the model by default.
@@ -105,8 +106,12 @@ def model_from_module(
                 module = model if unit.name == "root" else model.get_submodule(unit.name)
                 module.register_forward_pre_hook(partial(_cast_inputs, dtype), with_kwargs=True)
         trace.inputs((args, kwargs))
-        _run(model, args, kwargs, loss, trace, device, title)
-    return replace(_workload(title, units, trace, tokens), loose_blocks=_loose(model, units))
+        composed = plan is not None and plan.attention_impl == "math"
+        with sdpa_kernel(SDPBackend.MATH) if composed else nullcontext():
+            gpu = GpuKernels(fused_attention=not composed) if device == "gpu" else nullcontext()
+            _run(model, args, kwargs, loss, trace, gpu, title)
+    made = _workload(title, units, trace, tokens)
+    return replace(made, attention_impl="math" if composed else "sdpa", loose_blocks=_loose(model, units))
 
 
 def _run(
@@ -115,11 +120,11 @@ def _run(
     kwargs: dict[str, Any],
     loss: Callable[[Any], torch.Tensor] | None,
     trace: Trace,
-    device: str,
+    gpu: AbstractContextManager[Any],
     title: str,
 ) -> None:
     try:
-        with torch.enable_grad(), GpuKernels() if device == "gpu" else nullcontext(), trace.watching():
+        with torch.enable_grad(), gpu, trace.watching():
             value = _loss_of(model(*args, **kwargs), loss, title)
             trace.start_backward(value)
             _backward(value)

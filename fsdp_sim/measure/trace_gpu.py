@@ -22,10 +22,15 @@ FLASH_MAX_HEAD_DIM = 256
 
 
 class GpuKernels(TorchFunctionMode):
-    """Inside, attention, `rms_norm` and `dropout` are CUDA's kernels."""
+    """Inside, attention (unless it is composed), `rms_norm` and `dropout` are CUDA's kernels."""
+
+    def __init__(self, *, fused_attention: bool = True) -> None:
+        super().__init__()
+        kept = () if fused_attention else (F.scaled_dot_product_attention,)
+        self._replaced = {func: kernel for func, kernel in REPLACED.items() if func not in kept}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return REPLACED.get(func, func)(*args, **(kwargs or {}))
+        return self._replaced.get(func, func)(*args, **(kwargs or {}))
 
 
 def _attention(
