@@ -19,6 +19,7 @@ from fsdp_sim.spec.plan import TORCH_VERSIONS
 from fsdp_sim.spec.texts import plan_of
 from fsdp_sim.timeline import Op
 
+MOST_UNITS = 10_000
 SHOWN = 6  # lines before and after the first difference
 
 
@@ -76,6 +77,10 @@ def program(
       fsdp-sim program --torch 2.15 --plan param_dtype=bf16
     """
     asked = plan_of(with_pairs({"torch": version} if version else {}, plan))
+    if (units := layers * steps * asked.grad_accum) > MOST_UNITS:
+        raise ValueError(
+            f"{units:,} units to run (layers, steps and micro-batches); a program has up to {MOST_UNITS:,}"
+        )
     made = build(toy(layers), asked, world_size, steps)
     lines = made.lines(every_op=every_op)
     difference = None if recording is None else first_difference(lines, _recorded(recording))

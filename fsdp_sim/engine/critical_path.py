@@ -19,6 +19,7 @@ from fsdp_sim.engine.groups import group_of
 from fsdp_sim.engine.run import Run, at_rank
 from fsdp_sim.engine.seconds import Seconds
 from fsdp_sim.schedule import Instruction, Kind
+from fsdp_sim.timeline import Op
 
 Why = Literal["stream", "communicator", "event", "CPU issue", "start"]
 
@@ -80,6 +81,15 @@ class Causes:
     def numbers(self) -> list[int]:
         """The number of each operation among the instructions."""
         return [number for number, i in enumerate(self.run.program.instructions) if i.kind is Kind.OP]
+
+    @cached_property
+    def first_compute(self) -> dict[tuple[int, int], int]:
+        """Where the first forward or backward of a step and micro-batch stands among the operations."""
+        first: dict[tuple[int, int], int] = {}
+        for k, i in enumerate(self.run.ops):
+            if i.op in (Op.FWD, Op.BWD):
+                first.setdefault((i.step, i.micro_batch), k)
+        return first
 
     def start_s(self, k: int, rank: int) -> float:
         return at_rank(self.run.columns.start_s[k], rank)

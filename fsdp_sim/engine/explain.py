@@ -191,7 +191,7 @@ def _wait(gap: Gap, causes: Causes, rank: int, last: Instruction | None) -> Wait
     run = causes.run
     if gap.k < 0:  # after the last computation of the step
         gathers = last is not None and last.op is Op.ALL_GATHER
-        return Wait(gap, "last all-gathers" if gathers else "last reductions", None, last, None, rank)
+        return Wait(gap, "last all-gathers" if gathers else _last(causes.run), None, last, None, rank)
     i = run.ops[gap.k]
     cause = causes.of(gap.k, rank)
     if cause.why == "CPU issue":
@@ -213,7 +213,7 @@ def _reason(causes: Causes, gap: Gap, i: Instruction, behind: Instruction | None
     if i.op is Op.RS_COPY_IN and on.op is not Op.ALL_GATHER:
         return "reduce-scatter buffer"
     if i.op is Op.OPTIM:
-        return "last reductions"
+        return _last(run)
     if on.op is not Op.ALL_GATHER:
         return "reduction" if on.op in COLLECTIVES else "other"
     if on.async_op and behind is not None and behind.op not in COLLECTIVES:
@@ -224,10 +224,13 @@ def _reason(causes: Causes, gap: Gap, i: Instruction, behind: Instruction | None
         return "rate limiter" if _limited(causes, k, earlier.rank) else "CPU issue"
     if earlier.why == "communicator" and behind is not None and behind.op is not Op.ALL_GATHER:
         return "head of line"
-    computed = any(
-        one.op in (Op.FWD, Op.BWD) and (one.step, one.micro_batch) == (on.step, on.micro_batch) for one in run.ops[:k]
-    )
+    computed = causes.first_compute.get((on.step, on.micro_batch), k) < k
     return "all-gather" if computed or on.phase is not Phase.FORWARD else "first all-gather"
+
+
+def _last(run: Run) -> Reason:
+    """What the end of a step waits for: on one rank there are casts and copies, but nothing is reduced."""
+    return "last reductions" if any(i.op in COLLECTIVES and i.group_size > 1 for i in run.ops) else "other"
 
 
 def _limited(causes: Causes, k: int, rank: int) -> bool:

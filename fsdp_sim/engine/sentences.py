@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Callable
 
 from fsdp_sim.engine.explain import Explanation, Reason, Wait
-from fsdp_sim.schedule import Instruction
+from fsdp_sim.schedule import Instruction, Param
 from fsdp_sim.spec import Plan
+from fsdp_sim.spec.plan import shards_of
 
 
 def sentences(found: Explanation) -> list[str]:
@@ -18,6 +19,7 @@ def sentences(found: Explanation) -> list[str]:
         _path(found),
         *_units(found),
         _gains(found),
+        *_padding(found),
     ]
 
 
@@ -52,6 +54,35 @@ def _waits(found: Explanation) -> list[str]:
     largest_first = sorted(in_order, key=lambda reason: -round(totals[reason], 9))
     worth_saying = [reason for reason in largest_first if totals[reason] >= 1e-3 * found.step_time_s]
     return [SAY[reason](by_reason[reason], totals[reason], found) for reason in worth_saying]
+
+
+PADDED = 1.25  # times its size from which a unit's padding is worth a sentence
+
+
+def _padding(found: Explanation) -> list[str]:
+    """Dimension 0 is cut into one piece per rank: of 8 experts on 64 ranks 56 hold nothing, but all are sent."""
+    program = found.run.program
+    shards = shards_of(program.plan, program.world_size)
+    if program.plan.api != "fsdp2" or shards == 1:
+        return []
+    times_of: dict[str, float] = {}
+    worst: dict[str, Param] = {}
+    for unit in program.units:
+        own = sum(p.bytes for p in unit.params)
+        padded = sum(p.padded_bytes(shards) for p in unit.params)
+        if own and padded >= PADDED * own:
+            times_of[unit.name] = padded / own
+            worst[unit.name] = max(unit.params, key=lambda p: p.padded_bytes(shards) - p.bytes)
+    if not times_of:
+        return []
+    first = max(times_of, key=lambda name: times_of[name])
+    param = worst[first]
+    return [
+        f"{names(list(times_of))} {'is' if len(times_of) == 1 else 'are'} padded to up to {times_of[first]:.1f} times "
+        f"{'its' if len(times_of) == 1 else 'their'} size, in what is sent, kept and stepped: {param.name} has "
+        f"{param.shape[0]} rows for {shards} shards. Fewer shards (shard_size), or shards of another dimension "
+        f"(shard_placement_fn), need less."
+    ]
 
 
 def _first_all_gather(waits: list[Wait], total_s: float, found: Explanation) -> str:

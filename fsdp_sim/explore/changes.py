@@ -17,6 +17,7 @@ from fsdp_sim.spec import Cluster, Model, Plan
 from fsdp_sim.spec.plan import SETTINGS_OF
 
 MORE_GPUS = 6  # how often the number of GPUs is doubled at most
+MOST_BLOCKS = 2_000  # blocks times micro-batches of a step that is tried; each takes a third of a millisecond
 
 
 class Setting(NamedTuple):
@@ -115,7 +116,8 @@ def changes_that_fit(model: Model, cluster: Cluster, plan: Plan, **options: Any)
         options: of `simulate`.
 
     Returns:
-        one for each lever that is enough alone; where none is, the pairs that are; where none is, the threes.
+        one for each lever that is enough alone; where none is, the pairs that are; where none is, the threes. Steps of
+        more than `MOST_BLOCKS` blocks (layers times micro-batches) are not tried.
     """
     known: dict[tuple[tuple[str, Any], ...], Simulation | None] = {}
 
@@ -129,7 +131,14 @@ def changes_that_fit(model: Model, cluster: Cluster, plan: Plan, **options: Any)
             known[key] = _fitting(model, cluster, plan, together, options)
         return known[key]
 
-    all_levers = levers(cluster, plan)
+    layers = model.n_layer + model.n_encoder_layer
+    if layers * plan.grad_accum > MOST_BLOCKS:  # no change has fewer
+        return []
+    all_levers = [
+        lever._replace(settings=tuple(s for s in lever.settings if layers * s.set.get("grad_accum", 1) <= MOST_BLOCKS))
+        for lever in levers(cluster, plan)
+    ]
+    all_levers = [lever for lever in all_levers if lever.settings]
     for together in (1, 2, 3):
         found = []
         for chosen in itertools.combinations(all_levers, together):

@@ -14,7 +14,7 @@ from fsdp_sim.simulate import Simulation, simulate
 from fsdp_sim.spec import Cluster, Model, Plan
 
 LARGEST_OF = ("model", "layers", "micro-batch", "seq-len")
-MOST = {"layers": 10_000, "micro-batch": 2**20, "seq-len": 2**26}  # where the search gives up
+MOST = {"layers": 1_000, "micro-batch": 2**20, "seq-len": 2**26}  # where the search gives up
 
 
 @dataclass(frozen=True)

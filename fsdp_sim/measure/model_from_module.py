@@ -76,7 +76,8 @@ def model_from_module(
         of the first integer input of two dimensions or more, or else the size of the first dimension.
 
     Raises:
-        ValueError: the forward depends on values, or there is nothing to train; names the module, and the remedy.
+        ValueError: the forward depends on values, there is nothing to train, or an operator runs whose work is not
+            known; names the module or the operator, and the remedy.
         TypeError: ``build`` is neither a module nor a function that returns one.
 
     Example:
@@ -110,6 +111,10 @@ def model_from_module(
         with sdpa_kernel(SDPBackend.MATH) if composed else nullcontext():
             gpu = GpuKernels(fused_attention=not composed) if device == "gpu" else nullcontext()
             _run(model, args, kwargs, loss, trace, gpu, title)
+    if trace.not_priced:
+        what = "; ".join(f"in {segment} {operator}" for operator, segment in list(trace.not_priced.items())[:3])
+        more = f", and {len(trace.not_priced) - 3} more" if len(trace.not_priced) > 3 else ""
+        raise ValueError(f"{title} runs what cannot be priced: {what}{more}")
     made = _workload(title, units, trace, tokens)
     return replace(made, attention_impl="math" if composed else "sdpa", loose_blocks=_loose(model, units))
 

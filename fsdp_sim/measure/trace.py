@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fsdp_sim.cost import Kernel
-from fsdp_sim.measure.trace_kernels import kernels_of, only_views, tensors_in
+from fsdp_sim.measure.trace_kernels import NotPricedError, kernels_of, only_views, tensors_in
 from fsdp_sim.measure.trace_segment import Segment, ends, managed, merge, tensors_anywhere
 from fsdp_sim.schedule import Unit
 
@@ -41,6 +41,7 @@ class Trace(TorchDispatchMode):
         segments: by name, in the order in which they first ran.
         order: names of the units in the order in which they first ran, the root first.
         recomputed_flops: of forwards that ran again in backward, because the model checkpoints itself.
+        not_priced: operators whose work is not known, with the remedy, and the segment that ran each first.
         used_by: of each parameter, by the name of its unit and its own, the segments whose forward reads it.
     """
 
@@ -51,6 +52,7 @@ class Trace(TorchDispatchMode):
         self.order: list[str] = []
         self.used_by: dict[tuple[str, str], list[str]] = defaultdict(list)
         self.recomputed_flops = 0.0
+        self.not_priced: dict[str, str] = {}
         self._stack: list[list[Any]] = []  # units that run: name, and whether a unit inside has run
         self._phase = FORWARD
         self._now = ""
@@ -120,7 +122,11 @@ class Trace(TorchDispatchMode):
         if self._phase == BACKWARD:
             self._follow_backward()
         segment = self.segments[self._now]
-        kernels = kernels_of(func, args, kwargs or {}, out)
+        try:
+            kernels = kernels_of(func, args, kwargs or {}, out)
+        except NotPricedError as error:
+            self.not_priced.setdefault(str(error), self._now)
+            kernels = []
         made = sum(self._own(t, loss=bool(kernels) and kernels[0].kind == "cross_entropy") for t in tensors_in(out))
         if self._phase == FORWARD:
             self._clock += 1

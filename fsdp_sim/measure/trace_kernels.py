@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,13 +15,21 @@ from fsdp_sim.cost import Kernel
 from fsdp_sim.cost.work import KernelKind
 
 DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
-MATMULS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "addbmm": 1, "mv": 0, "addmv": 1, "dot": 0, "_scaled_mm": 0}
+MATMULS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "addbmm": 1, "mv": 0, "addmv": 1, "dot": 0, "vdot": 0}
 """Position of the first factor; the second follows it."""
 LOSSES = ("_log_softmax", "nll_loss")
 EMBEDDINGS = ("embedding",)
 ALLOCATIONS = ("empty", "new_empty")
 FUSED = ("norm", "softmax", "_to_copy", "clone", "copy_", "cat", "stack", "slice_backward", "fill", "zero")
 """Parts of names of operators beside the pointwise ones and reductions that a compiler fuses with their neighbours."""
+FP8 = ("torch.float8", "torch.float4")
+OURS = ("rms_norm", "rms_norm_backward")  # of trace_gpu
+ARITHMETIC = re.compile(
+    r"linalg|cholesky|lu_solve|lu_unpack|geqrf|ormqr|triangular_solve|_fft_|cdist|pdist|^_trilinear|euclidean"
+    r"|rnn|lstm_mps|ctc_loss|mm$|_mm_|mm_activation|matmul|linear_backward|mkldnn_linear|mixed_dtypes_linear"
+    r"|conv(?!ert)|multi_head|transformer_encoder|attention|dot_product"
+)
+"""torch's own operators that compute more than they move, of which `kernels_of` does not know how much."""
 
 
 @functools.cache
@@ -32,8 +41,16 @@ def only_views(func: Any) -> bool:
     return not schema.returns or not any("Tensor" in str(r.type) for r in schema.returns)
 
 
+class NotPricedError(Exception):
+    """An operator whose work is not known; says which, why and the remedy."""
+
+
 def kernels_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> list[Kernel]:
-    """The kernels of one call; none for a view."""
+    """The kernels of one call; none for a view.
+
+    Raises:
+        NotPricedError: it may compute something, and nobody knows how much.
+    """
     outputs = [t for t in tensors_in(out) if t.numel()]
     if only_views(func) or not outputs:
         return []
@@ -43,15 +60,26 @@ def kernels_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any)
         return []
     moved = float(sum(moved_bytes(t) for t in inputs) + sum(moved_bytes(t) for t in outputs))
     dtype = _dtype(outputs[0])
+    low = next((t.dtype for t in (*inputs, *outputs) if str(t.dtype).startswith(FP8)), None)
+    if low is not None:
+        raise NotPricedError(f"{func}, on {low}: what fp8 takes is not priced yet; trace the model in bf16")
     if name in MATMULS:
         return [_matmul(args[MATMULS[name]], args[MATMULS[name] + 1], moved, dtype)]
-    if "convolution" in name:
+    if name == "_grouped_mm":
+        return [_grouped_matmul(args[0], args[1], moved, dtype)]
+    if name in ("convolution", "_convolution", "convolution_backward"):
         return _convolution(name, args, outputs, dtype)
-    if "attention" in name:
+    if name.startswith("_scaled_dot_product") and "math" not in name:
         return [_attention(func, args, kwargs, moved)]
     if func.overloadpacket in flop_registry:
         flops = float(flop_registry[func.overloadpacket](*args, **kwargs, out_val=out))
         return [Kernel("matmul", flops, moved, (1, *_factor(flops, inputs)), dtype)]
+    known = func.namespace == "aten" and not ARITHMETIC.search(name)
+    if not known and not (func.namespace == "fsdp_sim" and name in OURS):
+        raise NotPricedError(
+            f"{func}, whose work is not known; say it with torch's register_flop_formula(torch.ops."
+            f"{func.namespace}.{name}) (torch.utils.flop_counter)"
+        )
     kind: KernelKind = "memory"
     if name.startswith(LOSSES):
         kind = "cross_entropy"
@@ -82,6 +110,19 @@ def _matmul(a: torch.Tensor, b: torch.Tensor, moved: float, dtype: str) -> Kerne
     n = b.shape[-1] if b.dim() > 1 else 1
     k = a.shape[-1]
     return Kernel("matmul", 2.0 * batch * m * n * k, moved, (batch, m, n, k), dtype)
+
+
+def _grouped_matmul(a: torch.Tensor, b: torch.Tensor, moved: float, dtype: str) -> Kernel:
+    """Matmuls of groups of rows (2-D by 3-D), of columns (3-D by 2-D), or of the inner dimension (2-D by 2-D).
+
+    How many fall to each group depends on values; together they are what the whole dimension has.
+    """
+    m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
+    groups = a.shape[0] if a.dim() == 3 else b.shape[0] if b.dim() == 3 else 1
+    both = groups if a.dim() == 3 and b.dim() == 3 else 1  # then nothing is shared out
+    flops = 2.0 * both * m * k * n
+    each = max(1, round(m / groups)) if a.dim() == 2 and b.dim() == 3 else m
+    return Kernel("matmul", flops, moved, (groups, each, n, k), dtype)
 
 
 def _convolution(name: str, args: Sequence[Any], outputs: list[torch.Tensor], dtype: str) -> list[Kernel]:

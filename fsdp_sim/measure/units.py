@@ -77,6 +77,11 @@ def _params(module: nn.Module, taken: set[int]) -> tuple[Param, ...]:
                     f"parameter {name!r} of {type(module).__name__} is a scalar, which fully_shard rejects; make it a "
                     f"tensor of shape (1,)"
                 )
-            dtype = DTYPES.get(param.dtype, str(param.dtype))
+            if param.dtype not in DTYPES:
+                raise ValueError(
+                    f"parameter {name!r} of {type(module).__name__} is {param.dtype}: quantised weights and fp8 are "
+                    f"not priced yet; take the model before it is quantised, in {', '.join(DTYPES.values())}"
+                )
+            dtype = DTYPES[param.dtype]
             params.append(Param(name, tuple(param.shape), dtype, param.requires_grad))
     return tuple(params)

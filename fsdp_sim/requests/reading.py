@@ -67,6 +67,8 @@ def decode(data: bytes, source: str) -> Any:
         raise ValueError(f"{source} is not JSON: {_where(str(error), data)}") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"{source} is not a text file in UTF-8 ({error.reason} at byte {error.start})") from None
+    except RecursionError:
+        raise ValueError(f"{source} is not understood: its lists or objects are nested too deep") from None
 
 
 def _where(message: str, data: bytes) -> str:

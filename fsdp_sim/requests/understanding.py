@@ -50,14 +50,16 @@ MOST = {  # beyond what anyone trains; a slip of the finger is an error, not a c
     "n_layer": 10_000, "n_encoder_layer": 10_000, "d_model": 2**20, "d_ffn": 2**24, "vocab": 2**26, "gpus": 2**20,
     "micro_batch": 2**20, "seq_len": 2**26, "grad_accum": 10_000,
 }  # fmt: skip
-MOST_BLOCKS = 100_000  # blocks times micro-batches: the simulator goes through each
+MOST_OTHER = 2**26  # of any other whole number
+MOST_BLOCKS = 10_000  # blocks times micro-batches: the simulator goes through each
 
 
 def _check_size(model: Model, cluster: Cluster, plan: Plan) -> None:
-    for name, most in MOST.items():
-        value = next(getattr(part, name) for part in (model, cluster, plan) if hasattr(part, name))
-        if value > most:
-            raise ValueError(f"{name} is {value:,}; the simulator goes up to {most:,}")
+    for part in (model, cluster, plan):
+        for f in dataclasses.fields(part):
+            value, most = getattr(part, f.name), MOST.get(f.name, MOST_OTHER)
+            if type(value) is int and value > most and f.name != "wrap":
+                raise ValueError(f"{f.name} is {value:,}; the simulator goes up to {most:,}")
     blocks = (model.n_layer + model.n_encoder_layer) * plan.grad_accum
     if blocks > MOST_BLOCKS:
         raise ValueError(

@@ -38,7 +38,7 @@ class Model:
         124439808
         >>> Model.preset("lama3-8b")
         Traceback (most recent call last):
-        ValueError: no model is called 'lama3-8b'; the nearest names are llama3-8b, llama3-70b, llama3-405b
+        ValueError: no model is called 'lama3-8b'; the nearest names are llama3-8b
     """
 
     name: str = field(text())
@@ -92,8 +92,13 @@ class Model:
         """
         presets = _presets()
         if name not in presets:
-            near = difflib.get_close_matches(name, presets, n=3, cutoff=0.3) or sorted(presets)
-            raise ValueError(f"no model is called {name!r}; the nearest names are {', '.join(near)}")
+            near = difflib.get_close_matches(name.lower(), presets, n=3, cutoff=0.8)
+            if near:
+                raise ValueError(f"no model is called {name!r}; the nearest names are {', '.join(near)}")
+            raise ValueError(
+                f"no model is called {name!r}: it is not in the catalogue, so give its dimensions (n_layer, d_model, "
+                f"n_head, d_ffn, vocab), or trace it with model_from_module; the catalogue has {', '.join(presets)}"
+            )
         return presets[name]
 
     @classmethod

@@ -132,3 +132,11 @@ def test_examples_of_the_help_work():
     assert len(shown) >= 3
     for example in shown:
         assert call(*example).exit_code == 0, example
+
+
+def test_a_program_that_nobody_waits_for_is_refused():
+    for arguments in (["--layers", "100000"], ["--steps", "5000"], ["--plan", "grad_accum=5000"]):
+        done = call("program", *arguments)
+
+        assert done.exit_code == 2
+        assert "units to run (layers, steps and micro-batches); a program has up to 10,000" in done.stderr

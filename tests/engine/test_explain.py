@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fsdp_sim.cost import Work, Workload
 from fsdp_sim.engine import Contention, critical_path, explain, exposure, run
-from fsdp_sim.schedule import Kind, build, toy
-from fsdp_sim.spec import Plan
+from fsdp_sim.schedule import Kind, Param, Unit, build, toy
+from fsdp_sim.simulate import simulate
+from fsdp_sim.spec import Cluster, Plan
 from fsdp_sim.timeline import COLLECTIVES, Lane, Op, Phase
 from fsdp_sim.timeline.analysis import exposed_comm_s, overlap
 from tests.engine.programs import anything, by_hand, devices, durations, issuing, layers_only
@@ -304,3 +306,26 @@ def test_any_run_can_be_explained(case, device, issue):
     found = explain(played)
     assert found.sentences
     assert sum(found.critical_s.values()) == pytest.approx(found.step_time_s)
+
+
+@pytest.mark.parametrize("api", ["fsdp2", "fsdp1", "ddp", "zero1", "zero2"])
+def test_on_one_gpu_nothing_is_reduced_and_nobody_says_so(api):
+    sim = simulate("gpt2-124m", Cluster("H100", gpus=1), Plan(api=api, micro_batch=4))
+
+    words = " ".join(sim.explain().sentences)
+    assert "reduction" not in words
+    assert "all-gather" not in words
+
+
+def test_units_with_fewer_rows_than_ranks_are_said_to_be_padded():
+    root = Unit("root", (Param("embed", (1024, 4)),), ("embed", ..., "head"))
+    experts = Unit("layers.0", (Param("experts.up", (8, 64, 64)), Param("norm", (64,))))
+    work = dict.fromkeys(("embed", "layers.0", "head"), Work())
+    moe = Workload("moe", (root, experts), work, tokens=1, param_count=10**6)
+
+    (said,) = [s for s in simulate(moe, Cluster("H100", gpus=64), Plan()).explain().sentences if "padded" in s]
+
+    assert said.startswith("layers.0 is padded to up to 8.0 times its size")
+    assert "experts.up has 8 rows for 64 shards" in said
+    for plan in (Plan(shard_size=8), Plan(api="fsdp1")):
+        assert not any("padded" in s for s in simulate(moe, Cluster("H100", gpus=64), plan).explain().sentences)

@@ -136,3 +136,14 @@ def test_the_table_has_numbers_and_gaps():
     assert frame["step_time_s"].isna().tolist() == [False, True]
     assert frame["fits"].tolist()[0] is True
     assert "does not fill nodes" in frame["error"][1]
+
+
+def test_changes_are_steps_of_which_each_can_be_tried():
+    """A micro-batch of 16,384 is not cut into 16,384 of them, each of which would have to be played."""
+    model, cluster = Model.preset("gpt2-124m"), Cluster("H100", gpus=8)
+
+    changes = changes_that_fit(model, cluster, Plan(micro_batch=16_384, param_dtype="bf16"))
+
+    assert changes
+    assert all(change.set.get("grad_accum", 1) * model.n_layer <= 2_000 for change in changes)
+    assert changes_that_fit(model, cluster, Plan(micro_batch=16_384, grad_accum=1_000)) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import resource
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy, size_based_auto_wrap_policy, transformer_auto_wrap_policy
 from torch.utils.checkpoint import checkpoint
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry, register_flop_formula
+from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, MixtralConfig, MixtralForCausalLM
 
 from fsdp_sim.cost import Kernel, Work, Workload, workload
 from fsdp_sim.engine.memory import memory
@@ -536,3 +538,167 @@ def test_hugging_faces_models_trace(transformers: Any, name: str) -> None:
     assert all(traced.work[u.name].forward_flops > 0 for u in traced.units[1:])
     assert all(traced.work[u.name].backward_flops > 0 for u in traced.units[1:])
     memory(build(traced.units, BF16, 2), traced)
+
+
+# ---------------------------------------------------------------------- experts, and what cannot be priced
+
+
+def mixtral(top: int) -> nn.Module:
+    config = MixtralConfig(
+        num_hidden_layers=2, hidden_size=1024, intermediate_size=3584, num_attention_heads=8, num_key_value_heads=2,
+        vocab_size=32000, num_local_experts=8, num_experts_per_tok=top,
+    )  # fmt: skip
+    return MixtralForCausalLM(config)
+
+
+def deepseek(top: int) -> nn.Module:
+    config = DeepseekV3Config(
+        num_hidden_layers=3, hidden_size=1024, intermediate_size=3072, moe_intermediate_size=512, vocab_size=32000,
+        num_attention_heads=8, num_key_value_heads=8, n_routed_experts=16, num_experts_per_tok=top, n_group=2,
+        topk_group=2, n_shared_experts=1, first_k_dense_replace=1, q_lora_rank=256, kv_lora_rank=128,
+        qk_rope_head_dim=16, qk_nope_head_dim=32, v_head_dim=32,
+    )  # fmt: skip
+    return DeepseekV3ForCausalLM(config)
+
+
+def active_params(build: Callable[[], nn.Module], experts: int, top: int) -> int:
+    """Of the matmuls of one token: of the experts only those it is sent to, and no embedding."""
+    with torch.device("meta"):
+        named = dict(build().named_parameters())
+    of_experts = sum(p.numel() for name, p in named.items() if ".experts." in name and "shared" not in name)
+    others = sum(
+        p.numel()
+        for name, p in named.items()
+        if p.dim() == 2 and ".experts." not in name and "embed_tokens" not in name
+    )
+    return others + of_experts * top // experts
+
+
+@pytest.mark.parametrize("top", [2, 4])
+@pytest.mark.parametrize(("build", "experts"), [(mixtral, 8), (deepseek, 16)], ids=["mixtral", "deepseek"])
+def test_experts_compute_for_the_tokens_that_are_sent_to_them(build: Any, experts: int, top: int) -> None:
+    tokens = torch.zeros(1, 64, dtype=torch.long)
+    traced = trace(functools.partial(build, top), {"input_ids": tokens, "labels": tokens}, plan=BF16)
+
+    matmuls = sum(k.flops * k.count for w in traced.work.values() for k in w.forward if k.kind == "matmul")
+    assert matmuls == pytest.approx(2 * 64 * active_params(functools.partial(build, top), experts, top), rel=0.01)
+    backward = sum(k.flops * k.count for w in traced.work.values() for k in w.backward if k.kind == "matmul")
+    assert backward == pytest.approx(2 * matmuls, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "flops"),
+    [
+        ((64, 16), (4, 16, 32), 2 * 64 * 16 * 32),  # rows in groups
+        ((4, 16, 32), (32, 64), 2 * 16 * 32 * 64),  # columns in groups
+        ((16, 64), (64, 32), 2 * 16 * 64 * 32),  # the inner dimension in groups
+        ((4, 16, 32), (4, 32, 8), 2 * 4 * 16 * 32 * 8),  # a matmul of each group
+    ],
+)
+def test_a_grouped_matmul_has_the_flops_of_all_its_groups(a: Any, b: Any, flops: float) -> None:
+    class Grouped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(b, dtype=torch.bfloat16))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            offs = None if x.dim() == 3 and self.weight.dim() == 3 else torch.zeros(4, dtype=torch.int32)
+            return torch._grouped_mm(x, self.weight, offs)
+
+    (kernel,) = [
+        k for k in trace(Grouped, torch.zeros(a, dtype=torch.bfloat16), wrap="root").work["root"].forward
+        if k.kind == "matmul"
+    ]  # fmt: skip
+    assert kernel.flops == flops
+
+
+class Applied(nn.Module):
+    """A linear layer, then a function."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(self.linear(x))
+
+
+@torch.library.custom_op("tests_of_tracing::scan", mutates_args=())
+def scan(x: torch.Tensor) -> torch.Tensor:
+    return x.cumsum(0)
+
+
+@scan.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+scan.register_autograd(lambda ctx, grad: grad)
+
+
+@pytest.mark.parametrize(
+    ("function", "operator"),
+    [
+        (torch.linalg.inv, "aten.linalg_inv_ex.default"),
+        (lambda x: torch.fft.fft(x).real, "aten._fft_"),
+        (lambda x: torch.cdist(x, x), "aten._cdist_forward.default"),
+        (lambda x: scan(x), "tests_of_tracing.scan.default"),
+    ],
+)
+def test_an_operator_whose_work_is_not_known_is_named_and_refused(function: Any, operator: str) -> None:
+    with pytest.raises(ValueError, match=f"Applied runs what cannot be priced: in root {operator}") as error:
+        trace(lambda: Applied(function), torch.zeros(4, 4), wrap="root")
+    assert "register_flop_formula(torch.ops." in str(error.value)
+
+
+def test_an_operator_whose_flops_are_registered_with_torch_is_priced() -> None:
+    register_flop_formula(torch.ops.tests_of_tracing.scan)(lambda x, *_, **__: 1000)
+    try:
+        work = trace(lambda: Applied(lambda x: scan(x)), torch.zeros(4, 4), wrap="root").work["root"]
+    finally:
+        del flop_registry[torch.ops.tests_of_tracing.scan]
+    assert work.forward_flops == 2 * 4 * 4 * 4 + 1000
+
+
+def test_quantised_and_fp8_weights_are_refused() -> None:
+    class Quantised(nn.Module):
+        def __init__(self, dtype: torch.dtype) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(4, 4).to(dtype), requires_grad=False)
+            self.linear = nn.Linear(4, 4)
+
+    for dtype in (torch.uint8, torch.float8_e4m3fn):
+        with pytest.raises(
+            ValueError, match=f"parameter 'weight' of Quantised is {dtype}: .* not priced yet; take the"
+        ):
+            trace(functools.partial(Quantised, dtype), torch.zeros(4, 4), wrap="root")
+
+
+def test_matmuls_in_fp8_are_refused() -> None:
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return x + x.detach().to(torch.float8_e4m3fn).to(torch.float32)
+
+    with pytest.raises(ValueError, match=r"on torch.float8_e4m3fn: what fp8 takes is not priced yet; trace .* in bf16"):
+        trace(lambda: Applied(scaled), torch.zeros(4, 4), wrap="root")
+
+
+def test_checkpointing_by_the_plan_does_not_leave_out_blocks_that_it_cannot_reach() -> None:
+    plan, cluster = Plan(activation_checkpointing="full"), Cluster("A100", gpus=8)
+
+    for wrap in ("root", 10**9, ("layers.0", "layers.1")):
+        with pytest.raises(ValueError, match=r"Plan\.activation_checkpointing is 'full', but .* part of the root"):
+            simulate(trace(gpt, (TOKENS, TOKENS), wrap=wrap), cluster, plan)
+    assert simulate(trace(gpt, (TOKENS, TOKENS), wrap="block"), cluster, plan).step_time_s > 0
+
+
+def test_a_plan_of_another_attention_than_the_trace_is_refused() -> None:
+    math, cluster = Plan(attention_impl="math"), Cluster("A100", gpus=8)
+
+    with pytest.raises(
+        ValueError, match=r"Plan\.attention_impl is 'math', but GPT was traced with 'sdpa'; give the plan"
+    ):
+        simulate(trace(gpt, (TOKENS, TOKENS)), cluster, math)
+    composed = trace(gpt, (TOKENS, TOKENS), plan=math)
+    assert kernels(composed, "attention") == []
+    assert simulate(composed, cluster, math).step_time_s > 0

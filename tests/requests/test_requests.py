@@ -88,3 +88,14 @@ def test_a_model_file_that_is_wrong_is_named(tmp_path, name, text, words):
 def test_a_step_of_more_blocks_than_anyone_waits_for_is_refused():
     with pytest.raises(ValueError, match=r"120,000 blocks in a step"):
         understand(request_of_texts(BASE | {"grad_accum": "10000"}))
+
+
+@pytest.mark.parametrize("name", ["head_dim", "max_seq_len", "gpus_per_node", "loss_metrics"])
+def test_a_number_beyond_anything_is_refused_before_it_overflows(name):
+    with pytest.raises(ValueError, match=f"{name} is 9,223,372,036,854,775,808; the simulator goes up to"):
+        understand(request_of_texts(BASE | {name: str(2**63)}))
+
+
+def test_json_that_is_nested_too_deep_is_one_sentence():
+    with pytest.raises(ValueError, match="nested too deep"):
+        read_requests(b"[" * 200_000)

@@ -68,3 +68,13 @@ def test_dimensions_that_cannot_be_are_named(fields: dict, message: str) -> None
     good = {"name": "small", "n_layer": 2, "d_model": 64, "n_head": 4, "d_ffn": 256, "vocab": 100}
     with pytest.raises(ValueError, match=message):
         Model(**good | fields)
+
+
+@pytest.mark.parametrize("name", ["Qwen2.5-7B", "mixtral", "deepseek-v3"])
+def test_a_model_that_is_not_there_gets_no_other_models_name(name):
+    with pytest.raises(
+        ValueError, match=f"no model is called '{name}': it is not in the catalogue, so give its dim"
+    ) as error:
+        Model.preset(name)
+    assert "nearest" not in str(error.value)
+    assert all(known in str(error.value) for known in Model.presets())
