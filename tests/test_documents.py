@@ -26,7 +26,7 @@ PROMISES = {
     "fsdp-sim sweep --model llama3-8b": r"GiB",
     "fsdp-sim program --layers 4": r"all_gather|ALL_GATHER",
     "fsdp-sim validate --leave-out model": r"%",
-    "fsdp-sim calibrate": r"Gbit/s|gbps",
+    "fsdp-sim calibrate": r"Wrote ",
     "fsdp-sim diagnose trace.json": r"exposed",
     "fsdp-sim ladder": r"mini-fsdp",
     ". .venv/bin/activate": r"",
@@ -36,7 +36,7 @@ PROMISES = {
     "python -m labs.lab.memory": r"MiB",
     "python -m labs.lab.nodes --hang": r"never",
     "python -m labs.pretend --ranks 8 64": r"64",
-    "fsdp-sim calibrate --ranks 2 -o here.toml": r"",
+    "fsdp-sim calibrate --ranks 2 -o here.toml": r"Wrote here\.toml",
     "python -m labs.lab.overlap --cluster here.toml": r"ms",
     "fsdp-sim teach rollup handed_in": r"",
     "sed '/^---$/,$d' notebooks/instructor/assistants.md": r"",
@@ -71,7 +71,6 @@ BEFORE = {
     "from fsdp_sim.timeline import read_timeline": "import os; os.chdir({folder!r})",
     "from fsdp_sim.mini import fully_shard": """
 import torch, torch.distributed as dist
-from labs.config import TrainConfig
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 model = torch.nn.Module()
 model.layers = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(2))
@@ -164,7 +163,7 @@ RUN = [block for block in CONSOLE if any(known(command, PROMISES) for command in
 
 
 @pytest.mark.tail
-@pytest.mark.parametrize("block", RUN, ids=lambda block: f"{block.page.name}:{block.line}")
+@pytest.mark.parametrize("block", RUN, ids=lambda block: f"{block.page.relative_to(ROOT)}:{block.line}")
 def test_the_commands_of_a_block_run_one_after_the_other_and_do_what_they_promise(block: Block, folder: Path) -> None:
     """In one shell. Only ``/tmp/run`` is put elsewhere: somebody may have a run of their own there."""
     commands = [c for c in block.commands if (known(c, PROMISES) or "") >= (known(c, NOT_RUN) or "")]
