@@ -74,7 +74,7 @@ class Asleep:
     def run(self, steps: int = 4, *, forward_prefetch: int | None = None, **how: Any) -> Timeline:
         """Train on the ranks; ``how`` goes to `fsdp_sim.ranks.run`."""
         title = f"blocks that sleep, prefetch {forward_prefetch or 'off'}"
-        options = {"network": self.network, "threads": 1, "title": title} | how
+        options: dict[str, Any] = {"network": self.network, "threads": 1, "title": title} | how
         return run(train, self.world_size, self, steps, forward_prefetch, **options).timeline
 
 
@@ -102,7 +102,7 @@ class Block(nn.Module):
         self.lengths = lengths
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return _Sleep.apply(x @ self.weight, self.lengths.forward_s, self.lengths.backward_s)  # type: ignore[no-any-return,no-untyped-call]
+        return _Sleep.apply(x @ self.weight, self.lengths.forward_s, self.lengths.backward_s)
 
 
 class Blocks(nn.Module):

@@ -78,12 +78,12 @@ class Runs:
 
     def again(self, out: Path, ranks: int, *arguments: str) -> Trained:
         asked = self.asked
-        settings = (
+        settings = [
             f"--model={asked.model}", f"--global_batch={asked.rows}", f"--seq_len={asked.seq_len}",
             f"--steps={asked.steps}",
-        )  # fmt: skip
+        ]  # fmt: skip
         if asked.device == "cuda":  # where attention's backward adds in any order
-            settings += ("--deterministic=true",)
+            settings.append("--deterministic=true")
         return train(*settings, *arguments, ranks=ranks, device=asked.device, out=out, progress=False)
 
 

@@ -271,7 +271,7 @@ def help_text(usage: str = "") -> str:
     assert isinstance(body, ast.ClassDef)
     for field, meaning in pairwise(body.body):
         match field, meaning:
-            case ast.AnnAssign(target=ast.Name(id=key)), ast.Expr(value=ast.Constant(value=text)):
+            case ast.AnnAssign(target=ast.Name(id=key)), ast.Expr(value=ast.Constant(value=str(text))):
                 lines.append(f"  --{key}={metavar(KINDS[key])}  (default: {shown(getattr(defaults, key))})")
                 lines += textwrap.wrap(" ".join(text.split()), 112, initial_indent=" " * 6, subsequent_indent=" " * 6)
     return "\n".join(lines)

@@ -268,8 +268,8 @@ class Rung:
     only_twin: bool = False
 
 
-_THREE = {"n_shards": lambda ranks: ranks, "ranks": 3, "micro_batches": 2}
-_MIXED = {"n_shards": lambda ranks: ranks // 2, "ranks": 4, "micro_batches": 3, "only_twin": True}
+_THREE: dict[str, Any] = {"n_shards": lambda ranks: ranks, "ranks": 3, "micro_batches": 2}
+_MIXED: dict[str, Any] = {"n_shards": lambda ranks: ranks // 2, "ranks": 4, "micro_batches": 3, "only_twin": True}
 RUNGS = {
     rung.name: rung
     for rung in (

@@ -45,7 +45,7 @@ class AllGatherExtension:
                 other than padded rows are sent: the ranks would send different sizes (torch's type).
         """
         p, info = self._param, self._param.mesh_info
-        mesh = info.mesh if info.mesh.ndim == 1 else info.mesh[info.mesh.mesh_dim_names[-1]]
+        mesh = info.mesh if info.mesh.ndim == 1 else info.mesh[(info.mesh.mesh_dim_names or ())[-1]]
         n_arguments = len(inspect.signature(shard.fsdp_pre_all_gather).parameters)
         if n_arguments not in (1, 5):  # 1: the mesh alone, the first version of the protocol
             raise AssertionError(

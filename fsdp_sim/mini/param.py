@@ -75,6 +75,8 @@ class FSDPParam:
         NotImplementedError: not contiguous.
     """
 
+    _unsharded_param: nn.Parameter
+
     def __init__(
         self,
         param: nn.Parameter,

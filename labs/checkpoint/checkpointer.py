@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import functools
 import os
 import shutil
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import msgspec
 import safetensors.torch
@@ -245,7 +246,9 @@ class Checkpointer:
         """Rank 0's part. Once the checkpoint has its name it is good, so what fails later is only said."""
         point("before-manifest", step)
         files[folders.PROGRESS] = write_file(partial / folders.PROGRESS, [progress])
-        manifest = Manifest(step=step, format=self.format, world_size=self.world_size, files=files)
+        manifest = Manifest(
+            step=step, format=cast(Literal["sharded", "full"], self.format), world_size=self.world_size, files=files
+        )
         write_file(partial / MANIFEST, [manifest.encode()])
         point("before-rename", step)
         final = folders.commit(partial, step)
@@ -285,7 +288,7 @@ class Checkpointer:
                 continue
             manifest, wrong = self._verify(path)
             if manifest and not wrong:
-                progress, why = self._on_rank_0(lambda path=path: self._progress(path))
+                progress, why = self._on_rank_0(functools.partial(self._progress, path))
                 found = Found(path, manifest.step, progress, manifest.format, manifest.world_size)
                 if not why:
                     return found

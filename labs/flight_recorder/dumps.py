@@ -99,7 +99,7 @@ def _unpickled(data: bytes) -> Any:
     steps = 0
     for opcode, argument, _ in pickletools.genops(data):  # raises where a text is longer than the file
         steps += 1
-        if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and argument > len(data):
+        if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and int(argument or 0) > len(data):
             raise ValueError(
                 f"it keeps something under the number {argument:,} and has {len(data):,} bytes; do not open it"
             )
