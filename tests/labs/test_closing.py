@@ -91,7 +91,8 @@ class TestReport:
     def test_memory_is_of_every_rank(self, plain):
         found = report(plain)["memory"]
         assert len(found) == 2
-        assert all(2**27 < peak < 2**34 and 0 < now <= peak for peak, now in found)  # bytes: torch alone takes more
+        assert all(2**27 < peak < 2**34 and 0 < now <= peak for peak, now, _ in found)  # bytes: torch alone takes more
+        assert [workspace for _, _, workspace in found] == [0, 0]  # cuBLAS's, on GPUs
 
     def test_of_a_run_that_went_on(self, start, plain):
         job = start("--steps=2")
