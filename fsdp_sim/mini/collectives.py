@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.distributed import ProcessGroup
 
@@ -31,14 +32,14 @@ from fsdp_sim.timeline import RECORDER, Lane, Memory, Op
 
 def all_gather_single(output: torch.Tensor, own: torch.Tensor, group: ProcessGroup, async_op: bool = False) -> Any:
     """``output`` (W * n), ``own`` (n)."""
-    return versions.ALL_GATHER(output, own, group=group, async_op=async_op)
+    return getattr(dist, versions.ALL_GATHER)(output, own, group=group, async_op=async_op)
 
 
 def reduce_scatter_single(
     output: torch.Tensor, whole: torch.Tensor, op: Any, group: ProcessGroup, async_op: bool
 ) -> Any:
     """``output`` (n), ``whole`` (W * n)."""
-    return versions.REDUCE_SCATTER(output, whole, op=op, group=group, async_op=async_op)
+    return getattr(dist, versions.REDUCE_SCATTER)(output, whole, op=op, group=group, async_op=async_op)
 
 
 @dataclass(frozen=True)

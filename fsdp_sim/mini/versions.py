@@ -6,7 +6,6 @@ Each says what changed and where that stands in torch; the program tests compare
 from __future__ import annotations
 
 import torch
-import torch.distributed as dist
 
 TORCH = tuple(int(number) for number in torch.__version__.split(".")[:2])
 
@@ -34,7 +33,8 @@ HOOKED_OUTLIVES_ITS_HOOK = TORCH >= (2, 15)
 `AllReduceState`."""
 
 ALL_GATHER, REDUCE_SCATTER = (
-    (dist.all_gather_single, dist.reduce_scatter_single)
+    ("all_gather_single", "reduce_scatter_single")
     if TORCH >= (2, 13)  # renamed; the old names still work there, and warn
-    else (dist.all_gather_into_tensor, dist.reduce_scatter_tensor)
+    else ("all_gather_into_tensor", "reduce_scatter_tensor")
 )
+"""The names in torch.distributed of the collectives of single tensors."""
