@@ -247,7 +247,7 @@ from fsdp_sim.learn.exercises.wrapping import size_based_units as size_files
 thresholds = (500_000, 1_000_000, 5_000_000, 100_000_000)
 tree = size_files.gpt(768)
 module = size_files.module_of(tree)
-names = {f"{n:,}": wrap_names(module, n) for n in thresholds}
+names = {f"{n:,}": size_files.units_by_size(module, n) for n in thresholds}
 assert [len(of) for of in names.values()] == [49, 37, 13, 0]
 assert {name.rsplit(".", 1)[-1] for name in names["1,000,000"]} == {"embedding", "qkv", "up", "down"}
 cuts(module, names, "A threshold of a million makes units of single layers")
@@ -263,7 +263,8 @@ cuts(module, names, "A threshold of a million makes units of single layers")
 counted = {n: checked.use(tree, n) for n in thresholds}
 assert all(counted[n]["units"] == len(names[f"{n:,}"]) for n in thresholds)
 by_width = {
-    f"width {64 * n}": wrap_names(size_files.module_of(size_files.gpt(64 * n)), 1_000_000) for n in (6, 9, 12, 16)
+    f"width {64 * n}": size_files.units_by_size(size_files.module_of(size_files.gpt(64 * n)), 1_000_000)
+    for n in (6, 9, 12, 16)
 }
 print("units at a million, by width:", {name: len(units) for name, units in by_width.items()})
 table = tuple((f"{n:,}", f"{found['units']}", f"{found['root']:,}") for n, found in counted.items())

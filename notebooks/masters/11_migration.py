@@ -45,12 +45,13 @@ from labs.lab import ddp_to_fsdp2
 
 # %%
 new = [line for line in ddp_to_fsdp2.changed_lines() if line.startswith("+") and not line.startswith(("+++", '+"'))]
-assert len(new) == 7
+assert len(new) == 9
 ddp_to_fsdp2.diff()
 
 # %% [markdown] covers=["coverage 000.23", "coverage 004.41", "coverage 004.55", "misconception 4.60"]
-# Seven: imports, a loop over the blocks and a call for the rest, `full_tensor()`, and how weights are saved. (The norm
-# is a DTensor; in torch 2.13 it is the same on all ranks already, and `full_tensor()` makes a plain tensor of it.)
+# Nine: imports, a mesh that says on what the ranks compute, a loop over the blocks and a call for the rest,
+# `full_tensor()`, and how weights are saved. (The norm is a DTensor; in torch 2.13 it is the same on all ranks already,
+# and `full_tensor()` makes a plain tensor of it.)
 # "Everything else stays exactly the same" is nearly true *of this loop*. The checklist is what to look at in yours.
 #
 # Data stays: FSDP is data parallelism, each rank takes its own rows. The learning rate stays: gradients are averaged
@@ -781,7 +782,7 @@ assert max(took_s) < 10
 # %% [markdown]
 # ## What you have seen
 #
-# - Seven lines take a DDP loop to `fully_shard`; the optimizer comes after, and all ranks take part in a save.
+# - Nine lines take a DDP loop to `fully_shard`; the optimizer comes after, and all ranks take part in a save.
 # - FSDP1's arguments became a loop, a mesh, policies and setters. Most old lines raise; the others are the dangerous
 #   ones.
 # - Each knob was one change in time and memory; offload is the last one to turn.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy
 
 from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
 from fsdp_sim.learn.judges import Numbers
@@ -40,9 +42,14 @@ def size_based_units(model, min_params):
 def wrapped(model: dict[str, Any], min_params: int) -> dict[str, int]:
     """By torch's policy, on a module with these parameters."""
     module = module_of(model)
-    names = wrap_names(module, min_params)
+    names = units_by_size(module, min_params)
     of_units = {param for name in names for param in module.get_submodule(name).parameters()}
     return {"root": sum(p.numel() for p in module.parameters() if p not in of_units), "units": len(names)}
+
+
+def units_by_size(module: nn.Module, min_params: int) -> list[str]:
+    """The names of the units that torch's policy makes."""
+    return wrap_names(module, functools.partial(size_based_auto_wrap_policy, min_num_params=min_params))
 
 
 def module_of(tree: Any) -> nn.Module:
