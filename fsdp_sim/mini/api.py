@@ -12,6 +12,7 @@ its own and `FSDPModule`. Nothing is wrapped, so parameter names, and with them 
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any, NoReturn, cast
 
@@ -20,7 +21,6 @@ from torch import nn
 from torch.distributed._composable.contract import REGISTRY_KEY, RegistryItem
 from torch.distributed.device_mesh import DeviceMesh, _get_device_handle
 from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy
-from typing_extensions import deprecated
 
 from fsdp_sim.mini.accumulation import AccumulationMethods
 from fsdp_sim.mini.group import FSDPParamGroup
@@ -163,9 +163,9 @@ class FSDPModule(PrefetchMethods, AccumulationMethods):
         """Divide the summed gradients of this module's group by ``factor`` instead of the number of ranks."""
         self._set_on_groups(False, gradient_divide_factor=factor)
 
-    @deprecated("Use `set_gradient_divide_factor` instead")
     def set_reduce_scatter_divide_factor(self, factor: float) -> None:
         """The name of `set_gradient_divide_factor` in torch 2.5; deprecated."""
+        warnings.warn("Use `set_gradient_divide_factor` instead", DeprecationWarning, stacklevel=2)
         self.set_gradient_divide_factor(factor)
 
     def set_force_sum_reduction_for_comms(self, enable: bool) -> None:
