@@ -110,13 +110,13 @@ def outside_functorch(method: Callable[..., Any]) -> Callable[..., Any]:
     """Run a method outside of the transforms of `torch.func`, see [Note: torch.func]."""
 
     @functools.wraps(method)
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def without_functorch(*args: Any, **kwargs: Any) -> Any:
         if not torch._C._are_functorch_transforms_active():
             return method(*args, **kwargs)
         with torch._C._DisableFuncTorch():
             return method(*args, **kwargs)
 
-    return run
+    return without_functorch
 
 
 def grad_tensors(tree: Any) -> list[torch.Tensor]:

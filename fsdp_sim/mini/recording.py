@@ -67,8 +67,10 @@ def segments(group: FSDPParamGroup, module_fqns: list[str]) -> tuple[str, str]:
     prefixes = tuple(f"{fqn}." if fqn else "" for fqn in own)
     if not any(name not in own and name.startswith(prefixes) for name in module_fqns):
         return group.unit, group.unit
-    prefix = f"{group._module_fqn}." if group._module_fqn else ""
-    return f"{prefix}embed", f"{prefix}head"
+    if group._module_fqn:
+        return f"{group._module_fqn}.embed", f"{group._module_fqn}.head"
+    first, last = (f"root.{word}" if word in module_fqns else word for word in ("embed", "head"))  # a unit is called so
+    return first, last
 
 
 # Memory

@@ -118,8 +118,8 @@ def test_ctrl_c_leaves_no_rank_and_no_file(tmp_path):
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=30)
 
-    assert process.returncode == 1
-    assert "Aborted!" in output
+    assert process.returncode == 130
+    assert "Interrupted." in output
     assert "Traceback" not in output
     assert not (tmp_path / "stopped.toml").exists()
     assert psutil.wait_procs(started, timeout=10)[1] == []

@@ -146,4 +146,4 @@ def test_ctrl_c_ends_it_without_a_traceback(tmp_path):
         _, said = process.communicate(timeout=60)
 
     assert "Traceback" not in said
-    assert process.returncode == 1
+    assert process.returncode == 130

@@ -143,6 +143,7 @@ def nbgrader(folder: Path, *command: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.tail  # needs nbgrader, which make test-all installs
 def test_each_gets_the_points_of_what_is_right(course: Path) -> None:
     rows = csv.DictReader((course / "grades.csv").read_text().splitlines())
     points = {row["student_id"]: (float(row["score"]), float(row["max_score"])) for row in rows}
@@ -154,6 +155,7 @@ def test_each_gets_the_points_of_what_is_right(course: Path) -> None:
     }
 
 
+@pytest.mark.tail
 def test_each_is_told_what_check_would_say(course: Path) -> None:
     def feedback(learner: str) -> str:
         return re.sub(r"<[^>]+>", "", (course / "feedback" / learner / NAME / f"{NAME}.html").read_text())
@@ -165,6 +167,7 @@ def test_each_is_told_what_check_would_say(course: Path) -> None:
     assert "all right" not in feedback("malicious")
 
 
+@pytest.mark.tail
 def test_what_was_handed_in_is_as_it_was(course: Path) -> None:
     submitted = course / "submitted" / "right" / NAME / f"{NAME}.ipynb"
     notebook = nbformat.read(submitted, as_version=nbformat.NO_CONVERT)
