@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import sys
 import threading
 import time
 from functools import cache
@@ -67,6 +68,7 @@ _limited_by: list[int] = []  # the thread that asked for a full disk
 
 
 def _limit_files() -> None:
+    sys.dont_write_bytecode = True  # else a compiled module that is cut short would be loaded ever after
     _limited_by.append(threading.get_ident())
     resource.setrlimit(resource.RLIMIT_FSIZE, (FULL_BYTES, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 

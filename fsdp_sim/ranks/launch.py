@@ -49,7 +49,15 @@ def start_server() -> None:
         return
     with _environ(environ_for("cpu")):
         _context.set_forkserver_preload(PRELOAD)
-        forkserver.ensure_running()
+        try:
+            forkserver.ensure_running()
+        except OSError as error:
+            if "too long" not in str(error):
+                raise
+            raise OSError(
+                f"TMPDIR={tempfile.gettempdir()} is too long for the sockets of ranks, whose paths may have some 107 "
+                "characters: name a shorter folder, as in TMPDIR=/tmp"
+            ) from error
 
 
 @contextlib.contextmanager

@@ -55,6 +55,7 @@ def confine(limits: Limits, world_size: int) -> None:
     """Set the kernel's limits for this process, and for what it starts."""
     resource.setrlimit(resource.RLIMIT_CPU, (limits.cpu_s, limits.cpu_s + 1))
     resource.setrlimit(resource.RLIMIT_DATA, (limits.memory_bytes, limits.memory_bytes))
+    sys.dont_write_bytecode = True  # else a compiled module that is cut short would be loaded ever after
     resource.setrlimit(resource.RLIMIT_FSIZE, (limits.file_bytes, limits.file_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if limits.user is not None:  # whose tasks are all of this call; of other users the kernel would count every program

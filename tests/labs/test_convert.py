@@ -55,7 +55,7 @@ def test_a_disk_that_does_not_take_it(
         "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)); import signal; "
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); from labs.convert import main; sys.exit(main(sys.argv[1:]))"
     )
-    command = [sys.executable, "-c", limited, str(theirs), str(tmp_path / "mine"), "--to=full"]
+    command = [sys.executable, "-B", "-c", limited, str(theirs), str(tmp_path / "mine"), "--to=full"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert f"labs.convert: {tmp_path / 'mine'} could not be written: " in done.stderr

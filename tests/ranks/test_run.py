@@ -210,7 +210,10 @@ INTERRUPTED = """
 """
 
 
-def test_interrupts_at_any_moment_and_pressed_twice_leave_no_rank_and_no_folder(tmp_path: Path) -> None:
+def test_interrupts_at_any_moment_and_pressed_twice_leave_no_rank_and_no_folder(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    tmp_path = tmp_path_factory.mktemp("t")  # short: the server's socket lies below
     (tmp_path / "tmp").mkdir()
     command = [sys.executable, "-c", textwrap.dedent(INTERRUPTED), str(tmp_path)]
     env = os.environ | {"TMPDIR": str(tmp_path / "tmp")}
@@ -232,6 +235,14 @@ def test_interrupts_at_any_moment_and_pressed_twice_leave_no_rank_and_no_folder(
     assert process.returncode == 0
     assert not list((tmp_path / "tmp").glob("fsdp_sim-*"))
     assert wait_for(lambda: all_gone(family), 5.0)
+
+
+def test_a_folder_for_sockets_with_too_long_a_path_is_named(tmp_path: Path) -> None:
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    command = [sys.executable, "-c", "import fsdp_sim.ranks"]
+    done = subprocess.run(command, env=os.environ | {"TMPDIR": str(long)}, stderr=subprocess.PIPE, text=True)
+    assert done.stderr.splitlines()[-1].startswith(f"OSError: TMPDIR={long} is too long")
 
 
 def test_a_call_that_cannot_start_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -259,11 +259,13 @@ class TestDiskTrouble:
     def test_one_rank_with_a_full_disk_fails_the_save_on_all_and_nothing_else(self, tmp_path):
         def fn():
             import resource
+            import sys
 
             import torch.distributed as dist
 
             checkpointer = make(tmp_path)
             save(checkpointer, 1)
+            sys.dont_write_bytecode = True  # a compiled module that the limit cuts short would stay
             hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
             told = []
             for asynchronous in (False, True):

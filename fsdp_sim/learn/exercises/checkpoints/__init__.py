@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import resource
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -49,6 +50,7 @@ class Disk(FileSystemWriter):
         """Write this rank's file."""
         before = resource.getrlimit(resource.RLIMIT_FSIZE)
         if self.full:
+            sys.dont_write_bytecode = True  # else a compiled module that is cut short would be loaded ever after
             resource.setrlimit(resource.RLIMIT_FSIZE, (FULL_BYTES, before[1]))
         try:
             return super().write_data(*args, **kwargs)
