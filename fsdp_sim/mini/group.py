@@ -361,12 +361,14 @@ class FSDPParamGroup:
         self._drop_all_gather()
         self._wait_for_post_backward()
         for p in self.fsdp_params:
-            accumulation.add_to_accumulated_grad(p)
+            p.take_unsharded_grad()
+            if versions.RESET_DROPS_SHARDED_GRADS:
+                p.sharded_param.grad = None
+        accumulation.cast_wider_grads(self.fsdp_params)
         self.comm_ctx.wait_all_gather_streams_on_event(self._reshard_after_forward_event)
         self._reshard_after_forward_event = self._partial_reduce_output = None
         self._post_forward_indices.clear()
         self._training_state = TrainingState.IDLE
-        accumulation.take_unsharded_grads(self)
         self._to_sharded()
 
     def __repr__(self) -> str:

@@ -32,6 +32,9 @@ HOOKED_OUTLIVES_ITS_HOOK = TORCH >= (2, 15)
 """O is held until the user's all-reduce hook has ended on its stream, as it is for an all-reduce. Source:
 `AllReduceState`."""
 
+RESET_DROPS_SHARDED_GRADS = TORCH >= (2, 15)
+"""`reset_iter_state` forgets the gradients of sharded parameters too. Source: `FSDPParamGroup._reset_iter_state`."""
+
 ALL_GATHER, REDUCE_SCATTER = (
     ("all_gather_single", "reduce_scatter_single")
     if TORCH >= (2, 13)  # renamed; the old names still work there, and warn

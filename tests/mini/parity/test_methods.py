@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from fsdp_sim.mini import versions
 from tests.mini.models import Collectives, Matrix, Toy, assert_same_grads, assert_same_params, my_part, shard, twin
 from tests.mini.parity.tools import (
     events,
@@ -303,6 +304,18 @@ def test_after_an_exception_a_reset_makes_the_next_step_right(ranks, impl, where
         return result[0]
 
     assert ranks(2, run) == ["KeyError"] * 2
+
+
+@pytest.mark.usefixtures("since_torch_2_13")
+def test_a_reset_keeps_the_gradients_of_earlier_steps_until_torch_2_15(ranks, impl):
+    def run():
+        model, _ = sharded_toy(impl)
+        square_loss(model(torch.randn(2, 4))).backward()
+        model.reset_iter_state()
+        return [p.grad is None for p in model.parameters()]
+
+    dropped = versions.RESET_DROPS_SHARDED_GRADS
+    assert all(gone == dropped for rank in ranks(2, run) for gone in rank)
 
 
 @pytest.mark.usefixtures("since_torch_2_13")
