@@ -132,10 +132,10 @@ WHAT = {
 }
 NAMES = list(WHAT)
 CLIMBS = [NAMES[i : i + 3] for i in range(0, len(NAMES), 3)]
-LATER = [pytest.param(names, marks=[pytest.mark.slow, pytest.mark.tail]) for names in CLIMBS[1:]]
 
 
-@pytest.mark.parametrize("names", [CLIMBS[0], *LATER], ids=", ".join)
+@pytest.mark.tail
+@pytest.mark.parametrize("names", CLIMBS, ids=", ".join)
 def test_a_fault_in_the_mini_shows_on_a_rung(names: list[str]) -> None:
     faults = seeded()
     broken = {WHAT[name][0]: Fault(name, (), faults[name]) for name in names}

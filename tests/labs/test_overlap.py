@@ -9,6 +9,7 @@ from fsdp_sim.ranks import Network
 from fsdp_sim.timeline import Lane, Memory, Op
 from fsdp_sim.timeline.analysis import exposed_comm_s, median_step, step_time_s
 from labs.overlap import Experiment, Pieces, hideable_s, same_order, training_only
+from tests.some import some
 
 SMALL = Experiment(batch=8, seq_len=32, network=Network(bandwidth_gbps=0.5, latency_us=100))
 
@@ -23,7 +24,7 @@ def test_the_units_are_the_root_and_the_blocks() -> None:
     assert SMALL.units[0].segments == ("embed", ..., "head")
 
 
-@pytest.mark.parametrize("depth", [None, 1, 2])
+@pytest.mark.parametrize("depth", some([1, None, 2], first=1))
 def test_every_rank_issues_what_the_program_says_in_its_order(pieces: Pieces, depth: int | None) -> None:
     predicted = SMALL.predict(pieces, forward_prefetch=depth)
     results = SMALL.run(4, forward_prefetch=depth, progress=False)

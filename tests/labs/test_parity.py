@@ -10,6 +10,7 @@ from labs.data import load_corpus, local_batch
 from labs.gpt import GPTConfig
 from labs.models import build
 from labs.pieces import make_optimizer, mean_over_ranks, shard, train_step
+from tests.some import some
 
 STEPS, BATCH, SEQ_LEN = 20, 12, 32
 CONFIG = GPTConfig.preset("teaching", n_layer=3)
@@ -31,7 +32,7 @@ def plain() -> torch.Tensor:
     return losses_of(build(CONFIG), rank=0, world_size=1)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", some([3, 2, 1, 4], first=1))
 def test_twenty_adamw_steps_have_the_same_losses(plain: torch.Tensor, world_size: int) -> None:
     def train() -> torch.Tensor:
         model = shard(build(CONFIG), fully_shard)

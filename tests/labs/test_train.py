@@ -50,6 +50,7 @@ def plain_losses():
 
 
 class TestTorchrun:
+    @pytest.mark.tail
     def test_two_ranks_have_the_losses_of_one_process(self, tmp_path, plain_losses):
         metrics = tmp_path / "losses.jsonl"
         config = ["--config", "labs/configs/teaching.toml", f"--metrics={metrics}", "--device=cpu"]

@@ -46,6 +46,7 @@ def test_the_prediction_is_what_is_counted(result):
     assert all(abs(error) < 0.05 for error in errors.values()), errors
 
 
+@pytest.mark.tail  # tests/labs/memory looks at the parts
 def test_a_step_counted_by_purpose_has_the_same_peak(asked, result):
     setting = asked["2 ranks"]
     step = counted_step(setting)

@@ -31,6 +31,7 @@ def in_the_step(timeline):
     return {category: n_bytes[there - 1 :] for category, n_bytes in timeline.live_bytes(RANK)[1].items()}
 
 
+@pytest.mark.tail
 class TestOfRealRanks:
     """The calls are those of the CPU ranks, cut to what a GPU's allocator sees: see `tests.labs.memory.steps`."""
 
