@@ -55,7 +55,7 @@ WIRE = (Op.ALL_GATHER, Op.REDUCE_SCATTER)
 ALIKE = TrainConfig(reshard_after_forward=True, forward_prefetch=1)
 """Of all policies: every unit is freed after forward, so that all move the same bytes, and the next is prefetched."""
 
-WARM_UP_STEPS, TIMED_STEPS = 2, 5
+WARM_UP_STEPS, TIMED_STEPS = 2, 3
 SLOW = Network(bandwidth_gbps=0.32, latency_us=2000)
 CLUSTER = Cluster("a100", gpus=16, inter="IB HDR x1")
 

@@ -30,6 +30,7 @@ def measured(tmp_path_factory):
     return json.loads(done.stdout), path
 
 
+@pytest.mark.tail
 def test_the_file_makes_the_cluster_that_was_measured(measured):
     found, path = measured
     cluster = Cluster.from_file(path)
@@ -42,6 +43,7 @@ def test_the_file_makes_the_cluster_that_was_measured(measured):
         assert predicted == pytest.approx(row["fitted_s"], rel=1e-6)
 
 
+@pytest.mark.tail
 def test_the_fit_is_near_what_was_measured_and_says_how_near(measured):
     found, _ = measured
     rows = found["collectives"]
@@ -53,6 +55,7 @@ def test_the_fit_is_near_what_was_measured_and_says_how_near(measured):
     assert found["collective_error"]["median_abs"] < 1.0  # a factor of two, on a machine that does other things too
 
 
+@pytest.mark.tail
 def test_the_file_has_the_rates_that_training_reached(measured):
     found, path = measured
     part = Cluster.from_file(path).gpu
@@ -66,6 +69,7 @@ def test_the_file_has_the_rates_that_training_reached(measured):
     assert found["sharded_error"]["n"] == len(found["sharded"]) > 1
 
 
+@pytest.mark.tail
 def test_nothing_of_this_very_machine_is_written(measured):
     _, path = measured
     text = path.read_text()

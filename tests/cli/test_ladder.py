@@ -13,6 +13,7 @@ from fsdp_sim.cli.main import main
 LADDER = [sys.executable, "-m", "fsdp_sim.cli.main", "ladder"]
 
 
+@pytest.mark.tail
 def test_rungs_that_agree_are_a_table_and_exit_status_0() -> None:
     done = CliRunner().invoke(main, ["ladder", "--rungs", "torch-ddp,mini-ddp", "--steps", "1"])
 

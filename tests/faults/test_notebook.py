@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from tests.faults.agents import ROOT
+from tests.some import some
 
 CELL = """
 from labs.notebook import torchrun
@@ -42,7 +43,7 @@ def kernel(tmp_path, monkeypatch):
         left.kill()
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("how", some([signal.SIGKILL, signal.SIGINT], first=1))
 def test_nothing_is_left_behind(kernel, tmp_path, how):
     started = ranks_and_launcher(tmp_path / "run")
     assert len(started) == 3  # torchrun and two ranks

@@ -112,6 +112,7 @@ def test_where_it_has_no_words_of_its_own_the_end_is_told():
     assert what_it_said("x" * 9000) == "x" * 500
 
 
+@pytest.mark.tail
 def test_a_bar_leaves_nothing_and_without_a_step_there_is_none(monkeypatch):
     """What a notebook would keep, as a terminal shows it: a carriage return takes back the line."""
     terminal = io.StringIO()

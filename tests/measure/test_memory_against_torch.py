@@ -24,6 +24,7 @@ from fsdp_sim.spec import Model, Plan
 from fsdp_sim.timeline import Memory
 from tests.measure.llama import Llama
 from tests.measure.mem_tracker import WORLD_SIZE, FusedNorm, gpt_of, peak_by_the_rules, tokens_of, tracked, with_layers
+from tests.some import some
 
 BF16 = {"param_dtype": "bf16", "reduce_dtype": "fp32"}
 
@@ -83,7 +84,7 @@ def rules_say(case: Case, work: Workload) -> dict[Memory, int]:
     return peak_by_the_rules(build(work.units, case.plan, WORLD_SIZE), work)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", some(CASES, first=4), ids=str)
 def test_a_traced_module_has_the_peak_of_torch(case: Case) -> None:
     assert sum(rules_say(case, traced(case)).values()) == pytest.approx(torch_says(case)["Total"], rel=0.001)
 

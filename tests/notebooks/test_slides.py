@@ -25,6 +25,7 @@ from notebooks.masters.slides import chapters, figures, page, pdf, words
 from notebooks.masters.slides import plans as of_plans
 from notebooks.masters.slides.__main__ import chosen, main, make
 from notebooks.masters.slides.deck import Deck, Slide
+from tests.some import some
 
 CHAPTERS, PLAN = ["00_start_here", "05_overlap"], "45-minutes"
 FETCHED = re.compile(r"""<(?:script|img|link|iframe|source|video)\b[^>]*?\b(?:src|href)=["'](?:https?:)?//""")
@@ -389,7 +390,7 @@ needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (De
 
 @pytest.mark.browser
 @needs_chromium
-@pytest.mark.parametrize("name", ["05_overlap", PLAN])
+@pytest.mark.parametrize("name", some([PLAN, "05_overlap"], first=1))
 def test_nothing_is_cut_or_tiny_and_figures_fill_the_slide(
     written: tuple[Path, dict[str, Deck]], browser: Any, name: str
 ) -> None:
@@ -431,6 +432,7 @@ def test_key_s_opens_the_notes_of_the_slide(written: tuple[Path, dict[str, Deck]
     tab.close()
 
 
+@pytest.mark.tail
 @pytest.mark.browser
 @needs_chromium
 def test_a_deck_is_printed_a_page_for_each_slide(written: tuple[Path, dict[str, Deck]], tmp_path: Path) -> None:

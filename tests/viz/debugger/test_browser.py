@@ -41,19 +41,17 @@ def execute(path: Path, **environ: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """JupyterLab over three notebooks, on loopback with a token; gives an address with a place for a name."""
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
+    """JupyterLab over three notebooks, on loopback with a token; gives their folder, and an address for a name."""
     home = tmp_path_factory.mktemp("lab")
     for name in ("live", "kept", "saved"):
         notebook(home / f"{name}.ipynb")
-    execute(home / "kept.ipynb")
-    execute(home / "saved.ipynb", FSDP_SIM_PNG="1")
     with start_lab(home, "{}") as address:
-        yield address
+        yield home, address
 
 
 @pytest.fixture
-def opened(lab: str) -> Iterator[Callable[[str], Any]]:
+def opened(lab: tuple[Path, str]) -> Iterator[Callable[[str], Any]]:
     """Opens a notebook and waits for its kernel."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     with sync_api.sync_playwright() as playwright:
@@ -63,7 +61,7 @@ def opened(lab: str) -> Iterator[Callable[[str], Any]]:
             page = browser.new_page(viewport={"width": 1280, "height": 3000})
             page.complaints = []
             page.on("console", lambda message: page.complaints.append(message.text) if message.type == "error" else 0)
-            page.goto(lab.format(name))
+            page.goto(lab[1].format(name))
             page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=120_000)
             page.wait_for_timeout(2000)
             if page.locator(".jp-Dialog .jp-mod-accept").count():
@@ -112,7 +110,9 @@ def test_arrow_keys_step_forwards_and_backwards(opened: Callable[[str], Any]) ->
     assert [text for text in page.complaints if "favicon" not in text] == []
 
 
-def test_kept_with_its_widget_the_tables_can_still_be_read(opened: Callable[[str], Any]) -> None:
+@pytest.mark.tail
+def test_kept_with_its_widget_the_tables_can_still_be_read(lab: tuple[Path, str], opened: Callable[[str], Any]) -> None:
+    execute(lab[0] / "kept.ipynb")
     page = opened("kept")
     assert page.get_by_text("Run this cell to step through the run").is_visible()
     page.get_by_text("The telling moments as tables").click()
@@ -120,7 +120,11 @@ def test_kept_with_its_widget_the_tables_can_still_be_read(opened: Callable[[str
     assert page.locator(".jp-RenderedHTML code", has_text="loss.backward()").first.is_visible()
 
 
-def test_saved_for_readers_it_has_no_widget_that_could_fail(opened: Callable[[str], Any]) -> None:
+@pytest.mark.tail
+def test_saved_for_readers_it_has_no_widget_that_could_fail(
+    lab: tuple[Path, str], opened: Callable[[str], Any]
+) -> None:
+    execute(lab[0] / "saved.ipynb", FSDP_SIM_PNG="1")
     page = opened("saved")
     assert page.get_by_text("The most memory alive").is_visible()
     assert "model not found" not in page.content()

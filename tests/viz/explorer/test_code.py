@@ -12,6 +12,7 @@ import pytest
 from fsdp_sim.viz.explorer.code import python_code, torchrun_command
 from fsdp_sim.viz.explorer.state import State
 from fsdp_sim.viz.explorer.torch_code import torch_code
+from tests.some import some
 from tests.warm import ADDRESS, CLIENT
 
 TINY = "n_layer=3 d_model=32 heads=4 d_ffn=64 vocab=96 gpu=cpu gpus=2 seq_len=16 micro_batch=2"
@@ -67,7 +68,7 @@ def test_the_python_of_a_cluster_file_reads_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", PLANS)
+@pytest.mark.parametrize("words", some(PLANS, first=4))
 def test_the_torch_code_trains_under_its_torchrun_command(words: str, tmp_path: Path, warm_server: str) -> None:
     asked = state(words)
     (tmp_path / "train.py").write_text(torch_code(asked))
