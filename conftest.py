@@ -74,9 +74,8 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, None, None]:
         patch.delenv("OMP_NUM_THREADS", raising=False)
         patch.setenv("FSDP_SIM_SEED", "0")
         patch.setenv("FSDP_SIM_PROGRESS", str(_folder(item.config) / f"{item.path.parent.name}-{item.path.stem}.json"))
-        if item.path.name.startswith("lab_"):
-            for name, value in _warm(item.config).items():
-                patch.setenv(name, value)
+        for name, value in _warm(item.config).items():
+            patch.setenv(name, value)
         return (yield)
 
 
@@ -90,13 +89,13 @@ def _folder(config: pytest.Config) -> Path:
 
 
 def _warm(config: pytest.Config) -> dict[str, str]:
-    """For a kernel in which `labs.trained` starts torchrun's agent and its ranks by a fork, see `tests.warm`."""
+    """For a kernel in which torchrun's agent and its ranks start by a fork, see `tests.warm`."""
     from tests.warm import ADDRESS, CLIENT, serving
 
     if WARM not in config.stash:
         startup = _folder(config) / "profile_default" / "startup"
         startup.mkdir(parents=True)
-        (startup / "warm.py").write_text(f"from labs import trained\n\ntrained.TIED = {CLIENT!r}\n")
+        (startup / "warm.py").write_text(f"from labs import notebook\n\nnotebook.TIED = {CLIENT!r}\n")
         stack = ExitStack()
         config.add_cleanup(stack.close)
         config.stash[WARM] = {
