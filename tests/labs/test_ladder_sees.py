@@ -39,11 +39,6 @@ def seeded() -> dict[str, Callable[[Replicas], None]]:
         divide = group.gradient_division
         group.gradient_division = lambda *a, **k: divide(*a, **k)._replace(reduce_scatter_op=ReduceOp.SUM)
 
-    def inputs_kept(_: Replicas) -> None:
-        from fsdp_sim.mini.streams import FSDPCommContext
-
-        FSDPCommContext.wait_for_reduce_scatters = lambda self, keep, fqn: -1  # type: ignore[method-assign]
-
     def accumulation_overwritten(_: Replicas) -> None:
         from fsdp_sim.mini import collectives
 
@@ -105,9 +100,10 @@ def seeded() -> dict[str, Callable[[Replicas], None]]:
         FSDPParamGroup.lazy_init = wrong  # type: ignore[method-assign]
 
     def gathered_in_float32(_: Replicas) -> None:
-        from fsdp_sim.mini import param
+        from fsdp_sim.mini import param, state
 
         param.mixed_dtypes = lambda policy, dtype: (None, policy.reduce_dtype)
+        state.cast_forward_inputs = lambda policy, args, kwargs: (args, kwargs)
 
     def all_reduced_every_time(rung: Replicas) -> None:
         rung.begin_micro_batch = lambda last: None  # type: ignore[method-assign]
@@ -125,7 +121,6 @@ WHAT = {
     "not_divided": ("mini-fsdp", "gradient"),
     "offloaded_gradient_lost": ("mini-3", "gradient"),
     "gathered_in_float32": ("mini-bf16", "loss"),
-    "inputs_kept": ("mini-fsdp", "memory"),
     "stale_shards_gathered": ("mini-3", "loss"),
     "all_reduced_every_time": ("mini-bf16", "collectives"),
     "no_prefetch": ("mini-fsdp", "collectives"),
