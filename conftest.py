@@ -11,6 +11,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -53,16 +54,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     The two editions of a notebook differ in the exercises alone: `make test` runs the one that has them solved.
     """
 
-    def place(item: pytest.Item, places: Sequence[str]) -> int:
-        return next((n for n, one in enumerate(places) if item.path.is_relative_to(ROOT / one)), len(places))
+    @cache  # of thousands of items there are hundreds of files
+    def place(path: Path, places: Sequence[str]) -> int:
+        return next((n for n, one in enumerate(places) if path.is_relative_to(ROOT / one)), len(places))
 
     for item in items:
         starts = STARTS & set(getattr(item, "fixturenames", ()))
-        if starts or (place(item, SLOW) < len(SLOW) and place(item, QUICK) == len(QUICK)):
+        if starts or (place(item.path, SLOW) < len(SLOW) and place(item.path, QUICK) == len(QUICK)):
             item.add_marker("slow")
         if item.path.suffix == ".ipynb" and (item.path.parent / "solutions" / item.path.name).exists():
             item.add_marker("tail")
-    items.sort(key=lambda item: place(item, LONGEST))
+    items.sort(key=lambda item: place(item.path, LONGEST))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
