@@ -134,9 +134,9 @@ def train(impl: ModuleType, seed: int) -> Seen:
                 set_accumulation(accumulation, partly, model, number == micro_batches - 1)
                 generator = torch.Generator().manual_seed(1000 * step + 10 * number + dist.get_rank())
                 x = torch.randn(6, 4, generator=generator).requires_grad_(input_needs_grad)
-                forward_backward(model, x, number, seen)
-                seen.append(("input's gradient", x.grad))
                 whole = accumulation != "is_last_backward" or number == micro_batches - 1  # until then nobody may look
+                forward_backward(model, x, number, seen, whole)
+                seen.append(("input's gradient", x.grad))
                 seen += [(f"registered {n}", kind(p)) for n, p in model.named_parameters()]
                 model_reshard(model)
                 if whole:
@@ -223,7 +223,7 @@ def set_accumulation(what: str, unit: Any, model: Any, last: bool) -> None:
         getattr(unit, f"set_{what}")(last)
 
 
-def forward_backward(model: Net, x: torch.Tensor, number: int, seen: Seen) -> None:
+def forward_backward(model: Net, x: torch.Tensor, number: int, seen: Seen, whole: bool) -> None:
     out = first(model(x, number))
     seen.append(("output", out.detach()))
     if not model.chunks:
@@ -235,7 +235,8 @@ def forward_backward(model: Net, x: torch.Tensor, number: int, seen: Seen) -> No
         loss = loss_of(model.head(chunk))
         seen.append(("loss of a chunk", loss.detach()))
         loss.backward()
-        seen.extend(gradients(model))
+        if whole:
+            seen += gradients(model)
     if out.requires_grad:
         out.backward(detached.grad)
 
