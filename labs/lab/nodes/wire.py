@@ -12,6 +12,7 @@ Source: network_namespaces(7), user_namespaces(7), veth(4), tc-tbf(8).
 
 from __future__ import annotations
 
+import random
 import shutil
 import socket
 import subprocess
@@ -112,12 +113,19 @@ def two_nodes(*, apart: bool | None = None) -> Iterator[Nodes]:
 
 def on_loopback(why: str) -> Nodes:
     """Two nodes that share this machine's loopback."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = _free_port()
     node = Node(enter=(), address="127.0.0.1", interface="lo")
     told = f"Two agents on loopback, not in network namespaces ({why}): bytes between them cannot be counted."
     return Nodes((node, node), port, apart=False, told=told)
+
+
+def _free_port() -> int:
+    """One that nobody has, nor gets by chance before the agents have started: systems give out higher ones."""
+    for port in random.sample(range(15_000, 30_000), 100):
+        with socket.socket() as free, suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            return port
+    raise RuntimeError("none of 100 ports of 127.0.0.1 is free; end what holds them (ss -tlnp lists it)")
 
 
 @contextmanager
