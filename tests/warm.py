@@ -21,12 +21,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from labs.notebook import TIED
+
 ROOT = Path(__file__).parents[1]
 ADDRESS = "WARM_TORCHRUN"
 """The environment variable that tells a client where the server listens."""
 
 CLIENT = f"""
 import json, os, signal, socket, sys
+if "--standalone" not in sys.argv:  # nodes have networks of their own
+    exec({TIED!r})
 server = socket.socket(socket.AF_UNIX)
 server.connect(os.environ[{ADDRESS!r}])
 asked = json.dumps(dict(arguments=sys.argv[4:], environ=dict(os.environ), folder=os.getcwd())).encode()
