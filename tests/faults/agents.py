@@ -170,7 +170,23 @@ def _rank(arguments: list[str]) -> int:
     return status
 
 
+def _heard_later(start: Callable[[Any], None]) -> Callable[[Any], None]:
+    """torch's start of ranks. A forked rank may tell its agent to leave before the agent has noted the next one, which
+    would then be left alone; one that imports torch first never does. So what comes meanwhile is heard afterwards."""
+
+    def started(context: Any) -> None:
+        heard: list[Any] = []
+        handler = signal.signal(signal.SIGTERM, lambda *signal_: heard.append(signal_))
+        start(context)
+        signal.signal(signal.SIGTERM, handler)
+        if heard and callable(handler):
+            handler(*heard[0])
+
+    return started
+
+
 def _agent(job: dict[str, Any]) -> None:
+    from torch.distributed.elastic.multiprocessing.api import MultiprocessContext
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -179,6 +195,7 @@ def _agent(job: dict[str, Any]) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.environ.update(job["env"])
+    MultiprocessContext._start = _heard_later(MultiprocessContext._start)  # type: ignore[method-assign]
     config = LaunchConfig(
         min_nodes=1, max_nodes=1, nproc_per_node=job["ranks"], run_id=uuid.uuid4().hex, rdzv_backend="c10d",
         rdzv_endpoint="localhost:0", max_restarts=job["max_restarts"], start_method="fork", monitor_interval=0.1,
