@@ -15,7 +15,6 @@ from torch import nn
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy, size_based_auto_wrap_policy, transformer_auto_wrap_policy
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode, flop_registry, register_flop_formula
-from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, MixtralConfig, MixtralForCausalLM
 
 from fsdp_sim.cost import Kernel, Work, Workload, workload
 from fsdp_sim.engine.memory import memory
@@ -544,6 +543,8 @@ def test_hugging_faces_models_trace(transformers: Any, name: str) -> None:
 
 
 def mixtral(top: int) -> nn.Module:
+    from transformers import MixtralConfig, MixtralForCausalLM  # slow to import
+
     config = MixtralConfig(
         num_hidden_layers=2, hidden_size=1024, intermediate_size=3584, num_attention_heads=8, num_key_value_heads=2,
         vocab_size=32000, num_local_experts=8, num_experts_per_tok=top,
@@ -552,6 +553,8 @@ def mixtral(top: int) -> nn.Module:
 
 
 def deepseek(top: int) -> nn.Module:
+    from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+
     config = DeepseekV3Config(
         num_hidden_layers=3, hidden_size=1024, intermediate_size=3072, moe_intermediate_size=512, vocab_size=32000,
         num_attention_heads=8, num_key_value_heads=8, n_routed_experts=16, num_experts_per_tok=top, n_group=2,

@@ -54,6 +54,7 @@ def lab(home: Path) -> Iterator[str]:
             yield address
 
 
+@pytest.mark.tail  # see make test-all
 def test_it_shows_its_figures_as_saved_and_runs_without_an_error(lab: str) -> None:
     from playwright.sync_api import expect, sync_playwright
 

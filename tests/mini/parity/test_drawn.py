@@ -15,7 +15,7 @@ from tests.mini.parity import of_torch
 from tests.mini.parity.drawn import difference, train
 from tests.some import some
 
-FEW, MANY = 20, int(os.environ.get("FSDP_SIM_DRAWN", "300"))
+FEW, MANY = 20, int(os.environ.get("FSDP_SIM_DRAWN", "100"))
 AT_ONCE = 2
 
 

@@ -37,22 +37,22 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 LAYOUTS = {
-    "as Kineto writes it": TEXT,
-    "without whitespace": json.dumps(DOCUMENT, separators=(",", ":")).encode(),
-    "indented": json.dumps(DOCUMENT, indent=8).encode(),
-    "keys in another order": json.dumps(dict(reversed(DOCUMENT.items()))).encode(),
-    "a bare list": json.dumps(DOCUMENT["traceEvents"]).encode(),
-    "with Windows line ends": json.dumps(DOCUMENT, indent=1).replace("\n", "\r\n").encode(),
-    "with a byte order mark": b"\xef\xbb\xbf" + TEXT,
-    "gzip": gzip.compress(TEXT),
-    "gzip of two members": gzip.compress(TEXT[:1000]) + gzip.compress(TEXT[1000:]),
+    "as Kineto writes it": lambda: TEXT,
+    "without whitespace": lambda: json.dumps(DOCUMENT, separators=(",", ":")).encode(),
+    "indented": lambda: json.dumps(DOCUMENT, indent=8).encode(),
+    "keys in another order": lambda: json.dumps(dict(reversed(DOCUMENT.items()))).encode(),
+    "a bare list": lambda: json.dumps(DOCUMENT["traceEvents"]).encode(),
+    "with Windows line ends": lambda: json.dumps(DOCUMENT, indent=1).replace("\n", "\r\n").encode(),
+    "with a byte order mark": lambda: b"\xef\xbb\xbf" + TEXT,
+    "gzip": lambda: gzip.compress(TEXT),
+    "gzip of two members": lambda: gzip.compress(TEXT[:1000]) + gzip.compress(TEXT[1000:]),
 }
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_layout_of_the_file_does_not_matter(layout: str, tmp_path: Path, small_chunks: None) -> None:
     want = [(e.get("ph"), e.get("cat"), e.get("name"), e.get("ts"), e.get("tid")) for e in DOCUMENT["traceEvents"]]
-    assert events(written(tmp_path, LAYOUTS[layout])) == want
+    assert events(written(tmp_path, LAYOUTS[layout]())) == want
 
 
 def test_text_that_looks_like_the_end_of_an_event_ends_none(tmp_path: Path, small_chunks: None) -> None:
