@@ -7,6 +7,7 @@ second version of torch beside the pinned one.
 
 import os
 import signal
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Generator, Sequence
@@ -78,6 +79,7 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, None, None]:
         patch.setenv("FSDP_SIM_PROGRESS", str(_folder(item.config) / f"{item.path.parent.name}-{item.path.stem}.json"))
         for name, value in _warm(item.config).items():
             patch.setenv(name, value)
+        patch.setattr("ipykernel.kernelspec.get_kernel_dict", _forked_kernel)
         return (yield)
 
 
@@ -90,8 +92,16 @@ def _folder(config: pytest.Config) -> Path:
     return config.stash[FOLDER]
 
 
+def _forked_kernel() -> dict[str, object]:
+    from ipykernel.kernelspec import make_ipkernel_cmd
+
+    from tests.warm import CLIENT
+
+    return {"argv": [sys.executable, "-c", CLIENT, *make_ipkernel_cmd()], "display_name": "", "language": "python"}
+
+
 def _warm(config: pytest.Config) -> dict[str, str]:
-    """For a kernel in which torchrun's agent and its ranks start by a fork, see `tests.warm`."""
+    """For a kernel that starts by a fork, and torchrun's agent and its ranks in it, see `tests.warm`."""
     from tests.warm import ADDRESS, CLIENT, serving
 
     if WARM not in config.stash:
@@ -102,7 +112,7 @@ def _warm(config: pytest.Config) -> dict[str, str]:
         config.add_cleanup(stack.close)
         config.stash[WARM] = {
             "IPYTHONDIR": str(_folder(config)),
-            ADDRESS: stack.enter_context(serving(_folder(config))),
+            ADDRESS: stack.enter_context(serving(_folder(config), kernels=True)),
         }
     return config.stash[WARM]
 

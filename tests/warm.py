@@ -1,14 +1,17 @@
-"""Torchrun without its 10 seconds of imports, for tests that train and are not about how a training is started.
+"""Torchrun and kernels without their 10 seconds of imports, for tests that are not about how they are started.
 
     python -c CLIENT python -m torch.distributed.run --standalone --nproc_per_node=2 -m labs.train --api=ddp
+    python -c CLIENT python -m ipykernel_launcher -f FILE
 
-runs torchrun's own agent and its ranks as ever, but both are forked from a server that has imported torch and the
-trainer. What they print, their environment and the exit status are those of the client; what signal it gets they get.
+run torchrun's own agent and its ranks, or a kernel, as ever, but forked from a server that has imported torch and the
+trainer; a kernel's ranks come from the server's fork server. What they print, their environment and the exit status
+are those of the client; what signal it gets they get.
 """
 
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import os
 import runpy
@@ -16,12 +19,13 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from labs.notebook import TIED
+import psutil
 
 ROOT = Path(__file__).parents[1]
 ADDRESS = "WARM_TORCHRUN"
@@ -29,32 +33,32 @@ ADDRESS = "WARM_TORCHRUN"
 
 CLIENT = f"""
 import json, os, signal, socket, sys
-if "--standalone" not in sys.argv:  # nodes have networks of their own
-    exec({TIED!r})
 server = socket.socket(socket.AF_UNIX)
 server.connect(os.environ[{ADDRESS!r}])
-asked = json.dumps(dict(arguments=sys.argv[4:], environ=dict(os.environ), folder=os.getcwd())).encode()
-socket.send_fds(server, [len(asked).to_bytes(4, "big")], [1, 2])
+asked = json.dumps(dict(command=sys.argv[2:], environ=dict(os.environ), folder=os.getcwd())).encode()
+spaces = [os.open("/proc/self/ns/" + of, os.O_RDONLY) for of in ("user", "net")] if sys.platform == "linux" else []
+socket.send_fds(server, [len(asked).to_bytes(4, "big")], [1, 2, *spaces])
 server.sendall(asked)
-agent = int.from_bytes(server.recv(4), "big")
+forked = int.from_bytes(server.recv(4), "big")
 for number in (signal.SIGINT, signal.SIGTERM):
-    signal.signal(number, lambda number, frame: os.kill(agent, number))
+    signal.signal(number, lambda number, frame: os.kill(forked, number))
 status = server.recv(1)
-sys.exit(status[0] if status else "the agent was killed")
+sys.exit(status[0] if status else "it was killed")
 """
-"""Takes the place of `labs.notebook.TIED`: given ``PYTHON -m torch.distributed.run ARGUMENTS``."""
+"""Given ``PYTHON -m MODULE ARGUMENTS``; stands where `labs.notebook.TIED` did, or before a kernel's command."""
 
 
 @contextmanager
-def serving(folder: Path) -> Iterator[str]:
-    """A server; gives its address. Its agents get SIGTERM when it ends.
+def serving(folder: Path, *, kernels: bool = False) -> Iterator[str]:
+    """A server; gives its address. What it has forked gets SIGTERM when it ends.
 
     Args:
         folder: for its socket.
+        kernels: import what kernels need, too.
     """
     address = str(folder / "warm")
     environ = {"OMP_NUM_THREADS": "1"} | os.environ | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-u", __file__, address]
+    command = [sys.executable, "-u", __file__, address, *["kernels"] * kernels]
     with subprocess.Popen(command, cwd=ROOT, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
         assert server.stdin is not None
         assert server.stdout is not None
@@ -68,48 +72,90 @@ def serving(folder: Path) -> Iterator[str]:
 # ---- The server -----------------------------------------------------------------------------------------------------
 
 
-def _serve(address: str) -> None:
+def _serve(address: str, kernels: bool) -> None:
     import torch._dynamo  # noqa: F401  # which the first step of every optimizer imports
 
     import labs.train  # noqa: F401
 
+    if kernels:
+        import ipykernel.kernelapp  # noqa: F401
+
+        import fsdp_sim.learn
+        import fsdp_sim.mini
+        import fsdp_sim.ranks
+        import fsdp_sim.viz  # noqa: F401
+    gc.freeze()  # what is imported is no garbage: to look through it copies its pages
     _end_with_parent()
     server = socket.socket(socket.AF_UNIX)
     server.bind(address)
     server.listen()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for agents
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for what is forked
     print("listening")
     while True:
         client, _ = server.accept()
-        size, files, _, _ = socket.recv_fds(client, 4, 2)
+        size, files, _, _ = socket.recv_fds(client, 4, 4)
         asked = json.loads(client.recv(int.from_bytes(size, "big"), socket.MSG_WAITALL))
         if os.fork() == 0:
             server.close()
-            _agent(client, files, **asked)
+            _become(client, files, **asked)
         for file in files:
             os.close(file)
         client.close()
 
 
-def _agent(client: socket.socket, files: list[int], arguments: list[str], environ: dict[str, str], folder: str) -> None:
-    """torchrun's `main`, whose ranks are forked."""
-    import torch.distributed.run as torchrun
-    from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
-
+def _become(client: socket.socket, files: list[int], command: list[str], environ: dict[str, str], folder: str) -> None:
+    """What the client was to be."""
     _end_with_parent()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
-    for number, file in enumerate(files, start=1):
+    for space, name in zip(files[2:], ("user", "net"), strict=False):  # nodes have networks of their own
+        if os.fstat(space).st_ino != os.stat(f"/proc/self/ns/{name}").st_ino:
+            assert ctypes.CDLL(None, use_errno=True).setns(space, 0) == 0, os.strerror(ctypes.get_errno())
+    for number, file in enumerate(files[:2], start=1):
         os.dup2(file, number)
+    for file in files:
         os.close(file)
     os.environ.clear()
     os.environ.update(environ)
     os.chdir(folder)
     client.sendall(os.getpid().to_bytes(4, "big"))
-    subprocess_handler.Popen = ForkedRank  # type: ignore[assignment, misc]
-    status = _status_of(lambda: torchrun.main(arguments))
+    threading.Thread(target=_end_with, args=(client,), daemon=True).start()
+    module, *arguments = command[command.index("-m") + 1 :]
+    status = _status_of(lambda: (_torchrun if module == "torch.distributed.run" else _kernel)(module, arguments))
     client.sendall(bytes([status]))
     os._exit(status)
+
+
+def _torchrun(_: str, arguments: list[str]) -> None:
+    """Its ranks are forked too."""
+    import torch.distributed.run as torchrun
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
+
+    subprocess_handler.Popen = ForkedRank  # type: ignore[assignment, misc]
+    torchrun.main(arguments)
+
+
+def _kernel(module: str, arguments: list[str]) -> None:
+    """Its ranks come from the server's fork server, whose parent this process is not."""
+    from multiprocessing import forkserver
+
+    import torch
+
+    forkserver.ForkServer.ensure_running = forkserver.ensure_running = lambda *_: None  # type: ignore[method-assign]
+    if "OMP_NUM_THREADS" not in os.environ:  # which the server has
+        torch.set_num_threads(os.cpu_count() or 1)
+    sys.path[:] = [path for path in sys.path if path not in (str(ROOT), str(ROOT / "tests"))]
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def _end_with(client: socket.socket) -> None:
+    """Who kills the client kills this process, and what it has started."""
+    client.recv(1)
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            process.kill()
+    os._exit(1)
 
 
 class ForkedRank(subprocess.Popen[bytes]):
@@ -146,7 +192,7 @@ def _rank(command: list[str], env: dict[str, str]) -> None:
 
 
 def _end_with_parent() -> None:
-    """The server ends with the tests, and its agents with it; on Linux however the tests end."""
+    """The server ends with the tests, and what it has forked with it; on Linux however the tests end."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
@@ -169,4 +215,4 @@ def _status_of(main: Callable[[], object]) -> int:
 
 
 if __name__ == "__main__":
-    _serve(sys.argv[1])
+    _serve(sys.argv[1], "kernels" in sys.argv[2:])

@@ -113,7 +113,7 @@ assert uneven[-1].measured > 0.1
 # The trainer under torchrun, in fp32 and with `param_dtype=bf16` (parameters and optimizer stay fp32).
 
 # %% tags=["nbval-ignore-output"]
-curves = numerics.losses(ranks=2, steps=8)
+curves = numerics.losses(ranks=2, steps=4)
 off = max(abs(a / b - 1) for a, b in zip(curves["bf16"], curves["fp32"], strict=True))
 assert 0 < off < BF16_UNIT
 print("Every loss in bf16 is within 2⁻⁸ of fp32's, and they are not the same.")

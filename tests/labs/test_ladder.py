@@ -132,6 +132,7 @@ def test_losses_norms_and_parameters_of_every_step_are_there(healthy: Ladder) ->
 # Other numbers of ranks
 
 
+@pytest.mark.tail
 def test_one_rank_is_one_process_and_communicates_nothing() -> None:
     ladder = climb(Setting(ranks=1, steps=2), ["mini-ddp", "zero-2", "function", "mini-fsdp"])
 

@@ -14,6 +14,7 @@ from fsdp_sim.validate.predict import Predictor
 ROWS = fitting_rows(read_csv())
 
 
+@pytest.mark.tail
 def test_the_file_of_numbers_is_what_the_fit_gives() -> None:
     """And with them step times are predicted to 2.5 % on average, 6 % in nine of ten rows."""
     _, fit = refit(ROWS)

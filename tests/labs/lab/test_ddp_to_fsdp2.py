@@ -46,6 +46,7 @@ def test_both_have_the_same_losses_and_weights_and_issue_what_was_predicted(ran,
     assert "the losses of DDP" in result.notes[0]
 
 
+@pytest.mark.tail  # the lab's notebook runs it too
 def test_a_loss_that_is_not_ddps_is_found(ran, monkeypatch):
     losses = [*ran["fsdp2"].losses[:-1], ran["fsdp2"].losses[-1] * 1.001]
     with pytest.raises(FailedError, match="not the losses of DDP: they differ by"):
@@ -57,6 +58,7 @@ def test_a_loss_that_is_not_ddps_is_found(ran, monkeypatch):
     [(lambda w: {name: t + 0.01 for name, t in w.items()}, "saved weights differ by 1.0e-02"),
      (lambda w: {f"module.{name}": t for name, t in w.items()}, "saved under other names")],
 )  # fmt: skip
+@pytest.mark.tail  # the lab's notebook runs it too
 def test_other_weights_are_found(ran, monkeypatch, change, says):
     with pytest.raises(FailedError, match=says):
         result_of(monkeypatch, ran | {"fsdp2": dataclasses.replace(ran["fsdp2"], weights=change(ran["ddp"].weights))})
@@ -69,6 +71,7 @@ def test_numbers_like_loss_and_norm_are_left_out_of_the_count():
     ]  # fmt: skip
 
 
+@pytest.mark.tail  # the lab's notebook runs it too
 def test_the_norm_is_a_collective_only_where_it_is_sharded(ran):
     small = {
         api: [c for c in one.watched[0].collectives if c.bytes < ddp_to_fsdp2.SMALL_BYTES] for api, one in ran.items()

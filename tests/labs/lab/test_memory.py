@@ -55,6 +55,7 @@ def test_a_step_counted_by_purpose_has_the_same_peak(asked, result):
     assert at_peak(step)[Memory.SHARDED] == at_peak(setting.simulation.timeline)[Memory.SHARDED]
 
 
+@pytest.mark.tail  # the lab's notebook runs it too
 def test_what_is_not_measured_on_a_cpu_is_not_said_to_be(result):
     rows = {(row.name, row.quantity): row for row in result.rows}
     assert rows["cpu_offload=True", PEAK].measured is None
@@ -62,6 +63,7 @@ def test_what_is_not_measured_on_a_cpu_is_not_said_to_be(result):
     assert result.kind == "measured"
 
 
+@pytest.mark.tail  # the lab's notebook runs it too
 def test_what_is_counted_depends_on_the_setting_alone(asked, result):
     """A meter that told back what was predicted would not see that another prediction is wrong."""
     rows = {row.name: row.measured for row in result.rows}

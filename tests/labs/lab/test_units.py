@@ -42,6 +42,7 @@ def of(rows, quantity):
     return [row.predicted for row in rows if row.quantity == quantity]
 
 
+@pytest.mark.tail  # the lab's notebook runs it too
 def test_on_a_cluster_the_fastest_units_are_neither_the_largest_nor_the_smallest(simulated):
     assert [row.name for row in simulated if row.quantity == STEP] == [*POLICIES, *FINEST]
     assert of(simulated, UNITS) == sorted(of(simulated, UNITS))
@@ -55,6 +56,7 @@ def test_on_a_cluster_the_fastest_units_are_neither_the_largest_nor_the_smallest
     assert sweet_spot(simulated) == list(POLICIES)[fastest]
 
 
+@pytest.mark.tail  # the lab's notebook runs it too
 def test_on_a_cluster_smaller_units_need_less_memory_and_nothing_is_measured(simulated):
     assert of(simulated, PEAK) == sorted(of(simulated, PEAK), reverse=True)
     assert all(row.measured is None for row in simulated)
