@@ -53,7 +53,7 @@ class WatchedWork(c10d.Work):
         self._done = False
         self._lock = threading.RLock()
         self.finished_s = 0.0  # when gloo was done, if someone noticed before `wait`
-        if ticket.record.is_collective:
+        if ticket.record.is_collective and ticket.seq >= 0:  # recorded: else nobody asks when it ended
             Context.unfinished.put(self)
 
     def wait(self, timeout: Any = None) -> bool:

@@ -48,9 +48,9 @@ def test_a_kernel_and_what_it_starts_see_no_gpu(tmp_path):
 
 
 @pytest.mark.tail
+@pytest.mark.parametrize("gpus", [1, 8])
 @pytest.mark.parametrize(
-    ("name", "gpus"),
-    [("00_start_here", 1), ("04_the_life_of_a_unit", 8), ("lab_01_ddp_to_fsdp2", 1), ("lab_02_memory", 8)],
+    "name", ["00_start_here", "04_the_life_of_a_unit", "lab_01_ddp_to_fsdp2", "lab_02_memory", "lab_04_overlap"]
 )
 def test_a_notebook_shows_what_it_shows_without_gpus(name, gpus, tmp_path):
     master = build.MASTERS / f"{name}.py"
