@@ -68,14 +68,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: place(item.path, LONGEST))
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Where trainings are tested, the server from which ranks are forked is started anew, with what those import."""
-    if "fsdp_sim.ranks" in sys.modules and any(item.path.is_relative_to(ROOT / "tests/labs") for item in session.items):
+def pytest_collection_finish() -> None:
+    """The server from which ranks are forked is started anew, with what tests on ranks and of trainings import."""
+    if "fsdp_sim.ranks" in sys.modules:
         from multiprocessing import forkserver
 
         from fsdp_sim.ranks import launch
 
-        launch.PRELOAD += ["pytest", "torch.distributed.checkpoint", "labs.training", "labs.checkpoint", "labs.memory"]
+        launch.PRELOAD += ["pytest", "_pytest.assertion.rewrite", "torch.distributed.checkpoint", "labs.training"]
+        launch.PRELOAD += ["labs.checkpoint", "labs.memory"]
         forkserver._forkserver._stop()  # type: ignore[attr-defined]
         launch.start_server()
 

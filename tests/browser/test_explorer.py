@@ -123,6 +123,7 @@ def test_no_error_nothing_from_elsewhere_and_no_log_entry(shown: tuple[Watched, 
     assert [count for count in counts if count.strip() not in ("", "0")] == []
 
 
+@pytest.mark.tail
 def test_saved_and_opened_again_it_says_what_it_was(shown: tuple[Watched, Path]) -> None:
     watched, path = shown
     page = watched.page

@@ -107,6 +107,7 @@ def test_bad_input_is_one_sentence(arguments, words, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.tail
 def test_ctrl_c_leaves_no_rank_and_no_file(tmp_path):
     process = subprocess.Popen(
         [*CALIBRATE, "--device", "cpu", "--ranks", "2", "-o", "stopped.toml"], cwd=tmp_path, text=True,

@@ -51,6 +51,7 @@ class TestEmbeddedCorpus:
         assert len(corpus.train) + len(corpus.val) == TORCH_2_13_TOKENS
         assert corpus.sha256 == TORCH_2_13_SHA256
 
+    @pytest.mark.tail
     def test_four_processes_build_it_at_the_same_moment(self, tmp_path):
         context = multiprocessing.get_context("spawn")
         barrier, found = context.Barrier(4), context.Queue()

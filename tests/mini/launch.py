@@ -13,7 +13,7 @@ from typing import Any
 import cloudpickle
 
 CONTEXT = mp.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch.distributed.fsdp", "fsdp_sim.mini"])
+CONTEXT.set_forkserver_preload(["pytest", "torch._dynamo", "torch.distributed.fsdp", "fsdp_sim.mini"])
 TIMEOUT_S = 60
 MOST_GROUPS = 8
 

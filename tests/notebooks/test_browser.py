@@ -32,7 +32,10 @@ ACTIVE, INDEX = ".jp-Notebook .jp-Cell.jp-mod-active", "data-windowed-list-index
 FIGURE = "application/vnd.plotly.v1+json"
 IN_NOTEBOOK_7 = pytest.param(
     "notebooks",
-    marks=pytest.mark.skipif(not importlib.util.find_spec("notebook"), reason="needs Notebook 7: pip install notebook"),
+    marks=[
+        pytest.mark.tail,
+        pytest.mark.skipif(not importlib.util.find_spec("notebook"), reason="needs Notebook 7: pip install notebook"),
+    ],
 )
 
 

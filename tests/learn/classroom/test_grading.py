@@ -185,6 +185,7 @@ class TestGrade:
         with pytest.raises(ValueError, match=r"which every program here needs, cannot be read.*chmod go\+rx"):
             list(grade({"bytes_kept": solved("bytes_kept")}, [Path(sys.prefix)]))
 
+    @pytest.mark.tail
     def test_a_second_checkout_that_could_be_read_is_found_before_anything_is_graded(self) -> None:
         second = Path(fsdp_sim.__file__).parent / "__pycache__" / SHARED
         (second / "fsdp_sim/learn/exercises").mkdir(parents=True)
@@ -236,6 +237,7 @@ class TestWhatIsLeft:
         assert (first.points, second.points) == (0, second.out_of)
         self.nothing_is_left(folder)
 
+    @pytest.mark.tail
     def test_a_checker_that_stands_still_is_ended_with_all_that_the_code_started(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

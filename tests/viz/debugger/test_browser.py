@@ -74,6 +74,7 @@ def opened(lab: tuple[Path, str]) -> Iterator[Callable[[str], Any]]:
         browser.close()
 
 
+@pytest.mark.tail
 def test_arrow_keys_step_forwards_and_backwards(opened: Callable[[str], Any]) -> None:
     page = opened("live")
     page.click(".jp-Notebook .jp-Cell >> nth=0")
