@@ -87,7 +87,8 @@ def end_of_forward(sim: Simulation) -> int:
 
 @settings(max_examples=15, deadline=None)
 @given(models, clusters, plans, wraps)
-def test_attention_that_is_not_fused_keeps_its_scores_and_is_slower(model, cluster, plan, wrap):
+def test_attention_that_is_not_fused_keeps_its_scores_and_in_bf16_is_slower(model, cluster, plan, wrap):
+    """Fused, the scores are computed again in the backward: in fp32, where matmuls are slow, that may take longer."""
     plan |= {"wrap": cut(model, wrap)}
     fused, composed = (predict(model, cluster, plan, attention_impl=how) for how in ("sdpa", "math"))
 
@@ -95,7 +96,7 @@ def test_attention_that_is_not_fused_keeps_its_scores_and_is_slower(model, clust
     row_sums = scores // plan["seq_len"]  # which fused attention keeps
     layers = model.n_layer * (2 if model.n_encoder_layer else 1) + model.n_encoder_layer
     assert end_of_forward(composed) - end_of_forward(fused) >= (scores - row_sums) * layers
-    assert composed.step_time_s >= fused.step_time_s
+    assert composed.step_time_s >= fused.step_time_s or fused.plan.param_dtype != "bf16"
     assert composed.peak_memory_bytes >= fused.peak_memory_bytes
 
 
