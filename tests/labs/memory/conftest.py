@@ -1,4 +1,4 @@
-"""Every case of `tests.labs.memory.steps` on two real ranks, once."""
+"""The cases of `tests.labs.memory.steps` on two real ranks, once for each file."""
 
 from __future__ import annotations
 
@@ -11,10 +11,16 @@ from labs.simulated import simulated
 from tests.labs.memory.steps import CASES, CPU, RANKS, Found, config_of, count
 
 
-@pytest.fixture(scope="session")
-def found():
+@pytest.fixture(scope="module")
+def cases():
+    """All of them; a file that needs few says which."""
+    return list(CASES)
+
+
+@pytest.fixture(scope="module")
+def found(cases):
     """By case, what rank 0 found."""
-    ranks = run(count, RANKS, list(CASES), record=False, progress=False, show_output=False, timeout_s=600.0)
+    ranks = run(count, RANKS, cases, record=False, progress=False, show_output=False, timeout_s=600.0)
     return msgspec.json.decode(ranks[0], type=dict[str, Found])
 
 

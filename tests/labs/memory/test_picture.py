@@ -13,6 +13,11 @@ FSDP2, ACCUMULATING = "fsdp2", "fsdp2, accumulating"
 
 
 @pytest.fixture(scope="module")
+def cases():
+    return [FSDP2, ACCUMULATING]
+
+
+@pytest.fixture(scope="module")
 def picture(found, predicted):
     return memory_picture(predicted[FSDP2].timeline, found[FSDP2].of("timeline"))
 

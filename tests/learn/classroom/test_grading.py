@@ -230,6 +230,7 @@ class TestWhatIsLeft:
             monkeypatch.setattr(tempfile, "tempdir", folder)
             yield Path(folder)
 
+    @pytest.mark.tail
     def test_a_process_that_outlives_its_rank_is_ended_and_what_is_right_beside_it_gets_its_points(
         self, folder: Path
     ) -> None:
@@ -246,6 +247,7 @@ class TestWhatIsLeft:
         assert (one.points, one.said) == (0, grading.HELD_UP)
         self.nothing_is_left(folder)
 
+    @pytest.mark.tail
     def test_root_s_resource_tracker_does_not_listen_to_it(self) -> None:
         shared = Path("/dev/shm", SHARED)
         shared.write_bytes(b"root's")
