@@ -1,27 +1,18 @@
-"""The cases of `tests.labs.memory.steps` on two real ranks, once for each file."""
+"""Every case of `tests.labs.memory.steps` on two real ranks, once."""
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 
-from fsdp_sim.ranks import run
 from labs.place import Place
 from labs.simulated import simulated
-from tests.labs.memory.steps import CASES, CPU, RANKS, Found, config_of, count
+from tests.labs.memory.steps import CASES, CPU, RANKS, config_of, on_ranks
 
 
-@pytest.fixture(scope="module")
-def cases():
-    """All of them; a file that needs few says which."""
-    return list(CASES)
-
-
-@pytest.fixture(scope="module")
-def found(cases):
+@pytest.fixture(scope="session")
+def found():
     """By case, what rank 0 found."""
-    ranks = run(count, RANKS, cases, record=False, progress=False, show_output=False, timeout_s=600.0)
-    return msgspec.json.decode(ranks[0], type=dict[str, Found])
+    return on_ranks(list(CASES))
 
 
 @pytest.fixture(scope="session")

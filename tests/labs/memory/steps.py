@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from fsdp_sim.measure import live_bytes
+from fsdp_sim.ranks import run
 from fsdp_sim.timeline import Event, Header, Memory, Timeline
 from labs.config import TrainConfig
 from labs.memory import StepMemory, counted, read_snapshot, timeline_of
@@ -47,6 +48,12 @@ class Found(msgspec.Struct):
 
     def of(self, name: str) -> Timeline:
         return Timeline(*getattr(self, name))
+
+
+def on_ranks(cases: list[str]) -> dict[str, Found]:
+    """By case, what rank 0 of real ranks found."""
+    ranks = run(count, RANKS, cases, record=False, progress=False, show_output=False, timeout_s=600.0)
+    return msgspec.json.decode(ranks[0], type=dict[str, Found])
 
 
 def count(cases: list[str]) -> str:

@@ -8,13 +8,14 @@ import pytest
 from fsdp_sim.timeline import Memory
 from fsdp_sim.viz.theme import MEMORY, human_bytes
 from labs.memory import at_peak, memory_picture
+from tests.labs.memory.steps import on_ranks
 
 FSDP2, ACCUMULATING = "fsdp2", "fsdp2, accumulating"
 
 
 @pytest.fixture(scope="module")
-def cases():
-    return [FSDP2, ACCUMULATING]
+def found():
+    return on_ranks([FSDP2, ACCUMULATING])
 
 
 @pytest.fixture(scope="module")
