@@ -210,6 +210,8 @@ def foreach_reduce_scatter(
     reduce_input = torch.empty(numel, dtype=dtypes[0], device=device)  # I
     recording.allocated(Memory.RS_INPUT, unit, reduce_input.nbytes, Lane.COMPUTE)
     with RECORDER.span(Op.RS_COPY_IN, unit, waits_on=(waits_on,)) as copy_in:
+        if len({grad.dtype for grad in unsharded_grads}) > 1:  # from torch 2.15 on, as in its chunk_cat_mixed_dtype
+            unsharded_grads[:] = [grad.to(dtypes[0]) for grad in unsharded_grads]
         # chunk each gradient into W pieces on dim 0 (zeros below the last row) and lay piece r of all of them in row r
         torch._chunk_cat(unsharded_grads, dim=0, num_chunks=world_size, out=reduce_input.view(world_size, -1))
     unsharded_grads.clear()

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from fsdp_sim.mini import versions
 from tests.mini.models import Collectives, Toy, assert_same_grads, my_part, shard, twin
 from tests.mini.parity.tools import (
     Issued,
@@ -170,7 +171,8 @@ def test_mixed_precision_on_a_mesh_of_two_dimensions(ranks, impl, reduce_dtype):
             torch.testing.assert_close(a.grad.full_tensor(), b.grad, rtol=0.1, atol=0.05)
         return {c.dtype for c in mode.log if c.name != "AG"}, {p.grad.dtype for p in model.parameters()}
 
-    assert ranks(4, run) == [({reduce_dtype or torch.bfloat16}, {torch.float32})] * 4
+    default = torch.float32 if versions.GRADS_KEEP_ORIGINAL_DTYPE else torch.bfloat16
+    assert ranks(4, run) == [({reduce_dtype or default}, {torch.float32})] * 4
 
 
 @pytest.mark.parametrize("factor", [None, 4.0, 6.0])

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from fsdp_sim.mini import versions
 from tests.mini.models import Matrix, Toy, assert_same_grads, mean_over_ranks, my_part, twin
 from tests.mini.parity.tools import Issued, called, group_of, groups_of, sharded_toy, square_loss
 
@@ -39,6 +40,9 @@ def low_precision_gradients(plain, parts, dtype, reduce_dtype):
 )
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_dtypes_of_gather_compute_reduction_and_gradient(ranks, impl, policy, compute, reduce, world_size):
+    if versions.GRADS_KEEP_ORIGINAL_DTYPE and "reduce_dtype" not in policy:
+        reduce = FP32
+
     def run():
         model, _ = sharded_toy(impl, 2, mp_policy=impl.MixedPrecisionPolicy(**policy))
         seen = set()
@@ -93,6 +97,10 @@ def test_gradients_that_bf16_would_lose_survive_a_reduction_in_fp32(ranks, impl)
 
 
 def test_accumulation_without_sync_is_done_in_the_reduce_dtype(ranks, impl):
+    def kept(fsdp_param):
+        p = fsdp_param
+        return p._unsharded_param.grad if versions.GRADS_KEEP_ORIGINAL_DTYPE else p.unsharded_accumulated_grad
+
     def run():
         model = Matrix(2, 1)
         impl.fully_shard(model, mp_policy=impl.MixedPrecisionPolicy(param_dtype=BF16, reduce_dtype=FP32))
@@ -101,9 +109,9 @@ def test_accumulation_without_sync_is_done_in_the_reduce_dtype(ranks, impl):
             model.set_requires_gradient_sync(i == 2)
             model(torch.full((1, 2), value)).sum().backward()
             if i < 2:
-                assert fsdp_param.unsharded_accumulated_grad.dtype == FP32
-                assert fsdp_param._unsharded_param.grad is None
-        assert fsdp_param.unsharded_accumulated_grad is None
+                assert kept(fsdp_param).dtype == FP32
+                assert versions.GRADS_KEEP_ORIGINAL_DTYPE or fsdp_param._unsharded_param.grad is None
+        assert kept(fsdp_param) is None
         return model.w.grad.full_tensor().flatten().tolist()
 
     assert ranks(2, run) == [[258.0, 258.0]] * 2
@@ -298,7 +306,7 @@ def test_fp16_is_summed_and_divided_before_and_after(ranks, impl):
 
     def run():
         model = Matrix(4, 1)
-        impl.fully_shard(model, mp_policy=impl.MixedPrecisionPolicy(param_dtype=FP16))
+        impl.fully_shard(model, mp_policy=impl.MixedPrecisionPolicy(param_dtype=FP16, reduce_dtype=FP16))
         with called() as log:
             (model(torch.ones(1, 4)) * 49152.0).sum().backward()
         return [op for name, op in log if name == "RS"], model.w.grad.full_tensor().flatten().tolist()
