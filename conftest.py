@@ -69,16 +69,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """The server from which ranks are forked is started anew, with what tests on ranks and of trainings import."""
+    """Ranks need not import what tests on ranks and of trainings import."""
     if "fsdp_sim.ranks" in sys.modules:
-        from multiprocessing import forkserver
+        from tests.warm import preload
 
-        from fsdp_sim.ranks import launch
-
-        launch.PRELOAD += ["pytest", "_pytest.assertion.rewrite", "torch.distributed.checkpoint", "labs.training"]
-        launch.PRELOAD += ["labs.checkpoint", "labs.memory"]
-        forkserver._forkserver._stop()  # type: ignore[attr-defined]
-        launch.start_server()
+        preload("pytest", "labs.training", "labs.checkpoint", "labs.memory")
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

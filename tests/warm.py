@@ -69,6 +69,17 @@ def serving(folder: Path, *, kernels: bool = False) -> Iterator[str]:
             server.terminate()
 
 
+def preload(*modules: str) -> None:
+    """Start anew the server from which this process's ranks are forked: it imports these modules, too."""
+    from multiprocessing import forkserver
+
+    from fsdp_sim.ranks import launch
+
+    launch.PRELOAD += modules
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]
+    launch.start_server()
+
+
 # ---- The server -----------------------------------------------------------------------------------------------------
 
 
@@ -82,8 +93,9 @@ def _serve(address: str, kernels: bool) -> None:
 
         import fsdp_sim.learn
         import fsdp_sim.mini
-        import fsdp_sim.ranks
         import fsdp_sim.viz  # noqa: F401
+
+        preload("fsdp_sim.viz")
     gc.freeze()  # what is imported is no garbage: to look through it copies its pages
     _end_with_parent()
     server = socket.socket(socket.AF_UNIX)

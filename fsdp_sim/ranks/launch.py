@@ -32,9 +32,7 @@ from fsdp_sim.ranks.limits import end_groups, end_marked
 from fsdp_sim.ranks.rank import Job, main
 
 # Imported once by the fork server, so that no rank has to (by name: this room depends on none of them).
-PRELOAD = [
-    "fsdp_sim.ranks.preload", "fsdp_sim.mini", "fsdp_sim.measure.live_bytes", "fsdp_sim.viz", "fsdp_sim.learn.judges",
-]  # fmt: skip
+PRELOAD = ["fsdp_sim.ranks.preload", "fsdp_sim.mini", "fsdp_sim.measure.live_bytes", "fsdp_sim.learn.judges"]
 IN_SERVER = "FSDP_SIM_IN_FORK_SERVER"  # set for the fork server, and for what the ranks start
 INSIDE = IN_SERVER in os.environ  # this process is the fork server, a rank, or was started by one
 _context = mp.get_context("forkserver")
