@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from labs import place as module
-from labs.place import Place, RefusedError, call_roll, ranks_on, tell_refusal
+from labs.place import Place, RefusedError, call_roll, process_group, ranks_on, tell_refusal
 
 
 @pytest.fixture
@@ -68,6 +68,18 @@ def test_with_torchrun_its_variables_say_which():
     assert Place.read(env) == Place(3, 4, 1, 2, torchrun=True)
     assert Place.read(env | {"TORCHELASTIC_RESTART_COUNT": "2"}).restarts == 2
     assert Place.read(env | {"TORCHELASTIC_RESTART_COUNT": "2", "TORCHELASTIC_MAX_RESTARTS": "9"}).restarts_left == 7
+
+
+def test_a_group_of_gpus_is_not_bound_to_one(monkeypatch):
+    """Of a group that is, torch makes a mesh's groups by splitting it, and one with gloo beside NCCL cannot be."""
+    asked, init = [], dist.init_process_group
+    monkeypatch.setattr(torch.cuda, "set_device", asked.append)
+    monkeypatch.setattr(
+        dist, "init_process_group", lambda backend, **rest: asked.append(backend) or init("gloo", **rest)
+    )
+    with process_group(Place(), torch.device("cuda", 0), timeout_s=5):
+        assert asked == [torch.device("cuda", 0), "cpu:gloo,cuda:nccl"]
+        assert dist.group.WORLD.bound_device_id is None
 
 
 class TestRanksOn:

@@ -6,7 +6,7 @@ import socket
 import pytest
 import torch
 
-from fsdp_sim.measure.calibrate import calibrate, processor_name
+from fsdp_sim.measure.calibrate import _kernels, calibrate, processor_name
 from fsdp_sim.measure.train_probe import SHAPES
 
 
@@ -26,6 +26,12 @@ def test_what_this_machine_does_not_have_is_refused_before_anything_starts(asked
 def test_gpus_are_asked_for_where_there_are_none():
     with pytest.raises(ValueError, match="torch finds no GPU on this machine; take device cpu"):
         calibrate(device="cuda")
+
+
+@pytest.mark.parametrize(("own", "dtype"), [(True, "bf16"), (False, "fp16")])
+def test_a_gpu_is_measured_in_bf16_only_where_it_does_not_emulate_that(monkeypatch, own, dtype):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: own or including_emulation)
+    assert {case.dtype for case in _kernels("cuda", quick=True) if case.kind == "attention"} == {dtype}
 
 
 @pytest.mark.tail

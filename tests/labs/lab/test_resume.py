@@ -2,6 +2,7 @@
 
 import pytest
 
+from labs.config import read_config
 from labs.lab import resume
 from labs.preflight import CHECKPOINTS
 from labs.trained import FailedError, train
@@ -80,6 +81,11 @@ def test_a_run_that_was_not_killed_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(resume, "train", lambda *_, **__: None)
     with pytest.raises(FailedError, match="rank 0 was to be killed at before-rename of step 4, and was not"):
         resume.kill(tmp_path / "run")
+
+
+def test_bits_are_compared_on_gpus_only_of_deterministic_runs():
+    assert read_config((*resume.setting("cuda"), "--out=run")).deterministic
+    assert not read_config((*resume.setting("cpu"), "--out=run")).deterministic
 
 
 def test_ranks_that_do_not_divide_the_rows_are_refused(capsys):
