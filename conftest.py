@@ -20,6 +20,7 @@ import pytest
 ROOT = Path(__file__).parent
 if "PYTEST_XDIST_WORKER" in os.environ:  # the cores are taken: threads would only wait for each other
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # and where there are more, as in a notebook, not by spinning
 
 # A shell starts background jobs with SIGINT ignored, and so would be every process that a test starts and interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
