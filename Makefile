@@ -69,7 +69,8 @@ test: dev
 
 # What `make test` leaves. All of it happens even when something fails, so that one call shows everything.
 test-all: dev nbgrader
-	@status=0; export $(IN_VENV); $(PYTEST) tests notebooks -m tail $(ARGS) || status=1; \
+	@status=0; export $(IN_VENV); $(PYTEST) tests notebooks -m 'tail or hypothesis' \
+	    --hypothesis-profile=many $(ARGS) || status=1; \
 	python -m tests.faults.chaos || status=1; exit $$status
 
 mutation: dev

@@ -14,8 +14,12 @@ from collections.abc import Generator, Sequence
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import settings
+
+from tests.warm import ADDRESS, CLIENT, listening, preload, serving
 
 ROOT = Path(__file__).parent
 if "PYTEST_XDIST_WORKER" in os.environ:  # the cores are taken: threads would only wait for each other
@@ -26,7 +30,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # the cores are taken: threads would on
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-STARTS = {"page", "chromium", "server", "start", "undisturbed", "warm_server", "ranks"}  # fixtures with processes
+STARTS = {"browser", "chromium", "server", "start", "undisturbed", "warm_server", "ranks"}  # fixtures with processes
 SLOW = (
     "notebooks", "tests/notebooks", "tests/browser", "tests/faults", "tests/measure", "tests/labs",
     "tests/learn/classroom", "tests/learn/test_check.py", "tests/learn/drill/test_templates.py",
@@ -45,7 +49,10 @@ QUICK = (
 """What is not slow of what is there: every room has something that `make check` runs."""
 LONGEST = ("notebooks", "tests/labs", "tests/faults", "tests/browser", "tests/learn", "tests/mini", "tests/ranks")
 """Begin first, in this order."""
-FOLDER, WARM = pytest.StashKey[Path](), pytest.StashKey[dict[str, str]]()
+FOLDER, SERVER, WARM = pytest.StashKey[Path](), pytest.StashKey[str](), pytest.StashKey[dict[str, str]]()
+settings.register_profile("some", deadline=None, max_examples=25)
+settings.register_profile("many", deadline=None, max_examples=100)  # make test-all
+settings.load_profile("some")
 MAY_SKIP = ("needs a GPU", "needs torch 2.")
 
 
@@ -69,12 +76,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: place(item.path, LONGEST))
 
 
-def pytest_collection_finish() -> None:
-    """Ranks need not import what tests on ranks and of trainings import."""
-    if "fsdp_sim.ranks" in sys.modules:
-        from tests.warm import preload
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Ranks need not import what tests on ranks import."""
+    if hasattr(session.config, "workerinput"):
+        preload("pytest")
 
-        preload("pytest", "labs.training", "labs.checkpoint", "labs.memory")
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """The workers of pytest-xdist share a server."""
+    node.workerinput[ADDRESS] = _server(node.config)
+
+
+@pytest.fixture(scope="session")
+def warm_server(request: pytest.FixtureRequest) -> str:
+    """The address of a server that forks torchrun's agents and ranks, see `tests.warm`."""
+    return listening(_server(request.config))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -104,25 +121,26 @@ def _folder(config: pytest.Config) -> Path:
 def _forked_kernel() -> dict[str, object]:
     from ipykernel.kernelspec import make_ipkernel_cmd
 
-    from tests.warm import CLIENT
-
     return {"argv": [sys.executable, "-c", CLIENT, *make_ipkernel_cmd()], "display_name": "", "language": "python"}
 
 
-def _warm(config: pytest.Config) -> dict[str, str]:
-    """For a kernel that starts by a fork, and torchrun's agent and its ranks in it, see `tests.warm`."""
-    from tests.warm import ADDRESS, CLIENT, serving
+def _server(config: pytest.Config) -> str:
+    """Where it listens, or will; see `tests.warm`."""
+    if SERVER not in config.stash:
+        stack = ExitStack()
+        config.add_cleanup(stack.close)
+        shared = getattr(config, "workerinput", {}).get(ADDRESS)
+        config.stash[SERVER] = shared or stack.enter_context(serving(_folder(config)))
+    return config.stash[SERVER]
 
+
+def _warm(config: pytest.Config) -> dict[str, str]:
+    """For a kernel that starts by a fork, and torchrun's agent and its ranks in it."""
     if WARM not in config.stash:
         startup = _folder(config) / "profile_default" / "startup"
         startup.mkdir(parents=True)
         (startup / "warm.py").write_text(f"from labs import notebook\n\nnotebook.TIED = {CLIENT!r}\n")
-        stack = ExitStack()
-        config.add_cleanup(stack.close)
-        config.stash[WARM] = {
-            "IPYTHONDIR": str(_folder(config)),
-            ADDRESS: stack.enter_context(serving(_folder(config), kernels=True)),
-        }
+        config.stash[WARM] = {"IPYTHONDIR": str(_folder(config)), ADDRESS: listening(_server(config))}
     return config.stash[WARM]
 
 

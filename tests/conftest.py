@@ -1,4 +1,4 @@
-"""A browser, a torchrun that starts quickly, and timelines to draw.
+"""A browser, and timelines to draw.
 
 Of the timelines one is tiny; the others are training steps of several ranks with lanes, waits and memory.
 """
@@ -6,51 +6,39 @@ Of the timelines one is tiny; the others are training steps of several ranks wit
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from fsdp_sim.timeline import Event, Header, Lane, Memory, Op, Phase, Timeline, lane_of
-from tests.warm import serving
-
-CHROMIUM_FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-
-
-@pytest.fixture(scope="session")
-def warm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a server that forks torchrun's agents and ranks, see `tests.warm`."""
-    with serving(tmp_path_factory.mktemp("warm")) as address:
-        yield address
+from tests.browser.chromium import CHROMIUM, FLAGS
 
 
 @pytest.fixture(scope="session")
 def chromium() -> str:
     """The path of a Chromium."""
-    names = ("/usr/bin/chromium", "chromium", "chromium-browser", "google-chrome")
-    found = next((path for name in names if (path := shutil.which(name))), None)
-    if found is None:
-        pytest.skip(f"no Chromium: none of {', '.join(names)} is there (on Debian: apt install chromium)")
-    return found
+    if CHROMIUM is None:
+        pytest.skip("needs Chromium (Debian: sudo apt install chromium)")
+    return CHROMIUM
+
+
+@pytest.fixture(scope="module")
+def browser(chromium: str) -> Iterator[Any]:
+    """One that draws on no screen."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+        yield browser
+        browser.close()
 
 
 @pytest.fixture
-def page(chromium: str) -> Iterator[Any]:
-    """A page of a headless Chromium, 1280 by 900 pixels."""
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_FLAGS)
-        yield browser.new_page(viewport={"width": 1280, "height": 900})
-        browser.close()
+def page(browser: Any) -> Iterator[Any]:
+    """A page of it, 1280 by 900 pixels, which remembers nothing of others."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    yield context.new_page()
+    context.close()
 
 
 MIB = 2**20

@@ -145,7 +145,7 @@ def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.tail
 @pytest.mark.parametrize("page", [page for page in PAGES if any(b.python for b in blocks(page))], ids=lambda p: p.name)
 def test_the_python_of_a_page_runs_from_top_to_bottom(page: Path, folder: Path) -> None:
     code = []

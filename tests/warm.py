@@ -20,16 +20,19 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 ROOT = Path(__file__).parents[1]
 ADDRESS = "WARM_TORCHRUN"
 """The environment variable that tells a client where the server listens."""
+START_TIMEOUT_S = 120
 
 CLIENT = f"""
 import json, os, signal, socket, sys
@@ -49,60 +52,66 @@ sys.exit(status[0] if status else "it was killed")
 
 
 @contextmanager
-def serving(folder: Path, *, kernels: bool = False) -> Iterator[str]:
-    """A server; gives its address. What it has forked gets SIGTERM when it ends.
+def serving(folder: Path) -> Iterator[str]:
+    """A server that starts; gives its address, see `listening`. What it has forked gets SIGTERM when it ends.
 
     Args:
         folder: for its socket.
-        kernels: import what kernels need, too.
     """
     address = str(folder / "warm")
-    environ = {"OMP_NUM_THREADS": "1"} | os.environ | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-u", __file__, address, *["kernels"] * kernels]
-    with subprocess.Popen(command, cwd=ROOT, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
-        assert server.stdin is not None
-        assert server.stdout is not None
-        assert server.stdout.readline() == b"listening\n"
+    environ = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"} | os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [sys.executable, __file__, address], cwd=ROOT, env=environ, stdin=subprocess.DEVNULL
+    ) as server:
         try:
             yield address
         finally:
             server.terminate()
 
 
+def listening(address: str) -> str:
+    """The address of a server, when it listens there."""
+    end_s = time.monotonic() + START_TIMEOUT_S
+    while not os.path.exists(address):
+        if time.monotonic() > end_s:
+            raise TimeoutError(f"{__file__} does not listen at {address} after {START_TIMEOUT_S} s")
+        time.sleep(0.05)
+    return address
+
+
 def preload(*modules: str) -> None:
-    """Start anew the server from which this process's ranks are forked: it imports these modules, too."""
+    """Start anew the server from which this process's ranks are forked: it imports what labs do and these, too."""
     from multiprocessing import forkserver
 
     from fsdp_sim.ranks import launch
 
-    launch.PRELOAD += modules
-    forkserver._forkserver._stop()  # type: ignore[attr-defined]
+    launch.PRELOAD += ["labs.training", "labs.checkpoint", "labs.memory", *modules]
+    server: Any = forkserver._forkserver  # type: ignore[attr-defined]
+    os.kill(server._forkserver_pid, signal.SIGKILL)  # it would import first what it was asked for
+    server._stop()
     launch.start_server()
 
 
 # ---- The server -----------------------------------------------------------------------------------------------------
 
 
-def _serve(address: str, kernels: bool) -> None:
+def _serve(address: str) -> None:
+    _end_with_parent()
+    preload()
+    import ipykernel.kernelapp  # noqa: F401
     import torch._dynamo  # noqa: F401  # which the first step of every optimizer imports
 
+    import fsdp_sim.learn
+    import fsdp_sim.mini
+    import fsdp_sim.viz  # noqa: F401
     import labs.train  # noqa: F401
 
-    if kernels:
-        import ipykernel.kernelapp  # noqa: F401
-
-        import fsdp_sim.learn
-        import fsdp_sim.mini
-        import fsdp_sim.viz  # noqa: F401
-
-        preload("fsdp_sim.viz")
     gc.freeze()  # what is imported is no garbage: to look through it copies its pages
-    _end_with_parent()
     server = socket.socket(socket.AF_UNIX)
-    server.bind(address)
+    server.bind(f"{address}.new")
     server.listen()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for what is forked
-    print("listening")
+    os.rename(f"{address}.new", address)
     while True:
         client, _ = server.accept()
         size, files, _, _ = socket.recv_fds(client, 4, 4)
@@ -227,4 +236,4 @@ def _status_of(main: Callable[[], object]) -> int:
 
 
 if __name__ == "__main__":
-    _serve(sys.argv[1], "kernels" in sys.argv[2:])
+    _serve(sys.argv[1])

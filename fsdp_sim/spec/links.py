@@ -131,10 +131,11 @@ def link_of_text(words: str, gpus_per_node: int) -> Link:
         25000000000.0
         >>> link_of_text("1,600 Gb/s per node", 8)
         Traceback (most recent call last):
-        ValueError: the link '1,600 Gb/s per node' is not understood at '1'; write its rate as '1600 Gb/s per node', \
+        ValueError: the link '1,600 Gb/s per node' is not understood at '1,'; write its rate as '1600 Gb/s per node', \
 '400 Gb/s RoCE per GPU' or '8x400Gb/s'
     """
-    found = _RATE.search(words)
+    apart = re.sub(r"(?<=\w),(?=\s)", " ", words)
+    found = _RATE.search(apart)
     if found is None:
         try:
             return link(words)
@@ -142,9 +143,9 @@ def link_of_text(words: str, gpus_per_node: int) -> Link:
             if words.strip().lower() in _FAMILIES:
                 raise ValueError(f"the link {words!r} says no rate; write it as {_FORM}") from None
             raise ValueError(f"{error}; or write its rate as {_FORM}") from None
-    rest = re.sub(r"\([^()]*\)\s*$", "", words[: found.start()] + " | " + words[found.end() :])
+    rest = re.sub(r"\([^()]*\)\s*$", "", apart[: found.start()] + " | " + apart[found.end() :])
     shares = re.findall(r"\bper (gpu|node)\b", rest, re.IGNORECASE)
-    named = re.sub(r"\bper (gpu|node)\b", "", rest, flags=re.IGNORECASE).replace("|", " ").replace(",", " ").split()
+    named = re.sub(r"\bper (gpu|node)\b", "", rest, flags=re.IGNORECASE).replace("|", " ").split()
     if odd := next((word for word in named if word.lower() not in _FAMILIES), None):
         raise ValueError(f"the link {words!r} is not understood at {odd!r}; write its rate as {_FORM}")
     if len({share.lower() for share in shares}) > 1:

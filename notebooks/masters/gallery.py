@@ -58,8 +58,8 @@ viz.compare(needed, ahead, titles=("asked when needed", "two blocks ahead"))
 
 # %% tags=["nbval-ignore-output"]
 experiment = Experiment()
-predicted = experiment.predict(experiment.measure_pieces(6), forward_prefetch=1)
-measured = training_only(experiment.run(8, forward_prefetch=1).timeline)
+predicted = experiment.predict(experiment.measure_pieces(4), forward_prefetch=1)
+measured = training_only(experiment.run(5, forward_prefetch=1).timeline)
 viz.compare(predicted, measured, titles=("predicted", "measured"))
 
 # %% [markdown]

@@ -19,7 +19,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.browser.lab import CHROMIUM, FLAGS, Watched, lab, write_notebook
+from tests.browser.chromium import CHROMIUM, FLAGS
+from tests.browser.lab import Watched, lab, write_notebook
 
 STATES = {
     30: "n_layer=29 d_model=4096 heads=32 kv_heads=8 d_ffn=14336 vocab=128256 bias=false ffn_type=swiglu norm=rmsnorm "

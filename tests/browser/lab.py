@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
@@ -19,11 +18,6 @@ from typing import Any
 import nbformat
 
 ROOT = Path(__file__).parents[2]
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-FLAGS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-]  # fmt: skip
 IDLE = ".jp-Notebook-ExecutionIndicator[data-status='idle']"
 # Of every repaint of the figure when it came: the frame after plotly has drawn is on the screen. And of the last key
 # press, which is seen before the slider sees it.

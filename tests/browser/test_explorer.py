@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.browser.lab import CHROMIUM, FLAGS, Watched, lab, write_notebook
+from tests.browser.chromium import CHROMIUM, FLAGS
+from tests.browser.lab import Watched, lab, write_notebook
 
 pytestmark = [
     pytest.mark.browser,

@@ -10,7 +10,8 @@ import pytest
 from plotly.io.json import to_json_plotly
 
 from fsdp_sim.viz import timeline
-from tests.browser.lab import CHROMIUM, FLAGS, lab
+from tests.browser.chromium import CHROMIUM, FLAGS
+from tests.browser.lab import lab
 
 pytestmark = [
     pytest.mark.browser,

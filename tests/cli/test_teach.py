@@ -67,6 +67,7 @@ def test_a_class_is_summed_up_with_a_table_and_a_figure(tmp_path: Path) -> None:
     assert call("teach", "rollup", str(tmp_path / "nowhere")).exit_code == 2
 
 
+@pytest.mark.tail
 def test_a_notebook_is_graded_in_words_and_as_data(tmp_path: Path) -> None:
     (tmp_path / "ada.ipynb").write_text(HANDED_IN)
     said = call("teach", "grade", str(tmp_path / "ada.ipynb"), "--trusted")

@@ -3,7 +3,7 @@
 import statistics
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdp_sim.cost.collectives import OPS, collective_s, fitted, offload_s, wire_of
@@ -28,7 +28,6 @@ def asked(draw: st.DrawFn) -> tuple[Cluster, int, int]:
 SIZES = st.integers(0, 40 * GIB)
 
 
-@settings(max_examples=50, deadline=None)
 @given(asked(), st.sampled_from(OPS), SIZES, SIZES)
 def test_more_bytes_never_take_less_time(group, op, a, b):
     cluster, n, stride = group
@@ -36,7 +35,6 @@ def test_more_bytes_never_take_less_time(group, op, a, b):
     assert less <= more
 
 
-@settings(max_examples=50, deadline=None)
 @given(asked(), st.sampled_from(OPS), st.integers(1, 40 * GIB))
 def test_time_is_continuous_in_bytes(group, op, size):
     cluster, n, stride = group
@@ -44,7 +42,6 @@ def test_time_is_continuous_in_bytes(group, op, size):
     assert next_ == pytest.approx(here, rel=1e-6)
 
 
-@settings(max_examples=50, deadline=None)
 @given(asked(), st.integers(0, 40 * GIB))
 def test_no_rank_sends_faster_than_its_link(group, size):
     cluster, n, stride = group
@@ -58,7 +55,6 @@ def test_no_rank_sends_faster_than_its_link(group, size):
             assert seconds * cluster.inter_link.bytes_per_s * local >= turns * sent
 
 
-@settings(max_examples=50, deadline=None)
 @given(asked(), st.integers(0, 40 * GIB))
 def test_an_all_reduce_takes_at_most_a_reduce_scatter_and_an_all_gather(group, size):
     cluster, n, stride = group
@@ -69,7 +65,6 @@ def test_an_all_reduce_takes_at_most_a_reduce_scatter_and_an_all_gather(group, s
     assert scatter == gather
 
 
-@settings(max_examples=50, deadline=None)
 @given(asked(), st.sampled_from(OPS), SIZES)
 def test_a_group_of_one_takes_no_time(group, op, size):
     cluster, _, stride = group

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from fsdp_sim.engine import Contention, run
@@ -173,7 +173,6 @@ def columns(played):
             (c.issue_s, c.clock_s, c.start_s, c.end_s)]  # fmt: skip
 
 
-@settings(deadline=None)
 @given(anything, devices, issuing(), st.sampled_from([1.0, 0.1, 1 / 3]))
 def test_factors_of_1_change_nothing_to_the_last_digit(case, device, issue, unit_s):
     program, seconds, ranks = case
@@ -188,7 +187,6 @@ def by_units(i, by):
     return 1 + len(i.unit) / 8 + len(by.unit) / 16
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     anything,
     devices,
@@ -217,7 +215,6 @@ def test_one_rank_is_played_as_each_of_several_that_are_alike(case, device, issu
     assert alone.columns.late.keys() == alike.columns.late.keys()
 
 
-@settings(deadline=None)
 @given(anything, devices, issuing(), st.tuples(*[st.sampled_from([1.0, 1.1, 2.0])] * 2), st.sampled_from([0.0, 0.7, 1]))
 def test_no_operation_is_faster_than_alone_or_starts_before_it_may(case, device, issue, slowdowns, share):
     program, seconds, ranks = case

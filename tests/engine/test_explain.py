@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdp_sim.cost import Work, Workload
@@ -253,7 +253,6 @@ def check_path(played, step):
     assert sum(piece.seconds for piece in path) == pytest.approx(played.step_time_s(step))
 
 
-@settings(deadline=None)
 @given(anything, devices, issuing(), st.sampled_from([None, Contention(1.5, 2.0, 1.0)]), st.sampled_from([1.0, 0.1]))
 def test_the_critical_path_has_no_gaps_and_is_as_long_as_the_step(case, device, issue, contention, unit_s):
     program, seconds, ranks = case
@@ -265,7 +264,6 @@ def test_the_critical_path_has_no_gaps_and_is_as_long_as_the_step(case, device, 
         check_path(played, step)
 
 
-@settings(deadline=None)
 @given(anything, devices, issuing())
 def test_making_what_is_on_the_path_slower_makes_the_run_slower(case, device, issue):
     program, seconds, _ = case
@@ -280,7 +278,6 @@ def test_making_what_is_on_the_path_slower_makes_the_run_slower(case, device, is
         assert run(program, alone | {key: alone[key] + 1.0}, **how).span_s > played.span_s
 
 
-@settings(deadline=None)
 @given(anything, devices, st.integers(0, 2))
 def test_exposure_is_that_of_the_timeline(case, device, issue_s):
     program, seconds, ranks = case
@@ -297,7 +294,6 @@ def test_exposure_is_that_of_the_timeline(case, device, issue_s):
         assert idle + found.compute_s == pytest.approx(found.step_s)
 
 
-@settings(deadline=None, max_examples=50)
 @given(anything, devices, issuing())
 def test_any_run_can_be_explained(case, device, issue):
     program, seconds, ranks = case

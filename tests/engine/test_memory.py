@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdp_sim.cost import Work, Workload
@@ -193,7 +193,6 @@ def test_times_need_a_run_and_follow_cpu_and_streams():
     assert profile.peak_s == profile.times_s[profile.peak_index]
 
 
-@settings(deadline=None)
 @given(steps_of_training(), devices, st.integers(0, 2))
 def test_profile_and_timeline_tell_the_same(case, device, issue_s):
     program, seconds, _ = case
@@ -208,7 +207,6 @@ def test_profile_and_timeline_tell_the_same(case, device, issue_s):
     assert profile.active_bytes >= profile.peak_bytes
 
 
-@settings(deadline=None, max_examples=30)
 @given(plans, st.integers(1, 3))
 def test_after_every_step_the_states_are_all_that_is_left(plan, layers):
     program = build(toy(layers), plan, 4)

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdp_sim.engine import Contention, replay, run
@@ -322,7 +322,6 @@ def spans(timeline):
     return {(r, n): (e.start_s, e.end_s) for r in timeline.ranks for n, e in enumerate(timeline.select(rank=r).ops)}
 
 
-@settings(deadline=None)
 @given(anything, devices, issuing())
 def test_equals_a_simulator_that_moves_a_clock(case, device, issue):
     program, seconds, ranks = case
@@ -332,7 +331,6 @@ def test_equals_a_simulator_that_moves_a_clock(case, device, issue):
     assert spans(timeline) == expected
 
 
-@settings(deadline=None)
 @given(anything, devices, issuing())
 def test_the_pass_for_one_rank_equals_the_pass_for_many(case, device, issue):
     """The first writes numbers, the second arrays; they share no code."""
@@ -346,7 +344,6 @@ def test_the_pass_for_one_rank_equals_the_pass_for_many(case, device, issue):
         assert list(getattr(one.columns, name)) == as_array.of_rank(getattr(as_array.columns, name), 0)
 
 
-@settings(deadline=None)
 @given(anything, devices, st.data())
 def test_nothing_starts_earlier_when_something_takes_longer(case, device, data):
     program, seconds, ranks = case
@@ -358,7 +355,6 @@ def test_nothing_starts_earlier_when_something_takes_longer(case, device, data):
     assert all(after[op] >= before[op] for op in before)
 
 
-@settings(deadline=None)
 @given(anything, devices)
 def test_a_lane_does_one_thing_at_a_time_in_issue_order(case, device):
     program, seconds, ranks = case
@@ -370,7 +366,6 @@ def test_a_lane_does_one_thing_at_a_time_in_issue_order(case, device):
             assert all(a.end_s <= b.start_s for a, b in pairwise(mine))
 
 
-@settings(deadline=None)
 @given(anything, devices)
 def test_an_operation_starts_when_the_last_thing_it_waits_for_ends(case, device):
     program, seconds, _ = case
@@ -386,7 +381,6 @@ def test_an_operation_starts_when_the_last_thing_it_waits_for_ends(case, device)
         assert e.start_s == max(before, default=0.0)
 
 
-@settings(deadline=None)
 @given(
     st.integers(1, 6),
     st.tuples(*[st.integers(1, 50)] * 4),

@@ -175,6 +175,7 @@ def broken() -> Ladder:
     return climb(TWO, rungs, broken=faults)
 
 
+@pytest.mark.tail
 def test_a_rank_with_another_seed_is_healed_by_ddp_which_copies_rank_0(broken: Ladder) -> None:
     assert broken["mini-ddp"].fault == "wrong-seed"
     assert broken["mini-ddp"].divergences == {}

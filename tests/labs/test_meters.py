@@ -50,12 +50,15 @@ class TestPeak:
 
 class TestMemory:
     def test_the_peak_stays_when_the_memory_is_given_back(self):
-        before = memory_bytes(torch.device("cpu"))
-        block = mmap.mmap(-1, before.peak_bytes + 64 * MIB)  # more than there ever was; not malloc's, which may keep it
-        np.frombuffer(block, np.uint8)[:] = 1
-        held = memory_bytes(torch.device("cpu"))
-        block.close()
-        after = memory_bytes(torch.device("cpu"))
+        def memories():  # on a rank, whose process has held little yet
+            before = memory_bytes(torch.device("cpu"))
+            block = mmap.mmap(-1, before.peak_bytes + 64 * MIB)  # not malloc's, which may keep it
+            np.frombuffer(block, np.uint8)[:] = 1
+            held = memory_bytes(torch.device("cpu"))
+            block.close()
+            return before, held, memory_bytes(torch.device("cpu"))
+
+        before, held, after = (Memory(*numbers) for numbers in run(memories, 1, record=False, progress=False)[0])
         assert held.peak_bytes > before.peak_bytes
         assert after.peak_bytes > held.peak_bytes - 8 * MIB  # threads report to the kernel in batches
         assert after.reserved_bytes < held.reserved_bytes

@@ -66,6 +66,7 @@ class TestTorchrun:
         assert printed[2] == f"step   0  loss {plain_losses[0]:.4f}"
         assert "2 ranks on cpu, gloo, torch 2." in printed[22]  # by one rank: 20 steps, then the report
 
+    @pytest.mark.tail
     def test_what_was_asked_wrongly_is_said_once(self):
         run = start([*TORCHRUN, "--nproc_per_node=3", "-m", "labs.train"])
         _, err = run.communicate(timeout=120)

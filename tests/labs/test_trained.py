@@ -35,6 +35,7 @@ def test_what_failed_is_told_in_the_trainers_own_words():
         train(*SMALLEST, "--lrr=1", ranks=1)
 
 
+@pytest.mark.tail
 def test_what_takes_too_long_is_ended_with_all_its_ranks(tmp_path):
     script = tmp_path / "forever.py"
     script.write_text(FOREVER)

@@ -58,6 +58,7 @@ def plan(micro_batch: int, seq_len: int, checkpointing: str | None, reshard: boo
 
 CASES = [
     Case("gpt2-124m", 4, plan(4, 1024, None, True)),
+    Case("llama3-8b", 4, plan(1, 2048, None, None)),
     Case("gpt2-124m", 4, plan(4, 1024, "full", None)),
     Case("gpt2-124m", 3, Plan(micro_batch=2, seq_len=512)),  # fp32
     Case("gpt2-350m", 3, plan(4, 1024, None, False)),
@@ -66,7 +67,6 @@ CASES = [
     Case("llama2-7b", 4, plan(1, 4096, "full", True)),
     Case("llama2-7b", 4, plan(1, 1024, "full", False)),
     Case("llama3-8b", 4, plan(1, 8192, "full", True)),
-    Case("llama3-8b", 4, plan(1, 2048, None, None)),
 ]
 
 
@@ -84,25 +84,25 @@ def rules_say(case: Case, work: Workload) -> dict[Memory, int]:
     return peak_by_the_rules(build(work.units, case.plan, WORLD_SIZE), work)
 
 
-@pytest.mark.parametrize("case", some(CASES, first=4), ids=str)
+@pytest.mark.parametrize("case", some(CASES, first=2), ids=str)
 def test_a_traced_module_has_the_peak_of_torch(case: Case) -> None:
     assert sum(rules_say(case, traced(case)).values()) == pytest.approx(torch_says(case)["Total"], rel=0.001)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", some(CASES, first=4), ids=str)
 def test_the_analytic_workload_has_the_peak_of_torch(case: Case) -> None:
     peak = rules_say(case, workload(case.model, case.plan))
     assert sum(peak.values()) == pytest.approx(torch_says(case)["Total"], rel=0.005)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", some(CASES, first=2), ids=str)
 def test_the_engine_has_the_peak_of_torch(case: Case) -> None:
     for work in (traced(case), workload(case.model, case.plan)):
         peak = memory(build(work.units, case.plan, WORLD_SIZE), work).peak_bytes
         assert peak == pytest.approx(torch_says(case)["Total"], rel=0.03)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", some(CASES, first=2), ids=str)
 def test_what_makes_up_the_peak_is_what_torch_says(case: Case) -> None:
     ours, theirs = rules_say(case, traced(case)), torch_says(case)
     for category, kind in {

@@ -14,7 +14,8 @@ import nbformat
 import pytest
 
 from fsdp_sim.learn import progress
-from tests.browser.lab import CHROMIUM, FLAGS, IDLE
+from tests.browser.chromium import CHROMIUM, FLAGS
+from tests.browser.lab import IDLE
 from tests.browser.lab import lab as start_lab
 
 if TYPE_CHECKING:

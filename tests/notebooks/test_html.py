@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
-
-from tests.browser.lab import CHROMIUM, FLAGS
 
 html = pytest.importorskip("notebooks.masters.html", reason="needs Sphinx, MyST-NB and Furo: the extra html")
 NAMES = ["00_start_here", "04_the_life_of_a_unit"]
@@ -67,39 +66,32 @@ def test_a_notebook_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.browser
-@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (Debian: sudo apt install chromium)")
-def test_in_a_browser_the_search_finds_a_word_and_nobody_is_asked_for_anything(pages: Path) -> None:
-    from playwright.sync_api import sync_playwright
+def test_in_a_browser_the_search_finds_a_word_and_nobody_is_asked_for_anything(pages: Path, page: Any) -> None:
+    asked: list[str] = []
+    complaints: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
 
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        page = browser.new_page(viewport={"width": 1280, "height": 900})
-        asked: list[str] = []
-        complaints: list[str] = []
-        page.on("request", lambda request: asked.append(request.url))
-        page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
+    page.goto((pages / "04_the_life_of_a_unit.html").as_uri())
+    pictures = page.locator(".cell_output img")
+    assert pictures.count() >= 2
+    pictures.last.scroll_into_view_if_needed()
+    page.wait_for_function("[...document.images].every(i => i.complete && i.naturalWidth > 0)", timeout=30_000)
+    summary = page.locator("main details summary, article details summary").first
+    summary.focus()
+    page.keyboard.press("Enter")
+    assert page.locator("details[open]").count() == 1
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
-        page.goto((pages / "04_the_life_of_a_unit.html").as_uri())
-        pictures = page.locator(".cell_output img")
-        assert pictures.count() >= 2
-        pictures.last.scroll_into_view_if_needed()
-        page.wait_for_function("[...document.images].every(i => i.complete && i.naturalWidth > 0)", timeout=30_000)
-        summary = page.locator("main details summary, article details summary").first
-        summary.focus()
-        page.keyboard.press("Enter")
-        assert page.locator("details[open]").count() == 1
-        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page.keyboard.press("Control+Home")
+    box = page.locator("input[name=q]").first
+    box.focus()
+    box.type("reduce-scatter")
+    page.keyboard.press("Enter")
+    found = page.locator("#search-results li a", has_text="Glossary > reduce-scatter")
+    found.wait_for(timeout=30_000)
+    found.click()
+    page.wait_for_url(re.compile(r"glossary\.html.*#reduce-scatter"), timeout=30_000)
 
-        page.keyboard.press("Control+Home")
-        box = page.locator("input[name=q]").first
-        box.focus()
-        box.type("reduce-scatter")
-        page.keyboard.press("Enter")
-        found = page.locator("#search-results li a", has_text="Glossary > reduce-scatter")
-        found.wait_for(timeout=30_000)
-        found.click()
-        page.wait_for_url(re.compile(r"glossary\.html.*#reduce-scatter"), timeout=30_000)
-
-        assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
-        assert complaints == []
-        browser.close()
+    assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
+    assert complaints == []

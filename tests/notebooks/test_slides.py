@@ -17,7 +17,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_output
 from fsdp_sim.learn.classroom.plans import Homework, Plan, Row, plans
 from fsdp_sim.learn.classroom.sections import sections
 from fsdp_sim.learn.find import load, names
-from tests.browser.lab import CHROMIUM, FLAGS
+from tests.browser.chromium import CHROMIUM, FLAGS
 
 pytest.importorskip("sphinx_revealjs", reason="needs sphinx-revealjs: the extra html")
 from notebooks.masters import build

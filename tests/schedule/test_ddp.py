@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -50,7 +50,6 @@ def of_torch(tensors: list[torch.Tensor], cap: int, first_cap: int | None) -> li
     return dist._compute_bucket_assignment_by_size(tensors, caps, [False] * len(tensors), order)[0]
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     numels=st.lists(st.integers(1, 200), min_size=1, max_size=30),
     cap=st.integers(4, 600),
@@ -177,7 +176,6 @@ def test_one_rank_reduces_nothing():
     verify_flat(what)
 
 
-@settings(max_examples=40, deadline=None)
 @given(r=st.randoms(use_true_random=False), steps=st.integers(1, 3))
 def test_every_program_is_right(r, steps):
     units = random_units(r)

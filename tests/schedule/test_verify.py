@@ -7,7 +7,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from hypothesis import given, reject, settings
+from hypothesis import given, reject
 from hypothesis import strategies as st
 
 from fsdp_sim.schedule import Kind, Param, ProgramError, Unit, build, toy, toy_program, verify
@@ -32,7 +32,6 @@ def random_program(chosen: Random, world_size: int, steps: int, layers: int = 4)
 # -- what is built is right
 
 
-@settings(deadline=None, max_examples=100)
 @given(RANDOM, RANKS, st.integers(1, 2))
 def test_any_program_that_is_built_is_right(chosen, world_size, steps):
     program = random_program(chosen, world_size, steps)
@@ -61,7 +60,6 @@ def test_any_program_that_is_built_is_right(chosen, world_size, steps):
             assert not (backward and (keeps is False or (type(keeps) is int and keeps == 1)))
 
 
-@settings(deadline=None, max_examples=50)
 @given(RANDOM, RANKS)
 def test_every_step_after_the_first_issues_the_same(chosen, world_size):
     program = random_program(chosen, world_size, steps=3)
@@ -128,7 +126,6 @@ def is_needed(program, k):
     return False
 
 
-@settings(deadline=None, max_examples=100)
 @given(RANDOM, RANKS)
 def test_a_program_that_lacks_an_operation_or_a_buffer_is_wrong(chosen, world_size):
     program = random_program(chosen, world_size, steps=2, layers=2)
@@ -142,7 +139,6 @@ def test_a_program_that_lacks_an_operation_or_a_buffer_is_wrong(chosen, world_si
         pytest.fail(f"without {k}: {program.instructions[k].line} of {program.plan}")
 
 
-@settings(deadline=None, max_examples=50)
 @given(RANDOM, RANKS)
 def test_compute_in_another_order_is_wrong(chosen, world_size):
     program = random_program(chosen, world_size, steps=1, layers=2)
@@ -186,7 +182,6 @@ def hazards(program, chosen):
     return found
 
 
-@settings(deadline=None, max_examples=60)
 @given(RANDOM, RANKS, st.integers(0, 999))
 def test_a_program_in_which_something_can_start_too_early_is_wrong(chosen, world_size, seed):
     """Judged by playing it with random durations, which knows nothing of clocks."""

@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fsdp_sim.spec import Cluster, Gpu, Link, gpu, gpu_names
@@ -88,7 +88,7 @@ def test_bandwidth_and_latency_replace_those_of_the_link_between_nodes_alone():
         ),
         ({"inter": "400 Gb/s"}, r"'400 Gb/s' does not say whose rate that is; add 'per node' or 'per GPU'"),
         ({"inter": "0 Gb/s per GPU"}, r"Link\.bytes_per_s is 0\.0; it must be a number > 0"),
-        ({"inter": "1,600 Gb/s per node"}, r"'1,600 Gb/s per node' is not understood at '1'; write its rate as"),
+        ({"inter": "1,600 Gb/s per node"}, r"'1,600 Gb/s per node' is not understood at '1,'; write its rate as"),
         ({"inter": "1e3 Gb/s per node"}, r"is not understood at '1e'"),
         ({"inter": "1_600 Gb/s per node"}, r"is not understood at '1_'"),
         ({"inter": "-5 Gb/s per node"}, r"is not understood at '-'"),
@@ -180,6 +180,7 @@ def test_a_cluster_prints_as_it_is_written():
 
 
 @given(st.text("0123456789.,_-+*/xeEGTbB ", max_size=12), st.sampled_from(["per node", "per GPU"]))
+@example(",1", "per node")
 def test_a_rate_is_read_whole_or_refused(number, whose):
     """What Python and a person would read is what is read; anything else is an error."""
     plain = re.fullmatch(r" *(\d+(?:\.\d+)?) *", number)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdp_sim import Cluster, Plan, simulate
@@ -83,7 +83,6 @@ def sim():
     return simulate("gpt2-124m", Cluster("A100-SXM-40GB", gpus=8), Plan(micro_batch=2, param_dtype="bf16"))
 
 
-@settings(deadline=None)
 @given(timelines())
 def test_any_timeline_keeps_the_rules_and_comes_back_as_it_was(tmp_path_factory, timeline):
     path = tmp_path_factory.mktemp("chrome") / "trace.json"
@@ -94,7 +93,6 @@ def test_any_timeline_keeps_the_rules_and_comes_back_as_it_was(tmp_path_factory,
     assert back.header == timeline.header
 
 
-@settings(deadline=None, max_examples=30)
 @given(anything)
 def test_any_run_keeps_the_rules(tmp_path_factory, case):
     program, seconds, ranks = case

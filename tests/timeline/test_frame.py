@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from fsdp_sim import Cluster, Plan, simulate
 from fsdp_sim.timeline import Lane, Op, Timeline
@@ -19,13 +19,11 @@ def assert_same(one: Timeline, other: Timeline) -> None:
     assert one.header == other.header
 
 
-@settings(deadline=None)
 @given(timelines())
 def test_any_timeline_comes_back_from_a_frame(timeline):
     assert_same(from_pandas(to_pandas(timeline)), timeline)
 
 
-@settings(deadline=None, max_examples=50)
 @given(timelines())
 def test_any_timeline_comes_back_from_parquet(tmp_path_factory, timeline):
     path = tmp_path_factory.mktemp("frame") / "events.parquet"

@@ -93,7 +93,7 @@ def test_the_last_node_may_hold_fewer_gpus_than_its_kind(tmp_path: Path) -> None
         ({"fp8": "True"}, r"column fp8: 'True' is not priced yet"),
         ({"peak_memory_kind": "used"}, r"column peak_memory_kind: 'used' is not a kind that is known"),
         ({"inter_node": "carrier pigeon"}, r"no link is called 'carrier pigeon'"),
-        ({"inter_node": "1,600 Gb/s per node"}, r"is not understood at '1'"),
+        ({"inter_node": "1,600 Gb/s per node"}, r"is not understood at '1,'"),
         ({"ffn_type": "geglu"}, r"Model.ffn_type is 'geglu'; it must be 'gelu', 'swiglu' or 'relu'"),
         ({"quantization": "nf4"}, r"has a column 'quantization', which is not understood; there are n_layer"),
         ({"gpu_type": "H1000"}, r"line 2 \(id c000\): no GPU is called 'H1000'; the nearest names are H100-SXM-80GB"),

@@ -15,15 +15,16 @@ import anywidget
 import numpy as np
 import plotly.graph_objects as go
 import traitlets
-from plotly.offline import get_plotlyjs
+
+from fsdp_sim.viz import plotly_js
 
 BROWSER_JS = Path(__file__).parents[1] / "browser.js"
 
 
 @cache
 def _module() -> str:
-    """plotly.js, which sets ``window.Plotly``, and what draws with it."""
-    return f"if (!window.Plotly) {{\n{get_plotlyjs()}\n}}\n{BROWSER_JS.read_text(encoding='utf-8')}"
+    """plotly.js, as much of it as bars and lines need, which sets ``window.Plotly``, and what draws with it."""
+    return f"if (!window.Plotly) {{\n{plotly_js.source(())}\n}}\n{BROWSER_JS.read_text(encoding='utf-8')}"
 
 
 class LivePlot(anywidget.AnyWidget):

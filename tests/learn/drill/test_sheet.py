@@ -1,6 +1,7 @@
 """The cheat sheet: made of the templates' rules, on one page."""
 
 import re
+from typing import Any
 
 import pytest
 
@@ -17,14 +18,10 @@ def test_it_has_the_rules_of_all_that_is_asked_up_to_its_level() -> None:
     assert page.count("<li>") == text.count("\n- ")
 
 
-def test_it_prints_on_one_side_of_a_sheet(chromium: str) -> None:
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        page = browser.new_page()
-        page.set_content(as_html())
-        pdf = page.pdf(prefer_css_page_size=True)
-        browser.close()
+@pytest.mark.browser
+def test_it_prints_on_one_side_of_a_sheet(page: Any) -> None:
+    page.set_content(as_html())
+    pdf = page.pdf(prefer_css_page_size=True)
     assert len(re.findall(rb"/Type\s*/Page\b", pdf)) == 1
 
 

@@ -179,6 +179,7 @@ def test_everything_that_the_profiler_can_add_is_read(tmp_path: Path) -> None:
     assert min(v.min() for v in timeline.live_bytes(0)[1].values()) >= 0
 
 
+@pytest.mark.tail
 def test_fsdp1_units_are_named_after_modules_where_the_trace_has_them(tmp_path: Path) -> None:
     timeline = read_kineto(record(tmp_path, "fsdp1", "with_stack")[0])
     units = ["Block_0", "Block_1", "Block_2"]

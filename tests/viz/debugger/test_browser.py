@@ -10,7 +10,8 @@ from typing import Any
 import nbformat
 import pytest
 
-from tests.browser.lab import CHROMIUM, FLAGS, IDLE
+from tests.browser.chromium import CHROMIUM, FLAGS
+from tests.browser.lab import IDLE
 from tests.browser.lab import lab as start_lab
 from tests.viz.debugger import training
 

@@ -2,8 +2,6 @@
 
 import os
 import re
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +10,6 @@ import pytest
 from fsdp_sim.timeline import Op, Timeline
 from fsdp_sim.viz.debugger import debugger_page
 from tests.timeline.strategies import gather, op, timeline_of
-
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
 
 
 def test_it_asks_for_nothing_and_runs_nothing(run: Timeline, tmp_path: Path) -> None:
@@ -50,24 +46,11 @@ def test_a_run_too_long_for_a_page_is_refused(tmp_path: Path) -> None:
         debugger_page(tmp_path / "page.html", many)
 
 
-@pytest.fixture
-def page() -> Iterator[Any]:
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if chromium is None:
-        pytest.skip("no Chromium is there (on Debian: apt install chromium)")
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
-        page = browser.new_page(viewport={"width": 1280, "height": 900})
-        page.complaints = []
-        page.on("console", lambda message: page.complaints.append(message.text))
-        yield page
-        browser.close()
-
-
 @pytest.mark.browser
 def test_arrow_keys_and_clicks_step_forwards_and_backwards(page: Any, run: Timeline, tmp_path: Path) -> None:
     path = debugger_page(tmp_path / "page.html", run, step=0)
+    complaints: list[str] = []
+    page.on("console", lambda message: complaints.append(message.text))
     page.goto(f"file://{os.fspath(path)}")
     head = page.locator("section:visible h3").first
     marked = page.locator("section:visible tr[aria-current=true] td").first
@@ -83,4 +66,4 @@ def test_arrow_keys_and_clicks_step_forwards_and_backwards(page: Any, run: Timel
     page.locator("section:visible label", has_text="Same on rank 1").click()
     assert page.locator("section:visible .fsd-where").first.inner_text().startswith("rank 1 ")
     assert page.locator(".fsd-film > section:visible").count() == 1
-    assert page.complaints == []
+    assert complaints == []

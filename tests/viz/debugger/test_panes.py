@@ -3,7 +3,7 @@
 import re
 
 import msgspec
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdp_sim.timeline import Memory, Op, Phase, Timeline
@@ -28,7 +28,6 @@ def of_run(run: Timeline, op: Op, unit: str, phase: Phase) -> int:
     return run.select(rank=0, op=op, unit=unit, phase=phase).events[0].seq
 
 
-@settings(deadline=None)
 @given(timelines())
 def test_any_timeline_can_be_shown(timeline: Timeline) -> None:
     for rank in timeline.ranks:

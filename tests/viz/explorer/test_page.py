@@ -8,7 +8,6 @@ import pytest
 
 from fsdp_sim.viz.explorer import explorer, explorer_page
 from fsdp_sim.viz.explorer.page import MOST_BYTES
-from tests.browser.lab import CHROMIUM, FLAGS
 
 STATE = "model=gpt2-124m gpu=A100 gpus=16 micro_batch=4 bandwidth_gbps=50"
 VARY = {"forward_prefetch": [None, 1, 2], "bandwidth_gbps": [10, 50, 400], "gpus": [16, 12]}
@@ -52,34 +51,28 @@ def test_the_picture_of_an_explorer_says_what_it_shows() -> None:
 
 
 @pytest.mark.browser
-@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (Debian: sudo apt install chromium)")
-def test_a_key_on_a_slider_of_the_page_moves_the_figure_and_the_words(saved: Path) -> None:
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        tab = browser.new_page(viewport={"width": 900, "height": 900})
-        complaints: list[str] = []
-        requests: list[str] = []
-        tab.on("console", lambda message: complaints.append(message.text))
-        tab.on("pageerror", lambda error: complaints.append(str(error)))
-        tab.on("request", lambda request: requests.append(request.url))
-        tab.goto(saved.as_uri())
-        tab.wait_for_selector(".barlayer path", state="attached")
-        bars = "document.querySelector('.js-plotly-plot')._fullData.find(t => t.name === 'all-gather')"
-        length = f"{bars}.x.reduce((sum, x) => sum + x)"
-        before, words = tab.evaluate(length), tab.inner_text("#words")
-        tab.focus("#vary-bandwidth_gbps")
-        tab.keyboard.press("ArrowLeft")
-        tab.wait_for_function(f"before => {length} > 2 * before", arg=before)
-        assert tab.inner_text("#words") != words
-        assert "bandwidth_gbps=10" in tab.inner_text("#state")
-        tab.focus("#vary-gpus")
-        tab.keyboard.press("ArrowRight")
-        assert "take 8 or 16" in tab.inner_text("#words")
-        assert tab.locator("main.stale").count() == 1
-        assert complaints == []
-        assert [url for url in requests if not url.startswith(("file:", "blob:", "data:"))] == []
-        browser.close()
+def test_a_key_on_a_slider_of_the_page_moves_the_figure_and_the_words(saved: Path, page: Any) -> None:
+    complaints: list[str] = []
+    requests: list[str] = []
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("request", lambda request: requests.append(request.url))
+    page.goto(saved.as_uri())
+    page.wait_for_selector(".barlayer path", state="attached")
+    bars = "document.querySelector('.js-plotly-plot')._fullData.find(t => t.name === 'all-gather')"
+    length = f"{bars}.x.reduce((sum, x) => sum + x)"
+    before, words = page.evaluate(length), page.inner_text("#words")
+    page.focus("#vary-bandwidth_gbps")
+    page.keyboard.press("ArrowLeft")
+    page.wait_for_function(f"before => {length} > 2 * before", arg=before)
+    assert page.inner_text("#words") != words
+    assert "bandwidth_gbps=10" in page.inner_text("#state")
+    page.focus("#vary-gpus")
+    page.keyboard.press("ArrowRight")
+    assert "take 8 or 16" in page.inner_text("#words")
+    assert page.locator("main.stale").count() == 1
+    assert complaints == []
+    assert [url for url in requests if not url.startswith(("file:", "blob:", "data:"))] == []
 
 
 @pytest.mark.browser
