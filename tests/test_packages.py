@@ -48,6 +48,7 @@ def test_a_newer_torch_than_those_tried_is_one(version, untried):
     assert packages.is_untried(version) is untried
 
 
+@pytest.mark.tail
 def test_an_untried_torch_warns_once_and_works():
     script = (
         "import torch; torch.__version__ = '2.99.0'\n"

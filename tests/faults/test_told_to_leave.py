@@ -54,6 +54,7 @@ def test_ctrl_c_saves_and_leaves(start):
     assert not job.ranks()
 
 
+@pytest.mark.tail
 def test_a_rank_that_hangs_is_given_up_after_the_timeout(start, undisturbed):
     job = start("--timeout_s=3", max_restarts=1, faults="hang:step@3@1")
     assert job.wait() == 0, job.printed

@@ -48,6 +48,7 @@ def test_asked_wrongly(
     assert list(tmp_path.iterdir()) == [theirs]
 
 
+@pytest.mark.tail
 def test_a_disk_that_does_not_take_it(
     theirs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,6 +33,7 @@ def test_every_rank_issues_what_the_program_says_in_its_order(pieces: Pieces, de
     assert all(np.isfinite(results[0]))
 
 
+@pytest.mark.tail
 def test_prefetch_changes_the_order_but_not_the_losses() -> None:
     off, on = (SMALL.run(4, forward_prefetch=depth, progress=False) for depth in (None, 1))
     assert off[0] == pytest.approx(on[0], rel=1e-6)

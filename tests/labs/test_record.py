@@ -174,6 +174,7 @@ def test_a_lab_about_cpu_cores_is_not_recorded(monkeypatch, capsys, tmp_path):
     assert "the lab 'units' is about CPU cores and runs everywhere" in capsys.readouterr().out
 
 
+@pytest.mark.tail
 def test_what_keeps_a_lab_from_running_on_a_gpu_that_is_here_is_said(monkeypatch, tmp_path):
     """The GPU is there to be seen by this process alone: the lab's own finds none."""
     monkeypatch.setattr(module, "gpus", lambda: ["NVIDIA H100"])

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from labs.stopping import INTERRUPTED, PREEMPTED, Stopping, stopping
+from tests.some import tail
 
 
 def wait_for(condition):
@@ -128,8 +129,8 @@ class TestTime:
         ("work", "what"),
         [
             (STUCK, "the step did not end"),
-            (SAVES_FOREVER, "what takes longer than a step did not end"),
-            (SAVES_THEN_IS_STUCK, "the step did not end"),
+            tail(pytest.param(SAVES_FOREVER, "what takes longer than a step did not end")),
+            tail(pytest.param(SAVES_THEN_IS_STUCK, "the step did not end")),
         ],
     )
     def test_who_does_not_get_ready_leaves_by_itself(self, work, what):

@@ -95,6 +95,11 @@ def tracked(build: Callable[[], nn.Module], plan: Plan, world_size: int = WORLD_
         for module in (*model.layers, model):
             fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=plan.reshard_after_forward)
         optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+        for p in model.parameters():  # DTensor tries what it has not met on whole tensors, which would be counted
+            p.grad = torch.zeros_like(p)
+        optimizer.step()
+        optimizer.zero_grad()
+        optimizer.state.clear()
         inputs = tuple(torch.empty(t.shape, dtype=t.dtype) for t in tokens_of(plan))
         tracker = FSDPMemTracker(model, optimizer)
         tracker.track_inputs(inputs)

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ENDS = """
 import sys, time, torch, torch.distributed as dist
 from labs.config import TrainConfig
@@ -26,6 +28,7 @@ print("ended")
 """
 
 
+@pytest.mark.tail
 def test_a_model_that_is_freed_after_its_group_does_not_wait_for_ever():
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[3])}
     ended = subprocess.run([sys.executable, "-c", ENDS], env=env, capture_output=True, text=True, timeout=120)
