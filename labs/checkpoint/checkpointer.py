@@ -314,7 +314,8 @@ class Checkpointer:
             return manifest, wrong
         mine = folders.shares(manifest, self.world_size)[self.rank]
         wrong_on_ranks = together(lambda: folders.damaged_files(path, manifest, mine), self.group)
-        return manifest, [why for wrong in wrong_on_ranks for why in wrong]
+        wrong = [why for wrong in wrong_on_ranks for why in wrong]
+        return manifest, wrong or self._on_rank_0(lambda: folders.wrong_index(path, manifest))
 
     def load(self, found: Found, state: State, *, strict: bool = True) -> bool:
         """Fill the state's tensors in place, whatever the number of ranks or the way of wrapping was.

@@ -73,7 +73,7 @@ def open_checkpoint(path: Path) -> Opened:
         return Opened(path, _Joined({"model.": hugging_face.renamed(weights, {})}))
     if (path / MANIFEST).exists():
         manifest = read_manifest(path)
-        if wrong := folders.damaged_files(path, manifest, list(manifest.files)):
+        if wrong := folders.damaged_files(path, manifest, list(manifest.files)) or folders.wrong_index(path, manifest):
             raise ValueError(f"{path} is damaged: {wrong[0]}; convert another checkpoint")
         if manifest.format == "sharded":
             return Opened(path, _Sharded(path), manifest)

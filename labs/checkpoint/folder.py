@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 
 from labs.checkpoint.hashing import FILES_AT_ONCE, fsync_folder, hash_file
+from labs.checkpoint.index import INDEX, check_files
 from labs.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 
 LATEST, PROGRESS = "latest", "progress.json"
@@ -163,6 +164,17 @@ def survey(checkpoint: Path) -> tuple[Manifest | None, list[str]]:
         elif there[name] != info.size_bytes:
             wrong.append(f"{name} has {there[name]} bytes, not {info.size_bytes}")
     return manifest, wrong
+
+
+def wrong_index(checkpoint: Path, manifest: Manifest) -> list[str]:
+    """What is wrong with the places of the tensors in a sharded checkpoint, whose files are as they were written."""
+    if INDEX not in manifest.files:
+        return []
+    try:
+        check_files(checkpoint, {name: info.size_bytes for name, info in manifest.files.items()})
+    except (OSError, ValueError) as error:
+        return [str(error)]
+    return []
 
 
 def damaged_files(checkpoint: Path, manifest: Manifest, names: Collection[str]) -> list[str]:

@@ -5,7 +5,8 @@ DCP keeps the same in a pickle, which runs code when it is read; this is JSON.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -47,9 +48,57 @@ def read_index(checkpoint: Path) -> Index:
         OSError: it cannot be read. ValueError: it is damaged.
     """
     try:
-        return msgspec.json.decode((checkpoint / INDEX).read_bytes(), type=Index)
+        index = msgspec.json.decode((checkpoint / INDEX).read_bytes(), type=Index)
     except msgspec.DecodeError as error:
         raise ValueError(f"{checkpoint / INDEX} is damaged: {error}") from error
+    for name, saved in index.tensors.items():
+        if wrong := _wrong(saved, len(index.files)):
+            raise ValueError(f"{checkpoint / INDEX} is damaged: {name}: {wrong}")
+    return index
+
+
+def check_files(checkpoint: Path, sizes_bytes: Mapping[str, int]) -> None:
+    """That the pieces of all tensors lie in the files of a sharded checkpoint.
+
+    Raises:
+        OSError, ValueError: as `read_index`; or names what lies outside.
+    """
+    index = read_index(checkpoint)
+    for name, saved in index.tensors.items():
+        for piece in saved.pieces:
+            file, n_bytes = index.files[piece.file], math.prod(piece.shape) * torch_dtype(saved.dtype).itemsize
+            if piece.begin_bytes + n_bytes > sizes_bytes.get(file, 0):
+                raise ValueError(
+                    f"{checkpoint / INDEX} is damaged: {name}: {file} ends before byte {piece.begin_bytes + n_bytes}"
+                )
+
+
+def _wrong(saved: Saved, n_files: int) -> str:
+    """What keeps the pieces from being the tensor, each of its numbers once."""
+    whole = math.prod(saved.shape)
+    for piece in saved.pieces:
+        if not 0 <= piece.file < n_files or piece.begin_bytes < 0:
+            return f"a piece from byte {piece.begin_bytes} of file {piece.file}, of {n_files} files"
+        if not len(piece.offsets) == len(piece.shape) == len(saved.shape) or any(
+            offset < 0 or n < 0 or offset + n > size
+            for offset, n, size in zip(piece.offsets, piece.shape, saved.shape, strict=True)
+        ):
+            return f"a piece of shape {piece.shape} at {piece.offsets} lies outside of shape {saved.shape}"
+    in_order = sorted((piece for piece in saved.pieces if math.prod(piece.shape)), key=lambda piece: piece.offsets)
+    for n, piece in enumerate(in_order):
+        for other in in_order[n + 1 :]:
+            if piece.shape and other.offsets[0] >= piece.offsets[0] + piece.shape[0]:
+                break
+            if all(map(_meet, piece.offsets, piece.shape, other.offsets, other.shape)):
+                return f"two pieces overlap at {other.offsets}"
+    there = sum(math.prod(piece.shape) for piece in saved.pieces)
+    if there != whole:
+        return f"its pieces have {there} numbers, and shape {saved.shape} has {whole}"
+    return ""
+
+
+def _meet(offset: int, n: int, other_offset: int, other_n: int) -> bool:
+    return offset < other_offset + other_n and other_offset < offset + n
 
 
 def torch_dtype(name: str) -> torch.dtype:

@@ -270,11 +270,11 @@ def damage(path: Path) -> None:
     largest.write_bytes(data)
 
 
-def reseal(checkpoint: Path, progress: object) -> None:
-    """Write another progress, and a manifest that fits it."""
-    (checkpoint / "progress.json").write_text(json.dumps(progress))
+def reseal(checkpoint: Path, name: str, content: object) -> None:
+    """Write another content into a file, and a manifest that fits it."""
+    (checkpoint / name).write_text(json.dumps(content))
     manifest = read_manifest(checkpoint)
-    files = manifest.files | {"progress.json": hash_file(checkpoint / "progress.json")}
+    files = manifest.files | {name: hash_file(checkpoint / name)}
     (checkpoint / "manifest.json").write_bytes(msgspec.structs.replace(manifest, files=files).encode())
 
 
@@ -367,9 +367,32 @@ class TestDamaged:
     )
     def test_one_that_was_edited_and_sealed_again_is_passed_over(self, two, key, value):
         newest = two / CHECKPOINTS / "step-2"
-        reseal(newest, json.loads((newest / "progress.json").read_text()) | {key: value})
+        reseal(newest, "progress.json", json.loads((newest / "progress.json").read_text()) | {key: value})
         training = begin(two, api="single")
         assert "step-2 is damaged and was passed over: progress.json is not what a run writes: " in training.resume()[0]
+        assert training.step == 1
+
+    @pytest.mark.parametrize(
+        ("pieces", "says"),
+        [
+            ([], "its pieces have 0 numbers, and shape (128,) has 128"),
+            ([[0, 0, [0], [64]], [0, 0, [63], [64]]], "two pieces overlap at (63,)"),
+            ([[0, 10**15, [0], [128]]], "shard-0.bin ends before byte 1000000000000512"),
+            ([[0, 0, [0], [64]]], "its pieces have 64 numbers"),
+            ([[7, 0, [0], [128]]], "a piece from byte 0 of file 7, of 1 files"),
+            ([[0, -8, [0], [128]]], "a piece from byte -8 of file 0"),
+            ([[0, 0, [1], [128]]], "a piece of shape (128,) at (1,) lies outside of shape (128,)"),
+            ([[0, 0, [], []]], "a piece of shape () at () lies outside of shape (128,)"),
+        ],
+    )
+    def test_one_whose_tensors_are_said_to_lie_elsewhere_is_passed_over(self, two, pieces, says):
+        newest = two / CHECKPOINTS / "step-2"
+        index = json.loads((newest / "tensors.json").read_text())
+        index["tensors"]["model.norm.weight"]["pieces"] = pieces
+        reseal(newest, "tensors.json", index)
+        training = begin(two, api="single")
+        assert "step-2 is damaged and was passed over: " in (said := training.resume()[0])
+        assert f"model.norm.weight: {says}" in said
         assert training.step == 1
 
 
