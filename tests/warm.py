@@ -125,7 +125,10 @@ def _serve(address: str) -> None:
 
 
 def _become(client: socket.socket, files: list[int], command: list[str], environ: dict[str, str], folder: str) -> None:
-    """What the client was to be."""
+    """What the client was to be. Ranks that it starts come from the server's fork server, whose parent it is not."""
+    from multiprocessing import forkserver
+
+    forkserver.ForkServer.ensure_running = forkserver.ensure_running = lambda *_: None  # type: ignore[method-assign]
     _end_with_parent()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
@@ -157,12 +160,8 @@ def _torchrun(_: str, arguments: list[str]) -> None:
 
 
 def _kernel(module: str, arguments: list[str]) -> None:
-    """Its ranks come from the server's fork server, whose parent this process is not."""
-    from multiprocessing import forkserver
-
     import torch
 
-    forkserver.ForkServer.ensure_running = forkserver.ensure_running = lambda *_: None  # type: ignore[method-assign]
     if "OMP_NUM_THREADS" not in os.environ:  # which the server has
         torch.set_num_threads(os.cpu_count() or 1)
     sys.path[:] = [path for path in sys.path if path not in (str(ROOT), str(ROOT / "tests"))]
