@@ -59,7 +59,8 @@ demo: setup
 
 # Tests and notebooks in one call, so that no core waits; conftest.py says what belongs to which, and what begins first.
 # Of files, one worker takes the whole: they share ranks, servers and kernels.
-PYTEST = python -m pytest --nbval --nbval-current-env --nbval-cell-timeout=300 -n $(JOBS) --dist loadfile \
+PYTEST = python -m pytest --nbval --nbval-current-env --nbval-sanitize-with notebooks/masters/nbval.cfg \
+    --nbval-cell-timeout=300 -n $(JOBS) --dist loadfile \
     --no-loadscope-reorder
 check: lint
 	@$(IN_VENV) $(PYTEST) tests notebooks -m "not (slow or tail)" $(ARGS)
@@ -83,7 +84,8 @@ matrix: dev
 # As root, so in most containers, Jupyter wants to be told; it listens on this machine alone, behind its token.
 lab: SETUP_ARGS = --port '$(PORT)'
 lab: setup
-	@$(IN_VENV) jupyter lab --ip=127.0.0.1 --port='$(PORT)' --ServerApp.port_retries=0 --log-level=WARN \
+	@$(IN_VENV) jupyter lab --ip=127.0.0.1 --port='$(PORT)' --ServerApp.port_retries=0 --log-level=WARN --LabApp.custom_css=True \
+	    --ServerApp.tornado_settings='{"static_custom_path": ["$(CURDIR)/fsdp_sim/viz/jupyterlab"]}' \
 	    $(if $(filter 0,$(shell id -u)),--allow-root) --notebook-dir=notebooks --LabApp.default_url=/lab/tree/00_start_here.ipynb
 
 notebooks: dev

@@ -111,7 +111,7 @@ class _Climbed:
     right: bool = True
 
 
-def choose(names: Iterable[str] | None, ranks: int, batch: int = Setting.batch) -> list[str]:
+def choose(names: Iterable[str] | None, ranks: int, batch: int) -> list[str]:
     """The rungs to climb, in the ladder's order; one process is always among them. By default all that go.
 
     Raises:

@@ -165,7 +165,7 @@ def is_line(line: bytes) -> bool:
     """Whether this is a line of metrics, or the beginning of one that a kill cut short."""
     try:
         record = msgspec.json.decode(line, type=dict[str, Any])
-    except (msgspec.DecodeError, msgspec.ValidationError):
+    except (msgspec.DecodeError, RecursionError):
         return line.startswith((b'{"step"', b'{"kind"')) and not line.endswith(b"\n")
     return "kind" in record or "step" in record
 
@@ -183,7 +183,7 @@ def _keep_before(path: Path, step: int) -> None:
             try:
                 record = msgspec.json.decode(line, type=dict[str, Any])
                 is_kept = "kind" in record or record["step"] < step
-            except (msgspec.DecodeError, msgspec.ValidationError, KeyError, TypeError):
+            except (msgspec.DecodeError, KeyError, TypeError, RecursionError):
                 shorter.unlink()
                 raise ValueError(
                     f"{path}, line {number} is not a line of metrics; give metrics= another file, or move this one"

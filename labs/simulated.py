@@ -26,6 +26,8 @@ ARCHITECTURES: dict[tuple[int, int] | int, str] = {
 }  # fmt: skip
 """By compute capability, or its first number. 12 is Blackwell for workstations, whose multiprocessors do as much per
 clock as Ada's (the datasheets' peaks over multiprocessors and clock, RTX 5090 and 4090)."""
+HALF_RATE = ("A10G", "RTX-3090", "RTX-4090")
+"""Of the catalogue: per multiprocessor their matrix units do half of what others do, as those of every GeForce."""
 RATES = (
     "mem_bytes_per_s", "stream_bytes_per_s", "best_matmul_flops", "attention_flops",
     *(f"{dtype}_flops" for dtype in ("bf16", "fp16", "tf32", "fp32", "fp8")),
@@ -85,16 +87,17 @@ def _estimated(found: Any) -> Gpu:
     arch = ARCHITECTURES.get((found.major, found.minor)) or ARCHITECTURES.get(found.major)
     parts = [gpu(name) for name in gpu_names()]
 
-    def unlike(part: Gpu) -> tuple[bool, float]:
+    def unlike(part: Gpu) -> tuple[bool, bool, float]:
         ratios = (part.sms / found.multi_processor_count, part.mem_bytes / found.total_memory)
-        return part.arch != arch, sum(abs(math.log(ratio)) for ratio in ratios)
+        same_units = (part.name in HALF_RATE) == ("GeForce" in found.name)
+        return part.arch != arch, not same_units, sum(abs(math.log(ratio)) for ratio in ratios)
 
     near = min(parts, key=unlike)
     share = found.multi_processor_count / near.sms
     rates = {key: share * value for key in RATES if (value := getattr(near, key)) is not None}
     note = (
         f"The catalogue has no {found.name}: its rates are taken to be {share:.2f} of those of {near.name}, as are its "
-        "multiprocessors; fsdp-sim calibrate --device cuda measures them."
+        "multiprocessors, and its links to be that part's; fsdp-sim calibrate --device cuda measures them."
     )
     return dataclasses.replace(
         near, name=found.name, mem_bytes=float(found.total_memory), sms=found.multi_processor_count, sources=(),

@@ -1,13 +1,15 @@
 """Every command and code block of README, CONTRIBUTING and the instructor's pages runs as it is written.
 
-A block is run in a folder in which the checkout's files can be seen, so that what it writes does not stay. A new
-command needs a line here: what it promises to print, or why it is not run.
+A block, or a command within a sentence, is run in a folder in which the checkout's files can be seen, so that what it
+writes does not stay; `make` in the checkout. A new command needs a line here: what it promises to print, or why it is
+not run.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -40,6 +42,17 @@ PROMISES = {
     "python -m labs.lab.overlap --cluster here.toml": r"ms",
     "fsdp-sim teach rollup handed_in": r"",
     "sed '/^---$/,$d' notebooks/instructor/assistants.md": r"",
+    "make help": r"make demo .*predict the same step",
+    "make setup": r"",
+    "make dev": r"",
+    "make lint": r"no issues found",
+    "pip config list": r"",
+    "fsdp-sim exercises": r"exercises . mutants",
+    "fsdp-sim coverage": r"05_overlap",
+    "fsdp-sim doctor": r"torch",
+    "fsdp-sim drill sheet": r"all-gather",
+    "fsdp-sim program --torch 2.15": r"ALL_GATHER\(root\)",
+    "python -m torch.utils.collect_env": r"PyTorch version",
 }
 """The beginning of a command, without ``.venv/bin/``; what stands in what it prints.
 
@@ -48,8 +61,32 @@ It ends with status 0, and the files that it names as its output are there.
 OUTPUT = re.compile(r"(?:--out|-o|--html|--chrome|--csv|--picture|>)[ =](\S+)|(\bweights/)")
 
 NOT_RUN = {
-    "make demo": "`.ci` and a newcomer's first hour begin with it; tests/cli/test_demo.py runs the demo",
+    "make demo": "the test at the end of this file",
     "make test": "it is what runs this",
+    "make check": "lint is run; the rest is a part of `make test`",
+    "make lab": "tests/notebooks/test_browser.py starts JupyterLab",
+    "make html": "tests/notebooks/test_html.py makes the pages",
+    "make slides": "tests/notebooks/test_slides.py makes a deck, and tries them all in `make test-all`",
+    "make notebooks": "tests/notebooks/test_notebooks.py compares them with their masters, and runs every cell",
+    "make chaos": "`make test-all` ends with it",
+    "make mutation": "runs tests for a quarter of an hour; tests/test_mutation.py sees that every fault can be seeded",
+    "make matrix": "gigabytes of other versions of torch",
+    "make bench": "measures for many minutes and promises no number",
+    "python -m tests.bench": "measures for minutes; the numbers that it prints are another machine's",
+    "make lock": "asks the index for newer packages",
+    "make clean": "removes what runs this",
+    "make TORCH=": "tests/cli/test_setup.py",
+    "make": "tests/cli/test_setup.py has what it says when something is missing",
+    "pre-commit install": "changes the checkout",
+    "conda env create": "needs conda",
+    "pip install .": "tests/test_base_install.py builds the wheel and runs every command on it",
+    "sudo apt install": "changes the machine",
+    "fsdp-sim drill": "asks questions: tests/cli/test_drill.py answers them",
+    "fsdp-sim teach write": "tests/learn/classroom looks at the pages that it writes",
+    "fsdp-sim simulate --gpu NAME": "NAME is the reader's",
+    "sudo .venv/bin/fsdp-sim teach grade": "tests/learn/classroom/test_grading.py, as another user",
+    "fsdp-sim teach rollup /home": "the homes of a class",
+    "python -m labs.lab.memory --device cuda": "needs a GPU",
     "torchrun --standalone --nproc_per_node=8 --max-restarts=9": "GPT-2 takes GPUs; tests/labs reads its configuration",
     "python -m labs.checklist": "tests/labs/test_checklist.py runs it; on 8 ranks of two cores it takes a quarter hour",
     "python -m labs.record": "needs a GPU",
@@ -95,9 +132,19 @@ class Block:
         return [re.sub(r"\s+# .*", "", line) for line in lines]
 
 
+INLINE = re.compile(r"(sudo |\.venv/bin/)*(make|fsdp-sim|python|pip|conda|torchrun|pre-commit|apt|jupyter)( |$)")
+
+
 def blocks(page: Path) -> list[Block]:
-    tokens = [t for t in MarkdownIt().parse(page.read_text()) if t.type in ("fence", "code_block")]
-    return [Block(page, t.map[0] + 1, t.info == "python", t.content) for t in tokens if t.map]
+    """The blocks of a page, and each command within its sentences."""
+    found = []
+    for token in MarkdownIt().parse(page.read_text()):
+        if token.map and token.type in ("fence", "code_block"):
+            found.append(Block(page, token.map[0] + 1, token.info == "python", token.content))
+        elif token.map:
+            code = [child.content for child in token.children or [] if child.type == "code_inline"]
+            found += [Block(page, token.map[0] + 1, False, text) for text in code if INLINE.match(text)]
+    return found
 
 
 ALL = [block for page in PAGES for block in blocks(page)]
@@ -138,10 +185,18 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "FSDP_SIM_PROGRESS": str(folder / "progress.json")}
+def run(
+    command: list[str], folder: Path, environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command, cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=1500
+        command,
+        cwd=folder,
+        env=environment or os.environ | {"PYTHONPATH": str(ROOT), "FSDP_SIM_PROGRESS": str(folder / "progress.json")},
+        text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=1500,
     )
 
 
@@ -159,17 +214,29 @@ def test_the_python_of_a_page_runs_from_top_to_bottom(page: Path, folder: Path) 
     assert done.returncode == 0, done.stdout
 
 
-RUN = [block for block in CONSOLE if any(known(command, PROMISES) for command in block.commands)]
+def is_run(command: str) -> bool:
+    return (known(command, PROMISES) or "") > (known(command, NOT_RUN) or "")
+
+
+def to_run() -> list[Block]:
+    """The blocks with something to run, and of sentences what no block has, once."""
+    found: dict[str, Block] = {}
+    for block in sorted(CONSOLE, key=lambda block: "\n" not in block.text):
+        commands = [command.removeprefix(".venv/bin/") for command in block.commands if is_run(command)]
+        if {*commands} - found.keys():
+            found |= dict.fromkeys(commands, block)
+    return list(dict.fromkeys(found.values()))
 
 
 @pytest.mark.tail
-@pytest.mark.parametrize("block", RUN, ids=lambda block: f"{block.page.relative_to(ROOT)}:{block.line}")
+@pytest.mark.parametrize("block", to_run(), ids=lambda block: f"{block.page.relative_to(ROOT)}:{block.line}")
 def test_the_commands_of_a_block_run_one_after_the_other_and_do_what_they_promise(block: Block, folder: Path) -> None:
     """In one shell. Only ``/tmp/run`` is put elsewhere: somebody may have a run of their own there."""
-    commands = [c for c in block.commands if (known(c, PROMISES) or "") >= (known(c, NOT_RUN) or "")]
+    commands = list(filter(is_run, block.commands))
     script = []
     for number, command in enumerate(commands):
         here = command.replace("/tmp/run", str(folder / "run"))
+        here = here.replace("make ", f"make -C {ROOT} ", 1) if command.startswith("make ") else here
         script += [
             f"{{ {here}\n}} > {number}.said 2>&1",
             f"status=$?; cat {number}.said",
@@ -186,3 +253,22 @@ def test_the_commands_of_a_block_run_one_after_the_other_and_do_what_they_promis
         files = [folder / "".join(named).replace("/tmp/", "") for named in OUTPUT.findall(command)]
         assert all(file.exists() for file in files), f"$ {command}\n{said}"
     assert done.returncode == 0
+
+
+@pytest.mark.tail
+def test_make_demo_sets_up_a_bare_checkout_and_writes_its_page(tmp_path: Path) -> None:
+    """README's first command, where nothing is there yet: the environment comes from the index."""
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, tracked.split("\0")):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    path = [folder for folder in os.environ["PATH"].split(":") if not Path(folder).is_relative_to(sys.prefix)]
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "PYTHON", "VIRTUAL_ENV"))}
+
+    done = run(["make", "demo"], tmp_path, kept | {"PATH": ":".join(path)})
+
+    assert done.returncode == 0, done.stdout
+    assert "Every rank issued the predicted operations" in done.stdout
+    assert (tmp_path / "demo.html").stat().st_size <= 2_000_000
+    files = [file for file in (tmp_path / ".venv").rglob("*") if "torch" not in file.parts and file.is_file()]
+    assert sum(file.stat().st_blocks * 512 for file in files) <= 1_200_000_000

@@ -15,7 +15,7 @@ from fsdp_sim.ranks import RanksError
 from labs import ladder_table as text
 from labs.divergence import TOLERANCE
 from labs.faults import FAULTS
-from labs.ladder import Ladder, choose, climb
+from labs.ladder import Ladder, climb
 from labs.ladder_run import MAX_RANKS, Setting
 from labs.rungs import RUNGS
 
@@ -62,12 +62,10 @@ def ladder(
     """
     try:
         setting = Setting(ranks, steps, batch, seq_len, model, data, seed, tolerance)
-        names = choose(rungs.split(",") if rungs else None, ranks)
-        faults = _broken(broken)
         setting.corpus.check(seq_len)
         console = Console(stderr=True)
         found = climb(
-            setting, names, broken=faults,
+            setting, rungs.split(",") if rungs else None, broken=_broken(broken),
             progress=lambda names: track(names, "Climbing", console=console, transient=True),
         )  # fmt: skip
     except (ValueError, OSError) as error:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fsdp_sim.requests import MOST_BLOCKS, check_blocks
 from fsdp_sim.simulate import Simulation, simulate
 from fsdp_sim.spec import Cluster, Model, Plan
 
@@ -82,6 +83,9 @@ def largest(
         return simulate(of_model, cluster, of_plan, **options)
 
     bound, ends = MOST[what], f"the search ends at {MOST[what]:,}"
+    most_layers = MOST_BLOCKS // plan.grad_accum - model.n_encoder_layer
+    if what == "layers" and most_layers < bound:
+        bound, ends = most_layers, f"the search ends at {MOST_BLOCKS:,} blocks in a step (layers times grad_accum)"
     if what == "seq-len" and model.positions == "learned" and model.max_seq_len:
         bound, ends = model.max_seq_len, f"{model.name} has learned positions for {model.max_seq_len:,} tokens"
     if multiple_of > bound:
@@ -123,22 +127,19 @@ def _largest_model(cluster: Cluster, plan: Plan, family: str, options: dict[str,
         raise ValueError(f"no model's name begins with {family!r}; there are {', '.join(Model.presets())}")
     models = sorted(map(Model.preset, names), key=lambda m: m.param_count)
     beyond: Simulation | None = None
-    refused = ""
+    refused, larger = "", ""
     for model in reversed(models):
         try:
+            check_blocks(model, plan)
             sim = simulate(model, cluster, plan, **options)
         except ValueError as error:  # for example a sequence longer than its positions
-            refused = str(error)
+            refused, larger = str(error), f"{model.name} is larger and refused: {error}"
             continue
         if sim.fits:
             above = beyond.workload.name if beyond else None
             next_model = Model.preset(above) if above else model
-            ends = (
-                ""
-                if beyond
-                else f"{model.name} is the largest model of the catalogue" + (f" {family}" if family else "")
-            )
-            return Largest("model", model.name, sim, above, beyond, next_model, plan, ends)
+            top = f"{model.name} is the largest model of the catalogue" + (f" {family}" if family else "")
+            return Largest("model", model.name, sim, above, beyond, next_model, plan, "" if beyond else larger or top)
         beyond = sim
     if beyond is None:
         raise ValueError(refused)

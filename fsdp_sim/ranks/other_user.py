@@ -44,6 +44,7 @@ SYSTEM = {
 TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue")  # where everyone may write
 TEMPORARY_SIZE = b"size=64m"  # of each
 CLONE_NEWNS, CLONE_NEWIPC = 0x00020000, 0x08000000
+NO_IPC = {"shmall": "0", "msgmni": "0", "sem": "0 0 0 0"}  # System V's: its memory counts as no process's
 JOIN_SESSION_KEYRING = 1
 KEYCTL = {"x86_64": 250, "aarch64": 219, "ppc64le": 271, "s390x": 280, "riscv64": 219}  # the system call's number
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 1 << 12, 1 << 14, 1 << 18
@@ -106,6 +107,9 @@ class OtherUser:
         os.chdir("/")
         os.umask(0o022)
         alone = libc.unshare(CLONE_NEWNS | CLONE_NEWIPC) == 0
+        for name, most in NO_IPC.items() if alone else ():
+            with contextlib.suppress(OSError):  # as in many containers
+                Path("/proc/sys/kernel", name).write_text(most)
         if alone and libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None) == 0:
             _show_only(libc, [*paths, folder])
             _cover(libc, str(folder / "home"), b"mode=700,uid=%d,gid=%d," % (self.uid, self.uid) + TEMPORARY_SIZE, 0)

@@ -17,13 +17,14 @@ from fsdp_sim.requests.structs import (
     given,
     nearest,
 )
-from fsdp_sim.requests.understanding import Asked, choose, understand
+from fsdp_sim.requests.understanding import MOST_BLOCKS, Asked, check_blocks, choose, understand
 from fsdp_sim.requests.words import request_of_texts
 
 __all__ = [
     "ALIASES",
     "CLUSTER_FIELDS",
     "MODEL_FIELDS",
+    "MOST_BLOCKS",
     "NAMES",
     "PLAN_FIELDS",
     "Alive",
@@ -34,6 +35,7 @@ __all__ = [
     "Request",
     "Result",
     "answer",
+    "check_blocks",
     "choose",
     "does_not_fit",
     "given",

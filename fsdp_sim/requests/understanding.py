@@ -60,6 +60,11 @@ def _check_size(model: Model, cluster: Cluster, plan: Plan) -> None:
             value, most = getattr(part, f.name), MOST.get(f.name, MOST_OTHER)
             if type(value) is int and value > most and f.name != "wrap":
                 raise ValueError(f"{f.name} is {value:,}; the simulator goes up to {most:,}")
+    check_blocks(model, plan)
+
+
+def check_blocks(model: Model, plan: Plan) -> None:
+    """Raise ValueError for a step of more than `MOST_BLOCKS` blocks."""
     blocks = (model.n_layer + model.n_encoder_layer) * plan.grad_accum
     if blocks > MOST_BLOCKS:
         raise ValueError(

@@ -134,7 +134,7 @@ def link_of_text(words: str, gpus_per_node: int) -> Link:
         ValueError: the link '1,600 Gb/s per node' is not understood at '1,'; write its rate as '1600 Gb/s per node', \
 '400 Gb/s RoCE per GPU' or '8x400Gb/s'
     """
-    apart = re.sub(r"(?<=\w),(?=\s)", " ", words)
+    apart = re.sub(r"(?<=[^\W\d]),(?=\s)", " ", words)  # between words; after a digit it may be one of a number
     found = _RATE.search(apart)
     if found is None:
         try:

@@ -48,23 +48,21 @@ def read_index(checkpoint: Path) -> Index:
         OSError: it cannot be read. ValueError: it is damaged.
     """
     try:
-        index = msgspec.json.decode((checkpoint / INDEX).read_bytes(), type=Index)
+        return msgspec.json.decode((checkpoint / INDEX).read_bytes(), type=Index)
     except msgspec.DecodeError as error:
         raise ValueError(f"{checkpoint / INDEX} is damaged: {error}") from error
-    for name, saved in index.tensors.items():
-        if wrong := _wrong(saved, len(index.files)):
-            raise ValueError(f"{checkpoint / INDEX} is damaged: {name}: {wrong}")
-    return index
 
 
 def check_files(checkpoint: Path, sizes_bytes: Mapping[str, int]) -> None:
-    """That the pieces of all tensors lie in the files of a sharded checkpoint.
+    """That the pieces in a sharded checkpoint are its tensors, whole, and lie in its files.
 
     Raises:
         OSError, ValueError: as `read_index`; or names what lies outside.
     """
     index = read_index(checkpoint)
     for name, saved in index.tensors.items():
+        if wrong := _wrong(saved, len(index.files)):
+            raise ValueError(f"{checkpoint / INDEX} is damaged: {name}: {wrong}")
         for piece in saved.pieces:
             file, n_bytes = index.files[piece.file], math.prod(piece.shape) * torch_dtype(saved.dtype).itemsize
             if piece.begin_bytes + n_bytes > sizes_bytes.get(file, 0):

@@ -145,7 +145,7 @@ def _named_in(index: Path) -> list[str]:
     """The files that an index names: all of its own folder."""
     try:
         files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{index} is no index of safetensors files: {error!r}") from error
     for file in files:
         if not isinstance(file, str) or Path(file).name != file:

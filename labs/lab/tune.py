@@ -8,7 +8,7 @@ What is asked: a model, rows per rank and a cluster are given, and so much memor
 prefetch and recompute, which trains fastest and fits? What one does: have every plan simulated, which trains nothing,
 and take the fastest that fits. What one sees: the front of time against memory, and three of its plans tried for real:
 the one chosen, torch's defaults, and the fastest of all, which does not fit.
-Exit status: 0; 1 when what was chosen does not fit when it is tried; 2 when asked for what cannot be, or nothing fits.
+Exit status: 0 done; 1 no plan fits, or what was chosen does not fit when it is tried; 2 asked wrongly; 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -160,16 +160,20 @@ def _tokens(setup: Setup) -> int:
     return setup.config.global_batch // setup.cluster.gpus * setup.config.seq_len
 
 
+class NothingFitsError(ValueError):
+    """An answer: no plan has room in so much memory."""
+
+
 def choose(candidates: Sequence[Candidate], limit_bytes: float) -> dict[str, Candidate]:
     """What is to be checked: the fastest that fits, torch's defaults, and the fastest of all, where they differ.
 
     Raises:
-        ValueError: none fits; says how much the smallest needs.
+        NothingFitsError: says how much the smallest needs.
     """
     fitting = [candidate for candidate in candidates if candidate.peak_bytes <= limit_bytes]
     if not fitting:
         least = min(candidate.peak_bytes for candidate in candidates)
-        raise ValueError(
+        raise NothingFitsError(
             f"none of {len(candidates)} plans fits {limit_bytes / 2**20:.1f} MiB: the smallest needs "
             f"{least / 2**20:.1f} MiB; allow that much, take more ranks or fewer rows"
         )
@@ -233,7 +237,7 @@ def run(
         device: in place of ``asked.device``; with ``cuda`` and nothing else asked, `ON_GPU`.
 
     Raises:
-        ValueError: nothing fits, or it cannot be pretended here.
+        NothingFitsError: no plan does. ValueError: it cannot be pretended here.
     """
     asked = asked or (ON_GPU if device == "cuda" else Asked())
     asked = dataclasses.replace(asked, device=device or asked.device)
@@ -245,6 +249,7 @@ def run(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns its exit status."""
     asked = tyro.cli(Asked, args=arguments, prog="python -m labs.lab.tune", description=__doc__)
     console = Console()
     try:
@@ -252,7 +257,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             result = run(asked, status.update)
     except ValueError as error:
         console.print(f"labs.lab.tune: {error}", markup=False, soft_wrap=True)
-        return 2
+        return 1 if isinstance(error, NothingFitsError) else 2
     except KeyboardInterrupt:
         console.print("labs.lab.tune: stopped")
         return 130

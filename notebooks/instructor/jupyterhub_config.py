@@ -41,6 +41,8 @@ c.Spawner.environment = {
 c.Spawner.args = [
     "--MappingKernelManager.cull_idle_timeout=1800",
     "--MappingKernelManager.cull_interval=120",
+    "--LabApp.custom_css=True",  # figures take the colours of a dark page
+    f'--ServerApp.tornado_settings={{"static_custom_path": ["{COURSE}/fsdp_sim/viz/jupyterlab"]}}',
     "--KernelManager.transport=ipc",  # files of the learner's own; every user of a machine can read a TCP port
 ]
 c.Spawner.start_timeout = 120  # everyone begins at the same moment

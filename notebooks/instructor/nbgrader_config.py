@@ -23,8 +23,8 @@ from nbgrader.preprocessors import (
 )
 
 COURSE = Path(__file__).parent
-COMMAND = json.loads((COURSE / "grade.json").read_text())["command"]
-NOTEBOOK_S = 3600  # the command itself ends an exercise after four minutes
+GRADE = json.loads((COURSE / "grade.json").read_text())
+COMMAND, TIMEOUT_S = GRADE["command"], GRADE["timeout_s"]  # the command itself ends an exercise after four minutes
 
 
 class TakeAnswers(NbGraderPreprocessor):
@@ -52,11 +52,9 @@ class GradeApart(NbGraderPreprocessor):
     def preprocess(self, nb, resources):
         command = [*COMMAND, "-", "--json", "--hide", str(COURSE)]
         try:
-            done = subprocess.run(
-                command, input=nbformat.writes(nb), capture_output=True, text=True, timeout=NOTEBOOK_S
-            )
+            done = subprocess.run(command, input=nbformat.writes(nb), capture_output=True, text=True, timeout=TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            raise RuntimeError(f"{' '.join(command)}: no answer within {NOTEBOOK_S / 60:g} minutes") from None
+            raise RuntimeError(f"{' '.join(command)}: no answer within {TIMEOUT_S / 60:g} minutes") from None
         if done.returncode:
             raise RuntimeError(f"{' '.join(COMMAND)}: {done.stderr.strip()}")
         graded = {one["exercise"]: one for one in json.loads(done.stdout)}

@@ -419,7 +419,7 @@ assert ops == ["all_gather", "reduce_scatter"]  # of forward and backward; none 
 
 # %% exercise="optimizer_before_wrapping"
 
-# %%
+# %% tags=["nbval-ignore-output"]
 draw = torch.Generator().manual_seed(0)
 weight, x = torch.randn(16, 16, generator=draw) / 4, torch.randn(8, 16, generator=draw)
 after_step = run(lambda: checked.use(weight, x, 0.5), 2, progress=False, show_output=False)[0]

@@ -332,7 +332,7 @@ assert (numel, kind) == (8, "DTensor")
 # `fsdp_sim/learn/exercises/checkpoints/__init__.py`.)
 
 
-# %%
+# %% tags=["nbval-ignore-output"]
 def goes_on_with_weights(batches):
     lost = Training(batches)
     before = lost.train(3)
@@ -367,7 +367,7 @@ assert all(abs(a - b) > 1e-3 for a, b in zip(again[3:], undisturbed[3:], strict=
 
 # %% exercise="resume_where_it_stopped"
 
-# %%
+# %% tags=["nbval-ignore-output"]
 resumed = run(checked.use, 2, each=[(*own, 3, str(folder / "resumed")) for own in batches], progress=False)[0]
 shown = {"never interrupted": (0, undisturbed), "resumed after step 2": (3, resumed[3:])}
 assert torch.allclose(torch.tensor(resumed), torch.tensor(undisturbed))

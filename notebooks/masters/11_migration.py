@@ -385,7 +385,7 @@ def fsdp1_step(model, micro_batches, lr, max_norm):
 translation = load("fsdp1_step_to_fsdp2")
 each = translation.judge.inputs(0)
 with_fsdp1 = run(fsdp1_step, 2, each=each, network=wire, progress=False)
-print(f"norm {with_fsdp1[0]['norm']:.4f} on rank 0, {with_fsdp1[1]['norm']:.4f} on rank 1")
+print(f"norm {with_fsdp1[0]['norm']:.2f} on rank 0, {with_fsdp1[1]['norm']:.2f} on rank 1")
 assert with_fsdp1[0]["norm"] == with_fsdp1[1]["norm"]
 dtype, times = with_fsdp1[0]["kept"]
 print(f"kept on each rank after the first micro-batch: gradients in {dtype}, {times:g} times as many as its shard has")

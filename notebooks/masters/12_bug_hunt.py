@@ -155,7 +155,7 @@ boxes(rows, f"All ranks do {steps} steps, as many as the one with fewest batches
 
 # %% exercise="evaluates_alone"
 
-# %%
+# %% tags=["nbval-ignore-output"]
 after = tried("evaluates_alone", checked.use)[0].tolist()
 assert after[-1] < after[0]
 picture = losses({"validation": (1, after)}, "Evaluated by all ranks on rows of their own: one loss per step")
@@ -337,7 +337,7 @@ assert (first.step, first.what, first.tensor, first.shard_of) == (1, "parameter"
 
 # %% exercise="optimizer_before_sharding"
 
-# %%
+# %% tags=["nbval-ignore-output"]
 faulty, mended = (
     tried("optimizer_before_sharding", f)[0] for f in (load("optimizer_before_sharding").stub, checked.use)
 )

@@ -29,6 +29,7 @@ from notebooks.masters.build import STUDENTS, edition, exercises, masters
 
 CONFIGURATION = STUDENTS / "instructor" / "nbgrader_config.py"
 SCHEMA = 3  # of nbgrader's metadata
+NOTEBOOK_S = 3600  # to grade one notebook
 HEADER = """\
 **This notebook is an assignment** of {points} points, in {exercises} exercises. Handed in is the notebook as you \
 save it; of it only the cell of each exercise is graded, the one that begins as a stub, and each for itself: what a \
@@ -82,7 +83,7 @@ def write(course: Path, names: list[str]) -> list[Path]:
     course.mkdir(mode=0o700, parents=True, exist_ok=True)
     shutil.copy(CONFIGURATION, course)
     command = [str(Path(sys.executable).with_name("fsdp-sim")), "teach", "grade"]
-    (course / "grade.json").write_text(json.dumps({"command": command}, indent=1))
+    (course / "grade.json").write_text(json.dumps({"command": command, "timeout_s": NOTEBOOK_S}, indent=1))
     written = []
     for name in names or chapters:
         path = course / "source" / name / f"{name}.ipynb"

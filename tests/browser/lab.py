@@ -33,7 +33,7 @@ WATCH = """figure => {
 
 
 @contextlib.contextmanager
-def lab(home: Path, name: str = "t") -> Iterator[str]:
+def lab(home: Path, name: str = "t", *options: str) -> Iterator[str]:
     """JupyterLab over a folder, on loopback with a token; gives the address of the notebook of a name in it."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -42,7 +42,7 @@ def lab(home: Path, name: str = "t") -> Iterator[str]:
     server = subprocess.Popen(
         [
             sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}",
-            f"--IdentityProvider.token={token}", f"--ServerApp.root_dir={home}",
+            f"--IdentityProvider.token={token}", f"--ServerApp.root_dir={home}", *options,
         ],
         env={**os.environ, "JUPYTER_CONFIG_DIR": str(home), "JUPYTERLAB_WORKSPACES_DIR": str(home / "ws"),
              "PYTHONPATH": str(ROOT)},

@@ -1,7 +1,9 @@
-"""A figure that is stored in a notebook is as wide as its output, before anything is run, on screens of any width."""
+"""A figure that is stored in a notebook, before anything is run: as wide as its output, and dark on a dark page."""
 
 import base64
 import json
+import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from plotly.io.json import to_json_plotly
 
 from fsdp_sim.viz import timeline
 from tests.browser.chromium import CHROMIUM, FLAGS
-from tests.browser.lab import lab
+from tests.browser.lab import ROOT, lab
 
 pytestmark = [
     pytest.mark.browser,
@@ -25,6 +27,13 @@ WIDTHS = """() => [...document.querySelectorAll(".jp-RenderedPlotly")].map((e) =
   const room = e.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight);
   return [room, drawn.getBoundingClientRect().width, e.closest(".jp-Cell").getBoundingClientRect().width];
 })"""
+
+
+COLOURS = """() => [".main-svg", ".gtitle"].map((name) => {
+  const style = getComputedStyle(document.querySelector(".jp-RenderedPlotly " + name));
+  return name === ".gtitle" ? style.fill : style.backgroundColor;
+})"""
+LIGHT, DARK = ["rgb(255, 255, 255)", "rgb(26, 26, 26)"], ["rgba(0, 0, 0, 0)", "rgb(230, 237, 243)"]
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +58,12 @@ def test_stored_figures_fill_their_output_in_jupyterlab_and_notebook_7(
     notebook = nbformat.v4.new_notebook(cells=[cell])
     notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
     nbformat.write(notebook, home / "t.ipynb")
-    with lab(home) as address, sync_api.sync_playwright() as playwright:
+    theme = home / "lab/user-settings/@jupyterlab/apputils-extension/themes.jupyterlab-settings"
+    theme.parent.mkdir(parents=True)
+    theme.write_text(json.dumps({"theme": "JupyterLab Dark"}))
+    command = subprocess.run(["make", "-n", "lab"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    options = [word for word in shlex.split(command) if word.startswith(("--LabApp.custom_css", "--ServerApp.tornado"))]
+    with lab(home, "t", *options) as address, sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         in_notebook_7 = address.replace("doc/tree", "notebooks")
         for width, where in ((1280, address), (1440, address), (1920, address), (1280, in_notebook_7)):
@@ -60,5 +74,9 @@ def test_stored_figures_fill_their_output_in_jupyterlab_and_notebook_7(
             ((room, drawn, within),) = page.evaluate(WIDTHS)
             assert drawn == pytest.approx(room, abs=3), (width, where)
             assert 0.7 * within < drawn < within
+            if where == address:
+                assert page.evaluate(COLOURS) == DARK
+                page.evaluate("document.body.dataset.jpThemeLight = 'true'")
+                assert page.evaluate(COLOURS) == LIGHT
             page.close()
         browser.close()

@@ -48,7 +48,7 @@ def test_people_get_the_headline_the_culprits_and_what_to_try(timeline, trace):
 
 
 def test_json_is_what_the_library_says(timeline, trace):
-    done = call("diagnose", trace, "--json", "--bandwidth-gbps", "100")
+    done = call("diagnose", trace, "--json", "--bandwidth-gbps", "100", "--max-gb", "0.001")
 
     assert done.exit_code == 0
     assert msgspec.json.decode(done.stdout, type=Diagnosis) == diagnose(timeline, bandwidth_gbps=100)
@@ -107,6 +107,7 @@ def test_top_says_how_many_are_left_out(trace):
         (["{trace}", "--rank", "7"], "no rank 7"),
         (["{trace}", "--step", "7"], "no step 7"),
         (["{trace}", "--bandwidth-gbps", "-1"], "bandwidth_gbps is -1.0"),
+        (["{trace}", "--max-gb", "1e-6"], "holds more than the 1e-06 GB (unpacked) that are read of a file"),
         (["{trace}", "{trace}"], "both hold rank 0"),
         (["nothing.json"], "nothing.json cannot be read: No such file"),
         (["{trace}", "--html", "no/such/folder/x.html"], "there is no folder"),

@@ -51,6 +51,13 @@ def test_help_has_examples_faults_and_the_exit_status() -> None:
         assert name in done.output
 
 
+def test_rungs_that_cannot_cut_the_batch_are_left_out() -> None:
+    with patch("labs.ladder.run", side_effect=ValueError("ranks were started")):
+        done = CliRunner().invoke(main, ["ladder", "--batch", "8"])
+
+    assert "ranks were started" in done.output
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

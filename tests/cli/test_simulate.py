@@ -224,6 +224,8 @@ def test_an_impossible_request_of_a_list_has_its_error_in_its_place(tmp_path):
         (good | {"micro_batch": 2, "plan": {"micro_batch": 2}}, "micro_batch is given twice"),
         (7, "[7] is 7; it must be an object"),
         ({"model": "llama2-7b", "gpu": "A100-SXM-40GB", "gpus": 2}, "does not fit"),
+        (good | {"plan": {"grad_accum": 1000}}, "12,000 blocks in a step"),
+        (good | {"model": {"preset": "gpt2-124m", "head_dim": 2**63}}, "head_dim is 9,223,372,036,854,775,808"),
     ]
     path = tmp_path / "requests.json"
     path.write_text(json.dumps([good, *(request for request, _ in wrong), good]))

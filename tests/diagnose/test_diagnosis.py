@@ -8,7 +8,7 @@ from functools import partial
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 from torch.distributed.fsdp import FSDPModule
@@ -307,6 +307,7 @@ def test_a_step_that_hardly_communicates_is_said_to_hardly_communicate():
 steps = st.lists(st.tuples(st.sampled_from(["compute", "gather", "reduce"]), st.integers(0, 400), st.integers(1, 150)))
 
 
+@settings(max_examples=300)
 @given(steps.filter(bool), st.sampled_from([1, 1, 20, 300]))
 def test_what_a_headline_and_a_collective_claim_is_what_their_numbers_say(some, longest):
     """Steps of every kind: all compute, all wire, side by side or alone, and very long ones with a little of either."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import fsdp_sim.explore
 from fsdp_sim import Cluster, Model, Plan, simulate
-from fsdp_sim.explore import changes_that_fit, combinations, pareto
+from fsdp_sim.explore import changes_that_fit, combinations, largest, pareto
 from fsdp_sim.explore.changes import levers
 from fsdp_sim.explore.largest import _search
 from fsdp_sim.explore.sweep import table
@@ -95,6 +95,32 @@ def test_the_search_ends_at_the_edge_or_at_the_bound(edge, step, bound):
     else:
         assert beyond == expected + step <= bound
         assert not too_large.fits
+
+
+@pytest.mark.parametrize(
+    ("what", "grad_accum", "value", "ends"),
+    [
+        ("layers", 1, 1_000, "the search ends at 1,000"),
+        ("layers", 400, 19, "the search ends at 10,000 blocks in a step (layers times grad_accum)"),  # 6 of the encoder
+        ("model", 1, "llama3-405b", "llama3-405b is the largest model of the catalogue"),
+        ("model", 800, "gpt2-124m", "t5-base is larger and refused: 19,200 blocks in a step (layers times grad_accum)"),
+    ],
+)
+def test_where_everything_fits_the_search_ends_before_a_step_that_nobody_waits_for(
+    what, grad_accum, value, ends, monkeypatch
+):
+    played = []
+
+    def fits(model, cluster, plan):
+        played.append((model.n_layer + model.n_encoder_layer) * plan.grad_accum)
+        return Fake(True)
+
+    monkeypatch.setitem(largest.__globals__, "simulate", fits)
+    found = largest(what, Model.preset("t5-small"), A100, Plan(grad_accum=grad_accum))
+
+    assert (found.value, found.next) == (value, None)
+    assert found.ends.startswith(ends)
+    assert max(played) <= 10_000
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=30))

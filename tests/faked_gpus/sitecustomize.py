@@ -65,6 +65,7 @@ def fake(torch):
     )
     torch._C._get_accelerator = lambda check=None: torch.device("cuda")  # torch's own answer is that of its build
     torch._C._accelerator_getAccelerator = lambda: torch.device("cuda")
+    torch.accelerator.current_stream = lambda device=None: SimpleNamespace(is_capturing=lambda: False)  # optimizers ask
 
     c10d = torch.distributed.distributed_c10d
     real, barrier = c10d.init_process_group, c10d.barrier

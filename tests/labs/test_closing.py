@@ -5,14 +5,20 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from types import SimpleNamespace
 
 import pytest
+import torch
+from torch.overrides import TorchFunctionMode
 
 from fsdp_sim.timeline import Op, read_timeline
+from labs import closing
 from labs.config import TrainConfig
 from labs.models import empty
+from labs.place import Place
 from tests.faults.agents import agents, starting
 from tests.faults.runs import checkpoints, losses, tensors_of
+from tests.measure.allocator import Allocator
 
 SHORT = ("--steps=4", "--global_batch=4", "--seq_len=32", "--n_layer=1", "--dropout=0.1", "--timeout_s=60")
 PARAMS = sum(p.numel() for p in empty(TrainConfig(n_layer=1).model_config).parameters())
@@ -203,3 +209,42 @@ def test_with_no_steps_to_do_it_ends_cleanly(start, plain, tmp_path):
     assert (job.out / "report.json").read_bytes() == before  # that of the run that did the steps
     assert events(job, "sampled")  # of the model that is there
     assert [path.name for path in checkpoints(job)] == ["step-4"]
+
+
+class MadeOnCpu(TorchFunctionMode):
+    """What is asked for on a GPU."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}) | ({"device": "cpu"} if kwargs and "device" in kwargs else {}))
+
+
+def test_on_a_gpu_what_cublas_keeps_is_memory_and_no_tensor(monkeypatch, tmp_path):
+    """As seen from what torch.cuda answers; not run on a GPU."""
+    name, gib = "NVIDIA H100 80GB HBM3", 2**30
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(name=name, total_memory=80 * gib)
+    )
+    monkeypatch.setattr(closing.Closing, "_recorded", lambda self, step, steps: None)  # no GPU, no profile
+    config = TrainConfig(n_layer=1, out=str(tmp_path), device="cuda")
+    run = SimpleNamespace(
+        config=config, model=config.model_config, place=Place(), device=torch.device("cuda", 0), loader=lambda _: None
+    )
+    training = SimpleNamespace(
+        run=run, wrapped=SimpleNamespace(n_params=PARAMS, label="fsdp2"), state_bytes=0, position=0, step=1,
+        resumed_from=None, saved=0, failed_saves=[],
+    )  # fmt: skip
+    ending, gpu = closing.Closing(training), Allocator(monkeypatch)
+    ending.step(0.1, 5.5)
+    gpu.matmul()
+    workspace, tensors = gpu.now, 3 * gib
+    gpu.alloc(tensors)
+    gpu.alloc(-gib)
+    with MadeOnCpu():
+        ending.measure(SimpleNamespace(), stopped="")
+        ending.report()
+
+    found = json.loads((tmp_path / "report.json").read_text())
+    assert found["memory"] == [[tensors + workspace, tensors + workspace, workspace]]
+    (peak,) = [row for row in found["compared"] if row["what"] == "peak memory of tensors"]
+    assert peak["measured"] == found["tensor_bytes"] == tensors

@@ -96,7 +96,8 @@ class TestCache:
         corpus = load_corpus(text)
         whole = corpus.path.read_bytes()
         header_bytes = len(whole) - len(text.read_bytes())
-        for byte in range(0, header_bytes, 7):
+        of_256 = whole.index(b'"vocab_size": 256') + len('"vocab_size": 25')  # of 257, which would be two bytes a token
+        for byte in (of_256, *range(0, header_bytes, 7)):
             corpus.path.write_bytes(whole[:byte] + bytes([whole[byte] ^ 1]) + whole[byte + 1 :])
             with pytest.warns(UserWarning, match="damaged"):
                 again = load_corpus(text)

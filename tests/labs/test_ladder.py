@@ -251,14 +251,14 @@ def test_an_impossible_setting_is_refused(wrong: dict[str, float], words: str) -
 
 def test_rungs_that_do_not_exist_or_do_not_go_are_refused() -> None:
     with pytest.raises(ValueError, match="no rung 'mini-fdsp'; did you mean 'mini-fsdp'"):
-        choose(["mini-fdsp"], 2)
+        choose(["mini-fdsp"], 2, 12)
     with pytest.raises(ValueError, match="2 or 4 ranks, not 3"):
-        choose(["mini-hsdp"], 3)
+        choose(["mini-hsdp"], 3, 12)
     with pytest.raises(ValueError, match="mini-bf16 cuts the batch into 12 equal parts, 3 on each rank: 8 rows do not"):
-        choose(["mini-bf16"], 2, batch=8)
-    assert "mini-hsdp" not in choose(None, 3)
-    assert {"mini-3", "mini-bf16"}.isdisjoint(choose(None, 2, batch=8))
-    assert choose(["mini-fsdp", "mini-ddp"], 2) == ["one-process", "mini-ddp", "mini-fsdp"]
+        choose(["mini-bf16"], 2, 8)
+    assert "mini-hsdp" not in choose(None, 3, 12)
+    assert {"mini-3", "mini-bf16"}.isdisjoint(choose(None, 2, 8))
+    assert choose(["mini-fsdp", "mini-ddp"], 2, 12) == ["one-process", "mini-ddp", "mini-fsdp"]
 
 
 def test_faults_that_do_not_exist_or_do_not_go_are_refused() -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labs.loader import Loader, check_batch, local_batch
@@ -16,6 +16,7 @@ loaders = st.builds(
     batch=st.integers(1, 50),
     seed=st.integers(0, 2**32),
 )
+examples = settings(max_examples=150)
 
 
 def numbers(n):
@@ -31,6 +32,7 @@ def samples_of(loader, batch):
 
 class TestEpoch:
     @given(loader=loaders, epoch=st.integers(0, 3))
+    @examples
     def test_has_each_sequence_once(self, loader, epoch):
         position, seen = epoch * len(loader), []
         while loader.epoch(position) == epoch:
@@ -45,6 +47,7 @@ class TestEpoch:
         assert None not in seen[: len(loader)]  # they come last
 
     @given(loader=loaders)
+    @examples
     def test_every_token_is_a_target_once_but_the_first_and_what_is_left_over(self, loader):
         position, targets = 0, []
         while loader.epoch(position) == 0:
@@ -74,6 +77,7 @@ class TestEpoch:
 
 class TestPosition:
     @given(loader=loaders, start=st.integers(0, 200), steps=st.integers(1, 6), other_batch=st.integers(1, 50))
+    @examples
     def test_reads_on_from_anywhere_also_with_another_batch(self, loader, start, steps, other_batch):
         def rows(loader, position, end):
             found = []
@@ -91,6 +95,7 @@ class TestPosition:
         assert read[:30] == rows(resumed, start, position + 30)[:30]
 
     @given(loader=loaders, step=st.integers(0, 30))
+    @examples
     def test_of_a_step_is_where_a_run_from_0_has_come_to(self, loader, step):
         position = 0
         for _ in range(step):
@@ -98,6 +103,7 @@ class TestPosition:
         assert loader.position(step) == position
 
     @given(loader=loaders, position=st.integers(0, 200))
+    @examples
     def test_goes_on_by_the_rows_that_are_real(self, loader, position):
         batch = loader.batch(position)
         assert batch.next == loader.next(position)
@@ -106,6 +112,7 @@ class TestPosition:
 
 class TestRows:
     @given(loader=loaders, ranks=st.integers(1, 8), position=st.integers(0, 200))
+    @examples
     def test_of_the_ranks_are_the_batch(self, loader, ranks, position):
         loader = Loader(loader.tokens, loader.seq_len, loader.global_batch * ranks, loader.seed)
         whole = loader.batch(position)
@@ -116,6 +123,7 @@ class TestRows:
         assert torch.equal(parts[-1].x, local_batch(whole.x, ranks - 1, ranks))
 
     @given(loader=loaders, before=st.integers(1, 4), after=st.integers(1, 4), steps=st.integers(0, 5))
+    @examples
     def test_another_number_of_ranks_reads_on(self, loader, before, after, steps):
         loader = Loader(loader.tokens, loader.seq_len, before * after * 2, loader.seed)
 

@@ -113,7 +113,11 @@ class TestRewind:
             train(path, 1, 3)
         assert path.read_bytes() == before
 
-    @pytest.mark.parametrize("text", ["dear diary\n", "[1, 2]\n", '{"loss": 1.0}\n', '{"step": "one"}\n'])
+    @pytest.mark.parametrize(
+        "text",
+        ["dear diary\n", "[1, 2]\n", '{"loss": 1.0}\n', '{"step": "one"}\n', '{"a": %s\n' % ("[" * 100_000)],
+        ids=["prose", "list", "no step", "no number", "nested deep"],
+    )
     def test_a_file_of_something_else_is_left_alone(self, tmp_path, text):
         path = tmp_path / "diary.txt"
         path.write_text(text)

@@ -42,6 +42,17 @@ def test_the_folder_of_the_run_is_made_with_those_above_it(tmp_path):
     assert out.is_dir()
 
 
+@pytest.mark.parametrize(
+    "text", ["dear diary\n", "[1]\n", '{"a": %s\n' % ("[" * 100_000)], ids=["prose", "list", "deep"]
+)
+def test_a_file_of_something_else_is_not_taken_for_metrics(tmp_path, text):
+    path = tmp_path / "diary.txt"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=rf"metrics={path} holds something else than metrics"):
+        prepare(TrainConfig(metrics=str(path), device="cpu"), Place())
+    assert path.read_text() == text
+
+
 @pytest.mark.parametrize("out", ["a_file", "a_file/run"])
 def test_a_folder_that_cannot_be_made_is_named(tmp_path, out):
     (tmp_path / "a_file").touch()

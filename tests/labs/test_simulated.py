@@ -122,6 +122,10 @@ class TestOnGpus:
             ("NVIDIA GeForce RTX 5090", (12, 0), 170, 32, "1.33 of those of RTX-4090", 219),  # datasheet: 209.5
             ("NVIDIA RTX 6000 Ada Generation", (8, 9), 142, 48, "1.00 of those of L40S", 362),  # 364
             ("NVIDIA GeForce RTX 3060", (8, 6), 28, 12, "0.35 of those of A10G", 24.5),  # 25.5
+            ("NVIDIA GeForce RTX 4070", (8, 9), 46, 12, "0.36 of those of RTX-4090", 59.4),  # 58.3
+            ("NVIDIA GeForce RTX 4060", (8, 9), 24, 8, "0.19 of those of RTX-4090", 31.0),  # 30.2
+            ("NVIDIA A10", (8, 6), 72, 24, "0.86 of those of RTX-A6000", 133),  # 125
+            ("NVIDIA A100-PCIE-40GB", (8, 0), 108, 40, "1.00 of those of A100-SXM-40GB", 312),  # 312, without NVLink
             ("NVIDIA H100 NVL", (9, 0), 132, 94, "1.00 of those of H100-SXM-96GB", 989),  # 835, at a lower clock
             ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", (9, 0), 16, 10, "0.14 of those of H100-PCIe-80GB", 106),
             ("Tesla P100", (6, 0), 56, 16, "of those of", 0),
@@ -141,4 +145,5 @@ class TestOnGpus:
         assert (gpu.name, gpu.sms, gpu.mem_bytes) == (name, sms, gib * 2**30)
         assert gpu.notes.startswith(f"The catalogue has no {name}: its rates are taken to be ")
         assert like in gpu.notes
+        assert "its links to be that part's" in gpu.notes
         assert not bf16_tflops or gpu.bf16_flops == pytest.approx(bf16_tflops * 1e12, rel=0.01)

@@ -104,3 +104,13 @@ class TestOneProcess:
             capsys.readouterr().err
             == "labs.train: no corpus at /nowhere.txt: give a text file or a folder of text files\n"
         )
+
+    def test_a_text_that_is_read_many_times_over_is_warned_of(self, tmp_path, capsys):
+        (tmp_path / "text.txt").write_text("To be, or not to be. " * 20)
+        small = ("--device=cpu", "--n_layer=1", "--seq_len=16", "--global_batch=16", f"--data={tmp_path / 'text.txt'}")
+        assert main([*small, "--steps=10"]) == 0
+        _, corpus, warning, step, *_ = capsys.readouterr().out.splitlines()
+        assert ", 2 steps an epoch; 16 rows" in corpus
+        assert warning.startswith("WARNING: 10 steps read this text 5 times, ")
+        assert warning.endswith("give more text with data=PATH, or ask for fewer steps")
+        assert step.startswith("step   0 ")

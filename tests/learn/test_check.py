@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 import torch.distributed as dist
@@ -23,7 +24,8 @@ import torch.distributed as dist
 from fsdp_sim.learn import Verdict, check, progress
 from fsdp_sim.learn.check import judge
 from fsdp_sim.learn.find import load
-from fsdp_sim.ranks import Limits
+from fsdp_sim.ranks import Limits, inbox
+from fsdp_sim.ranks.plain import encode
 from tests.some import some
 
 NAME = "all_gathers_per_step"
@@ -257,19 +259,31 @@ def writes_raw(*parts: bytes) -> None:
     time.sleep(600)
 
 
+def done(result: bytes) -> tuple[bytes]:
+    """A whole message of a rank that has returned, as `fsdp_sim.ranks.inbox.send` writes it."""
+    message = msgspec.msgpack.encode(inbox.Done(result, msgspec.msgpack.encode([])))
+    return (len(message).to_bytes(4, "big") + message,)
+
+
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ((b"\x00\x00\x01\x00", b"!"), "it was still running after 3 s"),  # a length, and one byte of it
-        ((b"\x00",), "it was still running after 3 s"),
+        ((b"\x00\x00\x01\x00", b"!"), "no message of a rank: it ends after 5 bytes"),  # a length, and one byte of it
+        ((b"\x00",), "no message of a rank: it ends after 1 bytes"),
         ((b"\x7f\xff\xff\xff",), "no message of a rank: it has 2,147,483,647 bytes; at most"),
         ((b"\xff\xff\xff\xff" + b"\xff" * 8,), "no message of a rank: it has 18,446,744,073,709,551,615 bytes"),
         ((b"\x80\x00\x00\x00",), "no message of a rank: its length is given as -2,147,483,648"),
+        (done(b"\x00"), "what a rank sent back is no result"),
+        (done(encode({})), "what your code sent back cannot be read ('answers')"),
+        (done(encode(7)), "what your code sent back cannot be read ('int' object"),
     ],
-    ids=["half a message", "half a length", "too long", "far too long", "below zero"],
+    ids=["half a message", "half a length", "too long", "far too long", "below zero", "none", "empty", "a number"],
 )
-def test_what_it_writes_to_its_connection_holds_nobody_up(parts: tuple[bytes, ...], message: str) -> None:
-    verdict = answer_to(lambda: writes_raw(*parts), Limits(wall_s=3.0))
+def test_what_it_writes_to_its_connection_holds_nobody_up(
+    parts: tuple[bytes, ...], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inbox, "STILL_S", 0.5)
+    verdict = answer_to(lambda: writes_raw(*parts), SHORT)
 
     assert not verdict.passed
     assert message in verdict.message

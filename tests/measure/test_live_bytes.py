@@ -19,6 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 import fsdp_sim.mini as mini
 from fsdp_sim.measure import live_bytes
 from fsdp_sim.ranks import run
+from tests.measure.allocator import Allocator
 
 KB = 4000  # bytes of `block()`
 
@@ -338,33 +339,6 @@ def test_on_a_gpu_the_allocator_counts() -> None:
         del a
         assert meter.mark("a").peak_bytes == start + 4096
     assert (meter.peak_bytes, meter.live_bytes) == (start + 4096, start)
-
-
-class Allocator:
-    """Of a GPU: what torch.cuda answers after each alloc and free."""
-
-    def __init__(self, monkeypatch):
-        self.now = self.peak = self.workspace = 0
-        for name, answer in {
-            "memory_allocated": lambda: self.now,
-            "max_memory_allocated": lambda: self.peak,
-            "reset_peak_memory_stats": lambda: setattr(self, "peak", self.now),
-        }.items():
-            monkeypatch.setattr(torch.cuda, name, answer)
-        monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", self.clear, raising=False)
-
-    def alloc(self, n_bytes: int) -> None:
-        self.now += n_bytes
-        self.peak = max(self.peak, self.now)
-
-    def matmul(self) -> None:
-        if not self.workspace:
-            self.workspace = 32 * 2**20
-            self.alloc(self.workspace)
-
-    def clear(self) -> None:
-        self.alloc(-self.workspace)
-        self.workspace = 0
 
 
 def test_workspaces_of_cublas_are_no_tensors(monkeypatch: pytest.MonkeyPatch) -> None:

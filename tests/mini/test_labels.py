@@ -2,8 +2,13 @@
 
 import json
 import logging
+import os
+import re
+import subprocess
+import sys
 from collections import Counter
 
+import pytest
 import torch
 import torch.distributed.fsdp
 from torch.profiler import ProfilerActivity, profile
@@ -73,3 +78,27 @@ def test_profile_log_and_timeline_are_those_of_torch(ranks, tmp_path):
     )
     assert units[Op.ALL_GATHER, "layers.1"] == 2
     assert units[Op.REDUCE_SCATTER, "root"] == 1
+
+
+STEP = """
+import sys, torch, torch.distributed as dist
+from torch.distributed import fsdp
+import fsdp_sim.mini
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+for impl in (fsdp, fsdp_sim.mini):
+    print("===", file=sys.stderr)
+    layer = impl.fully_shard(torch.nn.Linear(4, 4))
+    layer(torch.ones(2, 4)).sum().backward()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.tail
+def test_torch_logs_logs_the_minis_hooks_as_torchs():
+    """As a learner turns it on: by a variable of the process, which torch reads when it is imported."""
+    command, environ = [sys.executable, "-c", STEP], os.environ | {"TORCH_LOGS": "+fsdp"}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+    before, torchs, minis = (re.findall(r"\] (FSDP::\w+)", part) for part in done.stderr.split("==="))
+    assert (before, minis) == ([], torchs)
+    assert {"FSDP::pre_forward", "FSDP::post_backward"} <= set(minis)

@@ -10,6 +10,7 @@ import csv
 import json
 import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -138,9 +139,13 @@ def course(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def nbgrader(folder: Path, *command: str) -> None:
-    environ = {"PATH": os.environ["PATH"], "HOME": str(folder.parent)}
-    done = subprocess.run([NBGRADER, *command], cwd=folder, env=environ, capture_output=True, text=True)
+    done = asked(folder, *command)
     assert done.returncode == 0, done.stderr
+
+
+def asked(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    environ = {"PATH": os.environ["PATH"], "HOME": str(folder.parent)}
+    return subprocess.run([NBGRADER, *command], cwd=folder, env=environ, capture_output=True, text=True)
 
 
 @pytest.mark.tail  # needs nbgrader, which make test-all installs
@@ -172,6 +177,16 @@ def test_what_was_handed_in_is_as_it_was(course: Path) -> None:
     submitted = course / "submitted" / "right" / NAME / f"{NAME}.ipynb"
     notebook = nbformat.read(submitted, as_version=nbformat.NO_CONVERT)
     assert {name: cells(notebook)[name].source for name in NAMES} == {name: solved(name) for name in NAMES}
+
+
+@pytest.mark.tail
+def test_grading_that_stands_still_is_ended_and_the_others_go_on(course: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "course"
+    shutil.copytree(course, folder)
+    (folder / "grade.json").write_text(json.dumps({"command": ["sh", "-c", "exec sleep 600"], "timeout_s": 3}))
+    done = asked(folder, "autograde", NAME, "--force")
+    assert done.returncode == 1
+    assert done.stderr.count("no answer within 0.05 minutes") >= 3  # one of each submission
 
 
 def test_the_students_notebook_is_the_one_of_the_course() -> None:

@@ -1,9 +1,13 @@
 """On a machine with GPUs notebooks show what they show without; only a lab's last cell asks for them. All are faked."""
 
+import re
+from collections import Counter
+
 import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from labs.place import n_ranks
 from notebooks.masters import build
 from tests.faked_gpus import ROOT, environ, python
 
@@ -32,6 +36,29 @@ def execute(notebook, gpus, log, folder):
 
 def printed(cell):
     return "".join(output.text for output in cell.outputs if output.output_type == "stream" and output.name == "stdout")
+
+
+def displayed(cell):
+    """Texts and figures, by kind. Beside a figure that is stored lies an image, for viewers that run no JavaScript."""
+    data = [(output.output_type, dict(output.data)) for output in cell.outputs if "data" in output]
+    return [(how, {kind: of for kind, of in found.items() if kind != "image/jpeg"}) for how, found in data]
+
+
+def kinds(cell):
+    """Of what is shown; of what is printed whether anything is, once bars are gone that the next line overwrites."""
+    left = re.sub(r"^.*\r", "", printed(cell), flags=re.MULTILINE).strip()
+    return [(how, sorted(found)) for how, found in displayed(cell)], bool(left)
+
+
+def texts(cell):
+    return [{kind: of for kind, of in found.items() if kind.startswith("text/")} for _, found in displayed(cell)]
+
+
+def words(cell):
+    """How often it speaks of GPUs, in warnings and figures too; numbers of figures are base64, which says anything."""
+    streams = [output.text for output in cell.outputs if output.output_type == "stream"]
+    said = re.sub("'bdata': '[^']*'", "", f"{streams} {displayed(cell)}")
+    return Counter(re.findall("cuda|gpu|nvidia|nccl", said.lower()))
 
 
 def saw(log):
@@ -63,20 +90,29 @@ def test_a_notebook_shows_what_it_shows_without_gpus(name, gpus, tmp_path):
     cells = execute(notebook, gpus, tmp_path / "log", folder)
 
     for cell, was in zip(cells, [cell for cell in before.cells if cell.cell_type == "code"], strict=False):
+        assert (kinds(cell), words(cell)) == (kinds(was), words(was))
         if "nbval-ignore-output" not in cell.metadata.get("tags", []):
-            assert printed(cell) == printed(was)
+            assert (printed(cell), texts(cell)) == (printed(was), texts(was))
     assert saw(tmp_path / "log") == [], "something found the GPUs"
 
 
 @pytest.mark.tail
 @pytest.mark.parametrize("gpus", [1, 8])
-def test_the_last_cell_of_a_lab_starts_one_rank_on_each_gpu(gpus, tmp_path):
+@pytest.mark.parametrize("lab", ["ddp_to_fsdp2", "memory", "overlap"])
+def test_the_last_cell_of_a_lab_starts_one_rank_on_each_gpu(lab, gpus, tmp_path):
     """A faked GPU computes nothing, so the lab gets no further, and says so."""
     log = tmp_path / "log"
-    code = "from labs.record import result_of; found = result_of('ddp_to_fsdp2'); print(found.rows, found.notes[0])"
+    code = f"from labs.record import result_of; found = result_of({lab!r}); print(found.rows, found.notes[0])"
     said = python(code, gpus, log)
+    ranks = 0 if (lab, gpus) == ("overlap", 1) else gpus
 
-    assert said.startswith("() The lab did not run on the GPU that is here (FailedError: torchrun -m labs.lab.scripts.")
-    assert "on 1 rank ended" in said or "on 8 ranks ended" in said
-    assert sorted(line for line in saw(log) if line.startswith("set")) == [f"set_device {n}" for n in range(gpus)]
-    assert saw(log).count("nccl") == gpus
+    assert said.startswith("() The lab did not run on the GPU that is here (")
+    assert f"python -m labs.record {lab} makes it" in said
+    if lab == "ddp_to_fsdp2":
+        assert "that is here (FailedError: torchrun -m labs.lab.scripts." in said
+    if ranks:
+        assert f" on {n_ranks(gpus)} " in said.partition("ended with status 1")[0]
+    else:
+        assert "one rank has nobody to send to" in said
+    assert sorted(line for line in saw(log) if line.startswith("set")) == [f"set_device {n}" for n in range(ranks)]
+    assert saw(log).count("nccl") == ranks

@@ -97,6 +97,25 @@ def test_of_what_its_process_inherits_only_its_own_connection_stays_open() -> No
     assert next(iter(run(inherited, 1, progress=False)))  # else this test would show nothing
 
 
+LIMITS_IPC = "import ctypes; assert not ctypes.CDLL(None).unshare(1 << 27); open('/proc/sys/kernel/sem', 'w')"
+
+
+def test_it_has_none_of_the_memory_that_counts_as_no_process_s() -> None:
+    if subprocess.run([sys.executable, "-c", LIMITS_IPC], capture_output=True).returncode:
+        pytest.skip("needs a machine that lets root limit System V's shared memory")
+
+    def takes() -> list[int]:
+        import ctypes
+
+        libc = ctypes.CDLL(None)
+        return [libc.shmget(0, 2**28, 0o1600), libc.msgget(0, 0o1600), libc.semget(0, 1000, 0o1600)]
+
+    of_all = [Path("/proc/sys/kernel", name) for name in ("shmall", "msgmni", "sem")]
+    before = [path.read_text() for path in of_all]
+    assert list(as_other(takes)[1]) == [[-1, -1, -1]]
+    assert [path.read_text() for path in of_all] == before
+
+
 KEYRING = """
     import ctypes, sys
     call = ctypes.CDLL(None).syscall
@@ -183,6 +202,30 @@ def test_no_process_of_the_user_is_left():
 
     assert list(results) == [1]
     assert not [p for p in psutil.process_iter(["uids", "status"]) if _is_alive_of(p, user.uid)]
+
+
+def test_no_temporary_file_of_the_user_is_left_and_nobody_else_s_is_touched() -> None:
+    """Where the kernel did not let the rank have temporary folders of its own."""
+    user = OtherUser.lent()
+    for place in [Path(place) for place in ("/tmp", "/var/tmp", "/dev/shm") if os.path.isdir(place)]:
+        mine, theirs = (place / f"fsdp_sim-{os.getpid()}-{whose}" for whose in ("mine", "theirs"))
+        link, alone = theirs.with_suffix(".link"), theirs.with_suffix(".alone")
+        try:
+            for folder in (mine, theirs):
+                folder.mkdir()
+                (folder / "inside").touch()
+            alone.touch()
+            link.symlink_to(mine)
+            for path in (theirs, link, alone):
+                os.chown(path, user.uid, user.uid, follow_symlinks=False)
+            user.end()
+            assert sorted(place.glob(f"{mine.name[:-4]}*")) == [mine]
+            assert (mine / "inside").exists()
+        finally:
+            shutil.rmtree(mine)
+            shutil.rmtree(theirs, ignore_errors=True)
+            link.unlink(missing_ok=True)
+            alone.unlink(missing_ok=True)
 
 
 def _is_alive_of(process: psutil.Process, uid: int) -> bool:

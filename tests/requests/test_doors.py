@@ -12,6 +12,8 @@ from typing import Any
 
 import click
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fsdp_sim.cli.options import CLUSTER, MODEL, PLAN, request_options
 from fsdp_sim.cli.sweep import lists
@@ -30,6 +32,7 @@ BASE = {Model: DIMS, Cluster: GPUS, Plan: DTYPES}
 CALLED = {name: option for option, name in ALIASES.items()}
 POOL = [None, True, False, 0, 1, 2, 3, 16, 1000, -1, 0.5, 1.0, 2.5, -0.5, 1e-3]
 POOL += ["", "no such name", "none", "cpu", "1600 Gb/s per node", "4090"]
+TEXTS = st.text(st.characters(codec="ascii", categories=("L", "N", "P")), min_size=1, max_size=12)
 POOL += [("layers.0",), ("Block", "block"), ("0",), ("block",)]
 
 
@@ -116,6 +119,17 @@ def as_texts(spec: type, given: Given) -> dict[str, str]:
 
 @pytest.mark.parametrize(("spec", "name", "values", "api"), cases())
 def test_a_value_is_the_same_object_or_the_same_sentence_through_every_door(spec, name, values, api):
+    assert_the_same_through_every_door(spec, name, values, api)
+
+
+@given(st.sampled_from([case.values for case in cases()]), st.integers(-5, 2000) | st.floats(-1e6, 1e6) | TEXTS)
+def test_so_is_any_number_and_any_text(case, value):
+    spec, name, pool, api = case
+    whole = [int(value)] if isinstance(value, float) and value.is_integer() else []
+    assert_the_same_through_every_door(spec, name, [value, *whole, *pool], api)
+
+
+def assert_the_same_through_every_door(spec: type, name: str, values: list[Any], api: str | None) -> None:
     of_api = {"api": api} if api else {}
     allowed = spec.__dataclass_fields__[name].metadata["allowed"]
     given = [(value, BASE[spec] | of_api | {name: value}) for value in values]

@@ -86,8 +86,8 @@ def test_a_model_file_that_is_wrong_is_named(tmp_path, name, text, words):
 
 
 def test_a_step_of_more_blocks_than_anyone_waits_for_is_refused():
-    with pytest.raises(ValueError, match=r"120,000 blocks in a step"):
-        understand(request_of_texts(BASE | {"grad_accum": "10000"}))
+    with pytest.raises(ValueError, match=r"12,000 blocks in a step"):
+        understand(request_of_texts(BASE | {"grad_accum": "1000"}))
 
 
 @pytest.mark.parametrize("name", ["head_dim", "max_seq_len", "gpus_per_node", "loss_metrics"])

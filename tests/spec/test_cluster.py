@@ -181,6 +181,7 @@ def test_a_cluster_prints_as_it_is_written():
 
 @given(st.text("0123456789.,_-+*/xeEGTbB ", max_size=12), st.sampled_from(["per node", "per GPU"]))
 @example(",1", "per node")
+@example("1,", "per node")
 def test_a_rate_is_read_whole_or_refused(number, whose):
     """What Python and a person would read is what is read; anything else is an error."""
     plain = re.fullmatch(r" *(\d+(?:\.\d+)?) *", number)

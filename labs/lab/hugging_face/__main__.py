@@ -23,6 +23,7 @@ import torch.distributed as dist
 import tyro
 from rich.console import Console
 
+from fsdp_sim.accelerators import hide
 from fsdp_sim.ranks import RanksError
 from labs.lab.hugging_face import models
 from labs.lab.hugging_face.batches import Task
@@ -100,6 +101,8 @@ def trained(asked: Asked, place: Place) -> Result:
         family, asked.rows, csv=asked.csv, pretrained=asked.pretrained, checkpointing=asked.checkpointing
     )  # fmt: skip
     device = find_device(asked.device, place)
+    if device.type == "cpu":
+        hide()  # Accelerate tells fully_shard no mesh, and torch would choose the GPU that is too few
     use_threads(place)
     name = f"{family} {asked.through}"
     job = Job.of(WAYS[asked.through], task, asked.steps)

@@ -84,6 +84,13 @@ def test_an_index_names_several_files(tmp_path: Path) -> None:
         Tensors(tmp_path)
 
 
+@pytest.mark.parametrize("text", ["{", "{}", '{"weight_map": 1}', '{"weight_map": %s}' % ("[" * 100_000)])
+def test_what_is_no_index_is_one_sentence(text: str, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(ValueError, match=r"model.safetensors.index.json is no index of safetensors files"):
+        Tensors(tmp_path)
+
+
 def test_what_is_wrong_is_said(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     with pytest.raises(ValueError, match=re.escape("a was to be Form(dtype=torch.float32, shape=(3,))")):

@@ -1,8 +1,14 @@
 """The compiler sees what it should in the right order only, and memory is what the simulator says."""
 
-import pytest
+from types import SimpleNamespace
 
+import pytest
+import torch
+
+from labs import place
 from labs.lab import compile as lab
+from labs.lab.compile import lab as the_lab
+from labs.lab.compile import recomputing
 from labs.lab.compile.__main__ import main
 from labs.lab.result import Row
 
@@ -60,6 +66,34 @@ def test_the_trainer_measures_it_too_and_its_step_time(warm_torchrun):
     assert memory.error == pytest.approx(0, abs=0.05)
     assert time.predicted is not None
     assert time.measured > 0
+
+
+def test_on_gpus_it_predicts_for_the_gpus_that_train(monkeypatch):
+    """The GPUs are faked by name: what is trained is not. The order of hooks is looked at on CPU cores, and said to."""
+    gpu = SimpleNamespace(name="NVIDIA H100 80GB HBM3", total_memory=80 * 2**30)
+    monkeypatch.setattr(place, "gpus", lambda: [gpu.name] * 2)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: gpu.name)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
+    monkeypatch.setattr(the_lab, "orders", lambda *_, **__: {"right": None})
+    monkeypatch.setattr(the_lab, "order_rows", lambda _: [])
+    monkeypatch.setattr(the_lab, "lengths_rows", lambda _: [])
+    on = []
+
+    def train(*_, ranks, device):
+        on.append((ranks, device))
+        return SimpleNamespace(report={"tensor_bytes": 1, "compared": [], "step_s": 1.0}, losses=[1.0])
+
+    monkeypatch.setattr(recomputing, "train", train)
+    monkeypatch.setattr(the_lab, "train", train)
+    result = lab.run(n_layer=1, device="cuda")
+
+    peaks = [row.predicted for row in result.rows if row.quantity == "peak memory"]
+    assert peaks == [lab.predict_peak_bytes(how, 2, 1, "cuda") / 1e6 for how in lab.HOW]
+    assert not set(peaks) & {lab.predict_peak_bytes(how, 2, 1, "cpu") / 1e6 for how in lab.HOW}
+    assert set(on) == {(2, "cuda")}
+    assert result.hardware == "2 x NVIDIA H100 80GB HBM3, 80 GiB each"
+    assert "looked at on 2 ranks on CPU cores" in result.notes[0]
 
 
 @pytest.mark.parametrize(("ranks", "n_layer"), [(0, 2), (3, 2), (2, 0)])

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from fsdp_sim.timeline import Memory
 from labs.config import TrainConfig
 from labs.lab import memory
-from labs.lab.memory import BASE, MIB, OPTIMIZERS, PEAK, PEAK_WITH_HOST, count, counted_step, main, run, settings
+from labs.lab.memory import (
+    BASE,
+    MIB,
+    OPTIMIZERS,
+    PEAK,
+    PEAK_WITH_HOST,
+    Setting,
+    count,
+    counted_step,
+    main,
+    run,
+    settings,
+)
 from labs.memory import at_peak
 
 pytestmark = pytest.mark.usefixtures("warm_torchrun")
@@ -80,6 +94,16 @@ def test_every_optimizer_of_the_simulator_can_be_counted():
 def test_what_cannot_be_is_refused_before_anything_runs(asked, capsys):
     assert main(**asked) == 2
     assert "labs.lab.memory: " in capsys.readouterr().out
+
+
+def test_on_gpus_it_is_what_tensors_hold_on_the_rank_where_they_hold_most(monkeypatch):
+    """cuBLAS's workspaces are in the trainer's report, and not in a prediction. Not run on a GPU."""
+    of_ranks = [[900 * MIB, 2**30, 32 * MIB], [880 * MIB, 2**30, 8 * MIB]]
+    monkeypatch.setattr(memory, "train", lambda *_, **how: SimpleNamespace(report={"memory": of_ranks[: how["ranks"]]}))
+    config = TrainConfig(device="cuda")
+    assert count({"one": Setting(config, ranks=1), "two": Setting(config, ranks=2)}) == {
+        "one": 868 * MIB, "two": 872 * MIB,
+    }  # fmt: skip
 
 
 @pytest.mark.gpu

@@ -6,6 +6,7 @@ import io
 
 import numpy as np
 import pytest
+import torch
 from rich.console import Console
 
 from fsdp_sim.ranks import Network
@@ -14,6 +15,7 @@ from fsdp_sim.spec import Cluster, Plan
 from fsdp_sim.timeline import Timeline
 from fsdp_sim.timeline.analysis import overlap as hidden
 from fsdp_sim.timeline.analysis import step_time_s
+from labs import place
 from labs.config import TrainConfig
 from labs.lab import overlap
 from labs.lab.overlap import __main__ as the_command
@@ -132,6 +134,15 @@ class TestCommand:
     def test_a_model_that_does_not_exist_is_a_wrong_question(self, capsys):
         assert the_command.main(model="gpt9") == 2
         assert "gpt9" in capsys.readouterr().out
+
+    @pytest.mark.parametrize("asked", [{"ranks": 1}, {"device": "cuda"}])
+    def test_one_rank_has_nobody_to_send_to(self, monkeypatch, capsys, asked):
+        """It would find 0 ms of communication in every row. The GPU is faked by name."""
+        monkeypatch.setattr(place, "gpus", lambda: ["NVIDIA H100"])
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        assert the_command.main(**asked) == 2
+        assert "one rank has nobody to send to" in (said := capsys.readouterr().out)
+        assert "on one GPU python -m labs.pretend --device cuda" in said
 
 
 def test_a_file_for_another_number_of_ranks_is_refused_before_anything_runs(tmp_path):

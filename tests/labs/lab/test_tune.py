@@ -1,13 +1,23 @@
 """The fastest plan that fits is found without training, and it fits when it is tried."""
 
 import dataclasses
+import importlib
+from contextlib import contextmanager
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from fsdp_sim.spec import Cluster
+from fsdp_sim.timeline import Header, Timeline
+from labs import place
 from labs.config import TrainConfig
+from labs.lab import tune
+from labs.lab.result import Result, Row
 from labs.lab.tune import DEFAULTS, SPACE, Asked, check, choose, front, main, rows_of, search
 from labs.pretend import Setup
+from labs.record import record
 
 SMALL = {"activation_checkpointing": ("none", "full"), "reshard_after_forward": (None, False)}
 
@@ -99,3 +109,51 @@ def test_the_space_has_keys_of_the_trainer():
 def test_what_cannot_be_has_status_2(arguments, says, capsys):
     assert main(arguments) == 2
     assert says in capsys.readouterr().out
+
+
+def test_that_nothing_fits_is_an_answer(plans, monkeypatch, capsys):
+    monkeypatch.setattr(tune, "search", lambda *_, **__: plans)
+    assert main(["--limit-mib=0.01"]) == 1
+    assert "labs.lab.tune: none of 4 plans fits 0.0 MiB" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("measured_mib", "status"), [(15.9, 0), (16.1, 1)])
+def test_so_is_whether_what_was_chosen_fits_when_it_is_tried(monkeypatch, capsys, measured_mib, status):
+    tried = Row("fastest that fits", "peak memory", 15.0, measured_mib, "MiB")
+    monkeypatch.setattr(tune, "run", lambda *_: Result("tune", "pretended", (tried,), "here"))
+    assert main(["--limit-mib=16"]) == status
+    assert f"{measured_mib} MiB" in capsys.readouterr().out
+
+
+def test_help_documents_the_statuses(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    words = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "Exit status: 0 done; 1 no plan fits, or" in words
+    assert "2 asked wrongly; 130 Ctrl-C." in words
+
+
+def test_what_was_tried_on_a_gpu_says_so_and_is_recorded(monkeypatch, tmp_path):
+    """The GPU is faked by name, and tries nothing."""
+    gpu, on = SimpleNamespace(name="NVIDIA H100 80GB HBM3", total_memory=80 * 2**30), []
+    steps = Timeline(Header(producer="tests", clock="measured", world_size=1), [])
+    ran = SimpleNamespace(pieces=[], step_time_s=0.1, exposed_comm_s=0.01, timeline=steps)
+
+    @contextmanager
+    def session(setup):
+        on.append(setup.device.type)
+        yield SimpleNamespace(train=lambda *_: ran, peak_bytes=lambda: 2**30)
+
+    monkeypatch.setattr(importlib.import_module("labs.pretend.compare"), "session", session)
+    monkeypatch.setattr(tune, "SPACE", {"reshard_after_forward": (None, False)})
+    monkeypatch.setattr(place, "gpus", lambda: [gpu.name])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: gpu.name)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (gpu.total_memory,) * 2)
+    asked = Asked(cluster="here", rows=1)
+
+    kept = Result.load(record("tune", partial(tune.run, asked, device="cuda"), gpu.name, tmp_path))
+    assert kept.hardware == "rank 0 alone, 1 x NVIDIA H100 80GB HBM3, 80 GiB each"
+    assert set(on) == {"cuda"}
+    assert not any("On CPUs" in note for note in kept.notes)

@@ -116,9 +116,10 @@ ATTACKS = {  # code, and what it is told
         "print('\\x1b[2J\\x1b]0;title\\x07')\nreturn -1",
         "\\x1b[2J\\x1b]0;title\\x07",
     ),
-    "takes memory in many processes and in files without a name": (
-        "import time\nfor _ in range(20):\n    file = os.memfd_create('x')\n    for _ in range(20):\n"
-        "        os.write(file, bytes(10_000_000))\ntime.sleep(600)",
+    "takes memory in many processes and in files without a name": (  # too much only together
+        "import time\nfor _ in range(3):\n    if os.fork() == 0:\n        kept = b'x' * (400 << 20)\n"
+        "        time.sleep(600)\nfor _ in range(6):\n    os.write(os.memfd_create('x'), bytes(200 << 20))\n"
+        "time.sleep(600)",
         "used more than 2 GiB of memory with all it started",
     ),
 }
@@ -265,6 +266,15 @@ class TestWhatIsLeft:
                 if process.environ().get("TMPDIR", "").startswith(str(folder)) and process.status() != "zombie":
                     left.append(process)
         assert not left
+
+
+@pytest.mark.tail
+def test_code_that_ends_its_checker_gets_no_points_and_the_next_has_a_checker_of_its_own() -> None:
+    """As only code that is trusted can: its rank's parent is the fork server, whose parent is the checker."""
+    kills = "import psutil\nos.kill(psutil.Process(os.getppid()).ppid(), 9)\nimport time\ntime.sleep(600)"
+    first, second = grade({NAME: written(kills), "bytes_kept": solved("bytes_kept")}, as_other_user=False)
+    assert (first.points, first.said) == (0, grading.DIED)
+    assert second.points == second.out_of
 
 
 def test_trusted_code_needs_no_root() -> None:

@@ -57,6 +57,7 @@ def test_a_key_on_a_slider_of_the_page_moves_the_figure_and_the_words(saved: Pat
     page.on("console", lambda message: complaints.append(message.text))
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on("request", lambda request: requests.append(request.url))
+    page.set_viewport_size({"width": 900, "height": 900})
     page.goto(saved.as_uri())
     page.wait_for_selector(".barlayer path", state="attached")
     bars = "document.querySelector('.js-plotly-plot')._fullData.find(t => t.name === 'all-gather')"

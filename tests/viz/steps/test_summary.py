@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fsdp_sim import Cluster, Plan, simulate
@@ -49,6 +49,7 @@ def test_exposed_communication_that_hardly_matters_is_not_made_the_story(trainin
     assert headline([view]) == "All communication is hidden behind computing."
 
 
+@settings(max_examples=300)
 @given(st.lists(st.tuples(st.sampled_from(["compute", "wire"]), st.integers(0, 400), st.integers(1, 100)), min_size=1))
 def test_what_the_headline_claims_is_what_the_numbers_say(some: list[tuple[str, int, int]]) -> None:
     kinds = {"compute": op, "wire": gather}

@@ -1,0 +1,82 @@
+"""On a machine with one GPU two ranks train on CPU cores: NCCL needs a GPU for each. The GPU is faked."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from unittest import mock
+
+import pytest
+import torch
+
+from fsdp_sim.measure import train_probe
+from labs.config import TrainConfig
+from labs.place import Place, process_group
+from labs.wrapping import wrap
+from tests.faked_gpus import ROOT, environ
+
+CPU = torch.device("cpu")
+
+
+def wrapped(api: str) -> None:
+    config = TrainConfig(api=api, n_layer=1)  # type: ignore[arg-type]
+    wrap(config, config.model_config, Place(), CPU)
+
+
+def hugging_face(through: str) -> None:
+    pytest.importorskip("transformers", reason="needs transformers: make dev")
+    from labs.lab.hugging_face.batches import Task
+    from labs.lab.hugging_face.lab import WAYS
+
+    with mock.patch.dict(os.environ):  # Fabric is told its rank there
+        WAYS[through](Task("t5"), CPU)
+
+
+def pitfall() -> None:
+    pytest.importorskip("transformers", reason="needs transformers: make dev")
+    from labs.lab.hugging_face.pitfalls import tied_in_two_units
+
+    tied_in_two_units("fully_shard")
+
+
+SHARDING: dict[str, Callable[[], object]] = {
+    "the trainer's fsdp1": lambda: wrapped("fsdp1"),
+    "the trainer's fsdp2": lambda: wrapped("fsdp2"),
+    "the trainer's mini": lambda: wrapped("mini"),
+    "calibrate's probe": lambda: train_probe.time_sharded([train_probe.ProbeShape(1, 16, 32, 64)], budget_s=0.0),
+    "hugging_face by hand": lambda: hugging_face("fully_shard"),
+    "hugging_face through Fabric": lambda: hugging_face("fabric"),
+    "hugging_face's pitfall": pitfall,
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.tail) if "hug" in n else n for n in SHARDING])
+def test_no_sharding_leaves_it_to_torch_which_device(monkeypatch, name):
+    """Without a mesh (of FSDP1 a ``device_id``) torch takes its accelerator, which this torch cannot use."""
+    monkeypatch.setattr(torch._C, "_get_accelerator", lambda check=None: torch.device("cuda"))
+    monkeypatch.setattr(train_probe, "ROUNDS", 1)
+    with process_group(Place(), CPU, timeout_s=60):
+        SHARDING[name]()
+
+
+BY_HAND = {
+    "labs/lab/scripts/train_ddp.py": "step 5  loss ",
+    "labs/lab/scripts/train_fsdp2.py": "step 5  loss ",
+    "-m labs.lab.hugging_face --family=t5 --steps=1 --through=accelerate": "2 ranks on ",
+}
+
+
+@pytest.mark.tail
+@pytest.mark.parametrize("command", BY_HAND)
+def test_what_is_started_by_hand_trains(command, tmp_path):
+    """Nothing hides the GPU from it: torchrun is the learner's own."""
+    log = tmp_path / "log"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", *command.split()]
+    env = environ(1, log, OMP_NUM_THREADS="1")
+    done = subprocess.run(torchrun, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+    assert BY_HAND[command] in done.stdout
+    assert set(log.read_text().split("\n")) == {"saw 1", ""}, "a rank took the GPU"
