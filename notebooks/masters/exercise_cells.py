@@ -10,7 +10,7 @@ from fsdp_sim.learn.find import load
 from fsdp_sim.learn.sources import imports, solution_source, stub_source
 
 CHECK = 'checked = check("{name}", {name})\nchecked'
-PASSES = 'checked = check("{name}", {name})\nassert checked.passed\nchecked'
+PASSES = 'checked = check("{name}", {name})\nassert checked.passed, checked\nchecked'
 
 
 def expanded(cell: nbformat.NotebookNode, *, solutions: bool) -> list[nbformat.NotebookNode]:
