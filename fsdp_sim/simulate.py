@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from fsdp_sim import engine
 from fsdp_sim.cost import Calibration, Workload
@@ -92,7 +92,7 @@ class Simulation:
     def _replayed(self, seconds: Given, contention: engine.Contention | None) -> Run:
         return engine.run(
             self.program, seconds, issue_s=self.costs.issue_s, launch_s=self.costs.launch_s,
-            device="cpu" if self.cluster.kind == "cpu" else "gpu", contention=contention,
+            device=self.device, contention=contention,
         )  # fmt: skip
 
     @cached_property
@@ -105,16 +105,25 @@ class Simulation:
         """The same without times: what is alive follows from the program alone, no replay needed."""
         return engine.memory(self.program, self.workload)
 
+    @property
+    def header(self) -> Header:
+        """What its timelines say of themselves."""
+        plan, cluster = self.plan, self.cluster
+        return Header(
+            producer="simulate", clock="simulated", world_size=cluster.gpus,
+            title=f"{self.workload.name}, {plan.api}", hardware=f"{cluster.gpus} x {cluster.gpu.name}",
+            api=plan.api, device=self.device, memory_limit_bytes=int(self.memory_limit_bytes),
+        )  # fmt: skip
+
     @cached_property
     def timeline(self) -> Timeline:
         """The step as events: every operation, and all that is allocated and freed."""
-        plan, cluster = self.plan, self.cluster
-        header = Header(
-            producer="simulate", clock="simulated", world_size=cluster.gpus,
-            title=f"{self.workload.name}, {plan.api}", hardware=f"{cluster.gpus} x {cluster.gpu.name}",
-            memory_limit_bytes=int(self.memory_limit_bytes),
-        )  # fmt: skip
-        return Timeline(header, [event for rank in range(self.run.ranks) for event in self.memory.events(rank)])
+        return self.memory.timeline(self.header)
+
+    @property
+    def device(self) -> Literal["cpu", "gpu"]:
+        """``cpu`` where the thread that issues also computes."""
+        return "cpu" if self.cluster.kind == "cpu" else "gpu"
 
     @property
     def _contention(self) -> engine.Contention | None:

@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 from typing import cast
 
 from fsdp_sim.engine.contention import Contention, Rates
-from fsdp_sim.engine.run import Columns, at_rank
+from fsdp_sim.engine.run import OpTimes, at_rank
 from fsdp_sim.engine.seconds import OpCosts
 from fsdp_sim.schedule import Instruction, Kind, Program
 from fsdp_sim.timeline import Lane
@@ -24,7 +24,7 @@ _SILENT = frozenset({Kind.HOOK, Kind.ALLOC, Kind.FREE, Kind.RECORD_STREAM})
 _MANY = 6  # of so many operations that a stream waits for some are implied by others
 
 
-def contended_rank(program: Program, costs: OpCosts, on_cpu: bool, contention: Contention) -> Columns:
+def contended_rank(program: Program, costs: OpCosts, on_cpu: bool, contention: Contention) -> OpTimes:
     """When each operation is issued, starts and ends, where operations slow each other down."""
     ops, launch_s = costs.ops, costs.launch_s
     seconds, issue_s = cast(Sequence[float], costs.seconds), cast(Sequence[float], costs.issue_s)
@@ -164,7 +164,7 @@ def contended_rank(program: Program, costs: OpCosts, on_cpu: bool, contention: C
                 now = due[0][0]
                 continue
             if first < 0:
-                return Columns(issued[:count], clocks, starts, until, blocks, late)
+                return OpTimes(issued[:count], clocks, starts, until, blocks, late)
             now = soonest
             while first >= 0:  # what ends now; others start
                 done[first] = 1

@@ -86,23 +86,18 @@ def dependencies(program: Program, on_cpu: bool) -> tuple[list[Before], dict[int
 
 
 def waits_on(program: Program, on_cpu: bool) -> list[tuple[int, ...]]:
-    """For each operation the ``seq`` (in a `Timeline`, where allocs and frees count too) of those it comes after.
+    """For each operation those that it comes after, by their number in issue order.
 
     That it follows its own lane's last operation goes without saying, except for asynchronous collectives; of each
     other lane only the last counts.
     """
-    ops: list[tuple[int, str]] = []  # seq and queue: the lane, or the communicator if asynchronous
-    seq = 0
-    for i in program.instructions:
-        if i.kind is Kind.OP:
-            ops.append((seq, f"async {i.communicator}" if i.async_op else str(i.lane)))
-        seq += i.kind is Kind.OP or i.kind is Kind.ALLOC or i.kind is Kind.FREE
+    queues = [f"async {i.communicator}" if i.async_op else str(i.lane) for i in program.ops]
     found = []
-    for (_, queue), before in zip(ops, dependencies(program, on_cpu)[0], strict=True):
+    for queue, before in zip(queues, dependencies(program, on_cpu)[0], strict=True):
         last: dict[str, int] = {}
         for op in (before.stream, before.communicator, *before.events, *before.cpu):
-            if op >= 0 and (ops[op][1] != queue or queue.startswith("async")):
-                last[ops[op][1]] = max(ops[op][0], last.get(ops[op][1], -1))
+            if op >= 0 and (queues[op] != queue or queue.startswith("async")):
+                last[queues[op]] = max(op, last.get(queues[op], -1))
         found.append(tuple(sorted(last.values())))
     return found
 

@@ -18,7 +18,7 @@ import numpy as np
 from fsdp_sim.engine.contended_rank import contended_rank
 from fsdp_sim.engine.contention import Contention, Rates
 from fsdp_sim.engine.groups import group_of
-from fsdp_sim.engine.run import Columns, at_rank
+from fsdp_sim.engine.run import OpTimes, at_rank
 from fsdp_sim.engine.seconds import OpCosts
 from fsdp_sim.schedule import Kind, Program
 from fsdp_sim.timeline import Lane
@@ -46,7 +46,7 @@ class _Running:
         self.local: dict[int, float] = {}  # the rate each rank allows it
 
 
-def contended(program: Program, costs: OpCosts, on_cpu: bool, contention: Contention) -> Columns:
+def contended(program: Program, costs: OpCosts, on_cpu: bool, contention: Contention) -> OpTimes:
     """When each operation is issued, starts and ends, where operations slow each other down."""
     if costs.ranks == 1:
         return contended_rank(program, costs, on_cpu, contention)
@@ -94,7 +94,7 @@ class _Machine:
         self.blocks: list[dict[int, tuple[float, float]]] = [{} for _ in range(self.ranks)]
         self.late: list[dict[int, float]] = [{} for _ in range(self.ranks)]
 
-    def play(self) -> Columns:
+    def play(self) -> OpTimes:
         for rank in range(self.ranks):
             self.issue(rank)
         heap = self.heap
@@ -308,11 +308,11 @@ class _Machine:
         self.pushed += 1  # so that equal times are taken in the order they were foretold
         heappush(self.heap, (time, self.pushed, what, version))
 
-    def columns(self) -> Columns:
+    def columns(self) -> OpTimes:
         tables = [self.issue_s, self.clock_s, self.start_s, self.end_s]
         issue_s, clock_s, start_s, end_s = [list(np.array(table).T.copy()) for table in tables]
         never = (-np.inf, -np.inf)
         waits = [np.array([b.get(n, never) for b in self.blocks]).T for n in sorted(set().union(*self.blocks))]
         blocks = {n: (w[0], w[1]) for n, w in zip(sorted(set().union(*self.blocks)), waits, strict=True)}
         late = {k: np.array([one.get(k, np.nan) for one in self.late]) for k in set().union(*self.late)}
-        return Columns(issue_s, clock_s, start_s, end_s, blocks, late)
+        return OpTimes(issue_s, clock_s, start_s, end_s, blocks, late)

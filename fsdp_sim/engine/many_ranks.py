@@ -13,13 +13,13 @@ from __future__ import annotations
 import numpy as np
 
 from fsdp_sim.engine.groups import over_group
-from fsdp_sim.engine.run import Columns
+from fsdp_sim.engine.run import OpTimes
 from fsdp_sim.engine.seconds import OpCosts, Seconds
 from fsdp_sim.schedule import Kind, Program
 from fsdp_sim.timeline import Lane
 
 
-def many_ranks(program: Program, costs: OpCosts, on_cpu: bool) -> Columns:
+def many_ranks(program: Program, costs: OpCosts, on_cpu: bool) -> OpTimes:
     """When each operation is issued, starts and ends on each rank, by one pass in issue order."""
     issue_s: list[Seconds] = []
     clock_s: list[Seconds] = []
@@ -87,7 +87,7 @@ def many_ranks(program: Program, costs: OpCosts, on_cpu: bool) -> Columns:
             if np.any(until > cpu):
                 blocks[number] = (cpu, later(cpu, until))
                 cpu = later(cpu, until)
-    return Columns(issue_s, clock_s, start_s, end_s, blocks, late)
+    return OpTimes(issue_s, clock_s, start_s, end_s, blocks, late)
 
 
 def later(one: Seconds, other: Seconds) -> Seconds:

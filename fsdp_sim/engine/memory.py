@@ -6,22 +6,22 @@ the peak is a matter of order alone; when it comes takes a run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-from msgspec import structs
 from numpy.typing import NDArray
 
 from fsdp_sim.cost.work import Workload
 from fsdp_sim.engine.activations import SEGMENT_OPS, Activations
 from fsdp_sim.engine.allocator import Pools, pools
+from fsdp_sim.engine.record import Change, Rows
 from fsdp_sim.engine.run import Run
 from fsdp_sim.engine.states import program_state_bytes
 from fsdp_sim.schedule import Instruction, Kind, Program
-from fsdp_sim.timeline import Event, Lane, Memory, Op, Phase
+from fsdp_sim.timeline import Header, Memory, Op, Phase, Timeline
 
 _CODE = {category: code for code, category in enumerate(Memory)}
 _CATEGORIES = tuple(Memory)
@@ -156,47 +156,28 @@ class MemoryProfile:
         """(n,), when the CPU makes each change; ascending."""
         return self._times(device=False)
 
-    def events(self, rank: int = 0) -> list[Event]:
-        """A rank's operations, and with them every change of its memory: the run's own events say FSDP's alone.
+    def timeline(self, header: Header, ranks: Iterable[int] | None = None) -> Timeline:
+        """Operations of the given ranks, of all by default, and with them every change of their memory: the run's own
+        timeline says FSDP's alone.
 
         What lives through all steps is allocated first, at the start of the run. Times are the device's.
 
         Raises:
-            ValueError: the profile was made of a program alone, or the rank was not played.
+            ValueError: the profile was made of a program alone, or a rank was not played.
         """
         if self.run is None:
             raise ValueError("this profile was made of a program, which has no times; give memory() a run of it")
+        length = len(self.states) + len(self.run.ops) + len(self.at)
+        return self.run.recorded(Rows(self.program, self.run.on_cpu, self._made, self.states, length), header, ranks)
+
+    def _made(self) -> Iterator[Change]:
         instructions, names = self.program.instructions, self._unit_of_segment
-        numbers = [n for n, i in enumerate(instructions) if i.kind is _OP or i.kind is _ALLOC or i.kind is _FREE]
-        events = dict(zip(numbers, self.run.timeline([rank]).events, strict=True))
-        before: dict[int, list[Event]] = {}
-        after: dict[int, list[Event]] = {}
-        changes = (self.at, self.codes, self.changes, self.at_end)
-        for number, code, change, at_end in zip(*(column.tolist() for column in changes), strict=True):
-            of, i = events[number], instructions[number]
-            time_s = of.end_s if at_end else of.start_s
-            event = structs.replace(
-                of, op=Op.ALLOC if change > 0 else Op.FREE, bytes=abs(change), category=_CATEGORIES[code],
-                unit=names.get(i.unit, i.unit) if i.kind is _OP else i.unit, group_size=1, dtype="", waits_on=(),
-                start_s=time_s, end_s=time_s, lane=Lane.COMPUTE if i.kind is _OP else of.lane,
-            )  # fmt: skip
-            (after if at_end else before).setdefault(number, []).append(event)
-        states = [
-            Event(seq=0, rank=rank, op=Op.ALLOC, lane=Lane.COMPUTE, unit=unit, bytes=n_bytes, category=category)
-            for (category, unit), n_bytes in self.states.items()
-        ]
-        found: list[Event] = [*states]
-        place: dict[int, int] = {}  # of each operation: its seq in the run's events -> its seq here
-        for number in numbers:
-            found += before.get(number, ())
-            if instructions[number].kind is _OP:
-                place[events[number].seq] = len(found)
-                found.append(events[number])
-            found += after.get(number, ())
-        return [
-            structs.replace(event, seq=seq, waits_on=tuple([place[w] for w in event.waits_on]))
-            for seq, event in enumerate(found)
-        ]
+        columns = (self.at, self.codes, self.changes, self.at_end)
+        for number, code, n_bytes, at_end in zip(*(column.tolist() for column in columns), strict=True):
+            i = instructions[number]
+            unit = names.get(i.unit, i.unit) if i.kind is _OP else i.unit
+            op = Op.ALLOC if n_bytes > 0 else Op.FREE
+            yield Change(number, op, unit, _CATEGORIES[code], abs(n_bytes), at_end=at_end)
 
     @cached_property
     def pools(self) -> Pools:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from fsdp_sim.engine.run import Columns
+from fsdp_sim.engine.run import OpTimes
 from fsdp_sim.engine.seconds import OpCosts
 from fsdp_sim.schedule import Kind, Program
 from fsdp_sim.timeline import Lane
@@ -17,7 +17,7 @@ _OP, _WAIT, _RECORD, _WAIT_STREAM = Kind.OP, Kind.WAIT, Kind.RECORD, Kind.WAIT_S
 _CPU_WAITS = frozenset({Kind.CPU_SYNC, Kind.CPU_BLOCK})
 
 
-def one_rank(program: Program, costs: OpCosts, on_cpu: bool) -> Columns:
+def one_rank(program: Program, costs: OpCosts, on_cpu: bool) -> OpTimes:
     """When each operation is issued, starts and ends, by one pass in issue order."""
     seconds = cast(Sequence[float], costs.seconds)
     issue_s = cast(Sequence[float], costs.issue_s)
@@ -85,4 +85,4 @@ def one_rank(program: Program, costs: OpCosts, on_cpu: bool) -> Columns:
             if until > cpu:
                 blocks[number] = (cpu, until)
                 cpu = until
-    return Columns(issued, clocks, starts, ends, blocks, late)
+    return OpTimes(issued, clocks, starts, ends, blocks, late)

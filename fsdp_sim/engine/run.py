@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
-from fsdp_sim.engine.dependencies import shown_lane, waits_on
+from fsdp_sim.engine.record import RankTimes, Rows
 from fsdp_sim.engine.seconds import OpCosts, Seconds, Times
 from fsdp_sim.schedule import Instruction, Kind, Program
-from fsdp_sim.timeline import Event, Header, Lane, Timeline
+from fsdp_sim.timeline import Columns, Header, Lane, Timeline
 
 
 @dataclass(frozen=True)
-class Columns:
+class OpTimes:
     """What a pass finds out, one entry per operation in issue order: a number, or one per rank.
 
     Attributes:
@@ -49,7 +49,7 @@ class Run:
 
     program: Program
     costs: OpCosts = field(repr=False)
-    columns: Columns = field(repr=False)
+    columns: OpTimes = field(repr=False)
     device: str
     replayed: Callable[[OpCosts], Run] = field(repr=False, compare=False)
 
@@ -147,31 +147,28 @@ class Run:
         An allocation has the CPU's time as ``issue_s`` and, as ``start_s`` and ``end_s``, the time its stream gets
         there. An asynchronous collective is on the lane of its kind, since its process group's stream has no name.
         """
-        after = waits_on(self.program, self.on_cpu)
-        events = [e for rank in (range(self.ranks) if ranks is None else ranks) for e in self._events(rank, after)]
-        header = Header(producer="schedule", clock="simulated", world_size=self.program.world_size)
-        return Timeline(header, events)
+        header = Header(
+            producer="schedule", clock="simulated", world_size=self.program.world_size, api=self.program.plan.api,
+            device=self.device,
+        )  # fmt: skip
+        return self.recorded(Rows(self.program, self.on_cpu), header, ranks)
 
-    def _events(self, rank: int, after: list[tuple[int, ...]]) -> Iterator[Event]:
+    def recorded(self, rows: Rows, header: Header, ranks: Iterable[int] | None = None) -> Timeline:
+        """The events of these rows, at the times of this run, on the given ranks, on all by default."""
+        parts = []
+        for rank in range(self.ranks) if ranks is None else sorted(ranks):
+            self.check_rank(rank)
+            parts.append(rows.columns(rank, partial(self._times, rank)))
+        return Timeline(header, Columns.joined(parts))
+
+    def _times(self, rank: int) -> RankTimes:
         columns = self.columns
         issued, starts, ends = (self.of_rank(c, rank) for c in (columns.issue_s, columns.start_s, columns.end_s))
-        memory = {number: (cpu, reached) for number, cpu, reached in self.memory_rows(rank)}
-        seq = k = 0
-        for number, i in enumerate(self.program.instructions):
-            if i.kind is Kind.OP:
-                issue_s, start_s, end_s, waits = issued[k], starts[k], ends[k], after[k]
-                k += 1
-            elif i.kind is Kind.ALLOC or i.kind is Kind.FREE:
-                issue_s, start_s = memory[number]
-                end_s, waits = start_s, ()
-            else:
-                continue
-            yield Event(
-                seq=seq, rank=rank, op=i.op, lane=shown_lane(i), unit=i.unit, step=i.step, micro_batch=i.micro_batch,
-                phase=i.phase, bytes=i.bytes, group_size=i.group_size, dtype=i.dtype, category=i.category,
-                issue_s=issue_s, start_s=start_s, end_s=end_s, waits_on=waits,
-            )  # fmt: skip
-            seq += 1
+        memory = [(cpu, reached) for _, cpu, reached in self.memory_rows(rank)]
+        return RankTimes(
+            issues=[*issued, *[cpu for cpu, _ in memory], 0.0],
+            moments=[*starts, *ends, *[reached for _, reached in memory], 0.0],
+        )
 
 
 def at_rank(time: Seconds, rank: int) -> float:

@@ -13,8 +13,9 @@ from typing import Literal
 
 import numpy as np
 
+from fsdp_sim.timeline.event import Event
 from fsdp_sim.timeline.kinds import COLLECTIVES, COMM_LANES, Lane, Op
-from fsdp_sim.timeline.timeline import Event, Timeline
+from fsdp_sim.timeline.timeline import Timeline
 
 Interval = tuple[float, float]
 

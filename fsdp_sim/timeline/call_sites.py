@@ -18,7 +18,7 @@ from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
-    from fsdp_sim.timeline.timeline import Event
+    from fsdp_sim.timeline.event import Event
 
 Calls: TypeAlias = list[tuple[CodeType, int]]
 """Code objects and where in them the call stood, innermost first."""

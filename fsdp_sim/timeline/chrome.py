@@ -20,9 +20,11 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from fsdp_sim.timeline.event import Event, checked
+from fsdp_sim.timeline.header import VERSION, Header
 from fsdp_sim.timeline.kinds import Lane, Op
 from fsdp_sim.timeline.limits import EVENT_BYTES, MAX_BYTES, TooLargeError, refuse_beyond
-from fsdp_sim.timeline.timeline import VERSION, Event, Header, Timeline, checked
+from fsdp_sim.timeline.timeline import Timeline
 
 FORMAT = "fsdp_sim timeline"  # under "otherData", at the head of the file: how our own traces are known
 OPERATION, MEMORY = "operation", "memory"  # the "cat" of what is read back; everything else repeats it for the eye

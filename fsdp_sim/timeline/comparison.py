@@ -12,9 +12,10 @@ from functools import cached_property
 from typing import NamedTuple
 
 from fsdp_sim.timeline.analysis import median_step
+from fsdp_sim.timeline.event import Event
 from fsdp_sim.timeline.kinds import COLLECTIVES, Op
 from fsdp_sim.timeline.side import Side, UnitTimes
-from fsdp_sim.timeline.timeline import Event, Timeline
+from fsdp_sim.timeline.timeline import Timeline
 
 TOLERANCE = 0.01  # of the longer step: by how much times may differ and still be the same
 ESSENTIAL = COLLECTIVES | {Op.FWD, Op.BWD, Op.RECOMPUTE, Op.OPTIM}  # the others are copies, casts and scalings

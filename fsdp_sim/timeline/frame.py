@@ -13,9 +13,11 @@ import msgspec
 import numpy as np
 
 from fsdp_sim.packages import missing
+from fsdp_sim.timeline.event import Event, checked
+from fsdp_sim.timeline.header import VERSION, Header
 from fsdp_sim.timeline.kinds import Lane, Memory, Op, Phase
 from fsdp_sim.timeline.limits import EVENT_BYTES, MAX_BYTES, TooLargeError, refuse_beyond
-from fsdp_sim.timeline.timeline import VERSION, Event, Header, Timeline, checked
+from fsdp_sim.timeline.timeline import Timeline
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,14 +54,14 @@ def to_pandas(timeline: Timeline) -> pd.DataFrame:
     pandas = _need("pandas")
     columns: dict[str, Any] = {}
     for name in COLUMNS:
-        values = [getattr(event, name) for event in timeline.events]
+        values = timeline.columns[name]
         if name in _WORDS:
             words = [str(word) for word in _WORDS[name]]
             columns[name] = pandas.Categorical([str(value) for value in values], categories=words)
         elif name in _NUMBERS:
-            columns[name] = pandas.Series(values, dtype=_NUMBERS[name])
+            columns[name] = pandas.Series(timeline.columns.array(name), dtype=_NUMBERS[name])
         elif name in _TUPLES:
-            columns[name] = np.fromiter(values, dtype=object, count=len(values))
+            columns[name] = np.fromiter(values, dtype=object, count=len(timeline))
         else:
             texts = pandas.Index(sorted(set(values)), dtype="object")
             columns[name] = pandas.Categorical(values, categories=texts)

@@ -85,6 +85,7 @@ class Memory(Word):
     NONE = ""  # the event is not an alloc or free
 
 
+MEMORY = frozenset({Op.ALLOC, Op.FREE})  # what takes no time
 COMM_LANES = frozenset(
     {Lane.ALL_GATHER, Lane.REDUCE_SCATTER, Lane.ALL_REDUCE, Lane.OTHER_COMM, Lane.UNSHARD, Lane.POST_BACKWARD}
 )

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from fsdp_sim.timeline.call_sites import calls, located
+from fsdp_sim.timeline.event import Event
 from fsdp_sim.timeline.kinds import Lane, Memory, Op, Phase, lane_of
-from fsdp_sim.timeline.timeline import Event
 
 
 class Recorder:

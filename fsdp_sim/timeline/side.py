@@ -18,8 +18,9 @@ from fsdp_sim.timeline.analysis import (
     uncovered,
     union,
 )
+from fsdp_sim.timeline.event import Event
 from fsdp_sim.timeline.kinds import Op
-from fsdp_sim.timeline.timeline import Event, Timeline
+from fsdp_sim.timeline.timeline import Timeline
 
 Key = tuple[Op, str, int, int]
 

@@ -1,6 +1,6 @@
 """The record of a run: when each operation ran, on which lane, for which unit, and what bytes were alive.
 
-The simulator, the mini-FSDP and (later) the reader of torch profiler traces all produce a `Timeline`; every
+The simulator, the mini-FSDP and the reader of torch profiler traces all produce a `Timeline`; every
 figure, check and comparison takes one and does not care who made it.
 """
 
@@ -10,88 +10,27 @@ import gzip
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
-from fsdp_sim.timeline.kinds import Lane, Memory, Op, Phase
+from fsdp_sim.timeline.columns import FIELDS, Columns
+from fsdp_sim.timeline.event import Event, checked
+from fsdp_sim.timeline.header import VERSION, Header
+from fsdp_sim.timeline.kinds import MEMORY, Lane, Memory, Op
 from fsdp_sim.timeline.limits import EVENT_BYTES, LINE_BYTES, MAX_BYTES, TooLargeError, refuse_beyond, unzipped
-
-VERSION = 1
-
-
-class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One row of a timeline.
-
-    ``seq`` counts a rank's events in the order in which its CPU issued them. "Order" always means issue order
-    on a rank, or order within a lane; lanes are never ordered against each other.
-
-    Attributes:
-        bytes: for a collective the whole message (all-gather output, reduce-scatter input); for ``alloc`` and
-            ``free`` the size of the buffer; 0 for compute.
-        issue_s: when the CPU issued it. ``start_s`` and ``end_s``: when it ran.
-        waits_on: ``seq`` of the events of this rank it had to wait for, beyond the previous one on its lane.
-        source: ``file:line`` that issued it, or empty. Files of the mini-FSDP are named from the package on:
-            ``fsdp_sim/mini/group.py:169``.
-        stack: ``file:line`` of the calls that led to ``source``, outermost first, where they are known.
-        category: what an ``alloc`` or ``free`` is for.
-    """
-
-    seq: int
-    rank: int
-    op: Op
-    lane: Lane
-    unit: str = ""
-    step: int = 0
-    micro_batch: int = 0
-    phase: Phase = Phase.NONE
-    bytes: int = 0
-    group_size: int = 1
-    dtype: str = ""
-    issue_s: float = 0.0
-    start_s: float = 0.0
-    end_s: float = 0.0
-    waits_on: tuple[int, ...] = ()
-    source: str = ""
-    stack: tuple[str, ...] = ()
-    category: Memory = Memory.NONE
-
-    @property
-    def label(self) -> str:
-        """``FWD layers.0`` or ``ALL_GATHER(layers.0)``, as the recorded programs print it."""
-        if self.op in (Op.FWD, Op.BWD):
-            return f"{self.op} {self.unit}"
-        return f"{self.op}({self.unit})" if self.unit else str(self.op)
-
-    @property
-    def duration_s(self) -> float:
-        return self.end_s - self.start_s
-
-    @property
-    def is_memory(self) -> bool:
-        return self.op in (Op.ALLOC, Op.FREE)
-
-
-class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Who made a timeline, on what, with which clock (``simulated`` or ``measured``).
-
-    Attributes:
-        memory_limit_bytes: what a rank can allocate on its device; 0 when not known.
-    """
-
-    producer: str
-    clock: str
-    world_size: int
-    title: str = ""
-    hardware: str = ""
-    versions: dict[str, str] = {}
-    memory_limit_bytes: int = 0
-    version: int = VERSION
 
 
 class Timeline:
-    """Events of one or more ranks, kept sorted by rank and issue order.
+    """Events of one or more ranks, in order of rank and issue, as columns.
+
+    A reader of one field takes its column (``timeline.columns["start_s"]``); `events` makes an object of each row when
+    it is first asked for.
+
+    Args:
+        events: in any order; or their columns, sorted by rank and seq.
 
     Example:
         >>> from fsdp_sim.timeline import Event, Header, Lane, Op, Timeline
@@ -101,12 +40,21 @@ class Timeline:
         (['FWD layers.0'], 0.5)
     """
 
-    def __init__(self, header: Header, events: Iterable[Event]) -> None:
+    def __init__(self, header: Header, events: Iterable[Event] | Columns) -> None:
         self.header = header
-        self.events: tuple[Event, ...] = tuple(sorted(events, key=lambda e: (e.rank, e.seq)))
+        if isinstance(events, Columns):
+            self.columns = events
+        else:
+            self.events = tuple(sorted(events, key=lambda e: (e.rank, e.seq)))
+            self.columns = Columns.of(self.events)
+
+    @cached_property
+    def events(self) -> tuple[Event, ...]:
+        """Every row as an object."""
+        return tuple(self.columns.events())
 
     def __len__(self) -> int:
-        return len(self.events)
+        return len(self.columns)
 
     def __iter__(self) -> Iterator[Event]:
         return iter(self.events)
@@ -120,11 +68,11 @@ class Timeline:
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
-        return tuple(sorted({e.rank for e in self.events}))
+        return tuple(sorted(set(self.columns["rank"])))
 
     @cached_property
     def steps(self) -> tuple[int, ...]:
-        return tuple(sorted({e.step for e in self.events}))
+        return tuple(sorted(set(self.columns["step"])))
 
     @cached_property
     def ops(self) -> tuple[Event, ...]:
@@ -133,11 +81,11 @@ class Timeline:
 
     @property
     def start_s(self) -> float:
-        return min((e.start_s for e in self.ops), default=0.0)
+        return min((start_s for op, start_s in self.columns.rows("op", "start_s") if op not in MEMORY), default=0.0)
 
     @property
     def end_s(self) -> float:
-        return max((e.end_s for e in self.ops), default=0.0)
+        return max((end_s for op, end_s in self.columns.rows("op", "end_s") if op not in MEMORY), default=0.0)
 
     @property
     def span_s(self) -> float:
@@ -150,17 +98,15 @@ class Timeline:
             TypeError: an event has no field of that name.
         """
         if unknown := [name for name in fields if not hasattr(Event, name)]:
-            known = ", ".join(Event.__struct_fields__)
-            raise TypeError(f"an event has no field {unknown[0]!r}; its fields are {known}")
-
-        def wanted(event: Event) -> bool:
-            for name, value in fields.items():
-                have = getattr(event, name)
-                if have not in value if isinstance(value, (tuple, list, set, frozenset)) else have != value:
-                    return False
-            return keep is None or keep(event)
-
-        return Timeline(self.header, filter(wanted, self.events))
+            raise TypeError(f"an event has no field {unknown[0]!r}; its fields are {', '.join(FIELDS)}")
+        rows: Iterable[int] = range(len(self))
+        for name, value in fields.items():
+            column = self.columns[name] if name in FIELDS else [getattr(event, name) for event in self.events]
+            wanted = value if isinstance(value, (tuple, list, set, frozenset)) else (value,)
+            rows = [row for row in rows if column[row] in wanted]
+        if keep is not None:
+            rows = [row for row in rows if keep(self.events[row])]
+        return Timeline(self.header, self.columns.take(list(rows)))
 
     def issue_order(self, rank: int) -> list[str]:
         """Labels of a rank's operations in the order in which its CPU issued them."""
@@ -177,10 +123,11 @@ class Timeline:
         Returns:
             times_s of shape (n,) and, for each category that occurs, bytes of shape (n,).
         """
-        changes = sorted((e for e in self.events if e.rank == rank and e.is_memory), key=lambda e: (e.start_s, e.seq))
-        times_s = np.array([e.start_s for e in changes])
-        signed = np.array([e.bytes if e.op is Op.ALLOC else -e.bytes for e in changes], dtype=np.int64)
-        of = np.array([e.category for e in changes])
+        changes = self._changes(rank)
+        changes.sort(key=lambda change: change[0])  # of one moment, as they were issued
+        times_s = np.array([time_s for time_s, _, _ in changes])
+        signed = np.array([n_bytes for _, n_bytes, _ in changes], dtype=np.int64)
+        of = np.array([category for _, _, category in changes])
         present = [category for category in Memory if category in set(of)]
         return times_s, {category: np.cumsum(np.where(of == category, signed, 0)) for category in present}
 
@@ -190,8 +137,16 @@ class Timeline:
         Counted in issue order, as torch's caching allocator does: the CPU runs ahead of the device, so that two buffers
         may be alive together although the streams that use them get there one after the other (see `live_bytes`).
         """
-        changes = [e.bytes if e.op is Op.ALLOC else -e.bytes for e in self.events if e.rank == rank and e.is_memory]
-        return int(np.max(np.cumsum(changes))) if changes else 0
+        return max(accumulate(n_bytes for _, n_bytes, _ in self._changes(rank)), default=0)
+
+    def _changes(self, rank: int) -> list[tuple[float, int, Memory]]:
+        """When, by how many bytes and of which category a rank's memory changes, in issue order."""
+        rows = self.columns.rows("rank", "op", "start_s", "bytes", "category")
+        return [
+            (start_s, n_bytes if op == Op.ALLOC else -n_bytes, category)
+            for of, op, start_s, n_bytes, category in rows
+            if of == rank and op in MEMORY
+        ]
 
     def to_jsonl(self, path: str | Path) -> None:
         """Write a header line and one line per event."""
@@ -234,23 +189,3 @@ class Timeline:
         if header is None:
             raise ValueError(f"{path} is empty; a timeline starts with a header line, as Timeline.to_jsonl writes it")
         return cls(header, events)
-
-
-MOST_S = 1e10
-MOST_BYTES = 2**62
-
-
-def checked(event: Event) -> Event:
-    """The event, if it can have been: for those that come from a file.
-
-    Raises:
-        ValueError: it ends before it starts, or a number is out of all bounds; names the event.
-    """
-    which = f"event {event.seq} of rank {event.rank} ({event.op} {event.unit[:60]}".rstrip() + ")"
-    if not event.is_memory and event.end_s < event.start_s:
-        raise ValueError(f"{which} ends at {event.end_s:g} s, before it starts at {event.start_s:g} s; record it again")
-    if not all(-MOST_S < time_s < MOST_S for time_s in (event.issue_s, event.start_s, event.end_s)):
-        raise ValueError(f"{which} has a time beyond {MOST_S:g} s; times are seconds since the recording began")
-    if not (0 <= event.bytes < MOST_BYTES and 0 <= event.rank < 2**31):
-        raise ValueError(f"{which} has {event.bytes} bytes; ranks and bytes are numbers from 0 that a machine can have")
-    return event

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from fsdp_sim.timeline.analysis import union
+from fsdp_sim.timeline.event import Event
 from fsdp_sim.timeline.kinds import COLLECTIVES, Lane, Op, Phase
 from fsdp_sim.timeline.kineto.host import State
-from fsdp_sim.timeline.timeline import Event
 
 GAP_US = 20.0
 """A pause of the compute stream this long, in which communication runs, splits an operation in two."""

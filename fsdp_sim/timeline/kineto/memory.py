@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import NamedTuple
 
+from fsdp_sim.timeline.event import Event
 from fsdp_sim.timeline.kinds import Lane, Memory, Op
 from fsdp_sim.timeline.kineto.host import Host, State
 from fsdp_sim.timeline.kineto.notes import Note
 from fsdp_sim.timeline.kineto.rows import Alloc, Rows
-from fsdp_sim.timeline.timeline import Event
 
 SMALL = 1e-4
 """Buffers under this part of the peak that live within one operation are left out: a trace has up to millions."""

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fsdp_sim.timeline.event import Event
+from fsdp_sim.timeline.header import Header
 from fsdp_sim.timeline.kinds import Op
 from fsdp_sim.timeline.kineto.cpu import cpu_drafts
 from fsdp_sim.timeline.kineto.draft import Draft
@@ -18,7 +20,7 @@ from fsdp_sim.timeline.kineto.rows import Rows, read_rows
 from fsdp_sim.timeline.kineto.stream import RECORD, Progress
 from fsdp_sim.timeline.kineto.waits import derive_waits, recorded_waits
 from fsdp_sim.timeline.limits import MAX_BYTES
-from fsdp_sim.timeline.timeline import Event, Header, Timeline
+from fsdp_sim.timeline.timeline import Timeline
 
 
 def read_kineto(

@@ -8,7 +8,7 @@ From a `fsdp_sim.engine.run.Run` this takes no events of theirs: its times are a
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ import numpy as np
 from fsdp_sim.engine.dependencies import shown_lane
 from fsdp_sim.engine.run import Run
 from fsdp_sim.simulate import Simulation
-from fsdp_sim.timeline import Event, Header, Lane, Op, Phase, Timeline
+from fsdp_sim.timeline import Event, Lane, Op, Phase, Timeline
 from fsdp_sim.timeline.analysis import communicates, computes
 from fsdp_sim.viz.steps.bars import BAR, SMALL_OPS, THIN, bar_trace, kinds_in_order
 from fsdp_sim.viz.steps.step_view import Group, StepView, Timelines, step_views
@@ -169,7 +169,7 @@ def many_ranks(what: Timeline | Run | Simulation, name: str, step: int) -> ManyR
     bands = bands_of_run(run, step) if isinstance(run, Run) else bands_of(run, step)
     few = (bands.slowest,) if bands.alike else (bands.slowest, bands.typical)
     if isinstance(what, Simulation):
-        shown = Timeline(_header(what.cluster.gpus, int(what.memory_limit_bytes)), _events(what, few))
+        shown = what.memory.timeline(what.header, dict.fromkeys(few))
     elif isinstance(what, Run):  # its memory is only that of FSDP's buffers
         shown = what.timeline(few).select(lambda e: not e.is_memory)
     else:
@@ -177,15 +177,6 @@ def many_ranks(what: Timeline | Run | Simulation, name: str, step: int) -> ManyR
     if isinstance(run, Run):
         step %= len(run.step_ends_s)
     return ManyRanks(name, shown, step, tuple(dict.fromkeys(few)), bands)
-
-
-def _header(ranks: int, limit_bytes: int) -> Header:
-    return Header(producer="simulate", clock="simulated", world_size=ranks, memory_limit_bytes=limit_bytes)
-
-
-def _events(simulation: Simulation, ranks: Iterable[int]) -> Iterator[Event]:
-    for rank in dict.fromkeys(ranks):
-        yield from simulation.memory.events(rank)
 
 
 def views_of(timelines: Timelines, *, ranks: Iterable[int] | None = None, **which: Any) -> list[StepView]:
