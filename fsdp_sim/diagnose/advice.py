@@ -17,7 +17,7 @@ class Facts(NamedTuple):
     """What is known of the run that decides which advice applies.
 
     Attributes:
-        api: fsdp2, fsdp1, ddp, zero, or empty where the operations do not tell.
+        api: fsdp2, fsdp1, ddp, zero1, zero2, or empty where the operations do not tell.
         gather_dtype, reduce_dtype: of the largest all-gather and reduction; empty where not known.
         group_size: ranks of the largest group that gathers.
         forward_prefetch: whether all-gathers of the forward are issued before other units compute, and not on demand.
@@ -81,7 +81,7 @@ class Tip(NamedTuple):
 
 
 def _any(text: str, when: Callable[[Facts], bool] = lambda facts: True) -> Tip:
-    return Tip(dict.fromkeys(("fsdp2", "fsdp1", "ddp", "zero", ""), text), when)
+    return Tip(dict.fromkeys(("fsdp2", "fsdp1", "ddp", "zero1", "zero2", ""), text), when)
 
 
 def _fsdp2(text: str, when: Callable[[Facts], bool] = lambda facts: True) -> Tip:
@@ -186,7 +186,12 @@ TIPS: dict[Culprit, tuple[Tip, ...]] = {
         ),
     ),
     Culprit.LAST_ALL_GATHERS: (
-        Tip({"zero": "FSDP (fully_shard) gathers each unit when it is needed, behind the compute of the one before"}),
+        Tip(
+            dict.fromkeys(
+                ("zero1", "zero2"),
+                "FSDP (fully_shard) gathers each unit when it is needed, behind the compute of the one before",
+            )
+        ),
         _GATHER_BF16,
     ),
     Culprit.HEAD_OF_LINE: (

@@ -60,7 +60,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         step, rank: what was looked at.
         ranks: whose events were at hand.
-        api: fsdp2, fsdp1, ddp or zero, as far as the operations tell; else empty.
+        api: fsdp2, fsdp1, ddp, zero1 or zero2, as far as the operations tell; else empty.
         device: ``cpu`` where the thread that computes also issues, else ``gpu``.
         step_s: from the first start to the last end of all ranks.
         between_steps_s: from the last end of the step before to the first start of this one; 0 where it is not there.

@@ -40,7 +40,7 @@ class RankView:
     """
 
     def __init__(self, timeline: Timeline, rank: int, events: Iterable[Event] | None = None) -> None:
-        self.header, self.rank = timeline.header, rank
+        self.header, self.api, self.rank = timeline.header, timeline.api, rank
         self.events = list(events) if events is not None else [e for e in timeline.events if e.rank == rank]
         self.ops = [e for e in self.events if not e.is_memory]
         self.simulated = timeline.header.clock == "simulated"
@@ -70,11 +70,10 @@ class RankView:
     @cached_property
     def on_cpu(self) -> bool:
         """Whether the thread that computes also issues, as on a CPU: then nothing is ever queued behind compute."""
-        hardware = self.header.hardware.lower()
-        if "cpu" in hardware:
-            return True
+        if self.header.device:
+            return self.header.device == "cpu"
         computing = [e for e in self.ops if computes(e.op, e.lane)]
-        if hardware or not computing:
+        if not computing:
             return False
         reached, idle_s = computing[0].end_s, 0.0
         for e in computing[1:]:
@@ -95,23 +94,6 @@ class RankView:
         comm = union(spans_of(self.collectives))
         alone = subtract(comm, spans_of(e for e in self.ops if computes(e.op, e.lane)))
         return bool(comm) and total_s(alone) > 0.99 * total_s(comm)
-
-    @cached_property
-    def api(self) -> str:
-        """Which way of training the operations are those of: fsdp2, fsdp1, ddp, zero, or empty."""
-        words = f"{self.header.title} {self.header.producer}".lower()
-        for name in ("fsdp2", "fsdp1", "ddp", "zero1", "zero2"):
-            if name in words:
-                return name.rstrip("12") if name.startswith("zero") else name
-        gathers = [e for e in self.ops if e.op is Op.ALL_GATHER]
-        optimizers = [e for e in self.ops if e.op is Op.OPTIM]
-        if gathers and all(any(o.seq < e.seq and o.step == e.step for o in optimizers) for e in gathers):
-            return "zero"
-        if any(e.lane in (Lane.UNSHARD, Lane.PRE_UNSHARD, Lane.POST_BACKWARD) for e in self.ops):
-            return "fsdp1"
-        if gathers:
-            return "fsdp2"
-        return "ddp" if any(e.op is Op.ALL_REDUCE for e in self.ops) else ""
 
     @cached_property
     def one_communicator(self) -> bool:

@@ -161,7 +161,7 @@ def run(
     events = [event for message in messages for event in _events(message.events, limits)]
     if not limits:  # else it is another's code, which may name any file
         remember(events)
-    results.timeline = Timeline(_header(world_size, hardware, network, title), events)
+    results.timeline = Timeline(_header(world_size, device, hardware, network, title), events)
     results.wall_s = time.monotonic() - start_s
     if show_output:
         results.output.show()
@@ -336,7 +336,7 @@ def _cores() -> str:
     return f"{os.cpu_count()} CPU cores ({platform.machine()}), gloo"
 
 
-def _header(world_size: int, hardware: str, network: Network | None, title: str) -> Header:
+def _header(world_size: int, device: str, hardware: str, network: Network | None, title: str) -> Header:
     wire = f", network {network.bandwidth_gbps:g} Gbit/s + {network.latency_us:g} us" if network else ""
     return Header(
         producer="mini",
@@ -344,5 +344,6 @@ def _header(world_size: int, hardware: str, network: Network | None, title: str)
         world_size=world_size,
         title=title,
         hardware=hardware + wire,
+        device="cpu" if device == "cpu" else "gpu",
         versions={"torch": str(torch.__version__), "python": platform.python_version()},
     )

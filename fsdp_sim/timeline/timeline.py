@@ -79,6 +79,12 @@ class Timeline:
         """The events that take time: all but ``alloc`` and ``free``."""
         return tuple(e for e in self.events if not e.is_memory)
 
+    @cached_property
+    def api(self) -> str:
+        """Which way of training it is a step of, as `Plan.api` has it; where the header does not say, by what its
+        operations give away. Empty where nothing communicates."""
+        return self.header.api or _api_of(self.ops)
+
     @property
     def start_s(self) -> float:
         return min((start_s for op, start_s in self.columns.rows("op", "start_s") if op not in MEMORY), default=0.0)
@@ -189,3 +195,21 @@ class Timeline:
         if header is None:
             raise ValueError(f"{path} is empty; a timeline starts with a header line, as Timeline.to_jsonl writes it")
         return cls(header, events)
+
+
+def _api_of(ops: Iterable[Event]) -> str:
+    gathers = [e for e in ops if e.op == Op.ALL_GATHER]
+    updated: set[tuple[int, int]] = set()  # ranks and steps whose optimizer has begun
+    late = 0  # all-gathers after that
+    for e in ops:
+        if e.op == Op.OPTIM:
+            updated.add((e.rank, e.step))
+        elif e.op == Op.ALL_GATHER:
+            late += (e.rank, e.step) in updated
+    if gathers and late == len(gathers):
+        return "zero2" if any(e.op == Op.REDUCE_SCATTER for e in ops) else "zero1"
+    if any(e.lane in (Lane.UNSHARD, Lane.PRE_UNSHARD, Lane.POST_BACKWARD) for e in ops):
+        return "fsdp1"
+    if gathers:
+        return "fsdp2"
+    return "ddp" if any(e.op == Op.ALL_REDUCE for e in ops) else ""

@@ -2,8 +2,6 @@
 
 from collections import Counter
 
-from msgspec import structs
-
 from fsdp_sim.diagnose.culprits import Culprit
 from fsdp_sim.diagnose.look import Found, look
 from fsdp_sim.engine import Explanation, explain, run
@@ -12,8 +10,6 @@ from fsdp_sim.schedule import build
 from fsdp_sim.spec import Plan
 from fsdp_sim.timeline import Timeline
 from tests.engine.programs import durations, layers_only
-
-GPU, CPU = "8 x A100-SXM-40GB", "8 x cpu"
 
 # What `explain`, which sees the program, calls it, and what `diagnose`, which sees the timeline, calls it.
 SAME: dict[str, set[Culprit]] = {
@@ -37,13 +33,6 @@ def played(plan=None, layers=3, device="gpu", issue_s=0.0, units=None, steps=1, 
     """A small model's step; durations are those of `tests.engine.programs.durations`."""
     program = build(units or layers_only(layers), plan or Plan(), world_size, steps=steps)
     return run(program, durations(**seconds), device=device, issue_s=issue_s)
-
-
-def timeline_of_run(found: Run) -> Timeline:
-    """Its timeline, with the hardware in the header, as those that users have."""
-    timeline = found.timeline()
-    hardware = CPU if found.on_cpu else GPU
-    return Timeline(structs.replace(timeline.header, hardware=hardware), timeline.events)
 
 
 def idle_by_culprit(timeline: Timeline, **which) -> dict[Culprit, float]:

@@ -11,7 +11,7 @@ from fsdp_sim import Cluster, Plan, simulate
 from fsdp_sim.diagnose import diagnose
 from fsdp_sim.engine import jitter, run, straggler
 from fsdp_sim.timeline.analysis import exposed_comm_s, overlap, step_time_s
-from tests.diagnose.scenarios import agree, compare, explained, timeline_of_run
+from tests.diagnose.scenarios import agree, compare, explained
 from tests.engine.programs import devices, issuing, steps_of_training
 
 PLANS = [
@@ -74,7 +74,7 @@ def test_random_programs_and_durations_have_nearly_always_the_same_culprits():
         program, seconds, ranks = case
         issue_s, launch_s = issue
         played = run(program, seconds, device=device, ranks=ranks, issue_s=issue_s, launch_s=launch_s)
-        timeline = timeline_of_run(played)
+        timeline = played.timeline()
         if not timeline.span_s:
             return
         told = explained(played)

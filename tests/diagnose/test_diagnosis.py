@@ -22,18 +22,20 @@ from fsdp_sim.engine import run
 from fsdp_sim.schedule import Kind, build, toy
 from fsdp_sim.timeline import Header, Lane, Op, Phase, Timeline
 from fsdp_sim.timeline.analysis import exposed_comm_s, spans_of, subtract, total_s
-from tests.diagnose.scenarios import GPU, idle_by_culprit, played, timeline_of_run
+from tests.diagnose.scenarios import idle_by_culprit, played
 from tests.engine.programs import by_hand, durations, layers_only
 from tests.timeline.strategies import gather, op, timeline_of, timelines
 
+FSDP1 = Plan(api="fsdp1")
 
-def measured(timeline: Timeline, hardware: str = GPU, waits: bool = True, **header) -> Timeline:
+
+def measured(timeline: Timeline, device: str = "gpu", waits: bool = True, **header) -> Timeline:
     """The same timeline as if a profiler had measured it, with or without what waited for what. It sees the launch of a
     kernel some microseconds before the kernel."""
-    launch_s = 0.0 if "cpu" in hardware else 5e-6
+    launch_s = 0.0 if device == "cpu" else 5e-6
     events = [structs.replace(e, issue_s=e.issue_s - launch_s) for e in timeline.events]
     events = events if waits else [structs.replace(e, waits_on=()) for e in events]
-    return Timeline(structs.replace(timeline.header, clock="measured", hardware=hardware, **header), events)
+    return Timeline(structs.replace(timeline.header, clock="measured", device=device, **header), events)
 
 
 def limited() -> Timeline:
@@ -44,15 +46,16 @@ def limited() -> Timeline:
     program = by_hand(
         compute | {"unit": "a"}, {"kind": Kind.RECORD, "lane": Lane.COMPUTE, "event": 1}, block, all_gather,
         {"kind": Kind.WAIT_STREAM, "lane": Lane.COMPUTE, "other": Lane.UNSHARD}, compute | {"unit": "b"},
+        plan=FSDP1,
     )  # fmt: skip
-    return timeline_of_run(run(program, lambda i: 5.0))
+    return run(program, lambda i: 5.0).timeline()
 
 
 def straggling() -> Timeline:
     seconds = durations(gather=5.0)
     for k in range(3):
         seconds[Op.FWD, f"layers.{k}"] = np.array([25.0, 60.0])
-    return timeline_of_run(run(build(layers_only(3), Plan(), 8), seconds))
+    return run(build(layers_only(3), Plan(), 8), seconds).timeline()
 
 
 def sized(sizes: dict[str, int], alpha_s: float, bytes_per_s: float, compute_s: float) -> Timeline:
@@ -70,7 +73,6 @@ def sized(sizes: dict[str, int], alpha_s: float, bytes_per_s: float, compute_s: 
     return timeline_of(*events)
 
 
-FSDP1 = Plan(api="fsdp1")
 CASES = {
     "first gather and last reduction": (lambda: played(), {Culprit.FIRST_ALL_GATHER: 10, Culprit.LAST_REDUCTIONS: 10}),
     "gathers behind reductions": (lambda: played(gather=40.0, scatter=40.0), {Culprit.HEAD_OF_LINE: 30}),
@@ -94,7 +96,7 @@ CASES = {
 def test_each_culprit_is_found_where_it_is(case):
     make, expected = CASES[case]
     made = make()
-    timeline = made if isinstance(made, Timeline) else timeline_of_run(made)
+    timeline = made if isinstance(made, Timeline) else made.timeline()
 
     found = idle_by_culprit(timeline)
     for culprit, at_least in expected.items():
@@ -119,7 +121,7 @@ def test_what_is_advised_helps(culprit):
     how, ill, cured = CURES[culprit]
 
     before, after = (played(plan, **how) for plan in (ill, cured))
-    assert idle_by_culprit(timeline_of_run(after)).get(culprit, 0.0) < idle_by_culprit(timeline_of_run(before))[culprit]
+    assert idle_by_culprit(after.timeline()).get(culprit, 0.0) < idle_by_culprit(before.timeline())[culprit]
     assert after.step_time_s() <= before.step_time_s()
 
 
@@ -128,10 +130,10 @@ def test_what_is_advised_helps(culprit):
 )
 def test_a_measured_timeline_that_does_not_say_what_waited_for_what_has_the_same_culprits(case):
     made = CASES[case][0]()
-    timeline = made if isinstance(made, Timeline) else timeline_of_run(made)
-    hardware = timeline.header.hardware or GPU
+    timeline = made if isinstance(made, Timeline) else made.timeline()
+    device = timeline.header.device or "gpu"
 
-    with_waits, without = idle_by_culprit(timeline), idle_by_culprit(measured(timeline, hardware, waits=False))
+    with_waits, without = idle_by_culprit(timeline), idle_by_culprit(measured(timeline, device, waits=False))
     main = max(with_waits, key=with_waits.get)
     assert without.get(main, 0.0) == pytest.approx(with_waits[main], rel=0.1)
 
@@ -186,7 +188,7 @@ def test_kernels_that_spin_until_everybody_has_come_show_the_slow_rank_by_their_
 
 def test_a_trace_without_issue_times_says_so():
     timeline = timeline_of(op(0.0, 1.0), gather(1.0, 2.0, group_size=8), op(2.0, 3.0))
-    header = structs.replace(timeline.header, clock="measured", hardware=GPU)
+    header = structs.replace(timeline.header, clock="measured", device="gpu")
     timeline = Timeline(header, timeline.events)
 
     assert any("does not say when the CPU issued" in note for note in diagnose(timeline).notes)
@@ -215,7 +217,7 @@ def test_a_cpu_that_waits_for_the_device_to_be_done_is_a_host_sync():
 
 
 def test_totals_are_those_of_the_step():
-    found = diagnose(timeline_of_run(played()))
+    found = diagnose(played().timeline())
 
     assert (found.step_s, found.compute_s, found.comm_s, found.exposed_s, found.idle_s) == (245, 225, 90, 20, 0)
     assert found.overlap == pytest.approx(70 / 90)
@@ -243,7 +245,7 @@ def test_the_step_of_median_length_is_looked_at_and_any_other_if_asked():
 )
 def test_what_is_not_there_is_named(which, words):
     with pytest.raises(ValueError, match=words):
-        diagnose(timeline_of_run(played()), **which)
+        diagnose(played().timeline(), **which)
 
 
 def test_a_timeline_without_operations_is_named():
@@ -382,7 +384,7 @@ def test_advice_is_for_the_api_of_the_trace():
     """An all-gather behind a reduction: FSDP2 has a setting, FSDP1 has not."""
     texts = {}
     for plan in (Plan(), FSDP1):
-        found = diagnose(timeline_of_run(played(plan, units=toy(4), gather=60.0, scatter=60.0)))
+        found = diagnose(played(plan, units=toy(4), gather=60.0, scatter=60.0).timeline())
         texts[plan.api] = " ".join(tip for blame in found.culprits for tip in blame.advice)
         assert found.api == plan.api
     assert "fully_shard(" in texts["fsdp2"] or "set_" in texts["fsdp2"]
@@ -436,7 +438,7 @@ def test_where_the_network_never_rests_another_order_is_not_advised(gbps, satura
 )
 @pytest.mark.parametrize("device", ["gpu", "cpu"])
 def test_advice_knows_what_is_prefetched_and_who_gathers(plan, prefetched, gathered_by, device):
-    facts = Facts.of(look(timeline_of_run(played(plan, units=toy(5), device=device))))
+    facts = Facts.of(look(played(plan, units=toy(5), device=device).timeline()))
 
     assert facts.forward_prefetch == prefetched
     assert facts.group_size == gathered_by

@@ -10,7 +10,7 @@ from tests.timeline.strategies import gather, op, timeline_of
 
 def measured(*events) -> Peers:
     timeline = timeline_of(*events)
-    header = structs.replace(timeline.header, clock="measured", hardware="4 x A100")
+    header = structs.replace(timeline.header, clock="measured", device="gpu")
     return Peers(Timeline(header, timeline.events))
 
 

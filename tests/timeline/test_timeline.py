@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdp_sim.timeline import Event, Header, Lane, Memory, Op, Timeline
+from fsdp_sim.timeline import Columns, Event, Header, Lane, Memory, Op, Timeline
 from tests.timeline.strategies import gather, op, timeline_of, timelines
 
 HEADER = Header(producer="tests", clock="simulated", world_size=2)
@@ -201,3 +201,26 @@ def test_a_file_that_is_no_timeline_is_refused_by_line(tmp_path: Path, text: str
     path.write_text(text)
     with pytest.raises(ValueError, match=message):
         Timeline.from_jsonl(path)
+
+
+def test_a_column_is_made_when_it_is_read_and_no_event_before_it_is_asked_for() -> None:
+    made: list[str] = []
+
+    def lanes() -> list[Lane]:
+        made.append("lane")
+        return [Lane.COMPUTE, Lane.ALL_GATHER]
+
+    columns = Columns(2, {"seq": [0, 1], "rank": [0, 0], "op": [Op.FWD, Op.ALL_GATHER], "lane": lanes, "bytes": [0, 8]})
+    timeline = Timeline(HEADER, columns)
+
+    assert (len(timeline), timeline.ranks, made) == (2, (0,), [])
+    assert [event.lane for event in timeline.select(op=Op.ALL_GATHER)] == [Lane.ALL_GATHER]
+    assert timeline.events[1] is timeline.events[1]
+    assert made == ["lane"]
+
+
+def test_columns_of_something_else_are_refused() -> None:
+    with pytest.raises(TypeError, match="an event has no field 'duration'; its fields are seq, rank, op"):
+        Columns(1, {"duration": [1.0]})
+    with pytest.raises(TypeError, match="an event needs the field 'lane'"):
+        Columns(1, {"seq": [0], "rank": [0], "op": [Op.FWD]})

@@ -185,7 +185,8 @@ def _header(reads: list[_Read]) -> Header:
     name = str(device.get("name") or ("CPU" if not reads[0].rows.kernels else "GPU"))
     return Header(
         producer="torch.profiler", clock="measured", world_size=world, title=reads[0].path.name,
-        hardware=f"{world} x {name}", versions=versions, memory_limit_bytes=_int(device.get("totalGlobalMem")),
+        hardware=f"{world} x {name}", versions=versions,
+        device="gpu" if reads[0].rows.kernels else "cpu", memory_limit_bytes=_int(device.get("totalGlobalMem")),
     )  # fmt: skip
 
 
