@@ -16,6 +16,7 @@ from fsdp_sim import engine
 from fsdp_sim.cost import Calibration, Workload
 from fsdp_sim.cost import workload as transformer_workload
 from fsdp_sim.cost.costs import Costs
+from fsdp_sim.diagnose import Explanation, explain
 from fsdp_sim.engine.run import Run
 from fsdp_sim.engine.seconds import Given
 from fsdp_sim.schedule import Instruction, Program, blocks_of, build
@@ -175,9 +176,9 @@ class Simulation:
     def fits(self) -> bool:
         return self.peak_memory_bytes <= self.memory_limit_bytes
 
-    def explain(self) -> engine.Explanation:
+    def explain(self) -> Explanation:
         """Why the step takes as long as it does, in sentences and numbers."""
-        return replace(engine.explain(self.run), between_steps_s=self.between_steps_s)
+        return replace(explain(self.run), between_steps_s=self.between_steps_s)
 
     def show(self, **options: Any) -> Any:
         """The timeline over the memory, as a figure; of ranks that differ, as bands (needs plotly).

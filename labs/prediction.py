@@ -23,6 +23,7 @@ import torch
 
 from fsdp_sim import engine
 from fsdp_sim.cost.collectives import collective_s
+from fsdp_sim.diagnose import explain
 from fsdp_sim.engine.seconds import COPIES
 from fsdp_sim.schedule import Instruction, Kind, Program
 from fsdp_sim.simulate import Simulation
@@ -94,7 +95,7 @@ def predict(
     if place.local_world_size < place.world_size:
         told += " The network to other machines was not measured: theirs is taken to be as fast as this one's memory."
     exposed_s = statistics.fmean(engine.exposure(run, rank=rank).exposed_s for rank in range(run.ranks))
-    return Prediction(run.step_time_s() + pieces.rest_s, exposed_s, memory, (told, *engine.explain(run).sentences))
+    return Prediction(run.step_time_s() + pieces.rest_s, exposed_s, memory, (told, *explain(run).sentences))
 
 
 def _told(gpu: Gpu) -> str:
@@ -152,7 +153,7 @@ def predict_calibrated(
     memory = peak_memory_bytes(config, simulation)
     told = f"Predicted from what fsdp-sim calibrate measured on {cluster.gpu.name} with {cluster.gpus} ranks."
     exposed_s = engine.exposure(run).exposed_s
-    return Prediction(run.step_time_s() + rest_s, exposed_s, memory, (told, *engine.explain(run).sentences))
+    return Prediction(run.step_time_s() + rest_s, exposed_s, memory, (told, *explain(run).sentences))
 
 
 def _waiting(program: Program) -> Program:

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from fsdp_sim.cli.options import Command, json_option, option, schema_option
 from fsdp_sim.diagnose import Blame, Collective, Diagnosis, diagnose
-from fsdp_sim.engine.sentences import ms, part
+from fsdp_sim.diagnose.words import ms, part
 from fsdp_sim.packages import missing
 from fsdp_sim.timeline import Timeline
 from fsdp_sim.timeline.chrome import write_chrome

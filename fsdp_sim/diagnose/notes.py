@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fsdp_sim.diagnose.culprits import Culprit
 from fsdp_sim.diagnose.findings import Diagnosis
 from fsdp_sim.diagnose.look import Found
-from fsdp_sim.engine.sentences import ms, part
+from fsdp_sim.diagnose.words import ms, part
 from fsdp_sim.timeline import COLLECTIVES, Event, Op
 
 

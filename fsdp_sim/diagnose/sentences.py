@@ -11,7 +11,7 @@ from fsdp_sim.diagnose.culprits import Culprit
 from fsdp_sim.diagnose.findings import Blame, Collective, Diagnosis
 from fsdp_sim.diagnose.look import Found
 from fsdp_sim.diagnose.waits import Wait
-from fsdp_sim.engine.sentences import ms, part
+from fsdp_sim.diagnose.words import ms, part
 from fsdp_sim.timeline import Event
 from fsdp_sim.timeline.analysis import exposure_of
 
@@ -41,7 +41,8 @@ def blames(found: Found) -> list[Blame]:
         )
         for culprit, waits in by_culprit.items()
     ]
-    return sorted(blamed, key=lambda blame: (-blame.idle_s, -blame.exposed_s))
+    # Rounded, so that of two that cost the same the earlier comes first.
+    return sorted(blamed, key=lambda blame: (-round(blame.idle_s, 9), -round(blame.exposed_s, 9)))
 
 
 def headline(d: Diagnosis) -> str:
@@ -210,7 +211,8 @@ def _copies(waits: list[Wait], found: Found) -> str:
 
 
 def _host(waits: list[Wait], found: Found) -> str:
-    return f"The host was busy with something else: {_cost(waits)}; most before {_worst(waits)}."
+    who = "The thread that computes" if found.view.on_cpu else "The host"
+    return f"{who} was busy with something else: {_cost(waits)}; most before {_worst(waits)}."
 
 
 def _between_kernels(waits: list[Wait], found: Found) -> str:

@@ -2,7 +2,6 @@
 
 from fsdp_sim.engine.contention import Contention
 from fsdp_sim.engine.critical_path import Piece, critical_path
-from fsdp_sim.engine.explain import Explanation, explain
 from fsdp_sim.engine.exposure import Exposure, exposure
 from fsdp_sim.engine.memory import MemoryProfile, Part, memory
 from fsdp_sim.engine.replay import replay, run
@@ -12,14 +11,12 @@ from fsdp_sim.engine.states import model_state_bytes, state_bytes
 
 __all__ = [
     "Contention",
-    "Explanation",
     "Exposure",
     "MemoryProfile",
     "Part",
     "Piece",
     "Run",
     "critical_path",
-    "explain",
     "exposure",
     "jitter",
     "memory",

@@ -30,7 +30,8 @@ from rich.table import Table
 from fsdp_sim.cost.costs import Costs
 from fsdp_sim.cost.transformer import workload
 from fsdp_sim.cost.work import Workload
-from fsdp_sim.engine import Contention, Run, explain, exposure, memory, run
+from fsdp_sim.diagnose import explain
+from fsdp_sim.engine import Contention, Run, exposure, memory, run
 from fsdp_sim.engine.skew import jitter
 from fsdp_sim.schedule import Param, Program, Unit, build
 from fsdp_sim.spec import Cluster, Model, Plan

@@ -21,9 +21,9 @@ from fsdp_sim.diagnose.sentences import SAY
 from fsdp_sim.engine import run
 from fsdp_sim.schedule import Kind, build, toy
 from fsdp_sim.timeline import Header, Lane, Op, Phase, Timeline
-from fsdp_sim.timeline.analysis import exposed_comm_s, spans_of, subtract, total_s
+from fsdp_sim.timeline.analysis import exposed_comm_s, overlap, spans_of, step_time_s, subtract, total_s
 from tests.diagnose.scenarios import idle_by_culprit, played
-from tests.engine.programs import by_hand, durations, layers_only
+from tests.engine.programs import by_hand, devices, durations, issuing, layers_only, steps_of_training
 from tests.timeline.strategies import gather, op, timeline_of, timelines
 
 FSDP1 = Plan(api="fsdp1")
@@ -443,3 +443,26 @@ def test_advice_knows_what_is_prefetched_and_who_gathers(plan, prefetched, gathe
     assert facts.forward_prefetch == prefetched
     assert facts.group_size == gathered_by
     assert facts.backward_gathers == (plan.api != "ddp")
+
+
+@given(steps_of_training(), devices, issuing(), st.data())
+def test_any_run_can_be_diagnosed_and_its_numbers_are_those_of_the_timeline(case, device, issue, data):
+    program, seconds, ranks = case
+    issue_s, launch_s = issue
+    timeline = run(program, seconds, device=device, ranks=ranks, issue_s=issue_s, launch_s=launch_s).timeline()
+    if not timeline.span_s:
+        return
+    step, rank = data.draw(st.sampled_from(timeline.steps)), data.draw(st.sampled_from(timeline.ranks))
+
+    found = diagnose(timeline, step=step, rank=rank)
+    one = timeline.select(step=step)
+    assert found.step_s == pytest.approx(step_time_s(timeline, step))
+    assert found.exposed_s == pytest.approx(exposed_comm_s(one, rank))
+    assert found.overlap == pytest.approx(overlap(one, rank))
+    assert sum(blame.exposed_s for blame in found.culprits) == pytest.approx(found.exposed_s)
+    assert sum(row.exposed_s for row in found.collectives) == pytest.approx(found.exposed_s)
+    idle_s = sum(blame.idle_s for blame in found.culprits)
+    if len(timeline.steps) == 1:  # else what another step computes keeps compute from being idle too
+        assert idle_s + found.compute_s == pytest.approx(found.step_s)
+    assert found.headline
+    assert all(blame.sentence for blame in found.culprits)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from html import escape
 
-from fsdp_sim.engine import Explanation
-from fsdp_sim.engine.sentences import SAY
+from fsdp_sim.diagnose import Explanation
 from fsdp_sim.requests import does_not_fit, said
 from fsdp_sim.simulate import Simulation
 from fsdp_sim.viz.explorer.state import State
@@ -50,14 +49,10 @@ def memory(sim: Simulation) -> str:
 
 def because(why: Explanation) -> str:
     """What most of the waiting is for; where compute hardly waits, what the step's time consists of."""
-    totals: dict[str, float] = {}
-    for wait in why.waits:
-        totals[wait.reason] = totals.get(wait.reason, 0.0) + wait.seconds
-    if not totals or max(totals.values()) < 1e-3 * why.step_time_s:
-        return f"Compute hardly waits. {why.sentences[-1]}"
-    reason = max((r for r in SAY if r in totals), key=lambda r: round(totals[r], 9))
-    sentence = SAY[reason]([w for w in why.waits if w.reason == reason], totals[reason], why)
-    return f"{sentence} {why.sentences[-1]}"
+    worst = why.diagnosis.culprits[0] if why.diagnosis.culprits else None
+    if worst is None or worst.idle_s < 1e-3 * why.step_time_s:
+        return f"Compute hardly waits. {why.gains_sentence}"
+    return f"{worst.sentence} {why.gains_sentence}"
 
 
 def remarks(state: State) -> list[str]:

@@ -1,0 +1,248 @@
+"""`explain`: why a step takes as long as it does, in numbers and in sentences.
+
+What compute waited for is what `diagnose` finds in the run's timeline. What only a program that can be played again
+tells comes on top: the critical path, what bound each unit, and what faster hardware would gain.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal
+
+from fsdp_sim.diagnose.diagnosis import diagnose
+from fsdp_sim.diagnose.findings import Diagnosis
+from fsdp_sim.diagnose.words import ms, names, part
+from fsdp_sim.engine import Exposure, Piece, Run, critical_path, exposure
+from fsdp_sim.schedule import Instruction, Param
+from fsdp_sim.spec.plan import shards_of
+from fsdp_sim.timeline import COLLECTIVES, Op
+
+Bound = Literal["compute", "network", "copies", "CPU"]
+LEAST = 1e-3  # of a step: waits that cost less are not told
+PADDED = 1.25  # times its size from which a unit's padding is worth a sentence
+FASTER = 1.1  # what "10% faster" means: a part does 1.1 times as much in the same time
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why a step takes as long as it does.
+
+    Attributes:
+        run, step, rank: what is explained; the rank is the one on which the step ends.
+        exposure: communication and idle times.
+        diagnosis: what compute waits for: what `diagnose` says of the run's timeline.
+        critical_path: see `critical_path`.
+        critical_s: seconds of the critical path by what they are spent on.
+        bound: for each unit, in order of issue, what most of its part of the critical path is spent on.
+        between_steps_s: what a training loop takes between two steps, which is not replayed.
+        gains: seconds that the step would be shorter if ``compute``, ``network`` or ``cpu`` were 10% faster, by
+            playing it again.
+    """
+
+    run: Run = field(repr=False)
+    step: int
+    rank: int
+    exposure: Exposure = field(repr=False)
+    diagnosis: Diagnosis = field(repr=False)
+    critical_path: tuple[Piece, ...] = field(repr=False)
+    critical_s: dict[Bound, float]
+    bound: dict[str, Bound]
+    gains: dict[str, float]
+    between_steps_s: float = 0.0
+
+    @property
+    def step_time_s(self) -> float:
+        return self.exposure.step_s
+
+    @property
+    def exposed_s(self) -> dict[str, float]:
+        """Exposed communication of each unit, largest first."""
+        units: dict[str, float] = {}
+        for (_, unit), seconds in self.exposure.by_unit.items():
+            units[unit] = units.get(unit, 0.0) + seconds
+        return dict(sorted(units.items(), key=lambda one: -one[1]))
+
+    @property
+    def sentences(self) -> list[str]:
+        """The same in words, the most important first."""
+        return _sentences(self)
+
+    @property
+    def gains_sentence(self) -> str:
+        """What faster hardware would change."""
+        return _gains(self)
+
+    def __str__(self) -> str:
+        return "\n".join(self.sentences)
+
+
+def explain(run: Run, *, step: int = -1, faster: Mapping[str, Callable[[], Run]] | None = None) -> Explanation:
+    """Say why a step (the last by default) takes as long as it does.
+
+    Args:
+        run: what was played.
+        step: which step.
+        faster: for ``compute``, ``network`` and ``cpu`` a function that plays the program on hardware of which this is
+            10% faster. By default the durations of the run are divided by 1.1: of everything but collectives, of
+            collectives, or of issuing (which on a CPU cluster is not the same thing as computing).
+
+    Raises:
+        ValueError: the program has no such step, or no operations.
+
+    Example:
+        >>> from fsdp_sim.engine import run
+        >>> from fsdp_sim.schedule import Param, Unit, build
+        >>> from fsdp_sim.spec import Plan
+        >>> layers = [Unit(f"layers.{i}", (Param("w", (8, 4)),)) for i in range(3)]
+        >>> program = build([Unit("root", segments=(...,)), *layers], Plan(), world_size=8)
+        >>> seconds = {Op.FWD: 0.025, Op.BWD: 0.05, Op.ALL_GATHER: 0.01, Op.REDUCE_SCATTER: 0.01}
+        >>> for sentence in explain(run(program, lambda i: seconds.get(i.op, 0.0))).sentences[:3]:
+        ...     print(sentence)
+        The step takes 245.0 ms. Compute is busy for 225.0 ms of it (92%) and waits for 20.0 ms (8.2%).
+        Communication is in flight for 90.0 ms; 20.0 ms of that (22%) are exposed: compute waits meanwhile.
+        Forward cannot begin before ALL_GATHER(layers.0) arrives, and has nothing to compute meanwhile: 10.0 ms.
+    """
+    run.step_time_s(step)  # or an error
+    step %= len(run.step_ends_s)
+    path = critical_path(run, step)
+    rank = path[-1].rank if path else 0
+    found = exposure(run, step, rank)
+    diagnosis = diagnose(run.timeline(), step=step, rank=rank)
+    replays: dict[str, Callable[[], Run]] = {
+        name: partial(run.scaled, **{name: 1 / FASTER}) for name in ("compute", "network", "cpu")
+    }
+    replays |= faster or {}
+    now = run.step_time_s(step)
+    gains = {name: now - play().step_time_s(step) for name, play in replays.items()}
+    critical_s: dict[Bound, float] = {"compute": 0.0, "network": 0.0, "copies": 0.0, "CPU": 0.0}
+    of_unit: dict[str, dict[Bound, float]] = {}
+    owner = {segment: unit.name for unit in run.program.units for segment in unit.names_of_segments}
+    for piece in path:
+        kind = bound_of(piece)
+        critical_s[kind] += piece.seconds
+        for i, seconds in _issued(run, piece) if piece.cpu else [(piece.op, piece.seconds)]:
+            unit = of_unit.setdefault(owner.get(i.unit, i.unit), {})
+            unit[kind] = unit.get(kind, 0.0) + seconds
+    bound = {unit: max(kinds, key=lambda kind: kinds[kind]) for unit, kinds in of_unit.items() if unit}
+    return Explanation(run, step, rank, found, diagnosis, tuple(path), critical_s, bound, gains)
+
+
+def bound_of(piece: Piece) -> Bound:
+    """What a piece of the critical path is spent on."""
+    if piece.cpu:
+        return "CPU"
+    op = piece.op.op
+    if op in COLLECTIVES:
+        return "network"
+    return "compute" if op in (Op.FWD, Op.BWD, Op.RECOMPUTE, Op.OPTIM) else "copies"
+
+
+def _issued(run: Run, piece: Piece) -> list[tuple[Instruction, float]]:
+    """What the CPU issues in a piece of the critical path, and how long it takes for each."""
+    issue_s, found = run.of_rank(run.columns.issue_s, piece.rank), []
+    until = piece.end_s
+    for k in range(piece.k, -1, -1):
+        since = max(issue_s[k - 1] if k else 0.0, piece.start_s)
+        found.append((run.ops[k], until - since))
+        until = since
+        if since <= piece.start_s:
+            break
+    return found
+
+
+# -- in words
+
+
+def _sentences(found: Explanation) -> list[str]:
+    """The explanation in words."""
+    waits = [blame.sentence for blame in found.diagnosis.culprits if blame.idle_s >= LEAST * found.step_time_s]
+    return [*_summary(found), *waits, _path(found), *_units(found), found.gains_sentence, *_padding(found)]
+
+
+def _summary(found: Explanation) -> list[str]:
+    step_s, e = found.step_time_s, found.exposure
+    idle_s = step_s - e.compute_s
+    lines = [
+        f"The step takes {ms(step_s)}. Compute is busy for {ms(e.compute_s)} of it ({part(e.compute_s, step_s)}) and "
+        f"waits for {ms(idle_s)} ({part(idle_s, step_s)})."
+    ]
+    if found.between_steps_s:
+        lines.append(
+            f"Between two steps the training loop takes another {ms(found.between_steps_s)}, for data, clipping and "
+            f"logging, in which FSDP has no part."
+        )
+    if e.comm_s and e.exposed_s > 1e-6 * step_s:
+        lines.append(
+            f"Communication is in flight for {ms(e.comm_s)}; {ms(e.exposed_s)} of that "
+            f"({part(e.exposed_s, e.comm_s)}) are exposed: compute waits meanwhile."
+        )
+    elif e.comm_s:
+        lines.append(f"Communication is in flight for {ms(e.comm_s)}, all of it hidden behind compute.")
+    return lines
+
+
+def _padding(found: Explanation) -> list[str]:
+    """Dimension 0 is cut into one piece per rank: of 8 experts on 64 ranks 56 hold nothing, but all are sent."""
+    program = found.run.program
+    shards = shards_of(program.plan, program.world_size)
+    if program.plan.api != "fsdp2" or shards == 1:
+        return []
+    times_of: dict[str, float] = {}
+    worst: dict[str, Param] = {}
+    for unit in program.units:
+        own = sum(p.bytes for p in unit.params)
+        padded = sum(p.padded_bytes(shards) for p in unit.params)
+        if own and padded >= PADDED * own:
+            times_of[unit.name] = padded / own
+            worst[unit.name] = max(unit.params, key=lambda p: p.padded_bytes(shards) - p.bytes)
+    if not times_of:
+        return []
+    first = max(times_of, key=lambda name: times_of[name])
+    param = worst[first]
+    return [
+        f"{names(list(times_of))} {'is' if len(times_of) == 1 else 'are'} padded to up to {times_of[first]:.1f} times "
+        f"{'its' if len(times_of) == 1 else 'their'} size, in what is sent, kept and stepped: {param.name} has "
+        f"{param.shape[0]} rows for {shards} shards. Fewer shards (shard_size), or shards of another dimension "
+        f"(shard_placement_fn), need less."
+    ]
+
+
+def _path(found: Explanation) -> str:
+    spent = sorted(
+        ((kind, s) for kind, s in found.critical_s.items() if s >= 1e-3 * found.step_time_s), key=lambda one: -one[1]
+    )
+    shares = ", ".join(f"{part(seconds, found.step_time_s)} {kind}" for kind, seconds in spent)
+    return f"The critical path, the chain of operations that the step's time consists of, is {shares or 'empty'}."
+
+
+def _units(found: Explanation) -> list[str]:
+    counts = Counter(found.bound.values())
+    if len(counts) < 2:
+        return []
+    of_kind = {"network": "the network", "CPU": "the CPU"}
+    words = [
+        f"{count} {'are ' * (number == 0)}bound by {of_kind.get(kind, kind)} "
+        f"({names([unit for unit, bound in found.bound.items() if bound == kind])})"
+        for number, (kind, count) in enumerate(counts.most_common())
+    ]
+    return [f"Of the {len(found.bound)} units on it {', '.join(words)}."]
+
+
+def _gains(found: Explanation) -> str:
+    gains = sorted(found.gains.items(), key=lambda one: -one[1])
+    words = {name: "CPU" if name == "cpu" else name for name, _ in gains}
+    least = 1e-4 * found.step_time_s
+    said = [
+        f"10% faster {words[name]} would save {ms(gain)} ({part(gain, found.step_time_s)})"
+        if gain > 0
+        else f"10% faster {words[name]} would cost {ms(-gain)}"
+        for name, gain in gains
+        if abs(gain) >= least
+    ]
+    nothing = [words[name] for name, gain in gains if abs(gain) < least]
+    if nothing:
+        said.append(f"10% faster {' or '.join(nothing)} would change nothing")
+    return f"{'; '.join(said)}."
