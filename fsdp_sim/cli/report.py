@@ -63,6 +63,9 @@ def print_result(result: Result, asked: Asked) -> None:
         console.print("Why it takes as long:")
         for sentence in result.explanation:
             console.print(f"  - {sentence}", markup=False, soft_wrap=True)
+    if isinstance(result.would_help, list) and result.would_help:
+        console.print("What would help (each simulated, the best first):")
+        _print_list(console, result.would_help)
     if not result.fits:
         print_changes(console, [] if not isinstance(result.would_fit, list) else result.would_fit)
 
@@ -87,6 +90,10 @@ def print_changes(console: Console, changes: Sequence[Change]) -> None:
         console.print("No change that was simulated makes it fit, alone, in pairs or in threes.")
         return
     console.print("What would make it fit (each simulated, the fastest first):")
+    _print_list(console, changes)
+
+
+def _print_list(console: Console, changes: Sequence[Change]) -> None:
     for change in changes:
         fields = " ".join(f"{key}={word(value)}" for key, value in change.set.items())
         console.print(

@@ -20,7 +20,7 @@ from fsdp_sim.cli.options import (
     request_options,
     schema_option,
 )
-from fsdp_sim.explore import changes_that_fit
+from fsdp_sim.explore import changes_that_fit, changes_that_help
 from fsdp_sim.packages import missing
 from fsdp_sim.requests import Asked, Failure, Request, Result, answer, read_requests, request_of_texts, understand
 from fsdp_sim.simulate import Simulation
@@ -119,6 +119,7 @@ def _answer(asked: Asked, simulation: Simulation, request: Request, explained: b
     return answer(
         simulation, notes=asked.notes, id=request.id, explained=explained,
         changes=lambda: changes_that_fit(asked.model, asked.cluster, asked.plan),
+        help=lambda: changes_that_help(asked.model, simulation),
     )  # fmt: skip
 
 

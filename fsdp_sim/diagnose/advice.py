@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fsdp_sim.diagnose.culprits import Culprit
 from fsdp_sim.diagnose.look import Found
+from fsdp_sim.spec import Cluster, Plan
 from fsdp_sim.timeline import Event, Op, Phase
 from fsdp_sim.timeline.analysis import communicates, spans_of, total_s, union
 
@@ -73,19 +74,40 @@ def _prefetches(ops: Sequence[Event]) -> bool:
     return sum(others) > len(others) / 2
 
 
+Settings = dict[str, Any]
+
+
 class Tip(NamedTuple):
-    """One thing to try: what it is called for users of each API (where it exists), and when it applies."""
+    """One thing to try: what it is called for users of each API (where it exists), and when it applies.
+
+    Attributes:
+        change: the fields of a plan that it would change, with their new values, so that it can be simulated; None for
+            what a plan does not say.
+    """
 
     by_api: dict[str, str]
     when: Callable[[Facts], bool] = lambda facts: True
+    change: Callable[[Plan, Cluster], Settings] | None = None
 
 
-def _any(text: str, when: Callable[[Facts], bool] = lambda facts: True) -> Tip:
-    return Tip(dict.fromkeys(("fsdp2", "fsdp1", "ddp", "zero1", "zero2", ""), text), when)
+def _any(
+    text: str,
+    when: Callable[[Facts], bool] = lambda facts: True,
+    change: Callable[[Plan, Cluster], Settings] | None = None,
+) -> Tip:
+    return Tip(dict.fromkeys(("fsdp2", "fsdp1", "ddp", "zero1", "zero2", ""), text), when, change)
 
 
-def _fsdp2(text: str, when: Callable[[Facts], bool] = lambda facts: True) -> Tip:
-    return Tip({"fsdp2": text}, when)
+def _fsdp2(
+    text: str,
+    when: Callable[[Facts], bool] = lambda facts: True,
+    change: Callable[[Plan, Cluster], Settings] | None = None,
+) -> Tip:
+    return Tip({"fsdp2": text}, when, change)
+
+
+def _always(**settings: Any) -> Callable[[Plan, Cluster], Settings]:
+    return lambda plan, cluster: settings
 
 
 _FORWARD = {
@@ -93,7 +115,11 @@ _FORWARD = {
     "block before it computes",
     "fsdp1": "FullyShardedDataParallel(forward_prefetch=True)",
 }
-_FORWARD_PREFETCH = Tip(_FORWARD, lambda facts: not facts.forward_prefetch)
+_FORWARD_PREFETCH = Tip(
+    _FORWARD,
+    lambda facts: not facts.forward_prefetch,
+    lambda plan, cluster: {"forward_prefetch": True if plan.api == "fsdp1" else 1},
+)
 _BACKWARD_PREFETCH = Tip(
     {
         "fsdp2": "set_modules_to_backward_prefetch([block before, and the one before that]): one unit ahead is the "
@@ -101,6 +127,7 @@ _BACKWARD_PREFETCH = Tip(
         "fsdp1": "backward_prefetch=BackwardPrefetch.BACKWARD_PRE (the default), if it was changed",
     },
     lambda facts: facts.backward_gathers,
+    lambda plan, cluster: {"backward_prefetch": "BACKWARD_PRE" if plan.api == "fsdp1" else 2},
 )
 _LARGER_UNITS = Tip(
     {
@@ -110,13 +137,17 @@ _LARGER_UNITS = Tip(
         "": "larger messages: fewer, larger units or buckets",
     }
 )
-_MICRO_BATCH = _any("a larger micro-batch, or longer sequences: more compute per byte that is gathered")
+_MICRO_BATCH = _any(
+    "a larger micro-batch, or longer sequences: more compute per byte that is gathered",
+    change=lambda plan, cluster: {"micro_batch": 2 * plan.micro_batch},
+)
 _GATHER_BF16 = Tip(
     {
         "fsdp2": "MixedPrecisionPolicy(param_dtype=torch.bfloat16): all-gathers of half the bytes",
         "fsdp1": "MixedPrecision(param_dtype=torch.bfloat16): all-gathers of half the bytes",
     },
     lambda facts: facts.gather_dtype in ("fp32", "fp64"),
+    _always(param_dtype="bf16"),
 )
 _REDUCE_BF16 = Tip(
     {
@@ -125,6 +156,7 @@ _REDUCE_BF16 = Tip(
         "ddp": "register_comm_hook(None, bf16_compress_hook): reductions of half the bytes, less exact sums",
     },
     lambda facts: facts.reduce_dtype in ("fp32", "fp64"),
+    _always(reduce_dtype="bf16"),
 )
 _KEEP = Tip(
     {
@@ -132,6 +164,9 @@ _KEEP = Tip(
         "fsdp1": "ShardingStrategy.SHARD_GRAD_OP: no all-gathers in backward, if the unsharded parameters fit",
     },
     lambda facts: facts.backward_gathers,
+    lambda plan, cluster: (
+        {"sharding_strategy": "SHARD_GRAD_OP"} if plan.api == "fsdp1" else {"reshard_after_forward": False}
+    ),
 )
 _HSDP = Tip(
     {
@@ -139,6 +174,9 @@ _HSDP = Tip(
         "fsdp1": "ShardingStrategy.HYBRID_SHARD gathers within a node only",
     },
     lambda facts: facts.group_size > 8,
+    lambda plan, cluster: (
+        {"sharding_strategy": "HYBRID_SHARD"} if plan.api == "fsdp1" else {"shard_size": cluster.node_size}
+    ),
 )
 
 
@@ -153,18 +191,26 @@ _ACCUMULATE = Tip(
         "reduction for several",
         "fsdp1": "gradient accumulation under no_sync() on all but the last micro-batch: one reduction for several",
         "ddp": "gradient accumulation under no_sync() on all but the last micro-batch: one reduction for several",
-    }
+    },
+    change=lambda plan, cluster: {"grad_accum": 2 * plan.grad_accum},
 )
 _FEWER_SYNCS = _any(
     "fewer host syncs: no .item(), .cpu(), print of a tensor or nonzero() within the step; log every n steps",
     lambda facts: not facts.on_cpu,
 )
-_COMPILE = _any("torch.compile of each block: fewer kernels for the CPU to launch", lambda facts: not facts.on_cpu)
+_COMPILE = _any(
+    "torch.compile of each block: fewer kernels for the CPU to launch",
+    lambda facts: not facts.on_cpu,
+    _always(compile=True),
+)
 
 TIPS: dict[Culprit, tuple[Tip, ...]] = {
     Culprit.FIRST_ALL_GATHER: (
         _fsdp2("model.unshard(async_op=True) before the batch is loaded: the first all-gather runs meanwhile"),
-        _fsdp2("set_post_optim_event(event): the first all-gather waits for it, not for all that was issued before"),
+        _fsdp2(
+            "set_post_optim_event(event): the first all-gather waits for it, not for all that was issued before",
+            change=_always(post_optim_event=True),
+        ),
         Tip(
             {
                 "fsdp2": "a smaller root: fully_shard the embedding and the head as units of their own",
@@ -196,7 +242,9 @@ TIPS: dict[Culprit, tuple[Tip, ...]] = {
     ),
     Culprit.HEAD_OF_LINE: (
         _fsdp2(
-            "set_separate_reduce_scatter_group(True) (torch 2.13): reductions get a communicator of their own", _order
+            "set_separate_reduce_scatter_group(True) (torch 2.13): reductions get a communicator of their own",
+            _order,
+            _always(separate_reduce_scatter_group=True),
         ),
         _REDUCE_BF16,
         _MICRO_BATCH,
@@ -206,7 +254,10 @@ TIPS: dict[Culprit, tuple[Tip, ...]] = {
         Tip({"fsdp1": "FSDP2 (fully_shard), which can give reductions a communicator of their own"}),
     ),
     Culprit.RATE_LIMITER: (
-        Tip({"fsdp1": "limit_all_gathers=False, if memory allows: the CPU then runs further ahead"}),
+        Tip(
+            {"fsdp1": "limit_all_gathers=False, if memory allows: the CPU then runs further ahead"},
+            change=_always(limit_all_gathers=False),
+        ),
         Tip({"fsdp1": "FSDP2 (fully_shard), which needs no limiter: its memory does not depend on record_stream"}),
         _LARGER_UNITS,
     ),
@@ -222,11 +273,18 @@ TIPS: dict[Culprit, tuple[Tip, ...]] = {
         _any("judge overlap on GPUs (NCCL), or with the mini-FSDP of fsdp_sim, whose collectives run beside compute"),
     ),
     Culprit.ASYNCHRONOUS: (
-        _fsdp2("_set_unshard_async_op(False), the default: all-gathers on a stream of their own"),
-        Tip({"fsdp2": _FORWARD["fsdp2"]}, lambda facts: not facts.forward_prefetch),
+        _fsdp2(
+            "_set_unshard_async_op(False), the default: all-gathers on a stream of their own",
+            change=_always(unshard_async_op=False),
+        ),
+        Tip({"fsdp2": _FORWARD["fsdp2"]}, lambda facts: not facts.forward_prefetch, _always(forward_prefetch=1)),
     ),
     Culprit.RS_BUFFER: (
-        _fsdp2("set_reduce_scatter_max_input_buffers(2) (torch 2.13): compute runs ahead, for one more buffer", _order),
+        _fsdp2(
+            "set_reduce_scatter_max_input_buffers(2) (torch 2.13): compute runs ahead, for one more buffer",
+            _order,
+            lambda plan, cluster: {"reduce_scatter_max_input_buffers": plan.reduce_scatter_max_input_buffers + 1},
+        ),
         _REDUCE_BF16,
         _MICRO_BATCH,
         _ACCUMULATE,

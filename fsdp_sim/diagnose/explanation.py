@@ -121,7 +121,7 @@ def explain(run: Run, *, step: int = -1, faster: Mapping[str, Callable[[], Run]]
     of_unit: dict[str, dict[Bound, float]] = {}
     owner = {segment: unit.name for unit in run.program.units for segment in unit.names_of_segments}
     for piece in path:
-        kind = bound_of(piece)
+        kind = bound_of(piece, run.program.plan.cpu_offload)
         critical_s[kind] += piece.seconds
         for i, seconds in _issued(run, piece) if piece.cpu else [(piece.op, piece.seconds)]:
             unit = of_unit.setdefault(owner.get(i.unit, i.unit), {})
@@ -130,9 +130,9 @@ def explain(run: Run, *, step: int = -1, faster: Mapping[str, Callable[[], Run]]
     return Explanation(run, step, rank, found, diagnosis, tuple(path), critical_s, bound, gains)
 
 
-def bound_of(piece: Piece) -> Bound:
-    """What a piece of the critical path is spent on."""
-    if piece.cpu:
+def bound_of(piece: Piece, cpu_offload: bool = False) -> Bound:
+    """What a piece of the critical path is spent on. Where shards are offloaded the CPU runs the optimizer."""
+    if piece.cpu or (cpu_offload and piece.op.op is Op.OPTIM):
         return "CPU"
     op = piece.op.op
     if op in COLLECTIVES:

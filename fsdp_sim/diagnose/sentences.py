@@ -10,11 +10,13 @@ from fsdp_sim.diagnose.bandwidth import gbps
 from fsdp_sim.diagnose.culprits import Culprit
 from fsdp_sim.diagnose.findings import Blame, Collective, Diagnosis
 from fsdp_sim.diagnose.look import Found
+from fsdp_sim.diagnose.rank_view import REDUCTIONS
 from fsdp_sim.diagnose.waits import Wait
 from fsdp_sim.diagnose.words import ms, part
 from fsdp_sim.timeline import Event
 from fsdp_sim.timeline.analysis import exposure_of
 
+QUEUE = 3  # reductions after backward from which it is the queue that costs, not the last one's size
 LITTLE = 0.005  # of a step: what costs less is not in the headline
 
 
@@ -101,8 +103,15 @@ def _first_all_gather(waits: list[Wait], found: Found) -> str:
 
 
 def _last_reductions(waits: list[Wait], found: Found) -> str:
+    begin_s, end_s = min(w.start_s for w in waits), max(w.end_s for w in waits)
+    queued = [e for e in found.events if e.op in REDUCTIONS and begin_s < e.end_s and e.start_s < end_s]
     units = ", ".join(_units(waits)[:3])
     of = f" ({units})" if units else ""
+    if len(queued) > QUEUE:
+        return (
+            f"When backward is over {len(queued)} reductions are still in flight or queued, the last{of} behind all "
+            f"others, and nothing is left to hide them: {_cost(waits)}."
+        )
     return f"The last reductions{of} have no backward left to hide behind: {_cost(waits)}."
 
 

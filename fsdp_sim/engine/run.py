@@ -109,8 +109,12 @@ class Run:
         return np.array([np.broadcast_to(np.asarray(c, dtype=float), (self.ranks,)) for c in column])
 
     def scaled(self, compute: float = 1.0, network: float = 1.0, cpu: float = 1.0) -> Run:
-        """The same program played again, with compute, collectives or the CPU taking that many times as long."""
-        return self.replayed(self.costs.scaled(compute, network, cpu))
+        """The same program played again, with compute, collectives or the CPU taking that many times as long.
+
+        The optimizer is the CPU's where shards are offloaded, else it is compute.
+        """
+        optimizer = cpu if self.program.plan.cpu_offload else compute
+        return self.replayed(self.costs.scaled(compute, network, cpu, optimizer))
 
     def memory_rows(self, rank: int = 0) -> Iterator[tuple[int, float, float]]:
         """Of each alloc, free and record_stream: its number, the CPU's clock, and when its stream gets there.

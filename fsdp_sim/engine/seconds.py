@@ -52,11 +52,11 @@ class OpCosts:
     ranks: int
     per_rank: bool
 
-    def scaled(self, compute: float = 1.0, network: float = 1.0, cpu: float = 1.0) -> OpCosts:
-        """The same costs where compute (all but the collectives), the collectives, or the CPU take that many times as
-        long: 1 / 1.1 is a part 10% faster.
+    def scaled(self, compute: float, network: float, cpu: float, optimizer: float) -> OpCosts:
+        """The same costs where compute (all but the collectives and the optimizer), the collectives, issuing, or the
+        optimizer take that many times as long: 1 / 1.1 is a part 10% faster.
         """
-        factors = [network if i.op in COLLECTIVES else compute for i in self.ops]
+        factors = [network if i.op in COLLECTIVES else optimizer if i.op is Op.OPTIM else compute for i in self.ops]
         return replace(
             self,
             seconds=[s * f for s, f in zip(self.seconds, factors, strict=True)],

@@ -1,7 +1,7 @@
-"""`changes_that_fit`: what would make a plan fit that does not. Nothing is guessed: each answer has been simulated.
+"""What would make a plan fit that does not, and what would make one faster that does: each answer has been simulated.
 
-A `Lever` is one thing that can be changed, as a list of settings from mild to strong. The first setting that fits is
-the answer; where no lever is enough alone, they are tried in pairs, then in threes.
+To make it fit: a `Lever` is one thing that can be changed, as a list of settings from mild to strong. The first setting
+that fits is the answer; where no lever is enough alone, they are tried in pairs, then in threes.
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from fsdp_sim.diagnose import TIPS
 from fsdp_sim.requests import Change
 from fsdp_sim.simulate import Simulation, simulate
 from fsdp_sim.spec import Cluster, Model, Plan
 from fsdp_sim.spec.plan import SETTINGS_OF
 
+WORTH = 1.01  # times the tokens a second from which a change is worth telling
+MOST_HELP = 4  # changes that are told
 MORE_GPUS = 6  # how often the number of GPUs is doubled at most
 MOST_BLOCKS = 2_000  # blocks times micro-batches of a step that is tried; each takes a third of a millisecond
 
@@ -131,7 +134,7 @@ def changes_that_fit(model: Model, cluster: Cluster, plan: Plan, **options: Any)
             known[key] = _fitting(model, cluster, plan, together, options)
         return known[key]
 
-    layers = model.n_layer + model.n_encoder_layer
+    layers = _blocks(model)
     if layers * plan.grad_accum > MOST_BLOCKS:  # no change has fewer
         return []
     all_levers = [
@@ -151,6 +154,39 @@ def changes_that_fit(model: Model, cluster: Cluster, plan: Plan, **options: Any)
         if found:
             return sorted(found, key=lambda change: -change.tokens_per_s_per_gpu)
     return []
+
+
+def changes_that_help(model: Model, now: Simulation, **options: Any) -> list[Change]:
+    """Of what `diagnose` advises against what a step waits for, what makes training faster and fits, the best first.
+
+    Args:
+        now: the simulation of the model as it is.
+        options: of `simulate`.
+
+    Returns:
+        at most `MOST_HELP`, each with at least `WORTH` times as many tokens a second as now. Advice that no field of a
+        plan stands for is not tried.
+    """
+    plan, why = now.plan, now.explain().diagnosis
+    found: dict[str, Change] = {}
+    for blame in why.culprits:
+        if blame.idle_s < (WORTH - 1) * why.step_s:
+            continue  # what all of the wait could save
+        for tip in TIPS[blame.culprit]:
+            what = tip.by_api.get(plan.api, "")
+            new = tip.change(plan, now.cluster) if tip.change is not None and what in blame.advice else {}
+            if _blocks(model) * new.get("grad_accum", plan.grad_accum) > MOST_BLOCKS:
+                continue
+            if what in found or all(getattr(plan, name) == value for name, value in new.items()):
+                continue
+            sim = _fitting(model, now.cluster, plan, new, options)
+            if sim is not None and sim.tokens_per_s_per_gpu >= WORTH * now.tokens_per_s_per_gpu:
+                found[what] = _change((Setting(new, what),), sim)
+    return sorted(found.values(), key=lambda change: -change.tokens_per_s_per_gpu)[:MOST_HELP]
+
+
+def _blocks(model: Model) -> int:
+    return model.n_layer + model.n_encoder_layer
 
 
 def _strength(chosen: tuple[Lever, ...]) -> Callable[[tuple[Setting, ...]], tuple[int, int]]:

@@ -25,6 +25,7 @@ def answer(
     id: str | int | UnsetType = UNSET,
     explained: bool = True,
     changes: Callable[[], list[Change]] | None = None,
+    help: Callable[[], list[Change]] | None = None,
 ) -> Result:
     """A simulation as a `Result`.
 
@@ -33,6 +34,7 @@ def answer(
         id: of the request.
         explained: with the sentences of `Simulation.explain`.
         changes: finds what would make it fit; asked only if it does not.
+        help: finds what would make it faster; asked only if it fits and is explained.
     """
     sim, memory = simulation, simulation.memory
     moment = memory.peak_instruction
@@ -59,6 +61,8 @@ def answer(
         result.error = does_not_fit(sim)
         if changes is not None:
             result.would_fit = changes()
+    elif explained and help is not None:
+        result.would_help = help()
     return result
 
 

@@ -132,6 +132,8 @@ class Result(msgspec.Struct, omit_defaults=True, kw_only=True):
         explanation: why the step takes as long as it does.
         error: why the request cannot be carried out: it does not fit.
         would_fit: if it does not fit: changes that make it fit, the fastest first.
+        would_help: if it fits and is explained: advice against what compute waits for that was simulated and makes
+            training faster, the best first.
     """
 
     id: str | int | UnsetType = UNSET
@@ -156,6 +158,7 @@ class Result(msgspec.Struct, omit_defaults=True, kw_only=True):
     explanation: list[str] | UnsetType = UNSET
     error: str | UnsetType = UNSET
     would_fit: list[Change] | UnsetType = UNSET
+    would_help: list[Change] | UnsetType = UNSET
 
 
 class Failure(msgspec.Struct, omit_defaults=True, kw_only=True):

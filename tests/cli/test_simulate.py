@@ -275,3 +275,13 @@ def test_help_stands_under_headings_and_says_the_exit_status():
     headings = [line for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
     assert [line.split(" ")[0].rstrip(":") for line in headings] == ["Model", "Cluster", "Plan", "Output"]
     assert "Exit status: 0 if it fits; 1 if it does not" in text
+
+
+def test_what_would_help_is_said_with_what_it_would_bring():
+    slow = [*EIGHT_B, "--inter", "100 Gb/s per node"]
+    best = as_json(*slow)["would_help"][0]
+
+    out = call("simulate", *slow).output
+    assert "What would help (each simulated, the best first):" in out
+    assert f"{best['tokens_per_s_per_gpu']:,.0f} tokens/s per GPU" in out
+    assert "would_help" not in as_json(*slow, "--no-explain")

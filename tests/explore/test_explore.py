@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 import fsdp_sim.explore
 from fsdp_sim import Cluster, Model, Plan, simulate
-from fsdp_sim.explore import changes_that_fit, combinations, largest, pareto
+from fsdp_sim.diagnose import Culprit
+from fsdp_sim.explore import changes_that_fit, changes_that_help, combinations, largest, pareto
 from fsdp_sim.explore.changes import levers
 from fsdp_sim.explore.largest import _search
 from fsdp_sim.explore.sweep import table
@@ -173,3 +174,32 @@ def test_changes_are_steps_of_which_each_can_be_tried():
     assert changes
     assert all(change.set.get("grad_accum", 1) * model.n_layer <= 2_000 for change in changes)
     assert changes_that_fit(model, cluster, Plan(micro_batch=16_384, grad_accum=1_000)) == []
+
+
+@pytest.mark.parametrize(
+    ("gpus", "bandwidth_gbps", "plan"),
+    [(512, 100, {}), (64, 100, {"shard_size": 8}), (512, 100, {"api": "fsdp1"}), (16, 50, {"api": "ddp"})],
+    ids=str,
+)
+def test_advice_is_what_was_simulated_and_makes_training_faster(gpus, bandwidth_gbps, plan):
+    cluster = Cluster("H100-SXM-80GB", gpus=gpus, bandwidth_gbps=bandwidth_gbps)
+    now = simulate("gpt2-1.5b", cluster, Plan(**plan))
+
+    found = changes_that_help(Model.preset("gpt2-1.5b"), now)
+
+    assert found
+    for change in found:
+        after = simulate("gpt2-1.5b", now.cluster, replace(now.plan, **change.set))
+        assert after.fits
+        assert change.tokens_per_s_per_gpu == after.tokens_per_s_per_gpu >= 1.01 * now.tokens_per_s_per_gpu
+
+
+def test_what_does_not_help_is_not_advised():
+    """All-gathers stand behind reductions, but the wire is full: another communicator only shares it."""
+    now = simulate("llama3-8b", Cluster("H100-SXM-80GB", gpus=512, bandwidth_gbps=100), Plan(param_dtype="bf16"))
+    own_group = replace(now.plan, separate_reduce_scatter_group=True)
+
+    assert Culprit.HEAD_OF_LINE in {blame.culprit for blame in now.explain().diagnosis.culprits}
+    assert simulate("llama3-8b", now.cluster, own_group).step_time_s >= 0.99 * now.step_time_s
+    found = changes_that_help(Model.preset("llama3-8b"), now)
+    assert not any("separate_reduce_scatter_group" in change.set for change in found)
