@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
+from fsdp_sim.diagnose.critical_path import Piece, critical_path
 from fsdp_sim.diagnose.diagnosis import diagnose
 from fsdp_sim.diagnose.findings import Diagnosis
 from fsdp_sim.diagnose.words import ms, names, part
-from fsdp_sim.engine import Exposure, Piece, Run, critical_path, exposure
+from fsdp_sim.engine import Exposure, Run, exposure
 from fsdp_sim.schedule import Instruction, Param
 from fsdp_sim.spec.plan import shards_of
 from fsdp_sim.timeline import COLLECTIVES, Op

@@ -1,7 +1,6 @@
 """When each operation of a program runs, how many bytes are alive, and why."""
 
 from fsdp_sim.engine.contention import Contention
-from fsdp_sim.engine.critical_path import Piece, critical_path
 from fsdp_sim.engine.exposure import Exposure, exposure
 from fsdp_sim.engine.memory import MemoryProfile, Part, memory
 from fsdp_sim.engine.replay import replay, run
@@ -14,9 +13,7 @@ __all__ = [
     "Exposure",
     "MemoryProfile",
     "Part",
-    "Piece",
     "Run",
-    "critical_path",
     "exposure",
     "jitter",
     "memory",

@@ -8,7 +8,6 @@ from fsdp_sim.timeline.files import read_timeline
 from fsdp_sim.timeline.frame import from_pandas, to_pandas, to_parquet
 from fsdp_sim.timeline.header import Header
 from fsdp_sim.timeline.kinds import COLLECTIVES, COMM_LANES, MEMORY, Lane, Memory, Op, Phase, dtype_name, lane_of
-from fsdp_sim.timeline.links import chain, critical_path
 from fsdp_sim.timeline.recorder import RECORDER, Recorder
 from fsdp_sim.timeline.timeline import Timeline
 
@@ -28,9 +27,7 @@ __all__ = [
     "Phase",
     "Recorder",
     "Timeline",
-    "chain",
     "compare",
-    "critical_path",
     "dtype_name",
     "from_pandas",
     "lane_of",

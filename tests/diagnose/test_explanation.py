@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from fsdp_sim.cost import Work, Workload
 from fsdp_sim.diagnose import diagnose, explain
-from fsdp_sim.engine import Contention, critical_path, exposure, run
+from fsdp_sim.diagnose.critical_path import critical_path
+from fsdp_sim.engine import Contention, exposure, run
 from fsdp_sim.schedule import Kind, Param, Unit, build, toy
 from fsdp_sim.simulate import simulate
 from fsdp_sim.spec import Cluster, Plan

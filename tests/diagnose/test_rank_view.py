@@ -4,8 +4,8 @@ import pytest
 from msgspec import structs
 
 from fsdp_sim import Cluster, Plan, simulate
+from fsdp_sim.diagnose.critical_path import Causes
 from fsdp_sim.diagnose.rank_view import RankView
-from fsdp_sim.engine.critical_path import Causes
 from fsdp_sim.schedule import toy
 from fsdp_sim.timeline import Event, Lane, Op, Timeline
 from tests.diagnose.scenarios import played

@@ -8,8 +8,8 @@ from typing import Any
 import plotly.graph_objects as go
 import pytest
 
+from fsdp_sim.diagnose.links import Links, critical_path
 from fsdp_sim.timeline import Timeline
-from fsdp_sim.timeline.links import Links, critical_path
 from fsdp_sim.viz import collective, save_html, theme, timeline
 
 Run = Callable[..., Timeline]

@@ -2,8 +2,8 @@
 
 import pytest
 
+from fsdp_sim.diagnose.links import Links
 from fsdp_sim.timeline import Event, Header, Lane, Op, Timeline
-from fsdp_sim.timeline.links import Links
 from fsdp_sim.viz.steps.hover import details, payload, reasons
 
 

@@ -3,7 +3,7 @@
 All of it is read off the events of a timeline, so it means the same for a predicted and a measured run. An operation
 begins at the latest of a few moments: the end of what it waited for, the end of the operation before it on its lane,
 the moment its CPU issued it. A collective is a rendezvous, so there the last rank of its group decides.
-(`fsdp_sim.engine.critical_path` does the same from the program of a simulation, which knows more than its events.)
+(`fsdp_sim.diagnose.critical_path` does the same from the program of a simulation, which knows more than its events.)
 """
 
 from __future__ import annotations
