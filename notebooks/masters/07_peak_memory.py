@@ -35,8 +35,8 @@ from fsdp_sim.measure.live_bytes import live_bytes
 from fsdp_sim.ranks import run
 from fsdp_sim.schedule import Kind, toy_program
 from fsdp_sim.timeline import Op
-from labs.gpt import GPTConfig
-from labs.models import build
+from labs.model import build
+from labs.model.gpt import GPTConfig
 
 # %%
 accumulation, least, blocks = gradients_kept_whole, step_in_least_memory, saved_for_backward  # inputs of exercises
@@ -54,7 +54,8 @@ cluster = Cluster("A100-SXM-80GB", gpus=64)
 step = simulate(layers, cluster, Plan(seq_len=16))
 viz.timeline(step.timeline)
 
-# %% [markdown] covers=["coverage 004.37"]
+# %% [markdown]
+# covers=["coverage 004.37"]
 # Look at the strip below the bars. In forward three layers' worth: a layer's parameters, the flat buffer in which
 # they arrived, and the buffer of the layer before, which is let go one layer later so that two gathers can be under
 # way. In backward four: parameters, their gradients, the buffer of the next gather, and what the last
@@ -155,7 +156,8 @@ for value in (True, None, False):
 assert gathers == counts["reshard_after_forward=None"]["all-gathers"] == 11
 stacks(counts, "What is freed after forward is gathered again: 5 units and a root", "all-gathers in one step")
 
-# %% [markdown] covers=["pitfall 13"]
+# %% [markdown]
+# covers=["pitfall 13"]
 # ### "FSDP saves nothing"
 # *Predict:* somebody calls `fully_shard(model)` and nothing else. How many units are there, and what stands at the
 # peak? One unit is the whole model: its first gather brings everything, as parameters and as buffer, and nothing is
@@ -185,7 +187,8 @@ kb = {how: {"saved for backward": n_bytes / 1e3} for how, n_bytes in saved.items
 assert saved["alone"] == saved["fsdp"] == saved["checkpointed layers"] == 9 * saved["checkpointed blocks"]
 stacks(kb, "Neither sharding nor a checkpoint around each layer saves activations (measured)", "kB on rank 0")
 
-# %% [markdown] covers=["coverage 000.28", "coverage 001.52", "pitfall 47"]
+# %% [markdown]
+# covers=["coverage 000.28", "coverage 001.52", "pitfall 47"]
 # **Activation checkpointing** keeps the input of what it wraps and computes the rest again in backward. (It
 # shares no more than its name with a checkpoint on the disk.) So wrap *blocks*: torch's
 # `apply_activation_checkpointing(model, check_fn=...)` puts a `checkpoint_wrapper` (non-reentrant, its default)
@@ -221,7 +224,8 @@ assert mib["each block"]["peak"] < 0.6 * mib["no checkpoint"]["peak"]
 assert mib["the whole model"]["peak"] > 0.95 * mib["no checkpoint"]["peak"]
 stacks(mib, "One checkpoint around everything saves nothing (measured)", "MiB")
 
-# %% [markdown] covers=["coverage 002.30", "coverage 002.29"]
+# %% [markdown]
+# covers=["coverage 002.30", "coverage 002.29"]
 # Around the whole model it computes everything twice and saves nothing: in backward all activations are there again,
 # at once. Around each block, those of one block at a time. The price is a second forward: of the three parts of a
 # step's compute (forward one, backward two) one more, a third. **Selective** checkpointing keeps what is expensive to
@@ -260,7 +264,8 @@ viz.memory_waterfall(heads)
 # No sharding of units touches the logits: they belong to a rank's own rows. A loss that computes in place, or in
 # pieces of the row, does, and so do fewer rows. Then the peak is elsewhere, and you begin again: *what stands there?*
 
-# %% [markdown] covers=["pitfall 28"]
+# %% [markdown]
+# covers=["pitfall 28"]
 # ## 6. Out of memory, with accumulation only
 #
 # To communicate once per step one may reduce gradients in the last micro-batch alone: `no_sync()` of FSDP1,
@@ -328,7 +333,8 @@ print(f"offloaded: {slower:.0%} of the tokens per second")
 assert 0.4 < slower < 0.5
 viz.memory_waterfall(both)
 
-# %% [markdown] covers=["coverage 000.17", "coverage 000.26", "coverage 001.49", "coverage 001.54", "coverage 002.2"]
+# %% [markdown]
+# covers=["coverage 000.17", "coverage 000.26", "coverage 001.49", "coverage 001.54", "coverage 002.2"]
 # Not "parameters that are not in use": *all* shards, of parameters, gradients and optimizer state, live on the
 # CPU, and the optimizer steps there. Shards travel to the GPU before each gather, gradient shards back after
 # each reduction. What is left, units, activations and logits, it does not touch: here a sixth of the peak goes,
@@ -336,7 +342,8 @@ viz.memory_waterfall(both)
 # `CPUOffloadPolicy(pin_memory=True)`: from pinned memory, which the system may not move, copies run while the
 # GPU computes; no other program can have it meanwhile. First wrap, checkpoint, and fuse.
 
-# %% [markdown] covers=["coverage 004.67"]
+# %% [markdown]
+# covers=["coverage 004.67"]
 # One finds `offload_gradients=True`, too. *Predict:* what does torch say?
 
 # %%
@@ -365,7 +372,8 @@ print({name: round(sim.tokens_per_s_per_gpu) if sim.fits else "does not fit" for
 assert plans["your plan"].fits
 viz.memory_waterfall(plans)
 
-# %% [markdown] covers=["pitfall 45"]
+# %% [markdown]
+# covers=["pitfall 45"]
 # ## 8. What this account leaves out
 #
 # *Predict:* `nvidia-smi` says 75 GB, the peak of tensors was 55. Who has the rest? The **caching allocator**
@@ -385,7 +393,8 @@ assert per_step["fsdp2"] == {"record_stream": 0, "the CPU waits": 0}
 assert min(per_step["fsdp1"].values()) > 0
 stacks(per_step, "FSDP1 keeps buffers for streams, and its limiter stops the CPU", "times in one step of 4 layers")
 
-# %% [markdown] covers=["pitfall 38"]
+# %% [markdown]
+# covers=["pitfall 38"]
 # And a step is not all of a run. *Predict:* a save of the *full* state on every rank, 70 billion parameters: 12 bytes
 # of each (parameters and moments) is 840 GB, on every rank; sharded over 64 it is 13 GB. So save shards (notebook 09),
 # or gather to one rank, unit by unit, and move each to the CPU.
@@ -414,7 +423,7 @@ board("peak")
 
 # %% tags=["nbval-ignore-output"]
 from labs.config import TrainConfig
-from labs.lab import memory
+from labs.experiments import memory
 
 asked = memory.settings(TrainConfig(seq_len=64, device="cpu"), ranks=2, rows=4)
 knobs = ("activation_checkpointing=full", memory.BASE, "reshard_after_forward=False", "wrap=root")
@@ -430,9 +439,10 @@ mib = {name: {"counted": n_bytes / 2**20} for name, n_bytes in counted.items()}
 stacks(mib, "Four settings of the same step, counted on two ranks", "MiB at the peak")
 
 # %% [markdown]
-# **Next:** `lab_02_memory.ipynb` has a dozen knobs, and the parts of the peak beside the prediction. **On one GPU:**
-# `python -m labs.lab.memory --model gpt2 --seq-len 512`; checkpointing, a fused loss and offload show there too. **On
-# many:** the same command takes one rank per GPU. Watch `max_memory_reserved()` beside `max_memory_allocated()`.
+# **Next:** `lab_02_memory.ipynb` has a dozen knobs, and the parts of the peak beside the prediction. **On
+# one GPU:** `python -m labs.experiments.memory --model gpt2 --seq-len 512`; checkpointing, a fused loss and offload
+# show there too. **On many:** the same command takes one rank per GPU. Watch `max_memory_reserved()` beside
+# `max_memory_allocated()`.
 
 # %% [markdown]
 # ## What you have seen
