@@ -90,7 +90,11 @@ def profiled(*, rank: int = 0, api: str = "fsdp2", device: str = "cpu", units: S
         finally:
             events = RECORDER.stop()
         world_size = dist.get_world_size() if dist.is_initialized() else 1
-        profile.timeline = Timeline(Header(producer="mini", clock="measured", world_size=world_size), events)
+        header = Header(
+            producer="mini", clock="measured", world_size=world_size, api="fsdp2",
+            device="gpu" if device == "cuda" else "cpu",
+        )  # fmt: skip
+        profile.timeline = Timeline(header, events)
     else:
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else it prints that it starts and stops
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device == "cuda" else [])]

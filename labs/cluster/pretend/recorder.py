@@ -141,7 +141,7 @@ class Tape:
                 of_steps[mark.step][mark.op, mark.unit] += end_s - start_s
         return [dict(of_steps[step]) for step in sorted(of_steps)]
 
-    def timeline(self, world_size: int, hardware: str) -> Timeline:
+    def timeline(self, world_size: int, hardware: str, device: str) -> Timeline:
         """The run as rank 0's events, in the order of issue; the first starts at 0."""
         clock, rows = self.clock, []
         for mark, start_s, end_s in self.spans():
@@ -158,7 +158,10 @@ class Tape:
                       bytes=c.n_bytes, group_size=c.group_size, issue_s=issue_s, start_s=start_s, end_s=end_s)
             )  # fmt: skip
         rows.sort(key=lambda event: event.issue_s)
-        header = Header(producer="pretend", clock="measured", world_size=world_size, title=TITLE, hardware=hardware)
+        header = Header(
+            producer="pretend", clock="measured", world_size=world_size, title=TITLE, hardware=hardware, api="fsdp2",
+            device="gpu" if device == "cuda" else "cpu",
+        )  # fmt: skip
         zero_s = rows[0].issue_s if rows else 0.0
         return Timeline(header, [_moved(event, seq, zero_s) for seq, event in enumerate(rows)])
 

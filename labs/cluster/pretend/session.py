@@ -175,7 +175,7 @@ class Session:
                 loss = self._step(tape)
             tape.mark(None)
         value = float(loss)  # on a GPU this waits for it
-        timeline = tape.timeline(self.setup.place.world_size, this_machine(self.setup.device))
+        timeline = tape.timeline(self.setup.place.world_size, this_machine(self.setup.device), self.setup.device.type)
         return Run(timeline, tape.pieces(), value)
 
     def peak_bytes(self) -> int:

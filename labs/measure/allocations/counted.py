@@ -52,7 +52,8 @@ def counted(model: nn.Module, optimizer: torch.optim.Optimizer, *, api: str = "f
     with meter:
         yield found
     rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    header = Header(producer="live_bytes", clock="measured", world_size=ranks, title=f"{api}, counted")
+    title = f"{api}, counted"
+    header = Header(producer="live_bytes", clock="measured", world_size=ranks, title=title, device="cpu")
     found.blocks = meter.blocks()
     found.timeline = timeline_of(found.blocks, header, rank)
 

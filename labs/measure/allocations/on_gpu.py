@@ -58,7 +58,7 @@ def recorded(model: nn.Module, optimizer: torch.optim.Optimizer, *, api: str = "
     device = torch.cuda.current_device()
     header = Header(
         producer="torch.cuda.memory", clock="measured", world_size=ranks, title=f"{api}, recorded",
-        hardware=f"{ranks} x {torch.cuda.get_device_name(device)}",
+        hardware=f"{ranks} x {torch.cuda.get_device_name(device)}", device="gpu",
     )  # fmt: skip
     found.blocks = read_snapshot(snapshot, device=device, known=known)
     found.timeline = timeline_of(found.blocks, header, rank)
