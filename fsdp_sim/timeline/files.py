@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import importlib
 import re
 import tempfile
 import zlib
@@ -68,8 +67,9 @@ def read_timeline(
         raise ValueError("no file was given; give the trace of at least one rank")
     found = [(source, *_reader_of(source)) for source in sources]
     if all(reader is _read_kineto for _, reader, _ in found):
-        kineto = importlib.import_module("fsdp_sim.timeline.kineto")
-        return kineto.read_kineto(sources if len(sources) > 1 else sources[0], progress=progress, max_bytes=max_bytes)
+        from fsdp_sim.timeline.kineto import read_kineto  # which few need
+
+        return read_kineto(sources if len(sources) > 1 else sources[0], progress=progress, max_bytes=max_bytes)
     sizes = [source.stat().st_size for source in sources]
     timelines = []
     for number, (source, reader, zipped) in enumerate(found):
@@ -150,7 +150,9 @@ def _is_header(line: bytes) -> bool:
 
 
 def _read_kineto(source: Path, *, max_bytes: int) -> Timeline:
-    return importlib.import_module("fsdp_sim.timeline.kineto").read_kineto(source, max_bytes=max_bytes)
+    from fsdp_sim.timeline.kineto import read_kineto
+
+    return read_kineto(source, max_bytes=max_bytes)
 
 
 def _unzipped_parquet(source: Path, *, max_bytes: int) -> Timeline:

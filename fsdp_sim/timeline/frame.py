@@ -104,7 +104,8 @@ def _plain(column: Any, name: str) -> list[Any]:
     """The values of a column as Python's own."""
     if name in _TUPLES:
         return [list(map(_TUPLES[name], value)) for value in column]
-    return column.astype(object).tolist()
+    values: list[Any] = column.astype(object).tolist()
+    return values
 
 
 def to_parquet(timeline: Timeline, path: str | Path) -> Path:
