@@ -10,7 +10,7 @@ import pytest
 import fsdp_sim
 
 ROOT = Path(fsdp_sim.__file__).parent
-ROOMS = ["packages", "timeline", "spec", "schedule", "cost", "engine", "simulate", "requests", "explore", "validate"]
+ROOMS = ["packages", "timeline", "spec", "schedule", "cost", "engine", "simulation", "requests", "explore", "validate"]
 ROOMS += ["diagnose"]  # no torch up to here
 ROOMS += ["mini", "accelerators", "ranks", "measure", "viz", "learn", "cli"]
 WITHOUT_TORCH = ROOMS[: ROOMS.index("mini")]
@@ -45,12 +45,12 @@ def imports_of(path: Path) -> set[str]:
 
 
 def room_of(module: str) -> str | None:
-    """The room of a module; names that fsdp_sim itself exports count as timeline's or simulate's, fsdp_sim not."""
+    """The room of a module; names that fsdp_sim itself exports count as timeline's or simulation's, fsdp_sim not."""
     package, _, rest = module.partition(".")
     if package != "fsdp_sim" or not rest:
         return None
     room = rest.split(".")[0]
-    return room if room in ROOMS else "timeline" if room == "Timeline" else "simulate"
+    return room if room in ROOMS else "timeline" if room == "Timeline" else "simulation"
 
 
 def test_every_folder_and_file_of_the_package_is_a_room_of_the_row():
@@ -103,7 +103,7 @@ def test_importing_the_rooms_before_mini_brings_in_no_torch():
         ("from . import board", "ranks"),
         ("def late():\n    from fsdp_sim.learn.check import check", "learn"),
         ("from fsdp_sim import Timeline", "timeline"),
-        ("from fsdp_sim import simulate, Plan", "simulate"),
+        ("from fsdp_sim import simulate, Plan", "simulation"),
     ],
 )
 def test_every_way_to_write_an_import_is_seen(source, found):

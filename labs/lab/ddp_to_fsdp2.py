@@ -28,7 +28,7 @@ import tyro
 from rich.console import Console
 from rich.syntax import Syntax
 
-from fsdp_sim.simulate import Simulation
+from fsdp_sim.simulation import Simulation
 from fsdp_sim.timeline import Op
 from labs.checklist_runs import CLOSE, same
 from labs.config import TrainConfig

@@ -15,7 +15,7 @@ import torch
 from torch import distributed as dist
 
 from fsdp_sim.cost.collectives import collective_s
-from fsdp_sim.simulate import Simulation
+from fsdp_sim.simulation import Simulation
 from fsdp_sim.timeline import Op
 from labs.pretend.clocks import Arrival, Clocks, Event
 from labs.pretend.tape import Tape

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fsdp_sim.cost import Work, Workload
 from fsdp_sim.engine import Contention, critical_path, explain, exposure, run
 from fsdp_sim.schedule import Kind, Param, Unit, build, toy
-from fsdp_sim.simulate import simulate
+from fsdp_sim.simulation import simulate
 from fsdp_sim.spec import Cluster, Plan
 from fsdp_sim.timeline import COLLECTIVES, Lane, Op, Phase
 from fsdp_sim.timeline.analysis import exposed_comm_s, overlap

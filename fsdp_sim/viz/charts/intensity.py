@@ -10,7 +10,7 @@ from fsdp_sim.cost import Kernel
 from fsdp_sim.cost.collectives import collective_s
 from fsdp_sim.cost.kernels import kernel_s
 from fsdp_sim.schedule import Instruction
-from fsdp_sim.simulate import Simulation
+from fsdp_sim.simulation import Simulation
 from fsdp_sim.timeline import COLLECTIVES, Op, Phase
 
 SEGMENTS = {Op.FWD, Op.BWD, Op.RECOMPUTE}

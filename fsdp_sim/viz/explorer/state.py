@@ -16,7 +16,7 @@ from fsdp_sim.cost import Workload
 from fsdp_sim.engine import jitter, slow_node, straggler
 from fsdp_sim.engine.seconds import Given
 from fsdp_sim.requests import ALIASES, CLUSTER_FIELDS, NAMES, PLAN_FIELDS, choose, nearest, request_of_texts, understand
-from fsdp_sim.simulate import Simulation, simulate
+from fsdp_sim.simulation import Simulation, simulate
 from fsdp_sim.spec import Cluster, Gpu, Link, Model, Plan
 from fsdp_sim.spec.texts import text_of
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from fsdp_sim.engine.dependencies import shown_lane
 from fsdp_sim.engine.run import Run
-from fsdp_sim.simulate import Simulation
+from fsdp_sim.simulation import Simulation
 from fsdp_sim.timeline import Event, Header, Lane, Op, Phase, Timeline
 from fsdp_sim.timeline.analysis import communicates, computes
 from fsdp_sim.viz.steps.bars import BAR, SMALL_OPS, THIN, bar_trace, kinds_in_order

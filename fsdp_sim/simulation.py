@@ -170,17 +170,15 @@ class Simulation:
         """Why the step takes as long as it does, in sentences and numbers."""
         return replace(engine.explain(self.run), between_steps_s=self.between_steps_s)
 
-    def show(self, **options: Any) -> Any:
+    def show(self, **options: Any) -> None:
         """The timeline over the memory, as a figure; of ranks that differ, as bands (needs plotly).
 
         Args:
             options: of ``fsdp_sim.viz.timeline``, or with a skew of ``rank_bands``.
         """
-        import importlib
+        import fsdp_sim  # which knows the figures: they come after this room
 
-        viz = importlib.import_module("fsdp_sim.viz")
-        picture = viz.timeline(self.timeline, **options) if self.run.ranks == 1 else viz.rank_bands(self, **options)
-        return picture.show()
+        fsdp_sim.show(self, **options)
 
 
 def simulate(
