@@ -10,8 +10,8 @@ import pytest
 import fsdp_sim
 
 ROOT = Path(fsdp_sim.__file__).parent
-ROOMS = ["packages", "timeline", "spec", "schedule", "cost", "engine", "simulation", "requests", "explore", "validate"]
-ROOMS += ["diagnose"]  # no torch up to here
+ROOMS = ["setup", "packages", "timeline", "spec", "schedule", "cost", "engine", "simulation", "requests", "explore"]
+ROOMS += ["validate", "diagnose"]  # no torch up to here
 ROOMS += ["mini", "accelerators", "ranks", "measure", "viz", "learn", "cli"]
 WITHOUT_TORCH = ROOMS[: ROOMS.index("mini")]
 WITH_TORCH = ["mini", "accelerators", "ranks", "measure", "learn"]
