@@ -59,9 +59,9 @@ def validate(file: str | None, left_out: str | None, do_refit: bool, report: str
     rows = read_csv(file)
     if report:
         from fsdp_sim.validate.report import write_report
-        from fsdp_sim.viz.charts.accuracy_scatter import accuracy
+        from fsdp_sim.viz import accuracy_figures
 
-        write_report(Path(report), rows, console.print, lambda runs: accuracy(runs).figure)
+        write_report(Path(report), rows, console.print, accuracy_figures)
         return
     if do_refit:
         _write(_refit(rows, console).calibration)
