@@ -2,7 +2,8 @@
 
 from fsdp_sim.schedule.build import build
 from fsdp_sim.schedule.checkpointing import blocks_of, checkpoints
-from fsdp_sim.schedule.program import Instruction, Kind, Program
+from fsdp_sim.schedule.instruction import Instruction, Kind
+from fsdp_sim.schedule.program import Program
 from fsdp_sim.schedule.toy import toy, toy_program
 from fsdp_sim.schedule.unit import Param, Unit
 from fsdp_sim.spec.plan import DTYPE_BYTES

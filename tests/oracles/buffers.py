@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
-from fsdp_sim.schedule.program import Instruction
+from fsdp_sim.schedule.instruction import Instruction
 from fsdp_sim.timeline import Lane, Memory
 from tests.oracles.happens_before import Clock, HappensBefore, ProgramError, Use, lane_of, wrong
 

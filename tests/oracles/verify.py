@@ -7,7 +7,8 @@ a gradient twice or never is an error that names the operation and the unit, wha
 
 from __future__ import annotations
 
-from fsdp_sim.schedule.program import Kind, Program
+from fsdp_sim.schedule.instruction import Kind
+from fsdp_sim.schedule.program import Program
 from tests.oracles.buffers import Buffers
 from tests.oracles.happens_before import HappensBefore, ProgramError
 from tests.oracles.verify_fsdp2 import Fsdp2Symbols

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fsdp_sim.schedule.program import Instruction, Program
+from fsdp_sim.schedule.instruction import Instruction
+from fsdp_sim.schedule.program import Program
 from fsdp_sim.timeline import Memory, Op
 from tests.oracles.buffers import Buffers
 from tests.oracles.happens_before import Clock, HappensBefore, Use, wrong
