@@ -36,6 +36,13 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
+def import_for_ranks() -> None:
+    """Import what functions on ranks use most: once, in the server that `fsdp_sim.ranks` forks them from."""
+    import fsdp_sim.learn.judges
+    import fsdp_sim.measure
+    import fsdp_sim.mini  # noqa: F401
+
+
 def show(what: Any, **options: Any) -> None:
     """`fsdp_sim.viz.show`, for rooms that come before viz: `Simulation.show` (needs plotly)."""
     from fsdp_sim import viz

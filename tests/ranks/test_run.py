@@ -240,7 +240,7 @@ def test_interrupts_at_any_moment_and_pressed_twice_leave_no_rank_and_no_folder(
 def test_a_folder_for_sockets_with_too_long_a_path_is_named(tmp_path: Path) -> None:
     long = tmp_path / ("x" * 100)
     long.mkdir()
-    command = [sys.executable, "-c", "import fsdp_sim.ranks"]
+    command = [sys.executable, "-c", "from fsdp_sim.ranks import run; run(print, 1)"]
     done = subprocess.run(command, env=os.environ | {"TMPDIR": str(long)}, stderr=subprocess.PIPE, text=True)
     assert done.stderr.splitlines()[-1].startswith(f"OSError: TMPDIR={long} is too long")
 
