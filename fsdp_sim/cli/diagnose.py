@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from collections.abc import Sequence
@@ -188,7 +187,7 @@ def _collectives(rows: Sequence[Collective], top: int) -> Table:
 
 def _page(path: str, timeline: Timeline, found: Diagnosis) -> None:
     try:
-        viz = importlib.import_module("fsdp_sim.viz")
+        from fsdp_sim import viz
     except ModuleNotFoundError as error:
         raise ValueError(missing(error.name or "", "--html")) from error
     numbers = viz.Table(
