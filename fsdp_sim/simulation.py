@@ -13,11 +13,9 @@ from functools import cached_property
 from typing import Any
 
 from fsdp_sim import engine
-from fsdp_sim.cost import Calibration, Workload
+from fsdp_sim.cost import Calibration, Costs, Workload
 from fsdp_sim.cost import workload as transformer_workload
-from fsdp_sim.cost.costs import Costs
-from fsdp_sim.engine.run import Run
-from fsdp_sim.engine.seconds import Given
+from fsdp_sim.engine import Given, Run
 from fsdp_sim.schedule import Instruction, Program, blocks_of, build
 from fsdp_sim.spec import Cluster, Model, Plan
 from fsdp_sim.timeline import Header, Timeline

@@ -56,6 +56,29 @@ NAMED = {
 """Modules of another room that are named in a string, and why."""
 
 
+PAST_THE_DOOR = {
+    ("cli.*", "learn.*"): "learn's folders are rooms to the command line; each command imports what it needs",
+    ("cli.*", "measure.*"): "imported by the command that measures, with torch",
+    ("cli.figures", "viz.*"): "one figure, without importing the others",
+    ("cli.validate", "validate.*"): "the page is written, and a file's names read, by this command alone",
+    ("cli.*", "explore.sweep"): "the columns of a sweep, which the command writes",
+    ("cli.*", "requests.*"): "the structs whose schemas it prints",
+    ("cli.diagnose", "timeline.limits"): "the most that it reads",
+    ("*", "engine.sentences"): "numbers as they stand in its sentences",
+    ("learn.*", "viz.*"): "drawings of the course are made with what all figures share: theme, chart, picture, table",
+    ("learn.*", "ranks.*"): "judges read the board, and look whether an answer went round the ranks' own group",
+    ("learn.*", "measure.*"): "one function each, without importing the others",
+    ("learn.*", "spec.plan"): "tables of a plan's values",
+    ("learn.*", "timeline.analysis"): "arithmetic on spans",
+    ("measure.*", "cost.*"): "the formulas whose numbers it fits",
+    ("requests.*", "spec.fields"): "a request is checked as a spec is",
+    ("viz.*", "timeline.*"): "types of what is drawn, and where a call came from",
+    ("viz.*", "explore.sweep"): "types of what is drawn",
+    ("viz.shard_maps.cast", "schedule.*"): "buckets of DDP and ZeRO, which no record has",
+}
+"""Files of a room that others import past its `__init__.py`, and why: from and to."""
+
+
 class Import(NamedTuple):
     """``from module import name``; name is empty for ``import module``. ``late``: in a function or for types alone."""
 
@@ -197,6 +220,27 @@ def reached(start: str, arrows: dict[str, set[str]]) -> set[str]:
         seen |= new
         ahead += new
     return seen
+
+
+def test_a_room_is_used_through_its_init():
+    past = {
+        (name, str(target_of(one)))
+        for name, path in FILES.items()
+        for one in imports_of(path)
+        if room_of(one) not in {None, "", name.partition(".")[0]}
+        and FILES[str(target_of(one))].parent != ROOT
+        and FILES[str(target_of(one))].name != "__init__.py"
+        and not (one.module == f"fsdp_sim.{room_of(one)}" and one.name in exported(str(room_of(one))))
+    }
+
+    assert {arrow for arrow in past if not is_explained(arrow, PAST_THE_DOOR)} == set()
+    assert [one for one in PAST_THE_DOOR if not any(is_explained(arrow, {one: ""}) for arrow in past)] == []
+
+
+def exported(room: str) -> set[str]:
+    """The names that a room's `__init__.py` gives."""
+    path = FILES[room]
+    return {one.name for one in imports_of(path)} if path.name == "__init__.py" else set()
 
 
 @pytest.mark.parametrize("room", [room for room in ROOMS if room != "cli"])

@@ -18,9 +18,7 @@ from fsdp_sim.cli.options import Command, json_option, option, schema_option
 from fsdp_sim.diagnose import Blame, Collective, Diagnosis, diagnose
 from fsdp_sim.engine.sentences import ms, part
 from fsdp_sim.packages import missing
-from fsdp_sim.timeline import Timeline
-from fsdp_sim.timeline.chrome import write_chrome
-from fsdp_sim.timeline.files import read_timeline
+from fsdp_sim.timeline import Timeline, read_timeline, write_chrome
 from fsdp_sim.timeline.limits import MAX_BYTES
 
 LITTLE = 1e-3  # of a step: a culprit that costs less is not told to people; JSON has them all

@@ -15,6 +15,8 @@ from rich.table import Table
 from fsdp_sim.cli.options import Command, schema_option
 from fsdp_sim.cost import Calibration
 from fsdp_sim.validate import (
+    FITTED_SOURCE,
+    FREE,
     GROUPS,
     Compared,
     Held,
@@ -28,8 +30,6 @@ from fsdp_sim.validate import (
     summary,
 )
 from fsdp_sim.validate.errors import by
-from fsdp_sim.validate.fitting import FREE
-from fsdp_sim.validate.published import FITTED_SOURCE
 
 CALIBRATION = Path(__file__).parent.parent / "cost" / "calibration.toml"
 

@@ -12,8 +12,7 @@ from fsdp_sim.diagnose.findings import Blame, Collective, Diagnosis
 from fsdp_sim.diagnose.look import Found
 from fsdp_sim.diagnose.waits import Wait
 from fsdp_sim.engine.sentences import ms, part
-from fsdp_sim.timeline import Event
-from fsdp_sim.timeline.analysis import exposure_of
+from fsdp_sim.timeline import Event, exposure_of
 
 LITTLE = 0.005  # of a step: what costs less is not in the headline
 

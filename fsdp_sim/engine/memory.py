@@ -15,7 +15,7 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from fsdp_sim.cost.work import Workload
+from fsdp_sim.cost import Workload
 from fsdp_sim.engine.activations import SEGMENT_OPS, Activations
 from fsdp_sim.engine.allocator import Pools, pools
 from fsdp_sim.engine.run import Run

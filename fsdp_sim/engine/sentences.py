@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 from fsdp_sim.engine.explain import Explanation, Reason, Wait
 from fsdp_sim.schedule import Instruction, Param
-from fsdp_sim.spec import Plan
-from fsdp_sim.spec.plan import shards_of
+from fsdp_sim.spec import Plan, shards_of
 
 
 def sentences(found: Explanation) -> list[str]:

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 from fsdp_sim.requests import Change
 from fsdp_sim.simulation import Simulation, simulate
-from fsdp_sim.spec import Cluster, Model, Plan
-from fsdp_sim.spec.plan import SETTINGS_OF
+from fsdp_sim.spec import SETTINGS_OF, Cluster, Model, Plan
 
 MORE_GPUS = 6  # how often the number of GPUs is doubled at most
 MOST_BLOCKS = 2_000  # blocks times micro-batches of a step that is tried; each takes a third of a millisecond

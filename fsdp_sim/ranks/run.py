@@ -23,8 +23,7 @@ from fsdp_sim.ranks.network import Network
 from fsdp_sim.ranks.output import Bar, Output, read
 from fsdp_sim.ranks.parcel import pack, unpack
 from fsdp_sim.ranks.watchdog import RankView, State, Verdict, Watchdog, how_it_ended, listed, report
-from fsdp_sim.timeline import Event, Header, Timeline
-from fsdp_sim.timeline.call_sites import remember
+from fsdp_sim.timeline import Event, Header, Timeline, remember
 
 MAX_RANKS = 64
 DEVICES = ("cpu", "cuda")

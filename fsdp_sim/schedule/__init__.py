@@ -6,7 +6,7 @@ from fsdp_sim.schedule.instruction import Instruction, Kind
 from fsdp_sim.schedule.program import Program
 from fsdp_sim.schedule.toy import toy, toy_program
 from fsdp_sim.schedule.unit import Param, Unit
-from fsdp_sim.spec.plan import DTYPE_BYTES
+from fsdp_sim.spec import DTYPE_BYTES
 
 __all__ = [
     "DTYPE_BYTES",

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from fsdp_sim.timeline import Lane, Memory, Op, Phase
-from fsdp_sim.timeline.kinds import Word
+from fsdp_sim.timeline import Lane, Memory, Op, Phase, Word
 
 
 class Kind(Word):

@@ -1,12 +1,30 @@
 """The record every part of the project speaks: a table of operations in time, and what is computed from it."""
 
+from fsdp_sim.timeline.analysis import (
+    Interval,
+    communicates,
+    computes,
+    exposed_comm_s,
+    exposure_of,
+    group_number,
+    in_turn,
+    median_step,
+    spans_of,
+    step_time_s,
+    subtract,
+    total_s,
+    uncovered,
+    union,
+)
+from fsdp_sim.timeline.call_sites import remember
 from fsdp_sim.timeline.chrome import write_chrome
-from fsdp_sim.timeline.comparison import Comparison, compare
+from fsdp_sim.timeline.comparison import Comparison, Pair, UnitDifference, compare
 from fsdp_sim.timeline.files import read_timeline
 from fsdp_sim.timeline.frame import from_pandas, to_pandas, to_parquet
-from fsdp_sim.timeline.kinds import COLLECTIVES, COMM_LANES, Lane, Memory, Op, Phase, dtype_name, lane_of
-from fsdp_sim.timeline.links import chain, critical_path
+from fsdp_sim.timeline.kinds import COLLECTIVES, COMM_LANES, Lane, Memory, Op, Phase, Word, dtype_name, lane_of
+from fsdp_sim.timeline.links import Links, chain, critical_path
 from fsdp_sim.timeline.recorder import RECORDER, Recorder
+from fsdp_sim.timeline.side import Side
 from fsdp_sim.timeline.timeline import Event, Header, Timeline
 
 __all__ = [
@@ -16,20 +34,40 @@ __all__ = [
     "Comparison",
     "Event",
     "Header",
+    "Interval",
     "Lane",
+    "Links",
     "Memory",
     "Op",
+    "Pair",
     "Phase",
     "Recorder",
+    "Side",
     "Timeline",
+    "UnitDifference",
+    "Word",
     "chain",
+    "communicates",
     "compare",
+    "computes",
     "critical_path",
     "dtype_name",
+    "exposed_comm_s",
+    "exposure_of",
     "from_pandas",
+    "group_number",
+    "in_turn",
     "lane_of",
+    "median_step",
     "read_timeline",
+    "remember",
+    "spans_of",
+    "step_time_s",
+    "subtract",
     "to_pandas",
     "to_parquet",
+    "total_s",
+    "uncovered",
+    "union",
     "write_chrome",
 ]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from fsdp_sim.engine.critical_path import Causes, critical_path
-from fsdp_sim.engine.run import Run
+from fsdp_sim.engine import Causes, Run, critical_path
 from fsdp_sim.schedule import Instruction
 from fsdp_sim.viz.theme import OP_NAMES, human_bytes, human_ms
 

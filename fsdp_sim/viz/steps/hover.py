@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fsdp_sim.timeline import Event
-from fsdp_sim.timeline.links import Key, Links
+from fsdp_sim.timeline import Event, Links
+from fsdp_sim.timeline.links import Key
 from fsdp_sim.viz.theme import OP_NAMES, human_bytes, human_ms, safe, short_unit
 
 NAMED = 2  # of several operations; the others are counted

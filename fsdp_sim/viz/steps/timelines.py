@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fsdp_sim.engine.run import Run
+from fsdp_sim.engine import Run
 from fsdp_sim.simulation import Simulation
 from fsdp_sim.timeline import Timeline
 from fsdp_sim.viz.picture import Picture
