@@ -16,7 +16,7 @@ from fsdp_sim.timeline.analysis import (
     uncovered,
     union,
 )
-from fsdp_sim.timeline.call_sites import remember
+from fsdp_sim.timeline.call_sites import calls, learners_line, remember
 from fsdp_sim.timeline.chrome import write_chrome
 from fsdp_sim.timeline.comparison import Comparison, Pair, UnitDifference, compare
 from fsdp_sim.timeline.files import read_timeline
@@ -46,6 +46,7 @@ __all__ = [
     "Timeline",
     "UnitDifference",
     "Word",
+    "calls",
     "chain",
     "communicates",
     "compare",
@@ -58,6 +59,7 @@ __all__ = [
     "group_number",
     "in_turn",
     "lane_of",
+    "learners_line",
     "median_step",
     "read_timeline",
     "remember",
