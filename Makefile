@@ -1,4 +1,4 @@
-# Needs make and Python 3.11 or newer; everything else goes into .venv (see fsdp_sim/cli/setup.py).
+# Needs make and Python 3.11 or newer; everything else goes into .venv (see fsdp_sim/setup.py).
 .DEFAULT_GOAL := help
 .PHONY: help setup dev lock demo check test test-all mutation matrix lab notebooks html slides nbgrader assignments lint bench chaos clean
 
@@ -48,11 +48,11 @@ setup:
 	if [ -z "$$python" ]; then echo 'set-up failed: there is no $(firstword $(PYTHONS)): install Python 3.11 or newer' \
 	    '(Debian, Ubuntu: sudo apt install python3 python3-venv) or name one, as in make PYTHON=/path/to/python3.11.' >&2; \
 	    exit 1; fi; \
-	"$$python" fsdp_sim/cli/setup.py --torch '$(TORCH)' $(SETUP_ARGS)
+	"$$python" fsdp_sim/setup.py --torch '$(TORCH)' $(SETUP_ARGS)
 
 # What the targets below that are for developers need besides, once.
 dev: setup
-	@.venv/bin/python fsdp_sim/cli/setup.py --dev
+	@.venv/bin/python fsdp_sim/setup.py --dev
 
 demo: setup
 	@$(IN_VENV) fsdp-sim demo
@@ -98,7 +98,7 @@ slides: dev
 	@.venv/bin/python -m notebooks.masters.slides $(ARGS)
 
 nbgrader: setup
-	@.venv/bin/python fsdp_sim/cli/setup.py --nbgrader
+	@.venv/bin/python fsdp_sim/setup.py --nbgrader
 
 assignments: dev nbgrader
 	@.venv/bin/python -m notebooks.masters.assignments '$(COURSE)' $(NAMES)

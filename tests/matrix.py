@@ -1,7 +1,7 @@
 """The versions of torch and Python that this runs with: `make matrix`, or `python -m tests.matrix --torch 2.14.1`.
 
 For each pair an environment of its own under build/matrix, made of the locks and that torch by the functions of
-`fsdp_sim/cli/setup.py`, in which the tests that follow torch closely run: recorder, programs, parity, training. A torch
+`fsdp_sim/setup.py`, in which the tests that follow torch closely run: recorder, programs, parity, training. A torch
 whose CPU build no index has is taken as its default build, which runs on CPU cores too, and is gigabytes of CUDA.
 """
 
@@ -21,7 +21,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from fsdp_sim.cli import setup
+from fsdp_sim import setup
 
 ROOT = setup.ROOT
 TORCHES = ("2.13.0", "2.14.1", "2.15.0")

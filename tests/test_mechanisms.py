@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from fsdp_sim.simulate import Simulation, simulate
+from fsdp_sim.simulation import Simulation, simulate
 from fsdp_sim.spec import Cluster, Plan
 from fsdp_sim.timeline import COLLECTIVES, Op
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fsdp_sim.cost.collectives import collective_s, wire_of
-from fsdp_sim.simulate import Simulation, simulate
+from fsdp_sim.simulation import Simulation, simulate
 from fsdp_sim.spec import Cluster, Model, Plan, gpu_names
 from fsdp_sim.timeline import Op
 

@@ -8,6 +8,7 @@ import pytest
 
 import fsdp_sim
 from fsdp_sim import Cluster, Model, Plan, Timeline, simulate
+from fsdp_sim.engine import straggler
 
 HEAVY = {"torch", "pandas", "plotly", "scipy", "rich", "click", "tqdm"}
 
@@ -30,6 +31,7 @@ def test_a_first_simulation_imports_nothing_heavy():
     code = f"""
 import json, sys
 from fsdp_sim import Cluster, Model, Plan, Timeline, simulate
+from fsdp_sim.engine import straggler
 sim = simulate("gpt2-124m", Cluster("A100", gpus=8), Plan(micro_batch=8, param_dtype="bf16"))
 sim.step_time_s, sim.peak_memory_bytes, sim.explain().sentences, sim.timeline
 print(json.dumps(sorted(set(sys.modules) & {HEAVY!r})))
@@ -46,8 +48,8 @@ def test_every_name_is_there_and_listed(name):
 @pytest.mark.parametrize(
     "first",
     [
-        "import fsdp_sim.simulate",
-        "from fsdp_sim.simulate import Simulation",
+        "import fsdp_sim.simulation",
+        "from fsdp_sim.simulation import Simulation",
         "import fsdp_sim.requests",
         "import fsdp_sim",
     ],
@@ -82,6 +84,22 @@ def test_a_simulation_has_a_timeline_that_agrees_with_them(sim):
     assert isinstance(sim.timeline, Timeline)
     assert sim.timeline.end_s == pytest.approx(sim.step_time_s - sim.between_steps_s)
     assert f"{sim.timeline.end_s * 1e3:,.0f} ms" in str(sim.explain())
+
+
+@pytest.mark.parametrize(
+    ("skew", "words"),
+    [
+        (None, "exposed"),
+        (lambda seconds, ranks: straggler(seconds, ranks, rank=1, factor=1.5), "keeps 3 ranks waiting"),
+    ],
+)
+def test_a_simulation_shows_itself_as_a_figure(skew, words, monkeypatch):
+    shown = []
+    monkeypatch.setattr("IPython.display.display", lambda data, **_: shown.append(data["text/plain"]))
+
+    simulate("gpt2-124m", Cluster("A100", gpus=4), Plan(), skew=skew).show()
+
+    assert words in shown[0]
 
 
 def test_a_model_by_name_and_by_dimensions_is_the_same(sim):

@@ -25,7 +25,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -80,15 +79,10 @@ def listening(address: str) -> str:
 
 
 def preload(*modules: str) -> None:
-    """Start anew the server from which this process's ranks are forked: it imports what labs do and these, too."""
-    from multiprocessing import forkserver
-
+    """Start the server from which this process's ranks are forked: it imports what labs do and these, too."""
     from fsdp_sim.ranks import launch
 
     launch.PRELOAD += ["labs.loop.run_state", "labs.checkpoint", "labs.measure.allocations", *modules]
-    server: Any = forkserver._forkserver  # type: ignore[attr-defined]
-    os.kill(server._forkserver_pid, signal.SIGKILL)  # it would import first what it was asked for
-    server._stop()
     launch.start_server()
 
 

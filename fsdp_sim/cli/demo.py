@@ -25,6 +25,10 @@ def demo(ranks: int, steps: int, batch: int, data: str | None, out: str) -> None
         raise click.ClickException(f"--out {out}: there is no folder {Path(out).absolute().parent}")
     click.echo("Under a minute on two idle cores. First, torch is loaded...")
 
+    from fsdp_sim.ranks import start_server
+
+    start_server()  # its torch is loaded beside this process's
+
     from labs.experiments.prefetch import Experiment
 
     try:

@@ -8,8 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fsdp_sim.cli.demo_words import COUNTED, INTRO, KNOWN, Closeness, Gain, ms, order_sentence
-from fsdp_sim.timeline import Timeline
-from fsdp_sim.timeline.analysis import exposed_comm_s, median_step, step_time_s
+from fsdp_sim.timeline import Timeline, exposed_comm_s, median_step, step_time_s
 from labs.experiments.prefetch import WARM_UP_STEPS, Experiment, same_order, training_only
 from labs.experiments.sleeping_blocks import Asleep
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from collections.abc import Sequence
@@ -16,12 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from fsdp_sim.cli.options import Command, json_option, option, schema_option
-from fsdp_sim.diagnose import Blame, Collective, Diagnosis, diagnose
-from fsdp_sim.diagnose.words import ms, part
+from fsdp_sim.diagnose import Blame, Collective, Diagnosis, diagnose, ms, part
 from fsdp_sim.packages import missing
-from fsdp_sim.timeline import Timeline
-from fsdp_sim.timeline.chrome import write_chrome
-from fsdp_sim.timeline.files import read_timeline
+from fsdp_sim.timeline import Timeline, read_timeline, write_chrome
 from fsdp_sim.timeline.limits import MAX_BYTES
 
 LITTLE = 1e-3  # of a step: a culprit that costs less is not told to people; JSON has them all
@@ -188,7 +184,7 @@ def _collectives(rows: Sequence[Collective], top: int) -> Table:
 
 def _page(path: str, timeline: Timeline, found: Diagnosis) -> None:
     try:
-        viz = importlib.import_module("fsdp_sim.viz")
+        from fsdp_sim import viz
     except ModuleNotFoundError as error:
         raise ValueError(missing(error.name or "", "--html")) from error
     numbers = viz.Table(

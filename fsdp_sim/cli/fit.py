@@ -21,7 +21,7 @@ from fsdp_sim.cli.options import (
 from fsdp_sim.explore import LARGEST_OF, Largest, changes_that_fit, largest
 from fsdp_sim.requests import Request, Result, answer, request_of_texts, said, understand
 from fsdp_sim.requests.understanding import UNNAMED
-from fsdp_sim.simulate import Simulation
+from fsdp_sim.simulation import Simulation
 
 STEP = {"seq-len": 128}  # the answer is a multiple of it, unless asked otherwise
 FIELD = {"micro-batch": "micro_batch", "seq-len": "seq_len", "layers": "layers", "model": "model"}

@@ -14,9 +14,7 @@ from msgspec import UNSET, UnsetType
 
 from fsdp_sim.cli.options import Command, json_option, option, plan_option, schema_option, with_pairs
 from fsdp_sim.schedule import Program, build, toy
-from fsdp_sim.spec import Plan
-from fsdp_sim.spec.plan import TORCH_VERSIONS
-from fsdp_sim.spec.texts import plan_of
+from fsdp_sim.spec import TORCH_VERSIONS, Plan, plan_of
 from fsdp_sim.timeline import Op
 
 MOST_UNITS = 10_000

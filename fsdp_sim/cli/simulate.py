@@ -23,7 +23,7 @@ from fsdp_sim.cli.options import (
 from fsdp_sim.explore import changes_that_fit, changes_that_help
 from fsdp_sim.packages import missing
 from fsdp_sim.requests import Asked, Failure, Request, Result, answer, read_requests, request_of_texts, understand
-from fsdp_sim.simulate import Simulation
+from fsdp_sim.simulation import Simulation
 
 EPILOG = (
     "Exit status: 0 if it fits; 1 if it does not (then the changes that would make it fit are listed, each simulated); "

@@ -15,6 +15,8 @@ from rich.table import Table
 from fsdp_sim.cli.options import Command, schema_option
 from fsdp_sim.cost import Calibration
 from fsdp_sim.validate import (
+    FITTED_SOURCE,
+    FREE,
     GROUPS,
     Compared,
     Held,
@@ -28,8 +30,6 @@ from fsdp_sim.validate import (
     summary,
 )
 from fsdp_sim.validate.errors import by
-from fsdp_sim.validate.fitting import FREE
-from fsdp_sim.validate.published import FITTED_SOURCE
 
 CALIBRATION = Path(__file__).parent.parent / "cost" / "calibration.toml"
 
@@ -59,9 +59,9 @@ def validate(file: str | None, left_out: str | None, do_refit: bool, report: str
     rows = read_csv(file)
     if report:
         from fsdp_sim.validate.report import write_report
-        from fsdp_sim.viz.charts.accuracy_scatter import accuracy
+        from fsdp_sim.viz import accuracy_figures
 
-        write_report(Path(report), rows, console.print, lambda runs: accuracy(runs).figure)
+        write_report(Path(report), rows, console.print, accuracy_figures)
         return
     if do_refit:
         _write(_refit(rows, console).calibration)

@@ -1,7 +1,21 @@
 """What one piece of a step costs: FLOPs, bytes and activations of a unit, kernels, collectives."""
 
 from fsdp_sim.cost.calibration import Calibration, fitted
+from fsdp_sim.cost.collectives import collective_s
+from fsdp_sim.cost.costs import Costs
+from fsdp_sim.cost.kernels import kernel_s
 from fsdp_sim.cost.transformer import workload
-from fsdp_sim.cost.work import Kernel, Work, Workload
+from fsdp_sim.cost.work import Kernel, KernelKind, Work, Workload
 
-__all__ = ["Calibration", "Kernel", "Work", "Workload", "fitted", "workload"]
+__all__ = [
+    "Calibration",
+    "Costs",
+    "Kernel",
+    "KernelKind",
+    "Work",
+    "Workload",
+    "collective_s",
+    "fitted",
+    "kernel_s",
+    "workload",
+]

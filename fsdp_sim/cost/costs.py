@@ -10,8 +10,7 @@ from fsdp_sim.cost.collectives import collective_s, offload_s
 from fsdp_sim.cost.kernels import kernel_s
 from fsdp_sim.cost.work import Kernel, Workload
 from fsdp_sim.schedule import Instruction
-from fsdp_sim.spec import Cluster, Plan
-from fsdp_sim.spec.plan import OPTIMIZER_STATES, shards_of
+from fsdp_sim.spec import OPTIMIZER_STATES, Cluster, Plan, shards_of
 from fsdp_sim.timeline import COLLECTIVES, Op
 
 # How often a copy moves its bytes: it reads them and writes them. A cast or a division does the same; adding reads

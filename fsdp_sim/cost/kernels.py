@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from fsdp_sim.cost.calibration import Calibration
 from fsdp_sim.cost.work import Kernel
-from fsdp_sim.spec import Gpu
-from fsdp_sim.spec.plan import DTYPE_BYTES
+from fsdp_sim.spec import DTYPE_BYTES, Gpu
 
 
 def kernel_s(

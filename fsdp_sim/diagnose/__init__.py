@@ -1,9 +1,31 @@
 """Why a step takes as long as it does: what compute waits for, what that costs, and what to try."""
 
 from fsdp_sim.diagnose.advice import TIPS
+from fsdp_sim.diagnose.critical_path import Causes, critical_path_of_run
 from fsdp_sim.diagnose.culprits import Culprit
 from fsdp_sim.diagnose.diagnosis import diagnose
 from fsdp_sim.diagnose.explanation import Explanation, explain
 from fsdp_sim.diagnose.findings import Blame, Collective, Diagnosis
+from fsdp_sim.diagnose.links import Chain, Key, Links, chain, critical_path
+from fsdp_sim.diagnose.words import ms, names, part
 
-__all__ = ["TIPS", "Blame", "Collective", "Culprit", "Diagnosis", "Explanation", "diagnose", "explain"]
+__all__ = [
+    "TIPS",
+    "Blame",
+    "Causes",
+    "Chain",
+    "Collective",
+    "Culprit",
+    "Diagnosis",
+    "Explanation",
+    "Key",
+    "Links",
+    "chain",
+    "critical_path",
+    "critical_path_of_run",
+    "diagnose",
+    "explain",
+    "ms",
+    "names",
+    "part",
+]

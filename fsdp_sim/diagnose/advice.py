@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 from fsdp_sim.diagnose.culprits import Culprit
 from fsdp_sim.diagnose.look import Found
 from fsdp_sim.spec import Cluster, Plan
-from fsdp_sim.timeline import Event, Op, Phase
-from fsdp_sim.timeline.analysis import communicates, spans_of, total_s, union
+from fsdp_sim.timeline import Event, Op, Phase, communicates, spans_of, total_s, union
 
 SATURATED = 0.9  # of a step in which a collective is in flight
 

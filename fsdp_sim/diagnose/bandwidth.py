@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from fsdp_sim.cost.collectives import collective_s
+from fsdp_sim.cost import collective_s
 from fsdp_sim.spec import Cluster
 from fsdp_sim.timeline import Event, Op
 

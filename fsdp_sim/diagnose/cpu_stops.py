@@ -14,8 +14,7 @@ from statistics import median
 from typing import NamedTuple
 
 from fsdp_sim.diagnose.rank_view import RankView
-from fsdp_sim.timeline import Event, Op
-from fsdp_sim.timeline.analysis import computes
+from fsdp_sim.timeline import Event, Op, computes
 
 _GATHERING = frozenset({Op.ALL_GATHER, Op.AG_CAST, Op.AG_COPY_IN, Op.H2D})  # what the limiter holds back
 _LOOK_BACK = 400  # events before one, among which the CPU's last stop is looked for

@@ -1,4 +1,4 @@
-"""`critical_path`: the chain of operations that a step's time consists of, each started by the end of the one before.
+"""`critical_path_of_run`: the chain of operations that a step's time consists of, each started by the one before.
 
 An operation starts at the latest of a few moments: the end of what it has to come after, or the moment the CPU has
 issued it. Following that latest moment back from the last operation of a step gives a path that has no gaps, so its
@@ -14,10 +14,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from fsdp_sim.engine.dependencies import Before, dependencies
-from fsdp_sim.engine.groups import group_of
-from fsdp_sim.engine.run import Run, at_rank
-from fsdp_sim.engine.seconds import Seconds
+from fsdp_sim.engine import Before, Run, Seconds, at_rank, dependencies, group_of
 from fsdp_sim.schedule import Instruction, Kind
 from fsdp_sim.timeline import Op
 
@@ -167,7 +164,7 @@ class Causes:
         return self._stops[rank]
 
 
-def critical_path(run: Run, step: int = -1, causes: Causes | None = None) -> list[Piece]:
+def critical_path_of_run(run: Run, step: int = -1, causes: Causes | None = None) -> list[Piece]:
     """The operations that a step's time consists of, in order of time.
 
     Each piece begins where the one before ends. The first begins where the step before ended and the last ends with the

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fsdp_sim.timeline.kinds import Word
+from fsdp_sim.timeline import Word
 
 
 class Culprit(Word):

@@ -14,8 +14,20 @@ from fsdp_sim.diagnose.look import Found, look
 from fsdp_sim.diagnose.notes import notes
 from fsdp_sim.diagnose.sentences import blames, collective_sentence, headline
 from fsdp_sim.spec import Cluster
-from fsdp_sim.timeline import COLLECTIVES, Event, Op, Phase, Timeline
-from fsdp_sim.timeline.analysis import Interval, communicates, computes, spans_of, subtract, total_s, union
+from fsdp_sim.timeline import (
+    COLLECTIVES,
+    Event,
+    Interval,
+    Op,
+    Phase,
+    Timeline,
+    communicates,
+    computes,
+    spans_of,
+    subtract,
+    total_s,
+    union,
+)
 
 _COMPUTATIONS = frozenset({Op.FWD, Op.BWD, Op.RECOMPUTE, Op.OPTIM, Op.OTHER})
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
-from fsdp_sim.diagnose.critical_path import Piece, critical_path
+from fsdp_sim.diagnose.critical_path import Piece, critical_path_of_run
 from fsdp_sim.diagnose.diagnosis import diagnose
 from fsdp_sim.diagnose.findings import Diagnosis
 from fsdp_sim.diagnose.words import ms, names, part
 from fsdp_sim.engine import Exposure, Run, exposure
 from fsdp_sim.schedule import Instruction, Param
-from fsdp_sim.spec.plan import shards_of
+from fsdp_sim.spec import shards_of
 from fsdp_sim.timeline import COLLECTIVES, Op
 
 Bound = Literal["compute", "network", "copies", "CPU"]
@@ -108,7 +108,7 @@ def explain(run: Run, *, step: int = -1, faster: Mapping[str, Callable[[], Run]]
     """
     run.step_time_s(step)  # or an error
     step %= len(run.step_ends_s)
-    path = critical_path(run, step)
+    path = critical_path_of_run(run, step)
     rank = path[-1].rank if path else 0
     found = exposure(run, step, rank)
     diagnosis = diagnose(run.timeline(), step=step, rank=rank)

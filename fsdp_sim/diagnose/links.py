@@ -14,10 +14,7 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import Literal, NamedTuple
 
-from fsdp_sim.timeline.analysis import computes, group_number
-from fsdp_sim.timeline.event import Event
-from fsdp_sim.timeline.kinds import COLLECTIVES, Lane
-from fsdp_sim.timeline.timeline import Timeline
+from fsdp_sim.timeline import COLLECTIVES, Event, Lane, Timeline, computes, group_number
 
 Key = tuple[int, int]
 """An operation of a timeline: its rank and its seq."""

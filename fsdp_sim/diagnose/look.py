@@ -10,8 +10,7 @@ from fsdp_sim.diagnose.peers import Peers
 from fsdp_sim.diagnose.rank_view import RankView
 from fsdp_sim.diagnose.waits import Wait, exposed, waits
 from fsdp_sim.spec import Cluster
-from fsdp_sim.timeline import Event, Timeline
-from fsdp_sim.timeline.analysis import Interval, computes, median_step, spans_of, union
+from fsdp_sim.timeline import Event, Interval, Timeline, computes, median_step, spans_of, union
 
 
 class Found(NamedTuple):

@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 from fsdp_sim.diagnose.cpu_stops import CpuStops
 from fsdp_sim.diagnose.rank_view import RankView
-from fsdp_sim.timeline import COLLECTIVES, Event, Op, Timeline
-from fsdp_sim.timeline.analysis import group_number
+from fsdp_sim.timeline import COLLECTIVES, Event, Op, Timeline, group_number
 
 Key = tuple[Op, str, int, int, str]
 

@@ -14,8 +14,19 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import Literal, NamedTuple
 
-from fsdp_sim.timeline import COLLECTIVES, Event, Lane, Op, Timeline
-from fsdp_sim.timeline.analysis import Interval, computes, spans_of, subtract, total_s, union
+from fsdp_sim.timeline import (
+    COLLECTIVES,
+    Event,
+    Interval,
+    Lane,
+    Op,
+    Timeline,
+    computes,
+    spans_of,
+    subtract,
+    total_s,
+    union,
+)
 
 Why = Literal["lane", "wait", "communicator", "issue", "unknown"]
 REDUCTIONS = frozenset({Op.REDUCE_SCATTER, Op.ALL_REDUCE})

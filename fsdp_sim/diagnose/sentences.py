@@ -13,8 +13,7 @@ from fsdp_sim.diagnose.look import Found
 from fsdp_sim.diagnose.rank_view import REDUCTIONS
 from fsdp_sim.diagnose.waits import Wait
 from fsdp_sim.diagnose.words import ms, part
-from fsdp_sim.timeline import Event
-from fsdp_sim.timeline.analysis import exposure_of
+from fsdp_sim.timeline import Event, exposure_of
 
 QUEUE = 3  # reductions after backward from which it is the queue that costs, not the last one's size
 LITTLE = 0.005  # of a step: what costs less is not in the headline

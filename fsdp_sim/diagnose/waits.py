@@ -14,8 +14,7 @@ from fsdp_sim.diagnose.bandwidth import Speeds
 from fsdp_sim.diagnose.culprits import Culprit
 from fsdp_sim.diagnose.peers import Peers
 from fsdp_sim.diagnose.rank_view import RankView
-from fsdp_sim.timeline import COLLECTIVES, Event, Lane, Op, Phase
-from fsdp_sim.timeline.analysis import Interval, communicates, computes, in_turn, uncovered
+from fsdp_sim.timeline import COLLECTIVES, Event, Interval, Lane, Op, Phase, communicates, computes, in_turn, uncovered
 
 # What is done to the input of a collective before, and to its output after it.
 _COPIES = frozenset(

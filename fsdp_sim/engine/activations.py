@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from fsdp_sim.cost.work import Work
+from fsdp_sim.cost import Work
 from fsdp_sim.schedule import Instruction
 from fsdp_sim.timeline import Memory, Op
 

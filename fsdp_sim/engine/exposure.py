@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fsdp_sim.engine.run import Run
-from fsdp_sim.timeline import COLLECTIVES, Lane, Phase
-from fsdp_sim.timeline.analysis import Interval
+from fsdp_sim.timeline import COLLECTIVES, Interval, Lane, Phase
 
 
 class Gap(NamedTuple):

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fsdp_sim.cost.work import Workload
+from fsdp_sim.cost import Workload
 from fsdp_sim.engine.activations import SEGMENT_OPS, Activations
 from fsdp_sim.engine.allocator import Pools, pools
 from fsdp_sim.engine.record import Change, Rows

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fsdp_sim.schedule import Program, Unit
-from fsdp_sim.spec import Plan
-from fsdp_sim.spec.plan import OPTIMIZER_STATES, shards_of
+from fsdp_sim.spec import OPTIMIZER_STATES, Plan, shards_of
 from fsdp_sim.timeline import Memory
 
 

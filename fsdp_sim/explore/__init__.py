@@ -2,11 +2,12 @@
 
 from fsdp_sim.explore.changes import changes_that_fit, changes_that_help
 from fsdp_sim.explore.largest import LARGEST_OF, Largest, largest
-from fsdp_sim.explore.pareto import front_of, pareto
+from fsdp_sim.explore.pareto import MODEL_NAMES, front_of, pareto
 from fsdp_sim.explore.sweep import Sweep, combinations, read_rows, row_of, table
 
 __all__ = [
     "LARGEST_OF",
+    "MODEL_NAMES",
     "Largest",
     "Sweep",
     "changes_that_fit",

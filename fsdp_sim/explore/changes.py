@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 
 from fsdp_sim.diagnose import TIPS
 from fsdp_sim.requests import Change
-from fsdp_sim.simulate import Simulation, simulate
-from fsdp_sim.spec import Cluster, Model, Plan
-from fsdp_sim.spec.plan import SETTINGS_OF
+from fsdp_sim.simulation import Simulation, simulate
+from fsdp_sim.spec import SETTINGS_OF, Cluster, Model, Plan
 
 WORTH = 1.01  # times the tokens a second from which a change is worth telling
 MOST_HELP = 4  # changes that are told

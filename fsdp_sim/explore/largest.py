@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fsdp_sim.requests import MOST_BLOCKS, check_blocks
-from fsdp_sim.simulate import Simulation, simulate
+from fsdp_sim.simulation import Simulation, simulate
 from fsdp_sim.spec import Cluster, Model, Plan
 
 LARGEST_OF = ("model", "layers", "micro-batch", "seq-len")

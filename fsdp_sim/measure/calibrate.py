@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 import torch
 
-from fsdp_sim.cost.collectives import collective_s
+from fsdp_sim.cost import collective_s
 from fsdp_sim.measure.fit import rounded
 from fsdp_sim.measure.fit_core import fit_collective_s, fit_rates, probe_s, sharded_s
 from fsdp_sim.measure.fit_link import fit_link

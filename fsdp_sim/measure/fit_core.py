@@ -12,7 +12,7 @@ from fsdp_sim.cost import Kernel
 from fsdp_sim.cost.costs import MEASURED
 from fsdp_sim.measure.fit import least_squares_above_zero
 from fsdp_sim.measure.train_probe import ProbeShape, ProbeTime, ShardedTime, workload_of
-from fsdp_sim.simulate import Simulation
+from fsdp_sim.simulation import Simulation
 from fsdp_sim.spec import Cluster, Plan
 from fsdp_sim.timeline import COLLECTIVES, Op
 

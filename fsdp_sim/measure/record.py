@@ -22,7 +22,6 @@ hook, see `recording_operators`. The numbers mean nothing, for a fake collective
 from __future__ import annotations
 
 import gc
-import importlib
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -33,11 +32,14 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.distributed.utils import _apply_to_tensors
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from fsdp_sim import mini
 from fsdp_sim.measure import recording_fsdp1
 from fsdp_sim.measure.recording_operators import Operators, Patches
 from fsdp_sim.measure.recording_streams import Device, Log, name_streams
@@ -47,10 +49,7 @@ GROUP_HOOKS = (
     "finalize_backward",
 )  # fmt: skip
 FINAL_CALLBACK = "_root_post_backward_final_callback"
-FULLY_SHARD = {  # packages that have a `FSDPParamGroup` and a `FSDPState`, and in which modules
-    "torch.distributed.fsdp._fully_shard": ("_fsdp_param_group", "_fsdp_state"),
-    "fsdp_sim.mini": ("group", "state"),
-}
+FULLY_SHARD = (FSDPParamGroup, FSDPState), (mini.FSDPParamGroup, mini.FSDPState)
 STREAMS = {  # attributes of `FSDPCommContext`, in torch and in the mini
     "all_gather_copy_in_stream": "ag_copy_in",
     "all_gather_stream": "all_gather",
@@ -171,11 +170,10 @@ class Recorder:
 
     def _patches(self) -> Patches:
         yield from recording_fsdp1.patches(self._operators, self._fsdp1_states)
-        for package, (group_module, state_module) in FULLY_SHARD.items():
-            group = importlib.import_module(f"{package}.{group_module}").FSDPParamGroup
+        for group, state in FULLY_SHARD:
+            package = group.__module__.rpartition(".")[0]
             for hook in GROUP_HOOKS:
                 yield group, hook, self._hook(hook, getattr(group, hook))
-            state = importlib.import_module(f"{package}.{state_module}").FSDPState
             yield state, FINAL_CALLBACK, self._final_callback(getattr(state, FINAL_CALLBACK))
             for name, module in list(sys.modules.items()):
                 if name.startswith(f"{package}.") and hasattr(module, "_get_device_handle"):

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry
 
-from fsdp_sim.cost import Kernel
-from fsdp_sim.cost.work import KernelKind
+from fsdp_sim.cost import Kernel, KernelKind
 
 DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
 MATMULS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "addbmm": 1, "mv": 0, "addmv": 1, "dot": 0, "vdot": 0}

@@ -10,22 +10,21 @@ from __future__ import annotations
 import functools
 import os
 import sys
-import sysconfig
 import threading
 import time
 import zlib
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
-import fsdp_sim
 from fsdp_sim.ranks.board import Board, Record
 from fsdp_sim.ranks.network import Network, Wire
 from fsdp_sim.ranks.work import Context, Ticket, WatchedWork, note_ends
-from fsdp_sim.timeline import RECORDER, Op, dtype_name
+from fsdp_sim.timeline import RECORDER, Op, calls, dtype_name, learners_line
 
 # torch's method -> our word. Torch renamed the single-tensor ones; whichever this version has is wrapped.
 METHODS = {
@@ -70,31 +69,19 @@ PlainGroup = c10d.ProcessGroup  # before `install`
 # Sizes may differ between ranks here (uneven splits, only the root passes a list), so they are not compared.
 UNEVEN = {"alltoall", "all_to_all_single", "gather", "scatter", "barrier"}
 
-_PATHS = sysconfig.get_paths()
-# Frames in these folders are not the learner's code: the standard library, installed packages, this package.
-NOT_LEARNERS = (_PATHS["stdlib"], _PATHS["purelib"], _PATHS["platlib"], torch.__path__[0], fsdp_sim.__path__[0])
 
-
-def call_site() -> tuple[str, str]:
-    """Who issued the running collective: (unit, ``file:line`` of the nearest frame that is learner code).
-
-    The unit is a `Recorder.label`, else the ``_module_fqn`` of the nearest parameter group on the stack: torch's
-    FSDPParamGroup has it, and so has ours.
-    """
-    unit, source = RECORDER.unit, ""
-    frame = sys._getframe(2)
-    while frame is not None and not (unit and source):
-        code = frame.f_code
-        if not unit and code.co_varnames[:1] == ("self",):
+def unit_on(frame: FrameType | None) -> str:
+    """The unit of the running collective: a `Recorder.label`, else the ``_module_fqn`` of the nearest parameter group
+    on the stack: torch's FSDPParamGroup has it, and so has ours."""
+    unit = RECORDER.unit
+    while frame is not None and not unit:
+        if frame.f_code.co_varnames[:1] == ("self",):
             owner = frame.f_locals.get("self")
             fqn = getattr(type(owner), "__module__", "") and getattr(owner, "__dict__", {}).get("_module_fqn", 0)
             if fqn != 0:
                 unit = fqn or "root"
-        name = code.co_filename
-        if not source and not name.startswith(NOT_LEARNERS) and not name.startswith(("<frozen", "<string>")):
-            source = f"{name}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
-    return unit, source
+        frame = frame.f_back
+    return unit
 
 
 def tensors_in(args: tuple[Any, ...]) -> list[torch.Tensor]:
@@ -149,13 +136,14 @@ class WatchedGroup(c10d.ProcessGroup):
             numel = len(ranks) * max(t.numel() for t in tensors)
         n_bytes = numel * (tensors[0].element_size() if tensors else 0)
         dtype = dtype_name(tensors[0].dtype) if tensors else ""
-        unit, source = call_site()
+        frame = sys._getframe(1)
+        unit, stack = unit_on(frame), calls(frame)
         record = Record(
             op=op,
             unit=unit,
             detail=detail_of(method, args, ranks),
             dtype=dtype,
-            source=source,
+            source=learners_line(stack),
             numel=0 if method in UNEVEN else numel,
             group=zlib.crc32(self.group_name.encode()),
             group_seq=self._issued if op not in ("send", "recv") else -1,
@@ -167,7 +155,7 @@ class WatchedGroup(c10d.ProcessGroup):
         index = Context.board.post(Context.rank, record)
         kind = RECORDED_AS.get(op, Op.OTHER)
         seq, own_event = RECORDER.collective(
-            kind, unit, bytes=n_bytes, group_size=len(ranks), dtype=dtype, issue_s=record.issue_s
+            kind, unit, bytes=n_bytes, group_size=len(ranks), dtype=dtype, issue_s=record.issue_s, stack=stack
         )
         return Ticket(index, record, seq, own_event)
 
@@ -228,7 +216,7 @@ def _announced(new_group: Any) -> Any:
                 unit="",
                 detail=f"ranks={','.join(map(str, group))}",
                 dtype="",
-                source=call_site()[1],
+                source=learners_line(calls(sys._getframe(1))),
                 numel=0,
                 group=who,
                 group_seq=Context.new_groups[who],

@@ -31,8 +31,7 @@ from fsdp_sim.ranks.interrupts import Interrupts
 from fsdp_sim.ranks.limits import end_groups, end_marked
 from fsdp_sim.ranks.rank import Job, main
 
-# Imported once by the fork server, so that no rank has to (by name: this room depends on none of them).
-PRELOAD = ["fsdp_sim.ranks.preload", "fsdp_sim.mini", "fsdp_sim.measure.live_bytes", "fsdp_sim.learn.judges"]
+PRELOAD = [f"{__package__}.preload"]  # imported once by the fork server, so that no rank has to
 IN_SERVER = "FSDP_SIM_IN_FORK_SERVER"  # set for the fork server, and for what the ranks start
 INSIDE = IN_SERVER in os.environ  # this process is the fork server, a rank, or was started by one
 _context = mp.get_context("forkserver")
@@ -43,7 +42,7 @@ _lock = threading.Lock()
 def start_server() -> None:
     """Start the fork server (again, if it died). Returns at once; it imports torch in the background.
 
-    Importing this package starts it, and the server imports this package: the mark keeps it from starting its own.
+    The first `run` does it too. Called before a process imports torch itself, it saves the seconds that this takes.
     """
     if INSIDE:
         return
@@ -58,6 +57,21 @@ def start_server() -> None:
                 f"TMPDIR={tempfile.gettempdir()} is too long for the sockets of ranks, whose paths may have some 107 "
                 "characters: name a shorter folder, as in TMPDIR=/tmp"
             ) from error
+
+
+def start_server_after_cell() -> None:
+    """In a notebook, start the fork server when the cell that is running has ended: while the next one is read."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    if shell is None:
+        return
+
+    def start_once(_: object) -> None:
+        shell.events.unregister("post_run_cell", start_once)
+        with contextlib.suppress(OSError):  # which the first `run` says
+            start_server()
+
+    shell.events.register("post_run_cell", start_once)
 
 
 @contextlib.contextmanager
@@ -150,6 +164,8 @@ def start(works: list[bytes], interrupts: Interrupts, **settings: Any) -> Ranks:
     try:
         with _lock, _without_main():
             start_server()
+            import torch  # noqa: F401  (the results need it, and the server imports it meanwhile)
+
             for rank in range(job.world_size):
                 ours, theirs = context.Pipe()
                 args = (job, rank, works[rank], theirs)

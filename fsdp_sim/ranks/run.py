@@ -12,7 +12,6 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 import msgspec
-import torch
 
 from fsdp_sim import accelerators
 from fsdp_sim.ranks import launch
@@ -23,10 +22,8 @@ from fsdp_sim.ranks.limits import Limits, Overseer, written_bytes
 from fsdp_sim.ranks.network import Network
 from fsdp_sim.ranks.output import Bar, Output, read
 from fsdp_sim.ranks.parcel import pack, unpack
-from fsdp_sim.ranks.plain import MAX_BYTES, decode
 from fsdp_sim.ranks.watchdog import RankView, State, Verdict, Watchdog, how_it_ended, listed, report
-from fsdp_sim.timeline import Event, Header, Timeline
-from fsdp_sim.timeline.call_sites import remember
+from fsdp_sim.timeline import Event, Header, Timeline, remember
 
 MAX_RANKS = 64
 DEVICES = ("cpu", "cuda")
@@ -149,6 +146,8 @@ def run(
         launch.start(works, interrupts, **settings) as ranks,
         contextlib.closing(Bar(ranks.board, title or getattr(fn, "__name__", "run"), progress)) as bar,
     ):
+        from fsdp_sim.ranks.plain import MAX_BYTES, decode  # it imports torch, as the ranks' server has just done
+
         inboxes = [Inbox(control, 2 * MAX_BYTES if limits else None) for control in ranks.controls]
         messages = _attend(ranks, inboxes, timeout_s, bar, interrupts)
         written = [written_bytes(process.pid or 0) for process in ranks.processes]
@@ -337,6 +336,8 @@ def _cores() -> str:
 
 
 def _header(world_size: int, device: str, hardware: str, network: Network | None, title: str) -> Header:
+    import torch
+
     wire = f", network {network.bandwidth_gbps:g} Gbit/s + {network.latency_us:g} us" if network else ""
     return Header(
         producer="mini",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from msgspec import UNSET, UnsetType
 
 from fsdp_sim.requests.structs import PLAN_FIELDS, Alive, Change, Peak, Result
-from fsdp_sim.simulate import Simulation
+from fsdp_sim.simulation import Simulation
 
 CATEGORIES = {  # of memory, for those who do not speak torch's
     "sharded": "parameter shards", "optimizer": "optimizer states", "rs_output": "sharded gradients",

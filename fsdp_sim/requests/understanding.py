@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET
 
 from fsdp_sim.requests.structs import CLUSTER_FIELDS, Request, given
-from fsdp_sim.simulate import Simulation, simulate
+from fsdp_sim.simulation import Simulation, simulate
 from fsdp_sim.spec import Cluster, Model, Plan
 
 

@@ -20,8 +20,7 @@ from fsdp_sim.requests.structs import (
     given,
     nearest,
 )
-from fsdp_sim.spec import Cluster, Model
-from fsdp_sim.spec.texts import plan_of, value_of
+from fsdp_sim.spec import Cluster, Model, plan_of, value_of
 
 
 def request_of_texts(texts: Mapping[str, str]) -> Request:

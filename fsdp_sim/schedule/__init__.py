@@ -2,11 +2,11 @@
 
 from fsdp_sim.schedule.build import build
 from fsdp_sim.schedule.checkpointing import blocks_of, checkpoints
-from fsdp_sim.schedule.program import Instruction, Kind, Program
+from fsdp_sim.schedule.instruction import Instruction, Kind
+from fsdp_sim.schedule.program import Program
 from fsdp_sim.schedule.toy import toy, toy_program
 from fsdp_sim.schedule.unit import Param, Unit
-from fsdp_sim.schedule.verify import ProgramError, verify
-from fsdp_sim.spec.plan import DTYPE_BYTES
+from fsdp_sim.spec import DTYPE_BYTES
 
 __all__ = [
     "DTYPE_BYTES",
@@ -14,12 +14,10 @@ __all__ = [
     "Kind",
     "Param",
     "Program",
-    "ProgramError",
     "Unit",
     "blocks_of",
     "build",
     "checkpoints",
     "toy",
     "toy_program",
-    "verify",
 ]

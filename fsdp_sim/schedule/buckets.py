@@ -20,8 +20,7 @@ from dataclasses import dataclass, field
 
 from fsdp_sim.schedule.cpu import Cpu
 from fsdp_sim.schedule.unit import Param, Unit
-from fsdp_sim.spec import Plan
-from fsdp_sim.spec.plan import DTYPE_BYTES, TORCH_DTYPES
+from fsdp_sim.spec import DTYPE_BYTES, TORCH_DTYPES, Plan
 from fsdp_sim.timeline import Lane, Memory, Op
 
 MIB = 2**20

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Sequence
 
+from fsdp_sim.schedule.ddp import build_ddp
+from fsdp_sim.schedule.fsdp1 import build_fsdp1
+from fsdp_sim.schedule.fsdp2 import build_fsdp2
 from fsdp_sim.schedule.program import Program
 from fsdp_sim.schedule.unit import Unit, root_of
+from fsdp_sim.schedule.zero import build_zero
 from fsdp_sim.spec import Plan
 
-BUILDERS = {  # by Plan.api: module and function, imported when first asked for
-    "fsdp2": ("fsdp2", "build_fsdp2"),
-    "fsdp1": ("fsdp1", "build_fsdp1"),
-    "ddp": ("ddp", "build_ddp"),
-    "zero1": ("zero", "build_zero"),
-    "zero2": ("zero", "build_zero"),
+BUILDERS: dict[str, Callable[..., Program]] = {  # by Plan.api
+    "fsdp2": build_fsdp2,
+    "fsdp1": build_fsdp1,
+    "ddp": build_ddp,
+    "zero1": build_zero,
+    "zero2": build_zero,
 }
 
 
@@ -44,9 +47,7 @@ def build(units: Sequence[Unit], plan: Plan, world_size: int, steps: int = 1) ->
         hook        -               pre_forward(root)
     """
     _validate(units, plan, world_size, steps)
-    module, function = BUILDERS[plan.api]
-    builder: Callable[..., Program] = getattr(importlib.import_module(f"fsdp_sim.schedule.{module}"), function)
-    return builder(units, plan, world_size, steps)
+    return BUILDERS[plan.api](units, plan, world_size, steps)
 
 
 def _validate(units: Sequence[Unit], plan: Plan, world_size: int, steps: int) -> None:

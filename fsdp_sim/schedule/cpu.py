@@ -6,7 +6,7 @@ methods build the tuple at once, by position: half the time of calling the class
 
 from __future__ import annotations
 
-from fsdp_sim.schedule.program import Instruction, Kind
+from fsdp_sim.schedule.instruction import Instruction, Kind
 from fsdp_sim.timeline import Lane, Memory, Op, Phase, lane_of
 
 # The stream whose pool a buffer comes from. Memory freed returns to that stream's pool (torch.cuda caching allocator).

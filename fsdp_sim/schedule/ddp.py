@@ -17,8 +17,7 @@ from fsdp_sim.schedule.cpu import Cpu
 from fsdp_sim.schedule.program import Program
 from fsdp_sim.schedule.tree import Node, tree_of
 from fsdp_sim.schedule.unit import Unit
-from fsdp_sim.spec import Plan
-from fsdp_sim.spec.plan import DTYPE_BYTES, TORCH_DTYPES
+from fsdp_sim.spec import DTYPE_BYTES, TORCH_DTYPES, Plan
 from fsdp_sim.timeline import Lane, Memory, Op, Phase
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from fsdp_sim.schedule.fsdp1_shared import AR, MAX_UNFREED, REPLICATE, SHARD, B, C, P, Shared, U
 from fsdp_sim.schedule.lines import NOT_RECORDED
 from fsdp_sim.schedule.unit import Unit
-from fsdp_sim.spec.plan import DTYPE_BYTES, TORCH_DTYPES
+from fsdp_sim.spec import DTYPE_BYTES, TORCH_DTYPES
 from fsdp_sim.timeline import Lane, Memory, Op
 
 UNSHARDED, GRAD, RS_INPUT, RS_OUTPUT = Memory.UNSHARDED, Memory.UNSHARDED_GRAD, Memory.RS_INPUT, Memory.RS_OUTPUT

@@ -10,7 +10,7 @@ from fsdp_sim.schedule.comm import POST_FORWARD, SHARD, AllGatherResult, CommCon
 from fsdp_sim.schedule.cpu import Cpu
 from fsdp_sim.schedule.layout import Layout
 from fsdp_sim.schedule.reduce import GradReduction
-from fsdp_sim.spec.plan import TORCH_DTYPES
+from fsdp_sim.spec import TORCH_DTYPES
 from fsdp_sim.timeline import Lane, Memory, Op
 
 

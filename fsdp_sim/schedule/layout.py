@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fsdp_sim.schedule.unit import Param, Unit, padded_numel
-from fsdp_sim.spec import Plan
-from fsdp_sim.spec.plan import DTYPE_BYTES
+from fsdp_sim.spec import DTYPE_BYTES, Plan
 
 
 @dataclass(frozen=True)

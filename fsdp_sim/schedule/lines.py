@@ -7,7 +7,10 @@ before the recomputation that the backward then asks for.
 
 from __future__ import annotations
 
-from fsdp_sim.schedule.program import Instruction, Kind, Program
+from collections.abc import Iterable
+
+from fsdp_sim.schedule.instruction import Instruction, Kind
+from fsdp_sim.spec import Plan
 from fsdp_sim.timeline import Memory, Op, Phase
 
 RECORDED_MEMORY = frozenset({Memory.UNSHARDED, Memory.AG_OUTPUT, Memory.RS_INPUT, Memory.RS_OUTPUT, Memory.NONE})
@@ -15,21 +18,21 @@ EXTRA_OPS = frozenset({Op.ACCUMULATE, Op.H2D, Op.D2H, Op.RS_COPY})
 NOT_RECORDED = "not recorded"  # detail of an alloc or free that a recording on the CPU cannot see
 
 
-def lines(program: Program, every_op: bool) -> list[str]:
+def lines(instructions: Iterable[Instruction], plan: Plan, every_op: bool) -> list[str]:
     """The lines of a program; events are numbered in the order in which they are recorded."""
-    fsdp1 = program.plan.api == "fsdp1"
+    fsdp1 = plan.api == "fsdp1"
     numbers: dict[int, int] = {}
     out: list[str] = []
     recomputed: list[str] = []
     where: tuple[object, ...] = ()
-    for i in program.instructions:
+    for i in instructions:
         if i.detail == NOT_RECORDED or (i.op in EXTRA_OPS and not every_op):
             continue
         if i.category not in RECORDED_MEMORY and i.kind is not Kind.RECORD_STREAM:
             continue
         if (i.step, i.micro_batch, i.phase) != where:
             where = (i.step, i.micro_batch, i.phase)
-            out.append(mark(i, fsdp1 and program.plan.grad_accum == 1))
+            out.append(mark(i, fsdp1 and plan.grad_accum == 1))
         if i.kind is Kind.RECORD:
             numbers[i.event] = len(numbers) + 1
         if i.event in numbers:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from fsdp_sim.schedule.comm import REPLICATE, CommContext
 from fsdp_sim.schedule.layout import Layout
 from fsdp_sim.schedule.lines import NOT_RECORDED
-from fsdp_sim.spec.plan import DTYPE_BYTES, TORCH_DTYPES
+from fsdp_sim.spec import DTYPE_BYTES, TORCH_DTYPES
 from fsdp_sim.timeline import Lane, Memory, Op
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ import math
 from collections.abc import Sequence
 from types import EllipsisType
 
-from fsdp_sim.spec import Allowed, field, one_of, spec, text
-from fsdp_sim.spec.plan import DTYPE_BYTES
+from fsdp_sim.spec import DTYPE_BYTES, Allowed, field, one_of, spec, text
 
 _SHAPE = Allowed(
     "a tuple of at least one whole number >= 1 (fully_shard rejects scalar parameters: make it 1-D)",

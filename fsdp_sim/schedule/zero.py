@@ -17,8 +17,7 @@ from fsdp_sim.schedule.buckets import GRAD, Bucket, Reducer, buckets_of
 from fsdp_sim.schedule.ddp import Trainer
 from fsdp_sim.schedule.program import Program
 from fsdp_sim.schedule.unit import Unit
-from fsdp_sim.spec import Plan
-from fsdp_sim.spec.plan import DTYPE_BYTES
+from fsdp_sim.spec import DTYPE_BYTES, Plan
 from fsdp_sim.timeline import Lane, Memory, Op
 
 

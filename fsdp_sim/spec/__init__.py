@@ -6,9 +6,15 @@ from fsdp_sim.spec.gpus import Gpu, gpu, gpu_names
 from fsdp_sim.spec.links import Link, link, link_names
 from fsdp_sim.spec.model import Model
 from fsdp_sim.spec.params import block_shapes, param_shapes, root_shapes
-from fsdp_sim.spec.plan import Plan
+from fsdp_sim.spec.plan import DTYPE_BYTES, OPTIMIZER_STATES, SETTINGS_OF, TORCH_DTYPES, TORCH_VERSIONS, Plan, shards_of
+from fsdp_sim.spec.texts import plan_of, text_of, value_of
 
 __all__ = [
+    "DTYPE_BYTES",
+    "OPTIMIZER_STATES",
+    "SETTINGS_OF",
+    "TORCH_DTYPES",
+    "TORCH_VERSIONS",
     "Allowed",
     "Cluster",
     "Gpu",
@@ -25,8 +31,12 @@ __all__ = [
     "number",
     "one_of",
     "param_shapes",
+    "plan_of",
     "root_shapes",
+    "shards_of",
     "spec",
     "text",
+    "text_of",
+    "value_of",
     "whole",
 ]

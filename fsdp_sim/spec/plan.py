@@ -93,7 +93,7 @@ class Plan:
         unshard_async_op: fsdp2, ``_set_unshard_async_op``.
         requires_gradient_sync: reduce gradients in every micro-batch (True) or in the last one only (``last``). This
             and the next three take False too, as in torch; but never to reduce, free or wait trains wrongly, and
-            `fsdp_sim.schedule.verify` says how.
+            `tests/oracles/verify.py` says how.
         requires_all_reduce: HSDP: the same for the all-reduce between replicas.
         reshard_after_backward: free parameters after backward: always, or ``last``.
         is_last_backward: wait for the reductions at the end of every backward, or of the ``last`` only.

@@ -1,14 +1,32 @@
 """The record every part of the project speaks: a table of operations in time, and what is computed from it."""
 
+from fsdp_sim.timeline.analysis import (
+    Interval,
+    communicates,
+    computes,
+    exposed_comm_s,
+    exposure_of,
+    group_number,
+    in_turn,
+    median_step,
+    spans_of,
+    step_time_s,
+    subtract,
+    total_s,
+    uncovered,
+    union,
+)
+from fsdp_sim.timeline.call_sites import calls, learners_line, remember
 from fsdp_sim.timeline.chrome import write_chrome
 from fsdp_sim.timeline.columns import FIELDS, Columns
-from fsdp_sim.timeline.comparison import Comparison, compare
+from fsdp_sim.timeline.comparison import Comparison, Pair, UnitDifference, compare
 from fsdp_sim.timeline.event import Event
 from fsdp_sim.timeline.files import read_timeline
 from fsdp_sim.timeline.frame import from_pandas, to_pandas, to_parquet
 from fsdp_sim.timeline.header import Header
-from fsdp_sim.timeline.kinds import COLLECTIVES, COMM_LANES, MEMORY, Lane, Memory, Op, Phase, dtype_name, lane_of
+from fsdp_sim.timeline.kinds import COLLECTIVES, COMM_LANES, MEMORY, Lane, Memory, Op, Phase, Word, dtype_name, lane_of
 from fsdp_sim.timeline.recorder import RECORDER, Recorder
+from fsdp_sim.timeline.side import Side
 from fsdp_sim.timeline.timeline import Timeline
 
 __all__ = [
@@ -21,18 +39,39 @@ __all__ = [
     "Comparison",
     "Event",
     "Header",
+    "Interval",
     "Lane",
     "Memory",
     "Op",
+    "Pair",
     "Phase",
     "Recorder",
+    "Side",
     "Timeline",
+    "UnitDifference",
+    "Word",
+    "calls",
+    "communicates",
     "compare",
+    "computes",
     "dtype_name",
+    "exposed_comm_s",
+    "exposure_of",
     "from_pandas",
+    "group_number",
+    "in_turn",
     "lane_of",
+    "learners_line",
+    "median_step",
     "read_timeline",
+    "remember",
+    "spans_of",
+    "step_time_s",
+    "subtract",
     "to_pandas",
     "to_parquet",
+    "total_s",
+    "uncovered",
+    "union",
     "write_chrome",
 ]

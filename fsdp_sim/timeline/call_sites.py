@@ -54,6 +54,12 @@ def located(found: Calls) -> dict[str, Any]:
     return {"source": lines[0] if lines else "", "stack": tuple(reversed(lines[1:]))}
 
 
+def learners_line(found: Calls) -> str:
+    """``file:line`` of the nearest call in the learner's own files; empty where there is none."""
+    own = (call for call in found if not call[0].co_filename.startswith(f"{PACKAGE}/"))
+    return next((_file_and_line(code.co_filename, code, offset) for code, offset in own), "")
+
+
 def remember(events: Iterable[Event]) -> None:
     """Note the files of events that this process has from its own ranks."""
     places = {place for event in events for place in (event.source, *event.stack)}

@@ -68,8 +68,10 @@ class Recorder:
         row = {
             "rank": self.rank, "op": op, "unit": unit, "lane": lane_of(op), "step": self.step,
             "micro_batch": self.micro_batch, "phase": self.phase, "end_s": None,
-            "waits_on": tuple(s for s in waits_on if s >= 0), "stack": calls(sys._getframe(1)),
+            "waits_on": tuple(s for s in waits_on if s >= 0),
         } | fields  # fmt: skip
+        if "stack" not in row:
+            row["stack"] = calls(sys._getframe(1))
         now = time.monotonic()
         row.setdefault("issue_s", now)
         row.setdefault("start_s", now)

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from fsdp_sim.cost import Calibration
-from fsdp_sim.simulate import Simulation, simulate
+from fsdp_sim.simulation import Simulation, simulate
 from fsdp_sim.validate.errors import Compared
 from fsdp_sim.validate.published import Published
 

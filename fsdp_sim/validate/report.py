@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from string import Template
@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from fsdp_sim.cost import Calibration, fitted
-from fsdp_sim.validate import pictures
 from fsdp_sim.validate.errors import Compared, Summary, by, summary
 from fsdp_sim.validate.fitting import FREE
 from fsdp_sim.validate.leave_out import GROUPS, Held, fitting_rows, leave_out
@@ -19,19 +18,20 @@ from fsdp_sim.validate.noise import constant_mfu_errors, repeated
 from fsdp_sim.validate.predict import compare
 from fsdp_sim.validate.published import Published
 
+Draw = Callable[[Sequence[Held], Sequence[Compared], Mapping[str, float]], dict[str, Any]]
+
 FOLDER = "accuracy"
+WIDTH_PX = 900  # of a figure
 WORST = 12
 WORDS = {"model": "model", "gpu_type": "type of GPU", "n_gpus": "number of GPUs"}
 
 
-def write_report(
-    path: Path, rows: Sequence[Published], progress: Any, scatter: Callable[[Sequence[Held | Compared]], Any]
-) -> None:
+def write_report(path: Path, rows: Sequence[Published], progress: Any, draw: Draw) -> None:
     """Write the page to ``path`` and its pictures to a folder beside it. Needs plotly and kaleido.
 
     Args:
         progress: called with a line of text as the work goes on (`rich.console.Console.print`).
-        scatter: draws predicted over measured; the caller's, because figures come after this room.
+        draw: makes the figures; `fsdp_sim.viz.accuracy_figures`, which comes after this room.
     """
     chosen = fitting_rows(rows)
     held: dict[str, list[Held]] = {}
@@ -47,15 +47,9 @@ def write_report(
     folder = path.parent / FOLDER
     folder.mkdir(exist_ok=True)
     progress("drawing")
-    figures = {
-        "held_out": scatter([*held["model"], *others]),
-        "errors": pictures.error_of_each_row(held["model"]),
-        "simpler": pictures.compared_with_simpler(
-            {"one utilisation for each GPU": naive.mape, "this simulator": ours.mape}
-        ),
-    }
-    for name, figure in figures.items():
-        figure.write_image(folder / f"{name}.svg", width=pictures.SIZE["width"])
+    means = {"one utilisation for each GPU": naive.mape, "this simulator": ours.mape}
+    for name, figure in draw(held["model"], others, means).items():
+        figure.write_image(folder / f"{name}.svg", width=WIDTH_PX)
     path.write_text(_page(chosen, compared, held, naive))
     progress(f"wrote {path}")
 

@@ -4,6 +4,7 @@ from fsdp_sim.packages import need
 
 need("fsdp_sim.viz", "plotly")
 
+from fsdp_sim.viz.charts.accuracy_page import accuracy_figures
 from fsdp_sim.viz.charts.accuracy_scatter import accuracy
 from fsdp_sim.viz.charts.pareto_front import pareto
 from fsdp_sim.viz.charts.rooflines import roofline
@@ -29,6 +30,7 @@ __all__ = [
     "Section",
     "Table",
     "accuracy",
+    "accuracy_figures",
     "collective",
     "compare",
     "debugger",

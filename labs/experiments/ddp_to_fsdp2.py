@@ -28,7 +28,7 @@ import tyro
 from rich.console import Console
 from rich.syntax import Syntax
 
-from fsdp_sim.simulate import Simulation
+from fsdp_sim.simulation import Simulation
 from fsdp_sim.timeline import Op
 from labs.cluster.process_group import Place, ranks_on
 from labs.cluster.torchrun import FailedError, launch

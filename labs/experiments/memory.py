@@ -26,7 +26,7 @@ import torch
 import tyro
 
 from fsdp_sim.measure import live_bytes
-from fsdp_sim.simulate import Simulation, simulate
+from fsdp_sim.simulation import Simulation, simulate
 from fsdp_sim.spec import Cluster
 from fsdp_sim.timeline import Timeline
 from labs.cluster.process_group import Place, n_ranks, ranks_on

@@ -32,7 +32,7 @@ from fsdp_sim.measure.model_from_module import model_from_module
 from fsdp_sim.ranks import Network, track
 from fsdp_sim.ranks import run as on_ranks
 from fsdp_sim.schedule import build as build_program
-from fsdp_sim.simulate import simulate
+from fsdp_sim.simulation import simulate
 from fsdp_sim.spec import Cluster
 from fsdp_sim.timeline import Op, Timeline
 from fsdp_sim.timeline.analysis import median_step, piece_durations, step_time_s

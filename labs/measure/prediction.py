@@ -27,7 +27,7 @@ from fsdp_sim.cost.collectives import collective_s
 from fsdp_sim.diagnose import explain
 from fsdp_sim.engine.seconds import COPIES
 from fsdp_sim.schedule import Instruction, Kind, Program
-from fsdp_sim.simulate import Simulation
+from fsdp_sim.simulation import Simulation
 from fsdp_sim.spec import Cluster, Gpu, gpu_names
 from fsdp_sim.timeline import COLLECTIVES, Op
 from labs.cluster.process_group import Place

@@ -10,7 +10,7 @@ import torch
 
 from fsdp_sim.cost import Workload
 from fsdp_sim.measure.model_from_module import model_from_module
-from fsdp_sim.simulate import Simulation, simulate
+from fsdp_sim.simulation import Simulation, simulate
 from fsdp_sim.spec import Cluster, Gpu, Plan, gpu, gpu_names
 from fsdp_sim.timeline import Memory
 from labs.cluster.process_group import Place

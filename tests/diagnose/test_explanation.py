@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from fsdp_sim.cost import Work, Workload
 from fsdp_sim.diagnose import diagnose, explain
-from fsdp_sim.diagnose.critical_path import critical_path
+from fsdp_sim.diagnose.critical_path import critical_path_of_run
 from fsdp_sim.engine import Contention, exposure, run
 from fsdp_sim.schedule import Kind, Param, Unit, build, toy
-from fsdp_sim.simulate import simulate
+from fsdp_sim.simulation import simulate
 from fsdp_sim.spec import Cluster, Plan
 from fsdp_sim.timeline import COLLECTIVES, Lane, Op, Phase
 from fsdp_sim.timeline.analysis import exposed_comm_s, overlap
@@ -151,7 +151,7 @@ def test_a_later_step_is_explained_by_itself():
 
 def test_a_step_that_is_not_there_is_named():
     played = run(build(layers_only(1), Plan(), 8), durations())
-    for ask in (explain, critical_path, exposure):
+    for ask in (explain, critical_path_of_run, exposure):
         with pytest.raises(ValueError, match="step 1 is not in the program, which has steps 0 to 0"):
             ask(played, step=1)
 
@@ -160,14 +160,14 @@ def test_the_path_crosses_over_to_the_rank_that_came_last():
     program = build(layers_only(1), Plan(), 8)
     seconds = durations()
     seconds[Op.BWD, "layers.0"] = np.array([50.0, 80.0])
-    path = critical_path(run(program, seconds))
+    path = critical_path_of_run(run(program, seconds))
     backward = next(piece for piece in path if piece.op.op is Op.BWD)
     assert (backward.rank, backward.seconds) == (1, 80)
 
 
 def test_an_operation_that_the_cpu_issues_too_slowly_is_on_the_path_from_its_last_kernel():
     program = by_hand({"kind": Kind.OP, "op": Op.FWD, "lane": Lane.COMPUTE, "unit": "a"})
-    path = critical_path(run(program, lambda i: 1.0, issue_s=10.0, launch_s=1.0))
+    path = critical_path_of_run(run(program, lambda i: 1.0, issue_s=10.0, launch_s=1.0))
     assert [(piece.cpu, piece.start_s, piece.end_s) for piece in path] == [(True, 0, 10), (False, 10, 10.1)]
 
 
@@ -189,7 +189,7 @@ def test_every_sentence_names_milliseconds_percent_or_units():
 
 
 def check_path(played, step):
-    path = critical_path(played, step)
+    path = critical_path_of_run(played, step)
     ends = played.step_ends_s
     begin = ends[step - 1] if step else 0.0
     if ends[step] == begin:
@@ -218,7 +218,7 @@ def test_making_what_is_on_the_path_slower_makes_the_run_slower(case, device, is
     alone = {key: float(s[0]) for key, s in seconds.items()}
     how = {"device": device, "issue_s": issue_s, "launch_s": launch_s}
     played = run(program, alone, **how)
-    for piece in critical_path(played)[:3]:
+    for piece in critical_path_of_run(played)[:3]:
         if piece.cpu:
             continue
         key = (piece.op.op, piece.op.unit)

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from fsdp_sim import Cluster, Plan, Timeline, simulate
-from fsdp_sim.diagnose.critical_path import critical_path as engine_path
+from fsdp_sim.diagnose.critical_path import critical_path_of_run
 from fsdp_sim.diagnose.links import Cause, Links, chain, critical_path
 from fsdp_sim.engine import straggler
 from fsdp_sim.timeline import Event, Header, Lane, Op
@@ -76,7 +76,7 @@ def test_the_path_of_a_simulated_step_is_that_of_the_engine(plan: dict[str, obje
     simulated = simulate("llama3-8b", Cluster("H100-SXM-80GB", gpus=16), Plan(**LLAMA | plan))
     run, record = simulated.run, simulated.timeline
     step = max(record.steps)
-    theirs = engine_path(run, step)
+    theirs = critical_path_of_run(run, step)
     ops = record.ops
     ours = critical_path(record, step)
     assert sum(p.seconds for p in ours) == pytest.approx(step_time_s(record, step))

@@ -21,7 +21,7 @@ from fsdp_sim.engine.memory import memory
 from fsdp_sim.measure import model_from_module
 from fsdp_sim.mini import versions
 from fsdp_sim.schedule import build
-from fsdp_sim.simulate import simulate
+from fsdp_sim.simulation import simulate
 from fsdp_sim.spec import Cluster, Model, Plan
 from labs.model.gpt import GPT, Block, GPTConfig
 from tests.measure.llama import Llama

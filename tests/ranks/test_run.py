@@ -10,13 +10,14 @@ import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 import torch
 import torch.distributed as dist
 
-from fsdp_sim.ranks import RanksError, run, track
+from fsdp_sim.ranks import RanksError, launch, run, track
 from fsdp_sim.ranks.board import Board
 from fsdp_sim.timeline import Lane, Op
 
@@ -237,10 +238,29 @@ def test_interrupts_at_any_moment_and_pressed_twice_leave_no_rank_and_no_folder(
     assert wait_for(lambda: all_gone(family), 5.0)
 
 
+def test_in_a_notebook_the_server_starts_when_the_cell_that_imports_ranks_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cell_ends, started = [], []
+    events = SimpleNamespace(
+        register=lambda event, callback: cell_ends.append((event, callback)),
+        unregister=lambda event, callback: cell_ends.remove((event, callback)),
+    )
+    shell = SimpleNamespace(events=events)
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    monkeypatch.setattr(launch, "start_server", lambda: started.append(True))
+
+    launch.start_server_after_cell()
+    ((event, callback),) = cell_ends
+    assert (event, started) == ("post_run_cell", [])
+    callback(None)
+    assert (cell_ends, started) == ([], [True])
+
+
 def test_a_folder_for_sockets_with_too_long_a_path_is_named(tmp_path: Path) -> None:
     long = tmp_path / ("x" * 100)
     long.mkdir()
-    command = [sys.executable, "-c", "import fsdp_sim.ranks"]
+    command = [sys.executable, "-c", "from fsdp_sim.ranks import run; run(print, 1)"]
     done = subprocess.run(command, env=os.environ | {"TMPDIR": str(long)}, stderr=subprocess.PIPE, text=True)
     assert done.stderr.splitlines()[-1].startswith(f"OSError: TMPDIR={long} is too long")
 

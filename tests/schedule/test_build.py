@@ -10,9 +10,10 @@ from collections import Counter
 import pytest
 
 import fsdp_sim.schedule
-from fsdp_sim.schedule import Kind, Param, Unit, build, toy, verify
+from fsdp_sim.schedule import Kind, Param, Unit, build, toy
 from fsdp_sim.spec import Plan
 from fsdp_sim.timeline import Lane, Memory, Op, Phase
+from tests.oracles.verify import verify
 
 
 @pytest.mark.parametrize("name", [m.name for m in pkgutil.iter_modules(fsdp_sim.schedule.__path__)])

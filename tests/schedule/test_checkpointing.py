@@ -2,9 +2,10 @@
 
 import pytest
 
-from fsdp_sim.schedule import Param, Unit, build, checkpoints, toy, verify
+from fsdp_sim.schedule import Param, Unit, build, checkpoints, toy
 from fsdp_sim.spec import Plan
 from fsdp_sim.timeline import Op
+from tests.oracles.verify import verify
 from tests.schedule.against_torch import torch_lines
 from tests.schedule.fsdp1_torch import recorded
 

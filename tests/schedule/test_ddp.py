@@ -15,13 +15,14 @@ from torch import nn
 
 from fsdp_sim import ranks
 from fsdp_sim.cost.transformer import workload
-from fsdp_sim.schedule import Kind, Param, Program, ProgramError, Unit, build, verify
+from fsdp_sim.schedule import Kind, Param, Program, Unit, build
 from fsdp_sim.schedule.buckets import Reducer, assign_to_buckets
 from fsdp_sim.schedule.cpu import Cpu
 from fsdp_sim.schedule.ddp import walk_of
-from fsdp_sim.schedule.flat_symbols import verify_flat
 from fsdp_sim.spec import Model, Plan
 from fsdp_sim.timeline import COLLECTIVES, Lane, Memory, Op
+from tests.oracles.flat_symbols import verify_flat
+from tests.oracles.verify import ProgramError, verify
 from tests.schedule.flat_random import random_units, random_whole
 
 SIZES = (8, 8, 8, 8)

@@ -13,10 +13,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdp_sim.schedule import Instruction, Kind, Param, Program, ProgramError, Unit, build, toy, verify
-from fsdp_sim.schedule.flat_symbols import verify_flat
+from fsdp_sim.schedule import Instruction, Kind, Param, Program, Unit, build, toy
 from fsdp_sim.spec import Plan
 from fsdp_sim.timeline import Lane, Memory, Op
+from tests.oracles.flat_symbols import verify_flat
+from tests.oracles.verify import ProgramError, verify
 from tests.schedule.flat_random import mixes, random_fsdp1, random_units
 from tests.schedule.fsdp1_torch import recorded
 from tests.some import some

@@ -12,10 +12,11 @@ import pytest
 import torch
 
 import fsdp_sim.mini
-from fsdp_sim.schedule import Kind, Param, Unit, build, toy, toy_program, verify
+from fsdp_sim.schedule import Kind, Param, Unit, build, toy, toy_program
 from fsdp_sim.spec import Plan
 from fsdp_sim.spec.plan import TORCH_VERSIONS
 from fsdp_sim.timeline import Memory, Op, Phase
+from tests.oracles.verify import verify
 from tests.schedule.against_torch import torch_lines
 from tests.schedule.randomly import random_plan, random_units, with_repeats
 from tests.some import some

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
-from fsdp_sim.schedule import Kind, Param, ProgramError, Unit, build, toy, toy_program, verify
+from fsdp_sim.schedule import Kind, Param, Unit, build, toy, toy_program
 from fsdp_sim.spec import Plan
 from fsdp_sim.timeline import Lane, Memory, Op, Phase
+from tests.oracles.verify import ProgramError, verify
 from tests.schedule.randomly import random_plan, random_units
 
 RANDOM = st.randoms(use_true_random=False)

@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdp_sim import ranks
-from fsdp_sim.schedule import Kind, Param, Program, ProgramError, Unit, build, verify
-from fsdp_sim.schedule.flat_symbols import verify_flat
+from fsdp_sim.schedule import Kind, Param, Program, Unit, build
 from fsdp_sim.spec import Plan
 from fsdp_sim.timeline import COLLECTIVES, Memory, Op, Phase
+from tests.oracles.flat_symbols import verify_flat
+from tests.oracles.verify import ProgramError, verify
 from tests.schedule.flat_random import random_units, random_whole
 from tests.schedule.test_ddp import CAP_MB, SIZES, UNITS, collectives
 

@@ -7,8 +7,7 @@ from typing import Literal, NamedTuple
 
 import plotly.graph_objects as go
 
-from fsdp_sim.validate import Compared, Held, Published, compare, fitting_rows, read_csv, summary
-from fsdp_sim.validate.errors import Summary
+from fsdp_sim.validate import Compared, Held, Published, Summary, compare, fitting_rows, read_csv, summary
 from fsdp_sim.viz import chart, theme
 from fsdp_sim.viz.chart import series
 from fsdp_sim.viz.picture import Picture

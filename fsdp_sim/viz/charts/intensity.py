@@ -6,11 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from fsdp_sim.cost import Kernel
-from fsdp_sim.cost.collectives import collective_s
-from fsdp_sim.cost.kernels import kernel_s
+from fsdp_sim.cost import Kernel, collective_s, kernel_s
 from fsdp_sim.schedule import Instruction
-from fsdp_sim.simulate import Simulation
+from fsdp_sim.simulation import Simulation
 from fsdp_sim.timeline import COLLECTIVES, Op, Phase
 
 SEGMENTS = {Op.FWD, Op.BWD, Op.RECOMPUTE}

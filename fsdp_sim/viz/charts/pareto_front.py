@@ -8,8 +8,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from fsdp_sim.explore import Sweep, front_of
-from fsdp_sim.explore.pareto import MODEL_NAMES
+from fsdp_sim.explore import MODEL_NAMES, Sweep, front_of
 from fsdp_sim.explore.sweep import RESULTS
 from fsdp_sim.viz import chart, theme
 from fsdp_sim.viz.chart import series

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fsdp_sim.simulate import Simulation
+from fsdp_sim.simulation import Simulation
 from fsdp_sim.timeline import Op, Phase
 from fsdp_sim.viz.chart import short
 from fsdp_sim.viz.charts.intensity import KernelPoint, UnitPoint, alike, compute_flops_per_s, peak_of

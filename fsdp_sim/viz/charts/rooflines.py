@@ -8,7 +8,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from fsdp_sim.simulate import Simulation
+from fsdp_sim.simulation import Simulation
 from fsdp_sim.timeline import Phase
 from fsdp_sim.viz import chart, theme
 from fsdp_sim.viz.chart import short

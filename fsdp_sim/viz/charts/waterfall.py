@@ -9,7 +9,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from fsdp_sim.requests import Change
-from fsdp_sim.simulate import Simulation
+from fsdp_sim.simulation import Simulation
 from fsdp_sim.timeline import Timeline
 from fsdp_sim.viz import chart, theme
 from fsdp_sim.viz.charts.alive import Alive, Part, alive_at

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fsdp_sim.cost import workload
 from fsdp_sim.explore import changes_that_fit
 from fsdp_sim.requests import Change
-from fsdp_sim.simulate import Simulation
+from fsdp_sim.simulation import Simulation
 from fsdp_sim.spec import Model
 from fsdp_sim.viz import theme
 from fsdp_sim.viz.charts.alive import Alive, Part

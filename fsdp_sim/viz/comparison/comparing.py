@@ -7,10 +7,8 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from fsdp_sim.timeline import Event, Lane, Timeline
-from fsdp_sim.timeline.comparison import Comparison, Pair
+from fsdp_sim.timeline import Comparison, Event, Lane, Pair, Side, Timeline
 from fsdp_sim.timeline.comparison import compare as compare_timelines
-from fsdp_sim.timeline.side import Side
 from fsdp_sim.viz import chart, theme
 from fsdp_sim.viz.comparison.units import draw_strip, tables
 from fsdp_sim.viz.comparison.words import finding, headline, name_of, signed_ms

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import plotly.graph_objects as go
 
-from fsdp_sim.timeline.comparison import Comparison, UnitDifference
+from fsdp_sim.timeline import Comparison, UnitDifference
 from fsdp_sim.viz import chart, theme
 from fsdp_sim.viz.comparison.words import signed_ms
 from fsdp_sim.viz.table import Table

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from fsdp_sim.timeline import Event, Timeline
-from fsdp_sim.timeline.comparison import Comparison
+from fsdp_sim.timeline import Comparison, Event, Timeline
 from fsdp_sim.viz import theme
 from fsdp_sim.viz.theme import human_ms
 

@@ -10,8 +10,7 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from fsdp_sim.timeline import COLLECTIVES, Event, Lane, Memory, Op, Timeline
-from fsdp_sim.timeline.analysis import computes, subtract, total_s
+from fsdp_sim.timeline import COLLECTIVES, Event, Lane, Memory, Op, Timeline, computes, subtract, total_s
 
 MOST_OTHERS = 15
 """So many other ranks are looked up: of a thousand nobody reads more."""

@@ -10,8 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from fsdp_sim.timeline import Event, Phase, Timeline
-from fsdp_sim.timeline.analysis import median_step
+from fsdp_sim.timeline import Event, Phase, Timeline, median_step
 from fsdp_sim.viz import theme
 from fsdp_sim.viz.debugger.moments import Moment, events_of, moment, next_of_unit, next_on_lane
 from fsdp_sim.viz.debugger.panes import panes

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from html import escape
 
-from fsdp_sim.timeline import Event, Lane, Phase, Timeline
-from fsdp_sim.timeline.analysis import communicates
+from fsdp_sim.timeline import Event, Lane, Phase, Timeline, communicates
 from fsdp_sim.viz import theme
 from fsdp_sim.viz.debugger.moments import Moment, events_of, is_compute
 from fsdp_sim.viz.debugger.sentences import name

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from fsdp_sim.diagnose.critical_path import Causes, critical_path
-from fsdp_sim.engine.run import Run
+from fsdp_sim.diagnose import Causes, critical_path_of_run
+from fsdp_sim.engine import Run
 from fsdp_sim.schedule import Instruction
 from fsdp_sim.viz.theme import OP_NAMES, human_bytes, human_ms
 
@@ -69,7 +69,7 @@ class Operations:
     @cached_property
     def _on_path_s(self) -> dict[int, float]:
         found: dict[int, float] = {}
-        for piece in critical_path(self.run, causes=self.causes):
+        for piece in critical_path_of_run(self.run, causes=self.causes):
             if not piece.cpu:
                 found[piece.k] = found.get(piece.k, 0.0) + piece.seconds
         return found

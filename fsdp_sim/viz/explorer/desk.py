@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import ipywidgets as W
 
 from fsdp_sim.cost import Workload
-from fsdp_sim.simulate import Simulation
+from fsdp_sim.simulation import Simulation
 from fsdp_sim.spec import Cluster, Model, Plan
 from fsdp_sim.viz import theme
 from fsdp_sim.viz.explorer import code, words

@@ -14,7 +14,7 @@ import plotly.graph_objects as go
 import plotly.io as pio
 
 from fsdp_sim.requests import nearest
-from fsdp_sim.spec.texts import text_of
+from fsdp_sim.spec import text_of
 from fsdp_sim.viz import plotly_js, theme
 from fsdp_sim.viz.explorer import layout_of, words
 from fsdp_sim.viz.explorer.drawing import lane_changes, lane_traces, legend_html, memory_changes, memory_traces

@@ -13,11 +13,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fsdp_sim.engine.dependencies import shown_lane
+from fsdp_sim.engine import shown_lane
 from fsdp_sim.schedule import Instruction
-from fsdp_sim.simulate import Simulation
-from fsdp_sim.timeline import Lane, Memory
-from fsdp_sim.timeline.analysis import Interval, communicates, computes, subtract, union
+from fsdp_sim.simulation import Simulation
+from fsdp_sim.timeline import Interval, Lane, Memory, communicates, computes, subtract, union
 from fsdp_sim.viz import theme
 from fsdp_sim.viz.theme import KINDS, Kind
 

@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fsdp_sim.cost import Workload
-from fsdp_sim.engine import jitter, slow_node, straggler
-from fsdp_sim.engine.seconds import Given
+from fsdp_sim.engine import Given, jitter, slow_node, straggler
 from fsdp_sim.requests import ALIASES, CLUSTER_FIELDS, NAMES, PLAN_FIELDS, choose, nearest, request_of_texts, understand
-from fsdp_sim.simulate import Simulation, simulate
-from fsdp_sim.spec import Cluster, Gpu, Link, Model, Plan
-from fsdp_sim.spec.texts import text_of
+from fsdp_sim.simulation import Simulation, simulate
+from fsdp_sim.spec import Cluster, Gpu, Link, Model, Plan, text_of
 
 MOST_RANKS = 2048  # that are played when they differ
 

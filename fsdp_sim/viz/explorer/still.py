@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import plotly.graph_objects as go
 
-from fsdp_sim.simulate import Simulation
+from fsdp_sim.simulation import Simulation
 from fsdp_sim.viz.explorer import words
 from fsdp_sim.viz.explorer.drawing import lane_changes, lane_traces, limit_in_view, memory_changes, memory_traces
 from fsdp_sim.viz.explorer.layout_of import labels, layout, needed_gib

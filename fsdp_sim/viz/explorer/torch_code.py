@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fsdp_sim.spec import Cluster, Model, Plan
-from fsdp_sim.spec.plan import TORCH_DTYPES
+from fsdp_sim.spec import TORCH_DTYPES, Cluster, Model, Plan
 from fsdp_sim.viz.explorer.state import State
 from fsdp_sim.viz.explorer.torch_model import torch_model
 

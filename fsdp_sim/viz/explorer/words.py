@@ -7,7 +7,7 @@ from html import escape
 
 from fsdp_sim.diagnose import Explanation
 from fsdp_sim.requests import does_not_fit, said
-from fsdp_sim.simulate import Simulation
+from fsdp_sim.simulation import Simulation
 from fsdp_sim.viz.explorer.state import State
 from fsdp_sim.viz.table import Table
 from fsdp_sim.viz.theme import human_bytes, human_ms

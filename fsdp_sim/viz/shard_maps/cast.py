@@ -14,13 +14,13 @@ from typing import Protocol
 
 from msgspec import structs
 
-from fsdp_sim.engine.states import program_state_bytes
+from fsdp_sim.engine import program_state_bytes
 from fsdp_sim.schedule import DTYPE_BYTES, Kind, Program, Unit
 from fsdp_sim.schedule.buckets import Reducer
 from fsdp_sim.schedule.cpu import Cpu
 from fsdp_sim.schedule.ddp import walk_of
 from fsdp_sim.schedule.zero import WholeReducer
-from fsdp_sim.spec.plan import OPTIMIZER_STATES, shards_of
+from fsdp_sim.spec import OPTIMIZER_STATES, shards_of
 from fsdp_sim.timeline import Event, Lane, Memory, Op, Phase, Timeline
 
 COMPUTE = frozenset({Op.FWD, Op.RECOMPUTE, Op.BWD})

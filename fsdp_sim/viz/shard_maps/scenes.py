@@ -11,8 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fsdp_sim.schedule import Program
-from fsdp_sim.timeline import Op, Phase, Timeline
-from fsdp_sim.timeline.analysis import median_step
+from fsdp_sim.timeline import Op, Phase, Timeline, median_step
 from fsdp_sim.viz.shard_maps.cast import COMPUTE, Band, Cast, acts_of
 from fsdp_sim.viz.shard_maps.holdings import Moment, moments
 from fsdp_sim.viz.shard_maps.narration import called, ranks_text, sentence

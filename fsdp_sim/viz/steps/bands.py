@@ -15,11 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fsdp_sim.engine.dependencies import shown_lane
-from fsdp_sim.engine.run import Run
-from fsdp_sim.simulate import Simulation
-from fsdp_sim.timeline import Event, Lane, Op, Phase, Timeline
-from fsdp_sim.timeline.analysis import communicates, computes
+from fsdp_sim.engine import Run, shown_lane
+from fsdp_sim.simulation import Simulation
+from fsdp_sim.timeline import Event, Lane, Op, Phase, Timeline, communicates, computes
 from fsdp_sim.viz.steps.bars import BAR, SMALL_OPS, THIN, bar_trace, kinds_in_order
 from fsdp_sim.viz.steps.step_view import Group, StepView, Timelines, step_views
 from fsdp_sim.viz.steps.summary import exposure_sentence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fsdp_sim.diagnose.links import Key, Links
+from fsdp_sim.diagnose import Key, Links
 from fsdp_sim.timeline import Event
 from fsdp_sim.viz.theme import OP_NAMES, human_bytes, human_ms, safe, short_unit
 

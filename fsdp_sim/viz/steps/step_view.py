@@ -10,9 +10,23 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fsdp_sim.diagnose.links import Links
-from fsdp_sim.timeline import Event, Lane, Memory, Op, Phase, Timeline
-from fsdp_sim.timeline.analysis import Interval, communicates, computes, median_step, spans_of, subtract, total_s, union
+from fsdp_sim.diagnose import Links
+from fsdp_sim.timeline import (
+    Event,
+    Interval,
+    Lane,
+    Memory,
+    Op,
+    Phase,
+    Timeline,
+    communicates,
+    computes,
+    median_step,
+    spans_of,
+    subtract,
+    total_s,
+    union,
+)
 
 Timelines = Timeline | Mapping[str, Timeline] | Sequence[Timeline]
 MAX_RANKS = 4  # drawn when nobody says which: two timelines of four ranks with three lanes each still read well

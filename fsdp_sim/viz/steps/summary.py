@@ -6,8 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fsdp_sim.timeline import Event, Timeline
-from fsdp_sim.timeline.analysis import communicates, computes, exposure_of, total_s
+from fsdp_sim.timeline import Event, Timeline, communicates, computes, exposure_of, total_s
 from fsdp_sim.viz.steps.step_view import StepView, Timelines, step_views
 from fsdp_sim.viz.table import Table
 from fsdp_sim.viz.theme import OP_NAMES, human_bytes, human_ms

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fsdp_sim.engine.run import Run
-from fsdp_sim.simulate import Simulation
+from fsdp_sim.engine import Run
+from fsdp_sim.simulation import Simulation
 from fsdp_sim.timeline import Timeline
 from fsdp_sim.viz.picture import Picture
 from fsdp_sim.viz.steps.bands import ManyRanks, bands_sentence, bands_subtitle, bands_table, many_ranks, views_of
@@ -76,8 +76,8 @@ def tables_of(views: Sequence[StepView]) -> tuple[Table, ...]:
     return (*([table_of(few)] if few else []), *bands)
 
 
-def show(what: Timelines | Picture, *, png: bool | None = None, **which: Any) -> None:
-    """Display a picture, or the picture of timelines, in a notebook; see `Picture.show` and `timeline`.
+def show(what: Timelines | Simulation | Picture, *, png: bool | None = None, **which: Any) -> None:
+    """Display a picture, or the picture of timelines, in a notebook; see `Picture.show`, `timeline` and `rank_bands`.
 
     Raises:
         ValueError: as `timeline`; or a picture was given options, which it has no use for.
@@ -85,5 +85,11 @@ def show(what: Timelines | Picture, *, png: bool | None = None, **which: Any) ->
     """
     if isinstance(what, Picture) and which:
         raise ValueError(f"a Picture is shown as it is; give {', '.join(which)} to the function that makes it")
-    picture = what if isinstance(what, Picture) else timeline(what, **which)
-    picture.show(png=png)
+    (what if isinstance(what, Picture) else _picture_of(what, **which)).show(png=png)
+
+
+def _picture_of(what: Timelines | Simulation, **which: Any) -> Picture:
+    """Timelines over memory; of a simulation whose ranks differ, bands."""
+    if not isinstance(what, Simulation):
+        return timeline(what, **which)
+    return timeline(what.timeline, **which) if what.run.ranks == 1 else rank_bands(what, **which)

@@ -16,7 +16,7 @@ import torch
 
 from fsdp_sim import engine
 from fsdp_sim.schedule import Instruction
-from fsdp_sim.simulate import Simulation
+from fsdp_sim.simulation import Simulation
 from fsdp_sim.spec import Cluster
 from fsdp_sim.timeline import COLLECTIVES, Op, Timeline
 from labs.cluster.pretend.network import seconds_on

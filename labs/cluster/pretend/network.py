@@ -15,7 +15,7 @@ import torch
 from torch import distributed as dist
 
 from fsdp_sim.cost.collectives import collective_s
-from fsdp_sim.simulate import Simulation
+from fsdp_sim.simulation import Simulation
 from fsdp_sim.timeline import Op
 from labs.cluster.pretend.recorder import Tape
 from labs.cluster.pretend.streams import Arrival, Clocks, Event

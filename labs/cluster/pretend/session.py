@@ -19,7 +19,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from fsdp_sim.measure import live_bytes
 from fsdp_sim.measure.heap import keep_freed_memory
 from fsdp_sim.measure.live_bytes import CUDAMeter
-from fsdp_sim.simulate import Simulation, simulate
+from fsdp_sim.simulation import Simulation, simulate
 from fsdp_sim.spec import Cluster
 from fsdp_sim.timeline import Op, Phase, Timeline
 from fsdp_sim.timeline.analysis import exposed_comm_s, median_step, step_time_s

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from fsdp_sim.measure import model_from_module
-from fsdp_sim.simulate import Simulation, simulate
+from fsdp_sim.simulation import Simulation, simulate
 from fsdp_sim.spec import Cluster, Plan
 from fsdp_sim.timeline import Op
 from labs.experiments.hugging_face import models

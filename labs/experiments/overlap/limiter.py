@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fsdp_sim.simulate import simulate
+from fsdp_sim.simulation import simulate
 from fsdp_sim.spec import Cluster, Plan
 from fsdp_sim.timeline import Op, Timeline
 from fsdp_sim.timeline.analysis import median_step

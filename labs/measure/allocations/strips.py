@@ -27,7 +27,7 @@ def memory_picture(predicted: Timeline, measured: Timeline, rank: int = 0) -> Pi
     follows it, is as wide as the next, and within it events stand where they came in their own time.
 
     Args:
-        predicted: as `fsdp_sim.simulate.Simulation.timeline`; its last step is shown.
+        predicted: as `fsdp_sim.Simulation.timeline`; its last step is shown.
         measured: as `labs.measure.allocations.series.StepMemory.timeline`.
         rank: whose memory was measured; the prediction is that of rank 0, which stands for all.
 

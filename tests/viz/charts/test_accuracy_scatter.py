@@ -8,6 +8,7 @@ import pytest
 
 from fsdp_sim.cost import fitted
 from fsdp_sim.validate import Compared, Held, compare, read_csv
+from fsdp_sim.viz import accuracy_figures
 from fsdp_sim.viz.charts.accuracy_scatter import BAND, UNLIKE, accuracy
 
 
@@ -89,3 +90,12 @@ def test_beside_held_out_groups_all_others_are_of_other_stacks(compared: list[Co
     figure = accuracy([held, *[c for c in compared[1:] if not c.row.remark]]).figure
     names = {t.name.partition(" (")[0] for t in figure.data if t.mode == "markers"}
     assert names == {compared[0].row.cluster.gpu.name, "other stacks"}
+
+
+def test_the_accuracy_page_shows_every_held_out_row_and_every_predictor(compared: list[Compared]) -> None:
+    rows = [c.row for c in compared[:3]]
+    held = Held("g", rows, [1.5 * (row.step_time_s or 0.0) for row in rows], fitted())
+    drawn = accuracy_figures([held], compared[3:6], {"one utilisation": 0.2, "this simulator": 0.1})
+    assert [y for t in drawn["errors"].data for y in t.y] == pytest.approx([0.5] * 3)
+    assert [*drawn["simpler"].data[0].y] == ["this simulator", "one utilisation"]
+    assert len(marks(drawn["held_out"])) == 6

@@ -8,12 +8,13 @@ from collections.abc import Callable
 import pytest
 
 from fsdp_sim import Cluster, simulate
-from fsdp_sim.schedule import Param, Program, ProgramError, Unit, build, toy_program, verify
+from fsdp_sim.schedule import Param, Program, Unit, build, toy_program
 from fsdp_sim.spec import Plan
 from fsdp_sim.timeline import Event, Header, Lane, Memory, Op, Phase, Timeline
 from fsdp_sim.viz.shard_maps.cast import COMPUTE, acts_of, cast_of
 from fsdp_sim.viz.shard_maps.cells import Held, cells
 from fsdp_sim.viz.shard_maps.holdings import Moment, moments
+from tests.oracles.verify import ProgramError, verify
 
 Run = Callable[..., Timeline]
 SIGNS = {

@@ -52,8 +52,9 @@ def main() -> None:
     from fsdp_sim.learn.check import judge
     from fsdp_sim.learn.classroom.grading.written import Written
     from fsdp_sim.learn.find import load
-    from fsdp_sim.ranks import Limits, OtherUser, RanksError, run
+    from fsdp_sim.ranks import Limits, OtherUser, RanksError, run, start_server
 
+    start_server()  # before there is a limit on memory
     work = msgspec.json.decode(sys.stdin.buffer.read(), type=Work)
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
     for package in (exercises, judges):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from fsdp_sim.schedule.buffers import Buffer, Buffers, must_see
 from fsdp_sim.schedule.comm import POST_FORWARD, SHARD
-from fsdp_sim.schedule.happens_before import Clock, ProgramError, Use, wrong
-from fsdp_sim.schedule.program import Instruction
-from fsdp_sim.schedule.symbols import Facts, Parts
+from fsdp_sim.schedule.instruction import Instruction
 from fsdp_sim.timeline import Memory, Op
+from tests.oracles.buffers import Buffer, Buffers, must_see
+from tests.oracles.happens_before import Clock, ProgramError, Use, wrong
+from tests.oracles.symbols import Facts, Parts
 
 
 class Parameters:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
-from fsdp_sim.schedule.program import Instruction
+from fsdp_sim.schedule.instruction import Instruction
 from fsdp_sim.timeline import Lane
 
 Clock = Counter  # operations of each stream known to be finished

@@ -6,9 +6,9 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
-from fsdp_sim.schedule.happens_before import Clock, HappensBefore, ProgramError, Use, lane_of, wrong
-from fsdp_sim.schedule.program import Instruction
+from fsdp_sim.schedule.instruction import Instruction
 from fsdp_sim.timeline import Lane, Memory
+from tests.oracles.happens_before import Clock, HappensBefore, ProgramError, Use, lane_of, wrong
 
 Key = tuple[Memory, str]  # category and unit
 GROWS = frozenset({Memory.UNSHARDED, Memory.UNSHARDED_GRAD, Memory.SHARDED})  # one buffer per parameter, seen as one

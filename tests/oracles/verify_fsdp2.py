@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fsdp_sim.schedule.buffers import Buffers
-from fsdp_sim.schedule.happens_before import Clock, HappensBefore, Use, wrong
-from fsdp_sim.schedule.program import Instruction, Program
-from fsdp_sim.schedule.symbols import Facts, UnitFacts
-from fsdp_sim.schedule.verify_grads import Gradients
-from fsdp_sim.schedule.verify_params import Parameters
+from fsdp_sim.schedule.instruction import Instruction
+from fsdp_sim.schedule.program import Program
 from fsdp_sim.timeline import Memory, Op
+from tests.oracles.buffers import Buffers
+from tests.oracles.happens_before import Clock, HappensBefore, Use, wrong
+from tests.oracles.symbols import Facts, UnitFacts
+from tests.oracles.verify_grads import Gradients
+from tests.oracles.verify_params import Parameters
 
 
 class Fsdp2Symbols:

@@ -19,9 +19,9 @@ from pathlib import Path
 
 import pytest
 
-from fsdp_sim.cli import setup
+from fsdp_sim import setup
 
-ROOT = Path(setup.__file__).parents[2]
+ROOT = Path(setup.__file__).parents[1]
 OLDEST = (2, 11)
 NO_INDEX = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull}
 
@@ -30,7 +30,7 @@ NO_INDEX = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.dev
 def checkout(tmp_path):
     """A folder with the files that a set-up reads, and no .venv."""
     for name in (
-        "Makefile", "pyproject.toml", "requirements.lock", "requirements-dev.lock", "fsdp_sim/cli/setup.py",
+        "Makefile", "pyproject.toml", "requirements.lock", "requirements-dev.lock", "fsdp_sim/setup.py",
         "notebooks/instructor/nbgrader.lock",
     ):  # fmt: skip
         (tmp_path / "checkout" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -73,7 +73,7 @@ def make(checkout, tools, *arguments, **env):
 
 def module_of(checkout):
     """The setup.py of that checkout, imported: its paths are the checkout's."""
-    spec = importlib.util.spec_from_file_location("setup_of_checkout", checkout / "fsdp_sim" / "cli" / "setup.py")
+    spec = importlib.util.spec_from_file_location("setup_of_checkout", checkout / "fsdp_sim" / "setup.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -267,7 +267,7 @@ def test_without_an_index_pip_says_so_names_its_log_and_starts_over_what_was_beg
 
 
 def test_an_interrupt_is_a_sentence_and_leaves_no_stamp(checkout):
-    command = [sys.executable, checkout / "fsdp_sim" / "cli" / "setup.py", "--torch", "cpu"]
+    command = [sys.executable, checkout / "fsdp_sim" / "setup.py", "--torch", "cpu"]
     env = {**os.environ, **NO_INDEX, "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(
         command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True

@@ -1,11 +1,13 @@
-"""The pictures of the accuracy page, but for predicted over measured: that is `fsdp_sim.viz`'s, which draws it."""
+"""The figures of the accuracy page, which `fsdp-sim validate --report` writes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from fsdp_sim.validate.leave_out import Held
+import plotly.graph_objects as go
+
+from fsdp_sim.validate import Compared, Held
+from fsdp_sim.viz.charts.accuracy_scatter import accuracy
 
 # Okabe and Ito's colours
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8C959F", "#1A1A1A")
@@ -13,9 +15,24 @@ INK, GRID = "#1A1A1A", "#E6EAEE"
 SIZE = {"width": 900, "height": 520}
 
 
-def _figure(title: str, x: str, y: str) -> Any:
-    import plotly.graph_objects as go
+def accuracy_figures(
+    held: Sequence[Held], others: Sequence[Compared], means: Mapping[str, float]
+) -> dict[str, go.Figure]:
+    """The page's figures, by the names of their files.
 
+    Args:
+        held: each model, predicted by numbers that were fitted without it.
+        others: the rows to which nothing is fitted.
+        means: the mean absolute error of each predictor, by its name.
+    """
+    return {
+        "held_out": accuracy([*held, *others]).figure,
+        "errors": error_of_each_row(held),
+        "simpler": compared_with_simpler(means),
+    }
+
+
+def _figure(title: str, x: str, y: str) -> go.Figure:
     axis = {"gridcolor": GRID, "zeroline": False, "ticks": "", "title": {"standoff": 8}}
     return go.Figure(
         layout={
@@ -31,7 +48,7 @@ def _figure(title: str, x: str, y: str) -> Any:
     )
 
 
-def error_of_each_row(held: Sequence[Held]) -> Any:
+def error_of_each_row(held: Sequence[Held]) -> go.Figure:
     """One dot a row, by model: where the simulator is wrong, and which way."""
     figure = _figure("Error of every row, its model left out of the fit", "model", "predicted over measured, less 1")
     gpus = sorted({row.cluster.gpu.name for h in held for row in h.rows})
@@ -54,7 +71,7 @@ def error_of_each_row(held: Sequence[Held]) -> Any:
     return figure
 
 
-def compared_with_simpler(means: Mapping[str, float]) -> Any:
+def compared_with_simpler(means: Mapping[str, float]) -> go.Figure:
     """Mean absolute error of several predictors."""
     figure = _figure("Mean absolute error, one model left out at a time", "", "")
     names = list(means)[::-1]

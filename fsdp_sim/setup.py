@@ -1,4 +1,4 @@
-"""Make `.venv`, the environment everything here runs in: `python3 fsdp_sim/cli/setup.py [--torch keep|cpu|cuda]`.
+"""Make `.venv`, the environment everything here runs in: `python3 fsdp_sim/setup.py [--torch keep|cpu|cuda]`.
 
 The Makefile runs this file before anything is installed. So it uses the standard library alone, and syntax (hence no
 annotations) that a Python as old as 3.6 can read, up to the sentence that says that it is too old.
@@ -26,7 +26,7 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 VENV = ROOT / ".venv"
 LOG = VENV / "setup.log"
 STAMP = VENV / "setup.json"  # written last: it is there only when the set-up reached its end

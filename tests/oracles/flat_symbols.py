@@ -10,14 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from fsdp_sim.schedule.buckets import Bucket, Reducer
-from fsdp_sim.schedule.buffers import must_see
 from fsdp_sim.schedule.checkpointing import checkpoints
 from fsdp_sim.schedule.cpu import Cpu
 from fsdp_sim.schedule.ddp import walk_of
-from fsdp_sim.schedule.happens_before import Clock, HappensBefore, ProgramError, Use, wrong
-from fsdp_sim.schedule.program import Instruction, Kind, Program
+from fsdp_sim.schedule.instruction import Instruction, Kind
+from fsdp_sim.schedule.program import Program
 from fsdp_sim.schedule.zero import WholeReducer
 from fsdp_sim.timeline import Lane, Memory, Op
+from tests.oracles.buffers import must_see
+from tests.oracles.happens_before import Clock, HappensBefore, ProgramError, Use, wrong
 
 Gradient = tuple[int, int, str]  # step, micro-batch, segment
 

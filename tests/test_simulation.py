@@ -6,7 +6,7 @@ import pytest
 
 from fsdp_sim.cost import fitted, workload
 from fsdp_sim.engine import jitter, slow_node, straggler
-from fsdp_sim.simulate import simulate
+from fsdp_sim.simulation import simulate
 from fsdp_sim.spec import Cluster, Model, Plan
 from fsdp_sim.timeline import Op
 

@@ -13,12 +13,10 @@ from functools import cached_property
 from typing import Any, Literal
 
 from fsdp_sim import engine
-from fsdp_sim.cost import Calibration, Workload
+from fsdp_sim.cost import Calibration, Costs, Workload
 from fsdp_sim.cost import workload as transformer_workload
-from fsdp_sim.cost.costs import Costs
 from fsdp_sim.diagnose import Explanation, explain
-from fsdp_sim.engine.run import Run
-from fsdp_sim.engine.seconds import Given
+from fsdp_sim.engine import Given, Run
 from fsdp_sim.schedule import Instruction, Program, blocks_of, build
 from fsdp_sim.spec import Cluster, Model, Plan
 from fsdp_sim.timeline import Header, Timeline
@@ -180,17 +178,15 @@ class Simulation:
         """Why the step takes as long as it does, in sentences and numbers."""
         return replace(explain(self.run), between_steps_s=self.between_steps_s)
 
-    def show(self, **options: Any) -> Any:
+    def show(self, **options: Any) -> None:
         """The timeline over the memory, as a figure; of ranks that differ, as bands (needs plotly).
 
         Args:
             options: of ``fsdp_sim.viz.timeline``, or with a skew of ``rank_bands``.
         """
-        import importlib
+        import fsdp_sim  # which knows the figures: they come after this room
 
-        viz = importlib.import_module("fsdp_sim.viz")
-        picture = viz.timeline(self.timeline, **options) if self.run.ranks == 1 else viz.rank_bands(self, **options)
-        return picture.show()
+        fsdp_sim.show(self, **options)
 
 
 def simulate(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fsdp_sim.schedule.buffers import Buffer, Buffers
 from fsdp_sim.schedule.comm import REDUCE_SCATTER, REPLICATE, SHARD
-from fsdp_sim.schedule.happens_before import CPU, Clock, HappensBefore, ProgramError, Use, lane_of, wrong
+from fsdp_sim.schedule.instruction import Instruction
 from fsdp_sim.schedule.lines import NOT_RECORDED
-from fsdp_sim.schedule.program import Instruction
-from fsdp_sim.schedule.symbols import Facts, Gradient, Sum, Whole
 from fsdp_sim.timeline import Lane, Memory, Op
+from tests.oracles.buffers import Buffer, Buffers
+from tests.oracles.happens_before import CPU, Clock, HappensBefore, ProgramError, Use, lane_of, wrong
+from tests.oracles.symbols import Facts, Gradient, Sum, Whole
 
 
 class Gradients:

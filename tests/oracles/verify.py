@@ -7,10 +7,11 @@ a gradient twice or never is an error that names the operation and the unit, wha
 
 from __future__ import annotations
 
-from fsdp_sim.schedule.buffers import Buffers
-from fsdp_sim.schedule.happens_before import HappensBefore, ProgramError
-from fsdp_sim.schedule.program import Kind, Program
-from fsdp_sim.schedule.verify_fsdp2 import Fsdp2Symbols
+from fsdp_sim.schedule.instruction import Kind
+from fsdp_sim.schedule.program import Program
+from tests.oracles.buffers import Buffers
+from tests.oracles.happens_before import HappensBefore, ProgramError
+from tests.oracles.verify_fsdp2 import Fsdp2Symbols
 
 __all__ = ["ProgramError", "verify"]
 
@@ -27,7 +28,7 @@ def verify(program: Program) -> None:
         ProgramError: names the instruction, its step, and what is wrong.
     """
     if program.plan.api != "fsdp2":
-        from fsdp_sim.schedule.flat_symbols import verify_flat  # with the builders of FSDP1, DDP and ZeRO
+        from tests.oracles.flat_symbols import verify_flat  # with the builders of FSDP1, DDP and ZeRO
 
         verify_flat(program)
         return
