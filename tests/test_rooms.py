@@ -63,7 +63,6 @@ PAST_THE_DOOR = {
     ("cli.*", "explore.sweep"): "the columns of a sweep, which the command writes",
     ("cli.*", "requests.*"): "the structs whose schemas it prints",
     ("cli.diagnose", "timeline.limits"): "the most that it reads",
-    ("*", "engine.sentences"): "numbers as they stand in its sentences",
     ("learn.*", "viz.*"): "drawings of the course are made with what all figures share: theme, chart, picture, table",
     ("learn.*", "ranks.*"): "judges read the board, and look whether an answer went round the ranks' own group",
     ("learn.*", "measure.*"): "one function each, without importing the others",
