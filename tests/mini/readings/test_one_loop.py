@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from fsdp_sim.mini.siblings import TWINS, Layer, backward_prefetch, forward_prefetch, naive
+from fsdp_sim.mini.readings.one_loop import TWINS, Layer, backward_prefetch, forward_prefetch, naive
 from fsdp_sim.ranks import Network
 from fsdp_sim.ranks import run as run_ranks
 from fsdp_sim.timeline import RECORDER, Lane, Memory

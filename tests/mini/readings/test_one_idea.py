@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from fsdp_sim.mini.siblings import FSDPUnit, watch, whole_parameters
+from fsdp_sim.mini.readings.one_idea import FSDPUnit, whole_parameters
+from fsdp_sim.mini.siblings import watch
 from fsdp_sim.timeline import RECORDER, Memory
 from tests.mini.models import Toy, Transformer, batches, my_part, token_loss
 from tests.mini.siblings.training import (
