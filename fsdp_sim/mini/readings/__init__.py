@@ -1,7 +1,7 @@
-"""FSDP in three readings:
+"""FSDP in readings. Each is one file that stands alone on torch, and runs: ``torchrun --nproc_per_node=2 FILE``.
 
     one_idea   FSDP as one autograd function, whose forward is an all-gather and whose backward is a reduce-scatter
-    one_loop   the training loop written out: three twins that differ in a few marked lines
+    one_loop   DDP, FSDP, and FSDP with overlap: the training step written out, three twins that differ in marked lines
 
-Nothing overlaps in the first; the second shows what overlap is.
+The mini itself, all of torch's `fully_shard`, begins in ``fsdp_sim/mini/api.py``.
 """

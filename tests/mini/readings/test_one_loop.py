@@ -3,6 +3,7 @@
 import difflib
 import inspect
 from itertools import pairwise
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -10,24 +11,15 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from fsdp_sim.mini.readings.one_loop import TWINS, Layer, backward_prefetch, forward_prefetch, naive
-from fsdp_sim.ranks import Network
-from fsdp_sim.ranks import run as run_ranks
-from fsdp_sim.timeline import RECORDER, Lane, Memory
+from fsdp_sim.mini.readings.one_loop import TWINS, Layer, ShardedLayer, ddp, fsdp, overlapped
 from tests.mini.models import mean_over_ranks, my_part
-from tests.mini.siblings.training import AFTER_ADAMW, counts, labels, record, timeline_of, waited_for
-
-N = 3
+from tests.mini.siblings.training import AFTER_ADAMW
 
 
 def stack():
     torch.manual_seed(0)
     rows = (4, 7, 15, 17)
     return [nn.Sequential(nn.Linear(a, b), nn.Tanh()) for a, b in pairwise(rows)]
-
-
-def make_layers():
-    return [Layer(module, str(i)) for i, module in enumerate(stack())]
 
 
 def data(steps):
@@ -37,17 +29,19 @@ def data(steps):
 
 def train(twin, steps):
     """Losses of this rank, and every whole parameter at the end."""
-    layers = make_layers()
-    optimizer = torch.optim.AdamW([layer.shard for layer in layers], lr=1e-2)
+    step, make = TWINS[twin]
+    layers = [make(module) for module in stack()]
+    optimizer = torch.optim.AdamW([layer.param for layer in layers], lr=1e-2)
     losses = []
     for x, y in data(steps):
-        losses.append(twin(layers, my_part(x), lambda output, y=y: F.mse_loss(output, my_part(y))))
+        losses.append(step(layers, my_part(x), lambda output, y=y: F.mse_loss(output, my_part(y))))
         optimizer.step()
         optimizer.zero_grad()
     parameters = []
     for layer in layers:
-        layer.gather()
-        layer.wait_for_gather()
+        if isinstance(layer, ShardedLayer):
+            layer.gather()
+            layer.wait_for_gather()
         parameters += [p.detach().clone() for p in layer.params]
     return losses, parameters
 
@@ -67,127 +61,123 @@ def train_in_one_process(steps):
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_the_twins_are_equal_bit_by_bit_and_train_as_one_process(ranks, world_size):
+    """On three ranks and more gloo adds up an all-reduce in another order than a reduce-scatter."""
+
     def run():
         expected, plain = train_in_one_process(5)
-        of_twins = [train(twin, 5) for twin in TWINS.values()]
-        first_losses, first_parameters = of_twins[0]
-        for losses, parameters in of_twins[1:]:
-            assert losses == first_losses
-            assert all(map(torch.equal, parameters, first_parameters))
-        for a, b in zip(first_parameters, plain, strict=True):
-            torch.testing.assert_close(a, b.detach(), **AFTER_ADAMW)
-        return [mean_over_ranks(loss) for loss in first_losses], expected
+        losses, parameters = train("fsdp", 5)
+        of_overlapped, of_ddp = train("overlapped", 5), train("ddp", 5)
+        assert of_overlapped[0] == losses
+        assert all(map(torch.equal, of_overlapped[1], parameters))
+        for of_it in (parameters, of_ddp[1]):
+            for a, b in zip(of_it, plain, strict=True):
+                torch.testing.assert_close(a, b.detach(), **AFTER_ADAMW)
+        return [[mean_over_ranks(loss) for loss in of_it] for of_it in (losses, of_ddp[0])], expected
 
-    for losses, expected in ranks(world_size, run):
-        assert losses == pytest.approx(expected, rel=1e-6)
-        assert losses[-1] < losses[0]
-
-
-def events_of(ranks, twin):
-    def run():
-        layers = make_layers()
-        return record(lambda: twin(layers, torch.randn(2, 4), lambda output: output.sum()))
-
-    return ranks(2, run)
+    for of_twins, expected in ranks(world_size, run):
+        for losses in of_twins:
+            assert losses == pytest.approx(expected, rel=1e-6)
+            assert losses[-1] < losses[0]
 
 
-def test_naive_issues_a_collective_only_to_wait_for_it(ranks):
-    for events in events_of(ranks, naive):
-        assert labels(events) == [
-            "ALL_GATHER(0)", "FWD 0", "ALL_GATHER(1)", "FWD 1", "ALL_GATHER(2)", "FWD 2",
-            "ALL_GATHER(2)", "BWD 2", "REDUCE_SCATTER(2)",
-            "ALL_GATHER(1)", "BWD 1", "REDUCE_SCATTER(1)",
-            "ALL_GATHER(0)", "BWD 0", "REDUCE_SCATTER(0)",
-        ]  # fmt: skip
-        waits = waited_for(events)
-        assert waits["FWD 1"] == waits["BWD 1"] == ["ALL_GATHER(1)"]
-        assert waits["ALL_GATHER(1)"] == ["REDUCE_SCATTER(2)"], "in backward"
-
-
-def test_forward_prefetch_issues_a_gather_before_the_forward_of_the_layer_before(ranks):
-    for events in events_of(ranks, forward_prefetch):
-        assert labels(events) == [
-            "ALL_GATHER(0)", "ALL_GATHER(1)", "FWD 0", "ALL_GATHER(2)", "FWD 1", "FWD 2",
-            "ALL_GATHER(2)", "BWD 2", "REDUCE_SCATTER(2)",
-            "ALL_GATHER(1)", "BWD 1", "REDUCE_SCATTER(1)",
-            "ALL_GATHER(0)", "BWD 0", "REDUCE_SCATTER(0)",
-        ]  # fmt: skip
-        assert waited_for(events)["FWD 1"] == ["ALL_GATHER(1)"]
-
-
-def test_backward_prefetch_waits_for_a_reduce_scatter_one_layer_later(ranks):
-    for events in events_of(ranks, backward_prefetch):
-        assert labels(events) == [
-            "ALL_GATHER(0)", "ALL_GATHER(1)", "FWD 0", "ALL_GATHER(2)", "FWD 1", "FWD 2",
-            "ALL_GATHER(2)", "ALL_GATHER(1)", "BWD 2", "REDUCE_SCATTER(2)",
-            "ALL_GATHER(0)", "BWD 1", "REDUCE_SCATTER(1)",
-            "BWD 0", "REDUCE_SCATTER(0)",
-        ]  # fmt: skip
-        waits = waited_for(events)
-        assert waits["BWD 1"] == ["ALL_GATHER(1)"], "not the reduce-scatter of layer 2, which it runs beside"
-        assert waits["REDUCE_SCATTER(1)"] == ["REDUCE_SCATTER(2)"]
-        assert waits["REDUCE_SCATTER(0)"] == ["REDUCE_SCATTER(1)"]
-
-
-def test_all_send_the_same(ranks):
-    expected = {"ALL_GATHER": 2 * N, "REDUCE_SCATTER": N}
-    for twin in TWINS.values():
-        assert [counts(events) for events in events_of(ranks, twin)] == [expected] * 2
+def step_of(ranks, twin):
+    """What a rank did, in order, and the most bytes of whole parameters that it had."""
 
     def run():
-        return counts(record(lambda: naive(make_layers(), torch.randn(2, 4), lambda output: output.sum())))
+        step, make = TWINS[twin]
+        layers = [make(module) for module in stack()]
+        numbers = {layer.whole.numel(): i for i, layer in enumerate(layers)}
+        log, bytes_of_whole = [], []
 
-    assert ranks(1, run) == [{}]
+        def note(what):
+            log.append(what)
+            bytes_of_whole.append(sum(layer.whole.untyped_storage().nbytes() for layer in layers))
+
+        def collective(name, buffer):
+            original = getattr(dist, name)
+
+            def issue(*args, **kwargs):
+                number = numbers[args[buffer].numel()]
+                note(f"{name}({number})")
+                work = original(*args, **kwargs)
+
+                class Work:
+                    def wait(self):
+                        note(f"wait({number})")
+                        work.wait()
+
+                return Work()
+
+            return patch.object(dist, name, issue)
+
+        def compute(name):
+            original = getattr(Layer, name)
+
+            def run(layer, *args):
+                note(f"{name}({numbers[layer.whole.numel()]})")
+                return original(layer, *args)
+
+            return patch.object(Layer, name, run)
+
+        with (
+            collective("all_gather_single", 0), collective("reduce_scatter_single", 1), collective("all_reduce", 0),
+            compute("forward"), compute("backward"),
+        ):  # fmt: skip
+            step(layers, torch.randn(2, 4), lambda output: output.sum())
+        return log, max(bytes_of_whole), bytes_of_whole[-1]
+
+    (one, other) = ranks(2, run)
+    assert one == other
+    return one
 
 
-def test_what_each_pays_in_memory(ranks):
-    """Bytes of whole parameters and of whole gradients at the peak: W * n elements of the largest neighbours."""
+def test_ddp_reduces_each_layer_after_its_backward(ranks):
+    log, *_ = step_of(ranks, "ddp")
+    assert log == [
+        "forward(0)", "forward(1)", "forward(2)",
+        "backward(2)", "all_reduce(2)", "wait(2)",
+        "backward(1)", "all_reduce(1)", "wait(1)",
+        "backward(0)", "all_reduce(0)", "wait(0)",
+    ]  # fmt: skip
+
+
+def test_fsdp_issues_a_collective_only_to_wait_for_it(ranks):
+    log, *_ = step_of(ranks, "fsdp")
+    assert log == [
+        "all_gather_single(0)", "wait(0)", "forward(0)",
+        "all_gather_single(1)", "wait(1)", "forward(1)",
+        "all_gather_single(2)", "wait(2)", "forward(2)",
+        "all_gather_single(2)", "wait(2)", "backward(2)", "reduce_scatter_single(2)", "wait(2)",
+        "all_gather_single(1)", "wait(1)", "backward(1)", "reduce_scatter_single(1)", "wait(1)",
+        "all_gather_single(0)", "wait(0)", "backward(0)", "reduce_scatter_single(0)", "wait(0)",
+    ]  # fmt: skip
+
+
+def test_overlapped_issues_the_same_and_computes_before_it_waits(ranks):
+    log, *_ = step_of(ranks, "overlapped")
+    assert log == [
+        "all_gather_single(0)", "wait(0)",
+        "all_gather_single(1)", "forward(0)", "wait(1)",
+        "all_gather_single(2)", "forward(1)", "wait(2)",
+        "forward(2)",
+        "all_gather_single(2)", "wait(2)",
+        "all_gather_single(1)", "backward(2)", "reduce_scatter_single(2)", "wait(1)",
+        "all_gather_single(0)", "backward(1)", "wait(2)", "reduce_scatter_single(1)", "wait(0)",
+        "backward(0)", "wait(1)", "reduce_scatter_single(0)",
+        "wait(0)",
+    ]  # fmt: skip
+
+
+def test_how_much_of_the_parameters_has_memory(ranks):
     whole = [4 * 2 * -(-n // 2) for n in (4 * 7 + 7, 7 * 15 + 15, 15 * 17 + 17)]
-    peaks = {}
-    for name, twin in TWINS.items():
-        for rank, events in enumerate(events_of(ranks, twin)):
-            _, live = timeline_of(events).live_bytes(rank)
-            peaks[name] = int(live[Memory.UNSHARDED].max()), int(live[Memory.RS_INPUT].max())
-            assert live[Memory.UNSHARDED][-1] == live[Memory.RS_INPUT][-1] == live[Memory.UNSHARDED_GRAD][-1] == 0
-    assert peaks == {
-        "naive": (whole[2], whole[2]),
-        "forward_prefetch": (whole[1] + whole[2], whole[2]),
-        "backward_prefetch": (whole[1] + whole[2], whole[2]),
+    assert {twin: step_of(ranks, twin)[1:] for twin in TWINS} == {
+        "ddp": (sum(whole), sum(whole)),
+        "fsdp": (whole[2], 0),
+        "overlapped": (whole[1] + whole[2], 0),
     }
 
 
-def test_on_a_slow_network_the_naive_one_never_computes_while_it_sends_and_the_others_do():
-    """What began to compute while a collective was under way, on either rank."""
-
-    def compare():
-        torch.set_num_threads(1)
-        beside = {}
-        for name, twin in TWINS.items():
-            layers = make_layers()
-            first = len(RECORDER.events())
-            twin(layers, torch.randn(2, 4), lambda output: output.sum())
-            ops = [e for e in RECORDER.events()[first:] if not e.is_memory]
-            beside[name] = {
-                (str(c.op), str(s.op))
-                for c in ops
-                for s in ops
-                if c.lane is Lane.COMPUTE and s.lane is not Lane.COMPUTE and s.issue_s <= c.start_s < s.end_s
-            }
-        return beside
-
-    slow = Network(bandwidth_gbps=1, latency_us=50_000)
-    results = run_ranks(compare, 2, network=slow, progress=False, show_output=False)
-    beside = {name: results[0][name] | results[1][name] for name in TWINS}
-    assert beside["naive"] == set()
-    assert beside["forward_prefetch"] == {("FWD", "ALL_GATHER")}
-    assert beside["backward_prefetch"] == {
-        ("FWD", "ALL_GATHER"),
-        ("BWD", "ALL_GATHER"),
-        ("BWD", "REDUCE_SCATTER"),
-    }
-
-
-@pytest.mark.parametrize(("before", "after"), [(naive, forward_prefetch), (forward_prefetch, backward_prefetch)])
+@pytest.mark.parametrize(("before", "after"), [(ddp, fsdp), (fsdp, overlapped)])
 def test_lines_that_a_twin_adds_are_marked_and_no_others(before, after):
     def body(twin):
         code = inspect.getsource(twin).split('"""')[2]
@@ -211,23 +201,25 @@ def test_integer_inputs_and_accumulation(ranks):
     def run():
         torch.manual_seed(0)
         modules = [nn.Embedding(17, 5), nn.Linear(5, 3)]
-        layers = [Layer(module, str(i)) for i, module in enumerate(modules)]
+        layers = [ShardedLayer(module) for module in modules]
         ids = torch.arange(12) % 17
         for _ in range(2):
-            backward_prefetch(layers, my_part(ids), lambda output: output.pow(2).mean())
+            overlapped(layers, my_part(ids), lambda output: output.pow(2).mean())
         torch.manual_seed(0)
         plain = nn.Sequential(nn.Embedding(17, 5), nn.Linear(5, 3))
         (2 * plain(ids).pow(2).mean()).backward()
-        n = layers[1].shard.numel()
+        n = layers[1].param.numel()
         flat = torch.cat([p.grad.flatten() for p in plain[1].parameters()])
-        torch.testing.assert_close(layers[1].shard.grad, flat[n * dist.get_rank() :][:n])
+        torch.testing.assert_close(layers[1].param.grad, flat[n * dist.get_rank() :][:n])
 
     ranks(3, run)
 
 
 def test_errors_say_what_is_wrong(ranks):
     def run():
-        with pytest.raises(ValueError, match="layer 'x' must have parameters of one dtype"):
-            Layer(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, dtype=torch.float64)), "x")
+        with pytest.raises(ValueError, match=r"parameters of one dtype.*float64"):
+            Layer(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, dtype=torch.float64)))
+        with pytest.raises(ValueError, match="none"):
+            Layer(nn.ReLU())
 
     ranks(1, run)
