@@ -34,6 +34,7 @@ PROMISES = {
     ". .venv/bin/activate": r"",
     "torchrun --standalone --nproc_per_node=2 -m labs.train --out=/tmp/run --steps=40": r"step +39 ",
     "torchrun --standalone --nproc_per_node=4 -m labs.train --out=/tmp/run --steps=60": r"step +59 ",
+    "torchrun --standalone --nproc_per_node=2 fsdp_sim/mini/readings/fsdp.py": r"torch's: equal bit for bit",
     "python -m labs.convert": r"",
     "python -m labs.lab.memory": r"MiB",
     "python -m labs.lab.nodes --hang": r"rank \d never came to",

@@ -425,6 +425,16 @@ assert issued[0][3:5] == ["all-gather", "reduce-scatter"]
 assert issued[1][3:5] == ["all-gather", "all-gather"]
 print("Gradients of all units on all ranks: no number differs by as much as 1e-7.")
 
+# %% [markdown]
+# Two files go on from here. Each needs torch alone, and `torchrun --nproc_per_node=2 FILE` runs it.
+# `fsdp_sim/mini/readings/one_idea.py` says it all in one autograd function, whose forward is an all-gather and whose
+# backward is a reduce-scatter. `fsdp_sim/mini/readings/fsdp.py` is `fully_shard` for one evening: your four hooks, and
+# what you left out. In its `pre_backward`, two lines ask for the unit that comes next:
+# ```python
+# if self.places and (place := self.places.pop()) > 0:  # backward goes through the units in reverse
+#     self.context.forward_order[place - 1].unshard()
+# ```
+
 # %% [markdown] covers=["coverage 001.13", "coverage 001.28", "coverage 001.29"]
 # ## 7. Does it change a number?
 #

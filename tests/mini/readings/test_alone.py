@@ -1,6 +1,7 @@
 """Each reading stands alone: it imports torch and the standard library, and torchrun runs it."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -45,3 +46,11 @@ def test_torchrun_runs_it(name, warm_server, tmp_path, monkeypatch):
     assert done.returncode == 0, done.stdout
     for promise in PROMISES[name]:
         assert promise in done.stdout
+
+
+@pytest.mark.parametrize(("chapter", "name"), [("04_the_life_of_a_unit", "fsdp"), ("05_overlap", "one_loop")])
+def test_a_chapter_shows_lines_that_are_in_the_file(chapter, name):
+    master = Path(__file__).parents[3] / "notebooks" / "masters" / f"{chapter}.py"
+    (shown,) = re.findall(rf"readings/{name}\.py.*?```python\n(.*?)# ```", master.read_text(), re.DOTALL)
+    lines = [line.removeprefix("# ").strip() for line in shown.splitlines()]
+    assert "\n".join(lines) in "\n".join(line.strip() for line in FILES[name].read_text().splitlines())
