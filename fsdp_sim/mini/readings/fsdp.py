@@ -306,7 +306,8 @@ class Unit:
             self.places.append(len(self.context.forward_order))
             self.context.forward_order.append(self)
         if not self.in_backward:
-            apply_to_tensors(lambda t: t.register_hook(self.pre_backward) if t.requires_grad else None, output)
+            for tensor in tensors_with_grad(output):
+                tensor.register_hook(self.pre_backward)
         return cast(output, self.policy.output_dtype)
 
     def pre_backward(self, grad: Tensor) -> None:
@@ -347,12 +348,26 @@ class PostBackward(torch.autograd.Function):
     @staticmethod
     def on_inputs(unit: Unit, args: Any, kwargs: Any) -> Any:
         """If no input needs a gradient, as the tokens of the root, `Context.final_callback` does it."""
-        inputs: list[Tensor] = []
-        apply_to_tensors(lambda t: inputs.append(t) if t.requires_grad else None, (args, kwargs))
+        inputs = tensors_with_grad((args, kwargs))
         if not inputs or not torch.is_grad_enabled():
             return args, kwargs
-        outputs = iter(PostBackward.apply(unit, *inputs))
-        return apply_to_tensors(lambda t: next(outputs) if t.requires_grad else t, (args, kwargs))
+        outputs = list(PostBackward.apply(unit, *inputs))
+        return apply_to_tensors(lambda t: outputs.pop(0) if t.requires_grad else t, (args, kwargs))
+
+
+def tensors_with_grad(tree: Any) -> list[Tensor]:
+    """Those that need a gradient, in a fixed order."""
+    found: list[Tensor] = []
+
+    def visit(tensor: Tensor) -> Tensor:
+        if tensor.requires_grad:
+            found.append(tensor)
+        return tensor
+
+    apply_to_tensors(visit, tree)
+    tensors = found.copy()
+    found.clear()  # `apply_to_tensors` leaves `visit` in a cycle, and would keep them alive with it
+    return tensors
 
 
 def cast(tree: Any, dtype: torch.dtype | None) -> Any:
