@@ -45,6 +45,7 @@ from __future__ import annotations
 import argparse
 import copy
 import os
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -106,6 +107,14 @@ class FSDPModule:
 def units_in(module: Any) -> list[Unit]:
     """Of a module and all below, outermost first."""
     return [m.unit for m in module.modules() if isinstance(m, FSDPModule)]
+
+
+def modules_of_unit(module: nn.Module) -> Iterator[nn.Module]:
+    """A module and all below, but not those of units inside."""
+    yield module
+    for child in module.children():
+        if not isinstance(child, FSDPModule):
+            yield from modules_of_unit(child)
 
 
 # ---- One parameter ---------------------------------------------------------------------------------------------------
@@ -203,7 +212,15 @@ class Unit:
     ) -> None:
         self.module, self.mesh, self.policy = module, mesh, policy
         self.reshard_after_forward, self.requires_gradient_sync = reshard_after_forward, True
-        owners = self._owners_of_params(module)
+        owners: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}  # each parameter once, with everyone who holds it
+        for owner in modules_of_unit(module):
+            for name, param in owner.named_parameters(recurse=False):
+                if param.ndim == 0:
+                    raise ValueError(f"{name} is a scalar and has no rows to shard; give it the shape (1,)")
+                if getattr(param, "unit", self) is not self:
+                    raise ValueError(f"{name} is in another unit already; tied weights must be in the same one")
+                param.unit = self  # type: ignore[attr-defined]
+                owners.setdefault(param, []).append((owner, name))
         if len(dtypes := {p.dtype for p in owners}) > 1:
             raise ValueError(f"the parameters of one unit travel together, but have {dtypes}")
         self.params = [FSDPParam(p, owners[p], mesh, policy.param_dtype or p.dtype) for p in owners]
@@ -214,23 +231,8 @@ class Unit:
         self.in_backward = False  # between pre_backward and post_backward
         module.register_forward_pre_hook(self.pre_forward, prepend=True, with_kwargs=True)
         module.register_forward_hook(self.post_forward)
-        module.register_state_dict_pre_hook(lambda *_: self.reshard())  # which may come between forward and backward
-
-    def _owners_of_params(self, module: nn.Module) -> dict[nn.Parameter, list[tuple[nn.Module, str]]]:
-        """All parameters below, but not those of other units: each once, with everyone who holds it."""
-        owners: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
-        modules = [module]
-        while modules:
-            owner = modules.pop(0)
-            modules = [child for child in owner.children() if not isinstance(child, FSDPModule)] + modules
-            for name, param in owner.named_parameters(recurse=False):
-                if param.ndim == 0:
-                    raise ValueError(f"{name} is a scalar and has no rows to shard; give it the shape (1,)")
-                if getattr(param, "unit", self) is not self:
-                    raise ValueError(f"{name} is in another unit already; tied weights must be in the same one")
-                param.unit = self  # type: ignore[attr-defined]
-                owners.setdefault(param, []).append((owner, name))
-        return owners
+        module.register_state_dict_pre_hook(lambda *_: self.reshard())  # after a forward the root is whole
+        module.register_load_state_dict_pre_hook(lambda *_: self.reshard())
 
     # Unshard, reshard, reduce
 
@@ -452,11 +454,11 @@ def make_model() -> nn.Sequential:
     return nn.Sequential(nn.Embedding(97, 32), *blocks, nn.Linear(32, 97))
 
 
-def train(model: nn.Module, tokens: Tensor, steps: int) -> list[float]:
+def train(model: nn.Module, tokens: Tensor) -> list[float]:
     """The losses on this rank's tokens, (B, T + 1). No line of it knows about shards."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses = []
-    for _ in range(steps):
+    for _ in range(5):
         logits = model(tokens[:, :-1])  # (B, T, 97)
         loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
         loss.backward()
@@ -467,9 +469,9 @@ def train(model: nn.Module, tokens: Tensor, steps: int) -> list[float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Train a few steps with FSDP, and with one process.")
-    parser.add_argument("--torch", action="store_true", help="with torch's fully_shard too, and compare bit for bit")
-    parser.add_argument("--steps", type=int, default=5)
+    """Train a few steps with this file and with one process, and compare."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--torch", action="store_true", help="with torch's own fully_shard too")
     args = parser.parse_args()
 
     on_gpu = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
@@ -483,25 +485,29 @@ def main() -> None:
     model = make_model().to(device)
     tokens = torch.randint(97, (4 * world_size, 17)).to(device)  # (B, T + 1): of the seed in make_model
     ways = {"this file": fully_shard} | ({"torch's": torch.distributed.fsdp.fully_shard} if args.torch else {})
-    losses = {"one process": train(copy.deepcopy(model), tokens, args.steps)}
+    losses = {"one process": train(copy.deepcopy(model), tokens)}
     for name, shard in ways.items():
         sharded = copy.deepcopy(model)
         for block in list(sharded)[1:-1]:
             shard(block, mesh=mesh)
         shard(sharded, mesh=mesh)
-        own = torch.tensor(train(sharded, tokens.chunk(world_size)[rank], args.steps), device=device)
+        own = torch.tensor(train(sharded, tokens.chunk(world_size)[rank]), device=device)
         dist.all_reduce(own, dist.ReduceOp.AVG)
         losses[name] = own.tolist()
 
     if rank == 0:
         print("step" + "".join(f"{name:>14}" for name in losses))
-        for step in range(args.steps):
-            print(f"{step:4}" + "".join(f"{of[step]:14.7f}" for of in losses.values()))
-    torch.testing.assert_close(losses["this file"], losses["one process"], rtol=1e-5, atol=0)
-    assert losses["this file"] == losses.get("torch's", losses["this file"])
-    if rank == 0:
-        print("one process: equal to 1e-5, for it adds up in another order")
-        print("torch's: equal bit for bit" if args.torch else "--torch compares with torch's too")
+        for step, row in enumerate(zip(*losses.values(), strict=True)):
+            print(f"{step:4}" + "".join(f"{loss:14.7f}" for loss in row))
+    tolerances = {
+        "one process": 1e-5,
+        "torch's": 1e-5 if on_gpu else 0.0,
+    }  # some of a GPU's kernels add up in any order
+    for name, rtol in tolerances.items():
+        if name in losses:
+            torch.testing.assert_close(losses["this file"], losses[name], rtol=rtol, atol=0)
+            if rank == 0:
+                print(f"{name}: equal {f'to {rtol}' if rtol else 'bit for bit'}")
     dist.destroy_process_group()
 
 

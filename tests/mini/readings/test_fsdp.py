@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.distributed.fsdp
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from fsdp_sim.measure.recording_streams import Device, Log
 from fsdp_sim.mini.readings.fsdp import FSDPModule, fully_shard
@@ -253,13 +253,15 @@ def test_the_program_of_a_step(ranks):
 def test_state_dicts_have_shards_at_any_time(ranks):
     def run():
         torch.manual_seed(0)
-        plain = Transformer(2)
-        torch.manual_seed(0)
-        model = shard(Transformer(2))
+        plain, model = Transformer(2), shard(Transformer(2))
+        whole = {name: torch.full_like(value, 2.0) for name, value in plain.state_dict().items()}
+        shards = {name: distribute_tensor(value, model.unit.mesh, [Shard(0)]) for name, value in whole.items()}
         model(batches(1)[0])  # after a forward the root is whole
+        model.load_state_dict(shards)
+        model(batches(1)[0])
         for name, value in model.state_dict().items():
             assert isinstance(value, DTensor)
-            assert torch.equal(value.full_tensor(), plain.state_dict()[name])
+            assert torch.equal(value.full_tensor(), whole[name])
 
     ranks(2, run)
 
