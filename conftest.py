@@ -34,7 +34,8 @@ STARTS = {"browser", "chromium", "server", "start", "undisturbed", "warm_server"
 SLOW = (
     "notebooks", "tests/notebooks", "tests/browser", "tests/faults", "tests/measure", "tests/labs",
     "tests/learn/classroom", "tests/learn/test_check.py", "tests/learn/drill/test_templates.py",
-    "tests/mini/parity", "tests/mini/siblings", "tests/mini/test_programs.py", "tests/mini/test_program_by_hand.py",
+    "tests/mini/parity", "tests/mini/readings", "tests/mini/siblings", "tests/mini/test_programs.py",
+    "tests/mini/test_program_by_hand.py",
     "tests/schedule/test_fsdp1.py", "tests/schedule/test_fsdp2.py", "tests/viz/explorer",
     "tests/ranks/test_edges.py", "tests/ranks/test_kernel.py", "tests/ranks/test_limits.py",
     "tests/ranks/test_other_user.py", "tests/ranks/test_watchdog.py",

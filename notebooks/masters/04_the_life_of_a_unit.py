@@ -68,8 +68,7 @@ HTML(viz.Table("What is kept", ("", "parameter", "type", "placement", "shape", "
 assert [row[-1] for row in rows] == ["(192, 128)", "(3, 4)", "(192, 128)", "(2, 4)"]
 assert {row[2] for row in rows} == {"DTensor"}
 
-# %% [markdown]
-# covers=["coverage 004.35", "coverage 004.110", "pitfall 19"]
+# %% [markdown] covers=["coverage 004.35", "coverage 004.110", "pitfall 19"]
 # `Shard(dim=0)`: cut along the first dimension, as `torch.chunk` would. Of five rows the first rank keeps
 # three. The shape that the optimizer and a checkpoint see is that of the whole. This is all that construction
 # does: **shard**. A step then gathers, computes and frees, unit by unit; the shard itself is never given up.
@@ -137,8 +136,7 @@ assert [row[3] for row in seen] == ["98,304", "196,608", "98,304", "0"]
 assert seen[3][2] == "(384, 128)"
 HTML(viz.Table("attn.qkv.weight on rank 0", ("moment", "type", "shape", "bytes of memory"), tuple(seen)).to_html())
 
-# %% [markdown]
-# covers=["coverage 004.30"]
+# %% [markdown] covers=["coverage 004.30"]
 # The whole weight keeps its shape and loses its memory: *the storage is resized to nothing*. Nothing is sent
 # back and nothing is lost: every rank, not only "the owner", frees its copy, and each still has its shard.
 #
@@ -167,8 +165,7 @@ viz.show(timeline, ranks=[0])
 unit = timeline.select(unit="layers.2")
 viz.show(timeline.select(lambda e: e.unit == "layers.2" or e.op in ("FWD", "BWD")), ranks=[0], step=3)
 
-# %% [markdown]
-# covers=["coverage 000.12", "coverage 003.11"]
+# %% [markdown] covers=["coverage 000.12", "coverage 003.11"]
 # Whole (blue) during its own forward and its own backward, and at no other time. Hatched is the flat buffer
 # in which an all-gather arrives: in forward it is kept for one block longer, so that two can be under way; in
 # backward it is there early, for block 3 asks for block 2 before it computes. So "gathered on demand, freed
@@ -191,8 +188,7 @@ gathers = [e.unit for e in timeline.select(rank=0, step=3).ops if e.op == "ALL_G
 assert gathers.count("root") == 1
 assert gathers.count("layers.2") == 2
 
-# %% [markdown]
-# covers=["coverage 004.31", "coverage 004.32", "coverage 003.12"]
+# %% [markdown] covers=["coverage 004.31", "coverage 004.32", "coverage 003.12"]
 # Gathered twice: for forward, and again for backward, because forward freed it. Reduce-scattered once. That is
 # the whole lifecycle, and it is the same on all ranks: no rank owns the block, none sends it "when it is needed".
 # An account of backward that names only the reduce-scatter has forgotten the second all-gather.
@@ -215,8 +211,7 @@ assert kept_whole.peak_memory_bytes > freed.peak_memory_bytes
 print(*(f"peak {sim.peak_memory_bytes / 1e9:.2f} GB" for sim in (freed, kept_whole)), sep=", kept: ")
 viz.compare(freed.timeline, kept_whole.timeline, titles=("freed after forward", "kept for backward"))
 
-# %% [markdown]
-# covers=["misconception 4"]
+# %% [markdown] covers=["misconception 4"]
 # The gathers of backward are gone, and the step is shorter by less than their bars: they were hidden behind
 # compute. What it gains is the copying of what arrived, which is work of the compute row.
 #
@@ -256,8 +251,7 @@ assert moments == ({"DTensor"}, {"Tensor"}, {"DTensor"})
 # %%
 viz.collective("reduce-scatter", ranks=4)
 
-# %% [markdown]
-# covers=["coverage 000.7", "coverage 000.13", "misconception 3"]
+# %% [markdown] covers=["coverage 000.7", "coverage 000.13", "misconception 3"]
 # So that is how gradients are sharded: not by layers, and not by what a rank computed. Everybody's numbers for a
 # row are added up on their way to the one rank that keeps the row. A reduce-scatter sums; FSDP needs the **mean**,
 # because each rank's loss was a mean over its own rows, and the batch is everybody's.
@@ -341,8 +335,7 @@ HTML(viz.Table("The hooks of a unit's forward, in order", ("hook", "called by"),
 # %%
 in_torch(group.pre_forward, group.post_forward, group.pre_backward, group.post_backward)
 
-# %% [markdown]
-# covers=["coverage 004.88", "pitfall 18"]
+# %% [markdown] covers=["coverage 004.88", "pitfall 18"]
 # Hooks run when the *module* is called: `model(x)`. Call `model.forward(x)`, or a method of your own, and nobody
 # unshards: torch then stops with an error about mixed tensors and DTensors. `register_fsdp_forward_method` adds a
 # method of yours to those that gather.
@@ -433,7 +426,16 @@ assert issued[1][3:5] == ["all-gather", "all-gather"]
 print("Gradients of all units on all ranks: no number differs by as much as 1e-7.")
 
 # %% [markdown]
-# covers=["coverage 001.13", "coverage 001.28", "coverage 001.29"]
+# Two files go on from here. Each needs torch alone, and `torchrun --nproc_per_node=2 FILE` runs it.
+# `fsdp_sim/mini/readings/one_idea.py` says it all in one autograd function, whose forward is an all-gather and whose
+# backward is a reduce-scatter. `fsdp_sim/mini/readings/fsdp.py` is `fully_shard` for one evening: your four hooks, and
+# what you left out. In its `pre_backward`, two lines ask for the unit that comes next:
+# ```python
+# if self.places and (place := self.places.pop()) > 0:  # backward goes through the units in reverse
+#     self.context.forward_order[place - 1].unshard()
+# ```
+
+# %% [markdown] covers=["coverage 001.13", "coverage 001.28", "coverage 001.29"]
 # ## 7. Does it change a number?
 #
 # A new training loop deserves a checklist, and its first line is a baseline **without FSDP**: one process. Then one
@@ -464,8 +466,7 @@ for ranks in (1, 2, 4, 8):
     print(f"{ranks} rank{'s' * (ranks > 1):1s}  ", "  ".join(f"{loss:.4f}" for loss in losses))
     assert torch.allclose(torch.tensor(losses), torch.tensor(baseline), rtol=1e-5)
 
-# %% [markdown]
-# covers=["coverage 001.27", "coverage 001.34"]
+# %% [markdown] covers=["coverage 001.27", "coverage 001.34"]
 # The same up to **rounding**, and one rank needs no other code: it only gathers nothing. "Similar to DDP" can
 # be said much more sharply. The **parity ladder** trains one GPT in several ways, its rungs, and compares
 # every loss, gradient and parameter, bit by bit: one process, torch's DDP, torch's FSDP2, the mini.

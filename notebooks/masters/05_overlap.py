@@ -471,6 +471,15 @@ said("overlap")
 board("overlap")
 
 # %% [markdown]
+# Would you rather read overlap as code? `fsdp_sim/mini/readings/one_loop.py` writes DDP, FSDP and FSDP with overlap as
+# three loops that differ in marked lines; `torchrun --nproc_per_node=2 FILE` runs it. Here is what hides a gather:
+# ```python
+# if i > 0:  # <--
+#     layers[i - 1].gather()  # <-- before the backward that it travels beside
+# grad = layers[i].backward(grad)
+# ```
+
+# %% [markdown]
 # ## Lab: a trace of your own
 #
 # `labs.train` writes a timeline of all ranks with `--profile`, and ends with a line that says how much was exposed and

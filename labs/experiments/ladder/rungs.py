@@ -30,7 +30,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
 import fsdp_sim.mini
-from fsdp_sim.mini.siblings import DistributedDataParallel, FSDPUnit, ZeroOptimizer, whole_parameters
+from fsdp_sim.mini.readings.one_idea import FSDPUnit, whole_parameters
+from fsdp_sim.mini.siblings import DistributedDataParallel, ZeroOptimizer
 from fsdp_sim.mini.siblings.collectives import all_gather
 from fsdp_sim.mini.siblings.flat import FlatParameterFSDP
 from labs.loop.minimal import make_optimizer, shard

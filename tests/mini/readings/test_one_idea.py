@@ -2,26 +2,15 @@
 
 import copy
 import time
-from itertools import pairwise
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
-from fsdp_sim.mini.siblings import FSDPUnit, watch, whole_parameters
-from fsdp_sim.timeline import RECORDER, Memory
-from tests.mini.models import Toy, Transformer, batches, my_part, token_loss
-from tests.mini.siblings.training import (
-    AFTER_ADAMW,
-    assert_equal_to,
-    counts,
-    labels,
-    my_part_of_it,
-    record,
-    timeline_of,
-    whole_batch,
-)
+from fsdp_sim.mini.readings.one_idea import FSDPUnit, whole_parameters
+from tests.mini.models import GATHER, REDUCE, Collectives, Toy, Transformer, my_part
+from tests.mini.siblings.training import AFTER_ADAMW, assert_equal_to, my_part_of_it, whole_batch
 
 
 def wrap(model):
@@ -73,47 +62,63 @@ def test_the_only_parameters_are_shards(ranks):
 
 def test_each_unit_is_gathered_in_forward_and_in_backward_and_reduced_once(ranks):
     def run():
-        model = wrap(Toy(2))
-        return record(lambda: model(torch.randn(4, 4)).sum().backward())
+        model = wrap(Toy(sizes=(3, 5, 2)))
+        with Collectives() as collectives:
+            model(torch.randn(4, 4)).sum().backward()
+        return collectives.issued
 
-    for events in ranks(2, run):
-        assert labels(events) == [
-            "ALL_GATHER(root)", "ALL_GATHER(layers.0)", "ALL_GATHER(layers.1)",
-            "ALL_GATHER(root)",
-            "ALL_GATHER(layers.1)", "REDUCE_SCATTER(layers.1)",
-            "ALL_GATHER(layers.0)", "REDUCE_SCATTER(layers.0)",
-            "REDUCE_SCATTER(root)",
-        ]  # fmt: skip
+    root, first, second = 20, 16, 10  # elements, padding included
+    in_order = [
+        (GATHER, root), (GATHER, first), (GATHER, second),
+        (GATHER, root),
+        (GATHER, second), (REDUCE, second // 2),
+        (GATHER, first), (REDUCE, first // 2),
+        (REDUCE, root // 2),
+    ]  # fmt: skip
+    assert ranks(2, run) == [in_order] * 2
+
+
+class Gathered(Collectives):
+    """Which buffers of all-gathers are alive."""
+
+    def __init__(self):
+        super().__init__()
+        self.buffers = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func._opname == GATHER:
+            self.buffers.append(StorageWeakRef(args[0].untyped_storage()))
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def alive(self):
+        """gloo's thread may hold on to a buffer a moment longer than we do."""
+        for _ in range(100):
+            if not (alive := sum(not buffer.expired() for buffer in self.buffers)):
+                break
+            time.sleep(0.01)
+        return len(self.buffers), alive
 
 
 def test_whole_parameters_do_not_survive_the_forward(ranks):
     def run():
         model = wrap(Toy(4))
-        out = []
+        with Gathered() as gathered:
+            out = model(torch.randn(4, 4))
+            after_forward = gathered.alive()
+            out.sum().backward()
+            return after_forward, gathered.alive()
 
-        def live_bytes_after(step):
-            """Of whole parameters. gloo's thread may hold on to a buffer a moment longer than we do."""
-            RECORDER.start(dist.get_rank())
-            step()
-            for _ in range(100):
-                time.sleep(0.01)
-                _, live = timeline_of(RECORDER.events()).live_bytes(dist.get_rank())
-                if not live[Memory.UNSHARDED][-1]:
-                    break
-            return int(live[Memory.UNSHARDED].sum() > 0), int(live[Memory.UNSHARDED][-1])
-
-        forward = live_bytes_after(lambda: out.append(model(torch.randn(4, 4))))
-        return forward, live_bytes_after(lambda: out[0].sum().backward())
-
-    assert ranks(2, run) == [((1, 0), (1, 0))] * 2
+    assert ranks(2, run) == [((5, 0), (10, 0))] * 2
 
 
 def test_one_rank_sends_nothing(ranks):
     def run():
-        model = wrap(Transformer())
-        return counts(record(lambda: token_loss(model, batches(1)[0]).backward()))
+        model = wrap(Toy())
+        with Collectives() as collectives:
+            model(torch.randn(4, 4)).sum().backward()
+        return collectives.issued
 
-    assert ranks(1, run) == [{}]
+    assert ranks(1, run) == [[]]
 
 
 def test_micro_batches_and_modules_called_twice_need_no_code(ranks):
@@ -138,18 +143,31 @@ def test_micro_batches_and_modules_called_twice_need_no_code(ranks):
 def test_units_inside_units(ranks):
     def run():
         model = Toy(1)
-        model.layers[0] = Toy(1)
+        model.layers[0] = Toy(sizes=(3, 5))
         plain = copy.deepcopy(model)
         model.layers[0] = wrap(model.layers[0])
         model = FSDPUnit(model)
         x = torch.randn(4, 4)
-        events = record(lambda: model(my_part(x)).pow(2).mean().backward())
+        with Collectives() as collectives:
+            model(my_part(x)).pow(2).mean().backward()
         plain(x).pow(2).mean().backward()
         assert_equal_to(plain, whole_parameters(model, grads=True), grads=True)
-        return labels(events)[:3]
+        return collectives.issued[:3]
 
-    gathers = ["ALL_GATHER(root)", "ALL_GATHER(layers.0)", "ALL_GATHER(layers.0.layers.0)"]
-    assert ranks(2, run) == [gathers] * 2
+    root, inside, inside_of_that = 2 * 4 * 4, 4 * 3 + 5 * 4, 16
+    assert ranks(2, run) == [[(GATHER, root), (GATHER, inside), (GATHER, inside_of_that)]] * 2
+
+
+def test_names_are_those_of_the_module(ranks):
+    """Also where one of its own is called nearly as the units call what they wrap."""
+
+    def run():
+        plain = nn.ModuleDict({"submodule": nn.Linear(2, 2), "other": nn.Linear(2, 2)})
+        model = copy.deepcopy(plain)
+        model["other"] = FSDPUnit(model["other"])
+        assert_equal_to(plain, whole_parameters(FSDPUnit(model)))
+
+    ranks(2, run)
 
 
 def test_no_graph_without_gradients(ranks):
@@ -162,18 +180,6 @@ def test_no_graph_without_gradients(ranks):
             return torch.equal(model(x), plain(x))
 
     assert ranks(3, run) == [True] * 3
-
-
-def test_watched_it_shows_that_nothing_overlaps(ranks):
-    def run():
-        model = watch(wrap(Toy(2)))
-        events = record(lambda: model(torch.randn(4, 4)).sum().backward())
-        ops = [e for e in events if not e.is_memory]
-        return [a.label for a, b in pairwise(ops) if a.end_s > b.start_s], labels(events)[:4]
-
-    # each unit's pieces are cut in two by its gather, which is waited for where it is issued
-    expected = ["FWD root", "ALL_GATHER(root)", "FWD root", "FWD layers.0"]
-    assert ranks(2, run) == [([], expected)] * 2
 
 
 def test_errors_say_what_to_do(ranks):

@@ -1,5 +1,7 @@
 """FSDP as one autograd function: the shortest correct one, and the numerical reference for all others.
 
+    torchrun --nproc_per_node=2 one_idea.py  # trains, and compares with one process; needs torch 2.13, nothing else
+
 All of FSDP's arithmetic is in `Gather`, an all-gather whose backward is a reduce-scatter. Each rank computes with whole
 parameters on its part of the batch, so autograd finds on each rank a different gradient of the *same* whole parameters.
 A rank owns one part of them. The derivative of "everybody receives my part" is "add up what everybody found out about
@@ -9,23 +11,23 @@ the accumulation of gradients, modules called twice.
 What is left is to let go of the whole parameters after forward. Autograd saves them for backward; a pair of hooks saves
 a note instead (where in the gathered buffer a tensor lay), and gathers again when backward reads the first note.
 
-Nothing overlaps: each collective is waited for where it is issued. The hooks of the mini are there to do better.
+Nothing overlaps: each collective is waited for where it is issued. The hooks of `fsdp.py` are there to do better.
 (Idea: SimpleFSDP, arXiv:2411.00284, where the function is a property of each parameter.)
 """
 
 from __future__ import annotations
 
+import copy
+import os
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed import ProcessGroup
 from torch.func import functional_call
-
-from fsdp_sim.mini.siblings.collectives import all_gather_whole, default_group, reduce_scatter_mean
-from fsdp_sim.timeline import Memory
 
 
 class Gather(torch.autograd.Function):
@@ -34,12 +36,26 @@ class Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, shard: torch.Tensor, unit: FSDPUnit) -> torch.Tensor:
         ctx.unit = unit
-        return all_gather_whole(shard, unit.group, unit.unit)
+        return all_gather(shard, unit.group)
 
     @staticmethod
     def backward(ctx: Any, whole_grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         ctx.unit.gathered = None  # all gradients of these parameters are there: backward has read them
-        return reduce_scatter_mean(whole_grad, ctx.unit.group, ctx.unit.unit), None
+        if ctx.unit.group.size() == 1:
+            return whole_grad, None
+        mean = whole_grad.new_empty(whole_grad.numel() // ctx.unit.group.size())  # 1D: n
+        dist.reduce_scatter_single(mean, whole_grad, op=dist.ReduceOp.AVG, group=ctx.unit.group)
+        return mean, None
+
+
+@torch.no_grad()
+def all_gather(shard: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
+    """All ranks' shards, 1D: n, side by side, 1D: W * n."""
+    if group.size() == 1:
+        return shard.clone()
+    whole = shard.new_empty(group.size() * shard.numel())
+    dist.all_gather_single(whole, shard, group=group)
+    return whole
 
 
 class FSDPUnit(nn.Module):
@@ -54,15 +70,13 @@ class FSDPUnit(nn.Module):
         ValueError: the module has no parameters of its own, or not all of one kind.
     """
 
-    parameters_are = Memory.SHARDED  # for `watch`
     shard: nn.Parameter
 
     def __init__(self, module: nn.Module, process_group: ProcessGroup | None = None) -> None:
         super().__init__()
-        self.module, self.group, self.unit = module, default_group(process_group), "root"
+        self.module, self.group = module, process_group or dist.distributed_c10d._get_default_group()
         self.gathered: torch.Tensor | None = None  # 1D: W * n, in backward
-        inner = {m: name for name, m in module.named_modules() if isinstance(m, FSDPUnit)}
-        shards = {unit.shard for unit in inner}
+        shards = {m.shard for m in module.modules() if isinstance(m, FSDPUnit)}
         own = {name: p for name, p in module.named_parameters(remove_duplicate=False) if p not in shards}
         index = {p: i for i, p in enumerate(dict.fromkeys(own.values()))}  # tied ones once
         if len(kinds := {(p.dtype, p.device.type, p.requires_grad) for p in index}) != 1:
@@ -79,8 +93,6 @@ class FSDPUnit(nn.Module):
         for name in own:
             owner, _, leaf = name.rpartition(".")
             module.get_submodule(owner)._parameters[leaf] = None  # forward puts the gathered one here
-        for unit, name in inner.items():
-            unit.unit = name.replace("module.", "")
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         whole = Gather.apply(self.shard, self)  # 1D: W * n
@@ -94,7 +106,7 @@ class FSDPUnit(nn.Module):
             if isinstance(saved, torch.Tensor):
                 return saved
             if self.gathered is None:
-                self.gathered = all_gather_whole(self.shard.detach(), self.group, self.unit)
+                self.gathered = all_gather(self.shard, self.group)
             return self.gathered.as_strided(*saved)
 
         with saved_tensors_hooks(pack, unpack):
@@ -110,10 +122,46 @@ class FSDPUnit(nn.Module):
 def whole_parameters(model: nn.Module, grads: bool = False) -> dict[str, torch.Tensor]:
     """All parameters, or their gradients, by the names they had before, tied ones once. Every rank has to call it."""
     found: dict[str, torch.Tensor] = {}
-    for unit in (m for m in model.modules() if isinstance(m, FSDPUnit)):
-        if (shard := unit.shard.grad if grads else unit.shard.detach()) is not None:
-            prefix = "" if unit.unit == "root" else f"{unit.unit}."
-            whole = all_gather_whole(shard, unit.group, unit.unit)
+    for path, unit in model.named_modules():
+        if isinstance(unit, FSDPUnit) and (shard := unit.shard.grad if grads else unit.shard) is not None:
+            prefix = "".join(f"{part}." for part in path.split(".") if part not in ("", "module"))
             first_names = {i: name for name, i in reversed(unit.names.items())}.values()
-            found |= {f"{prefix}{name}": p for name, p in unit.split(whole).items() if name in first_names}
+            parameters = unit.split(all_gather(shard, unit.group))
+            found |= {f"{prefix}{name}": p for name, p in parameters.items() if name in first_names}
     return found
+
+
+def main() -> None:
+    """Train a small model on all ranks, and one with the whole batch on each."""
+    on_gpu = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if on_gpu else "gloo")
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+
+    torch.manual_seed(0)  # the same on every rank
+    plain = nn.Sequential(nn.Linear(7, 10), nn.Tanh(), nn.Linear(10, 13), nn.Tanh(), nn.Linear(13, 1)).to(device)
+    layers = copy.deepcopy(plain)
+    for i in (0, 2):  # units, inner ones first; the root takes what is left
+        layers[i] = FSDPUnit(layers[i])
+    model = FSDPUnit(layers)
+    x = torch.randn(8 * world_size, 7, device=device)
+    for step in range(5):
+        losses = []
+        for trained, batch in zip((plain, model), (x, x.chunk(world_size)[rank]), strict=True):
+            loss = (trained(batch) - batch.sum(1, keepdim=True)).square().mean()
+            loss.backward()
+            losses.append(loss.detach())
+            for p in trained.parameters():  # SGD
+                p.data.add_(p.grad, alpha=-0.05)  # type: ignore[arg-type]
+                p.grad = None
+        dist.all_reduce(losses[1], dist.ReduceOp.AVG)
+        torch.testing.assert_close(losses[1], losses[0])
+        if rank == 0:
+            print(f"step {step}   one process {losses[0]:.6f}   {world_size} ranks {losses[1]:.6f}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
