@@ -10,13 +10,16 @@ import pytest
 import fsdp_sim
 
 ROOT = Path(fsdp_sim.__file__).parent
-ROOMS = ["packages", "timeline", "spec", "schedule", "cost", "engine", "simulate", "requests", "explore", "validate"]
-ROOMS += ["diagnose"]  # no torch up to here
+ROOMS = ["packages", "words", "timeline", "spec", "schedule", "cost", "engine", "simulate", "requests", "explore"]
+ROOMS += ["validate", "diagnose"]  # no torch up to here
 ROOMS += ["mini", "accelerators", "ranks", "measure", "viz", "learn", "cli"]
 WITHOUT_TORCH = ROOMS[: ROOMS.index("mini")]
 WITH_TORCH = ["mini", "accelerators", "ranks", "measure", "learn"]
 MAY_IMPORT = {room: set(ROOMS[: number + 1]) for number, room in enumerate(ROOMS)}
-MAY_IMPORT |= {"mini": {"mini", "timeline", "packages"}, "ranks": {"ranks", "timeline", "accelerators", "packages"}}
+MAY_IMPORT |= {
+    "mini": {"mini", "timeline", "packages", "words"},
+    "ranks": {"ranks", "timeline", "accelerators", "packages", "words"},
+}
 
 
 def files_of(room: str) -> list[Path]:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
-from fsdp_sim.cli.demo_words import COUNTED, INTRO, KNOWN, Closeness, Gain, ms, order_sentence
+from fsdp_sim.cli.demo_words import COUNTED, INTRO, KNOWN, Closeness, Gain, order_sentence
 from fsdp_sim.timeline import Timeline
 from fsdp_sim.timeline.analysis import exposed_comm_s, median_step, step_time_s
+from fsdp_sim.words import human_ms
 from labs.asleep import Asleep
 from labs.overlap import WARM_UP_STEPS, Experiment, same_order, training_only
 
@@ -66,7 +67,8 @@ def sleep(console: Console, ranks: int) -> Known:
     lengths = Asleep(world_size=ranks)
     console.print(
         f"\n[bold]1. What prefetch hides.[/] {ranks} ranks, {lengths.blocks} blocks of known length: forward sleeps "
-        f"{ms(lengths.forward_s)}, backward {ms(lengths.backward_s)}; a collective takes {ms(lengths.collective_s)}.",
+        f"{human_ms(lengths.forward_s)}, backward {human_ms(lengths.backward_s)}; a collective takes "
+        f"{human_ms(lengths.collective_s)}.",
         highlight=False,
     )
     known = Known(
@@ -78,7 +80,7 @@ def sleep(console: Console, ranks: int) -> Known:
     for depth in NAMES:
         measured = known.measured[depth]
         row = (seconds_of(known.predicted[depth]), seconds_of(measured), exposed_s(measured))
-        table.add_row("off" if depth is None else f"depth {depth}", *map(ms, row))
+        table.add_row("off" if depth is None else f"depth {depth}", *map(human_ms, row))
     console.print(table)
     console.print(known.gain.sentence(), highlight=False)
     return known
@@ -101,8 +103,8 @@ def train(console: Console, experiment: Experiment, steps: int) -> Trained:
     console.print("Loss:  " + "  ".join(f"step {step}: {trained.losses[step]:.3f}" for step in shown), highlight=False)
     close = trained.closeness
     console.print(
-        f"A step: predicted {ms(close.predicted_s)} from pieces that were timed alone, measured "
-        f"{ms(close.median_s)} (median).",
+        f"A step: predicted {human_ms(close.predicted_s)} from pieces that were timed alone, measured "
+        f"{human_ms(close.median_s)} (median).",
         highlight=False,
     )
     for line in (close.noise_sentence(), close.sentence(), order_sentence(same_order(predicted, trained.measured))):
@@ -131,8 +133,8 @@ def write_page(out: str, known: Known, trained: Trained) -> None:
     lengths, gain, close = known.lengths, known.gain, trained.closeness
     both = viz.compare(known.measured[None], known.measured[1], titles=tuple(NAMES.values()), rank=0)
     told = KNOWN.format(
-        blocks=lengths.blocks, ranks=lengths.world_size, forward=ms(lengths.forward_s),
-        backward=ms(lengths.backward_s), collective=ms(lengths.collective_s),
+        blocks=lengths.blocks, ranks=lengths.world_size, forward=human_ms(lengths.forward_s),
+        backward=human_ms(lengths.backward_s), collective=human_ms(lengths.collective_s),
     )  # fmt: skip
     step = viz.timeline({"predicted": trained.predicted, "measured": trained.measured})
     order = order_sentence(same_order(trained.predicted, trained.measured))

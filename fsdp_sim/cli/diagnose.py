@@ -17,12 +17,12 @@ from rich.text import Text
 
 from fsdp_sim.cli.options import Command, json_option, option, schema_option
 from fsdp_sim.diagnose import Blame, Collective, Diagnosis, diagnose
-from fsdp_sim.engine.sentences import ms, part
 from fsdp_sim.packages import missing
 from fsdp_sim.timeline import Timeline
 from fsdp_sim.timeline.chrome import write_chrome
 from fsdp_sim.timeline.files import read_timeline
 from fsdp_sim.timeline.limits import MAX_BYTES
+from fsdp_sim.words import human_ms, percent
 
 LITTLE = 1e-3  # of a step: a culprit that costs less is not told to people; JSON has them all
 
@@ -122,7 +122,7 @@ def _print(found: Diagnosis, timeline: Timeline, top: int) -> None:
     console.print(Text(found.headline, style="bold"), "")
     console.print(_totals(found), "")
     for blame in told(found):
-        console.print(Text.assemble((f"{blame.culprit}", "bold"), f"  {ms(blame.idle_s)}"))
+        console.print(Text.assemble((f"{blame.culprit}", "bold"), f"  {human_ms(blame.idle_s)}"))
         console.print(Text(f"  {blame.sentence}"), soft_wrap=True)
         for number, tip in enumerate(blame.advice):
             console.print(Text(f"  {'Try:' if number == 0 else '    '} {tip}"), soft_wrap=True)
@@ -155,7 +155,7 @@ def _totals(found: Diagnosis) -> Table:
     table.add_column(justify="right")
     table.add_column(justify="right")
     for name, seconds in totals(found):
-        table.add_row(name, Text(ms(seconds), style="bold"), part(seconds, found.step_s))
+        table.add_row(name, Text(human_ms(seconds), style="bold"), percent(seconds, found.step_s))
     table.add_row("overlap: of communicating, computing too", Text(f"{found.overlap:.0%}", style="bold"), "")
     return table
 
@@ -168,7 +168,7 @@ def cells(row: Collective) -> tuple[str, ...]:
     rate = f"{row.bus_gbps:,.0f}" if row.bus_gbps >= 10 else f"{row.bus_gbps:.2g}"
     return (
         f"{row.op}({row.unit})" if row.unit else str(row.op),
-        str(row.phase), str(row.times), ms(row.total_s), ms(row.exposed_s) if row.exposed_s else "",
+        str(row.phase), str(row.times), human_ms(row.total_s), human_ms(row.exposed_s) if row.exposed_s else "",
         f"{row.bytes / 2**20:,.1f}" if row.bytes else "", rate if row.bus_gbps else "",
         str(row.culprit or "hidden"),
     )  # fmt: skip
@@ -193,7 +193,7 @@ def _page(path: str, timeline: Timeline, found: Diagnosis) -> None:
         raise ValueError(missing(error.name or "", "--html")) from error
     numbers = viz.Table(
         "Where the time goes", ("", "time", "of the step"),
-        tuple((name, ms(seconds), part(seconds, found.step_s)) for name, seconds in totals(found)),
+        tuple((name, human_ms(seconds), percent(seconds, found.step_s)) for name, seconds in totals(found)),
     )  # fmt: skip
     exposed = [row for row in found.collectives if row.exposed_s > 0]
     rows = viz.Table(
@@ -205,7 +205,7 @@ def _page(path: str, timeline: Timeline, found: Diagnosis) -> None:
     for blame in told(found):
         tips = "\n\n".join(f"Try: {tip}" for tip in blame.advice)
         text = f"{blame.sentence}\n\n{tips}" if tips else blame.sentence
-        sections.append(viz.Section(f"{blame.culprit}: {ms(blame.idle_s)}", text))
+        sections.append(viz.Section(f"{blame.culprit}: {human_ms(blame.idle_s)}", text))
     sections.append(viz.Section("Collectives", "\n\n".join(found.notes), tables=(rows,)))
     viz.save_html(
         path, sections, title="Why is my communication not overlapped?", intro=found.headline, tables=(numbers,)

@@ -22,11 +22,11 @@ from fsdp_sim.explore import LARGEST_OF, Largest, changes_that_fit, largest
 from fsdp_sim.requests import Request, Result, answer, request_of_texts, said, understand
 from fsdp_sim.requests.understanding import UNNAMED
 from fsdp_sim.simulate import Simulation
+from fsdp_sim.words import human_bytes, signed_bytes
 
 STEP = {"seq-len": 128}  # the answer is a multiple of it, unless asked otherwise
 FIELD = {"micro-batch": "micro_batch", "seq-len": "seq_len", "layers": "layers", "model": "model"}
 SAID = {"model": "model", "layers": "number of layers", "micro-batch": "micro-batch", "seq-len": "sequence length"}
-GIB = 2**30
 
 
 class FitResult(msgspec.Struct, omit_defaults=True):
@@ -129,10 +129,10 @@ def _limit(found: Largest) -> str:
         before = found.fits.memory.peak_by_category
         growth = {c: b - before.get(c, 0) for c, b in memory.peak_by_category.items()}
         most = max(growth, key=lambda c: growth[c])
-        grown = f"; what grew most is {said(most)} (+{growth[most] / GIB:.1f} GiB)"
+        grown = f"; what grew most is {said(most)} ({signed_bytes(growth[most])})"
     name = found.next if isinstance(found.next, str) else f"a {SAID[found.what]} of {found.next:,}"
     return (
-        f"What limits it: with {name} a rank would need {sim.peak_memory_bytes / GIB:.1f} GiB of the "
-        f"{sim.memory_limit_bytes / GIB:.1f} it can use{when}; most of that is {said(category)} "
-        f"({n_bytes / GIB:.1f} GiB, {n_bytes / sim.peak_memory_bytes:.0%}){grown}."
+        f"What limits it: with {name} a rank would need {human_bytes(sim.peak_memory_bytes)} of the "
+        f"{human_bytes(sim.memory_limit_bytes)} it can use{when}; most of that is {said(category)} "
+        f"({human_bytes(n_bytes)}, {n_bytes / sim.peak_memory_bytes:.0%}){grown}."
     )

@@ -18,6 +18,7 @@ from click.shell_completion import CompletionItem
 
 from fsdp_sim.requests import PLAN_FIELDS
 from fsdp_sim.spec import Model, Plan, gpu_names, link_names
+from fsdp_sim.words import did_you_mean
 
 Function = Callable[..., Any]
 NO, WRONG = 1, 2  # exit statuses: the answer is no (it does not fit), and what was asked wrongly; 0 is done
@@ -182,9 +183,7 @@ def with_pairs(texts: dict[str, str], pairs: Sequence[str]) -> dict[str, str]:
         if not equals or not key:
             raise ValueError(f"--plan {pair!r} is no pair; write key=value, for example forward_prefetch=1")
         if key not in PLAN_FIELDS:
-            from fsdp_sim.requests import nearest
-
-            raise ValueError(f"--plan {pair!r}: a plan has no field {key}; {nearest(key, PLAN_FIELDS)}")
+            raise ValueError(f"--plan {pair!r}: a plan has no field {key}; {did_you_mean(key, PLAN_FIELDS)}")
         if key in found:
             raise ValueError(f"--plan {pair!r}: {key} is given twice; give it once")
         found[key] = value

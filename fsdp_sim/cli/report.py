@@ -11,11 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from fsdp_sim.requests import Asked, Change, Failure, Result, said
+from fsdp_sim.spec.texts import text_of
+from fsdp_sim.words import human_bytes, human_count, human_ms
 
 if TYPE_CHECKING:
     from fsdp_sim.cli.fit import FitResult
 
-GIB = 2**30
 BAR = 32  # characters of the longest bar
 
 
@@ -30,7 +31,7 @@ def print_result(result: Result, asked: Asked) -> None:
     plan, cluster = asked.plan, asked.cluster
     nodes = f", {result.nodes} nodes with {cluster.inter_link.name}" if result.nodes > 1 else ""
     console.print(
-        f"[bold]{result.model}[/] ({count(result.parameters)} parameters) on "
+        f"[bold]{result.model}[/] ({human_count(result.parameters)} parameters) on "
         f"[bold]{result.gpus} x {result.gpu}[/]{nodes}"
     )
     accum = f", {plan.grad_accum} micro-batches" if plan.grad_accum > 1 else ""
@@ -46,14 +47,21 @@ def print_result(result: Result, asked: Asked) -> None:
     exposed = result.exposed_comm_s / result.step_time_s
     between = ""
     if result.between_steps_s:
-        between = f", of it {seconds(result.between_steps_s)} between steps (data, logging), the rest operations"
+        between = f", of it {human_ms(result.between_steps_s)} between steps (data, logging), the rest operations"
     for name, value in (
-        ("step time", f"{seconds(result.step_time_s)}{between}"),
-        ("throughput", f"{result.tokens_per_s_per_gpu:,.0f} tokens/s per GPU, {count(tokens_per_s)} tokens/s in all"),
+        ("step time", f"{human_ms(result.step_time_s)}{between}"),
+        (
+            "throughput",
+            f"{result.tokens_per_s_per_gpu:,.0f} tokens/s per GPU, {human_count(tokens_per_s)} tokens/s in all",
+        ),
         ("MFU", f"{result.mfu:.1%}"),
-        ("exposed communication", f"{seconds(result.exposed_comm_s)} ({exposed:.1%} of the step)"),
-        ("peak memory", f"{gib(result.peak_memory_bytes)} of {gib(result.memory_limit_bytes)} that a process can use"),
-        ("held by the allocator", gib(result.reserved_memory_bytes)),
+        ("exposed communication", f"{human_ms(result.exposed_comm_s)} ({exposed:.1%} of the step)"),
+        (
+            "peak memory",
+            f"{human_bytes(result.peak_memory_bytes)} of {human_bytes(result.memory_limit_bytes)} that a process can "
+            f"use",
+        ),
+        ("held by the allocator", human_bytes(result.reserved_memory_bytes)),
     ):
         numbers.add_row(name, Text(value, style="bold"))
     console.print(numbers, "")
@@ -77,7 +85,7 @@ def print_memory(console: Console, result: Result) -> None:
     bars.add_column()
     most = max(result.peak.by_category.values(), default=1)
     for category, n_bytes in result.peak.by_category.items():
-        bars.add_row(said(category), gib(n_bytes), "█" * max(1, round(BAR * n_bytes / most)))
+        bars.add_row(said(category), human_bytes(n_bytes), "█" * max(1, round(BAR * n_bytes / most)))
     console.print(bars, "")
 
 
@@ -88,9 +96,9 @@ def print_changes(console: Console, changes: Sequence[Change]) -> None:
         return
     console.print("What would make it fit (each simulated, the fastest first):")
     for change in changes:
-        fields = " ".join(f"{key}={word(value)}" for key, value in change.set.items())
+        fields = " ".join(f"{key}={text_of(value)}" for key, value in change.set.items())
         console.print(
-            f"  - {change.what}: {gib(change.peak_memory_bytes)}, {seconds(change.step_time_s)} a step, "
+            f"  - {change.what}: {human_bytes(change.peak_memory_bytes)}, {human_ms(change.step_time_s)} a step, "
             f"{change.tokens_per_s_per_gpu:,.0f} tokens/s per GPU  ({fields})",
             soft_wrap=True, markup=False,
         )  # fmt: skip
@@ -109,42 +117,16 @@ def print_results(results: Sequence[Result | Failure]) -> None:
         if isinstance(result, Failure):
             continue
         table.add_row(
-            name, result.model, f"{result.gpus} x {result.gpu}", seconds(result.step_time_s),
+            name, result.model, f"{result.gpus} x {result.gpu}", human_ms(result.step_time_s),
             f"{result.tokens_per_s_per_gpu:,.0f}", f"{result.mfu:.1%}",
             f"{result.exposed_comm_s / result.step_time_s:.1%}",
-            Text(gib(result.peak_memory_bytes), style="" if result.fits else "red"),
+            Text(human_bytes(result.peak_memory_bytes), style="" if result.fits else "red"),
         )  # fmt: skip
     console.print(table)
     for number, result in enumerate(results):
         if isinstance(result.error, str):
             which = number if not isinstance(result.id, str | int) else result.id
             console.print(f"{which}: {result.error}", style="red", soft_wrap=True, markup=False)
-
-
-def word(value: object) -> str:
-    """A value as a command line takes it."""
-    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
-
-
-def seconds(value: float) -> str:
-    return f"{value:.3f} s" if value >= 1 else f"{value * 1e3:.1f} ms"
-
-
-def gib(n_bytes: float) -> str:
-    return f"{n_bytes / GIB:.1f} GiB" if n_bytes >= 0.1 * GIB else f"{n_bytes / 2**20:.1f} MiB"
-
-
-def count(number: float) -> str:
-    """A large number in three or four digits.
-
-    Example:
-        >>> count(8_030_261_248), count(124e6), count(950.0)
-        ('8.03 B', '124 M', '950')
-    """
-    for size, name in ((1e12, " T"), (1e9, " B"), (1e6, " M"), (1e3, " k")):
-        if number >= size:
-            return f"{number / size:.3g}{name}"
-    return f"{number:.3g}"
 
 
 def print_front(rows: Sequence[Mapping[str, str]], front: Sequence[int], varied: Sequence[str]) -> None:
@@ -169,7 +151,7 @@ def print_front(rows: Sequence[Mapping[str, str]], front: Sequence[int], varied:
         rate = float(row["tokens_per_s_per_gpu"])
         table.add_row(
             *(row[name] for name in varied), f"{1e6 / rate:,.1f} µs", f"{rate:,.0f}", f"{float(row['mfu']):.1%}",
-            seconds(float(row["step_time_s"])), gib(float(row["peak_memory_bytes"])),
+            human_ms(float(row["step_time_s"])), human_bytes(float(row["peak_memory_bytes"])),
         )  # fmt: skip
     console.print(table)
 
@@ -183,7 +165,7 @@ def print_fit(found: FitResult) -> None:
     console.print(found.limit)
     if isinstance(found.fits, Result):
         console.print(
-            f"Step time {seconds(found.fits.step_time_s)}, {found.fits.tokens_per_s_per_gpu:,.0f} tokens/s per GPU, "
+            f"Step time {human_ms(found.fits.step_time_s)}, {found.fits.tokens_per_s_per_gpu:,.0f} tokens/s per GPU, "
             f"MFU {found.fits.mfu:.1%}.\n"
         )
         print_memory(console, found.fits)

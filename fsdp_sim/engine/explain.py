@@ -132,7 +132,7 @@ def explain(run: Run, *, step: int = -1, faster: Mapping[str, Callable[[], Run]]
         >>> seconds = {Op.FWD: 0.025, Op.BWD: 0.05, Op.ALL_GATHER: 0.01, Op.REDUCE_SCATTER: 0.01}
         >>> for sentence in explain(run(program, lambda i: seconds.get(i.op, 0.0))).sentences[:3]:
         ...     print(sentence)
-        The step takes 245.0 ms. Compute is busy for 225.0 ms of it (92%) and waits for 20.0 ms (8.2%).
+        The step takes 245 ms. Compute is busy for 225 ms of it (92%) and waits for 20.0 ms (8.2%).
         Communication is in flight for 90.0 ms; 20.0 ms of that (22%) are exposed: compute waits meanwhile.
         The first all-gather of the step (layers.0) costs 10.0 ms: forward has nothing to compute before it arrives.
     """

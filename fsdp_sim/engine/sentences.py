@@ -9,6 +9,7 @@ from fsdp_sim.engine.explain import Explanation, Reason, Wait
 from fsdp_sim.schedule import Instruction, Param
 from fsdp_sim.spec import Plan
 from fsdp_sim.spec.plan import shards_of
+from fsdp_sim.words import human_ms, percent
 
 
 def sentences(found: Explanation) -> list[str]:
@@ -27,21 +28,22 @@ def _summary(found: Explanation) -> list[str]:
     step_s, e = found.step_time_s, found.exposure
     idle_s = step_s - e.compute_s
     lines = [
-        f"The step takes {ms(step_s)}. Compute is busy for {ms(e.compute_s)} of it ({part(e.compute_s, step_s)}) and "
-        f"waits for {ms(idle_s)} ({part(idle_s, step_s)})."
+        f"The step takes {human_ms(step_s)}. Compute is busy for {human_ms(e.compute_s)} of it "
+        f"({percent(e.compute_s, step_s)}) and "
+        f"waits for {human_ms(idle_s)} ({percent(idle_s, step_s)})."
     ]
     if found.between_steps_s:
         lines.append(
-            f"Between two steps the training loop takes another {ms(found.between_steps_s)}, for data, clipping and "
-            f"logging, in which FSDP has no part."
+            f"Between two steps the training loop takes another {human_ms(found.between_steps_s)}, for data, clipping "
+            f"and logging, in which FSDP has no part."
         )
     if e.comm_s and e.exposed_s > 1e-6 * step_s:
         lines.append(
-            f"Communication is in flight for {ms(e.comm_s)}; {ms(e.exposed_s)} of that "
-            f"({part(e.exposed_s, e.comm_s)}) are exposed: compute waits meanwhile."
+            f"Communication is in flight for {human_ms(e.comm_s)}; {human_ms(e.exposed_s)} of that "
+            f"({percent(e.exposed_s, e.comm_s)}) are exposed: compute waits meanwhile."
         )
     elif e.comm_s:
-        lines.append(f"Communication is in flight for {ms(e.comm_s)}, all of it hidden behind compute.")
+        lines.append(f"Communication is in flight for {human_ms(e.comm_s)}, all of it hidden behind compute.")
     return lines
 
 
@@ -89,16 +91,17 @@ def _first_all_gather(waits: list[Wait], total_s: float, found: Explanation) -> 
     units = [w.on.unit for w in waits if w.on]
     return (
         f"The first all-gather{plural(units)} of the step ({names(units)}) cost{'s' if len(units) == 1 else ''} "
-        f"{ms(total_s)}: forward has nothing to compute before {'it arrives' if len(units) == 1 else 'they arrive'}."
+        f"{human_ms(total_s)}: forward has nothing to compute before "
+        f"{'it arrives' if len(units) == 1 else 'they arrive'}."
     )
 
 
 def _all_gather(waits: list[Wait], total_s: float, found: Explanation) -> str:
     units = [w.on.unit for w in waits if w.on]
     return (
-        f"Compute waits {ms(total_s)} for all-gathers ({times(waits)}; most for {most(waits, lambda w: w.on)}): they "
-        f"start as early as the program lets them and last longer than the compute beside them, so the network is the "
-        f"bottleneck of {names(units)}."
+        f"Compute waits {human_ms(total_s)} for all-gathers ({times(waits)}; most for {most(waits, lambda w: w.on)}): "
+        f"they start as early as the program lets them and last longer than the compute beside them, so the network "
+        f"is the bottleneck of {names(units)}."
     )
 
 
@@ -111,7 +114,7 @@ def _head_of_line(waits: list[Wait], total_s: float, found: Explanation) -> str:
         cure = " set_separate_reduce_scatter_group(True) gives the reduce-scatters a communicator of their own."
     return (
         f"All-gathers stand behind reductions on one communicator, where collectives run in issue order (head-of-line "
-        f"blocking): compute waits {ms(total_s)} ({times(waits)}; most for {said(worst.on)}, behind "
+        f"blocking): compute waits {human_ms(total_s)} ({times(waits)}; most for {said(worst.on)}, behind "
         f"{said(worst.behind)}).{cure}"
     )
 
@@ -123,16 +126,16 @@ def _slower_rank(waits: list[Wait], total_s: float, found: Explanation) -> str:
     (rank, count), *_ = by_rank.most_common(1)
     others = f", {count} of them for rank {rank}" if len(by_rank) > 1 else f", always for rank {rank}"
     return (
-        f"Compute of rank {found.rank} waits {ms(total_s)} for slower ranks ({times(waits)}{others}; most for "
+        f"Compute of rank {found.rank} waits {human_ms(total_s)} for slower ranks ({times(waits)}{others}; most for "
         f"{most(waits, lambda w: w.on)}): a collective starts when the last rank of its group has come to it."
     )
 
 
 def _rate_limiter(waits: list[Wait], total_s: float, found: Explanation) -> str:
     return (
-        f"The rate limiter (limit_all_gathers) holds the CPU back, which costs {ms(total_s)} ({times(waits)}; most "
-        f"before {most(waits, lambda w: w.waiting)}): an all-gather is issued only when compute has passed the unit "
-        f"before the last. Without it memory grows."
+        f"The rate limiter (limit_all_gathers) holds the CPU back, which costs {human_ms(total_s)} ({times(waits)}; "
+        f"most before {most(waits, lambda w: w.waiting)}): an all-gather is issued only when compute has passed the "
+        f"unit before the last. Without it memory grows."
     )
 
 
@@ -141,7 +144,8 @@ def _computing_thread(waits: list[Wait], total_s: float, found: Explanation) -> 
     return (
         f"On a CPU the thread that computes also issues. The all-gather{plural(units)} of {names(units)} "
         f"{'is' if len(units) == 1 else 'are'} issued only when needed, and nothing computes until the parameters are "
-        f"there: {ms(total_s)} ({times(waits)}). Explicit prefetch issues them before the compute that can hide them."
+        f"there: {human_ms(total_s)} ({times(waits)}). Explicit prefetch issues them before the compute "
+        f"that can hide them."
     )
 
 
@@ -149,8 +153,8 @@ def _reduce_scatter_buffer(waits: list[Wait], total_s: float, found: Explanation
     plan: Plan = found.run.program.plan
     buffers = plan.reduce_scatter_max_input_buffers
     return (
-        f"Compute stalls {ms(total_s)} ({times(waits)}; most at {most(waits, lambda w: w.waiting)}) before it copies "
-        f"gradients for their reduce-scatter: {buffers} input buffer{'s' * (buffers > 1)} may be alive, and the "
+        f"Compute stalls {human_ms(total_s)} ({times(waits)}; most at {most(waits, lambda w: w.waiting)}) before it "
+        f"copies gradients for their reduce-scatter: {buffers} input buffer{'s' * (buffers > 1)} may be alive, and the "
         f"earlier reduce-scatter ({most(waits, lambda w: w.on)}) has not read its own. "
         f"set_reduce_scatter_max_input_buffers({buffers + 1}) lets compute run ahead for one more buffer of memory."
     )
@@ -158,7 +162,7 @@ def _reduce_scatter_buffer(waits: list[Wait], total_s: float, found: Explanation
 
 def _asynchronous(waits: list[Wait], total_s: float, found: Explanation) -> str:
     return (
-        f"Compute waits {ms(total_s)} for all-gathers that are issued on its own stream (unshard_async_op; "
+        f"Compute waits {human_ms(total_s)} for all-gathers that are issued on its own stream (unshard_async_op; "
         f"{times(waits)}, most for {most(waits, lambda w: w.on)}): they start after the compute before them, which "
         f"therefore hides nothing. Explicit prefetch issues them before it."
     )
@@ -166,7 +170,7 @@ def _asynchronous(waits: list[Wait], total_s: float, found: Explanation) -> str:
 
 def _reduction(waits: list[Wait], total_s: float, found: Explanation) -> str:
     return (
-        f"Compute waits {ms(total_s)} for reductions of earlier gradients ({times(waits)}; most before "
+        f"Compute waits {human_ms(total_s)} for reductions of earlier gradients ({times(waits)}; most before "
         f"{most(waits, lambda w: w.waiting)}, for {most(waits, lambda w: w.on)})."
     )
 
@@ -175,26 +179,27 @@ def _last_reductions(waits: list[Wait], total_s: float, found: Explanation) -> s
     units = [w.on.unit for w in waits if w.on and w.on.unit]
     of = f" ({names(units)})" if units else ""
     return (
-        f"The last reductions{of} cost {ms(total_s)}: no backward is left to hide them, and the step cannot end "
+        f"The last reductions{of} cost {human_ms(total_s)}: no backward is left to hide them, and the step cannot end "
         f"without them."
     )
 
 
 def _last_all_gathers(waits: list[Wait], total_s: float, found: Explanation) -> str:
     return (
-        f"Gathering the parameters that the optimizer has updated costs {ms(total_s)} at the end of the step: nothing "
-        f"is left to compute that could hide it."
+        f"Gathering the parameters that the optimizer has updated costs {human_ms(total_s)} at the end of the step: "
+        f"nothing is left to compute that could hide it."
     )
 
 
 def _cpu_issue(waits: list[Wait], total_s: float, found: Explanation) -> str:
     if found.run.on_cpu:
         return (
-            f"Compute waits {ms(total_s)} ({times(waits)}; most before {most(waits, lambda w: w.waiting)}) while "
+            f"Compute waits {human_ms(total_s)} ({times(waits)}; most before {most(waits, lambda w: w.waiting)}) while "
             f"collectives are issued by the thread that computes. Larger units or fewer micro-batches need fewer."
         )
     return (
-        f"The CPU is too slow for {ms(total_s)} ({times(waits)}; most before {most(waits, lambda w: w.waiting)}): the "
+        f"The CPU is too slow for {human_ms(total_s)} ({times(waits)}; most before "
+        f"{most(waits, lambda w: w.waiting)}): the "
         f"GPU has finished what was issued before more is. Larger units, a larger micro-batch or compiling help."
     )
 
@@ -203,7 +208,7 @@ def _other(waits: list[Wait], total_s: float, found: Explanation) -> str:
     worst = max(waits, key=lambda w: w.seconds)
     on = f", which waits for {said(worst.on)}" if worst.on else ""
     before = f" (most before {said(worst.waiting)}{on})" if worst.waiting else ""
-    return f"Compute waits {ms(total_s)} for other work{before}."
+    return f"Compute waits {human_ms(total_s)} for other work{before}."
 
 
 SAY: dict[Reason, Callable[[list[Wait], float, Explanation], str]] = {
@@ -227,7 +232,7 @@ def _path(found: Explanation) -> str:
     spent = sorted(
         ((kind, s) for kind, s in found.critical_s.items() if s >= 1e-3 * found.step_time_s), key=lambda one: -one[1]
     )
-    shares = ", ".join(f"{part(seconds, found.step_time_s)} {kind}" for kind, seconds in spent)
+    shares = ", ".join(f"{percent(seconds, found.step_time_s)} {kind}" for kind, seconds in spent)
     return f"The critical path, the chain of operations that the step's time consists of, is {shares or 'empty'}."
 
 
@@ -249,9 +254,9 @@ def _gains(found: Explanation) -> str:
     words = {name: "CPU" if name == "cpu" else name for name, _ in gains}
     least = 1e-4 * found.step_time_s
     said = [
-        f"10% faster {words[name]} would save {ms(gain)} ({part(gain, found.step_time_s)})"
+        f"10% faster {words[name]} would save {human_ms(gain)} ({percent(gain, found.step_time_s)})"
         if gain > 0
-        else f"10% faster {words[name]} would cost {ms(-gain)}"
+        else f"10% faster {words[name]} would cost {human_ms(-gain)}"
         for name, gain in gains
         if abs(gain) >= least
     ]
@@ -262,17 +267,6 @@ def _gains(found: Explanation) -> str:
 
 
 # -- words
-
-
-def ms(seconds: float) -> str:
-    """Milliseconds with as many digits as they deserve."""
-    value = seconds * 1e3
-    return f"{value:,.0f} ms" if value >= 1000 else f"{value:.1f} ms" if value >= 1 else f"{value:.3g} ms"
-
-
-def part(seconds: float, of_s: float) -> str:
-    share = seconds / of_s if of_s else 0.0
-    return f"{share:.0%}" if share >= 0.1 or share <= 0 else f"{share:.1%}"
 
 
 def names(units: list[str]) -> str:

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from fsdp_sim.packages import need
-from fsdp_sim.requests import ALIASES, NAMES, nearest, request_of_texts, understand
+from fsdp_sim.requests import ALIASES, NAMES, request_of_texts, understand
+from fsdp_sim.words import did_you_mean
 
 RESULTS = (
     "step_time_s", "tokens_per_s_per_gpu", "mfu", "exposed_comm_s", "peak_memory_bytes", "memory_limit_bytes", "fits",
@@ -81,7 +82,7 @@ class Sweep:
     def __post_init__(self) -> None:
         for name in (*self.fixed, *self.vary):
             if name not in NAMES:
-                raise ValueError(f"there is no {name} to vary; {nearest(name, NAMES)}")
+                raise ValueError(f"there is no {name} to vary; {did_you_mean(name, NAMES)}")
         for name, values in self.vary.items():
             if name in self.fixed:
                 raise ValueError(f"{name} is both fixed ({self.fixed[name]}) and varied; give it once")

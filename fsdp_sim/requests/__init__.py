@@ -15,7 +15,6 @@ from fsdp_sim.requests.structs import (
     Request,
     Result,
     given,
-    nearest,
 )
 from fsdp_sim.requests.understanding import MOST_BLOCKS, Asked, check_blocks, choose, understand
 from fsdp_sim.requests.words import request_of_texts
@@ -39,7 +38,6 @@ __all__ = [
     "choose",
     "does_not_fit",
     "given",
-    "nearest",
     "read_requests",
     "request_of_texts",
     "said",

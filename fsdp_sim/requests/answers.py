@@ -8,6 +8,7 @@ from msgspec import UNSET, UnsetType
 
 from fsdp_sim.requests.structs import PLAN_FIELDS, Alive, Change, Peak, Result
 from fsdp_sim.simulate import Simulation
+from fsdp_sim.words import human_bytes
 
 CATEGORIES = {  # of memory, for those who do not speak torch's
     "sharded": "parameter shards", "optimizer": "optimizer states", "rs_output": "sharded gradients",
@@ -64,12 +65,11 @@ def answer(
 
 def does_not_fit(sim: Simulation) -> str:
     """One sentence about a plan that does not fit."""
-    gib = 2**30
     largest = next(iter(sim.memory.peak_by_category.items()))
     return (
         f"{sim.workload.name} does not fit {sim.cluster.gpus} x {sim.cluster.gpu.name}: a rank needs "
-        f"{sim.peak_memory_bytes / gib:.1f} GiB and can use {sim.memory_limit_bytes / gib:.1f}; most of it is "
-        f"{said(largest[0])} ({largest[1] / gib:.1f} GiB)"
+        f"{human_bytes(sim.peak_memory_bytes)} and can use {human_bytes(sim.memory_limit_bytes)}; most of it is "
+        f"{said(largest[0])} ({human_bytes(largest[1])})"
     )
 
 

@@ -6,8 +6,6 @@ The fields of models, clusters and plans are taken from `fsdp_sim.spec`, so that
 from __future__ import annotations
 
 import dataclasses
-import difflib
-from collections.abc import Iterable
 from typing import Annotated, Any, get_type_hints
 
 import msgspec
@@ -174,13 +172,6 @@ ALIASES = {  # names of options, where the field's own is short or means somethi
 }  # fmt: skip
 DIMENSIONS = {ALIASES.get(key, key): key for key in (*ALIASES, *MODEL_FIELDS) if ALIASES.get(key, key) in MODEL_FIELDS}
 NAMES = ("model", "model_file", "cluster", *CLUSTER_FIELDS, *PLAN_FIELDS, *ALIASES, *MODEL_FIELDS)
-
-
-def nearest(name: str, names: Iterable[str]) -> str:
-    """The end of a message about a name that does not exist."""
-    names = list(names)
-    near = difflib.get_close_matches(name, names, n=1)
-    return f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
 
 
 def given(fields: Any) -> dict[str, Any]:

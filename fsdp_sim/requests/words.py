@@ -18,10 +18,10 @@ from fsdp_sim.requests.structs import (
     PlanFields,
     Request,
     given,
-    nearest,
 )
 from fsdp_sim.spec import Cluster, Model
 from fsdp_sim.spec.texts import plan_of, value_of
+from fsdp_sim.words import did_you_mean
 
 
 def request_of_texts(texts: Mapping[str, str]) -> Request:
@@ -54,7 +54,7 @@ def request_of_texts(texts: Mapping[str, str]) -> Request:
         elif key in MODEL_FIELDS:
             dims[key] = value_of(Model, key, text)
         else:
-            raise ValueError(f"there is no {name}; {nearest(name, NAMES)}")
+            raise ValueError(f"there is no {name}; {did_you_mean(name, NAMES)}")
     if of_plan:
         plan = plan_of(of_plan)
         top["plan"] = PlanFields(**{name: getattr(plan, name) for name in of_plan})

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import tomllib
 from importlib.resources import files
 
 from fsdp_sim.spec.fields import field, one_of, spec, text, whole
+from fsdp_sim.words import nearest
 
 _BOOL = one_of(True, False)
 
@@ -92,7 +92,7 @@ class Model:
         """
         presets = _presets()
         if name not in presets:
-            near = difflib.get_close_matches(name.lower(), presets, n=3, cutoff=0.8)
+            near = nearest(name.lower(), presets, most=3, cutoff=0.8)
             if near:
                 raise ValueError(f"no model is called {name!r}; the nearest names are {', '.join(near)}")
             raise ValueError(

@@ -13,7 +13,8 @@ from fsdp_sim.viz import chart, theme
 from fsdp_sim.viz.chart import series
 from fsdp_sim.viz.picture import Picture
 from fsdp_sim.viz.table import Table
-from fsdp_sim.viz.theme import human_bytes, safe
+from fsdp_sim.viz.theme import safe
+from fsdp_sim.words import human_bytes
 
 Of = Literal["time", "memory"]
 BAND = 0.10

@@ -15,10 +15,11 @@ from typing import NamedTuple
 from fsdp_sim.cost import Workload
 from fsdp_sim.engine import jitter, slow_node, straggler
 from fsdp_sim.engine.seconds import Given
-from fsdp_sim.requests import ALIASES, CLUSTER_FIELDS, NAMES, PLAN_FIELDS, choose, nearest, request_of_texts, understand
+from fsdp_sim.requests import ALIASES, CLUSTER_FIELDS, NAMES, PLAN_FIELDS, choose, request_of_texts, understand
 from fsdp_sim.simulate import Simulation, simulate
 from fsdp_sim.spec import Cluster, Gpu, Link, Model, Plan
 from fsdp_sim.spec.texts import text_of
+from fsdp_sim.words import did_you_mean
 
 MOST_RANKS = 2048  # that are played when they differ
 
@@ -92,7 +93,7 @@ class State:
             if not equals or not name or not text:
                 raise ValueError(f"{word!r} is no pair; write name=value, for example gpus=64")
             if name not in WORDS:
-                raise ValueError(f"there is no {name}; {nearest(name, WORDS)}")
+                raise ValueError(f"there is no {name}; {did_you_mean(name, WORDS)}")
             if name in texts:
                 raise ValueError(f"{name} is given twice, as {texts[name]} and as {text}; give it once")
             texts[name] = text

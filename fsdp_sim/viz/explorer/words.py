@@ -11,7 +11,7 @@ from fsdp_sim.requests import does_not_fit, said
 from fsdp_sim.simulate import Simulation
 from fsdp_sim.viz.explorer.state import State
 from fsdp_sim.viz.table import Table
-from fsdp_sim.viz.theme import human_bytes, human_ms
+from fsdp_sim.words import human_bytes, human_ms
 
 RED = "#A40E26"
 
