@@ -25,6 +25,7 @@ from importlib.resources import files
 from typing import NamedTuple
 
 from fsdp_sim.spec import Cluster, Link, link
+from fsdp_sim.timeline.ring import PASSES, ring_share
 
 OPS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast")
 
@@ -181,11 +182,10 @@ def _paths(op: str, nodes: int, local: int, n: int, cluster: Cluster, numbers: N
         fill_s = (near_hops * near.fill_s if near_fill_s is None else near_fill_s) + far_hops * far.fill_s
         return Path(algorithm, base_s + hop_s, fill_s, numbers.half_bytes * pieces, max(near_s, far_s))
 
-    turns = 2 if op == "all_reduce" else 1
-    share = (n - 1) / n if op != "broadcast" else 1.0
+    turns, share = PASSES.get(op, 1), ring_share(op, n)
     many, several = local > 1, nodes > 1
     near_rate = near_peak * near.fraction * getattr(inside, f"{op}_fraction", 1.0)
-    ring_s, far_ring_s = turns * share / near_rate if many else 0.0, turns * share / far_rate if several else 0.0
+    ring_s, far_ring_s = share / near_rate if many else 0.0, share / far_rate if several else 0.0
     found = [path("ring", turns * (n - nodes), turns * (nodes - 1), ring_s, far_ring_s)]
     if op == "all_reduce":
         levels, far_tree_s = 2 * math.log2(nodes), min(2, nodes - 1) / far_rate

@@ -7,6 +7,7 @@ from fsdp_sim.timeline.frame import from_pandas, to_pandas, to_parquet
 from fsdp_sim.timeline.kinds import COLLECTIVES, COMM_LANES, Lane, Memory, Op, Phase, dtype_name, lane_of
 from fsdp_sim.timeline.links import chain, critical_path
 from fsdp_sim.timeline.recorder import RECORDER, Recorder
+from fsdp_sim.timeline.ring import ring_share
 from fsdp_sim.timeline.timeline import Event, Header, Timeline
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "from_pandas",
     "lane_of",
     "read_timeline",
+    "ring_share",
     "to_pandas",
     "to_parquet",
     "write_chrome",
