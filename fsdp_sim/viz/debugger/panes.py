@@ -11,9 +11,11 @@ from fsdp_sim.viz.debugger.moments import Elsewhere, Held, Moment, change_bytes
 from fsdp_sim.viz.debugger.sentences import name, sentence
 from fsdp_sim.viz.debugger.sources import Place, learners_line, listing, minis_line, places
 from fsdp_sim.viz.debugger.strip import strip
+from fsdp_sim.viz.table import cell, row, table_html
 from fsdp_sim.words import human_bytes, human_ms, signed_bytes
 
 AROUND = 10  # events listed before and after the current one
+NUMBER = ' class="fsd-n"'
 MOST_UNITS = 4  # named in a line of the memory pane
 NO_SOURCE = {
     "simulated": "A predicted operation has no line: no code ran. Step a run of fsdp_sim.ranks to see the lines.",
@@ -56,11 +58,10 @@ def events(at: Moment) -> str:
         change = change_bytes(event)
         size = signed_bytes(change) if change else human_ms(event.duration_s)
         lane = "" if event.is_memory else theme.LANE_NAMES[event.lane]
-        rows.append(
-            f'<tr{here or dim}><td class="fsd-n">{event.seq}</td><td class="fsd-clip">{swatch(event)}'
-            f'{escape(name(event))}</td><td class="fsd-lane">{lane}</td><td class="fsd-n">{size}</td></tr>'
-        )
-    return f"<h4>Events, in issue order</h4><table><tbody>{''.join(rows)}</tbody></table>"
+        what = cell(f"{swatch(event)}{escape(name(event))}", ' class="fsd-clip"')
+        cells = (cell(str(event.seq), NUMBER), what, cell(lane, ' class="fsd-lane"'), cell(size, NUMBER))
+        rows.append(row(cells, here or dim))
+    return f"<h4>Events, in issue order</h4>{table_html(rows)}"
 
 
 def source(at: Moment, timeline: Timeline) -> str:
@@ -96,17 +97,15 @@ def memory(at: Moment, timeline: Timeline) -> str:
             continue
         kind = theme.MEMORY[category]
         delta = f' <b class="fsd-delta">{signed_bytes(at.change)}</b>' if changed else ""
-        rows.append(
-            f"<tr{' class=fsd-here' if changed else ''}><td>{_square(kind)}{kind.name}{_units(held)}</td>"
-            f'<td class="fsd-n">{human_bytes(sum(held.values()))}{delta}</td></tr>'
+        cells = (
+            cell(f"{_square(kind)}{kind.name}{_units(held)}"),
+            cell(f"{human_bytes(sum(held.values()))}{delta}", NUMBER),
         )
+        rows.append(row(cells, " class=fsd-here" if changed else ""))
     total = human_bytes(at.live_bytes)
     peak, limit = human_bytes(at.top_bytes), timeline.header.memory_limit_bytes
     device = f"<p>The device can hold {human_bytes(limit)}.</p>" if limit else ""
-    return (
-        f"<h4>Alive now: {total} of {peak} at the peak</h4>{_stacked(at)}"
-        f"<table><tbody>{''.join(rows)}</tbody></table>{device}"
-    )
+    return f"<h4>Alive now: {total} of {peak} at the peak</h4>{_stacked(at)}{table_html(rows)}{device}"
 
 
 def waits(at: Moment) -> str:
@@ -124,16 +123,11 @@ def others(at: Moment) -> str:
     """Where the other ranks are when this one issues the event."""
     if at.n_ranks == 1:
         return "<h4>Other ranks</h4><p>This record has one rank.</p>"
-    rows = "".join(
-        f'<tr><td class="fsd-n">{o.rank}</td><td>{escape(_doing(o))}</td><td class="fsd-n">{_apart(at, o)}</td></tr>'
-        for o in at.others
-    )
+    head = row([cell("rank", "", "th"), cell("what it does", "", "th"), cell("this same event", NUMBER, "th")])
+    rows = (row((cell(str(o.rank), NUMBER), cell(escape(_doing(o))), cell(_apart(at, o), NUMBER))) for o in at.others)
     more = at.n_ranks - 1 - len(at.others)
     rest = f"<p>And {more:,} more.</p>" if more else ""
-    return (
-        "<h4>The other ranks at this moment</h4><table><thead><tr><th>rank</th><th>what it does</th>"
-        f'<th class="fsd-n">this same event</th></tr></thead><tbody>{rows}</tbody></table>{rest}'
-    )
+    return f"<h4>The other ranks at this moment</h4>{table_html(rows, head)}{rest}"
 
 
 def swatch(event: Event) -> str:

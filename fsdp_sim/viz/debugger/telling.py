@@ -10,6 +10,7 @@ from fsdp_sim.timeline import COLLECTIVES, Event, Timeline
 from fsdp_sim.viz.debugger.moments import Moment, events_of, moment
 from fsdp_sim.viz.debugger.sentences import name, sentence
 from fsdp_sim.viz.debugger.sources import Place, learners_line, minis_line, places
+from fsdp_sim.viz.table import cell, row, table_html
 from fsdp_sim.words import human_bytes, human_ms
 
 AROUND = 4  # events before and after a telling one
@@ -62,12 +63,9 @@ def static_html(timeline: Timeline, rank: int, events: tuple[Event, ...]) -> str
         around = at.events[max(0, at.position - AROUND) : at.position + AROUND + 1]
         shown = [moment(timeline, rank, e.seq) for e in around]
         columns = [column for column in COLUMNS if any(column[1](m) for m in shown)]
-        head = "".join(_cell("th", title, False) for title, _ in columns)
-        rows = "".join(f"<tr>{_cells(columns, m, m.event.seq == at.event.seq)}</tr>" for m in shown)
-        parts.append(
-            f"<p><strong>{escape(stop.title)}</strong><br>{escape(sentence(at))}</p>"
-            f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-        )
+        head = row(_cell("th", title, False) for title, _ in columns)
+        rows = (row(_cell("td", html(m), m.event.seq == at.event.seq) for _, html in columns) for m in shown)
+        parts.append(f"<p><strong>{escape(stop.title)}</strong><br>{escape(sentence(at))}</p>{table_html(rows, head)}")
     return "".join(parts)
 
 
@@ -85,14 +83,10 @@ COLUMNS: tuple[tuple[str, Callable[[Moment], str]], ...] = (
 )
 
 
-def _cells(columns: list[tuple[str, Callable[[Moment], str]]], at: Moment, here: bool) -> str:
-    return "".join(_cell("td", html(at), here) for _, html in columns)
-
-
 def _cell(tag: str, html: str, here: bool) -> str:
     """A cell of HTML. GitHub drops styles, so what matters is bold too; JupyterLab sets text to the right by itself."""
     style = "text-align:left;vertical-align:top" + (";background:rgba(240,180,41,.26)" if here else "")
-    return f'<{tag} style="{style}">{f"<strong>{html}</strong>" if here else html}</{tag}>'
+    return cell(f"<strong>{html}</strong>" if here else html, f' style="{style}"', tag)
 
 
 def _line(at: Place) -> str:
