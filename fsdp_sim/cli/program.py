@@ -16,7 +16,7 @@ from fsdp_sim.cli.options import Command, json_option, option, plan_option, sche
 from fsdp_sim.schedule import Program, build, toy
 from fsdp_sim.spec import Plan
 from fsdp_sim.spec.plan import TORCH_VERSIONS
-from fsdp_sim.spec.texts import plan_of
+from fsdp_sim.spec.texts import plan_fields
 from fsdp_sim.timeline import Op
 
 MOST_UNITS = 10_000
@@ -76,7 +76,7 @@ def program(
       fsdp-sim program --plan api=fsdp1 --plan limit_all_gathers=false --json
       fsdp-sim program --torch 2.15 --plan param_dtype=bf16
     """
-    asked = plan_of(with_pairs({"torch": version} if version else {}, plan))
+    asked = Plan(**plan_fields(with_pairs({"torch": version} if version else {}, plan)))
     if (units := layers * steps * asked.grad_accum) > MOST_UNITS:
         raise ValueError(
             f"{units:,} units to run (layers, steps and micro-batches); a program has up to {MOST_UNITS:,}"

@@ -20,7 +20,7 @@ from fsdp_sim.requests.structs import (
     given,
 )
 from fsdp_sim.spec import Cluster, Model
-from fsdp_sim.spec.texts import plan_of, value_of
+from fsdp_sim.spec.texts import plan_fields, value_of
 from fsdp_sim.words import did_you_mean
 
 
@@ -56,8 +56,7 @@ def request_of_texts(texts: Mapping[str, str]) -> Request:
         else:
             raise ValueError(f"there is no {name}; {did_you_mean(name, NAMES)}")
     if of_plan:
-        plan = plan_of(of_plan)
-        top["plan"] = PlanFields(**{name: getattr(plan, name) for name in of_plan})
+        top["plan"] = PlanFields(**plan_fields(of_plan))
     if dims:
         if "model" in top and "preset" in dims:
             raise ValueError(f"model is {top['model']} and the model file's preset {dims['preset']}; name one of them")

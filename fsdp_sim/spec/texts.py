@@ -5,12 +5,11 @@ A text means what the same value means in Python. What its field does not take i
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fsdp_sim.spec.fields import Allowed, check
-from fsdp_sim.spec.plan import TORCH_DTYPES, Plan
+from fsdp_sim.spec.plan import TORCH_DTYPES, Plan, takes
 
 WORDS: dict[str, Any] = {"true": True, "false": False, "none": None}
 ALIASES = {torch: ours for ours, torch in TORCH_DTYPES.items()}
@@ -38,31 +37,27 @@ def value_of(spec: type, name: str, text: str) -> Any:
     return _values(spec, name, text)[0]
 
 
-def plan_of(texts: Mapping[str, str]) -> Plan:
-    """The plan that texts describe, by field; fields that are not named keep torch's defaults.
+def plan_fields(texts: Mapping[str, str]) -> dict[str, Any]:
+    """The values of a plan's fields that texts stand for.
 
-    Where a word may mean two values of its field, the plan decides: ``backward_prefetch=none`` is FSDP1's ``none``, and
+    Where a word may mean two values of its field, ``api`` decides: ``backward_prefetch=none`` is FSDP1's ``none``, and
     FSDP2's None.
 
     Raises:
-        ValueError: a value that its field does not take, or fields that do not go together.
+        ValueError: a value that its field does not take.
 
     Example:
-        >>> plan = plan_of({"reshard_after_forward": "false", "forward_prefetch": "2"})
-        >>> plan.reshard_after_forward, plan.forward_prefetch
-        (False, 2)
-        >>> plan_of({"api": "fsdp1", "backward_prefetch": "none"}).backward_prefetch
-        'none'
+        >>> plan_fields({"reshard_after_forward": "false", "forward_prefetch": "2"})
+        {'reshard_after_forward': False, 'forward_prefetch': 2}
+        >>> plan_fields({"api": "fsdp1", "backward_prefetch": "none"})
+        {'api': 'fsdp1', 'backward_prefetch': 'none'}
     """
-    values = [_values(Plan, name, text) for name, text in texts.items()]
-    first_error: ValueError | None = None
-    for chosen in itertools.product(*values):
-        try:
-            return Plan(**dict(zip(texts, chosen, strict=True)))
-        except ValueError as error:
-            first_error = first_error or error
-    assert first_error is not None
-    raise first_error
+    api = value_of(Plan, "api", texts["api"]) if "api" in texts else Plan.api
+    fields = {}
+    for name, text in texts.items():
+        values = _values(Plan, name, text)
+        fields[name] = next(filter(takes(api, name).test, values), values[0])
+    return fields
 
 
 def text_of(value: Any) -> str:

@@ -53,6 +53,16 @@ def test_none_is_said_and_not_given_is_not_said():
     assert understand(left_out).plan == Plan(micro_batch=2, param_dtype="bf16", reduce_dtype="fp32")
 
 
+def test_a_plan_is_built_once_from_words_and_from_json(monkeypatch):
+    built, check = [], Plan.__post_init__
+    monkeypatch.setattr(Plan, "__post_init__", lambda plan: (built.append(plan), check(plan)))
+    (of_json,) = read_requests(b'[{"model": "gpt2-124m", "gpu": "A100", "gpus": 8, "micro_batch": 2}]')
+
+    plans = [understand(request).plan for request in (request_of_texts(BASE | {"micro_batch": "2"}), of_json)]
+
+    assert built == plans
+
+
 @pytest.mark.parametrize("api", ["ddp", "zero1", "zero2"])
 def test_dtypes_are_chosen_for_fsdp_alone(api):
     assert understand(request_of_texts(BASE | {"api": api})).plan == Plan(api=api)
