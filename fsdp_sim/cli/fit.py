@@ -20,7 +20,7 @@ from fsdp_sim.cli.options import (
 )
 from fsdp_sim.explore import LARGEST_OF, Largest, changes_that_fit, largest
 from fsdp_sim.requests import Request, Result, answer, request_of_texts, said, understand
-from fsdp_sim.requests.understanding import UNNAMED
+from fsdp_sim.requests.job import UNNAMED
 from fsdp_sim.simulate import Simulation
 from fsdp_sim.words import human_bytes, signed_bytes
 

@@ -1,7 +1,9 @@
 """What the simulator is asked and what it answers, as JSON, and as words of a command line."""
 
-from fsdp_sim.requests.answers import answer, does_not_fit, said
-from fsdp_sim.requests.reading import read_requests
+from fsdp_sim.requests.from_json import read_requests
+from fsdp_sim.requests.from_texts import request_of_texts
+from fsdp_sim.requests.job import MOST_BLOCKS, Asked, check_blocks, choose, understand
+from fsdp_sim.requests.results import answer, does_not_fit, said
 from fsdp_sim.requests.structs import (
     ALIASES,
     CLUSTER_FIELDS,
@@ -16,8 +18,6 @@ from fsdp_sim.requests.structs import (
     Result,
     given,
 )
-from fsdp_sim.requests.understanding import MOST_BLOCKS, Asked, check_blocks, choose, understand
-from fsdp_sim.requests.words import request_of_texts
 
 __all__ = [
     "ALIASES",

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fsdp_sim.requests.reading import convert, decode, read_text
+from fsdp_sim.requests.from_json import convert, decode, read_text
 from fsdp_sim.requests.structs import (
     ALIASES,
     CLUSTER_FIELDS,
