@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
-from fsdp_sim.cli.demo_words import COUNTED, INTRO, KNOWN, Closeness, Gain, order_sentence
+from fsdp_sim.cli.demo_words import COUNTED, INTRO, KNOWN, PredictionGap, PrefetchGain, order_sentence
 from fsdp_sim.timeline import Timeline
 from fsdp_sim.timeline.analysis import exposed_comm_s, median_step, step_time_s
 from fsdp_sim.words import human_ms
@@ -20,7 +20,7 @@ NAMES = {None: "prefetch off", 1: "prefetch on"}
 
 
 @dataclass(frozen=True)
-class Known:
+class SleepExperiment:
     """Blocks that sleep, without and with prefetch: by arithmetic, and the fastest step on ranks.
 
     Of steps whose length is known the fastest is the least disturbed: other work can make them longer only.
@@ -31,13 +31,13 @@ class Known:
     measured: dict[int | None, Timeline]
 
     @property
-    def gain(self) -> Gain:
+    def gain(self) -> PrefetchGain:
         off_s, on_s = (seconds_of(self.measured[depth]) for depth in NAMES)
-        return Gain(off_s, on_s, self.lengths.hideable_s)
+        return PrefetchGain(off_s, on_s, self.lengths.hideable_s)
 
 
 @dataclass(frozen=True)
-class Trained:
+class GptExperiment:
     """A GPT trained with prefetch: its step as predicted, and as it was."""
 
     predicted: Timeline
@@ -45,9 +45,9 @@ class Trained:
     losses: list[float]
 
     @property
-    def closeness(self) -> Closeness:
+    def gap(self) -> PredictionGap:
         steps = list(self.measured.steps)[1:]  # caches are cold in the first one
-        return Closeness(seconds_of(self.predicted), [step_time_s(self.measured, step) for step in steps])
+        return PredictionGap(seconds_of(self.predicted), [step_time_s(self.measured, step) for step in steps])
 
 
 def show(experiment: Experiment, steps: int, out: str) -> None:
@@ -62,7 +62,7 @@ def show(experiment: Experiment, steps: int, out: str) -> None:
     console.print("With sliders, in a notebook:  [bold]from fsdp_sim import viz; viz.explorer()[/]")
 
 
-def sleep(console: Console, ranks: int) -> Known:
+def sleep(console: Console, ranks: int) -> SleepExperiment:
     """The first experiment."""
     lengths = Asleep(world_size=ranks)
     console.print(
@@ -71,7 +71,7 @@ def sleep(console: Console, ranks: int) -> Known:
         f"{human_ms(lengths.collective_s)}.",
         highlight=False,
     )
-    known = Known(
+    known = SleepExperiment(
         lengths,
         {depth: lengths.predict(forward_prefetch=depth) for depth in NAMES},  # predict before measuring
         {depth: fastest(lengths.run(SLEEPING_STEPS, forward_prefetch=depth)) for depth in NAMES},
@@ -86,7 +86,7 @@ def sleep(console: Console, ranks: int) -> Known:
     return known
 
 
-def train(console: Console, experiment: Experiment, steps: int) -> Trained:
+def train(console: Console, experiment: Experiment, steps: int) -> GptExperiment:
     """The second experiment."""
     corpus = experiment.corpus
     console.print(
@@ -98,10 +98,10 @@ def train(console: Console, experiment: Experiment, steps: int) -> Trained:
     pieces = experiment.measure_pieces(TIMED_STEPS)
     predicted = experiment.predict(pieces, forward_prefetch=1)  # before it is measured
     results = experiment.run(steps, forward_prefetch=1)
-    trained = Trained(predicted, training_only(results.timeline), results[0])
+    trained = GptExperiment(predicted, training_only(results.timeline), results[0])
     shown = sorted({0, *range(4, steps, 5), steps - 1})
     console.print("Loss:  " + "  ".join(f"step {step}: {trained.losses[step]:.3f}" for step in shown), highlight=False)
-    close = trained.closeness
+    close = trained.gap
     console.print(
         f"A step: predicted {human_ms(close.predicted_s)} from pieces that were timed alone, measured "
         f"{human_ms(close.median_s)} (median).",
@@ -127,10 +127,10 @@ def fastest(timeline: Timeline) -> Timeline:
     return timeline.select(step=min(timeline.steps, key=lambda step: step_time_s(timeline, step)))
 
 
-def write_page(out: str, known: Known, trained: Trained) -> None:
+def write_page(out: str, known: SleepExperiment, trained: GptExperiment) -> None:
     from fsdp_sim import viz  # plotly, which nothing above needs
 
-    lengths, gain, close = known.lengths, known.gain, trained.closeness
+    lengths, gain, close = known.lengths, known.gain, trained.gap
     both = viz.compare(known.measured[None], known.measured[1], titles=tuple(NAMES.values()), rank=0)
     told = KNOWN.format(
         blocks=lengths.blocks, ranks=lengths.world_size, forward=human_ms(lengths.forward_s),

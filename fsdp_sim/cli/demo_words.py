@@ -32,7 +32,7 @@ COUNTED = "Live memory is what FSDP and the optimizer hold; activations are not 
 
 
 @dataclass(frozen=True)
-class Gain:
+class PrefetchGain:
     """A step without and with prefetch, and what prefetch gains by arithmetic; seconds."""
 
     off_s: float
@@ -77,7 +77,7 @@ DIFFERS = "The difference is what ranks were woken late: other work on these cor
 
 
 @dataclass(frozen=True)
-class Closeness:
+class PredictionGap:
     """A step that was predicted, and how long the measured ones took; seconds."""
 
     predicted_s: float

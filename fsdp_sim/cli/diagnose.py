@@ -24,7 +24,7 @@ from fsdp_sim.timeline.files import read_timeline
 from fsdp_sim.timeline.limits import MAX_BYTES
 from fsdp_sim.words import human_ms, percent
 
-LITTLE = 1e-3  # of a step: a culprit that costs less is not told to people; JSON has them all
+LITTLE = 1e-3  # of a step: less is not printed; JSON has every culprit
 
 MOST_ROWS = 40  # of the page's table
 
@@ -121,7 +121,7 @@ def _print(found: Diagnosis, timeline: Timeline, top: int) -> None:
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     console.print(Text(found.headline, style="bold"), "")
     console.print(_totals(found), "")
-    for blame in told(found):
+    for blame in main_blames(found):
         console.print(Text.assemble((f"{blame.culprit}", "bold"), f"  {human_ms(blame.idle_s)}"))
         console.print(Text(f"  {blame.sentence}"), soft_wrap=True)
         for number, tip in enumerate(blame.advice):
@@ -133,7 +133,7 @@ def _print(found: Diagnosis, timeline: Timeline, top: int) -> None:
         console.print(Text(f"Note: {note}"), soft_wrap=True)
 
 
-def told(found: Diagnosis) -> list[Blame]:
+def main_blames(found: Diagnosis) -> list[Blame]:
     """The culprits worth telling: all but those that cost next to nothing."""
     return [blame for blame in found.culprits if blame.idle_s >= LITTLE * found.step_s]
 
@@ -202,7 +202,7 @@ def _page(path: str, timeline: Timeline, found: Diagnosis) -> None:
     )  # fmt: skip
     picture = viz.timeline(timeline, step=found.step, ranks=[found.rank])
     sections = [viz.Section.of(picture, f"Step {found.step}, rank {found.rank}")]
-    for blame in told(found):
+    for blame in main_blames(found):
         tips = "\n\n".join(f"Try: {tip}" for tip in blame.advice)
         text = f"{blame.sentence}\n\n{tips}" if tips else blame.sentence
         sections.append(viz.Section(f"{blame.culprit}: {human_ms(blame.idle_s)}", text))

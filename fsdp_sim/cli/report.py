@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fsdp_sim.requests import Asked, Change, Failure, Result, said
+from fsdp_sim.requests import Change, Failure, Job, Result, category_name
 from fsdp_sim.spec.texts import text_of
 from fsdp_sim.words import human_bytes, human_count, human_ms
 
@@ -25,17 +25,17 @@ def _console() -> Console:
     return Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 
 
-def print_result(result: Result, asked: Asked) -> None:
+def print_result(result: Result, job: Job) -> None:
     """One result."""
     console = _console()
-    plan, cluster = asked.plan, asked.cluster
+    plan, cluster = job.plan, job.cluster
     nodes = f", {result.nodes} nodes with {cluster.inter_link.name}" if result.nodes > 1 else ""
     console.print(
         f"[bold]{result.model}[/] ({human_count(result.parameters)} parameters) on "
         f"[bold]{result.gpus} x {result.gpu}[/]{nodes}"
     )
     accum = f", {plan.grad_accum} micro-batches" if plan.grad_accum > 1 else ""
-    dtype = plan.param_dtype or asked.model.dtype
+    dtype = plan.param_dtype or job.model.dtype
     dtypes = f"{dtype}, reductions in {plan.reduce_dtype or dtype}"
     console.print(f"{plan.api}, {plan.micro_batch} x {plan.seq_len:,} tokens per rank{accum}, {dtypes}")
     for note in result.notes:
@@ -85,7 +85,7 @@ def print_memory(console: Console, result: Result) -> None:
     bars.add_column()
     most = max(result.peak.by_category.values(), default=1)
     for category, n_bytes in result.peak.by_category.items():
-        bars.add_row(said(category), human_bytes(n_bytes), "█" * max(1, round(BAR * n_bytes / most)))
+        bars.add_row(category_name(category), human_bytes(n_bytes), "█" * max(1, round(BAR * n_bytes / most)))
     console.print(bars, "")
 
 

@@ -16,7 +16,7 @@ from fsdp_sim.timeline import COLLECTIVES, Op
 
 # How often a copy moves its bytes: it reads them and writes them. A cast or a division does the same; adding reads
 # two and writes one.
-PASSES = {
+COPY_PASSES = {
     Op.AG_CAST: 2, Op.AG_COPY_IN: 2, Op.AG_COPY_OUT: 2, Op.CLONE: 2, Op.UPCAST: 2, Op.RS_COPY_IN: 2, Op.RS_COPY: 2,
     Op.DIV: 2, Op.GRAD_CAST: 2, Op.ACCUMULATE: 3,
 }  # fmt: skip
@@ -83,7 +83,7 @@ class Costs:
             return self._optimizer_s()
         if op is Op.H2D or op is Op.D2H:
             return offload_s(i.bytes, self.cluster)
-        return PASSES[op] * i.bytes / self._bytes_per_s
+        return COPY_PASSES[op] * i.bytes / self._bytes_per_s
 
     def issue_s(self, i: Instruction) -> float:
         """How long the CPU takes to issue it."""

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fsdp_sim.packages import need
-from fsdp_sim.requests import ALIASES, NAMES, request_of_texts, understand
+from fsdp_sim.requests import ALIASES, NAMES, request_of_texts, resolve
 from fsdp_sim.words import did_you_mean
 
 RESULTS = (
@@ -28,7 +28,7 @@ RESULTS = (
     "error",
 )  # fmt: skip
 CHUNK = 16  # combinations that a process takes at a time
-Row = dict[str, str]
+SweepRow = dict[str, str]
 
 
 def combinations(vary: Mapping[str, Sequence[str]]) -> Iterator[dict[str, str]]:
@@ -42,11 +42,11 @@ def combinations(vary: Mapping[str, Sequence[str]]) -> Iterator[dict[str, str]]:
         yield dict(zip(vary, values, strict=True))
 
 
-def row_of(texts: Mapping[str, str]) -> Row:
+def row_of(texts: Mapping[str, str]) -> SweepRow:
     """One row: what was asked, and what the simulator answers. What is impossible has its reason in ``error``."""
     row = dict(texts) | dict.fromkeys(RESULTS, "")
     try:
-        sim = understand(request_of_texts(texts)).simulate()
+        sim = resolve(request_of_texts(texts)).simulate()
         row["step_time_s"] = f"{sim.step_time_s:.9g}"
         row["tokens_per_s_per_gpu"] = f"{sim.tokens_per_s_per_gpu:.9g}"
         row["mfu"] = f"{sim.mfu:.6g}"
@@ -77,7 +77,7 @@ class Sweep:
     fixed: Mapping[str, str]
     vary: Mapping[str, Sequence[str]]
     processes: int = 1
-    done: list[Row] = field(default_factory=list)
+    done: list[SweepRow] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         for name in (*self.fixed, *self.vary):
@@ -128,7 +128,7 @@ class Sweep:
             raise ValueError(f"{path} has {len(rows)} rows, more than the {len(self)} of this sweep; take another file")
         self.done = rows
 
-    def rows(self) -> Generator[Row, None, None]:
+    def rows(self) -> Generator[SweepRow, None, None]:
         """The rows that are not done, in order, as they come."""
         todo = self._texts(len(self.done))
         if self.processes == 1 or len(self) - len(self.done) <= CHUNK:
@@ -137,7 +137,7 @@ class Sweep:
         with _pool(self.processes) as pool:
             yield from pool.imap(row_of, todo, chunksize=CHUNK)
 
-    def to_csv(self, path: str | Path) -> Generator[Row, None, None]:
+    def to_csv(self, path: str | Path) -> Generator[SweepRow, None, None]:
         """The same, each row written as soon as it is there. With ``done`` rows the file is gone on with."""
         if self.done:
             _write(path, self.columns, self.done)  # without what a broken run may have left of a last line
@@ -177,7 +177,7 @@ def _collect_seldom() -> None:
     gc.set_threshold(100_000, 50, 50)
 
 
-def _write(path: str | Path, columns: Sequence[str], rows: Sequence[Row]) -> None:
+def _write(path: str | Path, columns: Sequence[str], rows: Sequence[SweepRow]) -> None:
     """Replace a file in one go."""
     target = Path(path)
     partial_file = target.with_name(f".{target.name}.partial")
@@ -188,7 +188,7 @@ def _write(path: str | Path, columns: Sequence[str], rows: Sequence[Row]) -> Non
     partial_file.replace(target)
 
 
-def read_rows(path: str | Path) -> tuple[list[str], list[Row]]:
+def read_rows(path: str | Path) -> tuple[list[str], list[SweepRow]]:
     """Columns and complete rows of a sweep's file; none where there is no file. A last line cut short is left out.
 
     Raises:
@@ -210,7 +210,7 @@ def read_rows(path: str | Path) -> tuple[list[str], list[Row]]:
     return list(reader.fieldnames or ()), rows
 
 
-def table(rows: Sequence[Row]) -> Any:
+def table(rows: Sequence[SweepRow]) -> Any:
     """The rows as a pandas table: numbers as numbers, with `pareto` as a column."""
     need("a table of a sweep", "pandas")
     import pandas as pd

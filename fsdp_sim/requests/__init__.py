@@ -2,8 +2,8 @@
 
 from fsdp_sim.requests.from_json import read_requests
 from fsdp_sim.requests.from_texts import request_of_texts
-from fsdp_sim.requests.job import MOST_BLOCKS, Asked, check_blocks, choose, understand
-from fsdp_sim.requests.results import answer, does_not_fit, said
+from fsdp_sim.requests.job import MAX_BLOCKS, Job, check_blocks, choose_dtypes, resolve
+from fsdp_sim.requests.results import category_name, does_not_fit, result_of
 from fsdp_sim.requests.structs import (
     ALIASES,
     CLUSTER_FIELDS,
@@ -22,24 +22,24 @@ from fsdp_sim.requests.structs import (
 __all__ = [
     "ALIASES",
     "CLUSTER_FIELDS",
+    "MAX_BLOCKS",
     "MODEL_FIELDS",
-    "MOST_BLOCKS",
     "NAMES",
     "PLAN_FIELDS",
     "Alive",
-    "Asked",
     "Change",
     "Failure",
+    "Job",
     "Peak",
     "Request",
     "Result",
-    "answer",
+    "category_name",
     "check_blocks",
-    "choose",
+    "choose_dtypes",
     "does_not_fit",
     "given",
     "read_requests",
     "request_of_texts",
-    "said",
-    "understand",
+    "resolve",
+    "result_of",
 ]

@@ -1,4 +1,4 @@
-"""`answer`: a simulation as JSON."""
+"""`result_of`: a simulation as JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CATEGORIES = {  # of memory, for those who do not speak torch's
 LARGEST = 8  # parts of the peak that a result names
 
 
-def answer(
+def result_of(
     simulation: Simulation,
     *,
     notes: Iterable[str] = (),
@@ -30,7 +30,7 @@ def answer(
     """A simulation as a `Result`.
 
     Args:
-        notes: of `Asked`.
+        notes: of `Job`.
         id: of the request.
         explained: with the sentences of `Simulation.explain`.
         changes: finds what would make it fit; asked only if it does not.
@@ -69,10 +69,10 @@ def does_not_fit(sim: Simulation) -> str:
     return (
         f"{sim.workload.name} does not fit {sim.cluster.gpus} x {sim.cluster.gpu.name}: a rank needs "
         f"{human_bytes(sim.peak_memory_bytes)} and can use {human_bytes(sim.memory_limit_bytes)}; most of it is "
-        f"{said(largest[0])} ({human_bytes(largest[1])})"
+        f"{category_name(largest[0])} ({human_bytes(largest[1])})"
     )
 
 
-def said(category: str) -> str:
+def category_name(category: str) -> str:
     """A category of memory in words."""
     return CATEGORIES.get(category, category)

@@ -15,7 +15,7 @@ from fsdp_sim.spec import Cluster, Model, Plan
 
 
 def _fields_of(name: str, spec: type, skip: tuple[str, ...] = ()) -> Any:
-    """A struct with the fields of a spec, none of them required: which are depends on what else is given."""
+    """A struct with the fields of a spec, all optional: which are needed depends on the rest of the request."""
     hints = get_type_hints(spec)
     hints |= {key: str | None for key in ("intra", "inter", "host") if key in hints}  # in JSON a link is its name
     if "gpu" in hints:
@@ -38,7 +38,7 @@ class PlanFields(_Plan, forbid_unknown_fields=True, kw_only=True):  # type: igno
 
 
 class ModelFields(_Model, forbid_unknown_fields=True, kw_only=True):  # type: ignore[call-arg]
-    """A model by its dimensions; with ``preset`` those of a published model, but for what is given."""
+    """A model by its dimensions. ``preset`` starts from a published model, of which the other fields replace theirs."""
 
     preset: str | UnsetType = UNSET
 
@@ -49,7 +49,8 @@ class Request(_Cluster, forbid_unknown_fields=True, kw_only=True):  # type: igno
     Attributes:
         model: a name of the catalogue, or dimensions.
         cluster: a cluster file, as ``fsdp-sim calibrate`` writes it; other fields of the cluster replace its own.
-        plan: fields of `Plan`. What is not given has torch's default, but for the dtypes: see `choose`.
+        plan: fields of `Plan`. What is not given has torch's default; but FSDP without dtypes, on GPUs that have bf16,
+            gathers and computes in bf16 and reduces in fp32.
         id: anything; comes back with the result.
     """
 
@@ -60,7 +61,7 @@ class Request(_Cluster, forbid_unknown_fields=True, kw_only=True):  # type: igno
 
 
 class FitRequest(Request, forbid_unknown_fields=True, kw_only=True):  # type: ignore[call-arg]
-    """What fits: a request without what is searched for.
+    """A search for the largest that fits: a request without the field that is searched for.
 
     Attributes:
         largest: model, layers, micro-batch or seq-len.
@@ -99,7 +100,7 @@ class Peak(msgspec.Struct, frozen=True):
 
 
 class Change(msgspec.Struct, frozen=True):
-    """A change of the request that was simulated and fits.
+    """A change to the request with which it fits; it has been simulated.
 
     Attributes:
         set: fields of the cluster and the plan and their new values.
@@ -115,7 +116,7 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """What one training step takes, as predicted. Seconds and bytes, per rank; ``mfu`` is a fraction.
+    """The predicted cost of one training step. Seconds and bytes, per rank; ``mfu`` is a fraction.
 
     Attributes:
         id: the request's.
@@ -157,7 +158,7 @@ class Result(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class Failure(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """In place of a result: why there is none."""
+    """Takes the place of a result that could not be computed, and says why."""
 
     error: str
     id: str | int | UnsetType = UNSET

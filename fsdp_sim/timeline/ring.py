@@ -1,6 +1,6 @@
 """What a collective puts on the wire."""
 
-PASSES = {"all_gather": 1, "reduce_scatter": 1, "all_to_all": 1, "gather": 1, "scatter": 1, "all_reduce": 2}
+RING_PASSES = {"all_gather": 1, "reduce_scatter": 1, "all_to_all": 1, "gather": 1, "scatter": 1, "all_reduce": 2}
 """How often a ring of n ranks sends (n-1)/n of the message: an all-reduce is a reduce-scatter and an all-gather."""
 
 
@@ -19,5 +19,5 @@ def ring_share(op: str, group_size: int) -> float:
     """
     if group_size <= 1:
         return 0.0
-    passes = PASSES.get(op.lower().replace("-", "_"))
+    passes = RING_PASSES.get(op.lower().replace("-", "_"))
     return 1.0 if passes is None else passes * (group_size - 1) / group_size

@@ -1,14 +1,14 @@
 """Is the simulator true? Published measurements in, errors and fitted numbers out."""
 
-from fsdp_sim.validate.errors import Compared, Summary, summaries, summary
-from fsdp_sim.validate.leave_out import GROUPS, Held, fitting_rows, leave_out, refit
+from fsdp_sim.validate.errors import PredictedRow, Summary, summaries, summary
+from fsdp_sim.validate.leave_out import GROUPS, HeldOut, fitting_rows, leave_out, refit
 from fsdp_sim.validate.predict import compare, prediction
 from fsdp_sim.validate.published import Published, RowError, read_csv
 
 __all__ = [
     "GROUPS",
-    "Compared",
-    "Held",
+    "HeldOut",
+    "PredictedRow",
     "Published",
     "RowError",
     "Summary",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fsdp_sim.validate.leave_out import Held
+from fsdp_sim.validate.leave_out import HeldOut
 
 # Okabe and Ito's colours
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8C959F", "#1A1A1A")
@@ -31,7 +31,7 @@ def _figure(title: str, x: str, y: str) -> Any:
     )
 
 
-def error_of_each_row(held: Sequence[Held]) -> Any:
+def error_of_each_row(held: Sequence[HeldOut]) -> Any:
     """One dot a row, by model: where the simulator is wrong, and which way."""
     figure = _figure("Error of every row, its model left out of the fit", "model", "predicted over measured, less 1")
     gpus = sorted({row.cluster.gpu.name for h in held for row in h.rows})

@@ -14,7 +14,7 @@ import numpy as np
 
 from fsdp_sim.cost import Calibration
 from fsdp_sim.simulate import Simulation, simulate
-from fsdp_sim.validate.errors import Compared
+from fsdp_sim.validate.errors import PredictedRow
 from fsdp_sim.validate.published import Published
 
 LAYERS = (2, 4)
@@ -33,7 +33,7 @@ def prediction(row: Published, calibration: Calibration | None = None) -> Simula
     return found
 
 
-def compare(row: Published, calibration: Calibration | None = None) -> Compared:
+def compare(row: Published, calibration: Calibration | None = None) -> PredictedRow:
     """A row beside its prediction.
 
     Peak memory is compared in the source's own kind: what the allocator reserved, or what was alive.
@@ -41,7 +41,9 @@ def compare(row: Published, calibration: Calibration | None = None) -> Compared:
     found = prediction(row, calibration)
     memory = found.memory
     reserved = row.peak_memory_kind == "reserved"
-    return Compared(row, found.step_time_s, float(memory.reserved_bytes if reserved else memory.peak_bytes), found.fits)
+    return PredictedRow(
+        row, found.step_time_s, float(memory.reserved_bytes if reserved else memory.peak_bytes), found.fits
+    )
 
 
 class Predictor:
