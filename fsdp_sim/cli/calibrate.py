@@ -93,7 +93,7 @@ def _print(found: Found, output: Path) -> None:
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[str]], words: int) -> Table:
-    """Of which all columns but the first few are numbers."""
+    """A table whose first ``words`` columns are text and whose others are numbers."""
     table = Table(*columns, box=None, header_style="bold")
     for column in table.columns[words:]:
         column.justify = "right"

@@ -21,7 +21,7 @@ NAMES = {None: "prefetch off", 1: "prefetch on"}
 
 @dataclass(frozen=True)
 class SleepExperiment:
-    """Blocks that sleep, without and with prefetch: by arithmetic, and the fastest step on ranks.
+    """Blocks that sleep, with prefetch off and on: the step by arithmetic, and the fastest one on ranks.
 
     Of steps whose length is known the fastest is the least disturbed: other work can make them longer only.
     """
@@ -113,7 +113,7 @@ def train(console: Console, experiment: Experiment, steps: int) -> GptExperiment
 
 
 def seconds_of(timeline: Timeline) -> float:
-    """Of the median step."""
+    """Seconds of the median step."""
     return step_time_s(timeline, median_step(timeline))
 
 

@@ -78,7 +78,7 @@ DIFFERS = "The difference is what ranks were woken late: other work on these cor
 
 @dataclass(frozen=True)
 class PredictionGap:
-    """A step that was predicted, and how long the measured ones took; seconds."""
+    """A predicted step beside the measured ones; seconds."""
 
     predicted_s: float
     measured_s: Sequence[float]
@@ -97,12 +97,12 @@ class PredictionGap:
 
     @property
     def noise(self) -> float:
-        """How far steps of the same program lie apart, as a part of the median step."""
+        """The spread of steps of one program, as a fraction of the median step."""
         return (self.high_s - self.low_s) / self.median_s
 
     @property
     def error(self) -> float:
-        """By what part the prediction is longer (above 0) or shorter than the median step."""
+        """The prediction's relative error: above 0 where it is longer than the median step."""
         return self.predicted_s / self.median_s - 1
 
     def noise_sentence(self) -> str:

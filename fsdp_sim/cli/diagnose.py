@@ -32,7 +32,7 @@ EPILOG = "Exit status: 0; 2 if a file cannot be read, or has no such step or ran
 
 
 class DiagnoseRequest(msgspec.Struct):
-    """What to look at."""
+    """Which traces, step and rank to explain."""
 
     files: list[str]
     rank: int | None = None
@@ -99,7 +99,7 @@ def command(
 
 
 def _read(traces: Sequence[str], max_gb: float) -> Timeline:
-    """Read with a bar on stderr, which shows only in a terminal and goes when done."""
+    """Read the traces; a progress bar on stderr shows in a terminal and disappears when done."""
     console = Console(stderr=True)
     columns = (TextColumn("Reading"), BarColumn(), DownloadColumn())
     try:
@@ -134,7 +134,7 @@ def _print(found: Diagnosis, timeline: Timeline, top: int) -> None:
 
 
 def main_blames(found: Diagnosis) -> list[Blame]:
-    """The culprits worth telling: all but those that cost next to nothing."""
+    """The culprits to print: all but those that cost next to nothing."""
     return [blame for blame in found.culprits if blame.idle_s >= LITTLE * found.step_s]
 
 

@@ -116,7 +116,7 @@ def _taken(port: int) -> bool:
 
 
 def shared_memory() -> Finding:
-    """Takes a piece of it, as NCCL does between processes."""
+    """Allocates some shared memory, as NCCL does between processes."""
     needed_for = "NCCL, and Chromium's pages"
     if not os.path.isdir("/dev/shm"):
         return Finding("shared memory", "absent", "no /dev/shm", needed_for, "not used on this system")
@@ -152,7 +152,7 @@ def compiler() -> Finding:
 
 
 def browser() -> Finding:
-    """Has it show a page."""
+    """Opens a page in a browser."""
     needed_for = "pictures of figures (PNG, SVG), browser tests"
     path = next(filter(None, map(shutil.which, BROWSERS)), None)
     if path is None:

@@ -34,7 +34,7 @@ class ProgramRequest(msgspec.Struct):
 
 
 class ProgramResult(msgspec.Struct, omit_defaults=True):
-    """A program, line by line; with a recording, whether it is the same and where it first is not (from 0)."""
+    """A program, line by line; with a recording, whether they are equal and the first line (from 0) that differs."""
 
     lines: list[str]
     equal: bool | UnsetType = UNSET
@@ -106,7 +106,7 @@ def program(
 
 
 def _since_first(plan: Plan, made: Program, before: Program) -> str:
-    """What a version of torch does otherwise than the first one here: where the lines differ, and the bytes reduced."""
+    """How a torch version differs from the oldest known one: the lines that differ, and the bytes reduced."""
     first = TORCH_VERSIONS[0]
     differs = list(difflib.unified_diff(_renumbered(before.lines()), _renumbered(made.lines()), n=1, lineterm=""))[2:]
     if not differs:
@@ -154,7 +154,7 @@ def _renumbered(lines: list[str]) -> list[str]:
 
 
 def explain(lines: list[str], recorded: list[str], place: int, path: str) -> str:
-    """The neighbourhood of the first difference, as a unified diff."""
+    """The lines around the first difference, as a unified diff."""
     first = max(0, place - SHOWN)
     ours, theirs = _renumbered(lines), _renumbered(recorded)
     part = (

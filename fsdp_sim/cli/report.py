@@ -21,12 +21,12 @@ BAR = 32  # characters of the longest bar
 
 
 def _console() -> Console:
-    """A terminal has its width; a file has enough."""
+    """As wide as the terminal; 120 columns where the output is no terminal."""
     return Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 
 
 def print_result(result: Result, job: Job) -> None:
-    """One result."""
+    """Print one result."""
     console = _console()
     plan, cluster = job.plan, job.cluster
     nodes = f", {result.nodes} nodes with {cluster.inter_link.name}" if result.nodes > 1 else ""
@@ -76,7 +76,7 @@ def print_result(result: Result, job: Job) -> None:
 
 
 def print_memory(console: Console, result: Result) -> None:
-    """The peak by category, as bars."""
+    """Print the peak by category, as bars."""
     moment = f"{result.peak.phase}, {result.peak.operation}" if result.peak.operation else "always"
     console.print(f"Memory at the peak ({moment}):", markup=False)
     bars = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 2))
@@ -90,7 +90,7 @@ def print_memory(console: Console, result: Result) -> None:
 
 
 def print_changes(console: Console, changes: Sequence[Change]) -> None:
-    """What would make it fit."""
+    """Print what would make it fit."""
     if not changes:
         console.print("No change that was simulated makes it fit, alone, in pairs or in threes.")
         return
@@ -105,7 +105,7 @@ def print_changes(console: Console, changes: Sequence[Change]) -> None:
 
 
 def print_results(results: Sequence[Result | Failure]) -> None:
-    """Several results, a line each."""
+    """Print several results, a line each."""
     console = _console()
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for name in ("", "model", "GPUs"):
@@ -130,7 +130,7 @@ def print_results(results: Sequence[Result | Failure]) -> None:
 
 
 def print_front(rows: Sequence[Mapping[str, str]], front: Sequence[int], varied: Sequence[str]) -> None:
-    """The plans of a sweep worth choosing from, and how many there were."""
+    """Print the Pareto front of a sweep, and how many plans there were."""
     console = _console()
     impossible = sum(1 for row in rows if row["error"])
     too_large = sum(1 for row in rows if row["fits"] == "false")
@@ -157,7 +157,7 @@ def print_front(rows: Sequence[Mapping[str, str]], front: Sequence[int], varied:
 
 
 def print_fit(found: FitResult) -> None:
-    """The largest that fits, what limits it and what would make the next larger one fit."""
+    """Print the largest that fits, what limits it, and what would make the next larger one fit."""
     console = _console()
     console.print(found.answer, style="bold")
     for note in found.notes:

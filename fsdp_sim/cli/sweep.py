@@ -39,7 +39,7 @@ EPILOG = (
 
 
 class SweepRequest(msgspec.Struct):
-    """What a sweep is made of: texts by the names of fields, as the options and --vary give them."""
+    """The values of a sweep: texts by field, as the options and --vary give them."""
 
     vary: dict[str, list[str]]
     fixed: dict[str, str] = {}
@@ -109,7 +109,7 @@ def sweep(
 
 
 def lists(vary: Sequence[str]) -> dict[str, list[str]]:
-    """``key=a,b`` to lists by key; where values have commas in them, ``key=a,b;c``.
+    """Read ``key=a,b`` into lists by key; ``key=a,b;c`` where values contain commas.
 
     Raises:
         ValueError: no pair, a key without values or given twice, or a value that is there twice.
@@ -133,7 +133,7 @@ def lists(vary: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _run(made: Sweep, out: str | None) -> tuple[list[SweepRow], bool]:
-    """The rows, those done before included, and whether Ctrl-C ended it."""
+    """Run the sweep: its rows, earlier ones included, and whether Ctrl-C ended it."""
     rows = list(made.done)
     source = made.to_csv(out) if out else made.rows()
     columns = (*Progress.get_default_columns(), MofNCompleteColumn())

@@ -62,12 +62,12 @@ class Algorithm(NamedTuple):
     s_per_byte: float
 
     def seconds(self, n_bytes: float) -> float:
-        """Of a message of that many bytes."""
+        """Seconds of a message of that many bytes."""
         return self.base_s + self.fill_s * n_bytes / (n_bytes + self.half_bytes) + n_bytes * self.s_per_byte
 
 
 class FittedLinks(NamedTuple):
-    """Every fitted number: the families, and two that hold for all."""
+    """All fitted numbers: a set for each family of links, and two that all share."""
 
     families: dict[str, LinkFamily]
     half_bytes: float
@@ -203,6 +203,6 @@ def _algorithms(
 
 
 def _inside(cluster: Cluster, local: int) -> Link:
-    """The link a ring of ``local`` ranks of one node is bound by: PCIe where a bridge does not reach them all."""
+    """The link that limits a ring of ``local`` ranks in a node: PCIe where a bridge does not reach them all."""
     found = cluster.intra_link
     return link(cluster.gpu.host) if found.reach is not None and local > found.reach else found

@@ -108,7 +108,7 @@ class Costs:
         return 1.0 + self.calibration.contention * min(1.0, rate / self.cluster.intra_link.bytes_per_s)
 
     def nic_share(self, collective: Instruction) -> float:
-        """The part of the network card that a collective keeps busy: all of it if it leaves the node, else nothing."""
+        """The share of the network card that a collective uses: all of it if it leaves the node, otherwise none."""
         span = self.cluster.spans(collective.group_size, self._stride(collective))
         return 1.0 if span.nodes > 1 else 0.0
 
@@ -151,7 +151,7 @@ class Costs:
 
 
 def _launches(kernels: Iterable[Kernel], compiled: bool) -> int:
-    """Kernels launched; a compiler makes one of neighbours that it may fuse."""
+    """Number of kernels launched; a compiler fuses neighbours into one where it may."""
     count, fusing = 0, False
     for kernel in kernels:
         if not (compiled and kernel.fusable and fusing):

@@ -21,7 +21,7 @@ MAX_BLOCKS_TRIED = 2_000  # blocks times micro-batches of a step that is tried; 
 
 
 class LeverSetting(NamedTuple):
-    """Fields of the plan and the cluster with new values, and the change in words."""
+    """New values for fields of the plan and the cluster, and the change in words."""
 
     set: dict[str, Any]
     what: str
@@ -35,7 +35,7 @@ class Lever(NamedTuple):
 
 
 def levers(cluster: Cluster, plan: Plan) -> list[Lever]:
-    """What there is to change that saves memory and leaves the training the same, or nearly so."""
+    """The changes that save memory and leave the training the same, or nearly so."""
     return [lever for lever in _levers(cluster, plan) if lever.settings]
 
 
@@ -113,7 +113,7 @@ def _default(name: str) -> Any:
 
 
 def changes_that_fit(model: Model, cluster: Cluster, plan: Plan, **options: Any) -> list[Change]:
-    """Changes with which the model fits the cluster, the fastest first; fewest changes at once that are enough.
+    """Find the changes with which the model fits the cluster, fastest first, as few at a time as will do.
 
     Args:
         options: of `simulate`.
@@ -159,7 +159,7 @@ def changes_that_fit(model: Model, cluster: Cluster, plan: Plan, **options: Any)
 
 
 def _strength(chosen: tuple[Lever, ...]) -> Callable[[tuple[LeverSetting, ...]], tuple[int, int]]:
-    """Mild combinations before strong ones; more GPUs are the strongest of all."""
+    """A sort key: mild combinations before strong ones, more GPUs last of all."""
 
     def strength(settings: tuple[LeverSetting, ...]) -> tuple[int, int]:
         places = {lever.name: lever.settings.index(s) for lever, s in zip(chosen, settings, strict=True)}

@@ -43,7 +43,7 @@ def combinations(vary: Mapping[str, Sequence[str]]) -> Iterator[dict[str, str]]:
 
 
 def row_of(texts: Mapping[str, str]) -> SweepRow:
-    """One row: what was asked, and what the simulator answers. What is impossible has its reason in ``error``."""
+    """Simulate one combination. The row has the request and the results; if it is impossible, ``error`` says why."""
     row = dict(texts) | dict.fromkeys(RESULTS, "")
     try:
         sim = resolve(request_of_texts(texts)).simulate()
@@ -61,7 +61,7 @@ def row_of(texts: Mapping[str, str]) -> SweepRow:
 
 @dataclass
 class Sweep:
-    """A sweep to be made.
+    """A sweep over every combination of some values.
 
     Attributes:
         fixed: what all combinations share, as texts by name.
@@ -138,7 +138,7 @@ class Sweep:
             yield from pool.imap(row_of, todo, chunksize=CHUNK)
 
     def to_csv(self, path: str | Path) -> Generator[SweepRow, None, None]:
-        """The same, each row written as soon as it is there. With ``done`` rows the file is gone on with."""
+        """The same, writing each row as soon as it is computed. If there are ``done`` rows, continues their file."""
         if self.done:
             _write(path, self.columns, self.done)  # without what a broken run may have left of a last line
         with open(path, "a" if self.done else "w", newline="") as file:
@@ -157,7 +157,7 @@ class Sweep:
 
 
 def _pool(processes: int) -> Pool:
-    """Processes that Ctrl-C, which a terminal sends to all, leaves alone: the first one ends them.
+    """Processes that ignore Ctrl-C, which a terminal sends to all of them: the parent ends them.
 
     By spawn, because a fork of a process with threads (numpy's, a notebook's) may hang.
     """
@@ -172,7 +172,7 @@ def _pool(processes: int) -> Pool:
 
 
 def _collect_seldom() -> None:
-    """A program is some thousand tuples without cycles, which the garbage collector would go through in vain."""
+    """Collect garbage seldom: a program is thousands of tuples without cycles, which it would search in vain."""
     gc.freeze()
     gc.set_threshold(100_000, 50, 50)
 

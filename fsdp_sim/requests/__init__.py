@@ -1,4 +1,4 @@
-"""What the simulator is asked and what it answers, as JSON, and as words of a command line."""
+"""Requests to the simulator and its results, as JSON and as the options of a command line."""
 
 from fsdp_sim.requests.from_json import read_requests
 from fsdp_sim.requests.from_texts import request_of_texts

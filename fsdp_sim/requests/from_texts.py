@@ -1,4 +1,4 @@
-"""`request_of_texts`: a request from the words of a command line, or from the cells of a row of a sweep."""
+"""`request_of_texts`: builds a request from the options of a command line or a row of a sweep."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fsdp_sim.words import did_you_mean
 
 
 def request_of_texts(texts: Mapping[str, str]) -> Request:
-    """The request that words describe, such as options of a command or a row of a sweep.
+    """Build a request from texts, such as the options of a command or a row of a sweep.
 
     Args:
         texts: by name: ``model``, ``model_file``, ``cluster``, and the fields of `Model`, `Cluster` and `Plan`.
@@ -65,7 +65,7 @@ def request_of_texts(texts: Mapping[str, str]) -> Request:
 
 
 def model_file(path: str) -> dict[str, Any]:
-    """The fields of a model, and maybe ``preset``, from a TOML or JSON file.
+    """Read a model's fields, and maybe ``preset``, from a TOML or JSON file.
 
     Raises:
         ValueError: no such file, it cannot be read, or a field that a model does not have; names the file.

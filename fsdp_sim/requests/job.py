@@ -1,4 +1,4 @@
-"""`resolve`: the model, the cluster and the plan that a request means."""
+"""`resolve`: turns a request into a `Job`, that is a model, a cluster and a plan."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fsdp_sim.spec import Cluster, Model, Plan
 
 
 class Job(msgspec.Struct, frozen=True):
-    """A request, understood.
+    """A training job: the model, the cluster and the plan that a request describes.
 
     Attributes:
         notes: what was chosen because the request does not say, in sentences.
@@ -32,7 +32,7 @@ class Job(msgspec.Struct, frozen=True):
 
 
 def resolve(request: Request) -> Job:
-    """Model, cluster and plan of a request.
+    """Work out the model, the cluster and the plan of a request.
 
     Raises:
         ValueError: something is missing, unknown or impossible.

@@ -1,4 +1,4 @@
-"""`result_of`: a simulation as JSON."""
+"""`result_of`: turns a simulation into a `Result`, which is written as JSON."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def result_of(
     explained: bool = True,
     changes: Callable[[], list[Change]] | None = None,
 ) -> Result:
-    """A simulation as a `Result`.
+    """Summarise a simulation as a `Result`.
 
     Args:
         notes: of `Job`.
         id: of the request.
         explained: with the sentences of `Simulation.explain`.
-        changes: finds what would make it fit; asked only if it does not.
+        changes: finds what would make it fit; called only if it does not.
     """
     sim, memory = simulation, simulation.memory
     moment = memory.peak_instruction

@@ -1,4 +1,4 @@
-"""What you ask for: frozen, validated descriptions of the plan and the cluster."""
+"""The inputs of a simulation: frozen, validated descriptions of the model, the cluster and the plan."""
 
 from fsdp_sim.spec.cluster import Cluster, Span
 from fsdp_sim.spec.fields import Allowed, field, number, one_of, spec, text, whole

@@ -1,4 +1,4 @@
-"""A TOML catalogue: named tables, their aliases, and an answer with the nearest names to a name it lacks."""
+"""A TOML catalogue: named tables and their aliases. An unknown name is answered with the nearest ones."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def field(allowed: Allowed, *, default: Any = dataclasses.MISSING) -> Any:
 
 
 def check(owner: str, name: str, value: Any, allowed: Allowed) -> None:
-    """Raise the sentence of a field about a value that it does not take: the same wherever the value comes from.
+    """Refuse a value that a field does not take, with the same sentence wherever the value comes from.
 
     Raises:
         ValueError: names the field, the value and what would be right.

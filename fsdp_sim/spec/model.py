@@ -78,7 +78,7 @@ class Model:
 
     @property
     def param_count(self) -> int:
-        """Parameters, a tied weight counted once; with learned positions of no stated length, 0 rows of them."""
+        """Number of parameters. A tied weight counts once; learned positions without a length count as 0 rows."""
         from fsdp_sim.spec.params import param_shapes
 
         return sum(rows * columns for _, rows, columns in param_shapes(self, self.max_seq_len or 0))

@@ -188,7 +188,7 @@ class Plan:
 
 
 def takes(api: str, name: str) -> Allowed:
-    """What a field of `Plan` takes where the model is trained with ``api``: of one that it lacks, the default.
+    """The values that a field of `Plan` may have with an API: only the default where the API has no such setting.
 
     Example:
         >>> takes("fsdp1", "forward_prefetch").test(True), takes("fsdp2", "forward_prefetch").test(True)

@@ -1,4 +1,4 @@
-"""Values of fields as texts: what a command line, a row of a sweep and the explorer's line of words are read with.
+"""Reads the values of fields from texts, for the command line, the rows of a sweep and the explorer.
 
 A text means what the same value means in Python. What its field does not take is refused with Python's sentence.
 """
@@ -18,7 +18,7 @@ ALIASES |= {"half": "fp16", "float": "fp32"}
 
 
 def value_of(spec: type, name: str, text: str) -> Any:
-    """The value of a field of ``spec`` that a text stands for.
+    """Read the value of one field of ``spec`` from a text.
 
     ``true``, ``false`` and ``none`` may be in any case, and so may names of which there is a list; a dtype may have
     torch's name; names of modules are as they are, with commas between them (one that is a number has a comma after
@@ -38,7 +38,7 @@ def value_of(spec: type, name: str, text: str) -> Any:
 
 
 def plan_fields(texts: Mapping[str, str]) -> dict[str, Any]:
-    """The values of a plan's fields that texts stand for.
+    """Read the values of a plan's fields from texts.
 
     Where a word may mean two values of its field, ``api`` decides: ``backward_prefetch=none`` is FSDP1's ``none``, and
     FSDP2's None.
@@ -100,7 +100,7 @@ def _literals(plain: str) -> Iterator[Any]:
 
 
 def _names(plain: str, literal: list[Any]) -> Iterator[Any]:
-    """The names that a text may be, as it is before in another case."""
+    """The names that a text may be: first as written, then in another case."""
     yield plain
     yield ALIASES.get(plain.lower(), plain)
     if "," in plain or not literal:  # "5" is a number, "5," the name of a module

@@ -12,7 +12,7 @@ from fsdp_sim.validate.published import Published
 
 @dataclass(frozen=True)
 class PredictedRow:
-    """A row beside what was predicted for it. Blank where the source, or the simulator, has no number."""
+    """A measured row and its prediction. An error is None where the source has no number."""
 
     row: Published
     predicted_step_time_s: float

@@ -1,4 +1,4 @@
-"""The pictures of the accuracy page, but for predicted over measured: that is `fsdp_sim.viz`'s, which draws it."""
+"""The pictures of the accuracy page, except predicted against measured, which `fsdp_sim.viz` draws."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Predictor`: the step time of each published measurement under given numbers, as fast as it can be had.
+"""`Predictor`: predicts the step time of each published measurement from given numbers, quickly.
 
 A fit asks for the same rows hundreds of times, so what does not depend on the numbers (the workload, the program) is
 made once. And a step is periodic: every further layer and every further micro-batch costs the same. For a fit a row
@@ -47,7 +47,7 @@ def compare(row: Published, calibration: Calibration | None = None) -> Predicted
 
 
 class Predictor:
-    """Step times of rows, again and again."""
+    """Predicts the step times of some rows for many sets of numbers."""
 
     def __init__(self, rows: Sequence[Published]) -> None:
         self._simulations: dict[object, Simulation] = {}
