@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fsdp_sim.cost.collectives import collective_s, wire_of
+from fsdp_sim.cost.collectives import collective_s, family_of
 from fsdp_sim.simulation import Simulation, simulate
 from fsdp_sim.spec import Cluster, Model, Plan, gpu_names
 from fsdp_sim.timeline import Op
@@ -120,7 +120,7 @@ def test_a_collective_of_more_ranks_never_takes_less_time(name, op):
     for n_bytes in (1e3, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10):
         times = [collective_s(op, n_bytes, n, Cluster(name, gpus=n)) for n in ranks]
         for (few, before), (many, after) in itertools.pairwise(zip(ranks, times, strict=True)):
-            in_switch = op == "all_reduce" and many <= size and wire_of(gpu.intra_link).nvls_fraction
+            in_switch = op == "all_reduce" and many <= size and family_of(gpu.intra_link).nvls_fraction
             least = before * ((1 + 1 / many) / (1 + 1 / few) if in_switch else 1)
             assert after >= least * (1 - 1e-12), f"{op} of {n_bytes:g} bytes: {few} ranks {before}, {many} {after}"
 

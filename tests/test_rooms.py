@@ -19,13 +19,16 @@ import pytest
 import fsdp_sim
 
 ROOT = Path(fsdp_sim.__file__).parent
-ROOMS = ["setup", "packages", "timeline", "spec", "schedule", "cost", "engine", "diagnose", "simulation", "requests"]
-ROOMS += ["explore", "validate"]  # no torch up to here
+ROOMS = ["setup", "packages", "words", "timeline", "spec", "schedule", "cost", "engine", "diagnose", "simulation"]
+ROOMS += ["requests", "explore", "validate"]  # no torch up to here
 ROOMS += ["mini", "accelerators", "ranks", "measure", "viz", "learn", "cli"]
 WITHOUT_TORCH = [*ROOMS[: ROOMS.index("mini")], "accelerators", "ranks"]
 WITH_TORCH = ["mini", "accelerators", "ranks", "measure", "learn"]
 MAY_IMPORT = {room: set(ROOMS[: number + 1]) for number, room in enumerate(ROOMS)}
-MAY_IMPORT |= {"mini": {"mini", "timeline", "packages"}, "ranks": {"ranks", "timeline", "accelerators", "packages"}}
+MAY_IMPORT |= {
+    "mini": {"mini", "timeline", "packages", "words"},
+    "ranks": {"ranks", "timeline", "accelerators", "packages", "words"},
+}
 
 HOMES = {"Timeline": "timeline", "Cluster": "spec", "Model": "spec", "Plan": "spec"}
 HOMES |= {"Simulation": "simulation", "simulate": "simulation"}

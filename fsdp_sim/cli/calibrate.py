@@ -12,6 +12,7 @@ from rich.table import Table
 
 from fsdp_sim.measure.calibrate import Found, calibrate
 from fsdp_sim.measure.train_probe import ProbeShape
+from fsdp_sim.words import human_latency
 
 
 @click.command(
@@ -62,7 +63,7 @@ def _print(found: Found, output: Path) -> None:
     cluster = found.cluster
     console.print(f"{cluster.gpu.name}, {cluster.gpus} ranks\n")
     kernels = [
-        (k.name, k.dtype, " x ".join(map(str, k.shape)), _time(k.seconds), _billions(k.flops / k.seconds),
+        (k.name, k.dtype, " x ".join(map(str, k.shape)), human_latency(k.seconds), _billions(k.flops / k.seconds),
          _billions(k.bytes / k.seconds))
         for k in found.kernels
     ]  # fmt: skip
@@ -92,7 +93,7 @@ def _print(found: Found, output: Path) -> None:
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[str]], words: int) -> Table:
-    """Of which all columns but the first few are numbers."""
+    """A table whose first ``words`` columns are text and whose others are numbers."""
     table = Table(*columns, box=None, header_style="bold")
     for column in table.columns[words:]:
         column.justify = "right"
@@ -107,7 +108,7 @@ def _size(shape: ProbeShape) -> str:
 
 def _compared(seconds: float, error: float) -> tuple[str, str, str]:
     """Measured, fitted, and how far off."""
-    return _time(seconds), _time((1 + error) * seconds), f"{error:+.0%}"
+    return human_latency(seconds), human_latency((1 + error) * seconds), f"{error:+.0%}"
 
 
 def _verdict(found: Found) -> str:
@@ -115,14 +116,10 @@ def _verdict(found: Found) -> str:
     peak = link.bytes_per_s * (link.fraction or 1.0)
     return (
         f"The link carries {peak / 1e9:.3g} GB/s per rank; a collective of two ranks starts in "
-        f"{_time((link.base_s or 0.0) + (link.hop_s or 0.0))}. Half of the collectives are fitted to within "
+        f"{human_latency((link.base_s or 0.0) + (link.hop_s or 0.0))}. Half of the collectives are fitted to within "
         f"{errors[len(errors) // 2]:.0%}, the worst to within {errors[-1]:.0%}; other work on the machine adds to that."
     )
 
 
 def _billions(rate: float) -> str:
     return f"{rate / 1e9:,.1f}" if rate else ""
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds * 1e6:,.1f} us" if seconds < 1e-3 else f"{seconds * 1e3:,.1f} ms"

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
-from fsdp_sim.cli.demo_words import COUNTED, INTRO, KNOWN, Closeness, Gain, ms, order_sentence
+from fsdp_sim.cli.demo_words import COUNTED, INTRO, KNOWN, PredictionGap, PrefetchGain, order_sentence
 from fsdp_sim.timeline import Timeline, exposed_comm_s, median_step, step_time_s
+from fsdp_sim.words import human_ms
 from labs.experiments.prefetch import WARM_UP_STEPS, Experiment, same_order, training_only
 from labs.experiments.sleeping_blocks import Asleep
 
@@ -18,8 +19,8 @@ NAMES = {None: "prefetch off", 1: "prefetch on"}
 
 
 @dataclass(frozen=True)
-class Known:
-    """Blocks that sleep, without and with prefetch: by arithmetic, and the fastest step on ranks.
+class SleepExperiment:
+    """Blocks that sleep, with prefetch off and on: the step by arithmetic, and the fastest one on ranks.
 
     Of steps whose length is known the fastest is the least disturbed: other work can make them longer only.
     """
@@ -29,13 +30,13 @@ class Known:
     measured: dict[int | None, Timeline]
 
     @property
-    def gain(self) -> Gain:
+    def gain(self) -> PrefetchGain:
         off_s, on_s = (seconds_of(self.measured[depth]) for depth in NAMES)
-        return Gain(off_s, on_s, self.lengths.hideable_s)
+        return PrefetchGain(off_s, on_s, self.lengths.hideable_s)
 
 
 @dataclass(frozen=True)
-class Trained:
+class GptExperiment:
     """A GPT trained with prefetch: its step as predicted, and as it was."""
 
     predicted: Timeline
@@ -43,9 +44,9 @@ class Trained:
     losses: list[float]
 
     @property
-    def closeness(self) -> Closeness:
+    def gap(self) -> PredictionGap:
         steps = list(self.measured.steps)[1:]  # caches are cold in the first one
-        return Closeness(seconds_of(self.predicted), [step_time_s(self.measured, step) for step in steps])
+        return PredictionGap(seconds_of(self.predicted), [step_time_s(self.measured, step) for step in steps])
 
 
 def show(experiment: Experiment, steps: int, out: str) -> None:
@@ -60,15 +61,16 @@ def show(experiment: Experiment, steps: int, out: str) -> None:
     console.print("With sliders, in a notebook:  [bold]from fsdp_sim import viz; viz.explorer()[/]")
 
 
-def sleep(console: Console, ranks: int) -> Known:
+def sleep(console: Console, ranks: int) -> SleepExperiment:
     """The first experiment."""
     lengths = Asleep(world_size=ranks)
     console.print(
         f"\n[bold]1. What prefetch hides.[/] {ranks} ranks, {lengths.blocks} blocks of known length: forward sleeps "
-        f"{ms(lengths.forward_s)}, backward {ms(lengths.backward_s)}; a collective takes {ms(lengths.collective_s)}.",
+        f"{human_ms(lengths.forward_s)}, backward {human_ms(lengths.backward_s)}; a collective takes "
+        f"{human_ms(lengths.collective_s)}.",
         highlight=False,
     )
-    known = Known(
+    known = SleepExperiment(
         lengths,
         {depth: lengths.predict(forward_prefetch=depth) for depth in NAMES},  # predict before measuring
         {depth: fastest(lengths.run(SLEEPING_STEPS, forward_prefetch=depth)) for depth in NAMES},
@@ -77,13 +79,13 @@ def sleep(console: Console, ranks: int) -> Known:
     for depth in NAMES:
         measured = known.measured[depth]
         row = (seconds_of(known.predicted[depth]), seconds_of(measured), exposed_s(measured))
-        table.add_row("off" if depth is None else f"depth {depth}", *map(ms, row))
+        table.add_row("off" if depth is None else f"depth {depth}", *map(human_ms, row))
     console.print(table)
     console.print(known.gain.sentence(), highlight=False)
     return known
 
 
-def train(console: Console, experiment: Experiment, steps: int) -> Trained:
+def train(console: Console, experiment: Experiment, steps: int) -> GptExperiment:
     """The second experiment."""
     corpus = experiment.corpus
     console.print(
@@ -95,13 +97,13 @@ def train(console: Console, experiment: Experiment, steps: int) -> Trained:
     pieces = experiment.measure_pieces(TIMED_STEPS)
     predicted = experiment.predict(pieces, forward_prefetch=1)  # before it is measured
     results = experiment.run(steps, forward_prefetch=1)
-    trained = Trained(predicted, training_only(results.timeline), results[0])
+    trained = GptExperiment(predicted, training_only(results.timeline), results[0])
     shown = sorted({0, *range(4, steps, 5), steps - 1})
     console.print("Loss:  " + "  ".join(f"step {step}: {trained.losses[step]:.3f}" for step in shown), highlight=False)
-    close = trained.closeness
+    close = trained.gap
     console.print(
-        f"A step: predicted {ms(close.predicted_s)} from pieces that were timed alone, measured "
-        f"{ms(close.median_s)} (median).",
+        f"A step: predicted {human_ms(close.predicted_s)} from pieces that were timed alone, measured "
+        f"{human_ms(close.median_s)} (median).",
         highlight=False,
     )
     for line in (close.noise_sentence(), close.sentence(), order_sentence(same_order(predicted, trained.measured))):
@@ -110,7 +112,7 @@ def train(console: Console, experiment: Experiment, steps: int) -> Trained:
 
 
 def seconds_of(timeline: Timeline) -> float:
-    """Of the median step."""
+    """Seconds of the median step."""
     return step_time_s(timeline, median_step(timeline))
 
 
@@ -124,14 +126,14 @@ def fastest(timeline: Timeline) -> Timeline:
     return timeline.select(step=min(timeline.steps, key=lambda step: step_time_s(timeline, step)))
 
 
-def write_page(out: str, known: Known, trained: Trained) -> None:
+def write_page(out: str, known: SleepExperiment, trained: GptExperiment) -> None:
     from fsdp_sim import viz  # plotly, which nothing above needs
 
-    lengths, gain, close = known.lengths, known.gain, trained.closeness
+    lengths, gain, close = known.lengths, known.gain, trained.gap
     both = viz.compare(known.measured[None], known.measured[1], titles=tuple(NAMES.values()), rank=0)
     told = KNOWN.format(
-        blocks=lengths.blocks, ranks=lengths.world_size, forward=ms(lengths.forward_s),
-        backward=ms(lengths.backward_s), collective=ms(lengths.collective_s),
+        blocks=lengths.blocks, ranks=lengths.world_size, forward=human_ms(lengths.forward_s),
+        backward=human_ms(lengths.backward_s), collective=human_ms(lengths.collective_s),
     )  # fmt: skip
     step = viz.timeline({"predicted": trained.predicted, "measured": trained.measured})
     order = order_sentence(same_order(trained.predicted, trained.measured))

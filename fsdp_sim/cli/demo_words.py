@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from fsdp_sim.words import human_ms
+
 SAME = 0.01  # of a step: what differs by less is said to be the same
 NEAR = 0.1  # of what was promised
 QUIET = 0.03  # of a step: steps that differ by less from each other have next to no noise
@@ -29,13 +31,8 @@ each block issues the next one's all-gather before it computes. In backward FSDP
 COUNTED = "Live memory is what FSDP and the optimizer hold; activations are not counted."
 
 
-def ms(seconds: float) -> str:
-    """Whole milliseconds, as they are read beside a figure."""
-    return f"{seconds * 1e3:,.0f} ms"
-
-
 @dataclass(frozen=True)
-class Gain:
+class PrefetchGain:
     """A step without and with prefetch, and what prefetch gains by arithmetic; seconds."""
 
     off_s: float
@@ -55,18 +52,20 @@ class Gain:
         if self.same:
             return "Prefetch off and on: on this machine, just now, the same"
         than = "shorter" if self.gained_s > 0 else "longer"
-        return f"Prefetch makes the step {ms(abs(self.gained_s))} {than}"
+        return f"Prefetch makes the step {human_ms(abs(self.gained_s))} {than}"
 
     def sentence(self) -> str:
         """What prefetch did to the step, beside what arithmetic says."""
-        steps = f"({ms(self.off_s)} without, {ms(self.on_s)} with)"
-        promise = f"by arithmetic {ms(self.promised_s)} shorter"
+        steps = f"({human_ms(self.off_s)} without, {human_ms(self.on_s)} with)"
+        promise = f"by arithmetic {human_ms(self.promised_s)} shorter"
         why = "each block's all-gather but the first hides behind the forward before it"
         if self.same:
             return f"Prefetch leaves the step as long as it was {steps}; it should be {promise}. {BUSY}"
         if self.gained_s < 0:
-            return f"With prefetch the step is {ms(-self.gained_s)} longer {steps}; it should be {promise}. {BUSY}"
-        said = f"Prefetch makes the step {ms(self.gained_s)} shorter {steps}; {promise}: {why}."
+            return (
+                f"With prefetch the step is {human_ms(-self.gained_s)} longer {steps}; it should be {promise}. {BUSY}"
+            )
+        said = f"Prefetch makes the step {human_ms(self.gained_s)} shorter {steps}; {promise}: {why}."
         return said if abs(self.gained_s - self.promised_s) <= NEAR * self.promised_s else f"{said} {DIFFERS}"
 
 
@@ -78,8 +77,8 @@ DIFFERS = "The difference is what ranks were woken late: other work on these cor
 
 
 @dataclass(frozen=True)
-class Closeness:
-    """A step that was predicted, and how long the measured ones took; seconds."""
+class PredictionGap:
+    """A predicted step beside the measured ones; seconds."""
 
     predicted_s: float
     measured_s: Sequence[float]
@@ -98,12 +97,12 @@ class Closeness:
 
     @property
     def noise(self) -> float:
-        """How far steps of the same program lie apart, as a part of the median step."""
+        """The spread of steps of one program, as a fraction of the median step."""
         return (self.high_s - self.low_s) / self.median_s
 
     @property
     def error(self) -> float:
-        """By what part the prediction is longer (above 0) or shorter than the median step."""
+        """The prediction's relative error: above 0 where it is longer than the median step."""
         return self.predicted_s / self.median_s - 1
 
     def noise_sentence(self) -> str:
@@ -111,14 +110,16 @@ class Closeness:
         count = len(self.measured_s)
         if count < 2:
             return "One step was measured, so how large the noise is cannot be said: train more steps."
-        apart = f"The {count} measured steps, all of one program, took {ms(self.low_s)} to {ms(self.high_s)}"
+        apart = (
+            f"The {count} measured steps, all of one program, took {human_ms(self.low_s)} to {human_ms(self.high_s)}"
+        )
         if self.noise <= QUIET:
             return f"{apart}: next to no noise."
         return f"{apart}. They are {self.noise:.0%} apart: that is noise, of ranks that share cores with other work."
 
     def heading(self) -> str:
         """In a few words."""
-        said = f"A GPT's step: predicted {ms(self.predicted_s)}, measured {ms(self.median_s)}"
+        said = f"A GPT's step: predicted {human_ms(self.predicted_s)}, measured {human_ms(self.median_s)}"
         return said if self.noise <= QUIET else f"{said}, give or take the noise"
 
     def sentence(self) -> str:

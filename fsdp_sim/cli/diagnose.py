@@ -15,12 +15,13 @@ from rich.table import Table
 from rich.text import Text
 
 from fsdp_sim.cli.options import Command, json_option, option, schema_option
-from fsdp_sim.diagnose import Blame, Collective, Diagnosis, diagnose, ms, part
+from fsdp_sim.diagnose import Blame, Collective, Diagnosis, diagnose
 from fsdp_sim.packages import missing
 from fsdp_sim.timeline import Timeline, read_timeline, write_chrome
 from fsdp_sim.timeline.limits import MAX_BYTES
+from fsdp_sim.words import human_ms, percent
 
-LITTLE = 1e-3  # of a step: a culprit that costs less is not told to people; JSON has them all
+LITTLE = 1e-3  # of a step: less is not printed; JSON has every culprit
 
 MOST_ROWS = 40  # of the page's table
 
@@ -28,7 +29,7 @@ EPILOG = "Exit status: 0; 2 if a file cannot be read, or has no such step or ran
 
 
 class DiagnoseRequest(msgspec.Struct):
-    """What to look at."""
+    """Which traces, step and rank to explain."""
 
     files: list[str]
     rank: int | None = None
@@ -95,7 +96,7 @@ def command(
 
 
 def _read(traces: Sequence[str], max_gb: float) -> Timeline:
-    """Read with a bar on stderr, which shows only in a terminal and goes when done."""
+    """Read the traces; a progress bar on stderr shows in a terminal and disappears when done."""
     console = Console(stderr=True)
     columns = (TextColumn("Reading"), BarColumn(), DownloadColumn())
     try:
@@ -117,8 +118,8 @@ def _print(found: Diagnosis, timeline: Timeline, top: int) -> None:
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     console.print(Text(found.headline, style="bold"), "")
     console.print(_totals(found), "")
-    for blame in told(found):
-        console.print(Text.assemble((f"{blame.culprit}", "bold"), f"  {ms(blame.idle_s)}"))
+    for blame in main_blames(found):
+        console.print(Text.assemble((f"{blame.culprit}", "bold"), f"  {human_ms(blame.idle_s)}"))
         console.print(Text(f"  {blame.sentence}"), soft_wrap=True)
         for number, tip in enumerate(blame.advice):
             console.print(Text(f"  {'Try:' if number == 0 else '    '} {tip}"), soft_wrap=True)
@@ -129,8 +130,8 @@ def _print(found: Diagnosis, timeline: Timeline, top: int) -> None:
         console.print(Text(f"Note: {note}"), soft_wrap=True)
 
 
-def told(found: Diagnosis) -> list[Blame]:
-    """The culprits worth telling: all but those that cost next to nothing."""
+def main_blames(found: Diagnosis) -> list[Blame]:
+    """The culprits to print: all but those that cost next to nothing."""
     return [blame for blame in found.culprits if blame.idle_s >= LITTLE * found.step_s]
 
 
@@ -151,7 +152,7 @@ def _totals(found: Diagnosis) -> Table:
     table.add_column(justify="right")
     table.add_column(justify="right")
     for name, seconds in totals(found):
-        table.add_row(name, Text(ms(seconds), style="bold"), part(seconds, found.step_s))
+        table.add_row(name, Text(human_ms(seconds), style="bold"), percent(seconds, found.step_s))
     table.add_row("overlap: of communicating, computing too", Text(f"{found.overlap:.0%}", style="bold"), "")
     return table
 
@@ -164,7 +165,7 @@ def cells(row: Collective) -> tuple[str, ...]:
     rate = f"{row.bus_gbps:,.0f}" if row.bus_gbps >= 10 else f"{row.bus_gbps:.2g}"
     return (
         f"{row.op}({row.unit})" if row.unit else str(row.op),
-        str(row.phase), str(row.times), ms(row.total_s), ms(row.exposed_s) if row.exposed_s else "",
+        str(row.phase), str(row.times), human_ms(row.total_s), human_ms(row.exposed_s) if row.exposed_s else "",
         f"{row.bytes / 2**20:,.1f}" if row.bytes else "", rate if row.bus_gbps else "",
         str(row.culprit or "hidden"),
     )  # fmt: skip
@@ -189,7 +190,7 @@ def _page(path: str, timeline: Timeline, found: Diagnosis) -> None:
         raise ValueError(missing(error.name or "", "--html")) from error
     numbers = viz.Table(
         "Where the time goes", ("", "time", "of the step"),
-        tuple((name, ms(seconds), part(seconds, found.step_s)) for name, seconds in totals(found)),
+        tuple((name, human_ms(seconds), percent(seconds, found.step_s)) for name, seconds in totals(found)),
     )  # fmt: skip
     exposed = [row for row in found.collectives if row.exposed_s > 0]
     rows = viz.Table(
@@ -198,10 +199,10 @@ def _page(path: str, timeline: Timeline, found: Diagnosis) -> None:
     )  # fmt: skip
     picture = viz.timeline(timeline, step=found.step, ranks=[found.rank])
     sections = [viz.Section.of(picture, f"Step {found.step}, rank {found.rank}")]
-    for blame in told(found):
+    for blame in main_blames(found):
         tips = "\n\n".join(f"Try: {tip}" for tip in blame.advice)
         text = f"{blame.sentence}\n\n{tips}" if tips else blame.sentence
-        sections.append(viz.Section(f"{blame.culprit}: {ms(blame.idle_s)}", text))
+        sections.append(viz.Section(f"{blame.culprit}: {human_ms(blame.idle_s)}", text))
     sections.append(viz.Section("Collectives", "\n\n".join(found.notes), tables=(rows,)))
     viz.save_html(
         path, sections, title="Why is my communication not overlapped?", intro=found.headline, tables=(numbers,)

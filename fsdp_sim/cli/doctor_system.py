@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from fsdp_sim.cli.doctor_finding import Finding
+from fsdp_sim.words import human_bytes
 
 MIB, GIB = 2**20, 2**30
 FILES, THREADS = 512, 64  # more than 8 ranks, their sockets and a notebook have open at once
@@ -30,10 +31,10 @@ def machine() -> Finding:
         import psutil
     except ModuleNotFoundError:
         return Finding("machine", "works", f"{cores} cores", "4 ranks are comfortable on 2 cores and 8 GiB")
-    gib = psutil.virtual_memory().available / GIB
-    good = gib >= 3
+    free = psutil.virtual_memory().available
+    good = free >= 3 * GIB
     remedy = "" if good else "close other programs; the notebooks start 4 ranks"
-    found = f"{cores} cores, {gib:.1f} GiB of memory free"
+    found = f"{cores} cores, {human_bytes(free)} of memory free"
     return Finding("machine", "works" if good else "broken", found, "the notebooks: 4 ranks, about 3 GiB", remedy)
 
 
@@ -49,7 +50,7 @@ def disk() -> Finding:
     good = free >= GIB
     remedy = "" if good else "free some space: set-up takes 2.5 GB, a run's checkpoints some more"
     return Finding(
-        "this folder", "works" if good else "broken", f"{free / GIB:,.1f} GiB free", "runs, checkpoints", remedy
+        "this folder", "works" if good else "broken", f"{human_bytes(free)} free", "runs, checkpoints", remedy
     )
 
 
@@ -63,7 +64,7 @@ def temporary_folder() -> Finding:
     free = shutil.disk_usage(folder).free
     good = good and free >= 64 * MIB
     remedy = "" if good else "free some space there, or set TMPDIR to another folder"
-    found = f"{folder}, {free / MIB:,.0f} MiB free"
+    found = f"{folder}, {human_bytes(free)} free"
     return Finding("temporary folder", "works" if good else "broken", found, needed_for, remedy)
 
 
@@ -115,7 +116,7 @@ def _taken(port: int) -> bool:
 
 
 def shared_memory() -> Finding:
-    """Takes a piece of it, as NCCL does between processes."""
+    """Allocates some shared memory, as NCCL does between processes."""
     needed_for = "NCCL, and Chromium's pages"
     if not os.path.isdir("/dev/shm"):
         return Finding("shared memory", "absent", "no /dev/shm", needed_for, "not used on this system")
@@ -128,7 +129,7 @@ def shared_memory() -> Finding:
     free = shutil.disk_usage("/dev/shm").free
     good = free >= 64 * MIB
     remedy = "" if good else "start the container with --shm-size=1g"
-    return Finding("shared memory", "works" if good else "broken", f"{free / MIB:,.0f} MiB free", needed_for, remedy)
+    return Finding("shared memory", "works" if good else "broken", f"{human_bytes(free)} free", needed_for, remedy)
 
 
 def compiler() -> Finding:
@@ -151,7 +152,7 @@ def compiler() -> Finding:
 
 
 def browser() -> Finding:
-    """Has it show a page."""
+    """Opens a page in a browser."""
     needed_for = "pictures of figures (PNG, SVG), browser tests"
     path = next(filter(None, map(shutil.which, BROWSERS)), None)
     if path is None:

@@ -18,15 +18,15 @@ from fsdp_sim.cli.options import (
     request_options,
     schema_option,
 )
-from fsdp_sim.explore import LARGEST_OF, Largest, changes_that_fit, largest
-from fsdp_sim.requests import Request, Result, answer, request_of_texts, said, understand
-from fsdp_sim.requests.understanding import UNNAMED
+from fsdp_sim.explore import LARGEST_OF, LargestFit, changes_that_fit, largest
+from fsdp_sim.requests import Request, Result, category_name, request_of_texts, resolve, result_of
+from fsdp_sim.requests.job import UNNAMED
 from fsdp_sim.simulation import Simulation
+from fsdp_sim.words import human_bytes, signed_bytes
 
-STEP = {"seq-len": 128}  # the answer is a multiple of it, unless asked otherwise
+STEP = {"seq-len": 128}  # the answer is a multiple of it, unless --multiple-of says otherwise
 FIELD = {"micro-batch": "micro_batch", "seq-len": "seq_len", "layers": "layers", "model": "model"}
-SAID = {"model": "model", "layers": "number of layers", "micro-batch": "micro-batch", "seq-len": "sequence length"}
-GIB = 2**30
+LABELS = {"model": "model", "layers": "number of layers", "micro-batch": "micro-batch", "seq-len": "sequence length"}
 
 
 class FitResult(msgspec.Struct, omit_defaults=True):
@@ -78,14 +78,14 @@ def fit(what: str, multiple_of: int | None, family: str, texts: dict[str, str], 
         request: Request = request_of_texts({"model": "gpt2-124m", **texts})
     else:
         request = request_of_texts(texts)
-    asked = understand(request)
+    job = resolve(request)
     found = largest(
-        what, None if what == "model" else asked.model, asked.cluster, asked.plan,
+        what, None if what == "model" else job.model, job.cluster, job.plan,
         multiple_of=multiple_of or STEP.get(what, 1), family=family,
     )  # fmt: skip
     result = FitResult(
-        largest=what, value=found.value, answer=_answer(found, asked.model.name), limit=_limit(found),
-        notes=asked.notes, fits=None if found.fits is None else answer(found.fits, explained=False),
+        largest=what, value=found.value, answer=_answer(found, job.model.name), limit=_limit(found),
+        notes=job.notes, fits=None if found.fits is None else result_of(found.fits, explained=False),
         next=found.next, too_large=None if found.too_large is None else _too_large(found, found.too_large),
     )  # fmt: skip
     if as_json:
@@ -99,23 +99,23 @@ def fit(what: str, multiple_of: int | None, family: str, texts: dict[str, str], 
         sys.exit(NO)
 
 
-def _too_large(found: Largest, sim: Simulation) -> Result:
+def _too_large(found: LargestFit, sim: Simulation) -> Result:
     changes = lambda: changes_that_fit(found.model, sim.cluster, found.plan)  # noqa: E731
-    return answer(sim, explained=False, changes=changes)
+    return result_of(sim, explained=False, changes=changes)
 
 
-def _answer(found: Largest, name: str) -> str:
+def _answer(found: LargestFit, name: str) -> str:
     of = found.fits or found.too_large
     assert of is not None
     where = f"{of.cluster.gpus} x {of.cluster.gpu.name}"
     if found.value is None:
-        return f"No {SAID[found.what]} fits {where}, not even {found.next}."
+        return f"No {LABELS[found.what]} fits {where}, not even {found.next}."
     value = found.value if isinstance(found.value, str) else f"{found.value:,}"
     whose = "" if found.what == "model" or name == UNNAMED else f" of {name}"
-    return f"The largest {SAID[found.what]}{whose} that fits {where} is {value}."
+    return f"The largest {LABELS[found.what]}{whose} that fits {where} is {value}."
 
 
-def _limit(found: Largest) -> str:
+def _limit(found: LargestFit) -> str:
     """What limits it: at the next larger one, which memory, and when."""
     sim = found.too_large
     if sim is None:
@@ -129,10 +129,10 @@ def _limit(found: Largest) -> str:
         before = found.fits.memory.peak_by_category
         growth = {c: b - before.get(c, 0) for c, b in memory.peak_by_category.items()}
         most = max(growth, key=lambda c: growth[c])
-        grown = f"; what grew most is {said(most)} (+{growth[most] / GIB:.1f} GiB)"
-    name = found.next if isinstance(found.next, str) else f"a {SAID[found.what]} of {found.next:,}"
+        grown = f"; what grew most is {category_name(most)} ({signed_bytes(growth[most])})"
+    name = found.next if isinstance(found.next, str) else f"a {LABELS[found.what]} of {found.next:,}"
     return (
-        f"What limits it: with {name} a rank would need {sim.peak_memory_bytes / GIB:.1f} GiB of the "
-        f"{sim.memory_limit_bytes / GIB:.1f} it can use{when}; most of that is {said(category)} "
-        f"({n_bytes / GIB:.1f} GiB, {n_bytes / sim.peak_memory_bytes:.0%}){grown}."
+        f"What limits it: with {name} a rank would need {human_bytes(sim.peak_memory_bytes)} of the "
+        f"{human_bytes(sim.memory_limit_bytes)} it can use{when}; most of that is {category_name(category)} "
+        f"({human_bytes(n_bytes)}, {n_bytes / sim.peak_memory_bytes:.0%}){grown}."
     )

@@ -1,4 +1,4 @@
-"""The group of commands behind `fsdp-sim`; a command's file is imported when the command is called, not before."""
+"""The commands of `fsdp-sim`. A command's file is imported only when the command is called."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class LazyGroup(click.Group):
 
 
 def fail_for_package(error: ModuleNotFoundError, ctx: click.Context, command: str | None = None) -> NoReturn:
-    """Say which package a command lacks, on importing it or later, and exit with status 2."""
+    """Say which package a command lacks and exit with status 2."""
     package = (error.name or "").partition(".")[0]
     if package in ("", "fsdp_sim", "labs"):
         raise error

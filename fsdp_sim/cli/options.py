@@ -1,4 +1,4 @@
-"""Options that several commands share, and the command they are options of.
+"""Options that several commands share, and the kind of command that takes them.
 
 An option's value stays a text until `fsdp_sim.requests` reads it: the same reading, and the same messages, for the
 command line, for a sweep's lists and for a file. Texts are completed by the shell: names of models, GPUs, links, plans.
@@ -18,6 +18,7 @@ from click.shell_completion import CompletionItem
 
 from fsdp_sim.requests import PLAN_FIELDS
 from fsdp_sim.spec import Model, Plan, gpu_names, link_names
+from fsdp_sim.words import did_you_mean
 
 Function = Callable[..., Any]
 NO, WRONG = 1, 2  # exit statuses: the answer is no (it does not fit), and what was asked wrongly; 0 is done
@@ -38,7 +39,7 @@ class Text(click.ParamType):
 
 
 class Pair(Text):
-    """``key=value``: the keys are completed, then the words a value may be."""
+    """``key=value``: the shell completes the keys, then the values."""
 
     name = "key=value"
 
@@ -51,7 +52,7 @@ class Pair(Text):
 
 
 def values_of(key: str) -> list[str]:
-    """Texts that a field may have: the names in its own description, and words that it takes."""
+    """The values to complete a field with: the names it lists, and the words that it takes."""
     by_name: dict[str, Callable[[], Iterable[str]]] = {"model": Model.presets, "gpu": gpu_names}
     by_name |= dict.fromkeys(("intra", "inter", "host"), link_names)
     if key in by_name:
@@ -171,7 +172,7 @@ def plan_option(function: Function) -> Function:
 
 
 def with_pairs(texts: dict[str, str], pairs: Sequence[str]) -> dict[str, str]:
-    """The texts and those of ``key=value`` pairs.
+    """Add ``key=value`` pairs to the texts of other options.
 
     Raises:
         ValueError: a pair without ``=``, or a field that is given twice.
@@ -182,9 +183,7 @@ def with_pairs(texts: dict[str, str], pairs: Sequence[str]) -> dict[str, str]:
         if not equals or not key:
             raise ValueError(f"--plan {pair!r} is no pair; write key=value, for example forward_prefetch=1")
         if key not in PLAN_FIELDS:
-            from fsdp_sim.requests import nearest
-
-            raise ValueError(f"--plan {pair!r}: a plan has no field {key}; {nearest(key, PLAN_FIELDS)}")
+            raise ValueError(f"--plan {pair!r}: a plan has no field {key}; {did_you_mean(key, PLAN_FIELDS)}")
         if key in found:
             raise ValueError(f"--plan {pair!r}: {key} is given twice; give it once")
         found[key] = value
@@ -209,7 +208,7 @@ def schema_option(name: str) -> Callable[[Function], Function]:
 
 
 class Command(click.Command):
-    """A command whose options stand under headings, and that says in one sentence what it cannot do.
+    """A command with its options under headings, and with errors in one sentence.
 
     Whatever is impossible is a ValueError or OSError somewhere below; here it becomes one line on stderr, with
     ``--json`` also ``{"error": ...}`` on stdout, and exit status 2.
@@ -242,7 +241,7 @@ class Command(click.Command):
 
 
 def fail(message: str, as_json: bool) -> NoReturn:
-    """Say what is impossible and exit with status 2."""
+    """Print an error and exit with status 2."""
     if as_json:
         click.echo(json.dumps({"error": message}))
     click.echo(f"Error: {message}", err=True)

@@ -14,7 +14,7 @@ from msgspec import UNSET, UnsetType
 
 from fsdp_sim.cli.options import Command, json_option, option, plan_option, schema_option, with_pairs
 from fsdp_sim.schedule import Program, build, toy
-from fsdp_sim.spec import TORCH_VERSIONS, Plan, plan_of
+from fsdp_sim.spec import TORCH_VERSIONS, Plan, plan_fields
 from fsdp_sim.timeline import Op
 
 MOST_UNITS = 10_000
@@ -32,7 +32,7 @@ class ProgramRequest(msgspec.Struct):
 
 
 class ProgramResult(msgspec.Struct, omit_defaults=True):
-    """A program, line by line; with a recording, whether it is the same and where it first is not (from 0)."""
+    """A program, line by line; with a recording, whether they are equal and the first line (from 0) that differs."""
 
     lines: list[str]
     equal: bool | UnsetType = UNSET
@@ -74,7 +74,7 @@ def program(
       fsdp-sim program --plan api=fsdp1 --plan limit_all_gathers=false --json
       fsdp-sim program --torch 2.15 --plan param_dtype=bf16
     """
-    asked = plan_of(with_pairs({"torch": version} if version else {}, plan))
+    asked = Plan(**plan_fields(with_pairs({"torch": version} if version else {}, plan)))
     if (units := layers * steps * asked.grad_accum) > MOST_UNITS:
         raise ValueError(
             f"{units:,} units to run (layers, steps and micro-batches); a program has up to {MOST_UNITS:,}"
@@ -104,7 +104,7 @@ def program(
 
 
 def _since_first(plan: Plan, made: Program, before: Program) -> str:
-    """What a version of torch does otherwise than the first one here: where the lines differ, and the bytes reduced."""
+    """How a torch version differs from the oldest known one: the lines that differ, and the bytes reduced."""
     first = TORCH_VERSIONS[0]
     differs = list(difflib.unified_diff(_renumbered(before.lines()), _renumbered(made.lines()), n=1, lineterm=""))[2:]
     if not differs:
@@ -152,7 +152,7 @@ def _renumbered(lines: list[str]) -> list[str]:
 
 
 def explain(lines: list[str], recorded: list[str], place: int, path: str) -> str:
-    """The neighbourhood of the first difference, as a unified diff."""
+    """The lines around the first difference, as a unified diff."""
     first = max(0, place - SHOWN)
     ours, theirs = _renumbered(lines), _renumbered(recorded)
     part = (

@@ -10,31 +10,32 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fsdp_sim.requests import Asked, Change, Failure, Result, said
+from fsdp_sim.requests import Change, Failure, Job, Result, category_name
+from fsdp_sim.spec import text_of
+from fsdp_sim.words import human_bytes, human_count, human_ms
 
 if TYPE_CHECKING:
     from fsdp_sim.cli.fit import FitResult
 
-GIB = 2**30
 BAR = 32  # characters of the longest bar
 
 
 def _console() -> Console:
-    """A terminal has its width; a file has enough."""
+    """As wide as the terminal; 120 columns where the output is no terminal."""
     return Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 
 
-def print_result(result: Result, asked: Asked) -> None:
-    """One result."""
+def print_result(result: Result, job: Job) -> None:
+    """Print one result."""
     console = _console()
-    plan, cluster = asked.plan, asked.cluster
+    plan, cluster = job.plan, job.cluster
     nodes = f", {result.nodes} nodes with {cluster.inter_link.name}" if result.nodes > 1 else ""
     console.print(
-        f"[bold]{result.model}[/] ({count(result.parameters)} parameters) on "
+        f"[bold]{result.model}[/] ({human_count(result.parameters)} parameters) on "
         f"[bold]{result.gpus} x {result.gpu}[/]{nodes}"
     )
     accum = f", {plan.grad_accum} micro-batches" if plan.grad_accum > 1 else ""
-    dtype = plan.param_dtype or asked.model.dtype
+    dtype = plan.param_dtype or job.model.dtype
     dtypes = f"{dtype}, reductions in {plan.reduce_dtype or dtype}"
     console.print(f"{plan.api}, {plan.micro_batch} x {plan.seq_len:,} tokens per rank{accum}, {dtypes}")
     for note in result.notes:
@@ -46,14 +47,21 @@ def print_result(result: Result, asked: Asked) -> None:
     exposed = result.exposed_comm_s / result.step_time_s
     between = ""
     if result.between_steps_s:
-        between = f", of it {seconds(result.between_steps_s)} between steps (data, logging), the rest operations"
+        between = f", of it {human_ms(result.between_steps_s)} between steps (data, logging), the rest operations"
     for name, value in (
-        ("step time", f"{seconds(result.step_time_s)}{between}"),
-        ("throughput", f"{result.tokens_per_s_per_gpu:,.0f} tokens/s per GPU, {count(tokens_per_s)} tokens/s in all"),
+        ("step time", f"{human_ms(result.step_time_s)}{between}"),
+        (
+            "throughput",
+            f"{result.tokens_per_s_per_gpu:,.0f} tokens/s per GPU, {human_count(tokens_per_s)} tokens/s in all",
+        ),
         ("MFU", f"{result.mfu:.1%}"),
-        ("exposed communication", f"{seconds(result.exposed_comm_s)} ({exposed:.1%} of the step)"),
-        ("peak memory", f"{gib(result.peak_memory_bytes)} of {gib(result.memory_limit_bytes)} that a process can use"),
-        ("held by the allocator", gib(result.reserved_memory_bytes)),
+        ("exposed communication", f"{human_ms(result.exposed_comm_s)} ({exposed:.1%} of the step)"),
+        (
+            "peak memory",
+            f"{human_bytes(result.peak_memory_bytes)} of {human_bytes(result.memory_limit_bytes)} that a process can "
+            f"use",
+        ),
+        ("held by the allocator", human_bytes(result.reserved_memory_bytes)),
     ):
         numbers.add_row(name, Text(value, style="bold"))
     console.print(numbers, "")
@@ -71,7 +79,7 @@ def print_result(result: Result, asked: Asked) -> None:
 
 
 def print_memory(console: Console, result: Result) -> None:
-    """The peak by category, as bars."""
+    """Print the peak by category, as bars."""
     moment = f"{result.peak.phase}, {result.peak.operation}" if result.peak.operation else "always"
     console.print(f"Memory at the peak ({moment}):", markup=False)
     bars = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 2))
@@ -80,12 +88,12 @@ def print_memory(console: Console, result: Result) -> None:
     bars.add_column()
     most = max(result.peak.by_category.values(), default=1)
     for category, n_bytes in result.peak.by_category.items():
-        bars.add_row(said(category), gib(n_bytes), "█" * max(1, round(BAR * n_bytes / most)))
+        bars.add_row(category_name(category), human_bytes(n_bytes), "█" * max(1, round(BAR * n_bytes / most)))
     console.print(bars, "")
 
 
 def print_changes(console: Console, changes: Sequence[Change]) -> None:
-    """What would make it fit."""
+    """Print what would make it fit."""
     if not changes:
         console.print("No change that was simulated makes it fit, alone, in pairs or in threes.")
         return
@@ -95,16 +103,16 @@ def print_changes(console: Console, changes: Sequence[Change]) -> None:
 
 def _print_list(console: Console, changes: Sequence[Change]) -> None:
     for change in changes:
-        fields = " ".join(f"{key}={word(value)}" for key, value in change.set.items())
+        fields = " ".join(f"{key}={text_of(value)}" for key, value in change.set.items())
         console.print(
-            f"  - {change.what}: {gib(change.peak_memory_bytes)}, {seconds(change.step_time_s)} a step, "
+            f"  - {change.what}: {human_bytes(change.peak_memory_bytes)}, {human_ms(change.step_time_s)} a step, "
             f"{change.tokens_per_s_per_gpu:,.0f} tokens/s per GPU  ({fields})",
             soft_wrap=True, markup=False,
         )  # fmt: skip
 
 
 def print_results(results: Sequence[Result | Failure]) -> None:
-    """Several results, a line each."""
+    """Print several results, a line each."""
     console = _console()
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for name in ("", "model", "GPUs"):
@@ -116,10 +124,10 @@ def print_results(results: Sequence[Result | Failure]) -> None:
         if isinstance(result, Failure):
             continue
         table.add_row(
-            name, result.model, f"{result.gpus} x {result.gpu}", seconds(result.step_time_s),
+            name, result.model, f"{result.gpus} x {result.gpu}", human_ms(result.step_time_s),
             f"{result.tokens_per_s_per_gpu:,.0f}", f"{result.mfu:.1%}",
             f"{result.exposed_comm_s / result.step_time_s:.1%}",
-            Text(gib(result.peak_memory_bytes), style="" if result.fits else "red"),
+            Text(human_bytes(result.peak_memory_bytes), style="" if result.fits else "red"),
         )  # fmt: skip
     console.print(table)
     for number, result in enumerate(results):
@@ -128,34 +136,8 @@ def print_results(results: Sequence[Result | Failure]) -> None:
             console.print(f"{which}: {result.error}", style="red", soft_wrap=True, markup=False)
 
 
-def word(value: object) -> str:
-    """A value as a command line takes it."""
-    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
-
-
-def seconds(value: float) -> str:
-    return f"{value:.3f} s" if value >= 1 else f"{value * 1e3:.1f} ms"
-
-
-def gib(n_bytes: float) -> str:
-    return f"{n_bytes / GIB:.1f} GiB" if n_bytes >= 0.1 * GIB else f"{n_bytes / 2**20:.1f} MiB"
-
-
-def count(number: float) -> str:
-    """A large number in three or four digits.
-
-    Example:
-        >>> count(8_030_261_248), count(124e6), count(950.0)
-        ('8.03 B', '124 M', '950')
-    """
-    for size, name in ((1e12, " T"), (1e9, " B"), (1e6, " M"), (1e3, " k")):
-        if number >= size:
-            return f"{number / size:.3g}{name}"
-    return f"{number:.3g}"
-
-
 def print_front(rows: Sequence[Mapping[str, str]], front: Sequence[int], varied: Sequence[str]) -> None:
-    """The plans of a sweep worth choosing from, and how many there were."""
+    """Print the Pareto front of a sweep, and how many plans there were."""
     console = _console()
     impossible = sum(1 for row in rows if row["error"])
     too_large = sum(1 for row in rows if row["fits"] == "false")
@@ -176,13 +158,13 @@ def print_front(rows: Sequence[Mapping[str, str]], front: Sequence[int], varied:
         rate = float(row["tokens_per_s_per_gpu"])
         table.add_row(
             *(row[name] for name in varied), f"{1e6 / rate:,.1f} µs", f"{rate:,.0f}", f"{float(row['mfu']):.1%}",
-            seconds(float(row["step_time_s"])), gib(float(row["peak_memory_bytes"])),
+            human_ms(float(row["step_time_s"])), human_bytes(float(row["peak_memory_bytes"])),
         )  # fmt: skip
     console.print(table)
 
 
 def print_fit(found: FitResult) -> None:
-    """The largest that fits, what limits it and what would make the next larger one fit."""
+    """Print the largest that fits, what limits it, and what would make the next larger one fit."""
     console = _console()
     console.print(found.answer, style="bold")
     for note in found.notes:
@@ -190,7 +172,7 @@ def print_fit(found: FitResult) -> None:
     console.print(found.limit)
     if isinstance(found.fits, Result):
         console.print(
-            f"Step time {seconds(found.fits.step_time_s)}, {found.fits.tokens_per_s_per_gpu:,.0f} tokens/s per GPU, "
+            f"Step time {human_ms(found.fits.step_time_s)}, {found.fits.tokens_per_s_per_gpu:,.0f} tokens/s per GPU, "
             f"MFU {found.fits.mfu:.1%}.\n"
         )
         print_memory(console, found.fits)

@@ -1,4 +1,4 @@
-"""The JSON schemas of requests and results, made of the structs and kept in ``fsdp_sim/schemas``.
+"""The JSON schemas of requests and results, built from the structs and kept in ``fsdp_sim/schemas``.
 
 ``python -m fsdp_sim.cli.schema`` writes them again; a test checks that they are up to date.
 """

@@ -22,7 +22,7 @@ from fsdp_sim.cli.options import (
 )
 from fsdp_sim.explore import changes_that_fit, changes_that_help
 from fsdp_sim.packages import missing
-from fsdp_sim.requests import Asked, Failure, Request, Result, answer, read_requests, request_of_texts, understand
+from fsdp_sim.requests import Failure, Job, Request, Result, read_requests, request_of_texts, resolve, result_of
 from fsdp_sim.simulation import Simulation
 
 EPILOG = (
@@ -59,9 +59,9 @@ def simulate(
             raise ValueError(f"--from reads whole requests; put {other} into them")
         _many(source, as_json, explained)
         return
-    asked = understand(request_of_texts(texts))
-    simulation = asked.simulate()
-    result = _answer(asked, simulation, request_of_texts({}), explained)
+    job = resolve(request_of_texts(texts))
+    simulation = job.simulate()
+    result = _answer(job, simulation, request_of_texts({}), explained)
     if timeline:
         _check_folder("--timeline", timeline)
         simulation.timeline.to_jsonl(timeline)
@@ -73,7 +73,7 @@ def simulate(
     else:
         from fsdp_sim.cli.report import print_result
 
-        print_result(result, asked)
+        print_result(result, job)
         for what, path in (("events", timeline), ("page", html)):
             if path:
                 click.echo(f"Wrote the {what} to {path}.")
@@ -109,17 +109,17 @@ def _one(request: Request | Failure, explained: bool) -> Result | Failure:
     if isinstance(request, Failure):
         return request
     try:
-        asked = understand(request)
-        return _answer(asked, asked.simulate(), request, explained)
+        job = resolve(request)
+        return _answer(job, job.simulate(), request, explained)
     except ValueError as error:
         return Failure(error=str(error), id=request.id)
 
 
-def _answer(asked: Asked, simulation: Simulation, request: Request, explained: bool) -> Result:
-    return answer(
-        simulation, notes=asked.notes, id=request.id, explained=explained,
-        changes=lambda: changes_that_fit(asked.model, asked.cluster, asked.plan),
-        help=lambda: changes_that_help(asked.model, simulation),
+def _answer(job: Job, simulation: Simulation, request: Request, explained: bool) -> Result:
+    return result_of(
+        simulation, notes=job.notes, id=request.id, explained=explained,
+        changes=lambda: changes_that_fit(job.model, job.cluster, job.plan),
+        help=lambda: changes_that_help(job.model, simulation),
     )  # fmt: skip
 
 

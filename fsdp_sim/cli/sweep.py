@@ -27,7 +27,7 @@ from fsdp_sim.cli.options import (
     values_of,
 )
 from fsdp_sim.explore import Sweep, front_of, read_rows
-from fsdp_sim.explore.sweep import RESULTS, Row
+from fsdp_sim.explore.sweep import RESULTS, SweepRow
 from fsdp_sim.requests import NAMES
 
 INTERRUPTED = 130
@@ -39,7 +39,7 @@ EPILOG = (
 
 
 class SweepRequest(msgspec.Struct):
-    """What a sweep is made of: texts by the names of fields, as the options and --vary give them."""
+    """The values of a sweep: texts by field, as the options and --vary give them."""
 
     vary: dict[str, list[str]]
     fixed: dict[str, str] = {}
@@ -109,7 +109,7 @@ def sweep(
 
 
 def lists(vary: Sequence[str]) -> dict[str, list[str]]:
-    """``key=a,b`` to lists by key; where values have commas in them, ``key=a,b;c``.
+    """Read ``key=a,b`` into lists by key; ``key=a,b;c`` where values contain commas.
 
     Raises:
         ValueError: no pair, a key without values or given twice, or a value that is there twice.
@@ -132,8 +132,8 @@ def lists(vary: Sequence[str]) -> dict[str, list[str]]:
     return found
 
 
-def _run(made: Sweep, out: str | None) -> tuple[list[Row], bool]:
-    """The rows, those done before included, and whether Ctrl-C ended it."""
+def _run(made: Sweep, out: str | None) -> tuple[list[SweepRow], bool]:
+    """Run the sweep: its rows, earlier ones included, and whether Ctrl-C ended it."""
     rows = list(made.done)
     source = made.to_csv(out) if out else made.rows()
     columns = (*Progress.get_default_columns(), MofNCompleteColumn())
@@ -150,7 +150,7 @@ def _run(made: Sweep, out: str | None) -> tuple[list[Row], bool]:
     return rows, False
 
 
-def _show(made: Sweep, rows: list[Row], as_json: bool, figure: str | None, interrupted: bool) -> None:
+def _show(made: Sweep, rows: list[SweepRow], as_json: bool, figure: str | None, interrupted: bool) -> None:
     front = front_of(rows)
     if figure:
         from fsdp_sim.cli.figures import write_pareto
@@ -167,7 +167,7 @@ def _show(made: Sweep, rows: list[Row], as_json: bool, figure: str | None, inter
         click.echo(f"Wrote the picture to {figure}.")
 
 
-def _typed(row: Row) -> dict[str, str | float | bool | None]:
+def _typed(row: SweepRow) -> dict[str, str | float | bool | None]:
     typed: dict[str, str | float | bool | None] = dict(row)
     for name in RESULTS:
         if row[name] == "":

@@ -18,8 +18,8 @@ from fsdp_sim.validate import (
     FITTED_SOURCE,
     FREE,
     GROUPS,
-    Compared,
-    Held,
+    HeldOut,
+    PredictedRow,
     Summary,
     compare,
     fitting_rows,
@@ -29,7 +29,7 @@ from fsdp_sim.validate import (
     summaries,
     summary,
 )
-from fsdp_sim.validate.errors import by
+from fsdp_sim.validate.errors import group_by
 
 CALIBRATION = Path(__file__).parent.parent / "cost" / "calibration.toml"
 
@@ -77,7 +77,7 @@ def validate(file: str | None, left_out: str | None, do_refit: bool, report: str
         _print(compared)
 
 
-def as_result(compared: Sequence[Compared]) -> dict[str, Any]:
+def as_result(compared: Sequence[PredictedRow]) -> dict[str, Any]:
     """What ``--json`` prints. The summary is over the rows the numbers are fitted to, if the file has any."""
     judged = set(map(id, fitting_rows([c.row for c in compared])))
     return {
@@ -93,11 +93,11 @@ def as_result(compared: Sequence[Compared]) -> dict[str, Any]:
     }
 
 
-def _by_source(compared: Sequence[Compared]) -> dict[tuple[str, str], list[Compared]]:
+def _by_source(compared: Sequence[PredictedRow]) -> dict[tuple[str, str], list[PredictedRow]]:
     return {
         (source, remark): some
-        for source, ours in by(compared, lambda row: row.source).items()
-        for remark, some in by(ours, lambda row: row.remark).items()
+        for source, ours in group_by(compared, lambda row: row.source).items()
+        for remark, some in group_by(ours, lambda row: row.remark).items()
     }
 
 
@@ -107,7 +107,7 @@ def _refit(rows: Sequence[Any], console: Console) -> Any:
         return refit(fitting_rows(rows), lambda what: bar.advance(task))[1]
 
 
-def _leave_out(rows: Sequence[Any], name: str, console: Console) -> tuple[Any, list[Held]]:
+def _leave_out(rows: Sequence[Any], name: str, console: Console) -> tuple[Any, list[HeldOut]]:
     chosen = fitting_rows(rows)
     groups = len({GROUPS[name](row) for row in chosen})
     with Progress(console=console, transient=True) as bar:
@@ -122,7 +122,7 @@ def _write(calibration: Calibration) -> None:
     click.echo(f"wrote {CALIBRATION}")
 
 
-def _print_held(calibration: Calibration, held: list[Held], name: str, as_json: bool) -> None:
+def _print_held(calibration: Calibration, held: list[HeldOut], name: str, as_json: bool) -> None:
     overall = summary([e for h in held for e in h.errors])
     meanings = Calibration.meanings()
     if as_json:
@@ -165,7 +165,7 @@ def _cells(s: Summary) -> list[str]:
     return [str(s.n), *(f"{value:.1%}" for value in (s.mape, s.median_abs_error, s.p90_abs_error))]
 
 
-def _print(compared: Sequence[Compared]) -> None:
+def _print(compared: Sequence[PredictedRow]) -> None:
     console = Console()
     table = Table("source", "rows", "mean", "median", "90th percentile", "", box=None, header_style="bold")
     for (source, remark), some in _by_source(compared).items():

@@ -25,11 +25,12 @@ from importlib.resources import files
 from typing import NamedTuple
 
 from fsdp_sim.spec import Cluster, Link, link
+from fsdp_sim.timeline import RING_PASSES, ring_share
 
 OPS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast")
 
 
-class Wire(NamedTuple):
+class LinkFamily(NamedTuple):
     """How a link behaves. One per family in ``collectives.toml``.
 
     Attributes:
@@ -51,7 +52,7 @@ class Wire(NamedTuple):
     host_fraction: float = 0.0
 
 
-class Path(NamedTuple):
+class Algorithm(NamedTuple):
     """One algorithm of one collective: ``base_s + fill_s * b / (b + half_bytes) + b * s_per_byte`` for b bytes."""
 
     algorithm: str
@@ -61,28 +62,28 @@ class Path(NamedTuple):
     s_per_byte: float
 
     def seconds(self, n_bytes: float) -> float:
-        """Of a message of that many bytes."""
+        """Seconds of a message of that many bytes."""
         return self.base_s + self.fill_s * n_bytes / (n_bytes + self.half_bytes) + n_bytes * self.s_per_byte
 
 
-class Numbers(NamedTuple):
-    """Every fitted number: the families, and two that hold for all."""
+class FittedLinks(NamedTuple):
+    """All fitted numbers: a set for each family of links, and two that all share."""
 
-    wires: dict[str, Wire]
+    families: dict[str, LinkFamily]
     half_bytes: float
     max_rails: int
 
 
 @functools.cache
-def fitted() -> Numbers:
+def fitted() -> FittedLinks:
     """The numbers of ``collectives.toml``."""
     table = tomllib.loads(files("fsdp_sim.cost").joinpath("collectives.toml").read_text())
     half, rails = table.pop("half_bytes"), table.pop("max_rails")
-    return Numbers({family: _wire(values) for family, values in table.items()}, half, rails)
+    return FittedLinks({family: _family(values) for family, values in table.items()}, half, rails)
 
 
-def _wire(values: dict[str, float]) -> Wire:
-    return Wire(**{_SI.get(key, key): value * (1e-6 if key in _SI else 1.0) for key, value in values.items()})
+def _family(values: dict[str, float]) -> LinkFamily:
+    return LinkFamily(**{_SI.get(key, key): value * (1e-6 if key in _SI else 1.0) for key, value in values.items()})
 
 
 _SI = {f"{name}_us": f"{name}_s" for name in ("base", "hop", "fill", "nvls_fill")}
@@ -124,45 +125,49 @@ def offload_s(n_bytes: float, cluster: Cluster) -> float:
     if n_bytes <= 0 or cluster.kind == "cpu":
         return 0.0
     found = cluster.host_link
-    wire = wire_of(found)
-    return wire.base_s + n_bytes / (found.bytes_per_s * (found.fraction or wire.host_fraction or wire.fraction))
+    family = family_of(found)
+    return family.base_s + n_bytes / (found.bytes_per_s * (found.fraction or family.host_fraction or family.fraction))
 
 
-def wire_of(found: Link, numbers: Numbers | None = None) -> Wire:
+def family_of(found: Link, numbers: FittedLinks | None = None) -> LinkFamily:
     """How a link behaves: its family's numbers, or its own where it was measured."""
-    wires = (numbers or fitted()).wires
-    if found.family not in wires:
-        raise ValueError(f"the link {found.name} is of family {found.family!r}; known are {', '.join(wires)}")
+    families = (numbers or fitted()).families
+    if found.family not in families:
+        raise ValueError(f"the link {found.name} is of family {found.family!r}; known are {', '.join(families)}")
     own = {name: getattr(found, name) for name in ("fraction", "base_s", "hop_s", "fill_s")}
-    return wires[found.family]._replace(**{name: value for name, value in own.items() if value is not None})
+    return families[found.family]._replace(**{name: value for name, value in own.items() if value is not None})
 
 
 @functools.cache
-def _levels(op: str, n: int, cluster: Cluster, stride: int) -> tuple[tuple[Path, ...], ...]:
+def _levels(op: str, n: int, cluster: Cluster, stride: int) -> tuple[tuple[Algorithm, ...], ...]:
     """The algorithms; of an all-reduce between nodes also those of fewer nodes, whose time is the least it takes.
 
     Fitted to 2 to 32 nodes, the tree alone would get faster with ever more of them: the pieces grow smaller than its
     steps grow more.
     """
-    found = [paths(op, n, cluster, stride, fitted())]
+    found = [algorithms(op, n, cluster, stride, fitted())]
     if op == "all_reduce":
         nodes, local = cluster.spans(n, stride)
-        found += [_paths(op, 2**k, local, 2**k * local, cluster, fitted()) for k in range((nodes - 1).bit_length())]
+        found += [
+            _algorithms(op, 2**k, local, 2**k * local, cluster, fitted()) for k in range((nodes - 1).bit_length())
+        ]
     return tuple(found)
 
 
-def paths(op: str, n: int, cluster: Cluster, stride: int, numbers: Numbers) -> tuple[Path, ...]:
+def algorithms(op: str, n: int, cluster: Cluster, stride: int, numbers: FittedLinks) -> tuple[Algorithm, ...]:
     """The algorithms a collective can take."""
     if op not in OPS:
         raise ValueError(f"there is no collective {op!r}; there are {', '.join(OPS)}")
     if n == 1:
-        return (Path("none", 0.0, 0.0, 1.0, 0.0),)
-    return _paths(op, *cluster.spans(n, stride), n, cluster, numbers)
+        return (Algorithm("none", 0.0, 0.0, 1.0, 0.0),)
+    return _algorithms(op, *cluster.spans(n, stride), n, cluster, numbers)
 
 
-def _paths(op: str, nodes: int, local: int, n: int, cluster: Cluster, numbers: Numbers) -> tuple[Path, ...]:
+def _algorithms(
+    op: str, nodes: int, local: int, n: int, cluster: Cluster, numbers: FittedLinks
+) -> tuple[Algorithm, ...]:
     inside = _inside(cluster, local)
-    near, far = wire_of(inside, numbers), wire_of(cluster.inter_link, numbers)
+    near, far = family_of(inside, numbers), family_of(cluster.inter_link, numbers)
     peers = (local - 1) / (cluster.node_size - 1) if inside.mesh and local > 1 else 1.0
     near_peak = inside.bytes_per_s * peers
     far_rate = cluster.inter_link.bytes_per_s * min(local, numbers.max_rails) * far.fraction
@@ -176,16 +181,15 @@ def _paths(op: str, nodes: int, local: int, n: int, cluster: Cluster, numbers: N
         far_s: float,
         near_fill_s: float | None = None,
         pieces: int = n,
-    ) -> Path:
+    ) -> Algorithm:
         hop_s = near_hops * near.hop_s + far_hops * far.hop_s
         fill_s = (near_hops * near.fill_s if near_fill_s is None else near_fill_s) + far_hops * far.fill_s
-        return Path(algorithm, base_s + hop_s, fill_s, numbers.half_bytes * pieces, max(near_s, far_s))
+        return Algorithm(algorithm, base_s + hop_s, fill_s, numbers.half_bytes * pieces, max(near_s, far_s))
 
-    turns = 2 if op == "all_reduce" else 1
-    share = (n - 1) / n if op != "broadcast" else 1.0
+    turns, share = RING_PASSES.get(op, 1), ring_share(op, n)
     many, several = local > 1, nodes > 1
     near_rate = near_peak * near.fraction * getattr(inside, f"{op}_fraction", 1.0)
-    ring_s, far_ring_s = turns * share / near_rate if many else 0.0, turns * share / far_rate if several else 0.0
+    ring_s, far_ring_s = share / near_rate if many else 0.0, share / far_rate if several else 0.0
     found = [path("ring", turns * (n - nodes), turns * (nodes - 1), ring_s, far_ring_s)]
     if op == "all_reduce":
         levels, far_tree_s = 2 * math.log2(nodes), min(2, nodes - 1) / far_rate
@@ -199,6 +203,6 @@ def _paths(op: str, nodes: int, local: int, n: int, cluster: Cluster, numbers: N
 
 
 def _inside(cluster: Cluster, local: int) -> Link:
-    """The link a ring of ``local`` ranks of one node is bound by: PCIe where a bridge does not reach them all."""
+    """The link that limits a ring of ``local`` ranks in a node: PCIe where a bridge does not reach them all."""
     found = cluster.intra_link
     return link(cluster.gpu.host) if found.reach is not None and local > found.reach else found

@@ -15,7 +15,7 @@ from fsdp_sim.timeline import COLLECTIVES, Op
 
 # How often a copy moves its bytes: it reads them and writes them. A cast or a division does the same; adding reads
 # two and writes one.
-PASSES = {
+COPY_PASSES = {
     Op.AG_CAST: 2, Op.AG_COPY_IN: 2, Op.AG_COPY_OUT: 2, Op.CLONE: 2, Op.UPCAST: 2, Op.RS_COPY_IN: 2, Op.RS_COPY: 2,
     Op.DIV: 2, Op.GRAD_CAST: 2, Op.ACCUMULATE: 3,
 }  # fmt: skip
@@ -82,7 +82,7 @@ class Costs:
             return self._optimizer_s()
         if op is Op.H2D or op is Op.D2H:
             return offload_s(i.bytes, self.cluster)
-        return PASSES[op] * i.bytes / self._bytes_per_s
+        return COPY_PASSES[op] * i.bytes / self._bytes_per_s
 
     def issue_s(self, i: Instruction) -> float:
         """How long the CPU takes to issue it."""
@@ -107,7 +107,7 @@ class Costs:
         return 1.0 + self.calibration.contention * min(1.0, rate / self.cluster.intra_link.bytes_per_s)
 
     def nic_share(self, collective: Instruction) -> float:
-        """The part of the network card that a collective keeps busy: all of it if it leaves the node, else nothing."""
+        """The share of the network card that a collective uses: all of it if it leaves the node, otherwise none."""
         span = self.cluster.spans(collective.group_size, self._stride(collective))
         return 1.0 if span.nodes > 1 else 0.0
 
@@ -150,7 +150,7 @@ class Costs:
 
 
 def _launches(kernels: Iterable[Kernel], compiled: bool) -> int:
-    """Kernels launched; a compiler makes one of neighbours that it may fuse."""
+    """Number of kernels launched; a compiler fuses neighbours into one where it may."""
     count, fusing = 0, False
     for kernel in kernels:
         if not (compiled and kernel.fusable and fusing):

@@ -1,4 +1,4 @@
-"""A tape: the forward of a segment, operation by operation, and what walking it as autograd does keeps alive."""
+"""A tape: a segment's forward, operation by operation, and what autograd keeps alive when it runs."""
 
 from __future__ import annotations
 

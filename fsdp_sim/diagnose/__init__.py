@@ -7,7 +7,6 @@ from fsdp_sim.diagnose.diagnosis import diagnose
 from fsdp_sim.diagnose.explanation import Explanation, explain
 from fsdp_sim.diagnose.findings import Blame, Collective, Diagnosis
 from fsdp_sim.diagnose.links import Chain, Key, Links, chain, critical_path
-from fsdp_sim.diagnose.words import ms, names, part
 
 __all__ = [
     "TIPS",
@@ -25,7 +24,4 @@ __all__ = [
     "critical_path_of_run",
     "diagnose",
     "explain",
-    "ms",
-    "names",
-    "part",
 ]

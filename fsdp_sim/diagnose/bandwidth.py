@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from fsdp_sim.cost import collective_s
 from fsdp_sim.spec import Cluster
-from fsdp_sim.timeline import Event, Op
+from fsdp_sim.timeline import Event, Op, ring_share
 
 FIXED_SHARE = 0.5  # of a collective's time: if fixed costs are more, the message is too small
 MAX_FIXED_S = 1e-3  # what a message beyond a given bandwidth takes longer than this is no latency: the link is slower
@@ -25,10 +25,7 @@ def bus_bytes(op: Op, n_bytes: int, group_size: int) -> float:
         >>> bus_bytes(Op.ALL_GATHER, 800, 8), bus_bytes(Op.ALL_REDUCE, 800, 8)
         (700.0, 1400.0)
     """
-    share = (group_size - 1) / group_size if group_size > 1 else 0.0
-    if op is Op.ALL_REDUCE:
-        return 2 * share * n_bytes
-    return share * n_bytes if op in (Op.ALL_GATHER, Op.REDUCE_SCATTER) else float(n_bytes if group_size > 1 else 0)
+    return ring_share(op, group_size) * n_bytes
 
 
 def gbps(op: Op, n_bytes: int, group_size: int, seconds: float) -> float:

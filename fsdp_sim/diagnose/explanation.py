@@ -15,11 +15,11 @@ from typing import Literal
 from fsdp_sim.diagnose.critical_path import Piece, critical_path_of_run
 from fsdp_sim.diagnose.diagnosis import diagnose
 from fsdp_sim.diagnose.findings import Diagnosis
-from fsdp_sim.diagnose.words import ms, names, part
 from fsdp_sim.engine import Exposure, Run, exposure
 from fsdp_sim.schedule import Instruction, Param
 from fsdp_sim.spec import shards_of
 from fsdp_sim.timeline import COLLECTIVES, Op
+from fsdp_sim.words import human_ms, percent
 
 Bound = Literal["compute", "network", "copies", "CPU"]
 LEAST = 1e-3  # of a step: waits that cost less are not told
@@ -102,7 +102,7 @@ def explain(run: Run, *, step: int = -1, faster: Mapping[str, Callable[[], Run]]
         >>> seconds = {Op.FWD: 0.025, Op.BWD: 0.05, Op.ALL_GATHER: 0.01, Op.REDUCE_SCATTER: 0.01}
         >>> for sentence in explain(run(program, lambda i: seconds.get(i.op, 0.0))).sentences[:3]:
         ...     print(sentence)
-        The step takes 245.0 ms. Compute is busy for 225.0 ms of it (92%) and waits for 20.0 ms (8.2%).
+        The step takes 245 ms. Compute is busy for 225 ms of it (92%) and waits for 20.0 ms (8.2%).
         Communication is in flight for 90.0 ms; 20.0 ms of that (22%) are exposed: compute waits meanwhile.
         Forward cannot begin before ALL_GATHER(layers.0) arrives, and has nothing to compute meanwhile: 10.0 ms.
     """
@@ -167,21 +167,21 @@ def _summary(found: Explanation) -> list[str]:
     step_s, e = found.step_time_s, found.exposure
     idle_s = step_s - e.compute_s
     lines = [
-        f"The step takes {ms(step_s)}. Compute is busy for {ms(e.compute_s)} of it ({part(e.compute_s, step_s)}) and "
-        f"waits for {ms(idle_s)} ({part(idle_s, step_s)})."
+        f"The step takes {human_ms(step_s)}. Compute is busy for {human_ms(e.compute_s)} of it "
+        f"({percent(e.compute_s, step_s)}) and waits for {human_ms(idle_s)} ({percent(idle_s, step_s)})."
     ]
     if found.between_steps_s:
         lines.append(
-            f"Between two steps the training loop takes another {ms(found.between_steps_s)}, for data, clipping and "
-            f"logging, in which FSDP has no part."
+            f"Between two steps the training loop takes another {human_ms(found.between_steps_s)}, for data, clipping "
+            f"and logging, in which FSDP has no part."
         )
     if e.comm_s and e.exposed_s > 1e-6 * step_s:
         lines.append(
-            f"Communication is in flight for {ms(e.comm_s)}; {ms(e.exposed_s)} of that "
-            f"({part(e.exposed_s, e.comm_s)}) are exposed: compute waits meanwhile."
+            f"Communication is in flight for {human_ms(e.comm_s)}; {human_ms(e.exposed_s)} of that "
+            f"({percent(e.exposed_s, e.comm_s)}) are exposed: compute waits meanwhile."
         )
     elif e.comm_s:
-        lines.append(f"Communication is in flight for {ms(e.comm_s)}, all of it hidden behind compute.")
+        lines.append(f"Communication is in flight for {human_ms(e.comm_s)}, all of it hidden behind compute.")
     return lines
 
 
@@ -204,7 +204,7 @@ def _padding(found: Explanation) -> list[str]:
     first = max(times_of, key=lambda name: times_of[name])
     param = worst[first]
     return [
-        f"{names(list(times_of))} {'is' if len(times_of) == 1 else 'are'} padded to up to {times_of[first]:.1f} times "
+        f"{_names(list(times_of))} {'is' if len(times_of) == 1 else 'are'} padded to up to {times_of[first]:.1f} times "
         f"{'its' if len(times_of) == 1 else 'their'} size, in what is sent, kept and stepped: {param.name} has "
         f"{param.shape[0]} rows for {shards} shards. Fewer shards (shard_size), or shards of another dimension "
         f"(shard_placement_fn), need less."
@@ -215,7 +215,7 @@ def _path(found: Explanation) -> str:
     spent = sorted(
         ((kind, s) for kind, s in found.critical_s.items() if s >= 1e-3 * found.step_time_s), key=lambda one: -one[1]
     )
-    shares = ", ".join(f"{part(seconds, found.step_time_s)} {kind}" for kind, seconds in spent)
+    shares = ", ".join(f"{percent(seconds, found.step_time_s)} {kind}" for kind, seconds in spent)
     return f"The critical path, the chain of operations that the step's time consists of, is {shares or 'empty'}."
 
 
@@ -226,7 +226,7 @@ def _units(found: Explanation) -> list[str]:
     of_kind = {"network": "the network", "CPU": "the CPU"}
     words = [
         f"{count} {'are ' * (number == 0)}bound by {of_kind.get(kind, kind)} "
-        f"({names([unit for unit, bound in found.bound.items() if bound == kind])})"
+        f"({_names([unit for unit, bound in found.bound.items() if bound == kind])})"
         for number, (kind, count) in enumerate(counts.most_common())
     ]
     return [f"Of the {len(found.bound)} units on it {', '.join(words)}."]
@@ -237,9 +237,9 @@ def _gains(found: Explanation) -> str:
     words = {name: "CPU" if name == "cpu" else name for name, _ in gains}
     least = 1e-4 * found.step_time_s
     said = [
-        f"10% faster {words[name]} would save {ms(gain)} ({part(gain, found.step_time_s)})"
+        f"10% faster {words[name]} would save {human_ms(gain)} ({percent(gain, found.step_time_s)})"
         if gain > 0
-        else f"10% faster {words[name]} would cost {ms(-gain)}"
+        else f"10% faster {words[name]} would cost {human_ms(-gain)}"
         for name, gain in gains
         if abs(gain) >= least
     ]
@@ -247,3 +247,10 @@ def _gains(found: Explanation) -> str:
     if nothing:
         said.append(f"10% faster {' or '.join(nothing)} would change nothing")
     return f"{'; '.join(said)}."
+
+
+def _names(units: list[str]) -> str:
+    """Up to three names, each once."""
+    distinct = list(dict.fromkeys(unit or "the optimizer" for unit in units))
+    more = f" and {len(distinct) - 3} more" if len(distinct) > 3 else ""
+    return ", ".join(distinct[:3]) + more

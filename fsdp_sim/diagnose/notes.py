@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from fsdp_sim.diagnose.culprits import Culprit
 from fsdp_sim.diagnose.findings import Diagnosis
 from fsdp_sim.diagnose.look import Found
-from fsdp_sim.diagnose.words import ms, part
 from fsdp_sim.timeline import COLLECTIVES, Event, Op
+from fsdp_sim.words import human_ms, percent
 
 
 def notes(d: Diagnosis, found: Found) -> list[str]:
@@ -45,13 +45,14 @@ def notes(d: Diagnosis, found: Found) -> list[str]:
             )
     if d.copies_s > 0.05 * d.step_s:
         said.append(
-            f"Copies and casts of FSDP keep the compute lane busy for {ms(d.copies_s)} "
-            f"({part(d.copies_s, d.step_s)}): they count as compute here; larger micro-batches make them matter less."
+            f"Copies and casts of FSDP keep the compute lane busy for {human_ms(d.copies_s)} "
+            f"({percent(d.copies_s, d.step_s)}): they count as compute here; larger "
+            f"micro-batches make them matter less."
         )
     if d.between_steps_s > 0.02 * d.step_s:
         said.append(
-            f"Between the step before and this one {ms(d.between_steps_s)} pass in which no rank runs anything: data, "
-            f"logging, checkpoints."
+            f"Between the step before and this one {human_ms(d.between_steps_s)} pass in which no rank runs anything: "
+            f"data, logging, checkpoints."
         )
     if not any(e.op in (Op.BWD, Op.RECOMPUTE) for e in found.events) and any(e.op is Op.FWD for e in found.events):
         said.append("The step has no backward; it is diagnosed as far as it goes.")
@@ -67,5 +68,5 @@ def _uneven(events: Sequence[Event]) -> str:
     for (op, *_), some in by_size.items():
         times = sorted(e.duration_s for e in some)
         if len(times) >= 3 and times[-1] > 3 * times[0]:
-            return f"{op} ({ms(times[0])} to {ms(times[-1])})"
+            return f"{op} ({human_ms(times[0])} to {human_ms(times[-1])})"
     return ""

@@ -12,8 +12,8 @@ from fsdp_sim.diagnose.findings import Blame, Collective, Diagnosis
 from fsdp_sim.diagnose.look import Found
 from fsdp_sim.diagnose.rank_view import REDUCTIONS
 from fsdp_sim.diagnose.waits import Wait
-from fsdp_sim.diagnose.words import ms, part
 from fsdp_sim.timeline import Event, exposure_of
+from fsdp_sim.words import human_bytes, human_ms, percent
 
 QUEUE = 3  # reductions after backward from which it is the queue that costs, not the last one's size
 LITTLE = 0.005  # of a step: what costs less is not in the headline
@@ -48,24 +48,24 @@ def blames(found: Found) -> list[Blame]:
 
 def headline(d: Diagnosis) -> str:
     """The finding in two or three sentences."""
-    step = f"Step {d.step} takes {ms(d.step_s)} on rank {d.rank}"
+    step = f"Step {d.step} takes {human_ms(d.step_s)} on rank {d.rank}"
     said = f"{step}{_communication(d)}"
     worst = next((b for b in d.culprits if b.idle_s >= LITTLE * d.step_s), None)
     if worst is None:
-        return f"{said}. Compute is busy {part(d.compute_s, d.step_s)} of the time: only faster compute helps."
+        return f"{said}. Compute is busy {percent(d.compute_s, d.step_s)} of the time: only faster compute helps."
     idle_s = d.step_s - d.compute_s
-    said = f"{said}. Compute waits {ms(idle_s)}, {ms(worst.idle_s)} of it for this: {worst.culprit}."
+    said = f"{said}. Compute waits {human_ms(idle_s)}, {human_ms(worst.idle_s)} of it for this: {worst.culprit}."
     if d.comm_s < SATURATED * d.step_s or d.exposed_s < 0.05 * d.step_s:
         return said
     return (
-        f"{said} A collective is in flight {part(d.comm_s, d.step_s)} of the step, so no other order makes it shorter: "
-        f"only fewer bytes, a faster network, or more compute per byte."
+        f"{said} A collective is in flight {percent(d.comm_s, d.step_s)} of the step, so no other order makes it "
+        f"shorter: only fewer bytes, a faster network, or more compute per byte."
     )
 
 
 def _communication(d: Diagnosis) -> str:
     """What is said of a step's communication, as the end of a sentence."""
-    exposed, in_flight = ms(d.exposed_s), ms(d.comm_s)
+    exposed, in_flight = human_ms(d.exposed_s), human_ms(d.comm_s)
     match exposure_of(d.comm_s, d.exposed_s, d.step_s, LITTLE):
         case "none":
             return ", without any communication"
@@ -74,7 +74,7 @@ def _communication(d: Diagnosis) -> str:
         case "hidden":
             return f", and its communication is hidden: {exposed} of {in_flight} are exposed"
         case _:
-            share = part(d.exposed_s, d.step_s)
+            share = percent(d.exposed_s, d.step_s)
             return f"; {exposed} ({share}) are exposed communication, of {in_flight} in flight"
 
 
@@ -88,10 +88,10 @@ def collective_sentence(row: Collective, alone_s: float) -> str:
     name = f"{row.op}({row.unit})" if row.unit else str(row.op)
     where = f" in {row.phase}" if row.phase else ""
     if row.exposed_s <= 0 < alone_s:
-        return f"{name}{where} is in flight beside another collective that is exposed ({ms(row.total_s)})."
+        return f"{name}{where} is in flight beside another collective that is exposed ({human_ms(row.total_s)})."
     if row.exposed_s <= 0:
-        return f"{name}{where} is hidden behind compute ({ms(row.total_s)})."
-    return f"{name}{where} is exposed for {ms(row.exposed_s)} of its {ms(row.total_s)}: {row.culprit}."
+        return f"{name}{where} is hidden behind compute ({human_ms(row.total_s)})."
+    return f"{name}{where} is exposed for {human_ms(row.exposed_s)} of its {human_ms(row.total_s)}: {row.culprit}."
 
 
 # -- one sentence per culprit
@@ -138,7 +138,7 @@ def _cpu_late(waits: list[Wait], found: Found) -> str:
     late = [(w, w.on or w.waiting) for w in waits]
     sync_s = sum(w.seconds for w, e in late if e and stops.synchronised(e))
     why = (
-        f" For {ms(sync_s)} of it the CPU had waited for the device to be done with everything: a host sync."
+        f" For {human_ms(sync_s)} of it the CPU had waited for the device to be done with everything: a host sync."
         if sync_s > 0.2 * sum(map(_seconds, waits))
         else ""
     )
@@ -184,7 +184,7 @@ def _network(waits: list[Wait], found: Found) -> str:
     rate = f" at {speed:,.0f} Gbit/s" if speed >= 10 else f" at {speed:.2g} Gbit/s" if speed > 0 else ""
     return (
         f"All-gathers start as early as they can and last longer than the compute beside them: {_cost(waits)}; most "
-        f"for {_worst_on(waits)}, which takes {ms(worst.on.duration_s)}{rate}."
+        f"for {_worst_on(waits)}, which takes {human_ms(worst.on.duration_s)}{rate}."
     )
 
 
@@ -192,10 +192,10 @@ def _small(waits: list[Wait], found: Found) -> str:
     worst = max(waits, key=_seconds)
     assert worst.on is not None
     line = found.speeds.line(worst.on.group_size)
-    fixed = f" of which about {ms(line.fixed_s)} are fixed costs, whatever the size" if line else ""
+    fixed = f" of which about {human_ms(line.fixed_s)} are fixed costs, whatever the size" if line else ""
     return (
         f"Messages are so small that latency is most of their time: {_cost(waits)}; most for {_worst_on(waits)}, "
-        f"{worst.on.bytes / 2**20:,.2g} MiB in {ms(worst.on.duration_s)},{fixed}."
+        f"{human_bytes(worst.on.bytes)} in {human_ms(worst.on.duration_s)},{fixed}."
     )
 
 
@@ -262,7 +262,7 @@ def _seconds(wait: Wait) -> float:
 
 def _cost(waits: Sequence[Wait]) -> str:
     times = "" if len(waits) == 1 else f", {len(waits)} times"
-    return f"{ms(sum(map(_seconds, waits)))}{times}"
+    return f"{human_ms(sum(map(_seconds, waits)))}{times}"
 
 
 def _label(e: Event | None) -> str:

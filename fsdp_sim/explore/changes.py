@@ -18,12 +18,12 @@ from fsdp_sim.spec import SETTINGS_OF, Cluster, Model, Plan
 
 WORTH = 1.01  # times the tokens a second from which a change is worth telling
 MOST_HELP = 4  # changes that are told
-MORE_GPUS = 6  # how often the number of GPUs is doubled at most
-MOST_BLOCKS = 2_000  # blocks times micro-batches of a step that is tried; each takes a third of a millisecond
+MAX_DOUBLINGS = 6  # how often the number of GPUs is doubled at most
+MAX_BLOCKS_TRIED = 2_000  # blocks times micro-batches of a step that is tried; each takes a third of a millisecond
 
 
-class Setting(NamedTuple):
-    """Fields of the plan and the cluster with new values, and the change in words."""
+class LeverSetting(NamedTuple):
+    """New values for fields of the plan and the cluster, and the change in words."""
 
     set: dict[str, Any]
     what: str
@@ -33,61 +33,64 @@ class Lever(NamedTuple):
     """One thing that can be changed: its settings from mild to strong."""
 
     name: str
-    settings: tuple[Setting, ...]
+    settings: tuple[LeverSetting, ...]
 
 
 def levers(cluster: Cluster, plan: Plan) -> list[Lever]:
-    """What there is to change that saves memory and leaves the training the same, or nearly so."""
+    """The changes that save memory and leave the training the same, or nearly so."""
     return [lever for lever in _levers(cluster, plan) if lever.settings]
 
 
 def _levers(cluster: Cluster, plan: Plan) -> Iterator[Lever]:
     fsdp = plan.api in ("fsdp2", "fsdp1")
-    yield Lever("checkpointing", tuple(Setting(*one) for one in _checkpointing(plan.activation_checkpointing)))
+    yield Lever("checkpointing", tuple(LeverSetting(*one) for one in _checkpointing(plan.activation_checkpointing)))
     if not fsdp:
         reset = {name: _default(name) for name, apis in SETTINGS_OF.items() if "fsdp2" not in apis}
         changed = {name: value for name, value in reset.items() if getattr(plan, name) != value}
-        yield Lever("sharding", (Setting({"api": "fsdp2", **changed}, "shard the parameters too (FSDP)"),))
+        yield Lever("sharding", (LeverSetting({"api": "fsdp2", **changed}, "shard the parameters too (FSDP)"),))
     elif plan.api == "fsdp1" and (plan.sharding_strategy != "FULL_SHARD"):
         full = {"sharding_strategy": "FULL_SHARD"} | ({"shard_size": None} if plan.shard_size else {})
-        yield Lever("sharding", (Setting(full, "shard everything over all GPUs (FULL_SHARD)"),))
+        yield Lever("sharding", (LeverSetting(full, "shard everything over all GPUs (FULL_SHARD)"),))
     elif plan.shard_size is not None and plan.shard_size < cluster.gpus:
-        yield Lever("sharding", (Setting({"shard_size": None}, "shard over all GPUs, not in groups (no HSDP)"),))
+        yield Lever("sharding", (LeverSetting({"shard_size": None}, "shard over all GPUs, not in groups (no HSDP)"),))
     if plan.api == "fsdp2" and plan.reshard_after_forward is not True:
         whose = (
             "the root's parameters after forward too"
             if plan.reshard_after_forward is None
             else "parameters after forward"
         )
-        yield Lever("reshard", (Setting({"reshard_after_forward": True}, f"free {whose}"),))
+        yield Lever("reshard", (LeverSetting({"reshard_after_forward": True}, f"free {whose}"),))
     if plan.wrap == "root":
-        yield Lever("wrap", (Setting({"wrap": "block"}, "make each block a unit, so that one is gathered at a time"),))
+        yield Lever(
+            "wrap", (LeverSetting({"wrap": "block"}, "make each block a unit, so that one is gathered at a time"),)
+        )
     if fsdp and plan.param_dtype in (None, "fp32") and cluster.kind == "gpu" and cluster.gpu.supports_bf16:
         dtypes = {"param_dtype": "bf16", "reduce_dtype": plan.reduce_dtype or "fp32"}
-        yield Lever("dtype", (Setting(dtypes, "gather and compute in bf16"),))
+        yield Lever("dtype", (LeverSetting(dtypes, "gather and compute in bf16"),))
     if plan.attention_impl == "math":
         yield Lever(
-            "attention", (Setting({"attention_impl": "sdpa"}, "fused attention, which writes no matrix of scores"),)
+            "attention",
+            (LeverSetting({"attention_impl": "sdpa"}, "fused attention, which writes no matrix of scores"),),
         )
     deep = {
         name: None
         for name in ("forward_prefetch", "backward_prefetch")
         if type(getattr(plan, name)) is int and getattr(plan, name) > 1
     }
-    yield Lever("prefetch", (Setting(deep, "prefetch one unit ahead, not several"),) if deep else ())
+    yield Lever("prefetch", (LeverSetting(deep, "prefetch one unit ahead, not several"),) if deep else ())
     if plan.grad_accum > 1 and plan.requires_gradient_sync is not True:
-        sync = Setting(
+        sync = LeverSetting(
             {"requires_gradient_sync": True}, "reduce gradients in every micro-batch, so that no whole ones are kept"
         )
         yield Lever("sync", (sync,))
     halves = [plan.micro_batch // 2**k for k in range(1, 20) if plan.micro_batch % 2**k == 0]
     yield Lever("micro-batch", tuple(_smaller(plan, m) for m in halves or ([1] if plan.micro_batch > 1 else [])))
     if cluster.kind == "gpu" and (plan.api != "ddp") and plan.shard_size is None:
-        counts = [cluster.gpus * 2**k for k in range(1, MORE_GPUS + 1)]
-        yield Lever("gpus", tuple(Setting({"gpus": n}, f"{n:,} GPUs") for n in counts))
+        counts = [cluster.gpus * 2**k for k in range(1, MAX_DOUBLINGS + 1)]
+        yield Lever("gpus", tuple(LeverSetting({"gpus": n}, f"{n:,} GPUs") for n in counts))
     if fsdp and not plan.cpu_offload and cluster.kind == "gpu":
         yield Lever(
-            "offload", (Setting({"cpu_offload": True}, "keep shards, gradients and the optimizer in CPU memory"),)
+            "offload", (LeverSetting({"cpu_offload": True}, "keep shards, gradients and the optimizer in CPU memory"),)
         )
 
 
@@ -99,9 +102,9 @@ def _checkpointing(now: str | int | None) -> list[tuple[dict[str, Any], str]]:
     return [(selective, "keep of each block only the outputs of attention and every other matmul"), full]
 
 
-def _smaller(plan: Plan, micro_batch: int) -> Setting:
+def _smaller(plan: Plan, micro_batch: int) -> LeverSetting:
     times = plan.micro_batch // micro_batch
-    return Setting(
+    return LeverSetting(
         {"micro_batch": micro_batch, "grad_accum": plan.grad_accum * times},
         f"micro-batch {micro_batch}, {plan.grad_accum * times} of them per step",
     )
@@ -112,32 +115,34 @@ def _default(name: str) -> Any:
 
 
 def changes_that_fit(model: Model, cluster: Cluster, plan: Plan, **options: Any) -> list[Change]:
-    """Changes with which the model fits the cluster, the fastest first; fewest changes at once that are enough.
+    """Find the changes with which the model fits the cluster, fastest first, as few at a time as will do.
 
     Args:
         options: of `simulate`.
 
     Returns:
         one for each lever that is enough alone; where none is, the pairs that are; where none is, the threes. Steps of
-        more than `MOST_BLOCKS` blocks (layers times micro-batches) are not tried.
+        more than `MAX_BLOCKS_TRIED` blocks (layers times micro-batches) are not tried.
     """
     known: dict[tuple[tuple[str, Any], ...], Simulation | None] = {}
 
-    def tried(settings: tuple[Setting, ...]) -> Simulation | None:
+    def tried(settings: tuple[LeverSetting, ...]) -> Simulation | None:
         """The simulation with some settings, if it fits."""
         together: dict[str, Any] = {}
         for setting in settings:
             together |= setting.set
         key = tuple(sorted(together.items(), key=lambda one: one[0]))
         if key not in known:
-            known[key] = _fitting(model, cluster, plan, together, options)
+            known[key] = _simulate_if_fits(model, cluster, plan, together, options)
         return known[key]
 
     layers = _blocks(model)
-    if layers * plan.grad_accum > MOST_BLOCKS:  # no change has fewer
+    if layers * plan.grad_accum > MAX_BLOCKS_TRIED:  # no change has fewer
         return []
     all_levers = [
-        lever._replace(settings=tuple(s for s in lever.settings if layers * s.set.get("grad_accum", 1) <= MOST_BLOCKS))
+        lever._replace(
+            settings=tuple(s for s in lever.settings if layers * s.set.get("grad_accum", 1) <= MAX_BLOCKS_TRIED)
+        )
         for lever in levers(cluster, plan)
     ]
     all_levers = [lever for lever in all_levers if lever.settings]
@@ -174,13 +179,13 @@ def changes_that_help(model: Model, now: Simulation, **options: Any) -> list[Cha
         for tip in TIPS[blame.culprit]:
             what = tip.by_api.get(plan.api, "")
             new = tip.change(plan, now.cluster) if tip.change is not None and what in blame.advice else {}
-            if _blocks(model) * new.get("grad_accum", plan.grad_accum) > MOST_BLOCKS:
+            if _blocks(model) * new.get("grad_accum", plan.grad_accum) > MAX_BLOCKS_TRIED:
                 continue
             if what in found or all(getattr(plan, name) == value for name, value in new.items()):
                 continue
-            sim = _fitting(model, now.cluster, plan, new, options)
+            sim = _simulate_if_fits(model, now.cluster, plan, new, options)
             if sim is not None and sim.tokens_per_s_per_gpu >= WORTH * now.tokens_per_s_per_gpu:
-                found[what] = _change((Setting(new, what),), sim)
+                found[what] = _change((LeverSetting(new, what),), sim)
     return sorted(found.values(), key=lambda change: -change.tokens_per_s_per_gpu)[:MOST_HELP]
 
 
@@ -188,17 +193,17 @@ def _blocks(model: Model) -> int:
     return model.n_layer + model.n_encoder_layer
 
 
-def _strength(chosen: tuple[Lever, ...]) -> Callable[[tuple[Setting, ...]], tuple[int, int]]:
-    """Mild combinations before strong ones; more GPUs are the strongest of all."""
+def _strength(chosen: tuple[Lever, ...]) -> Callable[[tuple[LeverSetting, ...]], tuple[int, int]]:
+    """A sort key: mild combinations before strong ones, more GPUs last of all."""
 
-    def strength(settings: tuple[Setting, ...]) -> tuple[int, int]:
+    def strength(settings: tuple[LeverSetting, ...]) -> tuple[int, int]:
         places = {lever.name: lever.settings.index(s) for lever, s in zip(chosen, settings, strict=True)}
         return places.pop("gpus", 0), sum(places.values())
 
     return strength
 
 
-def _fitting(
+def _simulate_if_fits(
     model: Model, cluster: Cluster, plan: Plan, new: dict[str, Any], options: dict[str, Any]
 ) -> Simulation | None:
     try:
@@ -210,7 +215,7 @@ def _fitting(
         return None
 
 
-def _change(settings: tuple[Setting, ...], sim: Simulation) -> Change:
+def _change(settings: tuple[LeverSetting, ...], sim: Simulation) -> Change:
     together: dict[str, Any] = {}
     for setting in settings:
         together |= setting.set

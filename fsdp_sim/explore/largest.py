@@ -10,16 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fsdp_sim.requests import MOST_BLOCKS, check_blocks
+from fsdp_sim.requests import MAX_BLOCKS, check_blocks
 from fsdp_sim.simulation import Simulation, simulate
 from fsdp_sim.spec import Cluster, Model, Plan
 
 LARGEST_OF = ("model", "layers", "micro-batch", "seq-len")
-MOST = {"layers": 1_000, "micro-batch": 2**20, "seq-len": 2**26}  # where the search gives up
+SEARCH_LIMITS = {"layers": 1_000, "micro-batch": 2**20, "seq-len": 2**26}  # where the search gives up
 
 
 @dataclass(frozen=True)
-class Largest:
+class LargestFit:
     """What a search found.
 
     Attributes:
@@ -51,7 +51,7 @@ def largest(
     multiple_of: int = 1,
     family: str = "",
     **options: Any,
-) -> Largest:
+) -> LargestFit:
     """Search for the largest that fits.
 
     Args:
@@ -73,37 +73,37 @@ def largest(
     if model is None:
         raise ValueError(f"the largest {what} of which model? Name one, or give its dimensions")
 
-    def requested(n: int) -> tuple[Model, Plan]:
+    def job_at(n: int) -> tuple[Model, Plan]:
         if what == "layers":
             return replace(model, n_layer=n, name=f"{model.name}, {n:,} layers"), plan
         return model, replace(plan, micro_batch=n) if what == "micro-batch" else replace(plan, seq_len=n)
 
-    def tried(n: int) -> Simulation:
-        of_model, of_plan = requested(n)
+    def simulate_at(n: int) -> Simulation:
+        of_model, of_plan = job_at(n)
         return simulate(of_model, cluster, of_plan, **options)
 
-    bound, ends = MOST[what], f"the search ends at {MOST[what]:,}"
-    most_layers = MOST_BLOCKS // plan.grad_accum - model.n_encoder_layer
+    bound, ends = SEARCH_LIMITS[what], f"the search ends at {SEARCH_LIMITS[what]:,}"
+    most_layers = MAX_BLOCKS // plan.grad_accum - model.n_encoder_layer
     if what == "layers" and most_layers < bound:
-        bound, ends = most_layers, f"the search ends at {MOST_BLOCKS:,} blocks in a step (layers times grad_accum)"
+        bound, ends = most_layers, f"the search ends at {MAX_BLOCKS:,} blocks in a step (layers times grad_accum)"
     if what == "seq-len" and model.positions == "learned" and model.max_seq_len:
         bound, ends = model.max_seq_len, f"{model.name} has learned positions for {model.max_seq_len:,} tokens"
     if multiple_of > bound:
         raise ValueError(f"no multiple of {multiple_of} is allowed: {ends}")
-    value, fits, beyond, too_large = _search(tried, multiple_of, bound)
-    of_model, of_plan = requested(beyond or value or multiple_of)
-    return Largest(what, value, fits, beyond, too_large, of_model, of_plan, "" if beyond else ends)
+    value, fits, beyond, too_large = _search(simulate_at, multiple_of, bound)
+    of_model, of_plan = job_at(beyond or value or multiple_of)
+    return LargestFit(what, value, fits, beyond, too_large, of_model, of_plan, "" if beyond else ends)
 
 
 def _search(
-    tried: Callable[[int], Simulation], step: int, bound: int
+    simulate_at: Callable[[int], Simulation], step: int, bound: int
 ) -> tuple[int | None, Simulation | None, int | None, Simulation | None]:
     """The largest multiple of ``step`` that fits and the next, which does not, with their simulations."""
     low, low_sim = 0, None
     high, high_sim = None, None
     n = 1
     while high is None:
-        sim = tried(n * step)
+        sim = simulate_at(n * step)
         if not sim.fits:
             high, high_sim = n, sim
         elif n * step + step > bound:
@@ -113,7 +113,7 @@ def _search(
             n = min(2 * n, bound // step)
     while high - low > 1:
         middle = (low + high) // 2
-        sim = tried(middle * step)
+        sim = simulate_at(middle * step)
         if sim.fits:
             low, low_sim = middle, sim
         else:
@@ -121,7 +121,7 @@ def _search(
     return low * step or None, low_sim, high * step, high_sim
 
 
-def _largest_model(cluster: Cluster, plan: Plan, family: str, options: dict[str, Any]) -> Largest:
+def _largest_model(cluster: Cluster, plan: Plan, family: str, options: dict[str, Any]) -> LargestFit:
     names = [name for name in Model.presets() if name.startswith(family)]
     if not names:
         raise ValueError(f"no model's name begins with {family!r}; there are {', '.join(Model.presets())}")
@@ -139,8 +139,10 @@ def _largest_model(cluster: Cluster, plan: Plan, family: str, options: dict[str,
             above = beyond.workload.name if beyond else None
             next_model = Model.preset(above) if above else model
             top = f"{model.name} is the largest model of the catalogue" + (f" {family}" if family else "")
-            return Largest("model", model.name, sim, above, beyond, next_model, plan, "" if beyond else larger or top)
+            return LargestFit(
+                "model", model.name, sim, above, beyond, next_model, plan, "" if beyond else larger or top
+            )
         beyond = sim
     if beyond is None:
         raise ValueError(refused)
-    return Largest("model", None, None, beyond.workload.name, beyond, Model.preset(beyond.workload.name), plan)
+    return LargestFit("model", None, None, beyond.workload.name, beyond, Model.preset(beyond.workload.name), plan)

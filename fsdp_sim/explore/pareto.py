@@ -1,4 +1,4 @@
-"""`pareto`: of many plans those that no other beats both in time and in memory."""
+"""`pareto`: the plans that no other plan beats in both time and memory."""
 
 from __future__ import annotations
 

@@ -20,14 +20,15 @@ from pathlib import Path
 from typing import Any
 
 from fsdp_sim.packages import need
-from fsdp_sim.requests import ALIASES, NAMES, nearest, request_of_texts, understand
+from fsdp_sim.requests import ALIASES, NAMES, request_of_texts, resolve
+from fsdp_sim.words import did_you_mean
 
 RESULTS = (
     "step_time_s", "tokens_per_s_per_gpu", "mfu", "exposed_comm_s", "peak_memory_bytes", "memory_limit_bytes", "fits",
     "error",
 )  # fmt: skip
 CHUNK = 16  # combinations that a process takes at a time
-Row = dict[str, str]
+SweepRow = dict[str, str]
 
 
 def combinations(vary: Mapping[str, Sequence[str]]) -> Iterator[dict[str, str]]:
@@ -41,11 +42,11 @@ def combinations(vary: Mapping[str, Sequence[str]]) -> Iterator[dict[str, str]]:
         yield dict(zip(vary, values, strict=True))
 
 
-def row_of(texts: Mapping[str, str]) -> Row:
-    """One row: what was asked, and what the simulator answers. What is impossible has its reason in ``error``."""
+def row_of(texts: Mapping[str, str]) -> SweepRow:
+    """Simulate one combination. The row has the request and the results; if it is impossible, ``error`` says why."""
     row = dict(texts) | dict.fromkeys(RESULTS, "")
     try:
-        sim = understand(request_of_texts(texts)).simulate()
+        sim = resolve(request_of_texts(texts)).simulate()
         row["step_time_s"] = f"{sim.step_time_s:.9g}"
         row["tokens_per_s_per_gpu"] = f"{sim.tokens_per_s_per_gpu:.9g}"
         row["mfu"] = f"{sim.mfu:.6g}"
@@ -60,7 +61,7 @@ def row_of(texts: Mapping[str, str]) -> Row:
 
 @dataclass
 class Sweep:
-    """A sweep to be made.
+    """A sweep over every combination of some values.
 
     Attributes:
         fixed: what all combinations share, as texts by name.
@@ -76,12 +77,12 @@ class Sweep:
     fixed: Mapping[str, str]
     vary: Mapping[str, Sequence[str]]
     processes: int = 1
-    done: list[Row] = field(default_factory=list)
+    done: list[SweepRow] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         for name in (*self.fixed, *self.vary):
             if name not in NAMES:
-                raise ValueError(f"there is no {name} to vary; {nearest(name, NAMES)}")
+                raise ValueError(f"there is no {name} to vary; {did_you_mean(name, NAMES)}")
         for name, values in self.vary.items():
             if name in self.fixed:
                 raise ValueError(f"{name} is both fixed ({self.fixed[name]}) and varied; give it once")
@@ -127,7 +128,7 @@ class Sweep:
             raise ValueError(f"{path} has {len(rows)} rows, more than the {len(self)} of this sweep; take another file")
         self.done = rows
 
-    def rows(self) -> Generator[Row, None, None]:
+    def rows(self) -> Generator[SweepRow, None, None]:
         """The rows that are not done, in order, as they come."""
         todo = self._texts(len(self.done))
         if self.processes == 1 or len(self) - len(self.done) <= CHUNK:
@@ -136,8 +137,8 @@ class Sweep:
         with _pool(self.processes) as pool:
             yield from pool.imap(row_of, todo, chunksize=CHUNK)
 
-    def to_csv(self, path: str | Path) -> Generator[Row, None, None]:
-        """The same, each row written as soon as it is there. With ``done`` rows the file is gone on with."""
+    def to_csv(self, path: str | Path) -> Generator[SweepRow, None, None]:
+        """The same, writing each row as soon as it is computed. If there are ``done`` rows, continues their file."""
         if self.done:
             _write(path, self.columns, self.done)  # without what a broken run may have left of a last line
         with open(path, "a" if self.done else "w", newline="") as file:
@@ -156,7 +157,7 @@ class Sweep:
 
 
 def _pool(processes: int) -> Pool:
-    """Processes that Ctrl-C, which a terminal sends to all, leaves alone: the first one ends them.
+    """Processes that ignore Ctrl-C, which a terminal sends to all of them: the parent ends them.
 
     By spawn, because a fork of a process with threads (numpy's, a notebook's) may hang.
     """
@@ -171,12 +172,12 @@ def _pool(processes: int) -> Pool:
 
 
 def _collect_seldom() -> None:
-    """A program is some thousand tuples without cycles, which the garbage collector would go through in vain."""
+    """Collect garbage seldom: a program is thousands of tuples without cycles, which it would search in vain."""
     gc.freeze()
     gc.set_threshold(100_000, 50, 50)
 
 
-def _write(path: str | Path, columns: Sequence[str], rows: Sequence[Row]) -> None:
+def _write(path: str | Path, columns: Sequence[str], rows: Sequence[SweepRow]) -> None:
     """Replace a file in one go."""
     target = Path(path)
     partial_file = target.with_name(f".{target.name}.partial")
@@ -187,7 +188,7 @@ def _write(path: str | Path, columns: Sequence[str], rows: Sequence[Row]) -> Non
     partial_file.replace(target)
 
 
-def read_rows(path: str | Path) -> tuple[list[str], list[Row]]:
+def read_rows(path: str | Path) -> tuple[list[str], list[SweepRow]]:
     """Columns and complete rows of a sweep's file; none where there is no file. A last line cut short is left out.
 
     Raises:
@@ -209,7 +210,7 @@ def read_rows(path: str | Path) -> tuple[list[str], list[Row]]:
     return list(reader.fieldnames or ()), rows
 
 
-def table(rows: Sequence[Row]) -> Any:
+def table(rows: Sequence[SweepRow]) -> Any:
     """The rows as a pandas table: numbers as numbers, with `pareto` as a column."""
     need("a table of a sweep", "pandas")
     import pandas as pd

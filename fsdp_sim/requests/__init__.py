@@ -1,7 +1,9 @@
-"""What the simulator is asked and what it answers, as JSON, and as words of a command line."""
+"""Requests to the simulator and its results, as JSON and as the options of a command line."""
 
-from fsdp_sim.requests.answers import answer, does_not_fit, said
-from fsdp_sim.requests.reading import read_requests
+from fsdp_sim.requests.from_json import read_requests
+from fsdp_sim.requests.from_texts import request_of_texts
+from fsdp_sim.requests.job import MAX_BLOCKS, Job, check_blocks, choose_dtypes, resolve
+from fsdp_sim.requests.results import category_name, does_not_fit, result_of
 from fsdp_sim.requests.structs import (
     ALIASES,
     CLUSTER_FIELDS,
@@ -15,33 +17,29 @@ from fsdp_sim.requests.structs import (
     Request,
     Result,
     given,
-    nearest,
 )
-from fsdp_sim.requests.understanding import MOST_BLOCKS, Asked, check_blocks, choose, understand
-from fsdp_sim.requests.words import request_of_texts
 
 __all__ = [
     "ALIASES",
     "CLUSTER_FIELDS",
+    "MAX_BLOCKS",
     "MODEL_FIELDS",
-    "MOST_BLOCKS",
     "NAMES",
     "PLAN_FIELDS",
     "Alive",
-    "Asked",
     "Change",
     "Failure",
+    "Job",
     "Peak",
     "Request",
     "Result",
-    "answer",
+    "category_name",
     "check_blocks",
-    "choose",
+    "choose_dtypes",
     "does_not_fit",
     "given",
-    "nearest",
     "read_requests",
     "request_of_texts",
-    "said",
-    "understand",
+    "resolve",
+    "result_of",
 ]

@@ -6,8 +6,6 @@ The fields of models, clusters and plans are taken from `fsdp_sim.spec`, so that
 from __future__ import annotations
 
 import dataclasses
-import difflib
-from collections.abc import Iterable
 from typing import Annotated, Any, get_type_hints
 
 import msgspec
@@ -17,7 +15,7 @@ from fsdp_sim.spec import Cluster, Model, Plan
 
 
 def _fields_of(name: str, spec: type, skip: tuple[str, ...] = ()) -> Any:
-    """A struct with the fields of a spec, none of them required: which are depends on what else is given."""
+    """A struct with the fields of a spec, all optional: which are needed depends on the rest of the request."""
     hints = get_type_hints(spec)
     hints |= {key: str | None for key in ("intra", "inter", "host") if key in hints}  # in JSON a link is its name
     if "gpu" in hints:
@@ -40,7 +38,7 @@ class PlanFields(_Plan, forbid_unknown_fields=True, kw_only=True):  # type: igno
 
 
 class ModelFields(_Model, forbid_unknown_fields=True, kw_only=True):  # type: ignore[call-arg]
-    """A model by its dimensions; with ``preset`` those of a published model, but for what is given."""
+    """A model by its dimensions. ``preset`` starts from a published model, of which the other fields replace theirs."""
 
     preset: str | UnsetType = UNSET
 
@@ -51,7 +49,8 @@ class Request(_Cluster, forbid_unknown_fields=True, kw_only=True):  # type: igno
     Attributes:
         model: a name of the catalogue, or dimensions.
         cluster: a cluster file, as ``fsdp-sim calibrate`` writes it; other fields of the cluster replace its own.
-        plan: fields of `Plan`. What is not given has torch's default, but for the dtypes: see `choose`.
+        plan: fields of `Plan`. What is not given has torch's default; but FSDP without dtypes, on GPUs that have bf16,
+            gathers and computes in bf16 and reduces in fp32.
         id: anything; comes back with the result.
     """
 
@@ -62,7 +61,7 @@ class Request(_Cluster, forbid_unknown_fields=True, kw_only=True):  # type: igno
 
 
 class FitRequest(Request, forbid_unknown_fields=True, kw_only=True):  # type: ignore[call-arg]
-    """What fits: a request without what is searched for.
+    """A search for the largest that fits: a request without the field that is searched for.
 
     Attributes:
         largest: model, layers, micro-batch or seq-len.
@@ -101,7 +100,7 @@ class Peak(msgspec.Struct, frozen=True):
 
 
 class Change(msgspec.Struct, frozen=True):
-    """A change of the request that was simulated and fits.
+    """A change to the request with which it fits; it has been simulated.
 
     Attributes:
         set: fields of the cluster and the plan and their new values.
@@ -117,7 +116,7 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """What one training step takes, as predicted. Seconds and bytes, per rank; ``mfu`` is a fraction.
+    """The predicted cost of one training step. Seconds and bytes, per rank; ``mfu`` is a fraction.
 
     Attributes:
         id: the request's.
@@ -162,7 +161,7 @@ class Result(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class Failure(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """In place of a result: why there is none."""
+    """Takes the place of a result that could not be computed, and says why."""
 
     error: str
     id: str | int | UnsetType = UNSET
@@ -177,13 +176,6 @@ ALIASES = {  # names of options, where the field's own is short or means somethi
 }  # fmt: skip
 DIMENSIONS = {ALIASES.get(key, key): key for key in (*ALIASES, *MODEL_FIELDS) if ALIASES.get(key, key) in MODEL_FIELDS}
 NAMES = ("model", "model_file", "cluster", *CLUSTER_FIELDS, *PLAN_FIELDS, *ALIASES, *MODEL_FIELDS)
-
-
-def nearest(name: str, names: Iterable[str]) -> str:
-    """The end of a message about a name that does not exist."""
-    names = list(names)
-    near = difflib.get_close_matches(name, names, n=1)
-    return f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
 
 
 def given(fields: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What you ask for: frozen, validated descriptions of the plan and the cluster."""
+"""The inputs of a simulation: frozen, validated descriptions of the model, the cluster and the plan."""
 
 from fsdp_sim.spec.cluster import Cluster, Span
 from fsdp_sim.spec.fields import Allowed, field, number, one_of, spec, text, whole
@@ -7,7 +7,7 @@ from fsdp_sim.spec.links import Link, link, link_names
 from fsdp_sim.spec.model import Model
 from fsdp_sim.spec.params import block_shapes, param_shapes, root_shapes
 from fsdp_sim.spec.plan import DTYPE_BYTES, OPTIMIZER_STATES, SETTINGS_OF, TORCH_DTYPES, TORCH_VERSIONS, Plan, shards_of
-from fsdp_sim.spec.texts import plan_of, text_of, value_of
+from fsdp_sim.spec.texts import plan_fields, text_of, value_of
 
 __all__ = [
     "DTYPE_BYTES",
@@ -31,7 +31,7 @@ __all__ = [
     "number",
     "one_of",
     "param_shapes",
-    "plan_of",
+    "plan_fields",
     "root_shapes",
     "shards_of",
     "spec",

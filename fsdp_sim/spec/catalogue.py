@@ -1,12 +1,13 @@
-"""A TOML catalogue: named tables, their aliases, and an answer with the nearest names to a name it lacks."""
+"""A TOML catalogue: named tables and their aliases. An unknown name is answered with the nearest ones."""
 
 from __future__ import annotations
 
-import difflib
 import functools
 import tomllib
 from importlib.resources import files
 from typing import Any
+
+from fsdp_sim.words import nearest
 
 
 @functools.cache
@@ -35,6 +36,6 @@ def find(file: str, what: str, name: str) -> str:
     names = _names(file)
     if name.lower() in names:
         return names[name.lower()]
-    near = difflib.get_close_matches(name.lower(), names, n=6, cutoff=0.3)
-    nearest = list(dict.fromkeys(names[n] for n in near))[:3] or sorted(tables(file))
-    raise ValueError(f"no {what} is called {name!r}; the nearest names are {', '.join(nearest)}")
+    near = nearest(name.lower(), names, most=6, cutoff=0.3)
+    shown = list(dict.fromkeys(names[n] for n in near))[:3] or sorted(tables(file))
+    raise ValueError(f"no {what} is called {name!r}; the nearest names are {', '.join(shown)}")

@@ -19,7 +19,7 @@ _LINK = one_of(None).explained("what its servers ship with") | Allowed(
 
 
 class Span(NamedTuple):
-    """How a group of ranks lies on the nodes: over how many, and how many of it share the fullest one."""
+    """How a group of ranks is spread: over how many nodes, and how many of its ranks are on the fullest one."""
 
     nodes: int
     ranks_per_node: int
@@ -143,7 +143,7 @@ class Cluster:
         return self.slowest_link.base_s or 0.0
 
     def spans(self, group_size: int, stride: int = 1) -> Span:
-        """How groups of ``group_size`` ranks, ``stride`` apart, lie on the nodes; of unlike groups the most spread.
+        """How groups of ``group_size`` ranks, ``stride`` apart, are spread over nodes; if they differ, the widest.
 
         A shard group is consecutive ranks (stride 1); a replicate group of HSDP takes one rank of each shard group
         (its stride is the shard size).
@@ -164,7 +164,7 @@ class Cluster:
         return _span(self.gpus, self.node_size, group_size, stride)
 
     def to_file(self, path: str | Path) -> None:
-        """Write it as TOML, for `from_file`: everything that is not the catalogue's own, in the catalogue's units."""
+        """Write a TOML file for `from_file`: all that the catalogue does not say, in the catalogue's units."""
         top: dict[str, Any] = {"gpus": self.gpus}
         parts: dict[str, Any] = {}
         for f in fields(self):

@@ -8,11 +8,12 @@ new field is one line.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import math
 from collections.abc import Callable
 from typing import Any, TypeVar, dataclass_transform
+
+from fsdp_sim.words import did_you_mean, nearest
 
 _T = TypeVar("_T")
 
@@ -79,14 +80,14 @@ def field(allowed: Allowed, *, default: Any = dataclasses.MISSING) -> Any:
 
 
 def check(owner: str, name: str, value: Any, allowed: Allowed) -> None:
-    """Raise the sentence of a field about a value that it does not take: the same wherever the value comes from.
+    """Refuse a value that a field does not take, with the same sentence wherever the value comes from.
 
     Raises:
         ValueError: names the field, the value and what would be right.
     """
     if allowed.test(value):
         return
-    near = difflib.get_close_matches(value, allowed.names, n=1) if isinstance(value, str) else []
+    near = nearest(value, allowed.names) if isinstance(value, str) else []
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise ValueError(f"{owner}.{name} is {value!r}; it must be {allowed.words}{hint}")
 
@@ -101,8 +102,7 @@ def _check_names(cls: type, kwargs: dict[str, Any]) -> None:
     names = [f.name for f in dataclasses.fields(cls) if f.init]
     for given, value in kwargs.items():
         if given not in names:
-            near = difflib.get_close_matches(given, names, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(names)}"
+            hint = did_you_mean(given, names, "it has")
             raise TypeError(f"{cls.__name__} has no field {given} (given {given}={value!r}); {hint}")
 
 

@@ -167,7 +167,7 @@ _DEFAULTS = {name: f.default for name, f in Gpu.__dataclass_fields__.items()}
 
 @functools.cache
 def gpu(name: str) -> Gpu:
-    """The catalogue's GPU of that name or alias, whatever its case; a driver's name for it will do.
+    """Look up a GPU by its name or an alias, in any case; the name that its driver reports works too.
 
     A plain ``H100`` or ``A100`` is the 80 GB SXM part, a plain ``V100`` the 32 GB one.
 

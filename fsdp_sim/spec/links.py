@@ -91,7 +91,7 @@ _DEFAULTS = {name: f.default for name, f in Link.__dataclass_fields__.items()}
 
 @functools.cache
 def link(name: str) -> Link:
-    """The catalogue's link of that name or alias, whatever its case.
+    """Look up a link by its name or an alias, in any case.
 
     Raises:
         ValueError: there is none; gives the nearest names.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import tomllib
 from importlib.resources import files
 
 from fsdp_sim.spec.fields import field, one_of, spec, text, whole
+from fsdp_sim.words import nearest
 
 _BOOL = one_of(True, False)
 
@@ -78,7 +78,7 @@ class Model:
 
     @property
     def param_count(self) -> int:
-        """Parameters, a tied weight counted once; with learned positions of no stated length, 0 rows of them."""
+        """Number of parameters. A tied weight counts once; learned positions without a length count as 0 rows."""
         from fsdp_sim.spec.params import param_shapes
 
         return sum(rows * columns for _, rows, columns in param_shapes(self, self.max_seq_len or 0))
@@ -92,7 +92,7 @@ class Model:
         """
         presets = _presets()
         if name not in presets:
-            near = difflib.get_close_matches(name.lower(), presets, n=3, cutoff=0.8)
+            near = nearest(name.lower(), presets, most=3, cutoff=0.8)
             if near:
                 raise ValueError(f"no model is called {name!r}; the nearest names are {', '.join(near)}")
             raise ValueError(

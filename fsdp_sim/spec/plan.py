@@ -46,6 +46,15 @@ _NAMES = Allowed(
     "a tuple of names of modules",
     lambda value: isinstance(value, tuple) and len(value) > 0 and all(isinstance(n, str) and n for n in value),
 )
+_FSDP1_BACKWARD = one_of("BACKWARD_PRE", "BACKWARD_POST", "none")
+PREFETCH_OF = {  # what prefetch is to each of the two that have it
+    ("fsdp2", "forward_prefetch"): Allowed("None (implicit) or a depth >= 1", _DEPTH.test),
+    ("fsdp2", "backward_prefetch"): Allowed("None (implicit) or a depth >= 1", _DEPTH.test),
+    ("fsdp1", "forward_prefetch"): Allowed("True, False or None", one_of(True, False, None).test),
+    ("fsdp1", "backward_prefetch"): Allowed(
+        "'BACKWARD_PRE', 'BACKWARD_POST' or 'none'", (one_of(None) | _FSDP1_BACKWARD).test
+    ),
+}
 
 
 @spec
@@ -116,9 +125,7 @@ class Plan:
     api: Api = field(one_of("fsdp2", "fsdp1", "ddp", "zero1", "zero2"), default="fsdp2")
     reshard_after_forward: bool | int | None = field(one_of(True, False, None) | whole(1), default=None)
     forward_prefetch: int | bool | None = field(_DEPTH | _BOOL.explained("fsdp1"), default=None)
-    backward_prefetch: Any = field(
-        _DEPTH | one_of("BACKWARD_PRE", "BACKWARD_POST", "none").explained("fsdp1"), default=None
-    )
+    backward_prefetch: Any = field(_DEPTH | _FSDP1_BACKWARD.explained("fsdp1"), default=None)
     limit_all_gathers: bool = field(_BOOL, default=True)
     sharding_strategy: str = field(
         one_of("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"), default="FULL_SHARD"
@@ -158,20 +165,10 @@ class Plan:
             if self.api not in apis and (type(value) is not type(default) or value != default):
                 instead = INSTEAD.get((name, self.api), f"leave it {default!r}")
                 raise self._error(name, f"a setting of {' and '.join(apis)}; api is {self.api!r}: {instead}")
-        if self.api == "fsdp2" and type(self.forward_prefetch) is bool:
-            raise self._error(
-                "forward_prefetch", "fsdp1's; with api='fsdp2' it must be None (implicit) or a depth >= 1"
-            )
-        if self.api == "fsdp2" and type(self.backward_prefetch) is str:
-            raise self._error(
-                "backward_prefetch", "fsdp1's; with api='fsdp2' it must be None (implicit) or a depth >= 1"
-            )
-        if self.api == "fsdp1" and type(self.forward_prefetch) is int:
-            raise self._error("forward_prefetch", "fsdp2's; with api='fsdp1' it must be True, False or None")
-        if self.api == "fsdp1" and type(self.backward_prefetch) is int:
-            raise self._error(
-                "backward_prefetch", "fsdp2's; with api='fsdp1' it must be 'BACKWARD_PRE', 'BACKWARD_POST' or 'none'"
-            )
+        for (api, name), allowed in PREFETCH_OF.items():
+            if self.api == api and not allowed.test(getattr(self, name)):
+                other = "fsdp1" if api == "fsdp2" else "fsdp2"
+                raise self._error(name, f"{other}'s; with api={api!r} it must be {allowed.words}")
         if self.api == "fsdp1" and self.shard_size is not None and "HYBRID" not in self.sharding_strategy:
             raise self._error(
                 "shard_size",
@@ -188,6 +185,19 @@ class Plan:
 
     def _error(self, field: str, what: str) -> ValueError:
         return ValueError(f"Plan.{field} is {getattr(self, field)!r}, which is {what}")
+
+
+def takes(api: str, name: str) -> Allowed:
+    """The values that a field of `Plan` may have with an API: only the default where the API has no such setting.
+
+    Example:
+        >>> takes("fsdp1", "forward_prefetch").test(True), takes("fsdp2", "forward_prefetch").test(True)
+        (True, False)
+    """
+    declared = Plan.__dataclass_fields__[name]
+    if api not in SETTINGS_OF.get(name, (api,)):
+        return one_of(declared.default)
+    return PREFETCH_OF.get((api, name)) or declared.metadata["allowed"]
 
 
 def shards_of(plan: Plan, world_size: int) -> int:

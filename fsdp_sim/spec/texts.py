@@ -1,16 +1,15 @@
-"""Values of fields as texts: what a command line, a row of a sweep and the explorer's line of words are read with.
+"""Reads the values of fields from texts, for the command line, the rows of a sweep and the explorer.
 
 A text means what the same value means in Python. What its field does not take is refused with Python's sentence.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fsdp_sim.spec.fields import Allowed, check
-from fsdp_sim.spec.plan import TORCH_DTYPES, Plan
+from fsdp_sim.spec.plan import TORCH_DTYPES, Plan, takes
 
 WORDS: dict[str, Any] = {"true": True, "false": False, "none": None}
 ALIASES = {torch: ours for ours, torch in TORCH_DTYPES.items()}
@@ -19,7 +18,7 @@ ALIASES |= {"half": "fp16", "float": "fp32"}
 
 
 def value_of(spec: type, name: str, text: str) -> Any:
-    """The value of a field of ``spec`` that a text stands for.
+    """Read the value of one field of ``spec`` from a text.
 
     ``true``, ``false`` and ``none`` may be in any case, and so may names of which there is a list; a dtype may have
     torch's name; names of modules are as they are, with commas between them (one that is a number has a comma after
@@ -38,31 +37,27 @@ def value_of(spec: type, name: str, text: str) -> Any:
     return _values(spec, name, text)[0]
 
 
-def plan_of(texts: Mapping[str, str]) -> Plan:
-    """The plan that texts describe, by field; fields that are not named keep torch's defaults.
+def plan_fields(texts: Mapping[str, str]) -> dict[str, Any]:
+    """Read the values of a plan's fields from texts.
 
-    Where a word may mean two values of its field, the plan decides: ``backward_prefetch=none`` is FSDP1's ``none``, and
+    Where a word may mean two values of its field, ``api`` decides: ``backward_prefetch=none`` is FSDP1's ``none``, and
     FSDP2's None.
 
     Raises:
-        ValueError: a value that its field does not take, or fields that do not go together.
+        ValueError: a value that its field does not take.
 
     Example:
-        >>> plan = plan_of({"reshard_after_forward": "false", "forward_prefetch": "2"})
-        >>> plan.reshard_after_forward, plan.forward_prefetch
-        (False, 2)
-        >>> plan_of({"api": "fsdp1", "backward_prefetch": "none"}).backward_prefetch
-        'none'
+        >>> plan_fields({"reshard_after_forward": "false", "forward_prefetch": "2"})
+        {'reshard_after_forward': False, 'forward_prefetch': 2}
+        >>> plan_fields({"api": "fsdp1", "backward_prefetch": "none"})
+        {'api': 'fsdp1', 'backward_prefetch': 'none'}
     """
-    values = [_values(Plan, name, text) for name, text in texts.items()]
-    first_error: ValueError | None = None
-    for chosen in itertools.product(*values):
-        try:
-            return Plan(**dict(zip(texts, chosen, strict=True)))
-        except ValueError as error:
-            first_error = first_error or error
-    assert first_error is not None
-    raise first_error
+    api = value_of(Plan, "api", texts["api"]) if "api" in texts else Plan.api
+    fields = {}
+    for name, text in texts.items():
+        values = _values(Plan, name, text)
+        fields[name] = next(filter(takes(api, name).test, values), values[0])
+    return fields
 
 
 def text_of(value: Any) -> str:
@@ -105,7 +100,7 @@ def _literals(plain: str) -> Iterator[Any]:
 
 
 def _names(plain: str, literal: list[Any]) -> Iterator[Any]:
-    """The names that a text may be, as it is before in another case."""
+    """The names that a text may be: first as written, then in another case."""
     yield plain
     yield ALIASES.get(plain.lower(), plain)
     if "," in plain or not literal:  # "5" is a number, "5," the name of a module

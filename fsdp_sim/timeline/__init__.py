@@ -26,6 +26,7 @@ from fsdp_sim.timeline.frame import from_pandas, to_pandas, to_parquet
 from fsdp_sim.timeline.header import Header
 from fsdp_sim.timeline.kinds import COLLECTIVES, COMM_LANES, MEMORY, Lane, Memory, Op, Phase, Word, dtype_name, lane_of
 from fsdp_sim.timeline.recorder import RECORDER, Recorder
+from fsdp_sim.timeline.ring import RING_PASSES, ring_share
 from fsdp_sim.timeline.side import Side
 from fsdp_sim.timeline.timeline import Timeline
 
@@ -35,6 +36,7 @@ __all__ = [
     "FIELDS",
     "MEMORY",
     "RECORDER",
+    "RING_PASSES",
     "Columns",
     "Comparison",
     "Event",
@@ -65,6 +67,7 @@ __all__ = [
     "median_step",
     "read_timeline",
     "remember",
+    "ring_share",
     "spans_of",
     "step_time_s",
     "subtract",

@@ -1,8 +1,8 @@
 """Is the simulator true? Published measurements in, errors and fitted numbers out."""
 
-from fsdp_sim.validate.errors import Compared, Summary, summaries, summary
+from fsdp_sim.validate.errors import PredictedRow, Summary, summaries, summary
 from fsdp_sim.validate.fitting import FREE
-from fsdp_sim.validate.leave_out import GROUPS, Held, fitting_rows, leave_out, refit
+from fsdp_sim.validate.leave_out import GROUPS, HeldOut, fitting_rows, leave_out, refit
 from fsdp_sim.validate.predict import compare, prediction
 from fsdp_sim.validate.published import FITTED_SOURCE, Published, RowError, read_csv
 
@@ -10,8 +10,8 @@ __all__ = [
     "FITTED_SOURCE",
     "FREE",
     "GROUPS",
-    "Compared",
-    "Held",
+    "HeldOut",
+    "PredictedRow",
     "Published",
     "RowError",
     "Summary",

@@ -11,8 +11,8 @@ from fsdp_sim.validate.published import Published
 
 
 @dataclass(frozen=True)
-class Compared:
-    """A row beside what was predicted for it. Blank where the source, or the simulator, has no number."""
+class PredictedRow:
+    """A measured row and its prediction. An error is None where the source has no number."""
 
     row: Published
     predicted_step_time_s: float
@@ -70,7 +70,7 @@ def summary(errors: Iterable[float | None]) -> Summary:
     return Summary(len(sizes), *(round(float(value), 6) for value in three))
 
 
-def summaries(compared: Sequence[Compared]) -> dict[str, dict[str, object]]:
+def summaries(compared: Sequence[PredictedRow]) -> dict[str, dict[str, object]]:
     """The summary of times and of memory."""
     return {
         "time": summary(c.time_error for c in compared).as_json(),  # type: ignore[dict-item]
@@ -78,9 +78,9 @@ def summaries(compared: Sequence[Compared]) -> dict[str, dict[str, object]]:
     }
 
 
-def by(compared: Sequence[Compared], group: Callable[[Published], str]) -> dict[str, list[Compared]]:
+def group_by(compared: Sequence[PredictedRow], group: Callable[[Published], str]) -> dict[str, list[PredictedRow]]:
     """The rows of each group, in order."""
-    groups: dict[str, list[Compared]] = {}
+    groups: dict[str, list[PredictedRow]] = {}
     for c in compared:
         groups.setdefault(group(c.row), []).append(c)
     return groups

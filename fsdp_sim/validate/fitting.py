@@ -47,7 +47,7 @@ class Fit:
 
 
 class Fitter:
-    """Fits the numbers to some rows, and again without a group of them.
+    """Fits the numbers to some rows, then again with a group of them left out.
 
     Args:
         rows: measurements with a step time.
@@ -91,7 +91,7 @@ class Fitter:
         return np.stack(columns, axis=1)
 
     def fit(self) -> Fit:
-        """To all rows. The slopes are taken at the start and once more where that leads."""
+        """Fit to all rows. The slopes are taken at the start and once more where that leads."""
         logs = self.prior
         for _ in range(2):
             slopes = self.slopes(logs, self.errors(logs))
@@ -99,7 +99,7 @@ class Fitter:
         return Fit(self.calibration(logs), slopes)
 
     def without(self, left_out: Sequence[int], of: Fit) -> Calibration:
-        """To the rows that are not left out, starting from the fit to all."""
+        """Fit to the rows that are not left out, starting from the fit to all."""
         gone = set(left_out)
         use = [i for i in range(len(self.rows)) if i not in gone]
         start = np.log([getattr(of.calibration, name) for name in self.free])

@@ -26,7 +26,7 @@ ORDER: dict[str, Callable[[Published], float]] = {  # of the groups, when they a
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldOut:
     """One group, predicted by numbers fitted without it.
 
     Attributes:
@@ -72,7 +72,7 @@ def refit(rows: Sequence[Published], progress: Callable[[str], None] = lambda wh
 
 def leave_out(
     rows: Sequence[Published], by: str, progress: Callable[[str], None] = lambda what: None
-) -> tuple[Fit, list[Held]]:
+) -> tuple[Fit, list[HeldOut]]:
     """Fit to all rows, then again without each group; predict the group that was left out.
 
     Args:
@@ -99,5 +99,5 @@ def leave_out(
         mine = [i for i, other in enumerate(names) if other == name]
         calibration = fitter.without(mine, fit)
         predicted = fitter.predictor.step_times_s(calibration, mine)
-        held.append(Held(name, [rows[i] for i in mine], np.asarray(predicted).tolist(), calibration))
+        held.append(HeldOut(name, [rows[i] for i in mine], np.asarray(predicted).tolist(), calibration))
     return fit, held

@@ -1,4 +1,4 @@
-"""What no predictor can explain: the same run measured twice, and what the simplest predictor reaches."""
+"""How good a predictor can be: runs that were measured twice; and how good the simplest one is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Predictor`: the step time of each published measurement under given numbers, as fast as it can be had.
+"""`Predictor`: predicts the step time of each published measurement from given numbers, quickly.
 
 A fit asks for the same rows hundreds of times, so what does not depend on the numbers (the workload, the program) is
 made once. And a step is periodic: every further layer and every further micro-batch costs the same. For a fit a row
@@ -14,7 +14,7 @@ import numpy as np
 
 from fsdp_sim.cost import Calibration
 from fsdp_sim.simulation import Simulation, simulate
-from fsdp_sim.validate.errors import Compared
+from fsdp_sim.validate.errors import PredictedRow
 from fsdp_sim.validate.published import Published
 
 LAYERS = (2, 4)
@@ -33,7 +33,7 @@ def prediction(row: Published, calibration: Calibration | None = None) -> Simula
     return found
 
 
-def compare(row: Published, calibration: Calibration | None = None) -> Compared:
+def compare(row: Published, calibration: Calibration | None = None) -> PredictedRow:
     """A row beside its prediction.
 
     Peak memory is compared in the source's own kind: what the allocator reserved, or what was alive.
@@ -41,11 +41,13 @@ def compare(row: Published, calibration: Calibration | None = None) -> Compared:
     found = prediction(row, calibration)
     memory = found.memory
     reserved = row.peak_memory_kind == "reserved"
-    return Compared(row, found.step_time_s, float(memory.reserved_bytes if reserved else memory.peak_bytes), found.fits)
+    return PredictedRow(
+        row, found.step_time_s, float(memory.reserved_bytes if reserved else memory.peak_bytes), found.fits
+    )
 
 
 class Predictor:
-    """Step times of rows, again and again."""
+    """Predicts the step times of some rows for many sets of numbers."""
 
     def __init__(self, rows: Sequence[Published]) -> None:
         self._simulations: dict[object, Simulation] = {}

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 from fsdp_sim.cost import Calibration, fitted
-from fsdp_sim.validate.errors import Compared, Summary, by, summary
+from fsdp_sim.validate.errors import PredictedRow, Summary, group_by, summary
 from fsdp_sim.validate.fitting import FREE
-from fsdp_sim.validate.leave_out import GROUPS, Held, fitting_rows, leave_out
+from fsdp_sim.validate.leave_out import GROUPS, HeldOut, fitting_rows, leave_out
 from fsdp_sim.validate.noise import constant_mfu_errors, repeated
 from fsdp_sim.validate.predict import compare
 from fsdp_sim.validate.published import Published
 
-Draw = Callable[[Sequence[Held], Sequence[Compared], Mapping[str, float]], dict[str, Any]]
+Draw = Callable[[Sequence[HeldOut], Sequence[PredictedRow], Mapping[str, float]], dict[str, Any]]
 
 FOLDER = "accuracy"
 WIDTH_PX = 900  # of a figure
@@ -34,7 +34,7 @@ def write_report(path: Path, rows: Sequence[Published], progress: Any, draw: Dra
         draw: makes the figures; `fsdp_sim.viz.accuracy_figures`, which comes after this room.
     """
     chosen = fitting_rows(rows)
-    held: dict[str, list[Held]] = {}
+    held: dict[str, list[HeldOut]] = {}
     for name in GROUPS:
         progress(f"fitting without each {name}")
         held[name] = leave_out(chosen, name)[1]
@@ -55,7 +55,7 @@ def write_report(path: Path, rows: Sequence[Published], progress: Any, draw: Dra
 
 
 def _page(
-    chosen: Sequence[Published], compared: Sequence[Compared], held: dict[str, list[Held]], naive: Summary
+    chosen: Sequence[Published], compared: Sequence[PredictedRow], held: dict[str, list[HeldOut]], naive: Summary
 ) -> str:
     mine = set(map(id, chosen))
     off = [ratio for _, _, ratio in repeated(chosen)]
@@ -87,18 +87,18 @@ def _page(
     )
 
 
-def _biases(held: Sequence[Held]) -> str:
+def _biases(held: Sequence[HeldOut]) -> str:
     """Models that are wrong in one direction."""
     biased = [(h.group, float(np.mean(h.errors))) for h in held if abs(np.mean(h.errors)) > 0.01]
     return ", ".join(f"{name} {bias:+.1%}" for name, bias in sorted(biased, key=lambda b: -abs(b[1]))) or "none"
 
 
-def _groups(name: str, held: Sequence[Held]) -> str:
+def _groups(name: str, held: Sequence[HeldOut]) -> str:
     rows = [[h.group, *_cells(h.summary), f"{np.mean(h.errors):+.1%}"] for h in held]
     return _table([f"{WORDS[name]} left out", "rows", "mean", "median", "90th percentile", "bias"], rows)
 
 
-def _worst(held: Sequence[Held]) -> str:
+def _worst(held: Sequence[HeldOut]) -> str:
     every = [(e, p, row) for h in held for e, p, row in zip(h.errors, h.predicted_s, h.rows, strict=True)]
     rows = [
         [
@@ -110,9 +110,9 @@ def _worst(held: Sequence[Held]) -> str:
     return _table(["row", "model", "GPUs", "micro-batch", "measured s", "predicted s", "error"], rows)
 
 
-def _others(compared: Sequence[Compared]) -> str:
+def _others(compared: Sequence[PredictedRow]) -> str:
     rows = []
-    for source, some in by(compared, lambda row: row.source).items():
+    for source, some in group_by(compared, lambda row: row.source).items():
         for c in some:
             how = [c.row.plan.api, c.row.plan.sharding_strategy if c.row.plan.api == "fsdp1" else "", c.row.remark]
             how += ["compiled" if c.row.plan.compile else "eager"]
@@ -125,7 +125,7 @@ def _others(compared: Sequence[Compared]) -> str:
     return _table(["source", "model", "GPUs", "how", "measured s", "predicted s", "error"], rows)
 
 
-def _memory(compared: Sequence[Compared]) -> str:
+def _memory(compared: Sequence[PredictedRow]) -> str:
     rows = [
         [
             c.row.id, c.row.source, c.row.model.name, c.row.cluster.gpu.name, c.row.remark or c.row.peak_memory_kind,
@@ -138,7 +138,7 @@ def _memory(compared: Sequence[Compared]) -> str:
     return _table(["row", "source", "model", "GPU", "kind", "measured GiB", "predicted GiB", "error"], rows)
 
 
-def _numbers(held: Sequence[Held]) -> str:
+def _numbers(held: Sequence[HeldOut]) -> str:
     meanings, now = Calibration.meanings(), fitted()
     rows = []
     for name, meaning in meanings.items():

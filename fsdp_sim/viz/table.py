@@ -1,8 +1,9 @@
-"""A small table of text, for those who would rather read the numbers of a figure."""
+"""Tables in HTML: `Table` is one of text beside a figure, `table_html` puts any together, of cells that are HTML."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
 
@@ -21,21 +22,35 @@ class Table:
     def to_html(self) -> str:
         """The table with a caption and scoped headers, every text escaped; the first cell of a row is its header."""
         styles = [LEFT if self._is_text(column) else "" for column in range(len(self.header))]
-        head = "".join(
-            f'<th scope="col"{how}>{escape(cell)}</th>' for cell, how in zip(self.header, styles, strict=True)
+        head = row(
+            cell(escape(text), f' scope="col"{how}', "th") for text, how in zip(self.header, styles, strict=True)
         )
-        body = "\n".join(
-            f'<tr><th scope="row">{escape(first)}</th>'
-            + "".join(f"<td{how}>{escape(cell)}</td>" for cell, how in zip(rest, styles[1:], strict=True))
-            + "</tr>"
-            for first, *rest in self.rows
-        )
-        return (
-            f"<table>\n<caption>{escape(self.caption)}</caption>\n<thead><tr>{head}</tr></thead>\n"
-            f"<tbody>\n{body}\n</tbody>\n</table>"
-        )
+        rows = []
+        for first, *rest in self.rows:
+            cells = [cell(escape(text), how) for text, how in zip(rest, styles[1:], strict=True)]
+            rows.append(row([cell(escape(first), ' scope="row"', "th"), *cells]))
+        return table_html(rows, head, f"<caption>{escape(self.caption)}</caption>", newline="\n")
 
     def _is_text(self, column: int) -> bool:
         """Whether most of a column reads as words: numbers line up at the right, words at the left."""
-        cells = [row[column] for row in self.rows if column < len(row)]
-        return sum(bool(NUMBER.match(cell)) for cell in cells) * 2 < len(cells)
+        texts = [texts[column] for texts in self.rows if column < len(texts)]
+        return sum(bool(NUMBER.match(text)) for text in texts) * 2 < len(texts)
+
+
+def cell(html: str, attributes: str = "", tag: str = "td") -> str:
+    """A cell; ``attributes`` of its tag begin with a space, as in ``' class="number"'``."""
+    return f"<{tag}{attributes}>{html}</{tag}>"
+
+
+def row(cells: Iterable[str], attributes: str = "") -> str:
+    return f"<tr{attributes}>{''.join(cells)}</tr>"
+
+
+def table_html(rows: Iterable[str], head: str = "", caption: str = "", newline: str = "") -> str:
+    """A table of rows, with a row of headers and a ``<caption>`` where there are some: all of them HTML already.
+
+    Args:
+        newline: between the parts, for pages that people read as source.
+    """
+    parts = [caption, f"<thead>{head}</thead>" if head else "", "<tbody>", *rows, "</tbody>"]
+    return newline.join(["<table>", *filter(None, parts), "</table>"])

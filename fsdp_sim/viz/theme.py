@@ -1,4 +1,4 @@
-"""How things look: one colour per kind of operation, hatching for communication, plain names, human units.
+"""How things look: one colour per kind of operation, hatching for communication, plain names.
 
 Colours are those of Okabe and Ito, made to be told apart by colour-blind readers ("Color Universal Design", 2008);
 they are used as given, never blended into a scale. Hatching is a second cue: hatched means bytes on the wire, in
@@ -19,6 +19,9 @@ from typing import Any
 import plotly.graph_objects as go
 
 from fsdp_sim.timeline import Lane, Memory, Op
+from fsdp_sim.words import byte_unit as byte_unit
+from fsdp_sim.words import human_bytes as human_bytes
+from fsdp_sim.words import human_ms as human_ms
 
 INK, MUTED, RULE = "#1A1A1A", "#57606A", "#D0D7DE"  # of pages; figures have theirs from a template
 DARK_INK, DARK_PAPER = "#E6EDF3", "#111418"
@@ -201,28 +204,6 @@ def hatch(kind: Kind) -> dict[str, Any]:
         "size": 7,
         "solidity": 0.2,
     }
-
-
-def human_ms(seconds: float) -> str:
-    """Seconds as milliseconds with about three significant digits: ``41.2 ms``."""
-    ms = seconds * 1e3 if abs(seconds) >= 5e-8 else 0.0  # what would read -0.0000
-    digits = 0 if abs(ms) >= 100 else 1 if abs(ms) >= 10 else 2 if abs(ms) >= 0.1 or ms == 0 else 4
-    return f"{ms:,.{digits}f} ms"
-
-
-def byte_unit(n_bytes: float) -> tuple[float, str]:
-    """The binary unit in which ``n_bytes`` reads best: its size in bytes and its name."""
-    units = ("B", "KiB", "MiB", "GiB", "TiB")
-    power = min(max(int(abs(n_bytes)).bit_length() - 1, 0) // 10, len(units) - 1)
-    return 1024.0**power, units[power]
-
-
-def human_bytes(n_bytes: float) -> str:
-    """Bytes in binary units with about three significant digits: ``12.4 MiB``."""
-    size, unit = byte_unit(n_bytes)
-    value = n_bytes / size
-    digits = 0 if unit == "B" or value >= 100 else 1 if value >= 10 else 2
-    return f"{value:,.{digits}f} {unit}"
 
 
 def short_unit(unit: str) -> str:

@@ -28,7 +28,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fsdp_sim.cost import collectives
-from fsdp_sim.cost.collectives import Numbers, collective_s, fitted, paths
+from fsdp_sim.cost.collectives import FittedLinks, algorithms, collective_s, fitted
 from fsdp_sim.spec import Cluster
 
 ROOM = File(collectives.__file__).parent
@@ -84,43 +84,43 @@ def _row(line: dict[str, str]) -> Row:
     )
 
 
-def predict(rows: Sequence[Row], numbers: Numbers) -> np.ndarray:
+def predict(rows: Sequence[Row], numbers: FittedLinks) -> np.ndarray:
     """Seconds of each row."""
     known: dict[tuple[str, Cluster, bool], list[collectives.Path]] = {}
     out = []
     for row in rows:
         key = (row.op, row.cluster, row.ring)
         if key not in known:
-            found = paths(row.op, row.cluster.gpus, row.cluster, 1, numbers)
+            found = algorithms(row.op, row.cluster.gpus, row.cluster, 1, numbers)
             known[key] = [path for path in found if not row.ring or path.algorithm == "ring"]
         out.append(min(path.seconds(row.n_bytes) for path in known[key]))
     return np.array(out)
 
 
-def neutral(numbers: Numbers) -> Numbers:
+def neutral(numbers: FittedLinks) -> FittedLinks:
     """The same with all that is fitted forgotten."""
-    wires = dict(numbers.wires)
+    families = dict(numbers.families)
     for family, free in FITTED.items():
         start = NEUTRAL["nvlink" if family.startswith("nv") else "network"]
-        wires[family] = wires[family]._replace(**{name: start[name] for name in free})
-    return numbers._replace(wires=wires, half_bytes=2e6)
+        families[family] = families[family]._replace(**{name: start[name] for name in free})
+    return numbers._replace(families=families, half_bytes=2e6)
 
 
-def fit(rows: Sequence[Row], start: Numbers) -> Numbers:
+def fit(rows: Sequence[Row], start: FittedLinks) -> FittedLinks:
     """The numbers nearest to the measurements, by robust least squares of the logarithm of the time."""
     from scipy.optimize import least_squares  # needed for the fit alone
 
     names = [(family, name) for family, free in FITTED.items() for name in free]
-    log_start = np.log([*(getattr(start.wires[f], name) for f, name in names), start.half_bytes])
+    log_start = np.log([*(getattr(start.families[f], name) for f, name in names), start.half_bytes])
     log_measured = np.log([row.seconds for row in rows])
     weight = np.array([0.5 if row.n_bytes < 2**20 else 1.0 for row in rows])
     top = [np.log(1.0 if name.endswith("fraction") else 1e9) for _, name in names] + [np.log(1e9)]
 
-    def at(x: np.ndarray) -> Numbers:
-        wires = dict(start.wires)
+    def at(x: np.ndarray) -> FittedLinks:
+        families = dict(start.families)
         for (family, name), value in zip(names, np.exp(x[:-1]), strict=True):
-            wires[family] = wires[family]._replace(**{name: float(value)})
-        return start._replace(wires=wires, half_bytes=float(np.exp(x[-1])))
+            families[family] = families[family]._replace(**{name: float(value)})
+        return start._replace(families=families, half_bytes=float(np.exp(x[-1])))
 
     def residuals(x: np.ndarray) -> np.ndarray:
         return np.concatenate([weight * (np.log(predict(rows, at(x))) - log_measured), PRIOR * (x - log_start)])
@@ -145,13 +145,13 @@ def table(rows: Sequence[Row], errors: np.ndarray) -> None:
             print(f"{title:<12}{key:<60}{len(e):>6}{np.median(abs(e)):>8.1%}{np.mean(abs(e)):>8.1%}{np.mean(e):>+8.1%}")
 
 
-def write(numbers: Numbers) -> None:
+def write(numbers: FittedLinks) -> None:
     """Put fitted numbers into the file, leaving its comments and its order."""
     path = ROOM / "collectives.toml"
     text = re.sub(r"(?m)^half_bytes = \S+", f"half_bytes = {numbers.half_bytes:.3g}", path.read_text())
     for family, free in FITTED.items():
         for name in free:
-            key, value = name, getattr(numbers.wires[family], name)
+            key, value = name, getattr(numbers.families[family], name)
             if name.endswith("_s"):
                 key, value = f"{name[:-2]}_us", value * 1e6
             text, found = re.subn(rf"(\[{family}\][^\[]*?\n{key} = )\S+", rf"\g<1>{value:.3g}", text)
@@ -170,7 +170,7 @@ def main() -> None:
     if chosen.refit:
         numbers = fit(rows, neutral(numbers))
         write(numbers)
-        print(numbers.half_bytes, *(f"{f}: {w}" for f, w in numbers.wires.items()), sep="\n")
+        print(numbers.half_bytes, *(f"{f}: {w}" for f, w in numbers.families.items()), sep="\n")
     predicted = predict(rows, numbers)
     if chosen.hold_out:
         for source in dict.fromkeys(row.source for row in rows):

@@ -10,10 +10,11 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdp_sim.cli.demo_words import DIFFERS, Closeness, Gain, ms, order_sentence
+from fsdp_sim.cli.demo_words import DIFFERS, PredictionGap, PrefetchGain, order_sentence
 from fsdp_sim.cli.main import main
 from fsdp_sim.timeline.analysis import step_time_s
 from fsdp_sim.viz import compare
+from fsdp_sim.words import human_ms
 from labs.experiments.prefetch import same_order
 from labs.experiments.sleeping_blocks import Asleep
 
@@ -61,7 +62,7 @@ def test_the_first_picture_is_as_long_as_arithmetic_says_and_prefetch_gains_what
     both = collective + blocks * backward + collective  # the first gather of backward, and the last reduce-scatter
     assert step_time_s(off, 0) == pytest.approx(blocks * (collective + forward) + both)
     assert step_time_s(on, 0) == pytest.approx(collective + blocks * forward + both)
-    gain = Gain(step_time_s(off, 0), step_time_s(on, 0), lengths.hideable_s)
+    gain = PrefetchGain(step_time_s(off, 0), step_time_s(on, 0), lengths.hideable_s)
     assert gain.gained_s == pytest.approx(gain.promised_s) == pytest.approx(0.150)
     title = compare(off, on, titles=("prefetch off", "prefetch on")).figure.layout.title.text
     assert "is 150 ms (16%) shorter" in words(title.replace("<br>", " "))
@@ -79,35 +80,35 @@ def test_ranks_that_sleep_do_what_arithmetic_says(depth: int | None) -> None:
 
 @given(seconds, seconds, st.floats(0.001, 1.0))
 def test_what_is_said_of_prefetch_agrees_with_its_numbers(off_s: float, on_s: float, promised_s: float) -> None:
-    gain = Gain(off_s, on_s, promised_s)
+    gain = PrefetchGain(off_s, on_s, promised_s)
     said, heading = gain.sentence(), gain.heading()
     assert "-" not in re.sub(r"all-gather|each-", "", said.replace("on-", ""))  # no "-272 ms shorter"
-    assert f"({ms(off_s)} without, {ms(on_s)} with)" in said
+    assert f"({human_ms(off_s)} without, {human_ms(on_s)} with)" in said
     told = said.partition("(")[0] + heading
     if abs(off_s - on_s) <= 0.01 * off_s:
         assert "as long as it was" in said
         assert "the same" in heading
     elif on_s < off_s:
-        assert f"{ms(off_s - on_s)} shorter" in told
+        assert f"{human_ms(off_s - on_s)} shorter" in told
         assert "longer" not in told
         near = abs(off_s - on_s - promised_s) <= 0.1 * promised_s
         assert (DIFFERS in said) is not near
     else:
-        assert f"{ms(on_s - off_s)} longer" in told
+        assert f"{human_ms(on_s - off_s)} longer" in told
         assert "shorter" not in told
         assert "Try again" in said
 
 
 @given(seconds, st.lists(seconds, min_size=1, max_size=12))
 def test_what_is_said_of_the_prediction_agrees_with_its_numbers(predicted_s: float, measured_s: list[float]) -> None:
-    close = Closeness(predicted_s, measured_s)
+    close = PredictionGap(predicted_s, measured_s)
     said, noise = close.sentence(), close.noise_sentence()
     low_s, high_s, median_s = min(measured_s), max(measured_s), sorted(measured_s)[len(measured_s) // 2]
-    assert f"predicted {ms(predicted_s)}, measured {ms(median_s)}" in close.heading()
+    assert f"predicted {human_ms(predicted_s)}, measured {human_ms(median_s)}" in close.heading()
     if len(measured_s) == 1:
         assert "cannot be said" in noise
     else:
-        assert f"{ms(low_s)} to {ms(high_s)}" in noise
+        assert f"{human_ms(low_s)} to {human_ms(high_s)}" in noise
         assert ("next to no noise" in noise) == (high_s - low_s <= 0.03 * median_s)
         assert ("that is noise" in noise) != ("next to no noise" in noise)
     if abs(predicted_s / median_s - 1) <= 0.01:

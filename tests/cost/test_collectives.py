@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdp_sim.cost.collectives import OPS, collective_s, fitted, offload_s, wire_of
+from fsdp_sim.cost.collectives import OPS, collective_s, family_of, fitted, offload_s
 from fsdp_sim.ranks.network import Network
 from fsdp_sim.spec import Cluster, Link, gpu_names, link, link_names
 from tests.bench.bench_collectives import measurements, predict
@@ -157,7 +157,7 @@ def test_what_makes_no_sense_is_refused(op, n_bytes, n, words):
 
 def test_every_link_of_the_catalogue_is_of_a_known_family():
     for name in link_names():
-        assert 0 < wire_of(link(name)).fraction <= 1, name
+        assert 0 < family_of(link(name)).fraction <= 1, name
 
 
 def test_a_link_of_an_unknown_family_is_refused():

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from fsdp_sim.cli.options import CLUSTER, MODEL, PLAN, request_options
 from fsdp_sim.cli.sweep import lists
 from fsdp_sim.explore import combinations
-from fsdp_sim.requests import ALIASES, Failure, read_requests, request_of_texts, understand
+from fsdp_sim.requests import ALIASES, Failure, read_requests, request_of_texts, resolve
 from fsdp_sim.spec import Cluster, Model, Plan
 from fsdp_sim.spec.plan import SETTINGS_OF
 from fsdp_sim.spec.texts import text_of
@@ -57,11 +57,11 @@ def as_json(spec: type, given: Given) -> Any:
     (read,) = read_requests(json.dumps([request]).encode())
     if isinstance(read, Failure):
         raise ValueError(read.error)
-    return part(spec, understand(read))
+    return part(spec, resolve(read))
 
 
 def words(spec: type, texts: dict[str, str]) -> Any:
-    return part(spec, understand(request_of_texts(texts)))
+    return part(spec, resolve(request_of_texts(texts)))
 
 
 asked: list[dict[str, str]] = []  # what the command below was given

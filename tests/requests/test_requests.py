@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec import UNSET
 
 import fsdp_sim.requests
-from fsdp_sim.requests import Failure, read_requests, request_of_texts, understand
+from fsdp_sim.requests import Failure, read_requests, request_of_texts, resolve
 from fsdp_sim.spec import Plan
 
 MODULES = [m.name for m in pkgutil.iter_modules(fsdp_sim.requests.__path__, "fsdp_sim.requests.")]
@@ -28,7 +28,7 @@ def test_words_and_json_mean_the_same():
                  "plan": {"micro_batch": 4, "activation_checkpointing": null}, "wrap": ["layers.0", "layers.1"]}]"""
 
     (of_json,) = read_requests(data)
-    of_words, of_json = understand(request_of_texts(texts)), understand(of_json)
+    of_words, of_json = resolve(request_of_texts(texts)), resolve(of_json)
 
     assert of_words == of_json
     assert of_words.plan.wrap == ("layers.0", "layers.1")
@@ -49,13 +49,23 @@ def test_none_is_said_and_not_given_is_not_said():
 
     assert given.plan.param_dtype is None
     assert left_out.plan.param_dtype is UNSET
-    assert understand(given).plan == Plan()
-    assert understand(left_out).plan == Plan(micro_batch=2, param_dtype="bf16", reduce_dtype="fp32")
+    assert resolve(given).plan == Plan()
+    assert resolve(left_out).plan == Plan(micro_batch=2, param_dtype="bf16", reduce_dtype="fp32")
+
+
+def test_a_plan_is_built_once_from_words_and_from_json(monkeypatch):
+    built, check = [], Plan.__post_init__
+    monkeypatch.setattr(Plan, "__post_init__", lambda plan: (built.append(plan), check(plan)))
+    (of_json,) = read_requests(b'[{"model": "gpt2-124m", "gpu": "A100", "gpus": 8, "micro_batch": 2}]')
+
+    plans = [resolve(request).plan for request in (request_of_texts(BASE | {"micro_batch": "2"}), of_json)]
+
+    assert built == plans
 
 
 @pytest.mark.parametrize("api", ["ddp", "zero1", "zero2"])
 def test_dtypes_are_chosen_for_fsdp_alone(api):
-    assert understand(request_of_texts(BASE | {"api": api})).plan == Plan(api=api)
+    assert resolve(request_of_texts(BASE | {"api": api})).plan == Plan(api=api)
 
 
 def test_two_names_of_a_model_are_an_error(tmp_path):
@@ -87,13 +97,13 @@ def test_a_model_file_that_is_wrong_is_named(tmp_path, name, text, words):
 
 def test_a_step_of_more_blocks_than_anyone_waits_for_is_refused():
     with pytest.raises(ValueError, match=r"12,000 blocks in a step"):
-        understand(request_of_texts(BASE | {"grad_accum": "1000"}))
+        resolve(request_of_texts(BASE | {"grad_accum": "1000"}))
 
 
 @pytest.mark.parametrize("name", ["head_dim", "max_seq_len", "gpus_per_node", "loss_metrics"])
 def test_a_number_beyond_anything_is_refused_before_it_overflows(name):
     with pytest.raises(ValueError, match=f"{name} is 9,223,372,036,854,775,808; the simulator goes up to"):
-        understand(request_of_texts(BASE | {name: str(2**63)}))
+        resolve(request_of_texts(BASE | {name: str(2**63)}))
 
 
 def test_json_that_is_nested_too_deep_is_one_sentence():

@@ -6,7 +6,7 @@ import pytest
 
 from fsdp_sim.cli.options import with_pairs
 from fsdp_sim.spec import Plan, texts
-from fsdp_sim.spec.texts import plan_of
+from fsdp_sim.spec.texts import plan_fields
 
 
 def test_examples_run_as_printed():
@@ -42,11 +42,12 @@ def test_examples_run_as_printed():
         (["wrap=1000"], Plan(wrap=1000)),
         (["wrap=0,1"], Plan(wrap=("0", "1"))),
         (["wrap=0,"], Plan(wrap=("0",))),
+        (["api=ddp", "backward_prefetch=none"], Plan(api="ddp")),
         (["api=ddp", "bucket_cap_mb=1e1"], Plan(api="ddp", bucket_cap_mb=10.0)),
     ],
 )
 def test_pairs_say_what_the_fields_of_a_plan_say(pairs, plan):
-    assert plan_of(with_pairs({}, pairs)) == plan
+    assert Plan(**plan_fields(with_pairs({}, pairs))) == plan
 
 
 @pytest.mark.parametrize(
@@ -66,9 +67,10 @@ def test_pairs_say_what_the_fields_of_a_plan_say(pairs, plan):
         (["sharding_strategy=FULL_SHART", "api=fsdp1"], r"did you mean 'FULL_SHARD'\?"),
         (["requires_gradient_sync=first"], "it must be True, False or 'last'"),
         (["grad_accum=2", "grad_accum=3"], "grad_accum is given twice"),
+        (["backward_prefetch=none", "shard_size=3", "reshard_after_forward=2"], "which does not divide shard_size 3"),
         (["api=ddp", "forward_prefetch=1"], "Plan.forward_prefetch is 1, which is a setting of fsdp2 and fsdp1"),
     ],
 )
 def test_what_is_wrong_is_named_with_what_would_be_right(pairs, message):
     with pytest.raises(ValueError, match=message):
-        plan_of(with_pairs({}, pairs))
+        Plan(**plan_fields(with_pairs({}, pairs)))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
 
-from fsdp_sim.validate import Compared, Held
+from fsdp_sim.validate import HeldOut, PredictedRow
 from fsdp_sim.viz.charts.accuracy_scatter import accuracy
 
 # Okabe and Ito's colours
@@ -16,7 +16,7 @@ SIZE = {"width": 900, "height": 520}
 
 
 def accuracy_figures(
-    held: Sequence[Held], others: Sequence[Compared], means: Mapping[str, float]
+    held: Sequence[HeldOut], others: Sequence[PredictedRow], means: Mapping[str, float]
 ) -> dict[str, go.Figure]:
     """The page's figures, by the names of their files.
 
@@ -48,7 +48,7 @@ def _figure(title: str, x: str, y: str) -> go.Figure:
     )
 
 
-def error_of_each_row(held: Sequence[Held]) -> go.Figure:
+def error_of_each_row(held: Sequence[HeldOut]) -> go.Figure:
     """One dot a row, by model: where the simulator is wrong, and which way."""
     figure = _figure("Error of every row, its model left out of the fit", "model", "predicted over measured, less 1")
     gpus = sorted({row.cluster.gpu.name for h in held for row in h.rows})

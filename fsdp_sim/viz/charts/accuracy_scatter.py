@@ -7,12 +7,13 @@ from typing import Literal, NamedTuple
 
 import plotly.graph_objects as go
 
-from fsdp_sim.validate import Compared, Held, Published, Summary, compare, fitting_rows, read_csv, summary
+from fsdp_sim.validate import HeldOut, PredictedRow, Published, Summary, compare, fitting_rows, read_csv, summary
 from fsdp_sim.viz import chart, theme
 from fsdp_sim.viz.chart import series
 from fsdp_sim.viz.picture import Picture
 from fsdp_sim.viz.table import Table
-from fsdp_sim.viz.theme import human_bytes, safe
+from fsdp_sim.viz.theme import safe
+from fsdp_sim.words import human_bytes
 
 Of = Literal["time", "memory"]
 BAND = 0.10
@@ -36,7 +37,7 @@ class Dot(NamedTuple):
         return self.predicted / self.measured - 1.0
 
 
-def accuracy(rows: Sequence[Published | Compared | Held] | None = None, *, of: Of = "time") -> Picture:
+def accuracy(rows: Sequence[Published | PredictedRow | HeldOut] | None = None, *, of: Of = "time") -> Picture:
     """Predicted against measured, both logarithmic, with a band of ±10%; below, the error of each run.
 
     Runs that are not plain FSDP (quantised, not sharded, another framework) are hollow, and count in no average.
@@ -60,10 +61,10 @@ def accuracy(rows: Sequence[Published | Compared | Held] | None = None, *, of: O
     return Picture(_figure(dots, of), _finding(dots, of), _tables(dots, of))
 
 
-def _dots(given: Sequence[Compared | Held], of: Of) -> list[Dot]:
+def _dots(given: Sequence[PredictedRow | HeldOut], of: Of) -> list[Dot]:
     """The runs that can be compared, in groups: by GPU those that the simulator's numbers are fitted to, and others."""
     found = []
-    compared = [one for one in given if isinstance(one, Compared)]
+    compared = [one for one in given if isinstance(one, PredictedRow)]
     fitted = set(map(id, fitting_rows([c.row for c in compared]))) if len(compared) == len(given) else set()
     for c in compared:
         measured = c.row.step_time_s if of == "time" else c.row.peak_memory_bytes
@@ -72,7 +73,7 @@ def _dots(given: Sequence[Compared | Held], of: Of) -> list[Dot]:
             group = c.row.cluster.gpu.name if id(c.row) in fitted or of == "memory" else OTHERS
             group = UNLIKE if c.row.remark else group
             found.append(Dot(group, c.row.id, _what(c.row), measured, predicted))
-    for one in [one for one in given if isinstance(one, Held)]:
+    for one in [one for one in given if isinstance(one, HeldOut)]:
         if of == "time":
             for row, predicted in zip(one.rows, one.predicted_s, strict=True):
                 if row.step_time_s:

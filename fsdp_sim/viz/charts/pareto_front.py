@@ -14,7 +14,8 @@ from fsdp_sim.viz import chart, theme
 from fsdp_sim.viz.chart import series
 from fsdp_sim.viz.picture import Picture
 from fsdp_sim.viz.table import Table
-from fsdp_sim.viz.theme import human_bytes, human_ms, safe
+from fsdp_sim.viz.theme import safe
+from fsdp_sim.words import byte_unit, human_bytes, human_ms
 
 Row = Mapping[str, str]
 PLOT_PX = 400
@@ -166,7 +167,7 @@ def _figure(rows: Sequence[Row], fronts: Mapping[str, list[int]], varied: Sequen
 
 
 def _memory_axis(low: float, high: float) -> dict[str, Any]:
-    size, unit = theme.byte_unit(high)
+    size, unit = byte_unit(high)
     axis = chart.log_axis(low / size, high / size)
     return axis | {
         "range": [end + log10(size) for end in axis["range"]],

@@ -9,7 +9,8 @@ from fsdp_sim.timeline import Op, Phase
 from fsdp_sim.viz.chart import short
 from fsdp_sim.viz.charts.intensity import KernelPoint, UnitPoint, alike, compute_flops_per_s, peak_of
 from fsdp_sim.viz.table import Table
-from fsdp_sim.viz.theme import human_bytes, human_ms, safe
+from fsdp_sim.viz.theme import safe
+from fsdp_sim.words import human_bytes, human_ms
 
 MAX_ROWS = 20
 

@@ -24,7 +24,8 @@ from fsdp_sim.viz.charts.intensity import (
 )
 from fsdp_sim.viz.charts.roofline_words import finding, gpus, headline, named, tables
 from fsdp_sim.viz.picture import Picture
-from fsdp_sim.viz.theme import human_bytes, human_ms, safe, short_unit
+from fsdp_sim.viz.theme import safe, short_unit
+from fsdp_sim.words import human_bytes, human_ms
 
 PLOT_PX = 360
 GAP = 0.10  # between the two panels, as part of their width

@@ -13,7 +13,8 @@ from fsdp_sim.viz.chart import series
 from fsdp_sim.viz.charts.scaling_points import Case, Kind, Line, Point, What, cases_of, line_of
 from fsdp_sim.viz.picture import Picture
 from fsdp_sim.viz.table import Table
-from fsdp_sim.viz.theme import human_bytes, human_ms, safe
+from fsdp_sim.viz.theme import safe
+from fsdp_sim.words import human_bytes, human_ms
 
 GPUS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 TOP_PX, GAP_PX, LOW_PX = 250, 42, 130

@@ -17,7 +17,8 @@ from fsdp_sim.viz.charts.waterfall_words import finding, groups, headline, headl
 from fsdp_sim.viz.comparison.words import name_of
 from fsdp_sim.viz.picture import Picture
 from fsdp_sim.viz.table import Table
-from fsdp_sim.viz.theme import MEMORY, Kind, human_bytes, safe
+from fsdp_sim.viz.theme import MEMORY, Kind, safe
+from fsdp_sim.words import byte_unit, human_bytes
 
 What = Simulation | Timeline
 ROW_PX, STACK_PX = 34, 58
@@ -116,7 +117,7 @@ def _waterfall(alive: Alive, fixes: list[Change] | None = None) -> go.Figure:
     figure = go.Figure()
     limit = _drawn_limit(alive.limit_bytes, alive.total_bytes)
     end = max(alive.total_bytes * (1.0 if limit else 1.25), limit) * 1.02 or 1
-    size, unit = theme.byte_unit(end)
+    size, unit = byte_unit(end)
     names: list[str] = []
     start = 0.0
     for y, (category, parts) in enumerate(alive.by_category.items()):
@@ -220,7 +221,7 @@ def _stacks(alive: dict[str, Alive]) -> go.Figure:
     limits = {name: _drawn_limit(a.limit_bytes, most) for name, a in alive.items()}
     end = max(most, *limits.values()) * 1.02 or 1
     room = 1.16  # for the totals, right of the bars
-    size, unit = theme.byte_unit(end)
+    size, unit = byte_unit(end)
     categories = list(dict.fromkeys(c for c in MEMORY for a in alive.values() if c in a.by_category))
     starts = dict.fromkeys(alive, 0.0)
     for category in categories:

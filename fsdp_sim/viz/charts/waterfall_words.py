@@ -11,7 +11,8 @@ from fsdp_sim.simulation import Simulation
 from fsdp_sim.spec import Model
 from fsdp_sim.viz import theme
 from fsdp_sim.viz.charts.alive import Alive, Part
-from fsdp_sim.viz.theme import MEMORY, human_bytes
+from fsdp_sim.viz.theme import MEMORY
+from fsdp_sim.words import human_bytes
 
 MAX_REMEDIES = 3
 

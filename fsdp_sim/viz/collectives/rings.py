@@ -15,7 +15,7 @@ from fsdp_sim.viz.collectives.scenes import Scene, formula, scenes_of, seconds, 
 from fsdp_sim.viz.collectives.steps import ALGORITHMS, MAX_RANKS, Array, Run, execute
 from fsdp_sim.viz.picture import Picture
 from fsdp_sim.viz.table import Table
-from fsdp_sim.viz.theme import human_bytes, human_ms
+from fsdp_sim.words import human_bytes, human_ms
 
 
 def collective(

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fsdp_sim.timeline import ring_share
+
 Array = NDArray[np.generic]
 ALGORITHMS = {
     "all-gather": "ring",
@@ -96,9 +98,8 @@ class Run:
     @property
     def sent_by_formula(self) -> float:
         """Numbers a rank sends, by the formula of the textbooks, on average over the ranks."""
-        n = self.ranks
-        turns = 2 if self.collective == "all-reduce" else 1
-        return turns * self.message * (n - 1) / n
+        of = "all-gather" if self.collective == "broadcast" else self.collective  # its root sends all, the last nothing
+        return self.message * ring_share(of, self.ranks)
 
     def result(self, rank: int) -> list[Array | None]:
         """What a rank holds at the end, by place."""

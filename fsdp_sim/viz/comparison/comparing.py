@@ -11,9 +11,10 @@ from fsdp_sim.timeline import Comparison, Event, Lane, Pair, Side, Timeline
 from fsdp_sim.timeline.comparison import compare as compare_timelines
 from fsdp_sim.viz import chart, theme
 from fsdp_sim.viz.comparison.units import draw_strip, tables
-from fsdp_sim.viz.comparison.words import finding, headline, name_of, signed_ms
+from fsdp_sim.viz.comparison.words import finding, headline, name_of
 from fsdp_sim.viz.picture import Picture
-from fsdp_sim.viz.theme import KINDS, Kind, human_bytes, human_ms, safe, short_unit
+from fsdp_sim.viz.theme import KINDS, Kind, safe, short_unit
+from fsdp_sim.words import human_bytes, human_ms, signed_ms
 
 ROW_PX, STRIP_PX, STRIP_HEADING_PX, AXIS_PX = 26, 150, 30, 50
 THIN = {Lane.AG_COPY_IN: 0.5}  # height of a row in lanes

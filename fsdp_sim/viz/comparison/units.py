@@ -6,9 +6,9 @@ import plotly.graph_objects as go
 
 from fsdp_sim.timeline import Comparison, UnitDifference
 from fsdp_sim.viz import chart, theme
-from fsdp_sim.viz.comparison.words import signed_ms
 from fsdp_sim.viz.table import Table
-from fsdp_sim.viz.theme import Kind, human_ms, safe, short_unit
+from fsdp_sim.viz.theme import Kind, safe, short_unit
+from fsdp_sim.words import human_ms, signed_ms
 
 MAX_UNIT_LABELS = 28
 

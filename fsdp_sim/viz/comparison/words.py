@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fsdp_sim.timeline import Comparison, Event, Timeline
 from fsdp_sim.viz import theme
-from fsdp_sim.viz.theme import human_ms
+from fsdp_sim.words import human_ms, signed_ms
 
 SAME_S = 1e-9  # what clocks of different origin may round
 TELLING = 0.005  # of the longer step: differences below it are not worth a clause
@@ -14,11 +14,6 @@ def name_of(timeline: Timeline) -> str:
     """What a timeline is called where nobody named it."""
     clock = {"simulated": "predicted"}.get(timeline.header.clock, timeline.header.clock)
     return timeline.header.title or clock or timeline.header.producer
-
-
-def signed_ms(seconds: float) -> str:
-    """``+1.2 ms`` or ``-1.2 ms``, with a real minus sign."""
-    return f"{'−' if seconds < -5e-8 else '+'}{human_ms(abs(seconds))}"
 
 
 def headline(found: Comparison, names: tuple[str, str]) -> str:

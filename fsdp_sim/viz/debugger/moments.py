@@ -100,7 +100,7 @@ def moment(timeline: Timeline, rank: int, seq: int) -> Moment:
         position=position,
         events=events,
         live=live,
-        change=signed_bytes(event),
+        change=change_bytes(event),
         peak_bytes=peak,
         top_bytes=top,
         waits_on=tuple(by_seq[s] for s in event.waits_on if s in by_seq),
@@ -150,7 +150,7 @@ def next_on_lane(at: Moment) -> Event | None:
     return next((e for e in at.events[at.position + 1 :] if e.lane is at.event.lane and not e.is_memory), None)
 
 
-def signed_bytes(event: Event) -> int:
+def change_bytes(event: Event) -> int:
     """By how much an event changes what is alive."""
     return event.bytes if event.op is Op.ALLOC else -event.bytes if event.op is Op.FREE else 0
 
@@ -166,7 +166,7 @@ def _memory(events: tuple[Event, ...], position: int) -> tuple[Held, int, int]:
     total = peak = peak_until = 0
     for number, event in enumerate(events):
         if event.is_memory:
-            change = signed_bytes(event)
+            change = change_bytes(event)
             total += change
             peak = max(peak, total)
             if number <= position:

@@ -7,12 +7,15 @@ from html import escape
 
 from fsdp_sim.timeline import COLLECTIVES, Event, Memory, Timeline
 from fsdp_sim.viz import theme
-from fsdp_sim.viz.debugger.moments import Elsewhere, Held, Moment, signed_bytes
+from fsdp_sim.viz.debugger.moments import Elsewhere, Held, Moment, change_bytes
 from fsdp_sim.viz.debugger.sentences import name, sentence
 from fsdp_sim.viz.debugger.sources import Place, learners_line, listing, minis_line, places
 from fsdp_sim.viz.debugger.strip import strip
+from fsdp_sim.viz.table import cell, row, table_html
+from fsdp_sim.words import human_bytes, human_ms, signed_bytes
 
 AROUND = 10  # events listed before and after the current one
+NUMBER = ' class="fsd-n"'
 MOST_UNITS = 4  # named in a line of the memory pane
 NO_SOURCE = {
     "simulated": "A predicted operation has no line: no code ran. Step a run of fsdp_sim.ranks to see the lines.",
@@ -52,14 +55,13 @@ def events(at: Moment) -> str:
     for event in at.events[first : first + 2 * AROUND + 1]:
         here = ' class="fsd-here" aria-current="true"' if event.seq == at.event.seq else ""
         dim = ' class="fsd-memory"' if event.is_memory and not here else ""
-        change = signed_bytes(event)
-        size = _signed(change) if change else theme.human_ms(event.duration_s)
+        change = change_bytes(event)
+        size = signed_bytes(change) if change else human_ms(event.duration_s)
         lane = "" if event.is_memory else theme.LANE_NAMES[event.lane]
-        rows.append(
-            f'<tr{here or dim}><td class="fsd-n">{event.seq}</td><td class="fsd-clip">{swatch(event)}'
-            f'{escape(name(event))}</td><td class="fsd-lane">{lane}</td><td class="fsd-n">{size}</td></tr>'
-        )
-    return f"<h4>Events, in issue order</h4><table><tbody>{''.join(rows)}</tbody></table>"
+        what = cell(f"{swatch(event)}{escape(name(event))}", ' class="fsd-clip"')
+        cells = (cell(str(event.seq), NUMBER), what, cell(lane, ' class="fsd-lane"'), cell(size, NUMBER))
+        rows.append(row(cells, here or dim))
+    return f"<h4>Events, in issue order</h4>{table_html(rows)}"
 
 
 def source(at: Moment, timeline: Timeline) -> str:
@@ -94,18 +96,16 @@ def memory(at: Moment, timeline: Timeline) -> str:
         if not held and not changed:
             continue
         kind = theme.MEMORY[category]
-        delta = f' <b class="fsd-delta">{_signed(at.change)}</b>' if changed else ""
-        rows.append(
-            f"<tr{' class=fsd-here' if changed else ''}><td>{_square(kind)}{kind.name}{_units(held)}</td>"
-            f'<td class="fsd-n">{theme.human_bytes(sum(held.values()))}{delta}</td></tr>'
+        delta = f' <b class="fsd-delta">{signed_bytes(at.change)}</b>' if changed else ""
+        cells = (
+            cell(f"{_square(kind)}{kind.name}{_units(held)}"),
+            cell(f"{human_bytes(sum(held.values()))}{delta}", NUMBER),
         )
-    total = theme.human_bytes(at.live_bytes)
-    peak, limit = theme.human_bytes(at.top_bytes), timeline.header.memory_limit_bytes
-    device = f"<p>The device can hold {theme.human_bytes(limit)}.</p>" if limit else ""
-    return (
-        f"<h4>Alive now: {total} of {peak} at the peak</h4>{_stacked(at)}"
-        f"<table><tbody>{''.join(rows)}</tbody></table>{device}"
-    )
+        rows.append(row(cells, " class=fsd-here" if changed else ""))
+    total = human_bytes(at.live_bytes)
+    peak, limit = human_bytes(at.top_bytes), timeline.header.memory_limit_bytes
+    device = f"<p>The device can hold {human_bytes(limit)}.</p>" if limit else ""
+    return f"<h4>Alive now: {total} of {peak} at the peak</h4>{_stacked(at)}{table_html(rows)}{device}"
 
 
 def waits(at: Moment) -> str:
@@ -123,16 +123,11 @@ def others(at: Moment) -> str:
     """Where the other ranks are when this one issues the event."""
     if at.n_ranks == 1:
         return "<h4>Other ranks</h4><p>This record has one rank.</p>"
-    rows = "".join(
-        f'<tr><td class="fsd-n">{o.rank}</td><td>{escape(_doing(o))}</td><td class="fsd-n">{_apart(at, o)}</td></tr>'
-        for o in at.others
-    )
+    head = row([cell("rank", "", "th"), cell("what it does", "", "th"), cell("this same event", NUMBER, "th")])
+    rows = (row((cell(str(o.rank), NUMBER), cell(escape(_doing(o))), cell(_apart(at, o), NUMBER))) for o in at.others)
     more = at.n_ranks - 1 - len(at.others)
     rest = f"<p>And {more:,} more.</p>" if more else ""
-    return (
-        "<h4>The other ranks at this moment</h4><table><thead><tr><th>rank</th><th>what it does</th>"
-        f'<th class="fsd-n">this same event</th></tr></thead><tbody>{rows}</tbody></table>{rest}'
-    )
+    return f"<h4>The other ranks at this moment</h4>{table_html(rows, head)}{rest}"
 
 
 def swatch(event: Event) -> str:
@@ -162,7 +157,7 @@ def _stack(found: tuple[Place, ...]) -> str:
 def _units(held: Held) -> str:
     """The units that hold most, and of those that hold the same the ones that came first."""
     named = sorted(((n_bytes, unit) for (_, unit), n_bytes in held.items() if unit), key=lambda of: -of[0])
-    text = ", ".join(f"{unit} {theme.human_bytes(n)}" for n, unit in named[:MOST_UNITS])
+    text = ", ".join(f"{unit} {human_bytes(n)}" for n, unit in named[:MOST_UNITS])
     more = f" and {len(named) - MOST_UNITS} more" if len(named) > MOST_UNITS else ""
     return f'<div class="fsd-where">{escape(text)}{more}</div>' if text else ""
 
@@ -195,7 +190,7 @@ def _lag(at: Moment) -> str:
     """How far the CPU was ahead of the device, and what the event waited for last."""
     if at.held_up_by is None:
         return ""
-    return f"It ran {theme.human_ms(at.lag_s)} after it was issued; the {name(at.held_up_by)} was over last."
+    return f"It ran {human_ms(at.lag_s)} after it was issued; the {name(at.held_up_by)} was over last."
 
 
 def _arrivals(at: Moment) -> str:
@@ -209,7 +204,7 @@ def _arrivals(at: Moment) -> str:
     last, first = max(came, key=lambda r: came[r]), min(came, key=lambda r: came[r])
     if came[last] == came[first]:
         return ""
-    return f"Rank {last} came to it last, {theme.human_ms(came[last] - came[first])} after rank {first}."
+    return f"Rank {last} came to it last, {human_ms(came[last] - came[first])} after rank {first}."
 
 
 def _doing(other: Elsewhere) -> str:
@@ -225,15 +220,11 @@ def _apart(at: Moment, other: Elsewhere) -> str:
     apart_s = other.match.issue_s - at.event.issue_s
     if not apart_s:
         return "now"
-    return f"{theme.human_ms(abs(apart_s))} {'later' if apart_s > 0 else 'ago'}"
+    return f"{human_ms(abs(apart_s))} {'later' if apart_s > 0 else 'ago'}"
 
 
 def _clock(timeline: Timeline) -> str:
     return "simulated" if timeline.header.clock == "simulated" else "measured"
-
-
-def _signed(n_bytes: int) -> str:
-    return f"{'+' if n_bytes > 0 else '−'}{theme.human_bytes(abs(n_bytes))}"
 
 
 def _capital(text: str) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fsdp_sim.timeline import COLLECTIVES, Event, Memory, Op, Phase
 from fsdp_sim.viz import theme
 from fsdp_sim.viz.debugger.moments import Moment, is_compute
+from fsdp_sim.words import human_bytes, human_ms
 
 WHAT: dict[Op, str] = {
     Op.FWD: "The forward of {unit} computes with its whole parameters.",
@@ -79,7 +80,7 @@ def sentence(at: Moment) -> str:
             what = special.text
             break
     ranks = f" over {event.group_size} ranks" if event.group_size > 1 else ""
-    told = what.format(unit=event.unit or "all units", bytes=theme.human_bytes(event.bytes), ranks=ranks)
+    told = what.format(unit=event.unit or "all units", bytes=human_bytes(event.bytes), ranks=ranks)
     reason = next((text for why in WHY if (text := why(at))), "")
     return f"{told} {reason}".strip()
 
@@ -172,7 +173,7 @@ SPECIAL = (
 
 def _peak(at: Moment) -> str:
     if at.change > 0 and at.live_bytes == at.top_bytes and at.peak_bytes == at.top_bytes:
-        return f"With it memory is at its peak: {theme.human_bytes(at.top_bytes)}."
+        return f"With it memory is at its peak: {human_bytes(at.top_bytes)}."
     return ""
 
 
@@ -181,14 +182,14 @@ def _hidden(at: Moment) -> str:
     event = at.event
     if event.op not in COLLECTIVES or event.duration_s <= 0:
         return ""
-    share, lasts = at.hidden_s / event.duration_s, theme.human_ms(event.duration_s)
+    share, lasts = at.hidden_s / event.duration_s, human_ms(event.duration_s)
     busy = [e for e in at.events if is_compute(e) and e.start_s < event.end_s and e.end_s > event.start_s]
     beside = name(max(busy, key=lambda e: min(e.end_s, event.end_s) - max(e.start_s, event.start_s))) if busy else ""
     if share > 0.95 and beside:
         ahead = "It is issued ahead of its need: the" if event.op is Op.ALL_GATHER else "The"
         return f"{ahead} {beside} computes meanwhile and hides its {lasts}."
     if share > 0.05 and beside:
-        hidden = theme.human_ms(at.hidden_s)
+        hidden = human_ms(at.hidden_s)
         return f"It lasts {lasts}; the {beside} hides {hidden} of it, the rest is exposed."
     return f"Nothing computes meanwhile: all of its {lasts} are exposed."
 
@@ -197,7 +198,7 @@ def _held_up(at: Moment) -> str:
     before, event = at.held_up_by, at.event
     if before is None or at.lag_s < 0.05 * event.duration_s:
         return ""
-    return f"The CPU issued it {theme.human_ms(at.lag_s)} before it could run: the {name(before)} had to be over first."
+    return f"The CPU issued it {human_ms(at.lag_s)} before it could run: the {name(before)} had to be over first."
 
 
 def _waited(at: Moment) -> str:

@@ -15,6 +15,7 @@ from fsdp_sim.timeline import Event, Lane, Phase, Timeline, communicates
 from fsdp_sim.viz import theme
 from fsdp_sim.viz.debugger.moments import Moment, events_of, is_compute
 from fsdp_sim.viz.debugger.sentences import name
+from fsdp_sim.words import human_ms
 
 ROW, BAR, TOP = 20, 14, 18  # pixels
 THINNEST = 0.15  # percent of the width
@@ -76,7 +77,7 @@ def strip(at: Moment, timeline: Timeline, drawn_as: str = "") -> str:
     if lanes is None:
         return ""
     labels = "".join(f"<span>{row.label}</span>" for row in lanes.rows)
-    title = escape(f"Step {at.event.step} of rank {at.event.rank} by lane, {theme.human_ms(lanes.span_s)}")
+    title = escape(f"Step {at.event.step} of rank {at.event.rank} by lane, {human_ms(lanes.span_s)}")
     bars = f'<use href="#{drawn_as}"/>' if drawn_as else HATCH + lanes.bars
     return (
         f'<div class="fsd-strip"><div class="fsd-lanes" aria-hidden="true" style="padding-top:{TOP}px">{labels}</div>'

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from html import escape
 
 from fsdp_sim.timeline import COLLECTIVES, Event, Timeline
-from fsdp_sim.viz import theme
 from fsdp_sim.viz.debugger.moments import Moment, events_of, moment
 from fsdp_sim.viz.debugger.sentences import name, sentence
 from fsdp_sim.viz.debugger.sources import Place, learners_line, minis_line, places
+from fsdp_sim.viz.table import cell, row, table_html
+from fsdp_sim.words import human_bytes, human_ms
 
 AROUND = 4  # events before and after a telling one
 
@@ -29,10 +30,10 @@ def telling(timeline: Timeline, rank: int, events: tuple[Event, ...]) -> list[Te
     moments = [moment(timeline, rank, e.seq) for e in _candidates(events)]
     if exposed := [m for m in moments if m.event.duration_s > m.hidden_s]:
         worst = max(exposed, key=lambda m: m.event.duration_s - m.hidden_s)
-        seconds = theme.human_ms(worst.event.duration_s - worst.hidden_s)
+        seconds = human_ms(worst.event.duration_s - worst.hidden_s)
         found.append(Telling(f"The longest wait for the network: {seconds} of the {name(worst.event)}", worst))
     if (peak := _peak(timeline, rank, events)) is not None:
-        found.append(Telling(f"The most memory alive: {theme.human_bytes(peak.live_bytes)}", peak))
+        found.append(Telling(f"The most memory alive: {human_bytes(peak.live_bytes)}", peak))
     if not found and events:
         found.append(Telling("How it begins", moment(timeline, rank, events[0].seq)))
     return sorted(found, key=lambda t: t.moment.position)
@@ -62,12 +63,9 @@ def static_html(timeline: Timeline, rank: int, events: tuple[Event, ...]) -> str
         around = at.events[max(0, at.position - AROUND) : at.position + AROUND + 1]
         shown = [moment(timeline, rank, e.seq) for e in around]
         columns = [column for column in COLUMNS if any(column[1](m) for m in shown)]
-        head = "".join(_cell("th", title, False) for title, _ in columns)
-        rows = "".join(f"<tr>{_cells(columns, m, m.event.seq == at.event.seq)}</tr>" for m in shown)
-        parts.append(
-            f"<p><strong>{escape(stop.title)}</strong><br>{escape(sentence(at))}</p>"
-            f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-        )
+        head = row(_cell("th", title, False) for title, _ in columns)
+        rows = (row(_cell("td", html(m), m.event.seq == at.event.seq) for _, html in columns) for m in shown)
+        parts.append(f"<p><strong>{escape(stop.title)}</strong><br>{escape(sentence(at))}</p>{table_html(rows, head)}")
     return "".join(parts)
 
 
@@ -79,20 +77,16 @@ def _lines(at: Moment) -> str:
 COLUMNS: tuple[tuple[str, Callable[[Moment], str]], ...] = (
     ("event", lambda at: str(at.event.seq)),
     ("what", lambda at: escape(name(at.event))),
-    ("alive after it", lambda at: theme.human_bytes(at.live_bytes).replace(" ", "&nbsp;") if at.top_bytes else ""),
+    ("alive after it", lambda at: human_bytes(at.live_bytes).replace(" ", "&nbsp;") if at.top_bytes else ""),
     ("your line, and the mini's", _lines),
     ("what it is, and why now", lambda at: escape(sentence(at))),
 )
 
 
-def _cells(columns: list[tuple[str, Callable[[Moment], str]]], at: Moment, here: bool) -> str:
-    return "".join(_cell("td", html(at), here) for _, html in columns)
-
-
 def _cell(tag: str, html: str, here: bool) -> str:
     """A cell of HTML. GitHub drops styles, so what matters is bold too; JupyterLab sets text to the right by itself."""
     style = "text-align:left;vertical-align:top" + (";background:rgba(240,180,41,.26)" if here else "")
-    return f'<{tag} style="{style}">{f"<strong>{html}</strong>" if here else html}</{tag}>'
+    return cell(f"<strong>{html}</strong>" if here else html, f' style="{style}"', tag)
 
 
 def _line(at: Place) -> str:

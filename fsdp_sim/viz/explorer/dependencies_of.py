@@ -8,7 +8,8 @@ from functools import cached_property
 from fsdp_sim.diagnose import Causes, critical_path_of_run
 from fsdp_sim.engine import Run
 from fsdp_sim.schedule import Instruction
-from fsdp_sim.viz.theme import OP_NAMES, human_bytes, human_ms
+from fsdp_sim.viz.theme import OP_NAMES
+from fsdp_sim.words import human_bytes, human_ms
 
 Key = tuple[object, ...]
 WAITS = {

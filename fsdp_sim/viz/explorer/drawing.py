@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from fsdp_sim.timeline import Lane, Memory
 from fsdp_sim.viz import theme
 from fsdp_sim.viz.explorer.scene import KIND_ORDER, PIXELS, Bars, Scene
-from fsdp_sim.viz.theme import MEMORY, Kind, human_bytes
+from fsdp_sim.viz.theme import MEMORY, Kind
+from fsdp_sim.words import human_bytes
 
 Change = dict[str, Any]  # properties of one trace
 THIN = {Lane.AG_COPY_IN: 0.5}  # height of a row, where it is not 1

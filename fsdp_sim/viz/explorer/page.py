@@ -13,7 +13,6 @@ import numpy as np
 import plotly.graph_objects as go
 import plotly.io as pio
 
-from fsdp_sim.requests import nearest
 from fsdp_sim.spec import text_of
 from fsdp_sim.viz import plotly_js, theme
 from fsdp_sim.viz.explorer import layout_of, words
@@ -21,6 +20,7 @@ from fsdp_sim.viz.explorer.drawing import lane_changes, lane_traces, legend_html
 from fsdp_sim.viz.explorer.scene import Scene, scene
 from fsdp_sim.viz.explorer.settings import SETTING, Setting
 from fsdp_sim.viz.explorer.state import WORDS, State
+from fsdp_sim.words import did_you_mean
 
 MOST_FRAMES, MOST_BYTES = 400, 6_000_000  # of which the second is without plotly.js
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
@@ -86,7 +86,7 @@ def explorer_page(
             f"vary is {dict(vary)!r}; give one word or more, each with its values: {{'gpus': [8, 16, 64]}}"
         )
     if unknown := [key for key in vary if key not in WORDS]:
-        raise ValueError(f"there is no {unknown[0]}; {nearest(unknown[0], WORDS)}")
+        raise ValueError(f"there is no {unknown[0]}; {did_you_mean(unknown[0], WORDS)}")
     count = int(np.prod([len(values) for values in vary.values()]))
     if count > MOST_FRAMES:
         raise ValueError(f"{count} combinations are to be computed; a page has up to {MOST_FRAMES}: vary less")

@@ -14,9 +14,10 @@ from typing import NamedTuple
 
 from fsdp_sim.cost import Workload
 from fsdp_sim.engine import Given, jitter, slow_node, straggler
-from fsdp_sim.requests import ALIASES, CLUSTER_FIELDS, NAMES, PLAN_FIELDS, choose, nearest, request_of_texts, understand
+from fsdp_sim.requests import ALIASES, CLUSTER_FIELDS, NAMES, PLAN_FIELDS, Job, choose_dtypes, request_of_texts, resolve
 from fsdp_sim.simulation import Simulation, simulate
 from fsdp_sim.spec import Cluster, Gpu, Link, Model, Plan, text_of
+from fsdp_sim.words import did_you_mean
 
 MOST_RANKS = 2048  # that are played when they differ
 
@@ -90,7 +91,7 @@ class State:
             if not equals or not name or not text:
                 raise ValueError(f"{word!r} is no pair; write name=value, for example gpus=64")
             if name not in WORDS:
-                raise ValueError(f"there is no {name}; {nearest(name, WORDS)}")
+                raise ValueError(f"there is no {name}; {did_you_mean(name, WORDS)}")
             if name in texts:
                 raise ValueError(f"{name} is given twice, as {texts[name]} and as {text}; give it once")
             texts[name] = text
@@ -107,22 +108,20 @@ class State:
         return State({name: text for name, text in merged.items() if text is not None})
 
     @cached_property
-    def _asked(self) -> tuple[Model, Cluster, Plan, list[str]]:
-        texts = {name: text for name, text in self.texts.items() if name not in SKEWS}
-        asked = understand(request_of_texts(texts))
-        return asked.model, asked.cluster, asked.plan, asked.notes
+    def _job(self) -> Job:
+        return resolve(request_of_texts({name: text for name, text in self.texts.items() if name not in SKEWS}))
 
     @property
     def model(self) -> Model:
-        return self._asked[0]
+        return self._job.model
 
     @property
     def cluster(self) -> Cluster:
-        return self._asked[1]
+        return self._job.cluster
 
     @property
     def plan(self) -> Plan:
-        return self._asked[2]
+        return self._job.plan
 
     @cached_property
     def skews(self) -> dict[str, float]:
@@ -192,7 +191,7 @@ def plan_texts(plan: Plan, cluster: Cluster) -> dict[str, str]:
     """The words of a plan: what differs from torch's defaults, and the dtypes where others would be chosen."""
     texts = {f.name: text_of(getattr(plan, f.name)) for f in fields(Plan) if getattr(plan, f.name) != f.default}
     texts |= {name: text_of(getattr(plan, name)) for name in ("micro_batch", "seq_len")}
-    if choose({"api": plan.api}, cluster)[0] and not {"param_dtype", "reduce_dtype"} & set(texts):
+    if choose_dtypes({"api": plan.api}, cluster)[0] and not {"param_dtype", "reduce_dtype"} & set(texts):
         texts["param_dtype"] = "none"
     return texts
 

@@ -12,7 +12,8 @@ from fsdp_sim.viz.explorer.scene import Scene
 from fsdp_sim.viz.explorer.state import State
 from fsdp_sim.viz.picture import Picture
 from fsdp_sim.viz.table import Table
-from fsdp_sim.viz.theme import human_bytes, human_ms, safe
+from fsdp_sim.viz.theme import safe
+from fsdp_sim.words import human_bytes, human_ms
 
 LEGEND, LEGEND_BELOW, TITLE = 54, 62, 58  # pixels
 

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from html import escape
 
 from fsdp_sim.diagnose import Explanation
-from fsdp_sim.requests import does_not_fit, said
+from fsdp_sim.requests import category_name, does_not_fit
 from fsdp_sim.simulation import Simulation
 from fsdp_sim.viz.explorer.state import State
 from fsdp_sim.viz.table import Table
-from fsdp_sim.viz.theme import human_bytes, human_ms
+from fsdp_sim.words import human_bytes, human_ms
 
 RED = "#A40E26"
 
@@ -43,7 +43,7 @@ def memory(sim: Simulation) -> str:
     (category, n_bytes), *_ = sim.memory.peak_by_category.items()
     return (
         f"Memory peaks at {human_bytes(peak)}, {peak / limit:.0%} of the {human_bytes(limit)} that a process can use; "
-        f"most of it is {said(str(category))} ({human_bytes(n_bytes)})."
+        f"most of it is {category_name(str(category))} ({human_bytes(n_bytes)})."
     )
 
 

@@ -22,7 +22,8 @@ from fsdp_sim.viz.steps.bars import BAR, SMALL_OPS, THIN, bar_trace, kinds_in_or
 from fsdp_sim.viz.steps.step_view import Group, StepView, Timelines, step_views
 from fsdp_sim.viz.steps.summary import exposure_sentence
 from fsdp_sim.viz.table import Table
-from fsdp_sim.viz.theme import KINDS, OP_DOES, OP_NAMES, human_ms, safe, short_unit
+from fsdp_sim.viz.theme import KINDS, OP_DOES, OP_NAMES, safe, short_unit
+from fsdp_sim.words import human_ms
 
 MANY = 8  # ranks; above this bands are drawn unless ranks are asked for
 ALL = -1  # stands for all ranks in the rows of a panel

@@ -17,7 +17,8 @@ import numpy as np
 from fsdp_sim.timeline import Event, Lane, Op
 from fsdp_sim.viz import theme
 from fsdp_sim.viz.steps.step_view import MAX_BARS, StepView
-from fsdp_sim.viz.theme import KINDS, OP_DOES, OP_NAMES, Kind, human_ms, safe, short_unit
+from fsdp_sim.viz.theme import KINDS, OP_DOES, OP_NAMES, Kind, safe, short_unit
+from fsdp_sim.words import human_ms
 
 BAR = 0.92  # of the height of its row
 THIN = {Lane.AG_COPY_IN: 0.5, Lane.PRE_UNSHARD: 0.5}  # height of a row in lanes; 1 when not named

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from fsdp_sim.diagnose import Key, Links
 from fsdp_sim.timeline import Event
-from fsdp_sim.viz.theme import OP_NAMES, human_bytes, human_ms, safe, short_unit
+from fsdp_sim.viz.theme import OP_NAMES, safe, short_unit
+from fsdp_sim.words import human_bytes, human_ms
 
 NAMED = 2  # of several operations; the others are counted
 

@@ -18,7 +18,8 @@ from fsdp_sim.viz import theme
 from fsdp_sim.viz.steps.bars import THIN
 from fsdp_sim.viz.steps.memory_strip import Strip
 from fsdp_sim.viz.steps.step_view import StepView, Stretch
-from fsdp_sim.viz.theme import human_bytes, human_ms, safe
+from fsdp_sim.viz.theme import safe
+from fsdp_sim.words import human_bytes, human_ms
 
 # Pixels.
 NARROWEST = 848  # the output area of JupyterLab in a window of 1280

@@ -11,7 +11,7 @@ import numpy as np
 from fsdp_sim.timeline import Memory
 from fsdp_sim.viz import theme
 from fsdp_sim.viz.steps.step_view import StepView
-from fsdp_sim.viz.theme import human_bytes
+from fsdp_sim.words import byte_unit, human_bytes
 
 MAX_MOMENTS = 500  # of a curve: about one for each pixel of a small screen
 SMALL = 0.015  # of the peak: categories that never reach it are drawn as one
@@ -47,7 +47,7 @@ class Strip:
     @cached_property
     def scale(self) -> tuple[float, str]:
         """The unit of the axis: its size in bytes and its name."""
-        return theme.byte_unit(self.highest_bytes)
+        return byte_unit(self.highest_bytes)
 
     @property
     def limit_bytes(self) -> int:

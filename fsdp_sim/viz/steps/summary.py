@@ -9,7 +9,8 @@ from typing import Any
 from fsdp_sim.timeline import Event, Timeline, communicates, computes, exposure_of, total_s
 from fsdp_sim.viz.steps.step_view import StepView, Timelines, step_views
 from fsdp_sim.viz.table import Table
-from fsdp_sim.viz.theme import OP_NAMES, human_bytes, human_ms
+from fsdp_sim.viz.theme import OP_NAMES
+from fsdp_sim.words import human_bytes, human_ms
 
 SMALL = 0.02  # of a step: exposed communication below this is not its story
 ROOMY = 1.6  # a memory limit this many times the peak is far away

@@ -22,7 +22,8 @@ from fsdp_sim.viz.steps.hover import details
 from fsdp_sim.viz.steps.layout import Panel, lay_out
 from fsdp_sim.viz.steps.step_view import MAX_BARS, StepView, Timelines
 from fsdp_sim.viz.steps.summary import blame, headline, subtitle
-from fsdp_sim.viz.theme import human_ms, safe
+from fsdp_sim.viz.theme import safe
+from fsdp_sim.words import human_ms
 
 LOWEST = 0.15  # of the height of a bar, so that it can be seen and pointed at
 

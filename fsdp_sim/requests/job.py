@@ -1,4 +1,4 @@
-"""`understand`: the model, the cluster and the plan that a request means."""
+"""`resolve`: turns a request into a `Job`, that is a model, a cluster and a plan."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from fsdp_sim.simulation import Simulation, simulate
 from fsdp_sim.spec import Cluster, Model, Plan
 
 
-class Asked(msgspec.Struct, frozen=True):
-    """A request, understood.
+class Job(msgspec.Struct, frozen=True):
+    """A training job: the model, the cluster and the plan that a request describes.
 
     Attributes:
         notes: what was chosen because the request does not say, in sentences.
@@ -31,48 +31,48 @@ class Asked(msgspec.Struct, frozen=True):
         return simulate(self.model, self.cluster, self.plan, **options)
 
 
-def understand(request: Request) -> Asked:
-    """Model, cluster and plan of a request.
+def resolve(request: Request) -> Job:
+    """Work out the model, the cluster and the plan of a request.
 
     Raises:
         ValueError: something is missing, unknown or impossible.
     """
     model, cluster = _model(request), _cluster(request)
     fields: dict[str, Any] = {} if request.plan is UNSET else given(request.plan)
-    chosen, notes = choose(fields, cluster)
+    chosen, notes = choose_dtypes(fields, cluster)
     plan = Plan(**fields | chosen)
     _check_size(model, cluster, plan)
-    return Asked(model, cluster, plan, notes)
+    return Job(model, cluster, plan, notes)
 
 
 UNNAMED = "model"  # the name of a model that is given by its dimensions alone
-MOST = {  # beyond what anyone trains; a slip of the finger is an error, not a computation without end
+LIMITS = {  # beyond what anyone trains; a slip of the finger is an error, not a computation without end
     "n_layer": 10_000, "n_encoder_layer": 10_000, "d_model": 2**20, "d_ffn": 2**24, "vocab": 2**26, "gpus": 2**20,
     "micro_batch": 2**20, "seq_len": 2**26, "grad_accum": 10_000,
 }  # fmt: skip
-MOST_OTHER = 2**26  # of any other whole number
-MOST_BLOCKS = 10_000  # blocks times micro-batches: the simulator goes through each
+OTHER_LIMIT = 2**26  # of any other whole number
+MAX_BLOCKS = 10_000  # blocks times micro-batches: the simulator goes through each
 
 
 def _check_size(model: Model, cluster: Cluster, plan: Plan) -> None:
     for part in (model, cluster, plan):
         for f in dataclasses.fields(part):
-            value, most = getattr(part, f.name), MOST.get(f.name, MOST_OTHER)
+            value, most = getattr(part, f.name), LIMITS.get(f.name, OTHER_LIMIT)
             if type(value) is int and value > most and f.name != "wrap":
                 raise ValueError(f"{f.name} is {value:,}; the simulator goes up to {most:,}")
     check_blocks(model, plan)
 
 
 def check_blocks(model: Model, plan: Plan) -> None:
-    """Raise ValueError for a step of more than `MOST_BLOCKS` blocks."""
+    """Raise ValueError for a step of more than `MAX_BLOCKS` blocks."""
     blocks = (model.n_layer + model.n_encoder_layer) * plan.grad_accum
-    if blocks > MOST_BLOCKS:
+    if blocks > MAX_BLOCKS:
         raise ValueError(
-            f"{blocks:,} blocks in a step (layers times grad_accum); the simulator goes up to {MOST_BLOCKS:,}"
+            f"{blocks:,} blocks in a step (layers times grad_accum); the simulator goes up to {MAX_BLOCKS:,}"
         )
 
 
-def choose(fields: Mapping[str, Any], cluster: Cluster) -> tuple[dict[str, Any], list[str]]:
+def choose_dtypes(fields: Mapping[str, Any], cluster: Cluster) -> tuple[dict[str, Any], list[str]]:
     """Dtypes for a plan that names neither, where FSDP trains on GPUs that have bf16.
 
     torch computes in the dtype of the parameters, fp32, which nobody does on such a GPU. So gathers and compute are

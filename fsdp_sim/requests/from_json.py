@@ -1,9 +1,8 @@
-"""Reading JSON: what is wrong is said with its place, a misspelt field with the nearest right one."""
+"""Reads requests from JSON. An error says where it is, and a misspelt field is answered with the nearest one."""
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,13 @@ from msgspec import UNSET
 from fsdp_sim.requests.structs import PLAN_FIELDS, Failure, FitRequest, ModelFields, PlanFields, Request
 from fsdp_sim.spec import Cluster, Model, Plan
 from fsdp_sim.spec.fields import check
+from fsdp_sim.words import nearest
 
 SPEC_OF: dict[Any, type] = {Request: Cluster, FitRequest: Cluster, PlanFields: Plan, ModelFields: Model}
 
 
 def read_requests(data: bytes, source: str = "requests") -> list[Request | Failure]:
-    """The requests of a JSON list, in order; of one object a list of one. One that is wrong does not stop the others.
+    """Read a JSON list of requests, in order; a single object is a list of one. A wrong one does not stop the others.
 
     A plan's fields may also stand in the request itself, beside the model's and the cluster's.
 
@@ -48,7 +48,7 @@ def _id(item: Any) -> Any:
 
 
 def _nested(item: Any) -> Any:
-    """The same request with the fields of a plan in ``plan``."""
+    """The request with the plan's fields that stand beside ``plan`` moved into it."""
     if not isinstance(item, dict) or not isinstance(item.get("plan", {}), dict):
         return item
     flat = {key: value for key, value in item.items() if key in PLAN_FIELDS}
@@ -72,7 +72,7 @@ def decode(data: bytes, source: str) -> Any:
 
 
 def _where(message: str, data: bytes) -> str:
-    """A decoder's message with line and column in place of the byte."""
+    """A decoder's message with line and column instead of the byte offset."""
     words, _, place = message.rpartition("(byte ")
     if not words:
         return f"{message} (line {data.count(10) + 1})" if data else "it is empty"
@@ -81,7 +81,7 @@ def _where(message: str, data: bytes) -> str:
 
 
 def convert(table: Any, struct: Any, source: str) -> Any:
-    """A table as a struct; a field that does not exist is answered with the nearest one."""
+    """Convert a table to a struct; an unknown field is answered with the nearest one."""
     if not isinstance(table, dict):
         raise ValueError(f"{source} is {_kind(table)}; it must be an object with {', '.join(struct.__struct_fields__)}")
     for name, inner in (("plan", PlanFields), ("model", ModelFields)) if struct is Request else ():
@@ -90,7 +90,7 @@ def convert(table: Any, struct: Any, source: str) -> Any:
     known = struct.__struct_fields__ + (PLAN_FIELDS if struct is Request else ())
     for key in table:
         if key not in struct.__struct_fields__:
-            near = difflib.get_close_matches(key, known, n=1)
+            near = nearest(key, known)
             hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(struct.__struct_fields__)}"
             raise ValueError(f"{source} has no field {key}; {hint}")
     values = _values(table, SPEC_OF[struct], source)
@@ -103,7 +103,7 @@ def convert(table: Any, struct: Any, source: str) -> Any:
 
 
 def _values(table: dict[str, Any], spec: type, source: str) -> dict[str, Any]:
-    """The values of a spec's fields, none of them converted: 8.0 is no 8 in Python, and "8" none either."""
+    """The values of a spec's fields, checked and not converted: neither 8.0 nor "8" is the number 8."""
     found = {}
     for f in dataclasses.fields(spec):
         if f.name in table:

@@ -1,4 +1,4 @@
-"""`request_of_texts`: a request from the words of a command line, or from the cells of a row of a sweep."""
+"""`request_of_texts`: builds a request from the options of a command line or a row of a sweep."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fsdp_sim.requests.reading import convert, decode, read_text
+from fsdp_sim.requests.from_json import convert, decode, read_text
 from fsdp_sim.requests.structs import (
     ALIASES,
     CLUSTER_FIELDS,
@@ -18,13 +18,13 @@ from fsdp_sim.requests.structs import (
     PlanFields,
     Request,
     given,
-    nearest,
 )
-from fsdp_sim.spec import Cluster, Model, plan_of, value_of
+from fsdp_sim.spec import Cluster, Model, plan_fields, value_of
+from fsdp_sim.words import did_you_mean
 
 
 def request_of_texts(texts: Mapping[str, str]) -> Request:
-    """The request that words describe, such as options of a command or a row of a sweep.
+    """Build a request from texts, such as the options of a command or a row of a sweep.
 
     Args:
         texts: by name: ``model``, ``model_file``, ``cluster``, and the fields of `Model`, `Cluster` and `Plan`.
@@ -53,10 +53,9 @@ def request_of_texts(texts: Mapping[str, str]) -> Request:
         elif key in MODEL_FIELDS:
             dims[key] = value_of(Model, key, text)
         else:
-            raise ValueError(f"there is no {name}; {nearest(name, NAMES)}")
+            raise ValueError(f"there is no {name}; {did_you_mean(name, NAMES)}")
     if of_plan:
-        plan = plan_of(of_plan)
-        top["plan"] = PlanFields(**{name: getattr(plan, name) for name in of_plan})
+        top["plan"] = PlanFields(**plan_fields(of_plan))
     if dims:
         if "model" in top and "preset" in dims:
             raise ValueError(f"model is {top['model']} and the model file's preset {dims['preset']}; name one of them")
@@ -65,7 +64,7 @@ def request_of_texts(texts: Mapping[str, str]) -> Request:
 
 
 def model_file(path: str) -> dict[str, Any]:
-    """The fields of a model, and maybe ``preset``, from a TOML or JSON file.
+    """Read a model's fields, and maybe ``preset``, from a TOML or JSON file.
 
     Raises:
         ValueError: no such file, it cannot be read, or a field that a model does not have; names the file.

@@ -1,4 +1,4 @@
-"""`answer`: a simulation as JSON."""
+"""`result_of`: turns a simulation into a `Result`, which is written as JSON."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from msgspec import UNSET, UnsetType
 
 from fsdp_sim.requests.structs import PLAN_FIELDS, Alive, Change, Peak, Result
 from fsdp_sim.simulation import Simulation
+from fsdp_sim.words import human_bytes
 
 CATEGORIES = {  # of memory, for those who do not speak torch's
     "sharded": "parameter shards", "optimizer": "optimizer states", "rs_output": "sharded gradients",
@@ -18,7 +19,7 @@ CATEGORIES = {  # of memory, for those who do not speak torch's
 LARGEST = 8  # parts of the peak that a result names
 
 
-def answer(
+def result_of(
     simulation: Simulation,
     *,
     notes: Iterable[str] = (),
@@ -27,14 +28,14 @@ def answer(
     changes: Callable[[], list[Change]] | None = None,
     help: Callable[[], list[Change]] | None = None,
 ) -> Result:
-    """A simulation as a `Result`.
+    """Summarise a simulation as a `Result`.
 
     Args:
-        notes: of `Asked`.
+        notes: of `Job`.
         id: of the request.
         explained: with the sentences of `Simulation.explain`.
-        changes: finds what would make it fit; asked only if it does not.
-        help: finds what would make it faster; asked only if it fits and is explained.
+        changes: finds what would make it fit; called only if it does not.
+        help: finds what would make it faster; called only if it fits and is explained.
     """
     sim, memory = simulation, simulation.memory
     moment = memory.peak_instruction
@@ -68,15 +69,14 @@ def answer(
 
 def does_not_fit(sim: Simulation) -> str:
     """One sentence about a plan that does not fit."""
-    gib = 2**30
     largest = next(iter(sim.memory.peak_by_category.items()))
     return (
         f"{sim.workload.name} does not fit {sim.cluster.gpus} x {sim.cluster.gpu.name}: a rank needs "
-        f"{sim.peak_memory_bytes / gib:.1f} GiB and can use {sim.memory_limit_bytes / gib:.1f}; most of it is "
-        f"{said(largest[0])} ({largest[1] / gib:.1f} GiB)"
+        f"{human_bytes(sim.peak_memory_bytes)} and can use {human_bytes(sim.memory_limit_bytes)}; most of it is "
+        f"{category_name(largest[0])} ({human_bytes(largest[1])})"
     )
 
 
-def said(category: str) -> str:
+def category_name(category: str) -> str:
     """A category of memory in words."""
     return CATEGORIES.get(category, category)

@@ -1,0 +1,96 @@
+"""How a sentence says a quantity, and which name was meant by one that does not exist."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+MINUS = "−"
+
+
+def human_ms(seconds: float) -> str:
+    """Seconds as milliseconds with about three significant digits.
+
+    Example:
+        >>> human_ms(0.0412), human_ms(0.00321), human_ms(1.24)
+        ('41.2 ms', '3.21 ms', '1,240 ms')
+    """
+    ms = seconds * 1e3 if abs(seconds) >= 5e-8 else 0.0  # what would read -0.0000
+    digits = 0 if abs(ms) >= 100 else 1 if abs(ms) >= 10 else 2 if abs(ms) >= 0.1 or ms == 0 else 4
+    return f"{ms:,.{digits}f} ms"
+
+
+def human_latency(seconds: float) -> str:
+    """Seconds as microseconds below a millisecond, as milliseconds above."""
+    return f"{seconds * 1e6:,.1f} us" if seconds < 1e-3 else human_ms(seconds)
+
+
+def byte_unit(n_bytes: float) -> tuple[float, str]:
+    """The binary unit in which ``n_bytes`` reads best: its size in bytes and its name."""
+    power = min(max(int(abs(n_bytes)).bit_length() - 1, 0) // 10, len(BYTE_UNITS) - 1)
+    return 1024.0**power, BYTE_UNITS[power]
+
+
+def human_bytes(n_bytes: float) -> str:
+    """Bytes in binary units with about three significant digits.
+
+    Example:
+        >>> human_bytes(13_002_342), human_bytes(2**30), human_bytes(12)
+        ('12.4 MiB', '1.00 GiB', '12 B')
+    """
+    size, unit = byte_unit(n_bytes)
+    value = n_bytes / size
+    digits = 0 if unit == "B" or value >= 100 else 1 if value >= 10 else 2
+    return f"{value:,.{digits}f} {unit}"
+
+
+def human_count(number: float) -> str:
+    """A large number in three digits.
+
+    Example:
+        >>> human_count(8_030_261_248), human_count(124e6), human_count(950.0)
+        ('8.03 B', '124 M', '950')
+    """
+    for size, name in ((1e12, " T"), (1e9, " B"), (1e6, " M"), (1e3, " k")):
+        if number >= size:
+            return f"{number / size:.3g}{name}"
+    return f"{number:.3g}"
+
+
+def signed_ms(seconds: float) -> str:
+    """``+1.20 ms`` or ``−1.20 ms``, with a real minus sign."""
+    return f"{MINUS if seconds < -5e-8 else '+'}{human_ms(abs(seconds))}"
+
+
+def signed_bytes(n_bytes: float) -> str:
+    """``+1.00 GiB`` or ``−1.00 GiB``, with a real minus sign."""
+    return f"{MINUS if n_bytes < 0 else '+'}{human_bytes(abs(n_bytes))}"
+
+
+def percent(part: float, whole: float) -> str:
+    """A share in percent, with a decimal where it is below ten.
+
+    Example:
+        >>> percent(98, 100), percent(1.7, 100), percent(1, 0)
+        ('98%', '1.7%', '0%')
+    """
+    share = part / whole if whole else 0.0
+    return f"{share:.0%}" if share >= 0.1 or share <= 0 else f"{share:.1%}"
+
+
+def nearest(name: str, names: Iterable[str], most: int = 1, cutoff: float = 0.6) -> list[str]:
+    """The names that are most like one that does not exist, the likest first; none where none is like it."""
+    return difflib.get_close_matches(name, list(names), n=most, cutoff=cutoff)
+
+
+def did_you_mean(name: str, names: Iterable[str], otherwise: str = "there are") -> str:
+    """The end of a message about a name that does not exist: the nearest one, or all of them.
+
+    Example:
+        >>> did_you_mean("modle", ["model", "gpu"]), did_you_mean("zzz", ["model", "gpu"], "it has")
+        ('did you mean model?', 'it has model, gpu')
+    """
+    names = list(names)
+    near = nearest(name, names)
+    return f"did you mean {near[0]}?" if near else f"{otherwise} {', '.join(names)}"
