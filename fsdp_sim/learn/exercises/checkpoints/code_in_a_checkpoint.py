@@ -155,4 +155,5 @@ EXERCISE = Exercise(
         ),
     ),
     covers=("misconception 30",),
+    shares_files=True,
 )  # fmt: skip

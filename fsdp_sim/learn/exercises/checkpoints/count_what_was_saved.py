@@ -183,4 +183,5 @@ EXERCISE = Exercise(
     ),
     covers=("misconception 32", "pitfall 10"),
     stub_says="you counted when async_save returned",
+    shares_files=True,
 )

@@ -140,4 +140,5 @@ EXERCISE = Exercise(
     ),
     covers=("pitfall 44", "misconception 31", "coverage 004.121"),
     stub_says="writes over them",
+    shares_files=True,
 )

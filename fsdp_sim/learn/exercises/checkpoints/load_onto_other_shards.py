@@ -135,4 +135,5 @@ EXERCISE = Exercise(
         Wrong(lambda rows, folder: torch.zeros(2 * len(rows), COLUMNS), "all of it is zero"),
     ),
     covers=("pitfall 40", "pitfall 48", "coverage 001.55", "coverage 004.47"),
+    shares_files=True,
 )

@@ -167,4 +167,5 @@ EXERCISE = Exercise(
         "pitfall 41", "pitfall 42", "coverage 004.63", "coverage 001.19", "coverage 001.32", "coverage 004.61",
     ),
     stub_says="only the weights were kept",
+    shares_files=True,
 )  # fmt: skip
