@@ -17,10 +17,6 @@ SPACE = {
 }
 
 
-def stub():
-    return ...
-
-
 def plan_without_offload():
     return {
         "micro_batch": 2,
@@ -49,7 +45,6 @@ EXERCISE = Exercise(
     "fits. Use fsdp_sim.simulate.",
     targets="A pass: 90 % of the tokens per second of the best plan that fits; good 95 %; optimal the best.",
     reference=plan_without_offload,
-    stub=stub,
     why="Sharded over 8 ranks, 16 bytes per parameter are 12.5 GiB: they fit without offload, and what fills the card "
     "is activations, which offload does not touch. Offloading sends every shard over PCIe twice and every gradient "
     "once, and steps AdamW on the CPU. So offload is the last knob, after the micro-batch and checkpointing; and "

@@ -20,10 +20,6 @@ FIXED = {
 }
 
 
-def stub():
-    return ...
-
-
 def plan_of_accumulation():
     return {
         "micro_batch": 8,
@@ -50,7 +46,6 @@ EXERCISE = Exercise(
     "the last one only) that fits and makes as many tokens per second as possible. Use fsdp_sim.simulate.",
     targets="A pass: 92 % of the tokens per second of the best plan that fits; good 95 %; optimal the best.",
     reference=plan_of_accumulation,
-    stub=stub,
     why="'last' sends an eighth of the gradients and keeps all of them, whole and in fp32, on every GPU: 4 bytes for "
     "each of 1.5 billion parameters, however many GPUs there are. On cards without a fast link that trade is good, so "
     "make room for it: checkpointing costs a third more compute and frees more memory than the gradients take. With a "

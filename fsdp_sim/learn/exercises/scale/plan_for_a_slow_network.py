@@ -13,10 +13,6 @@ FIXED = {
 }  # fmt: skip
 
 
-def stub():
-    return ...
-
-
 def plan_for_a_slow_network():
     return {"shard_size": 8, "reshard_after_forward": False, "requires_all_reduce": "last"}
 
@@ -39,7 +35,6 @@ EXERCISE = Exercise(
     "in every micro-batch; 'last': once) with as many tokens per second as possible. Use fsdp_sim.simulate.",
     targets="A pass: 90 % of the tokens per second of the best plan that fits; good 95 %; optimal the best.",
     reference=plan_for_a_slow_network,
-    stub=stub,
     why="Over all 64 GPUs every micro-batch gathers and reduces across the slow network. With shards inside a node "
     "only gradients cross, and with 'last' once a step instead of four times. That is most of the gain. What memory "
     "is left then pays for keeping parameters after forward, which saves gathers on the fast links.",
