@@ -39,6 +39,14 @@ def missing(exercise: Exercise) -> set[str]:
     return {name for function in (exercise.reference, exercise.stub) for name in _globals_of(function) - known}
 
 
+def unknown(exercise: Exercise) -> set[str]:
+    """Names that a wrong answer or a shortcut uses and nobody has defined."""
+    functions = [wrong.function for wrong in (*exercise.wrong, *exercise.shortcuts)]
+    edits = [function for function in functions if isinstance(function, Edit)]
+    known = set(dir(builtins)) | set(vars(inspect.getmodule(exercise.reference)))
+    return {name for edit in edits for name in _globals_of(edit)} - known
+
+
 def _imports(exercise: Exercise) -> list[ast.Import | ast.ImportFrom]:
     """The imports of the exercise's file, of each what the solution and the stub use."""
     used = {name for function in (exercise.reference, exercise.stub) for name in _names(source_of(function))}

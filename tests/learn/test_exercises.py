@@ -17,7 +17,7 @@ import pytest
 from fsdp_sim.learn.check import judge
 from fsdp_sim.learn.exercise import IS_A_STUB, Exercise, Kind
 from fsdp_sim.learn.find import load_all
-from fsdp_sim.learn.sources import missing
+from fsdp_sim.learn.sources import missing, unknown
 from fsdp_sim.learn.verdict import Grade, Verdict
 from tests.learn.together import verdicts
 
@@ -88,6 +88,10 @@ def test_a_solution_can_be_read_alone() -> None:
     lacking = {exercise.name: missing(exercise) for exercise in EXERCISES}
 
     assert {name: names for name, names in lacking.items() if names} == {}, "neither imported nor a function's own"
+
+
+def test_what_edits_bring_in_is_imported() -> None:
+    assert {name for exercise in EXERCISES for name in unknown(exercise)} == set()
 
 
 def test_every_kind_of_exercise_is_there() -> None:

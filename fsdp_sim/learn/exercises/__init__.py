@@ -10,7 +10,7 @@ To add one, write ``<chapter>/<name>.py``; nothing else changes. `fsdp_sim.learn
 
 What is wrong with an exercise is said where it is built, which is when its file is imported.
 
-The judge, from `fsdp_sim.learn.judges`, and a file to begin from:
+The judge, from `fsdp_sim.learn.judges` (a plan's from ``judges.plans``), and a file to begin from:
 
     predict a number        Numbers(truth, source, cases, where, unit)      collectives/elements_sent.py
     read a trace            Numbers, with timelines as cases                overlap/exposed_communication.py

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
-from fsdp_sim.learn.judges import BestPlan
+from fsdp_sim.learn.judges.plans import BestPlan
 from fsdp_sim.spec import Cluster
 
 SPACE = {

@@ -155,7 +155,7 @@ EXERCISE = Exercise(
         mutant({"model.set_requires_gradient_sync(i == len(micro_batches))": ""}, "every micro-batch was reduced"),
         mutant({", reduce_dtype=torch.float32": ""}, "without reduce_dtype"),
         mutant({"for block in model[1:-1]:\nfully_shard(block, mp_policy=policy)": ""}, "the whole model is one unit"),
-        mutant({"parameters(), max_norm)": "parameters(), math.inf)"}, "the gradients were not clipped"),
+        mutant({"parameters(), max_norm)": "parameters(), float('inf'))"}, "the gradients were not clipped"),
     ),
     shortcuts=(
         mutant(
