@@ -62,7 +62,8 @@ class Edit:
     def function(self) -> Callable[..., Any]:
         """The function, with the names of the module of the one that is edited."""
         assert self.of is not None
-        function = made(self.of.__name__, self.source, f"<{self.of.__name__}, edited>", dict(self.of.__globals__))
+        file = f"{self.of.__code__.co_filename}, edited"  # in the folder of the original: it is no learner's code
+        function = made(self.of.__name__, self.source, file, dict(self.of.__globals__))
         assert callable(function)
         return function
 
