@@ -34,13 +34,6 @@ def computed() -> int:
     return sum(i.op is Op.FWD and i.phase is Phase.FORWARD and i.unit.startswith("layers.") for i in program.ops)
 
 
-def root_alone():
-    model = nn.Sequential(*(nn.Linear(96, 96) for _ in range(LAYERS)))
-    fully_shard(model)
-    model(torch.randn(2, 96))
-    return False, 1
-
-
 EXERCISE = Exercise(
     title="Settle who computes which layer",
     kind=Kind.CLAIM,

@@ -25,8 +25,6 @@ from fsdp_sim.learn.exercises.migration.ddp_step_to_fsdp2 import (
 from fsdp_sim.learn.judges import Inputs, OnRanks
 from fsdp_sim.learn.verdict import Finding, Grade
 
-BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-
 
 def fsdp1_step_to_fsdp2(model, micro_batches, lr, max_norm):
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -81,22 +79,6 @@ def stepped(inputs: Inputs, micro_batches: slice = slice(None), clip: bool = Tru
     norm = clip_grad_norm_(model.parameters(), MAX_NORM if clip else float("inf")).item()
     torch.optim.SGD(model.parameters(), LR).step()
     return [{"norm": norm, "weights": [p.detach() for p in model.parameters()]}] * RANKS
-
-
-def trained(shard, sync, clip=clip_grad_norm_):
-    """The same loop with another way to shard, to accumulate or to clip."""
-
-    def train(model, micro_batches, lr, max_norm):
-        shard(model)
-        optimizer = torch.optim.SGD(model.parameters(), lr)
-        for i, (rows, targets) in enumerate(micro_batches, start=1):
-            sync(model, i == len(micro_batches))
-            F.mse_loss(model(rows).float(), targets).backward()
-        norm = clip(model.parameters(), max_norm)
-        optimizer.step()
-        return {"norm": norm.item(), "weights": [p.full_tensor() for p in model.parameters()]}
-
-    return train
 
 
 EXERCISE = Exercise(

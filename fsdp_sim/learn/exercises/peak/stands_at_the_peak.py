@@ -59,7 +59,7 @@ EXERCISE = Exercise(
     minutes=25,
     contract="Given the memory events of one rank's step, in issue order (op 'alloc' or 'free', category, unit, "
     "bytes, phase), and a phase ('forward' or 'backward'), find the first moment in that phase at which most is "
-    "alive. Return, sorted, what is as large as a whole unit then, as 'category unit' 'unsharded layers.1': of the "
+    "alive. Return, sorted, what is as large as a whole unit then, as 'category unit' ('unsharded layers.1'): of the "
     "categories unsharded, ag_output, unsharded_grad and rs_input.",
     reference=stands_at_the_peak,
     why='"One layer at a time" is true of computing only. In forward a unit stands beside the flat buffer it is '
