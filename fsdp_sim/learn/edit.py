@@ -74,6 +74,7 @@ class Edit:
         return Edit, (self.texts, self.of)
 
 
+@functools.cache  # looking it up takes Python a millisecond, and an exercise asks for it with every edit
 def source_of(function: Callable[..., Any]) -> str:
     """The source text of a function or an edit."""
     return function.source if isinstance(function, Edit) else textwrap.dedent(inspect.getsource(function)).strip()

@@ -145,10 +145,10 @@ def _faults(of: Exercise) -> Iterator[str]:
     answers = (*of.wrong, *of.shortcuts)
     solution, stub = _parsed(of.reference), _parsed(of.stub)
     lines = source_of(of.reference).count("\n") + 1
-    if _parameters(stub) != _parameters(solution):
-        yield f"its stub takes {_parameters(stub)} and its solution {_parameters(solution)}; they are called alike"
     if lines > MAX_LINES:
         yield f"its solution has {lines} lines; at most {MAX_LINES} can be read at once"
+    if _parameters(stub) != _parameters(solution):
+        yield f"its stub takes {_parameters(stub)} and its solution {_parameters(solution)}; they are called alike"
     if not of.title[:1].isupper() or of.title[-1] in ".!":
         yield f"its title {of.title!r} should begin with a capital letter and end without a full stop"
     for name in ("difficulty", "importance"):
