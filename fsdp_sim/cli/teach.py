@@ -108,10 +108,11 @@ def grade(notebook: BinaryIO, hide: tuple[Path, ...], trusted: bool, as_json: bo
     """
     from rich.progress import track
 
-    from fsdp_sim.learn.classroom.grading import NOT_GRADED, answers, grade
+    from fsdp_sim.learn.classroom.grading import answers, grade
+    from fsdp_sim.learn.find import load
 
     written = answers(notebook.read())
-    if passed_over := [] if trusted else sorted(NOT_GRADED & written.keys()):
+    if passed_over := [] if trusted else sorted(name for name in written if load(name).shares_files):
         click.echo(
             f"not graded: {', '.join(passed_over)}: code and judge share files there, which another user has none of; "
             "look at what was handed in, and run it with --trusted if you trust it",

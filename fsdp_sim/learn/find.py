@@ -50,13 +50,17 @@ def load(name: str) -> Exercise:
     """An exercise by its name.
 
     Raises:
-        ValueError: there is none; the message names the nearest.
+        ValueError: there is none; the message names the nearest. Or its solution has another name than its file.
     """
     if name not in names():
         near = difflib.get_close_matches(name, names(), n=1) or list(names())[:1]
         raise ValueError(f"there is no exercise {name!r}; did you mean {near[0]!r}?")
     chapter = names()[name]
     exercise: Exercise = importlib.import_module(f"fsdp_sim.learn.exercises.{chapter}.{name}").EXERCISE
+    if exercise.reference.__name__ != name:
+        raise ValueError(
+            f"exercise {name}: its solution is called {exercise.reference.__name__}; it has the file's name"
+        )
     object.__setattr__(exercise, "name", name)
     object.__setattr__(exercise, "chapter", chapter)
     return exercise

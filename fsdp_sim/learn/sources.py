@@ -6,10 +6,10 @@ import ast
 import builtins
 import dis
 import inspect
-import textwrap
 from collections.abc import Callable
 from typing import Any
 
+from fsdp_sim.learn.edit import Edit, source_of
 from fsdp_sim.learn.exercise import Exercise, Kind
 
 A_STUB = "# A stub: write your code in place of the dots."
@@ -18,12 +18,12 @@ FAULTY = "# The faulty code: find what is wrong in it, and mend it."
 
 def solution_source(exercise: Exercise) -> str:
     """The reference solution."""
-    return _source(exercise.reference)
+    return source_of(exercise.reference)
 
 
 def stub_source(exercise: Exercise) -> str:
     """The stub under the name of the exercise, with a first line that says it is one."""
-    stub = _source(exercise.stub).replace(f"def {exercise.stub.__name__}(", f"def {exercise.name}(", 1)
+    stub = source_of(exercise.stub).replace("def stub(", f"def {exercise.name}(", 1)
     return f"{FAULTY if exercise.kind is Kind.FAULT else A_STUB}\n{stub}"
 
 
@@ -39,9 +39,17 @@ def missing(exercise: Exercise) -> set[str]:
     return {name for function in (exercise.reference, exercise.stub) for name in _globals_of(function) - known}
 
 
+def unknown(exercise: Exercise) -> set[str]:
+    """Names that a wrong answer or a shortcut uses and nobody has defined."""
+    functions = [wrong.function for wrong in (*exercise.wrong, *exercise.shortcuts)]
+    edits = [function for function in functions if isinstance(function, Edit)]
+    known = set(dir(builtins)) | set(vars(inspect.getmodule(exercise.reference)))
+    return {name for edit in edits for name in _globals_of(edit)} - known
+
+
 def _imports(exercise: Exercise) -> list[ast.Import | ast.ImportFrom]:
     """The imports of the exercise's file, of each what the solution and the stub use."""
-    used = {name for function in (exercise.reference, exercise.stub) for name in _names(_source(function))}
+    used = {name for function in (exercise.reference, exercise.stub) for name in _names(source_of(function))}
     tree = ast.parse(inspect.getsource(inspect.getmodule(exercise.reference)))  # type: ignore[arg-type]
     found = []
     for node in tree.body:
@@ -57,17 +65,13 @@ def _bound(alias: ast.alias) -> str:
     return alias.asname or alias.name.partition(".")[0]
 
 
-def _source(function: Callable[..., Any]) -> str:
-    return textwrap.dedent(inspect.getsource(function)).strip()
-
-
 def _names(source: str) -> set[str]:
     return {node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)}
 
 
 def _globals_of(function: Callable[..., Any]) -> set[str]:
     """The names that the function's code, and code inside it, looks up among globals."""
-    codes, names = [function.__code__], set()
+    codes, names = [(function.function if isinstance(function, Edit) else function).__code__], set()
     while codes:
         code = codes.pop()
         names |= {order.argval for order in dis.get_instructions(code) if order.opname == "LOAD_GLOBAL"}

@@ -23,7 +23,7 @@ from pathlib import Path
 import nbformat
 from nbformat.v4 import new_markdown_cell
 
-from fsdp_sim.learn.classroom.grading import NOT_GRADED, points
+from fsdp_sim.learn.classroom.grading import points
 from fsdp_sim.learn.find import load
 from notebooks.masters.build import STUDENTS, edition, exercises, masters
 
@@ -44,7 +44,7 @@ def assignment(master: Path) -> nbformat.NotebookNode:
     a locked *grade* with the exercise's points.
     """
     notebook = edition(master, solutions=False)
-    names, cells = [name for name in exercises(master) if name not in NOT_GRADED], notebook.cells
+    names, cells = [name for name in exercises(master) if not load(name).shares_files], notebook.cells
     total = sum(points(load(name)) for name in names)
     for exercise, check in pairwise(cells):
         name = exercise.metadata.get("exercise")

@@ -375,11 +375,14 @@ def test_what_it_printed_is_shown() -> None:
     assert "here &lt;b&gt;" in verdict._repr_html_()
 
 
-def test_importing_the_room_brings_in_no_torch_and_no_exercise() -> None:
+def test_importing_the_room_brings_in_no_torch_and_no_exercise_and_code_on_ranks_no_simulator() -> None:
     question = (
         "import sys, fsdp_sim.learn; "
-        "print(sorted(m for m in sys.modules if m == 'torch' or m.startswith('fsdp_sim.learn.exercises.')))"
+        "print(sorted(m for m in sys.modules if m == 'torch' or m.startswith('fsdp_sim.learn.exercises.'))); "
+        "fsdp_sim.learn.find.load('divides_twice'); "
+        "print(sorted(m for m in sys.modules if m.startswith(('fsdp_sim.simulat', 'fsdp_sim.engine', "
+        "'fsdp_sim.schedule'))))"
     )
     answer = subprocess.run([sys.executable, "-c", question], capture_output=True, text=True)
 
-    assert (answer.returncode, answer.stdout.strip()) == (0, "[]")
+    assert (answer.returncode, answer.stdout.split()) == (0, ["[]", "[]"])

@@ -34,15 +34,25 @@ def test_every_misconception_is_answered_in_one_chapter() -> None:
     assert sorted(set(answered) - known) == []
 
 
-@pytest.mark.parametrize(("chapter", "entry"), ENTRIES, ids=NAMES)
-def test_statements_and_truths_are_short_and_well_formed(chapter: str, entry: Said) -> None:
-    for text, most in ((entry.statement, 160), (entry.truth, 420)):
-        assert 10 < len(text) <= most or text == "And gradients."
-        assert "\n" not in text
-        assert "  " not in text
-        assert text.count("`") % 2 == 0
-        assert text[-1] in ".)?!`" or text[-2:] == ".)"
-    assert entry.covers
+@pytest.mark.parametrize(
+    ("statement", "truth", "fault"),
+    [
+        ("No.", "It is not so.", "'No.' has 3 characters; it should have 11 to 160"),
+        ("It is so. " * 17, "It is not so.", "has 170 characters; it should have 11 to 160"),
+        ("It is so, really.", "It is not. " * 40, "has 440 characters; it should have 11 to 420"),
+        ("It is so, really.", "It is not\nso.", "should be one paragraph of sentences"),
+        ("It is so, really.", "It is `not so.", "each backtick with its second"),
+        ("It is so, really", "It is not so.", "should be one paragraph of sentences"),
+    ],
+)
+def test_what_is_too_long_or_not_well_formed_is_refused(statement: str, truth: str, fault: str) -> None:
+    with pytest.raises(ValueError, match=fault):
+        Said(statement, truth, ("misconception 1",))
+
+
+def test_a_statement_that_covers_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"'It is so, really\.' covers no row of the coverage map"):
+        Said("It is so, really.", "It is not so.", ())
 
 
 def test_statements_are_told_apart() -> None:
@@ -50,7 +60,7 @@ def test_statements_are_told_apart() -> None:
 
 
 def test_the_table_of_a_notebook_folds_each_truth_and_escapes_text() -> None:
-    html = Statements((Said("a < b & `x<y>`", "*no*: `b`", ("misconception 1",)),))._repr_html_()
+    html = Statements((Said("a < b & `x<y>`", "*no*: `b` is.", ("misconception 1",)),))._repr_html_()
 
     assert html.count("<details") == html.count("<summary") == html.count("</details>") == 1
     assert "a &lt; b &amp; <code>x&lt;y&gt;</code>" in html
@@ -60,9 +70,9 @@ def test_the_table_of_a_notebook_folds_each_truth_and_escapes_text() -> None:
 
 
 def test_in_a_terminal_the_truth_stands_below_the_statement() -> None:
-    text = str(Statements((Said("It is so.", "It is not. " * 20, ("misconception 1",)),)))
+    text = str(Statements((Said("It is so, really.", "It is not. " * 19 + "It is not.", ("misconception 1",)),)))
 
-    assert "“It is so.”\n    → It is not." in text
+    assert "“It is so, really.”\n    → It is not." in text
     assert max(map(len, text.splitlines())) <= 100
     assert repr(said("memory")) == str(said("memory"))
 

@@ -18,11 +18,13 @@ from typing import Any
 import msgspec
 
 from fsdp_sim.learn.classroom.sections import instructor
+from fsdp_sim.learn.edit import Edit
 from fsdp_sim.learn.exercise import Exercise, Wrong
 from fsdp_sim.learn.find import CHAPTERS, load, names
 from fsdp_sim.learn.said import WITH_STATEMENTS, Said, said
 
 LONGEST_CODE = 110  # characters of a wrong answer that is shown as code
+LONGEST_CHANGE = 2 * LONGEST_CODE  # of what it changes in the solution
 PLAIN = {
     "expected": "what was expected and what was found",
     "numbers differ": "which numbers differ",
@@ -115,22 +117,34 @@ def exercises_of(chapter: str) -> list[Exercise]:
 
 
 def who(answers: Sequence[Wrong], exercise: Exercise) -> list[str]:
-    """What each wrong answer is, in words: its function's name, short code in backticks, or nothing.
+    """What each wrong answer is, in words: its name, what it changes in the solution, short code in
+    backticks, or nothing.
 
     A function that another one has made is named by what made it, as it stands in the exercise's file.
     """
     code = _as_written(exercise)
     shared = Counter(answer.function.__name__ for answer in answers)
-    return [_who(answer.function, shared, code.get(id(answer), "")) for answer in answers]
+    return [
+        "the code as it was given"
+        if answer.function is exercise.stub
+        else _who(answer.function, shared, code.get(id(answer), ""))
+        for answer in answers
+    ]
 
 
 def _who(function: Callable[..., Any], shared: Counter[str], code: str) -> str:
+    if isinstance(function, Edit):
+        changes = function.name or " and ".join(_change(old, new) for old, new in function.texts.items())
+        return changes if len(changes) <= LONGEST_CHANGE else ""
     name, qualified = function.__name__, getattr(function, "__qualname__", "")
-    if name == "stub":
-        return "the code as it was given"
     if name.isidentifier() and name != "wrong" and "<locals>" not in qualified and shared[name] == 1:
         return name.replace("_", " ")
     return f"`{code}`" if code and len(code) <= LONGEST_CODE else ""
+
+
+def _change(old: str, new: str) -> str:
+    old, added, new = (" ".join(text.split()) for text in (old, new.replace(old, ""), new))
+    return f"without `{old}`" if not new else f"with `{added}`" if old in new else f"`{new}` in place of `{old}`"
 
 
 def _as_written(exercise: Exercise) -> dict[int, str]:

@@ -3,10 +3,14 @@
 To add one, write ``<chapter>/<name>.py``; nothing else changes. `fsdp_sim.learn.exercise.Exercise` says what it holds:
 
 - ``def <name>(...)``, the solution: what `fsdp_sim.learn.solution` and the solutions' notebooks show, so at most 30
-  lines, readable alone; ``def stub(...)`` with the same parameters, which returns ``...`` or is the faulty code.
-- wrong answers and shortcuts, as functions, each with (part of) the message that it must get; and ``EXERCISE``.
+  lines, readable alone. Where the stub is faulty code, ``stub = Edit({right: faulty, ...})``, or a function.
+- ``EXERCISE``, with wrong answers and shortcuts, each with (part of) the message that it must get:
+  ``mutant({old: new, ...}, message)`` where it is the solution with some text replaced, ``Wrong(function, message)``
+  where it is another idea. An import that only the texts use ends in ``# noqa: F401 - in edits``.
 
-The judge, from `fsdp_sim.learn.judges`, and a file to begin from:
+What is wrong with an exercise is said where it is built, which is when its file is imported.
+
+The judge, from `fsdp_sim.learn.judges` (a plan's from ``judges.plans``), and a file to begin from:
 
     predict a number        Numbers(truth, source, cases, where, unit)      collectives/elements_sent.py
     read a trace            Numbers, with timelines as cases                overlap/exposed_communication.py

@@ -18,6 +18,7 @@ from fsdp_sim.learn.verdict import with_code
 
 STRESSED = re.compile(r"\*(\w[^*]*)\*")
 WIDTH = 100  # characters of a line in a terminal
+MAX_STATEMENT, MAX_TRUTH = 160, 420  # characters
 WITH_STATEMENTS = tuple(chapter for chapter in CHAPTERS if chapter != "interview")
 """The chapters that have statements, in the order of the course: interviews ask about all of them."""
 
@@ -31,12 +32,24 @@ class Said:
         covers: the rows of the coverage map that it answers: ``misconception 13`` (part 1), ``misconception 3.6``
             (part 2).
         holds: what settles it: called without arguments, it is true. The tests call it.
+
+    Raises:
+        ValueError: a text is too long or not well formed; the message quotes it.
     """
 
     statement: str
     truth: str
     covers: tuple[str, ...]
     holds: Callable[[], bool] | None = None
+
+    def __post_init__(self) -> None:
+        for text, most in ((self.statement, MAX_STATEMENT), (self.truth, MAX_TRUTH)):
+            if not 10 < len(text) <= most:
+                raise ValueError(f"{text!r} has {len(text)} characters; it should have 11 to {most}")
+            if "\n" in text or "  " in text or text.count("`") % 2 or text[-1] not in ".)?!`":
+                raise ValueError(f"{text!r} should be one paragraph of sentences, each backtick with its second")
+        if not self.covers:
+            raise ValueError(f"{self.statement!r} covers no row of the coverage map")
 
 
 @dataclass(frozen=True, repr=False)

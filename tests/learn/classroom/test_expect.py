@@ -59,10 +59,17 @@ def test_what_is_told_is_the_whole_sentence_where_the_judge_has_it() -> None:
     assert told(exercise, "expected") == "what was expected and what was found"
 
 
-def test_a_wrong_answer_is_named_in_words_or_as_it_is_written() -> None:
+def test_a_wrong_answer_is_named_in_words_by_what_it_changes_or_as_it_is_written() -> None:
     trace, batches = load("first_to_differ"), load("counts_its_own_batches")
     assert who(trace.wrong, trace)[:2] == ["against rank 0", "counted from 0"]
-    assert who(batches.wrong, batches)[1] == "`for_steps(one_less)`"
+    assert who(batches.wrong, batches)[1:3] == [
+        "one less",
+        "`steps -= 1` in place of `dist.all_reduce(steps, op=dist.ReduceOp.MIN) # as many as everyone has`",
+    ]
+    assert who(load("state_bytes_per_parameter").wrong, load("state_bytes_per_parameter"))[2] == (
+        "without `+ 4 * master_copy`"
+    )
+    assert who(load("plan_for_24_gb").wrong, load("plan_for_24_gb"))[0] == "`plan(16, None, False, 'bf16')`"
     assert who(load("mean_of_means").wrong, load("mean_of_means"))[0] == "the code as it was given"
 
 

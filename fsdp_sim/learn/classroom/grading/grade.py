@@ -22,16 +22,6 @@ from fsdp_sim.learn.exercise import Exercise
 from fsdp_sim.learn.find import load
 from fsdp_sim.learn.verdict import WORDS, Grade
 
-NOT_GRADED = frozenset(
-    {
-        "code_in_a_checkpoint",
-        "count_what_was_saved",
-        "keep_the_last_checkpoint",
-        "load_onto_other_shards",
-        "resume_where_it_stopped",
-    }
-)
-"""Exercises about files that the judge and the code both use: another user has none in common with it."""
 DIED = f"{WORDS[Grade.NOT_YET]}: the code brought down the process that checks it. That is no way to pass."
 HELD_UP = f"{WORDS[Grade.NOT_YET]}: the code held up the process that checks it. That is no way to pass."
 READY_S = 600.0  # until a worker has imported torch and started ranks, on a slow disk
@@ -54,7 +44,8 @@ def points(exercise: Exercise) -> int:
 
 
 def grade(answers: Mapping[str, str], hide: Iterable[Path] = (), *, as_other_user: bool = True) -> Iterator[Graded]:
-    """Grade the code of some exercises, one after the other; those that are `NOT_GRADED` are passed over.
+    """Grade the code of some exercises, one after the other; as another user those that share files with
+    their judge are passed over (`Exercise.shares_files`).
 
     Args:
         answers: by exercise, the code of its cell.
@@ -68,7 +59,7 @@ def grade(answers: Mapping[str, str], hide: Iterable[Path] = (), *, as_other_use
     if as_other_user and os.geteuid() != 0:
         raise PermissionError("grading runs code as another user, which only root can: put sudo before the command")
     hidden = tuple(str(path.resolve()) for path in hide)
-    left = {name: code for name, code in answers.items() if not (as_other_user and name in NOT_GRADED)}
+    left = {name: code for name, code in answers.items() if not (as_other_user and load(name).shares_files)}
     while left:
         why = DIED
         try:

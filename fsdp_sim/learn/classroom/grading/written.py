@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-import linecache
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+from fsdp_sim.learn.edit import made
 
 
 @dataclass(frozen=True)
@@ -30,11 +31,7 @@ class Written:
 
 @functools.cache
 def _made(name: str, source: str) -> Callable[..., Any]:
-    file = f"<the cell of {name}>"
-    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)  # tracebacks quote its lines
-    space: dict[str, Any] = {"__name__": "__main__"}
-    exec(compile(source, file, "exec"), space)
-    if not callable(space.get(name)):
+    function = made(name, source, f"<the cell of {name}>", {"__name__": "__main__"})
+    if not callable(function):
         raise NameError(f"the cell defines no function {name}")
-    made: Callable[..., Any] = space[name]
-    return made
+    return function

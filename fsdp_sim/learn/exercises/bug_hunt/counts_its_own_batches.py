@@ -8,22 +8,23 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.edit import Edit
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.exercises.bug_hunt import batches, net, trained
 from fsdp_sim.learn.judges import Inputs, OnRanks
 
 RANKS, LR = 3, 2.0
 
 
-def stub(model, rows, lr):
-    for unit in (*model.layers, model):
-        fully_shard(unit)
-    optimizer = torch.optim.SGD(model.parameters(), lr)
-    for x in rows:
-        model(x).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return {"steps": len(rows), "head": model.head.weight.to_local()}
+stub = Edit(
+    {
+        "steps = torch.tensor(len(rows))\ndist.all_reduce(steps, op=dist.ReduceOp.MIN)  # as many as everyone has": (
+            ""
+        ),
+        "rows[: int(steps)]": "rows",
+        '"steps": int(steps)': '"steps": len(rows)',
+    }
+)
 
 
 def counts_its_own_batches(model, rows, lr):
@@ -53,46 +54,6 @@ def after(inputs: Inputs, steps: int) -> list[dict[str, Any]]:
     each = [[rows[min(step, len(rows) - 1)] for _, rows, _ in inputs] for step in range(steps)]
     head = trained(inputs[0][0], each, LR)[0]["head.weight"]
     return [{"steps": steps, "head": rows} for rows in head.chunk(RANKS)]
-
-
-def for_steps(choose):
-    """The same training for another number of steps; who has run out goes on with the last rows."""
-
-    def train(model, rows, lr):
-        for unit in (*model.layers, model):
-            fully_shard(unit)
-        optimizer = torch.optim.SGD(model.parameters(), lr)
-        steps = choose(len(rows))
-        for step in range(steps):
-            model(rows[min(step, len(rows) - 1)]).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        return {"steps": steps, "head": model.head.weight.to_local()}
-
-    return train
-
-
-def agreed(op):
-    def choose(count: int) -> int:
-        steps = torch.tensor(count)
-        dist.all_reduce(steps, op=op)
-        return int(steps)
-
-    return choose
-
-
-def one_less(count: int) -> int:
-    return agreed(dist.ReduceOp.MIN)(count) - 1
-
-
-def not_sharded(model, rows, lr):
-    steps = agreed(dist.ReduceOp.MIN)(len(rows))
-    optimizer = torch.optim.SGD(model.parameters(), lr)
-    for x in rows[:steps]:
-        model(x).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return {"steps": steps, "head": model.head.weight.chunk(RANKS)[dist.get_rank()]}
 
 
 EXERCISE = Exercise(
@@ -132,13 +93,37 @@ EXERCISE = Exercise(
         abs_=1e-4,
     ),
     wrong=(
-        Wrong(for_steps(agreed(dist.ReduceOp.MAX)), "those rows count twice"),
-        Wrong(for_steps(one_less), "all ranks had one batch more"),
-        Wrong(for_steps(lambda count: count - 1), "returned without calling"),
-        Wrong(for_steps(lambda count: 1), "expected"),
+        mutant(
+            {"ReduceOp.MIN": "ReduceOp.MAX", "rows[: int(steps)]": "rows + rows[-1:] * (int(steps) - len(rows))"},
+            "those rows count twice",
+        ),
+        mutant(
+            {
+                "dist.all_reduce(steps, op=dist.ReduceOp.MIN)  # as many as everyone has": (
+                    "dist.all_reduce(steps, op=dist.ReduceOp.MIN)\nsteps -= 1"
+                )
+            },
+            "all ranks had one batch more",
+            name="one less",
+        ),
+        mutant(
+            {"dist.all_reduce(steps, op=dist.ReduceOp.MIN)  # as many as everyone has": "steps -= 1"},
+            "returned without calling",
+        ),
+        mutant(
+            {"torch.tensor(len(rows))\ndist.all_reduce(steps, op=dist.ReduceOp.MIN)  # as many as everyone has": "1"},
+            "expected",
+        ),
     ),
     shortcuts=(
-        Wrong(not_sharded, "expected"),
+        mutant(
+            {
+                "for unit in (*model.layers, model):\nfully_shard(unit)": "",
+                ".to_local()": ".chunk(RANKS)[dist.get_rank()]",
+            },
+            "expected",
+            name="not sharded",
+        ),
         Wrong(
             lambda model, rows, lr: {"steps": 3, "head": model.head.weight.chunk(RANKS)[dist.get_rank()]}, "expected"
         ),

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import torch
-import torch.distributed as dist
+import torch.distributed as dist  # noqa: F401 - in edits
 from torch.distributed.fsdp import fully_shard
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.edit import Edit
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.exercises.bug_hunt import ROWS, batches, net, trained
 from fsdp_sim.learn.judges import Inputs, OnRanks
 
 RANKS, STEPS, LR = 3, 2, 2.0
 
 
-def stub(model, rows, lr):
-    for unit in (*model.layers, model):
-        fully_shard(unit)
-    optimizer = torch.optim.SGD(model.parameters(), lr)
-    for x in rows:
-        loss = model(x).square().mean() / dist.get_world_size()  # the mean over all ranks
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return [parameter.full_tensor() for parameter in model.parameters()]
+stub = Edit(
+    {"mean()  # FSDP takes the mean over all ranks": "mean() / dist.get_world_size()  # the mean over all ranks"}
+)
 
 
 def divides_twice(model, rows, lr):
@@ -46,33 +40,6 @@ def inputs(seed: int) -> Inputs:
 def after(inputs: Inputs, lr: float = LR) -> list[list[torch.Tensor]]:
     steps = list(zip(*(rows for _, rows, _ in inputs), strict=True))
     return [list(trained(inputs[0][0], steps, lr)[0].values())] * RANKS
-
-
-def with_loss(loss_of, by_hand=1.0):
-    """The same training with another loss, and gradients that are multiplied after backward."""
-
-    def train(model, rows, lr):
-        for unit in (*model.layers, model):
-            fully_shard(unit)
-        optimizer = torch.optim.SGD(model.parameters(), lr)
-        for x in rows:
-            loss_of(model(x)).backward()
-            for parameter in model.parameters():
-                parameter.grad *= by_hand
-            optimizer.step()
-            optimizer.zero_grad()
-        return [parameter.full_tensor() for parameter in model.parameters()]
-
-    return train
-
-
-def not_sharded(model, rows, lr):
-    optimizer = torch.optim.SGD(model.parameters(), lr)
-    for x in rows:
-        model(x).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return list(model.parameters())
 
 
 EXERCISE = Exercise(
@@ -112,12 +79,28 @@ EXERCISE = Exercise(
         abs_=2e-5,
     ),
     wrong=(
-        Wrong(with_loss(lambda out: RANKS * out.square().mean()), "a sum over the ranks, not their mean"),
-        Wrong(with_loss(lambda out: out.square().mean(), by_hand=1 / RANKS), "divided by the ranks twice"),
-        Wrong(with_loss(lambda out: out.square().mean(1).sum()), "the loss is the sum over this rank's rows"),
+        mutant(
+            {"model(x).square().mean()": "RANKS * model(x).square().mean()"}, "a sum over the ranks, not their mean"
+        ),
+        mutant(
+            {
+                "optimizer.step()": (
+                    "for parameter in model.parameters():\n    parameter.grad /= RANKS\noptimizer.step()"
+                )
+            },
+            "divided by the ranks twice",
+        ),
+        mutant({"square().mean()": "square().mean(1).sum()"}, "the loss is the sum over this rank's rows"),
     ),
     shortcuts=(
-        Wrong(not_sharded, "expected"),
+        mutant(
+            {
+                "for unit in (*model.layers, model):\nfully_shard(unit)": "",
+                "[parameter.full_tensor() for parameter in model.parameters()]": "list(model.parameters())",
+            },
+            "expected",
+            name="not sharded",
+        ),
         Wrong(lambda model, rows, lr: list(model.parameters()), "expected"),
     ),
     covers=("pitfall 36", "misconception 11"),

@@ -6,26 +6,28 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.edit import Edit
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.exercises.bug_hunt import batches, loss_of, net, trained
 from fsdp_sim.learn.judges import Inputs, OnRanks
 
 RANKS, STEPS, LR = 2, 3, 2.0
 
 
-def stub(model, rows, validation, lr):
-    for unit in (*model.layers, model):
-        fully_shard(unit)
-    optimizer = torch.optim.SGD(model.parameters(), lr)
-    losses = []
-    for x in rows:
-        model(x).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        if dist.get_rank() == 0:  # one log is enough
-            with torch.no_grad():
-                losses.append(model(validation).square().mean())
-    return torch.stack(losses)
+stub = Edit(
+    {
+        (
+            "with torch.no_grad():\n"
+            "loss = model(validation).square().mean()\n"
+            "dist.all_reduce(loss)\n"
+            "losses.append(loss / dist.get_world_size())"
+        ): (
+            "if dist.get_rank() == 0:  # one log is enough\n"
+            "    with torch.no_grad():\n"
+            "        losses.append(model(validation).square().mean())"
+        )
+    }
+)
 
 
 def evaluates_alone(model, rows, validation, lr):
@@ -69,32 +71,6 @@ def before_each_step(inputs: Inputs) -> list[torch.Tensor]:
     return [torch.cat([first[None], by_rank(inputs).mean(0)[:-1]])] * RANKS
 
 
-def evaluated(share, before=False):
-    """The same training, with what each rank does with its loss, and when it is taken."""
-
-    def train(model, rows, validation, lr):
-        for unit in (*model.layers, model):
-            fully_shard(unit)
-        optimizer = torch.optim.SGD(model.parameters(), lr)
-        losses = []
-
-        def evaluate():
-            with torch.no_grad():
-                losses.append(share(model(validation).square().mean()))
-
-        for x in rows:
-            if before:
-                evaluate()
-            model(x).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            if not before:
-                evaluate()
-        return torch.stack(losses)
-
-    return train
-
-
 def summed(loss):
     dist.all_reduce(loss)
     return loss
@@ -102,26 +78,6 @@ def summed(loss):
 
 def mean(loss):
     return summed(loss) / dist.get_world_size()
-
-
-def from_rank_0(loss):
-    dist.broadcast(loss, src=0)
-    return loss
-
-
-def with_a_barrier(model, rows, validation, lr):
-    for unit in (*model.layers, model):
-        fully_shard(unit)
-    optimizer = torch.optim.SGD(model.parameters(), lr)
-    losses = []
-    for x in rows:
-        model(x).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        if dist.get_rank() == 0:
-            losses.append(model(validation).square().mean())
-        dist.barrier()
-    return torch.stack(losses)
 
 
 def not_sharded(model, rows, validation, lr):
@@ -163,11 +119,37 @@ EXERCISE = Exercise(
         ),
     ),
     wrong=(
-        Wrong(evaluated(lambda loss: loss), "each rank has the loss of its own"),
-        Wrong(evaluated(summed), "2 times too large"),
-        Wrong(evaluated(from_rank_0), "rank 0's validation rows"),
-        Wrong(evaluated(mean, before=True), "it is the loss before each step"),
-        Wrong(with_a_barrier, "called a different collective"),
+        mutant(
+            {"dist.all_reduce(loss)": "", "loss / dist.get_world_size()": "loss"}, "each rank has the loss of its own"
+        ),
+        mutant({"loss / dist.get_world_size()": "loss"}, "2 times too large", name="summed"),
+        mutant(
+            {"dist.all_reduce(loss)": "dist.broadcast(loss, src=0)", "loss / dist.get_world_size()": "loss"},
+            "rank 0's validation rows",
+            name="from rank 0",
+        ),
+        mutant(
+            {
+                "model(x).square().mean().backward()\noptimizer.step()\noptimizer.zero_grad()": "",
+                "return": (
+                    "    model(x).square().mean().backward()\n    optimizer.step()\n    optimizer.zero_grad()\nreturn"
+                ),
+            },
+            "it is the loss before each step",
+            name="before the step",
+        ),
+        mutant(
+            {
+                (
+                    "with torch.no_grad():\n"
+                    "loss = model(validation).square().mean()\n"
+                    "dist.all_reduce(loss)\n"
+                    "losses.append(loss / dist.get_world_size())"
+                ): "if dist.get_rank() == 0:\n    losses.append(model(validation).square().mean())\ndist.barrier()"
+            },
+            "called a different collective",
+            name="with a barrier",
+        ),
     ),
     shortcuts=(
         Wrong(not_sharded, "expected"),

@@ -8,24 +8,21 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.edit import Edit
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.exercises.bug_hunt import batches, loss_of, net, trained
 from fsdp_sim.learn.judges import Inputs, OnRanks
 
 RANKS, STEPS, LR = 2, 2, 2.0
 
 
-def stub(model, rows, validation, lr):
-    for unit in (*model.layers, model):
-        fully_shard(unit)
-    optimizer = torch.optim.SGD(model.parameters(), lr)
-    with torch.inference_mode():  # does the evaluation run at all?
-        before = model(validation).square().mean().item()
-    for x in rows:
-        model(x).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return {"before": before, "head": model.head.weight.full_tensor()}
+stub = Edit(
+    {
+        "torch.no_grad():  # buffers made in it can be used in training too": (
+            "torch.inference_mode():  # does the evaluation run at all?"
+        )
+    }
+)
 
 
 def evaluates_in_inference_mode(model, rows, validation, lr):
@@ -55,57 +52,6 @@ def evaluated(inputs: Inputs, after_training: bool) -> list[dict[str, Any]]:
 
 def in_one_process(inputs: Inputs) -> list[dict[str, Any]]:
     return evaluated(inputs, after_training=False)
-
-
-def evaluates_at_the_end(model, rows, validation, lr):
-    for unit in (*model.layers, model):
-        fully_shard(unit)
-    optimizer = torch.optim.SGD(model.parameters(), lr)
-    for x in rows:
-        model(x).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    head = model.head.weight.full_tensor()
-    with torch.inference_mode():
-        loss = model(validation).square().mean().item()
-    return {"before": loss, "head": head}
-
-
-def clones_the_output(model, rows, validation, lr):
-    for unit in (*model.layers, model):
-        fully_shard(unit)
-    optimizer = torch.optim.SGD(model.parameters(), lr)
-    with torch.inference_mode():
-        output = model(validation)
-    before = output.clone().square().mean().item()
-    for x in rows:
-        model(x.clone()).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return {"before": before, "head": model.head.weight.full_tensor()}
-
-
-def in_training_too(model, rows, validation, lr):
-    for unit in (*model.layers, model):
-        fully_shard(unit)
-    optimizer = torch.optim.SGD(model.parameters(), lr)
-    with torch.inference_mode():
-        before = model(validation).square().mean().item()
-        for x in rows:
-            model(x)
-            optimizer.step()
-    model.reshard()
-    return {"before": before, "head": model.head.weight.full_tensor()}
-
-
-def not_sharded(model, rows, validation, lr):
-    before = model(validation).square().mean().item()
-    optimizer = torch.optim.SGD(model.parameters(), lr)
-    for x in rows:
-        model(x).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return {"before": before, "head": model.head.weight}
 
 
 def untrained(inputs: Inputs) -> list[dict[str, Any]]:
@@ -144,12 +90,54 @@ EXERCISE = Exercise(
         abs_=1e-4,
     ),
     wrong=(
-        Wrong(evaluates_at_the_end, "it is the loss after training"),
-        Wrong(clones_the_output, "Inplace update to inference tensor"),
-        Wrong(in_training_too, "nothing was learned in inference mode"),
+        mutant(
+            {
+                (
+                    "with torch.no_grad():  # buffers made in it can be used in training too\n"
+                    "before = model(validation).square().mean().item()"
+                ): "",
+                'return {"before": before, "head": model.head.weight.full_tensor()}': (
+                    "head = model.head.weight.full_tensor()\n"
+                    "with torch.inference_mode():\n"
+                    "    before = model(validation).square().mean().item()\n"
+                    'return {"before": before, "head": head}'
+                ),
+            },
+            "it is the loss after training",
+            name="evaluates at the end",
+        ),
+        mutant(
+            {
+                (
+                    "with torch.no_grad():  # buffers made in it can be used in training too\n"
+                    "before = model(validation).square().mean().item()"
+                ): (
+                    "with torch.inference_mode():\n"
+                    "    output = model(validation)\n"
+                    "before = output.clone().square().mean().item()"
+                ),
+                "model(x)": "model(x.clone())",
+            },
+            "Inplace update to inference tensor",
+            name="clones the output",
+        ),
+        mutant(
+            {
+                "torch.no_grad():  # buffers made in it can be used in training too": "torch.inference_mode():",
+                "for x in rows:\nmodel(x).square().mean().backward()\noptimizer.step()\noptimizer.zero_grad()": (
+                    "    for x in rows:\n        model(x)\n        optimizer.step()\nmodel.reshard()"
+                ),
+            },
+            "nothing was learned in inference mode",
+            name="in training too",
+        ),
     ),
     shortcuts=(
-        Wrong(not_sharded, "expected"),
+        mutant(
+            {"for unit in (*model.layers, model):\nfully_shard(unit)": "", ".full_tensor()": ""},
+            "expected",
+            name="not sharded",
+        ),
         Wrong(lambda model, rows, validation, lr: {"before": 0.1, "head": model.head.weight}, "expected"),
         Wrong(lambda *_: dist.get_rank(), "a dict is asked for"),
     ),

@@ -7,16 +7,12 @@ import random
 from collections import Counter
 from typing import Any
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Numbers
 from fsdp_sim.schedule import toy_program
 from fsdp_sim.timeline import COLLECTIVES
 
 RANKS = 4
-
-
-def stub(issued):
-    return ...
 
 
 def first_to_differ(issued):
@@ -66,29 +62,6 @@ def where_the_shortest_ends(issued):
     return {"number": least + 1, "ranks": [rank for rank, labels in enumerate(issued) if len(labels) == least]}
 
 
-def against_rank_0(issued):
-    for place in range(max(map(len, issued))):
-        here = [labels[place] if place < len(labels) else "nothing" for labels in issued]
-        off = [rank for rank, label in enumerate(here) if label != here[0]]
-        if off:
-            return {"number": place + 1, "ranks": off}
-    return None
-
-
-def counted_from_0(issued):
-    right = first_to_differ(issued)
-    return {"number": right["number"] - 1, "ranks": right["ranks"]}
-
-
-def who_waits(issued):
-    right = first_to_differ(issued)
-    return {"number": right["number"], "ranks": [rank for rank in range(len(issued)) if rank not in right["ranks"]]}
-
-
-def the_last_one(issued):
-    return {"number": max(map(len, issued)), "ranks": first_to_differ(issued)["ranks"]}
-
-
 EXERCISE = Exercise(
     title="Read who is off, and where",
     kind=Kind.TRACE,
@@ -100,7 +73,6 @@ EXERCISE = Exercise(
     "or issued two in another order. Return {'number': the first at which not all ranks are alike, counted from 1, "
     "'ranks': [the rank that is off]}.",
     reference=first_to_differ,
-    stub=stub,
     why="Where ranks wait is seldom where they parted: a collective that was left out is met by the next of the same "
     "kind, and the hang comes later. So read from the beginning, all ranks side by side, to the first line that is "
     "not the same; most ranks are right, and rank 0 is not always one of them. That is what a flight recorder is for, "
@@ -112,11 +84,23 @@ EXERCISE = Exercise(
     ),
     judge=Numbers(truth=found, source="found by comparing the records of all ranks", cases=cases),
     wrong=(
-        Wrong(against_rank_0, "you took rank 0 to be right; it may be the one that is off: most ranks are right"),
-        Wrong(counted_from_0, "count from 1, as the ranks' reports do"),
-        Wrong(who_waits, "those ranks wait; asked for is the one that they wait for"),
+        mutant(
+            {"max(set(here), key=here.count)": "here[0]"},
+            "you took rank 0 to be right; it may be the one that is off: most ranks are right",
+            name="against rank 0",
+        ),
+        mutant({"place + 1": "place"}, "count from 1, as the ranks' reports do", name="counted from 0"),
+        mutant(
+            {"label != usual]": "label == usual]"},
+            "those ranks wait; asked for is the one that they wait for",
+            name="who waits",
+        ),
         Wrong(where_the_shortest_ends, "where a list ends is where its rank waits; they may have parted before"),
-        Wrong(the_last_one, "that is where they hang; asked for is where they part"),
+        mutant(
+            {"place + 1": "max(map(len, issued))"},
+            "that is where they hang; asked for is where they part",
+            name="the last one",
+        ),
     ),
     shortcuts=(Wrong(lambda issued: {"number": 5, "ranks": [1]}, "expected"),),
     covers=("pitfall 6", "pitfall 8", "misconception 35"),

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Inputs, OnRanks, Uses
 
 RANKS, WIDTH = 3, 4096
@@ -53,10 +53,6 @@ def gathered(predictions):
     parts = [torch.empty_like(predictions) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, predictions)
     return torch.cat(parts)
-
-
-def keeps_the_padding(predictions, rows):
-    return gathered(functional.pad(predictions, (0, 0, 0, rows - len(predictions))))
 
 
 def to_the_least(predictions, rows):
@@ -112,7 +108,11 @@ EXERCISE = Exercise(
         checks=(Uses(frozenset({"all_gather", "all_reduce"}), "gathers and reductions are all it takes"),),
     ),
     wrong=(
-        Wrong(keeps_the_padding, "they count in every score"),
+        mutant(
+            {"torch.cat([part[:count] for part, count in zip(whole.chunk(ranks), counts, strict=True)])": "whole"},
+            "they count in every score",
+            name="keeps the padding",
+        ),
         Wrong(to_the_least, "some are not evaluated"),
         Wrong(only_the_last_is_short, "invalid tensor size"),
         Wrong(as_objects, "expected only all_gather and all_reduce"),

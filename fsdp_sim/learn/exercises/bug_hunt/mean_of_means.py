@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Inputs, OnRanks, Uses
 
 RANKS, NUMBERS = 4, 60_000
@@ -47,16 +47,6 @@ def by_own_tokens(inputs: Inputs) -> list[torch.Tensor]:
     return [summed(inputs)[0] / (RANKS * len(rows)) for (rows,) in inputs]
 
 
-def only_summed(gradient_of_each_token):
-    gradient = gradient_of_each_token.sum(0)
-    dist.all_reduce(gradient)
-    return gradient
-
-
-def divided_by_own(gradient_of_each_token):
-    return only_summed(gradient_of_each_token) / (len(gradient_of_each_token) * dist.get_world_size())
-
-
 def gathers_everything(gradient_of_each_token):
     rows: list = [None] * dist.get_world_size()
     dist.all_gather_object(rows, gradient_of_each_token)
@@ -94,8 +84,12 @@ EXERCISE = Exercise(
     ),
     wrong=(
         Wrong(stub, "it is the mean of the ranks' means"),
-        Wrong(only_summed, "it is the sum over all tokens"),
-        Wrong(divided_by_own, "it is divided by this rank's tokens"),
+        mutant({"gradient / tokens": "gradient"}, "it is the sum over all tokens", name="only summed"),
+        mutant(
+            {"dist.all_reduce(tokens)": "", "gradient / tokens": "gradient / (tokens * dist.get_world_size())"},
+            "it is divided by this rank's tokens",
+            name="divided by own",
+        ),
         Wrong(gathers_everything, "expected only all_reduce, found all_gather"),
     ),
     shortcuts=(

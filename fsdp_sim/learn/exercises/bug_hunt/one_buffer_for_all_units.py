@@ -8,21 +8,23 @@ import torch
 import torch.distributed as dist
 
 from fsdp_sim.learn.apart import Trial
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.edit import Edit
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Holds, Inputs, OnRanks, Uses
 
 RANKS, UNITS, WIDTH, ROWS = 2, 4, 256, 4
 UNIT_BYTES = WIDTH * WIDTH * 4
 
 
-def stub(shards, x):
-    buffer, weights = torch.empty(x.shape[1], x.shape[1]), []  # one buffer: one unit is whole at a time
-    for shard in shards:
-        dist.all_gather_into_tensor(buffer, shard)
-        weights.append(buffer.data.requires_grad_())
-        x = torch.tanh(x @ weights[-1])
-    x.square().sum().backward()
-    return [weight.grad for weight in weights]
+stub = Edit(
+    {
+        "x.shape[1]), []": "x.shape[1]), []  # one buffer: one unit is whole at a time",
+        (
+            "x.register_hook(lambda _, shard=shard: dist.all_gather_into_tensor(buffer, shard))  # "
+            "again, before backward"
+        ): "",
+    }
+)
 
 
 def one_buffer_for_all_units(shards, x):
@@ -61,50 +63,6 @@ def gradients(inputs: Inputs, seen_in_backward: Callable[[int], int] = lambda un
 
 def least_bytes(trial: Trial) -> int:
     return UNITS * UNIT_BYTES // RANKS + UNIT_BYTES + UNITS * UNIT_BYTES
-
-
-def a_buffer_each(shards, x):
-    weights = []
-    for shard in shards:
-        buffer = torch.empty(x.shape[1], x.shape[1])
-        dist.all_gather_into_tensor(buffer, shard)
-        weights.append(buffer.requires_grad_())
-        x = torch.tanh(x @ weights[-1])
-    x.square().sum().backward()
-    return [weight.grad for weight in weights]
-
-
-def hooks_on_the_input(shards, x):
-    buffer, weights = torch.empty(x.shape[1], x.shape[1]), []
-    for shard in shards:
-        if x.requires_grad:
-            x.register_hook(lambda _, shard=shard: dist.all_gather_into_tensor(buffer, shard))
-        dist.all_gather_into_tensor(buffer, shard)
-        weights.append(buffer.data.requires_grad_())
-        x = torch.tanh(x @ weights[-1])
-    x.square().sum().backward()
-    return [weight.grad for weight in weights]
-
-
-def two_in_turn(shards, x):
-    buffers, weights = [torch.empty(x.shape[1], x.shape[1]) for _ in range(2)], []
-    for unit, shard in enumerate(shards):
-        dist.all_gather_into_tensor(buffers[unit % 2], shard)
-        weights.append(buffers[unit % 2].data.requires_grad_())
-        x = torch.tanh(x @ weights[-1])
-    x.square().sum().backward()
-    return [weight.grad for weight in weights]
-
-
-def the_first_again(shards, x):
-    buffer, weights = torch.empty(x.shape[1], x.shape[1]), []
-    for shard in shards:
-        dist.all_gather_into_tensor(buffer, shard)
-        weights.append(buffer.data.requires_grad_())
-        x = torch.tanh(x @ weights[-1])
-    dist.all_gather_into_tensor(buffer, shards[0])
-    x.square().sum().backward()
-    return [weight.grad for weight in weights]
 
 
 def own_rows_only(shards, x):
@@ -173,10 +131,56 @@ EXERCISE = Exercise(
         abs_=1e-3,
     ),
     wrong=(
-        Wrong(a_buffer_each, "keep one buffer, and gather each unit into it again"),
-        Wrong(hooks_on_the_input, "the weight of the unit above it"),
-        Wrong(two_in_turn, "the weights of the last two units"),
-        Wrong(the_first_again, "the first unit's weight"),
+        mutant(
+            {
+                "for shard in shards:": "for shard in shards:\n    buffer = torch.empty(x.shape[1], x.shape[1])",
+                (
+                    "x.register_hook(lambda _, shard=shard: dist.all_gather_into_tensor(buffer, shard))  # "
+                    "again, before backward"
+                ): "",
+            },
+            "keep one buffer, and gather each unit into it again",
+            name="a buffer each",
+        ),
+        mutant(
+            {
+                "for shard in shards:": (
+                    "for shard in shards:\n"
+                    "    if x.requires_grad:\n"
+                    "        x.register_hook(lambda _, shard=shard: dist.all_gather_into_tensor(buffer, shard))"
+                ),
+                (
+                    "x.register_hook(lambda _, shard=shard: dist.all_gather_into_tensor(buffer, shard))  # "
+                    "again, before backward"
+                ): "",
+            },
+            "the weight of the unit above it",
+            name="hooks on the input",
+        ),
+        mutant(
+            {
+                "for shard in shards:": (
+                    "other = torch.empty_like(buffer)\nfor shard in shards:\n    buffer, other = other, buffer"
+                ),
+                (
+                    "x.register_hook(lambda _, shard=shard: dist.all_gather_into_tensor(buffer, shard))  # "
+                    "again, before backward"
+                ): "",
+            },
+            "the weights of the last two units",
+            name="two in turn",
+        ),
+        mutant(
+            {
+                (
+                    "x.register_hook(lambda _, shard=shard: dist.all_gather_into_tensor(buffer, shard))  # "
+                    "again, before backward"
+                ): "",
+                "x.square()": "dist.all_gather_into_tensor(buffer, shards[0])\nx.square()",
+            },
+            "the first unit's weight",
+            name="the first again",
+        ),
     ),
     shortcuts=(
         Wrong(own_rows_only, "expected"),

@@ -8,27 +8,20 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.edit import Edit
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.exercises.bug_hunt import batches, net, trained
 from fsdp_sim.learn.judges import Inputs, OnRanks
 
 RANKS, STEPS, LR = 2, 4, 1.0
 
 
-def stub(model, rows, lr):
-    optimizer = torch.optim.SGD(model.parameters(), lr, momentum=0.9)
-    for unit in (*model.layers, model):
-        fully_shard(unit)
-    losses = []
-    for x in rows:
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.detach())
-    mean = torch.stack(losses)
-    dist.all_reduce(mean)
-    return mean / dist.get_world_size()
+stub = Edit(
+    {
+        "for unit in": "optimizer = torch.optim.SGD(model.parameters(), lr, momentum=0.9)\nfor unit in",
+        "optimizer = torch.optim.SGD(model.parameters(), lr, momentum=0.9)  # after: it is to hold the shards": "",
+    }
+)
 
 
 def optimizer_before_sharding(model, rows, lr):
@@ -58,55 +51,13 @@ def losses_of(inputs: Inputs, lr: float = LR, momentum: float = 0.9) -> list[tor
     return [trained(inputs[0][0], steps, lr, momentum)[1]] * RANKS
 
 
-def new_in_every_step(model, rows, lr):
-    for unit in (*model.layers, model):
-        fully_shard(unit)
-    losses = []
-    for x in rows:
-        optimizer = torch.optim.SGD(model.parameters(), lr, momentum=0.9)
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.detach())
-    return mean(torch.stack(losses))
-
-
 def mean(losses):
     dist.all_reduce(losses)
     return losses / dist.get_world_size()
 
 
-def gradients_kept(model, rows, lr):
-    for unit in (*model.layers, model):
-        fully_shard(unit)
-    optimizer = torch.optim.SGD(model.parameters(), lr, momentum=0.9)
-    losses = []
-    for x in rows:
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.detach())
-    return mean(torch.stack(losses))
-
-
 def higher_rate(model, rows, lr):
     return stub(model, rows, 10 * lr)
-
-
-def half_before(model, rows, lr):
-    for unit in model.layers:
-        fully_shard(unit)
-    optimizer = torch.optim.SGD(model.parameters(), lr, momentum=0.9)
-    fully_shard(model)
-    losses = []
-    for x in rows:
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.detach())
-    return mean(torch.stack(losses))
 
 
 def accumulated(inputs: Inputs) -> list[torch.Tensor]:
@@ -124,18 +75,6 @@ def accumulated(inputs: Inputs) -> list[torch.Tensor]:
 def blocks_only(inputs: Inputs) -> list[torch.Tensor]:
     steps = list(zip(*(rows for _, rows, _ in inputs), strict=True))
     return [trained(inputs[0][0], steps, LR, 0.9, lambda name: name.startswith("layers."))[1]] * RANKS
-
-
-def not_sharded(model, rows, lr):
-    optimizer = torch.optim.SGD(model.parameters(), lr, momentum=0.9)
-    losses = []
-    for x in rows:
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.detach())
-    return mean(torch.stack(losses))
 
 
 EXERCISE = Exercise(
@@ -176,12 +115,31 @@ EXERCISE = Exercise(
     ),
     wrong=(
         Wrong(higher_rate, "no weight has moved"),
-        Wrong(new_in_every_step, "the momentum is lost"),
-        Wrong(gradients_kept, "gradients of earlier steps are still there"),
-        Wrong(half_before, "only the blocks learn"),
+        mutant(
+            {
+                (
+                    "optimizer = torch.optim.SGD(model.parameters(), lr, momentum=0.9)  # after: it is to hold "
+                    "the shards"
+                ): "",
+                "for x in rows:": (
+                    "for x in rows:\n    optimizer = torch.optim.SGD(model.parameters(), lr, momentum=0.9)"
+                ),
+            },
+            "the momentum is lost",
+            name="new in every step",
+        ),
+        mutant({"optimizer.zero_grad()": ""}, "gradients of earlier steps are still there", name="gradients kept"),
+        mutant(
+            {
+                "(*model.layers, model)": "model.layers",
+                "momentum=0.9)  # after: it is to hold the shards": "momentum=0.9)\nfully_shard(model)",
+            },
+            "only the blocks learn",
+            name="half before",
+        ),
     ),
     shortcuts=(
-        Wrong(not_sharded, "expected"),
+        mutant({"for unit in (*model.layers, model):\nfully_shard(unit)": ""}, "expected", name="not sharded"),
         Wrong(lambda model, rows, lr: torch.linspace(0.2, 0.1, STEPS), "expected"),
     ),
     covers=("pitfall 11",),

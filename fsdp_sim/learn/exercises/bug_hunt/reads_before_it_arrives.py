@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import time
+import time  # noqa: F401 - in edits
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 
 from fsdp_sim.learn.apart import Ran, Trial
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.edit import Edit
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.inside import WAIT
 from fsdp_sim.learn.judges import Inputs, OnRanks, Uses
 from fsdp_sim.learn.verdict import Finding, Grade
@@ -26,13 +27,12 @@ def compute(unit: int, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         return torch.tanh(weight @ x)
 
 
-def stub(shards, x, compute):
-    for unit, shard in enumerate(shards):
-        weight = torch.empty(len(shard) * dist.get_world_size(), shard.shape[1])
-        work = dist.all_gather_into_tensor(weight, shard, async_op=True)
-        x = compute(unit, weight, x)
-        work.wait()
-    return x
+stub = Edit(
+    {
+        "work.wait()  # only then may anyone read it": "",
+        "x = compute(unit, weight, x)": "x = compute(unit, weight, x)\nwork.wait()",
+    }
+)
 
 
 def reads_before_it_arrives(shards, x, compute):
@@ -90,20 +90,6 @@ class OrderFirst(OnRanks):
         return super().grade(trial, ran, wrong) if finding.grade else finding
 
 
-def with_pause(pause):
-    """Something else in the place of the wait."""
-
-    def forward(shards, x, compute):
-        for unit, shard in enumerate(shards):
-            weight = torch.empty(len(shard) * dist.get_world_size(), shard.shape[1])
-            dist.all_gather_into_tensor(weight, shard, async_op=True)
-            pause()
-            x = compute(unit, weight, x)
-        return x
-
-    return forward
-
-
 def waits_for_the_one_before(shards, x, compute):
     work = None
     for unit, shard in enumerate(shards):
@@ -151,9 +137,9 @@ EXERCISE = Exercise(
         abs_=1e-4,
     ),
     wrong=(
-        Wrong(with_pause(lambda: None), "and nobody ever waited for it"),
-        Wrong(with_pause(lambda: time.sleep(0.02)), "and nobody ever waited for it"),
-        Wrong(with_pause(dist.barrier), "and nobody ever waited for it"),
+        mutant({"work.wait()  # only then may anyone read it": ""}, "and nobody ever waited for it"),
+        mutant({"work.wait()": "time.sleep(0.02)"}, "and nobody ever waited for it"),
+        mutant({"work.wait()": "dist.barrier()"}, "and nobody ever waited for it"),
         Wrong(waits_for_the_one_before, "and the wait came after it"),
     ),
     shortcuts=(

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.edit import Edit
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.exercises.bug_hunt import Tensors
 from fsdp_sim.learn.judges import Inputs, OnRanks, Uses
 
@@ -15,11 +16,7 @@ RANKS, NUMBERS = 3, 20_000
 NAMES = ("query", "key", "value", "output")
 
 
-def stub(gradients):
-    for name in gradients:
-        dist.all_reduce(gradients[name])
-        gradients[name] /= dist.get_world_size()
-    return gradients
+stub = Edit({"sorted(gradients):  # the same order on every rank": "gradients:"})
 
 
 def reduces_in_own_order(gradients):
@@ -54,24 +51,8 @@ def mixed_up(inputs: Inputs, order: Callable[[Tensors], list[str]] = list) -> li
     return found
 
 
-def in_order(order):
-    def reduce(gradients):
-        for name in order(gradients):
-            dist.all_reduce(gradients[name])
-            gradients[name] /= dist.get_world_size()
-        return gradients
-
-    return reduce
-
-
 def largest_first(gradients):
     return sorted(gradients, key=lambda name: -gradients[name].norm())
-
-
-def summed(gradients):
-    for name in sorted(gradients):
-        dist.all_reduce(gradients[name])
-    return gradients
 
 
 def as_one(gradients):
@@ -79,14 +60,6 @@ def as_one(gradients):
     dist.all_reduce(whole)
     parts = whole.chunk(len(gradients))
     return {name: part / dist.get_world_size() for name, part in zip(gradients, parts, strict=True)}
-
-
-def with_barriers(gradients):
-    for name in gradients:
-        dist.barrier()
-        dist.all_reduce(gradients[name])
-        gradients[name] /= dist.get_world_size()
-    return gradients
 
 
 EXERCISE = Exercise(
@@ -127,9 +100,17 @@ EXERCISE = Exercise(
     ),
     wrong=(
         Wrong(as_one, "gradients of different parameters were added up"),
-        Wrong(with_barriers, "gradients of different parameters were added up"),
-        Wrong(in_order(largest_first), "the order depends on each rank's own numbers"),
-        Wrong(summed, "sums over the ranks, not their means"),
+        mutant(
+            {"sorted(gradients):  # the same order on every rank": "gradients:\n    dist.barrier()"},
+            "gradients of different parameters were added up",
+            name="with barriers",
+        ),
+        mutant(
+            {"sorted(gradients)": "sorted(gradients, key=lambda name: -gradients[name].norm())"},
+            "the order depends on each rank's own numbers",
+            name="largest first",
+        ),
+        mutant({"gradients[name] /= dist.get_world_size()": ""}, "sums over the ranks, not their means", name="summed"),
     ),
     shortcuts=(
         Wrong(lambda gradients: gradients, "expected"),

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from fsdp_sim.learn.apart import Trial
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Inputs, OnRanks, Sends
 
 RANKS, NUMBERS = 4, 80_000
@@ -43,16 +43,6 @@ def adds_up_at_home(gradient):
     everyones = torch.empty(ranks * len(gradient))
     dist.all_gather_into_tensor(everyones, gradient)
     return everyones.view(ranks, -1).mean(0).chunk(ranks)[dist.get_rank()]
-
-
-def not_divided(gradient):
-    mine = torch.empty(len(gradient) // dist.get_world_size())
-    dist.reduce_scatter_tensor(mine, gradient)
-    return mine
-
-
-def the_neighbours(gradient):
-    return reduces_to_everyone(gradient.roll(-len(gradient) // dist.get_world_size()))
 
 
 def in_pieces(gradient):
@@ -101,8 +91,12 @@ EXERCISE = Exercise(
     wrong=(
         Wrong(adds_up_at_home, "expected at most"),
         Wrong(in_pieces, "sends half of an all-reduce"),
-        Wrong(not_divided, "4 times too large"),
-        Wrong(the_neighbours, "every rank holds what rank + 1 should"),
+        mutant({"mine / ranks": "mine"}, "4 times too large", name="not divided"),
+        mutant(
+            {"(mine, gradient)": "(mine, gradient.roll(-len(gradient) // ranks))"},
+            "every rank holds what rank + 1 should",
+            name="the neighbours",
+        ),
     ),
     shortcuts=(
         Wrong(lambda gradient: gradient.chunk(RANKS)[dist.get_rank()], "numbers differ"),

@@ -7,25 +7,28 @@ from typing import Any
 
 import torch
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor  # noqa: F401 - in edits
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.edit import Edit
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.exercises.bug_hunt import batches, loss_of, net, trained
 from fsdp_sim.learn.judges import Inputs, OnRanks
 
 RANKS, STEPS, LR = 2, 2, 2.0
 
 
-def stub(model, rows, lr):
-    for unit in (*model.layers, model):
-        fully_shard(unit)
-    first = model(rows[0]).square().mean().item()  # for the log
-    optimizer = torch.optim.SGD(model.parameters(), lr)
-    for x in rows:
-        model(x).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return {"first": first, "weights": [p.full_tensor() for p in model.parameters()]}
+stub = Edit(
+    {
+        (
+            "optimizer = torch.optim.SGD(model.parameters(), lr)  # right after sharding, while all are "
+            "DTensors\n"
+            "first = model(rows[0]).square().mean().item()"
+        ): (
+            "first = model(rows[0]).square().mean().item()  # for the log\n"
+            "optimizer = torch.optim.SGD(model.parameters(), lr)"
+        )
+    }
+)
 
 
 def runs_before_the_optimizer(model, rows, lr):
@@ -59,57 +62,6 @@ def is_a_block(name: str) -> bool:
 def with_the_first_twice(inputs: Inputs) -> list[dict[str, Any]]:
     """As if the forward for the log had been a step."""
     return after([(model, [rows[0], *rows], lr) for model, rows, lr in inputs])
-
-
-def without_gradients(model, rows, lr):
-    for unit in (*model.layers, model):
-        fully_shard(unit)
-    with torch.no_grad():
-        first = model(rows[0]).square().mean().item()
-    optimizer = torch.optim.SGD(model.parameters(), lr)
-    for x in rows:
-        model(x).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return {"first": first, "weights": [p.full_tensor() for p in model.parameters()]}
-
-
-def blocks_alone(model, rows, lr):
-    """Whoever has noticed that some are no DTensors, and leaves them out."""
-    for unit in (*model.layers, model):
-        fully_shard(unit)
-    first = model(rows[0]).square().mean().item()
-    optimizer = torch.optim.SGD([p for p in model.parameters() if isinstance(p, DTensor)], lr)
-    for x in rows:
-        model(x).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return {"first": first, "weights": [p.full_tensor() for p in model.parameters()]}
-
-
-def a_step_for_the_log(model, rows, lr):
-    for unit in (*model.layers, model):
-        fully_shard(unit)
-    loss = model(rows[0]).square().mean()
-    loss.backward()
-    optimizer = torch.optim.SGD(model.parameters(), lr)
-    optimizer.step()
-    optimizer.zero_grad()
-    for x in rows:
-        model(x).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return {"first": loss.item(), "weights": [p.full_tensor() for p in model.parameters()]}
-
-
-def not_sharded(model, rows, lr):
-    first = model(rows[0]).square().mean().item()
-    optimizer = torch.optim.SGD(model.parameters(), lr)
-    for x in rows:
-        model(x).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return {"first": first, "weights": list(model.parameters())}
 
 
 EXERCISE = Exercise(
@@ -146,12 +98,63 @@ EXERCISE = Exercise(
         abs_=1e-4,
     ),
     wrong=(
-        Wrong(without_gradients, "embedding and head, the root's, are as they were"),
-        Wrong(blocks_alone, "embedding and head, the root's, are as they were"),
-        Wrong(a_step_for_the_log, "the first rows were trained on twice"),
+        mutant(
+            {
+                (
+                    "optimizer = torch.optim.SGD(model.parameters(), lr)  # right after sharding, while all are "
+                    "DTensors\n"
+                    "first = model(rows[0]).square().mean().item()"
+                ): (
+                    "with torch.no_grad():\n"
+                    "    first = model(rows[0]).square().mean().item()\n"
+                    "optimizer = torch.optim.SGD(model.parameters(), lr)"
+                )
+            },
+            "embedding and head, the root's, are as they were",
+            name="without gradients",
+        ),
+        mutant(
+            {
+                (
+                    "optimizer = torch.optim.SGD(model.parameters(), lr)  # right after sharding, while all are "
+                    "DTensors\n"
+                    "first = model(rows[0]).square().mean().item()"
+                ): (
+                    "first = model(rows[0]).square().mean().item()\n"
+                    "optimizer = torch.optim.SGD([p for p in model.parameters() if isinstance(p, DTensor)], lr)"
+                )
+            },
+            "embedding and head, the root's, are as they were",
+            name="blocks alone",
+        ),
+        mutant(
+            {
+                (
+                    "optimizer = torch.optim.SGD(model.parameters(), lr)  # right after sharding, while all are "
+                    "DTensors\n"
+                    "first = model(rows[0]).square().mean().item()"
+                ): (
+                    "first = model(rows[0]).square().mean()\n"
+                    "first.backward()\n"
+                    "optimizer = torch.optim.SGD(model.parameters(), lr)\n"
+                    "optimizer.step()\n"
+                    "optimizer.zero_grad()"
+                ),
+                '"first": first': '"first": first.item()',
+            },
+            "the first rows were trained on twice",
+            name="a step for the log",
+        ),
     ),
     shortcuts=(
-        Wrong(not_sharded, "expected"),
+        mutant(
+            {
+                "for unit in (*model.layers, model):\nfully_shard(unit)": "",
+                "[p.full_tensor() for p in model.parameters()]": "list(model.parameters())",
+            },
+            "expected",
+            name="not sharded",
+        ),
         Wrong(lambda model, rows, lr: {"first": 0.1, "weights": list(model.parameters())}, "expected"),
     ),
     covers=("pitfall 12",),

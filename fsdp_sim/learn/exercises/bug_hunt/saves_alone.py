@@ -6,24 +6,27 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.edit import Edit
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.exercises.bug_hunt import Tensors, batches, net, trained
 from fsdp_sim.learn.judges import Inputs, OnRanks
 
 RANKS, STEPS, LR = 2, 2, 2.0
 
 
-def stub(model, rows, lr):
-    for unit in (*model.layers, model):
-        fully_shard(unit)
-    optimizer = torch.optim.SGD(model.parameters(), lr)
-    for x in rows:
-        model(x).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    if dist.get_rank() == 0:  # one file is enough
-        return {name: parameter.full_tensor() for name, parameter in model.named_parameters()}
-    return {}
+stub = Edit(
+    {
+        (
+            "whole = {name: parameter.full_tensor() for name, parameter in model.named_parameters()}  # "
+            "everyone\n"
+            "return whole if dist.get_rank() == 0 else {}"
+        ): (
+            "if dist.get_rank() == 0:  # one file is enough\n"
+            "    return {name: parameter.full_tensor() for name, parameter in model.named_parameters()}\n"
+            "return {}"
+        )
+    }
+)
 
 
 def saves_alone(model, rows, lr):
@@ -52,44 +55,6 @@ def in_one_process(inputs: Inputs) -> list[Tensors]:
 def shards_of_rank_0(inputs: Inputs) -> list[Tensors]:
     whole, *others = in_one_process(inputs)
     return [{name: weight.chunk(RANKS)[0] for name, weight in whole.items()}, *others]
-
-
-def trained_then(save):
-    """The same training, saved in another way."""
-
-    def train(model, rows, lr):
-        for unit in (*model.layers, model):
-            fully_shard(unit)
-        optimizer = torch.optim.SGD(model.parameters(), lr)
-        for x in rows:
-            model(x).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        return save(dict(model.named_parameters()))
-
-    return train
-
-
-def waits_first(parameters):
-    dist.barrier()
-    return {name: p.full_tensor() for name, p in parameters.items()} if dist.get_rank() == 0 else {}
-
-
-def local_parts(parameters):
-    return {name: p.to_local() for name, p in parameters.items()} if dist.get_rank() == 0 else {}
-
-
-def on_every_rank(parameters):
-    return {name: p.full_tensor() for name, p in parameters.items()}
-
-
-def not_sharded(model, rows, lr):
-    optimizer = torch.optim.SGD(model.parameters(), lr)
-    for x in rows:
-        model(x).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return dict(model.named_parameters()) if dist.get_rank() == 0 else {}
 
 
 EXERCISE = Exercise(
@@ -125,12 +90,33 @@ EXERCISE = Exercise(
         abs_=1e-4,
     ),
     wrong=(
-        Wrong(trained_then(waits_first), "called one collective too few"),
-        Wrong(trained_then(local_parts), "these are rank 0's shards"),
-        Wrong(trained_then(on_every_rank), "every rank keeps the whole model"),
+        mutant(
+            {
+                (
+                    "whole = {name: parameter.full_tensor() for name, parameter in model.named_parameters()}  # "
+                    "everyone\n"
+                    "return whole if dist.get_rank() == 0 else {}"
+                ): (
+                    "dist.barrier()\n"
+                    "if dist.get_rank() == 0:\n"
+                    "    return {name: parameter.full_tensor() for name, parameter in model.named_parameters()}\n"
+                    "return {}"
+                )
+            },
+            "called one collective too few",
+            name="waits first",
+        ),
+        mutant({"full_tensor()": "to_local()"}, "these are rank 0's shards", name="local parts"),
+        mutant(
+            {"whole if dist.get_rank() == 0 else {}": "whole"}, "every rank keeps the whole model", name="on every rank"
+        ),
     ),
     shortcuts=(
-        Wrong(not_sharded, "expected"),
+        mutant(
+            {"for unit in (*model.layers, model):\nfully_shard(unit)": "", ".full_tensor()": ""},
+            "expected",
+            name="not sharded",
+        ),
         Wrong(lambda model, rows, lr: dict(model.named_parameters()) if dist.get_rank() == 0 else {}, "expected"),
     ),
     covers=("pitfall 1", "misconception 35"),

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from fsdp_sim.learn.apart import Ran, Trial
+from fsdp_sim.learn.edit import Edit
 from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
 from fsdp_sim.learn.judges import Inputs, OnRanks
 from fsdp_sim.learn.verdict import Finding, Grade
@@ -16,18 +17,16 @@ RANKS, NUMBERS = 2, 60_000
 EARLY, SHARD = 2, 0  # places among the arguments
 
 
-def stub(shard, gradient, early):
-    ranks = dist.get_world_size()
-    saved = torch.empty(ranks * len(shard))
-
-    def save():
-        return dist.all_gather_into_tensor(saved, shard, async_op=True)
-
-    work = save() if early else None  # the thread that saves got its turn before the step
-    dist.all_reduce(gradient)
-    work = work or save()  # or after it
-    work.wait()
-    return {"saved": saved, "gradient": gradient / ranks}
+stub = Edit(
+    {
+        "group = dist.new_group()  # of the checkpoint's own; all ranks make it, before any thread starts": "",
+        "group=group, ": "",
+        "save() if early else None": (
+            "save() if early else None  # the thread that saves got its turn before the step"
+        ),
+        "work or save()": "work or save()  # or after it",
+    }
+)
 
 
 def saves_in_background(shard, gradient, early):

@@ -10,21 +10,20 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
+from fsdp_sim.learn.edit import Edit
 from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
 from fsdp_sim.learn.judges import Inputs, OnRanks, Uses
 
 RANKS, STEPS, NUMBERS, LR, SCALE = 2, 4, 60_000, 0.1, 1024.0
 
 
-def stub(shard, gradients, lr):
-    parameter = nn.Parameter(shard)
-    optimizer = torch.optim.SGD([parameter], lr)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    for gradient in gradients:
-        parameter.grad = scaler.scale(gradient)
-        scaler.step(optimizer)
-        scaler.update()
-    return {"scale": scaler.get_scale(), "shard": parameter}
+stub = Edit(
+    {
+        'ShardedGradScaler("cpu", init_scale=1024.0)  # one decision for all ranks': (
+            'torch.amp.GradScaler("cpu", init_scale=1024.0)'
+        )
+    }
+)
 
 
 def scaler_decides_alone(shard, gradients, lr):

@@ -7,18 +7,22 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.edit import Edit
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.exercises.bug_hunt import Tensors
 from fsdp_sim.learn.judges import Inputs, OnRanks
 
 RANKS, WIDTH = 4, 256
 
 
-def stub(seed, width):
-    torch.manual_seed(seed + dist.get_rank())  # each rank its own dropout
-    model = nn.Linear(width, width, bias=False)
-    fully_shard(model)
-    return {"weight": model.state_dict()["weight"].full_tensor(), "noise": torch.rand(width)}
+stub = Edit(
+    {
+        "torch.manual_seed(seed)  # one model": (
+            "torch.manual_seed(seed + dist.get_rank())  # each rank its own dropout"
+        ),
+        "torch.manual_seed(seed + dist.get_rank())  # each rank its own dropout": "",
+    }
+)
 
 
 def seeds_by_rank(seed, width):
@@ -63,41 +67,6 @@ def the_same_noise(inputs: Inputs, later: bool = True) -> list[Tensors]:
     return [{"weight": model_of(seed), "noise": noise_of(seed, later)} for seed, _ in inputs]
 
 
-def one_seed(seed, width):
-    torch.manual_seed(seed)
-    model = nn.Linear(width, width, bias=False)
-    fully_shard(model)
-    return {"weight": model.state_dict()["weight"].full_tensor(), "noise": torch.rand(width)}
-
-
-def one_seed_twice(seed, width):
-    torch.manual_seed(seed)
-    model = nn.Linear(width, width, bias=False)
-    fully_shard(model)
-    torch.manual_seed(seed)
-    return {"weight": model.state_dict()["weight"].full_tensor(), "noise": torch.rand(width)}
-
-
-def its_own_twice(seed, width):
-    torch.manual_seed(seed + dist.get_rank())
-    model = nn.Linear(width, width, bias=False)
-    fully_shard(model)
-    torch.manual_seed(seed + dist.get_rank())
-    return {"weight": model.state_dict()["weight"].full_tensor(), "noise": torch.rand(width)}
-
-
-def drawn_in_shards(seed, width):
-    """The recipe for large models, on a mesh of CPUs: there each rank draws its rows from the same state."""
-    torch.manual_seed(seed)
-    with torch.device("meta"):
-        model = nn.Linear(width, width, bias=False)
-    fully_shard(model)
-    model.to_empty(device="cpu")
-    model.reset_parameters()
-    torch.manual_seed(seed + dist.get_rank())
-    return {"weight": model.state_dict()["weight"].full_tensor(), "noise": torch.rand(width)}
-
-
 def the_same_rows(inputs: Inputs) -> list[Tensors]:
     """The rows that the first draw gives, on every rank."""
     found = []
@@ -108,13 +77,6 @@ def the_same_rows(inputs: Inputs) -> list[Tensors]:
             rows = torch.empty(WIDTH // RANKS, WIDTH).uniform_(-bound, bound)
         found.append({"weight": rows.repeat(RANKS, 1), "noise": noise_of(seed + rank)})
     return found
-
-
-def without_sharding(seed, width):
-    torch.manual_seed(seed)
-    model = nn.Linear(width, width, bias=False)
-    torch.manual_seed(seed + 1)
-    return {"weight": model.weight, "noise": torch.rand(width)}
 
 
 EXERCISE = Exercise(
@@ -162,13 +124,38 @@ EXERCISE = Exercise(
         ),
     ),
     wrong=(
-        Wrong(one_seed, "all ranks draw the same noise"),
-        Wrong(one_seed_twice, "all ranks draw the same noise"),
-        Wrong(its_own_twice, "the weight is a mosaic"),
-        Wrong(drawn_in_shards, "every rank has drawn the same rows"),
+        mutant(
+            {"torch.manual_seed(seed + dist.get_rank())  # each rank its own dropout": ""},
+            "all ranks draw the same noise",
+            name="one seed",
+        ),
+        mutant({"seed + dist.get_rank()": "seed"}, "all ranks draw the same noise", name="one seed twice"),
+        mutant({"(seed)": "(seed + dist.get_rank())"}, "the weight is a mosaic", name="its own twice"),
+        mutant(
+            {
+                "model = nn.Linear(width, width, bias=False)\nfully_shard(model)": (
+                    'with torch.device("meta"):  # as large models are made; on CPUs each rank draws its rows '
+                    "from the same state\n"
+                    "    model = nn.Linear(width, width, bias=False)\n"
+                    "fully_shard(model)\n"
+                    'model.to_empty(device="cpu")\n'
+                    "model.reset_parameters()"
+                )
+            },
+            "every rank has drawn the same rows",
+            name="drawn in shards",
+        ),
     ),
     shortcuts=(
-        Wrong(without_sharding, "noise: expected"),
+        mutant(
+            {
+                "fully_shard(model)": "",
+                "seed + dist.get_rank()": "seed + 1",
+                'model.state_dict()["weight"].full_tensor()': "model.weight",
+            },
+            "noise: expected",
+            name="without sharding",
+        ),
         Wrong(lambda seed, width: {"weight": torch.zeros(width, width), "noise": torch.zeros(width)}, "expected"),
     ),
     covers=("pitfall 19", "pitfall 37", "misconception 26"),

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-import torch.distributed as dist
+import torch.distributed as dist  # noqa: F401 - in edits
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.edit import Edit
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.exercises.bug_hunt import ROWS, WIDTH
 from fsdp_sim.learn.judges import Inputs, OnRanks
 
@@ -27,20 +28,13 @@ class Experts(nn.Module):
         return mix(self.experts, x, route)
 
 
-def stub(layer, x, route, lr):
-    def mix(experts, x, route):
-        out = torch.zeros_like(x)
-        for number, expert in enumerate(experts):
-            mine = route == number
-            if mine.any():  # nothing to compute, nothing to do
-                out[mine] = expert(x[mine])
-        return out
-
-    for unit in (*layer.experts, layer):
-        fully_shard(unit)
-    layer(mix, x, route).square().sum().backward()
-    torch.optim.SGD(layer.parameters(), lr).step()
-    return [expert.weight.full_tensor() for expert in layer.experts]
+stub = Edit(
+    {
+        "out[mine] = expert(x[mine])  # without rows too: all ranks gather it, or none": (
+            "if mine.any():  # nothing to compute, nothing to do\n    out[mine] = expert(x[mine])"
+        )
+    }
+)
 
 
 def skips_an_empty_expert(layer, x, route, lr):
@@ -101,46 +95,6 @@ def with_the_first_row(inputs: Inputs) -> list[list[torch.Tensor]]:
     return stepped(inputs, lambda x, route, n: x[route == n] if (route == n).any() else x[:1])
 
 
-def mixed(mix):
-    """The same step with another way to mix."""
-
-    def step(layer, x, route, lr):
-        for unit in (*layer.experts, layer):
-            fully_shard(unit)
-        layer(mix, x, route).square().sum().backward()
-        torch.optim.SGD(layer.parameters(), lr).step()
-        return [expert.weight.full_tensor() for expert in layer.experts]
-
-    return step
-
-
-def without_gradient(experts, x, route):
-    out = torch.zeros_like(x)
-    for number, expert in enumerate(experts):
-        mine = route == number
-        with torch.set_grad_enabled(bool(mine.any())):
-            rows = expert(x[mine])
-        if mine.any():
-            out[mine] = rows
-    return out
-
-
-def skipped_by_all(experts, x, route):
-    out = torch.zeros_like(x).requires_grad_() * 1
-    for number, expert in enumerate(experts):
-        mine = route == number
-        everywhere = mine.any().float()
-        dist.all_reduce(everywhere, op=dist.ReduceOp.MIN)
-        if everywhere:
-            out[mine] = expert(x[mine])
-    return out
-
-
-def a_row_of_someone_else(experts, x, route):
-    rows = [x[mine] if (mine := route == number).any() else x[:1] for number in range(len(experts))]
-    return torch.cat([expert(mine) for expert, mine in zip(experts, rows, strict=True)])
-
-
 def not_sharded(layer, x, route, lr):
     outputs = torch.stack([expert(x) for expert in layer.experts])
     outputs[route, torch.arange(len(x))].square().sum().backward()
@@ -181,9 +135,42 @@ EXERCISE = Exercise(
         abs_=1e-4,
     ),
     wrong=(
-        Wrong(mixed(without_gradient), "in the same order on every rank"),
-        Wrong(mixed(skipped_by_all), "got no gradient from the others' rows either"),
-        Wrong(mixed(a_row_of_someone_else), "counts in its gradient"),
+        mutant(
+            {
+                "out[mine] = expert(x[mine])  # without rows too: all ranks gather it, or none": (
+                    "with torch.set_grad_enabled(bool(mine.any())):\n"
+                    "    rows = expert(x[mine])\n"
+                    "if mine.any():\n"
+                    "    out[mine] = rows"
+                )
+            },
+            "in the same order on every rank",
+            name="without gradient",
+        ),
+        mutant(
+            {
+                "torch.zeros_like(x)": "torch.zeros_like(x).requires_grad_() * 1",
+                "out[mine] = expert(x[mine])  # without rows too: all ranks gather it, or none": (
+                    "everywhere = mine.any().float()\n"
+                    "dist.all_reduce(everywhere, op=dist.ReduceOp.MIN)\n"
+                    "if everywhere:\n"
+                    "    out[mine] = expert(x[mine])"
+                ),
+            },
+            "got no gradient from the others' rows either",
+            name="skipped by all",
+        ),
+        mutant(
+            {
+                "torch.zeros_like(x)": "[]",
+                "out[mine] = expert(x[mine])  # without rows too: all ranks gather it, or none": (
+                    "out.append(expert(x[mine] if mine.any() else x[:1]))"
+                ),
+                "return out": "return torch.cat(out)",
+            },
+            "counts in its gradient",
+            name="a row of someone else",
+        ),
     ),
     shortcuts=(
         Wrong(not_sharded, "expected"),

@@ -7,21 +7,22 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.edit import Edit
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Inputs, OnRanks, Uses
 
 RANKS, STEPS, NUMBERS, LIMIT = 4, 6, 20_000, 10.0
 
 
-def stub(losses, gradients, limit):
-    weights, steps = torch.zeros_like(gradients[0]), 0
-    for loss, gradient in zip(losses, gradients, strict=True):
-        if loss > limit:  # training diverges: stop
-            break
-        dist.all_reduce(gradient)
-        weights -= gradient / dist.get_world_size()
-        steps += 1
-    return {"steps": steps, "weights": weights}
+stub = Edit(
+    {
+        (
+            "bad = torch.tensor(float(loss > limit))\n"
+            "dist.all_reduce(bad, op=dist.ReduceOp.MAX)  # the decision is everyone's\n"
+            "if bad:"
+        ): "if loss > limit:  # training diverges: stop"
+    }
+)
 
 
 def stops_alone(losses, gradients, limit):
@@ -58,57 +59,6 @@ def trained(inputs: Inputs, steps: int) -> list[dict[str, Any]]:
     return [{"steps": steps, "weights": -gradients.mean(0).sum(0)}] * RANKS
 
 
-def decided_by(decide):
-    """The same training with another way to decide."""
-
-    def train(losses, gradients, limit):
-        weights, steps = torch.zeros_like(gradients[0]), 0
-        for loss, gradient in zip(losses, gradients, strict=True):
-            if decide(loss, limit):
-                break
-            dist.all_reduce(gradient)
-            weights -= gradient / dist.get_world_size()
-            steps += 1
-        return {"steps": steps, "weights": weights}
-
-    return train
-
-
-def on_average(loss: float, limit: float) -> bool:
-    mean = torch.tensor(loss)
-    dist.all_reduce(mean, op=dist.ReduceOp.SUM)
-    return bool(mean / dist.get_world_size() > limit)
-
-
-def rank_0_decides(loss: float, limit: float) -> bool:
-    bad = torch.tensor(float(loss > limit))
-    dist.broadcast(bad, src=0)
-    return bool(bad)
-
-
-def without_the_others(losses, gradients, limit):
-    weights, steps = torch.zeros_like(gradients[0]), 0
-    for loss, gradient in zip(losses, gradients, strict=True):
-        if loss > limit:
-            break
-        weights -= gradient
-        steps += 1
-    return {"steps": steps, "weights": weights}
-
-
-def one_step_too_many(losses, gradients, limit):
-    weights, steps = torch.zeros_like(gradients[0]), 0
-    for loss, gradient in zip(losses, gradients, strict=True):
-        dist.all_reduce(gradient)
-        weights -= gradient / dist.get_world_size()
-        steps += 1
-        bad = torch.tensor(float(loss > limit))
-        dist.all_reduce(bad, op=dist.ReduceOp.MAX)
-        if bad:
-            break
-    return {"steps": steps, "weights": weights}
-
-
 EXERCISE = Exercise(
     title="Mend a job that hangs when a loss is bad",
     kind=Kind.FAULT,
@@ -143,13 +93,65 @@ EXERCISE = Exercise(
         abs_=1e-4,
     ),
     wrong=(
-        Wrong(decided_by(on_average), "no rank stopped"),
-        Wrong(decided_by(rank_0_decides), "no rank stopped"),
-        Wrong(one_step_too_many, "the step with the bad loss was done"),
-        Wrong(decided_by(lambda loss, limit: False), "no rank stopped"),
+        mutant(
+            {
+                "float(loss > limit)": "loss",
+                "op=dist.ReduceOp.MAX)  # the decision is everyone's\nif bad:": (
+                    "op=dist.ReduceOp.SUM)\nif bad / dist.get_world_size() > limit:"
+                ),
+            },
+            "no rank stopped",
+            name="on average",
+        ),
+        mutant(
+            {"dist.all_reduce(bad, op=dist.ReduceOp.MAX)": "dist.broadcast(bad, src=0)"},
+            "no rank stopped",
+            name="rank 0 decides",
+        ),
+        mutant(
+            {
+                (
+                    "bad = torch.tensor(float(loss > limit))\n"
+                    "dist.all_reduce(bad, op=dist.ReduceOp.MAX)  # the decision is everyone's\n"
+                    "if bad:\n"
+                    "break"
+                ): "",
+                "steps += 1": (
+                    "steps += 1\n"
+                    "bad = torch.tensor(float(loss > limit))\n"
+                    "dist.all_reduce(bad, op=dist.ReduceOp.MAX)\n"
+                    "if bad:\n"
+                    "    break"
+                ),
+            },
+            "the step with the bad loss was done",
+            name="one step too many",
+        ),
+        mutant(
+            {
+                (
+                    "bad = torch.tensor(float(loss > limit))\n"
+                    "dist.all_reduce(bad, op=dist.ReduceOp.MAX)  # the decision is everyone's\n"
+                    "if bad:\n"
+                    "break"
+                ): ""
+            },
+            "no rank stopped",
+        ),
     ),
     shortcuts=(
-        Wrong(without_the_others, "expected"),
+        mutant(
+            {
+                (
+                    "bad = torch.tensor(float(loss > limit))\n"
+                    "dist.all_reduce(bad, op=dist.ReduceOp.MAX)  # the decision is everyone's\n"
+                    "if bad:"
+                ): "if loss > limit:",
+                "dist.all_reduce(gradient)\nweights -= gradient / dist.get_world_size()": "weights -= gradient",
+            },
+            "expected",
+            name="without the others",
+        ),
         Wrong(lambda losses, gradients, limit: {"steps": 3, "weights": torch.zeros(NUMBERS)}, "expected"),
     ),
     covers=("pitfall 4", "pitfall 5", "misconception 35", "coverage 000.32"),

@@ -9,14 +9,10 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import fully_shard
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Inputs, OnRanks
 
 RANKS = 4
-
-
-def stub(width):
-    return ...
 
 
 def bytes_of_a_state_dict(width):
@@ -42,26 +38,6 @@ def computed(inputs: Inputs) -> list[dict[str, Any]]:
     return [{"claim": False, "full_bytes": weight.nbytes, "sharded_bytes": n} for n in parts]
 
 
-def with_shape_of_whole(width):
-    full_bytes = sum(tensor.nbytes for tensor in with_model(width).values())
-    return {"claim": True, "full_bytes": full_bytes, "sharded_bytes": full_bytes}
-
-
-def with_model(width, **options):
-    model = nn.Linear(64, width, bias=False)
-    fully_shard(model)
-    return get_model_state_dict(model, options=StateDictOptions(**options))
-
-
-def offloaded(width):
-    state = with_model(width, full_state_dict=True, cpu_offload=True)
-    return bytes_of_a_state_dict(width) | {"full_bytes": sum(tensor.nbytes for tensor in state.values())}
-
-
-def believed(width):
-    return bytes_of_a_state_dict(width) | {"claim": True}
-
-
 def divided(width):
     full_bytes = 4 * 64 * width
     return {"claim": False, "full_bytes": full_bytes, "sharded_bytes": full_bytes // RANKS}
@@ -78,7 +54,6 @@ EXERCISE = Exercise(
     "cpu_offload) and its sharded one. Return a dict: full_bytes and sharded_bytes, what the tensors of each take on "
     "this rank, and claim, whether a full one takes no more than a sharded one.",
     reference=bytes_of_a_state_dict,
-    stub=stub,
     why="Full means whole tensors in one process: the model's bytes on each rank that keeps them, however many ranks "
     "there are. With cpu_offload it is rank 0's host memory alone, but still the whole model in one place. Sharded "
     "means this rank's rows, about 1/W. And a DTensor tells the bytes of the whole: ask its local tensor.",
@@ -117,9 +92,17 @@ EXERCISE = Exercise(
         ),
     ),
     wrong=(
-        Wrong(with_shape_of_whole, "nbytes of a DTensor is that of the whole tensor"),
-        Wrong(offloaded, "with cpu_offload only rank 0 gets the dict"),
-        Wrong(believed, "they make the claim false"),
+        mutant({".to_local()": ""}, "nbytes of a DTensor is that of the whole tensor", name="with shape of whole"),
+        mutant(
+            {
+                "full_state_dict=True": "full_state_dict=True, cpu_offload=True",
+                'full["weight"].nbytes': "sum(tensor.nbytes for tensor in full.values())",
+                "full_bytes <= sharded_bytes": "False",
+            },
+            "with cpu_offload only rank 0 gets the dict",
+            name="offloaded",
+        ),
+        mutant({"full_bytes <= sharded_bytes": "True"}, "they make the claim false", name="believed"),
         Wrong(divided, "measure what each rank has"),
     ),
     shortcuts=(

@@ -13,15 +13,11 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.exercises.checkpoints import new_folder
 from fsdp_sim.learn.judges import Inputs, OnRanks
 
 WORDS = "written by code, number {}."
-
-
-def stub(folder):
-    return ...
 
 
 def code_in_a_checkpoint(folder):
@@ -87,19 +83,6 @@ def seen(inputs: Inputs, claim: bool, torch_load: str, dcp_load: str) -> dict[st
     }  # fmt: skip
 
 
-def believed(folder):
-    return code_in_a_checkpoint(folder) | {"claim": True}
-
-
-def dcp_thought_safe(folder):
-    return code_in_a_checkpoint(folder) | {"claim": True, "dcp.load": ""}
-
-
-def note_left_lying(folder):
-    found = code_in_a_checkpoint(folder)
-    return found | {"torch.load": found["dcp.load"]}
-
-
 EXERCISE = Exercise(
     title="Settle whether weights_only makes loading safe",
     kind=Kind.CLAIM,
@@ -112,7 +95,6 @@ EXERCISE = Exercise(
     "'torch.load' (weights_only=True), 'torch.load, weights_only=False' and 'dcp.load', and 'claim': whether the "
     "statement holds for all that is loaded with defaults.",
     reference=code_in_a_checkpoint,
-    stub=stub,
     why="A pickle is a program, run by whoever opens it; these two even return the right weights. weights_only allows "
     "few names, and twice somebody found a way around it (CVE-2025-32434, mended in 2.6; CVE-2026-24747, in 2.10). "
     "DCP's index, .metadata, is a plain pickle that no such argument reaches. So load only what your own jobs wrote; "
@@ -141,9 +123,17 @@ EXERCISE = Exercise(
         ),
     ),
     wrong=(
-        Wrong(believed, "shows that the statement is false"),
-        Wrong(dcp_thought_safe, "dcp.load has no weights_only"),
-        Wrong(note_left_lying, "was the note left from another load?"),
+        mutant(
+            {'not (found["torch.load"] or found["dcp.load"])': "True"},
+            "shows that the statement is false", name="believed",
+        ),
+        mutant({'not (found["torch.load"] or found["dcp.load"]), **found': (
+'True, **found, "dcp.load": ""'
+)}, "dcp.load has no weights_only", name="dcp thought safe"),
+        mutant(
+            {"**found": '**found, "torch.load": found["dcp.load"]'},
+            "was the note left from another load?", name="note left lying",
+        ),
     ),
     shortcuts=(
         Wrong(lambda folder: {"claim": False}, "there is no 'torch.load'"),
@@ -155,4 +145,5 @@ EXERCISE = Exercise(
         ),
     ),
     covers=("misconception 30",),
+    shares_files=True,
 )  # fmt: skip

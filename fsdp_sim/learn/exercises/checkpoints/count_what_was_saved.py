@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.exercises.checkpoints import Disk, new_folder
 from fsdp_sim.learn.judges import Inputs, OnRanks
 
@@ -101,10 +101,6 @@ def stops_at_the_first_error(gradients, full, folder):
     return run(gradients, full, folder, saves)
 
 
-def forgets_the_last(gradients, full, folder):
-    return count_what_was_saved(gradients, full, folder)[:-1]
-
-
 def trusts_the_call(gradients, full, folder):
     def saves(save):
         saved = []
@@ -118,11 +114,6 @@ def trusts_the_call(gradients, full, folder):
         return saved
 
     return run(gradients, full, folder, saves)
-
-
-def only_its_own(gradients, full, folder):
-    count_what_was_saved(gradients, full, folder)
-    return [step for step, no_room in enumerate(full) if not no_room]
 
 
 EXERCISE = Exercise(
@@ -173,9 +164,13 @@ EXERCISE = Exercise(
     ),
     wrong=(
         Wrong(trusts_the_call, "you counted when async_save returned"),
-        Wrong(forgets_the_last, "the last save was not waited for"),
+        mutant({"return saved": "return saved[:-1]"}, "the last save was not waited for", name="forgets the last"),
         Wrong(stops_at_the_first_error, "it stopped at the first failure"),
-        Wrong(only_its_own, "the ranks disagree"),
+        mutant(
+            {"return saved": "return [step for step, no_room in enumerate(full) if not no_room]"},
+            "the ranks disagree",
+            name="only its own",
+        ),
     ),
     shortcuts=(
         Wrong(lambda gradients, full, folder: list(range(SAVES)), "you counted when async_save returned"),
@@ -183,4 +178,5 @@ EXERCISE = Exercise(
     ),
     covers=("misconception 32", "pitfall 10"),
     stub_says="you counted when async_save returned",
+    shares_files=True,
 )

@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.exercises.checkpoints import Disk, new_folder
 from fsdp_sim.learn.judges import Inputs, OnRanks
 
@@ -71,10 +71,6 @@ def the_last_that_was_written(inputs: Inputs) -> list[torch.Tensor]:
     return [weights[last] for weights, _, _ in inputs]
 
 
-def the_first(weights, full, folder):
-    return keep_the_last_checkpoint(weights[:1], full[:1], folder)
-
-
 def from_memory(weights, full, folder):
     return weights[-1]
 
@@ -130,7 +126,11 @@ EXERCISE = Exercise(
     ),
     wrong=(
         Wrong(stub, "writes over them"),
-        Wrong(the_first, "it is the first checkpoint"),
+        mutant(
+            {"zip(weights, full, strict=True)": "zip(weights[:1], full[:1], strict=True)"},
+            "it is the first checkpoint",
+            name="the first",
+        ),
         Wrong(from_memory, "never were on the disk as a whole"),
         Wrong(each_rank_decides, "the ranks have rows of different steps"),
     ),
@@ -140,4 +140,5 @@ EXERCISE = Exercise(
     ),
     covers=("pitfall 44", "misconception 31", "coverage 004.121"),
     stub_says="writes over them",
+    shares_files=True,
 )

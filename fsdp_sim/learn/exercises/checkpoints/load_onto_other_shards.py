@@ -8,15 +8,11 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.exercises.checkpoints import new_folder
 from fsdp_sim.learn.judges import Inputs, OnRanks
 
 RANKS, COLUMNS = 4, 32
-
-
-def stub(rows, folder):
-    return ...
 
 
 def load_onto_other_shards(rows, folder):
@@ -45,31 +41,6 @@ def halves_the_other_way(inputs: Inputs) -> list[torch.Tensor]:
     return [whole.chunk(2)[rank // 2] for rank in range(RANKS)]
 
 
-def onto(rows, folder, mesh, placements, key=lambda rank: "weight"):
-    """The reference, onto another layout, or saved as plain tensors under a key."""
-    saved = DTensor.from_local(rows, init_device_mesh("cpu", (4,)), [Shard(0)])
-    dcp.save({"weight": saved}, checkpoint_id=folder)
-    empty = distribute_tensor(torch.zeros(saved.shape), init_device_mesh("cpu", mesh), placements)
-    dcp.load({"weight": empty}, checkpoint_id=folder)
-    return empty.to_local()
-
-
-def shards_of_four(rows, folder):
-    return onto(rows, folder, (4,), [Shard(0)])
-
-
-def mesh_the_wrong_way(rows, folder):
-    return onto(rows, folder, (2, 2), [Shard(0), Replicate()])
-
-
-def result_not_in_place(rows, folder):
-    saved = DTensor.from_local(rows, init_device_mesh("cpu", (4,)), [Shard(0)])
-    dcp.save({"weight": saved}, checkpoint_id=folder)
-    empty = distribute_tensor(torch.zeros(saved.shape), init_device_mesh("cpu", (2, 2)), [Replicate(), Shard(0)])
-    dcp.load({"weight": empty.clone()}, checkpoint_id=folder)
-    return empty.to_local()
-
-
 def as_plain_tensors(rows, folder):
     dcp.save({"weight": rows}, checkpoint_id=folder)  # the same name on every rank: saved once
     state = {"weight": torch.zeros_like(rows)}
@@ -93,7 +64,6 @@ EXERCISE = Exercise(
     "with torch.distributed.checkpoint, then load it for HSDP on a 2 x 2 mesh of (replicate, shard): ranks 0 and 2 "
     "hold the first half of the rows, ranks 1 and 3 the second. Return this rank's rows after loading.",
     reference=load_onto_other_shards,
-    stub=stub,
     why="The checkpoint says of each tensor its whole shape and which rows are in which file. Loading is told what "
     "each rank wants, a DTensor on the new mesh, and reads just these rows from whichever files have them: no rank "
     "ever holds the whole. It fills the tensors it is given, in place. Files that each rank writes and reads alone "
@@ -124,9 +94,21 @@ EXERCISE = Exercise(
         ),
     ),
     wrong=(
-        Wrong(shards_of_four, "it is the quarter that this rank had before"),
-        Wrong(mesh_the_wrong_way, "the halves lie the wrong way"),
-        Wrong(result_not_in_place, "fills the tensors of the dict it is given, in place"),
+        mutant(
+            {"(2, 2)": "(4,)", "[Replicate(), Shard(0)]": "[Shard(0)]"},
+            "it is the quarter that this rank had before",
+            name="shards of four",
+        ),
+        mutant(
+            {"[Replicate(), Shard(0)]": "[Shard(0), Replicate()]"},
+            "the halves lie the wrong way",
+            name="mesh the wrong way",
+        ),
+        mutant(
+            {'{"weight": empty}': '{"weight": empty.clone()}'},
+            "fills the tensors of the dict it is given, in place",
+            name="result not in place",
+        ),
         Wrong(as_plain_tensors, "only rank 0's rows were saved"),
         Wrong(a_file_for_each_rank, "it is the quarter that this rank had before"),
     ),
@@ -135,4 +117,5 @@ EXERCISE = Exercise(
         Wrong(lambda rows, folder: torch.zeros(2 * len(rows), COLUMNS), "all of it is zero"),
     ),
     covers=("pitfall 40", "pitfall 48", "coverage 001.55", "coverage 004.47"),
+    shares_files=True,
 )

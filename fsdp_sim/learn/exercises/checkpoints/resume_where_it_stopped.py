@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.exercises.checkpoints import WIDTH, Training, network, new_folder
 from fsdp_sim.learn.judges import Inputs, OnRanks
 
@@ -81,30 +81,6 @@ def in_one_process(inputs: Inputs, forgotten: Sequence[str] = ()) -> list[list[f
     return losses
 
 
-def without(*forgotten):
-    """The reference, with some of what it loads put aside."""
-
-    def resume(batches, killed_at, folder):
-        run, rank = Training(batches), dist.get_rank()
-        losses = run.train(killed_at)
-        random = "random" if "own" in forgotten else f"random.{rank}"
-        for restart in (False, True):
-            run = Training(batches) if restart else run
-            model, optimizer = get_state_dict(run.model, run.optimizer)
-            state: dict = {"model": model, "optimizer": optimizer, "step": run.step, random: torch.get_rng_state()}
-            (dcp.load if restart else dcp.save)(state, checkpoint_id=folder)
-        if "optimizer" in forgotten:
-            run.model.load_state_dict(model)
-            run.optimizer = torch.optim.AdamW(run.model.parameters(), lr=0.05)
-        else:
-            set_state_dict(run.model, run.optimizer, model_state_dict=model, optim_state_dict=optimizer)
-        run.step = 0 if "step" in forgotten else state["step"]
-        torch.manual_seed(1 + rank) if "random" in forgotten else torch.set_rng_state(state[random])
-        return losses + run.train(len(batches) - killed_at)
-
-    return resume
-
-
 def loads_its_own(batches, killed_at, folder):
     run = Training(batches)
     losses = run.train(killed_at)
@@ -156,8 +132,17 @@ EXERCISE = Exercise(
     wrong=(
         Wrong(stub, "only the weights were kept"),
         Wrong(loads_its_own, "the run began anew"),
-        *(Wrong(without(name), MISSING[name,]) for name in ("optimizer", "step", "random")),
-        Wrong(without("own"), "under one name the random numbers of one rank"),
+        mutant(
+            {
+                "set_state_dict(run.model, run.optimizer, model_state_dict=model, optim_state_dict=optimizer)":
+                "run.model.load_state_dict(model)\n"
+                "run.optimizer = torch.optim.AdamW(run.model.parameters(), lr=0.05)"
+            },
+            MISSING["optimizer",],
+        ),
+        mutant({'run.step = state["step"]': ""}, MISSING["step",]),
+        mutant({"torch.set_rng_state(state[random])": "torch.manual_seed(1 + dist.get_rank())"}, MISSING["random",]),
+        mutant({'f"random.{dist.get_rank()}"': '"random"'}, "under one name the random numbers of one rank"),
     ),
     shortcuts=(
         Wrong(lambda batches, killed_at, folder: [0.0] * STEPS, "expected"),
@@ -167,4 +152,5 @@ EXERCISE = Exercise(
         "pitfall 41", "pitfall 42", "coverage 004.63", "coverage 001.19", "coverage 001.32", "coverage 004.61",
     ),
     stub_says="only the weights were kept",
+    shares_files=True,
 )  # fmt: skip

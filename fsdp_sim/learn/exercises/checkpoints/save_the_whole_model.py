@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Inputs, OnRanks
 
 RANKS, COLUMNS = 4, 128
@@ -54,26 +54,6 @@ def everywhere(inputs: Inputs) -> list[State]:
     return in_one_process(inputs)[:1] * len(inputs)
 
 
-def built(rows):
-    """The model as after training."""
-    model, mesh = nn.Linear(rows.shape[1], 4 * rows.shape[0], bias=False), init_device_mesh("cpu", (4,))
-    fully_shard(model, mesh=mesh)
-    model.load_state_dict({"weight": DTensor.from_local(rows, mesh, [Shard(0)])})
-    return model
-
-
-def this_ranks_part(rows):
-    return built(rows).state_dict() if dist.get_rank() == 0 else {}
-
-
-def whole_on_every_rank(rows):
-    return get_model_state_dict(built(rows), options=StateDictOptions(full_state_dict=True))
-
-
-def every_rank_its_part(rows):
-    return get_model_state_dict(built(rows))
-
-
 EXERCISE = Exercise(
     title="Hand the whole model to rank 0",
     kind=Kind.FAULT,
@@ -109,9 +89,27 @@ EXERCISE = Exercise(
         ),
     ),
     wrong=(
-        Wrong(this_ranks_part, "model.state_dict() of FSDP2 communicates nothing"),
-        Wrong(whole_on_every_rank, "every rank holds the whole model"),
-        Wrong(every_rank_its_part, "that is the sharded state dict"),
+        mutant(
+            {"get_model_state_dict(model, options=options)": "model.state_dict()"},
+            "model.state_dict() of FSDP2 communicates nothing",
+            name="this ranks part",
+        ),
+        mutant(
+            {
+                "full_state_dict=True, cpu_offload=True": "full_state_dict=True",
+                "state if dist.get_rank() == 0 else {}": "state",
+            },
+            "every rank holds the whole model",
+            name="whole on every rank",
+        ),
+        mutant(
+            {
+                "get_model_state_dict(model, options=options)": "get_model_state_dict(model)",
+                "state if dist.get_rank() == 0 else {}": "state",
+            },
+            "that is the sharded state dict",
+            name="every rank its part",
+        ),
     ),
     shortcuts=(
         Wrong(

@@ -7,14 +7,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from fsdp_sim.learn.apart import Trial
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Inputs, OnRanks, Sends, Uses
 
 RANKS, NUMBERS = 4, 60_000
-
-
-def stub(gradient):
-    return ...
 
 
 def all_reduce_in_two_halves(gradient):
@@ -46,25 +42,6 @@ def least_bytes(trial: Trial) -> float:
     return 2 * (RANKS - 1) / RANKS * len(gradient) * 4
 
 
-def forgets_the_rest(gradient):
-    ranks = dist.get_world_size()
-    even = gradient[: len(gradient) // ranks * ranks]
-    own = torch.empty(len(even) // ranks)
-    dist.reduce_scatter_tensor(own, even.clone())
-    whole = torch.empty_like(even)
-    dist.all_gather_into_tensor(whole, own)
-    return torch.cat([whole, gradient[len(even) :]])
-
-
-def padding_kept(gradient):
-    ranks = dist.get_world_size()
-    return F.pad(all_reduce_in_two_halves(gradient), (0, -len(gradient) % ranks))
-
-
-def mean(gradient):
-    return all_reduce_in_two_halves(gradient) / dist.get_world_size()
-
-
 def at_once(gradient):
     dist.all_reduce(gradient)
     return gradient
@@ -88,7 +65,6 @@ EXERCISE = Exercise(
     "pieces.",
     targets="Optimal: 2 (W-1)/W of the gradient sent, as a ring all-reduce does. A pass: up to 1.5 times that.",
     reference=all_reduce_in_two_halves,
-    stub=stub,
     why="After the reduce-scatter each rank has one finished piece of the sum; the all-gather shows it to all. DDP "
     "runs the two in one go. FSDP puts the optimizer between them: a rank steps the piece that it has, and what is "
     "gathered later is not gradients but new parameters. Equal pieces need padding where the length does not divide: "
@@ -116,9 +92,16 @@ EXERCISE = Exercise(
         abs_=1e-4,
     ),
     wrong=(
-        Wrong(forgets_the_rest, "pad, do not cut"),
-        Wrong(padding_kept, "its shape should be"),
-        Wrong(mean, "4 times too small"),
+        mutant(
+            {
+                "F.pad(gradient, (0, missing))": "gradient[: len(gradient) // ranks * ranks].clone()",
+                "padded[: len(gradient)]": "torch.cat([padded, gradient[len(padded) :]])",
+            },
+            "pad, do not cut",
+            name="forgets the rest",
+        ),
+        mutant({"padded[: len(gradient)]": "padded"}, "its shape should be", name="padding kept"),
+        mutant({"padded[: len(gradient)]": "padded[: len(gradient)] / ranks"}, "4 times too small", name="mean"),
         Wrong(at_once, "expected only all_gather and reduce_scatter, found all_reduce"),
         Wrong(everything_to_everyone, "reduce first, so that only finished sums are gathered"),
     ),

@@ -21,10 +21,6 @@ PLANS = {
 TIMES = {Op.ALL_REDUCE: 2, Op.ALL_GATHER: 1, Op.REDUCE_SCATTER: 1}  # (W-1)/W of the message that a rank of a ring sends
 
 
-def stub(params, ranks, how):
-    return ...
-
-
 def elements_sent(params, ranks, how):
     share = (ranks - 1) / ranks  # what a rank of a ring sends for one all-gather or one reduce-scatter
     passes = {"ddp": 2, "zero2": 2, "fsdp": 3, "fsdp kept": 2}[how]
@@ -60,7 +56,6 @@ EXERCISE = Exercise(
     "frees parameters after forward; 'fsdp kept', which does not), return how many elements one rank sends in a step "
     "with ring collectives. One micro-batch; every unit is treated alike, the root too.",
     reference=elements_sent,
-    stub=stub,
     why="A ring all-gather or reduce-scatter makes each rank send (W-1)/W of the message; an all-reduce is one of "
     "each. DDP all-reduces the gradients: 2. ZeRO-2 reduce-scatters gradients and gathers parameters once: 2. FSDP "
     "gathers in forward and again in backward, and reduce-scatters: 3, half as much again. Keep the parameters, and it "

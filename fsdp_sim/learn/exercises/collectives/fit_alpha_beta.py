@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Numbers
 from fsdp_sim.measure.fit import least_squares_above_zero
 
@@ -14,10 +14,6 @@ NOISE = 0.015
 SIZES = [2.0**k for k in range(-3, 11)]  # times the message that takes as long to send as the latency
 
 Times = list[tuple[int, float]]
-
-
-def stub(times):
-    return ...
 
 
 def fit_alpha_beta(times):
@@ -57,16 +53,6 @@ def ends_alone(times: Times) -> dict[str, float]:
     return {"latency_s": min(times)[1], "bytes_per_s": max(times)[0] / max(times)[1]}
 
 
-def upside_down(times: Times) -> dict[str, float]:
-    found = fitted(times)
-    return {"latency_s": found["latency_s"], "bytes_per_s": 1 / found["bytes_per_s"]}
-
-
-def in_bits(times: Times) -> dict[str, float]:
-    found = fitted(times)
-    return {"latency_s": found["latency_s"], "bytes_per_s": 8 * found["bytes_per_s"]}
-
-
 def mean_rate(times: Times) -> dict[str, float]:
     return {"latency_s": 0.0, "bytes_per_s": sum(n for n, _ in times) / sum(s for _, s in times)}
 
@@ -81,7 +67,6 @@ EXERCISE = Exercise(
     "latency_s and bytes_per_s of the link, so that seconds = latency_s + bytes / bytes_per_s, as near as can be to "
     "every measurement, relative to it. An answer may be off by 5%.",
     reference=fit_alpha_beta,
-    stub=stub,
     why="A straight line through times that span a factor of a thousand: ordinary least squares counts seconds, so the "
     "largest message decides, and an error of 1% there is ten latencies. Divide each row by its measured time, and "
     "every measurement counts alike. The message at which the two parts are equal, latency times bandwidth, is what to "
@@ -101,8 +86,16 @@ EXERCISE = Exercise(
             "least squares of seconds hears the largest messages only, and the latency drowns; take relative errors",
         ),
         Wrong(ends_alone, "the smallest message has bytes to send too, and the largest waits for the latency as well"),
-        Wrong(upside_down, "that is the seconds per byte; asked for are bytes per second"),
-        Wrong(in_bits, "that is in bits per second; asked for are bytes"),
+        mutant(
+            {"1 / beta_s_per_byte": "beta_s_per_byte"},
+            "that is the seconds per byte; asked for are bytes per second",
+            name="upside down",
+        ),
+        mutant(
+            {"1 / beta_s_per_byte": "8 / beta_s_per_byte"},
+            "that is in bits per second; asked for are bytes",
+            name="in bits",
+        ),
         Wrong(mean_rate, "bytes over time hides the latency in the bandwidth; find both"),
     ),
     shortcuts=(Wrong(lambda times: {"latency_s": 1e-4, "bytes_per_s": 1e9}, "expected"),),

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from fsdp_sim.learn.apart import Ran, Trial
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.exercises.collectives.elements_sent import TIMES
 from fsdp_sim.learn.judges import Inputs, OnRanks
 from fsdp_sim.learn.judges.account import sent_bytes
@@ -22,10 +22,6 @@ from fsdp_sim.schedule import Param, Unit, build
 from fsdp_sim.spec import Plan
 
 RANKS = 2
-
-
-def stub(model, x, sent):
-    return ...
 
 
 def more_than_ddp(model, x, sent):
@@ -102,38 +98,6 @@ class BothRan:
         return Finding(Grade.OPTIMAL, "")
 
 
-def compared(**options):
-    """The same with other settings."""
-
-    def compare(model, x, sent):
-        ddp, fsdp = DistributedDataParallel(model()), model()
-        for block in list(fsdp)[1:]:
-            fully_shard(block, **options)
-        fully_shard(fsdp, **options)
-        ratio = sent(lambda: fsdp(x).sum().backward()) / sent(lambda: ddp(x).sum().backward())
-        return {"exactly 1.5": ratio == 1.5, "ratio": ratio}
-
-    return compare
-
-
-def wrong_way_round(model, x, sent):
-    ratio = more_than_ddp(model, x, sent)["ratio"]
-    return {"exactly 1.5": False, "ratio": 1 / ratio}
-
-
-def forward_alone(model, x, sent):
-    ddp, fsdp = DistributedDataParallel(model()), model()
-    for block in list(fsdp)[1:]:
-        fully_shard(block)
-    fully_shard(fsdp)
-    ratio = sent(lambda: fsdp(x)) / sent(lambda: ddp(x).sum().backward())
-    return {"exactly 1.5": ratio == 1.5, "ratio": ratio}
-
-
-def rounds(model, x, sent):
-    return {"exactly 1.5": True, "ratio": more_than_ddp(model, x, sent)["ratio"]}
-
-
 def by_formula(model, x, sent):
     root, rest = model.features * model.width, model.blocks * model.width**2
     ratio = 1.5 - root / (2 * (root + rest))
@@ -152,7 +116,6 @@ EXERCISE = Exercise(
     "fully_shard and its defaults, a unit for each block and the root. Return a dict: 'exactly 1.5', True or False, "
     "and 'ratio', FSDP's elements over DDP's.",
     reference=more_than_ddp,
-    stub=stub,
     why="Two gathers and a reduce-scatter against an all-reduce: 3 to 2, but only for what is gathered twice. By "
     "default the root stays whole from forward to backward, so its parameters travel twice, as in DDP: 1.5 less half "
     "of the root's share. With reshard_after_forward=False nothing is gathered again, and the ratio is 1: 'the same as "
@@ -178,11 +141,29 @@ EXERCISE = Exercise(
         checks=(BothRan(),),
     ),
     wrong=(
-        Wrong(compared(reshard_after_forward=True), "1.5 is what it is when every unit is freed"),
-        Wrong(compared(reshard_after_forward=False), "1 is what it is when nothing is gathered twice"),
-        Wrong(wrong_way_round, "that is DDP's over FSDP's"),
-        Wrong(forward_alone, "ratio: expected"),
-        Wrong(rounds, "the ratio is right, and it is not 1.5"),
+        mutant(
+            {
+                "fully_shard(block)": "fully_shard(block, reshard_after_forward=True)",
+                "fully_shard(fsdp)": "fully_shard(fsdp, reshard_after_forward=True)",
+            },
+            "1.5 is what it is when every unit is freed",
+        ),
+        mutant(
+            {
+                "fully_shard(block)": "fully_shard(block, reshard_after_forward=False)",
+                "fully_shard(fsdp)": "fully_shard(fsdp, reshard_after_forward=False)",
+            },
+            "1 is what it is when nothing is gathered twice",
+        ),
+        mutant(
+            {"elements[0] / elements[1]": "elements[1] / elements[0]"},
+            "that is DDP's over FSDP's", name="wrong way round",
+        ),
+        mutant(
+            {"m(x).sum().backward()": "m(x).sum().backward() if m is ddp else m(x)"},
+            "ratio: expected", name="forward alone",
+        ),
+        mutant({"ratio == 1.5": "True"}, "the ratio is right, and it is not 1.5", name="rounds"),
     ),
     shortcuts=(
         Wrong(by_formula, "measure it"),

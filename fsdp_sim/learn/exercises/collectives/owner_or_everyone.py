@@ -7,16 +7,12 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.debug import CommDebugMode
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Claim
 from fsdp_sim.schedule import toy_program
 from fsdp_sim.timeline import Op, Phase
 
 LAYERS = 4
-
-
-def stub():
-    return ...
 
 
 def owner_or_everyone():
@@ -36,34 +32,6 @@ def in_forward() -> int:
     return sum(i.op is Op.ALL_GATHER and i.phase is Phase.FORWARD for i in ops)
 
 
-def with_backward():
-    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(5)))
-    for layer in list(model)[1:]:
-        fully_shard(layer)
-    fully_shard(model)
-    model(torch.randn(2, 64)).sum().backward()
-    return False, 9
-
-
-def one_unit():
-    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(5)))
-    fully_shard(model)
-    model(torch.randn(2, 64))
-    return False, 1
-
-
-def no_root():
-    return owner_or_everyone()[0], 4
-
-
-def counts_broadcasts():
-    return True, owner_or_everyone()[1] * 0
-
-
-def other_conclusion():
-    return True, owner_or_everyone()[1]
-
-
 EXERCISE = Exercise(
     title="Settle whether the owner of a layer broadcasts it",
     kind=Kind.CLAIM,
@@ -74,7 +42,6 @@ EXERCISE = Exercise(
     "ranks, shard a small model of 4 units and a root with torch's fully_shard, run one forward (no backward) and "
     "count its all-gathers. Return (True or False, the number of all-gathers).",
     reference=owner_or_everyone,
-    stub=stub,
     why="Five all-gathers and not one broadcast: nobody owns a layer. Every rank owns rows of every parameter, so "
     "every rank sends its rows and receives all others, at the same time and by the same amount. A broadcast would "
     "keep the links of one rank busy and leave the others idle. The paper that ZeRO comes from did describe "
@@ -99,11 +66,31 @@ EXERCISE = Exercise(
         ),
     ),
     wrong=(
-        Wrong(with_backward, "9 is a whole step"),
-        Wrong(one_unit, "the whole model is one unit here"),
-        Wrong(no_root, "the root is a unit too"),
-        Wrong(counts_broadcasts, "something else brings the weights"),
-        Wrong(other_conclusion, "the number is right, 5 all-gathers in one forward, but"),
+        mutant(
+            {"model(torch.randn(2, 64))": "model(torch.randn(2, 64)).sum().backward()"},
+            "9 is a whole step",
+            name="with backward",
+        ),
+        mutant(
+            {
+                (
+                    "for layer in list(model)[1:]:  # 4 units; the first Linear is left to the root\nfully_shard(layer)"
+                ): ""
+            },
+            "the whole model is one unit here",
+            name="one unit",
+        ),
+        mutant({"gathers == 0, gathers": "gathers == 0, gathers - 1"}, "the root is a unit too", name="no root"),
+        mutant(
+            {'"all_gather" in str(op) or "allgather" in str(op)': '"broadcast" in str(op)'},
+            "something else brings the weights",
+            name="counts broadcasts",
+        ),
+        mutant(
+            {"gathers == 0": "gathers > 0"},
+            "the number is right, 5 all-gathers in one forward, but",
+            name="other conclusion",
+        ),
     ),
     shortcuts=(Wrong(lambda: (False, 5), "measure it"),),
     covers=("misconception 18", "coverage 004.21", "coverage 003.16"),

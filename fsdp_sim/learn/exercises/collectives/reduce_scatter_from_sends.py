@@ -8,14 +8,10 @@ import torch
 import torch.distributed as dist
 
 from fsdp_sim.learn.apart import Trial
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Inputs, OnRanks, Sends, Uses
 
 RANKS, NUMBERS = 4, 50_000
-
-
-def stub(chunks):
-    return ...
 
 
 def reduce_scatter_from_sends(chunks):
@@ -49,29 +45,8 @@ def with_all_reduce(chunks):
     return chunks[dist.get_rank()]
 
 
-def mean(chunks):
-    return reduce_scatter_from_sends(chunks) / dist.get_world_size()
-
-
-def the_neighbours(chunks):
-    return reduce_scatter_from_sends(chunks.roll(-1, 0))
-
-
 def own_only(chunks):
     return chunks[dist.get_rank()]
-
-
-def everything_to_everyone(chunks):
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    total = chunks.clone()
-    for distance in range(1, ranks):
-        arrived = torch.empty_like(chunks)
-        send = dist.P2POp(dist.isend, chunks, (rank + distance) % ranks)
-        receive = dist.P2POp(dist.irecv, arrived, (rank - distance) % ranks)
-        for work in dist.batch_isend_irecv([send, receive]):
-            work.wait()
-        total += arrived
-    return total[rank]
 
 
 def all_send_first(chunks):
@@ -120,7 +95,6 @@ EXERCISE = Exercise(
     "to this rank, using torch.distributed's sends and receives (isend, irecv, batch_isend_irecv, ...) only.",
     targets="Optimal: each rank sends (W-1)/W of its tensor, the least possible. A pass: up to 4 times that.",
     reference=reduce_scatter_from_sends,
-    stub=stub,
     why="A rank's row for another rank has to leave it once, so W-1 rows are the least; sent straight to their owners "
     "they are also enough. Send without waiting, then receive: if every rank first waited for its receive, none would "
     "send. A ring sends as much, always to the same neighbour.",
@@ -154,10 +128,22 @@ EXERCISE = Exercise(
     ),
     wrong=(
         Wrong(own_only, "it is this rank's own row"),
-        Wrong(mean, "4 times too small"),
-        Wrong(the_neighbours, "what rank + 1 should"),
+        mutant({"return total": "return total / ranks"}, "4 times too small", name="mean"),
+        mutant(
+            {"rank, ranks = dist": "chunks = chunks.roll(-1, 0)\nrank, ranks = dist"},
+            "what rank + 1 should",
+            name="the neighbours",
+        ),
         Wrong(with_all_reduce, "expected only recv and send, found all_reduce"),
-        Wrong(everything_to_everyone, "send each rank its own row, not all of them"),
+        mutant(
+            {
+                "chunks[rank].clone()": "chunks.clone()",
+                "chunks[to], to": "chunks, to",
+                "return total": "return total[rank]",
+            },
+            "send each rank its own row, not all of them",
+            name="everything to everyone",
+        ),
         Wrong(all_send_first, "waits in recv"),
     ),
     shortcuts=(

@@ -9,16 +9,12 @@ import torch
 import torch.distributed as dist
 
 from fsdp_sim.learn.apart import Ran, Trial
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Inputs, OnRanks
 from fsdp_sim.learn.judges.account import GLOO, RINGS
 from fsdp_sim.learn.verdict import Finding, Grade
 
 RANKS = 4
-
-
-def stub(whole):
-    return ...
 
 
 def reduce_scatter_over_gloo(whole):
@@ -74,15 +70,6 @@ def message(whole):
     return {"all_gather": len(whole) * 4, "reduce_scatter": len(whole) * 4, "the same": True}
 
 
-def other_conclusion(whole):
-    return reduce_scatter_over_gloo(whole) | {"the same": True}
-
-
-def in_elements(whole):
-    found = reduce_scatter_over_gloo(whole)
-    return found | {op: found[op] / 4 for op in ("all_gather", "reduce_scatter")}
-
-
 def known(whole):
     ranks = dist.get_world_size()
     n_bytes = (ranks - 1) / ranks * len(whole) * 4
@@ -100,7 +87,6 @@ EXERCISE = Exercise(
     "this one, and count the bytes that leave this process meanwhile: psutil.Process().io_counters().write_chars. "
     "Return a dict: all_gather and reduce_scatter, in bytes, and 'the same', True or False.",
     reference=reduce_scatter_over_gloo,
-    stub=stub,
     why="Twice as many: gloo has no reduce-scatter of its own. Torch runs an all-reduce and drops what belongs to "
     "other ranks, so on gloo FSDP sends 4 where NCCL sends 3. And streams do nothing on a CPU. What carries over from "
     "here to GPUs is which collectives run, in which order, and of how many elements; bytes on the wire and times do "
@@ -130,8 +116,16 @@ EXERCISE = Exercise(
     wrong=(
         Wrong(as_a_ring, "this is what a ring sends, by the formula"),
         Wrong(message, "this is the size of the message"),
-        Wrong(other_conclusion, "one is twice the other"),
-        Wrong(in_elements, "all_gather: expected"),
+        mutant({"abs(reduce / gather - 1) < 0.1": "True"}, "one is twice the other", name="other conclusion"),
+        mutant(
+            {
+                '"all_gather": gather, "reduce_scatter": reduce': (
+                    '"all_gather": gather / 4, "reduce_scatter": reduce / 4'
+                )
+            },
+            "all_gather: expected",
+            name="in elements",
+        ),
     ),
     shortcuts=(
         Wrong(known, "count what leaves the process while it runs"),

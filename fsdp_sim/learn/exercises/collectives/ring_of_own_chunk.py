@@ -8,24 +8,22 @@ import torch
 import torch.distributed as dist
 
 from fsdp_sim.learn.apart import Ran, Trial
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.edit import Edit
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Inputs, OnRanks, Sends, Uses
 from fsdp_sim.learn.verdict import Finding, Grade
 
 RANKS, NUMBERS = 4, 50_000
 
 
-def stub(chunk):
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    whole = [torch.zeros_like(chunk) for _ in range(ranks)]
-    whole[rank] = chunk
-    for step in range(ranks - 1):
-        arriving = whole[(rank - step - 1) % ranks]
-        send = dist.P2POp(dist.isend, chunk, (rank + 1) % ranks)
-        receive = dist.P2POp(dist.irecv, arriving, (rank - 1) % ranks)
-        for work in dist.batch_isend_irecv([send, receive]):
-            work.wait()
-    return torch.stack(whole)
+stub = Edit(
+    {
+        "leaving, arriving = whole[(rank - step) % ranks], whole[(rank - step - 1) % ranks]": (
+            "arriving = whole[(rank - step - 1) % ranks]"
+        ),
+        "leaving, (rank + 1) % ranks)  # what came last, not always its own": "chunk, (rank + 1) % ranks)",
+    }
+)
 
 
 def ring_of_own_chunk(chunk):
@@ -107,12 +105,6 @@ def passes_on_everything(chunk):
     return whole
 
 
-def as_they_come(chunk):
-    whole = ring_of_own_chunk(chunk)
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    return torch.stack([whole[(rank - step) % ranks] for step in range(ranks)])
-
-
 def with_a_collective(chunk):
     whole = [torch.zeros_like(chunk) for _ in range(dist.get_world_size())]
     dist.all_gather(whole, chunk)
@@ -164,7 +156,11 @@ EXERCISE = Exercise(
     ),
     wrong=(
         Wrong(stub, "each step sends the own chunk again"),
-        Wrong(as_they_come, "in the order of arrival"),
+        mutant(
+            {"torch.stack(whole)": "torch.stack([whole[(rank - step) % ranks] for step in range(ranks)])"},
+            "in the order of arrival",
+            name="as they come",
+        ),
         Wrong(directly, "in a ring a rank sends to the next rank only"),
         Wrong(passes_on_everything, "not everything that is there"),
         Wrong(with_a_collective, "expected only recv and send, found all_gather"),

@@ -8,14 +8,10 @@ import torch
 import torch.distributed as dist
 
 from fsdp_sim.learn.apart import Trial
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Busiest, Inputs, OnRanks, Uses
 
 RANKS, NUMBERS = 4, 50_000
-
-
-def stub(shard):
-    return ...
 
 
 def all_gather_from_sends(shard):
@@ -61,28 +57,6 @@ def least_bytes(trial: Trial) -> int:
 def exchange(to: int, leaving: torch.Tensor, source: int, arriving: torch.Tensor) -> None:
     for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, leaving, to), dist.P2POp(dist.irecv, arriving, source)]):
         work.wait()
-
-
-def in_order_of_arrival(shard):
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    whole = [shard]
-    for distance in range(1, ranks):
-        whole.append(torch.empty_like(shard))
-        exchange((rank + distance) % ranks, shard, (rank - distance) % ranks, whole[-1])
-    return torch.cat(whole)
-
-
-def not_put_together(shard):
-    return all_gather_from_sends(shard).view(dist.get_world_size(), -1)
-
-
-def forgets_its_own(shard):
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    whole = torch.zeros(ranks, len(shard))
-    for distance in range(1, ranks):
-        source = (rank - distance) % ranks
-        exchange((rank + distance) % ranks, shard, source, whole[source])
-    return whole.flatten()
 
 
 def sends_everything(shard):
@@ -136,7 +110,6 @@ EXERCISE = Exercise(
     "batch_isend_irecv, ...) only.",
     targets="Optimal: no rank sends more than W-1 shards, the least possible. A pass: up to 3 times that.",
     reference=all_gather_from_sends,
-    stub=stub,
     why="W-1 shards have to reach each of W ranks, so some rank sends W-1 shards at least, and W-1 are enough when "
     "all send alike. Here each shard goes straight to everyone; a ring passes on what came last, sends as much, and "
     "needs a link to one neighbour only. By way of rank 0 its link carries W (W-1) shards while the others rest: so "
@@ -172,9 +145,17 @@ EXERCISE = Exercise(
         ),
     ),
     wrong=(
-        Wrong(in_order_of_arrival, "in the order of arrival"),
-        Wrong(forgets_its_own, "a rank does not send to itself"),
-        Wrong(not_put_together, "its shape should be"),
+        mutant(
+            {"torch.cat(whole)": "torch.cat([whole[(rank - distance) % ranks] for distance in range(ranks)])"},
+            "in the order of arrival",
+            name="in order of arrival",
+        ),
+        mutant(
+            {"torch.empty_like": "torch.zeros_like", "whole[rank].copy_(shard)": ""},
+            "a rank does not send to itself",
+            name="forgets its own",
+        ),
+        mutant({"torch.cat(whole)": "torch.stack(whole)"}, "its shape should be", name="not put together"),
         Wrong(sends_everything, "its own shard, and nothing else"),
         Wrong(by_way_of_rank_0, "rank 0: expected at most"),
         Wrong(with_a_collective, "expected only recv and send, found all_gather"),

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from fsdp_sim.learn.apart import Ran, Trial
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.inside import WAIT
 from fsdp_sim.learn.judges import Inputs, OnRanks, Uses
 from fsdp_sim.learn.verdict import Finding, Grade
@@ -17,10 +17,6 @@ from fsdp_sim.timeline import Op
 RANKS, GRADIENTS = 4, 12
 Cut = list[list[int]]
 """By bucket, the places of its gradients in the list."""
-
-
-def stub(gradients, bucket_bytes):
-    return ...
 
 
 def ddp_buckets(gradients, bucket_bytes):
@@ -180,10 +176,6 @@ def only_full_ones(sizes: Sequence[int], limit: float) -> Cut:
     return [bucket for bucket in cut(sizes, limit) if sum(sizes[place] for place in bucket) >= limit]
 
 
-def flattened(gradients, bucket_bytes):
-    return [mean.flatten() for mean in ddp_buckets(gradients, bucket_bytes)]
-
-
 def gathered(gradients, bucket_bytes):
     flat = torch.cat([g.flatten() for g in gradients])
     all_ranks = [torch.empty_like(flat) for _ in range(RANKS)]
@@ -210,7 +202,6 @@ EXERCISE = Exercise(
     targets="Optimal: every all-reduce is issued before the first is waited for, so that backward could go on. A "
     "pass: each is waited for before the next.",
     reference=ddp_buckets,
-    stub=stub,
     why="One all-reduce for each gradient costs a latency for each; one for all cannot begin before backward has "
     "ended. Buckets are between: few collectives, and the first leaves while backward computes the next gradients, if "
     "nobody waits for it yet (async_op=True). They are filled in backward's order, from the last layer to the first, "
@@ -233,8 +224,12 @@ EXERCISE = Exercise(
     ),
     wrong=(
         Wrong(reduced(only_full_ones), "the last bucket, which is never full"),
-        Wrong(reduced(cut, scale=1.0), "4 times too large"),
-        Wrong(flattened, "its shape should be"),
+        mutant({"(flat / dist.get_world_size())": "flat"}, "4 times too large"),
+        mutant(
+            {"[piece.view_as(g) for piece, g in zip(pieces, bucket, strict=True)]": "pieces"},
+            "its shape should be",
+            name="flattened",
+        ),
         Wrong(reduced(one_each), "every all-reduce costs a latency"),
         Wrong(reduced(all_in_one), "cannot begin before backward ends"),
         Wrong(reduced(never_above), "when it has reached bucket_bytes"),

@@ -7,24 +7,21 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.edit import Edit
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Inputs, Issues, OnRanks
 
 RANKS, NUMBERS, LR, LIMIT = 4, 40_000, 0.1, 100.0
 
 
-def stub(weights, gradients, limit, lr):
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    for gradient in gradients:
-        mine = torch.empty(len(gradient) // ranks)
-        dist.reduce_scatter(mine, list((gradient / ranks).chunk(ranks)))
-        squares = mine.square().sum()
-        if squares.sqrt() > limit:  # too large: clip
-            dist.all_reduce(squares)
-            mine *= limit / squares.sqrt()
-        part = weights.chunk(ranks)[rank] - lr * mine
-        dist.all_gather(list(weights.chunk(ranks)), part)
-    return weights
+stub = Edit(
+    {
+        "dist.all_reduce(squares)  # on every rank, whatever its own part is": "",
+        "if squares.sqrt() > limit:  # the same number on every rank: they all decide alike": (
+            "if squares.sqrt() > limit:  # too large: clip\n    dist.all_reduce(squares)"
+        ),
+    }
+)
 
 
 def find_the_deadlock(weights, gradients, limit, lr):
@@ -101,69 +98,6 @@ def trained(inputs: Inputs, clip: Clip = of_all) -> list[torch.Tensor]:
     return [weights] * RANKS
 
 
-def with_(clip):
-    """The same training with another way to clip."""
-
-    def train(weights, gradients, limit, lr):
-        rank, ranks = dist.get_rank(), dist.get_world_size()
-        for gradient in gradients:
-            mine = torch.empty(len(gradient) // ranks)
-            dist.reduce_scatter(mine, list((gradient / ranks).chunk(ranks)))
-            part = weights.chunk(ranks)[rank] - lr * clip(mine, limit)
-            dist.all_gather(list(weights.chunk(ranks)), part)
-        return weights
-
-    return train
-
-
-def norm_of_all(mine: torch.Tensor) -> torch.Tensor:
-    squares = mine.square().sum()
-    dist.all_reduce(squares)
-    return squares.sqrt()
-
-
-def by_own_norm(mine, limit):
-    return mine * (limit / mine.norm()).clamp(max=1)
-
-
-def condition_left(mine, limit):
-    norm = norm_of_all(mine)
-    return mine * (limit / norm) if mine.norm() > limit else mine
-
-
-def if_any_is_above(mine, limit):
-    above = (mine.norm() > limit).float()
-    dist.all_reduce(above, op=dist.ReduceOp.MAX)
-    return mine * (limit / norm_of_all(mine)) if above else mine
-
-
-def always(mine, limit):
-    return mine * (limit / norm_of_all(mine))
-
-
-def not_at_all(mine, limit):
-    return mine
-
-
-def norms_added(mine, limit):
-    norm = mine.norm()
-    dist.all_reduce(norm)
-    return mine * (limit / norm).clamp(max=1)
-
-
-def with_a_barrier(mine, limit):
-    if mine.norm() > limit:
-        return mine * (limit / norm_of_all(mine))
-    dist.barrier()
-    return mine
-
-
-def gathers_the_gradient(mine, limit):
-    parts = [torch.empty_like(mine) for _ in range(RANKS)]
-    dist.all_gather(parts, mine)
-    return mine * (limit / torch.cat(parts).norm()).clamp(max=1)
-
-
 EXERCISE = Exercise(
     title="Find the deadlock in a step that clips",
     kind=Kind.FAULT,
@@ -213,14 +147,73 @@ EXERCISE = Exercise(
         abs_=1e-4,
     ),
     wrong=(
-        Wrong(with_(by_own_norm), "by the norm of that part"),
-        Wrong(with_(condition_left), "a rank still asks whether its own part is above the limit"),
-        Wrong(with_(if_any_is_above), "no part is above the limit and all together are"),
-        Wrong(with_(always), "steps whose norm is below the limit were scaled"),
-        Wrong(with_(not_at_all), "nothing was clipped"),
-        Wrong(with_(norms_added), "their squares may be"),
-        Wrong(with_(with_a_barrier), "called a different collective"),
-        Wrong(with_(gathers_the_gradient), "expected all_reduce, found all_gather"),
+        mutant(
+            {"dist.all_reduce(squares)  # on every rank, whatever its own part is": ""},
+            "by the norm of that part",
+            name="by own norm",
+        ),
+        mutant(
+            {"if squares.sqrt() > limit": "if mine.norm() > limit"},
+            "a rank still asks whether its own part is above the limit",
+            name="condition left",
+        ),
+        mutant(
+            {
+                "dist.all_reduce(squares)  # on every rank, whatever its own part is": (
+                    "above = (mine.norm() > limit).float()\n"
+                    "dist.all_reduce(above, op=dist.ReduceOp.MAX)\n"
+                    "dist.all_reduce(squares)"
+                ),
+                "if squares.sqrt() > limit": "if above",
+            },
+            "no part is above the limit and all together are",
+            name="if any is above",
+        ),
+        mutant(
+            {"if squares.sqrt() > limit:  # the same number on every rank: they all decide alike\nmine": "mine"},
+            "steps whose norm is below the limit were scaled",
+            name="always",
+        ),
+        mutant({"mine *= limit / squares.sqrt()": "pass"}, "nothing was clipped", name="not at all"),
+        mutant(
+            {
+                "mine.square().sum()": "mine.norm()",
+                "if squares.sqrt()": "if squares",
+                "limit / squares.sqrt()": "limit / squares",
+            },
+            "their squares may be",
+            name="norms added",
+        ),
+        mutant(
+            {
+                (
+                    "dist.all_reduce(squares)  # on every rank, whatever its own part is\n"
+                    "if squares.sqrt() > limit:  # the same number on every rank: they all decide alike\n"
+                    "mine *= limit / squares.sqrt()"
+                ): (
+                    "if mine.norm() > limit:\n"
+                    "    dist.all_reduce(squares)\n"
+                    "    mine *= limit / squares.sqrt()\n"
+                    "else:\n"
+                    "    dist.barrier()"
+                )
+            },
+            "called a different collective",
+            name="with a barrier",
+        ),
+        mutant(
+            {
+                (
+                    "squares = mine.square().sum()\ndist.all_reduce(squares)  # on every rank, whatever its own part is"
+                ): (
+                    "parts = [torch.empty_like(mine) for _ in range(ranks)]\n"
+                    "dist.all_gather(parts, mine)\n"
+                    "squares = torch.cat(parts).square().sum()"
+                )
+            },
+            "expected all_reduce, found all_gather",
+            name="gathers the gradient",
+        ),
     ),
     shortcuts=(
         Wrong(lambda weights, gradients, limit, lr: weights, "numbers differ"),

@@ -9,16 +9,12 @@ from dataclasses import dataclass, replace
 import torch
 
 from fsdp_sim.learn.apart import Ran, Trial
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Numbers
 from fsdp_sim.learn.verdict import Finding, Grade
 
 OLD, NEW, COLUMNS, LARGE = 4, 2, 3, 20_000
 MOST = 2.1  # times the bytes of the whole
-
-
-def stub(shards, rank):
-    return ...
 
 
 def reshard_checkpoint(shards, rank):
@@ -94,17 +90,6 @@ def only_full_halves(shards, rank):
     return whole[rank * half : (rank + 1) * half]
 
 
-def by_its_own_length(shards, rank):
-    """Takes a shard's first row to be its place times its own length."""
-    most = -(-sum(len(shard) for shard in shards) // NEW)
-    first, last = rank * most, (rank + 1) * most
-    mine = []
-    for place, shard in enumerate(shards):
-        start = place * len(shard)
-        mine.append(shard[max(first - start, 0) : max(last - start, 0)])
-    return torch.cat(mine)
-
-
 def every_other(shards, rank):
     return torch.cat([shards[rank], shards[rank + 2]])
 
@@ -142,7 +127,6 @@ EXERCISE = Exercise(
     targets="Optimal: the whole is never put together, only the rows of this rank are copied. A pass: it is put "
     "together, and held no more than twice.",
     reference=reshard_checkpoint,
-    stub=stub,
     why="Both cuts are intervals of the same rows. An old shard begins where those before it end, whatever its own "
     "length; a new rank takes of each shard where the two intervals overlap, which is often nothing. That two old "
     "shards make one new one holds only where the rows divide by 4: 6 rows are 2, 2, 2, 0 on four ranks and 3, 3 on "
@@ -166,8 +150,15 @@ EXERCISE = Exercise(
         Wrong(neighbours, "two old shards are not one new one: 6 rows are 2, 2, 2, 0 on four ranks and 3, 3 on two"),
         Wrong(rounded_down, "the quotient is rounded up: the first rank has one row more, not the last"),
         Wrong(only_full_halves, "the quotient was rounded down, so the last row is on no rank"),
-        Wrong(
-            by_its_own_length, "an old shard begins where those before it end, not at its place times its own length"
+        mutant(
+            {
+                "mine, start = [], 0  # start: the row of the whole at which a shard begins\nfor shard in shards:": (
+                    "mine = []\nfor place, shard in enumerate(shards):\n    start = place * len(shard)"
+                ),
+                "start += len(shard)": "",
+            },
+            "an old shard begins where those before it end, not at its place times its own length",
+            name="by its own length",
         ),
         Wrong(every_other, "shards are runs of rows: old ranks 0 and 2 do not lie beside each other"),
         Wrong(lambda shards, rank: shards[rank], "that is an old shard, as it was saved"),

@@ -6,15 +6,11 @@ import torch
 import torch.distributed as dist
 
 from fsdp_sim.learn.apart import Trial
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.exercises.collectives.ring_of_own_chunk import ToTheNext
 from fsdp_sim.learn.judges import Busiest, Inputs, OnRanks, Uses
 
 RANKS, NUMBERS = 4, 60_000
-
-
-def stub(gradient):
-    return ...
 
 
 def ring_all_reduce(gradient):
@@ -81,22 +77,6 @@ def pass_on(leaving: torch.Tensor, arriving: torch.Tensor) -> None:
         work.wait()
 
 
-def ring(steps, adding):
-    """A ring of so many steps, of which the first ones add what arrives."""
-
-    def reduce(gradient):
-        rank, total = dist.get_rank(), gradient.clone()
-        pieces = total.tensor_split(RANKS)
-        for step in range(steps):
-            place = pieces[(rank - step - 1) % RANKS]
-            arriving = torch.empty_like(place)
-            pass_on(pieces[(rank - step) % RANKS], arriving)
-            place.copy_(arriving + (place if step < adding else 0))
-        return total
-
-    return reduce
-
-
 def whole_tensors_round(gradient):
     total, leaving = gradient.clone(), gradient
     for _ in range(dist.get_world_size() - 1):
@@ -152,10 +132,6 @@ def with_a_collective(gradient):
     return gradient
 
 
-def mean(gradient):
-    return ring_all_reduce(gradient) / dist.get_world_size()
-
-
 EXERCISE = Exercise(
     title="Write all-reduce as a ring",
     kind=Kind.CODE,
@@ -168,7 +144,6 @@ EXERCISE = Exercise(
     "about 2 (W-1)/W of the tensor.",
     targets="Optimal: each rank sends 2 (W-1)/W of its tensor. A pass: up to 1.2 times that.",
     reference=ring_all_reduce,
-    stub=stub,
     why="Cut the tensor into W pieces, and let each begin its way at another rank: then all links are busy in every "
     "step. The first time round pieces are added up: after W-1 steps a rank has one finished sum, which is a "
     "reduce-scatter. The second time round finished sums replace what is there: an all-gather. Each time W-1 pieces of "
@@ -215,10 +190,10 @@ EXERCISE = Exercise(
         Wrong(whole_tensors_round, "do not pass whole tensors round"),
         Wrong(down_and_back, "do not pass whole tensors round"),
         Wrong(the_total_goes_round, "numbers differ"),
-        Wrong(ring(RANKS - 1, RANKS - 1), "one finished piece, as after a reduce-scatter"),
-        Wrong(ring(2 * (RANKS - 1), 2 * (RANKS - 1)), "replaces what is there"),
-        Wrong(ring(2 * (RANKS - 1) - 1, RANKS - 1), "one step is missing"),
-        Wrong(mean, "4 times too small"),
+        mutant({"range(2 * (ranks - 1))": "range(ranks - 1)"}, "one finished piece, as after a reduce-scatter"),
+        mutant({"place.copy_(arriving)": "place += arriving"}, "replaces what is there"),
+        mutant({"range(2 * (ranks - 1))": "range(2 * (ranks - 1) - 1)"}, "one step is missing"),
+        mutant({"return total": "return total / ranks"}, "4 times too small", name="mean"),
         Wrong(straight_to_the_owner, "in a ring a rank sends to the next rank only"),
         Wrong(with_a_collective, "expected only recv and send, found all_reduce"),
     ),

@@ -9,14 +9,10 @@ import torch
 import torch.distributed as dist
 
 from fsdp_sim.learn.apart import Trial
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Inputs, Issues, OnRanks, Sends
 
 RANKS, NUMBERS, LR, BETA = 4, 60_000, 0.1, 0.9
-
-
-def stub(weights, gradient, momentum, lr, beta):
-    return ...
 
 
 def zero1_step(weights, gradient, momentum, lr, beta):
@@ -83,39 +79,6 @@ def reduced(gradient: torch.Tensor) -> torch.Tensor:
     return mine
 
 
-def nothing_reduced(weights, gradient, momentum, lr, beta):
-    rank = dist.get_rank()
-    momentum = beta * momentum + gradient.chunk(RANKS)[rank]
-    return {"weights": shared(weights, weights.chunk(RANKS)[rank] - lr * momentum), "momentum": momentum}
-
-
-def with_the_sum(weights, gradient, momentum, lr, beta):
-    return zero1_step(weights, gradient * RANKS, momentum, lr, beta)
-
-
-def nothing_gathered(weights, gradient, momentum, lr, beta):
-    momentum = beta * momentum + reduced(gradient) / RANKS
-    part = weights.chunk(RANKS)[dist.get_rank()]
-    part -= lr * momentum
-    return {"weights": weights, "momentum": momentum}
-
-
-def momentum_left_out(weights, gradient, momentum, lr, beta):
-    part = weights.chunk(RANKS)[dist.get_rank()] - lr * reduced(gradient) / RANKS
-    return {"weights": shared(weights, part), "momentum": momentum}
-
-
-def damped(weights, gradient, momentum, lr, beta):
-    return zero1_step(weights, gradient * (1 - beta), momentum, lr, beta)
-
-
-def as_ddp_does(weights, gradient, momentum, lr, beta):
-    dist.all_reduce(gradient)
-    rank = dist.get_rank()
-    momentum = beta * momentum + gradient.chunk(RANKS)[rank] / RANKS
-    return {"weights": shared(weights, weights.chunk(RANKS)[rank] - lr * momentum), "momentum": momentum}
-
-
 def state_of_everyone(weights, gradient, momentum, lr, beta):
     both = torch.stack([momentum, reduced(gradient) / RANKS])
     everyones = [torch.empty_like(both) for _ in range(RANKS)]
@@ -123,11 +86,6 @@ def state_of_everyone(weights, gradient, momentum, lr, beta):
     old, mean = torch.cat(everyones, dim=1)
     momentum = beta * old + mean
     return {"weights": weights - lr * momentum, "momentum": momentum.chunk(RANKS)[dist.get_rank()]}
-
-
-def whole_state(weights, gradient, momentum, lr, beta):
-    momentum = zero1_step(weights, gradient, momentum, lr, beta)["momentum"]
-    return {"weights": weights, "momentum": momentum.repeat(RANKS)}
 
 
 def unchanged(weights, gradient, momentum, lr, beta):
@@ -149,7 +107,6 @@ EXERCISE = Exercise(
     targets="Optimal: each rank sends 2 (W-1)/W of the weights, as DDP's all-reduce does. A pass: up to 1.2 times "
     "that.",
     reference=zero1_step,
-    stub=stub,
     why="An all-reduce is a reduce-scatter and an all-gather. ZeRO-1 puts the optimizer between the two: a rank needs "
     "the mean gradient of its own part only, has the state of that part only, and then shows the others not gradients "
     "but new weights. So the state is divided by W and not one byte more is sent than with DDP. For Adam that is 8 of "
@@ -192,13 +149,37 @@ EXERCISE = Exercise(
         abs_=1e-4,
     ),
     wrong=(
-        Wrong(nothing_reduced, "the gradient of one rank alone"),
-        Wrong(with_the_sum, "where the mean is asked for"),
-        Wrong(nothing_gathered, "only this rank's part of the weights is new"),
-        Wrong(momentum_left_out, "neither used nor kept"),
-        Wrong(damped, "damped by 1 - beta"),
-        Wrong(whole_state, "its shape should be"),
-        Wrong(as_ddp_does, "expected reduce_scatter, found all_reduce"),
+        mutant(
+            {"mine / ranks": "gradient.chunk(ranks)[rank]"}, "the gradient of one rank alone", name="nothing reduced"
+        ),
+        mutant({"mine / ranks": "mine"}, "where the mean is asked for", name="with the sum"),
+        mutant(
+            {
+                "dist.all_gather(list(weights.chunk(ranks)), part)  # into views of the weights": (
+                    "weights.chunk(ranks)[rank].copy_(part)"
+                )
+            },
+            "only this rank's part of the weights is new",
+            name="nothing gathered",
+        ),
+        mutant(
+            {"momentum = beta * momentum + mine / ranks": "", "lr * momentum": "lr * mine / ranks"},
+            "neither used nor kept",
+            name="momentum left out",
+        ),
+        mutant({"mine / ranks": "(1 - beta) * mine / ranks"}, "damped by 1 - beta", name="damped"),
+        mutant(
+            {'"momentum": momentum}': '"momentum": momentum.repeat(ranks)}'}, "its shape should be", name="whole state"
+        ),
+        mutant(
+            {
+                "dist.reduce_scatter(mine, list(gradient.chunk(ranks)))": (
+                    "dist.all_reduce(gradient)\nmine = gradient.chunk(ranks)[rank]"
+                )
+            },
+            "expected reduce_scatter, found all_reduce",
+            name="as ddp does",
+        ),
         Wrong(state_of_everyone, "the optimizer's state stays where it is"),
     ),
     shortcuts=(

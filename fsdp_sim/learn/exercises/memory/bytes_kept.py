@@ -13,16 +13,12 @@ from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Inputs, OnRanks
 from fsdp_sim.spec.plan import DTYPE_BYTES, OPTIMIZER_STATES
 
 RANKS, WIDTH = 2, 40
 WAYS = ("ddp", "fsdp", "fsdp bf16")
-
-
-def stub(train):
-    return ...
 
 
 def bytes_kept(train):
@@ -103,16 +99,6 @@ def half_in_bf16(how: str, mine: list[int], whole: list[int]) -> list[int]:
     return [mine[0] // 2, mine[1] // 2, mine[2]] if "bf16" in how else mine
 
 
-def counts_as(change: Callable[[str, list[int], list[int]], list[int]]) -> Callable[[Any], Any]:
-    """The solution with another count."""
-
-    def wrong(train: Any) -> Any:
-        kept = bytes_kept(train)
-        return {how: change(how, mine, kept["ddp"]) for how, mine in kept.items()}
-
-    return wrong
-
-
 EXERCISE = Exercise(
     title="Measure what a rank keeps",
     kind=Kind.CODE,
@@ -124,7 +110,6 @@ EXERCISE = Exercise(
     "keeps afterwards, as a dict from how to the list [parameters, gradients, moments]. The moments are exp_avg and "
     "exp_avg_sq.",
     reference=bytes_kept,
-    stub=stub,
     why="With DDP every rank keeps one whole copy, 4 + 4 + 8 bytes per parameter, however many ranks there are. With "
     "FSDP a DTensor has the shape of the whole and the memory of a shard: to_local() is what a rank keeps, and the "
     "last rank may keep fewer rows. param_dtype changes none of it: shards, gradients and moments stay fp32, the "
@@ -148,10 +133,22 @@ EXERCISE = Exercise(
         ),
     ),
     wrong=(
-        Wrong(counts_as(whole_shapes), "a DTensor's numel() and nbytes are those of the whole"),
-        Wrong(counts_as(times_ranks), "a DDP rank keeps one copy"),
-        Wrong(counts_as(one_moment), "AdamW keeps two moments"),
-        Wrong(counts_as(half_in_bf16), "what is kept stays fp32"),
+        mutant(
+            {'(t.to_local() if hasattr(t, "to_local") else t).nbytes': "t.nbytes"},
+            "a DTensor's numel() and nbytes are those of the whole",
+            name="whole shapes",
+        ),
+        mutant(
+            {"return kept": 'return kept | {"ddp": [RANKS * n for n in kept["ddp"]]}'},
+            "a DDP rank keeps one copy",
+            name="times ranks",
+        ),
+        mutant({'("exp_avg", "exp_avg_sq")': '("exp_avg",)'}, "AdamW keeps two moments", name="one moment"),
+        mutant(
+            {"return kept": "kept[how][:2] = [n // 2 for n in kept[how][:2]]\nreturn kept"},
+            "what is kept stays fp32",
+            name="half in bf16",
+        ),
     ),
     shortcuts=(
         Wrong(lambda train: {how: [16000, 16000, 32000] for how in WAYS}, "expected"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
-from fsdp_sim.learn.judges import BestPlan
+from fsdp_sim.learn.judges.plans import BestPlan
 from fsdp_sim.spec import Cluster
 
 SPACE = {
@@ -12,10 +12,6 @@ SPACE = {
     "reshard_after_forward": (True, False),
     "param_dtype": (None, "bf16"),
 }
-
-
-def stub():
-    return ...
 
 
 def plan_for_24_gb():
@@ -44,7 +40,6 @@ EXERCISE = Exercise(
     "(None, 'bf16') that fits and makes as many tokens per second as possible. Use fsdp_sim.simulate.",
     targets="A pass: 85 % of the tokens per second of the best plan that fits; good 95 %; optimal the best.",
     reference=plan_for_24_gb,
-    stub=stub,
     why="These cards have no fast link, so a step must do much work for each byte that travels: a large micro-batch. "
     "Its activations only fit when they are computed again in backward, which costs a third more FLOPs and saves more "
     "than that in waiting. What is saved also pays for keeping the parameters after forward: a third less to gather. "

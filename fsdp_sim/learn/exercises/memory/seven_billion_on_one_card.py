@@ -14,10 +14,6 @@ from fsdp_sim.learn.judges import Claim
 PARAMS, CARD_BYTES = 7e9, 80e9
 
 
-def stub():
-    return ...
-
-
 def seven_billion_on_one_card():
     model = nn.Linear(256, 256)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -54,7 +50,6 @@ EXERCISE = Exercise(
     "fp32 model for one step, measure the bytes kept per parameter (parameters, gradients and both moments), and "
     "multiply by 7e9. Return (True or False, the bytes).",
     reference=seven_billion_on_one_card,
-    stub=stub,
     why="Four numbers of 4 bytes: 16 bytes per parameter, 112 GB, before the first activation. 56 GB is 2 + 2 + 4: "
     "weights, gradients and moments all in bf16 and no fp32 copy of anything, a recipe that loses small updates. "
     "Sources that say 56 (or 280 GB for 70 billion) have dropped the precision that training usually keeps.",

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Callable
 
 from fsdp_sim import simulate
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Numbers
 from fsdp_sim.spec import Cluster, Model, Plan
 from fsdp_sim.timeline import Memory, Op
@@ -15,10 +14,6 @@ from fsdp_sim.timeline import Memory, Op
 WAYS = ("ddp", "zero1", "zero2", "fsdp")
 MODELS = {Model.preset(name).param_count: name for name in ("gpt2-124m", "gpt2-350m", "bert-base", "bert-large")}
 STATES = (Memory.SHARDED, Memory.OPTIMIZER, Memory.RS_OUTPUT, Memory.UNSHARDED_GRAD)
-
-
-def stub(params, ranks, how):
-    return ...
 
 
 def state_bytes_of_a_rank(params, ranks, how):
@@ -46,16 +41,6 @@ def cases(draw: random.Random) -> list[tuple[int, int, str]]:
     return [(draw.choice(list(MODELS)), ranks, how) for how in WAYS for ranks in draw.sample((2, 4, 8, 64), 2)]
 
 
-def keeping(**shards: str) -> Callable[..., float]:
-    """The answer of someone who has other things sharded, by the first letters of what is."""
-
-    def wrong(params: int, ranks: int, how: str) -> float:
-        sizes = {"p": 4 * params, "g": 4 * params, "m": 8 * params}
-        return sum(size / (ranks if name in shards[how] else 1) for name, size in sizes.items())
-
-    return wrong
-
-
 EXERCISE = Exercise(
     title="Divide the states as ZeRO does, stage by stage",
     kind=Kind.NUMBER,
@@ -66,7 +51,6 @@ EXERCISE = Exercise(
     "'fsdp', which is ZeRO-3), return the bytes of parameters, gradients and AdamW moments that one rank keeps from "
     "step to step. Everything is fp32; activations and units that are whole for a while do not count here.",
     reference=state_bytes_of_a_rank,
-    stub=stub,
     why="Each stage divides one thing more: 1 the moments, 2 the gradients too, 3 the parameters too. The largest "
     "part, the moments, goes first, and costs no communication beyond DDP's; only the last stage does. With many "
     "ranks ZeRO-1 tends to 8 bytes per parameter, ZeRO-2 to 4, and FSDP to nothing. So on states alone it is FSDP "
@@ -89,15 +73,15 @@ EXERCISE = Exercise(
             lambda params, ranks, how: 16 * params * (ranks if how == "ddp" else 1 / ranks),
             "a rank of DDP keeps one copy; times the ranks is the sum over all of them",
         ),
-        Wrong(
-            keeping(ddp="", zero1="pgm", zero2="pgm", fsdp="pgm"),
+        mutant(
+            {'in ("zero2", "fsdp")': '!= "ddp"', 'how == "fsdp"': 'how != "ddp"'},
             "only stage 3 divides everything; stage 1 divides the moments alone",
         ),
-        Wrong(
-            keeping(ddp="", zero1="g", zero2="gm", fsdp="pgm"),
+        mutant(
+            {'("zero1", "zero2", "fsdp")': '("zero2", "fsdp")', 'how in ("zero2", "fsdp")': 'how != "ddp"'},
             "stage 1 divides the optimizer's state, not the gradients",
         ),
-        Wrong(keeping(ddp="", zero1="m", zero2="gm", fsdp="gm"), "FSDP divides the parameters too: that is stage 3"),
+        mutant({"parameters /= ranks": "pass"}, "FSDP divides the parameters too: that is stage 3"),
         Wrong(
             lambda params, ranks, how: state_bytes_of_a_rank(params, ranks, how) / 2,
             "AdamW keeps two moments of 4 bytes, and parameters and gradients are fp32: 16 bytes before division",

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Numbers
 from fsdp_sim.spec.plan import DTYPE_BYTES, OPTIMIZER_STATES
-
-
-def stub(weights, gradients, master_copy, fp32_accumulator):
-    return ...
 
 
 def state_bytes_per_parameter(weights, gradients, master_copy, fp32_accumulator):
@@ -33,17 +28,6 @@ def cases(draw: random.Random) -> list[tuple[str, str, bool, bool]]:
     return draw.sample(every, len(every))
 
 
-def without(names: str) -> Callable[..., int]:
-    """The sum, with some of its terms left out."""
-
-    def wrong(weights: str, gradients: str, master_copy: bool, fp32_accumulator: bool) -> int:
-        terms = {"weights": DTYPE_BYTES[weights], "gradients": DTYPE_BYTES[gradients], "mean": 4, "variance": 4}
-        terms |= {"master": 4 * master_copy, "accumulator": 4 * fp32_accumulator}
-        return sum(size for term, size in terms.items() if term not in names)
-
-    return wrong
-
-
 EXERCISE = Exercise(
     title="Add up the bytes of one parameter",
     kind=Kind.NUMBER,
@@ -54,7 +38,6 @@ EXERCISE = Exercise(
     "copy of the weights, and whether gradients are accumulated in a separate fp32 buffer, return the bytes that "
     "training with AdamW keeps for each parameter from step to step. AdamW's moments are fp32.",
     reference=state_bytes_per_parameter,
-    stub=stub,
     why="Sources disagree because their recipes differ. FSDP: fp32 weights and gradients, 4 + 4 + 8 = 16, its bf16 "
     "copies live only while a unit is whole. ZeRO's paper: bf16 both and a master copy, 2 + 2 + 4 + 8 = 16. With fp32 "
     "gradients 2 + 4 + 4 + 8 = 18. With bf16 gradients and an fp32 buffer beside them, 20.",
@@ -72,11 +55,13 @@ EXERCISE = Exercise(
         unit="bytes",
     ),
     wrong=(
-        Wrong(without("mean variance"), "you forgot the optimizer: AdamW keeps two moments, 8 bytes"),
-        Wrong(without("variance"), "AdamW keeps two moments, a mean and a variance; one is momentum SGD"),
-        Wrong(without("master"), "you forgot the fp32 master copy: bf16 loses updates below 1/512 of a weight"),
-        Wrong(without("accumulator"), "you forgot the fp32 buffer in which gradients are accumulated"),
-        Wrong(without("gradients"), "you forgot the gradients: as many as there are parameters"),
+        mutant({" + moments": ""}, "you forgot the optimizer: AdamW keeps two moments, 8 bytes"),
+        mutant({"2 * 4": "4"}, "AdamW keeps two moments, a mean and a variance; one is momentum SGD"),
+        mutant(
+            {" + 4 * master_copy": ""}, "you forgot the fp32 master copy: bf16 loses updates below 1/512 of a weight"
+        ),
+        mutant({" + 4 * fp32_accumulator": ""}, "you forgot the fp32 buffer in which gradients are accumulated"),
+        mutant({" + size[gradients]": ""}, "you forgot the gradients: as many as there are parameters"),
         Wrong(lambda *recipe: 16, "16 is FSDP's and the ZeRO paper's recipe, not every one's"),
     ),
     shortcuts=(Wrong(lambda *recipe: type("Any", (), {"__eq__": lambda a, b: True})(), "cannot be sent back"),),

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from fsdp_sim import simulate
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Numbers
 from fsdp_sim.spec import Cluster, Model, Plan
-from fsdp_sim.timeline import Memory, Op, Timeline
+from fsdp_sim.timeline import Memory, Timeline
 
 SHARDS = (Memory.SHARDED, Memory.OPTIMIZER, Memory.RS_OUTPUT)
-
-
-def stub(timeline):
-    return ...
 
 
 def what_more_ranks_divide(timeline):
@@ -56,34 +52,6 @@ def cases(draw: random.Random) -> list[tuple[Timeline]]:
     return [(simulated(*one),) for one in some]
 
 
-def history(timeline: Timeline, shards: Collection[Memory] = SHARDS) -> list[dict[str, int]]:
-    """What is alive after each event."""
-    live, found = {"divided": 0, "whole": 0}, []
-    for event in timeline.events:
-        live["divided" if event.category in shards else "whole"] += (
-            event.bytes if event.op is Op.ALLOC else -event.bytes
-        )
-        found.append(dict(live))
-    return found
-
-
-def peak_of_each(timeline: Timeline) -> dict[str, int]:
-    return {part: max(live[part] for live in history(timeline)) for part in ("divided", "whole")}
-
-
-def dividing(*shards: Memory) -> Callable[[Timeline], dict[str, int]]:
-    """The answer of someone who takes these to be shards."""
-    return lambda timeline: max(history(timeline, shards), key=lambda live: sum(live.values()))
-
-
-def at_the_end(timeline: Timeline) -> dict[str, int]:
-    return history(timeline)[-1]
-
-
-def everything(timeline: Timeline) -> dict[str, int]:
-    return dividing(*Memory)(timeline)
-
-
 EXERCISE = Exercise(
     title="Read off what more ranks divide",
     kind=Kind.TRACE,
@@ -94,7 +62,6 @@ EXERCISE = Exercise(
     "find the moment at which most is alive and return a dict of the bytes alive then: 'divided', which is kept as "
     "shards (categories 'sharded', 'optimizer' and 'rs_output', the gradient shards), and 'whole', all the rest.",
     reference=what_more_ranks_divide,
-    stub=stub,
     why='"Peak = model / N" counts what is kept as shards, and a peak is more: whole units, their gradients and '
     "buffers, activations, logits. More ranks leave these as they are, so eight times the ranks do not train a model "
     "eight times as large: its units and activations grow too.",
@@ -105,11 +72,28 @@ EXERCISE = Exercise(
     ),
     judge=Numbers(truth=alive, source="counted at the peak of the timeline", cases=cases, unit="bytes"),
     wrong=(
-        Wrong(everything, "activations, logits and whole units are not divided by ranks"),
-        Wrong(peak_of_each, "these two maxima are at different moments; a peak is one moment"),
-        Wrong(dividing(Memory.SHARDED), "optimizer state and gradient shards are divided too"),
-        Wrong(dividing(*SHARDS, Memory.UNSHARDED, Memory.AG_OUTPUT), "a unit that was gathered is there as a whole"),
-        Wrong(at_the_end, "that is what is left at the end, not the peak"),
+        mutant(
+            {'"divided" if event.category in ("sharded", "optimizer", "rs_output") else "whole"': '"divided"'},
+            "activations, logits and whole units are not divided by ranks",
+            name="everything",
+        ),
+        mutant(
+            {
+                "if sum(live.values()) > sum(peak.values()):\npeak = dict(live)": (
+                    "peak = {part: max(peak[part], live[part]) for part in live}"
+                )
+            },
+            "these two maxima are at different moments; a peak is one moment",
+            name="peak of each",
+        ),
+        mutant(
+            {'("sharded", "optimizer", "rs_output")': '("sharded",)'},
+            "optimizer state and gradient shards are divided too",
+        ),
+        mutant(
+            {'"rs_output"': '"rs_output", "unsharded", "ag_output"'}, "a unit that was gathered is there as a whole"
+        ),
+        mutant({"return peak": "return live"}, "that is what is left at the end, not the peak", name="at the end"),
     ),
     shortcuts=(Wrong(lambda timeline: {"divided": 1.49e9, "whole": 2.0e9}, "expected"),),
     covers=("misconception 17", "coverage 003.14", "coverage 002.23", "coverage 004.22", "coverage 000.11"),

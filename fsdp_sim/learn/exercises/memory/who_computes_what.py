@@ -7,16 +7,12 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.debug import CommDebugMode
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Claim
 from fsdp_sim.schedule import toy_program
 from fsdp_sim.timeline import Op, Phase
 
 LAYERS, RANKS = 6, 3
-
-
-def stub():
-    return ...
 
 
 def who_computes_what():
@@ -38,31 +34,6 @@ def computed() -> int:
     return sum(i.op is Op.FWD and i.phase is Phase.FORWARD and i.unit.startswith("layers.") for i in program.ops)
 
 
-def shared_out():
-    who_computes_what()
-    return True, LAYERS // RANKS
-
-
-def root_alone():
-    model = nn.Sequential(*(nn.Linear(96, 96) for _ in range(LAYERS)))
-    fully_shard(model)
-    model(torch.randn(2, 96))
-    return False, 1
-
-
-def with_backward():
-    model = nn.Sequential(*(nn.Linear(96, 96) for _ in range(LAYERS)))
-    for layer in model:
-        fully_shard(layer)
-    fully_shard(model)
-    model(torch.randn(2, 96)).sum().backward()
-    return False, 2 * LAYERS
-
-
-def other_conclusion():
-    return True, who_computes_what()[1]
-
-
 EXERCISE = Exercise(
     title="Settle who computes which layer",
     kind=Kind.CLAIM,
@@ -73,7 +44,6 @@ EXERCISE = Exercise(
     "ranks, make each of 6 layers a unit of torch's fully_shard and then shard the model. A layer is gathered where it "
     "is computed: run one forward (no backward) and count this rank's all-gathers. Return (True or False, the number).",
     reference=who_computes_what,
-    stub=stub,
     why="Every rank gathers, and computes, all 6 layers, each on its own rows of the batch; the account shows "
     "all-gathers and nothing that is sent on to a next rank. Layers on different GPUs are pipeline parallelism. What "
     "FSDP divides is where numbers are kept between their uses: a third of each tensor, on each of 3 ranks.",
@@ -96,10 +66,18 @@ EXERCISE = Exercise(
         ),
     ),
     wrong=(
-        Wrong(shared_out, "if layers were shared out, which is pipeline parallelism"),
-        Wrong(root_alone, "the model alone was sharded"),
-        Wrong(with_backward, "you ran a backward too"),
-        Wrong(other_conclusion, "the number is right, 6 layers gathered"),
+        mutant(
+            {"gathered < 6, gathered": "True, LAYERS // RANKS"},
+            "if layers were shared out, which is pipeline parallelism",
+            name="shared out",
+        ),
+        mutant({"for layer in model:\nfully_shard(layer)": ""}, "the model alone was sharded", name="root alone"),
+        mutant(
+            {"model(torch.randn(2, 96))": "model(torch.randn(2, 96)).sum().backward()"},
+            "you ran a backward too",
+            name="with backward",
+        ),
+        mutant({"gathered < 6": "gathered == 6"}, "the number is right, 6 layers gathered", name="other conclusion"),
     ),
     shortcuts=(Wrong(lambda: (False, 6), "measure it"),),
     covers=("misconception 1", "coverage 000.5", "coverage 000.6", "coverage 004.10", "coverage 004.28"),

@@ -6,7 +6,7 @@ import random
 from functools import cache
 
 from fsdp_sim import simulate
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Numbers
 from fsdp_sim.spec import Cluster, Model, Plan
 
@@ -14,10 +14,6 @@ MODELS = ("gpt2-124m", "gpt2-350m", "gpt2-1.5b", "llama2-7b")
 GPUS = ("A100-SXM-80GB", "RTX-4090")
 SLACK = 1.05
 BYTES = 16
-
-
-def stub(model, gpu, gpus, micro_batch):
-    return ...
 
 
 def ddp_or_fsdp(model, gpu, gpus, micro_batch):
@@ -64,18 +60,6 @@ def by_states(model, gpu, gpus, micro_batch):
     return "ddp" if states <= memory else "fsdp2" if states / gpus <= memory else "neither"
 
 
-def whenever_it_fits(model, gpu, gpus, micro_batch):
-    found = simulated(model, gpu, gpus, micro_batch)
-    ddp = simulate(model, Cluster(gpu, gpus=gpus), Plan(api="ddp", micro_batch=micro_batch, param_dtype="bf16"))
-    return "ddp" if ddp.peak_memory_bytes <= ddp.memory_limit_bytes else found
-
-
-def without_memory(model, gpu, gpus, micro_batch):
-    plans = [Plan(api=api, micro_batch=micro_batch, param_dtype="bf16") for api in ("ddp", "fsdp2")]
-    ddp, fsdp2 = (simulate(model, Cluster(gpu, gpus=gpus), plan).step_time_s for plan in plans)
-    return "ddp" if ddp <= SLACK * fsdp2 else "fsdp2"
-
-
 EXERCISE = Exercise(
     title="Decide between DDP and FSDP",
     kind=Kind.PLAN,
@@ -87,7 +71,6 @@ EXERCISE = Exercise(
     "fsdp_sim.simulate with Plan(api=..., micro_batch=..., param_dtype='bf16'): a Simulation has peak_memory_bytes, "
     "memory_limit_bytes and step_time_s.",
     reference=ddp_or_fsdp,
-    stub=stub,
     why="Whether it fits depends on states, activations and logits together, so on the micro-batch as much as on the "
     "model. What is faster depends on the wire: FSDP sends its parameters twice, but in bf16 and unit by unit, and "
     "each rank steps 1/N of AdamW; DDP sends gradients only, and every rank steps everything. A billion parameters is "
@@ -107,8 +90,16 @@ EXERCISE = Exercise(
     wrong=(
         Wrong(by_size, "a billion parameters is no border: what counts is 16 bytes of each, activations, and the card"),
         Wrong(by_states, "states alone do not say whether it fits: activations and logits of the micro-batch do too"),
-        Wrong(whenever_it_fits, "DDP can fit and be slower: every rank steps all of AdamW"),
-        Wrong(without_memory, "what does not fit has no step time"),
+        mutant(
+            {' and seconds["ddp"] <= 1.05 * seconds["fsdp2"]': ""},
+            "DDP can fit and be slower: every rank steps all of AdamW",
+            name="whenever it fits",
+        ),
+        mutant(
+            {"if sim.peak_memory_bytes <= sim.memory_limit_bytes:\nseconds": "seconds"},
+            "what does not fit has no step time",
+            name="without memory",
+        ),
         Wrong(lambda *case: "fsdp2", "FSDP is not always the answer, and sometimes nothing fits"),
     ),
     shortcuts=(Wrong(lambda model, *rest: {"gpt2-124m": "ddp"}.get(model, "neither"), "expected"),),

@@ -8,24 +8,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
+import torch.distributed as dist  # noqa: F401 - in edits
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import DistributedDataParallel  # noqa: F401 - in edits
 from torch.nn.utils import clip_grad_norm_
 
 from fsdp_sim.learn.apart import Ran, Trial
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Inputs, OnRanks, Uses
 from fsdp_sim.learn.verdict import Finding, Grade
 
 RANKS, BLOCKS, WIDTH = 2, 3, 64
 LR, MAX_NORM = 0.1, 0.05
-
-
-def stub(model, rows, targets, lr, max_norm):
-    return ...
 
 
 def ddp_step_to_fsdp2(model, rows, targets, lr, max_norm):
@@ -87,54 +83,6 @@ def stepped(inputs: Inputs, times_lr: float = 1.0) -> list[dict[str, Any]]:
     return [{"norm": norm, "weights": [p.detach() for p in model.parameters()]}] * RANKS
 
 
-def with_ddp(model, rows, targets, lr, max_norm):
-    model = DistributedDataParallel(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr)
-    F.mse_loss(model(rows), targets).backward()
-    norm = clip_grad_norm_(model.parameters(), max_norm)
-    optimizer.step()
-    return {"norm": norm.item(), "weights": [p.detach() for p in model.parameters()]}
-
-
-def one_unit(model, rows, targets, lr, max_norm):
-    fully_shard(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr)
-    F.mse_loss(model(rows), targets).backward()
-    norm = clip_grad_norm_(model.parameters(), max_norm)
-    optimizer.step()
-    return {"norm": norm.item(), "weights": [p.full_tensor() for p in model.parameters()]}
-
-
-def optimizer_first(model, rows, targets, lr, max_norm):
-    optimizer = torch.optim.SGD(model.parameters(), lr)
-    for block in model[1:-1]:
-        fully_shard(block)
-    fully_shard(model)
-    F.mse_loss(model(rows), targets).backward()
-    norm = clip_grad_norm_(model.parameters(), max_norm)
-    optimizer.step()
-    return {"norm": norm.item(), "weights": [p.full_tensor() for p in model.parameters()]}
-
-
-def lr_times_ranks(model, rows, targets, lr, max_norm):
-    return ddp_step_to_fsdp2(model, rows, targets, lr * dist.get_world_size(), max_norm)
-
-
-def root_forgotten(model, rows, targets, lr, max_norm):
-    for block in model[1:-1]:
-        fully_shard(block)
-    F.mse_loss(model(rows), targets).backward()
-    return {"norm": clip_grad_norm_(model.parameters(), max_norm).item(), "weights": []}
-
-
-def alone(model, rows, targets, lr, max_norm):
-    optimizer = torch.optim.SGD(model.parameters(), lr)
-    F.mse_loss(model(rows), targets).backward()
-    norm = clip_grad_norm_(model.parameters(), max_norm)
-    optimizer.step()
-    return {"norm": norm.item(), "weights": [p.detach() for p in model.parameters()]}
-
-
 EXERCISE = Exercise(
     title="Convert a DDP step to FSDP2",
     kind=Kind.CODE,
@@ -146,7 +94,6 @@ EXERCISE = Exercise(
     "each block is a unit, the rest the root. Return {'norm': the norm before clipping, 'weights': the list of the "
     "whole parameters after the step}.",
     reference=ddp_step_to_fsdp2,
-    stub=stub,
     why="The wrap becomes a loop over the blocks and one call for the rest; everything else of a DDP loop stays. The "
     "optimizer comes after sharding, for it must hold the shards. Gradients are averaged over the ranks as DDP's are, "
     "so lr stays. The norm of DTensors is that of all ranks, and full_tensor gathers what only a shard is left of.",
@@ -188,14 +135,41 @@ EXERCISE = Exercise(
         rel=1e-4,
     ),
     wrong=(
-        Wrong(with_ddp, "found broadcast; DDP sends its weights when it wraps"),
-        Wrong(one_unit, "the whole model is one unit"),
-        Wrong(optimizer_first, "the optimizer holds the parameters from before sharding"),
-        Wrong(lr_times_ranks, "gradients are averaged, lr stays"),
-        Wrong(root_forgotten, "mixed torch.Tensor and DTensor"),
+        mutant(
+            {
+                "for block in model[1:-1]:\nfully_shard(block)\nfully_shard(model)": (
+                    "model = DistributedDataParallel(model)"
+                ),
+                "p.full_tensor()": "p.detach()",
+            },
+            "found broadcast; DDP sends its weights when it wraps",
+            name="with ddp",
+        ),
+        mutant({"for block in model[1:-1]:\nfully_shard(block)": ""}, "the whole model is one unit", name="one unit"),
+        mutant(
+            {
+                "for block in": "optimizer = torch.optim.SGD(model.parameters(), lr)\nfor block in",
+                "optimizer = torch.optim.SGD(model.parameters(), lr)": "",
+            },
+            "the optimizer holds the parameters from before sharding",
+            name="optimizer first",
+        ),
+        mutant(
+            {"parameters(), lr)": "parameters(), lr * dist.get_world_size())"},
+            "gradients are averaged, lr stays",
+            name="lr times ranks",
+        ),
+        mutant({"fully_shard(model)": ""}, "mixed torch.Tensor and DTensor", name="root forgotten"),
     ),
     shortcuts=(
-        Wrong(alone, "each rank has stepped alone"),
+        mutant(
+            {
+                "for block in model[1:-1]:\nfully_shard(block)\nfully_shard(model)": "",
+                "p.full_tensor()": "p.detach()",
+            },
+            "each rank has stepped alone",
+            name="alone",
+        ),
         Wrong(lambda *given: {"norm": 1.0, "weights": []}, "norm: expected"),
     ),
     covers=("coverage 000.23", "coverage 004.41", "coverage 004.55", "misconception 4.60", "pitfall 11", "pitfall 13"),

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.utils import clip_grad_norm_
 
 from fsdp_sim.learn.apart import Ran, Trial
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.exercises.migration.ddp_step_to_fsdp2 import (
     BLOCKS,
     LR,
@@ -24,12 +24,6 @@ from fsdp_sim.learn.exercises.migration.ddp_step_to_fsdp2 import (
 )
 from fsdp_sim.learn.judges import Inputs, OnRanks
 from fsdp_sim.learn.verdict import Finding, Grade
-
-BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-
-
-def stub(model, micro_batches, lr, max_norm):
-    return ...
 
 
 def fsdp1_step_to_fsdp2(model, micro_batches, lr, max_norm):
@@ -87,58 +81,6 @@ def stepped(inputs: Inputs, micro_batches: slice = slice(None), clip: bool = Tru
     return [{"norm": norm, "weights": [p.detach() for p in model.parameters()]}] * RANKS
 
 
-def trained(shard, sync, clip=clip_grad_norm_):
-    """The same loop with another way to shard, to accumulate or to clip."""
-
-    def train(model, micro_batches, lr, max_norm):
-        shard(model)
-        optimizer = torch.optim.SGD(model.parameters(), lr)
-        for i, (rows, targets) in enumerate(micro_batches, start=1):
-            sync(model, i == len(micro_batches))
-            F.mse_loss(model(rows).float(), targets).backward()
-        norm = clip(model.parameters(), max_norm)
-        optimizer.step()
-        return {"norm": norm.item(), "weights": [p.full_tensor() for p in model.parameters()]}
-
-    return train
-
-
-def in_blocks(policy: MixedPrecisionPolicy) -> Any:
-    """A function that shards each block and the rest."""
-
-    def shard(model: Any) -> None:
-        for block in model[1:-1]:
-            fully_shard(block, mp_policy=policy)
-        fully_shard(model, mp_policy=policy)
-
-    return shard
-
-
-def last_only(model: Any, last: bool) -> None:
-    model.set_requires_gradient_sync(last)
-
-
-def no_sync_left(model, micro_batches, lr, max_norm):
-    in_blocks(BF16)(model)
-    with model.no_sync():
-        F.mse_loss(model(micro_batches[0][0]).float(), micro_batches[0][1]).backward()
-
-
-def clip_left(model, micro_batches, lr, max_norm):
-    in_blocks(BF16)(model)
-    for rows, targets in micro_batches:
-        F.mse_loss(model(rows).float(), targets).backward()
-    model.clip_grad_norm_(max_norm)
-
-
-def not_clipped(parameters, max_norm):
-    return clip_grad_norm_(parameters, float("inf"))
-
-
-def last_alone(model, micro_batches, lr, max_norm):
-    return fsdp1_step_to_fsdp2(model, micro_batches[-1:], lr, max_norm)
-
-
 EXERCISE = Exercise(
     title="Translate an FSDP1 step with accumulation",
     kind=Kind.CODE,
@@ -150,7 +92,6 @@ EXERCISE = Exercise(
     "bf16, reduce in fp32, gradients summed over the micro-batches and reduced once, clip, SGD. The loss is the mean "
     "squared error of the output as fp32. Return {'norm': before clipping, 'weights': the list of whole parameters}.",
     reference=fsdp1_step_to_fsdp2,
-    stub=stub,
     why="no_sync becomes set_requires_gradient_sync, a setting and no context: whole gradients stay on every rank "
     "until the last micro-batch. MixedPrecision becomes MixedPrecisionPolicy, given to every call. The method "
     "clip_grad_norm_ goes: torch.nn.utils' sees DTensors and takes the norm over all ranks. What FSDP1 named for the "
@@ -183,15 +124,27 @@ EXERCISE = Exercise(
         abs_=1e-4,
     ),
     wrong=(
-        Wrong(no_sync_left, "has no attribute 'no_sync'"),
-        Wrong(clip_left, "has no attribute 'clip_grad_norm_'"),
-        Wrong(trained(in_blocks(BF16), lambda model, last: None), "every micro-batch was reduced"),
-        Wrong(trained(in_blocks(MixedPrecisionPolicy(torch.bfloat16)), last_only), "without reduce_dtype"),
-        Wrong(trained(lambda model: fully_shard(model, mp_policy=BF16), last_only), "the whole model is one unit"),
-        Wrong(trained(in_blocks(BF16), last_only, not_clipped), "the gradients were not clipped"),
+        mutant(
+            {"model.set_requires_gradient_sync(i == len(micro_batches))\nF.mse": "with model.no_sync():\n    F.mse"},
+            "has no attribute 'no_sync'",
+            name="no sync left",
+        ),
+        mutant(
+            {"clip_grad_norm_(model.parameters(), max_norm)": "model.clip_grad_norm_(max_norm)"},
+            "has no attribute 'clip_grad_norm_'",
+            name="clip left",
+        ),
+        mutant({"model.set_requires_gradient_sync(i == len(micro_batches))": ""}, "every micro-batch was reduced"),
+        mutant({", reduce_dtype=torch.float32": ""}, "without reduce_dtype"),
+        mutant({"for block in model[1:-1]:\nfully_shard(block, mp_policy=policy)": ""}, "the whole model is one unit"),
+        mutant({"parameters(), max_norm)": "parameters(), float('inf'))"}, "the gradients were not clipped"),
     ),
     shortcuts=(
-        Wrong(last_alone, "only the last micro-batch is in it"),
+        mutant(
+            {"for i, (rows": "micro_batches = micro_batches[-1:]\nfor i, (rows"},
+            "only the last micro-batch is in it",
+            name="last alone",
+        ),
         Wrong(lambda *given: {"norm": 0.5, "weights": []}, "norm: expected"),
     ),
     covers=("misconception 23", "coverage 004.108", "coverage 002.33", "misconception 4.7", "misconception 4.51"),

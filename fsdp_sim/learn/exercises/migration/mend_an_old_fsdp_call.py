@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import copy
 import math
-from functools import partial
+from functools import partial  # noqa: F401 - in edits
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.fsdp import CPUOffload, FullyShardedDataParallel, ShardingStrategy, fully_shard
-from torch.distributed.fsdp.wrap import ModuleWrapPolicy, size_based_auto_wrap_policy, transformer_auto_wrap_policy
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy, size_based_auto_wrap_policy, transformer_auto_wrap_policy  # noqa: F401 - in edits
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.exercises.migration.ddp_step_to_fsdp2 import BLOCKS, RANKS, WIDTH, transformer
 from fsdp_sim.learn.judges import Inputs, OnRanks
 
@@ -63,58 +63,6 @@ def in_one_process(inputs: Inputs, units: int = BLOCKS + 1) -> list[dict[str, An
     model(torch.cat([rows for *_, rows in inputs])).square().mean().backward()
     norm = nn.utils.clip_grad_norm_(model.parameters(), math.inf).item()
     return [{"units": units, "norm": norm}] * RANKS
-
-
-def with_options(model, rows, **options):
-    """The mended code with other options."""
-    model = FullyShardedDataParallel(model, **{"device_id": CPU, **options})
-    model(rows).square().mean().backward()
-    units = sum(isinstance(module, FullyShardedDataParallel) for module in model.modules())
-    return {"units": units, "norm": model.clip_grad_norm_(math.inf).item()}
-
-
-def offload_left(model, block, rows):
-    return with_options(model, rows, cpu_offload=CPUOffload(offload_params=False, offload_gradients=False))
-
-
-def import_left(model, block, rows):
-    from torch.distributed.fsdp.wrap import default_auto_wrap_policy
-
-    return with_options(model, rows, auto_wrap_policy=default_auto_wrap_policy)
-
-
-def argument_left(model, block, rows):
-    return with_options(model, rows, fsdp_auto_wrap_policy=ModuleWrapPolicy({block}))
-
-
-def policy_not_partial(model, block, rows):
-    return with_options(model, rows, auto_wrap_policy=transformer_auto_wrap_policy)
-
-
-def string_left(model, block, rows):
-    return with_options(model, rows, auto_wrap_policy=ModuleWrapPolicy({block}), sharding_strategy="FULL_SHARD")
-
-
-def flatten_left(model, block, rows):
-    return with_options(model, rows, auto_wrap_policy=ModuleWrapPolicy({block}), flatten_parameters=True)
-
-
-def renamed_only(model, block, rows):
-    return with_options(model, rows, auto_wrap_policy=size_based_auto_wrap_policy)
-
-
-def every_linear(model, block, rows):
-    return with_options(model, rows, auto_wrap_policy=partial(size_based_auto_wrap_policy, min_num_params=10_000))
-
-
-def with_nn_utils(model, block, rows):
-    model = FullyShardedDataParallel(model, auto_wrap_policy=ModuleWrapPolicy({block}), device_id=CPU)
-    model(rows).square().mean().backward()
-    return {"units": BLOCKS + 1, "norm": nn.utils.clip_grad_norm_(model.parameters(), math.inf).item()}
-
-
-def fsdp2_argument(model, block, rows):
-    return with_options(model, rows, auto_wrap_policy=ModuleWrapPolicy({block}), reshard_after_forward=True)
 
 
 def with_fsdp2(model, block, rows):
@@ -168,16 +116,56 @@ EXERCISE = Exercise(
         rel=1e-4,
     ),
     wrong=(
-        Wrong(offload_left, "unexpected keyword argument 'offload_gradients'"),
-        Wrong(import_left, "cannot import name 'default_auto_wrap_policy'"),
-        Wrong(argument_left, "unexpected keyword argument 'fsdp_auto_wrap_policy'"),
-        Wrong(policy_not_partial, "missing 1 required positional argument: 'transformer_layer_cls'"),
-        Wrong(string_left, "KeyError: 'FULL_SHARD'"),
-        Wrong(flatten_left, "unexpected keyword argument 'flatten_parameters'"),
-        Wrong(fsdp2_argument, "unexpected keyword argument 'reshard_after_forward'"),
-        Wrong(renamed_only, "there is one unit, the whole model"),
-        Wrong(every_linear, "a policy by size has made three Linears"),
-        Wrong(with_nn_utils, "norm: expected"),
+        mutant(
+            {
+                "sharding_strategy=ShardingStrategy.FULL_SHARD": (
+                    "cpu_offload=CPUOffload(offload_params=False, offload_gradients=False)"
+                )
+            },
+            "unexpected keyword argument 'offload_gradients'",
+            name="offload left",
+        ),
+        mutant(
+            {"model = Fully": "from torch.distributed.fsdp.wrap import default_auto_wrap_policy\n\nmodel = Fully"},
+            "cannot import name 'default_auto_wrap_policy'",
+            name="import left",
+        ),
+        mutant(
+            {"auto_wrap_policy=": "fsdp_auto_wrap_policy="},
+            "unexpected keyword argument 'fsdp_auto_wrap_policy'",
+            name="argument left",
+        ),
+        mutant(
+            {"ModuleWrapPolicy({block})": "transformer_auto_wrap_policy"},
+            "missing 1 required positional argument: 'transformer_layer_cls'",
+            name="policy not partial",
+        ),
+        mutant({"ShardingStrategy.FULL_SHARD": '"FULL_SHARD"'}, "KeyError: 'FULL_SHARD'", name="string left"),
+        mutant(
+            {"sharding_strategy=ShardingStrategy.FULL_SHARD": "flatten_parameters=True"},
+            "unexpected keyword argument 'flatten_parameters'",
+            name="flatten left",
+        ),
+        mutant(
+            {"sharding_strategy=ShardingStrategy.FULL_SHARD": "reshard_after_forward=True"},
+            "unexpected keyword argument 'reshard_after_forward'",
+            name="fsdp2 argument",
+        ),
+        mutant(
+            {"ModuleWrapPolicy({block})": "size_based_auto_wrap_policy"},
+            "there is one unit, the whole model",
+            name="renamed only",
+        ),
+        mutant(
+            {"ModuleWrapPolicy({block})": "partial(size_based_auto_wrap_policy, min_num_params=10_000)"},
+            "a policy by size has made three Linears",
+            name="every linear",
+        ),
+        mutant(
+            {"model.clip_grad_norm_(math.inf)": "nn.utils.clip_grad_norm_(model.parameters(), math.inf)"},
+            "norm: expected",
+            name="with nn utils",
+        ),
     ),
     shortcuts=(
         Wrong(with_fsdp2, "units: expected 4, found 0"),

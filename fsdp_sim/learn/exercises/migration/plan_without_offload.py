@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
-from fsdp_sim.learn.judges import BestPlan
+from fsdp_sim.learn.judges.plans import BestPlan
 from fsdp_sim.spec import Cluster
 
 MODEL, CLUSTER = "llama2-7b", Cluster("A100-SXM-40GB", gpus=8)
@@ -15,10 +15,6 @@ SPACE = {
     "reshard_after_forward": (None, False),
     "cpu_offload": (True, False),
 }
-
-
-def stub():
-    return ...
 
 
 def plan_without_offload():
@@ -49,7 +45,6 @@ EXERCISE = Exercise(
     "fits. Use fsdp_sim.simulate.",
     targets="A pass: 90 % of the tokens per second of the best plan that fits; good 95 %; optimal the best.",
     reference=plan_without_offload,
-    stub=stub,
     why="Sharded over 8 ranks, 16 bytes per parameter are 12.5 GiB: they fit without offload, and what fills the card "
     "is activations, which offload does not touch. Offloading sends every shard over PCIe twice and every gradient "
     "once, and steps AdamW on the CPU. So offload is the last knob, after the micro-batch and checkpointing; and "

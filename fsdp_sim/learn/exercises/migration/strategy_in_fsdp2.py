@@ -6,10 +6,9 @@ import functools
 import itertools
 import random
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Numbers
 from fsdp_sim.schedule import toy_program
 from fsdp_sim.spec import Plan
@@ -17,10 +16,6 @@ from fsdp_sim.timeline import COLLECTIVES
 
 BLOCKS = 3
 STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
-
-
-def stub(strategy, nodes, gpus_per_node):
-    return ...
 
 
 def strategy_in_fsdp2(strategy, nodes, gpus_per_node):
@@ -56,21 +51,6 @@ def cases(draw: random.Random) -> list[tuple[str, int, int]]:
     return [(strategy, draw.randint(2, 4), draw.choice((2, 4, 8))) for strategy in STRATEGIES for _ in range(2)]
 
 
-def answer(full: Any = None, grad: Any = False, mesh: Callable[..., list[int]] | None = None) -> Callable[..., Any]:
-    """An answer with other parts."""
-
-    def wrong(strategy: str, nodes: int, gpus_per_node: int) -> dict[str, Any]:
-        right = strategy_in_fsdp2(strategy, nodes, gpus_per_node)
-        reshard = grad if right["reshard_after_forward"] is False else full
-        hybrid = "HYBRID" in strategy
-        return {
-            "reshard_after_forward": reshard,
-            "mesh": mesh(nodes, gpus_per_node) if mesh and hybrid else right["mesh"],
-        }
-
-    return wrong
-
-
 EXERCISE = Exercise(
     title="Say a sharding strategy in FSDP2's words",
     kind=Kind.NUMBER,
@@ -82,7 +62,6 @@ EXERCISE = Exercise(
     "fully_shard, the root too; 'mesh': the mesh's shape, [shards] or [replicas, shards]}, so that a step has the "
     "same collectives.",
     reference=strategy_in_fsdp2,
-    stub=stub,
     why="FULL_SHARD frees every unit after forward but the root, which is what None says; True would free the root "
     "too and gather it once more. SHARD_GRAD_OP keeps what it gathered until backward: False. HYBRID is no setting "
     "of FSDP2 but the shape of its mesh: replicas first, shards last, within a node. NO_SHARD has no translation: "
@@ -99,15 +78,22 @@ EXERCISE = Exercise(
         where="for {strategy} on {nodes} nodes of {gpus_per_node}",
     ),
     wrong=(
-        Wrong(answer(full=True), "True frees the root too, which FSDP1 keeps; None is its rule"),
-        Wrong(answer(grad=None), "SHARD_GRAD_OP and ZERO2 keep parameters from forward to backward"),
-        Wrong(answer(full=False, grad=None), "the other way round: FULL_SHARD frees after forward"),
-        Wrong(
-            answer(mesh=lambda nodes, gpus: [gpus, nodes]),
+        mutant(
+            {"False if keeps else None": "not keeps"}, "True frees the root too, which FSDP1 keeps; None is its rule"
+        ),
+        mutant(
+            {"False if keeps else None": "None"}, "SHARD_GRAD_OP and ZERO2 keep parameters from forward to backward"
+        ),
+        mutant(
+            {"False if keeps else None": "None if keeps else False"},
+            "the other way round: FULL_SHARD frees after forward",
+        ),
+        mutant(
+            {"[nodes, gpus_per_node]": "[gpus_per_node, nodes]"},
             "the last dimension of the mesh is the shards, and they stay within a node",
         ),
-        Wrong(
-            answer(mesh=lambda nodes, gpus: [nodes * gpus]),
+        mutant(
+            {"[nodes, gpus_per_node]": "[nodes * gpus_per_node]"},
             "HYBRID shards within a node and replicates across nodes: two dimensions",
         ),
     ),

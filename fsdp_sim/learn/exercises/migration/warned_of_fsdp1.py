@@ -11,16 +11,12 @@ from typing import Any
 import torch
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.exercises.migration.ddp_step_to_fsdp2 import RANKS, transformer
 from fsdp_sim.learn.judges import Inputs, OnRanks
 
 STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD")
 STATEMENT = "FSDP1 is deprecated, so torch warns whoever wraps a model in it"
-
-
-def stub(model, strategies):
-    return ...
 
 
 def warned_of_fsdp1(model, strategies):
@@ -57,27 +53,8 @@ def settled(inputs: Inputs) -> list[list[Any]]:
     return [[False, sum(strategy in warning_strategies() for strategy in strategies)] for _, strategies in inputs]
 
 
-def filter_left(model, strategies):
-    warned = 0
-    for strategy in strategies:
-        chosen, cpu = ShardingStrategy[strategy], torch.device("cpu")
-        with warnings.catch_warnings(record=True) as caught:
-            FullyShardedDataParallel(copy.deepcopy(model), sharding_strategy=chosen, device_id=cpu)
-        warned += bool(caught)
-    return warned == len(strategies), warned
-
-
 def once(model, strategies):
     return False, len({strategy for strategy in strategies if strategy == "NO_SHARD"})
-
-
-def other_conclusion(model, strategies):
-    return True, warned_of_fsdp1(model, strategies)[1]
-
-
-def wrapped_without_device(model, strategies):
-    FullyShardedDataParallel(model)
-    return False, 0
 
 
 EXERCISE = Exercise(
@@ -90,7 +67,6 @@ EXERCISE = Exercise(
     "(of ShardingStrategy). Wrap a copy of the model in FullyShardedDataParallel with each of them and count the wraps "
     "at which torch emits a FutureWarning. Return (whether the statement is True or False, the count).",
     reference=warned_of_fsdp1,
-    stub=stub,
     why="False. torch 2.13 warns at NO_SHARD alone, and elsewhere at state_dict_type; FullyShardedDataParallel itself "
     "says nothing. Yet torch's own tutorial calls FSDP1 deprecated and teaches fully_shard. So the absence of a "
     "warning is no reason to begin with it: what is new, and the other parallelisms, go to FSDP2.",
@@ -114,10 +90,17 @@ EXERCISE = Exercise(
         ),
     ),
     wrong=(
-        Wrong(filter_left, "nothing was caught"),
+        mutant(
+            {
+                'warnings.simplefilter("always")': "",
+                "any(issubclass(warning.category, FutureWarning) for warning in caught)": "bool(caught)",
+            },
+            "nothing was caught",
+            name="filter left",
+        ),
         Wrong(once, "once per line of code"),
-        Wrong(other_conclusion, "so the statement is False"),
-        Wrong(wrapped_without_device, "FSDP needs a non-CPU accelerator device"),
+        mutant({"warned == len(strategies)": "True"}, "so the statement is False", name="other conclusion"),
+        mutant({", device_id=cpu": ""}, "FSDP needs a non-CPU accelerator device", name="wrapped without device"),
     ),
     shortcuts=(
         Wrong(lambda model, strategies: (True, len(strategies)), "expected False"),

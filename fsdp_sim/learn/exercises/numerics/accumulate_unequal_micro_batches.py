@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.edit import Edit
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Inputs, OnRanks, Uses
 
 RANKS, NUMBERS = 4, 20_000
 TOKENS = (1, 2, 3, 5, 6, 8, 9, 12)  # in the micro-batches, two for each rank, in an order that is drawn
 
 
-def stub(weight, micro_batches):
-    weight.requires_grad_()
-    for tokens in micro_batches:
-        losses = (weight - tokens).square().sum(1) / 2  # one of each token
-        loss = losses.mean() / len(micro_batches)
-        loss.backward()
-    dist.all_reduce(weight.grad)
-    return weight.grad / dist.get_world_size()  # the mean over the ranks, which FSDP takes
+stub = Edit(
+    {
+        "of_all = torch.tensor(float(sum(len(tokens) for tokens in micro_batches)))\ndist.all_reduce(of_all)": "",
+        "losses.sum() * dist.get_world_size() / of_all": "losses.mean() / len(micro_batches)",
+    }
+)
 
 
 def accumulate_unequal_micro_batches(weight, micro_batches):
@@ -58,22 +56,6 @@ def weighted(inputs: Inputs, weigh: Callable[[int, int], float]) -> list[torch.T
 
 def in_one_process(inputs: Inputs) -> list[torch.Tensor]:
     return weighted(inputs, lambda of_batch, of_rank: 1 / sum(TOKENS))
-
-
-def loss_by(scale: Callable[[torch.Tensor, Any, float], torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """The accumulation with the loss of a micro-batch from its tokens' losses, all micro-batches and all tokens."""
-
-    def accumulate(weight: torch.Tensor, micro_batches: Any) -> torch.Tensor:
-        weight.requires_grad_()
-        of_all = torch.tensor(float(sum(len(tokens) for tokens in micro_batches)))
-        dist.all_reduce(of_all)
-        for tokens in micro_batches:
-            scale((weight - tokens).square().sum(1) / 2, micro_batches, of_all.item()).backward()
-        assert weight.grad is not None
-        dist.all_reduce(weight.grad)
-        return weight.grad / dist.get_world_size()
-
-    return accumulate
 
 
 EXERCISE = Exercise(
@@ -118,12 +100,12 @@ EXERCISE = Exercise(
     ),
     wrong=(
         Wrong(stub, "it is the mean of the micro-batches' means"),
-        Wrong(
-            loss_by(lambda losses, batches, of_all: losses.sum() / sum(map(len, batches))),
+        mutant(
+            {"losses.sum() * dist.get_world_size() / of_all": "losses.sum() / sum(map(len, micro_batches))"},
             "it is the mean of the ranks' means",
         ),
-        Wrong(loss_by(lambda losses, batches, of_all: losses.sum() / of_all), "divided once too often"),
-        Wrong(loss_by(lambda losses, batches, of_all: losses.mean()), "added up and not divided"),
+        mutant({"losses.sum() * dist.get_world_size() / of_all": "losses.sum() / of_all"}, "divided once too often"),
+        mutant({"losses.sum() * dist.get_world_size() / of_all": "losses.mean()"}, "added up and not divided"),
     ),
     shortcuts=(
         Wrong(lambda weight, micro_batches: torch.zeros_like(weight), "all of it is zero"),

@@ -8,14 +8,10 @@ import torch
 import torch.distributed as dist
 
 from fsdp_sim.learn.apart import Trial
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Inputs, Issues, OnRanks, Sends
 
 RANKS, ROWS, COLUMNS, LR = 2, 128, 1_000, 0.5  # of two numbers the sum rounds alike in any order
-
-
-def stub(shard, backward, lr):
-    return ...
 
 
 def cast_gather_reduce(shard, backward, lr):
@@ -87,25 +83,8 @@ def reduced(gradient: torch.Tensor) -> torch.Tensor:
     return own.float() / RANKS
 
 
-def all_in_fp32(shard, backward, lr):
-    return shard - lr * reduced(backward(gathered(torch.float32)(shard)))
-
-
-def cast_too_late(shard, backward, lr):
-    return shard - lr * reduced(backward(gathered(torch.float32)(shard).bfloat16()).float())
-
-
 def reduced_in_bf16(shard, backward, lr):
     return shard - lr * reduced(backward(gathered(torch.bfloat16)(shard)))
-
-
-def kept_in_bf16(shard, backward, lr):
-    own = reduced(backward(gathered(torch.bfloat16)(shard)).float())
-    return (shard.bfloat16() - (lr * own).bfloat16()).float()
-
-
-def not_divided(shard, backward, lr):
-    return shard - lr * reduced(backward(gathered(torch.bfloat16)(shard)).float()) * RANKS
 
 
 EXERCISE = Exercise(
@@ -119,7 +98,6 @@ EXERCISE = Exercise(
     "weight, reduce-scatter it in fp32, and return the shard after one SGD step with the mean gradient and rate lr.",
     targets="Optimal: 2 bytes travel for each number gathered and 4 for each reduced, and nothing else.",
     reference=cast_gather_reduce,
-    stub=stub,
     why="param_dtype is the dtype of what is gathered and computed with, not of what is stored: the shard stays fp32 "
     "and takes the step, so a small update is not rounded away. Cast before gathering, and half the bytes travel. "
     "Gradients come in bf16 and are cast up before they are added: each addition in bf16 would round again.",
@@ -149,11 +127,27 @@ EXERCISE = Exercise(
         ),
     ),
     wrong=(
-        Wrong(all_in_fp32, "the weight was gathered and computed with in fp32"),
-        Wrong(cast_too_late, "cast the shard before you gather it"),
+        mutant(
+            {", dtype=torch.bfloat16": "", "shard.bfloat16()": "shard"},
+            "the weight was gathered and computed with in fp32",
+            name="all in fp32",
+        ),
+        mutant(
+            {
+                ", dtype=torch.bfloat16": "",
+                "shard.bfloat16()": "shard",
+                "backward(weight)": "backward(weight.bfloat16())",
+            },
+            "cast the shard before you gather it",
+            name="cast too late",
+        ),
         Wrong(reduced_in_bf16, "the gradients were added up in bf16"),
-        Wrong(kept_in_bf16, "the shard was stepped in bf16"),
-        Wrong(not_divided, "summed over the ranks where their mean"),
+        mutant(
+            {"shard - lr * own / ranks": "(shard.bfloat16() - (lr * own / ranks).bfloat16()).float()"},
+            "the shard was stepped in bf16",
+            name="kept in bf16",
+        ),
+        mutant({"own / ranks": "own"}, "summed over the ranks where their mean", name="not divided"),
     ),
     shortcuts=(
         Wrong(lambda shard, backward, lr: shard, "numbers differ"),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from fsdp_sim.learn.apart import Trial
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Inputs, OnRanks, Sends, Uses
 
 RANKS, MAX_NORM = 4, 1.0
@@ -55,30 +54,6 @@ def in_one_process(inputs: Inputs) -> list[dict[str, Any]]:
 
 def least_bytes(trial: Trial) -> float:
     return 2 * (RANKS - 1) / RANKS * 4
-
-
-def clip_with(reduce: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., Any]:
-    """Clipping by what ``reduce`` makes of this rank's norm."""
-
-    def clip(shards: list[torch.Tensor], max_norm: float) -> Any:
-        norm = reduce(torch.cat([shard.flatten() for shard in shards]).norm()).item()
-        return {"norm": norm, "shards": [shard * min(1.0, max_norm / norm) for shard in shards]}
-
-    return clip
-
-
-def added(norm: torch.Tensor) -> torch.Tensor:
-    dist.all_reduce(norm)
-    return norm
-
-
-def averaged(norm: torch.Tensor) -> torch.Tensor:
-    return added(norm) / RANKS
-
-
-def largest(norm: torch.Tensor) -> torch.Tensor:
-    dist.all_reduce(norm, op=dist.ReduceOp.MAX)
-    return norm
 
 
 def gathers_gradients(shards, max_norm):
@@ -143,9 +118,21 @@ EXERCISE = Exercise(
     ),
     wrong=(
         Wrong(stub, "it is the norm of this rank's shards only"),
-        Wrong(clip_with(added), "the norms were added up"),
-        Wrong(clip_with(averaged), "the mean of the ranks' norms"),
-        Wrong(clip_with(largest), "the largest of the ranks' norms"),
+        mutant({".square().sum()": ".norm()", "squares.sqrt()": "squares"}, "the norms were added up", name="added"),
+        mutant(
+            {".square().sum()": ".norm()", "squares.sqrt()": "squares / RANKS"},
+            "the mean of the ranks' norms",
+            name="averaged",
+        ),
+        mutant(
+            {
+                ".square().sum()": ".norm()",
+                "all_reduce(squares)": "all_reduce(squares, op=dist.ReduceOp.MAX)",
+                "squares.sqrt()": "squares",
+            },
+            "the largest of the ranks' norms",
+            name="largest",
+        ),
         Wrong(gathers_gradients, "expected only all_reduce, found all_gather"),
         Wrong(reduces_gradients, "reduce a number, not the gradients"),
     ),

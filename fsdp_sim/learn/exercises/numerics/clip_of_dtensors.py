@@ -10,15 +10,11 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Inputs, Issues, OnRanks
 
 RANKS, MAX_NORM = 2, 1.0
 SHAPES = ((100, 400), (60, 500))  # of a rank's rows
-
-
-def stub(rows, max_norm):
-    return ...
 
 
 def clip_of_dtensors(rows, max_norm):
@@ -59,20 +55,11 @@ def plain_tensors(rows, max_norm):
     return {"true": True, "norm": norm, "rows": [param.grad for param in params]}
 
 
-def other_conclusion(rows, max_norm):
-    return clip_of_dtensors(rows, max_norm) | {"true": True}
-
-
 def gathers_first(rows, max_norm):
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     grads = [DTensor.from_local(mine, mesh, [Shard(0)]) for mine in rows]
     norm = torch.cat([grad.full_tensor().flatten() for grad in grads]).norm().item()
     return {"true": False, "norm": norm, "rows": [mine * max_norm / norm for mine in rows]}
-
-
-def not_clipped(rows, max_norm):
-    found = clip_of_dtensors([mine.clone() for mine in rows], max_norm)
-    return found | {"rows": rows}
 
 
 EXERCISE = Exercise(
@@ -86,7 +73,6 @@ EXERCISE = Exercise(
     "make DTensor parameters with DTensor gradients (Shard(0), as fully_shard makes them), call clip_grad_norm_, and "
     "return {'true': True or False, 'norm': the whole norm, 'rows': this rank's rows, clipped}.",
     reference=clip_of_dtensors,
-    stub=stub,
     why="False, in both halves. A DTensor knows that its rows are part of a whole, so its norm is that of the whole: "
     "each rank takes its rows' and one all-reduce puts them together, a number for each parameter. No gradient is "
     "gathered, scattered or even looked at by another rank. The half-truth comes from FSDP1, whose shards are plain "
@@ -114,9 +100,13 @@ EXERCISE = Exercise(
     ),
     wrong=(
         Wrong(plain_tensors, "that is the norm of plain tensors"),
-        Wrong(other_conclusion, "so the statement is false"),
+        mutant({"norm <= own": "True"}, "so the statement is false", name="other conclusion"),
         Wrong(gathers_first, "expected all_reduce, found all_gather"),
-        Wrong(not_clipped, "numbers differ"),
+        mutant(
+            {"from_local(mine,": "from_local(mine.clone(),", "[grad.to_local() for grad in grads]": "rows"},
+            "numbers differ",
+            name="not clipped",
+        ),
     ),
     shortcuts=(
         Wrong(lambda rows, max_norm: {"true": False, "norm": 0.6506, "rows": rows}, "expected"),

@@ -8,15 +8,11 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Inputs, OnRanks
 
 RANKS, WIDTH, LR = 2, 16, 0.5
 WAYS = ("FSDP2", "FSDP1", "FSDP1, use_orig_params")
-
-
-def stub(weight, x, lr):
-    return ...
 
 
 def optimizer_before_wrapping(weight, x, lr):
@@ -57,19 +53,6 @@ def by_way(inputs: Inputs, trains: tuple[bool, bool, bool]) -> list[dict[str, fl
     return [{way: of[rank] for way, of in zip(WAYS, of_way, strict=True)} for rank in range(RANKS)]
 
 
-def after_wrapping(weight, x, lr):
-    def loss_after_a_step():
-        model = nn.Linear(len(weight), len(weight), bias=False)
-        model.weight.data = weight.clone()
-        fully_shard(model)
-        optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-        model(x).square().mean().backward()
-        optimizer.step()
-        return model(x).square().mean().item()
-
-    return dict.fromkeys(WAYS, loss_after_a_step())
-
-
 def never_steps(weight, x, lr):
     return dict.fromkeys(WAYS, (x @ weight.T).square().mean().item())
 
@@ -80,11 +63,6 @@ def alone(weight, x, lr):
     before = (x @ weight.T).square().mean().item()
     after = (x @ (weight - lr * weight.grad).T).square().mean().item()
     return {"FSDP2": before, "FSDP1": before, "FSDP1, use_orig_params": after}
-
-
-def only_fsdp1(weight, x, lr):
-    found = optimizer_before_wrapping(weight, x, lr)
-    return found | {"FSDP2": found["FSDP1, use_orig_params"]}
 
 
 EXERCISE = Exercise(
@@ -99,7 +77,6 @@ EXERCISE = Exercise(
     "model(x).square().mean() and return this loss after it by way: {'FSDP2': ..., 'FSDP1': ..., "
     "'FSDP1, use_orig_params': ...}.",
     reference=optimizer_before_wrapping,
-    stub=stub,
     why="For FSDP2 and for FSDP1 as it comes it is true: wrapping puts other parameters on the module, the optimizer "
     "holds the old ones, whose gradient stays None, and steps nothing without a word: the loss is constant from "
     "step 0. With use_orig_params=True FSDP1 keeps the parameter objects and changes what is behind them, so it "
@@ -129,9 +106,21 @@ EXERCISE = Exercise(
         rel=1e-4,
     ),
     wrong=(
-        Wrong(after_wrapping, "all three have trained"),
+        mutant(
+            {
+                "optimizer = torch.optim.SGD(model.parameters(), lr=lr)\nmodel = wrap(model)": (
+                    "model = wrap(model)\noptimizer = torch.optim.SGD(model.parameters(), lr=lr)"
+                )
+            },
+            "all three have trained",
+            name="after wrapping",
+        ),
         Wrong(never_steps, "none has trained"),
-        Wrong(only_fsdp1, "FSDP2 has not trained"),
+        mutant(
+            {"loss_after_a_step(fully_shard)": "loss_after_a_step(partial(fsdp1, use_orig_params=True))"},
+            "FSDP2 has not trained",
+            name="only fsdp1",
+        ),
     ),
     shortcuts=(
         Wrong(alone, "FSDP1, use_orig_params: expected"),

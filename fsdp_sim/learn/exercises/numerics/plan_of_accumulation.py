@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
-from fsdp_sim.learn.judges import BestPlan
+from fsdp_sim.learn.judges.plans import BestPlan
 from fsdp_sim.spec import Cluster
 
 SPACE = {
@@ -18,10 +18,6 @@ FIXED = {
     "reduce_dtype": "fp32",
     "reshard_after_forward": False,
 }
-
-
-def stub():
-    return ...
 
 
 def plan_of_accumulation():
@@ -50,7 +46,6 @@ EXERCISE = Exercise(
     "the last one only) that fits and makes as many tokens per second as possible. Use fsdp_sim.simulate.",
     targets="A pass: 92 % of the tokens per second of the best plan that fits; good 95 %; optimal the best.",
     reference=plan_of_accumulation,
-    stub=stub,
     why="'last' sends an eighth of the gradients and keeps all of them, whole and in fp32, on every GPU: 4 bytes for "
     "each of 1.5 billion parameters, however many GPUs there are. On cards without a fast link that trade is good, so "
     "make room for it: checkpointing costs a third more compute and frees more memory than the gradients take. With a "

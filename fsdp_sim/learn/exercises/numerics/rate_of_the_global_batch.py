@@ -7,17 +7,19 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.edit import Edit
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Inputs, OnRanks, Uses
 
 RANKS, NUMBERS, BASE_LR, BASE_ROWS = 4, 20_000, 0.4, 8
 
 
-def stub(weight, rows, base_lr, base_rows):
-    lr = base_lr * dist.get_world_size()
-    gradient = (weight - rows).mean(0)
-    dist.all_reduce(gradient)
-    return weight - lr * gradient / dist.get_world_size()
+stub = Edit(
+    {
+        "of_all = torch.tensor(float(len(rows)))\ndist.all_reduce(of_all)": "",
+        "base_lr * of_all.item() / base_rows": "base_lr * dist.get_world_size()",
+    }
+)
 
 
 def rate_of_the_global_batch(weight, rows, base_lr, base_rows):
@@ -46,17 +48,6 @@ def stepped(rate: Callable[[int], float]) -> Callable[[Inputs], list[torch.Tenso
     return step
 
 
-def with_rate(rate: Callable[[int], float]) -> Callable[..., torch.Tensor]:
-    """The step with another rate, on ranks."""
-
-    def step(weight: torch.Tensor, rows: torch.Tensor, base_lr: float, base_rows: int) -> torch.Tensor:
-        gradient = (weight - rows).mean(0)
-        dist.all_reduce(gradient)
-        return weight - rate(len(rows)) * gradient / RANKS
-
-    return step
-
-
 def right(own: int) -> float:
     return BASE_LR * RANKS * own / BASE_ROWS
 
@@ -75,12 +66,6 @@ def by_own_rows(own: int) -> float:
 
 def by_root(own: int) -> float:
     return BASE_LR * (RANKS * own / BASE_ROWS) ** 0.5
-
-
-def summed(weight, rows, base_lr, base_rows):
-    gradient = (weight - rows).mean(0)
-    dist.all_reduce(gradient)
-    return weight - right(len(rows)) * gradient
 
 
 EXERCISE = Exercise(
@@ -118,10 +103,18 @@ EXERCISE = Exercise(
     ),
     wrong=(
         Wrong(stub, "the rate grows with the ranks"),
-        Wrong(with_rate(as_it_was), "the rate is base_lr, for base_rows rows"),
-        Wrong(with_rate(by_own_rows), "it counts this rank's rows"),
-        Wrong(with_rate(by_root), "that is the root of the batch's growth"),
-        Wrong(summed, "the gradient is a sum over the ranks"),
+        mutant(
+            {"base_lr * of_all.item() / base_rows": "base_lr"},
+            "the rate is base_lr, for base_rows rows",
+            name="as it was",
+        ),
+        mutant({"of_all.item()": "len(rows)"}, "it counts this rank's rows", name="by own rows"),
+        mutant(
+            {"base_lr * of_all.item() / base_rows": "base_lr * (of_all.item() / base_rows) ** 0.5"},
+            "that is the root of the batch's growth",
+            name="by root",
+        ),
+        mutant({"gradient / dist.get_world_size()": "gradient"}, "the gradient is a sum over the ranks", name="summed"),
     ),
     shortcuts=(
         Wrong(lambda weight, rows, base_lr, base_rows: weight, "numbers differ"),

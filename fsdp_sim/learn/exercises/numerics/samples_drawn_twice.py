@@ -11,10 +11,6 @@ from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
 from fsdp_sim.learn.judges import Numbers
 
 
-def stub(samples, ranks):
-    return ...
-
-
 def samples_drawn_twice(samples, ranks):
     data: Any = range(samples)
     drawn: list[int] = []
@@ -44,7 +40,6 @@ EXERCISE = Exercise(
     "and the number of ranks, return how many samples of one epoch are drawn a second time, with the sampler's "
     "defaults. An experiment settles it: DistributedSampler(range(samples), ranks, rank) can be iterated over.",
     reference=samples_drawn_twice,
-    stub=stub,
     why="All ranks must do the same number of steps, or the collectives do not meet. So the sampler fills up to the "
     "next multiple of the ranks with samples from the start: 10 over 4 become 12. In training that hardly matters, or "
     "drop the rest with drop_last=True; in an evaluation it makes the mean wrong, so leave the repeated ones out "

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Inputs, OnRanks, Uses
 
 RANKS, STEPS, NUMBERS, LR, SCALE = 4, 5, 20_000, 0.1, 2.0**13
@@ -79,31 +79,6 @@ def trained(
     return [{"weights": w, "scale": s} for w, s in zip(weights, scales, strict=True)]
 
 
-def agreed_by(
-    agree: Callable[[torch.Tensor], object],
-    then: float = 2.0,
-    step_with: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.clone,
-) -> Callable[..., Any]:
-    """The training with another way to agree."""
-
-    def train(weights: Any, backward: Any, steps: int, scale: float, lr: float) -> Any:
-        for step in range(steps):
-            gradient = backward(step, scale).float()
-            bad = torch.tensor(float(not gradient.isfinite().all()))
-            agree(bad)
-            if bad:
-                scale = scale / then
-            else:
-                weights = weights - lr * step_with(gradient) / scale
-        return {"weights": weights, "scale": scale}
-
-    return train
-
-
-def never(bad: torch.Tensor) -> None:
-    dist.all_reduce(bad.zero_())
-
-
 EXERCISE = Exercise(
     title="Mend a scaler with which some ranks skip a step",
     kind=Kind.FAULT,
@@ -150,9 +125,12 @@ EXERCISE = Exercise(
     ),
     wrong=(
         Wrong(stub, "each rank looks at its own shard only"),
-        Wrong(agreed_by(lambda bad: dist.broadcast(bad, src=0)), "rank 0 decides for all"),
-        Wrong(agreed_by(lambda bad: dist.all_reduce(bad, op=dist.ReduceOp.MAX), then=1.0), "the scale stays"),
-        Wrong(agreed_by(never, step_with=zeroed), "set to zero"),
+        mutant({"dist.all_reduce(bad, op=dist.ReduceOp.MAX)": "dist.broadcast(bad, src=0)"}, "rank 0 decides for all"),
+        mutant({"scale = scale / 2": "pass"}, "the scale stays"),
+        mutant(
+            {"float(not gradient.isfinite().all())": "0.0", "lr * gradient": "lr * gradient.nan_to_num(0, 0, 0)"},
+            "set to zero",
+        ),
     ),
     shortcuts=(
         Wrong(lambda weights, backward, steps, scale, lr: {"weights": weights, "scale": scale / 8}, "expected"),

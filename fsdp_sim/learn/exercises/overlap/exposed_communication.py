@@ -7,17 +7,13 @@ import itertools
 import random
 
 from fsdp_sim import simulate
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Numbers
 from fsdp_sim.spec import Cluster, Plan
 from fsdp_sim.timeline import Timeline
 from fsdp_sim.timeline.analysis import communicates, computes, exposed_comm_s, spans_of, total_s, union
 
 GPUS = ("A100-SXM-40GB", "RTX-4090", "H100-SXM-80GB")
-
-
-def stub(timeline):
-    return ...
 
 
 def exposed_communication(timeline):
@@ -61,11 +57,6 @@ def summed(timeline: Timeline) -> dict[str, float]:
     return {"communication_s": communication_s, "exposed_s": exposed_comm_s(timeline, 0)}
 
 
-def all_of_it(timeline: Timeline) -> dict[str, float]:
-    communication_s = analysed(timeline)["communication_s"]
-    return {"communication_s": communication_s, "exposed_s": communication_s}
-
-
 def idle(timeline: Timeline) -> dict[str, float]:
     exposed_s = timeline.span_s - total_s(union(of(timeline, computes)))
     return {"communication_s": analysed(timeline)["communication_s"], "exposed_s": exposed_s}
@@ -89,7 +80,6 @@ EXERCISE = Exercise(
     "on the lane 'compute' computes), return a dict: communication_s, the seconds in which at least one collective "
     "runs, and exposed_s, the seconds of these in which nothing computes.",
     reference=exposed_communication,
-    stub=stub,
     why="An all-gather and a reduce-scatter may run at the same time, so durations may not be added up: what counts is "
     "the time that at least one of them covers. Of that the time that compute covers too is hidden. What is left is "
     "exposed: what a faster network, or a better order, could save.",
@@ -101,7 +91,11 @@ EXERCISE = Exercise(
     judge=Numbers(truth=analysed, source="computed from starts and ends", cases=cases, unit="s", rel=1e-6, abs_=1e-9),
     wrong=(
         Wrong(summed, "you added up durations; an all-gather and a reduce-scatter may run at the same time"),
-        Wrong(all_of_it, "you counted what is hidden behind compute too"),
+        mutant(
+            {'"exposed_s": exposed': '"exposed_s": busy'},
+            "you counted what is hidden behind compute too",
+            name="all of it",
+        ),
         Wrong(idle, "idle is not exposed: a core may also wait with nothing on the wire"),
         Wrong(difference_of_sums, "compute hides only what runs at the same time; a difference of totals cannot know"),
     ),

@@ -12,10 +12,6 @@ from fsdp_sim.spec import Plan
 from fsdp_sim.timeline import Op
 
 
-def stub(layers, gather_s, compute_s):
-    return ...
-
-
 def forward_time(layers, gather_s, compute_s):
     return gather_s + (layers - 1) * max(gather_s, compute_s) + compute_s
 
@@ -49,7 +45,6 @@ EXERCISE = Exercise(
     "from the first all-gather to the end of the last block's forward, with FSDP2's default on a GPU whose CPU runs "
     "ahead. One all-gather at a time; the root, copies and issuing take no time.",
     reference=forward_time,
-    stub=stub,
     why="The first gather has nothing to hide behind, the last forward has nothing to hide. In between, a gather and a "
     "forward run side by side, and the longer of the two sets the pace: compute while a gather is shorter, else the "
     "wire. No order of issue does better, for either the wire or the compute stream never pauses.",

@@ -6,7 +6,8 @@ import torch
 import torch.distributed as dist
 
 from fsdp_sim.learn.apart import Trial
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.edit import Edit
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Hides, Holds, Inputs, OnRanks, Uses
 from fsdp_sim.ranks import Network
 from fsdp_sim.timeline import RECORDER, Op
@@ -24,25 +25,14 @@ def backward(unit: int, weight: torch.Tensor, grad: torch.Tensor) -> tuple[torch
         return before, torch.outer(grad, before)
 
 
-def stub(shards, grad, backward):
-    def gather(shard):
-        whole = torch.empty(shard.shape[0] * dist.get_world_size(), shard.shape[1])
-        return whole, dist.all_gather_into_tensor(whole, shard, async_op=True)
-
-    reduced, reduction = [torch.empty_like(shard) for shard in shards], None
-    following = gather(shards[-1])
-    for unit in reversed(range(len(shards))):
-        (whole, work), following = following, None
-        work.wait()
-        grad, whole_grad = backward(unit, whole, grad)
-        if reduction:
-            reduction[0].wait()
-        reduction = dist.reduce_scatter_tensor(reduced[unit], whole_grad, async_op=True), whole_grad
-        if unit:
-            following = gather(shards[unit - 1])
-        else:
-            reduction[0].wait()
-    return reduced
+stub = Edit(
+    {
+        "if unit:\nfollowing = gather(shards[unit - 1])  # before this unit computes, and so before its reduction": (
+            ""
+        ),
+        "if unit == 0:": "if unit:\n    following = gather(shards[unit - 1])\nelse:",
+    }
+)
 
 
 def gather_before_reduce(shards, grad, backward):
@@ -90,19 +80,6 @@ def least_bytes(trial: Trial) -> int:
 def gather(shard):
     whole = torch.empty(shard.shape[0] * RANKS, shard.shape[1])
     return whole, dist.all_gather_into_tensor(whole, shard, async_op=True)
-
-
-def waits_for_each_reduction(shards, grad, backward):
-    reduced = [torch.empty_like(shard) for shard in shards]
-    following = gather(shards[-1])
-    for unit in reversed(range(len(shards))):
-        (whole, work), following = following, None
-        work.wait()
-        if unit:
-            following = gather(shards[unit - 1])
-        grad, whole_grad = backward(unit, whole, grad)
-        dist.reduce_scatter_tensor(reduced[unit], whole_grad)
-    return reduced
 
 
 def reduces_at_the_end(shards, grad, backward):
@@ -195,7 +172,19 @@ EXERCISE = Exercise(
     ),
     wrong=(
         Wrong(stub, "issue the next all-gather before backward computes"),
-        Wrong(waits_for_each_reduction, "after BWD layers.5 a collective was issued and waited for at once"),
+        mutant(
+            {
+                "if reduction:\nreduction[0].wait()": "",
+                (
+                    "reduction = dist.reduce_scatter_tensor(reduced[unit], whole_grad, async_op=True), "
+                    "whole_grad\n"
+                    "if unit == 0:\n"
+                    "reduction[0].wait()"
+                ): "dist.reduce_scatter_tensor(reduced[unit], whole_grad)",
+            },
+            "after BWD layers.5 a collective was issued and waited for at once",
+            name="waits for each reduction",
+        ),
         Wrong(reduces_at_the_end, "expected at most 3 collectives' time exposed"),
         Wrong(gathers_everything_first, "gather one unit ahead, not all"),
     ),

@@ -7,17 +7,13 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.debug import CommDebugMode
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Claim
 from fsdp_sim.schedule import toy_program
 from fsdp_sim.spec import Plan
 from fsdp_sim.timeline import Op
 
 BLOCKS = 4
-
-
-def stub():
-    return ...
 
 
 def gathers_with_prefetch():
@@ -41,26 +37,6 @@ def gathers_of(plan: Plan) -> int:
     return sum(instruction.op is Op.ALL_GATHER for instruction in toy_program(BLOCKS, world_size=2, plan=plan).ops)
 
 
-def forward_alone():
-    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(5)))
-    for unit in (*list(model)[1:], model):
-        fully_shard(unit)
-    model(torch.randn(2, 64))
-    return False, 5
-
-
-def root_freed():
-    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(5)))
-    for unit in (*list(model)[1:], model):
-        fully_shard(unit, reshard_after_forward=True)
-    model(torch.randn(2, 64)).sum().backward()
-    return True, 10
-
-
-def other_conclusion():
-    return True, gathers_with_prefetch()[1]
-
-
 EXERCISE = Exercise(
     title="Settle whether prefetch gathers more",
     kind=Kind.CLAIM,
@@ -72,7 +48,6 @@ EXERCISE = Exercise(
     "settings alone, and count the all-gathers of one step (forward and backward) of the units and a root. Return "
     "(True or False, the number of all-gathers).",
     reference=gathers_with_prefetch,
-    stub=stub,
     why="Nine, as without: five in forward, four in backward. unshard() of a unit that is whole, or on its way, does "
     "nothing, so a unit that was asked for early is not asked for again. Prefetch moves an all-gather to an earlier "
     "place in the queue. What it costs is memory, for what arrives early waits somewhere.",
@@ -94,9 +69,17 @@ EXERCISE = Exercise(
         ),
     ),
     wrong=(
-        Wrong(forward_alone, "that is the forward alone"),
-        Wrong(root_freed, "which is not the default"),
-        Wrong(other_conclusion, "the number is right, 9 all-gathers in one step, but"),
+        mutant({".sum().backward()": ""}, "that is the forward alone", name="forward alone"),
+        mutant(
+            {"fully_shard(model)": "fully_shard(model, reshard_after_forward=True)"},
+            "which is not the default",
+            name="root freed",
+        ),
+        mutant(
+            {"gathers > 9": "gathers == 9"},
+            "the number is right, 9 all-gathers in one step, but",
+            name="other conclusion",
+        ),
     ),
     shortcuts=(Wrong(lambda: (False, 9), "measure it"),),
     covers=("coverage 000.21", "coverage 004.103", "misconception 4.114"),

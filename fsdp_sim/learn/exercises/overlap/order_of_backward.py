@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import random
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Order
 from fsdp_sim.schedule import toy_program
 from fsdp_sim.timeline import Op, Phase
 
 SHOWN = (Op.ALL_GATHER, Op.BWD, Op.REDUCE_SCATTER)
-
-
-def stub(layers):
-    return ...
 
 
 def order_of_backward(layers):
@@ -35,13 +31,6 @@ def cases(draw: random.Random) -> list[tuple[int]]:
     return [(layers,) for layers in sorted(draw.sample(range(2, 9), 2))]
 
 
-def without_prefetch(layers: int) -> list[str]:
-    order = ["BWD head"]
-    for i in reversed(range(layers)):
-        order += [f"ALL_GATHER(layers.{i})", f"BWD layers.{i}", f"REDUCE_SCATTER(layers.{i})"]
-    return [*order, "BWD embed", "REDUCE_SCATTER(root)"]
-
-
 def prefetch_late(layers: int) -> list[str]:
     order = [f"ALL_GATHER(layers.{layers - 1})", "BWD head"]
     for i in reversed(range(layers)):
@@ -55,10 +44,6 @@ def reduce_at_the_end(layers: int) -> list[str]:
     return [label for label in order if label not in reduces] + reduces
 
 
-def root_gathered_again(layers: int) -> list[str]:
-    return ["ALL_GATHER(root)", *order_of_backward(layers)]
-
-
 EXERCISE = Exercise(
     title="Put FSDP2's backward in order",
     kind=Kind.ORDER,
@@ -70,7 +55,6 @@ EXERCISE = Exercise(
     "defaults. Blocks are layers.0, layers.1, ...; the root computes 'BWD head' first and 'BWD embed' last. Labels are "
     "such as 'ALL_GATHER(layers.1)', 'BWD layers.1', 'REDUCE_SCATTER(layers.1)'.",
     reference=order_of_backward,
-    stub=stub,
     why="Before a unit's backward computes, FSDP2 has already asked for the unit that comes after it in backward, so "
     "the wire works while the GPU computes. Its reduce-scatter is issued as soon as its gradients are there. The root "
     "was not freed after forward, so it is not gathered; but its backward begins (head) and ends (embed) the pass, and "
@@ -95,12 +79,25 @@ EXERCISE = Exercise(
         },
     ),
     wrong=(
-        Wrong(without_prefetch, "this is a backward without prefetch: every all-gather waits until it is needed"),
+        mutant(
+            {
+                'f"ALL_GATHER(layers.{layers - 1})", "BWD head"': '"BWD head"',
+                'if i > 0:\norder.append(f"ALL_GATHER(layers.{i - 1})")\norder += [': (
+                    'order += [f"ALL_GATHER(layers.{i})", '
+                ),
+            },
+            "this is a backward without prefetch: every all-gather waits until it is needed",
+            name="without prefetch",
+        ),
         Wrong(
             prefetch_late, "this is BACKWARD_POST of FSDP1: the next all-gather comes after the backward, not before"
         ),
         Wrong(reduce_at_the_end, "gradients are reduced unit by unit, under the next backward, not all at the end"),
-        Wrong(root_gathered_again, "by default the root keeps its parameters after forward"),
+        mutant(
+            {"[*order": '["ALL_GATHER(root)", *order'},
+            "by default the root keeps its parameters after forward",
+            name="root gathered again",
+        ),
     ),
     shortcuts=(Wrong(lambda layers: sorted(order_of_backward(layers)), "expected"),),
     covers=("coverage 000.20", "coverage 002.15", "coverage 002.19", "misconception 3"),

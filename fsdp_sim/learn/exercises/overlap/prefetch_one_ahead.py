@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from fsdp_sim.learn.apart import Trial
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Hides, Holds, Inputs, OnRanks, Uses
 from fsdp_sim.ranks import Network
 from fsdp_sim.timeline import RECORDER, Op
@@ -23,10 +23,6 @@ def compute(unit: int, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """One unit's forward; the timeline shows it as FWD."""
     with RECORDER.span(Op.FWD, f"layers.{unit}"):
         return torch.tanh(weight @ x)
-
-
-def stub(shards, x, compute):
-    return ...
 
 
 def prefetch_one_ahead(shards, x, compute):
@@ -67,30 +63,6 @@ def one_after_the_other(shards, x, compute):
     return x
 
 
-def waits_at_once(shards, x, compute):
-    def gather(shard):
-        whole = torch.empty(shard.shape[0] * RANKS, shard.shape[1])
-        dist.all_gather_into_tensor(whole, shard)
-        return whole
-
-    following = gather(shards[0])
-    for unit in range(len(shards)):
-        whole, following = following, None
-        if unit + 1 < len(shards):
-            following = gather(shards[unit + 1])
-        x = compute(unit, whole, x)
-    return x
-
-
-def everything_first(shards, x, compute):
-    wholes = [torch.empty(shard.shape[0] * RANKS, shard.shape[1]) for shard in shards]
-    works = [dist.all_gather_into_tensor(w, s, async_op=True) for w, s in zip(wholes, shards, strict=True)]
-    for unit, (whole, work) in enumerate(zip(wholes, works, strict=True)):
-        work.wait()
-        x = compute(unit, whole, x)
-    return x
-
-
 def never_waits(shards, x, compute):
     for unit, shard in enumerate(shards):
         whole = torch.zeros(shard.shape[0] * RANKS, shard.shape[1])
@@ -125,7 +97,6 @@ EXERCISE = Exercise(
     "the network meant here an all-gather takes 30 ms, a unit's compute 40 ms. Keep at most two units whole at a time.",
     targets="Optimal: only the first all-gather is exposed, and never more than two units are whole.",
     reference=prefetch_one_ahead,
-    stub=stub,
     why="An all-gather that is waited for at once is exposed. Issued one unit ahead, with async_op=True, it runs while "
     "the unit before computes, and nothing but the first is exposed. Issue them all at the start, and time is the "
     "same, but every unit is whole at once, and the memory that sharding has saved is gone.",
@@ -160,8 +131,25 @@ EXERCISE = Exercise(
     ),
     wrong=(
         Wrong(one_after_the_other, "after FWD layers.0 a collective was issued and waited for at once"),
-        Wrong(waits_at_once, "collectives' time exposed"),
-        Wrong(everything_first, "gather one ahead, not all"),
+        mutant(
+            {
+                "return whole, dist.all_gather_into_tensor(whole, shard, async_op=True)": (
+                    "dist.all_gather_into_tensor(whole, shard)\nreturn whole, None"
+                ),
+                "work.wait()": "",
+            },
+            "collectives' time exposed",
+            name="waits at once",
+        ),
+        mutant(
+            {
+                "following = gather(shards[0])": "gathered = [gather(shard) for shard in shards]",
+                "(whole, work), following = following, None": "whole, work = gathered[unit]",
+                "if unit + 1 < len(shards):\nfollowing = gather(shards[unit + 1])": "",
+            },
+            "gather one ahead, not all",
+            name="everything first",
+        ),
         Wrong(never_waits, "numbers differ"),
         Wrong(shards_only, "numbers differ"),
     ),

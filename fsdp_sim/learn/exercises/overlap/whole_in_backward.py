@@ -6,17 +6,13 @@ import itertools
 import random
 
 from fsdp_sim import engine
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Numbers
 from fsdp_sim.schedule import Param, Unit, build
 from fsdp_sim.spec import Plan
 from fsdp_sim.timeline import Memory, Phase
 
 MODES = ("BACKWARD_PRE", "BACKWARD_POST", None)
-
-
-def stub(unit_bytes, prefetch):
-    return ...
 
 
 def whole_in_backward(unit_bytes, prefetch):
@@ -44,24 +40,6 @@ def sizes(draw: random.Random) -> list[int]:
     return sizes(draw) if abs(first - second) == 1 else [16_000 * n for n in blocks]
 
 
-def two_largest(unit_bytes, prefetch):
-    return sum(sorted(unit_bytes)[-2:]) if prefetch == "BACKWARD_PRE" else max(unit_bytes)
-
-
-def half_a_unit(unit_bytes, prefetch):
-    return whole_in_backward(unit_bytes, prefetch) * (1.5 if prefetch == "BACKWARD_POST" else 1)
-
-
-def three_at_a_time(unit_bytes, prefetch):
-    if prefetch == "BACKWARD_PRE":
-        return max(sum(unit_bytes[i : i + 3]) for i in range(len(unit_bytes) - 2))
-    return max(unit_bytes)
-
-
-def post_holds_two(unit_bytes, prefetch):
-    return whole_in_backward(unit_bytes, prefetch and "BACKWARD_PRE")
-
-
 EXERCISE = Exercise(
     title="Predict what each backward prefetch holds",
     kind=Kind.NUMBER,
@@ -72,7 +50,6 @@ EXERCISE = Exercise(
     "forward's order (the root has none). Given prefetch ('BACKWARD_PRE', 'BACKWARD_POST' or None), return the most "
     "bytes of whole parameters that are allocated at one moment of backward.",
     reference=whole_in_backward,
-    stub=stub,
     why="PRE asks for the next unit while this one is still needed, so two neighbours are whole at once, and the worst "
     "pair of neighbours decides. POST asks when this one has been freed, and None asks even later: one at a time, so "
     "the largest decides. POST costs no more memory than None, and there is no such thing as one and a half units.",
@@ -89,10 +66,34 @@ EXERCISE = Exercise(
         unit="bytes",
     ),
     wrong=(
-        Wrong(half_a_unit, "there are no half units: POST frees a unit before it asks for the next"),
-        Wrong(three_at_a_time, "PRE looks one unit ahead, so two are whole at a time, not three"),
-        Wrong(two_largest, "the two largest are not neighbours: a unit is whole together with the next in backward"),
-        Wrong(post_holds_two, "POST asks for the next unit after this one was freed, so only one is whole"),
+        mutant(
+            {"max(unit_bytes)": 'max(unit_bytes) * (1.5 if prefetch == "BACKWARD_POST" else 1)'},
+            "there are no half units: POST frees a unit before it asks for the next",
+            name="half a unit",
+        ),
+        mutant(
+            {
+                "max(one + following for one, following in itertools.pairwise(unit_bytes))": (
+                    "max(map(sum, zip(unit_bytes, unit_bytes[1:], unit_bytes[2:])))"
+                )
+            },
+            "PRE looks one unit ahead, so two are whole at a time, not three",
+            name="three at a time",
+        ),
+        mutant(
+            {
+                "max(one + following for one, following in itertools.pairwise(unit_bytes))": (
+                    "sum(sorted(unit_bytes)[-2:])"
+                )
+            },
+            "the two largest are not neighbours: a unit is whole together with the next in backward",
+            name="two largest",
+        ),
+        mutant(
+            {'prefetch == "BACKWARD_PRE"': "prefetch"},
+            "POST asks for the next unit after this one was freed, so only one is whole",
+            name="post holds two",
+        ),
     ),
     shortcuts=(Wrong(lambda unit_bytes, prefetch: sum(unit_bytes) // 3, "expected"),),
     covers=("coverage 002.24", "coverage 002.26", "misconception 2.26", "misconception 2.27"),

@@ -8,17 +8,13 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.debug import CommDebugMode
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Claim
 from fsdp_sim.schedule import toy_program
 from fsdp_sim.spec import Plan
 from fsdp_sim.timeline import Op
 
 BLOCKS = 4
-
-
-def stub():
-    return ...
 
 
 def checkpoint_around_units():
@@ -39,35 +35,6 @@ def in_the_program() -> int:
     return sum(instruction.op is Op.ALL_GATHER for instruction in program.ops)
 
 
-def stepped(reshard_after_forward: bool) -> int:
-    """The all-gathers of a step of a model that is sharded otherwise."""
-    blocks = [nn.Linear(64, 64) for _ in range(BLOCKS)]
-    for block in blocks:
-        fully_shard(block, reshard_after_forward=reshard_after_forward)
-    model = nn.Sequential(nn.Linear(64, 64), *map(checkpoint_wrapper, blocks))
-    fully_shard(model, reshard_after_forward=reshard_after_forward)
-    with CommDebugMode() as counted:
-        model(torch.randn(2, 64)).sum().backward()
-    return counted.get_total_counts() - BLOCKS - 1
-
-
-def thrice():
-    checkpoint_around_units()
-    return True, 3 * BLOCKS + 1
-
-
-def root_too():
-    return True, stepped(reshard_after_forward=True)
-
-
-def kept_whole():
-    return False, stepped(reshard_after_forward=False)
-
-
-def other_conclusion():
-    return True, checkpoint_around_units()[1]
-
-
 EXERCISE = Exercise(
     title="Settle whether checkpointing gathers once more",
     kind=Kind.CLAIM,
@@ -79,7 +46,6 @@ EXERCISE = Exercise(
     "layer, and shard the model. Count the all-gathers of one step (without checkpoints they are 9). Return (True or "
     "False, the number).",
     reference=checkpoint_around_units,
-    stub=stub,
     why="Nine, as without: the block runs again inside its own backward, where FSDP has gathered it anyway. It stays "
     "whole for both. So checkpointing costs compute (a forward more, about a third of a step) and no communication, in "
     "torch 2.13 with the checkpoint inside the unit or around it.",
@@ -101,10 +67,29 @@ EXERCISE = Exercise(
         ),
     ),
     wrong=(
-        Wrong(thrice, "that is what the claim says; count what the ranks issue"),
-        Wrong(root_too, "the root was gathered again too"),
-        Wrong(kept_whole, "the units were kept whole after forward"),
-        Wrong(other_conclusion, "the number is right, 9 all-gathers in one step, but"),
+        mutant(
+            {"gathers > 9, gathers": "True, 3 * BLOCKS + 1"},
+            "that is what the claim says; count what the ranks issue",
+            name="thrice",
+        ),
+        mutant(
+            {"fully_shard(model)": "fully_shard(model, reshard_after_forward=True)"},
+            "the root was gathered again too",
+            name="root too",
+        ),
+        mutant(
+            {
+                "fully_shard(block)": "fully_shard(block, reshard_after_forward=False)",
+                "fully_shard(model)": "fully_shard(model, reshard_after_forward=False)",
+            },
+            "the units were kept whole after forward",
+            name="kept whole",
+        ),
+        mutant(
+            {"gathers > 9": "gathers == 9"},
+            "the number is right, 9 all-gathers in one step, but",
+            name="other conclusion",
+        ),
     ),
     shortcuts=(Wrong(lambda: (False, 9), "measure it"),),
     covers=("misconception 27", "coverage 001.52", "coverage 002.29"),

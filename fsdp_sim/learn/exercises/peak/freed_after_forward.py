@@ -8,16 +8,12 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import CommDebugMode
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Claim
 from fsdp_sim.schedule import toy_program
 from fsdp_sim.timeline import Op
 
 BLOCKS = 5
-
-
-def stub():
-    return ...
 
 
 def freed_after_forward():
@@ -38,31 +34,6 @@ def in_the_program() -> int:
     return sum(instruction.op is Op.ALL_GATHER for instruction in toy_program(BLOCKS, world_size=2).ops)
 
 
-def stepped(reshard_after_forward: bool) -> int:
-    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(BLOCKS + 1)))
-    for block in list(model)[1:]:
-        fully_shard(block, reshard_after_forward=reshard_after_forward)
-    fully_shard(model, reshard_after_forward=reshard_after_forward)
-    model(torch.randn(2, 64)).sum().backward()
-    return 2 * BLOCKS + 2 if reshard_after_forward else BLOCKS + 1
-
-
-def never_freed():
-    return True, stepped(reshard_after_forward=False)
-
-
-def root_too():
-    return False, stepped(reshard_after_forward=True)
-
-
-def forward_alone():
-    return freed_after_forward()[0], BLOCKS + 1
-
-
-def other_conclusion():
-    return True, freed_after_forward()[1]
-
-
 EXERCISE = Exercise(
     title="Settle when full sharding frees parameters",
     kind=Kind.CLAIM,
@@ -73,7 +44,6 @@ EXERCISE = Exercise(
     "and a root with torch's fully_shard and its defaults, run one forward and look at the weights (a DTensor is a "
     "shard again), then one backward. Return (True or False, the number of all-gathers in the whole step).",
     reference=freed_after_forward,
-    stub=stub,
     why="After forward the weights of all 5 units are DTensors again, and backward gathers each of them a second "
     "time: 6 and 5 all-gathers, 11. Only the root stays whole, for its backward comes first. What frees after "
     "backward only is reshard_after_forward=False (FSDP1's SHARD_GRAD_OP), and what it costs is the whole model at "
@@ -95,10 +65,25 @@ EXERCISE = Exercise(
         ),
     ),
     wrong=(
-        Wrong(never_freed, "so it is if backward gathers nothing"),
-        Wrong(root_too, "with the defaults the root stays whole"),
-        Wrong(forward_alone, "count the whole step"),
-        Wrong(other_conclusion, "the number is right, 11 all-gathers in one step, but"),
+        mutant(
+            {
+                "fully_shard(block)": "fully_shard(block, reshard_after_forward=False)",
+                "fully_shard(model)": "fully_shard(model, reshard_after_forward=False)",
+            },
+            "so it is if backward gathers nothing",
+            name="never freed",
+        ),
+        mutant(
+            {"fully_shard(model)": "fully_shard(model, reshard_after_forward=True)"},
+            "with the defaults the root stays whole",
+            name="root too",
+        ),
+        mutant({"y.sum().backward()": ""}, "count the whole step", name="forward alone"),
+        mutant(
+            {"not any(freed)": "any(freed)"},
+            "the number is right, 11 all-gathers in one step, but",
+            name="other conclusion",
+        ),
     ),
     shortcuts=(Wrong(lambda: (False, 11), "measure it"),),
     covers=("misconception 5",),

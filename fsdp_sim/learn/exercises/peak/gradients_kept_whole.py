@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from fsdp_sim.learn.apart import Trial
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Holds, Inputs, OnRanks, Uses
 
 RANKS, UNITS, MICRO_BATCHES, WIDTH = 2, 6, 3, 300
@@ -67,20 +67,12 @@ def least_bytes(trial: Trial) -> int:
     return batches + UNITS * UNIT_BYTES // RANKS + UNIT_BYTES + UNIT_BYTES // RANKS
 
 
-def last_one_only(micro_batches, units, backward):
-    return gradients_kept_whole(micro_batches[-1:], units, backward)
-
-
 def gathered_again(micro_batches, units, backward):
     shards = gradients_kept_whole(micro_batches, units, backward)
     wholes = [torch.empty(WIDTH, WIDTH) for _ in shards]
     for whole, shard in zip(wholes, shards, strict=True):
         dist.all_gather_into_tensor(whole, shard)
     return shards
-
-
-def not_averaged(micro_batches, units, backward):
-    return [RANKS * shard for shard in gradients_kept_whole(micro_batches, units, backward)]
 
 
 def own_rows(micro_batches, units, backward):
@@ -134,8 +126,12 @@ EXERCISE = Exercise(
     ),
     wrong=(
         Wrong(stub, "whole gradients wait for the last micro-batch"),
-        Wrong(last_one_only, "it is the gradient of the last micro-batch alone"),
-        Wrong(not_averaged, "it is the sum over the ranks"),
+        mutant(
+            {"in micro_batches:": "in micro_batches[-1:]:"},
+            "it is the gradient of the last micro-batch alone",
+            name="last one only",
+        ),
+        mutant({"shard /= ranks": ""}, "it is the sum over the ranks", name="not averaged"),
         Wrong(gathered_again, "expected only reduce_scatter, found all_gather"),
         Wrong(own_rows, "numbers differ"),
     ),

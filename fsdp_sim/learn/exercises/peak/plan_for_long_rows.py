@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
-from fsdp_sim.learn.judges import BestPlan
+from fsdp_sim.learn.judges.plans import BestPlan
 from fsdp_sim.spec import Cluster
 
 SPACE = {
@@ -12,10 +12,6 @@ SPACE = {
     "reshard_after_forward": (True, 4, False),
     "cpu_offload": (False, True),
 }
-
-
-def stub():
-    return ...
 
 
 def plan_for_long_rows():
@@ -39,7 +35,6 @@ EXERCISE = Exercise(
     "(False, True) that fits and makes as many tokens per second as possible. Use fsdp_sim.simulate.",
     targets="A pass: 85 % of the tokens per second of the best plan that fits; good 95 %; optimal the best.",
     reference=plan_for_long_rows,
-    stub=stub,
     why="Pay with what costs least time. Resharding costs gathers that hide behind compute: take it. Checkpointing "
     "costs a forward, so only if the activations do not fit; one row's do. Offload sends states over PCIe and steps "
     "on the CPU: nearly half of the speed, for memory that is not needed. A second row would use the matmuls a "

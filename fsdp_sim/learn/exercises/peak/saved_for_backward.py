@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import fully_shard
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Inputs, OnRanks
 
 RANKS, BLOCKS, WIDTH = 2, 3, 48
@@ -32,10 +32,6 @@ def make(how: str) -> nn.Module:
             fully_shard(block)
         fully_shard(model)
     return model
-
-
-def stub(make, x):
-    return ...
 
 
 def saved_for_backward(make, x):
@@ -81,14 +77,6 @@ def any_wrapper(how: str, n: int, of: dict[str, int]) -> int:
     return of["checkpointed blocks"] if "checkpointed" in how else n
 
 
-def answering(change: Callable[[str, int, dict[str, int]], int]) -> Callable[..., Any]:
-    def wrong(make: Any, x: Any) -> Any:
-        of = saved_for_backward(make, x)
-        return {how: change(how, n, of) for how, n in of.items()}
-
-    return wrong
-
-
 def weights_too(make, x):
     saved = {}
     for how in WAYS:
@@ -116,7 +104,6 @@ EXERCISE = Exercise(
     "a forward on x and return, by name, the bytes of activations that autograd saves (tensors with as many rows as "
     "x; count each once). No weight has as many rows.",
     reference=saved_for_backward,
-    stub=stub,
     why="Sharded or alone, a rank saves the same: activations belong to its own rows, and no other rank has use for "
     "them. A checkpoint keeps its input and computes the rest again; so it saves what lies inside it. Around a block "
     "that is nearly everything, 9 widths become 1. Around each layer it is nothing, for what autograd saves are "
@@ -139,9 +126,21 @@ EXERCISE = Exercise(
         ),
     ),
     wrong=(
-        Wrong(answering(divided), "activations are not sharded"),
-        Wrong(answering(no_gain), "a checkpointed block keeps its input alone"),
-        Wrong(answering(any_wrapper), "around one layer a checkpoint keeps what autograd would"),
+        mutant(
+            {"sum(kept.values())": 'sum(kept.values()) // (1 if how == "alone" else RANKS)'},
+            "activations are not sharded",
+            name="divided",
+        ),
+        mutant(
+            {"= sum(kept.values())": '= saved.get("alone", sum(kept.values()))'},
+            "a checkpointed block keeps its input alone",
+            name="no gain",
+        ),
+        mutant(
+            {"make(how)": 'make(how.replace("layers", "blocks"))'},
+            "around one layer a checkpoint keeps what autograd would",
+            name="any wrapper",
+        ),
         Wrong(weights_too, "expected"),
     ),
     shortcuts=(

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Callable, Iterator
 
 from fsdp_sim import simulate
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Numbers
 from fsdp_sim.spec import Cluster, Model, Plan
-from fsdp_sim.timeline import Memory, Op, Timeline
+from fsdp_sim.timeline import Memory, Timeline
 
 WHOLE = (Memory.UNSHARDED, Memory.AG_OUTPUT, Memory.UNSHARDED_GRAD, Memory.RS_INPUT)
-
-
-def stub(timeline, phase):
-    return ...
 
 
 def stands_at_the_peak(timeline, phase):
@@ -56,33 +51,6 @@ def cases(draw: random.Random) -> list[tuple[Timeline, str]]:
     ]
 
 
-def moments(timeline: Timeline, phase: str) -> Iterator[dict[str, int]]:
-    """What is alive after each event of a phase."""
-    live: dict[str, int] = {}
-    for event in timeline.events:
-        name = f"{event.category} {event.unit}"
-        live[name] = live.get(name, 0) + (event.bytes if event.op is Op.ALLOC else -event.bytes)
-        if event.phase == phase or phase == "any":
-            yield {name: size for name, size in live.items() if size}
-
-
-def names(live: dict[str, int], of: tuple[Memory, ...] = WHOLE) -> list[str]:
-    return sorted(name for name in live if name.split()[0] in of)
-
-
-def at_most(of: tuple[Memory, ...]) -> Callable[[Timeline, str], list[str]]:
-    """At the peak, only of these categories."""
-    return lambda timeline, phase: names(max(moments(timeline, phase), key=lambda live: sum(live.values())), of)
-
-
-def of_the_step(timeline: Timeline, phase: str) -> list[str]:
-    return names(max(moments(timeline, "any"), key=lambda live: sum(live.values())))
-
-
-def at_the_end(timeline: Timeline, phase: str) -> list[str]:
-    return names(list(moments(timeline, phase))[-1])
-
-
 EXERCISE = Exercise(
     title="Name what is whole at the peak",
     kind=Kind.TRACE,
@@ -94,7 +62,6 @@ EXERCISE = Exercise(
     "alive. Return, sorted, what is as large as a whole unit then, as 'category unit' ('unsharded layers.1'): of the "
     "categories unsharded, ag_output, unsharded_grad and rs_input.",
     reference=stands_at_the_peak,
-    stub=stub,
     why='"One layer at a time" is true of computing only. In forward a unit stands beside the flat buffer it is '
     "copied out of and the buffer of the one before it, which is let go one unit later: three units' worth. In "
     "backward a unit, its gradient, the next gather's buffer and what the last reduce-scatter still reads: four. "
@@ -107,13 +74,24 @@ EXERCISE = Exercise(
     ),
     judge=Numbers(truth=alive, source="found in the simulated step", cases=cases, where="at the peak of {phase}"),
     wrong=(
-        Wrong(at_most((Memory.UNSHARDED,)), "gradients and the buffers of collectives are as large as a unit too"),
-        Wrong(
-            at_most((Memory.UNSHARDED, Memory.UNSHARDED_GRAD)),
+        mutant(
+            {'("unsharded", "ag_output", "unsharded_grad", "rs_input")': '("unsharded",)'},
+            "gradients and the buffers of collectives are as large as a unit too",
+        ),
+        mutant(
+            {'("unsharded", "ag_output", "unsharded_grad", "rs_input")': '("unsharded", "unsharded_grad")'},
             "the flat buffers of all-gather and reduce-scatter are as large as a unit too",
         ),
-        Wrong(of_the_step, "that is the peak of the whole step; each phase has a peak of its own"),
-        Wrong(at_the_end, "that is what is alive at the end of the phase, not at its peak"),
+        mutant(
+            {"event.phase == phase and ": ""},
+            "that is the peak of the whole step; each phase has a peak of its own",
+            name="of the step",
+        ),
+        mutant(
+            {" and sum(live.values()) > most": ""},
+            "that is what is alive at the end of the phase, not at its peak",
+            name="at the end",
+        ),
     ),
     shortcuts=(Wrong(lambda timeline, phase: ["unsharded layers.1"], "expected"),),
     covers=("coverage 004.37", "coverage 002.23"),

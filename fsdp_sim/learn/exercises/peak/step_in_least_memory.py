@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 
 from fsdp_sim.learn.apart import Trial
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Holds, Inputs, OnRanks, Uses
 
 RANKS, UNITS, WIDTH = 2, 4, 320
@@ -24,10 +22,6 @@ def backward(whole: torch.Tensor, x: torch.Tensor, grad: torch.Tensor) -> tuple[
     """One unit's backward: the gradient of the whole weight, and that of the unit's input."""
     grad = grad * (1 - torch.tanh(whole @ x) ** 2)
     return torch.outer(grad, x), whole.T @ grad
-
-
-def stub(shards, x, forward, backward):
-    return ...
 
 
 def step_in_least_memory(shards, x, forward, backward):
@@ -91,44 +85,6 @@ def least_bytes(trial: Trial) -> int:
     return UNITS * UNIT_BYTES // RANKS + 2 * UNIT_BYTES + (UNITS - 1) * UNIT_BYTES // RANKS
 
 
-def stepping(keep_whole: bool = False, reduce_last: bool = False, average: bool = True, reduce: bool = True) -> Any:
-    """The step with a habit of some kind."""
-
-    def step(shards, x, forward, backward):
-        wholes: dict[int, torch.Tensor] = {}
-        kept, gradients = [], [torch.empty_like(shard) for shard in shards]
-
-        def gathered(unit):
-            if unit in wholes:
-                return wholes[unit]
-            whole = torch.empty(RANKS * shards[unit].shape[0], WIDTH)
-            dist.all_gather_into_tensor(whole, shards[unit])
-            return wholes.setdefault(unit, whole) if keep_whole else whole
-
-        def reduced(unit, whole_gradient):
-            if reduce:
-                dist.reduce_scatter_tensor(gradients[unit], whole_gradient)
-                gradients[unit] /= RANKS if average else 1
-            else:
-                gradients[unit].copy_(whole_gradient.chunk(RANKS)[dist.get_rank()])
-
-        for unit in range(len(shards)):
-            kept.append(x)
-            x = forward(gathered(unit), x)
-        later = []
-        for unit in reversed(range(len(shards))):
-            whole_gradient, x = backward(gathered(unit), kept.pop(), x)
-            if reduce_last:
-                later.append((unit, whole_gradient))
-            else:
-                reduced(unit, whole_gradient)
-        for unit, whole_gradient in later:
-            reduced(unit, whole_gradient)
-        return gradients
-
-    return step
-
-
 EXERCISE = Exercise(
     title="Train a step within the least memory",
     kind=Kind.CODE,
@@ -141,7 +97,6 @@ EXERCISE = Exercise(
     "for the unit before. Return this rank's rows of each weight's gradient, averaged over the ranks, in order.",
     targets="A pass: 1.35 times the least possible bytes; good 1.05 times; optimal the least.",
     reference=step_in_least_memory,
-    stub=stub,
     why="A unit is whole while it computes, twice per step, and its whole gradient lives until it is reduced: so at "
     "most one of each at a time, beside the shards. The last mile is Python's: a variable that still names the "
     "gradient of one unit while the next is gathered keeps a third unit's worth alive.",
@@ -171,10 +126,44 @@ EXERCISE = Exercise(
         abs_=1e-4,
     ),
     wrong=(
-        Wrong(stepping(keep_whole=True), "free a unit after its forward and gather it again"),
-        Wrong(stepping(reduce_last=True), "and reduce each gradient at once"),
-        Wrong(stepping(average=False), "it is the sum over the ranks"),
-        Wrong(stepping(reduce=False), "nothing of the other ranks is in them"),
+        mutant(
+            {
+                "for shard in shards:": (
+                    "wholes = dict(zip(shards, map(gathered, shards), strict=True))\nfor shard in shards:"
+                ),
+                "forward(gathered(shard)": "forward(wholes[shard]",
+                "backward(gathered(shard)": "backward(wholes[shard]",
+            },
+            "free a unit after its forward and gather it again",
+            name="keeps all whole",
+        ),
+        mutant(
+            {
+                "for shard in shards:": "later = []\nfor shard in shards:",
+                (
+                    "dist.reduce_scatter_tensor(gradients[0], whole_gradient)\n"
+                    "gradients[0] /= ranks\n"
+                    "del whole_gradient  # before the next unit is gathered"
+                ): "later.insert(0, whole_gradient)",
+                "return gradients": (
+                    "for gradient, whole_gradient in zip(gradients, later, strict=True):\n"
+                    "    dist.reduce_scatter_tensor(gradient, whole_gradient)\n"
+                    "    gradient /= ranks\n"
+                    "return gradients"
+                ),
+            },
+            "and reduce each gradient at once",
+            name="reduces last",
+        ),
+        mutant({"gradients[0] /= ranks": ""}, "it is the sum over the ranks"),
+        mutant(
+            {
+                "dist.reduce_scatter_tensor(gradients[0], whole_gradient)\ngradients[0] /= ranks": (
+                    "gradients[0].copy_(whole_gradient.chunk(ranks)[dist.get_rank()])"
+                )
+            },
+            "nothing of the other ranks is in them",
+        ),
     ),
     shortcuts=(
         Wrong(lambda shards, x, forward, backward: [torch.zeros_like(shard) for shard in shards], "numbers differ"),

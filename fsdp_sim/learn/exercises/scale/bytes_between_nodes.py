@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Numbers
 from fsdp_sim.schedule import Param, Unit, build
 from fsdp_sim.spec import Plan
@@ -14,10 +13,6 @@ from fsdp_sim.timeline import Op
 UNITS = 4
 ROUNDS = {Op.ALL_GATHER: 1, Op.REDUCE_SCATTER: 1, Op.ALL_REDUCE: 2}  # how often a message goes round its ring
 WAYS = ("fsdp", "fsdp kept", "hsdp")
-
-
-def stub(model_bytes, nodes, per_node, how):
-    return ...
 
 
 def bytes_between_nodes(model_bytes, nodes, per_node, how):
@@ -49,21 +44,6 @@ def cases(draw: random.Random) -> list[tuple[int, int, int, str]]:
     ]
 
 
-def answer(hsdp: Callable[[int, int], float], fsdp: float = 3, kept: float = 2) -> Callable[..., float]:
-    """Another answer: what HSDP sends, and how often FSDP sends the model."""
-
-    def sends(model_bytes: int, nodes: int, per_node: int, how: str) -> float:
-        ranks = nodes * per_node
-        factor = {"fsdp": fsdp, "fsdp kept": kept}.get(how, 0) * (ranks - 1) / ranks
-        return (hsdp(nodes, per_node) if how == "hsdp" else factor) * model_bytes
-
-    return sends
-
-
-def right(nodes: int, per_node: int) -> float:
-    return 2 * (nodes - 1) / nodes
-
-
 EXERCISE = Exercise(
     title="Count what leaves a node in one step",
     kind=Kind.NUMBER,
@@ -75,7 +55,6 @@ EXERCISE = Exercise(
     "copy per node), return the bytes that each node sends to the next one in a step. Collectives are rings through "
     "consecutive ranks; one micro-batch.",
     reference=bytes_between_nodes,
-    stub=stub,
     why="A ring through all ranks leaves each node once, so a node sends what one of its ranks sends: (W-1)/W of the "
     "model for each of two gathers and a reduction. HSDP gathers and reduce-scatters inside the node; what crosses is "
     "the all-reduce of the gradients, each rank with its own shard: together 2 (n-1)/n of the model. On many nodes "
@@ -95,18 +74,19 @@ EXERCISE = Exercise(
         unit="bytes",
     ),
     wrong=(
-        Wrong(answer(lambda n, g: 0), "the copies must stay alike: their gradients are all-reduced between nodes"),
-        Wrong(
-            answer(lambda n, g: right(n, g) / g), "each rank of a node has a ring of its own for its shard: count all"
+        mutant(
+            {"per_node * 2 * (nodes - 1) / nodes * model_bytes / per_node": "0"},
+            "the copies must stay alike: their gradients are all-reduced between nodes",
         ),
-        Wrong(
-            answer(lambda n, g: right(n, g) / 2), "an all-reduce is a reduce-scatter and an all-gather: it counts twice"
+        mutant({"per_node * 2 *": "2 *"}, "each rank of a node has a ring of its own for its shard: count all"),
+        mutant(
+            {"per_node * 2 *": "per_node *"}, "an all-reduce is a reduce-scatter and an all-gather: it counts twice"
         ),
-        Wrong(
-            answer(lambda n, g: 2 * (n * g - 1) / (n * g)),
+        mutant(
+            {"(nodes - 1) / nodes": "(nodes * per_node - 1) / (nodes * per_node)"},
             "HSDP's all-reduce is among one rank of each node: its ring has as many members as there are nodes",
         ),
-        Wrong(answer(right, fsdp=2), "what was freed after forward is gathered again in backward"),
+        mutant({'"fsdp": 3': '"fsdp": 2'}, "what was freed after forward is gathered again in backward"),
     ),
     shortcuts=(Wrong(lambda model_bytes, nodes, per_node, how: 2 * model_bytes, "expected"),),
     covers=("coverage 001.51", "coverage 001.20"),

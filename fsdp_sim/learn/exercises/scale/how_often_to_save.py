@@ -7,7 +7,7 @@ import random
 
 import numpy as np
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Numbers
 
 DAY_S = 24 * 3600
@@ -15,10 +15,6 @@ DAY_S = 24 * 3600
 FAILURES, DAYS, ON_GPUS = 419, 54, 16_384
 GPUS = (256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768)
 GOLDEN = (math.sqrt(5) - 1) / 2
-
-
-def stub(save_s, gpus):
-    return ...
 
 
 def how_often_to_save(save_s, gpus):
@@ -65,38 +61,6 @@ def cases(draw: random.Random) -> list[tuple[int, int]]:
     return [(draw.randint(5, 90), gpus) for gpus in draw.sample(GPUS, 4)]
 
 
-def loses_whole_intervals(save_s, gpus):
-    return (save_s * mtbf_s(gpus)) ** 0.5
-
-
-def for_their_job(save_s, gpus):
-    return (2 * save_s * mtbf_s(ON_GPUS)) ** 0.5
-
-
-def more_gpus_fail_less(save_s, gpus):
-    return (2 * save_s * mtbf_s(ON_GPUS) * gpus / ON_GPUS) ** 0.5
-
-
-def for_one_gpu(save_s, gpus):
-    return (2 * save_s * mtbf_s(1)) ** 0.5
-
-
-def in_days(save_s, gpus):
-    return (2 * save_s * mtbf_s(gpus) / DAY_S) ** 0.5
-
-
-def in_hours(save_s, gpus):
-    return (2 * save_s * mtbf_s(gpus) / 3600) ** 0.5
-
-
-def halfway_to_a_failure(save_s, gpus):
-    return mtbf_s(gpus) / 2
-
-
-def without_the_root(save_s, gpus):
-    return 2 * save_s * mtbf_s(gpus)
-
-
 EXERCISE = Exercise(
     title="Find how often a job should save",
     kind=Kind.NUMBER,
@@ -108,7 +72,6 @@ EXERCISE = Exercise(
     "seconds a checkpoint stops training (save_s) and how many GPUs the job has (gpus), return the seconds of training "
     "between two checkpoints with which most of the time counts, to within 10%.",
     reference=how_often_to_save,
-    stub=stub,
     why="Of every T seconds saving costs save_s: save_s / T. Of every MTBF seconds a failure costs half an interval: "
     "T / (2 MTBF). One falls with T, the other grows, and their sum is least where they are equal: at "
     "T = sqrt(2 save_s MTBF) (Young 1974). What a restart takes is lost whatever T is, so it does not matter here. "
@@ -130,17 +93,30 @@ EXERCISE = Exercise(
         rel=0.1,
     ),
     wrong=(
-        Wrong(
-            loses_whole_intervals,
+        mutant(
+            {"2 * save_s": "save_s"},
             "a failure comes halfway between two checkpoints on average, so it costs T / 2, not T",
+            name="loses whole intervals",
         ),
-        Wrong(for_their_job, "that is on 16,384 GPUs, whatever yours are"),
-        Wrong(more_gpus_fail_less, "more GPUs fail more often: their time is divided"),
-        Wrong(for_one_gpu, "that is how long a single GPU runs; a job stops when any of its own does"),
-        Wrong(in_days, "that mixes days and seconds"),
-        Wrong(in_hours, "that mixes hours and seconds"),
-        Wrong(halfway_to_a_failure, "half the time between failures leaves out what a save costs"),
-        Wrong(without_the_root, "the root is missing"),
+        mutant({" * 16_384 / gpus": ""}, "that is on 16,384 GPUs, whatever yours are", name="for their job"),
+        mutant(
+            {"16_384 / gpus": "gpus / 16_384"},
+            "more GPUs fail more often: their time is divided",
+            name="more gpus fail less",
+        ),
+        mutant(
+            {"16_384 / gpus": "16_384"},
+            "that is how long a single GPU runs; a job stops when any of its own does",
+            name="for one gpu",
+        ),
+        mutant({"54 * 24 * 3600": "54"}, "that mixes days and seconds", name="in days"),
+        mutant({"54 * 24 * 3600": "54 * 24"}, "that mixes hours and seconds", name="in hours"),
+        mutant(
+            {"(2 * save_s * fails_every_s) ** 0.5": "fails_every_s / 2"},
+            "half the time between failures leaves out what a save costs",
+            name="halfway to a failure",
+        ),
+        mutant({" ** 0.5": ""}, "the root is missing", name="without the root"),
     ),
     shortcuts=(Wrong(lambda save_s, gpus: 1800.0, "expected"),),
     covers=("coverage 001.31",),

@@ -5,16 +5,12 @@ from __future__ import annotations
 import random
 from collections import Counter, defaultdict
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Numbers
 from fsdp_sim.timeline import Event, Header, Lane, Op, Phase, Timeline
 
 RANKS, UNITS = 8, 12
 COLLECTIVE_S, COMPUTE_S = 0.002, 0.010
-
-
-def stub(timeline):
-    return ...
 
 
 def name_the_straggler(timeline):
@@ -59,13 +55,6 @@ def cases(draw: random.Random) -> list[tuple[Timeline]]:
     return [(traced(draw),) for _ in range(3)]
 
 
-def waits_longest(timeline: Timeline) -> int:
-    spent = Counter[int]()
-    for event in timeline.ops:
-        spent[event.rank] += (event.end_s - event.start_s) * (event.op is Op.ALL_GATHER)  # type: ignore[assignment]
-    return spent.most_common(1)[0][0]
-
-
 def longest_gap(timeline: Timeline) -> int:
     return max((e for e in timeline.ops if e.op is Op.FWD), key=lambda e: e.end_s - e.start_s).rank
 
@@ -85,7 +74,6 @@ EXERCISE = Exercise(
     "another rank was interrupted once. Return the number of the slow rank. (ops have rank, op, unit, start_s and "
     "end_s.)",
     reference=name_the_straggler,
-    stub=stub,
     why="A collective ends for all at the same time, so who comes last has the shortest bar and who comes first the "
     "longest. The rank with the most communication is a victim. The straggler is the one with the least, over the "
     "whole step: a single long operation is a hiccup, and hits another rank the next time.",
@@ -101,7 +89,11 @@ EXERCISE = Exercise(
         unit="(the rank)",
     ),
     wrong=(
-        Wrong(waits_longest, "that rank waits most: long collectives are those of the ranks that came early"),
+        mutant(
+            {"min(spent_s": "max(spent_s"},
+            "that rank waits most: long collectives are those of the ranks that came early",
+            name="waits longest",
+        ),
         Wrong(longest_gap, "that rank had one long operation; the slow one is late at nearly every collective"),
         Wrong(last_to_end, "all members of a collective end at the same time; look at when they begin"),
     ),

@@ -9,14 +9,10 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Inputs, OnRanks
 
 RANKS, OUT = 4, 4
-
-
-def stub(width, reshard_after_forward):
-    return ...
 
 
 def parameters_between_passes(width, reshard_after_forward):
@@ -53,21 +49,6 @@ def always_whole(width, reshard_after_forward):
     return {"before": OUT * width, "between": OUT * width, "after": OUT * width, "replicated": True}
 
 
-def believed(width, reshard_after_forward):
-    return parameters_between_passes(width, reshard_after_forward) | {"replicated": True}
-
-
-def stays_whole(width, reshard_after_forward):
-    return parameters_between_passes(width, reshard_after_forward) | {"after": OUT * width}
-
-
-def counts_the_shape(width, reshard_after_forward):
-    model = nn.Linear(width, OUT, bias=False)
-    fully_shard(model, reshard_after_forward=reshard_after_forward)
-    whole = model.weight.numel()  # a DTensor's numbers are those of the whole
-    return {"before": whole, "between": whole, "after": whole, "replicated": True}
-
-
 def always_freed(width, reshard_after_forward):
     return {"before": width, "between": width, "after": width, "replicated": False}
 
@@ -88,7 +69,6 @@ EXERCISE = Exercise(
     "and backward, and after backward. Return a dict with before, between, after, and replicated: whether the rank "
     "held the whole weight before forward.",
     reference=parameters_between_passes,
-    stub=stub,
     why="Both settings keep a shard between steps: that is where the optimizer works. They differ only from the end of "
     "forward to backward, where False keeps the whole weights, so that backward need not gather. For a model of 8 "
     "billion parameters in bf16 these are 16 GB at the peak: fewer gathers for more memory, and nothing is replicated.",
@@ -125,9 +105,13 @@ EXERCISE = Exercise(
     ),
     wrong=(
         Wrong(always_whole, "a DTensor's numel is that of the whole"),
-        Wrong(believed, "nothing is replicated"),
-        Wrong(stays_whole, "after backward the weight is freed"),
-        Wrong(counts_the_shape, "a DTensor's numel is that of the whole"),
+        mutant({"before == 4 * width": "True"}, "nothing is replicated", name="believed"),
+        mutant({'"after": here()': '"after": 4 * width'}, "after backward the weight is freed", name="stays whole"),
+        mutant(
+            {"(weight.to_local() if isinstance(weight, DTensor) else weight).numel()": "weight.numel()"},
+            "a DTensor's numel is that of the whole",
+            name="counts the shape",
+        ),
     ),
     shortcuts=(
         Wrong(lambda width, reshard_after_forward: {"replicated": False}, "there is no 'before'"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
-from fsdp_sim.learn.judges import BestPlan
+from fsdp_sim.learn.judges.plans import BestPlan
 from fsdp_sim.spec import Cluster
 
 SPACE = {"shard_size": (None, 8, 16), "reshard_after_forward": (True, False), "requires_all_reduce": (True, "last")}
@@ -11,10 +11,6 @@ CLUSTER = Cluster("A100-SXM-40GB", gpus=64, bandwidth_gbps=25)
 FIXED = {
     "micro_batch": 1, "grad_accum": 4, "seq_len": 2048, "param_dtype": "bf16", "activation_checkpointing": "full"
 }  # fmt: skip
-
-
-def stub():
-    return ...
 
 
 def plan_for_a_slow_network():
@@ -39,7 +35,6 @@ EXERCISE = Exercise(
     "in every micro-batch; 'last': once) with as many tokens per second as possible. Use fsdp_sim.simulate.",
     targets="A pass: 90 % of the tokens per second of the best plan that fits; good 95 %; optimal the best.",
     reference=plan_for_a_slow_network,
-    stub=stub,
     why="Over all 64 GPUs every micro-batch gathers and reduces across the slow network. With shards inside a node "
     "only gradients cross, and with 'last' once a step instead of four times. That is most of the gain. What memory "
     "is left then pays for keeping parameters after forward, which saves gathers on the fast links.",

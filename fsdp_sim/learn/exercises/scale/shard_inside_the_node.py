@@ -9,7 +9,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from fsdp_sim.learn.apart import Ran, Trial
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.edit import Edit
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Inputs, OnRanks
 from fsdp_sim.learn.judges.account import message_bytes
 from fsdp_sim.learn.verdict import Finding, Grade
@@ -17,12 +18,7 @@ from fsdp_sim.learn.verdict import Finding, Grade
 RANKS, PER_NODE, NUMBERS = 4, 2, 60_000
 
 
-def stub(gradient):
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("shard", "replicate"))
-    part = torch.empty(len(gradient) // 2)
-    dist.reduce_scatter_tensor(part, gradient, group=mesh.get_group("shard"))
-    dist.all_reduce(part, group=mesh.get_group("replicate"))
-    return part / dist.get_world_size()
+stub = Edit({'("replicate", "shard")': '("shard", "replicate")'})
 
 
 def shard_inside_the_node(gradient):
@@ -82,17 +78,6 @@ def means_of_nodes(inputs: Inputs) -> list[torch.Tensor]:
     return [of_node[rank // PER_NODE].chunk(PER_NODE)[rank % PER_NODE] for rank in range(RANKS)]
 
 
-def without_the_copies(gradient):
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
-    part = torch.empty(len(gradient) // 2)
-    dist.reduce_scatter_tensor(part, gradient, group=mesh.get_group("shard"))
-    return part / 2
-
-
-def divided_by_the_shards(gradient):
-    return shard_inside_the_node(gradient) * 2
-
-
 def everything_first(gradient):
     dist.all_reduce(gradient)
     return gradient.chunk(2)[dist.get_rank() % 2] / dist.get_world_size()
@@ -136,8 +121,12 @@ EXERCISE = Exercise(
     ),
     wrong=(
         Wrong(stub, "the mesh's dimensions are swapped"),
-        Wrong(without_the_copies, "it is the mean of this node alone"),
-        Wrong(divided_by_the_shards, "it is twice too large"),
+        mutant(
+            {'dist.all_reduce(part, group=mesh.get_group("replicate"))': "", "dist.get_world_size()": "2"},
+            "it is the mean of this node alone",
+            name="without the copies",
+        ),
+        mutant({"dist.get_world_size()": "2"}, "it is twice too large", name="divided by the shards"),
         Wrong(everything_first, "reduce inside the node first"),
     ),
     shortcuts=(

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Callable
 
 from fsdp_sim import engine
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Numbers
 from fsdp_sim.schedule import Param, Program, Unit, build
 from fsdp_sim.spec import Plan
@@ -15,10 +14,6 @@ from fsdp_sim.timeline import Op
 
 LAYERS, PARAMS = 12, 1e9
 AT_THE_ENDS = 2.0  # collectives that nothing can hide: the first all-gather and the last reduce-scatter
-
-
-def stub(flops_per_s, bytes_per_s, ranks):
-    return ...
 
 
 def tokens_that_hide(flops_per_s, bytes_per_s, ranks):
@@ -54,11 +49,6 @@ def cases(draw: random.Random) -> list[tuple[float, float, int]]:
     return [(draw.uniform(100, 900) * 1e12, draw.uniform(2, 60) * 1e9, ranks) for ranks in (2, 8, 64)]
 
 
-def scaled(factor: float) -> Callable[..., float]:
-    """An answer that is off by a factor."""
-    return lambda flops_per_s, bytes_per_s, ranks: factor * tokens_that_hide(flops_per_s, bytes_per_s, ranks)
-
-
 EXERCISE = Exercise(
     title="Find how many tokens hide the network",
     kind=Kind.NUMBER,
@@ -70,7 +60,6 @@ EXERCISE = Exercise(
     "forward) exposes nothing but the first gather and the last reduction. Parameters and gradients travel in bf16; a "
     "block with P parameters takes 2 P FLOPs per token forward and 4 P backward; copies and latencies take no time.",
     reference=tokens_that_hide,
-    stub=stub,
     why="While one block computes, 2 P T / F seconds, the next one's gather must arrive: 2 P (W-1)/W / B. P falls "
     "out: the threshold is F / B tokens, whatever the size of the model. Backward computes twice as long and moves "
     "twice as much (a gather and a reduction on one communicator): the same threshold. Above it more bandwidth buys "
@@ -89,9 +78,15 @@ EXERCISE = Exercise(
         rel=1e-3,
     ),
     wrong=(
-        Wrong(scaled(2.0), "that is for fp32: parameters travel in bf16, 2 bytes each"),
-        Wrong(scaled(0.5), "you counted an addition and a multiplication as one, or a parameter as one byte"),
-        Wrong(scaled(1.5), "backward moves twice as much and computes twice as long: forward's threshold holds for it"),
+        mutant({"return": "return 2 *"}, "that is for fp32: parameters travel in bf16, 2 bytes each"),
+        mutant(
+            {"return": "return 0.5 *"},
+            "you counted an addition and a multiplication as one, or a parameter as one byte",
+        ),
+        mutant(
+            {"return": "return 1.5 *"},
+            "backward moves twice as much and computes twice as long: forward's threshold holds for it",
+        ),
         Wrong(
             lambda flops_per_s, bytes_per_s, ranks: flops_per_s / bytes_per_s,
             "a rank has its own share already: (W-1)/W of the block must arrive",

@@ -10,14 +10,10 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Inputs, OnRanks
 
 RANKS = 2
-
-
-def stub(make):
-    return ...
 
 
 def audit_of_shards(make):
@@ -77,27 +73,6 @@ def attribute_that_is_not_there(inputs: Inputs) -> list[dict[str, Any]]:
     return [found | {"not sharded": names} for found in by_shapes(inputs)]
 
 
-def counts_numel(make):
-    found = audit_of_shards(make)
-    return found | {"kept here": found["parameters"]}
-
-
-def asks_for_sharded(make):
-    found = audit_of_shards(make)
-    names = [name for name, parameter in make().named_parameters() if not getattr(parameter, "_sharded", False)]
-    return found | {"not sharded": names}
-
-
-def divides(make):
-    found = audit_of_shards(make)
-    return found | {"kept here": found["parameters"] // RANKS}
-
-
-def adds_up_what_is_here(make):
-    found = audit_of_shards(make)
-    return found | {"parameters": found["kept here"]}
-
-
 EXERCISE = Exercise(
     title="Audit a model that is said to be sharded",
     kind=Kind.CODE,
@@ -109,7 +84,6 @@ EXERCISE = Exercise(
     "many of them this rank holds; 'not sharded', the names of the parameters that this rank holds whole by mistake, "
     "in order.",
     reference=audit_of_shards,
-    stub=stub,
     why="A sharded parameter is a DTensor; nothing else about it is worth asking. Its numel() and shape are those of "
     "the whole, so counts of parameters are right on any rank, and so is every formula that uses them; what is here is "
     "to_local(). FSDP1 is the other way round: numel() is the shard's, and one has to count before wrapping. What was "
@@ -128,10 +102,18 @@ EXERCISE = Exercise(
         ),
     ),
     wrong=(
-        Wrong(counts_numel, "a DTensor's numel() is that of the whole"),
-        Wrong(asks_for_sharded, "parameters have no attribute _sharded"),
-        Wrong(divides, "kept here: expected"),
-        Wrong(adds_up_what_is_here, "parameters: expected"),
+        mutant({"local.numel()": "parameter.numel()"}, "a DTensor's numel() is that of the whole", name="counts numel"),
+        mutant(
+            {"if not sharded:": 'if not getattr(parameter, "_sharded", False):'},
+            "parameters have no attribute _sharded",
+            name="asks for sharded",
+        ),
+        mutant({'"kept here": kept': '"kept here": parameters // RANKS'}, "kept here: expected", name="divides"),
+        mutant(
+            {"parameters += parameter.numel()": "parameters += local.numel()"},
+            "parameters: expected",
+            name="adds up what is here",
+        ),
     ),
     shortcuts=(
         Wrong(lambda make: {"parameters": 10_000, "kept here": 2_500, "not sharded": []}, "expected"),

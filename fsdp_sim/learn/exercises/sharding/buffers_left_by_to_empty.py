@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.fsdp import fully_shard
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.edit import Edit
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Inputs, OnRanks
 
 RANKS, WIDTH, POSITIONS = 2, 256, 16
 
 
-def stub(make, weights, x):
-    with torch.device("meta"):
-        model = make()
-    fully_shard(model)
-    model.to_empty(device="cpu")
-    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-    set_model_state_dict(model, weights, options=options)
-    return model(x)
+stub = Edit({"model.reset_buffers()  # they are in no checkpoint: persistent=False": ""})
 
 
 def buffers_left_by_to_empty(make, weights, x):
@@ -75,34 +66,6 @@ def in_one_process(inputs: Inputs) -> list[torch.Tensor]:
     return turned(inputs, 10_000.0 ** (-torch.arange(WIDTH) / WIDTH))
 
 
-def loaded(fill: Callable[[Any], object], when: str = "before") -> Callable[..., Any]:
-    """The same with the buffers filled in another way, or at another time."""
-
-    def load(make, weights, x):
-        with torch.device("meta"):
-            model = make()
-        if when == "on meta":
-            fill(model)
-        fully_shard(model)
-        model.to_empty(device="cpu")
-        if when == "before":
-            fill(model)
-        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-        set_model_state_dict(model, weights, options=options)
-        return model(x)
-
-    return load
-
-
-def zeros(model: Any) -> None:
-    model.inv_freq.zero_()
-
-
-def rank_0_alone(model: Any) -> None:
-    if torch.distributed.get_rank() == 0:
-        model.reset_buffers()
-
-
 def every_rank_its_own(make, weights, x):
     model = make()
     fully_shard(model)
@@ -144,9 +107,23 @@ EXERCISE = Exercise(
     ),
     wrong=(
         Wrong(stub, "there are NaNs in it"),
-        Wrong(loaded(zeros), "the frequencies are zero, so nothing is turned"),
-        Wrong(loaded(rank_0_alone), "1 of 2 ranks are wrong"),
-        Wrong(loaded(lambda model: model.reset_buffers(), when="on meta"), "there are NaNs in it"),
+        mutant(
+            {"model.reset_buffers()": "model.inv_freq.zero_()"},
+            "the frequencies are zero, so nothing is turned",
+            name="zeros",
+        ),
+        mutant(
+            {"model.reset_buffers()": "if torch.distributed.get_rank() == 0:\n    model.reset_buffers()"},
+            "1 of 2 ranks are wrong",
+            name="rank 0 alone",
+        ),
+        mutant(
+            {
+                "fully_shard(model)": "model.reset_buffers()\nfully_shard(model)",
+                "model.reset_buffers()  # they are in no checkpoint: persistent=False": "",
+            },
+            "there are NaNs in it",
+        ),
         Wrong(every_rank_its_own, "numbers differ"),
     ),
     shortcuts=(

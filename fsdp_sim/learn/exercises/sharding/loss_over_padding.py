@@ -8,19 +8,14 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.edit import Edit
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Inputs, OnRanks, Uses
 
 RANKS, WIDTH, TOKENS = 4, 64, 32
 
 
-def stub(own_rows, vocabulary, x, target):
-    ranks = dist.get_world_size()
-    most = math.ceil(vocabulary / ranks)
-    padded = F.pad(own_rows, (0, 0, 0, most - len(own_rows)))
-    head = torch.empty(ranks * most, x.shape[1])
-    dist.all_gather_into_tensor(head, padded)
-    return F.cross_entropy(x @ head.T, target)
+stub = Edit({"head[:vocabulary].T, target)  # what is beyond is no word": "head.T, target)"})
 
 
 def loss_over_padding(own_rows, vocabulary, x, target):
@@ -71,25 +66,11 @@ def mean_of_ranks(inputs: Inputs) -> list[torch.Tensor]:
     return [torch.stack(losses(inputs)).mean()] * RANKS
 
 
-def cut_at_the_wrong_end(own_rows, vocabulary, x, target):
-    most = math.ceil(vocabulary / RANKS)
-    head = torch.empty(RANKS * most, x.shape[1])
-    dist.all_gather_into_tensor(head, F.pad(own_rows, (0, 0, 0, most - len(own_rows))))
-    return F.cross_entropy(x @ head[-vocabulary:].T, target)
-
-
 def averaged(own_rows, vocabulary, x, target):
     loss = loss_over_padding(own_rows, vocabulary, x, target)
     pieces = torch.empty(RANKS)
     dist.all_gather_into_tensor(pieces, loss.view(1))
     return pieces.mean()
-
-
-def padded_with_ones(own_rows, vocabulary, x, target):
-    most = math.ceil(vocabulary / RANKS)
-    head = torch.empty(RANKS * most, x.shape[1])
-    dist.all_gather_into_tensor(head, F.pad(own_rows, (0, 0, 0, most - len(own_rows)), value=1.0))
-    return F.cross_entropy(x @ head.T, target)
 
 
 EXERCISE = Exercise(
@@ -128,9 +109,13 @@ EXERCISE = Exercise(
     ),
     wrong=(
         Wrong(stub, "the padding takes part"),
-        Wrong(cut_at_the_wrong_end, "cut at the wrong end"),
+        mutant({"head[:vocabulary]": "head[-vocabulary:]"}, "cut at the wrong end", name="cut at the wrong end"),
         Wrong(averaged, "it is the mean over the ranks"),
-        Wrong(padded_with_ones, "of 1 numbers differ"),
+        mutant(
+            {"len(own_rows))": "len(own_rows)), value=1.0", "head[:vocabulary]": "head"},
+            "of 1 numbers differ",
+            name="padded with ones",
+        ),
     ),
     shortcuts=(
         Wrong(lambda own_rows, vocabulary, x, target: torch.tensor(math.log(vocabulary)), "expected"),

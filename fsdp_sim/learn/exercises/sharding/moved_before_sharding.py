@@ -9,15 +9,11 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Inputs, OnRanks
 from fsdp_sim.measure import live_bytes
 
 RANKS, LAYERS = 2, 6
-
-
-def stub(make):
-    return ...
 
 
 def moved_before_sharding(make):
@@ -70,23 +66,6 @@ def memory_before_shards(make):
     return found | {"sharded first": meter.peak_bytes}
 
 
-def never_given_memory(make):
-    found = moved_before_sharding(make)
-    with live_bytes() as meter, torch.device("meta"):
-        model = make()
-        fully_shard(model)
-    return found | {"sharded first": meter.peak_bytes}
-
-
-def shards_alone(make):
-    found = moved_before_sharding(make)
-    return found | {"on device first": found["sharded first"]}
-
-
-def other_conclusion(make):
-    return moved_before_sharding(make) | {"needed": True}
-
-
 EXERCISE = Exercise(
     title="Settle whether a model must be moved before it is sharded",
     kind=Kind.CLAIM,
@@ -99,7 +78,6 @@ EXERCISE = Exercise(
     "with to_empty. Use `with live_bytes() as meter:` from fsdp_sim.measure, and meter.peak_bytes. Return a dict: 'on "
     "device first', 'sharded first', and 'needed', whether (1) is the only way.",
     reference=moved_before_sharding,
-    stub=stub,
     why="Both orders work; what differs is memory. Made on the device first, the whole model is there at once, and the "
     "first shard beside it. Made on the meta device it is shapes without memory; fully_shard cuts the shapes, and only "
     "the shards are ever allocated. So 'never move it first' is as wrong as 'always': moving first is for models that "
@@ -134,9 +112,22 @@ EXERCISE = Exercise(
     ),
     wrong=(
         Wrong(memory_before_shards, "to_empty comes after fully_shard"),
-        Wrong(never_given_memory, "on the meta device until to_empty"),
-        Wrong(shards_alone, "begin to measure before the model is made"),
-        Wrong(other_conclusion, "both ways have worked"),
+        mutant(
+            {
+                (
+                    'if begins_on == "meta":\n'
+                    'model.to_empty(device="cpu")  # memory for the shards, and for nothing else'
+                ): ""
+            },
+            "on the meta device until to_empty",
+            name="never given memory",
+        ),
+        mutant(
+            {'peak_bytes("cpu")': 'peak_bytes("meta")'},
+            "begin to measure before the model is made",
+            name="shards alone",
+        ),
+        mutant({'"needed": False': '"needed": True'}, "both ways have worked", name="other conclusion"),
     ),
     shortcuts=(
         Wrong(lambda make: {"on device first": 640_000, "sharded first": 160_000, "needed": False}, "expected"),

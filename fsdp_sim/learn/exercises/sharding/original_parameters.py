@@ -11,14 +11,10 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Inputs, OnRanks
 
 RANKS = 4
-
-
-def stub(make):
-    return ...
 
 
 def original_parameters(make):
@@ -63,15 +59,6 @@ def whole_shapes(inputs: Inputs) -> list[dict[str, Any]]:
     return [{"normal": True, "shapes": [[b, a] for a, b in itertools.pairwise(widths)]}] * RANKS
 
 
-def before_wrapping(make):
-    return {"normal": True, "shapes": [list(p.shape) for p in make().parameters()]}
-
-
-def one_flat(make):
-    model = FullyShardedDataParallel(make(), use_orig_params=False, device_id=torch.device("cpu"))
-    return {"normal": False, "shapes": [list(p.shape) for p in model.parameters()]}
-
-
 def as_fsdp2(make):
     from torch.distributed.fsdp import fully_shard
 
@@ -79,15 +66,6 @@ def as_fsdp2(make):
     fully_shard(model)
     shapes = [list(p.to_local().shape) for p in model.parameters()]
     return {"normal": True, "shapes": shapes}
-
-
-def without_the_empty(make):
-    found = original_parameters(make)
-    return found | {"shapes": [shape for shape in found["shapes"] if shape != [0]]}
-
-
-def other_conclusion(make):
-    return original_parameters(make) | {"normal": True}
 
 
 def also(**changed: Any) -> Callable[[Inputs], list[dict[str, Any]]]:
@@ -105,7 +83,6 @@ EXERCISE = Exercise(
     "device_id=torch.device('cpu'), which it needs here), and list the shapes of its parameters on this rank, in "
     "order. Return a dict: 'normal', True if every weight still has two dimensions, and 'shapes', a list of lists.",
     reference=original_parameters,
-    stub=stub,
     why="The names are back, the parameters are not: what a rank sees of a weight is the stretch of it that falls into "
     "its chunk of the flat parameter, one-dimensional, often empty, seldom whole rows. So every rule that looks at "
     "shapes goes wrong in silence. nanoGPT decays weights with p.dim() >= 2 and spares the rest: under FSDP1 it decays "
@@ -124,11 +101,23 @@ EXERCISE = Exercise(
         ),
     ),
     wrong=(
-        Wrong(before_wrapping, "these are the shapes before wrapping"),
-        Wrong(one_flat, "values are asked for, not 1"),
+        mutant(
+            {'FullyShardedDataParallel(make(), use_orig_params=True, device_id=torch.device("cpu"))': "make()"},
+            "these are the shapes before wrapping",
+            name="before wrapping",
+        ),
+        mutant({"use_orig_params=True": "use_orig_params=False"}, "values are asked for, not 1", name="one flat"),
         Wrong(as_fsdp2, "normal: expected False"),
-        Wrong(without_the_empty, "4 values are asked for"),
-        Wrong(other_conclusion, "the shapes are right, and they have one dimension"),
+        mutant(
+            {"model.parameters()": "model.parameters() if p.numel()"},
+            "4 values are asked for",
+            name="without the empty",
+        ),
+        mutant(
+            {"all(len(shape) == 2 for shape in shapes)": "True"},
+            "the shapes are right, and they have one dimension",
+            name="other conclusion",
+        ),
     ),
     shortcuts=(Wrong(lambda make: {"normal": False, "shapes": [[64]] * 4}, "expected"),),
     covers=("misconception 28", "coverage 004.90"),

@@ -6,12 +6,8 @@ import random
 
 import torch
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Numbers
-
-
-def stub(rows, ranks):
-    return ...
 
 
 def rows_of_each_rank(rows, ranks):
@@ -43,14 +39,6 @@ def rest_at_the_end(rows: int, ranks: int) -> list[int]:
     return [rows // ranks] * (ranks - 1) + [rows // ranks + rows % ranks]
 
 
-def with_padding(rows: int, ranks: int) -> list[int]:
-    return [-(-rows // ranks)] * ranks
-
-
-def only_pieces(rows: int, ranks: int) -> list[int]:
-    return [kept for kept in cut(rows, ranks) if kept]
-
-
 EXERCISE = Exercise(
     title="Say how many rows each rank keeps",
     kind=Kind.NUMBER,
@@ -60,7 +48,6 @@ EXERCISE = Exercise(
     contract="fully_shard cuts a parameter of `rows` rows over `ranks` ranks, as torch.chunk does. Return a list: how "
     "many rows each rank keeps, rank 0 first. The last ranks may keep fewer, or none.",
     reference=rows_of_each_rank,
-    stub=stub,
     why="Every rank but the last ones keeps the quotient rounded up, so the ranks at the end get what is left, which "
     "may be nothing: 5 rows on 4 ranks are 2, 2, 1, 0. It is not the fairest cut, but a simple one: the first row of "
     "rank r is r times the rounded quotient, whatever the others have, and all padding falls at the very end of what "
@@ -76,8 +63,16 @@ EXERCISE = Exercise(
     wrong=(
         Wrong(balanced, "this is the fairest cut, torch.tensor_split's; torch.chunk rounds up, and the last go short"),
         Wrong(rest_at_the_end, "the quotient is rounded up, not down: the last ranks keep fewer, not more"),
-        Wrong(with_padding, "these are the rows with padding; asked for are a rank's own"),
-        Wrong(only_pieces, "a rank that keeps nothing is a rank too: its shard is empty, and it takes part"),
+        mutant(
+            {"max(0, min(most, rows - rank * most))": "most"},
+            "these are the rows with padding; asked for are a rank's own",
+            name="with padding",
+        ),
+        mutant(
+            {"range(ranks)": "range(ranks) if rank * most < rows"},
+            "a rank that keeps nothing is a rank too: its shard is empty, and it takes part",
+            name="only pieces",
+        ),
     ),
     shortcuts=(Wrong(lambda rows, ranks: [rows // ranks] * ranks, "expected"),),
     covers=("coverage 004.83", "coverage 004.84", "coverage 004.96"),

@@ -9,14 +9,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Inputs, OnRanks
 
 RANKS, ROWS, COLUMNS = 2, 256, 256
-
-
-def stub(weight):
-    return ...
 
 
 def whose_first_weights(weight):
@@ -48,21 +44,6 @@ def as_ddp(weight):
     return {"broadcasts": True, "whole": weight}
 
 
-def before_sharding(weight):
-    return {"broadcasts": False, "whole": weight}
-
-
-def own_rows(weight):
-    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
-    layer.weight.data.copy_(weight)
-    fully_shard(layer)
-    return {"broadcasts": False, "whole": layer.state_dict()["weight"].to_local()}
-
-
-def other_conclusion(weight):
-    return whose_first_weights(weight) | {"broadcasts": True}
-
-
 EXERCISE = Exercise(
     title="Settle whose weights training begins with",
     kind=Kind.CLAIM,
@@ -74,7 +55,6 @@ EXERCISE = Exercise(
     "with torch's fully_shard, and look at the whole weight afterwards. Return a dict: 'broadcasts', True or False, "
     "and 'whole', the whole weight as a plain tensor.",
     reference=whose_first_weights,
-    stub=stub,
     why="A mosaic: first rows of rank 0's weight, then rows of rank 1's, and so on. fully_shard keeps of each "
     "parameter the rows that are this rank's, and communicates nothing. The model still trains, from weights that "
     "nobody has drawn, and no run on another number of ranks will ever agree with it. With HSDP the replicas differ "
@@ -102,9 +82,11 @@ EXERCISE = Exercise(
     ),
     wrong=(
         Wrong(as_ddp, "which DDP would broadcast"),
-        Wrong(before_sharding, "before it was sharded"),
-        Wrong(own_rows, "its shape should be"),
-        Wrong(other_conclusion, "look at whose rows are in it"),
+        mutant(
+            {'layer.state_dict()["weight"].full_tensor()': "weight"}, "before it was sharded", name="before sharding"
+        ),
+        mutant({"full_tensor()": "to_local()", "not kept": "False"}, "its shape should be", name="own rows"),
+        mutant({"not kept": "True"}, "look at whose rows are in it", name="other conclusion"),
     ),
     shortcuts=(Wrong(lambda weight: {"broadcasts": False, "whole": torch.zeros(ROWS, COLUMNS)}, "expected"),),
     covers=("misconception 26", "pitfall 19"),

@@ -7,20 +7,22 @@ import math
 import torch
 import torch.distributed as dist
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.edit import Edit
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Inputs, OnRanks
 
 RANKS, COLUMNS = 4, 256
 
 
-def stub(whole, rows, columns):
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    if rank != 0:  # rank 0 alone has read the file
-        whole = torch.empty(rows, columns)
-    dist.broadcast(whole, src=0)
-    most = math.ceil(rows / ranks)
-    mine = max(0, min(most, rows - rank * most))
-    return whole[rank * mine : (rank + 1) * mine].clone()
+stub = Edit(
+    {
+        "if rank != 0:": "if rank != 0:  # rank 0 alone has read the file",
+        "first = min(rank * most, rows)  # where the ranks before end: they keep `most` rows each": (
+            "mine = max(0, min(most, rows - rank * most))"
+        ),
+        "first : first + most": "rank * mine : (rank + 1) * mine",
+    }
+)
 
 
 def wrong_shard_offset(whole, rows, columns):
@@ -57,18 +59,6 @@ def rounded_down(inputs: Inputs) -> list[torch.Tensor]:
 
 def fairly(inputs: Inputs) -> list[torch.Tensor]:
     return list(inputs[0][0].tensor_split(RANKS))
-
-
-def cut_by(how):
-    """The same load with another cut."""
-
-    def load(whole, rows, columns):
-        if dist.get_rank() != 0:
-            whole = torch.empty(rows, columns)
-        dist.broadcast(whole, src=0)
-        return how([(whole, rows, columns)])[dist.get_rank()].clone()
-
-    return load
 
 
 def rank_0_only(whole, rows, columns):
@@ -109,9 +99,13 @@ EXERCISE = Exercise(
     ),
     wrong=(
         Wrong(stub, "the ranks before it keep more than it does"),
-        Wrong(cut_by(rounded_down), "so the last rows are on no rank"),
-        Wrong(cut_by(fairly), "fully_shard cuts as torch.chunk does"),
-        Wrong(cut_by(lambda inputs: [inputs[0][0]] * RANKS), "its shape should be"),
+        mutant({"math.ceil(rows / ranks)": "rows // ranks"}, "so the last rows are on no rank", name="rounded down"),
+        mutant(
+            {"whole[first : first + most]": "whole.tensor_split(ranks)[rank]"},
+            "fully_shard cuts as torch.chunk does",
+            name="fairly",
+        ),
+        mutant({"whole[first : first + most]": "whole"}, "its shape should be"),
     ),
     shortcuts=(
         Wrong(rank_0_only, "3 of 4 ranks are wrong"),

@@ -11,10 +11,6 @@ from fsdp_sim.spec import Plan
 from fsdp_sim.timeline import Op
 
 
-def stub(layers, reshard_after_forward):
-    return ...
-
-
 def all_gathers_per_step(layers, reshard_after_forward):
     forward = layers + 1
     backward = {True: layers + 1, None: layers, False: 0}[reshard_after_forward]
@@ -62,7 +58,6 @@ EXERCISE = Exercise(
     contract="Given the number of blocks and fully_shard's reshard_after_forward (True, False or None), return how "
     "many all-gathers one training step issues: each block is a unit, what is left is the root.",
     reference=all_gathers_per_step,
-    stub=stub,
     why="Forward gathers every unit once: the blocks and the root. Backward gathers again what forward has freed: with "
     "True every unit, with None all but the root, whose backward comes first, and with False nothing.",
     hints=(

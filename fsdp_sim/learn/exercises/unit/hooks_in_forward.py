@@ -8,10 +8,6 @@ from fsdp_sim.schedule import toy_program
 from fsdp_sim.timeline import Phase
 
 
-def stub():
-    return ...
-
-
 def hooks_in_forward():
     return ["pre_forward", "unshard", "wait_for_unshard", "post_forward", "reshard"]
 
@@ -32,7 +28,6 @@ EXERCISE = Exercise(
     contract="Return the names of the five hooks that one block (not the root) enters in its forward, in order, as "
     "torch's fully_shard calls them, without arguments: the third is 'wait_for_unshard'.",
     reference=hooks_in_forward,
-    stub=stub,
     why="The module calls two, pre_forward and post_forward. The first asks for the parameters (unshard) and waits "
     "until they are there (wait_for_unshard), the second lets go of them (reshard). Asking and waiting are two, so "
     "that someone may ask earlier: that is prefetch.",

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from fsdp_sim.learn.apart import Trial
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Holds, Inputs, Issues, OnRanks
 
 RANKS, UNITS, WIDTH = 4, 3, 256
-
-
-def stub(make_units, shards, train):
-    return ...
 
 
 def hooks_of_a_unit(make_units, shards, train):
@@ -113,57 +108,6 @@ def least_bytes(trial: Trial) -> float:
     return (shards + shards_of_gradients + 2) * WIDTH * WIDTH * 4
 
 
-def hooked(
-    free_after_forward: bool = True,
-    gather_again: bool = True,
-    reduce: Any = dist.reduce_scatter_single,
-    mean: bool = True,
-) -> Callable[..., Any]:
-    """The solution with something left out."""
-
-    def train_so(make_units: Any, shards: Any, train: Any) -> Any:
-        def hook(unit: nn.Linear, shard: torch.Tensor) -> None:
-            weight = unit.weight
-
-            def unshard(*_: Any) -> None:
-                weight.untyped_storage().resize_(weight.nbytes)
-                dist.all_gather_single(weight.data, shard)
-
-            def reshard(*_: Any) -> None:
-                weight.untyped_storage().resize_(0)
-
-            def post_backward(*_: Any) -> None:
-                shard.grad = torch.empty_like(shard)
-                reduce(shard.grad, weight.grad)
-                shard.grad /= dist.get_world_size() if mean else 1
-                weight.grad = None
-                reshard()
-
-            unit.register_forward_pre_hook(unshard)
-            if free_after_forward:
-                unit.register_forward_hook(reshard)
-            if gather_again:
-                unit.register_full_backward_pre_hook(unshard)
-            weight.register_post_accumulate_grad_hook(post_backward)
-
-        units = make_units()
-        for unit, shard in zip(units, shards, strict=True):
-            hook(unit, shard)
-        train(units)
-        return [shard.grad for shard in shards]
-
-    return train_so
-
-
-def own_rows_of(out: torch.Tensor, whole: torch.Tensor) -> None:
-    out.copy_(whole.chunk(dist.get_world_size())[dist.get_rank()])
-
-
-def like_ddp(out: torch.Tensor, whole: torch.Tensor) -> None:
-    dist.all_reduce(whole)
-    own_rows_of(out, whole)
-
-
 EXERCISE = Exercise(
     title="Write the four hooks of a unit",
     kind=Kind.CODE,
@@ -176,7 +120,6 @@ EXERCISE = Exercise(
     "Call train once; return the list of this rank's rows of the mean gradients.",
     targets="Optimal: never more than one unit whole: all shards, one whole weight, one whole gradient.",
     reference=hooks_of_a_unit,
-    stub=stub,
     why="The tensor stays and its storage comes and goes: autograd saved this very tensor in forward, so a new one in "
     "backward would not be read, and an old one would not be free. Written through .data, what autograd saved "
     "counts as unchanged, and it is: the same numbers. The gradient hook runs when backward of the unit is done, so "
@@ -207,11 +150,29 @@ EXERCISE = Exercise(
         metered=True,
     ),
     wrong=(
-        Wrong(hooked(free_after_forward=False), "take the memory from behind a weight after its forward"),
-        Wrong(hooked(free_after_forward=False, gather_again=False), "expected all_gather, found reduce_scatter"),
-        Wrong(hooked(mean=False), "it is the sum over the ranks"),
-        Wrong(hooked(reduce=own_rows_of, mean=False), "they were never reduced"),
-        Wrong(hooked(reduce=like_ddp), "expected reduce_scatter, found all_reduce"),
+        mutant({"unit.register_forward_hook(reshard)": ""}, "take the memory from behind a weight after its forward"),
+        mutant(
+            {"unit.register_forward_hook(reshard)": "", "unit.register_full_backward_pre_hook(unshard)": ""},
+            "expected all_gather, found reduce_scatter",
+        ),
+        mutant({"shard.grad /= dist.get_world_size()": ""}, "it is the sum over the ranks"),
+        mutant(
+            {
+                "dist.reduce_scatter_single(shard.grad, weight.grad)\nshard.grad /= dist.get_world_size()": (
+                    "shard.grad.copy_(weight.grad.chunk(dist.get_world_size())[dist.get_rank()])"
+                )
+            },
+            "they were never reduced",
+        ),
+        mutant(
+            {
+                "dist.reduce_scatter_single(shard.grad, weight.grad)": (
+                    "dist.all_reduce(weight.grad)\n"
+                    "shard.grad.copy_(weight.grad.chunk(dist.get_world_size())[dist.get_rank()])"
+                )
+            },
+            "expected reduce_scatter, found all_reduce",
+        ),
     ),
     shortcuts=(
         Wrong(lambda make_units, shards, train: [torch.zeros_like(shard) for shard in shards], "numbers differ"),

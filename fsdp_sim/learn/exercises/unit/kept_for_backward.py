@@ -7,17 +7,13 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.debug import CommDebugMode
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Claim
 from fsdp_sim.schedule import toy_program
 from fsdp_sim.spec import Plan
 from fsdp_sim.timeline import Op
 
 BLOCKS = 4
-
-
-def stub():
-    return ...
 
 
 def kept_for_backward():
@@ -37,27 +33,6 @@ def in_the_program() -> int:
     return sum(instruction.op is Op.ALL_GATHER for instruction in program.ops)
 
 
-def with_the_default():
-    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(5)))
-    for block in list(model)[1:]:
-        fully_shard(block)
-    fully_shard(model)
-    model(torch.randn(2, 64)).sum().backward()
-    return False, 9
-
-
-def root_forgotten():
-    return kept_for_backward()[0], 4
-
-
-def backward_alone():
-    return kept_for_backward()[0], 0
-
-
-def other_conclusion():
-    return False, kept_for_backward()[1]
-
-
 EXERCISE = Exercise(
     title="Settle whether backward gathers what was kept",
     kind=Kind.CLAIM,
@@ -68,7 +43,6 @@ EXERCISE = Exercise(
     "(forward and backward) of a small model of 4 units and a root with torch's fully_shard and count its all-gathers. "
     "Return (True or False, the number of all-gathers in the step).",
     reference=kept_for_backward,
-    stub=stub,
     why="Five: one for each unit and the root, all in forward. What was not freed is still whole when backward comes, "
     "so there is nothing to gather; with the default it would be nine, for the root alone is kept. The price is "
     "memory: every unit stays whole from its forward to its backward, which is ZeRO-2's way.",
@@ -90,10 +64,29 @@ EXERCISE = Exercise(
         ),
     ),
     wrong=(
-        Wrong(with_the_default, "9 is torch's default, which frees every unit but the root after forward"),
-        Wrong(root_forgotten, "the root is a unit too"),
-        Wrong(backward_alone, "you counted the backward alone"),
-        Wrong(other_conclusion, "the number is right, 5 all-gathers in one step, but"),
+        mutant(
+            {
+                "fully_shard(block, reshard_after_forward=False)": "fully_shard(block)",
+                "fully_shard(model, reshard_after_forward=False)": "fully_shard(model)",
+            },
+            "9 is torch's default, which frees every unit but the root after forward",
+            name="with the default",
+        ),
+        mutant({"gathers == 5, gathers": "gathers == 5, gathers - 1"}, "the root is a unit too", name="root forgotten"),
+        mutant(
+            {
+                "with CommDebugMode() as counted:\nmodel(torch.randn(2, 64)).sum().backward()": (
+                    "loss = model(torch.randn(2, 64)).sum()\nwith CommDebugMode() as counted:\n    loss.backward()"
+                )
+            },
+            "you counted the backward alone",
+            name="backward alone",
+        ),
+        mutant(
+            {"gathers == 5": "gathers != 5"},
+            "the number is right, 5 all-gathers in one step, but",
+            name="other conclusion",
+        ),
     ),
     shortcuts=(Wrong(lambda: (True, 5), "measure it"),),
     covers=("misconception 4", "misconception 14", "coverage 002.10"),

@@ -6,15 +6,11 @@ import torch
 import torch.distributed as dist
 
 from fsdp_sim.learn.apart import Trial
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Inputs, Issues, OnRanks, Sends
 
 RANKS = 4
 SHAPES = ((8, 5_000), (4, 10_000), (16, 2_500))
-
-
-def stub(gradients):
-    return ...
 
 
 def reduce_scatter_gradients(gradients):
@@ -60,21 +56,8 @@ def least_bytes(trial: Trial) -> float:
     return (RANKS - 1) / RANKS * sum(rows * columns for rows, columns in SHAPES) * 4
 
 
-def sum_only(gradients):
-    return [rows * dist.get_world_size() for rows in reduce_scatter_gradients(gradients)]
-
-
 def own_only(gradients):
     return [g.chunk(dist.get_world_size())[dist.get_rank()] for g in gradients]
-
-
-def flat_pieces(gradients):
-    ranks = dist.get_world_size()
-    flat = torch.cat([g.flatten() for g in gradients])
-    own = torch.empty(flat.numel() // ranks)
-    dist.reduce_scatter_single(own, flat)
-    pieces = (own / ranks).split([g.numel() // ranks for g in gradients])
-    return [piece.view(-1, g.shape[1]) for piece, g in zip(pieces, gradients, strict=True)]
 
 
 def one_by_one(gradients):
@@ -104,7 +87,6 @@ EXERCISE = Exercise(
     "rank's rows of their mean over the ranks (cut as torch.chunk would), with one reduce-scatter for all of them.",
     targets="Optimal: each rank sends (W-1)/W of its gradients, the least possible, in one collective.",
     reference=reduce_scatter_gradients,
-    stub=stub,
     why="A reduce-scatter adds up row r of what all ranks bring and gives it to rank r; so row r must hold rank r's "
     "piece of every parameter, side by side. Cutting the flat unit into four instead is FSDP1's way. One collective "
     "for the unit pays the latency once. The sum becomes a mean because each rank's loss was a mean over its own rows.",
@@ -133,9 +115,18 @@ EXERCISE = Exercise(
         ),
     ),
     wrong=(
-        Wrong(sum_only, "it is the sum over the ranks"),
+        mutant({"(own / ranks)": "own"}, "it is the sum over the ranks", name="sum only"),
         Wrong(own_only, "nothing of the other ranks is in them"),
-        Wrong(flat_pieces, "the flat unit was cut into contiguous pieces"),
+        mutant(
+            {
+                "torch.cat([g.view(ranks, -1) for g in gradients], dim=1)  # row r: what rank r will keep": (
+                    "torch.cat([g.flatten() for g in gradients])"
+                ),
+                "pieces.shape[1]": "len(pieces) // ranks",
+            },
+            "the flat unit was cut into contiguous pieces",
+            name="flat pieces",
+        ),
         Wrong(one_by_one, "expected nothing more, found reduce_scatter"),
         Wrong(as_ddp, "expected reduce_scatter, found all_reduce"),
     ),

@@ -7,15 +7,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Inputs, Issues, OnRanks
 
 RANKS, COLUMNS = 4, 20_000
 ROWS = (6, 9)  # cut into four pieces, these leave the last rank without any row
-
-
-def stub(weight):
-    return ...
 
 
 def shard_and_unshard(weight):
@@ -58,26 +54,6 @@ def with_padding(inputs: Inputs) -> list[dict[str, Any]]:
     return [{"shard": piece, "whole": torch.cat(padded)} for piece in pieces(inputs)]
 
 
-def keeps_its_own(weight):
-    shard = shard_and_unshard(weight)["shard"]
-    return {"shard": shard, "whole": weight}
-
-
-def padding_left_in(weight):
-    shard = shard_and_unshard(weight)["shard"]
-    rows, columns = -(-len(weight) // dist.get_world_size()), weight.shape[1]
-    gathered = torch.empty(dist.get_world_size() * rows, columns)
-    dist.all_gather_single(gathered, torch.cat([shard, torch.zeros(rows - len(shard), columns)]))
-    return {"shard": shard, "whole": gathered}
-
-
-def chunks_only(weight):
-    shard = weight.chunk(dist.get_world_size())[dist.get_rank()]
-    gathered = torch.empty(dist.get_world_size() * len(shard), weight.shape[1])
-    dist.all_gather_single(gathered, shard)
-    return {"shard": shard, "whole": gathered[: len(weight)]}
-
-
 def adds_up(weight):
     rows = -(-len(weight) // dist.get_world_size())
     first = dist.get_rank() * rows
@@ -107,7 +83,6 @@ EXERCISE = Exercise(
     "one dist.all_gather_single (its older name is all_gather_into_tensor), which takes pieces of equal size. Return "
     "{'shard': ..., 'whole': ...}.",
     reference=shard_and_unshard,
-    stub=stub,
     why="Rows are contiguous, so padding at the end of the last pieces falls off the end of the gathered weight, and a "
     "view of the first rows is the parameter: no copy. FSDP2 does just this for each parameter. The whole weight here "
     "is a mosaic, since every rank kept rows of its own draw: nothing in FSDP2 broadcasts the initial weights, so "
@@ -127,9 +102,17 @@ EXERCISE = Exercise(
         checks=(Issues(lambda trial: ["all_gather"], "one all-gather of equal pieces"),),
     ),
     wrong=(
-        Wrong(keeps_its_own, "nothing has come from the other ranks"),
-        Wrong(padding_left_in, "the padding is still at the end"),
-        Wrong(chunks_only, "IndexError"),
+        mutant({"gathered[: len(weight)]": "weight"}, "nothing has come from the other ranks", name="keeps its own"),
+        mutant({"gathered[: len(weight)]": "gathered"}, "the padding is still at the end", name="padding left in"),
+        mutant(
+            {
+                "weight[dist.get_rank() * rows :][:rows].clone()": (
+                    "weight.chunk(dist.get_world_size())[dist.get_rank()]"
+                )
+            },
+            "IndexError",
+            name="chunks only",
+        ),
         Wrong(adds_up, "expected all_gather, found all_reduce"),
     ),
     shortcuts=(

@@ -7,16 +7,12 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.debug import CommDebugMode
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Claim
 from fsdp_sim.schedule import toy_program
 from fsdp_sim.timeline import Op
 
 BLOCKS = 4
-
-
-def stub():
-    return ...
 
 
 def silent_backward():
@@ -36,22 +32,6 @@ def in_the_program() -> int:
     return sum(instruction.op is Op.REDUCE_SCATTER for instruction in toy_program(BLOCKS, world_size=2).ops)
 
 
-def root_forgotten():
-    return False, silent_backward()[1] - 1
-
-
-def gathers_too():
-    return False, silent_backward()[1] + BLOCKS
-
-
-def nothing_seen():
-    return True, silent_backward()[1] * 0
-
-
-def other_conclusion():
-    return True, silent_backward()[1]
-
-
 EXERCISE = Exercise(
     title="Settle whether backward communicates",
     kind=Kind.CLAIM,
@@ -62,7 +42,6 @@ EXERCISE = Exercise(
     "run one step (forward and backward) of a small model of 4 units and a root with torch's fully_shard, and count "
     "the reduce-scatters of its backward. Return (True or False, the number of reduce-scatters).",
     reference=silent_backward,
-    stub=stub,
     why="Five, one for each unit and the root. A rank computes whole gradients, of all parameters, from its own rows "
     "of the batch; what it may keep of them is its rows of their mean, and that takes everybody's. Backward also "
     "gathers the four blocks' parameters again: it communicates twice as much as forward.",
@@ -85,10 +64,18 @@ EXERCISE = Exercise(
         ),
     ),
     wrong=(
-        Wrong(root_forgotten, "the root is a unit too"),
-        Wrong(gathers_too, "the other four are all-gathers"),
-        Wrong(nothing_seen, "count in backward"),
-        Wrong(other_conclusion, "the number is right, 5 reduce-scatters in backward, but"),
+        mutant(
+            {"reductions == 0, reductions": "reductions == 0, reductions - 1"},
+            "the root is a unit too",
+            name="root forgotten",
+        ),
+        mutant({' if "reduce_scatter" in str(op)': ""}, "the other four are all-gathers", name="gathers too"),
+        mutant({"reductions == 0, reductions": "True, 0"}, "count in backward", name="nothing seen"),
+        mutant(
+            {"reductions == 0": "reductions > 0"},
+            "the number is right, 5 reduce-scatters in backward, but",
+            name="other conclusion",
+        ),
     ),
     shortcuts=(Wrong(lambda: (False, 5), "measure it"),),
     covers=("misconception 3", "coverage 000.13", "coverage 000.7", "coverage 003.12"),

@@ -7,17 +7,13 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.debug import CommDebugMode
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Claim
 from fsdp_sim.schedule import Param, Unit, build
 from fsdp_sim.spec import Plan
 from fsdp_sim.timeline import Op
 
 LAYERS = 3
-
-
-def stub():
-    return ...
 
 
 def attention_of_its_own():
@@ -40,31 +36,6 @@ def gathers(of_a_block: int) -> int:
     return sum(i.op is Op.ALL_GATHER for i in build(units, Plan(), world_size=2).ops)
 
 
-def counted_with(attention: bool, reshard_root: bool | None = None) -> int:
-    blocks = [nn.TransformerEncoderLayer(32, 2, 64, batch_first=True) for _ in range(LAYERS)]
-    model = nn.Sequential(nn.Linear(32, 32), *blocks)
-    for block in blocks:
-        if attention:
-            fully_shard(block.self_attn)
-        fully_shard(block)
-    fully_shard(model, reshard_after_forward=reshard_root)
-    with CommDebugMode() as counted:
-        model(torch.randn(2, 4, 32)).sum().backward()
-    return sum(n for op, n in counted.get_comm_counts().items() if "all_gather" in str(op) or "allgather" in str(op))
-
-
-def blocks_alone():
-    return False, counted_with(attention=False)
-
-
-def root_freed():
-    return False, counted_with(attention=True, reshard_root=True)
-
-
-def other_conclusion():
-    return True, counted_with(attention=True)
-
-
 EXERCISE = Exercise(
     title="Settle whether smaller units communicate less",
     kind=Kind.CLAIM,
@@ -76,7 +47,6 @@ EXERCISE = Exercise(
     "each layer, then the root. Count the all-gathers of one step (forward and backward). Return (True or False, the "
     "number of all-gathers): True if they are fewer than with the layers alone.",
     reference=attention_of_its_own,
-    stub=stub,
     why="Thirteen instead of seven: a unit more is a gather more in forward, one in backward, and a reduce-scatter. "
     "The bytes are the same, for each parameter is in one unit, and each gather pays a latency. What finer units buy "
     "is memory, since less is whole at once; for a block that is rarely worth twice the collectives.",
@@ -100,9 +70,21 @@ EXERCISE = Exercise(
         ),
     ),
     wrong=(
-        Wrong(blocks_alone, "that is with the blocks alone, or the forward alone"),
-        Wrong(root_freed, "which is not the default"),
-        Wrong(other_conclusion, "the number is right, 13 all-gathers in one step, but"),
+        mutant(
+            {"fully_shard(block.self_attn)": ""},
+            "that is with the blocks alone, or the forward alone",
+            name="blocks alone",
+        ),
+        mutant(
+            {"fully_shard(model)": "fully_shard(model, reshard_after_forward=True)"},
+            "which is not the default",
+            name="root freed",
+        ),
+        mutant(
+            {"gathers < 7": "gathers > 7"},
+            "the number is right, 13 all-gathers in one step, but",
+            name="other conclusion",
+        ),
     ),
     shortcuts=(Wrong(lambda: (False, 13), "measure it"),),
     covers=("coverage 002.13", "pitfall 14", "misconception 2.10", "misconception 2.11"),

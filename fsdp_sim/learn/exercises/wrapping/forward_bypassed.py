@@ -6,7 +6,8 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.edit import Edit
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.exercises.wrapping import Gathers
 from fsdp_sim.learn.judges import Inputs, OnRanks, Uses
 
@@ -34,12 +35,7 @@ class Model(nn.Module):
         return tokens
 
 
-def stub(model, tokens, steps):
-    for block in model.blocks:
-        fully_shard(block)
-    fully_shard(model)
-    with torch.no_grad():
-        return model.generate(tokens, steps)
+stub = Edit({'register_fsdp_forward_method(model, "generate")': ""})
 
 
 def forward_bypassed(model, tokens, steps):
@@ -63,27 +59,9 @@ def in_one_process(inputs: Inputs) -> list[torch.Tensor]:
         return [model.generate(tokens, steps) for model, tokens, steps in inputs]
 
 
-def calls_forward(model, tokens, steps):
-    for block in model.blocks:
-        fully_shard(block)
-    fully_shard(model)
-    with torch.no_grad():
-        for _ in range(steps):
-            tokens = torch.cat([tokens, model.forward(tokens).argmax(-1, keepdim=True)], dim=1)
-    return tokens
-
-
 def never_sharded(model, tokens, steps):
     with torch.no_grad():
         return model.generate(tokens, steps)
-
-
-def one_word(model, tokens, steps):
-    for block in model.blocks:
-        fully_shard(block)
-    fully_shard(model)
-    with torch.no_grad():
-        return torch.cat([tokens, model(tokens).argmax(-1, keepdim=True)], dim=1)
 
 
 EXERCISE = Exercise(
@@ -121,8 +99,22 @@ EXERCISE = Exercise(
     ),
     wrong=(
         Wrong(stub, "mixed torch.Tensor and DTensor"),
-        Wrong(calls_forward, "mixed torch.Tensor and DTensor"),
-        Wrong(one_word, "its shape should be (4, 11), not (4, 6)"),
+        mutant(
+            {
+                "return model.generate(tokens, steps)": (
+                    "for _ in range(steps):\n"
+                    "    tokens = torch.cat([tokens, model.forward(tokens).argmax(-1, keepdim=True)], dim=1)\n"
+                    "return tokens"
+                )
+            },
+            "mixed torch.Tensor and DTensor",
+            name="calls forward",
+        ),
+        mutant(
+            {"model.generate(tokens, steps)": "torch.cat([tokens, model(tokens).argmax(-1, keepdim=True)], dim=1)"},
+            "its shape should be (4, 11), not (4, 6)",
+            name="one word",
+        ),
     ),
     shortcuts=(
         Wrong(never_sharded, "every step gathers every block"),

@@ -11,7 +11,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.edit import Edit
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Inputs, OnRanks, Uses
 
 RANKS, WIDTH, CLASSES, STEPS, RATE = 2, 48, 8, 3, 0.5
@@ -29,9 +30,7 @@ class Model(nn.Module):
         return self.classifier(self.encoder(x))
 
 
-def stub(model, x, targets, train):
-    fully_shard(model.encoder)
-    return train(model, x, targets)
+stub = Edit({"fully_shard(model)": ""})
 
 
 def head_left_outside(model, x, targets, train):
@@ -89,17 +88,6 @@ def nothing_sharded(model, x, targets, train):
     return train(model, x, targets)
 
 
-def classifier_only(model, x, targets, train):
-    fully_shard(model.classifier)
-    return train(model, x, targets)
-
-
-def ignored(model, x, targets, train):
-    fully_shard(model.encoder)
-    fully_shard(model, ignored_params=set(model.classifier.parameters()))
-    return train(model, x, targets)
-
-
 EXERCISE = Exercise(
     title="Mend a classifier that each rank trains alone",
     kind=Kind.FAULT,
@@ -135,9 +123,17 @@ EXERCISE = Exercise(
     ),
     wrong=(
         Wrong(stub, "nobody reduces the classifier's gradients"),
-        Wrong(ignored, "nobody reduces the classifier's gradients"),
+        mutant(
+            {"fully_shard(model)": "fully_shard(model, ignored_params=set(model.classifier.parameters()))"},
+            "nobody reduces the classifier's gradients",
+            name="ignored",
+        ),
         Wrong(nothing_sharded, "nothing is reduced"),
-        Wrong(classifier_only, "2 of 2 ranks are wrong"),
+        mutant(
+            {"model.encoder)\nfully_shard(model)": "model.classifier)"},
+            "2 of 2 ranks are wrong",
+            name="classifier only",
+        ),
     ),
     shortcuts=(
         Wrong(lambda model, x, targets, train: model.classifier.weight.detach().clone(), "numbers differ"),

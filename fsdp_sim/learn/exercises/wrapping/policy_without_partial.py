@@ -7,9 +7,9 @@ import functools
 import torch
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
-from torch.distributed.fsdp.wrap import ModuleWrapPolicy, size_based_auto_wrap_policy, transformer_auto_wrap_policy
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy, size_based_auto_wrap_policy, transformer_auto_wrap_policy  # noqa: F401 - in edits
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.exercises.wrapping import Gathers
 from fsdp_sim.learn.judges import Inputs, OnRanks, Uses
 
@@ -58,21 +58,6 @@ def in_one_process(inputs: Inputs) -> list[torch.Tensor]:
         return [model(x) for model, x in inputs]
 
 
-def with_policy(policy):
-    """The same with another policy."""
-
-    def wrapped(model, x):
-        model = FullyShardedDataParallel(model, auto_wrap_policy=policy, device_id=torch.device("cpu"))
-        return model(x).detach()
-
-    return wrapped
-
-
-def called(model, x):
-    policy = transformer_auto_wrap_policy(transformer_layer_cls={nn.TransformerEncoderLayer})  # type: ignore[call-arg]
-    return with_policy(policy)(model, x)
-
-
 def never_wrapped(model, x):
     return model(x).detach()
 
@@ -112,14 +97,35 @@ EXERCISE = Exercise(
     ),
     wrong=(
         Wrong(stub, "missing 1 required positional argument: 'transformer_layer_cls'"),
-        Wrong(called, "missing 3 required positional arguments"),
-        Wrong(with_policy(None), "the layers must be four units"),
-        Wrong(
-            with_policy(functools.partial(size_based_auto_wrap_policy, min_num_params=1_000_000)),
+        mutant(
+            {"functools.partial(transformer_auto_wrap_policy, ": "transformer_auto_wrap_policy("},
+            "missing 3 required positional arguments",
+            name="called",
+        ),
+        mutant(
+            {
+                (
+                    "functools.partial(transformer_auto_wrap_policy, "
+                    "transformer_layer_cls={nn.TransformerEncoderLayer})"
+                ): "None"
+            },
+            "the layers must be four units",
+        ),
+        mutant(
+            {
+                "transformer_auto_wrap_policy, transformer_layer_cls={nn.TransformerEncoderLayer}": (
+                    "size_based_auto_wrap_policy, min_num_params=1_000_000"
+                )
+            },
             "expected 5 all-gathers, found 1",
         ),
-        Wrong(
-            with_policy(ModuleWrapPolicy({nn.TransformerEncoderLayer, nn.LayerNorm})),
+        mutant(
+            {
+                (
+                    "functools.partial(transformer_auto_wrap_policy, "
+                    "transformer_layer_cls={nn.TransformerEncoderLayer})"
+                ): "ModuleWrapPolicy({nn.TransformerEncoderLayer, nn.LayerNorm})"
+            },
             "there are more units than the layers and the root",
         ),
     ),

@@ -6,7 +6,8 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.edit import Edit
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.exercises.wrapping import Gathers
 from fsdp_sim.learn.judges import Holds, Inputs, OnRanks, Uses
 
@@ -30,10 +31,7 @@ class Model(nn.Module):
         return x
 
 
-def stub(model, x):
-    fully_shard(model)
-    with torch.no_grad():
-        return model(x)
+stub = Edit({"for block in model.blocks:\nfully_shard(block)": ""})
 
 
 def root_alone(model, x):
@@ -59,17 +57,6 @@ def each_linear(model, x):
     for module in model.modules():
         if isinstance(module, nn.Linear):
             fully_shard(module)
-    return stub(model, x)
-
-
-def kept_after_forward(model, x):
-    for block in model.blocks:
-        fully_shard(block, reshard_after_forward=False)
-    return stub(model, x)
-
-
-def only_the_first(model, x):
-    fully_shard(model.blocks[0])
     return stub(model, x)
 
 
@@ -124,8 +111,14 @@ EXERCISE = Exercise(
     ),
     wrong=(
         Wrong(stub, "all of the model is gathered at once"),
-        Wrong(only_the_first, "all of the model is gathered at once"),
-        Wrong(kept_after_forward, "freed after its forward"),
+        mutant(
+            {"in model.blocks": "in model.blocks[:1]"}, "all of the model is gathered at once", name="only the first"
+        ),
+        mutant(
+            {"fully_shard(block)": "fully_shard(block, reshard_after_forward=False)"},
+            "freed after its forward",
+            name="kept after forward",
+        ),
         Wrong(each_linear, "units smaller than a block pay more latencies"),
     ),
     shortcuts=(

@@ -10,15 +10,11 @@ import torch
 from torch import nn
 from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Numbers
 from fsdp_sim.measure.trace_wrap import wrap_names
 
 LAYERS = 12
-
-
-def stub(model, min_params):
-    return ...
 
 
 def size_based_units(model, min_params):
@@ -125,11 +121,6 @@ def layers_alone(model, min_params):
     return {"root": sum(n for n in numbers if n < min_params), "units": sum(n >= min_params for n in numbers)}
 
 
-def root_counted(model, min_params):
-    found = size_based_units(model, min_params)
-    return found | {"units": found["units"] + 1}
-
-
 EXERCISE = Exercise(
     title="Predict the units that a threshold makes",
     kind=Kind.NUMBER,
@@ -141,7 +132,6 @@ EXERCISE = Exercise(
     "parameters that are in no unit yet are at least min_params; a ModuleList and the model itself never do. Return a "
     "dict: units, how many there are beside the root, and root, the parameters left to the root.",
     reference=size_based_units,
-    stub=stub,
     why="The policy begins with the children, so a threshold of a million, which sounds like 'wrap what is large', "
     "cuts a GPT into single linear layers: they are large enough, and what remains of the block is not. The block is a "
     "unit only if the threshold is above each of its layers and their parents, and below the block. And a small "
@@ -161,7 +151,7 @@ EXERCISE = Exercise(
         Wrong(blocks_whole, "a block is no unit where its layers are large enough: children come first"),
         Wrong(parents_too, "a parent counts only what is in no unit yet; its children took theirs"),
         Wrong(layers_alone, "what a module's children leave may together be large enough for a unit"),
-        Wrong(root_counted, "units are counted beside the root"),
+        mutant({'"units": units': '"units": units + 1'}, "units are counted beside the root", name="root counted"),
     ),
     shortcuts=(Wrong(lambda model, min_params: {"units": LAYERS, "root": model["embedding"]}, "expected"),),
     covers=("coverage 002.14", "coverage 001.17", "coverage 001.48", "misconception 1.2", "misconception 2.12"),

@@ -11,7 +11,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.nn.functional import cross_entropy
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.edit import Edit
+from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Inputs, OnRanks
 
 RANKS, WORDS, WIDTH, STEPS, RATE = 2, 64, 32, 4, 0.5
@@ -36,10 +37,7 @@ class Model(nn.Module):
         return self.head(x)
 
 
-def stub(model, tokens, targets, train):
-    policy = ModuleWrapPolicy({nn.Embedding, nn.Sequential, nn.Linear})
-    model = FullyShardedDataParallel(model, auto_wrap_policy=policy, device_id=torch.device("cpu"))
-    return train(model, tokens, targets)
+stub = Edit({"{nn.Sequential}": "{nn.Embedding, nn.Sequential, nn.Linear}"})
 
 
 def tied_in_two_units(model, tokens, targets, train):
@@ -96,17 +94,6 @@ def not_wrapped(model, tokens, targets, train):
     return train(model, tokens, targets)
 
 
-def untied(model, tokens, targets, train):
-    model.head.weight = nn.Parameter(model.head.weight.detach().clone())
-    return tied_in_two_units(model, tokens, targets, train)
-
-
-def without_the_embedding(model, tokens, targets, train):
-    policy = ModuleWrapPolicy({nn.Sequential, nn.Linear})
-    model = FullyShardedDataParallel(model, auto_wrap_policy=policy, device_id=torch.device("cpu"))
-    return train(model, tokens, targets)
-
-
 EXERCISE = Exercise(
     title="Mend a tied embedding that trains twice",
     kind=Kind.FAULT,
@@ -136,8 +123,16 @@ EXERCISE = Exercise(
     ),
     wrong=(
         Wrong(stub, "embedding and head are two tensors now"),
-        Wrong(without_the_embedding, "embedding and head are two tensors now"),
-        Wrong(untied, "embedding and head are two tensors now"),
+        mutant(
+            {"{nn.Sequential}": "{nn.Sequential, nn.Linear}"},
+            "embedding and head are two tensors now",
+            name="without the embedding",
+        ),
+        mutant(
+            {"policy =": "model.head.weight = nn.Parameter(model.head.weight.detach().clone())\npolicy ="},
+            "embedding and head are two tensors now",
+            name="untied",
+        ),
         Wrong(not_wrapped, "place 2: expected"),
     ),
     shortcuts=(
