@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fsdp_sim.mini import recording, versions
+from fsdp_sim.mini import versions
 
 if TYPE_CHECKING:
     from fsdp_sim.mini.group import FSDPParamGroup
@@ -68,7 +68,7 @@ def wider_grads(fsdp_params: list[FSDPParam]) -> list[FSDPParam]:
     ]
 
 
-def keep_in_reduce_dtype(fsdp_param: FSDPParam, unit: str) -> None:
+def keep_in_reduce_dtype(fsdp_param: FSDPParam) -> None:
     """Of a gradient that is not reduced yet keep a copy in ``reduce_dtype`` instead (before torch 2.15)."""
     if versions.GRADS_KEEP_ORIGINAL_DTYPE:
         return
@@ -76,7 +76,6 @@ def keep_in_reduce_dtype(fsdp_param: FSDPParam, unit: str) -> None:
     if fsdp_param.reduce_dtype is not None and grad is not None and grad.dtype != fsdp_param.reduce_dtype:
         fsdp_param.unsharded_param.grad = None
         fsdp_param.unsharded_accumulated_grad = grad.to(fsdp_param.reduce_dtype)
-        recording.grad_kept(fsdp_param, fsdp_param.unsharded_accumulated_grad, unit)
 
 
 def take_unsharded_grads(group: FSDPParamGroup) -> tuple[list[FSDPParam], list[torch.Tensor]]:
