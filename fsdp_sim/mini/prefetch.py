@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from torch.profiler import record_function
-
+from fsdp_sim.mini.labels import labelled
 from fsdp_sim.mini.streams import TrainingState
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ def prefetch_unshard(group: FSDPParamGroup | None, training_state: TrainingState
     if group is None:
         return
     name = "forward" if training_state is TrainingState.FORWARD else "backward"
-    with record_function(f"FSDP::{name}_prefetch for {group._module_fqn}"):
+    with labelled(f"FSDP::{name}_prefetch for {group._module_fqn}"):
         before, group._training_state = group._training_state, training_state
         group.unshard(group.unshard_async_op)
         group._training_state = before

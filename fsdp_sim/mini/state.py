@@ -248,9 +248,12 @@ class FSDPState:
             self._state_ctx.post_backward_final_callback_queued = True
             Variable._execution_engine.queue_callback(self._root_post_backward_final_callback)
 
-    @ranged("root_post_backward_callback")
     def _root_post_backward_final_callback(self) -> None:
         log("root_post_backward")
+        with ranged("root_post_backward_callback"):
+            self._end_backward()
+
+    def _end_backward(self) -> None:
         ctx, comm = self._state_ctx, self._comm_ctx
         ctx.iter_forward_root = None
         for state in ctx.all_states:

@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.distributed.device_mesh import _get_device_handle
-from torch.profiler import record_function
+
+from fsdp_sim.mini.labels import labelled
 
 if TYPE_CHECKING:
     from fsdp_sim.mini.collectives import AllGatherResult, ReduceScatterState
@@ -111,7 +112,7 @@ class FSDPCommContext:
     def wait_for_reduce_scatters(self, keep: int, fqn: str | None) -> None:
         """For a unit, wait for the oldest reduce-scatters until ``keep`` are under way, and drop their inputs."""
         if len(self.reduce_scatter_states) > keep:
-            with record_function(f"FSDP::post_backward_rs_wait ({fqn})"):
+            with labelled(f"FSDP::post_backward_rs_wait ({fqn})"):
                 while len(self.reduce_scatter_states) > keep:
                     self.reduce_scatter_states.pop(0).wait(self)  # I dies here
 
