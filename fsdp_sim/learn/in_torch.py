@@ -23,8 +23,6 @@ ELSEWHERE = {
     "add_to_accumulated_grad": "_fsdp_param.FSDPParam.accumulate_unsharded_grad_if_needed",
     "keep_in_reduce_dtype": "_fsdp_param.FSDPParam.to_accumulated_grad_if_needed",
     "take_unsharded_grads": "_fsdp_param_group.FSDPParamGroup.post_backward",
-    "AccumulationMethods": "_fully_shard.FSDPModule",
-    "PrefetchMethods": "_fully_shard.FSDPModule",
     "register_post_backward": "_fsdp_param_group.FSDPParamGroup._register_post_backward_hook",
     "register_pre_backward": "_fsdp_state.FSDPState._register_pre_backward_hook",
     "in_backward": "_fsdp_common.is_bw",
@@ -72,7 +70,10 @@ ELSEWHERE = {
     "prefetch_unshard": "_fsdp_param_group.FSDPParamGroup._prefetch_unshard",
     "backward_prefetch": "_fsdp_param_group.FSDPParamGroup._backward_prefetch",
     "state_of": "_fsdp_state._get_module_fsdp_state",
-    "FSDPCommContext.wait_all_gather_streams_on_event":
+    "Streams": "_fsdp_param_group.FSDPCommContext",
+    "Streams.lazy_init": "_fsdp_param_group.FSDPCommContext.lazy_init",
+    "Streams.get_all_gather_streams": "_fsdp_param_group.FSDPCommContext.get_all_gather_streams",
+    "Streams.wait_all_gather_streams_on_event":
         "_fsdp_param_group.FSDPParamGroup._wait_all_gather_streams_on_event",
     "FSDPCommContext.wait_for_last_reductions": "_fsdp_state.FSDPState._root_post_backward_final_callback",
     "FSDPCommContext.release_all_gather_state": "_fsdp_param_group.FSDPParamGroup.wait_for_unshard",

@@ -10,6 +10,7 @@ What not every step needs has a short file of its own:
 
     modules       which parameters one call manages         init       weights of models built on the meta device
     streams       GPU streams, and what stands in on CPU    prefetch   who issues the next all-gather, and when
+    comm_context  what the units under one root share       reduction  what follows a reduce-scatter
     precision     dtypes, and who divides by the ranks      hsdp       meshes: shard and replicate; smaller ones
     accumulation  what a micro-batch communicates           offload    shards and gradients in host memory
     autograd      hooks in backward, and `torch.func`       extensions float8 and others: what is gathered instead

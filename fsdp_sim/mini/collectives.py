@@ -27,7 +27,7 @@ from fsdp_sim.mini.labels import operation
 from fsdp_sim.mini.offload import grad_to_cpu
 from fsdp_sim.mini.param import FSDPParam, Piece, local_tensor
 from fsdp_sim.mini.precision import Division, all_gather_inputs, div_if_needed, to_dtype
-from fsdp_sim.mini.streams import FSDPCommContext, TrainingState
+from fsdp_sim.mini.streams import Streams, TrainingState
 
 
 def all_gather_single(output: torch.Tensor, own: torch.Tensor, group: ProcessGroup, async_op: bool = False) -> Any:
@@ -70,7 +70,7 @@ class AllGatherResult:
 def foreach_all_gather(
     fsdp_params: list[FSDPParam],
     group: ProcessGroup,
-    ctx: FSDPCommContext,
+    ctx: Streams,
     async_op: bool = False,
     training_state: TrainingState = TrainingState.IDLE,
 ) -> AllGatherResult:
@@ -111,7 +111,7 @@ def all_gather_copy_in(
 
 @torch.no_grad()
 def foreach_all_gather_copy_out(
-    result: AllGatherResult, fsdp_params: list[FSDPParam], world_size: int, ctx: FSDPCommContext
+    result: AllGatherResult, fsdp_params: list[FSDPParam], world_size: int, ctx: Streams
 ) -> None:
     """Wait for the all-gather, allocate the unsharded parameters, copy G into them. Stream: compute."""
     if result.output is None:
@@ -162,7 +162,7 @@ class ReduceScatterState:
     post_reduce_stream: Any  # where what follows the reduction runs
     waited_for: bool = False  # the work, once: gloo's reduce-scatter writes O in every wait
 
-    def wait(self, ctx: FSDPCommContext) -> None:
+    def wait(self, ctx: Streams) -> None:
         """Wait until I may be reused. On CPU this hands out O, which on a device was queued behind the collective."""
         if self.event is not None:
             ctx.current_stream().wait_event(self.event)
@@ -174,7 +174,7 @@ class ReduceScatterState:
             self.work.wait()
             self.waited_for = True
 
-    def finish(self, ctx: FSDPCommContext) -> Any:
+    def finish(self, ctx: Streams) -> Any:
         """Wait for the last collective and hand out O as sharded gradients; once.
 
         Returns:
@@ -191,7 +191,7 @@ def foreach_reduce_scatter(
     fsdp_params: list[FSDPParam],
     unsharded_grads: list[torch.Tensor],
     group: ProcessGroup,
-    ctx: FSDPCommContext,
+    ctx: Streams,
     dtypes: tuple[torch.dtype, torch.dtype],
     division: Division,
 ) -> ReduceScatterState:
@@ -233,7 +233,7 @@ def foreach_reduce_scatter_copy_in(
 
 
 @torch.no_grad()
-def hand_out_grads(state: ReduceScatterState, ctx: FSDPCommContext) -> Any:
+def hand_out_grads(state: ReduceScatterState, ctx: Streams) -> Any:
     """Make O the sharded gradients. They are views of it, so O lives until ``zero_grad``. Stream: the last one used.
 
     Returns:

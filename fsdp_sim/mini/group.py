@@ -32,6 +32,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, Offlo
 from fsdp_sim.mini import accumulation, collectives, versions
 from fsdp_sim.mini.autograd import in_backward, outside_functorch, register_post_backward
 from fsdp_sim.mini.collectives import AllGatherResult
+from fsdp_sim.mini.comm_context import AllGatherState, FSDPCommContext
 from fsdp_sim.mini.hsdp import FSDPMeshInfo
 from fsdp_sim.mini.labels import log, logged, ranged
 from fsdp_sim.mini.offload import validate_on_cpu, wait_for_grads
@@ -39,7 +40,7 @@ from fsdp_sim.mini.param import FSDPParam, ShardedState, owners_of
 from fsdp_sim.mini.precision import dtypes_of_trainable, gradient_division
 from fsdp_sim.mini.prefetch import backward_prefetch
 from fsdp_sim.mini.reduction import after_reduce_scatter
-from fsdp_sim.mini.streams import AllGatherState, FSDPCommContext, TrainingState
+from fsdp_sim.mini.streams import TrainingState
 
 
 class FSDPParamGroup:

@@ -31,7 +31,7 @@ def labelled(label: str) -> AbstractContextManager[object]:
 
 def operation(name: str) -> AbstractContextManager[object]:
     """What appears in the profile as if it were one of PyTorch's operations."""
-    return _RecordFunctionFast(name)  # type: ignore[return-value]
+    return _RecordFunctionFast(name)
 
 
 def logged(step: str, fqn: str | None = "") -> AbstractContextManager[object]:

@@ -19,11 +19,12 @@ from torch.distributed import ProcessGroup
 
 from fsdp_sim.mini import accumulation, collectives, recording
 from fsdp_sim.mini.collectives import AllGatherResult, ReduceScatterState
+from fsdp_sim.mini.comm_context import FSDPCommContext
 from fsdp_sim.mini.group import FSDPParamGroup
 from fsdp_sim.mini.param import FSDPParam, ShardedState
 from fsdp_sim.mini.recording import ComputeSegments, PendingCollective
 from fsdp_sim.mini.state import FSDPState, state_of
-from fsdp_sim.mini.streams import FSDPCommContext, TrainingState
+from fsdp_sim.mini.streams import TrainingState
 from fsdp_sim.timeline import RECORDER, Lane, Memory, Op
 
 Original = Callable[..., Any]

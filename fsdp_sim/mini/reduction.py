@@ -13,12 +13,12 @@ from torch.distributed import ProcessGroup
 
 from fsdp_sim.mini import collectives, versions
 from fsdp_sim.mini.collectives import ReduceScatterState
-from fsdp_sim.mini.streams import FSDPCommContext
+from fsdp_sim.mini.streams import Streams
 
 
 @torch.no_grad()
 def add_partial(
-    state: ReduceScatterState, partial: torch.Tensor | None, all_reduce_follows: bool, ctx: FSDPCommContext
+    state: ReduceScatterState, partial: torch.Tensor | None, all_reduce_follows: bool, ctx: Streams
 ) -> torch.Tensor | None:
     """Hybrid sharding: add what earlier micro-batches scattered and did not all-reduce. Stream: reduce-scatter.
 
@@ -39,7 +39,7 @@ def add_partial(
 
 
 @torch.no_grad()
-def all_reduce(state: ReduceScatterState, group: ProcessGroup, ctx: FSDPCommContext) -> tuple[torch.Tensor, Any]:
+def all_reduce(state: ReduceScatterState, group: ProcessGroup, ctx: Streams) -> tuple[torch.Tensor, Any]:
     """Hybrid sharding: sum O, already scattered, over the ranks that hold the same shard. Stream: all-reduce.
 
     Returns:
@@ -57,7 +57,7 @@ def all_reduce(state: ReduceScatterState, group: ProcessGroup, ctx: FSDPCommCont
 
 
 def run_all_reduce_hook(
-    state: ReduceScatterState, hook: Any, stream: Any, ctx: FSDPCommContext
+    state: ReduceScatterState, hook: Any, stream: Any, ctx: Streams
 ) -> tuple[torch.Tensor, Any] | None:
     """The user's hook on O, behind the last collective. Stream: the user's, or the all-reduce stream.
 
@@ -89,7 +89,7 @@ def after_reduce_scatter(
     all_reduce_grads: bool,
     hook: Any,
     hook_stream: Any,
-    ctx: FSDPCommContext,
+    ctx: Streams,
 ) -> Reduction:
     """What follows a unit's reduce-scatter: the all-reduce of hybrid sharding, the user's hook, the sharded gradients.
 

@@ -29,11 +29,12 @@ from torch.distributed.utils import _to_kwargs
 
 from fsdp_sim.mini import versions
 from fsdp_sim.mini.autograd import register_pre_backward
+from fsdp_sim.mini.comm_context import FSDPCommContext
 from fsdp_sim.mini.group import FSDPParamGroup
 from fsdp_sim.mini.labels import log, logged, ranged
 from fsdp_sim.mini.precision import cast_forward_inputs, cast_output_dtype
 from fsdp_sim.mini.prefetch import prefetch_unshard
-from fsdp_sim.mini.streams import FSDPCommContext, TrainingState
+from fsdp_sim.mini.streams import TrainingState
 
 
 class FSDPStateContext:
@@ -254,6 +255,7 @@ class FSDPState:
             self._end_backward()
 
     def _end_backward(self) -> None:
+        """Finish what backward did not reach, wait for the last reductions, and clear what belonged to this step."""
         ctx, comm = self._state_ctx, self._comm_ctx
         ctx.iter_forward_root = None
         for state in ctx.all_states:

@@ -1,4 +1,4 @@
-"""What all units under one root share: the streams, and the collectives under way on them.
+"""The streams, on which a device runs one thing beside another, and what stands in for them on CPU.
 
 [Note: streams]  A GPU runs what the CPU issues in queues called streams: FIFO within a stream, side by side across
 streams, and "wait" makes a stream wait for an event of another while the CPU runs on. FSDP uses five:
@@ -22,16 +22,10 @@ called per chunk of the loss; a model that returns an object FSDP cannot look in
 from __future__ import annotations
 
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, Protocol
 
 import torch
 from torch.distributed.device_mesh import _get_device_handle
-
-from fsdp_sim.mini.labels import labelled
-
-if TYPE_CHECKING:
-    from fsdp_sim.mini.collectives import AllGatherResult, ReduceScatterState
-    from fsdp_sim.mini.group import FSDPParamGroup
 
 
 class TrainingState(Enum):
@@ -43,33 +37,30 @@ class TrainingState(Enum):
     IDLE = auto()
 
 
-class AllGatherState(NamedTuple):
-    """The all-gather whose output must outlive its copy-out, see [Note: who keeps G alive] in `group`."""
+class Stream(Protocol):
+    """A queue of a device, such as `torch.cuda.Stream`."""
 
-    result: AllGatherResult
-    event: Any  # end of the copy-out
+    def wait_event(self, event: Any) -> object: ...
+    def wait_stream(self, stream: Any) -> object: ...
+    def record_event(self) -> Any: ...
 
 
-class FSDPCommContext:
-    """Communication state shared by all units under one root (torch: `_fsdp_param_group.FSDPCommContext`).
+class Streams:
+    """The streams that all units under one root share.
 
     Attributes:
         device_handle: `torch.cuda`, `torch.cpu`, ...: where the device's streams and events come from.
         on_cpu: collectives are asynchronous and their ends deferred, see [Note: no streams on CPU].
-        all_gather_state: the last all-gather of this forward, see [Note: who keeps G alive] in `group`.
-        reduce_scatter_states: reduce-scatters under way, oldest first, see [Note: who keeps I alive] in `group`.
-        reduce_scatter_max_input_buffers: K.
-        post_forward_order: units in the order in which their forward ended; backward prefetch reads it from the end.
     """
+
+    all_gather_copy_in_stream: Stream
+    all_gather_stream: Stream
+    reduce_scatter_stream: Stream
+    all_reduce_stream: Stream
 
     def __init__(self, device: torch.device) -> None:
         self.device_handle: Any = _get_device_handle(device.type)
         self.on_cpu = self.device_handle is torch.cpu
-        self.all_gather_state: AllGatherState | None = None
-        self.reduce_scatter_states: list[ReduceScatterState] = []
-        self.reduce_scatter_max_input_buffers = 1
-        self.post_forward_order: list[FSDPParamGroup] = []
-        self._last_post_reduce_events: dict[Any, Any] = {}  # by stream: a later event on a stream implies the earlier
 
     def lazy_init(self) -> None:
         """Make the streams. High priority lets short copies go before long kernels."""
@@ -78,11 +69,11 @@ class FSDPCommContext:
             self.all_gather_copy_in_stream, self.all_gather_stream = stream(priority=-1), stream(priority=-1)
             self.reduce_scatter_stream, self.all_reduce_stream = stream(priority=-1), stream()
 
-    def current_stream(self) -> Any:
+    def current_stream(self) -> Stream:
         """The compute stream, when called from a hook."""
         return self.device_handle.current_stream()
 
-    def get_all_gather_streams(self, async_op: bool, training_state: TrainingState) -> tuple[Any, Any]:
+    def get_all_gather_streams(self, async_op: bool, training_state: TrainingState) -> tuple[Stream, Stream]:
         """(copy-in stream, all-gather stream): their own within a step, the current one when the user calls `unshard`
         and for asynchronous all-gathers, which the process group runs on a stream of its own."""
         if not async_op and training_state in (TrainingState.FORWARD, TrainingState.PRE_BACKWARD):
@@ -94,29 +85,3 @@ class FSDPCommContext:
         if event is not None and hasattr(self, "all_gather_stream"):  # before the first forward there are no streams
             self.all_gather_copy_in_stream.wait_event(event)
             self.all_gather_stream.wait_event(event)
-
-    def wait_for_last_reductions(self) -> None:
-        """Make the compute stream wait until all gradients are handed out."""
-        for event in self._last_post_reduce_events.values():
-            if event is not None:
-                self.current_stream().wait_event(event)
-        self._last_post_reduce_events.clear()
-
-    def release_all_gather_state(self) -> AllGatherState | None:
-        """Let go of the gathered buffer that was kept for one unit longer; later copy-ins wait for its copy-out."""
-        state, self.all_gather_state = self.all_gather_state, None
-        if state is not None:
-            self.wait_all_gather_streams_on_event(state.event)
-        return state
-
-    def wait_for_reduce_scatters(self, keep: int, fqn: str | None) -> None:
-        """For a unit, wait for the oldest reduce-scatters until ``keep`` are under way, and drop their inputs."""
-        if len(self.reduce_scatter_states) > keep:
-            with labelled(f"FSDP::post_backward_rs_wait ({fqn})"):
-                while len(self.reduce_scatter_states) > keep:
-                    self.reduce_scatter_states.pop(0).wait(self)  # I dies here
-
-    def wait_for_all_reduce_scatters(self) -> None:
-        """At the end of backward: wait for all; the caller drops them."""
-        for state in self.reduce_scatter_states:
-            state.wait(self)

@@ -16,7 +16,8 @@ OURS = {
     "grad_tensors", "FSDPParamGroup.unit", "FSDPMeshInfo.replicate_mesh_size",
     "init_weights", "FSDPParam.was_gathered", "FSDPParam.unsharded_bytes",
     "local_tensor", "mixed_dtypes", "ReduceScatterState.wait_for_work",
-    "FSDPCommContext.current_stream", "cast_wider_grads", "lay_out_partial", "leave_wider_grads", "wider_grads",
+    "Stream", "Stream.wait_event", "Stream.wait_stream", "Stream.record_event", "Streams.current_stream",
+    "cast_wider_grads", "lay_out_partial", "leave_wider_grads", "wider_grads",
 }  # fmt: skip
 """What the mini has and torch has not: names in messages, and initialisation that is right on CPU ranks too."""
 

@@ -6,9 +6,9 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from fsdp_sim.mini import FSDPParam
 from fsdp_sim.mini.collectives import foreach_all_gather, foreach_all_gather_copy_out, foreach_reduce_scatter
+from fsdp_sim.mini.comm_context import FSDPCommContext
 from fsdp_sim.mini.hsdp import FSDPMeshInfo
 from fsdp_sim.mini.precision import gradient_division
-from fsdp_sim.mini.streams import FSDPCommContext
 
 CPU = torch.device("cpu")
 

@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from fsdp_sim.mini import CPUOffloadPolicy, MixedPrecisionPolicy, TrainingState
 from fsdp_sim.mini.collectives import AllGatherResult
-from fsdp_sim.mini.streams import AllGatherState, FSDPCommContext
+from fsdp_sim.mini.comm_context import AllGatherState, FSDPCommContext
 from tests.mini.models import Transformer, batches, my_part, shard, token_loss
 
 
