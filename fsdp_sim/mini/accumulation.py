@@ -14,16 +14,15 @@ wait for the last reduce-scatter at the end of backward: the next micro-batch's 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from fsdp_sim.mini import recording, versions
+from fsdp_sim.mini import versions
 
 if TYPE_CHECKING:
     from fsdp_sim.mini.group import FSDPParamGroup
     from fsdp_sim.mini.param import FSDPParam
-    from fsdp_sim.mini.state import FSDPState
 
 
 def add_to_accumulated_grad(fsdp_param: FSDPParam) -> None:
@@ -68,7 +67,7 @@ def wider_grads(fsdp_params: list[FSDPParam]) -> list[FSDPParam]:
     ]
 
 
-def keep_in_reduce_dtype(fsdp_param: FSDPParam, unit: str) -> None:
+def keep_in_reduce_dtype(fsdp_param: FSDPParam) -> None:
     """Of a gradient that is not reduced yet keep a copy in ``reduce_dtype`` instead (before torch 2.15)."""
     if versions.GRADS_KEEP_ORIGINAL_DTYPE:
         return
@@ -76,7 +75,6 @@ def keep_in_reduce_dtype(fsdp_param: FSDPParam, unit: str) -> None:
     if fsdp_param.reduce_dtype is not None and grad is not None and grad.dtype != fsdp_param.reduce_dtype:
         fsdp_param.unsharded_param.grad = None
         fsdp_param.unsharded_accumulated_grad = grad.to(fsdp_param.reduce_dtype)
-        recording.grad_kept(fsdp_param, fsdp_param.unsharded_accumulated_grad, unit)
 
 
 def take_unsharded_grads(group: FSDPParamGroup) -> tuple[list[FSDPParam], list[torch.Tensor]]:
@@ -121,31 +119,3 @@ def lay_out_partial(group: FSDPParamGroup, params: list[FSDPParam]) -> None:
         for p, rows in zip(params, group._partial_reduce_output.split(sizes), strict=True):
             if p in rows_before:
                 rows.copy_(rows_before[p])
-
-
-class AccumulationMethods:
-    """The methods of `FSDPModule` that say what is communicated for the next micro-batch."""
-
-    if TYPE_CHECKING:
-
-        def _get_fsdp_state(self) -> FSDPState: ...
-        def _set_on_groups(self, recurse: bool, **values: Any) -> None: ...
-
-    def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
-        """Whether backward reduces gradients. False accumulates whole gradients on each rank, without communication."""
-        self._set_on_groups(recurse, reduce_grads=requires_gradient_sync, all_reduce_grads=requires_gradient_sync)
-
-    def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
-        """Whether backward all-reduces the reduce-scattered gradients (hybrid sharding). False keeps partial sums."""
-        self._set_on_groups(recurse, all_reduce_grads=requires_all_reduce)
-
-    def set_reshard_after_backward(self, reshard_after_backward: bool, *, recurse: bool = True) -> None:
-        """Whether backward frees the unsharded parameters. False spares the next micro-batch its all-gathers."""
-        self._set_on_groups(recurse, reshard_after_backward=reshard_after_backward)
-
-    def set_is_last_backward(self, is_last_backward: bool) -> None:
-        """Whether the next backward ends by waiting for all reductions. Pipelines set it for the last micro-batch.
-
-        Until then read no gradient: a reduction may be under way.
-        """
-        self._get_fsdp_state()._state_ctx.is_last_backward = is_last_backward

@@ -22,11 +22,9 @@ from torch.distributed._composable.contract import REGISTRY_KEY, RegistryItem
 from torch.distributed.device_mesh import DeviceMesh, _get_device_handle
 from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy
 
-from fsdp_sim.mini.accumulation import AccumulationMethods
 from fsdp_sim.mini.group import FSDPParamGroup
 from fsdp_sim.mini.hsdp import FSDPMeshInfo, get_mesh, post_forward_mesh_info, set_separate_reduce_scatter_group
 from fsdp_sim.mini.modules import managed_modules, managed_params, move_to_device, root_modules
-from fsdp_sim.mini.prefetch import PrefetchMethods
 from fsdp_sim.mini.state import FSDPState, state_of
 
 
@@ -112,11 +110,8 @@ class UnshardHandle:
             self._group = None
 
 
-class FSDPModule(PrefetchMethods, AccumulationMethods):
-    """The methods a module gains from `fully_shard`. Setters work on the next forward or backward.
-
-    Which all-gather is issued early is in `prefetch`, what a micro-batch communicates in `accumulation`.
-    """
+class FSDPModule:
+    """The methods a module gains from `fully_shard`. Setters work on the next forward or backward."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """A new instance, as slicing an `nn.Sequential` makes, is of the original class."""
@@ -158,6 +153,54 @@ class FSDPModule(PrefetchMethods, AccumulationMethods):
             state._auto_reshard_after_forward = False
             for group in state._fsdp_param_groups:
                 group.post_forward_mesh_info = post_forward_mesh_info(reshard_after_forward, group.mesh_info)
+
+    # Which all-gather is issued early, see `prefetch`
+
+    def set_modules_to_forward_prefetch(self, modules: list[Any]) -> None:
+        """In forward, issue the all-gathers of these modules as soon as this module's parameters are there.
+
+        On CPU this is what makes forward overlap: without it an all-gather is issued by the thread that has to wait
+        for it next. Two modules ahead hide more and need one more gathered buffer.
+
+        Raises:
+            ValueError: a module that `fully_shard` was not applied to.
+        """
+        self._get_fsdp_state()._states_to_forward_prefetch = _states_of(modules)
+
+    def set_modules_to_backward_prefetch(self, modules: list[Any]) -> None:
+        """The same in backward, instead of the default: the unit whose forward ended before this one's."""
+        self._get_fsdp_state()._states_to_backward_prefetch = _states_of(modules)
+
+    def set_unshard_in_backward(self, unshard_in_backward: bool) -> None:
+        """False if this module's backward does not read its parameters (an embedding): backward gathers nothing."""
+        self._set_on_groups(False, unshard_in_backward=unshard_in_backward)
+
+    def _set_unshard_async_op(self, async_op: bool) -> None:
+        """Gather on the process group's own stream, from and into memory of the compute stream (torch's name)."""
+        self._set_on_groups(True, unshard_async_op=async_op)
+
+    # What a micro-batch communicates, see `accumulation`
+
+    def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
+        """Whether backward reduces gradients. False accumulates whole gradients on each rank, without communication."""
+        self._set_on_groups(recurse, reduce_grads=requires_gradient_sync, all_reduce_grads=requires_gradient_sync)
+
+    def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
+        """Whether backward all-reduces the reduce-scattered gradients (hybrid sharding). False keeps partial sums."""
+        self._set_on_groups(recurse, all_reduce_grads=requires_all_reduce)
+
+    def set_reshard_after_backward(self, reshard_after_backward: bool, *, recurse: bool = True) -> None:
+        """Whether backward frees the unsharded parameters. False spares the next micro-batch its all-gathers."""
+        self._set_on_groups(recurse, reshard_after_backward=reshard_after_backward)
+
+    def set_is_last_backward(self, is_last_backward: bool) -> None:
+        """Whether the next backward ends by waiting for all reductions. Pipelines set it for the last micro-batch.
+
+        Until then read no gradient: a reduction may be under way.
+        """
+        self._get_fsdp_state()._state_ctx.is_last_backward = is_last_backward
+
+    # How gradients are reduced
 
     def set_gradient_divide_factor(self, factor: float) -> None:
         """Divide the summed gradients of this module's group by ``factor`` instead of the number of ranks."""
@@ -247,6 +290,13 @@ class FSDPModule(PrefetchMethods, AccumulationMethods):
             for fsdp_param in group.fsdp_params:
                 fsdp_param.reset_sharded_param()
         return result
+
+
+def _states_of(modules: list[Any]) -> list[FSDPState]:
+    for m in modules:
+        if not isinstance(m, FSDPModule):
+            raise ValueError(f"only modules given to fully_shard can be prefetched, but got {type(m).__name__}: {m}")
+    return [m._get_fsdp_state() for m in modules]
 
 
 def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:

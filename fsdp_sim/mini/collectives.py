@@ -22,12 +22,12 @@ import torch.distributed as dist
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.distributed import ProcessGroup
 
-from fsdp_sim.mini import recording, versions
+from fsdp_sim.mini import versions
+from fsdp_sim.mini.labels import operation
 from fsdp_sim.mini.offload import grad_to_cpu
 from fsdp_sim.mini.param import FSDPParam, Piece, local_tensor
 from fsdp_sim.mini.precision import Division, all_gather_inputs, div_if_needed, to_dtype
-from fsdp_sim.mini.streams import FSDPCommContext, PendingCollective, TrainingState
-from fsdp_sim.timeline import RECORDER, Lane, Memory, Op
+from fsdp_sim.mini.streams import Streams, TrainingState
 
 
 def all_gather_single(output: torch.Tensor, own: torch.Tensor, group: ProcessGroup, async_op: bool = False) -> Any:
@@ -42,32 +42,35 @@ def reduce_scatter_single(
     return getattr(dist, versions.REDUCE_SCATTER)(output, whole, op=op, group=group, async_op=async_op)
 
 
-@dataclass(frozen=True)
+def all_reduce_single(tensor: torch.Tensor, op: Any, group: ProcessGroup, async_op: bool) -> Any:
+    """``tensor`` (n), in place."""
+    return dist.all_reduce(tensor, op, group, async_op=async_op)
+
+
+@dataclass(frozen=True, eq=False)
 class AllGatherResult:
-    """An all-gather under way. Whoever holds this keeps G alive.
+    """An all-gather under way. Whoever holds this keeps G alive."""
 
-    ``output`` and ``pending`` are None when there is one rank and nothing to gather.
-    """
-
-    unit: str
-    output: torch.Tensor | None  # G, 1D: W * sum(split_sizes)
+    output: torch.Tensor | None  # G, 1D: W * sum(split_sizes); None when there is one rank and nothing to gather
     pieces: list[list[Piece]]  # of each parameter
     split_sizes: list[int]  # elements of all pieces; bytes where dtypes differ, for then G is bytes
-    pending: PendingCollective | None
+    work: Any  # of an asynchronous collective, else None
+    event: Any  # its end, on a device
     async_op: bool
 
-    def record_free(self) -> None:
-        """Say that G goes: called where its last holder lets go of this result."""
-        if self.output is not None:
-            recording.freed(Memory.AG_OUTPUT, self.unit, self.output.nbytes, Lane.AG_COPY_IN)
+    def wait(self, stream: Any) -> None:
+        """Make ``stream`` (a device's) or this thread (asynchronous collectives) wait for the end of the all-gather."""
+        if self.event is not None:
+            stream.wait_event(self.event)
+        if self.work is not None:
+            self.work.wait()
 
 
 @torch.no_grad()
 def foreach_all_gather(
     fsdp_params: list[FSDPParam],
     group: ProcessGroup,
-    ctx: FSDPCommContext,
-    unit: str,
+    ctx: Streams,
     async_op: bool = False,
     training_state: TrainingState = TrainingState.IDLE,
 ) -> AllGatherResult:
@@ -77,7 +80,7 @@ def foreach_all_gather(
     """
     if group.size() == 1:
         ctx.current_stream().record_event()  # torch does too; nobody waits for it
-        return AllGatherResult(unit, None, [], [], None, async_op)
+        return AllGatherResult(None, [], [], None, None, async_op)
     copy_in_stream, all_gather_stream = ctx.get_all_gather_streams(async_op, training_state)
     with ctx.device_handle.stream(copy_in_stream):
         of_params = all_gather_inputs(fsdp_params)  # each 1D, padded
@@ -86,60 +89,58 @@ def foreach_all_gather(
         if len({t.dtype for t in inputs}) > 1:
             inputs = [t.view(torch.uint8) for t in inputs]
         split_sizes = [t.numel() for t in inputs]
-        shard_numel = sum(split_sizes)
-        output = torch.empty(group.size() * shard_numel, dtype=inputs[0].dtype, device=inputs[0].device)  # G
-        recording.allocated(Memory.AG_OUTPUT, unit, output.nbytes, Lane.AG_COPY_IN)
-        own = output.narrow(0, group.rank() * shard_numel, shard_numel)  # in place: the input is part of the output
-        with RECORDER.span(Op.AG_COPY_IN, unit, waits_on=(ctx.copied_out,)) as copy_in:
-            torch._foreach_copy_(own.split(split_sizes), inputs)
+        output = torch.empty(group.size() * sum(split_sizes), dtype=inputs[0].dtype, device=inputs[0].device)  # G
+        own = all_gather_copy_in(inputs, output, split_sizes, group.rank())
         del inputs, of_params
     all_gather_stream.wait_stream(copy_in_stream)
-    with ctx.device_handle.stream(all_gather_stream), RECORDER.label(unit):
-        pending = PendingCollective(Op.ALL_GATHER, unit, output, group, copy_in)
+    with ctx.device_handle.stream(all_gather_stream):
         work = all_gather_single(output, own, group, async_op or ctx.on_cpu)
-        pending.issued(work, all_gather_stream.record_event())
-    return AllGatherResult(unit, output, pieces, split_sizes, pending, async_op)
+        event = all_gather_stream.record_event()
+    return AllGatherResult(output, pieces, split_sizes, work, event, async_op)
+
+
+def all_gather_copy_in(
+    inputs: list[torch.Tensor], output: torch.Tensor, split_sizes: list[int], rank: int
+) -> torch.Tensor:
+    """Copy this rank's pieces into their place in G. In place: the input of the all-gather is part of its output."""
+    own = output.narrow(0, rank * sum(split_sizes), sum(split_sizes))
+    with operation("fsdp::all_gather_copy_in"):  # in torch it is one
+        torch._foreach_copy_(own.split(split_sizes), inputs)
+    return own
 
 
 @torch.no_grad()
 def foreach_all_gather_copy_out(
-    result: AllGatherResult, fsdp_params: list[FSDPParam], world_size: int, ctx: FSDPCommContext
-) -> int:
-    """Wait for the all-gather, allocate the unsharded parameters, copy G into them. Stream: compute.
-
-    Returns:
-        the ``seq`` of the copy-out in the timeline.
-    """
-    if result.pending is None:
-        return _copy_without_gather(result.unit, fsdp_params)
-    assert result.output is not None
-    result.pending.wait(ctx.current_stream())
+    result: AllGatherResult, fsdp_params: list[FSDPParam], world_size: int, ctx: Streams
+) -> None:
+    """Wait for the all-gather, allocate the unsharded parameters, copy G into them. Stream: compute."""
+    if result.output is None:
+        _copy_without_gather(fsdp_params)
+        return
+    result.wait(ctx.current_stream())
     for p, pieces in zip(fsdp_params, result.pieces, strict=True):
         p.alloc_unsharded_param(pieces, world_size)
-        recording.allocated(Memory.UNSHARDED, result.unit, p.unsharded_bytes, Lane.COMPUTE)
     gathered = result.output.view(world_size, -1)  # (W, sum of padded elements)
     outs = [out.view(world_size, -1) for p in fsdp_params for out in p.all_gather_outputs]  # each (W, padded elements)
     if gathered.dtype == torch.uint8:
         outs = [out.view(torch.uint8) for out in outs]
-    with (
-        RECORDER.span(Op.AG_COPY_OUT, result.unit, waits_on=(result.pending.seq,)) as copy_out,
-        _same_version(outs),
-    ):
-        torch.split_with_sizes_copy(gathered, result.split_sizes, dim=1, out=outs)
-    return copy_out
+    split_with_sizes_copy(gathered, result.split_sizes, outs)
 
 
-def _copy_without_gather(unit: str, fsdp_params: list[FSDPParam]) -> int:
+def split_with_sizes_copy(gathered: torch.Tensor, split_sizes: list[int], outs: list[torch.Tensor]) -> None:
+    """Copy the columns of G (W, sum of padded elements) side by side into the parameters, each (W, its elements)."""
+    with _same_version(outs):
+        torch.split_with_sizes_copy(gathered, split_sizes, dim=1, out=outs)
+
+
+def _copy_without_gather(fsdp_params: list[FSDPParam]) -> None:
     """One rank: the shard is the parameter."""
-    with RECORDER.span(Op.AG_COPY_OUT, unit) as copy_out:
-        for p in fsdp_params:
-            inputs = p.all_gather_inputs
-            p.alloc_unsharded_param([(t.numel(), t.dtype) for t in inputs], 1)
-            recording.allocated(Memory.UNSHARDED, unit, p.unsharded_bytes, Lane.COMPUTE)
-            with _same_version(p.all_gather_outputs):
-                for output, data in zip(p.all_gather_outputs, inputs, strict=True):
-                    output.copy_(data)
-    return copy_out
+    for p in fsdp_params:
+        inputs = p.all_gather_inputs
+        p.alloc_unsharded_param([(t.numel(), t.dtype) for t in inputs], 1)
+        with _same_version(p.all_gather_outputs):
+            for output, data in zip(p.all_gather_outputs, inputs, strict=True):
+                output.copy_(data)
 
 
 def _same_version(tensors: list[torch.Tensor]) -> Any:
@@ -147,33 +148,33 @@ def _same_version(tensors: list[torch.Tensor]) -> Any:
     return _unsafe_preserve_version_counter(tuple(t for t in tensors if not t.is_inference()))
 
 
-@dataclass
+@dataclass(eq=False)
 class ReduceScatterState:
     """Gradients of a unit on their way through the collectives that reduce them. Whoever holds this keeps I alive."""
 
-    unit: str
     fsdp_params: list[FSDPParam]  # those whose gradients are in it
     division: Division
     input: torch.Tensor  # I, 1D: W * chunk, in the reduce dtype
     output: torch.Tensor | None  # O, 1D: chunk; None once it was handed out as gradients
     orig_dtype: torch.dtype  # of the gradients handed out
-    pending: PendingCollective | None  # the last collective that writes O; None with one rank
+    work: Any  # on CPU, of the last collective that writes O
     event: Any  # end of the reduce-scatter, on a device
     post_reduce_stream: Any  # where what follows the reduction runs
+    waited_for: bool = False  # the work, once: gloo's reduce-scatter writes O in every wait
 
-    def wait(self, ctx: FSDPCommContext) -> int:
-        """Wait until I may be reused. On CPU this hands out O, which on a device was queued behind the collective.
-
-        Returns:
-            the ``seq`` of the collective in the timeline.
-        """
+    def wait(self, ctx: Streams) -> None:
+        """Wait until I may be reused. On CPU this hands out O, which on a device was queued behind the collective."""
         if self.event is not None:
             ctx.current_stream().wait_event(self.event)
         self.finish(ctx)
-        recording.freed(Memory.RS_INPUT, self.unit, self.input.nbytes, Lane.COMPUTE)
-        return -1 if self.pending is None else self.pending.seq
 
-    def finish(self, ctx: FSDPCommContext) -> Any:
+    def wait_for_work(self) -> None:
+        """On CPU, wait for the last collective: there is no stream to queue on, the thread goes on when O is there."""
+        if self.work is not None and not self.waited_for:
+            self.work.wait()
+            self.waited_for = True
+
+    def finish(self, ctx: Streams) -> Any:
         """Wait for the last collective and hand out O as sharded gradients; once.
 
         Returns:
@@ -181,8 +182,7 @@ class ReduceScatterState:
         """
         if self.output is None:
             return None
-        if self.pending is not None:
-            self.pending.wait()
+        self.wait_for_work()
         return hand_out_grads(self, ctx)
 
 
@@ -191,11 +191,9 @@ def foreach_reduce_scatter(
     fsdp_params: list[FSDPParam],
     unsharded_grads: list[torch.Tensor],
     group: ProcessGroup,
-    ctx: FSDPCommContext,
-    unit: str,
+    ctx: Streams,
     dtypes: tuple[torch.dtype, torch.dtype],
     division: Division,
-    waits_on: int = -1,
 ) -> ReduceScatterState:
     """Copy the gradients of whole parameters into I, free them, issue the reduce-scatter.
 
@@ -208,33 +206,34 @@ def foreach_reduce_scatter(
     world_size, device = group.size(), unsharded_grads[0].device
     numel = world_size * sum(p.padded_sharded_param_size.numel() for p in fsdp_params)
     reduce_input = torch.empty(numel, dtype=dtypes[0], device=device)  # I
-    recording.allocated(Memory.RS_INPUT, unit, reduce_input.nbytes, Lane.COMPUTE)
-    with RECORDER.span(Op.RS_COPY_IN, unit, waits_on=(waits_on,)) as copy_in:
-        if len({grad.dtype for grad in unsharded_grads}) > 1:  # from torch 2.15 on, as in its chunk_cat_mixed_dtype
-            unsharded_grads[:] = [grad.to(dtypes[0]) for grad in unsharded_grads]
-        # chunk each gradient into W pieces on dim 0 (zeros below the last row) and lay piece r of all of them in row r
-        torch._chunk_cat(unsharded_grads, dim=0, num_chunks=world_size, out=reduce_input.view(world_size, -1))
+    foreach_reduce_scatter_copy_in(unsharded_grads, reduce_input, world_size)
     unsharded_grads.clear()
-    stream, pending = ctx.reduce_scatter_stream, None
+    stream, work = ctx.reduce_scatter_stream, None
     stream.wait_stream(ctx.current_stream())
-    with ctx.device_handle.stream(stream), RECORDER.label(unit):
+    with ctx.device_handle.stream(stream):
         output = torch.empty(numel // world_size, dtype=dtypes[0], device=device)  # O
-        recording.allocated_storage(Memory.RS_OUTPUT, unit, output, Lane.REDUCE_SCATTER)
         div_if_needed(reduce_input, division.before)
         if world_size == 1:
             output.copy_(reduce_input)
         else:
-            pending = PendingCollective(Op.REDUCE_SCATTER, unit, reduce_input, group, copy_in)
-            op = division.reduce_scatter_op
-            pending.issued(reduce_scatter_single(output, reduce_input, op, group, ctx.on_cpu))
+            work = reduce_scatter_single(output, reduce_input, division.reduce_scatter_op, group, ctx.on_cpu)
         event = stream.record_event()
     return ReduceScatterState(
-        unit, fsdp_params, division, reduce_input, output, dtypes[1], pending, event, post_reduce_stream=stream
+        fsdp_params, division, reduce_input, output, dtypes[1], work, event, post_reduce_stream=stream
     )
 
 
+def foreach_reduce_scatter_copy_in(
+    unsharded_grads: list[torch.Tensor], reduce_input: torch.Tensor, world_size: int
+) -> None:
+    """Cut each gradient into W pieces on dim 0 (zeros below the last row); piece r of all of them is row r of I."""
+    if len({grad.dtype for grad in unsharded_grads}) > 1:  # from torch 2.15 on, as in its chunk_cat_mixed_dtype
+        unsharded_grads[:] = [grad.to(reduce_input.dtype) for grad in unsharded_grads]
+    torch._chunk_cat(unsharded_grads, dim=0, num_chunks=world_size, out=reduce_input.view(world_size, -1))
+
+
 @torch.no_grad()
-def hand_out_grads(state: ReduceScatterState, ctx: FSDPCommContext) -> Any:
+def hand_out_grads(state: ReduceScatterState, ctx: Streams) -> Any:
     """Make O the sharded gradients. They are views of it, so O lives until ``zero_grad``. Stream: the last one used.
 
     Returns:

@@ -29,22 +29,18 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 
-from fsdp_sim.mini import accumulation, recording, versions
+from fsdp_sim.mini import accumulation, collectives, versions
 from fsdp_sim.mini.autograd import in_backward, outside_functorch, register_post_backward
-from fsdp_sim.mini.collectives import (
-    AllGatherResult,
-    foreach_all_gather,
-    foreach_all_gather_copy_out,
-    foreach_reduce_scatter,
-)
-from fsdp_sim.mini.hsdp import FSDPMeshInfo, after_reduce_scatter
+from fsdp_sim.mini.collectives import AllGatherResult
+from fsdp_sim.mini.comm_context import AllGatherState, FSDPCommContext
+from fsdp_sim.mini.hsdp import FSDPMeshInfo
 from fsdp_sim.mini.labels import log, logged, ranged
 from fsdp_sim.mini.offload import validate_on_cpu, wait_for_grads
 from fsdp_sim.mini.param import FSDPParam, ShardedState, owners_of
 from fsdp_sim.mini.precision import dtypes_of_trainable, gradient_division
 from fsdp_sim.mini.prefetch import backward_prefetch
-from fsdp_sim.mini.streams import AllGatherState, FSDPCommContext, TrainingState
-from fsdp_sim.timeline import Lane, Memory, Op
+from fsdp_sim.mini.reduction import after_reduce_scatter
+from fsdp_sim.mini.streams import TrainingState
 
 
 class FSDPParamGroup:
@@ -56,7 +52,6 @@ class FSDPParamGroup:
         reduce_grads, all_reduce_grads, reshard_after_backward: see `accumulation`.
         unshard_async_op, unshard_in_backward: see `prefetch`.
         gradient_divide_factor, force_sum_reduction_for_comms: see `precision`.
-        segments: names of the first and last piece of compute of this unit in the timeline.
     """
 
     def __init__(
@@ -78,7 +73,6 @@ class FSDPParamGroup:
         self.mp_policy = mp_policy
         self.offload_policy = offload_policy
         self.comm_ctx = FSDPCommContext(device)  # the root's, from lazy init on
-        self.segments = ("", "")
         self._module_fqn: str | None = None  # full name from the root; "" is the root itself
         self._training_state = TrainingState.IDLE
         self._sharded_state = ShardedState.SHARDED
@@ -101,12 +95,11 @@ class FSDPParamGroup:
         self._all_reduce_state: tuple[torch.Tensor, Any] | None = None  # O must outlive its all-reduce; its end
         self._partial_reduce_output: torch.Tensor | None = None  # reduce-scattered, not yet all-reduced
         self._partial_params: list[FSDPParam] = []  # those whose gradients are in it
-        self._copy_out = -1  # seq of the last copy-out
         self._initialized = False
 
     @property
     def unit(self) -> str:
-        """The name of this group in the timeline."""
+        """The name of this group in messages and in the timeline."""
         return self._module_fqn or "root"
 
     @property
@@ -166,8 +159,8 @@ class FSDPParamGroup:
             self._reshard_after_forward_event = None
         group, state = self._all_gather_process_group, self._training_state
         with ranged("all_gather", self._module_fqn):
-            self._all_gather_result = foreach_all_gather(
-                self.fsdp_params, group, self.comm_ctx, self.unit, async_op, state
+            self._all_gather_result = collectives.foreach_all_gather(
+                self.fsdp_params, group, self.comm_ctx, async_op, state
             )
 
     @outside_functorch
@@ -178,22 +171,18 @@ class FSDPParamGroup:
         ctx, result, self._all_gather_result = self.comm_ctx, self._all_gather_result, None
         in_forward = self._training_state is TrainingState.FORWARD
         previous = ctx.release_all_gather_state() if in_forward else None
-        if previous is not None and versions.GATHERED_GOES_BEFORE_COPY_OUT:
-            previous.result.record_free()
+        if versions.GATHERED_GOES_BEFORE_COPY_OUT:
             previous = None
         world_size = self._all_gather_process_group.size()
         with ranged("all_gather_copy_out", self._module_fqn):
-            self._copy_out = foreach_all_gather_copy_out(result, self.fsdp_params, world_size, ctx)
+            collectives.foreach_all_gather_copy_out(result, self.fsdp_params, world_size, ctx)
         self._to_unsharded()
         event = ctx.current_stream().record_event()  # end of the copy-out
         if in_forward and not result.async_op and world_size > 1:  # see [Note: who keeps G alive]
-            ctx.all_gather_state = AllGatherState(result, event, self._copy_out)
+            ctx.all_gather_state = AllGatherState(result, event)
         else:
             ctx.wait_all_gather_streams_on_event(event)
-            ctx.copied_out = self._copy_out
-            result.record_free()
-        if previous is not None:
-            previous.result.record_free()
+        del previous  # its G goes here
 
     @outside_functorch
     def reshard(self) -> None:
@@ -217,25 +206,19 @@ class FSDPParamGroup:
         for p in self.fsdp_params:
             p.to_unsharded()
         self._sharded_state = ShardedState.UNSHARDED
-        recording.watch_grads(self)
 
     def _to_sharded(self) -> None:
         if self.is_sharded:
             return
         for p in self.fsdp_params:
-            was_whole = p.sharded_state is ShardedState.UNSHARDED
             p.to_sharded()
-            if was_whole:
-                recording.freed(Memory.UNSHARDED, self.unit, p.unsharded_bytes, Lane.COMPUTE)
         self._sharded_state = ShardedState.SHARDED
 
     def _to_sharded_post_forward(self) -> None:
         if self.is_sharded_post_forward or self.post_forward_mesh_info is None:
             return
         for p in self.fsdp_params:
-            slice_of_whole = p.to_sharded_post_forward(self.post_forward_mesh_info)
-            recording.allocated_storage(Memory.SHARDED, self.unit, slice_of_whole, Lane.COMPUTE)
-            recording.freed(Memory.UNSHARDED, self.unit, p.unsharded_bytes, Lane.COMPUTE)
+            p.to_sharded_post_forward(self.post_forward_mesh_info)
         self._sharded_state = ShardedState.SHARDED_POST_FORWARD
 
     # Forward
@@ -277,8 +260,6 @@ class FSDPParamGroup:
         """Free the parameters and reduce the gradients. Does nothing if the unit took no part in backward."""
         log("post_backward", self._module_fqn)
         ctx, state_before = self.comm_ctx, self._training_state
-        if state_before is TrainingState.PRE_BACKWARD:
-            ctx.compute.close_unit(Op.BWD, self.segments[0], self._copy_out)
         self._training_state = TrainingState.POST_BACKWARD
         with ranged("post_backward_accumulate", self._module_fqn):
             for p in self.fsdp_params:
@@ -290,20 +271,18 @@ class FSDPParamGroup:
                 self.reshard()
             if not self.reduce_grads:  # the whole gradients stay where autograd put them, and accumulate
                 for p in self.fsdp_params:
-                    accumulation.keep_in_reduce_dtype(p, self.unit)
+                    accumulation.keep_in_reduce_dtype(p)
         if self.reduce_grads:  # see [Note: who keeps I alive]
-            waited_for = ctx.wait_for_reduce_scatters(ctx.reduce_scatter_max_input_buffers - 1, self._module_fqn)
+            ctx.wait_for_reduce_scatters(ctx.reduce_scatter_max_input_buffers - 1, self._module_fqn)
         if grads:
             with ranged("post_backward_reduce", self._module_fqn):
                 # only `pre_backward` sees to it that somebody waits at the end of backward; without it, wait here
-                self._reduce(params, grads, waited_for, wait=state_before is not TrainingState.PRE_BACKWARD)
+                self._reduce(params, grads, wait=state_before is not TrainingState.PRE_BACKWARD)
                 only_some_ran = len(self.modules) > 1 and state_before is TrainingState.FORWARD  # a chunked loss
                 if only_some_ran and self._post_reduce_event is not None:  # autograd must not reuse its memory yet
                     ctx.current_stream().wait_event(self._post_reduce_event)
-        if state_before is TrainingState.PRE_BACKWARD:
-            ctx.compute.unit_done()
 
-    def _reduce(self, params: list[FSDPParam], grads: list[torch.Tensor], waited_for: int, wait: bool) -> None:
+    def _reduce(self, params: list[FSDPParam], grads: list[torch.Tensor], wait: bool) -> None:
         """Reduce-scatter the gradients, and queue behind it what makes them sharded gradients.
 
         Args:
@@ -322,9 +301,12 @@ class FSDPParamGroup:
         group = info.reduce_scatter_process_group or info.shard_process_group
         dtypes = (reduce_dtype, self._orig_dtype or reduce_dtype)
         accumulation.lay_out_partial(self, params)
-        state = foreach_reduce_scatter(params, grads, group, ctx, self.unit, dtypes, division, waited_for)
+        state = collectives.foreach_reduce_scatter(params, grads, group, ctx, dtypes, division)
         ctx.reduce_scatter_states.append(state)
-        self._post_reduce_event = after_reduce_scatter(self, state)
+        self._partial_reduce_output, self._all_reduce_state, self._post_reduce_event = after_reduce_scatter(
+            state, self._partial_reduce_output, info.replicate_process_group, self.all_reduce_grads,
+            self._all_reduce_hook, self._all_reduce_hook_stream, ctx,
+        )  # fmt: skip
         if wait:
             state.finish(ctx)
         ctx._last_post_reduce_events[state.post_reduce_stream] = self._post_reduce_event
@@ -350,10 +332,8 @@ class FSDPParamGroup:
         self._post_forward_indices.clear()
 
     def _drop_all_gather(self) -> None:
-        if (result := self._all_gather_result) is not None:
-            if result.pending is not None:
-                result.pending.wait(self.comm_ctx.current_stream())
-            result.record_free()
+        if self._all_gather_result is not None:
+            self._all_gather_result.wait(self.comm_ctx.current_stream())
             self._all_gather_result = None
 
     def _reset_iter_state(self) -> None:

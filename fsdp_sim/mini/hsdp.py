@@ -15,21 +15,11 @@ of a node); between forward and backward each of them holds 1/n.
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Placement, Replicate, Shard
-
-from fsdp_sim.mini import versions
-from fsdp_sim.mini.streams import FSDPCommContext, PendingCollective
-from fsdp_sim.timeline import RECORDER, Op
-
-if TYPE_CHECKING:
-    from fsdp_sim.mini.collectives import ReduceScatterState
-    from fsdp_sim.mini.group import FSDPParamGroup
 
 
 class FSDPMeshInfo:
@@ -122,83 +112,3 @@ def set_separate_reduce_scatter_group(mesh_infos: list[FSDPMeshInfo], enable: bo
                 list(ranks), use_local_synchronization=True, group_desc="fsdp_reduce_scatter"
             )
         info.reduce_scatter_process_group = new_groups[ranks]
-
-
-@torch.no_grad()
-def add_partial(
-    state: ReduceScatterState, partial: torch.Tensor | None, all_reduce_follows: bool, ctx: FSDPCommContext
-) -> torch.Tensor | None:
-    """Hybrid sharding: add what earlier micro-batches scattered and did not all-reduce. Stream: reduce-scatter.
-
-    Returns:
-        the sum if it still waits for its all-reduce, else None: it is in ``state.output``.
-    """
-    assert state.output is not None
-    with ctx.device_handle.stream(ctx.reduce_scatter_stream):
-        if all_reduce_follows:
-            if partial is not None:
-                state.output += partial
-            return None
-        output, state.output = state.output, None
-        if partial is None:
-            return output
-        partial += output
-        return partial
-
-
-@torch.no_grad()
-def all_reduce(state: ReduceScatterState, group: ProcessGroup, ctx: FSDPCommContext) -> tuple[torch.Tensor, Any]:
-    """Hybrid sharding: sum O, already scattered, over the ranks that hold the same shard. Stream: all-reduce.
-
-    Returns:
-        O and, on a device, the event of its end. Until then nobody else may get the memory of O, which was allocated
-        on another stream: the caller keeps it.
-    """
-    stream = state.post_reduce_stream = ctx.all_reduce_stream
-    stream.wait_stream(ctx.reduce_scatter_stream)
-    output, scattered = state.output, -1 if state.pending is None else state.pending.seq
-    assert output is not None
-    with ctx.device_handle.stream(stream), RECORDER.label(state.unit):
-        state.pending = PendingCollective(Op.ALL_REDUCE, state.unit, output, group, scattered)
-        state.pending.issued(dist.all_reduce(output, state.division.all_reduce_op, group, async_op=ctx.on_cpu))
-        return output, stream.record_event()
-
-
-def run_all_reduce_hook(
-    state: ReduceScatterState, hook: Any, stream: Any, ctx: FSDPCommContext
-) -> tuple[torch.Tensor, Any] | None:
-    """The user's hook on O, behind the last collective. Stream: the user's, or the all-reduce stream.
-
-    Returns:
-        O and the event of the hook's end where the caller keeps O until then, as after an all-reduce.
-    """
-    if ctx.on_cpu and state.pending is not None:
-        state.pending.wait()
-    state.post_reduce_stream = stream
-    stream.wait_stream(ctx.reduce_scatter_stream)
-    with torch.no_grad(), ctx.device_handle.stream(stream):
-        hook(state.output)
-        if not versions.HOOKED_OUTLIVES_ITS_HOOK or state.output is None:
-            return None
-        return state.output, stream.record_event()
-
-
-def after_reduce_scatter(group: FSDPParamGroup, state: ReduceScatterState) -> Any:
-    """What follows a unit's reduce-scatter: the all-reduce of hybrid sharding, the user's hook, the sharded gradients.
-
-    Returns:
-        the event of its end, on a device.
-    """
-    ctx, replicas, hook = group.comm_ctx, group.mesh_info.replicate_process_group, group._all_reduce_hook
-    if replicas is not None:
-        if ctx.on_cpu and state.pending is not None:
-            state.pending.wait()  # there is no stream to queue on: the thread goes on when O is there
-        _read = state.output, group._partial_reduce_output  # both stay alive until all that reads them is queued
-        group._partial_reduce_output = add_partial(state, group._partial_reduce_output, group.all_reduce_grads, ctx)
-        if not group.all_reduce_grads:
-            return state.post_reduce_stream.record_event()
-        group._all_reduce_state = all_reduce(state, replicas, ctx)
-    if hook is not None:
-        stream = group._all_reduce_hook_stream or ctx.all_reduce_stream
-        group._all_reduce_state = run_all_reduce_hook(state, hook, stream, ctx) or group._all_reduce_state
-    return None if ctx.on_cpu else state.finish(ctx)  # on CPU when somebody waits

@@ -22,7 +22,6 @@ itself is freed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import Enum, auto
 from itertools import count
 from typing import cast
@@ -112,7 +111,6 @@ class FSDPParam:
         self.unsharded_accumulated_grad: torch.Tensor | None = None
         self.grad_offload_event: torch.Event | None = None
         self.all_gather_outputs: list[torch.Tensor] = []
-        self.recorded_grad: Callable[[], object] = lambda: None  # weakly: the whole gradient in the timeline
         self.shard(param)
         module = owners[0][0]
         module.register_load_state_dict_post_hook(lambda *_: self.reset_sharded_param())

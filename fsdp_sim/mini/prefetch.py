@@ -11,15 +11,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from torch.profiler import record_function
-
+from fsdp_sim.mini.labels import labelled
 from fsdp_sim.mini.streams import TrainingState
 
 if TYPE_CHECKING:
     from fsdp_sim.mini.group import FSDPParamGroup
-    from fsdp_sim.mini.state import FSDPState
 
 
 def prefetch_unshard(group: FSDPParamGroup | None, training_state: TrainingState) -> None:
@@ -27,7 +25,7 @@ def prefetch_unshard(group: FSDPParamGroup | None, training_state: TrainingState
     if group is None:
         return
     name = "forward" if training_state is TrainingState.FORWARD else "backward"
-    with record_function(f"FSDP::{name}_prefetch for {group._module_fqn}"):
+    with labelled(f"FSDP::{name}_prefetch for {group._module_fqn}"):
         before, group._training_state = group._training_state, training_state
         group.unshard(group.unshard_async_op)
         group._training_state = before
@@ -39,42 +37,3 @@ def backward_prefetch(group: FSDPParamGroup) -> None:
         index = group._post_forward_indices.pop()
         if index > 0:
             prefetch_unshard(group.comm_ctx.post_forward_order[index - 1], TrainingState.PRE_BACKWARD)
-
-
-class PrefetchMethods:
-    """The methods of `FSDPModule` that order all-gathers."""
-
-    if TYPE_CHECKING:
-
-        def _get_fsdp_state(self) -> FSDPState: ...
-        def _set_on_groups(self, recurse: bool, **values: Any) -> None: ...
-
-    def set_modules_to_forward_prefetch(self, modules: list[Any]) -> None:
-        """In forward, issue the all-gathers of these modules as soon as this module's parameters are there.
-
-        On CPU this is what makes forward overlap: without it an all-gather is issued by the thread that has to wait
-        for it next. Two modules ahead hide more and need one more gathered buffer.
-
-        Raises:
-            ValueError: a module that `fully_shard` was not applied to.
-        """
-        self._get_fsdp_state()._states_to_forward_prefetch = _states_of(modules)
-
-    def set_modules_to_backward_prefetch(self, modules: list[Any]) -> None:
-        """The same in backward, instead of the default: the unit whose forward ended before this one's."""
-        self._get_fsdp_state()._states_to_backward_prefetch = _states_of(modules)
-
-    def set_unshard_in_backward(self, unshard_in_backward: bool) -> None:
-        """False if this module's backward does not read its parameters (an embedding): backward gathers nothing."""
-        self._set_on_groups(False, unshard_in_backward=unshard_in_backward)
-
-    def _set_unshard_async_op(self, async_op: bool) -> None:
-        """Gather on the process group's own stream, from and into memory of the compute stream (torch's name)."""
-        self._set_on_groups(True, unshard_async_op=async_op)
-
-
-def _states_of(modules: list[Any]) -> list[FSDPState]:
-    for m in modules:
-        if not isinstance(m, PrefetchMethods):
-            raise ValueError(f"only modules given to fully_shard can be prefetched, but got {type(m).__name__}: {m}")
-    return [m._get_fsdp_state() for m in modules]

@@ -1,7 +1,6 @@
-"""What the mini tells the timeline. Nothing here moves data: without it the mini trains the same.
+"""What a training tells the timeline, in the words that `observer` (of the mini) and the siblings share.
 
-Collectives and copies are recorded where they are issued (`collectives`). The rest is here:
-
+- **collectives**: their end is known to whoever waits for them, see `PendingCollective`.
 - **compute segments**: the mini has no kernels of its own, it sees only its hooks. Compute is the time between the end
   of one hook and the begin of the next. A unit without units inside is one segment, ``FWD layers.0``. A unit with
   units inside computes before the first and after the last of them: ``embed`` and ``head``, which backward passes in
@@ -16,9 +15,11 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from torch.distributed import ProcessGroup, Work
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import (
     Optimizer,
@@ -26,11 +27,47 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from fsdp_sim.timeline import RECORDER, Lane, Memory, Op, Phase
+from fsdp_sim.timeline import RECORDER, Lane, Memory, Op, Phase, dtype_name
 
 if TYPE_CHECKING:
     from fsdp_sim.mini.group import FSDPParamGroup
-    from fsdp_sim.mini.param import FSDPParam
+
+
+class PendingCollective:
+    """A collective that was issued and must be waited for before its output is read.
+
+    Attributes:
+        seq: of its event in the timeline, -1 when nothing is recorded.
+    """
+
+    def __init__(self, op: Op, unit: str, buffer: torch.Tensor, group: ProcessGroup, waits_on: int) -> None:
+        self._work: Work | None = None
+        self._over = False
+        self._end_s: float | None = None
+        about = {"bytes": buffer.nbytes, "group_size": group.size(), "dtype": dtype_name(buffer.dtype)}
+        self.seq = RECORDER.begin(op, unit, waits_on=(waits_on,), **about)
+
+    def issued(self, work: Work | None) -> PendingCollective:
+        """Take over the Work of an asynchronous collective; None after a synchronous one."""
+        self._work = work
+        if work is not None and self.seq >= 0 and not hasattr(work, "end_s"):  # a Work of fsdp_sim.ranks knows its end
+            with suppress(RuntimeError):  # gloo's reduce-scatter has no future: its end is when `wait` returned
+                work.get_future().add_done_callback(self._note_end)
+        return self
+
+    def _note_end(self, _: Any) -> None:
+        self._end_s = time.monotonic()
+
+    def wait(self) -> None:
+        """Wait for the end of the collective, and write it into the timeline."""
+        if self._over:
+            return
+        if self._work is not None:
+            self._work.wait()
+        if self.seq >= 0:
+            end_s = getattr(self._work, "end_s", None) or self._end_s
+            RECORDER.end(self.seq, start_s=getattr(self._work, "start_s", None), end_s=end_s)
+        self._over = True
 
 
 class ComputeSegments:
@@ -61,18 +98,6 @@ class ComputeSegments:
         self._idle_since_s = time.monotonic() if RECORDER.on else None
 
 
-def segments(group: FSDPParamGroup, module_fqns: list[str]) -> tuple[str, str]:
-    """Names of a unit's first and last piece of compute, see `recording`."""
-    own = group.unit.split(", ") if group._module_fqn else [""]
-    prefixes = tuple(f"{fqn}." if fqn else "" for fqn in own)
-    if not any(name not in own and name.startswith(prefixes) for name in module_fqns):
-        return group.unit, group.unit
-    if group._module_fqn:
-        return f"{group._module_fqn}.embed", f"{group._module_fqn}.head"
-    first, last = (f"root.{word}" if word in module_fqns else word for word in ("embed", "head"))  # a unit is called so
-    return first, last
-
-
 # Memory
 
 
@@ -90,43 +115,18 @@ def allocated_storage(category: Memory, unit: str, tensor: torch.Tensor, lane: L
     """Record an alloc now, and the free when the tensor's storage dies, whoever holds it until then."""
     if RECORDER.on:
         allocated(category, unit, tensor.nbytes, lane)
-        finalizer = weakref.finalize(
-            tensor.untyped_storage(), _freed_if_same_recording, _recording_id(), category, unit, tensor.nbytes, lane
-        )
-        finalizer.atexit = False
+        freed_with(tensor.untyped_storage(), category, unit, tensor.nbytes, lane)
+
+
+def freed_with(holder: object, category: Memory, unit: str, n_bytes: int, lane: Lane) -> None:
+    """Record the free when ``holder`` dies."""
+    finalizer = weakref.finalize(holder, _freed_if_same_recording, RECORDER.session, category, unit, n_bytes, lane)
+    finalizer.atexit = False
 
 
 def _freed_if_same_recording(recording_id: int, *freed_args: Any) -> None:
-    if _recording_id() == recording_id:
+    if RECORDER.session == recording_id:
         freed(*freed_args)
-
-
-def _recording_id() -> int:
-    return RECORDER.session
-
-
-def watch_grads(group: FSDPParamGroup) -> None:
-    """Record each whole gradient when autograd writes it, in the middle of the unit's backward."""
-    if not RECORDER.on:
-        return
-    for fsdp_param in group.fsdp_params:
-        param = fsdp_param.unsharded_param
-        if param.requires_grad and not hasattr(param, "_watched"):
-            param._watched = param.register_post_accumulate_grad_hook(  # type: ignore[attr-defined]
-                lambda grad_of, p=fsdp_param: _grad_written(p, grad_of, group.unit)
-            )
-
-
-def _grad_written(fsdp_param: FSDPParam, param: torch.Tensor, unit: str) -> None:
-    if RECORDER.on and param.grad is not None:
-        grad_kept(fsdp_param, param.grad, unit)
-
-
-def grad_kept(fsdp_param: FSDPParam, grad: torch.Tensor, unit: str) -> None:
-    """Record the memory of a whole gradient, once: micro-batches accumulate in place."""
-    if RECORDER.on and grad.untyped_storage() is not fsdp_param.recorded_grad():
-        fsdp_param.recorded_grad = weakref.ref(grad.untyped_storage())
-        allocated_storage(Memory.UNSHARDED_GRAD, unit, grad, Lane.COMPUTE)
 
 
 # Steps and phases
@@ -144,20 +144,30 @@ class _Progress:
     optimizers_with_state: ClassVar[weakref.WeakSet[Optimizer]] = weakref.WeakSet()
 
 
-def install() -> None:
-    """Watch every optimizer of this process. Called at lazy init; does it once."""
-    if not _Progress.installed:
-        _Progress.installed = True
-        register_optimizer_step_pre_hook(_before_optimizer)
-        register_optimizer_step_post_hook(_after_optimizer)
+def install() -> list[Any]:
+    """Watch every optimizer of this process.
+
+    Returns:
+        the handles of the hooks; none if they are there already.
+    """
+    if _Progress.installed:
+        return []
+    _Progress.installed = True
+    return [register_optimizer_step_pre_hook(_before_optimizer), register_optimizer_step_post_hook(_after_optimizer)]
+
+
+def uninstall(handles: list[Any]) -> None:
+    for handle in handles:
+        handle.remove()
+        _Progress.installed = False
 
 
 def forward_begins(groups: Iterable[FSDPParamGroup]) -> None:
     """The root's pre-forward."""
     if not RECORDER.on:
         return
-    if _Progress.recording_with_shards != _recording_id():  # the first forward of this recording
-        _Progress.recording_with_shards = _recording_id()
+    if _Progress.recording_with_shards != RECORDER.session:  # the first forward of this recording
+        _Progress.recording_with_shards = RECORDER.session
         _Progress.micro_batch_is_over = _Progress.step_is_over = False
         for group in groups:
             shards = sum(p.local_data.nbytes for p in group.fsdp_params)

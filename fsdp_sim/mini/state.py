@@ -27,14 +27,14 @@ from torch.autograd import Variable
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.utils import _to_kwargs
 
-from fsdp_sim.mini import recording, versions
+from fsdp_sim.mini import versions
 from fsdp_sim.mini.autograd import register_pre_backward
+from fsdp_sim.mini.comm_context import FSDPCommContext
 from fsdp_sim.mini.group import FSDPParamGroup
 from fsdp_sim.mini.labels import log, logged, ranged
 from fsdp_sim.mini.precision import cast_forward_inputs, cast_output_dtype
 from fsdp_sim.mini.prefetch import prefetch_unshard
-from fsdp_sim.mini.streams import FSDPCommContext, TrainingState
-from fsdp_sim.timeline import Op
+from fsdp_sim.mini.streams import TrainingState
 
 
 class FSDPStateContext:
@@ -143,8 +143,6 @@ class FSDPState:
         _validate_no_duplicate_params(groups)
         for group in groups:
             group.lazy_init()
-            group.segments = recording.segments(group, [n for state_names in names.values() for n in state_names])
-        recording.install()
 
     def _groups(self) -> list[FSDPParamGroup]:
         return [g for s in self._state_ctx.all_states for g in s._fsdp_param_groups]
@@ -165,15 +163,17 @@ class FSDPState:
         self._training_state = TrainingState.FORWARD
         if first_in_pass:
             args, kwargs = self._root_pre_forward(args, kwargs)
-        self._comm_ctx.compute.close()
+        return self._unshard_in_forward(module, args, kwargs, first_in_pass)
+
+    def _unshard_in_forward(self, module: nn.Module, args: Any, kwargs: Any, first_in_pass: bool) -> tuple[Any, Any]:
+        """Make the parameters whole, and issue the all-gathers that the user wants early."""
+        group = self._fsdp_param_group
         args, kwargs = cast_forward_inputs(self._mp_policy, args, kwargs)
         if group is not None:
             args, kwargs = group.pre_forward(module, args, kwargs)
         if first_in_pass:
             for state in self._states_to_forward_prefetch:
                 prefetch_unshard(state._fsdp_param_group, TrainingState.FORWARD)
-        if group is not None:
-            self._comm_ctx.compute.open(Op.FWD, group.segments[0], group._copy_out)
         return args, kwargs
 
     def _root_pre_forward(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -190,8 +190,6 @@ class FSDPState:
             else:
                 comm.all_gather_copy_in_stream.wait_stream(comm.current_stream())
                 comm.all_gather_stream.wait_stream(comm.current_stream())
-            comm.copied_out = -1
-            recording.forward_begins(self._groups())
             if self._device.type != "cpu" and (args or kwargs):
                 with ranged("inputs_to_device"):
                     (args,), (kwargs,) = _to_kwargs(args, kwargs, self._device, False)
@@ -207,8 +205,7 @@ class FSDPState:
                 if state is not self and state._modules_to_run_forward:
                     output = cast_output_dtype(state._mp_policy, state._complete_forward(None, None, output))
                     state._modules_to_run_forward.clear()
-            if (last := self._comm_ctx.release_all_gather_state()) is not None:
-                last.result.record_free()
+            self._comm_ctx.release_all_gather_state()
             self._state_ctx.iter_forward_root = None
         return cast_output_dtype(self._mp_policy, output)
 
@@ -225,12 +222,10 @@ class FSDPState:
     def _complete_forward(self, module: nn.Module | None, args: Any, output: Any) -> Any:
         group = self._fsdp_param_group
         if group is not None:
-            self._comm_ctx.compute.close_unit(Op.FWD, group.segments[1], group._copy_out)
             output = group.post_forward(module, args, output)
         names = ", ".join(type(m).__name__ for m in self._modules)
         output = register_pre_backward(output, self._pre_backward, names)
         self._training_state = TrainingState.IDLE
-        self._comm_ctx.compute.unit_done()
         return output
 
     # Backward
@@ -239,27 +234,28 @@ class FSDPState:
     def _pre_backward(self, grad: torch.Tensor) -> torch.Tensor:
         self._training_state = TrainingState.PRE_BACKWARD
         self._queue_final_callback()
-        group = self._fsdp_param_group
-        first_output = group is not None and group._training_state is not TrainingState.PRE_BACKWARD
-        if first_output:
-            self._comm_ctx.compute.close()
-        if group is not None:
-            group.pre_backward(default_prefetch=not self._states_to_backward_prefetch)
+        self._unshard_in_backward()
+        return grad
+
+    def _unshard_in_backward(self) -> None:
+        """The same in backward, where the default is to issue the next unit's early."""
+        if self._fsdp_param_group is not None:
+            self._fsdp_param_group.pre_backward(default_prefetch=not self._states_to_backward_prefetch)
         for state in self._states_to_backward_prefetch:
             prefetch_unshard(state._fsdp_param_group, TrainingState.PRE_BACKWARD)
-        if group is not None and first_output:
-            self._comm_ctx.compute.open(Op.BWD, group.segments[1], group._copy_out)
-        return grad
 
     def _queue_final_callback(self) -> None:
         if not self._state_ctx.post_backward_final_callback_queued:
             self._state_ctx.post_backward_final_callback_queued = True
-            recording.backward_begins()
             Variable._execution_engine.queue_callback(self._root_post_backward_final_callback)
 
-    @ranged("root_post_backward_callback")
     def _root_post_backward_final_callback(self) -> None:
         log("root_post_backward")
+        with ranged("root_post_backward_callback"):
+            self._end_backward()
+
+    def _end_backward(self) -> None:
+        """Finish what backward did not reach, wait for the last reductions, and clear what belonged to this step."""
         ctx, comm = self._state_ctx, self._comm_ctx
         ctx.iter_forward_root = None
         for state in ctx.all_states:
@@ -276,14 +272,11 @@ class FSDPState:
             for state in ctx.all_states:
                 if state._fsdp_param_group is not None:
                     state._fsdp_param_group.finalize_backward()
-        comm.compute.close()
-        last = -1
         if ctx.is_last_backward:
             comm.post_forward_order.clear()
-            last = comm.wait_for_all_reduce_scatters()
+            comm.wait_for_all_reduce_scatters()
             comm.reduce_scatter_states.clear()
         ctx.post_backward_final_callback_queued = False
-        recording.backward_ended(last)
 
     def _reset_iter_state(self) -> None:
         """After an exception in forward or backward: forget the step, so that the next one can start.
@@ -296,12 +289,10 @@ class FSDPState:
             why = f"{name} is inside it" if self._is_root is False else f"{name} never ran: there is nothing to reset"
             raise RuntimeError(f"reset_iter_state must be called on the root module, whose forward is run first; {why}")
         ctx, comm = self._state_ctx, self._comm_ctx
-        comm.compute.close()
-        if (last := comm.all_gather_state) is not None:
+        if comm.all_gather_state is not None:
+            if comm.all_gather_state.event is not None:
+                comm.current_stream().wait_event(comm.all_gather_state.event)
             comm.all_gather_state = None
-            if last.event is not None:
-                comm.current_stream().wait_event(last.event)
-            last.result.record_free()
         comm.wait_for_all_reduce_scatters()
         comm.wait_for_last_reductions()
         under_way, comm.reduce_scatter_states = comm.reduce_scatter_states, []

@@ -1,4 +1,4 @@
-"""What all units under one root share: the streams, and the collectives under way on them.
+"""The streams, on which a device runs one thing beside another, and what stands in for them on CPU.
 
 [Note: streams]  A GPU runs what the CPU issues in queues called streams: FIFO within a stream, side by side across
 streams, and "wait" makes a stream wait for an event of another while the CPU runs on. FSDP uses five:
@@ -11,7 +11,7 @@ streams, and "wait" makes a stream wait for an event of another while the CPU ru
 
 [Note: no streams on CPU]  `torch.cpu` has the same classes and they do nothing. What overlaps on CPU is the collective
 itself: it is issued with ``async_op=True`` and gloo's threads carry it out while this thread computes. So "wait for
-the event" and "wait for the collective" stand at the same place in the code (`PendingCollective.wait`), and on CPU the
+the event" and "wait for the collective" stand at the same place in the code (`AllGatherResult.wait`), and on CPU the
 second blocks the thread where on a GPU the first makes a stream wait. One thing differs: on a GPU the work that
 follows a reduce-scatter is queued behind it at once; on CPU it is done when somebody waits for the reduce-scatter: the
 units that reduce next, and the end of backward. Where backward reaches a unit without its pre-backward hook (a head
@@ -21,22 +21,11 @@ called per chunk of the loss; a model that returns an object FSDP cannot look in
 
 from __future__ import annotations
 
-import time
-from contextlib import suppress
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, Protocol
 
 import torch
-from torch.distributed import ProcessGroup, Work
 from torch.distributed.device_mesh import _get_device_handle
-from torch.profiler import record_function
-
-from fsdp_sim.mini import recording
-from fsdp_sim.timeline import RECORDER, Op, dtype_name
-
-if TYPE_CHECKING:
-    from fsdp_sim.mini.collectives import AllGatherResult, ReduceScatterState
-    from fsdp_sim.mini.group import FSDPParamGroup
 
 
 class TrainingState(Enum):
@@ -48,82 +37,30 @@ class TrainingState(Enum):
     IDLE = auto()
 
 
-class PendingCollective:
-    """A collective that was issued and must be waited for before its output is read.
+class Stream(Protocol):
+    """A queue of a device, such as `torch.cuda.Stream`."""
 
-    Attributes:
-        seq: of its event in the timeline, -1 when nothing is recorded.
-    """
-
-    def __init__(self, op: Op, unit: str, buffer: torch.Tensor, group: ProcessGroup, waits_on: int) -> None:
-        self._work: Work | None = None
-        self._event: Any = None
-        self._over = False
-        self._end_s: float | None = None
-        self.seq = -1
-        if RECORDER.on:
-            self.seq = RECORDER.begin(
-                op, unit, waits_on=(waits_on,), bytes=buffer.numel() * buffer.itemsize, group_size=group.size(),
-                dtype=dtype_name(buffer.dtype),
-            )  # fmt: skip
-
-    def issued(self, work: Work | None, event: Any = None) -> PendingCollective:
-        """Take over how to wait for it: the Work of an asynchronous collective, the event after a synchronous one."""
-        self._work, self._event = work, event
-        if work is not None and self.seq >= 0 and not hasattr(work, "end_s"):  # a Work of fsdp_sim.ranks knows its end
-            with suppress(RuntimeError):  # gloo's reduce-scatter has no future: its end is when `wait` returned
-                work.get_future().add_done_callback(self._note_end)
-        return self
-
-    def _note_end(self, _: Any) -> None:
-        self._end_s = time.monotonic()
-
-    def wait(self, stream: Any = None) -> None:
-        """Make ``stream`` (a device's) or this thread (async collectives) wait for the end of the collective."""
-        if self._event is not None:
-            stream.wait_event(self._event)
-        if self._over:
-            return
-        if self._work is not None:
-            self._work.wait()
-        if self.seq >= 0:
-            end_s = getattr(self._work, "end_s", None) or self._end_s
-            RECORDER.end(self.seq, start_s=getattr(self._work, "start_s", None), end_s=end_s)
-        self._over = True
+    def wait_event(self, event: Any) -> object: ...
+    def wait_stream(self, stream: Any) -> object: ...
+    def record_event(self) -> Any: ...
 
 
-class AllGatherState(NamedTuple):
-    """The all-gather whose output must outlive its copy-out, see [Note: who keeps G alive] in `group`."""
-
-    result: AllGatherResult
-    event: Any  # end of the copy-out
-    copy_out: int  # the same in the timeline
-
-
-class FSDPCommContext:
-    """Communication state shared by all units under one root (torch: `_fsdp_param_group.FSDPCommContext`).
+class Streams:
+    """The streams that all units under one root share.
 
     Attributes:
         device_handle: `torch.cuda`, `torch.cpu`, ...: where the device's streams and events come from.
         on_cpu: collectives are asynchronous and their ends deferred, see [Note: no streams on CPU].
-        all_gather_state: the last all-gather of this forward, see [Note: who keeps G alive] in `group`.
-        reduce_scatter_states: reduce-scatters under way, oldest first, see [Note: who keeps I alive] in `group`.
-        reduce_scatter_max_input_buffers: K.
-        post_forward_order: units in the order in which their forward ended; backward prefetch reads it from the end.
-        copied_out: the copy-out that the all-gather streams have been told to wait for (its ``seq`` in the timeline).
-        compute: names the compute between hooks in the timeline.
     """
+
+    all_gather_copy_in_stream: Stream
+    all_gather_stream: Stream
+    reduce_scatter_stream: Stream
+    all_reduce_stream: Stream
 
     def __init__(self, device: torch.device) -> None:
         self.device_handle: Any = _get_device_handle(device.type)
         self.on_cpu = self.device_handle is torch.cpu
-        self.all_gather_state: AllGatherState | None = None
-        self.reduce_scatter_states: list[ReduceScatterState] = []
-        self.reduce_scatter_max_input_buffers = 1
-        self.post_forward_order: list[FSDPParamGroup] = []
-        self._last_post_reduce_events: dict[Any, Any] = {}  # by stream: a later event on a stream implies the earlier
-        self.copied_out = -1
-        self.compute = recording.ComputeSegments()
 
     def lazy_init(self) -> None:
         """Make the streams. High priority lets short copies go before long kernels."""
@@ -132,11 +69,11 @@ class FSDPCommContext:
             self.all_gather_copy_in_stream, self.all_gather_stream = stream(priority=-1), stream(priority=-1)
             self.reduce_scatter_stream, self.all_reduce_stream = stream(priority=-1), stream()
 
-    def current_stream(self) -> Any:
+    def current_stream(self) -> Stream:
         """The compute stream, when called from a hook."""
         return self.device_handle.current_stream()
 
-    def get_all_gather_streams(self, async_op: bool, training_state: TrainingState) -> tuple[Any, Any]:
+    def get_all_gather_streams(self, async_op: bool, training_state: TrainingState) -> tuple[Stream, Stream]:
         """(copy-in stream, all-gather stream): their own within a step, the current one when the user calls `unshard`
         and for asynchronous all-gathers, which the process group runs on a stream of its own."""
         if not async_op and training_state in (TrainingState.FORWARD, TrainingState.PRE_BACKWARD):
@@ -148,35 +85,3 @@ class FSDPCommContext:
         if event is not None and hasattr(self, "all_gather_stream"):  # before the first forward there are no streams
             self.all_gather_copy_in_stream.wait_event(event)
             self.all_gather_stream.wait_event(event)
-
-    def wait_for_last_reductions(self) -> None:
-        """Make the compute stream wait until all gradients are handed out."""
-        for event in self._last_post_reduce_events.values():
-            if event is not None:
-                self.current_stream().wait_event(event)
-        self._last_post_reduce_events.clear()
-
-    def release_all_gather_state(self) -> AllGatherState | None:
-        """Let go of the gathered buffer that was kept for one unit longer; later copy-ins wait for its copy-out."""
-        state, self.all_gather_state = self.all_gather_state, None
-        if state is not None:
-            self.wait_all_gather_streams_on_event(state.event)
-            self.copied_out = state.copy_out
-        return state
-
-    def wait_for_reduce_scatters(self, keep: int, fqn: str | None) -> int:
-        """On behalf of a unit wait for the oldest reduce-scatters until ``keep`` are under way, and drop their inputs.
-
-        Returns:
-            the ``seq`` of the last one waited for, -1 if there was none.
-        """
-        seq = -1
-        if len(self.reduce_scatter_states) > keep:
-            with record_function(f"FSDP::post_backward_rs_wait ({fqn})"):
-                while len(self.reduce_scatter_states) > keep:
-                    seq = self.reduce_scatter_states.pop(0).wait(self)  # I dies here
-        return seq
-
-    def wait_for_all_reduce_scatters(self) -> int:
-        """At the end of backward: wait for all; the caller drops them. Returns as `wait_for_reduce_scatters`."""
-        return max([state.wait(self) for state in self.reduce_scatter_states], default=-1)

@@ -26,7 +26,7 @@ Calls: TypeAlias = list[tuple[CodeType, int]]
 PACKAGE = Path(__file__).parents[1]
 MINI = f"{PACKAGE.name}/mini/"
 # What opens an event on behalf of the line that issues it.
-OPENERS = (f"{MINI}recording.py", f"{MINI}streams.py", f"{MINI}siblings/watch.py")
+OPENERS = (f"{MINI}recording.py", f"{MINI}observer.py", f"{MINI}siblings/watch.py")
 RECORDED: set[str] = set()
 """The files that runs of this process, and of its ranks, were seen to run: what a figure may quote lines of."""
 _LIBRARIES = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")})
@@ -49,8 +49,7 @@ def calls(frame: FrameType | None) -> Calls:
 def located(found: Calls) -> dict[str, Any]:
     """The fields ``source`` and ``stack`` of an event: ``file:line`` where it was issued, and of what led there."""
     lines = [_file_and_line(code.co_filename, code, offset) for code, offset in found]
-    while len(lines) > 1 and lines[0].startswith(OPENERS):
-        lines.pop(0)
+    lines = [line for line in lines if not line.startswith(OPENERS)] or lines[-1:]
     return {"source": lines[0] if lines else "", "stack": tuple(reversed(lines[1:]))}
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 from fsdp_sim.timeline.call_sites import calls, located
@@ -26,6 +26,8 @@ class Recorder:
         step, micro_batch, phase: written into each event; whoever drives the training loop moves them.
         unit: the unit the next collective is for, when the caller knows (see `label`).
         session: counts the calls of `start`, so that what began in one recording can tell that another has begun.
+        observers: entered when a recording starts and left when it stops: they tell what a program does that does not
+            tell it itself.
     """
 
     def __init__(self, rank: int = 0) -> None:
@@ -36,6 +38,8 @@ class Recorder:
         self.phase = Phase.NONE
         self.unit = ""
         self.session = 0
+        self.observers: list[Callable[[], AbstractContextManager[object]]] = []
+        self._attached = ExitStack()
         self._rows: list[dict[str, Any]] = []
         self._taken = -1  # the last event a process group took or opened
 
@@ -45,6 +49,7 @@ class Recorder:
 
     def start(self, rank: int | None = None) -> None:
         """Forget earlier events and keep those that follow."""
+        self._attached.close()
         self.rank = self.rank if rank is None else rank
         self.session += 1
         self._rows = []
@@ -52,10 +57,13 @@ class Recorder:
         self.step = self.micro_batch = 0
         self.phase = Phase.NONE
         self.on = True
+        for observer in self.observers:
+            self._attached.enter_context(observer())
 
     def stop(self) -> list[Event]:
         """Stop recording and return the events, operations that never ended left out."""
         self.on = False
+        self._attached.close()
         return self.events()
 
     def events(self) -> list[Event]:

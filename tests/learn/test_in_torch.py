@@ -13,12 +13,13 @@ from fsdp_sim.learn.in_torch import ELSEWHERE, counterpart, defined, in_torch
 from fsdp_sim.mini.group import FSDPParamGroup
 
 OURS = {
-    "grad_tensors", "AllGatherResult.record_free", "FSDPParamGroup.unit", "FSDPMeshInfo.replicate_mesh_size",
+    "grad_tensors", "FSDPParamGroup.unit", "FSDPMeshInfo.replicate_mesh_size",
     "init_weights", "FSDPParam.was_gathered", "FSDPParam.unsharded_bytes",
-    "local_tensor", "mixed_dtypes", "PendingCollective", "PendingCollective.issued", "PendingCollective.wait",
-    "FSDPCommContext.current_stream", "cast_wider_grads", "lay_out_partial", "leave_wider_grads", "wider_grads",
+    "local_tensor", "mixed_dtypes", "ReduceScatterState.wait_for_work",
+    "Stream", "Stream.wait_event", "Stream.wait_stream", "Stream.record_event", "Streams.current_stream",
+    "cast_wider_grads", "lay_out_partial", "leave_wider_grads", "wider_grads",
 }  # fmt: skip
-"""What the mini has and torch has not: names for its recording, and initialisation that is right on CPU ranks too."""
+"""What the mini has and torch has not: names in messages, and initialisation that is right on CPU ranks too."""
 
 
 def public() -> list[str]:
@@ -28,7 +29,7 @@ def public() -> list[str]:
         module = import_module(f"fsdp_sim.mini.{info.name}")
         own = {name: item for name, item in vars(module).items() if getattr(item, "__module__", "") == module.__name__}
         for name, item in own.items():
-            if info.ispkg or info.name in ("recording", "labels") or name.startswith("_"):
+            if info.ispkg or info.name in ("recording", "observer", "labels") or name.startswith("_"):
                 continue
             if inspect.isfunction(item):
                 names.append(name)

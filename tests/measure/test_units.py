@@ -9,6 +9,7 @@ from torch import nn
 
 from fsdp_sim.measure import units_from_module
 from fsdp_sim.mini import fully_shard
+from fsdp_sim.mini.observer import segments
 from fsdp_sim.schedule import Unit
 from labs.model.gpt import GPT, GPTConfig
 
@@ -159,5 +160,7 @@ def test_units_are_the_groups_of_the_mini_fsdp(make, wrap: list[str] | None, inp
     whole = {group.unit: sorted(tuple(p.sharded_param.shape) for p in group.fsdp_params) for group in groups}
     assert list(whole) == [unit.name for unit in units]
     assert whole == shapes(units)
-    segments = {unit.name: (unit.names_of_segments[0], unit.names_of_segments[-1]) for unit in units}
-    assert {group.unit: group.segments for group in groups} == segments
+    names = [name for name, module in model.named_modules() if fully_shard.state(module) is not None]
+    assert {group.unit: segments(group, names) for group in groups} == {
+        unit.name: (unit.names_of_segments[0], unit.names_of_segments[-1]) for unit in units
+    }

@@ -6,9 +6,9 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from fsdp_sim.mini import FSDPParam
 from fsdp_sim.mini.collectives import foreach_all_gather, foreach_all_gather_copy_out, foreach_reduce_scatter
+from fsdp_sim.mini.comm_context import FSDPCommContext
 from fsdp_sim.mini.hsdp import FSDPMeshInfo
 from fsdp_sim.mini.precision import gradient_division
-from fsdp_sim.mini.streams import FSDPCommContext
 
 CPU = torch.device("cpu")
 
@@ -31,13 +31,13 @@ def make(*shapes):
 def reduce(params, grads, group, ctx):
     division = gradient_division(group.size(), 1, torch.float32, None, force_sum=False, has_premul_sum=False)
     dtypes = (torch.float32, torch.float32)
-    foreach_reduce_scatter(params, grads, group, ctx, "unit", dtypes, division).finish(ctx)
+    foreach_reduce_scatter(params, grads, group, ctx, dtypes, division).finish(ctx)
 
 
 def test_gather_gives_back_the_original_parameters(ranks):
     def run():
         params, originals, group, ctx = make((7, 3), (1,), (4, 2, 5))
-        result = foreach_all_gather(params, group, ctx, "unit")
+        result = foreach_all_gather(params, group, ctx)
         foreach_all_gather_copy_out(result, params, group.size(), ctx)
         for p, original in zip(params, originals, strict=True):
             p.to_unsharded()

@@ -72,12 +72,12 @@ def test_profile_log_and_timeline_are_those_of_torch(ranks, tmp_path):
     assert minis_log == torchs_log
     assert "FSDP::pre_backward (layers.2)" in minis_log
 
-    units = Counter((e.op, e.unit) for e in read_kineto(minis).ops if e.op in (Op.ALL_GATHER, Op.REDUCE_SCATTER))
-    assert units == Counter(
-        (e.op, e.unit) for e in read_kineto(torchs).ops if e.op in (Op.ALL_GATHER, Op.REDUCE_SCATTER)
+    found = Counter((e.op, e.unit) for e in read_kineto(minis).ops)
+    assert found == Counter((e.op, e.unit) for e in read_kineto(torchs).ops)
+    assert (
+        found[Op.ALL_GATHER, "layers.1"] == found[Op.AG_COPY_IN, "layers.1"] == found[Op.AG_COPY_OUT, "layers.1"] == 2
     )
-    assert units[Op.ALL_GATHER, "layers.1"] == 2
-    assert units[Op.REDUCE_SCATTER, "root"] == 1
+    assert found[Op.REDUCE_SCATTER, "root"] == found[Op.RS_COPY_IN, "root"] == 1
 
 
 STEP = """

@@ -193,3 +193,60 @@ def test_nothing_is_kept_while_recording_is_off(ranks):
         return len(RECORDER.events())
 
     assert ranks(2, run) == [0, 0]
+
+
+def test_while_recording_is_off_not_a_line_of_it_runs(ranks):
+    """Not before the first recording and not after one, in whose middle a model was made, trained and left undone."""
+
+    def run():
+        import sys
+
+        files = [sys.modules[f"fsdp_sim.{name}"].__file__ for name in ("mini.observer", "mini.recording")]
+        files.append(sys.modules["fsdp_sim.timeline.recorder"].__file__)
+        called = []
+
+        def trace(frame, event, arg):
+            if frame.f_code.co_filename in files:
+                called.append(f"{frame.f_code.co_filename}:{frame.f_code.co_name}")
+
+        def train(model, optimizer, backward=True):
+            loss = model(torch.ones(2, 4)).sum()
+            if backward:
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+        model = shard(Toy())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        other = shard(Toy())
+        model._get_fsdp_state()
+        sys.setprofile(trace)
+        train(model, optimizer)
+        sys.setprofile(None)
+        RECORDER.start()
+        train(model, optimizer)
+        train(other, optimizer, backward=False)
+        events = len(RECORDER.stop())
+        sys.setprofile(trace)
+        train(model, optimizer)
+        sys.setprofile(None)
+        return events > 100, called
+
+    assert ranks(2, run) == [(True, [])] * 2
+
+
+def test_a_recording_may_begin_between_forward_and_backward(ranks):
+    def run():
+        model = shard(Toy())
+        model(torch.ones(2, 4)).sum().backward()
+        loss = model(torch.ones(2, 4)).sum()
+        RECORDER.start()
+        loss.backward()
+        return [e.label for e in RECORDER.stop() if e.op in (Op.BWD, Op.ALL_GATHER, Op.REDUCE_SCATTER)]
+
+    layers = ("layers.2", "layers.1", "layers.0")
+    backward = ["ALL_GATHER(layers.2)", "BWD head"]
+    for i, name in enumerate(layers):
+        ahead = [f"ALL_GATHER({layers[i + 1]})"] if i < 2 else []
+        backward += [*ahead, f"BWD {name}", f"REDUCE_SCATTER({name})"]
+    assert ranks(2, run) == [[*backward, "BWD embed", "REDUCE_SCATTER(root)"]] * 2

@@ -8,8 +8,8 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 
 from fsdp_sim.mini import CPUOffloadPolicy, MixedPrecisionPolicy, TrainingState
-from fsdp_sim.mini.streams import AllGatherState, FSDPCommContext, PendingCollective
-from fsdp_sim.timeline import Op
+from fsdp_sim.mini.collectives import AllGatherResult
+from fsdp_sim.mini.comm_context import AllGatherState, FSDPCommContext
 from tests.mini.models import Transformer, batches, my_part, shard, token_loss
 
 
@@ -71,11 +71,11 @@ def test_gathers_of_a_step_have_streams_of_their_own_and_others_the_current_one(
 
 def test_letting_go_of_a_gathered_buffer_orders_later_copy_ins_behind_its_copy_out():
     ctx = on_a_device()
-    state = AllGatherState(result=None, event="copied out", copy_out=7)
+    state = AllGatherState(result=None, event="copied out")
     ctx.all_gather_state = state
     assert ctx.release_all_gather_state() is state
     assert ctx.all_gather_copy_in_stream.waited == ctx.all_gather_stream.waited == ["copied out"]
-    assert (ctx.all_gather_state, ctx.copied_out, ctx.release_all_gather_state()) == (None, 7, None)
+    assert (ctx.all_gather_state, ctx.release_all_gather_state()) == (None, None)
 
 
 def test_a_collective_is_waited_for_by_event_on_a_device_and_by_work_on_cpu():
@@ -85,17 +85,14 @@ def test_a_collective_is_waited_for_by_event_on_a_device_and_by_work_on_cpu():
         def wait(self):
             self.waits += 1
 
-    def pending(work, event):
-        group = torch.distributed.ProcessGroup(0, 2)
-        return PendingCollective(Op.ALL_GATHER, "unit", torch.empty(4), group, -1).issued(work, event)
+    def under_way(work, event):
+        return AllGatherResult(torch.empty(4), [], [], work, event, async_op=False)
 
     stream, work = Stream("compute"), Work()
-    pending(None, "gathered").wait(stream)
-    assert stream.waited == ["gathered"]
-    asynchronous = pending(work, None)
-    asynchronous.wait(stream)
-    asynchronous.wait(stream)
-    assert (work.waits, stream.waited) == (1, ["gathered"]), "a work is over once"
+    under_way(None, "gathered").wait(stream)
+    assert (work.waits, stream.waited) == (0, ["gathered"])
+    under_way(work, None).wait(stream)
+    assert (work.waits, stream.waited) == (1, ["gathered"])
 
 
 OPTIONS = {

@@ -14,8 +14,8 @@ from torch.distributed import ProcessGroup, ReduceOp, Work
 
 from fsdp_sim.mini import recording
 from fsdp_sim.mini.collectives import all_gather_single, reduce_scatter_single
+from fsdp_sim.mini.recording import PendingCollective
 from fsdp_sim.mini.siblings.watch import PIECES
-from fsdp_sim.mini.streams import PendingCollective
 from fsdp_sim.timeline import RECORDER, Lane, Memory, Op
 
 

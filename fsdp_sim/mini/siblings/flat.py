@@ -38,6 +38,7 @@ from torch.utils._pytree import tree_leaves
 
 from fsdp_sim.mini import recording
 from fsdp_sim.mini.collectives import reduce_scatter_single
+from fsdp_sim.mini.recording import PendingCollective
 from fsdp_sim.mini.siblings.collectives import default_group
 from fsdp_sim.mini.siblings.flat_param import (
     FlatParamHandle,
@@ -45,7 +46,6 @@ from fsdp_sim.mini.siblings.flat_param import (
     ParamInfo,
     params_of_units,
 )
-from fsdp_sim.mini.streams import PendingCollective
 from fsdp_sim.timeline import RECORDER, Lane, Memory, Op
 
 MAX_NUM_INFLIGHT_ALL_GATHERS = 2  # torch: `_FreeEventQueue`, "empirically chosen"

@@ -63,10 +63,8 @@ def test_the_source_shows_the_learners_line_and_the_minis(run: Timeline) -> None
     assert re.findall(r'aria-current="true"><i>▶ +(\d+)</i>', shown)[0] == "16"
     assert "Your line training.py:16, in Net.forward" in text(shown)
     assert "The line of the mini-FSDP that issues it fsdp_sim/mini/collectives.py" in text(shown)
-    assert (
-        "Through train → forward → _pre_forward → pre_forward → without_functorch → unshard → foreach_all_gather"
-        in text(shown)
-    )
+    through = "train → forward → _pre_forward → _unshard_in_forward → pre_forward → without_functorch → unshard"
+    assert f"Through {through} → foreach_all_gather" in text(shown)
 
 
 def test_backward_says_it_came_through_prefetch(run: Timeline) -> None:
