@@ -98,7 +98,8 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
-def imported(tree: ast.Module, package: str) -> Iterator[Import]:
+@cache
+def imported(tree: ast.Module, package: str) -> tuple[Import, ...]:
     """What a file in `package` imports, wherever it does. `fsdp_sim.x`, after ``import fsdp_sim``, imports x."""
 
     def walk(node: ast.AST, late: bool) -> Iterator[Import]:
@@ -110,10 +111,10 @@ def imported(tree: ast.Module, package: str) -> Iterator[Import]:
                 parents = package.split(".")[: len(package.split(".")) - node.level + 1]
                 base = ".".join([*parents, base]).rstrip(".")
             yield from (Import(base, alias.name, late) for alias in node.names)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) == "import_module":
             if isinstance(node.args[0], ast.Constant):
                 yield Import(node.args[0].value, "", late)
-        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "fsdp_sim" and node.attr[:2] != "__":
+        elif isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "fsdp_sim" and node.attr[:2] != "__":
             yield Import("fsdp_sim", node.attr, late)
         for field, value in ast.iter_fields(node):
             in_function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)) and field == "body"
@@ -122,13 +123,14 @@ def imported(tree: ast.Module, package: str) -> Iterator[Import]:
                 if isinstance(child, ast.AST):
                     yield from walk(child, late or in_function or for_types)
 
-    return walk(tree, False)
+    return tuple(walk(tree, False))
 
 
-def imports_of(path: Path) -> Iterator[Import]:
+def imports_of(path: Path) -> tuple[Import, ...]:
     return imported(tree_of(path), ".".join(path.relative_to(ROOT.parent).parent.parts))
 
 
+@cache
 def named(tree: ast.Module) -> set[str]:
     """Modules of fsdp_sim and labs that are named in strings, in ``f"fsdp_sim.viz.{x}"`` too; docstrings are none."""
     documents = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}

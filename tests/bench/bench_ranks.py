@@ -1,6 +1,6 @@
 """How long a cell waits for its ranks: the first `run` of a fresh interpreter, and those that follow.
 
-Each figure comes from a fresh interpreter, which imports `fsdp_sim.ranks` and torch, as a notebook's first cell does,
+Each figure comes from a fresh interpreter, which starts the ranks' server, imports torch beside it, as a command does,
 and then calls `run` at once. *Ready* means: the process group is initialised and one all-reduce is done on all ranks.
 """
 
@@ -27,6 +27,7 @@ RUNS = """
 import json, time
 start_s = time.perf_counter()
 import fsdp_sim.ranks
+fsdp_sim.ranks.start_server()
 import torch
 imported_s = time.perf_counter() - start_s
 def fn():

@@ -122,7 +122,7 @@ def _end(worker: subprocess.Popen[bytes], uid: int) -> None:
     assert worker.stdout is not None  # it is a pipe
     worker.stdout.close()
     if uid and worker.returncode:
-        from fsdp_sim.ranks import OtherUser  # only now: it imports torch
+        from fsdp_sim.ranks import OtherUser
 
         OtherUser(uid).end()
 
