@@ -43,8 +43,8 @@ SLOW = (
 )  # fmt: skip
 """Where tests take seconds, or start ranks without a fixture."""
 QUICK = (
-    "notebooks/solutions/03_sharding_a_tensor.ipynb", "tests/labs/test_config.py", "tests/labs/test_loader.py",
-    "tests/labs/test_metrics.py", "tests/labs/wrapping/test_check.py", "tests/labs/checkpoint/test_manifest.py",
+    "notebooks/solutions/03_sharding_a_tensor.ipynb", "tests/labs/test_config.py", "tests/labs/data/test_loader.py",
+    "tests/labs/loop/test_metrics.py", "tests/labs/wrapping/test_check.py", "tests/labs/checkpoint/test_manifest.py",
 )  # fmt: skip
 """What is not slow of what is there: every room has something that `make check` runs."""
 LONGEST = ("notebooks", "tests/labs", "tests/faults", "tests/browser", "tests/learn", "tests/mini", "tests/ranks")
@@ -139,7 +139,7 @@ def _warm(config: pytest.Config) -> dict[str, str]:
     if WARM not in config.stash:
         startup = _folder(config) / "profile_default" / "startup"
         startup.mkdir(parents=True)
-        (startup / "warm.py").write_text(f"from labs import notebook\n\nnotebook.TIED = {CLIENT!r}\n")
+        (startup / "warm.py").write_text(f"from labs.cluster import torchrun\n\ntorchrun.TIED = {CLIENT!r}\n")
         config.stash[WARM] = {"IPYTHONDIR": str(_folder(config)), ADDRESS: listening(_server(config))}
     return config.stash[WARM]
 

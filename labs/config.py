@@ -13,8 +13,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from labs.gpt import did_you_mean
-from labs.models import ModelConfig, model_config
+from labs.model import ModelConfig, model_config
+from labs.model.gpt import did_you_mean
 from labs.values import from_text, kinds, metavar, shown, wanted
 from labs.values import is_of as is_of_kind
 

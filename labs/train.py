@@ -27,21 +27,21 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from fsdp_sim.measure.heap import keep_freed_memory
 from labs.checkpoint import Checkpointer, CheckpointError, RunLock
-from labs.closing import Closing
+from labs.cluster.process_group import Place, RefusedError, deterministic, process_group, use_threads
 from labs.config import read_config
-from labs.error_file import WholeErrorFile
-from labs.evaluation import evaluate
-from labs.meters import flops_per_token, memory_bytes, mfu, peak_flops, reset_peak_memory
-from labs.metrics import Metrics
-from labs.optimizer import make_optimizer
-from labs.place import Place, RefusedError, deterministic, process_group, use_threads
-from labs.points import point
-from labs.preflight import Run, prepare
-from labs.progress import Progress
-from labs.refusal import refused
-from labs.step import NotFiniteError, Outcome, train_step
-from labs.stopping import PREEMPTED, Stopping, stopping
-from labs.training import NoGoodCheckpointError, Training
+from labs.loop.end_of_run import Closing
+from labs.loop.error_file import WholeErrorFile
+from labs.loop.evaluation import evaluate
+from labs.loop.failpoints import point
+from labs.loop.metrics import Metrics
+from labs.loop.optimizer import make_optimizer
+from labs.loop.preflight import Run, prepare
+from labs.loop.progress import Progress
+from labs.loop.refusal import refused
+from labs.loop.run_state import NoGoodCheckpointError, Training
+from labs.loop.step import NotFiniteError, Outcome, train_step
+from labs.loop.stopping import PREEMPTED, Stopping, stopping
+from labs.measure.utilization import flops_per_token, memory_bytes, mfu, peak_flops, reset_peak_memory
 from labs.wrapping import wrap
 
 USAGE = __doc__ or ""

@@ -30,7 +30,7 @@ SUITES = {
     "recorder": ("tests/timeline/test_recorder.py",),
     "programs": ("tests/mini/test_programs.py", "tests/measure"),
     "parity": ("tests/mini/parity",),
-    "training": ("tests/labs/test_training.py", "tests/mini/siblings"),
+    "training": ("tests/labs/loop/test_run_state.py", "tests/mini/siblings"),
 }
 
 

@@ -87,10 +87,10 @@ FAULTS = [
     ),
     Fault(
         "every epoch has the order of the first",
-        "labs/loader.py",
+        "labs/data/loader.py",
         "np.random.PCG64((seed, epoch))",
         "np.random.PCG64((seed, 0))",
-        "tests/labs/test_loader.py",
+        "tests/labs/data/test_loader.py",
     ),
     Fault(
         "a checkpoint is named before its manifest is there",

@@ -48,7 +48,7 @@ for number in (signal.SIGINT, signal.SIGTERM):
 status = server.recv(1)
 sys.exit(status[0] if status else "it was killed")
 """
-"""Given ``PYTHON -m MODULE ARGUMENTS``; stands where `labs.notebook.TIED` did, or before a kernel's command."""
+"""Given ``PYTHON -m MODULE ARGUMENTS``; stands where `labs.cluster.torchrun.TIED` did, or before a kernel's command."""
 
 
 @contextmanager
@@ -85,7 +85,7 @@ def preload(*modules: str) -> None:
 
     from fsdp_sim.ranks import launch
 
-    launch.PRELOAD += ["labs.training", "labs.checkpoint", "labs.memory", *modules]
+    launch.PRELOAD += ["labs.loop.run_state", "labs.checkpoint", "labs.measure.allocations", *modules]
     server: Any = forkserver._forkserver  # type: ignore[attr-defined]
     os.kill(server._forkserver_pid, signal.SIGKILL)  # it would import first what it was asked for
     server._stop()

@@ -25,7 +25,7 @@ def demo(ranks: int, steps: int, batch: int, data: str | None, out: str) -> None
         raise click.ClickException(f"--out {out}: there is no folder {Path(out).absolute().parent}")
     click.echo("Under a minute on two idle cores. First, torch is loaded...")
 
-    from labs.overlap import Experiment
+    from labs.experiments.prefetch import Experiment
 
     try:
         experiment = Experiment(world_size=ranks, batch=batch, data=data)

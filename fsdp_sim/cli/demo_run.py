@@ -10,8 +10,8 @@ from rich.table import Table
 from fsdp_sim.cli.demo_words import COUNTED, INTRO, KNOWN, Closeness, Gain, ms, order_sentence
 from fsdp_sim.timeline import Timeline
 from fsdp_sim.timeline.analysis import exposed_comm_s, median_step, step_time_s
-from labs.asleep import Asleep
-from labs.overlap import WARM_UP_STEPS, Experiment, same_order, training_only
+from labs.experiments.prefetch import WARM_UP_STEPS, Experiment, same_order, training_only
+from labs.experiments.sleeping_blocks import Asleep
 
 SLEEPING_STEPS = 4
 TIMED_STEPS = WARM_UP_STEPS + 3

@@ -12,12 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from fsdp_sim.ranks import RanksError
-from labs import ladder_table as text
-from labs.divergence import TOLERANCE
-from labs.faults import FAULTS
-from labs.ladder import Ladder, climb
-from labs.ladder_run import MAX_RANKS, Setting
-from labs.rungs import RUNGS
+from labs.experiments.ladder import Ladder, climb
+from labs.experiments.ladder import table as text
+from labs.experiments.ladder.divergence import TOLERANCE
+from labs.experiments.ladder.faults import FAULTS
+from labs.experiments.ladder.on_ranks import MAX_RANKS, Setting
+from labs.experiments.ladder.rungs import RUNGS
 
 
 def _broken(value: str | None) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """The kernels of a transformer's pieces, as torch runs them: matmuls, attention, and what is bound by memory.
 
-Counts follow the eager modules (`labs/gpt.py`; Llama as published): every pointwise operation reads its inputs from
-memory and writes its outputs there. `Kernel.fusable` marks what a compiler fuses. Shapes in comments: T tokens, D
+Counts follow the eager modules (`labs/model/gpt.py`; Llama as published): every pointwise operation reads its inputs
+from memory and writes its outputs there. `Kernel.fusable` marks what a compiler fuses. Shapes in comments: T tokens, D
 d_model, F d_ffn, V vocab.
 """
 

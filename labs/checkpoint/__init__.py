@@ -11,11 +11,11 @@ index          which tensors a sharded checkpoint has, and where
 storage        its bytes, moved for torch.distributed.checkpoint
 staging        which of them a rank writes: the tensors, or copies of them
 tensors        safetensors files, read in slices and written tensor by tensor
-hugging_face   Hugging Face's names and layouts of the same weights
+hugging_face_names  Hugging Face's names and layouts of the same weights
 full           a full checkpoint: whole tensors, as safetensors
 checkpointer   all of it together, on all ranks, also in the background
 lock           one run at a time in a folder
-convert        from one form of checkpoint to another
+conversion     from one form of checkpoint to another; convert is its command
 """
 
 from labs.checkpoint.agree import CheckpointError

@@ -40,7 +40,7 @@ from labs.checkpoint.manifest import MANIFEST, Manifest
 from labs.checkpoint.staging import Buffers, Planner, shared_out
 from labs.checkpoint.state import State, local, not_finite
 from labs.checkpoint.storage import Reader, Writer
-from labs.points import point
+from labs.loop.failpoints import point
 
 FORMATS = ("sharded", "full")
 DISK_FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))

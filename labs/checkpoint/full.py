@@ -17,13 +17,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from labs.checkpoint import hugging_face
+from labs.checkpoint import hugging_face_names
 from labs.checkpoint.folder import damaged_files
 from labs.checkpoint.hashing import FileInfo
 from labs.checkpoint.manifest import MANIFEST, read_manifest
 from labs.checkpoint.state import State, local, read_state, whole, write_state
 from labs.checkpoint.tensors import Form, Source, Tensors, in_order, read_whole, write_tensors
-from labs.models import ModelConfig, empty
+from labs.model import ModelConfig, empty
 
 FILES = {"model.safetensors": "model.", "optim.safetensors": "optim."}
 """The files of a full checkpoint, and with what the names in a state begin that belong into each."""
@@ -128,10 +128,11 @@ def open_weights(path: str | Path) -> Source:
     """
     folder = Path(path)
     try:
-        return hugging_face.renamed(Tensors(folder), hugging_face.read_config(folder))
+        return hugging_face_names.renamed(Tensors(folder), hugging_face_names.read_config(folder))
     except FileNotFoundError as error:
         raise FileNotFoundError(
-            f"{error}; a sharded checkpoint becomes a full one with: python -m labs.convert {folder} FOLDER --to=full"
+            f"{error}; a sharded checkpoint becomes a full one with: "
+            f"python -m labs.checkpoint.convert {folder} FOLDER --to=full"
         ) from None
 
 

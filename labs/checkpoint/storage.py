@@ -49,7 +49,7 @@ from torch.futures import Future
 from labs.checkpoint.hashing import CHUNK_BYTES, FILES_AT_ONCE, FileInfo, write_file
 from labs.checkpoint.index import INDEX, Index, Piece, Saved, torch_dtype
 from labs.checkpoint.state import State
-from labs.points import point
+from labs.loop.failpoints import point
 
 FILE_BYTES = 256 << 20
 READERS = 4

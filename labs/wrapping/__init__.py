@@ -1,15 +1,15 @@
 """One word, `TrainConfig.api`, chooses how the model is spread over the ranks; nothing else in the trainer knows it.
 
-check            what an api cannot do, said before any process group exists
-units            which modules become units, the same list for every api
-recompute        activation checkpointing and torch.compile of each block: before the parameters are cut
-precision        dtypes, and the scaler that fp16 needs
-weights          the numbers of the seed, for models built on the meta device
-mesh             which ranks share one copy of the parameters
-base             `Wrapped`, what the trainer gets
-replicated       single, ddp
-fully_sharded    fsdp2, hsdp, mini: fully_shard
-fsdp1            fsdp1: FullyShardedDataParallel
+check                   what an api cannot do, said before any process group exists
+wrap_policy             which modules become units, the same list for every api
+checkpoint_and_compile  activation checkpointing and torch.compile of each block: before the parameters are cut
+precision               dtypes, and the scaler that fp16 needs
+meta_init               the numbers of the seed, for models built on the meta device
+mesh                    which ranks share one copy of the parameters
+base                    `Wrapped`, what the trainer gets
+replicated              single, ddp
+fully_sharded           fsdp2, hsdp, mini: fully_shard
+fsdp1                   fsdp1: FullyShardedDataParallel
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from collections.abc import Callable
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
+from labs.cluster.process_group import Place
 from labs.config import TrainConfig
-from labs.models import ModelConfig, build, empty
-from labs.place import Place
+from labs.model import ModelConfig, build, empty
 from labs.wrapping.base import Job, Wrapped
 from labs.wrapping.check import check
+from labs.wrapping.checkpoint_and_compile import checkpoint_blocks, compile_blocks
 from labs.wrapping.fsdp1 import wrap_fsdp1
 from labs.wrapping.fully_sharded import wrap_fully_sharded
-from labs.wrapping.recompute import checkpoint_blocks, compile_blocks
 from labs.wrapping.replicated import wrap_ddp, wrap_single
-from labs.wrapping.units import find_units
+from labs.wrapping.wrap_policy import find_units
 
 __all__ = ["Wrapped", "check", "wrap"]
 
@@ -48,7 +48,7 @@ def wrap(
     """The model with the weights of ``config.seed``, spread over all ranks as ``config.api`` says.
 
     A collective call, with the process group up (single needs none). Whatever the api, the number of ranks and
-    ``meta_init``, the weights are bit for bit those of `labs.models.build`.
+    ``meta_init``, the weights are bit for bit those of `labs.model.build`.
 
     Args:
         device: what computes; with ``cpu_offload`` the parameters stay in host memory.

@@ -12,9 +12,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from labs.cluster.process_group import Place
 from labs.config import TrainConfig
-from labs.place import Place
-from labs.wrapping.units import Units
+from labs.wrapping.wrap_policy import Units
 
 # What FSDP1, activation checkpointing and torch.compile put into the names of parameters.
 _ADDED = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")

@@ -6,11 +6,11 @@ import dataclasses
 
 import torch
 
+from labs.cluster.process_group import Place
 from labs.config import TrainConfig
-from labs.models import empty
-from labs.place import Place
+from labs.model import empty
 from labs.wrapping.mesh import is_hybrid, shard_size
-from labs.wrapping.units import find_units
+from labs.wrapping.wrap_policy import find_units
 
 _FULLY_SHARD = ("fsdp2", "hsdp", "mini")
 _SHARDED = (*_FULLY_SHARD, "fsdp1")

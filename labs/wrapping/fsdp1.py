@@ -13,11 +13,11 @@ from torch.distributed.fsdp import BackwardPrefetch, CPUOffload, FullyShardedDat
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.distributed.fsdp.wrap import CustomPolicy
 
-from labs.place import n_ranks
+from labs.cluster.process_group import n_ranks
 from labs.wrapping.base import Job, Wrapped
 from labs.wrapping.mesh import make_mesh, mesh_label
+from labs.wrapping.meta_init import fill_module
 from labs.wrapping.precision import dtypes_label, fsdp1_policy_of
-from labs.wrapping.weights import fill_module
 
 
 def wrap_fsdp1(job: Job) -> Wrapped:

@@ -16,8 +16,8 @@ import fsdp_sim.mini
 from labs.config import TrainConfig
 from labs.wrapping.base import Job, Wrapped
 from labs.wrapping.mesh import make_mesh, mesh_label
+from labs.wrapping.meta_init import materialise_shards
 from labs.wrapping.precision import dtypes_label, policy_of
-from labs.wrapping.weights import materialise_shards
 
 FULLY_SHARD: dict[str, Callable[..., Any]] = {
     "fsdp2": torch.distributed.fsdp.fully_shard,

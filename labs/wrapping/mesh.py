@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from labs.cluster.process_group import Place, n_ranks
 from labs.config import TrainConfig
-from labs.place import Place, n_ranks
 
 
 def is_hybrid(config: TrainConfig) -> bool:

@@ -14,10 +14,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from labs.place import n_ranks
+from labs.cluster.process_group import n_ranks
 from labs.wrapping.base import Job, Wrapped
+from labs.wrapping.meta_init import fill_module
 from labs.wrapping.precision import autocast_forward, dtypes_label
-from labs.wrapping.weights import fill_module
 
 
 def wrap_single(job: Job) -> Wrapped:

@@ -31,10 +31,10 @@ from fsdp_sim.ranks import Network, run, track
 from fsdp_sim.spec import Cluster, Model, Plan
 from fsdp_sim.timeline.analysis import step_time_s
 from labs.data import local_batch
-from labs.gpt import GPT, GPTConfig
-from labs.models import build
-from labs.overlap import Experiment, same_order, training_only
-from labs.pieces import make_optimizer, mean_over_ranks, shard, train_step
+from labs.experiments.prefetch import Experiment, same_order, training_only
+from labs.loop.minimal import make_optimizer, mean_over_ranks, shard, train_step
+from labs.model import build
+from labs.model.gpt import GPT, GPTConfig
 
 # %% [markdown]
 # ## 1. Who holds what
@@ -242,7 +242,7 @@ viz.compare(*(step.timeline for step in steps.values()), titles=titles)
 # and two ranks instead of four. *Predict:* are its losses ours?
 
 # %% tags=["nbval-ignore-output"]
-from labs.notebook import torchrun
+from labs.cluster.torchrun import torchrun
 
 lab = torchrun("-m", "labs.train", "--steps=4", "--global_batch=32", ranks=2)
 

@@ -34,9 +34,9 @@ from fsdp_sim.ranks import run
 from fsdp_sim.schedule import build as build_program
 from fsdp_sim.schedule import toy
 from fsdp_sim.timeline import Op
-from labs.gpt import GPTConfig
-from labs.models import build, empty
-from labs.pieces import shard
+from labs.loop.minimal import shard
+from labs.model import build, empty
+from labs.model.gpt import GPTConfig
 
 # %% [markdown]
 # ## 1. Same layers, other storage
@@ -443,14 +443,14 @@ board("memory")
 # ranks. What will the operating system say the process takes?
 
 # %% tags=["nbval-ignore-output"]
-from labs.notebook import torchrun
+from labs.cluster.torchrun import torchrun
 
 lab = torchrun("-m", "labs.train", "--steps=2", "--global_batch=8", "--seq_len=64", ranks=2)
 
 # %%
 from labs.config import TrainConfig
-from labs.lab.memory import Setting, counted_step
-from labs.memory import at_peak
+from labs.experiments.memory import Setting, counted_step
+from labs.measure.allocations import at_peak
 
 setting = Setting(TrainConfig(seq_len=64, global_batch=8, device="cpu"), ranks=2)
 counted = counted_step(setting)  # the same step once more, with every tensor counted
@@ -477,7 +477,7 @@ viz.memory_waterfall({"predicted": setting.simulation, "counted": counted})
 # have, and two steps, for the optimizer's state is made in the first.
 #
 # **Next:** `lab_02_memory.ipynb` turns a dozen knobs one by one, each predicted and then counted. **On one GPU:**
-# `python -m labs.lab.memory --model gpt2 --seq-len 512`. **On many:** the same command takes one rank per GPU.
+# `python -m labs.experiments.memory --model gpt2 --seq-len 512`. **On many:** the same command takes one rank per GPU.
 
 # %% [markdown]
 # ## What you have seen

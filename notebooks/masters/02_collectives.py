@@ -404,9 +404,9 @@ said("collectives")
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from labs.gpt import GPTConfig
-from labs.models import build
-from labs.pieces import shard
+from labs.loop.minimal import shard
+from labs.model import build
+from labs.model.gpt import GPTConfig
 
 
 def step(api):
@@ -440,8 +440,8 @@ sent_bars(bars, "MiB sent by rank 0 in a step, as rings", "Two gathers and a red
 # what crosses from node to node.
 #
 # **On one GPU** there is nothing to send: `fsdp-sim calibrate --device cuda` measures its kernels alone. **On many:**
-# the same command fits NCCL's latency and bandwidth on your links, and `python -m labs.lab.ddp_to_fsdp2 --ranks N`
-# runs this comparison on NCCL.
+# the same command fits NCCL's latency and bandwidth on your links, and `python -m labs.experiments.ddp_to_fsdp2 --ranks
+# N` runs this comparison on NCCL.
 
 # %% tags=["nbval-ignore-output"]
 board("collectives")

@@ -426,7 +426,7 @@ assert (strategy, warned, kind, placement) == ("NO_SHARD", 1, "DTensor", "S(0)")
 # Now a GPT as it is trained on a cluster: torchrun, torch's `fully_shard`, two ranks, made on meta.
 
 # %% tags=["nbval-ignore-output"]
-from labs.notebook import torchrun
+from labs.cluster.torchrun import torchrun
 
 lab = torchrun("-m", "labs.train", "--steps=2", "--global_batch=8", "--meta_init=true", ranks=2)
 
@@ -439,8 +439,8 @@ assert 5 < lab.losses[0] < 6  # a model that knows nothing: ln 256 = 5.5 for eac
 # Go on in `lab_02_memory.ipynb` (what shards save), `lab_03_units.ipynb` (which parameters form a unit) and
 # `lab_06_resume.ipynb` (shards saved by 4 ranks, loaded by 2).
 #
-# **On one GPU:** `python -m labs.lab.memory --model gpt2 --ranks 1`; nothing is divided by one. **On many:** the same
-# without `--ranks`; there DTensor's own initialization draws different rows on every rank.
+# **On one GPU:** `python -m labs.experiments.memory --model gpt2 --ranks 1`; nothing is divided by one. **On many:**
+# the same without `--ranks`; there DTensor's own initialization draws different rows on every rank.
 
 # %% tags=["nbval-ignore-output"]
 board("sharding")

@@ -33,11 +33,11 @@ from fsdp_sim.learn import board, check, hint, in_torch, said, solution  # noqa:
 from fsdp_sim.learn.pictures.unit import Cell, rows_held
 from fsdp_sim.measure.record import record
 from fsdp_sim.ranks import run
-from labs.gpt import GPTConfig
-from labs.ladder import Setting, climb
-from labs.models import build
-from labs.overlap import Experiment, training_only
-from labs.pieces import make_optimizer, mean_over_ranks, shard, train_step
+from labs.experiments.ladder import Setting, climb
+from labs.experiments.prefetch import Experiment, training_only
+from labs.loop.minimal import make_optimizer, mean_over_ranks, shard, train_step
+from labs.model import build
+from labs.model.gpt import GPTConfig
 
 # %% [markdown]
 # ## 1. What a rank keeps
@@ -513,7 +513,7 @@ board("unit")
 # `labs/train.py` is the real trainer: `torchrun` starts it as on a cluster. The same seed and text as in section 7.
 
 # %% tags=["nbval-ignore-output"]
-from labs.notebook import torchrun
+from labs.cluster.torchrun import torchrun
 
 lab = torchrun("-m", "labs.train", "--steps=3", "--global_batch=8", "--n_layer=2", "--seq_len=64", ranks=2)
 
@@ -522,9 +522,10 @@ assert torch.allclose(torch.tensor(lab.losses), torch.tensor(baseline), rtol=1e-
 print("The trainer's losses on two ranks are those of section 7.")
 
 # %% [markdown]
-# `python -m labs.checklist` goes through the whole list: one process, 2, 4 and 8 ranks, DDP's losses, memory divided
-# by the ranks, a checkpoint gone on from. With a GPU for each rank it runs on NCCL; **one GPU:** `--ranks 1` shows
-# that nothing breaks, not that anything is divided. `lab_01_ddp_to_fsdp2.ipynb` makes the step from DDP in one diff.
+# `python -m labs.experiments.checklist` goes through the whole list: one process, 2, 4 and 8 ranks, DDP's
+# losses, memory divided by the ranks, a checkpoint gone on from. With a GPU for each rank it runs on NCCL; **one GPU:**
+# `--ranks 1` shows that nothing breaks, not that anything is divided. `lab_01_ddp_to_fsdp2.ipynb` makes the step from
+# DDP in one diff.
 
 # %% [markdown]
 # ## What you have seen

@@ -388,7 +388,7 @@ assert 1.1 < active[1] / active[0] < 1.3
 
 # %% tags=["nbval-ignore-output"]
 from labs.config import TrainConfig
-from labs.lab import overlap as lab_overlap
+from labs.experiments import overlap as lab_overlap
 
 config = TrainConfig(n_layer=3, seq_len=64, global_batch=4, device="cpu")
 traced = lab_overlap.record({"FSDP2": config}, ranks=2)["FSDP2"]
@@ -480,7 +480,7 @@ board("overlap")
 # %% tags=["nbval-ignore-output"]
 import tempfile
 
-from labs.notebook import torchrun
+from labs.cluster.torchrun import torchrun
 
 with tempfile.TemporaryDirectory() as folder:
     options = ("--steps=3", "--n_layer=3", "--global_batch=4", "--seq_len=64", "--profile=3", f"--out={folder}")

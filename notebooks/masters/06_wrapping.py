@@ -50,8 +50,8 @@ from fsdp_sim.timeline import COLLECTIVES, Memory, Op
 # *Predict:* GPT-2 with 124 million parameters; a call for each of the twelve blocks, then one for the model. How many
 # units, and what is in the last?
 # %%
-from labs.models import empty, model_config
-from labs.wrapping.units import find_units
+from labs.model import empty, model_config
+from labs.wrapping.wrap_policy import find_units
 
 gpt2 = empty(model_config("gpt2"))
 ways = {name: find_units(gpt2, how).names for name, how in (("the model alone", "root"), ("each block", "block"))}
@@ -345,7 +345,7 @@ for together in (False, True):
 
 # %% tags=["nbval-ignore-output"]
 from fsdp_sim.learn.exercises.wrapping import tied_in_two_units as tied_files
-from labs.lab.picture import losses
+from labs.experiments.pictures import losses
 
 calls = tied_files.inputs(0)
 right = tied_files.trained()(calls)[0]
@@ -447,7 +447,7 @@ board("wrapping")
 # predicts and measures all cuts.
 
 # %% tags=["nbval-ignore-output"]
-from labs.notebook import torchrun
+from labs.cluster.torchrun import torchrun
 
 lab = torchrun("-m", "labs.train", "--steps=2", "--global_batch=4", "--seq_len=64", "--n_layer=3", "--wrap=190000")
 

@@ -35,8 +35,8 @@ from fsdp_sim.measure.live_bytes import live_bytes
 from fsdp_sim.ranks import run
 from fsdp_sim.schedule import Kind, toy_program
 from fsdp_sim.timeline import Op
-from labs.gpt import GPTConfig
-from labs.models import build
+from labs.model import build
+from labs.model.gpt import GPTConfig
 
 # %%
 accumulation, least, blocks = gradients_kept_whole, step_in_least_memory, saved_for_backward  # inputs of exercises
@@ -414,7 +414,7 @@ board("peak")
 
 # %% tags=["nbval-ignore-output"]
 from labs.config import TrainConfig
-from labs.lab import memory
+from labs.experiments import memory
 
 asked = memory.settings(TrainConfig(seq_len=64, device="cpu"), ranks=2, rows=4)
 knobs = ("activation_checkpointing=full", memory.BASE, "reshard_after_forward=False", "wrap=root")
@@ -430,9 +430,10 @@ mib = {name: {"counted": n_bytes / 2**20} for name, n_bytes in counted.items()}
 stacks(mib, "Four settings of the same step, counted on two ranks", "MiB at the peak")
 
 # %% [markdown]
-# **Next:** `lab_02_memory.ipynb` has a dozen knobs, and the parts of the peak beside the prediction. **On one GPU:**
-# `python -m labs.lab.memory --model gpt2 --seq-len 512`; checkpointing, a fused loss and offload show there too. **On
-# many:** the same command takes one rank per GPU. Watch `max_memory_reserved()` beside `max_memory_allocated()`.
+# **Next:** `lab_02_memory.ipynb` has a dozen knobs, and the parts of the peak beside the prediction. **On
+# one GPU:** `python -m labs.experiments.memory --model gpt2 --seq-len 512`; checkpointing, a fused loss and offload
+# show there too. **On many:** the same command takes one rank per GPU. Watch `max_memory_reserved()` beside
+# `max_memory_allocated()`.
 
 # %% [markdown]
 # ## What you have seen

@@ -34,8 +34,8 @@ from fsdp_sim.learn import board, check, hint, in_torch, said, solution  # noqa:
 from fsdp_sim.learn.pictures.numerics import curves, side_by_side
 from fsdp_sim.learn.pictures.unit import Cell, rows_held
 from fsdp_sim.ranks import run
-from labs.lab import numerics
-from labs.lab.picture import bars
+from labs.experiments import numerics
+from labs.experiments.pictures import bars
 
 
 # %%
@@ -459,7 +459,7 @@ table("As rank 0 sees it", ("", "parameters that decay", "numbers in all"), rows
 
 # %% [markdown]
 # FSDP1's shards are flat: nothing decays, and a count of parameters (or a utilisation made from it) is of one shard.
-# Choose groups by *name, before wrapping*, as `labs/optimizer.py` does, and count before wrapping. Such groups by
+# Choose groups by *name, before wrapping*, as `labs/loop/optimizer.py` does, and count before wrapping. Such groups by
 # hand also decide how FSDP1's optimizer state is loaded (`optim_state_dict_to_load` goes by names). FSDP2's DTensors
 # keep both dimensions and `numel()` of the whole.
 
@@ -568,15 +568,15 @@ board("numerics")
 # by one process. *Predict:* by how much do the losses differ?
 
 # %% tags=["nbval-ignore-output"]
-from labs.notebook import torchrun
+from labs.cluster.torchrun import torchrun
 
 lab = torchrun("-m", "labs.train", "--param_dtype=bf16", "--steps=4", "--global_batch=8", ranks=2)
 
 # %%
 from labs.data import load_corpus
-from labs.gpt import GPTConfig
-from labs.models import build
-from labs.pieces import make_optimizer, train_step
+from labs.loop.minimal import make_optimizer, train_step
+from labs.model import build
+from labs.model.gpt import GPTConfig
 
 model = build(GPTConfig.preset("teaching"), seed=0)
 optimizer = make_optimizer(model)
@@ -587,8 +587,8 @@ print("Every loss in bf16 is within 2⁻⁸ of fp32's, and they are not the same
 
 # %% [markdown]
 # `lab_05_numerics.ipynb` predicts each of these numbers before it measures it. **One GPU or more:**
-# `python -m labs.lab.numerics` trains in fp16 too, with its scaler. **Many:** compare `--reduce_dtype=bf16` and `fp32`
-# on your own model before you save half of the gradients' bytes.
+# `python -m labs.experiments.numerics` trains in fp16 too, with its scaler. **Many:** compare `--reduce_dtype=bf16` and
+# `fp32` on your own model before you save half of the gradients' bytes.
 
 # %% [markdown]
 # ## What you have seen

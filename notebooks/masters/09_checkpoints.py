@@ -44,8 +44,8 @@ from fsdp_sim.learn.exercises.checkpoints import Training
 from fsdp_sim.learn.pictures.checkpoints import reads, saves
 from fsdp_sim.learn.pictures.memory import stacks
 from fsdp_sim.ranks import RanksError, run
-from labs.lab.picture import losses
-from labs.lab.resume import on_disk
+from labs.experiments.pictures import losses
+from labs.experiments.resume import on_disk
 
 temporary = tempfile.TemporaryDirectory()  # on the disk of this machine, where all ranks see it
 folder = Path(temporary.name)
@@ -514,7 +514,7 @@ HTML(viz.Table("Two checkpoints of a stranger, loaded", ("way", "its code"), way
 # %% [markdown]
 # A pickle is a program. `torch.load` refuses most of them by default; DCP's index does not ask. Load what your own
 # jobs wrote, from a folder that only they can write. Between people, weights travel as **safetensors**: a header,
-# then bytes. `python -m labs.convert` makes them, and refuses folders of DCP whose index is a pickle.
+# then bytes. `python -m labs.checkpoint.convert` makes them, and refuses folders of DCP whose index is a pickle.
 
 # %%
 said("checkpoints")
@@ -526,7 +526,7 @@ said("checkpoints")
 # are written, the folder has not its name yet. Then one process *without FSDP* goes on. *Predict:* from which step?
 
 # %% tags=["nbval-ignore-output"]
-from labs.lab import resume
+from labs.experiments import resume
 
 resume.kill(folder / "killed", ranks=2, where="before-rename")
 alone = resume.goes_on(folder / "killed", folder / "alone", "--api=single", ranks=1)
@@ -543,7 +543,7 @@ assert alone.losses[-1] < alone.losses[0]
 
 # %% [markdown]
 # `lab_06_resume.ipynb` compares all losses with those of a run that nobody disturbed, and lets torchrun restart by
-# itself. **One GPU or more:** `python -m labs.lab.resume --ranks 4` uses the GPUs that each rank finds. **Many
+# itself. **One GPU or more:** `python -m labs.experiments.resume --ranks 4` uses the GPUs that each rank finds. **Many
 # nodes:** `torchrun --max-restarts=3 ... -m labs.train --save_every=100 --async_save=true --out=/shared/run`, where
 # all nodes see the folder; then kill a node.
 

@@ -657,17 +657,17 @@ said("scale")
 # and with HSDP?
 
 # %% tags=["nbval-ignore-output"]
-from labs.trained import train
+from labs.cluster.torchrun import train
 
 SETTING = ("--n_layer=2", "--steps=2", "--global_batch=8", "--seq_len=64")
 hybrid = train(*SETTING, "--api=hsdp", "--shard_size=2", ranks=4)
 print("losses:", *(f"{loss:.4f}" for loss in hybrid.losses))
 
 # %%
+from labs.cluster.process_group import Place
 from labs.config import TrainConfig
-from labs.lab.nodes import across_bytes
-from labs.models import empty
-from labs.place import Place
+from labs.experiments.nodes import across_bytes
+from labs.model import empty
 
 model_bytes = 4 * empty(TrainConfig(n_layer=2).model_config).num_params()
 assert all(abs(kept / (3 * model_bytes) - 1 / 2) < 0.01 for kept in hybrid.report["state_bytes"])
@@ -682,8 +682,9 @@ assert round(sent[1] / model_bytes, 2) == 1.0
 # `lab_09_nodes.ipynb` runs both over a network between two nodes, makes it slow, and finds a rank that never comes in
 # the flight recorder's dump. `lab_10_tune.ipynb` searches the fastest plan that fits, and checks three of them.
 #
-# **One GPU:** `python -m labs.lab.tune --device cuda --cluster H100 --ranks 64`: real kernels, a pretended wire.
-# **Many:** `sbatch labs/launch/train.sbatch --model=gpt2 --api=hsdp`, then `--api=fsdp2`, and compare the reports.
+# **One GPU:** `python -m labs.experiments.tune --device cuda --cluster H100 --ranks 64`: real kernels, a pretended
+# wire. **Many:** `sbatch labs/cluster/launch/train.sbatch --model=gpt2 --api=hsdp`, then `--api=fsdp2`, and compare the
+# reports.
 
 # %% tags=["nbval-ignore-output"]
 board("scale")

@@ -36,7 +36,7 @@ from fsdp_sim.learn import board, check, hint, said, solution  # noqa: F401
 from fsdp_sim.learn.pictures.migration import RAISES, RUNS, WARNS, knobs, marks
 from fsdp_sim.ranks import run
 from fsdp_sim.spec import Cluster, Plan
-from labs.lab import ddp_to_fsdp2
+from labs.experiments import ddp_to_fsdp2
 
 # %% [markdown]
 # ## 1. From DDP: the diff
@@ -589,13 +589,15 @@ assert "Dynamo only supports FSDP with use_orig_params=True" in reasons
 # The same model three ways: by hand, through Accelerate, through Lightning Fabric. Here is what one writes in lab 8.
 
 # %%
-from labs.lab.hugging_face import training, with_accelerate, with_fabric
+from labs.experiments.hugging_face import with_accelerate, with_fabric, with_fully_shard
 
-sources = [inspect.getsource(f) for f in (training.start_fsdp2, with_accelerate.plugin, with_fabric.start_fabric)]
+sources = [
+    inspect.getsource(f) for f in (with_fully_shard.start_fsdp2, with_accelerate.plugin, with_fabric.start_fabric)
+]
 Code("\n".join(sources), language="python")
 
 # %%
-from labs.lab.hugging_face.lab import WRITTEN, lines_of
+from labs.experiments.hugging_face.experiment import WRITTEN, lines_of
 
 side = (
     ("units", "your loop", "transformer_cls_names_to_wrap, in a plugin or a yaml", "your loop, in a function"),
@@ -723,8 +725,8 @@ commands = (
     ("go on where it stopped", "... -m labs.train --out=runs/a --save_every=10 (the same command again)"),
     ("two nodes, on each", "torchrun --nnodes=2 --nproc_per_node=4 --rdzv-backend=c10d --rdzv-endpoint=HOST:29500 ..."),
     ("two nodes, by hand", "torchrun --nnodes=2 --node_rank=0|1 --master_addr=HOST --master_port=29500 ..."),
-    ("Slurm", "sbatch --nodes=2 labs/launch/train.sbatch"),
-    ("Kubernetes", "kubectl create -f labs/launch/train-job.yaml"),
+    ("Slurm", "sbatch --nodes=2 labs/cluster/launch/train.sbatch"),
+    ("Kubernetes", "kubectl create -f labs/cluster/launch/train-job.yaml"),
 )
 HTML(viz.Table("The command grows, the script does not", ("", "command"), commands).to_html())
 
@@ -742,7 +744,7 @@ assert {"api", "wrap", "activation_checkpointing", "compile", "out", "save_every
 # Now the real thing, two ranks on this machine:
 
 # %% tags=["nbval-ignore-output"]
-from labs.notebook import torchrun
+from labs.cluster.torchrun import torchrun
 
 lab = torchrun("-m", "labs.train", "--steps=4", "--global_batch=16", "--n_layer=3", ranks=2)
 
@@ -756,9 +758,9 @@ print(f"torch's fully_shard, started by torchrun: {len(lab.losses)} steps, and t
 def seconds_to_shard():
     import time
 
-    from labs.gpt import GPTConfig
-    from labs.models import build
-    from labs.pieces import shard
+    from labs.loop.minimal import shard
+    from labs.model import build
+    from labs.model.gpt import GPTConfig
 
     model, start = build(GPTConfig.preset("teaching")), time.perf_counter()
     shard(model, fully_shard)
@@ -776,8 +778,9 @@ assert max(took_s) < 10
 # it. What takes long is the start of processes, imports, and reading weights: with one reader and a broadcast, or
 # shard by shard, that shrinks too. Measure your own start before you believe anyone's.
 #
-# Go on with **lab 1** (`lab_01_ddp_to_fsdp2.ipynb`: one GPU `python -m labs.lab.ddp_to_fsdp2 --ranks 1`, many `--ranks
-# N`) and **lab 8** (`lab_08_hugging_face.ipynb`: `torchrun --nproc_per_node=N -m labs.lab.hugging_face`).
+# Go on with **lab 1** (`lab_01_ddp_to_fsdp2.ipynb`: one GPU `python -m labs.experiments.ddp_to_fsdp2 --ranks 1`, many
+# `--ranks N`) and **lab 8** (`lab_08_hugging_face.ipynb`: `torchrun --nproc_per_node=N -m
+# labs.experiments.hugging_face`).
 
 # %% [markdown]
 # ## What you have seen

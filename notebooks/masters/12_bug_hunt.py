@@ -48,10 +48,10 @@ from fsdp_sim.learn.judges.account import sent_bytes
 from fsdp_sim.learn.pictures.bug_hunt import Box, Look, agreement, boxes, issued, where_ranks_stand
 from fsdp_sim.ranks import RanksError, run
 from fsdp_sim.timeline import Op
-from labs.lab.compile.orders import EXPECTED
-from labs.lab.picture import bars, losses
-from labs.lab.result import Row
-from labs.ladder import Setting, climb
+from labs.experiments.compile.transform_orders import EXPECTED
+from labs.experiments.ladder import Setting, climb
+from labs.experiments.pictures import bars, losses
+from labs.experiments.result import Row
 
 
 def tried(name, function):
@@ -655,7 +655,7 @@ said("bug_hunt")
 # of which unit do the others wait? Torch's flight recorder knows, without any help from this notebook.
 
 # %%
-from labs.lab.nodes import hang as hang_for_real
+from labs.experiments.nodes import hang as hang_for_real
 
 found = hang_for_real(rank=1, unit="layers.2", step=1)
 print(found.findings[0])
@@ -678,10 +678,10 @@ assert rows["rank 1"][-1].look is Look.NOTHING
 boxes(rows, f"Three ranks wait in #{last}, which rank 1 has not issued", [f"#{n}" for n in numbers])
 
 # %% [markdown]
-# **On your machines:** `python -m labs.lab.nodes --hang` does this from a terminal; Lab 9 (`lab_09_nodes.ipynb`)
-# explains the dumps. **One GPU:** one rank cannot wait for another; use the CPU. **Many GPUs:** set
-# `TORCH_FR_DUMP_TEMP_FILE=/shared/fr_` before `torchrun`, and after a hang
-# `python -m labs.flight_recorder /shared`. Where you stand in the course:
+# **On your machines:** `python -m labs.experiments.nodes --hang` does this from a terminal; Lab 9
+# (`lab_09_nodes.ipynb`) explains the dumps. **One GPU:** one rank cannot wait for another; use the CPU. **Many GPUs:**
+# set `TORCH_FR_DUMP_TEMP_FILE=/shared/fr_` before `torchrun`, and after a hang `python -m labs.cluster.flight_recorder
+# /shared`. Where you stand in the course:
 
 # %% tags=["nbval-ignore-output"]
 board()

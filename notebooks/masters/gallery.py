@@ -24,7 +24,7 @@ from fsdp_sim.diagnose import diagnose
 from fsdp_sim.explore import Sweep
 from fsdp_sim.schedule import build, toy
 from fsdp_sim.timeline import to_pandas, write_chrome
-from labs.overlap import Experiment, training_only
+from labs.experiments.prefetch import Experiment, training_only
 
 eight = Cluster("A100-SXM-80GB", gpus=8)
 sixteen = Cluster("A100-SXM-80GB", gpus=16, bandwidth_gbps=100)  # two nodes and a slow network between them

@@ -19,9 +19,9 @@
 # need half of the memory?
 
 # %%
-from labs.lab import ddp_to_fsdp2
-from labs.lab.picture import bars
-from labs.record import result_of
+from labs.experiments import ddp_to_fsdp2
+from labs.experiments.gpu_results import result_of
+from labs.experiments.pictures import bars
 
 lines = ddp_to_fsdp2.changed_lines()
 added = [line for line in lines if line.startswith("+") and not line.startswith(("+++", '+"'))]
@@ -93,7 +93,7 @@ assert 1.4 < moved["fsdp2"] / moved["ddp"] < 1.5
 # %% [markdown]
 # 1.5 times is the rule; here it is a little less, because the root's parameters are not gathered twice.
 #
-# **On GPUs:** `python -m labs.lab.ddp_to_fsdp2 --device cuda` runs the same two scripts on NCCL, a rank on each
+# **On GPUs:** `python -m labs.experiments.ddp_to_fsdp2 --device cuda` runs the same two scripts on NCCL, a rank on each
 # GPU. On a single one it shows the diff's cost without its use: nothing is divided by one.
 # **On several nodes:** start the two scripts with `torchrun --nnodes=...`; not a line of them changes.
 

@@ -21,9 +21,9 @@
 # %%
 from fsdp_sim import viz
 from labs.config import TrainConfig
-from labs.lab import memory
-from labs.memory import at_peak, memory_picture
-from labs.record import result_of
+from labs.experiments import memory
+from labs.experiments.gpu_results import result_of
+from labs.measure.allocations import at_peak, memory_picture
 
 base = TrainConfig(seq_len=64, device="cpu")
 asked = memory.settings(base, ranks=2, rows=4)
@@ -104,7 +104,7 @@ assert abs(saved["optimizer=sgd_momentum"] - kept_mib) < 0.05
 # On CPU ranks `cpu_offload` shows only half of what it does: host and device are one memory, so the table
 # has the device's part as predicted, and counts both together.
 #
-# **On one GPU:** `python -m labs.lab.memory --device cuda --model gpt2 --seq-len 512` asks CUDA's allocator.
+# **On one GPU:** `python -m labs.experiments.memory --device cuda --model gpt2 --seq-len 512` asks CUDA's allocator.
 # With one rank nothing is divided; checkpointing, bf16 and offload still save. **On many:** the same command
 # takes one rank per GPU. Then watch *reserved* beside *allocated* memory: the gap is fragmentation.
 

@@ -23,8 +23,8 @@
 from fsdp_sim import viz
 from fsdp_sim.timeline import Op
 from fsdp_sim.timeline.analysis import overlap
-from labs.lab import units
-from labs.lab.memory import PEAK
+from labs.experiments import units
+from labs.experiments.memory import PEAK
 
 simulated = units.on_a_cluster()
 units.picture(simulated, "Predicted for 16 A100: a unit for each block is fastest")
@@ -92,8 +92,8 @@ viz.show(shown, ranks=[0])
 # the same unit, or each unit would train a copy of its own.
 
 # %%
-from labs.models import empty, model_config
-from labs.wrapping.units import find_units, ties
+from labs.model import empty, model_config
+from labs.wrapping.wrap_policy import find_units, ties
 
 gpt2 = empty(model_config("gpt2"))
 found = find_units(gpt2, "Embedding,Linear")

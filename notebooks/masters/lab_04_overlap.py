@@ -24,12 +24,12 @@ from fsdp_sim import viz
 from fsdp_sim.timeline import Op
 from fsdp_sim.timeline.analysis import median_step
 from labs.config import TrainConfig
-from labs.lab import overlap
-from labs.lab.picture import bars
-from labs.lab.result import Result, this_machine
-from labs.overlap import Experiment
-from labs.record import result_of
-from labs.run_summary import first_divergence
+from labs.experiments import overlap
+from labs.experiments.gpu_results import result_of
+from labs.experiments.pictures import bars
+from labs.experiments.prefetch import Experiment
+from labs.experiments.result import Result, this_machine
+from labs.measure.step_summary import first_divergence
 
 config = TrainConfig(n_layer=3, seq_len=64, global_batch=4, device="cpu")
 settings = overlap.configs(config)
@@ -132,9 +132,9 @@ assert limited.predicted <= 3 < 30 < unlimited.predicted
 # %% [markdown]
 # ## What to do on GPUs
 #
-# - One GPU: no rank to talk to. Read the order of a trace; `labs.pretend` shows the overlap of a cluster.
-# - Several: `python -m labs.lab.overlap --device cuda --model gpt2 --rows 8 --seq-len 1024` times every setting,
-#   FSDP1's without its limiter too, and puts the prediction of the catalogue beside it.
+# - One GPU: no rank to talk to. Read the order of a trace; `labs.cluster.pretend` shows the overlap of a cluster.
+# - Several: `python -m labs.experiments.overlap --device cuda --model gpt2 --rows 8 --seq-len 1024` times every
+#   setting, FSDP1's without its limiter too, and puts the prediction of the catalogue beside it.
 # - Any run: `torchrun ... -m labs.train --out=runs/a --profile=4` writes `runs/a/timeline.jsonl.gz` of all
 #   ranks and ends with a line: exposed, overlap, waiting for late ranks, idle, and where the prediction was
 #   left.

@@ -27,9 +27,9 @@
 # the error of any number is predicted.
 
 # %% tags=["nbval-ignore-output"]
-from labs.lab import numerics
-from labs.lab.numerics import BF16_UNIT
-from labs.record import result_of
+from labs.experiments import numerics
+from labs.experiments.gpu_results import result_of
+from labs.experiments.numerics import BF16_UNIT
 
 
 def show(rows, only=""):
@@ -105,7 +105,7 @@ assert uneven[-1].measured > 0.1
 
 # %% [markdown]
 # Each rank's mean makes a token of the second rank count ten times one of the first. The trainer divides
-# the *sum* of the losses by the tokens of all ranks (`labs/step.py`), and multiplies by the number of ranks,
+# the *sum* of the losses by the tokens of all ranks (`labs/loop/step.py`), and multiplies by the number of ranks,
 # which FSDP divides by.
 #
 # ## 6. And the training?
@@ -121,7 +121,7 @@ print("Every loss in bf16 is within 2⁻⁸ of fp32's, and they are not the same
 # %% [markdown]
 # ## Go on
 #
-# **One GPU or more:** `python -m labs.lab.numerics --device cuda` trains in fp16 too, with its scaler.
+# **One GPU or more:** `python -m labs.experiments.numerics --device cuda` trains in fp16 too, with its scaler.
 # **Many:** add the error of 1,024 ranks to figure 1 with `predict_reduction(gradients_of(2), 1024)`, and
 # compare the losses of `--reduce_dtype=bf16` and `fp32` on your own model before you save half of the bytes.
 

@@ -29,10 +29,10 @@
 import tempfile
 from pathlib import Path
 
-from labs.lab import resume
-from labs.lab.picture import losses
-from labs.lab.resume import SETTING, train
-from labs.record import result_of
+from labs.experiments import resume
+from labs.experiments.gpu_results import result_of
+from labs.experiments.pictures import losses
+from labs.experiments.resume import SETTING, train
 
 temporary = tempfile.TemporaryDirectory()  # gone with the kernel
 folder = Path(temporary.name)
@@ -96,7 +96,7 @@ print("Equal, bit for bit: parameters, both moments, step, random numbers and pl
 # %% [markdown]
 # Leave one of these out and the loss jumps, or, worse, does not: data that are read twice look like progress.
 #
-# - `python -m labs.lab.resume` also times a save beside what the disk alone takes, and goes on with FSDP1.
+# - `python -m labs.experiments.resume` also times a save beside what the disk alone takes, and goes on with FSDP1.
 # - **One GPU or more:** the same command with `--device cuda`: a rank on each, and `--deterministic=true` in
 #   all runs, since attention's backward on a GPU may add in any order.
 # - **Many nodes:** `--out` on a file system that all nodes see, `--async_save=true` to train while it writes,

@@ -19,10 +19,10 @@
 # *Predict:* checkpoint, compile, shard: which comes first, and which last? What goes wrong otherwise?
 
 # %%
-from labs.lab.compile import HOW, measure_peak_bytes, orders, predict_peak_bytes
-from labs.lab.picture import bars
-from labs.lab.result import Row
-from labs.record import result_of
+from labs.experiments.compile import HOW, measure_peak_bytes, orders, predict_peak_bytes
+from labs.experiments.gpu_results import result_of
+from labs.experiments.pictures import bars
+from labs.experiments.result import Row
 
 # %% [markdown]
 # ## 1. Not keeping activations
@@ -63,7 +63,7 @@ bars(rows, "peak memory", "Checkpointing every block halves the peak; selective 
 # %% [markdown]
 # ## 2. The order
 #
-# `labs/wrapping/recompute.py` checkpoints each block, compiles it, and FSDP shards it last. Here are three
+# `labs/wrapping/checkpoint_and_compile.py` checkpoints each block, compiles it, and FSDP shards it last. Here are three
 # others. Of each, torch's own counters say what the compiler saw: *graphs* it made, *regions* that it knows
 # may be computed again, and *breaks*, where it had to stop.
 
@@ -94,7 +94,7 @@ assert seen["whole model compiled"].breaks > 0
 # %% [markdown]
 # ## Go on
 #
-# - `python -m labs.lab.compile` also predicts and measures the trainer's step times, feeds rows of other
+# - `python -m labs.experiments.compile` also predicts and measures the trainer's step times, feeds rows of other
 #   lengths and counts the graphs that are made anew, and trains compiled: with inductor where there is a C++
 #   compiler, else with aot_eager.
 # - **One GPU or more:** the same command with `--device cuda`. Then the trainer with `--model=gpt2

@@ -22,11 +22,11 @@
 # %% tags=["nbval-ignore-output"]
 from fsdp_sim import viz
 from fsdp_sim.ranks import run
-from labs.lab.hugging_face import models, training, with_accelerate, with_fabric
-from labs.lab.hugging_face.batches import Task
-from labs.lab.hugging_face.measuring import Job, watch
-from labs.lab.hugging_face.pitfalls import tied_in_two_units
-from labs.lab.hugging_face.predicting import predict
+from labs.experiments.hugging_face import models, with_accelerate, with_fabric, with_fully_shard
+from labs.experiments.hugging_face.batches import Task
+from labs.experiments.hugging_face.measuring import Job, watch
+from labs.experiments.hugging_face.pitfalls import tied_in_two_units
+from labs.experiments.hugging_face.predicting import predict
 
 # %%
 model = models.empty("t5")  # on the meta device: shapes and ties, no memory
@@ -53,13 +53,13 @@ assert list(predicted.units) == ["root", *models.blocks(model, "t5")]
 
 # %% tags=["nbval-ignore-output"]
 ways = {
-    "by hand": training.start_fsdp2,
+    "by hand": with_fully_shard.start_fsdp2,
     "Accelerate": with_accelerate.start_accelerate,
     "Fabric": with_fabric.start_fabric,
     "Accelerate as it is": with_accelerate.start_as_it_is,
 }
 jobs = {name: Job.of(start, Task("t5"), steps=2) for name, start in ways.items()}
-alone = {"one": Job.of(training.start_single, Task("t5"), steps=2)}
+alone = {"one": Job.of(with_fully_shard.start_single, Task("t5"), steps=2)}
 one = run(watch, 1, alone, record=False, timeout_s=120)[0]["one"]
 seen = run(watch, 2, jobs, record=False, timeout_s=120)[0]
 
@@ -106,5 +106,5 @@ assert twice.params == numbers + model.shared.weight.numel()
 # not check. Accelerate 1.15 makes the same of T5, unless its embeddings are one module first
 # (`share_embedding`, in the run above).
 #
-# **Your machine.** CPU: `python -m labs.lab.hugging_face` (BERT too). One GPU or many: `torchrun
-# --nproc_per_node=N -m labs.lab.hugging_face --pretrained google-t5/t5-small --csv wikihowAll.csv`.
+# **Your machine.** CPU: `python -m labs.experiments.hugging_face` (BERT too). One GPU or many: `torchrun
+# --nproc_per_node=N -m labs.experiments.hugging_face --pretrained google-t5/t5-small --csv wikihowAll.csv`.

@@ -23,11 +23,11 @@
 # %%
 from dataclasses import replace
 
+from labs.cluster.launch import read_settings
+from labs.cluster.process_group import Place
 from labs.config import TrainConfig
-from labs.lab.nodes import across_bytes, hang, picture, run
-from labs.launch import read_settings
-from labs.models import empty
-from labs.place import Place
+from labs.experiments.nodes import across_bytes, hang, picture, run
+from labs.model import empty
 
 fsdp, hsdp = TrainConfig(api="fsdp2"), TrainConfig(api="hsdp")
 two_by_two = Place(world_size=4, local_world_size=2)
@@ -104,9 +104,9 @@ assert [dump.entries[-1].retired for _, dump in sorted(found.dumps.items())] == 
 # %% [markdown]
 # ## 4. What to set, and when
 #
-# On a cluster NCCL's watchdog writes these dumps, if it is told to. `labs/launch` does, in a Slurm script and
+# On a cluster NCCL's watchdog writes these dumps, if it is told to. `labs/cluster/launch` does, in a Slurm script and
 # in a manifest for Kubeflow Trainer; both are checked without a cluster, since none was at hand. This is what
-# they always set; `python -m labs.launch` has the rest, for the day something is wrong.
+# they always set; `python -m labs.cluster.launch` has the rest, for the day something is wrong.
 
 # %%
 for setting in read_settings():
@@ -116,7 +116,7 @@ for setting in read_settings():
 # %% [markdown]
 # ## On your machines
 #
-# - **No second machine:** `python -m labs.lab.nodes --lose` kills a node in mid-training and brings it back.
+# - **No second machine:** `python -m labs.experiments.nodes --lose` kills a node in mid-training and brings it back.
 # - **One GPU:** the nodes stay on CPU cores; NCCL wants a GPU for each rank.
-# - **Many GPUs:** `sbatch labs/launch/train.sbatch --model=gpt2 --api=hsdp`, then `--api=fsdp2`: compare
-#   `median step` in the two reports. `python -m labs.flight_recorder runs/JOBID` after a hang.
+# - **Many GPUs:** `sbatch labs/cluster/launch/train.sbatch --model=gpt2 --api=hsdp`, then `--api=fsdp2`: compare
+#   `median step` in the two reports. `python -m labs.cluster.flight_recorder runs/JOBID` after a hang.

@@ -22,8 +22,8 @@
 
 # %%
 from fsdp_sim import viz
-from labs.lab.tune import SPACE, Asked, check, choose, rows_of, search
-from labs.record import result_of
+from labs.experiments.gpu_results import result_of
+from labs.experiments.tune import SPACE, Asked, check, choose, rows_of, search
 
 limit_bytes = 16 * 2**20
 config, cluster = Asked(ranks=8, bandwidth_gbps=0.5).asks
@@ -105,7 +105,7 @@ print("The real step gathers what was predicted, in the same order.")
 # %% [markdown]
 # ## On one GPU, and on many
 #
-# - **One GPU**: `python -m labs.lab.tune --device cuda --cluster here --ranks 64 --model gpt2-xl
+# - **One GPU**: `python -m labs.experiments.tune --device cuda --cluster here --ranks 64 --model gpt2-xl
 #   --limit-mib 60000`. The kernels, the overlap of streams and the allocator are the GPU's own; only the
 #   wire is pretended. No GPU was at hand when this was written: that path has never run.
 # - **Many**: train the plan that was chosen with `torchrun ... -m labs.train`, each key as `--key=value`.

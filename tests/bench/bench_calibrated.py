@@ -20,7 +20,7 @@ from fsdp_sim.measure.calibrate import calibrate
 from fsdp_sim.ranks import Network
 from fsdp_sim.spec import Cluster
 from labs.config import TrainConfig
-from labs.lab.calibrated import calibrated_rows
+from labs.experiments.calibrated_times import calibrated_rows
 
 MODELS = {
     "teaching": TrainConfig(),

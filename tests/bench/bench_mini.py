@@ -39,7 +39,7 @@ from torch.distributed.fsdp import fully_shard as torch_fully_shard
 from fsdp_sim import mini
 from fsdp_sim.measure import live_bytes, units_from_module
 from fsdp_sim.ranks import Network, run, track
-from labs.gpt import GPT, GPTConfig
+from labs.model.gpt import GPT, GPTConfig
 
 EXAMPLES = """examples:
   python tests/bench/bench_mini.py                                  all parts, about 10 M and 85 M parameters

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fsdp_sim.timeline.analysis import median_step, step_time_s
-from labs.overlap import Experiment, hideable_s, same_order, training_only
+from labs.experiments.prefetch import Experiment, hideable_s, same_order, training_only
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 import labs.train
-from labs.step import Outcome
+from labs.loop.step import Outcome
 from tests.bench.plain_loop import plain_step
 
 MOST_OVERHEAD = 0.03

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from labs.data import load_corpus
-from labs.models import build, model_config
+from labs.model import build, model_config
 
 
 def plain_step(asked: argparse.Namespace) -> Callable[[bool], None]:

@@ -14,8 +14,8 @@ from fsdp_sim.cli.demo_words import DIFFERS, Closeness, Gain, ms, order_sentence
 from fsdp_sim.cli.main import main
 from fsdp_sim.timeline.analysis import step_time_s
 from fsdp_sim.viz import compare
-from labs.asleep import Asleep
-from labs.overlap import same_order
+from labs.experiments.prefetch import same_order
+from labs.experiments.sleeping_blocks import Asleep
 
 DEMO = [sys.executable, "-m", "fsdp_sim.cli.main", "demo"]
 

@@ -73,7 +73,7 @@ def test_the_mini_fsdp_on_two_ranks(forward_prefetch):
 
     A busy machine adds waits for the other rank, but none of the other kind.
     """
-    from labs.overlap import Experiment, training_only
+    from labs.experiments.prefetch import Experiment, training_only
 
     results = Experiment(world_size=2, batch=8).run(5, forward_prefetch=forward_prefetch, progress=False)
     timeline = training_only(results.timeline)

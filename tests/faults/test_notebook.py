@@ -13,7 +13,7 @@ from tests.faults.agents import ROOT
 from tests.some import some
 
 CELL = """
-from labs.notebook import torchrun
+from labs.cluster.torchrun import torchrun
 torchrun("-m", "labs.train", "--steps=100000", "--device=cpu", "--n_layer=1", "--seq_len=32", "--out={out}",
          "--save_every=5", ranks=2)
 """

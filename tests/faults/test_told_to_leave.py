@@ -6,7 +6,7 @@ import time
 import psutil
 import pytest
 
-from labs.stopping import PREEMPTED
+from labs.loop.stopping import PREEMPTED
 from tests.faults.runs import STEPS, assert_same, checkpoints, losses
 
 LONG = ("--steps=100000", "--save_every=0")

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from fsdp_sim.measure import train_probe
+from labs.cluster.process_group import Place, process_group
 from labs.config import TrainConfig
-from labs.place import Place, process_group
 from labs.wrapping import wrap
 from tests.faked_gpus import ROOT, environ
 
@@ -27,8 +27,8 @@ def wrapped(api: str) -> None:
 
 def hugging_face(through: str) -> None:
     pytest.importorskip("transformers", reason="needs transformers: make dev")
-    from labs.lab.hugging_face.batches import Task
-    from labs.lab.hugging_face.lab import WAYS
+    from labs.experiments.hugging_face.batches import Task
+    from labs.experiments.hugging_face.experiment import WAYS
 
     with mock.patch.dict(os.environ):  # Fabric is told its rank there
         WAYS[through](Task("t5"), CPU)
@@ -36,7 +36,7 @@ def hugging_face(through: str) -> None:
 
 def pitfall() -> None:
     pytest.importorskip("transformers", reason="needs transformers: make dev")
-    from labs.lab.hugging_face.pitfalls import tied_in_two_units
+    from labs.experiments.hugging_face.pitfalls import tied_in_two_units
 
     tied_in_two_units("fully_shard")
 
@@ -62,9 +62,9 @@ def test_no_sharding_leaves_it_to_torch_which_device(monkeypatch, name):
 
 
 BY_HAND = {
-    "labs/lab/scripts/train_ddp.py": "step 5  loss ",
-    "labs/lab/scripts/train_fsdp2.py": "step 5  loss ",
-    "-m labs.lab.hugging_face --family=t5 --steps=1 --through=accelerate": "2 ranks on ",
+    "labs/experiments/scripts/train_ddp.py": "step 5  loss ",
+    "labs/experiments/scripts/train_fsdp2.py": "step 5  loss ",
+    "-m labs.experiments.hugging_face --family=t5 --steps=1 --through=accelerate": "2 ranks on ",
 }
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from labs.data import load_corpus
-from labs.models import build, model_config
+from labs.model import build, model_config
 from labs.train import main
 
 ROOT = Path(__file__).parents[2]

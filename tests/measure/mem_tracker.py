@@ -29,7 +29,7 @@ from fsdp_sim.measure.trace_gpu import rms_norm_kernel
 from fsdp_sim.schedule import Kind, Program
 from fsdp_sim.spec import Model, Plan
 from fsdp_sim.timeline import Memory, Op
-from labs.gpt import GPT, GPTConfig
+from labs.model.gpt import GPT, GPTConfig
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, None: None}
 WORLD_SIZE = 8

@@ -23,7 +23,7 @@ from fsdp_sim.mini import versions
 from fsdp_sim.schedule import build
 from fsdp_sim.simulate import simulate
 from fsdp_sim.spec import Cluster, Model, Plan
-from labs.gpt import GPT, Block, GPTConfig
+from labs.model.gpt import GPT, Block, GPTConfig
 from tests.measure.llama import Llama
 
 trace = functools.partial(model_from_module, progress=False)

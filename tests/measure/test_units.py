@@ -10,7 +10,7 @@ from torch import nn
 from fsdp_sim.measure import units_from_module
 from fsdp_sim.mini import fully_shard
 from fsdp_sim.schedule import Unit
-from labs.gpt import GPT, GPTConfig
+from labs.model.gpt import GPT, GPTConfig
 
 
 def meta_gpt(name: str = "teaching", **changes: object) -> GPT:

@@ -7,14 +7,14 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from labs.place import n_ranks
+from labs.cluster.process_group import n_ranks
 from notebooks.masters import build
 from tests.faked_gpus import ROOT, environ, python
 
 KERNEL = """
 import os, subprocess, sys
 import torch, torch.distributed as dist
-from labs.gpt import GPTConfig
+from labs.model.gpt import GPTConfig
 
 print("CUDA", torch.cuda.is_available(), torch.accelerator.current_accelerator())
 child = [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"]
@@ -102,14 +102,15 @@ def test_a_notebook_shows_what_it_shows_without_gpus(name, gpus, tmp_path):
 def test_the_last_cell_of_a_lab_starts_one_rank_on_each_gpu(lab, gpus, tmp_path):
     """A faked GPU computes nothing, so the lab gets no further, and says so."""
     log = tmp_path / "log"
-    code = f"from labs.record import result_of; found = result_of({lab!r}); print(found.rows, found.notes[0])"
+    code = f"from labs.experiments.gpu_results import result_of; found = result_of({lab!r})"
+    code += "; print(found.rows, found.notes[0])"
     said = python(code, gpus, log)
     ranks = 0 if (lab, gpus) == ("overlap", 1) else gpus
 
     assert said.startswith("() The lab did not run on the GPU that is here (")
-    assert f"python -m labs.record {lab} makes it" in said
+    assert f"python -m labs.experiments.gpu_results {lab} makes it" in said
     if lab == "ddp_to_fsdp2":
-        assert "that is here (FailedError: torchrun -m labs.lab.scripts." in said
+        assert "that is here (FailedError: torchrun -m labs.experiments.scripts." in said
     if ranks:
         assert f" on {n_ranks(gpus)} " in said.partition("ended with status 1")[0]
     else:

@@ -22,11 +22,11 @@ from labs.checkpoint import Checkpointer
 from labs.checkpoint.full import check_weights, fill, load_weights, read_full, write_full
 from labs.checkpoint.state import State, local, read_state, whole, write_state
 from labs.checkpoint.tensors import Index, Tensors
+from labs.cluster.process_group import Place
 from labs.config import TrainConfig
-from labs.gpt import GPT, GPTConfig
-from labs.models import build
-from labs.optimizer import make_optimizer
-from labs.place import Place
+from labs.loop.optimizer import make_optimizer
+from labs.model import build
+from labs.model.gpt import GPT, GPTConfig
 from labs.wrapping import wrap
 from tests.some import tail
 

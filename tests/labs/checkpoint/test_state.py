@@ -14,9 +14,9 @@ from torch.distributed.tensor import DTensor
 
 from fsdp_sim.ranks import RanksError, run
 from labs.checkpoint.state import local, read_state, whole, write_state
+from labs.cluster.process_group import Place
 from labs.config import TrainConfig
-from labs.gpt import GPT, GPTConfig
-from labs.place import Place
+from labs.model.gpt import GPT, GPTConfig
 from labs.wrapping import wrap
 
 MODEL = GPTConfig(n_layer=1, n_head=2, d_model=6, vocab_size=11, context=8)

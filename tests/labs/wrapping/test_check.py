@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from labs.cluster.process_group import Place
 from labs.config import TrainConfig
-from labs.place import Place
 from labs.wrapping import WRAPPERS, check
 from labs.wrapping.check import SETTINGS_OF
 

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fsdp_sim.ranks import run
-from labs.optimizer import make_optimizer
+from labs.loop.optimizer import make_optimizer
 from labs.wrapping import WRAPPERS
 from tests.labs.wrapping.training import (
     MICRO_BATCHES,

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from labs.cluster.process_group import Place
 from labs.config import TrainConfig
-from labs.gpt import GPTConfig
-from labs.llama import LlamaConfig
-from labs.models import build
-from labs.optimizer import make_optimizer
-from labs.place import Place
+from labs.loop.optimizer import make_optimizer
+from labs.model import build
+from labs.model.gpt import GPTConfig
+from labs.model.llama import LlamaConfig
 from labs.wrapping import Wrapped, wrap
 
 CPU = torch.device("cpu")
@@ -47,7 +47,7 @@ def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def by_hand(shape: str, weight_decay: float = 0.01) -> Numbers:
-    """One process, the whole batch at once, nothing of `labs.wrapping` or `labs.optimizer`."""
+    """One process, the whole batch at once, nothing of `labs.wrapping` or `labs.loop.optimizer`."""
     model = build(SHAPES[shape], SEED)
     matrices = [p for p in model.parameters() if p.ndim >= 2]
     others = [p for p in model.parameters() if p.ndim < 2]

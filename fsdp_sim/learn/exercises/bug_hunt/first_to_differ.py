@@ -104,7 +104,7 @@ EXERCISE = Exercise(
     why="Where ranks wait is seldom where they parted: a collective that was left out is met by the next of the same "
     "kind, and the hang comes later. So read from the beginning, all ranks side by side, to the first line that is "
     "not the same; most ranks are right, and rank 0 is not always one of them. That is what a flight recorder is for, "
-    "and what `python -m labs.flight_recorder` does with its dumps.",
+    "and what `python -m labs.cluster.flight_recorder` does with its dumps.",
     hints=(
         "Lay the lists side by side. Is the last line of each the interesting one?",
         "Go through the places from the first on. At each, what do most ranks have, and who has something else?",

@@ -1,0 +1,11 @@
+"""The training loop, and what a run needs around it.
+
+step, optimizer            one step; AdamW and its schedule
+minimal                    the training in a few functions: what notebooks use, without anything a real run needs
+preflight, refusal         what cannot work is refused before anything starts, and torchrun does not try it again
+run_state, progress        a run between two steps: what a checkpoint holds of it
+stopping                   how a run is told to leave
+metrics, report            a line per step; what a run came to
+evaluation, end_of_run     the validation loss and a sample; what is measured and said at the end
+error_file, failpoints     what torchrun is told of a failure; moments at which the fault tests make a rank fail
+"""

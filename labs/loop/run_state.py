@@ -1,0 +1,146 @@
+"""A training as it stands between two steps: what a checkpoint holds, and how a run goes on from one."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from labs.checkpoint import Checkpointer, CheckpointError, Found
+from labs.checkpoint.full import load_weights
+from labs.checkpoint.rng import read_rng, reseed, write_rng
+from labs.checkpoint.state import held_bytes, read_state, write_state
+from labs.cluster.process_group import n_ranks
+from labs.loop.failpoints import point
+from labs.loop.preflight import Run, identity
+from labs.loop.report import versions
+from labs.wrapping import Wrapped
+
+
+class NoGoodCheckpointError(CheckpointError):
+    """All checkpoints of the run are damaged; all ranks know it, and another attempt would find the same."""
+
+
+@dataclasses.dataclass
+class Training:
+    """The model, its optimizer, and how far they are.
+
+    Attributes:
+        step: steps done.
+        position: rows of text taken, over all ranks, see `labs.data.loader`.
+        resumed_from: the step of the checkpoint that this process went on from; None if it began.
+        saved: checkpoints written here.
+        failed_saves: what went wrong in each of the others.
+    """
+
+    run: Run
+    wrapped: Wrapped
+    optimizer: torch.optim.Optimizer
+    checkpointer: Checkpointer | None
+    step: int = 0
+    position: int = 0
+    resumed_from: int | None = None
+    saved: int = 0
+    failed_saves: list[str] = dataclasses.field(default_factory=list)
+    _kept: int | None = None  # the step of the newest checkpoint
+
+    def progress(self) -> dict[str, Any]:
+        """A `labs.loop.progress.Progress`."""
+        return {
+            "step": self.step,
+            "position": self.position,
+            "identity": identity(self.run),
+            "scaler": self.wrapped.scaler.state_dict() if self.wrapped.scaler else None,
+            "config": dataclasses.asdict(self.run.config),
+            "world_size": self.run.place.world_size,
+            "api": self.run.config.api,
+            "device": self.run.device.type,
+            "versions": versions(),
+        }
+
+    @property
+    def state_bytes(self) -> int:
+        """What this rank keeps of the parameters and of the optimizer's state."""
+        return held_bytes(self.wrapped.model, self.optimizer)
+
+    def save(self, *, asynchronous: bool = False) -> bool:
+        """Write a checkpoint, all ranks together; False when it could not be written, which costs nothing else.
+
+        The schedule of the learning rate has no state of its own: it is a function of the step.
+        """
+        if self.checkpointer is None or self._kept == self.step:
+            return True
+        state, own = read_state(self.wrapped.model, self.optimizer), read_rng(self.run.device)
+        try:
+            self.checkpointer.save(self.step, state, self.progress(), own, asynchronous=asynchronous)
+        except CheckpointError as error:
+            self.failed_saves.append(str(error))
+            return False
+        finally:
+            point("save-ended", self.step)
+        self.saved, self._kept = self.saved + 1, self.step
+        return True
+
+    def look_after_saves(self, *, wait: bool = False) -> bool:
+        """Whether saves in the background have failed: those that ended, or all (``wait``, on all ranks)."""
+        if self.checkpointer is not None:
+            try:
+                self.checkpointer.wait() if wait else self.checkpointer.poll()
+            except CheckpointError as error:
+                self.failed_saves.append(str(error))
+                self.saved, self._kept = self.saved - 1, None
+                return False
+        return True
+
+    def resume(self) -> list[str]:
+        """Go on from the newest good checkpoint, or begin; returns what there is to say about it.
+
+        Raises:
+            NoGoodCheckpointError: there are checkpoints, and none of them is good.
+            CheckpointError: the newest does not fit this model, or cannot be read.
+            ValueError: ``init_from`` does not fit.
+        """
+        config, place = self.run.config, self.run.place
+        reseed(config.seed, 0, place.rank)
+        went_on: list[str] = []
+        while not went_on and self.checkpointer and (found := self.checkpointer.newest()):
+            went_on = self._go_on(found)
+        said = self.checkpointer.said() if self.checkpointer else []
+        if went_on:
+            return said + went_on
+        if self.checkpointer and self.checkpointer.damaged:
+            raise NoGoodCheckpointError(
+                f"{'; '.join(said)}. There is no good checkpoint in {self.checkpointer.folder}: repair it from a copy, "
+                "or begin anew in another folder"
+            )
+        if config.init_from:
+            load_weights(Path(config.init_from), self.wrapped.model)
+            said.append(f"weights from {config.init_from}")
+        return said
+
+    def _go_on(self, found: Found) -> list[str]:
+        """What there is to say; nothing if what was found is damaged after all."""
+        assert self.checkpointer is not None
+        config, place, progress = self.run.config, self.run.place, found.progress
+        state = read_state(self.wrapped.model, self.optimizer)
+        if not self.checkpointer.load(found, state):
+            return []
+        write_state(self.wrapped.model, self.optimizer, state)
+        self.step = self.resumed_from = self._kept = progress["step"]
+        self.position = progress["position"]
+        if self.wrapped.scaler and progress["scaler"]:
+            self.wrapped.scaler.load_state_dict(progress["scaler"])
+        own = self.checkpointer.rank_tensors(found)
+        if own is not None and progress["device"] == self.run.device.type:
+            write_rng(own, self.run.device)
+        else:
+            reseed(config.seed, self.step, place.rank)
+        said = [f"goes on from step {self.step} ({found.path})"]
+        if (progress["world_size"], progress["api"]) != (place.world_size, config.api):
+            said.append(
+                f"it was written by {n_ranks(progress['world_size'])} with api={progress['api']}, and is read by "
+                f"{n_ranks(place.world_size)} with api={config.api}: the same parameters, optimizer and rows"
+            )
+        return said

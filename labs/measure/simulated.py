@@ -1,0 +1,134 @@
+"""A run of the trainer as the simulator knows it: the same settings, model and machines in its words."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import torch
+
+from fsdp_sim.cost import Workload
+from fsdp_sim.measure.model_from_module import model_from_module
+from fsdp_sim.simulate import Simulation, simulate
+from fsdp_sim.spec import Cluster, Gpu, Plan, gpu, gpu_names
+from fsdp_sim.timeline import Memory
+from labs.cluster.process_group import Place
+from labs.config import TrainConfig
+from labs.model import ModelConfig, empty
+from labs.wrapping.mesh import is_hybrid, shard_size
+from labs.wrapping.precision import DTYPES
+from labs.wrapping.wrap_policy import find_units
+
+WHOLE_MODEL = ("single", "ddp")
+ARCHITECTURES: dict[tuple[int, int] | int, str] = {
+    (7, 5): "Turing", 7: "Volta", (8, 9): "Ada", 8: "Ampere", 9: "Hopper", 10: "Blackwell", 12: "Ada",
+}  # fmt: skip
+"""By compute capability, or its first number. 12 is Blackwell for workstations, whose multiprocessors do as much per
+clock as Ada's (the datasheets' peaks over multiprocessors and clock, RTX 5090 and 4090)."""
+HALF_RATE = ("A10G", "RTX-3090", "RTX-4090")
+"""Of the catalogue: per multiprocessor their matrix units do half of what others do, as those of every GeForce."""
+RATES = (
+    "mem_bytes_per_s", "stream_bytes_per_s", "best_matmul_flops", "attention_flops",
+    *(f"{dtype}_flops" for dtype in ("bf16", "fp16", "tf32", "fp32", "fp8")),
+)  # fmt: skip
+SIMULATED_AS = {"single": "ddp", "hsdp": "fsdp2", "mini": "fsdp2"}  # torch's program is the same, or there is none
+
+
+def plan_of(config: TrainConfig, place: Place) -> Plan:
+    """The same settings in the simulator's words, which are torch's."""
+    rows = config.global_batch // place.world_size
+    micro_batch = config.micro_batch or rows
+    api = SIMULATED_AS.get(config.api, config.api)
+    names = find_units(empty(config.model_config), config.wrap).names
+    settings: dict[str, Any] = {
+        "api": api, "micro_batch": micro_batch, "grad_accum": rows // micro_batch, "seq_len": config.seq_len,
+        "wrap": names or "root", "compile": config.compile, "requires_gradient_sync": config.requires_gradient_sync,
+        "activation_checkpointing": None if config.activation_checkpointing == "none" else
+        config.activation_checkpointing,
+    }  # fmt: skip
+    if config.api not in WHOLE_MODEL:
+        mixed = config.param_dtype != "fp32"
+        settings |= {
+            "param_dtype": config.param_dtype if mixed else None,
+            "reduce_dtype": config.reduce_dtype or ("fp32" if mixed else None),
+            "cpu_offload": config.cpu_offload,
+            "forward_prefetch": config.forward_prefetch,
+            "backward_prefetch": "none" if config.backward_prefetch == "off" else config.backward_prefetch,
+            "shard_size": shard_size(config, place) if is_hybrid(config) else None,
+        }
+    if api == "fsdp2":
+        settings |= {"reshard_after_forward": config.reshard_after_forward, "is_last_backward": "last"}
+    if api == "fsdp1":
+        settings |= {"sharding_strategy": config.sharding_strategy, "limit_all_gathers": config.limit_all_gathers}
+    return Plan(**settings)
+
+
+def cluster_of(place: Place, device: torch.device) -> Cluster:
+    """The machines: GPUs like this process's, or processes on CPU cores."""
+    if device.type == "cpu":
+        return Cluster("cpu", gpus=place.world_size)
+    return Cluster(gpu_here(device), gpus=place.world_size, gpus_per_node=place.local_world_size)
+
+
+def gpu_here(device: torch.device) -> Gpu:
+    """This process's GPU: from the catalogue, by its driver's name; one that the catalogue lacks is estimated.
+
+    An estimate has the rates of the part that is most like it, in proportion to their multiprocessors (a MIG slice has
+    some of its GPU's), and says so in `Gpu.notes`.
+    """
+    try:
+        return gpu(torch.cuda.get_device_name(device))
+    except ValueError:
+        return _estimated(torch.cuda.get_device_properties(device))
+
+
+def _estimated(found: Any) -> Gpu:
+    arch = ARCHITECTURES.get((found.major, found.minor)) or ARCHITECTURES.get(found.major)
+    parts = [gpu(name) for name in gpu_names()]
+
+    def unlike(part: Gpu) -> tuple[bool, bool, float]:
+        ratios = (part.sms / found.multi_processor_count, part.mem_bytes / found.total_memory)
+        same_units = (part.name in HALF_RATE) == ("GeForce" in found.name)
+        return part.arch != arch, not same_units, sum(abs(math.log(ratio)) for ratio in ratios)
+
+    near = min(parts, key=unlike)
+    share = found.multi_processor_count / near.sms
+    rates = {key: share * value for key in RATES if (value := getattr(near, key)) is not None}
+    note = (
+        f"The catalogue has no {found.name}: its rates are taken to be {share:.2f} of those of {near.name}, as are its "
+        "multiprocessors, and its links to be that part's; fsdp-sim calibrate --device cuda measures them."
+    )
+    return dataclasses.replace(
+        near, name=found.name, mem_bytes=float(found.total_memory), sms=found.multi_processor_count, sources=(),
+        notes=note, **rates,
+    )  # fmt: skip
+
+
+def simulated(config: TrainConfig, model_config: ModelConfig, place: Place, device: torch.device) -> Simulation:
+    """The simulation of a run, with the cost of each kernel as the catalogue has it."""
+    plan = plan_of(config, place)
+    return simulate(_workload(config, model_config, plan, device), cluster_of(place, device), plan)
+
+
+def _workload(config: TrainConfig, model_config: ModelConfig, plan: Plan, device: torch.device) -> Workload:
+    rows = torch.zeros(plan.micro_batch, plan.seq_len, dtype=torch.int64)
+    kernels_of: Any = "cpu" if device.type == "cpu" else "gpu"
+    autocast = config.api in WHOLE_MODEL and config.param_dtype != "fp32"
+    with torch.autocast("cpu", DTYPES[config.param_dtype], enabled=autocast):  # where the traced tensors seem to be
+        return model_from_module(
+            empty(model_config), (rows, rows), plan=plan, name=config.model, device=kernels_of, progress=False
+        )
+
+
+def peak_memory_bytes(config: TrainConfig, simulation: Simulation) -> int:
+    """The most bytes of tensors alive on a rank.
+
+    DDP keeps its buckets of gradients from step to step. A single process has none: the most is alive at the end of
+    the first forward, or when all gradients are there.
+    """
+    memory = simulation.memory
+    if config.api != "single":
+        return memory.peak_bytes
+    before_gradients = memory.peak_of(set(Memory) - {Memory.UNSHARDED_GRAD})
+    return max(before_gradients, int(memory.bytes[-1]))

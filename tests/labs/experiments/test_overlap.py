@@ -1,0 +1,151 @@
+"""Lab 4: torch issues what was predicted, prefetch by prefetch; and a trace says what each prefetch is ahead of."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from fsdp_sim.ranks import Network
+from fsdp_sim.schedule import build
+from fsdp_sim.spec import Cluster, Plan
+from fsdp_sim.timeline import Timeline
+from fsdp_sim.timeline.analysis import overlap as hidden
+from fsdp_sim.timeline.analysis import step_time_s
+from labs.cluster import process_group
+from labs.config import TrainConfig
+from labs.experiments import overlap
+from labs.experiments.overlap import __main__ as the_command
+from labs.experiments.overlap import run
+from labs.experiments.prefetch import Experiment
+from labs.experiments.result import Result, Row
+from labs.measure.step_summary import first_divergence
+
+BASE = TrainConfig(n_layer=3, seq_len=16, global_batch=4, device="cpu")
+BLOCKS = 3
+AHEAD = {
+    # name: gathers issued before another unit computes, and before a reduce-scatter only
+    "FSDP1, BACKWARD_PRE": (BLOCKS, 0),  # the last block's before the root's backward, each other before the next's
+    "FSDP1, BACKWARD_POST": (0, BLOCKS - 1),  # after a block's backward, before its gradients are reduced
+    "FSDP1, no prefetch": (0, 0),
+    "FSDP2, as it comes": (BLOCKS, 0),
+    "FSDP2, forward prefetch 1": (BLOCKS + BLOCKS - 1, 0),  # in forward each but the first
+}
+
+
+@pytest.fixture(scope="module")
+def predicted() -> dict[str, Timeline]:
+    return {name: overlap.predicted_step(config, 2) for name, config in overlap.configs(BASE).items()}
+
+
+@pytest.fixture(scope="module")
+def measured() -> dict[str, Timeline]:
+    """Real steps of torch's FSDP on two gloo ranks, read from the profiler's traces."""
+    return overlap.record(overlap.configs(BASE), 2)
+
+
+def test_all_settings_have_an_expectation():
+    assert set(AHEAD) == set(overlap.SETTINGS)
+
+
+@pytest.mark.parametrize("name", AHEAD)
+class TestOrder:
+    def test_is_predicted(self, predicted, name):
+        assert overlap.ahead(predicted[name]) == AHEAD[name]
+
+    @pytest.mark.parametrize("rank", [0, 1])
+    def test_is_what_torch_does_on_each_rank(self, measured, name, rank):
+        assert overlap.ahead(measured[name], rank) == AHEAD[name]
+
+    def test_is_that_of_the_program_operation_by_operation(self, predicted, measured, name):
+        assert first_divergence(predicted[name], measured[name]) is None
+
+
+def test_another_settings_program_is_told_apart(predicted, measured):
+    found = first_divergence(predicted["FSDP1, no prefetch"], measured["FSDP1, BACKWARD_PRE"])
+    assert found.b.label == "ALL_GATHER(layers.1)"  # before the backward of layers.2
+    assert found.a.label == "BWD layers.2"
+
+
+def test_rows_and_sentences_say_the_same(predicted, measured):
+    rows = overlap.order_rows(predicted, measured)
+    assert len(rows) == 2 * len(AHEAD)
+    assert all(row.predicted == row.measured for row in rows)
+    assert all(text.endswith("issued as predicted") for text in overlap.said(predicted, measured))
+
+
+@pytest.mark.tail
+def test_the_slow_network_has_times_of_both_and_their_timelines():
+    small = Experiment(world_size=2, batch=4, seq_len=16, network=Network(bandwidth_gbps=0.5, latency_us=100))
+    rows, timelines = overlap.on_slow_network(small)
+    assert {row.name for row in rows} == set(overlap.PREFETCHES)
+    units = {overlap.STEP: "ms", overlap.EXPOSED: "ms", overlap.HIDDEN: "%"}
+    assert {row.quantity: row.unit for row in rows} == units
+    assert all(row.predicted >= 0 and row.measured >= 0 for row in rows)
+    assert all(row.predicted <= 100 and row.measured <= 100 for row in rows if row.quantity == overlap.HIDDEN)
+    for name in overlap.PREFETCHES:
+        sides = [timelines[f"{name}, {which}"] for which in ("predicted", "measured")]
+        assert [len(side.steps) for side in sides] == [1, 1]
+        assert first_divergence(*sides) is None
+    ahead = [overlap.ahead(timelines[f"{name}, measured"])[0] for name in overlap.PREFETCHES]
+    assert ahead == [5, 5 + 4]  # five blocks in backward; with prefetch four of them in forward too
+
+
+def test_by_default_a_blocks_all_gather_takes_as_long_as_its_forward():
+    """Bytes and ranks are the lab's; 5 ms is the forward that the default network was chosen for."""
+    experiment = Experiment(world_size=2, network=overlap.SLOW)
+    block = next(unit for unit in experiment.units if unit.name == "layers.0")
+    n_bytes = sum(param.padded_bytes(2) for param in block.params)
+    assert overlap.SLOW.seconds("all_gather", n_bytes, 2) == pytest.approx(5e-3, rel=0.05)
+
+
+def test_forward_prefetch_hides_the_gathers_of_all_blocks_but_the_first():
+    """Every piece takes 5 ms, as block and wire do by default; nothing is run."""
+    experiment = Experiment(world_size=2, network=overlap.SLOW)
+    program = build(experiment.units, Plan(), 2, steps=1)
+    pieces = [{(i.op, i.unit): np.full(2, 5e-3) for i in program.ops}]
+    off, on = (experiment.predict(pieces, forward_prefetch=depth) for depth in overlap.PREFETCHES.values())
+    blocks = sum(unit.name.startswith("layers.") for unit in experiment.units)
+    assert step_time_s(off, 1) - step_time_s(on, 1) == pytest.approx((blocks - 1) * 5e-3)
+    assert hidden(on, 0) > hidden(off, 0) > 0
+
+
+def test_without_its_limiter_fsdp1_issues_far_ahead():
+    limited, unlimited = overlap.limiter_rows()
+    assert (limited.measured, unlimited.measured) == (None, None)  # predicted, and said so
+    assert limited.predicted <= 3 < 30 < unlimited.predicted
+
+
+class TestCommand:
+    def test_prints_the_table_and_what_torch_did(self, monkeypatch):
+        result = Result("overlap", "measured", (Row("a setting", "step time", 2.0, 1.0, "ms"),), "2 ranks",
+                        notes=("issued as predicted",))  # fmt: skip
+        monkeypatch.setattr(the_command, "run", lambda *_: result)
+        out = io.StringIO()
+        monkeypatch.setattr("labs.experiments.command.Console", lambda: Console(file=out, width=120))
+        assert the_command.main() == 0
+        assert "a setting" in out.getvalue()
+        assert "+100%" in out.getvalue()
+        assert "issued as predicted" in out.getvalue()
+
+    def test_a_model_that_does_not_exist_is_a_wrong_question(self, capsys):
+        assert the_command.main(model="gpt9") == 2
+        assert "gpt9" in capsys.readouterr().out
+
+    @pytest.mark.parametrize("asked", [{"ranks": 1}, {"device": "cuda"}])
+    def test_one_rank_has_nobody_to_send_to(self, monkeypatch, capsys, asked):
+        """It would find 0 ms of communication in every row. The GPU is faked by name."""
+        monkeypatch.setattr(process_group, "gpus", lambda: ["NVIDIA H100"])
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        assert the_command.main(**asked) == 2
+        assert "one rank has nobody to send to" in (said := capsys.readouterr().out)
+        assert "on one GPU python -m labs.cluster.pretend --device cuda" in said
+
+
+def test_a_file_for_another_number_of_ranks_is_refused_before_anything_runs(tmp_path):
+    Cluster("cpu", gpus=4).to_file(tmp_path / "four.toml")
+    with pytest.raises(ValueError, match="the cluster has 4 ranks"):
+        run(rows=2, seq_len=16, cluster=tmp_path / "four.toml")

@@ -1,0 +1,87 @@
+"""What a lab found says where it comes from, in every form, and comes back from its file as it was."""
+
+import gzip
+import io
+
+import pytest
+from rich.console import Console
+
+from fsdp_sim.timeline import Event, Header, Lane, Op, Timeline
+from labs.experiments.result import MOST_BYTES, Result, Row
+
+ROWS = (
+    Row("reshard", "step time", 110.0, 100.0, "ms"),
+    Row("reshard", "exposed", 5.0, 0.0, "ms"),
+    Row("<b>kept</b>", "peak memory", None, 12.3456, "MiB"),
+)
+TIMELINE = Timeline(
+    Header(producer="mini", clock="measured", world_size=2),
+    [Event(seq=0, rank=0, op=Op.FWD, lane=Lane.COMPUTE, unit="layers.0", end_s=0.5)],
+)
+
+
+def result(kind="measured", **changes):
+    of = {"lab": "memory", "rows": ROWS, "hardware": "2 CPU cores", "timelines": {"one": TIMELINE}, "notes": ("a < b",)}
+    return Result(kind=kind, **of | changes)
+
+
+def test_an_error_is_there_where_something_was_predicted_and_measured():
+    assert result().errors() == {("reshard", "step time"): pytest.approx(0.1)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [("measured", "measured here"), ("recorded", "not measured here"), ("pretended", "the loss means nothing")],
+)
+def test_every_form_says_where_the_numbers_come_from(kind, says):
+    made, printed = result(kind), io.StringIO()
+    Console(file=printed, width=200).print(made.table())
+    for shown in (printed.getvalue(), made._repr_html_()):
+        assert says in shown
+        assert "2 CPU cores" in shown
+        assert made.date in shown
+        assert "+10%" in shown
+
+
+def test_text_is_not_taken_for_html():
+    shown = result()._repr_html_()
+    assert "<b>" not in shown
+    assert "a &lt; b" in shown
+
+
+def test_what_was_measured_is_recorded_when_it_comes_from_a_file(tmp_path):
+    made = result()
+    made.save(tmp_path / "memory.json.gz")
+    read = Result.load(tmp_path / "memory.json.gz")
+    assert read.kind == "recorded"
+    assert (read.rows, read.hardware, read.versions, read.date, read.notes) == (
+        made.rows, made.hardware, made.versions, made.date, made.notes
+    )  # fmt: skip
+    assert list(read.timelines["one"]) == list(TIMELINE)
+    assert read.timelines["one"].header == TIMELINE.header
+
+
+def test_a_pretended_cluster_stays_pretended(tmp_path):
+    result("pretended").save(tmp_path / "a.json.gz")
+    assert Result.load(tmp_path / "a.json.gz").kind == "pretended"
+
+
+def test_a_file_that_is_too_large_is_not_written(tmp_path):
+    import random
+
+    notes = (random.Random(0).randbytes(2 * MOST_BYTES).hex(),)
+    with pytest.raises(ValueError, match=r"a\.json\.gz would have \d+ bytes, more than 1048576; record fewer steps"):
+        result(notes=notes).save(tmp_path / "a.json.gz")
+    assert not (tmp_path / "a.json.gz").exists()
+
+
+TRUNCATED = gzip.compress(b"[", mtime=0)[:-4]
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"no gzip", gzip.compress(b"{}", mtime=0), TRUNCATED], ids=["empty", "no gzip", "no result", "cut"]
+)
+def test_a_damaged_file_is_named(tmp_path, content):
+    (tmp_path / "a.json.gz").write_bytes(content)
+    with pytest.raises(ValueError, match=r"a\.json\.gz is no recorded result: .*; record it again"):
+        Result.load(tmp_path / "a.json.gz")

@@ -1,0 +1,233 @@
+"""The GPT: GPT-2's parameter counts, its start, what it computes, and what it refuses."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from fsdp_sim.ranks import run
+from labs.model import build
+from labs.model.gpt import GPT, PRESETS, GPTConfig, generate
+from labs.model.llama import LlamaConfig
+
+SMALL = GPTConfig(n_layer=2, n_head=2, d_model=16, vocab_size=11, context=8)
+LLAMA = LlamaConfig(n_layer=2, n_head=2, n_kv_head=1, d_model=16, d_ff=24, vocab_size=11, context=8)
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return GPT(SMALL)
+
+
+class TestSizes:
+    @pytest.mark.parametrize(
+        ("preset", "changes", "published"),
+        [
+            ("gpt2", {}, 124_439_808),
+            ("gpt2", {"tied": False}, 163_037_184),
+            ("gpt2-medium", {}, 354_823_168),
+            ("gpt2-large", {}, 774_030_080),
+            ("gpt2-xl", {}, 1_557_611_200),
+            ("teaching", {}, 1_040_768),
+        ],
+    )
+    def test_parameter_counts_are_the_published_ones(self, preset, changes, published):
+        with torch.device("meta"):
+            assert GPT(GPTConfig.preset(preset, **changes)).num_params() == published
+
+    def test_a_tied_weight_is_one_parameter(self, model):
+        assert model.head.weight is model.tok_emb.weight
+        untied = GPT(dataclasses.replace(SMALL, tied=False))
+        assert untied.head.weight is not untied.tok_emb.weight
+
+    def test_without_bias_only_weights_are_left(self):
+        names = [name for name, _ in GPT(dataclasses.replace(SMALL, bias=False)).named_parameters()]
+        assert names
+        assert not [name for name in names if name.endswith("bias")]
+
+
+class TestStart:
+    def test_belongs_to_the_seed_last_given_to_torch(self):
+        torch.manual_seed(5)
+        torch.rand(3)  # what was drawn since does not matter
+        models = [GPT(SMALL), GPT(SMALL), GPT(SMALL, seed=5), GPT(SMALL, seed=6)]
+        weights = [model.layers[1].mlp.fc.weight for model in models]
+        assert torch.equal(weights[0], weights[1])
+        assert torch.equal(weights[0], weights[2])
+        assert not torch.equal(weights[0], weights[3])
+
+    def test_needs_no_memory_on_the_meta_device(self):
+        with torch.device("meta"):
+            model = GPT(SMALL)
+        assert all(parameter.is_meta for parameter in model.parameters())
+        assert model.head.weight is model.tok_emb.weight
+
+    def test_is_gpt2s(self):
+        torch.manual_seed(0)
+        model = GPT(GPTConfig.preset("teaching"))
+        residual = 0.02 / math.sqrt(2 * model.config.n_layer)
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                assert not parameter.any(), name
+            elif "norm" in name:
+                assert (parameter == 1).all(), name
+            else:
+                expected = residual if name.endswith("proj.weight") else 0.02
+                assert parameter.std().item() == pytest.approx(expected, rel=0.05), name
+
+    def test_loss_begins_near_that_of_a_uniform_guess(self, model):
+        idx = torch.randint(11, (4, 8))
+        assert model(idx, idx.roll(1)).item() == pytest.approx(math.log(11), abs=0.1)
+
+
+class TestForward:
+    def test_gives_logits_or_the_mean_cross_entropy(self, model):
+        idx, targets = torch.randint(11, (3, 8)), torch.randint(11, (3, 8))
+        logits = model(idx)
+        assert logits.shape == (3, 8, 11)
+        expected = F.cross_entropy(logits.reshape(-1, 11), targets.reshape(-1))
+        torch.testing.assert_close(model(idx, targets), expected)
+
+    def test_no_token_sees_a_later_one(self, model):
+        idx = torch.randint(11, (1, 8))
+        changed = idx.clone()
+        changed[0, 5] = (changed[0, 5] + 1) % 11
+        same = torch.isclose(model(idx), model(changed)).all(dim=-1)[0]
+        assert same.tolist() == [True] * 5 + [False] * 3
+
+    def test_equals_attention_written_out(self, model):
+        attn, x = model.layers[0].attn, torch.randn(2, 8, 16)
+        q, k, v = (t.unflatten(-1, (2, 8)).transpose(1, 2) for t in attn.qkv(x).split(16, dim=-1))
+        scores = q @ k.transpose(-2, -1) / math.sqrt(8)
+        scores = scores.masked_fill(torch.ones(8, 8).triu(1).bool(), -torch.inf)
+        expected = attn.proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+        torch.testing.assert_close(attn(x), expected)
+
+    @pytest.mark.parametrize("reduction", ["mean", "sum"])
+    def test_targets_of_minus_1_count_for_nothing(self, model, reduction):
+        idx, targets = torch.randint(11, (3, 8)), torch.randint(11, (3, 8))
+        targets[0], targets[1, 3:] = -1, -1
+        losses = F.cross_entropy(model(idx).flatten(0, 1), targets.flatten().clamp(min=0), reduction="none")
+        counted = losses[targets.flatten() != -1]
+        assert len(counted) == 3 + 8
+        torch.testing.assert_close(model(idx, targets, reduction=reduction), getattr(counted, reduction)())
+
+    def test_the_sum_over_nothing_is_0_with_gradients_of_0(self, model):
+        idx = torch.randint(11, (2, 8))
+        loss = model(idx, torch.full_like(idx, -1), reduction="sum")
+        loss.backward()
+        assert loss == 0
+        assert not any(parameter.grad.any() for parameter in model.parameters())
+
+    def test_the_loss_of_a_bf16_model_is_fp32(self, model):
+        idx = torch.randint(11, (2, 8))
+        assert model.bfloat16()(idx, idx).dtype == torch.float32
+
+    def test_equals_transformers_gpt2(self, model):
+        transformers = pytest.importorskip("transformers")
+        config = transformers.GPT2Config(
+            vocab_size=11, n_positions=8, n_embd=16, n_layer=2, n_head=2, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0
+        )
+        theirs = transformers.GPT2LMHeadModel(config)
+        ours = dict(model.named_parameters())
+        names = {"wte": "tok_emb", "wpe": "pos_emb", "ln_f": "norm", "h": "layers", "ln_1": "attn_norm"}
+        names |= {"ln_2": "mlp_norm", "c_attn": "qkv", "c_proj": "proj", "c_fc": "fc"}
+        with torch.no_grad():
+            for parameter in ours.values():
+                parameter.normal_(std=0.3)  # no bias and no norm that changes nothing
+            for name, parameter in theirs.named_parameters():
+                path = name.removeprefix("transformer.").split(".")
+                value = ours.pop(".".join(names.get(part, part) for part in path))
+                parameter.copy_(value.T if path[-2].startswith("c_") and path[-1] == "weight" else value)  # Conv1D
+        assert not ours
+        idx = torch.randint(11, (2, 8))
+        torch.testing.assert_close(model(idx), theirs(idx).logits, rtol=1e-4, atol=1e-5)
+
+    def test_more_tokens_than_positions_is_an_error(self, model):
+        with pytest.raises(ValueError, match="rows of 9 tokens, but context=8"):
+            model(torch.zeros(1, 9, dtype=torch.int64))
+
+    def test_dropout_acts_in_training_only(self):
+        model = GPT(dataclasses.replace(SMALL, dropout=0.5))
+        idx = torch.randint(11, (1, 8))
+        assert not torch.equal(model(idx), model(idx))
+        model.eval()
+        assert torch.equal(model(idx), model(idx))
+
+
+class TestGenerate:
+    def test_appends_the_likeliest_token(self, model):
+        prompt = torch.tensor([1, 2, 3])
+        tokens = generate(model, prompt, 8)  # runs past the context of 8
+        assert tokens.shape == (11,)
+        assert tokens[:3].tolist() == [1, 2, 3]
+        assert tokens[3] == model(prompt[None])[0, -1].argmax()
+
+    def test_draws_by_the_probabilities(self, model):
+        prompt = torch.tensor([4])
+        with torch.no_grad():
+            model.tok_emb.weight *= 10  # probabilities that are not all alike
+        generator = torch.Generator().manual_seed(1)
+        draws = torch.stack([generate(model, prompt, 1, temperature=2.0, generator=generator)[1] for _ in range(2000)])
+        expected = (model(prompt[None])[0, -1] / 2).softmax(-1)
+        torch.testing.assert_close(draws.bincount(minlength=11) / 2000, expected.detach(), rtol=0, atol=0.05)
+        assert expected.max() > 2 * expected.min()
+
+    def test_leaves_the_global_generator_as_it_is(self, model):
+        before = torch.get_rng_state()
+        first = generate(model, torch.tensor([1]), 20, temperature=1.0)
+        assert torch.equal(torch.get_rng_state(), before)
+        assert torch.equal(generate(model, torch.tensor([1]), 20, temperature=1.0), first)
+
+    @pytest.mark.parametrize("config", [SMALL, LLAMA], ids=["gpt", "llama"])
+    def test_ranks_of_a_sharded_model_draw_the_tokens_of_the_whole_one(self, config):
+        def sample() -> list[int]:
+            torch.manual_seed(dist.get_rank())  # the ranks' own random numbers differ
+            model = build(config, seed=3)
+            for layer in model.layers:
+                fully_shard(layer)
+            fully_shard(model)
+            return generate(model, torch.tensor([1, 2]), 10, temperature=1.0).tolist()
+
+        whole = generate(build(config, seed=3), torch.tensor([1, 2]), 10, temperature=1.0).tolist()
+        assert run(sample, 2, progress=False) == [whole, whole]
+
+    def test_takes_a_model_in_ddp(self, model):
+        def sample() -> list[int]:
+            return generate(DistributedDataParallel(model), torch.tensor([1, 2]), 4).tolist()
+
+        assert run(sample, 1, progress=False) == [generate(model, torch.tensor([1, 2]), 4).tolist()]
+
+
+class TestErrors:
+    def test_unknown_preset_suggests_the_nearest(self):
+        with pytest.raises(ValueError, match="there is no preset 'gpt2-lage'; did you mean 'gpt2-large'"):
+            GPTConfig.preset("gpt2-lage")
+
+    def test_unknown_field_suggests_the_nearest(self):
+        with pytest.raises(ValueError, match="no field 'n_layers'; did you mean 'n_layer'"):
+            GPTConfig.preset("teaching", n_layers=3)
+
+    @pytest.mark.parametrize("field", ["n_layer", "n_head", "d_model", "vocab_size", "context"])
+    @pytest.mark.parametrize("value", [0, -1, 1.5, True, "4"])
+    def test_sizes_are_positive_whole_numbers(self, field, value):
+        with pytest.raises(ValueError, match=f"{field}={value!r}: it is a whole number"):
+            GPTConfig.preset("teaching", **{field: value})
+
+    def test_heads_divide_the_width(self):
+        with pytest.raises(ValueError, match="d_model=128 does not divide into n_head=3 heads; use d_model=126 or 129"):
+            GPTConfig.preset("teaching", n_head=3)
+
+    def test_dropout_in_range(self):
+        with pytest.raises(ValueError, match=r"dropout=1\.0"):
+            GPTConfig.preset("teaching", dropout=1.0)
+
+    def test_presets_are_valid(self):
+        for config in PRESETS.values():
+            assert config.d_model % config.n_head == 0
