@@ -20,10 +20,9 @@ import dataclasses
 import statistics
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import plotly.graph_objects as go
 import torch
 import tyro
 
@@ -36,7 +35,6 @@ from fsdp_sim.simulate import simulate
 from fsdp_sim.spec import Cluster
 from fsdp_sim.timeline import Op, Timeline
 from fsdp_sim.timeline.analysis import median_step, piece_durations, step_time_s
-from fsdp_sim.viz import Picture, Table, chart
 from labs.cluster.process_group import Place
 from labs.config import TrainConfig
 from labs.experiments.command import command
@@ -45,6 +43,9 @@ from labs.experiments.on_rank import on_rank
 from labs.experiments.result import COLUMNS, Result, Row, this_machine
 from labs.measure.simulated import plan_of
 from labs.model import empty
+
+if TYPE_CHECKING:
+    from fsdp_sim.viz import Picture
 
 POLICIES = {"one unit": "root", "each block": "block", "attention and MLP": "Attention,MLP", "each linear": "Linear"}
 """Wrap policies of the trainer, the coarsest first."""
@@ -165,6 +166,10 @@ def picture(rows: Sequence[Row], sentence: str) -> Picture:
         rows: of each setting its `UNITS`, `STEP` and `PEAK`; what was not measured is not drawn.
         sentence: the title; what is to be seen.
     """
+    import plotly.graph_objects as go  # where it is drawn: ranks import this module, too
+
+    from fsdp_sim.viz import Picture, Table, chart
+
     of = {(row.name, row.quantity): row for row in rows}
     names = [row.name for row in rows if row.quantity == UNITS]
     places = [f"<b>{of[name, UNITS].predicted:.0f}</b><br>{name}" for name in names]
