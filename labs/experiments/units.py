@@ -33,6 +33,7 @@ from fsdp_sim.ranks import run as on_ranks
 from fsdp_sim.schedule import build as build_program
 from fsdp_sim.simulate import simulate
 from fsdp_sim.spec import Cluster
+from fsdp_sim.spec.texts import text_of
 from fsdp_sim.timeline import Op, Timeline
 from fsdp_sim.timeline.analysis import median_step, piece_durations, step_time_s
 from labs.cluster.process_group import Place
@@ -78,8 +79,8 @@ def on_a_cluster(
     place = Place(world_size=cluster.gpus, local_world_size=cluster.node_size)
     tokens = torch.zeros(rows, seq_len, dtype=torch.int64)
     for name, wrap_policy in (POLICIES | FINEST).items():
-        config = dataclasses.replace(
-            ALIKE, model=model, wrap=wrap_policy, global_batch=rows * cluster.gpus, seq_len=seq_len, param_dtype="bf16"
+        config = ALIKE.replace(
+            model=model, wrap=wrap_policy, global_batch=rows * cluster.gpus, seq_len=seq_len, param_dtype="bf16"
         )
         plan = plan_of(config, place)
         traced = model_from_module(
@@ -99,8 +100,8 @@ def on_a_cluster(
 
 def settings(ranks: int, rows: int, seq_len: int, policies: Sequence[str] = tuple(POLICIES)) -> dict[str, Setting]:
     """A setting per policy."""
-    base = dataclasses.replace(ALIKE, global_batch=ranks * rows, seq_len=seq_len)
-    return {name: Setting(dataclasses.replace(base, wrap=POLICIES[name]), ranks) for name in policies}
+    base = ALIKE.replace(global_batch=ranks * rows, seq_len=seq_len)
+    return {name: Setting(base.replace(wrap=POLICIES[name]), ranks) for name in policies}
 
 
 def train(config: TrainConfig) -> None:
@@ -114,7 +115,7 @@ def timed(setting: Setting, network: Network, *, serial: bool = False) -> Timeli
     """The steps as they were, on a network; ``serial``: with every collective completed where it is issued."""
     config = dataclasses.replace(setting.config, api="mini")
     how: dict[str, Any] = {"network": network, "serial": serial, "show_output": False, "timeout_s": 120.0}
-    results = on_ranks(train, setting.ranks, config, title=config.wrap, **how)
+    results = on_ranks(train, setting.ranks, config, title=text_of(config.plan.wrap), **how)
     # What the trainer agrees on after each step is no part of a unit's life.
     return results.timeline.select(lambda event: event.op is not Op.ALL_REDUCE)
 
