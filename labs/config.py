@@ -1,4 +1,8 @@
-"""What is asked of the trainer: defaults, a TOML file, and --key=value, checked before anything is started."""
+"""What is asked of the trainer: defaults, a TOML file, and --key=value, checked before anything is started.
+
+How the model is sharded and stepped is a `Plan`, the one of the simulator: its keys take what the simulator's take,
+and refuse the rest with the same sentence. Everything else is a field of `TrainConfig`.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +17,45 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
+from fsdp_sim.spec import Plan, text_of, value_of
 from labs.model import ModelConfig, model_config
 from labs.model.gpt import did_you_mean
 from labs.values import from_text, kinds, metavar, shown, wanted
 from labs.values import is_of as is_of_kind
 
+PLAN_KEYS = {
+    "seq_len": "Tokens per row, at most the model's context.",
+    "requires_gradient_sync": """true: reduce gradients in every micro-batch. last: only in the last one (whole
+        gradients stay alive until it; FSDP1 sums them in param_dtype, FSDP2 in reduce_dtype).""",
+    "wrap": "Which modules become units: block, root, a number (those with so many parameters), or their classes.",
+    "reshard_after_forward": """fsdp2, hsdp, mini: free parameters after forward; none is torch's default (all units but
+        the root).""",
+    "shard_size": """hsdp: ranks that share one copy of the parameters; by default those of one node, or half of all
+        ranks.""",
+    "forward_prefetch": "fsdp2, hsdp, mini: depth of explicit prefetch. fsdp1: true or false.",
+    "backward_prefetch": """fsdp2, hsdp, mini: depth. fsdp1: BACKWARD_PRE (none means it, as in torch), BACKWARD_POST,
+        or off.""",
+    "sharding_strategy": "fsdp1's.",
+    "limit_all_gathers": "fsdp1's rate limiter.",
+    "param_dtype": "Of gathers and compute; parameters and optimizer stay fp32, whose matmuls are fp32 too, not TF32.",
+    "reduce_dtype": "Of the gradients' reduction; by default fp32.",
+    "cpu_offload": "Shards, gradients and optimizer state live in host memory.",
+    "activation_checkpointing": """full: keep each block's input, compute the block again. selective: keep every other
+        matmul and attention.""",
+    "compile": "torch.compile each block, before it is sharded.",
+}
+"""The fields of `Plan` that the trainer takes, and what they mean to it."""
+PLAN_API = {"single": "ddp", "hsdp": "fsdp2", "mini": "fsdp2"}
+"""What a plan calls an api that it does not know by name: torch's program is the same, or there is none."""
+DEFAULTS = Plan(seq_len=128, param_dtype="fp32")
 
-@dataclasses.dataclass(frozen=True)
+
+@dataclasses.dataclass(frozen=True, init=False)
 class TrainConfig:
-    """What to train, on what, how, and for how long. Keys on the command line win over those of the config file."""
+    """What to train, on what, how, and for how long. Keys on the command line win over those of the config file.
+
+    Keys of the plan are given like all others: ``TrainConfig(steps=5, api="hsdp", reshard_after_forward=False)``.
+    """
 
     config: str | None = None
     """A TOML file with any of the keys below."""
@@ -43,8 +77,6 @@ class TrainConfig:
     """A text file or a folder of text files; by default the source of torch.distributed."""
     tokenizer: Literal["bytes", "gpt2"] = "bytes"
     """bytes: a token is a byte. gpt2: GPT-2's BPE through tiktoken, whose vocabulary must be at hand."""
-    seq_len: int = 128
-    """Tokens per row, at most the model's context."""
 
     # ---- The steps ----
     steps: int = 20
@@ -53,9 +85,6 @@ class TrainConfig:
     """Rows per optimizer step over all ranks; this and the learning rate stay when the number of ranks changes."""
     micro_batch: int | None = None
     """Rows per rank and micro-batch; the rest of global_batch becomes accumulation. By default all in one."""
-    requires_gradient_sync: bool | Literal["last"] = True
-    """true: reduce gradients in every micro-batch. last: only in the last one (whole gradients stay alive until it;
-    FSDP1 sums them in param_dtype, FSDP2 in reduce_dtype)."""
 
     # ---- The optimizer ----
     lr: float = 1e-3
@@ -80,36 +109,12 @@ class TrainConfig:
     # ---- How it is spread over the ranks ----
     api: Literal["single", "ddp", "fsdp2", "fsdp1", "hsdp", "mini"] = "fsdp2"
     """One process, DDP, fully_shard, FullyShardedDataParallel, fully_shard on a 2-D mesh, or the mini-FSDP."""
-    wrap: str = "block"
-    """Which modules become units: block, root, a number (those of at least so many parameters), or their classes."""
-    reshard_after_forward: bool | int | None = None
-    """fsdp2, hsdp, mini: free parameters after forward; none is torch's default (all units but the root)."""
-    shard_size: int | None = None
-    """hsdp: ranks that share one copy of the parameters; by default those of one node, or half of all ranks."""
-    forward_prefetch: int | bool | None = None
-    """fsdp2, hsdp, mini: depth of explicit prefetch. fsdp1: true or false."""
-    backward_prefetch: int | Literal["BACKWARD_PRE", "BACKWARD_POST", "off"] | None = None
-    """fsdp2, hsdp, mini: depth. fsdp1: BACKWARD_PRE (none means it, as in torch), BACKWARD_POST, or off."""
-    sharding_strategy: Literal["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"] = (
-        "FULL_SHARD"
-    )
-    """fsdp1's."""
-    limit_all_gathers: bool = True
-    """fsdp1's rate limiter."""
+    plan: Plan = DEFAULTS
+    """Of its keys `PLAN_KEYS`; micro-batches and the ranks of a shard group follow from the number of ranks."""
     use_orig_params: bool = True
     """fsdp1: keep the original parameters; false flattens, and then weight_decay must be 0."""
     sync_module_states: bool = False
     """fsdp1: broadcast rank 0's weights when wrapping (GPUs only)."""
-    param_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Of gathers and compute; parameters and optimizer stay fp32, whose matmuls are fp32 too, not TF32."""
-    reduce_dtype: Literal["fp32", "bf16", "fp16"] | None = None
-    """Of the gradients' reduction; by default fp32."""
-    cpu_offload: bool = False
-    """Shards, gradients and optimizer state live in host memory."""
-    activation_checkpointing: Literal["none", "selective", "full"] = "none"
-    """full: keep each block's input, compute the block again. selective: keep every other matmul and attention."""
-    compile: bool = False
-    """torch.compile each block, before it is sharded."""
     compile_backend: str = "inductor"
     """aot_eager needs no C++ compiler."""
 
@@ -157,12 +162,27 @@ class TrainConfig:
     deterministic: bool = False
     """Deterministic algorithms, so that a resumed run repeats every bit on a GPU too (slower there)."""
 
-    def __post_init__(self) -> None:
-        """A whole number where any number may be is that number: ``lr=1`` is ``lr=1.0``."""
+    def __init__(self, *, plan: Plan | None = None, **given: Any) -> None:
+        """Take keys of both kinds.
+
+        Raises:
+            TypeError: no such key. ValueError: a value that the plan does not take.
+        """
         for key, kind in KINDS.items():
-            value = getattr(self, key)
+            value = given.pop(key, getattr(type(self), key))
             if type(value) is int and int not in kind and is_of_kind(value, kind):
-                object.__setattr__(self, key, float(value))
+                value = float(value)  # a whole number where any number may be is that number: lr=1 is lr=1.0
+            object.__setattr__(self, key, value)
+        of_plan: dict[str, Any] = {key: _plan_value(key, given.pop(key)) for key in PLAN_KEYS if key in given}
+        if given:
+            key = next(iter(given))
+            raise TypeError(f"TrainConfig has no key {key!r}{did_you_mean(key, KEYS)}")
+        plan = plan or DEFAULTS
+        api: Any = PLAN_API.get(str(self.api), self.api) if is_of_kind(self.api, KINDS["api"]) else plan.api
+        try:
+            object.__setattr__(self, "plan", dataclasses.replace(plan, api=api, **of_plan))
+        except ValueError as error:
+            raise ValueError(f"{error} (api={self.api} is {api} there)" if api != self.api else str(error)) from None
 
     def check(self) -> None:
         """Look at each value.
@@ -193,7 +213,7 @@ class TrainConfig:
             raise ValueError(f"weight_decay={self.weight_decay}: it is a number, at least 0")
         if self.min_lr is not None and not (math.isfinite(self.min_lr) and self.min_lr >= 0):
             raise ValueError(f"min_lr={self.min_lr}: it is a number, at least 0")
-        if self.requires_gradient_sync is False:
+        if self.plan.requires_gradient_sync is False:
             raise ValueError("requires_gradient_sync=false would never reduce gradients; use true or last")
         if self.min_lr is not None and self.min_lr > self.lr:
             raise ValueError(f"min_lr={self.min_lr} is above lr={self.lr}: a schedule goes down")
@@ -210,7 +230,26 @@ class TrainConfig:
         for field in NEED_OUT:
             if getattr(self, field) and self.out is None:
                 raise ValueError(f"{field}={shown(getattr(self, field))} keeps something; say where with out=FOLDER")
+        if isinstance(self.plan.activation_checkpointing, int):
+            raise ValueError("activation_checkpointing of every k-th block is the simulator's; use full or selective")
         _ = self.model_config  # raises for a preset or a change that does not exist
+
+    def by_key(self) -> dict[str, Any]:
+        """Every key and its value, those of the plan among them."""
+        own = {key: getattr(self, key) for key in KINDS}
+        return own | {key: getattr(self.plan, key) for key in PLAN_KEYS}
+
+    def replace(self, **keys: Any) -> TrainConfig:
+        """The same with other values for some keys."""
+        return dataclasses.replace(self, **keys)
+
+    def arguments(self) -> list[str]:
+        """The command line that `read_config` makes this configuration of: what is not as by default."""
+        defaults = TrainConfig().by_key()
+        changed = {key: value for key, value in self.by_key().items() if value != defaults[key]}
+        if changed.get("backward_prefetch") == "none":
+            changed["backward_prefetch"] = "off"
+        return [f"--{key}={text_of(value)}" for key, value in changed.items()]
 
     @property
     def model_config(self) -> ModelConfig:
@@ -219,7 +258,7 @@ class TrainConfig:
         return model_config(self.model, **changes, **({"dropout": self.dropout} if self.dropout else {}))
 
 
-POSITIVE = ("steps", "global_batch", "seq_len", "log_every", "micro_batch", "n_layer", "shard_size", "eval_batches")
+POSITIVE = ("steps", "global_batch", "log_every", "micro_batch", "n_layer", "eval_batches")
 COUNTS = ("seed", "warmup_steps", "save_every", "eval_every", "sample", "profile")
 ABOVE_ZERO = {
     "lr": "such as 1e-3",
@@ -232,7 +271,20 @@ SHARES = ("dropout", "beta1", "beta2")
 NEED_OUT = ("save_every", "async_save", "tensorboard", "profile")
 
 
-KINDS = kinds(TrainConfig)
+KINDS = {key: kind for key, kind in kinds(TrainConfig).items() if key != "plan"}
+KEYS = (*KINDS, *PLAN_KEYS)
+
+
+def _plan_value(key: str, value: object) -> object:
+    """A value of the plan, or what a text stands for: as the simulator reads it, but that none is the default."""
+    none = isinstance(value, str) and value.lower() == "none"
+    if key == "backward_prefetch" and value == "off":
+        return "none"  # FSDP1's word for it; here none is torch's default, as everywhere else
+    if key == "param_dtype" and (none or value is None):
+        return "fp32"  # of the parameters
+    if none and getattr(Plan(), key) is None:
+        return None
+    return value_of(Plan, key, value) if isinstance(value, str) else value
 
 
 def read_toml(path: str | Path) -> TrainConfig:
@@ -259,7 +311,7 @@ def read_config(arguments: Sequence[str], usage: str = "", *, quiet: bool = Fals
         if not quiet:
             print(help_text(usage))
         raise SystemExit(0)
-    given = {key: from_text(text, KINDS[key]) for key, text in _pairs(arguments)}
+    given = {key: from_text(text, KINDS[key]) if key in KINDS else text for key, text in _pairs(arguments)}
     path = given.pop("config", None)
     return _checked(_read_table(str(path)) if path is not None else {}, given)
 
@@ -271,10 +323,17 @@ def help_text(usage: str = "") -> str:
     assert isinstance(body, ast.ClassDef)
     for field, meaning in pairwise(body.body):
         match field, meaning:
+            case ast.AnnAssign(target=ast.Name(id="plan")), _:
+                for key, text in PLAN_KEYS.items():
+                    lines += _help_of(key, "VALUE", getattr(defaults.plan, key), text)
             case ast.AnnAssign(target=ast.Name(id=key)), ast.Expr(value=ast.Constant(value=str(text))):
-                lines.append(f"  --{key}={metavar(KINDS[key])}  (default: {shown(getattr(defaults, key))})")
-                lines += textwrap.wrap(" ".join(text.split()), 112, initial_indent=" " * 6, subsequent_indent=" " * 6)
+                lines += _help_of(key, metavar(KINDS[key]), getattr(defaults, key), text)
     return "\n".join(lines)
+
+
+def _help_of(key: str, values: str, default: object, meaning: str) -> list[str]:
+    wrapped = textwrap.wrap(" ".join(meaning.split()), 112, initial_indent=" " * 6, subsequent_indent=" " * 6)
+    return [f"  --{key}={values}  (default: {shown(default)})", *wrapped]
 
 
 def _pairs(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -283,11 +342,16 @@ def _pairs(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
     for argument in rest:
         typed, equals, text = argument.partition("=")
         key = typed.removeprefix("--").replace("-", "_")
-        if not typed.startswith("--") or key not in KINDS:
-            raise ValueError(f"unknown argument {argument!r}{did_you_mean(typed, [f'--{known}' for known in KINDS])}")
+        if not typed.startswith("--") or key not in KEYS:
+            raise ValueError(f"unknown argument {argument!r}{did_you_mean(typed, [f'--{known}' for known in KEYS])}")
         if not equals and (text := next(rest, "--")).startswith("--"):
-            raise ValueError(f"--{key} has no value; it is {wanted(KINDS[key])}, as in --{key}=VALUE")
+            raise ValueError(f"--{key} has no value; it is {_wanted(key)}, as in --{key}=VALUE")
         yield key, text
+
+
+def _wanted(key: str) -> str:
+    allowed = Plan.__dataclass_fields__[key].metadata["allowed"] if key in PLAN_KEYS else None
+    return allowed.words if allowed else wanted(KINDS[key])
 
 
 def _read_table(path: str | Path) -> dict[str, Any]:
@@ -302,7 +366,7 @@ def _read_table(path: str | Path) -> dict[str, Any]:
         raise ValueError(f"{path} is not TOML that anybody writes: it nests too deep") from None
     except ValueError as error:
         raise ValueError(f"{path} is not TOML: {error}") from error
-    known = [key for key in KINDS if key != "config"]
+    known = [key for key in KEYS if key != "config"]
     for key in table:
         if key not in known:
             raise ValueError(f"{path}: unknown key {key!r}{did_you_mean(key, known)}")
@@ -311,19 +375,19 @@ def _read_table(path: str | Path) -> dict[str, Any]:
 
 def _checked(table: dict[str, Any], given: dict[str, Any]) -> TrainConfig:
     """The configuration of a file and of what was typed, which wins; a complaint about the file alone names it."""
-    config = TrainConfig(**table | given)
     try:
+        config = TrainConfig(**table | given)
         config.check()
     except ValueError as error:
-        if table and str(error) == _complaint(TrainConfig(**table)):
+        if table and str(error) == _complaint(table):
             raise ValueError(f"{table['config']}: {error}") from error
         raise
     return config
 
 
-def _complaint(config: TrainConfig) -> str:
+def _complaint(table: dict[str, Any]) -> str:
     try:
-        config.check()
+        TrainConfig(**table).check()
     except ValueError as error:
         return str(error)
     return ""

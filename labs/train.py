@@ -98,8 +98,8 @@ def _steps(training: Training, wish: Stopping, metrics: Metrics, closing: Closin
     run, config = training.run, training.run.config
     loader = run.loader("train")
     validation = run.loader("val") if config.eval_every else None
-    flops = flops_per_token(run.model, config.seq_len)
-    peak, held_bytes = peak_flops(run.device, config.param_dtype), memory_bytes(run.device).peak_bytes
+    flops = flops_per_token(run.model, config.plan.seq_len)
+    peak, held_bytes = peak_flops(run.device, config.plan.param_dtype or "fp32"), memory_bytes(run.device).peak_bytes
     if training.step >= config.steps:
         metrics.say(f"all {config.steps} steps are done; more are asked for with --steps")
     first, since_s = training.step, time.perf_counter()
@@ -153,7 +153,7 @@ def _steps(training: Training, wish: Stopping, metrics: Metrics, closing: Closin
 def _header(training: Training) -> list[str]:
     """What is about to be trained: the first thing to look at when something seems wrong."""
     run, config = training.run, training.run.config
-    rows = f"{config.global_batch} rows of {config.seq_len} tokens per step"
+    rows = f"{config.global_batch} rows of {config.plan.seq_len} tokens per step"
     if run.micro_batches > 1:
         rows += f", in {run.micro_batches} micro-batches of {run.micro_rows} rows on each rank"
     steps = -(-len(run.loader()) // config.global_batch)

@@ -87,7 +87,7 @@ def predict(api: str, ranks: int, device: str = "cpu") -> Simulation:
     """
     if ranks < 1 or ROWS % ranks:
         raise ValueError(f"ranks={ranks}: the scripts share {ROWS} rows; use 1, 2, 4 or 8 ranks")
-    config = TrainConfig(api=api, global_batch=ROWS, seq_len=SEQ_LEN)  # type: ignore[arg-type]
+    config = TrainConfig(api=api, global_batch=ROWS, seq_len=SEQ_LEN)
     place = Place(world_size=ranks, local_world_size=ranks)
     return simulated(config, config.model_config, place, torch.device(device))
 
@@ -143,7 +143,7 @@ def run(ranks: int | None = None, device: str = "cpu") -> Result:
     ran = {api: run_script(api, ranks, device) for api in SCRIPTS}
     rows = []
     for api, simulation in simulations.items():
-        config = TrainConfig(api=api)  # type: ignore[arg-type]
+        config = TrainConfig(api=api)
         most = max(of_rank.peak_bytes for of_rank in ran[api].watched)
         rows.append(Row(api, "peak memory", peak_memory_bytes(config, simulation) / MIB, most / MIB, "MiB"))
         rows += totals(api, issued(simulation), ran[api].watched[0].collectives)

@@ -172,11 +172,7 @@ def _counted(config: TrainConfig, optimizer_name: str) -> Timeline:
 
 
 def _peak_on_gpus(setting: Setting) -> int:
-    plain, config = TrainConfig(), setting.config
-    fields = [field.name for field in dataclasses.fields(TrainConfig) if field.name != "device"]
-    changed = {name: getattr(config, name) for name in fields if getattr(config, name) != getattr(plain, name)}
-    arguments = (f"--{name}={str(value).lower()}" for name, value in changed.items())
-    ran = train(*arguments, "--steps=3", "--predict=false", ranks=setting.ranks, device="cuda")
+    ran = train(*setting.config.arguments(), "--steps=3", "--predict=false", ranks=setting.ranks, device="cuda")
     of_ranks = [Memory(*of_rank) for of_rank in ran.report["memory"]]
     return max(of_rank.peak_bytes - of_rank.workspace_bytes for of_rank in of_ranks)
 
@@ -221,7 +217,7 @@ def run(
     result = []
     for name, setting in asked.items():
         quantity, expected = PEAK, predicted[name]
-        if setting.config.cpu_offload and setting.device.type == "cpu":  # where both memories are one
+        if setting.config.plan.cpu_offload and setting.device.type == "cpu":  # where both memories are one
             result.append(Row(name, PEAK, expected / MIB, None, "MiB"))
             quantity, expected = PEAK_WITH_HOST, predicted[BASE]  # what leaves the device stays in that one
             notes += ("A CPU rank has one memory, so there cpu_offload moves nothing out of it.",)
@@ -239,8 +235,8 @@ def timed(asked: Mapping[str, Setting], ranks: int) -> dict[str, TrainConfig]:
         name: setting.config
         for name, setting in asked.items()
         if (setting.ranks, setting.optimizer) == (ranks, "adamw")
-        and (setting.config.param_dtype, setting.config.activation_checkpointing) == ("fp32", "none")
-        and not setting.config.cpu_offload
+        and (setting.config.plan.param_dtype, setting.config.plan.activation_checkpointing) == ("fp32", None)
+        and not setting.config.plan.cpu_offload
     }
 
 

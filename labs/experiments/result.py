@@ -22,7 +22,6 @@ from rich.console import Console
 from rich.table import Table
 
 from fsdp_sim.timeline import Event, Header, Timeline
-from fsdp_sim.viz.table import Table as HtmlTable
 from labs.loop.report import versions
 
 Kind = Literal["measured", "recorded", "pretended"]
@@ -117,6 +116,8 @@ class Result:
             console.print(note, markup=False, soft_wrap=True)
 
     def _repr_html_(self) -> str:
+        from fsdp_sim.viz import Table as HtmlTable  # where it is drawn: ranks import this module, too
+
         notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
         return HtmlTable(self.caption, COLUMNS, tuple(row.cells for row in self.rows)).to_html() + notes
 

@@ -65,7 +65,8 @@ class Candidate:
     @property
     def name(self) -> str:
         """The keys that differ from torch's defaults."""
-        said = [f"{key}={value}" for key, value in self.keys.items() if value != getattr(TrainConfig(), key)]
+        given, defaults = self.setup.config.by_key(), TrainConfig().by_key()
+        said = [f"{key}={value}" for key, value in self.keys.items() if given[key] != defaults[key]]
         return ", ".join(said) or DEFAULTS
 
     @cached_property
@@ -127,7 +128,7 @@ def _time(setups: Sequence[Setup], steps: int, told: Callable[[str], object]) ->
 
 
 def _computes(setup: Setup) -> tuple[Any, ...]:
-    return tuple(getattr(setup.config, key) for key in COMPUTES)
+    return tuple(setup.config.by_key()[key] for key in COMPUTES)
 
 
 def front(candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -157,7 +158,7 @@ def rows_of(candidates: Sequence[Candidate], limit_bytes: float) -> list[dict[st
 
 def _tokens(setup: Setup) -> int:
     """Of a rank and step."""
-    return setup.config.global_batch // setup.cluster.gpus * setup.config.seq_len
+    return setup.config.global_batch // setup.cluster.gpus * setup.config.plan.seq_len
 
 
 class NothingFitsError(ValueError):

@@ -20,10 +20,9 @@ import dataclasses
 import statistics
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import plotly.graph_objects as go
 import torch
 import tyro
 
@@ -34,9 +33,9 @@ from fsdp_sim.ranks import run as on_ranks
 from fsdp_sim.schedule import build as build_program
 from fsdp_sim.simulation import simulate
 from fsdp_sim.spec import Cluster
+from fsdp_sim.spec.texts import text_of
 from fsdp_sim.timeline import Op, Timeline
 from fsdp_sim.timeline.analysis import median_step, piece_durations, step_time_s
-from fsdp_sim.viz import Picture, Table, chart
 from labs.cluster.process_group import Place
 from labs.config import TrainConfig
 from labs.experiments.command import command
@@ -45,6 +44,9 @@ from labs.experiments.on_rank import on_rank
 from labs.experiments.result import COLUMNS, Result, Row, this_machine
 from labs.measure.simulated import plan_of
 from labs.model import empty
+
+if TYPE_CHECKING:
+    from fsdp_sim.viz import Picture
 
 POLICIES = {"one unit": "root", "each block": "block", "attention and MLP": "Attention,MLP", "each linear": "Linear"}
 """Wrap policies of the trainer, the coarsest first."""
@@ -77,8 +79,8 @@ def on_a_cluster(
     place = Place(world_size=cluster.gpus, local_world_size=cluster.node_size)
     tokens = torch.zeros(rows, seq_len, dtype=torch.int64)
     for name, wrap_policy in (POLICIES | FINEST).items():
-        config = dataclasses.replace(
-            ALIKE, model=model, wrap=wrap_policy, global_batch=rows * cluster.gpus, seq_len=seq_len, param_dtype="bf16"
+        config = ALIKE.replace(
+            model=model, wrap=wrap_policy, global_batch=rows * cluster.gpus, seq_len=seq_len, param_dtype="bf16"
         )
         plan = plan_of(config, place)
         traced = model_from_module(
@@ -98,8 +100,8 @@ def on_a_cluster(
 
 def settings(ranks: int, rows: int, seq_len: int, policies: Sequence[str] = tuple(POLICIES)) -> dict[str, Setting]:
     """A setting per policy."""
-    base = dataclasses.replace(ALIKE, global_batch=ranks * rows, seq_len=seq_len)
-    return {name: Setting(dataclasses.replace(base, wrap=POLICIES[name]), ranks) for name in policies}
+    base = ALIKE.replace(global_batch=ranks * rows, seq_len=seq_len)
+    return {name: Setting(base.replace(wrap=POLICIES[name]), ranks) for name in policies}
 
 
 def train(config: TrainConfig) -> None:
@@ -113,7 +115,7 @@ def timed(setting: Setting, network: Network, *, serial: bool = False) -> Timeli
     """The steps as they were, on a network; ``serial``: with every collective completed where it is issued."""
     config = dataclasses.replace(setting.config, api="mini")
     how: dict[str, Any] = {"network": network, "serial": serial, "show_output": False, "timeout_s": 120.0}
-    results = on_ranks(train, setting.ranks, config, title=config.wrap, **how)
+    results = on_ranks(train, setting.ranks, config, title=text_of(config.plan.wrap), **how)
     # What the trainer agrees on after each step is no part of a unit's life.
     return results.timeline.select(lambda event: event.op is not Op.ALL_REDUCE)
 
@@ -165,6 +167,10 @@ def picture(rows: Sequence[Row], sentence: str) -> Picture:
         rows: of each setting its `UNITS`, `STEP` and `PEAK`; what was not measured is not drawn.
         sentence: the title; what is to be seen.
     """
+    import plotly.graph_objects as go  # where it is drawn: ranks import this module, too
+
+    from fsdp_sim.viz import Picture, Table, chart
+
     of = {(row.name, row.quantity): row for row in rows}
     names = [row.name for row in rows if row.quantity == UNITS]
     places = [f"<b>{of[name, UNITS].predicted:.0f}</b><br>{name}" for name in names]

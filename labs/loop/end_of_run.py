@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -98,7 +97,7 @@ class Closing:
         """Some steps, as all ranks recorded them; what went wrong with that on any rank all ranks are told."""
         run, timeline = self.training.run, None
         rank = run.place.rank
-        units = find_units(empty(run.model), run.config.wrap).names
+        units = find_units(empty(run.model), run.config.plan.wrap).names
         try:
             with profiled(rank=rank, api=run.config.api, device=run.device.type, units=units) as profile:
                 for _ in range(steps):
@@ -120,8 +119,8 @@ class Closing:
         if place.rank or not self.losses:
             return
         step_s = median_step_s(self.steps_s)
-        tokens_per_s = config.global_batch * config.seq_len / step_s
-        flops = flops_per_token(run.model, config.seq_len)
+        tokens_per_s = config.global_batch * config.plan.seq_len / step_s
+        flops = flops_per_token(run.model, config.plan.seq_len)
         compared: list[Compared] = []
         sentences: list[str] = []
         try:
@@ -149,7 +148,7 @@ class Closing:
         report = Report(
             summary=summary_line(config, place, device, n_params, self.losses, tokens_per_s, self.stopped),
             label=f"{config.model}: {training.wrapped.label}",
-            config=dataclasses.asdict(config),
+            config=config.by_key(),
             versions=versions(),
             hardware=hardware(place, device),
             ranks=place.world_size,
@@ -159,7 +158,7 @@ class Closing:
             loss_last=self.losses[-1],
             step_s=step_s,
             tokens_per_s=tokens_per_s,
-            mfu=mfu(tokens_per_s, flops, peak_flops(device, config.param_dtype), place.world_size),
+            mfu=mfu(tokens_per_s, flops, peak_flops(device, config.plan.param_dtype or "fp32"), place.world_size),
             exposed_comm_s=exposed_s,
             memory=self._memory,
             state_bytes=self._state_bytes,

@@ -51,7 +51,7 @@ class Run:
 
     def loader(self, split: str = "train") -> Loader:
         tokens = self.corpus.train if split == "train" else self.corpus.val
-        return Loader(tokens, self.config.seq_len, self.config.global_batch, self.config.seed)
+        return Loader(tokens, self.config.plan.seq_len, self.config.global_batch, self.config.seed)
 
 
 def prepare(config: TrainConfig, place: Place) -> Run:
@@ -65,13 +65,14 @@ def prepare(config: TrainConfig, place: Place) -> Run:
     model = config.model_config
     check_batch(config.global_batch, place.world_size)
     micro_batches, micro_rows = _micro_batches(config, place)
-    if config.seq_len > model.context:
+    if config.plan.seq_len > model.context:
         raise ValueError(
-            f"seq_len={config.seq_len}: {config.model} has a context of {model.context}; use seq_len <= {model.context}"
+            f"seq_len={config.plan.seq_len}: {config.model} has a context of {model.context}; "
+            f"use seq_len <= {model.context}"
         )
     device = find_device(config.device, place)
     _check_dtypes(config, device)
-    if config.compile and config.compile_backend not in (backends := torch._dynamo.list_backends(None)):
+    if config.plan.compile and config.compile_backend not in (backends := torch._dynamo.list_backends(None)):
         raise ValueError(f"compile_backend={config.compile_backend!r}{did_you_mean(config.compile_backend, backends)}")
     check(config, place, device)
     if config.metrics:
@@ -87,9 +88,9 @@ def prepare(config: TrainConfig, place: Place) -> Run:
     if config.tensorboard:
         check_tensorboard()
     corpus = load_corpus(config.data, tokenizer=words)
-    corpus.check(config.seq_len)
+    corpus.check(config.plan.seq_len)
     if config.eval_every:
-        corpus.check(config.seq_len, split="val")
+        corpus.check(config.plan.seq_len, split="val")
     run = Run(config, model, words, corpus, place, device, micro_batches, micro_rows)
     if place.rank == 0:  # one rank reads files, and says what is wrong
         _check_checkpoints(run)
@@ -123,7 +124,7 @@ def _micro_batches(config: TrainConfig, place: Place) -> tuple[int, int]:
 
 def _check_dtypes(config: TrainConfig, device: torch.device) -> None:
     for key in ("param_dtype", "reduce_dtype"):
-        dtype = getattr(config, key)
+        dtype = getattr(config.plan, key)
         if dtype == "fp16" and device.type == "cpu":
             raise ValueError(f"{key}=fp16 is for GPUs (CPUs compute it slowly, if at all); use bf16 or fp32")
         has_bf16 = device.type == "cpu" or torch.version.hip or torch.cuda.get_device_properties(device).major >= 8
@@ -176,6 +177,6 @@ def identity(run: Run) -> dict[str, object]:
         **shape,
         "tokenizer": run.tokenizer.vocabulary,
         "data": run.corpus.sha256,
-        "seq_len": run.config.seq_len,
+        "seq_len": run.config.plan.seq_len,
         "seed": run.config.seed,
     }

@@ -53,7 +53,7 @@ class Training:
             "position": self.position,
             "identity": identity(self.run),
             "scaler": self.wrapped.scaler.state_dict() if self.wrapped.scaler else None,
-            "config": dataclasses.asdict(self.run.config),
+            "config": self.run.config.by_key(),
             "world_size": self.run.place.world_size,
             "api": self.run.config.api,
             "device": self.run.device.type,

@@ -104,9 +104,9 @@ def _time_sharded(config: TrainConfig, model_config: ModelConfig, place: Place, 
     keep_freed_memory()
     cpu = torch.device("cpu")
     mesh = make_mesh(config, place, cpu)
-    plain = TrainConfig()
+    plain = TrainConfig().by_key()
     fsdp1_only = ("sharding_strategy", "limit_all_gathers", "use_orig_params", "sync_module_states", "shard_size")
-    changes: dict[str, Any] = {key: getattr(plain, key) for key in fsdp1_only}
+    changes: dict[str, Any] = {key: plain[key] for key in fsdp1_only}
     # Where nothing overlaps, prefetch changes only the order.
     changes |= {"api": "mini", "forward_prefetch": None, "backward_prefetch": None}
     wrapped = wrap(dataclasses.replace(config, **changes), model_config, place, cpu, mesh)

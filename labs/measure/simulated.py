@@ -32,36 +32,23 @@ RATES = (
     "mem_bytes_per_s", "stream_bytes_per_s", "best_matmul_flops", "attention_flops",
     *(f"{dtype}_flops" for dtype in ("bf16", "fp16", "tf32", "fp32", "fp8")),
 )  # fmt: skip
-SIMULATED_AS = {"single": "ddp", "hsdp": "fsdp2", "mini": "fsdp2"}  # torch's program is the same, or there is none
 
 
 def plan_of(config: TrainConfig, place: Place) -> Plan:
-    """The same settings in the simulator's words, which are torch's."""
-    rows = config.global_batch // place.world_size
+    """The run's plan, with what follows from the model and from the number of ranks."""
+    plan, rows, sharded = config.plan, config.global_batch // place.world_size, config.api not in WHOLE_MODEL
     micro_batch = config.micro_batch or rows
-    api = SIMULATED_AS.get(config.api, config.api)
-    names = find_units(empty(config.model_config), config.wrap).names
-    settings: dict[str, Any] = {
-        "api": api, "micro_batch": micro_batch, "grad_accum": rows // micro_batch, "seq_len": config.seq_len,
-        "wrap": names or "root", "compile": config.compile, "requires_gradient_sync": config.requires_gradient_sync,
-        "activation_checkpointing": None if config.activation_checkpointing == "none" else
-        config.activation_checkpointing,
-    }  # fmt: skip
-    if config.api not in WHOLE_MODEL:
-        mixed = config.param_dtype != "fp32"
-        settings |= {
-            "param_dtype": config.param_dtype if mixed else None,
-            "reduce_dtype": config.reduce_dtype or ("fp32" if mixed else None),
-            "cpu_offload": config.cpu_offload,
-            "forward_prefetch": config.forward_prefetch,
-            "backward_prefetch": "none" if config.backward_prefetch == "off" else config.backward_prefetch,
-            "shard_size": shard_size(config, place) if is_hybrid(config) else None,
-        }
-    if api == "fsdp2":
-        settings |= {"reshard_after_forward": config.reshard_after_forward, "is_last_backward": "last"}
-    if api == "fsdp1":
-        settings |= {"sharding_strategy": config.sharding_strategy, "limit_all_gathers": config.limit_all_gathers}
-    return Plan(**settings)
+    mixed = sharded and plan.param_dtype != "fp32"
+    return dataclasses.replace(
+        plan,
+        micro_batch=micro_batch,
+        grad_accum=rows // micro_batch,
+        wrap=find_units(empty(config.model_config), plan.wrap).names or "root",
+        param_dtype=plan.param_dtype if mixed else None,  # single and ddp compute in autocast: it is in the trace
+        reduce_dtype=(plan.reduce_dtype or ("fp32" if mixed else None)) if sharded else None,
+        shard_size=shard_size(config, place) if is_hybrid(config) else None,
+        is_last_backward="last" if plan.api == "fsdp2" else plan.is_last_backward,
+    )
 
 
 def cluster_of(place: Place, device: torch.device) -> Cluster:
@@ -114,8 +101,10 @@ def simulated(config: TrainConfig, model_config: ModelConfig, place: Place, devi
 def _workload(config: TrainConfig, model_config: ModelConfig, plan: Plan, device: torch.device) -> Workload:
     rows = torch.zeros(plan.micro_batch, plan.seq_len, dtype=torch.int64)
     kernels_of: Any = "cpu" if device.type == "cpu" else "gpu"
-    autocast = config.api in WHOLE_MODEL and config.param_dtype != "fp32"
-    with torch.autocast("cpu", DTYPES[config.param_dtype], enabled=autocast):  # where the traced tensors seem to be
+    autocast = config.api in WHOLE_MODEL and config.plan.param_dtype != "fp32"
+    with torch.autocast(
+        "cpu", DTYPES[str(config.plan.param_dtype)], enabled=autocast
+    ):  # where the traced tensors seem to be
         return model_from_module(
             empty(model_config), (rows, rows), plan=plan, name=config.model, device=kernels_of, progress=False
         )

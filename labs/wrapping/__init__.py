@@ -60,10 +60,10 @@ def wrap(
     check(config, place, device)
     plain = empty(model_config)
     model = empty(model_config) if config.meta_init else build(model_config, config.seed)
-    checkpoint_blocks(model, config.activation_checkpointing)
-    if config.compile:
+    checkpoint_blocks(model, config.plan.activation_checkpointing)
+    if config.plan.compile:
         compile_blocks(model, config.compile_backend)
-    units = find_units(plain, config.wrap)
+    units = find_units(plain, config.plan.wrap)
     wrapped = WRAPPERS[config.api](Job(config, model, plain, units, place, device, mesh))
     # Tables that are in no checkpoint (RoPE's): after meta_init they hold whatever was in memory; else on a GPU each
     # block would have a copy.

@@ -28,15 +28,15 @@ _ATTENTION = tuple(
 )
 
 
-def checkpoint_blocks(model: nn.Module, how: str) -> None:
+def checkpoint_blocks(model: nn.Module, how: str | int | None) -> None:
     """Let backward compute activations again instead of keeping them, in place.
 
     On the block as a whole: with a wrapper on each of its children, what lies between them would still be kept.
 
     Args:
-        how: ``none``; ``full`` keeps each block's input; ``selective`` keeps every other matmul and attention too.
+        how: None; ``full`` keeps each block's input; ``selective`` keeps every other matmul and attention too.
     """
-    if how == "none":
+    if how is None:
         return
     keep = {"context_fn": _selective} if how == "selective" else {}
     blocks: Any = model.layers

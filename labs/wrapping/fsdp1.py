@@ -29,30 +29,30 @@ def wrap_fsdp1(job: Job) -> Wrapped:
     config, model, device = job.config, job.model, job.device
     mesh = job.mesh or make_mesh(config, job.place, device)
     units = set(job.units.modules(model))
-    prefetch = config.backward_prefetch or "BACKWARD_PRE"
+    prefetch = config.plan.backward_prefetch or "BACKWARD_PRE"
     fsdp = FullyShardedDataParallel(
         model,
         device_mesh=mesh,
         device_id=device,
-        sharding_strategy=ShardingStrategy[config.sharding_strategy],
+        sharding_strategy=ShardingStrategy[config.plan.sharding_strategy],
         auto_wrap_policy=CustomPolicy(lambda module: module in units),
-        backward_prefetch=None if prefetch == "off" else BackwardPrefetch[str(prefetch)],
-        forward_prefetch=bool(config.forward_prefetch),
-        limit_all_gathers=config.limit_all_gathers,
+        backward_prefetch=None if prefetch == "none" else BackwardPrefetch[str(prefetch)],
+        forward_prefetch=bool(config.plan.forward_prefetch),
+        limit_all_gathers=config.plan.limit_all_gathers,
         use_orig_params=config.use_orig_params,
         sync_module_states=config.sync_module_states,
         mixed_precision=fsdp1_policy_of(config),
-        cpu_offload=CPUOffload(offload_params=config.cpu_offload),
+        cpu_offload=CPUOffload(offload_params=config.plan.cpu_offload),
         param_init_fn=fill_module(model, job.plain, config.seed, device) if config.meta_init else None,
     )
     scaler = None
-    if config.param_dtype == "fp16":  # the plain one would look at this rank's shards only
+    if config.plan.param_dtype == "fp16":  # the plain one would look at this rank's shards only
         scaler = ShardedGradScaler(device.type, process_group=dist.group.WORLD)
-    strategy = config.sharding_strategy if mesh.size() > 1 else "NO_SHARD"
+    strategy = config.plan.sharding_strategy if mesh.size() > 1 else "NO_SHARD"
     where = f"a copy on each of {n_ranks(mesh.size())}" if strategy == "NO_SHARD" else mesh_label(mesh)
     label = f"fsdp1: {strategy}, {where}, {job.units}, {dtypes_label(config)}"
     # One rank has nothing to save by waiting, and torch's no_sync fails there with tied parameters in bf16.
-    last_only = config.requires_gradient_sync == "last" and mesh.size() > 1
+    last_only = config.plan.requires_gradient_sync == "last" and mesh.size() > 1
     return Fsdp1("fsdp1", fsdp, job.shapes, mesh.size(), label, last_only, scaler=scaler)
 
 

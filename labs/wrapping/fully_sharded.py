@@ -30,10 +30,10 @@ def wrap_fully_sharded(job: Job) -> Wrapped:
     """Each unit, innermost first, then the root. Parameters become DTensors, cut on dim 0, and keep their names."""
     config, model, device = job.config, job.model, job.device
     mesh = job.mesh or make_mesh(config, job.place, device)
-    options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": config.reshard_after_forward}
+    options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": config.plan.reshard_after_forward}
     if (policy := policy_of(config)) is not None:
         options["mp_policy"] = policy
-    if config.cpu_offload:
+    if config.plan.cpu_offload:
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=device.type == "cuda")
     units: list[Any] = job.units.modules(model)
     for unit in reversed(units):  # named_modules has the outer ones first
@@ -41,11 +41,11 @@ def wrap_fully_sharded(job: Job) -> Wrapped:
     FULLY_SHARD[config.api](model, **options)
     prefetch(units, config)
     if config.meta_init:
-        materialise_shards(model, job.plain, config.seed, device, host=config.cpu_offload)
+        materialise_shards(model, job.plain, config.seed, device, host=config.plan.cpu_offload)
     # torch's GradScaler: with DTensors its unscale_ reduces found_inf over the mesh, so all ranks skip or none.
-    scaler = torch.amp.GradScaler(device.type) if config.param_dtype == "fp16" else None
+    scaler = torch.amp.GradScaler(device.type) if config.plan.param_dtype == "fp16" else None
     label = f"{config.api}: {mesh_label(mesh)}, {job.units}, {dtypes_label(config)}"
-    last_only = config.requires_gradient_sync == "last"
+    last_only = config.plan.requires_gradient_sync == "last"
     return FullySharded(config.api, model, job.shapes, mesh.size(), label, last_only, scaler=scaler)
 
 
@@ -55,8 +55,8 @@ def prefetch(units: list[Any], config: TrainConfig) -> None:
     The root has no list: it is gathered first anyway, and its own forward is around all others.
     """
     for depth, method in (
-        (config.forward_prefetch, "set_modules_to_forward_prefetch"),
-        (config.backward_prefetch, "set_modules_to_backward_prefetch"),
+        (config.plan.forward_prefetch, "set_modules_to_forward_prefetch"),
+        (config.plan.backward_prefetch, "set_modules_to_backward_prefetch"),
     ):
         if depth is None:
             continue

@@ -15,7 +15,7 @@ from labs.config import TrainConfig
 
 def is_hybrid(config: TrainConfig) -> bool:
     """Whether there are several copies of the sharded parameters (HSDP)."""
-    return config.api == "hsdp" or (config.api == "fsdp1" and "HYBRID" in config.sharding_strategy)
+    return config.api == "hsdp" or (config.api == "fsdp1" and "HYBRID" in config.plan.sharding_strategy)
 
 
 def shard_size(config: TrainConfig, place: Place) -> int:
@@ -26,7 +26,7 @@ def shard_size(config: TrainConfig, place: Place) -> int:
     Raises:
         ValueError: a size that does not divide the ranks, or an odd number of ranks and no size given.
     """
-    ranks, wanted = place.world_size, config.shard_size
+    ranks, wanted = place.world_size, config.plan.shard_size
     if not is_hybrid(config) or ranks == 1:
         return ranks
     if wanted is None and place.local_world_size < ranks:
@@ -37,7 +37,7 @@ def shard_size(config: TrainConfig, place: Place) -> int:
         sizes = ", ".join(str(n) for n in range(1, ranks + 1) if ranks % n == 0)
         groups = f"groups of {wanted}" if wanted else "two halves"
         raise ValueError(
-            f"shard_size={config.shard_size or 'none'}: {ranks} ranks do not divide into {groups}; "
+            f"shard_size={config.plan.shard_size or 'none'}: {ranks} ranks do not divide into {groups}; "
             f"give shard_size one of {sizes}"
         )
     return wanted

@@ -24,9 +24,9 @@ def _cast(name: str | None) -> torch.dtype | None:
 
 def policy_of(config: TrainConfig) -> MixedPrecisionPolicy | None:
     """fully_shard's; None when all is fp32."""
-    if _cast(config.param_dtype) is None and _cast(config.reduce_dtype) is None:
+    if _cast(config.plan.param_dtype) is None and _cast(config.plan.reduce_dtype) is None:
         return None
-    return MixedPrecisionPolicy(_cast(config.param_dtype), DTYPES[config.reduce_dtype or "fp32"])
+    return MixedPrecisionPolicy(_cast(config.plan.param_dtype), DTYPES[config.plan.reduce_dtype or "fp32"])
 
 
 def fsdp1_policy_of(config: TrainConfig) -> MixedPrecision | None:
@@ -40,13 +40,13 @@ def autocast_forward(model: nn.Module, config: TrainConfig, device: torch.device
 
     Around forward only: backward uses the dtypes that forward has chosen.
     """
-    dtype = _cast(config.param_dtype)
+    dtype = _cast(config.plan.param_dtype)
     if dtype is not None:
         model.forward = torch.autocast(device.type, dtype)(model.forward)
 
 
 def dtypes_label(config: TrainConfig) -> str:
+    param, reduce = str(config.plan.param_dtype), config.plan.reduce_dtype or "fp32"
     if config.api in ("single", "ddp"):
-        return config.param_dtype if config.param_dtype == "fp32" else f"autocast {config.param_dtype}"
-    reduce = config.reduce_dtype or "fp32"
-    return config.param_dtype if reduce == config.param_dtype else f"{config.param_dtype}, reduced in {reduce}"
+        return param if param == "fp32" else f"autocast {param}"
+    return param if reduce == param else f"{param}, reduced in {reduce}"

@@ -40,7 +40,7 @@ def wrap_ddp(job: Job) -> Wrapped:
     for part in (ddp.reducer, ddp.logger):
         weakref.finalize(part, _let_go, ddp.process_group).atexit = False
     label = f"ddp: a copy on each of {n_ranks(job.place.world_size)}, {dtypes_label(job.config)}"
-    last_only = job.config.requires_gradient_sync == "last"
+    last_only = job.config.plan.requires_gradient_sync == "last"
     return Ddp("ddp", ddp, job.shapes, job.place.world_size, label, last_only, scaler=scaler)
 
 
@@ -85,4 +85,4 @@ def _on_device(job: Job) -> tuple[nn.Module, torch.amp.GradScaler | None]:
             fill(module)
     model.to(job.device)
     autocast_forward(model, config, job.device)
-    return model, torch.amp.GradScaler(job.device.type) if config.param_dtype == "fp16" else None
+    return model, torch.amp.GradScaler(job.device.type) if config.plan.param_dtype == "fp16" else None

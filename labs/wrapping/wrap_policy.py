@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy
 
 from fsdp_sim.measure.trace_wrap import wrap_names
+from fsdp_sim.spec import Plan, text_of, value_of
 from labs.model.gpt import did_you_mean
 
 
@@ -39,37 +40,39 @@ class Units:
         return text
 
 
-def find_units(plain: nn.Module, wrap: str) -> Units:
+def find_units(plain: nn.Module, wrap: str | int | tuple[str, ...]) -> Units:
     """The units that a policy makes of a model; it may be on the meta device.
 
     Args:
         wrap: ``block`` (the members of ``model.layers``), ``root`` (one unit), a number (the rule of torch's
             ``size_based_auto_wrap_policy``: a module becomes a unit when it has at least so many parameters that are
-            in no unit inside it), or names of module classes with commas.
+            in no unit inside it), or names of module classes: as in a `Plan`, or as a text with commas.
 
     Raises:
         ValueError: a class that the model does not have; the nearest name is suggested.
     """
-    if wrap in ("block", "root"):
+    if isinstance(wrap, str):
+        wrap = value_of(Plan, "wrap", wrap)
+    if isinstance(wrap, str):
         asked = wrap_names(plain, wrap)
-    elif wrap.isdecimal() and int(wrap) > 0:
-        asked = wrap_names(plain, functools.partial(size_based_auto_wrap_policy, min_num_params=int(wrap)))
+    elif isinstance(wrap, int):
+        asked = wrap_names(plain, functools.partial(size_based_auto_wrap_policy, min_num_params=wrap))
     else:
         asked = wrap_names(plain, _classes(plain, wrap))
     names = _keep_ties_whole(plain, asked)
     return Units(tuple(names), tuple(name for name in asked if name not in names))
 
 
-def _classes(plain: nn.Module, wrap: str) -> list[type[nn.Module]]:
+def _classes(plain: nn.Module, wrap: tuple[str, ...]) -> list[type[nn.Module]]:
     containers = (nn.ModuleList, nn.ModuleDict)  # they have no forward around which to gather
     known = {type(m).__name__: type(m) for m in plain.modules() if m is not plain and not isinstance(m, containers)}
-    for name in wrap.split(","):
-        if name.strip() not in known:
+    for name in wrap:
+        if name not in known:
             raise ValueError(
-                f"wrap={wrap}: {name.strip()!r} is not block, root, a number of parameters, or a module class of "
-                f"{type(plain).__name__}{did_you_mean(name.strip(), known)}"
+                f"wrap={text_of(wrap)}: {name!r} is not block, root, a number of parameters, or a module class of "
+                f"{type(plain).__name__}{did_you_mean(name, known)}"
             )
-    return [known[name.strip()] for name in wrap.split(",")]
+    return [known[name] for name in wrap]
 
 
 def _keep_ties_whole(plain: nn.Module, names: list[str]) -> list[str]:

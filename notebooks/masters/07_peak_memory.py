@@ -54,8 +54,7 @@ cluster = Cluster("A100-SXM-80GB", gpus=64)
 step = simulate(layers, cluster, Plan(seq_len=16))
 viz.timeline(step.timeline)
 
-# %% [markdown]
-# covers=["coverage 004.37"]
+# %% [markdown] covers=["coverage 004.37"]
 # Look at the strip below the bars. In forward three layers' worth: a layer's parameters, the flat buffer in which
 # they arrived, and the buffer of the layer before, which is let go one layer later so that two gathers can be under
 # way. In backward four: parameters, their gradients, the buffer of the next gather, and what the last
@@ -156,8 +155,7 @@ for value in (True, None, False):
 assert gathers == counts["reshard_after_forward=None"]["all-gathers"] == 11
 stacks(counts, "What is freed after forward is gathered again: 5 units and a root", "all-gathers in one step")
 
-# %% [markdown]
-# covers=["pitfall 13"]
+# %% [markdown] covers=["pitfall 13"]
 # ### "FSDP saves nothing"
 # *Predict:* somebody calls `fully_shard(model)` and nothing else. How many units are there, and what stands at the
 # peak? One unit is the whole model: its first gather brings everything, as parameters and as buffer, and nothing is
@@ -187,8 +185,7 @@ kb = {how: {"saved for backward": n_bytes / 1e3} for how, n_bytes in saved.items
 assert saved["alone"] == saved["fsdp"] == saved["checkpointed layers"] == 9 * saved["checkpointed blocks"]
 stacks(kb, "Neither sharding nor a checkpoint around each layer saves activations (measured)", "kB on rank 0")
 
-# %% [markdown]
-# covers=["coverage 000.28", "coverage 001.52", "pitfall 47"]
+# %% [markdown] covers=["coverage 000.28", "coverage 001.52", "pitfall 47"]
 # **Activation checkpointing** keeps the input of what it wraps and computes the rest again in backward. (It
 # shares no more than its name with a checkpoint on the disk.) So wrap *blocks*: torch's
 # `apply_activation_checkpointing(model, check_fn=...)` puts a `checkpoint_wrapper` (non-reentrant, its default)
@@ -224,8 +221,7 @@ assert mib["each block"]["peak"] < 0.6 * mib["no checkpoint"]["peak"]
 assert mib["the whole model"]["peak"] > 0.95 * mib["no checkpoint"]["peak"]
 stacks(mib, "One checkpoint around everything saves nothing (measured)", "MiB")
 
-# %% [markdown]
-# covers=["coverage 002.30", "coverage 002.29"]
+# %% [markdown] covers=["coverage 002.30", "coverage 002.29"]
 # Around the whole model it computes everything twice and saves nothing: in backward all activations are there again,
 # at once. Around each block, those of one block at a time. The price is a second forward: of the three parts of a
 # step's compute (forward one, backward two) one more, a third. **Selective** checkpointing keeps what is expensive to
@@ -264,8 +260,7 @@ viz.memory_waterfall(heads)
 # No sharding of units touches the logits: they belong to a rank's own rows. A loss that computes in place, or in
 # pieces of the row, does, and so do fewer rows. Then the peak is elsewhere, and you begin again: *what stands there?*
 
-# %% [markdown]
-# covers=["pitfall 28"]
+# %% [markdown] covers=["pitfall 28"]
 # ## 6. Out of memory, with accumulation only
 #
 # To communicate once per step one may reduce gradients in the last micro-batch alone: `no_sync()` of FSDP1,
@@ -333,8 +328,7 @@ print(f"offloaded: {slower:.0%} of the tokens per second")
 assert 0.4 < slower < 0.5
 viz.memory_waterfall(both)
 
-# %% [markdown]
-# covers=["coverage 000.17", "coverage 000.26", "coverage 001.49", "coverage 001.54", "coverage 002.2"]
+# %% [markdown] covers=["coverage 000.17", "coverage 000.26", "coverage 001.49", "coverage 001.54", "coverage 002.2"]
 # Not "parameters that are not in use": *all* shards, of parameters, gradients and optimizer state, live on the
 # CPU, and the optimizer steps there. Shards travel to the GPU before each gather, gradient shards back after
 # each reduction. What is left, units, activations and logits, it does not touch: here a sixth of the peak goes,
@@ -342,8 +336,7 @@ viz.memory_waterfall(both)
 # `CPUOffloadPolicy(pin_memory=True)`: from pinned memory, which the system may not move, copies run while the
 # GPU computes; no other program can have it meanwhile. First wrap, checkpoint, and fuse.
 
-# %% [markdown]
-# covers=["coverage 004.67"]
+# %% [markdown] covers=["coverage 004.67"]
 # One finds `offload_gradients=True`, too. *Predict:* what does torch say?
 
 # %%
@@ -372,8 +365,7 @@ print({name: round(sim.tokens_per_s_per_gpu) if sim.fits else "does not fit" for
 assert plans["your plan"].fits
 viz.memory_waterfall(plans)
 
-# %% [markdown]
-# covers=["pitfall 45"]
+# %% [markdown] covers=["pitfall 45"]
 # ## 8. What this account leaves out
 #
 # *Predict:* `nvidia-smi` says 75 GB, the peak of tensors was 55. Who has the rest? The **caching allocator**
@@ -393,8 +385,7 @@ assert per_step["fsdp2"] == {"record_stream": 0, "the CPU waits": 0}
 assert min(per_step["fsdp1"].values()) > 0
 stacks(per_step, "FSDP1 keeps buffers for streams, and its limiter stops the CPU", "times in one step of 4 layers")
 
-# %% [markdown]
-# covers=["pitfall 38"]
+# %% [markdown] covers=["pitfall 38"]
 # And a step is not all of a run. *Predict:* a save of the *full* state on every rank, 70 billion parameters: 12 bytes
 # of each (parameters and moments) is 840 GB, on every rank; sharded over 64 it is 13 GB. So save shards (notebook 09),
 # or gather to one rank, unit by unit, and move each to the CPU.

@@ -79,8 +79,7 @@ low = {name for name, dtype in kept.items() if dtype in ("bfloat16", "bf16")}
 assert low == {"whole weight", "activation", "all-gather"}
 table("What has which dtype", ("", "dtype"), kept.items())
 
-# %% [markdown]
-# covers=["coverage 002.4", "coverage 002.5", "coverage 002.6", "coverage 003.17"]
+# %% [markdown] covers=["coverage 002.4", "coverage 002.5", "coverage 002.6", "coverage 003.17"]
 # `param_dtype` is the dtype of the *gathered* parameters and of compute. Nothing is stored in it: the shard stays
 # fp32, is its own master copy, and takes the step. `reduce_dtype` is that of the reduce-scatter (with HSDP also of the
 # all-reduce between replicas), whose result is cast back to the shard's dtype. Leave it out, and torch up to 2.14
@@ -105,8 +104,7 @@ assert 0.5 < ratio < 0.9
 print(f"bf16 takes {ratio:.0%} of the memory of fp32 (simulated)")
 viz.memory_waterfall(sims)
 
-# %% [markdown]
-# covers=["coverage 000.19", "coverage 002.3"]
+# %% [markdown] covers=["coverage 000.19", "coverage 002.3"]
 # Not half, and there is no rule such as "50% less": parameters, gradients and optimizer state take 16 bytes a
 # parameter with or without it. What shrinks is what comes and goes: activations, whole units, and the bytes on
 # the wire. (Logits grow: the loss makes fp32 copies of them, beside those in bf16.) bf16 has the range of fp32
@@ -134,8 +132,7 @@ side_by_side(
     "Half the bytes are gathered, and as many reduced", {"what moved": moved, "had all been fp32": in_fp32}, "kB"
 )
 
-# %% [markdown]
-# covers=["pitfall 33", "coverage 002.8"]
+# %% [markdown] covers=["pitfall 33", "coverage 002.8"]
 # ## 2. Eight binary digits: why shards and sums stay fp32
 #
 # Why keep the shard in fp32? Add a small update a hundred times to a weight of 1. *Predict:* where does the
@@ -155,8 +152,7 @@ assert abs(kept_in[torch.float32][-1] - 1.1) < 1e-3
 assert set(kept_in[torch.bfloat16]) == {1.0}
 curves("A bf16 weight never moves: each update is rounded away", lines, shown, x_title="step", y_title="weight")
 
-# %% [markdown]
-# covers=["coverage 004.126"]
+# %% [markdown] covers=["coverage 004.126"]
 # The next bf16 number above 1 is 1 + 2⁻⁷, and a thousandth does not reach half of the way. A model that is *loaded*
 # in bf16 and then sharded keeps its shards, and Adam's moments, so: its loss stops falling early, or it wants ten
 # times the rate. Load in fp32; let the policy cast.
@@ -176,8 +172,7 @@ numerics.reduction_picture(errors)
 # at its worst. So bf16 for what is computed, fp32 for what is added up and for what is kept, is the
 # conservative choice; save the other half of the bytes when your own loss curve says that you may.
 
-# %% [markdown]
-# covers=["coverage 000.27", "coverage 002.7", "coverage 001.37"]
+# %% [markdown] covers=["coverage 000.27", "coverage 002.7", "coverage 001.37"]
 # ## 3. fp16, and the scaler
 #
 # An "aggressive" policy has fp16 everywhere. fp16 ends at 65,504, and below 2⁻²⁵ a number becomes 0. The
@@ -199,8 +194,7 @@ curves(
     "Without a scale fp16 loses the gradients of large batches", lost, labels, x_title="tokens", y_title="share lost"
 )
 
-# %% [markdown]
-# covers=["coverage 004.51", "coverage 004.52", "pitfall 32"]
+# %% [markdown] covers=["coverage 004.51", "coverage 004.52", "pitfall 32"]
 # From 2¹⁷ tokens on: times 2⁸ words that is 2²⁵. So the loss is multiplied by a **scale** before backward, and
 # the gradients are divided by it before anything else looks at them: *unscale, clip, step*, in this order. When
 # something overflows, the step is left out and the scale halved. The scaler does not touch activations, and it
@@ -240,8 +234,7 @@ assert lines["together, rank 0"] == lines["together, rank 1"] == [8192, 8192, 40
 assert lines["each for itself, rank 1"][-1] == 8192
 curves("Scales part when each rank decides for itself", lines, range(5), x_title="steps", y_title="scale", log_y=True)
 
-# %% [markdown]
-# covers=["coverage 004.71", "coverage 004.118", "coverage 004.125"]
+# %% [markdown] covers=["coverage 004.71", "coverage 004.118", "coverage 004.125"]
 # FSDP1 needs `ShardedGradScaler`, which agrees over the ranks; FSDP2's DTensors do that for the plain `GradScaler`.
 # With the policy, leave `torch.autocast` out: two systems that cast, and each thinks it decides.
 #
@@ -280,8 +273,7 @@ sent = {row.name: row.measured for row in accumulated if row.quantity == "gradie
 print(*(f"{name}: {megabytes:.2f} MB reduce-scattered in a step" for name, megabytes in sent.items()), sep="\n")
 assert sent["requires_gradient_sync=true"] == 4 * sent["requires_gradient_sync=last"]
 
-# %% [markdown]
-# covers=["coverage 001.10", "coverage 004.8", "coverage 004.46", "pitfall 29", "pitfall 30"]
+# %% [markdown] covers=["coverage 001.10", "coverage 004.8", "coverage 004.46", "pitfall 29", "pitfall 30"]
 # A quarter of the bytes, and whole gradients on every rank: with `no_sync` the code looks like DDP's, the
 # memory does not. It skips the *reduce-scatter*; gathers go on. It is a trade and no "must": out of memory only
 # when accumulating? Reduce every time. Slow when accumulating, on a slow network? Reduce once, if it fits.
@@ -303,8 +295,7 @@ print(f"whole gradients take {more_gb:.1f} GB more on every GPU (simulated)")
 assert 3 < more_gb < 7
 viz.memory_waterfall(sims)
 
-# %% [markdown]
-# covers=["coverage 004.70", "misconception 36", "pitfall 31"]
+# %% [markdown] covers=["coverage 004.70", "misconception 36", "pitfall 31"]
 # Now the numbers. "Divide each loss by K, and it is as if the batch had been one." *Predict:* when is that so?
 #
 # (What is left of the batches at the end of an epoch is a smaller group: a loop that divides by K and steps only every
@@ -336,8 +327,7 @@ assert all(abs(count - 1) < 1e-6 for count in lines["sum over all tokens"])
 assert abs(lines["each loss divided by K"][0] - 3) < 1e-6
 curves("Divided by K, a lone token counts six times one of six", lines, range(1, 13), x_title="token", y_title="counts")
 
-# %% [markdown]
-# covers=["coverage 002.31", "coverage 002.32", "pitfall 26", "coverage 001.36"]
+# %% [markdown] covers=["coverage 002.31", "coverage 002.32", "pitfall 26", "coverage 001.36"]
 # ## 5. Clipping: whose norm?
 #
 # A gradient that is too long is cut down to `max_norm`, after all micro-batches are reduced and before the step.
@@ -377,8 +367,7 @@ assert all(abs(norm - true) < 1e-4 for norm in lines["all shards"])
 assert max(lines["own shard"]) < true
 curves("Each rank's own norm is too small, and another", lines, range(4), x_title="rank", y_title="norm")
 
-# %% [markdown]
-# covers=["coverage 004.98", "pitfall 27"]
+# %% [markdown] covers=["coverage 004.98", "pitfall 27"]
 # And FSDP2? One reads that it must gather, clip and scatter the gradients, and elsewhere that torch's function is
 # broken for it. One thing can indeed go wrong, on GPUs only, so not here: with parameters offloaded to the CPU the norm
 # is a number on the CPU, and a group of NCCL alone has nothing to reduce it with. The remedy is a group with both,
@@ -395,8 +384,7 @@ whole, moved = 2 * sum(row.numel() for row in rows), ran.records[0][0].numel
 moves = {"numbers": {"clip_grad_norm_ reduces": moved, "a gather would bring": whole}}
 side_by_side("One number for each parameter travels, not the gradients", moves, "numbers")
 
-# %% [markdown]
-# covers=["coverage 000.14", "coverage 003.13", "coverage 004.13", "coverage 004.97"]
+# %% [markdown] covers=["coverage 000.14", "coverage 003.13", "coverage 004.13", "coverage 004.97"]
 # ## 6. The optimizer
 #
 # It holds DTensors, and its state has their shape: for each parameter AdamW keeps `step`, `exp_avg` and
@@ -421,8 +409,7 @@ print("state:", names, "of", shape, "on each rank; collectives of the whole step
 assert (names, shape) == (["step", "exp_avg", "exp_avg_sq"], (32, 64))
 assert ops == ["all_gather", "reduce_scatter"]  # of forward and backward; none of the optimizer
 
-# %% [markdown]
-# covers=["coverage 001.5", "coverage 004.53", "coverage 004.74"]
+# %% [markdown] covers=["coverage 001.5", "coverage 004.53", "coverage 004.74"]
 # None: it is element-wise, and every rank has the gradient's rows that belong to its own. (ZeRO-1 and -2 gather after
 # the step; FSDP's next forward does it anyway.) Any scheduler of learning rates works, for it only writes numbers
 # into the optimizer. `zero_grad(set_to_none=True)`, the default, lets the reduced gradients' memory go.
@@ -442,8 +429,7 @@ assert after_step["FSDP1, use_orig_params"] < 0.9 * start
 losses = {"before the step": dict.fromkeys(after_step, start), "after it": after_step}
 side_by_side("With an optimizer made before wrapping two of three stand still", losses, "loss")
 
-# %% [markdown]
-# covers=["pitfall 34", "pitfall 35", "coverage 001.7"]
+# %% [markdown] covers=["pitfall 34", "pitfall 35", "coverage 001.7"]
 # Groups for **weight decay** are usually chosen by a rule: what has two dimensions decays. *Predict* what that rule
 # finds among FSDP1's parameters, and what `numel()` says.
 
@@ -477,8 +463,7 @@ table("As rank 0 sees it", ("", "parameters that decay", "numbers in all"), rows
 # hand also decide how FSDP1's optimizer state is loaded (`optim_state_dict_to_load` goes by names). FSDP2's DTensors
 # keep both dimensions and `numel()` of the whole.
 
-# %% [markdown]
-# covers=["pitfall 36", "coverage 004.45"]
+# %% [markdown] covers=["pitfall 36", "coverage 004.45"]
 # ## 7. The learning rate and the global batch
 #
 # "From 1 to N GPUs, multiply the rate by N", say many guides. *Predict:* the same 8 rows on one rank, on two, on
@@ -517,14 +502,12 @@ assert all(abs(lr - 0.1) < 1e-6 for lr in lines["by the global batch"])
 assert abs(lines["times the ranks"][-1] - 0.4) < 1e-6
 curves("Eight rows a step, on more and more ranks", lines, [1, 2, 4], x_title="ranks", y_title="learning rate")
 
-# %% [markdown]
-# covers=["coverage 004.73", "misconception 11"]
+# %% [markdown] covers=["coverage 004.73", "misconception 11"]
 # Gradients are averaged, so ranks alone change nothing. If each rank keeps its rows, the global batch grows with the
 # ranks, and then a larger rate may be right: in proportion for SGD, by the root for Adam, up to a point that only a
 # trial shows. Write the rule with the global batch in it, and moving to other GPUs needs no new rule.
 
-# %% [markdown]
-# covers=["pitfall 37", "misconception 37"]
+# %% [markdown] covers=["pitfall 37", "misconception 37"]
 # ## 8. Seeds, and the order of the data
 #
 # Weights want the same seed on every rank. And dropout? *Predict:* all ranks are seeded with 0. Which of their

@@ -60,8 +60,7 @@ def tried(name, function):
     return run(function, len(inputs), each=inputs, progress=False, show_output=False)
 
 
-# %% [markdown]
-# covers=["misconception 35", "pitfall 6"]
+# %% [markdown] covers=["misconception 35", "pitfall 6"]
 # ## 1. It hangs: who is missing?
 #
 # A collective ends when *every* rank has called it. So a hang is seldom the network. It is a rank that
@@ -87,8 +86,7 @@ print(hang.verdict.headline)
 assert "returned without calling #4 barrier" in hang.verdict.headline
 where_ranks_stand(hang)
 
-# %% [markdown]
-# covers=["pitfall 6"]
+# %% [markdown] covers=["pitfall 6"]
 # Rank 0 waits and is not "the slow one": the others have left. And here it is at fault, though the verdict
 # names a rank that did not come: one call too many on one rank looks like one too few on the others. Here a
 # **watchdog** says so at once, since it sees what all ranks issue. On a cluster NCCL's watchdog says, after ten
@@ -113,8 +111,7 @@ print(hang.verdict.headline, hang.verdict.why, sep="\n")
 assert "outside any collective" in hang.verdict.why
 where_ranks_stand(hang)
 
-# %% [markdown]
-# covers=["pitfall 7"]
+# %% [markdown] covers=["pitfall 7"]
 # No mismatch, and no rank has left: rank 0 is not in a collective at all. If your job dies *before step 1*
 # after exactly 30 minutes (10 with NCCL), look there: rank 0 prepares data while the others wait in a
 # barrier. Prepare it before the job, or give that one group a longer timeout. It is no hang, only patience
@@ -124,8 +121,7 @@ where_ranks_stand(hang)
 print("a process group waits", dist.default_pg_timeout)
 assert dist.default_pg_timeout.total_seconds() == 30 * 60
 
-# %% [markdown]
-# covers=["pitfall 1"]
+# %% [markdown] covers=["pitfall 1"]
 # **Your turn.** Three jobs that hang. Read the symptoms, run the check on the faulty code and read what the
 # watchdog says; then mend it. `hint("saves_alone")` gives the next of three hints, `solution("saves_alone")`
 # the solution and why. Whatever makes whole what is sharded is a collective: a full state dict, a
@@ -138,8 +134,7 @@ done = tried("saves_alone", checked.use)
 assert [len(weights) for weights in done] == [4, 0]
 issued({f"rank {r}": of for r, of in enumerate(done.records)}, "All ranks gather the weights, and rank 0 keeps them")
 
-# %% [markdown]
-# covers=["pitfall 2"]
+# %% [markdown] covers=["pitfall 2"]
 # Both ranks end with the same four all-gathers, one for each weight. Next: a data set that does not divide.
 
 # %% exercise="counts_its_own_batches" tags=["nbval-ignore-output"]
@@ -154,8 +149,7 @@ rows = {
 assert steps == min(map(len, rows.values())) < max(map(len, rows.values()))
 boxes(rows, f"All ranks do {steps} steps, as many as the one with fewest batches")
 
-# %% [markdown]
-# covers=["pitfall 3"]
+# %% [markdown] covers=["pitfall 3"]
 # And one that is harder to read, because the ranks part long before anybody waits: rank 0's evaluation meets
 # the others' next training step, whose first all-gathers look just the same.
 
@@ -168,8 +162,7 @@ picture = losses({"validation": (1, after)}, "Evaluated by all ranks on rows of 
 picture.figure.update_yaxes(title="loss (mean square)")
 picture
 
-# %% [markdown]
-# covers=["pitfall 8"]
+# %% [markdown] covers=["pitfall 8"]
 # ## 2. Read the record
 #
 # An error far from its cause: that is the rule with collectives, because nothing checks that they match.
@@ -195,8 +188,7 @@ assert "Detected mismatch" in told
 assert "ALLREDUCE" in told
 assert "BROADCAST" in told
 
-# %% [markdown]
-# covers=["pitfall 8", "pitfall 6"]
+# %% [markdown] covers=["pitfall 8", "pitfall 6"]
 # Without it a hang, or a number that is wrong. With it both operations by name, BROADCAST and ALLREDUCE, at
 # once and on both ranks (above, from the message of rank 0). The other tool is a **flight
 # recorder**: each rank keeps its last collectives in a ring buffer, and after a hang the dumps of all ranks are
@@ -218,8 +210,7 @@ assert len(found["ranks"]) == 1
 boxes(rows, f"Rank {found['ranks'][0]} is off, from #{found['number']} on",
       [f"#{number + 1}" for number in range(start, max(map(len, case)))])  # fmt: skip
 
-# %% [markdown]
-# covers=["pitfall 4", "pitfall 5"]
+# %% [markdown] covers=["pitfall 4", "pitfall 5"]
 # Where do ranks part? Mostly at an `if`. A branch that depends on *this rank's* data (its loss, its rows, its
 # random number) sends ranks different ways. Two rules: what every rank can run, every rank runs; and what
 # only some can know, all must agree on first. Below one exercise for each.
@@ -251,8 +242,7 @@ rows = {
 assert sum(box.look is Look.WRONG for row in rows.values() for box in row) == 1
 boxes(rows, f"One rank's loss is bad, and all ranks stop after {done} steps")
 
-# %% [markdown]
-# covers=["pitfall 9"]
+# %% [markdown] covers=["pitfall 9"]
 # ## 3. It dies
 #
 # A death is easier than a hang if it says why. Some do not: when sizes do not match *between* ranks, gloo ends the
@@ -273,8 +263,7 @@ except RanksError as error:
 print(hang.verdict.headline, hang.verdict.why, sep="\n")
 assert "called a different size" in hang.verdict.headline
 
-# %% [markdown]
-# covers=["pitfall 25"]
+# %% [markdown] covers=["pitfall 25"]
 # Our watchdog, for it saw both sizes before gloo did. Now one job that dies in the last batch, one with an error that
 # is true and no help ("inference tensor"), and one that dies on busy days only.
 
@@ -301,8 +290,7 @@ issued(
     "The look at the loss is the first forward there is: FSDP makes its buffers in it",
 )
 
-# %% [markdown]
-# covers=["pitfall 10"]
+# %% [markdown] covers=["pitfall 10"]
 # The first three all-gathers are those of the look, and the training uses their buffers again. Now a job with two
 # threads: one trains, one saves. Each process group numbers its collectives in the order in which they come,
 # whichever thread issues them.
@@ -323,8 +311,7 @@ rows = {
 assert [box.text for box in rows["rank 0"]] == [box.text for box in rows["rank 1"]][::-1]
 boxes(rows, "Two groups, so that the order between them is free")
 
-# %% [markdown]
-# covers=["coverage 000.32", "coverage 001.43", "pitfall 11", "pitfall 12"]
+# %% [markdown] covers=["coverage 000.32", "coverage 001.43", "pitfall 11", "pitfall 12"]
 # ## 4. It trains, and does not learn
 #
 # "Adjust the learning rate, add clipping" is the usual advice for a run that does not converge. Do it last.
@@ -396,8 +383,7 @@ for who, function in {"faulty": load("runs_before_the_optimizer").stub, "mended"
 assert [box.look for box in rows["faulty"]] == [Look.WRONG, Look.RIGHT, Look.RIGHT, Look.WRONG]
 boxes(rows, "The root's two weights, embedding and head, did not learn", weights)
 
-# %% [markdown]
-# covers=["pitfall 12"]
+# %% [markdown] covers=["pitfall 12"]
 # The picture is the diagnosis: what is off belongs to *one unit*. A wrong factor shows everywhere, a wrong
 # shard in one rank's rows, a wrong wrap in one unit.
 #
@@ -483,8 +469,7 @@ compared("one_buffer_for_all_units", [f"unit {n}" for n in range(4)], "Backward 
 group = fsdp_sim.mini.group.FSDPParamGroup
 in_torch(group.unshard, group.wait_for_unshard, group.post_backward)
 
-# %% [markdown]
-# covers=["coverage 000.30"]
+# %% [markdown] covers=["coverage 000.30"]
 # ## 7. Out of memory, and: is it sharded at all?
 #
 # "Offload to the CPU, or use a smaller batch" is what people try first. First look at what the peak is *made
@@ -504,8 +489,7 @@ assert peak_gib["offload"] > 0.9 * peak_gib["as it is"]
 assert peak_gib["checkpointing"] < min(78, peak_gib["as it is"] / 3) < peak_gib["offload"]
 viz.memory_waterfall(plans)
 
-# %% [markdown]
-# covers=["coverage 000.30"]
+# %% [markdown] covers=["coverage 000.30"]
 # Activations, which FSDP does not shard: offloading states saves a twentieth and the job still does not fit;
 # checkpointing saves over two thirds. In this order: is every block a unit? are activations recomputed? are whole
 # gradients kept between micro-batches? Then a smaller batch, then offloading. *Predict:* the same model with one
@@ -518,8 +502,7 @@ for name, simulation in {"one unit": whole, "a unit per block": blocks}.items():
     print(f"{name:17} {simulation.peak_memory_bytes / 2**30:4.0f} of {simulation.memory_limit_bytes / 2**30:.0f} GiB")
 assert blocks.peak_memory_bytes < blocks.memory_limit_bytes < whole.peak_memory_bytes
 
-# %% [markdown]
-# covers=["coverage 001.38"]
+# %% [markdown] covers=["coverage 001.38"]
 # So ask the model. A log line "FSDP is enabled" says that a line of code ran; what counts is the state of every
 # parameter before the first step. Three asserts, which catch an unsharded model, an unsharded layer and an
 # optimizer made too early:
@@ -542,8 +525,7 @@ kept, whole_model = run(is_it_sharded, 2, progress=False)[0]
 print(f"rank 0 keeps {kept:,} of {whole_model:,} numbers")
 assert 2 * kept == whole_model
 
-# %% [markdown]
-# covers=["pitfall 50", "pitfall 53"]
+# %% [markdown] covers=["pitfall 50", "pitfall 53"]
 # ## 8. Before the first step: the environment
 #
 # Four faults that have nothing to do with your model. *Predict:* a job crashed, you start it again, and it says
@@ -561,8 +543,7 @@ print("the second job:", said_second)
 assert said_second == "EADDRINUSE"
 assert "USE_LIBUV" in inspect.getsource(sys.modules["torch.distributed.rendezvous"])
 
-# %% [markdown]
-# covers=["pitfall 51"]
+# %% [markdown] covers=["pitfall 51"]
 # Why was it taken? Because workers outlive a launcher that is killed: they are in sessions of their own, and
 # SIGKILL gives nobody the chance to tell them. They hold the port, and on GPUs the memory. Look for them and
 # end them before you start again. (The ranks of this notebook watch their parent, and go when it goes.)
@@ -580,8 +561,7 @@ print("the launcher is gone; its worker is", "alive" if worker.is_running() else
 assert worker.is_running()
 worker.kill()
 
-# %% [markdown]
-# covers=["pitfall 52"]
+# %% [markdown] covers=["pitfall 52"]
 # In a notebook: `Can't get attribute 'train' on <module '__main__'>`. Python's `spawn` sends a function as a
 # *name*, to be imported, and a cell cannot be imported. (And `fork` after CUDA was initialised fails too.) Put
 # the function into a file that `torchrun` starts, or send it by value, as `fsdp_sim.ranks.run` does.
@@ -598,8 +578,7 @@ assert b"__main__" in by_name
 assert b"from a cell" not in by_name
 assert b"from a cell" in by_value
 
-# %% [markdown]
-# covers=["pitfall 46", "pitfall 49"]
+# %% [markdown] covers=["pitfall 46", "pitfall 49"]
 # On GPUs, two more. **Duplicate GPU detected**: NCCL refuses two ranks on one GPU. Either `set_device(LOCAL_RANK)`
 # is missing, or there are more ranks than GPUs; with one GPU use one rank, or gloo on the CPU. (That takes a GPU
 # to see, so it is told, not shown.) And `torch.compile` that gains nothing: the order is checkpoint, then
@@ -612,8 +591,7 @@ assert EXPECTED["right"] == (2, 1, 0)
 assert EXPECTED["sharded too early"][1:] == (0, 1)
 HTML(viz.Table("What the compiler sees", ("order", "graphs", "checkpointed regions", "breaks"), rows).to_html())
 
-# %% [markdown]
-# covers=["coverage 004.64", "coverage 004.80"]
+# %% [markdown] covers=["coverage 004.64", "coverage 004.80"]
 # ## 9. Say it: FSDP in an interview
 #
 # In an interview, as in a post-mortem, say what is stored, what travels and when. *What is FSDP, against DDP?*
@@ -629,8 +607,7 @@ for ranks in (1, 8):
 print(f"states of a million parameters: {kib[1]:,.0f} KiB with DDP, {kib[8]:,.0f} KiB on each of 8 ranks with FSDP")
 assert kib[1] == 8 * kib[8]
 
-# %% [markdown]
-# covers=["coverage 004.77"]
+# %% [markdown] covers=["coverage 004.77"]
 # Five answers that one hears, and what is missing in them:
 #
 # 1. *FSDP when the model does not fit.* True; "fits" means 16 bytes a parameter and the activations.

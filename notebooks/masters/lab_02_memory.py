@@ -23,7 +23,8 @@ from fsdp_sim import viz
 from labs.config import TrainConfig
 from labs.experiments import memory
 from labs.experiments.gpu_results import result_of
-from labs.measure.allocations import at_peak, memory_picture
+from labs.measure.allocations import at_peak
+from labs.measure.allocations.strips import memory_picture
 
 base = TrainConfig(seq_len=64, device="cpu")
 asked = memory.settings(base, ranks=2, rows=4)

@@ -9,7 +9,9 @@ from types import NoneType
 
 import pytest
 
-from labs.config import KINDS, TrainConfig, read_config, read_toml
+from fsdp_sim.spec import Plan
+from fsdp_sim.spec.texts import text_of
+from labs.config import KEYS, KINDS, PLAN_API, PLAN_KEYS, TrainConfig, read_config, read_toml
 
 TEACHING = Path(__file__).parents[2] / "labs/configs/teaching.toml"
 
@@ -24,7 +26,7 @@ def test_the_teaching_config_is_the_default():
 def test_the_command_line_wins_over_the_file_and_the_file_over_the_defaults(tmp_path):
     (tmp_path / "c.toml").write_text("steps = 7\nlr = 1\nreshard_after_forward = false\n")
     config = read_config(["--config", str(tmp_path / "c.toml"), "--lr=0.5", "--seq-len=64"])
-    assert (config.steps, config.lr, config.seq_len, config.reshard_after_forward) == (7, 0.5, 64, False)
+    assert (config.steps, config.lr, config.plan.seq_len, config.plan.reshard_after_forward) == (7, 0.5, 64, False)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +60,7 @@ def test_an_unknown_argument_suggests_the_nearest():
     [
         (["steps=3"], "unknown argument 'steps=3'; did you mean '--steps'"),
         (["--config"], "--config has no value; it is a text or none, as in --config=VALUE"),
-        (["--compile", "--steps=3"], "--compile has no value; it is true or false, as in --compile=VALUE"),
+        (["--compile", "--steps=3"], "--compile has no value; it is True or False, as in --compile=VALUE"),
     ],
 )
 def test_what_is_no_key_with_a_value_is_named(arguments, says):
@@ -141,6 +143,39 @@ def test_python_toml_and_the_command_line_mean_the_same(key, tmp_path, monkeypat
             assert got == python, value
 
 
+@pytest.mark.parametrize("key", PLAN_KEYS)
+def test_a_key_of_the_plan_takes_what_the_plan_takes_however_it_is_written(key, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for value in [getattr(Plan(), key), *Plan.__dataclass_fields__[key].metadata["allowed"].names, *VALUES]:
+        apis = [api for api in ("fsdp2", "fsdp1", "hsdp") if takes(api, key, value)]
+        for api in apis or ["fsdp2"]:
+            python = outcome(lambda: TrainConfig(api=api, **{key: value}))  # noqa: B023 - called at once
+            assert not apis or python.startswith(("TrainConfig", "requires_gradient_sync=false", "activation_checkp"))
+            if value is not None:
+                Path("c.toml").write_text(f"api = '{api}'\n{key} = {toml(value)}\n")
+                assert outcome(lambda: read_toml("c.toml")) == python, value
+            if value is None or isinstance(value, bool | int):
+                typed = [f"--api={api}", f"--{key}={text_of(value)}"]
+                assert outcome(lambda: read_config(typed)) == python, value  # noqa: B023
+
+
+def takes(api, key, value):
+    """Whether the simulator's plan has it."""
+    try:
+        Plan(**{"api": PLAN_API.get(api, api), key: value})
+    except ValueError:
+        return False
+    return not isinstance(value, str) or value != "none"  # here none is the default, whatever the key
+
+
+@pytest.mark.parametrize("api", ["single", "ddp", "fsdp2", "fsdp1", "hsdp", "mini"])
+def test_a_configuration_and_its_command_line_are_the_same(api):
+    other = {"fsdp1": {"backward_prefetch": "off", "wrap": "Linear,MLP"}, "hsdp": {"shard_size": 2, "wrap": 1000}}
+    config = TrainConfig(api=api, steps=3, lr=1, compile=True, **other.get(api, {}))
+    assert read_config(config.arguments()) == config
+    assert read_config(config.replace(steps=4).arguments()).steps == 4
+
+
 @pytest.mark.parametrize("typed", [["--{}={}"], ["--{}", "{}"]])
 @pytest.mark.parametrize(
     ("key", "text", "value"),
@@ -148,7 +183,10 @@ def test_python_toml_and_the_command_line_mean_the_same(key, tmp_path, monkeypat
         ("reshard_after_forward", "true", True),
         ("reshard_after_forward", "none", None),
         ("reshard_after_forward", "2", 2),
-        ("activation_checkpointing", "none", "none"),
+        ("activation_checkpointing", "none", None),
+        ("backward_prefetch", "none", None),
+        ("backward_prefetch", "off", "none"),
+        ("param_dtype", "none", "fp32"),
         ("requires_gradient_sync", "last", "last"),
         ("forward_prefetch", "False", False),
         ("backward_prefetch", "BACKWARD_POST", "BACKWARD_POST"),
@@ -158,14 +196,16 @@ def test_python_toml_and_the_command_line_mean_the_same(key, tmp_path, monkeypat
         ("prompt", "true", "true"),
         ("out", "true", "true"),
         ("out", "none", None),
-        ("wrap", "1000", "1000"),
+        ("wrap", "1000", 1000),
+        ("wrap", "Linear, MLP", ("Linear", "MLP")),
         ("global_batch", "1_000", 1000),
         ("lr", "1", 1.0),
     ],
 )
 def test_a_word_on_the_command_line_has_one_meaning(typed, key, text, value):
     arguments = [typed[0].format(key, text)] if len(typed) == 1 else [f"--{key}", text]
-    got = getattr(read_config(arguments), key.replace("-", "_"))
+    api = ["--api=fsdp1"] if text == "False" or (str(value) in ("BACKWARD_POST", "none") and key != "prompt") else []
+    got = read_config([*arguments, *api]).by_key()[key.replace("-", "_")]
     assert (got, type(got)) == (value, type(value))
 
 
@@ -193,5 +233,5 @@ def test_help_shows_the_usage_and_every_key(capsys):
         read_config(["--help"], "torchrun --standalone ...")
     printed = capsys.readouterr().out
     assert "torchrun --standalone ..." in printed
-    for key in vars(TrainConfig()):
+    for key in KEYS:
         assert f"--{key}" in printed

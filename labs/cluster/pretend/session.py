@@ -85,7 +85,7 @@ class Setup:
         check_hooks()
         if config.api not in APIS:
             raise ValueError(f"api={config.api}: the pretend cluster runs torch's FSDP2; use api=fsdp2 or api=hsdp")
-        if config.param_dtype == "fp16":
+        if config.plan.param_dtype == "fp16":
             raise ValueError("param_dtype=fp16: its loss scaling follows the loss, which means nothing here; use bf16")
         if ranks < 2:
             raise ValueError(f"gpus={ranks}: a cluster of one rank communicates nothing; pretend 2 or more")
@@ -153,7 +153,7 @@ class Session:
         ops = [i for i in setup.simulation.program.ops if i.step == i.micro_batch == 0]
         self._forward, self._backward = ([i.unit for i in ops if i.op is op] for op in (Op.FWD, Op.BWD))
         rows = setup.config.global_batch // setup.place.world_size
-        shape = (rows, setup.config.seq_len + 1)
+        shape = (rows, setup.config.plan.seq_len + 1)
         generator = torch.Generator().manual_seed(setup.config.seed)
         tokens = torch.randint(0, setup.config.model_config.vocab_size, shape, generator=generator).to(setup.device)
         self._x, self._y = tokens[:, :-1], tokens[:, 1:]

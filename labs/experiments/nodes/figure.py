@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-import plotly.graph_objects as go
-from plotly.subplots import make_subplots
+from typing import TYPE_CHECKING
 
-from fsdp_sim.viz import Picture, Table, chart
 from labs.experiments.result import COLUMNS, Result
+
+if TYPE_CHECKING:
+    from fsdp_sim.viz import Picture
 
 
 def picture(result: Result) -> Picture:
     """Of a result of `labs.experiments.nodes.run`: bytes across the link on the left, a step's seconds on the right."""
+    import plotly.graph_objects as go  # where it is drawn: ranks import this folder, too
+    from plotly.subplots import make_subplots
+
+    from fsdp_sim.viz import Picture, Table, chart
+
     quantities = (result.rows[0].quantity, result.rows[2].quantity)
     titles = [f"{quantity}, {unit}" for quantity, unit in zip(quantities, ("MiB", "ms"), strict=True)]
     figure = make_subplots(1, 2, subplot_titles=titles, horizontal_spacing=0.1)

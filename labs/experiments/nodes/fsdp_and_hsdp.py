@@ -43,7 +43,7 @@ def run(*, mbit: float = 100.0, steps: int = 4, apart: bool | None = None) -> Re
     rows: list[Row] = []
     for api, name in NAMES.items():
         with two_nodes(apart=apart) as nodes:
-            rows += _train(nodes, TrainConfig(api=api, device="cpu"), name, mbit, steps)  # type: ignore[arg-type]
+            rows += _train(nodes, TrainConfig(api=api, device="cpu"), name, mbit, steps)
             told = nodes.told
     return Result("nodes", "measured", tuple(rows), this_machine("cpu", 4), notes=(told,))
 

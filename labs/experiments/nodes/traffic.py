@@ -46,8 +46,8 @@ def across_bytes(config: TrainConfig, place: Place, *, gloo: bool = True) -> flo
     Raises:
         ValueError: the nodes are no copies: shard_size is not the number of ranks of a node.
     """
-    if is_hybrid(config) and (config.shard_size or place.local_world_size) != place.local_world_size:
-        raise ValueError(f"shard_size={config.shard_size}: give the {place.local_world_size} ranks of a node")
+    if is_hybrid(config) and (config.plan.shard_size or place.local_world_size) != place.local_world_size:
+        raise ValueError(f"shard_size={config.plan.shard_size}: give the {place.local_world_size} ranks of a node")
     rounds = ROUNDS_OF_GLOO if gloo else ROUNDS
     return sum(_sent(i, rounds[i.op]) for i in _spanning(program_of(config, place), config)) * _rings(config, place)
 

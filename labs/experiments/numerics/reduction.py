@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import plotly.graph_objects as go
 import torch
 import torch.distributed as dist
 
 from fsdp_sim import ranks as processes
-from fsdp_sim.viz import Picture, Table, chart
 from labs.cluster.process_group import n_ranks
 from labs.experiments.numerics.small_training import gradients_of, gradients_whole, off, rows_of, spread
 from labs.experiments.result import Row
+
+if TYPE_CHECKING:
+    from fsdp_sim.viz import Picture
 
 BF16_UNIT = 2.0**-8
 """The largest relative error of rounding to bf16, which keeps 8 binary digits."""
@@ -81,6 +83,10 @@ def reduction(real: Sequence[int] = (2, 4, 8), added: Sequence[int] = (2, 4, 8, 
 
 def reduction_picture(rows: Sequence[Row]) -> Picture:
     """The error by the number of ranks: predicted as a line, measured as marks, and the rounding of one number."""
+    import plotly.graph_objects as go  # where it is drawn: ranks import this module, too
+
+    from fsdp_sim.viz import Picture, Table, chart
+
     found = [(int("".join(c for c in row.name.partition(", ")[2] if c.isdigit())), row) for row in rows]
     real = [(n, row) for n, row in found if "here" not in row.name]
     added = [(n, row) for n, row in found if "here" in row.name]

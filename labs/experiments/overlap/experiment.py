@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -61,11 +60,11 @@ def run(
     settings = configs(base)
     calibrated: list[Row] = []
     if cluster:
-        minis = {f"mini-FSDP, {name}": replace(base, api="mini", forward_prefetch=n) for name, n in MINIS.items()}
+        minis = {f"mini-FSDP, {name}": base.replace(api="mini", forward_prefetch=n) for name, n in MINIS.items()}
         calibrated = calibrated_rows(settings | minis, ranks, Cluster.from_file(cluster), network)
     predicted = {name: predicted_step(config, ranks, device) for name, config in settings.items()}
     if device == "cuda":
-        off = replace(settings["FSDP1, BACKWARD_PRE"], limit_all_gathers=False)
+        off = settings["FSDP1, BACKWARD_PRE"].replace(limit_all_gathers=False)
         times, timelines = on_gpus({**settings, "FSDP1, limit_all_gathers=False": off}, ranks)
         measured = {name: timelines[f"{name}, measured"] for name in settings}
         kept = timelines

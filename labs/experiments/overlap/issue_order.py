@@ -82,7 +82,7 @@ def _profile(settings: Sequence[TrainConfig]) -> list[Recording | None]:
     found = []
     for config in track(settings):
         training = on_rank(config)
-        units = find_units(empty(config.model_config), config.wrap).names
+        units = find_units(empty(config.model_config), config.plan.wrap).names
         training.step(0)
         with profiled(rank=dist.get_rank(), api=config.api, units=units) as profile:
             for step in range(PROFILED_STEPS):

@@ -27,9 +27,6 @@ hidden; were it much faster, there would be little to hide."""
 PREFETCHES = {"slow network, no forward prefetch": None, "slow network, forward prefetch 1": 1}
 STEP, EXPOSED, HIDDEN = "step time", "exposed communication", "communication hidden"
 TIMED_STEPS = 8
-ASKED = (
-    "api", "model", "seq_len", "global_batch", "backward_prefetch", "forward_prefetch", "limit_all_gathers",
-)  # fmt: skip
 
 
 def on_slow_network(experiment: Experiment) -> tuple[list[Row], dict[str, Timeline]]:
@@ -80,9 +77,10 @@ def on_gpus(settings: Mapping[str, TrainConfig], ranks: int) -> tuple[list[Row],
     timelines: dict[str, Timeline] = {}
     for name, config in settings.items():
         predicted = predicted_step(config, ranks, "cuda")
-        asked = [f"--{key}={value}" for key in ASKED if (value := getattr(config, key)) is not None]
         with tempfile.TemporaryDirectory() as folder:
-            done = train(*asked, "--profile=4", "--predict=false", ranks=ranks, device="cuda", out=Path(folder))
+            done = train(
+                *config.arguments(), "--profile=4", "--predict=false", ranks=ranks, device="cuda", out=Path(folder)
+            )
             measured = read_timeline(Path(folder, "timeline.jsonl.gz"))
         summary = summarize(measured)
         of_prediction = summarize(predicted)

@@ -3,7 +3,6 @@
     with counted(wrapped.model, optimizer, api="fsdp2") as memory:      # a CPU rank; on a GPU: recorded
         train_step(...)
     at_peak(memory.timeline, rank)                                      # bytes by category
-    memory_picture(simulation.timeline, memory.timeline)                # predicted over measured
 
 Read in this order:
 
@@ -12,21 +11,19 @@ Read in this order:
     series      the bytes alive over time
     counted     of a CPU rank: every storage
     on_gpu      of a GPU: what torch's allocator recorded
-    strips      predicted over measured
+    strips      predicted over measured, as a figure; apart, for ranks import what is above and draw nothing
 """
 
 from labs.measure.allocations.counted import counted
 from labs.measure.allocations.on_gpu import read_snapshot, recorded
 from labs.measure.allocations.purpose import FOR_COMPUTE
 from labs.measure.allocations.series import StepMemory, at_peak, timeline_of
-from labs.measure.allocations.strips import memory_picture
 
 __all__ = [
     "FOR_COMPUTE",
     "StepMemory",
     "at_peak",
     "counted",
-    "memory_picture",
     "read_snapshot",
     "recorded",
     "timeline_of",

@@ -47,7 +47,7 @@ def test_one_knob_is_turned_at_a_time(asked):
     base = asked[BASE]
     for name, setting in list(asked.items())[1:]:
         changes = [setting.ranks != base.ranks, setting.optimizer != base.optimizer]
-        changes += [getattr(setting.config, f) != getattr(base.config, f) for f in base.config.__dict__]
+        changes += [setting.config.by_key()[key] != value for key, value in base.config.by_key().items()]
         expected = 2 if setting.ranks != base.ranks else 1  # more ranks have more rows in all, each as many as before
         assert sum(changes) == expected, name
         assert setting.config.global_batch // setting.ranks == (4 if "rows per rank" in name else 2)

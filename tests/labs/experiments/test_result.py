@@ -2,6 +2,8 @@
 
 import gzip
 import io
+import subprocess
+import sys
 
 import pytest
 from rich.console import Console
@@ -85,3 +87,14 @@ def test_a_damaged_file_is_named(tmp_path, content):
     (tmp_path / "a.json.gz").write_bytes(content)
     with pytest.raises(ValueError, match=r"a\.json\.gz is no recorded result: .*; record it again"):
         Result.load(tmp_path / "a.json.gz")
+
+
+RANKS_IMPORT = ("memory", "nodes.hang", "numerics", "overlap", "resume", "units")
+
+
+@pytest.mark.tail
+def test_ranks_import_no_plotting():
+    imports = ", ".join(f"labs.experiments.{name}" for name in RANKS_IMPORT)
+    question = f"import sys, {imports}; print(sorted({{'plotly', 'fsdp_sim.viz'}} & set(sys.modules)))"
+    answer = subprocess.run([sys.executable, "-c", question], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "[]"

@@ -1,6 +1,5 @@
 """The last word on a training: the line that was always there, what is known besides, and honest errors."""
 
-import dataclasses
 import io
 import json
 
@@ -22,7 +21,7 @@ PREDICTION = Prediction(0.10, 0.02, 60 * 2**20, ("Predicted from pieces.", "The 
 def report(**changes):
     fields = {
         "summary": "20 steps of teaching", "label": "fsdp2: shared by 2 ranks",
-        "config": dataclasses.asdict(TrainConfig()),
+        "config": TrainConfig().by_key(),
         "versions": versions(), "hardware": "2 CPU cores", "ranks": 2, "first_step": 10, "last_step": 19,
         "loss_first": 5.5, "loss_last": 4.25, "step_s": 0.125, "tokens_per_s": 8192.0, "mfu": None,
         "exposed_comm_s": 0.025, "memory": [Memory(2**30, 2**29), Memory(3 * 2**29, 2**29)],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 from datetime import timedelta
@@ -189,7 +188,7 @@ class TestResume:
         progress = json.loads((tmp_path / "run" / CHECKPOINTS / "step-1" / "progress.json").read_text())
         assert (progress["step"], progress["position"], progress["world_size"]) == (1, 6, 1)
         assert (progress["api"], progress["device"]) == ("single", "cpu")
-        assert progress["config"] == dataclasses.asdict(training.run.config)
+        assert progress["config"] == training.run.config.by_key()
         assert progress["versions"]["torch"] == torch.__version__
         assert progress["identity"]["data"] == training.run.corpus.sha256
 

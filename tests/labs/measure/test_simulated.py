@@ -88,8 +88,8 @@ def peak_of_a_step(config):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     wrapped = wrap(config, config.model_config, Place(rank, world_size, rank, world_size, torchrun=True), CPU)
     optimizer = make_optimizer(wrapped, config)
-    tokens = torch.randint(0, 256, (config.global_batch // world_size, config.seq_len + 1))
-    batch = Batch(tokens[:, :-1].clone(), tokens[:, 1:].clone(), config.global_batch * config.seq_len, 0)
+    tokens = torch.randint(0, 256, (config.global_batch // world_size, config.plan.seq_len + 1))
+    batch = Batch(tokens[:, :-1].clone(), tokens[:, 1:].clone(), config.global_batch * config.plan.seq_len, 0)
     train_step(wrapped, optimizer, batch, 0, config)
     with live_bytes(wrapped.model, optimizer) as meter:
         train_step(wrapped, optimizer, batch, 1, config)

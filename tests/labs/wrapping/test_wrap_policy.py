@@ -65,9 +65,15 @@ def test_a_tie_within_one_unit_needs_nothing_and_one_across_units_moves_to_the_u
     assert find_units(model(), "Linear,Bilinear") == Units(("b",), ("a.0", "a.1.0"))
 
 
-@pytest.mark.parametrize("wrap", ["Atention", "Attention,ModuleList", "GPT", "0", "-5", ""])
+@pytest.mark.parametrize("wrap", ["Atention", "Attention,ModuleList", "GPT"])
 def test_an_unknown_class_is_named_with_the_nearest(wrap: str) -> None:
     with pytest.raises(ValueError, match=r"is not block, root, a number of parameters, or a module class of GPT"):
         find_units(empty(GPT), wrap)
     with pytest.raises(ValueError, match="did you mean 'Attention'"):
         find_units(empty(GPT), "Atention")
+
+
+@pytest.mark.parametrize("wrap", ["0", "-5", ""])
+def test_what_no_plan_takes_is_refused_with_the_plans_sentence(wrap: str) -> None:
+    with pytest.raises(ValueError, match=r"Plan\.wrap is .*; it must be 'block' or 'root'"):
+        find_units(empty(GPT), wrap)

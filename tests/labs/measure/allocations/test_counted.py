@@ -105,5 +105,5 @@ def test_checkpointed_blocks_keep_their_outputs_alone(found):
     assert Memory.CHECKPOINT not in plain
     config = config_of("fsdp2, checkpointed")
     rows = config.global_batch // RANKS
-    output_bytes = 4 * rows * config.seq_len * config.model_config.d_model
+    output_bytes = 4 * rows * config.plan.seq_len * config.model_config.d_model
     assert again[Memory.CHECKPOINT].max() == config.model_config.n_layer * output_bytes

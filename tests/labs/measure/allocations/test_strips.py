@@ -7,7 +7,8 @@ import pytest
 
 from fsdp_sim.timeline import Memory
 from fsdp_sim.viz.theme import MEMORY, human_bytes
-from labs.measure.allocations import at_peak, memory_picture
+from labs.measure.allocations import at_peak
+from labs.measure.allocations.strips import memory_picture
 from tests.labs.measure.allocations.steps import on_ranks
 
 FSDP2, ACCUMULATING = "fsdp2", "fsdp2, accumulating"
