@@ -297,19 +297,16 @@ class Unit:
             args, kwargs = cast((args, kwargs), self.policy.param_dtype)
         self.unshard()
         self.wait_for_unshard()
-        if not self.in_backward:  # where activation checkpointing calls forward again, the node is there
-            args, kwargs = PostBackward.on_inputs(self, args, kwargs)
-        return args, kwargs
+        return PostBackward.on_inputs(self, args, kwargs)
 
     def post_forward(self, module: nn.Module, args: Any, output: Any) -> Any:
-        if not self.context.in_backward and self.params:  # in backward, nobody needs the parameters more than now
+        if not self.context.in_backward and self.params:  # else checkpointing runs it again, for backward
             if self.reshard_after_forward:
                 self.reshard()
             self.places.append(len(self.context.forward_order))
             self.context.forward_order.append(self)
-        if not self.in_backward:
-            for tensor in tensors_with_grad(output):
-                tensor.register_hook(self.pre_backward)
+        for tensor in tensors_with_grad(output):
+            tensor.register_hook(self.pre_backward)
         return cast(output, self.policy.output_dtype)
 
     def pre_backward(self, grad: Tensor) -> None:
