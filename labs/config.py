@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fsdp_sim.spec import Plan, text_of, value_of
+from labs.loop.values import from_text, kinds, metavar, shown, wanted
+from labs.loop.values import is_of as is_of_kind
 from labs.model import ModelConfig, model_config
 from labs.model.gpt import did_you_mean
-from labs.values import from_text, kinds, metavar, shown, wanted
-from labs.values import is_of as is_of_kind
 
 PLAN_KEYS = {
     "seq_len": "Tokens per row, at most the model's context.",

@@ -29,10 +29,10 @@ from fsdp_sim.measure.heap import keep_freed_memory
 from labs.checkpoint import Checkpointer, CheckpointError, RunLock
 from labs.cluster.process_group import Place, RefusedError, deterministic, process_group, use_threads
 from labs.config import read_config
-from labs.loop.end_of_run import Closing
+from labs.loop.end_of_run import EndOfRun
 from labs.loop.error_file import WholeErrorFile
 from labs.loop.evaluation import evaluate
-from labs.loop.failpoints import point
+from labs.loop.failpoints import failpoint
 from labs.loop.metrics import Metrics
 from labs.loop.optimizer import make_optimizer
 from labs.loop.preflight import Run, prepare
@@ -77,23 +77,23 @@ def train(run: Run) -> int:
         if training.resumed_from is not None:
             metrics.event("resumed", step=training.step, ranks=place.world_size, api=config.api)
         _mark(run, preempted=False)
-        closing = Closing(training)
-        stop = _steps(training, wish, metrics, closing)
+        end = EndOfRun(training)
+        stop = _steps(training, wish, metrics, end)
         with wish.unhurried():
             saved = _save(training, metrics, last=True)
             if stop == PREEMPTED and saved:
                 _mark(run, preempted=True)
-            closing.measure(metrics, stopped=wish.reason(stop))
+            end.measure(metrics, stopped=wish.reason(stop))
             status = stop or (0 if saved else 1)
             if status:  # torchrun ends all ranks when the first leaves with it, so rank 0 reports before
-                closing.report()
+                end.report()
                 dist.barrier(group)
     if not status:
-        closing.report()
+        end.report()
     return status
 
 
-def _steps(training: Training, wish: Stopping, metrics: Metrics, closing: Closing) -> int:
+def _steps(training: Training, wish: Stopping, metrics: Metrics, end: EndOfRun) -> int:
     """Step until the last step, or until a rank is asked to stop; returns the exit status that this asks for."""
     run, config = training.run, training.run.config
     loader = run.loader("train")
@@ -106,8 +106,8 @@ def _steps(training: Training, wish: Stopping, metrics: Metrics, closing: Closin
     skipped = 0  # in a row
     while training.step < config.steps:
         step = training.step
-        point("step", step)
-        point("loader", step)
+        failpoint("step", step)
+        failpoint("loader", step)
         batch = loader.rows(training.position, run.place.rank, run.place.world_size).to(run.device)
         outcome = train_step(
             training.wrapped, training.optimizer, batch, step, config,
@@ -122,7 +122,7 @@ def _steps(training: Training, wish: Stopping, metrics: Metrics, closing: Closin
         now_s = time.perf_counter()
         step_s, since_s = now_s - since_s, now_s  # with what followed the step before: its line in the metrics
         wish.step_took(step_s)
-        closing.step(step_s, outcome.loss)
+        end.step(step_s, outcome.loss)
         rate = batch.n_tokens / step_s
         if step == first:
             reset_peak_memory(run.device)  # building, loading and compiling are over

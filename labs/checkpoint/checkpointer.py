@@ -40,7 +40,7 @@ from labs.checkpoint.manifest import MANIFEST, Manifest
 from labs.checkpoint.staging import Buffers, Planner, shared_out
 from labs.checkpoint.state import State, local, not_finite
 from labs.checkpoint.storage import Reader, Writer
-from labs.loop.failpoints import point
+from labs.loop.failpoints import failpoint
 
 FORMATS = ("sharded", "full")
 DISK_FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
@@ -244,22 +244,22 @@ class Checkpointer:
 
     def _commit(self, partial: Path, step: int, files: dict[str, FileInfo], progress: bytes) -> None:
         """Rank 0's part. Once the checkpoint has its name it is good, so what fails later is only said."""
-        point("before-manifest", step)
+        failpoint("before-manifest", step)
         files[folders.PROGRESS] = write_file(partial / folders.PROGRESS, [progress])
         manifest = Manifest(
             step=step, format=cast(Literal["sharded", "full"], self.format), world_size=self.world_size, files=files
         )
         write_file(partial / MANIFEST, [manifest.encode()])
-        point("before-rename", step)
+        failpoint("before-rename", step)
         final = folders.commit(partial, step)
-        point("after-rename", step)
+        failpoint("after-rename", step)
         self.damaged.pop(final, None)
         try:
-            point("before-latest", step)
+            failpoint("before-latest", step)
             folders.set_latest(final)
         except OSError as error:
             self._said.append(f"{final} is complete, but {folders.LATEST} could not be set: {describe(error)}")
-        point("before-prune", step)
+        failpoint("before-prune", step)
         try:
             self._said += folders.prune(self.folder, self.keep, self.damaged)
         except OSError as error:

@@ -49,7 +49,7 @@ from torch.futures import Future
 from labs.checkpoint.hashing import CHUNK_BYTES, FILES_AT_ONCE, FileInfo, write_file
 from labs.checkpoint.index import INDEX, Index, Piece, Saved, torch_dtype
 from labs.checkpoint.state import State
-from labs.loop.failpoints import point
+from labs.loop.failpoints import failpoint
 
 FILE_BYTES = 256 << 20
 READERS = 4
@@ -122,7 +122,7 @@ class Writer(StorageWriter):
             tensors = (cast(torch.Tensor, planner.resolve_data(item)) for item in items)
             return write_file(self.folder / name, self._parts(tensors))
 
-        point("before-shard-write", self.step)
+        failpoint("before-shard-write", self.step)
         with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
             at_once = pool.map if len(groups) > 1 else map
             self.files.update(zip(names, at_once(write, names, groups), strict=True))
@@ -130,13 +130,13 @@ class Writer(StorageWriter):
             planned_bytes = sum(map(_size_bytes, items))
             if self.files[name].size_bytes != planned_bytes:
                 raise RuntimeError(f"{name} has {self.files[name].size_bytes} bytes where {planned_bytes} were planned")
-        point("after-shard-write", self.step)
+        failpoint("after-shard-write", self.step)
         written: Future[list[WriteResult]] = Future()
         written.set_result(results)
         return written
 
     def _parts(self, tensors: Iterable[torch.Tensor]) -> Iterator[memoryview]:
-        point("shard-write", self.step)  # the file is there, and empty
+        failpoint("shard-write", self.step)  # the file is there, and empty
         yield from bytes_of(tensors)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:

@@ -29,7 +29,7 @@ TIMELINE = "timeline.jsonl.gz"
 RECORDED_STEPS = 4
 
 
-class Closing:
+class EndOfRun:
     """What has to be kept while training, for what is said at its end."""
 
     def __init__(self, training: Training) -> None:

@@ -36,7 +36,7 @@ def _faults(text: str) -> tuple[tuple[str, str, str, str], ...]:
     return tuple(found)
 
 
-def point(name: str, step: int | None = None) -> str:
+def failpoint(name: str, step: int | None = None) -> str:
     """Fail here if the tests want it; else return "", or the action that the caller is to take itself ("nan")."""
     text = os.environ.get(VARIABLE)
     if not text:

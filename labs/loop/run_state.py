@@ -13,7 +13,7 @@ from labs.checkpoint.full import load_weights
 from labs.checkpoint.rng import read_rng, reseed, write_rng
 from labs.checkpoint.state import held_bytes, read_state, write_state
 from labs.cluster.process_group import n_ranks
-from labs.loop.failpoints import point
+from labs.loop.failpoints import failpoint
 from labs.loop.preflight import Run, identity
 from labs.loop.report import versions
 from labs.wrapping import Wrapped
@@ -79,7 +79,7 @@ class Training:
             self.failed_saves.append(str(error))
             return False
         finally:
-            point("save-ended", self.step)
+            failpoint("save-ended", self.step)
         self.saved, self._kept = self.saved + 1, self.step
         return True
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from labs.config import TrainConfig
 from labs.data.loader import Batch
-from labs.loop.failpoints import point
+from labs.loop.failpoints import failpoint
 from labs.loop.optimizer import lr_at
 from labs.wrapping import Wrapped
 
@@ -63,7 +63,7 @@ def train_step(
     for i, (x, y) in enumerate(zip(batch.x.chunk(n_micro_batches), batch.y.chunk(n_micro_batches), strict=True)):
         with wrapped.micro_batch(is_last=i == n_micro_batches - 1):
             loss = wrapped.model(x, y, reduction="sum") * weight
-            if point("loss", step) == "nan":
+            if failpoint("loss", step) == "nan":
                 loss = loss * math.nan
             (wrapped.scaler.scale(loss) if wrapped.scaler else loss).backward()
         losses.append(loss.detach())

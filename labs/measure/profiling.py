@@ -25,7 +25,7 @@ from torch.profiler import ProfilerActivity
 
 from fsdp_sim.timeline import RECORDER, Event, Header, Timeline
 from fsdp_sim.timeline.kineto import read_kineto
-from labs.loop.failpoints import point
+from labs.loop.failpoints import failpoint
 from labs.measure.clocks import merged
 
 
@@ -101,7 +101,7 @@ def profiled(*, rank: int = 0, api: str = "fsdp2", device: str = "cpu", units: S
         recording = torch.profiler.profile(activities=activities, record_shapes=True)
         wrong: list[str] = []
         with _noted(wrong):
-            point("profile-start")
+            failpoint("profile-start")
             recording.start()
         try:
             yield profile
@@ -112,7 +112,7 @@ def profiled(*, rank: int = 0, api: str = "fsdp2", device: str = "cpu", units: S
                 recording.stop()
         with _noted(wrong), tempfile.TemporaryDirectory() as folder:
             trace = Path(folder, f"rank{rank}.json")
-            point("profile-read")
+            failpoint("profile-read")
             recording.export_chrome_trace(str(trace))
             profile.timeline = _named(read_kineto(trace, rank=rank), units)
         if wrong:

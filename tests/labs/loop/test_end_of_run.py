@@ -225,7 +225,7 @@ def test_on_a_gpu_what_cublas_keeps_is_memory_and_no_tensor(monkeypatch, tmp_pat
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda device: SimpleNamespace(name=name, total_memory=80 * gib)
     )
-    monkeypatch.setattr(end_of_run.Closing, "_recorded", lambda self, step, steps: None)  # no GPU, no profile
+    monkeypatch.setattr(end_of_run.EndOfRun, "_recorded", lambda self, step, steps: None)  # no GPU, no profile
     config = TrainConfig(n_layer=1, out=str(tmp_path), device="cuda")
     run = SimpleNamespace(
         config=config, model=config.model_config, place=Place(), device=torch.device("cuda", 0), loader=lambda _: None
@@ -234,7 +234,7 @@ def test_on_a_gpu_what_cublas_keeps_is_memory_and_no_tensor(monkeypatch, tmp_pat
         run=run, wrapped=SimpleNamespace(n_params=PARAMS, label="fsdp2"), state_bytes=0, position=0, step=1,
         resumed_from=None, saved=0, failed_saves=[],
     )  # fmt: skip
-    ending, gpu = end_of_run.Closing(training), Allocator(monkeypatch)
+    ending, gpu = end_of_run.EndOfRun(training), Allocator(monkeypatch)
     ending.step(0.1, 5.5)
     gpu.matmul()
     workspace, tensors = gpu.now, 3 * gib

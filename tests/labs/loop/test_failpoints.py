@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from labs.loop.failpoints import VARIABLE, point
+from labs.loop.failpoints import VARIABLE, failpoint
 
 
 @pytest.fixture
@@ -16,48 +16,48 @@ def faults(monkeypatch):
 
 def test_without_the_variable_nothing_happens(monkeypatch):
     monkeypatch.delenv(VARIABLE, raising=False)
-    assert point("loss", 3) == ""
+    assert failpoint("loss", 3) == ""
 
 
 def test_only_at_the_point_step_and_rank_that_are_named(faults, monkeypatch):
     faults("nan:loss@3@1")
     monkeypatch.setenv("RANK", "0")
-    assert point("loss", 3) == ""
+    assert failpoint("loss", 3) == ""
     monkeypatch.setenv("RANK", "1")
-    assert point("loss", 2) == ""
-    assert point("other", 3) == ""
-    assert point("loss", 3) == "nan"
+    assert failpoint("loss", 2) == ""
+    assert failpoint("other", 3) == ""
+    assert failpoint("loss", 3) == "nan"
 
 
 def test_a_star_stands_for_any(faults):
     faults("nan:loss@*")
-    assert {point("loss", step) for step in range(3)} == {"nan"}
+    assert {failpoint("loss", step) for step in range(3)} == {"nan"}
 
 
 def test_only_in_the_first_attempt(faults, monkeypatch):
     faults("raise:loader")
     with pytest.raises(RuntimeError, match="raise:loader"):
-        point("loader", 0)
+        failpoint("loader", 0)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    assert point("loader", 0) == ""
+    assert failpoint("loader", 0) == ""
 
 
 def test_an_unknown_fault_is_named(faults):
     faults("explode:loss@1")
     with pytest.raises(ValueError, match="explode:loss@1"):
-        point("loss", 1)
+        failpoint("loss", 1)
 
 
 FULL = """
-from labs.loop.failpoints import point
-point("before")
+from labs.loop.failpoints import failpoint
+failpoint("before")
 with open({path!r}, "wb", buffering=0) as file:
     file.write(bytes(1024))
     try:
         file.write(b"1")
     except OSError as error:
         print(error)
-point("after")
+failpoint("after")
 with open({path!r}, "ab") as file:
     file.write(bytes(4096))
 """
