@@ -147,7 +147,7 @@ class Simulation:
     @property
     def mfu(self) -> float:
         """Model-FLOPs utilisation: 6 N + 12 L d T FLOPs per token (Chowdhery et al. 2022) over the dense peak."""
-        peak = self.cluster.gpu.peak_flops(self.workload.dtype)
+        peak: float = self.cluster.gpu.peak_flops(self.workload.dtype)
         return self.tokens_per_s_per_gpu * self.workload.model_flops_per_token / peak
 
     @cached_property
@@ -168,7 +168,8 @@ class Simulation:
     @property
     def memory_limit_bytes(self) -> float:
         """What a training process can use of the GPU's memory."""
-        return self.cluster.gpu.mem_bytes - CONTEXT_BYTES
+        mem_bytes: float = self.cluster.gpu.mem_bytes
+        return mem_bytes - CONTEXT_BYTES
 
     @property
     def fits(self) -> bool:

@@ -61,7 +61,7 @@ class Costs:
         gap_s = part.launch_s if self._measured else self.calibration.kernel_gap_s
         backward_gap_s = part.backward_launch_s if self._measured else None
         self._gap_s = {True: gap_s if backward_gap_s is None else backward_gap_s, False: gap_s}  # backward or not
-        self._bytes_per_s = part.mem_bytes_per_s * self.calibration.memory_fraction
+        self._bytes_per_s: float = part.mem_bytes_per_s * self.calibration.memory_fraction
         self._segments: dict[tuple[Op, int], float] = {}  # by operation and identity of the work: equal blocks share it
         self._issues: dict[tuple[Op, int], float] = {}
         self._collectives: dict[tuple[Op, int, int, str], float] = {}

@@ -64,7 +64,7 @@ def number(minimum: float = 0.0, *, above: bool = False) -> Allowed:
     def test(value: Any) -> bool:
         if type(value) not in (int, float) or not math.isfinite(value):
             return False
-        return value > minimum if above else value >= minimum
+        return bool(value > minimum if above else value >= minimum)
 
     return Allowed(f"a number {'>' if above else '>='} {minimum:g}", test)
 
@@ -133,4 +133,5 @@ def spec(cls: type[_T]) -> type[_T]:
         init(self, *args, **kwargs)
 
     made.__init__ = __init__
-    return made
+    specified: type[_T] = made
+    return specified

@@ -138,7 +138,8 @@ class Host:
         backward = np.array([state.phase is Phase.BACKWARD for state in self._states] or [False])
         at = np.searchsorted(np.array(self._times), self.ops["start"], side="right") - 1
         again = self.ops["forward"] & (at >= 0) & backward[np.maximum(at, 0)]
-        return np.logical_or(chosen, again)
+        either: np.ndarray = chosen | again
+        return either
 
 
 _TELLING = (
