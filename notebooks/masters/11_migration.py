@@ -733,7 +733,7 @@ HTML(viz.Table("The command grows, the script does not", ("", "command"), comman
 # %%
 from labs.config import TrainConfig
 
-options = set(TrainConfig.__dataclass_fields__)
+options = set(TrainConfig().by_key())
 assert {"api", "wrap", "activation_checkpointing", "compile", "out", "save_every", "model"} <= options
 
 # %% [markdown] covers=["coverage 001.4", "coverage 001.6", "coverage 001.11"]
