@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib
 import pkgutil
 from pathlib import Path
 
 from fsdp_sim.learn.exercise import Exercise
+from fsdp_sim.words import nearest
 
 FOLDER = Path(__file__).parent / "exercises"
 CHAPTERS = (
@@ -53,7 +53,7 @@ def load(name: str) -> Exercise:
         ValueError: there is none; the message names the nearest. Or its solution has another name than its file.
     """
     if name not in names():
-        near = difflib.get_close_matches(name, names(), n=1) or list(names())[:1]
+        near = nearest(name, names()) or list(names())[:1]
         raise ValueError(f"there is no exercise {name!r}; did you mean {near[0]!r}?")
     chapter = names()[name]
     exercise: Exercise = importlib.import_module(f"fsdp_sim.learn.exercises.{chapter}.{name}").EXERCISE

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from types import EllipsisType
 
@@ -10,6 +9,7 @@ import torch
 from torch import nn
 
 from fsdp_sim.schedule import Param, Unit
+from fsdp_sim.words import nearest
 
 DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
 
@@ -46,7 +46,7 @@ def units_from_module(model: nn.Module, wrap: Sequence[str] | None = None) -> li
     names = block_names(model) if wrap is None else list(wrap)
     if missing := [name for name in names if name not in modules or not name]:
         there = [name for name in modules if name]
-        close = difflib.get_close_matches(missing[0], there, n=4) or there[:8]
+        close = nearest(missing[0], there, most=4) or there[:8]
         raise ValueError(f"wrap names {missing[0]!r}, not a module of {type(model).__name__}; there are {close}")
     if twice := [name for name in names if names.count(name) > 1]:
         raise ValueError(f"wrap names {twice[0]!r} twice; fully_shard is applied to a module once")

@@ -19,9 +19,6 @@ from typing import Any
 import plotly.graph_objects as go
 
 from fsdp_sim.timeline import Lane, Memory, Op
-from fsdp_sim.words import byte_unit as byte_unit
-from fsdp_sim.words import human_bytes as human_bytes
-from fsdp_sim.words import human_ms as human_ms
 
 INK, MUTED, RULE = "#1A1A1A", "#57606A", "#D0D7DE"  # of pages; figures have theirs from a template
 DARK_INK, DARK_PAPER = "#E6EDF3", "#111418"

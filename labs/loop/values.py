@@ -7,10 +7,11 @@ these that it can be: a word of the key's own, none, true or false, a number as 
 
 from __future__ import annotations
 
-import difflib
 import re
 import types
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from fsdp_sim.words import nearest
 
 Kind = tuple[type | str, ...]
 
@@ -73,7 +74,7 @@ def wanted(kind: Kind, value: object = None) -> str:
     """What would be right, in words; for a text that is no word of the kind with the nearest one."""
     words = [one for one in kind if isinstance(one, str)]
     said = [_SAID[one] for one in kind if not isinstance(one, str)] + [repr(word) for word in words]
-    near = difflib.get_close_matches(value, words, n=1) if isinstance(value, str) else []
+    near = nearest(value, words) if isinstance(value, str) else []
     guess = f"; did you mean {near[0]!r}?" if near else ""
     return ", ".join(said[:-1]) + " or " * (len(said) > 1) + said[-1] + guess
 

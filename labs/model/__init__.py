@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 from typing import Any, overload
 
@@ -10,6 +9,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from fsdp_sim.words import nearest
 from labs.model import gpt, llama
 from labs.model.gpt import GPT, GPTConfig, changed_preset
 from labs.model.initial_weights import initial_parameter_
@@ -79,7 +79,7 @@ def initial_(model: nn.Module, name: str, whole: torch.Tensor, seed: int) -> Non
     config: Any = model.config
     shapes = _shapes(config)
     if name not in shapes:
-        near = difflib.get_close_matches(name, shapes, n=1) or list(shapes)[:1]
+        near = nearest(name, shapes) or list(shapes)[:1]
         raise ValueError(f"the model has no parameter {name!r}; names are as in {near[0]!r}, without a wrapper's own")
     if isinstance(whole, DTensor):
         raise TypeError(f"{name} is a DTensor; fill a whole tensor of {tuple(shapes[name])} and keep the shard of it")

@@ -12,7 +12,6 @@ with which nbgrader grades them (`notebooks/instructor/nbgrader_config.py`). Wha
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
 import os
 import shutil
@@ -25,6 +24,7 @@ from nbformat.v4 import new_markdown_cell
 
 from fsdp_sim.learn.classroom.grading import points
 from fsdp_sim.learn.find import load
+from fsdp_sim.words import nearest
 from notebooks.masters.build import STUDENTS, edition, exercises, masters
 
 CONFIGURATION = STUDENTS / "instructor" / "nbgrader_config.py"
@@ -78,7 +78,7 @@ def write(course: Path, names: list[str]) -> list[Path]:
     chapters = {master.stem: master for master in masters() if exercises(master)}
     for name in names:
         if name not in chapters:
-            near = difflib.get_close_matches(name, chapters, n=1) or list(chapters)[:1]
+            near = nearest(name, chapters) or list(chapters)[:1]
             raise ValueError(f"there is no chapter {name!r} with exercises; did you mean {near[0]!r}?")
     course.mkdir(mode=0o700, parents=True, exist_ok=True)
     shutil.copy(CONFIGURATION, course)

@@ -6,7 +6,6 @@ without a break, a section or an exercise that is not there. `page` renders one,
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ import msgspec
 
 from fsdp_sim.learn.classroom.sections import instructor, sections
 from fsdp_sim.learn.find import load, names
+from fsdp_sim.words import nearest
 
 LONGEST_WITHOUT_BREAK = 90  # minutes
 
@@ -127,7 +127,7 @@ def plan_named(name: str) -> Plan:
     """
     known = plans()
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
+        near = nearest(name, known)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
         raise ValueError(f"there is no plan {name!r}; {hint}")
     return known[name]
@@ -192,11 +192,11 @@ def _wrong_row(row: Row) -> Iterator[str]:
 def _unknown(places: list[str] | tuple[str, ...], exercises: tuple[str, ...]) -> Iterator[str]:
     for name in places:
         if name and name not in sections():
-            near = difflib.get_close_matches(name, sections(), n=1) or list(sections())[:1]
+            near = nearest(name, sections()) or list(sections())[:1]
             yield f"there is no section {name!r}; did you mean {near[0]!r}?"
     for name in exercises:
         if name not in names():
-            near = difflib.get_close_matches(name, names(), n=1) or list(names())[:1]
+            near = nearest(name, names()) or list(names())[:1]
             yield f"there is no exercise {name!r}; did you mean {near[0]!r}?"
 
 

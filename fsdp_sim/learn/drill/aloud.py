@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from html import escape
 
@@ -10,6 +9,7 @@ from fsdp_sim.learn.drill.ask import question_html
 from fsdp_sim.learn.drill.question import with_letters
 from fsdp_sim.learn.drill.spoken import Spoken
 from fsdp_sim.learn.drill.spoken import spoken as known
+from fsdp_sim.words import nearest
 
 
 @dataclass(frozen=True, repr=False)
@@ -51,6 +51,6 @@ def spoken(name: str) -> Aloud:
         ValueError: there is no such question; the message names the nearest.
     """
     if name not in known():
-        near = difflib.get_close_matches(name, known(), n=1) or list(known())[:1]
+        near = nearest(name, known()) or list(known())[:1]
         raise ValueError(f"there is no spoken question {name!r}; did you mean {near[0]!r}?")
     return Aloud(known()[name])

@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 from fsdp_sim.measure.on_rank import CollectiveTime
 from fsdp_sim.viz import Picture, Table, chart, theme
 from fsdp_sim.viz.theme import Kind
+from fsdp_sim.words import human_bytes, human_ms
 
 BAR_PX, ROOM = 46, 1.12
 LEGEND = {"orientation": "h", "yref": "container", "y": 0.02, "yanchor": "bottom", "traceorder": "normal"}
@@ -77,11 +78,11 @@ def alpha_beta(
         figure.add_scatter(
             x=[n for n, _ in points], y=[1e3 * time.seconds for _, time in points], mode="markers", name=name,
             marker={"color": look.color, "symbol": look.symbol, "size": 10, "line": {"color": "white", "width": 1}},
-            hovertext=[f"{name}: {theme.human_bytes(n)}, {theme.human_ms(t.seconds)}" for n, t in points],
+            hovertext=[f"{name}: {human_bytes(n)}, {human_ms(t.seconds)}" for n, t in points],
             hoverinfo="text",
         )  # fmt: skip
     half_bytes = latency_s * bytes_per_s
-    sentence = f"Below {theme.human_bytes(half_bytes)} a message is latency, above it bandwidth"
+    sentence = f"Below {human_bytes(half_bytes)} a message is latency, above it bandwidth"
     lowest = min(latency_s, min(time.seconds for time in times))
     chart.frame(figure, sentence, plot_px=300, left=80, bottom=96)
     if min(sent_bytes) < half_bytes < most:
@@ -97,12 +98,12 @@ def alpha_beta(
     )
     finding = (
         f"{sentence}. Measured times over the bytes that a rank sends, both on logarithmic axes; the solid curve is "
-        f"latency + bytes / bandwidth with {theme.human_ms(latency_s)} and {bytes_per_s / 1e9:.2f} GB/s, the dotted "
+        f"latency + bytes / bandwidth with {human_ms(latency_s)} and {bytes_per_s / 1e9:.2f} GB/s, the dotted "
         "line the latency alone, the dashed one the bytes alone."
     )
     cells = tuple(
-        (t.op.replace("_", "-"), theme.human_bytes(n), theme.human_ms(t.seconds),
-         theme.human_ms(latency_s + n / bytes_per_s))
+        (t.op.replace("_", "-"), human_bytes(n), human_ms(t.seconds),
+         human_ms(latency_s + n / bytes_per_s))
         for n, t in zip(sent_bytes, times, strict=True)
     )  # fmt: skip
     return Picture(figure, finding, (Table("Measured and fitted", ("collective", "sent", "took", "curve"), cells),))

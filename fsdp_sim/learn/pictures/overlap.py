@@ -8,7 +8,8 @@ import plotly.graph_objects as go
 
 from fsdp_sim.timeline import Op, Timeline
 from fsdp_sim.viz import Picture, Table, chart
-from fsdp_sim.viz.theme import human_ms, safe
+from fsdp_sim.viz.theme import safe
+from fsdp_sim.words import human_ms
 
 COMPUTES = (Op.FWD, Op.BWD, Op.RECOMPUTE)
 

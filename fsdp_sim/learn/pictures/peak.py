@@ -10,7 +10,8 @@ import plotly.graph_objects as go
 from fsdp_sim.viz import chart, theme
 from fsdp_sim.viz.picture import Picture
 from fsdp_sim.viz.table import Table
-from fsdp_sim.viz.theme import human_bytes, safe
+from fsdp_sim.viz.theme import safe
+from fsdp_sim.words import byte_unit, human_bytes
 
 PLOT_PX = 300
 
@@ -24,7 +25,7 @@ def histories(named: Mapping[str, Sequence[float]], sentence: str, *, least: flo
         least: bytes that no program can do without.
     """
     peaks = {name: max(history) for name, history in named.items()}
-    size, unit = theme.byte_unit(max(peaks.values()))
+    size, unit = byte_unit(max(peaks.values()))
     figure, top = go.Figure(), 1.12 * max(peaks.values()) / size
     for number, (name, history) in enumerate(named.items()):
         look, values = chart.series(number), [n_bytes / size for n_bytes in history]

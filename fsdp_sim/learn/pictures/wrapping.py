@@ -9,7 +9,8 @@ import plotly.graph_objects as go
 from torch import nn
 
 from fsdp_sim.viz import Picture, Table, chart
-from fsdp_sim.viz.theme import human_bytes, human_ms, safe
+from fsdp_sim.viz.theme import safe
+from fsdp_sim.words import human_bytes, human_ms
 
 ROOT = "root"
 ROW_PX = 34

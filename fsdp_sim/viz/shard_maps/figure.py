@@ -22,7 +22,8 @@ from fsdp_sim.viz.frames import (
 from fsdp_sim.viz.shard_maps.cells import Held
 from fsdp_sim.viz.shard_maps.grid import COLUMNS, LOOKS, Grid, legend_traces, moving_traces, outline, style, used_kinds
 from fsdp_sim.viz.shard_maps.scenes import Scene
-from fsdp_sim.viz.theme import human_bytes, safe
+from fsdp_sim.viz.theme import safe
+from fsdp_sim.words import human_bytes
 
 LEFT, RIGHT = 104, 26
 TITLE_PX, SENTENCE_PX, LEGEND_PX, HEADER_PX = 40, 78, 66, 46

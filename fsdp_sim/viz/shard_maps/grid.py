@@ -20,7 +20,8 @@ from fsdp_sim.viz import theme
 from fsdp_sim.viz.shard_maps.cast import Band
 from fsdp_sim.viz.shard_maps.cells import Held, cells
 from fsdp_sim.viz.shard_maps.scenes import Scene, Stage
-from fsdp_sim.viz.theme import KINDS, MEMORY, human_bytes, safe
+from fsdp_sim.viz.theme import KINDS, MEMORY, safe
+from fsdp_sim.words import human_bytes
 
 RANK_GAP, GROUP_GAP, BAND_GAP = 0.55, 0.9, 0.6
 COLUMNS = ("params", "grads", "optim")

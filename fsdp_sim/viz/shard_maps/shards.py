@@ -27,7 +27,7 @@ from fsdp_sim.viz.shard_maps.scenes import (
 )
 from fsdp_sim.viz.shard_maps.still import film_strip
 from fsdp_sim.viz.table import Table
-from fsdp_sim.viz.theme import human_bytes
+from fsdp_sim.words import human_bytes
 
 
 def shard_map(

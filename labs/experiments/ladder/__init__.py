@@ -30,7 +30,7 @@ from fsdp_sim.ranks import run
 from fsdp_sim.ranks.output import in_notebook
 from fsdp_sim.timeline import Event, Op, Phase, Timeline
 from fsdp_sim.timeline.analysis import communicates
-from fsdp_sim.viz.theme import human_bytes
+from fsdp_sim.words import human_bytes
 from labs.experiments.ladder.divergence import (
     ORDERS,
     Divergence,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fsdp_sim.timeline import Op, Phase
 from fsdp_sim.viz.table import Table
-from fsdp_sim.viz.theme import human_bytes
+from fsdp_sim.words import human_bytes
 from labs.experiments.ladder.divergence import ORDERS, Divergence, ranges
 from labs.experiments.ladder.rungs import RUNGS
 

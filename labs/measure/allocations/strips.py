@@ -10,7 +10,8 @@ from plotly.subplots import make_subplots
 
 from fsdp_sim.timeline import Memory, Phase, Timeline
 from fsdp_sim.viz import Picture, Table, chart
-from fsdp_sim.viz.theme import MEMORY, byte_unit, hatch, human_bytes
+from fsdp_sim.viz.theme import MEMORY, hatch
+from fsdp_sim.words import byte_unit, human_bytes
 from labs.measure.allocations.series import at_peak
 
 PANEL_PX = 190

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from fsdp_sim.learn.classroom.plans import plans
+from fsdp_sim.words import nearest
 from notebooks.masters import build
 from notebooks.masters.slides import chapters, page, pdf
 from notebooks.masters.slides import plans as of_plans
@@ -42,7 +42,7 @@ def chosen(names: Sequence[str]) -> list[str]:
     known = [*chapter_names(), *plans()]
     for name in names:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+            near = nearest(name, known, cutoff=0.4)
             hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
             raise ValueError(f"there is no chapter or plan {name!r}; {hint}")
     return [name for name in known if name in names] if names else known

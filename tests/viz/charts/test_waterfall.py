@@ -13,6 +13,7 @@ from fsdp_sim.viz import theme
 from fsdp_sim.viz.charts.alive import alive_at
 from fsdp_sim.viz.charts.waterfall import memory_waterfall
 from fsdp_sim.viz.charts.waterfall_words import groups, remedies
+from fsdp_sim.words import human_bytes
 
 Run = Callable[..., Timeline]
 GIB = 2**30
@@ -62,11 +63,11 @@ def test_what_fits_says_what_stays_free() -> None:
     sim = llama()
     words = memory_waterfall(sim).finding
     assert words.startswith(
-        f"At the peak, during backward head, {theme.human_bytes(sim.peak_memory_bytes)} are alive on rank 0."
+        f"At the peak, during backward head, {human_bytes(sim.peak_memory_bytes)} are alive on rank 0."
     )
     assert "is activations: 32 units, layers.0 to layers.31, have 1.28 GiB each." in words
     free = sim.memory_limit_bytes - sim.peak_memory_bytes
-    assert f"{theme.human_bytes(free)} of the device's {theme.human_bytes(sim.memory_limit_bytes)} stay free." in words
+    assert f"{human_bytes(free)} of the device's {human_bytes(sim.memory_limit_bytes)} stay free." in words
 
 
 def test_what_does_not_fit_names_changes_that_were_simulated() -> None:

@@ -14,6 +14,7 @@ from fsdp_sim.timeline.comparison import compare as compare_timelines
 from fsdp_sim.viz import theme
 from fsdp_sim.viz.comparison.comparing import compare
 from fsdp_sim.viz.comparison.words import signed_ms
+from fsdp_sim.words import human_ms
 
 Run = Callable[..., Timeline]
 
@@ -56,7 +57,7 @@ def test_the_two_steps_and_their_difference_are_told_first(training_run: Run) ->
     found = compare_timelines(a, b)
     picture = compare(a, b, titles=["prefetch off", "prefetch on"])
     assert found.step_difference_s < 0
-    off, on = theme.human_ms(found.a.step_s), theme.human_ms(found.b.step_s)
+    off, on = human_ms(found.a.step_s), human_ms(found.b.step_s)
     assert picture.finding.startswith(f"A step takes {off} in “prefetch off” and {on} in “prefetch on”")
     assert signed_ms(found.step_difference_s) in picture.finding
     assert picture.figure.layout.title.text.startswith("A step of “prefetch on” is ")
@@ -156,6 +157,6 @@ def test_the_tables_say_the_same_as_the_figure(training_run: Run) -> None:
     found = compare_timelines(a, b)
     causes, units = compare(a, b, titles=["off", "on"]).tables
     assert causes.rows[0][1:] == (
-        theme.human_ms(found.a.step_s), theme.human_ms(found.b.step_s), signed_ms(found.step_difference_s),
+        human_ms(found.a.step_s), human_ms(found.b.step_s), signed_ms(found.step_difference_s),
     )  # fmt: skip
     assert [row[0] for row in units.rows] == [u.unit or "step" for u in found.units]

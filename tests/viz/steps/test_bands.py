@@ -9,7 +9,6 @@ import pytest
 from fsdp_sim import Cluster, Plan, Simulation, simulate
 from fsdp_sim.engine import jitter, straggler
 from fsdp_sim.timeline import Event, Lane, Op, Timeline
-from fsdp_sim.viz import theme
 from fsdp_sim.viz.steps.bands import (
     ALL,
     Bands,
@@ -21,6 +20,7 @@ from fsdp_sim.viz.steps.bands import (
     many_ranks,
 )
 from fsdp_sim.viz.steps.timelines import rank_bands
+from fsdp_sim.words import human_bytes
 
 Run = Callable[..., Timeline]
 RANKS, SLOW = 16, 11
@@ -97,7 +97,7 @@ def test_ranks_that_are_alike_are_said_to_be(simulated: Simulation) -> None:
 def test_a_run_has_no_memory_to_show_and_a_simulation_has(simulated: Simulation) -> None:
     assert "live memory" not in str(rank_bands(simulated.run).figure.layout.annotations)
     heading = next(a.text for a in rank_bands(simulated).figure.layout.annotations if "live memory" in a.text)
-    assert theme.human_bytes(simulated.peak_memory_bytes) in heading
+    assert human_bytes(simulated.peak_memory_bytes) in heading
 
 
 def test_an_operation_that_a_rank_lacks_leaves_the_others_their_quantiles(training_run: Run) -> None:

@@ -14,6 +14,7 @@ from fsdp_sim.spec import Plan
 from fsdp_sim.timeline import Event, Lane, Op, Timeline
 from fsdp_sim.timeline.analysis import exposed_comm_s
 from fsdp_sim.viz import theme, timeline_figure
+from fsdp_sim.words import human_bytes
 
 Run = Callable[..., Timeline]
 
@@ -163,7 +164,7 @@ def test_the_limit_of_the_device_is_a_line_where_it_is_near_and_said_in_words(
     figure = timeline_figure(Timeline(header, run.events), step=1)
     heading = next(a.text for a in figure.layout.annotations if "live memory" in a.text)
     assert ("more than the" in heading) == (times_the_peak < 1)
-    assert theme.human_bytes(limit) in heading
+    assert human_bytes(limit) in heading
     lines = [shape for shape in figure.layout.shapes if shape.line.color == theme.LIMIT]
     assert len(lines) == drawn
     if drawn:
@@ -175,7 +176,7 @@ def test_the_limit_of_the_device_is_a_line_where_it_is_near_and_said_in_words(
 def test_the_peak_in_words_is_that_of_issue_order(training_run: Run) -> None:
     figure = timeline_figure(training_run(ranks=1))
     heading = next(a.text for a in figure.layout.annotations if "live memory" in a.text)
-    assert heading.endswith(f"peak {theme.human_bytes(training_run(ranks=1).peak_bytes(0))}")
+    assert heading.endswith(f"peak {human_bytes(training_run(ranks=1).peak_bytes(0))}")
 
 
 def test_all_panels_share_one_time_axis_from_zero_to_the_longest_step(training_run: Run) -> None:

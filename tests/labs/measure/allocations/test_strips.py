@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from fsdp_sim.timeline import Memory
-from fsdp_sim.viz.theme import MEMORY, human_bytes
+from fsdp_sim.viz.theme import MEMORY
+from fsdp_sim.words import human_bytes
 from labs.measure.allocations import at_peak
 from labs.measure.allocations.strips import memory_picture
 from tests.labs.measure.allocations.steps import on_ranks
