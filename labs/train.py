@@ -40,7 +40,7 @@ from labs.loop.progress import Progress
 from labs.loop.refusal import refused
 from labs.loop.run_state import NoGoodCheckpointError, Training
 from labs.loop.step import NotFiniteError, Outcome, train_step
-from labs.loop.stopping import PREEMPTED, Stopping, stopping
+from labs.loop.stopping import PREEMPTED, StopRequest, stopping
 from labs.measure.utilization import flops_per_token, memory_bytes, mfu, peak_flops, reset_peak_memory
 from labs.wrapping import wrap
 
@@ -69,7 +69,7 @@ def train(run: Run) -> int:
                 run.checkpoints, keep=config.keep, format=config.checkpoint, group=group, schema=Progress
             )
         training = Training(run, wrapped, make_optimizer(wrapped, config), checkpointer)
-        wish = stack.enter_context(stopping(launcher))
+        stop_request = stack.enter_context(stopping(launcher))
         said = training.resume()
         metrics = stack.enter_context(_metrics(run, training.step))
         for line in [*_header(training), *said]:
@@ -78,12 +78,12 @@ def train(run: Run) -> int:
             metrics.event("resumed", step=training.step, ranks=place.world_size, api=config.api)
         _mark(run, preempted=False)
         end = EndOfRun(training)
-        stop = _steps(training, wish, metrics, end)
-        with wish.unhurried():
+        stop = _steps(training, stop_request, metrics, end)
+        with stop_request.longer_than_a_step():
             saved = _save(training, metrics, last=True)
             if stop == PREEMPTED and saved:
                 _mark(run, preempted=True)
-            end.measure(metrics, stopped=wish.reason(stop))
+            end.measure(metrics, stopped=stop_request.reason(stop))
             status = stop or (0 if saved else 1)
             if status:  # torchrun ends all ranks when the first leaves with it, so rank 0 reports before
                 end.report()
@@ -93,7 +93,7 @@ def train(run: Run) -> int:
     return status
 
 
-def _steps(training: Training, wish: Stopping, metrics: Metrics, end: EndOfRun) -> int:
+def _steps(training: Training, stop_request: StopRequest, metrics: Metrics, end: EndOfRun) -> int:
     """Step until the last step, or until a rank is asked to stop; returns the exit status that this asks for."""
     run, config = training.run, training.run.config
     loader = run.loader("train")
@@ -111,7 +111,7 @@ def _steps(training: Training, wish: Stopping, metrics: Metrics, end: EndOfRun) 
         batch = loader.rows(training.position, run.place.rank, run.place.world_size).to(run.device)
         outcome = train_step(
             training.wrapped, training.optimizer, batch, step, config,
-            n_micro_batches=run.micro_batches, stop=lambda: wish.status,
+            n_micro_batches=run.micro_batches, stop=lambda: stop_request.status,
         )  # fmt: skip
         skipped = 0 if outcome.updated else skipped + 1
         if not outcome.finite or skipped == MOST_SKIPPED:
@@ -121,7 +121,7 @@ def _steps(training: Training, wish: Stopping, metrics: Metrics, end: EndOfRun) 
         training.step, training.position = step + 1, batch.next
         now_s = time.perf_counter()
         step_s, since_s = now_s - since_s, now_s  # with what followed the step before: its line in the metrics
-        wish.step_took(step_s)
+        stop_request.step_took(step_s)
         end.step(step_s, outcome.loss)
         rate = batch.n_tokens / step_s
         if step == first:
@@ -133,7 +133,7 @@ def _steps(training: Training, wish: Stopping, metrics: Metrics, end: EndOfRun) 
             "tokens_per_s": rate, "mfu": mfu(rate, flops, peak, run.place.world_size), "memory_bytes": held_bytes,
         }  # fmt: skip
         if validation is not None and training.step % config.eval_every == 0 and not outcome.stop:
-            with wish.unhurried():
+            with stop_request.longer_than_a_step():
                 line["val_loss"] = evaluate(
                     training.wrapped, validation, config.eval_batches, run.place, run.device, run.micro_batches
                 )
@@ -144,7 +144,7 @@ def _steps(training: Training, wish: Stopping, metrics: Metrics, end: EndOfRun) 
         if not training.look_after_saves():
             _loudly(training, metrics)
         if config.save_every and training.step % config.save_every == 0:
-            with wish.unhurried():
+            with stop_request.longer_than_a_step():
                 _save(training, metrics)
             since_s = time.perf_counter()
     return 0

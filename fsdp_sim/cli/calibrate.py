@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from fsdp_sim.measure.calibrate import Found, calibrate
+from fsdp_sim.measure.calibrate import MachineNumbers, calibrate
 from fsdp_sim.measure.train_probe import ProbeShape
 from fsdp_sim.words import human_latency
 
@@ -58,7 +58,7 @@ def command(output: Path, overwrite: bool, ranks: int | None, device: str, quick
         _print(found, output)
 
 
-def _print(found: Found, output: Path) -> None:
+def _print(found: MachineNumbers, output: Path) -> None:
     console = Console(highlight=False)
     cluster = found.cluster
     console.print(f"{cluster.gpu.name}, {cluster.gpus} ranks\n")
@@ -111,7 +111,7 @@ def _compared(seconds: float, error: float) -> tuple[str, str, str]:
     return human_latency(seconds), human_latency((1 + error) * seconds), f"{error:+.0%}"
 
 
-def _verdict(found: Found) -> str:
+def _verdict(found: MachineNumbers) -> str:
     link, errors = found.cluster.intra_link, sorted(map(abs, found.errors))
     peak = link.bytes_per_s * (link.fraction or 1.0)
     return (

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from fsdp_sim.diagnose.culprits import Culprit
-from fsdp_sim.diagnose.look import Found
+from fsdp_sim.diagnose.look import StepObservation
 from fsdp_sim.spec import Cluster, Plan
 from fsdp_sim.timeline import Event, Op, Phase, communicates, spans_of, total_s, union
 
@@ -38,7 +38,7 @@ class Facts(NamedTuple):
     saturated: bool
 
     @classmethod
-    def of(cls, found: Found) -> Facts:
+    def of(cls, found: StepObservation) -> Facts:
         view, ops = found.view, found.events
         comm_s = total_s(union(spans_of(e for e in ops if communicates(e.op, e.lane))))
         gathers = [e for e in ops if e.op is Op.ALL_GATHER]

@@ -10,7 +10,7 @@ import msgspec
 from fsdp_sim.diagnose.bandwidth import gbps
 from fsdp_sim.diagnose.culprits import Culprit
 from fsdp_sim.diagnose.findings import Collective, Diagnosis
-from fsdp_sim.diagnose.look import Found, look
+from fsdp_sim.diagnose.look import StepObservation, look
 from fsdp_sim.diagnose.notes import notes
 from fsdp_sim.diagnose.sentences import blames, collective_sentence, headline
 from fsdp_sim.spec import Cluster
@@ -77,11 +77,11 @@ def diagnose(
     return msgspec.structs.replace(totals, headline=headline(totals), notes=notes(totals, found))
 
 
-def _spans(found: Found, which: Callable[[Event], bool]) -> list[Interval]:
+def _spans(found: StepObservation, which: Callable[[Event], bool]) -> list[Interval]:
     return spans_of(e for e in found.events if which(e))
 
 
-def _collectives(found: Found, busy: list[Interval]) -> list[Collective]:
+def _collectives(found: StepObservation, busy: list[Interval]) -> list[Collective]:
     """By phase, kind and unit, the most exposed first; ``busy`` is when something computes."""
     events: dict[tuple[Phase, Op, str], list[Event]] = defaultdict(list)
     for e in found.events:

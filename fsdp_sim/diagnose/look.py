@@ -13,7 +13,7 @@ from fsdp_sim.spec import Cluster
 from fsdp_sim.timeline import Event, Interval, Timeline, computes, median_step, spans_of, union
 
 
-class Found(NamedTuple):
+class StepObservation(NamedTuple):
     """What was seen on a rank in a step, before it is put into words."""
 
     peers: Peers
@@ -34,7 +34,7 @@ def look(
     rank: int | None = None,
     bandwidth_gbps: float | None = None,
     cluster: Cluster | None = None,
-) -> Found:
+) -> StepObservation:
     """The idle times of a rank in a step with their culprits; arguments and errors are those of `diagnose`."""
     if not timeline.ops:
         raise ValueError(f"{timeline!r} has no operations; record a training step")
@@ -59,7 +59,7 @@ def look(
     idle = waits(peers, rank, step, window, speeds)
     busy = union(spans_of(e for e in events if computes(e.op, e.lane)))
     between_s = max(0.0, window[0] - max(before)) if before else 0.0
-    return Found(peers, view, step, window, between_s, events, idle, exposed(events, idle, busy), speeds)
+    return StepObservation(peers, view, step, window, between_s, events, idle, exposed(events, idle, busy), speeds)
 
 
 def _listed(numbers: Iterable[int]) -> str:

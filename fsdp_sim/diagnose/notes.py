@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from fsdp_sim.diagnose.culprits import Culprit
 from fsdp_sim.diagnose.findings import Diagnosis
-from fsdp_sim.diagnose.look import Found
+from fsdp_sim.diagnose.look import StepObservation
 from fsdp_sim.timeline import COLLECTIVES, Event, Op
 from fsdp_sim.words import human_ms, percent
 
 
-def notes(d: Diagnosis, found: Found) -> list[str]:
+def notes(d: Diagnosis, found: StepObservation) -> list[str]:
     """What the timeline does not say, and how to find out; and what else it says."""
     view, said = found.view, []
     groups = max((e.group_size for e in found.events), default=1)

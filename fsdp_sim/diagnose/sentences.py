@@ -9,7 +9,7 @@ from fsdp_sim.diagnose.advice import SATURATED, Facts, tips
 from fsdp_sim.diagnose.bandwidth import gbps
 from fsdp_sim.diagnose.culprits import Culprit
 from fsdp_sim.diagnose.findings import Blame, Collective, Diagnosis
-from fsdp_sim.diagnose.look import Found
+from fsdp_sim.diagnose.look import StepObservation
 from fsdp_sim.diagnose.rank_view import REDUCTIONS
 from fsdp_sim.diagnose.waits import Wait
 from fsdp_sim.timeline import Event, exposure_of
@@ -19,7 +19,7 @@ QUEUE = 3  # reductions after backward from which it is the queue that costs, no
 LITTLE = 0.005  # of a step: what costs less is not in the headline
 
 
-def blames(found: Found) -> list[Blame]:
+def blames(found: StepObservation) -> list[Blame]:
     """The culprits, those that cost most first."""
     by_culprit: dict[Culprit, list[Wait]] = {}
     for wait in found.idle:
@@ -97,11 +97,11 @@ def collective_sentence(row: Collective, alone_s: float) -> str:
 # -- one sentence per culprit
 
 
-def _first_all_gather(waits: list[Wait], found: Found) -> str:
+def _first_all_gather(waits: list[Wait], found: StepObservation) -> str:
     return f"Forward cannot begin before {_ons(waits)} arrives, and has nothing to compute meanwhile: {_cost(waits)}."
 
 
-def _last_reductions(waits: list[Wait], found: Found) -> str:
+def _last_reductions(waits: list[Wait], found: StepObservation) -> str:
     begin_s, end_s = min(w.start_s for w in waits), max(w.end_s for w in waits)
     queued = [e for e in found.events if e.op in REDUCTIONS and begin_s < e.end_s and e.start_s < end_s]
     units = ", ".join(_units(waits)[:3])
@@ -114,11 +114,11 @@ def _last_reductions(waits: list[Wait], found: Found) -> str:
     return f"The last reductions{of} have no backward left to hide behind: {_cost(waits)}."
 
 
-def _last_all_gathers(waits: list[Wait], found: Found) -> str:
+def _last_all_gathers(waits: list[Wait], found: StepObservation) -> str:
     return f"The updated parameters are gathered ({_ons(waits)}) when nothing is left to compute: {_cost(waits)}."
 
 
-def _head_of_line(waits: list[Wait], found: Found) -> str:
+def _head_of_line(waits: list[Wait], found: StepObservation) -> str:
     worst = max(waits, key=_seconds)
     return (
         f"All-gathers stand behind reductions on one communicator, which runs them in issue order: {_cost(waits)}; "
@@ -126,14 +126,14 @@ def _head_of_line(waits: list[Wait], found: Found) -> str:
     )
 
 
-def _rate_limiter(waits: list[Wait], found: Found) -> str:
+def _rate_limiter(waits: list[Wait], found: StepObservation) -> str:
     return (
         f"The CPU stands still in FSDP1's rate limiter, until compute has passed the unit before the last, before it "
         f"issues the next all-gather: {_cost(waits)}; most before {_worst(waits)}."
     )
 
 
-def _cpu_late(waits: list[Wait], found: Found) -> str:
+def _cpu_late(waits: list[Wait], found: StepObservation) -> str:
     stops = found.peers.stops(found.view.rank)
     late = [(w, w.on or w.waiting) for w in waits]
     sync_s = sum(w.seconds for w, e in late if e and stops.synchronised(e))
@@ -145,39 +145,39 @@ def _cpu_late(waits: list[Wait], found: Found) -> str:
     return f"The device was done before the CPU had issued more: {_cost(waits)}; most before {_worst(waits)}.{why}"
 
 
-def _computing_thread(waits: list[Wait], found: Found) -> str:
+def _computing_thread(waits: list[Wait], found: StepObservation) -> str:
     return (
         f"On a CPU the thread that computes also issues, so {_ons(waits)} {'was' if len(waits) == 1 else 'were'} "
         f"issued only when needed: {_cost(waits)}."
     )
 
 
-def _synchronous(waits: list[Wait], found: Found) -> str:
+def _synchronous(waits: list[Wait], found: StepObservation) -> str:
     return (
         f"torch's FSDP on a CPU stays in each collective until it is over, so nothing can be computed meanwhile: "
         f"{_cost(waits)}; most in {_worst_on(waits)}. On GPUs the same program overlaps."
     )
 
 
-def _asynchronous(waits: list[Wait], found: Found) -> str:
+def _asynchronous(waits: list[Wait], found: StepObservation) -> str:
     return (
         f"All-gathers were issued on the compute stream (unshard_async_op), so they start after the compute before "
         f"them: {_cost(waits)}; most for {_worst_on(waits)}."
     )
 
 
-def _rs_buffer(waits: list[Wait], found: Found) -> str:
+def _rs_buffer(waits: list[Wait], found: StepObservation) -> str:
     return (
         f"Gradients wait to be copied until an earlier reduce-scatter has read its input buffer: {_cost(waits)}; most "
         f"before {_worst(waits)}, for {_worst_on(waits)}. Reductions take longer than backward hides."
     )
 
 
-def _reduction(waits: list[Wait], found: Found) -> str:
+def _reduction(waits: list[Wait], found: StepObservation) -> str:
     return f"Compute waits for reductions of earlier gradients: {_cost(waits)}; most for {_worst_on(waits)}."
 
 
-def _network(waits: list[Wait], found: Found) -> str:
+def _network(waits: list[Wait], found: StepObservation) -> str:
     worst = max(waits, key=_seconds)
     assert worst.on is not None
     speed = gbps(worst.on.op, worst.on.bytes, worst.on.group_size, worst.on.duration_s)
@@ -188,7 +188,7 @@ def _network(waits: list[Wait], found: Found) -> str:
     )
 
 
-def _small(waits: list[Wait], found: Found) -> str:
+def _small(waits: list[Wait], found: StepObservation) -> str:
     worst = max(waits, key=_seconds)
     assert worst.on is not None
     line = found.speeds.line(worst.on.group_size)
@@ -199,7 +199,7 @@ def _small(waits: list[Wait], found: Found) -> str:
     )
 
 
-def _slow_rank(waits: list[Wait], found: Found) -> str:
+def _slow_rank(waits: list[Wait], found: StepObservation) -> str:
     ranks = Counter(w.rank for w in waits if w.rank >= 0)
     who = ""
     if ranks:
@@ -212,26 +212,26 @@ def _slow_rank(waits: list[Wait], found: Found) -> str:
     return f"A collective starts when the last rank of its group has come: {_cost(waits)}{who}{most}."
 
 
-def _copies(waits: list[Wait], found: Found) -> str:
+def _copies(waits: list[Wait], found: StepObservation) -> str:
     return (
         f"Copies and casts before or after a collective hold compute up: {_cost(waits)}; most before {_worst(waits)}."
     )
 
 
-def _host(waits: list[Wait], found: Found) -> str:
+def _host(waits: list[Wait], found: StepObservation) -> str:
     who = "The thread that computes" if found.view.on_cpu else "The host"
     return f"{who} was busy with something else: {_cost(waits)}; most before {_worst(waits)}."
 
 
-def _between_kernels(waits: list[Wait], found: Found) -> str:
+def _between_kernels(waits: list[Wait], found: StepObservation) -> str:
     return f"A device takes microseconds from one operation to the next: {_cost(waits)} in all."
 
 
-def _unknown(waits: list[Wait], found: Found) -> str:
+def _unknown(waits: list[Wait], found: StepObservation) -> str:
     return f"The timeline does not say what compute waits for: {_cost(waits)}; most before {_worst(waits)}."
 
 
-SAY: dict[Culprit, Callable[[list[Wait], Found], str]] = {
+SAY: dict[Culprit, Callable[[list[Wait], StepObservation], str]] = {
     Culprit.FIRST_ALL_GATHER: _first_all_gather,
     Culprit.LAST_REDUCTIONS: _last_reductions,
     Culprit.LAST_ALL_GATHERS: _last_all_gathers,

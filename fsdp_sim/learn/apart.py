@@ -40,7 +40,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Ran:
+class TrialRun:
     """What came back.
 
     Attributes:
@@ -68,7 +68,7 @@ class StoppedError(Exception):
         self.printed = printed
 
 
-def carry_out(trial: Trial, function: Callable[..., Any], limits: Limits | None = None) -> Ran:
+def carry_out(trial: Trial, function: Callable[..., Any], limits: Limits | None = None) -> TrialRun:
     """Call a function as a trial says.
 
     Raises:
@@ -85,7 +85,7 @@ def carry_out(trial: Trial, function: Callable[..., Any], limits: Limits | None 
             each=[(cases,) for cases in trial.each], network=trial.network, timeout_s=TIMEOUT_S,
             plain=True, limits=limits, progress=False, show_output=False,
         )  # fmt: skip
-        return Ran(
+        return TrialRun(
             answers=[result["answers"] for result in results],
             records=results.records,
             written_bytes=results.written_bytes,

@@ -19,7 +19,7 @@ from fsdp_sim.learn.edit import Edit, source_of
 from fsdp_sim.learn.verdict import Finding
 
 if TYPE_CHECKING:
-    from fsdp_sim.learn.apart import Ran, Trial
+    from fsdp_sim.learn.apart import Trial, TrialRun
 
 IS_A_STUB = "is still the stub"
 MAX_LINES = 30  # of a solution
@@ -63,7 +63,7 @@ class Judge(Protocol):
         """The calls to be made, drawn anew for each ``seed``, so that no table of results can be right."""
         ...
 
-    def grade(self, trial: Trial, ran: Ran, wrong: Sequence[Wrong]) -> Finding:
+    def grade(self, trial: Trial, ran: TrialRun, wrong: Sequence[Wrong]) -> Finding:
         """The grade and one paragraph."""
         ...
 

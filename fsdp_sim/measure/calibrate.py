@@ -37,7 +37,7 @@ RINGS = ("all_gather", "reduce_scatter")  # on GPUs the fit takes these alone: a
 
 
 @dataclass(frozen=True)
-class Found:
+class MachineNumbers:
     """What `calibrate` measured, and the cluster that says so.
 
     Attributes:
@@ -101,7 +101,9 @@ def _errors(of: Sequence[float]) -> dict[str, float] | None:
     return {"n": len(errors), "median_abs": statistics.median(errors), "max_abs": errors[-1]} if errors else None
 
 
-def calibrate(ranks: int | None = None, *, device: str = "auto", quick: bool = False, progress: bool = False) -> Found:
+def calibrate(
+    ranks: int | None = None, *, device: str = "auto", quick: bool = False, progress: bool = False
+) -> MachineNumbers:
     """Measure this machine.
 
     Args:
@@ -143,7 +145,7 @@ def calibrate(ranks: int | None = None, *, device: str = "auto", quick: bool = F
         cluster = _gpus(ranks, kernels, collectives)
     else:
         cluster = _processes(ranks, kernels, collectives, probes, sharded)
-    return Found(cluster, kernels, collectives, probes, sharded)
+    return MachineNumbers(cluster, kernels, collectives, probes, sharded)
 
 
 def _kernels(device: str, quick: bool) -> list[Case]:

@@ -19,8 +19,8 @@ conversion     from one form of checkpoint to another; convert is its command
 """
 
 from labs.checkpoint.agree import CheckpointError
-from labs.checkpoint.checkpointer import Checkpointer, Found
+from labs.checkpoint.checkpointer import Checkpointer, FoundCheckpoint
 from labs.checkpoint.folder import newest_progress
 from labs.checkpoint.lock import FolderInUseError, RunLock
 
-__all__ = ["CheckpointError", "Checkpointer", "FolderInUseError", "Found", "RunLock", "newest_progress"]
+__all__ = ["CheckpointError", "Checkpointer", "FolderInUseError", "FoundCheckpoint", "RunLock", "newest_progress"]

@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class FoundCheckpoint:
     """A checkpoint all of whose bytes were found to be as they were written.
 
     Attributes:
@@ -267,7 +267,7 @@ class Checkpointer:
 
     # ---- Finding and loading ----------------------------------------------------------------------------------------
 
-    def newest(self) -> Found | None:
+    def newest(self) -> FoundCheckpoint | None:
         """The newest checkpoint that is whole, every byte of it, or None. What is damaged is passed over and told.
 
         `damaged` has those afterwards, with what is wrong; `said` the same in sentences.
@@ -282,14 +282,14 @@ class Checkpointer:
         others = {name for names in of_ranks for name in names}
         return listed(names) + f" (and {len(others) - 1} other tensors)" * (len(others) > 1) if names else ""
 
-    def _newest(self) -> Found | None:
+    def _newest(self) -> FoundCheckpoint | None:
         for path in self._on_rank_0(lambda: folders.candidates(self.folder)):
             if path in self.damaged:
                 continue
             manifest, wrong = self._verify(path)
             if manifest and not wrong:
                 progress, why = self._on_rank_0(functools.partial(self._progress, path))
-                found = Found(path, manifest.step, progress, manifest.format, manifest.world_size)
+                found = FoundCheckpoint(path, manifest.step, progress, manifest.format, manifest.world_size)
                 if not why:
                     return found
                 wrong = [why]
@@ -317,7 +317,7 @@ class Checkpointer:
         wrong = [why for wrong in wrong_on_ranks for why in wrong]
         return manifest, wrong or self._on_rank_0(lambda: folders.wrong_index(path, manifest))
 
-    def load(self, found: Found, state: State, *, strict: bool = True) -> bool:
+    def load(self, found: FoundCheckpoint, state: State, *, strict: bool = True) -> bool:
         """Fill the state's tensors in place, whatever the number of ranks or the way of wrapping was.
 
         Returns:
@@ -347,7 +347,7 @@ class Checkpointer:
         reader = Reader(path, read_index(path))
         self._from_torch(lambda: reader.load(state, self.group))
 
-    def rank_tensors(self, found: Found) -> dict[str, torch.Tensor] | None:
+    def rank_tensors(self, found: FoundCheckpoint) -> dict[str, torch.Tensor] | None:
         """What this rank saved of its own; None if another number of ranks wrote the checkpoint.
 
         Raises:

@@ -28,7 +28,7 @@ from labs.model import model_config
 
 
 @dataclass(frozen=True)
-class Asked:
+class ConvertOptions:
     """What to convert, to what."""
 
     source: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="SOURCE")]
@@ -46,7 +46,11 @@ class Asked:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit status."""
     asked = tyro.cli(
-        Asked, prog="python -m labs.checkpoint.convert", description=__doc__, args=arguments, use_underscores=True
+        ConvertOptions,
+        prog="python -m labs.checkpoint.convert",
+        description=__doc__,
+        args=arguments,
+        use_underscores=True,
     )
     try:
         model = None

@@ -32,7 +32,7 @@ from rich.table import Table
 from labs.checkpoint import Checkpointer
 from labs.cluster.process_group import n_ranks
 from labs.cluster.torchrun import FailedError, Trained
-from labs.experiments.checklist_runs import Asked, Runs, falls, same
+from labs.experiments.checklist_runs import ChecklistOptions, Runs, falls, same
 
 COMPILED_CLOSE = CLIPPED_CLOSE = 1e-4
 BF16_CLOSE = 0.02
@@ -158,7 +158,7 @@ def hardware(device: str) -> str:
     return f"{os.cpu_count()} CPU cores ({platform.machine()}), {memory_gib:.0f} GiB, gloo; {software}"
 
 
-def not_verified(asked: Asked) -> list[str]:
+def not_verified(asked: ChecklistOptions) -> list[str]:
     """What runs on this hardware do not show."""
     cores, most = os.cpu_count() or 1, max(asked.ranks)
     lines = []
@@ -177,7 +177,7 @@ def not_verified(asked: Asked) -> list[str]:
     return [*lines, f"speed ({speed})"]
 
 
-def main(asked: Asked) -> int:
+def main(asked: ChecklistOptions) -> int:
     console = Console()
     try:
         asked.check()
@@ -205,4 +205,4 @@ def main(asked: Asked) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(tyro.cli(Asked, description=__doc__)))
+    sys.exit(main(tyro.cli(ChecklistOptions, description=__doc__)))

@@ -17,7 +17,7 @@ CLOSE = 1e-5
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class ChecklistOptions:
     """What to check with."""
 
     ranks: tuple[int, ...] = (2, 4, 8)
@@ -52,7 +52,7 @@ class Asked:
 class Runs:
     """Trains on demand, each setting once."""
 
-    def __init__(self, asked: Asked, folder: Path) -> None:
+    def __init__(self, asked: ChecklistOptions, folder: Path) -> None:
         self.asked, self.folder = asked, folder
         self._done: dict[tuple[Any, ...], Trained | FailedError] = {}
 

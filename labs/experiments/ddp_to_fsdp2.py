@@ -53,7 +53,7 @@ NORM_CLOSE = 1e-4
 
 
 @dataclass(frozen=True)
-class Ran:
+class ScriptRun:
     """What a script did under torchrun.
 
     Attributes:
@@ -92,7 +92,7 @@ def predict(api: str, ranks: int, device: str = "cpu") -> Simulation:
     return simulated(config, config.model_config, place, torch.device(device))
 
 
-def run_script(api: str, ranks: int = 2, device: str = "cpu") -> Ran:
+def run_script(api: str, ranks: int = 2, device: str = "cpu") -> ScriptRun:
     """Run a script under torchrun.
 
     Raises:
@@ -107,7 +107,7 @@ def run_script(api: str, ranks: int = 2, device: str = "cpu") -> Ran:
             msgspec.json.decode(Path(folder, f"{rank}.json").read_bytes(), type=Watched) for rank in range(ranks)
         ]
         saved = torch.load(weights, weights_only=True, map_location="cpu")
-    return Ran([float(loss) for _, loss, _ in steps], [float(norm) for *_, norm in steps], watched, saved)
+    return ScriptRun([float(loss) for _, loss, _ in steps], [float(norm) for *_, norm in steps], watched, saved)
 
 
 def issued(simulation: Simulation) -> list[Collective]:

@@ -196,7 +196,7 @@ def check(chosen: Mapping[str, Candidate], *, steps: int = 5, told: Callable[[st
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class TuneOptions:
     """What to tune."""
 
     model: str = "teaching"
@@ -225,12 +225,12 @@ class Asked:
         return config, cluster
 
 
-ON_GPU = Asked(model="gpt2", cluster="here", ranks=64, limit_mib=4_000.0, device="cuda")
+ON_GPU = TuneOptions(model="gpt2", cluster="here", ranks=64, limit_mib=4_000.0, device="cuda")
 """Rank 0 of 64 GPUs like this machine's."""
 
 
 def run(
-    asked: Asked | None = None, told: Callable[[str], object] = lambda _: None, *, device: str | None = None
+    asked: TuneOptions | None = None, told: Callable[[str], object] = lambda _: None, *, device: str | None = None
 ) -> Result:
     """Search, choose, check.
 
@@ -240,7 +240,7 @@ def run(
     Raises:
         NothingFitsError: no plan does. ValueError: it cannot be pretended here.
     """
-    asked = asked or (ON_GPU if device == "cuda" else Asked())
+    asked = asked or (ON_GPU if device == "cuda" else TuneOptions())
     asked = dataclasses.replace(asked, device=device or asked.device)
     ranks_on(asked.device, 1)
     config, cluster = asked.asks
@@ -251,7 +251,7 @@ def run(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit status."""
-    asked = tyro.cli(Asked, args=arguments, prog="python -m labs.experiments.tune", description=__doc__)
+    asked = tyro.cli(TuneOptions, args=arguments, prog="python -m labs.experiments.tune", description=__doc__)
     console = Console()
     try:
         with console.status("") as status:

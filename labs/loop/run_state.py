@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from labs.checkpoint import Checkpointer, CheckpointError, Found
+from labs.checkpoint import Checkpointer, CheckpointError, FoundCheckpoint
 from labs.checkpoint.full import load_weights
 from labs.checkpoint.rng import read_rng, reseed, write_rng
 from labs.checkpoint.state import held_bytes, read_state, write_state
@@ -120,7 +120,7 @@ class Training:
             said.append(f"weights from {config.init_from}")
         return said
 
-    def _go_on(self, found: Found) -> list[str]:
+    def _go_on(self, found: FoundCheckpoint) -> list[str]:
         """What there is to say; nothing if what was found is damaged after all."""
         assert self.checkpointer is not None
         config, place, progress = self.run.config, self.run.place, found.progress

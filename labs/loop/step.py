@@ -70,7 +70,7 @@ def train_step(
     if wrapped.scaler:
         wrapped.scaler.unscale_(optimizer)
     norm = wrapped.clip_grad_norm(config.clip)
-    # The wish to stop travels with the loss: all ranks leave after the same step, and none updates with another's NaN.
+    # A request to stop travels with the loss: all ranks leave after the same step, none updates with another's NaN.
     agreed = Agreement(torch.stack(losses).sum(), norm, stop())
     # Fused AdamW reads on the device whether to leave the update out, so it is queued before the host knows: a GPU does
     # not wait for that. (The attribute is torch.amp.GradScaler's; state that is offloaded is updated elsewhere.)
@@ -121,9 +121,9 @@ class Agreement:
             self._copied.record()
 
     def read(self) -> tuple[float, float, int]:
-        """The sum over ranks of the loss; the norm; and the wish to stop that all follow. Waits for the backward.
+        """The sum over ranks of the loss; the norm; and the request to stop that all follow. Waits for the backward.
 
-        Of two wishes the lower exit status counts: SIGTERM's 75 before Ctrl-C's 130.
+        Of two requests the lower exit status counts: SIGTERM's 75 before Ctrl-C's 130.
         """
         if self._copied is not None:
             self._copied.synchronize()

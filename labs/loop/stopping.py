@@ -1,7 +1,7 @@
 """How a run is asked to stop before its last step, and how long it may take to do so.
 
-A rank that left in the middle of a step would make the others fail in their next collective. So a wish to stop is
-noted, travels to all ranks with the loss, and all leave after the same step, with a checkpoint.
+A rank that left in the middle of a step would make the others fail in their next collective. So a request to stop
+is noted, travels to all ranks with the loss, and all leave after the same step, with a checkpoint.
 
 [Note: who hears a signal]  Python runs signal handlers in the main thread, between two of its instructions, and the
 main thread may be stuck in a collective whose other ranks are dead. So a thread of its own listens
@@ -37,39 +37,40 @@ _LOOK_S = 0.5
 _ONE_PRESS_S = 0.2  # signals within it are one press
 
 
-class Stopping:
+class StopRequest:
     """Whether this rank has been asked to stop, and by what.
 
     Attributes:
-        status: the exit status that the wish asks for; 0 as long as there is none.
+        status: the exit status that was asked for; 0 as long as there is none.
         why: by what, as in "stopped by SIGTERM".
     """
 
     def __init__(self) -> None:
         self.status = 0
         self.why = ""
-        self._unhurried = False
+        self._takes_longer = False
         self._patience_s = PATIENCE_S
-        self._asked_s = self._hurries_s = float("inf")
+        self._asked_s = self._patience_from_s = float("inf")
         self._over = threading.Event()
 
     def step_took(self, step_s: float) -> None:
         self._patience_s = max(PATIENCE_S, 3 * step_s)
 
     @contextmanager
-    def unhurried(self) -> Iterator[None]:
+    def longer_than_a_step(self) -> Iterator[None]:
         """Around what may take longer than a step, a save or an evaluation: it has all of `GRACE_S`."""
-        before, self._unhurried = self._unhurried, True
+        before, self._takes_longer = self._takes_longer, True
         try:
             yield
         finally:
-            self._hurries_s, self._unhurried = time.monotonic(), before  # in this order: the other thread looks
+            self._patience_from_s = time.monotonic()  # first: the other thread looks
+            self._takes_longer = before
 
     def ask(self, status: int, why: str) -> None:
-        """Note a wish; SIGTERM wins over Ctrl-C."""
+        """Note a request; SIGTERM wins over Ctrl-C."""
         if self.status != PREEMPTED and status != self.status:
             if status == PREEMPTED:
-                self._asked_s = self._hurries_s = time.monotonic()
+                self._asked_s = self._patience_from_s = time.monotonic()
             self.why = why
             self.status = status  # last: the trainer reads it in another thread
 
@@ -80,7 +81,7 @@ class Stopping:
         return self.why if status == self.status else f"{REASONS[status]} to another rank"
 
     def _late(self, waited_s: float) -> bool:
-        in_step_s = 0.0 if self._unhurried else time.monotonic() - self._hurries_s
+        in_step_s = 0.0 if self._takes_longer else time.monotonic() - self._patience_from_s
         return waited_s > GRACE_S or (waited_s > 0 and in_step_s > self._patience_s)
 
     def watch(self, signals: socket.socket, parent: int | None) -> None:
@@ -98,7 +99,7 @@ class Stopping:
                 self.ask(PREEMPTED, "the end of its launcher")
             waited_s = time.monotonic() - self._asked_s
             if self._late(waited_s) and not self._over.is_set():
-                what = "what takes longer than a step" if self._unhurried else "the step"
+                what = "what takes longer than a step" if self._takes_longer else "the step"
                 with suppress(OSError):  # nobody may be reading
                     print(f"labs.train: asked to stop by {self.why}, and {what} did not end within {waited_s:.0f} s: "
                           "left without it", file=sys.stderr, flush=True)  # fmt: skip
@@ -110,7 +111,7 @@ REASONS = {INTERRUPTED: "Ctrl-C", PREEMPTED: "SIGTERM"}
 
 
 @contextmanager
-def stopping(launcher: int | None = None) -> Iterator[Stopping]:
+def stopping(launcher: int | None = None) -> Iterator[StopRequest]:
     """Inside, SIGINT, SIGTERM and the death of the launcher ask for a stop at the end of the step.
 
     torchrun starts ranks as processes of their own: killed by SIGKILL it leaves them behind, and only they can notice.
@@ -121,7 +122,7 @@ def stopping(launcher: int | None = None) -> Iterator[Stopping]:
     Args:
         launcher: the process that started this one, as `os.getppid` said early on, if its end is to be noticed.
     """
-    wish, pressed, pressed_s = Stopping(), 0, -_ONE_PRESS_S
+    stop_request, pressed, pressed_s = StopRequest(), 0, -_ONE_PRESS_S
 
     def handle(signum: int, frame: Any) -> None:
         nonlocal pressed, pressed_s
@@ -136,12 +137,12 @@ def stopping(launcher: int | None = None) -> Iterator[Stopping]:
     # In this order: a signal that is handled is heard.
     wakeup = signal.set_wakeup_fd(tells.fileno(), warn_on_full_buffer=False)
     before = {number: signal.signal(number, handle) for number in ASKED_BY}
-    watcher = threading.Thread(target=wish.watch, args=(hears, launcher), daemon=True)
+    watcher = threading.Thread(target=stop_request.watch, args=(hears, launcher), daemon=True)
     watcher.start()
     try:
-        yield wish
+        yield stop_request
     finally:
-        wish._over.set()
+        stop_request._over.set()
         signal.set_wakeup_fd(wakeup)
         tells.close()  # the thread hears that and need not look first
         watcher.join()

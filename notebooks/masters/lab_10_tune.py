@@ -23,10 +23,10 @@
 # %%
 from fsdp_sim import viz
 from labs.experiments.gpu_results import result_of
-from labs.experiments.tune import SPACE, Asked, check, choose, rows_of, search
+from labs.experiments.tune import SPACE, TuneOptions, check, choose, rows_of, search
 
 limit_bytes = 16 * 2**20
-config, cluster = Asked(ranks=8, bandwidth_gbps=0.5).asks
+config, cluster = TuneOptions(ranks=8, bandwidth_gbps=0.5).asks
 print(cluster)
 for key, values in SPACE.items():
     print(f"{key}: {' or '.join(map(str, values))}")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from fsdp_sim.learn.apart import Ran, Trial
+from fsdp_sim.learn.apart import Trial, TrialRun
 from fsdp_sim.learn.compare import difference
 from fsdp_sim.learn.exercise import Wrong
 from fsdp_sim.learn.judges import Hides, Issues, Numbers, Order, Sends
@@ -20,7 +20,7 @@ from fsdp_sim.schedule import toy_program
 from fsdp_sim.timeline import Event, Header, Lane, Op, Timeline
 
 
-def ran(answers: list[list[Any]] | None = None, **more: Any) -> Ran:
+def ran(answers: list[list[Any]] | None = None, **more: Any) -> TrialRun:
     """What came back from as many ranks as there are answers, or records."""
     ranks = len(answers or more.get("records", [[]]))
     given: dict[str, Any] = {
@@ -32,7 +32,7 @@ def ran(answers: list[list[Any]] | None = None, **more: Any) -> Ran:
         "timeline": Timeline(Header(producer="tests", clock="measured", world_size=ranks), []),
         "printed": "",
     }
-    return Ran(**given | more)
+    return TrialRun(**given | more)
 
 
 def record(op: str, numel: int = 1000, detail: str = "", ranks: int = 4, **more: Any) -> Record:

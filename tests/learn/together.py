@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from fsdp_sim.learn.apart import TIMEOUT_S, Ran, Trial
+from fsdp_sim.learn.apart import TIMEOUT_S, Trial, TrialRun
 from fsdp_sim.learn.check import judge
 from fsdp_sim.learn.exercise import Exercise
 from fsdp_sim.learn.verdict import Verdict
@@ -35,7 +35,7 @@ def verdicts(exercise: Exercise, answers: Sequence[Answer]) -> list[Verdict | No
         found: list[Verdict | None] = []
         while len(found) < len(answers):
             rest = answers[len(found) :]
-            ran: dict[Answer, Ran] = {}
+            ran: dict[Answer, TrialRun] = {}
             for answer, result in zip(rest, results(exercise, rest), strict=False):
                 if result is not None:
                     ran[answer] = result
@@ -45,7 +45,7 @@ def verdicts(exercise: Exercise, answers: Sequence[Answer]) -> list[Verdict | No
     return found
 
 
-def results(exercise: Exercise, answers: Sequence[Answer]) -> list[Ran | None]:
+def results(exercise: Exercise, answers: Sequence[Answer]) -> list[TrialRun | None]:
     """What came back from the answers, up to the first that ended the ranks; None for one that raised."""
     trial = exercise.judge.trial(int(os.environ["FSDP_SIM_SEED"]))
     with tempfile.TemporaryDirectory(prefix="fsdp_sim-") as folder:
@@ -59,10 +59,10 @@ def results(exercise: Exercise, answers: Sequence[Answer]) -> list[Ran | None]:
     return [None if None in of_ranks else together(trial, of_ranks) for of_ranks in zip(*by_rank, strict=False)]
 
 
-def together(trial: Trial, of_ranks: tuple[dict[str, Any], ...]) -> Ran:
+def together(trial: Trial, of_ranks: tuple[dict[str, Any], ...]) -> TrialRun:
     """As `fsdp_sim.learn.apart.carry_out` puts together what came from the ranks."""
     header = Header(producer="mini", clock="measured", world_size=trial.ranks)
-    return Ran(
+    return TrialRun(
         answers=[of["answers"] for of in of_ranks],
         records=[of["records"] for of in of_ranks],
         written_bytes=[of["written_bytes"] for of in of_ranks],

@@ -16,7 +16,7 @@ EDGE = "border-left:5px solid #0072B2;padding:.4em .8em"
 
 
 @dataclass(repr=False)
-class Asked:
+class OpenQuestion:
     """A question that waits; shown as text and as HTML. ``answer`` may be called again after a wrong answer."""
 
     template: Template
@@ -53,7 +53,7 @@ def question_html(text: str, options: list[str], below: str) -> str:
     return f'<div style="{EDGE}"><b>{escape(text)}</b>{listed}<br><small>{escape(below)}</small></div>'
 
 
-def ask(name: str = "", *, seed: int | None = None) -> Asked:
+def ask(name: str = "", *, seed: int | None = None) -> OpenQuestion:
     """Ask a question.
 
     Args:
@@ -67,11 +67,11 @@ def ask(name: str = "", *, seed: int | None = None) -> Asked:
     if name in known:
         if seed is None:
             seed = time.time_ns()
-        return Asked(known[name], known[name].ask(seed))
+        return OpenQuestion(known[name], known[name].ask(seed))
     if name and name not in TOPICS:
         raise ValueError(f"there is no question and no topic {name!r}; topics are {', '.join(TOPICS)}")
     topics = (name,) if name else TOPICS
     turn = Interview(topics=topics, with_spoken=False, due_first=True, seed=seed).ask()
     assert turn is not None  # without limits there is always one more
     assert turn.question is not None
-    return Asked(known[turn.source.name], turn.question)
+    return OpenQuestion(known[turn.source.name], turn.question)

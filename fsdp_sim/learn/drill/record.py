@@ -19,7 +19,7 @@ SLOW = 1.5
 """Times the seconds that an interviewer gives: a right answer that took longer comes back sooner."""
 
 
-class Asked(msgspec.Struct, frozen=True, omit_defaults=True):
+class QuestionRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """What is kept of a question.
 
     Attributes:
@@ -37,7 +37,7 @@ class Asked(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class _File(msgspec.Struct):
-    questions: dict[str, Asked] = {}
+    questions: dict[str, QuestionRecord] = {}
 
 
 def file() -> Path:
@@ -46,7 +46,7 @@ def file() -> Path:
     return path.with_name(f"{path.stem}-drills.json")
 
 
-def read() -> dict[str, Asked]:
+def read() -> dict[str, QuestionRecord]:
     """What is kept, by the names of questions."""
     return kept.read(file(), _File).questions
 
@@ -72,10 +72,10 @@ def note(name: str, *, right: bool, took_s: float, given_s: float, now: datetime
     rating = Rating.Again if not right else Rating.Hard if took_s > SLOW * given_s else Rating.Good
 
     def changed(held: _File) -> _File:
-        before = held.questions.get(name, Asked())
+        before = held.questions.get(name, QuestionRecord())
         card = Card.from_dict(before.card) if before.card else Card()  # type: ignore[arg-type]
         card, _ = Scheduler(enable_fuzzing=False).review_card(card, rating, now or datetime.now(UTC))
-        after = Asked(before.times + 1, before.right + right, dict(card.to_dict()))
+        after = QuestionRecord(before.times + 1, before.right + right, dict(card.to_dict()))
         return structs.replace(held, questions=dict(sorted({**held.questions, name: after}.items())))
 
     return kept.change(file(), _File, changed)

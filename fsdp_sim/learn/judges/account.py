@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from fsdp_sim.learn.apart import Ran, Trial
+from fsdp_sim.learn.apart import Trial, TrialRun
 from fsdp_sim.learn.verdict import Finding, Grade
 from fsdp_sim.spec.plan import DTYPE_BYTES
 
@@ -30,7 +30,7 @@ KERNEL = (0.8, 1.25)  # how far the kernel's bytes may be from the account's
 class Check(Protocol):
     """One thing to be checked about code that ran on ranks, beyond its results."""
 
-    def look(self, trial: Trial, ran: Ran) -> Finding: ...
+    def look(self, trial: Trial, ran: TrialRun) -> Finding: ...
 
 
 def message_bytes(record: Record) -> int:
@@ -50,7 +50,7 @@ def sent_bytes(records: Sequence[Record], rings: dict[str, int] = RINGS) -> int:
     return round(total)
 
 
-def dishonest(ran: Ran) -> str:
+def dishonest(ran: TrialRun) -> str:
     """Why an account cannot be true, or nothing."""
     if ran.replaced:
         return f"your code replaced {ran.replaced[0]}; call it instead, for what is checked is what it does"
@@ -84,7 +84,7 @@ class Uses:
     only: frozenset[str]
     instead: str
 
-    def look(self, trial: Trial, ran: Ran) -> Finding:
+    def look(self, trial: Trial, ran: TrialRun) -> Finding:
         allowed = " and ".join(sorted(self.only))
         for rank, records in enumerate(ran.records):
             for record in records:
@@ -103,7 +103,7 @@ class Issues:
     order: Callable[[Trial], Sequence[str]]
     source: str
 
-    def look(self, trial: Trial, ran: Ran) -> Finding:
+    def look(self, trial: Trial, ran: TrialRun) -> Finding:
         expected = list(self.order(trial))
         for rank, records in enumerate(ran.records):
             found = [f"{record.op}({record.unit})" if record.unit else record.op for record in records]
@@ -156,7 +156,7 @@ class _Bounded:
 class Sends(_Bounded):
     """The bytes that each rank sends."""
 
-    def look(self, trial: Trial, ran: Ran) -> Finding:
+    def look(self, trial: Trial, ran: TrialRun) -> Finding:
         return self._grade("sent", [sent_bytes(records) for records in ran.records], trial)
 
 
@@ -179,7 +179,7 @@ class Busiest:
     passes: float
     cure: str
 
-    def look(self, trial: Trial, ran: Ran) -> Finding:
+    def look(self, trial: Trial, ran: TrialRun) -> Finding:
         sent, least = [sent_bytes(records) for records in ran.records], self.together(trial)
         if sum(sent) < 0.99 * least:
             return Finding(
@@ -207,5 +207,5 @@ class Busiest:
 class Holds(_Bounded):
     """The most bytes that the tensors of each rank hold at once."""
 
-    def look(self, trial: Trial, ran: Ran) -> Finding:
+    def look(self, trial: Trial, ran: TrialRun) -> Finding:
         return self._grade("held at once", ran.peak_bytes, trial)

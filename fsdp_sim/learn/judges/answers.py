@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fsdp_sim.learn.apart import Ran, Trial
+from fsdp_sim.learn.apart import Trial, TrialRun
 from fsdp_sim.learn.compare import difference
 from fsdp_sim.learn.exercise import Wrong
 from fsdp_sim.learn.quantity import slip
@@ -72,7 +72,7 @@ class Numbers:
     def trial(self, seed: int) -> Trial:
         return Trial((drawn(self.cases, seed),))
 
-    def grade(self, trial: Trial, ran: Ran, wrong: Sequence[Wrong]) -> Finding:
+    def grade(self, trial: Trial, ran: TrialRun, wrong: Sequence[Wrong]) -> Finding:
         cases, answers = trial.each[0], ran.answers[0]
         truths = [self.truth(*case) for case in cases]
         how: dict[str, Any] = {"unit": self.unit, "rel": self.rel, "abs_": self.abs_}
@@ -112,7 +112,7 @@ class Order:
     def trial(self, seed: int) -> Trial:
         return Trial((drawn(self.cases, seed),))
 
-    def grade(self, trial: Trial, ran: Ran, wrong: Sequence[Wrong]) -> Finding:
+    def grade(self, trial: Trial, ran: TrialRun, wrong: Sequence[Wrong]) -> Finding:
         cases, answers = trial.each[0], ran.answers[0]
         for case, answer in zip(cases, answers, strict=True):
             at = f"{named(self.where, self.truth, case)}, " if self.where else ""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fsdp_sim.learn.apart import Ran, Trial
+from fsdp_sim.learn.apart import Trial, TrialRun
 from fsdp_sim.learn.compare import difference, text
 from fsdp_sim.learn.exercise import Wrong
 from fsdp_sim.learn.judges.answers import with_cause
@@ -40,7 +40,7 @@ class Claim:
     def trial(self, seed: int) -> Trial:
         return Trial((((),),) * self.ranks)
 
-    def grade(self, trial: Trial, ran: Ran, wrong: Sequence[Wrong]) -> Finding:
+    def grade(self, trial: Trial, ran: TrialRun, wrong: Sequence[Wrong]) -> Finding:
         right = self.truth()
         answers = [of_rank[0] for of_rank in ran.answers]
         for rank, answer in enumerate(answers):
@@ -51,7 +51,7 @@ class Claim:
                 return Finding(Grade.NOT_YET, with_cause(message, cause))
         return Finding(Grade.PASS, f'"{self.statement}" is {self.holds(right)}: {text(right)} {self.measured}.')
 
-    def _wrong(self, rank: int, answer: Any, right: float, ran: Ran) -> str:
+    def _wrong(self, rank: int, answer: Any, right: float, ran: TrialRun) -> str:
         if not _is_pair(answer):
             return f"rank {rank}: expected True or False and the number of {self.measured}, found {text(answer)}"
         says, number = answer

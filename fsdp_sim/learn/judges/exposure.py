@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fsdp_sim.learn.apart import Ran, Trial
+from fsdp_sim.learn.apart import Trial, TrialRun
 from fsdp_sim.learn.inside import WAIT
 from fsdp_sim.learn.verdict import Finding, Grade
 from fsdp_sim.timeline import COLLECTIVES, Event, Op
@@ -36,7 +36,7 @@ class Hides:
     passes: float
     cure: str
 
-    def look(self, trial: Trial, ran: Ran) -> Finding:
+    def look(self, trial: Trial, ran: TrialRun) -> Finding:
         exposed = {rank: self.exposed([e for e in ran.timeline.ops if e.rank == rank]) for rank in range(trial.ranks)}
         at, (worst, culprit) = max(exposed.items(), key=lambda item: item[1][0])
         if worst > self.passes:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fsdp_sim import simulate
-from fsdp_sim.learn.apart import Ran, Trial
+from fsdp_sim.learn.apart import Trial, TrialRun
 from fsdp_sim.learn.exercise import Wrong
 from fsdp_sim.learn.judges.answers import looks_like, with_cause
 from fsdp_sim.learn.verdict import Finding, Grade
@@ -38,7 +38,7 @@ class BestPlan:
     def trial(self, seed: int) -> Trial:
         return Trial((((),),))
 
-    def grade(self, trial: Trial, ran: Ran, wrong: Sequence[Wrong]) -> Finding:
+    def grade(self, trial: Trial, ran: TrialRun, wrong: Sequence[Wrong]) -> Finding:
         answer = ran.answers[0][0]
         if not isinstance(answer, dict) or set(answer) != set(self.space):
             names = ", ".join(self.space)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fsdp_sim.learn.apart import Ran, Trial
+from fsdp_sim.learn.apart import Trial, TrialRun
 from fsdp_sim.learn.compare import difference
 from fsdp_sim.learn.exercise import Wrong
 from fsdp_sim.learn.judges.account import Check, dishonest
@@ -49,7 +49,7 @@ class OnRanks:
     def trial(self, seed: int) -> Trial:
         return Trial(tuple((tuple(map(_own, call)),) for call in self.inputs(seed)), self.network, self.metered)
 
-    def grade(self, trial: Trial, ran: Ran, wrong: Sequence[Wrong]) -> Finding:
+    def grade(self, trial: Trial, ran: TrialRun, wrong: Sequence[Wrong]) -> Finding:
         inputs = [cases[0] for cases in trial.each]
         if ran.replaced:
             return Finding(Grade.NOT_YET, f"{dishonest(ran)}.")

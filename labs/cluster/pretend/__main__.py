@@ -30,7 +30,7 @@ PLANS = ("", "reshard_after_forward=false", "forward_prefetch=1,backward_prefetc
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class PretendOptions:
     """What to pretend."""
 
     model: str = "teaching"
@@ -55,7 +55,7 @@ class Asked:
     """cpu or cuda: of this process."""
 
 
-def cluster_of(asked: Asked, ranks: int) -> Cluster:
+def cluster_of(asked: PretendOptions, ranks: int) -> Cluster:
     """The pretended cluster.
 
     Raises:
@@ -70,7 +70,7 @@ def cluster_of(asked: Asked, ranks: int) -> Cluster:
     return Cluster(asked.cluster, gpus=ranks, bandwidth_gbps=bandwidth_gbps, latency_us=latency_us)
 
 
-def setup_of(asked: Asked, plan: str, ranks: int) -> Setup:
+def setup_of(asked: PretendOptions, plan: str, ranks: int) -> Setup:
     """One line of the table.
 
     Raises:
@@ -85,7 +85,7 @@ def setup_of(asked: Asked, plan: str, ranks: int) -> Setup:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    asked = tyro.cli(Asked, args=arguments, prog="python -m labs.cluster.pretend", description=__doc__)
+    asked = tyro.cli(PretendOptions, args=arguments, prog="python -m labs.cluster.pretend", description=__doc__)
     console = Console()
     try:
         if asked.device == "cuda" and not torch.cuda.is_available():

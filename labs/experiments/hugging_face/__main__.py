@@ -38,7 +38,7 @@ TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True)
-class Asked:
+class HuggingFaceOptions:
     """What can be asked.
 
     Attributes:
@@ -64,7 +64,7 @@ class Asked:
 
 def main() -> int:
     """The command; returns its exit status."""
-    asked = tyro.cli(Asked, description=__doc__)
+    asked = tyro.cli(HuggingFaceOptions, description=__doc__)
     try:
         place = Place.read(os.environ)
         result = trained(asked, place) if place.torchrun else both(asked)
@@ -84,7 +84,7 @@ def main() -> int:
     return 0
 
 
-def both(asked: Asked) -> Result:
+def both(asked: HuggingFaceOptions) -> Result:
     """On CPU ranks that this process starts."""
     alone = {"through": asked.through != "fully_shard", "rows": asked.rows != 8, "csv": asked.csv,
              "pretrained": asked.pretrained, "device": asked.device == "cuda"}  # fmt: skip
@@ -96,7 +96,7 @@ def both(asked: Asked) -> Result:
     return run(families, steps=asked.steps, checkpointing=asked.checkpointing)
 
 
-def trained(asked: Asked, place: Place) -> Result:
+def trained(asked: HuggingFaceOptions, place: Place) -> Result:
     """On the ranks of torchrun, of which this is one."""
     family = asked.family or "t5"
     task = Task(

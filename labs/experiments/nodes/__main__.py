@@ -14,7 +14,7 @@ from labs.experiments.nodes.namespaces import NoNamespacesError
 
 
 @dataclass(frozen=True)
-class Asked:
+class NodesOptions:
     """What to do; by default FSDP against HSDP."""
 
     lose: bool = False
@@ -29,7 +29,7 @@ class Asked:
     """Both nodes on loopback, also where network namespaces would work."""
 
 
-def main(asked: Asked) -> int:
+def main(asked: NodesOptions) -> int:
     """Exit status: 0 done; 1 it failed, and says how; 2 asked wrongly; 130 Ctrl-C."""
     apart = False if asked.loopback else None
     console = Console()
@@ -57,4 +57,4 @@ def main(asked: Asked) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(tyro.cli(Asked, prog="python -m labs.experiments.nodes", description=nodes.__doc__)))
+    sys.exit(main(tyro.cli(NodesOptions, prog="python -m labs.experiments.nodes", description=nodes.__doc__)))

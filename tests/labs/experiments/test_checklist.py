@@ -15,10 +15,10 @@ import torch
 
 from labs.cluster.torchrun import FailedError, Trained
 from labs.experiments import checklist
-from labs.experiments.checklist_runs import Asked
+from labs.experiments.checklist_runs import ChecklistOptions
 
 ROOT = Path(__file__).parents[3]
-SMALLEST = Asked(ranks=(2,), steps=2, rows=2, seq_len=16)
+SMALLEST = ChecklistOptions(ranks=(2,), steps=2, rows=2, seq_len=16)
 SETTINGS = {"OMP_NUM_THREADS": "1", "COLUMNS": "200", "CUDA_VISIBLE_DEVICES": ""}
 LINES = [
     "one process, no FSDP", "2 ranks, FSDP2", "loss like DDP's", "FSDP1 too", "memory is divided by the ranks",
@@ -110,8 +110,8 @@ def test_a_broken_trainer_is_found_and_told_in_its_own_words(tmp_path):
 )
 def test_what_cannot_be_is_said_before_anything_starts(asked, says, capsys):
     with pytest.raises(ValueError, match=says):
-        Asked(**asked).check()
-    assert checklist.main(Asked(**asked)) == 2
+        ChecklistOptions(**asked).check()
+    assert checklist.main(ChecklistOptions(**asked)) == 2
     assert re.search(f"labs.experiments.checklist: {says}", capsys.readouterr().out)
 
 
@@ -119,7 +119,7 @@ class Fake:
     """Runs whose results are given, by their arguments: what the lines make of numbers that are wrong."""
 
     def __init__(self, folder: Path, **of: Trained) -> None:
-        self.asked, self.folder, self.of = Asked(ranks=(2,)), folder, of
+        self.asked, self.folder, self.of = ChecklistOptions(ranks=(2,)), folder, of
 
     def run(self, ranks: int, *arguments: str) -> Trained:
         for word, trained in self.of.items():

@@ -18,7 +18,7 @@ import pytest
 from labs.cluster.process_group import Place
 from labs.config import TrainConfig
 from labs.experiments.nodes import across_bytes, hang, lose_a_node, picture, run, two_nodes
-from labs.experiments.nodes.__main__ import Asked, main
+from labs.experiments.nodes.__main__ import NodesOptions, main
 from labs.experiments.nodes.agents import started
 from labs.experiments.nodes.namespaces import NoNamespacesError, on_loopback
 from labs.experiments.nodes.traffic import program_of
@@ -231,7 +231,7 @@ def test_a_rank_that_never_comes_is_named_with_its_unit_once_and_in_words(monkey
     assert sorted(found.dumps) == [0, 1, 2, 3]
 
     monkeypatch.setattr("labs.experiments.nodes.hang", lambda: found)
-    assert main(Asked(hang=True)) == 0
+    assert main(NodesOptions(hang=True)) == 0
     printed = capsys.readouterr().out
     assert re.findall(r"#\d+", printed) == [f"#{found.findings[0].seq}"]
     assert f"\n  {found.findings[0]}\n" in printed
@@ -239,6 +239,6 @@ def test_a_rank_that_never_comes_is_named_with_its_unit_once_and_in_words(monkey
 
 
 def test_asked_wrongly(capsys):
-    assert main(Asked(mbit=0)) == 2
+    assert main(NodesOptions(mbit=0)) == 2
     assert "a link carries more than nothing" in capsys.readouterr().err
-    assert main(Asked(steps=0)) == 2
+    assert main(NodesOptions(steps=0)) == 2

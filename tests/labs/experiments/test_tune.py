@@ -17,7 +17,7 @@ from labs.config import TrainConfig
 from labs.experiments import tune
 from labs.experiments.gpu_results import record
 from labs.experiments.result import Result, Row
-from labs.experiments.tune import DEFAULTS, SPACE, Asked, check, choose, front, main, rows_of, search
+from labs.experiments.tune import DEFAULTS, SPACE, TuneOptions, check, choose, front, main, rows_of, search
 
 SMALL = {"activation_checkpointing": ("none", "full"), "reshard_after_forward": (None, False)}
 
@@ -99,7 +99,7 @@ def test_what_was_chosen_fits_when_it_is_tried(plans):
 def test_the_space_has_keys_of_the_trainer():
     for key, values in SPACE.items():
         for value in values:
-            Setup(dataclasses.replace(Asked().asks[0], **{key: value}), Asked().asks[1]).check()
+            Setup(dataclasses.replace(TuneOptions().asks[0], **{key: value}), TuneOptions().asks[1]).check()
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_what_was_tried_on_a_gpu_says_so_and_is_recorded(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: gpu.name)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (gpu.total_memory,) * 2)
-    asked = Asked(cluster="here", rows=1)
+    asked = TuneOptions(cluster="here", rows=1)
 
     kept = Result.load(record("tune", partial(tune.run, asked, device="cuda"), gpu.name, tmp_path))
     assert kept.hardware == "rank 0 alone, 1 x NVIDIA H100 80GB HBM3, 80 GiB each"

@@ -1,4 +1,4 @@
-"""How a wish to stop is heard, also by a process whose main thread is stuck, and how long it is waited for."""
+"""How a stop_request to stop is heard, also by a process whose main thread is stuck, and how long it is waited for."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ import time
 import psutil
 import pytest
 
-from labs.loop.stopping import INTERRUPTED, PREEMPTED, Stopping, stopping
+from labs.loop.stopping import INTERRUPTED, PREEMPTED, StopRequest, stopping
 from tests.some import tail
 
 
@@ -23,31 +23,31 @@ def wait_for(condition):
 
 class TestInThisProcess:
     def test_sigterm_wins_over_ctrl_c(self):
-        with stopping() as wish:
-            assert (wish.status, wish.why) == (0, "")
+        with stopping() as stop_request:
+            assert (stop_request.status, stop_request.why) == (0, "")
             os.kill(os.getpid(), signal.SIGINT)
-            wait_for(lambda: wish.status == INTERRUPTED)
-            assert wish.why == "Ctrl-C"
+            wait_for(lambda: stop_request.status == INTERRUPTED)
+            assert stop_request.why == "Ctrl-C"
             os.kill(os.getpid(), signal.SIGTERM)
-            wait_for(lambda: wish.status == PREEMPTED)
-            assert wish.why == "SIGTERM"
-            wish.ask(INTERRUPTED, "late")
-            assert (wish.status, wish.why) == (PREEMPTED, "SIGTERM")
+            wait_for(lambda: stop_request.status == PREEMPTED)
+            assert stop_request.why == "SIGTERM"
+            stop_request.ask(INTERRUPTED, "late")
+            assert (stop_request.status, stop_request.why) == (PREEMPTED, "SIGTERM")
 
     def test_the_third_ctrl_c_interrupts(self):
-        with stopping() as wish:
+        with stopping() as stop_request:
             for _ in range(2):  # torchrun may pass on what the terminal has sent already
                 os.kill(os.getpid(), signal.SIGINT)
                 time.sleep(0.3)
-            wait_for(lambda: wish.status == INTERRUPTED)
+            wait_for(lambda: stop_request.status == INTERRUPTED)
             with pytest.raises(KeyboardInterrupt):
                 press_and_wait()
 
     def test_what_comes_at_once_is_one_ctrl_c(self):
-        with stopping() as wish:
+        with stopping() as stop_request:
             for _ in range(20):
                 os.kill(os.getpid(), signal.SIGINT)
-            wait_for(lambda: wish.status == INTERRUPTED)
+            wait_for(lambda: stop_request.status == INTERRUPTED)
 
     def test_afterwards_all_is_as_before(self):
         def state():
@@ -64,14 +64,14 @@ class TestInThisProcess:
         assert signal.set_wakeup_fd(-1) == -1
 
     def test_who_was_not_asked_itself_stops_for_another_rank(self):
-        wish = Stopping()
-        assert wish.reason(0) == ""
-        assert wish.reason(PREEMPTED) == "SIGTERM to another rank"
-        wish.ask(INTERRUPTED, "Ctrl-C")
-        assert wish.reason(INTERRUPTED) == "Ctrl-C"
-        assert wish.reason(PREEMPTED) == "SIGTERM to another rank"
-        wish.ask(PREEMPTED, "the end of its launcher")
-        assert wish.reason(PREEMPTED) == "the end of its launcher"
+        stop_request = StopRequest()
+        assert stop_request.reason(0) == ""
+        assert stop_request.reason(PREEMPTED) == "SIGTERM to another rank"
+        stop_request.ask(INTERRUPTED, "Ctrl-C")
+        assert stop_request.reason(INTERRUPTED) == "Ctrl-C"
+        assert stop_request.reason(PREEMPTED) == "SIGTERM to another rank"
+        stop_request.ask(PREEMPTED, "the end of its launcher")
+        assert stop_request.reason(PREEMPTED) == "the end of its launcher"
 
 
 def press_and_wait():
@@ -87,27 +87,27 @@ from labs.loop.stopping import stopping
 sleep = ctypes.CDLL(None).sleep  # in C; a signal ends one sleep, the next begins before Python's handlers could ask
 launcher = os.getppid() if LAUNCHED else None
 BUILD
-with stopping(launcher) as wish:
-    wish.step_took(0.0)
+with stopping(launcher) as stop_request:
+    stop_request.step_took(0.0)
     print("ready", flush=True)
     WORK
-print(wish.status, wish.why, flush=True)
+print(stop_request.status, stop_request.why, flush=True)
 """
 STUCK = """while True: sleep(60)"""
-SAVES = """with wish.unhurried():
-        while not wish.status: time.sleep(0.01)
+SAVES = """with stop_request.longer_than_a_step():
+        while not stop_request.status: time.sleep(0.01)
         time.sleep(1.5)  # longer than a step may take, shorter than the grace"""
-SAVES_FOREVER = """with wish.unhurried():
+SAVES_FOREVER = """with stop_request.longer_than_a_step():
         while True: sleep(60)"""
-SAVES_THEN_IS_STUCK = """with wish.unhurried():
-        while not wish.status: time.sleep(0.01)
+SAVES_THEN_IS_STUCK = """with stop_request.longer_than_a_step():
+        while not stop_request.status: time.sleep(0.01)
     while True: sleep(60)"""
-SAVES_THEN_STEPS = """with wish.unhurried():
-        while not wish.status: time.sleep(0.01)
+SAVES_THEN_STEPS = """with stop_request.longer_than_a_step():
+        while not stop_request.status: time.sleep(0.01)
         time.sleep(2.0)
-    wish.step_took(1.2)  # so the next may take 3.6 s
+    stop_request.step_took(1.2)  # so the next may take 3.6 s
     time.sleep(2.4)"""
-STEPS = """while not wish.status: time.sleep(0.01)"""
+STEPS = """while not stop_request.status: time.sleep(0.01)"""
 
 
 def rank(work, launched=False, build=""):
@@ -148,7 +148,7 @@ class TestTime:
         assert (process.returncode, out, err) == (0, f"{PREEMPTED} SIGTERM\n", "")
 
     def test_ctrl_c_gives_a_step_all_the_time_it_takes(self):
-        process = start(rank("while not wish.status: time.sleep(0.01)\n    time.sleep(1.5)"))
+        process = start(rank("while not stop_request.status: time.sleep(0.01)\n    time.sleep(1.5)"))
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=20)
         assert (process.returncode, out, err) == (0, f"{INTERRUPTED} Ctrl-C\n", "")

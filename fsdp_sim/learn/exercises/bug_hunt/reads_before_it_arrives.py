@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from fsdp_sim.learn.apart import Ran, Trial
+from fsdp_sim.learn.apart import Trial, TrialRun
 from fsdp_sim.learn.edit import Edit
 from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.inside import WAIT
@@ -59,7 +59,7 @@ def in_one_process(inputs: Inputs) -> list[torch.Tensor]:
 class WaitsFirst:
     """The n-th forward begins after n waits for all-gathers, or after all there are, in a rank's own order."""
 
-    def look(self, trial: Trial, ran: Ran) -> Finding:
+    def look(self, trial: Trial, ran: TrialRun) -> Finding:
         for rank in range(trial.ranks):
             events = [event for event in ran.timeline.ops if event.rank == rank]
             others = {event.seq for event in events if event.op in COLLECTIVES and event.op is not Op.ALL_GATHER}
@@ -85,7 +85,7 @@ class WaitsFirst:
 class OrderFirst(OnRanks):
     """Looks at the order before the results, for these may be right by luck."""
 
-    def grade(self, trial: Trial, ran: Ran, wrong: Sequence[Wrong]) -> Finding:
+    def grade(self, trial: Trial, ran: TrialRun, wrong: Sequence[Wrong]) -> Finding:
         finding = WaitsFirst().look(trial, ran)
         return super().grade(trial, ran, wrong) if finding.grade else finding
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from fsdp_sim.learn.apart import Ran, Trial
+from fsdp_sim.learn.apart import Trial, TrialRun
 from fsdp_sim.learn.edit import Edit
 from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
 from fsdp_sim.learn.judges import Inputs, OnRanks
@@ -61,7 +61,7 @@ def in_one_process(inputs: Inputs) -> list[dict[str, torch.Tensor]]:
 class AsTheThreadsRan:
     """On the ranks whose thread came early the all-gather is issued before the all-reduce, on the others after it."""
 
-    def look(self, trial: Trial, ran: Ran) -> Finding:
+    def look(self, trial: Trial, ran: TrialRun) -> Finding:
         for rank, records in enumerate(ran.records):
             ops = [record.op for record in records if record.op in ("all_gather", "all_reduce")]
             early = trial.each[rank][0][EARLY]

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from fsdp_sim.learn.apart import Ran, Trial
+from fsdp_sim.learn.apart import Trial, TrialRun
 from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.exercises.collectives.elements_sent import TIMES
 from fsdp_sim.learn.judges import Inputs, OnRanks
@@ -88,7 +88,7 @@ def upside_down(inputs: Inputs) -> list[dict[str, Any]]:
 class BothRan:
     """The account shows a step of each."""
 
-    def look(self, trial: Trial, ran: Ran) -> Finding:
+    def look(self, trial: Trial, ran: TrialRun) -> Finding:
         for rank, records in enumerate(ran.records):
             for op, whose in (("all_reduce", "DDP"), ("reduce_scatter", "FSDP")):
                 if op not in {record.op for record in records}:

@@ -8,7 +8,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from fsdp_sim.learn.apart import Ran, Trial
+from fsdp_sim.learn.apart import Trial, TrialRun
 from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Inputs, OnRanks
 from fsdp_sim.learn.judges.account import GLOO, RINGS
@@ -51,7 +51,7 @@ def whole_messages(inputs: Inputs) -> list[dict[str, Any]]:
 class OneOfEach:
     """The account shows one of each collective."""
 
-    def look(self, trial: Trial, ran: Ran) -> Finding:
+    def look(self, trial: Trial, ran: TrialRun) -> Finding:
         for rank, records in enumerate(ran.records):
             missing = {"all_gather", "reduce_scatter"} - {record.op for record in records}
             if missing:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from fsdp_sim.learn.apart import Ran, Trial
+from fsdp_sim.learn.apart import Trial, TrialRun
 from fsdp_sim.learn.edit import Edit
 from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Inputs, OnRanks, Sends, Uses
@@ -67,7 +67,7 @@ def least_bytes(trial: Trial) -> int:
 class ToTheNext:
     """In a ring a rank sends to the next rank only."""
 
-    def look(self, trial: Trial, ran: Ran) -> Finding:
+    def look(self, trial: Trial, ran: TrialRun) -> Finding:
         for rank, records in enumerate(ran.records):
             following = f"peer={(rank + 1) % trial.ranks}"
             for record in records:

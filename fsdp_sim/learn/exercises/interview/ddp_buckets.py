@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from fsdp_sim.learn.apart import Ran, Trial
+from fsdp_sim.learn.apart import Trial, TrialRun
 from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.inside import WAIT
 from fsdp_sim.learn.judges import Inputs, OnRanks, Uses
@@ -122,7 +122,7 @@ def last_bucket_left(inputs: Inputs) -> list[list[torch.Tensor]]:
 class InBuckets:
     """One all-reduce for each bucket, in order; and whether the first is waited for before the last is issued."""
 
-    def look(self, trial: Trial, ran: Ran) -> Finding:
+    def look(self, trial: Trial, ran: TrialRun) -> Finding:
         gradients, limit = trial.each[0][0]
         sizes = [g.nbytes for g in gradients]
         expected = numbers_of(sizes, cut(sizes, limit))
@@ -149,7 +149,7 @@ def cause(sizes: list[int], limit: int, found: list[int]) -> str:
     return f"; {causes[0]}" if causes else ""
 
 
-def waits_between(ran: Ran, rank: int) -> bool:
+def waits_between(ran: TrialRun, rank: int) -> bool:
     """Whether this rank waited before its last all-reduce."""
     events = [event for event in ran.timeline.ops if event.rank == rank]
     last = max((i for i, event in enumerate(events) if event.op is Op.ALL_REDUCE), default=0)

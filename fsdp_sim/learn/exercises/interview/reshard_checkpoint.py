@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fsdp_sim.learn.apart import Ran, Trial
+from fsdp_sim.learn.apart import Trial, TrialRun
 from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Numbers
 from fsdp_sim.learn.verdict import Finding, Grade
@@ -56,7 +56,7 @@ class RowByRow:
     def trial(self, seed: int) -> Trial:
         return replace(self.rows.trial(seed), metered=True)
 
-    def grade(self, trial: Trial, ran: Ran, wrong: Sequence[Wrong]) -> Finding:
+    def grade(self, trial: Trial, ran: TrialRun, wrong: Sequence[Wrong]) -> Finding:
         finding = self.rows.grade(trial, ran, wrong)
         if finding.grade is Grade.NOT_YET:
             return finding

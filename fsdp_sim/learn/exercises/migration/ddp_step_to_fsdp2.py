@@ -15,7 +15,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel  # noqa: F401 - in edits
 from torch.nn.utils import clip_grad_norm_
 
-from fsdp_sim.learn.apart import Ran, Trial
+from fsdp_sim.learn.apart import Trial, TrialRun
 from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Inputs, OnRanks, Uses
 from fsdp_sim.learn.verdict import Finding, Grade
@@ -46,7 +46,7 @@ class Reduces:
     times: int
     instead: Mapping[int, str]
 
-    def look(self, trial: Trial, ran: Ran) -> Finding:
+    def look(self, trial: Trial, ran: TrialRun) -> Finding:
         for rank, records in enumerate(ran.records):
             found = sum(record.op == "reduce_scatter" for record in records)
             if found != self.times:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.utils import clip_grad_norm_
 
-from fsdp_sim.learn.apart import Ran, Trial
+from fsdp_sim.learn.apart import Trial, TrialRun
 from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.exercises.migration.ddp_step_to_fsdp2 import (
     BLOCKS,
@@ -48,7 +48,7 @@ class Travels:
     dtype: str
     cure: str
 
-    def look(self, trial: Trial, ran: Ran) -> Finding:
+    def look(self, trial: Trial, ran: TrialRun) -> Finding:
         for rank, records in enumerate(ran.records):
             for record in records:
                 if record.op == self.op and record.unit and record.dtype != self.dtype:

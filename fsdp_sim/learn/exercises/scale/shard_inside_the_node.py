@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from fsdp_sim.learn.apart import Ran, Trial
+from fsdp_sim.learn.apart import Trial, TrialRun
 from fsdp_sim.learn.edit import Edit
 from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Inputs, OnRanks
@@ -41,7 +41,7 @@ class Crosses:
     least_bytes: int
     per_node: int
 
-    def look(self, trial: Trial, ran: Ran) -> Finding:
+    def look(self, trial: Trial, ran: TrialRun) -> Finding:
         """Grade the rank with most."""
         crossing = [
             sum(message_bytes(r) for r in records if len({rank // self.per_node for rank in r.members}) > 1)

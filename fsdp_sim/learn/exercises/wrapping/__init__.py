@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fsdp_sim.learn.apart import Ran, Trial
+from fsdp_sim.learn.apart import Trial, TrialRun
 from fsdp_sim.learn.verdict import Finding, Grade
 
 
@@ -22,7 +22,7 @@ class Gathers:
     fewer: str
     more: str
 
-    def look(self, trial: Trial, ran: Ran) -> Finding:
+    def look(self, trial: Trial, ran: TrialRun) -> Finding:
         for rank, records in enumerate(ran.records):
             found = sum(record.op == "all_gather" for record in records)
             if not self.least <= found <= self.most:
