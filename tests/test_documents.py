@@ -34,7 +34,7 @@ PROMISES = {
     ". .venv/bin/activate": r"",
     "torchrun --standalone --nproc_per_node=2 -m labs.train --out=/tmp/run --steps=40": r"step +39 ",
     "torchrun --standalone --nproc_per_node=4 -m labs.train --out=/tmp/run --steps=60": r"step +59 ",
-    "torchrun --standalone --nproc_per_node=2 fsdp_sim/mini/readings/fsdp.py": r"torch's: equal bit for bit",
+    "python -m torch.distributed.run --standalone": r"torch's: equal bit for bit",
     "python -m labs.checkpoint.convert": r"",
     "python -m labs.experiments.memory": r"MiB",
     "python -m labs.experiments.nodes --hang": r"rank \d never came to",

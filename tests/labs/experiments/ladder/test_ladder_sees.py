@@ -81,10 +81,10 @@ def seeded() -> dict[str, Callable[[Replicas], None]]:
         FSDPParam.all_gather_inputs = property(wrong)  # type: ignore[assignment, method-assign]
 
     def partial_sums_lost(_: Replicas) -> None:
-        from fsdp_sim.mini import hsdp
+        from fsdp_sim.mini import reduction
 
-        add = hsdp.add_partial
-        hsdp.add_partial = lambda state, partial, follows, ctx: add(state, None, follows, ctx)
+        add = reduction.add_partial
+        reduction.add_partial = lambda state, partial, follows, ctx: add(state, None, follows, ctx)
 
     def reduced_in_bfloat16(_: Replicas) -> None:
         import torch
