@@ -17,6 +17,7 @@ import time
 from dataclasses import dataclass
 
 from fsdp_sim.ranks.board import RING, Board, Record
+from fsdp_sim.timeline import ring_share
 
 Key = tuple[int, int]  # group, and the collective's number in it
 
@@ -44,12 +45,7 @@ class Network:
 
     def wire_bytes(self, op: str, n_bytes: int, world_size: int) -> float:
         """Bytes one rank sends for a collective whose whole message is ``n_bytes`` (ring algorithms)."""
-        share = (world_size - 1) / world_size
-        if op in ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"):
-            return share * n_bytes
-        if op == "all_reduce":
-            return 2 * share * n_bytes
-        return float(n_bytes) if world_size > 1 else 0.0
+        return ring_share(op, world_size) * n_bytes
 
     def seconds(self, op: str, n_bytes: int, world_size: int) -> float:
         """Seconds a collective occupies the wire."""
