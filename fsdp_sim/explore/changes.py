@@ -172,21 +172,23 @@ def changes_that_help(model: Model, now: Simulation, **options: Any) -> list[Cha
         plan stands for is not tried.
     """
     plan, why = now.plan, now.explain().diagnosis
-    found: dict[str, Change] = {}
+    advised: dict[str, dict[str, Any]] = {}  # once, though several culprits advise it
     for blame in why.culprits:
         if blame.idle_s < (WORTH - 1) * why.step_s:
             continue  # what all of the wait could save
         for tip in TIPS[blame.culprit]:
             what = tip.by_api.get(plan.api, "")
-            new = tip.change(plan, now.cluster) if tip.change is not None and what in blame.advice else {}
-            if _blocks(model) * new.get("grad_accum", plan.grad_accum) > MAX_BLOCKS_TRIED:
-                continue
-            if what in found or all(getattr(plan, name) == value for name, value in new.items()):
-                continue
-            sim = _simulate_if_fits(model, now.cluster, plan, new, options)
-            if sim is not None and sim.tokens_per_s_per_gpu >= WORTH * now.tokens_per_s_per_gpu:
-                found[what] = _change((LeverSetting(new, what),), sim)
-    return sorted(found.values(), key=lambda change: -change.tokens_per_s_per_gpu)[:MOST_HELP]
+            if tip.change is not None and what in blame.advice:
+                advised[what] = tip.change(plan, now.cluster)
+    found = []
+    for what, new in advised.items():
+        unchanged = all(getattr(plan, name) == value for name, value in new.items())
+        if unchanged or _blocks(model) * new.get("grad_accum", plan.grad_accum) > MAX_BLOCKS_TRIED:
+            continue
+        sim = _simulate_if_fits(model, now.cluster, plan, new, options)
+        if sim is not None and sim.tokens_per_s_per_gpu >= WORTH * now.tokens_per_s_per_gpu:
+            found.append(_change((LeverSetting(new, what),), sim))
+    return sorted(found, key=lambda change: -change.tokens_per_s_per_gpu)[:MOST_HELP]
 
 
 def _blocks(model: Model) -> int:
