@@ -24,6 +24,7 @@ from fsdp_sim.words import human_ms, percent
 Bound = Literal["compute", "network", "copies", "CPU"]
 LEAST = 1e-3  # of a step: waits that cost less are not told
 PADDED = 1.25  # times its size from which a unit's padding is worth a sentence
+FEW_RANKS = 64  # of more only those on the critical path are looked at, which are the ones that others wait for
 FASTER = 1.1  # what "10% faster" means: a part does 1.1 times as much in the same time
 
 
@@ -111,7 +112,8 @@ def explain(run: Run, *, step: int = -1, faster: Mapping[str, Callable[[], Run]]
     path = critical_path_of_run(run, step)
     rank = path[-1].rank if path else 0
     found = exposure(run, step, rank)
-    diagnosis = diagnose(run.timeline(), step=step, rank=rank)
+    others = range(run.ranks) if run.ranks <= FEW_RANKS else {piece.rank for piece in path}
+    diagnosis = diagnose(run.timeline({rank, *others}), step=step, rank=rank)
     replays: dict[str, Callable[[], Run]] = {
         name: partial(run.scaled, **{name: 1 / FASTER}) for name in ("compute", "network", "cpu")
     }
