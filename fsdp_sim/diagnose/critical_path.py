@@ -16,7 +16,6 @@ import numpy as np
 
 from fsdp_sim.engine import Before, Run, Seconds, at_rank, dependencies, group_of
 from fsdp_sim.schedule import Instruction, Kind
-from fsdp_sim.timeline import Op
 
 Why = Literal["stream", "communicator", "event", "CPU issue", "start"]
 
@@ -79,15 +78,6 @@ class Causes:
         """The number of each operation among the instructions."""
         return [number for number, i in enumerate(self.run.program.instructions) if i.kind is Kind.OP]
 
-    @cached_property
-    def first_compute(self) -> dict[tuple[int, int], int]:
-        """Where the first forward or backward of a step and micro-batch stands among the operations."""
-        first: dict[tuple[int, int], int] = {}
-        for k, i in enumerate(self.run.ops):
-            if i.op in (Op.FWD, Op.BWD):
-                first.setdefault((i.step, i.micro_batch), k)
-        return first
-
     def start_s(self, k: int, rank: int) -> float:
         return at_rank(self.run.columns.start_s[k], rank)
 
@@ -118,19 +108,6 @@ class Causes:
         group = group_of(i, rank, run.program.world_size, run.ranks)
         found = np.flatnonzero(times[group.start : group.stop : group.step] == start)
         return group[int(found[0])] if len(found) else -1
-
-    def issued_late_s(self, k: int, rank: int) -> float:
-        """How much earlier an operation could have started if the CPU had issued it earlier."""
-        return max(0.0, self.start_s(k, rank) - self._after(k, rank))
-
-    def met_late_s(self, k: int, rank: int) -> float:
-        """How long a rank was ready for a collective before the last rank of its group came."""
-        ready = max(self._after(k, rank), at_rank(self.run.columns.issue_s[k], rank))
-        return self.start_s(k, rank) - ready
-
-    def _after(self, k: int, rank: int) -> float:
-        """When the last of the operations that one has to come after ends on a rank."""
-        return max((self.end_s(op, rank) for _, op in _candidates(self.before[k])), default=0.0)
 
     def stop(self, number: int, rank: int) -> tuple[float, int, int]:
         """The last time before an instruction that the CPU really waited.
