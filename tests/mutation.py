@@ -38,9 +38,9 @@ class Fault:
 FAULTS = [
     Fault(
         "an all-reduce sends half",
-        "fsdp_sim/ranks/network.py",
-        "return 2 * share * n_bytes",
-        "return share * n_bytes",
+        "fsdp_sim/timeline/ring.py",
+        '"all_reduce": 2',
+        '"all_reduce": 1',
         "tests/ranks/test_network.py",
     ),
     Fault(
