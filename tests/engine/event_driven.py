@@ -54,7 +54,7 @@ def replay_event_driven(program, durations, ranks, on_cpu=False, issue_s=0.0, la
     def issue(rank, now):
         if blocked_on[rank] is not None:
             kind, what = blocked_on[rank]
-            if what not in (passed[rank] if kind == "passed" else happened[rank]):
+            if not what <= (passed[rank] if kind == "passed" else happened[rank]):
                 return False
             blocked_on[rank] = None
         if ready_at[rank] > now or cursor[rank] == len(instructions):
@@ -77,13 +77,20 @@ def replay_event_driven(program, durations, ranks, on_cpu=False, issue_s=0.0, la
         computes = i.kind is Kind.OP and not i.communicator
         waits = i.kind in (Kind.WAIT, Kind.WAIT_STREAM) and i.lane is Lane.COMPUTE
         if on_cpu and (computes or waits):
-            blocked_on[rank] = ("passed", k)
+            blocked_on[rank] = ("passed", {k})
         if i.kind in (Kind.CPU_SYNC, Kind.CPU_BLOCK):
-            blocked_on[rank] = ("happened", i.event)
+            marks = {("mark", (k, lane)) for lane in waited_for(rank, i)}
+            blocked_on[rank] = ("happened", {i.event}) if i.event else ("passed", marks)
         return True
+
+    def waited_for(rank, i):
+        """The queues whose end the CPU waits for: a stream, or all of the device."""
+        return [i.lane] if i.lane is not None else list(queue[rank])
 
     def enqueue(rank, k, i):
         if i.kind in (Kind.CPU_SYNC, Kind.CPU_BLOCK):
+            for lane in waited_for(rank, i) if not i.event else ():
+                queue[rank][lane].append(("mark", (k, lane)))
             return
         if i.kind is Kind.WAIT_STREAM:
             queue[rank][i.other].append(("mark", k))
@@ -99,6 +106,10 @@ def replay_event_driven(program, durations, ranks, on_cpu=False, issue_s=0.0, la
         if (rank, lane) in running or not line:
             return False
         kind, k = line[0]
+        if kind == "mark":
+            passed[rank].add(("mark", k))
+            line.popleft()
+            return True
         i = instructions[k]
         if kind is Kind.OP:
             if i.communicator:  # moved by rendezvous
@@ -110,14 +121,11 @@ def replay_event_driven(program, durations, ranks, on_cpu=False, issue_s=0.0, la
             running[rank, lane] = (end, k)
             times[rank, numbers[k]] = (now, end)
             return True
-        if kind == "mark":
-            passed[rank].add(("mark", k))
-        elif kind is Kind.RECORD:
+        if kind is Kind.RECORD:
             happened[rank].add(i.event)
         elif not (i.event in happened[rank] if kind is Kind.WAIT else ("mark", k) in passed[rank]):
             return False
-        if kind != "mark":
-            passed[rank].add(k)
+        passed[rank].add(k)
         line.popleft()
         return True
 

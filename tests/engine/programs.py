@@ -66,9 +66,11 @@ def streams(draw):
         elif kind == "wait" and recorded:
             event, lane = draw(st.sampled_from(recorded))
             add(Kind.WAIT, lane=draw(st.sampled_from(lanes)), event=event, event_lane=lane)
-        elif kind == "cpu" and recorded:
-            event, lane = draw(st.sampled_from(recorded))
-            add(draw(st.sampled_from([Kind.CPU_SYNC, Kind.CPU_BLOCK])), event=event, event_lane=lane)
+        elif kind == "cpu":  # for an event, a stream, or the device
+            lane = draw(st.sampled_from([None, *lanes]))
+            event, of = draw(st.sampled_from(recorded)) if recorded and draw(st.booleans()) else (0, None)
+            waits_for = {"event": event, "event_lane": of} if event else {"lane": lane}
+            add(draw(st.sampled_from([Kind.CPU_SYNC, Kind.CPU_BLOCK])), **waits_for)
         elif kind == "silent":
             lane, unit = draw(st.sampled_from(lanes)), f"u{k}"
             add(Kind.HOOK, hook="reshard", unit=unit)

@@ -155,6 +155,28 @@ def test_temporaries_count_at_their_moment():
     assert profile.program.instructions[profile.at[most]].what == "BWD head"
 
 
+def test_buffers_of_fsdp_are_the_same_with_and_without_activations():
+    workload = toy_workload(3)
+    program = build(workload.units, Plan(), 8)
+    alone, beside = memory(program).by_category, memory(program, workload).by_category
+    for category in set(alone) - {Memory.TEMPORARY}:
+        assert beside[category].max() == alone[category].max(), category
+
+
+def test_what_an_operation_frees_is_there_until_it_ends():
+    workload = toy_workload(2)
+    played = run(build(workload.units, Plan(), 8), lambda i: 4.0)
+    profile = memory(played, workload)
+    (head,) = (e for e in played.timeline().ops if (e.op, e.unit) == (Op.BWD, "head"))
+    of_head = profile.program.instructions.index(next(i for i in profile.program.ops if i.what == "BWD head"))
+    times = {
+        change > 0: at
+        for number, change, at in zip(profile.at, profile.changes, profile.times_s, strict=True)
+        if number == of_head
+    }
+    assert times == {True: head.start_s, False: head.end_s} and head.end_s == head.start_s + 4
+
+
 def test_with_one_micro_batch_after_the_other_nothing_is_left_behind():
     once, _ = activations(Plan())
     twice, profile = activations(Plan(grad_accum=3))
