@@ -174,7 +174,8 @@ def test_what_an_operation_frees_is_there_until_it_ends():
         for number, change, at in zip(profile.at, profile.changes, profile.times_s, strict=True)
         if number == of_head
     }
-    assert times == {True: head.start_s, False: head.end_s} and head.end_s == head.start_s + 4
+    assert times == {True: head.start_s, False: head.end_s}
+    assert head.end_s == head.start_s + 4
 
 
 def test_with_one_micro_batch_after_the_other_nothing_is_left_behind():
