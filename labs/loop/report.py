@@ -1,4 +1,4 @@
-"""What a training came to: for a terminal a table, for programs report.json."""
+"""What a run says before its first step, and what it came to: for a terminal a table, for programs report.json."""
 
 from __future__ import annotations
 
@@ -15,9 +15,14 @@ from rich.table import Table
 
 from labs.cluster.process_group import Place
 from labs.config import TrainConfig
+from labs.loop.preflight import Run
 from labs.measure.prediction import Prediction
 from labs.measure.utilization import Memory
+from labs.wrapping import Wrapped
 
+MANY_EPOCHS = 4
+"""So often a text may be read before its repetition is worth much less than new text (Muennighoff et al. 2023, "Scaling
+Data-Constrained Language Models"): more is warned of."""
 GOOD_ERROR = 0.10
 MOST_SENTENCES = 4  # that are printed, the most important; the file has all
 
@@ -149,6 +154,25 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
                 )
         for sentence in self.explanation[:MOST_SENTENCES]:
             console.print(sentence, soft_wrap=True, markup=False)
+
+
+def header(run: Run, wrapped: Wrapped) -> list[str]:
+    """What is about to be trained: the first thing to look at when something seems wrong."""
+    config = run.config
+    rows = f"{config.global_batch} rows of {config.plan.seq_len} tokens per step"
+    if run.micro_batches > 1:
+        rows += f", in {run.micro_batches} micro-batches of {run.micro_rows} rows on each rank"
+    steps = -(-len(run.loader()) // config.global_batch)
+    lines = [
+        f"{config.model}: {wrapped.n_params:,} parameters; {wrapped.label}; {run.backend}",
+        f"{run.corpus.name}: {len(run.corpus.train):,} tokens to train on, {steps:,} steps an epoch; {rows}",
+    ]
+    if (epochs := config.steps / steps) > MANY_EPOCHS:
+        lines.append(
+            f"WARNING: {config.steps:,} steps read this text {epochs:,.0f} times, which teaches a model to repeat it; "
+            "give more text with data=PATH, or ask for fewer steps"
+        )
+    return lines
 
 
 def summary_line(
