@@ -208,7 +208,6 @@ def run(
     if cluster and device == "cuda":
         raise ValueError(f"cluster={cluster}: step times are predicted from a file for CPU ranks only; use device=cpu")
     base = TrainConfig(model=model, seq_len=seq_len, device=device)
-    base.check()
     asked = settings(base, ranks, rows)
     predicted = {name: setting.peak_bytes for name, setting in asked.items()}
     times = calibrated_rows(timed(asked, ranks), ranks, Cluster.from_file(cluster)) if cluster else []

@@ -2,7 +2,6 @@
 
 step, optimizer            one step; AdamW and its schedule
 minimal                    the training in a few functions: what notebooks use, without anything a real run needs
-values                     what a key of the configuration may be, and how a text is read as one
 preflight                  what cannot work is refused before anything starts
 run_state, progress        a run between two steps: what a checkpoint holds of it
 stopping                   how a run is told to leave
