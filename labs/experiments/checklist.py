@@ -29,6 +29,7 @@ from rich.markup import escape
 from rich.progress import track
 from rich.table import Table
 
+from fsdp_sim.words import human_bytes
 from labs.checkpoint import Checkpointer
 from labs.cluster.process_group import n_ranks
 from labs.cluster.torchrun import FailedError, Trained
@@ -87,7 +88,7 @@ def _saved(run: Trained) -> str:
         raise FailedError(f"there is no checkpoint in {run.out}, or it is damaged")
     files = [path for path in found.path.rglob("*") if path.is_file()]
     n_bytes = sum(path.stat().st_size for path in files)
-    return f"{found.path.name}, {n_bytes / 1e6:.1f} MB in {len(files)} files, their SHA-256 as in the manifest"
+    return f"{found.path.name}, {human_bytes(n_bytes)} in {len(files)} files, their SHA-256 as in the manifest"
 
 
 def _resumed(runs: Runs, ranks: int) -> str:

@@ -27,6 +27,7 @@ from rich.console import Console
 from fsdp_sim import engine
 from fsdp_sim.explore import pareto
 from fsdp_sim.spec import Cluster
+from fsdp_sim.words import human_bytes
 from labs.cluster.pretend import Setup, Timed, compare, predict, timed
 from labs.cluster.pretend.recorder import Piece
 from labs.cluster.process_group import ranks_on
@@ -175,8 +176,8 @@ def choose(candidates: Sequence[Candidate], limit_bytes: float) -> dict[str, Can
     if not fitting:
         least = min(candidate.peak_bytes for candidate in candidates)
         raise NothingFitsError(
-            f"none of {len(candidates)} plans fits {limit_bytes / 2**20:.1f} MiB: the smallest needs "
-            f"{least / 2**20:.1f} MiB; allow that much, take more ranks or fewer rows"
+            f"none of {len(candidates)} plans fits {human_bytes(limit_bytes)}: the smallest needs "
+            f"{human_bytes(least)}; allow that much, take more ranks or fewer rows"
         )
     chosen = {"fastest that fits": fitting[0]}
     defaults = next((candidate for candidate in candidates if candidate.name == DEFAULTS), None)

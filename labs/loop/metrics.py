@@ -14,6 +14,7 @@ import msgspec
 from tqdm import tqdm
 
 from fsdp_sim.packages import missing
+from fsdp_sim.words import human_bytes
 from labs.config import TrainConfig
 
 Record = Mapping[str, Any]
@@ -216,5 +217,5 @@ def _postfix(record: Record) -> str:
     if record.get("mfu") is not None:
         parts.append(f"MFU {record['mfu']:.1%}")
     if record.get("memory_bytes") is not None:
-        parts.append(f"{record['memory_bytes'] / 2**30:.1f} GiB")
+        parts.append(human_bytes(record["memory_bytes"]))
     return ", ".join(parts)

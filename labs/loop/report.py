@@ -13,6 +13,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from fsdp_sim.words import human_bytes, human_ms
 from labs.cluster.process_group import Place
 from labs.config import TrainConfig
 from labs.loop.preflight import Run
@@ -117,18 +118,17 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     def rows(self) -> list[tuple[str, str]]:
         """What is known: a heading and a value each."""
-        gib = [memory.peak_bytes / 2**30 for memory in self.memory]
         rows = [
             ("trained", self.label),
             ("hardware", self.hardware),
             ("steps", f"{self.first_step} to {self.last_step}"),
             ("loss", f"{self.loss_first:.4f} to {self.loss_last:.4f}"),
-            ("median step", _seconds(self.step_s)),
+            ("median step", human_ms(self.step_s)),
             ("speed", f"{self.tokens_per_s:,.0f} tokens/s" + (f", MFU {self.mfu:.1%}" if self.mfu else "")),
-            ("memory, most per rank", ", ".join(f"{of_rank:.2f} GiB" for of_rank in gib)),
+            ("memory, most per rank", ", ".join(human_bytes(memory.peak_bytes) for memory in self.memory)),
         ]
         if self.exposed_comm_s is not None:
-            rows.append(("exposed communication", f"{_seconds(self.exposed_comm_s)} of a step"))
+            rows.append(("exposed communication", f"{human_ms(self.exposed_comm_s)} of a step"))
         if self.restarts or self.resumed_from is not None:
             went_on = f", went on from step {self.resumed_from}" if self.resumed_from is not None else ""
             rows.append(("restarts", f"{self.restarts}{went_on}"))
@@ -252,14 +252,6 @@ def compare(
 
 
 def _cells(one: Compared) -> tuple[str, str, str, str]:
-    shown = _seconds if one.unit == "s" else _mib
+    shown = human_ms if one.unit == "s" else human_bytes
     measured = shown(one.measured) if one.measured is not None else "not measured"
     return one.what, shown(one.predicted), measured, f"{one.error:+.0%}" if one.error is not None else "-"
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
-
-
-def _mib(n_bytes: float) -> str:
-    return f"{n_bytes / 2**20:,.1f} MiB"
