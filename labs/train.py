@@ -35,7 +35,7 @@ from labs.loop.nonfinite import check_update
 from labs.loop.optimizer import make_optimizer
 from labs.loop.preflight import Run, prepare
 from labs.loop.report import header
-from labs.loop.run_state import NoGoodCheckpointError, Training, checkpointer
+from labs.loop.run_state import NoGoodCheckpointError, RunState, checkpointer
 from labs.loop.saving import report_failed_saves, save
 from labs.loop.speed import Speed
 from labs.loop.step import train_step
@@ -74,7 +74,7 @@ def train(run: Run) -> int:
         stack.enter_context(deterministic(config.deterministic, device))
         group = stack.enter_context(process_group(place, device, config.timeout_s))
         wrapped = wrap(config, run.model, place, device)  # the model, built and sharded
-        training = Training(run, wrapped, make_optimizer(wrapped, config), checkpointer(run, group))
+        training = RunState(run, wrapped, make_optimizer(wrapped, config), checkpointer(run, group))
         stop_request = stack.enter_context(stopping(launcher))
         resumed = training.resume()
         metrics = stack.enter_context(Metrics.of(config, training.step, place.rank))
@@ -100,7 +100,7 @@ def train(run: Run) -> int:
     return status
 
 
-def _steps(training: Training, stop_request: StopRequest, metrics: Metrics, end: EndOfRun) -> int:
+def _steps(training: RunState, stop_request: StopRequest, metrics: Metrics, end: EndOfRun) -> int:
     """Step until the last step, or until a rank is asked to stop; returns the exit status that this asks for."""
     run, config, wrapped = training.run, training.run.config, training.wrapped
     loader, validation = run.loader("train"), run.loader("val") if config.eval_every else None

@@ -61,7 +61,7 @@ Target = Literal["full", "sharded", "hf"]
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenCheckpoint:
     """Something to convert.
 
     Attributes:
@@ -74,7 +74,7 @@ class Opened:
     manifest: Manifest | None = None
 
 
-def open_checkpoint(path: Path) -> Opened:
+def open_checkpoint(path: Path) -> OpenCheckpoint:
     """Find out what something is, and verify it if it is a run's checkpoint; no tensor is kept in memory.
 
     Raises:
@@ -84,15 +84,15 @@ def open_checkpoint(path: Path) -> Opened:
         raise FileNotFoundError(f"there is no {path}")
     if path.is_file():
         weights: Source = Tensors(path.parent, path.stem) if path.suffix == ".safetensors" else TorchFile(path)
-        return Opened(path, _Joined({"model.": hugging_face_names.renamed(weights, {})}))
+        return OpenCheckpoint(path, _Joined({"model.": hugging_face_names.renamed(weights, {})}))
     if (path / MANIFEST).exists():
         manifest = read_manifest(path)
         if wrong := folders.damaged_files(path, manifest, list(manifest.files)) or folders.wrong_index(path, manifest):
             raise ValueError(f"{path} is damaged: {wrong[0]}; convert another checkpoint")
         if manifest.format == "sharded":
-            return Opened(path, _Sharded(path), manifest)
+            return OpenCheckpoint(path, _Sharded(path), manifest)
         parts = {FILES[file]: Tensors(path, Path(file).stem) for file in FILES if file in manifest.files}
-        return Opened(path, _Joined(parts), manifest)
+        return OpenCheckpoint(path, _Joined(parts), manifest)
     if (path / ".metadata").exists():
         raise ValueError(
             f"{path} has torch's own sharded format, whose index is a pickle: reading it may run code. If you trust "
@@ -108,7 +108,9 @@ def open_checkpoint(path: Path) -> Opened:
             f"{path} has neither {MANIFEST} nor model.safetensors: give a checkpoint, a folder of Hugging Face, or a "
             "file of weights"
         ) from None
-    return Opened(path, _Joined({"model.": hugging_face_names.renamed(weights, hugging_face_names.read_config(path))}))
+    return OpenCheckpoint(
+        path, _Joined({"model.": hugging_face_names.renamed(weights, hugging_face_names.read_config(path))})
+    )
 
 
 class _Joined:
@@ -280,7 +282,7 @@ class _Shaped(TypedDict):
     identity: dict[str, Any]
 
 
-def _model_of(opened: Opened) -> ModelConfig:
+def _model_of(opened: OpenCheckpoint) -> ModelConfig:
     """The model of a run's checkpoint, of which its progress says the shape."""
     if opened.manifest is None:
         raise ValueError(f"{opened.path} does not say what its weights are of; say it, as in --model=gpt2")

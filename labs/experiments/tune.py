@@ -28,7 +28,7 @@ from fsdp_sim import engine
 from fsdp_sim.explore import pareto
 from fsdp_sim.spec import Cluster
 from fsdp_sim.words import human_bytes
-from labs.cluster.pretend import Setup, Timed, compare, predict, timed
+from labs.cluster.pretend import Setup, StepPieces, compare, predict, timed
 from labs.cluster.pretend.recorder import Piece
 from labs.cluster.process_group import ranks_on
 from labs.config import TrainConfig
@@ -117,7 +117,7 @@ def search(
     return sorted(found, key=lambda candidate: (candidate.step_time_s, candidate.peak_bytes))
 
 
-def _time(setups: Sequence[Setup], steps: int, told: Callable[[str], object]) -> dict[tuple[Any, ...], Timed]:
+def _time(setups: Sequence[Setup], steps: int, told: Callable[[str], object]) -> dict[tuple[Any, ...], StepPieces]:
     """The pieces of each way to compute, in rounds: what else the machine does should slow all of them."""
     first = {_computes(setup): setup for setup in reversed(setups)}
     of_steps: dict[tuple[Any, ...], list[Mapping[Piece, float]]] = {computes: [] for computes in first}
@@ -125,7 +125,7 @@ def _time(setups: Sequence[Setup], steps: int, told: Callable[[str], object]) ->
         for computes, setup in first.items():
             told("timing the pieces of a step: " + ", ".join(map(str, computes)))
             of_steps[computes] += timed(setup, steps).of_steps
-    return {computes: Timed(first[computes].simulation, of_steps[computes]).undisturbed for computes in first}
+    return {computes: StepPieces(first[computes].simulation, of_steps[computes]).undisturbed for computes in first}
 
 
 def _computes(setup: Setup) -> tuple[Any, ...]:

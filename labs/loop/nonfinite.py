@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from labs.loop.metrics import Metrics
-from labs.loop.run_state import Training
+from labs.loop.run_state import RunState
 from labs.loop.saving import report_failed_saves
 from labs.loop.step import Outcome
 
@@ -15,7 +15,7 @@ class NotFiniteError(ArithmeticError):
     """Loss or gradients are NaN or infinite."""
 
 
-def check_update(outcome: Outcome, training: Training, metrics: Metrics) -> None:
+def check_update(outcome: Outcome, training: RunState, metrics: Metrics) -> None:
     """Note a step that left out its update, or stop there.
 
     Raises:

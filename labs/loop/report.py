@@ -28,7 +28,7 @@ GOOD_ERROR = 0.10
 MOST_SENTENCES = 4  # that are printed, the most important; the file has all
 
 
-class Compared(msgspec.Struct, frozen=True, kw_only=True):
+class PredictedQuantity(msgspec.Struct, frozen=True, kw_only=True):
     """A quantity as predicted and as measured.
 
     Attributes:
@@ -44,7 +44,7 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
 
     @classmethod
-    def of(cls, what: str, unit: str, predicted: float, measured: float | None, why: str = "") -> Compared:
+    def of(cls, what: str, unit: str, predicted: float, measured: float | None, why: str = "") -> PredictedQuantity:
         error = predicted / measured - 1 if measured else None
         large = error is not None and abs(error) > GOOD_ERROR
         return cls(what=what, unit=unit, predicted=predicted, measured=measured, error=error, why=why if large else "")
@@ -88,7 +88,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     saved: int
     failed_saves: list[str]
     stopped: str
-    compared: list[Compared]
+    compared: list[PredictedQuantity]
     explanation: list[str]
 
     def write(self, path: Path) -> None:
@@ -220,7 +220,7 @@ def compare(
     peak_bytes: int | None,
     device: torch.device,
     busy: float | None = None,
-) -> list[Compared]:
+) -> list[PredictedQuantity]:
     """Prediction beside measurement.
 
     Args:
@@ -245,13 +245,13 @@ def compare(
     late = "ranks come late to collectives" + (", most of all where they share cores" if on_cpu else "")
     other = "buffers that the simulator does not know, such as those of kernels"
     return [
-        Compared.of("step time", "s", prediction.step_time_s, step_s, slow),
-        Compared.of("exposed communication", "s", prediction.exposed_comm_s, exposed_comm_s, late),
-        Compared.of("peak memory of tensors", "bytes", float(prediction.peak_memory_bytes), peak_bytes, other),
+        PredictedQuantity.of("step time", "s", prediction.step_time_s, step_s, slow),
+        PredictedQuantity.of("exposed communication", "s", prediction.exposed_comm_s, exposed_comm_s, late),
+        PredictedQuantity.of("peak memory of tensors", "bytes", float(prediction.peak_memory_bytes), peak_bytes, other),
     ]
 
 
-def _cells(one: Compared) -> tuple[str, str, str, str]:
+def _cells(one: PredictedQuantity) -> tuple[str, str, str, str]:
     shown = human_ms if one.unit == "s" else human_bytes
     measured = shown(one.measured) if one.measured is not None else "not measured"
     return one.what, shown(one.predicted), measured, f"{one.error:+.0%}" if one.error is not None else "-"

@@ -38,7 +38,7 @@ def checkpointer(run: Run, group: dist.ProcessGroup | None) -> Checkpointer | No
 
 
 @dataclasses.dataclass
-class Training:
+class RunState:
     """The model, its optimizer, and how far they are.
 
     Attributes:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from labs.loop.metrics import Metrics
-from labs.loop.run_state import Training
+from labs.loop.run_state import RunState
 
 
-def save(training: Training, metrics: Metrics, *, last: bool = False) -> bool:
+def save(training: RunState, metrics: Metrics, *, last: bool = False) -> bool:
     """Write a checkpoint of this step, all ranks together; whether there is one.
 
     Args:
@@ -24,13 +24,13 @@ def save(training: Training, metrics: Metrics, *, last: bool = False) -> bool:
     return saved
 
 
-def report_failed_saves(training: Training, metrics: Metrics, *, wait: bool = False) -> None:
+def report_failed_saves(training: RunState, metrics: Metrics, *, wait: bool = False) -> None:
     """Say which saves in the background have failed: of those that ended, or of all (``wait``, on all ranks)."""
     if not training.look_after_saves(wait=wait):
         _say(training, metrics)
 
 
-def _say(training: Training, metrics: Metrics) -> None:
+def _say(training: RunState, metrics: Metrics) -> None:
     why = training.failed_saves[-1]
     metrics.say(f"WARNING: {why}; training goes on, and what was saved before is as it was")
     metrics.event("not saved", why=why)

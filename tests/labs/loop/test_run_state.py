@@ -23,7 +23,7 @@ from labs.checkpoint.state import local, read_state
 from labs.config import TrainConfig
 from labs.loop.optimizer import make_optimizer
 from labs.loop.preflight import CHECKPOINTS, prepare
-from labs.loop.run_state import Training, checkpointer
+from labs.loop.run_state import RunState, checkpointer
 from labs.loop.step import train_step
 from labs.wrapping import wrap
 from tests.labs.wrapping.training import QUIET, here
@@ -46,7 +46,7 @@ def text(tmp_path) -> str:
     return str(path)
 
 
-def begin(out: Path | str | None = None, **changes: Any) -> Training:
+def begin(out: Path | str | None = None, **changes: Any) -> RunState:
     """On a rank: a training as the command would make it, not yet resumed."""
     place = here()
     config = TrainConfig(**SHORT | {"out": str(out) if out else None} | changes)
@@ -55,10 +55,10 @@ def begin(out: Path | str | None = None, **changes: Any) -> Training:
     group = dist.new_group(backend="gloo", timeout=timedelta(seconds=60)) if dist.is_initialized() else None
     if out:
         Path(out).mkdir(exist_ok=True)  # the command's lock does so
-    return Training(prepared, wrapped, make_optimizer(wrapped, config), checkpointer(prepared, group))
+    return RunState(prepared, wrapped, make_optimizer(wrapped, config), checkpointer(prepared, group))
 
 
-def steps(training: Training, n: int) -> list[float]:
+def steps(training: RunState, n: int) -> list[float]:
     """Train; the losses."""
     run_, losses = training.run, []
     for _ in range(n):
@@ -69,7 +69,7 @@ def steps(training: Training, n: int) -> list[float]:
     return losses
 
 
-def bits(training: Training) -> dict[str, torch.Tensor]:
+def bits(training: RunState) -> dict[str, torch.Tensor]:
     state = read_state(training.wrapped.model, training.optimizer)
     return {name: local(tensor).clone() for name, tensor in state.items()} | {"rng": torch.get_rng_state()}
 
@@ -130,7 +130,7 @@ class TestResume:
             training.save()
             return whole(training), torch.get_rng_state()
 
-        def whole(training: Training) -> dict[str, torch.Tensor]:
+        def whole(training: RunState) -> dict[str, torch.Tensor]:
             state = read_state(training.wrapped.model, training.optimizer)
             return {name: getattr(t, "full_tensor", lambda t=t: t)().clone() for name, t in state.items()}
 
