@@ -1,7 +1,8 @@
 """What is asked of the trainer: defaults, a TOML file, and --key=value, checked before anything is started.
 
-How the model is sharded and stepped is a `Plan`, the one of the simulator: its keys take what the simulator's take,
-and refuse the rest with the same sentence. Everything else is a field of `TrainConfig`.
+How the model is sharded and stepped is a `Plan`, the one of the simulator. Everything else is a field of `TrainConfig`,
+which says what it takes as the fields of a `Plan` do. A value means the same from Python, from TOML and from the
+command line, and what its field does not take is refused with the same sentence.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
-import math
 import textwrap
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -17,9 +17,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from fsdp_sim.spec import Plan, text_of, value_of
-from labs.loop.values import from_text, kinds, metavar, shown, wanted
-from labs.loop.values import is_of as is_of_kind
+from fsdp_sim.spec import Allowed, Plan, field, number, one_of, text, text_of, value_of, whole
+from fsdp_sim.spec.fields import check
 from labs.model import ModelConfig, model_config
 from labs.model.gpt import did_you_mean
 
@@ -49,6 +48,17 @@ PLAN_API = {"single": "ddp", "hsdp": "fsdp2", "mini": "fsdp2"}
 """What a plan calls an api that it does not know by name: torch's program is the same, or there is none."""
 DEFAULTS = Plan(seq_len=128, param_dtype="fp32")
 
+MOST_S = 365 * 24 * 3600
+_BOOL, _NONE, _COUNT, _POSITIVE = one_of(True, False), one_of(None), whole(0), whole(1)
+_SHARE = Allowed("a number, at least 0 and below 1", lambda value: number().test(value) and value < 1)
+_PATH = _NONE | Allowed(
+    "a path (a file called none is ./none)",
+    lambda value: isinstance(value, str) and value.lower() != "none" and value != "" and "\0" not in value,
+)
+_TIMEOUT = Allowed(
+    f"a number > 0, at most {MOST_S} (a year)", lambda value: number(above=True).test(value) and value <= MOST_S
+)
+
 
 @dataclasses.dataclass(frozen=True, init=False)
 class TrainConfig:
@@ -57,186 +67,158 @@ class TrainConfig:
     Keys of the plan are given like all others: ``TrainConfig(steps=5, api="hsdp", reshard_after_forward=False)``.
     """
 
-    config: str | None = None
+    config: str | None = field(_PATH, default=None)
     """A TOML file with any of the keys below."""
 
     # ---- The model ----
-    model: str = "teaching"
+    model: str = field(text(), default="teaching")
     """A preset: teaching, gpt2, gpt2-medium, gpt2-large, gpt2-xl; Llama-shaped: teaching-llama, llama-1b, llama-8b."""
-    n_layer: int | None = None
+    n_layer: int | None = field(_NONE | _POSITIVE, default=None)
     """Another number of layers than the preset's."""
-    dropout: float = 0.0
+    dropout: float = field(_SHARE, default=0.0)
     """Share of values dropped in training (GPT-2 shapes)."""
-    init_from: str | None = None
+    init_from: str | None = field(_PATH, default=None)
     """Start from these weights: a full checkpoint, or a folder with a Hugging Face GPT-2's model.safetensors."""
-    meta_init: bool = False
+    meta_init: bool = field(_BOOL, default=False)
     """Build on the meta device, shard, then fill shard by shard: no rank ever holds the whole model."""
 
     # ---- The data ----
-    data: str | None = None
+    data: str | None = field(_PATH, default=None)
     """A text file or a folder of text files; by default the source of torch.distributed."""
-    tokenizer: Literal["bytes", "gpt2"] = "bytes"
+    tokenizer: Literal["bytes", "gpt2"] = field(one_of("bytes", "gpt2"), default="bytes")
     """bytes: a token is a byte. gpt2: GPT-2's BPE through tiktoken, whose vocabulary must be at hand."""
 
     # ---- The steps ----
-    steps: int = 20
+    steps: int = field(_POSITIVE, default=20)
     """Optimizer steps, from the first one ever: a resumed run goes on to the same number."""
-    global_batch: int = 8
+    global_batch: int = field(_POSITIVE, default=8)
     """Rows per optimizer step over all ranks; this and the learning rate stay when the number of ranks changes."""
-    micro_batch: int | None = None
+    micro_batch: int | None = field(_NONE | _POSITIVE, default=None)
     """Rows per rank and micro-batch; the rest of global_batch becomes accumulation. By default all in one."""
 
     # ---- The optimizer ----
-    lr: float = 1e-3
+    lr: float = field(number(above=True).explained("such as 1e-3"), default=1e-3)
     """AdamW's learning rate after warm-up, for global_batch rows."""
-    min_lr: float | None = None
+    min_lr: float | None = field(_NONE | number(), default=None)
     """Where a cosine schedule ends; by default lr / 10."""
-    schedule: Literal["constant", "cosine"] = "constant"
+    schedule: Literal["constant", "cosine"] = field(one_of("constant", "cosine"), default="constant")
     """constant, or cosine from lr to min_lr at the last step; both after warm-up."""
-    warmup_steps: int = 0
+    warmup_steps: int = field(_COUNT, default=0)
     """Steps over which the learning rate rises linearly from 0."""
-    weight_decay: float = 0.01
+    weight_decay: float = field(number(), default=0.01)
     """Of matrices and embeddings; never of biases and norms."""
-    beta1: float = 0.9
+    beta1: float = field(_SHARE, default=0.9)
     """AdamW's decay of the mean of gradients."""
-    beta2: float = 0.999
+    beta2: float = field(_SHARE, default=0.999)
     """AdamW's decay of their squares."""
-    clip: float | None = None
+    clip: float | None = field(_NONE | number(above=True).explained("such as 1.0"), default=None)
     """Clip the gradients' norm, over all ranks, to this."""
-    nonfinite: Literal["stop", "skip"] = "stop"
+    nonfinite: Literal["stop", "skip"] = field(one_of("stop", "skip"), default="stop")
     """When loss or gradients are not finite on any rank: stop before the update, or skip the update and go on."""
 
     # ---- How it is spread over the ranks ----
-    api: Literal["single", "ddp", "fsdp2", "fsdp1", "hsdp", "mini"] = "fsdp2"
+    api: Literal["single", "ddp", "fsdp2", "fsdp1", "hsdp", "mini"] = field(
+        one_of("single", "ddp", "fsdp2", "fsdp1", "hsdp", "mini"), default="fsdp2"
+    )
     """One process, DDP, fully_shard, FullyShardedDataParallel, fully_shard on a 2-D mesh, or the mini-FSDP."""
     plan: Plan = DEFAULTS
     """Of its keys `PLAN_KEYS`; micro-batches and the ranks of a shard group follow from the number of ranks."""
-    use_orig_params: bool = True
+    use_orig_params: bool = field(_BOOL, default=True)
     """fsdp1: keep the original parameters; false flattens, and then weight_decay must be 0."""
-    sync_module_states: bool = False
+    sync_module_states: bool = field(_BOOL, default=False)
     """fsdp1: broadcast rank 0's weights when wrapping (GPUs only)."""
-    compile_backend: str = "inductor"
+    compile_backend: str = field(text(), default="inductor")
     """aot_eager needs no C++ compiler."""
 
     # ---- What is kept ----
-    out: str | None = None
+    out: str | None = field(_PATH, default=None)
     """The run's folder: checkpoints, metrics, report. Without it nothing is kept. One run at a time uses it."""
-    resume: Literal["auto", "never", "must"] = "auto"
+    resume: Literal["auto", "never", "must"] = field(one_of("auto", "never", "must"), default="auto")
     """auto: go on from the newest good checkpoint in out, if any. never, must: refuse if there is one, or none."""
-    save_every: int = 0
+    save_every: int = field(_COUNT, default=0)
     """Steps between checkpoints; 0: only at the end. One is also written when a stop is asked for."""
-    keep: int = 2
+    keep: int = field(whole(2).explained("in case the newest checkpoint is damaged"), default=2)
     """Checkpoints kept, at least 2."""
-    checkpoint: Literal["sharded", "full"] = "sharded"
+    checkpoint: Literal["sharded", "full"] = field(one_of("sharded", "full"), default="sharded")
     """sharded: every rank writes its part. full: rank 0 writes everything, weights as safetensors."""
-    async_save: bool = False
+    async_save: bool = field(_BOOL, default=False)
     """Write in the background while training goes on (sharded)."""
 
     # ---- What is shown ----
-    eval_every: int = 0
+    eval_every: int = field(_COUNT, default=0)
     """Steps between evaluations on the validation text; 0: never."""
-    eval_batches: int = 8
+    eval_batches: int = field(_POSITIVE, default=8)
     """Batches of global_batch rows per evaluation."""
-    sample: int = 0
+    sample: int = field(_COUNT, default=0)
     """Tokens to generate at the end."""
-    prompt: str = "def "
+    prompt: str = field(Allowed("a text", lambda value: isinstance(value, str)), default="def ")
     """What the sample begins with."""
-    log_every: int = 1
+    log_every: int = field(_POSITIVE, default=1)
     """Print every so many steps."""
-    metrics: str | None = None
+    metrics: str | None = field(_PATH, default=None)
     """Write a JSON line per step to this file; by default metrics.jsonl in out."""
-    tensorboard: bool = False
+    tensorboard: bool = field(_BOOL, default=False)
     """Write TensorBoard events to out/tensorboard."""
-    predict: bool | None = None
+    predict: bool | None = field(one_of(True, False, None), default=None)
     """End with the simulator's prediction beside the measurement; by default on GPUs (on CPUs it trains once more)."""
-    profile: int = 0
+    profile: int = field(_COUNT, default=0)
     """Record so many steps more at the end, which are not kept: what all ranks did, in out/timeline.jsonl.gz."""
 
     # ---- The machine ----
-    seed: int = 0
+    seed: int = field(_COUNT, default=0)
     """Of the weights and of the order of the data."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = field(one_of("auto", "cpu", "cuda"), default="auto")
     """auto: cuda (NCCL) when every rank of this machine has a GPU of its own, else cpu (gloo)."""
-    timeout_s: float = 60.0
+    timeout_s: float = field(_TIMEOUT, default=60.0)
     """A collective that takes longer fails: the end of waiting for a rank that hangs."""
-    deterministic: bool = False
+    deterministic: bool = field(_BOOL, default=False)
     """Deterministic algorithms, so that a resumed run repeats every bit on a GPU too (slower there)."""
 
     def __init__(self, *, plan: Plan | None = None, **given: Any) -> None:
         """Take keys of both kinds.
 
         Raises:
-            TypeError: no such key. ValueError: a value that the plan does not take.
+            TypeError: no such key. ValueError: a value that cannot be, or that does not go with another; says what
+                would.
         """
-        for key, kind in KINDS.items():
-            value = given.pop(key, getattr(type(self), key))
-            if type(value) is int and int not in kind and is_of_kind(value, kind):
-                value = float(value)  # a whole number where any number may be is that number: lr=1 is lr=1.0
+        for key, allowed in ALLOWED.items():
+            value = given.pop(key, type(self).__dataclass_fields__[key].default)
+            check("TrainConfig", key, value, allowed)
+            if type(value) is int and "float" in type(self).__annotations__[key]:
+                value = float(value)  # lr=1 is lr=1.0
             object.__setattr__(self, key, value)
         of_plan: dict[str, Any] = {key: _plan_value(key, given.pop(key)) for key in PLAN_KEYS if key in given}
         if given:
             key = next(iter(given))
             raise TypeError(f"TrainConfig has no key {key!r}{did_you_mean(key, KEYS)}")
-        plan = plan or DEFAULTS
-        api: Any = PLAN_API.get(str(self.api), self.api) if is_of_kind(self.api, KINDS["api"]) else plan.api
+        api: Any = PLAN_API.get(self.api, self.api)
         try:
-            object.__setattr__(self, "plan", dataclasses.replace(plan, api=api, **of_plan))
+            object.__setattr__(self, "plan", dataclasses.replace(plan or DEFAULTS, api=api, **of_plan))
         except ValueError as error:
             raise ValueError(f"{error} (api={self.api} is {api} there)" if api != self.api else str(error)) from None
+        self._check_together()
 
-    def check(self) -> None:
-        """Look at each value.
-
-        Raises:
-            ValueError: one that cannot be, or that does not go with another; says what would.
-        """
-        for field, kind in KINDS.items():
-            if not is_of_kind(value := getattr(self, field), kind):
-                raise ValueError(f"{field}={shown(value)}: it is {wanted(kind, value)}")
-        for field in PATHS:
-            path = getattr(self, field)
-            if path is not None and (not path or "\0" in path or path.lower() == "none"):
-                raise ValueError(f"{field}={shown(path)} is no path that can be used; a file called none is ./none")
-        for field in POSITIVE:
-            if (value := getattr(self, field)) is not None and value < 1:
-                raise ValueError(f"{field}={value}: it is a whole number, at least 1")
-        for field in COUNTS:
-            if getattr(self, field) < 0:
-                raise ValueError(f"{field}={getattr(self, field)}: it is a whole number, at least 0")
-        for field in ABOVE_ZERO:
-            if (number := getattr(self, field)) is not None and not (math.isfinite(number) and number > 0):
-                raise ValueError(f"{field}={number}: it is a number above 0, {ABOVE_ZERO[field]}")
-        for field in SHARES:
-            if not 0 <= getattr(self, field) < 1:
-                raise ValueError(f"{field}={getattr(self, field)}: it is at least 0 and below 1")
-        if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
-            raise ValueError(f"weight_decay={self.weight_decay}: it is a number, at least 0")
-        if self.min_lr is not None and not (math.isfinite(self.min_lr) and self.min_lr >= 0):
-            raise ValueError(f"min_lr={self.min_lr}: it is a number, at least 0")
+    def _check_together(self) -> None:
         if self.plan.requires_gradient_sync is False:
             raise ValueError("requires_gradient_sync=false would never reduce gradients; use true or last")
         if self.min_lr is not None and self.min_lr > self.lr:
             raise ValueError(f"min_lr={self.min_lr} is above lr={self.lr}: a schedule goes down")
         if self.warmup_steps > self.steps:
             raise ValueError(f"warmup_steps={self.warmup_steps}, but there are {self.steps} steps")
-        if self.timeout_s > MOST_S:
-            raise ValueError(f"timeout_s={self.timeout_s}: it is at most {MOST_S} (a year)")
-        if self.keep < 2:
-            raise ValueError(f"keep={self.keep}: at least 2 checkpoints are kept, in case the newest is damaged")
         if self.async_save and self.checkpoint == "full":
             raise ValueError("async_save=true writes sharded checkpoints; use checkpoint=sharded")
         if self.profile and self.api == "single":
             raise ValueError(f"profile={self.profile} records ranks that communicate; use another api than single")
-        for field in NEED_OUT:
-            if getattr(self, field) and self.out is None:
-                raise ValueError(f"{field}={shown(getattr(self, field))} keeps something; say where with out=FOLDER")
+        for key in NEED_OUT:
+            if getattr(self, key) and self.out is None:
+                raise ValueError(f"{key}={text_of(getattr(self, key))} keeps something; say where with out=FOLDER")
         if isinstance(self.plan.activation_checkpointing, int):
             raise ValueError("activation_checkpointing of every k-th block is the simulator's; use full or selective")
         _ = self.model_config  # raises for a preset or a change that does not exist
 
     def by_key(self) -> dict[str, Any]:
         """Every key and its value, those of the plan among them."""
-        own = {key: getattr(self, key) for key in KINDS}
+        own = {key: getattr(self, key) for key in ALLOWED}
         return own | {key: getattr(self.plan, key) for key in PLAN_KEYS}
 
     def replace(self, **keys: Any) -> TrainConfig:
@@ -258,21 +240,12 @@ class TrainConfig:
         return model_config(self.model, **changes, **({"dropout": self.dropout} if self.dropout else {}))
 
 
-POSITIVE = ("steps", "global_batch", "log_every", "micro_batch", "n_layer", "eval_batches")
-COUNTS = ("seed", "warmup_steps", "save_every", "eval_every", "sample", "profile")
-ABOVE_ZERO = {
-    "lr": "such as 1e-3",
-    "clip": "such as 1.0",
-    "timeout_s": "such as 60",
-}
-PATHS = ("config", "init_from", "data", "out", "metrics")
-MOST_S = 365 * 24 * 3600
-SHARES = ("dropout", "beta1", "beta2")
 NEED_OUT = ("save_every", "async_save", "tensorboard", "profile")
-
-
-KINDS = {key: kind for key, kind in kinds(TrainConfig).items() if key != "plan"}
-KEYS = (*KINDS, *PLAN_KEYS)
+ALLOWED: dict[str, Allowed] = {
+    key: it.metadata["allowed"] for key, it in TrainConfig.__dataclass_fields__.items() if key != "plan"
+}
+"""What each key takes that is not the plan's."""
+KEYS = (*ALLOWED, *PLAN_KEYS)
 
 
 def _plan_value(key: str, value: object) -> object:
@@ -311,9 +284,14 @@ def read_config(arguments: Sequence[str], usage: str = "", *, quiet: bool = Fals
         if not quiet:
             print(help_text(usage))
         raise SystemExit(0)
-    given = {key: from_text(text, KINDS[key]) if key in KINDS else text for key, text in _pairs(arguments)}
+    given = {key: _value(key, text) for key, text in _pairs(arguments)}
     path = given.pop("config", None)
     return _checked(_read_table(str(path)) if path is not None else {}, given)
+
+
+def _value(key: str, text: str) -> Any:
+    """What was typed, in a text key with its spaces; the plan's keys are read when the API is known."""
+    return text if key in PLAN_KEYS or ALLOWED[key].test(text) else value_of(TrainConfig, key, text)
 
 
 def help_text(usage: str = "") -> str:
@@ -321,19 +299,30 @@ def help_text(usage: str = "") -> str:
     lines, defaults = [usage, "", "Keys, as --key=value or in a TOML file:"], TrainConfig()
     body = ast.parse(inspect.getsource(TrainConfig)).body[0]
     assert isinstance(body, ast.ClassDef)
-    for field, meaning in pairwise(body.body):
-        match field, meaning:
+    for declared, meaning in pairwise(body.body):
+        match declared, meaning:
             case ast.AnnAssign(target=ast.Name(id="plan")), _:
                 for key, text in PLAN_KEYS.items():
                     lines += _help_of(key, "VALUE", getattr(defaults.plan, key), text)
-            case ast.AnnAssign(target=ast.Name(id=key)), ast.Expr(value=ast.Constant(value=str(text))):
-                lines += _help_of(key, metavar(KINDS[key]), getattr(defaults, key), text)
+            case ast.AnnAssign(target=ast.Name(id=key), annotation=kind), ast.Expr(value=ast.Constant(value=str(text))):
+                lines += _help_of(key, _metavar(ast.unparse(kind)), getattr(defaults, key), text)
     return "\n".join(lines)
+
+
+def _metavar(annotation: str) -> str:
+    """``int | None`` is ``N|none`` there, and ``Literal['auto', 'cpu']`` is ``auto|cpu``."""
+    if annotation.startswith("Literal["):
+        return "|".join(ast.literal_eval(annotation.removeprefix("Literal")))
+    shown = {"bool": "true|false", "int": "N", "float": "NUMBER", "str": "TEXT", "None": "none"}
+    return "|".join(shown[part] for part in annotation.split(" | "))
 
 
 def _help_of(key: str, values: str, default: object, meaning: str) -> list[str]:
     wrapped = textwrap.wrap(" ".join(meaning.split()), 112, initial_indent=" " * 6, subsequent_indent=" " * 6)
-    return [f"  --{key}={values}  (default: {shown(default)})", *wrapped]
+    return [
+        f"  --{key}={values}  (default: {repr(default) if isinstance(default, str) else text_of(default)})",
+        *wrapped,
+    ]
 
 
 def _pairs(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -345,13 +334,9 @@ def _pairs(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
         if not typed.startswith("--") or key not in KEYS:
             raise ValueError(f"unknown argument {argument!r}{did_you_mean(typed, [f'--{known}' for known in KEYS])}")
         if not equals and (text := next(rest, "--")).startswith("--"):
-            raise ValueError(f"--{key} has no value; it is {_wanted(key)}, as in --{key}=VALUE")
+            allowed = ALLOWED.get(key) or Plan.__dataclass_fields__[key].metadata["allowed"]
+            raise ValueError(f"--{key} has no value; it is {allowed.words}, as in --{key}=VALUE")
         yield key, text
-
-
-def _wanted(key: str) -> str:
-    allowed = Plan.__dataclass_fields__[key].metadata["allowed"] if key in PLAN_KEYS else None
-    return allowed.words if allowed else wanted(KINDS[key])
 
 
 def _read_table(path: str | Path) -> dict[str, Any]:
@@ -376,18 +361,16 @@ def _read_table(path: str | Path) -> dict[str, Any]:
 def _checked(table: dict[str, Any], given: dict[str, Any]) -> TrainConfig:
     """The configuration of a file and of what was typed, which wins; a complaint about the file alone names it."""
     try:
-        config = TrainConfig(**table | given)
-        config.check()
+        return TrainConfig(**table | given)
     except ValueError as error:
         if table and str(error) == _complaint(table):
             raise ValueError(f"{table['config']}: {error}") from error
         raise
-    return config
 
 
 def _complaint(table: dict[str, Any]) -> str:
     try:
-        TrainConfig(**table).check()
+        TrainConfig(**table)
     except ValueError as error:
         return str(error)
     return ""

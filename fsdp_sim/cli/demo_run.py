@@ -11,7 +11,7 @@ from fsdp_sim.cli.demo_words import COUNTED, INTRO, KNOWN, PredictionGap, Prefet
 from fsdp_sim.timeline import Timeline, exposed_comm_s, median_step, step_time_s
 from fsdp_sim.words import human_ms
 from labs.experiments.prefetch import WARM_UP_STEPS, Experiment, same_order, training_only
-from labs.experiments.sleeping_blocks import Asleep
+from labs.experiments.sleeping_blocks import SleepTimes
 
 SLEEPING_STEPS = 4
 TIMED_STEPS = WARM_UP_STEPS + 3
@@ -25,7 +25,7 @@ class SleepExperiment:
     Of steps whose length is known the fastest is the least disturbed: other work can make them longer only.
     """
 
-    lengths: Asleep
+    lengths: SleepTimes
     predicted: dict[int | None, Timeline]
     measured: dict[int | None, Timeline]
 
@@ -63,7 +63,7 @@ def show(experiment: Experiment, steps: int, out: str) -> None:
 
 def sleep(console: Console, ranks: int) -> SleepExperiment:
     """The first experiment."""
-    lengths = Asleep(world_size=ranks)
+    lengths = SleepTimes(world_size=ranks)
     console.print(
         f"\n[bold]1. What prefetch hides.[/] {ranks} ranks, {lengths.blocks} blocks of known length: forward sleeps "
         f"{human_ms(lengths.forward_s)}, backward {human_ms(lengths.backward_s)}; a collective takes "

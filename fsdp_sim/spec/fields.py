@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar, dataclass_transform
 
@@ -62,7 +62,7 @@ def number(minimum: float = 0.0, *, above: bool = False) -> Allowed:
     """A finite number of at least ``minimum`` (strictly above it if ``above``), not a bool."""
 
     def test(value: Any) -> bool:
-        if type(value) not in (int, float) or not math.isfinite(value):
+        if type(value) not in (int, float) or not abs(value) <= sys.float_info.max:
             return False
         return bool(value > minimum if above else value >= minimum)
 

@@ -15,7 +15,7 @@ hugging_face_names  Hugging Face's names and layouts of the same weights
 full           a full checkpoint: whole tensors, as safetensors
 checkpointer   all of it together, on all ranks, also in the background
 lock           one run at a time in a folder
-conversion     from one form of checkpoint to another; convert is its command
+convert        from one form of checkpoint to another, as a command
 """
 
 from labs.checkpoint.agree import CheckpointError

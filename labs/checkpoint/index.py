@@ -26,7 +26,7 @@ class Piece(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     shape: tuple[int, ...]
 
 
-class Saved(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SavedTensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A tensor in a checkpoint."""
 
     dtype: str
@@ -38,7 +38,7 @@ class Index(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What `INDEX` holds."""
 
     files: list[FileName]
-    tensors: dict[str, Saved]
+    tensors: dict[str, SavedTensor]
 
 
 def read_index(checkpoint: Path) -> Index:
@@ -71,7 +71,7 @@ def check_files(checkpoint: Path, sizes_bytes: Mapping[str, int]) -> None:
                 )
 
 
-def _wrong(saved: Saved, n_files: int) -> str:
+def _wrong(saved: SavedTensor, n_files: int) -> str:
     """What keeps the pieces from being the tensor, each of its numbers once."""
     whole = math.prod(saved.shape)
     for piece in saved.pieces:

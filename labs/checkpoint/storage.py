@@ -47,7 +47,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from labs.checkpoint.hashing import CHUNK_BYTES, FILES_AT_ONCE, FileInfo, write_file
-from labs.checkpoint.index import INDEX, Index, Piece, Saved, torch_dtype
+from labs.checkpoint.index import INDEX, Index, Piece, SavedTensor, torch_dtype
 from labs.checkpoint.state import State
 from labs.loop.failpoints import failpoint
 
@@ -150,7 +150,7 @@ class Writer(StorageWriter):
             for chunk in saved.chunks:
                 name, begin_bytes = where[MetadataIndex(fqn, chunk.offsets)]
                 pieces.append(Piece(number[name], begin_bytes, tuple(chunk.offsets), tuple(chunk.sizes)))
-            tensors[fqn] = Saved(str(saved.properties.dtype).removeprefix("torch."), tuple(saved.size), pieces)
+            tensors[fqn] = SavedTensor(str(saved.properties.dtype).removeprefix("torch."), tuple(saved.size), pieces)
         self.files[INDEX] = write_file(self.folder / INDEX, [msgspec.json.encode(Index(files, tensors))])
 
     @classmethod

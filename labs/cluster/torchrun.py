@@ -52,7 +52,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainingRun:
     """What a run left behind.
 
     Attributes:
@@ -95,7 +95,7 @@ def train(
     env: Mapping[str, str] = {},
     timeout_s: float = 600.0,
     progress: bool = True,
-) -> Trained:
+) -> TrainingRun:
     """Run the trainer under torchrun, and read its numbers.
 
     Args:
@@ -120,7 +120,7 @@ def train(
             report = msgspec.json.decode((folder / "report.json").read_bytes())
         except (OSError, KeyError, msgspec.DecodeError) as error:
             raise FailedError(f"{what} ended well, but its numbers cannot be read: {error!r}") from error
-    return Trained(losses, norms, steps, report, folder, printed)
+    return TrainingRun(losses, norms, steps, report, folder, printed)
 
 
 def torchrun(*arguments: str, ranks: int = 2, timeout_s: float = 300.0) -> LabRun:

@@ -12,18 +12,15 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from fsdp_sim.measure.heap import keep_freed_memory
+from fsdp_sim.ranks import Network, run, track
 from fsdp_sim.spec import Cluster
 from labs.cluster.process_group import Place, use_threads
 from labs.config import TrainConfig
 from labs.experiments.on_rank import here, on_rank
 from labs.experiments.result import Row
 from labs.measure.prediction import predict_calibrated
-
-if TYPE_CHECKING:  # fsdp_sim.ranks starts a server that imports torch, so not before it is needed
-    from fsdp_sim.ranks import Network
 
 STEP = "step time"
 ROUNDS, STEPS = 5, 4
@@ -57,8 +54,6 @@ def step_times_s(settings: Mapping[str, TrainConfig], ranks: int, network: Netwo
     Raises:
         RanksError: a rank failed.
     """
-    from fsdp_sim.ranks import run  # starts a server that imports torch, so not before it is needed
-
     of_ranks = run(
         _steps, ranks, list(settings.values()), network=network, record=False, show_output=False, timeout_s=600.0,
         title=f"timing steps on {ranks} ranks",
@@ -71,8 +66,6 @@ def step_times_s(settings: Mapping[str, TrainConfig], ranks: int, network: Netwo
 
 def _steps(settings: Sequence[TrainConfig]) -> list[list[float]]:
     """On a rank: seconds of the steps of each setting. The first of a round finds cold caches, and does not count."""
-    from fsdp_sim.ranks import track
-
     use_threads(here())
     keep_freed_memory()
     trainings = [on_rank(config) for config in settings]

@@ -29,9 +29,10 @@ from rich.markup import escape
 from rich.progress import track
 from rich.table import Table
 
+from fsdp_sim.words import human_bytes
 from labs.checkpoint import Checkpointer
 from labs.cluster.process_group import n_ranks
-from labs.cluster.torchrun import FailedError, Trained
+from labs.cluster.torchrun import FailedError, TrainingRun
 from labs.experiments.checklist_runs import ChecklistOptions, Runs, falls, same
 
 COMPILED_CLOSE = CLIPPED_CLOSE = 1e-4
@@ -47,7 +48,7 @@ def checks(runs: Runs) -> Iterator[tuple[str, Check]]:
     """What is to be verified and how; a check returns what it saw, or raises `FailedError`."""
     few = min(runs.asked.ranks)
 
-    def single() -> Trained:
+    def single() -> TrainingRun:
         return runs.run(1, "--api=single")
 
     def like_one(ranks: int, *arguments: str) -> str:
@@ -81,13 +82,13 @@ def _memory(runs: Runs, ranks: int) -> str:
     return f"parameters and AdamW: {alone_mb:.2f} MB in one process, {each_mb:.2f} MB on each of {ranks} ranks"
 
 
-def _saved(run: Trained) -> str:
+def _saved(run: TrainingRun) -> str:
     found = Checkpointer(run.out / "checkpoints").newest()
     if found is None:
         raise FailedError(f"there is no checkpoint in {run.out}, or it is damaged")
     files = [path for path in found.path.rglob("*") if path.is_file()]
     n_bytes = sum(path.stat().st_size for path in files)
-    return f"{found.path.name}, {n_bytes / 1e6:.1f} MB in {len(files)} files, their SHA-256 as in the manifest"
+    return f"{found.path.name}, {human_bytes(n_bytes)} in {len(files)} files, their SHA-256 as in the manifest"
 
 
 def _resumed(runs: Runs, ranks: int) -> str:
@@ -106,7 +107,7 @@ def _resumed_elsewhere(runs: Runs, ranks: int) -> str:
     return same("the losses of the uninterrupted run", second.losses, whole.losses)
 
 
-def _went_on_from(step: int, run: Trained) -> None:
+def _went_on_from(step: int, run: TrainingRun) -> None:
     """A run that began anew would have the same losses."""
     if run.report["resumed_from"] != step:
         raise FailedError(f"the second run went on from {run.report['resumed_from']}, not from step {step}")

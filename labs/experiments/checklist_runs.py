@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from labs.cluster.torchrun import FailedError, Trained, train
+from labs.cluster.torchrun import FailedError, TrainingRun, train
 
 CLOSE = 1e-5
 """Relative: other ranks and other APIs add the same numbers in another order."""
@@ -54,9 +54,9 @@ class Runs:
 
     def __init__(self, asked: ChecklistOptions, folder: Path) -> None:
         self.asked, self.folder = asked, folder
-        self._done: dict[tuple[Any, ...], Trained | FailedError] = {}
+        self._done: dict[tuple[Any, ...], TrainingRun | FailedError] = {}
 
-    def run(self, ranks: int, *arguments: str) -> Trained:
+    def run(self, ranks: int, *arguments: str) -> TrainingRun:
         """Raises FailedError, each time it is asked for, when the run failed."""
         key = (ranks, *arguments)
         if key not in self._done:
@@ -69,14 +69,14 @@ class Runs:
             raise done
         return done
 
-    def gone_on(self, step: int, ranks: int, other_ranks: int, *arguments: str) -> Trained:
+    def gone_on(self, step: int, ranks: int, other_ranks: int, *arguments: str) -> TrainingRun:
         """A run that goes on in a copy of what ``ranks`` left behind when they stopped after ``step`` steps."""
         stopped = self.run(ranks, f"--steps={step}")
         out = self.folder / f"copy-for-{other_ranks}"
         shutil.copytree(stopped.out, out)
         return self.again(out, other_ranks, *arguments)
 
-    def again(self, out: Path, ranks: int, *arguments: str) -> Trained:
+    def again(self, out: Path, ranks: int, *arguments: str) -> TrainingRun:
         asked = self.asked
         settings = [
             f"--model={asked.model}", f"--global_batch={asked.rows}", f"--seq_len={asked.seq_len}",

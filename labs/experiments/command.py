@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from rich.console import Console
 
+from fsdp_sim.ranks import RanksError
 from labs.cluster.torchrun import FailedError
 from labs.experiments.result import Result
 
@@ -20,8 +21,6 @@ def command(lab: str, run: Callable[[], Result], closing: Callable[[Result], str
     Returns:
         the exit status: 0 done, 1 a training or a rank failed, 2 asked wrongly, 130 Ctrl-C.
     """
-    from fsdp_sim.ranks import RanksError  # starts a server that imports torch, so not before it is needed
-
     console = Console()
     try:
         result = run()

@@ -36,7 +36,7 @@ from labs.config import TrainConfig
 from labs.experiments.checklist_runs import CLOSE, same
 from labs.experiments.command import command
 from labs.experiments.result import Result, Row, this_machine
-from labs.experiments.scripts.watch import Collective, Watched
+from labs.experiments.scripts.watch import Collective, RankStep
 from labs.measure.simulated import peak_memory_bytes, simulated
 
 SCRIPTS = {api: Path(__file__).with_name("scripts") / f"train_{api}.py" for api in ("ddp", "fsdp2")}
@@ -64,7 +64,7 @@ class ScriptRun:
 
     losses: list[float]
     norms: list[float]
-    watched: list[Watched]
+    watched: list[RankStep]
     weights: dict[str, torch.Tensor]
 
 
@@ -104,7 +104,7 @@ def run_script(api: str, ranks: int = 2, device: str = "cpu") -> ScriptRun:
         printed = launch(*command, ranks=ranks, device=device)
         steps = STEP.findall(printed)
         watched = [
-            msgspec.json.decode(Path(folder, f"{rank}.json").read_bytes(), type=Watched) for rank in range(ranks)
+            msgspec.json.decode(Path(folder, f"{rank}.json").read_bytes(), type=RankStep) for rank in range(ranks)
         ]
         saved = torch.load(weights, weights_only=True, map_location="cpu")
     return ScriptRun([float(loss) for _, loss, _ in steps], [float(norm) for *_, norm in steps], watched, saved)

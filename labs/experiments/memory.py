@@ -26,6 +26,8 @@ import torch
 import tyro
 
 from fsdp_sim.measure import live_bytes
+from fsdp_sim.ranks import run as on_ranks
+from fsdp_sim.ranks import track
 from fsdp_sim.simulation import Simulation, simulate
 from fsdp_sim.spec import Cluster
 from fsdp_sim.timeline import Timeline
@@ -119,20 +121,16 @@ def count(asked: Mapping[str, Setting]) -> dict[str, int]:
     """
     if any(setting.device.type == "cuda" for setting in asked.values()):
         return {name: _peak_on_gpus(setting) for name, setting in asked.items()}
-    from fsdp_sim.ranks import run  # starts a server that imports torch, so not before it is needed
-
     found: dict[str, int] = {}
     for ranks in sorted({setting.ranks for setting in asked.values()}):
         of_ranks = {name: setting for name, setting in asked.items() if setting.ranks == ranks}
         items = [(setting.config, setting.optimizer) for setting in of_ranks.values()]
-        peaks = run(_peaks, ranks, items, record=False, show_output=False, timeout_s=300.0, title=f"{ranks} ranks")
+        peaks = on_ranks(_peaks, ranks, items, record=False, show_output=False, timeout_s=300.0, title=f"{ranks} ranks")
         found |= dict(zip(of_ranks, (max(of_setting) for of_setting in zip(*peaks, strict=True)), strict=True))
     return {name: found[name] for name in asked}
 
 
 def _peaks(items: list[tuple[TrainConfig, str]]) -> list[int]:
-    from fsdp_sim.ranks import track
-
     return [peak_of_a_step(config, optimizer) for config, optimizer in track(items)]
 
 
@@ -153,9 +151,7 @@ def counted_step(setting: Setting) -> Timeline:
     Raises:
         RanksError: a rank failed.
     """
-    from fsdp_sim.ranks import run  # starts a server that imports torch, so not before it is needed
-
-    found: list[Timeline] = run(
+    found: list[Timeline] = on_ranks(
         _counted, setting.ranks, setting.config, setting.optimizer, device=setting.device.type, record=False,
         show_output=False, title=f"counting a step on {n_ranks(setting.ranks)}",
     )  # fmt: skip
@@ -208,7 +204,6 @@ def run(
     if cluster and device == "cuda":
         raise ValueError(f"cluster={cluster}: step times are predicted from a file for CPU ranks only; use device=cpu")
     base = TrainConfig(model=model, seq_len=seq_len, device=device)
-    base.check()
     asked = settings(base, ranks, rows)
     predicted = {name: setting.peak_bytes for name, setting in asked.items()}
     times = calibrated_rows(timed(asked, ranks), ranks, Cluster.from_file(cluster)) if cluster else []

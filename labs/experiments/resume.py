@@ -39,7 +39,7 @@ from labs.checkpoint.manifest import MANIFEST, read_manifest
 from labs.checkpoint.rng import read_rng
 from labs.checkpoint.state import read_state
 from labs.cluster.process_group import Place, n_ranks, ranks_on
-from labs.cluster.torchrun import FailedError, Trained, launch, train
+from labs.cluster.torchrun import FailedError, TrainingRun, launch, train
 from labs.config import TrainConfig
 from labs.experiments.command import command
 from labs.experiments.result import Result, Row, this_machine
@@ -200,7 +200,7 @@ def restarted(
     return [line["loss"] for line in lines if "loss" in line]
 
 
-def goes_on(killed: Path, folder: Path, *arguments: str, ranks: int, device: str = "cpu") -> Trained:
+def goes_on(killed: Path, folder: Path, *arguments: str, ranks: int, device: str = "cpu") -> TrainingRun:
     """A run that goes on in a copy of what is on the disk.
 
     Args:

@@ -4,7 +4,7 @@ Blocks that compute compete for the cores of this machine with each other and wi
 sleep do not: forward and backward take as long as they are told, the modelled network does too, and what a step takes
 can be said beforehand to the millisecond. What prefetch hides is then in the picture and not in the noise.
 
-    step = Asleep()
+    step = SleepTimes()
     step.predict(forward_prefetch=1)    # by arithmetic: nothing has run
     step.run(forward_prefetch=1)        # on ranks
 """
@@ -34,7 +34,7 @@ WIDTH = 512
 
 
 @dataclasses.dataclass(frozen=True)
-class Asleep:
+class SleepTimes:
     """What is trained, and how long its pieces take."""
 
     world_size: int = 4
@@ -96,7 +96,7 @@ class _Sleep(torch.autograd.Function):
 class Block(nn.Module):
     """One product, and a sleep."""
 
-    def __init__(self, lengths: Asleep) -> None:
+    def __init__(self, lengths: SleepTimes) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.full((WIDTH, WIDTH), 1 / WIDTH))
         self.lengths = lengths
@@ -108,7 +108,7 @@ class Block(nn.Module):
 class Blocks(nn.Module):
     """Blocks, one after the other; nothing is left for the root."""
 
-    def __init__(self, lengths: Asleep) -> None:
+    def __init__(self, lengths: SleepTimes) -> None:
         super().__init__()
         self.layers = nn.ModuleList(Block(lengths) for _ in range(lengths.blocks))
 
@@ -118,7 +118,7 @@ class Blocks(nn.Module):
         return x
 
 
-def train(lengths: Asleep, steps: int, forward_prefetch: int | None) -> None:
+def train(lengths: SleepTimes, steps: int, forward_prefetch: int | None) -> None:
     """What a rank runs."""
     model = Blocks(lengths)
     for layer in model.layers:

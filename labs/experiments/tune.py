@@ -27,7 +27,8 @@ from rich.console import Console
 from fsdp_sim import engine
 from fsdp_sim.explore import pareto
 from fsdp_sim.spec import Cluster
-from labs.cluster.pretend import Setup, Timed, compare, predict, timed
+from fsdp_sim.words import human_bytes
+from labs.cluster.pretend import Setup, StepPieces, compare, predict, timed
 from labs.cluster.pretend.recorder import Piece
 from labs.cluster.process_group import ranks_on
 from labs.config import TrainConfig
@@ -116,7 +117,7 @@ def search(
     return sorted(found, key=lambda candidate: (candidate.step_time_s, candidate.peak_bytes))
 
 
-def _time(setups: Sequence[Setup], steps: int, told: Callable[[str], object]) -> dict[tuple[Any, ...], Timed]:
+def _time(setups: Sequence[Setup], steps: int, told: Callable[[str], object]) -> dict[tuple[Any, ...], StepPieces]:
     """The pieces of each way to compute, in rounds: what else the machine does should slow all of them."""
     first = {_computes(setup): setup for setup in reversed(setups)}
     of_steps: dict[tuple[Any, ...], list[Mapping[Piece, float]]] = {computes: [] for computes in first}
@@ -124,7 +125,7 @@ def _time(setups: Sequence[Setup], steps: int, told: Callable[[str], object]) ->
         for computes, setup in first.items():
             told("timing the pieces of a step: " + ", ".join(map(str, computes)))
             of_steps[computes] += timed(setup, steps).of_steps
-    return {computes: Timed(first[computes].simulation, of_steps[computes]).undisturbed for computes in first}
+    return {computes: StepPieces(first[computes].simulation, of_steps[computes]).undisturbed for computes in first}
 
 
 def _computes(setup: Setup) -> tuple[Any, ...]:
@@ -175,8 +176,8 @@ def choose(candidates: Sequence[Candidate], limit_bytes: float) -> dict[str, Can
     if not fitting:
         least = min(candidate.peak_bytes for candidate in candidates)
         raise NothingFitsError(
-            f"none of {len(candidates)} plans fits {limit_bytes / 2**20:.1f} MiB: the smallest needs "
-            f"{least / 2**20:.1f} MiB; allow that much, take more ranks or fewer rows"
+            f"none of {len(candidates)} plans fits {human_bytes(limit_bytes)}: the smallest needs "
+            f"{human_bytes(least)}; allow that much, take more ranks or fewer rows"
         )
     chosen = {"fastest that fits": fitting[0]}
     defaults = next((candidate for candidate in candidates if candidate.name == DEFAULTS), None)
@@ -220,9 +221,7 @@ class TuneOptions:
         bandwidth_gbps = self.bandwidth_gbps or (0.5 if slow else None)
         gpu: Any = gpu_here(torch.device("cuda", 0)) if self.cluster == "here" else self.cluster
         cluster = Cluster(gpu, gpus=self.ranks, bandwidth_gbps=bandwidth_gbps, latency_us=200.0 if slow else None)
-        config = TrainConfig(model=self.model, global_batch=self.rows * self.ranks)
-        config.check()
-        return config, cluster
+        return TrainConfig(model=self.model, global_batch=self.rows * self.ranks), cluster
 
 
 ON_GPU = TuneOptions(model="gpt2", cluster="here", ranks=64, limit_mib=4_000.0, device="cuda")

@@ -13,8 +13,8 @@ from fsdp_sim.measure import live_bytes
 from fsdp_sim.measure.live_bytes import workspace_bytes
 from labs.loop.evaluation import sample
 from labs.loop.metrics import Metrics
-from labs.loop.report import Compared, Report, compare, hardware, summary_line, versions
-from labs.loop.run_state import Training
+from labs.loop.report import PredictedQuantity, Report, compare, hardware, summary_line, versions
+from labs.loop.run_state import RunState
 from labs.loop.step import train_step
 from labs.measure.prediction import predict
 from labs.measure.profiling import Recording, gathered, profiled, said_by_any
@@ -32,7 +32,7 @@ RECORDED_STEPS = 4
 class EndOfRun:
     """What has to be kept while training, for what is said at its end."""
 
-    def __init__(self, training: Training) -> None:
+    def __init__(self, training: RunState) -> None:
         self.training = training
         self.steps_s: list[float] = []
         self.losses: list[float] = []
@@ -121,7 +121,7 @@ class EndOfRun:
         step_s = median_step_s(self.steps_s)
         tokens_per_s = config.global_batch * config.plan.seq_len / step_s
         flops = flops_per_token(run.model, config.plan.seq_len)
-        compared: list[Compared] = []
+        compared: list[PredictedQuantity] = []
         sentences: list[str] = []
         try:
             summary = self._summary()

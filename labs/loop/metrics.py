@@ -14,6 +14,8 @@ import msgspec
 from tqdm import tqdm
 
 from fsdp_sim.packages import missing
+from fsdp_sim.words import human_bytes
+from labs.config import TrainConfig
 
 Record = Mapping[str, Any]
 """Of a step: ``step``, ``loss``, ``step_s``, ``tokens_per_s``; where known ``lr``, ``grad_norm``, ``val_loss``,
@@ -61,6 +63,14 @@ class Metrics:
         self._bar = tqdm(total=steps, initial=first_step, unit="step", disable=None if bar and self._on else True)
         self._file: IO[bytes] | None = None
         self._writer: Any = None
+
+    @classmethod
+    def of(cls, config: TrainConfig, first_step: int, rank: int) -> Metrics:
+        """Those of a run: in its folder, or where it says."""
+        out = Path(config.out) if config.out else None
+        jsonl = Path(config.metrics) if config.metrics else out / "metrics.jsonl" if out else None
+        tensorboard = out / "tensorboard" if out and config.tensorboard else None
+        return cls(jsonl, tensorboard, steps=config.steps, first_step=first_step, log_every=config.log_every, rank=rank)
 
     def __enter__(self) -> Metrics:
         self.rewind(self._first_step)
@@ -207,5 +217,5 @@ def _postfix(record: Record) -> str:
     if record.get("mfu") is not None:
         parts.append(f"MFU {record['mfu']:.1%}")
     if record.get("memory_bytes") is not None:
-        parts.append(f"{record['memory_bytes'] / 2**30:.1f} GiB")
+        parts.append(human_bytes(record["memory_bytes"]))
     return ", ".join(parts)

@@ -61,7 +61,6 @@ def prepare(config: TrainConfig, place: Place) -> Run:
         ValueError: what is wrong, with the value and what would be right.
         OSError: data or folder cannot be read or written.
     """
-    config.check()
     model = config.model_config
     check_batch(config.global_batch, place.world_size)
     micro_batches, micro_rows = _micro_batches(config, place)

@@ -1,4 +1,4 @@
-"""What a training came to: for a terminal a table, for programs report.json."""
+"""What a run says before its first step, and what it came to: for a terminal a table, for programs report.json."""
 
 from __future__ import annotations
 
@@ -13,16 +13,22 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from fsdp_sim.words import human_bytes, human_ms
 from labs.cluster.process_group import Place
 from labs.config import TrainConfig
+from labs.loop.preflight import Run
 from labs.measure.prediction import Prediction
 from labs.measure.utilization import Memory
+from labs.wrapping import Wrapped
 
+MANY_EPOCHS = 4
+"""So often a text may be read before its repetition is worth much less than new text (Muennighoff et al. 2023, "Scaling
+Data-Constrained Language Models"): more is warned of."""
 GOOD_ERROR = 0.10
 MOST_SENTENCES = 4  # that are printed, the most important; the file has all
 
 
-class Compared(msgspec.Struct, frozen=True, kw_only=True):
+class PredictedQuantity(msgspec.Struct, frozen=True, kw_only=True):
     """A quantity as predicted and as measured.
 
     Attributes:
@@ -38,7 +44,7 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
 
     @classmethod
-    def of(cls, what: str, unit: str, predicted: float, measured: float | None, why: str = "") -> Compared:
+    def of(cls, what: str, unit: str, predicted: float, measured: float | None, why: str = "") -> PredictedQuantity:
         error = predicted / measured - 1 if measured else None
         large = error is not None and abs(error) > GOOD_ERROR
         return cls(what=what, unit=unit, predicted=predicted, measured=measured, error=error, why=why if large else "")
@@ -82,7 +88,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     saved: int
     failed_saves: list[str]
     stopped: str
-    compared: list[Compared]
+    compared: list[PredictedQuantity]
     explanation: list[str]
 
     def write(self, path: Path) -> None:
@@ -112,18 +118,17 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     def rows(self) -> list[tuple[str, str]]:
         """What is known: a heading and a value each."""
-        gib = [memory.peak_bytes / 2**30 for memory in self.memory]
         rows = [
             ("trained", self.label),
             ("hardware", self.hardware),
             ("steps", f"{self.first_step} to {self.last_step}"),
             ("loss", f"{self.loss_first:.4f} to {self.loss_last:.4f}"),
-            ("median step", _seconds(self.step_s)),
+            ("median step", human_ms(self.step_s)),
             ("speed", f"{self.tokens_per_s:,.0f} tokens/s" + (f", MFU {self.mfu:.1%}" if self.mfu else "")),
-            ("memory, most per rank", ", ".join(f"{of_rank:.2f} GiB" for of_rank in gib)),
+            ("memory, most per rank", ", ".join(human_bytes(memory.peak_bytes) for memory in self.memory)),
         ]
         if self.exposed_comm_s is not None:
-            rows.append(("exposed communication", f"{_seconds(self.exposed_comm_s)} of a step"))
+            rows.append(("exposed communication", f"{human_ms(self.exposed_comm_s)} of a step"))
         if self.restarts or self.resumed_from is not None:
             went_on = f", went on from step {self.resumed_from}" if self.resumed_from is not None else ""
             rows.append(("restarts", f"{self.restarts}{went_on}"))
@@ -149,6 +154,25 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
                 )
         for sentence in self.explanation[:MOST_SENTENCES]:
             console.print(sentence, soft_wrap=True, markup=False)
+
+
+def header(run: Run, wrapped: Wrapped) -> list[str]:
+    """What is about to be trained: the first thing to look at when something seems wrong."""
+    config = run.config
+    rows = f"{config.global_batch} rows of {config.plan.seq_len} tokens per step"
+    if run.micro_batches > 1:
+        rows += f", in {run.micro_batches} micro-batches of {run.micro_rows} rows on each rank"
+    steps = -(-len(run.loader()) // config.global_batch)
+    lines = [
+        f"{config.model}: {wrapped.n_params:,} parameters; {wrapped.label}; {run.backend}",
+        f"{run.corpus.name}: {len(run.corpus.train):,} tokens to train on, {steps:,} steps an epoch; {rows}",
+    ]
+    if (epochs := config.steps / steps) > MANY_EPOCHS:
+        lines.append(
+            f"WARNING: {config.steps:,} steps read this text {epochs:,.0f} times, which teaches a model to repeat it; "
+            "give more text with data=PATH, or ask for fewer steps"
+        )
+    return lines
 
 
 def summary_line(
@@ -196,7 +220,7 @@ def compare(
     peak_bytes: int | None,
     device: torch.device,
     busy: float | None = None,
-) -> list[Compared]:
+) -> list[PredictedQuantity]:
     """Prediction beside measurement.
 
     Args:
@@ -221,21 +245,13 @@ def compare(
     late = "ranks come late to collectives" + (", most of all where they share cores" if on_cpu else "")
     other = "buffers that the simulator does not know, such as those of kernels"
     return [
-        Compared.of("step time", "s", prediction.step_time_s, step_s, slow),
-        Compared.of("exposed communication", "s", prediction.exposed_comm_s, exposed_comm_s, late),
-        Compared.of("peak memory of tensors", "bytes", float(prediction.peak_memory_bytes), peak_bytes, other),
+        PredictedQuantity.of("step time", "s", prediction.step_time_s, step_s, slow),
+        PredictedQuantity.of("exposed communication", "s", prediction.exposed_comm_s, exposed_comm_s, late),
+        PredictedQuantity.of("peak memory of tensors", "bytes", float(prediction.peak_memory_bytes), peak_bytes, other),
     ]
 
 
-def _cells(one: Compared) -> tuple[str, str, str, str]:
-    shown = _seconds if one.unit == "s" else _mib
+def _cells(one: PredictedQuantity) -> tuple[str, str, str, str]:
+    shown = human_ms if one.unit == "s" else human_bytes
     measured = shown(one.measured) if one.measured is not None else "not measured"
     return one.what, shown(one.predicted), measured, f"{one.error:+.0%}" if one.error is not None else "-"
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
-
-
-def _mib(n_bytes: float) -> str:
-    return f"{n_bytes / 2**20:,.1f} MiB"

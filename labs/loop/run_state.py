@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from labs.checkpoint import Checkpointer, CheckpointError, FoundCheckpoint
 from labs.checkpoint.full import load_weights
@@ -15,6 +16,7 @@ from labs.checkpoint.state import held_bytes, read_state, write_state
 from labs.cluster.process_group import n_ranks
 from labs.loop.failpoints import failpoint
 from labs.loop.preflight import Run, identity
+from labs.loop.progress import Progress
 from labs.loop.report import versions
 from labs.wrapping import Wrapped
 
@@ -23,8 +25,20 @@ class NoGoodCheckpointError(CheckpointError):
     """All checkpoints of the run are damaged; all ranks know it, and another attempt would find the same."""
 
 
+def checkpointer(run: Run, group: dist.ProcessGroup | None) -> Checkpointer | None:
+    """What writes and reads the run's checkpoints; None for a run that keeps none.
+
+    Args:
+        group: of all ranks, for what they agree on about checkpoints.
+    """
+    if run.checkpoints is None:
+        return None
+    config = run.config
+    return Checkpointer(run.checkpoints, keep=config.keep, format=config.checkpoint, group=group, schema=Progress)
+
+
 @dataclasses.dataclass
-class Training:
+class RunState:
     """The model, its optimizer, and how far they are.
 
     Attributes:
@@ -33,6 +47,7 @@ class Training:
         resumed_from: the step of the checkpoint that this process went on from; None if it began.
         saved: checkpoints written here.
         failed_saves: what went wrong in each of the others.
+        skipped_in_a_row: the last steps that had no update, see `labs.loop.nonfinite`.
     """
 
     run: Run
@@ -44,10 +59,11 @@ class Training:
     resumed_from: int | None = None
     saved: int = 0
     failed_saves: list[str] = dataclasses.field(default_factory=list)
+    skipped_in_a_row: int = 0
     _kept: int | None = None  # the step of the newest checkpoint
 
     def progress(self) -> dict[str, Any]:
-        """A `labs.loop.progress.Progress`."""
+        """What a checkpoint says besides tensors, a `Progress`."""
         return {
             "step": self.step,
             "position": self.position,

@@ -36,10 +36,6 @@ class Outcome:
     updated: bool
 
 
-class NotFiniteError(ArithmeticError):
-    """Loss or gradients are NaN or infinite."""
-
-
 def train_step(
     wrapped: Wrapped, optimizer: torch.optim.Optimizer, batch: Batch, step: int, config: TrainConfig, *,
     n_micro_batches: int = 1, stop: Callable[[], int] = lambda: 0,

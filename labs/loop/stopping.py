@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 GRACE_S = 25.0
@@ -29,6 +30,9 @@ of a step waits for a rank that is dead."""
 
 PREEMPTED = 75
 """Exit status after SIGTERM (EX_TEMPFAIL of sysexits.h): saved, to be gone on with."""
+
+PREEMPTED_MARK = "PREEMPTED"
+"""A file in the run's folder: it was told to leave, and has saved. torchrun's own exit status does not say so."""
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as the shell's own."""
@@ -149,3 +153,11 @@ def stopping(launcher: int | None = None) -> Iterator[StopRequest]:
         hears.close()
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def mark_preempted(folder: str | None, preempted: bool) -> None:
+    """Put `PREEMPTED_MARK` into the run's folder, if it has one, or take it away."""
+    if folder:
+        mark = Path(folder, PREEMPTED_MARK)
+        with suppress(OSError):  # only a mark: the checkpoint is what counts
+            mark.touch() if preempted else mark.unlink(missing_ok=True)

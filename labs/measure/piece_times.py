@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from fsdp_sim.measure.heap import keep_freed_memory
+from fsdp_sim.ranks import RanksError, run
 from fsdp_sim.timeline import RECORDER, Op, Timeline
 from fsdp_sim.timeline.analysis import piece_durations, step_time_s
 from labs.cluster.process_group import Place, use_threads
@@ -59,8 +60,6 @@ def measure_pieces(config: TrainConfig, model_config: ModelConfig, place: Place)
     Raises:
         ValueError: a rank failed; says which and why.
     """
-    from fsdp_sim.ranks import RanksError, run  # starts a server that imports torch, so not before it is needed
-
     local = dataclasses.replace(
         place, rank=0, local_rank=0, world_size=place.local_world_size, torchrun=True, restarts=0
     )

@@ -17,7 +17,6 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -26,6 +25,7 @@ from fsdp_sim import engine
 from fsdp_sim.cost.collectives import collective_s
 from fsdp_sim.diagnose import explain
 from fsdp_sim.engine.seconds import COPIES
+from fsdp_sim.ranks import Network
 from fsdp_sim.schedule import Instruction, Kind, Program
 from fsdp_sim.simulation import Simulation
 from fsdp_sim.spec import Cluster, Gpu, gpu_names
@@ -35,9 +35,6 @@ from labs.config import TrainConfig
 from labs.measure.piece_times import Piece, Pieces, measure_pieces
 from labs.measure.simulated import WHOLE_MODEL, peak_memory_bytes, simulated
 from labs.model import ModelConfig
-
-if TYPE_CHECKING:  # fsdp_sim.ranks starts a server that imports torch, so not before it is needed
-    from fsdp_sim.ranks import Network
 
 WAITS = ("fsdp2", "hsdp", "fsdp1")  # for each collective, on CPU cores
 DTENSOR_LAUNCHES = 2  # of a kernel, around each parameter in the gradients' norm and in the optimizer

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from fsdp_sim.timeline import COLLECTIVES, Event, Op, Timeline, compare
 from fsdp_sim.timeline.analysis import computes, exposed_comm_s, overlap, spans_of, step_time_s, total_s, union
 from fsdp_sim.timeline.comparison import Divergence
+from fsdp_sim.words import human_ms
 from labs.measure.clocks import on_the_wire
 
 COMPUTE = (Op.FWD, Op.BWD, Op.RECOMPUTE)
@@ -42,9 +43,9 @@ class Summary:
     def line(self) -> str:
         """All of it in one sentence."""
         text = (
-            f"step {self.step_s * 1e3:.1f} ms: communication exposed {self.exposed_s * 1e3:.1f} ms, "
-            f"overlap {self.overlap:.0%}, waiting for late ranks {self.waited_s * 1e3:.1f} ms, "
-            f"idle {self.idle_s * 1e3:.1f} ms"
+            f"step {human_ms(self.step_s)}: communication exposed {human_ms(self.exposed_s)}, "
+            f"overlap {self.overlap:.0%}, waiting for late ranks {human_ms(self.waited_s)}, "
+            f"idle {human_ms(self.idle_s)}"
         )
         if not self.compared:
             return text

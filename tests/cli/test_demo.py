@@ -16,7 +16,7 @@ from fsdp_sim.timeline.analysis import step_time_s
 from fsdp_sim.viz import compare
 from fsdp_sim.words import human_ms
 from labs.experiments.prefetch import same_order
-from labs.experiments.sleeping_blocks import Asleep
+from labs.experiments.sleeping_blocks import SleepTimes
 
 DEMO = [sys.executable, "-m", "fsdp_sim.cli.main", "demo"]
 
@@ -56,7 +56,7 @@ def test_it_sleeps_trains_predicts_and_writes_a_page_that_needs_no_network(tmp_p
 
 
 def test_the_first_picture_is_as_long_as_arithmetic_says_and_prefetch_gains_what_it_should() -> None:
-    lengths = Asleep()
+    lengths = SleepTimes()
     off, on = (lengths.predict(forward_prefetch=depth) for depth in (None, 1))
     forward, backward, collective, blocks = 0.060, 0.100, 0.050, 4
     both = collective + blocks * backward + collective  # the first gather of backward, and the last reduce-scatter
@@ -71,7 +71,7 @@ def test_the_first_picture_is_as_long_as_arithmetic_says_and_prefetch_gains_what
 @pytest.mark.parametrize("depth", [None, 1])
 def test_ranks_that_sleep_do_what_arithmetic_says(depth: int | None) -> None:
     """In the order of the program, and never faster: sleep and the modelled wire can only be late."""
-    lengths = Asleep(world_size=2, blocks=2, forward_s=0.02, backward_s=0.03, collective_s=0.01)
+    lengths = SleepTimes(world_size=2, blocks=2, forward_s=0.02, backward_s=0.03, collective_s=0.01)
     predicted = lengths.predict(forward_prefetch=depth)
     measured = lengths.run(3, forward_prefetch=depth, progress=False)
     assert same_order(predicted, measured)

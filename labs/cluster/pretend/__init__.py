@@ -24,10 +24,10 @@ Read in this order:
 As a command: ``python -m labs.cluster.pretend --help``. The GPU's path was never run on one.
 """
 
-from labs.cluster.pretend.comparison import CAVEAT, Timed, compare, predict, predicted_timeline, pretend, timed
+from labs.cluster.pretend.comparison import CAVEAT, StepPieces, compare, predict, predicted_timeline, pretend, timed
 from labs.cluster.pretend.session import Run, Session, Setup, session
 
 __all__ = [
-    "CAVEAT", "Run", "Session", "Setup", "Timed", "compare", "predict", "predicted_timeline", "pretend", "session",
+    "CAVEAT", "Run", "Session", "Setup", "StepPieces", "compare", "predict", "predicted_timeline", "pretend", "session",
     "timed",
 ]  # fmt: skip

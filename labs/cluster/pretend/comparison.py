@@ -38,7 +38,7 @@ TINY_S = 1e-12  # so that what the catalogue takes to be free has its part of a 
 
 
 @dataclass(frozen=True)
-class Timed:
+class StepPieces:
     """What the pieces of a step took on this device's CPUs, over a wire that takes no time.
 
     Attributes:
@@ -50,11 +50,11 @@ class Timed:
     of_steps: Sequence[Mapping[Piece, float]]
 
     @property
-    def undisturbed(self) -> Timed:
+    def undisturbed(self) -> StepPieces:
         """One step in which each piece takes the least that it took: for plans timed one after the other on a machine
         that does other things, too."""
         shortest = {piece: min(step[piece] for step in self.of_steps) for piece in self.of_steps[0]}
-        return Timed(self.simulation, [shortest])
+        return StepPieces(self.simulation, [shortest])
 
     @cached_property
     def weights(self) -> Mapping[Piece, float]:
@@ -67,7 +67,7 @@ class Timed:
         return weights
 
 
-def timed(setup: Setup, steps: int = 5) -> Timed:
+def timed(setup: Setup, steps: int = 5) -> StepPieces:
     """Time the pieces of a step in a session of its own.
 
     Raises:
@@ -75,10 +75,10 @@ def timed(setup: Setup, steps: int = 5) -> Timed:
     """
     with session(setup) as rank:
         rank.train(2)
-        return Timed(setup.simulation, rank.train(steps).pieces)
+        return StepPieces(setup.simulation, rank.train(steps).pieces)
 
 
-def predict(simulation: Simulation, timed: Timed) -> engine.Run:
+def predict(simulation: Simulation, timed: StepPieces) -> engine.Run:
     """Torch's program on CPUs with measured pieces and the wire of the simulation's cluster.
 
     Args:
@@ -177,7 +177,7 @@ def compare(
                 of_steps += rank.train(1).pieces
                 times.append(rank.train(1, seconds_on(setup.simulation)))
         measured = sorted(times, key=lambda run: run.step_time_s)[steps // 2]
-        run = setup.simulation.run if on_gpu else predict(setup.simulation, Timed(setup.simulation, of_steps))
+        run = setup.simulation.run if on_gpu else predict(setup.simulation, StepPieces(setup.simulation, of_steps))
         timelines |= {f"{name}, predicted": predicted_timeline(run), f"{name}, pretended": measured.timeline}
         between_s = setup.simulation.between_steps_s if on_gpu else 0.0
         exposed_s = engine.exposure(run).exposed_s

@@ -23,6 +23,7 @@ from fsdp_sim.simulation import Simulation, simulate
 from fsdp_sim.spec import Cluster
 from fsdp_sim.timeline import Op, Phase, Timeline
 from fsdp_sim.timeline.analysis import exposed_comm_s, median_step, step_time_s
+from fsdp_sim.words import human_bytes
 from labs.cluster.pretend.hooks import check_hooks, give_hooks
 from labs.cluster.pretend.network import ClockWire, GpuWire, Seconds, Wire, instant
 from labs.cluster.pretend.recorder import Clock, GpuClock, Piece, Tape, ThreadClock
@@ -107,8 +108,8 @@ class Setup:
         free = torch.cuda.mem_get_info(self.device)[0] if on_gpu else psutil.virtual_memory().available
         if needed > free:
             raise ValueError(
-                f"model={self.config.model}: rank 0 of {self.place.world_size} needs {needed / 2**30:.1f} GiB here, "
-                f"and {free / 2**30:.1f} GiB are free; take a smaller model, or fewer or shorter rows"
+                f"model={self.config.model}: rank 0 of {self.place.world_size} needs {human_bytes(needed)} here, "
+                f"and {human_bytes(free)} are free; take a smaller model, or fewer or shorter rows"
             )
 
 

@@ -18,9 +18,16 @@ from labs.experiments.compile.activation_checkpointing import (
     predict_peak_bytes,
 )
 from labs.experiments.compile.experiment import compiled, run
-from labs.experiments.compile.transform_orders import EXPECTED, Order, Seen, lengths_rows, order_rows, orders
+from labs.experiments.compile.transform_orders import (
+    EXPECTED,
+    Order,
+    OrderMeasurement,
+    lengths_rows,
+    order_rows,
+    orders,
+)
 
 __all__ = [
-    "EXPECTED", "HOW", "ROWS", "Order", "Seen", "checkpointing", "compiled", "lengths_rows", "measure_peak_bytes",
-    "order_rows", "orders", "predict_peak_bytes", "run",
+    "EXPECTED", "HOW", "ROWS", "Order", "OrderMeasurement", "checkpointing", "compiled", "lengths_rows",
+    "measure_peak_bytes", "order_rows", "orders", "predict_peak_bytes", "run",
 ]  # fmt: skip

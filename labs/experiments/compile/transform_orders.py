@@ -25,7 +25,7 @@ SMALL = GPTConfig(n_layer=3, n_head=2, d_model=32, vocab_size=64, context=64)
 """What is compiled: the counts do not depend on the size."""
 
 
-class Seen(NamedTuple):
+class OrderMeasurement(NamedTuple):
     """What the compiler saw of a model, by `torch._dynamo.utils.counters` and a look at its graphs.
 
     Attributes:
@@ -78,7 +78,7 @@ def _prepare(order: Order, model: GPT, backend: Any) -> None:
         step()
 
 
-def _see(order: Order, backend: str, lengths: Sequence[int]) -> Seen:
+def _see(order: Order, backend: str, lengths: Sequence[int]) -> OrderMeasurement:
     """Train a step on rows of each length, on this rank."""
     from torch._dynamo.utils import counters
 
@@ -107,12 +107,12 @@ def _see(order: Order, backend: str, lengths: Sequence[int]) -> Seen:
     made = [after - before for before, after in zip([0, *graphs], graphs, strict=False)]
     again, third = ([*made[1:], 0, 0])[:2]
     left = counters["frames"]["total"] - counters["frames"]["ok"]
-    return Seen(made[0], sum(counters["graph_break"].values()) + left, seen, again, third, first)
+    return OrderMeasurement(made[0], sum(counters["graph_break"].values()) + left, seen, again, third, first)
 
 
 def orders(
     of: Sequence[Order] = tuple(EXPECTED), *, ranks: int = 2, backend: str = "aot_eager", lengths: Sequence[int] = (32,)
-) -> dict[Order, Seen]:
+) -> dict[Order, OrderMeasurement]:
     """What the compiler saw in each order, on rank 0.
 
     Args:
@@ -120,14 +120,14 @@ def orders(
         lengths: of rows, one step each; up to three.
     """
 
-    def see_all() -> list[Seen]:
+    def see_all() -> list[OrderMeasurement]:
         return [_see(order, backend, lengths) for order in of]
 
     seen = processes.run(see_all, ranks, threads=1, timeout_s=300, progress=False, show_output=False)[0]
     return dict(zip(of, seen, strict=True))
 
 
-def order_rows(seen: dict[Order, Seen]) -> list[Row]:
+def order_rows(seen: dict[Order, OrderMeasurement]) -> list[Row]:
     """The counts, as expected and as found."""
     rows = []
     for order, found in seen.items():
@@ -140,7 +140,7 @@ def order_rows(seen: dict[Order, Seen]) -> list[Row]:
     return rows
 
 
-def lengths_rows(seen: Seen) -> list[Row]:
+def lengths_rows(seen: OrderMeasurement) -> list[Row]:
     """Graphs that were compiled anew: both, with the length left open, and then no more."""
     return [
         Row("right, another length", "graphs made anew", 2, seen.again, ""),

@@ -11,8 +11,8 @@ from typing import Any
 from fsdp_sim.ranks import run as run_ranks
 from labs.experiments.hugging_face import models, with_accelerate, with_fabric, with_fully_shard
 from labs.experiments.hugging_face.batches import Task
-from labs.experiments.hugging_face.measuring import Job, Seen, watch
-from labs.experiments.hugging_face.predicting import Predicted, predict
+from labs.experiments.hugging_face.measuring import Job, RankMeasurement, watch
+from labs.experiments.hugging_face.predicting import StepPrediction, predict
 from labs.experiments.hugging_face.with_fully_shard import Start
 from labs.experiments.result import Result, Row, this_machine
 
@@ -69,7 +69,9 @@ def run(
     return Result("hugging_face", "measured", tuple(rows), this_machine("cpu", ranks), timelines=timelines, notes=NOTES)
 
 
-def compared(name: str, predicted: Predicted, seen: Seen, losses: list[float] | None = None) -> Iterator[Row]:
+def compared(
+    name: str, predicted: StepPrediction, seen: RankMeasurement, losses: list[float] | None = None
+) -> Iterator[Row]:
     """The rows of one training; ``losses`` are those of one process. Units by name where they are those predicted."""
     for step, loss in enumerate(seen.losses):
         yield Row(name, f"loss of step {step}", losses[step] if losses else None, loss, "")

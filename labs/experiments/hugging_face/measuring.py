@@ -23,7 +23,7 @@ LOOKING_STEPS = 3
 
 
 @dataclass(frozen=True)
-class Seen:
+class RankMeasurement:
     """One rank's training.
 
     Attributes:
@@ -66,13 +66,13 @@ class Job:
         return cls(start, task, batches(task, steps + LOOKING_STEPS))
 
 
-def watch(jobs: Mapping[str, Job], device: torch.device | None = None) -> dict[str, Seen]:
+def watch(jobs: Mapping[str, Job], device: torch.device | None = None) -> dict[str, RankMeasurement]:
     """Train each, one after the other. A collective call; returns what this rank saw."""
     warnings.filterwarnings("ignore", message=".*returned a view tensor.*")  # T5's blocks do; nothing changes it
     return {name: _watch(job, device or torch.device("cpu")) for name, job in jobs.items()}
 
 
-def _watch(job: Job, device: torch.device) -> Seen:
+def _watch(job: Job, device: torch.device) -> RankMeasurement:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     started = job.start(job.task, device)
     targets = [n_targets(batch) for batch in job.whole]
@@ -96,7 +96,7 @@ def _watch(job: Job, device: torch.device) -> Seen:
             step(i)
     timeline = profile.timeline
     last = timeline.select(step=max(timeline.steps)) if timeline.steps else timeline
-    return Seen(losses, units, last, meter.peak_bytes, mean_of_means.item())
+    return RankMeasurement(losses, units, last, meter.peak_bytes, mean_of_means.item())
 
 
 def units_of(model: nn.Module) -> dict[str, int]:

@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
-class Tied:
+class TiedEmbedding:
     """What became of a tied embedding.
 
     Attributes:
@@ -37,7 +37,7 @@ class Tied:
     refused: str | None
 
 
-def tied_in_two_units(through: str) -> Tied:
+def tied_in_two_units(through: str) -> TiedEmbedding:
     """T5's embedding as a unit of its own, by hand or as Accelerate does it by itself."""
     task = Task("t5", rows=2)
     model = WRAPPED[through](task)
@@ -46,8 +46,8 @@ def tied_in_two_units(through: str) -> Tied:
     try:
         loss_of(model, batch)
     except ValueError as error:
-        return Tied(params, str(error))
-    return Tied(params, None)
+        return TiedEmbedding(params, str(error))
+    return TiedEmbedding(params, None)
 
 
 def _by_hand(task: Task) -> nn.Module:

@@ -17,7 +17,7 @@ from labs.experiments.hugging_face.batches import Task, batches, of_rank
 
 
 @dataclass(frozen=True)
-class Predicted:
+class StepPrediction:
     """One step on a rank.
 
     Attributes:
@@ -32,7 +32,7 @@ class Predicted:
     simulation: Simulation
 
 
-def predict(task: Task, ranks: int, cluster: Cluster | None = None) -> Predicted:
+def predict(task: Task, ranks: int, cluster: Cluster | None = None) -> StepPrediction:
     """Predict a step of `with_fully_shard.start_fsdp2` on ``ranks``; by default on CPU ranks."""
     model = models.empty(task.family, pretrained=task.pretrained)
     names = tuple(models.blocks(model, task.family))
@@ -54,4 +54,4 @@ def predict(task: Task, ranks: int, cluster: Cluster | None = None) -> Predicted
     simulation = simulate(workload, cluster, plan)
     units = {unit.name: sum(torch.Size(p.shape).numel() for p in unit.params) for unit in workload.units}
     gathered = [event.bytes for event in simulation.timeline.select(rank=0).ops if event.op is Op.ALL_GATHER]
-    return Predicted(units, sum(gathered), simulation.memory.peak_bytes, simulation)
+    return StepPrediction(units, sum(gathered), simulation.memory.peak_bytes, simulation)

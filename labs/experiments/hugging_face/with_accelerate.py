@@ -17,23 +17,23 @@ from torch import nn
 from labs.experiments.hugging_face import models
 from labs.experiments.hugging_face.batches import Task
 from labs.experiments.hugging_face.packages import needs
-from labs.experiments.hugging_face.with_fully_shard import Started, adamw, build
+from labs.experiments.hugging_face.with_fully_shard import TrainingSetup, adamw, build
 
 
-def start_accelerate(task: Task, device: torch.device) -> Started:
+def start_accelerate(task: Task, device: torch.device) -> TrainingSetup:
     """FSDP2 through Accelerate's plugin."""
     model = build(task)
     share_embedding(model)
     return prepared(model, task, device)
 
 
-def prepared(model: nn.Module, task: Task, device: torch.device) -> Started:
+def prepared(model: nn.Module, task: Task, device: torch.device) -> TrainingSetup:
     """The model as it is given to ``Accelerator.prepare``."""
     accelerator = accelerate_on(task, device)
     if device.type == "cpu":
         use_fsdp_on_cpu(accelerator, task)
     model, optimizer = accelerator.prepare(model, adamw(model))
-    return Started(model, optimizer, accelerator.backward)
+    return TrainingSetup(model, optimizer, accelerator.backward)
 
 
 def use_fsdp_on_cpu(accelerator: Any, task: Task) -> None:
@@ -42,12 +42,12 @@ def use_fsdp_on_cpu(accelerator: Any, task: Task) -> None:
     accelerator.state.fsdp_plugin = plugin(task)
 
 
-def start_as_it_is(task: Task, device: torch.device) -> Started:
+def start_as_it_is(task: Task, device: torch.device) -> TrainingSetup:
     """The same call, and what Accelerate makes of it on this device."""
     model = build(task)
     accelerator = accelerate_on(task, device)
     model, optimizer = accelerator.prepare(model, adamw(model))
-    return Started(model, optimizer, accelerator.backward)
+    return TrainingSetup(model, optimizer, accelerator.backward)
 
 
 def accelerate_on(task: Task, device: torch.device) -> Any:

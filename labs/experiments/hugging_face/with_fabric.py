@@ -18,10 +18,10 @@ from labs.experiments.hugging_face import models
 from labs.experiments.hugging_face.batches import Task
 from labs.experiments.hugging_face.packages import needs
 from labs.experiments.hugging_face.with_accelerate import ranks_in_environment
-from labs.experiments.hugging_face.with_fully_shard import Started, adamw, build
+from labs.experiments.hugging_face.with_fully_shard import TrainingSetup, adamw, build
 
 
-def start_fabric(task: Task, device: torch.device) -> Started:
+def start_fabric(task: Task, device: torch.device) -> TrainingSetup:
     """FSDP2 through `ModelParallelStrategy`."""
 
     def shard(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
@@ -34,7 +34,7 @@ def start_fabric(task: Task, device: torch.device) -> Started:
     strategies = needs("lightning_fabric.strategies")
     fabric = fabric_on(device, strategies.ModelParallelStrategy(shard, ranks, tensor_parallel_size=1))
     model = fabric.setup_module(build(task))
-    return Started(model, fabric.setup_optimizers(adamw(model)), fabric.backward)
+    return TrainingSetup(model, fabric.setup_optimizers(adamw(model)), fabric.backward)
 
 
 def fabric_on(device: torch.device, strategy: Any) -> Any:

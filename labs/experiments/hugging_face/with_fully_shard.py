@@ -26,7 +26,7 @@ LEARNING_RATE = 1e-3
 
 
 @dataclass(frozen=True)
-class Started:
+class TrainingSetup:
     """What a training loop needs.
 
     Attributes:
@@ -43,13 +43,13 @@ def build(task: Task) -> nn.Module:
     return models.build(task.family, seed=task.seed, pretrained=task.pretrained, checkpointing=task.checkpointing)
 
 
-def start_single(task: Task, device: torch.device) -> Started:
+def start_single(task: Task, device: torch.device) -> TrainingSetup:
     """One process, nothing sharded."""
     model = build(task).to(device)
-    return Started(model, adamw(model), torch.Tensor.backward)
+    return TrainingSetup(model, adamw(model), torch.Tensor.backward)
 
 
-def start_fsdp2(task: Task, device: torch.device) -> Started:
+def start_fsdp2(task: Task, device: torch.device) -> TrainingSetup:
     """torch's `fully_shard`: each block a unit, the rest the root."""
     model = models.empty(task.family, pretrained=task.pretrained, checkpointing=task.checkpointing)
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
@@ -58,7 +58,7 @@ def start_fsdp2(task: Task, device: torch.device) -> Started:
     fully_shard(model, mesh=mesh)
     model.to_empty(device=device)
     weights_from_rank_0(model, task)
-    return Started(model, adamw(model), torch.Tensor.backward)
+    return TrainingSetup(model, adamw(model), torch.Tensor.backward)
 
 
 def weights_from_rank_0(model: nn.Module, task: Task) -> None:
@@ -88,7 +88,7 @@ def loss_of(model: nn.Module, batch: Batch) -> torch.Tensor:
     return F.cross_entropy(logits.flatten(0, -2), batch["labels"].flatten(), ignore_index=IGNORED, reduction="sum")
 
 
-def train_step(started: Started, batch: Batch, targets: int, ranks: int) -> torch.Tensor:
+def train_step(started: TrainingSetup, batch: Batch, targets: int, ranks: int) -> torch.Tensor:
     """One step on a rank's rows.
 
     Args:
@@ -105,7 +105,7 @@ def train_step(started: Started, batch: Batch, targets: int, ranks: int) -> torc
     return loss.detach()
 
 
-Start = Callable[[Task, torch.device], Started]
+Start = Callable[[Task, torch.device], TrainingSetup]
 
 
 def fsdp_modules(model: nn.Module) -> dict[str, Any]:

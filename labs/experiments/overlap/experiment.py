@@ -56,7 +56,6 @@ def run(
     if cluster and device == "cuda":
         raise ValueError(f"cluster={cluster}: step times are predicted from a file for CPU ranks only; use device=cpu")
     base = TrainConfig(model=model, global_batch=ranks * rows, seq_len=seq_len, device=device)
-    base.check()
     settings = configs(base)
     calibrated: list[Row] = []
     if cluster:

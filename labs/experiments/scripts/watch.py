@@ -3,7 +3,7 @@
     torchrun --standalone --nproc_per_node=2 -m labs.experiments.scripts.watch FOLDER SCRIPT [ARGUMENTS]
 
 The step is the third: from the end of the second ``optimizer.step()`` to the end of the third. Memory is counted from
-the end of the first, for in the second DDP allocates its buckets anew. Each rank writes FOLDER/RANK.json, a `Watched`.
+the end of the first, for in the second DDP allocates its buckets anew. Each rank writes FOLDER/RANK.json, a `RankStep`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Collective(msgspec.Struct, frozen=True):
     bytes: int
 
 
-class Watched(msgspec.Struct, frozen=True):
+class RankStep(msgspec.Struct, frozen=True):
     """One step of one rank."""
 
     peak_bytes: int
@@ -79,7 +79,7 @@ def main(folder: Path, script: str, arguments: list[str]) -> None:
             collectives.__enter__()
         elif steps == STEP:
             collectives.__exit__(None, None, None)
-            watched = Watched(meter.mark("step").peak_bytes, collectives.seen)
+            watched = RankStep(meter.mark("step").peak_bytes, collectives.seen)
             meter.__exit__(None, None, None)
             (folder / f"{os.environ['RANK']}.json").write_bytes(msgspec.json.encode(watched))
 

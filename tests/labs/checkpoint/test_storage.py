@@ -9,7 +9,7 @@ import torch.distributed.checkpoint as dcp
 from fsdp_sim.ranks import run
 from labs.checkpoint import Checkpointer, storage
 from labs.checkpoint.hashing import CHUNK_BYTES, write_file
-from labs.checkpoint.index import INDEX, Index, Piece, Saved, check_fits, read_index
+from labs.checkpoint.index import INDEX, Index, Piece, SavedTensor, check_fits, read_index
 from labs.checkpoint.storage import Writer, bytes_of
 
 
@@ -29,7 +29,7 @@ def test_the_bytes_of_tensors_come_in_order_whatever_their_form(tmp_path):
     assert (tmp_path / "a").read_bytes() == expected
 
 
-INDEX_OF_A = Index(["shard-0.bin"], {"a": Saved("float32", (2, 3), [Piece(0, 0, (0, 0), (2, 3))])})
+INDEX_OF_A = Index(["shard-0.bin"], {"a": SavedTensor("float32", (2, 3), [Piece(0, 0, (0, 0), (2, 3))])})
 
 
 @pytest.mark.parametrize(

@@ -288,7 +288,9 @@ class TestErrors:
         assert not dist.is_initialized()
 
     def test_a_model_that_does_not_fit_here(self):
-        with pytest.raises(ValueError, match=r"teaching: rank 0 of 8 needs [\d.]+ GiB here, and [\d.]+ GiB are free"):
+        with pytest.raises(
+            ValueError, match=r"teaching: rank 0 of 8 needs [\d.,]+ [GT]iB here, and [\d.,]+ [GM]iB are free"
+        ):
             setup(rows=1_000_000).check()
 
     def test_a_torch_without_the_hooks(self):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from labs.cluster.torchrun import FailedError, Trained
+from labs.cluster.torchrun import FailedError, TrainingRun
 from labs.experiments import checklist
 from labs.experiments.checklist_runs import ChecklistOptions
 
@@ -118,22 +118,22 @@ def test_what_cannot_be_is_said_before_anything_starts(asked, says, capsys):
 class Fake:
     """Runs whose results are given, by their arguments: what the lines make of numbers that are wrong."""
 
-    def __init__(self, folder: Path, **of: Trained) -> None:
+    def __init__(self, folder: Path, **of: TrainingRun) -> None:
         self.asked, self.folder, self.of = ChecklistOptions(ranks=(2,)), folder, of
 
-    def run(self, ranks: int, *arguments: str) -> Trained:
+    def run(self, ranks: int, *arguments: str) -> TrainingRun:
         for word, trained in self.of.items():
             if any(word in argument for argument in arguments):
                 return trained
         return self.of["plain"]
 
-    def gone_on(self, step: int, ranks: int, other_ranks: int, *arguments: str) -> Trained:
+    def gone_on(self, step: int, ranks: int, other_ranks: int, *arguments: str) -> TrainingRun:
         return self.of.get("again", self.of["plain"])
 
 
-def trained(losses, norms=(1.0, 1.0, 1.0), out=Path(), **report) -> Trained:
+def trained(losses, norms=(1.0, 1.0, 1.0), out=Path(), **report) -> TrainingRun:
     report = {"state_bytes": [100], "resumed_from": 3} | report
-    return Trained(list(losses), list(norms), steps=[], report=report, out=out, printed="")
+    return TrainingRun(list(losses), list(norms), steps=[], report=report, out=out, printed="")
 
 
 GOOD = trained([3.0, 2.0, 1.0])

@@ -39,7 +39,7 @@ def test_rows_of_another_length_are_compiled_once_more_and_then_no_more():
 
 
 def test_counts_become_rows_of_the_result():
-    rows = lab.order_rows({"sharded too early": lab.Seen(1, 1, 0, 0, 0, 3.7)})
+    rows = lab.order_rows({"sharded too early": lab.OrderMeasurement(1, 1, 0, 0, 0, 3.7)})
     assert rows == [
         Row("sharded too early", "graphs", 1, 1, ""),
         Row("sharded too early", "regions to compute again", 0, 0, ""),

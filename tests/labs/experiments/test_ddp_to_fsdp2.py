@@ -10,7 +10,7 @@ import torch
 from labs.cluster.torchrun import FailedError
 from labs.experiments import ddp_to_fsdp2
 from labs.experiments.ddp_to_fsdp2 import SCRIPTS, changed_lines, diff, issued, main, predict, run_script
-from labs.experiments.scripts.watch import Collective, Watched
+from labs.experiments.scripts.watch import Collective, RankStep
 
 pytestmark = pytest.mark.usefixtures("warm_torchrun")
 
@@ -77,7 +77,7 @@ def test_the_norm_is_a_collective_only_where_it_is_sharded(ran):
         api: [c for c in one.watched[0].collectives if c.bytes < ddp_to_fsdp2.SMALL_BYTES] for api, one in ran.items()
     }
     assert len(small["fsdp2"]) > len(small["ddp"])
-    assert all(isinstance(rank, Watched) for one in ran.values() for rank in one.watched)
+    assert all(isinstance(rank, RankStep) for one in ran.values() for rank in one.watched)
     assert all(isinstance(tensor, torch.Tensor) for tensor in ran["fsdp2"].weights.values())
 
 

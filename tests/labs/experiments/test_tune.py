@@ -65,7 +65,7 @@ def test_no_plan_is_chosen_twice(plans):
 
 
 def test_where_nothing_fits_the_smallest_is_named(plans):
-    with pytest.raises(ValueError, match=r"none of 4 plans fits 0\.0 MiB: the smallest needs [\d.]+ MiB"):
+    with pytest.raises(ValueError, match=r"none of 4 plans fits 1,000 B: the smallest needs [\d.]+ MiB"):
         choose(plans, 1000)
 
 
@@ -114,7 +114,7 @@ def test_what_cannot_be_has_status_2(arguments, says, capsys):
 def test_that_nothing_fits_is_an_answer(plans, monkeypatch, capsys):
     monkeypatch.setattr(tune, "search", lambda *_, **__: plans)
     assert main(["--limit-mib=0.01"]) == 1
-    assert "labs.experiments.tune: none of 4 plans fits 0.0 MiB" in capsys.readouterr().out
+    assert "labs.experiments.tune: none of 4 plans fits 10.2 KiB" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("measured_mib", "status"), [(15.9, 0), (16.1, 1)])

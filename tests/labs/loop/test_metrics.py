@@ -186,7 +186,7 @@ class TestShown:
             metrics.step(record(4, mfu=0.413, memory_bytes=3 * 2**30))
             metrics._bar.refresh()
         assert "5/10 [" in shown.getvalue()  # what a resumed run has done before is done
-        assert "loss 5.1000, 2,048 tokens/s, MFU 41.3%, 3.0 GiB" in shown.getvalue()
+        assert "loss 5.1000, 2,048 tokens/s, MFU 41.3%, 3.00 GiB" in shown.getvalue()
         assert "<" in shown.getvalue().splitlines()[-1].partition("[")[2]  # elapsed<left
 
     def test_no_bar_when_it_is_not_wanted(self, monkeypatch):

@@ -91,7 +91,7 @@ class TestPrinted:
         assert "  restarts                1, went on from step 10\n" in text
         assert "  checkpoints             2 saved, 1 failed\n" in text
         assert "  failed to save          step 15: No space left on device\n" in text
-        assert "  step time               predicted 100.0 ms, measured 125.0 ms, error -20%\n" in text
+        assert "  step time               predicted 100 ms, measured 125 ms, error -20%\n" in text
         assert "step time: an error of -20%; most likely something else used the cores during training" in text
         assert text.endswith("Predicted from pieces.\nThe step takes 100 ms.\n")
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 from fsdp_sim.ranks import run
-from labs.checkpoint import Checkpointer, CheckpointError
+from labs.checkpoint import CheckpointError
 from labs.checkpoint.full import write_full
 from labs.checkpoint.hashing import hash_file
 from labs.checkpoint.manifest import read_manifest
@@ -23,8 +23,7 @@ from labs.checkpoint.state import local, read_state
 from labs.config import TrainConfig
 from labs.loop.optimizer import make_optimizer
 from labs.loop.preflight import CHECKPOINTS, prepare
-from labs.loop.progress import Progress
-from labs.loop.run_state import Training
+from labs.loop.run_state import RunState, checkpointer
 from labs.loop.step import train_step
 from labs.wrapping import wrap
 from tests.labs.wrapping.training import QUIET, here
@@ -47,22 +46,19 @@ def text(tmp_path) -> str:
     return str(path)
 
 
-def begin(out: Path | str | None = None, **changes: Any) -> Training:
+def begin(out: Path | str | None = None, **changes: Any) -> RunState:
     """On a rank: a training as the command would make it, not yet resumed."""
     place = here()
     config = TrainConfig(**SHORT | {"out": str(out) if out else None} | changes)
     prepared = prepare(config, place)
     wrapped = wrap(config, prepared.model, place, prepared.device)
     group = dist.new_group(backend="gloo", timeout=timedelta(seconds=60)) if dist.is_initialized() else None
-    folder = prepared.checkpoints
     if out:
         Path(out).mkdir(exist_ok=True)  # the command's lock does so
-    settings = {"keep": config.keep, "format": config.checkpoint, "group": group, "schema": Progress}
-    checkpointer = Checkpointer(folder, **settings) if folder else None
-    return Training(prepared, wrapped, make_optimizer(wrapped, config), checkpointer)
+    return RunState(prepared, wrapped, make_optimizer(wrapped, config), checkpointer(prepared, group))
 
 
-def steps(training: Training, n: int) -> list[float]:
+def steps(training: RunState, n: int) -> list[float]:
     """Train; the losses."""
     run_, losses = training.run, []
     for _ in range(n):
@@ -73,7 +69,7 @@ def steps(training: Training, n: int) -> list[float]:
     return losses
 
 
-def bits(training: Training) -> dict[str, torch.Tensor]:
+def bits(training: RunState) -> dict[str, torch.Tensor]:
     state = read_state(training.wrapped.model, training.optimizer)
     return {name: local(tensor).clone() for name, tensor in state.items()} | {"rng": torch.get_rng_state()}
 
@@ -134,7 +130,7 @@ class TestResume:
             training.save()
             return whole(training), torch.get_rng_state()
 
-        def whole(training: Training) -> dict[str, torch.Tensor]:
+        def whole(training: RunState) -> dict[str, torch.Tensor]:
             state = read_state(training.wrapped.model, training.optimizer)
             return {name: getattr(t, "full_tensor", lambda t=t: t)().clone() for name, t in state.items()}
 

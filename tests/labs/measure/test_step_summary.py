@@ -102,7 +102,7 @@ class TestLine:
     SUMMARY = Summary(
         step_s=0.2, exposed_s=0.0243, waited_s=0.031, overlap=0.124, idle_s=0.0051, collectives=17
     )  # fmt: skip
-    TEXT = "step 200.0 ms: communication exposed 24.3 ms, overlap 12%, waiting for late ranks 31.0 ms, idle 5.1 ms"
+    TEXT = "step 200 ms: communication exposed 24.3 ms, overlap 12%, waiting for late ranks 31.0 ms, idle 5.10 ms"
 
     def test_without_a_prediction(self):
         assert self.SUMMARY.line() == self.TEXT

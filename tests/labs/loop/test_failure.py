@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure, record
 
-from labs.loop.error_file import WholeErrorFile
+from labs.loop.failure import WholeErrorFile
 
 
 def fails() -> None:
