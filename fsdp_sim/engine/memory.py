@@ -19,7 +19,6 @@ from fsdp_sim.engine.activations import SEGMENT_OPS, Activations
 from fsdp_sim.engine.allocator import Pools, pools
 from fsdp_sim.engine.record import Change, Rows
 from fsdp_sim.engine.run import Run
-from fsdp_sim.engine.states import program_state_bytes
 from fsdp_sim.schedule import Instruction, Kind, Program
 from fsdp_sim.timeline import Header, Memory, Op, Phase, Timeline
 
@@ -229,7 +228,7 @@ def memory(what: Program | Run, workload: Workload | None = None, *, foreach_opt
     run = what if isinstance(what, Run) else None
     program = run.program if run else what
     assert isinstance(program, Program)
-    states = program_state_bytes(program)
+    states = program.state_bytes
     activations = None
     if workload is not None:
         selective = program.plan.activation_checkpointing == "selective"

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 from fsdp_sim.schedule.instruction import Instruction, Kind
 from fsdp_sim.schedule.lines import lines
+from fsdp_sim.schedule.states import state_bytes
 from fsdp_sim.schedule.unit import Unit
 from fsdp_sim.spec import Plan
+from fsdp_sim.timeline import Memory
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,11 @@ class Program:
     def ops(self) -> tuple[Instruction, ...]:
         """The instructions that take time."""
         return tuple(i for i in self.instructions if i.kind is Kind.OP)
+
+    @property
+    def state_bytes(self) -> dict[tuple[Memory, str], int]:
+        """Bytes of parameters and of optimizer states on a rank, by category and unit: they live through all steps."""
+        return state_bytes(self.units, self.plan, self.world_size)
 
     def lines(self, *, every_op: bool = False) -> list[str]:
         """The program in the line format of the recordings of torch, so that the two can be diffed.
