@@ -6,7 +6,7 @@ the peak is a matter of order alone; when it comes takes a run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -155,7 +155,7 @@ class MemoryProfile:
         """(n,), when the CPU makes each change; ascending."""
         return self._times(device=False)
 
-    def timeline(self, header: Header, ranks: Iterable[int] | None = None) -> Timeline:
+    def timeline(self, header: Header | Callable[[], Header], ranks: Iterable[int] | None = None) -> Timeline:
         """Operations of the given ranks, of all by default, and with them every change of their memory: the run's own
         timeline says FSDP's alone.
 

@@ -98,7 +98,8 @@ def buckets_of(walk: Sequence[tuple[Unit, str]], plan: Plan, world_size: int) ->
         walk: unit and segment of each piece of compute, in forward order; parameters are taken to be registered so.
     """
     ddp = plan.api == "ddp"
-    first_cap, ranks = (FIRST_CAP_BYTES, 1) if ddp and plan.bucket_cap_mb is None else (None, 1 if ddp else world_size)
+    first_cap = FIRST_CAP_BYTES if ddp and plan.bucket_cap_mb is None else None
+    ranks = 1 if ddp else world_size
     params: list[tuple[str, Param]] = []  # a gradient is ready after the backward of the first segment that uses it
     for unit, segment in walk:
         params += [(segment, p) for p in unit.params if p.requires_grad and unit.segments_of(p)[0] == segment]

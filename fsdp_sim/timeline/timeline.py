@@ -30,6 +30,7 @@ class Timeline:
     it is first asked for.
 
     Args:
+        header: what is said of the whole; or a function that says it when it is first asked for.
         events: in any order; or their columns, sorted by rank and seq.
 
     Example:
@@ -40,13 +41,17 @@ class Timeline:
         (['FWD layers.0'], 0.5)
     """
 
-    def __init__(self, header: Header, events: Iterable[Event] | Columns) -> None:
-        self.header = header
+    def __init__(self, header: Header | Callable[[], Header], events: Iterable[Event] | Columns) -> None:
+        self._header = header
         if isinstance(events, Columns):
             self.columns = events
         else:
             self.events = tuple(sorted(events, key=lambda e: (e.rank, e.seq)))
             self.columns = Columns.of(self.events)
+
+    @cached_property
+    def header(self) -> Header:
+        return self._header() if callable(self._header) else self._header
 
     @cached_property
     def events(self) -> tuple[Event, ...]:
