@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from fsdp_sim.schedule.instruction import Instruction, Kind
 from fsdp_sim.schedule.lines import lines
@@ -70,9 +71,9 @@ class Program:
             for (category, unit), n_bytes in self.state_bytes.items()
         ]
         issued = [*states, *(i for i in self.instructions if i.kind in (Kind.OP, Kind.ALLOC, Kind.FREE))]
-        columns = {name: [getattr(i, name) for i in issued] for name in Instruction._fields if name in FIELDS}
-        order = {"seq": range(len(issued)), "rank": [0] * len(issued)}
-        return Timeline(lambda: self.header, Columns(len(issued), order | columns))
+        columns: dict[str, Sequence[Any]] = {"seq": range(len(issued)), "rank": [0] * len(issued)}
+        columns |= {name: [getattr(i, name) for i in issued] for name in Instruction._fields if name in FIELDS}
+        return Timeline(lambda: self.header, Columns(len(issued), columns))
 
     def lines(self, *, every_op: bool = False) -> list[str]:
         """The program in the line format of the recordings of torch, so that the two can be diffed.
