@@ -33,14 +33,9 @@ class Held(IntEnum):
 SHARDS = {Shard.GROUP: Held.GROUP, Shard.REDUCED: Held.REDUCED}
 
 
-def cells(cast: Cast, band: UnitShards, held: Holding, rank: int) -> tuple[list[Held], list[Held], list[Held]]:
-    """What a rank holds of each row of a band: parameters, gradients, optimizer state."""
-    rows = range(len(band.parts))
-    return (
-        [_parameter(cast, band, held, rank, row) for row in rows],
-        [_gradient(band, held, rank, row) for row in rows],
-        [_optimizer(cast, band, rank, row) for row in rows],
-    )
+def cells(cast: Cast, band: UnitShards, held: Holding, rank: int, row: int) -> tuple[Held, Held, Held]:
+    """What a rank holds of a row of a band: parameters, gradients, optimizer state."""
+    return _parameter(cast, band, held, rank, row), _gradient(band, held, rank, row), _optimizer(cast, band, rank, row)
 
 
 def _is_empty(band: UnitShards, row: int) -> bool:

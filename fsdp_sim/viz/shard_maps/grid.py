@@ -144,11 +144,12 @@ class Grid:
         wide = len(self.columns) + 1
         for number, rank in enumerate(self.stage.ranks):
             for band, lines in self._by_band:
-                held = cells(self.stage.cast, band, scene.by_rank[rank].of(band.name), rank)
+                holding = scene.by_rank[rank].of(band.name)
                 for line in lines:
+                    held = cells(self.stage.cast, band, holding, rank, line.row)
                     at = self._row_of[float(np.float32(line.top))]
                     for place, column in enumerate(self.columns):
-                        found[at, number * wide + place] = held[column][line.row]
+                        found[at, number * wide + place] = held[column]
         return found
 
     def names(self) -> list[list[str]]:

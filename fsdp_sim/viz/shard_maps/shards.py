@@ -57,8 +57,8 @@ def shard_map(
     Example:
         >>> from fsdp_sim import Cluster, simulate
         >>> picture = shard_map(simulate("gpt2-124m", Cluster("A100-SXM-40GB", gpus=4)))
-        >>> picture.finding.partition(",")[0]
-        'Each of 4 ranks holds its shard of every unit'
+        >>> picture.finding.partition(".")[0]
+        'Each of 4 ranks holds a quarter of every unit, and the optimizer state of that quarter'
     """
     ranks = None if ranks is None else tuple(ranks)
     timeline = getattr(source, "timeline", source)

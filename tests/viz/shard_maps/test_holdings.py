@@ -38,7 +38,8 @@ def held(source: Program | Timeline, moment: Moment, band: str, rank: int) -> st
     """Parameters, gradients and optimizer state of a rank, a sign for each row."""
     cast = cast_of(recorded(source))
     found = next(one for one in cast.bands if one.name == band)
-    return " ".join("".join(SIGNS[h] for h in column) for column in cells(cast, found, moment.of(band), rank))
+    rows = [cells(cast, found, moment.of(band), rank, row) for row in range(len(found.parts))]
+    return " ".join("".join(SIGNS[h] for h in column) for column in zip(*rows, strict=True))
 
 
 def told(source: Program | Timeline, rank: int = 0, step: int = 0) -> list[Moment]:
