@@ -28,7 +28,7 @@ from fsdp_sim.timeline.kinds import COLLECTIVES, COMM_LANES, MEMORY, Lane, Memor
 from fsdp_sim.timeline.recorder import RECORDER, Recorder
 from fsdp_sim.timeline.ring import RING_PASSES, ring_share
 from fsdp_sim.timeline.side import Side
-from fsdp_sim.timeline.timeline import Timeline
+from fsdp_sim.timeline.timeline import Timeline, timeline_of
 
 __all__ = [
     "COLLECTIVES",
@@ -72,6 +72,7 @@ __all__ = [
     "spans_of",
     "step_time_s",
     "subtract",
+    "timeline_of",
     "to_pandas",
     "to_parquet",
     "total_s",

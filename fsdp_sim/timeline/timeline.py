@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -200,6 +201,21 @@ class Timeline:
         if header is None:
             raise ValueError(f"{path} is empty; a timeline starts with a header line, as Timeline.to_jsonl writes it")
         return cls(header, events)
+
+
+def timeline_of(what: Any) -> Timeline:
+    """A timeline, or the one that something has: what ``simulate`` or ``ranks.run`` returned, or a program.
+
+    Raises:
+        TypeError: it has none.
+    """
+    timeline = getattr(what, "timeline", what)
+    if not isinstance(timeline, Timeline):
+        raise TypeError(
+            f"this takes a Timeline, or what has one (what simulate or ranks.run returned, a program), not a "
+            f"{type(what).__name__}; read_timeline reads one from a file"
+        )
+    return timeline
 
 
 def _api_of(ops: Iterable[Event]) -> str:

@@ -240,8 +240,7 @@ class _Walk:
             case Memory.SHARDED:
                 self._set(name, slice_of=0)
             case Memory.UNSHARDED_GRAD | Memory.RS_INPUT:
-                others = self.alive.get((Memory.UNSHARDED_GRAD, name), 0) + self.alive.get((Memory.RS_INPUT, name), 0)
-                if others <= 0:
+                if not self._whole_gradient(name):
                     self._set(name, gradient=Gradient.NONE, filled=frozenset())
             case Memory.RS_OUTPUT:
                 offloaded = self.held.get(name, NONE_HELD).shard_on_cpu
@@ -264,7 +263,8 @@ class _Walk:
                 self._set(name, gradient=Gradient.FRESH, filled=filled)
             case Op.REDUCE_SCATTER | Op.RS_COPY:
                 alone = self.cast.replicas == 1 or self._is_bucket(name)
-                self._set(name, shard=Shard.REDUCED if alone else Shard.GROUP, gradient=self._left(name))
+                left = Gradient.SENT if self._whole_gradient(name) else Gradient.NONE
+                self._set(name, shard=Shard.REDUCED if alone else Shard.GROUP, gradient=left)
             case Op.ALL_REDUCE:
                 if self.alive.get((Memory.RS_OUTPUT, name)):
                     self._set(name, shard=Shard.REDUCED)
@@ -280,7 +280,6 @@ class _Walk:
                         self._set(band.name, stale=True)
         self.last_cast = name if event.op is Op.GRAD_CAST else ""
 
-    def _left(self, name: str) -> Gradient:
-        """After a reduction: memory of whole gradients may still be there."""
-        alive = self.alive.get((Memory.UNSHARDED_GRAD, name), 0) + self.alive.get((Memory.RS_INPUT, name), 0)
-        return Gradient.SENT if alive > 0 else Gradient.NONE
+    def _whole_gradient(self, name: str) -> bool:
+        """Whether memory of whole gradients is there."""
+        return any(self.alive.get((category, name), 0) > 0 for category in (Memory.UNSHARDED_GRAD, Memory.RS_INPUT))

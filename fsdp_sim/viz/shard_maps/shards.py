@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fsdp_sim.timeline import Timeline
+from fsdp_sim.timeline import timeline_of
 from fsdp_sim.viz.picture import Picture
 from fsdp_sim.viz.shard_maps.cast import Cast, cast_of
 from fsdp_sim.viz.shard_maps.figure import KINDS_OF_MEMORY, moving_figure
@@ -61,12 +61,7 @@ def shard_map(
         'Each of 4 ranks holds a quarter of every unit, and the optimizer state of that quarter'
     """
     ranks = None if ranks is None else tuple(ranks)
-    timeline = getattr(source, "timeline", source)
-    if not isinstance(timeline, Timeline):
-        raise TypeError(
-            f"{source!r} is a {type(source).__name__}; a shard map is made of a Timeline, or of what has one, for "
-            "example simulate(...)"
-        )
+    timeline = timeline_of(source)
     cast = cast_of(timeline)
     of_step = step_of(timeline, step)
     shown = stage(cast, ranks, unit, MAX_RANKS, MAX_LINES)
