@@ -207,6 +207,15 @@ def test_profile_and_timeline_tell_the_same(case, device, issue_s):
     assert profile.active_bytes >= profile.peak_bytes
 
 
+@given(plans)
+def test_a_program_s_timeline_has_the_events_of_a_run_without_their_times(plan):
+    program = build(toy(2), plan, 4)
+    of_run = memory(run(program, lambda i: 1.0)).timeline(program.header)
+    fields = ("op", "unit", "step", "micro_batch", "phase", "bytes", "group_size", "category")
+    assert list(program.timeline.columns.rows(*fields)) == list(of_run.columns.rows(*fields))
+    assert program.timeline.span_s == 0
+
+
 @given(plans, st.integers(1, 3))
 def test_after_every_step_the_states_are_all_that_is_left(plan, layers):
     program = build(toy(layers), plan, 4)
