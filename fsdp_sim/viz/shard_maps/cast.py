@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -129,43 +129,45 @@ def with_memory(events: Sequence[Event], cast: Cast) -> list[Event]:
     their backward until they are reduced; sharded ones until after the optimizer. Sizes are those of the collectives.
     """
 
-    def change(event: Event, op: Op, category: Memory, unit: str, n_bytes: int) -> Event:
-        return structs.replace(event, op=op, category=category, unit=unit, bytes=n_bytes, lane=Lane.COMPUTE)
+    def unit_of(event: Event) -> str:
+        return cast.band_of.get(event.unit, event.unit)
 
-    owner = cast.band_of
-    last_use: dict[int, tuple[str, int]] = {}  # place of the last use -> unit and bytes
-    size: dict[str, int] = {}
-    current: dict[str, int] = {}  # unit -> place of the last use of its whole parameters
-    for place, event in enumerate(events):
-        unit = owner.get(event.unit, event.unit)
-        if event.op is Op.ALL_GATHER and event.phase is not Phase.OPTIMIZER:
-            if unit in current:
-                last_use[current[unit]] = unit, size[unit]
-            current[unit], size[unit] = place, event.bytes
-        elif event.op in COMPUTE and unit in current:
-            current[unit] = place
-    last_use |= {place: (unit, size[unit]) for unit, place in current.items()}
-    found: list[Event] = []
+    def gathers(event: Event) -> bool:
+        return event.op is Op.ALL_GATHER and event.phase is not Phase.OPTIMIZER
+
+    before: dict[int, list[Event]] = defaultdict(list)  # by place
+    after: dict[int, list[Event]] = defaultdict(list)
+
+    def add(to: dict[int, list[Event]], place: int, op: Op, category: Memory, unit: str, n_bytes: int) -> None:
+        change = {"op": op, "category": category, "unit": unit, "bytes": n_bytes, "lane": Lane.COMPUTE}
+        to[place].append(structs.replace(events[place], **change))
+
+    size = {unit_of(event): event.bytes for event in events if gathers(event)}
+    used: dict[str, int] = {}  # unit -> place of the last use of its whole parameters
     reduced: dict[str, int] = {}  # unit -> bytes of its sharded gradients
-    whole: set[str] = set()
+    whole: set[str] = set()  # units that have whole gradients
     for place, event in enumerate(events):
-        unit = owner.get(event.unit, event.unit)
-        if event.op is Op.ALL_GATHER and unit in size and event.phase is not Phase.OPTIMIZER:
-            found.append(change(event, Op.ALLOC, Memory.UNSHARDED, unit, event.bytes))
+        unit = unit_of(event)
+        if gathers(event):
+            if unit in used:
+                add(after, used[unit], Op.FREE, Memory.UNSHARDED, unit, size[unit])
+            add(before, place, Op.ALLOC, Memory.UNSHARDED, unit, size[unit])
+            used[unit] = place
+        elif event.op in COMPUTE and unit in used:
+            used[unit] = place
         if event.op is Op.BWD and unit in size and unit not in whole:
             whole.add(unit)
-            found.append(change(event, Op.ALLOC, Memory.UNSHARDED_GRAD, unit, size[unit]))
-        if event.op is Op.REDUCE_SCATTER:
+            add(before, place, Op.ALLOC, Memory.UNSHARDED_GRAD, unit, size[unit])
+        elif event.op is Op.REDUCE_SCATTER:
             reduced[unit] = event.bytes // max(event.group_size, 1)
-            found.append(change(event, Op.ALLOC, Memory.RS_OUTPUT, unit, reduced[unit]))
-        found.append(event)
-        if event.op is Op.REDUCE_SCATTER and unit in whole:
-            whole.discard(unit)
-            found.append(change(event, Op.FREE, Memory.UNSHARDED_GRAD, unit, size[unit]))
-        if event.op is Op.OPTIM:
-            found += [change(event, Op.FREE, Memory.RS_OUTPUT, u, part) for u, part in reduced.items()]
+            add(before, place, Op.ALLOC, Memory.RS_OUTPUT, unit, reduced[unit])
+            if unit in whole:
+                whole.discard(unit)
+                add(after, place, Op.FREE, Memory.UNSHARDED_GRAD, unit, size[unit])
+        elif event.op is Op.OPTIM:
+            for name, n_bytes in reduced.items():
+                add(after, place, Op.FREE, Memory.RS_OUTPUT, name, n_bytes)
             reduced.clear()
-        if place in last_use:
-            unit, n_bytes = last_use[place]
-            found.append(change(event, Op.FREE, Memory.UNSHARDED, unit, n_bytes))
-    return found
+    for unit, place in used.items():
+        add(after, place, Op.FREE, Memory.UNSHARDED, unit, size[unit])
+    return [one for place, event in enumerate(events) for one in (*before[place], event, *after[place])]
