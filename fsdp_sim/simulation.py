@@ -112,12 +112,13 @@ class Simulation:
             producer="simulate", clock="simulated", world_size=cluster.gpus,
             title=f"{self.workload.name}, {plan.api}", hardware=f"{cluster.gpus} x {cluster.gpu.name}",
             api=plan.api, device=self.device, memory_limit_bytes=int(self.memory_limit_bytes),
+            units=self.program.unit_shards,
         )  # fmt: skip
 
     @cached_property
     def timeline(self) -> Timeline:
         """The step as events: every operation, and all that is allocated and freed."""
-        return self.memory.timeline(self.header)
+        return self.memory.timeline(lambda: self.header)
 
     @property
     def device(self) -> Literal["cpu", "gpu"]:

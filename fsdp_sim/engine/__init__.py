@@ -9,7 +9,7 @@ from fsdp_sim.engine.replay import replay, run
 from fsdp_sim.engine.run import Run, at_rank
 from fsdp_sim.engine.seconds import Given, Seconds
 from fsdp_sim.engine.skew import jitter, slow_node, straggler
-from fsdp_sim.engine.states import model_state_bytes, program_state_bytes, state_bytes
+from fsdp_sim.engine.states import model_state_bytes
 
 __all__ = [
     "Before",
@@ -27,11 +27,9 @@ __all__ = [
     "jitter",
     "memory",
     "model_state_bytes",
-    "program_state_bytes",
     "replay",
     "run",
     "shown_lane",
     "slow_node",
-    "state_bytes",
     "straggler",
 ]

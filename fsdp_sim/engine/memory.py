@@ -6,7 +6,7 @@ the peak is a matter of order alone; when it comes takes a run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -19,7 +19,6 @@ from fsdp_sim.engine.activations import SEGMENT_OPS, Activations
 from fsdp_sim.engine.allocator import Pools, pools
 from fsdp_sim.engine.record import Change, Rows
 from fsdp_sim.engine.run import Run
-from fsdp_sim.engine.states import program_state_bytes
 from fsdp_sim.schedule import Instruction, Kind, Program
 from fsdp_sim.timeline import Header, Memory, Op, Phase, Timeline
 
@@ -156,7 +155,7 @@ class MemoryProfile:
         """(n,), when the CPU makes each change; ascending."""
         return self._times(device=False)
 
-    def timeline(self, header: Header, ranks: Iterable[int] | None = None) -> Timeline:
+    def timeline(self, header: Header | Callable[[], Header], ranks: Iterable[int] | None = None) -> Timeline:
         """Operations of the given ranks, of all by default, and with them every change of their memory: the run's own
         timeline says FSDP's alone.
 
@@ -229,7 +228,7 @@ def memory(what: Program | Run, workload: Workload | None = None, *, foreach_opt
     run = what if isinstance(what, Run) else None
     program = run.program if run else what
     assert isinstance(program, Program)
-    states = program_state_bytes(program)
+    states = program.state_bytes
     activations = None
     if workload is not None:
         selective = program.plan.activation_checkpointing == "selective"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 
 import numpy as np
+from msgspec import structs
 
 from fsdp_sim.engine.record import RankTimes, Rows
 from fsdp_sim.engine.seconds import OpCosts, Seconds, Times
@@ -151,13 +152,15 @@ class Run:
         An allocation has the CPU's time as ``issue_s`` and, as ``start_s`` and ``end_s``, the time its stream gets
         there. An asynchronous collective is on the lane of its kind, since its process group's stream has no name.
         """
-        header = Header(
-            producer="schedule", clock="simulated", world_size=self.program.world_size, api=self.program.plan.api,
-            device=self.device,
-        )  # fmt: skip
-        return self.recorded(Rows(self.program, self.on_cpu), header, ranks)
+        return self.recorded(Rows(self.program, self.on_cpu), lambda: self._header, ranks)
 
-    def recorded(self, rows: Rows, header: Header, ranks: Iterable[int] | None = None) -> Timeline:
+    @property
+    def _header(self) -> Header:
+        return structs.replace(self.program.header, clock="simulated", device=self.device)
+
+    def recorded(
+        self, rows: Rows, header: Header | Callable[[], Header], ranks: Iterable[int] | None = None
+    ) -> Timeline:
         """The events of these rows, at the times of this run, on the given ranks, on all by default."""
         parts = []
         for rank in range(self.ranks) if ranks is None else sorted(ranks):

@@ -1,49 +1,6 @@
-"""The bytes that live through all steps: parameters, and the optimizer's states.
-
-They follow from the units, the plan and the number of ranks. Gradients come and go with the program.
-"""
+"""The bytes of parameters, gradients and optimizer states, by the arithmetic of the ZeRO paper."""
 
 from __future__ import annotations
-
-from collections.abc import Iterable
-
-from fsdp_sim.schedule import Program, Unit
-from fsdp_sim.spec import OPTIMIZER_STATES, Plan, shards_of
-from fsdp_sim.timeline import Memory
-
-
-def state_bytes(units: Iterable[Unit], plan: Plan, world_size: int) -> dict[tuple[Memory, str], int]:
-    """Bytes of parameters and of optimizer states on rank 0, by category and unit.
-
-    fsdp2 cuts each parameter along dimension 0 into chunks of ceil(rows / ranks) rows, fsdp1 the flat parameter of the
-    whole unit, zero1 and zero2 nothing but what the optimizer keeps; ddp cuts nothing. Rank 0 has as much as any. With
-    ``cpu_offload`` both are in the CPU's memory.
-    """
-    if plan.cpu_offload:
-        return {}
-    shards = shards_of(plan, world_size)
-    states = OPTIMIZER_STATES[plan.optimizer]
-    found: dict[tuple[Memory, str], int] = {}
-    by_param = plan.api == "fsdp2"
-    whole = plan.api in ("ddp", "zero1", "zero2")
-    for unit in units:
-        kept = trained = 0
-        for p in unit.params:
-            n_bytes = p.padded_bytes(shards) if by_param else p.bytes
-            kept += n_bytes
-            if p.requires_grad:
-                trained += n_bytes
-        sizes = {
-            Memory.SHARDED: kept if whole else -(-kept // shards),
-            Memory.OPTIMIZER: states * -(-trained // shards),
-        }
-        found |= {(category, unit.name): n_bytes for category, n_bytes in sizes.items() if n_bytes}
-    return found
-
-
-def program_state_bytes(program: Program) -> dict[tuple[Memory, str], int]:
-    """`state_bytes` of what a program trains."""
-    return state_bytes(program.units, program.plan, program.world_size)
 
 
 def model_state_bytes(

@@ -91,12 +91,15 @@ class Bucket:
         return self.dtype != self.param_dtype
 
 
-def buckets_of(walk: Sequence[tuple[Unit, str]], plan: Plan, first_cap: int | None, ranks: int) -> list[Bucket]:
-    """The buckets in the order in which they are issued, padded to a multiple of ``ranks``.
+def buckets_of(walk: Sequence[tuple[Unit, str]], plan: Plan, world_size: int) -> list[Bucket]:
+    """The buckets in the order in which they are issued; those of ZeRO are padded to equal parts for all ranks.
 
     Args:
         walk: unit and segment of each piece of compute, in forward order; parameters are taken to be registered so.
     """
+    ddp = plan.api == "ddp"
+    first_cap = FIRST_CAP_BYTES if ddp and plan.bucket_cap_mb is None else None
+    ranks = 1 if ddp else world_size
     params: list[tuple[str, Param]] = []  # a gradient is ready after the backward of the first segment that uses it
     for unit, segment in walk:
         params += [(segment, p) for p in unit.params if p.requires_grad and unit.segments_of(p)[0] == segment]
@@ -129,7 +132,7 @@ class Reducer:
 
     def __init__(self, cpu: Cpu, walk: Sequence[tuple[Unit, str]], plan: Plan, world_size: int) -> None:
         self.cpu, self.world_size = cpu, world_size
-        self.buckets = self.assign(walk, plan)
+        self.buckets = buckets_of(walk, plan, world_size)
         self.of_segment: dict[str, list[Bucket]] = {}
         for bucket in self.buckets:
             for segment in bucket.parts:
@@ -138,10 +141,6 @@ class Reducer:
         self.open()
 
     # What happens to a bucket. ZeRO-2 does it otherwise
-
-    def assign(self, walk: Sequence[tuple[Unit, str]], plan: Plan) -> list[Bucket]:
-        first_cap = FIRST_CAP_BYTES if plan.bucket_cap_mb is None else None
-        return buckets_of(walk, plan, first_cap, ranks=1)
 
     def open(self) -> None:
         for bucket in self.buckets:

@@ -9,13 +9,13 @@ backward; gradients are in ``param_dtype``, reduced in ``reduce_dtype``, and cas
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from fsdp_sim.schedule.buckets import GRAD, Reducer
 from fsdp_sim.schedule.checkpointing import checkpoints
 from fsdp_sim.schedule.cpu import Cpu
 from fsdp_sim.schedule.program import Program
-from fsdp_sim.schedule.tree import Node, tree_of
+from fsdp_sim.schedule.tree import walk_of
 from fsdp_sim.schedule.unit import Unit
 from fsdp_sim.spec import DTYPE_BYTES, TORCH_DTYPES, Plan
 from fsdp_sim.timeline import Lane, Memory, Op, Phase
@@ -136,18 +136,6 @@ class Trainer:
             if kept:
                 cpu.op(Op.ACCUMULATE, unit.name, Lane.COMPUTE, n_bytes, dtype)
             cpu.free(Memory.TEMPORARY, unit.name, largest, dtype)
-
-
-def walk_of(units: Sequence[Unit]) -> list[tuple[Unit, str]]:
-    """Unit and segment of each piece of compute, in forward order."""
-
-    def walk(node: Node) -> Iterable[tuple[Unit, str]]:
-        yield from ((node.unit, segment) for segment in node.unit.before_children())
-        for child in node.children:
-            yield from walk(child)
-        yield from ((node.unit, segment) for segment in node.unit.after_children())
-
-    return list(walk(tree_of(units)))
 
 
 def _validate(plan: Plan) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 from fsdp_sim.schedule.instruction import Instruction, Kind
 from fsdp_sim.schedule.lines import lines
+from fsdp_sim.schedule.shards import unit_shards
+from fsdp_sim.schedule.states import state_bytes
 from fsdp_sim.schedule.unit import Unit
 from fsdp_sim.spec import Plan
+from fsdp_sim.timeline import FIELDS, Columns, Header, Lane, Memory, Op, Phase, Timeline, UnitShards
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,36 @@ class Program:
     def ops(self) -> tuple[Instruction, ...]:
         """The instructions that take time."""
         return tuple(i for i in self.instructions if i.kind is Kind.OP)
+
+    @property
+    def state_bytes(self) -> dict[tuple[Memory, str], int]:
+        """Bytes of parameters and of optimizer states on a rank, by category and unit: they live through all steps."""
+        return state_bytes(self.units, self.plan, self.world_size)
+
+    @cached_property
+    def unit_shards(self) -> tuple[UnitShards, ...]:
+        """How the parameters of each unit or bucket are cut."""
+        return unit_shards(self.units, self.plan, self.world_size)
+
+    @property
+    def header(self) -> Header:
+        """What its timeline says of itself."""
+        return Header(
+            producer="schedule", clock="issue order", world_size=self.world_size, api=self.plan.api,
+            units=self.unit_shards,
+        )  # fmt: skip
+
+    @property
+    def timeline(self) -> Timeline:
+        """What a rank issues and what is alive on it, as events in order of issue; a program knows no seconds."""
+        states = [
+            Instruction(Kind.ALLOC, 0, 0, Phase.NONE, Lane.COMPUTE, Op.ALLOC, unit, n_bytes, category=category)
+            for (category, unit), n_bytes in self.state_bytes.items()
+        ]
+        issued = [*states, *(i for i in self.instructions if i.kind in (Kind.OP, Kind.ALLOC, Kind.FREE))]
+        columns: dict[str, Sequence[Any]] = {"seq": range(len(issued)), "rank": [0] * len(issued)}
+        columns |= {name: [getattr(i, name) for i in issued] for name in Instruction._fields if name in FIELDS}
+        return Timeline(lambda: self.header, Columns(len(issued), columns))
 
     def lines(self, *, every_op: bool = False) -> list[str]:
         """The program in the line format of the recordings of torch, so that the two can be diffed.

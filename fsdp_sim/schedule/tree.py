@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
@@ -33,6 +33,18 @@ def tree_of(units: Sequence[Unit]) -> Node:
             around = [name for name in parents if node.unit.name.startswith(f"{name}.")]
             (parents[max(around, key=len)] if around else root).children.append(node)
     return root
+
+
+def walk_of(units: Sequence[Unit]) -> list[tuple[Unit, str]]:
+    """Unit and segment of each piece of compute, in forward order."""
+
+    def walk(node: Node) -> Iterable[tuple[Unit, str]]:
+        yield from ((node.unit, segment) for segment in node.unit.before_children())
+        for child in node.children:
+            yield from walk(child)
+        yield from ((node.unit, segment) for segment in node.unit.after_children())
+
+    return list(walk(tree_of(units)))
 
 
 class HasUnit(Protocol):

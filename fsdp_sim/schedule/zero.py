@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fsdp_sim.schedule.buckets import GRAD, Bucket, Reducer, buckets_of
+from fsdp_sim.schedule.buckets import GRAD, Bucket, Reducer
 from fsdp_sim.schedule.ddp import Trainer
 from fsdp_sim.schedule.program import Program
 from fsdp_sim.schedule.unit import Unit
@@ -52,9 +52,6 @@ class WholeReducer(Reducer):
     """Stage 1: gradients are averaged whole."""
 
     communicator = "shard"
-
-    def assign(self, walk: Sequence[tuple[Unit, str]], plan: Plan) -> list[Bucket]:
-        return buckets_of(walk, plan, first_cap=None, ranks=self.world_size)
 
 
 class ShardReducer(WholeReducer):

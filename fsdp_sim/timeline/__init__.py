@@ -23,12 +23,12 @@ from fsdp_sim.timeline.comparison import Comparison, Pair, UnitDifference, compa
 from fsdp_sim.timeline.event import Event
 from fsdp_sim.timeline.files import read_timeline
 from fsdp_sim.timeline.frame import from_pandas, to_pandas, to_parquet
-from fsdp_sim.timeline.header import Header
+from fsdp_sim.timeline.header import Header, UnitShards
 from fsdp_sim.timeline.kinds import COLLECTIVES, COMM_LANES, MEMORY, Lane, Memory, Op, Phase, Word, dtype_name, lane_of
 from fsdp_sim.timeline.recorder import RECORDER, Recorder
 from fsdp_sim.timeline.ring import RING_PASSES, ring_share
 from fsdp_sim.timeline.side import Side
-from fsdp_sim.timeline.timeline import Timeline
+from fsdp_sim.timeline.timeline import Timeline, timeline_of
 
 __all__ = [
     "COLLECTIVES",
@@ -51,6 +51,7 @@ __all__ = [
     "Side",
     "Timeline",
     "UnitDifference",
+    "UnitShards",
     "Word",
     "calls",
     "communicates",
@@ -71,6 +72,7 @@ __all__ = [
     "spans_of",
     "step_time_s",
     "subtract",
+    "timeline_of",
     "to_pandas",
     "to_parquet",
     "total_s",

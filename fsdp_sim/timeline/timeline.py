@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -30,6 +31,7 @@ class Timeline:
     it is first asked for.
 
     Args:
+        header: what is said of the whole; or a function that says it when it is first asked for.
         events: in any order; or their columns, sorted by rank and seq.
 
     Example:
@@ -40,13 +42,17 @@ class Timeline:
         (['FWD layers.0'], 0.5)
     """
 
-    def __init__(self, header: Header, events: Iterable[Event] | Columns) -> None:
-        self.header = header
+    def __init__(self, header: Header | Callable[[], Header], events: Iterable[Event] | Columns) -> None:
+        self._header = header
         if isinstance(events, Columns):
             self.columns = events
         else:
             self.events = tuple(sorted(events, key=lambda e: (e.rank, e.seq)))
             self.columns = Columns.of(self.events)
+
+    @cached_property
+    def header(self) -> Header:
+        return self._header() if callable(self._header) else self._header
 
     @cached_property
     def events(self) -> tuple[Event, ...]:
@@ -195,6 +201,21 @@ class Timeline:
         if header is None:
             raise ValueError(f"{path} is empty; a timeline starts with a header line, as Timeline.to_jsonl writes it")
         return cls(header, events)
+
+
+def timeline_of(what: Any) -> Timeline:
+    """A timeline, or the one that something has: what ``simulate`` or ``ranks.run`` returned, or a program.
+
+    Raises:
+        TypeError: it has none.
+    """
+    timeline = getattr(what, "timeline", what)
+    if not isinstance(timeline, Timeline):
+        raise TypeError(
+            f"this takes a Timeline, or what has one (what simulate or ranks.run returned, a program), not a "
+            f"{type(what).__name__}; read_timeline reads one from a file"
+        )
+    return timeline
 
 
 def _api_of(ops: Iterable[Event]) -> str:

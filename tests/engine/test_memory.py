@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdp_sim.cost import Work, Workload
-from fsdp_sim.engine import memory, run, state_bytes
+from fsdp_sim.engine import memory, run
 from fsdp_sim.schedule import Kind, build, toy
 from fsdp_sim.spec import Plan
 from fsdp_sim.timeline import Lane, Memory, Op, Phase
@@ -65,7 +65,7 @@ def test_mixed_precision_gathers_halves_and_reduces_in_full():
 def test_the_states_are_there_from_the_beginning():
     program = build(layers_only(4), Plan(), 8)
     profile = memory(program)
-    states = state_bytes(program.units, program.plan, 8)
+    states = program.state_bytes
     assert profile.by_category[Memory.OPTIMIZER].tolist() == [2 * 4 * UNIT / 8] * len(profile.at)
     assert profile.bytes[-1] == sum(states.values()) == 3 * 4 * UNIT / 8
 
@@ -230,12 +230,21 @@ def test_profile_and_timeline_tell_the_same(case, device, issue_s):
     assert profile.active_bytes >= profile.peak_bytes
 
 
+@given(plans)
+def test_a_program_s_timeline_has_the_events_of_a_run_without_their_times(plan):
+    program = build(toy(2), plan, 4)
+    of_run = memory(run(program, lambda i: 1.0)).timeline(program.header)
+    fields = ("op", "unit", "step", "micro_batch", "phase", "bytes", "group_size", "category")
+    assert list(program.timeline.columns.rows(*fields)) == list(of_run.columns.rows(*fields))
+    assert program.timeline.span_s == 0
+
+
 @given(plans, st.integers(1, 3))
 def test_after_every_step_the_states_are_all_that_is_left(plan, layers):
     program = build(toy(layers), plan, 4)
     profile = memory(program)
     assert (profile.bytes >= 0).all()
-    kept = state_bytes(program.units, plan, 4)
+    kept = program.state_bytes
     if plan.api == "fsdp2" and plan.reshard_after_forward is not False:
         assert profile.bytes[-1] == sum(kept.values())
 

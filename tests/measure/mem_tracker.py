@@ -24,7 +24,6 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from fsdp_sim.cost import Workload
-from fsdp_sim.engine.states import program_state_bytes
 from fsdp_sim.measure.trace_gpu import rms_norm_kernel
 from fsdp_sim.schedule import Kind, Program
 from fsdp_sim.spec import Model, Plan
@@ -124,7 +123,7 @@ def peak_by_the_rules(program: Program, workload: Workload) -> dict[Memory, int]
     of that input, which the segment before counts, so it is no extra.
     """
     alive: Counter[Memory] = Counter()
-    for (category, _), n_bytes in program_state_bytes(program).items():
+    for (category, _), n_bytes in program.state_bytes.items():
         alive[category] += n_bytes
     recomputed = {i.unit for i in program.instructions if i.kind is Kind.OP and i.op is Op.RECOMPUTE}
     peak: dict[Memory, int] = {}

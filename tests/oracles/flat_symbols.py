@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from fsdp_sim.schedule.buckets import Bucket, Reducer
+from fsdp_sim.schedule.buckets import Bucket, buckets_of
 from fsdp_sim.schedule.checkpointing import checkpoints
-from fsdp_sim.schedule.cpu import Cpu
-from fsdp_sim.schedule.ddp import walk_of
 from fsdp_sim.schedule.instruction import Instruction, Kind
 from fsdp_sim.schedule.program import Program
-from fsdp_sim.schedule.zero import WholeReducer
+from fsdp_sim.schedule.tree import walk_of
 from fsdp_sim.timeline import Lane, Memory, Op
 from tests.oracles.buffers import must_see
 from tests.oracles.happens_before import Clock, HappensBefore, ProgramError, Use, wrong
@@ -68,7 +66,9 @@ class FlatSymbols:
         if plan.api == "fsdp1":
             self.carriers = {u.name: c for u in program.units if u.params for c in [self._of_unit(u.name, program)]}
         else:
-            self.carriers = {b.name: self._of_bucket(b) for b in _buckets(program)}
+            self.carriers = {
+                b.name: self._of_bucket(b) for b in buckets_of(walk_of(program.units), program.plan, program.world_size)
+            }
         self.computing: dict[str, list[Carrier]] = {}
         for carrier in self.carriers.values():
             for segment in carrier.segments:
@@ -310,8 +310,3 @@ def verify_flat(program: Program) -> None:
         else:
             symbols.step(i)
     symbols.end()
-
-
-def _buckets(program: Program) -> list[Bucket]:
-    reducer = Reducer if program.plan.api == "ddp" else WholeReducer
-    return reducer(Cpu(), walk_of(program.units), program.plan, program.world_size).buckets

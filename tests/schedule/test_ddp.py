@@ -16,9 +16,8 @@ from torch import nn
 from fsdp_sim import ranks
 from fsdp_sim.cost.transformer import workload
 from fsdp_sim.schedule import Kind, Param, Program, Unit, build
-from fsdp_sim.schedule.buckets import Reducer, assign_to_buckets
-from fsdp_sim.schedule.cpu import Cpu
-from fsdp_sim.schedule.ddp import walk_of
+from fsdp_sim.schedule.buckets import assign_to_buckets, buckets_of
+from fsdp_sim.schedule.tree import walk_of
 from fsdp_sim.spec import Model, Plan
 from fsdp_sim.timeline import COLLECTIVES, Lane, Memory, Op
 from tests.oracles.flat_symbols import verify_flat
@@ -72,7 +71,7 @@ def test_buckets_are_torchs(numels, cap, first_cap, dtypes, mixed):
 def test_the_buckets_of_gpt2_124m_are_torchs():
     units = list(workload(Model.preset("gpt2-124m"), Plan(api="ddp")).units)
     plan = Plan(api="ddp")
-    buckets = Reducer(Cpu(), walk_of(units), plan, 8).buckets
+    buckets = buckets_of(walk_of(units), plan, 8)
     assert sum(b.numel for b in buckets) == 124_439_808
     params = [p for unit, segment in walk_of(units) for p in unit.params if unit.segments_of(p)[0] == segment]
     tensors = [torch.empty(p.shape, device="meta") for p in reversed(params)]
@@ -187,7 +186,7 @@ def test_every_program_is_right(r, steps):
     syncs = steps * (plan.grad_accum if plan.requires_gradient_sync is True else 1) * (world_size > 1)
     assert set(Counter(i.unit for i in what.ops if i.op is Op.ALL_REDUCE).values()) == ({syncs} if syncs else set())
     numel = sum(math.prod(p.shape) for u in units for p in u.params if p.requires_grad)
-    assert sum(b.numel for b in Reducer(Cpu(), walk_of(units), plan, world_size).buckets) == numel
+    assert sum(b.numel for b in buckets_of(walk_of(units), plan, world_size)) == numel
 
 
 @pytest.mark.parametrize(

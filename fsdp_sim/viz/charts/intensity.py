@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from fsdp_sim.cost import Kernel, collective_s, kernel_s
-from fsdp_sim.schedule import Instruction
 from fsdp_sim.simulation import Simulation
 from fsdp_sim.timeline import COLLECTIVES, Op, Phase
 
@@ -78,10 +77,10 @@ def kernel_points(sim: Simulation) -> list[KernelPoint]:
     """The kernels of a step that compute and move bytes, those alike together; the ones that take longest first."""
     plan, costs = sim.plan, sim.costs
     alike: dict[tuple[Kernel, bool], list[str]] = defaultdict(list)
-    for i in _last_step(sim):
-        if i.op in SEGMENTS:
-            for kernel in _kernels(sim, i):
-                alike[kernel._replace(count=1, saved=False), i.op is Op.BWD] += [i.unit] * kernel.count
+    for op, unit, *_ in _last_step(sim):
+        if op in SEGMENTS:
+            for kernel in _kernels(sim, op, unit):
+                alike[kernel._replace(count=1, saved=False), op is Op.BWD] += [unit] * kernel.count
     found = []
     for (kernel, backward), units in alike.items():
         how = {"backward": backward, "compiled": plan.compile, "attention": plan.attention_impl}
@@ -95,20 +94,19 @@ def unit_points(sim: Simulation) -> list[UnitPoint]:
 
     Where what communicates are not the units that compute (DDP's buckets), each phase counts as one unit.
     """
-    unit_of = {segment: unit.name for unit in sim.program.units for segment in unit.names_of_segments}
+    unit_of = {segment: unit.name for unit in sim.workload.units for segment in unit.names_of_segments}
     flops: dict[tuple[str, Phase], float] = defaultdict(float)
     sizes: dict[tuple[str, Phase], int] = defaultdict(int)
     compute: dict[tuple[str, Phase], float] = defaultdict(float)
     comm: dict[tuple[str, Phase], float] = defaultdict(float)
-    for i in _last_step(sim):
-        if i.op in SEGMENTS:
-            key = (unit_of.get(i.unit, i.unit), i.phase)
-            flops[key] += sum(k.flops * k.count for k in _kernels(sim, i))
-            compute[key] += sim.costs.seconds(i)
-        elif i.op in COLLECTIVES:
-            key = (unit_of.get(i.unit, i.unit), i.phase)
-            sizes[key] += i.bytes
-            comm[key] += sim.costs.seconds(i)
+    for op, unit, phase, n_bytes, _, alone_s in _last_step(sim):
+        key = (unit_of.get(unit, unit), phase)
+        if op in SEGMENTS:
+            flops[key] += sum(k.flops * k.count for k in _kernels(sim, op, unit))
+            compute[key] += alone_s
+        elif op in COLLECTIVES:
+            sizes[key] += n_bytes
+            comm[key] += alone_s
     columns = (flops, sizes, compute, comm)
     if set(sizes) - set(flops):
         columns = tuple(_by_phase(column) for column in columns)  # type: ignore[assignment]
@@ -150,9 +148,9 @@ def _by_phase(column: Mapping[tuple[str, Phase], float]) -> dict[tuple[str, Phas
 def network_bytes_per_s(sim: Simulation) -> float:
     """Bytes of message per second of the step's collectives, were they all large; 0 where nothing communicates."""
     sizes: dict[tuple[Op, int, int], int] = defaultdict(int)
-    for i in _last_step(sim):
-        if i.op in COLLECTIVES and i.group_size > 1:
-            sizes[i.op, i.group_size, sim.plan.shard_size or 1 if i.communicator == "replicate" else 1] += i.bytes
+    for op, _, _, n_bytes, group_size, _ in _last_step(sim):
+        if op in COLLECTIVES and group_size > 1:  # replicas of a shard lie a shard group apart
+            sizes[op, group_size, sim.plan.shard_size or 1 if op is Op.ALL_REDUCE else 1] += n_bytes
     seconds = sum(
         n_bytes * collective_s(op.lower(), A_LARGE_MESSAGE, group_size, sim.cluster, stride=stride) / A_LARGE_MESSAGE
         for (op, group_size, stride), n_bytes in sizes.items()
@@ -160,16 +158,16 @@ def network_bytes_per_s(sim: Simulation) -> float:
     return sum(sizes.values()) / seconds * sim.costs.calibration.link_fraction if seconds else 0.0
 
 
-def _last_step(sim: Simulation) -> list[Instruction]:
-    ops = sim.program.ops
-    last = max((i.step for i in ops), default=0)
-    return [i for i in ops if i.step == last]
+def _last_step(sim: Simulation) -> list[tuple[Op, str, Phase, int, int, float]]:
+    """Of each operation of the last step: op, unit, phase, bytes, ranks of its group, and its seconds alone."""
+    ops, seconds = sim.program.ops, sim.costs.seconds
+    return [(i.op, i.unit, i.phase, i.bytes, i.group_size, seconds(i)) for i in ops if i.step == ops[-1].step]
 
 
-def _kernels(sim: Simulation, i: Instruction) -> Iterable[Kernel]:
-    work = sim.workload.work[i.unit]
-    if i.op is Op.BWD:
+def _kernels(sim: Simulation, op: Op, segment: str) -> Iterable[Kernel]:
+    work = sim.workload.work[segment]
+    if op is Op.BWD:
         return work.backward
-    if i.op is Op.RECOMPUTE and sim.plan.activation_checkpointing == "selective":
+    if op is Op.RECOMPUTE and sim.plan.activation_checkpointing == "selective":
         return [k for k in work.forward if not k.saved]
     return work.forward

@@ -10,7 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from fsdp_sim.timeline import Event, Phase, Timeline, median_step
+from fsdp_sim.timeline import Event, Phase, Timeline, median_step, timeline_of
 from fsdp_sim.viz import theme
 from fsdp_sim.viz.debugger.moments import Moment, events_of, moment, next_of_unit, next_on_lane
 from fsdp_sim.viz.debugger.panes import panes
@@ -64,8 +64,8 @@ def debugger_page(
     Raises:
         TypeError, ValueError: as `debugger`; or one rank has too many events for a page.
     """
-    timeline = getattr(results_or_timeline, "timeline", results_or_timeline)
-    if step is None and isinstance(timeline, Timeline) and timeline.ops:
+    timeline = timeline_of(results_or_timeline)
+    if step is None and timeline.ops:
         step = median_step(timeline)
     ats = [debugger(timeline, rank=rank, step=step)]
     if len(ats[0].events) > MOST_MOMENTS:

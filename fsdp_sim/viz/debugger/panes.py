@@ -224,7 +224,7 @@ def _apart(at: Moment, other: Elsewhere) -> str:
 
 
 def _clock(timeline: Timeline) -> str:
-    return "simulated" if timeline.header.clock == "simulated" else "measured"
+    return "measured" if timeline.header.clock == "measured" else "simulated"
 
 
 def _capital(text: str) -> str:

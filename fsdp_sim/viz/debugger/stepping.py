@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from fsdp_sim.timeline import Event, Timeline
+from fsdp_sim.timeline import Event, Timeline, timeline_of
 from fsdp_sim.viz.debugger import moments
 from fsdp_sim.viz.debugger.moments import Moment, moment
 from fsdp_sim.viz.debugger.sentences import name, sentence
@@ -177,16 +177,10 @@ def debugger(results_or_timeline: Any, *, rank: int = 0, step: int | None = None
         step: step through this training step only.
 
     Raises:
-        TypeError: it is none of these.
+        TypeError: it is none of these, and has no timeline.
         ValueError: the timeline has no such rank or step, or no events at all.
     """
-    timeline = getattr(results_or_timeline, "timeline", results_or_timeline)
-    if not isinstance(timeline, Timeline):
-        raise TypeError(
-            f"debugger() steps through a Timeline, or what fsdp_sim.ranks.run or simulate returned, not through a "
-            f"{type(results_or_timeline).__name__}"
-        )
-    return Debugger(timeline, rank, step)
+    return Debugger(timeline_of(results_or_timeline), rank, step)
 
 
 def events_in(timeline: Timeline, rank: int, step: int | None) -> tuple[Event, ...]:

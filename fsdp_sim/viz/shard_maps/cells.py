@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from fsdp_sim.viz.shard_maps.cast import Band, Cast
+from fsdp_sim.timeline import UnitShards
+from fsdp_sim.viz.shard_maps.cast import Cast
 from fsdp_sim.viz.shard_maps.holdings import Gradient, Holding, Shard
 
 
@@ -32,21 +33,16 @@ class Held(IntEnum):
 SHARDS = {Shard.GROUP: Held.GROUP, Shard.REDUCED: Held.REDUCED}
 
 
-def cells(cast: Cast, band: Band, held: Holding, rank: int) -> tuple[list[Held], list[Held], list[Held]]:
-    """What a rank holds of each row of a band: parameters, gradients, optimizer state."""
-    rows = range(len(band.rows))
-    return (
-        [_parameter(cast, band, held, rank, row) for row in rows],
-        [_gradient(band, held, rank, row) for row in rows],
-        [_optimizer(cast, band, rank, row) for row in rows],
-    )
+def cells(cast: Cast, band: UnitShards, held: Holding, rank: int, row: int) -> tuple[Held, Held, Held]:
+    """What a rank holds of a row of a band: parameters, gradients, optimizer state."""
+    return _parameter(cast, band, held, rank, row), _gradient(band, held, rank, row), _optimizer(cast, band, rank, row)
 
 
-def _is_empty(band: Band, row: int) -> bool:
-    return bool(band.row_bytes) and not band.row_bytes[row]
+def _is_empty(band: UnitShards, row: int) -> bool:
+    return bool(band.part_bytes) and not band.part_bytes[row]
 
 
-def _parameter(cast: Cast, band: Band, held: Holding, rank: int, row: int) -> Held:
+def _parameter(cast: Cast, band: UnitShards, held: Holding, rank: int, row: int) -> Held:
     if _is_empty(band, row):
         return Held.EMPTY if band.owns(rank, row) else Held.NOTHING
     if band.owns(rank, row):
@@ -60,17 +56,17 @@ def _parameter(cast: Cast, band: Band, held: Holding, rank: int, row: int) -> He
     return Held.NOTHING
 
 
-def _gradient(band: Band, held: Holding, rank: int, row: int) -> Held:
+def _gradient(band: UnitShards, held: Holding, rank: int, row: int) -> Held:
     if not band.trained or _is_empty(band, row):
         return Held.NOTHING
     if held.shard is not Shard.NONE and band.owns(rank, row):
         return Held.ON_CPU if held.shard_on_cpu else SHARDS[held.shard]
     if held.gradient is Gradient.FRESH:
-        return Held.NOTHING if band.by_segment and band.rows[row] not in held.filled else Held.PARTIAL
+        return Held.NOTHING if band.segment_bytes and band.parts[row] not in held.filled else Held.PARTIAL
     return {Gradient.MEAN: Held.REDUCED, Gradient.SENT: Held.SENT}.get(held.gradient, Held.NOTHING)
 
 
-def _optimizer(cast: Cast, band: Band, rank: int, row: int) -> Held:
+def _optimizer(cast: Cast, band: UnitShards, rank: int, row: int) -> Held:
     if not (cast.optimizer and band.trained and band.owns(rank, row)) or _is_empty(band, row):
         return Held.NOTHING
     return Held.ON_CPU if cast.offload else Held.OPTIMIZER

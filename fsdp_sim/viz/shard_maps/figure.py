@@ -103,7 +103,7 @@ def _band_ticks(grid: Grid) -> dict[str, Any]:
     ticks: dict[float, str] = {}
     for name, (top, bottom) in grid.spans.items():
         ticks[(top + bottom) / 2] = f"<b>{safe(_fitting(name))}</b>" if name else f"⋮ {len(grid.stage.hidden)} more"
-    by_segment = [line for line in grid.lines if line.band and line.band.by_segment]
+    by_segment = [line for line in grid.lines if line.band and line.band.segment_bytes]
     for line in by_segment:
         ticks.pop(sum(grid.spans[line.band.name if line.band else ""]) / 2, None)
     for line in by_segment:

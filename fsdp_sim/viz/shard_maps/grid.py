@@ -15,9 +15,8 @@ import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
-from fsdp_sim.timeline import Memory
+from fsdp_sim.timeline import Memory, UnitShards
 from fsdp_sim.viz import theme
-from fsdp_sim.viz.shard_maps.cast import Band
 from fsdp_sim.viz.shard_maps.cells import Held, cells
 from fsdp_sim.viz.shard_maps.scenes import Scene, Stage
 from fsdp_sim.viz.theme import KINDS, MEMORY, safe
@@ -61,7 +60,7 @@ _MARK = {"fgcolor": "#FFFFFF", "fgopacity": 0.85, "fillmode": "overlay", "size":
 class Line:
     """A row of cells: its band, its place in the band, its label, and where it lies."""
 
-    band: Band | None
+    band: UnitShards | None
     row: int
     label: str
     top: float
@@ -145,11 +144,12 @@ class Grid:
         wide = len(self.columns) + 1
         for number, rank in enumerate(self.stage.ranks):
             for band, lines in self._by_band:
-                held = cells(self.stage.cast, band, scene.by_rank[rank].of(band.name), rank)
+                holding = scene.by_rank[rank].of(band.name)
                 for line in lines:
+                    held = cells(self.stage.cast, band, holding, rank, line.row)
                     at = self._row_of[float(np.float32(line.top))]
                     for place, column in enumerate(self.columns):
-                        found[at, number * wide + place] = held[column][line.row]
+                        found[at, number * wide + place] = held[column]
         return found
 
     def names(self) -> list[list[str]]:
@@ -158,11 +158,10 @@ class Grid:
         wide = len(self.columns) + 1
         for band, lines in self._by_band:
             for line in lines:
-                of = "" if band.by_segment or "more" in line.label else f" of {band.shards}"
-                size = f", {human_bytes(band.row_bytes[line.row])}" if band.row_bytes else ""
-                what = (
-                    f"<b>{safe(band.name)}</b>, {'part' if band.by_segment else 'shard'} {safe(line.label)}{of}{size}"
-                )
+                of = "" if band.segment_bytes or "more" in line.label else f" of {band.shards}"
+                size = f", {human_bytes(band.part_bytes[line.row])}" if band.part_bytes else ""
+                part = "part" if band.segment_bytes else "shard"
+                what = f"<b>{safe(band.name)}</b>, {part} {safe(line.label)}{of}{size}"
                 at = self._row_of[float(np.float32(line.top))]
                 for number, rank in enumerate(self.stage.ranks):
                     for place, column in enumerate(self.columns):
@@ -170,8 +169,8 @@ class Grid:
         return found
 
     @cached_property
-    def _by_band(self) -> list[tuple[Band, list[Line]]]:
-        found: dict[str, tuple[Band, list[Line]]] = {}
+    def _by_band(self) -> list[tuple[UnitShards, list[Line]]]:
+        found: dict[str, tuple[UnitShards, list[Line]]] = {}
         for line in self.lines:
             if line.band:
                 found.setdefault(line.band.name, (line.band, []))[1].append(line)

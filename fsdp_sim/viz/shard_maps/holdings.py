@@ -2,7 +2,7 @@
 
 All ranks of a program issue the same, so that one walk says what each holds (see `shard_cells`).
 
-[Note: moments]  A moment begins with an act worth telling (a collective, compute, parameters or gradients freed) and
+[Note: moments]  A moment begins with an event worth telling (a collective, compute, parameters or gradients freed) and
 shows what is held when the next one begins. Memory allocated for an operation counts from that operation on.
 """
 
@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-from fsdp_sim.timeline import Memory, Op, Phase
-from fsdp_sim.viz.shard_maps.cast import COMPUTE, Act, Cast
+from fsdp_sim.timeline import Event, Memory, Op, Phase
+from fsdp_sim.viz.shard_maps.cast import COMPUTE, Cast
 
 
 class Gradient(IntEnum):
@@ -92,23 +92,23 @@ class Moment:
         return self.holdings.get(band, NONE_HELD)
 
 
-def moments(cast: Cast, acts: Iterable[Act], step: int) -> list[Moment]:
+def moments(cast: Cast, events: Iterable[Event], step: int) -> list[Moment]:
     """The moments of one step of one rank, from the rest before it to the rest after it."""
     walk = _Walk(cast)
     found: list[Moment] = []
-    for act in acts:
-        if act.step > step:
+    for event in events:
+        if event.step > step:
             break
-        if act.op is Op.FREE:  # what was allocated before is not for this
+        if event.op is Op.FREE:  # what was allocated before is not for this
             walk.flush()
-        head = walk.head(act) if act.step == step else None
-        if act.step == step and not found and act.op is not Op.ALLOC:  # what lives through all steps may come first
+        head = walk.head(event) if event.step == step else None
+        if event.step == step and not found and event.op is not Op.ALLOC:  # what lives through all steps may come first
             found.append(walk.close(Moment(None)))
         if head is not None:
             if len(found) > 1:
                 found[-1] = walk.close(found[-1])
             found.append(head)
-        walk.take(act)
+        walk.take(event)
     if len(found) > 1:
         walk.flush()
         found[-1] = walk.close(found[-1])
@@ -137,10 +137,10 @@ class _Walk:
     def __init__(self, cast: Cast) -> None:
         self.cast = cast
         self.bands = {band.name: band for band in cast.bands}
-        self.bytes = {category: cast.state_bytes.get(category, 0) for category in LIVING}
+        self.bytes = dict.fromkeys(LIVING, 0)
         self.alive: dict[tuple[Memory, str], int] = {}
         self.held: dict[str, Holding] = {}
-        self.deferred: list[Act] = []  # allocations for the operation to come
+        self.deferred: list[Event] = []  # allocations for the operation to come
         self.cloned: dict[str, int] = {}  # bytes of a slice whose whole is still to be freed
         self.last_backward = ""
         self.micro_batch = 0
@@ -148,18 +148,18 @@ class _Walk:
         self.last_cast = ""  # whose reduced gradient the last operation cast
         self.updated = False  # the optimizer has run, and its gradients are still there
 
-    def head(self, act: Act) -> Moment | None:
-        """The moment that an act begins, if it is worth telling."""
-        band = self.cast.band_of.get(act.unit, act.unit)
-        name, op = act.unit, act.op
+    def head(self, event: Event) -> Moment | None:
+        """The moment that an event begins, if it is worth telling."""
+        band = self.cast.band_of.get(event.unit, event.unit)
+        name, op = event.unit, event.op
         if op is Op.FREE:
-            held = self.alive.get((act.category, act.unit), 0)
-            if act.unit not in self.bands:
+            held = self.alive.get((event.category, event.unit), 0)
+            if event.unit not in self.bands:
                 return None
-            if act.category is Memory.UNSHARDED:
-                if held != act.bytes or self.bands[act.unit].replicated:
+            if event.category is Memory.UNSHARDED:
+                if held != event.bytes or self.bands[event.unit].replicated:
                     return None
-            elif self.updated and act.category in (Memory.RS_OUTPUT, Memory.UNSHARDED_GRAD):
+            elif self.updated and event.category in (Memory.RS_OUTPUT, Memory.UNSHARDED_GRAD):
                 band = name = ""
             else:
                 return None
@@ -167,39 +167,43 @@ class _Walk:
             op = Op.REDUCE_SCATTER
         elif op not in TELLING or not (op in COMPUTE or op is Op.OPTIM or band in self.bands):
             return None
-        from_slice = op is Op.ALL_GATHER and self.held.get(band, NONE_HELD).slice_of == act.group_size > 1
+        from_slice = op is Op.ALL_GATHER and self.held.get(band, NONE_HELD).slice_of == event.group_size > 1
         return Moment(
-            op, band if band in self.bands else "", name, act.phase, act.micro_batch, act.group_size,
+            op, band if band in self.bands else "", name, event.phase, event.micro_batch, event.group_size,
             adds=op is Op.BWD and band in self.kept, from_slice=from_slice,
         )  # fmt: skip
 
     def close(self, moment: Moment) -> Moment:
         return replace(moment, holdings=dict(self.held), bytes=dict(self.bytes))
 
-    def take(self, act: Act) -> None:
-        if act.micro_batch != self.micro_batch:
-            self.micro_batch = act.micro_batch
+    def take(self, event: Event) -> None:
+        if event.micro_batch != self.micro_batch:
+            self.micro_batch = event.micro_batch
             self.kept = {name for name, held in self.held.items() if held.gradient is Gradient.FRESH}
-        if act.op is Op.ALLOC:
-            if act.category in (Memory.SHARDED, Memory.OPTIMIZER):
-                self._count(act, act.bytes)
+        if event.op is Op.ALLOC:
+            if event.category in (Memory.SHARDED, Memory.OPTIMIZER):
+                self._count(event, event.bytes)
             else:
-                self.deferred.append(act)
+                self.deferred.append(event)
             return
-        self.flush(act.op)
-        if act.op is Op.FREE:
-            self._free(act)
+        self.flush(event.op)
+        if event.op is Op.FREE:
+            self._free(event)
         else:
-            self._operate(act)
+            self._operate(event)
 
     def flush(self, before: Op | None = None) -> None:
         """Count what was allocated for the operation that comes now; a cast of a reduced gradient is no new one."""
-        for act in self.deferred:
-            self._count(act, act.bytes)
-            if act.category is Memory.UNSHARDED and act.unit in self.bands:
-                self._set(act.unit, whole=True)
-            if act.category is Memory.UNSHARDED_GRAD and not self._is_bucket(act.unit) and before is not Op.GRAD_CAST:
-                self._set(act.unit, gradient=Gradient.FRESH)
+        for event in self.deferred:
+            self._count(event, event.bytes)
+            if event.category is Memory.UNSHARDED and event.unit in self.bands:
+                self._set(event.unit, whole=True)
+            if (
+                event.category is Memory.UNSHARDED_GRAD
+                and not self._is_bucket(event.unit)
+                and before is not Op.GRAD_CAST
+            ):
+                self._set(event.unit, gradient=Gradient.FRESH)
         self.deferred.clear()
 
     def zero(self) -> None:
@@ -212,22 +216,22 @@ class _Walk:
         if name in self.bands:
             self.held[name] = self.held.get(name, NONE_HELD)._replace(**changes)
 
-    def _count(self, act: Act, n_bytes: int) -> int:
-        key = (act.category, act.unit)
+    def _count(self, event: Event, n_bytes: int) -> int:
+        key = (event.category, event.unit)
         self.alive[key] = self.alive.get(key, 0) + n_bytes
-        if act.category in self.bytes:
-            self.bytes[act.category] += n_bytes
+        if event.category in self.bytes:
+            self.bytes[event.category] += n_bytes
         return self.alive[key]
 
     def _is_bucket(self, name: str) -> bool:
         return name in self.bands and self.bands[name].replicated
 
-    def _free(self, act: Act) -> None:
-        left, name = self._count(act, -act.bytes), act.unit
-        match act.category:
+    def _free(self, event: Event) -> None:
+        left, name = self._count(event, -event.bytes), event.unit
+        match event.category:
             case Memory.UNSHARDED:
                 if name in self.cloned:
-                    self._set(name, slice_of=round(act.bytes / max(self.cloned.pop(name), 1)))
+                    self._set(name, slice_of=round(event.bytes / max(self.cloned.pop(name), 1)))
                 if left <= 0:
                     self._set(name, whole=False)
             case Memory.AG_OUTPUT:
@@ -236,23 +240,22 @@ class _Walk:
             case Memory.SHARDED:
                 self._set(name, slice_of=0)
             case Memory.UNSHARDED_GRAD | Memory.RS_INPUT:
-                others = self.alive.get((Memory.UNSHARDED_GRAD, name), 0) + self.alive.get((Memory.RS_INPUT, name), 0)
-                if others <= 0:
+                if not self._whole_gradient(name):
                     self._set(name, gradient=Gradient.NONE, filled=frozenset())
             case Memory.RS_OUTPUT:
                 offloaded = self.held.get(name, NONE_HELD).shard_on_cpu
-                if left <= 0 and (not offloaded or not act.bytes):
+                if left <= 0 and (not offloaded or not event.bytes):
                     self._set(name, shard=Shard.NONE, shard_on_cpu=False)
-        if self.updated and act.category in (Memory.RS_OUTPUT, Memory.UNSHARDED_GRAD) and name in self.bands:
+        if self.updated and event.category in (Memory.RS_OUTPUT, Memory.UNSHARDED_GRAD) and name in self.bands:
             self.zero()
 
-    def _operate(self, act: Act) -> None:
-        name = act.unit
-        match act.op:
+    def _operate(self, event: Event) -> None:
+        name = event.unit
+        match event.op:
             case Op.ALL_GATHER:
                 self._set(name, whole=not self._is_bucket(name), stale=False)
             case Op.CLONE:
-                self.cloned[name] = act.bytes
+                self.cloned[name] = event.bytes
             case Op.BWD:
                 self.last_backward = name
             case Op.RS_COPY_IN | Op.ACCUMULATE if self._is_bucket(name) and self.last_cast != name:
@@ -260,7 +263,8 @@ class _Walk:
                 self._set(name, gradient=Gradient.FRESH, filled=filled)
             case Op.REDUCE_SCATTER | Op.RS_COPY:
                 alone = self.cast.replicas == 1 or self._is_bucket(name)
-                self._set(name, shard=Shard.REDUCED if alone else Shard.GROUP, gradient=self._left(name))
+                left = Gradient.SENT if self._whole_gradient(name) else Gradient.NONE
+                self._set(name, shard=Shard.REDUCED if alone else Shard.GROUP, gradient=left)
             case Op.ALL_REDUCE:
                 if self.alive.get((Memory.RS_OUTPUT, name)):
                     self._set(name, shard=Shard.REDUCED)
@@ -274,9 +278,8 @@ class _Walk:
                 for band in self.cast.bands:
                     if band.replicated and band.shards > 1:
                         self._set(band.name, stale=True)
-        self.last_cast = name if act.op is Op.GRAD_CAST else ""
+        self.last_cast = name if event.op is Op.GRAD_CAST else ""
 
-    def _left(self, name: str) -> Gradient:
-        """After a reduction: memory of whole gradients may still be there."""
-        alive = self.alive.get((Memory.UNSHARDED_GRAD, name), 0) + self.alive.get((Memory.RS_INPUT, name), 0)
-        return Gradient.SENT if alive > 0 else Gradient.NONE
+    def _whole_gradient(self, name: str) -> bool:
+        """Whether memory of whole gradients is there."""
+        return any(self.alive.get((category, name), 0) > 0 for category in (Memory.UNSHARDED_GRAD, Memory.RS_INPUT))

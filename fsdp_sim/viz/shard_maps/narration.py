@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fsdp_sim.timeline import Op, Phase
-from fsdp_sim.viz.shard_maps.cast import Band, Cast
+from fsdp_sim.timeline import Op, Phase, UnitShards
+from fsdp_sim.viz.shard_maps.cast import Cast
 from fsdp_sim.viz.shard_maps.holdings import Moment
 
 PARTS = {2: "half", 3: "third", 4: "quarter", 5: "fifth", 6: "sixth", 7: "seventh", 8: "eighth", 16: "sixteenth"}
@@ -53,9 +53,9 @@ def called(name: str) -> str:
     return f"unit {name}" if name.isdigit() else name
 
 
-def piece(band: Band) -> str:
+def piece(band: UnitShards) -> str:
     """What each rank has of a band: its ``quarter``, or where rows do not divide evenly its ``shard``."""
-    most, least = max(band.row_bytes, default=1), min(band.row_bytes, default=1)
+    most, least = max(band.part_bytes, default=1), min(band.part_bytes, default=1)
     return part(band.shards) if least > 0.9 * most else "shard"
 
 
@@ -116,7 +116,7 @@ def _rest(cast: Cast) -> str:
     where = " in the CPU's memory" if cast.offload else ""
     of = f"; {cast.replicas} groups of {n} ranks hold the same" if cast.replicas > 1 else ""
     if uneven := [band for band in cast.bands if piece(band) == "shard"]:
-        none = [rank for rank in range(n) if uneven[0].row_bytes[rank] == 0]
+        none = [rank for rank in range(n) if uneven[0].part_bytes[rank] == 0]
         have = "have" if len(none) > 1 else "has"
         left = f": {ranks_text(none)} {have} nothing of {called(uneven[0].name)}" if none else ""
         return (
@@ -126,7 +126,7 @@ def _rest(cast: Cast) -> str:
     return f"{each} {a_part(n)} of every unit{where}{'' if unknown else f', and {states} of that {part(n)}'}{of}."
 
 
-def _gather(cast: Cast, band: Band, moment: Moment) -> str:
+def _gather(cast: Cast, band: UnitShards, moment: Moment) -> str:
     n, name = moment.group_size, called(moment.band)
     if moment.phase is Phase.OPTIMIZER and band.replicated:
         return (
@@ -162,7 +162,7 @@ def _compute(cast: Cast, moment: Moment) -> str:
     return f"{alone}, from its own data alone: no two are alike." if cast.ranks > 1 else f"{alone}."
 
 
-def _reduce_scatter(cast: Cast, band: Band) -> str:
+def _reduce_scatter(cast: Cast, band: UnitShards) -> str:
     n, own, name = band.shards, piece(band), called(band.name)
     moved = " It goes to the CPU's memory." if cast.offload else ""
     if n == 1:
@@ -178,7 +178,7 @@ def _reduce_scatter(cast: Cast, band: Band) -> str:
     )
 
 
-def _all_reduce(cast: Cast, band: Band) -> str:
+def _all_reduce(cast: Cast, band: UnitShards) -> str:
     name = called(band.name)
     if band.shards > 1 and not band.replicated:
         pairs = [list(range(place, cast.ranks, cast.shards)) for place in range(min(cast.shards, 2))]
@@ -188,7 +188,7 @@ def _all_reduce(cast: Cast, band: Band) -> str:
     return f"All-reduce of {name}: every rank now holds the same whole gradient, the mean over all {cast.ranks}."
 
 
-def _reshard(band: Band, moment: Moment) -> str:
+def _reshard(band: UnitShards, moment: Moment) -> str:
     n = band.shards
     what = f"{called(band.name)} reshards after {moment.phase or 'compute'}"
     kept = moment.of(band.name).slice_of

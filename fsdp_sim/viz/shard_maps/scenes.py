@@ -10,9 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fsdp_sim.schedule import Program
-from fsdp_sim.timeline import Op, Phase, Timeline, median_step
-from fsdp_sim.viz.shard_maps.cast import COMPUTE, Band, Cast, acts_of
+from fsdp_sim.timeline import Op, Phase, Timeline, UnitShards, median_step
+from fsdp_sim.viz.shard_maps.cast import COMPUTE, Cast, events_of
 from fsdp_sim.viz.shard_maps.holdings import Moment, moments
 from fsdp_sim.viz.shard_maps.narration import called, ranks_text, sentence
 
@@ -48,20 +47,20 @@ class Stage:
 
     cast: Cast
     ranks: tuple[int, ...]
-    bands: tuple[Band | None, ...]
+    bands: tuple[UnitShards | None, ...]
     hidden: tuple[str, ...] = ()
 
-    def rows(self, band: Band) -> list[tuple[str, int]]:
+    def rows(self, band: UnitShards) -> list[tuple[str, int]]:
         """Label and row of each line of a band; where there are too many, the last stands for the rest."""
-        count = len(band.rows)
+        count = len(band.parts)
         if count <= MAX_ROWS:
-            return [(name, row) for row, name in enumerate(band.rows)]
+            return [(name, row) for row, name in enumerate(band.parts)]
         if band.shards == 1:
             shown = list(range(MAX_ROWS - 1))
         else:
             shown = sorted({rank % band.shards for rank in self.ranks})
         rest = next((row for row in range(count) if row not in shown), None)
-        lines = [(band.rows[row], row) for row in shown]
+        lines = [(band.parts[row], row) for row in shown]
         return lines if rest is None else [*lines, (f"{count - len(shown)} more", rest)]
 
 
@@ -81,9 +80,9 @@ def stage(cast: Cast, ranks: Iterable[int] | None, unit: str | None, most_ranks:
             f"ranks is {list(wanted)}, and there {'are ranks 0 to' if cast.ranks > 1 else 'is only rank'} "
             f"{cast.ranks - 1}; name some of those"
         )
-    bands: list[Band | None] = [band for band in cast.bands if unit in (None, band.name)]
+    bands: list[UnitShards | None] = [band for band in cast.bands if unit in (None, band.name)]
     hidden: list[str] = []
-    tallest = max(min(len(band.rows), MAX_ROWS) for band in cast.bands)
+    tallest = max(min(len(band.parts), MAX_ROWS) for band in cast.bands)
     most_bands = max(most_lines // tallest, 3)
     if len(bands) > most_bands:
         first = (most_bands + 1) // 2
@@ -106,29 +105,30 @@ def _some_ranks(cast: Cast, most: int) -> tuple[int, ...]:
     return tuple(group * cast.shards + place for group in range(groups) for place in range(each))
 
 
-def step_of(source: Program | Timeline, step: int | None) -> int:
+def is_program(timeline: Timeline) -> bool:
+    """Whether it is a program's, which all ranks issue, and no run's."""
+    return timeline.header.clock == "issue order"
+
+
+def step_of(timeline: Timeline, step: int | None) -> int:
     """The step to show: of a program the last, of a timeline the one of median duration.
 
     Raises:
         ValueError: it has not the step asked for.
     """
-    steps = sorted({i.step for i in source})
+    steps = timeline.steps
     if step is None and steps:
-        return steps[-1] if isinstance(source, Program) else median_step(source)
+        return steps[-1] if is_program(timeline) else median_step(timeline)
     if step not in steps:
-        raise ValueError(f"step {step} is not there; the steps are {steps}")
+        raise ValueError(f"step {step} is not there; the steps are {list(steps)}")
     return step
 
 
-def all_moments(source: Program | Timeline, cast: Cast, step: int, ranks: Sequence[int]) -> dict[int, list[Moment]]:
+def all_moments(timeline: Timeline, cast: Cast, step: int, ranks: Sequence[int]) -> dict[int, list[Moment]]:
     """The moments of each rank; ranks that were not recorded are as the first that was."""
-    if isinstance(source, Program):
-        same = moments(cast, acts_of(source, 0), step)
-        return dict.fromkeys(ranks, same)
-    recorded = {rank: moments(cast, acts_of(source, rank), step) for rank in ranks if rank in source.ranks}
-    if not recorded:
-        recorded = {source.ranks[0]: moments(cast, acts_of(source, source.ranks[0]), step)}
-    first = next(iter(recorded.values()))
+    played = [rank for rank in ranks if rank in timeline.ranks] or timeline.ranks[:1]
+    recorded = {rank: moments(cast, events_of(timeline, rank, cast), step) for rank in played}
+    first = recorded[played[0]]
     return {rank: recorded.get(rank, first) for rank in ranks}
 
 
@@ -220,7 +220,7 @@ def whole_at_once(cast: Cast, reference: Sequence[Moment]) -> tuple[list[str], M
     return best
 
 
-def told_of(shown: Stage, source: Program | Timeline) -> str:
+def told_of(shown: Stage, timeline: Timeline) -> str:
     """What is left out of the picture, in a sentence; empty where nothing is."""
     cast = shown.cast
     said = []
@@ -232,9 +232,9 @@ def told_of(shown: Stage, source: Program | Timeline) -> str:
     text = f"Drawn: {' and '.join(said)}; the others do the same." if said else ""
     if any(band and band.shards > MAX_ROWS for band in shown.bands):
         text += " The last row of a unit stands for its shards that no rank drawn keeps."
-    if isinstance(source, Timeline) and len(source.ranks) < cast.ranks:
-        one = len(source.ranks) == 1
-        who = ranks_text(source.ranks)
+    if len(timeline.ranks) < cast.ranks and not is_program(timeline):
+        one = len(timeline.ranks) == 1
+        who = ranks_text(timeline.ranks)
         text += (
             f" Only {who} of {cast.ranks} {'was recorded, and stands' if one else 'were recorded, and stand'} for all."
         )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
-from fsdp_sim.schedule import Program
-from fsdp_sim.timeline import Timeline
+from fsdp_sim.timeline import timeline_of
 from fsdp_sim.viz.picture import Picture
 from fsdp_sim.viz.shard_maps.cast import Cast, cast_of
 from fsdp_sim.viz.shard_maps.figure import KINDS_OF_MEMORY, moving_figure
@@ -31,7 +31,7 @@ from fsdp_sim.words import human_bytes
 
 
 def shard_map(
-    source: Program | Timeline,
+    source: Any,
     *,
     ranks: Iterable[int] | None = None,
     unit: str | None = None,
@@ -43,34 +43,35 @@ def shard_map(
     slider and buttons go through the step; each moment says in a sentence what happens.
 
     Args:
-        source: a `Program` (``simulate(...).program``, `fsdp_sim.schedule.build`), or a `Timeline`, measured or not; of
-            a timeline, what is held follows from its allocations and collectives.
+        source: a `Timeline`, measured or not, or what has one: what ``simulate`` or ``ranks.run`` returned, or a
+            program (``schedule.build``). What is held follows from its allocations and collectives.
         ranks: the columns, by default all, or if there are more than 8 some.
         unit: show one unit alone; by default all, or where they are many the first and last.
         step: of several steps which; by default a program's last, a timeline's of median duration.
 
     Raises:
-        TypeError: it is neither a program nor a timeline.
+        TypeError: it is no timeline and has none.
         ValueError: there is nothing to draw, or a rank, unit or step that is not there (the message names those that
             are).
 
     Example:
-        >>> from fsdp_sim.schedule import toy_program
-        >>> picture = shard_map(toy_program(layers=2, world_size=4))
+        >>> from fsdp_sim import Cluster, simulate
+        >>> picture = shard_map(simulate("gpt2-124m", Cluster("A100-SXM-40GB", gpus=4)))
         >>> picture.finding.partition(".")[0]
         'Each of 4 ranks holds a quarter of every unit, and the optimizer state of that quarter'
     """
     ranks = None if ranks is None else tuple(ranks)
-    cast = cast_of(source)
-    of_step = step_of(source, step)
+    timeline = timeline_of(source)
+    cast = cast_of(timeline)
+    of_step = step_of(timeline, step)
     shown = stage(cast, ranks, unit, MAX_RANKS, MAX_LINES)
-    by_rank = all_moments(source, cast, of_step, shown.ranks)
+    by_rank = all_moments(timeline, cast, of_step, shown.ranks)
     reel = scenes(shown, by_rank)
     columns = (0, 1, 2) if cast.optimizer else (0, 1)
     grid = Grid(shown, columns)
     reference = by_rank[shown.ranks[0]]
-    finding = _finding(cast, reference, told_of(shown, source), reel)
-    still = film_strip(source, unit=unit, step=of_step, ranks=ranks, columns=columns, title=_title(cast, reference))
+    finding = _finding(cast, reference, told_of(shown, timeline), reel)
+    still = film_strip(timeline, unit=unit, step=of_step, ranks=ranks, columns=columns, title=_title(cast, reference))
     return Picture(moving_figure(grid, reel, _title(cast, reference)), finding, (_table(reel, shown.ranks[0]),), still)
 
 

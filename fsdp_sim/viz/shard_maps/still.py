@@ -8,7 +8,6 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from fsdp_sim.schedule import Program
 from fsdp_sim.timeline import Op, Phase, Timeline
 from fsdp_sim.viz import theme
 from fsdp_sim.viz.frames import legend_at, title_of
@@ -54,7 +53,7 @@ def telling(reel: Sequence[Scene], most: int = PANELS) -> list[Scene]:
 
 
 def film_strip(
-    source: Program | Timeline,
+    timeline: Timeline,
     *,
     unit: str | None,
     step: int,
@@ -63,10 +62,10 @@ def film_strip(
     title: str,
 ) -> go.Figure:
     """Up to eight moments as small maps, each with its sentence."""
-    cast = cast_of(source)
+    cast = cast_of(timeline)
     some = tuple(ranks)[: 2 * RANKS] if ranks is not None else None
     shown = stage(cast, some, unit, RANKS, LINES)
-    reel = scenes(shown, all_moments(source, cast, step, shown.ranks))
+    reel = scenes(shown, all_moments(timeline, cast, step, shown.ranks))
     panels = telling(reel)
     grid = Grid(shown, columns)
     used = used_kinds(grid, panels)

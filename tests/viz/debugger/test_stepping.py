@@ -80,7 +80,7 @@ def test_a_simulation_or_results_will_do(predicted: Timeline) -> None:
 
 
 def test_wrong_arguments_are_named(run: Timeline) -> None:
-    with pytest.raises(TypeError, match="not through a str"):
+    with pytest.raises(TypeError, match="not a str; read_timeline reads one from a file"):
         debugger("run.jsonl")
     with pytest.raises(ValueError, match="no rank 7; its ranks are 0, 1"):
         debugger(run, rank=7)

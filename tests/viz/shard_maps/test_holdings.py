@@ -11,7 +11,7 @@ from fsdp_sim import Cluster, simulate
 from fsdp_sim.schedule import Param, Program, Unit, build, toy_program
 from fsdp_sim.spec import Plan
 from fsdp_sim.timeline import Event, Header, Lane, Memory, Op, Phase, Timeline
-from fsdp_sim.viz.shard_maps.cast import COMPUTE, acts_of, cast_of
+from fsdp_sim.viz.shard_maps.cast import COMPUTE, cast_of, events_of
 from fsdp_sim.viz.shard_maps.cells import Held, cells
 from fsdp_sim.viz.shard_maps.holdings import Moment, moments
 from tests.oracles.verify import ProgramError, verify
@@ -30,15 +30,22 @@ def find(told: list[Moment], op: Op | None, name: str = "", phase: Phase | None 
     return fitting[-1 if last else 0]
 
 
+def recorded(source: Program | Timeline) -> Timeline:
+    return source if isinstance(source, Timeline) else source.timeline
+
+
 def held(source: Program | Timeline, moment: Moment, band: str, rank: int) -> str:
     """Parameters, gradients and optimizer state of a rank, a sign for each row."""
-    cast = cast_of(source)
+    cast = cast_of(recorded(source))
     found = next(one for one in cast.bands if one.name == band)
-    return " ".join("".join(SIGNS[h] for h in column) for column in cells(cast, found, moment.of(band), rank))
+    rows = [cells(cast, found, moment.of(band), rank, row) for row in range(len(found.parts))]
+    return " ".join("".join(SIGNS[h] for h in column) for column in zip(*rows, strict=True))
 
 
 def told(source: Program | Timeline, rank: int = 0, step: int = 0) -> list[Moment]:
-    return moments(cast_of(source), acts_of(source, rank), step)
+    timeline = recorded(source)
+    cast = cast_of(timeline)
+    return moments(cast, events_of(timeline, rank, cast), step)
 
 
 def test_fsdp2_gathers_computes_reshards_reduces_and_steps() -> None:
@@ -97,7 +104,7 @@ def test_reshard_to_a_number_keeps_a_slice_and_gathers_it_in_small_groups() -> N
 def test_hsdp_reduces_within_a_group_and_then_between_replicas() -> None:
     program = toy_program(1, 4, plan=Plan(shard_size=2))
     story = told(program)
-    assert cast_of(program).replicas == 2
+    assert cast_of(program.timeline).replicas == 2
     assert held(program, story[0], "layers.0", 0) == held(program, story[0], "layers.0", 2) == "O. .. A."
     assert held(program, find(story, Op.REDUCE_SCATTER, "layers.0"), "layers.0", 3) == ".O ~h .A"
     assert held(program, find(story, Op.ALL_REDUCE, "layers.0"), "layers.0", 3) == ".O ~R .A"
@@ -108,7 +115,7 @@ def test_uneven_rows_leave_some_ranks_empty_shards() -> None:
         Unit("root", (Param("w", (5, 2)),)),
     ]
     program = build(units, Plan(), 4)
-    assert cast_of(program).bands[0].row_bytes == (16, 16, 8, 0)
+    assert cast_of(program.timeline).bands[0].part_bytes == (16, 16, 8, 0)
     story = told(program)
     assert held(program, story[0], "root", 3) == "...0 .... ...."
     assert held(program, find(story, Op.FWD, "root"), "root", 3) == "ggg0 .... ...."
@@ -118,7 +125,7 @@ def test_uneven_rows_leave_some_ranks_empty_shards() -> None:
 def test_the_flat_parameter_of_fsdp1_is_cut_across_its_parameters() -> None:
     units = [Unit("root", (Param("w", (5, 2)), Param("b", (1,))))]
     program = build(units, Plan(api="fsdp1"), 4)
-    assert cast_of(program).bands[0].row_bytes == (12, 12, 12, 8)  # 11 elements in chunks of 3
+    assert cast_of(program.timeline).bands[0].part_bytes == (12, 12, 12, 8)  # 11 elements in chunks of 3
     assert held(program, find(told(program), Op.BWD, "root"), "root", 2) == "ggOg //// ..A."
 
 
@@ -145,8 +152,8 @@ def test_with_sync_every_micro_batch_adds_to_the_sharded_gradient() -> None:
 
 def test_ddp_holds_everything_and_fills_a_bucket_segment_by_segment() -> None:
     program = toy_program(2, 4, plan=Plan(api="ddp"))
-    (band,) = cast_of(program).bands
-    assert band.rows == ("head", "layers.1", "layers.0", "embed")
+    (band,) = cast_of(program.timeline).bands
+    assert band.parts == ("head", "layers.1", "layers.0", "embed")
     story = told(program)
     assert held(program, story[0], "bucket.0", 2) == "OOOO .... AAAA"
     assert held(program, find(story, Op.BWD, "layers.1"), "bucket.0", 2) == "OOOO //.. AAAA"
@@ -162,6 +169,11 @@ def test_zero_cuts_the_optimizer_and_gathers_what_was_updated(api: str, mean: st
     assert held(program, find(story, Op.BWD, "embed"), "bucket.0", 1) == "gOgg //// .A.."
     assert held(program, find(story, Op.OPTIM), "bucket.0", 1) == f"!O!! {mean} .A.."
     assert held(program, find(story, Op.ALL_GATHER, "bucket.0"), "bucket.0", 1) == f"gOgg {mean} .A.."
+
+
+def test_zero_on_one_rank_fills_a_bucket_segment_by_segment_as_ddp_does() -> None:
+    program = toy_program(1, 1, plan=Plan(api="zero1"))
+    assert held(program, find(told(program), Op.BWD, "layers.0"), "bucket.0", 0) == "OOO //. AAA"
 
 
 def test_offloaded_shards_rest_in_the_memory_of_the_cpu() -> None:
@@ -222,7 +234,7 @@ def test_in_any_right_program_compute_has_whole_parameters_and_the_optimizer_red
         except (ValueError, ProgramError):
             continue
         seen += 1
-        cast = cast_of(program)
+        cast = cast_of(program.timeline)
         bands = {band.name: band for band in cast.bands}
         story = told(program)
         for moment in story:
@@ -232,7 +244,7 @@ def test_in_any_right_program_compute_has_whole_parameters_and_the_optimizer_red
         for band in cast.bands:
             for rank in range(ranks):
                 gradients = held(program, find(story, Op.OPTIM), band.name, rank).split()[1]
-                own = {sign for row, sign in enumerate(gradients) if band.owns(rank, row) and band.row_bytes[row]}
+                own = {sign for row, sign in enumerate(gradients) if band.owns(rank, row) and band.part_bytes[row]}
                 assert own <= {"R", "c"}, (plan, band.name, gradients)
             assert set(held(program, story[-1], band.name, 0).split()[1]) == {"."}, plan
 
@@ -253,14 +265,11 @@ def test_frozen_units_have_neither_gradients_nor_states() -> None:
     assert held(program, find(told(program), Op.BWD, "head"), "frozen", 0).split()[1:] == ["..", ".."]
 
 
-def test_a_simulated_timeline_says_what_its_program_says() -> None:
-    sim = simulate("gpt2-124m", Cluster("A100-SXM-40GB", gpus=4), Plan(param_dtype="bf16"))
-    of_program, of_timeline = told(sim.program), told(sim.timeline)
-    assert [m.key for m in of_program] == [m.key for m in of_timeline]
-    for a, b in zip(of_program, of_timeline, strict=True):
-        assert a.bytes == b.bytes, a
-        assert {k: v for k, v in a.holdings.items() if v.whole} == {k: v for k, v in b.holdings.items() if v.whole}
-        assert {k: v.shard for k, v in a.holdings.items()} == {k: v.shard for k, v in b.holdings.items()}
+@pytest.mark.parametrize("api", ["fsdp2", "fsdp1", "ddp", "zero2"])
+def test_a_simulated_timeline_says_what_its_program_says(api: str) -> None:
+    sim = simulate("gpt2-124m", Cluster("A100-SXM-40GB", gpus=4), Plan(api=api, param_dtype="bf16"))
+    assert cast_of(sim.timeline) == cast_of(sim.program.timeline)
+    assert told(sim.timeline) == told(sim.program)
 
 
 def test_bytes_are_those_of_the_step_s_memory() -> None:

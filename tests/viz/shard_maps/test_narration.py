@@ -9,15 +9,15 @@ import pytest
 from fsdp_sim.schedule import Param, Unit, build, toy_program
 from fsdp_sim.spec import Plan
 from fsdp_sim.timeline import Op, Phase
-from fsdp_sim.viz.shard_maps.cast import acts_of, cast_of
+from fsdp_sim.viz.shard_maps.cast import cast_of, events_of
 from fsdp_sim.viz.shard_maps.holdings import Moment, moments
 from fsdp_sim.viz.shard_maps.narration import a_part, briefly, part, parts, ranks_text, sentence
 
 
 def story(ranks: int = 4, layers: int = 1, **plan: object) -> list[str]:
     program = toy_program(layers, ranks, plan=Plan(**plan))  # type: ignore[arg-type]
-    cast = cast_of(program)
-    return [sentence(cast, moment) for moment in moments(cast, acts_of(program, 0), 0)]
+    cast = cast_of(program.timeline)
+    return [sentence(cast, moment) for moment in moments(cast, events_of(program.timeline, 0, cast), 0)]
 
 
 def test_a_step_of_fsdp2_reads_as_a_story() -> None:
@@ -82,12 +82,12 @@ def test_uneven_shards_are_not_called_a_sixth() -> None:
     assert "sixth" not in told
     assert "ranks 4 and 5 have nothing of root" in told
     even = build([Unit("root", (Param("w", (12, 4)),))], Plan(), 6)
-    cast = cast_of(even)
+    cast = cast_of(even.timeline)
     assert "a sixth of every unit" in sentence(cast, Moment(None))
 
 
 def test_what_a_record_does_not_say_is_not_told() -> None:
-    cast = replace(cast_of(toy_program(1, 4)), optimizer=None)
+    cast = replace(cast_of(toy_program(1, 4).timeline), optimizer=None)
     assert sentence(cast, Moment(None)) == "At rest: each of 4 ranks holds a quarter of every unit."
 
 
@@ -102,8 +102,8 @@ def test_fractions_and_ranks_read_as_people_say_them() -> None:
 
 def test_a_unit_that_is_called_by_a_number_is_called_a_unit() -> None:
     program = build([Unit("root", (), segments=(...,)), Unit("0", (Param("w", (4, 4)),))], Plan(), 2)
-    cast = cast_of(program)
-    told = [sentence(cast, moment) for moment in moments(cast, acts_of(program, 0), 0)]
+    cast = cast_of(program.timeline)
+    told = [sentence(cast, moment) for moment in moments(cast, events_of(program.timeline, 0, cast), 0)]
     assert "Forward of unit 0: every rank computes on its own micro-batch, with the whole parameters." in told
 
 

@@ -14,7 +14,7 @@ from fsdp_sim.schedule import Param, Program, Unit, build, toy, toy_program
 from fsdp_sim.spec import Plan
 from fsdp_sim.timeline import Event, Memory, Op, Timeline
 from fsdp_sim.viz.picture import Picture
-from fsdp_sim.viz.shard_maps.cast import acts_of, cast_of
+from fsdp_sim.viz.shard_maps.cast import cast_of, events_of
 from fsdp_sim.viz.shard_maps.cells import Held
 from fsdp_sim.viz.shard_maps.holdings import moments
 from fsdp_sim.viz.shard_maps.narration import sentence
@@ -55,8 +55,8 @@ def test_at_rest_each_unit_is_a_diagonal_and_a_gathered_one_a_full_column() -> N
 
 def test_every_moment_has_its_sentence_and_its_row_in_the_table() -> None:
     program = toy_program(2, 4)
-    cast = cast_of(program)
-    story = [sentence(cast, m) for m in moments(cast, acts_of(program, 0), 0)]
+    cast = cast_of(program.timeline)
+    story = [sentence(cast, m) for m in moments(cast, events_of(program.timeline, 0, cast), 0)]
     picture = shard_map(program)
     assert sentences(picture) == story
     assert [row[1] for row in picture.tables[0].rows] == story
@@ -135,9 +135,9 @@ def test_what_is_not_there_is_named(which: dict[str, Any], says: str) -> None:
         shard_map(toy_program(2, 4), **which)
 
 
-def test_a_simulation_is_told_to_give_its_program() -> None:
-    with pytest.raises(TypeError, match=r"is a Simulation; a shard map is made of .* simulate\(...\).program"):
-        shard_map(simulate("gpt2-124m", Cluster("A100-SXM-40GB", gpus=4)))  # type: ignore[arg-type]
+def test_what_has_no_timeline_is_named() -> None:
+    with pytest.raises(TypeError, match=r"takes a Timeline, or what has one .*, not a Plan"):
+        shard_map(Plan())
 
 
 def test_a_measured_run_is_drawn_and_ranks_that_differ_are_seen(training_run: Run) -> None:
