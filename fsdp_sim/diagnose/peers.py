@@ -52,7 +52,7 @@ class Peers:
         """How long a rank waited in a collective for the last one to come to it."""
         simulated = self.timeline.header.clock == "simulated"
         own_s = self.view(e.rank).ready_s(e)
-        group = self._group(e)
+        group = self.group(e)
         if len(group) < 2:  # only a simulated timeline says all that this rank itself had to wait for
             return Late(max(0.0, e.start_s - own_s) if simulated and isfinite(own_s) else 0.0, None)
         last = max(group, key=lambda peer: self.view(peer.rank).ready_s(peer))
@@ -62,7 +62,7 @@ class Peers:
         within_s = 0.0 if simulated else e.duration_s - quickest.duration_s
         return Late(before_s + within_s, last if before_s >= within_s else quickest)
 
-    def _group(self, e: Event) -> list[Event]:
+    def group(self, e: Event) -> list[Event]:
         """The collective on all ranks of its group that the timeline has."""
         found: list[Event] = []
         place = self._places[e.rank, e.seq]
