@@ -33,7 +33,7 @@ class Cause(NamedTuple):
     rank: int
 
 
-class Before(NamedTuple):
+class Dependency(NamedTuple):
     """What an operation came after, why, and when that ended."""
 
     why: Why
@@ -59,7 +59,7 @@ class Piece(NamedTuple):
 
 
 def cause_of(
-    rank: int, start_s: float, issue_s: float, before: Sequence[Before], touch_s: float = 0.0, launch_s: float = 0.0
+    rank: int, start_s: float, issue_s: float, before: Sequence[Dependency], touch_s: float = 0.0, launch_s: float = 0.0
 ) -> Cause:
     """Why an operation began when it did, by what its own rank says.
 

@@ -11,7 +11,7 @@ from functools import cached_property, reduce
 
 import numpy as np
 
-from fsdp_sim.diagnose.causes import Before, Cause, Causes, Key, Piece, Why, cause_of
+from fsdp_sim.diagnose.causes import Cause, Causes, Dependency, Key, Piece, Why, cause_of
 from fsdp_sim.engine import Run, Seconds, at_rank, dependencies, group_of
 from fsdp_sim.schedule import Kind
 
@@ -42,7 +42,7 @@ class RunCauses(Causes):
         stream, communicator, events, _ = self.before[k]
         after: list[tuple[Why, int]] = [("lane", stream), *(("event", op) for op in events)]
         after.append(("communicator", communicator))
-        found = [Before(why, (rank, op), self.end_s((rank, op))) for why, op in after if op >= 0]
+        found = [Dependency(why, (rank, op), self.end_s((rank, op))) for why, op in after if op >= 0]
         return cause_of(rank, self.start_s(key), at_rank(self.run.columns.issue_s[k], rank), found)
 
     def last_to_come(self, key: Key) -> Key:

@@ -23,7 +23,7 @@ from fsdp_sim.timeline import COLLECTIVES, Op
 from fsdp_sim.words import human_ms, percent
 
 Bound = Literal["compute", "network", "copies", "CPU"]
-LEAST = 1e-3  # of a step: waits that cost less are not told
+LEAST = 1e-3  # of a step: waits that cost less are left out
 PADDED = 1.25  # times its size from which a unit's padding is worth a sentence
 FEW_RANKS = 64  # of more only those on the critical path are looked at, which are the ones that others wait for
 FASTER = 1.1  # what "10% faster" means: a part does 1.1 times as much in the same time
@@ -240,7 +240,7 @@ def _gains(found: Explanation) -> str:
     gains = sorted(found.gains.items(), key=lambda one: -one[1])
     words = {name: "CPU" if name == "cpu" else name for name, _ in gains}
     least = 1e-4 * found.step_time_s
-    said = [
+    gained = [
         f"10% faster {words[name]} would save {human_ms(gain)} ({percent(gain, found.step_time_s)})"
         if gain > 0
         else f"10% faster {words[name]} would cost {human_ms(-gain)}"
@@ -249,8 +249,8 @@ def _gains(found: Explanation) -> str:
     ]
     nothing = [words[name] for name, gain in gains if abs(gain) < least]
     if nothing:
-        said.append(f"10% faster {' or '.join(nothing)} would change nothing")
-    return f"{'; '.join(said)}."
+        gained.append(f"10% faster {' or '.join(nothing)} would change nothing")
+    return f"{'; '.join(gained)}."
 
 
 def _names(units: list[str]) -> str:

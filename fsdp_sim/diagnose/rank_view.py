@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 
-from fsdp_sim.diagnose.causes import Before, Cause, Why, cause_of
+from fsdp_sim.diagnose.causes import Cause, Dependency, Why, cause_of
 from fsdp_sim.timeline import (
     COLLECTIVES,
     Event,
@@ -149,7 +149,7 @@ class RankView:
 
     def cause(self, e: Event) -> Cause:
         """Why an operation started when it did."""
-        before = [Before(why, (self.rank, op.seq), op.end_s) for why, op in self.before(e)]
+        before = [Dependency(why, (self.rank, op.seq), op.end_s) for why, op in self.before(e)]
         issue_s = e.issue_s if self.says_issues else float("-inf")
         cause = cause_of(self.rank, e.start_s, issue_s, before, self.touch_s, self.launch_s)
         op = self.op(cause)

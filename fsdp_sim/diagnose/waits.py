@@ -78,7 +78,7 @@ def _inside(peers: Peers, view: RankView, e: Event | None, gap: Interval) -> lis
             continue
         if start > reached:
             found.append(Wait(reached, start, Culprit.HOST, e))
-        late = peers.late(on)
+        late = peers.lateness(on)
         slow = late.seconds >= on.duration_s / 2 and late.event is not None
         rank = late.event.rank if slow and late.event else -1
         found.append(Wait(start, end, Culprit.SLOW_RANK if slow else Culprit.SYNCHRONOUS, e, on, None, rank))
@@ -126,7 +126,7 @@ def _for(peers: Peers, view: RankView, e: Event, on: Event, gap: Interval, speed
     """Why the compute lane waits for ``on``."""
     seconds = gap[1] - gap[0]
     if on.op in COLLECTIVES:
-        late = peers.late(on)
+        late = peers.lateness(on)
         if late.seconds >= seconds / 2 and late.seconds > view.launch_s:
             return Wait(*gap, Culprit.SLOW_RANK, e, on, None, late.event.rank if late.event else -1)
     if e.op is Op.RS_COPY_IN and on.op is not Op.ALL_GATHER:

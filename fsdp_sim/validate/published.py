@@ -36,7 +36,7 @@ COLUMNS = (
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedRun:
     """A published measurement and the request that describes it.
 
     Attributes:
@@ -63,7 +63,7 @@ class RowError(ValueError):
     """A row that cannot be understood; says which row and which column."""
 
 
-def read_csv(path: str | Path | None = None) -> list[Published]:
+def read_csv(path: str | Path | None = None) -> list[PublishedRun]:
     """The measurements of a file; by default those that come with the project.
 
     Raises:
@@ -86,7 +86,7 @@ def read_csv(path: str | Path | None = None) -> list[Published]:
     return [_row(number, row) for number, row in enumerate(reader, start=2)]
 
 
-def _row(number: int, row: dict[str, str]) -> Published:
+def _row(number: int, row: dict[str, str]) -> PublishedRun:
     if None in row or None in row.values():
         raise RowError(f"line {number} (id {row.get('id', '?')}) has not as many fields as the header")
     cell = _Cells(number, row)
@@ -107,7 +107,7 @@ def _row(number: int, row: dict[str, str]) -> Published:
     except (ValueError, TypeError) as error:
         raise RowError(f"line {number} (id {row.get('id', '?')}): {error}") from error
     memory = cell.optional("peak_memory_GiB", cell.number)
-    return Published(
+    return PublishedRun(
         id=row.get("id") or f"line {number}", source=row.get("source", ""), model=model, cluster=cluster, plan=plan,
         step_time_s=_step_time(cell, plan), peak_memory_bytes=None if memory is None else memory * 2**30,
         peak_memory_kind=_memory_kind(cell), remark=_remark(row), raw=row,
