@@ -47,11 +47,9 @@ CIRCLES = {
     ("mini.*", "mini.*"): "types of the parts of one state machine, which know each other",
     ("schedule.comm", "schedule.group"): "types: a unit's group and the context that all groups share, as in torch",
     ("schedule.reduce", "schedule.group"): "types: the gradients' half of a group",
-    ("spec.model", "spec.params"): "a method for what the later file computes: Model.params",
     ("viz.picture", "viz.html"): "a method for what the later file makes: Picture.save",
     ("viz.debugger.stepping", "viz.debugger.view"): "a method for what the later file makes: Debugger.show",
     ("learn.exercise", "learn.apart"): "types: an exercise says what is tried, the file that tries it takes exercises",
-    ("cli.report", "cli.fit"): "types: a report of what the command found",
 }
 """Arrows that close a circle, from and to, and why: each in a function or for types alone."""
 

@@ -131,14 +131,14 @@ def write_page(out: str, known: SleepExperiment, trained: GptExperiment) -> None
 
     lengths, gain, close = known.lengths, known.gain, trained.gap
     both = viz.compare(known.measured[None], known.measured[1], titles=tuple(NAMES.values()), rank=0)
-    told = KNOWN.format(
+    by_design = KNOWN.format(
         blocks=lengths.blocks, ranks=lengths.world_size, forward=human_ms(lengths.forward_s),
         backward=human_ms(lengths.backward_s), collective=human_ms(lengths.collective_s),
     )  # fmt: skip
     step = viz.timeline({"predicted": trained.predicted, "measured": trained.measured})
     order = order_sentence(same_order(trained.predicted, trained.measured))
     sections = [
-        viz.Section.of(both, gain.heading(), f"{gain.sentence()}\n\n{told}"),
+        viz.Section.of(both, gain.heading(), f"{gain.sentence()}\n\n{by_design}"),
         viz.Section.of(
             step,
             close.heading(),

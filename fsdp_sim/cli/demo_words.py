@@ -65,8 +65,8 @@ class PrefetchGain:
             return (
                 f"With prefetch the step is {human_ms(-self.gained_s)} longer {steps}; it should be {promise}. {BUSY}"
             )
-        said = f"Prefetch makes the step {human_ms(self.gained_s)} shorter {steps}; {promise}: {why}."
-        return said if abs(self.gained_s - self.promised_s) <= NEAR * self.promised_s else f"{said} {DIFFERS}"
+        sentence = f"Prefetch makes the step {human_ms(self.gained_s)} shorter {steps}; {promise}: {why}."
+        return sentence if abs(self.gained_s - self.promised_s) <= NEAR * self.promised_s else f"{sentence} {DIFFERS}"
 
 
 BUSY = (
@@ -119,8 +119,8 @@ class PredictionGap:
 
     def heading(self) -> str:
         """In a few words."""
-        said = f"A GPT's step: predicted {human_ms(self.predicted_s)}, measured {human_ms(self.median_s)}"
-        return said if self.noise <= QUIET else f"{said}, give or take the noise"
+        sentence = f"A GPT's step: predicted {human_ms(self.predicted_s)}, measured {human_ms(self.median_s)}"
+        return sentence if self.noise <= QUIET else f"{sentence}, give or take the noise"
 
     def sentence(self) -> str:
         """How good the prediction is, as far as the noise lets one say."""

@@ -59,8 +59,8 @@ def gpu_links() -> Finding:
         return Finding("GPU links", "absent", found, "fast collectives", "needed only where there are several GPUs")
     pairs = list(combinations(range(n), 2))
     closed = [pair for pair in pairs if not torch.cuda.can_device_access_peer(*pair)]
-    told = subprocess.run(["nvidia-smi", "topo", "-m"], capture_output=True, text=True, timeout=60, check=False)
-    kinds = Counter(topology(told.stdout).values())
+    answer = subprocess.run(["nvidia-smi", "topo", "-m"], capture_output=True, text=True, timeout=60, check=False)
+    kinds = Counter(topology(answer.stdout).values())
     found = ", ".join(f"{count} pairs over {connection(kind)}" for kind, count in kinds.most_common())
     found = f"{found or 'nvidia-smi topo -m says nothing'}; {len(pairs) - len(closed)} of {len(pairs)} with peer access"
     remedy = ""

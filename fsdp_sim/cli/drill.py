@@ -153,15 +153,15 @@ def _typed(interview: Interview, turn: Turn) -> bool:
 def _aloud(interview: Interview, turn: Turn, source: Spoken) -> bool:
     since_s = time.monotonic()
     typed = click.prompt("Say it aloud, then press Enter (? or q)", prompt_suffix=" ", default="", show_default=False)
-    said = typed.strip().lower()
-    if said in STOP:
+    answer = typed.strip().lower()
+    if answer in STOP:
         return False
     click.echo(f"{time.monotonic() - since_s:.0f} s. A strong answer says:")
     for point in with_letters(source.points):
         click.echo(_filled(point, "  "))
     if number := source.example(turn.seed):
         click.echo(_filled(number, "  the number: "))
-    if said in SKIP:
+    if answer in SKIP:
         interview.skip()
     while interview.turn is not None:
         typed = click.prompt(

@@ -19,7 +19,7 @@ from fsdp_sim.cli.options import (
     schema_option,
 )
 from fsdp_sim.explore import LARGEST_OF, LargestFit, changes_that_fit, largest
-from fsdp_sim.requests import Request, Result, category_name, request_of_texts, resolve, result_of
+from fsdp_sim.requests import FitResult, Request, Result, category_name, request_of_texts, resolve, result_of
 from fsdp_sim.requests.job import UNNAMED
 from fsdp_sim.simulation import Simulation
 from fsdp_sim.words import human_bytes, signed_bytes
@@ -27,29 +27,6 @@ from fsdp_sim.words import human_bytes, signed_bytes
 STEP = {"seq-len": 128}  # the answer is a multiple of it, unless --multiple-of says otherwise
 FIELD = {"micro-batch": "micro_batch", "seq-len": "seq_len", "layers": "layers", "model": "model"}
 LABELS = {"model": "model", "layers": "number of layers", "micro-batch": "micro-batch", "seq-len": "sequence length"}
-
-
-class FitResult(msgspec.Struct, omit_defaults=True):
-    """The largest that fits. Both ``fits`` and ``too_large`` were simulated.
-
-    Attributes:
-        largest: what was asked for: model, layers, micro-batch or seq-len.
-        value: the answer; null if none fits.
-        answer, limit: the answer and what limits it, in words.
-        fits: the result at ``value``.
-        next: the next larger one, which does not fit; null if something else than memory ends the search.
-        too_large: the result at ``next``, with the changes that would make it fit.
-        notes: what was chosen because the request does not say.
-    """
-
-    largest: str
-    value: int | str | None
-    answer: str
-    limit: str
-    notes: list[str]
-    fits: Result | None = None
-    next: int | str | None = None
-    too_large: Result | None = None
 
 
 @click.command(cls=Command, epilog="Exit status: 0; 1 if none fits; 2 for what was asked wrongly.")

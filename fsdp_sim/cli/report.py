@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fsdp_sim.requests import Change, Failure, Job, Result, category_name
+from fsdp_sim.requests import Change, Failure, FitResult, Job, Result, category_name
 from fsdp_sim.spec import text_of
 from fsdp_sim.words import human_bytes, human_count, human_ms
-
-if TYPE_CHECKING:
-    from fsdp_sim.cli.fit import FitResult
 
 BAR = 32  # characters of the longest bar
 

@@ -13,11 +13,10 @@ from typing import Any, Literal
 import msgspec
 
 from fsdp_sim.cli.diagnose import DiagnoseRequest
-from fsdp_sim.cli.fit import FitResult
 from fsdp_sim.cli.program import ProgramRequest, ProgramResult
 from fsdp_sim.cli.sweep import SweepRequest, SweepResult
 from fsdp_sim.diagnose import Diagnosis
-from fsdp_sim.requests import Failure, Request, Result
+from fsdp_sim.requests import Failure, FitResult, Request, Result
 from fsdp_sim.requests.structs import FitRequest
 
 

@@ -1,17 +1,18 @@
 """Why a step takes as long as it does: what compute waits for, what that costs, and what to try."""
 
 from fsdp_sim.diagnose.advice import TIPS
-from fsdp_sim.diagnose.critical_path import Causes, critical_path_of_run
+from fsdp_sim.diagnose.causes import Cause, Key, Piece
+from fsdp_sim.diagnose.critical_path import RunCauses, critical_path_of_run
 from fsdp_sim.diagnose.culprits import Culprit
 from fsdp_sim.diagnose.diagnosis import diagnose
 from fsdp_sim.diagnose.explanation import Explanation, explain
 from fsdp_sim.diagnose.findings import Blame, Collective, Diagnosis
-from fsdp_sim.diagnose.links import Chain, Key, Links, chain, critical_path
+from fsdp_sim.diagnose.links import Chain, Links, chain, critical_path
 
 __all__ = [
     "TIPS",
     "Blame",
-    "Causes",
+    "Cause",
     "Chain",
     "Collective",
     "Culprit",
@@ -19,6 +20,8 @@ __all__ = [
     "Explanation",
     "Key",
     "Links",
+    "Piece",
+    "RunCauses",
     "chain",
     "critical_path",
     "critical_path_of_run",

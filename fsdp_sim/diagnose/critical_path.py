@@ -1,148 +1,100 @@
-"""`critical_path_of_run`: the chain of operations that a step's time consists of, each started by the one before.
+"""`RunCauses`: why the operations of a simulation began when they did, which its run says exactly.
 
-An operation starts at the latest of a few moments: the end of what it has to come after, or the moment the CPU has
-issued it. Following that latest moment back from the last operation of a step gives a path that has no gaps, so its
-pieces add up to the step: what is not on it could have been slower at no cost. A collective starts when the last rank
-of its group is ready; there the path goes over to that rank.
+A run knows what a timeline has to leave out: at which instructions the CPU stood still, and which operations ended late
+because it was still issuing them. Of a thousand ranks it looks at those on the path, and makes events of none.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from functools import cached_property
-from typing import Literal, NamedTuple
+from functools import cached_property, reduce
 
 import numpy as np
 
-from fsdp_sim.engine import Before, Run, Seconds, at_rank, dependencies, group_of
-from fsdp_sim.schedule import Instruction, Kind
-
-Why = Literal["stream", "communicator", "event", "CPU issue", "start"]
-
-
-class Cause(NamedTuple):
-    """Why an operation starts when it does.
-
-    Attributes:
-        why: ``stream``, it follows the operation before it on its stream; ``communicator``, the collective before it on
-            its communicator; ``event``, it waits for another stream; ``CPU issue``, the CPU has not issued it earlier;
-            ``start``, it starts with the run.
-        op: the operation it waits for, by its number; -1 for none.
-        rank: the rank on which that is so.
-    """
-
-    why: Why
-    op: int
-    rank: int
+from fsdp_sim.diagnose.causes import Cause, Causes, Dependency, Key, Piece, Why, cause_of
+from fsdp_sim.engine import Run, Seconds, at_rank, dependencies, group_of
+from fsdp_sim.schedule import Kind
 
 
-class Piece(NamedTuple):
-    """A piece of a critical path.
-
-    Attributes:
-        k: number of the operation.
-        op: the operation.
-        cpu: whether the operation does not run here: the CPU issues, up to and including this operation.
-        rank: the rank it runs on.
-        start_s, end_s: the part of it that is on the path.
-        cause: why it starts when it does.
-    """
-
-    k: int
-    op: Instruction
-    cpu: bool
-    rank: int
-    start_s: float
-    end_s: float
-    cause: Cause
-
-    @property
-    def seconds(self) -> float:
-        return self.end_s - self.start_s
-
-    @property
-    def label(self) -> str:
-        return f"the CPU issues up to {self.op.what}" if self.cpu else self.op.what
-
-
-class Causes:
-    """Says of the operations of a run why they start when they do."""
+class RunCauses(Causes):
+    """Why the operations of a run began when they did; the number of an operation is its place in ``run.ops``."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
         self.before, self.blocks = dependencies(run.program, run.on_cpu)
-        self._stops: dict[int, tuple[list[int], list[float]]] = {}
+        self._stops: dict[int, tuple[list[int], list[Key]]] = {}
+
+    def start_s(self, key: Key) -> float:
+        return at_rank(self.run.columns.start_s[key[1]], key[0])
+
+    def end_s(self, key: Key) -> float:
+        return at_rank(self.run.columns.end_s[key[1]], key[0])
+
+    def issued_s(self, key: Key) -> float | None:
+        """When the CPU was done issuing an operation that had to go on until then; None where it had not."""
+        late = self.run.columns.late.get(key[1])
+        issued_s = float("inf") if late is None else at_rank(late, key[0])
+        return issued_s if issued_s < self.end_s(key) else None
+
+    def own_cause(self, key: Key) -> Cause:
+        """Why an operation began when it did, by what its own rank says."""
+        rank, k = key
+        stream, communicator, events, _ = self.before[k]
+        after: list[tuple[Why, int]] = [("lane", stream), *(("event", op) for op in events)]
+        after.append(("communicator", communicator))
+        found = [Dependency(why, (rank, op), self.end_s((rank, op))) for why, op in after if op >= 0]
+        return cause_of(rank, self.start_s(key), at_rank(self.run.columns.issue_s[k], rank), found)
+
+    def last_to_come(self, key: Key) -> Key:
+        """Of a collective the one of the rank that came last, if others came earlier; else the operation itself."""
+        (rank, k), columns = key, self.run.columns
+        i, (stream, communicator, events, _) = self.run.ops[k], self.before[k]
+        if not i.communicator or self.run.ranks == 1:
+            return key
+        ends = [columns.end_s[op] for op in (stream, communicator, *events) if op >= 0]
+        ready: Seconds = reduce(np.maximum, ends, columns.issue_s[k])
+        if at_rank(ready, rank) == self.start_s(key):
+            return key
+        group = group_of(i, rank, self.run.program.world_size, self.run.ranks)
+        return max(group, key=lambda peer: at_rank(ready, peer)), k
+
+    def stood_still_for(self, key: Key) -> Key | None:
+        """The operation whose end the CPU last waited for before it issued one; None if it never did."""
+        numbers, ops = self._stops_of(key[0])
+        place = bisect_left(numbers, self._numbers[key[1]]) - 1
+        return ops[place] if place >= 0 else None
 
     @cached_property
-    def numbers(self) -> list[int]:
+    def _numbers(self) -> list[int]:
         """The number of each operation among the instructions."""
         return [number for number, i in enumerate(self.run.program.instructions) if i.kind is Kind.OP]
 
-    def start_s(self, k: int, rank: int) -> float:
-        return at_rank(self.run.columns.start_s[k], rank)
-
-    def end_s(self, k: int, rank: int) -> float:
-        return at_rank(self.run.columns.end_s[k], rank)
-
-    def of(self, k: int, rank: int) -> Cause:
-        """Why an operation starts when it does."""
-        run, start = self.run, self.start_s(k, rank)
-        before = _candidates(self.before[k])
-        for why, op in before:
-            if self.end_s(op, rank) == start:
-                return Cause(why, op, rank)
-        if at_rank(run.columns.issue_s[k], rank) == start and start > 0:
-            return Cause("CPU issue", -1, rank)
-        for why, op in before:  # a rendezvous: another rank of the group came last
-            if (late := self._late(run.columns.end_s[op], k, rank, start)) >= 0:
-                return Cause(why, op, late)
-        if start > 0 and (late := self._late(run.columns.issue_s[k], k, rank, start)) >= 0:
-            return Cause("CPU issue", -1, late)
-        return Cause("start", -1, rank)
-
-    def _late(self, times: Seconds, k: int, rank: int, start: float) -> int:
-        """The first rank of an operation's group on which something happens at its very start; -1 for none."""
-        run, i = self.run, self.run.ops[k]
-        if isinstance(times, float) or not np.ndim(times) or not i.communicator:
-            return -1
-        group = group_of(i, rank, run.program.world_size, run.ranks)
-        found = np.flatnonzero(times[group.start : group.stop : group.step] == start)
-        return group[int(found[0])] if len(found) else -1
-
-    def stop(self, number: int, rank: int) -> tuple[float, int, int]:
-        """The last time before an instruction that the CPU really waited.
-
-        Returns:
-            when it went on, the number of the instruction at which it waited, and the operation it waited for; 0.0, -1
-            and -1 if it never did.
-        """
-        numbers, times = self._stops_of(rank)
-        place = bisect_left(numbers, number) - 1
-        if place < 0:
-            return 0.0, -1, -1
-        at, time = numbers[place], times[place]
-        if at in self.blocks:
-            return time, at, next((op for op in self.blocks[at] if self.end_s(op, rank) == time), -1)
-        return time, at, bisect_left(self.numbers, at)
-
-    def _stops_of(self, rank: int) -> tuple[list[int], list[float]]:
+    def _stops_of(self, rank: int) -> tuple[list[int], list[Key]]:
+        """The instructions at which a rank's CPU really waited, and the operation it waited for at each."""
         if rank not in self._stops:
-            columns = self.run.columns
-            stops = {
-                n: at_rank(after, rank)
-                for n, (b, after) in columns.blocks.items()
-                if at_rank(after, rank) > at_rank(b, rank)
-            }
-            if self.run.on_cpu:  # there every computation occupies the CPU
-                for k, i in enumerate(self.run.ops):
-                    if not i.communicator:
-                        stops[self.numbers[k]] = self.end_s(k, rank)
-            self._stops[rank] = (sorted(stops), [stops[n] for n in sorted(stops)])
+            run, stops = self.run, {}
+            for number, (since, until) in run.columns.blocks.items():
+                until_s = at_rank(until, rank)
+                if until_s > at_rank(since, rank):
+                    stops[number] = next((rank, k) for k in self.blocks[number] if self.end_s((rank, k)) == until_s)
+            if run.on_cpu:  # there every computation occupies the CPU
+                stops |= {self._numbers[k]: (rank, k) for k, i in enumerate(run.ops) if not i.communicator}
+            numbers = sorted(stops)
+            self._stops[rank] = numbers, [stops[number] for number in numbers]
         return self._stops[rank]
 
+    def last(self, step: int) -> Key:
+        """The operation that ends a step, on a rank on which it does; the last issued of several."""
+        end_s = self.run.step_ends_s[step]
+        for k in range(len(self.run.ops) - 1, -1, -1):
+            found = np.atleast_1d(np.asarray(self.run.columns.end_s[k]))
+            if found.max() == end_s:
+                return int(found.argmax()), k
+        raise AssertionError(f"no operation ends at {end_s}")
 
-def critical_path_of_run(run: Run, step: int = -1, causes: Causes | None = None) -> list[Piece]:
-    """The operations that a step's time consists of, in order of time.
+
+def critical_path_of_run(run: Run, step: int = -1, causes: RunCauses | None = None) -> list[Piece]:
+    """The operations that a step's time consists of, in order of time; their numbers are places in ``run.ops``.
 
     Each piece begins where the one before ends. The first begins where the step before ended and the last ends with the
     step, so that they add up to `Run.step_time_s`. Operations that take no time are left out.
@@ -152,50 +104,8 @@ def critical_path_of_run(run: Run, step: int = -1, causes: Causes | None = None)
     """
     run.step_time_s(step)  # or an error
     step %= len(run.step_ends_s)
-    end, begin = run.step_ends_s[step], run.step_ends_s[step - 1] if step else 0.0
-    if end <= begin:
+    begin_s = run.step_ends_s[step - 1] if step else 0.0
+    if run.step_ends_s[step] <= begin_s:
         return []
-    causes = causes or Causes(run)
-    k, rank = _last(run, end)
-    pieces: list[Piece] = []
-    now = end
-    while now > begin:
-        late = run.columns.late.get(k)
-        if late is not None and at_rank(late, rank) < now:  # the CPU was still issuing it
-            start, cause = at_rank(late, rank), Cause("CPU issue", -1, rank)
-        else:
-            start, cause = causes.start_s(k, rank), causes.of(k, rank)
-        if now > start:
-            pieces.append(Piece(k, run.ops[k], False, rank, max(start, begin), now, cause))
-        now = start
-        if cause.why == "start" or now <= begin:
-            break
-        if cause.why == "CPU issue":
-            issued, rank = k, cause.rank
-            went_on, at, op = causes.stop(causes.numbers[issued], rank)
-            if now > went_on:
-                why = Cause("event" if op >= 0 else "start", op, rank)
-                pieces.append(Piece(issued, run.ops[issued], True, rank, max(went_on, begin), now, why))
-            now = went_on
-            if at < 0:
-                break
-            k = op
-        else:
-            k, rank = cause.op, cause.rank
-    return pieces[::-1]
-
-
-def _last(run: Run, end: float) -> tuple[int, int]:
-    """The operation, and a rank on which it ends, that ends at that moment; the last issued of several."""
-    for k in range(len(run.ops) - 1, -1, -1):
-        found = np.atleast_1d(np.asarray(run.columns.end_s[k]))
-        if found.max() == end:
-            return k, int(found.argmax())
-    raise AssertionError(f"no operation ends at {end}")
-
-
-def _candidates(before: Before) -> list[tuple[Why, int]]:
-    found: list[tuple[Why, int]] = [("stream", before.stream)]
-    found += [("event", op) for op in before.events]
-    found.append(("communicator", before.communicator))
-    return [(why, op) for why, op in found if op >= 0]
+    causes = causes or RunCauses(run)
+    return causes.path_to(causes.last(step), begin_s)

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
-from fsdp_sim.diagnose.critical_path import Piece, critical_path_of_run
+from fsdp_sim.diagnose.causes import Piece
+from fsdp_sim.diagnose.critical_path import RunCauses, critical_path_of_run
 from fsdp_sim.diagnose.diagnosis import diagnose
 from fsdp_sim.diagnose.findings import Diagnosis
 from fsdp_sim.engine import Exposure, Run, exposure
@@ -22,7 +23,7 @@ from fsdp_sim.timeline import COLLECTIVES, Op
 from fsdp_sim.words import human_ms, percent
 
 Bound = Literal["compute", "network", "copies", "CPU"]
-LEAST = 1e-3  # of a step: waits that cost less are not told
+LEAST = 1e-3  # of a step: waits that cost less are left out
 PADDED = 1.25  # times its size from which a unit's padding is worth a sentence
 FEW_RANKS = 64  # of more only those on the critical path are looked at, which are the ones that others wait for
 FASTER = 1.1  # what "10% faster" means: a part does 1.1 times as much in the same time
@@ -36,7 +37,7 @@ class Explanation:
         run, step, rank: what is explained; the rank is the one on which the step ends.
         exposure: communication and idle times.
         diagnosis: what compute waits for: what `diagnose` says of the run's timeline.
-        critical_path: see `critical_path`.
+        critical_path: see `critical_path_of_run`.
         critical_s: seconds of the critical path by what they are spent on.
         bound: for each unit, in order of issue, what most of its part of the critical path is spent on.
         between_steps_s: what a training loop takes between two steps, which is not replayed.
@@ -109,8 +110,9 @@ def explain(run: Run, *, step: int = -1, faster: Mapping[str, Callable[[], Run]]
     """
     run.step_time_s(step)  # or an error
     step %= len(run.step_ends_s)
-    path = critical_path_of_run(run, step)
-    rank = path[-1].rank if path else 0
+    causes = RunCauses(run)
+    path = critical_path_of_run(run, step, causes)
+    rank = causes.last(step)[0] if path else 0
     found = exposure(run, step, rank)
     others = range(run.ranks) if run.ranks <= FEW_RANKS else {piece.rank for piece in path}
     diagnosis = diagnose(run.timeline({rank, *others}), step=step, rank=rank)
@@ -124,20 +126,20 @@ def explain(run: Run, *, step: int = -1, faster: Mapping[str, Callable[[], Run]]
     of_unit: dict[str, dict[Bound, float]] = {}
     owner = {segment: unit.name for unit in run.program.units for segment in unit.names_of_segments}
     for piece in path:
-        kind = bound_of(piece, run.program.plan.cpu_offload)
+        op = run.ops[piece.key[1]]
+        kind = bound_of(op.op, piece.cpu, run.program.plan.cpu_offload)
         critical_s[kind] += piece.seconds
-        for i, seconds in _issued(run, piece) if piece.cpu else [(piece.op, piece.seconds)]:
+        for i, seconds in _issued(run, piece) if piece.cpu else [(op, piece.seconds)]:
             unit = of_unit.setdefault(owner.get(i.unit, i.unit), {})
             unit[kind] = unit.get(kind, 0.0) + seconds
     bound = {unit: max(kinds, key=lambda kind: kinds[kind]) for unit, kinds in of_unit.items() if unit}
     return Explanation(run, step, rank, found, diagnosis, tuple(path), critical_s, bound, gains)
 
 
-def bound_of(piece: Piece, cpu_offload: bool = False) -> Bound:
+def bound_of(op: Op, cpu: bool, cpu_offload: bool) -> Bound:
     """What a piece of the critical path is spent on. Where shards are offloaded the CPU runs the optimizer."""
-    if piece.cpu or (cpu_offload and piece.op.op is Op.OPTIM):
+    if cpu or (cpu_offload and op is Op.OPTIM):
         return "CPU"
-    op = piece.op.op
     if op in COLLECTIVES:
         return "network"
     return "compute" if op in (Op.FWD, Op.BWD, Op.RECOMPUTE, Op.OPTIM) else "copies"
@@ -147,7 +149,7 @@ def _issued(run: Run, piece: Piece) -> list[tuple[Instruction, float]]:
     """What the CPU issues in a piece of the critical path, and how long it takes for each."""
     issue_s, found = run.of_rank(run.columns.issue_s, piece.rank), []
     until = piece.end_s
-    for k in range(piece.k, -1, -1):
+    for k in range(piece.key[1], -1, -1):
         since = max(issue_s[k - 1] if k else 0.0, piece.start_s)
         found.append((run.ops[k], until - since))
         until = since
@@ -238,7 +240,7 @@ def _gains(found: Explanation) -> str:
     gains = sorted(found.gains.items(), key=lambda one: -one[1])
     words = {name: "CPU" if name == "cpu" else name for name, _ in gains}
     least = 1e-4 * found.step_time_s
-    said = [
+    gained = [
         f"10% faster {words[name]} would save {human_ms(gain)} ({percent(gain, found.step_time_s)})"
         if gain > 0
         else f"10% faster {words[name]} would cost {human_ms(-gain)}"
@@ -247,8 +249,8 @@ def _gains(found: Explanation) -> str:
     ]
     nothing = [words[name] for name, gain in gains if abs(gain) < least]
     if nothing:
-        said.append(f"10% faster {' or '.join(nothing)} would change nothing")
-    return f"{'; '.join(said)}."
+        gained.append(f"10% faster {' or '.join(nothing)} would change nothing")
+    return f"{'; '.join(gained)}."
 
 
 def _names(units: list[str]) -> str:

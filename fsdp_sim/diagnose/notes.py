@@ -13,50 +13,50 @@ from fsdp_sim.words import human_ms, percent
 
 def notes(d: Diagnosis, found: StepObservation) -> list[str]:
     """What the timeline does not say, and how to find out; and what else it says."""
-    view, said = found.view, []
+    view, lines = found.view, []
     groups = max((e.group_size for e in found.events), default=1)
     measured = not view.simulated
     if measured and groups > 1 and not found.peers.several:
         spread = _uneven(found.events)
         hint = f" {spread} lasts unevenly at one size, which a slower rank would explain." if spread else ""
-        said.append(
+        lines.append(
             f"Only rank {d.rank}'s timeline is at hand, so time spent waiting for a slower rank counts as the "
             f"network's.{hint} Give the traces of the other ranks too."
         )
     if measured and not view.says_issues:
-        said.append("The timeline does not say when the CPU issued, so lateness of the CPU cannot be seen.")
+        lines.append("The timeline does not say when the CPU issued, so lateness of the CPU cannot be seen.")
     if measured and not view.says_waits:
-        said.append(
+        lines.append(
             "The timeline does not say what waited for what; it is inferred from units and from times that touch."
         )
     gathers = [e for e in found.events if e.op is Op.ALL_GATHER and e.group_size > 1]
     if any(w.culprit is Culprit.NETWORK for w in found.idle) and gathers:
         if found.speeds.line(gathers[0].group_size) is None:
-            said.append(
+            lines.append(
                 "All messages have about one size, so latency cannot be told from bandwidth; say what a link carries "
                 "(bandwidth_gbps) to know whether units are too small."
             )
         reached = [found.speeds.reached(e, e.duration_s) for e in gathers]
         known = sorted(r for r in reached if r is not None)
         if known and known[len(known) // 2] < 0.5:
-            said.append(
+            lines.append(
                 f"All-gathers reach {known[len(known) // 2]:.0%} of the bandwidth that was given (median): look for a "
                 f"slower link, a wrong network interface, or slower ranks."
             )
     if d.copies_s > 0.05 * d.step_s:
-        said.append(
+        lines.append(
             f"Copies and casts of FSDP keep the compute lane busy for {human_ms(d.copies_s)} "
             f"({percent(d.copies_s, d.step_s)}): they count as compute here; larger "
             f"micro-batches make them matter less."
         )
     if d.between_steps_s > 0.02 * d.step_s:
-        said.append(
+        lines.append(
             f"Between the step before and this one {human_ms(d.between_steps_s)} pass in which no rank runs anything: "
             f"data, logging, checkpoints."
         )
     if not any(e.op in (Op.BWD, Op.RECOMPUTE) for e in found.events) and any(e.op is Op.FWD for e in found.events):
-        said.append("The step has no backward; it is diagnosed as far as it goes.")
-    return said
+        lines.append("The step has no backward; it is diagnosed as far as it goes.")
+    return lines
 
 
 def _uneven(events: Sequence[Event]) -> str:

@@ -19,7 +19,7 @@ from fsdp_sim.timeline import COLLECTIVES, Event, Op, Timeline, group_number
 Key = tuple[Op, str, int, int, str]
 
 
-class Late(NamedTuple):
+class Lateness(NamedTuple):
     """How long a rank waited in a collective for the last one of its group, and that one's event; None if not known."""
 
     seconds: float
@@ -48,21 +48,21 @@ class Peers:
             self._stops[rank] = CpuStops(self.view(rank))
         return self._stops[rank]
 
-    def late(self, e: Event) -> Late:
+    def lateness(self, e: Event) -> Lateness:
         """How long a rank waited in a collective for the last one to come to it."""
         simulated = self.timeline.header.clock == "simulated"
         own_s = self.view(e.rank).ready_s(e)
-        group = self._group(e)
+        group = self.group(e)
         if len(group) < 2:  # only a simulated timeline says all that this rank itself had to wait for
-            return Late(max(0.0, e.start_s - own_s) if simulated and isfinite(own_s) else 0.0, None)
+            return Lateness(max(0.0, e.start_s - own_s) if simulated and isfinite(own_s) else 0.0, None)
         last = max(group, key=lambda peer: self.view(peer.rank).ready_s(peer))
         until_s = min(e.start_s, self.view(last.rank).ready_s(last))
         before_s = max(0.0, until_s - own_s) if isfinite(own_s) else 0.0
         quickest = min(group, key=lambda peer: peer.duration_s)
         within_s = 0.0 if simulated else e.duration_s - quickest.duration_s
-        return Late(before_s + within_s, last if before_s >= within_s else quickest)
+        return Lateness(before_s + within_s, last if before_s >= within_s else quickest)
 
-    def _group(self, e: Event) -> list[Event]:
+    def group(self, e: Event) -> list[Event]:
         """The collective on all ranks of its group that the timeline has."""
         found: list[Event] = []
         place = self._places[e.rank, e.seq]

@@ -1,9 +1,7 @@
-"""`RankView`: what one rank did, and why each operation started when it did, read off a timeline alone.
+"""`RankView`: what one rank did, and what each operation came after, read off a timeline alone.
 
-An operation starts at the latest of: the end of the one before it on its lane, the end of whatever it was told to wait
-for, the end of the collective before it on its communicator, and the moment the CPU issued it. A simulated timeline
-says all of these. A measured one may not say what waited for what; then it is inferred from what FSDP always does
-(compute of a unit waits for the unit's all-gather) and from times that touch.
+A simulated timeline says all of it. A measured one may not say what waited for what; then it is inferred from what FSDP
+always does (compute of a unit waits for the unit's all-gather) and from times that touch.
 """
 
 from __future__ import annotations
@@ -12,8 +10,8 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from functools import cached_property
-from typing import Literal, NamedTuple
 
+from fsdp_sim.diagnose.causes import Cause, Dependency, Why, cause_of
 from fsdp_sim.timeline import (
     COLLECTIVES,
     Event,
@@ -28,18 +26,10 @@ from fsdp_sim.timeline import (
     union,
 )
 
-Why = Literal["lane", "wait", "communicator", "issue", "unknown"]
 REDUCTIONS = frozenset({Op.REDUCE_SCATTER, Op.ALL_REDUCE})
 COMPUTATIONS = frozenset({Op.FWD, Op.BWD, Op.RECOMPUTE})
 TOUCH_S = 2e-6  # of a measured timeline: two times this close are one; about what passes between two kernels
 LAUNCH_S = 50e-6  # of a measured timeline: what passes at most between the end of what was waited for and the start
-
-
-class Cause(NamedTuple):
-    """Why an operation started when it did: after ``op``, or, where that is None, because it was issued only then."""
-
-    why: Why
-    op: Event | None
 
 
 class RankView:
@@ -149,26 +139,27 @@ class RankView:
         for seq in e.waits_on:
             if (op := self._by_seq.get(seq)) is not None:
                 both = e.op in COLLECTIVES and op.op in COLLECTIVES
-                (turns if both else found).append(("communicator" if both else "wait", op))
+                (turns if both else found).append(("communicator" if both else "event", op))
         if not self.simulated:
             known = {op.seq for _, op in (*found, *turns)}
-            found += [("wait", op) for op in self._inferred(e) if op.seq not in known]
+            found += [("event", op) for op in self._inferred(e) if op.seq not in known]
             if e.op in COLLECTIVES and not turns:
                 turns += [("communicator", op) for op in self._turn_before(e)]
         return found + turns
 
     def cause(self, e: Event) -> Cause:
         """Why an operation started when it did."""
-        ready = [(op.end_s, why, op) for why, op in self.before(e) if op.end_s <= e.start_s + self.touch_s]
-        latest = max((end for end, _, _ in ready), default=float("-inf"))
-        if self.says_issues and e.issue_s > latest + self.touch_s and self._touches(e.issue_s, e.start_s):
-            return Cause("issue", None)
-        if self._touches(latest, e.start_s):
-            why, op = next((why, op) for end, why, op in ready if end >= latest - self.touch_s)
-            if e.op in COLLECTIVES and op.lane is Lane.COMPUTE and e.issue_s == op.end_s and not self.on_cpu:
-                return Cause("issue", None)  # it was the CPU that waited
-            return Cause(why, op)
-        return Cause("unknown", None)
+        before = [Dependency(why, (self.rank, op.seq), op.end_s) for why, op in self.before(e)]
+        issue_s = e.issue_s if self.says_issues else float("-inf")
+        cause = cause_of(self.rank, e.start_s, issue_s, before, self.touch_s, self.launch_s)
+        op = self.op(cause)
+        if op and e.op in COLLECTIVES and op.lane is Lane.COMPUTE and e.issue_s == op.end_s and not self.on_cpu:
+            return Cause("CPU", None, self.rank)  # it was the CPU that waited
+        return cause
+
+    def op(self, cause: Cause) -> Event | None:
+        """The operation that was the cause, if one was."""
+        return self._by_seq[cause.key[1]] if cause.key else None
 
     def ready_s(self, e: Event) -> float:
         """When this rank was ready for an operation: what it came after had ended, and the CPU had issued it."""
@@ -197,9 +188,6 @@ class RankView:
         return first
 
     # -- what a measured timeline does not say
-
-    def _touches(self, end_s: float, start_s: float) -> bool:
-        return end_s == start_s if self.simulated else start_s - end_s <= self.launch_s
 
     def _inferred(self, e: Event) -> Iterator[Event]:
         """What an operation must have waited for, by what FSDP always does."""
@@ -250,5 +238,5 @@ class RankView:
         place = bisect_right(self._collective_ends, (e.start_s + self.touch_s, float("inf")))
         for _, seq in reversed(self._collective_ends[max(0, place - 3) : place]):
             op = self._by_seq[int(seq)]
-            if op.seq < e.seq and op.group_size == e.group_size and self._touches(op.end_s, e.start_s):
+            if op.seq < e.seq and op.group_size == e.group_size and e.start_s - op.end_s <= self.launch_s:
                 yield op

@@ -49,16 +49,18 @@ def blames(found: StepObservation) -> list[Blame]:
 def headline(d: Diagnosis) -> str:
     """The finding in two or three sentences."""
     step = f"Step {d.step} takes {human_ms(d.step_s)} on rank {d.rank}"
-    said = f"{step}{_communication(d)}"
+    sentence = f"{step}{_communication(d)}"
     worst = next((b for b in d.culprits if b.idle_s >= LITTLE * d.step_s), None)
     if worst is None:
-        return f"{said}. Compute is busy {percent(d.compute_s, d.step_s)} of the time: only faster compute helps."
+        return f"{sentence}. Compute is busy {percent(d.compute_s, d.step_s)} of the time: only faster compute helps."
     idle_s = d.step_s - d.compute_s
-    said = f"{said}. Compute waits {human_ms(idle_s)}, {human_ms(worst.idle_s)} of it for this: {worst.culprit}."
+    sentence = (
+        f"{sentence}. Compute waits {human_ms(idle_s)}, {human_ms(worst.idle_s)} of it for this: {worst.culprit}."
+    )
     if d.comm_s < SATURATED * d.step_s or d.exposed_s < 0.05 * d.step_s:
-        return said
+        return sentence
     return (
-        f"{said} A collective is in flight {percent(d.comm_s, d.step_s)} of the step, so no other order makes it "
+        f"{sentence} A collective is in flight {percent(d.comm_s, d.step_s)} of the step, so no other order makes it "
         f"shorter: only fewer bytes, a faster network, or more compute per byte."
     )
 

@@ -78,7 +78,7 @@ def _inside(peers: Peers, view: RankView, e: Event | None, gap: Interval) -> lis
             continue
         if start > reached:
             found.append(Wait(reached, start, Culprit.HOST, e))
-        late = peers.late(on)
+        late = peers.lateness(on)
         slow = late.seconds >= on.duration_s / 2 and late.event is not None
         rank = late.event.rank if slow and late.event else -1
         found.append(Wait(start, end, Culprit.SLOW_RANK if slow else Culprit.SYNCHRONOUS, e, on, None, rank))
@@ -92,9 +92,10 @@ def _inside(peers: Peers, view: RankView, e: Event | None, gap: Interval) -> lis
 def _before(peers: Peers, view: RankView, e: Event, gap: Interval, speeds: Speeds) -> list[Wait]:
     """Why the compute lane is idle until an operation starts."""
     cause = view.cause(e)
+    on = view.op(cause)
     if cause.why == "lane":
         return [Wait(*gap, Culprit.BETWEEN_KERNELS, e)]
-    if cause.why == "issue" or (cause.op is None and e.issue_s >= gap[1]):
+    if cause.why == "CPU" or (on is None and e.issue_s >= gap[1]):
         earlier = max((op for _, op in view.before(e) if gap[0] < op.end_s <= gap[1]), key=_end, default=None)
         if earlier is None or gap[1] - earlier.end_s <= view.launch_s:
             if earlier is None:
@@ -103,9 +104,9 @@ def _before(peers: Peers, view: RankView, e: Event, gap: Interval, speeds: Speed
         middle = earlier.end_s
         first = _for(peers, view, e, earlier, (gap[0], middle), speeds)
         return [first, Wait(middle, gap[1], _issued_late(peers, view, e), e)]
-    if cause.op is None:
+    if on is None:
         return [Wait(*gap, Culprit.UNKNOWN, e)]
-    return [_for(peers, view, e, cause.op, gap, speeds)]
+    return [_for(peers, view, e, on, gap, speeds)]
 
 
 def _end(e: Event) -> float:
@@ -125,7 +126,7 @@ def _for(peers: Peers, view: RankView, e: Event, on: Event, gap: Interval, speed
     """Why the compute lane waits for ``on``."""
     seconds = gap[1] - gap[0]
     if on.op in COLLECTIVES:
-        late = peers.late(on)
+        late = peers.lateness(on)
         if late.seconds >= seconds / 2 and late.seconds > view.launch_s:
             return Wait(*gap, Culprit.SLOW_RANK, e, on, None, late.event.rank if late.event else -1)
     if e.op is Op.RS_COPY_IN and on.op is not Op.ALL_GATHER:
@@ -145,15 +146,16 @@ def _for(peers: Peers, view: RankView, e: Event, on: Event, gap: Interval, speed
 def _gather_culprit(peers: Peers, on: Event, gap: Interval, speeds: Speeds) -> tuple[Culprit, Event | None]:
     """Why an all-gather did not end earlier, and what it had to wait for."""
     view, seconds = peers.view(on.rank), gap[1] - gap[0]
-    why, behind = view.cause(on)
+    cause = view.cause(on)
+    why, behind = cause.why, view.op(cause)
     if behind is not None and behind.op not in COLLECTIVES and _on_compute_stream(view, on):
         return Culprit.ASYNCHRONOUS, behind
     if view.on_cpu and (on.issue_s == on.start_s if view.simulated else on.issue_s >= gap[0] - view.launch_s):
         return Culprit.COMPUTING_THREAD, behind
-    held = why == "issue" and view.issued_late_s(on, but=Lane.COMPUTE) >= seconds / 2
+    held = why == "CPU" and view.issued_late_s(on, but=Lane.COMPUTE) >= seconds / 2
     if held and peers.stops(on.rank).limited(on):
         return Culprit.RATE_LIMITER, behind  # what it came after on the compute lane is what the CPU waited for
-    if why == "issue" and view.issued_late_s(on) >= seconds / 2:
+    if why == "CPU" and view.issued_late_s(on) >= seconds / 2:
         return Culprit.COMPUTING_THREAD if view.on_cpu else Culprit.CPU_LATE, behind
     if why == "communicator" and behind is not None and behind.op is not Op.ALL_GATHER:
         return Culprit.HEAD_OF_LINE, behind

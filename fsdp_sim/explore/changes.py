@@ -17,7 +17,7 @@ from fsdp_sim.simulation import Simulation, simulate
 from fsdp_sim.spec import SETTINGS_OF, Cluster, Model, Plan
 
 WORTH = 1.01  # times the tokens a second from which a change is worth telling
-MOST_HELP = 4  # changes that are told
+MOST_HELP = 4  # changes that are named
 MAX_DOUBLINGS = 6  # how often the number of GPUs is doubled at most
 MAX_BLOCKS_TRIED = 2_000  # blocks times micro-batches of a step that is tried; each takes a third of a millisecond
 

@@ -160,6 +160,29 @@ class Result(msgspec.Struct, omit_defaults=True, kw_only=True):
     would_help: list[Change] | UnsetType = UNSET
 
 
+class FitResult(msgspec.Struct, omit_defaults=True):
+    """The largest that fits. Both ``fits`` and ``too_large`` were simulated.
+
+    Attributes:
+        largest: what was asked for: model, layers, micro-batch or seq-len.
+        value: the answer; null if none fits.
+        answer, limit: the answer and what limits it, in words.
+        fits: the result at ``value``.
+        next: the next larger one, which does not fit; null if something else than memory ends the search.
+        too_large: the result at ``next``, with the changes that would make it fit.
+        notes: what was chosen because the request does not say.
+    """
+
+    largest: str
+    value: int | str | None
+    answer: str
+    limit: str
+    notes: list[str]
+    fits: Result | None = None
+    next: int | str | None = None
+    too_large: Result | None = None
+
+
 class Failure(msgspec.Struct, omit_defaults=True, kw_only=True):
     """Takes the place of a result that could not be computed, and says why."""
 

@@ -4,8 +4,7 @@ from fsdp_sim.spec.cluster import Cluster, Span
 from fsdp_sim.spec.fields import Allowed, field, number, one_of, spec, text, whole
 from fsdp_sim.spec.gpus import Gpu, gpu, gpu_names
 from fsdp_sim.spec.links import Link, link, link_names
-from fsdp_sim.spec.model import Model
-from fsdp_sim.spec.params import block_shapes, param_shapes, root_shapes
+from fsdp_sim.spec.model import Model, block_shapes, param_shapes, root_shapes
 from fsdp_sim.spec.plan import DTYPE_BYTES, OPTIMIZER_STATES, SETTINGS_OF, TORCH_DTYPES, TORCH_VERSIONS, Plan, shards_of
 from fsdp_sim.spec.texts import plan_fields, text_of, value_of
 

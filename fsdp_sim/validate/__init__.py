@@ -4,7 +4,7 @@ from fsdp_sim.validate.errors import PredictedRow, Summary, summaries, summary
 from fsdp_sim.validate.fitting import FREE
 from fsdp_sim.validate.leave_out import GROUPS, HeldOut, fitting_rows, leave_out, refit
 from fsdp_sim.validate.predict import compare, prediction
-from fsdp_sim.validate.published import FITTED_SOURCE, Published, RowError, read_csv
+from fsdp_sim.validate.published import FITTED_SOURCE, PublishedRun, RowError, read_csv
 
 __all__ = [
     "FITTED_SOURCE",
@@ -12,7 +12,7 @@ __all__ = [
     "GROUPS",
     "HeldOut",
     "PredictedRow",
-    "Published",
+    "PublishedRun",
     "RowError",
     "Summary",
     "compare",

@@ -7,14 +7,14 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from fsdp_sim.validate.published import Published
+from fsdp_sim.validate.published import PublishedRun
 
 
 @dataclass(frozen=True)
 class PredictedRow:
     """A measured row and its prediction. An error is None where the source has no number."""
 
-    row: Published
+    row: PublishedRun
     predicted_step_time_s: float
     predicted_peak_memory_bytes: float
     fits: bool
@@ -78,7 +78,7 @@ def summaries(compared: Sequence[PredictedRow]) -> dict[str, dict[str, object]]:
     }
 
 
-def group_by(compared: Sequence[PredictedRow], group: Callable[[Published], str]) -> dict[str, list[PredictedRow]]:
+def group_by(compared: Sequence[PredictedRow], group: Callable[[PublishedRun], str]) -> dict[str, list[PredictedRow]]:
     """The rows of each group, in order."""
     groups: dict[str, list[PredictedRow]] = {}
     for c in compared:

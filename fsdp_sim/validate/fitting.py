@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from fsdp_sim.cost import Calibration
 from fsdp_sim.packages import need
 from fsdp_sim.validate.predict import Predictor
-from fsdp_sim.validate.published import Published
+from fsdp_sim.validate.published import PublishedRun
 
 Array = NDArray[np.float64]
 PRIOR = 0.1  # what being wrong by a factor of e costs a number, where 1 is a row wrong by a factor of e
@@ -58,7 +58,7 @@ class Fitter:
 
     def __init__(
         self,
-        rows: Sequence[Published],
+        rows: Sequence[PublishedRun],
         free: Sequence[str] = FREE,
         start: Calibration | None = None,
         progress: Callable[[str], None] = lambda what: None,

@@ -10,15 +10,15 @@ import numpy as np
 from fsdp_sim.cost import Calibration
 from fsdp_sim.validate.errors import Summary, summary
 from fsdp_sim.validate.fitting import FREE, Fit, Fitter
-from fsdp_sim.validate.published import FITTED_SOURCE, Published
+from fsdp_sim.validate.published import FITTED_SOURCE, PublishedRun
 
-GROUPS: dict[str, Callable[[Published], str]] = {
+GROUPS: dict[str, Callable[[PublishedRun], str]] = {
     "model": lambda row: row.model.name,
     "gpu_type": lambda row: row.cluster.gpu.name,
     "n_gpus": lambda row: str(row.cluster.gpus),
 }
 
-ORDER: dict[str, Callable[[Published], float]] = {  # of the groups, when they are listed
+ORDER: dict[str, Callable[[PublishedRun], float]] = {  # of the groups, when they are listed
     "model": lambda row: row.model.param_count,
     "gpu_type": lambda row: row.cluster.gpu.mem_bytes_per_s,
     "n_gpus": lambda row: row.cluster.gpus,
@@ -36,7 +36,7 @@ class HeldOut:
     """
 
     group: str
-    rows: Sequence[Published]
+    rows: Sequence[PublishedRun]
     predicted_s: Sequence[float]
     calibration: Calibration
 
@@ -49,13 +49,13 @@ class HeldOut:
         return summary(self.errors)
 
 
-def fitting_rows(rows: Sequence[Published]) -> list[Published]:
+def fitting_rows(rows: Sequence[PublishedRun]) -> list[PublishedRun]:
     """The rows that numbers are fitted to: those of llm-foundry, or, where there are none, all that are plain FSDP."""
     timed = [row for row in rows if row.step_time_s is not None]
     return [r for r in timed if r.source == FITTED_SOURCE] or [r for r in timed if not r.remark]
 
 
-def refit(rows: Sequence[Published], progress: Callable[[str], None] = lambda what: None) -> tuple[Fitter, Fit]:
+def refit(rows: Sequence[PublishedRun], progress: Callable[[str], None] = lambda what: None) -> tuple[Fitter, Fit]:
     """Fit the numbers to all rows.
 
     Raises:
@@ -71,7 +71,7 @@ def refit(rows: Sequence[Published], progress: Callable[[str], None] = lambda wh
 
 
 def leave_out(
-    rows: Sequence[Published], by: str, progress: Callable[[str], None] = lambda what: None
+    rows: Sequence[PublishedRun], by: str, progress: Callable[[str], None] = lambda what: None
 ) -> tuple[Fit, list[HeldOut]]:
     """Fit to all rows, then again without each group; predict the group that was left out.
 

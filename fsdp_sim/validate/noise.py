@@ -10,12 +10,12 @@ from itertools import pairwise
 import numpy as np
 
 from fsdp_sim.cost import workload
-from fsdp_sim.validate.published import Published
+from fsdp_sim.validate.published import PublishedRun
 
 
-def repeated(rows: Sequence[Published]) -> list[tuple[Published, Published, float]]:
+def repeated(rows: Sequence[PublishedRun]) -> list[tuple[PublishedRun, PublishedRun, float]]:
     """Pairs of rows that describe the same request, and the slower one's step time over the other's, less 1."""
-    same: dict[object, list[Published]] = defaultdict(list)
+    same: dict[object, list[PublishedRun]] = defaultdict(list)
     for row in rows:
         if row.step_time_s is not None:
             same[row.model, row.cluster, row.plan].append(row)
@@ -27,7 +27,7 @@ def repeated(rows: Sequence[Published]) -> list[tuple[Published, Published, floa
     return pairs
 
 
-def constant_mfu_errors(rows: Sequence[Published], left_out: Sequence[str]) -> list[float]:
+def constant_mfu_errors(rows: Sequence[PublishedRun], left_out: Sequence[str]) -> list[float]:
     """Errors of "the model-FLOPs utilisation is one number per GPU", taken as the median over the other groups.
 
     Args:
@@ -45,6 +45,6 @@ def constant_mfu_errors(rows: Sequence[Published], left_out: Sequence[str]) -> l
     return errors
 
 
-def _flops(row: Published) -> float:
+def _flops(row: PublishedRun) -> float:
     made = workload(row.model, replace(row.plan, activation_checkpointing=None))
     return made.model_flops_per_token * made.tokens * row.plan.grad_accum

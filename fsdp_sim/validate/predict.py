@@ -15,13 +15,13 @@ import numpy as np
 from fsdp_sim.cost import Calibration
 from fsdp_sim.simulation import Simulation, simulate
 from fsdp_sim.validate.errors import PredictedRow
-from fsdp_sim.validate.published import Published
+from fsdp_sim.validate.published import PublishedRun
 
 LAYERS = (2, 4)
 MICRO_BATCHES = (1, 2)
 
 
-def prediction(row: Published, calibration: Calibration | None = None) -> Simulation:
+def prediction(row: PublishedRun, calibration: Calibration | None = None) -> Simulation:
     """The simulation of a row: all its layers and micro-batches.
 
     Where the source does not say whether activations were checkpointed, and the run would not fit without, they were.
@@ -33,7 +33,7 @@ def prediction(row: Published, calibration: Calibration | None = None) -> Simula
     return found
 
 
-def compare(row: Published, calibration: Calibration | None = None) -> PredictedRow:
+def compare(row: PublishedRun, calibration: Calibration | None = None) -> PredictedRow:
     """A row beside its prediction.
 
     Peak memory is compared in the source's own kind: what the allocator reserved, or what was alive.
@@ -49,7 +49,7 @@ def compare(row: Published, calibration: Calibration | None = None) -> Predicted
 class Predictor:
     """Predicts the step times of some rows for many sets of numbers."""
 
-    def __init__(self, rows: Sequence[Published]) -> None:
+    def __init__(self, rows: Sequence[PublishedRun]) -> None:
         self._simulations: dict[object, Simulation] = {}
         self._parts: list[list[tuple[float, object]]] = []  # of each row: simulations, and how often each counts
         for row in rows:

@@ -19,7 +19,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from fsdp_sim.spec import Cluster, Model, Plan
+from fsdp_sim.spec import Cluster, Model, Plan, plan_fields
 
 MEASURED = files("fsdp_sim.validate").joinpath("data/measured.csv")
 FITTED_SOURCE = "mosaicml/llm-foundry"  # the rows the simulator's numbers are fitted to
@@ -36,7 +36,7 @@ COLUMNS = (
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedRun:
     """A published measurement and the request that describes it.
 
     Attributes:
@@ -63,7 +63,7 @@ class RowError(ValueError):
     """A row that cannot be understood; says which row and which column."""
 
 
-def read_csv(path: str | Path | None = None) -> list[Published]:
+def read_csv(path: str | Path | None = None) -> list[PublishedRun]:
     """The measurements of a file; by default those that come with the project.
 
     Raises:
@@ -86,13 +86,12 @@ def read_csv(path: str | Path | None = None) -> list[Published]:
     return [_row(number, row) for number, row in enumerate(reader, start=2)]
 
 
-def _row(number: int, row: dict[str, str]) -> Published:
+def _row(number: int, row: dict[str, str]) -> PublishedRun:
     if None in row or None in row.values():
         raise RowError(f"line {number} (id {row.get('id', '?')}) has not as many fields as the header")
     cell = _Cells(number, row)
     name = row.get("model") or "unnamed"
     swiglu = row.get("ffn_type", "gelu") == "swiglu"
-    tokens = cell.whole("seq_len")
     try:
         model = Model(
             name=name, n_layer=cell.whole("n_layer"), d_model=cell.whole("d_model"), n_head=cell.whole("n_head"),
@@ -102,13 +101,13 @@ def _row(number: int, row: dict[str, str]) -> Published:
             tied_embeddings=cell.flag("tied_embeddings", default=not swiglu),
         )  # fmt: skip
         cluster = _cluster(row, cell)
-        plan = _plan(row, cell, cluster, tokens)
+        plan = _plan(row, cell, cluster)
     except RowError:
         raise
     except (ValueError, TypeError) as error:
         raise RowError(f"line {number} (id {row.get('id', '?')}): {error}") from error
     memory = cell.optional("peak_memory_GiB", cell.number)
-    return Published(
+    return PublishedRun(
         id=row.get("id") or f"line {number}", source=row.get("source", ""), model=model, cluster=cluster, plan=plan,
         step_time_s=_step_time(cell, plan), peak_memory_bytes=None if memory is None else memory * 2**30,
         peak_memory_kind=_memory_kind(cell), remark=_remark(row), raw=row,
@@ -116,10 +115,15 @@ def _row(number: int, row: dict[str, str]) -> Published:
 
 
 FABRIC = re.compile(r"not stated[^(]*(?:\((?:.*assume (?P<rate>[^)]+)|[^)]*)\))?", re.IGNORECASE)
-CHECKPOINTING = {  # of torchtitan "selective 2" is every second block, "selective op" keeps every other matmul
-    "": None, "none": None, "full": "full", "selective-op": "selective", "selective": "selective", "selective-block": 2,
+PLAN_COLUMNS = {  # the fields of a plan that a row says, and what its stack does where the source does not say
+    "seq_len": "", "micro_batch": "", "grad_accum": "1", "param_dtype": "bf16", "reduce_dtype": "",
+    "activation_checkpointing": "none", "compile": "false", "cpu_offload": "false",
 }  # fmt: skip
-OFFLOAD = {"": False, "none": False, "false": False, "true": True, "params": True, "full": True}
+FSDP1_COLUMNS = {"forward_prefetch": "false", "backward_prefetch": "BACKWARD_PRE"}
+WORDS = {  # what other stacks call a plan's value: torchtitan's "selective 2" is every second block
+    "activation_checkpointing": {"selective-op": "selective", "selective-block": "2"},
+    "cpu_offload": {"none": "false", "params": "true", "full": "true"},
+}
 _SHARDINGS = ("FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2", "NO_SHARD", "ZeRO-3", *NO_FSDP)
 SHARDING = {word: word for word in _SHARDINGS}
 STACKS = ("fsdp", "torchtitan", "composer", "deepspeed", "ddp", "nanogpt")
@@ -146,7 +150,7 @@ def _fabric(text: str) -> str | None:
     return unstated["rate"] if unstated else text
 
 
-def _plan(row: dict[str, str], cell: _Cells, cluster: Cluster, seq_len: int) -> Plan:
+def _plan(row: dict[str, str], cell: _Cells, cluster: Cluster) -> Plan:
     framework, sharding = row.get("framework", ""), cell.word("sharding", SHARDING) or "FULL_SHARD"
     if framework and not any(stack in framework.lower() for stack in STACKS):
         raise cell.wrong("framework", f"a stack that is known; name one of {', '.join(STACKS)}")
@@ -155,25 +159,16 @@ def _plan(row: dict[str, str], cell: _Cells, cluster: Cluster, seq_len: int) -> 
             "fp8" if row.get("fp8") else "precision", "priced yet: the simulator computes in bf16, fp16 or fp32"
         )
     api = NO_FSDP.get(sharding) or ("fsdp2" if "FSDP2" in framework or "torchtitan" in framework else "fsdp1")
-    fields: dict[str, Any] = {
-        "api": api,
-        "seq_len": seq_len,
-        "micro_batch": cell.whole("micro_batch"),
-        "grad_accum": cell.optional("grad_accum", cell.whole) or 1,
-        "param_dtype": cell.dtype("param_dtype") or "bf16",
-        "activation_checkpointing": cell.word("activation_checkpointing", CHECKPOINTING),
-        "compile": cell.flag("compile", default=False),
-        "cpu_offload": cell.word("cpu_offload", OFFLOAD),
-        "attention_impl": _attention(cell, framework),
-    }
+    unsaid = PLAN_COLUMNS | (FSDP1_COLUMNS if api == "fsdp1" else {})
+    cells = {name: row.get(name, "").strip() or text for name, text in unsaid.items()}
+    cells["reduce_dtype"] = cells["reduce_dtype"] or cells["param_dtype"]
+    texts = {name: WORDS.get(name, {}).get(text.lower(), text) for name, text in cells.items()}
+    fields: dict[str, Any] = plan_fields({"api": api} | texts) | {"attention_impl": _attention(cell, framework)}
     if "Composer" in framework:
         # llm-foundry's defaults: FlashAttention's loss, LanguageCrossEntropy and LanguagePerplexity of every batch
         fields |= {"cross_entropy": "fused", "loss_metrics": 1}
-    fields["reduce_dtype"] = cell.dtype("reduce_dtype") or fields["param_dtype"]
     if api == "fsdp1":
         fields["sharding_strategy"] = "FULL_SHARD" if sharding == "ZeRO-3" else sharding
-        fields["forward_prefetch"] = cell.flag("forward_prefetch", default=False)
-        fields["backward_prefetch"] = row.get("backward_prefetch") or "BACKWARD_PRE"
         if sharding.startswith(("HYBRID", "_HYBRID")):
             fields["shard_size"] = min(cluster.node_size, cluster.gpus)
     elif api == "fsdp2" and sharding == "HYBRID_SHARD":
@@ -269,18 +264,3 @@ class _Cells:
         if text.lower() not in found and text:
             raise self.wrong(column, f"a word that is known; write one of {', '.join(filter(None, words))}")
         return found.get(text.lower())
-
-    def dtype(self, column: str) -> str | None:
-        text = self.row.get(column, "").strip().lower()
-        names = {
-            "": None,
-            "bf16": "bf16",
-            "bfloat16": "bf16",
-            "fp16": "fp16",
-            "float16": "fp16",
-            "fp32": "fp32",
-            "float32": "fp32",
-        }
-        if text not in names:
-            raise self.wrong(column, f"one of {', '.join(filter(None, names))}")
-        return names[text]

@@ -16,7 +16,7 @@ from fsdp_sim.validate.fitting import FREE
 from fsdp_sim.validate.leave_out import GROUPS, HeldOut, fitting_rows, leave_out
 from fsdp_sim.validate.noise import constant_mfu_errors, repeated
 from fsdp_sim.validate.predict import compare
-from fsdp_sim.validate.published import Published
+from fsdp_sim.validate.published import PublishedRun
 
 Draw = Callable[[Sequence[HeldOut], Sequence[PredictedRow], Mapping[str, float]], dict[str, Any]]
 
@@ -26,7 +26,7 @@ WORST = 12
 WORDS = {"model": "model", "gpu_type": "type of GPU", "n_gpus": "number of GPUs"}
 
 
-def write_report(path: Path, rows: Sequence[Published], progress: Any, draw: Draw) -> None:
+def write_report(path: Path, rows: Sequence[PublishedRun], progress: Any, draw: Draw) -> None:
     """Write the page to ``path`` and its pictures to a folder beside it. Needs plotly and kaleido.
 
     Args:
@@ -55,7 +55,7 @@ def write_report(path: Path, rows: Sequence[Published], progress: Any, draw: Dra
 
 
 def _page(
-    chosen: Sequence[Published], compared: Sequence[PredictedRow], held: dict[str, list[HeldOut]], naive: Summary
+    chosen: Sequence[PublishedRun], compared: Sequence[PredictedRow], held: dict[str, list[HeldOut]], naive: Summary
 ) -> str:
     mine = set(map(id, chosen))
     off = [ratio for _, _, ratio in repeated(chosen)]
@@ -151,7 +151,7 @@ def _numbers(held: Sequence[HeldOut]) -> str:
     return _table(["number", "value", "with a model left out", "meaning"], rows)
 
 
-def _gpus(row: Published) -> str:
+def _gpus(row: PublishedRun) -> str:
     return f"{row.cluster.gpus} x {row.cluster.gpu.name}"
 
 

@@ -160,8 +160,8 @@ def test_the_path_crosses_over_to_the_rank_that_came_last():
     program = build(layers_only(1), Plan(), 8)
     seconds = durations()
     seconds[Op.BWD, "layers.0"] = np.array([50.0, 80.0])
-    path = critical_path_of_run(run(program, seconds))
-    backward = next(piece for piece in path if piece.op.op is Op.BWD)
+    played = run(program, seconds)
+    backward = next(p for p in critical_path_of_run(played) if played.ops[p.key[1]].op is Op.BWD)
     assert (backward.rank, backward.seconds) == (1, 80)
 
 
@@ -221,7 +221,8 @@ def test_making_what_is_on_the_path_slower_makes_the_run_slower(case, device, is
     for piece in critical_path_of_run(played)[:3]:
         if piece.cpu:
             continue
-        key = (piece.op.op, piece.op.unit)
+        op = played.ops[piece.key[1]]
+        key = (op.op, op.unit)
         assert run(program, alone | {key: alone[key] + 1.0}, **how).span_s > played.span_s
 
 

@@ -28,7 +28,7 @@ def meeting(starts: list[float], end_s: float, group_size: int, **fields):
 def test_who_comes_early_waits_for_who_comes_last():
     peers = measured(*meeting([1.0, 4.0, 2.0], 5.0, 3))
 
-    late = [peers.late(of_rank(peers, rank)) for rank in range(3)]
+    late = [peers.lateness(of_rank(peers, rank)) for rank in range(3)]
     assert [one.seconds for one in late] == [3.0, 0.0, 2.0]
     assert {one.event.rank for one in late if one.seconds} == {1}
 
@@ -36,8 +36,8 @@ def test_who_comes_early_waits_for_who_comes_last():
 def test_ranks_of_another_group_do_not_count():
     peers = measured(*meeting([1.0, 2.0, 8.0, 1.0], 9.0, 2))
 
-    assert peers.late(of_rank(peers, 0)).seconds == 1.0
-    assert peers.late(of_rank(peers, 3)).event.rank == 2
+    assert peers.lateness(of_rank(peers, 0)).seconds == 1.0
+    assert peers.lateness(of_rank(peers, 3)).event.rank == 2
 
 
 def test_an_all_reduce_between_replicas_meets_ranks_at_equal_places():
@@ -46,8 +46,8 @@ def test_an_all_reduce_between_replicas_meets_ranks_at_equal_places():
     made = [structs.replace(e, **kind) if e.op is Op.ALL_GATHER else e for e in meeting([1.0, 8.0, 3.0, 1.0], 9.0, 2)]
     peers = measured(*made)
 
-    assert peers.late(of_rank(peers, 0, Op.ALL_REDUCE)).seconds == 2.0
-    assert peers.late(of_rank(peers, 3, Op.ALL_REDUCE)).event.rank == 1
+    assert peers.lateness(of_rank(peers, 0, Op.ALL_REDUCE)).seconds == 2.0
+    assert peers.lateness(of_rank(peers, 3, Op.ALL_REDUCE)).event.rank == 1
 
 
 def test_the_second_gather_of_a_unit_meets_the_second():
@@ -55,16 +55,16 @@ def test_the_second_gather_of_a_unit_meets_the_second():
     late = [gather(0.0, 1.0, seq=0, rank=1), gather(8.0, 9.0, seq=1, rank=1)]
     peers = measured(*(structs.replace(e, group_size=2) for e in (*early, *late)))
 
-    assert [peers.late(e).seconds for e in peers.view(0).ops] == [0.0, 3.0]
+    assert [peers.lateness(e).seconds for e in peers.view(0).ops] == [0.0, 3.0]
 
 
 def test_one_rank_alone_has_nobody_to_be_compared_with():
     peers = measured(op(0.0, 1.0, seq=0), gather(2.0, 9.0, seq=1, group_size=8))
 
-    assert peers.late(of_rank(peers, 0)) == (0.0, None)
+    assert peers.lateness(of_rank(peers, 0)) == (0.0, None)
 
 
 def test_a_simulated_rank_says_by_itself_that_it_was_ready_earlier():
     peers = Peers(timeline_of(gather(3.0, 4.0, group_size=8, issue_s=1.0)))
 
-    assert peers.late(of_rank(peers, 0)) == (pytest.approx(2.0), None)
+    assert peers.lateness(of_rank(peers, 0)) == (pytest.approx(2.0), None)

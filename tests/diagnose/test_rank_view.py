@@ -4,7 +4,7 @@ import pytest
 from msgspec import structs
 
 from fsdp_sim import Cluster, Plan, simulate
-from fsdp_sim.diagnose.critical_path import Causes
+from fsdp_sim.diagnose.critical_path import RunCauses
 from fsdp_sim.diagnose.rank_view import RankView
 from fsdp_sim.schedule import toy
 from fsdp_sim.timeline import Event, Lane, Op, Timeline
@@ -48,16 +48,15 @@ def test_a_device_that_waits_for_its_cpu_is_no_cpu():
 @pytest.mark.parametrize("plan", [Plan(), Plan(api="fsdp1"), Plan(grad_accum=2)], ids=str)
 def test_causes_are_those_that_the_engine_reads_off_the_program(plan):
     run = played(plan, layers=4, gather=30.0, scatter=20.0, issue_s=0.5)
-    view, causes = RankView(run.timeline(), 0), Causes(run)
+    view, causes = RankView(run.timeline(), 0), RunCauses(run)
 
     for k, e in enumerate(view.ops):
-        want, got = causes.of(k, 0), view.cause(e)
-        if want.why == "start":
-            continue
-        assert (got.why == "issue") == (want.why == "CPU issue"), e
-        if want.op >= 0:
-            assert got.op is not None
-            assert got.op.end_s == view.ops[want.op].end_s == e.start_s
+        want, got = causes.cause((0, k)), view.cause(e)
+        assert (got.why == "CPU") == (want.why == "CPU"), e
+        if want.key is not None:
+            on = view.op(got)
+            assert on is not None
+            assert on.end_s == view.ops[want.key[1]].end_s == e.start_s
 
 
 def test_collectives_that_never_overlap_share_a_communicator():
@@ -73,7 +72,7 @@ def test_without_recorded_waits_compute_is_known_to_wait_for_the_gather_of_its_u
         op(2.0 + 3e-6, 3.0, unit="b", seq=2, issue_s=0.6), clock="measured",
     )  # fmt: skip
 
-    assert view.cause(view.ops[2]) == ("wait", view.ops[1])
+    assert view.cause(view.ops[2]) == ("event", (0, 1), 0)
     assert not view.says_waits
 
 
@@ -83,7 +82,7 @@ def test_what_is_issued_after_the_gather_has_ended_did_not_wait_for_it():
         op(3.0, 4.0, unit="b", seq=2, issue_s=3.0 - 5e-6), clock="measured",
     )  # fmt: skip
 
-    assert view.cause(view.ops[2]).why == "issue"
+    assert view.cause(view.ops[2]).why == "CPU"
 
 
 def test_a_gather_that_starts_as_a_reduction_ends_took_its_turn_after_it():
@@ -92,7 +91,7 @@ def test_a_gather_that_starts_as_a_reduction_ends_took_its_turn_after_it():
         op(0.0, 2.0, seq=0, **reduce), gather(2.0 + 2e-6, 3.0, seq=1, group_size=8, issue_s=0.1), clock="measured"
     )
 
-    assert view.cause(view.ops[1]) == ("communicator", view.ops[0])
+    assert view.cause(view.ops[1]) == ("communicator", (0, 0), 0)
 
 
 @pytest.mark.parametrize(("start_s", "synchronous"), [(1.0, True), (0.2, False)])

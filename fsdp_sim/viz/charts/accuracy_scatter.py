@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 import plotly.graph_objects as go
 
-from fsdp_sim.validate import HeldOut, PredictedRow, Published, Summary, compare, fitting_rows, read_csv, summary
+from fsdp_sim.validate import HeldOut, PredictedRow, PublishedRun, Summary, compare, fitting_rows, read_csv, summary
 from fsdp_sim.viz import chart, theme
 from fsdp_sim.viz.chart import series
 from fsdp_sim.viz.picture import Picture
@@ -37,7 +37,7 @@ class Dot(NamedTuple):
         return self.predicted / self.measured - 1.0
 
 
-def accuracy(rows: Sequence[Published | PredictedRow | HeldOut] | None = None, *, of: Of = "time") -> Picture:
+def accuracy(rows: Sequence[PublishedRun | PredictedRow | HeldOut] | None = None, *, of: Of = "time") -> Picture:
     """Predicted against measured, both logarithmic, with a band of ±10%; below, the error of each run.
 
     Runs that are not plain FSDP (quantised, not sharded, another framework) are hollow, and count in no average.
@@ -53,7 +53,7 @@ def accuracy(rows: Sequence[Published | PredictedRow | HeldOut] | None = None, *
     """
     if of not in ("time", "memory"):
         raise ValueError(f"of is {of!r}; it must be time or memory")
-    given = [compare(row) if isinstance(row, Published) else row for row in (read_csv() if rows is None else rows)]
+    given = [compare(row) if isinstance(row, PublishedRun) else row for row in (read_csv() if rows is None else rows)]
     dots = _dots(given, of)
     if not dots:
         what = "a step time" if of == "time" else "a peak memory"
@@ -81,7 +81,7 @@ def _dots(given: Sequence[PredictedRow | HeldOut], of: Of) -> list[Dot]:
     return found
 
 
-def _what(row: Published) -> str:
+def _what(row: PublishedRun) -> str:
     words = [row.model.name, f"{row.cluster.gpus:,} x {row.cluster.gpu.name}", row.remark, row.source]
     words.insert(2, f"{row.plan.micro_batch} x {row.plan.seq_len:,} tokens")
     return ", ".join(filter(None, words))

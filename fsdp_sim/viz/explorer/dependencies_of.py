@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from fsdp_sim.diagnose import Causes, critical_path_of_run
+from fsdp_sim.diagnose import RunCauses, critical_path_of_run
 from fsdp_sim.engine import Run
 from fsdp_sim.schedule import Instruction
 from fsdp_sim.viz.theme import OP_NAMES
@@ -13,8 +13,8 @@ from fsdp_sim.words import human_bytes, human_ms
 
 Key = tuple[object, ...]
 WAITS = {
-    "stream": "it follows {on} on its stream", "communicator": "{on} occupied its communicator until then",
-    "event": "it waits for {on}", "CPU issue": "the CPU had not issued it earlier", "start": "nothing holds it back",
+    "lane": "it follows {on} on its stream", "communicator": "{on} occupied its communicator until then",
+    "event": "it waits for {on}", "CPU": "the CPU had not issued it earlier", "unknown": "nothing holds it back",
 }  # fmt: skip
 
 
@@ -50,8 +50,8 @@ class Operations:
         self._ends = run.of_rank(run.columns.end_s, 0)
 
     @cached_property
-    def causes(self) -> Causes:
-        return Causes(self.run)
+    def causes(self) -> RunCauses:
+        return RunCauses(self.run)
 
     @cached_property
     def _after(self) -> dict[int, list[int]]:
@@ -72,7 +72,7 @@ class Operations:
         found: dict[int, float] = {}
         for piece in critical_path_of_run(self.run, causes=self.causes):
             if not piece.cpu:
-                found[piece.k] = found.get(piece.k, 0.0) + piece.seconds
+                found[piece.key[1]] = found.get(piece.key[1], 0.0) + piece.seconds
         return found
 
     def key(self, k: int) -> Key:
@@ -99,8 +99,9 @@ class Operations:
         run, i = self.run, self.run.ops[k]
         begin = run.step_ends_s[-1] - run.step_time_s()
         start, end = self._starts[k] - begin, self._ends[k] - begin
-        cause = self.causes.of(k, 0)
-        on = said(run.ops[cause.op]) if cause.op >= 0 else ""
+        cause = self.causes.cause((0, k))
+        why = WAITS["unknown" if cause.why == "CPU" and self._starts[k] == 0 else cause.why]
+        on = said(run.ops[cause.key[1]]) if cause.key else ""
         if cause.rank != 0 and on:
             on += f" of rank {cause.rank}"
         carries = f" and carries {human_bytes(i.bytes)}" if i.bytes else ""
@@ -112,7 +113,7 @@ class Operations:
         )
         return (
             f"{said(i)[0].upper()}{said(i)[1:]} runs from {human_ms(start)} to {human_ms(end)} "
-            f"({human_ms(end - start)}){carries}{among}. It starts then because {WAITS[cause.why].format(on=on)}. "
+            f"({human_ms(end - start)}){carries}{among}. It starts then because {why.format(on=on)}. "
             f"It comes after {self._named(before)}; {self._named(after)} wait{'s' * (len(after) < 2)} for it. {path}."
         )
 

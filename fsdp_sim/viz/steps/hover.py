@@ -47,15 +47,16 @@ def reasons(event: Event, links: Links) -> list[str]:
     cause, waited = links.cause(key), links.waited_for(key)
     where = f" on rank {cause.rank}, the last to come" if cause.rank != event.rank else ""
     told = []
-    if cause.key is not None and cause.why == "event":
-        told.append(f"waited for {_name(links, cause.key, event.unit)}{where}")
-        waited = [other for other in waited if other != cause.key]
-    elif cause.key is not None:
+    also = ""
+    if cause.key is not None and cause.why == "lane":
         told.append(f"queued behind {_name(links, cause.key, event.unit)}{where}")
+    elif cause.key is not None:
+        told.append(f"waited for {_name(links, cause.key, event.unit)}{where}")
+        waited, also = [other for other in waited if other != cause.key], "also "
     elif cause.why == "CPU" and (where or event.start_s > links.begin_s):
         told.append(f"began as soon as it was issued{where}")
     if waited:
-        told.append(f"{'also after' if cause.why == 'event' else 'after'} {_names(links, waited, event.unit)}")
+        told.append(f"{also}after {_names(links, waited, event.unit)}")
     if after := links.awaited_by.get(key):
         told.append(f"awaited by {_names(links, after, event.unit)}")
     return told

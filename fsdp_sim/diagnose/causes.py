@@ -1,0 +1,151 @@
+"""Why an operation began when it did, and the chain that a step's time consists of: the rules, for every record.
+
+An operation begins at the latest of a few moments: the end of the one before it on its lane, the end of what it waited
+for, the end of the collective before it on its communicator, the moment its CPU issued it. A collective is a
+rendezvous, so there the last rank of its group decides. Following that latest moment back from the last operation of a
+step gives a path that has no gaps, so its pieces add up to the step: what is not on it could have been slower at no
+cost.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple
+
+Key = tuple[int, int]
+"""An operation: its rank, and its number there (in a timeline its seq, in a run its place among the operations)."""
+Why = Literal["lane", "event", "communicator", "CPU", "unknown"]
+
+
+class Cause(NamedTuple):
+    """Why an operation began when it did.
+
+    Attributes:
+        why: ``lane``, the operation before it on its lane ended; ``event``, what it waited for ended; ``communicator``,
+            the collective before it on its communicator ended; ``CPU``, it was issued; ``unknown``, none of these.
+        key: the operation that ended; None for ``CPU`` and ``unknown``.
+        rank: where that was so: for a collective the rank that came last.
+    """
+
+    why: Why
+    key: Key | None
+    rank: int
+
+
+class Dependency(NamedTuple):
+    """What an operation came after, why, and when that ended."""
+
+    why: Why
+    key: Key
+    end_s: float
+
+
+class Piece(NamedTuple):
+    """A piece of a critical path: an operation, or (``cpu``) a CPU that issues up to and including that operation."""
+
+    key: Key
+    cpu: bool
+    start_s: float
+    end_s: float
+
+    @property
+    def rank(self) -> int:
+        return self.key[0]
+
+    @property
+    def seconds(self) -> float:
+        return self.end_s - self.start_s
+
+
+def cause_of(
+    rank: int, start_s: float, issue_s: float, before: Sequence[Dependency], touch_s: float = 0.0, launch_s: float = 0.0
+) -> Cause:
+    """Why an operation began when it did, by what its own rank says.
+
+    Args:
+        before: what it came after; of several that ended at one moment the first counts.
+        touch_s: two times that differ by no more count as one.
+        launch_s: what passes at most between the end of what was waited for and the start.
+    """
+    ready = [one for one in before if one.end_s <= start_s + touch_s]
+    latest_s = max((one.end_s for one in ready), default=float("-inf"))
+    if issue_s > latest_s + touch_s and start_s - issue_s <= launch_s:
+        return Cause("CPU", None, rank)
+    if start_s - latest_s <= launch_s:
+        first = next(one for one in ready if one.end_s >= latest_s - touch_s)
+        return Cause(first.why, first.key, rank)
+    return Cause("unknown", None, rank)
+
+
+class Causes(ABC):
+    """Why the operations of a record began when they did."""
+
+    @abstractmethod
+    def start_s(self, key: Key) -> float: ...
+
+    @abstractmethod
+    def end_s(self, key: Key) -> float: ...
+
+    @abstractmethod
+    def own_cause(self, key: Key) -> Cause:
+        """Why an operation began when it did, by what its own rank says."""
+
+    @abstractmethod
+    def last_to_come(self, key: Key) -> Key:
+        """Of a collective the one of the rank that came last, if others came earlier; else the operation itself."""
+
+    @abstractmethod
+    def stood_still_for(self, key: Key) -> Key | None:
+        """The operation whose end the CPU last waited for before it issued one; None if it never did."""
+
+    def issued_s(self, key: Key) -> float | None:
+        """When the CPU was done issuing an operation that had to go on until then; None where it had not."""
+        return None
+
+    def cause(self, key: Key) -> Cause:
+        """Why an operation began when it did."""
+        return self.own_cause(self.last_to_come(key))
+
+    def back(self, key: Key) -> Iterator[tuple[Key, Cause]]:
+        """An operation and, again and again, the one that made it begin when it did; with the cause of each.
+
+        Of a collective it is the one of the rank that came last.
+        """
+        seen: set[Key] = set()  # operations that take no time may wait for each other
+        at: Key | None = key
+        while at is not None and (at := self.last_to_come(at)) not in seen:
+            seen.add(at)
+            cause = self.own_cause(at) if self.issued_s(at) is None else Cause("CPU", None, at[0])
+            yield at, cause
+            at = self._made_by(at, cause)
+
+    def made_by(self, key: Key) -> Key | None:
+        """The operation whose end made one begin, or for which its CPU stood still before it issued it late."""
+        last = self.last_to_come(key)
+        return self._made_by(last, self.own_cause(last))
+
+    def _made_by(self, key: Key, cause: Cause) -> Key | None:
+        return self.stood_still_for(key) if cause.why == "CPU" else cause.key
+
+    def path_to(self, last: Key, begin_s: float) -> list[Piece]:
+        """The operations to which the time from ``begin_s`` to the end of one went, in order of time."""
+        pieces: list[Piece] = []
+        now = self.end_s(last)
+
+        def until(time_s: float, key: Key, cpu: bool) -> float:
+            time_s = max(time_s, begin_s)
+            if now > time_s:
+                pieces.append(Piece(key, cpu, time_s, now))
+            return min(now, time_s)
+
+        for key, cause in self.back(last):
+            now = min(now, self.end_s(key))
+            issued_s = self.issued_s(key)
+            now = until(self.start_s(key) if issued_s is None else issued_s, key, cpu=False)
+            if cause.why == "CPU":
+                before = self.stood_still_for(key)
+                now = until(begin_s if before is None else self.end_s(before), key, cpu=True)
+            if now <= begin_s:
+                break
+        return pieces[::-1]
