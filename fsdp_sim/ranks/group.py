@@ -153,10 +153,11 @@ class WatchedGroup(c10d.ProcessGroup):
         )
         self._issued += record.is_collective
         index = Context.board.post(Context.rank, record)
-        kind = RECORDED_AS.get(op, Op.OTHER)
-        seq, own_event = RECORDER.collective(
-            kind, unit, bytes=n_bytes, group_size=len(ranks), dtype=dtype, issue_s=record.issue_s, stack=stack
-        )
+        seq, RECORDER.opened = RECORDER.opened, -1
+        if own_event := seq < 0:
+            kind = RECORDED_AS.get(op, Op.OTHER)
+            about = {"bytes": n_bytes, "group_size": len(ranks), "dtype": dtype, "issue_s": record.issue_s}
+            seq = RECORDER.begin(kind, unit, stack=stack, **about)
         return Ticket(index, record, seq, own_event)
 
     def monitored_barrier(self, *args: Any, **kwargs: Any) -> None:
