@@ -147,14 +147,10 @@ class WatchedGroup(c10d.ProcessGroup):
         index = Context.board.post(Context.rank, record)
         seq, RECORDER.opened = RECORDER.opened, -1
         if own_event := seq < 0:
-            kind = RECORDED_AS.get(op, Op.OTHER)
-            about: dict[str, Any] = {
-                "bytes": n_bytes,
-                "group_size": len(ranks),
-                "dtype": dtype,
-                "issue_s": record.issue_s,
-            }
-            seq = RECORDER.begin(kind, unit, stack=stack, **about)
+            seq = RECORDER.begin(
+                RECORDED_AS.get(op, Op.OTHER), unit, bytes=n_bytes, group_size=len(ranks), dtype=dtype,
+                issue_s=record.issue_s, stack=stack,
+            )  # fmt: skip
         return Ticket(index, record, seq, own_event)
 
     def monitored_barrier(self, *args: Any, **kwargs: Any) -> None:
