@@ -42,8 +42,6 @@ ASKED_OF_ALL = {
 
 CIRCLES = {
     ("mini.*", "mini.*"): "types of the parts of one state machine, which know each other",
-    ("schedule.comm", "schedule.group"): "types: a unit's group and the context that all groups share, as in torch",
-    ("schedule.reduce", "schedule.group"): "types: the gradients' half of a group",
     ("spec.model", "spec.params"): "a method for what the later file computes: Model.params",
     ("viz.picture", "viz.html"): "a method for what the later file makes: Picture.save",
     ("viz.debugger.stepping", "viz.debugger.view"): "a method for what the later file makes: Debugger.show",
