@@ -60,7 +60,7 @@ STREAMS = {  # attributes of `FSDPCommContext`, in torch and in the mini
 }
 
 
-def record(train: Callable[[Recorder], object], *, world_size: int = 8, every_op: bool = False) -> list[str]:
+def record(train: Callable[[ProgramRecorder], object], *, world_size: int = 8, every_op: bool = False) -> list[str]:
     """Run ``train`` and return the program that it issued on rank 0.
 
     Args:
@@ -83,7 +83,7 @@ def record(train: Callable[[Recorder], object], *, world_size: int = 8, every_op
             f"this process already has a process group of {dist.get_world_size()} ranks ({dist.get_backend()}); "
             "recording makes a fake one of its own: call torch.distributed.destroy_process_group() first"
         )
-    recorder = Recorder(every_op)
+    recorder = ProgramRecorder(every_op)
     dist.init_process_group("fake", rank=0, world_size=world_size, store=FakeStore())
     _clear_sharding_prop_cache()  # DTensor's answers of earlier recordings name process groups that are gone
     try:
@@ -97,7 +97,7 @@ def record(train: Callable[[Recorder], object], *, world_size: int = 8, every_op
     return recorder.lines()
 
 
-class Recorder:
+class ProgramRecorder:
     """What a training function tells the recording.
 
     Attributes:

@@ -37,7 +37,7 @@ class Buffer:
 
 
 @dataclass(frozen=True)
-class Line:
+class LogLine:
     """One action of the CPU. ``what``: pieces of text, and objects to be named at the end."""
 
     kind: str
@@ -50,13 +50,13 @@ class Log:
     """The lines so far, and the streams that `Device.stream` has made current, the innermost last."""
 
     on: bool = True
-    lines: list[Line] = field(default_factory=list)
+    lines: list[LogLine] = field(default_factory=list)
     events: int = 0
     current: list[Stream] = field(default_factory=list)
 
     def write(self, kind: str, stream: Stream | None, *what: object) -> None:
         if self.on:
-            self.lines.append(Line(kind, stream, what))
+            self.lines.append(LogLine(kind, stream, what))
 
     def write_op(self, *what: object) -> None:
         """An operation on the current stream."""
@@ -71,7 +71,7 @@ class Log:
         return [text for line in self.lines if (text := _text(line, name)) is not None]
 
 
-def _text(line: Line, name: Callable[[object], str]) -> str | None:
+def _text(line: LogLine, name: Callable[[object], str]) -> str | None:
     if line.kind == "---":
         return "".join(("--- ", *map(str, line.what)))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
 
 from fsdp_sim.schedule.unit import Unit, root_of
 
@@ -35,14 +34,7 @@ def tree_of(units: Sequence[Unit]) -> Node:
     return root
 
 
-class HasUnit(Protocol):
-    unit: Unit
-
-
-T = TypeVar("T", bound=HasUnit)
-
-
-def in_order_of_modules(nodes: Sequence[T]) -> list[T]:
+def in_order_of_modules(nodes: Sequence[Node]) -> list[Node]:
     """The order of ``named_modules``: units of one container stay together, where its first one is.
 
     It differs from the order of execution only if that goes back and forth between containers.
@@ -51,7 +43,7 @@ def in_order_of_modules(nodes: Sequence[T]) -> list[T]:
         return list(nodes)
     first: dict[str, int] = {}
 
-    def key(number: int, node: T) -> tuple[int, ...]:
+    def key(number: int, node: Node) -> tuple[int, ...]:
         parts = node.unit.name.split(".")
         return tuple(first.setdefault(".".join(parts[: n + 1]), number) for n in range(len(parts)))
 
