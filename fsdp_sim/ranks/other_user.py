@@ -65,7 +65,7 @@ class OtherUser:
     hidden: tuple[str, ...] = ()
 
     @classmethod
-    def lent(cls, *hidden: str | Path) -> OtherUser:
+    def unused(cls, *hidden: str | Path) -> OtherUser:
         """A user whom nobody else is.
 
         Raises:
@@ -77,7 +77,7 @@ class OtherUser:
         uid = random.SystemRandom().choice([uid for uid in LENT_UIDS if uid not in taken])
         return cls(uid, tuple(str(Path(folder).resolve()) for folder in hidden))
 
-    def furnish(self, folder: Path, files: list[str]) -> dict[str, str]:
+    def give_files(self, folder: Path, files: list[str]) -> dict[str, str]:
         """Give the user its files in a job's folder and a home below it. The folder stays root's: what is in it cannot
         be replaced by a link to a file that root would then read.
 

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, which alo
 
 
 def as_other(fn, *args, ranks=1, hide=(), **more):
-    user = OtherUser.lent(*hide)
+    user = OtherUser.unused(*hide)
     return user, run(fn, ranks, *args, limits=Limits(user=user), plain=True, progress=False, **more)
 
 
@@ -206,7 +206,7 @@ def test_no_process_of_the_user_is_left():
 
 def test_no_temporary_file_of_the_user_is_left_and_nobody_else_s_is_touched() -> None:
     """Where the kernel did not let the rank have temporary folders of its own."""
-    user = OtherUser.lent()
+    user = OtherUser.unused()
     for place in [Path(place) for place in ("/tmp", "/var/tmp", "/dev/shm") if os.path.isdir(place)]:
         mine, theirs = (place / f"fsdp_sim-{os.getpid()}-{whose}" for whose in ("mine", "theirs"))
         link, alone = theirs.with_suffix(".link"), theirs.with_suffix(".alone")
@@ -260,4 +260,4 @@ def test_a_fork_bomb_is_ended():
 
 def test_without_root_the_error_says_what_to_do():
     with pytest.raises(RanksError, match=r"PermissionError: only root.*put sudo before the command"):
-        as_other(OtherUser.lent)
+        as_other(OtherUser.unused)
