@@ -98,7 +98,7 @@ def record(train: Callable[[ProgramRecorder], object], *, world_size: int = 8, e
 
 
 class ProgramRecorder:
-    """What a training function tells the recording.
+    """How a training function adds its own lines to the recording.
 
     Attributes:
         device: the device handle that FSDP sees. ``device.Event()`` makes an event for `set_post_optim_event`,

@@ -1,4 +1,4 @@
-"""Streams, events and a device that do nothing but write down what they are told to do.
+"""Streams, events and a device that do nothing but log the requests they get.
 
 `torch.cuda` and `torch.cpu` are "device handles": modules that offer `Stream`, `Event`, `stream(...)` and
 `current_stream()`. FSDP asks for one, and uses nothing else of the device. `Device` is one whose streams write each

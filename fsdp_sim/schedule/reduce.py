@@ -252,8 +252,8 @@ class GradReduction:
     def zero_grad(self) -> None:
         """Drop the sharded gradients (``optimizer.zero_grad(set_to_none=True)``).
 
-        Offloaded ones are in the CPU's memory: they free no bytes of the device. A recording on the CPU, where a copy
-        to the CPU is none, has the line here.
+        Offloaded ones are in the CPU's memory and free no bytes of the device. A recording on the CPU, where offloading
+        copies nothing, has the line here.
         """
         if self.has_sharded:
             n_bytes = 0 if self.comm.cpu_offload else self._sharded_bytes

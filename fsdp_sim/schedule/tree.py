@@ -1,4 +1,4 @@
-"""Units within units: which run inside which, and the order in which torch's lists have them."""
+"""The tree of units: which unit runs inside which, and the order of torch's lists."""
 
 from __future__ import annotations
 
