@@ -98,7 +98,7 @@ class OtherUser:
         """Hide the folders and be this user from now on, for good. To be called while there is one thread.
 
         Args:
-            paths: what is `needed`.
+            paths: the `needed_folders`.
             folder: the job's, which stays where it is.
             control: the descriptor of the rank's connection, the only one that stays open.
         """
@@ -124,7 +124,7 @@ class OtherUser:
         libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # it may look at itself in /proc, as every process may
         libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)  # no program can make it more than it is
 
-    def look(self, paths: Iterable[Path] = ()) -> None:
+    def check_access(self, paths: Iterable[Path] = ()) -> None:
         """Try to read what is hidden, and what is needed.
 
         Raises:
@@ -163,7 +163,7 @@ class AccessError(Exception):
     """What should be hidden can be read, or what is needed cannot."""
 
 
-def needed() -> list[Path]:
+def needed_folders() -> list[Path]:
     """The folders from which a rank imports: Python's, those of its packages, and of the checkout nothing but them."""
     package = Path(__file__).resolve().parents[1]
     torch = importlib.util.find_spec("torch")

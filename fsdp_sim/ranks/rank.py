@@ -34,7 +34,7 @@ from fsdp_sim.ranks.board import Board
 from fsdp_sim.ranks.inbox import ErrorMessage, ResultMessage, send
 from fsdp_sim.ranks.limits import Limits, confine, keep_children
 from fsdp_sim.ranks.network import Network
-from fsdp_sim.ranks.other_user import OtherUser, needed
+from fsdp_sim.ranks.other_user import OtherUser, needed_folders
 from fsdp_sim.ranks.parcel import pack, unpack
 from fsdp_sim.timeline import RECORDER
 
@@ -155,7 +155,7 @@ def main(job: Job, rank: int, work: bytes, control: Connection) -> None:
     os.setsid()  # the terminal's Ctrl-C goes to the parent, which stops the ranks
     keep_children()
     if job.user is not None:
-        paths = needed()
+        paths = needed_folders()
         job.user.become(paths, job.folder, control.fileno())
     gc.freeze()  # what the server has imported is no garbage: to look through it copies its pages, up to a second
     board = Board(job.folder / "board", job.world_size)
@@ -170,7 +170,7 @@ def main(job: Job, rank: int, work: bytes, control: Connection) -> None:
     _ThisRank.board, _ThisRank.rank = board, rank
     try:
         if job.user is not None:
-            job.user.look(paths)
+            job.user.check_access(paths)
         _join_group(job, rank, board)
         from fsdp_sim.ranks import plain  # it imports torch
 

@@ -230,7 +230,7 @@ def _collect_messages(
         for view in views:
             if view.state is RankState.RUNNING:
                 _receive(ranks.processes[view.rank], inboxes[view.rank], view, messages)
-        verdict = watchdog.look()
+        verdict = watchdog.check()
         bar.update()
         if verdict is None and monitor is not None and (exceeded := monitor.exceeded()):
             verdict = _limit_verdict(*exceeded, views)
@@ -239,7 +239,7 @@ def _collect_messages(
             all_in = all(view.state is not RankState.RUNNING for view in views)
             grace_s = ECHO_GRACE_S if all(map(_is_echo, failed)) else GRACE_S
             if all_in or time.monotonic() - failed_s > grace_s:
-                verdict = watchdog.look() or _failure_verdict(views)
+                verdict = watchdog.check() or _failure_verdict(views)
         if verdict is not None:
             raise _error(verdict, ranks, views)
     if verdict := watchdog.final():

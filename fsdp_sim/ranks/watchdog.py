@@ -111,7 +111,7 @@ def source_line(source: str) -> str:
 
 
 class Watchdog:
-    """Looks at the board every few milliseconds; `look` returns a `Verdict` when the call cannot go on."""
+    """Looks at the board every few milliseconds; `check` returns a `Verdict` when the call cannot go on."""
 
     def __init__(self, board: BoardView, views: list[RankView], timeout_s: float) -> None:
         self.board, self.views, self.timeout_s = board, views, timeout_s
@@ -123,7 +123,7 @@ class Watchdog:
         self._pairs = Pairs()
         self._last_look_s = time.monotonic()
 
-    def look(self) -> Verdict | None:
+    def check(self) -> Verdict | None:
         return self._board_is_broken() or self._mismatch() or self._dead_end() or self._overdue()
 
     def final(self) -> Verdict | None:

@@ -128,7 +128,7 @@ KEYRING = """
         return ctypes.CDLL(None).syscall(keyctl, 10, -3, b"user", b"fsdp_sim_secret", 0)
     assert search() > 0, "needs keyrings"
     from fsdp_sim.ranks import Limits, OtherUser, run
-    print(list(run(search, 1, limits=Limits(user=OtherUser.lent()), plain=True, progress=False)))
+    print(list(run(search, 1, limits=Limits(user=OtherUser.unused()), plain=True, progress=False)))
 """
 
 
@@ -139,7 +139,7 @@ def test_root_s_session_keyring_stays_with_root() -> None:
 
 def test_what_could_not_be_covered_is_named_with_what_keeps_the_user_out(hidden: Path):
     with pytest.raises(AccessError, match=rf"{hidden} can be read.*chmod -R go= {hidden}"):
-        OtherUser(LENT_UIDS[0], (str(hidden),)).look()  # as whoever can read it
+        OtherUser(LENT_UIDS[0], (str(hidden),)).check_access()  # as whoever can read it
 
 
 def test_it_can_import_what_python_has_wherever_that_lies():
