@@ -69,7 +69,6 @@ PAST_THE_DOOR = {
     ("learn.*", "measure.*"): "one function each, without importing the others",
     ("learn.*", "spec.plan"): "tables of a plan's values",
     ("learn.*", "timeline.analysis"): "arithmetic on spans",
-    ("measure.*", "cost.*"): "the formulas whose numbers it fits",
     ("requests.*", "spec.fields"): "a request is checked as a spec is",
     ("viz.*", "timeline.*"): "types of what is drawn, and where a call came from",
     ("viz.*", "explore.sweep"): "types of what is drawn",

@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fsdp_sim.cost import Kernel
-from fsdp_sim.cost.costs import MEASURED
+from fsdp_sim.cost import MEASURED, Kernel
 from fsdp_sim.measure.fit import least_squares_above_zero
 from fsdp_sim.measure.train_probe import ProbeShape, ProbeTime, ShardedTime, workload_of
 from fsdp_sim.simulation import Simulation
