@@ -45,8 +45,6 @@ ASKED_OF_ALL = {
 
 CIRCLES = {
     ("mini.*", "mini.*"): "types of the parts of one state machine, which know each other",
-    ("schedule.comm", "schedule.group"): "types: a unit's group and the context that all groups share, as in torch",
-    ("schedule.reduce", "schedule.group"): "types: the gradients' half of a group",
     ("viz.picture", "viz.html"): "a method for what the later file makes: Picture.save",
     ("viz.debugger.stepping", "viz.debugger.view"): "a method for what the later file makes: Debugger.show",
     ("learn.exercise", "learn.apart"): "types: an exercise says what is tried, the file that tries it takes exercises",
@@ -72,7 +70,6 @@ PAST_THE_DOOR = {
     ("learn.*", "measure.*"): "one function each, without importing the others",
     ("learn.*", "spec.plan"): "tables of a plan's values",
     ("learn.*", "timeline.analysis"): "arithmetic on spans",
-    ("measure.*", "cost.*"): "the formulas whose numbers it fits",
     ("requests.*", "spec.fields"): "a request is checked as a spec is",
     ("viz.*", "timeline.*"): "types of what is drawn, and where a call came from",
     ("viz.*", "explore.sweep"): "types of what is drawn",

@@ -1,21 +1,24 @@
 """What one piece of a step costs: FLOPs, bytes and activations of a unit, kernels, collectives."""
 
 from fsdp_sim.cost.calibration import Calibration, fitted
-from fsdp_sim.cost.collectives import collective_s
-from fsdp_sim.cost.costs import Costs
+from fsdp_sim.cost.collectives import algorithms, collective_s, fitted_links
+from fsdp_sim.cost.costs import MEASURED, Costs
 from fsdp_sim.cost.kernels import kernel_s
 from fsdp_sim.cost.transformer import workload
 from fsdp_sim.cost.work import Kernel, KernelKind, Work, Workload
 
 __all__ = [
+    "MEASURED",
     "Calibration",
     "Costs",
     "Kernel",
     "KernelKind",
     "Work",
     "Workload",
+    "algorithms",
     "collective_s",
     "fitted",
+    "fitted_links",
     "kernel_s",
     "workload",
 ]

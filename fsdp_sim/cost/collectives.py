@@ -75,7 +75,7 @@ class FittedLinks(NamedTuple):
 
 
 @functools.cache
-def fitted() -> FittedLinks:
+def fitted_links() -> FittedLinks:
     """The numbers of ``collectives.toml``."""
     table = tomllib.loads(files("fsdp_sim.cost").joinpath("collectives.toml").read_text())
     half, rails = table.pop("half_bytes"), table.pop("max_rails")
@@ -131,7 +131,7 @@ def offload_s(n_bytes: float, cluster: Cluster) -> float:
 
 def family_of(found: Link, numbers: FittedLinks | None = None) -> LinkFamily:
     """How a link behaves: its family's numbers, or its own where it was measured."""
-    families = (numbers or fitted()).families
+    families = (numbers or fitted_links()).families
     if found.family not in families:
         raise ValueError(f"the link {found.name} is of family {found.family!r}; known are {', '.join(families)}")
     own = {name: getattr(found, name) for name in ("fraction", "base_s", "hop_s", "fill_s")}
@@ -145,11 +145,11 @@ def _levels(op: str, n: int, cluster: Cluster, stride: int) -> tuple[tuple[Algor
     Fitted to 2 to 32 nodes, the tree alone would get faster with ever more of them: the pieces grow smaller than its
     steps grow more.
     """
-    found = [algorithms(op, n, cluster, stride, fitted())]
+    found = [algorithms(op, n, cluster, stride, fitted_links())]
     if op == "all_reduce":
         nodes, local = cluster.spans(n, stride)
         found += [
-            _algorithms(op, 2**k, local, 2**k * local, cluster, fitted()) for k in range((nodes - 1).bit_length())
+            _algorithms(op, 2**k, local, 2**k * local, cluster, fitted_links()) for k in range((nodes - 1).bit_length())
         ]
     return tuple(found)
 

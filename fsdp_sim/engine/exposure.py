@@ -1,31 +1,11 @@
-"""How much of a step is communication, and how much of that no compute hides; where compute stands idle."""
+"""How much of a step is communication, and how much of that no compute hides."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from fsdp_sim.engine.run import Run
-from fsdp_sim.timeline import COLLECTIVES, Interval, Lane, Phase
-
-
-class Gap(NamedTuple):
-    """A time in which a lane has nothing to run.
-
-    Attributes:
-        lane: which.
-        start_s, end_s: when.
-        k: the operation that ends it, by its number; -1 at the end of the step.
-    """
-
-    lane: Lane
-    start_s: float
-    end_s: float
-    k: int
-
-    @property
-    def seconds(self) -> float:
-        return self.end_s - self.start_s
+from fsdp_sim.timeline import COLLECTIVES, Lane, Phase
 
 
 @dataclass(frozen=True)
@@ -39,7 +19,6 @@ class Exposure:
         exposed_s: a collective is in flight and the compute lane is not busy.
         by_unit: of ``exposed_s``, in each phase each unit's part. Of two collectives in flight the one that started
             first counts.
-        gaps: when the lanes that were used stood idle, in order of time.
     """
 
     step_s: float
@@ -47,7 +26,6 @@ class Exposure:
     comm_s: float
     exposed_s: float
     by_unit: dict[tuple[Phase, str], float]
-    gaps: tuple[Gap, ...]
 
     @property
     def overlap(self) -> float:
@@ -68,19 +46,14 @@ def exposure(run: Run, step: int = -1, rank: int = 0) -> Exposure:
     starts, stops = run.of_rank(run.columns.start_s, rank), run.of_rank(run.columns.end_s, rank)
     compute: list[tuple[float, float, int]] = []
     comm: list[tuple[float, float, int]] = []
-    lanes: dict[Lane, list[tuple[float, float, int]]] = {Lane.COMPUTE: compute}
     for k, i in enumerate(run.ops):
         if stops[k] <= begin or starts[k] >= end:
             continue
         span = (max(starts[k], begin), min(stops[k], end), k)
         if i.op in COLLECTIVES:
             comm.append(span)
-        lane = i.lane
-        if lane is Lane.COMPUTE:
-            if i.op not in COLLECTIVES:
-                compute.append(span)
-        elif not i.async_op:
-            lanes.setdefault(lane, []).append(span)  # type: ignore[arg-type]
+        elif i.lane is Lane.COMPUTE:
+            compute.append(span)
     comm.sort()
     by_unit: dict[tuple[Phase, str], float] = {}
     comm_s = exposed_s = 0.0
@@ -101,19 +74,5 @@ def exposure(run: Run, step: int = -1, rank: int = 0) -> Exposure:
             i = run.ops[k]
             by_unit[i.phase, i.unit] = by_unit.get((i.phase, i.unit), 0.0) + alone_s
             exposed_s += alone_s
-    gaps = [gap for lane, spans in lanes.items() for gap in _gaps(lane, spans, (begin, end))]
     compute_s = sum(stop - start for start, stop, _ in compute)
-    return Exposure(step_s, compute_s, comm_s, exposed_s, by_unit, tuple(sorted(gaps, key=lambda gap: gap.start_s)))
-
-
-def _gaps(lane: Lane, spans: list[tuple[float, float, int]], window: Interval) -> list[Gap]:
-    """A lane runs its operations in issue order, so its spans ascend."""
-    found = []
-    reached = window[0]
-    for start, stop, k in spans:
-        if start > reached:
-            found.append(Gap(lane, reached, start, k))
-        reached = max(reached, stop)
-    if window[1] > reached:
-        found.append(Gap(lane, reached, window[1], -1))
-    return found
+    return Exposure(step_s, compute_s, comm_s, exposed_s, by_unit)

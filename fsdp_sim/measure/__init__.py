@@ -1,4 +1,4 @@
-"""Asks torch: what the simulator needs to know about a real module."""
+"""What only torch can tell: a module's units and work, the program that it issues, live bytes, a machine's speed."""
 
 from fsdp_sim.packages import need
 

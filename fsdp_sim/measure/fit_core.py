@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fsdp_sim.cost import Kernel
-from fsdp_sim.cost.costs import MEASURED
+from fsdp_sim.cost import MEASURED, Kernel
 from fsdp_sim.measure.fit import least_squares_above_zero
 from fsdp_sim.measure.train_probe import ProbeShape, ProbeTime, ShardedTime, workload_of
 from fsdp_sim.simulation import Simulation
@@ -19,7 +18,7 @@ from fsdp_sim.timeline import COLLECTIVES, Op
 BOTH = (Op.FWD, Op.BWD)
 
 
-class Rates(NamedTuple):
+class RankRates(NamedTuple):
     """What a rank reaches in training.
 
     Attributes:
@@ -74,7 +73,7 @@ def amounts_of_probe(shape: ProbeShape) -> tuple[Amounts, Amounts]:
     return amounts_of(forward, backward=False), amounts_of(backward, backward=True)
 
 
-def fit_rates(probes: Sequence[ProbeTime], attention_flops: float, stream_bytes_per_s: float) -> Rates:
+def fit_rates(probes: Sequence[ProbeTime], attention_flops: float, stream_bytes_per_s: float) -> RankRates:
     """The rates whose forwards and backwards take nearest to the measured times, relative to them.
 
     Args:
@@ -95,7 +94,7 @@ def fit_rates(probes: Sequence[ProbeTime], attention_flops: float, stream_bytes_
         np.array(rows), np.array(seconds), first_needed=4
     ).tolist()
     bytes_per_s = 1 / (byte_s + 1 / stream_bytes_per_s)
-    return Rates(1 / flop_s, edge_s / flop_s, bytes_per_s, launch_s or None, backward_launch_s or None)
+    return RankRates(1 / flop_s, edge_s / flop_s, bytes_per_s, launch_s or None, backward_launch_s or None)
 
 
 def probe_s(shape: ProbeShape, cluster: Cluster) -> tuple[float, float]:

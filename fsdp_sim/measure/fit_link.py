@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from fsdp_sim.cost.collectives import algorithms, fitted
+from fsdp_sim.cost import algorithms, fitted_links
 from fsdp_sim.measure.fit import least_squares_above_zero, rounded
 from fsdp_sim.measure.on_rank import CollectiveTime
 from fsdp_sim.spec import Cluster, Gpu, Link
@@ -48,5 +48,5 @@ def fit_link(times: Sequence[CollectiveTime], start: Link, part: Gpu) -> Link:
 def _ring_s(time: CollectiveTime, intra: Link, part: Gpu) -> float:
     """What a ring over that link takes for the same collective."""
     cluster = Cluster(part, gpus=time.group_size, intra=intra)
-    found = algorithms(time.op, time.group_size, cluster, 1, fitted())
+    found = algorithms(time.op, time.group_size, cluster, 1, fitted_links())
     return next(path for path in found if path.algorithm == "ring").seconds(time.n_bytes)

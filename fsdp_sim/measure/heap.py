@@ -1,4 +1,4 @@
-"""`keep_freed_memory`: a step on CPU cores should not pay for its memory anew."""
+"""`keep_freed_memory`: a step on CPU cores should not page in the same memory again and again."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import ctypes
 def keep_freed_memory() -> bool:
     """Have glibc's malloc keep what is freed for the next allocation; returns whether it will.
 
-    By default it gives large tensors back to the kernel at once, and each step pays for their pages anew (the teaching
-    model on 2 cores: 3 to 6% of a step). Where malloc is another one, nothing is changed.
+    By default it gives large tensors back to the kernel at once, and each step faults their pages in again (the
+    teaching model on 2 cores: 3 to 6% of a step). With another malloc nothing is changed.
 
     Source: mallopt(3).
     """

@@ -35,11 +35,10 @@ from fsdp_sim.measure.trace_fake import cast_parameters, fake_inputs, fake_model
 from fsdp_sim.measure.trace_gpu import GpuKernels
 from fsdp_sim.measure.trace_segment import Segment, tensors_anywhere
 from fsdp_sim.measure.trace_wrap import Wrap, wrap_names
-from fsdp_sim.measure.units import units_from_module
+from fsdp_sim.measure.units import DTYPES, units_from_module
 from fsdp_sim.schedule import Param, Unit
 from fsdp_sim.spec import Plan
 
-TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 NO_VALUES = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
 
 
@@ -101,7 +100,7 @@ def model_from_module(
     trace = Trace(model, units, bar.update)
     with bar, mode:
         if plan is not None and plan.param_dtype is not None:
-            dtype = TORCH_DTYPES[plan.param_dtype]
+            dtype = DTYPES[plan.param_dtype]
             cast_parameters(model, dtype)
             for unit in units:
                 module = model if unit.name == "root" else model.get_submodule(unit.name)

@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from fsdp_sim.measure import train_probe
 from fsdp_sim.measure.heap import keep_freed_memory
 from fsdp_sim.measure.train_probe import ProbeTime, ShardedTime, time_plain, time_sharded
+from fsdp_sim.measure.units import DTYPES
 
 PLAIN, SHARDED = "train", "train sharded"
 TRAINED_FOR = 4  # times the budget of a kernel, for each shape
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class KernelTime(NamedTuple):

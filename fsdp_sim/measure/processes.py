@@ -27,8 +27,8 @@ def measure_in_processes(ranks: int, cases: Sequence[Case], budget_s: float, dev
         RuntimeError: a rank failed; its traceback is in the text.
     """
     with tempfile.TemporaryDirectory() as folder:
-        told = (ranks, list(cases), budget_s, device, folder)
-        started = mp.start_processes(_rank, told, nprocs=ranks, join=False, daemon=True, start_method="spawn")
+        args = (ranks, list(cases), budget_s, device, folder)
+        started = mp.start_processes(_rank, args, nprocs=ranks, join=False, daemon=True, start_method="spawn")
         try:
             while not started.join():
                 pass
@@ -43,12 +43,12 @@ def measure_in_processes(ranks: int, cases: Sequence[Case], budget_s: float, dev
 def _rank(rank: int, ranks: int, cases: list[Case], budget_s: float, device: str, folder: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C reaches the whole terminal; the parent ends its ranks
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks))
-    here = None
+    device_id = None
     if device == "cuda":
         torch.cuda.set_device(rank)
-        here = torch.device(device, rank)
+        device_id = torch.device(device, rank)
     store = dist.FileStore(str(Path(folder, "store")), ranks)
-    dist.init_process_group(BACKENDS[device], store=store, rank=rank, world_size=ranks, device_id=here)
+    dist.init_process_group(BACKENDS[device], store=store, rank=rank, world_size=ranks, device_id=device_id)
     try:
         found = measure(cases, device, budget_s)
     finally:

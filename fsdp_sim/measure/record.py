@@ -43,6 +43,8 @@ from fsdp_sim import mini
 from fsdp_sim.measure import recording_fsdp1
 from fsdp_sim.measure.recording_operators import Operators, Patches
 from fsdp_sim.measure.recording_streams import Device, Log, name_streams
+from fsdp_sim.schedule import Kind
+from fsdp_sim.timeline import Lane
 
 GROUP_HOOKS = (
     "pre_forward", "unshard", "wait_for_unshard", "post_forward", "reshard", "pre_backward", "post_backward",
@@ -51,14 +53,14 @@ GROUP_HOOKS = (
 FINAL_CALLBACK = "_root_post_backward_final_callback"
 FULLY_SHARD = (FSDPParamGroup, FSDPState), (mini.FSDPParamGroup, mini.FSDPState)
 STREAMS = {  # attributes of `FSDPCommContext`, in torch and in the mini
-    "all_gather_copy_in_stream": "ag_copy_in",
-    "all_gather_stream": "all_gather",
-    "reduce_scatter_stream": "reduce_scatter",
-    "all_reduce_stream": "all_reduce",
+    "all_gather_copy_in_stream": Lane.AG_COPY_IN,
+    "all_gather_stream": Lane.ALL_GATHER,
+    "reduce_scatter_stream": Lane.REDUCE_SCATTER,
+    "all_reduce_stream": Lane.ALL_REDUCE,
 }
 
 
-def record(train: Callable[[Recorder], object], *, world_size: int = 8, every_op: bool = False) -> list[str]:
+def record(train: Callable[[ProgramRecorder], object], *, world_size: int = 8, every_op: bool = False) -> list[str]:
     """Run ``train`` and return the program that it issued on rank 0.
 
     Args:
@@ -81,7 +83,7 @@ def record(train: Callable[[Recorder], object], *, world_size: int = 8, every_op
             f"this process already has a process group of {dist.get_world_size()} ranks ({dist.get_backend()}); "
             "recording makes a fake one of its own: call torch.distributed.destroy_process_group() first"
         )
-    recorder = Recorder(every_op)
+    recorder = ProgramRecorder(every_op)
     dist.init_process_group("fake", rank=0, world_size=world_size, store=FakeStore())
     _clear_sharding_prop_cache()  # DTensor's answers of earlier recordings name process groups that are gone
     try:
@@ -95,8 +97,8 @@ def record(train: Callable[[Recorder], object], *, world_size: int = 8, every_op
     return recorder.lines()
 
 
-class Recorder:
-    """What a training function tells the recording.
+class ProgramRecorder:
+    """How a training function adds its own lines to the recording.
 
     Attributes:
         device: the device handle that FSDP sees. ``device.Event()`` makes an event for `set_post_optim_event`,
@@ -186,7 +188,7 @@ class Recorder:
         def hook(unit: Any, *args: Any, **kwargs: Any) -> Any:
             self._units[id(unit)] = unit
             name_streams(unit.comm_ctx, STREAMS)
-            self._log.write("hook", None, f"{name}(", unit, ")")
+            self._log.write(Kind.HOOK, None, f"{name}(", unit, ")")
             self._operators.hooks.append((name, unit))
             try:
                 return original(unit, *args, **kwargs)
@@ -198,7 +200,7 @@ class Recorder:
     def _final_callback(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
         def final_callback(state: Any) -> Any:
-            self._log.write("hook", None, FINAL_CALLBACK.removeprefix("_"))
+            self._log.write(Kind.HOOK, None, FINAL_CALLBACK.removeprefix("_"))
             return original(state)
 
         return final_callback

@@ -21,12 +21,14 @@ from torch.distributed.fsdp._limiter_utils import _FreeEventQueue
 
 from fsdp_sim.measure.recording_operators import Operators, Patches
 from fsdp_sim.measure.recording_streams import Event, Stream, name_streams
+from fsdp_sim.schedule import Kind
+from fsdp_sim.timeline import Lane
 
 FSDP1_STREAMS = {
-    "_unshard_stream": "unshard",
-    "_pre_unshard_stream": "pre_unshard",
-    "_post_backward_stream": "post_backward",
-    "_all_reduce_stream": "all_reduce",
+    "_unshard_stream": Lane.UNSHARD,
+    "_pre_unshard_stream": Lane.PRE_UNSHARD,
+    "_post_backward_stream": Lane.POST_BACKWARD,
+    "_all_reduce_stream": Lane.ALL_REDUCE,
 }
 
 
@@ -44,7 +46,7 @@ def patches(operators: Operators, states: list[Any]) -> Patches:
             name_streams(state, FSDP1_STREAMS)
             # the handle that is meant: a unit that prefetches passes another's
             handle = next((a for a in args if isinstance(a, _flat_param.FlatParamHandle)), None)
-            log.write("hook", None, *((f"{name}(", handle, ")") if handle else (name,)))
+            log.write(Kind.HOOK, None, *((f"{name}(", handle, ")") if handle else (name,)))
             operators.hooks.append((f"fsdp1.{name}", handle))
             try:
                 return original(state, *args, **kwargs)
@@ -55,7 +57,7 @@ def patches(operators: Operators, states: list[Any]) -> Patches:
 
     def record_stream(tensor: torch.Tensor, stream: Stream) -> None:
         operators.freed(tensor)  # torch's recordings have the release before this line, though it comes right after
-        log.write("record_strm", stream, "tensor kept until ", stream, " passes (", operators.hooks[-1][1], ")")
+        log.write(Kind.RECORD_STREAM, stream, "tensor kept until ", stream, " passes (", operators.hooks[-1][1], ")")
 
     for function in (
         "_unshard",
@@ -85,7 +87,7 @@ class RateLimit:
         self.event: Event = event
 
     def synchronize(self) -> None:
-        self.event.log.write("CPU_BLOCK", None, "rate limiter waits for ", *self.event.pieces())
+        self.event.log.write(Kind.CPU_BLOCK, None, "rate limiter waits for ", *self.event.pieces())
 
 
 def unit_names(states: list[Any]) -> dict[int, str]:

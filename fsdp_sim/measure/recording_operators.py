@@ -23,6 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fsdp_sim.measure.recording_streams import Buffer, Device, Log
+from fsdp_sim.schedule import EXTRA_OPS, Kind
+from fsdp_sim.timeline import Memory, Op
 
 Patches = Iterator[tuple[Any, str, Any]]  # object, attribute, what stands there during the recording
 
@@ -31,9 +33,7 @@ class Operators(TorchDispatchMode):
     """Writes a line for each operation of a unit, and for its buffers.
 
     Args:
-        every_op: also write operations that torch's recorded format leaves out: ``accumulate(g)``, additions into a
-            gradient; ``h2d(g)`` and ``d2h(g)``, the copies of CPU offload; ``rs_copy(g)``, where one rank has nothing
-            to scatter.
+        every_op: also write the operations that torch's recorded format leaves out: `EXTRA_OPS`.
 
     Attributes:
         hooks: those that are running, (name, unit), the innermost last. Operators outside of them are compute.
@@ -64,83 +64,83 @@ class Operators(TorchDispatchMode):
             return
         buffer = Buffer(self.device.current_stream(), self.hooks[-1][1] if self.hooks else None)
         self._buffers[storage._cdata] = buffer
-        self.log.write("alloc", buffer.stream, buffer)
+        self.log.write(Kind.ALLOC, buffer.stream, buffer)
         # Fires when the last reference goes; may come after the buffer was freed by a resize, and another was born.
         finalize(storage, self._died, storage._cdata).atexit = False
 
     def _died(self, key: int) -> None:
         buffer = self._buffers.pop(key, None)
         if buffer is not None:
-            self.log.write("free", buffer.stream, buffer)
+            self.log.write(Kind.FREE, buffer.stream, buffer)
 
     def freed(self, tensor: torch.Tensor) -> None:
         """Write now that this memory is freed, rather than when it is."""
         self._died(tensor.untyped_storage()._cdata)
 
-    def _role(self, role: str, *tensors: torch.Tensor) -> None:
+    def _role(self, role: Memory, *tensors: torch.Tensor) -> None:
         for tensor in tensors:
             buffer = self._buffers.get(tensor.untyped_storage()._cdata)
             if buffer is not None and not buffer.role:
                 buffer.role = role
 
-    def _has_role(self, role: str, tensor: torch.Tensor) -> bool:
+    def _has_role(self, role: Memory, tensor: torch.Tensor) -> bool:
         buffer = self._buffers.get(tensor.untyped_storage()._cdata)
         return buffer is not None and buffer.role == role
 
     # Operators: (self, unit, result, *arguments of the operator)
 
     def _copy_in(self, unit: Any, result: Any, *args: Any, **kwargs: Any) -> None:
-        self.log.write_op("ag_copy_in(", unit, ")")
+        self._op(Op.AG_COPY_IN, unit)
 
     def _foreach_copy_in(self, unit: Any, result: Any, to: Any, source: Any, *args: Any) -> None:
         if all(a.dtype == b.dtype for a, b in zip(to, source, strict=True)):
-            self.log.write_op("ag_copy_in(", unit, ")")
+            self._op(Op.AG_COPY_IN, unit)
         else:
-            self.log.write_op("ag_cast(", unit, f") to {to[0].dtype}")
+            self._op(Op.AG_CAST, unit, f" to {to[0].dtype}")
 
     def _cast_shard(self, unit: Any, result: Any, *args: Any, dtype: Any = None, **kwargs: Any) -> None:
-        self.log.write_op("ag_cast(", unit, f") to {dtype}")
+        self._op(Op.AG_CAST, unit, f" to {dtype}")
 
     def _copy_out(self, unit: Any, result: Any, *args: Any, out: Any, **kwargs: Any) -> None:
-        self._role("unsharded", *out)
-        self.log.write_op("ag_copy_out(", unit, ")")
+        self._role(Memory.UNSHARDED, *out)
+        self._op(Op.AG_COPY_OUT, unit)
 
     def _foreach_copy_out(self, unit: Any, result: Any, to: Any, *args: Any) -> None:
         self._copy_out(unit, result, out=tree_leaves(to))
 
     def _clone(self, unit: Any, result: Any, *args: Any, **kwargs: Any) -> None:
-        self.log.write_op("clone_post_forward_shard(", unit, ")")
+        self._op(Op.CLONE, unit)
 
     def _chunk_cat(self, unit: Any, result: Any, *args: Any, out: Any, **kwargs: Any) -> None:
-        self._role("rs_input", out)
-        self.log.write_op("rs_copy_in(", unit, ")")
+        self._role(Memory.RS_INPUT, out)
+        self._op(Op.RS_COPY_IN, unit)
 
     def _copy_reduced(self, unit: Any, result: Any, to: Any, *args: Any) -> None:
-        self._role("rs_output", to)
-        self._extra("rs_copy", unit)
+        self._role(Memory.RS_OUTPUT, to)
+        self._op(Op.RS_COPY, unit)
 
     def _cast_flat_param(self, unit: Any, result: Any, to: Any, *args: Any) -> None:
-        self.log.write_op("ag_cast(", unit, f") to {to.dtype}")
+        self._op(Op.AG_CAST, unit, f" to {to.dtype}")
 
     def _cast_flat_gradient(self, unit: Any, result: Any, gradient: Any, dtype: Any = None, **kwargs: Any) -> None:
-        self.log.write_op("grad_cast(", unit, f") {gradient.dtype} -> {dtype}")
+        self._op(Op.GRAD_CAST, unit, f" {gradient.dtype} -> {dtype}")
 
     def _cast_gradient(self, unit: Any, result: Any, gradient: Any, dtype: Any = None, **kwargs: Any) -> None:
-        if self._has_role("rs_output", gradient):
-            self._role("rs_output", result)
-            self.log.write_op("grad_cast(", unit, f") {gradient.dtype} -> {dtype}")
+        if self._has_role(Memory.RS_OUTPUT, gradient):
+            self._role(Memory.RS_OUTPUT, result)
+            self._op(Op.GRAD_CAST, unit, f" {gradient.dtype} -> {dtype}")
         else:
-            self.log.write_op("upcast_unsharded_grad(", unit, ")")
+            self._op(Op.UPCAST, unit)
 
     def _divide(self, unit: Any, result: Any, tensor: Any, factor: Any) -> None:
-        self.log.write_op("div(", unit, f") by {factor}")
+        self._op(Op.DIV, unit, f" by {factor}")
 
     def _add(self, unit: Any, result: Any, *args: Any, **kwargs: Any) -> None:
-        self._extra("accumulate", unit)
+        self._op(Op.ACCUMULATE, unit)
 
-    def _extra(self, name: str, unit: Any) -> None:
-        if self.every_op:
-            self.log.write_op(f"{name}(", unit, ")")
+    def _op(self, op: Op, unit: Any, detail: str = "") -> None:
+        if self.every_op or op not in EXTRA_OPS:
+            self.log.write_op(f"{op}(", unit, f"){detail}")
 
     # What is no operator
 
@@ -151,10 +151,10 @@ class Operators(TorchDispatchMode):
         yield torch.accelerator, "is_available", lambda: True  # pinning needs one
         yield torch.Tensor, "pin_memory", lambda tensor, *_: tensor
         yield torch.Tensor, "is_pinned", lambda tensor, *_: True
-        for method, name in COLLECTIVES.items():
+        for method, op in COLLECTIVES.items():
             original = getattr(dist.ProcessGroup, method, None)
             if original is not None:
-                yield dist.ProcessGroup, method, self._collective(name, original)
+                yield dist.ProcessGroup, method, self._collective(op, original)
 
     def _resize(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
@@ -168,32 +168,32 @@ class Operators(TorchDispatchMode):
         return resize_
 
     def _to(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        direction = {"unshard": "h2d", "wait_for_unshard": "h2d", "post_backward": "d2h"}
+        direction = {"unshard": Op.H2D, "wait_for_unshard": Op.H2D, "post_backward": Op.D2H}
 
         @wraps(original)
         def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             if self.hooks and self.hooks[-1][0] in direction and args and isinstance(args[0], str | torch.device):
-                self._extra(direction[self.hooks[-1][0]], self.hooks[-1][1])
+                self._op(direction[self.hooks[-1][0]], self.hooks[-1][1])
             return original(tensor, *args, **kwargs)
 
         return to
 
-    def _collective(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _collective(self, op: Op, original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
         def collective(group: dist.ProcessGroup, output: Any, *args: Any) -> Any:
             options = args[-1]
             hook, unit = self.hooks[-1] if self.hooks else ("", None)
-            what: tuple[object, ...] = (name,) if unit is None else (f"{name}(", unit, ")")
+            what: tuple[object, ...] = (str(op),) if unit is None else (f"{op}(", unit, ")")
             text = f" n={group.size()}"
             if hook.startswith("fsdp1."):
                 text = ""
-                if name == "ALL_GATHER":
-                    self._role("unsharded", *tree_leaves(output))
-            elif name == "ALL_GATHER":
-                self._role("ag_output", output)
-            elif name == "REDUCE_SCATTER":
-                self._role("rs_input", args[0])
-                self._role("rs_output", output)
+                if op is Op.ALL_GATHER:
+                    self._role(Memory.UNSHARDED, *tree_leaves(output))
+            elif op is Op.ALL_GATHER:
+                self._role(Memory.AG_OUTPUT, output)
+            elif op is Op.REDUCE_SCATTER:
+                self._role(Memory.RS_INPUT, args[0])
+                self._role(Memory.RS_OUTPUT, output)
                 text += f" op={_reduce_op(options.reduceOp)}"
             self.log.write_op(*what, text, " async" if options.asyncOp else "")
             work = original(group, output, *args)
@@ -215,7 +215,7 @@ class _Work(dist.Work):
         self._log, self._what, self._work = log, what, work
 
     def wait(self, *args: Any) -> bool:
-        self._log.write("wait", self._log.current[-1], *self._what)
+        self._log.write(Kind.WAIT, self._log.current[-1], *self._what)
         return self._work.wait(*args)
 
     def is_completed(self) -> bool:
@@ -223,12 +223,12 @@ class _Work(dist.Work):
 
 
 COLLECTIVES = {  # methods of `ProcessGroup`; the first names are those of torch 2.13, the second those before
-    "all_gather_single": "ALL_GATHER",
-    "_allgather_base": "ALL_GATHER",
-    "reduce_scatter_single": "REDUCE_SCATTER",
-    "_reduce_scatter_base": "REDUCE_SCATTER",
-    "allreduce": "ALL_REDUCE",
-    "allgather": "ALL_GATHER",  # FSDP1 on CPU
+    "all_gather_single": Op.ALL_GATHER,
+    "_allgather_base": Op.ALL_GATHER,
+    "reduce_scatter_single": Op.REDUCE_SCATTER,
+    "_reduce_scatter_base": Op.REDUCE_SCATTER,
+    "allreduce": Op.ALL_REDUCE,
+    "allgather": Op.ALL_GATHER,  # FSDP1 on CPU
 }
 MEANINGS: dict[tuple[str, str], Callable[..., None]] = {  # by hook and operator
     ("unshard", "all_gather_copy_in"): Operators._copy_in,

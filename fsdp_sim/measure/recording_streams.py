@@ -1,4 +1,4 @@
-"""Streams, events and a device that do nothing but write down what they are told to do.
+"""Streams, events and a device that do nothing but log the requests they get.
 
 `torch.cuda` and `torch.cpu` are "device handles": modules that offer `Stream`, `Event`, `stream(...)` and
 `current_stream()`. FSDP asks for one, and uses nothing else of the device. `Device` is one whose streams write each
@@ -17,6 +17,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from fsdp_sim.schedule import Kind
+from fsdp_sim.timeline import Lane, Memory
+
 
 @dataclass(eq=False)
 class Buffer:
@@ -25,17 +28,16 @@ class Buffer:
     Attributes:
         stream: the one that was current when it was allocated; memory goes back to its allocating stream.
         unit: whose it is, the object that the log's ``name`` can name.
-        role: ``ag_output``, ``unsharded``, ``rs_input`` or ``rs_output``, once its use has shown it. Memory that
-            never gets a role is not FSDP's and has no lines.
+        role: once its use has shown it. Memory that never gets a role is not FSDP's and has no lines.
     """
 
     stream: Stream
     unit: object
-    role: str = ""
+    role: Memory = Memory.NONE
 
 
 @dataclass(frozen=True)
-class Line:
+class LogLine:
     """One action of the CPU. ``what``: pieces of text, and objects to be named at the end."""
 
     kind: str
@@ -48,17 +50,17 @@ class Log:
     """The lines so far, and the streams that `Device.stream` has made current, the innermost last."""
 
     on: bool = True
-    lines: list[Line] = field(default_factory=list)
+    lines: list[LogLine] = field(default_factory=list)
     events: int = 0
     current: list[Stream] = field(default_factory=list)
 
     def write(self, kind: str, stream: Stream | None, *what: object) -> None:
         if self.on:
-            self.lines.append(Line(kind, stream, what))
+            self.lines.append(LogLine(kind, stream, what))
 
     def write_op(self, *what: object) -> None:
         """An operation on the current stream."""
-        self.write("op", self.current[-1], *what)
+        self.write(Kind.OP, self.current[-1], *what)
 
     def text(self, name: Callable[[object], str]) -> list[str]:
         """The lines in torch's recorded format: kind in 12 columns, stream in 16, then what.
@@ -69,7 +71,7 @@ class Log:
         return [text for line in self.lines if (text := _text(line, name)) is not None]
 
 
-def _text(line: Line, name: Callable[[object], str]) -> str | None:
+def _text(line: LogLine, name: Callable[[object], str]) -> str | None:
     if line.kind == "---":
         return "".join(("--- ", *map(str, line.what)))
 
@@ -95,10 +97,10 @@ class Stream:
         self.name = name
 
     def wait_event(self, event: Event) -> None:
-        self.log.write("wait", self, *event.pieces())
+        self.log.write(Kind.WAIT, self, *event.pieces())
 
     def wait_stream(self, stream: Stream) -> None:
-        self.log.write("wait_stream", self, stream)
+        self.log.write(Kind.WAIT_STREAM, self, stream)
 
     def record_event(self, event: Event | None = None) -> Event:
         event = event or Event(self.log)
@@ -106,10 +108,10 @@ class Stream:
         return event
 
     def synchronize(self) -> None:
-        self.log.write("cpu_sync", None, self)
+        self.log.write(Kind.CPU_SYNC, None, self)
 
 
-def name_streams(owner: object, names: dict[str, str]) -> None:
+def name_streams(owner: object, names: dict[str, Lane]) -> None:
     """Name the streams that are attributes of ``owner``. ``names``: by attribute."""
     for attribute, name in names.items():
         stream = getattr(owner, attribute, None)
@@ -128,13 +130,13 @@ class Event:
     def record(self, stream: Stream | None = None) -> None:
         self.log.events += 1
         self.number, self.stream = self.log.events, stream or self.log.current[-1]
-        self.log.write("record", self.stream, *self.pieces())
+        self.log.write(Kind.RECORD, self.stream, *self.pieces())
 
     def wait(self, stream: Stream | None = None) -> None:
         (stream or self.log.current[-1]).wait_event(self)
 
     def synchronize(self) -> None:
-        self.log.write("cpu_sync", None, *self.pieces())
+        self.log.write(Kind.CPU_SYNC, None, *self.pieces())
 
     def query(self) -> bool:
         return True
@@ -151,7 +153,7 @@ class Device:
         self.log = log
         self.Stream = partial(Stream, log)
         self.Event = partial(Event, log)
-        log.current = [Stream(log, name="compute")]
+        log.current = [Stream(log, name=Lane.COMPUTE)]
 
     def current_stream(self, device: object = None) -> Stream:
         return self.log.current[-1]
@@ -165,7 +167,7 @@ class Device:
             self.log.current.pop()
 
     def synchronize(self, device: object = None) -> None:
-        self.log.write("cpu_sync", None, "device")
+        self.log.write(Kind.CPU_SYNC, None, "device")
 
     def current_device(self) -> str:
         return "cpu"

@@ -140,7 +140,7 @@ class _Operators(TorchDispatchMode):
             RuntimeError: gloo does not let go within a minute.
         """
         users = [(storage, _users(storage)) for tensor in given for storage in storages(tensor)]
-        handle = _Done(given)
+        handle = _CompletedWork(given)
         self._done.append(handle)
         result = _lend(func, args, kwargs, given, handle)
         give_up_s = time.monotonic() + LET_GO_S
@@ -151,7 +151,7 @@ class _Operators(TorchDispatchMode):
         return result
 
 
-class _Done(Work):
+class _CompletedWork(Work):
     """The handle of a collective that has completed."""
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:

@@ -23,8 +23,8 @@ from fsdp_sim.cost import Kernel
 from fsdp_sim.measure.trace_kernels import NotPricedError, kernels_of, only_views, tensors_in
 from fsdp_sim.measure.trace_segment import Segment, ends, managed, merge, tensors_anywhere
 from fsdp_sim.schedule import Unit
+from fsdp_sim.timeline import Phase
 
-FORWARD, BACKWARD = "forward", "backward"
 _sequence_nr: Callable[[], int] = torch._C._autograd._get_sequence_nr
 _ACCUMULATE_GRAD_NR = 2**64 - 1
 
@@ -54,7 +54,7 @@ class Trace(TorchDispatchMode):
         self.recomputed_flops = 0.0
         self.not_priced: dict[str, str] = {}
         self._stack: list[list[Any]] = []  # units that run: name, and whether a unit inside has run
-        self._phase = FORWARD
+        self._phase = Phase.FORWARD
         self._now = ""
         self._clock = 0
         self._end_of_forward = 0
@@ -104,7 +104,7 @@ class Trace(TorchDispatchMode):
 
     def start_backward(self, loss: torch.Tensor) -> None:
         """Between forward and backward, when nothing but the loss is held: what is alive now is what is saved."""
-        self._phase = BACKWARD
+        self._phase = Phase.BACKWARD
         self._end_of_forward = _sequence_nr()
         for name, size, of_loss in self._owner.values():
             self.segments[name].saved_bytes += size
@@ -119,7 +119,7 @@ class Trace(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         if only_views(func):
             return out
-        if self._phase == BACKWARD:
+        if self._phase is Phase.BACKWARD:
             self._follow_backward()
         segment = self.segments[self._now]
         try:
@@ -128,7 +128,7 @@ class Trace(TorchDispatchMode):
             self.not_priced.setdefault(str(error), self._now)
             kernels = []
         made = sum(self._own(t, loss=bool(kernels) and kernels[0].kind == "cross_entropy") for t in tensors_in(out))
-        if self._phase == FORWARD:
+        if self._phase is Phase.FORWARD:
             self._clock += 1
             segment.last = self._clock
             self._note_uses(args)
@@ -138,14 +138,14 @@ class Trace(TorchDispatchMode):
         # Autograd adds a second gradient to the first in place where nothing else holds it. With fake tensors it makes
         # a new one instead; what is alive is then looked at when the first is gone.
         self._pending = self._now
-        if self._phase == FORWARD or func is not torch.ops.aten.add.Tensor:
+        if self._phase is Phase.FORWARD or func is not torch.ops.aten.add.Tensor:
             self._sample(self._now)
-        merge(segment.forward if self._phase == FORWARD else segment.backward, kernels)
+        merge(segment.forward if self._phase is Phase.FORWARD else segment.backward, kernels)
         return out
 
     def _sample(self, name: str) -> None:
         segment = self.segments[name]
-        if self._phase == FORWARD:
+        if self._phase is Phase.FORWARD:
             segment.forward_peak_bytes = max(segment.forward_peak_bytes, self._alive)
         else:
             segment.backward_peak_bytes = max(segment.backward_peak_bytes, self._alive)
@@ -154,12 +154,12 @@ class Trace(TorchDispatchMode):
     # -- which segment
 
     def _enter(self, unit: str, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if self._phase == FORWARD:  # in backward a checkpointed module runs again
+        if self._phase is Phase.FORWARD:  # in backward a checkpointed module runs again
             self._stack[-1][1] = True
             self._run(unit).input_bytes += self._bytes_of((args, kwargs), self._entered)
 
     def _leave(self, unit: str, module: nn.Module, args: Any, output: Any) -> None:
-        if self._phase == FORWARD:
+        if self._phase is Phase.FORWARD:
             self.segments[self._now].output_bytes += self._bytes_of(output)
             self._stack.pop()
             self._switch()

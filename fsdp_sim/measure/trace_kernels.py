@@ -12,8 +12,8 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 from fsdp_sim.cost import Kernel, KernelKind
+from fsdp_sim.timeline import dtype_name
 
-DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
 MATMULS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "addbmm": 1, "mv": 0, "addmv": 1, "dot": 0, "vdot": 0}
 """Position of the first factor; the second follows it."""
 LOSSES = ("_log_softmax", "nll_loss")
@@ -58,7 +58,7 @@ def kernels_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any)
     if name.startswith(ALLOCATIONS) or (not func._schema.is_mutable and _shared(inputs, outputs)):
         return []
     moved = float(sum(moved_bytes(t) for t in inputs) + sum(moved_bytes(t) for t in outputs))
-    dtype = _dtype(outputs[0])
+    dtype = dtype_name(outputs[0].dtype)
     low = next((t.dtype for t in (*inputs, *outputs) if str(t.dtype).startswith(FP8)), None)
     if low is not None:
         raise NotPricedError(f"{func}, on {low}: what fp8 takes is not priced yet; trace the model in bf16")
@@ -152,7 +152,7 @@ def _attention(func: Any, args: Sequence[Any], kwargs: dict[str, Any], moved: fl
     keys, d_value = k.shape[-2], v.shape[-1]
     flops = 2.0 * batch * heads * queries * keys * (3 * d + 2 * d_value if backward else d + d_value)
     causal = _argument(func, args, kwargs, "is_causal")
-    return Kernel("attention", flops * (0.5 if causal else 1.0), moved, (batch, heads, queries, d), _dtype(q))
+    return Kernel("attention", flops * (0.5 if causal else 1.0), moved, (batch, heads, queries, d), dtype_name(q.dtype))
 
 
 def _argument(func: Any, args: Sequence[Any], kwargs: dict[str, Any], name: str) -> Any:
@@ -173,10 +173,6 @@ def _factor(flops: float, inputs: list[torch.Tensor]) -> tuple[int, int, int]:
 def _fusable(func: Any) -> bool:
     tags, name = func.tags, func._opname
     return torch.Tag.pointwise in tags or torch.Tag.reduction in tags or any(part in name for part in FUSED)
-
-
-def _dtype(tensor: torch.Tensor) -> str:
-    return DTYPES.get(tensor.dtype, str(tensor.dtype).removeprefix("torch."))
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Which modules become FSDP units: the ways in which people say it, made into a list of names."""
+"""Which modules become FSDP units: every way to say it, made into a list of names."""
 
 from __future__ import annotations
 

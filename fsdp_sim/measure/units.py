@@ -9,9 +9,11 @@ import torch
 from torch import nn
 
 from fsdp_sim.schedule import Param, Unit
+from fsdp_sim.spec import TORCH_DTYPES
+from fsdp_sim.timeline import dtype_name
 from fsdp_sim.words import nearest
 
-DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, path.split(".")[1]) for name, path in TORCH_DTYPES.items()}
 
 
 def block_names(model: nn.Module) -> list[str]:
@@ -77,11 +79,11 @@ def _params(module: nn.Module, taken: set[int]) -> tuple[Param, ...]:
                     f"parameter {name!r} of {type(module).__name__} is a scalar, which fully_shard rejects; make it a "
                     f"tensor of shape (1,)"
                 )
-            if param.dtype not in DTYPES:
+            dtype = dtype_name(param.dtype)
+            if dtype not in DTYPES:
                 raise ValueError(
                     f"parameter {name!r} of {type(module).__name__} is {param.dtype}: quantised weights and fp8 are "
-                    f"not priced yet; take the model before it is quantised, in {', '.join(DTYPES.values())}"
+                    f"not priced yet; take the model before it is quantised, in {', '.join(DTYPES)}"
                 )
-            dtype = DTYPES[param.dtype]
             params.append(Param(name, tuple(param.shape), dtype, param.requires_grad))
     return tuple(params)

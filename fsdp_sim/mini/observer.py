@@ -217,7 +217,7 @@ class Observer:
         self, original: Original, output: torch.Tensor, own: torch.Tensor, group: ProcessGroup, async_op: bool
     ) -> PendingCollective:
         pending = PendingCollective(Op.ALL_GATHER, self._group.unit, output, group, self._copy_in)
-        return pending.issued(original(output, own, group, async_op))
+        return pending.issue(original, output, own, group, async_op)
 
     def wait_for_unshard(self, original: Original, group: FSDPParamGroup) -> None:
         if group._all_gather_result is None:
@@ -325,7 +325,7 @@ class Observer:
     ) -> PendingCollective:
         recording.allocated_storage(Memory.RS_OUTPUT, self._group.unit, output, Lane.REDUCE_SCATTER)
         pending = PendingCollective(Op.REDUCE_SCATTER, self._group.unit, whole, group, self._copy_in)
-        return pending.issued(original(output, whole, op, group, *args))
+        return pending.issue(original, output, whole, op, group, *args)
 
     def foreach_reduce_scatter(self, original: Original, *args: Any) -> ReduceScatterState:
         self._reducing = state = original(*args)
@@ -340,4 +340,4 @@ class Observer:
         scattered = self._reduced(self._reducing)
         pending = PendingCollective(Op.ALL_REDUCE, self._group.unit, tensor, group, scattered)
         self._reduction[self._reducing] = self._group.unit, pending.seq
-        return pending.issued(original(tensor, op, group, *args))
+        return pending.issue(original, tensor, op, group, *args)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -42,14 +42,16 @@ class PendingCollective:
 
     def __init__(self, op: Op, unit: str, buffer: torch.Tensor, group: ProcessGroup, waits_on: int) -> None:
         self._work: Work | None = None
+        self._unit = unit
         self._over = False
         self._end_s: float | None = None
         about = {"bytes": buffer.nbytes, "group_size": group.size(), "dtype": dtype_name(buffer.dtype)}
         self.seq = RECORDER.begin(op, unit, waits_on=(waits_on,), **about)
 
-    def issued(self, work: Work | None) -> PendingCollective:
-        """Take over the Work of an asynchronous collective; None after a synchronous one."""
-        self._work = work
+    def issue(self, collective: Callable[..., Work | None], *args: Any, **kwargs: Any) -> PendingCollective:
+        """Call what issues it."""
+        with RECORDER.label(self._unit, self.seq):
+            self._work = work = collective(*args, **kwargs)
         if work is not None and self.seq >= 0 and not hasattr(work, "end_s"):  # a Work of fsdp_sim.ranks knows its end
             with suppress(RuntimeError):  # gloo's reduce-scatter has no future: its end is when `wait` returned
                 work.get_future().add_done_callback(self._note_end)
@@ -57,6 +59,9 @@ class PendingCollective:
 
     def _note_end(self, _: Any) -> None:
         self._end_s = time.monotonic()
+
+    def is_completed(self) -> bool:
+        return self._work is None or self._work.is_completed()
 
     def wait(self) -> None:
         """Wait for the end of the collective, and write it into the timeline."""

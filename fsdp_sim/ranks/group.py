@@ -24,7 +24,7 @@ import torch.distributed.distributed_c10d as c10d
 from fsdp_sim.ranks.board import Board, Record
 from fsdp_sim.ranks.network import Network, Wire
 from fsdp_sim.ranks.work import Context, Ticket, WatchedWork, note_ends
-from fsdp_sim.timeline import RECORDER, Op, calls, dtype_name, learners_line
+from fsdp_sim.timeline import COLLECTIVES, RECORDER, Op, calls, dtype_name, learners_line
 
 # torch's method -> our word. Torch renamed the single-tensor ones; whichever this version has is wrapped.
 METHODS = {
@@ -55,15 +55,7 @@ OLD_NAMES = {
     "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
     "all_to_all_single": "alltoall_base",
 }
-RECORDED_AS = {
-    "all_gather": Op.ALL_GATHER,
-    "reduce_scatter": Op.REDUCE_SCATTER,
-    "all_reduce": Op.ALL_REDUCE,
-    "broadcast": Op.BROADCAST,
-    "barrier": Op.BARRIER,
-    "send": Op.SEND,
-    "recv": Op.RECV,
-}
+RECORDED_AS = {op.lower(): op for op in COLLECTIVES}  # what has no `Op` of its own is recorded as another
 PlainGroup = c10d.ProcessGroup  # before `install`
 
 # Sizes may differ between ranks here (uneven splits, only the root passes a list), so they are not compared.
@@ -153,10 +145,12 @@ class WatchedGroup(c10d.ProcessGroup):
         )
         self._issued += record.is_collective
         index = Context.board.post(Context.rank, record)
-        kind = RECORDED_AS.get(op, Op.OTHER)
-        seq, own_event = RECORDER.collective(
-            kind, unit, bytes=n_bytes, group_size=len(ranks), dtype=dtype, issue_s=record.issue_s, stack=stack
-        )
+        seq, RECORDER.opened = RECORDER.opened, -1
+        if own_event := seq < 0:
+            seq = RECORDER.begin(
+                RECORDED_AS.get(op, Op.OTHER), unit, bytes=n_bytes, group_size=len(ranks), dtype=dtype,
+                issue_s=record.issue_s, stack=stack,
+            )  # fmt: skip
         return Ticket(index, record, seq, own_event)
 
     def monitored_barrier(self, *args: Any, **kwargs: Any) -> None:

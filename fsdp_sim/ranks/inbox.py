@@ -18,14 +18,14 @@ LOOK_S = 0.2  # how long one look may take while a long message arrives
 CHUNK_BYTES = 1 << 18
 
 
-class Done(msgspec.Struct, array_like=True, tag="done", frozen=True):
+class ResultMessage(msgspec.Struct, array_like=True, tag="done", frozen=True):
     """The function has returned: its result and the recorder's events, each encoded."""
 
     result: bytes
     events: bytes
 
 
-class Raised(msgspec.Struct, array_like=True, tag="raised", frozen=True):
+class ErrorMessage(msgspec.Struct, array_like=True, tag="raised", frozen=True):
     """The function has raised: the exception's type, text and traceback."""
 
     kind: str
@@ -37,7 +37,7 @@ class MessageError(Exception):
     """What a rank sent is no message; says why."""
 
 
-def send(control: Connection, message: Done | Raised) -> None:
+def send(control: Connection, message: ResultMessage | ErrorMessage) -> None:
     control.send_bytes(msgspec.msgpack.encode(message))
 
 
@@ -58,7 +58,7 @@ class Inbox:
     def received_bytes(self) -> int:
         return len(self._data)
 
-    def take(self) -> Done | Raised | None:
+    def take(self) -> ResultMessage | ErrorMessage | None:
         """The message, once all of it is there.
 
         Raises:
@@ -82,7 +82,7 @@ class Inbox:
                 return None
         start = _frame(self._data)[0]
         try:
-            return msgspec.msgpack.decode(memoryview(self._data)[start:], type=Done | Raised)
+            return msgspec.msgpack.decode(memoryview(self._data)[start:], type=ResultMessage | ErrorMessage)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise MessageError(str(error)) from None
 

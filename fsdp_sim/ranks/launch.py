@@ -79,13 +79,13 @@ def _environ(changed: dict[str, str]) -> Iterator[None]:
     """Meanwhile processes start with this environment, and with the mark."""
     before = dict(os.environ)
     try:
-        _become(changed | {IN_SERVER: "1"})
+        _set_environ(changed | {IN_SERVER: "1"})
         yield
     finally:
-        _become(before)
+        _set_environ(before)
 
 
-def _become(environ: dict[str, str]) -> None:
+def _set_environ(environ: dict[str, str]) -> None:
     for name in os.environ.keys() - environ.keys():
         del os.environ[name]
     os.environ.update(environ)
@@ -149,7 +149,7 @@ def start(works: list[bytes], interrupts: Interrupts, **settings: Any) -> Ranks:
     folder = None
     try:
         folder = Path(tempfile.mkdtemp(prefix="fsdp_sim-"))
-        ranks = _prepared(folder, settings)
+        ranks = _prepare(folder, settings)
     except BaseException as error:
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
@@ -182,7 +182,7 @@ def start(works: list[bytes], interrupts: Interrupts, **settings: Any) -> Ranks:
     return ranks
 
 
-def _prepared(folder: Path, settings: dict[str, Any]) -> Ranks:
+def _prepare(folder: Path, settings: dict[str, Any]) -> Ranks:
     """A job with its files, before any process."""
     cells = {name: entry for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None}
     mark = {IN_SERVER: str(folder)}  # what a rank starts can be found by it
@@ -190,5 +190,5 @@ def _prepared(folder: Path, settings: dict[str, Any]) -> Ranks:
     Board.create(folder / "board", job.world_size)
     if job.user is not None:
         files = ["board", "store", *(f"rank{rank}.out" for rank in range(job.world_size))]
-        job = replace(job, environ=hidden(job.user.furnish(folder, files)) | mark)
+        job = replace(job, environ=hidden(job.user.give_files(folder, files)) | mark)
     return Ranks(job, BoardView(folder / "board", job.world_size))

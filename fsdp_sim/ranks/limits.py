@@ -68,7 +68,7 @@ def keep_children() -> None:
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-class Overseer:
+class LimitMonitor:
     """Looks at the ranks ten times a second."""
 
     def __init__(self, limits: Limits, pids: list[int]) -> None:

@@ -71,20 +71,22 @@ class Wire:
         self._spans: dict[Key, tuple[float, float]] = {}
 
     def span(self, record: Record) -> tuple[float, float]:
-        """When a collective that this rank has issued starts and ends, in seconds of the monotonic clock.
+        """When an operation that this rank has issued starts and ends, in seconds of the monotonic clock.
 
         Waits until all members have issued it, and with a network everything before it on their wires.
         """
         pause_s = 5e-5
-        while (found := self.look(record)) is None:
+        while (found := self.span_if_known(record)) is None:
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 5e-4)
         with self._lock:
-            del self._spans[record.group, record.group_seq]
+            self._spans.pop((record.group, record.group_seq), None)
         return found
 
-    def look(self, record: Record) -> tuple[float, float] | None:
+    def span_if_known(self, record: Record) -> tuple[float, float] | None:
         """The same without waiting: None if it cannot be known yet."""
+        if not record.is_collective:
+            return record.issue_s, record.issue_s + record.cost_s
         key = (record.group, record.group_seq)
         with self._lock:
             if key not in self._spans:

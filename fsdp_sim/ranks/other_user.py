@@ -65,7 +65,7 @@ class OtherUser:
     hidden: tuple[str, ...] = ()
 
     @classmethod
-    def lent(cls, *hidden: str | Path) -> OtherUser:
+    def unused(cls, *hidden: str | Path) -> OtherUser:
         """A user whom nobody else is.
 
         Raises:
@@ -77,7 +77,7 @@ class OtherUser:
         uid = random.SystemRandom().choice([uid for uid in LENT_UIDS if uid not in taken])
         return cls(uid, tuple(str(Path(folder).resolve()) for folder in hidden))
 
-    def furnish(self, folder: Path, files: list[str]) -> dict[str, str]:
+    def give_files(self, folder: Path, files: list[str]) -> dict[str, str]:
         """Give the user its files in a job's folder and a home below it. The folder stays root's: what is in it cannot
         be replaced by a link to a file that root would then read.
 
@@ -98,7 +98,7 @@ class OtherUser:
         """Hide the folders and be this user from now on, for good. To be called while there is one thread.
 
         Args:
-            paths: what is `needed`.
+            paths: the `needed_folders`.
             folder: the job's, which stays where it is.
             control: the descriptor of the rank's connection, the only one that stays open.
         """
@@ -124,7 +124,7 @@ class OtherUser:
         libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # it may look at itself in /proc, as every process may
         libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)  # no program can make it more than it is
 
-    def look(self, paths: Iterable[Path] = ()) -> None:
+    def check_access(self, paths: Iterable[Path] = ()) -> None:
         """Try to read what is hidden, and what is needed.
 
         Raises:
@@ -163,7 +163,7 @@ class AccessError(Exception):
     """What should be hidden can be read, or what is needed cannot."""
 
 
-def needed() -> list[Path]:
+def needed_folders() -> list[Path]:
     """The folders from which a rank imports: Python's, those of its packages, and of the checkout nothing but them."""
     package = Path(__file__).resolve().parents[1]
     torch = importlib.util.find_spec("torch")

@@ -59,7 +59,7 @@ def in_notebook() -> bool:
     return shell is not None and "IPKernelApp" in shell.config
 
 
-class Bar:
+class ProgressBar:
     """A progress bar fed from the board: steps if the ranks `track` them, collectives otherwise."""
 
     def __init__(self, board: BoardView, title: str, shown: bool) -> None:

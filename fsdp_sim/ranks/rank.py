@@ -31,10 +31,10 @@ import msgspec
 import numpy as np
 
 from fsdp_sim.ranks.board import Board
-from fsdp_sim.ranks.inbox import Done, Raised, send
+from fsdp_sim.ranks.inbox import ErrorMessage, ResultMessage, send
 from fsdp_sim.ranks.limits import Limits, confine, keep_children
 from fsdp_sim.ranks.network import Network
-from fsdp_sim.ranks.other_user import OtherUser, needed
+from fsdp_sim.ranks.other_user import OtherUser, needed_folders
 from fsdp_sim.ranks.parcel import pack, unpack
 from fsdp_sim.timeline import RECORDER
 
@@ -70,7 +70,7 @@ class Job:
         return self.limits.user if self.limits else None
 
 
-class _Here:
+class _ThisRank:
     """This process's place on the board, when it is a rank."""
 
     board: Board | None = None
@@ -84,12 +84,12 @@ def track(items: Iterable[T], total: int | None = None) -> Iterator[T]:
     """
     count = total if total is not None else len(items) if isinstance(items, Sized) else 0
     for done, item in enumerate(items):
-        if _Here.board is not None:
-            _Here.board.status["total"][_Here.rank] = count
-            _Here.board.status["progress"][_Here.rank] = done
+        if _ThisRank.board is not None:
+            _ThisRank.board.status["total"][_ThisRank.rank] = count
+            _ThisRank.board.status["progress"][_ThisRank.rank] = done
         yield item
-    if _Here.board is not None:
-        _Here.board.status["progress"][_Here.rank] = count
+    if _ThisRank.board is not None:
+        _ThisRank.board.status["progress"][_ThisRank.rank] = count
 
 
 def _stand_guard(control: Connection, folder: Path, board: Board, rank: int) -> None:
@@ -155,7 +155,7 @@ def main(job: Job, rank: int, work: bytes, control: Connection) -> None:
     os.setsid()  # the terminal's Ctrl-C goes to the parent, which stops the ranks
     keep_children()
     if job.user is not None:
-        paths = needed()
+        paths = needed_folders()
         job.user.become(paths, job.folder, control.fileno())
     gc.freeze()  # what the server has imported is no garbage: to look through it copies its pages, up to a second
     board = Board(job.folder / "board", job.world_size)
@@ -167,10 +167,10 @@ def main(job: Job, rank: int, work: bytes, control: Connection) -> None:
     linecache.cache.update(job.cells)  # tracebacks quote the lines of a cell
     random.seed()
     np.random.seed()
-    _Here.board, _Here.rank = board, rank
+    _ThisRank.board, _ThisRank.rank = board, rank
     try:
         if job.user is not None:
-            job.user.look(paths)
+            job.user.check_access(paths)
         _join_group(job, rank, board)
         from fsdp_sim.ranks import plain  # it imports torch
 
@@ -181,11 +181,11 @@ def main(job: Job, rank: int, work: bytes, control: Connection) -> None:
             confine(job.limits, job.world_size)
         result = fn(*args)
         packed = plain.encode(result) if job.plain else _pickled(result)
-        message: Done | Raised = Done(packed, msgspec.msgpack.encode(RECORDER.stop()))
+        message: ResultMessage | ErrorMessage = ResultMessage(packed, msgspec.msgpack.encode(RECORDER.stop()))
     except SystemExit:
         raise
     except BaseException as error:
-        message = Raised(type(error).__name__, _text(error), _learners_traceback(error))
+        message = ErrorMessage(type(error).__name__, _text(error), _learners_traceback(error))
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):  # the function may have closed it, or put something else in its place
             stream.flush()

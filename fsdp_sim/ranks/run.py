@@ -16,13 +16,13 @@ import msgspec
 from fsdp_sim import accelerators
 from fsdp_sim.ranks import launch
 from fsdp_sim.ranks.board import Record
-from fsdp_sim.ranks.inbox import Done, Inbox, MessageError, Raised
+from fsdp_sim.ranks.inbox import ErrorMessage, Inbox, MessageError, ResultMessage
 from fsdp_sim.ranks.interrupts import Interrupts
-from fsdp_sim.ranks.limits import Limits, Overseer, written_bytes
+from fsdp_sim.ranks.limits import LimitMonitor, Limits, written_bytes
 from fsdp_sim.ranks.network import Network
-from fsdp_sim.ranks.output import Bar, Output, read
+from fsdp_sim.ranks.output import Output, ProgressBar, read
 from fsdp_sim.ranks.parcel import pack, unpack
-from fsdp_sim.ranks.watchdog import RankView, State, Verdict, Watchdog, how_it_ended, listed, report
+from fsdp_sim.ranks.watchdog import RankState, RankView, Verdict, Watchdog, how_it_ended, listed, report
 from fsdp_sim.timeline import Event, Header, Timeline, remember
 
 MAX_RANKS = 64
@@ -144,12 +144,12 @@ def run(
     with (
         Interrupts() as interrupts,
         launch.start(works, interrupts, **settings) as ranks,
-        contextlib.closing(Bar(ranks.board, title or getattr(fn, "__name__", "run"), progress)) as bar,
+        contextlib.closing(ProgressBar(ranks.board, title or getattr(fn, "__name__", "run"), progress)) as bar,
     ):
         from fsdp_sim.ranks.plain import MAX_BYTES, decode  # it imports torch, as the ranks' server has just done
 
         inboxes = [Inbox(control, 2 * MAX_BYTES if limits else None) for control in ranks.controls]
-        messages = _attend(ranks, inboxes, timeout_s, bar, interrupts)
+        messages = _collect_messages(ranks, inboxes, timeout_s, bar, interrupts)
         written = [written_bytes(process.pid or 0) for process in ranks.processes]
         results = Results((decode if plain else unpack)(message.result) for message in messages)
         results.output = Output(read(ranks.job.folder, rank) for rank in range(world_size))
@@ -208,9 +208,9 @@ def _gpus(world_size: int | None, device: str, **for_cores: object) -> list[str]
     return found[:world_size]
 
 
-def _attend(
-    ranks: launch.Ranks, inboxes: list[Inbox], timeout_s: float, bar: Bar, interrupts: Interrupts
-) -> list[Done]:
+def _collect_messages(
+    ranks: launch.Ranks, inboxes: list[Inbox], timeout_s: float, bar: ProgressBar, interrupts: Interrupts
+) -> list[ResultMessage]:
     """Wait for every rank's message, watching the board.
 
     Raises:
@@ -218,28 +218,28 @@ def _attend(
     """
     views = [RankView(rank, process.pid or 0) for rank, process in enumerate(ranks.processes)]
     watchdog = Watchdog(ranks.board, views, timeout_s)
-    messages: dict[int, Done] = {}
+    messages: dict[int, ResultMessage] = {}
     failed_s = 0.0
     limits = ranks.job.limits
-    overseer = Overseer(limits, [process.pid or 0 for process in ranks.processes]) if limits else None
+    monitor = LimitMonitor(limits, [process.pid or 0 for process in ranks.processes]) if limits else None
     while len(messages) < len(views):
-        waitables: list[Any] = [c for r, c in enumerate(ranks.controls) if views[r].state is State.RUNNING]
-        waitables += [p.sentinel for r, p in enumerate(ranks.processes) if views[r].state is State.RUNNING]
+        waitables: list[Any] = [c for r, c in enumerate(ranks.controls) if views[r].state is RankState.RUNNING]
+        waitables += [p.sentinel for r, p in enumerate(ranks.processes) if views[r].state is RankState.RUNNING]
         wait(waitables, timeout=POLL_S)
         interrupts.check()
         for view in views:
-            if view.state is State.RUNNING:
-                _hear(ranks.processes[view.rank], inboxes[view.rank], view, messages)
-        verdict = watchdog.look()
+            if view.state is RankState.RUNNING:
+                _receive(ranks.processes[view.rank], inboxes[view.rank], view, messages)
+        verdict = watchdog.check()
         bar.update()
-        if verdict is None and overseer is not None and (exceeded := overseer.exceeded()):
-            verdict = _over(*exceeded, views)
-        if verdict is None and (failed := [view for view in views if view.state in (State.RAISED, State.GONE)]):
+        if verdict is None and monitor is not None and (exceeded := monitor.exceeded()):
+            verdict = _limit_verdict(*exceeded, views)
+        if verdict is None and (failed := [view for view in views if view.state in (RankState.RAISED, RankState.GONE)]):
             failed_s = failed_s or time.monotonic()
-            all_in = all(view.state is not State.RUNNING for view in views)
+            all_in = all(view.state is not RankState.RUNNING for view in views)
             grace_s = ECHO_GRACE_S if all(map(_is_echo, failed)) else GRACE_S
             if all_in or time.monotonic() - failed_s > grace_s:
-                verdict = watchdog.look() or _failure(views)
+                verdict = watchdog.check() or _failure_verdict(views)
         if verdict is not None:
             raise _error(verdict, ranks, views)
     if verdict := watchdog.final():
@@ -247,27 +247,29 @@ def _attend(
     return [messages[view.rank] for view in views]
 
 
-def _hear(process: BaseProcess, inbox: Inbox, view: RankView, messages: dict[int, Done]) -> None:
+def _receive(process: BaseProcess, inbox: Inbox, view: RankView, messages: dict[int, ResultMessage]) -> None:
     """Take a rank's message if it sent one, else note whether it is gone."""
     gone = not process.is_alive()  # asked first: a message sent before the end is still in the pipe
-    message: Done | Raised | None = None
+    message: ResultMessage | ErrorMessage | None = None
     try:
         with contextlib.suppress(EOFError, OSError):
             message = inbox.take()
     except MessageError as error:
-        message = Raised("ValueError", f"what it sent is no message of a rank: {error}", "")
-    if isinstance(message, Done):
-        view.state, messages[view.rank] = State.RETURNED, message
+        message = ErrorMessage("ValueError", f"what it sent is no message of a rank: {error}", "")
+    if isinstance(message, ResultMessage):
+        view.state, messages[view.rank] = RankState.RETURNED, message
     elif message is not None:
-        view.state, view.error = State.RAISED, (message.kind, message.text, message.traceback)
+        view.state, view.error = RankState.RAISED, (message.kind, message.text, message.traceback)
     elif gone:
         process.join()
-        view.state, view.exit_code = State.GONE, process.exitcode
+        view.state, view.exit_code = RankState.GONE, process.exitcode
 
 
-def _over(what: str, rank: int, views: list[RankView]) -> Verdict:
+def _limit_verdict(what: str, rank: int, views: list[RankView]) -> Verdict:
     """The verdict on ranks that used more than their limits."""
-    ranks = [view.rank for view in views if view.state is State.RUNNING and rank in (view.rank, -1)] or [max(rank, 0)]
+    ranks = [view.rank for view in views if view.state is RankState.RUNNING and rank in (view.rank, -1)] or [
+        max(rank, 0)
+    ]
     return Verdict(
         headline=f"{listed(ranks)} {what}",
         why="code that is checked has limits on time, memory, threads and processes",
@@ -299,10 +301,10 @@ def _on_the_wire(ranks: launch.Ranks, rank: int, written: int | None, inbox: Inb
     return written - printed - inbox.received_bytes
 
 
-def _failure(views: list[RankView]) -> Verdict:
+def _failure_verdict(views: list[RankView]) -> Verdict:
     """The verdict on ranks that raised or died. A rank that died is the cause of what others raise about it."""
-    gone = [view for view in views if view.state is State.GONE]
-    raised = [view for view in views if view.state is State.RAISED]
+    gone = [view for view in views if view.state is RankState.GONE]
+    raised = [view for view in views if view.state is RankState.RAISED]
     first = (gone or [v for v in raised if not _is_echo(v)] or raised)[0]
     if gone:
         return Verdict(

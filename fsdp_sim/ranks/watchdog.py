@@ -27,7 +27,7 @@ MOST_S = 1.0  # that one look adds to a clock: this process may have been stoppe
 MOST_OPEN = 100_000  # collectives that some members have issued and others have not
 
 
-class State(StrEnum):
+class RankState(StrEnum):
     RUNNING = "running"
     RETURNED = "returned"
     RAISED = "raised"
@@ -40,7 +40,7 @@ class RankView:
 
     rank: int
     pid: int
-    state: State = State.RUNNING
+    state: RankState = RankState.RUNNING
     exit_code: int | None = None
     error: tuple[str, str, str] | None = None  # type, text, traceback
     records: list[Record] = field(default_factory=list)  # the latest ones
@@ -111,7 +111,7 @@ def source_line(source: str) -> str:
 
 
 class Watchdog:
-    """Looks at the board every few milliseconds; `look` returns a `Verdict` when the call cannot go on."""
+    """Looks at the board every few milliseconds; `check` returns a `Verdict` when the call cannot go on."""
 
     def __init__(self, board: BoardView, views: list[RankView], timeout_s: float) -> None:
         self.board, self.views, self.timeout_s = board, views, timeout_s
@@ -123,7 +123,7 @@ class Watchdog:
         self._pairs = Pairs()
         self._last_look_s = time.monotonic()
 
-    def look(self) -> Verdict | None:
+    def check(self) -> Verdict | None:
         return self._board_is_broken() or self._mismatch() or self._dead_end() or self._overdue()
 
     def final(self) -> Verdict | None:
@@ -159,13 +159,13 @@ class Watchdog:
             for record in new:
                 if not record.is_collective:
                     if pair := self._pairs.add(view.rank, record):
-                        return self._unlike(*pair)
+                        return self._pair_mismatch(*pair)
                     continue
                 key = (record.group, record.group_seq)
                 by_rank = self._open[key]
                 by_rank[view.rank] = record
                 if len({r.signature for r in by_rank.values()}) > 1:
-                    return self._mixed_up(by_rank)
+                    return self._signature_mismatch(by_rank)
                 if len(by_rank) == len(record.members):
                     del self._open[key]
         if len(self._open) > MOST_OPEN:
@@ -178,7 +178,7 @@ class Watchdog:
             )
         return None
 
-    def _unlike(self, source: int, sent: Record, target: int, received: Record) -> Verdict:
+    def _pair_mismatch(self, source: int, sent: Record, target: int, received: Record) -> Verdict:
         """About a send and the receive that gets it."""
         if sent.numel != received.numel:
             what = "of another size"
@@ -194,7 +194,7 @@ class Watchdog:
             ranks=(source, target),
         )
 
-    def _mixed_up(self, by_rank: dict[int, Record]) -> Verdict:
+    def _signature_mismatch(self, by_rank: dict[int, Record]) -> Verdict:
         groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
         for rank, record in by_rank.items():
             groups[record.signature].append(rank)
@@ -224,7 +224,7 @@ class Watchdog:
 
     def _waiting(self) -> dict[int, Record]:
         """The record each waiting rank waits for."""
-        running = [view for view in self.views if view.state is State.RUNNING]
+        running = [view for view in self.views if view.state is RankState.RUNNING]
         awaited = {view.rank: view.awaited(self.board) for view in running}
         return {rank: record for rank, record in awaited.items() if record is not None}
 
@@ -239,7 +239,7 @@ class Watchdog:
     def _dead_end(self) -> Verdict | None:
         """A rank waits for one that has already returned."""
         for rank, record in self._waiting().items():
-            gone = tuple(r for r in self._absent(rank, record) if self.views[r].state is State.RETURNED)
+            gone = tuple(r for r in self._absent(rank, record) if self.views[r].state is RankState.RETURNED)
             if gone and record.is_collective:
                 return self._never_came(record, tuple(self._open[record.group, record.group_seq]), gone)
         return None
@@ -260,7 +260,7 @@ class Watchdog:
         if passed_s < 0.1:
             return None
         self._last_look_s = now_s
-        statuses = {view.rank: view.status() for view in self.views if view.state is State.RUNNING}
+        statuses = {view.rank: view.status() for view in self.views if view.state is RankState.RUNNING}
         if verdict := self._stopped(statuses, passed_s):
             return verdict
         computing = {view.rank: view.computing(now_s) for view in self.views if waiting}
@@ -313,7 +313,7 @@ class Watchdog:
         absent = self._absent(rank, record)
         key = (record.group, record.group_seq)
         together = [r for r, other in waiting.items() if (other.group, other.group_seq) == key and r not in absent]
-        returned = [r for r in absent if self.views[r].state is State.RETURNED]
+        returned = [r for r in absent if self.views[r].state is RankState.RETURNED]
         elsewhere = [r for r in absent if r in waiting]
         fix = "make every rank reach the same collective; if this wait is honest, pass a larger timeout_s"
         if returned:
@@ -354,11 +354,11 @@ def _doing(view: RankView, board: BoardView) -> str:
     last = view.records[-1] if view.records else None
     where = f"   ({source_line(last.source)})" if last is not None and last.source else ""
     after = f"after {describe(last)}{where}" if last is not None else "before its first collective"
-    if view.state is State.RAISED and view.error:
+    if view.state is RankState.RAISED and view.error:
         return f"raised {view.error[0]} {after}"
-    if view.state is State.GONE:
+    if view.state is RankState.GONE:
         return f"{how_it_ended(view.exit_code)} {after}"
-    if view.state is State.RETURNED:
+    if view.state is RankState.RETURNED:
         return f"returned {after}"
     if (record := view.awaited(board)) is not None:
         where = f"   ({source_line(record.source)})" if record.source else ""

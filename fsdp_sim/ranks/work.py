@@ -67,10 +67,7 @@ class WatchedWork(c10d.Work):
 
     def _finish(self) -> None:
         """Learn when it ran, and hold the caller until the modelled wire is done with it."""
-        record = self.ticket.record
-        self.start_s, self.end_s = record.issue_s, record.issue_s + record.cost_s
-        if record.is_collective:
-            self.start_s, self.end_s = Context.wire.span(record)
+        self.start_s, self.end_s = Context.wire.span(self.ticket.record)
         if (left_s := self.end_s - time.monotonic()) > 0:
             time.sleep(left_s)
         self.end_s = max(self.end_s, self.finished_s or time.monotonic())  # gloo itself may be slower than the wire
@@ -84,8 +81,7 @@ class WatchedWork(c10d.Work):
         return self._done
 
     def _wire_is_done(self) -> bool:
-        record = self.ticket.record
-        span = Context.wire.look(record) if record.is_collective else (record.issue_s, record.issue_s + record.cost_s)
+        span = Context.wire.span_if_known(self.ticket.record)
         return span is not None and span[1] <= time.monotonic()
 
     def get_future(self) -> torch.futures.Future:

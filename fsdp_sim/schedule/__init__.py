@@ -3,6 +3,7 @@
 from fsdp_sim.schedule.build import build
 from fsdp_sim.schedule.checkpointing import blocks_of, checkpoints
 from fsdp_sim.schedule.instruction import Instruction, Kind
+from fsdp_sim.schedule.lines import EXTRA_OPS
 from fsdp_sim.schedule.program import Program
 from fsdp_sim.schedule.toy import toy, toy_program
 from fsdp_sim.schedule.unit import Param, Unit
@@ -10,6 +11,7 @@ from fsdp_sim.spec import DTYPE_BYTES
 
 __all__ = [
     "DTYPE_BYTES",
+    "EXTRA_OPS",
     "Instruction",
     "Kind",
     "Param",

@@ -9,12 +9,12 @@ from fsdp_sim.spec import Plan
 
 
 def checkpoints(units: Sequence[Unit], plan: Plan) -> dict[str, tuple[str, ...]]:
-    """Of each segment that runs again, in part or in whole, the segments that run again with it, before its backward.
+    """For each segment that is recomputed, the segments that are recomputed with it, before its backward.
 
-    Those of blocks do: units other than the root that compute something, and the segments of any unit that it says are
-    ``blocks``. ``full`` and ``selective`` mean all of them, a number k every k-th, the k-th first (torchtitan's layer
-    frequency). The checkpoint lies inside the unit, around its compute before and after the units inside it, so no hook
-    of FSDP runs again.
+    What is recomputed are blocks: the units other than the root that compute something, and the segments that a unit
+    lists as its ``blocks``. ``full`` and ``selective`` mean every block, a number k every k-th, beginning with the k-th
+    (torchtitan's layer frequency). The checkpoint lies inside the unit, around its compute before and after the units
+    inside it, so no hook of FSDP runs again.
 
     Example:
         >>> from fsdp_sim.schedule import toy
@@ -30,7 +30,7 @@ def checkpoints(units: Sequence[Unit], plan: Plan) -> dict[str, tuple[str, ...]]
 
 
 def blocks_of(units: Sequence[Unit]) -> list[tuple[tuple[str, ...], ...]]:
-    """The blocks in the order in which they run; of each its pieces, the segments before and after the units inside."""
+    """The blocks in execution order, each as its pieces: the segments before and those after the units inside."""
     root = root_of(units)
 
     def own(unit: Unit, segments: tuple[str, ...]) -> list[tuple[tuple[str, ...], ...]]:

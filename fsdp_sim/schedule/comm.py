@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import TYPE_CHECKING
 
 from fsdp_sim.schedule.cpu import Cpu
+from fsdp_sim.schedule.layout import Layout
 from fsdp_sim.spec import Plan
 from fsdp_sim.timeline import Lane, Memory
-
-if TYPE_CHECKING:
-    from fsdp_sim.schedule.group import ParamGroup
 
 SHARD = "shard"  # all-gathers and reduce-scatters share this communicator, so they run in issue order
 REDUCE_SCATTER = "reduce_scatter"  # set_separate_reduce_scatter_group
@@ -34,7 +32,7 @@ class ShardedState(Enum):
 
 @dataclass(slots=True)
 class AllGatherResult:
-    """A gather that was issued: its flat output G is alive until this is dropped.
+    """An all-gather that was issued for the unit ``name``: its flat output G is alive until this is dropped.
 
     Attributes:
         event: end of the gather on its stream; 0 where there is one rank and no gather.
@@ -43,7 +41,9 @@ class AllGatherResult:
         from_slice: it gathers the slices of ``reshard_after_forward=n``, not the shards.
     """
 
-    group: ParamGroup
+    cpu: Cpu
+    name: str
+    layout: Layout
     event: int
     work: int
     lane: Lane
@@ -52,8 +52,7 @@ class AllGatherResult:
     def drop(self) -> None:
         """Free G. On one rank there is none: parameters are copied straight from the shards."""
         if self.event:
-            layout = self.group.layout
-            self.group.cpu.free(Memory.AG_OUTPUT, self.group.name, layout.gather_bytes, layout.gather_dtype, self.lane)
+            self.cpu.free(Memory.AG_OUTPUT, self.name, self.layout.gather_bytes, self.layout.gather_dtype, self.lane)
 
 
 @dataclass
@@ -65,7 +64,8 @@ class CommContext:
         post_forward_shards: ranks that share one copy between forward and backward (``reshard_after_forward=n``).
         torch_2_15: it is the program of torch 2.15 (``Plan.torch``).
         all_gather_state: the previous group's G, and the end of its copy-out.
-        reduce_scatter_states: group and event of the reduce-scatters whose input I is alive.
+        reduce_scatter_states: of the reduce-scatters whose input I is alive, what frees it, and the event at their end.
+        post_forward_order: `unshard` of each group whose forward has ended, in that order.
     """
 
     cpu: Cpu
@@ -79,8 +79,8 @@ class CommContext:
     gradient_divide_factor: float | None = None
     torch_2_15: bool = False
     all_gather_state: tuple[AllGatherResult, int] | None = None
-    reduce_scatter_states: list[tuple[ParamGroup, int]] = field(default_factory=list)
-    post_forward_order: list[ParamGroup] = field(default_factory=list)
+    reduce_scatter_states: list[tuple[Callable[[], None], int]] = field(default_factory=list)
+    post_forward_order: list[Callable[[], None]] = field(default_factory=list)
     last_post_reduce_events: dict[Lane, int] = field(default_factory=dict)
 
     def all_gather_streams_wait(self, event: int) -> None:
@@ -104,17 +104,17 @@ class CommContext:
     def wait_for_reduce_scatters(self, keep: int) -> None:
         """Make compute wait for the oldest reduce-scatters and drop their inputs until ``keep`` are left."""
         while len(self.reduce_scatter_states) > keep:
-            group, event = self.reduce_scatter_states.pop(0)
+            free_input, event = self.reduce_scatter_states.pop(0)
             self.cpu.wait(Lane.COMPUTE, event)
-            group.drop_reduce_scatter_input()
+            free_input()
 
     def release_all_reduce_scatters(self) -> None:
         """End of backward: wait for all, then drop all, in the order in which torch's list lets go of them."""
         for _, event in self.reduce_scatter_states:
             self.cpu.wait(Lane.COMPUTE, event)
         last = self.reduce_scatter_states[-1:]
-        for group, _ in self.reduce_scatter_states[-2::-1] + last:
-            group.drop_reduce_scatter_input()
+        for free_input, _ in self.reduce_scatter_states[-2::-1] + last:
+            free_input()
         self.reduce_scatter_states.clear()
 
 

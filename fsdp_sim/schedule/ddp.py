@@ -27,7 +27,7 @@ def build_ddp(units: Sequence[Unit], plan: Plan, world_size: int, steps: int = 1
     Source: torch 2.13, ``torch.nn.parallel.distributed`` and ``reducer.cpp``.
 
     Raises:
-        ValueError: the plan asks for what DDP has not: shards, offloading, gradients never reduced.
+        ValueError: the plan never reduces gradients.
     """
     trainer = Trainer(units, plan, world_size, Reducer)
     for step in range(steps):
@@ -50,13 +50,13 @@ class Trainer:
                 self.backwards.append((segment, unit))
         self.backwards.reverse()
         self.block_of = checkpoints(units, plan)
-        # Casts of parameters, by the segment before which they come
+        # Casts of parameters, by the segment that they precede: unit, bytes
         self.casts: dict[str, tuple[str, int]] = {}
         for unit in units:
             n = sum(math.prod(p.shape) for p in unit.params if p.dtype != (plan.param_dtype or p.dtype))
             if n and plan.param_dtype:
                 self.casts[unit.names_of_segments[0]] = (unit.name, n * DTYPE_BYTES[plan.param_dtype])
-        # Gradients: of all parameters of a segment, and the largest of them. In bytes
+        # Bytes of the gradients of each segment: of all its parameters, and of the largest
         self.grads: dict[str, tuple[int, int]] = {}
         for unit, segment in walk:
             new = [
@@ -66,9 +66,8 @@ class Trainer:
             ]
             if new:
                 self.grads[segment] = (sum(new), max(new))
-        self.kept: dict[
-            str, tuple[str, int, str]
-        ] = {}  # gradients outside of the buckets, by segment: unit, bytes, dtype
+        # Gradients outside of the buckets, by segment: unit, bytes, dtype
+        self.kept: dict[str, tuple[str, int, str]] = {}
         self.reducer = reducer(self.cpu, walk, plan, world_size)
 
     def train_step(self, step: int) -> None:

@@ -20,8 +20,8 @@ from collections.abc import Callable, Sequence
 
 from fsdp_sim.schedule.checkpointing import checkpoints
 from fsdp_sim.schedule.cpu import Cpu
+from fsdp_sim.schedule.fsdp1_context import AR, B, C, FSDP1Context, P, U
 from fsdp_sim.schedule.fsdp1_handle import FlatParamHandle
-from fsdp_sim.schedule.fsdp1_shared import AR, B, C, P, Shared, U
 from fsdp_sim.schedule.lines import NOT_RECORDED
 from fsdp_sim.schedule.program import Program
 from fsdp_sim.schedule.tree import Node, in_order_of_modules, tree_of
@@ -75,7 +75,7 @@ class _Trainer:
     def __init__(self, units: Sequence[Unit], plan: Plan, world_size: int) -> None:
         self.cpu, self.plan, self.root = Cpu(), plan, tree_of(units)
         shard_size = plan.shard_size or world_size
-        self.shared = Shared(
+        self.context = FSDP1Context(
             plan,
             self.cpu,
             "NO_SHARD" if shard_size == 1 else plan.sharding_strategy,
@@ -83,7 +83,7 @@ class _Trainer:
             world_size // shard_size,
             use_orig_params=any(len({p.requires_grad for p in u.params}) > 1 for u in units),
         )
-        self.handles = {u.name: FlatParamHandle(u, self.shared) for u in units if u.params}
+        self.handles = {u.name: FlatParamHandle(u, self.context) for u in units if u.params}
         modules = in_order_of_modules(list(self.root))
         self.order = [self.handles[node.unit.name] for node in modules if node.unit.params]
         self.block_of = checkpoints(units, plan)
@@ -96,7 +96,7 @@ class _Trainer:
         cpu.step = step
         for micro_batch in range(self.plan.grad_accum):
             cpu.micro_batch = micro_batch
-            self.shared.sync_gradients = self.plan.requires_gradient_sync is True or micro_batch == last
+            self.context.sync_gradients = self.plan.requires_gradient_sync is True or micro_batch == last
             self.forward()
             self.backward()
         cpu.phase = Phase.OPTIMIZER
@@ -164,7 +164,7 @@ class _Trainer:
         if handle:
             handle.post_forward_index = len(self.post_forward_order)
             self.post_forward_order.append(handle)
-            free = self.shared.reshard_after_forward and node is not self.root
+            free = self.context.reshard_after_forward and node is not self.root
             handle.reshard(free=free, in_forward=True)
             handle.needs_pre_backward_unshard = self.hooks is not None
         if self.hooks is not None and (handle or node is self.root):
@@ -216,7 +216,7 @@ class _Trainer:
     def post_backward(self, handle: FlatParamHandle) -> None:
         self.cpu.hook("post_backward", handle.name)
         self.post_backward_reshard(handle)
-        if self.shared.sync_gradients:
+        if self.context.sync_gradients:
             handle.reduce_grad()
 
     def post_backward_reshard(self, handle: FlatParamHandle) -> None:
@@ -227,7 +227,7 @@ class _Trainer:
     @property
     def frees_in_backward(self) -> bool:
         """Without sync only where parameters are not kept after forward either."""
-        return self.shared.sharded and (self.shared.sync_gradients or self.shared.reshard_after_forward)
+        return self.context.sharded and (self.context.sync_gradients or self.context.reshard_after_forward)
 
     def prefetch_backward(self, handle: FlatParamHandle) -> None:
         """Gather for the unit that ended its forward before this one."""
@@ -240,11 +240,11 @@ class _Trainer:
 
     def final_callback(self) -> None:
         """Compute waits for the reductions, and what backward did not reach is resharded."""
-        cpu, shared = self.cpu, self.shared
+        cpu, context = self.cpu, self.context
         cpu.hook("post_backward_final_callback")
-        if shared.sync_gradients:
+        if context.sync_gradients:
             cpu.wait_stream(C, B)
-            if shared.hybrid:
+            if context.hybrid:
                 cpu.wait_stream(C, AR)
             if self.plan.cpu_offload:
                 self.synchronize_compute()
@@ -252,7 +252,7 @@ class _Trainer:
         for handle in self.order:
             if not handle.sharded_data or handle.skipped_views:
                 handle.reshard(free=self.frees_in_backward)
-            if self.plan.cpu_offload and shared.sync_gradients:
+            if self.plan.cpu_offload and context.sync_gradients:
                 handle.free_grads()
             handle.needs_pre_backward_unshard = handle.prefetched = False
             handle.post_forward_index = None

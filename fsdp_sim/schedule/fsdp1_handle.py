@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fsdp_sim.schedule.fsdp1_shared import AR, MAX_UNFREED, REPLICATE, SHARD, B, C, P, Shared, U
+from fsdp_sim.schedule.fsdp1_context import AR, MAX_UNFREED, REPLICATE, SHARD, B, C, FSDP1Context, P, U
 from fsdp_sim.schedule.lines import NOT_RECORDED
 from fsdp_sim.schedule.unit import Unit
 from fsdp_sim.spec import DTYPE_BYTES, TORCH_DTYPES
@@ -50,9 +50,9 @@ class FlatParamHandle:
         grad_shard: the reduced gradient of earlier micro-batches.
     """
 
-    def __init__(self, unit: Unit, shared: Shared) -> None:
-        plan, n, self.dtype = shared.plan, shared.shard_size if shared.sharded else 1, unit.params[0].dtype
-        self.name, self.shared, self.cpu = unit.name, shared, shared.cpu
+    def __init__(self, unit: Unit, context: FSDP1Context) -> None:
+        plan, n, self.dtype = context.plan, context.shard_size if context.sharded else 1, unit.params[0].dtype
+        self.name, self.context, self.cpu = unit.name, context, context.cpu
         self.param_dtype = plan.param_dtype or self.dtype
         self.reduce_dtype = plan.reduce_dtype or self.param_dtype
         self.casts, self.offloads = self.param_dtype != self.dtype, plan.cpu_offload
@@ -92,15 +92,15 @@ class FlatParamHandle:
 
     def unshard(self) -> None:
         """Get the shard ready, let the rate limiter block the CPU, gather. The limiter blocks also for no gather."""
-        cpu, shared = self.cpu, self.shared
+        cpu, context = self.cpu, self.context
         cpu.hook("unshard", self.name)
         self.pre_unshard()
-        if shared.plan.limit_all_gathers and len(shared.free_events) >= MAX_UNFREED:
-            cpu.cpu_block(shared.free_events.popleft())
-        if shared.sharded:
+        if context.plan.limit_all_gathers and len(context.free_events) >= MAX_UNFREED:
+            cpu.cpu_block(context.free_events.popleft())
+        if context.sharded:
             if not self.unsharded:
                 flat = self.alloc(UNSHARDED, self.padded_numel, self.param_dtype, U, "")
-                cpu.collective(Op.ALL_GATHER, self.name, U, flat.bytes, self.param_dtype, "", shared.shard_size, SHARD)
+                cpu.collective(Op.ALL_GATHER, self.name, U, flat.bytes, self.param_dtype, "", context.shard_size, SHARD)
                 self.unsharded = True
                 if self.offloads:
                     self._drop_shard_copy(U, free=not self.casts)
@@ -109,13 +109,13 @@ class FlatParamHandle:
             elif self.shard_copy:  # copied from the CPU, though the parameters were there
                 self.free(self.shard_copy)
                 self.shard_copy = None
-        self.sharded_data = not (shared.sharded or self.casts)
+        self.sharded_data = not (context.sharded or self.casts)
 
     def pre_unshard(self) -> None:
         """The shard as it is gathered: in ``param_dtype``, on the device."""
-        if self.shared.sharded and self.unsharded and not self.offloads:
+        if self.context.sharded and self.unsharded and not self.offloads:
             return
-        cpu, category = self.cpu, Memory.TEMPORARY if self.shared.sharded else UNSHARDED
+        cpu, category = self.cpu, Memory.TEMPORARY if self.context.sharded else UNSHARDED
         if self.casts:
             self.shard_copy = self.shard_copy or self.alloc(category, self.shard_numel, self.param_dtype, P)
             source = None
@@ -135,29 +135,29 @@ class FlatParamHandle:
 
     def reshard(self, *, free: bool, in_forward: bool = False) -> None:
         """Show the module its shard; free the flat parameter if asked to."""
-        cpu, shared = self.cpu, self.shared
+        cpu, context = self.cpu, self.context
         cpu.hook("reshard", self.name)
-        self.sharded_data, self.skipped_views = True, in_forward and shared.skips_views
+        self.sharded_data, self.skipped_views = True, in_forward and context.skips_views
         if free:
             if self.unsharded:
                 flat_bytes = self.padded_numel * DTYPE_BYTES[self.param_dtype]
                 cpu.free(UNSHARDED, self.name, flat_bytes, self.param_dtype, U)
                 self.unsharded = False
             cpu.record_stream(UNSHARDED, self.name, C)
-            if shared.plan.limit_all_gathers:
-                shared.free_events.append(cpu.record(C))
-        if not shared.sharded and (self.casts or self.shard_copy):
+            if context.plan.limit_all_gathers:
+                context.free_events.append(cpu.record(C))
+        if not context.sharded and (self.casts or self.shard_copy):
             self._drop_shard_copy(C)
         self.prefetched = False
 
     def _drop_shard_copy(self, until: Lane, *, free: bool = True) -> None:
         """``until``: the stream that has read it."""
-        category = Memory.TEMPORARY if self.shared.sharded else UNSHARDED
+        category = Memory.TEMPORARY if self.context.sharded else UNSHARDED
         if free and self.shard_copy:
             self.free(self.shard_copy)
             self.shard_copy = None
         self.cpu.record_stream(category, self.name, until)
-        if not (self.casts or self.shared.sharded):
+        if not (self.casts or self.context.sharded):
             self._not_recorded()
 
     def _not_recorded(self) -> None:
@@ -191,11 +191,11 @@ class FlatParamHandle:
         cpu, computed = self.cpu, self.grad
         assert computed is not None
         cpu.wait_stream(B, C)
-        grad, category = computed, RS_INPUT if self.shared.sharded else GRAD
+        grad, category = computed, RS_INPUT if self.context.sharded else GRAD
         if computed.dtype != self.reduce_dtype:
             grad = self.alloc(category, self.numel, self.reduce_dtype, B)
             self._cast(B, grad.bytes, computed.dtype, self.reduce_dtype)
-        if self.shared.sharded:
+        if self.context.sharded:
             self._reduce_scatter(grad)
             self.grad = None
             if grad is not computed:
@@ -207,21 +207,21 @@ class FlatParamHandle:
         cpu.record_stream(GRAD, self.name, B)
 
     def _reduce_scatter(self, grad: Buffer) -> None:
-        cpu, shared, dtype = self.cpu, self.shared, self.reduce_dtype
+        cpu, context, dtype = self.cpu, self.context, self.reduce_dtype
         padded = grad
         if self.padded_numel > self.numel:
             padded = self.alloc(RS_INPUT, self.padded_numel, dtype, B)
             cpu.op(Op.RS_COPY_IN, self.name, B, padded.bytes, dtype, NOT_RECORDED)
         mean = self.alloc(RS_OUTPUT, self.shard_numel, dtype, B)
-        self._divide(B, padded.bytes, shared.predivide)
-        cpu.collective(Op.REDUCE_SCATTER, self.name, B, padded.bytes, dtype, "SUM", shared.shard_size, SHARD)
+        self._divide(B, padded.bytes, context.predivide)
+        cpu.collective(Op.REDUCE_SCATTER, self.name, B, padded.bytes, dtype, "SUM", context.shard_size, SHARD)
         lane = B
-        if shared.hybrid:
+        if context.hybrid:
             lane = AR
             cpu.wait_stream(AR, B)
             cpu.record_stream(RS_OUTPUT, self.name, AR)
-            cpu.collective(Op.ALL_REDUCE, self.name, AR, mean.bytes, dtype, "SUM", shared.replicas, REPLICATE)
-        self._divide(lane, mean.bytes, shared.postdivide)
+            cpu.collective(Op.ALL_REDUCE, self.name, AR, mean.bytes, dtype, "SUM", context.replicas, REPLICATE)
+        self._divide(lane, mean.bytes, context.postdivide)
         if dtype != self.dtype:
             low_precision, mean = mean, self.alloc(RS_OUTPUT, self.shard_numel, self.dtype, lane)
             self._cast(lane, mean.bytes, dtype, self.dtype)
@@ -241,12 +241,12 @@ class FlatParamHandle:
 
     def _all_reduce(self, grad: Buffer, computed: Buffer) -> Buffer:
         """Of a flat parameter that is not sharded, in place; returns the gradient that ``.grad`` then is."""
-        cpu, shared = self.cpu, self.shared
-        self._divide(B, grad.bytes, shared.predivide)
+        cpu, context = self.cpu, self.context
+        self._divide(B, grad.bytes, context.predivide)
         cpu.collective(
-            Op.ALL_REDUCE, self.name, B, grad.bytes, grad.dtype, "SUM", shared.shard_size * shared.replicas, REPLICATE
+            Op.ALL_REDUCE, self.name, B, grad.bytes, grad.dtype, "SUM", context.shard_size * context.replicas, REPLICATE
         )
-        self._divide(B, grad.bytes, shared.postdivide)
+        self._divide(B, grad.bytes, context.postdivide)
         if grad.dtype != self.dtype:
             low_precision, grad = grad, self.alloc(GRAD, self.numel, self.dtype, B)
             self._cast(B, grad.bytes, low_precision.dtype, self.dtype)

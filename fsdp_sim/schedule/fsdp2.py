@@ -175,7 +175,7 @@ class _Trainer:
             return last if setting == "last" else bool(setting)
 
         for group in self.groups:
-            group.reduce_grads = now(plan.requires_gradient_sync)
+            group.grads.reduce_grads = now(plan.requires_gradient_sync)
             group.all_reduce_grads = now(plan.requires_all_reduce)
             group.reshard_after_backward = now(plan.reshard_after_backward)
         return now(plan.is_last_backward)

@@ -27,9 +27,9 @@ class ParamGroup:
         self.layout = layout
         self.comm = comm
         self.cpu: Cpu = comm.cpu
-        self.grads = GradReduction(name, layout, comm, self)
+        self.grads = GradReduction(name, layout, comm)
         self.reshard_after_forward = reshard_after_forward
-        self.reduce_grads = self.all_reduce_grads = self.reshard_after_backward = True  # moved by the training loop
+        self.all_reduce_grads = self.reshard_after_backward = True  # moved by the training loop
         self.training_state = TrainingState.IDLE
         self.sharded_state = ShardedState.SHARDED
         self.slice_alive = False  # the 1/n slice of reshard_after_forward=n
@@ -50,7 +50,7 @@ class ParamGroup:
             self._reshard_after_forward_event = 0
         if self.comm.shards == 1:
             cpu.record(Lane.COMPUTE)  # torch does so too; nobody waits for it
-            self._all_gather_result = AllGatherResult(self, 0, 0, Lane.COMPUTE)
+            self._all_gather_result = AllGatherResult(cpu, self.name, self.layout, 0, 0, Lane.COMPUTE)
             return
         self._foreach_all_gather()
 
@@ -70,7 +70,7 @@ class ParamGroup:
         event = cpu.record(gather)
         if temporary:
             cpu.free(Memory.TEMPORARY, name, temporary, layout.gather_dtype, copy_in)
-        self._all_gather_result = AllGatherResult(self, event, work, copy_in, from_slice)
+        self._all_gather_result = AllGatherResult(cpu, name, layout, event, work, copy_in, from_slice)
 
     def _all_gather_inputs(self, lane: Lane, from_slice: bool) -> int:
         """Bring the shards to the device and to the dtype they are gathered in; returns the bytes this takes."""
@@ -202,7 +202,7 @@ class ParamGroup:
         self.cpu.hook("post_forward", self.name)
         self.reshard()
         self._post_forward_indices.append(len(self.comm.post_forward_order))
-        self.comm.post_forward_order.append(self)
+        self.comm.post_forward_order.append(self.unshard)
         self.training_state = TrainingState.IDLE
 
     def pre_backward(self, default_prefetch: bool) -> None:
@@ -215,7 +215,7 @@ class ParamGroup:
         if default_prefetch and self._post_forward_indices:
             index = self._post_forward_indices.pop()
             if index > 0:
-                self.comm.post_forward_order[index - 1].unshard()
+                self.comm.post_forward_order[index - 1]()
 
     def post_backward(self) -> None:
         """Reshard, then reduce the gradients, or keep them whole."""
@@ -224,7 +224,7 @@ class ParamGroup:
         self.grads.add_to_accumulated()
         if self.reshard_after_backward:
             self.reshard()
-        if not self.reduce_grads:
+        if not self.grads.reduce_grads:
             self.grads.keep_in_reduce_dtype()
             return
         self.comm.wait_for_reduce_scatters(keep=self.comm.max_input_buffers - 1)
@@ -244,7 +244,3 @@ class ParamGroup:
             result.drop()
             self._all_gather_result = None
         self._post_forward_indices.clear()
-
-    def drop_reduce_scatter_input(self) -> None:
-        """Free I."""
-        self.cpu.free(Memory.RS_INPUT, self.name, self.layout.reduce_bytes, self.layout.reduce_dtype)

@@ -1,4 +1,4 @@
-"""What the parameters of one unit weigh: dtypes and bytes of its gathers and reductions, computed once per program.
+"""The dtypes and bytes of one unit's parameters, all-gather and reduction, computed once per program.
 
 The rules are those of torch's ``FSDPParam.init_dtype_attrs`` and ``_get_gradient_divide_factors`` (torch 2.13).
 """

@@ -14,7 +14,7 @@ from fsdp_sim.spec import Plan
 from fsdp_sim.timeline import Memory, Op, Phase
 
 RECORDED_MEMORY = frozenset({Memory.UNSHARDED, Memory.AG_OUTPUT, Memory.RS_INPUT, Memory.RS_OUTPUT, Memory.NONE})
-EXTRA_OPS = frozenset({Op.ACCUMULATE, Op.H2D, Op.D2H, Op.RS_COPY})
+EXTRA_OPS = frozenset({Op.ACCUMULATE, Op.H2D, Op.D2H, Op.RS_COPY})  # not in torch's recorded format
 NOT_RECORDED = "not recorded"  # detail of an alloc or free that a recording on the CPU cannot see
 
 

@@ -9,30 +9,27 @@ reduce-scatter have that memory: the group holds it until the end of backward, a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fsdp_sim.schedule.comm import REPLICATE, CommContext
 from fsdp_sim.schedule.layout import Layout
 from fsdp_sim.schedule.lines import NOT_RECORDED
 from fsdp_sim.spec import DTYPE_BYTES, TORCH_DTYPES
 from fsdp_sim.timeline import Lane, Memory, Op
 
-if TYPE_CHECKING:
-    from fsdp_sim.schedule.group import ParamGroup
-
 
 class GradReduction:
     """The gradients of one unit.
 
     Attributes:
+        reduce_grads: whether this backward reduces them; the training loop moves it.
         whole: bytes of the whole gradients that autograd left, by parameter.
         accumulated: the same of those kept in the reduce dtype from micro-batches without sync.
         to_add: bytes of gradients, added up over the runs of the unit, that go into whole ones.
         has_sharded: sharded gradients exist, as views of O.
     """
 
-    def __init__(self, name: str, layout: Layout, comm: CommContext, group: ParamGroup) -> None:
-        self.name, self.layout, self.comm, self.cpu, self.group = name, layout, comm, comm.cpu, group
+    def __init__(self, name: str, layout: Layout, comm: CommContext) -> None:
+        self.name, self.layout, self.comm, self.cpu = name, layout, comm, comm.cpu
+        self.reduce_grads = True
         self.whole: dict[int, int] = {}
         self.accumulated: dict[int, int] = {}
         self.to_add: list[int] = []
@@ -73,7 +70,7 @@ class GradReduction:
 
     @property
     def _casts_at_once(self) -> bool:
-        return self.comm.torch_2_15 and (bool(self.whole) or not self.group.reduce_grads)
+        return self.comm.torch_2_15 and (bool(self.whole) or not self.reduce_grads)
 
     def added(self) -> None:
         """What autograd added up over several runs is now in the gradients of earlier micro-batches."""
@@ -133,7 +130,7 @@ class GradReduction:
             self._to_sharded(Lane.ALL_REDUCE)
         else:
             self._keep_partial()
-        comm.reduce_scatter_states.append((self.group, reduced))
+        comm.reduce_scatter_states.append((self._free_input, reduced))
 
     def _wait_for_post_backward(self) -> None:
         """If an earlier backward was not the last, its reduction may still run."""
@@ -148,6 +145,9 @@ class GradReduction:
         for detail in self._held:
             self._free_output(detail)
         self._held = ()
+
+    def _free_input(self) -> None:
+        self.cpu.free(Memory.RS_INPUT, self.name, self.layout.reduce_bytes, self.layout.reduce_dtype)
 
     def _free_output(self, detail: str = "") -> None:
         self.cpu.free(Memory.RS_OUTPUT, self.name, self._output_bytes, self.layout.reduce_dtype, None, 1, detail)
@@ -252,8 +252,8 @@ class GradReduction:
     def zero_grad(self) -> None:
         """Drop the sharded gradients (``optimizer.zero_grad(set_to_none=True)``).
 
-        Offloaded ones are in the CPU's memory: they free no bytes of the device. A recording on the CPU, where a copy
-        to the CPU is none, has the line here.
+        Offloaded ones are in the CPU's memory and free no bytes of the device. A recording on the CPU, where offloading
+        copies nothing, has the line here.
         """
         if self.has_sharded:
             n_bytes = 0 if self.comm.cpu_offload else self._sharded_bytes

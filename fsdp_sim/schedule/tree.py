@@ -1,10 +1,9 @@
-"""Units within units: which run inside which, and the order in which torch's lists have them."""
+"""The tree of units: which unit runs inside which, and the order of torch's lists."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
 
 from fsdp_sim.schedule.unit import Unit, root_of
 
@@ -47,14 +46,7 @@ def walk_of(units: Sequence[Unit]) -> list[tuple[Unit, str]]:
     return list(walk(tree_of(units)))
 
 
-class HasUnit(Protocol):
-    unit: Unit
-
-
-T = TypeVar("T", bound=HasUnit)
-
-
-def in_order_of_modules(nodes: Sequence[T]) -> list[T]:
+def in_order_of_modules(nodes: Sequence[Node]) -> list[Node]:
     """The order of ``named_modules``: units of one container stay together, where its first one is.
 
     It differs from the order of execution only if that goes back and forth between containers.
@@ -63,7 +55,7 @@ def in_order_of_modules(nodes: Sequence[T]) -> list[T]:
         return list(nodes)
     first: dict[str, int] = {}
 
-    def key(number: int, node: T) -> tuple[int, ...]:
+    def key(number: int, node: Node) -> tuple[int, ...]:
         parts = node.unit.name.split(".")
         return tuple(first.setdefault(".".join(parts[: n + 1]), number) for n in range(len(parts)))
 

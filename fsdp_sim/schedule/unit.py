@@ -59,12 +59,12 @@ class Unit:
 
     Attributes:
         name: the module's name, as torch prints it.
-        params: the parameters it manages: those of the module less those of nested units.
+        params: the parameters it manages: those of the module without those of nested units.
         segments: pieces of compute in forward order; ``...`` marks where the units inside run: in the root all that
             are in no other, elsewhere those whose names begin with this unit's and a dot. The default is one segment
             with the unit's name.
-        blocks: of its segments, those that are blocks of the model, each of which activation checkpointing computes
-            again by itself. In a unit other than the root none: then the unit is a block.
+        blocks: those of its segments that are blocks of the model; activation checkpointing recomputes each by itself.
+            A unit other than the root that lists none is itself a block.
 
     Example:
         >>> root = Unit("root", (Param("embed", (4, 4)), Param("head", (4, 4))), segments=("embed", ..., "head"))

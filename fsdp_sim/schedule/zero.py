@@ -5,7 +5,7 @@ Each bucket of gradients (see `buckets`) is cut into equal parts, one per rank.
     zero1   backward: ALL_REDUCE, as in DDP. Step: each rank its own part. Then ALL_GATHER of the parameters.
     zero2   backward: REDUCE_SCATTER, after which the bucket's memory goes. Step and ALL_GATHER the same.
 
-All collectives have one communicator. What these issue, and in which order, is what `fsdp_sim.mini.siblings.zero` does.
+All collectives share one communicator. The programs are those that `fsdp_sim.mini.siblings.zero` issues, in its order.
 (DeepSpeed's stage 1 reduce-scatters too, and differs from stage 2 in memory alone.)
 """
 
@@ -25,7 +25,7 @@ def build_zero(units: Sequence[Unit], plan: Plan, world_size: int, steps: int = 
     """The program of ZeRO stage 1 or 2, as ``plan.api`` says.
 
     Raises:
-        ValueError: the plan asks for shards of parameters, offloading, or gradients never reduced.
+        ValueError: the plan never reduces gradients.
     """
     trainer = ZeroTrainer(units, plan, world_size, ShardReducer if plan.api == "zero2" else WholeReducer)
     for step in range(steps):

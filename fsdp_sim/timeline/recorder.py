@@ -25,6 +25,7 @@ class Recorder:
         on: whether events are kept.
         step, micro_batch, phase: written into each event; whoever drives the training loop moves them.
         unit: the unit the next collective is for, when the caller knows (see `label`).
+        opened: ``seq`` of the next collective's event, when the caller has opened it and will end it; -1 when not.
         session: counts the calls of `start`, so that what began in one recording can tell that another has begun.
         observers: entered when a recording starts and left when it stops: they tell what a program does that does not
             tell it itself.
@@ -37,11 +38,11 @@ class Recorder:
         self.micro_batch = 0
         self.phase = Phase.NONE
         self.unit = ""
+        self.opened = -1
         self.session = 0
         self.observers: list[Callable[[], AbstractContextManager[object]]] = []
         self._attached = ExitStack()
         self._rows: list[dict[str, Any]] = []
-        self._taken = -1  # the last event a process group took or opened
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A recorder sent to another process is that process's own: it stands for a place, not for its content."""
@@ -53,7 +54,6 @@ class Recorder:
         self.rank = self.rank if rank is None else rank
         self.session += 1
         self._rows = []
-        self._taken = -1
         self.step = self.micro_batch = 0
         self.phase = Phase.NONE
         self.on = True
@@ -97,21 +97,6 @@ class Recorder:
         if start_s is not None:
             row["start_s"] = start_s
 
-    def collective(self, op: Op, unit: str, **fields: Any) -> tuple[int, bool]:
-        """The event of a collective that a process group is about to issue.
-
-        Returns:
-            ``seq`` and whether it is new: False when the caller of the group has just opened it with `begin` (as the
-            mini-FSDP does) and will end it itself.
-        """
-        for seq in range(len(self._rows) - 1, self._taken, -1):  # a buffer's free may have come in between
-            row = self._rows[seq]
-            if self.on and row["op"] is op and row["end_s"] is None:
-                self._taken = seq
-                return seq, False
-        self._taken = self.begin(op, unit, **fields)
-        return self._taken, True
-
     @contextmanager
     def span(self, op: Op, unit: str, **fields: Any) -> Iterator[int]:
         """Record what runs inside the block as one operation."""
@@ -128,13 +113,18 @@ class Recorder:
             self._rows[seq]["end_s"] = self._rows[seq]["issue_s"]
 
     @contextmanager
-    def label(self, unit: str) -> Iterator[None]:
-        """Name the unit of the collectives issued inside the block (for the timeline and for the watchdog)."""
-        before, self.unit = self.unit, unit
+    def label(self, unit: str, opened: int = -1) -> Iterator[None]:
+        """Name the unit of the collectives issued inside the block (for the timeline and for the watchdog).
+
+        Args:
+            opened: the event of the collective, where it is open already: its process group then opens none.
+        """
+        before = self.unit, self.opened
+        self.unit, self.opened = unit, opened
         try:
             yield
         finally:
-            self.unit = before
+            self.unit, self.opened = before
 
 
 RECORDER = Recorder()

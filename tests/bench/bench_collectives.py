@@ -28,7 +28,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fsdp_sim.cost import collectives
-from fsdp_sim.cost.collectives import FittedLinks, algorithms, collective_s, fitted
+from fsdp_sim.cost.collectives import FittedLinks, algorithms, collective_s, fitted_links
 from fsdp_sim.spec import Cluster
 
 ROOM = File(collectives.__file__).parent
@@ -166,7 +166,7 @@ def main() -> None:
     chosen = parser.parse_args()
     rows = measurements()
     seconds = np.array([row.seconds for row in rows])
-    numbers = fitted()
+    numbers = fitted_links()
     if chosen.refit:
         numbers = fit(rows, neutral(numbers))
         write(numbers)

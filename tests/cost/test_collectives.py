@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdp_sim.cost.collectives import OPS, collective_s, family_of, fitted, offload_s
+from fsdp_sim.cost.collectives import OPS, collective_s, family_of, fitted_links, offload_s
 from fsdp_sim.ranks.network import Network
 from fsdp_sim.spec import Cluster, Link, gpu_names, link, link_names
 from tests.bench.bench_collectives import measurements, predict
@@ -136,7 +136,7 @@ def test_published_measurements_are_met(op, name, gpus, n_bytes, seconds, off):
 
 def test_half_of_all_published_measurements_are_within_6_percent_and_of_large_messages_within_3_5():
     rows = measurements()
-    errors = abs(predict(rows, fitted()) / [row.seconds for row in rows] - 1)
+    errors = abs(predict(rows, fitted_links()) / [row.seconds for row in rows] - 1)
     assert len(rows) == 398
     assert statistics.median(errors) < 0.06
     assert statistics.median(e for e, row in zip(errors, rows, strict=True) if row.n_bytes >= 2**26) < 0.035

@@ -261,7 +261,7 @@ def writes_raw(*parts: bytes) -> None:
 
 def done(result: bytes) -> tuple[bytes]:
     """A whole message of a rank that has returned, as `fsdp_sim.ranks.inbox.send` writes it."""
-    message = msgspec.msgpack.encode(inbox.Done(result, msgspec.msgpack.encode([])))
+    message = msgspec.msgpack.encode(inbox.ResultMessage(result, msgspec.msgpack.encode([])))
     return (len(message).to_bytes(4, "big") + message,)
 
 

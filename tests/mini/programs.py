@@ -16,7 +16,7 @@ import torch
 import torch.distributed.fsdp
 
 import fsdp_sim.mini
-from fsdp_sim.measure.record import Recorder, record
+from fsdp_sim.measure.record import ProgramRecorder, record
 from tests.mini.models import Matrix
 from tests.mini.networks import Net
 
@@ -25,7 +25,7 @@ MARKS = [
     pytest.mark.filterwarnings("ignore:.*returned a view"),
 ]
 Fsdp = ModuleType  # torch.distributed.fsdp or fsdp_sim.mini: they offer the same names
-Run = Callable[[Recorder, Fsdp], object]
+Run = Callable[[ProgramRecorder, Fsdp], object]
 TORCH, MINI = torch.distributed.fsdp, fsdp_sim.mini
 
 
@@ -59,7 +59,7 @@ def assert_same_program(run: Run, world_size: int = 8, may_raise: bool = False) 
         )
 
 
-def sharded(recorder: Recorder, fsdp: Fsdp, model: Any = None, **options: Any) -> Any:
+def sharded(recorder: ProgramRecorder, fsdp: Fsdp, model: Any = None, **options: Any) -> Any:
     """Three layers and the root, each a unit, watched."""
     model = Net() if model is None else model
     for name, module in model.named_modules():
@@ -70,7 +70,7 @@ def sharded(recorder: Recorder, fsdp: Fsdp, model: Any = None, **options: Any) -
     return fsdp.fully_shard(model, **options)
 
 
-def step(recorder: Recorder, model: Any, loss: Callable[[Any], torch.Tensor] | None = None) -> None:
+def step(recorder: ProgramRecorder, model: Any, loss: Callable[[Any], torch.Tensor] | None = None) -> None:
     recorder.mark("forward")
     value = loss(model) if loss else model(torch.ones(2, 4)).sum()
     recorder.mark("backward")

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 
-from fsdp_sim.measure.record import Recorder
+from fsdp_sim.measure.record import ProgramRecorder
 from fsdp_sim.mini.versions import TORCH as TORCH_VERSION
 from tests.mini.networks import NETWORKS, Network
 from tests.mini.programs import MARKS, MINI, TORCH, Fsdp, Run, assert_same_program, program
@@ -37,7 +37,7 @@ class Setting:
     """
 
     options: dict[str, Any] = field(default_factory=dict)
-    set_up: Callable[[Any, list[Any], Recorder], None] = lambda model, units, recorder: None
+    set_up: Callable[[Any, list[Any], ProgramRecorder], None] = lambda model, units, recorder: None
     each: Callable[[Any, bool], None] = lambda model, last: None
     micro_batches: int = 1
     sizes: tuple[int, ...] = (8,)  # of the mesh: shards, or replicas and shards
@@ -192,7 +192,7 @@ def train(network: Network, settings: list[Setting], steps: int = 2) -> tuple[Ru
     sizes = next((setting.sizes for setting in settings if setting.sizes != (8,)), (8,))
     micro_batches = max(setting.micro_batches for setting in settings)
 
-    def run(recorder: Recorder, fsdp: Fsdp) -> object:
+    def run(recorder: ProgramRecorder, fsdp: Fsdp) -> object:
         torch.manual_seed(0)
         model = network.build()
         for name, module in model.named_modules():

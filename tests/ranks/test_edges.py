@@ -527,7 +527,7 @@ def test_the_wire_takes_the_cost_of_the_rank_that_has_the_whole_message(tmp_path
     board = Board.create(tmp_path / "board", 2)
     for rank, cost_s in ((0, 3.0), (1, 1.0)):  # a gather: rank 0 receives from all
         board.post(rank, record_of(0, issue_s=10.0 + rank, cost_s=cost_s))
-    spans = [Wire(board, rank, FAST).look(record_of(0)) for rank in (0, 1)]
+    spans = [Wire(board, rank, FAST).span_if_known(record_of(0)) for rank in (0, 1)]
     assert spans == [(11.0, 14.0), (11.0, 14.0)]
 
 
@@ -535,9 +535,9 @@ def test_the_wire_does_not_know_what_has_not_been_issued(tmp_path) -> None:
     board = Board.create(tmp_path / "board", 2)
     board.post(0, record_of(0, issue_s=1.0))
     wire = Wire(board, 0, FAST)
-    assert wire.look(record_of(0)) is None
+    assert wire.span_if_known(record_of(0)) is None
     board.post(1, record_of(0, issue_s=2.0))
-    assert wire.look(record_of(0)) == (2.0, 2.0)
+    assert wire.span_if_known(record_of(0)) == (2.0, 2.0)
 
 
 @pytest.mark.parametrize("network", [None, FAST], ids=["gloo", "slow network"])
@@ -550,10 +550,10 @@ def test_a_rank_that_looks_on_while_another_fills_its_ring(tmp_path, network: Ne
         board.post(1, record_of(-1, (1,), op="send", detail="peer=0"))
     wire = Wire(board, 0, network)
     if network is None:
-        assert wire.look(record_of(0, issue_s=1.0)) == (1.0, 1.0)  # gloo was done, so rank 1 had come
+        assert wire.span_if_known(record_of(0, issue_s=1.0)) == (1.0, 1.0)  # gloo was done, so rank 1 had come
     else:
         with pytest.raises(RuntimeError, match=r"rank 1 issued 2,050 operations while rank 0 issued none"):
-            wire.look(record_of(0))
+            wire.span_if_known(record_of(0))
 
 
 def test_a_ring_of_sends_longer_than_the_board_then_a_collective() -> None:

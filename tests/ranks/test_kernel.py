@@ -164,7 +164,7 @@ def test_an_error_shows_the_message_and_not_the_launcher(kernel: Kernel) -> None
     text = "\n".join(shown.traceback)
     assert text.startswith("RanksError: ranks 0 and 1 raised ValueError: no such layer")
     assert "raise ValueError('no such layer')" in text  # the line of the cell
-    for launcher in ("_attend", "run.py", "rank.py", "launch.py"):
+    for launcher in ("_collect_messages", "run.py", "rank.py", "launch.py"):
         assert launcher not in text
 
 

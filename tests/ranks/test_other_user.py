@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, which alo
 
 
 def as_other(fn, *args, ranks=1, hide=(), **more):
-    user = OtherUser.lent(*hide)
+    user = OtherUser.unused(*hide)
     return user, run(fn, ranks, *args, limits=Limits(user=user), plain=True, progress=False, **more)
 
 
@@ -128,7 +128,7 @@ KEYRING = """
         return ctypes.CDLL(None).syscall(keyctl, 10, -3, b"user", b"fsdp_sim_secret", 0)
     assert search() > 0, "needs keyrings"
     from fsdp_sim.ranks import Limits, OtherUser, run
-    print(list(run(search, 1, limits=Limits(user=OtherUser.lent()), plain=True, progress=False)))
+    print(list(run(search, 1, limits=Limits(user=OtherUser.unused()), plain=True, progress=False)))
 """
 
 
@@ -139,7 +139,7 @@ def test_root_s_session_keyring_stays_with_root() -> None:
 
 def test_what_could_not_be_covered_is_named_with_what_keeps_the_user_out(hidden: Path):
     with pytest.raises(AccessError, match=rf"{hidden} can be read.*chmod -R go= {hidden}"):
-        OtherUser(LENT_UIDS[0], (str(hidden),)).look()  # as whoever can read it
+        OtherUser(LENT_UIDS[0], (str(hidden),)).check_access()  # as whoever can read it
 
 
 def test_it_can_import_what_python_has_wherever_that_lies():
@@ -206,7 +206,7 @@ def test_no_process_of_the_user_is_left():
 
 def test_no_temporary_file_of_the_user_is_left_and_nobody_else_s_is_touched() -> None:
     """Where the kernel did not let the rank have temporary folders of its own."""
-    user = OtherUser.lent()
+    user = OtherUser.unused()
     for place in [Path(place) for place in ("/tmp", "/var/tmp", "/dev/shm") if os.path.isdir(place)]:
         mine, theirs = (place / f"fsdp_sim-{os.getpid()}-{whose}" for whose in ("mine", "theirs"))
         link, alone = theirs.with_suffix(".link"), theirs.with_suffix(".alone")
@@ -260,4 +260,4 @@ def test_a_fork_bomb_is_ended():
 
 def test_without_root_the_error_says_what_to_do():
     with pytest.raises(RanksError, match=r"PermissionError: only root.*put sudo before the command"):
-        as_other(OtherUser.lent)
+        as_other(OtherUser.unused)

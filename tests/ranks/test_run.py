@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from fsdp_sim.ranks import RanksError, launch, run, track
 from fsdp_sim.ranks.board import Board
-from fsdp_sim.timeline import Lane, Op
+from fsdp_sim.timeline import RECORDER, Lane, Op
 
 
 def test_results_come_back_by_rank_with_closures_and_arguments() -> None:
@@ -70,6 +70,17 @@ def test_raw_collectives_are_on_the_timeline_with_bytes_and_order() -> None:
         assert (reduce.op, reduce.bytes) == (Op.ALL_REDUCE, 32)
         assert gather.end_s <= reduce.start_s
         assert "test_run.py" in gather.source
+
+
+def test_an_event_that_the_caller_has_opened_is_that_of_the_next_collective_alone() -> None:
+    def fn() -> None:
+        opened = RECORDER.begin(Op.ALL_GATHER, "a")
+        with RECORDER.label("b", opened):
+            dist.all_reduce(torch.ones(1))
+            dist.all_reduce(torch.ones(1))
+        RECORDER.end(opened)
+
+    assert [event.label for event in run(fn, 1, progress=False).timeline.ops] == ["ALL_GATHER(a)", "ALL_REDUCE(b)"]
 
 
 def test_functional_collectives_and_dtensor_work() -> None:

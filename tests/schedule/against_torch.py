@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.checkpoint import checkpoint
 
-from fsdp_sim.measure.record import Recorder, record
+from fsdp_sim.measure.record import ProgramRecorder, record
 from fsdp_sim.schedule import Unit
 from fsdp_sim.schedule.checkpointing import checkpoints
 from fsdp_sim.schedule.tree import Node, tree_of
@@ -46,7 +46,7 @@ def torch_lines(
     """
     assert plan.api == "fsdp2", plan
 
-    def run(recorder: Recorder) -> object:
+    def run(recorder: ProgramRecorder) -> object:
         network = UnitModule(tree_of(units), recorder, checkpoints(units, plan))
         modules = dict(network.named_modules())
         layers = [modules[name] for name in dict.fromkeys(u.name for u in units if u is not root_of(units))]
@@ -82,7 +82,7 @@ class UnitModule(nn.Module):
     """The segments before, the units inside, the segments after; checkpointed where the plan says so."""
 
     def __init__(
-        self, node: Node, recorder: Recorder, checkpointed: dict[str, tuple[str, ...]], prefix: str = ""
+        self, node: Node, recorder: ProgramRecorder, checkpointed: dict[str, tuple[str, ...]], prefix: str = ""
     ) -> None:
         super().__init__()
         unit = node.unit
@@ -171,7 +171,7 @@ def shard(network: Any, layers: list[Any], plan: Plan, world_size: int, fsdp: Mo
         network._set_unshard_async_op(True)
 
 
-def train(network: Any, plan: Plan, steps: int, recorder: Recorder) -> object:
+def train(network: Any, plan: Plan, steps: int, recorder: ProgramRecorder) -> object:
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
     for step in range(steps):
         for micro_batch in range(plan.grad_accum):

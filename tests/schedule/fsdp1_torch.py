@@ -17,7 +17,7 @@ from torch.distributed.fsdp import (
     ShardingStrategy,
 )
 
-from fsdp_sim.measure.record import Recorder, record
+from fsdp_sim.measure.record import ProgramRecorder, record
 from fsdp_sim.schedule.checkpointing import checkpoints
 from fsdp_sim.schedule.tree import Node, tree_of
 from fsdp_sim.schedule.unit import Unit, root_of
@@ -105,7 +105,7 @@ class Module(nn.Module):
 def recorded(units: list[Unit], plan: Plan, world_size: int, steps: int = 1, *, every_op: bool = False) -> list[str]:
     """The program of torch's `FullyShardedDataParallel` for these units, whose names must be ``layers.0`` and so on."""
 
-    def train(recorder: Recorder) -> object:
+    def train(recorder: ProgramRecorder) -> object:
         model = Module(tree_of(units))
         for module in model.modules():
             if isinstance(module, Module):

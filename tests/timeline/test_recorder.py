@@ -81,47 +81,12 @@ def test_a_label_names_units_inside_its_block_and_labels_nest(recorder: Recorder
     assert recorder.unit == ""
 
 
-# ---------------------------------------------------------------------- a process group and its caller share an event
-
-
-def test_a_collective_that_the_caller_has_opened_is_the_callers_to_end(recorder: Recorder) -> None:
-    opened = recorder.begin(Op.ALL_GATHER, "layers.0")
-    assert recorder.collective(Op.ALL_GATHER, "") == (opened, False)
-    recorder.end(opened)
-    assert [e.unit for e in recorder.stop()] == ["layers.0"]
-
-
-def test_a_free_between_the_callers_event_and_the_groups_changes_nothing(recorder: Recorder) -> None:
-    """The garbage collector may run at any time."""
-    recorder.start()
-    opened = recorder.begin(Op.ALL_GATHER, "layers.0")
-    recorder.memory(Op.FREE, Memory.RS_OUTPUT, "layers.1", 8)
-    assert recorder.collective(Op.ALL_GATHER, "layers.0") == (opened, False)
-    assert recorder.collective(Op.ALL_GATHER, "layers.0")[1], "taken once"
-
-
-def test_a_collective_that_nobody_has_opened_is_the_groups_own(recorder: Recorder) -> None:
-    seq, is_new = recorder.collective(Op.ALL_REDUCE, "norm", bytes=8)
-    recorder.end(seq)
-    assert is_new
-    assert [(e.unit, e.bytes, e.lane) for e in recorder.stop()] == [("norm", 8, Lane.ALL_REDUCE)]
-
-
-def test_an_open_event_is_taken_once(recorder: Recorder) -> None:
-    opened = recorder.begin(Op.ALL_GATHER, "a")
-    assert recorder.collective(Op.ALL_GATHER, "a") == (opened, False)
-    assert recorder.collective(Op.ALL_GATHER, "a") == (opened + 1, True)
-
-
-@pytest.mark.parametrize("op", [Op.REDUCE_SCATTER, Op.FWD])
-def test_an_open_event_of_another_operation_is_not_taken(recorder: Recorder, op: Op) -> None:
-    recorder.begin(op, "a")
-    assert recorder.collective(Op.ALL_GATHER, "a") == (1, True)
-
-
-def test_an_event_that_has_ended_is_not_taken(recorder: Recorder) -> None:
-    recorder.end(recorder.begin(Op.ALL_GATHER, "a"))
-    assert recorder.collective(Op.ALL_GATHER, "a") == (1, True)
+def test_a_label_hands_over_the_event_that_its_caller_has_opened(recorder: Recorder) -> None:
+    with recorder.label("outer", recorder.begin(Op.ALL_GATHER, "outer")):
+        with recorder.label("inner"):
+            assert recorder.opened == -1
+        assert recorder.opened == 0
+    assert recorder.opened == -1
 
 
 # ---------------------------------------------------------------------- off, and on again
@@ -131,14 +96,12 @@ def everything(recorder: Recorder) -> None:
     recorder.end(recorder.begin(Op.FWD, "a"))
     with recorder.span(Op.OPTIM, ""):
         recorder.memory(Op.ALLOC, Memory.SHARDED, "a", 1)
-    recorder.end(recorder.collective(Op.ALL_REDUCE, "a")[0])
 
 
 def test_off_records_nothing() -> None:
     recorder = Recorder()
     everything(recorder)
     assert (recorder.on, recorder.begin(Op.FWD, "a"), recorder.events()) == (False, -1, [])
-    assert recorder.collective(Op.FWD, "a") == (-1, True)
 
 
 def test_off_keeps_nothing_behind_the_scenes_either() -> None:
@@ -153,7 +116,7 @@ def test_stop_keeps_what_there_is_and_start_forgets_it(recorder: Recorder) -> No
     kept = recorder.stop()
     everything(recorder)
     assert recorder.events() == kept
-    assert len(kept) == 4
+    assert len(kept) == 3
     recorder.step, recorder.micro_batch, recorder.phase = 7, 7, Phase.BACKWARD
     recorder.start()
     assert recorder.events() == []

@@ -16,7 +16,7 @@ from fsdp_sim.mini import recording
 from fsdp_sim.mini.collectives import all_gather_single, reduce_scatter_single
 from fsdp_sim.mini.recording import PendingCollective
 from fsdp_sim.mini.siblings.watch import PIECES
-from fsdp_sim.timeline import RECORDER, Lane, Memory, Op
+from fsdp_sim.timeline import Lane, Memory, Op
 
 
 class Done:
@@ -95,9 +95,8 @@ def reduce_scatter_mean(whole: torch.Tensor, group: ProcessGroup, unit: str) -> 
 def _issue(
     op: Op, unit: str, buffer: torch.Tensor, group: ProcessGroup, waits_on: int, issue: Callable[[], Work]
 ) -> PendingCollective:
-    with PIECES.pause() as computed, RECORDER.label(unit):
-        pending = PendingCollective(op, unit, buffer, group, max(computed, waits_on))
-        return pending.issued(issue())
+    with PIECES.pause() as computed:
+        return PendingCollective(op, unit, buffer, group, max(computed, waits_on)).issue(issue)
 
 
 def default_group(group: ProcessGroup | None) -> ProcessGroup:

@@ -55,7 +55,7 @@ class Stream:
     """The collectives under way on what would be a stream of a GPU, see [Note: streams on a CPU]."""
 
     def __init__(self) -> None:
-        self._under_way: deque[tuple[PendingCollective, Work, torch.Tensor, Callable[[], None] | None]] = deque()
+        self._under_way: deque[tuple[PendingCollective, torch.Tensor, Callable[[], None] | None]] = deque()
 
     def issue(
         self,
@@ -70,16 +70,15 @@ class Stream:
         Returns:
             the ``seq`` of its event in the timeline.
         """
-        with RECORDER.label(handle.unit):
-            pending = PendingCollective(op, handle.unit, whole, handle.process_group, -1)
-            work = collective(group=handle.process_group, async_op=True)
-        self._under_way.append((pending.issued(work), work, whole, then))
+        pending = PendingCollective(op, handle.unit, whole, handle.process_group, -1)
+        pending.issue(collective, group=handle.process_group, async_op=True)
+        self._under_way.append((pending, whole, then))
         return pending.seq
 
     def wait(self, only_what_is_done: bool = False) -> None:
         """Wait for all that was issued (torch: ``current_stream.wait_stream(self)``), or see [Note: record_stream]."""
-        while self._under_way and (not only_what_is_done or self._under_way[0][1].is_completed()):
-            pending, _, _, then = self._under_way.popleft()
+        while self._under_way and (not only_what_is_done or self._under_way[0][0].is_completed()):
+            pending, _, then = self._under_way.popleft()
             pending.wait()
             if then is not None:
                 then()

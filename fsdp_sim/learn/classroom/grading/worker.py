@@ -61,7 +61,7 @@ def main() -> None:
         cloudpickle.register_pickle_by_value(package)  # sent as it is: the ranks cannot read its files
     checkout = Path(fsdp_sim.__file__).parents[1]
     own = [path for path in (checkout / name for name in CHECKERS) if path.is_dir()]
-    user = OtherUser.lent(*own, *work.hidden) if work.as_other_user else None
+    user = OtherUser.unused(*own, *work.hidden) if work.as_other_user else None
     limits = Limits(user=user)
     try:
         found = run(readable_solutions if user else list, 1, limits=limits, plain=True, progress=False)[0]

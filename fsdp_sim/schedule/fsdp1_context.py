@@ -15,7 +15,7 @@ MAX_UNFREED = 2  # torch: _FreeEventQueue._max_num_inflight_all_gathers
 
 
 @dataclass
-class Shared:
+class FSDP1Context:
     """What the units under one root share: the settings, and the events after which memory was freed.
 
     Attributes:
