@@ -26,30 +26,30 @@ class Pieces:
     """The piece of compute that runs now. A rank computes on one thread, so there is one of these per process."""
 
     def __init__(self) -> None:
-        self._running: tuple[int, int, Op, str] | None = None  # recording, seq, op, unit
+        self._running: tuple[int, Op, str] | None = None  # seq, op, unit
         self._idle_since_s: float | None = None  # a block has ended, and nobody knows yet whether another follows
 
     def begin(self, op: Op, unit: str) -> None:
         self.end()
         self._idle_since_s = None
         if RECORDER.on:
-            self._running = (RECORDER.session, RECORDER.begin(op, unit), op, unit)
+            self._running = (RECORDER.begin(op, unit), op, unit)
 
     def begin_unless(self, op: Op, unit: str) -> None:
         """Begin a piece unless one of the same kind runs: the last block's output may be the root's."""
-        if self._running is None or self._running[2] is not op:
+        if self._running is None or self._running[1] is not op:
             self.begin(op, unit)
 
     def end(self) -> int:
         """End the running piece; returns its ``seq`` in the timeline, -1 if none was running."""
         running, self._running = self._running, None
-        if running is None or running[0] != RECORDER.session:
+        if running is None:
             return -1
-        RECORDER.end(running[1])
-        return running[1]
+        RECORDER.end(running[0])
+        return running[0]
 
     def end_block(self, unit: str) -> None:
-        if self._running is not None and self._running[3] == unit:
+        if self._running is not None and self._running[2] == unit:
             self.end()
             self._idle_since_s = time.monotonic()
 
@@ -63,7 +63,7 @@ class Pieces:
         """No block followed the last one, so the root has computed since that ended."""
         if self._running is None and self._idle_since_s is not None and RECORDER.on:
             since_s, self._idle_since_s = self._idle_since_s, None
-            self._running = (RECORDER.session, RECORDER.begin(op, ROOT, issue_s=since_s, start_s=since_s), op, ROOT)
+            self._running = (RECORDER.begin(op, ROOT, issue_s=since_s, start_s=since_s), op, ROOT)
 
     @contextmanager
     def pause(self) -> Iterator[int]:
@@ -72,7 +72,7 @@ class Pieces:
         running = self._running
         yield self.end()
         if running is not None:
-            self.begin(*running[2:])
+            self.begin(*running[1:])
 
 
 ROOT = "root"
