@@ -41,7 +41,8 @@ ASKED_OF_ALL = {
 """What a room asks of the package, `fsdp_sim/__init__.py`, which comes after all rooms, and why."""
 
 CIRCLES = {
-    ("mini.*", "mini.*"): "types of the parts of one state machine, which know each other",
+    ("mini.*", "mini.group"): "types: a unit's group, and what the group uses to act on it and on other units",
+    ("mini.extensions", "mini.param"): "types: a parameter and its extension",
     ("schedule.comm", "schedule.group"): "types: a unit's group and the context that all groups share, as in torch",
     ("schedule.reduce", "schedule.group"): "types: the gradients' half of a group",
     ("spec.model", "spec.params"): "a method for what the later file computes: Model.params",
