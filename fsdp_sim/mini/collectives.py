@@ -23,7 +23,7 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.distributed import ProcessGroup, Work
 
 from fsdp_sim.mini import versions
-from fsdp_sim.mini.labels import operation
+from fsdp_sim.mini.labels import record_operation
 from fsdp_sim.mini.offload import grad_to_cpu
 from fsdp_sim.mini.param import FSDPParam, Piece, local_tensor
 from fsdp_sim.mini.precision import Division, all_gather_inputs, div_if_needed, to_dtype
@@ -104,7 +104,7 @@ def all_gather_copy_in(
 ) -> torch.Tensor:
     """Copy this rank's pieces into their place in G. In place: the input of the all-gather is part of its output."""
     own = output.narrow(0, rank * sum(split_sizes), sum(split_sizes))
-    with operation("fsdp::all_gather_copy_in"):  # in torch it is one
+    with record_operation("fsdp::all_gather_copy_in"):  # in torch it is one
         torch._foreach_copy_(own.split(split_sizes), inputs)
     return own
 

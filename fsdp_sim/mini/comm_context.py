@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from fsdp_sim.mini.collectives import AllGatherResult, ReduceScatterState
-from fsdp_sim.mini.labels import labelled
+from fsdp_sim.mini.labels import record_range
 from fsdp_sim.mini.streams import Streams
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class FSDPCommContext(Streams):
     def wait_for_reduce_scatters(self, keep: int, fqn: str | None) -> None:
         """For a unit, wait for the oldest reduce-scatters until ``keep`` are under way, and drop their inputs."""
         if len(self.reduce_scatter_states) > keep:
-            with labelled(f"FSDP::post_backward_rs_wait ({fqn})"):
+            with record_range(f"FSDP::post_backward_rs_wait ({fqn})"):
                 while len(self.reduce_scatter_states) > keep:
                     self.reduce_scatter_states.pop(0).wait(self)  # I dies here
 

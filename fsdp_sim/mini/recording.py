@@ -45,7 +45,7 @@ class PendingCollective:
         about = {"bytes": buffer.nbytes, "group_size": group.size(), "dtype": dtype_name(buffer.dtype)}
         self.seq = RECORDER.begin(op, unit, waits_on=(waits_on,), **about)
 
-    def issued(self, work: Work | None) -> PendingCollective:
+    def with_work(self, work: Work | None) -> PendingCollective:
         """Take over the Work of an asynchronous collective; None after a synchronous one."""
         self._work = work
         if work is not None and self.seq >= 0 and not hasattr(work, "end_s"):  # a Work of fsdp_sim.ranks knows its end

@@ -73,7 +73,7 @@ class Stream:
         with RECORDER.label(handle.unit):
             pending = PendingCollective(op, handle.unit, whole, handle.process_group, -1)
             work = collective(group=handle.process_group, async_op=True)
-        self._under_way.append((pending.issued(work), work, whole, then))
+        self._under_way.append((pending.with_work(work), work, whole, then))
         return pending.seq
 
     def wait(self, only_what_is_done: bool = False) -> None:
