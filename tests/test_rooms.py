@@ -44,7 +44,8 @@ ASKED_OF_ALL = {
 """What a room asks of the package, `fsdp_sim/__init__.py`, which comes after all rooms, and why."""
 
 CIRCLES = {
-    ("mini.*", "mini.*"): "types of the parts of one state machine, which know each other",
+    ("mini.*", "mini.group"): "types: a unit's group, and what the group uses to act on it and on other units",
+    ("mini.extensions", "mini.param"): "types: a parameter and its extension",
     ("viz.picture", "viz.html"): "a method for what the later file makes: Picture.save",
     ("viz.debugger.stepping", "viz.debugger.view"): "a method for what the later file makes: Debugger.show",
     ("learn.exercise", "learn.apart"): "types: an exercise says what is tried, the file that tries it takes exercises",

@@ -14,15 +14,11 @@ wait for the last reduce-scatter at the end of backward: the next micro-batch's 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from fsdp_sim.mini import versions
-
-if TYPE_CHECKING:
-    from fsdp_sim.mini.group import FSDPParamGroup
-    from fsdp_sim.mini.param import FSDPParam
+from fsdp_sim.mini.param import FSDPParam
+from fsdp_sim.mini.streams import Streams
 
 
 def add_to_accumulated_grad(fsdp_param: FSDPParam) -> None:
@@ -77,17 +73,17 @@ def keep_in_reduce_dtype(fsdp_param: FSDPParam) -> None:
         fsdp_param.unsharded_accumulated_grad = grad.to(fsdp_param.reduce_dtype)
 
 
-def take_unsharded_grads(group: FSDPParamGroup) -> tuple[list[FSDPParam], list[torch.Tensor]]:
+def take_unsharded_grads(
+    fsdp_params: list[FSDPParam], partial_params: list[FSDPParam], unused_too: bool
+) -> tuple[list[FSDPParam], list[torch.Tensor]]:
     """The gradients of whole parameters, and whose they are. The list then holds the only references to them.
 
-    A trainable parameter without a gradient is left out, or gets one of zeros where ``reduce_scatter_unused_params``
-    asks for it or earlier micro-batches left some of it to all-reduce.
+    A trainable parameter without a gradient is left out, or gets one of zeros where it is among ``partial_params``,
+    of which earlier micro-batches left some to all-reduce (from torch 2.15 on), or ``unused_too`` asks for all.
     """
-    zeros_for = group.fsdp_params if group.reduce_scatter_unused_params else []
-    if versions.GRADS_KEEP_ORIGINAL_DTYPE and group._partial_reduce_output is not None:
-        zeros_for = zeros_for or group._partial_params
+    zeros_for = fsdp_params if unused_too else partial_params if versions.GRADS_KEEP_ORIGINAL_DTYPE else []
     params, grads = [], []
-    for p in group.fsdp_params:
+    for p in fsdp_params:
         grad = p.take_unsharded_grad()
         if grad is None and p in zeros_for and p.sharded_param.requires_grad and p.was_gathered:
             dtype = p.unsharded_param.grad_dtype if versions.GRADS_KEEP_ORIGINAL_DTYPE else None
@@ -99,23 +95,24 @@ def take_unsharded_grads(group: FSDPParamGroup) -> tuple[list[FSDPParam], list[t
 
 
 @torch.no_grad()
-def lay_out_partial(group: FSDPParamGroup, params: list[FSDPParam]) -> None:
-    """Put what earlier micro-batches scattered, and did not all-reduce, in the order of the gradients that now follow.
+def lay_out_partial(
+    partial: torch.Tensor | None, before: list[FSDPParam], params: list[FSDPParam], ctx: Streams
+) -> torch.Tensor | None:
+    """What earlier micro-batches scattered of ``before``, and did not all-reduce, in the order of ``params``.
 
     A parameter may get its first gradient in a later micro-batch. Before torch 2.15 that was not looked after.
     Stream: reduce-scatter.
     """
-    ctx, partial, before = group.comm_ctx, group._partial_reduce_output, group._partial_params
-    group._partial_params = params
     if partial is None or not versions.GRADS_KEEP_ORIGINAL_DTYPE:
-        return
+        return partial
     ctx.reduce_scatter_stream.wait_stream(ctx.current_stream())
     if before == params:
-        return
+        return partial
     sizes, sizes_before = ([p.padded_sharded_param_size.numel() for p in some] for some in (params, before))
     with ctx.device_handle.stream(ctx.reduce_scatter_stream):
-        group._partial_reduce_output = partial.new_zeros(sum(sizes))
+        laid_out = partial.new_zeros(sum(sizes))
         rows_before = dict(zip(before, partial.split(sizes_before), strict=True))
-        for p, rows in zip(params, group._partial_reduce_output.split(sizes), strict=True):
+        for p, rows in zip(params, laid_out.split(sizes), strict=True):
             if p in rows_before:
                 rows.copy_(rows_before[p])
+    return laid_out

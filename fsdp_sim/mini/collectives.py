@@ -20,10 +20,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
-from torch.distributed import ProcessGroup
+from torch.distributed import ProcessGroup, Work
 
 from fsdp_sim.mini import versions
-from fsdp_sim.mini.labels import operation
+from fsdp_sim.mini.labels import record_operation
 from fsdp_sim.mini.offload import grad_to_cpu
 from fsdp_sim.mini.param import FSDPParam, Piece, local_tensor
 from fsdp_sim.mini.precision import Division, all_gather_inputs, div_if_needed, to_dtype
@@ -31,7 +31,7 @@ from fsdp_sim.mini.streams import Streams, TrainingState
 
 
 def all_gather_single(output: torch.Tensor, own: torch.Tensor, group: ProcessGroup, async_op: bool = False) -> Any:
-    """``output`` (W * n), ``own`` (n)."""
+    """``output`` (W * n), ``own`` (n). Returns a `Work` if ``async_op``."""
     return getattr(dist, versions.ALL_GATHER)(output, own, group=group, async_op=async_op)
 
 
@@ -54,11 +54,11 @@ class AllGatherResult:
     output: torch.Tensor | None  # G, 1D: W * sum(split_sizes); None when there is one rank and nothing to gather
     pieces: list[list[Piece]]  # of each parameter
     split_sizes: list[int]  # elements of all pieces; bytes where dtypes differ, for then G is bytes
-    work: Any  # of an asynchronous collective, else None
-    event: Any  # its end, on a device
+    work: Work | None  # of an asynchronous collective
+    event: torch.Event | None  # its end, on a device
     async_op: bool
 
-    def wait(self, stream: Any) -> None:
+    def wait(self, stream: torch.Stream) -> None:
         """Make ``stream`` (a device's) or this thread (asynchronous collectives) wait for the end of the all-gather."""
         if self.event is not None:
             stream.wait_event(self.event)
@@ -104,7 +104,7 @@ def all_gather_copy_in(
 ) -> torch.Tensor:
     """Copy this rank's pieces into their place in G. In place: the input of the all-gather is part of its output."""
     own = output.narrow(0, rank * sum(split_sizes), sum(split_sizes))
-    with operation("fsdp::all_gather_copy_in"):  # in torch it is one
+    with record_operation("fsdp::all_gather_copy_in"):  # in torch it is one
         torch._foreach_copy_(own.split(split_sizes), inputs)
     return own
 
@@ -157,10 +157,9 @@ class ReduceScatterState:
     input: torch.Tensor  # I, 1D: W * chunk, in the reduce dtype
     output: torch.Tensor | None  # O, 1D: chunk; None once it was handed out as gradients
     orig_dtype: torch.dtype  # of the gradients handed out
-    work: Any  # on CPU, of the last collective that writes O
-    event: Any  # end of the reduce-scatter, on a device
-    post_reduce_stream: Any  # where what follows the reduction runs
-    waited_for: bool = False  # the work, once: gloo's reduce-scatter writes O in every wait
+    work: Work | None  # on CPU, of the last collective that writes O, until it has been waited for
+    event: torch.Event | None  # end of the reduce-scatter, on a device
+    post_reduce_stream: torch.Stream  # where what follows the reduction runs
 
     def wait(self, ctx: Streams) -> None:
         """Wait until I may be reused. On CPU this hands out O, which on a device was queued behind the collective."""
@@ -170,11 +169,11 @@ class ReduceScatterState:
 
     def wait_for_work(self) -> None:
         """On CPU, wait for the last collective: there is no stream to queue on, the thread goes on when O is there."""
-        if self.work is not None and not self.waited_for:
+        if self.work is not None:
             self.work.wait()
-            self.waited_for = True
+            self.work = None  # once: gloo's reduce-scatter writes O in every wait
 
-    def finish(self, ctx: Streams) -> Any:
+    def finish(self, ctx: Streams) -> torch.Event | None:
         """Wait for the last collective and hand out O as sharded gradients; once.
 
         Returns:
@@ -233,7 +232,7 @@ def foreach_reduce_scatter_copy_in(
 
 
 @torch.no_grad()
-def hand_out_grads(state: ReduceScatterState, ctx: Streams) -> Any:
+def hand_out_grads(state: ReduceScatterState, ctx: Streams) -> torch.Event | None:
     """Make O the sharded gradients. They are views of it, so O lives until ``zero_grad``. Stream: the last one used.
 
     Returns:

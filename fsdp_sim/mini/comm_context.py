@@ -5,12 +5,12 @@ One context per root is what lets a unit act for another: wait for its reduction
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from fsdp_sim.mini.collectives import AllGatherResult, ReduceScatterState
-from fsdp_sim.mini.labels import labelled
+from fsdp_sim.mini.labels import record_range
 from fsdp_sim.mini.streams import Streams
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ class AllGatherState(NamedTuple):
     """The all-gather whose output must outlive its copy-out, see [Note: who keeps G alive] in `group`."""
 
     result: AllGatherResult
-    event: Any  # end of the copy-out
+    event: torch.Event | None  # end of the copy-out, on a device
 
 
 class FSDPCommContext(Streams):
@@ -40,7 +40,7 @@ class FSDPCommContext(Streams):
         self.reduce_scatter_states: list[ReduceScatterState] = []
         self.reduce_scatter_max_input_buffers = 1
         self.post_forward_order: list[FSDPParamGroup] = []
-        self._last_post_reduce_events: dict[Any, Any] = {}  # by stream: a later event on a stream implies the earlier
+        self._last_post_reduce_events: dict[torch.Stream, torch.Event | None] = {}  # a later one implies the earlier
 
     def wait_for_last_reductions(self) -> None:
         """Make the compute stream wait until all gradients are handed out."""
@@ -59,7 +59,7 @@ class FSDPCommContext(Streams):
     def wait_for_reduce_scatters(self, keep: int, fqn: str | None) -> None:
         """For a unit, wait for the oldest reduce-scatters until ``keep`` are under way, and drop their inputs."""
         if len(self.reduce_scatter_states) > keep:
-            with labelled(f"FSDP::post_backward_rs_wait ({fqn})"):
+            with record_range(f"FSDP::post_backward_rs_wait ({fqn})"):
                 while len(self.reduce_scatter_states) > keep:
                     self.reduce_scatter_states.pop(0).wait(self)  # I dies here
 

@@ -34,12 +34,12 @@ from fsdp_sim.mini.autograd import in_backward, outside_functorch, register_post
 from fsdp_sim.mini.collectives import AllGatherResult
 from fsdp_sim.mini.comm_context import AllGatherState, FSDPCommContext
 from fsdp_sim.mini.hsdp import FSDPMeshInfo
-from fsdp_sim.mini.labels import log, logged, ranged
+from fsdp_sim.mini.labels import log, record_hook, record_step
 from fsdp_sim.mini.offload import validate_on_cpu, wait_for_grads
 from fsdp_sim.mini.param import FSDPParam, ShardedState, owners_of
 from fsdp_sim.mini.precision import dtypes_of_trainable, gradient_division
 from fsdp_sim.mini.prefetch import backward_prefetch
-from fsdp_sim.mini.reduction import after_reduce_scatter
+from fsdp_sim.mini.reduction import AllReduceState, after_reduce_scatter
 from fsdp_sim.mini.streams import TrainingState
 
 
@@ -86,13 +86,13 @@ class FSDPParamGroup:
         self.gradient_divide_factor: float | None = None
         self.force_sum_reduction_for_comms = False
         self._all_reduce_hook: Callable[[torch.Tensor], None] | None = None
-        self._all_reduce_hook_stream: Any = None
+        self._all_reduce_hook_stream: torch.Stream | None = None
         # of this step
         self._all_gather_result: AllGatherResult | None = None  # issued and not yet waited for
         self._post_forward_indices: list[int] = []  # this group's places in the post-forward order
-        self._reshard_after_forward_event: Any = None
-        self._post_reduce_event: Any = None  # end of this group's reduction
-        self._all_reduce_state: tuple[torch.Tensor, Any] | None = None  # O must outlive its all-reduce; its end
+        self._reshard_after_forward_event: torch.Event | None = None
+        self._post_reduce_event: torch.Event | None = None  # end of this group's reduction
+        self._all_reduce_state: AllReduceState | None = None
         self._partial_reduce_output: torch.Tensor | None = None  # reduce-scattered, not yet all-reduced
         self._partial_params: list[FSDPParam] = []  # those whose gradients are in it
         self._initialized = False
@@ -158,7 +158,7 @@ class FSDPParamGroup:
             self.comm_ctx.wait_all_gather_streams_on_event(self._reshard_after_forward_event)
             self._reshard_after_forward_event = None
         group, state = self._all_gather_process_group, self._training_state
-        with ranged("all_gather", self._module_fqn):
+        with record_step("all_gather", self._module_fqn):
             self._all_gather_result = collectives.foreach_all_gather(
                 self.fsdp_params, group, self.comm_ctx, async_op, state
             )
@@ -174,7 +174,7 @@ class FSDPParamGroup:
         if versions.GATHERED_GOES_BEFORE_COPY_OUT:
             previous = None
         world_size = self._all_gather_process_group.size()
-        with ranged("all_gather_copy_out", self._module_fqn):
+        with record_step("all_gather_copy_out", self._module_fqn):
             collectives.foreach_all_gather_copy_out(result, self.fsdp_params, world_size, ctx)
         self._to_unsharded()
         event = ctx.current_stream().record_event()  # end of the copy-out
@@ -225,7 +225,7 @@ class FSDPParamGroup:
 
     def pre_forward(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Make the parameters whole, and arrange that `post_backward` runs when the inputs' gradients are known."""
-        with logged("pre_forward", self._module_fqn):
+        with record_hook("pre_forward", self._module_fqn):
             entering = self._training_state is not TrainingState.FORWARD  # a list of modules enters once
             self._training_state = TrainingState.FORWARD
             self.unshard(self.unshard_async_op)
@@ -234,7 +234,7 @@ class FSDPParamGroup:
 
     def post_forward(self, module: nn.Module | None, args: Any, output: Any) -> Any:
         """Free the parameters and note the place in the post-forward order."""
-        with logged("post_forward", self._module_fqn):
+        with record_hook("post_forward", self._module_fqn):
             if not in_backward():  # else activation checkpointing recomputes: backward is about to read the parameters
                 self.reshard()
                 self._post_forward_indices.append(len(self.comm_ctx.post_forward_order))
@@ -248,7 +248,7 @@ class FSDPParamGroup:
         """Make the parameters whole again, and issue the all-gather of the unit that backward reaches next."""
         if self._training_state is TrainingState.PRE_BACKWARD:
             return  # another output of the same forward came first
-        with logged("pre_backward", self._module_fqn):
+        with record_hook("pre_backward", self._module_fqn):
             self._training_state = TrainingState.PRE_BACKWARD
             self.unshard(self.unshard_async_op)  # nothing to do if prefetched
             self.wait_for_unshard()
@@ -261,11 +261,13 @@ class FSDPParamGroup:
         log("post_backward", self._module_fqn)
         ctx, state_before = self.comm_ctx, self._training_state
         self._training_state = TrainingState.POST_BACKWARD
-        with ranged("post_backward_accumulate", self._module_fqn):
+        with record_step("post_backward_accumulate", self._module_fqn):
             for p in self.fsdp_params:
                 accumulation.add_to_accumulated_grad(p)
-        with ranged("post_backward_reshard", self._module_fqn):
-            params, grads = accumulation.take_unsharded_grads(self) if self.reduce_grads else ([], [])
+        with record_step("post_backward_reshard", self._module_fqn):
+            params, grads = accumulation.take_unsharded_grads(
+                self.fsdp_params if self.reduce_grads else [], self._partial_params, self.reduce_scatter_unused_params
+            )
             accumulation.cast_wider_grads(self.fsdp_params)
             if self.reshard_after_backward:
                 self.reshard()
@@ -275,7 +277,7 @@ class FSDPParamGroup:
         if self.reduce_grads:  # see [Note: who keeps I alive]
             ctx.wait_for_reduce_scatters(ctx.reduce_scatter_max_input_buffers - 1, self._module_fqn)
         if grads:
-            with ranged("post_backward_reduce", self._module_fqn):
+            with record_step("post_backward_reduce", self._module_fqn):
                 # only `pre_backward` sees to it that somebody waits at the end of backward; without it, wait here
                 self._reduce(params, grads, wait=state_before is not TrainingState.PRE_BACKWARD)
                 only_some_ran = len(self.modules) > 1 and state_before is TrainingState.FORWARD  # a chunked loss
@@ -300,13 +302,14 @@ class FSDPParamGroup:
         )  # fmt: skip
         group = info.reduce_scatter_process_group or info.shard_process_group
         dtypes = (reduce_dtype, self._orig_dtype or reduce_dtype)
-        accumulation.lay_out_partial(self, params)
+        partial = accumulation.lay_out_partial(self._partial_reduce_output, self._partial_params, params, ctx)
         state = collectives.foreach_reduce_scatter(params, grads, group, ctx, dtypes, division)
         ctx.reduce_scatter_states.append(state)
         self._partial_reduce_output, self._all_reduce_state, self._post_reduce_event = after_reduce_scatter(
-            state, self._partial_reduce_output, info.replicate_process_group, self.all_reduce_grads,
+            state, partial, info.replicate_process_group, self.all_reduce_grads,
             self._all_reduce_hook, self._all_reduce_hook_stream, ctx,
         )  # fmt: skip
+        self._partial_params = [] if self._partial_reduce_output is None else params
         if wait:
             state.finish(ctx)
         ctx._last_post_reduce_events[state.post_reduce_stream] = self._post_reduce_event
@@ -316,7 +319,7 @@ class FSDPParamGroup:
         for state in self.comm_ctx.reduce_scatter_states:
             if state.fsdp_params[0] in self.fsdp_params:
                 state.finish(self.comm_ctx)
-        reduced = self._all_reduce_state[1] if self._all_reduce_state else None
+        reduced = self._all_reduce_state.event if self._all_reduce_state else None
         for event in (self._post_reduce_event, reduced):
             if event is not None:
                 self.comm_ctx.current_stream().wait_event(event)
@@ -347,6 +350,7 @@ class FSDPParamGroup:
         accumulation.cast_wider_grads(self.fsdp_params)
         self.comm_ctx.wait_all_gather_streams_on_event(self._reshard_after_forward_event)
         self._reshard_after_forward_event = self._partial_reduce_output = None
+        self._partial_params = []
         self._post_forward_indices.clear()
         self._training_state = TrainingState.IDLE
         self._to_sharded()

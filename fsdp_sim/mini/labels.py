@@ -19,25 +19,25 @@ from torch.profiler import record_function
 logger = logging.getLogger("torch.distributed.fsdp.fully_shard")  # torch's own: TORCH_LOGS=+fsdp turns it on
 
 
-def ranged(step: str, fqn: str | None = "") -> AbstractContextManager[object]:
+def record_step(step: str, fqn: str | None = "") -> AbstractContextManager[object]:
     """A range in the profile; ``fqn`` is the unit's, empty for the root."""
-    return labelled(_label(step, fqn))
+    return record_range(_label(step, fqn))
 
 
-def labelled(label: str) -> AbstractContextManager[object]:
+def record_range(label: str) -> AbstractContextManager[object]:
     """A range with a label of its own, see [Note: what a range costs]."""
-    return record_function(label) if profiler._is_profiler_enabled else operation(label)
+    return record_function(label) if profiler._is_profiler_enabled else record_operation(label)
 
 
-def operation(name: str) -> AbstractContextManager[object]:
+def record_operation(name: str) -> AbstractContextManager[object]:
     """What appears in the profile as if it were one of PyTorch's operations."""
     return _RecordFunctionFast(name)
 
 
-def logged(step: str, fqn: str | None = "") -> AbstractContextManager[object]:
-    """The same, and a line in the log: the begin of a hook."""
+def record_hook(step: str, fqn: str | None = "") -> AbstractContextManager[object]:
+    """The range of a hook, and a line in the log where it begins."""
     log(step, fqn)
-    return ranged(step, fqn)
+    return record_step(step, fqn)
 
 
 def log(step: str, fqn: str | None = "") -> None:

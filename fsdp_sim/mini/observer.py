@@ -63,7 +63,7 @@ def attached() -> Iterator[None]:
 
 
 def segments(group: FSDPParamGroup, module_fqns: list[str]) -> tuple[str, str]:
-    """Names of a unit's first and last piece of compute, see `recording`."""
+    """Names of a unit's first and last segment of compute, see `recording`."""
     own = group.unit.split(", ") if group._module_fqn else [""]
     prefixes = tuple(f"{fqn}." if fqn else "" for fqn in own)
     if not any(name not in own and name.startswith(prefixes) for name in module_fqns):
@@ -79,7 +79,7 @@ class Observer:
 
     def __init__(self) -> None:
         self._computes: Any = weakref.WeakKeyDictionary()  # by context: ComputeSegments
-        self._segments: Any = weakref.WeakKeyDictionary()  # by group: names of its first and last piece of compute
+        self._segments: Any = weakref.WeakKeyDictionary()  # by group: names of its first and last segment of compute
         self._copy_out: Any = weakref.WeakKeyDictionary()  # by group and by AllGatherResult: seq of the last copy-out
         self._copied_out: Any = weakref.WeakKeyDictionary()  # by context: seq that its all-gather streams wait for
         self._reduction: Any = weakref.WeakKeyDictionary()  # by ReduceScatterState: unit, seq of its last collective
@@ -121,7 +121,7 @@ class Observer:
         return self._computes.setdefault(ctx, ComputeSegments())
 
     def _segment(self, group: FSDPParamGroup, which: int) -> tuple[str, int]:
-        """The name of a piece of compute, and the copy-out that it waits for."""
+        """The name of a segment of compute, and the copy-out that it waits for."""
         name = self._segments[group][which] if group in self._segments else group.unit
         return name, self._copy_out.get(group, -1)
 
@@ -129,13 +129,13 @@ class Observer:
         begins = state._state_ctx.iter_forward_root is None
         inputs = original(state, *args)
         if begins:
-            self._know(state)
+            self._name_segments(state)
             self._copied_out[state._comm_ctx] = -1
             recording.forward_begins(state._groups())
         return inputs
 
-    def _know(self, state: FSDPState) -> None:
-        """In the first forward or backward of a root: name its pieces of compute, and watch the optimizers."""
+    def _name_segments(self, state: FSDPState) -> None:
+        """In the first forward or backward of a root: name its segments of compute, and watch the optimizers."""
         self._optimizer_hooks += recording.install()
         groups = state._groups()
         if not all(group in self._segments for group in groups):
@@ -161,7 +161,7 @@ class Observer:
 
     def _queue_final_callback(self, original: Original, state: FSDPState) -> None:
         if not state._state_ctx.post_backward_final_callback_queued:
-            self._know(state)
+            self._name_segments(state)
             recording.backward_begins()
         original(state)
 

@@ -33,7 +33,7 @@ def to_device(shard: torch.Tensor, device: torch.device) -> torch.Tensor:
     return shard.to(device, non_blocking=True)
 
 
-def grad_to_cpu(fsdp_param: Any, rows: torch.Tensor, stream: Any) -> torch.Tensor:
+def grad_to_cpu(fsdp_param: Any, rows: torch.Tensor, stream: torch.Stream) -> torch.Tensor:
     """D2H of a reduced gradient, on the current stream (``stream``).
 
     It may only be asynchronous if nobody reads it on the CPU within backward: no gradient to add to, no hook.

@@ -26,7 +26,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.utils import _apply_to_tensors
 
 from fsdp_sim.mini import versions
-from fsdp_sim.mini.labels import ranged
+from fsdp_sim.mini.labels import record_step
 
 
 def mixed_dtypes(
@@ -71,7 +71,7 @@ def cast_forward_inputs(policy: MixedPrecisionPolicy, args: Any, kwargs: Any) ->
     """Floating-point tensors in the arguments of a forward, nested ones too, in ``param_dtype``."""
     if policy.param_dtype is None or not policy.cast_forward_inputs:
         return args, kwargs
-    with ranged("cast_forward_inputs"):
+    with record_step("cast_forward_inputs"):
         return _cast(args, policy.param_dtype), _cast(kwargs, policy.param_dtype)
 
 
@@ -79,7 +79,7 @@ def cast_output_dtype(policy: MixedPrecisionPolicy, output: Any) -> Any:
     """Floating-point tensors that a forward returns, in ``output_dtype``."""
     if policy.output_dtype is None:
         return output
-    with ranged("cast_forward_outputs"):
+    with record_step("cast_forward_outputs"):
         return _cast(output, policy.output_dtype)
 
 

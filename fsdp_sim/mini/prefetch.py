@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fsdp_sim.mini.labels import labelled
+from fsdp_sim.mini.labels import record_range
 from fsdp_sim.mini.streams import TrainingState
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def prefetch_unshard(group: FSDPParamGroup | None, training_state: TrainingState
     if group is None:
         return
     name = "forward" if training_state is TrainingState.FORWARD else "backward"
-    with labelled(f"FSDP::{name}_prefetch for {group._module_fqn}"):
+    with record_range(f"FSDP::{name}_prefetch for {group._module_fqn}"):
         before, group._training_state = group._training_state, training_state
         group.unshard(group.unshard_async_op)
         group._training_state = before

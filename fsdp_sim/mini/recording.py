@@ -16,7 +16,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch.distributed import ProcessGroup, Work
@@ -27,10 +27,8 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from fsdp_sim.mini.group import FSDPParamGroup
 from fsdp_sim.timeline import RECORDER, Lane, Memory, Op, Phase, dtype_name
-
-if TYPE_CHECKING:
-    from fsdp_sim.mini.group import FSDPParamGroup
 
 
 class PendingCollective:

@@ -6,7 +6,8 @@ waits for a later micro-batch, and the partial sums of those before are added up
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch.distributed import ProcessGroup
@@ -14,6 +15,13 @@ from torch.distributed import ProcessGroup
 from fsdp_sim.mini import collectives, versions
 from fsdp_sim.mini.collectives import ReduceScatterState
 from fsdp_sim.mini.streams import Streams
+
+
+class AllReduceState(NamedTuple):
+    """O, which must outlive its all-reduce (torch: `_fsdp_param_group.AllReduceState`)."""
+
+    output: torch.Tensor
+    event: torch.Event | None  # end of the all-reduce, on a device
 
 
 @torch.no_grad()
@@ -39,7 +47,7 @@ def add_partial(
 
 
 @torch.no_grad()
-def all_reduce(state: ReduceScatterState, group: ProcessGroup, ctx: Streams) -> tuple[torch.Tensor, Any]:
+def all_reduce(state: ReduceScatterState, group: ProcessGroup, ctx: Streams) -> AllReduceState:
     """Hybrid sharding: sum O, already scattered, over the ranks that hold the same shard. Stream: all-reduce.
 
     Returns:
@@ -52,13 +60,12 @@ def all_reduce(state: ReduceScatterState, group: ProcessGroup, ctx: Streams) -> 
     assert output is not None
     with ctx.device_handle.stream(stream):
         state.work = collectives.all_reduce_single(output, state.division.all_reduce_op, group, ctx.on_cpu)
-        state.waited_for = False
-        return output, stream.record_event()
+        return AllReduceState(output, stream.record_event())
 
 
 def run_all_reduce_hook(
-    state: ReduceScatterState, hook: Any, stream: Any, ctx: Streams
-) -> tuple[torch.Tensor, Any] | None:
+    state: ReduceScatterState, hook: Callable[[torch.Tensor], None], stream: torch.Stream, ctx: Streams
+) -> AllReduceState | None:
     """The user's hook on O, behind the last collective. Stream: the user's, or the all-reduce stream.
 
     Returns:
@@ -67,19 +74,19 @@ def run_all_reduce_hook(
     state.wait_for_work()
     state.post_reduce_stream = stream
     stream.wait_stream(ctx.reduce_scatter_stream)
+    output = state.output
+    assert output is not None
     with torch.no_grad(), ctx.device_handle.stream(stream):
-        hook(state.output)
-        if not versions.HOOKED_OUTLIVES_ITS_HOOK or state.output is None:
-            return None
-        return state.output, stream.record_event()
+        hook(output)
+        return AllReduceState(output, stream.record_event()) if versions.HOOKED_OUTLIVES_ITS_HOOK else None
 
 
 class Reduction(NamedTuple):
     """What a group keeps of a reduction until the next one, or the end of backward."""
 
     partial: torch.Tensor | None  # reduce-scattered, for a later micro-batch to all-reduce
-    all_reduce_state: tuple[torch.Tensor, Any] | None  # O must outlive its all-reduce; its end
-    event: Any  # end of the reduction, on a device
+    all_reduce_state: AllReduceState | None
+    event: torch.Event | None  # end of the reduction, on a device
 
 
 def after_reduce_scatter(
@@ -87,8 +94,8 @@ def after_reduce_scatter(
     partial: torch.Tensor | None,
     replicas: ProcessGroup | None,
     all_reduce_grads: bool,
-    hook: Any,
-    hook_stream: Any,
+    hook: Callable[[torch.Tensor], None] | None,
+    hook_stream: torch.Stream | None,
     ctx: Streams,
 ) -> Reduction:
     """What follows a unit's reduce-scatter: the all-reduce of hybrid sharding, the user's hook, the sharded gradients.

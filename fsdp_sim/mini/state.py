@@ -31,7 +31,7 @@ from fsdp_sim.mini import versions
 from fsdp_sim.mini.autograd import register_pre_backward
 from fsdp_sim.mini.comm_context import FSDPCommContext
 from fsdp_sim.mini.group import FSDPParamGroup
-from fsdp_sim.mini.labels import log, logged, ranged
+from fsdp_sim.mini.labels import log, record_hook, record_step
 from fsdp_sim.mini.precision import cast_forward_inputs, cast_output_dtype
 from fsdp_sim.mini.prefetch import prefetch_unshard
 from fsdp_sim.mini.streams import TrainingState
@@ -183,7 +183,7 @@ class FSDPState:
         if ctx.iter_forward_root is not None:
             return args, kwargs
         ctx.iter_forward_root = self
-        with logged("root_pre_forward"):
+        with record_hook("root_pre_forward"):
             if ctx.post_optim_event is not None:
                 comm.wait_all_gather_streams_on_event(ctx.post_optim_event)
                 ctx.post_optim_event = None
@@ -191,7 +191,7 @@ class FSDPState:
                 comm.all_gather_copy_in_stream.wait_stream(comm.current_stream())
                 comm.all_gather_stream.wait_stream(comm.current_stream())
             if self._device.type != "cpu" and (args or kwargs):
-                with ranged("inputs_to_device"):
+                with record_step("inputs_to_device"):
                     (args,), (kwargs,) = _to_kwargs(args, kwargs, self._device, False)
         return args, kwargs
 
@@ -251,7 +251,7 @@ class FSDPState:
 
     def _root_post_backward_final_callback(self) -> None:
         log("root_post_backward")
-        with ranged("root_post_backward_callback"):
+        with record_step("root_post_backward_callback"):
             self._end_backward()
 
     def _end_backward(self) -> None:

@@ -22,7 +22,7 @@ called per chunk of the loss; a model that returns an object FSDP cannot look in
 from __future__ import annotations
 
 from enum import Enum, auto
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.distributed.device_mesh import _get_device_handle
@@ -37,14 +37,6 @@ class TrainingState(Enum):
     IDLE = auto()
 
 
-class Stream(Protocol):
-    """A queue of a device, such as `torch.cuda.Stream`."""
-
-    def wait_event(self, event: Any) -> object: ...
-    def wait_stream(self, stream: Any) -> object: ...
-    def record_event(self) -> Any: ...
-
-
 class Streams:
     """The streams that all units under one root share.
 
@@ -53,10 +45,10 @@ class Streams:
         on_cpu: collectives are asynchronous and their ends deferred, see [Note: no streams on CPU].
     """
 
-    all_gather_copy_in_stream: Stream
-    all_gather_stream: Stream
-    reduce_scatter_stream: Stream
-    all_reduce_stream: Stream
+    all_gather_copy_in_stream: torch.Stream
+    all_gather_stream: torch.Stream
+    reduce_scatter_stream: torch.Stream
+    all_reduce_stream: torch.Stream
 
     def __init__(self, device: torch.device) -> None:
         self.device_handle: Any = _get_device_handle(device.type)
@@ -69,18 +61,20 @@ class Streams:
             self.all_gather_copy_in_stream, self.all_gather_stream = stream(priority=-1), stream(priority=-1)
             self.reduce_scatter_stream, self.all_reduce_stream = stream(priority=-1), stream()
 
-    def current_stream(self) -> Stream:
+    def current_stream(self) -> torch.Stream:
         """The compute stream, when called from a hook."""
         return self.device_handle.current_stream()
 
-    def get_all_gather_streams(self, async_op: bool, training_state: TrainingState) -> tuple[Stream, Stream]:
+    def get_all_gather_streams(
+        self, async_op: bool, training_state: TrainingState
+    ) -> tuple[torch.Stream, torch.Stream]:
         """(copy-in stream, all-gather stream): their own within a step, the current one when the user calls `unshard`
         and for asynchronous all-gathers, which the process group runs on a stream of its own."""
         if not async_op and training_state in (TrainingState.FORWARD, TrainingState.PRE_BACKWARD):
             return self.all_gather_copy_in_stream, self.all_gather_stream
         return self.current_stream(), self.current_stream()
 
-    def wait_all_gather_streams_on_event(self, event: Any) -> None:
+    def wait_all_gather_streams_on_event(self, event: torch.Event | None) -> None:
         """No later copy-in or all-gather may start before ``event``."""
         if event is not None and hasattr(self, "all_gather_stream"):  # before the first forward there are no streams
             self.all_gather_copy_in_stream.wait_event(event)

@@ -43,6 +43,7 @@ class Recorder:
         self.observers: list[Callable[[], AbstractContextManager[object]]] = []
         self._attached = ExitStack()
         self._rows: list[dict[str, Any]] = []
+        self._earlier = 0  # events of earlier recordings
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A recorder sent to another process is that process's own: it stands for a place, not for its content."""
@@ -53,6 +54,7 @@ class Recorder:
         self._attached.close()
         self.rank = self.rank if rank is None else rank
         self.session += 1
+        self._earlier += len(self._rows)
         self._rows = []
         self.step = self.micro_batch = 0
         self.phase = Phase.NONE
@@ -70,13 +72,18 @@ class Recorder:
         return [Event(**row | located(row["stack"])) for row in self._rows if row["end_s"] is not None]
 
     def begin(self, op: Op, unit: str, *, waits_on: tuple[int, ...] = (), **fields: Any) -> int:
-        """Open an event issued (and, unless `end` says otherwise, started) now; returns its ``seq``, -1 when off."""
+        """Open an event issued (and, unless `end` says otherwise, started) now.
+
+        Returns:
+            the number by which `end` and ``waits_on`` know it, -1 when off. No two recordings of a process share one,
+            so what began in another recording is not taken for an event of this one.
+        """
         if not self.on:
             return -1
         row = {
             "rank": self.rank, "op": op, "unit": unit, "lane": lane_of(op), "step": self.step,
             "micro_batch": self.micro_batch, "phase": self.phase, "end_s": None,
-            "waits_on": tuple(s for s in waits_on if s >= 0),
+            "waits_on": tuple(s - self._earlier for s in waits_on if s >= self._earlier),
         } | fields  # fmt: skip
         if "stack" not in row:
             row["stack"] = calls(sys._getframe(1))
@@ -86,13 +93,13 @@ class Recorder:
         # Nothing from here on makes an object, so the garbage collector cannot write a free in between.
         seq = row["seq"] = len(self._rows)
         self._rows.append(row)
-        return seq
+        return self._earlier + seq
 
     def end(self, seq: int, *, start_s: float | None = None, end_s: float | None = None) -> None:
         """Close an event at ``end_s`` (now by default)."""
-        if seq < 0 or seq >= len(self._rows):
+        if seq < self._earlier:
             return
-        row = self._rows[seq]
+        row = self._rows[seq - self._earlier]
         row["end_s"] = time.monotonic() if end_s is None else end_s
         if start_s is not None:
             row["start_s"] = start_s
@@ -110,7 +117,8 @@ class Recorder:
         """Record an ``alloc`` or ``free`` of ``n_bytes`` now."""
         seq = self.begin(op, unit, bytes=n_bytes, category=category, lane=lane)
         if seq >= 0:
-            self._rows[seq]["end_s"] = self._rows[seq]["issue_s"]
+            row = self._rows[seq - self._earlier]
+            row["end_s"] = row["issue_s"]
 
     @contextmanager
     def label(self, unit: str, opened: int = -1) -> Iterator[None]:

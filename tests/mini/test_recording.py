@@ -250,3 +250,17 @@ def test_a_recording_may_begin_between_forward_and_backward(ranks):
         ahead = [f"ALL_GATHER({layers[i + 1]})"] if i < 2 else []
         backward += [*ahead, f"BWD {name}", f"REDUCE_SCATTER({name})"]
     assert ranks(2, run) == [[*backward, "BWD embed", "REDUCE_SCATTER(root)"]] * 2
+
+
+def test_an_all_gather_that_is_waited_for_in_a_later_recording_ends_no_event_of_that_one(ranks):
+    def run():
+        model = shard(Toy())
+        RECORDER.start()
+        handle = model.unshard(async_op=True)
+        RECORDER.start()
+        for _ in range(10):
+            RECORDER.begin(Op.OTHER, "not over yet")
+        handle.wait()
+        return [e.label for e in RECORDER.stop() if not e.is_memory]
+
+    assert ranks(2, run) == [["ag_copy_out(root)"]] * 2

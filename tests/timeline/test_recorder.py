@@ -133,11 +133,15 @@ def test_a_session_is_a_call_of_start() -> None:
     assert sessions == [0, 1, 2]
 
 
-def test_ending_what_another_recording_began_is_harmless(recorder: Recorder) -> None:
+def test_what_another_recording_began_is_no_event_of_this_one(recorder: Recorder) -> None:
     seq = [recorder.begin(Op.ALL_GATHER, "a") for _ in range(3)][-1]
     recorder.start()
     recorder.end(seq)
+    *_, last = (recorder.begin(Op.FWD, "a", waits_on=(seq,)) for _ in range(3))
+    recorder.end(seq)
     assert recorder.stop() == []
+    recorder.end(last)
+    assert [(e.seq, e.waits_on) for e in recorder.events()] == [(2, ())]
 
 
 @pytest.mark.parametrize("pickler", [pickle, cloudpickle])

@@ -1,6 +1,6 @@
 """FSDP as one autograd function: the shortest correct one, and the numerical reference for all others.
 
-    torchrun --nproc_per_node=2 one_idea.py  # trains, and compares with one process; needs torch 2.13, nothing else
+    torchrun --nproc_per_node=2 one_idea.py  # trains, and compares with one process; needs torch 2.11, nothing else
 
 All of FSDP's arithmetic is in `Gather`, an all-gather whose backward is a reduce-scatter. Each rank computes with whole
 parameters on its part of the batch, so autograd finds on each rank a different gradient of the *same* whole parameters.
@@ -19,15 +19,13 @@ from __future__ import annotations
 
 import copy
 import os
+import warnings
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.autograd.graph import saved_tensors_hooks
-from torch.distributed import ProcessGroup
-from torch.func import functional_call
 
 
 class Gather(torch.autograd.Function):
@@ -41,20 +39,16 @@ class Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, whole_grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         ctx.unit.gathered = None  # all gradients of these parameters are there: backward has read them
-        if ctx.unit.group.size() == 1:
-            return whole_grad, None
-        mean = whole_grad.new_empty(whole_grad.numel() // ctx.unit.group.size())  # 1D: n
-        dist.reduce_scatter_single(mean, whole_grad, op=dist.ReduceOp.AVG, group=ctx.unit.group)
+        mean = torch.empty_like(ctx.unit.shard)  # 1D: n
+        dist.reduce_scatter_tensor(mean, whole_grad, op=dist.ReduceOp.AVG, group=ctx.unit.group)
         return mean, None
 
 
 @torch.no_grad()
-def all_gather(shard: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
+def all_gather(shard: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """All ranks' shards, 1D: n, side by side, 1D: W * n."""
-    if group.size() == 1:
-        return shard.clone()
     whole = shard.new_empty(group.size() * shard.numel())
-    dist.all_gather_single(whole, shard, group=group)
+    dist.all_gather_into_tensor(whole, shard, group=group)
     return whole
 
 
@@ -72,24 +66,24 @@ class FSDPUnit(nn.Module):
 
     shard: nn.Parameter
 
-    def __init__(self, module: nn.Module, process_group: ProcessGroup | None = None) -> None:
+    def __init__(self, module: nn.Module, process_group: dist.ProcessGroup | None = None) -> None:
         super().__init__()
         self.module, self.group = module, process_group or dist.distributed_c10d._get_default_group()
         self.gathered: torch.Tensor | None = None  # 1D: W * n, in backward
         shards = {m.shard for m in module.modules() if isinstance(m, FSDPUnit)}
         own = {name: p for name, p in module.named_parameters(remove_duplicate=False) if p not in shards}
         index = {p: i for i, p in enumerate(dict.fromkeys(own.values()))}  # tied ones once
-        if len(kinds := {(p.dtype, p.device.type, p.requires_grad) for p in index}) != 1:
+        kinds = {(p.dtype, p.device.type) if p.requires_grad else "frozen" for p in index}
+        if len(kinds) != 1 or "frozen" in kinds:
             raise ValueError(
-                f"a unit needs parameters that are all trained, of one dtype and in memory, but those of "
-                f"{type(module).__name__} are (dtype, device, requires_grad): {kinds or 'none'}"
+                "a unit needs parameters that are all trained, of one dtype and on one device, but those of "
+                f"{type(module).__name__} are: {kinds or 'none'}"
             )
         self.shapes = [p.shape for p in index]
         self.names = {name: index[p] for name, p in own.items()}
         flat = torch.cat([p.detach().flatten() for p in index])  # 1D
-        n = -(-flat.numel() // self.group.size())  # elements of a shard: rounded up
-        padded = F.pad(flat, (0, n * self.group.size() - flat.numel()))  # 1D: W * n
-        self.shard = nn.Parameter(padded[n * self.group.rank() :][:n].clone())  # 1D: n
+        padded = F.pad(flat, (0, -len(flat) % self.group.size()))  # 1D: W * n
+        self.shard = nn.Parameter(padded.chunk(self.group.size())[self.group.rank()].clone())  # 1D: n
         for name in own:
             owner, _, leaf = name.rpartition(".")
             module.get_submodule(owner)._parameters[leaf] = None  # forward puts the gathered one here
@@ -109,8 +103,8 @@ class FSDPUnit(nn.Module):
                 self.gathered = all_gather(self.shard, self.group)
             return self.gathered.as_strided(*saved)
 
-        with saved_tensors_hooks(pack, unpack):
-            return functional_call(self.module, self.split(whole), args, kwargs, tie_weights=False)
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            return torch.func.functional_call(self.module, self.split(whole), args, kwargs, tie_weights=False)
 
     def split(self, whole: torch.Tensor) -> dict[str, torch.Tensor]:
         """The parameters in a gathered buffer, by name and in their own shapes; the padding is left over."""
@@ -131,8 +125,22 @@ def whole_parameters(model: nn.Module, grads: bool = False) -> dict[str, torch.T
     return found
 
 
+def train(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """Teach it to add up each row; the losses."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    losses = []
+    for _ in range(5):
+        loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+    return torch.stack(losses)
+
+
 def main() -> None:
     """Train a small model on all ranks, and one with the whole batch on each."""
+    warnings.simplefilter("ignore", FutureWarning)  # the collectives have newer names in torch 2.13
     on_gpu = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
     if on_gpu:
@@ -141,25 +149,17 @@ def main() -> None:
     rank, world_size = dist.get_rank(), dist.get_world_size()
 
     torch.manual_seed(0)  # the same on every rank
-    plain = nn.Sequential(nn.Linear(7, 10), nn.Tanh(), nn.Linear(10, 13), nn.Tanh(), nn.Linear(13, 1)).to(device)
-    layers = copy.deepcopy(plain)
-    for i in (0, 2):  # units, inner ones first; the root takes what is left
-        layers[i] = FSDPUnit(layers[i])
-    model = FSDPUnit(layers)
+    model = nn.Sequential(nn.Linear(7, 10), nn.Tanh(), nn.Linear(10, 13), nn.Tanh(), nn.Linear(13, 1)).to(device)
     x = torch.randn(8 * world_size, 7, device=device)
-    for step in range(5):
-        losses = []
-        for trained, batch in zip((plain, model), (x, x.chunk(world_size)[rank]), strict=True):
-            loss = (trained(batch) - batch.sum(1, keepdim=True)).square().mean()
-            loss.backward()
-            losses.append(loss.detach())
-            for p in trained.parameters():  # SGD
-                p.data.add_(p.grad, alpha=-0.05)  # type: ignore[arg-type]
-                p.grad = None
-        dist.all_reduce(losses[1], dist.ReduceOp.AVG)
-        torch.testing.assert_close(losses[1], losses[0])
-        if rank == 0:
-            print(f"step {step}   one process {losses[0]:.6f}   {world_size} ranks {losses[1]:.6f}")
+    expected = train(copy.deepcopy(model), x)
+    for i in (0, 2):  # units, inner ones first; the root takes what is left
+        model[i] = FSDPUnit(model[i])
+    losses = train(FSDPUnit(model), x.chunk(world_size)[rank])
+    dist.all_reduce(losses, dist.ReduceOp.AVG)
+    torch.testing.assert_close(losses, expected)
+    if rank == 0:
+        for step in range(5):
+            print(f"step {step}   one process {expected[step]:.6f}   {world_size} ranks {losses[step]:.6f}")
     dist.destroy_process_group()
 
 

@@ -1,6 +1,6 @@
 """DDP, FSDP, and FSDP with overlap: three training steps of the same stack of layers, which differ in marked lines.
 
-    torchrun --nproc_per_node=2 one_loop.py  # trains with each; needs torch 2.13, nothing else
+    torchrun --nproc_per_node=2 one_loop.py  # trains with each; needs torch 2.11, nothing else
 
     ddp         every rank has all parameters. Forward, backward; then the gradients become their mean over the ranks
     fsdp        a rank has a part of each. Before a layer computes it is gathered, afterwards freed; of the mean of the
@@ -26,6 +26,7 @@ after the other. With 3 layers, wire and processor over time (g gather, r reduce
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate
@@ -203,7 +204,7 @@ class ShardedLayer(Layer):
         self.whole.untyped_storage().resize_(self.whole.nbytes)
         own = self.own_part()
         own.copy_(self.param)
-        self.gathering = dist.all_gather_single(self.whole, own, async_op=True)
+        self.gathering = dist.all_gather_into_tensor(self.whole, own, async_op=True)
 
     def wait_for_gather(self) -> None:
         self.gathering.wait()
@@ -216,7 +217,7 @@ class ShardedLayer(Layer):
         """Issue the reduce-scatter of the gradients."""
         self.mean = torch.empty_like(self.param)  # 1D: n
         self.grads = self.take_grads()  # must live until it is over
-        self.reducing = dist.reduce_scatter_single(self.mean, self.grads, dist.ReduceOp.AVG, async_op=True)
+        self.reducing = dist.reduce_scatter_tensor(self.mean, self.grads, dist.ReduceOp.AVG, async_op=True)
 
     def wait_for_reduce(self) -> None:
         super().wait_for_reduce()
@@ -233,6 +234,7 @@ TWINS: dict[str, tuple[Callable[..., torch.Tensor], type[Layer]]] = {
 
 def main() -> None:
     """Train the same layers with each of the three."""
+    warnings.simplefilter("ignore", FutureWarning)  # the collectives have newer names in torch 2.13
     on_gpu = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
     if on_gpu:

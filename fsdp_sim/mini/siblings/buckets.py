@@ -33,7 +33,7 @@ from torch.autograd import Variable
 from torch.distributed import ProcessGroup, ReduceOp
 
 from fsdp_sim.mini import recording
-from fsdp_sim.mini.siblings.collectives import Done, Pending, all_reduce
+from fsdp_sim.mini.siblings.collectives import NoWork, Pending, all_reduce
 from fsdp_sim.timeline import RECORDER, Lane, Memory
 
 
@@ -56,7 +56,7 @@ class Bucket:
         self.numel = -(-sum(numels) // multiple_of) * multiple_of
         self.buffer: torch.Tensor | None = None
         self.missing = set(params)
-        self.pending: Pending = Done()
+        self.pending: Pending = NoWork()
 
     def zeros(self) -> torch.Tensor:
         """A flat buffer, 1D: numel."""
@@ -205,7 +205,7 @@ class Reducer:
             self.finish(bucket)
         recording.backward_ended(max(bucket.pending.seq for bucket in self.buckets))
         for bucket in self.buckets:
-            bucket.missing, bucket.pending = set(bucket.params), Done()
+            bucket.missing, bucket.pending = set(bucket.params), NoWork()
         self._next, self._in_backward = 0, False
 
     def _record_buffers(self) -> None:

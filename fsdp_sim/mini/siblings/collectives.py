@@ -15,11 +15,11 @@ from torch.distributed import ProcessGroup, ReduceOp, Work
 from fsdp_sim.mini import recording
 from fsdp_sim.mini.collectives import all_gather_single, reduce_scatter_single
 from fsdp_sim.mini.recording import PendingCollective
-from fsdp_sim.mini.siblings.watch import PIECES
+from fsdp_sim.mini.siblings.watch import SEGMENTS
 from fsdp_sim.timeline import Lane, Memory, Op
 
 
-class Done:
+class NoWork:
     """What one rank would wait for: nothing."""
 
     seq = -1
@@ -28,14 +28,14 @@ class Done:
         pass
 
 
-Pending = PendingCollective | Done
+Pending = PendingCollective | NoWork
 
 
 def all_gather(whole: torch.Tensor, part: torch.Tensor, group: ProcessGroup, unit: str, waits_on: int = -1) -> Pending:
     """Every rank's ``part``, 1D: n, into ``whole``, 1D: W * n. ``part`` may be its own place in ``whole``."""
     if group.size() == 1:
         whole.copy_(part)
-        return Done()
+        return NoWork()
     return _issue(
         Op.ALL_GATHER, unit, whole, group, waits_on, lambda: all_gather_single(whole, part, group, async_op=True)
     )
@@ -47,7 +47,7 @@ def reduce_scatter(
     """The mean over the ranks of this rank's part of ``whole``, 1D: W * n, into ``mean``, 1D: n."""
     if group.size() == 1:
         mean.copy_(whole)
-        return Done()
+        return NoWork()
     return _issue(
         Op.REDUCE_SCATTER, unit, whole, group, waits_on,
         lambda: reduce_scatter_single(mean, whole, ReduceOp.AVG, group, async_op=True),
@@ -57,7 +57,7 @@ def reduce_scatter(
 def all_reduce(tensor: torch.Tensor, group: ProcessGroup, unit: str, op: ReduceOp.RedOpType = ReduceOp.AVG) -> Pending:
     """The mean (or another ``op``) over the ranks, in place."""
     if group.size() == 1:
-        return Done()
+        return NoWork()
     return _issue(
         Op.ALL_REDUCE, unit, tensor, group, -1, lambda: dist.all_reduce(tensor, op=op, group=group, async_op=True)
     )
@@ -66,7 +66,7 @@ def all_reduce(tensor: torch.Tensor, group: ProcessGroup, unit: str, op: ReduceO
 def broadcast(tensor: torch.Tensor, group: ProcessGroup, unit: str) -> Pending:
     """Rank 0's values to all ranks, in place."""
     if group.size() == 1:
-        return Done()
+        return NoWork()
     source = dist.get_global_rank(group, 0)
     return _issue(
         Op.BROADCAST, unit, tensor, group, -1, lambda: dist.broadcast(tensor, source, group=group, async_op=True)
@@ -78,7 +78,7 @@ def all_gather_whole(shard: torch.Tensor, group: ProcessGroup, unit: str) -> tor
     """All ranks' shards, 1D: n, side by side, 1D: W * n; waited for at once."""
     whole = shard.new_empty(group.size() * shard.numel())
     recording.allocated_storage(Memory.UNSHARDED, unit, whole, Lane.COMPUTE)
-    with PIECES.pause() as computed:
+    with SEGMENTS.pause() as computed:
         all_gather(whole, shard, group, unit, computed).wait()
     return whole
 
@@ -87,7 +87,7 @@ def all_gather_whole(shard: torch.Tensor, group: ProcessGroup, unit: str) -> tor
 def reduce_scatter_mean(whole: torch.Tensor, group: ProcessGroup, unit: str) -> torch.Tensor:
     """This rank's part, 1D: n, of the mean over the ranks of ``whole``, 1D: W * n; waited for at once."""
     mean = whole.new_empty(whole.numel() // group.size())
-    with PIECES.pause() as computed:
+    with SEGMENTS.pause() as computed:
         reduce_scatter(mean, whole, group, unit, computed).wait()
     return mean
 
@@ -95,7 +95,7 @@ def reduce_scatter_mean(whole: torch.Tensor, group: ProcessGroup, unit: str) -> 
 def _issue(
     op: Op, unit: str, buffer: torch.Tensor, group: ProcessGroup, waits_on: int, issue: Callable[[], Work]
 ) -> PendingCollective:
-    with PIECES.pause() as computed:
+    with SEGMENTS.pause() as computed:
         return PendingCollective(op, unit, buffer, group, max(computed, waits_on)).issue(issue)
 
 

@@ -91,7 +91,7 @@ class FlatParamHandle:
         self._holds_unsharded_grad = False  # `.grad` was left by a backward under no_sync
         self._grad_is_new = True  # autograd will allocate `.grad`, not add to it
         self._gathered = -1  # seq of the last all-gather in the timeline
-        self._segments = (self.unit, self.unit)  # names of the first and the last piece of compute in the timeline
+        self._segments = (self.unit, self.unit)  # names of the first and the last segment of compute in the timeline
 
     def _init_flat_param_and_metadata(self, param_infos: list[ParamInfo]) -> None:
         numbers: dict[nn.Parameter, int] = {}  # of each parameter, in the order in which they are flattened

@@ -2,8 +2,8 @@
 
 The mini records compute between its own hooks. Its siblings have fewer hooks or none, so `watch` puts some on any
 module: around the whole (``root``) and around each of its blocks (what its `nn.ModuleList`s hold). Compute is cut into
-pieces, one at a time: a block, or what the root does before the first and after the last of its blocks. What happens
-between two blocks is a loop, and not recorded. Communication inside a piece interrupts it, see `pause`.
+segments, one at a time: a block, or what the root does before the first and after the last of its blocks. What happens
+between two blocks is a loop, and not recorded. Communication inside a segment interrupts it, see `pause`.
 """
 
 from __future__ import annotations
@@ -22,39 +22,39 @@ from fsdp_sim.mini.autograd import grad_tensors, in_backward
 from fsdp_sim.timeline import RECORDER, Lane, Memory, Op, Phase
 
 
-class Pieces:
-    """The piece of compute that runs now. A rank computes on one thread, so there is one of these per process."""
+class BlockSegments:
+    """The segment of compute that runs now. A rank computes on one thread, so there is one of these per process."""
 
     def __init__(self) -> None:
-        self._running: tuple[int, int, Op, str] | None = None  # recording, seq, op, unit
+        self._running: tuple[int, Op, str] | None = None  # seq, op, unit
         self._idle_since_s: float | None = None  # a block has ended, and nobody knows yet whether another follows
 
     def begin(self, op: Op, unit: str) -> None:
         self.end()
         self._idle_since_s = None
         if RECORDER.on:
-            self._running = (RECORDER.session, RECORDER.begin(op, unit), op, unit)
+            self._running = (RECORDER.begin(op, unit), op, unit)
 
     def begin_unless(self, op: Op, unit: str) -> None:
-        """Begin a piece unless one of the same kind runs: the last block's output may be the root's."""
-        if self._running is None or self._running[2] is not op:
+        """Begin a segment unless one of the same kind runs: the last block's output may be the root's."""
+        if self._running is None or self._running[1] is not op:
             self.begin(op, unit)
 
     def end(self) -> int:
-        """End the running piece; returns its ``seq`` in the timeline, -1 if none was running."""
+        """End the running segment; returns its ``seq`` in the timeline, -1 if none was running."""
         running, self._running = self._running, None
-        if running is None or running[0] != RECORDER.session:
+        if running is None:
             return -1
-        RECORDER.end(running[1])
-        return running[1]
+        RECORDER.end(running[0])
+        return running[0]
 
     def end_block(self, unit: str) -> None:
-        if self._running is not None and self._running[3] == unit:
+        if self._running is not None and self._running[2] == unit:
             self.end()
             self._idle_since_s = time.monotonic()
 
     def end_root(self, op: Op) -> None:
-        """End the root's last piece."""
+        """End the root's last segment."""
         self._resume_root(op)
         self.end()
         self._idle_since_s = None
@@ -63,20 +63,20 @@ class Pieces:
         """No block followed the last one, so the root has computed since that ended."""
         if self._running is None and self._idle_since_s is not None and RECORDER.on:
             since_s, self._idle_since_s = self._idle_since_s, None
-            self._running = (RECORDER.session, RECORDER.begin(op, ROOT, issue_s=since_s, start_s=since_s), op, ROOT)
+            self._running = (RECORDER.begin(op, ROOT, issue_s=since_s, start_s=since_s), op, ROOT)
 
     @contextmanager
     def pause(self) -> Iterator[int]:
-        """Interrupt the running piece for what is done inside the block; yields the ``seq`` of its first part."""
+        """Interrupt the running segment for what is done inside the block; yields the ``seq`` of its first part."""
         self._resume_root(Op.BWD if RECORDER.phase is Phase.BACKWARD else Op.FWD)
         running = self._running
         yield self.end()
         if running is not None:
-            self.begin(*running[2:])
+            self.begin(*running[1:])
 
 
 ROOT = "root"
-PIECES = Pieces()
+SEGMENTS = BlockSegments()
 
 
 def watch(module: nn.Module) -> nn.Module:
@@ -101,24 +101,24 @@ def watch(module: nn.Module) -> nn.Module:
             n_bytes = sum(p.nbytes for p in module.parameters())
             category = getattr(module, "parameters_are", Memory.UNSHARDED)
             recording.allocated(category, ROOT, n_bytes, Lane.COMPUTE)
-        PIECES.begin(Op.FWD, ROOT)
+        SEGMENTS.begin(Op.FWD, ROOT)
 
     def forward_ended(_: nn.Module, args: Any, output: Any) -> None:
-        PIECES.end_root(Op.FWD)
+        SEGMENTS.end_root(Op.FWD)
         begun: list[bool] = []  # one backward begins at the first output that has a gradient
 
         def backward_begins(_: torch.Tensor) -> None:
             if not begun:
                 begun.append(True)
                 recording.backward_begins()
-                PIECES.begin_unless(Op.BWD, ROOT)
+                SEGMENTS.begin_unless(Op.BWD, ROOT)
                 Variable._execution_engine.queue_callback(backward_ended)
 
         for tensor in grad_tensors(output):
             tensor.register_hook(backward_begins)
 
     def backward_ended() -> None:
-        PIECES.end_root(Op.BWD)
+        SEGMENTS.end_root(Op.BWD)
         recording.backward_ended(-1)
 
     module.register_forward_pre_hook(forward_begins)
@@ -132,14 +132,14 @@ def _watch_block(block: nn.Module, name: str) -> None:
     def forward_begins(_: nn.Module, args: Any, kwargs: Any) -> None:
         if not in_backward():  # else activation checkpointing recomputes: part of the backward
             for tensor in grad_tensors((args, kwargs)):
-                tensor.register_hook(lambda _: PIECES.end_block(name))
-            PIECES.begin(Op.FWD, name)
+                tensor.register_hook(lambda _: SEGMENTS.end_block(name))
+            SEGMENTS.begin(Op.FWD, name)
 
     def forward_ended(_: nn.Module, args: Any, output: Any) -> None:
         if not in_backward():
-            PIECES.end_block(name)
+            SEGMENTS.end_block(name)
             for tensor in grad_tensors(output):
-                tensor.register_hook(lambda _: PIECES.begin(Op.BWD, name))
+                tensor.register_hook(lambda _: SEGMENTS.begin(Op.BWD, name))
 
     block.register_forward_pre_hook(forward_begins, with_kwargs=True)
     block.register_forward_hook(forward_ended)

@@ -34,7 +34,7 @@ from fsdp_sim.mini import recording
 from fsdp_sim.mini.siblings.buckets import Bucket, Reducer, assign_to_buckets
 from fsdp_sim.mini.siblings.collectives import all_gather, all_reduce, default_group, reduce_scatter
 from fsdp_sim.mini.siblings.ddp import MIB, broadcast_all, validate_same_on_all_ranks
-from fsdp_sim.mini.siblings.watch import PIECES
+from fsdp_sim.mini.siblings.watch import SEGMENTS
 from fsdp_sim.timeline import Lane, Memory
 
 NOT_ELEMENTWISE = ("Adafactor", "LBFGS", "Muon", "Shampoo")  # their step looks at whole matrices or all parameters
@@ -83,7 +83,7 @@ class ShardReducer(Reducer):
         assert bucket.buffer is not None
         bucket.mean = torch.empty_like(bucket.owned)
         recording.allocated_storage(Memory.RS_OUTPUT, bucket.unit, bucket.mean, Lane.REDUCE_SCATTER)
-        with PIECES.pause() as computed:
+        with SEGMENTS.pause() as computed:
             if self._next > 0:
                 self.finish(self.buckets[self._next - 1])  # so that two buckets at most have memory
             bucket.pending = reduce_scatter(bucket.mean, bucket.buffer, self.group, bucket.unit, computed)

@@ -215,7 +215,7 @@ def program_of_a_step(model, units):
 
     with (
         patch.object(torch, "get_device_module", lambda _: device),
-        collective("all_gather_single", "AG", 0), collective("reduce_scatter_single", "RS", 1),
+        collective("all_gather_into_tensor", "AG", 0), collective("reduce_scatter_tensor", "RS", 1),
     ):  # fmt: skip
         loss = model(torch.ones(2, 4)).sum()
         for name, layer in enumerate(model.layers):

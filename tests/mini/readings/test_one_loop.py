@@ -120,8 +120,8 @@ def step_of(ranks, twin):
             return patch.object(Layer, name, run)
 
         with (
-            collective("all_gather_single", 0), collective("reduce_scatter_single", 1), collective("all_reduce", 0),
-            compute("forward"), compute("backward"),
+            collective("all_gather_into_tensor", 0), collective("reduce_scatter_tensor", 1),
+            collective("all_reduce", 0), compute("forward"), compute("backward"),
         ):  # fmt: skip
             step(layers, torch.randn(2, 4), lambda output: output.sum())
         return log, max(bytes_of_whole), bytes_of_whole[-1]
@@ -144,26 +144,26 @@ def test_ddp_reduces_each_layer_after_its_backward(ranks):
 def test_fsdp_issues_a_collective_only_to_wait_for_it(ranks):
     log, *_ = step_of(ranks, "fsdp")
     assert log == [
-        "all_gather_single(0)", "wait(0)", "forward(0)",
-        "all_gather_single(1)", "wait(1)", "forward(1)",
-        "all_gather_single(2)", "wait(2)", "forward(2)",
-        "all_gather_single(2)", "wait(2)", "backward(2)", "reduce_scatter_single(2)", "wait(2)",
-        "all_gather_single(1)", "wait(1)", "backward(1)", "reduce_scatter_single(1)", "wait(1)",
-        "all_gather_single(0)", "wait(0)", "backward(0)", "reduce_scatter_single(0)", "wait(0)",
+        "all_gather_into_tensor(0)", "wait(0)", "forward(0)",
+        "all_gather_into_tensor(1)", "wait(1)", "forward(1)",
+        "all_gather_into_tensor(2)", "wait(2)", "forward(2)",
+        "all_gather_into_tensor(2)", "wait(2)", "backward(2)", "reduce_scatter_tensor(2)", "wait(2)",
+        "all_gather_into_tensor(1)", "wait(1)", "backward(1)", "reduce_scatter_tensor(1)", "wait(1)",
+        "all_gather_into_tensor(0)", "wait(0)", "backward(0)", "reduce_scatter_tensor(0)", "wait(0)",
     ]  # fmt: skip
 
 
 def test_overlapped_issues_the_same_and_computes_before_it_waits(ranks):
     log, *_ = step_of(ranks, "overlapped")
     assert log == [
-        "all_gather_single(0)", "wait(0)",
-        "all_gather_single(1)", "forward(0)", "wait(1)",
-        "all_gather_single(2)", "forward(1)", "wait(2)",
+        "all_gather_into_tensor(0)", "wait(0)",
+        "all_gather_into_tensor(1)", "forward(0)", "wait(1)",
+        "all_gather_into_tensor(2)", "forward(1)", "wait(2)",
         "forward(2)",
-        "all_gather_single(2)", "wait(2)",
-        "all_gather_single(1)", "backward(2)", "reduce_scatter_single(2)", "wait(1)",
-        "all_gather_single(0)", "backward(1)", "wait(2)", "reduce_scatter_single(1)", "wait(0)",
-        "backward(0)", "wait(1)", "reduce_scatter_single(0)",
+        "all_gather_into_tensor(2)", "wait(2)",
+        "all_gather_into_tensor(1)", "backward(2)", "reduce_scatter_tensor(2)", "wait(1)",
+        "all_gather_into_tensor(0)", "backward(1)", "wait(2)", "reduce_scatter_tensor(1)", "wait(0)",
+        "backward(0)", "wait(1)", "reduce_scatter_tensor(0)",
         "wait(0)",
     ]  # fmt: skip
 
