@@ -12,11 +12,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup, ReduceOp, Work
 
-from fsdp_sim.mini import recording
 from fsdp_sim.mini.collectives import all_gather_single, reduce_scatter_single
 from fsdp_sim.mini.recording import PendingCollective
 from fsdp_sim.mini.siblings.watch import SEGMENTS
-from fsdp_sim.timeline import Lane, Memory, Op
+from fsdp_sim.timeline import Op
 
 
 class NoWork:
@@ -71,25 +70,6 @@ def broadcast(tensor: torch.Tensor, group: ProcessGroup, unit: str) -> Pending:
     return _issue(
         Op.BROADCAST, unit, tensor, group, -1, lambda: dist.broadcast(tensor, source, group=group, async_op=True)
     )
-
-
-@torch.no_grad()
-def all_gather_whole(shard: torch.Tensor, group: ProcessGroup, unit: str) -> torch.Tensor:
-    """All ranks' shards, 1D: n, side by side, 1D: W * n; waited for at once."""
-    whole = shard.new_empty(group.size() * shard.numel())
-    recording.allocated_storage(Memory.UNSHARDED, unit, whole, Lane.COMPUTE)
-    with SEGMENTS.pause() as computed:
-        all_gather(whole, shard, group, unit, computed).wait()
-    return whole
-
-
-@torch.no_grad()
-def reduce_scatter_mean(whole: torch.Tensor, group: ProcessGroup, unit: str) -> torch.Tensor:
-    """This rank's part, 1D: n, of the mean over the ranks of ``whole``, 1D: W * n; waited for at once."""
-    mean = whole.new_empty(whole.numel() // group.size())
-    with SEGMENTS.pause() as computed:
-        reduce_scatter(mean, whole, group, unit, computed).wait()
-    return mean
 
 
 def _issue(
