@@ -99,9 +99,12 @@ def lane_changes(seen: Scene, window: tuple[float, float], lit: Set[int] | None 
     n_bytes = seen.timeline.columns["bytes"]
     base, length = _f(bars.start_ms), _f(bars.length_ms)
     y, width = map(_f, seen.places.of(bars))
-    mib = np.array([sum(n_bytes[row] for row in some) / 2**20 for some in bars.members], dtype=np.float32)
-    names = [_name(seen, bars, k) for k in range(len(bars))]
-    bright = np.array([lit is not None and not lit.isdisjoint(some) for some in bars.members], dtype=bool)
+    sums = [sum(map(n_bytes.__getitem__, some)) for some in bars.members]
+    mib = _f(np.array(sums) / 2**20)
+    names = _names(seen, bars)
+    bright = np.zeros(len(bars), dtype=bool)
+    if lit is not None:
+        bright[:] = [not lit.isdisjoint(some) for some in bars.members]
     kinds = np.array([_NUMBER[op] for op in bars.ops], dtype=np.int32)
     pixel = (window[1] - window[0]) / PIXELS
     outlines = []
@@ -125,12 +128,16 @@ def lane_changes(seen: Scene, window: tuple[float, float], lit: Set[int] | None 
     return [*found, _path(outlines)]
 
 
-def _name(seen: Scene, bars: Bars, k: int) -> str:
-    """What a bar is called."""
-    columns, some = seen.timeline.columns, bars.members[k]
-    if len(some) == 1:
-        return safe(f"{OP_NAMES[bars.ops[k]]} {columns['unit'][some[0]]}".rstrip())
-    return f"{len(some)} operations ({contents(columns['op'][row] for row in some)}; zoom in)"
+def _names(seen: Scene, bars: Bars) -> list[str]:
+    """What bars are called."""
+    ops, units = seen.timeline.columns["op"], seen.timeline.columns["unit"]
+    escaped = {unit: safe(unit) for unit in set(units)}
+    return [
+        f"{OP_NAMES[op]} {escaped[units[some[0]]]}".rstrip()
+        if len(some) == 1
+        else f"{len(some)} operations ({contents(ops[row] for row in some)}; zoom in)"
+        for op, some in zip(bars.ops, bars.members, strict=True)
+    ]
 
 
 def bar_at(seen: Scene, window: tuple[float, float], number: int, base_ms: float) -> int | None:
