@@ -30,8 +30,6 @@ MAY_IMPORT |= {
     "ranks": {"ranks", "timeline", "accelerators", "packages", "words"},
     "viz": MAY_IMPORT["viz"] - {"schedule"},  # figures read the record, which says of a program what they need
 }
-STILL = {("viz.explorer.scene", "schedule"), ("viz.explorer.dependencies_of", "schedule")}
-"""Files that import a room all the same; to be emptied."""
 
 HOMES = {"Timeline": "timeline", "Cluster": "spec", "Model": "spec", "Plan": "spec"}
 HOMES |= {"Simulation": "simulation", "simulate": "simulation"}
@@ -177,7 +175,6 @@ def test_a_room_imports_only_rooms_before_it(room):
         for path in files_of(room)
         for one in imports_of(path)
         if room_of(one) not in {None, *MAY_IMPORT[room]}
-        and (dotted(path), room_of(one)) not in STILL
         and not (room_of(one) == "" and (one.name == "" or (dotted(path), one.name) in ASKED_OF_ALL))
     }
 

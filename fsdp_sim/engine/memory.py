@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ from fsdp_sim.timeline import Header, Memory, Op, Phase, Timeline
 _CODE = {category: code for code, category in enumerate(Memory)}
 _CATEGORIES = tuple(Memory)
 _ALLOC, _FREE, _OP = Kind.ALLOC, Kind.FREE, Kind.OP
+_ALLOCATES, _FREES = Op.ALLOC, Op.FREE
 
 
 class Part(NamedTuple):
@@ -170,13 +172,13 @@ class MemoryProfile:
         return self.run.recorded(Rows(self.program, self.run.on_cpu, self._made, self.states, length), header, ranks)
 
     def _made(self) -> Iterator[Change]:
+        numbers, n_bytes = self.at.tolist(), self.changes.tolist()
         instructions, names = self.program.instructions, self._unit_of_segment
-        columns = (self.at, self.codes, self.changes, self.at_end)
-        for number, code, n_bytes, at_end in zip(*(column.tolist() for column in columns), strict=True):
-            i = instructions[number]
-            unit = names.get(i.unit, i.unit) if i.kind is _OP else i.unit
-            op = Op.ALLOC if n_bytes > 0 else Op.FREE
-            yield Change(number, op, unit, _CATEGORIES[code], abs(n_bytes), at_end=at_end)
+        by = [instructions[number] for number in numbers]
+        units = [names.get(i.unit, i.unit) if i.kind is _OP else i.unit for i in by]
+        ops = [_ALLOCATES if change > 0 else _FREES for change in n_bytes]
+        categories = map(_CATEGORIES.__getitem__, self.codes.tolist())
+        return map(Change, numbers, ops, units, categories, map(abs, n_bytes), repeat(""), self.at_end.tolist())
 
     @cached_property
     def pools(self) -> Pools:

@@ -139,9 +139,10 @@ class Timeline:
         changes.sort(key=lambda change: change[0])  # of one moment, as they were issued
         times_s = np.array([time_s for time_s, _, _ in changes])
         signed = np.array([n_bytes for _, n_bytes, _ in changes], dtype=np.int64)
-        of = np.array([category for _, _, category in changes])
-        present = [category for category in Memory if category in set(of)]
-        return times_s, {category: np.cumsum(np.where(of == category, signed, 0)) for category in present}
+        codes = {category: code for code, category in enumerate(Memory)}
+        of = np.array([codes[category] for _, _, category in changes])
+        present = {category: of == code for category, code in codes.items() if code in of}
+        return times_s, {category: np.cumsum(np.where(mine, signed, 0)) for category, mine in present.items()}
 
     def peak_bytes(self, rank: int) -> int:
         """The most bytes alive at one moment on a rank, over all categories recorded.

@@ -12,7 +12,7 @@ from fsdp_sim.viz import theme
 from fsdp_sim.viz.explorer import drawing, layout_of
 from fsdp_sim.viz.explorer.dependencies_of import Choice, Operations
 from fsdp_sim.viz.explorer.live_plot import LivePlot
-from fsdp_sim.viz.explorer.scene import KIND_ORDER, Scene
+from fsdp_sim.viz.explorer.scene import Scene
 
 LINK = "#8A94A0"  # of the lines from what is waited for to what waits; shows on white and on near black
 
@@ -82,13 +82,13 @@ class Canvas:
             axis, _, name = place.partition(".")
             found[axis][name] = value
         if self.pinned is not None:
-            found["yaxis3"] |= layout_of.labels(self.pinned)
+            found["yaxis3"] |= self.pinned.places.axis()
             found["annotations"] = _titles(self._title)
         return found
 
     def _places(self) -> dict[str, Any]:
         """Of the layout what a move may change."""
-        rows = {f"yaxis.{name}": value for name, value in layout_of.labels(self.seen).items()}
+        rows = {f"yaxis.{name}": value for name, value in self.seen.places.axis().items()}
         return rows | {"xaxis.range": list(self.window), "yaxis2.range": [0.0, self._ends[1]]}
 
     def _figure(self, changes: list[dict[str, Any]]) -> go.Figure:
@@ -139,10 +139,9 @@ class Canvas:
             self.zoom(float(window[0]), float(window[1]))
         elif clicked := content.get("clicked"):
             place, base = clicked
-            number = self._drawn[place]
-            bars = self.seen.bars.get(KIND_ORDER[number - 1]) if 0 < number <= len(KIND_ORDER) else None
-            if bars is not None:
-                self._clicked(int(bars.ops[np.argmin(np.abs(bars.base - base))]))
+            row = drawing.bar_at(self.seen, self.window, self._drawn[place], base)
+            if row is not None:
+                self._clicked(row)
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -169,19 +168,14 @@ def _links(seen: Scene, choice: tuple[Operations, Choice] | None) -> dict[str, A
     """Lines from the end of what is waited for to the start of what waits."""
     if choice is None:
         return {"visible": False}
-    centres, _, _ = drawing.rows_of(seen.lanes)
-    ends: dict[int, tuple[float, float, float]] = {}
-    for bars in seen.bars.values():
-        for k in choice[1].lit:
-            if len(at := np.flatnonzero(bars.ops == k)):
-                start = float(bars.base[at[0]])
-                ends[k] = start, start + float(bars.x[at[0]]), float(centres[bars.rows[at[0]]])
+    columns = seen.timeline.columns
+    shown = set(seen.rows)  # the others are of the step before
     xs: list[float | None] = []
     ys: list[float | None] = []
     for one, other in choice[0].arrows(choice[1]):
-        if one in ends and other in ends:
-            xs += [ends[one][1], ends[other][0], None]
-            ys += [ends[one][2], ends[other][2], None]
+        if one in shown and other in shown:
+            xs += [seen.since_ms(columns["end_s"][one]), seen.since_ms(columns["start_s"][other]), None]
+            ys += [*(seen.places.centres[0, columns["lane"][row]] for row in (one, other)), None]
     return {"x": xs, "y": ys, "visible": True}
 
 

@@ -55,7 +55,7 @@ class Explorer:
         self.pinned: Shown | None = None
         self.message = ""
         self._selected: Key | None = None
-        self._operations = Operations(sim.run)
+        self._operations = Operations(sim.run, self.shown.seen)
         self._quiet = False
         self._draw = Latest(self._serve)
         self.controls = Controls(self._draw)
@@ -98,9 +98,9 @@ class Explorer:
         self.canvas.pin(None)
         self._compare()
 
-    def select(self, number: int | None) -> None:
-        """Light up an operation (by its number in issue order) and what it depends on; None for none."""
-        choice = self._operations.choose(number) if number in self._operations.numbers else None
+    def select(self, row: int | None) -> None:
+        """Light up an operation (by its row in the timeline) and what it depends on; None for none."""
+        choice = self._operations.choose(row) if row in self._operations.rows else None
         self._selected = self._operations.key(choice.op) if choice else None
         self.canvas.show(self.shown.seen, (self._operations, choice) if choice else None)
         self._tell(choice)
@@ -115,9 +115,9 @@ class Explorer:
             self._refuse(str(error), state)
             return
         self.shown = Shown(state, sim, seen)
-        self._operations, choice = Operations(sim.run), None
-        if self._selected is not None and (number := self._operations.find(self._selected)) is not None:
-            choice = self._operations.choose(number)
+        self._operations, choice = Operations(sim.run, seen), None
+        if self._selected is not None and (row := self._operations.find(self._selected)) is not None:
+            choice = self._operations.choose(row)
         self.canvas.show(seen, (self._operations, choice) if choice else None)
         if not self._draw.waiting:  # else these would be words of a plan that nobody will see
             self._say(choice)
@@ -151,20 +151,20 @@ class Explorer:
 
     def _step(self, by: int) -> None:
         found = self._operations.find(self._selected) if self._selected else None
-        numbers = self._operations.numbers
-        if numbers:
-            self.select(numbers[(numbers.index(found) + by) % len(numbers) if found is not None else 0])
+        rows = self._operations.rows
+        if rows:
+            self.select(rows[(rows.index(found) + by) % len(rows) if found is not None else 0])
 
     def _on_operation(self, change: dict[str, Any]) -> None:
-        numbers = self._operations.numbers
+        rows = self._operations.rows
         if not self._quiet:
-            self.select(numbers[change["new"] - 1] if 0 < change["new"] <= len(numbers) else None)
+            self.select(rows[change["new"] - 1] if 0 < change["new"] <= len(rows) else None)
 
     def _tell(self, choice: Choice | None) -> None:
-        numbers = self._operations.numbers
+        rows = self._operations.rows
         self._quiet = True
-        self.operation.max = max(len(numbers), 1)
-        self.operation.value = numbers.index(choice.op) + 1 if choice else 0
+        self.operation.max = max(len(rows), 1)
+        self.operation.value = rows.index(choice.op) + 1 if choice else 0
         self._quiet = False
         said = escape(choice.words) if choice else NO_OPERATION
         self.about.value = f"<div role='status' style='line-height:1.4;opacity:{1 if choice else 0.75}'>{said}</div>"

@@ -7,7 +7,7 @@ one zooms in, and the legend is not plotly's (`legend_html`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Set
 from html import escape
 from typing import Any
 
@@ -17,29 +17,23 @@ from numpy.typing import NDArray
 
 from fsdp_sim.timeline import Lane, Memory
 from fsdp_sim.viz import theme
-from fsdp_sim.viz.explorer.scene import KIND_ORDER, PIXELS, Bars, Scene
-from fsdp_sim.viz.theme import MEMORY, Kind
+from fsdp_sim.viz.explorer.scene import PIXELS, Floats, Scene
+from fsdp_sim.viz.steps.bars import Bars, contents
+from fsdp_sim.viz.steps.rows import BAR
+from fsdp_sim.viz.theme import KINDS, MEMORY, OP_NAMES, Kind, safe
 from fsdp_sim.words import human_bytes
 
 Change = dict[str, Any]  # properties of one trace
-THIN = {Lane.AG_COPY_IN: 0.5}  # height of a row, where it is not 1
-BAR = 0.9  # of the height of its row
+KIND_ORDER = tuple(dict.fromkeys(KINDS.values()))
+_NUMBER = {op: KIND_ORDER.index(kind) for op, kind in KINDS.items()}
 CATEGORIES = [category for category in MEMORY if category is not Memory.NONE]
 SHORT = {theme.COPY, theme.CAST}  # kinds most of whose bars are too short to be seen
 NEIGHBOURS = {theme.FORWARD, theme.BACKWARD, theme.RECOMPUTE}  # kinds whose bars follow each other without a gap
 NEAR = 0.35  # of the limit: a peak above that is drawn with the limit in view
 SEAM = "rgba(255,255,255,0.75)"
-LIMIT = "#D55E00"
 GIB = 2**30
 # Where a bar has a base, plotly's x is its end; its length is brought along.
 _WHEN = "%{customdata:.3f} ms<br>%{base:,.3f} to %{x:,.3f} ms"
-
-
-def rows_of(lanes: tuple[Lane, ...]) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
-    """Of each lane the centre and the height of its row, and how high all of them are."""
-    heights = np.array([THIN.get(lane, 1.0) for lane in lanes])
-    ends = np.cumsum(heights)
-    return ends - heights / 2, heights, float(ends[-1])
 
 
 def lane_traces(axis: str = "y") -> list[Any]:
@@ -58,7 +52,7 @@ def lane_traces(axis: str = "y") -> list[Any]:
 def memory_traces() -> list[Any]:
     """Empty traces for the live memory, in the order of `memory_changes`."""
     limit = go.Scatter(
-        name="the device's limit", mode="lines", line={"color": LIMIT, "width": 2, "dash": "dash"}, yaxis="y2",
+        name="the device's limit", mode="lines", line={"color": theme.LIMIT, "width": 2, "dash": "dash"}, yaxis="y2",
         legend="legend2", hovertemplate="the device's limit: %{y:.1f} GiB<extra></extra>", visible=False,
     )  # fmt: skip
     return [*(_area(category) for category in CATEGORIES), limit]
@@ -69,7 +63,7 @@ def _bar(kind: Kind, axis: str) -> go.Bar:
         name=kind.name, orientation="h", textposition="none", cliponaxis=True, yaxis=axis, visible=False,
         marker={"color": kind.color, "line": {"width": 0.7 if kind in NEIGHBOURS else 0, "color": SEAM}},
         unselected={"marker": {"opacity": 0.22}},
-        hovertemplate=f"<b>{kind.name} %{{hovertext}}</b>, {_WHEN}<br>%{{text:.4~g}} MiB<extra></extra>",
+        hovertemplate=f"<b>%{{hovertext}}</b>, {_WHEN}<br>%{{text:.4~g}} MiB<extra></extra>",
     )  # fmt: skip
 
 
@@ -85,50 +79,72 @@ def _area(category: Memory) -> go.Scatter:
     return area
 
 
-def lane_changes(seen: Scene, window: tuple[float, float], lit: Iterable[int] | None = None) -> list[Change]:
+def lane_changes(seen: Scene, window: tuple[float, float], lit: Set[int] | None = None) -> list[Change]:
     """For each of `lane_traces` the properties that show a scene.
 
     Args:
         window: the milliseconds in view.
-        lit: the operations that stay bright while all others fade; None for all.
+        lit: the operations that stay bright while all others fade, by their rows; None for all.
     """
-    centres, heights, _ = rows_of(seen.lanes)
-    row, spans = seen.lanes.index(Lane.COMPUTE), seen.exposed
+    spans = seen.exposed_ms
     lengths = _f(spans[:, 1] - spans[:, 0])
+    centre = seen.places.centres[0, Lane.COMPUTE]
     found: list[Change] = [
         {
-            "base": _f(spans[:, 0]), "x": lengths, "customdata": lengths, "y": np.full(len(spans), centres[row], "f4"),
-            "width": BAR * heights[row], "visible": len(spans) > 0, "selectedpoints": None if lit is None else [],
+            "base": _f(spans[:, 0]), "x": lengths, "customdata": lengths, "y": np.full(len(spans), centre, "f4"),
+            "width": BAR, "visible": len(spans) > 0, "selectedpoints": None if lit is None else [],
         }
     ]  # fmt: skip
-    wanted = None if lit is None else np.array(sorted(lit), dtype=np.int32)
-    shown = seen.bars_between(*window)
-    outlines = []
+    bars = seen.bars_between(*window)
+    n_bytes = seen.timeline.columns["bytes"]
+    base, length = _f(bars.start_ms), _f(bars.length_ms)
+    y, width = map(_f, seen.places.of(bars))
+    sums = [sum(map(n_bytes.__getitem__, some)) for some in bars.members]
+    mib = _f(np.array(sums) / 2**20)
+    names = _names(seen, bars)
+    bright = np.zeros(len(bars), dtype=bool)
+    if lit is not None:
+        bright[:] = [not lit.isdisjoint(some) for some in bars.members]
+    kinds = np.array([_NUMBER[op] for op in bars.ops], dtype=np.int32)
     pixel = (window[1] - window[0]) / PIXELS
-    for kind in KIND_ORDER:
-        bars = shown.get(kind)
-        if bars is None:
-            found.append({"visible": False})
-            continue
+    outlines = []
+    for number, kind in enumerate(KIND_ORDER):
+        of_kind = kinds == number
         if kind in SHORT:
-            seen_at_all = bars.x > 0.6 * pixel
-            if wanted is not None:
-                seen_at_all |= np.isin(bars.ops, wanted)
-            bars = _only(bars, seen_at_all)
-        if not len(bars.ops):  # an empty trace that calls itself visible is corrected by the browser, with every move
+            of_kind &= (length > 0.6 * pixel) | bright
+        shown = np.flatnonzero(of_kind)
+        if not len(shown):  # an empty trace that calls itself visible is corrected by the browser, with every move
             found.append({"visible": False})
             continue
-        y, width = _f(centres[bars.rows]), _f(BAR * heights[bars.rows])
-        same = len(width) > 0 and bool((width == width[0]).all())
-        chosen = None if wanted is None else np.flatnonzero(np.isin(bars.ops, wanted)).tolist()
+        high = width[shown]
         found.append(
-            {"base": bars.base, "x": bars.x, "y": y, "width": float(width[0]) if same else width,
-             "customdata": bars.x, "hovertext": bars.names, "text": bars.mib, "selectedpoints": chosen,
-             "visible": True}
+            {"base": base[shown], "x": length[shown], "y": y[shown],
+             "width": float(high[0]) if (high == high[0]).all() else high,
+             "customdata": length[shown], "hovertext": [names[k] for k in shown.tolist()], "text": mib[shown],
+             "selectedpoints": None if lit is None else np.flatnonzero(bright[shown]).tolist(), "visible": True}
         )  # fmt: skip
         if kind.hatched:
-            outlines.append(_outlines(bars, y, width))
+            outlines.append(_outlines(base[shown], length[shown], y[shown], high))
     return [*found, _path(outlines)]
+
+
+def _names(seen: Scene, bars: Bars) -> list[str]:
+    """What bars are called."""
+    ops, units = seen.timeline.columns["op"], seen.timeline.columns["unit"]
+    escaped = {unit: safe(unit) for unit in set(units)}
+    return [
+        f"{OP_NAMES[op]} {escaped[units[some[0]]]}".rstrip()
+        if len(some) == 1
+        else f"{len(some)} operations ({contents(ops[row] for row in some)}; zoom in)"
+        for op, some in zip(bars.ops, bars.members, strict=True)
+    ]
+
+
+def bar_at(seen: Scene, window: tuple[float, float], number: int, base_ms: float) -> int | None:
+    """The row of the (first) operation of the bar of trace ``number`` that begins nearest to a moment."""
+    bars = seen.bars_between(*window)
+    near = [(abs(bars.start_ms[k] - base_ms), k) for k, op in enumerate(bars.ops) if _NUMBER[op] == number - 1]
+    return bars.members[min(near)[1]][0] if near else None
 
 
 def memory_changes(seen: Scene, window: tuple[float, float]) -> list[Change]:
@@ -142,52 +158,48 @@ def memory_changes(seen: Scene, window: tuple[float, float]) -> list[Change]:
             found.append({"x": times, "y": total, "customdata": live[category], "visible": True})
         else:
             found.append({"visible": False})
-    limit = seen.limit_bytes / GIB
+    limit = seen.strip.limit_bytes / GIB
     found.append({"x": np.array([0, 1e9], "f4"), "y": np.array([limit, limit], "f4"), "visible": True})
     return found
 
 
-def _f(values: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
+def _f(values: NDArray[np.floating[Any]]) -> Floats:
     return values.astype(np.float32)
 
 
-def _outlines(bars: Bars, y: NDArray[np.float32], width: NDArray[np.float32]) -> NDArray[np.float32]:
+def _outlines(base: Floats, length: Floats, y: Floats, width: Floats) -> Floats:
     """Bars as one path, with a gap after each."""
     gap = np.full(len(y), np.nan, np.float32)
-    left, right, top, bottom = bars.base, bars.base + bars.x, y - width / 2, y + width / 2
+    left, right, top, bottom = base, base + length, y - width / 2, y + width / 2
     xs = np.stack([left, right, right, left, left, gap], axis=1).ravel()
     return np.stack([xs, np.stack([top, top, bottom, bottom, top, gap], axis=1).ravel()])
 
 
-def _only(bars: Bars, which: NDArray[np.bool_]) -> Bars:
-    names = [name for name, keep in zip(bars.names, which.tolist(), strict=True) if keep]
-    return Bars(bars.base[which], bars.x[which], bars.rows[which], bars.ops[which], names, bars.mib[which])
-
-
-def _path(parts: list[NDArray[np.float32]]) -> Change:
+def _path(parts: list[Floats]) -> Change:
     xs, ys = np.concatenate(parts, axis=1) if parts else np.zeros((2, 0), np.float32)
     return {"x": xs, "y": ys, "visible": len(xs) > 0}
 
 
 def limit_in_view(seen: Scene) -> bool:
     """Whether the peak comes near enough to the device's limit for an axis to show both."""
-    return seen.peak_bytes > NEAR * seen.limit_bytes
+    return seen.strip.peak_bytes > NEAR * seen.strip.limit_bytes
 
 
 def legend_html(seen: Scene) -> str:
     """What the colours of a scene mean, as HTML that takes its own colours from the page."""
-    kinds = [kind for kind in KIND_ORDER if kind in seen.bars]
-    if len(seen.exposed):
+    used = {KINDS[op] for op in seen.bars.ops}
+    kinds = [kind for kind in KIND_ORDER if kind in used]
+    if len(seen.exposed_ms):
         kinds.append(theme.EXPOSED)
     lanes = [_swatch(kind) for kind in kinds]
-    memory = [_swatch(MEMORY[category]) for category in CATEGORIES if category in seen.live]
+    memory = [_swatch(MEMORY[category]) for category in CATEGORIES if category in seen.strip.live[1]]
     if not limit_in_view(seen):
         memory.append(
-            f"<span style='opacity:.7'>the device's limit, {human_bytes(seen.limit_bytes)}, is far above</span>"
+            f"<span style='opacity:.7'>the device's limit, {human_bytes(seen.strip.limit_bytes)}, is far above</span>"
         )
     else:
         memory.append(
-            f"<span style='white-space:nowrap'><span style='color:{LIMIT}'>╌╌</span> the device's limit</span>"
+            f"<span style='white-space:nowrap'><span style='color:{theme.LIMIT}'>╌╌</span> the device's limit</span>"
         )
     line = "display:flex;flex-wrap:wrap;gap:0 14px;font-size:12px;line-height:19px;padding-left:116px"
     return "".join(

@@ -7,7 +7,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from fsdp_sim.viz import theme
-from fsdp_sim.viz.explorer.drawing import GIB, THIN, limit_in_view, rows_of
+from fsdp_sim.viz.explorer.drawing import GIB, limit_in_view
 from fsdp_sim.viz.explorer.scene import Scene
 
 LEFT, RIGHT, TOP, BOTTOM = 116, 14, 22, 42
@@ -34,18 +34,9 @@ def layout(pinned: bool = False, template: go.layout.Template = theme.LIGHT) -> 
     }  # fmt: skip
 
 
-def labels(seen: Scene) -> dict[str, Any]:
-    """The rows of a scene, as an axis has them."""
-    centres, _, height = rows_of(seen.lanes)
-    named = [
-        (float(c), theme.LANE_NAMES[lane]) for c, lane in zip(centres, seen.lanes, strict=True) if lane not in THIN
-    ]
-    return {"range": [height, 0.0], "tickvals": [c for c, _ in named], "ticktext": [n for _, n in named]}
-
-
 def needed_gib(seen: Scene) -> float:
     """How high the axis of memory has to be; the limit is in view when the peak comes near it."""
-    peak, limit = max(seen.peak_bytes, 1) / GIB, seen.limit_bytes / GIB
+    peak, limit = max(seen.strip.peak_bytes, 1) / GIB, seen.strip.limit_bytes / GIB
     return max(peak, limit) if limit_in_view(seen) else peak
 
 

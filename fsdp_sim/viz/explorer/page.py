@@ -140,9 +140,9 @@ def _figure(scenes: Mapping[str, Scene], first: str, dark: bool) -> go.Figure:
     layout = layout_of.layout(template=theme.DARK if dark else theme.LIGHT)
     layout["xaxis"] |= {"range": [0, longest * 1.02 or 1.0]}
     layout["yaxis2"] |= {"range": [0, highest * 1.04]}
-    layout["yaxis"] |= layout_of.labels(scenes[first])
+    layout["yaxis"] |= scenes[first].places.axis()
     frames = [
-        go.Frame(name=name, data=_traces(seen), layout={"yaxis": layout["yaxis"] | layout_of.labels(seen)})
+        go.Frame(name=name, data=_traces(seen), layout={"yaxis": layout["yaxis"] | seen.places.axis()})
         for name, seen in scenes.items()
     ]
     drawn = [t.update(c) for t, c in zip([*lane_traces(), *memory_traces()], _traces(scenes[first]), strict=True)]

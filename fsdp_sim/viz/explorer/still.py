@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 from fsdp_sim.simulation import Simulation
 from fsdp_sim.viz.explorer import words
 from fsdp_sim.viz.explorer.drawing import lane_changes, lane_traces, limit_in_view, memory_changes, memory_traces
-from fsdp_sim.viz.explorer.layout_of import labels, layout, needed_gib
+from fsdp_sim.viz.explorer.layout_of import layout, needed_gib
 from fsdp_sim.viz.explorer.scene import Scene
 from fsdp_sim.viz.explorer.state import State
 from fsdp_sim.viz.picture import Picture
@@ -48,7 +48,7 @@ def still_figure(state: State, sim: Simulation, seen: Scene) -> go.Figure:
         legend=corner | {"y": 1 - TITLE / height, "yanchor": "top"},
         legend2=corner | {"y": 4 / height, "yanchor": "bottom"},
         xaxis={"range": [0, seen.span_ms * 1.01 or 1.0]},
-        yaxis=labels(seen),
+        yaxis=seen.places.axis(),
         yaxis2={"range": [0, needed_gib(seen) * 1.06]},
     )  # fmt: skip
     return figure

@@ -17,8 +17,9 @@ import numpy as np
 
 from fsdp_sim.engine import Run, shown_lane
 from fsdp_sim.simulation import Simulation
-from fsdp_sim.timeline import Event, Lane, Op, Phase, Timeline, communicates, computes
-from fsdp_sim.viz.steps.bars import BAR, SMALL_OPS, THIN, bar_trace, kinds_in_order
+from fsdp_sim.timeline import Lane, Op, Phase, Timeline, communicates, computes
+from fsdp_sim.viz.steps.bars import SMALL_OPS, bar_trace, kinds_in_order
+from fsdp_sim.viz.steps.rows import BAR, THIN
 from fsdp_sim.viz.steps.step_view import Group, StepView, Timelines, step_views
 from fsdp_sim.viz.steps.summary import exposure_sentence
 from fsdp_sim.viz.table import Table
@@ -144,9 +145,10 @@ class ManyRanks(StepView):
         return self.bands.step_s
 
     @cached_property
-    def ops(self) -> tuple[Event, ...]:
+    def rows(self) -> list[int]:
         """What is drawn of the few ranks: what they compute."""
-        return tuple(e for e in super().ops if e.lane is Lane.COMPUTE)
+        lanes = self.timeline.columns["lane"]
+        return [row for row in super().rows if lanes[row] is Lane.COMPUTE]
 
     def groups(self) -> list[Group]:
         used = {o.lane for o in self.bands.ops} | {Lane.COMPUTE}

@@ -14,19 +14,19 @@ from typing import Any
 
 import numpy as np
 
-from fsdp_sim.timeline import Event, Lane, Op
+from fsdp_sim.timeline import Lane, Op
 from fsdp_sim.viz import theme
 from fsdp_sim.viz.steps.step_view import MAX_BARS, StepView
 from fsdp_sim.viz.theme import KINDS, OP_DOES, OP_NAMES, Kind, safe, short_unit
 from fsdp_sim.words import human_ms
 
-BAR = 0.92  # of the height of its row
-THIN = {Lane.AG_COPY_IN: 0.5, Lane.PRE_UNSHARD: 0.5}  # height of a row in lanes; 1 when not named
 FINEST = 1 / 1_000  # of a step: no merged bar is made narrower than this on purpose
 EDGE = "rgba(255,255,255,0.75)"  # between bars that follow each other
 SMALL_OPS = {theme.COPY, theme.CAST, theme.HOST_COPY}  # drawn first: their edges would hide what they lie between
 _LEGEND = {kind: 1000 + rank for rank, kind in enumerate(dict.fromkeys(KINDS.values()))}
-_ORDER = {op: (kind not in SMALL_OPS, _LEGEND[kind], n) for n, (op, kind) in enumerate(KINDS.items())}
+_OPS = sorted(KINDS, key=lambda op: (KINDS[op] not in SMALL_OPS, _LEGEND[KINDS[op]]))
+_ORDER = {op: n for n, op in enumerate(_OPS)}
+_LANES = {lane: n for n, lane in enumerate(Lane)}
 
 
 def kinds_in_order(ops: Iterable[Op]) -> list[Op]:
@@ -36,18 +36,20 @@ def kinds_in_order(ops: Iterable[Op]) -> list[Op]:
 
 @dataclass(frozen=True)
 class Bars:
-    """Operations of one step, entry k of each column is of bar k; in the order in which traces draw them.
+    """Operations of one step, entry k of each column is of bar k; in the order in which they are drawn.
 
     Attributes:
-        members: the operations of a bar, in order of time; one, unless bars had to be merged.
+        members: the operations of a bar as rows of the timeline, in order of time; one, unless bars had to be merged.
         ops: what it is drawn as: the operation, or of several the one that takes longest.
+        places: the rank and the lane it is on.
         start_ms, length_ms: in milliseconds since the step began.
         busy: the part of a bar in which its operations run; below 1 only where there are gaps between several.
         merged_ms: operations shorter than this were merged; 0 when none were.
     """
 
-    members: list[tuple[Event, ...]]
+    members: list[tuple[int, ...]]
     ops: list[Op]
+    places: list[tuple[int, Lane]]
     start_ms: np.ndarray
     length_ms: np.ndarray
     busy: np.ndarray
@@ -59,62 +61,79 @@ class Bars:
 
 def bars_of(view: StepView, most: int = MAX_BARS) -> Bars:
     """The bars of a view, at most about ``most``."""
-    ops, width_s = view.ops, 0.0
-    members: list[tuple[Event, ...]] = [(e,) for e in ops]
-    while len(members) > most and width_s < view.step_s:
-        width_s = max(2 * width_s, view.step_s * FINEST)
-        members = _merge(ops, width_s)
-    shown = [some[0].op if len(some) == 1 else _longest(some) for some in members]
-    keys = [
-        (_ORDER[op], len(some) > 1, some[0].rank, list(Lane).index(some[0].lane), some[0].start_s)
-        for op, some in zip(shown, members, strict=True)
-    ]
-    order = sorted(range(len(members)), key=keys.__getitem__)
-    members = [members[k] for k in order]
-    starts = np.array([some[0].start_s for some in members])
-    ends = np.array([max(e.end_s for e in some) for some in members])
-    running = np.array([sum(e.duration_s for e in some) for some in members])
+    if len(view.rows) <= most:
+        return bars_from(view, [(row,) for row in view.rows])
+    width_s = view.step_s * FINEST
+    while len(members := merged(view, view.rows, width_s)) > most and width_s < view.step_s:
+        width_s *= 2
+    return bars_from(view, members, width_s)
+
+
+def bars_from(view: StepView, members: Sequence[tuple[int, ...]], width_s: float = 0.0) -> Bars:
+    """The bars that consist of these operations, in the order in which they are drawn."""
+    columns = view.timeline.columns
+    op_of, lanes, ranks, starts_s, ends_s = (columns[name] for name in ("op", "lane", "rank", "start_s", "end_s"))
+    ops = [op_of[some[0]] if len(some) == 1 else _longest(view, some) for some in members]
+    places = [(ranks[some[0]], lanes[some[0]]) for some in members]
+    starts = np.array([starts_s[some[0]] for some in members])
+    if width_s:
+        ends = np.array([max(ends_s[row] for row in some) for some in members])
+        running = np.array([sum(ends_s[row] - starts_s[row] for row in some) for some in members])
+    else:
+        ends = np.array([ends_s[some[0]] for some in members])
+        running = ends - starts
     busy = np.ones(len(members))
     np.divide(running, ends - starts, out=busy, where=ends > starts)
+    last_key_first = [
+        starts, [_LANES[lane] for _, lane in places], [rank for rank, _ in places],
+        [len(some) > 1 for some in members], [_ORDER[op] for op in ops],
+    ]  # fmt: skip
+    order = np.lexsort([np.asarray(key) for key in last_key_first])
+    sequence = order.tolist()
     return Bars(
-        members,
-        [shown[k] for k in order],
-        (starts - view.origin_s) * 1e3,
-        (ends - starts) * 1e3,
-        np.minimum(busy, 1.0),
+        [members[k] for k in sequence],
+        [ops[k] for k in sequence],
+        [places[k] for k in sequence],
+        ((starts - view.origin_s) * 1e3)[order],
+        ((ends - starts) * 1e3)[order],
+        np.minimum(busy, 1.0)[order],
         width_s * 1e3,
     )
 
 
-def _merge(ops: Sequence[Event], width_s: float) -> list[tuple[Event, ...]]:
+def merged(view: StepView, rows: Sequence[int], width_s: float) -> list[tuple[int, ...]]:
     """Neighbours on a lane, of one phase of one micro-batch, together while they are narrower than ``width_s``."""
-    lanes: dict[tuple[int, Lane], list[Event]] = defaultdict(list)
-    for e in sorted(ops, key=lambda e: e.start_s):
-        lanes[e.rank, e.lane].append(e)
-    found: list[tuple[Event, ...]] = []
-    for events in lanes.values():
-        together = [events[0]]
-        for e in events[1:]:
+    columns = view.timeline.columns
+    ranks, lanes, phases = columns["rank"], columns["lane"], columns["phase"]
+    micro_batches, starts, ends = columns["micro_batch"], columns["start_s"], columns["end_s"]
+    by_lane: dict[tuple[int, Lane], list[int]] = defaultdict(list)
+    for row in sorted(rows, key=starts.__getitem__):
+        by_lane[ranks[row], lanes[row]].append(row)
+    found: list[tuple[int, ...]] = []
+    for first, *others in by_lane.values():
+        together = [first]
+        for row in others:
             first = together[0]
-            same = (e.phase, e.micro_batch) == (first.phase, first.micro_batch)
-            if same and e.end_s - first.start_s <= width_s:
-                together.append(e)
+            same = (phases[row], micro_batches[row]) == (phases[first], micro_batches[first])
+            if same and ends[row] - starts[first] <= width_s:
+                together.append(row)
             else:
                 found.append(tuple(together))
-                together = [e]
+                together = [row]
         found.append(tuple(together))
     return found
 
 
-def _longest(some: Sequence[Event]) -> Op:
+def _longest(view: StepView, some: Sequence[int]) -> Op:
+    columns = view.timeline.columns
     seconds: dict[Op, float] = defaultdict(float)
-    for e in some:
-        seconds[e.op] += e.duration_s
+    for row in some:
+        seconds[columns["op"][row]] += columns["end_s"][row] - columns["start_s"][row]
     return max(seconds, key=lambda op: seconds[op])
 
 
 def bar_traces(
-    bars: Bars, rows: np.ndarray, heights: np.ndarray, details: Sequence[str], *, step_ms: float
+    view: StepView, bars: Bars, rows: np.ndarray, heights: np.ndarray, details: Sequence[str], *, step_ms: float
 ) -> list[dict[str, Any]]:
     """Plotly traces of bars, one for each operation that occurs, together in the order of ``bars``.
 
@@ -123,6 +142,7 @@ def bar_traces(
         details: what the hover text says after name, duration and times; escaped.
         step_ms: the length of the time axis; bars much narrower have edges in their own colour, others would hide them.
     """
+    columns = view.timeline.columns
     merged = [len(some) > 1 for some in bars.members]
     pieces = [k for k in range(len(bars)) if k == 0 or (bars.ops[k], merged[k]) != (bars.ops[k - 1], merged[k - 1])]
     traces = []
@@ -133,11 +153,12 @@ def bar_traces(
             head = "<b>%{customdata[0]}</b>, %{customdata[1]}"
             text = [f"×{len(m)}" for m in members]
             names = [f"{len(m)} operations" for m in members]
-            details_of = [f"<br>{_contents(m)}" for m in members]
+            details_of = [f"<br>{contents([columns['op'][row] for row in m])}" for m in members]
         else:
             head = f"<b>{OP_NAMES[op]} %{{customdata[0]}}</b>, %{{customdata[1]}}<br><i>{OP_DOES[op]}</i>"
-            text = [safe(short_unit(m[0].unit)) for m in members]
-            names = [safe(m[0].unit) for m in members]
+            units = [columns["unit"][row] for (row,) in members]
+            text = [safe(short_unit(unit)) for unit in units]
+            names = [safe(unit) for unit in units]
             details_of = list(details[some])
         lengths = bars.length_ms[some]
         durations = [human_ms(ms / 1e3) for ms in lengths]
@@ -155,8 +176,9 @@ def bar_traces(
     return traces
 
 
-def _contents(members: Sequence[Event]) -> str:
-    counted = Counter(OP_NAMES[e.op] for e in members)
+def contents(ops: Iterable[Op]) -> str:
+    """What operations are, counted: ``forward ×3, all-gather ×1``."""
+    counted = Counter(OP_NAMES[op] for op in ops)
     return ", ".join(f"{name} ×{n}" for name, n in counted.most_common())
 
 

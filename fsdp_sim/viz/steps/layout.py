@@ -10,13 +10,13 @@ import math
 import re
 import textwrap
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from fsdp_sim.timeline import Lane, Phase
+from fsdp_sim.timeline import Phase
 from fsdp_sim.viz import theme
-from fsdp_sim.viz.steps.bars import THIN
 from fsdp_sim.viz.steps.memory_strip import Strip
+from fsdp_sim.viz.steps.rows import rows_of
 from fsdp_sim.viz.steps.step_view import StepView, Stretch
 from fsdp_sim.viz.theme import safe
 from fsdp_sim.words import human_bytes, human_ms
@@ -28,7 +28,6 @@ LEFT, RIGHT, TITLE_LINE, SUBTITLE_LINE = 138, 24, 23, 19
 HEADING, PHASES, MEMORY_HEADING, PANEL_GAP, TIME_AXIS = 26, 24, 26, 14, 46
 ALL_LANES, LANE_MIN, LANE_MAX, MEMORY, MEMORY_OF_SEVERAL = 480, 20, 30, 132, 84
 LEGEND_ROW, LEGEND_SYMBOL, LETTER = 20, 44, 6.7
-RANK_GAP = 0.45
 PHASE_KINDS = {Phase.FORWARD: theme.FORWARD, Phase.BACKWARD: theme.BACKWARD, Phase.OPTIMIZER: theme.OPTIMIZER}
 
 SHORT_PHASES = {Phase.FORWARD: "fwd", Phase.BACKWARD: "bwd", Phase.OPTIMIZER: "opt"}
@@ -38,14 +37,10 @@ Layout = dict[str, Any]
 
 @dataclass
 class Panel:
-    """One timeline of the figure: its rows, counted in lanes from the top, and its axes."""
+    """One timeline of the figure: its rows and its axes."""
 
     view: StepView
     memory_rank: int
-    rows: dict[tuple[int, Lane], float] = field(default_factory=dict)  # (rank, lane) -> centre of the row
-    labels: list[tuple[float, str]] = field(default_factory=list)  # of rows high enough for one
-    bands: list[tuple[float, float]] = field(default_factory=list)  # top and bottom of each rank
-    lanes: float = 0.0  # total height
     lanes_axis: str = "y"
     memory_axis: str = ""  # empty when no memory was recorded
     traces: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])  # in the lanes, in the memory
@@ -53,16 +48,7 @@ class Panel:
     def __post_init__(self) -> None:
         self.strip = Strip(self.view, self.memory_rank)
         self.stretches = self.view.stretches(self.view.ranks[0])
-        for group in self.view.groups():
-            top = self.lanes = self.lanes + (RANK_GAP if self.rows else 0.0)
-            for lane in group.lanes:
-                height = THIN.get(lane, 1.0)
-                self.rows[group.rank, lane] = self.lanes + height / 2
-                self.lanes += height
-                if lane not in THIN:
-                    label = group.label if lane is group.lanes[0] else theme.LANE_NAMES[lane]
-                    self.labels.append((self.rows[group.rank, lane], label))
-            self.bands.append((top, self.lanes))
+        self.rows = rows_of(self.view.groups())
 
 
 def lay_out(panels: Sequence[Panel], title: str, subtitle: Sequence[str]) -> Layout:
@@ -72,14 +58,14 @@ def lay_out(panels: Sequence[Panel], title: str, subtitle: Sequence[str]) -> Lay
         panels: with their traces, whose names are in the legends; they are told their axes.
         subtitle: lines below the title.
     """
-    lane_px = min(max(ALL_LANES / sum(panel.lanes for panel in panels), LANE_MIN), LANE_MAX)
+    lane_px = min(max(ALL_LANES / sum(panel.rows.height for panel in panels), LANE_MIN), LANE_MAX)
     memory_px = MEMORY if len(panels) == 1 else MEMORY_OF_SEVERAL
     spans: dict[str, tuple[float, float]] = {}  # axis -> its top and bottom in pixels from the top of the plot
     end_px = float(-PANEL_GAP)
     for number, panel in enumerate(panels):
         panel.lanes_axis = f"y{2 * number + 1}" if number else "y"
         top_px = end_px + PANEL_GAP + HEADING + PHASES * bool(panel.stretches)
-        end_px = top_px + panel.lanes * lane_px
+        end_px = top_px + panel.rows.height * lane_px
         spans[panel.lanes_axis] = top_px, end_px
         if panel.strip:
             panel.memory_axis = f"y{2 * number + 2}"
@@ -91,7 +77,7 @@ def lay_out(panels: Sequence[Panel], title: str, subtitle: Sequence[str]) -> Lay
         dict.fromkeys(t["name"] for panel in panels for t in panel.traces[n] if t.get("showlegend", True))
         for n in range(2)
     ]
-    longest = max(len(re.sub("<.*?>", "", label)) for panel in panels for _, label in panel.labels)
+    longest = max(len(re.sub("<.*?>", "", label)) for panel in panels for _, label in panel.rows.labels)
     left = round(max(LEFT, 18 + LETTER * longest))
     layout = _frame(title, subtitle, left, end_px, _rows(legends[0]), _rows(legends[1]))
     layout["xaxis"] = {
@@ -107,7 +93,11 @@ def lay_out(panels: Sequence[Panel], title: str, subtitle: Sequence[str]) -> Lay
     }  # fmt: skip
     for panel in panels:
         top_px, bottom_px = spans[panel.lanes_axis]
-        layout[_key(panel.lanes_axis)] = _lanes_axis(panel) | {"domain": [1 - bottom_px / end_px, 1 - top_px / end_px]}
+        layout[_key(panel.lanes_axis)] = (
+            {"fixedrange": True, "showgrid": False}
+            | panel.rows.axis()
+            | {"domain": [1 - bottom_px / end_px, 1 - top_px / end_px]}
+        )
         _write_lanes(layout, panel, lambda px: 1 - px / end_px, top_px)
         if panel.memory_axis:
             top_px, bottom_px = spans[panel.memory_axis]
@@ -117,24 +107,14 @@ def lay_out(panels: Sequence[Panel], title: str, subtitle: Sequence[str]) -> Lay
     return layout
 
 
-def _lanes_axis(panel: Panel) -> Layout:
-    return {
-        "range": [panel.lanes, 0],
-        "fixedrange": True,
-        "showgrid": False,
-        "tickvals": [at for at, _ in panel.labels],
-        "ticktext": [label for _, label in panel.labels],
-    }
-
-
 def _write_lanes(layout: Layout, panel: Panel, place: Any, top_px: float) -> None:
     """The tint behind each rank, the name of the timeline, its phases and the end of its step."""
     view, shapes = panel.view, layout["shapes"]
-    for top, bottom in panel.bands:
+    for top, bottom in panel.rows.bands:
         band = {"xref": "paper", "x0": 0, "x1": 1, "yref": panel.lanes_axis, "y0": top, "y1": bottom}
         shapes.append(band | {"type": "rect", "fillcolor": theme.BAND, "line": {"width": 0}, "layer": "below"})
     end_ms = view.step_s * 1e3
-    end = {"x0": end_ms, "x1": end_ms, "yref": panel.lanes_axis, "y0": 0, "y1": panel.lanes}
+    end = {"x0": end_ms, "x1": end_ms, "yref": panel.lanes_axis, "y0": 0, "y1": panel.rows.height}
     shapes.append(end | {"type": "line", "line": {"color": theme.SEPARATOR, "width": 1.5, "dash": "dot"}})
     name = safe(textwrap.shorten(view.name, 56, placeholder="..."))
     heading_px = top_px - PHASES * bool(panel.stretches)

@@ -29,10 +29,11 @@ class Strip:
     rank: int
 
     def __bool__(self) -> bool:
-        return bool(self._live[1])
+        return bool(self.live[1])
 
     @cached_property
-    def _live(self) -> tuple[np.ndarray, dict[Memory, np.ndarray]]:
+    def live(self) -> tuple[np.ndarray, dict[Memory, np.ndarray]]:
+        """See `StepView.live`."""
         return self.view.live(self.rank)
 
     @cached_property
@@ -42,7 +43,7 @@ class Strip:
 
     @cached_property
     def highest_bytes(self) -> int:
-        return max(self.peak_bytes, int(np.sum(list(self._live[1].values()), axis=0).max()))
+        return max(self.peak_bytes, int(np.sum(list(self.live[1].values()), axis=0).max()))
 
     @cached_property
     def scale(self) -> tuple[float, str]:
@@ -61,7 +62,7 @@ class Strip:
     @cached_property
     def _small(self) -> list[Memory]:
         """The categories too small to see, if they are several."""
-        small = [c for c, n_bytes in self._live[1].items() if n_bytes.max() < SMALL * self.highest_bytes]
+        small = [c for c, n_bytes in self.live[1].items() if n_bytes.max() < SMALL * self.highest_bytes]
         return small if len(small) > 1 else []
 
     @property
@@ -75,13 +76,13 @@ class Strip:
         Categories too small to see are summed. Of more moments than can be told apart, that with the highest sum of
         each slice of the step is kept, so that no summit gets lost.
         """
-        times_s, live = self._live
+        times_s, live = self.live
         rest = self._small
         found: Curves = {}
         if rest:  # at the bottom, where it disturbs no other
             found[OTHER] = np.sum([live[c] for c in rest], axis=0)
         found |= {theme.MEMORY[c]: n_bytes for c, n_bytes in live.items() if c not in rest}
-        keep = _moments(times_s, np.sum(list(found.values()), axis=0), MAX_MOMENTS)
+        keep = moments(times_s, np.sum(list(found.values()), axis=0), MAX_MOMENTS)
         return times_s[keep] * 1e3, {kind: n_bytes[keep] for kind, n_bytes in found.items()}
 
     def traces(self) -> list[dict[str, Any]]:
@@ -152,7 +153,7 @@ def _area(kind: theme.Kind, x: np.ndarray, y: np.ndarray, group: str) -> dict[st
     }
 
 
-def _moments(times_s: np.ndarray, total: np.ndarray, most: int) -> np.ndarray:
+def moments(times_s: np.ndarray, total: np.ndarray, most: int) -> np.ndarray:
     """The numbers of the samples to keep: of each moment the last, and the highest of each slice of the step."""
     last = np.flatnonzero(np.diff(times_s, append=np.inf))
     highest = np.flatnonzero(total == total.max())[:1]  # it may last no time at all

@@ -12,6 +12,7 @@ import numpy as np
 
 from fsdp_sim.diagnose import Links
 from fsdp_sim.timeline import (
+    MEMORY,
     Event,
     Interval,
     Lane,
@@ -22,7 +23,6 @@ from fsdp_sim.timeline import (
     communicates,
     computes,
     median_step,
-    spans_of,
     subtract,
     total_s,
     union,
@@ -60,40 +60,50 @@ class StepView:
     ranks: tuple[int, ...]
 
     @cached_property
-    def by_rank(self) -> dict[int, tuple[Event, ...]]:
-        """The events of all steps taken apart, so that looking at each of many ranks stays linear."""
-        events: dict[int, list[Event]] = defaultdict(list)
-        for event in self.timeline.events:
-            events[event.rank].append(event)
-        return {rank: tuple(mine) for rank, mine in events.items()}
+    def _rows(self) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+        """Of each rank the rows of the timeline's columns that are operations of the step, and those that are changes
+        of memory in any step."""
+        ops: dict[int, list[int]] = defaultdict(list)
+        changes: dict[int, list[int]] = defaultdict(list)
+        for row, (rank, step, op) in enumerate(self.timeline.columns.rows("rank", "step", "op")):
+            if op in MEMORY:
+                changes[rank].append(row)
+            elif step == self.step:
+                ops[rank].append(row)
+        return ops, changes
+
+    def rows_of(self, rank: int) -> list[int]:
+        """The rows of the timeline's columns that are a rank's operations of the step, in issue order."""
+        return self._rows[0].get(rank, [])
 
     @cached_property
-    def _ops(self) -> dict[int, tuple[Event, ...]]:
-        return {
-            rank: tuple(e for e in events if e.step == self.step and not e.is_memory)
-            for rank, events in self.by_rank.items()
-        }
+    def rows(self) -> list[int]:
+        """The rows of the operations that are drawn: those of the chosen ranks."""
+        return [row for rank in self.ranks for row in self.rows_of(rank)]
+
+    def _events(self, rows: Iterable[int]) -> tuple[Event, ...]:
+        return tuple(self.timeline.events[row] for row in rows)
 
     def groups(self) -> list[Group]:
         """The rows to draw: of each chosen rank a row per lane that occurs; compute always."""
         found = []
         for rank in self.ranks:
-            used = {e.lane for e in self._ops[rank]} | {Lane.COMPUTE}
+            lanes = self.timeline.columns["lane"]
+            used = {lanes[row] for row in self.rows_of(rank)} | {Lane.COMPUTE}
             found.append(Group(rank, f"<b>rank {rank}</b> · compute", tuple(lane for lane in Lane if lane in used)))
         return found
 
     @cached_property
     def _communication(self) -> dict[int, tuple[Event, ...]]:
-        return {rank: tuple(e for e in ops if communicates(e.op, e.lane)) for rank, ops in self._ops.items()}
+        return {rank: self._events(self._rows_that(rank, communicates)) for rank in self.timeline.ranks}
 
     def communication(self, rank: int) -> tuple[Event, ...]:
         """What a rank communicates in the step, in issue order."""
         return self._communication[rank]
 
-    @cached_property
-    def ops(self) -> tuple[Event, ...]:
-        """The operations of the step on the chosen ranks."""
-        return tuple(e for rank in self.ranks for e in self._ops[rank])
+    def _rows_that(self, rank: int, kind: Callable[[Op, Lane], bool]) -> list[int]:
+        ops, lanes = self.timeline.columns["op"], self.timeline.columns["lane"]
+        return [row for row in self.rows_of(rank) if kind(ops[row], lanes[row])]
 
     @cached_property
     def links(self) -> Links:
@@ -103,11 +113,13 @@ class StepView:
     @cached_property
     def origin_s(self) -> float:
         """When the first rank starts the first operation of the step (as `step_time_s` counts it)."""
-        return min(e.start_s for ops in self._ops.values() for e in ops)
+        starts = self.timeline.columns["start_s"]
+        return float(min(starts[row] for rows in self._rows[0].values() for row in rows))
 
     @cached_property
     def step_s(self) -> float:
-        return max(e.end_s for ops in self._ops.values() for e in ops) - self.origin_s
+        ends = self.timeline.columns["end_s"]
+        return float(max(ends[row] for rows in self._rows[0].values() for row in rows)) - self.origin_s
 
     def since_ms(self, time_s: float) -> float:
         """A moment of the timeline in milliseconds since the step began."""
@@ -119,7 +131,8 @@ class StepView:
         return any(self._communication.values())
 
     def _spans(self, rank: int, kind: Callable[[Op, Lane], bool]) -> list[Interval]:
-        return spans_of(e for e in self._ops[rank] if kind(e.op, e.lane))
+        starts, ends = self.timeline.columns["start_s"], self.timeline.columns["end_s"]
+        return [(starts[row], ends[row]) for row in self._rows_that(rank, kind)]
 
     def busy_s(self, rank: int, kind: Callable[[Op, Lane], bool]) -> float:
         """Seconds in which at least one operation of a kind (`communicates`, `computes`) ran on a rank."""
@@ -137,22 +150,22 @@ class StepView:
     @cached_property
     def mean_exposed_s(self) -> float:
         """Exposed communication of the step, the mean over all ranks (as the step time is that of all ranks)."""
-        return float(np.mean([total_s(self.exposed(rank)) for rank in self.by_rank]))
+        return float(np.mean([total_s(self.exposed(rank)) for rank in self.timeline.ranks]))
 
     @cached_property
     def mean_comm_s(self) -> float:
         """Communication of the step, hidden or not, the mean over all ranks."""
-        return float(np.mean([self.busy_s(rank, communicates) for rank in self.by_rank]))
+        return float(np.mean([self.busy_s(rank, communicates) for rank in self.timeline.ranks]))
 
     @cached_property
     def mean_overlap(self) -> float:
-        return float(np.mean([self.overlap(rank) for rank in self.by_rank]))
+        return float(np.mean([self.overlap(rank) for rank in self.timeline.ranks]))
 
     def stretches(self, rank: int) -> list[Stretch]:
         """The phases of the step on a rank, micro-batch by micro-batch, without gaps: a phase begins with its first
         computation and the first one with the step, so that what it waited for at its end still belongs to it.
         """
-        ops = sorted(self._ops[rank], key=lambda e: e.start_s)
+        ops = sorted(self._events(self.rows_of(rank)), key=lambda e: e.start_s)
         told = [e for e in ops if computes(e.op, e.lane) and e.phase] or [e for e in ops if e.phase]
         begun: list[tuple[Phase, int, float]] = []
         for e in told:
@@ -172,7 +185,7 @@ class StepView:
             seconds since the step began, of shape (n,), and for each category bytes of shape (n,); both empty
             when the rank recorded no memory.
         """
-        times_s, live = Timeline(self.timeline.header, self.by_rank[rank]).live_bytes(rank)
+        times_s, live = self.timeline.live_bytes(rank)
         if not len(times_s):
             return times_s, {}
         since_s = times_s - self.origin_s
@@ -191,12 +204,13 @@ class StepView:
 
         Counted in issue order, as `Timeline.peak_bytes` and torch's caching allocator count.
         """
-        changes = [e for e in self.by_rank[rank] if e.is_memory]
-        if not changes:
+        rows = self._rows[1].get(rank, [])
+        if not rows:
             return 0
-        alive = np.cumsum([e.bytes if e.op is Op.ALLOC else -e.bytes for e in changes])
-        inside = np.array([e.step == self.step for e in changes])
-        before = np.array([e.step < self.step for e in changes])
+        columns = self.timeline.columns
+        ops, n_bytes, steps = columns["op"], columns["bytes"], columns.array("step")[rows]
+        alive = np.cumsum([n_bytes[row] if ops[row] == Op.ALLOC else -n_bytes[row] for row in rows])
+        inside, before = steps == self.step, steps < self.step
         at_first = alive[before][-1] if before.any() else 0
         return int(max(at_first, alive[inside].max(initial=0)))
 

@@ -29,7 +29,7 @@ def exposure_sentence(view: StepView) -> str:
     """What computing waited for longest, on a rank that is drawn if any of these waits; or that it did not wait."""
     if not view.communicates:
         return "The step communicates nothing."
-    exposed = {rank: parts for rank in view.by_rank if (parts := exposed_parts(view, rank))}
+    exposed = {rank: parts for rank in view.timeline.ranks if (parts := exposed_parts(view, rank))}
     if not exposed:
         return "All communication is hidden behind computing."
     comm_s, exposed_s = view.mean_comm_s, view.mean_exposed_s
@@ -46,7 +46,7 @@ def exposure_sentence(view: StepView) -> str:
     event, longest_s = max(exposed[rank], key=lambda part: part[1])
     count, together_s = len(exposed[rank]), total_s(view.exposed(rank))
     others = f"the longest of {count} ({human_ms(together_s)} together)" if count > 1 else "and nothing else"
-    where = f" on rank {rank}" if len(view.by_rank) > 1 else ""
+    where = f" on rank {rank}" if len(view.timeline.ranks) > 1 else ""
     return f"The {name_of(event)} is exposed for {human_ms(longest_s)}{where}, {others}."
 
 
@@ -71,7 +71,7 @@ def subtitle(view: StepView) -> str:
     parts = [f"A step takes {human_ms(view.step_s)}"]
     if view.communicates:
         parts.append(f"{view.mean_overlap:.0%} of the communication is hidden behind computing")
-    ranks, recorded, world_size = len(view.ranks), len(view.by_rank), view.timeline.header.world_size
+    ranks, recorded, world_size = len(view.ranks), len(view.timeline.ranks), view.timeline.header.world_size
     if recorded == 1 < world_size:
         parts.append(f"one of {world_size} ranks is drawn for all")
     elif ranks < recorded:
@@ -119,7 +119,7 @@ def describe(timeline: Timeline, *, step: int | None = None) -> str:
 
 def words_of(view: StepView) -> str:
     """`describe` for a view; it tells of all ranks, whichever are drawn."""
-    n_ranks, world_size = len(view.by_rank), view.timeline.header.world_size
+    n_ranks, world_size = len(view.timeline.ranks), view.timeline.header.world_size
     who = "1 rank" if n_ranks == 1 else f"{n_ranks} ranks"
     if n_ranks == 1 < world_size:
         who = f"{world_size} ranks (one of them recorded)"
@@ -131,7 +131,7 @@ def words_of(view: StepView) -> str:
             f"communication, during which nothing computes; {view.mean_overlap:.0%} of the communication is hidden "
             "behind computing"
         )
-    peaks = {rank: view.peak_bytes(rank) for rank in view.by_rank}
+    peaks = {rank: view.peak_bytes(rank) for rank in view.timeline.ranks}
     fullest = max(peaks, key=lambda rank: peaks[rank])
     if told := memory_sentence(view, fullest):
         parts.append(f"live memory of rank {fullest}: {told}")

@@ -17,15 +17,14 @@ import plotly.graph_objects as go
 from fsdp_sim.timeline import Lane
 from fsdp_sim.viz import theme
 from fsdp_sim.viz.steps.bands import ManyRanks, band_traces, bands_sentence, bands_subtitle, views_of
-from fsdp_sim.viz.steps.bars import BAR, THIN, Bars, bar_trace, bar_traces, bars_of
+from fsdp_sim.viz.steps.bars import Bars, bar_trace, bar_traces, bars_of
 from fsdp_sim.viz.steps.hover import details
 from fsdp_sim.viz.steps.layout import Panel, lay_out
+from fsdp_sim.viz.steps.rows import BAR
 from fsdp_sim.viz.steps.step_view import MAX_BARS, StepView, Timelines
 from fsdp_sim.viz.steps.summary import blame, headline, subtitle
 from fsdp_sim.viz.theme import safe
 from fsdp_sim.words import human_ms
-
-LOWEST = 0.15  # of the height of a bar, so that it can be seen and pointed at
 
 
 def timeline_figure(
@@ -72,7 +71,7 @@ def draw(views: Sequence[StepView], memory_rank: int | None = None) -> go.Figure
     for panel, bars in zip(panels, drawn, strict=True):
         lanes = [*_exposed_bars(panel, step_ms), *_operation_bars(panel, bars, step_ms)]
         if isinstance(panel.view, ManyRanks):
-            lanes = [*band_traces(panel.view, panel.rows, step_ms), *lanes]
+            lanes = [*band_traces(panel.view, panel.rows.centres, step_ms), *lanes]
         panel.traces = lanes, panel.strip.traces()
     layout = lay_out(panels, _title(views), _notes(views, drawn))
     layout["meta"]["timeline"] = _links(panels, drawn)
@@ -112,11 +111,12 @@ def _links(panels: Sequence[Panel], drawn: Sequence[Bars]) -> dict[str, Any]:
     paths: list[list[int]] = []
     for panel, bars in zip(panels, drawn, strict=True):
         links, first = panel.view.links, len(cause)
-        bar_of = {(e.rank, e.seq): first + k for k, some in enumerate(bars.members) for e in some}
+        keys = list(panel.view.timeline.columns.rows("rank", "seq"))
+        bar_of = {keys[row]: first + k for k, some in enumerate(bars.members) for row in some}
         for k, some in enumerate(bars.members, start=first):
-            made = links.made_by((some[0].rank, some[0].seq))
+            made = links.made_by(keys[some[0]])
             cause.append(bar_of.get(made, -1) if made else -1)
-            others = {bar_of.get(key, -1) for e in some for key in links.waited_for((e.rank, e.seq))}
+            others = {bar_of.get(key, -1) for row in some for key in links.waited_for(keys[row])}
             waits.append(sorted(others - {-1, k, cause[-1]}))
         if isinstance(panel.view, ManyRanks):  # its path leads over ranks that are not drawn
             continue
@@ -130,17 +130,17 @@ def _merged(view: StepView, bars: Bars) -> str:
     if not bars.merged_ms:
         return ""
     return (
-        f"{len(view.ops):,} operations are {len(bars):,} bars: neighbours within {human_ms(bars.merged_ms / 1e3)} "
+        f"{len(view.rows):,} operations are {len(bars):,} bars: neighbours within {human_ms(bars.merged_ms / 1e3)} "
         "are merged, as high as the part of that time they run."
     )
 
 
 def _operation_bars(panel: Panel, bars: Bars, step_ms: float) -> list[dict[str, Any]]:
-    first = [some[0] for some in bars.members]
-    rows = np.array([panel.rows[e.rank, e.lane] for e in first])
-    heights = np.array([THIN.get(e.lane, 1.0) * BAR for e in first]) * np.maximum(bars.busy, LOWEST)
-    said = [details(some[0], panel.view.links) if len(some) == 1 else "" for some in bars.members]
-    return bar_traces(bars, rows, heights, said, step_ms=step_ms)
+    view = panel.view
+    rows, heights = panel.rows.of(bars)
+    events = view.timeline.events
+    more = [details(events[some[0]], view.links) if len(some) == 1 else "" for some in bars.members]
+    return bar_traces(view, bars, rows, heights, more, step_ms=step_ms)
 
 
 def _exposed_bars(panel: Panel, step_ms: float) -> list[dict[str, Any]]:
@@ -151,7 +151,7 @@ def _exposed_bars(panel: Panel, step_ms: float) -> list[dict[str, Any]]:
     starts, lengths = (
         np.array(column) for column in zip(*((view.since_ms(s), (e - s) * 1e3) for _, s, e in waits), strict=True)
     )
-    rows = np.array([panel.rows[rank, Lane.COMPUTE] for rank, _, _ in waits])
+    rows = np.array([panel.rows.centres[rank, Lane.COMPUTE] for rank, _, _ in waits])
     said = [
         f"<b>exposed communication</b>, {human_ms(end_s - start_s)}<br>rank {rank} computes nothing<br>while "
         + ", ".join(safe(e.label) for e in blame(view, rank, start_s, end_s)[:3])

@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 
 from fsdp_sim import Cluster, Model, Plan
+from fsdp_sim.timeline import Event
 from fsdp_sim.viz.explorer import Explorer, explorer
+from fsdp_sim.viz.explorer.scene import Scene
+from fsdp_sim.viz.theme import KINDS
 
 STATE = "model=gpt2-124m gpu=A100 gpus=16 micro_batch=4"
 
@@ -25,6 +28,11 @@ def bars(made: Explorer, name: str) -> np.ndarray:
     """Where the bars of a kind begin and how long they are."""
     trace = trace_of(made, name)
     return np.array([trace.base, trace.x])
+
+
+def events(seen: Scene, name: str) -> list[Event]:
+    """The operations that a scene draws as a kind."""
+    return [e for row in seen.rows if KINDS[(e := seen.timeline.events[row]).op].name == name]
 
 
 def test_it_begins_where_it_is_told() -> None:
@@ -58,8 +66,7 @@ def test_a_move_of_a_slider_moves_the_bars_the_words_and_the_state(made: Explore
         "seq_len=1024"
     )
     assert made.line.value == made.state.line == line
-    ops = {k for kind in made.shown.seen.bars.values() for k in kind.ops.tolist()}
-    assert len(ops) == len(made.shown.sim.run.ops)
+    assert len(made.shown.seen.bars) == len(made.shown.sim.run.ops)
 
 
 def test_every_control_can_be_moved_to_every_option(made: Explorer) -> None:
@@ -135,11 +142,9 @@ def test_text_of_a_reader_is_shown_as_text(made: Explorer) -> None:
 
 
 def test_an_operation_lights_up_with_what_it_waits_for_and_what_waits_for_it(made: Explorer) -> None:
-    number = next(k for k, i in enumerate(made.shown.sim.run.ops) if str(i.op) == "FWD" and i.unit == "layers.3")
-    made.select(number)
+    made.select(next(e.seq for e in events(made.shown.seen, "forward") if e.unit == "layers.3"))
     forward = trace_of(made, "forward")
-    kind = made.shown.seen.bars[next(k for k in made.shown.seen.bars if k.name == "forward")]
-    assert [kind.names[at] for at in forward.selectedpoints] == ["layers.3"]
+    assert [forward.hovertext[at] for at in forward.selectedpoints] == ["forward layers.3"]
     assert "all-gather copy-out layers.3" in made.about.value
     assert trace_of(made, "dependencies").visible
     made.controls.widgets["bandwidth_gbps"].value = "10"  # the choice stays on the same operation
@@ -149,14 +154,14 @@ def test_an_operation_lights_up_with_what_it_waits_for_and_what_waits_for_it(mad
 
 
 def test_a_click_on_a_bar_selects_its_operation(made: Explorer) -> None:
-    kind = next(some for kind, some in made.shown.seen.bars.items() if kind.name == "reduce-scatter")
+    third = events(made.shown.seen, "reduce-scatter")[2]
     place = [trace.name for trace in made.canvas.figure.data].index("reduce-scatter")
-    made.canvas.view._handle_custom_msg({"clicked": [place, float(kind.base[2])]}, [])  # as the browser sends it
-    assert made.about.value.count(f"Reduce-scatter {kind.names[2]} runs") == 1
+    made.canvas.view._handle_custom_msg({"clicked": [place, third.start_s * 1e3]}, [])  # as the browser sends it
+    assert made.about.value.count(f"Reduce-scatter {third.unit} runs") == 1
 
 
 def test_copies_shorter_than_a_pixel_are_left_out_until_one_zooms_in(made: Explorer) -> None:
-    count = len(next(some for kind, some in made.shown.seen.bars.items() if kind.name == "copy in or out").ops)
+    count = len(events(made.shown.seen, "copy in or out"))
     assert len(trace_of(made, "copy in or out").x) < count
     made.canvas.zoom(0.0, made.shown.seen.span_ms / 1000)
     assert len(trace_of(made, "copy in or out").x) == count
@@ -191,8 +196,8 @@ def test_a_pinned_plan_stays_beside_what_comes_next(made: Explorer) -> None:
     step = made.shown.sim.step_time_s
     made.controls.widgets["micro_batch"].value = "8"
     above = trace_of(made, "forward", "y3")
-    forward = next(some for kind, some in made.pinned.seen.bars.items() if kind.name == "forward")
-    assert np.array(above.x) == pytest.approx(forward.x)
+    lengths_ms = [e.duration_s * 1e3 for e in events(made.pinned.seen, "forward")]
+    assert np.array(above.x) == pytest.approx(np.array(lengths_ms), rel=1e-6)
     assert "peak memory" in made.differences.value
     assert made.pinned.sim.step_time_s == step
     made.back.click()

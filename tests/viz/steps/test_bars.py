@@ -16,7 +16,8 @@ Run = Callable[..., Timeline]
 def test_every_operation_has_a_bar_and_a_phrase_that_says_what_it_does(training_run: Run) -> None:
     (view,) = step_views(training_run(), step=1)
     bars = bars_of(view)
-    assert sorted((e.rank, e.seq) for (e,) in bars.members) == sorted((e.rank, e.seq) for e in view.ops)
+    ops = [e for e in view.timeline.ops if e.step == 1]
+    assert [view.timeline.events[row] for row in sorted(row for (row,) in bars.members)] == ops
     assert (bars.busy == 1).all()
     assert bars.merged_ms == 0
     assert set(theme.OP_DOES) == set(theme.KINDS)
@@ -26,12 +27,13 @@ def test_every_operation_has_a_bar_and_a_phrase_that_says_what_it_does(training_
 def test_merged_bars_hold_each_operation_once_and_its_time(training_run: Run, most: int) -> None:
     (view,) = step_views(training_run(ranks=1, blocks=200), step=1)
     bars = bars_of(view, most)
-    assert len(bars) <= most < len(view.ops)
-    members = [(e.rank, e.seq) for some in bars.members for e in some]
-    assert sorted(members) == sorted((e.rank, e.seq) for e in view.ops)
-    running_ms = sum(e.duration_s for e in view.ops) * 1e3
+    members = [[view.timeline.events[row] for row in rows] for rows in bars.members]
+    ops = [e for e in view.timeline.ops if e.step == 1]
+    assert len(bars) <= most < len(ops)
+    assert sorted((e for some in members for e in some), key=lambda e: e.seq) == ops
+    running_ms = sum(e.duration_s for e in ops) * 1e3
     assert float(np.sum(bars.length_ms * bars.busy)) == pytest.approx(running_ms)
-    for some in bars.members:
+    for some in members:
         assert len({(e.lane, e.phase, e.micro_batch) for e in some}) == 1
         assert len(some) == 1 or some[-1].end_s - some[0].start_s <= bars.merged_ms / 1e3 + 1e-12
 
