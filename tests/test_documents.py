@@ -88,6 +88,7 @@ NOT_RUN = {
     "sudo .venv/bin/fsdp-sim teach grade": "tests/learn/classroom/test_grading.py, as another user",
     "fsdp-sim teach rollup /home": "the homes of a class",
     "python -m labs.experiments.memory --device cuda": "needs a GPU",
+    "python -m tests.mutants": "takes hours, and wants cosmic-ray",
     "torchrun --standalone --nproc_per_node=8 --max-restarts=9": "GPT-2 takes GPUs; tests/labs reads its configuration",
     "python -m labs.experiments.checklist": "tests/labs/experiments runs it; 8 ranks on two cores take a quarter hour",
     "python -m labs.experiments.gpu_results": "needs a GPU",

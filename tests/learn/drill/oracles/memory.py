@@ -9,6 +9,7 @@ from fsdp_sim import engine
 from fsdp_sim.cost.activations import block_activations
 from fsdp_sim.learn.quantity import in_unit
 from fsdp_sim.schedule import Param, Unit, build
+from fsdp_sim.schedule.states import state_bytes
 from fsdp_sim.spec import Model, Plan
 from fsdp_sim.timeline import Memory, Op
 from tests.learn.drill.oracles.shapes import KEYS, shapes_of
@@ -135,7 +136,7 @@ def checkpointed_activations(model: str, batch: int, tokens: int) -> float:
 def states_of_hsdp(model: str, nodes: int, shards: int) -> float:
     """What the simulator keeps of each tensor on this mesh, and gradients like the parameters."""
     params = tuple(Param(f"p{i}", shape) for i, shape in enumerate(shapes_of(model)))
-    kept = engine.state_bytes([Unit("root", params)], Plan(shard_size=shards), nodes * shards)
+    kept = state_bytes([Unit("root", params)], Plan(shard_size=shards), nodes * shards)
     return sum(n_bytes * (2 if category is Memory.SHARDED else 1) for (category, _), n_bytes in kept.items())
 
 
@@ -215,7 +216,7 @@ def states_of_lora(layers: int, width: int, kv: int, rank: int, **_: object) -> 
     frozen = [Param(f"base{i}", (width, rows), requires_grad=False) for i, rows in enumerate((width, kv))]
     blocks = [Unit(f"layers.{i}", (*frozen, *trained)) for i in range(2)]
     units = [Unit("root", (), ("embed", ..., "head")), *blocks]
-    moments = 4 * sum(n for (what, _), n in engine.state_bytes(units, Plan(), 4).items() if what is Memory.OPTIMIZER)
+    moments = 4 * sum(n for (what, _), n in state_bytes(units, Plan(), 4).items() if what is Memory.OPTIMIZER)
     gradients = sum(i.bytes for i in build(units, Plan(), 4).ops if i.op is Op.REDUCE_SCATTER)
     return (moments + gradients) / len(blocks) * layers
 
