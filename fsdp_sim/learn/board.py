@@ -8,10 +8,10 @@ from html import escape
 from fsdp_sim.learn import progress
 from fsdp_sim.learn.find import CHAPTERS, load, names
 from fsdp_sim.learn.progress import Entry, State
+from fsdp_sim.viz.table import LEFT, cell, row, table_html
 
 SIGNS = {State.OPEN: "○", State.TRIED: "◐", State.PASSED: "✓", State.OPTIMAL: "★", State.SEEN: "◎"}
 SOLVED = (State.PASSED, State.OPTIMAL)
-LEFT = ' style="text-align:left"'
 HEADER = ("Exercise", "Title", "Difficulty", "Minutes", "Tries", "Hints", "State")
 
 
@@ -43,39 +43,36 @@ class Board:
     @property
     def headline(self) -> str:
         """How many are solved, and how many minutes the others will take."""
-        solved = [row for row in self.rows if row.entry.state in SOLVED]
-        left = sum(row.minutes for row in self.rows) - sum(row.minutes for row in solved)
+        solved = [one for one in self.rows if one.entry.state in SOLVED]
+        left = sum(one.minutes for one in self.rows) - sum(one.minutes for one in solved)
         return f"{len(solved)} of {len(self.rows)} exercises solved, about {left} minutes left"
 
     def __str__(self) -> str:
-        columns = zip(HEADER, *(row.cells for row in self.rows), strict=True)
+        columns = zip(HEADER, *(one.cells for one in self.rows), strict=True)
         widths = [max(map(len, column)) for column in columns]
         lines = [self.headline]
-        for chapter, rows in self._by_chapter().items():
-            lines += ["", chapter, *("  ".join(map(str.ljust, row.cells, widths)).rstrip() for row in rows)]
+        for chapter, exercises in self._by_chapter().items():
+            lines += ["", chapter, *("  ".join(map(str.ljust, one.cells, widths)).rstrip() for one in exercises)]
         return "\n".join([*lines, "", f"kept in {self.file}; nothing leaves this machine"])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        head = "".join(f'<th scope="col"{LEFT}>{cell}</th>' for cell in HEADER)
-        body = ""
-        for chapter, rows in self._by_chapter().items():
-            body += f'<tr><th scope="rowgroup" colspan="{len(HEADER)}"{LEFT}>{escape(chapter)}</th></tr>'
-            for row in rows:
-                first, *rest = (escape(cell) for cell in row.cells)
-                cells = "".join(f"<td{LEFT}>{cell}</td>" for cell in rest)
-                body += f'<tr><th scope="row"{LEFT}><code>{first}</code></th>{cells}</tr>'
-        return (
-            f"<table><caption>{escape(self.headline)}</caption><thead><tr>{head}</tr></thead>"
-            f"<tbody>{body}</tbody></table>"
-            f"<p>Kept in <code>{escape(self.file)}</code>; nothing leaves this machine.</p>"
-        )
+        head = row(cell(text, f' scope="col"{LEFT}', "th") for text in HEADER)
+        rows = []
+        for chapter, exercises in self._by_chapter().items():
+            rows.append(row([cell(escape(chapter), f' scope="rowgroup" colspan="{len(HEADER)}"{LEFT}', "th")]))
+            for exercise in exercises:
+                first, *rest = map(escape, exercise.cells)
+                header = cell(f"<code>{first}</code>", f' scope="row"{LEFT}', "th")
+                rows.append(row([header, *(cell(text, LEFT) for text in rest)]))
+        table = table_html(rows, head, f"<caption>{escape(self.headline)}</caption>")
+        return f"{table}<p>Kept in <code>{escape(self.file)}</code>; nothing leaves this machine.</p>"
 
     def _by_chapter(self) -> dict[str, list[Row]]:
         found: dict[str, list[Row]] = {}
-        for row in self.rows:
-            found.setdefault(row.chapter.replace("_", " "), []).append(row)
+        for one in self.rows:
+            found.setdefault(one.chapter.replace("_", " "), []).append(one)
         return found
 
 

@@ -12,6 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from fsdp_sim.viz.table import LEFT, cell, row, table_html
+
 FOLDER = "torch/distributed/fsdp/_fully_shard"
 FILES = (
     "_fully_shard", "_fsdp_state", "_fsdp_param_group", "_fsdp_param",
@@ -113,12 +115,12 @@ class Links:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        body = "".join(
-            f'<tr><th scope="row"><code>{escape(ours)}</code></th><td style="text-align:left">'
-            f'<a href="{escape(symbol.url)}"><code>{escape(symbol.name)}</code></a></td></tr>'
-            for ours, symbol in self.rows
-        )
-        return f'<table><thead><tr><th scope="col">mini</th><th scope="col">torch</th></tr></thead>{body}</table>'
+        head = row(cell(text, ' scope="col"', "th") for text in ("mini", "torch"))
+        rows = []
+        for ours, symbol in self.rows:
+            link = f'<a href="{escape(symbol.url)}"><code>{escape(symbol.name)}</code></a>'
+            rows.append(row([cell(f"<code>{escape(ours)}</code>", ' scope="row"', "th"), cell(link, LEFT)]))
+        return table_html(rows, head)
 
 
 def in_torch(*functions: Callable[..., Any] | property) -> Links:

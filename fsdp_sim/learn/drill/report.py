@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from fsdp_sim.viz.table import LEFT, cell, row, table_html
+
 STRONG = 2 / 3
 """The part of right answers from which on a topic counts as a strength."""
 HEADER = ("Topic", "Right", "Hardest right", "Time", "Read")
@@ -105,19 +107,15 @@ class Report:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        left = ' style="text-align:left"'
-        head = "".join(f'<th scope="col"{left}>{cell}</th>' for cell in HEADER)
-        body = ""
-        for row in self.rows:
-            first, *rest = map(escape, row.cells)
-            cells = "".join(f"<td{left}>{cell}</td>" for cell in rest)
-            body += f'<tr><th scope="row"{left}>{first}</th>{cells}</tr>'
+        head = row(cell(text, f' scope="col"{LEFT}', "th") for text in HEADER)
+        rows = []
+        for topic in self.rows:
+            first, *rest = map(escape, topic.cells)
+            rows.append(row([cell(first, f' scope="row"{LEFT}', "th"), *(cell(text, LEFT) for text in rest)]))
+        table = table_html(rows, head, f"<caption{LEFT}>{escape(self.headline)}</caption>")
         causes = "".join(f"<li>{escape(cause)}</li>" for cause in self.causes)
         behind = f"<p>What stood behind it:</p><ul>{causes}</ul>" if causes else ""
-        return (
-            f"<table><caption{left}>{escape(self.headline)}</caption><thead><tr>{head}</tr></thead>"
-            f"<tbody>{body}</tbody></table>{behind}"
-        )
+        return table + behind
 
 
 def _row(topic: str, results: Sequence[Result]) -> Row:

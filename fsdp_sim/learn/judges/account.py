@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, Protocol
 from fsdp_sim.learn.apart import Trial, TrialRun
 from fsdp_sim.learn.verdict import Finding, Grade
 from fsdp_sim.spec.plan import DTYPE_BYTES
+from fsdp_sim.timeline import RING_PASSES
 
 if TYPE_CHECKING:
     from fsdp_sim.ranks.board import Record
 
 ELEMENT_BYTES = DTYPE_BYTES | {"int64": 8, "int32": 4, "int16": 2}  # others 1
 SLACK_BYTES = 2**16  # of what sockets and files carry besides: joining, headers
-RINGS = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2}  # times (W-1)/W of the message that a rank sends
-GLOO = RINGS | {"reduce_scatter": 2}  # gloo reduces everything to everyone, and drops the rest
+RINGS = {op: RING_PASSES[op] for op in ("all_gather", "reduce_scatter", "all_reduce")}
+GLOO = RINGS | {"reduce_scatter": RINGS["all_reduce"]}  # gloo reduces everything to everyone, and drops the rest
 SIZELESS = ("all_to_all", "gather", "scatter", "broadcast", "reduce")  # which rank sends how much is not on record
 KERNEL = (0.8, 1.25)  # how far the kernel's bytes may be from the account's
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from fsdp_sim.schedule import DTYPE_BYTES
+from fsdp_sim.timeline import RING_PASSES, ring_share
 
-PASSES = {"all-gather": 1, "reduce-scatter": 1, "all-reduce": 2}
-"""How often a ring of N sends (N-1)/N of the message: an all-reduce is a reduce-scatter and an all-gather."""
+PASSES = {op: RING_PASSES[op.replace("-", "_")] for op in ("all-gather", "reduce-scatter", "all-reduce")}
 
 
 def sent_bytes(op: str, ranks: int, message: float) -> float:
     """Bytes that each rank of a ring sends."""
-    return PASSES[op] * (ranks - 1) / ranks * message
+    return ring_share(op, ranks) * message
 
 
 def passes(dtype: str, reduce: str, kept: bool) -> int:
