@@ -100,10 +100,10 @@ FAULTS = [
         "tests/labs/checkpoint/test_checkpointer.py",
     ),
     Fault(
-        "what a rank sends is counted once for an all-reduce",
+        "what a rank sends in gloo's reduce-scatter is counted once",
         "fsdp_sim/learn/judges/account.py",
-        '"all_reduce": 2}',
-        '"all_reduce": 1}',
+        'RINGS["all_reduce"]',
+        'RINGS["all_gather"]',
         "tests/learn/test_judges.py",
     ),
     Fault(
