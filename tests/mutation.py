@@ -100,10 +100,10 @@ FAULTS = [
         "tests/labs/checkpoint/test_checkpointer.py",
     ),
     Fault(
-        "what a rank sends in gloo's reduce-scatter is counted once",
+        "what a rank sends is counted once for an all-reduce",
         "fsdp_sim/learn/judges/account.py",
-        'RINGS["all_reduce"]',
-        'RINGS["all_gather"]',
+        "{op: RING_PASSES[op] for",
+        "{op: 1 for",
         "tests/learn/test_judges.py",
     ),
     Fault(
