@@ -8,7 +8,6 @@ from html import escape
 from fsdp_sim.learn import progress
 from fsdp_sim.learn.find import CHAPTERS, load, names
 from fsdp_sim.learn.progress import Entry, State
-from fsdp_sim.viz.table import LEFT, cell, row, table_html
 
 SIGNS = {State.OPEN: "○", State.TRIED: "◐", State.PASSED: "✓", State.OPTIMAL: "★", State.SEEN: "◎"}
 SOLVED = (State.PASSED, State.OPTIMAL)
@@ -58,6 +57,8 @@ class Board:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
+        from fsdp_sim.viz.table import LEFT, cell, row, table_html  # plotly takes a while
+
         head = row(cell(text, f' scope="col"{LEFT}', "th") for text in HEADER)
         rows = []
         for chapter, exercises in self._by_chapter().items():

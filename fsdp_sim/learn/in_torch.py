@@ -12,8 +12,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from fsdp_sim.viz.table import LEFT, cell, row, table_html
-
 FOLDER = "torch/distributed/fsdp/_fully_shard"
 FILES = (
     "_fully_shard", "_fsdp_state", "_fsdp_param_group", "_fsdp_param",
@@ -115,6 +113,8 @@ class Links:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
+        from fsdp_sim.viz.table import LEFT, cell, row, table_html  # plotly takes a while
+
         head = row(cell(text, ' scope="col"', "th") for text in ("mini", "torch"))
         rows = []
         for ours, symbol in self.rows:

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from fsdp_sim.viz.table import LEFT, cell, row, table_html
-
 STRONG = 2 / 3
 """The part of right answers from which on a topic counts as a strength."""
 HEADER = ("Topic", "Right", "Hardest right", "Time", "Read")
@@ -107,6 +105,8 @@ class Report:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
+        from fsdp_sim.viz.table import LEFT, cell, row, table_html  # plotly takes a while
+
         head = row(cell(text, f' scope="col"{LEFT}', "th") for text in HEADER)
         rows = []
         for topic in self.rows:
