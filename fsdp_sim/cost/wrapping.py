@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from types import EllipsisType
 
 from fsdp_sim.schedule import Param, Unit
@@ -18,7 +19,6 @@ def block_names(model: Model) -> tuple[list[str], list[str]]:
     return encoder, [f"{'decoder' if encoder else 'layers'}.{i}" for i in range(model.n_layer)]
 
 
-@functools.lru_cache(maxsize=64)
 def units_of(model: Model, wrap: Wrap, seq_len: int) -> tuple[Unit, ...]:
     """The root, which holds the embedding, the head and the blocks that are no units, and the wrapped blocks.
 
@@ -29,6 +29,11 @@ def units_of(model: Model, wrap: Wrap, seq_len: int) -> tuple[Unit, ...]:
     Raises:
         ValueError: ``wrap`` names a block that is not there, or leaves one out between wrapped ones.
     """
+    return _units_of(model, wrap, tuple(root_shapes(model, seq_len)))
+
+
+@functools.lru_cache(maxsize=64)
+def _units_of(model: Model, wrap: Wrap, shapes_of_root: tuple[tuple[str, int, int], ...]) -> tuple[Unit, ...]:
     encoder, decoder = block_names(model)
     shapes_of = dict.fromkeys(encoder, block_shapes(model))
     shapes_of |= dict.fromkeys(decoder, block_shapes(model, cross_attention=bool(encoder)))
@@ -43,7 +48,7 @@ def units_of(model: Model, wrap: Wrap, seq_len: int) -> tuple[Unit, ...]:
             f"before or after all wrapped ones"
         )
 
-    def params(shapes: Shapes, prefix: str = "") -> tuple[Param, ...]:
+    def params(shapes: Sequence[tuple[str, int, int]], prefix: str = "") -> tuple[Param, ...]:
         used_by = {"embed.weight": ("embed", "head")} if model.tied_embeddings else {}
         return tuple(
             Param(
@@ -53,10 +58,11 @@ def units_of(model: Model, wrap: Wrap, seq_len: int) -> tuple[Unit, ...]:
             for name, rows, columns in shapes
         )  # fmt: skip
 
-    own = {id(shapes): params(shapes) for shapes in shapes_of.values()}  # blocks alike share their parameters' specs
+    alike = {id(shapes): shapes for shapes in shapes_of.values()}
+    own = {key: params(shapes) for key, shapes in alike.items()}  # blocks alike share their parameters' specs
     layers = [Unit(name, own[id(shapes_of[name])]) for name in names[first : last + 1]]
     rest = names[:first] + names[last + 1 :]
-    of_root = params(root_shapes(model, seq_len))
+    of_root = params(shapes_of_root)
     of_root += tuple(p for name in rest for p in params(shapes_of[name], f"{name}."))
     segments: tuple[str | EllipsisType, ...] = ("embed", *names[:first], ..., *names[last + 1 :], "head")
     return (Unit("root", of_root, segments, blocks=tuple(rest)), *layers)

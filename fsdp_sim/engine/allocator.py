@@ -52,7 +52,7 @@ def pools(
     instructions = program.instructions
     clocks: dict[int, tuple[float, float]] = {}
     if run is not None:
-        clocks = {number: (cpu, reached) for number, cpu, reached in run.memory_rows()}
+        clocks = {number: (cpu, reached) for number, cpu, reached in zip(*run.memory_times(), strict=True)}
     live = {Lane.COMPUTE: sum(states.values())}
     most = dict(live)
     active = highest = live[Lane.COMPUTE]

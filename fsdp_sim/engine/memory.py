@@ -6,10 +6,9 @@ the peak is a matter of order alone; when it comes takes a run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 from fsdp_sim.cost import Workload
 from fsdp_sim.engine.activations import SEGMENT_OPS, Activations
 from fsdp_sim.engine.allocator import Pools, pools
-from fsdp_sim.engine.record import Change, Rows
+from fsdp_sim.engine.record import Changes, Rows
 from fsdp_sim.engine.run import Run
 from fsdp_sim.schedule import Instruction, Kind, Program
 from fsdp_sim.timeline import Header, Memory, Op, Phase, Timeline
@@ -171,14 +170,19 @@ class MemoryProfile:
         length = len(self.states) + len(self.run.ops) + len(self.at)
         return self.run.recorded(Rows(self.program, self.run.on_cpu, self._made, self.states, length), header, ranks)
 
-    def _made(self) -> Iterator[Change]:
+    def _made(self) -> Changes:
         numbers, n_bytes = self.at.tolist(), self.changes.tolist()
         instructions, names = self.program.instructions, self._unit_of_segment
         by = [instructions[number] for number in numbers]
-        units = [names.get(i.unit, i.unit) if i.kind is _OP else i.unit for i in by]
-        ops = [_ALLOCATES if change > 0 else _FREES for change in n_bytes]
-        categories = map(_CATEGORIES.__getitem__, self.codes.tolist())
-        return map(Change, numbers, ops, units, categories, map(abs, n_bytes), repeat(""), self.at_end.tolist())
+        return Changes(
+            numbers,
+            [_ALLOCATES if change > 0 else _FREES for change in n_bytes],
+            [names.get(i.unit, i.unit) if i.kind is _OP else i.unit for i in by],
+            [_CATEGORIES[code] for code in self.codes.tolist()],
+            [abs(change) for change in n_bytes],
+            [""] * len(numbers),
+            self.at_end.tolist(),
+        )
 
     @cached_property
     def pools(self) -> Pools:
@@ -206,8 +210,8 @@ class MemoryProfile:
         clock, start, end = (self.run.of_rank(c, rank) for c in (columns.clock_s, columns.start_s, columns.end_s))
         ops = [number for number, i in enumerate(self.program.instructions) if i.kind is _OP]
         at_start, at_end = dict(zip(ops, start if device else clock, strict=True)), dict(zip(ops, end, strict=True))
-        for number, cpu, reached in self.run.memory_rows(rank):
-            at_start[number] = reached if device else cpu
+        numbers, cpu, reached = self.run.memory_times(rank)
+        at_start |= dict(zip(numbers, reached if device else cpu, strict=True))
         late = self.at_end.tolist() if device else [False] * len(self.at)
         return np.array([at_end[n] if e else at_start[n] for n, e in zip(self.at.tolist(), late, strict=True)])
 

@@ -21,8 +21,8 @@ _OF_NO_STEP = {"step": 0, "micro_batch": 0, "phase": Phase.NONE}
 _FIELDS = ("op", "lane", "unit", "bytes", "group_size", "dtype", "category", *_OF_NO_STEP)
 
 
-class Change(NamedTuple):
-    """A change of what is alive.
+class Changes(NamedTuple):
+    """Changes of what is alive, a column for each thing there is to say of them.
 
     Attributes:
         number: of the instruction that makes it.
@@ -30,13 +30,13 @@ class Change(NamedTuple):
         at_end: whether it comes at the end of its operation.
     """
 
-    number: int
-    op: Op
-    unit: str
-    category: Memory
-    bytes: int
-    dtype: str = ""
-    at_end: bool = False
+    number: Sequence[int]
+    op: Sequence[Op]
+    unit: Sequence[str]
+    category: Sequence[Memory]
+    bytes: Sequence[int]
+    dtype: Sequence[str]
+    at_end: Sequence[bool]
 
 
 class RankTimes(NamedTuple):
@@ -65,7 +65,7 @@ class Rows:
         self,
         program: Program,
         on_cpu: bool,
-        changes: Callable[[], Iterable[Change]] | None = None,
+        changes: Callable[[], Changes] | None = None,
         states: Mapping[tuple[Memory, str], int] | None = None,
         length: int | None = None,
     ) -> None:
@@ -102,35 +102,44 @@ class Rows:
         return [i for i in self.program.instructions if i.kind is _OP]
 
     @cached_property
-    def _changed(self) -> list[Change]:
-        return list(self._changes())
+    def _changed(self) -> Changes:
+        return self._changes()
+
+    @cached_property
+    def _made_by(self) -> list[Instruction]:
+        """Of each change of memory the instruction that makes it."""
+        instructions = self.program.instructions
+        return [instructions[number] for number in self._changed.number]
 
     @cached_property
     def _order(self) -> list[int]:
         """Of each event its place in the list of all, kind by kind."""
         keys = [-1] * len(self._states)
         keys += [3 * number + 1 for number in self._numbers]
-        keys += [3 * change.number + 2 * change.at_end for change in self._changed]
+        keys += [3 * n + 2 * at_end for n, at_end in zip(self._changed.number, self._changed.at_end, strict=True)]
         return sorted(range(len(keys)), key=keys.__getitem__)
 
     def _column(self, name: str) -> Sequence[Any]:
-        find, changes = attrgetter(name), self._changed
-        instructions = self.program.instructions
-        of_states: Iterable[Any]
+        find = attrgetter(name)
         of_ops: Iterable[Any] = map(find, self._ops)
-        if name in Change._fields:
-            of_states = [find(Change(-1, Op.ALLOC, *key[::-1], n_bytes)) for key, n_bytes in self._states.items()]
-            of_changes = list(map(find, changes))
+        of_changes: Iterable[Any]
+        if name in Changes._fields:
+            of_states, of_changes = self._of_states[name], getattr(self._changed, name)
         elif name == "lane":
             of_states, of_ops = [Lane.COMPUTE] * len(self._states), map(shown_lane, self._ops)
-            made_by = [instructions[change.number] for change in changes]
-            of_changes = [Lane.COMPUTE if i.kind is _OP else i.lane for i in made_by]
+            of_changes = [Lane.COMPUTE if i.kind is _OP else i.lane for i in self._made_by]
         elif name == "group_size":
-            of_states, of_changes = [1] * len(self._states), [1] * len(changes)
+            of_states, of_changes = [1] * len(self._states), [1] * len(self._changed.number)
         else:
-            of_states = [_OF_NO_STEP[name]] * len(self._states)
-            of_changes = [find(instructions[change.number]) for change in changes]
+            of_states, of_changes = [_OF_NO_STEP[name]] * len(self._states), map(find, self._made_by)
         return _picked([*of_states, *of_ops, *of_changes], self._order)
+
+    @cached_property
+    def _of_states(self) -> dict[str, Sequence[Any]]:
+        n = len(self._states)
+        categories, units = zip(*self._states, strict=True) if n else ((), ())
+        sizes = list(self._states.values())
+        return {"op": [Op.ALLOC] * n, "unit": units, "category": categories, "bytes": sizes, "dtype": [""] * n}
 
     @cached_property
     def _moments(self) -> tuple[Sequence[int], ...]:
@@ -141,8 +150,9 @@ class Rows:
         end = dict(zip(self._numbers, range(operations, 2 * operations), strict=True))
         issue = begin | dict(zip(about_memory, range(operations, operations + buffers), strict=True))
         begin |= dict(zip(about_memory, range(2 * operations, 2 * operations + buffers), strict=True))
-        issues = [issue[change.number] for change in self._changed]
-        moments = [(end if change.at_end else begin)[change.number] for change in self._changed]
+        numbers, at_end = self._changed.number, self._changed.at_end
+        issues = [issue[number] for number in numbers]
+        moments = [(end if late else begin)[number] for number, late in zip(numbers, at_end, strict=True)]
         never, first = [operations + buffers] * len(self._states), [2 * operations + buffers] * len(self._states)
         begun, ended = range(operations), range(operations, 2 * operations)
         listed = ([*never, *begun, *issues], [*first, *begun, *moments], [*first, *ended, *moments])
@@ -159,10 +169,18 @@ class Rows:
         return found
 
 
-def _own_changes(program: Program) -> Iterable[Change]:
-    for number, i in enumerate(program.instructions):
-        if i.kind is _ALLOC or i.kind is _FREE:
-            yield Change(number, i.op, i.unit, i.category, i.bytes, i.dtype)
+def _own_changes(program: Program) -> Changes:
+    numbers = [number for number, i in enumerate(program.instructions) if i.kind is _ALLOC or i.kind is _FREE]
+    made_by = [program.instructions[number] for number in numbers]
+    return Changes(
+        numbers,
+        [i.op for i in made_by],
+        [i.unit for i in made_by],
+        [i.category for i in made_by],
+        [i.bytes for i in made_by],
+        [i.dtype for i in made_by],
+        [False] * len(numbers),
+    )
 
 
 def _picked(values: Sequence[Any], places: Sequence[int]) -> Sequence[Any]:

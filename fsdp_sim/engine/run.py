@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
@@ -13,6 +13,9 @@ from fsdp_sim.engine.record import RankTimes, Rows
 from fsdp_sim.engine.seconds import OpCosts, Seconds, Times
 from fsdp_sim.schedule import Instruction, Kind, Program
 from fsdp_sim.timeline import Columns, Header, Lane, Timeline
+
+_OP, _ALLOC, _FREE, _RECORD_STREAM = Kind.OP, Kind.ALLOC, Kind.FREE, Kind.RECORD_STREAM
+_RECORD, _WAIT, _WAIT_STREAM = Kind.RECORD, Kind.WAIT, Kind.WAIT_STREAM
 
 
 @dataclass(frozen=True)
@@ -117,34 +120,41 @@ class Run:
         optimizer = cpu if self.program.plan.cpu_offload else compute
         return self.replayed(self.costs.scaled(compute, network, cpu, optimizer))
 
-    def memory_rows(self, rank: int = 0) -> Iterator[tuple[int, float, float]]:
-        """Of each alloc, free and record_stream: its number, the CPU's clock, and when its stream gets there.
+    def memory_times(self, rank: int = 0) -> tuple[list[int], list[float], list[float]]:
+        """Of the allocs, frees and record_streams: their numbers, the CPU's clock, and when their streams get there.
 
         Both follow from the times of the operations, so a pass does not keep them.
         """
         clocks, ends = self.of_rank(self.columns.clock_s, rank), self.of_rank(self.columns.end_s, rank)
         blocks = {n: at_rank(after, rank) for n, (_, after) in self.columns.blocks.items()}
-        tails = dict.fromkeys(Lane, 0.0)
+        tails: dict[Lane | None, float] = dict.fromkeys(Lane, 0.0)
         recorded: dict[int, float] = {}
+        numbers: list[int] = []
+        cpus: list[float] = []
+        streams: list[float] = []
         cpu, k = 0.0, 0
         for number, i in enumerate(self.program.instructions):
             kind = i.kind
             if number in blocks:
                 cpu = max(cpu, blocks[number])
-            if kind is Kind.ALLOC or kind is Kind.FREE or kind is Kind.RECORD_STREAM:
-                yield number, cpu, max(cpu, tails[i.lane])  # type: ignore[index]
-            elif kind is Kind.OP:
+            if kind is _ALLOC or kind is _FREE or kind is _RECORD_STREAM:
+                reached = tails[i.lane]
+                numbers.append(number)
+                cpus.append(cpu)
+                streams.append(reached if reached > cpu else cpu)
+            elif kind is _OP:
                 if i.async_op:
                     recorded[i.event] = ends[k]
                 else:
-                    tails[i.lane] = ends[k]  # type: ignore[index]
+                    tails[i.lane] = ends[k]
                 cpu = clocks[k]
                 k += 1
-            elif kind is Kind.RECORD:
-                recorded[i.event] = tails[i.lane]  # type: ignore[index]
-            elif kind is Kind.WAIT or kind is Kind.WAIT_STREAM:
-                until = recorded[i.event] if kind is Kind.WAIT else tails[i.other]  # type: ignore[index]
-                tails[i.lane] = max(tails[i.lane], until)  # type: ignore[index]
+            elif kind is _RECORD:
+                recorded[i.event] = tails[i.lane]
+            elif kind is _WAIT or kind is _WAIT_STREAM:
+                until = recorded[i.event] if kind is _WAIT else tails[i.other]
+                tails[i.lane] = max(tails[i.lane], until)
+        return numbers, cpus, streams
 
     def timeline(self, ranks: Iterable[int] | None = None) -> Timeline:
         """The run as events: operations, allocations and frees of the given ranks, of all by default.
@@ -171,11 +181,8 @@ class Run:
     def _times(self, rank: int) -> RankTimes:
         columns = self.columns
         issued, starts, ends = (self.of_rank(c, rank) for c in (columns.issue_s, columns.start_s, columns.end_s))
-        memory = [(cpu, reached) for _, cpu, reached in self.memory_rows(rank)]
-        return RankTimes(
-            issues=[*issued, *[cpu for cpu, _ in memory], 0.0],
-            moments=[*starts, *ends, *[reached for _, reached in memory], 0.0],
-        )
+        _, cpu, reached = self.memory_times(rank)
+        return RankTimes(issues=[*issued, *cpu, 0.0], moments=[*starts, *ends, *reached, 0.0])
 
 
 def at_rank(time: Seconds, rank: int) -> float:
