@@ -33,7 +33,7 @@ def main(capsys, *arguments):
         (["--tokenizer=gpt2"], "tokenizer=gpt2"),
         (["--device=cuda"], "device=cuda"),
         (["--save_every=5"], "save_every=5 keeps something; say where with out=FOLDER"),
-        (["--keep=1", "--out=x"], "keep=1: at least 2 checkpoints are kept"),
+        (["--keep=1", "--out=x"], "TrainConfig.keep is 1; it must be a whole number >= 2"),
         (["--resume=must", "--out=x"], "there is no checkpoint in out=x"),
         (["--api=fsdp2", "--sharding_strategy=NO_SHARD"], "sharding_strategy"),
         (["--api=fsdp1", "--use_orig_params=false"], "weight_decay"),
