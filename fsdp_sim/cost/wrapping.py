@@ -9,7 +9,7 @@ from types import EllipsisType
 from fsdp_sim.schedule import Param, Unit
 from fsdp_sim.spec import Model, block_shapes, root_shapes
 
-Shapes = list[tuple[str, int, int]]
+Shapes = Sequence[tuple[str, int, int]]
 Wrap = str | int | tuple[str, ...]
 
 
@@ -48,7 +48,7 @@ def _units_of(model: Model, wrap: Wrap, shapes_of_root: tuple[tuple[str, int, in
             f"before or after all wrapped ones"
         )
 
-    def params(shapes: Sequence[tuple[str, int, int]], prefix: str = "") -> tuple[Param, ...]:
+    def params(shapes: Shapes, prefix: str = "") -> tuple[Param, ...]:
         used_by = {"embed.weight": ("embed", "head")} if model.tied_embeddings else {}
         return tuple(
             Param(

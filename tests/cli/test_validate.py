@@ -52,7 +52,7 @@ def test_a_table_for_people(few: Path) -> None:
         (lambda text: text.replace("A100-SXM-40GB", "A1000", 1), "no GPU is called 'A1000'; the nearest names are"),
         (
             lambda text: text.replace(",2048,", ",two,", 1),
-            "(id c100): Plan.seq_len is 'two'; it must be a whole number",
+            "line 2 (id c100): Plan.seq_len is 'two'; it must be a whole number >= 1",
         ),
         (lambda text: text.replace("n_layer", "layers", 1), "has no column 'n_layer'"),
     ],

@@ -39,6 +39,8 @@ class Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, whole_grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         ctx.unit.gathered = None  # all gradients of these parameters are there: backward has read them
+        if ctx.unit.group.size() == 1:
+            return whole_grad, None
         mean = torch.empty_like(ctx.unit.shard)  # 1D: n
         dist.reduce_scatter_tensor(mean, whole_grad, op=dist.ReduceOp.AVG, group=ctx.unit.group)
         return mean, None
@@ -47,6 +49,8 @@ class Gather(torch.autograd.Function):
 @torch.no_grad()
 def all_gather(shard: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """All ranks' shards, 1D: n, side by side, 1D: W * n."""
+    if group.size() == 1:
+        return shard.clone()
     whole = shard.new_empty(group.size() * shard.numel())
     dist.all_gather_into_tensor(whole, shard, group=group)
     return whole
