@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import EllipsisType
 
 from fsdp_sim.schedule import Param, Unit
@@ -68,7 +68,7 @@ def _units_of(model: Model, wrap: Wrap, shapes_of_root: tuple[tuple[str, int, in
     return (Unit("root", of_root, segments, blocks=tuple(rest)), *layers)
 
 
-def _wrapped(model: Model, wrap: Wrap, shapes_of: dict[str, Shapes]) -> set[str]:
+def _wrapped(model: Model, wrap: Wrap, shapes_of: Mapping[str, Shapes]) -> set[str]:
     if wrap == "block":
         return set(shapes_of)
     if wrap == "root":
