@@ -12,8 +12,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from fsdp_sim.cli.options import Command
-from fsdp_sim.learn.coverage import KINDS, Place, Row, masters, places, rows
-from fsdp_sim.learn.said import WITH_STATEMENTS, said
+from fsdp_sim.learn.coverage import KINDS, Place, Topic, masters, places, rows
+from fsdp_sim.learn.statements import WITH_STATEMENTS, misconceptions
 
 
 @click.command(cls=Command, epilog="Exit status: 0; with --missing 1 if rows are; 2 where there are no notebooks.")
@@ -45,9 +45,12 @@ def coverage(missing: bool, kind: str | None, as_json: bool) -> None:
         sys.exit(1)
 
 
-def _print(shown: list[Row], taught: dict[str, list[Place]]) -> None:
+def _print(shown: list[Topic], taught: dict[str, list[Place]]) -> None:
     statements = {
-        name: (chapter, e.statement) for chapter in WITH_STATEMENTS for e in said(chapter).entries for name in e.covers
+        name: (chapter, e.statement)
+        for chapter in WITH_STATEMENTS
+        for e in misconceptions(chapter).entries
+        for name in e.covers
     }
     table = Table("row", "what", "status", "taught in")
     for row in shown:

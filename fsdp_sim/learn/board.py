@@ -15,7 +15,7 @@ HEADER = ("Exercise", "Title", "Difficulty", "Minutes", "Tries", "Hints", "State
 
 
 @dataclass(frozen=True)
-class Row:
+class BoardRow:
     """One exercise on the board."""
 
     chapter: str
@@ -36,7 +36,7 @@ class Row:
 class Board:
     """All exercises and their states, as a table in a notebook and in a terminal."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[BoardRow, ...]
     file: str
 
     @property
@@ -70,8 +70,8 @@ class Board:
         table = table_html(rows, head, f"<caption>{escape(self.headline)}</caption>")
         return f"{table}<p>Kept in <code>{escape(self.file)}</code>; nothing leaves this machine.</p>"
 
-    def _by_chapter(self) -> dict[str, list[Row]]:
-        found: dict[str, list[Row]] = {}
+    def _by_chapter(self) -> dict[str, list[BoardRow]]:
+        found: dict[str, list[BoardRow]] = {}
         for one in self.rows:
             found.setdefault(one.chapter.replace("_", " "), []).append(one)
         return found
@@ -90,5 +90,5 @@ def board(chapter: str = "") -> Board:
         raise ValueError(f"there is no chapter {chapter!r}; there are {', '.join(CHAPTERS)}")
     kept = progress.read()
     exercises = [load(name) for name, of in names().items() if chapter in ("", of)]
-    rows = (Row(e.chapter, e.name, e.title, e.difficulty, e.minutes, kept.get(e.name, Entry())) for e in exercises)
+    rows = (BoardRow(e.chapter, e.name, e.title, e.difficulty, e.minutes, kept.get(e.name, Entry())) for e in exercises)
     return Board(tuple(rows), str(progress.path()))

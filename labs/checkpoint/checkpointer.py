@@ -98,7 +98,7 @@ class Checkpointer:
         self._saving: Future[None] | None = None
         self._said += self._on_rank_0(lambda: folders.prepare(folder))
 
-    def said(self) -> list[str]:
+    def messages(self) -> list[str]:
         """What there is to tell and has not been told: partial checkpoints removed, damaged ones passed over."""
         lines, self._said = self._said, []
         return lines

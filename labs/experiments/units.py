@@ -151,7 +151,7 @@ def sweet_spot(rows: Sequence[Row], *, by: str = "predicted") -> str:
     return min(steps, key=lambda name: steps[name])
 
 
-def said(rows: Sequence[Row]) -> str:
+def in_a_sentence(rows: Sequence[Row]) -> str:
     """Of each setting its predicted step time and peak memory, in words."""
     found: dict[str, list[str]] = {}
     for row in rows:
@@ -251,7 +251,7 @@ def main(
 
     def closing(result: Result) -> str:
         before, after = (sweet_spot(result.rows, by=by) for by in ("predicted", "measured"))
-        simulated = f"Simulated, gpt2-medium on {CLUSTER.gpus} {CLUSTER.gpu.name}: {said(on_a_cluster())}."
+        simulated = f"Simulated, gpt2-medium on {CLUSTER.gpus} {CLUSTER.gpu.name}: {in_a_sentence(on_a_cluster())}."
         return f"Fastest here: {before} was predicted, {after} was measured.\n{simulated}"
 
     return command("units", lambda: run(Network(bandwidth_gbps, latency_us), ranks, rows, seq_len), closing)

@@ -123,7 +123,7 @@ class RunState:
         went_on: list[str] = []
         while not went_on and self.checkpointer and (found := self.checkpointer.newest()):
             went_on = self._go_on(found)
-        said = self.checkpointer.said() if self.checkpointer else []
+        said = self.checkpointer.messages() if self.checkpointer else []
         if went_on:
             return said + went_on
         if self.checkpointer and self.checkpointer.damaged:

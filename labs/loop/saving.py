@@ -19,7 +19,7 @@ def save(training: RunState, metrics: Metrics, *, last: bool = False) -> bool:
         _say(training, metrics)
     elif training.saved > before:
         metrics.event("saving" if asynchronous else "saved", step=training.step)
-    for line in training.checkpointer.said() if training.checkpointer else ():
+    for line in training.checkpointer.messages() if training.checkpointer else ():
         metrics.say(line)
     return saved
 

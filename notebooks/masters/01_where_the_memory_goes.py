@@ -27,7 +27,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from fsdp_sim import Cluster, Model, Plan, simulate, viz
-from fsdp_sim.learn import board, check, hint, in_torch, said, solution  # noqa: F401
+from fsdp_sim.learn import board, check, hint, in_torch, misconceptions, solution  # noqa: F401
 from fsdp_sim.learn.pictures.memory import curves, holders, stacks
 from fsdp_sim.mini import fully_shard
 from fsdp_sim.ranks import run
@@ -431,7 +431,7 @@ stacks(sent, "FSDP sends half as much again as DDP, in fp32", "GB sent by a rank
 # What people say about this subject, each statement folded with what is true:
 
 # %%
-said("memory")
+misconceptions("memory")
 
 # %% tags=["nbval-ignore-output"]
 board("memory")

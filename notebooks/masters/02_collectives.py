@@ -26,7 +26,7 @@ import torch.distributed as dist
 from IPython.display import HTML
 
 from fsdp_sim import Cluster, Plan, viz
-from fsdp_sim.learn import board, check, hint, in_torch, said, solution  # noqa: F401
+from fsdp_sim.learn import board, check, hint, in_torch, misconceptions, solution  # noqa: F401
 from fsdp_sim.learn.judges.account import GLOO, message_bytes, sent_bytes
 from fsdp_sim.learn.pictures.collectives import alpha_beta, sent_bars
 from fsdp_sim.mini.collectives import (
@@ -392,7 +392,7 @@ assert 0.9 < kept["FSDP"] < kept["DDP"]
 # 10.
 
 # %%
-said("collectives")
+misconceptions("collectives")
 
 # %% [markdown]
 # ## Lab: a step of the real two

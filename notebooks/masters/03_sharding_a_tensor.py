@@ -30,7 +30,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_s
 from torch.distributed.tensor import DTensor, Shard
 
 from fsdp_sim import viz
-from fsdp_sim.learn import board, check, hint, in_torch, said, solution  # noqa: F401
+from fsdp_sim.learn import board, check, hint, in_torch, misconceptions, solution  # noqa: F401
 from fsdp_sim.learn.pictures.sharding import by_columns, by_rows, end_to_end, owners
 from fsdp_sim.mini import FSDPParam, init_weights
 from fsdp_sim.ranks import run
@@ -395,7 +395,7 @@ HTML(viz.Table("Does the checkpoint bring it?", ("name", "is a", "in the state d
 # and check them like parameters.
 
 # %%
-said("sharding")
+misconceptions("sharding")
 
 # %% [markdown]
 # ## Lab: one rank, and the same model on two

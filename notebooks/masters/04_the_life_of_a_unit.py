@@ -29,7 +29,7 @@ from torch import nn
 
 import fsdp_sim.mini
 from fsdp_sim import Cluster, Plan, simulate, viz
-from fsdp_sim.learn import board, check, hint, in_torch, said, solution  # noqa: F401
+from fsdp_sim.learn import board, check, hint, in_torch, misconceptions, solution  # noqa: F401
 from fsdp_sim.learn.pictures.unit import Cell, rows_held
 from fsdp_sim.measure.record import record
 from fsdp_sim.ranks import run
@@ -512,7 +512,7 @@ assert found.shard_of == (1,)
 # Open one when you have decided for yourself whether it is true.
 
 # %% tags=["nbval-ignore-output"]
-said("unit")
+misconceptions("unit")
 
 # %% tags=["nbval-ignore-output"]
 board("unit")

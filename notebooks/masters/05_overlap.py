@@ -29,7 +29,7 @@ import torch
 import fsdp_sim.mini.prefetch as mini_prefetch
 from fsdp_sim import Cluster, Plan, engine, simulate, viz
 from fsdp_sim.diagnose import diagnose
-from fsdp_sim.learn import board, check, hint, in_torch, said, solution  # noqa: F401
+from fsdp_sim.learn import board, check, hint, in_torch, misconceptions, solution  # noqa: F401
 from fsdp_sim.learn.exercises.overlap import exposed_communication as trace_files
 from fsdp_sim.learn.exercises.overlap import gather_before_reduce as backward_files
 from fsdp_sim.learn.exercises.overlap import prefetch_one_ahead as forward_files
@@ -465,7 +465,7 @@ assert all(values[-1] > 0.99 for values in shares.values())
 # Now open what others say about overlap; each sentence is wrong or half the truth, and the truth is inside.
 
 # %%
-said("overlap")
+misconceptions("overlap")
 
 # %% tags=["nbval-ignore-output"]
 board("overlap")

@@ -31,7 +31,7 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy, transformer_auto_wrap_
 
 import fsdp_sim.mini
 from fsdp_sim import Plan, engine, viz
-from fsdp_sim.learn import board, check, hint, in_torch, said, solution  # noqa: F401
+from fsdp_sim.learn import board, check, hint, in_torch, misconceptions, solution  # noqa: F401
 from fsdp_sim.learn.apart import Trial, carry_out
 from fsdp_sim.learn.pictures.wrapping import cuts, over_units, owners, whole_at_once
 from fsdp_sim.measure import units_from_module
@@ -433,7 +433,7 @@ HTML(viz.Table("The first row: 5 words given, 6 made", ("", "sharded", "in one p
 # Now open what others say about wrapping; each sentence is wrong or half the truth, and the truth is inside.
 
 # %%
-said("wrapping")
+misconceptions("wrapping")
 
 # %% tags=["nbval-ignore-output"]
 board("wrapping")

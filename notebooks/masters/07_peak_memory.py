@@ -27,7 +27,7 @@ from torch.distributed.fsdp import CPUOffload, fully_shard
 
 import fsdp_sim.mini
 from fsdp_sim import Cluster, Model, Plan, simulate, viz
-from fsdp_sim.learn import board, check, hint, in_torch, said, solution  # noqa: F401
+from fsdp_sim.learn import board, check, hint, in_torch, misconceptions, solution  # noqa: F401
 from fsdp_sim.learn.exercises.peak import gradients_kept_whole, saved_for_backward, step_in_least_memory
 from fsdp_sim.learn.pictures import memory as pictures
 from fsdp_sim.learn.pictures.peak import histories
@@ -401,7 +401,7 @@ stacks(saves, "A full save needs the whole state in one place", "GB on one rank"
 # What people say about this subject, each statement folded with what is true:
 
 # %%
-said("peak")
+misconceptions("peak")
 
 # %% tags=["nbval-ignore-output"]
 board("peak")

@@ -30,7 +30,7 @@ from torch.utils.data import DistributedSampler
 
 import fsdp_sim.mini
 from fsdp_sim import Cluster, Plan, simulate, viz
-from fsdp_sim.learn import board, check, hint, in_torch, said, solution  # noqa: F401
+from fsdp_sim.learn import board, check, hint, in_torch, misconceptions, solution  # noqa: F401
 from fsdp_sim.learn.pictures.numerics import curves, side_by_side
 from fsdp_sim.learn.pictures.unit import Cell, rows_held
 from fsdp_sim.ranks import run
@@ -556,7 +556,7 @@ rows_held("Ten samples on four ranks: two come a second time, in the last round"
 # Open one when you have decided for yourself whether it is true.
 
 # %% tags=["nbval-ignore-output"]
-said("numerics")
+misconceptions("numerics")
 
 # %% tags=["nbval-ignore-output"]
 board("numerics")

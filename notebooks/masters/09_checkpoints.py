@@ -39,7 +39,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 from fsdp_sim import viz
-from fsdp_sim.learn import board, check, hint, said, solution  # noqa: F401
+from fsdp_sim.learn import board, check, hint, misconceptions, solution  # noqa: F401
 from fsdp_sim.learn.exercises.checkpoints import Training
 from fsdp_sim.learn.pictures.checkpoints import reads, saves
 from fsdp_sim.learn.pictures.memory import stacks
@@ -517,7 +517,7 @@ HTML(viz.Table("Two checkpoints of a stranger, loaded", ("way", "its code"), way
 # then bytes. `python -m labs.checkpoint.convert` makes them, and refuses folders of DCP whose index is a pickle.
 
 # %%
-said("checkpoints")
+misconceptions("checkpoints")
 
 # %% [markdown]
 # ## 9. Lab: kill it

@@ -38,7 +38,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, f
 
 import fsdp_sim.mini.hsdp
 from fsdp_sim import Cluster, Plan, engine, simulate, viz
-from fsdp_sim.learn import board, check, hint, in_torch, said, solution  # noqa: F401
+from fsdp_sim.learn import board, check, hint, in_torch, misconceptions, solution  # noqa: F401
 from fsdp_sim.learn.pictures.memory import curves, stacks
 from fsdp_sim.learn.pictures.scale import goodputs, idle, utilisations
 from fsdp_sim.ranks import run
@@ -647,7 +647,7 @@ assert sent < 2 * across[16]
 # with FSDP inside each stage. And it cuts the model's code into stages; FSDP leaves it as it is.
 
 # %%
-said("scale")
+misconceptions("scale")
 
 # %% [markdown]
 # ## Lab: a copy per pair

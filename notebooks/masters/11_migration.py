@@ -32,7 +32,7 @@ from IPython.display import HTML, Code
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard, wrap
 
 from fsdp_sim import simulate, viz
-from fsdp_sim.learn import board, check, hint, said, solution  # noqa: F401
+from fsdp_sim.learn import board, check, hint, misconceptions, solution  # noqa: F401
 from fsdp_sim.learn.pictures.migration import RAISES, RUNS, WARNS, knobs, marks
 from fsdp_sim.ranks import run
 from fsdp_sim.spec import Cluster, Plan
@@ -701,7 +701,7 @@ assert (loader.pin_memory, loader.num_workers, loader.persistent_workers) == (Fa
 # Said of the subject, and what is true:
 
 # %%
-said("migration")
+misconceptions("migration")
 
 # %% tags=["nbval-ignore-output"]
 board("migration")

@@ -42,7 +42,7 @@ from torch.distributed.tensor import DTensor
 # %%
 import fsdp_sim.mini.group
 from fsdp_sim import Cluster, Plan, simulate, viz
-from fsdp_sim.learn import board, check, hint, in_torch, said, solution  # noqa: F401
+from fsdp_sim.learn import board, check, hint, in_torch, misconceptions, solution  # noqa: F401
 from fsdp_sim.learn.find import load
 from fsdp_sim.learn.judges.account import sent_bytes
 from fsdp_sim.learn.pictures.bug_hunt import Box, Look, agreement, boxes, issued, where_ranks_stand
@@ -645,7 +645,7 @@ print("sharded on the meta device, then given memory for 32 of 64 rows")
 # ### What people say
 
 # %%
-said("bug_hunt")
+misconceptions("bug_hunt")
 
 # %% [markdown]
 # ## 10. Lab: a real hang, found in the dumps

@@ -9,7 +9,7 @@ import pytest
 
 from fsdp_sim.learn.coverage import Place, masters, places, rows
 from fsdp_sim.learn.find import CHAPTERS, load_all
-from fsdp_sim.learn.said import WITH_STATEMENTS, said
+from fsdp_sim.learn.statements import WITH_STATEMENTS, misconceptions
 
 ROWS = {row.name: row for row in rows()}
 HEADER = (masters() / "00_start_here.py").read_text().partition("\n\n")[0] + "\n\n"
@@ -30,7 +30,7 @@ MASTER = """\
 # %% exercise="stops_alone"
 
 # %%
-said("bug_hunt")
+misconceptions("bug_hunt")
 """
 
 
@@ -54,7 +54,11 @@ def test_every_place_names_a_row_that_there_is(taught: list[Place]) -> None:
 def test_every_exercise_and_every_statement_names_rows_that_there_are() -> None:
     assert {e.name: row for e in load_all() for row in e.covers if row not in ROWS} == {}
     assert {
-        e.statement: row for c in WITH_STATEMENTS for e in said(c).entries for row in e.covers if row not in ROWS
+        e.statement: row
+        for c in WITH_STATEMENTS
+        for e in misconceptions(c).entries
+        for row in e.covers
+        if row not in ROWS
     } == {}
 
 

@@ -14,7 +14,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_output
 
-from fsdp_sim.learn.classroom.plans import Homework, Plan, Row, plans
+from fsdp_sim.learn.classroom.plans import Homework, Plan, Slot, plans
 from fsdp_sim.learn.classroom.sections import sections
 from fsdp_sim.learn.find import load, names
 from tests.browser.chromium import CHROMIUM, FLAGS
@@ -185,7 +185,7 @@ def test_a_drawing_and_a_table_in_the_prose_are_shown_and_paragraphs_are_said() 
 
 def test_what_people_say_is_shown_and_the_truth_is_in_the_notes() -> None:
     markup = "<p>…</p><details><summary>“Faster.”</summary><p><b>In truth:</b> Not <em>so</em>.</p></details>"
-    cell = new_code_cell("said('x')", outputs=[new_output("display_data", data={"text/html": markup})])
+    cell = new_code_cell("misconceptions('x')", outputs=[new_output("display_data", data={"text/html": markup})])
     (slide,) = made(cell)
     assert "“Faster.”" in slide.body
     assert "so" not in words.plain(slide.body)
@@ -244,7 +244,7 @@ def test_a_plan_begins_and_ends_with_what_one_can_do(plan: Deck) -> None:
 
 def test_homework_is_no_longer_than_a_slide(written: tuple[Path, dict[str, Deck]]) -> None:
     exercises = tuple(names())[:20]
-    row = Row(0, 20, "Draw", "talk", section="00.1", say="A piece each.")
+    row = Slot(0, 20, "Draw", "talk", section="00.1", say="A piece each.")
     long = Plan("x", "X", "All.", 20, ("count",), "Nothing.", (row,), homework=(Homework(1, ("00",), exercises),))
     slides = [s for s in of_plans.deck(long, written[1]).slides if words.plain(s.title).startswith("To go on")]
     assert [slide.body.count("<li>") for slide in slides] == [1, 8, 8, 4]
@@ -252,9 +252,9 @@ def test_homework_is_no_longer_than_a_slide(written: tuple[Path, dict[str, Deck]
 
 def test_a_break_says_when_it_ends(written: tuple[Path, dict[str, Deck]]) -> None:
     rows = (
-        Row(0, 20, "Draw four ranks", "talk", section="00.1", say="A piece each."),
-        Row(20, 10, "Break", "break"),
-        Row(30, 5, "Count", "exercise", section="00.6", exercises=("all_gathers_per_step",), say="Count."),
+        Slot(0, 20, "Draw four ranks", "talk", section="00.1", say="A piece each."),
+        Slot(20, 10, "Break", "break"),
+        Slot(30, 5, "Count", "exercise", section="00.6", exercises=("all_gathers_per_step",), say="Count."),
     )
     small = Plan("x", "X", "All.", 35, ("count",), "Nothing.", rows)
     slides = of_plans.deck(small, written[1]).slides

@@ -118,8 +118,12 @@ def test_a_wrong_world_size_is_refused_before_anything_starts(world_size: object
 def test_wrong_arguments_are_named() -> None:
     with pytest.raises(TypeError, match="must be a function"):
         run(3)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="timeout_s=0"):
-        run(lambda: None, 1, timeout_s=0)
+    for timeout_s in (0, -1.0, float("nan"), True, "3", None):
+        with pytest.raises(ValueError, match=f"timeout_s={timeout_s!r}"):
+            run(lambda: None, 1, timeout_s=timeout_s)  # type: ignore[arg-type]
+    for threads in (0, True, 1.5):
+        with pytest.raises(ValueError, match=f"threads={threads!r}"):
+            run(lambda: None, 1, threads=threads)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="Network"):
         run(lambda: None, 1, network=10)  # type: ignore[arg-type]
 

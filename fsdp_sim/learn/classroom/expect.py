@@ -1,7 +1,7 @@
 """What to expect of a chapter: wrong answers and shortcuts of each exercise, what helps, and what to ask the room.
 
 The wrong answers are those that the exercises themselves know, so they are never out of date. Questions and sentences
-are written by hand, in ``notebooks/instructor/expect.toml``; what people believe comes from `fsdp_sim.learn.said`.
+are written by hand, in ``notebooks/instructor/expect.toml``; what people believe is in `fsdp_sim.learn.statements`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fsdp_sim.learn.classroom.sections import instructor
 from fsdp_sim.learn.edit import Edit
 from fsdp_sim.learn.exercise import Exercise, Wrong
 from fsdp_sim.learn.find import CHAPTERS, load, names
-from fsdp_sim.learn.said import WITH_STATEMENTS, Said, said
+from fsdp_sim.learn.statements import WITH_STATEMENTS, Misconception, misconceptions
 
 LONGEST_CODE = 110  # characters of a wrong answer that is shown as code
 LONGEST_CHANGE = 2 * LONGEST_CODE  # of what it changes in the solution
@@ -61,9 +61,9 @@ class Notes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     believed: tuple[str, ...] = ()
 
     @property
-    def statements(self) -> list[Said]:
+    def statements(self) -> list[Misconception]:
         """The statements of `said` that answer what is believed."""
-        entries = said(self.name).entries if self.name in WITH_STATEMENTS else ()
+        entries = misconceptions(self.name).entries if self.name in WITH_STATEMENTS else ()
         return [entry for row in self.believed for entry in entries if row in entry.covers]
 
     def sentence_for(self, exercise: str) -> str:
@@ -102,7 +102,7 @@ def _check(of: Notes, place: str) -> None:
     if len(of.statements) != len(of.believed):
         answered = {row for entry in of.statements for row in entry.covers}
         missing = ", ".join(row for row in of.believed if row not in answered)
-        raise ValueError(f"{place}: no statement of said({of.name!r}) answers {missing}")
+        raise ValueError(f"{place}: no entry of misconceptions({of.name!r}) answers {missing}")
 
 
 def exercises_of(chapter: str) -> list[Exercise]:
@@ -170,7 +170,7 @@ def _calls(file: str, field: str) -> tuple[str, ...]:
     return ()
 
 
-def told(exercise: Exercise, message: str) -> str:
+def whole_message(exercise: Exercise, message: str) -> str:
     """What the one who answers so is told: the whole sentence where the judge has it, else the part that is known."""
     causes: Sequence[tuple[object, str]] = getattr(exercise.judge, "causes", ())
     return next((text for _, text in causes if message in text), PLAIN.get(message, message))

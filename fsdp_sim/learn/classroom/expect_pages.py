@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from fsdp_sim.learn.classroom.expect import Notes, exercises_of, notes, told, who
+from fsdp_sim.learn.classroom.expect import Notes, exercises_of, notes, who, whole_message
 from fsdp_sim.learn.classroom.sections import section_of_exercises
 from fsdp_sim.learn.exercise import Exercise
 from fsdp_sim.learn.find import CHAPTERS, names
@@ -56,7 +56,7 @@ def _exercise(exercise: Exercise, of: Notes | None) -> list[str]:
         lines += [f"**What usually helps.** {sentence}", ""]
     lines += ["Wrong answers that it knows, and what each is told:", ""]
     for wrong, name in zip(exercise.wrong, who(exercise.wrong, exercise), strict=True):
-        lines.append(f"- {name or 'another'}: {escaped(told(exercise, wrong.message))}")
+        lines.append(f"- {name or 'another'}: {escaped(whole_message(exercise, wrong.message))}")
     return lines + (["", _shortcuts(exercise)] if exercise.shortcuts else [])
 
 
@@ -64,7 +64,7 @@ def _shortcuts(exercise: Exercise) -> str:
     """One line; shortcuts that are told the same stand together."""
     together: dict[str, list[str]] = {}
     for wrong, name in zip(exercise.shortcuts, who(exercise.shortcuts, exercise), strict=True):
-        together.setdefault(escaped(told(exercise, wrong.message)), []).append(name or "a made-up result")
+        together.setdefault(escaped(whole_message(exercise, wrong.message)), []).append(name or "a made-up result")
     said = (f"{', '.join(dict.fromkeys(some))} (told: {message})" for message, some in together.items())
     return f"Shortcuts that it refuses: {'; '.join(said)}."
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fsdp_sim.learn.classroom.plans import Homework, Plan, Row, minutes_of, plans
+from fsdp_sim.learn.classroom.plans import Homework, Plan, Slot, minutes_of, plans
 from fsdp_sim.learn.classroom.sections import sections
 from fsdp_sim.learn.find import load
 
@@ -56,7 +56,7 @@ def _end(plan: Plan) -> str:
     return f"{plan.minutes // 60}:{plan.minutes % 60:02d}"
 
 
-def _glance(row: Row) -> str:
+def _glance(row: Slot) -> str:
     where = sections()[row.section].link(NOTEBOOKS) if row.section else ""
     late = "skip" if row.skip_when_late else ""
     return f"| {row.at} | {row.minutes} | {row.mode} | {row.what} | {where} | {late} |"
@@ -71,7 +71,7 @@ def _when_late(plan: Plan, week: int) -> list[str]:
     return lines + [f"- {row.at}, {row.minutes} minutes: {row.what}" for row in skipped]
 
 
-def _detail(row: Row) -> list[str]:
+def _detail(row: Slot) -> list[str]:
     lines = ["", f"**{row.at}, {row.minutes} minutes, {row.mode}.** {row.what}"]
     if row.say:
         lines += ["", f"> {row.say}"]

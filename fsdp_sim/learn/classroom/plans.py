@@ -20,7 +20,7 @@ from fsdp_sim.words import nearest
 LONGEST_WITHOUT_BREAK = 90  # minutes
 
 
-class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Slot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Some minutes of a plan.
 
     Attributes:
@@ -79,7 +79,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     minutes: int
     outcomes: tuple[str, ...]
     before: str
-    row: tuple[Row, ...]
+    row: tuple[Slot, ...]
     sessions: int = 1
     homework: tuple[Homework, ...] = ()
 
@@ -87,7 +87,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def length(self) -> str:
         return f"{self.sessions} sessions of {self.minutes} minutes" if self.sessions > 1 else f"{self.minutes} minutes"
 
-    def session(self, week: int) -> list[Row]:
+    def session(self, week: int) -> list[Slot]:
         return [row for row in self.row if row.week == week]
 
     def saved(self, week: int) -> int:
@@ -137,7 +137,7 @@ def _plan(number: int, table: dict[str, Any]) -> Plan:
     place = f"plan {table.get('name', number)}"
     rows = table.get("row", [])
     for count, row in enumerate(rows if isinstance(rows, list) else [], start=1):
-        _converted(row, Row, f"{place}, row {count} (week {row.get('week', 1)}, minute {row.get('minute')})")
+        _converted(row, Slot, f"{place}, row {count} (week {row.get('week', 1)}, minute {row.get('minute')})")
     plan: Plan = _converted(table, Plan, place)
     for message in _wrong(plan):
         raise ValueError(f"{place}, {message}")
@@ -175,7 +175,7 @@ def _wrong(plan: Plan) -> Iterator[str]:
         yield from (f"homework of week {homework.week}: {m}" for m in _unknown(homework.read, homework.exercises))
 
 
-def _wrong_row(row: Row) -> Iterator[str]:
+def _wrong_row(row: Slot) -> Iterator[str]:
     if row.mode == "break":
         return
     if not row.say or not row.section:

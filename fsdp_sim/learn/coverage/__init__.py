@@ -5,7 +5,7 @@ The rows come from what learners read about FSDP elsewhere: five long texts, sec
 statements of the five texts that are wrong, outdated or half the truth (``misconception 0.1`` to ``4.145``).
 
 A row has its place where a notebook's master names it: in the ``covers`` of a markdown cell, of an exercise that stands
-in it, or of a statement of `fsdp_sim.learn.said` that is shown in it.
+in it, or of a statement of `fsdp_sim.learn.statements` that is shown in it.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ SHOWN = re.compile(r"""\bsaid\(["'](\w+)["']\)""")
 KINDS = ("coverage", "pitfall", "misconception")
 
 
-class Row(NamedTuple):
+class Topic(NamedTuple):
     """Something to be taught.
 
     Attributes:
         name: ``coverage 000.1``, ``pitfall 1``, ``misconception 13`` or ``misconception 3.6``.
         heading: of the section that it is about, in the text that it is from.
-        covers: what it is about; empty for a misconception, whose words are in `fsdp_sim.learn.said`.
+        covers: what it is about; empty for a misconception, whose words are in `fsdp_sim.learn.statements`.
         status: whether what the text says is ``true``, ``partly true``, ``false``, ``outdated`` or ``unsourced``.
         teach_in: the chapter to which it belongs; empty where that follows from the statement.
     """
@@ -58,10 +58,10 @@ class Place(NamedTuple):
 
 
 @functools.cache
-def rows() -> tuple[Row, ...]:
+def rows() -> tuple[Topic, ...]:
     """All rows, in order."""
     text = files("fsdp_sim.learn.coverage").joinpath("rows.csv").read_text(encoding="utf-8")
-    return tuple(Row(**row) for row in csv.DictReader(text.splitlines()))
+    return tuple(Topic(**row) for row in csv.DictReader(text.splitlines()))
 
 
 def masters() -> Path:
@@ -97,7 +97,7 @@ def _places(master: Path) -> Iterator[Place]:
     import jupytext  # type: ignore[import-untyped]
 
     from fsdp_sim.learn.find import load
-    from fsdp_sim.learn.said import said
+    from fsdp_sim.learn.statements import misconceptions
 
     section = ""
     for cell in jupytext.read(master).cells:
@@ -107,7 +107,7 @@ def _places(master: Path) -> Iterator[Place]:
         elif name := cell.metadata.get("exercise"):
             yield from _at(master, section, f"exercise {name}", load(name).covers)
         for chapter in SHOWN.findall(cell.source) if cell.cell_type == "code" else ():
-            for entry in said(chapter).entries:
+            for entry in misconceptions(chapter).entries:
                 yield from _at(master, section, "what people say", entry.covers)
 
 

@@ -39,7 +39,7 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Row:
+class TopicScore:
     """A topic: right of asked, the hardest level that was right, seconds taken and given, sections to read."""
 
     topic: str
@@ -74,7 +74,7 @@ class Report:
     results: tuple[Result, ...]
 
     @property
-    def rows(self) -> tuple[Row, ...]:
+    def rows(self) -> tuple[TopicScore, ...]:
         """Topics in the order in which they came, the weakest first."""
         topics = dict.fromkeys(result.topic for result in self.results)
         rows = [_row(topic, [r for r in self.results if r.topic == topic]) for topic in topics]
@@ -118,9 +118,9 @@ class Report:
         return table + behind
 
 
-def _row(topic: str, results: Sequence[Result]) -> Row:
+def _row(topic: str, results: Sequence[Result]) -> TopicScore:
     right = [result for result in results if result.right]
     missed = dict.fromkeys(result.section for result in results if not result.right)
     hardest = max((result.level for result in right), default=0)
     took, given = (sum(getattr(result, of) for result in results) for of in ("took_s", "given_s"))
-    return Row(topic, len(right), len(results), hardest, took, given, tuple(missed))
+    return TopicScore(topic, len(right), len(results), hardest, took, given, tuple(missed))

@@ -9,7 +9,7 @@ from fsdp_sim.timeline import COLLECTIVES, Event, Memory, Timeline
 from fsdp_sim.viz import theme
 from fsdp_sim.viz.debugger.moments import Elsewhere, Held, Moment, change_bytes
 from fsdp_sim.viz.debugger.sentences import name, sentence
-from fsdp_sim.viz.debugger.sources import Place, learners_line, listing, minis_line, places
+from fsdp_sim.viz.debugger.sources import CodeLine, learners_line, listing, minis_line, places
 from fsdp_sim.viz.debugger.strip import strip
 from fsdp_sim.viz.table import cell, row, table_html
 from fsdp_sim.words import human_bytes, human_ms, signed_bytes
@@ -140,12 +140,12 @@ def _square(kind: theme.Kind, hollow: bool = False) -> str:
     return f'<i class="fsd-sq{" fsd-hatched" if kind.hatched and not hollow else ""}" style="{look}"></i>'
 
 
-def _listed(title: str, at: Place) -> str:
+def _listed(title: str, at: CodeLine) -> str:
     code = listing(at) or "<p>The file is not here: it was recorded on another machine or in another session.</p>"
     return f'<h4>{title} <span class="fsd-where">{escape(at.label)}</span></h4>{code}'
 
 
-def _stack(found: tuple[Place, ...]) -> str:
+def _stack(found: tuple[CodeLine, ...]) -> str:
     """The calls, outermost first, each with its line, folded."""
     rows = "".join(
         f'<li><span class="fsd-where">{escape(p.label)}</span><br><code>{escape(p.text)}</code></li>' for p in found

@@ -27,7 +27,7 @@ LINES_BEFORE, LINES_AFTER = 5, 4
 
 
 @dataclass(frozen=True)
-class Place:
+class CodeLine:
     """A line of code.
 
     Attributes:
@@ -53,7 +53,7 @@ class Place:
         return f"{self.title}:{self.line}" + (f", in {self.function}" if self.function else "")
 
 
-def place(source: str) -> Place | None:
+def place(source: str) -> CodeLine | None:
     """The place that a ``file:line`` names; None where the text names none."""
     found = FILE_AND_LINE.fullmatch(source)
     if found is None or not (line := int(found["line"] or found["at"])):
@@ -65,26 +65,26 @@ def place(source: str) -> Place | None:
     is_cell = CELL.search(name) and name in linecache.cache
     known = (name.startswith(MINI) and ".." not in name) or name in RECORDED or is_cell
     lines = tuple(linecache.getlines(path)) if known and (path.endswith(".py") or is_cell) else ()
-    return Place(_title(name), line, _function(lines, line), name.startswith(MINI), lines)
+    return CodeLine(_title(name), line, _function(lines, line), name.startswith(MINI), lines)
 
 
-def places(event: Event) -> tuple[Place, ...]:
+def places(event: Event) -> tuple[CodeLine, ...]:
     """The lines that led to an event, outermost first; the last is the one that issued it."""
     found = (place(source) for source in (*event.stack, event.source))
     return tuple(p for p in found if p is not None)
 
 
-def learners_line(found: tuple[Place, ...]) -> Place | None:
+def learners_line(found: tuple[CodeLine, ...]) -> CodeLine | None:
     """Of the lines that led to an event the learner's own that is nearest to it."""
     return next((p for p in reversed(found) if not p.in_mini), None)
 
 
-def minis_line(found: tuple[Place, ...]) -> Place | None:
+def minis_line(found: tuple[CodeLine, ...]) -> CodeLine | None:
     """The line of the mini-FSDP that issued an event."""
     return found[-1] if found and found[-1].in_mini else None
 
 
-def listing(at: Place) -> str:
+def listing(at: CodeLine) -> str:
     """The lines around a place as HTML, the line itself marked; nothing when the file is not there."""
     coloured = _coloured(at.lines)
     if at.line > len(coloured):

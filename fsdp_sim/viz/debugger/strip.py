@@ -32,7 +32,7 @@ HATCH = (
 
 
 @dataclass(frozen=True)
-class Row:
+class StripLane:
     """A line of the strip: a lane of the rank, or another rank with compute above and communication below."""
 
     label: str
@@ -46,7 +46,7 @@ class Lanes:
 
     first_s: float
     span_s: float
-    rows: tuple[Row, ...]
+    rows: tuple[StripLane, ...]
     bars: str
 
     @property
@@ -104,10 +104,10 @@ def _lanes(timeline: Timeline, rank: int, step: int, with_optimizer: bool) -> La
     if not mine:
         return None
     first_s, last_s = min(e.start_s for e in mine), max(e.end_s for e in mine)
-    rows = [Row(theme.LANE_NAMES[lane], _longest([e for e in mine if e.lane is lane]), False) for lane in Lane]
+    rows = [StripLane(theme.LANE_NAMES[lane], _longest([e for e in mine if e.lane is lane]), False) for lane in Lane]
     for other in [r for r in timeline.ranks if r != rank][:MOST_OTHERS]:
         beside = [e for e in shown(other) if e.end_s >= first_s and e.start_s <= last_s]
-        rows.append(Row(f"rank {other}", _longest(beside), True))
+        rows.append(StripLane(f"rank {other}", _longest(beside), True))
     kept = tuple(row for row in rows if row.events or row.is_other)
     lanes = Lanes(first_s, (last_s - first_s) or 1.0, kept, "")
     bars = "".join(_bar(e, lanes, number) for number, row in enumerate(kept) for e in row.events)

@@ -9,7 +9,7 @@ from html import escape
 from fsdp_sim.timeline import COLLECTIVES, Event, Timeline
 from fsdp_sim.viz.debugger.moments import Moment, events_of, moment
 from fsdp_sim.viz.debugger.sentences import name, sentence
-from fsdp_sim.viz.debugger.sources import Place, learners_line, minis_line, places
+from fsdp_sim.viz.debugger.sources import CodeLine, learners_line, minis_line, places
 from fsdp_sim.viz.table import cell, row, table_html
 from fsdp_sim.words import human_bytes, human_ms
 
@@ -89,6 +89,6 @@ def _cell(tag: str, html: str, here: bool) -> str:
     return cell(f"<strong>{html}</strong>" if here else html, f' style="{style}"', tag)
 
 
-def _line(at: Place) -> str:
+def _line(at: CodeLine) -> str:
     code = f": <code>{escape(at.text)}</code>" if at.text else ""
     return f"{escape(at.title)}:{at.line}{code}"

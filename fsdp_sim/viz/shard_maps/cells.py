@@ -12,7 +12,7 @@ from fsdp_sim.viz.shard_maps.cast import Cast
 from fsdp_sim.viz.shard_maps.holdings import Gradient, Holding, Shard
 
 
-class Held(IntEnum):
+class CellState(IntEnum):
     """What a rank holds of one row, in one of three columns: parameters, gradients, optimizer state."""
 
     GAP = 0  # no cell
@@ -30,10 +30,10 @@ class Held(IntEnum):
     ON_CPU = 12
 
 
-SHARDS = {Shard.GROUP: Held.GROUP, Shard.REDUCED: Held.REDUCED}
+SHARDS = {Shard.GROUP: CellState.GROUP, Shard.REDUCED: CellState.REDUCED}
 
 
-def cells(cast: Cast, band: UnitShards, held: Holding, rank: int, row: int) -> tuple[Held, Held, Held]:
+def cells(cast: Cast, band: UnitShards, held: Holding, rank: int, row: int) -> tuple[CellState, CellState, CellState]:
     """What a rank holds of a row of a band: parameters, gradients, optimizer state."""
     return _parameter(cast, band, held, rank, row), _gradient(band, held, rank, row), _optimizer(cast, band, rank, row)
 
@@ -42,31 +42,31 @@ def _is_empty(band: UnitShards, row: int) -> bool:
     return bool(band.part_bytes) and not band.part_bytes[row]
 
 
-def _parameter(cast: Cast, band: UnitShards, held: Holding, rank: int, row: int) -> Held:
+def _parameter(cast: Cast, band: UnitShards, held: Holding, rank: int, row: int) -> CellState:
     if _is_empty(band, row):
-        return Held.EMPTY if band.owns(rank, row) else Held.NOTHING
+        return CellState.EMPTY if band.owns(rank, row) else CellState.NOTHING
     if band.owns(rank, row):
-        return Held.ON_CPU if cast.offload and not held.whole else Held.OWN
+        return CellState.ON_CPU if cast.offload and not held.whole else CellState.OWN
     if band.replicated:
-        return Held.STALE if held.stale else Held.GATHERED
+        return CellState.STALE if held.stale else CellState.GATHERED
     if held.whole:
-        return Held.GATHERED
+        return CellState.GATHERED
     if held.slice_of and row * held.slice_of // band.shards == rank % held.slice_of:
-        return Held.SLICE
-    return Held.NOTHING
+        return CellState.SLICE
+    return CellState.NOTHING
 
 
-def _gradient(band: UnitShards, held: Holding, rank: int, row: int) -> Held:
+def _gradient(band: UnitShards, held: Holding, rank: int, row: int) -> CellState:
     if not band.trained or _is_empty(band, row):
-        return Held.NOTHING
+        return CellState.NOTHING
     if held.shard is not Shard.NONE and band.owns(rank, row):
-        return Held.ON_CPU if held.shard_on_cpu else SHARDS[held.shard]
+        return CellState.ON_CPU if held.shard_on_cpu else SHARDS[held.shard]
     if held.gradient is Gradient.FRESH:
-        return Held.NOTHING if band.segment_bytes and band.parts[row] not in held.filled else Held.PARTIAL
-    return {Gradient.MEAN: Held.REDUCED, Gradient.SENT: Held.SENT}.get(held.gradient, Held.NOTHING)
+        return CellState.NOTHING if band.segment_bytes and band.parts[row] not in held.filled else CellState.PARTIAL
+    return {Gradient.MEAN: CellState.REDUCED, Gradient.SENT: CellState.SENT}.get(held.gradient, CellState.NOTHING)
 
 
-def _optimizer(cast: Cast, band: UnitShards, rank: int, row: int) -> Held:
+def _optimizer(cast: Cast, band: UnitShards, rank: int, row: int) -> CellState:
     if not (cast.optimizer and band.trained and band.owns(rank, row)) or _is_empty(band, row):
-        return Held.NOTHING
-    return Held.ON_CPU if cast.offload else Held.OPTIMIZER
+        return CellState.NOTHING
+    return CellState.ON_CPU if cast.offload else CellState.OPTIMIZER

@@ -19,7 +19,7 @@ from fsdp_sim.viz.frames import (
     words_axes,
     words_of,
 )
-from fsdp_sim.viz.shard_maps.cells import Held
+from fsdp_sim.viz.shard_maps.cells import CellState
 from fsdp_sim.viz.shard_maps.grid import COLUMNS, LOOKS, Grid, legend_traces, moving_traces, outline, style, used_kinds
 from fsdp_sim.viz.shard_maps.scenes import Scene
 from fsdp_sim.viz.theme import safe
@@ -32,11 +32,11 @@ MEMORY_HEADING_PX, MEMORY_PX = 30, 64
 SECONDS_EACH = 2.2
 
 KINDS_OF_MEMORY = (  # what the memory strip and the table tell apart
-    ("parameter shards", (Memory.SHARDED,), LOOKS[Held.OWN].color),
-    ("optimizer state", (Memory.OPTIMIZER,), LOOKS[Held.OPTIMIZER].color),
-    ("gradient shards", (Memory.RS_OUTPUT,), LOOKS[Held.REDUCED].color),
-    ("gathered parameters", (Memory.UNSHARDED, Memory.AG_OUTPUT), LOOKS[Held.GATHERED].color),
-    ("whole gradients", (Memory.UNSHARDED_GRAD, Memory.RS_INPUT), LOOKS[Held.PARTIAL].color),
+    ("parameter shards", (Memory.SHARDED,), LOOKS[CellState.OWN].color),
+    ("optimizer state", (Memory.OPTIMIZER,), LOOKS[CellState.OPTIMIZER].color),
+    ("gradient shards", (Memory.RS_OUTPUT,), LOOKS[CellState.REDUCED].color),
+    ("gathered parameters", (Memory.UNSHARDED, Memory.AG_OUTPUT), LOOKS[CellState.GATHERED].color),
+    ("whole gradients", (Memory.UNSHARDED_GRAD, Memory.RS_INPUT), LOOKS[CellState.PARTIAL].color),
 )
 
 

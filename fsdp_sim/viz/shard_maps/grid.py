@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fsdp_sim.timeline import Memory, UnitShards
 from fsdp_sim.viz import theme
-from fsdp_sim.viz.shard_maps.cells import Held, cells
+from fsdp_sim.viz.shard_maps.cells import CellState, cells
 from fsdp_sim.viz.shard_maps.scenes import Scene, Stage
 from fsdp_sim.viz.theme import KINDS, MEMORY, safe
 from fsdp_sim.words import human_bytes
@@ -30,7 +30,7 @@ NO_CELL = "rgba(0,0,0,0)"
 
 @dataclass(frozen=True)
 class Look:
-    """Of one `Held`: its legend entry, colour and pattern."""
+    """Of one `CellState`: its legend entry, colour and pattern."""
 
     name: str
     color: str
@@ -38,19 +38,19 @@ class Look:
 
 
 LOOKS = {
-    Held.GAP: Look("", NO_CELL),
-    Held.NOTHING: Look("", "rgba(110,125,140,0.13)"),
-    Held.EMPTY: Look("own shard without elements", "rgba(110,125,140,0.13)", "."),
-    Held.OWN: Look("own parameters", "#0072B2"),
-    Held.GATHERED: Look("gathered copy", "#8FD0F5"),
-    Held.SLICE: Look("slice kept after forward", "#4FA3D1", "."),
-    Held.STALE: Look("copy out of date", "#A9B4BE", "x"),
-    Held.PARTIAL: Look("gradient of this rank's data alone", "#F2A97F", "/"),
-    Held.SENT: Look("reduced already, not yet freed", "rgba(242,169,127,0.35)"),
-    Held.GROUP: Look("reduced within the group alone", "#D5803F", "\\"),
-    Held.REDUCED: Look("gradient averaged over all ranks", "#B5481A"),
-    Held.OPTIMIZER: Look("optimizer state", MEMORY[Memory.OPTIMIZER].color),
-    Held.ON_CPU: Look("in the CPU's memory", "#55663F", "-"),
+    CellState.GAP: Look("", NO_CELL),
+    CellState.NOTHING: Look("", "rgba(110,125,140,0.13)"),
+    CellState.EMPTY: Look("own shard without elements", "rgba(110,125,140,0.13)", "."),
+    CellState.OWN: Look("own parameters", "#0072B2"),
+    CellState.GATHERED: Look("gathered copy", "#8FD0F5"),
+    CellState.SLICE: Look("slice kept after forward", "#4FA3D1", "."),
+    CellState.STALE: Look("copy out of date", "#A9B4BE", "x"),
+    CellState.PARTIAL: Look("gradient of this rank's data alone", "#F2A97F", "/"),
+    CellState.SENT: Look("reduced already, not yet freed", "rgba(242,169,127,0.35)"),
+    CellState.GROUP: Look("reduced within the group alone", "#D5803F", "\\"),
+    CellState.REDUCED: Look("gradient averaged over all ranks", "#B5481A"),
+    CellState.OPTIMIZER: Look("optimizer state", MEMORY[Memory.OPTIMIZER].color),
+    CellState.ON_CPU: Look("in the CPU's memory", "#55663F", "-"),
 }
 PATTERNED = tuple(held for held, look in LOOKS.items() if look.pattern)
 _MARK = {"fgcolor": "#FFFFFF", "fgopacity": 0.85, "fillmode": "overlay", "size": 6, "solidity": 0.22}
@@ -139,7 +139,7 @@ class Grid:
         return {float(edge): at for at, edge in enumerate(self.y_edges)}
 
     def z(self, scene: Scene) -> NDArray[np.uint8]:
-        """A `Held` for each cell, gaps included."""
+        """A `CellState` for each cell, gaps included."""
         found = np.zeros((len(self.y_edges) - 1, len(self.x_edges) - 1), dtype=np.uint8)
         wide = len(self.columns) + 1
         for number, rank in enumerate(self.stage.ranks):
@@ -176,7 +176,7 @@ class Grid:
                 found.setdefault(line.band.name, (line.band, []))[1].append(line)
         return list(found.values())
 
-    def runs(self, z: NDArray[np.uint8], held: Held) -> tuple[NDArray[np.float32], ...]:
+    def runs(self, z: NDArray[np.uint8], held: CellState) -> tuple[NDArray[np.float32], ...]:
         """Centre, top and height of each stretch of cells of one kind in one column."""
         xs, tops, heights = [], [], []
         for column in np.flatnonzero((z == held).any(axis=0)).tolist():
@@ -211,7 +211,7 @@ class Grid:
         return [a, b, b, a, a], [top - pad, top - pad, bottom + pad, bottom + pad, top - pad]
 
 
-def moving_traces(grid: Grid, scene: Scene, used: Sequence[Held], x: str = "x", y: str = "y") -> Iterator[Any]:
+def moving_traces(grid: Grid, scene: Scene, used: Sequence[CellState], x: str = "x", y: str = "y") -> Iterator[Any]:
     """The traces that differ between scenes: cells, patterned cells, and the frame around what is told."""
     z = grid.z(scene)
     yield go.Heatmap(z=z, xaxis=x, yaxis=y)
@@ -225,7 +225,7 @@ def moving_traces(grid: Grid, scene: Scene, used: Sequence[Held], x: str = "x", 
     yield go.Scatter(x=xs_frame, y=ys_frame, line={"color": color}, xaxis=x, yaxis=y)
 
 
-def style(grid: Grid, traces: Sequence[Any], used: Sequence[Held]) -> list[Any]:
+def style(grid: Grid, traces: Sequence[Any], used: Sequence[CellState]) -> list[Any]:
     """The same traces with what stays as it is: colours, edges, patterns."""
     kinds = list(LOOKS)
     last = len(kinds) - 1
@@ -256,7 +256,7 @@ def outline(grid: Grid, x: str = "x", y: str = "y", width: float = 2) -> go.Scat
     )  # fmt: skip
 
 
-def legend_traces(used: Sequence[Held], x: str = "x", y: str = "y") -> Iterator[Any]:
+def legend_traces(used: Sequence[CellState], x: str = "x", y: str = "y") -> Iterator[Any]:
     """A legend entry for each kind of cell that occurs; bars, so that patterns show."""
     for held in used:
         look = LOOKS[held]
@@ -268,9 +268,9 @@ def legend_traces(used: Sequence[Held], x: str = "x", y: str = "y") -> Iterator[
             )  # fmt: skip
 
 
-def used_kinds(grid: Grid, scenes: Sequence[Scene]) -> list[Held]:
-    """The kinds of cell that occur in some scene, in the order of `Held`."""
+def used_kinds(grid: Grid, scenes: Sequence[Scene]) -> list[CellState]:
+    """The kinds of cell that occur in some scene, in the order of `CellState`."""
     seen: set[int] = set()
     for scene in scenes:
         seen |= set(np.unique(grid.z(scene)).tolist())
-    return [held for held in Held if held in seen and held is not Held.GAP]
+    return [held for held in CellState if held in seen and held is not CellState.GAP]

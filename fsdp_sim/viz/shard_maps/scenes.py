@@ -220,7 +220,7 @@ def whole_at_once(cast: Cast, reference: Sequence[Moment]) -> tuple[list[str], M
     return best
 
 
-def told_of(shown: Stage, timeline: Timeline) -> str:
+def sentence_of(shown: Stage, timeline: Timeline) -> str:
     """What is left out of the picture, in a sentence; empty where nothing is."""
     cast = shown.cast
     said = []

@@ -20,9 +20,9 @@ from fsdp_sim.viz.shard_maps.scenes import (
     Scene,
     all_moments,
     scenes,
+    sentence_of,
     stage,
     step_of,
-    told_of,
     whole_at_once,
 )
 from fsdp_sim.viz.shard_maps.still import film_strip
@@ -70,7 +70,7 @@ def shard_map(
     columns = (0, 1, 2) if cast.optimizer else (0, 1)
     grid = Grid(shown, columns)
     reference = by_rank[shown.ranks[0]]
-    finding = _finding(cast, reference, told_of(shown, timeline), reel)
+    finding = _finding(cast, reference, sentence_of(shown, timeline), reel)
     still = film_strip(timeline, unit=unit, step=of_step, ranks=ranks, columns=columns, title=_title(cast, reference))
     return Picture(moving_figure(grid, reel, _title(cast, reference)), finding, (_table(reel, shown.ranks[0]),), still)
 

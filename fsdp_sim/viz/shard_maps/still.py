@@ -12,7 +12,7 @@ from fsdp_sim.timeline import Op, Phase, Timeline
 from fsdp_sim.viz import theme
 from fsdp_sim.viz.frames import legend_at, title_of
 from fsdp_sim.viz.shard_maps.cast import cast_of
-from fsdp_sim.viz.shard_maps.cells import Held
+from fsdp_sim.viz.shard_maps.cells import CellState
 from fsdp_sim.viz.shard_maps.grid import Grid, legend_traces, moving_traces, outline, style, used_kinds
 from fsdp_sim.viz.shard_maps.scenes import Scene, all_moments, scenes, stage
 from fsdp_sim.viz.theme import safe
@@ -110,7 +110,7 @@ def _draw_panel(
     notes: list[dict[str, Any]],
     grid: Grid,
     scene: Scene,
-    used: Sequence[Held],
+    used: Sequence[CellState],
     axis: str,
     across: tuple[float, float],
     down: tuple[float, float],

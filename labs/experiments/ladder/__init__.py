@@ -71,7 +71,7 @@ Count = tuple[int, int]
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class RungResult:
     """A rung, climbed.
 
     Attributes:
@@ -175,7 +175,7 @@ def climb(
             raise ValueError(f"{name} is to be broken, but is not climbed; the rungs are {', '.join(names)}")
     noise = noise_elements(setting.build, *setting.rows(0, 0, 1))
     to_one = setting.tolerance
-    rows: list[Row] = []
+    rows: list[RungResult] = []
     seen: list[_Climbed] = []  # the ones that others are compared with: one process, the last right one, twins
     for name in (progress or _bar)(names):
         row, climbed = _climb_one(setting, RUNGS[name], broken.get(name), seen, noise, to_one)
@@ -204,7 +204,7 @@ def _bar(names: Sequence[str]) -> Iterable[str]:
 
 def _climb_one(
     setting: Setting, rung: Rung, broken: str | Fault | None, seen: list[_Climbed], noise: Tensors, to_one: float
-) -> tuple[Row, _Climbed]:
+) -> tuple[RungResult, _Climbed]:
     ranks = _ranks_of(rung, setting)
     fault = FAULTS[broken] if isinstance(broken, str) else broken
     results = run(train, ranks, setting, rung.name, fault, title=rung.title, progress=False, show_output=False)
@@ -229,7 +229,7 @@ def _climb_one(
         above, one = precise[-1] if precise else None, by_name.get(ONE)
     peak_bytes = max(result[2] for result in results)
     last = setting.steps - 1
-    row = Row(
+    row = RungResult(
         rung=rung,
         ranks=ranks,
         fault=broken if isinstance(broken, str) else fault.help if fault else "",
@@ -301,12 +301,12 @@ class Ladder:
     """What `climb` found; ``ladder["mini-fsdp"]`` is a row."""
 
     setting: Setting
-    rows: list[Row]
+    rows: list[RungResult]
     noise: Tensors
     to_one: float
     """Relative, for what adds up in another order, as against one process: see `labs.experiments.ladder.divergence`."""
 
-    def __getitem__(self, name: str) -> Row:
+    def __getitem__(self, name: str) -> RungResult:
         return next(row for row in self.rows if row.rung.name == name)
 
     @property

@@ -12,7 +12,7 @@ from labs.experiments.ladder.divergence import ORDERS, Divergence, ranges
 from labs.experiments.ladder.rungs import RUNGS
 
 if TYPE_CHECKING:
-    from labs.experiments.ladder import Comparison, Count, Ladder, Row
+    from labs.experiments.ladder import Comparison, Count, Ladder, RungResult
 
 SHORT = {Op.ALL_GATHER: "AG", Op.REDUCE_SCATTER: "RS", Op.ALL_REDUCE: "AR", Op.BROADCAST: "BC"}
 EQUAL, CLOSE, OFF = "=", "≈", "✗"
@@ -51,7 +51,7 @@ def costs(ladder: Ladder) -> Table:
     return Table("At another price", header, tuple(rows))
 
 
-def _title(row: Row) -> str:
+def _title(row: RungResult) -> str:
     return row.rung.title + (f" [{row.fault}]" if row.fault else "")
 
 

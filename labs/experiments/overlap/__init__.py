@@ -23,12 +23,12 @@ from labs.experiments.overlap.issue_order import (
     order_rows,
     predicted_step,
     record,
-    said,
+    sentences,
 )
 from labs.experiments.overlap.limiter import UNUSED, limiter_rows
 from labs.experiments.overlap.step_times import EXPOSED, HIDDEN, PREFETCHES, SLOW, STEP, on_gpus, on_slow_network
 
 __all__ = [
     "AHEAD", "EXPOSED", "HIDDEN", "PREFETCHES", "REDUCE", "SETTINGS", "SLOW", "STEP", "UNUSED", "ahead", "configs",
-    "limiter_rows", "on_gpus", "on_slow_network", "order_rows", "predicted_step", "record", "run", "said",
+    "limiter_rows", "on_gpus", "on_slow_network", "order_rows", "predicted_step", "record", "run", "sentences",
 ]  # fmt: skip

@@ -13,7 +13,7 @@ from fsdp_sim.timeline.analysis import median_step
 from labs.cluster.process_group import ranks_on
 from labs.config import TrainConfig
 from labs.experiments.calibrated_times import calibrated_rows
-from labs.experiments.overlap.issue_order import configs, order_rows, predicted_step, record, said
+from labs.experiments.overlap.issue_order import configs, order_rows, predicted_step, record, sentences
 from labs.experiments.overlap.limiter import limiter_rows
 from labs.experiments.overlap.step_times import SLOW, on_gpus, on_slow_network
 from labs.experiments.prefetch import Experiment
@@ -71,7 +71,7 @@ def run(
         measured = record(settings, ranks)
         times, kept = on_slow_network(Experiment(model, ranks, ranks * rows, seq_len, network))
     notes = [
-        *said(predicted, measured),
+        *sentences(predicted, measured),
         "Of torch's FSDP on CPUs only the order is to be compared: its predicted times are those of a catalogue.",
         "Waiting for late ranks is time in a collective that another rank had not entered yet.",
     ]

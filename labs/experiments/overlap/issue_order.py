@@ -100,6 +100,6 @@ def order_rows(predicted: Mapping[str, Timeline], measured: Mapping[str, Timelin
     return rows
 
 
-def said(predicted: Mapping[str, Timeline], measured: Mapping[str, Timeline]) -> list[str]:
+def sentences(predicted: Mapping[str, Timeline], measured: Mapping[str, Timeline]) -> list[str]:
     """For each setting whether torch issued what was predicted, in its order."""
     return [f"{name}: {summarize(measured[name], predicted[name]).line()}" for name in measured]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 
-from fsdp_sim.learn.classroom.plans import Plan, Row, clock, minutes_of
+from fsdp_sim.learn.classroom.plans import Plan, Slot, clock, minutes_of
 from fsdp_sim.learn.classroom.sections import Section, sections
 from fsdp_sim.learn.find import load
 from notebooks.masters.slides import words
@@ -42,13 +42,13 @@ def deck(plan: Plan, chapters: Decks) -> Deck:
     return Deck(plan.name, plan.title, (*slides, _remember(plan)))
 
 
-def mark(row: Row) -> str:
+def mark(row: Slot) -> str:
     """When a row is, and how: what its notes begin with."""
     late = " May be skipped when late." if row.skip_when_late else ""
     return f"**{row.at} to {clock(row.minute + row.minutes)}, {row.mode}.**{late}"
 
 
-def told(row: Row) -> str:
+def told(row: Slot) -> str:
     """What the one who teaches does and says in a row."""
     run = ""
     if row.run:
@@ -57,7 +57,7 @@ def told(row: Row) -> str:
     return f"{mark(row)} {_sentence(row.what)}{run}{say}"
 
 
-def _row(row: Row, plan: Plan, chapters: Decks, *, shown: Slide) -> list[Slide]:
+def _row(row: Slot, plan: Plan, chapters: Decks, *, shown: Slide) -> list[Slide]:
     """The slides of a row; the first of them is left out if it is still on the screen."""
     found = _slides_of(row, plan, chapters)
     if len(found) > 1 and (found[0].section, found[0].cell, found[0].kind) == (shown.section, shown.cell, shown.kind):
@@ -66,7 +66,7 @@ def _row(row: Row, plan: Plan, chapters: Decks, *, shown: Slide) -> list[Slide]:
     return [first.with_notes(told(row)), *(slide.with_notes(f"{mark(row)} Goes on.") for slide in others)]
 
 
-def _slides_of(row: Row, plan: Plan, chapters: Decks) -> list[Slide]:
+def _slides_of(row: Slot, plan: Plan, chapters: Decks) -> list[Slide]:
     if row.mode == "break":
         back = clock(row.minute + row.minutes)
         return [Slide("break", "Break", f"<p>{row.minutes} minutes: we go on at {back}</p>", over=plan.title)]

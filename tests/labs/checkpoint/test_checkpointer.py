@@ -71,12 +71,12 @@ def newest_in(folder):
     checkpointer = Checkpointer(folder)
     found = checkpointer.newest()
     if found is None:
-        return None, checkpointer.said()
+        return None, checkpointer.messages()
     state = {name: torch.zeros_like(tensor) for name, tensor in state_of(0).items()}
     checkpointer.load(found, state)
     assert all(torch.equal(tensor, state_of(found.step)[name]) for name, tensor in state.items())
     assert found.progress == {"step": found.step}
-    return found.step, checkpointer.said()
+    return found.step, checkpointer.messages()
 
 
 class TestSaveAndLoad:
@@ -94,7 +94,7 @@ class TestSaveAndLoad:
             local, expected = state["model.weight"].to_local(), state_of(2)["model.weight"].to_local()
             assert torch.equal(local, expected)
             assert checkpointer.rank_tensors(found)["rng"].tolist() == [dist.get_rank(), 2]
-            return found.step, found.progress, found.format, found.world_size, checkpointer.said()
+            return found.step, found.progress, found.format, found.world_size, checkpointer.messages()
 
         assert list(run(fn, RANKS, progress=False)) == [(2, {"step": 2}, "sharded", RANKS, [])] * RANKS
         assert names(tmp_path / "new") == [LATEST, "step-1", "step-2"]
@@ -373,9 +373,9 @@ def test_what_a_dead_run_left_is_removed_and_told(tmp_path):
     (tmp_path / "step-7.tmp-0011aabb").mkdir()
     (tmp_path / "step-7.tmp-0011aabb" / "shard-0.bin").write_bytes(b"half")
     checkpointer = Checkpointer(tmp_path)
-    (told,) = checkpointer.said()
+    (told,) = checkpointer.messages()
     assert "step-7.tmp-0011aabb, left unfinished by a run that ended meanwhile" in told
-    assert checkpointer.said() == []
+    assert checkpointer.messages() == []
     assert names(tmp_path) == []
 
 
@@ -392,7 +392,7 @@ def test_a_disk_with_room_for_two_takes_a_third_when_the_oldest_has_gone(tmp_pat
     monkeypatch.setattr(hashing, "_write", write)
     for step in (2, 3, 4):
         save_and_wait(checkpointer, step, asynchronous=step == 3)
-        assert checkpointer.said() == [
+        assert checkpointer.messages() == [
             f"the disk is full: step-{step - 2} was deleted for the next one, and step-{step - 1} is kept"
         ] * (step > 2)
     assert names(tmp_path) == [LATEST, "step-3", "step-4"]

@@ -79,7 +79,7 @@ def loaded(checkpoint: Path) -> tuple[State, dict[str, Any], int]:
     model, optimizer = training(1)
     checkpointer = Checkpointer(checkpoint.parent)
     found = checkpointer.newest()
-    assert found is not None, checkpointer.said()
+    assert found is not None, checkpointer.messages()
     assert found.path == checkpoint
     state = read_state(model, optimizer)
     checkpointer.load(found, state)

@@ -74,7 +74,7 @@ def test_rows_and_sentences_say_the_same(predicted, measured):
     rows = overlap.order_rows(predicted, measured)
     assert len(rows) == 2 * len(AHEAD)
     assert all(row.predicted == row.measured for row in rows)
-    assert all(text.endswith("issued as predicted") for text in overlap.said(predicted, measured))
+    assert all(text.endswith("issued as predicted") for text in overlap.sentences(predicted, measured))
 
 
 @pytest.mark.tail

@@ -16,11 +16,11 @@ from labs.experiments.units import (
     STEP,
     UNITS,
     WIRE,
+    in_a_sentence,
     main,
     on_a_cluster,
     picture,
     run,
-    said,
     settings,
     sweet_spot,
 )
@@ -60,7 +60,10 @@ def test_on_a_cluster_the_fastest_units_are_neither_the_largest_nor_the_smallest
 def test_on_a_cluster_smaller_units_need_less_memory_and_nothing_is_measured(simulated):
     assert of(simulated, PEAK) == sorted(of(simulated, PEAK), reverse=True)
     assert all(row.measured is None for row in simulated)
-    assert said(simulated[:3]) == f"one unit {of(simulated, STEP)[0]:,.4g} ms and {of(simulated, PEAK)[0]:,.4g} GiB"
+    assert (
+        in_a_sentence(simulated[:3])
+        == f"one unit {of(simulated, STEP)[0]:,.4g} ms and {of(simulated, PEAK)[0]:,.4g} GiB"
+    )
 
 
 @pytest.mark.tail

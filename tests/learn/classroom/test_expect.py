@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from fsdp_sim.learn.classroom import expect_pages
-from fsdp_sim.learn.classroom.expect import Notes, exercises_of, notes, told, who
+from fsdp_sim.learn.classroom.expect import Notes, exercises_of, notes, who, whole_message
 from fsdp_sim.learn.classroom.sections import instructor
 from fsdp_sim.learn.coverage import masters
 from fsdp_sim.learn.exercise import Exercise
 from fsdp_sim.learn.find import CHAPTERS, load
-from fsdp_sim.learn.said import WITH_STATEMENTS
+from fsdp_sim.learn.statements import WITH_STATEMENTS
 
 NOTES = notes()
 chapters = pytest.mark.parametrize("chapter", CHAPTERS)
@@ -49,14 +49,16 @@ def test_every_wrong_answer_and_every_shortcut_appears(chapter: str) -> None:
         listed = part.split("what each is told:")[1].split("Shortcuts")[0]
         assert listed.count("\n- ") == len(exercise.wrong)
         for wrong in (*exercise.wrong, *exercise.shortcuts):
-            assert expect_pages.escaped(told(exercise, wrong.message)) in part, (exercise.name, wrong.message)
+            assert expect_pages.escaped(whole_message(exercise, wrong.message)) in part, (exercise.name, wrong.message)
 
 
 def test_what_is_told_is_the_whole_sentence_where_the_judge_has_it() -> None:
     exercise = load("counts_its_own_batches")
-    assert told(exercise, "those rows count twice").startswith("ranks that had run out went on with their last batch")
-    assert told(exercise, "returned without calling") == "returned without calling"
-    assert told(exercise, "expected") == "what was expected and what was found"
+    assert whole_message(exercise, "those rows count twice").startswith(
+        "ranks that had run out went on with their last batch"
+    )
+    assert whole_message(exercise, "returned without calling") == "returned without calling"
+    assert whole_message(exercise, "expected") == "what was expected and what was found"
 
 
 def test_a_wrong_answer_is_named_in_words_by_what_it_changes_or_as_it_is_written() -> None:
@@ -124,7 +126,7 @@ def test_no_sentence_gives_the_solution_away(of: Notes) -> None:
         ),
         (
             'name = "memory"\nquestion = []\nsentence = []\nbelieved = ["misconception 99"]',
-            r"chapter memory: no statement of said\('memory'\) answers misconception 99",
+            r"chapter memory: no entry of misconceptions\('memory'\) answers misconception 99",
         ),
         ('name = "memory"\nquestion = [{ask = "Why?"}]\nsentence = []', "missing required field `good`"),
     ],

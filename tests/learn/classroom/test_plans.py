@@ -10,7 +10,7 @@ import pytest
 
 from fsdp_sim.cli.main import COMMANDS
 from fsdp_sim.learn.classroom import plan_pages
-from fsdp_sim.learn.classroom.plans import LONGEST_WITHOUT_BREAK, Plan, Row, minutes_of, plan_named, plans
+from fsdp_sim.learn.classroom.plans import LONGEST_WITHOUT_BREAK, Plan, Slot, minutes_of, plan_named, plans
 from fsdp_sim.learn.classroom.sections import instructor, section_of_exercises, sections
 from fsdp_sim.learn.coverage import masters
 from fsdp_sim.learn.find import load, names
@@ -21,7 +21,7 @@ ROWS = [(plan, row) for plan in ALL for row in plan.row]
 each = pytest.mark.parametrize("plan", ALL, ids=lambda plan: plan.name)
 
 
-def sessions(plan: Plan) -> list[list[Row]]:
+def sessions(plan: Plan) -> list[list[Slot]]:
     return [plan.session(week) for week in range(1, plan.sessions + 1)]
 
 
@@ -188,7 +188,7 @@ def test_two_hours_without_a_break_are_refused(tmp_path: Path) -> None:
 
 
 def test_an_exercise_without_enough_time_is_refused() -> None:
-    row = Row(minute=0, minutes=10, what="", mode="exercise", section="05.3", exercises=("forward_time",))
+    row = Slot(minute=0, minutes=10, what="", mode="exercise", section="05.3", exercises=("forward_time",))
     plan = Plan("short", "", "", 10, (), "", (row,))
     with pytest.raises(ValueError, match=r"plan short, row 1 .*: has 10 minutes, and forward_time take 15"):
         plan_pages.check_times(plan)

@@ -1,10 +1,10 @@
-"""Order: what is registered when, which unit is gathered and reduced when, and how many collectives that makes."""
+"""Order: what is registered when, and how many collectives that makes. The whole order of a step: `test_programs`."""
 
 import pytest
 import torch
 from torch.distributed.tensor.debug import CommDebugMode
 
-from tests.mini.models import GATHER, REDUCE, Collectives, Matrix, Toy, assert_same_grads, my_part, shard, twin
+from tests.mini.models import Collectives, Matrix, Toy, assert_same_grads, my_part, shard, twin
 from tests.mini.parity.tools import (
     Issued,
     called,
@@ -209,29 +209,6 @@ def test_reshard_by_hand_makes_backward_gather_again(ranks, impl):
     assert ranks(2, run) == [(4, 4)] * 2
 
 
-def test_collectives_of_a_step_in_order_with_their_sizes(ranks, impl):
-    """Padded to whole shards: with 2 ranks 5 rows count as 6. The root's gradients come last."""
-
-    def run():
-        model, _ = sharded_toy(impl, 3, sizes=(5, 6, 7, 8))
-        with Collectives() as mode:
-            model(torch.randn(2, 4)).sum().backward()
-        return mode.issued
-
-    root, layers = 4 * 5 + 8 * 4, [6 * 6, 6 * 7, 8 * 8]
-    forward = [(GATHER, n) for n in (root, *layers)]
-    backward = [
-        (GATHER, layers[2]),
-        (GATHER, layers[1]),
-        (REDUCE, layers[2] // 2),
-        (GATHER, layers[0]),
-        (REDUCE, layers[1] // 2),
-        (REDUCE, layers[0] // 2),
-        (REDUCE, root // 2),
-    ]
-    assert ranks(2, run) == [forward + backward] * 2
-
-
 def test_collectives_are_called_where_a_patch_finds_them(ranks, impl):
     """torch's own tests replace the functions in torch.distributed to look at their arguments."""
 
@@ -246,104 +223,6 @@ def test_collectives_are_called_where_a_patch_finds_them(ranks, impl):
 
 
 # Which unit when
-
-
-def test_default_order_of_events(ranks, impl):
-    """Each unit gathers itself in forward; in backward it first sends for the unit before it, then reduces."""
-
-    def run():
-        model, _ = sharded_toy(impl, 3)
-        steps = []
-        for _ in range(2):
-            with events(impl) as forward:
-                out = model(torch.randn(2, 4))
-            with events(impl) as backward:
-                out.sum().backward()
-            steps.append((forward, backward))
-        return steps
-
-    forward = [unshard(name, "FORWARD") for name in ("", "layers.0", "layers.1", "layers.2")]
-    backward = [
-        unshard("layers.2", "PRE_BACKWARD"),
-        unshard("layers.1", "PRE_BACKWARD"),
-        post_backward("layers.2"),
-        unshard("layers.0", "PRE_BACKWARD"),
-        post_backward("layers.1"),
-        post_backward("layers.0"),
-        post_backward(""),
-    ]
-    assert ranks(2, run) == [[(forward, backward)] * 2] * 2
-
-
-@pytest.mark.parametrize("depth", [1, 2])
-def test_forward_prefetch_lists(ranks, impl, depth):
-    """Exactly the listed units, right after the unit's own gather is done; none twice."""
-
-    def run():
-        model, _ = sharded_toy(impl, 4)
-        for i, layer in enumerate(model.layers):
-            layer.set_modules_to_forward_prefetch(list(model.layers[i + 1 : i + 1 + depth]))
-        states = [impl.fully_shard.state(layer) for layer in model.layers]
-        assert states[0]._states_to_forward_prefetch == states[1 : 1 + depth]
-        with events(impl) as log:
-            model(torch.randn(2, 4))
-        waits, waited = [], impl.FSDPParamGroup.wait_for_unshard
-        model.reshard()
-
-        def wait_and_log(self):
-            if self._all_gather_result is not None:
-                waits.append((self._module_fqn, [g._module_fqn for g in groups_of(impl, model) if pending(g)]))
-            return waited(self)
-
-        def pending(group):
-            return group._all_gather_result is not None
-
-        impl.FSDPParamGroup.wait_for_unshard = wait_and_log
-        try:
-            model(torch.randn(2, 4))
-        finally:
-            impl.FSDPParamGroup.wait_for_unshard = waited
-        return log, waits
-
-    names = [f"layers.{i}" for i in range(4)]
-    log = [unshard(name, "FORWARD") for name in ("", *names)]
-    waits = [("", [""])] + [(name, names[i : i + (depth if i else 1)]) for i, name in enumerate(names)]
-    assert ranks(2, run) == [(log, waits)] * 2
-
-
-def test_forward_prefetch_from_the_root(ranks, impl):
-    def run():
-        model, _ = sharded_toy(impl, 3)
-        model.set_modules_to_forward_prefetch([model.layers[1], model.layers[0]])
-        with events(impl) as log:
-            model(torch.randn(2, 4))
-        return log
-
-    order = ("", "layers.1", "layers.0", "layers.2")
-    assert ranks(2, run) == [[unshard(name, "FORWARD") for name in order]] * 2
-
-
-def test_backward_prefetch_lists(ranks, impl):
-    """Two ahead instead of one; a unit without a list keeps the default, one with an empty reach has none left."""
-
-    def run():
-        model, _ = sharded_toy(impl, 4)
-        for i in (2, 3):
-            model.layers[i].set_modules_to_backward_prefetch([model.layers[i - 1], model.layers[i - 2]])
-        out = model(torch.randn(2, 4))
-        with events(impl) as log:
-            out.sum().backward()
-        return log
-
-    expected = [
-        unshard("layers.3", "PRE_BACKWARD"),  # sent for by the root
-        unshard("layers.2", "PRE_BACKWARD"),
-        unshard("layers.1", "PRE_BACKWARD"),
-        post_backward("layers.3"),
-        unshard("layers.0", "PRE_BACKWARD"),
-        *(post_backward(name) for name in ("layers.2", "layers.1", "layers.0", "")),
-    ]
-    assert ranks(2, run) == [expected] * 2
 
 
 @pytest.mark.parametrize("prefetch", ["default", "listed"])
@@ -448,20 +327,6 @@ def test_a_unit_that_backward_does_not_need_is_not_gathered_there(ranks, impl):
 
     # 4 units in forward; the layers alone in backward (nothing of the root takes part)
     assert ranks(2, run) == [(4 + 2, 3)] * 2
-
-
-def test_asynchronous_unshards_give_the_same_events(ranks, impl):
-    def run():
-        logs = []
-        for async_op in (False, True):
-            model, _ = sharded_toy(impl, 3)
-            model._set_unshard_async_op(async_op)
-            with events(impl) as log:
-                model(torch.randn(2, 4)).sum().backward()
-            logs.append(log)
-        return logs[0] == logs[1]
-
-    assert ranks(2, run) == [True, True]
 
 
 # Buffers, groups, streams and events

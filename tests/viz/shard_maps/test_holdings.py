@@ -12,15 +12,12 @@ from fsdp_sim.schedule import Param, Program, Unit, build, toy_program
 from fsdp_sim.spec import Plan
 from fsdp_sim.timeline import Event, Header, Lane, Memory, Op, Phase, Timeline
 from fsdp_sim.viz.shard_maps.cast import COMPUTE, cast_of, events_of
-from fsdp_sim.viz.shard_maps.cells import Held, cells
+from fsdp_sim.viz.shard_maps.cells import CellState, cells
 from fsdp_sim.viz.shard_maps.holdings import Moment, moments
 from tests.oracles.verify import ProgramError, verify
 
 Run = Callable[..., Timeline]
-SIGNS = {
-    Held.NOTHING: ".", Held.EMPTY: "0", Held.OWN: "O", Held.GATHERED: "g", Held.SLICE: "s", Held.STALE: "!",
-    Held.PARTIAL: "/", Held.SENT: "~", Held.GROUP: "h", Held.REDUCED: "R", Held.OPTIMIZER: "A", Held.ON_CPU: "c",
-}  # fmt: skip
+SIGNS = dict(zip(list(CellState)[1:], ".0Ogs!/~hRAc", strict=True))
 FORWARD, BACKWARD, OPTIMIZER = Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER
 
 

@@ -15,7 +15,7 @@ from fsdp_sim.spec import Plan
 from fsdp_sim.timeline import Event, Memory, Op, Timeline
 from fsdp_sim.viz.picture import Picture
 from fsdp_sim.viz.shard_maps.cast import cast_of, events_of
-from fsdp_sim.viz.shard_maps.cells import Held
+from fsdp_sim.viz.shard_maps.cells import CellState
 from fsdp_sim.viz.shard_maps.holdings import moments
 from fsdp_sim.viz.shard_maps.narration import sentence
 from fsdp_sim.viz.shard_maps.shards import shard_map
@@ -34,7 +34,7 @@ def sentences(picture: Picture) -> list[str]:
 def map_of(picture: Picture, number: int) -> np.ndarray:
     """The cells of a frame, gaps left out."""
     z = np.asarray(picture.figure.frames[number].data[0].z)
-    return z[(z != Held.GAP).any(axis=1)][:, (z != Held.GAP).any(axis=0)]
+    return z[(z != CellState.GAP).any(axis=1)][:, (z != CellState.GAP).any(axis=0)]
 
 
 def labels(picture: Picture) -> list[str]:
@@ -46,11 +46,11 @@ def test_at_rest_each_unit_is_a_diagonal_and_a_gathered_one_a_full_column() -> N
     rest, gathered = map_of(picture, 0), map_of(picture, 1)
     assert rest.shape == (12, 12)  # 3 units of 4 shards; 4 ranks of 3 columns
     parameters = rest[:4, ::3]
-    np.testing.assert_array_equal(parameters == Held.OWN, np.eye(4, dtype=bool))
-    np.testing.assert_array_equal(parameters == Held.NOTHING, ~np.eye(4, dtype=bool))
+    np.testing.assert_array_equal(parameters == CellState.OWN, np.eye(4, dtype=bool))
+    np.testing.assert_array_equal(parameters == CellState.NOTHING, ~np.eye(4, dtype=bool))
     whole = gathered[:4, ::3]
-    np.testing.assert_array_equal(whole == Held.GATHERED, ~np.eye(4, dtype=bool))
-    np.testing.assert_array_equal(gathered[4:, ::3] == Held.GATHERED, False)
+    np.testing.assert_array_equal(whole == CellState.GATHERED, ~np.eye(4, dtype=bool))
+    np.testing.assert_array_equal(gathered[4:, ::3] == CellState.GATHERED, False)
 
 
 def test_every_moment_has_its_sentence_and_its_row_in_the_table() -> None:
@@ -146,10 +146,10 @@ def test_a_measured_run_is_drawn_and_ranks_that_differ_are_seen(training_run: Ru
     picture = shard_map(run.select(lambda e: e is not first))  # rank 1 does not reshard its first unit
     story = sentences(picture)
     after = map_of(picture, next(k for k, text in enumerate(story) if text.startswith("embed reshards")))
-    assert (after[:2, 0] == Held.GATHERED).sum() == 0
-    assert (after[:2, 3] == Held.GATHERED).sum() == 1
+    assert (after[:2, 0] == CellState.GATHERED).sum() == 0
+    assert (after[:2, 3] == CellState.GATHERED).sum() == 1
     backward = map_of(picture, next(k for k, text in enumerate(story) if text.startswith("Backward of layers.0")))
-    assert (backward[2:4, [1, 4]] == Held.PARTIAL).all()  # the ranks are at the same point of their programs
+    assert (backward[2:4, [1, 4]] == CellState.PARTIAL).all()  # the ranks are at the same point of their programs
 
 
 def test_ranks_that_were_not_recorded_are_as_the_one_that_was() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from fsdp_sim.timeline import Op, Phase
-from labs.experiments.ladder import Ladder, Row, choose, climb, table
+from labs.experiments.ladder import Ladder, RungResult, choose, climb, table
 from labs.experiments.ladder.faults import FAULTS, check_fault
 from labs.experiments.ladder.on_ranks import Setting
 from labs.experiments.ladder.rungs import RUNGS
@@ -19,7 +19,7 @@ def healthy() -> Ladder:
     return climb(TWO)
 
 
-def counts(row: Row, phase: Phase) -> dict[Op, int]:
+def counts(row: RungResult, phase: Phase) -> dict[Op, int]:
     return {op: n for op, (n, _) in row.collectives[phase].items()}
 
 

@@ -9,15 +9,15 @@ import pytest
 
 from fsdp_sim.learn.coverage import rows
 from fsdp_sim.learn.find import CHAPTERS
-from fsdp_sim.learn.said import WITH_STATEMENTS, Said, Statements, evidence, said
+from fsdp_sim.learn.statements import WITH_STATEMENTS, Misconception, Misconceptions, evidence, misconceptions
 
-ENTRIES = [(chapter, entry) for chapter in WITH_STATEMENTS for entry in said(chapter).entries]
+ENTRIES = [(chapter, entry) for chapter in WITH_STATEMENTS for entry in misconceptions(chapter).entries]
 NAMES = [f"{chapter}-{entry.covers[0].removeprefix('misconception ')}" for chapter, entry in ENTRIES]
 SETTLED = [pytest.param(e, id=name) for (_, e), name in zip(ENTRIES, NAMES, strict=True) if e.holds is not None]
 
 
 @pytest.mark.parametrize("entry", SETTLED)
-def test_what_can_be_settled_in_a_moment_is_true(entry: Said) -> None:
+def test_what_can_be_settled_in_a_moment_is_true(entry: Misconception) -> None:
     assert entry.holds is not None
     assert entry.holds() is True
 
@@ -47,12 +47,12 @@ def test_every_misconception_is_answered_in_one_chapter() -> None:
 )
 def test_what_is_too_long_or_not_well_formed_is_refused(statement: str, truth: str, fault: str) -> None:
     with pytest.raises(ValueError, match=fault):
-        Said(statement, truth, ("misconception 1",))
+        Misconception(statement, truth, ("misconception 1",))
 
 
 def test_a_statement_that_covers_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match=r"'It is so, really\.' covers no row of the coverage map"):
-        Said("It is so, really.", "It is not so.", ())
+        Misconception("It is so, really.", "It is not so.", ())
 
 
 def test_statements_are_told_apart() -> None:
@@ -60,7 +60,7 @@ def test_statements_are_told_apart() -> None:
 
 
 def test_the_table_of_a_notebook_folds_each_truth_and_escapes_text() -> None:
-    html = Statements((Said("a < b & `x<y>`", "*no*: `b` is.", ("misconception 1",)),))._repr_html_()
+    html = Misconceptions((Misconception("a < b & `x<y>`", "*no*: `b` is.", ("misconception 1",)),))._repr_html_()
 
     assert html.count("<details") == html.count("<summary") == html.count("</details>") == 1
     assert "a &lt; b &amp; <code>x&lt;y&gt;</code>" in html
@@ -70,16 +70,18 @@ def test_the_table_of_a_notebook_folds_each_truth_and_escapes_text() -> None:
 
 
 def test_in_a_terminal_the_truth_stands_below_the_statement() -> None:
-    text = str(Statements((Said("It is so, really.", "It is not. " * 19 + "It is not.", ("misconception 1",)),)))
+    text = str(
+        Misconceptions((Misconception("It is so, really.", "It is not. " * 19 + "It is not.", ("misconception 1",)),))
+    )
 
     assert "“It is so, really.”\n    → It is not." in text
     assert max(map(len, text.splitlines())) <= 100
-    assert repr(said("memory")) == str(said("memory"))
+    assert repr(misconceptions("memory")) == str(misconceptions("memory"))
 
 
 @pytest.mark.parametrize("chapter", WITH_STATEMENTS)
 def test_every_chapter_says_how_many_there_are(chapter: str) -> None:
-    shown = said(chapter)
+    shown = misconceptions(chapter)
 
     assert len(shown.entries) >= 8
     assert shown.heading.startswith(f"{len(shown.entries)} ")
@@ -88,13 +90,13 @@ def test_every_chapter_says_how_many_there_are(chapter: str) -> None:
 
 def test_a_chapter_that_does_not_exist_is_an_error_that_names_those_that_do() -> None:
     with pytest.raises(ValueError, match="no chapter 'cooking'; there are memory, "):
-        said("cooking")
+        misconceptions("cooking")
 
 
 def test_the_questions_of_interviews_have_no_statements_and_all_other_chapters_have() -> None:
     assert set(CHAPTERS) - set(WITH_STATEMENTS) == {"interview"}
     with pytest.raises(ValueError, match=r"no chapter 'interview'; there are memory, .*, bug_hunt$"):
-        said("interview")
+        misconceptions("interview")
 
 
 def test_the_evidence_can_say_no() -> None:

@@ -1,7 +1,7 @@
 """What people say about a chapter's subject, each statement folded with what is true.
 
-One file for each chapter, with ``SAID = (Said(...), ...)``. `fsdp_sim.learn.said.evidence` helps to settle a statement
-by calling torch or computing it.
+One file for each chapter, with ``MISCONCEPTIONS = (Misconception(...), ...)``. `fsdp_sim.learn.statements.evidence`
+helps to settle a statement by calling torch or computing it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WITH_STATEMENTS = tuple(chapter for chapter in CHAPTERS if chapter != "interview
 
 
 @dataclass(frozen=True)
-class Said:
+class Misconception:
     """A statement that is wrong, outdated or half the truth, and the truth. Code stands between backticks,
     what is stressed between asterisks.
 
@@ -53,10 +53,10 @@ class Said:
 
 
 @dataclass(frozen=True, repr=False)
-class Statements:
+class Misconceptions:
     """The statements of a chapter; in a notebook each is folded, with the truth inside."""
 
-    entries: tuple[Said, ...]
+    entries: tuple[Misconception, ...]
 
     @property
     def heading(self) -> str:
@@ -85,7 +85,7 @@ def _html(text: str) -> str:
     return STRESSED.sub(r"<em>\1</em>", with_code(text))
 
 
-def said(chapter: str) -> Statements:
+def misconceptions(chapter: str) -> Misconceptions:
     """What people say about the subject of a chapter ("memory", "overlap", ...).
 
     Raises:
@@ -93,4 +93,4 @@ def said(chapter: str) -> Statements:
     """
     if chapter not in WITH_STATEMENTS:
         raise ValueError(f"there is no chapter {chapter!r}; there are {', '.join(WITH_STATEMENTS)}")
-    return Statements(import_module(f"{__name__}.{chapter}").SAID)
+    return Misconceptions(import_module(f"{__name__}.{chapter}").MISCONCEPTIONS)
