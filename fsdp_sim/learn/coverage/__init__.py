@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 HEADING = re.compile(r"^#+ +(.+)$", re.MULTILINE)
-SHOWN = re.compile(r"""\bsaid\(["'](\w+)["']\)""")
+SHOWN = re.compile(r"""\bmisconceptions\(["'](\w+)["']\)""")
 KINDS = ("coverage", "pitfall", "misconception")
 
 
