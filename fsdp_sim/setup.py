@@ -28,7 +28,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 VENV = ROOT / ".venv"
-LOG = VENV / "setup.log"
 STAMP = VENV / "setup.json"  # written last: it is there only when the set-up reached its end
 LOCK = ROOT / "requirements.lock"
 DEV_LOCK = ROOT / "requirements-dev.lock"  # what developers need besides

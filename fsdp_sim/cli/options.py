@@ -22,7 +22,6 @@ from fsdp_sim.words import did_you_mean
 
 Function = Callable[..., Any]
 NO, WRONG = 1, 2  # exit statuses: the answer is no (it does not fit), and what was asked wrongly; 0 is done
-VALUES = ("true", "false", "none", "last", "bf16", "fp16", "fp32", "full", "selective", "1", "2")
 
 
 class Text(click.ParamType):

@@ -18,7 +18,7 @@ from fsdp_sim.viz.html import Section, save_html
 from fsdp_sim.viz.picture import Picture
 from fsdp_sim.viz.present import present
 from fsdp_sim.viz.shard_maps.shards import shard_map
-from fsdp_sim.viz.steps.summary import describe, summary_table, summary_table_html
+from fsdp_sim.viz.steps.summary import describe, summary_table
 from fsdp_sim.viz.steps.timeline_figure import timeline_figure
 from fsdp_sim.viz.steps.timelines import rank_bands, show, timeline
 from fsdp_sim.viz.table import Table
@@ -48,7 +48,6 @@ __all__ = [
     "shard_map",
     "show",
     "summary_table",
-    "summary_table_html",
     "timeline",
     "timeline_figure",
 ]

@@ -181,8 +181,3 @@ def table_of(views: Sequence[StepView]) -> Table:
         "peak live memory",
     )
     return Table("Where the time of one training step goes", header, tuple(rows))
-
-
-def summary_table_html(timelines: Timelines, **which: Any) -> str:
-    """`summary_table` of the same arguments as an HTML table."""
-    return summary_table(timelines, **which).to_html()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fsdp_sim import Cluster, Plan, simulate
 from fsdp_sim.timeline import Event, Header, Lane, Memory, Op, Timeline
-from fsdp_sim.viz import describe, summary_table, summary_table_html
+from fsdp_sim.viz import describe, summary_table
 from fsdp_sim.viz.steps.step_view import step_views
 from fsdp_sim.viz.steps.summary import headline, memory_sentence
 from tests.timeline.strategies import gather, op, timeline_of
@@ -147,7 +147,7 @@ def test_the_table_has_a_row_for_each_timeline_and_rank(training_run: Run) -> No
 
 def test_the_html_table_is_well_formed_and_takes_no_text_for_html(training_run: Run) -> None:
     name = '<script>alert("1")</script> & co'
-    page = summary_table_html({name: training_run(ranks=2)})
+    page = summary_table({name: training_run(ranks=2)}).to_html()
     root = ElementTree.fromstring(page)
     assert root.find("caption") is not None
     assert {cell.get("scope") for cell in root.iter("th")} == {"col", "row"}
