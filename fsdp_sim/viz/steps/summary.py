@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from fsdp_sim.timeline import Event, Timeline, communicates, computes, exposure_of, total_s
 from fsdp_sim.viz.steps.step_view import StepView, Timelines, step_views
