@@ -46,9 +46,19 @@ def test_a_list_of_modules_is_returned_as_given_and_shares_one_state(ranks, impl
         assert states[0] is states[1]
         assert states[0]._modules == tuple(given)
         assert all(isinstance(m, impl.FSDPModule) for m in given)
-        return len(states[0]._fsdp_param_group.fsdp_params)
+        alone = impl.fully_shard(Matrix())
+        after_exceptions = [len(m._forward_hooks_always_called) for m in (*given, alone)]  # one of several may raise
+        return len(states[0]._fsdp_param_group.fsdp_params), after_exceptions
 
-    assert ranks(2, run) == [2, 2]
+    assert ranks(2, run) == [(2, [1, 1, 0])] * 2
+
+
+def test_what_torch_compile_reads_is_on_every_module_that_is_managed(ranks, impl):
+    def run():
+        model = shard(Toy(1), impl.fully_shard)
+        return {m._is_fsdp_managed_module and m._fsdp_use_orig_params for m in model.modules()}
+
+    assert ranks(2, run) == [{True}] * 2
 
 
 def test_in_a_list_modules_inside_other_modules_of_the_list_count_once(ranks, impl):
