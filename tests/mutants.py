@@ -98,7 +98,10 @@ def drawn(room: str, seed: int = SEED) -> Iterator[tuple[Mutant, str]]:
     while len(seen) < ROOMS[room].mutants:
         (file,) = lot.choices(list(texts), [text.count("\n") for text in texts.values()])
         text, operator = texts[file], plugins.get_operator(f"core/{lot.choice(OPERATORS)}")()
-        edited = mutate_code(text, operator, lot.randrange(12))
+        try:
+            edited = mutate_code(text, operator, lot.randrange(12))
+        except AttributeError:  # cosmic-ray's own, of `except module.Error`
+            continue
         if not edited or edited in seen or behaviour(edited) == behaviour(text):
             continue
         seen.add(edited)
