@@ -100,9 +100,9 @@ def drawn(room: str, seed: int = SEED) -> Iterator[tuple[Mutant, str]]:
         text, operator = texts[file], plugins.get_operator(f"core/{lot.choice(OPERATORS)}")()
         try:
             edited = mutate_code(text, operator, lot.randrange(12))
-        except AttributeError:  # cosmic-ray's own, of `except module.Error`
-            continue
-        if not edited or edited in seen or behaviour(edited) == behaviour(text):
+            if not edited or edited in seen or behaviour(edited) == behaviour(text):
+                continue
+        except (AttributeError, SyntaxError):  # edits that cosmic-ray cannot make: of `except a.b`, of `if x := y`
             continue
         seen.add(edited)
         lines = zip(text.splitlines(), edited.splitlines(), strict=False)
