@@ -138,7 +138,7 @@ def exercise(name: str) -> Slide:
     notes = [f"`{name}`: {found.kind.value}, difficulty {found.difficulty} of 5, {found.minutes} minutes."]
     notes += [f"What usually helps: {helps}"] if helps else []
     wrong = [
-        f"- {who or 'another'}: {expect.told(found, answer.message)}"
+        f"- {who or 'another'}: {expect.whole_message(found, answer.message)}"
         for answer, who in zip(found.wrong, expect.who(found.wrong, found), strict=True)
     ]
     notes += ["Common wrong answers, and what each is told:", "\n".join(wrong)]
