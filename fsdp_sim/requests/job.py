@@ -19,7 +19,7 @@ class Job(msgspec.Struct, frozen=True):
     """A training job: the model, the cluster and the plan that a request describes.
 
     Attributes:
-        notes: what was chosen because the request does not say, in sentences.
+        notes: what was chosen because the request does not say, and what is unverified of the hardware, in sentences.
     """
 
     model: Model
@@ -42,7 +42,7 @@ def resolve(request: Request) -> Job:
     chosen, notes = choose_dtypes(fields, cluster)
     plan = Plan(**fields | chosen)
     _check_size(model, cluster, plan)
-    return Job(model, cluster, plan, notes)
+    return Job(model, cluster, plan, notes + cluster.notes)
 
 
 UNNAMED = "model"  # the name of a model that is given by its dimensions alone

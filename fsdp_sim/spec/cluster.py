@@ -142,6 +142,12 @@ class Cluster:
         """What a message of no bytes takes on that link, where it was given or measured; else 0."""
         return self.slowest_link.base_s or 0.0
 
+    @property
+    def notes(self) -> list[str]:
+        """What is not certain about its figures, in sentences."""
+        parts: list[Gpu | Link] = [self.gpu, self.intra_link, *([self.inter_link] if self.nodes > 1 else [])]
+        return [f"Of {p.name} this is unverified: {p.unverified}." for p in parts if p.unverified]
+
     def spans(self, group_size: int, stride: int = 1) -> Span:
         """How groups of ``group_size`` ranks, ``stride`` apart, are spread over nodes; if they differ, the widest.
 

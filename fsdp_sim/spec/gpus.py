@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import statistics
+from dataclasses import replace
 from typing import Any
 
 from fsdp_sim.spec.catalogue import find, tables
@@ -60,6 +61,7 @@ class Gpu:
         intra, inter, host: names of the links it ships with: to its neighbours, between nodes, to the CPU's memory.
         gpus_per_node: how many its server holds.
         sources, notes: where the numbers come from.
+        unverified: which of them have no source that could be read; `Cluster.notes` says so to users.
 
     Example:
         >>> gpu("h100").name, gpu("h100").peak_flops("bf16")
@@ -96,6 +98,7 @@ class Gpu:
     gpus_per_node: int = field(whole(1), default=8)
     sources: tuple[str, ...] = field(SOURCES, default=())
     notes: str = ""
+    unverified: str = ""
 
     def __post_init__(self) -> None:
         if not self.dtypes:
@@ -169,7 +172,7 @@ _DEFAULTS = {name: f.default for name, f in Gpu.__dataclass_fields__.items()}
 def gpu(name: str) -> Gpu:
     """Look up a GPU by its name or an alias, in any case; the name that its driver reports works too.
 
-    A plain ``H100`` or ``A100`` is the 80 GB SXM part, a plain ``V100`` the 32 GB one.
+    A plain ``H100`` or ``A100`` is the 80 GB SXM part, a plain ``V100`` the 32 GB one. ``A100 MIG 3g.40gb`` is a slice.
 
     Raises:
         ValueError: there is none; gives the nearest names.
@@ -179,11 +182,42 @@ def gpu(name: str) -> Gpu:
         ('RTX-4090', 'A100-SXM-40GB')
         >>> gpu("H1000")
         Traceback (most recent call last):
-        ValueError: no GPU is called 'H1000'; the nearest names are H100-SXM-80GB, V100-SXM2-32GB, H200-SXM-141GB
+        ValueError: no GPU is called 'H1000'; the nearest names are H100-SXM-80GB, V100-SXM2-32GB, H800-SXM-80GB
     """
     plain = re.sub(r"\b(nvidia|geforce|tesla|amd|instinct)\b", "", name, flags=re.IGNORECASE)
+    plain, *mig = re.split(r"[\s-]MIG[\s-]", plain, maxsplit=1, flags=re.IGNORECASE)
     found = find("gpus.toml", "GPU", "-".join(re.split(r"[\s_-]+", plain.strip(" -_"))))
-    return Gpu.from_table(found, tables("gpus.toml")[found])
+    part = Gpu.from_table(found, tables("gpus.toml")[found])
+    return _slice(part, mig[0].strip()) if mig else part
+
+
+MIG_ARCHS = ("Ampere", "Hopper", "Blackwell")
+_COMPUTE_SLICES, _MEMORY_SLICES = (1, 2, 3, 4, 7), 8  # NVIDIA, Multi-Instance GPU user guide: 7 of compute, 8 of memory
+
+
+def _slice(part: Gpu, profile: str) -> Gpu:
+    """A MIG instance, such as ``3g.40gb``: three sevenths of the multiprocessors, four eighths of the memory.
+
+    Instances of one GPU reach each other through the CPU's memory alone, and share the GPU's way there.
+    """
+    found = re.fullmatch(r"(\d)g\.(\d+)gb", profile.lower())
+    if part.arch not in MIG_ARCHS or "RTX" in part.name or not part.mem_type.startswith("HBM"):
+        raise ValueError(f"{part.name} MIG {profile}: {part.name} cannot be cut into MIG instances; leave MIG away")
+    eighth_gib = part.mem_bytes / 2**30 / _MEMORY_SLICES
+    memory = round(int(found[2]) / eighth_gib) if found else 0
+    if found is None or int(found[1]) not in _COMPUTE_SLICES or memory not in (1, 2, 4, 8):
+        sizes = ", ".join(f"{g}g.{eighth_gib * m:.0f}gb" for g, m in ((1, 1), (1, 2), (2, 2), (3, 4), (4, 4), (7, 8)))
+        raise ValueError(f"{part.name} MIG {profile}: there is no such instance; there are {sizes}")
+    compute, of_memory = int(found[1]) / _COMPUTE_SLICES[-1], memory / _MEMORY_SLICES
+    shares = dict.fromkeys([to for key, (to, _) in UNITS.items() if key.endswith("tflops")], compute)
+    shares |= dict.fromkeys(("mem_bytes", "mem_bytes_per_s", "stream_bytes_per_s", "l2_bytes"), of_memory)
+    cut = {name: getattr(part, name) * share for name, share in shares.items() if getattr(part, name) is not None}
+    instances = min(_COMPUTE_SLICES[-1] // int(found[1]), _MEMORY_SLICES // memory)
+    return replace(
+        part, **cut, name=f"{part.name} MIG {profile.lower()}", sms=max(1, int(part.sms * compute)),
+        intra=part.host if part.host.startswith("PCIe") else "PCIe5",
+        gpus_per_node=part.gpus_per_node * instances, unverified="what instances of one GPU do to each other's rates",
+    )  # fmt: skip
 
 
 def gpu_names() -> tuple[str, ...]:

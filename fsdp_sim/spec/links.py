@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from dataclasses import replace
 from typing import Any
 
 from fsdp_sim.spec.catalogue import find, tables
@@ -30,6 +31,7 @@ class Link:
         reduce_scatter_fraction, all_reduce_fraction: of the rate of an all-gather, that the bytes of these pass at. 1
             in a ring; gloo's reduce-scatter is an all-reduce of a copy, cut afterwards.
         sources, notes: where the numbers come from.
+        unverified: which of them have no source that could be read.
 
     Example:
         >>> link("NDR").name, link("NDR").bytes_per_s
@@ -50,6 +52,7 @@ class Link:
     all_reduce_fraction: float = field(number(above=True), default=1.0)
     sources: tuple[str, ...] = field(SOURCES, default=())
     notes: str = ""
+    unverified: str = ""
 
     @classmethod
     def from_table(cls, name: str, table: dict[str, Any]) -> Link:
@@ -112,6 +115,13 @@ _FAMILIES = {  # what may stand beside a rate, and whose behaviour it means
     "ib": "infiniband", "infiniband": "infiniband", "rdma": "infiniband", "roce": "roce", "efa": "efa", "efav1": "efa1",
     "efav2": "efa", "efav3": "efa", "efav4": "efa", "tcpx": "tcpx", "tcpxo": "tcpx", "ethernet": "ethernet",
 }  # fmt: skip
+_ADAPTER = (
+    re.compile(  # a rate that does not say whose it is, as people name networks: 10GbE, RoCE 400, 400G InfiniBand
+        r"(?P<gbe>\d+)\s*GbE|(?P<kind>RoCE|IB|InfiniBand|Ethernet|[EHNX]DR)[\s-]*(?P<rate>\d+)G?|"
+        r"(?P<rate2>\d+)G\s+(?P<kind2>RoCE|IB|InfiniBand|Ethernet)",
+        re.IGNORECASE,
+    )
+)
 _FORM = "'1600 Gb/s per node', '400 Gb/s RoCE per GPU' or '8x400Gb/s'"
 
 
@@ -120,7 +130,8 @@ def link_of_text(words: str, gpus_per_node: int) -> Link:
 
     Args:
         words: a name, or a rate per node or per GPU: ``1600 Gb/s RoCE per node``, ``400 Gb/s RDMA per GPU``,
-            ``8x400Gb/s`` (adapters of a node), ``100GbE per node``; a remark in parentheses may end it.
+            ``8x400Gb/s`` (adapters of a node), ``100GbE per node``; a remark in parentheses may end it. ``RoCE 400``
+            and ``IB 400`` are one adapter per GPU, ``10GbE`` is one per node; the link's name says so.
         gpus_per_node: who share a node's rate.
 
     Raises:
@@ -134,6 +145,13 @@ def link_of_text(words: str, gpus_per_node: int) -> Link:
         ValueError: the link '1,600 Gb/s per node' is not understood at '1,'; write its rate as '1600 Gb/s per node', \
 '400 Gb/s RoCE per GPU' or '8x400Gb/s'
     """
+    if adapter := _ADAPTER.fullmatch(words.strip()):
+        kind = (adapter["kind"] or adapter["kind2"] or "Ethernet").lower()
+        gbits = next(filter(None, adapter.group("gbe", "rate", "rate2")))
+        whose = "node" if kind == "ethernet" else "GPU"
+        family = "InfiniBand" if kind.endswith("dr") else kind
+        found_link = link_of_text(f"{gbits} Gb/s {family} per {whose}", gpus_per_node)
+        return replace(found_link, name=f"{words.strip()} ({gbits} Gb/s per {whose})")
     apart = re.sub(r"(?<=[^\W\d]),(?=\s)", " ", words)  # between words; after a digit it may be one of a number
     found = _RATE.search(apart)
     if found is None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fsdp_sim.spec import Gpu, gpu, gpu_names, link, link_names
+from fsdp_sim.spec import Cluster, Gpu, gpu, gpu_names, link, link_names
 
 # The parts of published FSDP measurements, as their tables name them, and what each is.
 MEASURED = {
@@ -29,6 +29,12 @@ def test_every_measured_gpu_resolves(name, part):
         ("mi300x", "MI300X"), ("v100", "V100-SXM2-32GB"), ("rtx 3090", "RTX-3090"),
         ("NVIDIA H100 80GB HBM3", "H100-SXM-80GB"), ("Tesla T4", "T4"), ("AMD Instinct MI300X", "MI300X"),
         ("NVIDIA GeForce RTX 4090", "RTX-4090"), ("NVIDIA A100 80GB PCIe", "A100-PCIe-80GB"),
+        ("NVIDIA H100 NVL", "H100-NVL-94GB"), ("H20", "H20-SXM-96GB"), ("h800", "H800-SXM-80GB"),
+        ("B300", "B300-SXM-270GB"), ("GB300", "GB300"), ("MI325X", "MI325X"),
+        ("AMD Instinct MI355X", "MI355X"), ("NVIDIA A10", "A10"),
+        ("5090", "RTX-5090"), ("4070", "RTX-4070"), ("NVIDIA GeForce RTX 3060", "RTX-3060"),
+        ("RTX PRO 6000", "RTX-PRO-6000"), ("NVIDIA RTX 6000 Ada Generation", "RTX-6000-Ada"),
+        ("NVIDIA A100-PCIE-40GB", "A100-PCIe-40GB"), ("NVIDIA A100-SXM4-80GB MIG 3g.40gb", "A100-SXM-80GB MIG 3g.40gb"),
     ],
 )  # fmt: skip
 def test_aliases_any_case_and_a_drivers_name(name, part):
@@ -36,7 +42,7 @@ def test_aliases_any_case_and_a_drivers_name(name, part):
 
 
 @pytest.mark.parametrize(
-    ("name", "nearest"), [("H1000", "H100-SXM-80GB"), ("RTX-4080", "RTX-4090"), ("zzz", "A100-SXM-40GB")]
+    ("name", "nearest"), [("H1000", "H100-SXM-80GB"), ("RTX-4099", "RTX-4090"), ("zzz", "A100-SXM-40GB")]
 )
 def test_an_unknown_name_gives_the_nearest(name, nearest):
     with pytest.raises(ValueError, match=rf"no GPU is called '{name}'; the nearest names are .*{nearest}"):
@@ -59,7 +65,7 @@ def test_a_dtype_that_a_gpu_lacks_is_named_with_those_it_has():
 def test_every_part_is_whole(name):
     part = gpu(name)
     assert part.sources
-    assert part.mem_bytes >= 16 * 2**30
+    assert part.mem_bytes >= 12 * 2**30
     assert 0.5 <= part.matmul_fraction <= 0.9
     assert (link(part.intra).kind, link(part.inter).kind) == ("intra", "inter")
     assert link(part.host).kind in ("intra", "host")  # PCIe is both
@@ -77,6 +83,34 @@ def test_an_upper_bound_for_a_peak_is_said_to_be_one():
     assert part.peak_flops("bf16") == gpu("H100").peak_flops("bf16")
     assert part.matmul_flops("bf16") < gpu("H100").matmul_flops("bf16")
     assert "upper bound" in part.notes
+
+
+def test_a_mig_instance_is_its_share_of_the_gpu():
+    whole, part = gpu("H100"), gpu("H100 MIG 3g.40gb")
+    assert part.peak_flops("bf16") == pytest.approx(whole.peak_flops("bf16") * 3 / 7)
+    assert (part.mem_bytes, part.mem_bytes_per_s) == (whole.mem_bytes / 2, whole.mem_bytes_per_s / 2)
+    assert part.intra == "PCIe5"  # no NVLink between instances
+    assert part.gpus_per_node == 2 * whole.gpus_per_node
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("H100 MIG 3g.30gb", r"H100-SXM-80GB MIG 3g.30gb: there is no such instance; there are 1g.10gb, 1g.20gb"),
+        ("H100 MIG half", r"there is no such instance"),
+        ("RTX-4090 MIG 1g.3gb", r"RTX-4090 cannot be cut into MIG instances"),
+        ("MI300X MIG 1g.24gb", r"MI300X cannot be cut into MIG instances"),
+    ],
+)
+def test_a_mig_instance_that_does_not_exist_is_refused(name, says):
+    with pytest.raises(ValueError, match=says):
+        gpu(name)
+
+
+def test_what_has_no_source_is_said_to_users():
+    assert Cluster("H100", gpus=8).notes == []
+    (note,) = Cluster("5090", gpus=2).notes
+    assert note.startswith("Of RTX-5090 this is unverified: its matmul rates")
 
 
 def test_every_link_is_whole():
