@@ -20,7 +20,7 @@ import fsdp_sim
 
 ROOT = Path(fsdp_sim.__file__).parent
 ROOMS = ["setup", "packages", "words", "timeline", "spec", "schedule", "cost", "engine", "diagnose", "simulation"]
-ROOMS += ["requests", "explore", "validate"]  # no torch up to here
+ROOMS += ["requests", "forms", "explore", "validate"]  # no torch up to here
 ROOMS += ["mini", "accelerators", "ranks", "measure", "viz", "learn", "cli"]
 WITHOUT_TORCH = [*ROOMS[: ROOMS.index("mini")], "accelerators", "ranks"]
 WITH_TORCH = ["mini", "accelerators", "ranks", "measure", "learn"]
@@ -51,7 +51,7 @@ CIRCLES = {
 """Arrows that close a circle, from and to, and why: each in a function or for types alone."""
 
 NAMED = {
-    ("viz.explorer.torch_code", "fsdp_sim.mini.siblings"): "code for the reader to copy",
+    ("forms.torch_code", "fsdp_sim.mini.siblings"): "code for the reader to copy",
 }
 """Modules of another room that are named in a string, and why."""
 

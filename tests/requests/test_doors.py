@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from fsdp_sim.cli.options import CLUSTER, MODEL, PLAN, request_options
 from fsdp_sim.cli.sweep import lists
 from fsdp_sim.explore import combinations
+from fsdp_sim.forms import State
 from fsdp_sim.requests import ALIASES, Failure, read_requests, request_of_texts, resolve
 from fsdp_sim.spec import Cluster, Model, Plan
 from fsdp_sim.spec.plan import SETTINGS_OF
 from fsdp_sim.spec.texts import text_of
-from fsdp_sim.viz.explorer.state import State
 
 Given = dict[str, Any]
 DIMS: Given = {"name": "m", "n_layer": 2, "d_model": 64, "n_head": 4, "d_ffn": 128, "vocab": 100}

@@ -1,12 +1,12 @@
 """The explorer: a training step whose timeline, memory and explanation follow as its settings move.
 
-In reading order: `state` (a plan in words), `settings` and `controls` (what can be moved), `scene` (the numbers to
+In reading order: `settings` and `controls` (what can be moved), `scene` (the numbers to
 draw), `drawing`, `layout_of` and `canvas` (the figure), `dependencies_of` (one operation), `words` (the sentences),
-`code` (the plan as a program), `desk` (all of it together), `still` and `page` (without a kernel).
+`desk` (all of it together), `still` and `page` (without a kernel).
 """
 
+from fsdp_sim.forms import State
 from fsdp_sim.viz.explorer.desk import Explorer, explorer
 from fsdp_sim.viz.explorer.page import explorer_page
-from fsdp_sim.viz.explorer.state import State
 
 __all__ = ["Explorer", "State", "explorer", "explorer_page"]

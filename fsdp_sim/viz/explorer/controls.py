@@ -8,8 +8,8 @@ from typing import Any
 
 import ipywidgets as W
 
+from fsdp_sim.forms import State
 from fsdp_sim.viz.explorer.settings import CONTROLLED, SETTINGS, Option, Setting, api_of, chosen, words_of
-from fsdp_sim.viz.explorer.state import State
 
 _STYLE = {"description_width": "96px"}
 

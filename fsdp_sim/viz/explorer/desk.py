@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 import ipywidgets as W
 
 from fsdp_sim.cost import Workload
+from fsdp_sim.forms import FORMS, State, state_of
 from fsdp_sim.simulation import Simulation
 from fsdp_sim.spec import Cluster, Model, Plan
 from fsdp_sim.viz import theme
-from fsdp_sim.viz.explorer import code, words
+from fsdp_sim.viz.explorer import words
 from fsdp_sim.viz.explorer.bridge import Bridge
 from fsdp_sim.viz.explorer.canvas import Canvas
 from fsdp_sim.viz.explorer.controls import Controls
@@ -20,7 +21,6 @@ from fsdp_sim.viz.explorer.dependencies_of import Choice, Key, Operations
 from fsdp_sim.viz.explorer.drawing import legend_html
 from fsdp_sim.viz.explorer.latest import Latest
 from fsdp_sim.viz.explorer.scene import Scene, scene
-from fsdp_sim.viz.explorer.state import State, state_of
 from fsdp_sim.viz.explorer.still import still
 from fsdp_sim.viz.picture import PNG_VARIABLE, Picture
 
@@ -182,7 +182,7 @@ class Explorer:
 
     def _write_code(self, _: Any = None) -> None:
         form = self.form.value
-        text = code.FORMS[form](self.shown.state) if form else ""
+        text = FORMS[form](self.shown.state) if form else ""
         self.code.layout.display = None if form else "none"
         self.code.value = text
         self.bridge.text = text or self.shown.state.line
@@ -217,7 +217,7 @@ class Explorer:
         self.back.layout.display = self.unpin_button.layout.display = "none"
         self.differences = W.HTML()
         self.form = W.Dropdown(
-            options=[("no code: copies the state", ""), *((name, name) for name in code.FORMS)],
+            options=[("no code: copies the state", ""), *((name, name) for name in FORMS)],
             description="as code", style={"description_width": "56px"}, layout=W.Layout(width="270px"),
         )  # fmt: skip
         self.code = W.Textarea(rows=18, layout=W.Layout(display="none", **wide))

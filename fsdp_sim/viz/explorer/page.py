@@ -13,13 +13,13 @@ import numpy as np
 import plotly.graph_objects as go
 import plotly.io as pio
 
+from fsdp_sim.forms import WORDS, State
 from fsdp_sim.spec import text_of
 from fsdp_sim.viz import plotly_js, theme
 from fsdp_sim.viz.explorer import layout_of, words
 from fsdp_sim.viz.explorer.drawing import lane_changes, lane_traces, legend_html, memory_changes, memory_traces
 from fsdp_sim.viz.explorer.scene import Scene, scene
 from fsdp_sim.viz.explorer.settings import SETTING, Setting
-from fsdp_sim.viz.explorer.state import WORDS, State
 from fsdp_sim.words import did_you_mean
 
 MOST_FRAMES, MOST_BYTES = 400, 6_000_000  # of which the second is without plotly.js

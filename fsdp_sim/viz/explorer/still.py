@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import plotly.graph_objects as go
 
+from fsdp_sim.forms import State
 from fsdp_sim.simulation import Simulation
 from fsdp_sim.viz.explorer import words
 from fsdp_sim.viz.explorer.drawing import lane_changes, lane_traces, limit_in_view, memory_changes, memory_traces
 from fsdp_sim.viz.explorer.layout_of import layout, needed_gib
 from fsdp_sim.viz.explorer.scene import Scene
-from fsdp_sim.viz.explorer.state import State
 from fsdp_sim.viz.picture import Picture
 from fsdp_sim.viz.table import Table
 from fsdp_sim.viz.theme import safe

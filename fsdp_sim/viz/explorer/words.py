@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from html import escape
 
 from fsdp_sim.diagnose import Explanation
+from fsdp_sim.forms import State
 from fsdp_sim.requests import category_name, does_not_fit
 from fsdp_sim.simulation import Simulation
-from fsdp_sim.viz.explorer.state import State
 from fsdp_sim.viz.table import Table
 from fsdp_sim.words import human_bytes, human_ms
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from fsdp_sim.viz.explorer.code import python_code, torchrun_command
-from fsdp_sim.viz.explorer.state import State
-from fsdp_sim.viz.explorer.torch_code import torch_code
+from fsdp_sim.forms import State
+from fsdp_sim.forms.python_code import python_code, torchrun_command
+from fsdp_sim.forms.torch_code import torch_code
 from tests.some import some
 from tests.warm import ADDRESS, CLIENT
 

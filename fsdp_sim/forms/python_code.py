@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
+from fsdp_sim.forms.state import SKEWS, State
+from fsdp_sim.forms.torch_code import torch_code
 from fsdp_sim.spec import Cluster, Model
-from fsdp_sim.viz.explorer.state import SKEWS, State
-from fsdp_sim.viz.explorer.torch_code import torch_code
 
 
 def python_code(state: State) -> str:

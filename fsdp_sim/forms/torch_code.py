@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from fsdp_sim.forms.state import State
+from fsdp_sim.forms.torch_model import torch_model
 from fsdp_sim.spec import TORCH_DTYPES, Cluster, Model, Plan
-from fsdp_sim.viz.explorer.state import State
-from fsdp_sim.viz.explorer.torch_model import torch_model
 
 OPTIMIZERS = {
     "adamw": "torch.optim.AdamW({}, lr=3e-4)",

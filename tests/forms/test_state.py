@@ -3,8 +3,8 @@
 import pytest
 
 from fsdp_sim import Cluster, Model, Plan, simulate
+from fsdp_sim.forms import State, state_of
 from fsdp_sim.spec import Link
-from fsdp_sim.viz.explorer.state import State, state_of
 
 PLANS = [
     Plan(),
