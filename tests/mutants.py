@@ -4,8 +4,8 @@
     python -m tests.mutants build/mutants.jsonl --room engine     those of one room
 
 Wants cosmic-ray, whose operators make the edits: ``pip install cosmic-ray``. Each mutant is one edit of one line, in a
-copy of the checkout; tests of its room run until one fails, and a mutant that none notices has survived. The file gets
-a line for each as it ends, so a run that was stopped goes on where it was.
+copy of the checkout; tests of its file, then of its room, run until one fails, and a mutant that none notices has
+survived. The file gets a line for each as it ends, so a run that was stopped goes on where it was.
 """
 
 from __future__ import annotations
@@ -110,7 +110,14 @@ def drawn(room: str, seed: int = SEED) -> Iterator[tuple[Mutant, str]]:
         yield Mutant(room, file, line, old, new), edited
 
 
-def noticed_by(root: Path, file: str, edited: str, tests: tuple[str, ...]) -> str:
+def tests_of(room: str, file: str) -> list[str]:
+    """Those of the file's own name first, where there are any, then those of its room."""
+    path = Path(file.removeprefix("fsdp_sim/"))
+    own = Path("tests") / path.with_name(f"test_{path.name}")
+    return [f"{own} -m 'not tail'"] * (ROOT / own).exists() + [*ROOMS[room].tests]
+
+
+def noticed_by(root: Path, file: str, edited: str, tests: list[str]) -> str:
     """The first test that fails with an edit, or nothing."""
     path, environment = root / file, os.environ | {"PYTHONPATH": str(root)}
     before = path.read_text()
@@ -157,7 +164,7 @@ def main() -> int:
             for mutant, edited in tqdm(list(drawn(room)), desc=room, disable=None):
                 if mutant in tried:
                     continue
-                by = noticed_by(root, mutant.file, edited, ROOMS[room].tests)
+                by = noticed_by(root, mutant.file, edited, tests_of(room, mutant.file))
                 tried[mutant] = msgspec.structs.replace(mutant, noticed_by=by)
                 with chosen.results.open("ab") as file:
                     file.write(msgspec.json.encode(tried[mutant]) + b"\n")
