@@ -77,6 +77,11 @@ class _ThisRank:
     rank: int = 0
 
 
+def is_rank() -> bool:
+    """Whether this process is a rank of `fsdp_sim.ranks.run`, whoever started the server that it was forked from."""
+    return _ThisRank.board is not None
+
+
 def track(items: Iterable[T], total: int | None = None) -> Iterator[T]:
     """Go through ``items`` and show how far rank 0 is on the progress bar of `fsdp_sim.ranks.run`.
 

@@ -22,6 +22,7 @@ from fsdp_sim.ranks.limits import LimitMonitor, Limits, written_bytes
 from fsdp_sim.ranks.network import Network
 from fsdp_sim.ranks.output import Output, ProgressBar, read
 from fsdp_sim.ranks.parcel import pack, unpack
+from fsdp_sim.ranks.rank import is_rank
 from fsdp_sim.ranks.watchdog import RankState, RankView, Verdict, Watchdog, how_it_ended, listed, report
 from fsdp_sim.timeline import Event, Header, Timeline, remember
 
@@ -128,7 +129,7 @@ def run(
         gpus = _gpus(world_size, device, network=network, serial=serial, limits=limits)
         world_size, hardware = len(gpus), f"{len(gpus)} x {gpus[0]}, NCCL"
     world_size = world_size or CPU_RANKS
-    if launch.INSIDE:
+    if launch.INSIDE or is_rank():
         raise RuntimeError("run() was called inside a rank; call it from the notebook or script that starts the ranks")
     try:
         works = [pack((fn, args))] * world_size if each is None else [pack((fn, (*args, *own))) for own in each]

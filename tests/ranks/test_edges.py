@@ -404,6 +404,22 @@ def test_run_inside_a_rank_is_refused() -> None:
     assert "run() was called inside a rank" in message_of(lambda: run(lambda: None, 1), 1)
 
 
+def test_run_inside_a_rank_is_refused_where_another_started_the_fork_server() -> None:
+    source = """
+import multiprocessing as mp
+context = mp.get_context("forkserver")
+if __name__ == "__main__":
+    context.set_forkserver_preload(["fsdp_sim.ranks"])
+    process = context.Process(target=print)
+    process.start()
+    process.join()
+    from fsdp_sim.ranks import run
+    run(lambda: run(lambda: None, 1), 1, progress=False)
+"""
+    done = subprocess.run([sys.executable, "-"], input=source, capture_output=True, text=True, timeout=60)
+    assert "run() was called inside a rank" in done.stderr
+
+
 # ---------------------------------------------------------------------- threads and processes of the caller
 
 
