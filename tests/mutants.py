@@ -47,7 +47,11 @@ ROOMS = {
     ),
     "engine": Room(100, "fsdp_sim/engine", ("tests/engine", f"{ACROSS_ROOMS} tests/diagnose")),
     "checkpoint": Room(30, "labs/checkpoint", ("tests/labs/checkpoint -m 'not tail'",)),
-    "mini": Room(40, "fsdp_sim/mini", ("tests/mini -m 'not tail'",)),
+    "mini": Room(
+        40,
+        "fsdp_sim/mini",
+        ("tests/mini -m 'not tail' --ignore=tests/mini/readings --ignore=tests/mini/siblings", "tests/mini/siblings"),
+    ),
     "ranks": Room(20, "fsdp_sim/ranks", ("tests/ranks -m 'not tail'",)),
 }
 BESIDE = {"__init__.py", "siblings", "readings"}  # files and folders with tests of their own kind
@@ -111,10 +115,12 @@ def drawn(room: str, seed: int = SEED) -> Iterator[tuple[Mutant, str]]:
 
 
 def tests_of(room: str, file: str) -> list[str]:
-    """Those of the file's own name first, where there are any, then those of its room."""
+    """Those of the file's own name first, where there are any, then the others of its room."""
     path = Path(file.removeprefix("fsdp_sim/"))
     own = Path("tests") / path.with_name(f"test_{path.name}")
-    return [f"{own} -m 'not tail'"] * (ROOT / own).exists() + [*ROOMS[room].tests]
+    if not (ROOT / own).exists():
+        return [*ROOMS[room].tests]
+    return [f"{own} -m 'not tail'", *(f"{some} --ignore={own}" for some in ROOMS[room].tests)]
 
 
 def noticed_by(root: Path, file: str, edited: str, tests: list[str]) -> str:
