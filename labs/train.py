@@ -24,7 +24,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from fsdp_sim.measure.heap import keep_freed_memory
 from labs.checkpoint import RunLock
-from labs.cluster.process_group import Place, RefusedError, deterministic, process_group, use_threads
+from labs.cluster.process_group import RankPlace, RefusedError, deterministic, process_group, use_threads
 from labs.config import read_config
 from labs.loop.end_of_run import EndOfRun
 from labs.loop.evaluation import evaluate
@@ -47,10 +47,10 @@ USAGE = __doc__ or ""
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit status, see the top of this file."""
-    place, parent = Place(), os.getppid()
+    place, parent = RankPlace(), os.getppid()
     with ExitStack() as stack:
         try:
-            place = Place.read(os.environ)
+            place = RankPlace.read(os.environ)
             config = read_config(sys.argv[1:] if arguments is None else arguments, USAGE, quiet=place.rank > 0)
             run = prepare(config, place)  # what cannot work is refused here
             if config.out and place.rank == 0:

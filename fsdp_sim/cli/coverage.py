@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fsdp_sim.cli.options import Command
-from fsdp_sim.learn.coverage import KINDS, Place, Topic, masters, places, rows
+from fsdp_sim.learn.coverage import KINDS, Lesson, Topic, lessons, masters, rows
 from fsdp_sim.learn.statements import WITH_STATEMENTS, misconceptions
 
 
@@ -29,8 +29,8 @@ def coverage(missing: bool, kind: str | None, as_json: bool) -> None:
       fsdp-sim coverage --kind pitfall
       fsdp-sim coverage --missing --json
     """
-    taught: defaultdict[str, list[Place]] = defaultdict(list)
-    for place in places(masters()):
+    taught: defaultdict[str, list[Lesson]] = defaultdict(list)
+    for place in lessons(masters()):
         taught[place.row].append(place)
     asked = [row for row in rows() if kind in (None, row.kind)]
     without = [row for row in asked if not taught[row.name]]
@@ -45,7 +45,7 @@ def coverage(missing: bool, kind: str | None, as_json: bool) -> None:
         sys.exit(1)
 
 
-def _print(shown: list[Topic], taught: dict[str, list[Place]]) -> None:
+def _print(shown: list[Topic], taught: dict[str, list[Lesson]]) -> None:
     statements = {
         name: (chapter, e.statement)
         for chapter in WITH_STATEMENTS

@@ -16,7 +16,7 @@ from fsdp_sim.learn.drill import record
 from fsdp_sim.learn.drill.interview import SKIP, STOP, Interview, Source, Turn
 from fsdp_sim.learn.drill.question import UnreadableError, with_letters
 from fsdp_sim.learn.drill.report import Report
-from fsdp_sim.learn.drill.spoken import VERDICTS, Spoken, spoken
+from fsdp_sim.learn.drill.spoken import VERDICTS, SpokenQuestion, spoken
 from fsdp_sim.learn.drill.template import LEVELS, TOPICS, templates
 
 WIDTH = 100
@@ -69,7 +69,7 @@ def list_(as_json: bool) -> None:
     console = Console()
     listed = Table("question", "topic", "level", "seconds", "section")
     for source in every:
-        name = f"{source.name} (aloud)" if isinstance(source, Spoken) else source.name
+        name = f"{source.name} (aloud)" if isinstance(source, SpokenQuestion) else source.name
         listed.add_row(escape(name), source.topic, "●" * source.level, str(source.seconds), source.section)
     counted = Table("topic", "templates", "aloud")
     by, by_aloud = Counter(t.topic for t in found), Counter(t.topic for t in aloud)
@@ -124,7 +124,7 @@ def _one(interview: Interview, turn: Turn) -> bool:
         f"\n{turn.number}. {source.topic}, level {source.level}, {source.seconds} s{interview.time_left}", bold=True
     )
     click.echo(_filled(turn.text))
-    return _aloud(interview, turn, turn.source) if isinstance(turn.source, Spoken) else _typed(interview, turn)
+    return _aloud(interview, turn, turn.source) if isinstance(turn.source, SpokenQuestion) else _typed(interview, turn)
 
 
 def _typed(interview: Interview, turn: Turn) -> bool:
@@ -150,7 +150,7 @@ def _typed(interview: Interview, turn: Turn) -> bool:
         return True
 
 
-def _aloud(interview: Interview, turn: Turn, source: Spoken) -> bool:
+def _aloud(interview: Interview, turn: Turn, source: SpokenQuestion) -> bool:
     since_s = time.monotonic()
     typed = click.prompt("Say it aloud, then press Enter (? or q)", prompt_suffix=" ", default="", show_default=False)
     answer = typed.strip().lower()

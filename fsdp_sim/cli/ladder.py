@@ -16,7 +16,7 @@ from labs.experiments.ladder import Ladder, climb
 from labs.experiments.ladder import table as text
 from labs.experiments.ladder.divergence import TOLERANCE
 from labs.experiments.ladder.faults import FAULTS
-from labs.experiments.ladder.on_ranks import MAX_RANKS, Setting
+from labs.experiments.ladder.on_ranks import MAX_RANKS, LadderConfig
 from labs.experiments.ladder.rungs import RUNGS
 
 
@@ -61,7 +61,7 @@ def ladder(
       fsdp-sim ladder --rungs mini-ddp --break wrong-seed@mini-ddp --json
     """
     try:
-        setting = Setting(ranks, steps, batch, seq_len, model, data, seed, tolerance)
+        setting = LadderConfig(ranks, steps, batch, seq_len, model, data, seed, tolerance)
         setting.corpus.check(seq_len)
         console = Console(stderr=True)
         found = climb(

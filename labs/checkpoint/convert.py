@@ -84,7 +84,7 @@ def open_checkpoint(path: Path) -> OpenCheckpoint:
         raise FileNotFoundError(f"there is no {path}")
     if path.is_file():
         weights: Source = Tensors(path.parent, path.stem) if path.suffix == ".safetensors" else TorchFile(path)
-        return OpenCheckpoint(path, _Joined({"model.": hugging_face_names.renamed(weights, {})}))
+        return OpenCheckpoint(path, _JoinedSource({"model.": hugging_face_names.renamed(weights, {})}))
     if (path / MANIFEST).exists():
         manifest = read_manifest(path)
         if wrong := folders.damaged_files(path, manifest, list(manifest.files)) or folders.wrong_index(path, manifest):
@@ -92,7 +92,7 @@ def open_checkpoint(path: Path) -> OpenCheckpoint:
         if manifest.format == "sharded":
             return OpenCheckpoint(path, _Sharded(path), manifest)
         parts = {FILES[file]: Tensors(path, Path(file).stem) for file in FILES if file in manifest.files}
-        return OpenCheckpoint(path, _Joined(parts), manifest)
+        return OpenCheckpoint(path, _JoinedSource(parts), manifest)
     if (path / ".metadata").exists():
         raise ValueError(
             f"{path} has torch's own sharded format, whose index is a pickle: reading it may run code. If you trust "
@@ -109,11 +109,11 @@ def open_checkpoint(path: Path) -> OpenCheckpoint:
             "file of weights"
         ) from None
     return OpenCheckpoint(
-        path, _Joined({"model.": hugging_face_names.renamed(weights, hugging_face_names.read_config(path))})
+        path, _JoinedSource({"model.": hugging_face_names.renamed(weights, hugging_face_names.read_config(path))})
     )
 
 
-class _Joined:
+class _JoinedSource:
     """Several sources as one; the key stands before their names."""
 
     def __init__(self, parts: Mapping[str, Source]) -> None:
@@ -256,11 +256,11 @@ def _write_full(folder: Path, source: Source, bar: tqdm) -> dict[str, FileInfo]:
 def _write_sharded(folder: Path, source: Source, bar: tqdm) -> dict[str, FileInfo]:
     part, writer = _Part(source, "", bar), Writer(folder)
     plan = {name: torch.empty(shape, dtype=dtype, device="meta") for name, (dtype, shape) in part.forms.items()}
-    writer.save(Planner(plan, _Read(part)))
+    writer.save(Planner(plan, _LazyTensors(part)))
     return writer.files
 
 
-class _Read(dict[str, torch.Tensor]):
+class _LazyTensors(dict[str, torch.Tensor]):
     """Tensors that are read when they are asked for."""
 
     def __init__(self, source: Source) -> None:

@@ -144,11 +144,11 @@ def renamed(source: Source, config: Mapping[str, Any]) -> Source:
         if name in source.forms or family.root + name in source.forms:
             if any(name.endswith("attn.c_attn.weight") and form.shape[0] > form.shape[1] for name, form in forms):
                 family = dataclasses.replace(family, transposed=frozenset())  # nanoGPT: their names, linear layers
-            return _Renamed(source, family, tied=config.get("tie_word_embeddings", family.tied))
+            return _RenamedSource(source, family, tied=config.get("tie_word_embeddings", family.tied))
     return source
 
 
-class _Renamed:
+class _RenamedSource:
     """Their tensors under our names and in our layout; read in slices, as those are.
 
     Attributes:

@@ -32,7 +32,7 @@ START_TIMEOUT_S = 300.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class RankPlace:
     """Which rank this process is, from the variables that torchrun sets; without torchrun the only one.
 
     Attributes:
@@ -49,7 +49,7 @@ class Place:
     restarts_left: int = 0
 
     @classmethod
-    def read(cls, env: Mapping[str, str]) -> Place:
+    def read(cls, env: Mapping[str, str]) -> RankPlace:
         if "TORCHELASTIC_RUN_ID" not in env:
             if int(env.get("WORLD_SIZE", 1)) > 1:
                 raise ValueError(f"WORLD_SIZE={env['WORLD_SIZE']}, but not by torchrun; start it with torchrun")
@@ -67,7 +67,7 @@ def n_ranks(n: int) -> str:
     return f"{n} rank{'s' * (n != 1)}"
 
 
-def find_device(wanted: str, place: Place) -> torch.device:
+def find_device(wanted: str, place: RankPlace) -> torch.device:
     """The device of this rank: a GPU of its own, or the CPU.
 
     Raises:
@@ -108,7 +108,7 @@ def ranks_on(device: str, ranks: int | None = None, *, rows: int = 0) -> int:
     return ranks or max(n for n in range(1, found + 1) if rows % n == 0)
 
 
-def use_threads(place: Place) -> None:
+def use_threads(place: RankPlace) -> None:
     """Share the cores of this machine among its ranks. torchrun's own OMP_NUM_THREADS=1 would leave cores idle."""
     if not place.torchrun and "OMP_NUM_THREADS" in os.environ:
         return
@@ -160,7 +160,7 @@ _REFUSED = "roll/refused"
 _LISTEN_S = 10.0
 
 
-def tell_refusal(place: Place) -> None:
+def tell_refusal(place: RankPlace) -> None:
     """Tell the ranks of other nodes that this run cannot be; wait a while until they have heard it."""
     first = place.rank - place.local_rank
     others = [rank for rank in range(place.world_size) if not first <= rank < first + place.local_world_size]
@@ -179,7 +179,7 @@ def _store(timeout_s: float) -> tuple[dist.Store, int, int]:
 
 
 @contextmanager
-def process_group(place: Place, device: torch.device, timeout_s: float) -> Iterator[dist.ProcessGroup]:
+def process_group(place: RankPlace, device: torch.device, timeout_s: float) -> Iterator[dist.ProcessGroup]:
     """The default group of all ranks; on one machine it listens on loopback only.
 
     Yields:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from labs.cluster.process_group import Place
+from labs.cluster.process_group import RankPlace
 from labs.config import TrainConfig
 from labs.data.loader import Batch
 from labs.model import ModelConfig
 
 
-def random_batch(config: TrainConfig, model_config: ModelConfig, place: Place) -> tuple[Batch, int]:
+def random_batch(config: TrainConfig, model_config: ModelConfig, place: RankPlace) -> tuple[Batch, int]:
     """This rank's rows of random tokens, and their number of micro-batches."""
     rows = config.global_batch // place.world_size
     tokens = torch.randint(0, model_config.vocab_size, (rows, config.plan.seq_len + 1))

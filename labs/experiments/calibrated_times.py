@@ -16,10 +16,10 @@ from collections.abc import Mapping, Sequence
 from fsdp_sim.measure.heap import keep_freed_memory
 from fsdp_sim.ranks import Network, run, track
 from fsdp_sim.spec import Cluster
-from labs.cluster.process_group import Place, use_threads
+from labs.cluster.process_group import RankPlace, use_threads
 from labs.config import TrainConfig
 from labs.experiments.on_rank import here, on_rank
-from labs.experiments.result import Row
+from labs.experiments.result import ResultRow
 from labs.measure.prediction import predict_calibrated
 
 STEP = "step time"
@@ -29,7 +29,7 @@ ROUNDS, STEPS = 5, 4
 
 def calibrated_rows(
     settings: Mapping[str, TrainConfig], ranks: int, cluster: Cluster, network: Network | None = None
-) -> list[Row]:
+) -> list[ResultRow]:
     """The step time of each setting, on CPU ranks.
 
     Args:
@@ -39,13 +39,13 @@ def calibrated_rows(
     Raises:
         ValueError: a cluster of another number of ranks, or of GPUs. RanksError: a rank failed.
     """
-    place = Place(0, ranks, 0, ranks, torchrun=True)
+    place = RankPlace(0, ranks, 0, ranks, torchrun=True)
     predicted = {
         name: predict_calibrated(config, config.model_config, place, cluster, network)
         for name, config in settings.items()
     }
     measured = step_times_s(settings, ranks, network)
-    return [Row(name, STEP, 1e3 * predicted[name].step_time_s, 1e3 * measured[name], "ms") for name in settings]
+    return [ResultRow(name, STEP, 1e3 * predicted[name].step_time_s, 1e3 * measured[name], "ms") for name in settings]
 
 
 def step_times_s(settings: Mapping[str, TrainConfig], ranks: int, network: Network | None = None) -> dict[str, float]:

@@ -30,12 +30,12 @@ from rich.syntax import Syntax
 
 from fsdp_sim.simulation import Simulation
 from fsdp_sim.timeline import Op
-from labs.cluster.process_group import Place, ranks_on
+from labs.cluster.process_group import RankPlace, ranks_on
 from labs.cluster.torchrun import FailedError, launch
 from labs.config import TrainConfig
 from labs.experiments.checklist_runs import CLOSE, same
 from labs.experiments.command import command
-from labs.experiments.result import Result, Row, this_machine
+from labs.experiments.result import Result, ResultRow, this_machine
 from labs.experiments.scripts.watch import Collective, RankStep
 from labs.measure.simulated import peak_memory_bytes, simulated
 
@@ -88,7 +88,7 @@ def predict(api: str, ranks: int, device: str = "cpu") -> Simulation:
     if ranks < 1 or ROWS % ranks:
         raise ValueError(f"ranks={ranks}: the scripts share {ROWS} rows; use 1, 2, 4 or 8 ranks")
     config = TrainConfig(api=api, global_batch=ROWS, seq_len=SEQ_LEN)
-    place = Place(world_size=ranks, local_world_size=ranks)
+    place = RankPlace(world_size=ranks, local_world_size=ranks)
     return simulated(config, config.model_config, place, torch.device(device))
 
 
@@ -115,15 +115,15 @@ def issued(simulation: Simulation) -> list[Collective]:
     return [Collective(KINDS[i.op], i.bytes) for i in simulation.program.ops if i.op in KINDS]
 
 
-def totals(name: str, predicted: Iterable[Collective], recorded: Iterable[Collective]) -> list[Row]:
+def totals(name: str, predicted: Iterable[Collective], recorded: Iterable[Collective]) -> list[ResultRow]:
     """How many of each kind, and their bytes; large ones."""
     both = [[c for c in some if c.bytes >= SMALL_BYTES] for some in (predicted, recorded)]
     rows = []
     for kind in KINDS.values():
         sizes = [[c.bytes for c in some if c.kind == kind] for some in both]
         if any(sizes):
-            rows.append(Row(name, f"{kind}s per step", len(sizes[0]), len(sizes[1]), ""))
-            rows.append(Row(name, f"bytes of {kind}s", sum(sizes[0]) / MIB, sum(sizes[1]) / MIB, "MiB"))
+            rows.append(ResultRow(name, f"{kind}s per step", len(sizes[0]), len(sizes[1]), ""))
+            rows.append(ResultRow(name, f"bytes of {kind}s", sum(sizes[0]) / MIB, sum(sizes[1]) / MIB, "MiB"))
     return rows
 
 
@@ -145,10 +145,10 @@ def run(ranks: int | None = None, device: str = "cpu") -> Result:
     for api, simulation in simulations.items():
         config = TrainConfig(api=api)
         most = max(of_rank.peak_bytes for of_rank in ran[api].watched)
-        rows.append(Row(api, "peak memory", peak_memory_bytes(config, simulation) / MIB, most / MIB, "MiB"))
+        rows.append(ResultRow(api, "peak memory", peak_memory_bytes(config, simulation) / MIB, most / MIB, "MiB"))
         rows += totals(api, issued(simulation), ran[api].watched[0].collectives)
     ddp, fsdp2 = ran["ddp"], ran["fsdp2"]
-    rows.append(Row("fsdp2", "last loss (predicted: DDP's)", ddp.losses[-1], fsdp2.losses[-1], ""))
+    rows.append(ResultRow("fsdp2", "last loss (predicted: DDP's)", ddp.losses[-1], fsdp2.losses[-1], ""))
     notes = (
         f"FSDP2 has {same('the losses of DDP', fsdp2.losses, ddp.losses)} "
         f"(allowed: {CLOSE:g}), and {same('its norms', fsdp2.norms, ddp.norms, NORM_CLOSE)} (allowed: {NORM_CLOSE:g}).",

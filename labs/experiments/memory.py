@@ -31,13 +31,13 @@ from fsdp_sim.ranks import track
 from fsdp_sim.simulation import Simulation, simulate
 from fsdp_sim.spec import Cluster
 from fsdp_sim.timeline import Timeline
-from labs.cluster.process_group import Place, n_ranks, ranks_on
+from labs.cluster.process_group import RankPlace, n_ranks, ranks_on
 from labs.cluster.torchrun import train
 from labs.config import TrainConfig
 from labs.experiments.calibrated_times import calibrated_rows
 from labs.experiments.command import command
 from labs.experiments.on_rank import on_rank
-from labs.experiments.result import Result, Row, this_machine
+from labs.experiments.result import Result, ResultRow, this_machine
 from labs.loop.optimizer import make_optimizer
 from labs.measure.allocations import counted, recorded
 from labs.measure.simulated import peak_memory_bytes, simulated
@@ -60,7 +60,7 @@ OPTIMIZERS: Optimizers = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Setting:
+class MemoryCase:
     """A step whose memory is predicted and counted.
 
     Attributes:
@@ -79,7 +79,7 @@ class Setting:
     @cached_property
     def simulation(self) -> Simulation:
         """The step as the simulator knows it."""
-        place = Place(world_size=self.ranks, local_world_size=self.ranks)
+        place = RankPlace(world_size=self.ranks, local_world_size=self.ranks)
         simulation = simulated(self.config, self.config.model_config, place, self.device)
         plan = dataclasses.replace(simulation.plan, optimizer=self.optimizer)
         return simulation if plan == simulation.plan else simulate(simulation.workload, simulation.cluster, plan)
@@ -90,11 +90,11 @@ class Setting:
         return peak_memory_bytes(self.config, self.simulation)
 
 
-def settings(base: TrainConfig, ranks: int, rows: int) -> dict[str, Setting]:
+def settings(base: TrainConfig, ranks: int, rows: int) -> dict[str, MemoryCase]:
     """The base, and each knob turned alone. Every setting has ``rows`` rows per rank but those that change them."""
 
-    def turned(world_size: int = ranks, n_rows: int = rows, optimizer: str = "adamw", **change: Any) -> Setting:
-        return Setting(dataclasses.replace(base, global_batch=world_size * n_rows, **change), world_size, optimizer)
+    def turned(world_size: int = ranks, n_rows: int = rows, optimizer: str = "adamw", **change: Any) -> MemoryCase:
+        return MemoryCase(dataclasses.replace(base, global_batch=world_size * n_rows, **change), world_size, optimizer)
 
     knobs: dict[str, Any] = {"reshard_after_forward": False, "wrap": "root", "param_dtype": "bf16",
                              "activation_checkpointing": ("selective", "full"), "cpu_offload": True}  # fmt: skip
@@ -113,7 +113,7 @@ def settings(base: TrainConfig, ranks: int, rows: int) -> dict[str, Setting]:
 # ---- Counted --------------------------------------------------------------------------------------------------------
 
 
-def count(asked: Mapping[str, Setting]) -> dict[str, int]:
+def count(asked: Mapping[str, MemoryCase]) -> dict[str, int]:
     """Bytes at the peak of a real step, for each setting: the rank that has the most.
 
     Raises:
@@ -143,7 +143,7 @@ def peak_of_a_step(config: TrainConfig, optimizer_name: str = "adamw") -> int:
     return meter.peak_bytes
 
 
-def counted_step(setting: Setting) -> Timeline:
+def counted_step(setting: MemoryCase) -> Timeline:
     """What is alive in the second step on a rank, and what it is for: the simulator's categories.
 
     On CPU cores every storage is counted; on GPUs torch's allocator records, see `labs.measure.allocations.on_gpu`.
@@ -167,7 +167,7 @@ def _counted(config: TrainConfig, optimizer_name: str) -> Timeline:
     return memory.timeline
 
 
-def _peak_on_gpus(setting: Setting) -> int:
+def _peak_on_gpus(setting: MemoryCase) -> int:
     ran = train(*setting.config.arguments(), "--steps=3", "--predict=false", ranks=setting.ranks, device="cuda")
     of_ranks = [Memory(*of_rank) for of_rank in ran.report["memory"]]
     return max(of_rank.peak_bytes - of_rank.workspace_bytes for of_rank in of_ranks)
@@ -213,14 +213,14 @@ def run(
     for name, setting in asked.items():
         quantity, expected = PEAK, predicted[name]
         if setting.config.plan.cpu_offload and setting.device.type == "cpu":  # where both memories are one
-            result.append(Row(name, PEAK, expected / MIB, None, "MiB"))
+            result.append(ResultRow(name, PEAK, expected / MIB, None, "MiB"))
             quantity, expected = PEAK_WITH_HOST, predicted[BASE]  # what leaves the device stays in that one
             notes += ("A CPU rank has one memory, so there cpu_offload moves nothing out of it.",)
-        result.append(Row(name, quantity, expected / MIB, counted[name] / MIB, "MiB"))
+        result.append(ResultRow(name, quantity, expected / MIB, counted[name] / MIB, "MiB"))
     return Result("memory", "measured", (*result, *times), this_machine(base.device, ranks), notes=notes)
 
 
-def timed(asked: Mapping[str, Setting], ranks: int) -> dict[str, TrainConfig]:
+def timed(asked: Mapping[str, MemoryCase], ranks: int) -> dict[str, TrainConfig]:
     """The settings whose time a calibrated machine says something about: the trainer's own, on as many ranks.
 
     Not bf16, whose pointwise kernels cores emulate, nor checkpointing, whose hooks around each saved tensor take Python

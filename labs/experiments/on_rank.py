@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from labs.cluster.process_group import Place
+from labs.cluster.process_group import RankPlace
 from labs.config import TrainConfig
 from labs.data.random_batch import random_batch
 from labs.loop.optimizer import make_optimizer
@@ -17,7 +17,7 @@ from labs.wrapping import Wrapped, wrap
 
 
 @dataclass(frozen=True)
-class OnRank:
+class RankTraining:
     """A training on this rank.
 
     Attributes:
@@ -29,15 +29,15 @@ class OnRank:
     step: Callable[[int], Outcome]
 
 
-def here() -> Place:
+def here() -> RankPlace:
     """This rank's place: all ranks are on one machine."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    return Place(rank, ranks, rank, ranks, torchrun=True)
+    return RankPlace(rank, ranks, rank, ranks, torchrun=True)
 
 
 def on_rank(
     config: TrainConfig, make: Callable[[Wrapped, TrainConfig], torch.optim.Optimizer] = make_optimizer
-) -> OnRank:
+) -> RankTraining:
     """A training, not yet begun: on CPU cores, or with ``device=cuda`` on the rank's own GPU.
 
     Args:
@@ -53,4 +53,4 @@ def on_rank(
     def step(number: int) -> Outcome:
         return train_step(wrapped, optimizer, batch, number, config, n_micro_batches=n_micro_batches)
 
-    return OnRank(wrapped, optimizer, step)
+    return RankTraining(wrapped, optimizer, step)

@@ -38,11 +38,11 @@ from labs.checkpoint.index import read_index
 from labs.checkpoint.manifest import MANIFEST, read_manifest
 from labs.checkpoint.rng import read_rng
 from labs.checkpoint.state import read_state
-from labs.cluster.process_group import Place, n_ranks, ranks_on
+from labs.cluster.process_group import RankPlace, n_ranks, ranks_on
 from labs.cluster.torchrun import FailedError, TrainingRun, launch, train
 from labs.config import TrainConfig
 from labs.experiments.command import command
-from labs.experiments.result import Result, Row, this_machine
+from labs.experiments.result import Result, ResultRow, this_machine
 from labs.loop.failpoints import VARIABLE
 from labs.loop.optimizer import make_optimizer
 from labs.loop.preflight import CHECKPOINTS
@@ -116,7 +116,7 @@ def save_s(ranks: int, folder: Path) -> float:
 
     def save() -> float:
         rank, config = dist.get_rank(), TrainConfig(n_layer=MODEL.n_layer)
-        wrapped = wrap(config, MODEL, Place(rank, ranks, rank, ranks), torch.device("cpu"))
+        wrapped = wrap(config, MODEL, RankPlace(rank, ranks, rank, ranks), torch.device("cpu"))
         optimizer = make_optimizer(wrapped, config)
         checkpointer = Checkpointer(folder / "saves", group=dist.new_group(backend="gloo"))
         took_s = []
@@ -135,7 +135,7 @@ def save_s(ranks: int, folder: Path) -> float:
 
 
 @dataclass(frozen=True)
-class OnDisk:
+class CheckpointFolder:
     """A folder among the checkpoints.
 
     Attributes:
@@ -150,7 +150,7 @@ class OnDisk:
     why: str
 
 
-def on_disk(out: Path) -> list[OnDisk]:
+def on_disk(out: Path) -> list[CheckpointFolder]:
     """What a run left in its folder of checkpoints, oldest first. The random end of a temporary name is left out."""
     found = []
     for path in sorted((out / CHECKPOINTS).glob("step-*")):
@@ -158,7 +158,7 @@ def on_disk(out: Path) -> list[OnDisk]:
         wrong = survey(path)[1] if CHECKPOINT.fullmatch(path.name) else ["it has not the name of a checkpoint"]
         name = re.sub(r"\.tmp-\w+", ".tmp-…", path.name)
         n_bytes = sum(file.stat().st_size for file in files)
-        found.append(OnDisk(name, len(files), n_bytes, not wrong, "; ".join(wrong)))
+        found.append(CheckpointFolder(name, len(files), n_bytes, not wrong, "; ".join(wrong)))
     return found
 
 
@@ -221,12 +221,12 @@ def furthest(losses: Sequence[float], of: Sequence[float]) -> float:
 # ---- The lab --------------------------------------------------------------------------------------------------------
 
 
-def checkpoint_rows(checkpoint: Path, ranks: int, folder: Path) -> list[Row]:
+def checkpoint_rows(checkpoint: Path, ranks: int, folder: Path) -> list[ResultRow]:
     """Bytes and seconds of one save."""
     predicted_s = predict_s(checkpoint, folder)
     return [
-        Row("checkpoint", "tensors", predict_bytes(MODEL) / 1e6, tensor_bytes(checkpoint) / 1e6, "MB"),
-        Row("checkpoint", "time of a save", 1e3 * predicted_s, 1e3 * save_s(ranks, folder), "ms"),
+        ResultRow("checkpoint", "tensors", predict_bytes(MODEL) / 1e6, tensor_bytes(checkpoint) / 1e6, "MB"),
+        ResultRow("checkpoint", "time of a save", 1e3 * predicted_s, 1e3 * save_s(ranks, folder), "ms"),
     ]
 
 
@@ -250,18 +250,18 @@ def run(ranks: int | None = None, where: Where = "before-rename", device: Litera
         rows = checkpoint_rows(newest, ranks, folder)
         kill(folder / "killed", ranks=ranks, where=where, device=device)
         left = on_disk(folder / "killed")
-        rows.append(Row("killed", "checkpoints that count", 1, sum(one.counts for one in left), ""))
+        rows.append(ResultRow("killed", "checkpoints that count", 1, sum(one.counts for one in left), ""))
         for name, on, arguments in (
             (f"{n_ranks(ranks)} again", ranks, ()),
             ("1 rank, api=single", 1, ("--api=single",)),
             (f"{n_ranks(ranks)}, api=fsdp1", ranks, ("--api=fsdp1",)),
         ):
             again = goes_on(folder / "killed", folder / name.replace(" ", "-"), *arguments, ranks=on, device=device)
-            rows.append(Row(name, "goes on from step", KILLED_AT - SAVE_EVERY, again.report["resumed_from"], ""))
+            rows.append(ResultRow(name, "goes on from step", KILLED_AT - SAVE_EVERY, again.report["resumed_from"], ""))
             same = 0.0 if on == ranks and not arguments else None
-            rows.append(Row(name, "losses differ by", same, furthest(again.losses, whole.losses), "relative"))
+            rows.append(ResultRow(name, "losses differ by", same, furthest(again.losses, whole.losses), "relative"))
         anew = restarted(folder / "restarted", ranks=ranks, where=where, device=device)
-        rows.append(Row("torchrun's restart", "losses differ by", 0.0, furthest(anew, whole.losses), "relative"))
+        rows.append(ResultRow("torchrun's restart", "losses differ by", 0.0, furthest(anew, whole.losses), "relative"))
     seen = "; ".join(f"{one.name} ({one.files} files): {'counts' if one.counts else one.why}" for one in left)
     notes = (
         f"On the disk after the kill: {seen}.",

@@ -36,12 +36,12 @@ from fsdp_sim.spec import Cluster
 from fsdp_sim.spec.texts import text_of
 from fsdp_sim.timeline import Op, Timeline
 from fsdp_sim.timeline.analysis import median_step, piece_durations, step_time_s
-from labs.cluster.process_group import Place
+from labs.cluster.process_group import RankPlace
 from labs.config import TrainConfig
 from labs.experiments.command import command
-from labs.experiments.memory import MIB, PEAK, Setting, count
+from labs.experiments.memory import MIB, PEAK, MemoryCase, count
 from labs.experiments.on_rank import on_rank
-from labs.experiments.result import COLUMNS, Result, Row, this_machine
+from labs.experiments.result import COLUMNS, Result, ResultRow, this_machine
 from labs.measure.simulated import plan_of
 from labs.model import empty
 
@@ -69,14 +69,14 @@ UNITS, COLLECTIVES, LARGEST, STEP = "units", "collectives per step", "largest al
 
 def on_a_cluster(
     cluster: Cluster = CLUSTER, model: str = "gpt2-medium", rows: int = 2, seq_len: int = 1024
-) -> list[Row]:
+) -> list[ResultRow]:
     """Units, step time and peak memory of every policy, in bf16, by the simulator alone: nothing is measured.
 
     Args:
         rows: per GPU.
     """
-    found: list[Row] = []
-    place = Place(world_size=cluster.gpus, local_world_size=cluster.node_size)
+    found: list[ResultRow] = []
+    place = RankPlace(world_size=cluster.gpus, local_world_size=cluster.node_size)
     tokens = torch.zeros(rows, seq_len, dtype=torch.int64)
     for name, wrap_policy in (POLICIES | FINEST).items():
         config = ALIKE.replace(
@@ -88,9 +88,9 @@ def on_a_cluster(
         )
         simulation = simulate(traced, cluster, plan)
         found += [
-            Row(name, UNITS, len(gathered_units(simulation.timeline)), None, ""),
-            Row(name, STEP, 1e3 * simulation.step_time_s, None, "ms"),
-            Row(name, PEAK, simulation.peak_memory_bytes / 2**30, None, "GiB"),
+            ResultRow(name, UNITS, len(gathered_units(simulation.timeline)), None, ""),
+            ResultRow(name, STEP, 1e3 * simulation.step_time_s, None, "ms"),
+            ResultRow(name, PEAK, simulation.peak_memory_bytes / 2**30, None, "GiB"),
         ]
     return found
 
@@ -98,10 +98,10 @@ def on_a_cluster(
 # ---- Here: predicted and measured ------------------------------------------------------------------------------------
 
 
-def settings(ranks: int, rows: int, seq_len: int, policies: Sequence[str] = tuple(POLICIES)) -> dict[str, Setting]:
+def settings(ranks: int, rows: int, seq_len: int, policies: Sequence[str] = tuple(POLICIES)) -> dict[str, MemoryCase]:
     """A setting per policy."""
     base = ALIKE.replace(global_batch=ranks * rows, seq_len=seq_len)
-    return {name: Setting(base.replace(wrap=POLICIES[name]), ranks) for name in policies}
+    return {name: MemoryCase(base.replace(wrap=POLICIES[name]), ranks) for name in policies}
 
 
 def train(config: TrainConfig) -> None:
@@ -111,7 +111,7 @@ def train(config: TrainConfig) -> None:
         training.step(step)
 
 
-def timed(setting: Setting, network: Network, *, serial: bool = False) -> Timeline:
+def timed(setting: MemoryCase, network: Network, *, serial: bool = False) -> Timeline:
     """The steps as they were, on a network; ``serial``: with every collective completed where it is issued."""
     config = dataclasses.replace(setting.config, api="mini")
     how: dict[str, Any] = {"network": network, "serial": serial, "show_output": False, "timeout_s": 120.0}
@@ -120,9 +120,9 @@ def timed(setting: Setting, network: Network, *, serial: bool = False) -> Timeli
     return results.timeline.select(lambda event: event.op is not Op.ALL_REDUCE)
 
 
-def predicted(setting: Setting, alone: Timeline) -> Timeline:
+def predicted(setting: MemoryCase, alone: Timeline) -> Timeline:
     """The program that torch issues, played with what each piece took alone: of several steps the median."""
-    place = Place(world_size=setting.ranks, local_world_size=setting.ranks)
+    place = RankPlace(world_size=setting.ranks, local_world_size=setting.ranks)
     units = setting.simulation.workload.units
     program = build_program(units, plan_of(setting.config, place), setting.ranks, steps=2)
     steps = [piece_durations(alone, step) for step in alone.steps[WARM_UP_STEPS:]]
@@ -145,13 +145,13 @@ def measured_step_s(timeline: Timeline) -> float:
     return statistics.median(step_time_s(timeline, step) for step in timeline.steps[WARM_UP_STEPS:])
 
 
-def sweet_spot(rows: Sequence[Row], *, by: str = "predicted") -> str:
+def sweet_spot(rows: Sequence[ResultRow], *, by: str = "predicted") -> str:
     """The setting with the shortest step."""
     steps = {row.name: getattr(row, by) for row in rows if row.quantity == STEP}
     return min(steps, key=lambda name: steps[name])
 
 
-def in_a_sentence(rows: Sequence[Row]) -> str:
+def in_a_sentence(rows: Sequence[ResultRow]) -> str:
     """Of each setting its predicted step time and peak memory, in words."""
     found: dict[str, list[str]] = {}
     for row in rows:
@@ -160,7 +160,7 @@ def in_a_sentence(rows: Sequence[Row]) -> str:
     return "; ".join(f"{name} {' and '.join(numbers)}" for name, numbers in found.items())
 
 
-def picture(rows: Sequence[Row], sentence: str) -> Picture:
+def picture(rows: Sequence[ResultRow], sentence: str) -> Picture:
     """Step time, and below it peak memory, over the number of units.
 
     Args:
@@ -218,7 +218,7 @@ def run(
     if ranks < 2 or rows < 1:
         raise ValueError(f"ranks={ranks}, rows={rows}: a network is between 2 ranks or more, with a row each at least")
     asked = settings(ranks, rows, seq_len, policies)
-    result: list[Row] = []
+    result: list[ResultRow] = []
     timelines: dict[str, Timeline] = {}
     for name, setting in asked.items():
         program = setting.simulation.program
@@ -227,14 +227,14 @@ def run(
         issued = [i.bytes for i in program.ops if i.op in WIRE]
         recorded = collectives(after, median_step(after))
         result += [
-            Row(name, UNITS, len(gathered_units(before)), len(gathered_units(after)), ""),
-            Row(name, COLLECTIVES, len(issued), len(recorded), ""),
-            Row(name, LARGEST, max(issued) / MIB, max(recorded) / MIB, "MiB"),
-            Row(name, STEP, 1e3 * step_time_s(before, 1), 1e3 * measured_step_s(after), "ms"),
+            ResultRow(name, UNITS, len(gathered_units(before)), len(gathered_units(after)), ""),
+            ResultRow(name, COLLECTIVES, len(issued), len(recorded), ""),
+            ResultRow(name, LARGEST, max(issued) / MIB, max(recorded) / MIB, "MiB"),
+            ResultRow(name, STEP, 1e3 * step_time_s(before, 1), 1e3 * measured_step_s(after), "ms"),
         ]
         timelines |= {f"{name}, predicted": before, f"{name}, measured": after}
     counted = count(asked)
-    result += [Row(name, PEAK, asked[name].peak_bytes / MIB, counted[name] / MIB, "MiB") for name in asked]
+    result += [ResultRow(name, PEAK, asked[name].peak_bytes / MIB, counted[name] / MIB, "MiB") for name in asked]
     result.sort(key=lambda row: list(asked).index(row.name))
     notes = (
         f"Network: {network.bandwidth_gbps:g} Gbit/s, {network.latency_us:g} us per collective; "

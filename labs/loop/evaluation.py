@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from labs.cluster.process_group import Place
+from labs.cluster.process_group import RankPlace
 from labs.data.loader import Loader
 from labs.data.tokenizer import Tokenizer
 from labs.model.gpt import generate
@@ -16,7 +16,7 @@ from labs.wrapping import Wrapped
 
 
 def evaluate(
-    wrapped: Wrapped, loader: Loader, n_batches: int, place: Place, device: torch.device, n_micro_batches: int = 1
+    wrapped: Wrapped, loader: Loader, n_batches: int, place: RankPlace, device: torch.device, n_micro_batches: int = 1
 ) -> float:
     """The mean loss per token, in nats, over the first ``n_batches`` batches: the same on every rank.
 

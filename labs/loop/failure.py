@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 
 from labs.checkpoint import CheckpointError
-from labs.cluster.process_group import Place, RefusedError, tell_refusal
+from labs.cluster.process_group import RankPlace, RefusedError, tell_refusal
 from labs.loop.nonfinite import NotFiniteError
 from labs.loop.run_state import NoGoodCheckpointError
 
@@ -38,7 +38,7 @@ TIMES, HEARS_S = 3, 3.0
 """How often an agent is told, and how long after that it has ended its ranks."""
 
 
-def refused(error: BaseException, place: Place, agent: int) -> int:
+def refused(error: BaseException, place: RankPlace, agent: int) -> int:
     """Say why a run is refused, and end torchrun; returns the exit status.
 
     In a later attempt the same command has trained before. So what the machine refuses then (a file system, the lock of
@@ -77,7 +77,7 @@ def _end(agent: int) -> None:
             time.sleep(HEARS_S)
 
 
-def failed(error: Exception, place: Place) -> int:
+def failed(error: Exception, place: RankPlace) -> int:
     """Say what went wrong: once where all ranks know the same, with the rank where they do not. Returns the status."""
     on_all_ranks = isinstance(error, (NotFiniteError, CheckpointError))
     if on_all_ranks or (isinstance(error, ValueError) and place.rank == 0):

@@ -9,7 +9,7 @@ import torch
 
 from labs.checkpoint import newest_progress
 from labs.checkpoint.full import check_weights
-from labs.cluster.process_group import Place, find_device
+from labs.cluster.process_group import RankPlace, find_device
 from labs.config import TrainConfig
 from labs.data import Corpus, load_corpus
 from labs.data.loader import Loader, check_batch
@@ -36,7 +36,7 @@ class Run:
     model: ModelConfig
     tokenizer: Tokenizer
     corpus: Corpus
-    place: Place
+    place: RankPlace
     device: torch.device
     micro_batches: int
     micro_rows: int
@@ -54,7 +54,7 @@ class Run:
         return Loader(tokens, self.config.plan.seq_len, self.config.global_batch, self.config.seed)
 
 
-def prepare(config: TrainConfig, place: Place) -> Run:
+def prepare(config: TrainConfig, place: RankPlace) -> Run:
     """Check what is asked for against the model, the data, the checkpoints and the machine.
 
     Raises:
@@ -108,7 +108,7 @@ def _make_out(config: TrainConfig) -> None:
             ) from error
 
 
-def _micro_batches(config: TrainConfig, place: Place) -> tuple[int, int]:
+def _micro_batches(config: TrainConfig, place: RankPlace) -> tuple[int, int]:
     rows = config.global_batch // place.world_size
     micro_rows = config.micro_batch or rows
     if rows % micro_rows:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fsdp_sim.words import human_bytes, human_ms
-from labs.cluster.process_group import Place
+from labs.cluster.process_group import RankPlace
 from labs.config import TrainConfig
 from labs.loop.preflight import Run
 from labs.measure.prediction import Prediction
@@ -176,7 +176,7 @@ def header(run: Run, wrapped: Wrapped) -> list[str]:
 
 
 def summary_line(
-    config: TrainConfig, place: Place, device: torch.device, n_params: int, losses: Sequence[float],
+    config: TrainConfig, place: RankPlace, device: torch.device, n_params: int, losses: Sequence[float],
     tokens_per_s: float, stopped: str = "",
 ) -> str:  # fmt: skip
     """The training in one line.
@@ -196,7 +196,7 @@ def summary_line(
     )
 
 
-def hardware(place: Place, device: torch.device) -> str:
+def hardware(place: RankPlace, device: torch.device) -> str:
     """What a rank runs on."""
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)

@@ -20,7 +20,7 @@ from fsdp_sim.measure.heap import keep_freed_memory
 from fsdp_sim.ranks import RanksError, run
 from fsdp_sim.timeline import RECORDER, Op, Timeline
 from fsdp_sim.timeline.analysis import piece_durations, step_time_s
-from labs.cluster.process_group import Place, use_threads
+from labs.cluster.process_group import RankPlace, use_threads
 from labs.config import TrainConfig
 from labs.data.random_batch import random_batch
 from labs.loop.optimizer import make_optimizer
@@ -51,7 +51,7 @@ class Pieces:
     wall_s: float
 
 
-def measure_pieces(config: TrainConfig, model_config: ModelConfig, place: Place) -> Pieces:
+def measure_pieces(config: TrainConfig, model_config: ModelConfig, place: RankPlace) -> Pieces:
     """Time the pieces of a step on this machine: as many ranks as here, the same rows each, random tokens.
 
     Sharded models are wrapped by the project's own FSDP, whose hooks say what takes how long. Training itself is not
@@ -90,13 +90,15 @@ def _sums(timeline: Timeline, step: int) -> dict[Piece, np.ndarray]:
     return {piece: seconds * (occurs[piece] / ranks) for piece, seconds in piece_durations(timeline, step).items()}
 
 
-def _buckets(config: TrainConfig, model_config: ModelConfig, place: Place) -> list[tuple[str, int]]:
+def _buckets(config: TrainConfig, model_config: ModelConfig, place: RankPlace) -> list[tuple[str, int]]:
     """DDP's buckets of gradients: name and bytes of each."""
     ops = simulated(config, model_config, place, torch.device("cpu")).program.ops
     return list(dict.fromkeys((i.unit, i.bytes) for i in ops if i.op is Op.ALL_REDUCE))
 
 
-def _time_sharded(config: TrainConfig, model_config: ModelConfig, place: Place, buckets: Sequence[Any]) -> list[float]:
+def _time_sharded(
+    config: TrainConfig, model_config: ModelConfig, place: RankPlace, buckets: Sequence[Any]
+) -> list[float]:
     """On a rank: train; the mini-FSDP records. Returns the seconds of each step."""
     place = dataclasses.replace(place, rank=dist.get_rank(), local_rank=dist.get_rank())
     use_threads(place)
@@ -120,7 +122,7 @@ def _time_sharded(config: TrainConfig, model_config: ModelConfig, place: Place, 
 
 
 def _time_whole(
-    config: TrainConfig, model_config: ModelConfig, place: Place, buckets: list[tuple[str, int]]
+    config: TrainConfig, model_config: ModelConfig, place: RankPlace, buckets: list[tuple[str, int]]
 ) -> list[float]:
     """On a rank: the steps of a model that no rank shares, then what DDP would reduce. Returns the seconds of each."""
     place = dataclasses.replace(place, rank=dist.get_rank(), local_rank=dist.get_rank())

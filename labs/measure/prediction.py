@@ -30,7 +30,7 @@ from fsdp_sim.schedule import Instruction, Kind, Program
 from fsdp_sim.simulation import Simulation
 from fsdp_sim.spec import Cluster, Gpu, gpu_names
 from fsdp_sim.timeline import COLLECTIVES, Op
-from labs.cluster.process_group import Place
+from labs.cluster.process_group import RankPlace
 from labs.config import TrainConfig
 from labs.measure.piece_times import Piece, Pieces, measure_pieces
 from labs.measure.simulated import WHOLE_MODEL, peak_memory_bytes, simulated
@@ -63,7 +63,7 @@ class Prediction:
 
 
 def predict(
-    config: TrainConfig, model_config: ModelConfig, place: Place, device: torch.device, pieces: Pieces | None = None
+    config: TrainConfig, model_config: ModelConfig, place: RankPlace, device: torch.device, pieces: Pieces | None = None
 ) -> Prediction:
     """Predict a run on one process; other ranks need not be there.
 
@@ -103,7 +103,7 @@ def _told(gpu: Gpu) -> str:
 
 
 def predict_calibrated(
-    config: TrainConfig, model_config: ModelConfig, place: Place, cluster: Cluster, network: Network | None = None
+    config: TrainConfig, model_config: ModelConfig, place: RankPlace, cluster: Cluster, network: Network | None = None
 ) -> Prediction:
     """Predict a run on CPU cores from what ``fsdp-sim calibrate`` measured on this machine, before anything is trained.
 

@@ -13,7 +13,7 @@ from fsdp_sim.measure.model_from_module import model_from_module
 from fsdp_sim.simulation import Simulation, simulate
 from fsdp_sim.spec import Cluster, Gpu, Plan, gpu, gpu_names
 from fsdp_sim.timeline import Memory
-from labs.cluster.process_group import Place
+from labs.cluster.process_group import RankPlace
 from labs.config import TrainConfig
 from labs.model import ModelConfig, empty
 from labs.wrapping.mesh import is_hybrid, shard_size
@@ -34,7 +34,7 @@ RATES = (
 )  # fmt: skip
 
 
-def plan_of(config: TrainConfig, place: Place) -> Plan:
+def plan_of(config: TrainConfig, place: RankPlace) -> Plan:
     """The run's plan, with what follows from the model and from the number of ranks."""
     plan, rows, sharded = config.plan, config.global_batch // place.world_size, config.api not in WHOLE_MODEL
     micro_batch = config.micro_batch or rows
@@ -51,7 +51,7 @@ def plan_of(config: TrainConfig, place: Place) -> Plan:
     )
 
 
-def cluster_of(place: Place, device: torch.device) -> Cluster:
+def cluster_of(place: RankPlace, device: torch.device) -> Cluster:
     """The machines: GPUs like this process's, or processes on CPU cores."""
     if device.type == "cpu":
         return Cluster("cpu", gpus=place.world_size)
@@ -92,7 +92,7 @@ def _estimated(found: Any) -> Gpu:
     )  # fmt: skip
 
 
-def simulated(config: TrainConfig, model_config: ModelConfig, place: Place, device: torch.device) -> Simulation:
+def simulated(config: TrainConfig, model_config: ModelConfig, place: RankPlace, device: torch.device) -> Simulation:
     """The simulation of a run, with the cost of each kernel as the catalogue has it."""
     plan = plan_of(config, place)
     return simulate(_workload(config, model_config, plan, device), cluster_of(place, device), plan)

@@ -19,7 +19,7 @@ from collections.abc import Callable
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from labs.cluster.process_group import Place
+from labs.cluster.process_group import RankPlace
 from labs.config import TrainConfig
 from labs.model import ModelConfig, build, empty
 from labs.wrapping.base import Job, Wrapped
@@ -43,7 +43,11 @@ WRAPPERS: dict[str, Callable[[Job], Wrapped]] = {
 
 
 def wrap(
-    config: TrainConfig, model_config: ModelConfig, place: Place, device: torch.device, mesh: DeviceMesh | None = None
+    config: TrainConfig,
+    model_config: ModelConfig,
+    place: RankPlace,
+    device: torch.device,
+    mesh: DeviceMesh | None = None,
 ) -> Wrapped:
     """The model with the weights of ``config.seed``, spread over all ranks as ``config.api`` says.
 

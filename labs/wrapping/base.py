@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from labs.cluster.process_group import Place
+from labs.cluster.process_group import RankPlace
 from labs.config import TrainConfig
 from labs.wrapping.wrap_policy import Units
 
@@ -33,7 +33,7 @@ class Job:
     model: nn.Module
     plain: nn.Module
     units: Units
-    place: Place
+    place: RankPlace
     device: torch.device
     mesh: DeviceMesh | None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from fsdp_sim.spec import text_of
-from labs.cluster.process_group import Place
+from labs.cluster.process_group import RankPlace
 from labs.config import TrainConfig
 from labs.model import empty
 from labs.wrapping.mesh import is_hybrid, shard_size
@@ -29,7 +29,7 @@ INSTEAD = {  # what another api calls it
 }
 
 
-def check(config: TrainConfig, place: Place, device: torch.device) -> None:
+def check(config: TrainConfig, place: RankPlace, device: torch.device) -> None:
     """Refuse combinations that make no sense for ``config.api``, or that would train wrongly in silence.
 
     `Plan` has refused what makes no sense for its api when the configuration was made.
@@ -81,7 +81,7 @@ def _check_fsdp1(config: TrainConfig, device: torch.device) -> None:
         raise _error(config, "cpu_offload", "for GPUs only with fsdp1, which pins host memory; use api=fsdp2")
 
 
-def _check_fsdp1_gradients(config: TrainConfig, place: Place, shards: int) -> None:
+def _check_fsdp1_gradients(config: TrainConfig, place: RankPlace, shards: int) -> None:
     """What FSDP1 would get wrong, in silence or far from here."""
     if is_hybrid(config) and shards == 1 < place.world_size:
         raise ValueError(

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from labs.cluster.process_group import Place, n_ranks
+from labs.cluster.process_group import RankPlace, n_ranks
 from labs.config import TrainConfig
 
 
@@ -18,7 +18,7 @@ def is_hybrid(config: TrainConfig) -> bool:
     return config.api == "hsdp" or (config.api == "fsdp1" and "HYBRID" in config.plan.sharding_strategy)
 
 
-def shard_size(config: TrainConfig, place: Place) -> int:
+def shard_size(config: TrainConfig, place: RankPlace) -> int:
     """Ranks that share one copy of the parameters.
 
     With hybrid sharding by default those of one node, whose links are the fastest; on a single node half of them.
@@ -43,7 +43,7 @@ def shard_size(config: TrainConfig, place: Place) -> int:
     return wanted
 
 
-def make_mesh(config: TrainConfig, place: Place, device: torch.device) -> DeviceMesh:
+def make_mesh(config: TrainConfig, place: RankPlace, device: torch.device) -> DeviceMesh:
     """1-D: all ranks shard. 2-D with hybrid sharding: rows are copies, a row's ranks share one. A collective call."""
     shards = shard_size(config, place)
     if is_hybrid(config):

@@ -449,10 +449,10 @@ lab = torchrun("-m", "labs.train", "--steps=2", "--global_batch=8", "--seq_len=6
 
 # %%
 from labs.config import TrainConfig
-from labs.experiments.memory import Setting, counted_step
+from labs.experiments.memory import MemoryCase, counted_step
 from labs.measure.allocations import at_peak
 
-setting = Setting(TrainConfig(seq_len=64, global_batch=8, device="cpu"), ranks=2)
+setting = MemoryCase(TrainConfig(seq_len=64, global_batch=8, device="cpu"), ranks=2)
 counted = counted_step(setting)  # the same step once more, with every tensor counted
 process_bytes, tensor_bytes = lab.metrics[-1]["memory_bytes"], sum(at_peak(counted).values())
 assert process_bytes > 10 * tensor_bytes

@@ -33,7 +33,7 @@ from fsdp_sim.learn import board, check, hint, in_torch, misconceptions, solutio
 from fsdp_sim.learn.pictures.unit import Cell, rows_held
 from fsdp_sim.measure.record import record
 from fsdp_sim.ranks import run
-from labs.experiments.ladder import Setting, climb
+from labs.experiments.ladder import LadderConfig, climb
 from labs.experiments.prefetch import Experiment, training_only
 from labs.loop.minimal import make_optimizer, mean_over_ranks, shard, train_step
 from labs.model import build
@@ -473,7 +473,7 @@ for ranks in (1, 2, 4, 8):
 # *Predict:* on 2 ranks, which rungs agree with the rung above to the last bit?
 
 # %% tags=["nbval-ignore-output"]
-ladder = climb(Setting(ranks=2), ["torch-ddp", "torch-fsdp2", "mini-fsdp"])
+ladder = climb(LadderConfig(ranks=2), ["torch-ddp", "torch-fsdp2", "mini-fsdp"])
 ladder
 
 # %%
@@ -493,7 +493,7 @@ print("DDP, torch's FSDP2 and the mini on two ranks: not one bit between them.")
 # wrong first: the loss, a gradient, or a parameter?
 
 # %% tags=["nbval-ignore-output"]
-broken = climb(Setting(ranks=2, steps=2), ["torch-fsdp2", "mini-fsdp"], broken={"mini-fsdp": "stale-shard"})
+broken = climb(LadderConfig(ranks=2, steps=2), ["torch-fsdp2", "mini-fsdp"], broken={"mini-fsdp": "stale-shard"})
 broken
 
 # %%

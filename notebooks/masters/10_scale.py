@@ -664,7 +664,7 @@ hybrid = train(*SETTING, "--api=hsdp", "--shard_size=2", ranks=4)
 print("losses:", *(f"{loss:.4f}" for loss in hybrid.losses))
 
 # %%
-from labs.cluster.process_group import Place
+from labs.cluster.process_group import RankPlace
 from labs.config import TrainConfig
 from labs.experiments.nodes import across_bytes
 from labs.model import empty
@@ -673,7 +673,7 @@ model_bytes = 4 * empty(TrainConfig(n_layer=2).model_config).num_params()
 assert all(abs(kept / (3 * model_bytes) - 1 / 2) < 0.01 for kept in hybrid.report["state_bytes"])
 print("Each of four ranks keeps half of the parameters and of AdamW's moments.")
 assert hybrid.losses[1] < hybrid.losses[0]
-two_by_two = Place(world_size=4, local_world_size=2)
+two_by_two = RankPlace(world_size=4, local_world_size=2)
 sent = [across_bytes(TrainConfig(n_layer=2, api=api), two_by_two, gloo=False) for api in ("fsdp2", "hsdp")]
 print(f"each node would send {sent[0] / model_bytes:.2f} M with FSDP, {sent[1] / model_bytes:.2f} M with HSDP")
 assert round(sent[1] / model_bytes, 2) == 1.0

@@ -544,7 +544,7 @@ assert at[32]["HSDP"].step_time_s < at[32]["DDP"].step_time_s < at[32]["FSDP2"].
 # %% exercise="ddp_or_fsdp"
 
 # %%
-from fsdp_sim.learn.pictures.migration import Look
+from fsdp_sim.learn.pictures.migration import MarkStyle
 
 names, batches = ("gpt2-124m", "gpt2-350m", "gpt2-1.5b", "llama2-7b"), (1, 4, 16)
 decided = {
@@ -552,7 +552,11 @@ decided = {
     for gpu in ("A100-SXM-80GB", "RTX-4090")
     for name in names
 }
-found = {"ddp": Look("circle", "#0072B2"), "fsdp2": Look("square", "#E69F00"), "neither": Look("x", "#D55E00")}
+found = {
+    "ddp": MarkStyle("circle", "#0072B2"),
+    "fsdp2": MarkStyle("square", "#E69F00"),
+    "neither": MarkStyle("x", "#D55E00"),
+}
 marks(decided, found, "8 GPUs: no row and no column decides alone (simulated)")
 
 # %%

@@ -45,13 +45,13 @@ from fsdp_sim import Cluster, Plan, simulate, viz
 from fsdp_sim.learn import board, check, hint, in_torch, misconceptions, solution  # noqa: F401
 from fsdp_sim.learn.find import load
 from fsdp_sim.learn.judges.account import sent_bytes
-from fsdp_sim.learn.pictures.bug_hunt import Box, Look, agreement, boxes, issued, where_ranks_stand
+from fsdp_sim.learn.pictures.bug_hunt import Box, BoxStyle, agreement, boxes, issued, where_ranks_stand
 from fsdp_sim.ranks import RanksError, run
 from fsdp_sim.timeline import Op
 from labs.experiments.compile.transform_orders import EXPECTED
-from labs.experiments.ladder import Setting, climb
+from labs.experiments.ladder import LadderConfig, climb
 from labs.experiments.pictures import bars, losses
-from labs.experiments.result import Row
+from labs.experiments.result import ResultRow
 
 
 def tried(name, function):
@@ -143,7 +143,7 @@ issued({f"rank {r}": of for r, of in enumerate(done.records)}, "All ranks gather
 done = tried("counts_its_own_batches", checked.use)
 steps = done[0]["steps"]
 rows = {
-    f"rank {rank}": [Box("step")] * steps + [Box("left over", Look.WAITS)] * (len(batches) - steps)
+    f"rank {rank}": [Box("step")] * steps + [Box("left over", BoxStyle.WAITS)] * (len(batches) - steps)
     for rank, (_, batches, _) in enumerate(load("counts_its_own_batches").judge.inputs(0))
 }
 assert steps == min(map(len, rows.values())) < max(map(len, rows.values()))
@@ -205,7 +205,7 @@ rows = {f"rank {rank}": [Box(label.replace("(", "<br>").rstrip(")")) for label i
         for rank, of in enumerate(case)}  # fmt: skip
 for rank in found["ranks"]:
     here = rows[f"rank {rank}"]
-    here[found["number"] - 1 - start] = here[found["number"] - 1 - start]._replace(look=Look.WRONG)
+    here[found["number"] - 1 - start] = here[found["number"] - 1 - start]._replace(style=BoxStyle.WRONG)
 assert len(found["ranks"]) == 1
 boxes(rows, f"Rank {found['ranks'][0]} is off, from #{found['number']} on",
       [f"#{number + 1}" for number in range(start, max(map(len, case)))])  # fmt: skip
@@ -221,7 +221,8 @@ boxes(rows, f"Rank {found['ranks'][0]} is off, from #{found['number']} on",
 inputs = load("skips_an_empty_expert").judge.inputs(0)
 counts = [torch.bincount(route, minlength=3).tolist() for _, _, route, _ in inputs]
 rows = {
-    f"rank {rank}": [Box(f"{n} rows", Look.DONE if n else Look.WAITS) for n in of] for rank, of in enumerate(counts)
+    f"rank {rank}": [Box(f"{n} rows", BoxStyle.DONE if n else BoxStyle.WAITS) for n in of]
+    for rank, of in enumerate(counts)
 }
 mended = tried("skips_an_empty_expert", checked.use)
 assert all(sum(record.op == "all_gather" for record in of) == 9 for of in mended.records)  # forward, backward, result
@@ -234,12 +235,12 @@ boxes(rows, "An expert without rows runs all the same", [f"expert {number}" for 
 done = tried("stops_alone", checked.use)[0]["steps"]
 rows = {
     f"rank {rank}": [
-        Box(f"{loss:.1f}", Look.WRONG if loss > limit else Look.DONE if step < done else Look.NOTHING)
+        Box(f"{loss:.1f}", BoxStyle.WRONG if loss > limit else BoxStyle.DONE if step < done else BoxStyle.NOTHING)
         for step, loss in enumerate(values)
     ]
     for rank, (values, _, limit) in enumerate(load("stops_alone").judge.inputs(0))
 }
-assert sum(box.look is Look.WRONG for row in rows.values() for box in row) == 1
+assert sum(box.style is BoxStyle.WRONG for row in rows.values() for box in row) == 1
 boxes(rows, f"One rank's loss is bad, and all ranks stop after {done} steps")
 
 # %% [markdown] covers=["pitfall 9"]
@@ -275,7 +276,7 @@ assert len(tried("gathers_uneven_rows", checked.use)[0]) == sum(counts)
 rows = {
     f"rank {rank}": [
         Box(f"{n} rows"),
-        Box(f"{max(counts) - n} of padding", Look.WAITS if n < max(counts) else Look.NOTHING),
+        Box(f"{max(counts) - n} of padding", BoxStyle.WAITS if n < max(counts) else BoxStyle.NOTHING),
     ]
     for rank, n in enumerate(counts)
 }
@@ -303,7 +304,7 @@ groups = sorted({record.group for of in done.records for record in of if record.
 rows = {
     f"rank {rank}": [
         Box(f"{record.op}<br>{'training' if record.group in groups else 'checkpoint'}",
-            Look.DONE if record.group in groups else Look.RIGHT)
+            BoxStyle.DONE if record.group in groups else BoxStyle.RIGHT)
         for record in of if record.op in ("all_reduce", "all_gather")
     ]
     for rank, of in enumerate(done.records)
@@ -321,7 +322,7 @@ boxes(rows, "Two groups, so that the order between them is free")
 # **The smallest experiment:** two blocks, two ranks, three steps, on CPU. Faults do not need a large model.
 
 # %% tags=["nbval-ignore-output"]
-broken = climb(Setting(ranks=2, steps=1), ["one-process", "torch-fsdp2"], broken={"torch-fsdp2": "stale-shard"})
+broken = climb(LadderConfig(ranks=2, steps=1), ["one-process", "torch-fsdp2"], broken={"torch-fsdp2": "stale-shard"})
 first = broken["torch-fsdp2"].against_one.beyond
 print("differs first:", str(first).partition(" (")[0])
 broken
@@ -379,8 +380,8 @@ rows = {}
 for who, function in {"faulty": load("runs_before_the_optimizer").stub, "mended": checked.use}.items():
     after = tried("runs_before_the_optimizer", function)[0]["weights"]
     still = [torch.equal(old, new) for old, new in zip(before, after, strict=True)]
-    rows[who] = [Box("as it was", Look.WRONG) if same else Box("has learned", Look.RIGHT) for same in still]
-assert [box.look for box in rows["faulty"]] == [Look.WRONG, Look.RIGHT, Look.RIGHT, Look.WRONG]
+    rows[who] = [Box("as it was", BoxStyle.WRONG) if same else Box("has learned", BoxStyle.RIGHT) for same in still]
+assert [box.style for box in rows["faulty"]] == [BoxStyle.WRONG, BoxStyle.RIGHT, BoxStyle.RIGHT, BoxStyle.WRONG]
 boxes(rows, "The root's two weights, embedding and head, did not learn", weights)
 
 # %% [markdown] covers=["pitfall 12"]
@@ -453,7 +454,7 @@ function = {"all-reduce": load("reduces_to_everyone").stub, "yours": checked.use
 least = load("reduces_to_everyone").judge.checks[0].at_least(None)
 sent = {name: sent_bytes(tried("reduces_to_everyone", f).records[0]) for name, f in function.items()}
 assert sent["all-reduce"] == 2 * sent["yours"] == 2 * least
-rows = [Row(name, "sent by a rank", least / 1e3, n / 1e3, "kB") for name, n in sent.items()]
+rows = [ResultRow(name, "sent by a rank", least / 1e3, n / 1e3, "kB") for name, n in sent.items()]
 bars(rows, "sent by a rank", "An all-reduce sends twice what a shard needs (predicted: the least possible)")
 
 # %% exercise="one_buffer_for_all_units"
@@ -670,11 +671,11 @@ numbers = range(last - 4, last + 1)
 
 
 def box(entry):
-    return Box(entry.kind, Look.DONE if entry.retired else Look.WAITS) if entry else Box("", Look.NOTHING)
+    return Box(entry.kind, BoxStyle.DONE if entry.retired else BoxStyle.WAITS) if entry else Box("", BoxStyle.NOTHING)
 
 
 rows = {f"rank {rank}": [box(entries.get(n)) for n in numbers] for rank, entries in of.items()}
-assert rows["rank 1"][-1].look is Look.NOTHING
+assert rows["rank 1"][-1].style is BoxStyle.NOTHING
 boxes(rows, f"Three ranks wait in #{last}, which rank 1 has not issued", [f"#{n}" for n in numbers])
 
 # %% [markdown]

@@ -24,13 +24,13 @@
 from dataclasses import replace
 
 from labs.cluster.launch import read_settings
-from labs.cluster.process_group import Place
+from labs.cluster.process_group import RankPlace
 from labs.config import TrainConfig
 from labs.experiments.nodes import across_bytes, hang, picture, run
 from labs.model import empty
 
 fsdp, hsdp = TrainConfig(api="fsdp2"), TrainConfig(api="hsdp")
-two_by_two = Place(world_size=4, local_world_size=2)
+two_by_two = RankPlace(world_size=4, local_world_size=2)
 
 # %% [markdown]
 # ## 1. Count

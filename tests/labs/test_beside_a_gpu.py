@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fsdp_sim.measure import train_probe
-from labs.cluster.process_group import Place, process_group
+from labs.cluster.process_group import RankPlace, process_group
 from labs.config import TrainConfig
 from labs.wrapping import wrap
 from tests.faked_gpus import ROOT, environ
@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 def wrapped(api: str) -> None:
     config = TrainConfig(api=api, n_layer=1)  # type: ignore[arg-type]
-    wrap(config, config.model_config, Place(), CPU)
+    wrap(config, config.model_config, RankPlace(), CPU)
 
 
 def hugging_face(through: str) -> None:
@@ -57,7 +57,7 @@ def test_no_sharding_leaves_it_to_torch_which_device(monkeypatch, name):
     """Without a mesh (of FSDP1 a ``device_id``) torch takes its accelerator, which this torch cannot use."""
     monkeypatch.setattr(torch._C, "_get_accelerator", lambda check=None: torch.device("cuda"))
     monkeypatch.setattr(train_probe, "ROUNDS", 1)
-    with process_group(Place(), CPU, timeout_s=60):
+    with process_group(RankPlace(), CPU, timeout_s=60):
         SHARDING[name]()
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fsdp_sim.learn.coverage import Place, masters, places, rows
+from fsdp_sim.learn.coverage import Lesson, lessons, masters, rows
 from fsdp_sim.learn.find import CHAPTERS, load_all
 from fsdp_sim.learn.statements import WITH_STATEMENTS, misconceptions
 
@@ -35,11 +35,11 @@ misconceptions("bug_hunt")
 
 
 @pytest.fixture(scope="module")
-def taught() -> list[Place]:
-    return places(masters())
+def taught() -> list[Lesson]:
+    return lessons(masters())
 
 
-def test_every_row_has_a_place(taught: list[Place]) -> None:
+def test_every_row_has_a_place(taught: list[Lesson]) -> None:
     missing = sorted(ROWS.keys() - {place.row for place in taught}, key=list(ROWS).index)
 
     assert not missing, f"{len(missing)} of {len(ROWS)} rows are taught nowhere (`fsdp-sim coverage --missing`): " + (
@@ -47,7 +47,7 @@ def test_every_row_has_a_place(taught: list[Place]) -> None:
     )
 
 
-def test_every_place_names_a_row_that_there_is(taught: list[Place]) -> None:
+def test_every_place_names_a_row_that_there_is(taught: list[Lesson]) -> None:
     assert [str(place) for place in taught if place.row not in ROWS] == []
 
 
@@ -73,19 +73,19 @@ def test_the_rows_are_all_there_and_told_apart() -> None:
 def test_places_are_read_from_text_exercises_and_statements(tmp_path: Path) -> None:
     (tmp_path / "01_a.py").write_text(HEADER + MASTER)
 
-    found = places(tmp_path)
+    found = lessons(tmp_path)
 
     assert found[:2] == [
-        Place("coverage 000.1", "01_a", "1. A section", "text"),
-        Place("pitfall 4", "01_a", "1. A section", "text"),
+        Lesson("coverage 000.1", "01_a", "1. A section", "text"),
+        Lesson("pitfall 4", "01_a", "1. A section", "text"),
     ]
     assert {place.by for place in found} == {"text", "exercise stops_alone", "what people say"}
     assert {place.section for place in found[2:]} == {"2. Another"}
-    assert Place("misconception 35", "01_a", "2. Another", "what people say") in found
+    assert Lesson("misconception 35", "01_a", "2. Another", "what people say") in found
 
 
 def test_an_exercise_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "01_a.py").write_text(HEADER + '# %% exercise="no_such_exercise"\n')
 
     with pytest.raises(ValueError, match="no_such_exercise"):
-        places(tmp_path)
+        lessons(tmp_path)

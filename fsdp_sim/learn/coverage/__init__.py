@@ -45,7 +45,7 @@ class Topic(NamedTuple):
         return self.name.partition(" ")[0]
 
 
-class Place(NamedTuple):
+class Lesson(NamedTuple):
     """Where a row is taught: a notebook, its section, and by what."""
 
     row: str
@@ -81,7 +81,7 @@ def notebooks(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("*.py") if path.read_text().startswith("# ---"))
 
 
-def places(folder: Path) -> list[Place]:
+def lessons(folder: Path) -> list[Lesson]:
     """Where rows are taught, in the order of the notebooks.
 
     Args:
@@ -90,10 +90,10 @@ def places(folder: Path) -> list[Place]:
     Raises:
         ValueError: a cell names an exercise or a chapter that does not exist.
     """
-    return [place for master in notebooks(folder) for place in _places(master)]
+    return [place for master in notebooks(folder) for place in _lessons(master)]
 
 
-def _places(master: Path) -> Iterator[Place]:
+def _lessons(master: Path) -> Iterator[Lesson]:
     import jupytext  # type: ignore[import-untyped]
 
     from fsdp_sim.learn.find import load
@@ -111,6 +111,6 @@ def _places(master: Path) -> Iterator[Place]:
                 yield from _at(master, section, "what people say", entry.covers)
 
 
-def _at(master: Path, section: str, by: str, covers: Iterable[str]) -> Iterator[Place]:
+def _at(master: Path, section: str, by: str, covers: Iterable[str]) -> Iterator[Lesson]:
     for row in covers:
-        yield Place(row, master.stem, section, by)
+        yield Lesson(row, master.stem, section, by)

@@ -7,16 +7,16 @@ from html import escape
 
 from fsdp_sim.learn.drill.ask import question_html
 from fsdp_sim.learn.drill.question import with_letters
-from fsdp_sim.learn.drill.spoken import Spoken
+from fsdp_sim.learn.drill.spoken import SpokenQuestion
 from fsdp_sim.learn.drill.spoken import spoken as known
 from fsdp_sim.words import nearest
 
 
 @dataclass(frozen=True, repr=False)
-class Aloud:
+class SpokenAnswer:
     """A spoken question: the points, the number and the follow-ups are shown as text, and folded as HTML."""
 
-    source: Spoken
+    source: SpokenQuestion
     seed: int = 0
 
     @property
@@ -44,7 +44,7 @@ class Aloud:
         return f"{question_html(self.source.question, [], f'{self.source.seconds} seconds, aloud.')}{folded}"
 
 
-def spoken(name: str) -> Aloud:
+def spoken(name: str) -> SpokenAnswer:
     """A question to be answered aloud.
 
     Raises:
@@ -53,4 +53,4 @@ def spoken(name: str) -> Aloud:
     if name not in known():
         near = nearest(name, known()) or list(known())[:1]
         raise ValueError(f"there is no spoken question {name!r}; did you mean {near[0]!r}?")
-    return Aloud(known()[name])
+    return SpokenAnswer(known()[name])

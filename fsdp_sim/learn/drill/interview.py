@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from fsdp_sim.learn.drill import record
 from fsdp_sim.learn.drill.question import Question, Reply
 from fsdp_sim.learn.drill.report import Result
-from fsdp_sim.learn.drill.spoken import Spoken, spoken
+from fsdp_sim.learn.drill.spoken import SpokenQuestion, spoken
 from fsdp_sim.learn.drill.template import LEVELS, TOPICS, Template, templates
 
 SPOKEN_EVERY = 4
@@ -23,7 +23,7 @@ SPOKEN_EVERY = 4
 SKIP, STOP = ("?", "skip"), ("q", "quit", "exit")
 """What one types where one does not know, and to end."""
 
-Source = Template | Spoken
+Source = Template | SpokenQuestion
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Turn:
 
     @property
     def text(self) -> str:
-        return self.source.question if isinstance(self.source, Spoken) else self.question.text  # type: ignore[union-attr]
+        return self.source.question if isinstance(self.source, SpokenQuestion) else self.question.text  # type: ignore[union-attr]
 
 
 @dataclass
@@ -123,7 +123,7 @@ class Interview:
             ValueError: no spoken question waits.
         """
         turn = self._waiting()
-        if not isinstance(turn.source, Spoken):
+        if not isinstance(turn.source, SpokenQuestion):
             raise ValueError("this one is not spoken: call `answer`")
         good = turn.source.good(turn.source.made(typed))
         self._note(turn, good, typed, "")

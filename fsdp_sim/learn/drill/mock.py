@@ -9,7 +9,7 @@ from fsdp_sim.learn.drill.ask import question_html
 from fsdp_sim.learn.drill.interview import SKIP, STOP, Interview, Turn
 from fsdp_sim.learn.drill.question import UnreadableError, with_letters
 from fsdp_sim.learn.drill.report import Report
-from fsdp_sim.learn.drill.spoken import VERDICTS, Spoken
+from fsdp_sim.learn.drill.spoken import VERDICTS, SpokenQuestion
 
 if TYPE_CHECKING:
     import ipywidgets
@@ -46,7 +46,7 @@ class Mock:
         if turn is None or self._ended or word in STOP:
             self._ended = True
             return ""
-        if isinstance(turn.source, Spoken):
+        if isinstance(turn.source, SpokenQuestion):
             return self._aloud(turn.source, turn, text)
         try:
             if word in SKIP:
@@ -59,7 +59,7 @@ class Mock:
         read = "" if reply.right else f"<p>{escape(interview.results[-1].read)}</p>"
         return f"{reply._repr_html_()}{read}"
 
-    def _aloud(self, source: Spoken, turn: Turn, text: str) -> str:
+    def _aloud(self, source: SpokenQuestion, turn: Turn, text: str) -> str:
         """A spoken answer takes two turns of the box: one when it was said, one for the points that were in it."""
         if not self._said:
             self._said = True
@@ -80,7 +80,7 @@ class Mock:
         turn = None if self._ended else self.interview.ask()
         if turn is None:
             return self.report._repr_html_()
-        aloud = isinstance(turn.source, Spoken)
+        aloud = isinstance(turn.source, SpokenQuestion)
         how = "say it aloud, then press Enter" if aloud else f"{turn.question.how}" if turn.question else ""
         given = f"{turn.source.topic}, {turn.source.seconds} s{self.interview.time_left}"
         below = f"{turn.number}: {given}. Answer: {how}. {KEYS}"

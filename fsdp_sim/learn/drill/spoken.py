@@ -37,7 +37,7 @@ class FollowUp(msgspec.Struct, frozen=True):
             raise ValueError(f"{self.strong!r} should be one to three sentences")
 
 
-class Spoken(msgspec.Struct, frozen=True):
+class SpokenQuestion(msgspec.Struct, frozen=True):
     """A question for two minutes of talk.
 
     Attributes:
@@ -103,8 +103,8 @@ def _plain(text: str, end: str | tuple[str, ...], at_most: int, at_least: int = 
 
 
 @functools.cache
-def spoken() -> dict[str, Spoken]:
+def spoken() -> dict[str, SpokenQuestion]:
     """All of them by name, in the order of the file."""
     text = (files("fsdp_sim.learn.drill") / "spoken.toml").read_text(encoding="utf-8")
     table = tomllib.loads(text)
-    return {name: msgspec.convert({"name": name, **entry}, Spoken) for name, entry in table.items()}
+    return {name: msgspec.convert({"name": name, **entry}, SpokenQuestion) for name, entry in table.items()}

@@ -22,7 +22,7 @@ STANDS = re.compile(
 """A line of a report: rank, what it does, the number and the label of its last collective."""
 
 
-class Look(Enum):
+class BoxStyle(Enum):
     """What a box says: a colour, and a sign that says the same."""
 
     DONE = (theme.ALL_GATHER.color, "")
@@ -36,7 +36,7 @@ class Box(NamedTuple):
     """One cell."""
 
     text: str
-    look: Look = Look.DONE
+    style: BoxStyle = BoxStyle.DONE
 
 
 def boxes(rows: Mapping[str, Sequence[Box]], sentence: str, columns: Sequence[str] = ()) -> Picture:
@@ -48,13 +48,13 @@ def boxes(rows: Mapping[str, Sequence[Box]], sentence: str, columns: Sequence[st
     """
     width = max(map(len, rows.values()))
     names = list(columns) or [str(number + 1) for number in range(width)]
-    padded = [[*row, *[Box("", Look.NOTHING)] * (width - len(row))] for row in rows.values()]
-    looks = list(Look)
-    scale = [(edge, look.value[0]) for place, look in enumerate(looks) for edge in _edges(place, len(looks))]
-    texts = [[box.look.value[1] + box.text for box in row] for row in padded]
+    padded = [[*row, *[Box("", BoxStyle.NOTHING)] * (width - len(row))] for row in rows.values()]
+    styles = list(BoxStyle)
+    scale = [(edge, style.value[0]) for place, style in enumerate(styles) for edge in _edges(place, len(styles))]
+    texts = [[box.style.value[1] + box.text for box in row] for row in padded]
     figure = go.Figure(
         go.Heatmap(
-            z=[[looks.index(box.look) for box in row] for row in padded], zmin=-0.5, zmax=len(looks) - 0.5,
+            z=[[styles.index(box.style) for box in row] for row in padded], zmin=-0.5, zmax=len(styles) - 0.5,
             x=names, y=list(rows), text=texts, texttemplate="%{text}", textfont={"size": 12, "color": theme.INK},
             colorscale=scale, showscale=False, xgap=3, ygap=3, hovertemplate="%{y}, %{x}: %{text}<extra></extra>",
         )
@@ -79,8 +79,8 @@ def where_ranks_stand(error: RanksError, sentence: str = "", last: int = 5) -> P
     rows = {}
     for rank, (doing, at, label) in found.items():
         waits = doing.startswith("waits")
-        here = Box(_two_lines(label), Look.WAITS if waits else Look.DONE)
-        after = Box("never came", Look.WRONG if rank in error.verdict.ranks else Look.NOTHING)
+        here = Box(_two_lines(label), BoxStyle.WAITS if waits else BoxStyle.DONE)
+        after = Box("never came", BoxStyle.WRONG if rank in error.verdict.ranks else BoxStyle.NOTHING)
         rows[f"rank {rank} {doing.split(',')[0].strip()}"] = [
             Box("done")
             if number < at
@@ -88,7 +88,7 @@ def where_ranks_stand(error: RanksError, sentence: str = "", last: int = 5) -> P
             if number == at
             else after
             if number == at + 1
-            else Box("", Look.NOTHING)
+            else Box("", BoxStyle.NOTHING)
             for number in numbers
         ]
     headline = " ".join(error.verdict.headline.split())
@@ -117,7 +117,7 @@ def agreement(
     def box(name: str, tensor: torch.Tensor) -> Box:
         truth = right[name].double()
         off = ((tensor.double() - truth).norm() / truth.norm()).item()
-        return Box("right", Look.RIGHT) if off < CLOSE else Box(f"off by {off:.0%}", Look.WRONG)
+        return Box("right", BoxStyle.RIGHT) if off < CLOSE else Box(f"off by {off:.0%}", BoxStyle.WRONG)
 
     rows = {who: [box(name, of[name]) for name in right] for who, of in found.items()}
     return boxes(rows, sentence, list(right))

@@ -16,18 +16,18 @@ PEAK = "GiB at the peak (dotted: the limit; hatched: does not fit)"
 ROW_PX, BAR_PX, LETTER_PX, SIGN_PX = 30, 26, 6.6, 13
 
 
-class Look(NamedTuple):
+class MarkStyle(NamedTuple):
     """How an outcome is marked: a sign and a colour."""
 
     symbol: str
     color: str
 
 
-RUNS, WARNS, RAISES = Look("circle", "#009E73"), Look("diamond", "#E69F00"), Look("x", "#D55E00")
+RUNS, WARNS, RAISES = MarkStyle("circle", "#009E73"), MarkStyle("diamond", "#E69F00"), MarkStyle("x", "#D55E00")
 """Of a call: it runs, it runs with a warning, it raises."""
 
 
-def marks(cells: Mapping[str, Mapping[str, str]], looks: Mapping[str, Look], sentence: str) -> Picture:
+def marks(cells: Mapping[str, Mapping[str, str]], looks: Mapping[str, MarkStyle], sentence: str) -> Picture:
     """A grid: in each cell a sign, and the words that say what it is.
 
     Args:

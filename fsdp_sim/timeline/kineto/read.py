@@ -83,7 +83,7 @@ def _shares(paths: list[Path], progress: Progress | None) -> list[Progress | Non
     return [share(sum(sizes[:i])) for i in range(len(sizes))]
 
 
-class _Read:
+class _TraceFile:
     """One file's operations, still on its own clock."""
 
     def __init__(self, path: Path, rows: Rows, host: Host, drafts: list[Draft], rank: int) -> None:
@@ -104,7 +104,7 @@ def _issued(item: Draft | Change) -> float:
     return item.issue if isinstance(item, Draft) else item.at
 
 
-def _read(path: Path, rank: int | None, progress: Progress | None, max_bytes: int) -> _Read:
+def _read(path: Path, rank: int | None, progress: Progress | None, max_bytes: int) -> _TraceFile:
     rows = read_rows(path, progress, max_bytes=max_bytes)
     if lacking := _lacking(rows):
         raise ValueError(f"{path} {lacking}")
@@ -120,7 +120,7 @@ def _read(path: Path, rank: int | None, progress: Progress | None, max_bytes: in
     recorded = recorded_waits(drafts, rows.waits, rows.launched) if rows.waits else None
     limiter = [note.start for note in host.notes if note.kind == "rate_limiter"]
     derive_waits(drafts, host.fsdp, limiter, recorded)
-    return _Read(path, rows, host, drafts, _rank(rows, path) if rank is None else rank)
+    return _TraceFile(path, rows, host, drafts, _rank(rows, path) if rank is None else rank)
 
 
 def _name_buckets(drafts: list[Draft], host: Host) -> None:
@@ -165,7 +165,7 @@ def _rank(rows: Rows, path: Path) -> int:
     return int(found.group(1)) if found else 0
 
 
-def _header(reads: list[_Read]) -> Header:
+def _header(reads: list[_TraceFile]) -> Header:
     world = max([len(reads), *(_world(r) for r in reads)])
     metadata = reads[0].rows.metadata
     properties = metadata.get("deviceProperties")
@@ -190,7 +190,7 @@ def _header(reads: list[_Read]) -> Header:
     )  # fmt: skip
 
 
-def _world(read: _Read) -> int:
+def _world(read: _TraceFile) -> int:
     info: Any = read.rows.metadata.get("distributedInfo")
     stated = _int(info.get("world_size")) if isinstance(info, dict) else 0
     return max(stated, read.rank + 1, *(d.group_size for d in read.drafts))

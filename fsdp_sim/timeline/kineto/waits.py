@@ -38,7 +38,7 @@ def derive_waits(
         for draft in drafts:
             draft.waits = [d for d in recorded.get(id(draft), ()) if d is not draft]
         return
-    seen = _Seen()
+    seen = _IssuedSoFar()
     looked = 0
     for draft in drafts:
         while looked < len(limiter) and limiter[looked] <= draft.issue:
@@ -54,7 +54,7 @@ def derive_waits(
         seen.add(draft)
 
 
-class _Seen:
+class _IssuedSoFar:
     """What was issued so far."""
 
     def __init__(self) -> None:
@@ -121,7 +121,7 @@ class _Seen:
         return self.on_lane.get(Lane.COMPUTE)
 
 
-def _fsdp2(draft: Draft, seen: _Seen) -> list[Draft | None]:
+def _fsdp2(draft: Draft, seen: _IssuedSoFar) -> list[Draft | None]:
     if draft.op in (*UNSHARDS, Op.ALL_GATHER):
         found: list[Draft | None] = []
         forward = (draft.state.step, draft.state.micro_batch)
@@ -150,7 +150,7 @@ def _fsdp2(draft: Draft, seen: _Seen) -> list[Draft | None]:
     return _other(draft, seen)
 
 
-def _fsdp1(draft: Draft, seen: _Seen) -> list[Draft | None]:
+def _fsdp1(draft: Draft, seen: _IssuedSoFar) -> list[Draft | None]:
     if draft.op is Op.ALL_GATHER:
         return [seen.last.get((Op.AG_CAST, draft.unit)), *seen.take_limited(draft.op)]
     if draft.op in UNSHARDS:
@@ -164,7 +164,7 @@ def _fsdp1(draft: Draft, seen: _Seen) -> list[Draft | None]:
     return _other(draft, seen)
 
 
-def _other(draft: Draft, seen: _Seen) -> list[Draft | None]:
+def _other(draft: Draft, seen: _IssuedSoFar) -> list[Draft | None]:
     if draft.op is Op.OPTIM:
         return list(seen.take_reductions())
     return [seen.compute()] if draft.op is Op.ALL_REDUCE else []

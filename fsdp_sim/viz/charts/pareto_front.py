@@ -17,13 +17,13 @@ from fsdp_sim.viz.table import Table
 from fsdp_sim.viz.theme import safe
 from fsdp_sim.words import byte_unit, human_bytes, human_ms
 
-Row = Mapping[str, str]
+SweepRow = Mapping[str, str]
 PLOT_PX = 400
 GIB = 2**30
 LABEL_LINES = 5
 
 
-def pareto(rows: Sweep | Sequence[Row], *, varied: Sequence[str] | None = None) -> Picture:
+def pareto(rows: Sweep | Sequence[SweepRow], *, varied: Sequence[str] | None = None) -> Picture:
     """GPU time per token against peak memory, a mark for each plan; below and to the left is better.
 
     The plans that fit and that no other of the same model beats in both are the front, drawn as a line. Its knee is
@@ -51,7 +51,7 @@ def pareto(rows: Sweep | Sequence[Row], *, varied: Sequence[str] | None = None) 
     return Picture(_figure(rows, fronts, varied), _finding(rows, fronts, varied), (_table(rows, fronts, varied),))
 
 
-def _nothing(rows: Sequence[Row]) -> Picture:
+def _nothing(rows: Sequence[SweepRow]) -> Picture:
     """Of a sweep that has not come to any plan that is possible."""
     told = (
         f"None of the {len(rows)} combinations is possible: {rows[0]['error']}." if rows else "No plan was simulated."
@@ -62,7 +62,7 @@ def _nothing(rows: Sequence[Row]) -> Picture:
     return Picture(figure.update_layout(axes), told)
 
 
-def _fronts(rows: Sequence[Row]) -> dict[str, list[int]]:
+def _fronts(rows: Sequence[SweepRow]) -> dict[str, list[int]]:
     """The front of each model, from fast to small; models that do not fit at all have none."""
     found: dict[str, list[int]] = {_model(row): [] for row in rows if row["step_time_s"]}
     for place in front_of(rows):
@@ -70,24 +70,24 @@ def _fronts(rows: Sequence[Row]) -> dict[str, list[int]]:
     return found
 
 
-def _model(row: Row) -> str:
+def _model(row: SweepRow) -> str:
     """What is trained, in words: its name, and the dimensions that are given."""
     return ", ".join(f"{name}={row[name]}" if name != "model" else row[name] for name in MODEL_NAMES if row.get(name))
 
 
-def _us(row: Row) -> float:
+def _us(row: SweepRow) -> float:
     return 1e6 / float(row["tokens_per_s_per_gpu"])
 
 
-def _bytes(row: Row) -> float:
+def _bytes(row: SweepRow) -> float:
     return float(row["peak_memory_bytes"])
 
 
-def _asked(row: Row, varied: Sequence[str]) -> str:
+def _asked(row: SweepRow, varied: Sequence[str]) -> str:
     return ", ".join(f"{name}={row[name]}" for name in varied if name in row)
 
 
-def _knee(rows: Sequence[Row], front: Sequence[int]) -> int | None:
+def _knee(rows: Sequence[SweepRow], front: Sequence[int]) -> int | None:
     """The plan of the front that lies deepest below the line between its ends, both axes logarithmic."""
     if len(front) < 3:
         return None
@@ -104,7 +104,7 @@ def _knee(rows: Sequence[Row], front: Sequence[int]) -> int | None:
     return best if depth(best) > 0.05 else None
 
 
-def _figure(rows: Sequence[Row], fronts: Mapping[str, list[int]], varied: Sequence[str]) -> go.Figure:
+def _figure(rows: Sequence[SweepRow], fronts: Mapping[str, list[int]], varied: Sequence[str]) -> go.Figure:
     figure = go.Figure()
     known = [row for row in rows if row["step_time_s"]]
     for number, (model, front) in enumerate(fronts.items()):
@@ -176,7 +176,7 @@ def _memory_axis(low: float, high: float) -> dict[str, Any]:
     }
 
 
-def _label_front(figure: go.Figure, rows: Sequence[Row], front: Sequence[int], varied: Sequence[str]) -> None:
+def _label_front(figure: go.Figure, rows: Sequence[SweepRow], front: Sequence[int], varied: Sequence[str]) -> None:
     """The ends of the front and its knee, by what was asked; below and to the left, where no plan can lie."""
     if not front:
         return
@@ -193,7 +193,7 @@ def _label_front(figure: go.Figure, rows: Sequence[Row], front: Sequence[int], v
         figure.add_annotation(place, text=text, showarrow=False, xshift=-8, yshift=2, font={"size": 11})
 
 
-def _name_models(figure: go.Figure, rows: Sequence[Row], fronts: Mapping[str, list[int]]) -> None:
+def _name_models(figure: go.Figure, rows: Sequence[SweepRow], fronts: Mapping[str, list[int]]) -> None:
     """The name of each model below its smallest plan, with its mark."""
     for number, (model, front) in enumerate(fronts.items()):
         mine = front or [n for n, row in enumerate(rows) if row["step_time_s"] and _model(row) == model]
@@ -204,7 +204,7 @@ def _name_models(figure: go.Figure, rows: Sequence[Row], fronts: Mapping[str, li
         figure.add_annotation(place, text=text, showarrow=False)
 
 
-def _hover(row: Row, varied: Sequence[str], what: str) -> str:
+def _hover(row: SweepRow, varied: Sequence[str], what: str) -> str:
     asked = [f"{name}={safe(row[name])}" for name in varied if name in row]
     return "<br>".join(
         [f"<b>{what}</b>", *asked, f"{float(row['tokens_per_s_per_gpu']):,.0f} tokens/s per GPU",
@@ -212,7 +212,7 @@ def _hover(row: Row, varied: Sequence[str], what: str) -> str:
     )  # fmt: skip
 
 
-def _headline(rows: Sequence[Row], fronts: Mapping[str, list[int]]) -> str:
+def _headline(rows: Sequence[SweepRow], fronts: Mapping[str, list[int]]) -> str:
     known = sum(bool(row["step_time_s"]) for row in rows)
     fitting = sum(row["fits"] == "true" for row in rows)
     if not fitting:
@@ -225,7 +225,7 @@ def _headline(rows: Sequence[Row], fronts: Mapping[str, list[int]]) -> str:
     return f"{count} of {known} plans are worth choosing: no other is both faster and smaller."
 
 
-def _finding(rows: Sequence[Row], fronts: Mapping[str, list[int]], varied: Sequence[str]) -> str:
+def _finding(rows: Sequence[SweepRow], fronts: Mapping[str, list[int]], varied: Sequence[str]) -> str:
     known = sum(bool(row["step_time_s"]) for row in rows)
     fitting = sum(row["fits"] == "true" for row in rows)
     impossible = len(rows) - known
@@ -249,13 +249,13 @@ def _finding(rows: Sequence[Row], fronts: Mapping[str, list[int]], varied: Seque
     return " ".join(told)
 
 
-def _told(row: Row, varied: Sequence[str]) -> str:
+def _told(row: SweepRow, varied: Sequence[str]) -> str:
     rate = f"{float(row['tokens_per_s_per_gpu']):,.0f} tokens/s per GPU"
     asked = _asked(row, varied)
     return f"{asked} ({rate}, {human_bytes(_bytes(row))})" if asked else f"{rate} and {human_bytes(_bytes(row))}"
 
 
-def _table(rows: Sequence[Row], fronts: Mapping[str, list[int]], varied: Sequence[str]) -> Table:
+def _table(rows: Sequence[SweepRow], fronts: Mapping[str, list[int]], varied: Sequence[str]) -> Table:
     found = []
     for model, front in fronts.items():
         knee = _knee(rows, front)

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from fsdp_sim.viz.collectives.scenes import Cell, Scene, cell_of
 from fsdp_sim.viz.collectives.steps import Chunk, Run, Transfer
 from fsdp_sim.viz.shard_maps.cells import CellState
-from fsdp_sim.viz.shard_maps.grid import LOOKS
+from fsdp_sim.viz.shard_maps.grid import CELL_STYLES
 from fsdp_sim.viz.theme import INK, safe
 
 GAP = 0.55  # between two ranks, for the arrows, in cells
@@ -19,11 +19,11 @@ TWICE_UP_TO = 8  # ranks; of more, a step is one scene, and numbers on arrows ar
 
 COLORS = {
     Cell.GAP: ("", "rgba(0,0,0,0)", INK),
-    Cell.NOTHING: ("", LOOKS[CellState.NOTHING].color, INK),
-    Cell.OWN: ("own chunk", LOOKS[CellState.OWN].color, "#FFFFFF"),
-    Cell.COPY: ("copy of another rank's chunk", LOOKS[CellState.GATHERED].color, INK),
-    Cell.PARTIAL: ("own numbers, or a sum over some ranks", LOOKS[CellState.PARTIAL].color, INK),
-    Cell.SUM: ("sum over all ranks", LOOKS[CellState.REDUCED].color, "#FFFFFF"),
+    Cell.NOTHING: ("", CELL_STYLES[CellState.NOTHING].color, INK),
+    Cell.OWN: ("own chunk", CELL_STYLES[CellState.OWN].color, "#FFFFFF"),
+    Cell.COPY: ("copy of another rank's chunk", CELL_STYLES[CellState.GATHERED].color, INK),
+    Cell.PARTIAL: ("own numbers, or a sum over some ranks", CELL_STYLES[CellState.PARTIAL].color, INK),
+    Cell.SUM: ("sum over all ranks", CELL_STYLES[CellState.REDUCED].color, "#FFFFFF"),
     Cell.SUM_COPY: ("copy of a finished sum", "#E3B596", INK),
 }
 ALL_TO_ALL_NAMES = {Cell.COPY: "chunk for another rank", Cell.OWN: "chunk that has arrived"}

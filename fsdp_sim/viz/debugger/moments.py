@@ -15,12 +15,12 @@ from fsdp_sim.timeline import COLLECTIVES, Event, Lane, Memory, Op, Timeline, co
 MOST_OTHERS = 15
 """So many other ranks are looked up: of a thousand nobody reads more."""
 
-Held: TypeAlias = dict[tuple[Memory, str], int]
+LiveBytes: TypeAlias = dict[tuple[Memory, str], int]
 """Bytes by what they are for and by unit."""
 
 
 @dataclass(frozen=True)
-class Elsewhere:
+class OtherRank:
     """Another rank at the same moment.
 
     Attributes:
@@ -53,7 +53,7 @@ class Moment:
     event: Event
     position: int
     events: tuple[Event, ...] = field(repr=False)
-    live: Held
+    live: LiveBytes
     change: int
     peak_bytes: int
     top_bytes: int
@@ -62,7 +62,7 @@ class Moment:
     waited_by: tuple[Event, ...]
     ahead: Event | None
     hidden_s: float
-    others: tuple[Elsewhere, ...]
+    others: tuple[OtherRank, ...]
     n_ranks: int
 
     @property
@@ -160,9 +160,9 @@ def is_compute(event: Event) -> bool:
     return event.op in (Op.FWD, Op.BWD, Op.RECOMPUTE, Op.OPTIM)
 
 
-def _memory(events: tuple[Event, ...], position: int) -> tuple[Held, int, int]:
+def _memory(events: tuple[Event, ...], position: int) -> tuple[LiveBytes, int, int]:
     """What is alive after the event at a position, the most until then, and the most of the whole run."""
-    live: Held = {}
+    live: LiveBytes = {}
     total = peak = peak_until = 0
     for number, event in enumerate(events):
         if event.is_memory:
@@ -191,11 +191,11 @@ def _others(timeline: Timeline, rank: int) -> list[int]:
     return [r for r in timeline.ranks if r != rank][:MOST_OTHERS]
 
 
-def _elsewhere(timeline: Timeline, rank: int, event: Event) -> Elsewhere:
+def _elsewhere(timeline: Timeline, rank: int, event: Event) -> OtherRank:
     events, now_s = events_of(timeline, rank), event.issue_s
     issued = max((e for e in events if e.issue_s <= now_s), key=lambda e: (e.issue_s, e.seq), default=None)
     running = tuple(e for e in events if e.start_s <= now_s < e.end_s and not e.is_memory)
-    return Elsewhere(rank, issued, running, match(timeline, event, rank))
+    return OtherRank(rank, issued, running, match(timeline, event, rank))
 
 
 def _kind(event: Event) -> tuple[Op, Lane, Memory, str, int, int, str]:

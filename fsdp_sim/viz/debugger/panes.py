@@ -7,7 +7,7 @@ from html import escape
 
 from fsdp_sim.timeline import COLLECTIVES, Event, Memory, Timeline
 from fsdp_sim.viz import theme
-from fsdp_sim.viz.debugger.moments import Elsewhere, Held, Moment, change_bytes
+from fsdp_sim.viz.debugger.moments import LiveBytes, Moment, OtherRank, change_bytes
 from fsdp_sim.viz.debugger.sentences import name, sentence
 from fsdp_sim.viz.debugger.sources import CodeLine, learners_line, listing, minis_line, places
 from fsdp_sim.viz.debugger.strip import strip
@@ -86,7 +86,7 @@ def memory(at: Moment, timeline: Timeline) -> str:
     """What is alive once the event has been issued, by category and unit, and what it changes."""
     if not at.top_bytes:
         return "<h4>Alive now</h4><p>This record has no memory events.</p>"
-    by_category: dict[Memory, Held] = defaultdict(dict)
+    by_category: dict[Memory, LiveBytes] = defaultdict(dict)
     for key, n_bytes in at.live.items():
         by_category[key[0]][key] = n_bytes
     rows = []
@@ -154,7 +154,7 @@ def _stack(found: tuple[CodeLine, ...]) -> str:
     return f"<details><summary>Through {through}</summary><ol>{rows}</ol></details>"
 
 
-def _units(held: Held) -> str:
+def _units(held: LiveBytes) -> str:
     """The units that hold most, and of those that hold the same the ones that came first."""
     named = sorted(((n_bytes, unit) for (_, unit), n_bytes in held.items() if unit), key=lambda of: -of[0])
     text = ", ".join(f"{unit} {human_bytes(n)}" for n, unit in named[:MOST_UNITS])
@@ -207,13 +207,13 @@ def _arrivals(at: Moment) -> str:
     return f"Rank {last} came to it last, {human_ms(came[last] - came[first])} after rank {first}."
 
 
-def _doing(other: Elsewhere) -> str:
+def _doing(other: OtherRank) -> str:
     if other.running:
         return ", ".join(name(e) for e in other.running)
     return f"between operations, after: {name(other.issued)}" if other.issued else "has not begun"
 
 
-def _apart(at: Moment, other: Elsewhere) -> str:
+def _apart(at: Moment, other: OtherRank) -> str:
     """How much sooner or later than here the same event is issued there."""
     if other.match is None:
         return "never"

@@ -17,25 +17,25 @@ AROUND = 4  # events before and after a telling one
 
 
 @dataclass(frozen=True)
-class Telling:
+class NotableMoment:
     """A moment worth stopping at, and why."""
 
     title: str
     moment: Moment
 
 
-def telling(timeline: Timeline, rank: int, events: tuple[Event, ...]) -> list[Telling]:
+def telling(timeline: Timeline, rank: int, events: tuple[Event, ...]) -> list[NotableMoment]:
     """Of some events of a rank: where it waited longest for the network, and where most memory was alive."""
     found = []
     moments = [moment(timeline, rank, e.seq) for e in _candidates(events)]
     if exposed := [m for m in moments if m.event.duration_s > m.hidden_s]:
         worst = max(exposed, key=lambda m: m.event.duration_s - m.hidden_s)
         seconds = human_ms(worst.event.duration_s - worst.hidden_s)
-        found.append(Telling(f"The longest wait for the network: {seconds} of the {name(worst.event)}", worst))
+        found.append(NotableMoment(f"The longest wait for the network: {seconds} of the {name(worst.event)}", worst))
     if (peak := _peak(timeline, rank, events)) is not None:
-        found.append(Telling(f"The most memory alive: {human_bytes(peak.live_bytes)}", peak))
+        found.append(NotableMoment(f"The most memory alive: {human_bytes(peak.live_bytes)}", peak))
     if not found and events:
-        found.append(Telling("How it begins", moment(timeline, rank, events[0].seq)))
+        found.append(NotableMoment("How it begins", moment(timeline, rank, events[0].seq)))
     return sorted(found, key=lambda t: t.moment.position)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import ipywidgets as W
 
 from fsdp_sim.forms import State
-from fsdp_sim.viz.explorer.settings import CONTROLLED, SETTINGS, Option, Setting, api_of, chosen, words_of
+from fsdp_sim.viz.explorer.settings import CONTROLLED, SETTINGS, Control, Option, api_of, chosen, words_of
 
 _STYLE = {"description_width": "96px"}
 
@@ -73,11 +73,11 @@ class Controls:
         finally:
             self._quiet = before
 
-    def _text(self, setting: Setting) -> str | None:
+    def _text(self, setting: Control) -> str | None:
         value = self.widgets[setting.key].value
         return setting.options[int(value)][1] if setting.form == "check" else value or None
 
-    def _set(self, widget: Any, setting: Setting, text: str | None) -> None:
+    def _set(self, widget: Any, setting: Control, text: str | None) -> None:
         if setting.form == "check":
             widget.value = text == setting.options[1][1]
             return
@@ -86,7 +86,7 @@ class Controls:
             widget.options = options
         widget.value = text or ""
 
-    def _suit(self, setting: Setting, api: str) -> None:
+    def _suit(self, setting: Control, api: str) -> None:
         self.widgets[setting.key].layout.display = None if setting.suits(api) else "none"
 
     def _on_move(self, change: dict[str, Any]) -> None:
@@ -99,7 +99,7 @@ class Controls:
         self._moved(self.state)
 
 
-def _widget(setting: Setting) -> Any:
+def _widget(setting: Control) -> Any:
     common = {
         "description": setting.label, "tooltip": setting.help, "style": _STYLE,
         "layout": W.Layout(width="auto", min_width="0"),
@@ -111,6 +111,6 @@ def _widget(setting: Setting) -> Any:
     return made(options=options, value=options[0][1], **common)
 
 
-def _offered(setting: Setting, options: tuple[Option, ...]) -> tuple[tuple[str, str], ...]:
+def _offered(setting: Control, options: tuple[Option, ...]) -> tuple[tuple[str, str], ...]:
     """As the widgets want them, which take no None: an empty text is the default."""
     return tuple((setting.shown(option), option[1] or "") for option in options)

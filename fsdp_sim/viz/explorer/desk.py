@@ -19,7 +19,7 @@ from fsdp_sim.viz.explorer.canvas import Canvas
 from fsdp_sim.viz.explorer.controls import Controls
 from fsdp_sim.viz.explorer.dependencies_of import Choice, Key, Operations
 from fsdp_sim.viz.explorer.drawing import legend_html
-from fsdp_sim.viz.explorer.latest import Latest
+from fsdp_sim.viz.explorer.latest import LatestCall
 from fsdp_sim.viz.explorer.scene import Scene, scene
 from fsdp_sim.viz.explorer.still import still
 from fsdp_sim.viz.picture import PNG_VARIABLE, Picture
@@ -27,7 +27,7 @@ from fsdp_sim.viz.picture import PNG_VARIABLE, Picture
 NO_OPERATION = "Click a bar, or step through the operations here: what one waits for and what waits for it lights up."
 
 
-class Shown(NamedTuple):
+class ShownPlan(NamedTuple):
     """A plan that works, and what there is to see of it."""
 
     state: State
@@ -51,13 +51,13 @@ class Explorer:
 
     def __init__(self, state: State, dark: bool | None = None) -> None:
         sim = state.simulate()
-        self.shown = Shown(state, sim, scene(sim))
-        self.pinned: Shown | None = None
+        self.shown = ShownPlan(state, sim, scene(sim))
+        self.pinned: ShownPlan | None = None
         self.message = ""
         self._selected: Key | None = None
         self._operations = Operations(sim.run, self.shown.seen)
         self._quiet = False
-        self._draw = Latest(self._serve)
+        self._draw = LatestCall(self._serve)
         self.controls = Controls(self._draw)
         self.controls.show(state)
         self.canvas = Canvas(self.select, self.shown.seen, theme.DARK if dark else theme.LIGHT)
@@ -114,7 +114,7 @@ class Explorer:
         except (ValueError, TypeError) as error:
             self._refuse(str(error), state)
             return
-        self.shown = Shown(state, sim, seen)
+        self.shown = ShownPlan(state, sim, seen)
         self._operations, choice = Operations(sim.run, seen), None
         if self._selected is not None and (row := self._operations.find(self._selected)) is not None:
             choice = self._operations.choose(row)
@@ -264,7 +264,7 @@ class Explorer:
         display({"text/html": _behind(self.shown), "text/plain": repr(self)}, raw=True)
 
 
-def _behind(shown: Shown) -> str:
+def _behind(shown: ShownPlan) -> str:
     """What a saved notebook shows where widgets do not: the words, and how to have the explorer back."""
     return (
         f"<div class='fsdp-explorer-still'>{words.words_html(shown.state, shown.sim, shown.sim.explain())}"

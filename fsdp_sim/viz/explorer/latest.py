@@ -1,4 +1,4 @@
-"""`Latest`: of wishes that come faster than they can be met, the last one is met, and none twice."""
+"""`LatestCall`: calls that come faster than they can be answered are coalesced, and the latest wins."""
 
 from __future__ import annotations
 
@@ -6,42 +6,42 @@ import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-Wish = TypeVar("Wish")
+Argument = TypeVar("Argument")
 
 
-class Latest(Generic[Wish]):
-    """Calls a function with the newest wish, one call at a time.
+class LatestCall(Generic[Argument]):
+    """Calls a function with the newest argument, one call at a time.
 
-    A callback of a widget may run on any thread, also while another one is being served. A wish that comes meanwhile
-    replaces the one that waits; the thread that is serving takes it up when it is done. So the last always lands.
+    A widget's callback may run on any thread, also while another one is running. A call that comes meanwhile replaces
+    the one that waits, and the thread that is busy makes it when it is done. So the last one is always made.
     """
 
-    def __init__(self, serve: Callable[[Wish], None]) -> None:
-        self._serve = serve
+    def __init__(self, function: Callable[[Argument], None]) -> None:
+        self._function = function
         self._lock = threading.Lock()
-        self._next: list[Wish] = []
-        self._serving = False
+        self._next: list[Argument] = []
+        self._running = False
 
     @property
     def waiting(self) -> bool:
-        """Whether a newer wish waits already, so that what is only a detail of this one may be left out."""
+        """Whether a newer argument waits already, so that what is only a detail of this one may be left out."""
         return bool(self._next)
 
-    def __call__(self, wish: Wish) -> None:
+    def __call__(self, argument: Argument) -> None:
         with self._lock:
-            self._next = [wish]
-            if self._serving:
+            self._next = [argument]
+            if self._running:
                 return
-            self._serving = True
+            self._running = True
         while True:
             with self._lock:
                 if not self._next:
-                    self._serving = False
+                    self._running = False
                     return
                 now = self._next.pop()
             try:
-                self._serve(now)
+                self._function(now)
             except BaseException:
                 with self._lock:
-                    self._serving = False
+                    self._running = False
                 raise

@@ -19,7 +19,7 @@ from fsdp_sim.viz import plotly_js, theme
 from fsdp_sim.viz.explorer import layout_of, words
 from fsdp_sim.viz.explorer.drawing import lane_changes, lane_traces, legend_html, memory_changes, memory_traces
 from fsdp_sim.viz.explorer.scene import Scene, scene
-from fsdp_sim.viz.explorer.settings import SETTING, Setting
+from fsdp_sim.viz.explorer.settings import SETTING, Control
 from fsdp_sim.words import did_you_mean
 
 MOST_FRAMES, MOST_BYTES = 400, 6_000_000  # of which the second is without plotly.js
@@ -129,7 +129,7 @@ def explorer_page(
 
 def _read(key: str, text: str | None) -> str:
     """A value as the explorer's control has it."""
-    setting: Setting | None = SETTING.get(key) or SETTING.get(f"{key}:fsdp2")
+    setting: Control | None = SETTING.get(key) or SETTING.get(f"{key}:fsdp2")
     return next(setting.shown(o) for o in setting.offering(text) if o[1] == text) if setting else str(text)
 
 

@@ -18,7 +18,7 @@ Form = Literal["slider", "menu", "check"]
 
 
 @dataclass(frozen=True)
-class Setting:
+class Control:
     """One control.
 
     Attributes:
@@ -98,65 +98,65 @@ PRECISIONS: dict[str, Mapping[str, str | None]] = {  # the two words that one co
 _FSDP = ("fsdp2", "fsdp1")
 _BUCKETS = ("ddp", "zero1", "zero2")
 SETTINGS = (
-    Setting("model", "model", "menu", tuple((n, n) for n in Model.presets()), "What is trained."),
-    Setting("gpu", "GPU", "menu", tuple((n, n) for n in gpu_names()), "The device of each rank."),
-    Setting(
+    Control("model", "model", "menu", tuple((n, n) for n in Model.presets()), "What is trained."),
+    Control("gpu", "GPU", "menu", tuple((n, n) for n in gpu_names()), "The device of each rank."),
+    Control(
         "api", "API", "menu",
         (("FSDP2: fully_shard", None), ("FSDP1: FullyShardedDataParallel", "fsdp1"),
          ("DDP", "ddp"), ("ZeRO-1", "zero1"), ("ZeRO-2", "zero2")),
         "How the model is distributed.",
     ),
-    Setting("gpus", "GPUs", "slider", _powers(1, 2048), "Ranks, one for each GPU."),
-    Setting(
+    Control("gpus", "GPUs", "slider", _powers(1, 2048), "Ranks, one for each GPU."),
+    Control(
         "bandwidth_gbps", "bandwidth", "slider",
         _numbers(1, 2, 5, 10, 25, 50, 100, 200, 400, 800, 1600, 3200, default="as shipped"),
         "Gigabits per second that a rank can send to other nodes.", unit="Gbit/s",
     ),
-    Setting(
+    Control(
         "latency_us", "latency", "slider", _numbers(0, 2, 5, 10, 20, 50, 100, 200, 500, 1000, default="as shipped"),
         "Microseconds that a message of no bytes takes to another node.", unit="µs",
     ),
-    Setting("micro_batch", "micro-batch", "slider", _numbers(1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64),
+    Control("micro_batch", "micro-batch", "slider", _numbers(1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64),
             "Sequences per rank and micro-batch."),
-    Setting("seq_len", "sequence", "slider", _powers(128, 131072), "Tokens per sequence."),
-    Setting("grad_accum", "accumulate", "slider", (("1", None), *_numbers(2, 3, 4, 6, 8, 12, 16)),
+    Control("seq_len", "sequence", "slider", _powers(128, 131072), "Tokens per sequence."),
+    Control("grad_accum", "accumulate", "slider", (("1", None), *_numbers(2, 3, 4, 6, 8, 12, 16)),
             "Micro-batches per optimizer step."),
-    Setting("forward_prefetch", "fwd prefetch", "slider", _numbers(*range(1, 9), default="implicit"),
+    Control("forward_prefetch", "fwd prefetch", "slider", _numbers(*range(1, 9), default="implicit"),
             "Layers gathered ahead in forward: set_modules_to_forward_prefetch.", ("fsdp2",)),
-    Setting("backward_prefetch", "bwd prefetch", "slider", _numbers(*range(1, 9), default="implicit"),
+    Control("backward_prefetch", "bwd prefetch", "slider", _numbers(*range(1, 9), default="implicit"),
             "Layers gathered ahead in backward: set_modules_to_backward_prefetch.", ("fsdp2",)),
-    Setting("forward_prefetch", "fwd prefetch", "check", OFF_ON, "FSDP1's forward_prefetch.", ("fsdp1",)),
-    Setting("backward_prefetch", "bwd prefetch", "menu",
+    Control("forward_prefetch", "fwd prefetch", "check", OFF_ON, "FSDP1's forward_prefetch.", ("fsdp1",)),
+    Control("backward_prefetch", "bwd prefetch", "menu",
             (("BACKWARD_PRE", None), ("BACKWARD_POST", "BACKWARD_POST"), ("none", "none")),
             "FSDP1's backward_prefetch; `none` is torch's None.", ("fsdp1",)),
-    Setting("limit_all_gathers", "rate limiter", "check", ON_OFF, "FSDP1's limit_all_gathers.", ("fsdp1",)),
-    Setting("sharding_strategy", "strategy", "menu",
+    Control("limit_all_gathers", "rate limiter", "check", ON_OFF, "FSDP1's limit_all_gathers.", ("fsdp1",)),
+    Control("sharding_strategy", "strategy", "menu",
             (("FULL_SHARD", None), *((s, s) for s in ("SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD",
                                                       "_HYBRID_SHARD_ZERO2"))),
             "FSDP1's ShardingStrategy.", ("fsdp1",)),
-    Setting("reshard_after_forward", "reshard", "menu",
+    Control("reshard_after_forward", "reshard", "menu",
             (("all but the root (default)", None), ("true", "true"), ("false: keep until backward", "false"),
              *((f"to groups of {n}", str(n)) for n in (2, 4, 8, 16))),
             "reshard_after_forward: what becomes of whole parameters after forward.", ("fsdp2",)),
-    Setting("shard_size", "HSDP shards", "slider", _powers(1, 1024, default="all ranks"),
+    Control("shard_size", "HSDP shards", "slider", _powers(1, 1024, default="all ranks"),
             "Ranks that share one copy of the parameters; the copies are replicas (HSDP).", _FSDP),
-    Setting("precision", "precision", "menu", tuple((name, name) for name in PRECISIONS),
+    Control("precision", "precision", "menu", tuple((name, name) for name in PRECISIONS),
             "Dtype of gathers and compute, and of the gradients' reduction."),
-    Setting("activation_checkpointing", "checkpoint", "menu",
+    Control("activation_checkpointing", "checkpoint", "menu",
             (("off", None), ("full", "full"), ("selective", "selective"), ("every 2nd block", "2"),
              ("every 4th block", "4")),
             "Which activations are computed again in backward instead of kept."),
-    Setting("cpu_offload", "CPU offload", "check", OFF_ON, "Shards, gradients, optimizer in the CPU's memory.", _FSDP),
-    Setting("separate_reduce_scatter_group", "own RS group", "check", OFF_ON,
+    Control("cpu_offload", "CPU offload", "check", OFF_ON, "Shards, gradients, optimizer in the CPU's memory.", _FSDP),
+    Control("separate_reduce_scatter_group", "own RS group", "check", OFF_ON,
             "set_separate_reduce_scatter_group: reduce-scatters do not queue before all-gathers.", ("fsdp2",)),
-    Setting("reduce_scatter_max_input_buffers", "RS buffers", "slider", (("1", None), *_numbers(2, 3, 4)),
+    Control("reduce_scatter_max_input_buffers", "RS buffers", "slider", (("1", None), *_numbers(2, 3, 4)),
             "set_reduce_scatter_max_input_buffers.", ("fsdp2",)),
-    Setting("bucket_cap_mb", "bucket MiB", "slider", _numbers(1, 5, 10, 25, 50, 100, 200, default="25"),
+    Control("bucket_cap_mb", "bucket MiB", "slider", _numbers(1, 5, 10, 25, 50, 100, 200, default="25"),
             "The size of a bucket of gradients.", _BUCKETS),
-    Setting("compile", "compile", "check", OFF_ON, "torch.compile of each block."),
-    Setting("straggler", "straggler ×", "slider", (("1", None), *_numbers(1.05, 1.1, 1.2, 1.3, 1.5, 2, 3)),
+    Control("compile", "compile", "check", OFF_ON, "torch.compile of each block."),
+    Control("straggler", "straggler ×", "slider", (("1", None), *_numbers(1.05, 1.1, 1.2, 1.3, 1.5, 2, 3)),
             "How many times as long the last rank computes."),
-    Setting("jitter", "jitter", "slider", (("0", None), *_numbers(0.01, 0.02, 0.05, 0.1, 0.2)),
+    Control("jitter", "jitter", "slider", (("0", None), *_numbers(0.01, 0.02, 0.05, 0.1, 0.2)),
             "How much every computation varies from rank to rank and from time to time."),
 )  # fmt: skip
 SETTING = {setting.key: setting for setting in SETTINGS}
@@ -167,7 +167,7 @@ def api_of(texts: Mapping[str, str]) -> str:
     return texts.get("api", "fsdp2").lower()
 
 
-def chosen(setting: Setting, texts: Mapping[str, str]) -> str | None:
+def chosen(setting: Control, texts: Mapping[str, str]) -> str | None:
     """The option of a setting that a state means."""
     if setting.word != "precision":
         text = texts.get(setting.word)
@@ -189,7 +189,7 @@ def chosen(setting: Setting, texts: Mapping[str, str]) -> str | None:
     )
 
 
-def words_of(setting: Setting, option: str | None) -> dict[str, str | None]:
+def words_of(setting: Control, option: str | None) -> dict[str, str | None]:
     """What the choice of an option writes into the state."""
     if setting.word != "precision":
         return {setting.word: option}

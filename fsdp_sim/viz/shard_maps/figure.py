@@ -20,7 +20,16 @@ from fsdp_sim.viz.frames import (
     words_of,
 )
 from fsdp_sim.viz.shard_maps.cells import CellState
-from fsdp_sim.viz.shard_maps.grid import COLUMNS, LOOKS, Grid, legend_traces, moving_traces, outline, style, used_kinds
+from fsdp_sim.viz.shard_maps.grid import (
+    CELL_STYLES,
+    COLUMNS,
+    Grid,
+    legend_traces,
+    moving_traces,
+    outline,
+    style,
+    used_kinds,
+)
 from fsdp_sim.viz.shard_maps.scenes import Scene
 from fsdp_sim.viz.theme import safe
 from fsdp_sim.words import human_bytes
@@ -32,11 +41,11 @@ MEMORY_HEADING_PX, MEMORY_PX = 30, 64
 SECONDS_EACH = 2.2
 
 KINDS_OF_MEMORY = (  # what the memory strip and the table tell apart
-    ("parameter shards", (Memory.SHARDED,), LOOKS[CellState.OWN].color),
-    ("optimizer state", (Memory.OPTIMIZER,), LOOKS[CellState.OPTIMIZER].color),
-    ("gradient shards", (Memory.RS_OUTPUT,), LOOKS[CellState.REDUCED].color),
-    ("gathered parameters", (Memory.UNSHARDED, Memory.AG_OUTPUT), LOOKS[CellState.GATHERED].color),
-    ("whole gradients", (Memory.UNSHARDED_GRAD, Memory.RS_INPUT), LOOKS[CellState.PARTIAL].color),
+    ("parameter shards", (Memory.SHARDED,), CELL_STYLES[CellState.OWN].color),
+    ("optimizer state", (Memory.OPTIMIZER,), CELL_STYLES[CellState.OPTIMIZER].color),
+    ("gradient shards", (Memory.RS_OUTPUT,), CELL_STYLES[CellState.REDUCED].color),
+    ("gathered parameters", (Memory.UNSHARDED, Memory.AG_OUTPUT), CELL_STYLES[CellState.GATHERED].color),
+    ("whole gradients", (Memory.UNSHARDED_GRAD, Memory.RS_INPUT), CELL_STYLES[CellState.PARTIAL].color),
 )
 
 

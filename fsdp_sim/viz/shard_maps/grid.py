@@ -29,7 +29,7 @@ NO_CELL = "rgba(0,0,0,0)"
 
 
 @dataclass(frozen=True)
-class Look:
+class CellStyle:
     """Of one `CellState`: its legend entry, colour and pattern."""
 
     name: str
@@ -37,22 +37,22 @@ class Look:
     pattern: str = ""
 
 
-LOOKS = {
-    CellState.GAP: Look("", NO_CELL),
-    CellState.NOTHING: Look("", "rgba(110,125,140,0.13)"),
-    CellState.EMPTY: Look("own shard without elements", "rgba(110,125,140,0.13)", "."),
-    CellState.OWN: Look("own parameters", "#0072B2"),
-    CellState.GATHERED: Look("gathered copy", "#8FD0F5"),
-    CellState.SLICE: Look("slice kept after forward", "#4FA3D1", "."),
-    CellState.STALE: Look("copy out of date", "#A9B4BE", "x"),
-    CellState.PARTIAL: Look("gradient of this rank's data alone", "#F2A97F", "/"),
-    CellState.SENT: Look("reduced already, not yet freed", "rgba(242,169,127,0.35)"),
-    CellState.GROUP: Look("reduced within the group alone", "#D5803F", "\\"),
-    CellState.REDUCED: Look("gradient averaged over all ranks", "#B5481A"),
-    CellState.OPTIMIZER: Look("optimizer state", MEMORY[Memory.OPTIMIZER].color),
-    CellState.ON_CPU: Look("in the CPU's memory", "#55663F", "-"),
+CELL_STYLES = {
+    CellState.GAP: CellStyle("", NO_CELL),
+    CellState.NOTHING: CellStyle("", "rgba(110,125,140,0.13)"),
+    CellState.EMPTY: CellStyle("own shard without elements", "rgba(110,125,140,0.13)", "."),
+    CellState.OWN: CellStyle("own parameters", "#0072B2"),
+    CellState.GATHERED: CellStyle("gathered copy", "#8FD0F5"),
+    CellState.SLICE: CellStyle("slice kept after forward", "#4FA3D1", "."),
+    CellState.STALE: CellStyle("copy out of date", "#A9B4BE", "x"),
+    CellState.PARTIAL: CellStyle("gradient of this rank's data alone", "#F2A97F", "/"),
+    CellState.SENT: CellStyle("reduced already, not yet freed", "rgba(242,169,127,0.35)"),
+    CellState.GROUP: CellStyle("reduced within the group alone", "#D5803F", "\\"),
+    CellState.REDUCED: CellStyle("gradient averaged over all ranks", "#B5481A"),
+    CellState.OPTIMIZER: CellStyle("optimizer state", MEMORY[Memory.OPTIMIZER].color),
+    CellState.ON_CPU: CellStyle("in the CPU's memory", "#55663F", "-"),
 }
-PATTERNED = tuple(held for held, look in LOOKS.items() if look.pattern)
+PATTERNED = tuple(held for held, look in CELL_STYLES.items() if look.pattern)
 _MARK = {"fgcolor": "#FFFFFF", "fgopacity": 0.85, "fillmode": "overlay", "size": 6, "solidity": 0.22}
 
 
@@ -227,10 +227,12 @@ def moving_traces(grid: Grid, scene: Scene, used: Sequence[CellState], x: str = 
 
 def style(grid: Grid, traces: Sequence[Any], used: Sequence[CellState]) -> list[Any]:
     """The same traces with what stays as it is: colours, edges, patterns."""
-    kinds = list(LOOKS)
+    kinds = list(CELL_STYLES)
     last = len(kinds) - 1
     scale = [
-        [edge, LOOKS[held].color] for k, held in enumerate(kinds) for edge in (k / (last + 1), (k + 1) / (last + 1))
+        [edge, CELL_STYLES[held].color]
+        for k, held in enumerate(kinds)
+        for edge in (k / (last + 1), (k + 1) / (last + 1))
     ]
     heat, *bars, frame = traces
     heat.update(
@@ -238,7 +240,7 @@ def style(grid: Grid, traces: Sequence[Any], used: Sequence[CellState]) -> list[
         hovertext=grid.names(), hoverinfo="text",
     )  # fmt: skip
     for held, bar in zip((h for h in used if h in PATTERNED), bars, strict=True):
-        look = LOOKS[held]
+        look = CELL_STYLES[held]
         bar.update(
             name=look.name, width=0.94, hoverinfo="skip", showlegend=False,
             marker={"color": look.color, "line": {"width": 0}, "pattern": {"shape": look.pattern, **_MARK}},
@@ -259,7 +261,7 @@ def outline(grid: Grid, x: str = "x", y: str = "y", width: float = 2) -> go.Scat
 def legend_traces(used: Sequence[CellState], x: str = "x", y: str = "y") -> Iterator[Any]:
     """A legend entry for each kind of cell that occurs; bars, so that patterns show."""
     for held in used:
-        look = LOOKS[held]
+        look = CELL_STYLES[held]
         if look.name:
             pattern = {"shape": look.pattern, **_MARK}
             yield go.Bar(

@@ -32,7 +32,7 @@ LOW, HIGH = 5, 95  # per cent of the ranks
 ALIKE = 0.03  # of a step: a rank that computes at most this much longer than the median is no straggler
 
 
-class Same(NamedTuple):
+class OperationKey(NamedTuple):
     """What is the same about an operation on all ranks."""
 
     op: Op
@@ -46,7 +46,7 @@ class Same(NamedTuple):
 class Bands:
     """One step of many ranks: arrays of shape (operations, ranks), not a number where a rank lacks an operation."""
 
-    ops: tuple[Same, ...]
+    ops: tuple[OperationKey, ...]
     ranks: tuple[int, ...]
     start_s: np.ndarray
     end_s: np.ndarray
@@ -105,7 +105,7 @@ def bands_of_run(run: Run, step: int = -1) -> Bands:
     run.step_time_s(step)  # or an error
     step %= len(run.step_ends_s)
     rows = [k for k, i in enumerate(run.ops) if i.step == step]
-    ops = tuple(Same(i.op, shown_lane(i), i.unit, i.phase, i.micro_batch) for i in (run.ops[k] for k in rows))
+    ops = tuple(OperationKey(i.op, shown_lane(i), i.unit, i.phase, i.micro_batch) for i in (run.ops[k] for k in rows))
     columns = run.columns
     start_s, end_s = (run.array([column[k] for k in rows]) for column in (columns.start_s, columns.end_s))
     return Bands(ops, tuple(range(run.ranks)), start_s, end_s)
@@ -114,13 +114,13 @@ def bands_of_run(run: Run, step: int = -1) -> Bands:
 def bands_of(timeline: Timeline, step: int) -> Bands:
     """A step of a timeline on all its ranks; an operation is found again by what it is and how often it came before."""
     place = {rank: n for n, rank in enumerate(timeline.ranks)}
-    rows: dict[tuple[Same, int], int] = {}
-    seen: dict[int, dict[Same, int]] = defaultdict(dict)
+    rows: dict[tuple[OperationKey, int], int] = {}
+    seen: dict[int, dict[OperationKey, int]] = defaultdict(dict)
     found: list[tuple[int, int, float, float]] = []
     for e in timeline.ops:
         if e.step != step:
             continue
-        same = Same(e.op, e.lane, e.unit, e.phase, e.micro_batch)
+        same = OperationKey(e.op, e.lane, e.unit, e.phase, e.micro_batch)
         before = seen[e.rank].get(same, 0)
         seen[e.rank][same] = before + 1
         found.append((rows.setdefault((same, before), len(rows)), place[e.rank], e.start_s, e.end_s))

@@ -17,7 +17,7 @@ from fsdp_sim.timeline import Phase
 from fsdp_sim.viz import theme
 from fsdp_sim.viz.steps.memory_strip import Strip
 from fsdp_sim.viz.steps.rows import rows_of
-from fsdp_sim.viz.steps.step_view import StepView, Stretch
+from fsdp_sim.viz.steps.step_view import PhaseSpan, StepView
 from fsdp_sim.viz.theme import safe
 from fsdp_sim.words import human_bytes, human_ms
 
@@ -127,7 +127,7 @@ def _write_lanes(layout: Layout, panel: Panel, place: Any, top_px: float) -> Non
         _bracket(layout, stretch, many, span_ms, place(top_px - 4), place(top_px - 8))
 
 
-def _bracket(layout: Layout, stretch: Stretch, many: bool, span_ms: float, low: float, high: float) -> None:
+def _bracket(layout: Layout, stretch: PhaseSpan, many: bool, span_ms: float, low: float, high: float) -> None:
     """A bracket over a phase, in the colour of its bars, with its name as long as there is room for it."""
     start_ms, end_ms = stretch.start_s * 1e3, stretch.end_s * 1e3
     inset = min(span_ms / 600, (end_ms - start_ms) / 4)

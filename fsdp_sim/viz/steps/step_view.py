@@ -33,7 +33,7 @@ MAX_RANKS = 4  # drawn when nobody says which: two timelines of four ranks with 
 MAX_BARS = 2_000  # more than this few pixels cannot show, and plotly draws slowly
 
 
-class Stretch(NamedTuple):
+class PhaseSpan(NamedTuple):
     """The part of a step from the first computation of a phase to that of the next; in seconds since the step began."""
 
     phase: Phase
@@ -161,7 +161,7 @@ class StepView:
     def mean_overlap(self) -> float:
         return float(np.mean([self.overlap(rank) for rank in self.timeline.ranks]))
 
-    def stretches(self, rank: int) -> list[Stretch]:
+    def stretches(self, rank: int) -> list[PhaseSpan]:
         """The phases of the step on a rank, micro-batch by micro-batch, without gaps: a phase begins with its first
         computation and the first one with the step, so that what it waited for at its end still belongs to it.
         """
@@ -173,7 +173,7 @@ class StepView:
             if not begun or begun[-1][:2] != (e.phase, micro_batch):
                 begun.append((e.phase, micro_batch, e.start_s - self.origin_s if begun else 0.0))
         ends = [start_s for _, _, start_s in begun[1:]] + [self.step_s]
-        return [Stretch(*first, end_s) for first, end_s in zip(begun, ends, strict=False)]
+        return [PhaseSpan(*first, end_s) for first, end_s in zip(begun, ends, strict=False)]
 
     def live(self, rank: int) -> tuple[np.ndarray, dict[Memory, np.ndarray]]:
         """Live bytes of a rank during the step: what was alive when it began, each change, and what was left.

@@ -28,7 +28,7 @@ from labs.cluster.pretend.hooks import check_hooks, give_hooks
 from labs.cluster.pretend.network import ClockWire, GpuWire, Seconds, Wire, instant
 from labs.cluster.pretend.recorder import Clock, GpuClock, Piece, Tape, ThreadClock
 from labs.cluster.pretend.streams import Clocks
-from labs.cluster.process_group import Place
+from labs.cluster.process_group import RankPlace
 from labs.config import TrainConfig
 from labs.experiments.result import this_machine
 from labs.loop.optimizer import make_optimizer
@@ -58,9 +58,9 @@ class Setup:
     unshard_async_op: bool = False
 
     @property
-    def place(self) -> Place:
+    def place(self) -> RankPlace:
         local = min(self.cluster.node_size, self.cluster.gpus)
-        return Place(0, self.cluster.gpus, 0, local, torchrun=True)
+        return RankPlace(0, self.cluster.gpus, 0, local, torchrun=True)
 
     @property
     def mesh_shape(self) -> tuple[int, ...]:

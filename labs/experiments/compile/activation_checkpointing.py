@@ -10,11 +10,11 @@ import torch.distributed as dist
 
 from fsdp_sim import ranks as processes
 from fsdp_sim.measure import live_bytes
-from labs.cluster.process_group import Place
+from labs.cluster.process_group import RankPlace
 from labs.cluster.torchrun import train
 from labs.config import TrainConfig
 from labs.data import load_corpus
-from labs.experiments.result import Row
+from labs.experiments.result import ResultRow
 from labs.loop.optimizer import make_optimizer
 from labs.loop.step import train_step
 from labs.measure.simulated import peak_memory_bytes, simulated
@@ -39,7 +39,7 @@ def arguments(n_layer: int) -> tuple[str, ...]:
 
 def predict_peak_bytes(how: str, ranks: int = 2, n_layer: int = 5, device: str = "cpu") -> int:
     """The most bytes of tensors on a rank, by the simulator; nothing is run."""
-    config, place = _config(how, n_layer), Place(0, ranks, 0, ranks)
+    config, place = _config(how, n_layer), RankPlace(0, ranks, 0, ranks)
     return peak_memory_bytes(config, simulated(config, config.model_config, place, torch.device(device)))
 
 
@@ -50,7 +50,7 @@ def measure_peak_bytes(hows: Sequence[str] = HOW, ranks: int = 2, n_layer: int =
         rank, found = dist.get_rank(), []
         for how in hows:
             config = _config(how, n_layer)
-            wrapped = wrap(config, config.model_config, Place(rank, ranks, rank, ranks), torch.device("cpu"))
+            wrapped = wrap(config, config.model_config, RankPlace(rank, ranks, rank, ranks), torch.device("cpu"))
             optimizer = make_optimizer(wrapped, config)
             batch = load_corpus().loader(SEQ_LEN, ROWS).rows(0, rank, ranks)
             train_step(wrapped, optimizer, batch, 0, config)
@@ -63,7 +63,7 @@ def measure_peak_bytes(hows: Sequence[str] = HOW, ranks: int = 2, n_layer: int =
     return {how: max(found) for how, *found in zip(hows, *of_ranks, strict=True)}
 
 
-def checkpointing(ranks: int = 2, n_layer: int = 5, hows: Sequence[str] = HOW, device: str = "cpu") -> list[Row]:
+def checkpointing(ranks: int = 2, n_layer: int = 5, hows: Sequence[str] = HOW, device: str = "cpu") -> list[ResultRow]:
     """The trainer with each: memory and time, predicted and measured.
 
     Raises:
@@ -75,7 +75,7 @@ def checkpointing(ranks: int = 2, n_layer: int = 5, hows: Sequence[str] = HOW, d
         asked = () if how == "none" else (f"--activation_checkpointing={how}",)
         report = train(*asked, *arguments(n_layer), "--predict=true", ranks=ranks, device=device).report
         name = f"checkpointing {how}"
-        rows.append(Row(name, "peak memory", predicted / MB, report["tensor_bytes"] / MB, "MB"))
+        rows.append(ResultRow(name, "peak memory", predicted / MB, report["tensor_bytes"] / MB, "MB"))
         steps_s = [one["predicted"] for one in report["compared"] if one["what"] == "step time"]
-        rows.append(Row(name, "step time", 1e3 * steps_s[0] if steps_s else None, 1e3 * report["step_s"], "ms"))
+        rows.append(ResultRow(name, "step time", 1e3 * steps_s[0] if steps_s else None, 1e3 * report["step_s"], "ms"))
     return rows

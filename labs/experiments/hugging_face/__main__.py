@@ -25,7 +25,7 @@ from rich.console import Console
 
 from fsdp_sim.accelerators import hide
 from fsdp_sim.ranks import RanksError
-from labs.cluster.process_group import Place, find_device, process_group, use_threads
+from labs.cluster.process_group import RankPlace, find_device, process_group, use_threads
 from labs.experiments.hugging_face import models
 from labs.experiments.hugging_face.batches import Task
 from labs.experiments.hugging_face.experiment import WAYS, compared, run
@@ -66,7 +66,7 @@ def main() -> int:
     """The command; returns its exit status."""
     asked = tyro.cli(HuggingFaceOptions, description=__doc__)
     try:
-        place = Place.read(os.environ)
+        place = RankPlace.read(os.environ)
         result = trained(asked, place) if place.torchrun else both(asked)
     except (ValueError, ImportError, OSError) as error:
         print(f"labs.experiments.hugging_face: {error}", file=sys.stderr)
@@ -96,7 +96,7 @@ def both(asked: HuggingFaceOptions) -> Result:
     return run(families, steps=asked.steps, checkpointing=asked.checkpointing)
 
 
-def trained(asked: HuggingFaceOptions, place: Place) -> Result:
+def trained(asked: HuggingFaceOptions, place: RankPlace) -> Result:
     """On the ranks of torchrun, of which this is one."""
     family = asked.family or "t5"
     task = Task(

@@ -1,9 +1,9 @@
 """The parity ladder: the same GPT, seed and text trained in every way, and where two ways part.
 
-    ladder = climb(Setting(ranks=2))
+    ladder = climb(LadderConfig(ranks=2))
     ladder                                  # in a notebook a table, in a terminal the same as text
     ladder["mini-fsdp"].against_above       # bit by bit, and to a tolerance
-    climb(Setting(ranks=2), broken={"mini-fsdp": "stale-shard"})
+    climb(LadderConfig(ranks=2), broken={"mini-fsdp": "stale-shard"})
 
 Every rung runs on ranks of its own (`fsdp_sim.ranks.run`), with the same loop. A rung is compared with the nearest rung
 above it that is right, and with one process on the whole batch: see `labs.experiments.ladder.divergence`. A rung of the
@@ -41,7 +41,7 @@ from labs.experiments.ladder.divergence import (
     noise_elements,
 )
 from labs.experiments.ladder.faults import FAULTS, Fault, check_fault
-from labs.experiments.ladder.on_ranks import STEP, Setting, Spans, train
+from labs.experiments.ladder.on_ranks import STEP, LadderConfig, Spans, train
 from labs.experiments.ladder.rungs import RUNGS, Rung
 from labs.model.gpt import did_you_mean
 
@@ -109,7 +109,7 @@ class RungResult:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Climbed:
+class _ComparedRun:
     """A run, as long as others are compared with it."""
 
     name: str
@@ -144,12 +144,12 @@ def _why_not(name: str, ranks: int, batch: int) -> str:
     return ""
 
 
-def _ranks_of(rung: Rung, setting: Setting) -> int:
+def _ranks_of(rung: Rung, setting: LadderConfig) -> int:
     return 1 if rung.name == ONE else rung.ranks or setting.ranks
 
 
 def climb(
-    setting: Setting | None = None,
+    setting: LadderConfig | None = None,
     rungs: Iterable[str] | None = None,
     *,
     broken: Mapping[str, str | Fault] | None = None,
@@ -166,7 +166,7 @@ def climb(
         ValueError: a rung or a fault that does not exist or does not go; nothing has been started.
         RanksError: a rung failed.
     """
-    setting, broken = setting or Setting(), dict(broken or {})
+    setting, broken = setting or LadderConfig(), dict(broken or {})
     names = choose(rungs, setting.ranks, setting.batch)
     for name, fault in broken.items():
         if isinstance(fault, str):
@@ -176,7 +176,7 @@ def climb(
     noise = noise_elements(setting.build, *setting.rows(0, 0, 1))
     to_one = setting.tolerance
     rows: list[RungResult] = []
-    seen: list[_Climbed] = []  # the ones that others are compared with: one process, the last right one, twins
+    seen: list[_ComparedRun] = []  # the ones that others are compared with: one process, the last right one, twins
     for name in (progress or _bar)(names):
         row, climbed = _climb_one(setting, RUNGS[name], broken.get(name), seen, noise, to_one)
         rows.append(row)
@@ -188,7 +188,7 @@ def climb(
     return Ladder(setting, rows, noise, to_one)
 
 
-def _other_order(setting: Setting, one: _Climbed, noise: Tensors) -> float:
+def _other_order(setting: LadderConfig, one: _ComparedRun, noise: Tensors) -> float:
     """How far one process gets from itself by adding the batch up in parts, see `divergence`."""
     parts = max(setting.ranks, 2)
     if setting.batch % parts:
@@ -203,8 +203,13 @@ def _bar(names: Sequence[str]) -> Iterable[str]:
 
 
 def _climb_one(
-    setting: Setting, rung: Rung, broken: str | Fault | None, seen: list[_Climbed], noise: Tensors, to_one: float
-) -> tuple[RungResult, _Climbed]:
+    setting: LadderConfig,
+    rung: Rung,
+    broken: str | Fault | None,
+    seen: list[_ComparedRun],
+    noise: Tensors,
+    to_one: float,
+) -> tuple[RungResult, _ComparedRun]:
     ranks = _ranks_of(rung, setting)
     fault = FAULTS[broken] if isinstance(broken, str) else broken
     results = run(train, ranks, setting, rung.name, fault, title=rung.title, progress=False, show_output=False)
@@ -213,7 +218,7 @@ def _climb_one(
     by_name = {c.name: c for c in seen}
     n_shards = rung.n_shards(ranks) if rung.n_shards else None
 
-    def compare(other: _Climbed | None) -> Comparison | None:
+    def compare(other: _ComparedRun | None) -> Comparison | None:
         if other is None:
             return None
         same_order = other.name != ONE and len(other.runs) == ranks
@@ -244,10 +249,10 @@ def _climb_one(
         program=_first_other_collective(twin, program) if twin else None,
         memory=_more_memory(twin, peak_bytes, setting.steps) if twin else None,
     )
-    return row, _Climbed(rung.name, runs, program, peak_bytes, not row.divergences)
+    return row, _ComparedRun(rung.name, runs, program, peak_bytes, not row.divergences)
 
 
-def _more_memory(twin: _Climbed, peak_bytes: int, steps: int) -> Divergence | None:
+def _more_memory(twin: _ComparedRun, peak_bytes: int, steps: int) -> Divergence | None:
     if peak_bytes <= MORE_MEMORY * twin.peak_bytes:
         return None
     held, other = human_bytes(peak_bytes), human_bytes(twin.peak_bytes)
@@ -269,7 +274,7 @@ def _counts(events: Iterable[Event]) -> dict[Op, Count]:
     return {op: (numbers[op], n_bytes[op]) for op in numbers}
 
 
-def _first_other_collective(twin: _Climbed, program: list[tuple[int, Phase, Event]]) -> Divergence | None:
+def _first_other_collective(twin: _ComparedRun, program: list[tuple[int, Phase, Event]]) -> Divergence | None:
     """The first step, phase and unit in which two rungs do not issue the same collectives in the same order."""
 
     def lines(issued: list[tuple[int, Phase, Event]]) -> list[tuple[int, Phase, Op, str, int, int]]:
@@ -300,7 +305,7 @@ def _norm(tensors: Tensors) -> float:
 class Ladder:
     """What `climb` found; ``ladder["mini-fsdp"]`` is a row."""
 
-    setting: Setting
+    setting: LadderConfig
     rows: list[RungResult]
     noise: Tensors
     to_one: float

@@ -31,7 +31,7 @@ STEP = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 
 
 @dataclasses.dataclass(frozen=True)
-class Setting:
+class LadderConfig:
     """What all rungs train.
 
     Attributes:
@@ -87,7 +87,7 @@ Spans = list[tuple[int, Phase, float, float]]
 
 
 def train(
-    setting: Setting, name: str, fault: Fault | None = None, micro_batches: int | None = None
+    setting: LadderConfig, name: str, fault: Fault | None = None, micro_batches: int | None = None
 ) -> tuple[RankRun, Spans, int]:
     """What a rank runs.
 

@@ -20,7 +20,7 @@ from torch.distributed.fsdp import fully_shard
 
 from fsdp_sim.ranks import RanksError, run
 from labs.cluster.flight_recorder import Dump, Finding, diagnose, read, recorded
-from labs.cluster.process_group import Place
+from labs.cluster.process_group import RankPlace
 from labs.config import TrainConfig
 from labs.experiments.nodes.traffic import program_of
 from labs.loop.minimal import make_optimizer, shard, train_step
@@ -71,7 +71,7 @@ def hang(rank: int = 1, unit: str = "layers.3", step: int = 1, ranks: int = 4) -
             dumps = read(Path(folder))
         except ValueError:
             raise RuntimeError(f"no rank wrote a dump before it ended: {said}") from None
-    program = program_of(TrainConfig(api="fsdp2"), Place(world_size=ranks, local_world_size=ranks))
+    program = program_of(TrainConfig(api="fsdp2"), RankPlace(world_size=ranks, local_world_size=ranks))
     return Hang(dumps, diagnose(dumps, program), said, why)
 
 

@@ -19,7 +19,7 @@ import torch
 
 from fsdp_sim.schedule import Instruction
 from fsdp_sim.timeline import COLLECTIVES, Op
-from labs.cluster.process_group import Place
+from labs.cluster.process_group import RankPlace
 from labs.config import TrainConfig
 from labs.measure.simulated import simulated
 from labs.wrapping.mesh import is_hybrid
@@ -30,13 +30,13 @@ ROUNDS = {Op.ALL_GATHER: 1, Op.REDUCE_SCATTER: 1, Op.ALL_REDUCE: 2}
 ROUNDS_OF_GLOO = ROUNDS | {Op.REDUCE_SCATTER: 2}
 
 
-def program_of(config: TrainConfig, place: Place) -> list[Instruction]:
+def program_of(config: TrainConfig, place: RankPlace) -> list[Instruction]:
     """The collectives of one step, in the order in which each rank issues them."""
     simulation = simulated(config, config.model_config, place, torch.device("cpu"))
     return [i for i in simulation.program.ops if i.step == 0 and i.op in COLLECTIVES]
 
 
-def across_bytes(config: TrainConfig, place: Place, *, gloo: bool = True) -> float:
+def across_bytes(config: TrainConfig, place: RankPlace, *, gloo: bool = True) -> float:
     """Bytes that each node sends to the next in a step.
 
     Args:
@@ -61,6 +61,6 @@ def _sent(i: Instruction, rounds: int) -> float:
     return rounds * i.bytes * (i.group_size - 1) / i.group_size
 
 
-def _rings(config: TrainConfig, place: Place) -> int:
+def _rings(config: TrainConfig, place: RankPlace) -> int:
     """Rings that leave a node at once: each of its ranks has one among the copies of its shards."""
     return place.local_world_size if is_hybrid(config) else 1

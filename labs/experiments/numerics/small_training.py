@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from labs.checkpoint.state import whole
-from labs.cluster.process_group import Place
+from labs.cluster.process_group import RankPlace
 from labs.config import TrainConfig
 from labs.data import load_corpus
 from labs.model import build
@@ -28,7 +28,7 @@ def rows_of(n: int, first: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
 def spread(**changes: Any) -> Wrapped:
     """`MODEL` spread over the ranks of this call."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    place = Place(rank, ranks, rank, ranks)
+    place = RankPlace(rank, ranks, rank, ranks)
     return wrap(TrainConfig(n_layer=MODEL.n_layer, **changes), MODEL, place, torch.device("cpu"))
 
 

@@ -11,10 +11,10 @@ import torch.distributed as dist
 from fsdp_sim.ranks import run, track
 from fsdp_sim.timeline import Op, Timeline
 from fsdp_sim.timeline.analysis import median_step
-from labs.cluster.process_group import Place
+from labs.cluster.process_group import RankPlace
 from labs.config import TrainConfig
 from labs.experiments.on_rank import on_rank
-from labs.experiments.result import Row
+from labs.experiments.result import ResultRow
 from labs.measure.profiling import Recording, gathered, profiled
 from labs.measure.simulated import simulated
 from labs.measure.step_summary import COMPUTE, ROOT, summarize
@@ -39,7 +39,7 @@ def configs(base: TrainConfig) -> dict[str, TrainConfig]:
 
 def predicted_step(config: TrainConfig, ranks: int, device: str = "cpu") -> Timeline:
     """The program that torch will issue, with the catalogue's costs."""
-    place = Place(0, ranks, 0, ranks, torchrun=True)
+    place = RankPlace(0, ranks, 0, ranks, torchrun=True)
     return simulated(config, config.model_config, place, torch.device(device)).timeline
 
 
@@ -91,12 +91,12 @@ def _profile(settings: Sequence[TrainConfig]) -> list[Recording | None]:
     return found
 
 
-def order_rows(predicted: Mapping[str, Timeline], measured: Mapping[str, Timeline]) -> list[Row]:
+def order_rows(predicted: Mapping[str, Timeline], measured: Mapping[str, Timeline]) -> list[ResultRow]:
     """What each setting issues ahead, as predicted and as profiled."""
     rows = []
     for name, timeline in measured.items():
         of_both = zip((AHEAD, REDUCE), ahead(predicted[name]), ahead(timeline), strict=True)
-        rows += [Row(name, quantity, float(a), float(b), "a step") for quantity, a, b in of_both]
+        rows += [ResultRow(name, quantity, float(a), float(b), "a step") for quantity, a, b in of_both]
     return rows
 
 

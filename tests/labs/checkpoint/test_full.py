@@ -22,7 +22,7 @@ from labs.checkpoint import Checkpointer
 from labs.checkpoint.full import check_weights, fill, load_weights, read_full, write_full
 from labs.checkpoint.state import State, local, read_state, whole, write_state
 from labs.checkpoint.tensors import Index, Tensors
-from labs.cluster.process_group import Place
+from labs.cluster.process_group import RankPlace
 from labs.config import TrainConfig
 from labs.loop.optimizer import make_optimizer
 from labs.model import build
@@ -62,7 +62,7 @@ class Training:
     def __init__(self, way: str, seed: int = 0) -> None:
         config = TrainConfig(**WAYS[way], seed=seed, weight_decay=0.0, lr=1e-3)
         rank, ranks = dist.get_rank(), dist.get_world_size()
-        place = Place(rank, ranks, rank, ranks)
+        place = RankPlace(rank, ranks, rank, ranks)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # FSDP1 on one rank, and that it is deprecated
             self.wrapped = wrap(config, MODEL, place, torch.device("cpu"))

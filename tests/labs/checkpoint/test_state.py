@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from fsdp_sim.ranks import RanksError, run
 from labs.checkpoint.state import local, read_state, whole, write_state
-from labs.cluster.process_group import Place
+from labs.cluster.process_group import RankPlace
 from labs.config import TrainConfig
 from labs.model.gpt import GPT, GPTConfig
 from labs.wrapping import wrap
@@ -46,7 +46,7 @@ def wrapped(options: dict[str, Any], model: GPTConfig = MODEL) -> tuple[nn.Modul
     rank, ranks = dist.get_rank(), dist.get_world_size()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # FSDP1: deprecated
-        made = wrap(TrainConfig(**options), model, Place(rank, ranks, rank, ranks), torch.device("cpu")).model
+        made = wrap(TrainConfig(**options), model, RankPlace(rank, ranks, rank, ranks), torch.device("cpu")).model
     return made, torch.optim.AdamW(made.parameters(), lr=1e-2)
 
 

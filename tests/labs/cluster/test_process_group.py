@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from labs.cluster import process_group as module
-from labs.cluster.process_group import Place, RefusedError, call_roll, process_group, ranks_on, tell_refusal
+from labs.cluster.process_group import RankPlace, RefusedError, call_roll, process_group, ranks_on, tell_refusal
 
 
 @pytest.fixture
@@ -53,21 +53,23 @@ def test_a_refusal_reaches_the_ranks_of_other_nodes(connect, monkeypatch):
         monkeypatch.setenv(name, str(value))
     with ThreadPoolExecutor(3) as threads:
         waiting = [threads.submit(call_roll, connect(), rank, 4, 60.0) for rank in (2, 3)]
-        tell_refusal(Place(rank=0, world_size=4, local_rank=0, local_world_size=2, torchrun=True))
+        tell_refusal(RankPlace(rank=0, world_size=4, local_rank=0, local_world_size=2, torchrun=True))
         for call in waiting:
             with pytest.raises(RefusedError):
                 call.result()
 
 
 def test_without_torchrun_there_is_one_rank():
-    assert Place.read({}) == Place()
+    assert RankPlace.read({}) == RankPlace()
 
 
 def test_with_torchrun_its_variables_say_which():
     env = {"TORCHELASTIC_RUN_ID": "x", "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
-    assert Place.read(env) == Place(3, 4, 1, 2, torchrun=True)
-    assert Place.read(env | {"TORCHELASTIC_RESTART_COUNT": "2"}).restarts == 2
-    assert Place.read(env | {"TORCHELASTIC_RESTART_COUNT": "2", "TORCHELASTIC_MAX_RESTARTS": "9"}).restarts_left == 7
+    assert RankPlace.read(env) == RankPlace(3, 4, 1, 2, torchrun=True)
+    assert RankPlace.read(env | {"TORCHELASTIC_RESTART_COUNT": "2"}).restarts == 2
+    assert (
+        RankPlace.read(env | {"TORCHELASTIC_RESTART_COUNT": "2", "TORCHELASTIC_MAX_RESTARTS": "9"}).restarts_left == 7
+    )
 
 
 def test_a_group_of_gpus_is_not_bound_to_one(monkeypatch):
@@ -77,7 +79,7 @@ def test_a_group_of_gpus_is_not_bound_to_one(monkeypatch):
     monkeypatch.setattr(
         dist, "init_process_group", lambda backend, **rest: asked.append(backend) or init("gloo", **rest)
     )
-    with process_group(Place(), torch.device("cuda", 0), timeout_s=5):
+    with process_group(RankPlace(), torch.device("cuda", 0), timeout_s=5):
         assert asked == [torch.device("cuda", 0), "cpu:gloo,cuda:nccl"]
         assert dist.group.WORLD.bound_device_id is None
 

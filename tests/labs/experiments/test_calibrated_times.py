@@ -6,7 +6,7 @@ import pytest
 
 from fsdp_sim.ranks import Network
 from fsdp_sim.spec import Cluster, gpu
-from labs.cluster.process_group import Place
+from labs.cluster.process_group import RankPlace
 from labs.config import TrainConfig
 from labs.experiments import memory
 from labs.experiments.calibrated_times import ROUNDS, STEP, STEPS, _steps, calibrated_rows, step_times_s
@@ -27,7 +27,7 @@ def test_each_setting_is_predicted_and_timed():
 
     assert [(row.name, row.quantity, row.unit) for row in rows] == [(name, STEP, "ms") for name in asked]
     for row, config in zip(rows, asked.values(), strict=True):
-        place = Place(0, 2, 0, 2, torchrun=True)
+        place = RankPlace(0, 2, 0, 2, torchrun=True)
         assert row.predicted == 1e3 * predict_calibrated(config, config.model_config, place, CLUSTER).step_time_s
         assert row.measured > 0
 

@@ -15,7 +15,7 @@ from labs.experiments.memory import (
     OPTIMIZERS,
     PEAK,
     PEAK_WITH_HOST,
-    Setting,
+    MemoryCase,
     count,
     counted_step,
     main,
@@ -101,7 +101,7 @@ def test_on_gpus_it_is_what_tensors_hold_on_the_rank_where_they_hold_most(monkey
     of_ranks = [[900 * MIB, 2**30, 32 * MIB], [880 * MIB, 2**30, 8 * MIB]]
     monkeypatch.setattr(memory, "train", lambda *_, **how: SimpleNamespace(report={"memory": of_ranks[: how["ranks"]]}))
     config = TrainConfig(device="cuda")
-    assert count({"one": Setting(config, ranks=1), "two": Setting(config, ranks=2)}) == {
+    assert count({"one": MemoryCase(config, ranks=1), "two": MemoryCase(config, ranks=2)}) == {
         "one": 868 * MIB, "two": 872 * MIB,
     }  # fmt: skip
 

@@ -15,18 +15,18 @@ from pathlib import Path
 import psutil
 import pytest
 
-from labs.cluster.process_group import Place
+from labs.cluster.process_group import RankPlace
 from labs.config import TrainConfig
 from labs.experiments.nodes import across_bytes, hang, lose_a_node, picture, run, two_nodes
 from labs.experiments.nodes.__main__ import NodesOptions, main
 from labs.experiments.nodes.agents import started
 from labs.experiments.nodes.namespaces import NoNamespacesError, on_loopback
 from labs.experiments.nodes.traffic import program_of
-from labs.experiments.result import Result, Row
+from labs.experiments.result import Result, ResultRow
 from labs.model import empty
 
 ROOT = Path(__file__).parents[3]
-TWO_BY_TWO = Place(world_size=4, local_world_size=2)
+TWO_BY_TWO = RankPlace(world_size=4, local_world_size=2)
 FSDP, HSDP = TrainConfig(api="fsdp2"), TrainConfig(api="hsdp")
 
 
@@ -210,7 +210,7 @@ def test_fsdp_sends_three_times_as_much_as_hsdp_and_as_predicted(apart):
 
 def test_a_picture_of_predictions_alone_says_so():
     quantities = {"sent per node and step": "MiB", "step on the fast link": "ms", "step at 9 Mbit/s": "ms"}
-    rows = [Row(n, q, p, None, unit) for n, p in (("FSDP", 3.0), ("HSDP", 1.0)) for q, unit in quantities.items()]
+    rows = [ResultRow(n, q, p, None, unit) for n, p in (("FSDP", 3.0), ("HSDP", 1.0)) for q, unit in quantities.items()]
     assert picture(Result("nodes", "measured", tuple(rows), "here")).finding.startswith("Predicted: FSDP")
 
 

@@ -8,7 +8,7 @@ import torch
 from labs.experiments import numerics
 from labs.experiments.numerics import BF16_RMS, BF16_UNIT
 from labs.experiments.numerics.__main__ import main
-from labs.experiments.result import Row
+from labs.experiments.result import ResultRow
 
 
 def of(rows, quantity):
@@ -113,9 +113,9 @@ def test_the_trainer_in_bf16_stays_close_and_is_not_the_same(warm_torchrun):
 
 def test_the_picture_has_each_number():
     rows = [
-        Row("reduce_dtype=bf16, 2 ranks", "error of the gradient", 0.002, 0.0025, "relative"),
-        Row("reduce_dtype=bf16, 2 gradients added here", "error of the gradient", 0.002, 0.0021, "relative"),
-        Row("reduce_dtype=bf16, 64 gradients added here", "error of the gradient", 0.007, 0.007, "relative"),
+        ResultRow("reduce_dtype=bf16, 2 ranks", "error of the gradient", 0.002, 0.0025, "relative"),
+        ResultRow("reduce_dtype=bf16, 2 gradients added here", "error of the gradient", 0.002, 0.0021, "relative"),
+        ResultRow("reduce_dtype=bf16, 64 gradients added here", "error of the gradient", 0.007, 0.007, "relative"),
     ]
     picture = numerics.reduction_picture(rows)
     assert [list(trace.x) for trace in picture.figure.data] == [[2, 64], [2], [2, 64]]

@@ -12,7 +12,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from fsdp_sim.timeline import Op, read_timeline
-from labs.cluster.process_group import Place
+from labs.cluster.process_group import RankPlace
 from labs.config import TrainConfig
 from labs.loop import end_of_run
 from labs.model import empty
@@ -228,7 +228,11 @@ def test_on_a_gpu_what_cublas_keeps_is_memory_and_no_tensor(monkeypatch, tmp_pat
     monkeypatch.setattr(end_of_run.EndOfRun, "_recorded", lambda self, step, steps: None)  # no GPU, no profile
     config = TrainConfig(n_layer=1, out=str(tmp_path), device="cuda")
     run = SimpleNamespace(
-        config=config, model=config.model_config, place=Place(), device=torch.device("cuda", 0), loader=lambda _: None
+        config=config,
+        model=config.model_config,
+        place=RankPlace(),
+        device=torch.device("cuda", 0),
+        loader=lambda _: None,
     )
     training = SimpleNamespace(
         run=run, wrapped=SimpleNamespace(n_params=PARAMS, label="fsdp2"), state_bytes=0, position=0, step=1,

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from fsdp_sim.ranks import run
-from labs.cluster.process_group import Place
+from labs.cluster.process_group import RankPlace
 from labs.data.loader import Loader
 from labs.data.tokenizer import ByteTokenizer
 from labs.loop.evaluation import evaluate, sample
@@ -63,7 +63,7 @@ def test_a_micro_batch_is_all_that_is_forwarded_at_once():
     wrapped, _ = wrapped_of("gpt", {"api": "single"})
     rows: list[int] = []
     wrapped.model.register_forward_pre_hook(lambda module, inputs: rows.append(len(inputs[0])))
-    evaluate(wrapped, LOADER, 2, Place(), CPU, n_micro_batches=3)
+    evaluate(wrapped, LOADER, 2, RankPlace(), CPU, n_micro_batches=3)
     assert rows == [4] * 6
 
 

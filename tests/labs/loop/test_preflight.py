@@ -7,7 +7,7 @@ import pytest
 
 from labs.checkpoint.hashing import hash_file
 from labs.checkpoint.manifest import Manifest
-from labs.cluster.process_group import Place
+from labs.cluster.process_group import RankPlace
 from labs.config import TrainConfig
 from labs.loop.preflight import identity, prepare
 
@@ -20,15 +20,15 @@ def _cache(tmp_path_factory, monkeypatch):
 @pytest.mark.parametrize(
     ("config", "place", "says"),
     [
-        ({"global_batch": 6}, Place(0, 4, 0, 4), "a batch of 6 rows does not divide into 4 ranks"),
-        ({"micro_batch": 3}, Place(), "micro_batch=3 does not divide the 8 rows .* use micro_batch=2"),
-        ({"micro_batch": 3}, Place(0, 4, 0, 4), "micro_batch=3 does not divide the 2 rows .* use micro_batch=2"),
-        ({"seq_len": 129}, Place(), "seq_len=129: teaching has a context of 128"),
-        ({"metrics": "/nowhere/m.jsonl"}, Place(), "metrics=/nowhere/m.jsonl: there is no folder /nowhere"),
-        ({"device": "cuda"}, Place(0, 8, 0, 512), "NCCL needs a GPU for each of the 512 ranks here"),
-        ({"device": "cpu", "param_dtype": "fp16"}, Place(), "param_dtype=fp16 .* use bf16 or fp32"),
-        ({"api": "single"}, Place(0, 2, 0, 2), "single"),
-        ({"resume": "must", "out": "x"}, Place(), "resume=must, and there is no checkpoint in out=x"),
+        ({"global_batch": 6}, RankPlace(0, 4, 0, 4), "a batch of 6 rows does not divide into 4 ranks"),
+        ({"micro_batch": 3}, RankPlace(), "micro_batch=3 does not divide the 8 rows .* use micro_batch=2"),
+        ({"micro_batch": 3}, RankPlace(0, 4, 0, 4), "micro_batch=3 does not divide the 2 rows .* use micro_batch=2"),
+        ({"seq_len": 129}, RankPlace(), "seq_len=129: teaching has a context of 128"),
+        ({"metrics": "/nowhere/m.jsonl"}, RankPlace(), "metrics=/nowhere/m.jsonl: there is no folder /nowhere"),
+        ({"device": "cuda"}, RankPlace(0, 8, 0, 512), "NCCL needs a GPU for each of the 512 ranks here"),
+        ({"device": "cpu", "param_dtype": "fp16"}, RankPlace(), "param_dtype=fp16 .* use bf16 or fp32"),
+        ({"api": "single"}, RankPlace(0, 2, 0, 2), "single"),
+        ({"resume": "must", "out": "x"}, RankPlace(), "resume=must, and there is no checkpoint in out=x"),
     ],
 )
 def test_what_cannot_be_done_here(config, place, says):
@@ -38,7 +38,7 @@ def test_what_cannot_be_done_here(config, place, says):
 
 def test_the_folder_of_the_run_is_made_with_those_above_it(tmp_path):
     out = tmp_path / "runs" / "a"
-    prepare(TrainConfig(out=str(out), metrics=str(out / "m.jsonl"), device="cpu"), Place())
+    prepare(TrainConfig(out=str(out), metrics=str(out / "m.jsonl"), device="cpu"), RankPlace())
     assert out.is_dir()
 
 
@@ -49,7 +49,7 @@ def test_a_file_of_something_else_is_not_taken_for_metrics(tmp_path, text):
     path = tmp_path / "diary.txt"
     path.write_text(text)
     with pytest.raises(ValueError, match=rf"metrics={path} holds something else than metrics"):
-        prepare(TrainConfig(metrics=str(path), device="cpu"), Place())
+        prepare(TrainConfig(metrics=str(path), device="cpu"), RankPlace())
     assert path.read_text() == text
 
 
@@ -57,17 +57,17 @@ def test_a_file_of_something_else_is_not_taken_for_metrics(tmp_path, text):
 def test_a_folder_that_cannot_be_made_is_named(tmp_path, out):
     (tmp_path / "a_file").touch()
     with pytest.raises(OSError, match=rf"out={tmp_path / out}: the folder cannot be made \(.*\); name another one"):
-        prepare(TrainConfig(out=str(tmp_path / out), device="cpu"), Place())
+        prepare(TrainConfig(out=str(tmp_path / out), device="cpu"), RankPlace())
 
 
 def test_gloo_on_cpus():
-    run = prepare(TrainConfig(device="cpu"), Place())
+    run = prepare(TrainConfig(device="cpu"), RankPlace())
     assert (run.device.type, run.backend) == ("cpu", "gloo")
 
 
 def test_the_global_batch_is_kept_by_accumulating():
     for ranks, micro_batches in ((1, 4), (2, 2), (4, 1)):
-        run = prepare(TrainConfig(global_batch=8, micro_batch=2, device="cpu"), Place(0, ranks, 0, ranks))
+        run = prepare(TrainConfig(global_batch=8, micro_batch=2, device="cpu"), RankPlace(0, ranks, 0, ranks))
         assert (run.micro_batches, run.micro_rows) == (micro_batches, 2)
 
 
@@ -79,7 +79,7 @@ class TestCheckpoints:
         folder = tmp_path / "checkpoints" / "step-4"
         folder.mkdir(parents=True)
         progress = {
-            "step": 4, "position": 32, "identity": identity(prepare(TrainConfig(device="cpu"), Place())),
+            "step": 4, "position": 32, "identity": identity(prepare(TrainConfig(device="cpu"), RankPlace())),
             "scaler": None, "config": {}, "world_size": 1, "api": "single", "device": "cpu", "versions": {},
         }  # fmt: skip
         (folder / "progress.json").write_text(json.dumps(progress))
@@ -90,7 +90,7 @@ class TestCheckpoints:
 
     def test_of_the_same_model_are_gone_on_with(self, config):
         for changes in ({}, {"resume": "must"}, {"api": "ddp"}, {"lr": 1e-4}, {"param_dtype": "bf16"}, {"steps": 99}):
-            prepare(dataclasses.replace(config, **changes), Place(0, 2, 0, 2))
+            prepare(dataclasses.replace(config, **changes), RankPlace(0, 2, 0, 2))
 
     @pytest.mark.parametrize(
         ("changes", "says"),
@@ -104,8 +104,8 @@ class TestCheckpoints:
     )
     def test_of_another_are_not(self, config, changes, says):
         with pytest.raises(ValueError, match=says):
-            prepare(dataclasses.replace(config, **changes), Place())
+            prepare(dataclasses.replace(config, **changes), RankPlace())
 
     def test_with_another_vocabulary_the_size_is_named(self, config):
         with pytest.raises(ValueError, match=r"is 50257, and 256 in the checkpoint|is 12, and 5 in the checkpoint"):
-            prepare(dataclasses.replace(config, model="gpt2"), Place())
+            prepare(dataclasses.replace(config, model="gpt2"), RankPlace())

@@ -8,7 +8,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from labs.cluster.process_group import Place
+from labs.cluster.process_group import RankPlace
 from labs.config import TrainConfig
 from labs.loop.report import Report, compare, hardware, summary_line, versions
 from labs.measure.prediction import Prediction
@@ -42,20 +42,22 @@ def printed(one, **how):
 
 class TestSummary:
     def test_is_the_line_that_a_training_ends_with(self):
-        line = summary_line(TrainConfig(), Place(world_size=2), CPU, 1_040_640, [5.5453, 5.0, 4.1], 8192.4)
+        line = summary_line(TrainConfig(), RankPlace(world_size=2), CPU, 1_040_640, [5.5453, 5.0, 4.1], 8192.4)
         assert line == (
             "3 steps of teaching (1,040,640 parameters), loss 5.5453 to 4.1000; "
             f"2 ranks on cpu, gloo, torch {torch.__version__}, 8,192 tokens/s"
         )
 
     def test_says_why_a_training_stopped_early(self):
-        line = summary_line(TrainConfig(), Place(), CPU, 7, [5.5], 1.0, stopped="Ctrl-C")
+        line = summary_line(TrainConfig(), RankPlace(), CPU, 7, [5.5], 1.0, stopped="Ctrl-C")
         assert line.startswith(
             "stopped by Ctrl-C after 1 steps of teaching (7 parameters), loss 5.5000 to 5.5000; 1 rank"
         )
 
     def test_a_resumed_run_with_nothing_left_to_do_has_no_losses(self):
-        assert summary_line(TrainConfig(), Place(), CPU, 7, [], 0.0).startswith("0 steps of teaching (7 parameters); 1")
+        assert summary_line(TrainConfig(), RankPlace(), CPU, 7, [], 0.0).startswith(
+            "0 steps of teaching (7 parameters); 1"
+        )
 
 
 class TestCompared:
@@ -130,5 +132,5 @@ class TestFile:
 
 
 def test_hardware_of_a_cpu_says_how_many_threads():
-    assert "CPU cores" in hardware(Place(), CPU)
-    assert f"{torch.get_num_threads()} thread" in hardware(Place(), CPU)
+    assert "CPU cores" in hardware(RankPlace(), CPU)
+    assert f"{torch.get_num_threads()} thread" in hardware(RankPlace(), CPU)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from labs.cluster.process_group import Place
+from labs.cluster.process_group import RankPlace
 from labs.config import TrainConfig
 from labs.measure.piece_times import measure_pieces
 from labs.measure.prediction import predict
@@ -13,7 +13,7 @@ SMALL = {"n_layer": 2, "seq_len": 32, "global_batch": 4}
 
 
 def place(ranks):
-    return Place(0, ranks, 0, ranks, torchrun=True)
+    return RankPlace(0, ranks, 0, ranks, torchrun=True)
 
 
 @pytest.mark.parametrize(("api", "ranks"), [("single", 1), ("ddp", 2), ("fsdp2", 2), ("hsdp", 2), ("fsdp1", 2)])

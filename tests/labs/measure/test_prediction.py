@@ -11,7 +11,7 @@ from fsdp_sim.measure import calibrate
 from fsdp_sim.ranks import Network, run
 from fsdp_sim.spec import Cluster, gpu
 from fsdp_sim.timeline import COLLECTIVES, Op
-from labs.cluster.process_group import Place
+from labs.cluster.process_group import RankPlace
 from labs.config import TrainConfig
 from labs.data.random_batch import random_batch
 from labs.loop.optimizer import make_optimizer
@@ -27,7 +27,7 @@ SMALL = {"n_layer": 2, "seq_len": 32, "global_batch": 4}
 
 
 def place(ranks):
-    return Place(0, ranks, 0, ranks, torchrun=True)
+    return RankPlace(0, ranks, 0, ranks, torchrun=True)
 
 
 def one_second_each(config, ranks, **changed):
@@ -79,7 +79,7 @@ class TestPlayed:
 
     def test_more_ranks_than_this_machine_has_are_like_those_it_has(self):
         config = TrainConfig(api="fsdp2", **SMALL)
-        two_machines = Place(0, 4, 0, 2, torchrun=True)
+        two_machines = RankPlace(0, 4, 0, 2, torchrun=True)
         found = predict(config, config.model_config, two_machines, CPU, one_second_each(config, 2))
         assert "The network to other machines was not measured" in found.sentences[0]
 
@@ -190,7 +190,7 @@ def test_on_gpus_the_catalogue_is_enough(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
     device = torch.device("cuda", 0)
     config = TrainConfig(model="gpt2", n_layer=2, seq_len=1024, global_batch=64, param_dtype="bf16")
-    two_nodes = Place(0, 16, 0, 8, torchrun=True)
+    two_nodes = RankPlace(0, 16, 0, 8, torchrun=True)
     found = predict(config, config.model_config, two_nodes, device)
     assert 0 < found.exposed_comm_s < found.step_time_s < 1
     assert found.sentences[0] == "Predicted from the catalogue's H200-SXM-141GB, before anything was measured."

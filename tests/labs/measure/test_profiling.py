@@ -10,7 +10,7 @@ import torch.distributed as dist
 from fsdp_sim.ranks import run
 from fsdp_sim.timeline import Event, Header, Lane, Op, Timeline, read_timeline
 from fsdp_sim.timeline.analysis import exposed_comm_s
-from labs.cluster.process_group import Place
+from labs.cluster.process_group import RankPlace
 from labs.config import TrainConfig
 from labs.measure.clocks import meetings, on_the_wire
 from labs.measure.profiling import gathered, profiled
@@ -45,7 +45,7 @@ def record(api, steps, late_step=None, shard_size=None):
 
     rank, world_size = dist.get_rank(), dist.get_world_size()
     config = TrainConfig(api=api, n_layer=2, seq_len=32, global_batch=4, shard_size=shard_size)
-    place = Place(rank, world_size, rank, world_size, torchrun=True)
+    place = RankPlace(rank, world_size, rank, world_size, torchrun=True)
     wrapped = wrap(config, config.model_config, place, torch.device("cpu"))
     optimizer = make_optimizer(wrapped, config)
     tokens = torch.randint(0, 256, (config.global_batch // world_size, 33))

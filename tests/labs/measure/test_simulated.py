@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from fsdp_sim.ranks import run
 from fsdp_sim.timeline import Op
-from labs.cluster.process_group import Place
+from labs.cluster.process_group import RankPlace
 from labs.config import TrainConfig
 from labs.measure.simulated import cluster_of, peak_memory_bytes, plan_of, simulated
 
@@ -17,7 +17,7 @@ HOW = {"record": False, "progress": False, "show_output": False, "timeout_s": 12
 
 
 def place(ranks):
-    return Place(0, ranks, 0, ranks, torchrun=True)
+    return RankPlace(0, ranks, 0, ranks, torchrun=True)
 
 
 class TestPlan:
@@ -86,7 +86,7 @@ def peak_of_a_step(config):
     from labs.wrapping import wrap
 
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    wrapped = wrap(config, config.model_config, Place(rank, world_size, rank, world_size, torchrun=True), CPU)
+    wrapped = wrap(config, config.model_config, RankPlace(rank, world_size, rank, world_size, torchrun=True), CPU)
     optimizer = make_optimizer(wrapped, config)
     tokens = torch.randint(0, 256, (config.global_batch // world_size, config.plan.seq_len + 1))
     batch = Batch(tokens[:, :-1].clone(), tokens[:, 1:].clone(), config.global_batch * config.plan.seq_len, 0)
@@ -113,7 +113,7 @@ class TestMemory:
 class TestOnGpus:
     def test_the_catalogue_knows_the_machine(self, monkeypatch):
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
-        cluster = cluster_of(Place(0, 16, 0, 8, torchrun=True), torch.device("cuda", 0))
+        cluster = cluster_of(RankPlace(0, 16, 0, 8, torchrun=True), torch.device("cuda", 0))
         assert (cluster.gpu.name, cluster.gpus, cluster.nodes) == ("H200-SXM-141GB", 16, 2)
 
     @pytest.mark.parametrize(

@@ -9,15 +9,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from labs.cluster.process_group import Place
+from labs.cluster.process_group import RankPlace
 from labs.config import TrainConfig
 from labs.wrapping import WRAPPERS, check
 
 CPU = torch.device("cpu")
 
 
-def place(ranks: int, per_node: int | None = None) -> Place:
-    return Place(0, ranks, 0, per_node or ranks)
+def place(ranks: int, per_node: int | None = None) -> RankPlace:
+    return RankPlace(0, ranks, 0, per_node or ranks)
 
 
 def refusal(ranks: int = 2, **settings: Any) -> str:

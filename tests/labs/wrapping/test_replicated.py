@@ -15,7 +15,7 @@ from labs.wrapping import wrap
 
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 config = TrainConfig(api="ddp", n_layer=1)
-wrapped = wrap(config, config.model_config, Place(), torch.device("cpu"))
+wrapped = wrap(config, config.model_config, RankPlace(), torch.device("cpu"))
 sys.setswitchinterval(1000)  # whoever has the GIL keeps it, as a busy machine may have it
 sent, received = torch.zeros(20_000_000), torch.zeros(20_000_000)
 dist.group.WORLD.allgather([[received]], [sent])  # its thread will want the GIL when it is done

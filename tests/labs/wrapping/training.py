@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from labs.cluster.process_group import Place
+from labs.cluster.process_group import RankPlace
 from labs.config import TrainConfig
 from labs.loop.optimizer import make_optimizer
 from labs.model import build
@@ -64,15 +64,15 @@ def by_hand(shape: str, weight_decay: float = 0.01) -> Numbers:
     return Numbers(losses, norms)
 
 
-def here() -> Place:
+def here() -> RankPlace:
     """The place of this rank, all of them on one machine."""
     if not dist.is_initialized():
-        return Place()
+        return RankPlace()
     rank, world = dist.get_rank(), dist.get_world_size()
-    return Place(rank, world, rank, world)
+    return RankPlace(rank, world, rank, world)
 
 
-def config_of(settings: dict[str, Any], place: Place) -> TrainConfig:
+def config_of(settings: dict[str, Any], place: RankPlace) -> TrainConfig:
     micro_batch = ROWS // MICRO_BATCHES // place.world_size
     return TrainConfig(**{"seed": SEED, "lr": LR, "global_batch": ROWS, "micro_batch": micro_batch} | settings)
 

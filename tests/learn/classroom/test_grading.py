@@ -19,7 +19,7 @@ import pytest
 
 import fsdp_sim
 from fsdp_sim.learn import exercises
-from fsdp_sim.learn.classroom.grading import Graded, answers, grade, points
+from fsdp_sim.learn.classroom.grading import ExerciseGrade, answers, grade, points
 from fsdp_sim.learn.classroom.grading.written import Written
 from fsdp_sim.learn.exercise import Kind
 from fsdp_sim.learn.find import load, names
@@ -147,7 +147,7 @@ def course(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def graded(course: Path) -> dict[str, Graded]:
+def graded(course: Path) -> dict[str, ExerciseGrade]:
     """Each attack as the code of another exercise, then code that is right, untouched and no Python."""
     given = {}
     for name, (body, _) in zip(NUMBERS, ATTACKS.values(), strict=False):
@@ -162,22 +162,22 @@ def graded(course: Path) -> dict[str, Graded]:
 @NEEDS_ROOT
 class TestGrade:
     @pytest.mark.parametrize(("name", "attack"), [*zip(NUMBERS, ATTACKS, strict=False)], ids=ATTACKS)
-    def test_an_attack_gets_no_points(self, name: str, attack: str, graded: dict[str, Graded]) -> None:
+    def test_an_attack_gets_no_points(self, name: str, attack: str, graded: dict[str, ExerciseGrade]) -> None:
         assert graded[name].points == 0
         assert ATTACKS[attack][1].replace("{name}", name) in graded[name].said
 
-    def test_and_does_no_harm(self, course: Path, graded: dict[str, Graded]) -> None:
+    def test_and_does_no_harm(self, course: Path, graded: dict[str, ExerciseGrade]) -> None:
         assert {path.name: path.read_text() for path in course.iterdir()} == {
             "other.ipynb": "theirs", "check.py": CHECKER.read_text()
         }  # fmt: skip
         assert not [one.exercise for one in graded.values() if "theirs" in one.said]
 
-    def test_what_is_right_among_it_gets_all_its_points(self, graded: dict[str, Graded]) -> None:
+    def test_what_is_right_among_it_gets_all_its_points(self, graded: dict[str, ExerciseGrade]) -> None:
         for one in (graded[name] for name in RIGHT):
             assert one.points == one.out_of == load(one.exercise).difficulty
             assert one.said.startswith("✓ Right")
 
-    def test_what_is_untouched_or_no_python_is_told_so(self, graded: dict[str, Graded]) -> None:
+    def test_what_is_untouched_or_no_python_is_told_so(self, graded: dict[str, ExerciseGrade]) -> None:
         assert load("hooks_in_forward").stub_says in graded["hooks_in_forward"].said
         assert "SyntaxError" in graded["order_of_backward"].said
 

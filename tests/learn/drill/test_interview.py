@@ -11,7 +11,7 @@ from fsdp_sim.learn.drill import record
 from fsdp_sim.learn.drill.interview import SPOKEN_EVERY, Interview
 from fsdp_sim.learn.drill.question import Choice, UnreadableError
 from fsdp_sim.learn.drill.report import Report
-from fsdp_sim.learn.drill.spoken import Spoken
+from fsdp_sim.learn.drill.spoken import SpokenQuestion
 from fsdp_sim.learn.drill.template import TOPICS, templates
 
 
@@ -28,7 +28,7 @@ class Clock:
 def right(interview: Interview) -> None:
     turn = interview.ask()
     assert turn is not None
-    if isinstance(turn.source, Spoken):
+    if isinstance(turn.source, SpokenQuestion):
         interview.made("abcdefg"[: len(turn.source.points)])
     elif isinstance(turn.question, Choice):
         interview.answer(turn.question.expected[0])
@@ -70,7 +70,7 @@ def test_every_fourth_is_spoken() -> None:
     for _ in range(2 * SPOKEN_EVERY):
         turn = interview.ask()
         assert turn
-        kinds.append(isinstance(turn.source, Spoken))
+        kinds.append(isinstance(turn.source, SpokenQuestion))
         right(interview)
     assert kinds == ([False] * (SPOKEN_EVERY - 1) + [True]) * 2
 

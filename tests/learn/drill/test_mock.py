@@ -6,7 +6,7 @@ import ipywidgets
 
 from fsdp_sim.learn.drill import mock
 from fsdp_sim.learn.drill.interview import SPOKEN_EVERY
-from fsdp_sim.learn.drill.spoken import Spoken
+from fsdp_sim.learn.drill.spoken import SpokenQuestion
 
 
 def widgets(shown: ipywidgets.Widget) -> tuple[ipywidgets.HTML, ipywidgets.Text, ipywidgets.HTML]:
@@ -44,7 +44,7 @@ def test_a_spoken_question_takes_two_turns() -> None:
         interview.typed("?")
     turn = interview.interview.ask()
     assert turn
-    assert isinstance(turn.source, Spoken)
+    assert isinstance(turn.source, SpokenQuestion)
     assert "say it aloud" in interview.asked()
     assert "A strong answer says" in interview.typed("")
     assert "letters" in interview.typed("z z") or "different" in interview.typed("z z")

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from fsdp_sim.learn.drill.question import UnreadableError
-from fsdp_sim.learn.drill.spoken import FollowUp, Spoken, spoken
+from fsdp_sim.learn.drill.spoken import FollowUp, SpokenQuestion, spoken
 from fsdp_sim.learn.drill.template import LEVELS, TOPICS, templates
 
 MASTERS = Path(__file__).parents[3] / "notebooks" / "masters"
@@ -17,10 +17,10 @@ ALL = list(spoken().values())
 each = pytest.mark.parametrize("entry", ALL, ids=lambda entry: entry.name)
 
 
-def six_points() -> Spoken:
+def six_points() -> SpokenQuestion:
     points = tuple(f"This is point {place}, which somebody makes." for place in range(6))
     ladder = (FollowUp("And then?", "That."),) * 3
-    return Spoken("made_up", "memory", 1, 60, "01.1", "What is it?", points, ladder)
+    return SpokenQuestion("made_up", "memory", 1, 60, "01.1", "What is it?", points, ladder)
 
 
 def test_there_are_at_least_25_and_three_of_every_topic() -> None:
@@ -84,7 +84,7 @@ def test_an_answer_to_a_follow_up_is_short() -> None:
 
 
 @each
-def test_its_number_is_that_of_a_template(entry: Spoken) -> None:
+def test_its_number_is_that_of_a_template(entry: SpokenQuestion) -> None:
     if not entry.number:
         assert entry.example(3) == ""
         return
@@ -97,7 +97,7 @@ def test_its_number_is_that_of_a_template(entry: Spoken) -> None:
 
 
 @each
-def test_all_points_are_a_good_answer_and_none_is_not(entry: Spoken) -> None:
+def test_all_points_are_a_good_answer_and_none_is_not(entry: SpokenQuestion) -> None:
     letters = "abcdefg"[: len(entry.points)]
 
     assert entry.good(entry.made(letters))

@@ -5,7 +5,7 @@ Reading order: `handed_in` (the exercises' code as text), `written` (text as a f
 points). What comes back is data all the way: msgpack from the ranks, JSON from the worker.
 """
 
-from fsdp_sim.learn.classroom.grading.grade import Graded, grade, points
+from fsdp_sim.learn.classroom.grading.grade import ExerciseGrade, grade, points
 from fsdp_sim.learn.classroom.grading.handed_in import answers
 
-__all__ = ["Graded", "answers", "grade", "points"]
+__all__ = ["ExerciseGrade", "answers", "grade", "points"]

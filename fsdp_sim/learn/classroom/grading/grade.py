@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 import fsdp_sim
-from fsdp_sim.learn.classroom.grading.worker import READY, Judged, Work
+from fsdp_sim.learn.classroom.grading.worker import READY, ExerciseVerdict, Work
 from fsdp_sim.learn.classroom.harmless import harmless
 from fsdp_sim.learn.exercise import Exercise
 from fsdp_sim.learn.find import load
@@ -29,7 +29,7 @@ LOOK_S = 0.1
 EXERCISE_S = 240.0  # for one exercise, whose ranks are ended after 60 s
 
 
-class Graded(msgspec.Struct, frozen=True):
+class ExerciseGrade(msgspec.Struct, frozen=True):
     """An exercise of a submission: points out of so many, and what was said."""
 
     exercise: str
@@ -43,7 +43,9 @@ def points(exercise: Exercise) -> int:
     return exercise.difficulty
 
 
-def grade(answers: Mapping[str, str], hide: Iterable[Path] = (), *, as_other_user: bool = True) -> Iterator[Graded]:
+def grade(
+    answers: Mapping[str, str], hide: Iterable[Path] = (), *, as_other_user: bool = True
+) -> Iterator[ExerciseGrade]:
     """Grade the code of some exercises, one after the other; as another user those that share files with
     their judge are passed over (`Exercise.shares_files`).
 
@@ -71,10 +73,10 @@ def grade(answers: Mapping[str, str], hide: Iterable[Path] = (), *, as_other_use
         if left:  # it died at the first of them, or stood still there
             name = next(iter(left))
             del left[name]
-            yield _graded(Judged(name, Grade.NOT_YET, why))
+            yield _graded(ExerciseVerdict(name, Grade.NOT_YET, why))
 
 
-def _judged(work: Work) -> Iterator[Judged]:
+def _judged(work: Work) -> Iterator[ExerciseVerdict]:
     """What a worker says of each exercise, until it has come to the end or died. Nothing of it or of the code that it
     ran is left.
 
@@ -107,7 +109,7 @@ def _judged(work: Work) -> Iterator[Judged]:
                 raise ValueError(f"grading cannot begin: {(last or ['the checker ended without a word'])[0]}")
             uid = int(number)
             while line := lines.next(EXERCISE_S):
-                yield msgspec.json.decode(line, type=Judged)
+                yield msgspec.json.decode(line, type=ExerciseVerdict)
         finally:
             _end(worker, uid)
 
@@ -156,6 +158,6 @@ class _Lines:
         return line
 
 
-def _graded(judged: Judged) -> Graded:
+def _graded(judged: ExerciseVerdict) -> ExerciseGrade:
     out_of = points(load(judged.exercise))
-    return Graded(judged.exercise, out_of if judged.grade > Grade.NOT_YET else 0, out_of, harmless(judged.said))
+    return ExerciseGrade(judged.exercise, out_of if judged.grade > Grade.NOT_YET else 0, out_of, harmless(judged.said))

@@ -37,7 +37,7 @@ class Work(msgspec.Struct, frozen=True):
     as_other_user: bool
 
 
-class Judged(msgspec.Struct, frozen=True):
+class ExerciseVerdict(msgspec.Struct, frozen=True):
     """The verdict on one exercise: its grade as a number, and what `check` would say, with what the code printed."""
 
     exercise: str
@@ -76,7 +76,7 @@ def main() -> None:
     for name, source in work.answers.items():
         sys.stdout.buffer.flush()
         verdict = judge(load(name), Written(name, source), limits)
-        judged = Judged(name, int(verdict.grade), str(verdict))
+        judged = ExerciseVerdict(name, int(verdict.grade), str(verdict))
         sys.stdout.buffer.write(msgspec.json.encode(judged) + b"\n")
     sys.stdout.buffer.flush()
 

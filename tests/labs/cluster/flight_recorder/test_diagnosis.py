@@ -6,11 +6,11 @@ import pytest
 
 from fsdp_sim.timeline import Op
 from labs.cluster.flight_recorder import Dump, Entry, Group, diagnose, unit_of
-from labs.cluster.process_group import Place
+from labs.cluster.process_group import RankPlace
 from labs.config import TrainConfig
 from labs.experiments.nodes.traffic import program_of
 
-STEP = program_of(TrainConfig(api="fsdp2"), Place(world_size=4, local_world_size=4))
+STEP = program_of(TrainConfig(api="fsdp2"), RankPlace(world_size=4, local_world_size=4))
 
 
 def entry(seq: int, name: str = "gloo:all_gather", numel: int = 8, group: str = "0") -> Entry:

@@ -5,11 +5,11 @@ import pytest
 from fsdp_sim.timeline import Op, Phase
 from labs.experiments.ladder import Ladder, RungResult, choose, climb, table
 from labs.experiments.ladder.faults import FAULTS, check_fault
-from labs.experiments.ladder.on_ranks import Setting
+from labs.experiments.ladder.on_ranks import LadderConfig
 from labs.experiments.ladder.rungs import RUNGS
 from tests.some import some
 
-TWO = Setting(ranks=2, steps=2)
+TWO = LadderConfig(ranks=2, steps=2)
 TWINS = {rung.name: rung.twin for rung in RUNGS.values() if rung.twin}
 ON_TWO = [name for name, rung in RUNGS.items() if rung.ranks is None]
 
@@ -131,7 +131,7 @@ def test_losses_norms_and_parameters_of_every_step_are_there(healthy: Ladder) ->
 
 @pytest.mark.tail
 def test_one_rank_is_one_process_and_communicates_nothing() -> None:
-    ladder = climb(Setting(ranks=1, steps=2), ["mini-ddp", "zero-2", "function", "mini-fsdp"])
+    ladder = climb(LadderConfig(ranks=1, steps=2), ["mini-ddp", "zero-2", "function", "mini-fsdp"])
 
     for row in ladder.rows[1:]:
         assert row.against_one is not None
@@ -141,7 +141,7 @@ def test_one_rank_is_one_process_and_communicates_nothing() -> None:
 
 @pytest.mark.tail
 def test_three_ranks_agree_within_the_tolerance() -> None:
-    ladder = climb(Setting(ranks=3, steps=2), ["torch-fsdp2", "mini-fsdp"])
+    ladder = climb(LadderConfig(ranks=3, steps=2), ["torch-fsdp2", "mini-fsdp"])
 
     assert ladder.divergences == []
     assert ladder["mini-fsdp"].against_above.bitwise is None  # type: ignore[union-attr]
@@ -152,7 +152,7 @@ def test_three_ranks_agree_within_the_tolerance() -> None:
 @pytest.mark.tail
 def test_on_four_ranks_the_mini_still_equals_torch_to_the_last_bit() -> None:
     twins = {mini: torchs for mini, torchs in TWINS.items() if mini in ON_TWO}
-    ladder = climb(Setting(ranks=4, steps=2), [*twins, *twins.values()])
+    ladder = climb(LadderConfig(ranks=4, steps=2), [*twins, *twins.values()])
 
     assert ladder.divergences == []
     for name, twin in twins.items():
@@ -243,7 +243,7 @@ def test_a_fault_of_the_mini_is_found_at_the_right_place(fault: str) -> None:
 )
 def test_an_impossible_setting_is_refused(wrong: dict[str, float], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        Setting(**wrong)  # type: ignore[arg-type]
+        LadderConfig(**wrong)  # type: ignore[arg-type]
 
 
 def test_rungs_that_do_not_exist_or_do_not_go_are_refused() -> None:
@@ -264,6 +264,6 @@ def test_faults_that_do_not_exist_or_do_not_go_are_refused() -> None:
     with pytest.raises(ValueError, match="stale-shard cannot be done to 'mini-ddp'; it can to torch-fsdp2"):
         check_fault("stale-shard", "mini-ddp", 2)
     with pytest.raises(ValueError, match="takes 2 ranks or more"):
-        climb(Setting(ranks=1), ["mini-fsdp"], broken={"mini-fsdp": "wrong-seed"})
+        climb(LadderConfig(ranks=1), ["mini-fsdp"], broken={"mini-fsdp": "wrong-seed"})
     with pytest.raises(ValueError, match="mini-fsdp is to be broken, but is not climbed"):
         climb(TWO, ["mini-ddp"], broken={"mini-fsdp": "wrong-seed"})

@@ -9,7 +9,7 @@ import pytest
 
 from labs.experiments.ladder import climb
 from labs.experiments.ladder.faults import Fault
-from labs.experiments.ladder.on_ranks import Setting
+from labs.experiments.ladder.on_ranks import LadderConfig
 from labs.experiments.ladder.rungs import RUNGS, Replicas
 
 
@@ -134,7 +134,7 @@ CLIMBS = [NAMES[i : i + 3] for i in range(0, len(NAMES), 3)]
 def test_a_fault_in_the_mini_shows_on_a_rung(names: list[str]) -> None:
     faults = seeded()
     broken = {WHAT[name][0]: Fault(name, (), faults[name]) for name in names}
-    ladder = climb(Setting(steps=2), [n for rung in broken for n in (RUNGS[rung].twin, rung)], broken=broken)
+    ladder = climb(LadderConfig(steps=2), [n for rung in broken for n in (RUNGS[rung].twin, rung)], broken=broken)
 
     for name in names:
         rung, what = WHAT[name]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from labs.cluster.process_group import Place
+from labs.cluster.process_group import RankPlace
 from labs.measure.simulated import simulated
 from tests.labs.measure.allocations.steps import CASES, CPU, RANKS, config_of, on_ranks
 
@@ -18,5 +18,5 @@ def found():
 @pytest.fixture(scope="session")
 def predicted():
     """By case, the simulation of the same step."""
-    place = Place(0, RANKS, 0, RANKS, torchrun=True)
+    place = RankPlace(0, RANKS, 0, RANKS, torchrun=True)
     return {case: simulated(config_of(case), config_of(case).model_config, place, CPU) for case in CASES}

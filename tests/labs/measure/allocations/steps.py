@@ -62,14 +62,14 @@ def count(cases: list[str]) -> str:
 
 
 def _count(config: TrainConfig) -> Found:
-    from labs.cluster.process_group import Place
+    from labs.cluster.process_group import RankPlace
     from labs.data.random_batch import random_batch
     from labs.loop.optimizer import make_optimizer
     from labs.loop.step import train_step
     from labs.wrapping import wrap
 
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    place = Place(rank, ranks, rank, ranks, torchrun=True)
+    place = RankPlace(rank, ranks, rank, ranks, torchrun=True)
     wrapped = wrap(config, config.model_config, place, CPU)
     optimizer = make_optimizer(wrapped, config)
     batch, n_micro_batches = random_batch(config, config.model_config, place)

@@ -116,14 +116,14 @@ class TestStructure:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, whose allocator records")
 def test_the_recording_of_a_gpu_is_what_its_allocator_counts():
     """A step of one process: bytes as requested, at their peak and at the end; states under their names."""
-    from labs.cluster.process_group import Place
+    from labs.cluster.process_group import RankPlace
     from labs.data.loader import Batch
     from labs.data.random_batch import random_batch
     from labs.loop.optimizer import make_optimizer
     from labs.loop.step import train_step
     from labs.wrapping import wrap
 
-    config, place, gpu = TrainConfig(api="single", device="cuda"), Place(), torch.device("cuda", 0)
+    config, place, gpu = TrainConfig(api="single", device="cuda"), RankPlace(), torch.device("cuda", 0)
     wrapped = wrap(config, config.model_config, place, gpu)
     optimizer = make_optimizer(wrapped, config)
     rows, _ = random_batch(config, config.model_config, place)
