@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from fsdp_sim import engine
-from fsdp_sim.cost import Calibration, Costs, Workload
+from fsdp_sim.cost import OF_WORK, Calibration, Costs, Workload, check_fp8
 from fsdp_sim.cost import workload as transformer_workload
 from fsdp_sim.diagnose import Explanation, explain
 from fsdp_sim.engine import Given, Run
@@ -237,8 +237,22 @@ def simulate(
             f"Plan.attention_impl is {plan.attention_impl!r}, but {model.name} was traced with "
             f"{model.attention_impl!r}; give the plan to model_from_module too"
         )
+    _check_settings(model, plan)
     cluster.gpu.peak_flops(model.dtype)  # a GPU without the dtype says so now
+    if plan.fp8:
+        check_fp8(plan.fp8, cluster.gpu)
     return Simulation(model, cluster, plan, calibration, skew)
+
+
+def _check_settings(workload: Workload, plan: Plan) -> None:
+    """What a plan says of the work itself must have been known when the work was written down."""
+    for name in OF_WORK:
+        asked, known = getattr(plan, name), workload.written_for.get(name, getattr(Plan, name))
+        if asked != known:
+            raise ValueError(
+                f"Plan.{name} is {asked!r}, but the work of {workload.name} was written for {known!r}; "
+                f"{OF_WORK[name]}, or leave it {known!r}"
+            )
 
 
 def _check_checkpointing(workload: Workload, plan: Plan) -> None:

@@ -4,11 +4,13 @@ from fsdp_sim.cost.calibration import Calibration, fitted
 from fsdp_sim.cost.collectives import algorithms, collective_s, fitted_links
 from fsdp_sim.cost.costs import MEASURED, Costs
 from fsdp_sim.cost.kernels import kernel_s
+from fsdp_sim.cost.linears import check_fp8
 from fsdp_sim.cost.transformer import workload
-from fsdp_sim.cost.work import Kernel, KernelKind, Work, Workload
+from fsdp_sim.cost.work import OF_WORK, Kernel, KernelKind, Work, Workload
 
 __all__ = [
     "MEASURED",
+    "OF_WORK",
     "Calibration",
     "Costs",
     "Kernel",
@@ -16,6 +18,7 @@ __all__ = [
     "Work",
     "Workload",
     "algorithms",
+    "check_fp8",
     "collective_s",
     "fitted",
     "fitted_links",

@@ -13,8 +13,10 @@ torch for what each operator saves; Korthikanti et al. 2022 (arXiv 2205.05198) f
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 from fsdp_sim.cost.tape import Activations, Step, Tape, walk
+from fsdp_sim.cost.weights import Weights, weights_of
 from fsdp_sim.schedule import DTYPE_BYTES
 from fsdp_sim.spec import Model, Plan
 
@@ -23,15 +25,24 @@ __all__ = ["Activations", "block_activations", "embed_activations", "head_activa
 
 @functools.lru_cache(maxsize=256)
 def block_activations(
-    model: Model, plan: Plan, *, cross_attention: bool = False, fused_norm: bool = True
+    model: Model,
+    plan: Plan,
+    *,
+    cross_attention: bool = False,
+    fused_norm: bool = True,
+    name: str = "",
+    grad: bool = True,
 ) -> Activations:
     """What one block keeps and needs.
 
     Args:
         cross_attention: the block also attends to the output of an encoder (of as many tokens).
         fused_norm: an RMS norm is one kernel, as on a GPU; on a CPU torch composes it of eight, and keeps fp32 copies.
+        name: of the block, which decides what of it is frozen.
+        grad: its input needs a gradient.
     """
-    return walk(block_tape(model, plan, cross_attention=cross_attention, fused_norm=fused_norm))
+    tape = block_tape(model, plan, cross_attention=cross_attention, fused_norm=fused_norm, name=name)
+    return walk(tape._replace(input_grad=grad))
 
 
 @functools.lru_cache(maxsize=256)
@@ -41,59 +52,64 @@ def embed_activations(model: Model, plan: Plan, *, fused_norm: bool = True) -> A
     Args:
         fused_norm: see `block_activations`.
     """
-    return walk(embed_tape(model, plan, fused_norm=fused_norm))
+    return walk(embed_tape(model, plan, fused_norm=fused_norm)._replace(input_grad=False))
 
 
 @functools.lru_cache(maxsize=256)
-def head_activations(model: Model, plan: Plan, *, loss_dtype: str = "fp32", fused_norm: bool = True) -> Activations:
+def head_activations(
+    model: Model, plan: Plan, *, loss_dtype: str = "fp32", fused_norm: bool = True, grad: bool = True
+) -> Activations:
     """What the last norm, the head and the cross-entropy keep and need.
 
     Args:
         loss_dtype: what the logits are converted to before the cross-entropy.
-        fused_norm: see `block_activations`.
+        fused_norm, grad: see `block_activations`.
     """
-    return walk(head_tape(model, plan, loss_dtype, fused_norm=fused_norm))
+    return walk(head_tape(model, plan, loss_dtype, fused_norm=fused_norm)._replace(input_grad=grad))
 
 
-def block_tape(model: Model, plan: Plan, *, cross_attention: bool = False, fused_norm: bool = True) -> Tape:
+def block_tape(
+    model: Model, plan: Plan, *, cross_attention: bool = False, fused_norm: bool = True, name: str = ""
+) -> Tape:
     """Norm, attention, addition, (the same over the encoder's output,) norm, feed-forward, addition."""
-    tape = _Writer(model, plan, fused_norm)
+    tape = _Writer(model, plan, fused_norm, name)
     d, q, kv, ffn = model.d_model, _q(model), model.kv_heads * model.d_head, model.d_ffn
 
     def attend(name: str, stream: str, source: str = "") -> str:
         """Attention added to the stream; returns the new stream."""
-        tape.norm(stream, f"{name}.n", d)
+        tape.norm(stream, f"{name}.n", d, f"{name}_norm")
         if model.bias and not source:  # one matrix; the gradients of q, k and v are joined into one before it
-            tape.linear(f"{name}.n", f"{name}.qkv", d, q + 2 * kv)
+            tape.linear(f"{name}.n", f"{name}.qkv", d, q + 2 * kv, f"{name}.qkv")
             tape.attention((f"{name}.qkv",), f"{name}.o", q, joined=q + 2 * kv)
         else:
             source = source or f"{name}.n"
             rotated = model.positions == "rope" and source != "encoded"
-            tape.linear(f"{name}.n", f"{name}.q", d, q, rotated)
-            tape.linear(source, f"{name}.k", d, kv, rotated)
-            tape.linear(source, f"{name}.v", d, kv)
+            of_q, of_k, of_v = (f"{name}.{'qkv' if model.bias else of}" for of in ("wq", "wk", "wv"))
+            tape.linear(f"{name}.n", f"{name}.q", d, q, of_q, rotated)
+            tape.linear(source, f"{name}.k", d, kv, of_k, rotated)
+            tape.linear(source, f"{name}.v", d, kv, of_v)
             keys, values = f"{name}.k", f"{name}.v"
             in_groups = not tape.math and (tape.number != 4 or not fused_norm)  # nor does a GPU's attention in fp32
             if kv != q and not in_groups:
                 keys, values = tape.repeat(keys, q), tape.repeat(values, q)
             tape.attention((f"{name}.q", keys, values), f"{name}.o", q)
-        tape.linear(f"{name}.o", f"{name}.p", q, d)
+        tape.linear(f"{name}.o", f"{name}.p", q, d, f"{name}.{'proj' if model.bias else 'wo'}")
         tape.add(stream, f"{name}.p", f"{name}.y", d)
         return f"{name}.y"
 
     stream = attend("attn", "x")
     if cross_attention:
         stream = attend("cross", stream, "encoded")
-    tape.norm(stream, "n", d)
+    tape.norm(stream, "n", d, "ffn_norm")
     if model.ffn_type == "swiglu":
-        tape.linear("n", "gate", d, ffn)
+        tape.linear("n", "gate", d, ffn, "ffn.gate")
         tape.pointwise(("gate",), "act", ffn, saves=("gate",))
-        tape.linear("n", "up", d, ffn)
+        tape.linear("n", "up", d, ffn, "ffn.up")
         tape.pointwise(("act", "up"), "inner", ffn, saves=("act", "up"))
     else:
-        tape.linear("n", "up", d, ffn)
+        tape.linear("n", "up", d, ffn, "ffn.up")
         tape.pointwise(("up",), "inner", ffn, saves=("inner",) if model.ffn_type == "relu" else ("up",))
-    tape.linear("inner", "down", ffn, d)
+    tape.linear("inner", "down", ffn, d, "ffn.down")
     tape.add(stream, "down", "y", d)
     return tape.done()
 
@@ -105,20 +121,22 @@ def embed_tape(model: Model, plan: Plan, *, fused_norm: bool = True) -> Tape:
     """
     tape = _Writer(model, plan, fused_norm)
     tape.sizes["x"] = 0
-    d, tied = model.d_model, model.vocab * model.d_model * tape.number if model.tied_embeddings else 0
+    d, trained = model.d_model, tape.weights.trains("embed.weight")
+    whole = model.vocab * d * tape.number * trained
+    tied = whole if model.tied_embeddings else 0
     learned = model.positions == "learned"
     # The gradient of a tied table was begun by the head; this part of it is added to that.
     tables = 2 * plan.seq_len * model.d_head * tape.number if model.positions == "rope" else 0
     tape.sizes["tables"] = tables
     table = Step(
-        ("x",), ("e" if learned else "y",), ("tables",), scratch=tied, param_bytes=model.vocab * d * tape.number - tied
+        ("x",), ("e" if learned else "y",), ("tables",), scratch=tied, param_bytes=whole - tied, trains=trained
     )
     tape.step(table, {table.writes[0]: tape.bytes_of(d)})
     if learned:
-        rows = (model.max_seq_len or plan.seq_len) * d * tape.number
-        tape.step(
-            Step(("i",), ("p",), ("i",), param_bytes=rows), {"i": 8 * plan.seq_len, "p": plan.seq_len * d * tape.number}
-        )
+        positions = tape.weights.trains("embed.positions")
+        rows = (model.max_seq_len or plan.seq_len) * d * tape.number * positions
+        sizes = {"i": 8 * plan.seq_len, "p": plan.seq_len * d * tape.number}
+        tape.step(Step(("i",), ("p",), ("i",), param_bytes=rows, trains=positions), sizes)
         tape.add("e", "p", "y", d)
     return tape.done()
 
@@ -126,8 +144,9 @@ def embed_tape(model: Model, plan: Plan, *, fused_norm: bool = True) -> Tape:
 def head_tape(model: Model, plan: Plan, loss_dtype: str, *, fused_norm: bool = True) -> Tape:
     """Norm, head, conversion of the logits, log-softmax, mean of the losses."""
     tape = _Writer(model, plan, fused_norm)
-    tape.norm("x", "n", model.d_model)
-    tape.linear("n", "logits", model.d_model, model.vocab)
+    tape.norm("x", "n", model.d_model, "head.norm")
+    trained = tape.weights.trains("embed.weight" if model.tied_embeddings else "head.weight")
+    tape.matmul("n", "logits", model.d_model * model.vocab * tape.number, model.vocab, trained)
     logits = tape.tokens * model.vocab
     if plan.cross_entropy == "fused":  # keeps the logits and a number per row; its backward writes over the logits
         tape.step(Step(("logits",), ("y",), ("logits", "y"), alias=True), {"y": 4 * tape.tokens})
@@ -144,8 +163,9 @@ def head_tape(model: Model, plan: Plan, loss_dtype: str, *, fused_norm: bool = T
 class _Writer:
     """Writes a tape: torch's operators, by what they read, write, save, and make gradients of."""
 
-    def __init__(self, model: Model, plan: Plan, fused_norm: bool = True) -> None:
+    def __init__(self, model: Model, plan: Plan, fused_norm: bool = True, name: str = "") -> None:
         self.fused_norm = fused_norm
+        self.weights: Weights = weights_of(model, plan).of_block(name) if name else weights_of(model, plan)
         self.math = plan.attention_impl == "math"
         self.scores = 4 * plan.micro_batch * model.n_head * plan.seq_len**2  # bytes, in fp32
         self.tokens = plan.micro_batch * plan.seq_len
@@ -161,17 +181,22 @@ class _Writer:
         self.sizes.update(sizes)
         self.steps.append(step)
 
-    def norm(self, read: str, write: str, d: int) -> None:
+    def trained_bytes(self, sizes: dict[str, int]) -> int:
+        """Of the whole gradients of parameters, by their elements, those that are trained."""
+        return self.number * sum(elements for name, elements in sizes.items() if self.weights.trains(name))
+
+    def norm(self, read: str, write: str, d: int, name: str) -> None:
         """Keeps its input and, in fp32 whatever it computes in, an inverse deviation (and a mean) of each row."""
         centred = self.model.norm == "layernorm"
         stats = {f"{write}.stats": 4 * self.tokens * (2 if centred else 1), write: self.bytes_of(d)}
-        weights = d * (2 if centred and self.model.bias else 1) * self.number
+        params = {f"{name}.weight": d} | ({f"{name}.bias": d} if centred and self.model.bias else {})
+        grads = self.trained_bytes(params)
         if not (centred or self.fused_norm):
-            self._composed_norm(read, write, d, weights)
+            self._composed_norm(read, write, d, grads)
             return
-        self.step(Step((read,), (write,), (read, f"{write}.stats"), param_bytes=weights), stats)
+        self.step(Step((read,), (write,), (read, f"{write}.stats"), param_bytes=grads, trains=grads > 0), stats)
 
-    def _composed_norm(self, read: str, write: str, d: int, weights: int) -> None:
+    def _composed_norm(self, read: str, write: str, d: int, grads: int) -> None:
         """To fp32 (unless it is), times the inverse deviation, times the weight, and back."""
         wide = {f"{write}.{part}": 4 * self.tokens * d for part in ("wide", "normed", "scaled")}
         self.sizes.update(wide, **{f"{write}.stats": 4 * self.tokens})
@@ -181,17 +206,50 @@ class _Writer:
         else:
             self.step(Step((read,), (source,)), {})
         self.step(Step((source,), (normed,), (source, f"{write}.stats"), scratch=4 * self.tokens * d), {})
-        self.step(Step((normed,), (scaled,), (normed,), param_bytes=weights), {write: self.bytes_of(d)})
+        kept = (normed,) if grads else ()  # for the gradient of the weight
+        self.step(Step((normed,), (scaled,), kept, param_bytes=grads, trains=grads > 0), {write: self.bytes_of(d)})
         if scaled != write:
             self.step(Step((scaled,), (write,)), {})
 
-    def linear(self, read: str, write: str, n_in: int, n_out: int, rotated: bool = False) -> None:
-        """A matmul keeps its input; rotating its output by position keeps only tables that all blocks share."""
-        weights = (n_in + bool(self.model.bias and write != "logits")) * n_out * self.number
+    def matmul(self, read: str, write: str, grad_bytes: int, n_out: int, trained: bool, **more: Any) -> None:
+        """Keeps its input if its weight is trained."""
+        saves = (read,) if trained else ()
+        step = Step((read,), (write,), saves, kind="matmul", param_bytes=grad_bytes * trained, trains=trained)
+        self.step(step._replace(**more), {write: self.bytes_of(n_out)})
+
+    def linear(self, read: str, write: str, n_in: int, n_out: int, name: str, rotated: bool = False) -> None:
+        """A linear layer; rotating its output by position keeps only tables that all blocks share."""
+        weights = self.weights
+        params = {f"{name}.weight": n_in * n_out} | ({f"{name}.bias": n_out} if self.model.bias else {})
         out = f"{write}.flat" if rotated else write
-        self.step(Step((read,), (out,), (read,), kind="matmul", param_bytes=weights), {out: self.bytes_of(n_out)})
+        base = f"{out}.base" if weights.adapts(name) else out
+        grads, more = self.trained_bytes(params), {}
+        if weights.quantization is not None:  # whole before its matmul, forward and backward
+            whole = {f"{name}.whole": n_in * n_out * self.number}
+            self.step(Step((), tuple(whole)), whole)
+            more = {"holds": tuple(whole), "scratch": sum(whole.values())}
+        elif weights.recipe(n_out, n_in):  # copies in fp8; backward those of the output's gradient, weight and input
+            weight = 0 if weights.fp8_all_gather else n_in * n_out
+            casts = {f"{write}.fp8": self.tokens * n_in + weight}
+            self.step(Step((), tuple(casts)), casts)
+            more = {"holds": tuple(casts), "scratch": sum(casts.values()) + self.tokens * n_out}
+        trained = weights.trains(f"{name}.weight")
+        self.matmul(read, base, 0, n_out, trained, param_bytes=grads, trains=grads > 0, **more)
+        if weights.adapts(name):
+            self._adapter(read, base, out, n_in, n_out)
         if rotated:
             self.step(Step((out,), (write,), scratch=self.bytes_of(n_out)), {write: self.bytes_of(n_out)})
+
+    def _adapter(self, read: str, base: str, write: str, n_in: int, n_out: int) -> None:
+        """peft: ``result + lora_B(lora_A(x)) * scaling``, of a copy of the result where the base is quantised."""
+        rank, a, b, scaled = self.weights.lora_rank or 0, f"{write}.a", f"{write}.b", f"{write}.scaled"
+        if self.weights.quantization is not None:
+            self.step(Step((base,), (f"{base}.copy",), alias=True), {f"{base}.copy": self.bytes_of(n_out)})
+            base = f"{base}.copy"
+        self.matmul(read, a, rank * n_in * self.number, rank, trained=True)
+        self.matmul(a, b, rank * n_out * self.number, n_out, trained=True)
+        self.pointwise((b,), scaled, n_out, saves=())
+        self.add(base, scaled, write, n_out)
 
     def attention(self, read: tuple[str, ...], write: str, q: int, joined: int = 0) -> None:
         if self.math:

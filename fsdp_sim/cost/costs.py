@@ -17,8 +17,11 @@ from fsdp_sim.timeline import COLLECTIVES, Op
 # two and writes one.
 COPY_PASSES = {
     Op.AG_CAST: 2, Op.AG_COPY_IN: 2, Op.AG_COPY_OUT: 2, Op.CLONE: 2, Op.UPCAST: 2, Op.RS_COPY_IN: 2, Op.RS_COPY: 2,
-    Op.DIV: 2, Op.GRAD_CAST: 2, Op.ACCUMULATE: 3,
+    Op.DIV: 2, Op.GRAD_CAST: 2, Op.ACCUMULATE: 3, Op.NORM: 1, Op.CLIP: 2,
 }  # fmt: skip
+# What casting an fp32 shard to fp8 moves, for each byte of fp8, in eager kernels (torchao's float8_utils.py): times the
+# scale, clamped, to fp8; and before that, where the scale is not known, the largest absolute value.
+FP8_CAST_PASSES, AMAX_PASSES = 8 + 8 + 5, 8 + 4
 # The CPU's time to issue one counted kernel: eager, with Python, autograd, the dispatcher and the small kernels that go
 # with it (the forward of a 12-layer GPT takes Python some 5 ms); compiled; and a copy that FSDP issues itself.
 LAUNCH_S, COMPILED_LAUNCH_S, COPY_LAUNCH_S = 4.5e-5, 1.5e-5, 2e-5
@@ -82,7 +85,10 @@ class Costs:
             return self._optimizer_s()
         if op is Op.H2D or op is Op.D2H:
             return offload_s(i.bytes, self.cluster)
-        return COPY_PASSES[op] * i.bytes / self._bytes_per_s
+        passes = COPY_PASSES[op]
+        if op is Op.AG_CAST and i.dtype == "fp8":
+            passes = FP8_CAST_PASSES + (0 if self.plan.fp8_precompute_scale else AMAX_PASSES)
+        return passes * i.bytes / self._bytes_per_s
 
     def issue_s(self, i: Instruction) -> float:
         """How long the CPU takes to issue it."""
@@ -135,7 +141,7 @@ class Costs:
         """In fp32 the gradient is read, the parameter and what the optimizer keeps beside it are read and written."""
         plan = self.plan
         each = 12 + 8 * OPTIMIZER_STATES[plan.optimizer]
-        moved = each * self.workload.param_count / shards_of(plan, self.cluster.gpus)
+        moved = each * self.workload.trained_count / shards_of(plan, self.cluster.gpus)
         part = self.cluster.gpu
         rate = self._bytes_per_s
         if self._measured and part.stream_bytes_per_s:

@@ -42,6 +42,7 @@ class Step(NamedTuple):
         scratch: bytes its backward needs for a moment beside its results.
         param_bytes: of the whole gradients its backward makes.
         holds: what is alive until it has run, beside what it reads: an operator's own variables.
+        trains: it has parameters that are trained.
     """
 
     reads: tuple[str, ...]
@@ -52,6 +53,7 @@ class Step(NamedTuple):
     scratch: int = 0
     param_bytes: int = 0
     holds: tuple[str, ...] = ()
+    trains: bool = False
 
 
 class Tape(NamedTuple):
@@ -62,6 +64,7 @@ class Tape(NamedTuple):
         logits: tensors that count as logits and loss.
         held: tensors that a variable of the program holds until the end of the forward.
         keeps_output: the segment after this one saves what it is given, as all do but norms that make an fp32 copy.
+        input_grad: its input needs a gradient: something that is trained comes before it.
     """
 
     sizes: dict[str, int]
@@ -69,11 +72,22 @@ class Tape(NamedTuple):
     logits: frozenset[str] = frozenset()
     held: frozenset[str] = frozenset()
     keeps_output: bool = True
+    input_grad: bool = True
+
+    @property
+    def needs_grad(self) -> set[str]:
+        """The tensors that need a gradient, as autograd follows it: what comes of one that does, or is trained."""
+        needs = {"x", "encoded"} if self.input_grad else set()
+        for step in self.steps:
+            if step.trains or not needs.isdisjoint(step.reads):
+                needs.update(step.writes)
+        return needs
 
 
 def walk(tape: Tape) -> Activations:
     """Run a tape forward and backward as autograd does, counting the bytes that are alive."""
-    sizes, steps = tape.sizes, tape.steps
+    sizes, needs = tape.sizes, tape.needs_grad
+    steps = [s if not needs.isdisjoint(s.writes) else s._replace(saves=()) for s in tape.steps]
     outside = {"x", "encoded"}  # they belong to the segments that made them
     keepers = Counter(name for step in steps for name in set(step.saves))
     last_read = {name: i for i, step in enumerate(steps) for name in (*step.reads, *step.holds)}
@@ -88,20 +102,22 @@ def walk(tape: Tape) -> Activations:
         alive -= ended - tape.held
     forward = highest - kept
 
-    grads: dict[str, int] = {"y": sizes["y"]}
+    grads: dict[str, int] = {"y": sizes["y"]} if "y" in needs else {}
     saved = {name for name in keepers if name not in outside}
     highest = params = 0
     for step in reversed(steps):
         whole = sum(grads.get(name, 0) for name in step.writes)
-        made = {} if step.alias else {name: sizes[name] for name in step.reads}
+        if needs.isdisjoint(step.writes):
+            continue
+        made = {} if step.alias else {name: sizes[name] for name in step.reads if name in needs}
         params += step.param_bytes
         now = sum(sizes[name] for name in saved) + sum(grads.values()) + params
         highest = max(highest, now + sum(made.values()) + step.scratch)
         for name in step.writes:
             grads.pop(name, None)
         if step.alias:
-            made = dict.fromkeys(step.reads, 0)
-            made[step.reads[0]] = whole
+            made = dict.fromkeys([name for name in step.reads if name in needs], 0)
+            made[next(iter(made))] = whole
         for name, size in made.items():
             grads[name] = max(size, grads.get(name, 0))  # a second gradient is added to the first in place
         for name in step.saves:

@@ -6,11 +6,22 @@ writes it down from a model's dimensions, `fsdp_sim.measure.model_from_module` t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
 
 from fsdp_sim.schedule import Unit
+
+OF_WORK = {  # fields of a plan that decide what is computed, and how a module is made to compute so before it is traced
+    "freeze": "freeze the module's own parameters (requires_grad_(False))",
+    "lora_rank": "trace the module with its adapters (peft's get_peft_model)",
+    "lora_targets": "trace the module with its adapters (peft's get_peft_model)",
+    "base_quantization": "give the model's dimensions (Model): quantised modules cannot be traced",
+    "fp8": "give the model's dimensions (Model): modules in fp8 cannot be traced",
+    "fp8_all_gather": "give the model's dimensions (Model): modules in fp8 cannot be traced",
+}
 
 KernelKind = Literal["matmul", "attention", "memory", "cross_entropy", "embedding"]
 
@@ -89,10 +100,12 @@ class Workload:
         work: by segment; equal segments share one object.
         param_count: parameters of the whole model, tied ones counted once.
         model_flops_per_token: for the model-FLOPs utilisation: of a transformer 6 N + 12 L d T (Chowdhery et al. 2022,
-            "PaLM", appendix B), else forward and backward without recomputation.
+            "PaLM", appendix B), of which frozen parameters have 4 N; else forward and backward without recomputation.
         tokens: per rank and micro-batch.
         dtype: what the matmuls compute in.
         attention_impl: whether its kernels are those of the plan's ``math``, or of fused attention.
+        written_for: fields of the plan that decided what is computed, with their values (`OF_WORK`); those that are not
+            there had their defaults.
         loose_blocks: blocks of a traced module that are part of the root's compute, where the plan's activation
             checkpointing cannot reach them.
     """
@@ -105,4 +118,15 @@ class Workload:
     tokens: int = 0
     dtype: str = "bf16"
     attention_impl: str = "sdpa"
+    written_for: Mapping[str, Any] = field(default_factory=dict, repr=False)
     loose_blocks: tuple[str, ...] = ()
+
+    @cached_property
+    def trained_count(self) -> int:
+        """Parameters that the optimizer steps, of all ranks together."""
+        return trained_count_of(self.units)
+
+
+def trained_count_of(units: Iterable[Unit]) -> int:
+    """Parameters that require gradients."""
+    return sum(math.prod(p.shape) for unit in units for p in unit.params if p.requires_grad)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import EllipsisType
 
+from fsdp_sim.cost.weights import Weights, check_names, weights_of
 from fsdp_sim.schedule import Param, Unit
-from fsdp_sim.spec import Model, block_shapes, root_shapes
+from fsdp_sim.spec import Model, Plan, block_shapes, root_shapes
 
 Shapes = Sequence[tuple[str, int, int]]
 Wrap = str | int | tuple[str, ...]
@@ -19,21 +22,25 @@ def block_names(model: Model) -> tuple[list[str], list[str]]:
     return encoder, [f"{'decoder' if encoder else 'layers'}.{i}" for i in range(model.n_layer)]
 
 
-def units_of(model: Model, wrap: Wrap, seq_len: int) -> tuple[Unit, ...]:
+def units_of(model: Model, plan: Plan) -> tuple[Unit, ...]:
     """The root, which holds the embedding, the head and the blocks that are no units, and the wrapped blocks.
 
-    Args:
-        wrap: ``block``, ``root``, a number (the blocks of at least that many parameters), or names of blocks.
-        seq_len: rows of learned positions where the model does not say.
+    ``plan.seq_len`` decides the rows of learned positions where the model does not say.
 
     Raises:
-        ValueError: ``wrap`` names a block that is not there, or leaves one out between wrapped ones.
+        ValueError: ``plan.wrap`` names a block that is not there, or leaves one out between wrapped ones; the plan
+            freezes or adapts what the model does not have.
     """
-    return _units_of(model, wrap, tuple(root_shapes(model, seq_len)))
+    weights = weights_of(model, plan)
+    if plan.freeze or weights.lora_targets:
+        _check_names(model, plan)
+    return _units_of(model, plan.wrap, weights, tuple(root_shapes(model, plan.seq_len)))
 
 
 @functools.lru_cache(maxsize=64)
-def _units_of(model: Model, wrap: Wrap, shapes_of_root: tuple[tuple[str, int, int], ...]) -> tuple[Unit, ...]:
+def _units_of(
+    model: Model, wrap: Wrap, weights: Weights, shapes_of_root: tuple[tuple[str, int, int], ...]
+) -> tuple[Unit, ...]:
     encoder, decoder = block_names(model)
     shapes_of = dict.fromkeys(encoder, block_shapes(model))
     shapes_of |= dict.fromkeys(decoder, block_shapes(model, cross_attention=bool(encoder)))
@@ -48,24 +55,36 @@ def _units_of(model: Model, wrap: Wrap, shapes_of_root: tuple[tuple[str, int, in
             f"before or after all wrapped ones"
         )
 
-    def params(shapes: Shapes, prefix: str = "") -> tuple[Param, ...]:
-        used_by = {"embed.weight": ("embed", "head")} if model.tied_embeddings else {}
-        return tuple(
-            Param(
-                prefix + name, (rows,) if columns == 1 else (rows, columns), model.dtype,
-                used_by=used_by.get(prefix + name, ()),
-            )
-            for name, rows, columns in shapes
-        )  # fmt: skip
+    @functools.cache
+    def of(rules: Weights, cross: bool) -> tuple[tuple[Param, ...], int]:
+        """Parameters and buffers of a block. Blocks alike share them."""
+        shapes = block_shapes(model, cross_attention=cross)
+        params = tuple(p for shape in shapes for p in rules.params_of_block(*shape, model.dtype))
+        return params, sum(rules.buffer_bytes(*shape) for shape in shapes)
 
-    alike = {id(shapes): shapes for shapes in shapes_of.values()}
-    own = {key: params(shapes) for key, shapes in alike.items()}  # blocks alike share their parameters' specs
-    layers = [Unit(name, own[id(shapes_of[name])]) for name in names[first : last + 1]]
+    own = {name: of(weights.of_block(name), bool(encoder) and name in decoder) for name in names}
+    layers = [Unit(name, own[name][0], buffer_bytes=own[name][1]) for name in names[first : last + 1]]
     rest = names[:first] + names[last + 1 :]
-    of_root = params(shapes_of_root)
-    of_root += tuple(p for name in rest for p in params(shapes_of[name], f"{name}."))
+    used_by = {"embed.weight": ("embed", "head")} if model.tied_embeddings else {}
+    of_root = tuple(weights.param(*shape, model.dtype, used_by.get(shape[0], ())) for shape in shapes_of_root)
+    of_root += tuple(replace(p, name=f"{name}.{p.name}") for name in rest for p in own[name][0])
+    buffer_bytes = sum(own[name][1] for name in rest)
     segments: tuple[str | EllipsisType, ...] = ("embed", *names[:first], ..., *names[last + 1 :], "head")
-    return (Unit("root", of_root, segments, blocks=tuple(rest)), *layers)
+    return (Unit("root", of_root, segments, blocks=tuple(rest), buffer_bytes=buffer_bytes), *layers)
+
+
+def _check_names(model: Model, plan: Plan) -> None:
+    encoder, decoder = block_names(model)
+    blocks = dict.fromkeys(encoder, block_shapes(model))
+    blocks |= dict.fromkeys(decoder, block_shapes(model, cross_attention=bool(encoder)))
+    params = [name for name, *_ in root_shapes(model, plan.seq_len)]
+    params += [f"{block}.{name}" for block, shapes in blocks.items() for name, *_ in shapes]
+    check_names(
+        model.name,
+        plan,
+        params,
+        (name.removesuffix(".weight") for name, _, n in itertools.chain(*blocks.values()) if n > 1),
+    )
 
 
 def _wrapped(model: Model, wrap: Wrap, shapes_of: Mapping[str, Shapes]) -> set[str]:

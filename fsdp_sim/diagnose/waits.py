@@ -19,7 +19,7 @@ from fsdp_sim.timeline import COLLECTIVES, Event, Interval, Lane, Op, Phase, com
 # What is done to the input of a collective before, and to its output after it.
 _COPIES = frozenset(
     {Op.H2D, Op.D2H, Op.AG_CAST, Op.AG_COPY_IN, Op.AG_COPY_OUT, Op.RS_COPY_IN, Op.RS_COPY, Op.GRAD_CAST, Op.CLONE}
-    | {Op.UPCAST, Op.ACCUMULATE, Op.DIV}
+    | {Op.UPCAST, Op.ACCUMULATE, Op.DIV, Op.NORM, Op.CLIP}
 )
 
 

@@ -27,7 +27,7 @@ attribute ``per_occurrence`` that is true, for every operation anew."""
 COPIES = frozenset(
     {
         Op.AG_COPY_IN, Op.AG_COPY_OUT, Op.RS_COPY_IN, Op.RS_COPY, Op.AG_CAST, Op.GRAD_CAST, Op.UPCAST, Op.CLONE,
-        Op.DIV, Op.ACCUMULATE,
+        Op.DIV, Op.ACCUMULATE, Op.NORM, Op.CLIP,
     }
 )  # fmt: skip
 

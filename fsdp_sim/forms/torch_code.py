@@ -40,9 +40,24 @@ def torch_code(state: State) -> str:
     """
     model, cluster, plan = state.model, state.cluster, state.plan
     script = Script()
+    script.shard += [
+        f"# TODO {name} = {getattr(plan, name)!r} is not written here: {how}"
+        for name, how in LEFT_OUT.items()
+        if getattr(plan, name) != getattr(Plan, name)
+    ]
     _checkpoint_and_compile(script, plan)
     WRITERS[plan.api](script, plan, cluster, model)
     return _assembled(script, state)
+
+
+LEFT_OUT = {  # fields of a plan that this script, which has no other packages than torch, leaves to the reader
+    "freeze": "requires_grad_(False) on the parameters",
+    "lora_rank": "peft.get_peft_model",
+    "base_quantization": "transformers.BitsAndBytesConfig",
+    "fp8": "torchao.float8.convert_to_float8_training",
+    "fp8_all_gather": "its enable_fsdp_float8_all_gather",
+    "fp8_precompute_scale": "torchao.float8.precompute_float8_dynamic_scale_for_fsdp after optimizer.step()",
+}
 
 
 def _dtype(name: str | None) -> str:

@@ -62,6 +62,7 @@ class CommContext:
     Attributes:
         shards, replicas: ranks that share one copy of the parameters, and copies.
         post_forward_shards: ranks that share one copy between forward and backward (``reshard_after_forward=n``).
+        precomputed_scales: of weights that are gathered in fp8, after the optimizer.
         torch_2_15: it is the program of torch 2.15 (``Plan.torch``).
         all_gather_state: the previous group's G, and the end of its copy-out.
         reduce_scatter_states: of the reduce-scatters whose input I is alive, what frees it, and the event at their end.
@@ -77,6 +78,7 @@ class CommContext:
     unshard_async_op: bool = False
     cpu_offload: bool = False
     gradient_divide_factor: float | None = None
+    precomputed_scales: bool = False
     torch_2_15: bool = False
     all_gather_state: tuple[AllGatherResult, int] | None = None
     reduce_scatter_states: list[tuple[Callable[[], None], int]] = field(default_factory=list)
@@ -143,5 +145,6 @@ def comm_context(plan: Plan, world_size: int, cpu: Cpu) -> CommContext:
         unshard_async_op=plan.unshard_async_op,
         cpu_offload=plan.cpu_offload,
         gradient_divide_factor=plan.gradient_divide_factor,
+        precomputed_scales=plan.fp8_precompute_scale,
         torch_2_15=plan.torch == "2.15",
     )  # fmt: skip

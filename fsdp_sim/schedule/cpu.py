@@ -82,6 +82,17 @@ class Cpu:
         )  # fmt: skip
         return event
 
+    def blocking_collective(
+        self, op: Op, unit: str, bytes: int, dtype: str, reduce_op: str, group_size: int, communicator: str
+    ) -> None:
+        """A collective that compute waits for at once; one rank has none."""
+        if group_size == 1:
+            return
+        lane = LANE[op]
+        self.wait_stream(lane, Lane.COMPUTE)
+        self.collective(op, unit, lane, bytes, dtype, reduce_op, group_size, communicator)
+        self.wait_stream(Lane.COMPUTE, lane)
+
     def record(self, lane: Lane) -> int:
         """Record a new event on a stream and return its number."""
         events = self._lane_of_event

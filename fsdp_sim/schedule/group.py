@@ -13,6 +13,8 @@ from fsdp_sim.schedule.reduce import GradReduction
 from fsdp_sim.spec import TORCH_DTYPES
 from fsdp_sim.timeline import Lane, Memory, Op
 
+SCALE_BYTES = 4  # of a weight in fp8: one fp32
+
 
 class ParamGroup:
     """The state of one unit's parameters and the hooks that move it.
@@ -80,8 +82,9 @@ class ParamGroup:
                 return 0
             n_bytes = layout.gather_bytes // self.comm.shards
             cpu.alloc(Memory.TEMPORARY, name, n_bytes, layout.gather_dtype, lane)
-            for shard_bytes, whole_bytes, cast in zip(layout.shard_bytes, layout.param_bytes, layout.cast, strict=True):
-                self._shard_to_device(lane, shard_bytes, whole_bytes // self.comm.shards, cast)
+            for k, shard_bytes in enumerate(layout.shard_bytes):
+                cpu.op(Op.H2D, name, lane, shard_bytes)
+                self._cast_one(lane, k)
             return n_bytes
         if not layout.casts:
             return 0
@@ -90,18 +93,24 @@ class ParamGroup:
         cpu.alloc(Memory.TEMPORARY, name, n_bytes, layout.gather_dtype, lane)
         if from_slice:  # torch runs the same code, which now only copies: the slice has the dtype already
             cpu.op(Op.AG_COPY_IN, name, lane, n_bytes, layout.gather_dtype)
-        else:
-            self._cast(lane, n_bytes)
+            return n_bytes
+        for k in layout.own_casts:
+            self._cast_one(lane, k)
+        together = n_bytes - sum(layout.param_bytes[k] for k in layout.own_casts) // ranks
+        if together:
+            self._cast(lane, together, layout.grad_dtype)
         return n_bytes
 
-    def _shard_to_device(self, lane: Lane, shard_bytes: int, cast_bytes: int, cast: bool) -> None:
-        if self.comm.cpu_offload:
-            self.cpu.op(Op.H2D, self.name, lane, shard_bytes)
-        if cast:
-            self._cast(lane, cast_bytes)
+    def _cast_one(self, lane: Lane, k: int) -> None:
+        """Cast one parameter's shard, if it has to be. A scale that no one has computed needs all ranks' shards."""
+        if not self.layout.cast[k]:
+            return
+        own = k in self.layout.own_casts
+        if own and not self.comm.precomputed_scales and self.comm.shards > 1:
+            self.cpu.collective(Op.ALL_REDUCE, self.name, lane, SCALE_BYTES, "fp32", "MAX", self.comm.shards, SHARD)
+        self._cast(lane, self.layout.param_bytes[k] // self.comm.shards, "fp8" if own else self.layout.grad_dtype)
 
-    def _cast(self, lane: Lane, n_bytes: int) -> None:
-        dtype = self.layout.grad_dtype
+    def _cast(self, lane: Lane, n_bytes: int, dtype: str) -> None:
         self.cpu.op(Op.AG_CAST, self.name, lane, n_bytes, dtype, f"to {TORCH_DTYPES[dtype]}")
 
     def wait_for_unshard(self) -> None:
@@ -150,8 +159,10 @@ class ParamGroup:
     def _copy_without_gather(self) -> None:
         """One rank: the shard is the parameter."""
         cpu, layout, name = self.cpu, self.layout, self.name
-        for shard_bytes, n_bytes, cast in zip(layout.shard_bytes, layout.param_bytes, layout.cast, strict=True):
-            self._shard_to_device(Lane.COMPUTE, shard_bytes, n_bytes, cast)
+        for k, (shard_bytes, n_bytes) in enumerate(zip(layout.shard_bytes, layout.param_bytes, strict=True)):
+            if self.comm.cpu_offload:
+                cpu.op(Op.H2D, name, Lane.COMPUTE, shard_bytes)
+            self._cast_one(Lane.COMPUTE, k)
             cpu.alloc(Memory.UNSHARDED, name, n_bytes, layout.gather_dtype)
             cpu.op(Op.AG_COPY_OUT, name, Lane.COMPUTE, n_bytes, layout.gather_dtype)
 

@@ -53,6 +53,7 @@ class Layout:
     Attributes:
         param_bytes: of each whole parameter, padded, in the dtype it is gathered in.
         cast, casts: for each parameter, whether its shard is cast before the gather; whether any is.
+        own_casts: parameters that are cast by themselves, because they are gathered in a dtype of their own.
         shard_bytes: of each parameter's shard on one rank, as it is stored.
         gather_bytes: all whole parameters: of G, and of U.
         gather_dtype: of G; ``uint8`` where the parameters' dtypes differ.
@@ -68,6 +69,7 @@ class Layout:
     param_bytes: tuple[int, ...]
     cast: tuple[bool, ...]
     casts: bool
+    own_casts: tuple[int, ...]
     shard_bytes: tuple[int, ...]
     gather_bytes: int
     gather_dtype: str
@@ -94,7 +96,7 @@ def layout_of(unit: Unit, plan: Plan, shards: int, replicas: int) -> Layout:
     param_bytes, shard_bytes, cast, whole, grad_bytes = [], [], [], [], []
     reduce_numel = 0
     for k, p in enumerate(params):
-        dtype = param_dtype or p.dtype
+        dtype = p.gather_dtype or param_dtype or p.dtype
         numel = padded_numel(p.shape, shards)
         param_bytes.append(numel * DTYPE_BYTES[dtype])
         shard_bytes.append(numel // shards * DTYPE_BYTES[p.dtype])
@@ -107,6 +109,7 @@ def layout_of(unit: Unit, plan: Plan, shards: int, replicas: int) -> Layout:
         param_bytes=tuple(param_bytes),
         cast=tuple(cast),
         casts=any(cast),
+        own_casts=tuple(k for k, p in enumerate(params) if p.gather_dtype),
         shard_bytes=tuple(shard_bytes),
         gather_bytes=sum(param_bytes),
         gather_dtype=whole[0] if len(set(whole)) == 1 else "uint8",

@@ -13,14 +13,14 @@ from fsdp_sim.timeline import Memory
 
 
 def state_bytes(units: Iterable[Unit], plan: Plan, world_size: int) -> dict[tuple[Memory, str], int]:
-    """Bytes of parameters and of optimizer states on rank 0, by category and unit.
+    """Bytes of parameters (with the buffers beside them) and of optimizer states on rank 0, by category and unit.
 
     fsdp2 cuts each parameter along dimension 0 into chunks of ceil(rows / ranks) rows, fsdp1 the flat parameter of the
     whole unit, zero1 and zero2 nothing but what the optimizer keeps; ddp cuts nothing. Rank 0 has as much as any. With
-    ``cpu_offload`` both are in the CPU's memory.
+    ``cpu_offload`` parameters and states are in the CPU's memory.
     """
     if plan.cpu_offload:
-        return {}
+        return {(Memory.SHARDED, unit.name): unit.buffer_bytes for unit in units if unit.buffer_bytes}
     shards = shards_of(plan, world_size)
     states = OPTIMIZER_STATES[plan.optimizer]
     found: dict[tuple[Memory, str], int] = {}
@@ -34,7 +34,7 @@ def state_bytes(units: Iterable[Unit], plan: Plan, world_size: int) -> dict[tupl
             if p.requires_grad:
                 trained += n_bytes
         sizes = {
-            Memory.SHARDED: kept if whole else -(-kept // shards),
+            Memory.SHARDED: (kept if whole else -(-kept // shards)) + unit.buffer_bytes,
             Memory.OPTIMIZER: states * -(-trained // shards),
         }
         found |= {(category, unit.name): n_bytes for category, n_bytes in sizes.items() if n_bytes}

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from types import EllipsisType
 
-from fsdp_sim.spec import DTYPE_BYTES, Allowed, field, one_of, spec, text
+from fsdp_sim.spec import DTYPE_BYTES, Allowed, field, one_of, spec, text, whole
 
 _SHAPE = Allowed(
     "a tuple of at least one whole number >= 1 (fully_shard rejects scalar parameters: make it 1-D)",
@@ -25,6 +25,7 @@ class Param:
         dtype: of the shards.
         requires_grad: False for a frozen parameter: gathered, never reduced.
         used_by: segments of the unit that use it, where its name does not say: a tied parameter has several.
+        gather_dtype: what its shards are cast to for the all-gather, where that is not the plan's ``param_dtype``.
 
     Example:
         >>> Param("w", (15, 4)).padded_bytes(world_size=2)  # 8 rows on each of 2 ranks
@@ -33,9 +34,10 @@ class Param:
 
     name: str = field(text())
     shape: tuple[int, ...] = field(_SHAPE)
-    dtype: str = field(one_of(*DTYPE_BYTES), default="fp32")
+    dtype: str = field(one_of(*(name for name in DTYPE_BYTES if name != "fp8")), default="fp32")
     requires_grad: bool = field(one_of(True, False), default=True)
     used_by: tuple[str, ...] = ()
+    gather_dtype: str | None = field(one_of(None, *DTYPE_BYTES), default=None)
 
     @property
     def bytes(self) -> int:
@@ -65,6 +67,7 @@ class Unit:
             with the unit's name.
         blocks: those of its segments that are blocks of the model; activation checkpointing recomputes each by itself.
             A unit other than the root that lists none is itself a block.
+        buffer_bytes: what every rank holds whole beside the parameters, such as the scales of quantised weights.
 
     Example:
         >>> root = Unit("root", (Param("embed", (4, 4)), Param("head", (4, 4))), segments=("embed", ..., "head"))
@@ -76,6 +79,7 @@ class Unit:
     params: tuple[Param, ...] = ()
     segments: tuple[str | EllipsisType, ...] = ()
     blocks: tuple[str, ...] = ()
+    buffer_bytes: int = field(whole(0), default=0)
 
     def __post_init__(self) -> None:
         if not self.segments:

@@ -6,11 +6,13 @@ from fsdp_sim.spec.gpus import Gpu, gpu, gpu_names
 from fsdp_sim.spec.links import Link, link, link_names
 from fsdp_sim.spec.model import Model, block_shapes, param_shapes, root_shapes
 from fsdp_sim.spec.plan import DTYPE_BYTES, OPTIMIZER_STATES, SETTINGS_OF, TORCH_DTYPES, TORCH_VERSIONS, Plan, shards_of
+from fsdp_sim.spec.quantization import QUANTIZATIONS, Quantization
 from fsdp_sim.spec.texts import plan_fields, text_of, value_of
 
 __all__ = [
     "DTYPE_BYTES",
     "OPTIMIZER_STATES",
+    "QUANTIZATIONS",
     "SETTINGS_OF",
     "TORCH_DTYPES",
     "TORCH_VERSIONS",
@@ -20,6 +22,7 @@ __all__ = [
     "Link",
     "Model",
     "Plan",
+    "Quantization",
     "Span",
     "block_shapes",
     "field",

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 from fsdp_sim.spec.fields import Allowed, field, number, one_of, spec, whole
+from fsdp_sim.spec.quantization import QUANTIZATIONS
 
-DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
+DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8, "fp8": 1}
 OPTIMIZER_STATES = {"adamw": 2, "sgd_momentum": 1, "sgd": 0}  # numbers kept beside each parameter, of its dtype
 DTYPES = ("fp32", "bf16", "fp16")  # what gathers, compute and reductions may be cast to
 TORCH_DTYPES = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16", "fp64": "torch.float64"}
+TORCH_DTYPES |= {"fp8": "torch.float8_e4m3fn"}
 TORCH_VERSIONS = ("2.13", "2.14", "2.15")  # whose programs of `fully_shard` are known; 2.14 issues 2.13's
 Api = Literal["fsdp2", "fsdp1", "ddp", "zero1", "zero2"]
 PerMicroBatch = bool | Literal["last"]
@@ -32,6 +35,27 @@ SETTINGS_OF = {  # fields that only some ways to train have; a value other than 
     "cpu_offload": ("fsdp2", "fsdp1"),
     "shard_size": ("fsdp2", "fsdp1"),
     "bucket_cap_mb": ("ddp", "zero1", "zero2"),
+    "fp8_all_gather": ("fsdp2",),
+}
+
+
+def _is_given(value: object) -> bool:
+    return value is not None
+
+
+NEEDS: dict[str, tuple[str, Callable[[Any], bool], str]] = {  # fields that mean something only beside another
+    "lora_targets": ("lora_rank", _is_given, "a number"),
+    "base_quantization": ("lora_rank", _is_given, "a number: weights of four bits cannot be trained"),
+    "fp8_all_gather": (
+        "fp8",
+        lambda value: value == "tensorwise",
+        "'tensorwise', the one recipe for which torchao has it",
+    ),
+    "fp8_precompute_scale": ("fp8_all_gather", bool, "True"),
+}
+EXCLUDES = {  # fields that do not go together, and why
+    ("freeze", "lora_rank"): "LoRA trains nothing but its adapters",
+    ("fp8", "base_quantization"): "quantised weights are multiplied in the dtype of compute",
 }
 INSTEAD = {  # what another way to train calls it
     ("reshard_after_forward", "fsdp1"): "fsdp1 has sharding_strategy='FULL_SHARD' or 'SHARD_GRAD_OP'",
@@ -94,6 +118,22 @@ class Plan:
         cross_entropy: ``torch`` computes the loss in fp32, beside the logits; ``fused`` is one kernel whose backward
             writes over the logits (FlashAttention's).
         loss_metrics: how often the loss is computed once more from the logits, without gradients, for logging.
+        freeze: parameters that are not trained, by the names of parameters or modules; ``*`` stands for any part of a
+            name: ``("embed", "layers.*.ffn")``. They are gathered like others, and have neither gradients nor optimizer
+            states.
+        lora_rank: train nothing but low-rank adapters (LoRA, peft's ``r``) beside the frozen linear layers of the
+            blocks; None trains the model.
+        lora_targets: the linear layers that have them: ``all-linear``, or names (``wq``, ``ffn.up``, or peft's
+            ``q_proj``).
+        base_quantization: QLoRA: how the blocks' linear layers are stored, four bits a number. ``nf4``, ``fp4`` and
+            these with ``_double_quant`` are bitsandbytes'; ``gptq`` has groups of 128. Each is dequantised before its
+            matmul, forward and backward; embeddings, norms and head stay as they are. FSDP gathers the bits.
+        fp8: the blocks' linear layers, those of which 16 divides both dimensions, compute in fp8, by one of torchao's
+            recipes: ``tensorwise``, ``rowwise``, ``rowwise_with_gw_hp`` or ``mxfp8``.
+        fp8_all_gather: fsdp2: their weights are cast before the all-gather (``enable_fsdp_float8_all_gather``), so that
+            half of bf16's bytes travel.
+        fp8_precompute_scale: the scales of those weights are computed once a step, in one all-reduce after the
+            optimizer (``precompute_float8_dynamic_scale_for_fsdp``); else each all-gather has one for each weight.
         optimizer: what is kept beside each parameter: ``adamw`` two moments, ``sgd_momentum`` one, ``sgd`` none.
         reduce_scatter_max_input_buffers: fsdp2, ``set_reduce_scatter_max_input_buffers``.
         separate_reduce_scatter_group: fsdp2, ``set_separate_reduce_scatter_group``: reduce-scatters have a
@@ -145,6 +185,13 @@ class Plan:
     attention_impl: str = field(one_of("sdpa", "flash1", "math"), default="sdpa")
     cross_entropy: str = field(one_of("torch", "fused"), default="torch")
     loss_metrics: int = field(whole(0), default=0)
+    freeze: tuple[str, ...] | None = field(one_of(None) | _NAMES.explained("or of parameters"), default=None)
+    lora_rank: int | None = field(one_of(None) | whole(1), default=None)
+    lora_targets: str | tuple[str, ...] = field(one_of("all-linear") | _NAMES, default="all-linear")
+    base_quantization: str | None = field(one_of(None, *QUANTIZATIONS), default=None)
+    fp8: str | None = field(one_of(None, "tensorwise", "rowwise", "rowwise_with_gw_hp", "mxfp8"), default=None)
+    fp8_all_gather: bool = field(_BOOL, default=False)
+    fp8_precompute_scale: bool = field(_BOOL, default=False)
     optimizer: str = field(one_of("adamw", "sgd_momentum", "sgd"), default="adamw")
     reduce_scatter_max_input_buffers: int = field(whole(1), default=1)
     separate_reduce_scatter_group: bool = field(_BOOL, default=False)
@@ -161,14 +208,23 @@ class Plan:
     def __post_init__(self) -> None:
         for name, apis in SETTINGS_OF.items():
             default = type(self).__dataclass_fields__[name].default
-            value = getattr(self, name)
-            if self.api not in apis and (type(value) is not type(default) or value != default):
+            if self.api not in apis and self._changes(name):
                 instead = INSTEAD.get((name, self.api), f"leave it {default!r}")
                 raise self._error(name, f"a setting of {' and '.join(apis)}; api is {self.api!r}: {instead}")
         for (api, name), allowed in PREFETCH_OF.items():
             if self.api == api and not allowed.test(getattr(self, name)):
                 other = "fsdp1" if api == "fsdp2" else "fsdp2"
                 raise self._error(name, f"{other}'s; with api={api!r} it must be {allowed.words}")
+        for name, (other, is_right, right) in NEEDS.items():
+            if self._changes(name) and not is_right(getattr(self, other)):
+                raise self._error(name, f"without effect where {other} is {getattr(self, other)!r}; make that {right}")
+        for (name, other), why in EXCLUDES.items():
+            if self._changes(name) and self._changes(other):
+                raise self._error(name, f"not for a plan with {other}={getattr(self, other)!r}: {why}; leave one out")
+        if self.fp8_all_gather and type(self.reshard_after_forward) is int:
+            raise self._error(
+                "reshard_after_forward", "not for weights that are gathered in fp8 (torch has no such code)"
+            )
         if self.api == "fsdp1" and self.shard_size is not None and "HYBRID" not in self.sharding_strategy:
             raise self._error(
                 "shard_size",
@@ -182,6 +238,11 @@ class Plan:
                 f"Plan.reshard_after_forward is {keep}, which does not divide shard_size {ranks}; as a number it must "
                 f"be one of {factors}"
             )
+
+    def _changes(self, name: str) -> bool:
+        """Whether a field has another value than its default."""
+        value, default = getattr(self, name), type(self).__dataclass_fields__[name].default
+        return type(value) is not type(default) or value != default
 
     def _error(self, field: str, what: str) -> ValueError:
         return ValueError(f"Plan.{field} is {getattr(self, field)!r}, which is {what}")

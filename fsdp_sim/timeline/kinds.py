@@ -33,6 +33,8 @@ class Op(Word):
     REDUCE_SCATTER = "REDUCE_SCATTER"
     GRAD_CAST = "grad_cast"  # reduced gradients to the dtype of the shards
     ACCUMULATE = "accumulate"  # into gradients of an earlier micro-batch
+    NORM = "norm"  # of gradients, to clip them; of weights in fp8, for their scales
+    CLIP = "clip"  # gradients times what brings their norm down
     D2H = "d2h"  # reduced gradients to the CPU
     ALL_REDUCE = "ALL_REDUCE"
     BROADCAST = "BROADCAST"

@@ -31,6 +31,8 @@ WHAT: dict[Op, str] = {
     "rank receives the mean of its own rows only.",
     Op.GRAD_CAST: "The reduced gradients of {unit} are cast to the dtype of the shards.",
     Op.ACCUMULATE: "The gradients of {unit} are added to those of an earlier micro-batch.",
+    Op.NORM: "Norms of this rank's shards: of gradients before they are clipped, of weights before their cast to fp8.",
+    Op.CLIP: "The gradients are scaled down, so that the norm of all of them together is at most the one allowed.",
     Op.D2H: "The reduced gradients of {unit} go to the CPU, where offloading keeps the shards.",
     Op.ALL_REDUCE: "The all-reduce of {unit} ({bytes}{ranks}): every rank ends up with the same reduced values.",
     Op.BROADCAST: "A broadcast ({bytes}{ranks}): one rank's values replace those of all others.",

@@ -1,0 +1,161 @@
+"""`linear`: the kernels of one linear layer, whatever becomes of its weight: frozen, adapted, quantised, in fp8."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from fsdp_sim.cost.weights import Weights
+from fsdp_sim.cost.work import Kernel
+from fsdp_sim.schedule import DTYPE_BYTES
+from fsdp_sim.spec import Gpu, Quantization
+
+Kernels = list[Kernel]
+
+
+class Recipe(NamedTuple):
+    """A way to compute in fp8: torchao's `Float8LinearConfig.from_recipe_name`, and its `MXFP8Linear`.
+
+    Attributes:
+        grad_weight_in_fp8: else that product has its operands as they are.
+        along_both: a tensor is cast anew for each product it is in, along the axis that the product sums over; else one
+            cast does for both.
+        block: numbers that share a scale of one byte, where a kernel of its own casts them; 0: pointwise kernels do.
+    """
+
+    grad_weight_in_fp8: bool = True
+    along_both: bool = True
+    block: int = 0
+
+
+# torchao 0.18: float8/config.py, float8/float8_linear.py, prototype/moe_training/mxfp8_linear.py
+RECIPES = {
+    "tensorwise": Recipe(along_both=False),
+    "rowwise": Recipe(),
+    "rowwise_with_gw_hp": Recipe(grad_weight_in_fp8=False),
+    "mxfp8": Recipe(block=32),
+}
+
+
+MXFP8_ARCH = "Blackwell"  # torchtitan's MXFP8 needs SM100
+
+
+def check_fp8(recipe: str, gpu: Gpu) -> None:
+    """Whether a GPU computes in fp8 by a recipe.
+
+    Raises:
+        ValueError: it does not.
+    """
+    if gpu.fp8_flops is None:
+        raise ValueError(
+            f"Plan.fp8 is {recipe!r}, but {gpu.name} has no fp8 (it has {', '.join(gpu.dtypes)}); take another GPU, or "
+            f"leave fp8 None"
+        )
+    if recipe == "mxfp8" and gpu.arch != MXFP8_ARCH:
+        raise ValueError(
+            f"Plan.fp8 is 'mxfp8', which needs {MXFP8_ARCH}'s scales by block; {gpu.name} is {gpu.arch}: take "
+            f"'tensorwise' or 'rowwise'"
+        )
+
+
+def matmul(m: int, n: int, k: int, dtype: str, *, saved: bool = False, fp8: bool = False) -> Kernel:
+    """(m, k) @ (k, n). In fp8 the factors are, and the product is of ``dtype``."""
+    size = DTYPE_BYTES[dtype]
+    of_factors = 1 if fp8 else size
+    moved = float(of_factors * (m * k + k * n) + size * m * n)
+    return Kernel("matmul", 2.0 * m * n * k, moved, (1, m, n, k), "fp8" if fp8 else dtype, 1, False, saved)
+
+
+def linear_backward(m: int, n: int, k: int, dtype: str) -> Kernels:
+    """The gradients of the input (m, k) and of the weight (n, k), from that of the output (m, n)."""
+    return [matmul(m, k, n, dtype), matmul(n, k, m, dtype)]
+
+
+def pointwise(elements: float, dtype: str, *, fusable: bool = True) -> Kernel:
+    """A kernel that is bound by memory and moves this many elements in all, read and written."""
+    return Kernel("memory", 0.0, elements * DTYPE_BYTES[dtype], (), dtype, 1, fusable)
+
+
+def linear(
+    weights: Weights, name: str, m: int, n: int, k: int, *, saved: bool = False, grad: bool = True, again: bool = False
+) -> tuple[Kernels, Kernels]:
+    """x (m, k) times the weight (n, k) of a block's linear layer, forward and backward.
+
+    Args:
+        saved: selective checkpointing keeps its output.
+        grad: its input needs a gradient; only then is that product computed.
+        again: another linear layer has the same input; a compiler casts that to fp8 once.
+    """
+    dtype, trained = weights.compute_dtype, weights.trains(f"{name}.weight")
+    recipe = weights.recipe(n, k)
+    if recipe is None:
+        forward = [matmul(m, n, k, dtype, saved=saved)]
+        backward = [matmul(m, k, n, dtype)] * grad + [matmul(n, k, m, dtype)] * trained
+    else:
+        forward, backward = _in_fp8(weights, RECIPES[recipe], m, n, k, saved=saved, grads=(grad, trained), again=again)
+    if weights.quantization is not None:
+        whole = _dequantise(weights.quantization, n * k, dtype)
+        forward, backward = [whole, *forward], [whole] * grad + backward
+    if weights.adapts(name):
+        there, back = _adapter(weights, m, n, k, grad=grad)
+        forward, backward = forward + there, back + backward
+    return forward, backward
+
+
+def _adapter(weights: Weights, m: int, n: int, k: int, *, grad: bool) -> tuple[Kernels, Kernels]:
+    """peft's ``result + lora_B(lora_A(x)) * scaling``: A is (rank, k), B is (n, rank). It copies a quantised result."""
+    rank, dtype = weights.lora_rank or 0, weights.compute_dtype
+
+    def moves(elements: int) -> Kernel:  # all that eager kernels move is counted, so no more is to be assumed
+        return pointwise(float(elements), dtype, fusable=weights.compiled)
+
+    copy = [moves(2 * m * n)] if weights.quantization is not None else []
+    scale, add, add_inputs = moves(2 * m * n), moves(3 * m * n), moves(3 * m * k)
+    forward = [*copy, matmul(m, rank, k, dtype), matmul(m, n, rank, dtype), scale, add]
+    of_input = [matmul(m, k, rank, dtype), add_inputs] if grad else []
+    return forward, [scale, *linear_backward(m, n, rank, dtype), *of_input, matmul(rank, k, m, dtype)]
+
+
+def _dequantise(quantization: Quantization, elements: int, dtype: str) -> Kernel:
+    """Reads bits and scales, writes the weight whole (bitsandbytes' ``dequantize_4bit``, before every matmul)."""
+    stored = quantization.bits / 8 + quantization.scale_bytes
+    return Kernel("memory", 0.0, elements * (stored + DTYPE_BYTES[dtype]), (), dtype)
+
+
+def _in_fp8(
+    weights: Weights, recipe: Recipe, m: int, n: int, k: int, *, saved: bool, grads: tuple[bool, bool], again: bool
+) -> tuple[Kernels, Kernels]:
+    """Casts and products. torchao saves x and the weight as they are, so backward casts both again.
+
+    Its backward computes the gradient of the weight whether it is wanted or not; a compiler leaves that out.
+    """
+    dtype, compiled = weights.compute_dtype, weights.compiled
+    grad_input, grad_weight = grads[0], grads[1] or not compiled
+
+    def cast(elements: int) -> Kernels:
+        return [_cast(elements, dtype, recipe, compiled)]
+
+    x, weight, grad = cast(m * k), [] if weights.fp8_all_gather else cast(n * k), cast(m * n)
+    forward = ([] if again and compiled else x) + weight + [matmul(m, n, k, dtype, saved=saved, fp8=True)]
+    once = compiled and not recipe.along_both  # one cast of the output's gradient serves both products
+    backward: Kernels = []
+    if grad_input or not compiled:
+        backward += grad + weight + [matmul(m, k, n, dtype, fp8=True)]
+    if grad_weight and recipe.grad_weight_in_fp8:
+        backward += ([] if once and grad_input else grad) + ([] if again and compiled else x)
+    if grad_weight:
+        backward.append(matmul(n, k, m, dtype, fp8=recipe.grad_weight_in_fp8))
+    return forward, backward
+
+
+def _cast(elements: int, dtype: str, recipe: Recipe, compiled: bool) -> Kernel:
+    """A cast to fp8 with its scales, in kernels that torchao or a compiler has fused as far as they can be, or in six.
+
+    Fused: what decides the scale is read, then it is read and written (float8_utils.py). Eager: the absolute value,
+    its maximum, to fp32, times the scale, clamped, to fp8.
+    """
+    size = DTYPE_BYTES[dtype]
+    if recipe.block:
+        return Kernel("memory", 0.0, elements * (size + 1 + 1 / recipe.block), (), dtype)
+    if compiled:
+        return Kernel("memory", 0.0, elements * (2.0 * size + 1), (), dtype)
+    return Kernel("memory", 0.0, elements * (3 * size + (size + 4) + 8 + 8 + 5) / 6, (), dtype, 6)

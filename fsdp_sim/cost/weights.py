@@ -1,0 +1,149 @@
+"""`Weights`: what becomes of each weight of a model under a plan: trained or frozen, adapted, quantised, in fp8.
+
+Names are those of `fsdp_sim.spec.block_shapes`: the linear layer ``attn.wq`` has the parameter ``attn.wq.weight``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+
+from fsdp_sim.schedule import DTYPE_BYTES, Param
+from fsdp_sim.spec import QUANTIZATIONS, Model, Plan, Quantization
+from fsdp_sim.words import nearest
+
+HUGGING_FACE_NAMES = {  # of linear layers, in peft's target_modules
+    "q_proj": "wq", "k_proj": "wk", "v_proj": "wv", "o_proj": "wo", "gate_proj": "ffn.gate", "up_proj": "ffn.up",
+    "down_proj": "ffn.down", "c_attn": "qkv", "query_key_value": "qkv", "Wqkv": "qkv", "c_fc": "ffn.up",
+}  # fmt: skip
+FP8_MULTIPLE = 16  # of both dimensions, for torch._scaled_mm; torchao and torchtitan leave other layers as they are
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The rules of a plan for the weights of a model.
+
+    Attributes:
+        compute_dtype: of matmuls that are not in fp8, and of what a quantised weight becomes before its matmul.
+        freeze, lora_rank: of the plan.
+        lora_targets: linear layers of the blocks that have adapters; None is all.
+        quantization: of the blocks' linear layers.
+        fp8: the recipe of the blocks' linear layers.
+        prefix: what the names of a block's parameters begin with in the model: ``layers.3.``.
+    """
+
+    compute_dtype: str
+    compiled: bool = False
+    freeze: tuple[str, ...] = ()
+    lora_rank: int | None = None
+    lora_targets: tuple[str, ...] | None = None
+    quantization: Quantization | None = None
+    fp8: str | None = None
+    fp8_all_gather: bool = False
+    prefix: str = ""
+
+    def of_block(self, name: str) -> Weights:
+        """The rules for what a block calls its own."""
+        return replace(self, prefix=f"{name}.") if self.freeze else self
+
+    def trains(self, name: str) -> bool:
+        """Whether a parameter of the model itself is trained."""
+        return self.lora_rank is None and not any(_holds(pattern, self.prefix + name) for pattern in self.freeze)
+
+    def adapts(self, linear: str) -> bool:
+        """Whether a linear layer of a block has an adapter."""
+        targets = self.lora_targets
+        return self.lora_rank is not None and (targets is None or any(_is(target, linear) for target in targets))
+
+    def recipe(self, rows: int, columns: int) -> str | None:
+        """In which fp8 a linear layer of a block computes; None in none."""
+        return None if rows % FP8_MULTIPLE or columns % FP8_MULTIPLE else self.fp8
+
+    def param(self, name: str, rows: int, columns: int, dtype: str, used_by: tuple[str, ...] = ()) -> Param:
+        """A parameter as the model has it."""
+        return Param(name, (rows,) if columns == 1 else (rows, columns), dtype, self.trains(name), used_by)
+
+    def params_of_block(self, name: str, rows: int, columns: int, dtype: str) -> tuple[Param, ...]:
+        """A parameter of a block as it is stored, and the adapter of a linear layer.
+
+        The bits of a quantised weight are packed into a column of numbers of the dtype of compute, which FSDP shards
+        like any other and does not cast (``bnb_4bit_quant_storage`` of bitsandbytes).
+        """
+        param = self.param(name, rows, columns, dtype)
+        linear = _linear(name, columns)
+        if linear and self.quantization is not None:
+            stored = DTYPE_BYTES[self.compute_dtype]
+            packed = -(-rows * columns * self.quantization.bits // (8 * stored))
+            param = replace(param, shape=(packed, 1), dtype=self.compute_dtype)
+        elif linear and self.fp8_all_gather and self.recipe(rows, columns):
+            param = replace(param, gather_dtype="fp8")
+        if not linear or not self.adapts(linear):
+            return (param,)
+        rank = self.lora_rank or 0
+        adapter = {f"{linear}.lora_A.weight": (rank, columns), f"{linear}.lora_B.weight": (rows, rank)}
+        return (param, *(Param(of, shape, dtype) for of, shape in adapter.items()))
+
+    def buffer_bytes(self, name: str, rows: int, columns: int) -> int:
+        """What a parameter of a block has beside it on every rank: the scales of a quantised weight."""
+        quantised = self.quantization is not None and _linear(name, columns)
+        return round(rows * columns * self.quantization.scale_bytes) if quantised and self.quantization else 0
+
+
+def weights_of(model: Model, plan: Plan) -> Weights:
+    """The rules that a plan makes for a model."""
+    return Weights(
+        compute_dtype=plan.param_dtype or model.dtype,
+        compiled=plan.compile,
+        freeze=plan.freeze or (),
+        lora_rank=plan.lora_rank,
+        lora_targets=None if plan.lora_targets == "all-linear" else tuple(
+            HUGGING_FACE_NAMES.get(target, target) for target in plan.lora_targets
+        ),
+        quantization=QUANTIZATIONS[plan.base_quantization] if plan.base_quantization else None,
+        fp8=plan.fp8,
+        fp8_all_gather=plan.fp8_all_gather,
+    )  # fmt: skip
+
+
+def check_names(model: str, plan: Plan, params: Iterable[str], linears: Iterable[str]) -> None:
+    """Refuse names of a plan that mean nothing in a model.
+
+    Args:
+        params: of the whole model.
+        linears: of its blocks, as a block calls them.
+
+    Raises:
+        ValueError: a pattern of ``freeze`` that no parameter matches, a target of LoRA that is no linear layer.
+    """
+    params, linears = list(params), list(dict.fromkeys(linears))
+    for pattern in plan.freeze or ():
+        if not any(_holds(pattern, name) for name in params):
+            near = nearest(pattern, params, most=3) or params[:4]
+            raise ValueError(
+                f"Plan.freeze names {pattern!r}, which matches no parameter of {model}; it has {', '.join(near)}, "
+                f"and a * stands for any part of a name: 'layers.*.attn'"
+            )
+    if isinstance(plan.lora_targets, str):
+        return
+    for target in plan.lora_targets:
+        if not any(_is(HUGGING_FACE_NAMES.get(target, target), name) for name in linears):
+            raise ValueError(
+                f"Plan.lora_targets names {target!r}, which is no linear layer of a block of {model}; it has "
+                f"{', '.join(linears)}"
+            )
+
+
+def _linear(param: str, columns: int) -> str:
+    """The linear layer whose weight a parameter is; empty if it is none."""
+    return param.removesuffix(".weight") if columns > 1 and param.endswith(".weight") else ""
+
+
+def _holds(pattern: str, param: str) -> bool:
+    """Whether a pattern is a parameter, or a module that holds it."""
+    return fnmatchcase(param, pattern) or fnmatchcase(param, f"{pattern}.*")
+
+
+def _is(target: str, linear: str) -> bool:
+    """peft's rule: the whole name, or its last parts."""
+    return linear == target or linear.endswith(f".{target}")
