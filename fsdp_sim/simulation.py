@@ -83,15 +83,15 @@ class Simulation:
     @cached_property
     def run(self) -> Run:
         """When each operation runs; on one rank that stands for all, or, with a skew, on every rank."""
-        alone = self._replayed(self.costs.seconds, self._contention)
+        alone = self._replayed(self.costs.seconds, self._contention, self.workload.alike)
         if self._skew is None:
             return alone
-        return self._replayed(self._skew(_lasted(alone), self.cluster.gpus), None)
+        return self._replayed(self._skew(_lasted(alone), self.cluster.gpus), None, {})
 
-    def _replayed(self, seconds: Given, contention: engine.Contention | None) -> Run:
+    def _replayed(self, seconds: Given, contention: engine.Contention | None, alike: engine.Alike) -> Run:
         return engine.run(
             self.program, seconds, issue_s=self.costs.issue_s, launch_s=self.costs.launch_s,
-            device=self.device, contention=contention,
+            device=self.device, contention=contention, alike=alike,
         )  # fmt: skip
 
     @cached_property

@@ -21,7 +21,9 @@ class RunCauses(Causes):
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.before, self.blocks = dependencies(run.program, run.on_cpu)
+        order = dependencies(run.program, run.on_cpu)
+        self.before = order.before
+        self.blocks = {stop.number: stop.on for stop in order.stops}
         self._stops: dict[int, tuple[list[int], list[Key]]] = {}
 
     def start_s(self, key: Key) -> float:

@@ -110,4 +110,4 @@ def _collectives(found: StepObservation, busy: list[Interval]) -> list[Collectiv
         )
         alone_s = total_s(subtract(spans_of(some), busy))
         rows.append(msgspec.structs.replace(row, sentence=collective_sentence(row, alone_s)))
-    return sorted(rows, key=lambda row: -row.exposed_s)
+    return sorted(rows, key=lambda row: -round(row.exposed_s, 12))

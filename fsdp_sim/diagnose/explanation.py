@@ -66,7 +66,7 @@ class Explanation:
         units: dict[str, float] = {}
         for (_, unit), seconds in self.exposure.by_unit.items():
             units[unit] = units.get(unit, 0.0) + seconds
-        return dict(sorted(units.items(), key=lambda one: -one[1]))
+        return dict(sorted(units.items(), key=lambda one: -round(one[1], 12)))
 
     @property
     def sentences(self) -> list[str]:

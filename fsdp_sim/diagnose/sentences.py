@@ -259,12 +259,13 @@ SAY: dict[Culprit, Callable[[list[Wait], StepObservation], str]] = {
 
 
 def _seconds(wait: Wait) -> float:
-    return wait.seconds
+    """Rounded, so that of two that last equally long the earlier counts as the longest."""
+    return round(wait.seconds, 12)
 
 
 def _cost(waits: Sequence[Wait]) -> str:
     times = "" if len(waits) == 1 else f", {len(waits)} times"
-    return f"{human_ms(sum(map(_seconds, waits)))}{times}"
+    return f"{human_ms(sum([w.seconds for w in waits]))}{times}"
 
 
 def _label(e: Event | None) -> str:
@@ -294,4 +295,4 @@ def _units(waits: Iterable[Wait]) -> list[str]:
         of = w.on or w.waiting
         if of is not None and of.unit:
             seconds[of.unit] = seconds.get(of.unit, 0.0) + w.seconds
-    return sorted(seconds, key=lambda unit: -seconds[unit])
+    return sorted(seconds, key=lambda unit: -round(seconds[unit], 12))

@@ -4,6 +4,7 @@ from fsdp_sim.engine.contention import Contention
 from fsdp_sim.engine.dependencies import Before, dependencies, shown_lane
 from fsdp_sim.engine.exposure import Exposure, exposure
 from fsdp_sim.engine.groups import group_of
+from fsdp_sim.engine.kinds import Alike
 from fsdp_sim.engine.memory import MemoryProfile, Part, memory
 from fsdp_sim.engine.replay import replay, run
 from fsdp_sim.engine.run import Run, at_rank
@@ -12,6 +13,7 @@ from fsdp_sim.engine.skew import jitter, slow_node, straggler
 from fsdp_sim.engine.states import model_state_bytes
 
 __all__ = [
+    "Alike",
     "Before",
     "Contention",
     "Exposure",

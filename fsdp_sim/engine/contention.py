@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
+from fsdp_sim.engine.kinds import OpKinds
 from fsdp_sim.schedule import Instruction
 from fsdp_sim.timeline import Op
 
@@ -89,18 +90,24 @@ class Rates:
         self.collective_slowdown = _as_float(contention.collective_slowdown_by_compute)
         self.nic_share = contention.nic_share
         fields = ["op", "communicator"]
-        for given in (self.compute_slowdown, self.collective_slowdown, self.nic_share):
-            if callable(given):
-                fields += ["unit"] if getattr(given, "per_unit", True) else ["bytes", "group_size"]
+        functions = [f for f in (self.compute_slowdown, self.collective_slowdown, self.nic_share) if callable(f)]
+        self.per_unit = any(getattr(function, "per_unit", True) for function in functions)
+        fields += ["unit"] if self.per_unit else []
+        fields += ["bytes", "group_size"] if any(not getattr(f, "per_unit", True) for f in functions) else []
         self._what = itemgetter(*map(Instruction._fields.index, fields))  # all that an operation's rate depends on
         self._known: dict[tuple[object, object], float] = {}
         self._shares: dict[object, float] = {}
 
-    def kinds(self, ops: Sequence[Instruction]) -> list[int]:
-        """A number for each operation. Those with the same one go at the same rate in the same company."""
-        keys = list(map(self._what, ops))
-        number_of = {key: n for n, key in enumerate(dict.fromkeys(keys))}
-        return list(map(number_of.__getitem__, keys))
+    def kinds(self, ops: Sequence[Instruction], alike: OpKinds) -> list[int]:
+        """A number for each operation. Those with the same one go at the same rate in the same company.
+
+        Args:
+            alike: the kinds of the operations. Those of one kind differ in their units at most.
+        """
+        some = ops if self.per_unit else alike.first
+        numbers: dict[object, int] = {}
+        of = [numbers.setdefault(key, len(numbers)) for key in map(self._what, some)]
+        return of if self.per_unit else alike.spread(of)
 
     def of(self, running: list[Instruction]) -> list[float]:
         """The rate of each, 1 for what nothing slows."""

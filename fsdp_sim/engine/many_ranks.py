@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import numpy as np
 
+from fsdp_sim.engine.dependencies import dependencies
 from fsdp_sim.engine.groups import over_group
 from fsdp_sim.engine.run import OpTimes
 from fsdp_sim.engine.seconds import OpCosts, Seconds
-from fsdp_sim.schedule import Kind, Program
-from fsdp_sim.timeline import Lane
+from fsdp_sim.schedule import Program
 
 
 def many_ranks(program: Program, costs: OpCosts, on_cpu: bool) -> OpTimes:
     """When each operation is issued, starts and ends on each rank, by one pass in issue order."""
+    order, world_size = dependencies(program, on_cpu), program.world_size
     issue_s: list[Seconds] = []
     clock_s: list[Seconds] = []
     start_s: list[Seconds] = []
@@ -28,65 +29,42 @@ def many_ranks(program: Program, costs: OpCosts, on_cpu: bool) -> OpTimes:
     blocks: dict[int, tuple[Seconds, Seconds]] = {}
     late: dict[int, Seconds] = {}
     cpu: Seconds = 0.0
-    tails: dict[Lane, Seconds] = dict.fromkeys(Lane, 0.0)
-    free: dict[str, Seconds] = {}
-    recorded: dict[int, Seconds] = {}
-    k = 0
-    for number, i in enumerate(program.instructions):
-        if i.kind is Kind.OP:
-            assert i.lane is not None
-            duration, cost = costs.seconds[k], costs.issue_s[k]
-            issued = cpu + (cost if i.communicator else earlier(cost, costs.launch_s))
-            cpu = cpu + cost
-            start = later(issued, tails[i.lane])
-            if i.communicator:
-                start = later(start, free.get(i.communicator, 0.0))
-                start = over_group(start, i, program.world_size, costs.ranks)
-                duration = over_group(duration, i, program.world_size, costs.ranks)
-            end = start + duration
-            if not i.communicator and np.any(cost > costs.launch_s):
-                last = np.where(
-                    cost > costs.launch_s, cpu + duration * costs.launch_s / later(cost, costs.launch_s), 0.0
-                )
-                if np.any(last > end):
-                    late[k] = np.where(last > end, cpu, np.nan)
-                    end = np.maximum(last, end)
-            if i.communicator:
-                free[i.communicator] = end
-            elif on_cpu:
-                cpu = end
-            if i.async_op:
-                recorded[i.event] = end
-            else:
-                tails[i.lane] = end
-            issue_s.append(issued)
-            clock_s.append(cpu)
-            start_s.append(start)
-            end_s.append(end)
-            k += 1
-        elif i.kind is Kind.WAIT or i.kind is Kind.WAIT_STREAM:
-            assert i.lane is not None
-            until = recorded[i.event] if i.kind is Kind.WAIT else tails[i.other]  # type: ignore[index]
-            tails[i.lane] = later(tails[i.lane], until)
-            if on_cpu and i.lane is Lane.COMPUTE:
-                until = tails[i.lane]
-                if np.any(until > cpu):
-                    blocks[number] = (cpu, later(cpu, until))
-                    cpu = later(cpu, until)
-        elif i.kind is Kind.RECORD:
-            recorded[i.event] = tails[i.lane]  # type: ignore[index]
-        elif i.kind is Kind.CPU_SYNC or i.kind is Kind.CPU_BLOCK:
-            if i.event:
-                until = recorded[i.event]
-            elif i.lane is not None:
-                until = tails[i.lane]
-            else:
-                until = 0.0
-                for tail in (*tails.values(), *free.values()):
-                    until = later(until, tail)
+
+    def stand_still(cpu: Seconds, k: int) -> Seconds:
+        """What makes the CPUs wait before they issue an operation."""
+        for stop in order.stops_at.get(k, ()):
+            until = cpu
+            for before in stop.on:
+                until = later(until, end_s[before])
             if np.any(until > cpu):
-                blocks[number] = (cpu, later(cpu, until))
-                cpu = later(cpu, until)
+                blocks[stop.number] = (cpu, until)
+                cpu = until
+        return cpu
+
+    for k, i in enumerate(order.ops):
+        cpu = stand_still(cpu, k)
+        duration, cost = costs.seconds[k], costs.issue_s[k]
+        start = cpu + (cost if i.communicator else earlier(cost, costs.launch_s))
+        issue_s.append(start)
+        cpu = cpu + cost
+        for before in order.after[k]:
+            start = later(start, end_s[before])
+        if i.communicator:
+            start = over_group(start, i, world_size, costs.ranks)
+            duration = over_group(duration, i, world_size, costs.ranks)
+        end = start + duration
+        if not i.communicator and np.any(cost > costs.launch_s):
+            last = cpu + duration * costs.launch_s / later(cost, costs.launch_s)
+            goes_on = (cost > costs.launch_s) & (last > end)
+            if np.any(goes_on):
+                late[k] = either(goes_on, cpu, np.nan)
+                end = either(goes_on, last, end)
+        if on_cpu and not i.communicator:
+            cpu = end
+        clock_s.append(cpu)
+        start_s.append(start)
+        end_s.append(end)
+    stand_still(cpu, len(end_s))
     return OpTimes(issue_s, clock_s, start_s, end_s, blocks, late)
 
 
@@ -95,6 +73,12 @@ def later(one: Seconds, other: Seconds) -> Seconds:
     if type(one) is float and type(other) is float:
         return one if one >= other else other
     return np.maximum(one, other)
+
+
+def either(which: bool | np.bool_ | np.ndarray, one: Seconds, other: Seconds) -> Seconds:
+    """One of two times on each rank; a number if it is one for all."""
+    found = np.where(which, one, other)
+    return found if found.ndim else float(found)
 
 
 def earlier(one: Seconds, other: Seconds) -> Seconds:

@@ -8,81 +8,55 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
+from fsdp_sim.engine.dependencies import dependencies
 from fsdp_sim.engine.run import OpTimes
 from fsdp_sim.engine.seconds import OpCosts
-from fsdp_sim.schedule import Kind, Program
-from fsdp_sim.timeline import Lane
-
-_OP, _WAIT, _RECORD, _WAIT_STREAM = Kind.OP, Kind.WAIT, Kind.RECORD, Kind.WAIT_STREAM
-_CPU_WAITS = frozenset({Kind.CPU_SYNC, Kind.CPU_BLOCK})
+from fsdp_sim.schedule import Program
 
 
 def one_rank(program: Program, costs: OpCosts, on_cpu: bool) -> OpTimes:
     """When each operation is issued, starts and ends, by one pass in issue order."""
-    seconds = cast(Sequence[float], costs.seconds)
-    issue_s = cast(Sequence[float], costs.issue_s)
-    launch_s = costs.launch_s
+    order = dependencies(program, on_cpu)
+    seconds, issue_s = cast(Sequence[float], costs.seconds), cast(Sequence[float], costs.issue_s)
+    launch_s, is_collective, stops_at = costs.launch_s, order.is_collective, order.stops_at
     cpu = 0.0
-    tails: dict[Lane | None, float] = dict.fromkeys(
-        Lane, 0.0
-    )  # when all issued on a lane so far is done, waits included
-    free: dict[str, float] = {}  # when a communicator is free
-    recorded: dict[int, float] = {}
     issued: list[float] = []
     clocks: list[float] = []
     starts: list[float] = []
     ends: list[float] = []
     blocks: dict[int, tuple[float, float]] = {}
     late: dict[int, float] = {}
-    compute = Lane.COMPUTE
-    k = 0
-    for number, i in enumerate(program.instructions):
-        kind = i.kind
-        if kind is _OP:
-            lane, name, cost = i.lane, i.communicator, issue_s[k]
-            start = cpu + (cost if name or cost <= launch_s else launch_s)
-            issued.append(start)
-            cpu += cost
-            if tails[lane] > start:
-                start = tails[lane]
-            if name and free.get(name, 0.0) > start:
-                start = free[name]
-            end = start + seconds[k]
-            if cost > launch_s and not name:
-                last = cpu + seconds[k] * launch_s / cost
-                if last > end:
-                    end, late[k] = last, cpu
-            starts.append(start)
-            ends.append(end)
-            if name:
-                free[name] = end
-            elif on_cpu:
-                cpu = end
-            clocks.append(cpu)
-            if i.async_op:
-                recorded[i.event] = end
-            else:
-                tails[lane] = end
-            k += 1
-        elif kind is _WAIT or kind is _WAIT_STREAM:
-            until = recorded[i.event] if kind is _WAIT else tails[i.other]
-            lane = i.lane
-            if until > tails[lane]:
-                tails[lane] = until
-            if on_cpu and lane is compute and tails[lane] > cpu:
-                blocks[number] = (cpu, tails[lane])
-                cpu = tails[lane]
-        elif kind is _RECORD:
-            recorded[i.event] = tails[i.lane]
-        elif kind in _CPU_WAITS:
-            until = (
-                recorded[i.event]
-                if i.event
-                else max(*tails.values(), *free.values())
-                if i.lane is None
-                else tails[i.lane]
-            )
+
+    def stand_still(cpu: float, k: int) -> float:
+        """What makes the CPU wait before it issues an operation."""
+        for stop in stops_at[k]:
+            until = max([ends[before] for before in stop.on], default=0.0)
             if until > cpu:
-                blocks[number] = (cpu, until)
+                blocks[stop.number] = (cpu, until)
                 cpu = until
+        return cpu
+
+    for k, after in enumerate(order.after):
+        if k in stops_at:
+            cpu = stand_still(cpu, k)
+        cost, alone = issue_s[k], is_collective[k]
+        several = cost > launch_s and not alone
+        start = cpu + (launch_s if several else cost)
+        issued.append(start)
+        cpu += cost
+        for before in after:
+            if ends[before] > start:
+                start = ends[before]
+        end = start + seconds[k]
+        if several:
+            last = cpu + seconds[k] * launch_s / cost
+            if last > end:
+                end, late[k] = last, cpu
+        starts.append(start)
+        ends.append(end)
+        if on_cpu and not alone:
+            cpu = end
+        clocks.append(cpu)
+    if len(ends) in stops_at:
+        stand_still(cpu, len(ends))
     return OpTimes(issued, clocks, starts, ends, blocks, late)

@@ -8,13 +8,12 @@ Two passes do the work, `one_rank` and `many_ranks`; where operations slow each 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from functools import partial
 from typing import Literal
 
+from fsdp_sim.engine.contended_rank import contended_rank
 from fsdp_sim.engine.contention import Contention
-from fsdp_sim.engine.machine import contended
-from fsdp_sim.engine.many_ranks import many_ranks
+from fsdp_sim.engine.kinds import Alike
 from fsdp_sim.engine.one_rank import one_rank
 from fsdp_sim.engine.run import Run
 from fsdp_sim.engine.seconds import Given, OpCosts, costs_of
@@ -34,6 +33,7 @@ def run(
     launch_s: float = math.inf,
     copies_s: float | None = None,
     contention: Contention | None = None,
+    alike: Alike | None = None,
 ) -> Run:
     """Say when each operation of a program runs on each rank.
 
@@ -60,6 +60,8 @@ def run(
         launch_s: seconds the CPU takes to issue one kernel. By default every operation is one kernel.
         copies_s: seconds of every copy and cast that ``durations`` does not name.
         contention: how operations that run at the same time slow each other down; None for not at all.
+        alike: by name of a unit or segment what it computes; of names with the same value the durations are the same.
+            They are asked for once, and layers that are alike need not be played one by one.
 
     Raises:
         KeyError: durations lack an operation; names operation and unit.
@@ -68,22 +70,24 @@ def run(
     """
     if device not in ("gpu", "cpu"):
         raise ValueError(f"device is {device!r}; it must be 'gpu' or 'cpu'")
-    costs = costs_of(program, durations, ranks, issue_s, launch_s, copies_s)
+    costs = costs_of(program, durations, ranks, issue_s, launch_s, copies_s, alike or {})
     return _play(program, device, contention, costs)
 
 
 def _play(program: Program, device: Device, contention: Contention | None, costs: OpCosts) -> Run:
     on_cpu = device == "cpu"
-    try:
+    if costs.per_rank:
+        from fsdp_sim.engine.machine import contended  # these two need numpy, one rank does not
+        from fsdp_sim.engine.many_ranks import many_ranks
+
         if contention is not None:
-            alike = costs if costs.per_rank else replace(costs, ranks=1)  # one rank stands for all
-            columns = contended(program, alike, on_cpu, contention)
-        elif costs.per_rank:
-            columns = many_ranks(program, costs, on_cpu)
+            columns = contended(program, costs, on_cpu, contention)
         else:
-            columns = one_rank(program, costs, on_cpu)
-    except KeyError as error:
-        raise ValueError(f"the program waits for event {error}, which nothing has recorded before") from error
+            columns = many_ranks(program, costs, on_cpu)
+    elif contention is not None:
+        columns = contended_rank(program, costs, on_cpu, contention)
+    else:
+        columns = one_rank(program, costs, on_cpu)
     return Run(program, costs, columns, device, partial(_play, program, device, contention))
 
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from itertools import accumulate
 
-import numpy as np
 from msgspec import structs
 
+from fsdp_sim.engine.dependencies import dependencies
 from fsdp_sim.engine.record import RankTimes, Rows
 from fsdp_sim.engine.seconds import OpCosts, Seconds, Times
-from fsdp_sim.schedule import Instruction, Kind, Program
-from fsdp_sim.timeline import Columns, Header, Lane, Timeline
-
-_OP, _ALLOC, _FREE, _RECORD_STREAM = Kind.OP, Kind.ALLOC, Kind.FREE, Kind.RECORD_STREAM
-_RECORD, _WAIT, _WAIT_STREAM = Kind.RECORD, Kind.WAIT, Kind.WAIT_STREAM
+from fsdp_sim.schedule import Instruction, Program
+from fsdp_sim.timeline import Columns, Header, Timeline
 
 
 @dataclass(frozen=True)
@@ -76,11 +74,11 @@ class Run:
         latest: dict[int, float] = {}
         for i, end in zip(self.ops, self.columns.end_s, strict=True):
             if type(end) is not float:
-                end = float(np.max(end))
+                end = float(end.max())
             if end > latest.get(i.step, 0.0):
                 latest[i.step] = end
         ends = [latest.get(step, 0.0) for step in range(max(latest, default=0) + 1)]
-        return list(np.maximum.accumulate(ends).tolist())
+        return list(accumulate(ends, max))
 
     def step_time_s(self, step: int = -1) -> float:
         """From the end of the step before (or the start of the run) to the end of this one; the last by default.
@@ -110,6 +108,8 @@ class Run:
 
     def array(self, column: Sequence[Seconds]) -> Times:
         """A column as an array of shape (operations, ranks)."""
+        import numpy as np
+
         return np.array([np.broadcast_to(np.asarray(c, dtype=float), (self.ranks,)) for c in column])
 
     def scaled(self, compute: float = 1.0, network: float = 1.0, cpu: float = 1.0) -> Run:
@@ -127,34 +127,20 @@ class Run:
         """
         clocks, ends = self.of_rank(self.columns.clock_s, rank), self.of_rank(self.columns.end_s, rank)
         blocks = {n: at_rank(after, rank) for n, (_, after) in self.columns.blocks.items()}
-        tails: dict[Lane | None, float] = dict.fromkeys(Lane, 0.0)
-        recorded: dict[int, float] = {}
-        numbers: list[int] = []
+        about_memory = dependencies(self.program, self.on_cpu).about_memory
         cpus: list[float] = []
         streams: list[float] = []
-        cpu, k = 0.0, 0
-        for number, i in enumerate(self.program.instructions):
-            kind = i.kind
-            if number in blocks:
-                cpu = max(cpu, blocks[number])
-            if kind is _ALLOC or kind is _FREE or kind is _RECORD_STREAM:
-                reached = tails[i.lane]
-                numbers.append(number)
-                cpus.append(cpu)
-                streams.append(reached if reached > cpu else cpu)
-            elif kind is _OP:
-                if i.async_op:
-                    recorded[i.event] = ends[k]
-                else:
-                    tails[i.lane] = ends[k]
-                cpu = clocks[k]
-                k += 1
-            elif kind is _RECORD:
-                recorded[i.event] = tails[i.lane]
-            elif kind is _WAIT or kind is _WAIT_STREAM:
-                until = recorded[i.event] if kind is _WAIT else tails[i.other]
-                tails[i.lane] = max(tails[i.lane], until)
-        return numbers, cpus, streams
+        clocks.append(0.0)  # of the operation before the first, number -1
+        for _, issued, stops, after in about_memory:
+            cpu = clocks[issued - 1]
+            for stop in stops:
+                cpu = max(cpu, blocks.get(stop, 0.0))
+            cpus.append(cpu)
+            for op in after:
+                if ends[op] > cpu:
+                    cpu = ends[op]
+            streams.append(cpu)
+        return [number for number, *_ in about_memory], cpus, streams
 
     def timeline(self, ranks: Iterable[int] | None = None) -> Timeline:
         """The run as events: operations, allocations and frees of the given ranks, of all by default.
@@ -189,4 +175,4 @@ def at_rank(time: Seconds, rank: int) -> float:
     """One rank's entry of a time that may be the same on all."""
     if isinstance(time, float):
         return time
-    return float(time[rank]) if np.ndim(time) else float(time)
+    return float(time[rank]) if time.ndim else float(time)

@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from operator import itemgetter
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, TypeAlias
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
-
-from fsdp_sim.schedule import Instruction, Kind, Program
+from fsdp_sim.engine.kinds import Alike, OpKinds, kinds_of
+from fsdp_sim.schedule import Instruction, Program
 from fsdp_sim.timeline import COLLECTIVES, Op
 
-Times = NDArray[np.float64]  # (ranks,)
-Seconds = float | Times
-Given = Mapping[tuple[Op, str], ArrayLike] | Callable[[Instruction], ArrayLike]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import ArrayLike, NDArray
+
+Times: TypeAlias = "NDArray[np.float64]"  # (ranks,)
+Seconds: TypeAlias = "float | Times"
+Given: TypeAlias = "Mapping[tuple[Op, str], ArrayLike] | Callable[[Instruction], ArrayLike]"
 """Seconds by (operation, unit), or a function of the instruction. The unit of FWD, BWD and RECOMPUTE is the segment;
-that of OPTIM is ``""``. A function is asked once for each (operation, unit, bytes, group size), or, if it has an
+that of OPTIM is ``""``. Each is asked for once for each kind of operation (see `OpKinds`); a function that has an
 attribute ``per_occurrence`` that is true, for every operation anew."""
 
 COPIES = frozenset(
@@ -43,6 +45,7 @@ class OpCosts:
         launch_s: how long the CPU issues one kernel. What takes longer to issue is several kernels.
         ranks: how many columns an array has.
         per_rank: whether any cost is an array.
+        kinds: operations of one kind cost the same.
     """
 
     ops: tuple[Instruction, ...]
@@ -51,6 +54,7 @@ class OpCosts:
     launch_s: float
     ranks: int
     per_rank: bool
+    kinds: OpKinds = field(repr=False)
 
     def scaled(self, compute: float, network: float, cpu: float, optimizer: float) -> OpCosts:
         """The same costs where compute (all but the collectives and the optimizer), the collectives, issuing, or the
@@ -72,6 +76,7 @@ def costs_of(
     issue_s: float | Given,
     launch_s: float,
     copies_s: float | None,
+    alike: Alike,
 ) -> OpCosts:
     """Ask for, and check, the cost of every operation.
 
@@ -81,15 +86,17 @@ def costs_of(
     """
     if not (isinstance(launch_s, int | float) and launch_s > 0):
         raise ValueError(f"launch_s is {launch_s!r}; it must be a number of seconds > 0")
-    ops = tuple([i for i in program.instructions if i.kind is Kind.OP])
-    seconds, arrays = _ask(ops, durations, "duration", copies_s)
+    ops = program.ops
+    anew = any(getattr(given, "per_occurrence", False) for given in (durations, issue_s))
+    kinds = OpKinds(program, range(len(ops))) if anew else kinds_of(program, alike)
+    seconds, arrays = _ask(kinds, durations, "duration", copies_s)
     issue: list[Seconds]
     if isinstance(issue_s, int | float):
         if not 0 <= issue_s < math.inf:
             raise ValueError(f"issue_s is {issue_s!r}; it must be a number of seconds >= 0")
         issue = [float(issue_s)] * len(ops)
     else:
-        issue, more = _ask(ops, issue_s, "issue time", None)
+        issue, more = _ask(kinds, issue_s, "issue time", None)
         arrays += more
     columns = max((len(c) for _, c in arrays), default=1)
     if ranks is None:
@@ -102,51 +109,49 @@ def costs_of(
                 f"the duration of {i.op} of unit {i.unit!r} has shape {value.shape}; it must be one number, or one "
                 f"per rank as shape ({ranks},)"
             )
-    return OpCosts(ops, seconds, issue, float(launch_s), ranks, bool(arrays))
+    return OpCosts(ops, seconds, issue, float(launch_s), ranks, bool(arrays), kinds)
 
 
-_WHAT = itemgetter(*map(Instruction._fields.index, ("op", "unit")))
-_WHAT_AND_SIZE = itemgetter(*map(Instruction._fields.index, ("op", "unit", "bytes", "group_size")))
 Arrays = list[tuple[Instruction, Times]]
 
 
-def _ask(ops: Sequence[Instruction], given: Given, what: str, copies_s: float | None) -> tuple[list[Seconds], Arrays]:
-    """One entry per operation, and those that are arrays. Each distinct operation is asked for once."""
-    asked: Mapping[object, Instruction]
-    if getattr(given, "per_occurrence", False):
-        keys: Sequence[object] = range(len(ops))
-        asked = dict(enumerate(ops))
-    else:
-        keys = list(map(_WHAT_AND_SIZE if callable(given) else _WHAT, ops))
-        asked = dict(zip(keys, ops, strict=True))
-    known: dict[object, Seconds] = {}
+def _ask(kinds: OpKinds, given: Given, what: str, copies_s: float | None) -> tuple[list[Seconds], Arrays]:
+    """One entry per operation, and those that are arrays. Each kind of operation is asked for once."""
+    known: list[Seconds] = []
     arrays: Arrays = []
-    for key, i in asked.items():
+    for i in kinds.first:
         if callable(given):
             value = given(i)
-        elif copies_s is not None and i.op in COPIES and key not in given:
+        elif copies_s is not None and i.op in COPIES and (i.op, i.unit) not in given:
             value = copies_s
         else:
             try:
                 value = given[i.op, i.unit]
             except KeyError:
+                pairs = len({(i.op, i.unit) for i in kinds.first})
                 raise KeyError(
                     f"{what}s have no entry for {i.op} of unit {i.unit!r}; the program needs one for each of its "
-                    f"{len(asked)} (operation, unit) pairs (copies_s=0.0 makes the copies free)"
+                    f"{pairs} (operation, unit) pairs (copies_s=0.0 makes the copies free)"
                 ) from None
-        if type(value) is float and 0.0 <= value < math.inf:
-            known[key] = value
-        else:
-            known[key] = checked = _checked(value, i, what)
-            if not isinstance(checked, float):
-                arrays.append((i, checked))
-    return list(map(known.__getitem__, keys)), arrays
+        if type(value) is not float or not 0.0 <= value < math.inf:
+            value = _checked(value, i, what)
+            if not isinstance(value, float):
+                arrays.append((i, value))
+        known.append(value)
+    return kinds.spread(known), arrays
 
 
 def _checked(value: ArrayLike, i: Instruction, what: str) -> Seconds:
-    array = np.asarray(value, dtype=float)
-    if array.ndim <= 1 and np.isfinite(array).all() and (array >= 0).all():
-        return array if array.ndim else float(array)
+    number = value
+    if not isinstance(value, int | float):
+        import numpy as np  # which one rank does without
+
+        array = np.asarray(value, dtype=float)
+        if array.ndim == 1 and np.isfinite(array).all() and (array >= 0).all():
+            return array
+        number = float(array) if array.ndim == 0 else math.nan
+    if isinstance(number, int | float) and 0 <= number < math.inf:
+        return float(number)
     raise ValueError(
         f"the {what} of {i.op} of unit {i.unit!r} is {value!s}; it must be a number of seconds >= 0, or one per rank"
     )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from fsdp_sim.schedule.instruction import Instruction, Kind
 from fsdp_sim.schedule.lines import lines
@@ -15,10 +16,14 @@ from fsdp_sim.schedule.unit import Unit
 from fsdp_sim.spec import Plan
 from fsdp_sim.timeline import FIELDS, Columns, Header, Lane, Memory, Op, Phase, Timeline, UnitShards
 
+_T = TypeVar("_T")
+
 
 @dataclass(frozen=True)
 class Program:
     """Instructions in CPU-issue order, and what they were built from.
+
+    What follows from them is worked out when it is first asked for, and kept: see `once`.
 
     Attributes:
         units: each once.
@@ -30,6 +35,22 @@ class Program:
     world_size: int
     instructions: tuple[Instruction, ...]
     runs: tuple[Unit, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_known", {})
+
+    def once(self, what: object, work_out: Callable[[], _T]) -> _T:
+        """What follows from this program and nothing else, under the name ``what``; worked out the first time."""
+        known: dict[object, _T] = self.__dict__["_known"]
+        if what not in known:
+            known[what] = work_out()
+        return known[what]
+
+    def for_plan(self, plan: Plan) -> Program:
+        """The same program under another plan that issues the same. They share what is worked out of either."""
+        other = copy(self)
+        object.__setattr__(other, "plan", plan)
+        return other
 
     def __iter__(self) -> Iterator[Instruction]:
         return iter(self.instructions)
@@ -43,17 +64,17 @@ class Program:
     @property
     def ops(self) -> tuple[Instruction, ...]:
         """The instructions that take time."""
-        return tuple(i for i in self.instructions if i.kind is Kind.OP)
+        return self.once("ops", lambda: tuple([i for i in self.instructions if i.kind is Kind.OP]))
 
     @property
     def state_bytes(self) -> dict[tuple[Memory, str], int]:
         """Bytes of parameters and of optimizer states on a rank, by category and unit: they live through all steps."""
-        return state_bytes(self.units, self.plan, self.world_size)
+        return self.once("state_bytes", partial(state_bytes, self.units, self.plan, self.world_size))
 
-    @cached_property
+    @property
     def unit_shards(self) -> tuple[UnitShards, ...]:
         """How the parameters of each unit or bucket are cut."""
-        return unit_shards(self.units, self.plan, self.world_size)
+        return self.once("unit_shards", partial(unit_shards, self.units, self.plan, self.world_size))
 
     @property
     def header(self) -> Header:

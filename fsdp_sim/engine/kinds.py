@@ -1,0 +1,69 @@
+"""The kinds of a program's operations: a step of thousands has few of them, for the layers of a model are alike.
+
+What is asked of a cost model is asked once for each kind, and layers of one kind need not be played one by one: see
+`fsdp_sim.engine.repetition`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from operator import itemgetter
+from typing import Any, TypeVar
+
+from fsdp_sim.engine.dependencies import dependencies
+from fsdp_sim.engine.repetition import Stretch, stretches
+from fsdp_sim.schedule import Instruction, Program
+
+Alike = Mapping[str, object]
+"""What units and segments compute, by name: those of the same value cost the same. A name that is left out is unlike
+all others."""
+
+_SIZE = itemgetter(*map(Instruction._fields.index, ("op", "unit", "bytes", "group_size", "communicator")))
+_T = TypeVar("_T")
+
+
+class OpKinds:
+    """Operations of one kind cost the same, and slow each other down in the same way.
+
+    Attributes:
+        of: of each operation, in issue order, the number of its kind.
+        first: of each kind the first operation.
+    """
+
+    def __init__(self, program: Program, keys: Iterable[object]) -> None:
+        self._program = program
+        numbers: dict[object, int] = {}
+        self.of = [numbers.setdefault(key, len(numbers)) for key in keys]
+        first: dict[int, Instruction] = {}
+        for kind, i in zip(self.of, program.ops, strict=True):
+            first.setdefault(kind, i)
+        self.first = list(first.values())
+
+    def spread(self, values: Sequence[_T]) -> list[_T]:
+        """Of one value for each kind one for each operation."""
+        return list(map(values.__getitem__, self.of))
+
+    @cached_property
+    def stretches(self) -> list[Stretch]:
+        """Where operations of the same kinds, with the same dependencies, come again and again."""
+        return stretches(self.of, dependencies(self._program, on_cpu=False))
+
+
+def kinds_of(program: Program, alike: Alike) -> OpKinds:
+    """The kinds of a program's operations.
+
+    Args:
+        alike: operations of units that are alike are of one kind if they are the same operation of the same size in
+            groups of the same size.
+    """
+
+    def what(key: Any) -> tuple[object, ...]:
+        op, unit, *size = key
+        return op, number_of[unit], *size
+
+    names = program.once("names", lambda: tuple(dict.fromkeys([i.unit for i in program.ops])))
+    numbers: dict[object, int] = {}
+    number_of = {name: numbers.setdefault(alike.get(name, name), len(numbers)) for name in names}
+    which = ("kinds", *number_of.values())
+    return program.once(which, lambda: OpKinds(program, map(what, map(_SIZE, program.ops))))
