@@ -63,17 +63,6 @@ class Simulation:
         other.__dict__["program"] = self.program
         return other
 
-    def sharing(self, other: Simulation) -> Simulation:
-        """This simulation with the program of another one, if it would be the same: it is half of the work.
-
-        What torch issues depends on the units, the plan and the number of ranks; not on the size of the batch, the
-        length of the sequences or the network.
-        """
-        plan = replace(other.plan, micro_batch=self.plan.micro_batch, seq_len=self.plan.seq_len)
-        if (plan, other.cluster.gpus, other.workload.units) == (self.plan, self.cluster.gpus, self.workload.units):
-            self.__dict__["program"] = replace(other.program, plan=self.plan)
-        return self
-
     @cached_property
     def program(self) -> Program:
         """What torch issues; two steps where the second differs from the first (FSDP1's forward prefetch)."""

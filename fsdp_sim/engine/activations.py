@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from fsdp_sim.cost import Work
-from fsdp_sim.schedule import Instruction
+from fsdp_sim.schedule import Program
 from fsdp_sim.timeline import Memory, Op
 
 
@@ -35,7 +35,7 @@ class Activations:
     """The changes that each operation of a program's compute makes.
 
     Args:
-        ops: the program's operations.
+        program: whose operations.
         work: what each segment keeps and needs.
         selective: what is computed again keeps ``selective_bytes``.
 
@@ -43,19 +43,15 @@ class Activations:
         ValueError: a segment of the program has no work.
     """
 
-    def __init__(self, ops: Iterable[Instruction], work: Mapping[str, Work], selective: bool) -> None:
+    def __init__(self, program: Program, work: Mapping[str, Work], selective: bool) -> None:
         self.selective = selective
         self.work = work
-        ran: dict[Op, dict[str, None]] = {op: {} for op in SEGMENT_OPS}
-        for i in ops:
-            if i.op in ran:
-                ran[i.op][i.unit] = None
-        if missing := [segment for segment in ran[Op.FWD] if segment not in work]:
+        if missing := [segment for segment in program.segments_of(Op.FWD) if segment not in work]:
             raise ValueError(
                 f"the workload says nothing of segment {missing[0]!r}, which the program computes; "
                 f"it knows {', '.join(list(work)[:5]) or 'none'}"
             )
-        self.with_backward, self.recomputed = ran[Op.BWD], ran[Op.RECOMPUTE]
+        self.with_backward, self.recomputed = program.segments_of(Op.BWD), program.segments_of(Op.RECOMPUTE)
         self.known: dict[tuple[object, ...], tuple[Change, ...]] = {}
 
     def of(self, op: Op, segment: str, made: int = 0) -> tuple[Change, ...]:
@@ -83,12 +79,12 @@ class Activations:
             yield from self._saved(work, 0)
         else:  # nothing is kept, but its output lives until it is read; as good as an addition to what is in flight
             moment += work.saved_bytes
-        yield from _for_a_moment(_moment(work), moment)
+        yield from for_a_moment(_moment(work), moment)
 
     def _recompute(self, segment: str) -> Iterable[Change]:
         work = self.work[segment]
         yield from self._saved(work, self._checkpoint(work))
-        yield from _for_a_moment(_moment(work), work.forward_temporary_bytes)
+        yield from for_a_moment(_moment(work), work.forward_temporary_bytes)
 
     def _backward(self, segment: str, made: int) -> Iterable[Change]:
         """Whole gradients come as saved activations go, so that their peak is one; backward_temporary_bytes is of both.
@@ -99,7 +95,7 @@ class Activations:
         most = max(0, work.backward_temporary_bytes + made)
         there = min(made, most)
         yield Change(Memory.UNSHARDED_GRAD, there)
-        yield from _for_a_moment(_moment(work), most - there)
+        yield from for_a_moment(_moment(work), most - there)
         kept = self._checkpoint(work) if segment in self.recomputed else 0
         for change in self._saved(work, kept):
             yield Change(change.category, -change.bytes, at_end=True)
@@ -122,6 +118,7 @@ def _moment(work: Work) -> Memory:
     return Memory.LOGITS if work.logits_bytes else Memory.TEMPORARY
 
 
-def _for_a_moment(category: Memory, n_bytes: int) -> Iterable[Change]:
+def for_a_moment(category: Memory, n_bytes: int) -> Iterable[Change]:
+    """Alive while an operation runs."""
     yield Change(category, n_bytes)
     yield Change(category, -n_bytes, at_end=True)

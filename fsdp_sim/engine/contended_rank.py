@@ -23,14 +23,8 @@ from fsdp_sim.schedule import Program
 _ALONE = [1.0]
 
 
-def contended_rank(
-    program: Program, costs: OpCosts, on_cpu: bool, contention: Contention, *, repeat: bool = True
-) -> OpTimes:
-    """When each operation is issued, starts and ends, where operations slow each other down.
-
-    Args:
-        repeat: play layers that are alike at once; the times are the same up to rounding.
-    """
+def contended_rank(program: Program, costs: OpCosts, on_cpu: bool, contention: Contention) -> OpTimes:
+    """When each operation is issued, starts and ends, where operations slow each other down."""
     order, launch_s, inf = dependencies(program, on_cpu), costs.launch_s, math.inf
     ops, awaited_by, is_collective = order.ops, order.awaited_by, order.is_collective
     seconds, issue_s = cast(Sequence[float], costs.seconds), cast(Sequence[float], costs.issue_s)
@@ -44,7 +38,7 @@ def contended_rank(
     left, since, rate, floor, until = flight.left, flight.since, flight.rate, flight.floor, flight.until
     done, missing, issued, clocks = flight.done, flight.missing, flight.issued, flight.clocks
     starts, late, due, flying = flight.starts, flight.late, flight.due, flight.flying
-    repetition = Repetition(order, costs.kinds.stretches if repeat and not rates_of.per_unit else [], flight)
+    repetition = Repetition(order, [] if rates_of.per_unit else costs.kinds.stretches, flight)
     marks = repetition.marks
     blocks: dict[int, tuple[float, float]] = {}
     now = cpu = 0.0

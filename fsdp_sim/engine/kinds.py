@@ -27,12 +27,13 @@ class OpKinds:
     """Operations of one kind cost the same, and slow each other down in the same way.
 
     Attributes:
+        which: of the kinds of one program those with the same value are the same.
         of: of each operation, in issue order, the number of its kind.
         first: of each kind the first operation.
     """
 
-    def __init__(self, program: Program, keys: Iterable[object]) -> None:
-        self._program = program
+    def __init__(self, program: Program, which: object, keys: Iterable[object]) -> None:
+        self._program, self.which = program, which
         numbers: dict[object, int] = {}
         self.of = [numbers.setdefault(key, len(numbers)) for key in keys]
         first: dict[int, Instruction] = {}
@@ -66,4 +67,4 @@ def kinds_of(program: Program, alike: Alike) -> OpKinds:
     numbers: dict[object, int] = {}
     number_of = {name: numbers.setdefault(alike.get(name, name), len(numbers)) for name in names}
     which = ("kinds", *number_of.values())
-    return program.once(which, lambda: OpKinds(program, map(what, map(_SIZE, program.ops))))
+    return program.once(which, lambda: OpKinds(program, which, map(what, map(_SIZE, program.ops))))

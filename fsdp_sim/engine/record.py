@@ -6,7 +6,7 @@ the column.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, cached_property, partial
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
@@ -18,11 +18,11 @@ from fsdp_sim.timeline import Columns, Lane, Memory, Op, Phase
 _OP, _ALLOC, _FREE = Kind.OP, Kind.ALLOC, Kind.FREE
 _ABOUT_MEMORY = (_ALLOC, _FREE, Kind.RECORD_STREAM)
 _OF_NO_STEP = {"step": 0, "micro_batch": 0, "phase": Phase.NONE}
-_FIELDS = ("op", "lane", "unit", "bytes", "group_size", "dtype", "category", *_OF_NO_STEP)
+_FIELDS = ("op", "lane", "unit", "group_size", "dtype", "category", *_OF_NO_STEP)
 
 
-class Changes(NamedTuple):
-    """Changes of what is alive, a column for each thing there is to say of them.
+class Changed(NamedTuple):
+    """Changes of what is alive, a column for each thing there is to say of them but their sizes.
 
     Attributes:
         number: of the instruction that makes it.
@@ -34,7 +34,6 @@ class Changes(NamedTuple):
     op: Sequence[Op]
     unit: Sequence[str]
     category: Sequence[Memory]
-    bytes: Sequence[int]
     dtype: Sequence[str]
     at_end: Sequence[bool]
 
@@ -53,36 +52,40 @@ class RankTimes(NamedTuple):
 
 
 class Rows:
-    """The events of a program in the order of a timeline, without their times.
+    """The events of a program in the order of a timeline, without their times and without the sizes of changes.
 
     Args:
-        changes: makes those of memory; by default the program's own allocations and frees.
-        states: bytes that live through all steps, by (category, unit): they are allocated first.
-        length: how many events there are, if the caller knows it.
+        changed: the changes of memory; by default the program's own allocations and frees.
+        states: what lives through all steps, as (category, unit): it is allocated first.
     """
 
     def __init__(
         self,
         program: Program,
         on_cpu: bool,
-        changes: Callable[[], Changes] | None = None,
-        states: Mapping[tuple[Memory, str], int] | None = None,
-        length: int | None = None,
+        changed: Changed | None = None,
+        states: Sequence[tuple[Memory, str]] = (),
     ) -> None:
         self.program, self.on_cpu = program, on_cpu
-        self._changes, self._states = changes or partial(_own_changes, program), states or {}
-        self._length = length
+        self._changed, self._states = changed or _own_changes(program), states
+        self._columns: dict[str, Sequence[Any]] = {}
 
     def __len__(self) -> int:
-        return len(self._order) if self._length is None else self._length
+        return len(self._states) + len(self._ops) + len(self._changed.number)
 
-    def columns(self, rank: int, times: Callable[[], RankTimes]) -> Columns:
-        """The columns of a rank, of which a run says the times."""
+    def columns(self, rank: int, times: Callable[[], RankTimes], sizes: Callable[[], Sequence[int]]) -> Columns:
+        """The columns of a rank.
+
+        Args:
+            times: what a run says of them.
+            sizes: bytes of what lives through all steps, and of each change.
+        """
         times = cache(times)
         return Columns(len(self), {
             "seq": range(len(self)),
             "rank": [rank] * len(self),
             **{name: partial(self._column, name) for name in _FIELDS},
+            "bytes": lambda: self._bytes(sizes()),
             "waits_on": lambda: self._waits_on,
             "issue_s": lambda: _picked(times().issues, self._moments[0]),
             "start_s": lambda: _picked(times().moments, self._moments[1]),
@@ -97,13 +100,9 @@ class Rows:
         """Of each operation its number among the instructions."""
         return [number for number, i in enumerate(self.program.instructions) if i.kind is _OP]
 
-    @cached_property
-    def _ops(self) -> list[Instruction]:
-        return [i for i in self.program.instructions if i.kind is _OP]
-
-    @cached_property
-    def _changed(self) -> Changes:
-        return self._changes()
+    @property
+    def _ops(self) -> tuple[Instruction, ...]:
+        return self.program.ops
 
     @cached_property
     def _made_by(self) -> list[Instruction]:
@@ -119,11 +118,20 @@ class Rows:
         keys += [3 * n + 2 * at_end for n, at_end in zip(self._changed.number, self._changed.at_end, strict=True)]
         return sorted(range(len(keys)), key=keys.__getitem__)
 
+    def _bytes(self, sizes: Sequence[int]) -> Sequence[int]:
+        states = len(self._states)
+        return _picked([*sizes[:states], *[i.bytes for i in self._ops], *sizes[states:]], self._order)
+
     def _column(self, name: str) -> Sequence[Any]:
+        if name not in self._columns:
+            self._columns[name] = self._made_column(name)
+        return self._columns[name]
+
+    def _made_column(self, name: str) -> Sequence[Any]:
         find = attrgetter(name)
         of_ops: Iterable[Any] = map(find, self._ops)
         of_changes: Iterable[Any]
-        if name in Changes._fields:
+        if name in Changed._fields:
             of_states, of_changes = self._of_states[name], getattr(self._changed, name)
         elif name == "lane":
             of_states, of_ops = [Lane.COMPUTE] * len(self._states), map(shown_lane, self._ops)
@@ -138,8 +146,7 @@ class Rows:
     def _of_states(self) -> dict[str, Sequence[Any]]:
         n = len(self._states)
         categories, units = zip(*self._states, strict=True) if n else ((), ())
-        sizes = list(self._states.values())
-        return {"op": [Op.ALLOC] * n, "unit": units, "category": categories, "bytes": sizes, "dtype": [""] * n}
+        return {"op": [Op.ALLOC] * n, "unit": units, "category": categories, "dtype": [""] * n}
 
     @cached_property
     def _moments(self) -> tuple[Sequence[int], ...]:
@@ -169,17 +176,20 @@ class Rows:
         return found
 
 
-def _own_changes(program: Program) -> Changes:
-    numbers = [number for number, i in enumerate(program.instructions) if i.kind is _ALLOC or i.kind is _FREE]
-    made_by = [program.instructions[number] for number in numbers]
-    return Changes(
-        numbers,
+def own_changes(program: Program) -> list[Instruction]:
+    """A program's own allocations and frees."""
+    return [i for i in program.instructions if i.kind is _ALLOC or i.kind is _FREE]
+
+
+def _own_changes(program: Program) -> Changed:
+    made_by = own_changes(program)
+    return Changed(
+        [number for number, i in enumerate(program.instructions) if i.kind is _ALLOC or i.kind is _FREE],
         [i.op for i in made_by],
         [i.unit for i in made_by],
         [i.category for i in made_by],
-        [i.bytes for i in made_by],
         [i.dtype for i in made_by],
-        [False] * len(numbers),
+        [False] * len(made_by),
     )
 
 

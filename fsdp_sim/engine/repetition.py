@@ -131,7 +131,7 @@ class Flight:
 
 
 class _Seen(NamedTuple):
-    """A moment, as seen from an operation that ends then: what is equal when a period has passed, and what nearly is."""
+    """A moment, seen from an operation that ends then: what is equal a period later, and what is nearly so."""
 
     k: int
     now: float

@@ -10,7 +10,7 @@ from itertools import accumulate
 from msgspec import structs
 
 from fsdp_sim.engine.dependencies import dependencies
-from fsdp_sim.engine.record import RankTimes, Rows
+from fsdp_sim.engine.record import RankTimes, Rows, own_changes
 from fsdp_sim.engine.seconds import OpCosts, Seconds, Times
 from fsdp_sim.schedule import Instruction, Program
 from fsdp_sim.timeline import Columns, Header, Timeline
@@ -73,7 +73,7 @@ class Run:
         """When the last rank ends the last operation of each step."""
         latest: dict[int, float] = {}
         for i, end in zip(self.ops, self.columns.end_s, strict=True):
-            if type(end) is not float:
+            if not isinstance(end, float):
                 end = float(end.max())
             if end > latest.get(i.step, 0.0):
                 latest[i.step] = end
@@ -148,20 +148,29 @@ class Run:
         An allocation has the CPU's time as ``issue_s`` and, as ``start_s`` and ``end_s``, the time its stream gets
         there. An asynchronous collective is on the lane of its kind, since its process group's stream has no name.
         """
-        return self.recorded(Rows(self.program, self.on_cpu), lambda: self._header, ranks)
+        rows = self.program.once(("rows", self.on_cpu), lambda: Rows(self.program, self.on_cpu))
+        return self.recorded(rows, lambda: [i.bytes for i in own_changes(self.program)], lambda: self._header, ranks)
 
     @property
     def _header(self) -> Header:
         return structs.replace(self.program.header, clock="simulated", device=self.device)
 
     def recorded(
-        self, rows: Rows, header: Header | Callable[[], Header], ranks: Iterable[int] | None = None
+        self,
+        rows: Rows,
+        sizes: Callable[[], Sequence[int]],
+        header: Header | Callable[[], Header],
+        ranks: Iterable[int] | None = None,
     ) -> Timeline:
-        """The events of these rows, at the times of this run, on the given ranks, on all by default."""
+        """The events of these rows, at the times of this run, on the given ranks, on all by default.
+
+        Args:
+            sizes: see `Rows.columns`.
+        """
         parts = []
         for rank in range(self.ranks) if ranks is None else sorted(ranks):
             self.check_rank(rank)
-            parts.append(rows.columns(rank, partial(self._times, rank)))
+            parts.append(rows.columns(rank, partial(self._times, rank), sizes))
         return Timeline(header, Columns.joined(parts))
 
     def _times(self, rank: int) -> RankTimes:

@@ -88,7 +88,7 @@ def costs_of(
         raise ValueError(f"launch_s is {launch_s!r}; it must be a number of seconds > 0")
     ops = program.ops
     anew = any(getattr(given, "per_occurrence", False) for given in (durations, issue_s))
-    kinds = OpKinds(program, range(len(ops))) if anew else kinds_of(program, alike)
+    kinds = OpKinds(program, None, range(len(ops))) if anew else kinds_of(program, alike)
     seconds, arrays = _ask(kinds, durations, "duration", copies_s)
     issue: list[Seconds]
     if isinstance(issue_s, int | float):

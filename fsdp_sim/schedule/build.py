@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import fields
+from operator import attrgetter
 
 from fsdp_sim.schedule.ddp import build_ddp
 from fsdp_sim.schedule.fsdp1 import build_fsdp1
@@ -19,10 +21,18 @@ BUILDERS: dict[str, Callable[..., Program]] = {  # by Plan.api
     "zero1": build_zero,
     "zero2": build_zero,
 }
+NOT_ISSUED = frozenset({"micro_batch", "seq_len", "compile", "attention_impl", "cross_entropy", "loss_metrics"})
+"""Fields of a plan that change what is computed, and not what is issued."""
+_issued = attrgetter(*[f.name for f in fields(Plan) if f.name not in NOT_ISSUED])
+MOST_KEPT = 200_000  # instructions of programs that are kept for those who ask again: some 100 MB
+
+_kept: dict[tuple[object, ...], tuple[Sequence[Unit], Program]] = {}  # the last to be asked for stands last
 
 
 def build(units: Sequence[Unit], plan: Plan, world_size: int, steps: int = 1) -> Program:
     """The program that torch issues for these units under this plan.
+
+    It is built once for the same tuple of units and for plans that differ in nothing that is issued.
 
     Args:
         units: exactly one root and its layers in execution order. The root is the first that has ``...`` in its
@@ -46,6 +56,18 @@ def build(units: Sequence[Unit], plan: Plan, world_size: int, steps: int = 1) ->
         wait_stream all_gather      compute
         hook        -               pre_forward(root)
     """
+    if not isinstance(units, tuple) or not isinstance(plan, Plan):  # which somebody may change meanwhile
+        return _build(units, plan, world_size, steps)
+    settings = _issued(plan)
+    key = (id(units), world_size, steps, *settings, *map(type, (world_size, steps, *settings)))  # True is not 1
+    found = _kept.pop(key, None) or (units, _build(units, plan, world_size, steps))
+    _kept[key] = found
+    while len(_kept) > 1 and sum([len(program) for _, program in _kept.values()]) > MOST_KEPT:
+        del _kept[next(iter(_kept))]
+    return found[1].for_plan(plan)
+
+
+def _build(units: Sequence[Unit], plan: Plan, world_size: int, steps: int) -> Program:
     _validate(units, plan, world_size, steps)
     return BUILDERS[plan.api](units, plan, world_size, steps)
 

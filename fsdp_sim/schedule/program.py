@@ -66,6 +66,10 @@ class Program:
         """The instructions that take time."""
         return self.once("ops", lambda: tuple([i for i in self.instructions if i.kind is Kind.OP]))
 
+    def segments_of(self, op: Op) -> dict[str, None]:
+        """The segments of which there is an operation of a kind, in order: FWD, BWD or RECOMPUTE."""
+        return self.once(("segments", op), lambda: dict.fromkeys([i.unit for i in self.ops if i.op is op]))
+
     @property
     def state_bytes(self) -> dict[tuple[Memory, str], int]:
         """Bytes of parameters and of optimizer states on a rank, by category and unit: they live through all steps."""

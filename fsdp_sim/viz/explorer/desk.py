@@ -109,7 +109,7 @@ class Explorer:
 
     def _serve(self, state: State) -> None:
         try:
-            sim = state.simulate().sharing(self.shown.sim)
+            sim = state.simulate()
             seen = scene(sim)
         except (ValueError, TypeError) as error:
             self._refuse(str(error), state)

@@ -1,0 +1,178 @@
+"""Which changes of memory a program makes, and of what size.
+
+Which there are, in which order, follows from the program, and is the same whatever a micro-batch computes; so it is
+found once. How many bytes the activations take is the workload's, and asked once for each kind of segment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import NamedTuple
+
+from fsdp_sim.cost import Workload
+from fsdp_sim.engine.activations import SEGMENT_OPS, Activations, Change, for_a_moment
+from fsdp_sim.engine.kinds import Alike, kinds_of
+from fsdp_sim.engine.record import Changed, Rows
+from fsdp_sim.schedule import Kind, Program
+from fsdp_sim.timeline import Memory, Op
+
+_ALLOC, _FREE, _OP = Kind.ALLOC, Kind.FREE, Kind.OP
+
+
+@dataclass(frozen=True, eq=False)
+class Changes:
+    """The changes of memory that a program makes, in order; not their sizes.
+
+    Attributes:
+        program: what was issued.
+        number: of each change the instruction that makes it.
+        category: what for.
+        at_end: whether it comes at the end of its operation.
+        grows: whether memory is allocated.
+    """
+
+    program: Program = field(repr=False)
+    number: list[int]
+    category: list[Memory]
+    at_end: list[bool]
+    grows: list[bool]
+
+    @classmethod
+    def of(cls, program: Program, pieces: Iterable[Piece], of_slots: Sequence[Sequence[Change]]) -> Changes:
+        """The changes of some pieces of a program, each followed by those of an operation."""
+        columns: list[tuple[int, Memory, bool, bool]] = []
+        for piece in pieces:
+            for number, category, n_bytes in zip(piece.numbers, piece.categories, piece.sizes, strict=True):
+                columns.append((number, category, False, n_bytes > 0))
+            columns += [(piece.number, one.category, one.at_end, one.bytes > 0) for one in of_slots[piece.slot]]
+        return cls(program, *([row[place] for row in columns] for place in range(4)))  # type: ignore[arg-type]
+
+    @cached_property
+    def unit(self) -> list[str]:
+        """Of each change the unit that it is for."""
+        instructions = self.program.instructions
+        names = {segment: unit.name for unit in self.program.units for segment in unit.names_of_segments}
+        by = [instructions[number] for number in self.number]
+        return [names.get(i.unit, i.unit) if i.kind is _OP else i.unit for i in by]
+
+    @cached_property
+    def what(self) -> list[tuple[Memory, str]]:
+        """Of each change its category and its unit."""
+        return list(zip(self.category, self.unit, strict=True))
+
+    def rows(self, on_cpu: bool) -> Rows:
+        """The events of the program with these changes, beginning with what lives through all steps."""
+        ops = [Op.ALLOC if grows else Op.FREE for grows in self.grows]
+        changed = Changed(self.number, ops, self.unit, self.category, [""] * len(ops), self.at_end)
+        return self.program.once(
+            ("rows", self, on_cpu), partial(Rows, self.program, on_cpu, changed, list(self.program.state_bytes))
+        )
+
+
+def changes_of(program: Program, workload: Workload | None, optimizer_bytes: int = 0) -> tuple[Changes, list[int]]:
+    """The changes of memory of a program, and the bytes of each: negative where memory is freed.
+
+    Args:
+        workload: what the segments keep and need. Without it FSDP's own buffers alone.
+        optimizer_bytes: what the optimizer needs while it runs.
+
+    Raises:
+        ValueError: the workload says nothing of a segment that the program computes.
+    """
+    alike = workload.alike if workload else None
+    which = None if alike is None else kinds_of(program, alike).which
+    template = program.once(("template", which), partial(_template, program, alike))
+    of_slots: list[tuple[Change, ...]] = [()] * len(template.slots)
+    if workload is not None:
+        selective = program.plan.activation_checkpointing == "selective"
+        activations = Activations(program, workload.work, selective)
+        of_slots = [activations.of(*slot) if slot.op in SEGMENT_OPS else () for slot in template.slots]
+    for number, slot in enumerate(template.slots):
+        if slot.op is Op.OPTIM and optimizer_bytes:
+            of_slots[number] = tuple(for_a_moment(Memory.TEMPORARY, optimizer_bytes))
+    signature = tuple([tuple([(one.category, one.at_end, one.bytes > 0) for one in some]) for some in of_slots])
+    changes = program.once(("changes", which, signature), partial(Changes.of, program, template.pieces, of_slots))
+    sizes = [[one.bytes for one in some] for some in of_slots]
+    return changes, [n for piece in template.pieces for part in (piece.sizes, sizes[piece.slot]) for n in part]
+
+
+class Slot(NamedTuple):
+    """Operations that change memory alike.
+
+    Attributes:
+        made: bytes of whole gradients that it makes.
+    """
+
+    op: Op
+    unit: str
+    made: int
+
+
+class Piece(NamedTuple):
+    """Changes whose sizes the program says, up to an operation whose changes it does not.
+
+    Attributes:
+        numbers, categories, sizes: of the changes.
+        number: of the operation; ``slot``: its place in `Template.slots`.
+    """
+
+    numbers: list[int]
+    categories: list[Memory]
+    sizes: list[int]
+    number: int
+    slot: int
+
+
+class Template(NamedTuple):
+    """The changes of memory of a program as far as they follow from it alone."""
+
+    pieces: list[Piece]
+    slots: list[Slot]
+
+
+def _template(program: Program, alike: Alike | None) -> Template:
+    """Go through a program once. Without ``alike`` its segments change nothing."""
+    again, back = program.segments_of(Op.RECOMPUTE), program.segments_of(Op.BWD)
+    pieces: list[Piece] = []
+    places: dict[object, int] = {}
+    slots: list[Slot] = []
+    numbers: list[int] = []
+    categories: list[Memory] = []
+    sizes: list[int] = []
+    grads: list[tuple[int, int]] = []  # allocated whole gradients that the next operation, if a backward, makes
+
+    def close(number: int, slot: Slot, what: object) -> None:
+        nonlocal numbers, categories, sizes
+        if what not in places:
+            places[what] = len(slots)
+            slots.append(slot)
+        pieces.append(Piece(numbers, categories, sizes, number, places[what]))
+        numbers, categories, sizes = [], [], []
+
+    for number, i in enumerate(program.instructions):
+        kind = i.kind
+        if kind is not _OP and kind is not _ALLOC and kind is not _FREE:
+            continue
+        if kind is _ALLOC and i.category is Memory.UNSHARDED_GRAD and alike is not None:
+            grads.append((number, i.bytes))
+            continue
+        made = 0
+        if grads:
+            if kind is _OP and i.op is Op.BWD:
+                made = sum([n_bytes for _, n_bytes in grads])
+            else:
+                numbers += [n for n, _ in grads]
+                categories += [Memory.UNSHARDED_GRAD] * len(grads)
+                sizes += [n_bytes for _, n_bytes in grads]
+            grads.clear()
+        if kind is not _OP:
+            numbers.append(number)
+            categories.append(i.category)
+            sizes.append(i.bytes if kind is _ALLOC else -i.bytes)
+        elif i.op is Op.OPTIM or (i.op in SEGMENT_OPS and alike is not None):
+            what = (i.op, alike and alike.get(i.unit, i.unit), i.unit in again, i.unit in back, made)
+            close(number, Slot(i.op, i.unit, made), what)
+    close(len(program), Slot(Op.OTHER, "", 0), None)
+    return Template(pieces, slots)
