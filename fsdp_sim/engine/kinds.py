@@ -19,7 +19,7 @@ Alike = Mapping[str, object]
 """What units and segments compute, by name: those of the same value cost the same. A name that is left out is unlike
 all others."""
 
-_SIZE = itemgetter(*map(Instruction._fields.index, ("op", "unit", "bytes", "group_size", "communicator")))
+_SIZE = itemgetter(*map(Instruction._fields.index, ("op", "unit", "bytes", "dtype", "group_size", "communicator")))
 _T = TypeVar("_T")
 
 
