@@ -34,25 +34,21 @@ class Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, shard: torch.Tensor, unit: FSDPUnit) -> torch.Tensor:
         ctx.unit = unit
-        return all_gather(shard, unit.group)
+        return all_gather(shard)
 
     @staticmethod
     def backward(ctx: Any, whole_grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         ctx.unit.gathered = None  # all gradients of these parameters are there: backward has read them
-        if ctx.unit.group.size() == 1:
-            return whole_grad, None
         mean = torch.empty_like(ctx.unit.shard)  # 1D: n
-        dist.reduce_scatter_tensor(mean, whole_grad, op=dist.ReduceOp.AVG, group=ctx.unit.group)
+        dist.reduce_scatter_tensor(mean, whole_grad, op=dist.ReduceOp.AVG)
         return mean, None
 
 
 @torch.no_grad()
-def all_gather(shard: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+def all_gather(shard: torch.Tensor) -> torch.Tensor:
     """All ranks' shards, 1D: n, side by side, 1D: W * n."""
-    if group.size() == 1:
-        return shard.clone()
-    whole = shard.new_empty(group.size() * shard.numel())
-    dist.all_gather_into_tensor(whole, shard, group=group)
+    whole = shard.new_empty(dist.get_world_size() * shard.numel())
+    dist.all_gather_into_tensor(whole, shard)
     return whole
 
 
@@ -62,32 +58,29 @@ class FSDPUnit(nn.Module):
     Args:
         module: its parameters are trained and have one dtype. Those of units inside it are theirs; so wrap inner
             modules first (``model.layers[i] = FSDPUnit(layer)``), the root last.
-        process_group: all ranks by default.
 
     Raises:
         ValueError: the module has no parameters of its own, or not all of one kind.
     """
 
     shard: nn.Parameter
+    gathered: torch.Tensor | None = None  # 1D: W * n, in backward
 
-    def __init__(self, module: nn.Module, process_group: dist.ProcessGroup | None = None) -> None:
+    def __init__(self, module: nn.Module) -> None:
         super().__init__()
-        self.module, self.group = module, process_group or dist.distributed_c10d._get_default_group()
-        self.gathered: torch.Tensor | None = None  # 1D: W * n, in backward
+        self.module = module
         shards = {m.shard for m in module.modules() if isinstance(m, FSDPUnit)}
         own = {name: p for name, p in module.named_parameters(remove_duplicate=False) if p not in shards}
         index = {p: i for i, p in enumerate(dict.fromkeys(own.values()))}  # tied ones once
         kinds = {(p.dtype, p.device.type) if p.requires_grad else "frozen" for p in index}
         if len(kinds) != 1 or "frozen" in kinds:
-            raise ValueError(
-                "a unit needs parameters that are all trained, of one dtype and on one device, but those of "
-                f"{type(module).__name__} are: {kinds or 'none'}"
-            )
+            needed = "a unit needs parameters that are all trained, of one dtype and on one device"
+            raise ValueError(f"{needed}, but those of {type(module).__name__} are: {kinds or 'none'}")
         self.shapes = [p.shape for p in index]
         self.names = {name: index[p] for name, p in own.items()}
         flat = torch.cat([p.detach().flatten() for p in index])  # 1D
-        padded = F.pad(flat, (0, -len(flat) % self.group.size()))  # 1D: W * n
-        self.shard = nn.Parameter(padded.chunk(self.group.size())[self.group.rank()].clone())  # 1D: n
+        padded = F.pad(flat, (0, -len(flat) % dist.get_world_size())).view(dist.get_world_size(), -1)  # 2D: W, n
+        self.shard = nn.Parameter(padded[dist.get_rank()].clone())  # 1D: n
         for name in own:
             owner, _, leaf = name.rpartition(".")
             module.get_submodule(owner)._parameters[leaf] = None  # forward puts the gathered one here
@@ -104,7 +97,7 @@ class FSDPUnit(nn.Module):
             if isinstance(saved, torch.Tensor):
                 return saved
             if self.gathered is None:
-                self.gathered = all_gather(self.shard, self.group)
+                self.gathered = all_gather(self.shard)
             return self.gathered.as_strided(*saved)
 
         with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
@@ -124,7 +117,7 @@ def whole_parameters(model: nn.Module, grads: bool = False) -> dict[str, torch.T
         if isinstance(unit, FSDPUnit) and (shard := unit.shard.grad if grads else unit.shard) is not None:
             prefix = "".join(f"{part}." for part in path.split(".") if part not in ("", "module"))
             first_names = {i: name for name, i in reversed(unit.names.items())}.values()
-            parameters = unit.split(all_gather(shard, unit.group))
+            parameters = unit.split(all_gather(shard))
             found |= {f"{prefix}{name}": p for name, p in parameters.items() if name in first_names}
     return found
 
@@ -150,20 +143,19 @@ def main() -> None:
     if on_gpu:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if on_gpu else "gloo")
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-
     torch.manual_seed(0)  # the same on every rank
     model = nn.Sequential(nn.Linear(7, 10), nn.Tanh(), nn.Linear(10, 13), nn.Tanh(), nn.Linear(13, 1)).to(device)
-    x = torch.randn(8 * world_size, 7, device=device)
+    x = torch.randn(8 * dist.get_world_size(), 7, device=device)
     expected = train(copy.deepcopy(model), x)
+
     for i in (0, 2):  # units, inner ones first; the root takes what is left
         model[i] = FSDPUnit(model[i])
-    losses = train(FSDPUnit(model), x.chunk(world_size)[rank])
+    losses = train(FSDPUnit(model), x.chunk(dist.get_world_size())[dist.get_rank()])
     dist.all_reduce(losses, dist.ReduceOp.AVG)
     torch.testing.assert_close(losses, expected)
-    if rank == 0:
-        for step in range(5):
-            print(f"step {step}   one process {expected[step]:.6f}   {world_size} ranks {losses[step]:.6f}")
+    if dist.get_rank() == 0:
+        for step, pair in enumerate(zip(expected, losses, strict=True)):
+            print(f"step {step}   one process {pair[0]:.6f}   {dist.get_world_size()} ranks {pair[1]:.6f}")
     dist.destroy_process_group()
 
 

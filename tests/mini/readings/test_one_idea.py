@@ -111,16 +111,6 @@ def test_whole_parameters_do_not_survive_the_forward(ranks):
     assert ranks(2, run) == [((5, 0), (10, 0))] * 2
 
 
-def test_one_rank_sends_nothing(ranks):
-    def run():
-        model = wrap(Toy())
-        with Collectives() as collectives:
-            model(torch.randn(4, 4)).sum().backward()
-        return collectives.issued
-
-    assert ranks(1, run) == [[]]
-
-
 def test_micro_batches_and_modules_called_twice_need_no_code(ranks):
     class Twice(Toy):
         def forward(self, x):
