@@ -57,15 +57,15 @@ class SetupError(Exception):
 
 def check_python(version, executable):
     """Raise SetupError unless `version`, a tuple like `sys.version_info`, is one that this project and torch run on."""
-    said = "{} is Python {}".format(executable, ".".join(map(str, version[:3])))
+    found = "{} is Python {}".format(executable, ".".join(map(str, version[:3])))
     if tuple(version[:2]) < OLDEST_PYTHON:
         raise SetupError(
-            f"{said}, and 3.11 or newer is needed: install one (Debian, Ubuntu: sudo apt install python3.11 "
+            f"{found}, and 3.11 or newer is needed: install one (Debian, Ubuntu: sudo apt install python3.11 "
             f"python3.11-venv) or name one you have, as in make PYTHON=/path/to/python3.11."
         )
     if tuple(version[:2]) >= FIRST_UNTRIED_PYTHON:
         raise SetupError(
-            f"{said}, and torch has no builds for it yet: name an older one, as in make PYTHON=/path/to/python3.13."
+            f"{found}, and torch has no builds for it yet: name an older one, as in make PYTHON=/path/to/python3.13."
         )
 
 

@@ -124,7 +124,7 @@ def grade(notebook: BinaryIO, hide: tuple[Path, ...], trusted: bool, as_json: bo
         return
     every = list(track(graded, "grading", len(written), console=Console(stderr=True), transient=True))
     for one in every:
-        click.echo(f"{one.points} of {one.out_of}  {one.exercise}: {one.said}\n")
+        click.echo(f"{one.points} of {one.out_of}  {one.exercise}: {one.feedback}\n")
     click.echo(f"{sum(one.points for one in every)} of {sum(one.out_of for one in every)} points")
 
 

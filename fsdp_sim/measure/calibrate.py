@@ -274,9 +274,9 @@ def processor_name() -> str:
             if line.lower().startswith(("model name", "cpu model", "hardware")):
                 return line.partition(":")[2].strip()
     if platform.system() == "Darwin":
-        told = subprocess.run(["sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True, text=True, check=False)
-        if told.stdout.strip():
-            return told.stdout.strip()
+        done = subprocess.run(["sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True, text=True, check=False)
+        if done.stdout.strip():
+            return done.stdout.strip()
     return platform.processor() or platform.machine() or "cpu"
 
 

@@ -78,8 +78,8 @@ def present(on: bool = True, *, scale: float = SCALE, height_px: int = HEIGHT_PX
 
     _presenter.on, _presenter.scale, _presenter.height_px = on, scale, height_px
     if on:
-        told = "Presenting: cells that are run from now on have large figures."
-        display({"text/html": f"{_STYLE}<p>{told}</p>", "text/plain": told}, raw=True, display_id=DISPLAY)
+        sentence = "Presenting: cells that are run from now on have large figures."
+        display({"text/html": f"{_STYLE}<p>{sentence}</p>", "text/plain": sentence}, raw=True, display_id=DISPLAY)
     else:  # wherever it stands
         update_display({"text/html": "", "text/plain": ""}, raw=True, display_id=DISPLAY)
 

@@ -42,8 +42,8 @@ def together(work: Callable[[], T], group: dist.ProcessGroup | None) -> list[T]:
 
 def listed(failed: Mapping[int, str]) -> str:
     """One line: which ranks failed, and why."""
-    told = [f"rank {rank}: {why}" for rank, why in sorted(failed.items())[:NAMED]]
-    return "; ".join(told) + (f"; and {len(failed) - NAMED} ranks more" if len(failed) > NAMED else "")
+    sentences = [f"rank {rank}: {why}" for rank, why in sorted(failed.items())[:NAMED]]
+    return "; ".join(sentences) + (f"; and {len(failed) - NAMED} ranks more" if len(failed) > NAMED else "")
 
 
 def describe(error: BaseException) -> str:

@@ -92,15 +92,15 @@ class Checkpointer:
         self.rank = 0 if group is None else dist.get_rank(group)
         self.world_size = 1 if group is None else dist.get_world_size(group)
         self.damaged: dict[Path, str] = {}
-        self._said: list[str] = []
+        self._messages: list[str] = []
         self._buffers = Buffers()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._saving: Future[None] | None = None
-        self._said += self._on_rank_0(lambda: folders.prepare(folder))
+        self._messages += self._on_rank_0(lambda: folders.prepare(folder))
 
     def messages(self) -> list[str]:
         """What there is to tell and has not been told: partial checkpoints removed, damaged ones passed over."""
-        lines, self._said = self._said, []
+        lines, self._messages = self._messages, []
         return lines
 
     # ---- Saving -----------------------------------------------------------------------------------------------------
@@ -221,8 +221,10 @@ class Checkpointer:
         gone = self._on_rank_0(lambda: folders.older_than(newest.path) if newest else [])
         if newest and gone:
             names = ", ".join(path.name for path in gone)
-            self._said.append(f"the disk is full: {names} was deleted for the next one, and {newest.path.name} is kept")
-            self._said += self._on_rank_0(lambda: folders.prune(self.folder, 1, self.damaged))
+            self._messages.append(
+                f"the disk is full: {names} was deleted for the next one, and {newest.path.name} is kept"
+            )
+            self._messages += self._on_rank_0(lambda: folders.prune(self.folder, 1, self.damaged))
         return bool(gone)
 
     def _refuse_good(self, path: Path) -> None:
@@ -258,12 +260,12 @@ class Checkpointer:
             failpoint("before-latest", step)
             folders.set_latest(final)
         except OSError as error:
-            self._said.append(f"{final} is complete, but {folders.LATEST} could not be set: {describe(error)}")
+            self._messages.append(f"{final} is complete, but {folders.LATEST} could not be set: {describe(error)}")
         failpoint("before-prune", step)
         try:
-            self._said += folders.prune(self.folder, self.keep, self.damaged)
+            self._messages += folders.prune(self.folder, self.keep, self.damaged)
         except OSError as error:
-            self._said.append(f"{self.folder} could not be searched for old checkpoints: {describe(error)}")
+            self._messages.append(f"{self.folder} could not be searched for old checkpoints: {describe(error)}")
 
     # ---- Finding and loading ----------------------------------------------------------------------------------------
 
@@ -298,7 +300,7 @@ class Checkpointer:
 
     def _pass_over(self, path: Path, why: str) -> None:
         self.damaged[path] = why
-        self._said.append(f"{path} is damaged and was passed over: {why}")
+        self._messages.append(f"{path} is damaged and was passed over: {why}")
 
     def _progress(self, path: Path) -> tuple[dict[str, Any], str]:
         """The progress, or what is wrong with it."""

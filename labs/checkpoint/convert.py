@@ -317,7 +317,7 @@ class ConvertOptions:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit status."""
-    asked = tyro.cli(
+    options = tyro.cli(
         ConvertOptions,
         prog="python -m labs.checkpoint.convert",
         description=__doc__,
@@ -326,16 +326,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     try:
         model = None
-        if asked.model:
-            model = model_config(asked.model, **({"n_layer": asked.n_layer} if asked.n_layer else {}))
-        convert(asked.source, asked.target, asked.to, model=model)
+        if options.model:
+            model = model_config(options.model, **({"n_layer": options.n_layer} if options.n_layer else {}))
+        convert(options.source, options.target, options.to, model=model)
     except (ValueError, FileNotFoundError, FileExistsError) as error:
         print(f"labs.checkpoint.convert: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"labs.checkpoint.convert: {asked.target} could not be written: {error}", file=sys.stderr)
+        print(f"labs.checkpoint.convert: {options.target} could not be written: {error}", file=sys.stderr)
         return 1
-    print(f"{asked.target} is {asked.source} as {asked.to}")
+    print(f"{options.target} is {options.source} as {options.to}")
     return 0
 
 

@@ -56,15 +56,15 @@ def prepare(folder: Path) -> list[str]:
     """
     folder.mkdir(exist_ok=True)
     fsync_folder(folder.parent)
-    said = []
+    sentences = []
     for path in sorted(folder.iterdir()):
         if PARTIAL.fullmatch(path.name):
             try:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
-                said.append(f"removed {path}, left unfinished by a run that ended meanwhile")
+                sentences.append(f"removed {path}, left unfinished by a run that ended meanwhile")
             except OSError as error:
-                said.append(f"{path} was left unfinished by a run that ended, and could not be removed: {error}")
-    return said
+                sentences.append(f"{path} was left unfinished by a run that ended, and could not be removed: {error}")
+    return sentences
 
 
 # ---- Making one ------------------------------------------------------------------------------------------------------

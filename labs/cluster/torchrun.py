@@ -167,7 +167,7 @@ def launch(
     printed, failure = _run(*command, ranks=ranks, device=device, env=env, timeout_s=timeout_s, progress=progress)
     if failure:
         what = what or f"torchrun {' '.join(command)} on {n_ranks(ranks)}"
-        raise FailedError(f"{what} {failure}: {what_it_said(printed)}")
+        raise FailedError(f"{what} {failure}: {tool_message(printed)}")
     return printed
 
 
@@ -246,7 +246,7 @@ def _end(process: subprocess.Popen[str]) -> None:
     process.wait()
 
 
-def what_it_said(printed: str) -> str:
+def tool_message(printed: str) -> str:
     """Of all that torchrun prints the tool's own words: its sentence, what it did not understand, else its last ones.
 
     Torchrun's log and its summary of who failed come after them, and are left out if there is anything else.

@@ -46,7 +46,7 @@ Check = Callable[[], str]
 
 def checks(runs: Runs) -> Iterator[tuple[str, Check]]:
     """What is to be verified and how; a check returns what it saw, or raises `FailedError`."""
-    few = min(runs.asked.ranks)
+    few = min(runs.options.ranks)
 
     def single() -> TrainingRun:
         return runs.run(1, "--api=single")
@@ -60,11 +60,11 @@ def checks(runs: Runs) -> Iterator[tuple[str, Check]]:
         return same("the losses of DDP", sharded.losses, runs.run(few, "--api=ddp").losses)
 
     yield "one process, no FSDP", lambda: falls(single().losses)
-    for ranks in runs.asked.ranks:
+    for ranks in runs.options.ranks:
         yield f"{n_ranks(ranks)}, FSDP2", partial(like_one, ranks)
     yield "loss like DDP's", like_ddp
     yield "FSDP1 too", partial(like_one, few, "--api=fsdp1")
-    yield "memory is divided by the ranks", lambda: _memory(runs, max(runs.asked.ranks))
+    yield "memory is divided by the ranks", lambda: _memory(runs, max(runs.options.ranks))
     yield "a checkpoint is written", lambda: _saved(runs.run(few))
     yield "and gone on from, bit for bit", lambda: _resumed(runs, few)
     yield "and by one process", lambda: _resumed_elsewhere(runs, few)
@@ -92,16 +92,16 @@ def _saved(run: TrainingRun) -> str:
 
 
 def _resumed(runs: Runs, ranks: int) -> str:
-    whole, half = runs.run(ranks), runs.asked.steps // 2
+    whole, half = runs.run(ranks), runs.options.steps // 2
     second = runs.gone_on(half, ranks, ranks)
     _went_on_from(half, second)
     if second.losses != whole.losses:
         raise FailedError(f"losses differ from those of the uninterrupted run: {second.losses} and {whole.losses}")
-    return f"stopped after step {half - 1}: the losses of steps {half} to {runs.asked.steps - 1} are the very same"
+    return f"stopped after step {half - 1}: the losses of steps {half} to {runs.options.steps - 1} are the very same"
 
 
 def _resumed_elsewhere(runs: Runs, ranks: int) -> str:
-    whole, half = runs.run(ranks), runs.asked.steps // 2
+    whole, half = runs.run(ranks), runs.options.steps // 2
     second = runs.gone_on(half, ranks, 1, "--api=single")
     _went_on_from(half, second)
     return same("the losses of the uninterrupted run", second.losses, whole.losses)
@@ -159,11 +159,11 @@ def hardware(device: str) -> str:
     return f"{os.cpu_count()} CPU cores ({platform.machine()}), {memory_gib:.0f} GiB, gloo; {software}"
 
 
-def not_verified(asked: ChecklistOptions) -> list[str]:
+def not_verified(options: ChecklistOptions) -> list[str]:
     """What runs on this hardware do not show."""
-    cores, most = os.cpu_count() or 1, max(asked.ranks)
+    cores, most = os.cpu_count() or 1, max(options.ranks)
     lines = []
-    if asked.device == "cpu":
+    if options.device == "cpu":
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         have = f"{gpus} GPU{'s' * (gpus != 1)} for {n_ranks(most)}" if gpus else "no GPU"
         lines += [
@@ -174,20 +174,20 @@ def not_verified(asked: ChecklistOptions) -> list[str]:
     if not has_compiler():
         lines.append("torch.compile's inductor (no C++ compiler: aot_eager traced, and nothing was compiled)")
     lines.append("a network between machines (all ranks were on this one)")
-    speed = f"{n_ranks(most)} shared {cores} cores" if asked.device == "cpu" and most > cores else "runs were short"
+    speed = f"{n_ranks(most)} shared {cores} cores" if options.device == "cpu" and most > cores else "runs were short"
     return [*lines, f"speed ({speed})"]
 
 
-def main(asked: ChecklistOptions) -> int:
+def main(options: ChecklistOptions) -> int:
     console = Console()
     try:
-        asked.check()
+        options.check()
     except ValueError as error:
         console.print(f"labs.experiments.checklist: {error}", markup=False, soft_wrap=True)
         return 2
     table, start_s, failures = Table("verified", "", "what was seen", "seconds"), time.perf_counter(), 0
     with tempfile.TemporaryDirectory(prefix="checklist-") as folder:
-        lines = list(checks(Runs(asked, Path(folder))))
+        lines = list(checks(Runs(options, Path(folder))))
         for title, check in track(lines, "training", console=console, transient=True):
             line_s = time.perf_counter()
             try:
@@ -198,9 +198,9 @@ def main(asked: ChecklistOptions) -> int:
     console.print(table)
     console.print(f"{len(lines) - failures} of {len(lines)} verified in {time.perf_counter() - start_s:.0f} s "
                   f"(a run that several lines need is counted in the first), on", soft_wrap=True)  # fmt: skip
-    console.print(f"  {hardware(asked.device)}", markup=False, soft_wrap=True)
+    console.print(f"  {hardware(options.device)}", markup=False, soft_wrap=True)
     console.print("Not verified here:")
-    for line in not_verified(asked):
+    for line in not_verified(options):
         console.print(f"  {line}", markup=False, soft_wrap=True)
     return 1 if failures else 0
 

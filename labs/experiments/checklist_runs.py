@@ -52,8 +52,8 @@ class ChecklistOptions:
 class Runs:
     """Trains on demand, each setting once."""
 
-    def __init__(self, asked: ChecklistOptions, folder: Path) -> None:
-        self.asked, self.folder = asked, folder
+    def __init__(self, options: ChecklistOptions, folder: Path) -> None:
+        self.options, self.folder = options, folder
         self._done: dict[tuple[Any, ...], TrainingRun | FailedError] = {}
 
     def run(self, ranks: int, *arguments: str) -> TrainingRun:
@@ -77,14 +77,14 @@ class Runs:
         return self.again(out, other_ranks, *arguments)
 
     def again(self, out: Path, ranks: int, *arguments: str) -> TrainingRun:
-        asked = self.asked
+        options = self.options
         settings = [
-            f"--model={asked.model}", f"--global_batch={asked.rows}", f"--seq_len={asked.seq_len}",
-            f"--steps={asked.steps}",
+            f"--model={options.model}", f"--global_batch={options.rows}", f"--seq_len={options.seq_len}",
+            f"--steps={options.steps}",
         ]  # fmt: skip
-        if asked.device == "cuda":  # where attention's backward adds in any order
+        if options.device == "cuda":  # where attention's backward adds in any order
             settings.append("--deterministic=true")
-        return train(*settings, *arguments, ranks=ranks, device=asked.device, out=out, progress=False)
+        return train(*settings, *arguments, ranks=ranks, device=options.device, out=out, progress=False)
 
 
 def off(a: list[float], b: list[float]) -> float:

@@ -132,9 +132,9 @@ def _run_apart(name: str) -> Result | str:
             command, env=environ_for("cuda"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
         )
         if done.returncode:
-            _, said, why = f"\n{done.stdout}".rpartition(f"\n{name}: ")  # what `main` says of a lab that failed
+            _, found, why = f"\n{done.stdout}".rpartition(f"\n{name}: ")  # what `main` says of a lab that failed
             last = (done.stdout.strip().splitlines() or [f"status {done.returncode}"])[-1]
-            return " ".join((why if said else last).split())[:MOST_SAID]
+            return " ".join((why if found else last).split())[:MOST_SAID]
         here = Result.load(Path(folder, f"{name}{SUFFIX}"))
     return replace(here, kind="measured") if here.kind == "recorded" else here
 

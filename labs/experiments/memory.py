@@ -113,21 +113,21 @@ def settings(base: TrainConfig, ranks: int, rows: int) -> dict[str, MemoryCase]:
 # ---- Counted --------------------------------------------------------------------------------------------------------
 
 
-def count(asked: Mapping[str, MemoryCase]) -> dict[str, int]:
+def count(cases: Mapping[str, MemoryCase]) -> dict[str, int]:
     """Bytes at the peak of a real step, for each setting: the rank that has the most.
 
     Raises:
         FailedError: a run failed. On CPUs `fsdp_sim.ranks.RanksError`.
     """
-    if any(setting.device.type == "cuda" for setting in asked.values()):
-        return {name: _peak_on_gpus(setting) for name, setting in asked.items()}
+    if any(setting.device.type == "cuda" for setting in cases.values()):
+        return {name: _peak_on_gpus(setting) for name, setting in cases.items()}
     found: dict[str, int] = {}
-    for ranks in sorted({setting.ranks for setting in asked.values()}):
-        of_ranks = {name: setting for name, setting in asked.items() if setting.ranks == ranks}
+    for ranks in sorted({setting.ranks for setting in cases.values()}):
+        of_ranks = {name: setting for name, setting in cases.items() if setting.ranks == ranks}
         items = [(setting.config, setting.optimizer) for setting in of_ranks.values()]
         peaks = on_ranks(_peaks, ranks, items, record=False, show_output=False, timeout_s=300.0, title=f"{ranks} ranks")
         found |= dict(zip(of_ranks, (max(of_setting) for of_setting in zip(*peaks, strict=True)), strict=True))
-    return {name: found[name] for name in asked}
+    return {name: found[name] for name in cases}
 
 
 def _peaks(items: list[tuple[TrainConfig, str]]) -> list[int]:
@@ -204,13 +204,13 @@ def run(
     if cluster and device == "cuda":
         raise ValueError(f"cluster={cluster}: step times are predicted from a file for CPU ranks only; use device=cpu")
     base = TrainConfig(model=model, seq_len=seq_len, device=device)
-    asked = settings(base, ranks, rows)
-    predicted = {name: setting.peak_bytes for name, setting in asked.items()}
-    times = calibrated_rows(timed(asked, ranks), ranks, Cluster.from_file(cluster)) if cluster else []
-    counted = count(asked)
+    cases = settings(base, ranks, rows)
+    predicted = {name: setting.peak_bytes for name, setting in cases.items()}
+    times = calibrated_rows(timed(cases, ranks), ranks, Cluster.from_file(cluster)) if cluster else []
+    counted = count(cases)
     notes: tuple[str, ...] = (f"{rows} rows of {seq_len} tokens per rank, {n_ranks(ranks)}, if not said otherwise.",)
     result = []
-    for name, setting in asked.items():
+    for name, setting in cases.items():
         quantity, expected = PEAK, predicted[name]
         if setting.config.plan.cpu_offload and setting.device.type == "cpu":  # where both memories are one
             result.append(ResultRow(name, PEAK, expected / MIB, None, "MiB"))
@@ -220,7 +220,7 @@ def run(
     return Result("memory", "measured", (*result, *times), this_machine(base.device, ranks), notes=notes)
 
 
-def timed(asked: Mapping[str, MemoryCase], ranks: int) -> dict[str, TrainConfig]:
+def timed(cases: Mapping[str, MemoryCase], ranks: int) -> dict[str, TrainConfig]:
     """The settings whose time a calibrated machine says something about: the trainer's own, on as many ranks.
 
     Not bf16, whose pointwise kernels cores emulate, nor checkpointing, whose hooks around each saved tensor take Python
@@ -228,7 +228,7 @@ def timed(asked: Mapping[str, MemoryCase], ranks: int) -> dict[str, TrainConfig]
     """
     return {
         name: setting.config
-        for name, setting in asked.items()
+        for name, setting in cases.items()
         if (setting.ranks, setting.optimizer) == (ranks, "adamw")
         and (setting.config.plan.param_dtype, setting.config.plan.activation_checkpointing) == ("fp32", None)
         and not setting.config.plan.cpu_offload

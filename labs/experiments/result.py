@@ -28,7 +28,7 @@ Kind = Literal["measured", "recorded", "pretended"]
 MOST_BYTES = 2**20
 """Of a recorded result, compressed."""
 
-SAID = {
+ORIGIN = {
     "measured": "measured here",
     "recorded": "recorded elsewhere, not measured here",
     "pretended": "measured on one device of a pretended cluster: the wire is modelled, and the loss means nothing",
@@ -94,7 +94,7 @@ class Result:
     def caption(self) -> str:
         """Where the numbers come from: never left out."""
         software = ", ".join(f"{name} {version}" for name, version in self.versions.items())
-        return f"{self.lab}: {SAID[self.kind]}; {self.hardware}, {software}, {self.date}"
+        return f"{self.lab}: {ORIGIN[self.kind]}; {self.hardware}, {software}, {self.date}"
 
     def errors(self) -> dict[tuple[str, str], float]:
         """Predicted over measured, less one, by setting and quantity, where there are both."""

@@ -67,8 +67,8 @@ class Candidate:
     def name(self) -> str:
         """The keys that differ from torch's defaults."""
         given, defaults = self.setup.config.by_key(), TrainConfig().by_key()
-        said = [f"{key}={value}" for key, value in self.keys.items() if given[key] != defaults[key]]
-        return ", ".join(said) or DEFAULTS
+        changes = [f"{key}={value}" for key, value in self.keys.items() if given[key] != defaults[key]]
+        return ", ".join(changes) or DEFAULTS
 
     @cached_property
     def step_time_s(self) -> float:
@@ -89,7 +89,7 @@ def search(
     *,
     device: str | torch.device = "cpu",
     steps: int = 3,
-    told: Callable[[str], object] = lambda _: None,
+    report: Callable[[str], object] = lambda _: None,
 ) -> list[Candidate]:
     """Simulate every plan of a space, fastest first; of equally fast ones the one that needs the least memory.
 
@@ -111,19 +111,19 @@ def search(
     if torch.device(device).type == "cuda":
         runs = [setup.simulation.run for setup in setups]
     else:
-        pieces = _time(setups, steps, told)
+        pieces = _time(setups, steps, report)
         runs = [predict(setup.simulation, pieces[_computes(setup)]) for setup in setups]
     found = [Candidate(*one) for one in zip(plans, setups, runs, strict=True)]
     return sorted(found, key=lambda candidate: (candidate.step_time_s, candidate.peak_bytes))
 
 
-def _time(setups: Sequence[Setup], steps: int, told: Callable[[str], object]) -> dict[tuple[Any, ...], StepPieces]:
+def _time(setups: Sequence[Setup], steps: int, report: Callable[[str], object]) -> dict[tuple[Any, ...], StepPieces]:
     """The pieces of each way to compute, in rounds: what else the machine does should slow all of them."""
     first = {_computes(setup): setup for setup in reversed(setups)}
     of_steps: dict[tuple[Any, ...], list[Mapping[Piece, float]]] = {computes: [] for computes in first}
     for _ in range(ROUNDS):
         for computes, setup in first.items():
-            told("timing the pieces of a step: " + ", ".join(map(str, computes)))
+            report("timing the pieces of a step: " + ", ".join(map(str, computes)))
             of_steps[computes] += timed(setup, steps).of_steps
     return {computes: StepPieces(first[computes].simulation, of_steps[computes]).undisturbed for computes in first}
 
@@ -187,11 +187,13 @@ def choose(candidates: Sequence[Candidate], limit_bytes: float) -> dict[str, Can
     return chosen
 
 
-def check(chosen: Mapping[str, Candidate], *, steps: int = 5, told: Callable[[str], object] = lambda _: None) -> Result:
+def check(
+    chosen: Mapping[str, Candidate], *, steps: int = 5, report: Callable[[str], object] = lambda _: None
+) -> Result:
     """Try the chosen plans on the pretend cluster, each beside its prediction. On CPUs their pieces are timed again, in
     turns with the steps that are tried."""
     setups = {name: candidate.setup for name, candidate in chosen.items()}
-    result = compare(setups, steps=steps, lab="tune", told=told)
+    result = compare(setups, steps=steps, lab="tune", report=report)
     plans = tuple(f"{name}: {candidate.name}" for name, candidate in chosen.items())
     return dataclasses.replace(result, notes=(*plans, *result.notes))
 
@@ -229,32 +231,32 @@ ON_GPU = TuneOptions(model="gpt2", cluster="here", ranks=64, limit_mib=4_000.0, 
 
 
 def run(
-    asked: TuneOptions | None = None, told: Callable[[str], object] = lambda _: None, *, device: str | None = None
+    options: TuneOptions | None = None, report: Callable[[str], object] = lambda _: None, *, device: str | None = None
 ) -> Result:
     """Search, choose, check.
 
     Args:
-        device: in place of ``asked.device``; with ``cuda`` and nothing else asked, `ON_GPU`.
+        device: in place of ``options.device``; with ``cuda`` and nothing else asked, `ON_GPU`.
 
     Raises:
         NothingFitsError: no plan does. ValueError: it cannot be pretended here.
     """
-    asked = asked or (ON_GPU if device == "cuda" else TuneOptions())
-    asked = dataclasses.replace(asked, device=device or asked.device)
-    ranks_on(asked.device, 1)
-    config, cluster = asked.asks
-    space = SPACE | {"micro_batch": (None, asked.rows // 2) if asked.rows % 2 == 0 else (None,)}
-    candidates = search(config, cluster, space, device=asked.device, told=told)
-    return check(choose(candidates, asked.limit_mib * 2**20), told=lambda name: told(f"pretending: {name}"))
+    options = options or (ON_GPU if device == "cuda" else TuneOptions())
+    options = dataclasses.replace(options, device=device or options.device)
+    ranks_on(options.device, 1)
+    config, cluster = options.asks
+    space = SPACE | {"micro_batch": (None, options.rows // 2) if options.rows % 2 == 0 else (None,)}
+    candidates = search(config, cluster, space, device=options.device, report=report)
+    return check(choose(candidates, options.limit_mib * 2**20), report=lambda name: report(f"pretending: {name}"))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit status."""
-    asked = tyro.cli(TuneOptions, args=arguments, prog="python -m labs.experiments.tune", description=__doc__)
+    options = tyro.cli(TuneOptions, args=arguments, prog="python -m labs.experiments.tune", description=__doc__)
     console = Console()
     try:
         with console.status("") as status:
-            result = run(asked, status.update)
+            result = run(options, status.update)
     except ValueError as error:
         console.print(f"labs.experiments.tune: {error}", markup=False, soft_wrap=True)
         return 1 if isinstance(error, NothingFitsError) else 2
@@ -265,7 +267,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for note in result.notes:
         console.print(note, markup=False)
     tried = next(row for row in result.rows if row.quantity == "peak memory").measured
-    return 0 if tried is not None and tried <= asked.limit_mib else 1
+    return 0 if tried is not None and tried <= options.limit_mib else 1
 
 
 if __name__ == "__main__":

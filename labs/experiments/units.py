@@ -217,10 +217,10 @@ def run(
     """
     if ranks < 2 or rows < 1:
         raise ValueError(f"ranks={ranks}, rows={rows}: a network is between 2 ranks or more, with a row each at least")
-    asked = settings(ranks, rows, seq_len, policies)
+    cases = settings(ranks, rows, seq_len, policies)
     result: list[ResultRow] = []
     timelines: dict[str, Timeline] = {}
-    for name, setting in asked.items():
+    for name, setting in cases.items():
         program = setting.simulation.program
         before = predicted(setting, timed(setting, network, serial=True))
         after = timed(setting, network)
@@ -233,9 +233,9 @@ def run(
             ResultRow(name, STEP, 1e3 * step_time_s(before, 1), 1e3 * measured_step_s(after), "ms"),
         ]
         timelines |= {f"{name}, predicted": before, f"{name}, measured": after}
-    counted = count(asked)
-    result += [ResultRow(name, PEAK, asked[name].peak_bytes / MIB, counted[name] / MIB, "MiB") for name in asked]
-    result.sort(key=lambda row: list(asked).index(row.name))
+    counted = count(cases)
+    result += [ResultRow(name, PEAK, cases[name].peak_bytes / MIB, counted[name] / MIB, "MiB") for name in cases]
+    result.sort(key=lambda row: list(cases).index(row.name))
     notes = (
         f"Network: {network.bandwidth_gbps:g} Gbit/s, {network.latency_us:g} us per collective; "
         f"{rows} rows of {seq_len} tokens per rank. Steps of the mini-FSDP, memory of torch's FSDP2.",

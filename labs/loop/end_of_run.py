@@ -17,7 +17,7 @@ from labs.loop.report import PredictedQuantity, Report, compare, hardware, summa
 from labs.loop.run_state import RunState
 from labs.loop.step import train_step
 from labs.measure.prediction import predict
-from labs.measure.profiling import Recording, gathered, profiled, said_by_any
+from labs.measure.profiling import Recording, gathered, profiled, trouble_of_any
 from labs.measure.simulated import simulated
 from labs.measure.step_summary import Summary, summarize
 from labs.measure.utilization import Memory, flops_per_token, median_step_s, memory_bytes, mfu, of_ranks, peak_flops
@@ -105,7 +105,7 @@ class EndOfRun:
             timeline = profile.timeline
         except ValueError as error:  # the profiler failed, or what it wrote cannot be read: the steps were done
             self._unread = f"rank {rank}: {error}"
-        self._unread = said_by_any(self._unread)
+        self._unread = trouble_of_any(self._unread)
         try:
             return gathered(timeline)
         except ValueError as error:

@@ -123,18 +123,18 @@ class RunState:
         went_on: list[str] = []
         while not went_on and self.checkpointer and (found := self.checkpointer.newest()):
             went_on = self._go_on(found)
-        said = self.checkpointer.messages() if self.checkpointer else []
+        lines = self.checkpointer.messages() if self.checkpointer else []
         if went_on:
-            return said + went_on
+            return lines + went_on
         if self.checkpointer and self.checkpointer.damaged:
             raise NoGoodCheckpointError(
-                f"{'; '.join(said)}. There is no good checkpoint in {self.checkpointer.folder}: repair it from a copy, "
-                "or begin anew in another folder"
+                f"{'; '.join(lines)}. There is no good checkpoint in {self.checkpointer.folder}: repair it from a "
+                "copy, or begin anew in another folder"
             )
         if config.init_from:
             load_weights(Path(config.init_from), self.wrapped.model)
-            said.append(f"weights from {config.init_from}")
-        return said
+            lines.append(f"weights from {config.init_from}")
+        return lines
 
     def _go_on(self, found: FoundCheckpoint) -> list[str]:
         """What there is to say; nothing if what was found is damaged after all."""
@@ -153,10 +153,10 @@ class RunState:
             write_rng(own, self.run.device)
         else:
             reseed(config.seed, self.step, place.rank)
-        said = [f"goes on from step {self.step} ({found.path})"]
+        lines = [f"goes on from step {self.step} ({found.path})"]
         if (progress["world_size"], progress["api"]) != (place.world_size, config.api):
-            said.append(
+            lines.append(
                 f"it was written by {n_ranks(progress['world_size'])} with api={progress['api']}, and is read by "
                 f"{n_ranks(place.world_size)} with api={config.api}: the same parameters, optimizer and rows"
             )
-        return said
+        return lines

@@ -79,24 +79,26 @@ def predict(
     simulation = simulated(config, model_config, place, device)
     memory = peak_memory_bytes(config, simulation)
     if device.type == "cuda":
-        told = _told(simulation.cluster.gpu)
-        sentences = (told, *simulation.explain().sentences)
+        sentence = _sentence(simulation.cluster.gpu)
+        sentences = (sentence, *simulation.explain().sentences)
         return Prediction(simulation.step_time_s, simulation.exposed_comm_s, memory, sentences)
     pieces = pieces or measure_pieces(config, model_config, place)
     program = _waiting(simulation.program) if config.api in WAITS else simulation.program
     runs = [engine.run(program, _seconds(simulation, of_step), device="cpu") for of_step in pieces.of_steps]
     run = sorted(runs, key=lambda run: run.step_time_s())[len(runs) // 2]
-    told = (
+    sentence = (
         f"Predicted from what each piece of a step takes alone on this machine, measured by {place.local_world_size} "
         f"rank{'s' * (place.local_world_size > 1)} in {pieces.wall_s:.1f} s of another run."
     )
     if place.local_world_size < place.world_size:
-        told += " The network to other machines was not measured: theirs is taken to be as fast as this one's memory."
+        sentence += (
+            " The network to other machines was not measured: theirs is taken to be as fast as this one's memory."
+        )
     exposed_s = statistics.fmean(engine.exposure(run, rank=rank).exposed_s for rank in range(run.ranks))
-    return Prediction(run.step_time_s() + pieces.rest_s, exposed_s, memory, (told, *explain(run).sentences))
+    return Prediction(run.step_time_s() + pieces.rest_s, exposed_s, memory, (sentence, *explain(run).sentences))
 
 
-def _told(gpu: Gpu) -> str:
+def _sentence(gpu: Gpu) -> str:
     if gpu.name in gpu_names():
         return f"Predicted from the catalogue's {gpu.name}, before anything was measured."
     return f"Predicted before anything was measured. {gpu.notes}"
@@ -149,9 +151,9 @@ def predict_calibrated(
         wire_s = network.seconds("all_reduce", n_bytes, place.world_size) if network else 0.0
         rest_s += SMALL_REDUCES.get(config.api, 2) * (max(small_s, wire_s) + (cluster.gpu.collective_s or 0.0))
     memory = peak_memory_bytes(config, simulation)
-    told = f"Predicted from what fsdp-sim calibrate measured on {cluster.gpu.name} with {cluster.gpus} ranks."
+    sentence = f"Predicted from what fsdp-sim calibrate measured on {cluster.gpu.name} with {cluster.gpus} ranks."
     exposed_s = engine.exposure(run).exposed_s
-    return Prediction(run.step_time_s() + rest_s, exposed_s, memory, (told, *explain(run).sentences))
+    return Prediction(run.step_time_s() + rest_s, exposed_s, memory, (sentence, *explain(run).sentences))
 
 
 def _waiting(program: Program) -> Program:

@@ -154,12 +154,12 @@ def gathered(mine: Timeline | None) -> Recording | None:
     raise ValueError(wrong[0])
 
 
-def said_by_any(said: str) -> str:
-    """What was said on any rank, the lowest first, on all of them; empty if nothing was. A collective call."""
-    everyone = [said]
+def trouble_of_any(trouble: str) -> str:
+    """On all ranks the trouble of any of them, the lowest first; empty if there is none. A collective call."""
+    everyone = [trouble]
     if dist.is_initialized():
         everyone = [""] * dist.get_world_size()
-        dist.all_gather_object(everyone, said)
+        dist.all_gather_object(everyone, trouble)
     return next(filter(None, everyone), "")
 
 

@@ -65,8 +65,8 @@ def _shortcuts(exercise: Exercise) -> str:
     together: dict[str, list[str]] = {}
     for wrong, name in zip(exercise.shortcuts, who(exercise.shortcuts, exercise), strict=True):
         together.setdefault(escaped(whole_message(exercise, wrong.message)), []).append(name or "a made-up result")
-    said = (f"{', '.join(dict.fromkeys(some))} (told: {message})" for message, some in together.items())
-    return f"Shortcuts that it refuses: {'; '.join(said)}."
+    sentences = (f"{', '.join(dict.fromkeys(some))} (told: {message})" for message, some in together.items())
+    return f"Shortcuts that it refuses: {'; '.join(sentences)}."
 
 
 def escaped(text: str) -> str:

@@ -30,16 +30,16 @@ class SpokenAnswer:
 
     def __str__(self) -> str:
         lines = [f"{self.source.question} ({self.source.seconds} s, aloud)"]
-        for heading, said in self._parts:
-            lines += ["", heading, *(f"  {line}" for line in said)]
+        for heading, points in self._parts:
+            lines += ["", heading, *(f"  {line}" for line in points)]
         return "\n".join(lines)
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         folded = ""
-        for heading, said in self._parts:
-            lines = "<br>".join(map(escape, said))
+        for heading, points in self._parts:
+            lines = "<br>".join(map(escape, points))
             folded += f"<details><summary>{escape(heading)}</summary><p>{lines}</p></details>"
         return f"{question_html(self.source.question, [], f'{self.source.seconds} seconds, aloud.')}{folded}"
 

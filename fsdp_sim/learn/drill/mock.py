@@ -26,7 +26,7 @@ class Mock:
 
     def __init__(self, interview: Interview) -> None:
         self.interview = interview
-        self._said = False  # a spoken answer was given, and its points are shown
+        self._answered_aloud = False  # a spoken answer was given, and its points are shown
         self._ended = False
 
     @property
@@ -61,8 +61,8 @@ class Mock:
 
     def _aloud(self, source: SpokenQuestion, turn: Turn, text: str) -> str:
         """A spoken answer takes two turns of the box: one when it was said, one for the points that were in it."""
-        if not self._said:
-            self._said = True
+        if not self._answered_aloud:
+            self._answered_aloud = True
             number = source.example(turn.seed)
             points = "".join(f"<br>{escape(point)}" for point in with_letters(source.points))
             with_number = f"<p>The number: {escape(number)}</p>" if number else ""
@@ -71,7 +71,7 @@ class Mock:
             good = self.interview.made("" if text.strip() in SKIP else text)
         except UnreadableError as error:
             return f"<p>{escape(str(error))}.</p>"
-        self._said = False
+        self._answered_aloud = False
         steps = "".join(f"<li>{escape(s.question)}<br>{escape(s.strong)}</li>" for s in source.ladder)
         return f"<p>{VERDICTS[good]} What comes next in an interview:</p><ol>{steps}</ol>"
 

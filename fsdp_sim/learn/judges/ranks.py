@@ -61,10 +61,10 @@ class OnRanks:
                 return finding
         if message := dishonest(ran):
             return Finding(Grade.NOT_YET, f"{message}.")
-        said = "; ".join(finding.message for finding in findings if finding.message)
+        messages = "; ".join(finding.message for finding in findings if finding.message)
         graded = [finding.grade for finding in findings if finding.message]
         result = f"all {trial.ranks} ranks have the result of one process"
-        return Finding(min(graded, default=Grade.PASS), f"{result}; {said}." if said else f"{result}.")
+        return Finding(min(graded, default=Grade.PASS), f"{result}; {messages}." if messages else f"{result}.")
 
     def _results(self, inputs: Inputs, answers: list[Any]) -> str:
         """What is wrong with the results, rank by rank, or nothing."""

@@ -66,8 +66,8 @@ def reads(files: Mapping[str, Rows], wanted: Mapping[str, Rows], sentence: str) 
         (owner, ", ".join(f"{name}, rows {a} to {b - 1}" for name, (a, b) in found.items()))
         for owner, found in pieces.items()
     ]
-    told = "; ".join(f"{owner} reads {what}" for owner, what in cells)
-    return Picture(figure, f"{sentence} {told}.", (Table("What is read", ("", "from"), tuple(cells)),))
+    readers = "; ".join(f"{owner} reads {what}" for owner, what in cells)
+    return Picture(figure, f"{sentence} {readers}.", (Table("What is read", ("", "from"), tuple(cells)),))
 
 
 def _pieces(files: Mapping[str, Rows], rows: Rows) -> dict[str, Rows]:
@@ -92,10 +92,10 @@ def saves(written: Mapping[str, Sequence[bool]], counts: Sequence[bool], sentenc
             box: dict[str, Any] = {"type": "rect", "x0": x - 0.45, "x1": x + 0.45, "y0": y - HALF, "y1": y + HALF}
             line = {"width": 2 if last else 0, "color": YES if good else NO}
             figure.add_shape(box, line=line, fillcolor=theme.BAND if last else YES if good else NO)
-            said = ("counts" if good else "does not count") if last else ("✓ written" if good else "✗ no room")
+            outcome = ("counts" if good else "does not count") if last else ("✓ written" if good else "✗ no room")
             place: dict[str, Any] = {"x": x, "xref": "x", "y": y, "yref": "y", "xanchor": "center", "yanchor": "middle"}
             place |= {} if last else {"font": {"color": "#FFFFFF", "size": 12}}
-            chart.write(figure, f"<b>{said}</b>", **place)
+            chart.write(figure, f"<b>{outcome}</b>", **place)
     figure.add_trace(go.Scatter(x=[], y=[], showlegend=False))
     n = len(counts)
     figure.update_layout(
@@ -106,5 +106,5 @@ def saves(written: Mapping[str, Sequence[bool]], counts: Sequence[bool], sentenc
     )  # fmt: skip
     chart.frame(figure, sentence, plot_px=CELL_PX * len(rows), left=110)
     cells_of = tuple((name, *("yes" if good else "no" for good in cells)) for name, cells in rows.items())
-    told = f"A checkpoint: steps {', '.join(str(i) for i, good in enumerate(counts) if good)}."
-    return Picture(figure, f"{sentence} {told}", (Table("Written", ("", *(f"step {i}" for i in range(n))), cells_of),))
+    text = f"A checkpoint: steps {', '.join(str(i) for i, good in enumerate(counts) if good)}."
+    return Picture(figure, f"{sentence} {text}", (Table("Written", ("", *(f"step {i}" for i in range(n))), cells_of),))

@@ -47,9 +47,9 @@ def sent_bars(rows: Mapping[str, Sequence[tuple[Kind, float]]], unit: str, sente
     figure.update_layout(barmode="stack", bargap=0.35, legend=LEGEND)
     figure.update_xaxes(title=unit, range=[0, ROOM * max(totals.values())])
     figure.update_yaxes(categoryorder="array", categoryarray=names[::-1])
-    told = [f"{row}: {' and '.join(f'{v:,.3g} by {k.name}' for k, v in parts)}" for row, parts in rows.items()]
+    sentences = [f"{row}: {' and '.join(f'{v:,.3g} by {k.name}' for k, v in parts)}" for row, parts in rows.items()]
     cells = tuple((row, kind.name, f"{value:,.4g}") for row, parts in rows.items() for kind, value in parts)
-    return Picture(figure, f"{sentence}. {'; '.join(told)} ({unit}).", (Table(sentence, ("", "by", unit), cells),))
+    return Picture(figure, f"{sentence}. {'; '.join(sentences)} ({unit}).", (Table(sentence, ("", "by", unit), cells),))
 
 
 def alpha_beta(

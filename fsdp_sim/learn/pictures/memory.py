@@ -54,14 +54,14 @@ def holders(ways: Mapping[str, Held], sentence: str) -> Picture:
         },
     )
     figure.add_trace(go.Scatter(x=[], y=[], showlegend=False))
-    told = "A cell is a layer's weight; filled are the rows that the rank stores."
-    chart.write(figure, told, muted=True, x=0, y=0, yanchor="top", yshift=-8)
+    text = "A cell is a layer's weight; filled are the rows that the rank stores."
+    chart.write(figure, text, muted=True, x=0, y=0, yanchor="top", yshift=-8)
     chart.frame(figure, sentence, plot_px=ROW_PX * ranks, above=30, bottom=40)
     rows = [
         (name, *(" ".join(f"{last - first:.0%}" for first, last in row) for row in held)) for name, held in ways.items()
     ]
     table = Table("Part of each layer that is stored", ("", *(f"rank {r}" for r in range(ranks))), tuple(rows))
-    return Picture(figure, f"{sentence} {told}", (table,))
+    return Picture(figure, f"{sentence} {text}", (table,))
 
 
 def stacks(named: Mapping[str, Mapping[str, float]], sentence: str, unit: str) -> Picture:
@@ -117,8 +117,8 @@ def stacks(named: Mapping[str, Mapping[str, float]], sentence: str, unit: str) -
     rows = [
         (name, *(f"{of.get(part, 0):,.4g}" for part in parts), f"{sum(of.values()):,.4g}") for name, of in named.items()
     ]
-    told = "; ".join(f"{name}: {sum(of.values()):,.4g} {unit}" for name, of in named.items())
-    return Picture(figure, f"{sentence} {told}.", (Table(unit, ("", *parts, "all"), tuple(rows)),))
+    text = "; ".join(f"{name}: {sum(of.values()):,.4g} {unit}" for name, of in named.items())
+    return Picture(figure, f"{sentence} {text}.", (Table(unit, ("", *parts, "all"), tuple(rows)),))
 
 
 def curves(
@@ -149,8 +149,8 @@ def curves(
         chart.write(figure, safe(name), x=1, xshift=6, y=reached, yref="y", yanchor="middle")
     for name, value in limits.items():
         figure.add_hline(value, line={"color": theme.LIMIT, "width": 2, "dash": "dash"})
-        told: dict[str, Any] = {"x": 0.99, "xanchor": "right", "y": value, "yref": "y", "yshift": 2}
-        chart.write(figure, safe(name), **told, font={"size": 12, "color": theme.LIMIT})
+        text: dict[str, Any] = {"x": 0.99, "xanchor": "right", "y": value, "yref": "y", "yshift": 2}
+        chart.write(figure, safe(name), **text, font={"size": 12, "color": theme.LIMIT})
     marks = {"tickvals": counts, "ticktext": [f"{count:,}" for count in counts]}
     figure.update_layout(
         xaxis=chart.log_axis(counts[0], counts[-1], room=0.03) | marks | {"title": {"text": x, "standoff": 6}},

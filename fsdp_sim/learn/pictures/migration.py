@@ -66,11 +66,11 @@ def marks(cells: Mapping[str, Mapping[str, str]], looks: Mapping[str, MarkStyle]
     )  # fmt: skip
     left = round(30 + LETTER_PX * max(map(len, rows)))
     chart.frame(figure, sentence, plot_px=ROW_PX * len(rows), left=left, above=30 if named else 12, bottom=20)
-    told = "; ".join(
+    outcomes = "; ".join(
         f"{row}: {', '.join(' '.join((c, t)).strip() for c, t in of.items())}" for row, of in cells.items()
     )
     table = Table("", ("", *columns), tuple((row, *(of.get(c, "") for c in columns)) for row, of in cells.items()))
-    return Picture(figure, f"{sentence} {told}.", (table,))
+    return Picture(figure, f"{sentence} {outcomes}.", (table,))
 
 
 def knobs(measures: Mapping[str, tuple[float, float]], sentence: str, *, base: str, limit_gib: float) -> Picture:
@@ -119,5 +119,5 @@ def knobs(measures: Mapping[str, tuple[float, float]], sentence: str, *, base: s
         (name, f"{ms:,.0f} ms", f"{gib:,.1f} GiB", "fits" if fit else "does not fit")
         for (name, (ms, gib)), fit in zip(measures.items(), fits, strict=True)
     ]
-    told = "; ".join(f"{name} {ms}, {gib}, {fit}" for name, ms, gib, fit in rows)
-    return Picture(figure, f"{sentence} {told}.", (Table("", ("", "step", "peak", ""), tuple(rows)),))
+    text = "; ".join(f"{name} {ms}, {gib}, {fit}" for name, ms, gib, fit in rows)
+    return Picture(figure, f"{sentence} {text}.", (Table("", ("", "step", "peak", ""), tuple(rows)),))

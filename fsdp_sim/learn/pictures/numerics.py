@@ -74,6 +74,6 @@ def side_by_side(sentence: str, series: Mapping[str, Mapping[str, float]], quant
     figure.update_xaxes(title=quantity, range=[0, 1.05 * most])
     figure.update_yaxes(autorange="reversed")
     rows = tuple((name, *(f"{values[name]:,.4g}" for values in series.values())) for name in names)
-    told = "; ".join(f"{name}: {' and '.join(cells)}" for name, *cells in rows)
-    finding = f"{sentence}. {quantity}, {' and '.join(series)}: {told}."
+    text = "; ".join(f"{name}: {' and '.join(cells)}" for name, *cells in rows)
+    finding = f"{sentence}. {quantity}, {' and '.join(series)}: {text}."
     return Picture(figure, finding, (Table(quantity, ("", *series), rows),))

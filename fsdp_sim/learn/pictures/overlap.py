@@ -66,8 +66,8 @@ def issued_ahead(timelines: Mapping[str, Timeline], sentence: str, *, rank: int 
     figure.update_xaxes(title="time in the step (ms)")
     figure.update_yaxes(title="gathers issued, not computed with", rangemode="tozero")
     rows = tuple((name, str(max(count for _, count in points))) for name, points in curves.items())
-    told = "; ".join(f"{name} {most}" for name, most in rows)
-    return Picture(figure, f"{sentence}. At most: {told}.", (Table("issued ahead", ("", "at most"), rows),))
+    text = "; ".join(f"{name} {most}" for name, most in rows)
+    return Picture(figure, f"{sentence}. At most: {text}.", (Table("issued ahead", ("", "at most"), rows),))
 
 
 def _ahead(timeline: Timeline, rank: int) -> list[tuple[float, int]]:
@@ -97,8 +97,8 @@ def beside_ddp(tokens: Sequence[int], shares: Mapping[str, Sequence[float]], sen
     figure.update_yaxes(title="FSDP's speed, DDP = 100 %", tickformat=".0%", range=[0, 1.08])
     rows = tuple((f"{count:,}", *(f"{values[i]:.0%}" for values in shares.values())) for i, count in enumerate(tokens))
     ends = "; ".join(f"{name}: {values[0]:.0%} to {values[-1]:.0%}" for name, values in shares.items())
-    told = f"From {tokens[0]:,} to {tokens[-1]:,} tokens: {ends}."
-    return Picture(figure, f"{sentence}. {told}", (Table("of DDP's speed", ("tokens", *shares), rows),))
+    text = f"From {tokens[0]:,} to {tokens[-1]:,} tokens: {ends}."
+    return Picture(figure, f"{sentence}. {text}", (Table("of DDP's speed", ("tokens", *shares), rows),))
 
 
 def lines(x: Sequence[float], y: Mapping[str, Sequence[float]], sentence: str) -> go.Figure:

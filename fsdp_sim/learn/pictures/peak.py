@@ -47,6 +47,6 @@ def histories(named: Mapping[str, Sequence[float]], sentence: str, *, least: flo
     y = 1 - (figure.layout.margin.t - 46) / figure.layout.height
     figure.update_layout(legend=corner | {"y": y, "orientation": "h"})
     rows = [(name, human_bytes(peak), f"{peak / least:.2f}") for name, peak in peaks.items()]
-    told = "; ".join(f"{name} holds at most {human_bytes(peak)}" for name, peak in peaks.items())
+    text = "; ".join(f"{name} holds at most {human_bytes(peak)}" for name, peak in peaks.items())
     table = Table("The peaks", ("", "most alive", "times the least possible"), tuple(rows))
-    return Picture(figure, f"{sentence} {told}; the least possible is {human_bytes(least)}.", (table,))
+    return Picture(figure, f"{sentence} {text}; the least possible is {human_bytes(least)}.", (table,))

@@ -52,9 +52,9 @@ def utilisations(
         for way, of in ways_of.items()
         if of
     )
-    told = "; ".join(f"{row}, {way}: {low} to {high}" for row, way, _, low, _, high in rows)
+    text = "; ".join(f"{row}, {way}: {low} to {high}" for row, way, _, low, _, high in rows)
     table = Table("of the peak", ("", "", "runs", "least", "median", "most"), rows)
-    return Picture(figure, f"{sentence}. {told}.", (table,))
+    return Picture(figure, f"{sentence}. {text}.", (table,))
 
 
 def _apart(values: Sequence[float]) -> list[tuple[float, float]]:
@@ -99,8 +99,8 @@ def goodputs(
     ticks = {"tickvals": times, "ticktext": [_in_words(s) for s in times]}
     figure.update_xaxes(chart.log_axis(*ends) | ticks, title="training between two checkpoints")
     figure.update_yaxes(title="goodput", tickformat=".0%", range=[0, 1.12])
-    told = "; ".join(f"{name}: {share} with a checkpoint every {every}" for name, every, share in rows)
-    return Picture(figure, f"{sentence}. {told}.", (Table("goodput", ("", "every", "goodput"), tuple(rows)),))
+    text = "; ".join(f"{name}: {share} with a checkpoint every {every}" for name, every, share in rows)
+    return Picture(figure, f"{sentence}. {text}.", (Table("goodput", ("", "every", "goodput"), tuple(rows)),))
 
 
 def idle(lines: Mapping[str, Mapping[int, float]], sentence: str) -> Picture:
@@ -116,8 +116,8 @@ def idle(lines: Mapping[str, Mapping[int, float]], sentence: str) -> Picture:
     figure.update_xaxes(chart.log_axis(counts[0], counts[-1]) | ticks, title="sequences per GPU and step")
     figure.update_yaxes(title="bubble or exposed", tickformat=".0%", rangemode="tozero")
     rows = tuple((str(n), *(f"{line[n]:.1%}" for line in lines.values())) for n in counts)
-    told = "; ".join(f"{name}: {line[counts[0]]:.0%} to {line[counts[-1]]:.1%}" for name, line in lines.items())
-    return Picture(figure, f"{sentence}. {told}.", (Table("of the step", ("sequences", *lines), rows),))
+    text = "; ".join(f"{name}: {line[counts[0]]:.0%} to {line[counts[-1]]:.1%}" for name, line in lines.items())
+    return Picture(figure, f"{sentence}. {text}.", (Table("of the step", ("sequences", *lines), rows),))
 
 
 def _in_words(seconds: float) -> str:

@@ -60,9 +60,11 @@ def owners(tensors: Mapping[str, Owners], sentence: str) -> Picture:
     chart.frame(figure, sentence, plot_px=CELL_PX * height + NAME_PX, left=24, right=24, bottom=20)
     figure.update_xaxes(range=[-0.1, max(x0, 24)], visible=False, fixedrange=True)
     figure.update_yaxes(range=[height + 0.1, -NAME_PX / CELL_PX], visible=False, fixedrange=True)
-    told = [f"{name}: {_told(owner)}" for name, owner in tensors.items()]
-    cells = tuple((name, str(list(one.shape)), _told(one)) for name, one in tensors.items())
-    return Picture(figure, f"{sentence}. {'. '.join(told)}.", (Table(sentence, ("tensor", "shape", "kept"), cells),))
+    sentences = [f"{name}: {_shares(owner)}" for name, owner in tensors.items()]
+    cells = tuple((name, str(list(one.shape)), _shares(one)) for name, one in tensors.items())
+    return Picture(
+        figure, f"{sentence}. {'. '.join(sentences)}.", (Table(sentence, ("tensor", "shape", "kept"), cells),)
+    )
 
 
 def _cell(figure: go.Figure, x: float, y: float, owner: int) -> None:
@@ -81,7 +83,7 @@ def _cell(figure: go.Figure, x: float, y: float, owner: int) -> None:
     chart.write(figure, "·" if owner == PADDING else f"<b>{owner}</b>", font=font, **place)
 
 
-def _told(owner: Owners) -> str:
+def _shares(owner: Owners) -> str:
     """How many numbers each rank keeps."""
     ranks, counts = np.unique(owner, return_counts=True)
     named = ["padding" if rank == PADDING else f"rank {rank}" for rank in ranks]

@@ -66,9 +66,9 @@ def cuts(model: nn.Module, ways: Mapping[str, Sequence[str]], sentence: str) -> 
     chart.frame(figure, sentence, plot_px=ROW_PX * len(ways) + 30, left=24 + 8 * max(map(len, ways)))
     figure.update_xaxes(title="parameters (millions); grey is the root")
     figure.update_yaxes(autorange="reversed", type="category")
-    told = "; ".join(f"{way}: {count} units, the largest {largest}" for way, count, largest, _ in rows)
+    text = "; ".join(f"{way}: {count} units, the largest {largest}" for way, count, largest, _ in rows)
     table = Table("units", ("cut", "units", "the largest", "in the root"), tuple(rows))
-    return Picture(figure, f"{sentence}. {told}.", (table,))
+    return Picture(figure, f"{sentence}. {text}.", (table,))
 
 
 def whole_at_once(peaks_bytes: Mapping[str, int], floor_bytes: int, floor: str, sentence: str) -> Picture:
@@ -98,8 +98,8 @@ def whole_at_once(peaks_bytes: Mapping[str, int], floor_bytes: int, floor: str, 
     figure.update_xaxes(title="most bytes held at once (MiB)", range=[0, 1.05 * max(peaks_bytes.values()) / 2**20])
     figure.update_yaxes(autorange="reversed", type="category")
     rows = tuple((name, human_bytes(n_bytes)) for name, n_bytes in peaks_bytes.items())
-    told = "; ".join(f"{name} {size}" for name, size in rows)
-    return Picture(figure, f"{sentence}. {told}.", (Table("peak", ("", "at most"), rows),))
+    text = "; ".join(f"{name} {size}" for name, size in rows)
+    return Picture(figure, f"{sentence}. {text}.", (Table("peak", ("", "at most"), rows),))
 
 
 def over_units(units: Sequence[int], times_s: Sequence[float], peaks_bytes: Sequence[int], sentence: str) -> Picture:
@@ -131,7 +131,7 @@ def over_units(units: Sequence[int], times_s: Sequence[float], peaks_bytes: Sequ
         (str(n), human_ms(time_s), human_bytes(n_bytes))
         for n, time_s, n_bytes in zip(units, times_s, peaks_bytes, strict=True)
     )
-    told = f"With {rows[0][0]} unit {rows[0][1]} and {rows[0][2]}, with {rows[-1][0]} {rows[-1][1]} and {rows[-1][2]}"
+    text = f"With {rows[0][0]} unit {rows[0][1]} and {rows[0][2]}, with {rows[-1][0]} {rows[-1][1]} and {rows[-1][2]}"
     fastest = f"fastest with {rows[best][0]}: {rows[best][1]} and {rows[best][2]}"
     table = Table("cuts", ("units", "step", "whole at once"), rows)
-    return Picture(figure, f"{sentence}. {told}; {fastest}.", (table,))
+    return Picture(figure, f"{sentence}. {text}; {fastest}.", (table,))

@@ -57,7 +57,7 @@ def read_kineto(
         raise ValueError("read_kineto was given an empty list of files; give the trace of at least one rank")
     if several and len(paths) > 1 and rank is not None:
         raise ValueError(f"rank={rank} names one rank, and {len(paths)} files were given; leave it out")
-    reads = [_read(p, rank, told, max_bytes) for p, told in zip(paths, _shares(paths, progress), strict=True)]
+    reads = [_read(p, rank, share, max_bytes) for p, share in zip(paths, _shares(paths, progress), strict=True)]
     ranks = [r.rank for r in reads]
     if len(set(ranks)) < len(ranks):
         twice = next(r for r in ranks if ranks.count(r) > 1)

@@ -161,13 +161,13 @@ class EventStream:
                 except RecursionError:
                     raise self._broken(f"nests deeper than any trace, near byte {self._offset:,}") from None
                 except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                    said, at = str(error), _byte(error)
-                    if "trailing characters" in said:  # the list ended within this piece
+                    message, at = str(error), _byte(error)
+                    if "trailing characters" in message:  # the list ended within this piece
                         end = text.rindex(b"]", 0, at - 1)
                         events = _events.decode(text[: end + 1])
                         self._consume(end)  # text has one byte more in front, the list one more at its end
                         return events, True
-                    if "truncated" in said:
+                    if "truncated" in message:
                         continue  # the cut was inside of an event: try the one before
                     if not mended:
                         break

@@ -162,8 +162,8 @@ def _figure(dots: Sequence[Dot], of: Of) -> go.Figure:
             "itemsizing": "constant",
         },
     )
-    told = "<b>error</b>: predicted over measured, less 1; the band is ±10%"
-    chart.write(figure, told, x=0, y=LOW_PX / plot_px, yshift=4)
+    sentence = "<b>error</b>: predicted over measured, less 1; the band is ±10%"
+    chart.write(figure, sentence, x=0, y=LOW_PX / plot_px, yshift=4)
     chart.frame(figure, _headline(dots, of), plot_px=plot_px, left=96, above=20)
     return figure
 
@@ -192,25 +192,25 @@ def _headline(dots: Sequence[Dot], of: Of) -> str:
 def _finding(dots: Sequence[Dot], of: Of) -> str:
     what, counted = "step time" if of == "time" else "peak memory", _counted(dots)
     overall = _errors(counted)
-    told = [
+    sentences = [
         f"The simulator's {what} of {len(counted)} published run{'s' * (len(counted) > 1)} is off by "
         f"{overall.mape:.1%} on average, {overall.median_abs_error:.1%} in the median and "
         f"{overall.p90_abs_error:.1%} at the 90th percentile; {_within(counted):.0%} are within 10%."
     ]
     if len(dots) > len(counted):
-        told.append(f"The {len(dots) - len(counted)} that are not plain FSDP are not counted.")
+        sentences.append(f"The {len(dots) - len(counted)} that are not plain FSDP are not counted.")
     groups = _groups(dots)
     if len(groups) > 1:
         each = [f"{name} {_errors(mine).mape:.1%} ({len(mine)})" for name, mine in groups.items()]
-        told.append(f"On average by group: {', '.join(each)}.")
+        sentences.append(f"On average by group: {', '.join(each)}.")
     if OTHERS in groups and len(groups) > 1:
-        told.append(
+        sentences.append(
             "The simulator's numbers are fitted to the runs named by their GPU, and to none of the other stacks."
         )
     worst = max(counted, key=lambda d: abs(d.error))
     measured, predicted = _human(worst.measured, of), _human(worst.predicted, of)
-    told.append(f"The worst is {worst.id} ({worst.what}): {measured} measured, {predicted} predicted.")
-    return " ".join(told)
+    sentences.append(f"The worst is {worst.id} ({worst.what}): {measured} measured, {predicted} predicted.")
+    return " ".join(sentences)
 
 
 def _tables(dots: Sequence[Dot], of: Of) -> tuple[Table, ...]:

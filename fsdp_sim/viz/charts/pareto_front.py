@@ -53,13 +53,13 @@ def pareto(rows: Sweep | Sequence[SweepRow], *, varied: Sequence[str] | None = N
 
 def _nothing(rows: Sequence[SweepRow]) -> Picture:
     """Of a sweep that has not come to any plan that is possible."""
-    told = (
+    sentence = (
         f"None of the {len(rows)} combinations is possible: {rows[0]['error']}." if rows else "No plan was simulated."
     )
     figure = go.Figure()
-    chart.frame(figure, told, plot_px=PLOT_PX)
+    chart.frame(figure, sentence, plot_px=PLOT_PX)
     axes = {"xaxis": {"title": {"text": "GPU time per token (µs)"}}, "yaxis": {"title": {"text": "peak memory"}}}
-    return Picture(figure.update_layout(axes), told)
+    return Picture(figure.update_layout(axes), sentence)
 
 
 def _fronts(rows: Sequence[SweepRow]) -> dict[str, list[int]]:
@@ -141,7 +141,7 @@ def _figure(rows: Sequence[SweepRow], fronts: Mapping[str, list[int]], varied: S
         figure.add_shape(
             type="line", xref="paper", x0=0, x1=1, yref="y", y0=limit, y1=limit, line=line, name="limit", layer="below"
         )
-        told = {
+        place = {
             "x": 1,
             "xref": "paper",
             "xanchor": "right",
@@ -149,7 +149,7 @@ def _figure(rows: Sequence[SweepRow], fronts: Mapping[str, list[int]], varied: S
             "yanchor": "bottom",
             "font": {"size": 12},
         }
-        figure.add_annotation(told, text=f"the device has {human_bytes(limit)}", showarrow=False)
+        figure.add_annotation(place, text=f"the device has {human_bytes(limit)}", showarrow=False)
     if alone:
         (front,) = fronts.values()
         _label_front(figure, rows, front, varied)
@@ -230,26 +230,26 @@ def _finding(rows: Sequence[SweepRow], fronts: Mapping[str, list[int]], varied: 
     fitting = sum(row["fits"] == "true" for row in rows)
     impossible = len(rows) - known
     counts = f"{len(rows)} combinations: {fitting} fit, {known - fitting} do not"
-    told = [counts + (f", {impossible} are impossible." if impossible else ".")]
+    sentences = [counts + (f", {impossible} are impossible." if impossible else ".")]
     for model, front in fronts.items():
         of = f"{model}: " if model else ""
         if not front:
-            told.append(f"{of}no plan fits.")
+            sentences.append(f"{of}no plan fits.")
             continue
         fast, small, knee = rows[front[0]], rows[front[-1]], _knee(rows, front)
         if len(front) == 1:
-            told.append(f"{of}one plan is both the fastest and the smallest: {_told(fast, varied)}.")
+            sentences.append(f"{of}one plan is both the fastest and the smallest: {_described(fast, varied)}.")
             continue
-        text = f"{of}the fastest plan is {_told(fast, varied)}; the smallest is {_told(small, varied)}."
+        text = f"{of}the fastest plan is {_described(fast, varied)}; the smallest is {_described(small, varied)}."
         if knee is not None:
             more, less = _us(rows[knee]) / _us(fast) - 1, 1 - _bytes(rows[knee]) / _bytes(fast)
             cost = f"{more:.0%} more time than the fastest for {less:.0%} less memory"
-            text += f" The knee is {_told(rows[knee], varied)}: {cost}."
-        told.append(text)
-    return " ".join(told)
+            text += f" The knee is {_described(rows[knee], varied)}: {cost}."
+        sentences.append(text)
+    return " ".join(sentences)
 
 
-def _told(row: SweepRow, varied: Sequence[str]) -> str:
+def _described(row: SweepRow, varied: Sequence[str]) -> str:
     rate = f"{float(row['tokens_per_s_per_gpu']):,.0f} tokens/s per GPU"
     asked = _asked(row, varied)
     return f"{asked} ({rate}, {human_bytes(_bytes(row))})" if asked else f"{rate} and {human_bytes(_bytes(row))}"

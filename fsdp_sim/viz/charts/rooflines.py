@@ -183,12 +183,12 @@ def _network(
     shade = {"type": "rect", "xref": "x2", "yref": "paper", "x0": ends[0], "x1": ridge, "y0": 0, "y1": 1}
     figure.add_shape(shade, fillcolor=LEFT_OF_RIDGE, line={"width": 0}, layer="below", name="left of the ridge")
     corner = {"xref": "x2 domain", "x": 0.02, "xanchor": "left", "yref": "paper", "y": 0.985, "yanchor": "top"}
-    told = "communication<br>takes longer<br>than compute"
-    figure.add_annotation(corner, text=told, align="left", showarrow=False, font={"size": 11})
+    label = "communication<br>takes longer<br>than compute"
+    figure.add_annotation(corner, text=label, align="left", showarrow=False, font={"size": 11})
     line = {"color": theme.SEPARATOR, "width": 1.5, "dash": "dot"}
     figure.add_shape(type="line", xref="x2", yref="y2", x0=ends[0], x1=ridge, y0=reached, y1=reached, line=line)
-    told = f"{short(reached)}FLOP/s reached"
-    _say(figure, 2, ends[0], reached, told, xanchor="left", yanchor="bottom", yshift=2, xshift=2)
+    label = f"{short(reached)}FLOP/s reached"
+    _say(figure, 2, ends[0], reached, label, xanchor="left", yanchor="bottom", yshift=2, xshift=2)
     _say_slope(figure, 2, rate, ends, floor, f"{short(rate)}B/s of network")
     labelled: list[tuple[str, float, float]] = []
     for phase, kind in ((Phase.FORWARD, theme.FORWARD), (Phase.BACKWARD, theme.BACKWARD)):

@@ -87,8 +87,8 @@ def _figure(lines: Mapping[str, Line], counts: Sequence[int], node_sizes: set[in
         showlegend=False,
     )
     chart.write(figure, f"<b>tokens per second and {noun}</b>, hollow where it does not fit", x=0, y=1, yshift=4)
-    told = "<b>exposed communication</b>, part of the step"
-    chart.write(figure, told, x=0, y=LOW_PX / plot_px, yshift=4)
+    heading = "<b>exposed communication</b>, part of the step"
+    chart.write(figure, heading, x=0, y=LOW_PX / plot_px, yshift=4)
     longest = max(min(len(name), NAME_CHARS) for name in lines)
     right = 36 + 7 * longest if len(lines) > 1 else 64
     chart.frame(figure, _headline(lines, kind), plot_px=plot_px, left=LEFT, right=right, above=32)
@@ -140,8 +140,8 @@ def _name_lines(figure: go.Figure, lines: Mapping[str, Line], top: float) -> Non
     for name, line in sorted(lines.items(), key=lambda one: -one[1].last.rate):
         reached = min(line.last.rate, reached - LABEL_PX / TOP_PX * top)
         look = looks[name]
-        told = name if len(name) <= NAME_CHARS else f"{name[: NAME_CHARS - 1]}…"
-        text = f"<span style='color:{look.color}'>{chart.MARKS[look.symbol]}</span> {safe(told)}"
+        shown = name if len(name) <= NAME_CHARS else f"{name[: NAME_CHARS - 1]}…"
+        text = f"<span style='color:{look.color}'>{chart.MARKS[look.symbol]}</span> {safe(shown)}"
         chart.write(figure, text, x=1, xshift=6, y=reached, yref="y", yanchor="middle")
 
 
@@ -182,7 +182,7 @@ def _headline(lines: Mapping[str, Line], kind: Kind) -> str:
 
 
 def _finding(lines: Mapping[str, Line], kind: Kind) -> str:
-    told, noun = [], _noun(lines)
+    sentence, noun = [], _noun(lines)
     for name, line in lines.items():
         first, last = line.first, line.last
         text = f"{name}: on {_of(first.gpus, noun)} {_rate(first.rate)} tokens/s each, "
@@ -199,12 +199,12 @@ def _finding(lines: Mapping[str, Line], kind: Kind) -> str:
         if line.impossible:
             counts = ", ".join(f"{n:,}" for n in line.impossible)
             text += f" Not possible on {counts} {noun}s: {next(iter(line.impossible.values()))}."
-        told.append(text)
+        sentence.append(text)
     scale = {
         "weak": f"Weak scaling: every {noun} has the same batch, however many there are.",
         "strong": f"Strong scaling: a step has the same sequences, shared by however many {noun}s there are.",
     }
-    return "\n\n".join([*told, scale[kind]])
+    return "\n\n".join([*sentence, scale[kind]])
 
 
 def _table(lines: Mapping[str, Line], kind: Kind) -> Table:

@@ -123,14 +123,14 @@ def _waterfall(alive: Alive, fixes: list[Change] | None = None) -> go.Figure:
     for y, (category, parts) in enumerate(alive.by_category.items()):
         kind, total = MEMORY[category], sum(p.bytes for p in parts)
         rows, at = [], start
-        for told, n_bytes in _segments(parts, LEAST * end):
-            hover = f"<b>{kind.name}</b> of {told}<br>{human_bytes(n_bytes)}, {n_bytes / alive.total_bytes:.1%} of all"
+        for label, n_bytes in _segments(parts, LEAST * end):
+            hover = f"<b>{kind.name}</b> of {label}<br>{human_bytes(n_bytes)}, {n_bytes / alive.total_bytes:.1%} of all"
             rows.append((y, at, n_bytes, "", hover))
             at += n_bytes
         figure.add_trace(_bar(kind, size, rows))
         names.append(kind.name)
-        told = f"<b>{human_bytes(total)}</b> {_what(parts)}"
-        _label(figure, y, (start / size, at / size), end / size, kind, told)
+        label = f"<b>{human_bytes(total)}</b> {_what(parts)}"
+        _label(figure, y, (start / size, at / size), end / size, kind, label)
         if y:
             joint = {"x0": start / size, "x1": start / size, "y0": y - 0.64, "y1": y + 0.36}
             figure.add_shape(joint, type="line", line={"color": theme.SEPARATOR, "width": 1})
@@ -159,8 +159,8 @@ def _waterfall(alive: Alive, fixes: list[Change] | None = None) -> go.Figure:
         },
     )
     if fixes:
-        told = f"<b>What would make it fit:</b> {safe(fixes[0].what)}, {human_bytes(fixes[0].peak_memory_bytes)}"
-        chart.write(figure, told, x=0, xshift=-150, y=0, yanchor="top", yshift=-46)
+        label = f"<b>What would make it fit:</b> {safe(fixes[0].what)}, {human_bytes(fixes[0].peak_memory_bytes)}"
+        chart.write(figure, label, x=0, xshift=-150, y=0, yanchor="top", yshift=-46)
     chart.frame(figure, headline(alive), plot_px=ROW_PX * (last + 1.1), left=158, above=34, bottom=80 if fixes else 56)
     return figure
 
@@ -170,30 +170,32 @@ def _what(parts: Sequence[Part]) -> str:
     (bytes_each, units), *others = groups(parts)
     if len(units) == 1 and not others:
         return safe(units[0])
-    told = f"{len(units)} × {human_bytes(bytes_each)}" if len(units) > 1 else _one(units[0], bytes_each)
+    label = f"{len(units)} × {human_bytes(bytes_each)}" if len(units) > 1 else _one(units[0], bytes_each)
     rest = sum(n_bytes * len(of) for n_bytes, of in others)
     if rest < 0.02 * sum(p.bytes for p in parts):
-        return told
+        return label
     count = sum(len(of) for _, of in others)
-    return f"{told}, {_one(others[0][1][0], rest)}" if count == 1 else f"{told}, {human_bytes(rest)} in {count} others"
+    return (
+        f"{label}, {_one(others[0][1][0], rest)}" if count == 1 else f"{label}, {human_bytes(rest)} in {count} others"
+    )
 
 
 def _one(unit: str, n_bytes: int) -> str:
     return f"{safe(unit)} {human_bytes(n_bytes)}".strip()
 
 
-def _label(figure: go.Figure, y: int, ends: tuple[float, float], axis_end: float, kind: Kind, told: str) -> None:
+def _label(figure: go.Figure, y: int, ends: tuple[float, float], axis_end: float, kind: Kind, text: str) -> None:
     """Beside a bar, to its right or to its left; where neither has room, upon it."""
     start, stop = ends
     left_px, right_px = start / axis_end * AXIS_PX, (1 - stop / axis_end) * AXIS_PX
-    wanted_px = CHAR_PX * len(told.replace("<b>", "").replace("</b>", "")) + 12
+    wanted_px = CHAR_PX * len(text.replace("<b>", "").replace("</b>", "")) + 12
     if right_px >= wanted_px:
         place = {"x": stop, "xanchor": "left", "xshift": 5}
     elif left_px >= wanted_px:
         place = {"x": start, "xanchor": "right", "xshift": -5}
     else:  # the bar has its own colour, whatever the page
         place = {"x": (start + stop) / 2, "xanchor": "center", "bgcolor": kind.color, "font_color": kind.text_color}
-    figure.add_annotation(place, y=y, text=told, showarrow=False, yanchor="middle", font_size=12)
+    figure.add_annotation(place, y=y, text=text, showarrow=False, yanchor="middle", font_size=12)
 
 
 def _drawn_limit(limit: int, most: int) -> int:
@@ -211,8 +213,8 @@ def _limit(
     line = {"color": color, "width": 2, "dash": "dash"}
     figure.add_shape(type="line", x0=limit / size, x1=limit / size, y0=top, y1=bottom, line=line, name="limit")
     if text:
-        told = {"x": limit / size, "xanchor": "right" if left else "left", "y": top, "yanchor": "bottom"}
-        figure.add_annotation(told, text=f"the device has {human_bytes(limit)}", showarrow=False, font={"size": 12})
+        place = {"x": limit / size, "xanchor": "right" if left else "left", "y": top, "yanchor": "bottom"}
+        figure.add_annotation(place, text=f"the device has {human_bytes(limit)}", showarrow=False, font={"size": 12})
 
 
 def _stacks(alive: dict[str, Alive]) -> go.Figure:
@@ -231,9 +233,9 @@ def _stacks(alive: dict[str, Alive]) -> go.Figure:
                 continue
             parts = a.by_category[category]
             total = sum(p.bytes for p in parts)
-            told = f"<b>{kind.name}</b> in {safe(name)}<br>{human_bytes(total)}, {total / a.total_bytes:.1%} of all"
+            label = f"<b>{kind.name}</b> in {safe(name)}<br>{human_bytes(total)}, {total / a.total_bytes:.1%} of all"
             text = f"{kind.name}<br>{human_bytes(total)}" if total > 0.16 * end else human_bytes(total)
-            rows.append((y, starts[name], total, text, f"{told}<br>{_what(parts)}"))
+            rows.append((y, starts[name], total, text, f"{label}<br>{_what(parts)}"))
             starts[name] += total
         figure.add_trace(_bar(kind, size, rows))
     for y, (name, a) in enumerate(alive.items()):

@@ -41,11 +41,11 @@ def headline_of_several(alive: dict[str, Alive]) -> str:
 
 def finding(alive: dict[str, Alive], fixes: dict[str, list[Change] | None]) -> str:
     """A paragraph for each."""
-    told = []
+    sentences = []
     for name, a in alive.items():
         text = _story(a, fixes.get(name))
-        told.append(text if len(alive) == 1 else f"{name}: {text[0].lower()}{text[1:]}")
-    return "\n\n".join(told)
+        sentences.append(text if len(alive) == 1 else f"{name}: {text[0].lower()}{text[1:]}")
+    return "\n\n".join(sentences)
 
 
 def _story(a: Alive, fixes: list[Change] | None) -> str:
@@ -57,8 +57,8 @@ def _story(a: Alive, fixes: list[Change] | None) -> str:
     sentences.append(f"Most of it, {human_bytes(n_bytes)} ({n_bytes / a.total_bytes:.0%}), is {kind}{_divided(parts)}.")
     others = sorted(((sum(p.bytes for p in ps), MEMORY[c].name) for c, ps in a.by_category.items()), reverse=True)[1:3]
     if others:
-        told = " and ".join(f"{human_bytes(b)} of {name}" for b, name in others)
-        sentences.append(f"Then come {told}.")
+        sentence = " and ".join(f"{human_bytes(b)} of {name}" for b, name in others)
+        sentences.append(f"Then come {sentence}.")
     if a.limit_bytes and a.fits:
         free = a.limit_bytes - a.total_bytes
         sentences.append(f"{human_bytes(free)} of the device's {human_bytes(a.limit_bytes)} stay free.")
@@ -73,11 +73,11 @@ def _cure(fixes: list[Change] | None) -> list[str]:
         return []
     if not fixes:
         return ["No change that was tried makes it fit."]
-    told = [
+    sentences = [
         f"{c.what} ({human_bytes(c.peak_memory_bytes)}, {c.tokens_per_s_per_gpu:,.0f} tokens/s per GPU)"
         for c in fixes[:MAX_REMEDIES]
     ]
-    return [f"What would make it fit, the fastest first: {'; or '.join(told)}."]
+    return [f"What would make it fit, the fastest first: {'; or '.join(sentences)}."]
 
 
 def remedies(sim: Simulation) -> list[Change] | None:

@@ -85,15 +85,15 @@ def _finding(run: Run, message_bytes: float, latency_s: float, bytes_per_s: floa
     same = "exactly" if len(set(sent)) == 1 else f"on average ({min(sent)} to {max(sent)})"
     agrees = "as" if abs(mean - run.sent_by_formula) < 1e-9 else "not as"
     time_s = seconds(run, message_bytes, latency_s, bytes_per_s)
-    said = (
+    sentence = (
         f"A {ALGORITHMS[run.collective]} {run.collective} over {n} ranks takes {steps} step{'s' * (steps != 1)}. "
         f"The message S is {run.message} numbers, and each rank sends {mean:g} {same}, {agrees} {formula(run)} says. "
         f"A message of {human_bytes(message_bytes)} over links of {bytes_per_s / 1e9:g} GB/s takes {human_ms(time_s)}: "
         f"{steps} latencies of {latency_s * 1e6:g} us, and the bytes."
     )
     if run.collective == "all-reduce":
-        said += f" Its first {n - 1} steps are a reduce-scatter, its last {n - 1} an all-gather."
-    return said
+        sentence += f" Its first {n - 1} steps are a reduce-scatter, its last {n - 1} an all-gather."
+    return sentence
 
 
 def _table(run: Run, reel: Sequence[Scene]) -> Table:

@@ -219,11 +219,11 @@ def _draw_axes(
         top, end = _extent(rows, n)
         band = {"xref": "paper", "x0": 0, "x1": 1, "yref": "y2", "y0": top, "y1": end}
         figure.add_shape(band, type="rect", fillcolor=theme.BAND, line={"width": 0}, layer="below")
-        told = (
+        sentence = (
             f"<b>{safe(names[n])}</b> · rank {side.rank}, {human_ms(side.step_s)}, {human_ms(side.exposed_s)} exposed"
         )
         above = ROW_PX * LABEL if _parted(found) else 0
-        chart.write(figure, told, x=0, yref="y2", y=top, yshift=2 + above)
+        chart.write(figure, sentence, x=0, yref="y2", y=top, yshift=2 + above)
 
 
 def _extent(rows: dict[tuple[int, Lane], float], n: int) -> tuple[float, float]:
@@ -244,8 +244,8 @@ def _draw_ends(figure: go.Figure, found: Comparison, rows: dict[tuple[int, Lane]
     y = _extent(rows, 1)[0] - 0.4  # above the lanes, where bars would hide it
     arrow = {"x": ends[1], "y": y, "ax": ends[0], "ay": y, "axref": "x2", "ayref": "y2", "text": ""}
     figure.add_annotation(arrow | AT, showarrow=True, arrowhead=2, arrowwidth=1.5)
-    told = {"x": max(ends), "y": y, "xanchor": "right", "yanchor": "bottom", "font": {"size": 12}}
-    figure.add_annotation(told | AT, text=f"<b>{signed_ms(found.step_difference_s)}</b>", showarrow=False)
+    place = {"x": max(ends), "y": y, "xanchor": "right", "yanchor": "bottom", "font": {"size": 12}}
+    figure.add_annotation(place | AT, text=f"<b>{signed_ms(found.step_difference_s)}</b>", showarrow=False)
 
 
 def _parted(found: Comparison) -> tuple[str, tuple[Event | None, Event | None]] | None:
@@ -267,10 +267,10 @@ def _draw_parting(
     for n, (side, event) in enumerate(zip((found.a, found.b), events, strict=True)):
         x_s = side.since_s(event) if event is not None else side.step_s
         top, low = _extent(rows, n)
-        told = f"{theme.OP_NAMES[event.op]} {event.unit}" if event is not None else "has ended"
+        operation = f"{theme.OP_NAMES[event.op]} {event.unit}" if event is not None else "has ended"
         line = {"color": color, "width": 2}
         figure.add_shape(AT, type="line", x0=x_s * 1e3, x1=x_s * 1e3, y0=top - LABEL * 0.85, y1=low, line=line)
         place = {"x": x_s * 1e3, "y": top - LABEL * 0.45, "yanchor": "middle", "font": {"size": 12}}
         side_of_it = {"xanchor": "left", "xshift": 3} if x_s < 0.55 * longest_s else {"xanchor": "right", "xshift": -3}
-        text = f"{what}: <b>{safe(told.strip())}</b>"
+        text = f"{what}: <b>{safe(operation.strip())}</b>"
         figure.add_annotation(AT | place | side_of_it, text=text, showarrow=False, name=f"narrow:{what}")

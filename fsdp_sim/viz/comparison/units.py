@@ -65,8 +65,8 @@ def draw_strip(
             "range": None if extreme else [-1, 1],
         },
     )
-    told = f"<b>what each unit gains (below 0) or loses in {safe(names[1])}</b>, with blocks by number"
-    chart.write(figure, told, x=0, y=domain[1], yshift=4)
+    heading = f"<b>what each unit gains (below 0) or loses in {safe(names[1])}</b>, with blocks by number"
+    chart.write(figure, heading, x=0, y=domain[1], yshift=4)
 
 
 def _bases(values: list[float], on: list[float]) -> list[float]:
@@ -84,7 +84,7 @@ def tables(found: Comparison, names: tuple[str, str]) -> tuple[Table, ...]:
         ("of that exposed", a.exposed_s, b.exposed_s, causes.exposed_s),
         ("neither computing nor communicating", a.idle_s, b.idle_s, causes.idle_s),
     ]
-    told = tuple((what, human_ms(x), human_ms(y), signed_ms(d)) for what, x, y, d in rows)
+    sentences = tuple((what, human_ms(x), human_ms(y), signed_ms(d)) for what, x, y, d in rows)
     unit_rows = []
     for u in found.units:
         cells = [
@@ -95,6 +95,6 @@ def tables(found: Comparison, names: tuple[str, str]) -> tuple[Table, ...]:
         unit_rows.append((u.unit or "step", *cells, signed_ms(u.lost_s)))
     columns = [f"{what}, {name}" for what in ("starts", "computes", "communicates", "exposed") for name in names]
     return (
-        Table("Where the difference of the two steps went", ("", *names, "difference"), told),
+        Table("Where the difference of the two steps went", ("", *names, "difference"), sentences),
         Table("By unit", ("unit", *columns, "gained or lost"), tuple(unit_rows)),
     )

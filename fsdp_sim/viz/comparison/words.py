@@ -57,9 +57,9 @@ def finding(found: Comparison, names: tuple[str, str]) -> str:
     share = f", {found.step_difference_s / a.step_s:+.0%}".replace("-", "−") if a.step_s else ""
     sentences = [f"{steps} ({signed_ms(found.step_difference_s)}{share})."]
     causes, against = _clauses(found)
-    told = [_listed(clauses) for clauses in (causes, against) if clauses]
-    if told:
-        sentences.append(f"In {names[1]}, {'; against that, '.join(told)}.")
+    lines = [_listed(clauses) for clauses in (causes, against) if clauses]
+    if lines:
+        sentences.append(f"In {names[1]}, {'; against that, '.join(lines)}.")
     sentences += _of_units(found)
     order = [_of_order(found, names), _of_times(found, names)]
     return " ".join(sentences) + "\n\n" + " ".join(filter(None, order))
@@ -113,7 +113,7 @@ def _of_order(found: Comparison, names: tuple[str, str]) -> str:
         copies = len(found.only_a) + len(found.only_b)
         but = f" but for {copies:,} copies and casts that only one of them records" if copies else ""
         return f"Both issue the same operations in the same order{but}."
-    told = [f"{name} {_issues(event)}" for name, event in zip(names, (at.a, at.b), strict=True)]
+    sentences = [f"{name} {_issues(event)}" for name, event in zip(names, (at.a, at.b), strict=True)]
     alone = {
         "only in a": f", and {names[1]} never does what {names[0]} does there",
         "only in b": f", and {names[0]} never does what {names[1]} does there",
@@ -123,7 +123,7 @@ def _of_order(found: Comparison, names: tuple[str, str]) -> str:
     only = zip(names, (found.only_a, found.only_b), strict=True)
     counts = [f"{len(some):,} are only in {name}" for name, some in only if some]
     of = f" Of all operations, {' and '.join(counts)}." if counts else ""
-    return f"The issue orders first differ after {at.place:,} operations: {told[0]} and {told[1]}{alone}.{of}"
+    return f"The issue orders first differ after {at.place:,} operations: {sentences[0]} and {sentences[1]}{alone}.{of}"
 
 
 def _issues(event: Event | None) -> str:

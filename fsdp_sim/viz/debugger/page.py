@@ -78,7 +78,7 @@ def debugger_page(
         if events and sum(len(at.events) for at in ats) + events <= MOST_MOMENTS:
             ats.append(debugger(timeline, rank=other, step=step))
     title = title or timeline.header.title or "A step, event by event"
-    told = (
+    sentence = (
         f"Step {ats[0].events[0].step} of {timeline.header.producer}, {timeline.header.clock}. Choose an event, then "
         "step with the arrow keys. Full squares are operations, hollow ones are memory."
     )
@@ -91,7 +91,7 @@ def debugger_page(
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{_POLICY}"><title>{escape(title)}</title>
 <style>{CSS}{_PAGE_CSS}</style></head>
-<body><main><h1>{escape(title)}</h1><p>{escape(told)}</p>
+<body><main><h1>{escape(title)}</h1><p>{escape(sentence)}</p>
 <svg width="0" height="0" aria-hidden="true" class="fsd-strip">{HATCH}{bars}</svg>
 <div class="fsd-film" role="radiogroup" aria-label="Events, in issue order">
 {film}

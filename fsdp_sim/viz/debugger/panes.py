@@ -68,8 +68,8 @@ def source(at: Moment, timeline: Timeline) -> str:
     """The learner's line, the mini's line, and the calls between them."""
     found = places(at.event)
     if not found:
-        said = at.event.source and f"Recorded source: {at.event.source}"
-        return f"<h4>Source</h4><p>{escape(said or NO_SOURCE[_clock(timeline)])}</p>"
+        text = at.event.source and f"Recorded source: {at.event.source}"
+        return f"<h4>Source</h4><p>{escape(text or NO_SOURCE[_clock(timeline)])}</p>"
     theirs, minis = learners_line(found), minis_line(found)
     if theirs is None:
         ours = "<h4>Your line</h4><p>Not known: autograd ran this hook on a thread of its own.</p>"
@@ -115,8 +115,8 @@ def waits(at: Moment) -> str:
     lane = theme.LANE_NAMES[at.event.lane]
     before = [(name(e), "") for e in at.waits_on] + ([(name(at.behind), f"before it on {lane}")] if at.behind else [])
     after = [(name(e), "") for e in at.waited_by] + ([(name(at.ahead), f"next on {lane}")] if at.ahead else [])
-    told = "".join(f"<p>{escape(text)}</p>" for text in (_lag(at), _arrivals(at)) if text)
-    return f"<h4>Waits for</h4>{_items(before, 'nothing')}{told}<h4>What waits for it</h4>{_items(after, 'nothing')}"
+    late = "".join(f"<p>{escape(text)}</p>" for text in (_lag(at), _arrivals(at)) if text)
+    return f"<h4>Waits for</h4>{_items(before, 'nothing')}{late}<h4>What waits for it</h4>{_items(after, 'nothing')}"
 
 
 def others(at: Moment) -> str:

@@ -75,16 +75,16 @@ FREE: dict[Memory, str] = {
 def sentence(at: Moment) -> str:
     """What the event of a moment is, and why it comes now. Plain text."""
     event = at.event
-    said = FREE if event.op is Op.FREE else ALLOC
-    what = said[event.category] if event.is_memory else WHAT[event.op]
+    of_memory = FREE if event.op is Op.FREE else ALLOC
+    what = of_memory[event.category] if event.is_memory else WHAT[event.op]
     for special in SPECIAL:
         if (special.op, special.category) == (event.op, event.category) and special.when(at):
             what = special.text
             break
     ranks = f" over {event.group_size} ranks" if event.group_size > 1 else ""
-    told = what.format(unit=event.unit or "all units", bytes=human_bytes(event.bytes), ranks=ranks)
+    happens = what.format(unit=event.unit or "all units", bytes=human_bytes(event.bytes), ranks=ranks)
     reason = next((text for why in WHY if (text := why(at))), "")
-    return f"{told} {reason}".strip()
+    return f"{happens} {reason}".strip()
 
 
 def name(event: Event) -> str:

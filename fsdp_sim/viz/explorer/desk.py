@@ -166,8 +166,10 @@ class Explorer:
         self.operation.max = max(len(rows), 1)
         self.operation.value = rows.index(choice.op) + 1 if choice else 0
         self._quiet = False
-        said = escape(choice.words) if choice else NO_OPERATION
-        self.about.value = f"<div role='status' style='line-height:1.4;opacity:{1 if choice else 0.75}'>{said}</div>"
+        sentence = escape(choice.words) if choice else NO_OPERATION
+        self.about.value = (
+            f"<div role='status' style='line-height:1.4;opacity:{1 if choice else 0.75}'>{sentence}</div>"
+        )
 
     # -- beside it
 

@@ -88,17 +88,17 @@ def refused_html(message: str, shown: State | None) -> str:
 
 
 def _status(lines: Iterable[str]) -> str:
-    said = "<br>".join(line for line in lines if line)
-    return f"<div role='status' aria-live='polite' style='line-height:1.45;max-width:52rem'>{said}</div>"
+    text = "<br>".join(line for line in lines if line)
+    return f"<div role='status' aria-live='polite' style='line-height:1.45;max-width:52rem'>{text}</div>"
 
 
 def differences(pinned: Simulation, now: Simulation) -> Table:
     """What changes from a pinned plan to the present one."""
 
-    def row(name: str, a: float, b: float, said: str) -> tuple[str, ...]:
+    def row(name: str, a: float, b: float, quantity: str) -> tuple[str, ...]:
         show = {
             "time": human_ms, "bytes": human_bytes, "rate": lambda x: f"{x:,.0f}", "share": lambda x: f"{x:.1%}"
-        }[said]  # fmt: skip
+        }[quantity]  # fmt: skip
         change = f"{b / a - 1:+.1%}" if a else "none" if a == b else "new"
         return name, show(a), show(b), change
 
@@ -107,6 +107,6 @@ def differences(pinned: Simulation, now: Simulation) -> Table:
         ("tokens/s per GPU", "tokens_per_s_per_gpu", "rate"), ("MFU", "mfu", "share"),
         ("peak memory", "peak_memory_bytes", "bytes"),
     )  # fmt: skip
-    rows = [row(name, getattr(pinned, field), getattr(now, field), said) for name, field, said in pairs]
+    rows = [row(name, getattr(pinned, field), getattr(now, field), quantity) for name, field, quantity in pairs]
     rows.append(("fits", "yes" if pinned.fits else "no", "yes" if now.fits else "no", ""))
     return Table("From the pinned plan A to the plan now", ("", "A", "now", "change"), tuple(rows))

@@ -43,8 +43,10 @@ def ranks_text(ranks: Sequence[int]) -> str:
             runs.append([rank])
     if all(len(run) == 1 for run in runs) and len(runs) > 4:
         return f"ranks {ranks[0]}, {ranks[1]}, {ranks[2]} to {ranks[-1]}"
-    said = [str(run[0]) if len(run) == 1 else f"{run[0]} {'to' if len(run) > 2 else 'and'} {run[-1]}" for run in runs]
-    shown = said if len(said) <= 4 else [*said[:3], "...", said[-1]]
+    sentences = [
+        str(run[0]) if len(run) == 1 else f"{run[0]} {'to' if len(run) > 2 else 'and'} {run[-1]}" for run in runs
+    ]
+    shown = sentences if len(sentences) <= 4 else [*sentences[:3], "...", sentences[-1]]
     return f"ranks {', '.join(shown[:-1])}{' and ' * (len(shown) > 1)}{shown[-1]}"
 
 
@@ -182,9 +184,9 @@ def _all_reduce(cast: Cast, band: UnitShards) -> str:
     name = called(band.name)
     if band.shards > 1 and not band.replicated:
         pairs = [list(range(place, cast.ranks, cast.shards)) for place in range(min(cast.shards, 2))]
-        told = "; ".join(ranks_text(pair) for pair in pairs) + ("; ..." if cast.shards > 2 else "")
+        text = "; ".join(ranks_text(pair) for pair in pairs) + ("; ..." if cast.shards > 2 else "")
         mean = f"each shard is now the mean over all {cast.ranks} ranks"
-        return f"All-reduce of {name} between groups ({told}): {mean}."
+        return f"All-reduce of {name} between groups ({text}): {mean}."
     return f"All-reduce of {name}: every rank now holds the same whole gradient, the mean over all {cast.ranks}."
 
 

@@ -142,7 +142,7 @@ def scenes(shown: Stage, by_rank: dict[int, list[Moment]], most: int = MAX_SCENE
         return Scene(reference[at], there, text)
 
     found = []
-    for at, text in _told(shown, reference):
+    for at, text in _narrated(shown, reference):
         found.append(scene(at, text))
     return _thinned(found, most)
 
@@ -165,7 +165,7 @@ def _same_points(reference: Sequence[Moment], own: Sequence[Moment]) -> list[int
     return found
 
 
-def _told(shown: Stage, reference: Sequence[Moment]) -> Iterable[tuple[int, str]]:
+def _narrated(shown: Stage, reference: Sequence[Moment]) -> Iterable[tuple[int, str]]:
     """Place and sentence of each moment told."""
     cast, hidden = shown.cast, set(shown.hidden)
     last_batch = max((m.micro_batch for m in reference), default=0)
@@ -223,13 +223,13 @@ def whole_at_once(cast: Cast, reference: Sequence[Moment]) -> tuple[list[str], M
 def sentence_of(shown: Stage, timeline: Timeline) -> str:
     """What is left out of the picture, in a sentence; empty where nothing is."""
     cast = shown.cast
-    said = []
+    sentences = []
     if len(shown.ranks) < cast.ranks:
-        said.append(f"{ranks_text(shown.ranks)} of {cast.ranks}")
+        sentences.append(f"{ranks_text(shown.ranks)} of {cast.ranks}")
     if shown.hidden:
         kind = "buckets" if cast.keeps_whole else "units"
-        said.append(f"{sum(b is not None for b in shown.bands)} of {len(cast.bands)} {kind}")
-    text = f"Drawn: {' and '.join(said)}; the others do the same." if said else ""
+        sentences.append(f"{sum(b is not None for b in shown.bands)} of {len(cast.bands)} {kind}")
+    text = f"Drawn: {' and '.join(sentences)}; the others do the same." if sentences else ""
     if any(band and band.shards > MAX_ROWS for band in shown.bands):
         text += " The last row of a unit stands for its shards that no rank drawn keeps."
     if len(timeline.ranks) < cast.ranks and not is_program(timeline):

@@ -93,14 +93,14 @@ def _title(cast: Cast, reference: Sequence[Moment]) -> str:
 
 
 def _finding(cast: Cast, reference: Sequence[Moment], left_out: str, reel: Sequence[Scene]) -> str:
-    said = [reel[0].text.removeprefix("At rest: ")]
-    said[0] = said[0][0].upper() + said[0][1:]
+    sentences = [reel[0].text.removeprefix("At rest: ")]
+    sentences[0] = sentences[0][0].upper() + sentences[0][1:]
     whole, moment = whole_at_once(cast, reference)
     if whole and moment and cast.ranks > 1:
         names = ", ".join(whole[:-1][:4]) + (", ..." if len(whole) > 5 else "")
         names = f"{names} and {whole[-1]}" if names else whole[0]
         units = "unit is" if len(whole) == 1 else "units are"
-        said.append(
+        sentences.append(
             f"At most {len(whole)} {units} whole at once ({names}), first {briefly(moment)}, in the order of issue."
         )
     totals = [sum(m.bytes.values()) for m in reference]
@@ -109,8 +109,8 @@ def _finding(cast: Cast, reference: Sequence[Moment], left_out: str, reel: Seque
         rest = f"{human_bytes(totals[0])} of a rank's memory at rest, and " if totals[0] else ""
         of = "" if rest else " of a rank's memory"
         most = f"at most {human_bytes(totals[at])}{of}, {briefly(reference[at])}"
-        said.append(f"Parameters, gradients and optimizer state take {rest}{most}.")
-    return " ".join([*said, left_out]).strip()
+        sentences.append(f"Parameters, gradients and optimizer state take {rest}{most}.")
+    return " ".join([*sentences, left_out]).strip()
 
 
 def _table(reel: Sequence[Scene], rank: int) -> Table:

@@ -46,20 +46,20 @@ def reasons(event: Event, links: Links) -> list[str]:
     key = (event.rank, event.seq)
     cause, waited = links.cause(key), links.waited_for(key)
     where = f" on rank {cause.rank}, the last to come" if cause.rank != event.rank else ""
-    told = []
+    sentences = []
     also = ""
     if cause.key is not None and cause.why == "lane":
-        told.append(f"queued behind {_name(links, cause.key, event.unit)}{where}")
+        sentences.append(f"queued behind {_name(links, cause.key, event.unit)}{where}")
     elif cause.key is not None:
-        told.append(f"waited for {_name(links, cause.key, event.unit)}{where}")
+        sentences.append(f"waited for {_name(links, cause.key, event.unit)}{where}")
         waited, also = [other for other in waited if other != cause.key], "also "
     elif cause.why == "CPU" and (where or event.start_s > links.begin_s):
-        told.append(f"began as soon as it was issued{where}")
+        sentences.append(f"began as soon as it was issued{where}")
     if waited:
-        told.append(f"{also}after {_names(links, waited, event.unit)}")
+        sentences.append(f"{also}after {_names(links, waited, event.unit)}")
     if after := links.awaited_by.get(key):
-        told.append(f"awaited by {_names(links, after, event.unit)}")
-    return told
+        sentences.append(f"awaited by {_names(links, after, event.unit)}")
+    return sentences
 
 
 def _name(links: Links, key: Key, unit: str) -> str:

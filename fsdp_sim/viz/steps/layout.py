@@ -184,9 +184,9 @@ def _frame(
 ) -> Layout:
     """Title, subtitle and legend of operations above the plot, the legend of memory below it."""
     lines = [line for clause in title.replace("; ", ";\n").splitlines() for line in _wrapped(clause, 78)]
-    said = [line for text in subtitle for line in _wrapped(text, 118)]
+    sentences = [line for text in subtitle for line in _wrapped(text, 118)]
     title_px = 12 + TITLE_LINE * len(lines)
-    legend_px = title_px + SUBTITLE_LINE * len(said) + 6
+    legend_px = title_px + SUBTITLE_LINE * len(sentences) + 6
     top_px = legend_px + LEGEND_ROW * legend_rows + 4
     bottom_px = TIME_AXIS + LEGEND_ROW * memory_rows + 8
     height_px = top_px + plot_px + bottom_px
@@ -194,7 +194,9 @@ def _frame(
     text = "<br>".join(map(safe, lines))
     corner = {"x": 0, "xref": "container", "xanchor": "left", "yref": "container", "yanchor": "top"}
     legend = {"orientation": "h", "font": {"size": 12}, "itemsizing": "constant", "tracegroupgap": 0}
-    below = _text("<br>".join(map(safe, said)), y=1, yshift=top_px - title_px + 3, yanchor="top", font={"size": 13})
+    below = _text(
+        "<br>".join(map(safe, sentences)), y=1, yshift=top_px - title_px + 3, yanchor="top", font={"size": 13}
+    )
     below |= {"xshift": 2 - left, "align": "left", "opacity": theme.MUTED_OPACITY, "name": "notes"}
     return {
         "template": theme.LIGHT,
@@ -210,7 +212,7 @@ def _frame(
         | corner
         | {"y": 1 - first_px / height_px},
         "shapes": [],
-        "annotations": [below] if said else [],
+        "annotations": [below] if sentences else [],
         "meta": {"below_px": TIME_AXIS},
     }
 

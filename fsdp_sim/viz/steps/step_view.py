@@ -166,9 +166,9 @@ class StepView:
         computation and the first one with the step, so that what it waited for at its end still belongs to it.
         """
         ops = sorted(self._events(self.rows_of(rank)), key=lambda e: e.start_s)
-        told = [e for e in ops if computes(e.op, e.lane) and e.phase] or [e for e in ops if e.phase]
+        computing = [e for e in ops if computes(e.op, e.lane) and e.phase] or [e for e in ops if e.phase]
         begun: list[tuple[Phase, int, float]] = []
-        for e in told:
+        for e in computing:
             micro_batch = 0 if e.phase is Phase.OPTIMIZER else e.micro_batch
             if not begun or begun[-1][:2] != (e.phase, micro_batch):
                 begun.append((e.phase, micro_batch, e.start_s - self.origin_s if begun else 0.0))

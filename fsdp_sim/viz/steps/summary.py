@@ -19,8 +19,10 @@ def headline(views: Sequence[StepView]) -> str:
     """The finding in one plain sentence; of several timelines their step times and exposed communication."""
     if len(views) == 1:
         return exposure_sentence(views[0])
-    told = [f"{v.name}: {human_ms(v.step_s)} a step, {human_ms(v.mean_exposed_s)} exposed communication" for v in views]
-    sentence = "; ".join(told) + "."
+    sentences = [
+        f"{v.name}: {human_ms(v.step_s)} a step, {human_ms(v.mean_exposed_s)} exposed communication" for v in views
+    ]
+    sentence = "; ".join(sentences) + "."
     return sentence[0].upper() + sentence[1:]
 
 
@@ -132,8 +134,8 @@ def words_of(view: StepView) -> str:
         )
     peaks = {rank: view.peak_bytes(rank) for rank in view.timeline.ranks}
     fullest = max(peaks, key=lambda rank: peaks[rank])
-    if told := memory_sentence(view, fullest):
-        parts.append(f"live memory of rank {fullest}: {told}")
+    if sentence := memory_sentence(view, fullest):
+        parts.append(f"live memory of rank {fullest}: {sentence}")
     return f"{exposure_sentence(view)} {'; '.join(parts)}."
 
 

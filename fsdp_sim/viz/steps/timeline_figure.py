@@ -152,7 +152,7 @@ def _exposed_bars(panel: Panel, step_ms: float) -> list[dict[str, Any]]:
         np.array(column) for column in zip(*((view.since_ms(s), (e - s) * 1e3) for _, s, e in waits), strict=True)
     )
     rows = np.array([panel.rows.centres[rank, Lane.COMPUTE] for rank, _, _ in waits])
-    said = [
+    sentences = [
         f"<b>exposed communication</b>, {human_ms(end_s - start_s)}<br>rank {rank} computes nothing<br>while "
         + ", ".join(safe(e.label) for e in blame(view, rank, start_s, end_s)[:3])
         + " runs"
@@ -161,4 +161,4 @@ def _exposed_bars(panel: Panel, step_ms: float) -> list[dict[str, Any]]:
     trace = bar_trace(theme.EXPOSED, starts, lengths, rows, np.full(len(rows), BAR), step_ms)
     trace["marker"]["line"] = {"color": theme.EXPOSED.text_color, "width": 0.75}
     texts = [human_ms(end_s - start_s) for _, start_s, end_s in waits]
-    return [trace | {"text": texts, "textposition": "inside", "hovertext": said, "hoverinfo": "text"}]
+    return [trace | {"text": texts, "textposition": "inside", "hovertext": sentences, "hoverinfo": "text"}]

@@ -34,10 +34,10 @@ def timeline(
         ValueError: as `timeline_figure`.
     """
     views = views_of(timelines, ranks=ranks, step=step, titles=titles)
-    told = [words(view) for view in views]
+    sentences = [words(view) for view in views]
     if len(views) > 1:
-        told = [f"{view.name}: {text}" for view, text in zip(views, told, strict=True)]
-    return Picture(draw(views, memory_rank), "\n\n".join(told), tables_of(views))
+        sentences = [f"{view.name}: {text}" for view, text in zip(views, sentences, strict=True)]
+    return Picture(draw(views, memory_rank), "\n\n".join(sentences), tables_of(views))
 
 
 def rank_bands(what: Timeline | Run | Simulation, *, step: int = -1, title: str = "") -> Picture:

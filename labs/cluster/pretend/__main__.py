@@ -55,48 +55,48 @@ class PretendOptions:
     """cpu or cuda: of this process."""
 
 
-def cluster_of(asked: PretendOptions, ranks: int) -> Cluster:
+def cluster_of(options: PretendOptions, ranks: int) -> Cluster:
     """The pretended cluster.
 
     Raises:
         ValueError: there is none like that.
     """
-    if Path(asked.cluster).is_file():
-        return dataclasses.replace(Cluster.from_file(asked.cluster), gpus=ranks)
-    slow = asked.cluster == "cpu"
-    bandwidth_gbps, latency_us = asked.bandwidth_gbps or (1.0 if slow else None), asked.latency_us
+    if Path(options.cluster).is_file():
+        return dataclasses.replace(Cluster.from_file(options.cluster), gpus=ranks)
+    slow = options.cluster == "cpu"
+    bandwidth_gbps, latency_us = options.bandwidth_gbps or (1.0 if slow else None), options.latency_us
     if latency_us is None and slow:
         latency_us = 200.0
-    return Cluster(asked.cluster, gpus=ranks, bandwidth_gbps=bandwidth_gbps, latency_us=latency_us)
+    return Cluster(options.cluster, gpus=ranks, bandwidth_gbps=bandwidth_gbps, latency_us=latency_us)
 
 
-def setup_of(asked: PretendOptions, plan: str, ranks: int) -> Setup:
+def setup_of(options: PretendOptions, plan: str, ranks: int) -> Setup:
     """One line of the table.
 
     Raises:
         ValueError: a key or a value that does not exist.
     """
-    rows = asked.rows * ranks
+    rows = options.rows * ranks
     keys = [f"--{key}" for key in plan.split(",") if key]
     config: TrainConfig = read_config(
-        [*keys, f"--model={asked.model}", f"--seq_len={asked.seq_len}", f"--global_batch={rows}"]
+        [*keys, f"--model={options.model}", f"--seq_len={options.seq_len}", f"--global_batch={rows}"]
     )
-    return Setup(config, cluster_of(asked, ranks), torch.device(asked.device))
+    return Setup(config, cluster_of(options, ranks), torch.device(options.device))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    asked = tyro.cli(PretendOptions, args=arguments, prog="python -m labs.cluster.pretend", description=__doc__)
+    options = tyro.cli(PretendOptions, args=arguments, prog="python -m labs.cluster.pretend", description=__doc__)
     console = Console()
     try:
-        if asked.device == "cuda" and not torch.cuda.is_available():
+        if options.device == "cuda" and not torch.cuda.is_available():
             raise ValueError("device=cuda: torch finds no GPU here; use device=cpu")
         setups = {
-            f"{plan or 'torch defaults'}, {ranks} ranks": setup_of(asked, plan, ranks)
-            for ranks in asked.ranks
-            for plan in asked.plan or PLANS
+            f"{plan or 'torch defaults'}, {ranks} ranks": setup_of(options, plan, ranks)
+            for ranks in options.ranks
+            for plan in options.plan or PLANS
         }
         with console.status("") as status:
-            result = compare(setups, steps=asked.steps, told=status.update)
+            result = compare(setups, steps=options.steps, report=status.update)
     except ValueError as error:
         console.print(f"labs.cluster.pretend: {error}", markup=False, soft_wrap=True)
         return 2

@@ -151,7 +151,7 @@ def compare(
     *,
     steps: int = 5,
     lab: str = "pretend",
-    told: Callable[[str], object] = lambda _: None,
+    report: Callable[[str], object] = lambda _: None,
 ) -> Result:
     """The same for several settings, in one result, whose timelines are called ``NAME, predicted`` and so on.
 
@@ -167,7 +167,7 @@ def compare(
     for setup in setups.values():
         setup.check()
     for name, setup in setups.items():
-        told(name)
+        report(name)
         on_gpu = setup.device.type == "cuda"
         with session(setup) as rank:
             rank.train(2)

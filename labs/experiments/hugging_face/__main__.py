@@ -64,10 +64,10 @@ class HuggingFaceOptions:
 
 def main() -> int:
     """The command; returns its exit status."""
-    asked = tyro.cli(HuggingFaceOptions, description=__doc__)
+    options = tyro.cli(HuggingFaceOptions, description=__doc__)
     try:
         place = RankPlace.read(os.environ)
-        result = trained(asked, place) if place.torchrun else both(asked)
+        result = trained(options, place) if place.torchrun else both(options)
     except (ValueError, ImportError, OSError) as error:
         print(f"labs.experiments.hugging_face: {error}", file=sys.stderr)
         return 2
@@ -84,34 +84,34 @@ def main() -> int:
     return 0
 
 
-def both(asked: HuggingFaceOptions) -> Result:
+def both(options: HuggingFaceOptions) -> Result:
     """On CPU ranks that this process starts."""
-    alone = {"through": asked.through != "fully_shard", "rows": asked.rows != 8, "csv": asked.csv,
-             "pretrained": asked.pretrained, "device": asked.device == "cuda"}  # fmt: skip
+    alone = {"through": options.through != "fully_shard", "rows": options.rows != 8, "csv": options.csv,
+             "pretrained": options.pretrained, "device": options.device == "cuda"}  # fmt: skip
     if given := [name for name, value in alone.items() if value]:
         raise ValueError(
             f"--{given[0]} is for ranks of your own: torchrun -m labs.experiments.hugging_face --{given[0]} ..."
         )
-    families = (asked.family,) if asked.family else tuple(models.FAMILIES)
-    return run(families, steps=asked.steps, checkpointing=asked.checkpointing)
+    families = (options.family,) if options.family else tuple(models.FAMILIES)
+    return run(families, steps=options.steps, checkpointing=options.checkpointing)
 
 
-def trained(asked: HuggingFaceOptions, place: RankPlace) -> Result:
+def trained(options: HuggingFaceOptions, place: RankPlace) -> Result:
     """On the ranks of torchrun, of which this is one."""
-    family = asked.family or "t5"
+    family = options.family or "t5"
     task = Task(
-        family, asked.rows, csv=asked.csv, pretrained=asked.pretrained, checkpointing=asked.checkpointing
+        family, options.rows, csv=options.csv, pretrained=options.pretrained, checkpointing=options.checkpointing
     )  # fmt: skip
-    device = find_device(asked.device, place)
+    device = find_device(options.device, place)
     if device.type == "cpu":
         hide()  # Accelerate tells fully_shard no mesh, and torch would choose the GPU that is too few
     use_threads(place)
-    name = f"{family} {asked.through}"
-    job = Job.of(WAYS[asked.through], task, asked.steps)
+    name = f"{family} {options.through}"
+    job = Job.of(WAYS[options.through], task, options.steps)
     with process_group(place, device, TIMEOUT_S):
         seen = watch({name: job}, device)[name]
         dist.barrier()
-    notes = (f"{asked.through}: loss {seen.losses[0]:.6f} at the first step, {seen.losses[-1]:.6f} at the last.",)
+    notes = (f"{options.through}: loss {seen.losses[0]:.6f} at the first step, {seen.losses[-1]:.6f} at the last.",)
     predicted = predict(task, place.world_size, cluster_of(place, device))
     rows = tuple(compared(name, predicted, seen))
     hardware = this_machine(device, place.world_size)

@@ -290,10 +290,10 @@ def _first_other_collective(twin: _ComparedRun, program: list[tuple[int, Phase, 
     at = next((i for i, (a, b) in enumerate(zip(theirs, mine, strict=False)) if a != b), min(len(theirs), len(mine)))
     rest = [issued[at] if at < len(issued) else None for issued in (theirs, mine)]
     step, phase, _, unit, *_ = next(line for line in rest if line is not None)
-    said = [f"{line[2]}({line[3]}) of {line[4]:,} bytes" if line else "nothing more" for line in rest]
+    issued = [f"{line[2]}({line[3]}) of {line[4]:,} bytes" if line else "nothing more" for line in rest]
     return Divergence(
         step + 1, "collectives", unit or "unnamed",
-        detail=f"in {phase}, {RUNGS[twin.name].title} issues {said[0]}, this rung {said[1]}",
+        detail=f"in {phase}, {RUNGS[twin.name].title} issues {issued[0]}, this rung {issued[1]}",
     )  # fmt: skip
 
 

@@ -69,15 +69,15 @@ def _compared(comparison: Comparison | None) -> str:
 
 def first_bits(ladder: Ladder) -> list[str]:
     """Where bits begin to differ, for each pair that is close and not equal; pairs with one answer share a line."""
-    said: dict[tuple[str, str], list[str]] = {}
+    titles_of: dict[tuple[str, str], list[str]] = {}
     for row in ladder.rows:
         for c in (row.against_above, row.against_one):
             if c is not None and c.beyond is None and c.bitwise is not None:
-                said.setdefault((RUNGS[c.against].title, str(c.bitwise)), []).append(row.rung.title)
+                titles_of.setdefault((RUNGS[c.against].title, str(c.bitwise)), []).append(row.rung.title)
     all_others = len(ladder.rows) - 1
     return [
         f"{'all rungs' if len(titles) == all_others > 1 else ', '.join(titles)}, against {against}: {where}."
-        for (against, where), titles in said.items()
+        for (against, where), titles in titles_of.items()
     ]
 
 

@@ -29,19 +29,21 @@ class NodesOptions:
     """Both nodes on loopback, also where network namespaces would work."""
 
 
-def main(asked: NodesOptions) -> int:
+def main(options: NodesOptions) -> int:
     """Exit status: 0 done; 1 it failed, and says how; 2 asked wrongly; 130 Ctrl-C."""
-    apart = False if asked.loopback else None
+    apart = False if options.loopback else None
     console = Console()
     say = partial(console.print, sep="\n  ", markup=False, highlight=False, soft_wrap=True)
     try:
-        if asked.hang:
+        if options.hang:
             found = nodes.hang()
             say("The flight recorder's dumps say:", *map(str, found.findings))
             say("The watchdog of fsdp_sim.ranks saw what the missing rank did meanwhile:", found.why)
             return 0
         result = (
-            nodes.lose_a_node(apart=apart) if asked.lose else nodes.run(mbit=asked.mbit, steps=asked.steps, apart=apart)
+            nodes.lose_a_node(apart=apart)
+            if options.lose
+            else nodes.run(mbit=options.mbit, steps=options.steps, apart=apart)
         )
     except ValueError as error:
         print(f"labs.experiments.nodes: {error}", file=sys.stderr)

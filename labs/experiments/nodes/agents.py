@@ -21,7 +21,7 @@ from pathlib import Path
 
 import psutil
 
-from labs.cluster.torchrun import TIED, what_it_said
+from labs.cluster.torchrun import TIED, tool_message
 from labs.experiments.nodes.namespaces import Node, Nodes
 
 ROOT = Path(__file__).parents[3]
@@ -103,7 +103,7 @@ class Agents:
             if (ended and not come()) or time.monotonic() > give_up_s:
                 index = ended[0] if ended else 0
                 why = f"ended with status {self.agents[index].returncode}" if ended else f"needs over {LONG_S:g} s"
-                raise RuntimeError(f"waiting for {what}, node {index} {why}: {what_it_said(self.printed(index))}")
+                raise RuntimeError(f"waiting for {what}, node {index} {why}: {tool_message(self.printed(index))}")
             time.sleep(0.005)
 
     def wait(self) -> None:
@@ -119,7 +119,7 @@ class Agents:
                 status = None
             if status != 0:
                 how = f"ended with status {status}" if status is not None else f"still runs after {LONG_S:g} s"
-                raise RuntimeError(f"the agent of node {index} {how}: {what_it_said(self.printed(index))}")
+                raise RuntimeError(f"the agent of node {index} {how}: {tool_message(self.printed(index))}")
 
     def close(self) -> None:
         """End what still runs: first as one asks, then by force."""

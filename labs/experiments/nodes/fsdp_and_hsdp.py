@@ -44,8 +44,8 @@ def run(*, mbit: float = 100.0, steps: int = 4, apart: bool | None = None) -> Re
     for api, name in NAMES.items():
         with two_nodes(apart=apart) as nodes:
             rows += _train(nodes, TrainConfig(api=api, device="cpu"), name, mbit, steps)
-            told = nodes.told
-    return Result("nodes", "measured", tuple(rows), this_machine("cpu", 4), notes=(told,))
+            description = nodes.description
+    return Result("nodes", "measured", tuple(rows), this_machine("cpu", 4), notes=(description,))
 
 
 def _train(nodes: Nodes, config: TrainConfig, name: str, mbit: float, steps: int) -> list[ResultRow]:

@@ -61,7 +61,7 @@ def hang(rank: int = 1, unit: str = "layers.3", step: int = 1, ranks: int = 4) -
             run(_train, ranks, Path(folder), rank, unit, step, timeout_s=6 * _IDLE_S, progress=False, record=False)
             raise RuntimeError(f"rank {rank} was to stop before {unit}, and all steps were done")
         except RanksError as error:
-            said, why = str(error), error.verdict.why
+            message, why = str(error), error.verdict.why
         finally:
             if before is None:
                 del os.environ[BUFFER]
@@ -70,9 +70,9 @@ def hang(rank: int = 1, unit: str = "layers.3", step: int = 1, ranks: int = 4) -
         try:
             dumps = read(Path(folder))
         except ValueError:
-            raise RuntimeError(f"no rank wrote a dump before it ended: {said}") from None
+            raise RuntimeError(f"no rank wrote a dump before it ended: {message}") from None
     program = program_of(TrainConfig(api="fsdp2"), RankPlace(world_size=ranks, local_world_size=ranks))
-    return Hang(dumps, diagnose(dumps, program), said, why)
+    return Hang(dumps, diagnose(dumps, program), message, why)
 
 
 def _train(folder: Path, stops: int, unit: str, at_step: int) -> None:

@@ -48,7 +48,7 @@ def lose_a_node(*, apart: bool | None = None) -> Result:
             agents.wait()
             after = _losses(agents)
             lines = [json.loads(line) for line in agents.metrics.read_text().splitlines()]
-        told = nodes.told
+        description = nodes.description
     done = len(before)
     resumed = next((int(line["step"]) for line in lines if line.get("kind") == "resumed"), -1)
     differ = max((abs(after[step] - before[step]) for step in range(resumed, done)), default=math.nan)
@@ -58,7 +58,7 @@ def lose_a_node(*, apart: bool | None = None) -> Result:
         ResultRow(name, "steps in the end", STEPS, len(after), ""),
         ResultRow(name, "loss of steps done twice differs by", 0.0, differ, ""),
     )
-    return Result("nodes", "measured", rows, this_machine("cpu", 4), notes=(told,))
+    return Result("nodes", "measured", rows, this_machine("cpu", 4), notes=(description,))
 
 
 def _losses(agents: Agents) -> dict[int, float]:

@@ -71,7 +71,7 @@ class Nodes:
     nodes: tuple[Node, Node]
     port: int
     apart: bool
-    told: str
+    description: str
 
     def sent_bytes(self) -> int:
         """Bytes that have crossed the link, both ways together."""
@@ -115,8 +115,8 @@ def on_loopback(why: str) -> Nodes:
     """Two nodes that share this machine's loopback."""
     port = _free_port()
     node = Node(enter=(), address="127.0.0.1", interface="lo")
-    told = f"Two agents on loopback, not in network namespaces ({why}): bytes between them cannot be counted."
-    return Nodes((node, node), port, apart=False, told=told)
+    description = f"Two agents on loopback, not in network namespaces ({why}): bytes between them cannot be counted."
+    return Nodes((node, node), port, apart=False, description=description)
 
 
 def _free_port() -> int:
@@ -141,7 +141,9 @@ def _namespaces() -> Iterator[Nodes]:
             Node(("nsenter", f"--target={pid}", "--user", "--preserve-credentials", "--net"), address, f"node{i}", pid)
             for i, (pid, address) in enumerate(zip((first, second), ADDRESSES, strict=True))
         ]
-        nodes = Nodes((pair[0], pair[1]), PORT, apart=True, told="Two agents, each in a network namespace of its own.")
+        nodes = Nodes(
+            (pair[0], pair[1]), PORT, apart=True, description="Two agents, each in a network namespace of its own."
+        )
         _do(*pair[0].enter, "ip", "link", "add", pair[0].interface, "type", "veth",
             "peer", "name", pair[1].interface, "netns", str(second))  # fmt: skip
         for node in pair:

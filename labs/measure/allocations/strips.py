@@ -53,7 +53,7 @@ def memory_picture(predicted: Timeline, measured: Timeline, rank: int = 0) -> Pi
         for area in _areas(timeline, of, edges[name], size):
             figure.add_trace(area.update(showlegend=area.name not in named), row=row, col=1)
             named.add(area.name)
-    sentence = f"At its peak a step holds {human_bytes(n_bytes['measured'])}, {_told(n_bytes)}"
+    sentence = f"At its peak a step holds {human_bytes(n_bytes['measured'])}, {_sentence(n_bytes)}"
     chart.frame(figure, sentence, plot_px=2 * PANEL_PX, above=34, bottom=110)
     figure.update_layout(
         legend={"orientation": "h", "yref": "container", "y": 0.02, "yanchor": "bottom", "traceorder": "normal"}
@@ -93,7 +93,7 @@ def _areas(timeline: Timeline, rank: int, edges: Edges, size: float) -> list[go.
     ]  # fmt: skip
 
 
-def _told(n_bytes: Mapping[str, int]) -> str:
+def _sentence(n_bytes: Mapping[str, int]) -> str:
     off = n_bytes["predicted"] / n_bytes["measured"] - 1
     if abs(off) < 0.005:
         return "as predicted"

@@ -13,7 +13,7 @@ import time
 import psutil
 import pytest
 
-from labs.cluster.torchrun import FailedError, launch, train, what_it_said
+from labs.cluster.torchrun import FailedError, launch, tool_message, train
 
 SMALLEST = ("--device=cpu", "--seq_len=16", "--global_batch=2", "--n_layer=1")
 FOREVER = "import os, pathlib, sys, time; pathlib.Path(sys.argv[1], str(os.getpid())).touch(); time.sleep(600)"
@@ -105,12 +105,12 @@ SUMMARY = (
     ],
 )
 def test_of_what_torchrun_prints_the_tools_own_words_are_told(printed, said):
-    assert what_it_said(LOG + printed + LOG + SUMMARY) == said
+    assert tool_message(LOG + printed + LOG + SUMMARY) == said
 
 
 def test_where_it_has_no_words_of_its_own_the_end_is_told():
-    assert what_it_said(LOG + SUMMARY) == "=" * 500
-    assert what_it_said("x" * 9000) == "x" * 500
+    assert tool_message(LOG + SUMMARY) == "=" * 500
+    assert tool_message("x" * 9000) == "x" * 500
 
 
 @pytest.mark.tail

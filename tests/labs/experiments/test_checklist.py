@@ -119,7 +119,7 @@ class Fake:
     """Runs whose results are given, by their arguments: what the lines make of numbers that are wrong."""
 
     def __init__(self, folder: Path, **of: TrainingRun) -> None:
-        self.asked, self.folder, self.of = ChecklistOptions(ranks=(2,)), folder, of
+        self.options, self.folder, self.of = ChecklistOptions(ranks=(2,)), folder, of
 
     def run(self, ranks: int, *arguments: str) -> TrainingRun:
         for word, trained in self.of.items():

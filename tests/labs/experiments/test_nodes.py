@@ -97,7 +97,7 @@ def test_bytes_between_namespaces_are_counted_and_slowed(apart):
 
 def test_on_loopback_there_is_no_link_to_slow_down():
     nodes = on_loopback("of a test")
-    assert "of a test" in nodes.told
+    assert "of a test" in nodes.description
     with pytest.raises(NoNamespacesError, match="no link to slow down"):
         nodes.limit(10)
 
@@ -106,7 +106,7 @@ def test_without_the_tools_the_nodes_are_on_loopback_and_it_says_why(monkeypatch
     monkeypatch.setenv("PATH", "/nowhere")
     with two_nodes() as nodes:
         assert not nodes.apart
-        assert "no command ip, tc, nsenter, unshare; install iproute2 and util-linux" in nodes.told
+        assert "no command ip, tc, nsenter, unshare; install iproute2 and util-linux" in nodes.description
     with pytest.raises(NoNamespacesError), two_nodes(apart=True):
         pass
 

@@ -164,22 +164,22 @@ class TestGrade:
     @pytest.mark.parametrize(("name", "attack"), [*zip(NUMBERS, ATTACKS, strict=False)], ids=ATTACKS)
     def test_an_attack_gets_no_points(self, name: str, attack: str, graded: dict[str, ExerciseGrade]) -> None:
         assert graded[name].points == 0
-        assert ATTACKS[attack][1].replace("{name}", name) in graded[name].said
+        assert ATTACKS[attack][1].replace("{name}", name) in graded[name].feedback
 
     def test_and_does_no_harm(self, course: Path, graded: dict[str, ExerciseGrade]) -> None:
         assert {path.name: path.read_text() for path in course.iterdir()} == {
             "other.ipynb": "theirs", "check.py": CHECKER.read_text()
         }  # fmt: skip
-        assert not [one.exercise for one in graded.values() if "theirs" in one.said]
+        assert not [one.exercise for one in graded.values() if "theirs" in one.feedback]
 
     def test_what_is_right_among_it_gets_all_its_points(self, graded: dict[str, ExerciseGrade]) -> None:
         for one in (graded[name] for name in RIGHT):
             assert one.points == one.out_of == load(one.exercise).difficulty
-            assert one.said.startswith("✓ Right")
+            assert one.feedback.startswith("✓ Right")
 
     def test_what_is_untouched_or_no_python_is_told_so(self, graded: dict[str, ExerciseGrade]) -> None:
-        assert load("hooks_in_forward").stub_says in graded["hooks_in_forward"].said
-        assert "SyntaxError" in graded["order_of_backward"].said
+        assert load("hooks_in_forward").stub_says in graded["hooks_in_forward"].feedback
+        assert "SyntaxError" in graded["order_of_backward"].feedback
 
     def test_nothing_is_graded_where_the_code_could_not_run(self) -> None:
         """An error of the machine is no verdict on a learner."""
@@ -204,7 +204,7 @@ class TestGrade:
             shutil.copytree(root / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
         program = (
             "import sys\nfrom fsdp_sim.learn.classroom.grading import grade\n"
-            "(one,) = grade({sys.argv[1]: sys.argv[2]})\nprint(one.points, one.said)"
+            "(one,) = grade({sys.argv[1]: sys.argv[2]})\nprint(one.points, one.feedback)"
         )
         attack = written(ATTACKS["imports the solution"][0])
         env = os.environ | {"PYTHONPATH": str(tmp_path)}
@@ -217,7 +217,7 @@ class TestGrade:
         shared = {name for name in names() if load(name).shares_files}
         assert names().keys() > shared > set()
         graded = list(grade({name: solved(name) for name in names()}))
-        assert [one.said for one in graded if one.points < one.out_of] == []
+        assert [one.feedback for one in graded if one.points < one.out_of] == []
         assert {one.exercise for one in graded} == names().keys() - shared
 
 
@@ -246,7 +246,7 @@ class TestWhatIsLeft:
     ) -> None:
         monkeypatch.setattr(grading, "EXERCISE_S", 5.0)
         (one,) = grade({NAME: written(f"import time\n{FORKS}time.sleep(600)")})
-        assert (one.points, one.said) == (0, grading.HELD_UP)
+        assert (one.points, one.feedback) == (0, grading.HELD_UP)
         self.nothing_is_left(folder)
 
     @pytest.mark.tail

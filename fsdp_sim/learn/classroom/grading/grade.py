@@ -35,7 +35,7 @@ class ExerciseGrade(msgspec.Struct, frozen=True):
     exercise: str
     points: int
     out_of: int
-    said: str
+    feedback: str
 
 
 def points(exercise: Exercise) -> int:
@@ -160,4 +160,6 @@ class _Lines:
 
 def _graded(judged: ExerciseVerdict) -> ExerciseGrade:
     out_of = points(load(judged.exercise))
-    return ExerciseGrade(judged.exercise, out_of if judged.grade > Grade.NOT_YET else 0, out_of, harmless(judged.said))
+    return ExerciseGrade(
+        judged.exercise, out_of if judged.grade > Grade.NOT_YET else 0, out_of, harmless(judged.feedback)
+    )

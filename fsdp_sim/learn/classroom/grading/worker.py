@@ -42,7 +42,7 @@ class ExerciseVerdict(msgspec.Struct, frozen=True):
 
     exercise: str
     grade: int
-    said: str
+    feedback: str
 
 
 def main() -> None:
