@@ -132,8 +132,8 @@ lines = {
     for how, name in names.items()
 }
 assert max(lines["HSDP"].values()) < 2 < lines["FSDP"][2]
-told = "A node of 8 sends the model nearly three times a step; with a copy per node it sends it at most twice."
-curves(lines, told, x="nodes", y="times the model's bytes, leaving each node")
+sentence = "A node of 8 sends the model nearly three times a step; with a copy per node it sends it at most twice."
+curves(lines, sentence, x="nodes", y="times the model's bytes, leaving each node")
 
 # %% [markdown] covers=["coverage 001.20"]
 # On 8 nodes 1.7 times fewer (1.75 instead of 2.95 times the model), on many a third less, not an order of
@@ -376,11 +376,11 @@ sims = {
 }
 
 
-def told(sim):
+def throughput(sim):
     return f"{sim.tokens_per_s_per_gpu:,.0f}{'' if sim.fits else ' (does not fit)'}"
 
 
-table = tuple((name, told(sims[name, 4]), told(sims[name, 16])) for name in ways)
+table = tuple((name, throughput(sims[name, 4]), throughput(sims[name, 16])) for name in ways)
 HTML(viz.Table("Tokens per second and GPU", ("", "4 sequences", "16 sequences"), table).to_html())
 
 # %%
@@ -525,8 +525,8 @@ for one in fitting_rows(read_csv()):  # MPT models, mosaicml/llm-foundry's own t
     how = "all recomputed" if one.plan.activation_checkpointing else "nothing recomputed"
     reached.setdefault(gpu.name, {}).setdefault(how, []).append(used / gpu.peak_flops("bf16"))
 reached = dict(sorted(reached.items()))
-told = "212 published FSDP runs reach a quarter to two thirds of the peak"
-utilisations(reached, told, {"all recomputed: about 3/4 at most": 0.75})
+sentence = "212 published FSDP runs reach a quarter to two thirds of the peak"
+utilisations(reached, sentence, {"all recomputed: about 3/4 at most": 0.75})
 
 # %%
 from statistics import median

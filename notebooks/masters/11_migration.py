@@ -274,8 +274,8 @@ rosetta |= {
 arguments, now = (list(inspect.signature(api).parameters) for api in (FullyShardedDataParallel, fully_shard))
 assert set(rosetta) == set(arguments)
 assert (len(arguments), len(now)) == (16, 8)
-told = " ".join(where for where, _ in rosetta.values())
-print("of fully_shard's arguments, FSDP1 had nothing like", [name for name in now if name not in told])
+replacements = " ".join(where for where, _ in rosetta.values())
+print("of fully_shard's arguments, FSDP1 had nothing like", [name for name in now if name not in replacements])
 assert all(hasattr(fsdp.FSDPModule, f"set_modules_to_{way}_prefetch") for way in ("backward", "forward"))
 
 # %%

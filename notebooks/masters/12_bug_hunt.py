@@ -182,11 +182,11 @@ def in_detail():
         return str(error)
 
 
-told = run(in_detail, 2, progress=False)[0]
-print(*(f"rank {rank}: {op}" for rank, op in enumerate(re.findall(r"OpType=(\w+)", told))), sep="\n")
-assert "Detected mismatch" in told
-assert "ALLREDUCE" in told
-assert "BROADCAST" in told
+detail = run(in_detail, 2, progress=False)[0]
+print(*(f"rank {rank}: {op}" for rank, op in enumerate(re.findall(r"OpType=(\w+)", detail))), sep="\n")
+assert "Detected mismatch" in detail
+assert "ALLREDUCE" in detail
+assert "BROADCAST" in detail
 
 # %% [markdown] covers=["pitfall 8", "pitfall 6"]
 # Without it a hang, or a number that is wrong. With it both operations by name, BROADCAST and ALLREDUCE, at
