@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import click
 from click.shell_completion import CompletionItem
 
-from fsdp_sim.requests import PLAN_FIELDS
+from fsdp_sim.requests import ALIASES, MODEL_FIELDS, PLAN_FIELDS
 from fsdp_sim.spec import Model, Plan, gpu_names, link_names
 from fsdp_sim.words import did_you_mean
 
@@ -82,12 +82,12 @@ SHARED: tuple[tuple[str, str, Any, str, str], ...] = (
     (MODEL, "--head-dim", None, _WHOLE, "Width of a head.  [default: --d-model / --heads]"),
     (MODEL, "--d-ffn", None, _WHOLE, "Width of the feed-forward."),
     (MODEL, "--vocab", None, _WHOLE, "Tokens of the vocabulary."),
-    (MODEL, "--ffn-type", Text(lambda: ("gelu", "swiglu", "relu")), _TEXT, "gelu, swiglu or relu.  [default: gelu]"),
-    (MODEL, "--norm", Text(lambda: ("layernorm", "rmsnorm")), _TEXT, "layernorm or rmsnorm.  [default: layernorm]"),
-    (MODEL, "--positions", Text(lambda: ("learned", "rope", "none")), _TEXT, "learned, rope or none."),
+    (MODEL, "--ffn-type", Text(lambda: names_of("ffn_type")), _TEXT, "gelu, swiglu, geglu or relu.  [default: gelu]"),
+    (MODEL, "--norm", Text(lambda: names_of("norm")), _TEXT, "layernorm or rmsnorm.  [default: layernorm]"),
+    (MODEL, "--positions", Text(lambda: names_of("positions")), _TEXT, "learned, rope, relative or none."),
     (MODEL, "--max-seq-len", None, _WHOLE, "Rows of the table of learned positions."),
     (MODEL, "--encoder-layers", None, _WHOLE, "Layers of an encoder (T5).  [default: 0]"),
-    (MODEL, "--bias", None, "BOOL", "Linear layers and norms have biases.  [default: true]"),
+    (MODEL, "--bias", None, _TEXT, "Linear layers have biases: true, false, qkv, attention or ffn.  [default: true]"),
     (MODEL, "--tied-embeddings", None, "BOOL", "The head uses the embedding's weight.  [default: true]"),
     (MODEL, "--causal", None, "BOOL", "Attention looks back only.  [default: true]"),
     (MODEL, "--model-dtype", None, _TEXT, "Of the parameters that the optimizer updates.  [default: fp32]"),
@@ -124,6 +124,12 @@ SHARED: tuple[tuple[str, str, Any, str, str], ...] = (
 )  # fmt: skip
 
 
+def names_of(field: str) -> tuple[str, ...]:
+    """The names that a field of a model lists."""
+    names: tuple[str, ...] = Model.__dataclass_fields__[field].metadata["allowed"].names
+    return names
+
+
 class Option(click.Option):
     """An option under a heading."""
 
@@ -148,6 +154,8 @@ def request_options(*sections: str) -> Callable[[Function], Function]:
         def with_texts(**values: Any) -> Any:
             given = {key: values.pop(key) for key in list(values) if key in keys}
             texts = {key: str(text) for key, text in given.items() if text is not None}
+            if MODEL in sections:
+                texts = with_pairs(texts, values.pop("dim"), "--dim", "a model", MODEL_FIELDS)
             if PLAN in sections:
                 texts = with_pairs(texts, values.pop("plan"))
             return function(texts=texts, **values)
@@ -155,6 +163,11 @@ def request_options(*sections: str) -> Callable[[Function], Function]:
         decorated: Function = with_texts
         if PLAN in sections:
             decorated = plan_option(decorated)
+        if MODEL in sections:
+            decorated = option(
+                "--dim", multiple=True, section=MODEL, type=Pair(lambda: MODEL_FIELDS), metavar="KEY=VALUE",
+                help="Any field of Model, such as n_expert=8.",
+            )(decorated)  # fmt: skip
         for section, name, kind, metavar, text in reversed(SHARED):
             if section in sections:
                 decorated = option(name, section=section, type=kind, metavar=metavar, help=text)(decorated)
@@ -170,21 +183,27 @@ def plan_option(function: Function) -> Function:
     )(function)  # fmt: skip
 
 
-def with_pairs(texts: dict[str, str], pairs: Sequence[str]) -> dict[str, str]:
+def with_pairs(
+    texts: dict[str, str],
+    pairs: Sequence[str],
+    option: str = "--plan",
+    owner: str = "a plan",
+    fields: Sequence[str] = PLAN_FIELDS,
+) -> dict[str, str]:
     """Add ``key=value`` pairs to the texts of other options.
 
     Raises:
-        ValueError: a pair without ``=``, or a field that is given twice.
+        ValueError: a pair without ``=``, or a field that is given twice or that there is not.
     """
     found = dict(texts)
     for pair in pairs:
         key, equals, value = (part.strip() for part in pair.partition("="))
         if not equals or not key:
-            raise ValueError(f"--plan {pair!r} is no pair; write key=value, for example forward_prefetch=1")
-        if key not in PLAN_FIELDS:
-            raise ValueError(f"--plan {pair!r}: a plan has no field {key}; {did_you_mean(key, PLAN_FIELDS)}")
-        if key in found:
-            raise ValueError(f"--plan {pair!r}: {key} is given twice; give it once")
+            raise ValueError(f"{option} {pair!r} is no pair; write key=value, for example forward_prefetch=1")
+        if key not in fields:
+            raise ValueError(f"{option} {pair!r}: {owner} has no field {key}; {did_you_mean(key, fields)}")
+        if key in {ALIASES.get(name, name) for name in found} | set(found):
+            raise ValueError(f"{option} {pair!r}: {key} is given twice; give it once")
         found[key] = value
     return found
 

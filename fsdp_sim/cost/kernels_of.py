@@ -7,23 +7,33 @@ d_model, F d_ffn, V vocab.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from fsdp_sim.cost.linears import Kernels, linear, matmul, pointwise
 from fsdp_sim.cost.weights import Weights
 from fsdp_sim.cost.work import Kernel
 from fsdp_sim.schedule import DTYPE_BYTES
-from fsdp_sim.spec import Model
+from fsdp_sim.spec import GATED, Block, Model, joined_qkv
 
 
-def attention(batch: int, heads: int, queries: int, keys: int, head_dim: int, dtype: str, causal: bool) -> Kernel:
-    """Fused attention: scores and weighted sum, 4 · batch · heads · queries · keys · head_dim, half of it if causal."""
-    flops = 4.0 * batch * heads * queries * keys * head_dim * (0.5 if causal else 1.0)
-    moved = float(DTYPE_BYTES[dtype] * batch * heads * (2 * queries + 2 * keys) * head_dim)
-    return Kernel("attention", flops, moved, (batch, heads, queries, head_dim), dtype, 1, False, True)
+def pairs(queries: int, keys: int, causal: bool, window: int | None, chunked: bool) -> float:
+    """How many keys the queries of a sequence see together: half of the square if causal, less within a window."""
+    if window is None or window >= keys:
+        return queries * keys * (0.5 if causal else 1.0)
+    if chunked:
+        whole, rest = divmod(keys, window)
+        return (whole * window**2 + rest**2) * (0.5 if causal else 1.0)
+    return queries * window - window**2 * (0.5 if causal else 0.25)  # fewer at the ends: half of it lies on each side
 
 
-def attention_backward(forward: Kernel) -> Kernel:
-    """Scores again, then four products: 2.5 times the forward's FLOPs (Dao 2023, FlashAttention-2)."""
-    return forward._replace(flops=2.5 * forward.flops, bytes=2.0 * forward.bytes, saved=False)
+def attention(model: Model, batch: int, queries: int, keys: int, dtype: str, block: Block) -> tuple[Kernel, Kernel]:
+    """Fused attention: scores and weighted sum, then scores again and four products (Dao 2023, FlashAttention-2)."""
+    heads, d, d_value = model.n_head, model.d_head, model.d_value
+    seen = 2.0 * batch * heads * pairs(queries, keys, block.causal, block.window, model.chunked_window)
+    moved = float(DTYPE_BYTES[dtype] * batch * heads * (queries + keys) * (d + d_value))
+    shape = (batch, heads, queries, d)
+    forward = Kernel("attention", seen * (d + d_value), moved, shape, dtype, 1, False, True)
+    return forward, forward._replace(flops=seen * (3 * d + 2 * d_value), bytes=2.0 * moved, saved=False)
 
 
 def norm(kind: str, tokens: int, d: int, dtype: str) -> tuple[Kernels, Kernels]:
@@ -46,7 +56,7 @@ def attention_layer(
     queries: int,
     keys: int,
     weights: Weights,
-    causal: bool,
+    block: Block,
     *,
     name: str = "attn",
     grad: bool = True,
@@ -59,52 +69,150 @@ def attention_layer(
     """
     d, q, kv, dtype = model.d_model, model.n_head * model.d_head, model.kv_heads * model.d_head, weights.compute_dtype
     tokens, key_tokens, own_keys = batch * queries, batch * keys, name == "attn"
-    if own_keys and model.bias:  # one matrix
-        shapes = [("qkv", tokens, q + 2 * kv)]
+    if model.kv_lora_rank:
+        forward, backward = _latent_queries_keys_values(model, tokens, weights, grad=grad)
     else:
-        of_each = ("qkv",) * 3 if model.bias else ("wq", "wk", "wv")
-        shapes = list(zip(of_each, (tokens, key_tokens, key_tokens), (q, kv, kv), strict=True))
-    made = [
-        linear(weights, f"{name}.{of}", rows, n_out, d, saved=i == 0, grad=grad, again=own_keys and i > 0)
-        for i, (of, rows, n_out) in enumerate(shapes)
-    ]
-    forward = [k for part, _ in made for k in part]
-    backward = [k for _, part in reversed(made) for k in part]
-    core = attention(batch, model.n_head, queries, keys, model.d_head, dtype, causal)
-    needed = bool(backward)
+        if own_keys and joined_qkv(model):
+            shapes = [("qkv", tokens, q + 2 * kv)]
+        else:
+            of_each = ("qkv",) * 3 if joined_qkv(model) else ("wq", "wk", "wv")
+            shapes = list(zip(of_each, (tokens, key_tokens, key_tokens), (q, kv, kv), strict=True))
+        forward, backward = joined(
+            linear(weights, f"{name}.{of}", rows, n_out, d, saved=i == 0, grad=grad, again=own_keys and i > 0)
+            for i, (of, rows, n_out) in enumerate(shapes)
+        )
+    needed = bool(backward) or (model.qk_norm is not None and weights.trains(f"{name}.q_norm.weight"))
+    between: list[float] = []  # numbers that what is bound by memory moves, before attention
+    if model.qk_norm and own_keys:
+        between += [2.0 * tokens * (q + kv)]
     if model.positions == "rope" and own_keys:  # cast to fp32, a complex product, cast back
-        rotate = pointwise(6.0 * tokens * (q + kv), dtype)
-        forward, backward = [*forward, rotate], [rotate] * needed + backward
-    if kv != q:  # keys and values are repeated for the heads that share them
-        repeat = pointwise(2.0 * key_tokens * (q + kv), dtype)
-        forward, backward = [*forward, repeat], [repeat] * needed + backward
-    projection = "proj" if model.bias else "wo"
-    out, out_back = linear(weights, f"{name}.{projection}", tokens, d, q, saved=True, grad=needed)
-    return [*forward, core, *out], [*out_back, *[attention_backward(core)] * needed, *backward]
+        rotated = (model.n_head + 1) * model.rope_head_dim if model.rope_head_dim else q + kv
+        between += [6.0 * tokens * rotated]
+    if kv != q and not model.kv_lora_rank:  # keys and values are repeated for the heads that share them
+        between += [2.0 * key_tokens * (q + kv)]
+    for moved in between:
+        forward, backward = [*forward, pointwise(moved, dtype)], [pointwise(moved, dtype)] * needed + backward
+    core, core_back = attention(model, batch, queries, keys, dtype, block)
+    projection = "proj" if joined_qkv(model) else "wo"
+    attended = model.n_head * model.d_value
+    out, out_back = linear(weights, f"{name}.{projection}", tokens, d, attended, saved=True, grad=needed)
+    return [*forward, core, *out], [*out_back, *[core_back] * needed, *backward]
 
 
-def feed_forward(model: Model, tokens: int, weights: Weights, *, grad: bool = True) -> tuple[Kernels, Kernels]:
+def _latent_queries_keys_values(model: Model, tokens: int, weights: Weights, *, grad: bool) -> tuple[Kernels, Kernels]:
+    """Narrow, a norm, wide (DeepSeek); then the parts with and without a position are joined, for queries and keys."""
+    d, heads, rank, rope = model.d_model, model.n_head, model.kv_lora_rank or 0, model.rope_head_dim or 0
+    q, wide, dtype = heads * model.d_head, heads * (model.d_head - rope + model.d_value), weights.compute_dtype
+
+    def through(narrow: int, more: int, out: int, of: str) -> list[tuple[Kernels, Kernels]]:
+        first = linear(weights, f"attn.w{of}_a", tokens, narrow + more, d, saved=of == "q", grad=grad)
+        needed = bool(first[1]) or weights.trains(f"attn.{of}_norm.weight")
+        normed = norm("rmsnorm", tokens, narrow, dtype)
+        return [
+            first,
+            (normed[0], normed[1] * needed),
+            linear(weights, f"attn.w{of}_b", tokens, out, narrow, grad=needed),
+        ]
+
+    plain = [linear(weights, "attn.wq", tokens, q, d, saved=True, grad=grad)]
+    parts = through(model.q_lora_rank, 0, q, "q") if model.q_lora_rank else plain
+    forward, backward = joined([*parts, *through(rank, rope, wide, "kv")])
+    join = pointwise(4.0 * tokens * q, dtype)
+    return [*forward, join], [join] * bool(backward) + backward
+
+
+def joined(parts: Iterable[tuple[Kernels, Kernels]]) -> tuple[Kernels, Kernels]:
+    """One after the other, and back."""
+    made = list(parts)
+    return [k for part, _ in made for k in part], [k for _, part in reversed(made) for k in part]
+
+
+def feed_forward(
+    model: Model, tokens: int, weights: Weights, *, name: str = "ffn", width: int | None = None, grad: bool = True
+) -> tuple[Kernels, Kernels]:
     """Up (and gate), activation, down."""
-    d, f, dtype = model.d_model, model.d_ffn, weights.compute_dtype
-    names = ["ffn.up", "ffn.gate"] if model.ffn_type == "swiglu" else ["ffn.up"]
-    made = [linear(weights, of, tokens, f, d, saved=i == 0, grad=grad, again=i > 0) for i, of in enumerate(names)]
-    needed = any(back for _, back in made)
-    # gelu and relu read and write (T, F); silu(gate) · up: one such, then a product that reads two and writes one
-    act, act_backward = (5.0, 8.0) if len(names) == 2 else (2.0, 3.0)
-    down, down_back = linear(weights, "ffn.down", tokens, d, f, grad=needed)
-    forward = [*(k for part, _ in made for k in part), pointwise(act * tokens * f, dtype), *down]
-    backward = [*down_back, *[pointwise(act_backward * tokens * f, dtype)] * needed]
-    return forward, backward + [k for _, part in reversed(made) for k in part]
+    d, f, dtype = model.d_model, width or model.d_ffn, weights.compute_dtype
+    names = [f"{name}.up", f"{name}.gate"] if model.ffn_type in GATED else [f"{name}.up"]
+    up, up_back = joined(
+        linear(weights, of, tokens, f, d, saved=i == 0, grad=grad, again=i > 0) for i, of in enumerate(names)
+    )
+    needed = bool(up_back)
+    act, act_backward = _activation(model)
+    down, down_back = linear(weights, f"{name}.down", tokens, d, f, grad=needed)
+    backward = [*down_back, *[pointwise(act_backward * tokens * f, dtype)] * needed, *up_back]
+    return [*up, pointwise(act * tokens * f, dtype), *down], backward
+
+
+def _activation(model: Model) -> tuple[float, float]:
+    """gelu and relu read and write (T, F); silu(gate) · up: one such, then a product that reads two and writes one."""
+    return (5.0, 8.0) if model.ffn_type in GATED else (2.0, 3.0)
+
+
+def moe_feed_forward(model: Model, tokens: int, weights: Weights, *, grad: bool = True) -> tuple[Kernels, Kernels]:
+    """Router; copies of the tokens in the order of their experts; the experts' matmuls; back, weighed, and added up.
+
+    As transformers' ``grouped_mm`` experts do it (integrations/moe.py). Experts are taken to get equally many tokens.
+    Their weights are no linear layers: nothing adapts or quantises them, and they compute in no fp8.
+    """
+    d, experts, width, dtype = model.d_model, model.n_expert or 1, model.d_expert or model.d_ffn, weights.compute_dtype
+    rows = tokens * (model.experts_per_token or 1)
+    ups = width * (2 if model.ffn_type in GATED else 1)
+    trains = {name: weights.trains(name) for name in ("router", "experts.up", "experts.down")}
+    act, act_backward = _activation(model)
+
+    def grouped(n: int, k: int, trained: bool, needed: bool, saved: bool = False) -> tuple[Kernels, Kernels]:
+        each = max(1, round(rows / experts))
+        moved = float(DTYPE_BYTES[dtype] * (rows * k + experts * n * k + rows * n))
+        one = Kernel("matmul", 2.0 * rows * n * k, moved, (experts, each, n, k), dtype, 1, False, saved)
+        of_input, of_weight = one._replace(shape=(experts, each, k, n)), one._replace(shape=(experts, n, k, each))
+        back = [of_input] * needed + [of_weight] * trained
+        return [one], [kernel._replace(saved=False) for kernel in back]
+
+    router = [matmul(tokens, experts, d, dtype)]
+    router_back = [matmul(tokens, d, experts, dtype)] * grad + [matmul(experts, d, tokens, dtype)] * trains["router"]
+    chosen, copy = pointwise(8.0 * tokens * experts, "fp32"), pointwise(2.0 * rows * d, dtype)
+    up, up_back = grouped(ups, d, trains["experts.up"], grad, saved=True)
+    needed = bool(up_back)
+    down, down_back = grouped(d, width, trains["experts.down"], needed)
+    weigh, add = copy, pointwise(1.0 * (rows + tokens) * d, dtype)
+    forward = [*router, chosen, copy, *up, pointwise(act * rows * width, dtype), *down, weigh, copy, add]
+    any_back = bool(down_back or router_back)
+    backward = [add, copy, pointwise(5.0 * rows * d, dtype)] * any_back + down_back
+    backward += [pointwise(act_backward * rows * width, dtype)] * needed + up_back + [copy] * grad
+    backward += [chosen] * bool(router_back) + router_back
+    if model.n_shared_expert:
+        shared = model.d_shared_expert or model.n_shared_expert * width
+        more, more_back = feed_forward(model, tokens, weights, name="shared", width=shared, grad=grad)
+        if model.shared_expert_gate:
+            gate, gate_back = linear(weights, "shared_gate", tokens, 1, d, grad=grad)
+            more, more_back = [*more, *gate, pointwise(2.0 * tokens * d, dtype)], gate_back + more_back
+        added, added_back = residual(tokens, d, dtype)
+        forward, backward = [*forward, *more, *added], added_back * bool(more_back or any_back) + more_back + backward
+    return forward, backward
+
+
+def modulation(model: Model, batch: int, tokens: int, weights: Weights) -> tuple[Kernels, Kernels]:
+    """Shifts, scales and gates of a block from time and class: a matmul of one row per image, then pointwise."""
+    made, made_back = linear(weights, "modulation", batch, 6 * model.d_model, model.d_model)
+    moves = [pointwise(2.0 * tokens * model.d_model, weights.compute_dtype)] * 6
+    return [*made, *moves], [*moves, *made_back]
 
 
 def embedding(model: Model, tokens: int, weights: Weights) -> tuple[Kernels, Kernels]:
     """Rows are gathered (and positions added) forward; backward adds into a dense gradient that was set to zero."""
     d, dtype = model.d_model, weights.compute_dtype
     size = DTYPE_BYTES[dtype]
-    added = 3.0 * tokens * d if model.positions == "learned" else 0.0
+    if model.patch_size:  # a convolution without overlap is a matmul; the image needs no gradient
+        pixels = model.patch_size**2 * model.channels
+        of_weight = [matmul(d, pixels, tokens, dtype)] * weights.trains("embed.patches.weight")
+        return [matmul(tokens, d, pixels, dtype), pointwise(3.0 * tokens * d, dtype)], of_weight
+    added = 3.0 * tokens * d * ((model.positions == "learned") + (model.token_types > 0))
     gather = Kernel("embedding", 0.0, 2.0 * size * tokens * d, (), dtype)
     scatter = Kernel("embedding", 0.0, float(size * (model.vocab * d + 3 * tokens * d)), (), dtype)
-    return [gather, *([pointwise(added, dtype)] if added else [])], [scatter] * weights.trains("embed.weight")
+    trained = weights.trains("embed.weight")
+    normed, normed_back = norm(model.norm, tokens, d, dtype) if model.embed_norm else ([], [])
+    forward = [gather, *([pointwise(added, dtype)] if added else []), *normed]
+    return forward, normed_back * trained + [scatter] * trained
 
 
 def head(
@@ -113,15 +221,38 @@ def head(
     """Last norm, logits (T, V), cross-entropy in fp32. The head is never in fp8, and never adapted or quantised."""
     d, v, dtype = model.d_model, model.vocab, weights.compute_dtype
     size, trained = DTYPE_BYTES[dtype], weights.trains("embed.weight" if model.tied_embeddings else "head.weight")
-    norm_forward, norm_backward = norm(model.norm, tokens, d, dtype)
-    needed = grad or weights.trains("head.norm.weight")
+    needed, forward, backward = grad, list[Kernel](), list[Kernel]()
+
+    def then(piece: tuple[Kernels, Kernels], trains: bool) -> None:
+        nonlocal forward, backward, needed
+        needed = needed or trains
+        forward, backward = forward + piece[0], piece[1] * needed + backward
+
+    if model.norm_position != "post":
+        then(norm(model.norm, tokens, d, dtype), weights.trains("head.norm.weight"))
+    if model.adaln:  # predicts the noise of each patch and its variance; the loss is a mean square
+        v, trained = 2 * (model.patch_size or 1) ** 2 * model.channels, weights.trains("head.weight")
+    elif model.patch_size:
+        tokens //= model.seq_len_of_image or 1  # the class token of each image
+    if model.head_transform:
+        wide, wide_trained = 2.0 * tokens * d, weights.trains("head.transform.weight")
+        back = [matmul(tokens, d, d, dtype)] * needed + [matmul(d, d, tokens, dtype)] * wide_trained
+        then(([matmul(tokens, d, d, dtype)], back), wide_trained)
+        then(([pointwise(wide, dtype)], [pointwise(1.5 * wide, dtype)]), False)
+        then(norm(model.norm, tokens, d, dtype), weights.trains("head.transform_norm.weight"))
+    back = [matmul(tokens, d, v, dtype)] * needed + [matmul(v, d, tokens, dtype)] * trained
+    forward, backward = [*forward, matmul(tokens, v, d, dtype)], back + backward
+    if model.logit_softcap:  # a division, a tanh, a product
+        forward = [*forward, pointwise(6.0 * tokens * v, dtype)]
+        backward = [pointwise(7.0 * tokens * v, dtype), *backward]
+    if model.adaln:
+        squares = pointwise(6.0 * tokens * v, "fp32")
+        return [*forward, squares], [squares, *backward]
     # torch: cast to fp32 (read logits, write 4 bytes), log-softmax (read, write); backward: read, write, cast back
     # fused: read the logits; backward: read them and write the gradient in their place
     moved, moved_back = (size, 2 * size) if fused_loss else (size + 12, 8 + 4 + size)
     loss = Kernel("cross_entropy", 0.0, float(tokens * v) * moved, (), "fp32")
-    forward = [*norm_forward, matmul(tokens, v, d, dtype), loss]
+    forward += [loss]
     if metrics:
         forward += [loss._replace(bytes=float(tokens * v) * (size + 12), count=metrics)]
-    backward = [loss._replace(bytes=float(tokens * v) * moved_back)]
-    backward += [matmul(tokens, d, v, dtype)] * needed + [matmul(v, d, tokens, dtype)] * trained
-    return forward, backward + norm_backward * needed
+    return forward, [loss._replace(bytes=float(tokens * v) * moved_back), *backward]

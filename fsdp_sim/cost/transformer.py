@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from fsdp_sim.cost import kernels_of as kernels
 from fsdp_sim.cost.activations import Activations, block_activations, embed_activations, head_activations
 from fsdp_sim.cost.weights import Weights, weights_of
 from fsdp_sim.cost.work import OF_WORK, Kernel, Work, Workload, trained_count_of
-from fsdp_sim.cost.wrapping import block_names, units_of
-from fsdp_sim.spec import Model, Plan, block_shapes, param_shapes
+from fsdp_sim.cost.wrapping import units_of
+from fsdp_sim.schedule import Unit
+from fsdp_sim.spec import Block, Model, Plan, block_shapes, blocks, param_shapes
 
 
 def workload(model: Model, plan: Plan) -> Workload:
@@ -27,13 +30,17 @@ def workload(model: Model, plan: Plan) -> Workload:
             f"Plan.seq_len is {plan.seq_len}, but {model.name} has learned positions for {model.max_seq_len} tokens; "
             f"make it at most {model.max_seq_len}, or give Model.max_seq_len"
         )
+    sees = model.seq_len_of_image
+    if sees is not None and plan.seq_len != sees:
+        raise ValueError(
+            f"Plan.seq_len is {plan.seq_len}, but an image is {sees} tokens to {model.name}; make it {sees}"
+        )
     weights = weights_of(model, plan)
     units = units_of(model, plan)
     tokens = plan.micro_batch * plan.seq_len
     fused_norm = model.norm != "composed_rmsnorm" or plan.compile
-    encoder, decoder = block_names(model)
     trained = {segment: unit.trains(segment) for unit in units for segment in unit.names_of_segments}
-    streams = 2 if encoder else 1  # source and target tokens are both embedded
+    streams = 2 if model.n_encoder_layer else 1  # source and target tokens are both embedded
     work = {
         "embed": _work(
             *kernels.embedding(model, streams * tokens, weights), embed_activations(model, plan, fused_norm=fused_norm)
@@ -41,16 +48,13 @@ def workload(model: Model, plan: Plan) -> Workload:
     }
     grad = trained["embed"]  # whether what comes next needs the gradient of its input
     alike: dict[tuple[object, ...], Work] = {}
-    for name in (*encoder, *decoder):
-        own, decodes = weights.of_block(name), name in decoder
-        cross, causal = decodes and bool(encoder), decodes and model.causal
-        names = [of for of, *_ in block_shapes(model, cross_attention=cross)] if weights.freeze else []
-        key = (cross, causal, grad, *map(own.trains, names))
+    for name, block in blocks(model).items():
+        own = weights.of_block(name)
+        names = [of for of, *_ in block_shapes(model, block)] if weights.freeze else []
+        key = (block, grad, *map(own.trains, names))
         if key not in alike:
-            activations = block_activations(
-                model, plan, cross_attention=cross, fused_norm=fused_norm, name=name, grad=grad
-            )
-            alike[key] = _block(model, plan, own, activations, causal=causal, cross=cross, grad=grad)
+            activations = block_activations(model, plan, block, fused_norm=fused_norm, name=name, grad=grad)
+            alike[key] = _block(model, plan, own, activations, block, grad=grad)
         work[name] = alike[key]
         grad = grad or trained[name]
     head_kernels = kernels.head(
@@ -60,14 +64,17 @@ def workload(model: Model, plan: Plan) -> Workload:
     trained_count = trained_count_of(units)
     param_count = sum(rows * columns for _, rows, columns in param_shapes(model, plan.seq_len))
     param_count += trained_count if plan.lora_rank else 0  # the adapters
-    blocks, attended = len(encoder) + len(decoder), model.n_head * model.d_head * plan.seq_len
+    seen = sum(_seen(model, block, plan.seq_len) for block in blocks(model).values())
+    idle, idle_trained = _idle(model, units)
     return Workload(
-        name=model.name,
+        name=f"{model.name} (unverified dimensions)" if model.unverified else model.name,
         units=units,
         work=work,
         param_count=param_count,
         # of a frozen weight there is no gradient: 4 N in place of 6 N
-        model_flops_per_token=4.0 * param_count + 2.0 * trained_count + 12.0 * blocks * attended,
+        model_flops_per_token=4.0 * (param_count - idle)
+        + 2.0 * (trained_count - idle_trained)
+        + 6.0 * model.n_head * (model.d_head + model.d_value) * seen,
         tokens=tokens,
         dtype=weights.compute_dtype,
         attention_impl=plan.attention_impl,
@@ -75,26 +82,44 @@ def workload(model: Model, plan: Plan) -> Workload:
     )
 
 
-def _block(
-    model: Model, plan: Plan, weights: Weights, activations: Activations, *, causal: bool, cross: bool, grad: bool
-) -> Work:
+def _seen(model: Model, block: Block, seq_len: int) -> float:
+    """Keys that a query sees, with the half that causal attention leaves out (as PaLM's formula has it)."""
+    return kernels.pairs(seq_len, seq_len, False, block.window, model.chunked_window) / seq_len
+
+
+def _idle(model: Model, units: Sequence[Unit]) -> tuple[float, float]:
+    """Parameters of experts that do not compute a token, and of these the ones that train."""
+    share = 1 - (model.experts_per_token or 0) / (model.n_expert or 1)
+    routed = [p for unit in units for p in unit.params if model.n_expert and "experts." in p.name]
+    count, trained = (
+        sum(math.prod(p.shape) for p in some) for some in (routed, [p for p in routed if p.requires_grad])
+    )
+    return share * count, share * trained
+
+
+def _block(model: Model, plan: Plan, weights: Weights, activations: Activations, block: Block, *, grad: bool) -> Work:
     """Norm, attention, addition, (the same over the encoder's output,) norm, feed-forward, addition."""
     batch, seq, tokens, d = plan.micro_batch, plan.seq_len, plan.micro_batch * plan.seq_len, model.d_model
     forward: list[Kernel] = []
     backward: list[Kernel] = []
-    for name in ("attn", "cross", "ffn") if cross else ("attn", "ffn"):
-        norm, norm_back = kernels.norm(model.norm, tokens, d, weights.compute_dtype)
+    for name in ("attn", "cross", "ffn") if block.cross else ("attn", "ffn"):
+        normed, normed_back = kernels.norm(model.norm, tokens, d, weights.compute_dtype)
+        count = {"both": 2}.get(model.norm_position, 1) if name != "ffn" or model.parallel != 1 else 0
         needed = grad or weights.trains(f"{name}_norm.weight")
-        if name == "ffn":
-            layer, layer_back = kernels.feed_forward(model, tokens, weights, grad=needed)
+        if name != "ffn":
+            seen = block if name == "attn" else block._replace(causal=False, window=None)
+            layer, layer_back = kernels.attention_layer(model, batch, seq, seq, weights, seen, name=name, grad=needed)
+        elif block.moe:
+            layer, layer_back = kernels.moe_feed_forward(model, tokens, weights, grad=needed)
         else:
-            layer, layer_back = kernels.attention_layer(
-                model, batch, seq, seq, weights, causal and name == "attn", name=name, grad=needed
-            )
+            layer, layer_back = kernels.feed_forward(model, tokens, weights, grad=needed)
         add, add_back = kernels.residual(tokens, d, weights.compute_dtype)
-        forward += norm + layer + add
-        backward = add_back * grad + layer_back + norm_back * needed + backward
+        forward += normed * count + layer + add
+        backward = add_back * grad + layer_back + normed_back * (needed * count) + backward
         grad = grad or bool(layer_back)
+    if model.adaln:
+        moves, moves_back = kernels.modulation(model, batch, tokens, weights)
+        forward, backward = forward + moves, moves_back + backward
     return replace(_work(forward, backward, activations), is_block=True)
 
 

@@ -10,16 +10,10 @@ from types import EllipsisType
 
 from fsdp_sim.cost.weights import Weights, check_names, weights_of
 from fsdp_sim.schedule import Param, Unit
-from fsdp_sim.spec import Model, Plan, block_shapes, root_shapes
+from fsdp_sim.spec import Block, Model, Plan, block_shapes, blocks, root_shapes
 
 Shapes = Sequence[tuple[str, int, int]]
 Wrap = str | int | tuple[str, ...]
-
-
-def block_names(model: Model) -> tuple[list[str], list[str]]:
-    """The blocks of the encoder (none as a rule), and those of the decoder, in order."""
-    encoder = [f"encoder.{i}" for i in range(model.n_encoder_layer)]
-    return encoder, [f"{'decoder' if encoder else 'layers'}.{i}" for i in range(model.n_layer)]
 
 
 def units_of(model: Model, plan: Plan) -> tuple[Unit, ...]:
@@ -41,9 +35,8 @@ def units_of(model: Model, plan: Plan) -> tuple[Unit, ...]:
 def _units_of(
     model: Model, wrap: Wrap, weights: Weights, shapes_of_root: tuple[tuple[str, int, int], ...]
 ) -> tuple[Unit, ...]:
-    encoder, decoder = block_names(model)
-    shapes_of = dict.fromkeys(encoder, block_shapes(model))
-    shapes_of |= dict.fromkeys(decoder, block_shapes(model, cross_attention=bool(encoder)))
+    kinds = blocks(model)
+    shapes_of = {name: block_shapes(model, block) for name, block in kinds.items()}
     names = list(shapes_of)
     wrapped = _wrapped(model, wrap, shapes_of)
     inside = [i for i, name in enumerate(names) if name in wrapped]
@@ -56,13 +49,13 @@ def _units_of(
         )
 
     @functools.cache
-    def of(rules: Weights, cross: bool) -> tuple[tuple[Param, ...], int]:
+    def of(rules: Weights, block: Block) -> tuple[tuple[Param, ...], int]:
         """Parameters and buffers of a block. Blocks alike share them."""
-        shapes = block_shapes(model, cross_attention=cross)
+        shapes = block_shapes(model, block)
         params = tuple(p for shape in shapes for p in rules.params_of_block(*shape, model.dtype))
         return params, sum(rules.buffer_bytes(*shape) for shape in shapes)
 
-    own = {name: of(weights.of_block(name), bool(encoder) and name in decoder) for name in names}
+    own = {name: of(weights.of_block(name), block._replace(window=None)) for name, block in kinds.items()}
     layers = [Unit(name, own[name][0], buffer_bytes=own[name][1]) for name in names[first : last + 1]]
     rest = names[:first] + names[last + 1 :]
     used_by = {"embed.weight": ("embed", "head")} if model.tied_embeddings else {}
@@ -74,16 +67,14 @@ def _units_of(
 
 
 def _check_names(model: Model, plan: Plan) -> None:
-    encoder, decoder = block_names(model)
-    blocks = dict.fromkeys(encoder, block_shapes(model))
-    blocks |= dict.fromkeys(decoder, block_shapes(model, cross_attention=bool(encoder)))
+    of_blocks = {name: block_shapes(model, block) for name, block in blocks(model).items()}
     params = [name for name, *_ in root_shapes(model, plan.seq_len)]
-    params += [f"{block}.{name}" for block, shapes in blocks.items() for name, *_ in shapes]
+    params += [f"{block}.{name}" for block, shapes in of_blocks.items() for name, *_ in shapes]
     check_names(
         model.name,
         plan,
         params,
-        (name.removesuffix(".weight") for name, _, n in itertools.chain(*blocks.values()) if n > 1),
+        (name.removesuffix(".weight") for name, _, n in itertools.chain(*of_blocks.values()) if n > 1),
     )
 
 

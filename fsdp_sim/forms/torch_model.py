@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from fsdp_sim.spec import Model
+import dataclasses
+
+from fsdp_sim.spec import GATED, Model
 
 BLOCK = '''
 class Block(nn.Module):
@@ -56,19 +58,24 @@ ACTIVATIONS = {
     "gelu": "F.gelu(self.up(h), approximate='tanh')",
     "relu": "F.relu(self.up(h))",
     "swiglu": "F.silu(self.gate(h)) * self.up(h)",
+    "geglu": "F.gelu(self.gate(h), approximate='tanh') * self.up(h)",
 }
+WRITTEN = (  # fields of a model that the class has, or that change no shape; of others it says that it leaves them out
+    "name", "n_layer", "d_model", "n_head", "d_ffn", "vocab", "n_kv_head", "head_dim", "ffn_type", "norm", "joined_qkv",
+    "positions", "max_seq_len", "tied_embeddings", "causal", "n_encoder_layer", "dtype", "unverified",
+)  # fmt: skip
 
 
 def torch_model(model: Model, seq_len: int) -> str:
     """Source of a class ``GPT`` whose blocks are ``layers``; it has as many parameters as `Model.param_count`.
 
-    An encoder-decoder is stood in for by one stack of its blocks.
+    An encoder-decoder is stood in for by one stack of its blocks; a comment names what else of the model is left out.
     """
     learned = model.positions == "learned"
     layers = model.n_layer + model.n_encoder_layer
     constants = {
         "LAYERS": layers, "D": model.d_model, "HEADS": model.n_head, "KV_HEADS": model.kv_heads,
-        "HEAD_DIM": model.d_head, "FFN": model.d_ffn, "VOCAB": model.vocab, "BIAS": model.bias,
+        "HEAD_DIM": model.d_head, "FFN": model.d_ffn, "VOCAB": model.vocab, "BIAS": model.bias is True,
     }  # fmt: skip
     lines = [f"{', '.join(constants)} = {', '.join(map(str, constants.values()))}"]
     if model.norm == "layernorm":
@@ -77,9 +84,18 @@ def torch_model(model: Model, seq_len: int) -> str:
         lines.append("Norm = nn.RMSNorm")
     if model.n_encoder_layer:
         lines.append("# The model is an encoder-decoder; one stack of as many blocks stands in for it.")
+    left_out = [
+        f"{f.name}={value!r}"
+        for f in dataclasses.fields(model)
+        if f.name not in WRITTEN
+        and (value := getattr(model, f.name)) != f.default
+        and (f.name, value) != ("bias", False)
+    ]
+    if left_out:
+        lines.append(f"# A simpler stand-in for {model.name}, without its {', '.join(left_out)}.")
     rope = model.positions == "rope"
     rotate = "        q, k = rotate(q), rotate(k)\n" if rope else ""
-    gate = "        self.gate = nn.Linear(D, FFN, bias=BIAS)\n" if model.ffn_type == "swiglu" else ""
+    gate = "        self.gate = nn.Linear(D, FFN, bias=BIAS)\n" if model.ffn_type in GATED else ""
     rows = model.max_seq_len or seq_len
     block = BLOCK.format(gate=gate, rotate=rotate, causal=model.causal, activation=ACTIVATIONS[model.ffn_type])
     gpt = GPT.format(

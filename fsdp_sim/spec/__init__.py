@@ -1,33 +1,39 @@
 """The inputs of a simulation: frozen, validated descriptions of the model, the cluster and the plan."""
 
+from fsdp_sim.spec.blocks import GATED, Block, Shape, block_shapes, blocks, joined_qkv, param_shapes, root_shapes
 from fsdp_sim.spec.cluster import Cluster, Span
 from fsdp_sim.spec.fields import Allowed, field, number, one_of, spec, text, whole
 from fsdp_sim.spec.gpus import Gpu, gpu, gpu_names
 from fsdp_sim.spec.links import Link, link, link_names
-from fsdp_sim.spec.model import Model, block_shapes, param_shapes, root_shapes
+from fsdp_sim.spec.model import Model
 from fsdp_sim.spec.plan import DTYPE_BYTES, OPTIMIZER_STATES, SETTINGS_OF, TORCH_DTYPES, TORCH_VERSIONS, Plan, shards_of
 from fsdp_sim.spec.quantization import QUANTIZATIONS, Quantization
 from fsdp_sim.spec.texts import plan_fields, text_of, value_of
 
 __all__ = [
     "DTYPE_BYTES",
+    "GATED",
     "OPTIMIZER_STATES",
     "QUANTIZATIONS",
     "SETTINGS_OF",
     "TORCH_DTYPES",
     "TORCH_VERSIONS",
     "Allowed",
+    "Block",
     "Cluster",
     "Gpu",
     "Link",
     "Model",
     "Plan",
     "Quantization",
+    "Shape",
     "Span",
     "block_shapes",
+    "blocks",
     "field",
     "gpu",
     "gpu_names",
+    "joined_qkv",
     "link",
     "link_names",
     "number",

@@ -1,38 +1,107 @@
-"""`Model`: the dimensions of a transformer, by hand or from the catalogue, and the shapes of its parameters."""
+"""`Model`: the dimensions of a transformer, by hand or from the catalogue."""
 
 from __future__ import annotations
 
 import functools
+import re
 import tomllib
 from importlib.resources import files
 
 from fsdp_sim.spec.fields import field, one_of, spec, text, whole
 from fsdp_sim.words import nearest
 
-Shape = tuple[str, int, int]  # name, rows (dimension 0), columns (1 for a vector)
 _BOOL = one_of(True, False)
+_COUNT = one_of(None) | whole(1)
+NEEDS = {  # fields that say nothing without another
+    "experts_per_token": "n_expert",
+    "d_expert": "n_expert",
+    "n_shared_expert": "n_expert",
+    "d_shared_expert": "n_shared_expert",
+    "shared_expert_gate": "n_shared_expert",
+    "first_dense": "n_expert",
+    "moe_every": "n_expert",
+    "q_lora_rank": "kv_lora_rank",
+    "rope_head_dim": "kv_lora_rank",
+    "v_head_dim": "kv_lora_rank",
+    "full_attention_every": "window",
+    "chunked_window": "window",
+    "image_size": "patch_size",
+    "channels": "patch_size",
+    "adaln": "patch_size",
+}
+REQUIRES = {  # and what a field cannot do without
+    "n_expert": ("experts_per_token",),
+    "kv_lora_rank": ("head_dim", "rope_head_dim", "v_head_dim"),
+    "patch_size": ("image_size",),
+}
+LIMITED_BY = {
+    "experts_per_token": "n_expert",
+    "first_dense": "n_layer",
+    "moe_every": "n_layer",
+    "rope_head_dim": "head_dim",
+}
+EXCLUDED = (("parallel", "n_encoder_layer"), ("n_expert", "n_encoder_layer"), ("kv_lora_rank", "n_encoder_layer"),
+            ("patch_size", "n_encoder_layer"), ("kv_lora_rank", "n_kv_head"), ("kv_lora_rank", "qk_norm"),
+            ("kv_lora_rank", "joined_qkv"), ("adaln", "n_expert"), ("adaln", "parallel"))  # fmt: skip
 
 
 @spec
 class Model:
     """A transformer's dimensions. For anything else trace a module: `fsdp_sim.measure.model_from_module`.
 
+    What a published model has is in the catalogue (`preset`), or in its ``config.json`` (`from_config`).
+
     Attributes:
         name: for headings.
-        n_layer, d_model, n_head, d_ffn, vocab: as everywhere.
+        n_layer, d_model, n_head, d_ffn, vocab: as everywhere. Of images (``patch_size``), ``vocab`` counts classes.
         n_kv_head: key and value heads (grouped-query attention); None is ``n_head``.
-        head_dim: None is ``d_model / n_head``.
-        ffn_type: ``gelu`` (two matrices) or ``swiglu`` (three).
+        head_dim: of queries and keys; None is ``d_model / n_head``.
+        ffn_type: ``gelu`` and ``relu`` have two matrices, ``swiglu`` and ``geglu`` three.
         norm: ``layernorm``, ``rmsnorm``, or ``composed_rmsnorm``: written out in several operations, as in torch before
             2.9 and in Hugging Face's Llama.
-        bias: linear layers and norms have biases.
-        positions: ``learned`` (a table of ``max_seq_len`` rows), ``rope`` or ``none`` (also for alibi).
+        norm_affine: what a norm learns: ``weight_bias``, ``weight`` or nothing (False); None is ``weight_bias`` for a
+            layer norm of a model with ``bias=True``, else ``weight``.
+        norm_position: ``pre`` before attention and before the feed-forward; ``post`` after each addition, and none at
+            the end (BERT); ``output`` on what the two return (OLMo 2); ``both`` before and on what they return
+            (Gemma 2 and 3).
+        parallel: attention and feed-forward both read the block's input, through 1 norm (GPT-J) or 2 (GPT-NeoX).
+        bias: of the linear layers: all (True), none (False), ``qkv`` (Qwen 2), ``attention`` or ``ffn``.
+        head_bias: the head has one too.
+        joined_qkv: queries, keys and values are one matrix; None is True where ``bias`` is.
+        qk_norm: queries and keys are normalised: ``head`` by head (Qwen 3), ``projection`` all heads at once (OLMo 2),
+            ``unweighted`` by head and without weights (Llama 4).
+        positions: ``learned`` (a table of ``max_seq_len`` rows), ``rope``, ``relative`` (T5: a bias of each head by
+            distance, from a table of 32 rows), or ``none`` (also for alibi, and for what is not learned).
         max_seq_len: rows of the table of learned positions; None is the plan's ``seq_len``.
+        token_types: rows of a table that is added to the embedding (BERT).
+        embed_norm: a norm follows the embedding.
+        head_transform: a linear layer, its activation and a norm come before the head (BERT).
         tied_embeddings: the head uses the embedding's weight.
         causal: attention looks back only, and computes half of the square.
+        window: tokens that a query sees, itself included (sliding window); FlashAttention and flex_attention compute
+            no more than these.
+        full_attention_every: each so manieth layer sees everything all the same (Gemma 3: 6); None is no layer.
+        chunked_window: tokens see the chunk of ``window`` tokens that they are in (Llama 4).
+        sinks: each head learns one number that takes part in its softmax (GPT-OSS).
+        logit_softcap: the logits pass through a tanh (Gemma 2).
         n_encoder_layer: of an encoder-decoder (T5): layers of the encoder, beside ``n_layer`` of the decoder, which
             also attend to the encoder's output.
+        n_expert: routed experts of a block's feed-forward (mixture of experts); None is a dense feed-forward.
+        experts_per_token: how many of them compute each token.
+        d_expert: width of an expert; None is ``d_ffn``.
+        n_shared_expert: experts that compute every token; together one feed-forward of ``d_shared_expert``, which by
+            default is ``n_shared_expert * d_expert``.
+        shared_expert_gate: what they return is weighed, token by token (Qwen 2 MoE).
+        first_dense: so many first layers have a dense feed-forward (DeepSeek-V3: 3).
+        moe_every: of the layers, each so manieth has experts (Llama 4 Maverick: 2), if it is not one of the first.
+        kv_lora_rank, q_lora_rank: width of the latents of keys and values, and of queries (None: no latent), in
+            multi-head latent attention (DeepSeek); then ``head_dim`` is the whole width of a query, of which
+            ``rope_head_dim`` is rotated, and ``v_head_dim`` the width of a value.
+        patch_size, image_size, channels: of an image model (ViT, DiT), which embeds patches of a square in place of
+            tokens. ViT adds a class token and learned positions, and its head sees the class token alone.
+        adaln: blocks are modulated by time and class, and the head predicts patches (DiT); the image is a latent.
         dtype: of the parameters, which the optimizer updates.
+        unverified: its dimensions have no source that could be read; what is shown of it says so.
 
     Example:
         >>> Model.preset("gpt2-124m").param_count
@@ -48,19 +117,59 @@ class Model:
     n_head: int = field(whole(1))
     d_ffn: int = field(whole(1))
     vocab: int = field(whole(1))
-    n_kv_head: int | None = field(one_of(None) | whole(1), default=None)
-    head_dim: int | None = field(one_of(None) | whole(1), default=None)
-    ffn_type: str = field(one_of("gelu", "swiglu", "relu"), default="gelu")
+    n_kv_head: int | None = field(_COUNT, default=None)
+    head_dim: int | None = field(_COUNT, default=None)
+    ffn_type: str = field(one_of("gelu", "swiglu", "relu", "geglu"), default="gelu")
     norm: str = field(one_of("layernorm", "rmsnorm", "composed_rmsnorm"), default="layernorm")
-    bias: bool = field(_BOOL, default=True)
-    positions: str = field(one_of("learned", "rope", "none"), default="learned")
-    max_seq_len: int | None = field(one_of(None) | whole(1), default=None)
+    norm_affine: str | bool | None = field(one_of(None, "weight_bias", "weight", False), default=None)
+    norm_position: str = field(one_of("pre", "post", "output", "both"), default="pre")
+    parallel: int | None = field(one_of(None, 1, 2), default=None)
+    bias: bool | str = field(one_of(True, False, "qkv", "attention", "ffn"), default=True)
+    head_bias: bool = field(_BOOL, default=False)
+    joined_qkv: bool | None = field(one_of(None, True, False), default=None)
+    qk_norm: str | None = field(one_of(None, "head", "projection", "unweighted"), default=None)
+    positions: str = field(one_of("learned", "rope", "relative", "none"), default="learned")
+    max_seq_len: int | None = field(_COUNT, default=None)
+    token_types: int = field(whole(0), default=0)
+    embed_norm: bool = field(_BOOL, default=False)
+    head_transform: bool = field(_BOOL, default=False)
     tied_embeddings: bool = field(_BOOL, default=True)
     causal: bool = field(_BOOL, default=True)
+    window: int | None = field(_COUNT, default=None)
+    full_attention_every: int | None = field(_COUNT, default=None)
+    chunked_window: bool = field(_BOOL, default=False)
+    sinks: bool = field(_BOOL, default=False)
+    logit_softcap: bool = field(_BOOL, default=False)
     n_encoder_layer: int = field(whole(0), default=0)
+    n_expert: int | None = field(_COUNT, default=None)
+    experts_per_token: int | None = field(_COUNT, default=None)
+    d_expert: int | None = field(_COUNT, default=None)
+    n_shared_expert: int = field(whole(0), default=0)
+    d_shared_expert: int | None = field(_COUNT, default=None)
+    shared_expert_gate: bool = field(_BOOL, default=False)
+    first_dense: int = field(whole(0), default=0)
+    moe_every: int = field(whole(1), default=1)
+    kv_lora_rank: int | None = field(_COUNT, default=None)
+    q_lora_rank: int | None = field(_COUNT, default=None)
+    rope_head_dim: int | None = field(_COUNT, default=None)
+    v_head_dim: int | None = field(_COUNT, default=None)
+    patch_size: int | None = field(_COUNT, default=None)
+    image_size: int | None = field(_COUNT, default=None)
+    channels: int = field(whole(1), default=3)
+    adaln: bool = field(_BOOL, default=False)
     dtype: str = field(one_of("fp32", "bf16", "fp16"), default="fp32")
+    unverified: bool = field(_BOOL, default=False)
 
     def __post_init__(self) -> None:
+        for name, needed in NEEDS.items():
+            value = getattr(self, name)
+            if value != type(self).__dataclass_fields__[name].default and not getattr(self, needed):
+                raise ValueError(f"Model.{name} is {value!r}, which says nothing without {needed}; give that too")
+        for name, all_needed in REQUIRES.items():
+            value = getattr(self, name)
+            missing = [needed for needed in all_needed if getattr(self, needed) is None]
+            if value is not None and missing:
+                raise ValueError(f"Model.{name} is {value}, and {missing[0]} is None; give it")
         if self.head_dim is None and self.d_model % self.n_head:
             raise ValueError(
                 f"Model.n_head is {self.n_head}, which does not divide d_model {self.d_model}; change one, or give "
@@ -68,6 +177,20 @@ class Model:
             )
         if self.n_head % self.kv_heads:
             raise ValueError(f"Model.n_kv_head is {self.kv_heads}; it must divide n_head, which is {self.n_head}")
+        for name, other in LIMITED_BY.items():
+            value, most = getattr(self, name), getattr(self, other)
+            if value is not None and most is not None and value > most:
+                raise ValueError(f"Model.{name} is {value}, and {other} is {most}; it can be at most that")
+        if self.patch_size is not None and self.image_size is not None and self.image_size % self.patch_size:
+            raise ValueError(
+                f"Model.patch_size is {self.patch_size}, which does not divide image_size {self.image_size}; change one"
+            )
+        for name, other in EXCLUDED:
+            if getattr(self, name) and getattr(self, other):
+                raise ValueError(
+                    f"Model.{name} is {getattr(self, name)!r} and {other} is {getattr(self, other)!r}; no model that "
+                    f"is known here has both: leave one out, or trace a module with model_from_module"
+                )
 
     @property
     def kv_heads(self) -> int:
@@ -78,18 +201,42 @@ class Model:
         return self.head_dim or self.d_model // self.n_head
 
     @property
+    def d_value(self) -> int:
+        """Width of a head's values."""
+        return self.v_head_dim or self.d_head
+
+    @property
+    def seq_len_of_image(self) -> int | None:
+        """Tokens that an image is: its patches, and ViT's class token; None for a model of text."""
+        if self.patch_size is None or self.image_size is None:
+            return None
+        return (self.image_size // self.patch_size) ** 2 + (not self.adaln)
+
+    @property
     def param_count(self) -> int:
         """Number of parameters. A tied weight counts once; learned positions without a length count as 0 rows."""
+        from fsdp_sim.spec.blocks import param_shapes
+
         return sum(rows * columns for _, rows, columns in param_shapes(self, self.max_seq_len or 0))
+
+    @property
+    def active_param_count(self) -> int:
+        """Parameters that compute one token: of the routed experts only those that are chosen for it."""
+        from fsdp_sim.spec.blocks import param_shapes
+
+        idle = 1 - (self.experts_per_token or 0) / (self.n_expert or 1)
+        routed = sum(r * c for name, r, c in param_shapes(self, self.max_seq_len or 0) if name.startswith("experts."))
+        return self.param_count - round(routed * idle)
 
     @classmethod
     def preset(cls, name: str) -> Model:
-        """A published model by its name.
+        """A published model by its name, as it stands in the catalogue or on the Hugging Face Hub.
 
         Raises:
             ValueError: there is none of that name; gives the nearest.
         """
         presets = _presets()
+        name = _known_as().get(_spelled(name), name)
         if name not in presets:
             near = nearest(name.lower(), presets, most=3, cutoff=0.8)
             if near:
@@ -106,6 +253,16 @@ class Model:
         return tuple(_presets())
 
 
+def _spelled(name: str) -> str:
+    """A name without what does not tell one shape from another: ``Qwen/Qwen2.5-7B-Instruct`` is ``qwen2.57b``."""
+    return re.sub(r"[-_ ]", "", re.sub(r"([-_](instruct|base|chat|hf|it|pt))+$", "", name.lower().rpartition("/")[2]))
+
+
+@functools.cache
+def _known_as() -> dict[str, str]:
+    return {_spelled(name): name for name in _presets()}
+
+
 @functools.cache
 def _presets() -> dict[str, Model]:
     text = files("fsdp_sim.spec").joinpath("models.toml").read_text()
@@ -116,50 +273,3 @@ def _presets() -> dict[str, Model]:
         for name, dims in family.items()
         if name != "all"
     }
-
-
-# -- its parameters, block by block
-
-
-def block_shapes(model: Model, *, cross_attention: bool = False) -> list[Shape]:
-    """Parameters of one block: norms, attention, (attention to the encoder,) feed-forward."""
-    d, ffn, q, kv = model.d_model, model.d_ffn, model.n_head * model.d_head, model.kv_heads * model.d_head
-
-    def linear(name: str, rows: int, columns: int) -> list[Shape]:
-        return [(f"{name}.weight", rows, columns)] + ([(f"{name}.bias", rows, 1)] if model.bias else [])
-
-    def attention(name: str) -> list[Shape]:
-        if model.bias:  # GPT keeps queries, keys and values in one matrix
-            return linear(f"{name}.qkv", q + 2 * kv, d) + linear(f"{name}.proj", d, q)
-        queries_keys_values = linear(f"{name}.wq", q, d) + linear(f"{name}.wk", kv, d) + linear(f"{name}.wv", kv, d)
-        return queries_keys_values + linear(f"{name}.wo", d, q)
-
-    shapes = norm_shapes(model, "attn_norm") + attention("attn")
-    if cross_attention:
-        shapes += norm_shapes(model, "cross_norm") + attention("cross")
-    shapes += norm_shapes(model, "ffn_norm") + linear("ffn.up", ffn, d)
-    if model.ffn_type == "swiglu":
-        shapes += linear("ffn.gate", ffn, d)
-    return shapes + linear("ffn.down", d, ffn)
-
-
-def norm_shapes(model: Model, name: str) -> list[Shape]:
-    """A norm has a weight, and a bias if the model has biases and the norm centres."""
-    bias = [(f"{name}.bias", model.d_model, 1)] if model.bias and model.norm == "layernorm" else []
-    return [(f"{name}.weight", model.d_model, 1), *bias]
-
-
-def root_shapes(model: Model, seq_len: int) -> list[Shape]:
-    """What is in no block: embeddings, the last norm, the head unless it is tied."""
-    shapes = [("embed.weight", model.vocab, model.d_model)]
-    if model.positions == "learned":
-        shapes += [("embed.positions", model.max_seq_len or seq_len, model.d_model)]
-    shapes += norm_shapes(model, "head.norm")
-    return shapes if model.tied_embeddings else [*shapes, ("head.weight", model.vocab, model.d_model)]
-
-
-def param_shapes(model: Model, seq_len: int) -> list[Shape]:
-    """Every parameter of the model; a tied weight once."""
-    encoder = [s for _ in range(model.n_encoder_layer) for s in block_shapes(model)]
-    decoder = block_shapes(model, cross_attention=model.n_encoder_layer > 0)
-    return root_shapes(model, seq_len) + encoder + decoder * model.n_layer

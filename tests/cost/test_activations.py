@@ -12,7 +12,7 @@ from fsdp_sim.cost import Work
 from fsdp_sim.cost.activations import block_activations, embed_activations, head_activations
 from fsdp_sim.cost.tape import Activations, Step, Tape, walk
 from fsdp_sim.measure.model_from_module import model_from_module
-from fsdp_sim.spec import Model, Plan
+from fsdp_sim.spec import Block, Model, Plan
 from tests.measure.llama import Llama
 from tests.measure.mem_tracker import gpt_of, tokens_of
 
@@ -57,7 +57,7 @@ def test_relu_keeps_its_output_alone_where_gelu_keeps_its_input_too() -> None:
 
 
 def test_attention_to_an_encoder_adds_a_norm_queries_keys_values_an_output_and_the_stream() -> None:
-    more = block_activations(GPT, BF16, cross_attention=True).saved_bytes - block_activations(GPT, BF16).saved_bytes
+    more = block_activations(GPT, BF16, Block(cross=True)).saved_bytes - block_activations(GPT, BF16).saved_bytes
     assert more == 4 * 128 * (6 * 256 * 2 + 4 * (2 + 4))
 
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from fsdp_sim.cost import Calibration, Kernel
 from fsdp_sim.cost.costs import MEASURED
 from fsdp_sim.cost.kernels import kernel_s
-from fsdp_sim.cost.kernels_of import attention, attention_backward, matmul, pointwise
-from fsdp_sim.spec.gpus import gpu
+from fsdp_sim.cost.kernels_of import attention, matmul, pointwise
+from fsdp_sim.spec import Block, Model, gpu
 
 A100, H100 = gpu("A100-SXM-80GB"), gpu("H100-SXM-80GB")
 NUMBERS = Calibration()
@@ -71,8 +71,8 @@ def test_compiling_saves_the_bytes_of_what_it_fuses_and_of_nothing_else() -> Non
 
 
 def test_attention_by_implementation() -> None:
-    forward = attention(1, 16, 4096, 4096, 128, "bf16", causal=True)
-    backward = attention_backward(forward)
+    model = Model("one", n_layer=1, d_model=2048, n_head=16, d_ffn=1, vocab=1)
+    forward, backward = attention(model, 1, 4096, 4096, "bf16", Block())
 
     def seconds(how: str) -> float:
         return kernel_s(backward, A100, NUMBERS, backward=True, attention=how)

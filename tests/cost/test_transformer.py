@@ -78,8 +78,9 @@ def test_the_plan_says_what_is_a_unit(wrap: object, units: int, segments: tuple)
 
 def test_every_segment_of_every_unit_has_work() -> None:
     for model in map(Model.preset, Model.presets()):
-        made = workload(model, Plan(seq_len=64))
+        made = workload(model, Plan(seq_len=model.seq_len_of_image or 64))
         assert {s for u in made.units for s in u.names_of_segments} == set(made.work)
+        assert made.param_count >= model.param_count
 
 
 def test_an_encoder_decoder_attends_to_its_encoder() -> None:

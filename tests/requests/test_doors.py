@@ -19,7 +19,7 @@ from fsdp_sim.cli.options import CLUSTER, MODEL, PLAN, request_options
 from fsdp_sim.cli.sweep import lists
 from fsdp_sim.explore import combinations
 from fsdp_sim.forms import State
-from fsdp_sim.requests import ALIASES, Failure, read_requests, request_of_texts, resolve
+from fsdp_sim.requests import ALIASES, MODEL_FIELDS, Failure, read_requests, request_of_texts, resolve
 from fsdp_sim.spec import Cluster, Model, Plan
 from fsdp_sim.spec.plan import SETTINGS_OF
 from fsdp_sim.spec.texts import text_of
@@ -77,11 +77,12 @@ OPTIONS = {name.removeprefix("--").replace("-", "_") for p in command.params for
 
 
 def command_line(spec: type, texts: dict[str, str]) -> Any:
-    """Options where there is one, else ``--plan``; what a command makes of them."""
+    """Options where there is one, else ``--dim`` or ``--plan``; what a command makes of them."""
     arguments = [
         word
         for name, text in texts.items()
-        for word in ([f"--{name.replace('_', '-')}={text}"] if name in OPTIONS else ["--plan", f"{name}={text}"])
+        for pair in ["--dim" if name in MODEL_FIELDS else "--plan"]
+        for word in ([f"--{name.replace('_', '-')}={text}"] if name in OPTIONS else [pair, f"{name}={text}"])
         if name != "model_name"  # no option: a name is for headings
     ]
     command.main(arguments, standalone_mode=False)
