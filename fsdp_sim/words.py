@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -84,13 +85,23 @@ def nearest(name: str, names: Iterable[str], most: int = 1, cutoff: float = 0.6)
     return difflib.get_close_matches(name, list(names), n=most, cutoff=cutoff)
 
 
+OUT_OF_SCOPE = {  # what a name begins with, and what it means
+    r"(tensor|sequence)_?parallel|[ts]p(_|$)": "tensor parallelism",
+    r"pipeline_?(parallel|stages)|pp(_|$)": "pipeline parallelism",
+    r"(context|ulysses|ring_attention)_?(parallel)?|cp(_|$)": "context parallelism",
+}
+
+
 def did_you_mean(name: str, names: Iterable[str], otherwise: str = "there are") -> str:
-    """The end of a message about a name that does not exist: the nearest one, or all of them.
+    """The end of a message about a name that does not exist: that it is out of scope, or the nearest one, or all.
 
     Example:
         >>> did_you_mean("modle", ["model", "gpu"]), did_you_mean("zzz", ["model", "gpu"], "it has")
         ('did you mean model?', 'it has model, gpu')
     """
+    for pattern, meaning in OUT_OF_SCOPE.items():
+        if re.match(pattern, name.replace("-", "_"), re.IGNORECASE):
+            return f"{meaning} is out of scope: what is simulated is sharded data parallelism; leave it out"
     names = list(names)
     near = nearest(name, names)
     return f"did you mean {near[0]}?" if near else f"{otherwise} {', '.join(names)}"

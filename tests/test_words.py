@@ -45,6 +45,16 @@ def test_without_a_near_name_all_are_listed() -> None:
     assert words.did_you_mean("zzz", iter(["gpus", "gpu"]), "it has") == "it has gpus, gpu"
 
 
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [("tensor_parallel", "tensor"), ("tp", "tensor"), ("TP-size", "tensor"), ("pipeline_parallel_degree", "pipeline"),
+     ("cp", "context"), ("context_parallel_size", "context")],
+)  # fmt: skip
+def test_parallelism_that_is_out_of_scope_is_said_to_be(name: str, what: str) -> None:
+    assert words.did_you_mean(name, ["gpus", "cpu_offload"]).startswith(f"{what} parallelism is out of scope")
+    assert words.did_you_mean("cpu_ofload", ["gpus", "cpu_offload"]) == "did you mean cpu_offload?"
+
+
 def test_the_likest_names_come_first_and_none_where_none_is_like_it() -> None:
     assert words.nearest("lama3-8b", ["gpt2-124m", "llama3-8b", "llama3-70b"], most=3) == ["llama3-8b", "llama3-70b"]
     assert words.nearest("zzz", ["gpt2-124m"]) == []

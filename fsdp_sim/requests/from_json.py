@@ -12,7 +12,7 @@ from msgspec import UNSET
 from fsdp_sim.requests.structs import PLAN_FIELDS, Failure, FitRequest, ModelFields, PlanFields, Request
 from fsdp_sim.spec import Cluster, Model, Plan
 from fsdp_sim.spec.fields import check
-from fsdp_sim.words import nearest
+from fsdp_sim.words import did_you_mean
 
 SPEC_OF: dict[Any, type] = {Request: Cluster, FitRequest: Cluster, PlanFields: Plan, ModelFields: Model}
 
@@ -90,9 +90,7 @@ def convert(table: Any, struct: Any, source: str) -> Any:
     known = struct.__struct_fields__ + (PLAN_FIELDS if struct is Request else ())
     for key in table:
         if key not in struct.__struct_fields__:
-            near = nearest(key, known)
-            hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(struct.__struct_fields__)}"
-            raise ValueError(f"{source} has no field {key}; {hint}")
+            raise ValueError(f"{source} has no field {key}; {did_you_mean(key, known, 'it has')}")
     values = _values(table, SPEC_OF[struct], source)
     try:
         made = msgspec.convert({key: value for key, value in table.items() if key not in values}, struct)
