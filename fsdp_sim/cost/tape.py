@@ -19,6 +19,7 @@ class Activations(NamedTuple):
             is gone by then. Below 0 where gradients of parameters take the place of activations that are gone.
         selective_bytes: what selective checkpointing keeps: outputs of attention and of every other matmul.
         logits_bytes: of ``saved_bytes``, what the loss keeps.
+        saves_input: its input is kept for its backward.
     """
 
     saved_bytes: int = 0
@@ -28,6 +29,7 @@ class Activations(NamedTuple):
     backward_temporary_bytes: int = 0
     selective_bytes: int = 0
     logits_bytes: int = 0
+    saves_input: bool = True
 
 
 class Step(NamedTuple):
@@ -125,6 +127,7 @@ def walk(tape: Tape) -> Activations:
             if not keepers[name]:
                 saved.discard(name)
     backward = highest - kept - params
+    saves_input = any("x" in step.saves for step in steps)
 
     return Activations(
         saved_bytes=kept,
@@ -134,6 +137,7 @@ def walk(tape: Tape) -> Activations:
         backward_temporary_bytes=backward,
         selective_bytes=_selective(tape),
         logits_bytes=sum(sizes[name] for name in tape.logits),
+        saves_input=saves_input,
     )
 
 

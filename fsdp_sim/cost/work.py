@@ -68,6 +68,7 @@ class Work:
         selective_bytes: of ``saved_bytes``, what selective checkpointing keeps.
         is_block: activation checkpointing applies to it.
         logits_bytes: of ``saved_bytes``, logits and loss.
+        saves_input: its input is kept for its backward.
     """
 
     forward: tuple[Kernel, ...] = ()
@@ -80,6 +81,7 @@ class Work:
     selective_bytes: int = 0
     is_block: bool = False
     logits_bytes: int = 0
+    saves_input: bool = True
 
     @property
     def forward_flops(self) -> float:

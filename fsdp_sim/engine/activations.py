@@ -31,6 +31,13 @@ class Change(NamedTuple):
 SEGMENT_OPS = frozenset({Op.FWD, Op.BWD, Op.RECOMPUTE})
 
 
+def first_trained(program: Program) -> tuple[str, str]:
+    """The last segment that has no backward, and the first that has one and may keep its output; empty: all have."""
+    forwards, back = list(program.segments_of(Op.FWD)), program.segments_of(Op.BWD)
+    first = next((n for n, segment in enumerate(forwards) if segment in back), 0)
+    return (forwards[first - 1], forwards[first]) if first else ("", "")
+
+
 class Activations:
     """The changes that each operation of a program's compute makes.
 
@@ -52,13 +59,16 @@ class Activations:
                 f"it knows {', '.join(list(work)[:5]) or 'none'}"
             )
         self.with_backward, self.recomputed = program.segments_of(Op.BWD), program.segments_of(Op.RECOMPUTE)
+        self.handed_on, self.keeper = first_trained(program)
+        if self.keeper and self.keeper not in self.recomputed and not work[self.keeper].saves_input:
+            self.handed_on = self.keeper = ""
         self.known: dict[tuple[object, ...], tuple[Change, ...]] = {}
 
     def of(self, op: Op, segment: str, made: int = 0) -> tuple[Change, ...]:
         """The changes of one operation; ``made`` are bytes of whole gradients that a backward makes."""
         # Equal blocks share their work, so what distinguishes two segments is little
         again, back = segment in self.recomputed, segment in self.with_backward
-        key = (op, id(self.work[segment]), again, back, made)
+        key = (op, id(self.work[segment]), again, back, made, segment in (self.handed_on, self.keeper))
         found = self.known.get(key)
         if found is None:
             if op is Op.BWD:
@@ -79,6 +89,9 @@ class Activations:
             yield from self._saved(work, 0)
         else:  # nothing is kept, but its output lives until it is read; as good as an addition to what is in flight
             moment += work.saved_bytes
+            if segment == self.handed_on:
+                yield Change(Memory.ACTIVATION, work.output_bytes)
+                moment -= work.output_bytes
         yield from for_a_moment(_moment(work), moment)
 
     def _recompute(self, segment: str) -> Iterable[Change]:
@@ -100,6 +113,8 @@ class Activations:
         for change in self._saved(work, kept):
             yield Change(change.category, -change.bytes, at_end=True)
         yield Change(Memory.CHECKPOINT, -kept, at_end=True)
+        if segment == self.keeper:
+            yield Change(Memory.ACTIVATION, -self.work[self.handed_on].output_bytes, at_end=True)
         yield Change(Memory.UNSHARDED_GRAD, made - there, at_end=True)
 
     def _checkpoint(self, work: Work) -> int:

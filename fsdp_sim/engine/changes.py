@@ -12,7 +12,7 @@ from functools import cached_property, partial
 from typing import NamedTuple
 
 from fsdp_sim.cost import Workload
-from fsdp_sim.engine.activations import SEGMENT_OPS, Activations, Change, for_a_moment
+from fsdp_sim.engine.activations import SEGMENT_OPS, Activations, Change, first_trained, for_a_moment
 from fsdp_sim.engine.kinds import Alike, kinds_of
 from fsdp_sim.engine.record import Changed, Rows
 from fsdp_sim.schedule import Kind, Program
@@ -135,6 +135,7 @@ class Template(NamedTuple):
 def _template(program: Program, alike: Alike | None) -> Template:
     """Go through a program once. Without ``alike`` its segments change nothing."""
     again, back = program.segments_of(Op.RECOMPUTE), program.segments_of(Op.BWD)
+    edge = first_trained(program)
     pieces: list[Piece] = []
     places: dict[object, int] = {}
     slots: list[Slot] = []
@@ -172,7 +173,7 @@ def _template(program: Program, alike: Alike | None) -> Template:
             categories.append(i.category)
             sizes.append(i.bytes if kind is _ALLOC else -i.bytes)
         elif i.op is Op.OPTIM or (i.op in SEGMENT_OPS and alike is not None):
-            what = (i.op, alike and alike.get(i.unit, i.unit), i.unit in again, i.unit in back, made)
+            what = (i.op, alike and alike.get(i.unit, i.unit), i.unit in again, i.unit in back, i.unit in edge, made)
             close(number, Slot(i.op, i.unit, made), what)
     close(len(program), Slot(Op.OTHER, "", 0), None)
     return Template(pieces, slots)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -22,6 +22,7 @@ from fsdp_sim.measure.model_from_module import model_from_module
 from fsdp_sim.schedule import build
 from fsdp_sim.spec import Model, Plan
 from fsdp_sim.timeline import Memory
+from tests.measure.adapters import with_adapters
 from tests.measure.llama import Llama
 from tests.measure.mem_tracker import WORLD_SIZE, FusedNorm, gpt_of, peak_by_the_rules, tokens_of, tracked, with_layers
 from tests.some import some
@@ -127,6 +128,41 @@ def test_the_norms_of_the_cpu_keep_more_and_can_be_asked_for() -> None:
     )
     assert sum(rules_say(case, cpu).values()) == pytest.approx(truth, rel=0.001)
     assert sum(rules_say(case, gpu).values()) < 0.95 * truth
+
+
+def frozen(model: Any, names: tuple[str, ...]) -> Any:
+    for name in names:
+        model.get_submodule(name).requires_grad_(False)
+    return model
+
+
+PARTS = {  # what a plan does to the weights, and the module that it means
+    "LoRA": ({"lora_rank": 16}, lambda model: with_adapters(model, 16)),
+    "LoRA of q and v": (
+        {"lora_rank": 16, "lora_targets": ("wq", "wv")}, lambda model: with_adapters(model, 16, targets=("wq", "wv"))
+    ),
+    "QLoRA": (
+        {"lora_rank": 16, "base_quantization": "nf4"}, lambda model: with_adapters(model, 16, quantised=True)
+    ),
+    "the first layers frozen": ({"freeze": ("embed", "layers.0")}, lambda model: frozen(model, ("embed", "layers.0"))),
+    "every ffn frozen": (
+        {"freeze": ("layers.*.ffn",)}, lambda model: frozen(model, tuple(f"layers.{i}.ffn" for i in range(3)))
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("checkpointing", ["full", None])
+@pytest.mark.parametrize("part", some(list(PARTS), first=3))
+def test_weights_that_do_not_train_have_the_peak_of_torch(part: str, checkpointing: str | None) -> None:
+    fields, change = PARTS[part]
+    asked = dataclasses.replace(plan(2, 1024, checkpointing, None), **fields)
+    model = with_layers("llama3-8b", 3, vocab=16384)  # so that the blocks make the peak, not the head
+    build_it = lambda: change(Llama(model, norm=FusedNorm))  # noqa: E731
+
+    truth = tracked(build_it, asked)["Total"]
+    work = workload(model, asked)
+
+    assert memory(build(work.units, asked, WORLD_SIZE), work).peak_bytes == pytest.approx(truth, rel=0.003)
 
 
 def test_cases_cover_what_they_should() -> None:
