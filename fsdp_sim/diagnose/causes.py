@@ -16,6 +16,8 @@ from typing import Literal, NamedTuple
 Key = tuple[int, int]
 """An operation: its rank, and its number there (in a timeline its seq, in a run its place among the operations)."""
 Why = Literal["lane", "event", "communicator", "CPU", "unknown"]
+Dependency = tuple[Why, Key, float]
+"""What an operation came after: why, which one, and when that ended."""
 
 
 class Cause(NamedTuple):
@@ -31,14 +33,6 @@ class Cause(NamedTuple):
     why: Why
     key: Key | None
     rank: int
-
-
-class Dependency(NamedTuple):
-    """What an operation came after, why, and when that ended."""
-
-    why: Why
-    key: Key
-    end_s: float
 
 
 class Piece(NamedTuple):
@@ -68,13 +62,16 @@ def cause_of(
         touch_s: two times that differ by no more count as one.
         launch_s: what passes at most between the end of what was waited for and the start.
     """
-    ready = [one for one in before if one.end_s <= start_s + touch_s]
-    latest_s = max((one.end_s for one in ready), default=float("-inf"))
+    latest_s = float("-inf")
+    for _, _, end_s in before:
+        if latest_s < end_s <= start_s + touch_s:
+            latest_s = end_s
     if issue_s > latest_s + touch_s and start_s - issue_s <= launch_s:
         return Cause("CPU", None, rank)
     if start_s - latest_s <= launch_s:
-        first = next(one for one in ready if one.end_s >= latest_s - touch_s)
-        return Cause(first.why, first.key, rank)
+        for why, key, end_s in before:
+            if latest_s - touch_s <= end_s <= start_s + touch_s:
+                return Cause(why, key, rank)
     return Cause("unknown", None, rank)
 
 

@@ -7,13 +7,10 @@ because it was still issuing them. Of a thousand ranks it looks at those on the 
 from __future__ import annotations
 
 from bisect import bisect_left
-from functools import cached_property, reduce
+from functools import reduce
 
-import numpy as np
-
-from fsdp_sim.diagnose.causes import Cause, Causes, Dependency, Key, Piece, Why, cause_of
-from fsdp_sim.engine import Run, Seconds, at_rank, dependencies, group_of
-from fsdp_sim.schedule import Kind
+from fsdp_sim.diagnose.causes import Cause, Causes, Dependency, Key, Piece, cause_of
+from fsdp_sim.engine import Run, Seconds, at_rank, dependencies, group_of, later
 
 
 class RunCauses(Causes):
@@ -41,20 +38,22 @@ class RunCauses(Causes):
     def own_cause(self, key: Key) -> Cause:
         """Why an operation began when it did, by what its own rank says."""
         rank, k = key
+        times, end_s = self.run.columns, self.run.columns.end_s
         stream, communicator, events, _ = self.before[k]
-        after: list[tuple[Why, int]] = [("lane", stream), *(("event", op) for op in events)]
-        after.append(("communicator", communicator))
-        found = [Dependency(why, (rank, op), self.end_s((rank, op))) for why, op in after if op >= 0]
-        return cause_of(rank, self.start_s(key), at_rank(self.run.columns.issue_s[k], rank), found)
+        found: list[Dependency] = [("lane", (rank, stream), at_rank(end_s[stream], rank))] if stream >= 0 else []
+        found += [("event", (rank, op), at_rank(end_s[op], rank)) for op in events]
+        if communicator >= 0:
+            found.append(("communicator", (rank, communicator), at_rank(end_s[communicator], rank)))
+        return cause_of(rank, at_rank(times.start_s[k], rank), at_rank(times.issue_s[k], rank), found)
 
     def last_to_come(self, key: Key) -> Key:
         """Of a collective the one of the rank that came last, if others came earlier; else the operation itself."""
         (rank, k), columns = key, self.run.columns
-        i, (stream, communicator, events, _) = self.run.ops[k], self.before[k]
-        if not i.communicator or self.run.ranks == 1:
+        if self.run.ranks == 1 or not self.run.ops[k].communicator:
             return key
+        i, (stream, communicator, events, _) = self.run.ops[k], self.before[k]
         ends = [columns.end_s[op] for op in (stream, communicator, *events) if op >= 0]
-        ready: Seconds = reduce(np.maximum, ends, columns.issue_s[k])
+        ready: Seconds = reduce(later, ends, columns.issue_s[k])
         if at_rank(ready, rank) == self.start_s(key):
             return key
         group = group_of(i, rank, self.run.program.world_size, self.run.ranks)
@@ -66,10 +65,10 @@ class RunCauses(Causes):
         place = bisect_left(numbers, self._numbers[key[1]]) - 1
         return ops[place] if place >= 0 else None
 
-    @cached_property
+    @property
     def _numbers(self) -> list[int]:
         """The number of each operation among the instructions."""
-        return [number for number, i in enumerate(self.run.program.instructions) if i.kind is Kind.OP]
+        return self.run.program.numbers
 
     def _stops_of(self, rank: int) -> tuple[list[int], list[Key]]:
         """The instructions at which a rank's CPU really waited, and the operation it waited for at each."""
@@ -89,8 +88,11 @@ class RunCauses(Causes):
         """The operation that ends a step, on a rank on which it does; the last issued of several."""
         end_s = self.run.step_ends_s[step]
         for k in range(len(self.run.ops) - 1, -1, -1):
-            found = np.atleast_1d(np.asarray(self.run.columns.end_s[k]))
-            if found.max() == end_s:
+            found = self.run.columns.end_s[k]
+            if isinstance(found, float):
+                if found == end_s:
+                    return 0, k
+            elif found.max() == end_s:
                 return int(found.argmax()), k
         raise AssertionError(f"no operation ends at {end_s}")
 

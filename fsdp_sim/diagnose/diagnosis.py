@@ -26,6 +26,7 @@ from fsdp_sim.timeline import (
     spans_of,
     subtract,
     total_s,
+    uncovered,
     union,
 )
 
@@ -108,6 +109,6 @@ def _collectives(found: StepObservation, busy: list[Interval]) -> list[Collectiv
             culprit=max(why, key=lambda one: why[one]) if why else None,
             sentence="",
         )
-        alone_s = total_s(subtract(spans_of(some), busy))
+        alone_s = total_s(one for span in union(spans_of(some)) for one in uncovered(*span, busy))
         rows.append(msgspec.structs.replace(row, sentence=collective_sentence(row, alone_s)))
     return sorted(rows, key=lambda row: -round(row.exposed_s, 12))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Literal
 
 from fsdp_sim.diagnose.causes import Piece
@@ -17,7 +17,7 @@ from fsdp_sim.diagnose.critical_path import RunCauses, critical_path_of_run
 from fsdp_sim.diagnose.diagnosis import diagnose
 from fsdp_sim.diagnose.findings import Diagnosis
 from fsdp_sim.engine import Exposure, Run, exposure
-from fsdp_sim.schedule import Instruction, Param
+from fsdp_sim.schedule import Instruction, Param, Program
 from fsdp_sim.spec import shards_of
 from fsdp_sim.timeline import COLLECTIVES, Op
 from fsdp_sim.words import human_ms, percent
@@ -40,9 +40,8 @@ class Explanation:
         critical_path: see `critical_path_of_run`.
         critical_s: seconds of the critical path by what they are spent on.
         bound: for each unit, in order of issue, what most of its part of the critical path is spent on.
+        faster: for ``compute``, ``network`` and ``cpu`` what plays the program where this is 10% faster.
         between_steps_s: what a training loop takes between two steps, which is not replayed.
-        gains: seconds that the step would be shorter if ``compute``, ``network`` or ``cpu`` were 10% faster, by
-            playing it again.
     """
 
     run: Run = field(repr=False)
@@ -53,12 +52,22 @@ class Explanation:
     critical_path: tuple[Piece, ...] = field(repr=False)
     critical_s: dict[Bound, float]
     bound: dict[str, Bound]
-    gains: dict[str, float]
+    faster: Mapping[str, Callable[[], Run]] = field(repr=False)
     between_steps_s: float = 0.0
 
     @property
     def step_time_s(self) -> float:
         return self.exposure.step_s
+
+    @cached_property
+    def gains(self) -> dict[str, float]:
+        """Seconds that the step would be shorter if ``compute``, ``network`` or ``cpu`` were 10% faster.
+
+        The program is played again for each when this is first asked for.
+        """
+        return {
+            name: self.run.step_time_s(self.step) - play().step_time_s(self.step) for name, play in self.faster.items()
+        }
 
     @property
     def exposed_s(self) -> dict[str, float]:
@@ -120,8 +129,6 @@ def explain(run: Run, *, step: int = -1, faster: Mapping[str, Callable[[], Run]]
         name: partial(run.scaled, **{name: 1 / FASTER}) for name in ("compute", "network", "cpu")
     }
     replays |= faster or {}
-    now = run.step_time_s(step)
-    gains = {name: now - play().step_time_s(step) for name, play in replays.items()}
     critical_s: dict[Bound, float] = {"compute": 0.0, "network": 0.0, "copies": 0.0, "CPU": 0.0}
     of_unit: dict[str, dict[Bound, float]] = {}
     owner = {segment: unit.name for unit in run.program.units for segment in unit.names_of_segments}
@@ -133,7 +140,7 @@ def explain(run: Run, *, step: int = -1, faster: Mapping[str, Callable[[], Run]]
             unit = of_unit.setdefault(owner.get(i.unit, i.unit), {})
             unit[kind] = unit.get(kind, 0.0) + seconds
     bound = {unit: max(kinds, key=lambda kind: kinds[kind]) for unit, kinds in of_unit.items() if unit}
-    return Explanation(run, step, rank, found, diagnosis, tuple(path), critical_s, bound, gains)
+    return Explanation(run, step, rank, found, diagnosis, tuple(path), critical_s, bound, replays)
 
 
 def bound_of(op: Op, cpu: bool, cpu_offload: bool) -> Bound:
@@ -190,8 +197,12 @@ def _summary(found: Explanation) -> list[str]:
 
 
 def _padding(found: Explanation) -> list[str]:
-    """Dimension 0 is cut into one piece per rank: of 8 experts on 64 ranks 56 hold nothing, but all are sent."""
     program = found.run.program
+    return program.once("padding", lambda: _padded(program))
+
+
+def _padded(program: Program) -> list[str]:
+    """Dimension 0 is cut into one piece per rank: of 8 experts on 64 ranks 56 hold nothing, but all are sent."""
     shards = shards_of(program.plan, program.world_size)
     if program.plan.api != "fsdp2" or shards == 1:
         return []

@@ -149,7 +149,7 @@ class RankView:
 
     def cause(self, e: Event) -> Cause:
         """Why an operation started when it did."""
-        before = [Dependency(why, (self.rank, op.seq), op.end_s) for why, op in self.before(e)]
+        before: list[Dependency] = [(why, (self.rank, op.seq), op.end_s) for why, op in self.before(e)]
         issue_s = e.issue_s if self.says_issues else float("-inf")
         cause = cause_of(self.rank, e.start_s, issue_s, before, self.touch_s, self.launch_s)
         op = self.op(cause)

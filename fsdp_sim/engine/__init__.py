@@ -8,7 +8,7 @@ from fsdp_sim.engine.kinds import Alike
 from fsdp_sim.engine.memory import MemoryProfile, Part, memory
 from fsdp_sim.engine.replay import replay, run
 from fsdp_sim.engine.run import Run, at_rank
-from fsdp_sim.engine.seconds import Given, Seconds
+from fsdp_sim.engine.seconds import Given, Seconds, later
 from fsdp_sim.engine.skew import jitter, slow_node, straggler
 from fsdp_sim.engine.states import model_state_bytes
 
@@ -27,6 +27,7 @@ __all__ = [
     "exposure",
     "group_of",
     "jitter",
+    "later",
     "memory",
     "model_state_bytes",
     "replay",

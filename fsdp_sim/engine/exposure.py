@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fsdp_sim.engine.run import Run
+from fsdp_sim.schedule import Instruction
 from fsdp_sim.timeline import COLLECTIVES, Lane, Phase
 
 
@@ -44,16 +46,13 @@ def exposure(run: Run, step: int = -1, rank: int = 0) -> Exposure:
     step %= len(ends)
     begin, end = ends[step] - step_s, ends[step]
     starts, stops = run.of_rank(run.columns.start_s, rank), run.of_rank(run.columns.end_s, rank)
-    compute: list[tuple[float, float, int]] = []
-    comm: list[tuple[float, float, int]] = []
-    for k, i in enumerate(run.ops):
-        if stops[k] <= begin or starts[k] >= end:
-            continue
-        span = (max(starts[k], begin), min(stops[k], end), k)
-        if i.op in COLLECTIVES:
-            comm.append(span)
-        elif i.lane is Lane.COMPUTE:
-            compute.append(span)
+
+    def spans(ops: Iterable[int]) -> list[tuple[float, float, int]]:
+        found = [(starts[k], stops[k], k) for k in ops if stops[k] > begin and starts[k] < end]
+        return [(max(start, begin), min(stop, end), k) for start, stop, k in found]
+
+    comm_ops, compute_ops = run.program.once("comm and compute", lambda: _comm_and_compute(run.ops))
+    comm, compute = spans(comm_ops), spans(compute_ops)
     comm.sort()
     by_unit: dict[tuple[Phase, str], float] = {}
     comm_s = exposed_s = 0.0
@@ -76,3 +75,9 @@ def exposure(run: Run, step: int = -1, rank: int = 0) -> Exposure:
             exposed_s += alone_s
     compute_s = sum(stop - start for start, stop, _ in compute)
     return Exposure(step_s, compute_s, comm_s, exposed_s, by_unit)
+
+
+def _comm_and_compute(ops: Sequence[Instruction]) -> tuple[list[int], list[int]]:
+    """The collectives, and what occupies the compute lane."""
+    comm = [k for k, i in enumerate(ops) if i.op in COLLECTIVES]
+    return comm, [k for k, i in enumerate(ops) if i.lane is Lane.COMPUTE and i.op not in COLLECTIVES]

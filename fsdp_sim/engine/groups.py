@@ -7,8 +7,6 @@ groups that are played in part only the played ranks count.
 
 from __future__ import annotations
 
-import numpy as np
-
 from fsdp_sim.engine.seconds import Seconds, Times
 from fsdp_sim.schedule import Instruction
 
@@ -28,9 +26,10 @@ def over_group(value: Seconds, i: Instruction, world_size: int, ranks: int) -> S
     A collective is a rendezvous: it starts when the last rank of the group is ready, and lasts as long as its slowest
     says.
     """
-    if type(value) is float:
-        return value
-    assert not isinstance(value, float)
+    if isinstance(value, float) or not value.ndim:
+        return float(value)
+    import numpy as np  # which one rank does without
+
     size = i.group_size
     if size >= world_size or (ranks <= size and not _strided(i)):
         return float(value.max())

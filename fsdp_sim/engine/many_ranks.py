@@ -15,7 +15,7 @@ import numpy as np
 from fsdp_sim.engine.dependencies import dependencies
 from fsdp_sim.engine.groups import over_group
 from fsdp_sim.engine.run import OpTimes
-from fsdp_sim.engine.seconds import OpCosts, Seconds
+from fsdp_sim.engine.seconds import OpCosts, Seconds, later
 from fsdp_sim.schedule import Program
 
 
@@ -66,13 +66,6 @@ def many_ranks(program: Program, costs: OpCosts, on_cpu: bool) -> OpTimes:
         end_s.append(end)
     stand_still(cpu, len(end_s))
     return OpTimes(issue_s, clock_s, start_s, end_s, blocks, late)
-
-
-def later(one: Seconds, other: Seconds) -> Seconds:
-    """The later of two times on each rank; a number if both are."""
-    if type(one) is float and type(other) is float:
-        return one if one >= other else other
-    return np.maximum(one, other)
 
 
 def either(which: bool | np.bool_ | np.ndarray, one: Seconds, other: Seconds) -> Seconds:

@@ -16,7 +16,7 @@ from fsdp_sim.cost import Workload
 from fsdp_sim.engine.allocator import Pools, pools
 from fsdp_sim.engine.changes import Changes, changes_of
 from fsdp_sim.engine.run import Run
-from fsdp_sim.schedule import Instruction, Kind, Program
+from fsdp_sim.schedule import Instruction, Program
 from fsdp_sim.timeline import Header, Memory, Phase, Timeline
 
 
@@ -183,7 +183,7 @@ class MemoryProfile:
             raise ValueError("this profile was made of a program, which has no times; give memory() a run of it")
         columns, rank = self.run.columns, 0
         clock, start, end = (self.run.of_rank(c, rank) for c in (columns.clock_s, columns.start_s, columns.end_s))
-        ops = [number for number, i in enumerate(self.program.instructions) if i.kind is Kind.OP]
+        ops = self.program.numbers
         at_start, at_end = dict(zip(ops, start if device else clock, strict=True)), dict(zip(ops, end, strict=True))
         numbers, cpu, reached = self.run.memory_times(rank)
         at_start |= dict(zip(numbers, reached if device else cpu, strict=True))

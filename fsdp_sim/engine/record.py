@@ -95,11 +95,6 @@ class Rows:
     # An event is of a state that lives through all steps, of an operation, or of a change of memory. Below, what there
     # is of each kind is listed kind by kind, and then put in order.
 
-    @cached_property
-    def _numbers(self) -> list[int]:
-        """Of each operation its number among the instructions."""
-        return [number for number, i in enumerate(self.program.instructions) if i.kind is _OP]
-
     @property
     def _ops(self) -> tuple[Instruction, ...]:
         return self.program.ops
@@ -114,7 +109,7 @@ class Rows:
     def _order(self) -> list[int]:
         """Of each event its place in the list of all, kind by kind."""
         keys = [-1] * len(self._states)
-        keys += [3 * number + 1 for number in self._numbers]
+        keys += [3 * number + 1 for number in self.program.numbers]
         keys += [3 * n + 2 * at_end for n, at_end in zip(self._changed.number, self._changed.at_end, strict=True)]
         return sorted(range(len(keys)), key=keys.__getitem__)
 
@@ -153,8 +148,8 @@ class Rows:
         """Of each event the place of its ``issue_s``, ``start_s`` and ``end_s`` in `RankTimes`."""
         about_memory = [n for n, i in enumerate(self.program.instructions) if i.kind in _ABOUT_MEMORY]
         operations, buffers = len(self._ops), len(about_memory)
-        begin = dict(zip(self._numbers, range(operations), strict=True))
-        end = dict(zip(self._numbers, range(operations, 2 * operations), strict=True))
+        begin = dict(zip(self.program.numbers, range(operations), strict=True))
+        end = dict(zip(self.program.numbers, range(operations, 2 * operations), strict=True))
         issue = begin | dict(zip(about_memory, range(operations, operations + buffers), strict=True))
         begin |= dict(zip(about_memory, range(2 * operations, 2 * operations + buffers), strict=True))
         numbers, at_end = self._changed.number, self._changed.at_end

@@ -71,14 +71,9 @@ class Run:
     @cached_property
     def step_ends_s(self) -> list[float]:
         """When the last rank ends the last operation of each step."""
-        latest: dict[int, float] = {}
-        for i, end in zip(self.ops, self.columns.end_s, strict=True):
-            if not isinstance(end, float):
-                end = float(end.max())
-            if end > latest.get(i.step, 0.0):
-                latest[i.step] = end
-        ends = [latest.get(step, 0.0) for step in range(max(latest, default=0) + 1)]
-        return list(accumulate(ends, max))
+        ends = [end if isinstance(end, float) else float(end.max()) for end in self.columns.end_s]
+        latest = [max([0.0, *[ends[k] for k in ops]]) for ops in self.program.ops_of_steps]
+        return list(accumulate(latest, max))
 
     def step_time_s(self, step: int = -1) -> float:
         """From the end of the step before (or the start of the run) to the end of this one; the last by default.

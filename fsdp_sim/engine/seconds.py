@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import mul
 from typing import TYPE_CHECKING, TypeAlias
 
 from fsdp_sim.engine.kinds import Alike, OpKinds, kinds_of
@@ -25,6 +26,16 @@ Given: TypeAlias = "Mapping[tuple[Op, str], ArrayLike] | Callable[[Instruction],
 """Seconds by (operation, unit), or a function of the instruction. The unit of FWD, BWD and RECOMPUTE is the segment;
 that of OPTIM is ``""``. Each is asked for once for each kind of operation (see `OpKinds`); a function that has an
 attribute ``per_occurrence`` that is true, for every operation anew."""
+
+
+def later(one: Seconds, other: Seconds) -> Seconds:
+    """The later of two times on each rank; a number if both are."""
+    if type(one) is float and type(other) is float:
+        return one if one >= other else other
+    import numpy as np  # which one rank does without
+
+    return np.maximum(one, other)
+
 
 COPIES = frozenset(
     {
@@ -60,11 +71,13 @@ class OpCosts:
         """The same costs where compute (all but the collectives and the optimizer), the collectives, issuing, or the
         optimizer take that many times as long: 1 / 1.1 is a part 10% faster.
         """
-        factors = [network if i.op in COLLECTIVES else optimizer if i.op is Op.OPTIM else compute for i in self.ops]
+        of_kinds = [
+            network if i.op in COLLECTIVES else optimizer if i.op is Op.OPTIM else compute for i in self.kinds.first
+        ]
         return replace(
             self,
-            seconds=[s * f for s, f in zip(self.seconds, factors, strict=True)],
-            issue_s=[s * cpu for s in self.issue_s],
+            seconds=list(map(mul, self.seconds, self.kinds.spread(of_kinds))),
+            issue_s=[s * cpu for s in self.issue_s] if cpu != 1.0 else self.issue_s,
             launch_s=self.launch_s * cpu,
         )
 
@@ -144,7 +157,7 @@ def _ask(kinds: OpKinds, given: Given, what: str, copies_s: float | None) -> tup
 def _checked(value: ArrayLike, i: Instruction, what: str) -> Seconds:
     number = value
     if not isinstance(value, int | float):
-        import numpy as np  # which one rank does without
+        import numpy as np
 
         array = np.asarray(value, dtype=float)
         if array.ndim == 1 and np.isfinite(array).all() and (array >= 0).all():

@@ -15,8 +15,6 @@ import zlib
 from collections.abc import Callable
 from typing import Literal
 
-import numpy as np
-
 from fsdp_sim.engine.seconds import Given, Seconds, Times
 from fsdp_sim.schedule import Instruction
 from fsdp_sim.timeline import COLLECTIVES
@@ -43,7 +41,7 @@ class PerRank:
         seconds = given(i) if callable(given) else given[i.op, i.unit]
         if self.of != "all" and (i.op in COLLECTIVES) != (self.of == "network"):
             return seconds  # type: ignore[return-value]
-        return np.asarray(seconds, dtype=float) * self.factor(i)
+        return self.factor(i) * seconds  # type: ignore[operator]
 
 
 def jitter(given: Given, ranks: int, *, sigma: float, seed: int = 0, of: Of = "compute") -> PerRank:
@@ -61,6 +59,8 @@ def jitter(given: Given, ranks: int, *, sigma: float, seed: int = 0, of: Of = "c
     _check(ranks)
     if not 0 <= sigma < math.inf:
         raise ValueError(f"sigma is {sigma!r}; it must be a number >= 0")
+
+    import numpy as np
 
     def factor(i: Instruction) -> Times:
         name = f"{i.step}.{i.micro_batch}.{i.phase}.{i.op}.{i.unit}"
@@ -101,6 +101,8 @@ def slow_node(
 def _constant(given: Given, ranks: int, where: slice, factor: float, of: Of) -> PerRank:
     if not 0 < factor < math.inf:
         raise ValueError(f"factor is {factor!r}; it must be a number > 0 (1 changes nothing)")
+    import numpy as np
+
     factors = np.ones(ranks)
     factors[where] = factor
     return PerRank(given, of, lambda i: factors, per_occurrence=False)

@@ -66,6 +66,23 @@ class Program:
         """The instructions that take time."""
         return self.once("ops", lambda: tuple([i for i in self.instructions if i.kind is Kind.OP]))
 
+    @property
+    def ops_of_steps(self) -> list[list[int]]:
+        """For each step its operations, by their place among all operations."""
+
+        def found() -> list[list[int]]:
+            steps: list[list[int]] = [[] for _ in range(max([i.step for i in self.ops], default=0) + 1)]
+            for k, i in enumerate(self.ops):
+                steps[i.step].append(k)
+            return steps
+
+        return self.once("ops of steps", found)
+
+    @property
+    def numbers(self) -> list[int]:
+        """Of each operation its number among the instructions."""
+        return self.once("numbers", lambda: [n for n, i in enumerate(self.instructions) if i.kind is Kind.OP])
+
     def segments_of(self, op: Op) -> dict[str, None]:
         """The segments of which there is an operation of a kind, in order: FWD, BWD or RECOMPUTE."""
         return self.once(("segments", op), lambda: dict.fromkeys([i.unit for i in self.ops if i.op is op]))

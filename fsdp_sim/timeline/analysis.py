@@ -9,13 +9,14 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Literal
-
-import numpy as np
+from typing import TYPE_CHECKING, Literal
 
 from fsdp_sim.timeline.event import Event
 from fsdp_sim.timeline.kinds import COLLECTIVES, COMM_LANES, Lane, Op
 from fsdp_sim.timeline.timeline import Timeline
+
+if TYPE_CHECKING:
+    import numpy as np
 
 Interval = tuple[float, float]
 
@@ -192,6 +193,8 @@ def piece_durations(timeline: Timeline, step: int) -> dict[tuple[Op, str], np.nd
     Returns:
         for each (op, unit) seconds of shape (ranks,), in the order of ``timeline.ranks``.
     """
+    import numpy as np
+
     seen: dict[tuple[Op, str], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     before_s: dict[int, float] = {}  # of each rank; the first operation of a step has none before it
     for event in timeline.ops:

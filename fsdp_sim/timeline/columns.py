@@ -92,7 +92,7 @@ class Columns:
 
     def events(self) -> list[Event]:
         """Every event as an object."""
-        return [Event(**dict(zip(FIELDS, row, strict=True))) for row in self.rows(*FIELDS)]
+        return list(map(Event, *[self[name] for name in FIELDS]))
 
 
 def _reading(events: Sequence[Event], name: str) -> Callable[[], Column]:

@@ -10,7 +10,7 @@ MOST_S = 1e10
 MOST_BYTES = 2**62
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     """One row of a timeline.
 
     ``seq`` counts a rank's events in the order in which its CPU issued them. "Order" always means issue order

@@ -1,9 +1,12 @@
 """What a collective puts on the wire."""
 
+from functools import cache
+
 RING_PASSES = {"all_gather": 1, "reduce_scatter": 1, "all_to_all": 1, "gather": 1, "scatter": 1, "all_reduce": 2}
 """How often a ring of n ranks sends (n-1)/n of the message: an all-reduce is a reduce-scatter and an all-gather."""
 
 
+@cache
 def ring_share(op: str, group_size: int) -> float:
     """How much of the whole message each rank of a ring sends, and each of its links carries.
 

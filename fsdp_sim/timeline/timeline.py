@@ -12,16 +12,18 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import numpy as np
 
 from fsdp_sim.timeline.columns import FIELDS, Columns
 from fsdp_sim.timeline.event import Event, checked
 from fsdp_sim.timeline.header import VERSION, Header
 from fsdp_sim.timeline.kinds import MEMORY, Lane, Memory, Op
 from fsdp_sim.timeline.limits import EVENT_BYTES, LINE_BYTES, MAX_BYTES, TooLargeError, refuse_beyond, unzipped
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class Timeline:
@@ -83,7 +85,7 @@ class Timeline:
     @cached_property
     def ops(self) -> tuple[Event, ...]:
         """The events that take time: all but ``alloc`` and ``free``."""
-        return tuple(e for e in self.events if not e.is_memory)
+        return tuple([e for e, op in zip(self.events, self.columns["op"], strict=True) if op not in MEMORY])
 
     @cached_property
     def api(self) -> str:
@@ -135,6 +137,8 @@ class Timeline:
         Returns:
             times_s of shape (n,) and, for each category that occurs, bytes of shape (n,).
         """
+        import numpy as np  # which only arrays need
+
         changes = self._changes(rank)
         changes.sort(key=lambda change: change[0])  # of one moment, as they were issued
         times_s = np.array([time_s for time_s, _, _ in changes])
