@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from fsdp_sim.diagnose.culprits import Culprit
 from fsdp_sim.diagnose.look import StepObservation
 from fsdp_sim.spec import Cluster, Plan
-from fsdp_sim.timeline import Event, Op, Phase, communicates, spans_of, total_s, union
+from fsdp_sim.timeline import Event, Op, Phase, spans_of, total_s, union
 
 SATURATED = 0.9  # of a step in which a collective is in flight
 
@@ -40,9 +40,9 @@ class Facts(NamedTuple):
     @classmethod
     def of(cls, found: StepObservation) -> Facts:
         view, ops = found.view, found.events
-        comm_s = total_s(union(spans_of(e for e in ops if communicates(e.op, e.lane))))
-        gathers = [e for e in ops if e.op is Op.ALL_GATHER]
-        reductions = [e for e in ops if e.op in (Op.REDUCE_SCATTER, Op.ALL_REDUCE)]
+        comm_s = total_s(union(spans_of(found.comm)))
+        gathers = [e for e in found.comm if e.op is Op.ALL_GATHER]
+        reductions = [e for e in found.comm if e.op in (Op.REDUCE_SCATTER, Op.ALL_REDUCE)]
         return cls(
             api=view.api,
             gather_dtype=_dtype_of_largest(gathers),

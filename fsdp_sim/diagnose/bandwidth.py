@@ -60,7 +60,7 @@ class Speeds:
         self.bandwidth_gbps, self.cluster = bandwidth_gbps, cluster
         by_group: dict[int, dict[float, float]] = defaultdict(dict)
         for e in events:
-            if (moved := bus_bytes(e.op, e.bytes, e.group_size)) > 0 and e.duration_s > 0:
+            if e.group_size > 1 and (moved := bus_bytes(e.op, e.bytes, e.group_size)) > 0 and e.duration_s > 0:
                 sizes = by_group[e.group_size]
                 sizes[moved] = min(e.duration_s, sizes.get(moved, e.duration_s))
         self._fastest = {size: sorted(sizes.items()) for size, sizes in by_group.items()}

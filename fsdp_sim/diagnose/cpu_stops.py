@@ -87,7 +87,7 @@ class CpuStops:
 
     @cached_property
     def _ends(self) -> list[float]:
-        return sorted(e.end_s for e in self.view.ops if computes(e.op, e.lane))
+        return sorted([e.end_s for e in self.view.computing])
 
     @cached_property
     def _usual_s(self) -> float:

@@ -31,8 +31,10 @@ class RunCauses(Causes):
 
     def issued_s(self, key: Key) -> float | None:
         """When the CPU was done issuing an operation that had to go on until then; None where it had not."""
-        late = self.run.columns.late.get(key[1])
-        issued_s = float("inf") if late is None else at_rank(late, key[0])
+        late = self.run.columns.late
+        if key[1] not in late:
+            return None
+        issued_s = at_rank(late[key[1]], key[0])
         return issued_s if issued_s < self.end_s(key) else None
 
     def own_cause(self, key: Key) -> Cause:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from operator import attrgetter
 
 import msgspec
 
@@ -17,12 +17,9 @@ from fsdp_sim.spec import Cluster
 from fsdp_sim.timeline import (
     COLLECTIVES,
     Event,
-    Interval,
     Op,
     Phase,
     Timeline,
-    communicates,
-    computes,
     spans_of,
     subtract,
     total_s,
@@ -62,9 +59,8 @@ def diagnose(
         queued behind a reduction
     """
     found = look(timeline, step=step, rank=rank, bandwidth_gbps=bandwidth_gbps, cluster=cluster)
-    comm = union(_spans(found, lambda e: communicates(e.op, e.lane)))
-    busy = union(_spans(found, lambda e: computes(e.op, e.lane)))
-    copies = union(_spans(found, lambda e: computes(e.op, e.lane) and e.op not in _COMPUTATIONS))
+    comm, busy = union(spans_of(found.comm)), found.busy
+    copies = union(spans_of(e for e in found.computing if e.op not in _COMPUTATIONS))
     step_s = found.window[1] - found.window[0]
     exposed_s = total_s(subtract(comm, busy))
     totals = Diagnosis(
@@ -73,42 +69,42 @@ def diagnose(
         compute_s=total_s(busy), copies_s=total_s(copies), comm_s=total_s(comm), exposed_s=exposed_s,
         idle_s=max(0.0, step_s - total_s(union([*comm, *busy]))),
         overlap=1.0 - exposed_s / total_s(comm) if comm else 0.0,
-        headline="", culprits=blames(found), notes=[], collectives=_collectives(found, busy),
+        headline="", culprits=blames(found), notes=[], collectives=_collectives(found),
     )  # fmt: skip
     return msgspec.structs.replace(totals, headline=headline(totals), notes=notes(totals, found))
 
 
-def _spans(found: StepObservation, which: Callable[[Event], bool]) -> list[Interval]:
-    return spans_of(e for e in found.events if which(e))
-
-
-def _collectives(found: StepObservation, busy: list[Interval]) -> list[Collective]:
-    """By phase, kind and unit, the most exposed first; ``busy`` is when something computes."""
+def _collectives(found: StepObservation) -> list[Collective]:
+    """By phase, kind and unit, the most exposed first."""
     events: dict[tuple[Phase, Op, str], list[Event]] = defaultdict(list)
-    for e in found.events:
-        if communicates(e.op, e.lane):
-            events[e.phase, e.op, e.unit].append(e)
+    for e in found.comm:
+        events[e.phase, e.op, e.unit].append(e)
     blamed: dict[tuple[Phase, Op, str], dict[Culprit, float]] = defaultdict(lambda: defaultdict(float))
     for e, wait, seconds in found.exposed:
         blamed[e.phase, e.op, e.unit][wait.culprit if wait else Culprit.UNKNOWN] += seconds
+    alone_s: dict[tuple[Phase, Op, str], float] = defaultdict(float)
+    busy, at = found.busy, 0  # the first time that ends after a collective begins
+    for e in sorted(found.comm, key=attrgetter("start_s")):
+        while at < len(busy) and busy[at][1] <= e.start_s:
+            at += 1
+        alone_s[e.phase, e.op, e.unit] += total_s(uncovered(e.start_s, e.end_s, busy, at))
     rows = []
     for key, some in events.items():
         why = blamed[key]
         sized = [e for e in some if e.op in COLLECTIVES and e.bytes and e.group_size > 1]
-        seconds = sum(e.duration_s for e in sized)
+        seconds = sum([e.duration_s for e in sized])
         row = Collective(
             phase=key[0],
             op=key[1],
             unit=key[2],
             times=len(some),
-            bytes=max(e.bytes for e in some),
-            group_size=max(e.group_size for e in some),
-            total_s=sum(e.duration_s for e in some),
+            bytes=max([e.bytes for e in some]),
+            group_size=max([e.group_size for e in some]),
+            total_s=sum([e.duration_s for e in some]),
             exposed_s=sum(why.values()),
-            bus_gbps=sum(gbps(e.op, e.bytes, e.group_size, 1.0) for e in sized) / seconds if seconds else 0.0,
+            bus_gbps=sum([gbps(e.op, e.bytes, e.group_size, 1.0) for e in sized]) / seconds if seconds else 0.0,
             culprit=max(why, key=lambda one: why[one]) if why else None,
             sentence="",
         )
-        alone_s = total_s(one for span in union(spans_of(some)) for one in uncovered(*span, busy))
-        rows.append(msgspec.structs.replace(row, sentence=collective_sentence(row, alone_s)))
+        rows.append(msgspec.structs.replace(row, sentence=collective_sentence(row, alone_s[key])))
     return sorted(rows, key=lambda row: -round(row.exposed_s, 12))

@@ -7,7 +7,7 @@ tells comes on top: the critical path, what bound each unit, and what faster har
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Literal
@@ -131,12 +131,13 @@ def explain(run: Run, *, step: int = -1, faster: Mapping[str, Callable[[], Run]]
     replays |= faster or {}
     critical_s: dict[Bound, float] = {"compute": 0.0, "network": 0.0, "copies": 0.0, "CPU": 0.0}
     of_unit: dict[str, dict[Bound, float]] = {}
+    issue_s = {rank: run.of_rank(run.columns.issue_s, rank) for rank in {piece.rank for piece in path if piece.cpu}}
     owner = {segment: unit.name for unit in run.program.units for segment in unit.names_of_segments}
     for piece in path:
         op = run.ops[piece.key[1]]
         kind = bound_of(op.op, piece.cpu, run.program.plan.cpu_offload)
         critical_s[kind] += piece.seconds
-        for i, seconds in _issued(run, piece) if piece.cpu else [(op, piece.seconds)]:
+        for i, seconds in _issued(run, piece, issue_s[piece.rank]) if piece.cpu else [(op, piece.seconds)]:
             unit = of_unit.setdefault(owner.get(i.unit, i.unit), {})
             unit[kind] = unit.get(kind, 0.0) + seconds
     bound = {unit: max(kinds, key=lambda kind: kinds[kind]) for unit, kinds in of_unit.items() if unit}
@@ -152,9 +153,9 @@ def bound_of(op: Op, cpu: bool, cpu_offload: bool) -> Bound:
     return "compute" if op in (Op.FWD, Op.BWD, Op.RECOMPUTE, Op.OPTIM) else "copies"
 
 
-def _issued(run: Run, piece: Piece) -> list[tuple[Instruction, float]]:
+def _issued(run: Run, piece: Piece, issue_s: Sequence[float]) -> list[tuple[Instruction, float]]:
     """What the CPU issues in a piece of the critical path, and how long it takes for each."""
-    issue_s, found = run.of_rank(run.columns.issue_s, piece.rank), []
+    found = []
     until = piece.end_s
     for k in range(piece.key[1], -1, -1):
         since = max(issue_s[k - 1] if k else 0.0, piece.start_s)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from fsdp_sim.diagnose.bandwidth import Speeds
@@ -10,18 +10,26 @@ from fsdp_sim.diagnose.peers import Peers
 from fsdp_sim.diagnose.rank_view import RankView
 from fsdp_sim.diagnose.waits import Wait, exposed, waits
 from fsdp_sim.spec import Cluster
-from fsdp_sim.timeline import Event, Interval, Timeline, computes, median_step, spans_of, union
+from fsdp_sim.timeline import Event, Interval, Timeline, median_step, spans_of, spans_of_steps, union
 
 
 class StepObservation(NamedTuple):
-    """What was seen on a rank in a step, before it is put into words."""
+    """What was seen on a rank in a step, before it is put into words.
+
+    Attributes:
+        events: its operations in issue order; ``comm``: those that communicate.
+        computing: those that occupy the compute lane, in the order in which they start; ``busy``: when one does.
+    """
 
     peers: Peers
     view: RankView
     step: int
     window: Interval
     between_steps_s: float
-    events: tuple[Event, ...]
+    events: Sequence[Event]
+    comm: Sequence[Event]
+    computing: Sequence[Event]
+    busy: Sequence[Interval]
     idle: list[Wait]
     exposed: list[tuple[Event, Wait | None, float]]
     speeds: Speeds
@@ -44,22 +52,23 @@ def look(
     rank = timeline.ranks[0] if rank is None else rank
     if rank not in timeline.ranks:
         raise ValueError(f"there is no rank {rank} in it; there are {_listed(timeline.ranks)}")
-    spans: dict[int, Interval] = {}
-    for e in timeline.ops:
-        start, end = spans.get(e.step, (e.start_s, e.end_s))
-        spans[e.step] = (min(start, e.start_s), max(end, e.end_s))
+    spans = spans_of_steps(timeline)
     if step not in spans:
         raise ValueError(f"there is no step {step} in it; there are {_listed(spans)}")
     before = [end for other, (_, end) in spans.items() if other < step]
     window = spans[step]
     peers = Peers(timeline)
     view = peers.view(rank)
-    events = tuple(e for e in view.ops if e.step == step)
-    speeds = Speeds((e for e in view.ops if e.step == step), bandwidth_gbps, cluster)
+    events, comm, computing = (
+        [e for e in some if e.step == step] for some in (view.ops, view.communicating, view.computing)
+    )
+    speeds = Speeds(comm, bandwidth_gbps, cluster)
     idle = waits(peers, rank, step, window, speeds)
-    busy = union(spans_of(e for e in events if computes(e.op, e.lane)))
+    busy = union(spans_of(computing))
     between_s = max(0.0, window[0] - max(before)) if before else 0.0
-    return StepObservation(peers, view, step, window, between_s, events, idle, exposed(events, idle, busy), speeds)
+    return StepObservation(
+        peers, view, step, window, between_s, events, comm, computing, busy, idle, exposed(comm, idle, busy), speeds
+    )
 
 
 def _listed(numbers: Iterable[int]) -> str:

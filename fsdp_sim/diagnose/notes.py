@@ -14,7 +14,7 @@ from fsdp_sim.words import human_ms, percent
 def notes(d: Diagnosis, found: StepObservation) -> list[str]:
     """What the timeline does not say, and how to find out; and what else it says."""
     view, lines = found.view, []
-    groups = max((e.group_size for e in found.events), default=1)
+    groups = max([e.group_size for e in found.events], default=1)
     measured = not view.simulated
     if measured and groups > 1 and not found.peers.several:
         spread = _uneven(found.events)
@@ -29,7 +29,7 @@ def notes(d: Diagnosis, found: StepObservation) -> list[str]:
         lines.append(
             "The timeline does not say what waited for what; it is inferred from units and from times that touch."
         )
-    gathers = [e for e in found.events if e.op is Op.ALL_GATHER and e.group_size > 1]
+    gathers = [e for e in found.comm if e.op is Op.ALL_GATHER and e.group_size > 1]
     if any(w.culprit is Culprit.NETWORK for w in found.idle) and gathers:
         if found.speeds.line(gathers[0].group_size) is None:
             lines.append(

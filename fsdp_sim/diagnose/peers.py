@@ -40,7 +40,7 @@ class Peers:
 
     def view(self, rank: int) -> RankView:
         if rank not in self._views:
-            self._views[rank] = RankView(self.timeline, rank, self._events[rank])
+            self._views[rank] = RankView(self.timeline, rank)
         return self._views[rank]
 
     def stops(self, rank: int) -> CpuStops:
@@ -75,16 +75,9 @@ class Peers:
         return found
 
     @cached_property
-    def _events(self) -> dict[int, list[Event]]:
-        found: dict[int, list[Event]] = {rank: [] for rank in self.timeline.ranks}
-        for e in self.timeline.events:
-            found[e.rank].append(e)
-        return found
-
-    @cached_property
     def _occurrences(self) -> dict[Key, dict[int, list[Event]]]:
         found: dict[Key, dict[int, list[Event]]] = defaultdict(lambda: defaultdict(list))
-        for e in self.timeline.events:
+        for e in self.timeline.ops:
             if e.op in COLLECTIVES:
                 found[_key(e)][e.rank].append(e)
         return found

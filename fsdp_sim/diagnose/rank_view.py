@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 from fsdp_sim.diagnose.causes import Cause, Dependency, Why, cause_of
@@ -19,6 +19,7 @@ from fsdp_sim.timeline import (
     Lane,
     Op,
     Timeline,
+    communicates,
     computes,
     spans_of,
     subtract,
@@ -40,10 +41,10 @@ class RankView:
         touch_s: two times that differ by no more count as one.
     """
 
-    def __init__(self, timeline: Timeline, rank: int, events: Iterable[Event] | None = None) -> None:
+    def __init__(self, timeline: Timeline, rank: int) -> None:
         self.header, self.api, self.rank = timeline.header, timeline.api, rank
-        self.events = list(events) if events is not None else [e for e in timeline.events if e.rank == rank]
-        self.ops = [e for e in self.events if not e.is_memory]
+        self._timeline = timeline
+        self.ops = timeline.ops_of(rank)
         self.simulated = timeline.header.clock == "simulated"
         self.touch_s = 0.0 if self.simulated else TOUCH_S
         self.launch_s = 0.0 if self.simulated else LAUNCH_S
@@ -55,6 +56,22 @@ class RankView:
                 self._before_on_lane[e.seq] = last[e.lane]
             last[e.lane] = e
         self.collectives = [e for e in self.ops if e.op in COLLECTIVES]
+
+    @property
+    def events(self) -> Sequence[Event]:
+        """Its events, memory included, in issue order."""
+        return self._timeline.events_of(self.rank)
+
+    @cached_property
+    def computing(self) -> list[Event]:
+        """What occupies its compute lane, in the order in which it starts."""
+        found = [e for e in self.ops if computes(e.op, e.lane)]
+        return sorted(found, key=lambda e: (e.start_s, e.seq))
+
+    @cached_property
+    def communicating(self) -> list[Event]:
+        """Its communication, in issue order."""
+        return [e for e in self.ops if communicates(e.op, e.lane)]
 
     # -- what kind of run it is
 

@@ -14,7 +14,7 @@ from fsdp_sim.diagnose.bandwidth import Speeds
 from fsdp_sim.diagnose.culprits import Culprit
 from fsdp_sim.diagnose.peers import Peers
 from fsdp_sim.diagnose.rank_view import RankView
-from fsdp_sim.timeline import COLLECTIVES, Event, Interval, Lane, Op, Phase, communicates, computes, in_turn, uncovered
+from fsdp_sim.timeline import COLLECTIVES, Event, Interval, Lane, Op, Phase, communicates, in_turn, uncovered
 
 # What is done to the input of a collective before, and to its output after it.
 _COPIES = frozenset(
@@ -53,15 +53,15 @@ def waits(peers: Peers, rank: int, step: int, window: Interval, speeds: Speeds) 
     view = peers.view(rank)
     found: list[Wait] = []
     reached = window[0]
-    computing = sorted(
-        (e for e in view.ops if computes(e.op, e.lane) and e.end_s > window[0] and e.start_s < window[1]),
-        key=lambda e: (e.start_s, e.seq),
-    )
-    for e in computing:
-        if e.start_s > reached:
-            gap = (reached, e.start_s)
+    for e in view.computing:
+        start_s, end_s = e.start_s, e.end_s
+        if end_s <= window[0] or start_s >= window[1]:
+            continue
+        if start_s > reached:
+            gap = (reached, start_s)
             found += _inside(peers, view, e, gap) if view.synchronous else _before(peers, view, e, gap, speeds)
-        reached = max(reached, e.end_s)
+        if end_s > reached:
+            reached = end_s
     if window[1] > reached:
         gap = (reached, window[1])
         found += _inside(peers, view, None, gap) if view.synchronous else _after_all(view, step, gap)
@@ -203,7 +203,7 @@ def _after_all(view: RankView, step: int, gap: Interval) -> list[Wait]:
 
 
 def exposed(
-    events: Sequence[Event], idle: Sequence[Wait], busy: Sequence[Interval]
+    comm: Sequence[Event], idle: Sequence[Wait], busy: Sequence[Interval]
 ) -> list[tuple[Event, Wait | None, float]]:
     """What of the collectives no compute hides: of each the seconds, taken apart by the wait they fall into.
 
@@ -212,7 +212,7 @@ def exposed(
     """
     found: list[tuple[Event, Wait | None, float]] = []
     ends = [wait.end_s for wait in idle]
-    for e, own in in_turn(e for e in events if communicates(e.op, e.lane)):
+    for e, own in in_turn(comm):
         for since, until in uncovered(*own, busy):
             place, at = bisect_left(ends, since), since
             while place < len(idle) and idle[place].start_s < until:

@@ -173,7 +173,7 @@ class Rows:
 
 def own_changes(program: Program) -> list[Instruction]:
     """A program's own allocations and frees."""
-    return [i for i in program.instructions if i.kind is _ALLOC or i.kind is _FREE]
+    return program.once("own changes", lambda: [i for i in program.instructions if i.kind is _ALLOC or i.kind is _FREE])
 
 
 def _own_changes(program: Program) -> Changed:

@@ -177,6 +177,6 @@ class Run:
 
 def at_rank(time: Seconds, rank: int) -> float:
     """One rank's entry of a time that may be the same on all."""
-    if isinstance(time, float):
+    if type(time) is float or isinstance(time, float):
         return time
     return float(time[rank]) if time.ndim else float(time)

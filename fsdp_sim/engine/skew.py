@@ -41,7 +41,7 @@ class PerRank:
         seconds = given(i) if callable(given) else given[i.op, i.unit]
         if self.of != "all" and (i.op in COLLECTIVES) != (self.of == "network"):
             return seconds  # type: ignore[return-value]
-        return self.factor(i) * seconds  # type: ignore[operator]
+        return self.factor(i) * seconds  # type: ignore[operator, return-value]
 
 
 def jitter(given: Given, ranks: int, *, sigma: float, seed: int = 0, of: Of = "compute") -> PerRank:

@@ -155,7 +155,7 @@ def exposure_of(comm_s: float, exposed_s: float, step_s: float, small: float) ->
 
 def step_time_s(timeline: Timeline, step: int) -> float:
     """From the first operation any rank starts in a step to the last one any rank ends."""
-    spans = _steps(timeline)
+    spans = spans_of_steps(timeline)
     if step not in spans:
         raise ValueError(f"step {step} has no operations; the steps that have some are {sorted(spans)}")
     return spans[step][1] - spans[step][0]
@@ -167,20 +167,19 @@ def median_step(timeline: Timeline, *, skip: int = 1) -> int:
     Raises:
         ValueError: no step has operations.
     """
-    spans = _steps(timeline)
+    spans = spans_of_steps(timeline)
     steps = sorted(spans)[skip:] or sorted(spans)
     if not steps:
         raise ValueError(f"{timeline!r} has no operations, so no typical step")
     return sorted(steps, key=lambda step: spans[step][1] - spans[step][0])[len(steps) // 2]
 
 
-def _steps(timeline: Timeline) -> dict[int, Interval]:
+def spans_of_steps(timeline: Timeline) -> dict[int, Interval]:
     """First start and last end of the steps in which something runs; a step may also have nothing but a free."""
-    spans: dict[int, Interval] = {}
+    ops: dict[int, list[Event]] = {}
     for e in timeline.ops:
-        start, end = spans.get(e.step, (e.start_s, e.end_s))
-        spans[e.step] = (min(start, e.start_s), max(end, e.end_s))
-    return spans
+        ops.setdefault(e.step, []).append(e)
+    return {step: (min([e.start_s for e in some]), max([e.end_s for e in some])) for step, some in ops.items()}
 
 
 def piece_durations(timeline: Timeline, step: int) -> dict[tuple[Op, str], np.ndarray]:

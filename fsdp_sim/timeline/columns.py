@@ -7,7 +7,7 @@ and no column before it is asked for. Columns are plain Python sequences; `Colum
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any
 
 from fsdp_sim.timeline.event import Event
@@ -106,6 +106,6 @@ def _joining(parts: Sequence[Columns], name: str) -> Callable[[], Column]:
 def _taking(columns: Columns, name: str, rows: Sequence[int]) -> Callable[[], Column]:
     def taken() -> Column:
         column = columns[name]
-        return [column[row] for row in rows]
+        return itemgetter(*rows)(column) if len(rows) > 1 else [column[row] for row in rows]
 
     return taken

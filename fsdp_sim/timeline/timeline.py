@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -85,7 +85,34 @@ class Timeline:
     @cached_property
     def ops(self) -> tuple[Event, ...]:
         """The events that take time: all but ``alloc`` and ``free``."""
-        return tuple([e for e, op in zip(self.events, self.columns["op"], strict=True) if op not in MEMORY])
+        rows = [row for row, op in enumerate(self.columns["op"]) if op not in MEMORY]
+        if "events" in self.__dict__:
+            return tuple([self.events[row] for row in rows])
+        return tuple(self.columns.take(rows).events())
+
+    def ops_of(self, rank: int) -> Sequence[Event]:
+        """The operations of a rank, in issue order."""
+        return self._ops_by_rank.get(rank, ())
+
+    def events_of(self, rank: int) -> Sequence[Event]:
+        """The events of a rank, in issue order."""
+        return self._events_by_rank.get(rank, ())
+
+    @cached_property
+    def _ops_by_rank(self) -> dict[int, Sequence[Event]]:
+        return self._by_rank(self.ops)
+
+    @cached_property
+    def _events_by_rank(self) -> dict[int, Sequence[Event]]:
+        return self._by_rank(self.events)
+
+    def _by_rank(self, events: Sequence[Event]) -> dict[int, Sequence[Event]]:
+        if len(self.ranks) == 1:
+            return {self.ranks[0]: events}
+        found: dict[int, list[Event]] = {rank: [] for rank in self.ranks}
+        for e in events:
+            found[e.rank].append(e)
+        return dict(found)
 
     @cached_property
     def api(self) -> str:
