@@ -260,15 +260,6 @@ def _plan_value(key: str, value: object) -> object:
     return value_of(Plan, key, value) if isinstance(value, str) else value
 
 
-def read_toml(path: str | Path) -> TrainConfig:
-    """A TrainConfig from a TOML file.
-
-    Raises:
-        FileNotFoundError: no such file. ValueError: not TOML, an unknown key, or a bad value (named).
-    """
-    return _checked(_read_table(path), {})
-
-
 def read_config(arguments: Sequence[str], usage: str = "", *, quiet: bool = False) -> TrainConfig:
     """Defaults, then the file named by --config, then --key=value (or --key value).
 
@@ -277,7 +268,7 @@ def read_config(arguments: Sequence[str], usage: str = "", *, quiet: bool = Fals
         quiet: print nothing (the ranks but one).
 
     Raises:
-        ValueError, FileNotFoundError: as `read_toml`, and for an unknown key.
+        FileNotFoundError: no such file. ValueError: not TOML, an unknown key, or a bad value (named).
         SystemExit: with 0 after --help.
     """
     if "--help" in arguments or "-h" in arguments:

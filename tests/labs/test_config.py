@@ -10,13 +10,13 @@ import pytest
 
 from fsdp_sim.spec import Plan
 from fsdp_sim.spec.texts import text_of
-from labs.config import ALLOWED, KEYS, PLAN_API, PLAN_KEYS, TrainConfig, read_config, read_toml
+from labs.config import ALLOWED, KEYS, PLAN_API, PLAN_KEYS, TrainConfig, read_config
 
 TEACHING = Path(__file__).parents[2] / "labs/configs/teaching.toml"
 
 
 def test_the_teaching_config_is_the_default():
-    config = read_toml(TEACHING)
+    config = read_config([f"--config={TEACHING}"])
     assert config.config == str(TEACHING)
     assert read_config([]) == TrainConfig()
     assert dataclasses.replace(config, config=None) == TrainConfig()
@@ -41,7 +41,7 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_the_defaults(tmp_
 def test_a_bad_file_is_named_with_its_key(tmp_path, text, says):
     (tmp_path / "c.toml").write_text(text)
     with pytest.raises(ValueError, match=says):
-        read_toml(tmp_path / "c.toml")
+        read_config([f"--config={tmp_path / 'c.toml'}"])
 
 
 def test_a_missing_file_is_named():
@@ -141,7 +141,7 @@ def test_python_toml_and_the_command_line_mean_the_same(key, tmp_path, monkeypat
         python = outcome(lambda: TrainConfig(**needs | {key: value}))  # noqa: B023 - called at once
         if value is not None:
             Path("c.toml").write_text("\n".join(f"{k} = {toml(v)}" for k, v in (needs | {key: value}).items()))
-            assert outcome(lambda: read_toml("c.toml")) == python, value
+            assert outcome(lambda: read_config(["--config=c.toml"])) == python, value
         if (text := typed(value, ALLOWED[key])) is not None:
             got = outcome(lambda: read_config([f"--{k}={v}" for k, v in (needs | {key: text}).items()]))
             assert got == python, value
@@ -157,7 +157,7 @@ def test_a_key_of_the_plan_takes_what_the_plan_takes_however_it_is_written(key, 
             assert not apis or python.startswith(("TrainConfig", "requires_gradient_sync=false", "activation_checkp"))
             if value is not None:
                 Path("c.toml").write_text(f"api = '{api}'\n{key} = {toml(value)}\n")
-                assert outcome(lambda: read_toml("c.toml")) == python, value
+                assert outcome(lambda: read_config(["--config=c.toml"])) == python, value
             if value is None or isinstance(value, bool | int):
                 typed = [f"--api={api}", f"--{key}={text_of(value)}"]
                 assert outcome(lambda: read_config(typed)) == python, value  # noqa: B023
@@ -224,12 +224,12 @@ def test_a_file_may_lack_what_is_typed(tmp_path):
 def test_a_file_that_makes_the_reader_give_up_is_named(tmp_path, text):
     (tmp_path / "c.toml").write_text(text)
     with pytest.raises(ValueError, match=r"c\.toml is not TOML"):
-        read_toml(tmp_path / "c.toml")
+        read_config([f"--config={tmp_path / 'c.toml'}"])
 
 
 @pytest.mark.parametrize("path", sorted(TEACHING.parent.glob("*.toml")), ids=lambda path: path.stem)
 def test_the_configs_that_are_there_can_be_read(path):
-    assert read_toml(path).model_config.n_layer > 1
+    assert read_config([f"--config={path}"]).model_config.n_layer > 1
 
 
 def test_help_shows_the_usage_and_every_key(capsys):
