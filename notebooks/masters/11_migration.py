@@ -601,7 +601,7 @@ sources = [
 Code("\n".join(sources), language="python")
 
 # %%
-from labs.experiments.hugging_face.experiment import WRITTEN, lines_of
+from labs.experiments.hugging_face.run_hugging_face import WRITTEN, lines_of
 
 side = (
     ("units", "your loop", "transformer_cls_names_to_wrap, in a plugin or a yaml", "your loop, in a function"),

@@ -28,7 +28,7 @@ def wrapped(api: str) -> None:
 def hugging_face(through: str) -> None:
     pytest.importorskip("transformers", reason="needs transformers: make dev")
     from labs.experiments.hugging_face.batches import Task
-    from labs.experiments.hugging_face.experiment import WAYS
+    from labs.experiments.hugging_face.run_hugging_face import WAYS
 
     with mock.patch.dict(os.environ):  # Fabric is told its rank there
         WAYS[through](Task("t5"), CPU)

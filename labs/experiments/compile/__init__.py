@@ -5,7 +5,7 @@ Read in this order:
     activation_checkpointing   none, selective and full: peak memory and step time, predicted and measured
     transform_orders           each block checkpointed, compiled and sharded, in the right order and in wrong ones: what
                                torch's own counters say that the compiler saw; no wrong order raises or changes the loss
-    experiment                 `run`: both, and the trainer compiled in the right order
+    run_compile                `run`: both, and the trainer compiled in the right order
 
 As a command: ``python -m labs.experiments.compile --help``.
 """
@@ -17,7 +17,7 @@ from labs.experiments.compile.activation_checkpointing import (
     measure_peak_bytes,
     predict_peak_bytes,
 )
-from labs.experiments.compile.experiment import compiled, run
+from labs.experiments.compile.run_compile import compiled, run
 from labs.experiments.compile.transform_orders import (
     EXPECTED,
     Order,

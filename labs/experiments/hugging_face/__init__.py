@@ -14,7 +14,7 @@ Read in this order:
     measuring         what a rank sees: losses, units, collectives, bytes alive
     predicting        what the simulator says of it
     pitfalls          two mistakes, made and measured
-    experiment        `run`: predicted beside measured
+    run_hugging_face  `run`: predicted beside measured
 
 ``python -m labs.experiments.hugging_face`` runs it; ``torchrun -m`` the same trains on ranks of its own.
 """

@@ -28,9 +28,9 @@ from fsdp_sim.ranks import RanksError
 from labs.cluster.process_group import RankPlace, find_device, process_group, use_threads
 from labs.experiments.hugging_face import models
 from labs.experiments.hugging_face.batches import Task
-from labs.experiments.hugging_face.experiment import WAYS, compared, run
 from labs.experiments.hugging_face.measuring import Job, watch
 from labs.experiments.hugging_face.predicting import predict
+from labs.experiments.hugging_face.run_hugging_face import WAYS, compared, run
 from labs.experiments.result import Result, this_machine
 from labs.measure.simulated import cluster_of
 

@@ -8,12 +8,11 @@ Read in this order:
                  collective where it issues it, so there nothing would overlap: the project's own FSDP, on a slow
                  network, does
     limiter      how many all-gathers FSDP1's CPU issues before their units compute, with limit_all_gathers and without
-    experiment   `run`: all three
+    run_overlap  `run`: all three
 
 As a command: ``python -m labs.experiments.overlap --help``.
 """
 
-from labs.experiments.overlap.experiment import run
 from labs.experiments.overlap.issue_order import (
     AHEAD,
     REDUCE,
@@ -26,6 +25,7 @@ from labs.experiments.overlap.issue_order import (
     sentences,
 )
 from labs.experiments.overlap.limiter import UNUSED, limiter_rows
+from labs.experiments.overlap.run_overlap import run
 from labs.experiments.overlap.step_times import EXPOSED, HIDDEN, PREFETCHES, SLOW, STEP, on_gpus, on_slow_network
 
 __all__ = [

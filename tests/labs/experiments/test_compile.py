@@ -8,7 +8,7 @@ import torch
 from labs.cluster import process_group
 from labs.experiments import compile as lab
 from labs.experiments.compile import activation_checkpointing
-from labs.experiments.compile import experiment as the_lab
+from labs.experiments.compile import run_compile as the_lab
 from labs.experiments.compile.__main__ import main
 from labs.experiments.result import ResultRow
 

@@ -22,8 +22,8 @@ def jobs(_packages):
     """By name; two steps each."""
     from labs.experiments.hugging_face import with_accelerate, with_fully_shard
     from labs.experiments.hugging_face.batches import Task
-    from labs.experiments.hugging_face.experiment import WAYS
     from labs.experiments.hugging_face.measuring import Job
+    from labs.experiments.hugging_face.run_hugging_face import WAYS
 
     t5, bert = Task("t5"), Task("bert")
     made = {f"{task.family} {way}": Job.of(start, task, 2) for task in (t5, bert) for way, start in WAYS.items()}

@@ -6,13 +6,13 @@ import pytest
 
 from labs.cluster.torchrun import launch
 from labs.experiments.hugging_face import __main__ as command
-from labs.experiments.hugging_face import experiment
+from labs.experiments.hugging_face import run_hugging_face
 from labs.experiments.result import Result
 
 
 @pytest.fixture(scope="module")
 def result():
-    return experiment.run(("bert",), ("fully_shard",), steps=2)
+    return run_hugging_face.run(("bert",), ("fully_shard",), steps=2)
 
 
 @pytest.mark.tail  # the lab's notebook runs it too
@@ -38,7 +38,7 @@ def test_lines_leave_out_docstrings_comments_and_blanks():
         # nor this
         return 1
 
-    assert experiment.lines_of([counted]) == 2
+    assert run_hugging_face.lines_of([counted]) == 2
 
 
 @pytest.mark.tail
