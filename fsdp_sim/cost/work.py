@@ -6,7 +6,6 @@ writes it down from a model's dimensions, `fsdp_sim.measure.model_from_module` t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -136,4 +135,4 @@ class Workload:
 
 def trained_count_of(units: Iterable[Unit]) -> int:
     """Parameters that require gradients."""
-    return sum(math.prod(p.shape) for unit in units for p in unit.params if p.requires_grad)
+    return sum([unit.trained_count for unit in units])

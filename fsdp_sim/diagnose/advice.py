@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from fsdp_sim.diagnose.culprits import Culprit
 from fsdp_sim.diagnose.look import StepObservation
 from fsdp_sim.spec import Cluster, Plan
-from fsdp_sim.timeline import Event, Op, Phase, spans_of, total_s, union
+from fsdp_sim.timeline import Event, Op, Phase, total_s
 
 SATURATED = 0.9  # of a step in which a collective is in flight
 
@@ -40,7 +40,7 @@ class Facts(NamedTuple):
     @classmethod
     def of(cls, found: StepObservation) -> Facts:
         view, ops = found.view, found.events
-        comm_s = total_s(union(spans_of(found.comm)))
+        comm_s = total_s(found.in_flight)
         gathers = [e for e in found.comm if e.op is Op.ALL_GATHER]
         reductions = [e for e in found.comm if e.op in (Op.REDUCE_SCATTER, Op.ALL_REDUCE)]
         return cls(
@@ -50,7 +50,7 @@ class Facts(NamedTuple):
             group_size=max((e.group_size for e in gathers), default=1),
             forward_prefetch=_prefetches(ops),
             backward_gathers=any(e.phase is Phase.BACKWARD for e in gathers),
-            shards_copied=any(e.op is Op.H2D for e in ops),
+            shards_copied=Op.H2D in {e.op for e in ops},
             on_cpu=view.on_cpu,
             saturated=comm_s >= SATURATED * (found.window[1] - found.window[0]),
         )

@@ -138,7 +138,7 @@ class Causes(ABC):
 
         for key, cause in self.back(last):
             now = min(now, self.end_s(key))
-            issued_s = self.issued_s(key)
+            issued_s = self.issued_s(key) if cause.why == "CPU" else None
             now = until(self.start_s(key) if issued_s is None else issued_s, key, cpu=False)
             if cause.why == "CPU":
                 before = self.stood_still_for(key)

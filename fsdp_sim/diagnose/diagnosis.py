@@ -59,7 +59,7 @@ def diagnose(
         queued behind a reduction
     """
     found = look(timeline, step=step, rank=rank, bandwidth_gbps=bandwidth_gbps, cluster=cluster)
-    comm, busy = union(spans_of(found.comm)), found.busy
+    comm, busy = found.in_flight, found.busy
     copies = union(spans_of(e for e in found.computing if e.op not in _COMPUTATIONS))
     step_s = found.window[1] - found.window[0]
     exposed_s = total_s(subtract(comm, busy))

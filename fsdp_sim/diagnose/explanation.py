@@ -133,9 +133,10 @@ def explain(run: Run, *, step: int = -1, faster: Mapping[str, Callable[[], Run]]
     of_unit: dict[str, dict[Bound, float]] = {}
     issue_s = {rank: run.of_rank(run.columns.issue_s, rank) for rank in {piece.rank for piece in path if piece.cpu}}
     owner = {segment: unit.name for unit in run.program.units for segment in unit.names_of_segments}
+    ops, offloads = run.ops, run.program.plan.cpu_offload
     for piece in path:
-        op = run.ops[piece.key[1]]
-        kind = bound_of(op.op, piece.cpu, run.program.plan.cpu_offload)
+        op = ops[piece.key[1]]
+        kind = bound_of(op.op, piece.cpu, offloads)
         critical_s[kind] += piece.seconds
         for i, seconds in _issued(run, piece, issue_s[piece.rank]) if piece.cpu else [(op, piece.seconds)]:
             unit = of_unit.setdefault(owner.get(i.unit, i.unit), {})

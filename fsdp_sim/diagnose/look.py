@@ -17,7 +17,7 @@ class StepObservation(NamedTuple):
     """What was seen on a rank in a step, before it is put into words.
 
     Attributes:
-        events: its operations in issue order; ``comm``: those that communicate.
+        events: its operations in issue order; ``comm``: those that communicate; ``in_flight``: when one does.
         computing: those that occupy the compute lane, in the order in which they start; ``busy``: when one does.
     """
 
@@ -28,6 +28,7 @@ class StepObservation(NamedTuple):
     between_steps_s: float
     events: Sequence[Event]
     comm: Sequence[Event]
+    in_flight: Sequence[Interval]
     computing: Sequence[Event]
     busy: Sequence[Interval]
     idle: list[Wait]
@@ -67,7 +68,19 @@ def look(
     busy = union(spans_of(computing))
     between_s = max(0.0, window[0] - max(before)) if before else 0.0
     return StepObservation(
-        peers, view, step, window, between_s, events, comm, computing, busy, idle, exposed(comm, idle, busy), speeds
+        peers,
+        view,
+        step,
+        window,
+        between_s,
+        events,
+        comm,
+        union(spans_of(comm)),
+        computing,
+        busy,
+        idle,
+        exposed(comm, idle, busy),
+        speeds,
     )
 
 

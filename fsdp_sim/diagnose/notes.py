@@ -14,7 +14,7 @@ from fsdp_sim.words import human_ms, percent
 def notes(d: Diagnosis, found: StepObservation) -> list[str]:
     """What the timeline does not say, and how to find out; and what else it says."""
     view, lines = found.view, []
-    groups = max([e.group_size for e in found.events], default=1)
+    groups = max([e.group_size for e in found.comm], default=1)
     measured = not view.simulated
     if measured and groups > 1 and not found.peers.several:
         spread = _uneven(found.events)

@@ -52,7 +52,7 @@ class Peers:
         """How long a rank waited in a collective for the last one to come to it."""
         simulated = self.timeline.header.clock == "simulated"
         own_s = self.view(e.rank).ready_s(e)
-        group = self.group(e)
+        group = self.group(e) if self.several else [e]
         if len(group) < 2:  # only a simulated timeline says all that this rank itself had to wait for
             return Lateness(max(0.0, e.start_s - own_s) if simulated and isfinite(own_s) else 0.0, None)
         last = max(group, key=lambda peer: self.view(peer.rank).ready_s(peer))

@@ -65,7 +65,8 @@ class RankView:
     @cached_property
     def computing(self) -> list[Event]:
         """What occupies its compute lane, in the order in which it starts."""
-        found = [e for e in self.ops if computes(e.op, e.lane)]
+        compute = Lane.COMPUTE
+        found = [e for e in self.ops if e.lane is compute and computes(e.op, e.lane)]
         return sorted(found, key=lambda e: (e.start_s, e.seq))
 
     @cached_property

@@ -9,8 +9,10 @@ moment. Where that repeats itself, layer after layer, the rest of the layers are
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from heapq import heappop, heappush
+from itertools import accumulate
 from typing import cast
 
 from fsdp_sim.engine.contention import Contention, Rates
@@ -38,25 +40,25 @@ def contended_rank(program: Program, costs: OpCosts, on_cpu: bool, contention: C
     left, since, rate, floor, until = flight.left, flight.since, flight.rate, flight.floor, flight.until
     done, missing, issued, clocks = flight.done, flight.missing, flight.issued, flight.clocks
     starts, late, due, flying = flight.starts, flight.late, flight.due, flight.flying
-    repetition = Repetition(order, [] if rates_of.per_unit else costs.kinds.stretches, flight)
+    repetition = Repetition(order, {} if rates_of.per_unit else costs.kinds.marks, flight)
     marks = repetition.marks
     blocks: dict[int, tuple[float, float]] = {}
     now = cpu = 0.0
     reached = 0  # so many operations have been issued
+    several = [k for k, cost in enumerate(issue_s) if cost > launch_s and not is_collective[k]]  # of several kernels
     stops = _stops(order, on_cpu)
     for stop in stops:
-        for k in range(reached, stop.issued):  # the CPU issues
-            cost = issue_s[k]
-            if cost <= launch_s or is_collective[k]:
-                cpu += cost
-                issued[k] = cpu
-            else:
-                issued[k] = cpu + launch_s
-                cpu += cost
-                floor[k] = cpu + seconds[k] * launch_s / cost
-            clocks[k] = cpu
-            if not missing[k]:
-                heappush(due, (issued[k], k))
+        if stop.issued > reached:  # the CPU issues
+            some = slice(reached, stop.issued)
+            began = list(accumulate(issue_s[some], initial=cpu))
+            cpu = began[-1]
+            clocks[some] = issued[some] = began[1:]
+            for k in several[bisect_left(several, reached) : bisect_left(several, stop.issued)]:
+                issued[k] = began[k - reached] + launch_s
+                floor[k] = clocks[k] + seconds[k] * launch_s / issue_s[k]
+            for k in range(reached, stop.issued):
+                if not missing[k]:
+                    heappush(due, (issued[k], k))
         reached = stop.issued
         waits_for = {before for before in stop.on if not done[before]}
         mark = -1

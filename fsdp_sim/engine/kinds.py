@@ -12,7 +12,7 @@ from operator import itemgetter
 from typing import Any, TypeVar
 
 from fsdp_sim.engine.dependencies import dependencies
-from fsdp_sim.engine.repetition import Stretch, stretches
+from fsdp_sim.engine.repetition import Stretch, marks_of, stretches
 from fsdp_sim.schedule import Instruction, Program
 
 Alike = Mapping[str, object]
@@ -49,6 +49,11 @@ class OpKinds:
     def stretches(self) -> list[Stretch]:
         """Where operations of the same kinds, with the same dependencies, come again and again."""
         return stretches(self.of, dependencies(self._program, on_cpu=False))
+
+    @cached_property
+    def marks(self) -> dict[int, Stretch]:
+        """An operation of each period of the stretches."""
+        return marks_of(self.stretches, dependencies(self._program, on_cpu=False))
 
 
 def kinds_of(program: Program, alike: Alike) -> OpKinds:

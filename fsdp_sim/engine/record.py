@@ -42,13 +42,22 @@ class RankTimes(NamedTuple):
     """The times of one rank of a run.
 
     Attributes:
-        issues: when the CPU issues each operation, then when it comes to each instruction that is about memory, then 0.
-        moments: when each operation starts, then when each ends, then when the device comes to each instruction that is
-            about memory, then 0.
+        issue_s, start_s, end_s: of each operation.
+        about_memory: when the CPU and when the device comes to each instruction that is about memory.
     """
 
-    issues: Sequence[float]
-    moments: Sequence[float]
+    issue_s: Sequence[float]
+    start_s: Sequence[float]
+    end_s: Sequence[float]
+    about_memory: Callable[[], tuple[Sequence[float], Sequence[float]]]
+
+    def issues(self) -> Sequence[float]:
+        """When the CPU issues each operation, when it comes to each instruction that is about memory, and 0."""
+        return [*self.issue_s, *self.about_memory()[0], 0.0]
+
+    def moments(self) -> Sequence[float]:
+        """When each operation starts, when each ends, when the device comes to what is about memory, and 0."""
+        return [*self.start_s, *self.end_s, *self.about_memory()[1], 0.0]
 
 
 class Rows:
@@ -87,9 +96,21 @@ class Rows:
             **{name: partial(self._column, name) for name in _FIELDS},
             "bytes": lambda: self._bytes(sizes()),
             "waits_on": lambda: self._waits_on,
-            "issue_s": lambda: _picked(times().issues, self._moments[0]),
-            "start_s": lambda: _picked(times().moments, self._moments[1]),
-            "end_s": lambda: _picked(times().moments, self._moments[2]),
+            "issue_s": lambda: _picked(times().issues(), self._moments[0]),
+            "start_s": lambda: _picked(times().moments(), self._moments[1]),
+            "end_s": lambda: _picked(times().moments(), self._moments[2]),
+        }, partial(self._operations, rank, times))  # fmt: skip
+
+    def _operations(self, rank: int, times: Callable[[], RankTimes]) -> Columns:
+        """The columns of the operations alone."""
+        return Columns(len(self._ops), {
+            "seq": self._rows_of_ops,
+            "rank": [rank] * len(self._ops),
+            **{name: partial(self._of_ops, name) for name in (*_FIELDS, "bytes")},
+            "waits_on": partial(self._of_ops, "waits_on"),
+            "issue_s": lambda: times().issue_s,
+            "start_s": lambda: times().start_s,
+            "end_s": lambda: times().end_s,
         })  # fmt: skip
 
     # An event is of a state that lives through all steps, of an operation, or of a change of memory. Below, what there
@@ -115,7 +136,24 @@ class Rows:
 
     def _bytes(self, sizes: Sequence[int]) -> Sequence[int]:
         states = len(self._states)
-        return _picked([*sizes[:states], *[i.bytes for i in self._ops], *sizes[states:]], self._order)
+        return _picked([*sizes[:states], *self._of_ops("bytes"), *sizes[states:]], self._order)
+
+    @cached_property
+    def _rows_of_ops(self) -> list[int]:
+        """Of each operation its place among the events."""
+        begin, end = len(self._states), len(self._states) + len(self._ops)
+        return [row for row, place in enumerate(self._order) if begin <= place < end]
+
+    def _of_ops(self, name: str) -> Sequence[Any]:
+        key = f"{name} of operations"
+        if key not in self._columns:
+            if name == "bytes":
+                self._columns[key] = [i.bytes for i in self._ops]
+            else:
+                self._columns[key] = _picked(
+                    self._waits_on if name == "waits_on" else self._column(name), self._rows_of_ops
+                )
+        return self._columns[key]
 
     def _column(self, name: str) -> Sequence[Any]:
         if name not in self._columns:
@@ -164,8 +202,7 @@ class Rows:
     def _waits_on(self) -> list[tuple[int, ...]]:
         """Of each event the ``seq`` of those that it comes after."""
         found: list[tuple[int, ...]] = [()] * len(self)
-        begin, end = len(self._states), len(self._states) + len(self._ops)
-        row_of = [row for row, place in enumerate(self._order) if begin <= place < end]
+        row_of = self._rows_of_ops
         for row, before in zip(row_of, waits_on(self.program, self.on_cpu), strict=True):
             found[row] = tuple([row_of[op] for op in before])
         return found

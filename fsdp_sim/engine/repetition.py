@@ -13,7 +13,7 @@ something ends and something else starts are moved as one, so that they stay equ
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -77,6 +77,16 @@ def stretches(kinds: Sequence[int], order: Dependencies) -> list[Stretch]:
                 done = end
                 break
     return found
+
+
+def marks_of(found: Iterable[Stretch], order: Dependencies) -> dict[int, Stretch]:
+    """An operation of each period, with its stretch: the first computation."""
+    marks: dict[int, Stretch] = {}
+    for one in found:
+        period = range(one.first, one.first + one.period)
+        mark = next((k for k in period if order.ops[k].op in COMPUTES), one.first)
+        marks |= dict.fromkeys(range(mark, one.end, one.period), one)
+    return marks
 
 
 def _alike(signs: Sequence[int], k: int, period: int, least: int) -> tuple[int, int]:
@@ -144,16 +154,11 @@ class Repetition:
     """Looks for the moment from which a replay repeats itself, and moves it on.
 
     Attributes:
-        marks: the operations at whose end it looks, with their stretch.
+        marks: the operations at whose end it looks: see `marks_of`.
     """
 
-    def __init__(self, order: Dependencies, found: Sequence[Stretch], flight: Flight) -> None:
-        self.after, self.flight = order.after, flight
-        self.marks: dict[int, Stretch] = {}
-        for one in found:
-            period = range(one.first, one.first + one.period)
-            mark = next((k for k in period if order.ops[k].op in COMPUTES), one.first)
-            self.marks |= dict.fromkeys(range(mark, one.end, one.period), one)
+    def __init__(self, order: Dependencies, marks: Mapping[int, Stretch], flight: Flight) -> None:
+        self.after, self.marks, self.flight = order.after, marks, flight
         self._last: _Seen | None = None
 
     def move_on(self, k: int, now: float, reached: int) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from itertools import accumulate
 
 from msgspec import structs
@@ -171,8 +171,7 @@ class Run:
     def _times(self, rank: int) -> RankTimes:
         columns = self.columns
         issued, starts, ends = (self.of_rank(c, rank) for c in (columns.issue_s, columns.start_s, columns.end_s))
-        _, cpu, reached = self.memory_times(rank)
-        return RankTimes(issues=[*issued, *cpu, 0.0], moments=[*starts, *ends, *reached, 0.0])
+        return RankTimes(issued, starts, ends, cache(lambda: self.memory_times(rank)[1:]))
 
 
 def at_rank(time: Seconds, rank: int) -> float:

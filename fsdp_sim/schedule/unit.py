@@ -123,8 +123,7 @@ class Unit:
 
     def before_children(self) -> tuple[str, ...]:
         """Segments that run before the child units; all of them where there are no children."""
-        cut = self.segments.index(...) if self.is_root else len(self.segments)
-        return tuple(s for s in self.segments[:cut] if isinstance(s, str))
+        return self.names_of_segments[: self.segments.index(...)] if self.is_root else self.names_of_segments
 
     def after_children(self) -> tuple[str, ...]:
         return self.names_of_segments[len(self.before_children()) :]
@@ -145,7 +144,17 @@ class Unit:
 
     def trains(self, segment: str) -> bool:
         """Whether a segment has a parameter that requires gradients."""
-        return any(p.requires_grad for p in self.params_of(segment))
+        return segment in self._trained_segments
+
+    @functools.cached_property
+    def _trained_segments(self) -> frozenset[str]:
+        trained = [uses for p, uses in zip(self.params, self.uses, strict=True) if p.requires_grad]
+        return frozenset(segment for uses in trained for segment in uses)
+
+    @functools.cached_property
+    def trained_count(self) -> int:
+        """Elements of the parameters that require gradients."""
+        return sum(math.prod(p.shape) for p in self.params if p.requires_grad)
 
 
 def root_of(units: Sequence[Unit]) -> Unit:

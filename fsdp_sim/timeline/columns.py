@@ -7,10 +7,12 @@ and no column before it is asked for. Columns are plain Python sequences; `Colum
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any
 
 from fsdp_sim.timeline.event import Event
+from fsdp_sim.timeline.kinds import MEMORY
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,6 +30,7 @@ class Columns:
         length: how many events there are.
         given: by field its column, or a function without arguments that makes it when it is first read. A field that
             is left out has its default in every event.
+        operations: makes `operations`, where there is a quicker way than to choose rows.
 
     Raises:
         TypeError: an event has no field of that name, or needs one that is not given.
@@ -38,15 +41,21 @@ class Columns:
         (['compute', 'compute'], [0, 0])
     """
 
-    __slots__ = ("_given", "length")
+    __slots__ = ("_given", "_operations", "length")
 
-    def __init__(self, length: int, given: Mapping[str, Column | Callable[[], Column]]) -> None:
+    def __init__(
+        self,
+        length: int,
+        given: Mapping[str, Column | Callable[[], Column]],
+        operations: Callable[[], Columns] | None = None,
+    ) -> None:
         if unknown := [name for name in given if name not in FIELDS]:
             raise TypeError(f"an event has no field {unknown[0]!r}; its fields are {', '.join(FIELDS)}")
         if absent := [name for name in FIELDS if name not in given and name not in _DEFAULTS]:
             raise TypeError(f"an event needs the field {absent[0]!r}")
         self.length = length
         self._given = dict(given)
+        self._operations: Columns | Callable[[], Columns] | None = operations
 
     @classmethod
     def of(cls, events: Sequence[Event]) -> Columns:
@@ -58,7 +67,8 @@ class Columns:
         """Some columns below each other, in the order given."""
         if len(parts) == 1:
             return parts[0]
-        return cls(sum(part.length for part in parts), {name: _joining(parts, name) for name in FIELDS})
+        length = sum(part.length for part in parts)
+        return cls(length, {name: _joining(parts, name) for name in FIELDS}, partial(_operations_of, parts))
 
     def __len__(self) -> int:
         return self.length
@@ -82,6 +92,15 @@ class Columns:
 
         return np.asarray(self[name])
 
+    @property
+    def operations(self) -> Columns:
+        """The events that take time: all but ``alloc`` and ``free``."""
+        if self._operations is None:
+            self._operations = self.take([row for row, op in enumerate(self["op"]) if op not in MEMORY])
+        elif not isinstance(self._operations, Columns):
+            self._operations = self._operations()
+        return self._operations
+
     def take(self, rows: Sequence[int]) -> Columns:
         """The events at these places, in this order."""
         return Columns(len(rows), {name: _taking(self, name, rows) for name in FIELDS})
@@ -93,6 +112,10 @@ class Columns:
     def events(self) -> list[Event]:
         """Every event as an object."""
         return list(map(Event, *[self[name] for name in FIELDS]))
+
+
+def _operations_of(parts: Sequence[Columns]) -> Columns:
+    return Columns.joined([part.operations for part in parts])
 
 
 def _reading(events: Sequence[Event], name: str) -> Callable[[], Column]:

@@ -85,10 +85,9 @@ class Timeline:
     @cached_property
     def ops(self) -> tuple[Event, ...]:
         """The events that take time: all but ``alloc`` and ``free``."""
-        rows = [row for row, op in enumerate(self.columns["op"]) if op not in MEMORY]
         if "events" in self.__dict__:
-            return tuple([self.events[row] for row in rows])
-        return tuple(self.columns.take(rows).events())
+            return tuple([e for e in self.events if not e.is_memory])
+        return tuple(self.columns.operations.events())
 
     def ops_of(self, rank: int) -> Sequence[Event]:
         """The operations of a rank, in issue order."""
