@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from fsdp_sim.simulation import Simulation, simulate
+from fsdp_sim.simulation import Fit, Simulation, simulate
 from fsdp_sim.spec import Cluster, Plan
 from fsdp_sim.timeline import COLLECTIVES, Op
 
@@ -52,9 +52,9 @@ def test_without_the_rate_limiter_gathers_run_ahead_and_memory_is_reserved_for_a
 
     limited, free = (paper("t5-11b", 8, replace(plan, limit_all_gathers=how)) for how in (True, False))
 
-    assert free.memory.reserved_bytes > 3 * limited.memory.reserved_bytes
-    assert free.memory.reserved_bytes > free.cluster.gpu.mem_bytes  # so torch retries: the paper's slowdown of up to 5
-    assert limited.fits
+    assert free.memory.reserved_bytes > 2.5 * limited.memory.reserved_bytes
+    assert free.memory.pools.retries > 0  # torch waits, gives back and asks again: the paper's slowdown of up to 5
+    assert (limited.fit, free.fit) == (Fit.FITS, Fit.EDGE)
 
 
 def test_full_sharding_sends_one_and_a_half_times_what_data_parallel_sends() -> None:

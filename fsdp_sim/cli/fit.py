@@ -19,9 +19,18 @@ from fsdp_sim.cli.options import (
     schema_option,
 )
 from fsdp_sim.explore import LARGEST_OF, LargestFit, changes_that_fit, largest
-from fsdp_sim.requests import FitResult, Request, Result, category_name, request_of_texts, resolve, result_of
+from fsdp_sim.requests import (
+    FitResult,
+    Request,
+    Result,
+    category_name,
+    on_the_edge,
+    request_of_texts,
+    resolve,
+    result_of,
+)
 from fsdp_sim.requests.job import UNNAMED
-from fsdp_sim.simulation import Simulation
+from fsdp_sim.simulation import Fit, Simulation
 from fsdp_sim.words import human_bytes, signed_bytes
 
 STEP = {"seq-len": 128}  # the answer is a multiple of it, unless --multiple-of says otherwise
@@ -108,6 +117,8 @@ def _limit(found: LargestFit) -> str:
         most = max(growth, key=lambda c: growth[c])
         grown = f"; what grew most is {category_name(most)} ({signed_bytes(growth[most])})"
     name = found.next if isinstance(found.next, str) else f"a {LABELS[found.what]} of {found.next:,}"
+    if sim.fit is Fit.EDGE:
+        return f"What limits it: with {name} there is no margin. {on_the_edge(sim)}{grown}."
     return (
         f"What limits it: with {name} a rank would need {human_bytes(sim.peak_memory_bytes)} of the "
         f"{human_bytes(sim.memory_limit_bytes)} it can use{when}; most of that is {category_name(category)} "

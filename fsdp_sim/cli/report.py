@@ -14,6 +14,7 @@ from fsdp_sim.spec import text_of
 from fsdp_sim.words import human_bytes, human_count, human_ms
 
 BAR = 32  # characters of the longest bar
+FIT_STYLE = {"fits": "", "on the edge": "yellow", "does not fit": "red"}
 
 
 def _console() -> Console:
@@ -57,7 +58,10 @@ def print_result(result: Result, job: Job) -> None:
             f"{human_bytes(result.peak_memory_bytes)} of {human_bytes(result.memory_limit_bytes)} that a process can "
             f"use",
         ),
-        ("held by the allocator", human_bytes(result.reserved_memory_bytes)),
+        (
+            "held by the allocator",
+            f"{human_bytes(result.reserved_memory_bytes)}{'' if result.fit == 'fits' else f': {result.fit}'}",
+        ),
     ):
         numbers.add_row(name, Text(value, style="bold"))
     console.print(numbers, "")
@@ -70,8 +74,8 @@ def print_result(result: Result, job: Job) -> None:
     if isinstance(result.would_help, list) and result.would_help:
         console.print("What would help (each simulated, the best first):")
         _print_list(console, result.would_help)
-    if not result.fits:
-        print_changes(console, [] if not isinstance(result.would_fit, list) else result.would_fit)
+    if isinstance(result.would_fit, list):
+        print_changes(console, result.would_fit)
 
 
 def print_memory(console: Console, result: Result) -> None:
@@ -123,7 +127,7 @@ def print_results(results: Sequence[Result | Failure]) -> None:
             name, result.model, f"{result.gpus} x {result.gpu}", human_ms(result.step_time_s),
             f"{result.tokens_per_s_per_gpu:,.0f}", f"{result.mfu:.1%}",
             f"{result.exposed_comm_s / result.step_time_s:.1%}",
-            Text(human_bytes(result.peak_memory_bytes), style="" if result.fits else "red"),
+            Text(human_bytes(result.peak_memory_bytes), style=FIT_STYLE[result.fit]),
         )  # fmt: skip
     console.print(table)
     for number, result in enumerate(results):

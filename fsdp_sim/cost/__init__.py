@@ -4,17 +4,23 @@ from fsdp_sim.cost.calibration import Calibration, fitted
 from fsdp_sim.cost.collectives import algorithms, collective_s, fitted_links
 from fsdp_sim.cost.costs import MEASURED, Costs
 from fsdp_sim.cost.kernels import kernel_s
+from fsdp_sim.cost.lifetimes import INCOMING, OUTGOING, PARAM_GRAD, Lifetimes, Moves, lifetimes
 from fsdp_sim.cost.linears import check_fp8
 from fsdp_sim.cost.transformer import workload
 from fsdp_sim.cost.work import OF_WORK, Kernel, KernelKind, Work, Workload
 
 __all__ = [
+    "INCOMING",
     "MEASURED",
     "OF_WORK",
+    "OUTGOING",
+    "PARAM_GRAD",
     "Calibration",
     "Costs",
     "Kernel",
     "KernelKind",
+    "Lifetimes",
+    "Moves",
     "Work",
     "Workload",
     "algorithms",
@@ -23,5 +29,6 @@ __all__ = [
     "fitted",
     "fitted_links",
     "kernel_s",
+    "lifetimes",
     "workload",
 ]

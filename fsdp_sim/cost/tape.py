@@ -20,6 +20,7 @@ class Activations(NamedTuple):
         selective_bytes: what selective checkpointing keeps: outputs of attention and of every other matmul.
         logits_bytes: of ``saved_bytes``, what the loss keeps.
         saves_input: its input is kept for its backward.
+        tape: tensor by tensor.
     """
 
     saved_bytes: int = 0
@@ -30,6 +31,7 @@ class Activations(NamedTuple):
     selective_bytes: int = 0
     logits_bytes: int = 0
     saves_input: bool = True
+    tape: Tape | None = None
 
 
 class Step(NamedTuple):
@@ -135,19 +137,21 @@ def walk(tape: Tape) -> Activations:
         output_bytes=sizes["y"],
         forward_temporary_bytes=forward,
         backward_temporary_bytes=backward,
-        selective_bytes=_selective(tape),
+        selective_bytes=sum(sizes[name] for name in selected(tape)),
         logits_bytes=sum(sizes[name] for name in tape.logits),
         saves_input=saves_input,
+        tape=tape,
     )
 
 
-def _selective(tape: Tape) -> int:
-    """Outputs of attention (with its row sums) and of the first, third, ... matmul."""
-    kept, matmuls = 0, 0
+def selected(tape: Tape) -> set[str]:
+    """What selective checkpointing keeps: outputs of attention (with its row sums) and of every other matmul."""
+    kept: set[str] = set()
+    matmuls = 0
     for step in tape.steps:
         if step.kind == "matmul":
             matmuls += 1
-            kept += sum(tape.sizes[name] for name in step.writes) if matmuls % 2 else 0
+            kept |= set(step.writes) if matmuls % 2 else set()
         elif step.kind == "attention":
-            kept += sum(tape.sizes[name] for name in {*step.writes, *step.saves} - set(step.reads))
+            kept |= {*step.writes, *step.saves} - set(step.reads)
     return kept

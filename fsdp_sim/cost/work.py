@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
+from fsdp_sim.cost.tape import Tape
 from fsdp_sim.schedule import Unit
 
 OF_WORK = {  # fields of a plan that decide what is computed, and how a module is made to compute so before it is traced
@@ -68,6 +69,7 @@ class Work:
         is_block: activation checkpointing applies to it.
         logits_bytes: of ``saved_bytes``, logits and loss.
         saves_input: its input is kept for its backward.
+        tape: its tensors one by one, where they are known; else what is kept counts as one tensor, and so on.
     """
 
     forward: tuple[Kernel, ...] = ()
@@ -81,6 +83,7 @@ class Work:
     is_block: bool = False
     logits_bytes: int = 0
     saves_input: bool = True
+    tape: Tape | None = field(default=None, repr=False, compare=False)
 
     @property
     def forward_flops(self) -> float:

@@ -1,5 +1,6 @@
 """When each operation of a program runs, how many bytes are alive, and why."""
 
+from fsdp_sim.engine.allocator import Allocator, Pools
 from fsdp_sim.engine.contention import Contention
 from fsdp_sim.engine.dependencies import Before, dependencies, shown_lane
 from fsdp_sim.engine.exposure import Exposure, exposure
@@ -14,12 +15,14 @@ from fsdp_sim.engine.states import model_state_bytes
 
 __all__ = [
     "Alike",
+    "Allocator",
     "Before",
     "Contention",
     "Exposure",
     "Given",
     "MemoryProfile",
     "Part",
+    "Pools",
     "Run",
     "Seconds",
     "at_rank",

@@ -1,94 +1,102 @@
-"""What torch's caching allocator holds: blocks that are freed go back to the pool of the stream they came from.
+"""What torch's allocator holds while a program runs: its tensors, in the order in which they come and go.
 
-A pool never shrinks by itself, so what is reserved is the sum over streams of the most that each has needed. Memory
-that another stream has used too (``record_stream``, FSDP1) is given away again only when that stream has come that far:
-until then it is active though it is free, and the pool grows instead.
+A program says which buffers FSDP takes and when; the tape of a segment which tensors its compute makes. Both go through
+`CachingAllocator`, step by step, until a further step takes no more of the device: the first has room where the
+optimizer's states come to lie at its end, so the second may need new segments.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from heapq import heappop, heappush
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from fsdp_sim.cost import Work
+from fsdp_sim.engine.caching_allocator import Block, CachingAllocator, OutOfMemoryError
 from fsdp_sim.engine.run import Run
-from fsdp_sim.schedule import Kind, Program
-from fsdp_sim.timeline import Lane, Memory
+from fsdp_sim.engine.tensors import Move, tensors
+from fsdp_sim.schedule import Program
+from fsdp_sim.timeline import Lane
 
-BLOCK = 512  # bytes: every allocation is rounded up to a multiple (c10::cuda::CUDACachingAllocator: kMinBlockSize)
-SEGMENT = 2 * 2**20  # bytes: what is asked of the device is (kRoundLarge)
+STEPS = 4  # played at most
+
+
+class Allocator(NamedTuple):
+    """How torch's allocator is set, and what it is asked for beside tensors.
+
+    Attributes:
+        limit_bytes: what the device gives out; None is without end.
+        expandable_segments: see `CachingAllocator`.
+        workspace_bytes: what cuBLAS takes for each thread that multiplies matrices: forward's, and autograd's.
+    """
+
+    limit_bytes: int | None = None
+    expandable_segments: bool = False
+    workspace_bytes: int = 0
+
+
+UNLIMITED = Allocator()
 
 
 class Pools(NamedTuple):
     """What the allocator holds.
 
     Attributes:
-        active_bytes: the most at one moment that is alive, or freed but still used by another stream.
-        by_stream: for each stream the most its pool needed at one moment, rounded up to what the device gives out.
-        reserved_bytes: their sum. Without fragmentation, and if the device never runs out: then the allocator gives
-            cached memory back and goes on, at the price of a stall.
+        active_bytes: the most at one moment that is in use, or freed but still used by another stream.
+        reserved_bytes: the most that it takes from the device: ``torch.cuda.max_memory_reserved``.
+        by_stream: for each stream what its pools have of the device at the end.
+        retries: how often in a step the device has no more, so that the allocator waits for all streams and gives back
+            what it caches (``num_alloc_retries``); of the last step that was played.
+        fails: even so there is no room: ``torch.cuda.OutOfMemoryError``.
     """
 
     active_bytes: int
-    by_stream: dict[Lane, int]
     reserved_bytes: int
+    by_stream: dict[Lane, int]
+    retries: int = 0
+    fails: bool = False
 
 
 def pools(
-    program: Program,
-    states: Mapping[tuple[Memory, str], int],
-    at: Sequence[int],
-    changes: Sequence[int],
-    run: Run | None,
+    program: Program, work: Mapping[str, Work] | None, run: Run | None = None, setting: Allocator = UNLIMITED
 ) -> Pools:
-    """Follow a program's changes of memory from pool to pool.
+    """Follow a program's tensors from pool to pool.
 
     Args:
-        program: what was issued.
-        states: bytes alive from the beginning, in the pool of compute.
-        at, changes: the instruction that makes each change, and its bytes. What compute allocates is compute's.
+        work: what the segments keep and need; without it FSDP's buffers alone.
         run: when the instructions ran. Without it ``record_stream`` keeps nothing.
     """
-    instructions = program.instructions
-    clocks: dict[int, tuple[float, float]] = {}
-    if run is not None:
-        clocks = {number: (cpu, reached) for number, cpu, reached in zip(*run.memory_times(), strict=True)}
-    live = {Lane.COMPUTE: sum(states.values())}
-    most = dict(live)
-    active = highest = live[Lane.COMPUTE]
-    kept: list[tuple[float, int, Lane]] = []  # freed, but not before that moment: (moment, bytes, pool)
-    just_freed: list[tuple[int, int, Lane]] = []  # (number, bytes, pool) of the last frees in a row, of one buffer
-    rows = list(zip(at, changes, strict=True))
-    if run is not None:
-        rows += [(n, 0) for n in clocks if instructions[n].kind is Kind.RECORD_STREAM]
-        rows.sort(key=lambda row: row[0])
-    for number, change in rows:
-        i = instructions[number]
-        if run is not None and number in clocks:
-            while kept and kept[0][0] <= clocks[number][0]:
-                _, n_bytes, lane = heappop(kept)
-                live[lane] -= n_bytes
-                active -= n_bytes
-        follows = bool(just_freed) and just_freed[-1][0] == number - 1
-        follows = follows and (i.category, i.unit) == (instructions[number - 1].category, instructions[number - 1].unit)
-        if i.kind is Kind.RECORD_STREAM:
-            for _, n_bytes, lane in just_freed if follows else ():
-                live[lane] += n_bytes
-                active += n_bytes
-                heappush(kept, (clocks[number][1], n_bytes, lane))
-            just_freed = []
-            continue
-        lane = Lane.COMPUTE if i.kind is Kind.OP or i.lane is None else i.lane
-        size = -(-abs(change) // BLOCK) * BLOCK
-        if change < 0:
-            live[lane] = live.get(lane, 0) - size
-            active -= size
-            if i.kind is Kind.FREE:
-                just_freed = [*(just_freed if follows else ()), (number, size, lane)]
-        else:
-            live[lane] = live.get(lane, 0) + size
-            active += size
-            most[lane] = max(most.get(lane, 0), live[lane])
-            highest = max(highest, active)
-    by_stream = {lane: -(-n_bytes // SEGMENT) * SEGMENT for lane, n_bytes in most.items() if n_bytes}
-    return Pools(highest, by_stream, sum(by_stream.values()))
+    found = tensors(program, work, run)
+    allocator = CachingAllocator(setting.limit_bytes, expandable_segments=setting.expandable_segments)
+    alive: dict[int, Block] = {}
+    reserved = retries = 0
+    fails = False
+    try:
+        for n_bytes in (*found.parameters, *[setting.workspace_bytes] * (2 if setting.workspace_bytes else 0)):
+            allocator.allocate(n_bytes, Lane.COMPUTE)
+        for step in range(STEPS):
+            reserved, retries = allocator.reserved_bytes, allocator.retries
+            _play(allocator, found.before_optimizer, alive, step * found.step_s)
+            if step == 0:
+                for n_bytes in found.states:
+                    allocator.allocate(n_bytes, Lane.COMPUTE)
+            _play(allocator, found.after, alive, step * found.step_s)
+            for block in alive.values():  # what the next step would find and not make again
+                allocator.free(block)
+            alive.clear()
+            if step and allocator.reserved_bytes == reserved:
+                break
+    except OutOfMemoryError:
+        fails = True
+    return Pools(
+        allocator.most_active_bytes, allocator.most_reserved_bytes, allocator.by_stream(),
+        allocator.retries - retries, fails,
+    )  # fmt: skip
+
+
+def _play(allocator: CachingAllocator, moves: Iterable[Move], alive: dict[int, Block], start_s: float) -> None:
+    allocate, free = allocator.allocate, allocator.free
+    for tensor, n_bytes, lane, now_s, until_s in moves:
+        if n_bytes:
+            alive[tensor] = allocate(n_bytes, lane, start_s + now_s)
+        elif tensor in alive:
+            free(alive.pop(tensor), None if until_s is None else start_s + until_s)

@@ -6,14 +6,14 @@ the peak is a matter of order alone; when it comes takes a run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
-from fsdp_sim.cost import Workload
-from fsdp_sim.engine.allocator import Pools, pools
+from fsdp_sim.cost import Work, Workload
+from fsdp_sim.engine.allocator import UNLIMITED, Allocator, Pools, pools
 from fsdp_sim.engine.changes import Changes, changes_of
 from fsdp_sim.engine.run import Run
 from fsdp_sim.schedule import Instruction, Program
@@ -38,6 +38,8 @@ class MemoryProfile:
         which: the changes, a column for each thing there is to say of them.
         changes: (n,), the bytes of each.
         run: when the instructions ran; None if the profile was made of a program alone.
+        work: of its segments; None where it is of FSDP's buffers alone.
+        allocator: how torch's caching allocator is set; None where there is none, as on CPU cores.
     """
 
     program: Program = field(repr=False)
@@ -45,6 +47,8 @@ class MemoryProfile:
     which: Changes = field(repr=False)
     changes: list[int] = field(repr=False)
     run: Run | None = field(default=None, repr=False)
+    work: Mapping[str, Work] | None = field(default=None, repr=False)
+    allocator: Allocator | None = UNLIMITED
 
     @property
     def at(self) -> list[int]:
@@ -166,7 +170,9 @@ class MemoryProfile:
     @cached_property
     def pools(self) -> Pools:
         """What the caching allocator makes of it: active and reserved bytes."""
-        return pools(self.program, self.states, self.at, self.changes, self.run)
+        if self.allocator is None:
+            return Pools(self.peak_bytes, self.peak_bytes, {})
+        return pools(self.program, self.work, self.run, self.allocator)
 
     @property
     def active_bytes(self) -> int:
@@ -175,7 +181,7 @@ class MemoryProfile:
 
     @property
     def reserved_bytes(self) -> int:
-        """The most bytes that the allocator holds, if it is never asked to give any back: see `Pools`."""
+        """The most bytes that the allocator holds of the device: what ``torch.cuda.max_memory_reserved`` reports."""
         return self.pools.reserved_bytes
 
     def _times(self, *, device: bool) -> list[float]:
@@ -213,4 +219,5 @@ def memory(what: Program | Run, workload: Workload | None = None, *, foreach_opt
     moment = 0
     if foreach_optimizer and program.plan.optimizer == "adamw":
         moment = sum(b for (category, _), b in states.items() if category is Memory.OPTIMIZER) // 2
-    return MemoryProfile(program, states, *changes_of(program, workload, moment), run)
+    work = workload.work if workload is not None else None
+    return MemoryProfile(program, states, *changes_of(program, workload, moment), run, work)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from fsdp_sim.diagnose import TIPS
 from fsdp_sim.requests import Change
-from fsdp_sim.simulation import Simulation, simulate
+from fsdp_sim.simulation import Fit, Simulation, simulate
 from fsdp_sim.spec import SETTINGS_OF, Cluster, Model, Plan
 
 WORTH = 1.01  # times the tokens a second from which a change is worth telling
@@ -43,6 +43,9 @@ def levers(cluster: Cluster, plan: Plan) -> list[Lever]:
 
 def _levers(cluster: Cluster, plan: Plan) -> Iterator[Lever]:
     fsdp = plan.api in ("fsdp2", "fsdp1")
+    if cluster.kind == "gpu" and not plan.expandable_segments:
+        grown = LeverSetting({"expandable_segments": True}, "let torch's allocator grow its segments")
+        yield Lever("allocator", (grown,))
     yield Lever("checkpointing", tuple(LeverSetting(*one) for one in _checkpointing(plan.activation_checkpointing)))
     if not fsdp:
         reset = {name: _default(name) for name, apis in SETTINGS_OF.items() if "fsdp2" not in apis}
@@ -212,7 +215,7 @@ def _simulate_if_fits(
         of_cluster = {"gpus": new["gpus"]} if "gpus" in new else {}
         of_plan = {name: value for name, value in new.items() if name != "gpus"}
         sim = simulate(model, replace(cluster, **of_cluster), replace(plan, **of_plan), **options)
-        return sim if sim.fits else None
+        return sim if sim.fit is Fit.FITS else None
     except ValueError:  # a change that this model or cluster does not take is no answer
         return None
 

@@ -1,7 +1,7 @@
 """`largest`: the largest model, number of layers, micro-batch or sequence length that fits, and what stands in the way.
 
 Memory grows with each of the last three, so the largest is found by doubling and halving; published models are tried
-one by one. The answer has been simulated, and so has the next larger one, which does not fit.
+one by one. The answer has been simulated, and so has the next larger one, which does not fit or is on the edge.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fsdp_sim.requests import MAX_BLOCKS, check_blocks
-from fsdp_sim.simulation import Simulation, simulate
+from fsdp_sim.simulation import Fit, Simulation, simulate
 from fsdp_sim.spec import Cluster, Model, Plan
 
 LARGEST_OF = ("model", "layers", "micro-batch", "seq-len")
@@ -26,7 +26,8 @@ class LargestFit:
         what: what was varied, one of `LARGEST_OF`.
         value: the largest that fits: a number, or the name of a model; None if none fits.
         fits: its simulation.
-        next: the smallest larger one that was found not to fit; None where something else ends the search.
+        next: the smallest larger one that was found not to fit or to be on the edge; None where something else
+            ends the search.
         too_large: its simulation.
         model, plan: of ``next``, or of ``value`` where there is no next.
         ends: why there is no larger one, where memory is not the reason.
@@ -104,7 +105,7 @@ def _search(
     n = 1
     while high is None:
         sim = simulate_at(n * step)
-        if not sim.fits:
+        if sim.fit is not Fit.FITS:
             high, high_sim = n, sim
         elif n * step + step > bound:
             return n * step, sim, None, None
@@ -114,7 +115,7 @@ def _search(
     while high - low > 1:
         middle = (low + high) // 2
         sim = simulate_at(middle * step)
-        if sim.fits:
+        if sim.fit is Fit.FITS:
             low, low_sim = middle, sim
         else:
             high, high_sim = middle, sim
@@ -133,9 +134,9 @@ def _largest_model(cluster: Cluster, plan: Plan, family: str, options: dict[str,
             check_blocks(model, plan)
             sim = simulate(model, cluster, plan, **options)
         except ValueError as error:  # for example a sequence longer than its positions
-            refused, larger = str(error), f"{model.name} is larger and refused: {error}"
+            refused, larger = refused or str(error), f"{model.name} is larger and refused: {error}"
             continue
-        if sim.fits:
+        if sim.fit is Fit.FITS:
             above = beyond.workload.name if beyond else None
             next_model = Model.preset(above) if above else model
             top = f"{model.name} is the largest model of the catalogue" + (f" {family}" if family else "")

@@ -3,7 +3,7 @@
 from fsdp_sim.requests.from_json import read_requests
 from fsdp_sim.requests.from_texts import request_of_texts
 from fsdp_sim.requests.job import MAX_BLOCKS, Job, check_blocks, choose_dtypes, resolve
-from fsdp_sim.requests.results import category_name, does_not_fit, result_of
+from fsdp_sim.requests.results import category_name, does_not_fit, on_the_edge, result_of
 from fsdp_sim.requests.structs import (
     ALIASES,
     CLUSTER_FIELDS,
@@ -40,6 +40,7 @@ __all__ = [
     "choose_dtypes",
     "does_not_fit",
     "given",
+    "on_the_edge",
     "read_requests",
     "request_of_texts",
     "resolve",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from msgspec import UNSET, UnsetType
 
 from fsdp_sim.requests.structs import PLAN_FIELDS, Alive, Change, Peak, Result
-from fsdp_sim.simulation import Simulation
+from fsdp_sim.simulation import Fit, Simulation
 from fsdp_sim.words import human_bytes
 
 CATEGORIES = {  # of memory, for those who do not speak torch's
@@ -34,8 +34,8 @@ def result_of(
         notes: of `Job`.
         id: of the request.
         explained: with the sentences of `Simulation.explain`.
-        changes: finds what would make it fit; called only if it does not.
-        help: finds what would make it faster; called only if it fits and is explained.
+        changes: finds what would make it fit; called only if it does not, or is on the edge.
+        help: finds what would make it faster; called only if it runs and is explained.
     """
     sim, memory = simulation, simulation.memory
     moment = memory.peak_instruction
@@ -46,8 +46,8 @@ def result_of(
         step_time_s=sim.step_time_s, tokens_per_step=sim.workload.tokens * sim.plan.grad_accum * sim.cluster.gpus,
         tokens_per_s_per_gpu=sim.tokens_per_s_per_gpu, mfu=sim.mfu, exposed_comm_s=sim.exposed_comm_s,
         between_steps_s=sim.between_steps_s,
-        fits=sim.fits, peak_memory_bytes=sim.peak_memory_bytes, reserved_memory_bytes=memory.reserved_bytes,
-        memory_limit_bytes=int(sim.memory_limit_bytes),
+        fits=sim.fits, fit=str(sim.fit), peak_memory_bytes=sim.peak_memory_bytes,
+        reserved_memory_bytes=memory.reserved_bytes, memory_limit_bytes=int(sim.memory_limit_bytes),
         peak=Peak(
             phase=str(moment.phase) if moment else "", operation=moment.what if moment else "",
             seconds=memory.peak_s,
@@ -58,11 +58,13 @@ def result_of(
     )  # fmt: skip
     if explained:
         result.explanation = sim.explain().sentences
+    if sim.fit is Fit.EDGE:
+        result.notes.append(f"{on_the_edge(sim)}.")
     if not sim.fits:
         result.error = does_not_fit(sim)
-        if changes is not None:
-            result.would_fit = changes()
-    elif explained and help is not None:
+    if sim.fit is not Fit.FITS and changes is not None:
+        result.would_fit = changes()
+    if sim.fits and explained and help is not None:
         result.would_help = help()
     return result
 
@@ -70,10 +72,28 @@ def result_of(
 def does_not_fit(sim: Simulation) -> str:
     """One sentence about a plan that does not fit."""
     largest = next(iter(sim.memory.peak_by_category.items()))
+    needs = f"a rank needs {human_bytes(sim.peak_memory_bytes)}"
+    if sim.peak_memory_bytes <= sim.memory_limit_bytes:
+        needs += " at a time, for which torch's allocator finds no room between what it holds in pieces,"
     return (
-        f"{sim.workload.name} does not fit {sim.cluster.gpus} x {sim.cluster.gpu.name}: a rank needs "
-        f"{human_bytes(sim.peak_memory_bytes)} and can use {human_bytes(sim.memory_limit_bytes)}; most of it is "
-        f"{category_name(largest[0])} ({human_bytes(largest[1])})"
+        f"{sim.workload.name} does not fit {sim.cluster.gpus} x {sim.cluster.gpu.name}: {needs} and can use "
+        f"{human_bytes(sim.memory_limit_bytes)}; most of it is {category_name(largest[0])} ({human_bytes(largest[1])})"
+    )
+
+
+def on_the_edge(sim: Simulation) -> str:
+    """One sentence about a plan that is on the edge of memory."""
+    held, limit = sim.memory.pools, sim.memory_limit_bytes
+    often = "once" if held.retries == 1 else f"{held.retries:,} times"
+    what = (
+        f"asks the GPU for more than it has {often} a step; then it waits for all streams and gives back what it caches"
+        if held.retries
+        else f"holds {human_bytes(held.reserved_bytes)} of the {human_bytes(limit)} that a process can use, "
+        f"{held.reserved_bytes / limit:.0%}"
+    )
+    return (
+        f"It is on the edge of memory: torch's allocator {what}. Published runs that close were slower by up to a "
+        f"quarter, and a little more of anything ends in out of memory"
     )
 
 

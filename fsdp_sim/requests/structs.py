@@ -125,13 +125,14 @@ class Result(msgspec.Struct, omit_defaults=True, kw_only=True):
         tokens_per_step: over all GPUs.
         between_steps_s: of ``step_time_s``, what is no operation of the program (data, logging; fitted).
         exposed_comm_s: communication while nothing is computed.
+        fits: it runs; ``fit`` says whether it fits, is on the edge of memory, or does not fit.
         peak_memory_bytes: allocated. ``reserved_memory_bytes``: held by the caching allocator.
         memory_limit_bytes: what a process can use of the GPU's memory.
         notes: what was chosen because the request does not say.
         explanation: why the step takes as long as it does.
         error: why the request cannot be carried out: it does not fit.
-        would_fit: if it does not fit: changes that make it fit, the fastest first.
-        would_help: if it fits and is explained: advice against what compute waits for that was simulated and makes
+        would_fit: if it does not fit or is on the edge: changes that make it fit, the fastest first.
+        would_help: if it runs and is explained: advice against what compute waits for that was simulated and makes
             training faster, the best first.
     """
 
@@ -149,6 +150,7 @@ class Result(msgspec.Struct, omit_defaults=True, kw_only=True):
     between_steps_s: float
     exposed_comm_s: float
     fits: bool
+    fit: str
     peak_memory_bytes: int
     reserved_memory_bytes: int
     memory_limit_bytes: int

@@ -150,6 +150,8 @@ class Plan:
         torch: fsdp2, the version whose program it is. From 2.15 on gradients without a ``reduce_dtype`` are reduced in
             the dtype of the shards, before in ``param_dtype``: with bf16 parameters twice the bytes.
         bucket_cap_mb: ddp and zero: the size of a bucket of gradients in MiB; None is torch's: 25, and 1 for the first.
+        expandable_segments: torch's allocator runs with ``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True``, and so
+            holds less in pieces that nothing fits into.
 
     Example:
         >>> Plan(forward_prefetch=1).reshard_after_forward is None
@@ -204,6 +206,7 @@ class Plan:
     gradient_divide_factor: float | None = field(one_of(None) | number(above=True), default=None)
     torch: str = field(one_of(*TORCH_VERSIONS), default="2.13")
     bucket_cap_mb: float | None = field(one_of(None) | number(above=True), default=None)
+    expandable_segments: bool = field(_BOOL, default=False)
 
     def __post_init__(self) -> None:
         for name, apis in SETTINGS_OF.items():

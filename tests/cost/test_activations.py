@@ -82,12 +82,13 @@ def test_the_walk_counts_what_is_alive() -> None:
     """x -> a (10, not kept) -> b (20, kept) -> y (5); the last step makes 7 bytes of gradients."""
     steps = [Step(("x",), ("a",)), Step(("a",), ("b",)), Step(("b",), ("y",), ("b",), param_bytes=7)]
     seen = walk(Tape({"x": 1, "a": 10, "b": 20, "y": 5}, steps))
-    assert seen == Activations(
+    assert seen._replace(tape=None) == Activations(
         saved_bytes=25,  # b and y
         input_bytes=1,
         output_bytes=5,
         forward_temporary_bytes=30 - 25,  # a and b, while b is made
         backward_temporary_bytes=20 + 5 + 20 + 7 - 25 - 7,  # b, the gradients of y and of b, and those of parameters
+        saves_input=False,
     )
 
 
@@ -113,8 +114,8 @@ def test_a_real_module_keeps_and_needs_as_much(model: Model, plan: Plan, fused_n
     }.items():
         work = traced[segment]
         slack = 0.01 * work.saved_bytes + 2 * plan.seq_len * 32 * 4  # statistics of norms, and tables of positions
-        assert set(ours._fields) == {"saved_bytes", "selective_bytes", "logits_bytes", *TRAFFIC}
-        for field in ours._fields:
+        assert set(ours._fields) == {"saved_bytes", "selective_bytes", "logits_bytes", "saves_input", "tape", *TRAFFIC}
+        for field in set(ours._fields) - {"saves_input", "tape"}:
             if fused_norm or field not in TRAFFIC:
                 held = plan.attention_impl == "math" and field == "forward_temporary_bytes"  # by C++, in its own order
                 near = pytest.approx(getattr(work, field), abs=max(slack, 0.1 * work.saved_bytes * held))

@@ -266,32 +266,37 @@ U, C = Lane.UNSHARD, Lane.COMPUTE
 
 
 def test_memory_freed_is_used_again_by_its_own_stream_only():
-    same = by_hand(alloc(C, 4 * MIB, "a"), free(C, 4 * MIB, "a"), alloc(C, 4 * MIB, "b"))
-    other = by_hand(alloc(C, 4 * MIB, "a"), free(C, 4 * MIB, "a"), alloc(U, 4 * MIB, "b"))
-    assert memory(same).reserved_bytes == 4 * MIB
-    assert memory(other).reserved_bytes == 8 * MIB
-    assert memory(other).pools.by_stream == {C: 4 * MIB, U: 4 * MIB}
-    assert memory(other).active_bytes == memory(other).peak_bytes == 4 * MIB
+    same = by_hand(alloc(C, 40 * MIB, "a"), free(C, 40 * MIB, "a"), alloc(C, 40 * MIB, "b"))
+    other = by_hand(alloc(C, 40 * MIB, "a"), free(C, 40 * MIB, "a"), alloc(U, 40 * MIB, "b"))
+    assert memory(same).reserved_bytes == 40 * MIB
+    assert memory(other).reserved_bytes == 80 * MIB
+    assert memory(other).pools.by_stream == {C: 40 * MIB, U: 40 * MIB}
+    assert memory(other).active_bytes == memory(other).peak_bytes == 40 * MIB
 
 
-def test_reserved_memory_is_rounded_up():
-    assert memory(by_hand(alloc(C, 3 * MIB, "a"))).reserved_bytes == 4 * MIB
-    assert memory(by_hand(alloc(C, 1, "a"))).active_bytes == 512
+def test_a_buffer_of_several_tensors_is_not_freed_in_one_piece():
+    """What was cut from it meanwhile keeps its place, so that a later one of the whole size does not fit there."""
+    pieces = {"tensors": 2}
+    program = by_hand(
+        alloc(C, 80 * MIB, "a") | pieces, free(C, 80 * MIB, "a") | pieces, alloc(C, 20 * MIB, "b"),
+        alloc(C, 80 * MIB, "c"),
+    )  # fmt: skip
+    assert memory(program).reserved_bytes == (80 + 80) * MIB
 
 
-@pytest.mark.parametrize(("issue_s", "reserved"), [(0.0, 8 * MIB), (100.0, 4 * MIB)])
+@pytest.mark.parametrize(("issue_s", "reserved"), [(0.0, 80 * MIB), (100.0, 40 * MIB)])
 def test_memory_that_another_stream_reads_is_kept_until_it_has_come_that_far(issue_s, reserved):
     """FWD a runs until 10; whether the CPU asks for b before or after decides what the pool needs."""
     record = {"kind": Kind.RECORD_STREAM, "lane": C, "unit": "a", "category": Memory.UNSHARDED}
     forward = {"kind": Kind.OP, "op": Op.FWD, "lane": C}
     program = by_hand(
-        alloc(U, 4 * MIB, "a"), forward | {"unit": "a"}, free(U, 4 * MIB, "a"), record,
-        forward | {"unit": "b"}, alloc(U, 4 * MIB, "b"),
+        alloc(U, 40 * MIB, "a"), forward | {"unit": "a"}, free(U, 40 * MIB, "a"), record,
+        forward | {"unit": "b"}, alloc(U, 40 * MIB, "b"),
     )  # fmt: skip
     profile = memory(run(program, lambda i: 10.0, issue_s=issue_s))
-    assert profile.peak_bytes == 4 * MIB
+    assert profile.peak_bytes == 40 * MIB
     assert (profile.active_bytes, profile.reserved_bytes) == (reserved, reserved)
-    assert memory(program).reserved_bytes == 4 * MIB  # without times nothing is known to be kept
+    assert memory(program).reserved_bytes == 40 * MIB  # without times nothing is known to be kept
 
 
 def test_a_record_stream_that_follows_no_free_keeps_nothing():
@@ -307,4 +312,4 @@ def test_without_the_rate_limiter_memory_grows():
     for limit in (True, False):
         program = build(layers_only(12), Plan(api="fsdp1", limit_all_gathers=limit), 8)
         active[limit] = memory(run(program, durations())).active_bytes
-    assert active[False] > 2 * active[True]
+    assert active[False] > 1.5 * active[True]

@@ -16,6 +16,7 @@ from fsdp_sim.explore import changes_that_fit, changes_that_help, combinations, 
 from fsdp_sim.explore.changes import levers
 from fsdp_sim.explore.largest import _search
 from fsdp_sim.explore.sweep import table
+from fsdp_sim.simulation import Fit
 
 MODULES = [m.name for m in pkgutil.iter_modules(fsdp_sim.explore.__path__, "fsdp_sim.explore.")]
 A100 = Cluster("A100-SXM-40GB", gpus=8)
@@ -80,7 +81,7 @@ class Fake:
     """In place of a simulation: fits up to an edge."""
 
     def __init__(self, fits):
-        self.fits = fits
+        self.fit = Fit.FITS if fits else Fit.DOES_NOT_FIT
 
 
 @given(st.integers(0, 5000), st.integers(1, 64), st.integers(1, 4000))
@@ -95,7 +96,7 @@ def test_the_search_ends_at_the_edge_or_at_the_bound(edge, step, bound):
         assert value + step > bound
     else:
         assert beyond == expected + step <= bound
-        assert not too_large.fits
+        assert too_large.fit is not Fit.FITS
 
 
 @pytest.mark.parametrize(
@@ -166,14 +167,14 @@ def test_the_table_has_numbers_and_gaps():
 
 
 def test_changes_are_steps_of_which_each_can_be_tried():
-    """A micro-batch of 16,384 is not cut into 16,384 of them, each of which would have to be played."""
+    """A micro-batch of 8,192 is not cut into 8,192 of them, each of which would have to be played."""
     model, cluster = Model.preset("gpt2-124m"), Cluster("H100", gpus=8)
 
-    changes = changes_that_fit(model, cluster, Plan(micro_batch=16_384, param_dtype="bf16"))
+    changes = changes_that_fit(model, cluster, Plan(micro_batch=8_192, param_dtype="bf16"))
 
     assert changes
     assert all(change.set.get("grad_accum", 1) * model.n_layer <= 2_000 for change in changes)
-    assert changes_that_fit(model, cluster, Plan(micro_batch=16_384, grad_accum=1_000)) == []
+    assert changes_that_fit(model, cluster, Plan(micro_batch=8_192, grad_accum=1_000)) == []
 
 
 @pytest.mark.parametrize(
@@ -190,7 +191,7 @@ def test_advice_is_what_was_simulated_and_makes_training_faster(gpus, bandwidth_
     assert found
     for change in found:
         after = simulate("gpt2-1.5b", now.cluster, replace(now.plan, **change.set))
-        assert after.fits
+        assert after.fit is Fit.FITS
         assert change.tokens_per_s_per_gpu == after.tokens_per_s_per_gpu >= 1.01 * now.tokens_per_s_per_gpu
 
 

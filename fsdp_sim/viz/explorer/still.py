@@ -5,7 +5,7 @@ from __future__ import annotations
 import plotly.graph_objects as go
 
 from fsdp_sim.forms import State
-from fsdp_sim.simulation import Simulation
+from fsdp_sim.simulation import Fit, Simulation
 from fsdp_sim.viz.explorer import words
 from fsdp_sim.viz.explorer.drawing import lane_changes, lane_traces, limit_in_view, memory_changes, memory_traces
 from fsdp_sim.viz.explorer.layout_of import layout, needed_gib
@@ -56,7 +56,7 @@ def still_figure(state: State, sim: Simulation, seen: Scene) -> go.Figure:
 
 def heading(sim: Simulation) -> str:
     step, exposed = human_ms(sim.step_time_s), human_ms(sim.exposed_comm_s)
-    fits = "" if sim.fits else "; it does not fit"
+    fits = {Fit.FITS: "", Fit.EDGE: "; it is on the edge of memory"}.get(sim.fit, "; it does not fit")
     return f"A step takes {step}, {exposed} of it exposed communication; {human_bytes(sim.peak_memory_bytes)}{fits}"
 
 

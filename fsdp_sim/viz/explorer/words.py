@@ -7,8 +7,8 @@ from html import escape
 
 from fsdp_sim.diagnose import Explanation
 from fsdp_sim.forms import State
-from fsdp_sim.requests import category_name, does_not_fit
-from fsdp_sim.simulation import Simulation
+from fsdp_sim.requests import category_name, does_not_fit, on_the_edge
+from fsdp_sim.simulation import Fit, Simulation
 from fsdp_sim.viz.table import Table
 from fsdp_sim.words import human_bytes, human_ms
 
@@ -39,6 +39,8 @@ def memory(sim: Simulation) -> str:
     """Whether it fits, and what most of the memory is."""
     if not sim.fits:
         return f"{does_not_fit(sim)}."
+    if sim.fit is Fit.EDGE:
+        return f"{on_the_edge(sim)}."
     peak, limit = sim.peak_memory_bytes, sim.memory_limit_bytes
     (category, n_bytes), *_ = sim.memory.peak_by_category.items()
     return (
@@ -75,7 +77,7 @@ def finding(state: State, sim: Simulation, why: Explanation) -> str:
 
 def words_html(state: State, sim: Simulation, why: Explanation) -> str:
     """All of it as HTML."""
-    red = "" if sim.fits else f" style='color:{RED};font-weight:600'"
+    red = "" if sim.fit is Fit.FITS else f" style='color:{RED};font-weight:600'"
     lines = [f"<b>{escape(headline(sim))}</b>", f"<span{red}>{escape(memory(sim))}</span>", escape(because(why))]
     lines += [f"<i>{escape(remark)}</i>" for remark in remarks(state)]
     return _status(lines)
@@ -108,5 +110,6 @@ def differences(pinned: Simulation, now: Simulation) -> Table:
         ("peak memory", "peak_memory_bytes", "bytes"),
     )  # fmt: skip
     rows = [row(name, getattr(pinned, field), getattr(now, field), quantity) for name, field, quantity in pairs]
-    rows.append(("fits", "yes" if pinned.fits else "no", "yes" if now.fits else "no", ""))
+    fits = {Fit.FITS: "yes", Fit.EDGE: str(Fit.EDGE), Fit.DOES_NOT_FIT: "no"}
+    rows.append(("fits", fits[pinned.fit], fits[now.fit], ""))
     return Table("From the pinned plan A to the plan now", ("", "A", "now", "change"), tuple(rows))

@@ -1,0 +1,248 @@
+"""The tensors of a program, one by one, in the order in which they are allocated and freed.
+
+Where `memory` counts bytes, an allocator needs tensors: FSDP's buffers cut into parameters, and what the compute of
+each segment makes, by its tape. Work without a tape counts as one tensor for each change of its bytes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from fsdp_sim.cost import OUTGOING, PARAM_GRAD, Moves, Work, lifetimes
+from fsdp_sim.engine.activations import SEGMENT_OPS, Activations
+from fsdp_sim.engine.run import Run
+from fsdp_sim.schedule import Instruction, Kind, Program
+from fsdp_sim.spec import OPTIMIZER_STATES
+from fsdp_sim.timeline import Lane, Memory, Op
+
+_ALLOC, _FREE, _OP, _RECORD_STREAM = Kind.ALLOC, Kind.FREE, Kind.OP, Kind.RECORD_STREAM
+_COMPUTE = Lane.COMPUTE
+
+
+class Move(NamedTuple):
+    """A tensor is allocated, or freed where ``bytes`` is 0.
+
+    Attributes:
+        tensor: its number.
+        lane: the stream whose pool it comes from.
+        now_s: the CPU's time.
+        until_s: of a free: when the streams that use it too (``record_stream``) are done with it.
+    """
+
+    tensor: int
+    bytes: int
+    lane: Lane = _COMPUTE
+    now_s: float = 0.0
+    until_s: float | None = None
+
+
+class Tensors(NamedTuple):
+    """What a program does to memory.
+
+    Attributes:
+        parameters: sizes of what is there before the first step.
+        states: sizes of the optimizer's states, which the first step makes.
+        before_optimizer, after: the moves of a step, before the states are made and after.
+        step_s: how long a step takes on the CPU's clock; 0 without a run.
+    """
+
+    parameters: list[int]
+    states: list[int]
+    before_optimizer: list[Move]
+    after: list[Move]
+    step_s: float
+
+
+def tensors(program: Program, work: Mapping[str, Work] | None, run: Run | None) -> Tensors:
+    """The tensors of a program.
+
+    Args:
+        work: of its segments; without it FSDP's buffers alone.
+        run: when the instructions ran. Without it nothing is known of ``record_stream``.
+    """
+    states = program.state_bytes
+    by_param = program.plan.api != "fsdp1"
+    sizes: dict[Memory, list[int]] = {Memory.SHARDED: [], Memory.OPTIMIZER: []}
+    for unit in program.units:
+        weights = [p.bytes for p in unit.params] if by_param else [1]
+        for category, of_kind in sizes.items():
+            repeated = weights * (OPTIMIZER_STATES[program.plan.optimizer] if category is Memory.OPTIMIZER else 1)
+            of_kind += split(states.get((category, unit.name), 0), repeated)
+    writer = _Writer(program, work, run)
+    writer.write()
+    cut = len(writer.moves) if writer.optimizer_at is None else writer.optimizer_at
+    step_s = writer.now_s if run is None else run.span_s
+    return Tensors(
+        sizes[Memory.SHARDED], sizes[Memory.OPTIMIZER], writer.moves[:cut], writer.moves[cut:], step_s
+    )  # fmt: skip
+
+
+def split(total: int, weights: Sequence[float]) -> list[int]:
+    """A number in parts of given proportions; parts of nothing are left out.
+
+    Example:
+        >>> split(10, [1, 2, 2]), split(0, [1])
+        ([2, 4, 4], [])
+    """
+    whole, done, before, parts = sum(weights), 0.0, 0, []
+    for weight in weights:
+        done += weight
+        upto = round(total * done / whole)
+        parts.append(upto - before)
+        before = upto
+    return [part for part in parts if part]
+
+
+class _Writer:
+    """Goes through the instructions of a program once."""
+
+    def __init__(self, program: Program, work: Mapping[str, Work] | None, run: Run | None) -> None:
+        self.program, self.work = program, work
+        self.moves: list[Move] = []
+        self.optimizer_at: int | None = None
+        self.now_s = 0.0
+        self._clock: dict[int, tuple[float, float]] = {}
+        if run is not None:
+            self._clock = {number: (cpu, reached) for number, cpu, reached in zip(*run.memory_times(), strict=True)}
+        self._live: defaultdict[tuple[object, str], deque[tuple[int, int]]] = defaultdict(deque)  # (tensor, bytes)
+        self._last = 0  # number given out
+        self._shares = {unit.name: [p.bytes for p in unit.params] for unit in program.units}
+        self._made: list[Instruction] = []  # whole gradients that the next operation, if a backward, makes
+        self._gradient: int | None = None  # of the output of the segment whose backward comes next
+        self._activations: Activations | None = None
+        self._moves_of: dict[tuple[object, ...], Moves] = {}
+        self._first: dict[str, int] = {}  # number of the first tensor of each segment's tape
+        if work is not None:
+            selective = program.plan.activation_checkpointing == "selective"
+            self._activations = Activations(program, work, selective)
+
+    def write(self) -> None:
+        just_freed: list[int] = []  # moves that free one buffer, one after the other
+        buffer: tuple[object, str] | None = None
+        for number, i in enumerate(self.program.instructions):
+            kind = i.kind
+            if number in self._clock:
+                self.now_s = self._clock[number][0]
+            if kind is _RECORD_STREAM:
+                if (i.category, i.unit) == buffer and self._clock:
+                    until_s = self._clock[number][1]
+                    for at in just_freed:
+                        self.moves[at] = self.moves[at]._replace(until_s=until_s)
+                just_freed, buffer = [], None
+            elif kind is _FREE:
+                self._make()
+                if (i.category, i.unit) != buffer:
+                    just_freed, buffer = [], (i.category, i.unit)
+                before = len(self.moves)
+                self._free((i.category, i.unit), i.bytes)
+                just_freed += range(before, len(self.moves))
+                continue
+            elif kind is _ALLOC:
+                if i.category is Memory.UNSHARDED_GRAD and self.work is not None:
+                    self._made.append(i)
+                else:
+                    self._make()
+                    self._allocate((i.category, i.unit), self._sizes(i), i.lane or _COMPUTE)
+            elif kind is _OP:
+                if i.op is Op.OPTIM:
+                    self.optimizer_at = len(self.moves)
+                if self._activations is not None and i.op in SEGMENT_OPS:
+                    self._compute(i)
+                else:
+                    self._make()
+            buffer = None
+
+    def _allocate(self, key: tuple[object, str], sizes: Sequence[int], lane: Lane = _COMPUTE) -> None:
+        for n_bytes in sizes:
+            self._last += 1
+            self._live[key].append((self._last, n_bytes))
+            self.moves.append(Move(self._last, n_bytes, lane, self.now_s))
+
+    def _free(self, key: tuple[object, str], n_bytes: int) -> None:
+        """The oldest tensors of a buffer, as many as hold so many bytes."""
+        live = self._live[key]
+        while live and n_bytes > 0:
+            tensor, size = live.popleft()
+            n_bytes -= size
+            self.moves.append(Move(tensor, 0, now_s=self.now_s))
+
+    def _make(self) -> None:
+        """Whole gradients that no backward of ours makes."""
+        for i in self._made:
+            self._allocate((i.category, i.unit), self._sizes(i))
+        self._made.clear()
+
+    def _sizes(self, i: Instruction) -> list[int]:
+        """A buffer of several tensors in the proportions of the parameters that it is of, where that can be told."""
+        if i.tensors == 1:
+            return [i.bytes]
+        shares = self._shares.get(i.unit, [])
+        whole = sum(shares)
+        for at in range(len(shares) - i.tensors + 1):
+            window = shares[at : at + i.tensors]
+            if len(window) == len(shares) or sum(window) in (i.bytes, 2 * i.bytes, i.bytes // 2):
+                return split(i.bytes, window)
+        return split(i.bytes, [whole or 1] * i.tensors)
+
+    # -- compute
+
+    def _compute(self, i: Instruction) -> None:
+        assert self.work is not None
+        assert self._activations is not None
+        made = sum(grad.bytes for grad in self._made) if i.op is Op.BWD else 0
+        if self.work[i.unit].tape is None:
+            if i.op is not Op.BWD:
+                self._make()
+            unit = self._made[0].unit if self._made else i.unit
+            self._made.clear()
+            for category, n_bytes, _ in self._activations.of(i.op, i.unit, made):
+                key = (category, f"{i.unit}()" if category is not Memory.UNSHARDED_GRAD else unit)
+                self._allocate(key, [n_bytes]) if n_bytes > 0 else self._free(key, -n_bytes)
+            return
+        grads: list[int] = []
+        if i.op is Op.BWD:
+            parts = [n_bytes for tensor, n_bytes in self._tape_moves(i) if tensor == PARAM_GRAD]
+            grads = split(made, parts) if made and parts else []
+            if made and not parts:
+                self._make()
+        else:
+            self._make()
+        whose = (Memory.UNSHARDED_GRAD, self._made[0].unit if self._made else i.unit)
+        self._made.clear()
+        first = self._first.setdefault(i.unit, -(len(self._first) + 1) * 10_000)
+        outgoing = None
+        for tensor, n_bytes in self._tape_moves(i):
+            if tensor >= 0:
+                self.moves.append(Move(first + tensor, n_bytes, now_s=self.now_s))
+            elif tensor == PARAM_GRAD and made:
+                self._allocate(whose, [grads.pop(0)] if grads else [])
+            elif tensor == PARAM_GRAD:  # added to the one that is there
+                self._allocate((Memory.TEMPORARY, "sum"), [n_bytes])
+                self._free((Memory.TEMPORARY, "sum"), n_bytes)
+            elif tensor == OUTGOING:
+                self._last = outgoing = self._last + 1
+                self.moves.append(Move(outgoing, n_bytes, now_s=self.now_s))
+            elif self._gradient is not None:
+                self.moves.append(Move(self._gradient, 0, now_s=self.now_s))
+                self._gradient = None
+        self._gradient = outgoing or self._gradient
+        handed_on = self._activations.handed_on
+        tape = self.work[handed_on].tape if i.op is Op.BWD and i.unit == self._activations.keeper else None
+        if tape is not None:
+            output = self._first[handed_on] + list(tape.sizes).index("y")
+            self.moves.append(Move(output, 0, now_s=self.now_s))
+
+    def _tape_moves(self, i: Instruction) -> Moves:
+        assert self.work is not None
+        assert self._activations is not None
+        work, again = self.work[i.unit], i.unit in self._activations.recomputed
+        with_backward = i.unit in self._activations.with_backward
+        key = (i.op, id(work), again, with_backward, i.unit == self._activations.handed_on)
+        if key not in self._moves_of:
+            assert work.tape is not None
+            handed_on = i.unit == self._activations.handed_on
+            found = lifetimes(work.tape, again, self._activations.selective, with_backward, handed_on)
+            self._moves_of[key] = {Op.FWD: found.forward, Op.RECOMPUTE: found.recompute, Op.BWD: found.backward}[i.op]
+        return self._moves_of[key]
