@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
+from functools import cached_property
 from typing import Any
 
 from fsdp_sim.cost.calibration import Calibration, fitted
 from fsdp_sim.cost.collectives import collective_s, offload_s
 from fsdp_sim.cost.kernels import kernel_s
+from fsdp_sim.cost.linears import orthogonalisation
 from fsdp_sim.cost.work import Kernel, Workload
-from fsdp_sim.schedule import Instruction
-from fsdp_sim.spec import OPTIMIZER_STATES, Cluster, Plan, shards_of
+from fsdp_sim.schedule import DTYPE_BYTES, Instruction, matrices
+from fsdp_sim.spec import OPTIMIZERS, Cluster, Plan, shards_of
 from fsdp_sim.timeline import COLLECTIVES, Op
 
 # How often a copy moves its bytes: it reads them and writes them. A cast or a division does the same; adding reads
@@ -82,7 +85,7 @@ class Costs:
                 found = self._collectives[key] = alone_s / self.calibration.link_fraction
             return found
         if op is Op.OPTIM:
-            return self._optimizer_s()
+            return self._optimizer_s(i)
         if op is Op.H2D or op is Op.D2H:
             return offload_s(i.bytes, self.cluster)
         passes = COPY_PASSES[op]
@@ -137,18 +140,30 @@ class Costs:
             self._segments[key] = seconds
         return seconds
 
-    def _optimizer_s(self) -> float:
-        """In fp32 the gradient is read, the parameter and what the optimizer keeps beside it are read and written."""
-        plan = self.plan
-        each = 12 + 8 * OPTIMIZER_STATES[plan.optimizer]
-        moved = each * self.workload.trained_count / shards_of(plan, self.cluster.gpus)
-        part = self.cluster.gpu
+    def _optimizer_s(self, i: Instruction) -> float:
+        """Of a matrix of Muon's, what orthogonalising it takes; else the passes over parameters and states."""
+        plan, part = self.plan, self.cluster.gpu
+        if i.detail:
+            rows, columns = map(int, i.detail.split("x"))
+            kernels = orthogonalisation(rows, columns, shards_of(plan, self.cluster.gpus))
+            return sum(kernel_s(k, part, self.calibration) for k in kernels)
+        moved = self._optimizer_bytes / shards_of(plan, self.cluster.gpus)
         rate = self._bytes_per_s
         if self._measured and part.stream_bytes_per_s:
             rate = part.stream_bytes_per_s  # one fused loop, as a copy
         elif plan.cpu_offload:
             rate = CPU_OPTIMIZER_BYTES_PER_S
         return moved / rate
+
+    @cached_property
+    def _optimizer_bytes(self) -> float:
+        """What a step of the optimizer reads and writes, on all ranks together."""
+        plan, matrix = self.plan, OPTIMIZERS["muon"].moved_bytes(4, "fused")
+        of_muon = {id(p) for _, p in matrices(self.workload.units)} if plan.optimizer == "muon" else set()
+        rest = OPTIMIZERS["adamw" if plan.optimizer == "muon" else plan.optimizer]
+        of_each = {name: rest.moved_bytes(size, plan.optimizer_impl) for name, size in DTYPE_BYTES.items()}
+        trained = [p for unit in self.workload.units for p in unit.params if p.requires_grad]
+        return sum(math.prod(p.shape) * (matrix if id(p) in of_muon else of_each[p.dtype]) for p in trained)
 
     def _stride(self, i: Instruction) -> int:
         """Ranks between neighbours of the group: replicas of a shard lie a shard group apart."""

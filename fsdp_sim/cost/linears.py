@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from fsdp_sim.cost.weights import Weights
 from fsdp_sim.cost.work import Kernel
-from fsdp_sim.schedule import DTYPE_BYTES
+from fsdp_sim.schedule import DTYPE_BYTES, NEWTON_SCHULZ_STEPS
 from fsdp_sim.spec import Gpu, Quantization
 
 Kernels = list[Kernel]
@@ -159,3 +159,11 @@ def _cast(elements: int, dtype: str, recipe: Recipe, compiled: bool) -> Kernel:
     if compiled:
         return Kernel("memory", 0.0, elements * (2.0 * size + 1), (), dtype)
     return Kernel("memory", 0.0, elements * (3 * size + (size + 4) + 8 + 8 + 5) / 6, (), dtype, 6)
+
+
+def orthogonalisation(rows: int, columns: int, shards: int) -> Kernels:
+    """`torch.optim.Muon` of a matrix, on one of the ranks that share it (see `fsdp_sim.schedule.optimizer`)."""
+    small, large = min(rows, columns), max(rows, columns)
+    inner, outer = (small, -(-large // shards)) if rows > columns else (-(-small // shards), large)
+    gram, update = matmul(inner, small, outer, "bf16"), matmul(inner, outer, small, "bf16")
+    return [gram, matmul(inner, small, small, "bf16"), update] * NEWTON_SCHULZ_STEPS

@@ -17,6 +17,7 @@ from fsdp_sim.engine.allocator import UNLIMITED, Allocator, Pools, pools
 from fsdp_sim.engine.changes import Changes, changes_of
 from fsdp_sim.engine.run import Run
 from fsdp_sim.schedule import Instruction, Program
+from fsdp_sim.spec import OPTIMIZERS
 from fsdp_sim.timeline import Header, Memory, Phase, Timeline
 
 
@@ -197,7 +198,9 @@ class MemoryProfile:
         return [at_end[n] if e else at_start[n] for n, e in zip(self.at, late, strict=True)]
 
 
-def memory(what: Program | Run, workload: Workload | None = None, *, foreach_optimizer: bool = False) -> MemoryProfile:
+def memory(
+    what: Program | Run, workload: Workload | None = None, *, foreach_optimizer: bool | None = None
+) -> MemoryProfile:
     """The bytes alive on a rank through a program.
 
     Parameters and optimizer states are there from the beginning: the states are created in the first step and stay, so
@@ -206,8 +209,8 @@ def memory(what: Program | Run, workload: Workload | None = None, *, foreach_opt
     Args:
         what: a program, or a run of it, which adds the times.
         workload: what the segments keep and need. Without it: parameters, states and FSDP's buffers alone.
-        foreach_optimizer: the optimizer works on all parameters at once, as torch's does by default on a GPU; for
-            AdamW that takes one more number for each parameter while it runs.
+        foreach_optimizer: the optimizer works on all parameters at once (``optimizer_impl``, unless it is said here);
+            for AdamW that takes one more number for each parameter while it runs.
 
     Raises:
         ValueError: the workload says nothing of a segment that the program computes.
@@ -217,7 +220,10 @@ def memory(what: Program | Run, workload: Workload | None = None, *, foreach_opt
     assert isinstance(program, Program)
     states = program.state_bytes
     moment = 0
-    if foreach_optimizer and program.plan.optimizer == "adamw":
-        moment = sum(b for (category, _), b in states.items() if category is Memory.OPTIMIZER) // 2
+    optimizer = OPTIMIZERS[program.plan.optimizer]
+    foreach = program.plan.optimizer_impl == "foreach" if foreach_optimizer is None else foreach_optimizer
+    if foreach and optimizer.foreach_temporary:
+        kept = sum(b for (category, _), b in states.items() if category is Memory.OPTIMIZER)
+        moment = kept * optimizer.foreach_temporary // optimizer.states
     work = workload.work if workload is not None else None
     return MemoryProfile(program, states, *changes_of(program, workload, moment), run, work)

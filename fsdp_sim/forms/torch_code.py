@@ -12,7 +12,10 @@ OPTIMIZERS = {
     "adamw": "torch.optim.AdamW({}, lr=3e-4)",
     "sgd_momentum": "torch.optim.SGD({}, lr=0.1, momentum=0.9)",
     "sgd": "torch.optim.SGD({}, lr=0.1)",
+    "adamw_8bit": "torch.optim.AdamW({}, lr=3e-4)",
+    "muon": "torch.optim.AdamW({}, lr=3e-4)",
 }
+TODO_OPTIMIZERS = {"adamw_8bit": "torchao.optim.AdamW8bit", "muon": "torch.optim.Muon for the matrices of the blocks"}
 
 
 class Script:
@@ -45,6 +48,8 @@ def torch_code(state: State) -> str:
         for name, how in LEFT_OUT.items()
         if getattr(plan, name) != getattr(Plan, name)
     ]
+    if plan.optimizer in TODO_OPTIMIZERS:
+        script.shard.append(f"# TODO the optimizer is to be {TODO_OPTIMIZERS[plan.optimizer]}")
     _checkpoint_and_compile(script, plan)
     WRITERS[plan.api](script, plan, cluster, model)
     return _assembled(script, state)
@@ -56,6 +61,7 @@ LEFT_OUT = {  # fields of a plan that this script, which has no other packages t
     "base_quantization": "transformers.BitsAndBytesConfig",
     "fp8": "torchao.float8.convert_to_float8_training",
     "fp8_all_gather": "its enable_fsdp_float8_all_gather",
+    "optimizer_impl": "foreach=True where the optimizer is made",
     "fp8_precompute_scale": "torchao.float8.precompute_float8_dynamic_scale_for_fsdp after optimizer.step()",
 }
 
@@ -265,6 +271,8 @@ def _assembled(script: Script, state: State) -> str:
     kind = "cuda" if cluster.kind == "gpu" else "cpu"
     backend = "nccl" if kind == "cuda" else "gloo"
     needs_last = bool(script.before_micro_batch or script.sync)
+    fsdp1 = plan.api == "fsdp1"
+    clip = "model.clip_grad_norm_(1.0)" if fsdp1 else "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"
     loop = [f"for micro_batch in range({plan.grad_accum}):"]
     if needs_last:
         loop.append(f"    last = micro_batch == {plan.grad_accum - 1}")
@@ -293,6 +301,7 @@ def _assembled(script: Script, state: State) -> str:
         f"optimizer = {script.optimizer}",
         "for step in range(STEPS):",
         *(f"    {line}" for line in loop),
+        *([f"    {clip}"] if plan.clip_grad_norm else []),
         "    optimizer.step()",
         *(f"    {line}" for line in script.after_step),
         "    optimizer.zero_grad()",

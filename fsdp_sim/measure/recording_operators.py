@@ -18,6 +18,9 @@ from weakref import finalize
 
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -46,8 +49,10 @@ class Operators(TorchDispatchMode):
         self._buffers: dict[int, Buffer] = {}  # those alive, by storage
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.hooks and self.hooks[-1][0] == CLIP and not DESUGARED.isdisjoint(types):
+            return NotImplemented  # so that what they make of it comes here
         result = func(*args, **(kwargs or {}))
-        if self.hooks and DTensor not in types:
+        if self.hooks and DTensor not in types and FakeTensor not in types:  # which DTensor asks for shapes
             for tensor in tree_leaves(result):
                 if isinstance(tensor, torch.Tensor):
                     self._born(tensor.untyped_storage())
@@ -138,6 +143,18 @@ class Operators(TorchDispatchMode):
     def _add(self, unit: Any, result: Any, *args: Any, **kwargs: Any) -> None:
         self._op(Op.ACCUMULATE, unit)
 
+    def _norm(self, unit: Any, *args: Any) -> None:
+        self.log.write_op(Op.NORM)
+
+    def _scale(self, unit: Any, *args: Any) -> None:
+        self.log.write_op(Op.CLIP)
+
+    def _functional_all_reduce(self, unit: Any, result: Any, tensor: Any, op: str, group: Any) -> None:
+        self.log.write_op(f"{Op.ALL_REDUCE} n={_resolve_process_group(group).size()} async")
+
+    def _functional_wait(self, unit: Any, *args: Any) -> None:
+        self.log.write(Kind.WAIT, self.log.current[-1], Op.ALL_REDUCE)
+
     def _op(self, op: Op, unit: Any, detail: str = "") -> None:
         if self.every_op or op not in EXTRA_OPS:
             self.log.write_op(f"{op}(", unit, f"){detail}")
@@ -146,6 +163,7 @@ class Operators(TorchDispatchMode):
 
     def patches(self) -> Patches:
         """Collectives, resizes and copies between host and device, which on CPU a dispatch mode does not see."""
+        yield torch.nn.utils, CLIP, self._clip(torch.nn.utils.clip_grad_norm_)
         yield torch.UntypedStorage, "resize_", self._resize(torch.UntypedStorage.resize_)
         yield torch.Tensor, "to", self._to(torch.Tensor.to)
         yield torch.accelerator, "is_available", lambda: True  # pinning needs one
@@ -155,6 +173,17 @@ class Operators(TorchDispatchMode):
             original = getattr(dist.ProcessGroup, method, None)
             if original is not None:
                 yield dist.ProcessGroup, method, self._collective(op, original)
+
+    def _clip(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(original)
+        def clip_grad_norm_(*args: Any, **kwargs: Any) -> Any:
+            self.hooks.append((CLIP, None))
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self.hooks.pop()
+
+        return clip_grad_norm_
 
     def _resize(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
@@ -230,6 +259,8 @@ COLLECTIVES = {  # methods of `ProcessGroup`; the first names are those of torch
     "allreduce": Op.ALL_REDUCE,
     "allgather": Op.ALL_GATHER,  # FSDP1 on CPU
 }
+DESUGARED = {DTensor, AsyncCollectiveTensor}
+CLIP = "clip_grad_norm_"  # no hook of FSDP, but what runs inside of it is told apart in the same way
 MEANINGS: dict[tuple[str, str], Callable[..., None]] = {  # by hook and operator
     ("unshard", "all_gather_copy_in"): Operators._copy_in,
     ("unshard", "_foreach_copy_"): Operators._foreach_copy_in,
@@ -248,6 +279,10 @@ MEANINGS: dict[tuple[str, str], Callable[..., None]] = {  # by hook and operator
     ("post_backward", "div"): Operators._divide,  # one rank, where torch divides on the way from I to O
     ("post_backward", "add_"): Operators._add,
     ("post_backward", "_foreach_add_"): Operators._add,
+    (CLIP, "_foreach_norm"): Operators._norm,
+    (CLIP, "all_reduce"): Operators._functional_all_reduce,
+    (CLIP, "wait_tensor"): Operators._functional_wait,
+    (CLIP, "_foreach_mul_"): Operators._scale,
     ("fsdp1.unshard", "copy_"): Operators._cast_flat_param,
     ("fsdp1.post_backward", "_to_copy"): Operators._cast_flat_gradient,
     ("fsdp1.post_backward", "div_"): Operators._divide,

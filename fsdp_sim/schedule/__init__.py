@@ -4,6 +4,7 @@ from fsdp_sim.schedule.build import build
 from fsdp_sim.schedule.checkpointing import blocks_of, checkpoints
 from fsdp_sim.schedule.instruction import Instruction, Kind
 from fsdp_sim.schedule.lines import EXTRA_OPS
+from fsdp_sim.schedule.optimizer import NEWTON_SCHULZ_STEPS, matrices
 from fsdp_sim.schedule.program import Program
 from fsdp_sim.schedule.toy import toy, toy_program
 from fsdp_sim.schedule.unit import Param, Unit
@@ -12,6 +13,7 @@ from fsdp_sim.spec import DTYPE_BYTES
 __all__ = [
     "DTYPE_BYTES",
     "EXTRA_OPS",
+    "NEWTON_SCHULZ_STEPS",
     "Instruction",
     "Kind",
     "Param",
@@ -20,6 +22,7 @@ __all__ = [
     "blocks_of",
     "build",
     "checkpoints",
+    "matrices",
     "toy",
     "toy_program",
 ]

@@ -85,13 +85,11 @@ class Cpu:
     def blocking_collective(
         self, op: Op, unit: str, bytes: int, dtype: str, reduce_op: str, group_size: int, communicator: str
     ) -> None:
-        """A collective that compute waits for at once; one rank has none."""
-        if group_size == 1:
-            return
-        lane = LANE[op]
-        self.wait_stream(lane, Lane.COMPUTE)
-        self.collective(op, unit, lane, bytes, dtype, reduce_op, group_size, communicator)
-        self.wait_stream(Lane.COMPUTE, lane)
+        """A collective that DTensor asks for, on the stream of its process group: compute waits for it at once."""
+        if group_size > 1:
+            lane = Lane.COMPUTE
+            end = self.collective(op, unit, lane, bytes, dtype, reduce_op, group_size, communicator, async_op=True)
+            self.wait(lane, end, f"{op}({unit})" if unit else str(op))
 
     def record(self, lane: Lane) -> int:
         """Record a new event on a stream and return its number."""

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from fsdp_sim.schedule.buckets import GRAD, Reducer
 from fsdp_sim.schedule.checkpointing import checkpoints
 from fsdp_sim.schedule.cpu import Cpu
+from fsdp_sim.schedule.optimizer import optimizer_step
 from fsdp_sim.schedule.program import Program
 from fsdp_sim.schedule.tree import walk_of
 from fsdp_sim.schedule.unit import Unit
@@ -41,7 +42,7 @@ class Trainer:
 
     def __init__(self, units: Sequence[Unit], plan: Plan, world_size: int, reducer: type[Reducer]) -> None:
         _validate(plan)
-        self.cpu, self.plan = Cpu(), plan
+        self.cpu, self.plan, self.units = Cpu(), plan, units
         walk = walk_of(units)
         self.forwards = [segment for _, segment in walk]
         self.backwards: list[tuple[str, Unit]] = []
@@ -82,7 +83,7 @@ class Trainer:
         self.reducer.zero_grad()
 
     def optimizer(self) -> None:
-        self.cpu.op(Op.OPTIM, "")
+        optimizer_step(self.cpu, self.units, self.plan, 1)
 
     def forward(self) -> None:
         cpu, dtype = self.cpu, self.plan.param_dtype or ""

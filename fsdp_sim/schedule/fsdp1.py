@@ -23,6 +23,7 @@ from fsdp_sim.schedule.cpu import Cpu
 from fsdp_sim.schedule.fsdp1_context import AR, B, C, FSDP1Context, P, U
 from fsdp_sim.schedule.fsdp1_handle import FlatParamHandle
 from fsdp_sim.schedule.lines import NOT_RECORDED
+from fsdp_sim.schedule.optimizer import optimizer_step
 from fsdp_sim.schedule.program import Program
 from fsdp_sim.schedule.tree import Node, in_order_of_modules, tree_of
 from fsdp_sim.schedule.unit import Unit
@@ -73,7 +74,7 @@ class _Trainer:
     """The training loop, and what torch's ``_FSDPState`` does around each unit's forward and backward."""
 
     def __init__(self, units: Sequence[Unit], plan: Plan, world_size: int) -> None:
-        self.cpu, self.plan, self.root = Cpu(), plan, tree_of(units)
+        self.cpu, self.plan, self.units, self.root = Cpu(), plan, units, tree_of(units)
         shard_size = plan.shard_size or world_size
         self.context = FSDP1Context(
             plan,
@@ -100,7 +101,7 @@ class _Trainer:
             self.forward()
             self.backward()
         cpu.phase = Phase.OPTIMIZER
-        cpu.op(Op.OPTIM, "")
+        optimizer_step(cpu, self.units, self.plan, self.context.shard_size * self.context.replicas)
         for handle in self.order:
             handle.free_grads()
 

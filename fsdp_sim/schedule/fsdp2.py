@@ -10,10 +10,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from fsdp_sim.schedule.checkpointing import checkpoints
-from fsdp_sim.schedule.comm import SHARD, TrainingState, comm_context
+from fsdp_sim.schedule.comm import TrainingState, comm_context
 from fsdp_sim.schedule.cpu import Cpu
-from fsdp_sim.schedule.group import SCALE_BYTES, ParamGroup
+from fsdp_sim.schedule.group import ParamGroup
 from fsdp_sim.schedule.layout import Layout, layout_of
+from fsdp_sim.schedule.optimizer import optimizer_step
 from fsdp_sim.schedule.program import Program
 from fsdp_sim.schedule.tree import Node, in_order_of_modules, tree_of
 from fsdp_sim.schedule.unit import Unit
@@ -68,7 +69,7 @@ class _Trainer:
     """The training loop: the hooks of torch's ``FSDPState`` around each unit's compute."""
 
     def __init__(self, units: Sequence[Unit], plan: Plan, world_size: int) -> None:
-        self.plan = plan
+        self.plan, self.units = plan, units
         self.cpu = Cpu()
         self.comm = comm_context(plan, world_size, self.cpu)
         self._layouts: dict[int, Layout] = {}
@@ -162,24 +163,11 @@ class _Trainer:
             self._backward(self.root)
             self._final_callback(is_last)
         self.cpu.phase = Phase.OPTIMIZER
-        self.cpu.op(Op.OPTIM, "")
-        if self.plan.fp8_precompute_scale:
-            self._precompute_scales()
+        optimizer_step(self.cpu, self.units, self.plan, self.comm.shards * self.comm.replicas)
         if self.plan.post_optim_event:
             self.post_optim_event = self.cpu.record(Lane.COMPUTE)
         for group in self.in_order_of_grads:
             group.grads.zero_grad()
-
-    def _precompute_scales(self) -> None:
-        """torchao's ``precompute_float8_dynamic_scale_for_fsdp``: the largest of every shard, then of all ranks'."""
-        layouts = [group.layout for group in self.groups]
-        weights = sum(len(layout.own_casts) for layout in layouts)
-        if not weights:
-            return
-        self.cpu.op(
-            Op.NORM, "", Lane.COMPUTE, sum(layout.shard_bytes[k] for layout in layouts for k in layout.own_casts)
-        )
-        self.cpu.blocking_collective(Op.ALL_REDUCE, "", SCALE_BYTES * weights, "fp32", "MAX", self.comm.shards, SHARD)
 
     def _set_accumulation(self, last: bool) -> bool:
         plan = self.plan

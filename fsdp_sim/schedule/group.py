@@ -9,11 +9,10 @@ from __future__ import annotations
 from fsdp_sim.schedule.comm import POST_FORWARD, SHARD, AllGatherResult, CommContext, ShardedState, TrainingState
 from fsdp_sim.schedule.cpu import Cpu
 from fsdp_sim.schedule.layout import Layout
+from fsdp_sim.schedule.optimizer import SCALAR_BYTES
 from fsdp_sim.schedule.reduce import GradReduction
 from fsdp_sim.spec import TORCH_DTYPES
 from fsdp_sim.timeline import Lane, Memory, Op
-
-SCALE_BYTES = 4  # of a weight in fp8: one fp32
 
 
 class ParamGroup:
@@ -107,7 +106,7 @@ class ParamGroup:
             return
         own = k in self.layout.own_casts
         if own and not self.comm.precomputed_scales and self.comm.shards > 1:
-            self.cpu.collective(Op.ALL_REDUCE, self.name, lane, SCALE_BYTES, "fp32", "MAX", self.comm.shards, SHARD)
+            self.cpu.collective(Op.ALL_REDUCE, self.name, lane, SCALAR_BYTES, "fp32", "MAX", self.comm.shards, SHARD)
         self._cast(lane, self.layout.param_bytes[k] // self.comm.shards, "fp8" if own else self.layout.grad_dtype)
 
     def _cast(self, lane: Lane, n_bytes: int, dtype: str) -> None:

@@ -5,14 +5,15 @@ They follow from the units, the plan and the number of ranks. Gradients come and
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
+from fsdp_sim.schedule.optimizer import matrices
 from fsdp_sim.schedule.unit import Unit
-from fsdp_sim.spec import OPTIMIZER_STATES, Plan, shards_of
+from fsdp_sim.spec import DTYPE_BYTES, MIN_8BIT, OPTIMIZERS, Optimizer, Plan, shards_of
 from fsdp_sim.timeline import Memory
 
 
-def state_bytes(units: Iterable[Unit], plan: Plan, world_size: int) -> dict[tuple[Memory, str], int]:
+def state_bytes(units: Sequence[Unit], plan: Plan, world_size: int) -> dict[tuple[Memory, str], int]:
     """Bytes of parameters (with the buffers beside them) and of optimizer states on rank 0, by category and unit.
 
     fsdp2 cuts each parameter along dimension 0 into chunks of ceil(rows / ranks) rows, fsdp1 the flat parameter of the
@@ -22,20 +23,29 @@ def state_bytes(units: Iterable[Unit], plan: Plan, world_size: int) -> dict[tupl
     if plan.cpu_offload:
         return {(Memory.SHARDED, unit.name): unit.buffer_bytes for unit in units if unit.buffer_bytes}
     shards = shards_of(plan, world_size)
-    states = OPTIMIZER_STATES[plan.optimizer]
     found: dict[tuple[Memory, str], int] = {}
     by_param = plan.api == "fsdp2"
     whole = plan.api in ("ddp", "zero1", "zero2")
+    of_muon = {id(p) for _, p in matrices(units)} if plan.optimizer == "muon" else set()
     for unit in units:
-        kept = trained = 0
+        kept = states = 0
         for p in unit.params:
             n_bytes = p.padded_bytes(shards) if by_param else p.bytes
             kept += n_bytes
             if p.requires_grad:
-                trained += n_bytes
+                optimizer = OPTIMIZERS["adamw" if plan.optimizer == "muon" and id(p) not in of_muon else plan.optimizer]
+                states += _beside(optimizer, n_bytes, DTYPE_BYTES[p.dtype], shards)
         sizes = {
             Memory.SHARDED: (kept if whole else -(-kept // shards)) + unit.buffer_bytes,
-            Memory.OPTIMIZER: states * -(-trained // shards),
+            Memory.OPTIMIZER: -(-states // shards),
         }
         found |= {(category, unit.name): n_bytes for category, n_bytes in sizes.items() if n_bytes}
     return found
+
+
+def _beside(optimizer: Optimizer, n_bytes: int, dtype_bytes: int, shards: int) -> int:
+    """Bytes of states of all ranks beside a parameter of so many."""
+    elements = n_bytes // dtype_bytes
+    if optimizer.state_bytes is not None and elements // shards >= MIN_8BIT:
+        return round(optimizer.states * elements * optimizer.state_bytes)
+    return optimizer.states * n_bytes

@@ -6,13 +6,16 @@ from fsdp_sim.spec.fields import Allowed, field, number, one_of, spec, text, who
 from fsdp_sim.spec.gpus import Gpu, gpu, gpu_names
 from fsdp_sim.spec.links import Link, link, link_names
 from fsdp_sim.spec.model import Model
-from fsdp_sim.spec.plan import DTYPE_BYTES, OPTIMIZER_STATES, SETTINGS_OF, TORCH_DTYPES, TORCH_VERSIONS, Plan, shards_of
+from fsdp_sim.spec.optimizers import MIN_8BIT, OPTIMIZER_STATES, OPTIMIZERS, Optimizer
+from fsdp_sim.spec.plan import DTYPE_BYTES, SETTINGS_OF, TORCH_DTYPES, TORCH_VERSIONS, Plan, shards_of
 from fsdp_sim.spec.quantization import QUANTIZATIONS, Quantization
 from fsdp_sim.spec.texts import plan_fields, text_of, value_of
 
 __all__ = [
     "DTYPE_BYTES",
     "GATED",
+    "MIN_8BIT",
+    "OPTIMIZERS",
     "OPTIMIZER_STATES",
     "QUANTIZATIONS",
     "SETTINGS_OF",
@@ -24,6 +27,7 @@ __all__ = [
     "Gpu",
     "Link",
     "Model",
+    "Optimizer",
     "Plan",
     "Quantization",
     "Shape",

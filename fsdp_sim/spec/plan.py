@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from fsdp_sim.spec.fields import Allowed, field, number, one_of, spec, whole
+from fsdp_sim.spec.optimizers import OPTIMIZERS
 from fsdp_sim.spec.quantization import QUANTIZATIONS
 
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8, "fp8": 1}
-OPTIMIZER_STATES = {"adamw": 2, "sgd_momentum": 1, "sgd": 0}  # numbers kept beside each parameter, of its dtype
 DTYPES = ("fp32", "bf16", "fp16")  # what gathers, compute and reductions may be cast to
 TORCH_DTYPES = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16", "fp64": "torch.float64"}
 TORCH_DTYPES |= {"fp8": "torch.float8_e4m3fn"}
@@ -36,6 +36,7 @@ SETTINGS_OF = {  # fields that only some ways to train have; a value other than 
     "shard_size": ("fsdp2", "fsdp1"),
     "bucket_cap_mb": ("ddp", "zero1", "zero2"),
     "fp8_all_gather": ("fsdp2",),
+    "clip_grad_norm": ("fsdp2", "fsdp1", "ddp", "zero1"),
 }
 
 
@@ -134,7 +135,13 @@ class Plan:
             half of bf16's bytes travel.
         fp8_precompute_scale: the scales of those weights are computed once a step, in one all-reduce after the
             optimizer (``precompute_float8_dynamic_scale_for_fsdp``); else each all-gather has one for each weight.
-        optimizer: what is kept beside each parameter: ``adamw`` two moments, ``sgd_momentum`` one, ``sgd`` none.
+        optimizer: what is kept beside each parameter: ``adamw`` two moments, ``adamw_8bit`` two in a byte each, with
+            scales (torchao, bitsandbytes), ``sgd_momentum`` one, ``sgd`` none; ``muon`` (``torch.optim.Muon``) one for
+            the matrices of the blocks, which it orthogonalises, and AdamW for the rest.
+        optimizer_impl: ``fused`` is one pass over parameters and states, ``foreach`` torch's default on a GPU: a pass
+            for each operator, and for AdamW one more number for each parameter while it runs.
+        clip_grad_norm: ``clip_grad_norm_`` before the optimizer. fsdp2 reduces the norms of all parameters in one
+            all-reduce (torch 2.13).
         reduce_scatter_max_input_buffers: fsdp2, ``set_reduce_scatter_max_input_buffers``.
         separate_reduce_scatter_group: fsdp2, ``set_separate_reduce_scatter_group``: reduce-scatters have a
             communicator of their own.
@@ -194,7 +201,9 @@ class Plan:
     fp8: str | None = field(one_of(None, "tensorwise", "rowwise", "rowwise_with_gw_hp", "mxfp8"), default=None)
     fp8_all_gather: bool = field(_BOOL, default=False)
     fp8_precompute_scale: bool = field(_BOOL, default=False)
-    optimizer: str = field(one_of("adamw", "sgd_momentum", "sgd"), default="adamw")
+    optimizer: str = field(one_of(*OPTIMIZERS), default="adamw")
+    optimizer_impl: str = field(one_of("fused", "foreach"), default="fused")
+    clip_grad_norm: bool = field(_BOOL, default=False)
     reduce_scatter_max_input_buffers: int = field(whole(1), default=1)
     separate_reduce_scatter_group: bool = field(_BOOL, default=False)
     post_optim_event: bool = field(_BOOL, default=False)
@@ -224,6 +233,12 @@ class Plan:
         for (name, other), why in EXCLUDES.items():
             if self._changes(name) and self._changes(other):
                 raise self._error(name, f"not for a plan with {other}={getattr(self, other)!r}: {why}; leave one out")
+        if self.optimizer == "muon" and (self.api not in ("fsdp2", "ddp") or self.shard_size or self.cpu_offload):
+            raise self._error(
+                "optimizer", "for whole matrices on a GPU: take api fsdp2 without shard_size and cpu_offload, or ddp"
+            )
+        if self.optimizer_impl == "foreach" and OPTIMIZERS[self.optimizer].foreach_moves is None:
+            raise self._error("optimizer_impl", f"not of {self.optimizer}, which has none; leave it 'fused'")
         if self.fp8_all_gather and type(self.reshard_after_forward) is int:
             raise self._error(
                 "reshard_after_forward", "not for weights that are gathered in fp8 (torch has no such code)"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from fsdp_sim.schedule.instruction import Instruction
 from fsdp_sim.schedule.program import Program
 from fsdp_sim.timeline import Memory, Op
-from tests.oracles.buffers import Buffers
+from tests.oracles.buffers import Buffers, must_see
 from tests.oracles.happens_before import Clock, HappensBefore, Use, wrong
 from tests.oracles.symbols import Facts, UnitFacts
 from tests.oracles.verify_grads import Gradients
@@ -29,13 +29,15 @@ class Fsdp2Symbols:
         self.grads = grads = Gradients(self.facts, order, buffers)
         self.forwarded, self.backwarded = 0, len(self.facts.sequence)
         self.recomputed: set[str] = set()
+        self.norm: Use | None = None
         self.methods: dict[Op, Callable[[Instruction, Use, Clock], None]] = {
             Op.H2D: params.load, Op.AG_CAST: params.load, Op.AG_COPY_IN: params.copy_in,
             Op.ALL_GATHER: params.all_gather, Op.AG_COPY_OUT: params.copy_out, Op.CLONE: params.clone,
             Op.FWD: self.forward, Op.RECOMPUTE: self.recompute, Op.BWD: self.backward, Op.OPTIM: self.optimize,
             Op.UPCAST: grads.keep, Op.RS_COPY_IN: grads.reduce_copy_in, Op.DIV: grads.divide,
             Op.REDUCE_SCATTER: grads.reduce_scatter, Op.RS_COPY: grads.reduce_scatter, Op.ACCUMULATE: grads.accumulate,
-            Op.ALL_REDUCE: grads.all_reduce, Op.GRAD_CAST: grads.cast, Op.D2H: grads.to_cpu,
+            Op.ALL_REDUCE: self.all_reduce, Op.GRAD_CAST: grads.cast, Op.D2H: grads.to_cpu,
+            Op.NORM: self.clip, Op.CLIP: self.clip,
         }  # fmt: skip
 
     def op(self, i: Instruction) -> None:
@@ -99,6 +101,17 @@ class Fsdp2Symbols:
         if i.unit in self.facts.trains:
             complete = self.facts.sequence.index(i.unit) == self.backwarded  # else it runs again, in backward later
             self.grads.computed(i, use, clock, complete)
+
+    def clip(self, i: Instruction, use: Use, clock: Clock) -> None:
+        """The norms of what the optimizer reads next, and what is scaled by them."""
+        if self.forwarded < len(self.facts.sequence):
+            raise wrong(i, f"runs before forward is done: {self.facts.sequence[self.forwarded]} has not run")
+        if self.norm is not None:
+            must_see(i, clock, self.norm, "which reduces the norms it needs")
+        self.norm = use if i.op is not Op.CLIP else None
+
+    def all_reduce(self, i: Instruction, use: Use, clock: Clock) -> None:
+        (self.grads.all_reduce if i.unit else self.clip)(i, use, clock)
 
     def optimize(self, i: Instruction, use: Use, clock: Clock) -> None:
         if self.forwarded < len(self.facts.sequence):

@@ -187,6 +187,8 @@ def train(network: Any, plan: Plan, steps: int, recorder: ProgramRecorder) -> ob
             loss.backward()
             del loss
         recorder.mark(f"step {step}: optimizer")
+        if plan.clip_grad_norm:
+            torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         optimizer.step()
         if plan.post_optim_event:
             network.set_post_optim_event(recorder.device.current_stream().record_event())

@@ -90,4 +90,5 @@ def random_plan(chosen: Random, world_size: int) -> Plan:
     maybe("post_optim_event", True, chance=0.2)
     maybe("unshard_async_op", True, chance=0.2)
     maybe("gradient_divide_factor", 3.0, float(world_size), 4.0, chance=0.15)
+    maybe("clip_grad_norm", True, chance=0.15)
     return Plan(**fields)

@@ -108,6 +108,7 @@ SETTINGS = [  # every documented setting of FSDP2, alone
     {"unshard_async_op": True},
     {"gradient_divide_factor": 3.0},
     {"gradient_divide_factor": 8.0},
+    {"clip_grad_norm": True},
 ]
 PAIRS = [  # settings that act on one another
     {"shard_size": 4, "grad_accum": 2},
@@ -133,6 +134,7 @@ PAIRS = [  # settings that act on one another
     {"unshard_async_op": True, "forward_prefetch": 1, "backward_prefetch": 1},
     {"unshard_async_op": True, "post_optim_event": True, "reshard_after_forward": 2},
     {"activation_checkpointing": "full", "grad_accum": 2, "backward_prefetch": 2},
+    {"shard_size": 4, "clip_grad_norm": True, "post_optim_event": True},
 ]
 
 

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Inputs, OnRanks
-from fsdp_sim.spec.plan import DTYPE_BYTES, OPTIMIZER_STATES
+from fsdp_sim.spec import DTYPE_BYTES, OPTIMIZER_STATES
 
 RANKS, WIDTH = 2, 40
 WAYS = ("ddp", "fsdp", "fsdp bf16")

@@ -7,7 +7,7 @@ import random
 
 from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.judges import Numbers
-from fsdp_sim.spec.plan import DTYPE_BYTES, OPTIMIZER_STATES
+from fsdp_sim.spec import DTYPE_BYTES, OPTIMIZER_STATES
 
 
 def state_bytes_per_parameter(weights, gradients, master_copy, fp32_accumulator):
