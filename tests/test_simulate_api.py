@@ -39,6 +39,19 @@ print(json.dumps(sorted(set(sys.modules) & {HEAVY!r})))
     assert answer_of(code) == []
 
 
+def test_one_rank_needs_no_numpy():
+    code = """
+import json, sys
+sys.modules["numpy"] = None  # an import of it fails
+from fsdp_sim import Cluster, Plan, simulate
+plans = [Plan(cpu_offload=True), Plan(shard_size=8, grad_accum=2), Plan(api="fsdp1"), Plan(api="zero2")]
+sims = [simulate("gpt2-124m", Cluster("A100", gpus=16), plan) for plan in plans]
+asked = [(s.step_time_s, s.exposed_comm_s, s.memory.peak, s.memory.reserved_bytes, s.explain().sentences) for s in sims]
+print(json.dumps(min(len(sim.timeline.events) for sim in sims) > 100))
+"""
+    assert answer_of(code) is True
+
+
 @pytest.mark.parametrize("name", fsdp_sim.__all__)
 def test_every_name_is_there_and_listed(name):
     assert getattr(fsdp_sim, name).__name__ == name

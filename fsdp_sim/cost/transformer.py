@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
+from operator import attrgetter
 
 from fsdp_sim.cost import kernels_of as kernels
 from fsdp_sim.cost.activations import Activations, block_activations, embed_activations, head_activations
@@ -13,6 +15,28 @@ from fsdp_sim.cost.work import OF_WORK, Kernel, Work, Workload, trained_count_of
 from fsdp_sim.cost.wrapping import units_of
 from fsdp_sim.schedule import Unit
 from fsdp_sim.spec import Block, Model, Plan, block_shapes, blocks, param_shapes
+
+NOT_COMPUTED = frozenset({
+    "reshard_after_forward", "forward_prefetch", "backward_prefetch", "limit_all_gathers", "sharding_strategy",
+    "shard_size", "grad_accum", "reduce_scatter_max_input_buffers", "separate_reduce_scatter_group",
+    "post_optim_event", "unshard_async_op", "requires_gradient_sync", "requires_all_reduce", "reshard_after_backward",
+    "is_last_backward", "gradient_divide_factor", "bucket_cap_mb",
+})  # fmt: skip
+"""Fields of a plan that change when something is communicated, and not what is computed."""
+_computed = attrgetter(*[f.name for f in fields(Plan) if f.name not in NOT_COMPUTED])
+
+
+class _Computing:
+    """A plan, equal to another one under which the same is computed."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self._settings = plan, _computed(plan)
+
+    def __hash__(self) -> int:
+        return hash(self._settings)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Computing) and self._settings == other._settings
 
 
 def workload(model: Model, plan: Plan) -> Workload:
@@ -25,6 +49,12 @@ def workload(model: Model, plan: Plan) -> Workload:
         ValueError: ``plan.seq_len`` is longer than the model's table of learned positions, or ``plan.wrap`` names
             modules that the model does not have.
     """
+    return _workload(model, _Computing(plan))
+
+
+@functools.lru_cache(maxsize=128)
+def _workload(model: Model, computing: _Computing) -> Workload:
+    plan = computing.plan
     if model.positions == "learned" and model.max_seq_len is not None and plan.seq_len > model.max_seq_len:
         raise ValueError(
             f"Plan.seq_len is {plan.seq_len}, but {model.name} has learned positions for {model.max_seq_len} tokens; "

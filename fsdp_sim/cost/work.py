@@ -130,7 +130,7 @@ class Workload:
         """Parameters that the optimizer steps, of all ranks together."""
         return trained_count_of(self.units)
 
-    @property
+    @cached_property
     def alike(self) -> dict[str, int]:
         """By segment what tells its work from other work: equal for segments that share one."""
         return {segment: id(work) for segment, work in self.work.items()}

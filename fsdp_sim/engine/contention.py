@@ -138,7 +138,10 @@ class Rates:
             return float(given.get(slowed.op, 1.0))
         key = (self._what(slowed), self._what(by))
         if key not in self._known:
-            self._known[key] = check_slowdown(given(slowed, by), f"the slowdown of {slowed.what} beside {by.what}")
+            value = given(slowed, by)
+            if not (type(value) is float and 1.0 <= value < float("inf")):  # words take longer than the check
+                value = check_slowdown(value, f"the slowdown of {slowed.what} beside {by.what}")
+            self._known[key] = value
         return self._known[key]
 
     def share(self, collective: Instruction) -> float:

@@ -44,10 +44,12 @@ def exposure(run: Run, step: int = -1, rank: int = 0) -> Exposure:
     step_s = run.step_time_s(step)
     ends = run.step_ends_s
     step %= len(ends)
-    begin, end = ends[step] - step_s, ends[step]
+    begin, end, alone = ends[step] - step_s, ends[step], len(ends) == 1
     starts, stops = run.of_rank(run.columns.start_s, rank), run.of_rank(run.columns.end_s, rank)
 
     def spans(ops: Iterable[int]) -> list[tuple[float, float, int]]:
+        if alone:
+            return [(starts[k], stops[k], k) for k in ops]
         found = [(starts[k], stops[k], k) for k in ops if stops[k] > begin and starts[k] < end]
         return [(max(start, begin), min(stop, end), k) for start, stop, k in found]
 
@@ -56,24 +58,28 @@ def exposure(run: Run, step: int = -1, rank: int = 0) -> Exposure:
     comm.sort()
     by_unit: dict[tuple[Phase, str], float] = {}
     comm_s = exposed_s = 0.0
-    reached, at = begin, 0
+    reached, at, last = begin, 0, len(compute)
     for start, stop, k in comm:
-        start = max(start, reached)
+        if start < reached:
+            start = reached
         if stop <= start:
             continue
         reached = stop
         comm_s += stop - start
-        while at < len(compute) and compute[at][1] <= start:
+        while at < last and compute[at][1] <= start:
             at += 1
         hidden_s, here = 0.0, at
-        while here < len(compute) and compute[here][0] < stop:
-            hidden_s += min(stop, compute[here][1]) - max(start, compute[here][0])
+        while here < last:
+            begun, ended, _ = compute[here]
+            if begun >= stop:
+                break
+            hidden_s += (stop if stop < ended else ended) - (start if start > begun else begun)
             here += 1
         if (alone_s := stop - start - hidden_s) > 0:
             i = run.ops[k]
             by_unit[i.phase, i.unit] = by_unit.get((i.phase, i.unit), 0.0) + alone_s
             exposed_s += alone_s
-    compute_s = sum(stop - start for start, stop, _ in compute)
+    compute_s = sum([stop - start for start, stop, _ in compute])
     return Exposure(step_s, compute_s, comm_s, exposed_s, by_unit)
 
 

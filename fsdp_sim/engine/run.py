@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from itertools import accumulate
+from typing import cast
 
 from msgspec import structs
 
@@ -71,7 +72,10 @@ class Run:
     @cached_property
     def step_ends_s(self) -> list[float]:
         """When the last rank ends the last operation of each step."""
-        ends = [end if isinstance(end, float) else float(end.max()) for end in self.columns.end_s]
+        if self.costs.per_rank:
+            ends = [end if isinstance(end, float) else float(end.max()) for end in self.columns.end_s]
+        else:
+            ends = self.of_rank(self.columns.end_s, 0)
         latest = [max([0.0, *[ends[k] for k in ops]]) for ops in self.program.ops_of_steps]
         return list(accumulate(latest, max))
 
@@ -95,7 +99,9 @@ class Run:
     def of_rank(self, column: Sequence[Seconds], rank: int) -> list[float]:
         """One rank's entries of a column, as numbers."""
         self.check_rank(rank)
-        return [c if type(c) is float else at_rank(c, rank) for c in column]
+        if self.costs.per_rank:
+            return [at_rank(time, rank) for time in column]
+        return list(cast(Sequence[float], column))
 
     def check_rank(self, rank: int) -> None:
         if not 0 <= rank < self.ranks:

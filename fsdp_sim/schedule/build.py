@@ -60,10 +60,12 @@ def build(units: Sequence[Unit], plan: Plan, world_size: int, steps: int = 1) ->
         return _build(units, plan, world_size, steps)
     settings = _issued(plan)
     key = (id(units), world_size, steps, *settings, *map(type, (world_size, steps, *settings)))  # True is not 1
-    found = _kept.pop(key, None) or (units, _build(units, plan, world_size, steps))
+    found = _kept.pop(key, None)
+    if found is None:
+        found = units, _build(units, plan, world_size, steps)
+        while _kept and sum([len(program) for _, program in _kept.values()]) + len(found[1]) > MOST_KEPT:
+            del _kept[next(iter(_kept))]
     _kept[key] = found
-    while len(_kept) > 1 and sum([len(program) for _, program in _kept.values()]) > MOST_KEPT:
-        del _kept[next(iter(_kept))]
     return found[1].for_plan(plan)
 
 

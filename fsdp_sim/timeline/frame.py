@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import numpy as np
 
 from fsdp_sim.packages import missing
 from fsdp_sim.timeline.event import Event, checked
@@ -52,6 +51,8 @@ def to_pandas(timeline: Timeline) -> pd.DataFrame:
         0  FWD  layers.0      0.5
     """
     pandas = _need("pandas")
+    import numpy as np
+
     columns: dict[str, Any] = {}
     for name in COLUMNS:
         values = timeline.columns[name]
