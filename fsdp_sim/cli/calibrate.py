@@ -1,4 +1,4 @@
-"""``fsdp-sim calibrate``: measure this machine, and write the cluster file that a simulation takes."""
+"""``fsdp-sim calibrate``: measure this machine, or read a trace of a run, and write what a simulation takes of it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,18 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from fsdp_sim.cli.options import CLUSTER, MODEL, PLAN, Command, option, request_options
 from fsdp_sim.measure.calibrate import MachineNumbers, calibrate
+from fsdp_sim.measure.from_trace import StackNumbers, calibrate_from
 from fsdp_sim.measure.train_probe import ProbeShape
-from fsdp_sim.words import human_latency
+from fsdp_sim.requests import request_of_texts, resolve
+from fsdp_sim.words import human_latency, human_ms
 
 
 @click.command(
-    "calibrate", epilog="Exit status: 0 if the file was written, 1 if a rank failed, 2 for what was asked wrongly."
+    "calibrate",
+    cls=Command,
+    epilog="Exit status: 0 if the file was written, 1 if a rank failed, 2 for what was asked wrongly.",
 )
 @click.option(
     "-o", "--output", default="cluster.toml", show_default=True, type=click.Path(path_type=Path), help="The file."
@@ -28,16 +33,33 @@ from fsdp_sim.words import human_latency
 )
 @click.option("--quick", is_flag=True, help="Fewer sizes, each measured for less time.")
 @click.option("--json", "as_json", is_flag=True, help="Print all that was measured as JSON instead of tables.")
-def command(output: Path, overwrite: bool, ranks: int | None, device: str, quick: bool, as_json: bool) -> None:
+@option(
+    "--trace",
+    "traces",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="TRACE",
+    help="A trace of torch.profiler of a run with FSDP, one per rank; with the model, cluster and plan that ran.",
+)
+@request_options(MODEL, CLUSTER, PLAN)
+def command(
+    output: Path, overwrite: bool, ranks: int | None, device: str, quick: bool, as_json: bool, traces: tuple[Path, ...],
+    texts: dict[str, str],
+) -> None:  # fmt: skip
     """Time kernels and collectives on this machine and fit the simulator's numbers to them.
 
     On CPU cores that is gloo between processes, and the forward and backward of a small transformer; where torch
     finds GPUs, NCCL between those of this node. Measure with as many ranks as will train. The file holds rates,
     latencies and the names of the processor or GPU, nothing else of this machine.
 
+    With --trace nothing is measured: the numbers of the stack (how near to their peaks kernels come, what lies between
+    kernels and between steps, what links carry) are taken from profiles of a run of yours. Record two steps or more,
+    with record_shapes=True.
+
     \b
     Examples:
       fsdp-sim calibrate --quick
+      fsdp-sim calibrate --trace rank0.json.gz --model llama3-8b --gpu H100 --gpus 16 --seq-len 8192 -o node.toml
       fsdp-sim calibrate --ranks 2 --output laptop.toml
       fsdp-sim calibrate --device cuda --json
     """
@@ -45,6 +67,11 @@ def command(output: Path, overwrite: bool, ranks: int | None, device: str, quick
         raise click.UsageError(f"{output} exists; give another --output, or --overwrite")
     if not output.absolute().parent.is_dir():
         raise click.UsageError(f"there is no folder {output.absolute().parent} to write {output.name} to")
+    if traces:
+        _from_traces(traces, texts, output, as_json)
+        return
+    if texts:
+        raise click.UsageError(f"{', '.join(sorted(texts))} describe the run that a trace is of; give --trace too")
     try:
         found = calibrate(ranks, device=device, quick=quick, progress=not as_json)
     except ValueError as error:
@@ -56,6 +83,39 @@ def command(output: Path, overwrite: bool, ranks: int | None, device: str, quick
         click.echo(json.dumps({"file": str(output)} | found.as_dict(), indent=2))
     else:
         _print(found, output)
+
+
+def _from_traces(traces: Sequence[Path], texts: dict[str, str], output: Path, as_json: bool) -> None:
+    job = resolve(request_of_texts(texts))
+    found = calibrate_from(traces, job.model, job.cluster, job.plan)
+    found.to_file(output)
+    if as_json:
+        click.echo(json.dumps({"file": str(output)} | found.as_dict(), indent=2))
+    else:
+        _print_stack(found, output)
+
+
+def _print_stack(found: StackNumbers, output: Path) -> None:
+    console = Console(highlight=False)
+    values = {name: f"{value:.3g}" for name, value in found.numbers.items()}
+    rows = [(name, values.get(name, ""), source) for name, source in found.sources.items()]
+    console.print(_table(("number", "value", "from"), rows, words=1), "")
+    if found.collectives:
+        timed = [
+            (t.op, str(t.group_size), f"{t.n_bytes / 2**20:,.1f} MiB", human_latency(t.seconds))
+            for t in found.collectives
+        ]
+        console.print(_table(("collective", "ranks", "message", "measured"), timed, words=1), "")
+    for name, why in found.kept.items():
+        console.print(f"{name} keeps its default: {why}.", soft_wrap=True)
+    for note in found.notes:
+        console.print(note, soft_wrap=True)
+    console.print(
+        f"A step took {human_ms(found.measured_step_s)}; with these numbers it is predicted to take "
+        f"{human_ms(found.fitted_step_s)} ({found.fitted_step_s / found.measured_step_s - 1:+.1%}).",
+        soft_wrap=True,
+    )
+    console.print(f"Wrote {output}. Use it: fsdp-sim simulate --cluster {output} ...", soft_wrap=True)
 
 
 def _print(found: MachineNumbers, output: Path) -> None:

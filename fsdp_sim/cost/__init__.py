@@ -1,6 +1,6 @@
 """What one piece of a step costs: FLOPs, bytes and activations of a unit, kernels, collectives."""
 
-from fsdp_sim.cost.calibration import Calibration, fitted
+from fsdp_sim.cost.calibration import Calibration, fitted, numbers_of_file
 from fsdp_sim.cost.collectives import algorithms, collective_s, fitted_links
 from fsdp_sim.cost.costs import MEASURED, Costs
 from fsdp_sim.cost.kernels import kernel_s
@@ -30,5 +30,6 @@ __all__ = [
     "fitted_links",
     "kernel_s",
     "lifetimes",
+    "numbers_of_file",
     "workload",
 ]

@@ -12,7 +12,10 @@ import functools
 import tomllib
 from dataclasses import dataclass, field, fields
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
+
+from fsdp_sim.words import did_you_mean
 
 
 def _number(default: float, meaning: str) -> Any:
@@ -62,3 +65,19 @@ class Calibration:
 def fitted() -> Calibration:
     """The numbers fitted to all published measurements."""
     return Calibration(**tomllib.loads(files("fsdp_sim.cost").joinpath("calibration.toml").read_text()))
+
+
+def numbers_of_file(path: str | Path) -> dict[str, float]:
+    """The table ``calibration`` of a cluster file, such as ``fsdp-sim calibrate --trace`` writes; empty without one.
+
+    Raises:
+        ValueError: a number that a `Calibration` does not have, or that is none.
+    """
+    numbers = tomllib.loads(Path(path).read_text()).get("calibration", {})
+    for name, value in numbers.items():
+        if name not in Calibration.meanings():
+            near = did_you_mean(name, Calibration.meanings())
+            raise ValueError(f"{path}: a calibration has no number {name}; {near}")
+        if type(value) not in (int, float) or not 0 <= value < float("inf"):
+            raise ValueError(f"{path}: {name} is {value!r}; it must be a number >= 0")
+    return {name: float(value) for name, value in numbers.items()}

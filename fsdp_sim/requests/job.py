@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
+from fsdp_sim.cost import numbers_of_file
 from fsdp_sim.requests.structs import CLUSTER_FIELDS, Request, given
 from fsdp_sim.simulation import Simulation, simulate
 from fsdp_sim.spec import Cluster, Model, Plan
@@ -19,6 +20,7 @@ class Job(msgspec.Struct, frozen=True):
     """A training job: the model, the cluster and the plan that a request describes.
 
     Attributes:
+        numbers: of the stack, where the cluster's file has a calibration: fields of `fsdp_sim.cost.Calibration`.
         notes: what was chosen because the request does not say, and what is unverified of the hardware, in sentences.
     """
 
@@ -26,9 +28,18 @@ class Job(msgspec.Struct, frozen=True):
     cluster: Cluster
     plan: Plan
     notes: list[str]
+    numbers: dict[str, float] = {}
 
     def simulate(self, **options: Any) -> Simulation:
-        return simulate(self.model, self.cluster, self.plan, **options)
+        return simulate(self.model, self.cluster, self.plan, **self.options, **options)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options of `simulate` that its own node asks for."""
+        if not self.numbers:
+            return {}
+        default = simulate(self.model, self.cluster, self.plan).costs.calibration
+        return {"calibration": dataclasses.replace(default, **self.numbers)}
 
 
 def resolve(request: Request) -> Job:
@@ -45,7 +56,8 @@ def resolve(request: Request) -> Job:
         notes.append(f"An image is {sees} tokens to {model.name} (seq_len={sees}).")
     plan = Plan(**fields | chosen)
     _check_size(model, cluster, plan)
-    return Job(model, cluster, plan, notes + cluster.notes)
+    numbers = {} if request.cluster is UNSET else numbers_of_file(request.cluster)
+    return Job(model, cluster, plan, notes + cluster.notes, numbers)
 
 
 UNNAMED = "model"  # the name of a model that is given by its dimensions alone

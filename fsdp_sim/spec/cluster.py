@@ -193,6 +193,7 @@ class Cluster:
         """
         try:
             tables = tomllib.loads(Path(path).read_text())
+            tables.pop("calibration", None)  # of the stack: `fsdp_sim.cost.numbers_of_file`
             values: dict[str, Any] = dict(tables.pop("cluster"))
             for name, table in tables.items():
                 made: type[Gpu | Link] = Gpu if name == "gpu" else Link

@@ -22,8 +22,8 @@ COPIES = {Op.H2D, Op.D2H}
 
 def device_drafts(rows: Rows, host: Host) -> list[Draft]:
     """The operations of a device, in no order, each with its lane."""
-    sizes = _sizes_by_launch(rows, host)
-    drafts = [_draft(kernel, rows, host, sizes) for kernel in rows.kernels]
+    sizes = sizes_by_launch(rows, host)
+    drafts = [kernel_draft(kernel, rows, host, sizes) for kernel in rows.kernels]
     lanes = _lanes(drafts, rows.kernels, host.fsdp)
     for draft in drafts:
         draft.lane = lanes[draft.stream]
@@ -39,7 +39,7 @@ def device_drafts(rows: Rows, host: Host) -> list[Draft]:
     return out
 
 
-def _draft(kernel: Kernel, rows: Rows, host: Host, sizes: dict[tuple[int, float], Args]) -> Draft:
+def kernel_draft(kernel: Kernel, rows: Rows, host: Host, sizes: dict[tuple[int, float], Args]) -> Draft:
     issue, tid = rows.issued(kernel) or (kernel.start, -1)
     issue = min(issue, kernel.start)  # clocks of CPU and device differ by microseconds
     state = host.state(issue)
@@ -109,7 +109,7 @@ def on_gradients(ops: list[str]) -> Op:
     return Op.GRAD_CAST
 
 
-def _sizes_by_launch(rows: Rows, host: Host) -> dict[tuple[int, float], Args]:
+def sizes_by_launch(rows: Rows, host: Host) -> dict[tuple[int, float], Args]:
     """The arguments of ``record_param_comms`` by thread and start, for kernels that carry none."""
     return {(span.tid, span.start): args for span, args in rows.collectives if args.collective}
 

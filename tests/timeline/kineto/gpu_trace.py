@@ -10,7 +10,7 @@ in the format strings of Kineto in the CUDA builds of torch 2.12.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from fsdp_sim.timeline import Event, Lane, Op, Phase, Timeline
@@ -46,16 +46,24 @@ REDUCE = (Op.RS_COPY_IN, Op.DIV, Op.REDUCE_SCATTER, Op.ALL_REDUCE, Op.GRAD_CAST,
 
 
 def kineto_trace(
-    timeline: Timeline, *, rank: int = 0, api: str = "fsdp2", pieces: int = 3, recorded_waits: bool = False
+    timeline: Timeline,
+    *,
+    rank: int = 0,
+    api: str = "fsdp2",
+    pieces: int = 3,
+    recorded_waits: bool = False,
+    parts: Callable[[Event], list[tuple[str, float, float]]] | None = None,
 ) -> dict[str, Any]:
     """The trace of one rank of a simulated timeline, as the object that ``json.dump`` writes.
 
     Args:
         api: ``fsdp2`` or ``fsdp1``, whose annotations to write.
         pieces: kernels of one unit's forward or backward.
+        parts: of a unit's forward or backward: for each kernel its name, and where in the operation it begins and ends,
+            as fractions; instead of equal pieces.
         recorded_waits: write the waits too, as ``enable_cuda_sync_events=True`` does.
     """
-    writer = _Writer([e for e in timeline.ops if e.rank == rank], pieces)
+    writer = _Writer([e for e in timeline.ops if e.rank == rank], pieces, parts)
     writer.kernels()
     (writer.fsdp2 if api == "fsdp2" else writer.fsdp1)()
     writer.steps()
@@ -85,7 +93,10 @@ def unit_names(timeline: Timeline) -> set[str]:
 
 
 class _Writer:
-    def __init__(self, ops: list[Event], pieces: int) -> None:
+    def __init__(
+        self, ops: list[Event], pieces: int, parts: Callable[[Event], list[tuple[str, float, float]]] | None
+    ) -> None:
+        self.parts = parts
         self.ops = ops
         self.pieces = pieces
         self.units = {e.unit for e in ops if e.op is Op.ALL_GATHER}
@@ -100,13 +111,20 @@ class _Writer:
 
     def kernels(self) -> None:
         for e in self.ops:
+            if self.parts and e.op in (Op.FWD, Op.BWD, Op.RECOMPUTE):
+                parts = self.parts(e)
+                for k, (name, begins, ends) in enumerate(parts):
+                    took, issue = e.end_s - e.start_s, _us(e.issue_s) + k * EPS / (4 * len(parts))
+                    start, dur = _us(e.start_s + begins * took), _us((ends - begins) * took, 0.0)
+                    self._kernel(e, issue, start, dur, EPS / (16 * len(parts)), name)
+                continue
             pieces = self.pieces if e.op in (Op.FWD, Op.BWD, Op.RECOMPUTE, Op.OPTIM) else 1
             for k in range(pieces):
                 took = (e.end_s - e.start_s) / pieces
                 issue = _us(e.issue_s) + k * EPS / (4 * pieces)
                 self._kernel(e, issue, _us(e.start_s + k * took), _us(took, 0.0), EPS / (16 * pieces))
 
-    def _kernel(self, e: Event, issue: float, start: float, dur: float, around: float) -> None:
+    def _kernel(self, e: Event, issue: float, start: float, dur: float, around: float, named: str = "") -> None:
         correlation = next(self._ids)
         self._correlation[e.seq] = correlation
         tid, stream = self._tid(e), STREAMS[e.lane]
@@ -119,7 +137,7 @@ class _Writer:
             "registers per thread": 96, "shared memory": 83248, "blocks per SM": 0.18, "grid": [24, 1, 1],
             "block": [512, 1, 1],
         }  # fmt: skip
-        kernel, cat = KERNELS.get(e.op, "void at::native::vectorized_elementwise_kernel<4>(int)"), "kernel"
+        kernel, cat = named or KERNELS.get(e.op, "void at::native::vectorized_elementwise_kernel<4>(int)"), "kernel"
         if e.op in COLLECTIVES:
             kernel, called = NCCL[e.op]
             word, item = DTYPES[e.dtype]
