@@ -87,8 +87,12 @@ def behaviour(source: str) -> str:
     return ast.dump(tree)
 
 
-def drawn(room: str, seed: int = SEED) -> Iterator[tuple[Mutant, str]]:
-    """The mutants of a room and the text of the edited file: files by their length, operators alike."""
+def drawn(room: str, root: Path, seed: int = SEED) -> Iterator[tuple[Mutant, str]]:
+    """The mutants of a room and the text of the edited file: files by their length, operators alike.
+
+    Args:
+        root: of the copy that is edited; the checkout may change meanwhile.
+    """
     try:
         from cosmic_ray import plugins
         from cosmic_ray.mutating import mutate_code
@@ -96,8 +100,8 @@ def drawn(room: str, seed: int = SEED) -> Iterator[tuple[Mutant, str]]:
         sys.exit("cosmic-ray makes the edits, and is not here: .venv/bin/pip install cosmic-ray")
 
     lot = random.Random(seed)
-    paths = sorted((ROOT / ROOMS[room].folder).rglob("*.py"))
-    texts = {str(p.relative_to(ROOT)): p.read_text() for p in paths if not BESIDE & set(p.parts)}
+    paths = sorted((root / ROOMS[room].folder).rglob("*.py"))
+    texts = {str(p.relative_to(root)): p.read_text() for p in paths if not BESIDE & set(p.parts)}
     seen: set[str] = set()
     while len(seen) < ROOMS[room].mutants:
         (file,) = lot.choices(list(texts), [text.count("\n") for text in texts.values()])
@@ -114,11 +118,11 @@ def drawn(room: str, seed: int = SEED) -> Iterator[tuple[Mutant, str]]:
         yield Mutant(room, file, line, old, new), edited
 
 
-def tests_of(room: str, file: str) -> list[str]:
+def tests_of(room: str, file: str, root: Path) -> list[str]:
     """Those of the file's own name first, where there are any, then the others of its room."""
     path = Path(file.removeprefix("fsdp_sim/"))
     own = Path("tests") / path.with_name(f"test_{path.name}")
-    if not (ROOT / own).exists():
+    if not (root / own).exists():
         return [*ROOMS[room].tests]
     return [f"{own} -m 'not tail'", *(f"{some} --ignore={own}" for some in ROOMS[room].tests)]
 
@@ -167,10 +171,10 @@ def main() -> int:
         for name in COPIED:
             (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, root / name)
         for room in chosen.room or ROOMS:
-            for mutant, edited in tqdm(list(drawn(room)), desc=room, disable=None):
+            for mutant, edited in tqdm(list(drawn(room, root)), desc=room, disable=None):
                 if mutant in tried:
                     continue
-                by = noticed_by(root, mutant.file, edited, tests_of(room, mutant.file))
+                by = noticed_by(root, mutant.file, edited, tests_of(room, mutant.file, root))
                 tried[mutant] = msgspec.structs.replace(mutant, noticed_by=by)
                 with chosen.results.open("ab") as file:
                     file.write(msgspec.json.encode(tried[mutant]) + b"\n")
