@@ -35,7 +35,7 @@ from fsdp_sim.ranks.inbox import ErrorMessage, ResultMessage, send
 from fsdp_sim.ranks.limits import Limits, confine, keep_children
 from fsdp_sim.ranks.network import Network
 from fsdp_sim.ranks.other_user import OtherUser, needed_folders
-from fsdp_sim.ranks.parcel import pack, unpack
+from fsdp_sim.ranks.pickling import pack, unpack
 from fsdp_sim.timeline import RECORDER
 
 T = TypeVar("T")

@@ -21,7 +21,7 @@ from fsdp_sim.ranks.interrupts import Interrupts
 from fsdp_sim.ranks.limits import LimitMonitor, Limits, written_bytes
 from fsdp_sim.ranks.network import Network
 from fsdp_sim.ranks.output import Output, ProgressBar, read
-from fsdp_sim.ranks.parcel import pack, unpack
+from fsdp_sim.ranks.pickling import pack, unpack
 from fsdp_sim.ranks.rank import is_rank
 from fsdp_sim.ranks.watchdog import RankState, RankView, Verdict, Watchdog, how_it_ended, listed, report
 from fsdp_sim.timeline import Event, Header, Timeline, remember

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from fsdp_sim.timeline import Event, Timeline, timeline_of
 from fsdp_sim.viz.debugger import moments
 from fsdp_sim.viz.debugger.moments import Moment, moment
+from fsdp_sim.viz.debugger.notable_moments import static_html
 from fsdp_sim.viz.debugger.sentences import name, sentence
-from fsdp_sim.viz.debugger.telling import static_html
 from fsdp_sim.viz.picture import PNG_VARIABLE
 
 if TYPE_CHECKING:

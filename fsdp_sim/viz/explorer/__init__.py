@@ -2,11 +2,11 @@
 
 In reading order: `settings` and `controls` (what can be moved), `scene` (the numbers to
 draw), `drawing`, `layout_of` and `canvas` (the figure), `dependencies_of` (one operation), `words` (the sentences),
-`desk` (all of it together), `still` and `page` (without a kernel).
+`explorer` (all of it together), `still` and `page` (without a kernel).
 """
 
 from fsdp_sim.forms import State
-from fsdp_sim.viz.explorer.desk import Explorer, explorer
+from fsdp_sim.viz.explorer.explorer import Explorer, explorer
 from fsdp_sim.viz.explorer.page import explorer_page
 
 __all__ = ["Explorer", "State", "explorer", "explorer_page"]

@@ -20,7 +20,7 @@ import pytest
 import fsdp_sim
 from fsdp_sim.learn import exercises
 from fsdp_sim.learn.classroom.grading import ExerciseGrade, answers, grade, points
-from fsdp_sim.learn.classroom.grading.written import Written
+from fsdp_sim.learn.classroom.grading.written_function import Written
 from fsdp_sim.learn.exercise import Kind
 from fsdp_sim.learn.find import load, names
 from fsdp_sim.learn.sources import imports, solution_source, stub_source

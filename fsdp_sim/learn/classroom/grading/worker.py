@@ -50,7 +50,7 @@ def main() -> None:
 
     from fsdp_sim.learn import exercises, judges
     from fsdp_sim.learn.check import judge
-    from fsdp_sim.learn.classroom.grading.written import Written
+    from fsdp_sim.learn.classroom.grading.written_function import Written
     from fsdp_sim.learn.find import load
     from fsdp_sim.ranks import Limits, OtherUser, RanksError, run, start_server
 

@@ -19,7 +19,7 @@ from fsdp_sim.viz.explorer.canvas import Canvas
 from fsdp_sim.viz.explorer.controls import Controls
 from fsdp_sim.viz.explorer.dependencies_of import Choice, Key, Operations
 from fsdp_sim.viz.explorer.drawing import legend_html
-from fsdp_sim.viz.explorer.latest import LatestCall
+from fsdp_sim.viz.explorer.latest_call import LatestCall
 from fsdp_sim.viz.explorer.scene import Scene, scene
 from fsdp_sim.viz.explorer.still import still
 from fsdp_sim.viz.picture import PNG_VARIABLE, Picture

@@ -1,4 +1,4 @@
-"""`telling`: the moments of a run worth stopping at, for a reader who cannot step: a saved notebook, a slide."""
+"""Moments of a run worth stopping at, for a reader who cannot step: a saved notebook, a slide."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class NotableMoment:
     moment: Moment
 
 
-def telling(timeline: Timeline, rank: int, events: tuple[Event, ...]) -> list[NotableMoment]:
+def notable_moments(timeline: Timeline, rank: int, events: tuple[Event, ...]) -> list[NotableMoment]:
     """Of some events of a rank: where it waited longest for the network, and where most memory was alive."""
     found = []
     moments = [moment(timeline, rank, e.seq) for e in _candidates(events)]
@@ -58,7 +58,7 @@ def _peak(timeline: Timeline, rank: int, events: tuple[Event, ...]) -> Moment | 
 def static_html(timeline: Timeline, rank: int, events: tuple[Event, ...]) -> str:
     """The telling moments with the events around them, as HTML that any viewer of saved notebooks shows."""
     parts = []
-    for stop in telling(timeline, rank, events):
+    for stop in notable_moments(timeline, rank, events):
         at = stop.moment
         around = at.events[max(0, at.position - AROUND) : at.position + AROUND + 1]
         shown = [moment(timeline, rank, e.seq) for e in around]

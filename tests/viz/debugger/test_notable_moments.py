@@ -7,7 +7,7 @@ from hypothesis import given
 from fsdp_sim.timeline import Memory, Op, Timeline
 from fsdp_sim.viz.debugger import debugger
 from fsdp_sim.viz.debugger.moments import events_of
-from fsdp_sim.viz.debugger.telling import static_html, telling
+from fsdp_sim.viz.debugger.notable_moments import notable_moments, static_html
 from tests.timeline.strategies import gather, op, timeline_of, timelines
 
 
@@ -17,21 +17,21 @@ def test_the_longest_wait_and_the_peak() -> None:
         op(6, 6, Op.ALLOC, bytes=2048, category=Memory.LOGITS, seq=3),
         op(6, 6, Op.FREE, bytes=2048, category=Memory.LOGITS, seq=4),
     )  # fmt: skip
-    wait, peak = telling(timeline, 0, events_of(timeline, 0))
+    wait, peak = notable_moments(timeline, 0, events_of(timeline, 0))
     assert wait.title == "The longest wait for the network: 2,000 ms of the all-gather of exposed"
     assert (peak.title, peak.moment.event.seq) == ("The most memory alive: 2.00 KiB", 3)
 
 
 def test_of_one_step_its_own_peak(run: Timeline) -> None:
     events = debugger(run, step=0).events
-    (peak,) = [t.moment for t in telling(run, 0, events) if t.title.startswith("The most memory alive")]
+    (peak,) = [t.moment for t in notable_moments(run, 0, events) if t.title.startswith("The most memory alive")]
     assert peak.event.step == 0
     assert peak.live_bytes == max(m.live_bytes for m in (debugger(run, step=0).go(e.seq) for e in events))
 
 
 def test_without_network_and_memory_it_shows_how_it_begins() -> None:
     timeline = timeline_of(op(0, 1), op(1, 2, seq=1))
-    (only,) = telling(timeline, 0, events_of(timeline, 0))
+    (only,) = notable_moments(timeline, 0, events_of(timeline, 0))
     assert (only.title, only.moment.event.seq) == ("How it begins", 0)
 
 

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from fsdp_sim.viz.explorer.latest import LatestCall
+from fsdp_sim.viz.explorer.latest_call import LatestCall
 
 
 def test_of_those_that_come_meanwhile_only_the_last_is_served() -> None:
