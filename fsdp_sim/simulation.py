@@ -6,6 +6,7 @@ issues for it, `cost` again how long each operation takes, `engine` when each ru
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,11 +15,11 @@ from functools import cached_property
 from typing import Any, Literal
 
 from fsdp_sim import engine
-from fsdp_sim.cost import OF_WORK, Calibration, Costs, Workload, check_fp8
+from fsdp_sim.cost import OF_WORK, Calibration, Costs, Workload, check_fp8, offload_s
 from fsdp_sim.cost import workload as transformer_workload
 from fsdp_sim.diagnose import Explanation, explain
 from fsdp_sim.engine import Given, Run
-from fsdp_sim.schedule import Instruction, Program, blocks_of, build
+from fsdp_sim.schedule import Instruction, Program, blocks_of, build, state_bytes
 from fsdp_sim.spec import Cluster, Model, Plan
 from fsdp_sim.timeline import Header, Timeline
 
@@ -156,8 +157,28 @@ class Simulation:
 
     @property
     def between_steps_s(self) -> float:
-        """Of `step_time_s`, what is no operation of the program: data, logging; fitted, see `Calibration`."""
-        return self.costs.calibration.step_s
+        """Of `step_time_s`, what is no operation of the program: data and logging, fitted (see `Calibration`), and
+        checkpoints.
+        """
+        return self.costs.calibration.step_s + self.checkpoint_s
+
+    @cached_property
+    def checkpoint_s(self) -> float:
+        """What saving checkpoints costs a step (``save_every``), on average.
+
+        A rank writes its shards and states; training waits for that, or, with ``async_save``, for their copy to the
+        CPU's memory and for what of the writing is not done when the next checkpoint is due.
+        """
+        plan = self.plan
+        if plan.save_every is None:
+            return 0.0
+        n_bytes = sum(state_bytes(self.program.units, replace(plan, cpu_offload=False), self.cluster.gpus).values())
+        write_s = n_bytes / ((plan.storage_gb_per_s or math.inf) * 1e9)
+        if not plan.async_save:
+            return write_s / plan.save_every
+        copy_s = 0.0 if plan.cpu_offload else offload_s(n_bytes, self.cluster)
+        between_s = plan.save_every * (self.run.step_time_s() + self.costs.calibration.step_s)
+        return (copy_s + max(0.0, write_s - between_s)) / plan.save_every
 
     @property
     def tokens_per_s_per_gpu(self) -> float:
@@ -282,6 +303,13 @@ def simulate(
         )
     _check_settings(model, plan)
     cluster.gpu.peak_flops(model.dtype)  # a GPU without the dtype says so now
+    if plan.float32_matmul_precision == "high":
+        if model.dtype != "fp32":
+            raise ValueError(
+                f"Plan.float32_matmul_precision is 'high', which is for fp32, and {model.name} computes in "
+                f"{model.dtype}; leave it 'highest'"
+            )
+        cluster.gpu.peak_flops("tf32")
     if plan.fp8:
         check_fp8(plan.fp8, cluster.gpu)
     return Simulation(model, cluster, plan, calibration, skew)

@@ -162,3 +162,31 @@ def test_a_program_is_shared_where_it_is_the_same(plan: Plan, cluster: Cluster, 
 
     assert (other.program.instructions is first.program.instructions) == shared
     assert other.program == build(list(other.workload.units), plan, cluster.gpus)
+
+
+def test_a_checkpoint_costs_its_bytes_at_the_rate_of_the_storage_shared_out_among_the_steps_between() -> None:
+    cluster, plan = Cluster("H100", gpus=8), Plan(param_dtype="bf16", micro_batch=2, seq_len=512)
+    plain = simulate("gpt2-350m", cluster, plan)
+
+    def saving(**fields: object) -> float:
+        return simulate("gpt2-350m", cluster, replace(plan, **fields)).step_time_s - plain.step_time_s
+
+    shard = sum(plain.program.state_bytes.values())  # parameters and two moments of one rank
+    sync = saving(save_every=10, storage_gb_per_s=2.0)
+    assert sync == pytest.approx(shard / 2e9 / 10)
+    assert 0 < saving(save_every=10, storage_gb_per_s=2.0, async_save=True) < sync / 5  # a copy to the CPU's memory
+    late = saving(save_every=1, storage_gb_per_s=0.5, async_save=True)
+    assert late == pytest.approx(shard / 0.5e9 - plain.step_time_s, rel=0.1)  # written slower than it comes
+
+
+def test_tf32_is_for_fp32_on_gpus_that_have_it() -> None:
+    plan = Plan(micro_batch=2, seq_len=512)
+    tf32 = replace(plan, float32_matmul_precision="high")
+
+    assert simulate("gpt2-350m", Cluster("A100", gpus=8), tf32).step_time_s < 0.6 * (
+        simulate("gpt2-350m", Cluster("A100", gpus=8), plan).step_time_s
+    )
+    with pytest.raises(ValueError, match="V100-SXM2-32GB has no tf32"):
+        simulate("gpt2-350m", Cluster("V100", gpus=8), tf32)
+    with pytest.raises(ValueError, match="which is for fp32, and gpt2-350m computes in bf16; leave it 'highest'"):
+        simulate("gpt2-350m", Cluster("A100", gpus=8), replace(tf32, param_dtype="bf16"))

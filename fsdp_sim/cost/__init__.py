@@ -1,7 +1,7 @@
 """What one piece of a step costs: FLOPs, bytes and activations of a unit, kernels, collectives."""
 
 from fsdp_sim.cost.calibration import Calibration, fitted, numbers_of_file
-from fsdp_sim.cost.collectives import algorithms, collective_s, fitted_links
+from fsdp_sim.cost.collectives import algorithms, collective_s, fitted_links, offload_s
 from fsdp_sim.cost.costs import MEASURED, Costs
 from fsdp_sim.cost.kernels import kernel_s
 from fsdp_sim.cost.lifetimes import INCOMING, OUTGOING, PARAM_GRAD, Lifetimes, Moves, lifetimes
@@ -31,5 +31,6 @@ __all__ = [
     "kernel_s",
     "lifetimes",
     "numbers_of_file",
+    "offload_s",
     "workload",
 ]

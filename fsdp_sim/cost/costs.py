@@ -133,7 +133,8 @@ class Costs:
                 composed = self.plan.attention_impl == "math"  # of whose pieces none is kept
                 kernels = [k for k in kernels if not k.saved or (composed and k.kind == "attention")]
             how: dict[str, Any] = {
-                "backward": op is Op.BWD, "compiled": self.plan.compile, "attention": self.plan.attention_impl
+                "backward": op is Op.BWD, "compiled": self.plan.compile, "attention": self.plan.attention_impl,
+                "tf32": self.plan.float32_matmul_precision == "high",
             }  # fmt: skip
             seconds = sum(kernel_s(k, self.cluster.gpu, self.calibration, **how) for k in kernels)
             seconds += self._gap_s[op is Op.BWD] * _launches(kernels, self.plan.compile)

@@ -15,14 +15,18 @@ def kernel_s(
     backward: bool = False,
     compiled: bool = False,
     attention: str = "sdpa",
+    tf32: bool = False,
 ) -> float:
     """Seconds of all ``count`` of a kernel.
 
     The larger of the time to compute and the time to move the bytes (Williams, Waterman, Patterson, "Roofline",
     2009). A matmul's rate ramps with its inner dimension: the start and end of a tile's loop cost a fixed time; on CPU
     cores, whose matrices are small, with all three.
+    With ``tf32`` the products of fp32 numbers are computed in that.
     Attention that is not fused (``math``) moves the matrix of scores five times each way, beside its matmuls.
     """
+    if tf32 and kernel.dtype == "fp32" and kernel.kind in ("matmul", "attention"):
+        kernel = kernel._replace(dtype="tf32")
     moved = kernel.bytes
     if kernel.fusable:
         moved *= calibration.compiled_bytes if compiled else calibration.eager_bytes

@@ -10,10 +10,11 @@ from operator import attrgetter
 
 from fsdp_sim.cost import kernels_of as kernels
 from fsdp_sim.cost.activations import Activations, block_activations, embed_activations, head_activations
+from fsdp_sim.cost.linears import pointwise
 from fsdp_sim.cost.weights import Weights, weights_of
 from fsdp_sim.cost.work import OF_WORK, Kernel, Work, Workload, trained_count_of
 from fsdp_sim.cost.wrapping import units_of
-from fsdp_sim.schedule import Unit
+from fsdp_sim.schedule import DTYPE_BYTES, Unit
 from fsdp_sim.spec import Block, Model, Plan, block_shapes, blocks, param_shapes
 
 NOT_COMPUTED = frozenset({
@@ -87,10 +88,9 @@ def _workload(model: Model, computing: _Computing) -> Workload:
             alike[key] = _block(model, plan, own, activations, block, grad=grad)
         work[name] = alike[key]
         grad = grad or trained[name]
-    head_kernels = kernels.head(
-        model, tokens, weights, fused_loss=plan.cross_entropy == "fused", metrics=plan.loss_metrics, grad=grad
-    )
-    work["head"] = _work(*head_kernels, head_activations(model, plan, fused_norm=fused_norm, grad=grad))
+    work["head"] = _head(model, plan, weights, fused_norm=fused_norm, grad=grad)
+    if plan.loss_chunks > 1:
+        work["head"] = _in_chunks(model, plan, weights, work["head"], fused_norm=fused_norm, grad=grad)
     trained_count = trained_count_of(units)
     param_count = sum(rows * columns for _, rows, columns in param_shapes(model, plan.seq_len))
     param_count += trained_count if plan.lora_rank else 0  # the adapters
@@ -151,6 +151,47 @@ def _block(model: Model, plan: Plan, weights: Weights, activations: Activations,
         moves, moves_back = kernels.modulation(model, batch, tokens, weights)
         forward, backward = forward + moves, moves_back + backward
     return replace(_work(forward, backward, activations), is_block=True)
+
+
+def _head(model: Model, plan: Plan, weights: Weights, *, fused_norm: bool, grad: bool) -> Work:
+    tokens, fused_loss = plan.micro_batch * plan.seq_len, plan.cross_entropy == "fused"
+    made = kernels.head(model, tokens, weights, fused_loss=fused_loss, metrics=plan.loss_metrics, grad=grad)
+    return _work(*made, head_activations(model, plan, fused_norm=fused_norm, grad=grad))
+
+
+def _in_chunks(model: Model, plan: Plan, weights: Weights, whole: Work, *, fused_norm: bool, grad: bool) -> Work:
+    """The head with forward and backward of each chunk of the sequence before the next: all but the norm is forward.
+
+    Kept are the gradient of the head's input, and that of its weight, to which every chunk adds.
+
+    Raises:
+        ValueError: the model's head is not that of a language model.
+    """
+    if model.patch_size or model.adaln or model.head_transform:
+        raise ValueError(
+            f"Plan.loss_chunks is {plan.loss_chunks}, but {model.name} has no head of a language model; make it 1"
+        )
+    n, d = plan.loss_chunks, model.d_model
+    chunk = _head(
+        model, replace(plan, seq_len=plan.seq_len // n, loss_chunks=1), weights, fused_norm=fused_norm, grad=grad
+    )
+    norms = int(model.norm_position != "post")
+    back = norms * (grad or weights.trains("head.norm.weight"))
+    trained = weights.trains("embed.weight" if model.tied_embeddings else "head.weight")
+    add = [pointwise(3.0 * model.vocab * d, weights.compute_dtype, fusable=False)] if trained else []
+    each = [*chunk.forward[norms:], *chunk.backward[: len(chunk.backward) - back], *add]
+    grads = model.vocab * d * DTYPE_BYTES[weights.compute_dtype] * trained
+    most = chunk.saved_bytes + max(chunk.forward_temporary_bytes, chunk.backward_temporary_bytes + 2 * grads)
+    return replace(
+        whole,
+        forward=(*whole.forward[:norms], *(k._replace(count=k.count * n) for k in each)),
+        backward=whole.backward[len(whole.backward) - back :],
+        saved_bytes=whole.input_bytes + grads,
+        forward_temporary_bytes=whole.input_bytes + most - grads,
+        backward_temporary_bytes=whole.input_bytes - grads,
+        selective_bytes=0,
+        logits_bytes=0,
+    )
 
 
 def _work(forward: list[Kernel], backward: list[Kernel], activations: Activations) -> Work:

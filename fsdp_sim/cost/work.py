@@ -20,6 +20,7 @@ OF_WORK = {  # fields of a plan that decide what is computed, and how a module i
     "lora_targets": "trace the module with its adapters (peft's get_peft_model)",
     "base_quantization": "give the model's dimensions (Model): quantised modules cannot be traced",
     "fp8": "give the model's dimensions (Model): modules in fp8 cannot be traced",
+    "loss_chunks": "trace the module with a loss in chunks",
     "fp8_all_gather": "give the model's dimensions (Model): modules in fp8 cannot be traced",
 }
 

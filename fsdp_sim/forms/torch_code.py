@@ -61,6 +61,9 @@ LEFT_OUT = {  # fields of a plan that this script, which has no other packages t
     "base_quantization": "transformers.BitsAndBytesConfig",
     "fp8": "torchao.float8.convert_to_float8_training",
     "fp8_all_gather": "its enable_fsdp_float8_all_gather",
+    "loss_chunks": "a loss that takes the head and a chunk of the sequence at a time",
+    "float32_matmul_precision": "torch.set_float32_matmul_precision",
+    "save_every": "torch.distributed.checkpoint",
     "optimizer_impl": "foreach=True where the optimizer is made",
     "fp8_precompute_scale": "torchao.float8.precompute_float8_dynamic_scale_for_fsdp after optimizer.step()",
 }

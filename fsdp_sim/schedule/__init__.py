@@ -6,6 +6,7 @@ from fsdp_sim.schedule.instruction import Instruction, Kind
 from fsdp_sim.schedule.lines import EXTRA_OPS
 from fsdp_sim.schedule.optimizer import NEWTON_SCHULZ_STEPS, matrices
 from fsdp_sim.schedule.program import Program
+from fsdp_sim.schedule.states import state_bytes
 from fsdp_sim.schedule.toy import toy, toy_program
 from fsdp_sim.schedule.unit import Param, Unit
 from fsdp_sim.spec import DTYPE_BYTES
@@ -23,6 +24,7 @@ __all__ = [
     "build",
     "checkpoints",
     "matrices",
+    "state_bytes",
     "toy",
     "toy_program",
 ]

@@ -21,7 +21,10 @@ BUILDERS: dict[str, Callable[..., Program]] = {  # by Plan.api
     "zero1": build_zero,
     "zero2": build_zero,
 }
-NOT_ISSUED = frozenset({"micro_batch", "seq_len", "compile", "attention_impl", "cross_entropy", "loss_metrics"})
+NOT_ISSUED = frozenset(
+    {"micro_batch", "seq_len", "compile", "attention_impl", "cross_entropy", "loss_metrics", "loss_chunks",
+     "float32_matmul_precision", "optimizer_impl", "save_every", "async_save", "storage_gb_per_s"}
+)  # fmt: skip
 """Fields of a plan that change what is computed, and not what is issued."""
 _issued = attrgetter(*[f.name for f in fields(Plan) if f.name not in NOT_ISSUED])
 MOST_KEPT = 200_000  # instructions of programs that are kept for those who ask again: some 100 MB

@@ -52,6 +52,9 @@ NEEDS: dict[str, tuple[str, Callable[[Any], bool], str]] = {  # fields that mean
         lambda value: value == "tensorwise",
         "'tensorwise', the one recipe for which torchao has it",
     ),
+    "async_save": ("save_every", _is_given, "a number of steps"),
+    "storage_gb_per_s": ("save_every", _is_given, "a number of steps"),
+    "save_every": ("storage_gb_per_s", _is_given, "the rate at which one rank writes"),
     "fp8_precompute_scale": ("fp8_all_gather", bool, "True"),
 }
 EXCLUDES = {  # fields that do not go together, and why
@@ -135,6 +138,13 @@ class Plan:
             half of bf16's bytes travel.
         fp8_precompute_scale: the scales of those weights are computed once a step, in one all-reduce after the
             optimizer (``precompute_float8_dynamic_scale_for_fsdp``); else each all-gather has one for each weight.
+        loss_chunks: into how many chunks of the sequence the head and the loss are cut, so that logits are never whole:
+            of each chunk forward and backward run before the next (torchtitan's ``ChunkedLossWrapper``). It must divide
+            ``seq_len``.
+        float32_matmul_precision: ``high`` computes fp32 matmuls in TF32 (``torch.set_float32_matmul_precision``).
+        save_every: steps between two checkpoints, whose time is shared out among them; None saves none.
+        async_save: training waits until a checkpoint is in the CPU's memory, not in the storage (DCP's ``async_save``).
+        storage_gb_per_s: what one rank writes to the storage, in 1e9 bytes a second.
         optimizer: what is kept beside each parameter: ``adamw`` two moments, ``adamw_8bit`` two in a byte each, with
             scales (torchao, bitsandbytes), ``sgd_momentum`` one, ``sgd`` none; ``muon`` (``torch.optim.Muon``) one for
             the matrices of the blocks, which it orthogonalises, and AdamW for the rest.
@@ -201,6 +211,11 @@ class Plan:
     fp8: str | None = field(one_of(None, "tensorwise", "rowwise", "rowwise_with_gw_hp", "mxfp8"), default=None)
     fp8_all_gather: bool = field(_BOOL, default=False)
     fp8_precompute_scale: bool = field(_BOOL, default=False)
+    loss_chunks: int = field(whole(1), default=1)
+    float32_matmul_precision: str = field(one_of("highest", "high"), default="highest")
+    save_every: int | None = field(one_of(None) | whole(1), default=None)
+    async_save: bool = field(_BOOL, default=False)
+    storage_gb_per_s: float | None = field(one_of(None) | number(above=True), default=None)
     optimizer: str = field(one_of(*OPTIMIZERS), default="adamw")
     optimizer_impl: str = field(one_of("fused", "foreach"), default="fused")
     clip_grad_norm: bool = field(_BOOL, default=False)
@@ -233,6 +248,10 @@ class Plan:
         for (name, other), why in EXCLUDES.items():
             if self._changes(name) and self._changes(other):
                 raise self._error(name, f"not for a plan with {other}={getattr(self, other)!r}: {why}; leave one out")
+        if self.seq_len % self.loss_chunks:
+            raise self._error("loss_chunks", f"no divisor of seq_len {self.seq_len}; take one that is")
+        if self.loss_chunks > 1 and self.loss_metrics:
+            raise self._error("loss_chunks", "not for logits that are read again: leave loss_metrics 0")
         if self.optimizer == "muon" and (self.api not in ("fsdp2", "ddp") or self.shard_size or self.cpu_offload):
             raise self._error(
                 "optimizer", "for whole matrices on a GPU: take api fsdp2 without shard_size and cpu_offload, or ddp"

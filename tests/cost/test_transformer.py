@@ -1,8 +1,10 @@
 """The work of a transformer: FLOPs as the formulas have them, units as the plan cuts them."""
 
+from dataclasses import replace
+
 import pytest
 
-from fsdp_sim.cost import workload
+from fsdp_sim.cost import Kernel, workload
 from fsdp_sim.spec import Model, Plan
 
 GPT, LLAMA, T5 = Model.preset("gpt2-124m"), Model.preset("llama3-8b"), Model.preset("t5-small")
@@ -103,3 +105,32 @@ def test_an_encoder_decoder_attends_to_its_encoder() -> None:
 def test_what_a_model_does_not_have_is_an_error(model: Model, plan: Plan, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         workload(model, plan)
+
+
+def test_a_loss_in_chunks_computes_the_same_in_forward_and_never_has_the_logits_whole() -> None:
+    plan = Plan(param_dtype="bf16", micro_batch=4, seq_len=2048)
+    whole, chunks = (workload(LLAMA, replace(plan, loss_chunks=n)).work["head"] for n in (1, 8))
+
+    def flops(*kernels: Kernel) -> float:
+        return sum(k.flops * k.count for k in kernels)
+
+    logits = 4 * 2048 * LLAMA.vocab
+    weight, grad = (2 * n * LLAMA.d_model for n in (LLAMA.vocab, 4 * 2048))
+    assert flops(*chunks.forward) == flops(*whole.forward, *whole.backward)
+    assert flops(*chunks.backward) == 0
+    assert chunks.saved_bytes == weight + grad < whole.saved_bytes
+    assert whole.saved_bytes + whole.forward_temporary_bytes >= (2 + 4 + 4) * logits
+    assert chunks.saved_bytes + chunks.forward_temporary_bytes < (2 + 4 + 4) * logits / 8 + 3 * (weight + grad)
+
+
+@pytest.mark.parametrize(
+    ("model", "fields", "message"),
+    [
+        (GPT, {"loss_chunks": 3}, "loss_chunks is 3, which is no divisor of seq_len 1024"),
+        (GPT, {"loss_chunks": 2, "loss_metrics": 1}, "not for logits that are read again"),
+        (Model.preset("bert-base"), {"loss_chunks": 2, "seq_len": 512}, "bert-base has no head of a language model"),
+    ],
+)
+def test_a_loss_that_cannot_be_cut_is_refused(model: Model, fields: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        workload(model, Plan(**fields))
