@@ -149,7 +149,8 @@ def latent_attention(tape: Writer, read: str) -> str:
     tape.pointwise(("q",), "q.joined", q, saves=())
     tape.pointwise(("kv",), "k.joined", q, saves=())
     tape.attention(("q.joined", "k.joined", "kv"), "o", heads * model.d_value)
-    tape.linear("o", "p", heads * model.d_value, d, "attn.wo")
+    tape.pointwise(("o",), "o.flat", heads * model.d_value, saves=())  # its layout is that of the joined queries
+    tape.linear("o.flat", "p", heads * model.d_value, d, "attn.wo")
     return "p"
 
 

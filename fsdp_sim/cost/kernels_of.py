@@ -117,7 +117,7 @@ def _latent_queries_keys_values(model: Model, tokens: int, weights: Weights, *, 
     plain = [linear(weights, "attn.wq", tokens, q, d, saved=True, grad=grad)]
     parts = through(model.q_lora_rank, 0, q, "q") if model.q_lora_rank else plain
     forward, backward = joined([*parts, *through(rank, rope, wide, "kv")])
-    join = pointwise(4.0 * tokens * q, dtype)
+    join = pointwise(4.0 * tokens * q + 2.0 * tokens * heads * model.d_value, dtype)  # and the output laid out anew
     return [*forward, join], [join] * bool(backward) + backward
 
 

@@ -103,7 +103,7 @@ def test_the_fields_are_those_of_the_work_they_go_into() -> None:
 @pytest.mark.parametrize("model", [GPT, LLAMA], ids=["gpt", "llama"])
 @pytest.mark.parametrize("fused_norm", [True, False], ids=["gpu", "cpu"])
 def test_a_real_module_keeps_and_needs_as_much(model: Model, plan: Plan, fused_norm: bool) -> None:
-    build = functools.partial(gpt_of, model) if model.bias else functools.partial(Llama, model, norm=nn.RMSNorm)
+    build = functools.partial(gpt_of, model) if model.bias is True else functools.partial(Llama, model, norm=nn.RMSNorm)
     traced = model_from_module(
         build, tokens_of(plan), plan=plan, device="gpu" if fused_norm else "cpu", progress=False
     ).work
