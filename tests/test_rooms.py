@@ -45,6 +45,7 @@ CIRCLES = {
     ("mini.*", "mini.group"): "types: a unit's group, and what the group uses to act on it and on other units",
     ("mini.extensions", "mini.param"): "types: a parameter and its extension",
     ("spec.model", "spec.blocks"): "a method for what the later file makes: Model.param_count",
+    ("spec.model", "spec.hugging_face"): "a method for what the later file makes: Model.from_config",
     ("viz.picture", "viz.html"): "a method for what the later file makes: Picture.save",
     ("viz.debugger.stepping", "viz.debugger.view"): "a method for what the later file makes: Debugger.show",
     ("learn.exercise", "learn.apart"): "types: an exercise says what is tried, the file that tries it takes exercises",

@@ -74,7 +74,10 @@ OUTPUT = "Output"
 
 SHARED: tuple[tuple[str, str, Any, str, str], ...] = (
     (MODEL, "--model", Text(Model.presets), "NAME", "A published model, such as llama3-8b."),
-    (MODEL, "--model-file", click.Path(), "FILE", "Fields of Model in TOML or JSON, maybe with preset."),
+    (
+        MODEL, "--model-file", click.Path(), "FILE",
+        "Hugging Face's config.json or its folder, torchtitan's TOML, or fields of Model, maybe with preset.",
+    ),
     (MODEL, "--layers", None, _WHOLE, "Blocks."),
     (MODEL, "--d-model", None, _WHOLE, "Width."),
     (MODEL, "--heads", None, _WHOLE, "Heads of attention."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -64,11 +65,15 @@ def request_of_texts(texts: Mapping[str, str]) -> Request:
 
 
 def model_file(path: str) -> dict[str, Any]:
-    """Read a model's fields, and maybe ``preset``, from a TOML or JSON file.
+    """Read a model's fields, and maybe ``preset``, from a TOML or JSON file of these.
+
+    Or from a Hugging Face ``config.json``, the folder that holds it, or torchtitan's TOML: see `Model.from_config`.
 
     Raises:
         ValueError: no such file, it cannot be read, or a field that a model does not have; names the file.
     """
+    if Path(path).is_dir():
+        path = str(Path(path, "config.json"))
     text = read_text(path)
     if Path(path).suffix == ".json":
         table = decode(text.encode(), path)
@@ -77,6 +82,9 @@ def model_file(path: str) -> dict[str, Any]:
             table = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
             raise ValueError(f"{path} is not TOML: {error}") from None
+    if isinstance(table, dict) and ("model_type" in table or "flavor" in table.get("model", ())):
+        made = Model.from_config(path)
+        return {f.name: value for f in dataclasses.fields(made) if (value := getattr(made, f.name)) != f.default}
     if isinstance(table, dict) and set(table) == {"model"}:
         table = table["model"]
     return given(convert(table, ModelFields, path))

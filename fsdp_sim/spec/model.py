@@ -5,7 +5,10 @@ from __future__ import annotations
 import functools
 import re
 import tomllib
+from collections.abc import Mapping
 from importlib.resources import files
+from pathlib import Path
+from typing import Any
 
 from fsdp_sim.spec.fields import field, one_of, spec, text, whole
 from fsdp_sim.words import nearest
@@ -246,6 +249,26 @@ class Model:
                 f"n_head, d_ffn, vocab), or trace it with model_from_module; the catalogue has {', '.join(presets)}"
             )
         return presets[name]
+
+    @classmethod
+    def from_config(cls, source: str | Path | Mapping[str, Any]) -> Model:
+        """A model from a Hugging Face ``config.json``, from a folder that holds one, from what is in one, or from the
+        ``[model]`` table of torchtitan's TOML.
+
+        Nothing is downloaded, and transformers is not needed.
+
+        Raises:
+            ValueError: its type is not known, or a key that changes the shape is not understood; names the key, its
+                value and the remedy.
+            OSError: there is no such file.
+
+        Example:
+            >>> Model.from_config({"model_type": "llama", "num_hidden_layers": 2, "num_key_value_heads": 8}).kv_heads
+            8
+        """
+        from fsdp_sim.spec.hugging_face import model_of
+
+        return model_of(source)
 
     @classmethod
     def presets(cls) -> tuple[str, ...]:

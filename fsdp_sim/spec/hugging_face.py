@@ -1,0 +1,312 @@
+"""`model_of`: a model from the ``config.json`` of a Hugging Face model. What each type means is in a table."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fsdp_sim.spec.blocks import GATED, RELATIVE_ROWS
+from fsdp_sim.spec.catalogue import tables
+from fsdp_sim.spec.model import Model
+from fsdp_sim.spec.torchtitan import is_torchtitan, model_of_flavor
+from fsdp_sim.words import nearest
+
+TABLE = "hugging_face.toml"
+SPELLINGS = {  # of one key, in the classes' configurations
+    "hidden_size": ("n_embd", "d_model", "dim"),
+    "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
+    "num_attention_heads": ("n_head", "n_heads", "num_heads"),
+    "num_key_value_heads": ("num_kv_heads",),
+    "head_dim": ("d_kv",),
+    "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size", "hidden_dim", "d_ff"),
+    "max_position_embeddings": ("n_positions",),
+    "hidden_act": ("hidden_activation", "activation_function", "activation", "feed_forward_proj"),
+    "num_experts": ("num_local_experts", "n_routed_experts"),
+    "qkv_bias": ("use_qkv_bias",),
+    "use_bias": ("enable_bias",),
+    "use_qk_norm": ("qk_layernorm",),
+}
+FIELDS = {  # of the model, where a key says it as it is
+    "hidden_size": "d_model",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "num_key_value_heads": "n_kv_head",
+    "head_dim": "head_dim",
+    "intermediate_size": "d_ffn",
+    "vocab_size": "vocab",
+    "tie_word_embeddings": "tied_embeddings",
+    "type_vocab_size": "token_types",
+    "num_experts": "n_expert",
+    "num_experts_per_tok": "experts_per_token",
+    "moe_intermediate_size": "d_expert",
+    "n_shared_experts": "n_shared_expert",
+    "shared_expert_intermediate_size": "d_shared_expert",
+    "first_k_dense_replace": "first_dense",
+    "decoder_sparse_step": "moe_every",
+    "kv_lora_rank": "kv_lora_rank",
+    "q_lora_rank": "q_lora_rank",
+    "qk_rope_head_dim": "rope_head_dim",
+    "v_head_dim": "v_head_dim",
+    "patch_size": "patch_size",
+    "image_size": "image_size",
+    "num_channels": "channels",
+}
+NO_EXPERTS = {
+    "n_expert": None, "experts_per_token": None, "d_expert": None, "d_shared_expert": None, "n_shared_expert": 0,
+    "shared_expert_gate": False, "first_dense": 0, "moe_every": 1,
+}  # fmt: skip
+OF_LATENTS = ("q_lora_rank", "rope_head_dim", "v_head_dim")
+ACTIVATIONS = {  # and what they are to a feed-forward with a gate
+    "silu": (None, "swiglu"), "swish": (None, "swiglu"), "relu": ("relu", None), "gated-gelu": (None, "geglu"),
+    "gated-silu": (None, "swiglu"), "gelu": ("gelu", "geglu"), "gelu_new": ("gelu", "geglu"),
+    "gelu_fast": ("gelu", "geglu"), "gelu_pytorch_tanh": ("gelu", "geglu"),
+}  # fmt: skip
+ONLY = {  # values with which a key changes nothing; with others the model is one that is not known here
+    "moe_layer_freq": (1, None),
+    "position_embedding_type": ("absolute", None),
+    "relative_attention_num_buckets": (RELATIVE_ROWS,),
+    "use_bidirectional_attention": (False, None),
+    "use_qk_norm": (False, None),
+    "add_cross_attention": (False, None),
+    "is_decoder": (False, None),
+    "n_ctx": None,  # None: whatever the value
+    "hybrid_layer_pattern": (None,),
+    "clip_qkv": None,
+    "attn_logit_softcapping": None,  # inside of the attention kernel
+    "max_window_layers": None,
+    "num_mtp_layers": None,  # transformers builds no layers that predict further tokens
+    "num_nextn_predict_layers": None,
+    "original_max_position_embeddings": None,
+    "ep_size": None,
+    "num_labels": None,
+}
+READ = {
+    *FIELDS, "hidden_act", "attention_bias", "mlp_bias", "qkv_bias", "use_bias", "sliding_window", "use_sliding_window",
+    "max_window_layers", "layer_types", "sliding_window_pattern", "_sliding_window_pattern", "mlp_only_layers",
+    "final_logit_softcapping", "max_position_embeddings", "qk_nope_head_dim", "qk_head_dim", "num_decoder_layers",
+    "word_embed_proj_dim", "id2label", "moe_layers", "no_rope_layers", "attention_types",
+}  # fmt: skip
+SHAPES = re.compile(  # words of keys that would change shapes or work
+    r"size|dim\b|_dim|layer|^n_|num_|head|rank|expert|window|bias|norm|tie_|mlp|ffn|intermediate|vocab|patch|image|vision"
+    r"|audio|quanti|lora|moe|conv|ssm|mamba|position|alibi|parallel|projector|text_config|adapter|compress|index"
+)
+HARMLESS = re.compile(  # of these, what changes none
+    r"(token_id|token_ids|token_index)$|_eps(ilon)?$|dropout|drop$|pdrop$|initializer|aux_loss|^output_|^norm_topk_prob$"
+    r"|^n_group$|^topk_|^num_labels$|label|layerdrop|classifier|^rope_|rotary|no_rope|init_|_scale$|scaling|_multiplier$"
+    r"|chunk_size_feed_forward|num_beams|^num_return|problem_type|pretraining_tp|residual|in_fp32$|attention_scalar"
+    r"|max_distance|pooler|^summary_|encoder_stride|_names?$|^_attn|^attn_implementation"
+)
+TRAINED = ("fp8", "mxfp4", "fbgemm_fp8", "compressed-tensors")  # how weights are stored, from which training starts
+
+
+def model_of(source: str | Path | Mapping[str, Any]) -> Model:
+    """Read a ``config.json``, a folder that holds one, or what is in one; or torchtitan's TOML.
+
+    Parameters are taken to be trained in fp32, whatever the dtype of the published weights.
+
+    Raises:
+        ValueError: the type is not known, or a key that changes the shape is not understood; names the key, its value
+            and the remedy.
+        OSError: there is no such file.
+    """
+    if isinstance(source, Mapping):
+        return _Reader(source, "the config").model()
+    path = Path(source)
+    path = path / "config.json" if path.is_dir() else path
+    toml = path.suffix == ".toml"
+    try:
+        config = (tomllib if toml else json).loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is not {'TOML' if toml else 'JSON'}: {error}") from None
+    if is_torchtitan(config):
+        return model_of_flavor(config, str(path))
+    if not isinstance(config, dict):
+        raise ValueError(f"{path} holds {config!r:.40}; a config.json is an object with a model_type")
+    return _Reader(config, str(path)).model()
+
+
+class _Reader:
+    """One configuration, with the keys that have been looked at."""
+
+    def __init__(self, config: Mapping[str, Any], where: str) -> None:
+        self.where, self.given = where, config
+        kind = config.get("model_type")
+        known = tables(TABLE)
+        if kind not in known:
+            if "text_config" in config:
+                raise self._wrong("text_config", "it reads more than text; give what is in text_config by itself")
+            near = nearest(kind, known, most=3) if isinstance(kind, str) else []
+            raise self._wrong(
+                "model_type",
+                f"{'the nearest that is known is' if near else 'known are'} {', '.join(near or known)}; for others "
+                f"give the dimensions (Model), or trace the module with model_from_module",
+            )
+        self.of = known[kind]
+        own = self.of.get("spellings", {})
+        self.canonical = {other: key for key, others in SPELLINGS.items() for other in others} | own
+        self.values = self._named(self.of["config"]) | self._named(config)
+        self.rules = [(key, value, fields) for key, value, fields in self.of.get("when", [])]
+
+    def _named(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        return {self.canonical.get(key, key): value for key, value in config.items()}
+
+    def _wrong(self, key: str, remedy: str) -> ValueError:
+        spelled = next((k for k in self.given if getattr(self, "canonical", {}).get(k, k) == key), key)
+        return ValueError(f"{self.where}: {spelled} is {self.given.get(spelled)!r:.60}; {remedy}")
+
+    def model(self) -> Model:
+        self._refuse_what_is_not_understood()
+        get = self.values.get
+        fields: dict[str, Any] = {field: get(key) for key, field in FIELDS.items() if get(key) is not None}
+        bias, by_value = self._bias(), self._by_value()
+        if bias.get("bias") and by_value.get("bias"):
+            raise self._wrong("mlp_bias", "beside a bias in attention; trace the module instead")
+        fields = {"name": self._name()} | fields | self.of["model"] | bias | by_value
+        fields |= self._window(fields["n_layer"]) | self._experts(fields)
+        fields["ffn_type"] = self._activation(fields.get("ffn_type", "gelu"))
+        fields.setdefault("d_ffn", 4 * fields["d_model"])
+        if get("kv_lora_rank"):
+            fields |= {"head_dim": self.values["qk_nope_head_dim"] + fields["rope_head_dim"], "n_kv_head": None}
+        else:
+            fields = {name: value for name, value in fields.items() if name not in OF_LATENTS}
+        if get("final_logit_softcapping"):
+            fields["logit_softcap"] = True
+        if "patch_size" in fields:
+            labels = get("num_labels") or len(get("id2label") or ()) or 2  # transformers' own default
+            fields |= {"vocab": labels}
+        elif fields.get("positions", "learned") == "learned":
+            fields["max_seq_len"] = get("max_position_embeddings") + self.of.get("more_positions", 0)
+        if self.of.get("encoder"):
+            decoder = get("num_decoder_layers") or fields["n_layer"]
+            fields |= {"n_encoder_layer": fields["n_layer"], "n_layer": decoder}
+        if get("word_embed_proj_dim") not in (None, fields["d_model"]):
+            raise self._wrong("word_embed_proj_dim", f"only hidden_size ({fields['d_model']}) is known")
+        try:
+            return Model(**fields)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{self.where}: {error}") from None
+
+    def _name(self) -> str:
+        path = self.given.get("_name_or_path")
+        named = Path(path).name if isinstance(path, str) else ""
+        return named or str(self.given["model_type"])
+
+    def _refuse_what_is_not_understood(self) -> None:
+        ruled = {key for key, _, _ in self.rules}
+        for key, value in self._named(self.given).items():
+            if key in ruled or key in READ or key in ("model_type", *self.of["config"]):
+                continue
+            if key in ONLY:
+                allowed = ONLY[key]
+                if allowed is not None and value not in allowed:
+                    raise self._wrong(key, f"known is {allowed[0]!r}; trace the module with model_from_module")
+            elif key == "quantization_config":
+                if (value or {}).get("quant_method") not in (None, *TRAINED):
+                    raise self._wrong(
+                        key, "say in the plan how the base is quantised (Plan.base_quantization), and take the key out"
+                    )
+            elif value and SHAPES.search(key) and not HARMLESS.search(key):
+                raise self._wrong(
+                    key,
+                    f"it is not known what this changes in a {self.given['model_type']}. If nothing, take it out of "
+                    f"the file; else trace the module with model_from_module",
+                )
+        for key in set(ONLY) & set(self.of["config"]) & set(self.given) - ruled:
+            allowed = ONLY[key]
+            if allowed is not None and self.values[key] not in allowed:
+                raise self._wrong(key, f"known is {allowed[0]!r}; trace the module with model_from_module")
+
+    def _by_value(self) -> dict[str, Any]:
+        """What the rules of the type say of keys' values; a value without a rule is refused."""
+        found: dict[str, Any] = {}
+        for key in dict.fromkeys(key for key, _, _ in self.rules):
+            value = self.values.get(key)
+            options = [(v, fields) for k, v, fields in self.rules if k == key]
+            if value is None:
+                continue
+            match = [fields for v, fields in options if v == value]
+            if not match:
+                known = " and ".join(repr(v) for v, _ in options)
+                raise self._wrong(
+                    key, f"known {'is' if len(options) == 1 else 'are'} {known}; trace the module instead"
+                )
+            found |= {name: self.values.get(of) if of in self.values else of for name, of in match[0].items()}
+        return found
+
+    def _bias(self) -> dict[str, Any]:
+        """Which linear layers have biases, where keys say it that mean the same in all classes."""
+        ruled = {key for key, _, _ in self.rules}
+        keys = [key for key in ("attention_bias", "mlp_bias", "qkv_bias", "use_bias") if key not in ruled]
+        if not any(key in self.values for key in keys):
+            return {}
+        on = {key for key in keys if self.values.get(key)}
+        if "mlp_bias" in on and self.values.get("num_experts"):
+            raise self._wrong("mlp_bias", "which experts do not have; trace the module instead")
+        known: dict[frozenset[str], bool | str] = {
+            frozenset(): False, frozenset({"attention_bias"}): "attention", frozenset({"mlp_bias"}): "ffn",
+            frozenset({"qkv_bias"}): "qkv", frozenset({"use_bias"}): True,
+            frozenset({"attention_bias", "mlp_bias"}): True,
+        }  # fmt: skip
+        if frozenset(on) not in known:
+            raise self._wrong(sorted(on)[0], f"with {' and '.join(sorted(on))} together; trace the module instead")
+        return {"bias": known[frozenset(on)]}
+
+    def _activation(self, ours: str) -> str:
+        name = self.values.get("hidden_act", "silu" if ours in GATED else "gelu")
+        plain, gated = ACTIVATIONS.get(name, (None, None))
+        found = gated if ours in GATED or (plain is None and self.of.get("encoder")) else plain
+        if found is None:
+            raise self._wrong("hidden_act", f"known are {', '.join(ACTIVATIONS)}; trace the module instead")
+        return found
+
+    def _window(self, n_layer: int) -> dict[str, Any]:
+        """Which layers see a window alone: ``layer_types`` says it, or the class's own rule."""
+        get = self.values.get
+        window = get("sliding_window") if get("use_sliding_window", True) else None
+        kinds = get("layer_types")
+        sees_all = [i for i, kind in enumerate(kinds or ()) if kind == "full_attention"]
+        if not window or (kinds and len(sees_all) == len(kinds)):
+            return {"chunked_window": False} if self.of["model"].get("chunked_window") else {}
+        if kinds:
+            if other := next(
+                (k for k in kinds if k not in ("full_attention", "sliding_attention", "chunked_attention")), 0
+            ):
+                raise self._wrong(
+                    "layer_types", f"{other!r} is no attention that is known here; trace the module instead"
+                )
+            every = sees_all[0] + 1 if sees_all else None
+            if every and sees_all != list(range(every - 1, len(kinds), every)):
+                raise self._wrong(
+                    "layer_types", "known is every k-th layer with full_attention; trace the module instead"
+                )
+        elif "max_window_layers" in self.values:  # of Qwen: the first layers see everything, the others a window
+            first = min(self.values["max_window_layers"], n_layer)
+            if first == n_layer:
+                return {}
+            if first:
+                raise self._wrong("max_window_layers", f"known are 0 and num_hidden_layers ({n_layer})")
+            every = None
+        else:
+            every = get("sliding_window_pattern") or get("_sliding_window_pattern") or self.of.get("full_every")
+        return {"window": window, "full_attention_every": every}
+
+    def _experts(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Nothing of experts where there are none; the first layers without any."""
+        if not self.values.get("num_experts"):
+            return NO_EXPERTS
+        found: dict[str, Any] = {}
+        dense: Iterable[int] = self.values.get("mlp_only_layers") or ()
+        if dense:
+            if list(dense) != list(range(len(list(dense)))) or fields.get("moe_every", 1) != 1:
+                raise self._wrong("mlp_only_layers", "known are the first layers; trace the module instead")
+            found["first_dense"] = len(list(dense))
+        layers, every = self.values.get("moe_layers"), fields.get("moe_every", 1)
+        if layers is not None and list(layers) != list(range(every - 1, fields["n_layer"], every)):
+            raise self._wrong("moe_layers", "known is every k-th layer (interleave_moe_layer_step); trace the module")
+        if self.values.get("num_experts_per_tok") is None:
+            raise self._wrong("num_experts_per_tok", "say how many experts compute a token")
+        return found
