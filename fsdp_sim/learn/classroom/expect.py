@@ -62,7 +62,7 @@ class Notes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def statements(self) -> list[Misconception]:
-        """The statements of `said` that answer what is believed."""
+        """The statements that answer what is believed."""
         entries = misconceptions(self.name).entries if self.name in WITH_STATEMENTS else ()
         return [entry for row in self.believed for entry in entries if row in entry.covers]
 

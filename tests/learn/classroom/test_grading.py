@@ -274,7 +274,7 @@ def test_code_that_ends_its_checker_gets_no_points_and_the_next_has_a_checker_of
     """As only code that is trusted can: its rank's parent is the fork server, whose parent is the checker."""
     kills = "import psutil\nos.kill(psutil.Process(os.getppid()).ppid(), 9)\nimport time\ntime.sleep(600)"
     first, second = grade({NAME: written(kills), "bytes_kept": solved("bytes_kept")}, as_other_user=False)
-    assert (first.points, first.said) == (0, grading.DIED)
+    assert (first.points, first.feedback) == (0, grading.DIED)
     assert second.points == second.out_of
 
 
