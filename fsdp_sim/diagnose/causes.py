@@ -111,7 +111,10 @@ class Causes(ABC):
         """
         seen: set[Key] = set()  # operations that take no time may wait for each other
         at: Key | None = key
-        while at is not None and (at := self.last_to_come(at)) not in seen:
+        while at is not None:
+            at = self.last_to_come(at)
+            if at in seen:
+                return
             seen.add(at)
             cause = self.own_cause(at) if self.issued_s(at) is None else Cause("CPU", None, at[0])
             yield at, cause
@@ -131,17 +134,22 @@ class Causes(ABC):
         now = self.end_s(last)
 
         def until(time_s: float, key: Key, cpu: bool) -> float:
-            time_s = max(time_s, begin_s)
-            if now > time_s:
-                pieces.append(Piece(key, cpu, time_s, now))
-            return min(now, time_s)
+            if time_s < begin_s:
+                time_s = begin_s
+            if now <= time_s:
+                return now
+            pieces.append(Piece(key, cpu, time_s, now))
+            return time_s
 
         for key, cause in self.back(last):
-            now = min(now, self.end_s(key))
-            issued_s = self.issued_s(key) if cause.why == "CPU" else None
-            now = until(self.start_s(key) if issued_s is None else issued_s, key, cpu=False)
-            if cause.why == "CPU":
-                before = self.stood_still_for(key)
+            end_s = self.end_s(key)
+            if end_s < now:
+                now = end_s
+            if cause.why != "CPU":
+                now = until(self.start_s(key), key, cpu=False)
+            else:
+                issued_s, before = self.issued_s(key), self.stood_still_for(key)
+                now = until(self.start_s(key) if issued_s is None else issued_s, key, cpu=False)
                 now = until(begin_s if before is None else self.end_s(before), key, cpu=True)
             if now <= begin_s:
                 break

@@ -22,16 +22,17 @@ class RunCauses(Causes):
         self.before = order.before
         self.blocks = {stop.number: stop.on for stop in order.stops}
         self._stops: dict[int, tuple[list[int], list[Key]]] = {}
+        self._times, self._alone = run.columns, run.ranks == 1
 
     def start_s(self, key: Key) -> float:
-        return at_rank(self.run.columns.start_s[key[1]], key[0])
+        return at_rank(self._times.start_s[key[1]], key[0])
 
     def end_s(self, key: Key) -> float:
-        return at_rank(self.run.columns.end_s[key[1]], key[0])
+        return at_rank(self._times.end_s[key[1]], key[0])
 
     def issued_s(self, key: Key) -> float | None:
         """When the CPU was done issuing an operation that had to go on until then; None where it had not."""
-        late = self.run.columns.late
+        late = self._times.late
         if key[1] not in late:
             return None
         issued_s = at_rank(late[key[1]], key[0])
@@ -40,18 +41,21 @@ class RunCauses(Causes):
     def own_cause(self, key: Key) -> Cause:
         """Why an operation began when it did, by what its own rank says."""
         rank, k = key
-        times, end_s = self.run.columns, self.run.columns.end_s
+        times, end_s = self._times, self._times.end_s
         stream, communicator, events, _ = self.before[k]
         found: list[Dependency] = [("lane", (rank, stream), at_rank(end_s[stream], rank))] if stream >= 0 else []
-        found += [("event", (rank, op), at_rank(end_s[op], rank)) for op in events]
+        if events:
+            found += [("event", (rank, op), at_rank(end_s[op], rank)) for op in events]
         if communicator >= 0:
             found.append(("communicator", (rank, communicator), at_rank(end_s[communicator], rank)))
         return cause_of(rank, at_rank(times.start_s[k], rank), at_rank(times.issue_s[k], rank), found)
 
     def last_to_come(self, key: Key) -> Key:
         """Of a collective the one of the rank that came last, if others came earlier; else the operation itself."""
+        if self._alone:
+            return key
         (rank, k), columns = key, self.run.columns
-        if self.run.ranks == 1 or not self.run.ops[k].communicator:
+        if not self.run.ops[k].communicator:
             return key
         i, (stream, communicator, events, _) = self.run.ops[k], self.before[k]
         ends = [columns.end_s[op] for op in (stream, communicator, *events) if op >= 0]

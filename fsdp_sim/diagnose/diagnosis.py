@@ -93,18 +93,12 @@ def _collectives(found: StepObservation) -> list[Collective]:
         why = blamed[key]
         sized = [e for e in some if e.op in COLLECTIVES and e.bytes and e.group_size > 1]
         seconds = sum([e.duration_s for e in sized])
-        row = Collective(
-            phase=key[0],
-            op=key[1],
-            unit=key[2],
-            times=len(some),
-            bytes=max([e.bytes for e in some]),
-            group_size=max([e.group_size for e in some]),
-            total_s=sum([e.duration_s for e in some]),
-            exposed_s=sum(why.values()),
+        lasts_s, exposed_s = sum([e.duration_s for e in some]), sum(why.values())
+        culprit = max(why, key=lambda one: why[one]) if why else None
+        rows.append(Collective(
+            phase=key[0], op=key[1], unit=key[2], times=len(some), bytes=max([e.bytes for e in some]),
+            group_size=max([e.group_size for e in some]), total_s=lasts_s, exposed_s=exposed_s,
             bus_gbps=sum([gbps(e.op, e.bytes, e.group_size, 1.0) for e in sized]) / seconds if seconds else 0.0,
-            culprit=max(why, key=lambda one: why[one]) if why else None,
-            sentence="",
-        )
-        rows.append(msgspec.structs.replace(row, sentence=collective_sentence(row, alone_s[key])))
+            culprit=culprit, sentence=collective_sentence(key, lasts_s, exposed_s, culprit, alone_s[key]),
+        ))  # fmt: skip
     return sorted(rows, key=lambda row: -round(row.exposed_s, 12))

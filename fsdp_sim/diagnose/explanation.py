@@ -130,18 +130,22 @@ def explain(run: Run, *, step: int = -1, faster: Mapping[str, Callable[[], Run]]
     }
     replays |= faster or {}
     critical_s: dict[Bound, float] = {"compute": 0.0, "network": 0.0, "copies": 0.0, "CPU": 0.0}
-    of_unit: dict[str, dict[Bound, float]] = {}
+    on_path: dict[tuple[str, Bound], float] = {}
     issue_s = {rank: run.of_rank(run.columns.issue_s, rank) for rank in {piece.rank for piece in path if piece.cpu}}
     owner = {segment: unit.name for unit in run.program.units for segment in unit.names_of_segments}
     ops, offloads = run.ops, run.program.plan.cpu_offload
     for piece in path:
-        op = ops[piece.key[1]]
-        kind = bound_of(op.op, piece.cpu, offloads)
-        critical_s[kind] += piece.seconds
-        for i, seconds in _issued(run, piece, issue_s[piece.rank]) if piece.cpu else [(op, piece.seconds)]:
-            unit = of_unit.setdefault(owner.get(i.unit, i.unit), {})
-            unit[kind] = unit.get(kind, 0.0) + seconds
-    bound = {unit: max(kinds, key=lambda kind: kinds[kind]) for unit, kinds in of_unit.items() if unit}
+        (rank_of_piece, k), cpu, start_s, end_s = piece
+        op = ops[k]
+        kind = bound_of(op.op, cpu, offloads)
+        critical_s[kind] += end_s - start_s
+        for i, seconds in _issued(run, piece, issue_s[rank_of_piece]) if cpu else ((op, end_s - start_s),):
+            what = owner.get(i.unit, i.unit), kind
+            on_path[what] = on_path.get(what, 0.0) + seconds
+    bound: dict[str, Bound] = {}
+    for (unit, kind), seconds in on_path.items():
+        if unit and (unit not in bound or seconds > on_path[unit, bound[unit]]):
+            bound[unit] = kind
     return Explanation(run, step, rank, found, diagnosis, tuple(path), critical_s, bound, replays)
 
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Sequence
 from fsdp_sim.diagnose.advice import SATURATED, Facts, tips
 from fsdp_sim.diagnose.bandwidth import gbps
 from fsdp_sim.diagnose.culprits import Culprit
-from fsdp_sim.diagnose.findings import Blame, Collective, Diagnosis
+from fsdp_sim.diagnose.findings import Blame, Diagnosis
 from fsdp_sim.diagnose.look import StepObservation
 from fsdp_sim.diagnose.rank_view import REDUCTIONS
 from fsdp_sim.diagnose.waits import Wait
-from fsdp_sim.timeline import Event, exposure_of
+from fsdp_sim.timeline import Event, Op, Phase, exposure_of
 from fsdp_sim.words import human_bytes, human_ms, percent
 
 QUEUE = 3  # reductions after backward from which it is the queue that costs, not the last one's size
@@ -80,20 +80,25 @@ def _communication(d: Diagnosis) -> str:
             return f"; {exposed} ({share}) are exposed communication, of {in_flight} in flight"
 
 
-def collective_sentence(row: Collective, alone_s: float) -> str:
+def collective_sentence(
+    what: tuple[Phase, Op, str], total_s: float, exposed_s: float, culprit: Culprit | None, alone_s: float
+) -> str:
     """What a collective costs.
 
     Args:
+        what: phase, operation and unit.
+        total_s, exposed_s, culprit: see `Collective`.
         alone_s: seconds in which it is in flight and nothing computes. Of two in flight one counts as exposed: the
             other may be alone with it, and cost nothing beside it.
     """
-    name = f"{row.op}({row.unit})" if row.unit else str(row.op)
-    where = f" in {row.phase}" if row.phase else ""
-    if row.exposed_s <= 0 < alone_s:
-        return f"{name}{where} is in flight beside another collective that is exposed ({human_ms(row.total_s)})."
-    if row.exposed_s <= 0:
-        return f"{name}{where} is hidden behind compute ({human_ms(row.total_s)})."
-    return f"{name}{where} is exposed for {human_ms(row.exposed_s)} of its {human_ms(row.total_s)}: {row.culprit}."
+    phase, op, unit = what
+    name = f"{op}({unit})" if unit else str(op)
+    where = f" in {phase}" if phase else ""
+    if exposed_s <= 0 < alone_s:
+        return f"{name}{where} is in flight beside another collective that is exposed ({human_ms(total_s)})."
+    if exposed_s <= 0:
+        return f"{name}{where} is hidden behind compute ({human_ms(total_s)})."
+    return f"{name}{where} is exposed for {human_ms(exposed_s)} of its {human_ms(total_s)}: {culprit}."
 
 
 # -- one sentence per culprit

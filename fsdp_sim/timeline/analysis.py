@@ -53,6 +53,8 @@ def uncovered(start: float, end: float, cuts: Sequence[Interval], at: int | None
     """
     here = bisect_right(cuts, start, key=_end_of) if at is None else at
     rest: list[Interval] = []
+    if here < len(cuts) and cuts[here][0] <= start and end <= cuts[here][1]:
+        return rest
     while here < len(cuts) and cuts[here][0] < end:
         if cuts[here][0] > start:
             rest.append((start, cuts[here][0]))
