@@ -111,7 +111,7 @@ class Model:
         124439808
         >>> Model.preset("lama3-8b")
         Traceback (most recent call last):
-        ValueError: no model is called 'lama3-8b'; the nearest names are llama3-8b
+        ValueError: no model is called 'lama3-8b'; the nearest names are llama3-8b, llama3.1-8b
     """
 
     name: str = field(text())
