@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from fsdp_sim import engine
-from fsdp_sim.cost import OF_WORK, Calibration, Costs, Workload, check_fp8, offload_s
+from fsdp_sim.cost import OF_WORK, Calibration, Costs, Workload, check_fp8, interval_s, offload_s
 from fsdp_sim.cost import workload as transformer_workload
 from fsdp_sim.diagnose import Explanation, explain
 from fsdp_sim.engine import Given, Run
@@ -68,12 +68,17 @@ class Simulation:
         self.cluster = cluster
         self.plan = plan
         self.costs = Costs(workload, plan, cluster, calibration)
+        if skew is not None:  # which says how ranks differ
+            alike = replace(self.costs.calibration, slowest_per_doubling=0.0)
+            self.costs = Costs(workload, plan, cluster, alike)
         self._skew = skew
 
     def __repr__(self) -> str:
+        low, high = self.step_time_interval_s
         return (
             f"Simulation({self.workload.name} on {self.cluster.gpus} x {self.cluster.gpu.name}: "
-            f"{self.step_time_s * 1e3:.1f} ms a step, {self.tokens_per_s_per_gpu:,.0f} tokens/s per GPU, "
+            f"{self.step_time_s * 1e3:.1f} ms a step (80%: {low * 1e3:.1f} to {high * 1e3:.1f} ms), "
+            f"{self.tokens_per_s_per_gpu:,.0f} tokens/s per GPU, "
             f"{self.peak_memory_bytes / 2**30:.1f} GiB{'' if self.fit is Fit.FITS else f', {self.fit}'})"
         )
 
@@ -181,6 +186,13 @@ class Simulation:
         return (copy_s + max(0.0, write_s - between_s)) / plan.save_every
 
     @property
+    def step_time_interval_s(self) -> tuple[float, float]:
+        """Between which seconds `step_time_s` lies, four times in five: see `fsdp_sim.cost.interval_s`."""
+        step_s, between_s = self.step_time_s, self.between_steps_s
+        waiting_s = step_s - between_s - self.exposure.compute_s
+        return interval_s(step_s, self.plan.stack, self.cluster, max(0.0, waiting_s / step_s), between_s / step_s)
+
+    @property
     def tokens_per_s_per_gpu(self) -> float:
         return self.workload.tokens * self.plan.grad_accum / self.step_time_s
 
@@ -265,10 +277,10 @@ def simulate(
         cluster: GPUs and links.
         plan: how the model is trained; torch's defaults if not given.
         calibration: the fitted numbers; by default those fitted to all published measurements.
-        skew: how ranks differ; then each of them is played, with what operations took on one rank beside the others
-            (contention is not played again). It makes seconds for each rank of the seconds and the number of ranks:
-            ``lambda seconds, ranks: jitter(seconds, ranks, sigma=0.05)``, with `jitter`, `straggler` and `slow_node`
-            of `fsdp_sim.engine`.
+        skew: how ranks differ, in place of `Calibration.slowest_per_doubling`; then each of them is played, with what
+            operations took on one rank beside the others (contention is not played again). It makes seconds for each
+            rank of the seconds and the number of ranks: ``lambda seconds, ranks: jitter(seconds, ranks, sigma=0.05)``,
+            with `jitter`, `straggler` and `slow_node` of `fsdp_sim.engine`.
 
     Raises:
         ValueError: an impossible request; names the field, the value and what would be right.

@@ -47,6 +47,7 @@ def print_result(result: Result, job: Job) -> None:
         between = f", of it {human_ms(result.between_steps_s)} between steps (data, logging), the rest operations"
     for name, value in (
         ("step time", f"{human_ms(result.step_time_s)}{between}"),
+        ("four times in five", " to ".join(map(human_ms, result.step_time_interval_s))),
         (
             "throughput",
             f"{result.tokens_per_s_per_gpu:,.0f} tokens/s per GPU, {human_count(tokens_per_s)} tokens/s in all",

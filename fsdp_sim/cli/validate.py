@@ -24,14 +24,16 @@ from fsdp_sim.validate import (
     compare,
     fitting_rows,
     leave_out,
+    other_rows,
+    published,
     read_csv,
-    refit,
+    refit_all,
     summaries,
     summary,
 )
 from fsdp_sim.validate.errors import group_by
 
-CALIBRATION = Path(__file__).parent.parent / "cost" / "calibration.toml"
+NUMBERS = Path(__file__).parent.parent / "cost"  # the files that --refit writes
 
 
 @click.command(cls=Command, epilog="Exit status: 0; 2 if a row is not understood, or for what was asked wrongly.")
@@ -39,7 +41,7 @@ CALIBRATION = Path(__file__).parent.parent / "cost" / "calibration.toml"
 @click.option(
     "--leave-out", "left_out", type=click.Choice(list(GROUPS)), help="Fit again without each group; predict it."
 )
-@click.option("--refit", "do_refit", is_flag=True, help="Fit the numbers to the file and write calibration.toml.")
+@click.option("--refit", "do_refit", is_flag=True, help="Fit the numbers to the file and write them.")
 @click.option("--report", type=click.Path(dir_okay=False), help="Write the accuracy page (Markdown) with its pictures.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @schema_option("validate")
@@ -61,10 +63,15 @@ def validate(file: str | None, left_out: str | None, do_refit: bool, report: str
         from fsdp_sim.validate.report import write_report
         from fsdp_sim.viz import accuracy_figures
 
-        write_report(Path(report), rows, console.print, accuracy_figures)
+        write_report(Path(report), rows if file else published(), console.print, accuracy_figures)
         return
     if do_refit:
-        _write(_refit(rows, console).calibration)
+        with Progress(console=console, transient=True) as bar:
+            task = bar.add_task("Fitting", total=None)
+            texts = refit_all(rows, lambda what: bar.advance(task))
+        for name, text in texts.items():
+            (NUMBERS / name).write_text(text)
+            click.echo(f"wrote {NUMBERS / name}")
         return
     if left_out:
         fit, held = _leave_out(rows, left_out, console)
@@ -101,25 +108,12 @@ def _by_source(compared: Sequence[PredictedRow]) -> dict[tuple[str, str], list[P
     }
 
 
-def _refit(rows: Sequence[Any], console: Console) -> Any:
-    with Progress(console=console, transient=True) as bar:
-        task = bar.add_task("Fitting", total=2 * (len(FREE) + 4))
-        return refit(fitting_rows(rows), lambda what: bar.advance(task))[1]
-
-
 def _leave_out(rows: Sequence[Any], name: str, console: Console) -> tuple[Any, list[HeldOut]]:
-    chosen = fitting_rows(rows)
+    chosen = other_rows(rows) if name == "source" else fitting_rows(rows)
     groups = len({GROUPS[name](row) for row in chosen})
     with Progress(console=console, transient=True) as bar:
         task = bar.add_task(f"Fitting without each {name}", total=2 * (len(FREE) + 4) + 4 * groups)
         return leave_out(chosen, name, lambda what: bar.advance(task))
-
-
-def _write(calibration: Calibration) -> None:
-    lines = ["# Fitted by `fsdp-sim validate --refit`; what each number means is in calibration.py."]
-    lines += [f"{name} = {getattr(calibration, name):.4g}" for name in FREE]
-    CALIBRATION.write_text("\n".join(lines) + "\n")
-    click.echo(f"wrote {CALIBRATION}")
 
 
 def _print_held(calibration: Calibration, held: list[HeldOut], name: str, as_json: bool) -> None:

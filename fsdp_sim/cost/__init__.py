@@ -3,6 +3,7 @@
 from fsdp_sim.cost.calibration import Calibration, fitted, numbers_of_file
 from fsdp_sim.cost.collectives import algorithms, collective_s, fitted_links, offload_s
 from fsdp_sim.cost.costs import MEASURED, Costs
+from fsdp_sim.cost.intervals import Z80, Spread, belongs_to, deviation, interval_s, rates_are_known
 from fsdp_sim.cost.kernels import kernel_s
 from fsdp_sim.cost.lifetimes import INCOMING, OUTGOING, PARAM_GRAD, Lifetimes, Moves, lifetimes
 from fsdp_sim.cost.linears import check_fp8
@@ -15,22 +16,28 @@ __all__ = [
     "OF_WORK",
     "OUTGOING",
     "PARAM_GRAD",
+    "Z80",
     "Calibration",
     "Costs",
     "Kernel",
     "KernelKind",
     "Lifetimes",
     "Moves",
+    "Spread",
     "Work",
     "Workload",
     "algorithms",
+    "belongs_to",
     "check_fp8",
     "collective_s",
+    "deviation",
     "fitted",
     "fitted_links",
+    "interval_s",
     "kernel_s",
     "lifetimes",
     "numbers_of_file",
     "offload_s",
+    "rates_are_known",
     "workload",
 ]

@@ -33,27 +33,37 @@ class Calibration:
     attention_fraction_ampere: float = _number(0.575, "rate of fused attention, forward, over the dense peak, A100")
     attention_fraction_hopper: float = _number(0.331, "the same for H100")
     attention_fraction_other: float = _number(0.331, "the same for architectures that no fitted row has")
+    attention_flops_per_sm: float = _number(
+        2.484e12,
+        "the most that FlashAttention-2 does in a multiprocessor, forward: on H100; newer GPUs do no more with it",
+    )
     attention_backward: float = _number(
         1.3, "time per FLOP of attention's backward over its forward's, flash 2 and SDPA"
     )
     attention_backward_flash1: float = _number(1.95, "the same for the kernels of 2023: FlashAttention 1, triton")
     memory_fraction: float = _number(0.85, "bandwidth of memory-bound kernels over the memory's peak")
-    eager_bytes: float = _number(1.5, "bytes eager pointwise kernels move over those counted: casts, masks, dropout")
+    eager_bytes: float = _number(1.0, "bytes eager pointwise kernels move over those counted: casts, masks, dropout")
     compiled_bytes: float = _number(0.3, "the same for compiled ones, which keep what they can in registers")
     link_fraction: float = _number(1.0, "rate of collectives in training over that measured alone")
     contention: float = _number(
-        1.5,
-        "compute takes 1 + this times as long beside a collective that moves bytes at the peak of the node's link; "
-        "with it whatever else communication costs, such as copies and the skew of ranks",
+        1.0, "compute slows down by this times the share of the memory's bandwidth that a collective takes beside it"
+    )
+    slowest_per_doubling: float = _number(
+        0.009, "compute of the slowest rank takes this much longer for each doubling of the nodes"
     )
     kernel_gap_s: float = _number(
-        2e-5, "seconds a counted kernel takes beside its work: the gap before it, and small kernels that go uncounted"
+        5e-5, "seconds a counted kernel takes beside its work: the gap before it, and small kernels that go uncounted"
     )
-    step_s: float = _number(0.035, "seconds between two steps: data, clipping, logging; FSDP has no part in them")
+    step_s: float = _number(0.05, "seconds between two steps: data, clipping, logging; FSDP has no part in them")
 
     def of_arch(self, name: str, arch: str) -> float:
         """A number that depends on the GPU's architecture."""
         return float(getattr(self, f"{name}_{arch.lower()}", None) or getattr(self, f"{name}_other"))
+
+    @classmethod
+    def knows(cls, arch: str) -> bool:
+        """Whether published runs show what an architecture's kernels reach in training."""
+        return f"matmul_fraction_{arch.lower()}" in cls.meanings()
 
     @classmethod
     def meanings(cls) -> dict[str, str]:
@@ -62,9 +72,11 @@ class Calibration:
 
 
 @functools.cache
-def fitted() -> Calibration:
-    """The numbers fitted to all published measurements."""
-    return Calibration(**tomllib.loads(files("fsdp_sim.cost").joinpath("calibration.toml").read_text()))
+def fitted(stack: str = "plain") -> Calibration:
+    """The numbers fitted to published measurements, for a software stack (`fsdp_sim.spec.Plan.stack`)."""
+    numbers = tomllib.loads(files("fsdp_sim.cost").joinpath("calibration.toml").read_text())
+    of_stack = numbers.pop("stack")
+    return Calibration(**numbers | of_stack.get(stack, {}))
 
 
 def numbers_of_file(path: str | Path) -> dict[str, float]:

@@ -25,6 +25,9 @@ COPY_PASSES = {
 # What casting an fp32 shard to fp8 moves, for each byte of fp8, in eager kernels (torchao's float8_utils.py): times the
 # scale, clamped, to fp8; and before that, where the scale is not known, the largest absolute value.
 FP8_CAST_PASSES, AMAX_PASSES = 8 + 8 + 5, 8 + 4
+# How often a byte of a collective passes through the memory of a GPU: what arrives is written, and read to be sent on
+# or copied out; a reduction also reads what it adds to.
+MEMORY_PASSES = {Op.REDUCE_SCATTER: 3, Op.ALL_REDUCE: 5}
 # The CPU's time to issue one counted kernel: eager, with Python, autograd, the dispatcher and the small kernels that go
 # with it (the forward of a 12-layer GPT takes Python some 5 ms); compiled; and a copy that FSDP issues itself.
 LAUNCH_S, COMPILED_LAUNCH_S, COPY_LAUNCH_S = 4.5e-5, 1.5e-5, 2e-5
@@ -38,7 +41,7 @@ CPU_OPTIMIZER_BYTES_PER_S = 2e10  # an offloaded optimizer runs at the CPU's mem
 # then part of the kernel's own time, for it is the CPU that computes.
 MEASURED = Calibration(
     matmul_fraction_other=1.0, matmul_ramp_k=0.0, attention_fraction_other=1.0, memory_fraction=1.0, eager_bytes=1.0,
-    contention=0.0, kernel_gap_s=0.0, step_s=0.0,
+    contention=0.0, slowest_per_doubling=0.0, kernel_gap_s=0.0, step_s=0.0,
 )  # fmt: skip
 
 
@@ -60,7 +63,7 @@ class Costs:
         self.plan = plan
         self.cluster = cluster
         on_cpu = cluster.kind == "cpu"
-        self.calibration = calibration or (MEASURED if on_cpu else fitted())
+        self.calibration = calibration or (MEASURED if on_cpu else fitted(plan.stack))
         self.launch_s = COPY_LAUNCH_S if on_cpu else COMPILED_LAUNCH_S if plan.compile else LAUNCH_S
         part = cluster.gpu
         self._measured = on_cpu and part.launch_s is not None
@@ -68,6 +71,7 @@ class Costs:
         backward_gap_s = part.backward_launch_s if self._measured else None
         self._gap_s = {True: gap_s if backward_gap_s is None else backward_gap_s, False: gap_s}  # backward or not
         self._bytes_per_s: float = part.mem_bytes_per_s * self.calibration.memory_fraction
+        self._slowest = 1.0 + self.calibration.slowest_per_doubling * math.log2(cluster.nodes)
         self._segments: dict[tuple[Op, int], float] = {}  # by operation and identity of the work: equal blocks share it
         self._issues: dict[tuple[Op, int], float] = {}
         self._collectives: dict[tuple[Op, int, int, str], float] = {}
@@ -110,10 +114,10 @@ class Costs:
     def slowdown(self, slowed: Instruction, by: Instruction) -> float:
         """How many times as long an operation takes while a collective runs beside it.
 
-        A collective takes memory bandwidth and multiprocessors in proportion to the bytes per second it moves.
+        A collective takes its share of the memory's bandwidth.
         """
-        rate = by.bytes / max(self.seconds(by), 1e-9)
-        return 1.0 + self.calibration.contention * min(1.0, rate / self.cluster.intra_link.bytes_per_s)
+        passes_per_s: float = by.bytes / max(self.seconds(by), 1e-9) / self.cluster.gpu.mem_bytes_per_s
+        return 1.0 + self.calibration.contention * MEMORY_PASSES.get(by.op, 2) * passes_per_s
 
     def nic_share(self, collective: Instruction) -> float:
         """The share of the network card that a collective uses: all of it if it leaves the node, otherwise none."""
@@ -138,6 +142,7 @@ class Costs:
             }  # fmt: skip
             seconds = sum(kernel_s(k, self.cluster.gpu, self.calibration, **how) for k in kernels)
             seconds += self._gap_s[op is Op.BWD] * _launches(kernels, self.plan.compile)
+            seconds *= self._slowest
             self._segments[key] = seconds
         return seconds
 

@@ -48,6 +48,8 @@ def _attention_s(kernel: Kernel, gpu: Gpu, calibration: Calibration, backward: b
         rate = gpu.matmul_flops(kernel.dtype) * calibration.of_arch("matmul_fraction", gpu.arch)
         return kernel.flops / rate + scores_bytes / (gpu.mem_bytes_per_s * calibration.memory_fraction)
     rate = gpu.attention_flops or gpu.peak_flops(kernel.dtype) * calibration.of_arch("attention_fraction", gpu.arch)
+    if not (gpu.attention_flops or calibration.knows(gpu.arch)):
+        rate = min(rate, gpu.sms * calibration.attention_flops_per_sm)
     if not backward:
         return kernel.flops / rate
     slower = calibration.attention_backward if attention == "sdpa" else calibration.attention_backward_flash1

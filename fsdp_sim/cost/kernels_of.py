@@ -36,12 +36,15 @@ def attention(model: Model, batch: int, queries: int, keys: int, dtype: str, blo
     return forward, forward._replace(flops=seen * (3 * d + 2 * d_value), bytes=2.0 * moved, saved=False)
 
 
-def norm(kind: str, tokens: int, d: int, dtype: str) -> tuple[Kernels, Kernels]:
+def norm(kind: str, tokens: int, d: int, weights: Weights) -> tuple[Kernels, Kernels]:
     """One kernel: it reads and writes (T, D); backward reads input and gradient and writes one.
 
-    A composed RMS norm is several (cast to fp32, square, mean, scale, cast back, weight).
+    A composed RMS norm is several. In bytes per element of bf16, forward: to fp32 6, square 8, mean 4, times the
+    inverse deviation 8, to bf16 6, times the weight 4. Backward: of the weight 14, to fp32 6, of the product 24, of
+    mean, root and square 20, added up 12, to bf16 6.
     """
-    forward, backward = (7.0, 10.0) if kind == "composed_rmsnorm" else (2.0, 3.0)
+    dtype = weights.compute_dtype
+    forward, backward = (18.0, 41.0) if kind == "rmsnorm" and weights.composed_norm else (2.0, 3.0)
     return [pointwise(forward * tokens * d, dtype)], [pointwise(backward * tokens * d, dtype)]
 
 
@@ -85,9 +88,9 @@ def attention_layer(
     between: list[float] = []  # numbers that what is bound by memory moves, before attention
     if model.qk_norm and own_keys:
         between += [2.0 * tokens * (q + kv)]
-    if model.positions == "rope" and own_keys:  # cast to fp32, a complex product, cast back
+    if model.positions == "rope" and own_keys:  # to fp32 (6 bytes of each number), a complex product (8), back (6)
         rotated = (model.n_head + 1) * model.rope_head_dim if model.rope_head_dim else q + kv
-        between += [6.0 * tokens * rotated]
+        between += [10.0 * tokens * rotated]
     if kv != q and not model.kv_lora_rank:  # keys and values are repeated for the heads that share them
         between += [2.0 * key_tokens * (q + kv)]
     for moved in between:
@@ -107,7 +110,7 @@ def _latent_queries_keys_values(model: Model, tokens: int, weights: Weights, *, 
     def through(narrow: int, more: int, out: int, of: str) -> list[tuple[Kernels, Kernels]]:
         first = linear(weights, f"attn.w{of}_a", tokens, narrow + more, d, saved=of == "q", grad=grad)
         needed = bool(first[1]) or weights.trains(f"attn.{of}_norm.weight")
-        normed = norm("rmsnorm", tokens, narrow, dtype)
+        normed = norm("rmsnorm", tokens, narrow, weights)
         return [
             first,
             (normed[0], normed[1] * needed),
@@ -210,7 +213,7 @@ def embedding(model: Model, tokens: int, weights: Weights) -> tuple[Kernels, Ker
     gather = Kernel("embedding", 0.0, 2.0 * size * tokens * d, (), dtype)
     scatter = Kernel("embedding", 0.0, float(size * (model.vocab * d + 3 * tokens * d)), (), dtype)
     trained = weights.trains("embed.weight")
-    normed, normed_back = norm(model.norm, tokens, d, dtype) if model.embed_norm else ([], [])
+    normed, normed_back = norm(model.norm, tokens, d, weights) if model.embed_norm else ([], [])
     forward = [gather, *([pointwise(added, dtype)] if added else []), *normed]
     return forward, normed_back * trained + [scatter] * trained
 
@@ -229,7 +232,7 @@ def head(
         forward, backward = forward + piece[0], piece[1] * needed + backward
 
     if model.norm_position != "post":
-        then(norm(model.norm, tokens, d, dtype), weights.trains("head.norm.weight"))
+        then(norm(model.norm, tokens, d, weights), weights.trains("head.norm.weight"))
     if model.adaln:  # predicts the noise of each patch and its variance; the loss is a mean square
         v, trained = 2 * (model.patch_size or 1) ** 2 * model.channels, weights.trains("head.weight")
     elif model.patch_size:
@@ -239,7 +242,7 @@ def head(
         back = [matmul(tokens, d, d, dtype)] * needed + [matmul(d, d, tokens, dtype)] * wide_trained
         then(([matmul(tokens, d, d, dtype)], back), wide_trained)
         then(([pointwise(wide, dtype)], [pointwise(1.5 * wide, dtype)]), False)
-        then(norm(model.norm, tokens, d, dtype), weights.trains("head.transform_norm.weight"))
+        then(norm(model.norm, tokens, d, weights), weights.trains("head.transform_norm.weight"))
     back = [matmul(tokens, d, v, dtype)] * needed + [matmul(v, d, tokens, dtype)] * trained
     forward, backward = [*forward, matmul(tokens, v, d, dtype)], back + backward
     if model.logit_softcap:  # a division, a tanh, a product

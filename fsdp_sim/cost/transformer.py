@@ -69,7 +69,7 @@ def _workload(model: Model, computing: _Computing) -> Workload:
     weights = weights_of(model, plan)
     units = units_of(model, plan)
     tokens = plan.micro_batch * plan.seq_len
-    fused_norm = model.norm != "composed_rmsnorm" or plan.compile
+    fused_norm = model.norm != "rmsnorm" or plan.rms_norm == "fused" or plan.compile
     trained = {segment: unit.trains(segment) for unit in units for segment in unit.names_of_segments}
     streams = 2 if model.n_encoder_layer else 1  # source and target tokens are both embedded
     work = {
@@ -133,7 +133,7 @@ def _block(model: Model, plan: Plan, weights: Weights, activations: Activations,
     forward: list[Kernel] = []
     backward: list[Kernel] = []
     for name in ("attn", "cross", "ffn") if block.cross else ("attn", "ffn"):
-        normed, normed_back = kernels.norm(model.norm, tokens, d, weights.compute_dtype)
+        normed, normed_back = kernels.norm(model.norm, tokens, d, weights)
         count = {"both": 2}.get(model.norm_position, 1) if name != "ffn" or model.parallel != 1 else 0
         needed = grad or weights.trains(f"{name}_norm.weight")
         if name != "ffn":
@@ -154,7 +154,7 @@ def _block(model: Model, plan: Plan, weights: Weights, activations: Activations,
 
 
 def _head(model: Model, plan: Plan, weights: Weights, *, fused_norm: bool, grad: bool) -> Work:
-    tokens, fused_loss = plan.micro_batch * plan.seq_len, plan.cross_entropy == "fused"
+    tokens, fused_loss = plan.micro_batch * plan.seq_len, plan.cross_entropy != "torch"
     made = kernels.head(model, tokens, weights, fused_loss=fused_loss, metrics=plan.loss_metrics, grad=grad)
     return _work(*made, head_activations(model, plan, fused_norm=fused_norm, grad=grad))
 

@@ -26,6 +26,7 @@ class Weights:
 
     Attributes:
         compute_dtype: of matmuls that are not in fp8, and of what a quantised weight becomes before its matmul.
+        composed_norm: an RMS norm is several kernels.
         freeze, lora_rank: of the plan.
         lora_targets: linear layers of the blocks that have adapters; None is all.
         quantization: of the blocks' linear layers.
@@ -35,6 +36,7 @@ class Weights:
 
     compute_dtype: str
     compiled: bool = False
+    composed_norm: bool = False
     freeze: tuple[str, ...] = ()
     lora_rank: int | None = None
     lora_targets: tuple[str, ...] | None = None
@@ -95,6 +97,7 @@ def weights_of(model: Model, plan: Plan) -> Weights:
     return Weights(
         compute_dtype=plan.param_dtype or model.dtype,
         compiled=plan.compile,
+        composed_norm=plan.rms_norm == "composed" and not plan.compile,
         freeze=plan.freeze or (),
         lora_rank=plan.lora_rank,
         lora_targets=None if plan.lora_targets == "all-linear" else tuple(

@@ -13,7 +13,7 @@ from msgspec import UNSET
 from fsdp_sim.cost import numbers_of_file
 from fsdp_sim.requests.structs import CLUSTER_FIELDS, Request, given
 from fsdp_sim.simulation import Simulation, simulate
-from fsdp_sim.spec import Cluster, Model, Plan
+from fsdp_sim.spec import Cluster, Model, Plan, stack_remark
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -57,7 +57,8 @@ def resolve(request: Request) -> Job:
     plan = Plan(**fields | chosen)
     _check_size(model, cluster, plan)
     numbers = {} if request.cluster is UNSET else numbers_of_file(request.cluster)
-    return Job(model, cluster, plan, notes + cluster.notes, numbers)
+    notes += [*cluster.notes, *filter(None, [stack_remark(plan.stack)])]
+    return Job(model, cluster, plan, notes, numbers)
 
 
 UNNAMED = "model"  # the name of a model that is given by its dimensions alone

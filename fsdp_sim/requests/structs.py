@@ -123,6 +123,7 @@ class Result(msgspec.Struct, omit_defaults=True, kw_only=True):
         model, parameters, gpu, gpus, nodes: what it was for.
         plan: every field, defaults included.
         tokens_per_step: over all GPUs.
+        step_time_interval_s: between which seconds ``step_time_s`` lies, four times in five.
         between_steps_s: of ``step_time_s``, what is no operation of the program (data, logging; fitted).
         exposed_comm_s: communication while nothing is computed.
         fits: it runs; ``fit`` says whether it fits, is on the edge of memory, or does not fit.
@@ -144,6 +145,7 @@ class Result(msgspec.Struct, omit_defaults=True, kw_only=True):
     nodes: int
     plan: dict[str, Any]
     step_time_s: float
+    step_time_interval_s: tuple[float, float]
     tokens_per_step: int
     tokens_per_s_per_gpu: float
     mfu: float

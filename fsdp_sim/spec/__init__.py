@@ -9,6 +9,7 @@ from fsdp_sim.spec.model import Model
 from fsdp_sim.spec.optimizers import MIN_8BIT, OPTIMIZER_STATES, OPTIMIZERS, Optimizer
 from fsdp_sim.spec.plan import DTYPE_BYTES, SETTINGS_OF, TORCH_DTYPES, TORCH_VERSIONS, Plan, shards_of
 from fsdp_sim.spec.quantization import QUANTIZATIONS, Quantization
+from fsdp_sim.spec.stacks import stack_names, stack_remark
 from fsdp_sim.spec.texts import plan_fields, text_of, value_of
 
 __all__ = [
@@ -47,6 +48,8 @@ __all__ = [
     "root_shapes",
     "shards_of",
     "spec",
+    "stack_names",
+    "stack_remark",
     "text",
     "text_of",
     "value_of",

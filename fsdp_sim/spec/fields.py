@@ -111,7 +111,7 @@ def spec(cls: type[_T]) -> type[_T]:
     """Make ``cls`` a frozen dataclass that checks the names and values it is built from.
 
     The class's own ``__post_init__``, if any, runs after each value has been checked alone; it is the place for
-    rules between fields.
+    rules between fields. A static method ``__given__`` may add to the fields that an instance is built from.
 
     Raises (when an instance is built):
         TypeError: a field name that does not exist; names it, its value and the nearest right name.
@@ -125,12 +125,12 @@ def spec(cls: type[_T]) -> type[_T]:
 
     cls.__post_init__ = __post_init__  # type: ignore[attr-defined]
     made: Any = dataclasses.dataclass(frozen=True)(cls)
-    init = made.__init__
+    init, complete = made.__init__, cls.__dict__.get("__given__", lambda given: given)
 
     @functools.wraps(init)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
         _check_names(made, kwargs)
-        init(self, *args, **kwargs)
+        init(self, *args, **complete(kwargs))
 
     made.__init__ = __init__
     specified: type[_T] = made

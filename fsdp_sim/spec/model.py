@@ -60,8 +60,7 @@ class Model:
         n_kv_head: key and value heads (grouped-query attention); None is ``n_head``.
         head_dim: of queries and keys; None is ``d_model / n_head``.
         ffn_type: ``gelu`` and ``relu`` have two matrices, ``swiglu`` and ``geglu`` three.
-        norm: ``layernorm``, ``rmsnorm``, or ``composed_rmsnorm``: written out in several operations, as in torch before
-            2.9 and in Hugging Face's Llama.
+        norm: ``layernorm`` or ``rmsnorm``; how many kernels that is belongs to the software (`Plan.rms_norm`).
         norm_affine: what a norm learns: ``weight_bias``, ``weight`` or nothing (False); None is ``weight_bias`` for a
             layer norm of a model with ``bias=True``, else ``weight``.
         norm_position: ``pre`` before attention and before the feed-forward; ``post`` after each addition, and none at
@@ -123,7 +122,7 @@ class Model:
     n_kv_head: int | None = field(_COUNT, default=None)
     head_dim: int | None = field(_COUNT, default=None)
     ffn_type: str = field(one_of("gelu", "swiglu", "relu", "geglu"), default="gelu")
-    norm: str = field(one_of("layernorm", "rmsnorm", "composed_rmsnorm"), default="layernorm")
+    norm: str = field(one_of("layernorm", "rmsnorm"), default="layernorm")
     norm_affine: str | bool | None = field(one_of(None, "weight_bias", "weight", False), default=None)
     norm_position: str = field(one_of("pre", "post", "output", "both"), default="pre")
     parallel: int | None = field(one_of(None, 1, 2), default=None)

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from fsdp_sim.spec.fields import Allowed, field, number, one_of, spec, whole
 from fsdp_sim.spec.optimizers import OPTIMIZERS
 from fsdp_sim.spec.quantization import QUANTIZATIONS
+from fsdp_sim.spec.stacks import stack_names, stack_settings
 
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8, "fp8": 1}
 DTYPES = ("fp32", "bf16", "fp16")  # what gathers, compute and reductions may be cast to
@@ -116,11 +117,16 @@ class Plan:
         wrap: ``block`` makes each block a unit, ``root`` the whole model one unit, a number the blocks of at least
             that many parameters, a tuple of names those modules. (torch's ``size_based_auto_wrap_policy`` cuts inside
             of blocks too: `fsdp_sim.measure.model_from_module` takes it.)
+        stack: the software that trains, by its name in ``stacks.toml``: it sets the fields from ``compile`` to
+            ``loss_metrics`` that are not given, and how long a step takes beside its kernels. A copy of a plan with
+            another stack keeps the fields that it has; build the plan anew.
         compile: whether ``torch.compile`` fuses the memory-bound kernels of each block.
         attention_impl: ``sdpa`` is fused (torch's own, FlashAttention-2), ``flash1`` fused with the kernels of 2023,
             ``math`` writes the matrix of scores.
-        cross_entropy: ``torch`` computes the loss in fp32, beside the logits; ``fused`` is one kernel whose backward
-            writes over the logits (FlashAttention's).
+        cross_entropy: ``torch`` computes the loss in fp32, beside the logits; ``compiled`` converts them as it goes;
+            ``fused`` is one kernel whose backward writes over the logits (FlashAttention's).
+        rms_norm: ``fused`` is one kernel, as in torch since 2.9; ``composed`` casts, squares and scales in kernels of
+            their own, as Hugging Face's Llama does. Without effect on models with another norm.
         loss_metrics: how often the loss is computed once more from the logits, without gradients, for logging.
         freeze: parameters that are not trained, by the names of parameters or modules; ``*`` stands for any part of a
             name: ``("embed", "layers.*.ffn")``. They are gathered like others, and have neither gradients nor optimizer
@@ -200,9 +206,11 @@ class Plan:
     micro_batch: int = field(whole(1), default=1)
     seq_len: int = field(whole(1), default=1024)
     wrap: str | int | tuple[str, ...] = field(one_of("block", "root") | whole(1) | _NAMES, default="block")
+    stack: str = field(one_of(*stack_names()), default="plain")
     compile: bool = field(_BOOL, default=False)
     attention_impl: str = field(one_of("sdpa", "flash1", "math"), default="sdpa")
-    cross_entropy: str = field(one_of("torch", "fused"), default="torch")
+    cross_entropy: str = field(one_of("torch", "compiled", "fused"), default="torch")
+    rms_norm: str = field(one_of("fused", "composed"), default="fused")
     loss_metrics: int = field(whole(0), default=0)
     freeze: tuple[str, ...] | None = field(one_of(None) | _NAMES.explained("or of parameters"), default=None)
     lora_rank: int | None = field(one_of(None) | whole(1), default=None)
@@ -231,6 +239,11 @@ class Plan:
     torch: str = field(one_of(*TORCH_VERSIONS), default="2.13")
     bucket_cap_mb: float | None = field(one_of(None) | number(above=True), default=None)
     expandable_segments: bool = field(_BOOL, default=False)
+
+    @staticmethod
+    def __given__(given: dict[str, Any]) -> dict[str, Any]:
+        """What is given, and what its stack adds to that."""
+        return stack_settings(given.get("stack", "plain")) | given
 
     def __post_init__(self) -> None:
         for name, apis in SETTINGS_OF.items():

@@ -14,6 +14,7 @@ import numpy as np
 
 from fsdp_sim.cost import Calibration
 from fsdp_sim.simulation import Simulation, simulate
+from fsdp_sim.spec import Plan
 from fsdp_sim.validate.errors import PredictedRow
 from fsdp_sim.validate.published import PublishedRun
 
@@ -22,15 +23,19 @@ MICRO_BATCHES = (1, 2)
 
 
 def prediction(row: PublishedRun, calibration: Calibration | None = None) -> Simulation:
-    """The simulation of a row: all its layers and micro-batches.
+    """The simulation of a row: all its layers and micro-batches."""
+    return simulate(row.model, row.cluster, plan_of(row), calibration=calibration)
+
+
+def plan_of(row: PublishedRun) -> Plan:
+    """The plan of a row.
 
     Where the source does not say whether activations were checkpointed, and the run would not fit without, they were.
     """
-    found = simulate(row.model, row.cluster, row.plan, calibration=calibration)
-    if not row.raw.get("activation_checkpointing") and not found.fits:
-        plan = replace(row.plan, activation_checkpointing="full")
-        return simulate(row.model, row.cluster, plan, calibration=calibration)
-    return found
+    if row.raw.get("activation_checkpointing") or row.plan.activation_checkpointing:
+        return row.plan
+    fits = simulate(row.model, row.cluster, row.plan).fits
+    return row.plan if fits else replace(row.plan, activation_checkpointing="full")
 
 
 def compare(row: PublishedRun, calibration: Calibration | None = None) -> PredictedRow:
@@ -53,11 +58,12 @@ class Predictor:
         self._simulations: dict[object, Simulation] = {}
         self._parts: list[list[tuple[float, object]]] = []  # of each row: simulations, and how often each counts
         for row in rows:
+            of_row = plan_of(row)
             parts: list[tuple[float, object]] = []
             for layers, count in _shares(row.model.n_layer, LAYERS):
                 for micro_batches, times in _shares(row.plan.grad_accum, MICRO_BATCHES):
                     model = replace(row.model, n_layer=layers)
-                    plan = replace(row.plan, grad_accum=micro_batches)
+                    plan = replace(of_row, grad_accum=micro_batches)
                     key = (model, row.cluster, plan)
                     if key not in self._simulations:
                         self._simulations[key] = simulate(model, row.cluster, plan)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from string import Template
@@ -11,86 +13,185 @@ from typing import Any
 import numpy as np
 
 from fsdp_sim.cost import Calibration, fitted
-from fsdp_sim.validate.errors import PredictedRow, Summary, group_by, summary
-from fsdp_sim.validate.fitting import FREE
-from fsdp_sim.validate.leave_out import GROUPS, HeldOut, fitting_rows, leave_out
+from fsdp_sim.validate.errors import PredictedRow, Summary, summary
+from fsdp_sim.validate.fitting import Fit
+from fsdp_sim.validate.leave_out import FREE, GROUPS, OF_STACK, HeldOut, fitting_rows, leave_out, other_rows, refit
 from fsdp_sim.validate.noise import constant_mfu_errors, repeated
 from fsdp_sim.validate.predict import compare
-from fsdp_sim.validate.published import PublishedRun
+from fsdp_sim.validate.published import DATA, LATER, MEASURED, PublishedRun, Refused
+from fsdp_sim.validate.spread import Coverage, Member, coverages, ensemble, misses, spread_of
 
 Draw = Callable[[Sequence[HeldOut], Sequence[PredictedRow], Mapping[str, float]], dict[str, Any]]
 
 FOLDER = "accuracy"
 WIDTH_PX = 900  # of a figure
-WORST = 12
-WORDS = {"model": "model", "gpu_type": "type of GPU", "n_gpus": "number of GPUs"}
+OFF = 0.15  # rows that are off by more are listed with their cause
+CORRELATED = 0.5
+WORDS = {"model": "model", "gpu_type": "type of GPU", "n_gpus": "number of GPUs", "source": "source"}
+GOALS = {"llm-foundry": (0.023, 0.05), "other stacks": (0.06, 0.12)}  # mean and 90th percentile
 
 
-def write_report(path: Path, rows: Sequence[PublishedRun], progress: Any, draw: Draw) -> None:
+@dataclass(frozen=True)
+class Findings:
+    """All that the page shows.
+
+    Attributes:
+        held: by what was left out.
+        compared: every row, predicted with the numbers of the files.
+        best: llm-foundry's fit; ``members`` with other numbers held elsewhere.
+    """
+
+    chosen: Sequence[PublishedRun]
+    held: Mapping[str, Sequence[HeldOut]]
+    compared: Sequence[PredictedRow]
+    refused: Sequence[Refused]
+    naive: Summary
+    best: Fit
+    members: Sequence[Member]
+    coverage: Sequence[Coverage]
+
+
+def write_report(path: Path, rows: Sequence[PublishedRun | Refused], progress: Any, draw: Draw) -> None:
     """Write the page to ``path`` and its pictures to a folder beside it. Needs plotly and kaleido.
 
     Args:
+        rows: of `published`.
         progress: called with a line of text as the work goes on (`rich.console.Console.print`).
         draw: makes the figures; `fsdp_sim.viz.accuracy_figures`, which comes after this room.
     """
-    chosen = fitting_rows(rows)
-    held: dict[str, list[HeldOut]] = {}
-    for name in GROUPS:
-        progress(f"fitting without each {name}")
-        held[name] = leave_out(chosen, name)[1]
-    progress("predicting every row")
-    mine = set(map(id, chosen))
-    compared = [compare(row) for row in rows]
-    others = [c for c in compared if id(c.row) not in mine]
-    ours = summary(e for h in held["model"] for e in h.errors)
-    naive = summary(constant_mfu_errors(chosen, [row.model.name for row in chosen]))
+    found = _findings(rows, progress)
+    ours = summary(e for h in found.held["model"] for e in h.errors)
     folder = path.parent / FOLDER
     folder.mkdir(exist_ok=True)
     progress("drawing")
-    means = {"one utilisation for each GPU": naive.mape, "this simulator": ours.mape}
-    for name, figure in draw(held["model"], others, means).items():
+    means = {"one utilisation for each GPU": found.naive.mape, "this simulator": ours.mape}
+    others = [c for c in found.compared if c.row.id not in {row.id for row in found.chosen}]
+    for name, figure in draw(found.held["model"], others, means).items():
         figure.write_image(folder / f"{name}.svg", width=WIDTH_PX)
-    path.write_text(_page(chosen, compared, held, naive))
+    path.write_text(_page(found))
     progress(f"wrote {path}")
 
 
-def _page(
-    chosen: Sequence[PublishedRun], compared: Sequence[PredictedRow], held: dict[str, list[HeldOut]], naive: Summary
-) -> str:
-    mine = set(map(id, chosen))
-    off = [ratio for _, _, ratio in repeated(chosen)]
-    wrong = [c.row.id for c in compared if not c.fits and not c.row.remark]
-    plain = sum(not c.row.remark for c in compared)
-    every_fits = f"All {plain} plain FSDP runs, which did fit, are predicted to fit."
-    overall = [
-        [f"each {WORDS[name]}", *_cells(summary(e for h in some for e in h.errors))] for name, some in held.items()
-    ]
-    overall += [["nothing (fitted to all)", *_cells(summary(c.time_error for c in compared if id(c.row) in mine))]]
-    overall += [["each model; no simulator, one utilisation for each GPU", *_cells(naive)]]
+def _findings(rows: Sequence[PublishedRun | Refused], progress: Any) -> Findings:
+    read = [row for row in rows if isinstance(row, PublishedRun)]
+    chosen, others = fitting_rows(read), other_rows(read)
+    progress("fitting, and with other numbers held elsewhere")
+    fitter, best = refit(chosen)
+    members = ensemble(fitter)
+    held: dict[str, Sequence[HeldOut]] = {}
+    for name in GROUPS:
+        progress(f"fitting without each {name}")
+        held[name] = leave_out(others if name == "source" else chosen, name, hardware=best.calibration)[1]
+    progress("predicting every row")
+    missed = misses([*held["model"], *held["source"]])
+    return Findings(
+        chosen, held, [compare(row) for row in read], [row for row in rows if isinstance(row, Refused)],
+        summary(constant_mfu_errors(chosen, [row.model.name for row in chosen])), best, members,
+        coverages(spread_of(best, members, chosen, missed), missed),
+    )  # fmt: skip
+
+
+def _page(found: Findings) -> str:
+    held = found.held
+    off = [ratio for _, _, ratio in repeated(found.chosen)]
+    wrong = [c.row.id for c in found.compared if not c.fits]
     page = Template(files("fsdp_sim.validate").joinpath("page.md").read_text())
     return page.substitute(
-        n_rows=len(chosen),
-        n_numbers=len(FREE),
-        n_worst=WORST,
+        files=", ".join(f"[{file.name}](validate/data/{file.name})" for file in (MEASURED, LATER)),
         folder=FOLDER,
-        overall=_table(["left out, one at a time", "rows", "mean", "median", "90th percentile"], overall),
+        overall=_overall(found),
+        goals=_goals(found),
         n_pairs=len(off),
         pair_mean=f"{np.mean(off):.1%}",
         pair_max=f"{max(off):.0%}",
-        biases=_biases(held["model"]),
-        worst=_worst(held["model"]),
+        floor=f"{np.mean(off) / 2:.1%}",
+        coverage=_coverage(found.coverage),
+        off=_off([*held["model"], *held["source"]]),
         groups="\n\n".join(_groups(name, some) for name, some in held.items()),
-        others=_others([c for c in compared if id(c.row) not in mine]),
-        memory=_memory(compared),
-        fits=f"Predicted not to fit although they ran: {', '.join(wrong)}." if wrong else every_fits,
-        numbers=_numbers(held["model"]),
+        stacks=", ".join(f"`{name}`" for name in dict.fromkeys(c.row.plan.stack for c in found.compared)),
+        others=_others(held["source"]),
+        refused=_refused(found.refused),
+        memory=_memory(found.compared),
+        fits=f"Predicted not to fit although they ran: {', '.join(wrong)}." if wrong else "All are predicted to fit.",
+        ensemble=_ensemble(found),
+        correlations=_correlations(found.best),
+        numbers=_numbers(held["model"], held["source"]),
     )
 
 
-def _biases(held: Sequence[HeldOut]) -> str:
-    """Models that are wrong in one direction."""
-    biased = [(h.group, float(np.mean(h.errors))) for h in held if abs(np.mean(h.errors)) > 0.01]
-    return ", ".join(f"{name} {bias:+.1%}" for name, bias in sorted(biased, key=lambda b: -abs(b[1]))) or "none"
+def _by_stack(found: Findings) -> dict[str, list[float]]:
+    held = {"llm-foundry": found.held["model"], "other stacks": found.held["source"]}
+    return {name: [e for h in some for e in h.errors] for name, some in held.items()}
+
+
+def _overall(found: Findings) -> str:
+    chosen = {row.id for row in found.chosen}
+    of_stack = _by_stack(found)
+    of_names = {name: [e for h in some for e in h.errors] for name, some in found.held.items()}
+    in_sample = [c for c in found.compared if c.time_error is not None]
+    known = [h for h in found.held["source"] if h.rows]
+    on_known = [
+        e for h in known for row, e in zip(h.rows, h.errors, strict=True) if Calibration.knows(row.cluster.gpu.arch)
+        and row.cluster.gpu.best_matmul_flops
+    ]  # fmt: skip
+    rows = [
+        ["llm-foundry: each model", *_cells(summary(of_stack["llm-foundry"]))],
+        ["other stacks: each source", *_cells(summary(of_stack["other stacks"]))],
+        ["of these, on A100, H100 and H200", *_cells(summary(on_known))],
+        ["llm-foundry: each type of GPU", *_cells(summary(of_names["gpu_type"]))],
+        ["llm-foundry: each number of GPUs", *_cells(summary(of_names["n_gpus"]))],
+        ["llm-foundry: each model; no simulator, one utilisation for each GPU", *_cells(found.naive)],
+        ["nothing (in-sample), llm-foundry", *_cells(summary(c.time_error for c in in_sample if c.row.id in chosen))],
+        ["nothing, other stacks", *_cells(summary(c.time_error for c in in_sample if c.row.id not in chosen))],
+    ]
+    return _table(["left out, one at a time", "rows", "mean", "median", "90th percentile"], rows)
+
+
+def _goals(found: Findings) -> str:
+    told = []
+    for name, errors in _by_stack(found).items():
+        got, (mean, p90) = summary(errors), GOALS[name]
+        reached = got.mape <= mean and got.p90_abs_error <= p90
+        told.append(f"On {name} they are {'reached' if reached else 'not reached'}.")
+    return " ".join(told)
+
+
+def _coverage(coverage: Sequence[Coverage]) -> str:
+    rows = [[c.belongs, str(c.rows), f"{c.inside:.0%}", f"±{c.half_width:.1%}"] for c in coverage]
+    return _table(["", "rows", "inside", "median half-width"], rows)
+
+
+def _off(held: Sequence[HeldOut]) -> str:
+    causes = tomllib.loads(DATA.joinpath("causes.toml").read_text())["cause"]
+    why = {row: cause["why"] for cause in causes for row in cause["rows"]}
+    every = [(e, p, row) for h in held for e, p, row in zip(h.errors, h.predicted_s, h.rows, strict=True)]
+    rows = [
+        [
+            row.id, row.source, row.model.name, _gpus(row), f"{row.plan.micro_batch} x {row.plan.seq_len}",
+            f"{row.step_time_s:.2f}", f"{predicted:.2f}", f"{error:+.1%}", why.get(row.id, "not known"),
+        ]
+        for error, predicted, row in sorted(every, key=lambda item: -abs(item[0]))
+        if abs(error) > OFF
+    ]  # fmt: skip
+    head = ["row", "source", "model", "GPUs", "micro-batch", "measured s", "predicted s", "error", "likely cause"]
+    return _table(head, rows)
+
+
+def _ensemble(found: Findings) -> str:
+    rows = [[f"`{m.name}`", f"{m.value:g}", f"{m.fit.loss / found.best.loss - 1:+.1%}"] for m in found.members]
+    return _table(["held", "at", "loss against the best fit"], rows)
+
+
+def _correlations(best: Fit) -> str:
+    inverse = np.linalg.inv(best.slopes.T @ best.slopes)
+    of = inverse / np.sqrt(np.outer(np.diag(inverse), np.diag(inverse)))
+    pairs = [
+        f"`{FREE[i]}` and `{FREE[j]}` {of[i, j]:+.2f}"
+        for i in range(len(FREE))
+        for j in range(i)
+        if abs(of[i, j]) > CORRELATED
+    ]
+    return ", ".join(pairs) or "none"
 
 
 def _groups(name: str, held: Sequence[HeldOut]) -> str:
@@ -98,31 +199,26 @@ def _groups(name: str, held: Sequence[HeldOut]) -> str:
     return _table([f"{WORDS[name]} left out", "rows", "mean", "median", "90th percentile", "bias"], rows)
 
 
-def _worst(held: Sequence[HeldOut]) -> str:
-    every = [(e, p, row) for h in held for e, p, row in zip(h.errors, h.predicted_s, h.rows, strict=True)]
-    rows = [
-        [
-            row.id, row.model.name, _gpus(row), f"{row.plan.micro_batch} x {row.plan.seq_len}",
-            f"{row.step_time_s:.2f}", f"{predicted:.2f}", f"{error:+.1%}",
-        ]
-        for error, predicted, row in sorted(every, key=lambda item: -abs(item[0]))[:WORST]
-    ]  # fmt: skip
-    return _table(["row", "model", "GPUs", "micro-batch", "measured s", "predicted s", "error"], rows)
-
-
-def _others(compared: Sequence[PredictedRow]) -> str:
+def _others(held: Sequence[HeldOut]) -> str:
     rows = []
-    for source, some in group_by(compared, lambda row: row.source).items():
-        for c in some:
-            how = [c.row.plan.api, c.row.plan.sharding_strategy if c.row.plan.api == "fsdp1" else "", c.row.remark]
-            how += ["compiled" if c.row.plan.compile else "eager"]
-            measured = f"{c.row.step_time_s:.3f}" if c.row.step_time_s else ""
-            error = "" if c.time_error is None else f"{c.time_error:+.0%}"
-            shown = ", ".join(filter(None, how))
+    for h in held:
+        for row, predicted, error in zip(h.rows, h.predicted_s, h.errors, strict=True):
+            plan = row.plan
+            how = [plan.api, plan.stack, row.remark, plan.fp8 or "", "compiled" if plan.compile else "eager"]
             rows.append(
-                [source, c.row.model.name, _gpus(c.row), shown, measured, f"{c.predicted_step_time_s:.3f}", error]
-            )
-    return _table(["source", "model", "GPUs", "how", "measured s", "predicted s", "error"], rows)
+                [
+                    row.id, row.source, row.model.name, _gpus(row), ", ".join(filter(None, how)),
+                    f"{row.step_time_s:.3f}", f"{predicted:.3f}", f"{error:+.0%}",
+                ]
+            )  # fmt: skip
+    return _table(["row", "source", "model", "GPUs", "how", "measured s", "predicted s", "error"], rows)
+
+
+def _refused(refused: Sequence[Refused]) -> str:
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for row in refused:
+        reasons.setdefault((row.source, row.why), []).append(row.id)
+    return _table(["source", "rows", "why"], [[source, ", ".join(ids), why] for (source, why), ids in reasons.items()])
 
 
 def _memory(compared: Sequence[PredictedRow]) -> str:
@@ -138,17 +234,16 @@ def _memory(compared: Sequence[PredictedRow]) -> str:
     return _table(["row", "source", "model", "GPU", "kind", "measured GiB", "predicted GiB", "error"], rows)
 
 
-def _numbers(held: Sequence[HeldOut]) -> str:
-    meanings, now = Calibration.meanings(), fitted()
+def _numbers(held: Sequence[HeldOut], elsewhere: Sequence[HeldOut]) -> str:
     rows = []
-    for name, meaning in meanings.items():
-        if name in FREE:
-            values = [getattr(h.calibration, name) for h in held]
-            spread = f"{min(values):.3g} to {max(values):.3g}"
-        else:
-            spread = "not fitted"
-        rows.append([f"`{name}`", f"{getattr(now, name):.3g}", spread, meaning])
-    return _table(["number", "value", "with a model left out", "meaning"], rows)
+    for stack, names, some in (("llm-foundry", Calibration.meanings(), held), ("plain", OF_STACK, elsewhere)):
+        for name in names:
+            values = [getattr(h.calibration, name) for h in some]
+            spread = f"{min(values):.3g} to {max(values):.3g}" if name in FREE else "not fitted"
+            where = {"llm-foundry": "`llm-foundry`", "plain": "other stacks"}[stack] if name in OF_STACK else "all"
+            value = f"{getattr(fitted(stack), name):.3g}"
+            rows.append([f"`{name}`", where, value, spread, Calibration.meanings()[name]])
+    return _table(["number", "stacks", "value", "with a model or source left out", "meaning"], rows)
 
 
 def _gpus(row: PublishedRun) -> str:

@@ -33,8 +33,8 @@ def test_json_has_a_row_for_each_row_and_the_summary(few: Path) -> None:
     assert set(found["summary"]) == {"time", "memory"}
     assert set(found["summary"]["time"]) == {"n", "mape", "median_abs_error", "p90_abs_error"}
     assert found["summary"]["time"]["n"] == 3  # the rows that the numbers are fitted to
-    assert found["summary"]["memory"]["n"] == 1  # the quantised run is none of FSDP's
-    assert "AnswerDotAI/fsdp_qlora (quantised base model)" in found["by_source"]
+    assert found["summary"]["memory"]["n"] == 1  # of plain FSDP; the other one is quantised
+    assert "AnswerDotAI/fsdp_qlora (LoRA, quantised base model)" in found["by_source"]
 
 
 def test_a_table_for_people(few: Path) -> None:
@@ -54,7 +54,7 @@ def test_a_table_for_people(few: Path) -> None:
             lambda text: text.replace(",2048,", ",two,", 1),
             "line 2 (id c100): Plan.seq_len is 'two'; it must be a whole number >= 1",
         ),
-        (lambda text: text.replace("n_layer", "layers", 1), "has no column 'n_layer'"),
+        (lambda text: text.replace("seq_len", "length", 1), "has no column 'seq_len'"),
     ],
 )
 def test_a_wrong_file_is_an_error_and_no_traceback(few: Path, edit, message: str) -> None:
@@ -71,7 +71,7 @@ def test_too_few_rows_cannot_be_fitted(few: Path) -> None:
     result = CliRunner().invoke(validate, [str(few), "--leave-out", "model"])
 
     assert result.exit_code == 2
-    assert "fitting 9 numbers needs at least 18" in result.stderr
+    assert "fitting 7 numbers needs at least 14" in result.stderr
 
 
 def test_help_has_examples() -> None:

@@ -1,11 +1,11 @@
 """The fitted numbers are few, explained, and read from the file the fit writes."""
 
 import tomllib
-from dataclasses import fields
+from dataclasses import fields, replace
 from importlib.resources import files
 
 from fsdp_sim.cost import Calibration, fitted
-from fsdp_sim.validate.fitting import FREE
+from fsdp_sim.validate.leave_out import FREE, OF_STACK
 
 
 def test_every_number_says_what_it_means() -> None:
@@ -16,8 +16,12 @@ def test_every_number_says_what_it_means() -> None:
 def test_the_file_holds_exactly_the_numbers_that_are_fitted() -> None:
     table = tomllib.loads(files("fsdp_sim.cost").joinpath("calibration.toml").read_text())
 
+    of_stacks = table.pop("stack")
     assert set(table) == set(FREE)
     assert all(getattr(fitted(), name) == value for name, value in table.items())
+    for stack, own in of_stacks.items():
+        assert set(own) == set(OF_STACK)
+        assert fitted(stack) == replace(fitted(), **own)
 
 
 def test_fewer_than_a_dozen_numbers_are_fitted() -> None:

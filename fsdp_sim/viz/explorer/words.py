@@ -29,9 +29,10 @@ def headline(sim: Simulation) -> str:
     between = (
         f" ({human_ms(sim.between_steps_s)} of it between steps, for data and logging)" if sim.between_steps_s else ""
     )
+    low, high = map(human_ms, sim.step_time_interval_s)
     return (
-        f"A step takes {human_ms(step_s)}{between}; {comm}. That is {sim.tokens_per_s_per_gpu:,.0f} tokens/s per GPU "
-        f"at {sim.mfu:.0%} MFU."
+        f"A step takes {human_ms(step_s)}{between}, four times in five {low} to {high}; {comm}. That is "
+        f"{sim.tokens_per_s_per_gpu:,.0f} tokens/s per GPU at {sim.mfu:.0%} MFU."
     )
 
 
