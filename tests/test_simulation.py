@@ -7,7 +7,7 @@ import pytest
 from fsdp_sim.cost import fitted, workload
 from fsdp_sim.engine import jitter, slow_node, straggler
 from fsdp_sim.schedule import build
-from fsdp_sim.simulation import simulate
+from fsdp_sim.simulation import Fit, simulate
 from fsdp_sim.spec import Cluster, Model, Plan
 from fsdp_sim.timeline import Op
 
@@ -190,3 +190,26 @@ def test_tf32_is_for_fp32_on_gpus_that_have_it() -> None:
         simulate("gpt2-350m", Cluster("V100", gpus=8), tf32)
     with pytest.raises(ValueError, match="which is for fp32, and gpt2-350m computes in bf16; leave it 'highest'"):
         simulate("gpt2-350m", Cluster("A100", gpus=8), replace(tf32, param_dtype="bf16"))
+
+
+def test_a_plan_fits_is_on_the_edge_or_does_not_fit():
+    """A larger batch first reaches the edge of memory, where torch's allocator holds nearly all, then goes beyond."""
+    h100 = Cluster("H100-SXM-80GB", gpus=8)
+    plan = Plan(param_dtype="bf16", reduce_dtype="fp32", seq_len=4096)
+    sims = [simulate("llama3-8b", h100, replace(plan, micro_batch=n)) for n in (1, 2, 3)]
+    assert [sim.fit for sim in sims] == [Fit.FITS, Fit.EDGE, Fit.DOES_NOT_FIT]
+    assert [sim.fits for sim in sims] == [True, True, False]
+    assert sims[1].peak_memory_bytes < 0.9 * sims[1].memory_limit_bytes < sims[1].memory.reserved_bytes
+    assert [str(sim.fit) in repr(sim) for sim in sims] == [False, True, True]
+
+
+def test_expandable_segments_hold_less_and_are_a_gpu_s():
+    plan = Plan(param_dtype="bf16", reduce_dtype="fp32", seq_len=4096, activation_checkpointing="full")
+    pieces, grown = (
+        simulate("llama3-70b", Cluster("H100-SXM-80GB", gpus=64), replace(plan, expandable_segments=expandable))
+        for expandable in (False, True)
+    )
+    assert pieces.peak_memory_bytes == grown.peak_memory_bytes < grown.memory.reserved_bytes
+    assert grown.memory.reserved_bytes < 0.95 * pieces.memory.reserved_bytes
+    with pytest.raises(ValueError, match=r"Plan\.expandable_segments is True, a setting of torch's allocator for GPUs"):
+        simulate("gpt2-124m", Cluster("cpu", gpus=2), Plan(expandable_segments=True))

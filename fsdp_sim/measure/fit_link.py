@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -36,13 +38,10 @@ def fit_link(times: Sequence[CollectiveTime], start: Link, part: Gpu) -> Link:
     slowness = dict(zip(ops, x[len(ones) :], strict=True))
     if part.arch != "CPU":
         return replace(start, fraction=min(1.0, rounded(1 / slowness[""])))
-    gather = slowness["all_gather"]
-    return replace(
-        start,
-        bytes_per_s=rounded(start.bytes_per_s / gather),  # no datasheet gives this link a peak
-        reduce_scatter_fraction=rounded(gather / slowness["reduce_scatter"]),
-        all_reduce_fraction=rounded(gather / slowness["all_reduce"]),
-    )
+    gather = slowness.get("all_gather") or statistics.median(slowness.values())
+    others = [op for op in slowness if op != "all_gather"]
+    fractions: dict[str, Any] = {f"{op}_fraction": rounded(gather / slowness[op]) for op in others}
+    return replace(start, bytes_per_s=rounded(start.bytes_per_s / gather), **fractions)  # no datasheet gives it a peak
 
 
 def _ring_s(time: CollectiveTime, intra: Link, part: Gpu) -> float:

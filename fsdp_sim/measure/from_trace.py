@@ -299,7 +299,9 @@ class _Fit:
             for e in self.ops
             if e.op in COPIES and (block := self.names.get(e.unit)) and (e.op, block) in expected
         ]
-        if not over or self.sim.cluster.kind == "cpu":
+        if self.sim.cluster.kind == "cpu":
+            return
+        if not over:
             self.kept["memory_fraction"] = "the trace shows no copies of known size"
             return
         fraction = self.base.memory_fraction / statistics.median(over)
@@ -355,20 +357,36 @@ class _Fit:
         self.sources[name] = source
 
     def numbers_of(self, timeline: Timeline) -> StackNumbers:
-        cluster = replace(self.sim.cluster, gpu=self.gpu, intra=self.link or self.sim.cluster.intra)
-        fitted = simulate_with(self.numbers, self.sim, cluster)
         spans = spans_of_steps(timeline)
         steps = sorted(spans)[1:] or sorted(spans)
-        measured = statistics.median(spans[step][1] - spans[step][0] for step in steps) + self.numbers.get(
-            "step_s", 0.0
-        )
-        for name in ("slowest_per_doubling", "contention", "kernel_gap_s"):
+        measured_s = statistics.median(spans[step][1] - spans[step][0] for step in steps)
+        cluster = replace(self.sim.cluster, gpu=self.gpu, intra=self.link or self.sim.cluster.intra)
+        if cluster.kind == "cpu":
+            cluster = self._hooks(cluster, measured_s)
+            of_gpus: tuple[str, ...] = ()
+        else:
+            of_gpus = ("slowest_per_doubling", "contention", "kernel_gap_s")
+        for name in of_gpus:
             if hasattr(self.base, name) and name not in self.numbers:
                 self.kept.setdefault(name, "the trace is of one size and does not show it")
-        expected = fitted.step_time_s if "step_s" in self.numbers else fitted.step_time_s - fitted.between_steps_s
+        fitted = simulate_with(self.numbers, self.sim, cluster)
+        between_s = self.numbers.get("step_s", 0.0)
         return StackNumbers(
-            cluster, self.numbers, self.sources, self.kept, _ranks(self.ops), measured, expected, self.collectives
-        )
+            cluster, self.numbers, self.sources, self.kept, _ranks(self.ops), measured_s + between_s,
+            fitted.step_time_s - fitted.between_steps_s + between_s, self.collectives,
+        )  # fmt: skip
+
+    def _hooks(self, cluster: Cluster, measured_s: float) -> Cluster:
+        """On CPU cores what is left of a step is what each collective costs its rank: hooks, being woken after it."""
+        part = replace(cluster.gpu, launch_s=cluster.gpu.launch_s or 0.0, collective_s=0.0)
+        cluster = replace(cluster, gpu=part)
+        fitted = simulate_with(self.numbers, self.sim, cluster)
+        left_s = measured_s - (fitted.step_time_s - fitted.between_steps_s)
+        count = sum(i.op in COLLECTIVES for i in self.sim.program.ops)
+        if left_s <= 0 or not count:
+            return cluster
+        self.sources["gpu.collective_s"] = "what is left of a step, over its collectives"
+        return replace(cluster, gpu=replace(part, collective_s=rounded(left_s / count)))
 
 
 def simulate_with(numbers: dict[str, float], sim: Simulation, cluster: Cluster) -> Simulation:

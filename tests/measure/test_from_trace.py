@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 
+from fsdp_sim.cli.calibrate import command
 from fsdp_sim.cost import Costs, fitted, kernel_s, numbers_of_file
 from fsdp_sim.measure.from_trace import calibrate_from
 from fsdp_sim.requests import request_of_texts, resolve
@@ -142,3 +144,16 @@ def test_a_file_with_a_number_that_there_is_not_is_refused(tmp_path, found):
     path.write_text(path.read_text().replace("kernel_gap_s", "kernel_gaps_s"))
     with pytest.raises(ValueError, match="a calibration has no number kernel_gaps_s; did you mean kernel_gap_s"):
         numbers_of_file(path)
+
+
+def test_the_command_writes_the_file_and_says_what_it_found(tmp_path):
+    trace, path = trace_of(truth_of(CLUSTER), tmp_path / "rank0.json.gz"), tmp_path / "node.toml"
+    run = ["--model", MODEL.name, "--gpu", "H100-SXM-80GB", "--gpus", "16", "--micro-batch", "4"]
+    dtypes = ["--plan", "param_dtype=bf16", "--plan", "reduce_dtype=fp32"]
+    done = CliRunner().invoke(command, ["--trace", str(trace), *run, *dtypes, "-o", str(path)])
+    assert done.exit_code == 0, done.output
+    assert "matmul_fraction_hopper" in done.output
+    assert "(+0.0%)" in done.output
+    assert numbers_of_file(path)["step_s"] == pytest.approx(TRUTH["step_s"])
+    without = CliRunner().invoke(command, [*run, "-o", str(tmp_path / "other.toml")])
+    assert (without.exit_code, "give --trace too" in without.output) == (2, True)
