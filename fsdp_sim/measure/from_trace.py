@@ -8,6 +8,7 @@ links carry, how much compute slows down beside a collective. What a trace does 
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -146,6 +147,7 @@ class _Fit:
     def __init__(self, sim: Simulation, names: dict[str, str], ops: list[Event]) -> None:
         self.sim, self.names, self.ops = sim, names, ops
         self.base = sim.costs.calibration
+        self.slowest = 1.0 + self.base.slowest_per_doubling * math.log2(sim.cluster.nodes)
         self.gpu: Gpu = sim.cluster.gpu
         self.link: Link | None = None
         self.numbers: dict[str, float] = {}
@@ -157,11 +159,11 @@ class _Fit:
         self.work = sim.workload.work[block]
 
     def _of_kind(self, kind: str, op: Op, calibration: Calibration) -> float:
-        """Seconds of a block's kernels of one kind."""
+        """Seconds of a block's kernels of one kind, on the slowest of as many nodes."""
         kernels = self.work.backward if op is Op.BWD else self.work.forward
         kinds = {"matmul": ("matmul",), "attention": ("attention",)}.get(kind, ("memory", "cross_entropy", "embedding"))
         plan = self.sim.plan
-        return sum(
+        return self.slowest * sum(
             kernel_s(
                 k, self.sim.cluster.gpu, calibration, backward=op is Op.BWD, compiled=plan.compile,
                 attention=plan.attention_impl,
@@ -203,11 +205,11 @@ class _Fit:
             self.kept["attention_flops"] = "no kernel in the blocks has a name that says it is attention"
             return
         flops = sum(k.flops * k.count for k in self.work.forward if k.kind == "attention")
-        forward_s = over["attention", Op.FWD] * self._of_kind("attention", Op.FWD, self.base)
+        forward_s = over["attention", Op.FWD] * self._of_kind("attention", Op.FWD, self.base) / self.slowest
         self.gpu = replace(self.gpu, attention_flops=rounded(flops / forward_s))
         self.sources["gpu.attention_flops"] = "attention kernels of forward"
         if ("attention", Op.BWD) in over:
-            backward_s = over["attention", Op.BWD] * self._of_kind("attention", Op.BWD, self.base)
+            backward_s = over["attention", Op.BWD] * self._of_kind("attention", Op.BWD, self.base) / self.slowest
             backward = sum(k.flops * k.count for k in self.work.backward if k.kind == "attention")
             name = "attention_backward_flash1" if self.sim.plan.attention_impl == "flash1" else "attention_backward"
             self._found(
