@@ -89,6 +89,7 @@ OUT_OF_SCOPE = {  # what a name begins with, and what it means
     r"(tensor|sequence)_?parallel|[ts]p(_|$)": "tensor parallelism",
     r"pipeline_?(parallel|stages)|pp(_|$)": "pipeline parallelism",
     r"(context|ulysses|ring_attention)_?(parallel)?|cp(_|$)": "context parallelism",
+    r"expert_?(model_)?parallel|ep(_|$)": "expert parallelism",
 }
 
 

@@ -48,7 +48,7 @@ def test_without_a_near_name_all_are_listed() -> None:
 @pytest.mark.parametrize(
     ("name", "what"),
     [("tensor_parallel", "tensor"), ("tp", "tensor"), ("TP-size", "tensor"), ("pipeline_parallel_degree", "pipeline"),
-     ("cp", "context"), ("context_parallel_size", "context")],
+     ("cp", "context"), ("context_parallel_size", "context"), ("expert_parallel", "expert"), ("ep", "expert")],
 )  # fmt: skip
 def test_parallelism_that_is_out_of_scope_is_said_to_be(name: str, what: str) -> None:
     assert words.did_you_mean(name, ["gpus", "cpu_offload"]).startswith(f"{what} parallelism is out of scope")

@@ -13,7 +13,7 @@ from msgspec import UNSET
 from fsdp_sim.cost import numbers_of_file
 from fsdp_sim.requests.structs import CLUSTER_FIELDS, Request, given
 from fsdp_sim.simulation import Simulation, simulate
-from fsdp_sim.spec import Cluster, Model, Plan, stack_remark
+from fsdp_sim.spec import Cluster, Model, Plan, shards_of, stack_remark
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -57,10 +57,11 @@ def resolve(request: Request) -> Job:
     plan = Plan(**fields | chosen)
     _check_size(model, cluster, plan)
     numbers = {} if request.cluster is UNSET else numbers_of_file(request.cluster)
-    notes += [*cluster.notes, *filter(None, [stack_remark(plan.stack)])]
+    notes += [*_padding_of_experts(model, plan, cluster), *cluster.notes, *filter(None, [stack_remark(plan.stack)])]
     return Job(model, cluster, plan, notes, numbers)
 
 
+PADDING_SAID = 1.5  # times as many bytes
 UNNAMED = "model"  # the name of a model that is given by its dimensions alone
 LIMITS = {  # beyond what anyone trains; a slip of the finger is an error, not a computation without end
     "n_layer": 10_000, "n_encoder_layer": 10_000, "d_model": 2**20, "d_ffn": 2**24, "vocab": 2**26, "gpus": 2**20,
@@ -86,6 +87,21 @@ def check_blocks(model: Model, plan: Plan) -> None:
         raise ValueError(
             f"{blocks:,} blocks in a step (layers times grad_accum); the simulator goes up to {MAX_BLOCKS:,}"
         )
+
+
+def _padding_of_experts(model: Model, plan: Plan, cluster: Cluster) -> list[str]:
+    """That fully_shard pads experts where they are fewer than the ranks: it cuts dimension 0, which counts them."""
+    if model.n_expert is None or plan.api != "fsdp2":
+        return []
+    shards = shards_of(plan, cluster.gpus)
+    times = -(-model.n_expert // shards) * shards / model.n_expert
+    if times < PADDING_SAID:
+        return []
+    return [
+        f"{model.n_expert} experts are cut into {shards} shards along dimension 0, as fully_shard does by default: "
+        f"padding makes their all-gathers and reduce-scatters {times:.3g} times as large (shard_placement_fn, which "
+        f"is not simulated, can cut another dimension; a shard_size of {model.n_expert} or less pads nothing)."
+    ]
 
 
 def choose_dtypes(fields: Mapping[str, Any], cluster: Cluster) -> tuple[dict[str, Any], list[str]]:

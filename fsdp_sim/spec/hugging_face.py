@@ -29,6 +29,8 @@ SPELLINGS = {  # of one key, in the classes' configurations
     "qkv_bias": ("use_qkv_bias",),
     "use_bias": ("enable_bias",),
     "use_qk_norm": ("qk_layernorm",),
+    "num_experts_per_tok": ("experts_per_token",),
+    "sliding_window": ("sliding_window_size",),
 }
 FIELDS = {  # of the model, where a key says it as it is
     "hidden_size": "d_model",
@@ -67,6 +69,8 @@ ACTIVATIONS = {  # and what they are to a feed-forward with a gate
 }  # fmt: skip
 ONLY = {  # values with which a key changes nothing; with others the model is one that is not known here
     "moe_layer_freq": (1, None),
+    "mlp_type": ("default", None),
+    "norm_type": ("layer_norm", "rms_norm", None),
     "position_embedding_type": ("absolute", None),
     "relative_attention_num_buckets": (RELATIVE_ROWS,),
     "use_bidirectional_attention": (False, None),
@@ -152,7 +156,9 @@ class _Reader:
         self.rules = [(key, value, fields) for key, value, fields in self.of.get("when", [])]
 
     def _named(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        return {self.canonical.get(key, key): value for key, value in config.items()}
+        """By the names that the reader knows; where there are two spellings, the class reads its own."""
+        ordered = sorted(config.items(), key=lambda item: item[0] in self.of["config"])
+        return {self.canonical.get(key, key): value for key, value in ordered}
 
     def _wrong(self, key: str, remedy: str) -> ValueError:
         spelled = next((k for k in self.given if getattr(self, "canonical", {}).get(k, k) == key), key)

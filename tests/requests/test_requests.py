@@ -109,3 +109,15 @@ def test_a_number_beyond_anything_is_refused_before_it_overflows(name):
 def test_json_that_is_nested_too_deep_is_one_sentence():
     with pytest.raises(ValueError, match="nested too deep"):
         read_requests(b"[" * 200_000)
+
+
+@pytest.mark.parametrize(("shards", "said"), [("", True), ("8", False)])
+def test_experts_that_are_padded_are_said_to_be(shards: str, said: bool) -> None:
+    texts = BASE | {"model": "mixtral-8x7b", "gpus": "64"} | ({"shard_size": shards} if shards else {})
+    notes = [note for note in resolve(request_of_texts(texts)).notes if "8 experts are cut into 64 shards" in note]
+    assert [("8 times as large" in note) for note in notes] == [True] * said
+
+
+def test_an_image_has_as_many_tokens_as_it_has() -> None:
+    job = resolve(request_of_texts(BASE | {"model": "vit-base"}))
+    assert (job.plan.seq_len, job.notes[-1]) == (197, "An image is 197 tokens to vit-base (seq_len=197).")

@@ -144,6 +144,14 @@ def test_keys_that_change_no_shape_do_not_matter() -> None:
     assert Model.from_config(llama(**more)) == Model.from_config(llama())
 
 
+def test_of_two_spellings_the_class_reads_its_own() -> None:
+    starcoder = {"model_type": "starcoder2", "activation_function": "relu", "hidden_act": "gelu", "mlp_type": "default"}
+    assert Model.from_config(starcoder).ffn_type == "gelu"
+    assert Model.from_config({"model_type": "gpt_oss", "experts_per_token": 4, "num_experts_per_tok": 2}) == (
+        Model.from_config({"model_type": "gpt_oss", "num_experts_per_tok": 2})
+    )
+
+
 def test_a_file_its_folder_and_torchtitans_toml_are_read(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(llama(_name_or_path="org/Mine-7B")))
     toml = tmp_path / "train.toml"
