@@ -3,7 +3,7 @@
 import json
 
 from fsdp_sim.cli.main import COMMANDS
-from fsdp_sim.learn.coverage import masters, places, rows
+from fsdp_sim.learn.coverage import lessons, masters, rows
 from tests.cli.commands import call, examples
 
 
@@ -11,7 +11,7 @@ def test_every_row_is_listed_with_its_places():
     found = json.loads(call("coverage", "--json").stdout)
 
     assert [row["name"] for row in found["list"]] == [row.name for row in rows()]
-    assert sum(len(row["places"]) for row in found["list"]) == len(places(masters()))
+    assert sum(len(row["places"]) for row in found["list"]) == len(lessons(masters()))
     assert found["missing"] == sum(not row["places"] for row in found["list"])
 
 
