@@ -52,7 +52,8 @@ class Calibration:
         0.009, "compute of the slowest rank takes this much longer for each doubling of the nodes"
     )
     kernel_gap_s: float = _number(
-        5e-5, "seconds a counted kernel takes beside its work: the gap before it, and small kernels that go uncounted"
+        4e-5,  # below what the CPU takes to issue one (`costs.LAUNCH_S`): else no small model would wait for its CPU
+        "seconds a counted kernel takes beside its work: the gap before it, and small kernels that go uncounted",
     )
     step_s: float = _number(0.05, "seconds between two steps: data, clipping, logging; FSDP has no part in them")
 
