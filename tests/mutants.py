@@ -40,7 +40,7 @@ class Room(NamedTuple):
     tests: tuple[str, ...]
 
 
-ACROSS_ROOMS = "tests/test_physics.py tests/test_simulation.py"
+ACROSS_ROOMS = "tests/laws tests/test_simulation.py"
 ROOMS = {
     "schedule": Room(
         110, "fsdp_sim/schedule", ("tests/schedule", f"tests/engine tests/measure/test_programs.py {ACROSS_ROOMS}")

@@ -24,7 +24,7 @@ import tomllib
 from importlib.resources import files
 from typing import NamedTuple
 
-from fsdp_sim.spec import Cluster, Link, link
+from fsdp_sim.spec import Cluster, Link
 from fsdp_sim.timeline import RING_PASSES, ring_share
 
 OPS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast")
@@ -205,4 +205,4 @@ def _algorithms(
 def _inside(cluster: Cluster, local: int) -> Link:
     """The link that limits a ring of ``local`` ranks in a node: PCIe where a bridge does not reach them all."""
     found = cluster.intra_link
-    return link(cluster.gpu.host) if found.reach is not None and local > found.reach else found
+    return cluster.host_link if found.reach is not None and local > found.reach else found
