@@ -75,7 +75,7 @@ def reduce_bytes(sim: Simulation) -> int:
 
 
 def alive(sim: Simulation) -> list[int]:
-    return [int(series.min()) for series in sim.memory.by_category.values() if len(series)]
+    return [min(series) for series in sim.memory.by_category.values() if len(series)]
 
 
 def gathers_of(sim: Simulation) -> int:

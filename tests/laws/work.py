@@ -314,9 +314,9 @@ LAWS = [
         "one key head for all heads",
         after(of_several, by("fsdp2"), model(n_kv_head=None, bias=False)),
         model(n_kv_head=1),
-        falls=[PARAMS, FLOPS, GATHERED],
+        falls=[PARAMS, FLOPS],
         stays=[UNITS],
-        never_grows=[COMM],
+        never_grows=[COMM, GATHERED],
     ),
     laws(
         "the heads' width said",
