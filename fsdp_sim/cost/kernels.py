@@ -23,8 +23,12 @@ def kernel_s(
     2009). A matmul's rate ramps with its inner dimension: the start and end of a tile's loop cost a fixed time; on CPU
     cores, whose matrices are small, with all three.
     With ``tf32`` the products of fp32 numbers are computed in that.
-    Attention that is not fused (``math``) moves the matrix of scores five times each way, beside its matmuls.
+    Attention that is not fused (``math``) is torch's math backend: in fp32 whatever the inputs are
+    (``torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp``), for all pairs of tokens, also those that a causal mask
+    hides, and the matrix of scores moves five times each way, beside its two matmuls, in backward four.
     """
+    if kernel.kind == "attention" and attention == "math" and gpu.fp32_flops is not None:
+        kernel = kernel._replace(dtype="fp32")
     if tf32 and kernel.dtype == "fp32" and kernel.kind in ("matmul", "attention"):
         kernel = kernel._replace(dtype="tf32")
     moved = kernel.bytes
@@ -43,10 +47,11 @@ def kernel_s(
 
 def _attention_s(kernel: Kernel, gpu: Gpu, calibration: Calibration, backward: bool, attention: str) -> float:
     if attention == "math":
-        batch, heads, seq_len, _ = kernel.shape
-        scores_bytes = 10.0 * batch * heads * seq_len * seq_len * DTYPE_BYTES.get(kernel.dtype, 4)
+        batch, heads, seq_len, head_dim = kernel.shape
+        scores = 1.0 * batch * heads * seq_len * seq_len
         rate = gpu.matmul_flops(kernel.dtype) * calibration.of_arch("matmul_fraction", gpu.arch)
-        return kernel.flops / rate + scores_bytes / (gpu.mem_bytes_per_s * calibration.memory_fraction)
+        moved_s = 10.0 * scores * DTYPE_BYTES.get(kernel.dtype, 4) / (gpu.mem_bytes_per_s * calibration.memory_fraction)
+        return 4.0 * scores * head_dim * (2 if backward else 1) / rate + moved_s
     rate = gpu.attention_flops or gpu.peak_flops(kernel.dtype) * calibration.of_arch("attention_fraction", gpu.arch)
     if not (gpu.attention_flops or calibration.knows(gpu.arch)):
         rate = min(rate, gpu.sms * calibration.attention_flops_per_sm)
