@@ -265,7 +265,6 @@ LAWS = [
         plan(attention_impl="math"),
         stays=[ORDER, COMM, SHARDS, FLOPS, PARAMS],
         grows=[KEPT],
-        never_falls=[PEAK],
     ),
     laws(
         "scores that are written in half precision",
