@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fsdp_sim.cost.collectives import family_of
 from fsdp_sim.spec import Cluster, Link, Model, Plan, gpu_names, link, link_names
 from fsdp_sim.spec.plan import takes
-from tests.laws.law import Change, Request, plan, simulated
+from tests.laws.law import Change, Request, simulated
 
 POOL: tuple[Any, ...] = (None, True, False, 1, 2, 3, "last", 0.5, 4.0, 25.0)
 BATCH = ("micro_batch", "seq_len", "grad_accum")
@@ -115,11 +115,20 @@ def by(api: str, **fields: Any) -> Change:
     return change
 
 
-# Whose weights are all trained and gathered as they are: laws of dtypes.
-whole = plan(
-    freeze=None, lora_rank=None, lora_targets="all-linear", base_quantization=None, fp8=None, fp8_all_gather=False,
-    fp8_precompute_scale=False,
+PLAIN = (
+    "api", "reshard_after_forward", "forward_prefetch", "backward_prefetch", "limit_all_gathers", "sharding_strategy",
+    "param_dtype", "reduce_dtype", "cpu_offload", "activation_checkpointing", "shard_size", "grad_accum", "micro_batch",
+    "seq_len", "wrap", "compile", "attention_impl", "cross_entropy", "loss_metrics",
+    "reduce_scatter_max_input_buffers", "separate_reduce_scatter_group", "post_optim_event", "unshard_async_op",
+    "requires_gradient_sync", "requires_all_reduce", "reshard_after_backward", "is_last_backward",
+    "gradient_divide_factor", "torch", "bucket_cap_mb",
 )  # fmt: skip
+
+
+def whole(request: Request) -> Request:
+    """Without adapters, quantised weights, clipping and what else is no part of FSDP: laws of exact bytes."""
+    rest = {f.name: f.default for f in dataclasses.fields(Plan) if f.name not in PLAIN}
+    return request._replace(plan=dataclasses.replace(request.plan, **rest))
 
 
 def over_nodes(request: Request) -> Request:

@@ -174,7 +174,7 @@ LAWS = [
     laws("torch 2.14 in place of 2.13", by("fsdp2", torch="2.13"), plan(torch="2.14"), stays=ALL),
     laws(
         "torch 2.15 reducing half-precision gradients",
-        after(over_nodes, by("fsdp2", torch="2.14", param_dtype="fp16", reduce_dtype=None), model(dtype="fp32")),
+        after(over_nodes, whole, by("fsdp2", torch="2.14", param_dtype="fp16", reduce_dtype=None), model(dtype="fp32")),
         plan(torch="2.15"),
         stays=[GATHERED, COMPUTE, KEPT],
         doubles=[SCATTERED, SENT_REDUCED],
