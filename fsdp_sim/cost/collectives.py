@@ -140,7 +140,8 @@ def family_of(found: Link, numbers: FittedLinks | None = None) -> LinkFamily:
 
 @functools.cache
 def _levels(op: str, n: int, cluster: Cluster, stride: int) -> tuple[tuple[Algorithm, ...], ...]:
-    """The algorithms; of an all-reduce between nodes also those of fewer nodes, whose time is the least it takes.
+    """The algorithms; of an all-reduce between nodes also those of half as many nodes, of a quarter, ..., whose time is
+    the least it takes.
 
     Fitted to 2 to 32 nodes, the tree alone would get faster with ever more of them: the pieces grow smaller than its
     steps grow more.
@@ -148,9 +149,9 @@ def _levels(op: str, n: int, cluster: Cluster, stride: int) -> tuple[tuple[Algor
     found = [algorithms(op, n, cluster, stride, fitted_links())]
     if op == "all_reduce":
         nodes, local = cluster.spans(n, stride)
-        found += [
-            _algorithms(op, 2**k, local, 2**k * local, cluster, fitted_links()) for k in range((nodes - 1).bit_length())
-        ]
+        while nodes > 1:
+            nodes = -(-nodes // 2)
+            found.append(_algorithms(op, nodes, local, nodes * local, cluster, fitted_links()))
     return tuple(found)
 
 

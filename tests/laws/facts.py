@@ -131,7 +131,7 @@ LAWS = [
         whole,
         plan(activation_checkpointing="full"),
     ),
-    equals("the optimizer runs once a step", count({Op.OPTIM}), lambda s: _steps(s)),
+    equals("the optimizer runs once a step", count({Op.OPTIM}), lambda s: _steps(s), whole),
     at_least(
         "the peak of memory holds what lives through all steps",
         o.PEAK.of,
