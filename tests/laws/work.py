@@ -235,7 +235,7 @@ LAWS = [
     ),
     laws(
         "momentum in place of AdamW",
-        after(plan(optimizer="adamw", cpu_offload=False)),
+        by("fsdp2", optimizer="adamw", cpu_offload=False),
         plan(optimizer="sgd_momentum"),
         halves=[STATES],
         falls=[OPTIMIZER],
@@ -244,7 +244,7 @@ LAWS = [
     ),
     laws(
         "plain SGD in place of momentum",
-        after(plan(optimizer="sgd_momentum", cpu_offload=False)),
+        by("fsdp2", optimizer="sgd_momentum", cpu_offload=False),
         plan(optimizer="sgd"),
         vanishes=[STATES],
         falls=[OPTIMIZER],
