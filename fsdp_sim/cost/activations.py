@@ -124,8 +124,7 @@ def self_or_cross_attention(tape: Writer, read: str, source: str = "") -> str:
         queries, keys = tape.head_norm(queries, q, f"{name}.q_norm"), tape.head_norm(keys, kv, f"{name}.k_norm")
     if rotated:
         queries, keys = tape.rotate(queries, q), tape.rotate(keys, kv)
-    on_cpu = not tape.fused_norm and model.norm != "composed_rmsnorm"  # which is written out on a GPU too
-    in_groups = not tape.math and (tape.number != 4 or on_cpu)  # nor does a GPU's attention in fp32
+    in_groups = not tape.math and (tape.number != 4 or tape.on_cpu)  # nor does a GPU's attention in fp32
     if kv != q and not in_groups and not joined:
         keys, values = tape.repeat(keys, q), tape.repeat(values, q)
     tape.attention(tuple(dict.fromkeys((queries, keys, values))), f"{name}.o", q, joined=joined)

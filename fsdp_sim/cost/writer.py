@@ -18,6 +18,7 @@ class Writer:
         self, model: Model, plan: Plan, shapes: Iterable[Shape], fused_norm: bool = True, name: str = ""
     ) -> None:
         self.fused_norm = fused_norm
+        self.on_cpu = not fused_norm and plan.rms_norm == "fused"  # a plan can compose a norm on a GPU too
         self.weights: Weights = weights_of(model, plan).of_block(name) if name else weights_of(model, plan)
         self.params = {of: rows * columns for of, rows, columns in shapes}
         self.math = plan.attention_impl == "math"

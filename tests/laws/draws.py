@@ -37,7 +37,7 @@ def models(draw: st.DrawFn) -> Model:
         vocab=draw(st.sampled_from([500, 1001, 50_304, 128_256])),
         n_kv_head=draw(st.sampled_from([None, 1, 2, heads])),
         ffn_type=draw(st.sampled_from(["gelu", "swiglu", "relu"])),
-        norm=draw(st.sampled_from(["layernorm", "rmsnorm", "composed_rmsnorm"])),
+        norm=draw(st.sampled_from(["layernorm", "rmsnorm"])),
         bias=draw(st.booleans()),
         positions=draw(st.sampled_from(["learned", "rope", "none"])),
         tied_embeddings=draw(st.booleans()),

@@ -90,8 +90,8 @@ LAWS = [
         for lane in (Lane.ALL_GATHER, Lane.REDUCE_SCATTER, Lane.ALL_REDUCE, Lane.AG_COPY_IN)
     ),
     at_least("a step lasts at least as long as the CPU issues it", lasts, o.ISSUING.of),
-    at_least("a step lasts at least as long as its matmuls at the peak", lasts, peak_s),
-    at_least("computing takes at least as long as the matmuls at the peak", busy(SEGMENTS), peak_s),
+    at_least("a step lasts at least as long as its matmuls at the peak", lasts, peak_s, whole),
+    at_least("computing takes at least as long as the matmuls at the peak", busy(SEGMENTS), peak_s, whole),
     at_least("collectives take at least as long as their bytes on the fastest link", busy(COLLECTIVES), link_s),
     at_least("the time of a step is at least that between steps", o.STEP.of, o.BETWEEN.of),
     equals(

@@ -56,6 +56,13 @@ def half_precision(request: Request) -> Request:
     return in_half(request)
 
 
+def of_known_fp32(request: Request) -> Request:
+    """On a GPU whose rate in fp32, in which such scores are computed, somebody says."""
+    gpu = request.cluster.gpu
+    gpu = dataclasses.replace(gpu, fp32_flops=gpu.fp32_flops or (gpu.bf16_flops or gpu.fp16_flops) / 8)
+    return request._replace(cluster=dataclasses.replace(request.cluster, gpu=gpu))
+
+
 def as_fast_in_fp16(request: Request) -> Request:
     """On a GPU whose fp16 is its bf16."""
     gpu = request.cluster.gpu
@@ -268,7 +275,7 @@ LAWS = [
     ),
     laws(
         "scores that are written in half precision",
-        after(in_half, plan(attention_impl="sdpa")),
+        after(of_known_fp32, in_half, plan(attention_impl="sdpa")),
         plan(attention_impl="math"),
         never_falls=[COMPUTE, STEP, KEPT],
     ),
@@ -371,8 +378,8 @@ LAWS = [
     ),
     laws(
         "a composed norm in place of a fused one",
-        after(plan(compile=False), model(norm="rmsnorm")),
-        model(norm="composed_rmsnorm"),
+        after(plan(compile=False, rms_norm="fused"), model(norm="rmsnorm")),
+        plan(rms_norm="composed"),
         stays=[PARAMS, FLOPS, PROGRAM],
         grows=[COMPUTE],
         never_falls=[KEPT, STEP],
