@@ -52,7 +52,7 @@ def numbers(**fields: Any) -> Change:
     """Other fitted numbers."""
 
     def change(request: Request) -> Request:
-        old = request.calibration or fitted()
+        old = request.calibration or fitted(request.plan.stack)
         values = {name: v(getattr(old, name)) if callable(v) else v for name, v in fields.items()}
         return request._replace(calibration=dataclasses.replace(old, **values))
 

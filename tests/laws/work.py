@@ -194,7 +194,7 @@ LAWS = [
     ),
     laws(
         "every block recomputed",
-        plan(activation_checkpointing=None),
+        after(whole, plan(activation_checkpointing=None)),
         plan(activation_checkpointing="full"),
         stays=[FORWARD, BACKWARD, SENT, GATHERS, OPTIMIZER, STATES, SHARDS, COMM, FLOPS],
         grows=[AGAIN, COMPUTE, RECOMPUTATIONS],
@@ -221,7 +221,7 @@ LAWS = [
     ),
     laws(
         "every block in place of every second one recomputed",
-        plan(activation_checkpointing=2),
+        after(whole, plan(activation_checkpointing=2)),
         plan(activation_checkpointing="full"),
         grows=[RECOMPUTATIONS, AGAIN],
         never_falls=[STEP, ISSUING],
