@@ -165,7 +165,13 @@ LAWS = [
         lambda s: s.memory.reserved_bytes,
         lambda s: s.memory.active_bytes,
     ),
-    at_least("active is at least what is alive", lambda s: s.memory.active_bytes, lambda s: s.memory.peak_bytes, whole),
+    at_least(
+        "active is at least what is alive",
+        lambda s: s.memory.active_bytes,
+        lambda s: s.memory.peak_bytes,
+        whole,
+        plan(grad_accum=1),
+    ),
     equals("the units' parameters are the model's", lambda s: param_bytes(s) // 4, o.PARAMS.of, formula),
     equals("without sharding a rank keeps all parameters", o.SHARDS.of, param_bytes, whole, by("ddp")),
     equals(
