@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 
 from fsdp_sim.schedule import DTYPE_BYTES
@@ -10,7 +9,7 @@ from fsdp_sim.simulation import Simulation
 from fsdp_sim.timeline import COLLECTIVES, Lane, Op, ring_share
 from tests.laws import outcomes as o
 from tests.laws.draws import by, of_several, on, over_nodes, whole
-from tests.laws.law import after, at_least, cluster, equals, model, plan, steady
+from tests.laws.law import after, at_least, equals, model, plan, steady
 from tests.laws.outcomes import SEGMENTS, busy, count, moved
 
 small_plan = after(over_nodes, whole, by("fsdp2", shard_size=None, cpu_offload=False, torch="2.13"))
@@ -18,9 +17,6 @@ each_time = plan(
     requires_gradient_sync=True, requires_all_reduce=True, reshard_after_backward=True, is_last_backward=True
 )
 formula = after(small_plan, each_time, model(dtype="fp32"))
-
-
-roomy = cluster(gpu=lambda gpu: dataclasses.replace(gpu, mem_bytes=1e15))  # or what did not fit would be left out
 
 
 def lasts(sim: Simulation) -> float:
@@ -168,13 +164,6 @@ LAWS = [
         "the allocator holds at least what is active",
         lambda s: s.memory.reserved_bytes,
         lambda s: s.memory.active_bytes,
-    ),
-    at_least(
-        "active is at least what is alive",
-        lambda s: s.memory.active_bytes,
-        lambda s: s.memory.peak_bytes,
-        whole,
-        plan(grad_accum=1),
     ),
     equals("the units' parameters are the model's", lambda s: param_bytes(s) // 4, o.PARAMS.of, formula),
     equals("without sharding a rank keeps all parameters", o.SHARDS.of, param_bytes, whole, by("ddp")),
