@@ -7,9 +7,9 @@ the column.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from operator import attrgetter, itemgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from fsdp_sim.engine.dependencies import shown_lane, waits_on
 from fsdp_sim.schedule import Instruction, Kind, Program
@@ -19,6 +19,21 @@ _OP, _ALLOC, _FREE = Kind.OP, Kind.ALLOC, Kind.FREE
 _ABOUT_MEMORY = (_ALLOC, _FREE, Kind.RECORD_STREAM)
 _OF_NO_STEP = {"step": 0, "micro_batch": 0, "phase": Phase.NONE}
 _FIELDS = ("op", "lane", "unit", "group_size", "dtype", "category", *_OF_NO_STEP)
+
+
+T = TypeVar("T")
+
+
+def once(make: Callable[[], T]) -> Callable[[], T]:
+    """A function that makes something at its first call. Unlike `functools.cache`'s it can be sent to a rank."""
+    made: list[T] = []
+
+    def get() -> T:
+        if not made:
+            made.append(make())
+        return made[0]
+
+    return get
 
 
 class Changed(NamedTuple):
@@ -89,7 +104,7 @@ class Rows:
             times: what a run says of them.
             sizes: bytes of what lives through all steps, and of each change.
         """
-        times = cache(times)
+        times = once(times)
         return Columns(len(self), {
             "seq": range(len(self)),
             "rank": [rank] * len(self),

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from itertools import accumulate
 from typing import cast
 
 from msgspec import structs
 
 from fsdp_sim.engine.dependencies import dependencies
-from fsdp_sim.engine.record import RankTimes, Rows, own_changes
+from fsdp_sim.engine.record import RankTimes, Rows, once, own_changes
 from fsdp_sim.engine.seconds import OpCosts, Seconds, Times
 from fsdp_sim.schedule import Instruction, Program
 from fsdp_sim.timeline import Columns, Header, Timeline
@@ -177,7 +177,7 @@ class Run:
     def _times(self, rank: int) -> RankTimes:
         columns = self.columns
         issued, starts, ends = (self.of_rank(c, rank) for c in (columns.issue_s, columns.start_s, columns.end_s))
-        return RankTimes(issued, starts, ends, cache(lambda: self.memory_times(rank)[1:]))
+        return RankTimes(issued, starts, ends, once(lambda: self.memory_times(rank)[1:]))
 
 
 def at_rank(time: Seconds, rank: int) -> float:
