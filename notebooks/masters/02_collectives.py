@@ -381,15 +381,15 @@ from fsdp_sim.viz.charts.scaling_points import cases_of, line_of
 
 kept = {name: line_of(name, case, [8, 512], "weak").kept for name, case in cases_of(lines, None, None).items()}
 print({name: f"{share:.0%}" for name, share in kept.items()})
-assert kept["DDP"] > 0.98
+assert kept["DDP"] > 0.97
 assert 0.9 < kept["FSDP"] < kept["DDP"]
 
 # %% [markdown] covers=["coverage 001.25"]
 # The contrary, for a model that fits: DDP goes on to hundreds of GPUs, and FSDP is the first to lose, because
-# its rings carry more and smaller messages, and each of the W-1 steps has a latency. (Simulated; nobody is
-# slow, no link fails.) What limits DDP is memory, not the number of GPUs. What limits both is bandwidth and
-# latency against the compute of a batch. When the ring gets too long, FSDP shards within a node only: chapter
-# 10.
+# its rings carry more and smaller messages, and each of the W-1 steps has a latency. (Simulated: of many
+# nodes the slowest is a few percent slower, and no link fails.) What limits DDP is memory, not the number of
+# GPUs. What limits both is bandwidth and latency against the compute of a batch. When the ring gets too long,
+# FSDP shards within a node only: chapter 10.
 
 # %%
 misconceptions("collectives")

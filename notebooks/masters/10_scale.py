@@ -298,17 +298,17 @@ assert rates[1024][0] < rates[1024][1] < rates[8][1]
 
 
 # %%
-def slow(seconds, ranks):
-    return engine.straggler(seconds, ranks, rank=212, factor=1.2)
+def slow(seconds, ranks, factor=1.2):
+    return engine.straggler(seconds, ranks, rank=212, factor=factor)
 
 
 plan = Plan(micro_batch=1, seq_len=4096, param_dtype="bf16", activation_checkpointing="full")
 wide = Cluster("H100-SXM-80GB", gpus=512)
-even = simulate("llama3-8b", wide, plan)
+even = simulate("llama3-8b", wide, plan, skew=lambda seconds, ranks: slow(seconds, ranks, 1.0))
 uneven = simulate("llama3-8b", wide, plan, skew=slow)
 print(f"{uneven.step_time_s / even.step_time_s - 1:.0%} slower, for all 512")
 assert 0.15 < uneven.step_time_s / even.step_time_s - 1 < 0.2
-assert 1 / 7 < 1 - even.step_time_s / uneven.step_time_s < 1 / 6
+assert 0.13 < 1 - even.step_time_s / uneven.step_time_s < 0.16
 viz.rank_bands(uneven)
 
 # %% [markdown]
@@ -499,8 +499,8 @@ stacks(percent, "Recomputing keeps a GPU busier, and the model gets less of it."
 hfu = {name: round(of["needed, at the peak"] + of["recomputed, at the peak"]) for name, of in percent.items()}
 print({name: f"MFU {sim.mfu:.0%}, HFU {hfu[name]}%" for name, sim in steps.items()})
 assert all(sim.fits for sim in steps.values())
-assert [round(100 * sim.mfu) for sim in steps.values()] == [35, 42, 37, 43]
-assert list(hfu.values()) == [35, 42, 48, 56]
+assert [round(100 * sim.mfu) for sim in steps.values()] == [34, 42, 37, 41]
+assert list(hfu.values()) == [34, 42, 48, 53]
 
 # %% [markdown]
 # *Needed* is MFU; with *recomputed* it is HFU. Then come kernels that are slower than the peak; what is missing to
@@ -561,7 +561,7 @@ assert (round(median(mfus[h100.name]), 1), round(median(mfus[a100.name]), 1)) ==
 # %%
 from fsdp_sim.learn.exercises.scale.how_often_to_save import expected, mtbf_s, played
 
-DAY_S, sim = 24 * 3600, steps["4, recomputed, compiled"]
+DAY_S, sim = 24 * 3600, steps["2 sequences"]
 days = 15e12 * sim.workload.model_flops_per_token / (1024 * sim.cluster.gpu.peak_flops("bf16") * sim.mfu) / DAY_S
 print(f"{days:.0f} days; {days * DAY_S / mtbf_s(1024):.0f} interruptions, one in {mtbf_s(1024) / 3600:.0f} hours")
 rows = [(f"{gpus:,}", f"{mtbf_s(gpus) / 3600:,.1f} h", f"{DAY_S / mtbf_s(gpus):.3g}") for gpus in (8, 1024, 16384)]
