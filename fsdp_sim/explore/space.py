@@ -12,13 +12,16 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from fsdp_sim.spec import Cluster, Plan, takes
+from fsdp_sim.spec.fields import check
 from fsdp_sim.words import did_you_mean
 
 Point = tuple[int, ...]
 Values = tuple[tuple[Any, ...], ...]
-LEARNS = ("seq_len", "param_dtype", "reduce_dtype", "optimizer", "freeze", "lora_rank", "lora_targets")
-LEARNS += ("base_quantization", "fp8", "fp8_all_gather", "fp8_precompute_scale", "gradient_divide_factor")
-LEARNS += ("clip_grad_norm",)
+LEARNS = (
+    "seq_len", "param_dtype", "reduce_dtype", "float32_matmul_precision", "fp8", "fp8_all_gather",
+    "fp8_precompute_scale", "freeze", "lora_rank", "lora_targets", "base_quantization", "optimizer", "clip_grad_norm",
+    "gradient_divide_factor",
+)  # fmt: skip
 """Fields of `Plan` that change what is learnt by more than the order of sums; they vary where that is allowed."""
 ONLY_WITH_ACCUMULATION = ("requires_gradient_sync", "requires_all_reduce", "reshard_after_backward", "is_last_backward")
 
@@ -87,6 +90,7 @@ LEVERS = {
         Lever(("post_optim_event",), _each(False, True)),
         Lever(("limit_all_gathers",), _each(True, False)),
         Lever(("bucket_cap_mb",), _each(None, 100.0)),
+        Lever(("loss_chunks",), _each(1, 8)),
         Lever(("expandable_segments",), _each(False, True)),
         Lever(("optimizer_impl",), _each("fused", "foreach")),
         Lever(("param_dtype", "reduce_dtype"), _precisions),
@@ -174,7 +178,12 @@ def space_of(
             values = _values(lever, cluster, start)
             if len(values) > 1:
                 found[lever.fields[0]] = (lever, values)
-    return Space(cluster, start, _taken(found, cluster, start))
+    kept = _taken(found, cluster, start)
+    if not kept:
+        raise ValueError(
+            f"nothing varies: from this plan {', '.join(asked)} can take one value each; vary something else"
+        )
+    return Space(cluster, start, kept)
 
 
 def _lever(name: str, given: Sequence[Any] | None) -> Lever:
@@ -184,6 +193,8 @@ def _lever(name: str, given: Sequence[Any] | None) -> Lever:
     if given is None:
         assert known is not None
         return known
+    for value in given:
+        check("Plan", name, value, Plan.__dataclass_fields__[name].metadata["allowed"])
     if known is None or len(known.fields) == 1:
         return Lever((name,), _each(*given))
     places = set(given)  # of two fields the one that is named chooses

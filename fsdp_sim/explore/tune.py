@@ -135,7 +135,7 @@ def tune(
     asked = with_global_batch(plan or Plan(), cluster, global_batch)
     space = space_of(cluster, asked, vary=vary, hold=hold, allow=allow)
     tries = _Tries(model, cluster, asked, memory_limit_bytes, on_simulated, options)
-    start = tries.simulated(asked)
+    tries.simulated(asked)
     search = Search(space, tries.look)
     worth: list[Worth] = []
     would_fit: list[Change] = []
@@ -151,7 +151,7 @@ def tune(
             would_fit = changes_that_fit(model, cluster, tries.smallest.plan, **options)
     except KeyboardInterrupt:
         interrupted = True
-    best = tries.best
+    best, start = tries.best, tries.checked(asked)
     return Tuned(
         model=model, space=space, start=start, best=best, worth=tuple(worth), front=tuple(tries.front()),
         nearest=tries.smallest if best is None else None, would_fit=tuple(would_fit), simulations=len(tries.seen),
@@ -188,7 +188,7 @@ class _Tries:
         self.on_simulated = on_simulated
         self.most_blocks = max(MAX_BLOCKS_TRIED, _blocks(model) * start.grad_accum)
         self.seen: dict[Plan, Candidate] = {}
-        self.played: set[Plan] = set()  # what the allocator was played for
+        self.played: set[Plan] = set()  # plans of which it is known whether the allocator finds room, with a margin
         self.best: Candidate | None = None
         of_gpu = simulate(model, cluster, start, **options).memory_limit_bytes
         self.limit_bytes = of_gpu if limit_bytes is None else min(of_gpu, limit_bytes)
@@ -227,15 +227,17 @@ class _Tries:
         while True:
             fitting = [one for one in self.seen.values() if one.fits]
             front = [fitting[n] for n in pareto([_rank(one) for one in fitting])]
-            edge = [one for one in front if one.plan not in self.played and not self._plays(one.plan)]
-            if not edge:
+            if all([self.checked(one.plan).fits for one in front]):
                 return front
-            self.seen |= {one.plan: replace(one, fits=False) for one in edge}
 
-    def _plays(self, plan: Plan) -> bool:
-        """Whether torch's allocator finds room for a plan, with a margin."""
-        self.played.add(plan)
-        return simulate(self.model, self.cluster, plan, **self.options).fit is Fit.FITS
+    def checked(self, plan: Plan) -> Candidate:
+        """A plan that was simulated; whether it fits is known with torch's allocator played."""
+        found = self.seen[plan]
+        if found.fits and plan not in self.played:
+            self.played.add(plan)
+            fit = simulate(self.model, self.cluster, plan, **self.options).fit
+            found = self.seen[plan] = replace(found, fits=fit is Fit.FITS)
+        return found
 
 
 def _rank(one: Candidate) -> tuple[float, float]:
@@ -263,8 +265,8 @@ def _simplest(space: Space, tries: _Tries, best: Candidate) -> Candidate:
     most_s = (1.0 + SAME) / best.tokens_per_s_per_gpu
     for _ in range(len(space.levers)):
         for _, plan in _put_back(space, best.plan):
-            if tries.look(plan) and (one := tries.seen[plan]).fits and _rank(one)[0] <= most_s:
-                best = one
+            if tries.look(plan) and _rank(tries.seen[plan])[0] <= most_s and tries.checked(plan).fits:
+                best = tries.seen[plan]
                 break
         else:
             break
@@ -277,5 +279,5 @@ def _worth(space: Space, tries: _Tries, best: Candidate) -> list[Worth]:
         if tries.look(plan) is not None:
             changed = [f.name for f in fields(Plan) if getattr(plan, f.name) != getattr(best.plan, f.name)]
             before, after = ({name: getattr(one, name) for name in changed} for one in (plan, best.plan))
-            found.append(Worth(before, after, tries.seen[plan]))
+            found.append(Worth(before, after, tries.checked(plan)))
     return sorted(found, key=lambda one: (one.without.fits, one.without.tokens_per_s_per_gpu))
