@@ -71,7 +71,7 @@ PAST_THE_DOOR = {
     ("learn.*", "measure.*"): "one function each, without importing the others",
     ("learn.*", "spec.plan"): "tables of a plan's values",
     ("learn.*", "timeline.analysis"): "arithmetic on spans",
-    ("forms.torchtitan", "spec.catalogue"): "which flavors torchtitan has",
+    ("forms.torchtitan", "spec.*"): "which flavors torchtitan has",
     ("explore.space", "spec.fields"): "values to try are checked as a plan's are",
     ("requests.*", "spec.fields"): "a request is checked as a spec is",
     ("viz.*", "timeline.*"): "types of what is drawn, and where a call came from",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from fsdp_sim.forms.state import State
 from fsdp_sim.spec import Model, Plan
 from fsdp_sim.spec.catalogue import tables
+from fsdp_sim.spec.torchtitan import TABLE, model_of_flavor
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 RESHARD: dict[object, str] = {None: "default", True: "always", False: "never"}
@@ -79,9 +81,10 @@ def _unsaid(plan: Plan) -> list[str]:
 
 
 def _flavor(model: Model) -> tuple[str, str] | None:
-    """The name and the flavor under which torchtitan has the model, by the catalogue's name of it."""
-    for name, flavors in tables("torchtitan.toml").items():
-        for flavor, keys in flavors.items():
-            if keys == {"preset": model.name}:
+    """The name and the flavor under which torchtitan has a model of these dimensions."""
+    for name, flavors in tables(TABLE).items():
+        for flavor in flavors:
+            known = model_of_flavor({"model": {"name": name, "flavor": flavor}}, TABLE)
+            if replace(known, name=model.name) == model:
                 return name, flavor
     return None
