@@ -8,11 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fsdp_sim.explore import tune
     from fsdp_sim.simulation import Simulation, simulate
     from fsdp_sim.spec import Cluster, Model, Plan
     from fsdp_sim.timeline import Timeline
 
-__all__ = ["Cluster", "Model", "Plan", "Simulation", "Timeline", "simulate"]
+__all__ = ["Cluster", "Model", "Plan", "Simulation", "Timeline", "simulate", "tune"]
 __version__ = "0.1.0"
 
 
@@ -25,6 +26,10 @@ def __getattr__(name: str) -> Any:
         from fsdp_sim import simulation
 
         return getattr(simulation, name)
+    if name == "tune":
+        from fsdp_sim.explore import tune
+
+        return tune
     if name == "Timeline":
         from fsdp_sim.timeline import Timeline
 

@@ -32,7 +32,7 @@ MAY_IMPORT |= {
 }
 
 HOMES = {"Timeline": "timeline", "Cluster": "spec", "Model": "spec", "Plan": "spec"}
-HOMES |= {"Simulation": "simulation", "simulate": "simulation"}
+HOMES |= {"Simulation": "simulation", "simulate": "simulation", "tune": "explore"}
 """Where the names are at home that fsdp_sim itself gives."""
 
 ASKED_OF_ALL = {
@@ -71,6 +71,8 @@ PAST_THE_DOOR = {
     ("learn.*", "measure.*"): "one function each, without importing the others",
     ("learn.*", "spec.plan"): "tables of a plan's values",
     ("learn.*", "timeline.analysis"): "arithmetic on spans",
+    ("forms.torchtitan", "spec.*"): "which flavors torchtitan has",
+    ("explore.space", "spec.fields"): "values to try are checked as a plan's are",
     ("requests.*", "spec.fields"): "a request is checked as a spec is",
     ("viz.*", "timeline.*"): "types of what is drawn, and where a call came from",
     ("viz.*", "explore.sweep"): "types of what is drawn",

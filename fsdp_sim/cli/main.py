@@ -31,6 +31,7 @@ COMMANDS = {
     "program": Entry("fsdp_sim.cli.program:program", "Print what torch issues for a small model, or diff it."),
     "sweep": Entry("fsdp_sim.cli.sweep:sweep", "Simulate every combination: table, Pareto picture."),
     "fit": Entry("fsdp_sim.cli.fit:fit", "Find the largest model, batch or sequence that fits."),
+    "tune": Entry("fsdp_sim.cli.tune:tune", "Find the fastest plan that fits, and price each change."),
     "diagnose": Entry("fsdp_sim.cli.diagnose:command", "Say why communication is not overlapped in a trace."),
     "validate": Entry("fsdp_sim.cli.validate:validate", "Compare predictions with published measurements."),
     "doctor": Entry("fsdp_sim.cli.doctor:doctor", "Say what works here, and what to do about the rest."),

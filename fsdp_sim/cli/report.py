@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fsdp_sim.requests import Change, Failure, FitResult, Job, Result, category_name
+from fsdp_sim.requests import Change, Failure, FitResult, Job, Result, TunedPlan, TuneResult, category_name
 from fsdp_sim.spec import text_of
 from fsdp_sim.words import human_bytes, human_count, human_ms
 
@@ -180,3 +180,59 @@ def print_fit(found: FitResult) -> None:
     if isinstance(found.too_large, Result):
         console.print(f"The next larger one, {found.next}:")
         print_changes(console, [] if not isinstance(found.too_large.would_fit, list) else found.too_large.would_fit)
+
+
+def print_tuned(found: TuneResult, job: Job) -> None:
+    """Print the fastest plan that fits, what each change is worth, and what else is worth choosing from."""
+    console = _console()
+    console.print(
+        f"[bold]{job.model.name}[/] on [bold]{job.cluster.gpus} x {job.cluster.gpu.name}[/]: {found.simulations} plans "
+        f"simulated, for {human_bytes(found.memory_limit_bytes)} a rank"
+    )
+    for note in found.notes:
+        console.print(note, style="dim")
+    rows = [("as it was", found.start)]
+    rows += [("best", found.best)] if found.best else []
+    rows += [("needs least memory", found.nearest)] if found.nearest else []
+    table = _plans(
+        "", [(name, plan, "" if plan.fits else "does not fit, or is on the edge of memory") for name, plan in rows]
+    )
+    console.print(table)
+    if found.step_time_interval_s:
+        low, high = map(human_ms, found.step_time_interval_s)
+        console.print(f"Four times in five the best plan's step takes between {low} and {high}.")
+    if found.worth:
+        console.print("\nWhat each change is worth: the best plan simulated without it.")
+        priced = [
+            (f"{_settings(one.before)}  instead of  {_settings(one.after)}", one.without,
+             "does not fit" if not one.without.fits else "")
+            for one in found.worth
+        ]  # fmt: skip
+        console.print(_plans("with", priced))
+    if len(found.front) > 1:
+        console.print("\nOf what was simulated nothing beats these in both time and memory:")
+        console.print(_plans("changes", [(_settings(one.set) or "none", one, "") for one in found.front]))
+    if found.best is None:
+        print_changes(console, found.would_fit)
+    else:
+        console.print(
+            f"\nThe best plan in words, which viz.explorer(state=...) opens: {found.state}",
+            soft_wrap=True, markup=False,
+        )  # fmt: skip
+        console.print("As a program or a configuration: --as " + ", ".join(found.forms), soft_wrap=True)
+
+
+def _plans(title: str, rows: Sequence[tuple[str, TunedPlan, str]]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column(title, overflow="fold")
+    for name in ("step time", "tokens/s per GPU", "peak memory"):
+        table.add_column(name, justify="right")
+    table.add_column("")
+    for name, plan, remark in rows:
+        numbers = human_ms(plan.step_time_s), f"{plan.tokens_per_s_per_gpu:,.0f}", human_bytes(plan.peak_memory_bytes)
+        table.add_row(Text(name), *numbers, remark)
+    return table
+
+
+def _settings(fields: Mapping[str, object]) -> str:
+    return " ".join(f"{key}={text_of(value)}" for key, value in fields.items())

@@ -15,8 +15,9 @@ import msgspec
 from fsdp_sim.cli.diagnose import DiagnoseRequest
 from fsdp_sim.cli.program import ProgramRequest, ProgramResult
 from fsdp_sim.cli.sweep import SweepRequest, SweepResult
+from fsdp_sim.cli.tune import TuneRequest
 from fsdp_sim.diagnose import Diagnosis
-from fsdp_sim.requests import Failure, FitResult, Request, Result
+from fsdp_sim.requests import Failure, FitResult, Request, Result, TuneResult
 from fsdp_sim.requests.structs import FitRequest
 
 
@@ -70,6 +71,7 @@ COMMANDS: dict[str, tuple[Any, Any, bool]] = {
     "program": (ProgramRequest, ProgramResult, False),
     "sweep": (SweepRequest, SweepResult, False),
     "fit": (FitRequest, FitResult, False),
+    "tune": (TuneRequest, TuneResult, False),
     "diagnose": (DiagnoseRequest, Diagnosis, False),
     "validate": (ValidateRequest, ValidateResult, False),
 }

@@ -132,7 +132,9 @@ def _for(peers: Peers, view: RankView, e: Event, on: Event, gap: Interval, speed
     if e.op is Op.RS_COPY_IN and on.op is not Op.ALL_GATHER:
         return Wait(*gap, Culprit.RS_BUFFER, e, on)
     if e.op is Op.OPTIM:
-        return Wait(*gap, Culprit.LAST_REDUCTIONS, e, on)
+        # One rank reduces nothing: what is left is the copy of its gradients.
+        alone = on.op in _COPIES and not any(communicates(o.op, o.lane) for o in view.ops if o.step == e.step)
+        return Wait(*gap, Culprit.COPIES if alone else Culprit.LAST_REDUCTIONS, e, on)
     if on.op in COLLECTIVES and on.op is not Op.ALL_GATHER:
         return Wait(*gap, Culprit.REDUCTION, e, on)
     if on.op is not Op.ALL_GATHER:

@@ -1,15 +1,23 @@
-"""Many simulations for one question: what would make a plan fit, the largest that fits, the best of many."""
+"""Many simulations for one question: what would make a plan fit, the largest that fits, the best of many, the
+fastest plan."""
 
 from fsdp_sim.explore.changes import changes_that_fit, changes_that_help
 from fsdp_sim.explore.largest import LARGEST_OF, LargestFit, largest
 from fsdp_sim.explore.pareto import MODEL_NAMES, front_of, pareto
+from fsdp_sim.explore.space import LEVERS, Space, space_of
 from fsdp_sim.explore.sweep import Sweep, combinations, read_rows, row_of, table
+from fsdp_sim.explore.tune import Candidate, Tuned, Worth, tune
 
 __all__ = [
     "LARGEST_OF",
+    "LEVERS",
     "MODEL_NAMES",
+    "Candidate",
     "LargestFit",
+    "Space",
     "Sweep",
+    "Tuned",
+    "Worth",
     "changes_that_fit",
     "changes_that_help",
     "combinations",
@@ -18,5 +26,7 @@ __all__ = [
     "pareto",
     "read_rows",
     "row_of",
+    "space_of",
     "table",
+    "tune",
 ]

@@ -15,8 +15,11 @@ from fsdp_sim.requests.structs import (
     Failure,
     FitResult,
     Peak,
+    PricedChange,
     Request,
     Result,
+    TunedPlan,
+    TuneResult,
     given,
 )
 
@@ -33,8 +36,11 @@ __all__ = [
     "FitResult",
     "Job",
     "Peak",
+    "PricedChange",
     "Request",
     "Result",
+    "TuneResult",
+    "TunedPlan",
     "category_name",
     "check_blocks",
     "choose_dtypes",

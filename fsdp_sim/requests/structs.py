@@ -187,6 +187,62 @@ class FitResult(msgspec.Struct, omit_defaults=True):
     too_large: Result | None = None
 
 
+class TunedPlan(msgspec.Struct, frozen=True):
+    """A plan that was simulated.
+
+    Attributes:
+        set: fields in which it differs from the start, with their values.
+        fits: with a margin; on the edge of memory does not count.
+    """
+
+    set: dict[str, Any]
+    step_time_s: float
+    tokens_per_s_per_gpu: float
+    peak_memory_bytes: int
+    fits: bool
+
+
+class PricedChange(msgspec.Struct, frozen=True):
+    """One change in the best plan, and the best plan without it, simulated."""
+
+    before: dict[str, Any]
+    after: dict[str, Any]
+    without: TunedPlan
+
+
+class TuneResult(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """The fastest plan that fits.
+
+    Attributes:
+        start: the plan as it was. best: null if none fits; then ``nearest`` is what needs least memory.
+        step_time_interval_s: of the best: where its step time lies, four times in five.
+        worth: of each change from the start to the best, what matters most first.
+        front: plans that no other simulated one beats in both time and memory, fastest first.
+        would_fit: where none fits: changes of the nearest with which it does.
+        simulations: how many plans were simulated.
+        interrupted: Ctrl-C ended the search.
+        state: the best plan in words, as the explorer and every command take them.
+        forms: the best plan as python, torch, torchtitan and accelerate; where one has no such plan, the reason is in
+            ``not_as``.
+        notes: what was chosen because the request does not say.
+    """
+
+    start: TunedPlan
+    best: TunedPlan | None
+    step_time_interval_s: list[float] = []
+    worth: list[PricedChange] = []
+    front: list[TunedPlan] = []
+    nearest: TunedPlan | None = None
+    would_fit: list[Change] = []
+    simulations: int
+    memory_limit_bytes: int
+    interrupted: bool = False
+    state: str = ""
+    forms: dict[str, str] = {}
+    not_as: dict[str, str] = {}
+    notes: list[str] = []
+
+
 class Failure(msgspec.Struct, omit_defaults=True, kw_only=True):
     """Takes the place of a result that could not be computed, and says why."""
 

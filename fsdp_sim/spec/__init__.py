@@ -7,7 +7,7 @@ from fsdp_sim.spec.gpus import Gpu, gpu, gpu_names
 from fsdp_sim.spec.links import Link, link, link_names
 from fsdp_sim.spec.model import Model
 from fsdp_sim.spec.optimizers import MIN_8BIT, OPTIMIZER_STATES, OPTIMIZERS, Optimizer
-from fsdp_sim.spec.plan import DTYPE_BYTES, SETTINGS_OF, TORCH_DTYPES, TORCH_VERSIONS, Plan, shards_of
+from fsdp_sim.spec.plan import DTYPE_BYTES, SETTINGS_OF, TORCH_DTYPES, TORCH_VERSIONS, Plan, shards_of, takes
 from fsdp_sim.spec.quantization import QUANTIZATIONS, Quantization
 from fsdp_sim.spec.stacks import stack_names, stack_remark
 from fsdp_sim.spec.texts import plan_fields, text_of, value_of
@@ -50,6 +50,7 @@ __all__ = [
     "spec",
     "stack_names",
     "stack_remark",
+    "takes",
     "text",
     "text_of",
     "value_of",

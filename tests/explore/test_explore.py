@@ -104,8 +104,8 @@ def test_the_search_ends_at_the_edge_or_at_the_bound(edge, step, bound):
     [
         ("layers", 1, 1_000, "the search ends at 1,000"),
         ("layers", 400, 19, "the search ends at 10,000 blocks in a step (layers times grad_accum)"),  # 6 of the encoder
-        ("model", 1, "llama3-405b", "llama3-405b is the largest model of the catalogue"),
-        ("model", 800, "gpt2-124m", "t5-base is larger and refused: 19,200 blocks in a step (layers times grad_accum)"),
+        ("model", 1, "deepseek-v3", "deepseek-v3 is the largest model of the catalogue"),
+        ("model", 800, "pythia-160m", "t5-base is larger and refused: 19,200 blocks in a step"),
     ],
 )
 def test_where_everything_fits_the_search_ends_before_a_step_that_nobody_waits_for(

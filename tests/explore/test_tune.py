@@ -1,0 +1,106 @@
+"""`tune`: it finds the best of all plans, or next to it; what is to hold is not changed; each price is simulated."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from fsdp_sim import Cluster, Model, Plan, simulate, tune
+from fsdp_sim.explore import space_of
+from fsdp_sim.explore.search import Outcome, Search
+from fsdp_sim.simulation import Fit
+
+SMALL = Model("small", n_layer=4, d_model=1024, n_head=16, d_ffn=4096, vocab=50304, bias=False)
+A100 = Cluster("A100-SXM-40GB", gpus=16, bandwidth_gbps=50)
+START = Plan(micro_batch=2, grad_accum=4, seq_len=1024, param_dtype="bf16", reduce_dtype="fp32")
+SPACE = ("shard_size", "reshard_after_forward", "activation_checkpointing", "micro_batch", "compile")
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.6])
+def test_a_search_finds_the_best_of_all_plans_with_few_looks(share):
+    space = space_of(A100, START, vary=SPACE)
+    plans = {space.plan(point) for point in itertools.product(*map(range, space.sizes))} - {None}
+    outcomes = {}
+    for plan in plans:
+        sim = simulate(SMALL, A100, plan)
+        outcomes[plan] = Outcome(1 / sim.tokens_per_s_per_gpu, sim.peak_memory_bytes)
+    limit = 1.001 * sorted(one.bytes for one in outcomes.values())[int(share * len(outcomes))]
+    search = Search(space, outcomes.get)
+
+    search.run(limit)
+
+    found, best = outcomes[search.best(limit)], min(one.seconds for one in outcomes.values() if one.bytes <= limit)
+    assert found.bytes <= limit
+    assert found.seconds <= 1.005 * best
+    assert len(search.seen) < len(plans) / 4  # of 5% in spaces of thousands of plans: tests/bench/bench_tune.py
+
+
+def test_the_best_fits_and_its_prices_are_those_of_simulations():
+    found = tune(SMALL, A100, START, vary=SPACE)
+
+    sim = simulate(SMALL, A100, found.best.plan)
+    assert sim.fit is Fit.FITS
+    assert (sim.step_time_s, sim.peak_memory_bytes) == (found.best.step_time_s, found.best.peak_memory_bytes)
+    assert found.best.step_time_s < found.start.step_time_s
+    assert found.worth
+    for one in found.worth:
+        without = replace(found.best.plan, **one.before)
+        assert one.after == {name: getattr(found.best.plan, name) for name in one.after}
+        assert one.without.step_time_s == simulate(SMALL, A100, without).step_time_s
+    times = [one.step_time_s for one in found.front]
+    memory = [one.peak_memory_bytes for one in found.front]
+    assert times == sorted(times)
+    assert memory == sorted(memory, reverse=True)
+
+
+def test_what_is_learnt_is_held():
+    found = tune(SMALL, A100, START, global_batch=256)
+
+    for plan in (found.best.plan, *(one.plan for one in found.front)):
+        assert plan.micro_batch * plan.grad_accum * A100.gpus == 256
+        for name in ("seq_len", "param_dtype", "reduce_dtype", "optimizer", "fp8", "clip_grad_norm", "lora_rank"):
+            assert getattr(plan, name) == getattr(START, name)
+
+
+def test_a_limit_of_memory_is_kept():
+    least = tune(SMALL, A100, START, vary=SPACE).front[-1].peak_memory_bytes
+
+    found = tune(SMALL, A100, START, vary=SPACE, memory_limit_bytes=1.5 * least)
+
+    assert all(one.peak_memory_bytes <= 1.5 * least for one in (found.best, *found.front))
+
+
+def test_where_nothing_fits_the_nearest_plan_and_what_would_help_are_told():
+    found = tune("llama3-8b", Cluster("4090", gpus=2), replace(START, seq_len=2048), vary=["micro_batch", "compile"])
+
+    assert found.best is None
+    assert not found.nearest.fits
+    assert found.would_fit
+
+
+def test_ctrl_c_keeps_the_best_so_far():
+    def interrupt(count, best):
+        if count == 5:
+            raise KeyboardInterrupt
+
+    found = tune(SMALL, A100, START, vary=SPACE, on_simulated=interrupt)
+
+    assert found.interrupted
+    assert found.simulations == 5
+    assert found.best.fits
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"vary": ["fp8"]}, "fp8 changes what is learnt"),
+        ({"vary": ["seq_len"], "allow": ["seq_len"]}, "seq_len has no values of its own to try"),
+        ({"vary": ["shard_sise"]}, "a plan has no shard_sise to vary or hold; did you mean shard_size?"),
+        ({"vary": {"compile": ["yes"]}}, "Plan.compile is 'yes'; it must be True or False"),
+        ({"vary": ["sharding_strategy"]}, "nothing varies"),
+        ({"global_batch": 100}, "the global batch is 100, which 16 GPUs cannot share in micro-batches of 2"),
+    ],
+)
+def test_what_is_impossible_is_refused(asked, words):
+    with pytest.raises(ValueError, match=words.replace("?", r"\?")):
+        tune(SMALL, A100, START, **asked)
