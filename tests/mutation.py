@@ -58,10 +58,10 @@ FAULTS = [
         "tests/timeline/test_analysis.py",
     ),
     Fault(
-        "a stream forgets that it waits",
+        "a CPU forgets that it waits",
         "fsdp_sim/engine/one_rank.py",
-        "if until > tails[lane]:",
-        "if until < tails[lane]:",
+        "if until > cpu:",
+        "if until < cpu:",
         "tests/engine/test_replay.py",
     ),
     Fault(

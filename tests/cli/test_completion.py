@@ -30,10 +30,10 @@ def test_a_shell_that_is_not_known_is_refused():
     [
         (["simu"], ["simulate"]),
         (["simulate", "--model", "llama3-"], ["llama3-8b", "llama3-70b", "llama3-405b"]),
-        (["simulate", "--gpu", "h200"], ["H200-SXM-141GB"]),
+        (["simulate", "--gpu", "h200"], ["H200-SXM-141GB", "H200-NVL-141GB"]),
         (["simulate", "--plan", "forward_"], ["forward_prefetch="]),
         (["program", "--plan", "api=fsdp"], ["api=fsdp2", "api=fsdp1"]),
-        (["sweep", "--vary", "gpu=H200"], ["gpu=H200-SXM-141GB"]),
+        (["sweep", "--vary", "gpu=H200"], ["gpu=H200-SXM-141GB", "gpu=H200-NVL-141GB"]),
         (["fit", "--largest", "s"], ["seq-len"]),
         (["completion", "z"], ["zsh"]),
     ],

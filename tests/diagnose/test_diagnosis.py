@@ -404,11 +404,11 @@ def test_what_is_done_already_is_not_advised():
     assert not tips(half)[True]
 
 
-@pytest.mark.parametrize(("gbps", "saturated"), [(25, True), (400, False)])
-def test_where_the_network_never_rests_another_order_is_not_advised(gbps, saturated):
+@pytest.mark.parametrize(("gbps", "micro_batch", "saturated"), [(25, 1, True), (400, 4, False)])
+def test_where_the_network_never_rests_another_order_is_not_advised(gbps, micro_batch, saturated):
     """There the simulator finds no gain in a communicator for reductions, and a large one in fewer bytes."""
     cluster = Cluster("A100-SXM-40GB", gpus=64, bandwidth_gbps=gbps)
-    plan = Plan(param_dtype="bf16", reduce_dtype="fp32")
+    plan = Plan(param_dtype="bf16", reduce_dtype="fp32", micro_batch=micro_batch)
     sim = simulate("gpt2-1.5b", cluster, plan)
     found = diagnose(sim.timeline)
 

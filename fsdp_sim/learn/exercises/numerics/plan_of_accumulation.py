@@ -12,7 +12,7 @@ SPACE = {
     "requires_gradient_sync": (True, "last"),
 }
 FIXED = {
-    "seq_len": 1024,
+    "seq_len": 512,
     "grad_accum": 8,
     "param_dtype": "bf16",
     "reduce_dtype": "fp32",
@@ -40,7 +40,7 @@ EXERCISE = Exercise(
     difficulty=3,
     importance=4,
     minutes=20,
-    contract="gpt2-1.5b on 4 RTX-4090 (24 GB), 8 micro-batches a step of sequences of 1,024 tokens, in bf16 with "
+    contract="gpt2-1.5b on 4 RTX-4090 (24 GB) joined by PCIe3, 8 micro-batches a step of sequences of 512 tokens, bf16 with "
     "gradients reduced in fp32; reshard_after_forward=False. Return a dict with micro_batch (2, 4, 8), "
     "activation_checkpointing (None, 'full') and requires_gradient_sync (True reduces in each micro-batch, 'last' in "
     "the last one only) that fits and makes as many tokens per second as possible. Use fsdp_sim.simulate.",
@@ -55,9 +55,11 @@ EXERCISE = Exercise(
         "Whole gradients take 4 bytes a parameter here, not divided by the GPUs. What can make room for 6 GB?",
         "Take 'last'; then find out with which checkpointing the largest micro-batch fits.",
     ),
-    judge=BestPlan(model="gpt2-1.5b", cluster=Cluster("RTX-4090", gpus=4), space=SPACE, fixed=FIXED, passes=0.92),
+    judge=BestPlan(
+        model="gpt2-1.5b", cluster=Cluster("RTX-4090", gpus=4, intra="PCIe3"), space=SPACE, fixed=FIXED, passes=0.92
+    ),
     wrong=(
-        Wrong(plan(4, None, "last"), "all activations and 6 GB of whole gradients are too much: checkpoint"),
+        Wrong(plan(4, None, "last"), "checkpoint, and eight sequences fit beside the whole gradients"),
         Wrong(plan(4, None, True), "every micro-batch sends all its gradients over a slow link"),
         Wrong(plan(8, "full", True), "there is room for whole gradients; reduce them once"),
         Wrong(plan(8, None, "last"), "activations of 8 sequences are not sharded, and do not fit"),

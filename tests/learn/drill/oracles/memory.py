@@ -156,7 +156,7 @@ def _between(category: Memory, plan: Plan, end_of: Op) -> float:
         for n, i in enumerate(ops)
         if i.micro_batch == 0 and i.phase == ("forward" if end_of is Op.FWD else "backward")
     )
-    changes = [place for place, at in enumerate(profile.at.tolist()) if at <= last]
+    changes = [place for place, at in enumerate(profile.at) if at <= last]
     return int(profile.by_category[category][changes[-1]]) / sum(p.bytes / 4 for unit in units for p in unit.params)
 
 
