@@ -40,8 +40,8 @@ EXERCISE = Exercise(
     difficulty=3,
     importance=4,
     minutes=20,
-    contract="gpt2-1.5b on 4 RTX-4090 (24 GB) joined by PCIe3, 8 micro-batches a step of sequences of 512 tokens, bf16 with "
-    "gradients reduced in fp32; reshard_after_forward=False. Return a dict with micro_batch (2, 4, 8), "
+    contract="gpt2-1.5b on 4 RTX-4090 (24 GB) joined by PCIe3, 8 micro-batches a step of sequences of 512 tokens, bf16 "
+    "with gradients reduced in fp32; reshard_after_forward=False. Return a dict with micro_batch (2, 4, 8), "
     "activation_checkpointing (None, 'full') and requires_gradient_sync (True reduces in each micro-batch, 'last' in "
     "the last one only) that fits and makes as many tokens per second as possible. Use fsdp_sim.simulate.",
     targets="A pass: 92 % of the tokens per second of the best plan that fits; good 95 %; optimal the best.",
