@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from fsdp_sim.schedule import DTYPE_BYTES
@@ -63,7 +64,8 @@ def dtype_bytes(sim: Simulation) -> int:
 def padded(sim: Simulation, *, without_root: bool = False) -> int:
     """Numbers in the padded parameters of all units."""
     units = sim.workload.units[1:] if without_root else sim.workload.units
-    return sum(p.padded_bytes(sim.cluster.gpus) // 4 for unit in units for p in unit.params)
+    n = sim.cluster.gpus
+    return sum(-(-p.shape[0] // n) * n * math.prod(p.shape[1:]) for unit in units for p in unit.params)
 
 
 def shard_numbers(sim: Simulation) -> int:
@@ -221,6 +223,20 @@ LAWS = [
         lambda s: padded(s) * reduce_bytes(s),
         formula,
         plan(requires_gradient_sync="last", reduce_dtype=None, param_dtype=None),
+    ),
+    equals(
+        "a rank sends (n-1)/n of what is gathered",
+        o.SENT_GATHERED.of,
+        lambda s: moved({Op.ALL_GATHER})(s) * (s.cluster.gpus - 1) / s.cluster.gpus,
+        formula,
+    ),
+    equals(
+        "a rank sends 2(n-1)/n of what is all-reduced",
+        o.SENT.of,
+        lambda s: 2 * moved({Op.ALL_REDUCE})(s) * (s.cluster.gpus - 1) / s.cluster.gpus,
+        of_several,
+        whole,
+        by("ddp"),
     ),
     equals(
         "hybrid sharding all-reduces what a rank has of a reduce-scatter",

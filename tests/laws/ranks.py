@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.laws.draws import alone, by, of_several, on, over_nodes
+from tests.laws.draws import alone, by, of_several, on, over_nodes, whole
 from tests.laws.law import Change, Request, after, as_drawn, cluster, laws, model, plan, times
 from tests.laws.outcomes import (
     ALL,
@@ -141,10 +141,11 @@ LAWS = [
     ),
     laws(
         "two shard groups in place of one",
-        after(on(4), full, plan(requires_all_reduce=True)),
+        after(whole, on(4), full, plan(requires_all_reduce=True)),
         halves,
         stays=[COMPUTE, KEPT, FLOPS, GATHERS],
-        never_falls=[SHARDS, STATES, OPTIMIZER, ALL_REDUCED],
+        doubles=[OPTIMIZER],
+        never_falls=[SHARDS, STATES],
         never_grows=[GATHERED, GATHERING, SENT_GATHERED, SCATTERED],
         grows=[ALL_REDUCED],
     ),
