@@ -36,6 +36,7 @@ DOES = {
     "program": ["--layers", "1"],
     "sweep": [*SMALL, "--vary", "micro_batch=1,2"],
     "fit": SMALL,
+    "tune": [*SMALL, "--vary", "reshard_after_forward", "--json"],
     "doctor": ["--json"],
     "completion": ["bash"],
     "diagnose": ["step.jsonl"],

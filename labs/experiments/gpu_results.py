@@ -40,7 +40,7 @@ USAGE = "\n    ".join(line.strip() for line in (__doc__ or "").splitlines() if l
 
 
 def names(package: Any = labs.experiments) -> tuple[str, ...]:
-    """The labs: modules of `labs.experiments` (of a folder its ``experiment``) whose ``run`` returns a `Result`."""
+    """The labs: modules of `labs.experiments` (of a folder NAME its ``run_NAME``) whose ``run`` returns a `Result`."""
     modules = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
     return tuple(name for name in modules if _run_of(f"{package.__name__}.{name}") is not None)
 
@@ -52,8 +52,9 @@ def on_gpus(package: Any = labs.experiments) -> tuple[str, ...]:
 
 def _run_of(module: str) -> Callable[..., Result] | None:
     found = importlib.import_module(module)
-    if hasattr(found, "__path__") and importlib.util.find_spec(f"{module}.experiment"):
-        found = importlib.import_module(f"{module}.experiment")  # a folder that ranks import may not have it at its top
+    inner = f"{module}.run_{module.rpartition('.')[2]}"
+    if hasattr(found, "__path__") and importlib.util.find_spec(inner):
+        found = importlib.import_module(inner)  # a folder that ranks import may not have it at its top
     run = getattr(found, "run", None)
     if not callable(run) or inspect.signature(run).return_annotation not in (Result, "Result"):
         return None

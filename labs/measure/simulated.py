@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from typing import Any
 
 import torch
@@ -21,13 +22,14 @@ from labs.wrapping.precision import DTYPES
 from labs.wrapping.wrap_policy import find_units
 
 WHOLE_MODEL = ("single", "ddp")
-ARCHITECTURES: dict[tuple[int, int] | int, str] = {
-    (7, 5): "Turing", 7: "Volta", (8, 9): "Ada", 8: "Ampere", 9: "Hopper", 10: "Blackwell", 12: "Ada",
+RELATIVES = {
+    (7, 0): "V100", (7, 5): "T4", (8, 0): "A100", (8, 6): "A10$|A40|RTX-A|RTX-3", (8, 9): "L4$|L40S|RTX-4|RTX-6000-Ada",
+    9: "H100|H200|H800|GH200", 10: "G?B[23]00", 12: "RTX-5|RTX-PRO",
 }  # fmt: skip
-"""By compute capability, or its first number. 12 is Blackwell for workstations, whose multiprocessors do as much per
-clock as Ada's (the datasheets' peaks over multiprocessors and clock, RTX 5090 and 4090)."""
-HALF_RATE = ("A10G", "RTX-3090", "RTX-4090")
-"""Of the catalogue: per multiprocessor their matrix units do half of what others do, as those of every GeForce."""
+"""By compute capability, or its first number: the catalogue's parts that a GPU which it lacks may be like. Those that
+do less than half of the matmuls of their multiprocessors are left out (A10G, L40, H20)."""
+GEFORCE = re.compile(r"RTX-\d{4}")
+"""Parts whose matrix units do half of what others' do, accumulating in float32."""
 RATES = (
     "mem_bytes_per_s", "stream_bytes_per_s", "best_matmul_flops", "attention_flops",
     *(f"{dtype}_flops" for dtype in ("bf16", "fp16", "tf32", "fp32", "fp8")),
@@ -71,13 +73,13 @@ def gpu_here(device: torch.device) -> Gpu:
 
 
 def _estimated(found: Any) -> Gpu:
-    arch = ARCHITECTURES.get((found.major, found.minor)) or ARCHITECTURES.get(found.major)
-    parts = [gpu(name) for name in gpu_names()]
+    relatives = RELATIVES.get((found.major, found.minor)) or RELATIVES.get(found.major) or ""
+    parts = [gpu(name) for name in gpu_names() if re.match(relatives, name)]
 
-    def unlike(part: Gpu) -> tuple[bool, bool, float]:
+    def unlike(part: Gpu) -> tuple[bool, float]:
         ratios = (part.sms / found.multi_processor_count, part.mem_bytes / found.total_memory)
-        same_units = (part.name in HALF_RATE) == ("GeForce" in found.name)
-        return part.arch != arch, not same_units, sum(abs(math.log(ratio)) for ratio in ratios)
+        same_units = bool(GEFORCE.fullmatch(part.name)) == ("GeForce" in found.name)
+        return not same_units, sum(abs(math.log(ratio)) for ratio in ratios)
 
     near = min(parts, key=unlike)
     share = found.multi_processor_count / near.sms

@@ -109,7 +109,7 @@ def package(tmp_path, monkeypatch):
     (folder / "none.py").write_text("def run() -> int:\n    return 1\n")
     (folder / "two").mkdir()
     (folder / "two" / "__init__.py").write_text("")
-    (folder / "two" / "experiment.py").write_text((folder / "one.py").read_text())
+    (folder / "two" / "run_two.py").write_text((folder / "one.py").read_text())
     (folder / "helpers").mkdir()
     (folder / "helpers" / "__init__.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)

@@ -119,15 +119,14 @@ class TestOnGpus:
     @pytest.mark.parametrize(
         ("name", "capability", "sms", "gib", "like", "bf16_tflops"),
         [
-            ("NVIDIA GeForce RTX 5090", (12, 0), 170, 32, "1.33 of those of RTX-4090", 219),  # datasheet: 209.5
-            ("NVIDIA RTX 6000 Ada Generation", (8, 9), 142, 48, "1.00 of those of L40S", 362),  # 364
-            ("NVIDIA GeForce RTX 3060", (8, 6), 28, 12, "0.35 of those of A10G", 24.5),  # 25.5
-            ("NVIDIA GeForce RTX 4070", (8, 9), 46, 12, "0.36 of those of RTX-4090", 59.4),  # 58.3
-            ("NVIDIA GeForce RTX 4060", (8, 9), 24, 8, "0.19 of those of RTX-4090", 31.0),  # 30.2
-            ("NVIDIA A10", (8, 6), 72, 24, "0.86 of those of RTX-A6000", 133),  # 125
-            ("NVIDIA A100-PCIE-40GB", (8, 0), 108, 40, "1.00 of those of A100-SXM-40GB", 312),  # 312, without NVLink
-            ("NVIDIA H100 NVL", (9, 0), 132, 94, "1.00 of those of H100-SXM-96GB", 989),  # 835, at a lower clock
-            ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", (9, 0), 16, 10, "0.14 of those of H100-PCIe-80GB", 106),
+            ("NVIDIA GeForce RTX 5070 Ti", (12, 0), 70, 16, "0.83 of those of RTX-5080", 93.8),  # datasheet: 87.9
+            ("NVIDIA RTX PRO 4500 Blackwell", (12, 0), 82, 32, "0.44 of those of RTX-PRO-6000", 220),
+            ("NVIDIA RTX 5000 Ada Generation", (8, 9), 100, 32, "0.70 of those of L40S", 255),  # 261
+            ("NVIDIA GeForce RTX 3080", (8, 6), 68, 10, "0.83 of those of RTX-3090", 59.0),  # 59.5
+            ("NVIDIA GeForce RTX 4060", (8, 9), 24, 8, "0.52 of those of RTX-4070", 30.4),  # 30.2
+            ("NVIDIA RTX A5000", (8, 6), 64, 24, "0.89 of those of A10", 111),  # 111
+            ("NVIDIA A30", (8, 0), 56, 24, "0.52 of those of A100-SXM-40GB", 162),  # 165
+            ("NVIDIA A30 MIG 1g.6gb", (8, 0), 14, 6, "0.13 of those of A100-SXM-40GB", 40.4),
             ("Tesla P100", (6, 0), 56, 16, "of those of", 0),
         ],
     )
