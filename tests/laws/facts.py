@@ -229,6 +229,7 @@ LAWS = [
         o.SENT_GATHERED.of,
         lambda s: moved({Op.ALL_GATHER})(s) * (s.cluster.gpus - 1) / s.cluster.gpus,
         formula,
+        plan(reshard_after_forward=True),
     ),
     equals(
         "a rank sends 2(n-1)/n of what is all-reduced",

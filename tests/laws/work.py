@@ -221,7 +221,7 @@ LAWS = [
     ),
     laws(
         "every block in place of every second one recomputed",
-        after(whole, plan(activation_checkpointing=2)),
+        after(whole, plan(activation_checkpointing=2, cpu_offload=False)),
         plan(activation_checkpointing="full"),
         grows=[RECOMPUTATIONS, AGAIN],
         never_falls=[STEP, ISSUING],
@@ -363,7 +363,7 @@ LAWS = [
     ),
     laws(
         "SwiGLU in place of GELU",
-        after(by("fsdp2", activation_checkpointing=None), model(ffn_type="gelu")),
+        after(by("fsdp2", activation_checkpointing=None, wrap="block", optimizer="adamw"), model(ffn_type="gelu")),
         model(ffn_type="swiglu"),
         grows=[PARAMS, FLOPS, KEPT],
         stays=[UNITS, GATHERS],
