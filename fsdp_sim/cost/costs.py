@@ -165,11 +165,11 @@ class Costs:
     def _optimizer_bytes(self) -> float:
         """What a step of the optimizer reads and writes, on all ranks together."""
         plan, matrix = self.plan, OPTIMIZERS["muon"].moved_bytes(4, "fused")
-        of_muon = {id(p) for _, p in matrices(self.workload.units)} if plan.optimizer == "muon" else set()
         rest = OPTIMIZERS["adamw" if plan.optimizer == "muon" else plan.optimizer]
         of_each = {name: rest.moved_bytes(size, plan.optimizer_impl) for name, size in DTYPE_BYTES.items()}
-        trained = [p for unit in self.workload.units for p in unit.params if p.requires_grad]
-        return sum(math.prod(p.shape) * (matrix if id(p) in of_muon else of_each[p.dtype]) for p in trained)
+        moved = sum([of_each[dtype] * count for dtype, count in self.workload.trained_of_dtype.items()])
+        of_muon = [p for _, p in matrices(self.workload.units)] if plan.optimizer == "muon" else []
+        return moved + sum([math.prod(p.shape) * (matrix - of_each[p.dtype]) for p in of_muon])
 
     def _stride(self, i: Instruction) -> int:
         """Ranks between neighbours of the group: replicas of a shard lie a shard group apart."""

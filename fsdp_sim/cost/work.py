@@ -6,6 +6,8 @@ writes it down from a model's dimensions, `fsdp_sim.measure.model_from_module` t
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -127,9 +129,12 @@ class Workload:
     loose_blocks: tuple[str, ...] = ()
 
     @cached_property
-    def trained_count(self) -> int:
-        """Parameters that the optimizer steps, of all ranks together."""
-        return trained_count_of(self.units)
+    def trained_of_dtype(self) -> Counter[str]:
+        """By dtype the parameters that the optimizer steps, of all ranks together."""
+        count: Counter[str] = Counter()
+        for param in [p for unit in self.units for p in unit.params if p.requires_grad]:
+            count[param.dtype] += math.prod(param.shape)
+        return count
 
     @cached_property
     def alike(self) -> dict[str, int]:

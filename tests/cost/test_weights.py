@@ -63,7 +63,7 @@ def test_freezing_more_never_takes_more(parts: set[str], model: Model) -> None:
     some = made(model, freeze=tuple(f"*layers.*.{p}" if model is not T5 else f"*coder.*.{p}" for p in parts
                                     if model.bias or p != "*.bias") or ("head.norm",))  # fmt: skip
 
-    assert 0 < some.trained_count < whole.trained_count == whole.param_count == some.param_count
+    assert 0 < some.trained_of_dtype.total() < whole.trained_count == whole.param_count == some.param_count
     for name, work in some.work.items():
         assert work.backward_flops <= whole.work[name].backward_flops
         assert work.saved_bytes <= whole.work[name].saved_bytes
@@ -79,9 +79,9 @@ def test_adapters_are_all_that_trains_and_all_that_the_optimizer_and_the_network
     d, kv = LLAMA.d_model, LLAMA.kv_heads * LLAMA.d_head
     of_block = 16 * (d + d) + 16 * (d + kv)
 
-    assert work.trained_count == 32 * of_block
+    assert work.trained_of_dtype.total() == 32 * of_block
     assert work.units == workload(LLAMA, replace(plan, lora_targets=("wq", "attn.wv"))).units
-    assert work.param_count == LLAMA.param_count + work.trained_count
+    assert work.param_count == LLAMA.param_count + work.trained_of_dtype.total()
     program = build(work.units, plan, 8)
     assert {i.bytes for i in program.ops if i.op is Op.REDUCE_SCATTER} == {4 * of_block}
     assert program.state_bytes[Memory.OPTIMIZER, "layers.0"] == 8 * of_block // 8
