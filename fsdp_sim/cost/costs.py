@@ -72,7 +72,8 @@ class Costs:
         self._gap_s = {True: gap_s if backward_gap_s is None else backward_gap_s, False: gap_s}  # backward or not
         self._bytes_per_s: float = part.mem_bytes_per_s * self.calibration.memory_fraction
         self._slowest = 1.0 + self.calibration.slowest_per_doubling * math.log2(cluster.nodes)
-        self._segments: dict[tuple[Op, int], float] = {}  # by operation and identity of the work: equal blocks share it
+        how = (plan.compile, plan.attention_impl, plan.float32_matmul_precision, plan.activation_checkpointing)
+        self._segments = workload.known_seconds(part, self.calibration, *how)
         self._issues: dict[tuple[Op, int], float] = {}
         self._collectives: dict[tuple[Op, int, int, str], float] = {}
 
@@ -142,9 +143,8 @@ class Costs:
             }  # fmt: skip
             seconds = sum(kernel_s(k, self.cluster.gpu, self.calibration, **how) for k in kernels)
             seconds += self._gap_s[op is Op.BWD] * _launches(kernels, self.plan.compile)
-            seconds *= self._slowest
             self._segments[key] = seconds
-        return seconds
+        return seconds * self._slowest
 
     def _optimizer_s(self, i: Instruction) -> float:
         """Of a matrix of Muon's, what orthogonalising it takes; else the passes over parameters and states."""

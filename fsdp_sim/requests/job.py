@@ -73,10 +73,9 @@ MAX_BLOCKS = 10_000  # blocks times micro-batches: the simulator goes through ea
 
 def _check_size(model: Model, cluster: Cluster, plan: Plan) -> None:
     for part in (model, cluster, plan):
-        for f in dataclasses.fields(part):
-            value, most = getattr(part, f.name), LIMITS.get(f.name, OTHER_LIMIT)
-            if type(value) is int and value > most and f.name != "wrap":
-                raise ValueError(f"{f.name} is {value:,}; the simulator goes up to {most:,}")
+        for name, value in vars(part).items():
+            if type(value) is int and name != "wrap" and value > (most := LIMITS.get(name, OTHER_LIMIT)):
+                raise ValueError(f"{name} is {value:,}; the simulator goes up to {most:,}")
     check_blocks(model, plan)
 
 

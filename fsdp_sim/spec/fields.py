@@ -92,14 +92,7 @@ def check(owner: str, name: str, value: Any, allowed: Allowed) -> None:
     raise ValueError(f"{owner}.{name} is {value!r}; it must be {allowed.words}{hint}")
 
 
-def _check_values(self: Any) -> None:
-    for f in dataclasses.fields(self):
-        if "allowed" in f.metadata:
-            check(type(self).__name__, f.name, getattr(self, f.name), f.metadata["allowed"])
-
-
-def _check_names(cls: type, kwargs: dict[str, Any]) -> None:
-    names = [f.name for f in dataclasses.fields(cls) if f.init]
+def _check_names(cls: type, names: list[str], kwargs: dict[str, Any]) -> None:
     for given, value in kwargs.items():
         if given not in names:
             hint = did_you_mean(given, names, "it has")
@@ -120,16 +113,19 @@ def spec(cls: type[_T]) -> type[_T]:
     between_fields = cls.__dict__.get("__post_init__", lambda self: None)
 
     def __post_init__(self: Any) -> None:  # noqa: N807
-        _check_values(self)
+        for name, allowed in accepted.items():
+            check(cls.__name__, name, getattr(self, name), allowed)
         between_fields(self)
 
     cls.__post_init__ = __post_init__  # type: ignore[attr-defined]
     made: Any = dataclasses.dataclass(frozen=True)(cls)
+    names = [f.name for f in dataclasses.fields(made) if f.init]
+    accepted = {f.name: f.metadata["allowed"] for f in dataclasses.fields(made) if "allowed" in f.metadata}
     init, complete = made.__init__, cls.__dict__.get("__given__", lambda given: given)
 
     @functools.wraps(init)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-        _check_names(made, kwargs)
+        _check_names(made, names, kwargs)
         init(self, *args, **complete(kwargs))
 
     made.__init__ = __init__
