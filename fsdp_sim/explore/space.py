@@ -7,7 +7,7 @@ back on torch's default, so that one plan has one name.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -224,7 +224,7 @@ def _taken(found: Mapping[str, tuple[Lever, Values]], cluster: Cluster, start: P
 
 
 def _values_of(plan: Plan) -> dict[str, Any]:
-    return {name: getattr(plan, name) for name in Plan.__dataclass_fields__}
+    return {f.name: getattr(plan, f.name) for f in fields(Plan)}
 
 
 def _meaningful(values: Mapping[str, Any], cluster: Cluster) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from typing import Any
 
 from fsdp_sim.forms.state import State
@@ -45,8 +46,8 @@ def accelerate_yaml(state: State) -> str:
             "parallelism_config_dp_replicate_size": cluster.gpus // plan.shard_size,
             "parallelism_config_dp_shard_size": plan.shard_size,
         }
-    unsaid = [name for name, f in Plan.__dataclass_fields__.items()
-              if name not in (*SAID, *SCRIPT) and getattr(plan, name) != f.default]  # fmt: skip
+    unsaid = [f.name for f in fields(Plan)
+              if f.name not in (*SAID, *SCRIPT) and getattr(plan, f.name) != f.default]  # fmt: skip
     unsaid += [name for name in _half_said(plan) if getattr(plan, name) is not None]
     remarks = [f"{state.model.name} on {cluster.gpus} x {cluster.gpu.name}, for Accelerate 1.15.", UNITS,
                "The script's own: " + "; ".join(f"{n} = {getattr(plan, n)!r}" for n in SCRIPT) + "."]  # fmt: skip

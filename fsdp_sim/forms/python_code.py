@@ -8,7 +8,7 @@ from typing import Any
 
 from fsdp_sim.forms.state import SKEWS, State
 from fsdp_sim.forms.torch_code import torch_code
-from fsdp_sim.spec import Cluster, Model
+from fsdp_sim.spec import Cluster, Model, Plan
 
 
 def python_code(state: State) -> str:
@@ -89,6 +89,7 @@ def _cluster(state: State) -> str:
 
 def _call(name: str, made: Any) -> str:
     """A spec as the call that makes it: what differs from the defaults."""
-    given = [f"{f.name}={getattr(made, f.name)!r}" for f in fields(made) if getattr(made, f.name) != f.default]
+    own = {f.name: getattr(made, f.name) for f in fields(made) if getattr(made, f.name) != f.default}
+    given = [f"{key}={value!r}" for key, value in (made.unlike_its_stack if isinstance(made, Plan) else own).items()]
     short = f"{name}({', '.join(given)})"
     return short if len(short) < 100 else f"{name}(\n" + "".join(f"    {one},\n" for one in given) + ")"

@@ -188,8 +188,8 @@ def state_of(model: str | Model | Workload, cluster: Cluster | str | None, plan:
 
 
 def plan_texts(plan: Plan, cluster: Cluster) -> dict[str, str]:
-    """The words of a plan: what differs from torch's defaults, and the dtypes where others would be chosen."""
-    texts = {f.name: text_of(getattr(plan, f.name)) for f in fields(Plan) if getattr(plan, f.name) != f.default}
+    """The words of a plan: what differs from the defaults of its stack, and the dtypes where others would be chosen."""
+    texts = {name: text_of(value) for name, value in plan.unlike_its_stack.items()}
     texts |= {name: text_of(getattr(plan, name)) for name in ("micro_batch", "seq_len")}
     if choose_dtypes({"api": plan.api}, cluster)[0] and not {"param_dtype", "reduce_dtype"} & set(texts):
         texts["param_dtype"] = "none"

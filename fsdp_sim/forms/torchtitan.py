@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from fsdp_sim.forms.state import State
@@ -70,9 +70,7 @@ def torchtitan_toml(state: State) -> str:
 
 def _unsaid(plan: Plan) -> list[str]:
     """Fields that differ from torch's defaults and have no key."""
-    unsaid = [
-        name for name, f in Plan.__dataclass_fields__.items() if name not in SAID and getattr(plan, name) != f.default
-    ]
+    unsaid = [f.name for f in fields(Plan) if f.name not in SAID and getattr(plan, f.name) != f.default]
     if type(plan.reshard_after_forward) is int:
         unsaid.append("reshard_after_forward")
     if plan.reduce_dtype not in (None, "fp32") or plan.param_dtype == "fp16":

@@ -94,7 +94,7 @@ def check(owner: str, name: str, value: Any, allowed: Allowed) -> None:
 
 def _check_names(cls: type, names: list[str], kwargs: dict[str, Any]) -> None:
     for given, value in kwargs.items():
-        if given not in names:
+        if given not in names and given not in cls.__dataclass_fields__:  # which also has what only copies are given
             hint = did_you_mean(given, names, "it has")
             raise TypeError(f"{cls.__name__} has no field {given} (given {given}={value!r}); {hint}")
 
@@ -112,22 +112,29 @@ def spec(cls: type[_T]) -> type[_T]:
     """
     between_fields = cls.__dict__.get("__post_init__", lambda self: None)
 
-    def __post_init__(self: Any) -> None:  # noqa: N807
+    def __post_init__(self: Any, *of_a_copy: Any) -> None:  # noqa: N807
         for name, allowed in accepted.items():
             check(cls.__name__, name, getattr(self, name), allowed)
-        between_fields(self)
+        between_fields(self, *of_a_copy)
 
     cls.__post_init__ = __post_init__  # type: ignore[attr-defined]
     made: Any = dataclasses.dataclass(frozen=True)(cls)
     names = [f.name for f in dataclasses.fields(made) if f.init]
     accepted = {f.name: f.metadata["allowed"] for f in dataclasses.fields(made) if "allowed" in f.metadata}
-    init, complete = made.__init__, cls.__dict__.get("__given__", lambda given: given)
+    equal, init, complete = made.__eq__, made.__init__, cls.__dict__.get("__given__", lambda given: given)
 
     @functools.wraps(init)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
         _check_names(made, names, kwargs)
         init(self, *args, **complete(kwargs))
 
-    made.__init__ = __init__
+    def __eq__(self: Any, other: object) -> Any:  # noqa: N807
+        """Equal in every field; 1 is not True."""
+        found = equal(self, other)
+        if found is not True or self is other:
+            return found
+        return all((type(getattr(self, n)) is bool) == (type(getattr(other, n)) is bool) for n in names)
+
+    made.__init__, made.__eq__ = __init__, __eq__
     specified: type[_T] = made
     return specified

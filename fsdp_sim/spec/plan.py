@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import InitVar, fields
+from dataclasses import field as dataclass_field
 from typing import Any, Literal
 
 from fsdp_sim.spec.fields import Allowed, field, number, one_of, spec, whole
@@ -118,8 +120,8 @@ class Plan:
             that many parameters, a tuple of names those modules. (torch's ``size_based_auto_wrap_policy`` cuts inside
             of blocks too: `fsdp_sim.measure.model_from_module` takes it.)
         stack: the software that trains, by its name in ``stacks.toml``: it sets the fields from ``compile`` to
-            ``loss_metrics`` that are not given, and how long a step takes beside its kernels. A copy of a plan with
-            another stack keeps the fields that it has; build the plan anew.
+            ``loss_metrics`` that are not given, and how long a step takes beside its kernels. A copy with another stack
+            (``dataclasses.replace``) takes that one's.
         compile: whether ``torch.compile`` fuses the memory-bound kernels of each block.
         attention_impl: ``sdpa`` is fused (torch's own, FlashAttention-2), ``flash1`` fused with the kernels of 2023,
             ``math`` writes the matrix of scores.
@@ -187,6 +189,9 @@ class Plan:
         ValueError: Plan.grad_accum is 0; it must be a whole number >= 1
     """
 
+    # The fields that the stack has set. First, because `dataclasses.replace` passes on what it changes, then this, then
+    # what it copies.
+    _of_stack: InitVar[tuple[str, ...]] = dataclass_field(default=(), kw_only=True)
     api: Api = field(one_of("fsdp2", "fsdp1", "ddp", "zero1", "zero2"), default="fsdp2")
     reshard_after_forward: bool | int | None = field(one_of(True, False, None) | whole(1), default=None)
     forward_prefetch: int | bool | None = field(_DEPTH | _BOOL.explained("fsdp1"), default=None)
@@ -242,10 +247,15 @@ class Plan:
 
     @staticmethod
     def __given__(given: dict[str, Any]) -> dict[str, Any]:
-        """What is given, and what its stack adds to that."""
-        return stack_settings(given.get("stack", "plain")) | given
+        """What is given, and what its stack adds to that. What a copy has of its old stack is not given."""
+        names = list(given)
+        copied = names[names.index("_of_stack") :] if "_of_stack" in given else []
+        own = {name: given[name] for name in names if name not in copied or name not in given["_of_stack"]}
+        settings = stack_settings(given.get("stack", "plain"))
+        return settings | own | {"_of_stack": tuple(name for name in settings if name not in own)}
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, _of_stack: tuple[str, ...]) -> None:
+        object.__setattr__(self, "_of_stack", _of_stack)
         for name, apis in SETTINGS_OF.items():
             default = type(self).__dataclass_fields__[name].default
             if self.api not in apis and self._changes(name):
@@ -288,6 +298,13 @@ class Plan:
                 f"Plan.reshard_after_forward is {keep}, which does not divide shard_size {ranks}; as a number it must "
                 f"be one of {factors}"
             )
+
+    @property
+    def unlike_its_stack(self) -> dict[str, Any]:
+        """The stack, if it is not the plain one, and each field that has another value than a plan of that stack has."""
+        usual = {**type(self)(stack=self.stack).__dict__, "stack": "plain"}
+        own = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: value for name, value in own.items() if value != usual[name]}
 
     def _changes(self, name: str) -> bool:
         """Whether a field has another value than its default."""
