@@ -36,6 +36,7 @@ STATES = [
     "model=llama3-8b gpu=H100 gpus=64 seq_len=2048 latency_us=5 shard_size=8 straggler=1.2 jitter=0.02",
     "model=gpt2-124m gpu=V100 gpus=8 param_dtype=fp16 api=fsdp1 forward_prefetch=true",
     "model=gpt2-350m gpu=A100 gpus=32 inter='400 Gb/s RoCE per GPU' slow_node=2 wrap=layers.1,layers.2",
+    "model=gpt2-124m gpu=A100 gpus=8 stack=llm-foundry cross_entropy=torch",
     "model_name='a \\'quoted\\' \"name\"' " + TINY,
 ]
 
@@ -45,7 +46,7 @@ def state(words: str) -> State:
     return State.read(TINY).with_texts(State.read(words).texts)
 
 
-@pytest.mark.parametrize("line", [*STATES[:3], TINY])
+@pytest.mark.parametrize("line", [*STATES[:4], TINY])
 def test_the_python_predicts_the_same_step(line: str) -> None:
     asked = State.read(line)
     names: dict[str, object] = {}

@@ -13,6 +13,7 @@ PLANS = [
     Plan(api="fsdp1", backward_prefetch="none", cpu_offload=True),
     Plan(api="ddp", bucket_cap_mb=50.5, grad_accum=4, requires_gradient_sync="last"),
     Plan(wrap=("layers.3", "layers.4"), activation_checkpointing=2, optimizer="sgd", seq_len=256),
+    Plan(stack="llm-foundry", cross_entropy="torch"),
 ]
 
 

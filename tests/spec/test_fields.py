@@ -25,6 +25,7 @@ def test_a_spec_is_a_frozen_dataclass():
     assert (oven.name, oven.heat, oven.trays) == ("a", 1.0, 2)
     assert oven == Oven("a", trays=2)
     assert hash(oven) == hash(Oven("a", trays=2))
+    assert oven != Oven("a", trays=1)
     with pytest.raises(dataclasses.FrozenInstanceError):
         oven.trays = 3
 

@@ -74,3 +74,8 @@ def test_fields_that_go_together():
     assert Plan(api="fsdp1", sharding_strategy="HYBRID_SHARD", shard_size=8)
     assert Plan(shard_size=8, reshard_after_forward=4)
     assert Plan(api="ddp", bucket_cap_mb=1, requires_gradient_sync="last", grad_accum=2, param_dtype="bf16")
+
+
+def test_plans_that_say_1_and_true_are_two_plans():
+    assert Plan(reshard_after_forward=1) != Plan(reshard_after_forward=True)
+    assert Plan(bucket_cap_mb=25, api="ddp") == Plan(bucket_cap_mb=25.0, api="ddp")

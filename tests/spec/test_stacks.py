@@ -56,3 +56,12 @@ def test_an_unverified_stack_says_so() -> None:
 
     assert "prime-rl" in unverified
     assert "torchtitan" not in unverified
+
+
+def test_a_copy_with_another_stack_takes_its_settings_and_keeps_what_was_given() -> None:
+    compiled = Plan(stack="torchtitan-compiled", micro_batch=2)
+
+    assert replace(compiled, stack="hf-trainer") == Plan(stack="hf-trainer", micro_batch=2)
+    assert replace(compiled, stack="hf-trainer", compile=True) == Plan(stack="hf-trainer", compile=True, micro_batch=2)
+    assert replace(replace(compiled, compile=False), stack="torchtitan-compiled").compile is False
+    assert replace(compiled, seq_len=2048).compile is True
