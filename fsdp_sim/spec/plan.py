@@ -301,7 +301,7 @@ class Plan:
 
     @property
     def unlike_its_stack(self) -> dict[str, Any]:
-        """The stack, if it is not the plain one, and each field that has another value than a plan of that stack has."""
+        """The stack, if it is not the plain one, and each field that has another value than plans of that stack."""
         usual = {**type(self)(stack=self.stack).__dict__, "stack": "plain"}
         own = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: value for name, value in own.items() if value != usual[name]}
