@@ -92,7 +92,7 @@ def check(owner: str, name: str, value: Any, allowed: Allowed) -> None:
     raise ValueError(f"{owner}.{name} is {value!r}; it must be {allowed.words}{hint}")
 
 
-def _check_names(cls: type, names: list[str], kwargs: dict[str, Any]) -> None:
+def _check_names(cls: Any, names: list[str], kwargs: dict[str, Any]) -> None:
     for given, value in kwargs.items():
         if given not in names and given not in cls.__dataclass_fields__:  # which also has what only copies are given
             hint = did_you_mean(given, names, "it has")
