@@ -16,6 +16,7 @@ import os
 import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -141,15 +142,18 @@ def noticed_by(root: Path, file: str, edited: str, tests: list[str]) -> str:
     try:
         for some in tests:
             command = f"{sys.executable} -m pytest -q -x -p no:cacheprovider {some}"
-            try:
-                done = subprocess.run(
-                    command, shell=True, cwd=root, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S
-                )
-            except subprocess.TimeoutExpired:
-                return f"{some} did not end"
-            if done.returncode:
-                failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
-                return failed[1] if failed else done.stdout[-200:] + done.stderr[-200:]
+            with subprocess.Popen(
+                command, shell=True, cwd=root, env=environment, start_new_session=True,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            ) as running:  # fmt: skip
+                try:
+                    printed, _ = running.communicate(timeout=TIMEOUT_S)
+                except subprocess.TimeoutExpired:
+                    os.killpg(running.pid, signal.SIGKILL)  # all of it, not the shell alone: an edit may loop for ever
+                    return f"{some} did not end"
+            if running.returncode:
+                failed = re.search(r"^(?:FAILED|ERROR) (\S+)", printed, re.MULTILINE)
+                return failed[1] if failed else printed[-200:]
         return ""
     finally:
         write(before)

@@ -44,7 +44,7 @@ from __future__ import annotations
 import copy
 import os
 import warnings
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -275,7 +275,7 @@ class Unit:
         own = rows.new_empty(n)  # of which the sharded gradients will be views
         group = self.mesh.get_group()
         work = dist.reduce_scatter_tensor(own, rows.view(-1), op=dist.ReduceOp.AVG, group=group, async_op=True)
-        self.context.reduction = Reduction(params, rows, own, work)
+        self.context.reduction = params, rows, own, work
 
     # The four hooks
 
@@ -305,7 +305,9 @@ class Unit:
         if self.in_backward:
             return
         self.in_backward = True
-        self.context.queue_final_callback()
+        if not self.context.in_backward:
+            self.context.in_backward = True
+            Variable._execution_engine.queue_callback(self.context.final_callback)
         self.unshard()  # nothing to do if prefetched
         self.wait_for_unshard()
         if self.places and (place := self.places.pop()) > 0:  # backward goes through the units in reverse
@@ -350,12 +352,11 @@ def tensors_with_grad(tree: Any) -> list[Tensor]:
     found: list[Tensor] = []
 
     def visit(tensor: Tensor) -> Tensor:
-        if tensor.requires_grad:
-            found.append(tensor)
+        found.append(tensor)
         return tensor
 
     apply_to_tensors(visit, tree)
-    tensors = found.copy()
+    tensors = [t for t in found if t.requires_grad]
     found.clear()  # `apply_to_tensors` leaves `visit` in a cycle, and would keep them alive with it
     return tensors
 
@@ -368,23 +369,14 @@ def cast(tree: Any, dtype: torch.dtype | None) -> Any:
 # ---- What the units of one model share -------------------------------------------------------------------------------
 
 
-class Reduction(NamedTuple):
-    """A reduce-scatter under way."""
-
-    params: list[FSDPParam]
-    rows: Tensor  # (W, n): its input, which must live until it is over
-    own: Tensor  # (n): its output
-    work: dist.Work
-
-
 class Context:
     """Made by the first forward: whose forward runs first is the root, and all units below share this.
 
     Attributes:
         units: the root first.
         forward_order: units in the order in which their forward ended; who is called twice stands here twice.
-        reduction: the one reduce-scatter under way. Were there more, their inputs would pile up where the network is
-            slower than compute.
+        reduction: the one reduce-scatter under way: of which parameters, input (which must live until it is over),
+            output. Were there more, their inputs would pile up where the network is slower than compute.
     """
 
     def __init__(self, root: Unit) -> None:
@@ -392,7 +384,7 @@ class Context:
         self.device = torch.get_device_module(root.mesh.device_type)
         self.copy_in_stream = self.device.Stream(priority=-1)  # of torch.cpu: does nothing
         self.forward_order: list[Unit] = []
-        self.reduction: Reduction | None = None
+        self.reduction: tuple[list[FSDPParam], Tensor, Tensor, dist.Work] | None = None
         self.in_backward = False
         if any(hasattr(unit, "context") for unit in self.units):
             raise RuntimeError("a module inside ran its forward before the root did; run the root's first")
@@ -416,11 +408,6 @@ class Context:
         for p, piece in zip(params, pieces, strict=True):
             p.add_to_sharded_grad(piece)
 
-    def queue_final_callback(self) -> None:
-        if not self.in_backward:
-            self.in_backward = True
-            Variable._execution_engine.queue_callback(self.final_callback)
-
     def final_callback(self) -> None:
         """The end of backward, before ``loss.backward()`` returns."""
         for unit in self.units:
@@ -433,13 +420,6 @@ class Context:
 
 
 # ---- Try it ----------------------------------------------------------------------------------------------------------
-
-
-def make_model() -> nn.Sequential:
-    """Embedding, four transformer blocks, head: the same on every rank. 97 tokens and 35 hidden do not divide by 2."""
-    torch.manual_seed(0)
-    blocks = [nn.TransformerEncoderLayer(32, 4, 35, dropout=0.0, batch_first=True, norm_first=True) for _ in range(4)]
-    return nn.Sequential(nn.Embedding(97, 32), *blocks, nn.Linear(32, 97))
 
 
 def train(model: nn.Module, tokens: Tensor) -> Tensor:
@@ -457,18 +437,15 @@ def train(model: nn.Module, tokens: Tensor) -> Tensor:
 
 
 def main() -> None:
-    """Train a few steps with this file, with torch's `fully_shard` and with one process, and compare."""
+    """Train a few steps with one process, with this file and with torch's `fully_shard`, and compare."""
     warnings.simplefilter("ignore")  # the collectives have newer names in torch 2.13; the head returns a view
-    on_gpu = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
-    if on_gpu:
-        torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if on_gpu else "gloo")
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    mesh = init_device_mesh(device.type, (world_size,))
+    device = "cuda" if torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]) else "cpu"
+    mesh = init_device_mesh(device, (int(os.environ["WORLD_SIZE"]),))  # and the process group, and this rank's GPU
 
-    model = make_model().to(device)
-    tokens = torch.randint(97, (4 * world_size, 17)).to(device)  # (B, T + 1): of the seed in make_model
+    torch.manual_seed(0)  # the same on every rank. 97 tokens and 35 hidden do not divide by 2
+    blocks = [nn.TransformerEncoderLayer(32, 4, 35, dropout=0.0, batch_first=True, norm_first=True) for _ in range(4)]
+    model = nn.Sequential(nn.Embedding(97, 32), *blocks, nn.Linear(32, 97)).to(device)
+    tokens = torch.randint(97, (4 * mesh.size(), 17)).to(device)  # (B, T + 1)
     losses = {"one process": train(copy.deepcopy(model), tokens)}
     ways: dict[str, Any] = {"this file": fully_shard, "torch's": torch.distributed.fsdp.fully_shard}
     for name, shard in ways.items():
@@ -476,17 +453,16 @@ def main() -> None:
         for block in list(sharded)[1:-1]:
             shard(block, mesh=mesh)
         shard(sharded, mesh=mesh)
-        losses[name] = train(sharded, tokens.chunk(world_size)[rank])
+        losses[name] = train(sharded, tokens.chunk(mesh.size())[mesh.get_rank()])
         dist.all_reduce(losses[name], dist.ReduceOp.AVG)
 
-    if rank == 0:
-        print("step" + "".join(f"{name:>14}" for name in losses))
-        for step in range(5):
-            print(f"{step:4}" + "".join(f"{loss[step]:14.7f}" for loss in losses.values()))
+    if mesh.get_rank() == 0:
+        for name, of_steps in losses.items():
+            print(f"{name:12}" + "".join(f"{loss:12.7f}" for loss in of_steps))
     # some of a GPU's kernels add up in any order
-    for name, rtol in {"one process": 1e-5, "torch's": 1e-5 if on_gpu else 0.0}.items():
+    for name, rtol in {"one process": 1e-5, "torch's": 1e-5 if device == "cuda" else 0.0}.items():
         torch.testing.assert_close(losses["this file"], losses[name], rtol=rtol, atol=0)
-        if rank == 0:
+        if mesh.get_rank() == 0:
             print(f"{name}: equal {f'to {rtol}' if rtol else 'bit for bit'}")
     dist.destroy_process_group()
 

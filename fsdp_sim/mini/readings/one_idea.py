@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 
 
 class Gather(torch.autograd.Function):
@@ -138,11 +139,8 @@ def train(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 def main() -> None:
     """Train a small model on all ranks, and one with the whole batch on each."""
     warnings.simplefilter("ignore", FutureWarning)  # the collectives have newer names in torch 2.13
-    on_gpu = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
-    if on_gpu:
-        torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if on_gpu else "gloo")
+    device = "cuda" if torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]) else "cpu"
+    init_device_mesh(device, (int(os.environ["WORLD_SIZE"]),))  # and the process group, and this rank's GPU
     torch.manual_seed(0)  # the same on every rank
     model = nn.Sequential(nn.Linear(7, 10), nn.Tanh(), nn.Linear(10, 13), nn.Tanh(), nn.Linear(13, 1)).to(device)
     x = torch.randn(8 * dist.get_world_size(), 7, device=device)
