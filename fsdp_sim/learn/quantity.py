@@ -54,7 +54,7 @@ def in_unit(answer: Any, unit: str) -> Any:
     return number * scales[scale]
 
 
-def slip(factor: float, unit: str, close: float = 1e-3) -> str:
+def unit_meant(factor: float, unit: str, close: float = 1e-3) -> str:
     """What unit was meant if an answer is the truth times ``factor``, within ``close``; empty if none is known."""
     known = {1 / scale: name for name, scale in SCALES.get(unit, {}).items() if scale != 1}
     if unit == "bytes":

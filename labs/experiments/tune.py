@@ -99,7 +99,7 @@ def search(
         config: what all plans share.
         space: keys of the config, each with the values to try.
         steps: to time, in each of two rounds.
-        told: is called with what is timed.
+        report: is called with what is timed.
 
     Raises:
         ValueError: a value that cannot be pretended here. TypeError: a key that does not exist.

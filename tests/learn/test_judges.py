@@ -10,7 +10,7 @@ import torch
 from fsdp_sim.learn.apart import Trial, TrialRun
 from fsdp_sim.learn.compare import difference
 from fsdp_sim.learn.exercise import Wrong
-from fsdp_sim.learn.judges import Hides, Issues, Numbers, Order, Sends
+from fsdp_sim.learn.judges import BytesSent, CollectiveOrder, ExposedTime, Numbers, Order
 from fsdp_sim.learn.judges.account import dishonest, sent_bytes
 from fsdp_sim.learn.quantity import in_unit
 from fsdp_sim.learn.verdict import Grade
@@ -132,7 +132,7 @@ def test_too_few_and_too_many_operations_are_named(answer: list[str]) -> None:
 def test_the_order_on_ranks_is_held_against_a_built_program() -> None:
     words = {Op.ALL_GATHER: "all_gather", Op.REDUCE_SCATTER: "reduce_scatter"}
     program = [f"{words[i.op]}({i.unit})" for i in toy_program(2, world_size=2).ops if i.op in words]
-    check = Issues(lambda trial: program, "so torch issues them")
+    check = CollectiveOrder(lambda trial: program, "so torch issues them")
     records = [record(*label.rstrip(")").split("(")[:1], unit=label.rstrip(")").split("(")[1]) for label in program]
     trial = Trial((((),), ((),)))
 
@@ -177,13 +177,13 @@ def test_an_account_is_held_against_the_other_ranks_and_against_the_kernel(more:
     ("numel", "grade"), [(1000, Grade.OPTIMAL), (1200, Grade.GOOD), (1900, Grade.PASS), (2100, Grade.NOT_YET)]
 )
 def test_bytes_are_graded_against_the_lower_bound(numel: int, grade: Grade) -> None:
-    check = Sends(lambda trial: 4000, proof="it must", good=1.5, passes=2, cure="send less")
+    check = BytesSent(lambda trial: 4000, proof="it must", good=1.5, passes=2, cure="send less")
 
     assert check.look(Trial((((),),)), ran(records=[[record("send", numel)]])).grade is grade
 
 
 def test_less_than_the_lower_bound_is_no_record_but_a_fraud() -> None:
-    check = Sends(lambda trial: 4000, proof="it must", good=1.5, passes=2, cure="send less")
+    check = BytesSent(lambda trial: 4000, proof="it must", good=1.5, passes=2, cure="send less")
     finding = check.look(Trial((((),),)), ran(records=[[record("send", 10)]]))
 
     assert finding.grade is Grade.NOT_YET
@@ -193,7 +193,7 @@ def test_less_than_the_lower_bound_is_no_record_but_a_fraud() -> None:
 # ---------------------------------------------------------------------- exposure
 
 COST = Network(bandwidth_gbps=8.0, latency_us=0)  # an all-gather of 2 MB on 2 ranks: 1 MB, 1 ms
-HIDES = Hides(COST, compute_s=0.002, least=1, good=2, passes=2.5, cure="ask earlier")
+EXPOSED = ExposedTime(COST, compute_s=0.002, least=1, good=2, passes=2.5, cure="ask earlier")
 
 
 def events(*what: str) -> list[Event]:
@@ -226,13 +226,13 @@ def test_exposure_follows_from_the_order_of_asking_waiting_and_computing(
     what: list[str], exposed: float, grade: Grade
 ) -> None:
     timeline = Timeline(Header(producer="tests", clock="measured", world_size=1), events(*what))
-    finding = HIDES.look(Trial((((),),)), ran(answers=[[None]], timeline=timeline))
+    finding = EXPOSED.look(Trial((((),),)), ran(answers=[[None]], timeline=timeline))
 
-    assert HIDES.exposed(events(*what))[0] == pytest.approx(exposed)
+    assert EXPOSED.exposed(events(*what))[0] == pytest.approx(exposed)
     assert finding.grade is grade
 
 
 def test_the_culprit_is_named() -> None:
-    assert HIDES.exposed(events("g", "w0", "f", "g", "w3", "f"))[1] == (
+    assert EXPOSED.exposed(events("g", "w0", "f", "g", "w3", "f"))[1] == (
         "after FWD a a collective was issued and waited for at once; "
     )

@@ -40,7 +40,7 @@ class Result:
     Attributes:
         learner: the folder, or else the file, it was found in.
         tries, hints: None where only a notebook is known.
-        said: what the last check said, if it was not passed.
+        message: what the last check said, if it was not passed.
         mistake: the known wrong answer that this is, by the message it gets; empty if none is known.
     """
 
@@ -49,7 +49,7 @@ class Result:
     state: State
     tries: int | None = None
     hints: int | None = None
-    said: str = ""
+    message: str = ""
     mistake: str = ""
 
 
@@ -117,9 +117,9 @@ def as_csv(results: Sequence[Result]) -> str:
     """A line for each learner and exercise."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(("learner", "chapter", "exercise", "state", "tries", "hints", "mistake", "said"))
+    writer.writerow(("learner", "chapter", "exercise", "state", "tries", "hints", "mistake", "message"))
     for r in sorted(results, key=lambda r: (r.learner, list(names()).index(r.exercise))):
-        cells = (r.learner, names()[r.exercise], r.exercise, r.state, r.tries, r.hints, r.mistake, r.said)
+        cells = (r.learner, names()[r.exercise], r.exercise, r.state, r.tries, r.hints, r.mistake, r.message)
         writer.writerow("" if cell is None else _plain(cell) for cell in cells)
     return out.getvalue()
 
@@ -133,7 +133,7 @@ def _plain(cell: object) -> str:
 def _together(a: Result, b: Result) -> Result:
     """What a learner's progress and a notebook say of one exercise: the better state, and whatever either knows."""
     better = max(a, b, key=lambda result: STATES.index(result.state))
-    known = {field: getattr(a, field) or getattr(b, field) for field in ("tries", "hints", "said", "mistake")}
+    known = {field: getattr(a, field) or getattr(b, field) for field in ("tries", "hints", "message", "mistake")}
     return Result(a.learner, a.exercise, better.state, **known)
 
 
@@ -158,13 +158,13 @@ def _of_notebook(notebook: Any, learner: str) -> Iterator[Result]:
         name = (exercise.get("metadata") or {}).get("exercise")
         if name not in names():
             continue
-        grade, said = _verdict(check)
-        if grade is None or load(name).stub_says in said:
+        grade, message = _verdict(check)
+        if grade is None or load(name).stub_says in message:
             yield Result(learner, name, State.OPEN)
         elif grade:
             yield Result(learner, name, State.OPTIMAL if grade is Grade.OPTIMAL else State.PASSED)
         else:
-            yield Result(learner, name, State.TRIED, said=said, mistake=_mistake(name, said))
+            yield Result(learner, name, State.TRIED, message=message, mistake=_mistake(name, message))
 
 
 def _verdict(check: dict[str, Any]) -> tuple[Grade | None, str]:
@@ -184,5 +184,5 @@ def _messages(name: str) -> tuple[str, ...]:
     return tuple(sorted({w.message for w in (*exercise.wrong, *exercise.shortcuts)}, key=len, reverse=True))
 
 
-def _mistake(name: str, said: str) -> str:
-    return next((message for message in _messages(name) if message in said), "")
+def _mistake(name: str, message: str) -> str:
+    return next((known for known in _messages(name) if known in message), "")

@@ -14,7 +14,7 @@ from html import escape
 from string import ascii_lowercase
 from typing import Any, ClassVar
 
-from fsdp_sim.learn.quantity import in_unit, needs_unit, slip, written
+from fsdp_sim.learn.quantity import in_unit, needs_unit, unit_meant, written
 from fsdp_sim.learn.verdict import COLOURS, Grade
 
 CLOSE = 0.05
@@ -91,7 +91,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Slip:
+class Mistake:
     """A wrong number and why people arrive at it: "you forgot the backward all-gather", without a full stop."""
 
     value: float
@@ -111,7 +111,7 @@ class Number(Question):
 
     answer: float
     unit: str
-    slips: tuple[Slip, ...] = ()
+    mistakes: tuple[Mistake, ...] = ()
     rel: float = CLOSE
     abs_: float = 0.0
     how = "a number with its unit, such as 7.9 GB, 7.4 GiB, 3 ms, 45 GB/s, 40 % or 1.1k tokens"
@@ -129,10 +129,10 @@ class Number(Question):
             raise UnreadableError(f"{typed!r} of what? Write the unit, as in {written(1.5 * 10**9, self.unit)}")
         if self.accepts(value):
             return True, ""
-        near = [s for s in self.slips if math.isclose(value, s.value, rel_tol=self.rel, abs_tol=self.abs_)]
+        near = [m for m in self.mistakes if math.isclose(value, m.value, rel_tol=self.rel, abs_tol=self.abs_)]
         if near:
-            return False, min(near, key=lambda s: abs(s.value - value)).cause
-        meant = slip(value / self.answer, self.unit, close=self.rel) if self.answer else ""
+            return False, min(near, key=lambda m: abs(m.value - value)).cause
+        meant = unit_meant(value / self.answer, self.unit, close=self.rel) if self.answer else ""
         return False, f"the digits are right, and the unit would have to be {meant}" if meant else ""
 
     def accepts(self, value: float) -> bool:

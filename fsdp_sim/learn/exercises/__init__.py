@@ -22,8 +22,8 @@ The judge, from `fsdp_sim.learn.judges` (a plan's from ``judges.plans``), and a 
 
 Truth is computed, in the notebook's process, from the library or from all ranks' inputs: never stored. Where answers
 are compared (the first four), a known wrong answer's message is also what a learner with the same answer is told. Where
-code runs on ranks, the judge finds causes in the results (``causes``) and in the ranks' accounts (``checks``: Uses,
-Sends, Holds, Hides, Issues).
+code runs on ranks, the judge finds causes in the results (``causes``) and in the ranks' accounts (``checks``:
+OnlyCollectives, BytesSent, PeakBytes, ExposedTime, CollectiveOrder).
 
 To try one:
 

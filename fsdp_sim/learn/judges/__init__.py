@@ -3,22 +3,22 @@
 `fsdp_sim.learn.judges.plans.BestPlan` is imported from its file: it brings the simulator, which no other judge needs.
 """
 
-from fsdp_sim.learn.judges.account import Busiest, Holds, Issues, Sends, Uses
+from fsdp_sim.learn.judges.account import BusiestRankBytes, BytesSent, CollectiveOrder, OnlyCollectives, PeakBytes
 from fsdp_sim.learn.judges.answers import Numbers, Order
 from fsdp_sim.learn.judges.claims import Claim
-from fsdp_sim.learn.judges.exposure import Hides
+from fsdp_sim.learn.judges.exposure import ExposedTime
 from fsdp_sim.learn.judges.ranks import Inputs, OnRanks
 
 __all__ = [
-    "Busiest",
+    "BusiestRankBytes",
+    "BytesSent",
     "Claim",
-    "Hides",
-    "Holds",
+    "CollectiveOrder",
+    "ExposedTime",
     "Inputs",
-    "Issues",
     "Numbers",
     "OnRanks",
+    "OnlyCollectives",
     "Order",
-    "Sends",
-    "Uses",
+    "PeakBytes",
 ]

@@ -79,7 +79,7 @@ def dishonest(ran: TrialRun) -> str:
 
 
 @dataclass(frozen=True)
-class Uses:
+class OnlyCollectives:
     """Only these collectives (words of the account: ``send``, ``recv``, ``all_gather``, ...) are issued."""
 
     only: frozenset[str]
@@ -98,7 +98,7 @@ class Uses:
 
 
 @dataclass(frozen=True)
-class Issues:
+class CollectiveOrder:
     """Each rank issues these operations in this order: those of a built program, as words of the account."""
 
     order: Callable[[Trial], Sequence[str]]
@@ -154,7 +154,7 @@ class _Bounded:
 
 
 @dataclass(frozen=True)
-class Sends(_Bounded):
+class BytesSent(_Bounded):
     """The bytes that each rank sends."""
 
     def look(self, trial: Trial, ran: TrialRun) -> Finding:
@@ -162,7 +162,7 @@ class Sends(_Bounded):
 
 
 @dataclass(frozen=True)
-class Busiest:
+class BusiestRankBytes:
     """The bytes that the busiest rank sends, against its share of what all ranks together must send.
 
     A single rank may send less than its share and still have the right result; all together cannot.
@@ -205,7 +205,7 @@ class Busiest:
 
 
 @dataclass(frozen=True)
-class Holds(_Bounded):
+class PeakBytes(_Bounded):
     """The most bytes that the tensors of each rank hold at once."""
 
     def look(self, trial: Trial, ran: TrialRun) -> Finding:

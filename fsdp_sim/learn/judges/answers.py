@@ -12,7 +12,7 @@ from typing import Any
 from fsdp_sim.learn.apart import Trial, TrialRun
 from fsdp_sim.learn.compare import difference
 from fsdp_sim.learn.exercise import Wrong
-from fsdp_sim.learn.quantity import slip
+from fsdp_sim.learn.quantity import unit_meant
 from fsdp_sim.learn.verdict import Finding, Grade
 
 Case = tuple[Any, ...]
@@ -89,7 +89,7 @@ class Numbers:
         pairs = list(zip(truths, answers, strict=True))
         if not all(isinstance(x, (int, float)) and x for pair in pairs for x in pair):
             return ""
-        meant = {slip(answer / truth, self.unit) for truth, answer in pairs}
+        meant = {unit_meant(answer / truth, self.unit) for truth, answer in pairs}
         return f"that is in {meant.pop()}; asked for are {self.unit}" if len(meant) == 1 and "" not in meant else ""
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Hides:
+class ExposedTime:
     """How much communication is exposed, in times of one collective; the exercise records its compute as FWD and BWD.
 
     Attributes:

@@ -32,7 +32,7 @@ class OnRanks:
             the kernel counts shows.
         truth: what each rank should return, computed in one process from the inputs of all.
         causes: what each rank would return after a usual mistake, and the sentence that names it.
-        checks: of the account: `Uses`, `Issues`, `Sends`, `Holds`, `Hides`.
+        checks: of the account: `OnlyCollectives`, `CollectiveOrder`, `BytesSent`, `PeakBytes`, `ExposedTime`.
         network: a slow one.
         rel, abs_: how far numbers may be off.
     """

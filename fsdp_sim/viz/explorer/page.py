@@ -35,7 +35,7 @@ input {{ width: 100%; accent-color: #0072B2; }}
 .stale #figure {{ opacity: .35; }}
 """
 _SCRIPT = """
-const { keys, values, told, start } = JSON.parse(document.getElementById("frames").textContent);
+const { keys, values, sentences, start } = JSON.parse(document.getElementById("frames").textContent);
 const inputs = keys.map((key) => document.getElementById("vary-" + key));
 const figure = document.getElementById("figure").querySelector(".plotly-graph-div");
 function show() {
@@ -45,7 +45,7 @@ function show() {
     input.setAttribute("aria-valuetext", text);
     document.getElementById("now-" + keys[n]).textContent = text;
   });
-  const name = at.join(","), words = told[name];
+  const name = at.join(","), words = sentences[name];
   const paragraphs = words.text.split("\\n\\n").map((text) => {
     const p = document.createElement("p");
     p.textContent = text;
@@ -92,7 +92,7 @@ def explorer_page(
         raise ValueError(f"{count} combinations are to be computed; a page has up to {MOST_FRAMES}: vary less")
     texts = [[None if value is None else text_of(value) for value in values] for values in vary.values()]
     scenes: dict[str, Scene] = {}
-    told: dict[str, dict[str, Any]] = {}
+    sentences: dict[str, dict[str, Any]] = {}
     for places in itertools.product(*(range(len(values)) for values in texts)):
         name = ",".join(map(str, places))
         chosen = {key: values[at] for key, values, at in zip(vary, texts, places, strict=True)}
@@ -100,19 +100,19 @@ def explorer_page(
         try:
             sim = now.simulate()
             scenes[name] = scene(sim)
-            said = words.finding(now, sim, sim.explain())
+            sentence = words.finding(now, sim, sim.explain())
         except ValueError as error:
-            said = f"Impossible: {error}. The figure still shows the last plan that works."
-        told[name] = {"text": said, "state": now.line, "possible": name in scenes}
+            sentence = f"Impossible: {error}. The figure still shows the last plan that works."
+        sentences[name] = {"text": sentence, "state": now.line, "possible": name in scenes}
     at = [values.index(text) if (text := begun.texts.get(key)) in values else 0
           for key, values in zip(vary, texts, strict=True)]  # fmt: skip
     first = ",".join(map(str, at))
     if first not in scenes:
         raise ValueError(
-            f"the page begins at {told[first]['state']!r}: {told[first]['text'].removeprefix('Impossible: ')}"
+            f"the page begins at {sentences[first]['state']!r}: {sentences[first]['text'].removeprefix('Impossible: ')}"
         )
     shown = [[_read(key, text) for text in values] for key, values in zip(vary, texts, strict=True)]
-    data = {"keys": list(vary), "values": shown, "told": told, "start": at}
+    data = {"keys": list(vary), "values": shown, "sentences": sentences, "start": at}
     figure = _figure(scenes, first, dark)
     body = _body(figure, scenes[first], data, title or f"Explore {begun.model.name}")
     if len(body) > MOST_BYTES:
@@ -159,7 +159,7 @@ def _traces(seen: Scene) -> list[dict[str, Any]]:
 
 
 def _body(figure: go.Figure, seen: Scene, data: dict[str, Any], title: str) -> str:
-    told = data["told"][",".join(map(str, data["start"]))]
+    first = data["sentences"][",".join(map(str, data["start"]))]
     sliders = "\n".join(
         f'<label for="vary-{escape(key)}">{escape(key)}'
         f'<input type="range" id="vary-{escape(key)}" min="0" max="{len(values) - 1}" step="1" value="{at}" '
@@ -171,7 +171,7 @@ def _body(figure: go.Figure, seen: Scene, data: dict[str, Any], title: str) -> s
         div_id="explorer",
     )  # fmt: skip
     frames = json.dumps(data).replace("</", "<\\/")
-    said = "".join(f"<p>{escape(text)}</p>" for text in told["text"].split("\n\n"))
+    paragraphs = "".join(f"<p>{escape(text)}</p>" for text in first["text"].split("\n\n"))
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -187,10 +187,10 @@ def _body(figure: go.Figure, seen: Scene, data: dict[str, Any], title: str) -> s
 <main>
 <h1>{escape(title)}</h1>
 {sliders}
-<div id="words" role="status" aria-live="polite">{said}</div>
+<div id="words" role="status" aria-live="polite">{paragraphs}</div>
 <div id="figure">{drawn}</div>
 {legend_html(seen)}
-<p><small>The plan in words: <code id="state">{escape(told["state"])}</code></small></p>
+<p><small>The plan in words: <code id="state">{escape(first["state"])}</code></small></p>
 </main>
 <script type="application/json" id="frames">{frames}</script>
 <script>{_SCRIPT}</script>

@@ -13,6 +13,6 @@ There was no cluster at hand: both files are checked by shellcheck, by the schem
 the options of torchrun and labs.train, and have not been run on one.
 """
 
-from labs.cluster.launch.settings import Setting, read_settings
+from labs.cluster.launch.settings import EnvironmentVariable, read_settings
 
-__all__ = ["Setting", "read_settings"]
+__all__ = ["EnvironmentVariable", "read_settings"]

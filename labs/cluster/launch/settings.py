@@ -11,8 +11,8 @@ from rich.table import Table
 FOLDER = Path(__file__).parent
 
 
-class Setting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An environment variable.
+class EnvironmentVariable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One that is set for a job, or may be.
 
     Attributes:
         what: what it does.
@@ -28,10 +28,10 @@ class Setting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     value: str = ""
 
 
-def read_settings() -> tuple[Setting, ...]:
+def read_settings() -> tuple[EnvironmentVariable, ...]:
     """All of settings.toml, in its order."""
     content = tomllib.loads((FOLDER / "settings.toml").read_text())
-    return msgspec.convert(content["setting"], tuple[Setting, ...])
+    return msgspec.convert(content["setting"], tuple[EnvironmentVariable, ...])
 
 
 def table() -> Table:

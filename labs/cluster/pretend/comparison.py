@@ -157,7 +157,7 @@ def compare(
 
     Args:
         setups: by name.
-        told: is called with the name of each before it starts.
+        report: is called with the name of each before it starts.
 
     Raises:
         ValueError: as `pretend`.

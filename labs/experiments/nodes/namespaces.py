@@ -65,7 +65,7 @@ class Nodes:
     Attributes:
         nodes: the head node is the first: ranks meet at its address and port.
         apart: whether each has a network of its own.
-        told: where they are, in a sentence for the reader.
+        description: where they are, in a sentence for the reader.
     """
 
     nodes: tuple[Node, Node]

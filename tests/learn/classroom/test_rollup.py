@@ -117,5 +117,5 @@ def test_what_a_learner_wrote_drives_no_terminal(tmp_path: Path) -> None:
     (tmp_path / "eve\x1b[2J" / "04.ipynb").write_text(notebook("✗ Not yet: \x1b]0;title\x07 \u202e"))
     (tmp_path / "mal\x1b[2J.json").write_text("{")
     ((result,), (sentence,)) = gather(tmp_path)
-    assert (result.learner, result.said) == (r"eve\x1b[2J", r"\x1b]0;title\x07 \u202e")
+    assert (result.learner, result.message) == (r"eve\x1b[2J", r"\x1b]0;title\x07 \u202e")
     assert sentence.startswith(r"mal\x1b[2J.json: ")

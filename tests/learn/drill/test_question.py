@@ -2,7 +2,7 @@
 
 import pytest
 
-from fsdp_sim.learn.drill.question import Choice, Number, Order, Slip, UnreadableError
+from fsdp_sim.learn.drill.question import Choice, Mistake, Number, Order, UnreadableError
 
 STATES = Number(
     text="How many bytes?",
@@ -10,7 +10,7 @@ STATES = Number(
     given={},
     answer=8e9,
     unit="bytes",
-    slips=(Slip(128e9, "that is without sharding"),),
+    mistakes=(Mistake(128e9, "that is without sharding"),),
 )
 HIDES = Number(text="How many tokens?", why="", given={}, answer=1100, unit="tokens", rel=0.05)
 WHO = Choice(

@@ -82,9 +82,9 @@ def test_a_known_slip_is_answered_with_its_cause(template: Template, n: int) -> 
     said = set()
     for question in instances(template, n):
         if isinstance(question, Number):
-            for slip in question.slips:
-                if not question.accepts(slip.value):
-                    typed = f"{slip.value!r} {written(1, question.unit).partition(' ')[2]}"
+            for mistake in question.mistakes:
+                if not question.accepts(mistake.value):
+                    typed = f"{mistake.value!r} {written(1, question.unit).partition(' ')[2]}"
                     reply = question.grade(typed)
                     assert not reply.right
                     assert reply.cause, (typed, question.text)

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch.nn import functional
 
 from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
-from fsdp_sim.learn.judges import Inputs, OnRanks, Uses
+from fsdp_sim.learn.judges import Inputs, OnlyCollectives, OnRanks
 
 RANKS, WIDTH = 3, 4096
 
@@ -105,7 +105,7 @@ EXERCISE = Exercise(
             (filled_up, "the rows of zeros that filled the others up are still there: they count in every score"),
             (cut_down, "every rank has been cut to the rows of the one that has fewest: some are not evaluated"),
         ),
-        checks=(Uses(frozenset({"all_gather", "all_reduce"}), "gathers and reductions are all it takes"),),
+        checks=(OnlyCollectives(frozenset({"all_gather", "all_reduce"}), "gathers and reductions are all it takes"),),
     ),
     wrong=(
         mutant(

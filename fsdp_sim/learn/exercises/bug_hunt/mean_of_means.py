@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
-from fsdp_sim.learn.judges import Inputs, OnRanks, Uses
+from fsdp_sim.learn.judges import Inputs, OnlyCollectives, OnRanks
 
 RANKS, NUMBERS = 4, 60_000
 
@@ -80,7 +80,7 @@ EXERCISE = Exercise(
             (summed, "it is the sum over all tokens; divide by their number"),
             (by_own_tokens, "it is divided by this rank's tokens, and the ranks have different numbers of them"),
         ),
-        checks=(Uses(frozenset({"all_reduce"}), "the tokens' gradients stay where they are"),),
+        checks=(OnlyCollectives(frozenset({"all_reduce"}), "the tokens' gradients stay where they are"),),
     ),
     wrong=(
         Wrong(stub, "it is the mean of the ranks' means"),

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from fsdp_sim.learn.apart import Trial
 from fsdp_sim.learn.edit import Edit
 from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
-from fsdp_sim.learn.judges import Holds, Inputs, OnRanks, Uses
+from fsdp_sim.learn.judges import Inputs, OnlyCollectives, OnRanks, PeakBytes
 
 RANKS, UNITS, WIDTH, ROWS = 2, 4, 256, 4
 UNIT_BYTES = WIDTH * WIDTH * 4
@@ -118,8 +118,8 @@ EXERCISE = Exercise(
             ),
         ),
         checks=(
-            Uses(frozenset({"all_gather"}), "all-gathers are all it takes"),
-            Holds(
+            OnlyCollectives(frozenset({"all_gather"}), "all-gathers are all it takes"),
+            PeakBytes(
                 least_bytes,
                 proof="its shards, a buffer, and the gradients",
                 good=1.1,

@@ -14,7 +14,7 @@ from fsdp_sim.learn.apart import Trial, TrialRun
 from fsdp_sim.learn.edit import Edit
 from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.inside import WAIT
-from fsdp_sim.learn.judges import Inputs, OnRanks, Uses
+from fsdp_sim.learn.judges import Inputs, OnlyCollectives, OnRanks
 from fsdp_sim.learn.verdict import Finding, Grade
 from fsdp_sim.timeline import COLLECTIVES, RECORDER, Op
 
@@ -133,7 +133,7 @@ EXERCISE = Exercise(
     judge=OrderFirst(
         inputs=inputs,
         truth=in_one_process,
-        checks=(Uses(frozenset({"all_gather"}), "all-gathers are all it takes"),),
+        checks=(OnlyCollectives(frozenset({"all_gather"}), "all-gathers are all it takes"),),
         abs_=1e-4,
     ),
     wrong=(

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from fsdp_sim.learn.edit import Edit
 from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.exercises.bug_hunt import Tensors
-from fsdp_sim.learn.judges import Inputs, OnRanks, Uses
+from fsdp_sim.learn.judges import Inputs, OnlyCollectives, OnRanks
 
 RANKS, NUMBERS = 3, 20_000
 NAMES = ("query", "key", "value", "output")
@@ -96,7 +96,7 @@ EXERCISE = Exercise(
                 "these are sums over the ranks, not their means",
             ),
         ),
-        checks=(Uses(frozenset({"all_reduce"}), "all-reduces are all it takes"),),
+        checks=(OnlyCollectives(frozenset({"all_reduce"}), "all-reduces are all it takes"),),
     ),
     wrong=(
         Wrong(as_one, "gradients of different parameters were added up"),

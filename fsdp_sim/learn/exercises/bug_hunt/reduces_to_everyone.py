@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from fsdp_sim.learn.apart import Trial
 from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
-from fsdp_sim.learn.judges import Inputs, OnRanks, Sends
+from fsdp_sim.learn.judges import BytesSent, Inputs, OnRanks
 
 RANKS, NUMBERS = 4, 80_000
 
@@ -79,7 +79,7 @@ EXERCISE = Exercise(
         inputs=inputs,
         truth=in_one_process,
         checks=(
-            Sends(
+            BytesSent(
                 least_bytes,
                 proof="of every other rank's piece a rank has a share that only it knows",
                 good=1.1,

@@ -12,7 +12,7 @@ from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
 from fsdp_sim.learn.edit import Edit
 from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
-from fsdp_sim.learn.judges import Inputs, OnRanks, Uses
+from fsdp_sim.learn.judges import Inputs, OnlyCollectives, OnRanks
 
 RANKS, STEPS, NUMBERS, LR, SCALE = 2, 4, 60_000, 0.1, 1024.0
 
@@ -147,7 +147,7 @@ EXERCISE = Exercise(
             (scales_differ, "all skipped the step, but the scales differ: the next gradients are scaled differently"),
             (nobody_skips, "nobody skipped the step, and an inf went into the weights"),
         ),
-        checks=(Uses(frozenset({"all_reduce"}), "one flag is all that has to be agreed on"),),
+        checks=(OnlyCollectives(frozenset({"all_reduce"}), "one flag is all that has to be agreed on"),),
         abs_=1e-4,
     ),
     wrong=(

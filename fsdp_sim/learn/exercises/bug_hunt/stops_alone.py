@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from fsdp_sim.learn.edit import Edit
 from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
-from fsdp_sim.learn.judges import Inputs, OnRanks, Uses
+from fsdp_sim.learn.judges import Inputs, OnlyCollectives, OnRanks
 
 RANKS, STEPS, NUMBERS, LIMIT = 4, 6, 20_000, 10.0
 
@@ -89,7 +89,7 @@ EXERCISE = Exercise(
                 "the step with the bad loss was done: decide before its gradients are reduced",
             ),
         ),
-        checks=(Uses(frozenset({"all_reduce"}), "all-reduces are all it takes"),),
+        checks=(OnlyCollectives(frozenset({"all_reduce"}), "all-reduces are all it takes"),),
         abs_=1e-4,
     ),
     wrong=(

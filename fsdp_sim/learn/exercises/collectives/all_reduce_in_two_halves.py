@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from fsdp_sim.learn.apart import Trial
 from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
-from fsdp_sim.learn.judges import Inputs, OnRanks, Sends, Uses
+from fsdp_sim.learn.judges import BytesSent, Inputs, OnlyCollectives, OnRanks
 
 RANKS, NUMBERS = 4, 60_000
 
@@ -80,8 +80,8 @@ EXERCISE = Exercise(
         truth=in_one_process,
         causes=((rest_not_reduced, "the numbers beyond the last even piece are this rank's own: pad, do not cut"),),
         checks=(
-            Uses(frozenset({"reduce_scatter", "all_gather"}), "build it from its two halves"),
-            Sends(
+            OnlyCollectives(frozenset({"reduce_scatter", "all_gather"}), "build it from its two halves"),
+            BytesSent(
                 least_bytes,
                 proof="a ring all-reduce sends as much, and none can send less when all ranks send alike",
                 good=1.1,

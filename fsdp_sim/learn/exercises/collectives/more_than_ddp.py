@@ -76,7 +76,7 @@ def in_the_program(inputs: Inputs) -> list[dict[str, Any]]:
     return [{"exactly 1.5": ratio == 1.5, "ratio": ratio}] * RANKS
 
 
-def said(ratio: float, holds: bool) -> Callable[[Inputs], list[dict[str, Any]]]:
+def fixed(ratio: float, holds: bool) -> Callable[[Inputs], list[dict[str, Any]]]:
     return lambda inputs: [{"exactly 1.5": holds, "ratio": ratio}] * RANKS
 
 
@@ -131,8 +131,8 @@ EXERCISE = Exercise(
         inputs=inputs,
         truth=in_the_program,
         causes=(
-            (said(1.5, True), "1.5 is what it is when every unit is freed, the root too; the default keeps the root"),
-            (said(1.0, False), "1 is what it is when nothing is gathered twice: by reshard_after_forward=False, or in "
+            (fixed(1.5, True), "1.5 is what it is when every unit is freed, the root too; the default keeps the root"),
+            (fixed(1.0, False), "1 is what it is when nothing is gathered twice: by reshard_after_forward=False, or in "
             "one unit, the root"),
             (upside_down, "that is DDP's over FSDP's"),
             (lambda inputs: [t | {"exactly 1.5": True} for t in in_the_program(inputs)],

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from fsdp_sim.learn.apart import Trial
 from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
-from fsdp_sim.learn.judges import Inputs, OnRanks, Sends, Uses
+from fsdp_sim.learn.judges import BytesSent, Inputs, OnlyCollectives, OnRanks
 
 RANKS, NUMBERS = 4, 50_000
 
@@ -115,8 +115,8 @@ EXERCISE = Exercise(
             ),
         ),
         checks=(
-            Uses(frozenset({"send", "recv"}), "build it from sends and receives"),
-            Sends(
+            OnlyCollectives(frozenset({"send", "recv"}), "build it from sends and receives"),
+            BytesSent(
                 least_bytes,
                 proof="each of its W-1 rows for the others has to leave it once",
                 good=1.5,

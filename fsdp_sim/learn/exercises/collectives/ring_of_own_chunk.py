@@ -10,7 +10,7 @@ import torch.distributed as dist
 from fsdp_sim.learn.apart import Trial, TrialRun
 from fsdp_sim.learn.edit import Edit
 from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
-from fsdp_sim.learn.judges import Inputs, OnRanks, Sends, Uses
+from fsdp_sim.learn.judges import BytesSent, Inputs, OnlyCollectives, OnRanks
 from fsdp_sim.learn.verdict import Finding, Grade
 
 RANKS, NUMBERS = 4, 50_000
@@ -143,9 +143,9 @@ EXERCISE = Exercise(
             (in_order_of_arrival, "all chunks are there, in the order of arrival: row r should be the chunk of rank r"),
         ),
         checks=(
-            Uses(frozenset({"send", "recv"}), "the point is to pass chunks on"),
+            OnlyCollectives(frozenset({"send", "recv"}), "the point is to pass chunks on"),
             ToTheNext(),
-            Sends(
+            BytesSent(
                 least_bytes,
                 proof="W-1 chunks reach each rank, and each comes from the rank before",
                 good=1.1,

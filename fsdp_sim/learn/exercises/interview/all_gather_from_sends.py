@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from fsdp_sim.learn.apart import Trial
 from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
-from fsdp_sim.learn.judges import Busiest, Inputs, OnRanks, Uses
+from fsdp_sim.learn.judges import BusiestRankBytes, Inputs, OnlyCollectives, OnRanks
 
 RANKS, NUMBERS = 4, 50_000
 
@@ -134,8 +134,8 @@ EXERCISE = Exercise(
             ),
         ),
         checks=(
-            Uses(frozenset({"send", "recv"}), "build it from sends and receives"),
-            Busiest(
+            OnlyCollectives(frozenset({"send", "recv"}), "build it from sends and receives"),
+            BusiestRankBytes(
                 least_bytes,
                 proof="W-1 shards have to reach each of the W ranks",
                 good=1.5,

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from fsdp_sim.learn.apart import Trial, TrialRun
 from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.inside import WAIT
-from fsdp_sim.learn.judges import Inputs, OnRanks, Uses
+from fsdp_sim.learn.judges import Inputs, OnlyCollectives, OnRanks
 from fsdp_sim.learn.verdict import Finding, Grade
 from fsdp_sim.timeline import Op
 
@@ -220,7 +220,7 @@ EXERCISE = Exercise(
             (summed, f"it is {RANKS} times too large: a sum over {RANKS} ranks where the mean is asked for"),
             (last_bucket_left, "the gradients of the last bucket, which is never full, are this rank's own"),
         ),
-        checks=(Uses(frozenset({"all_reduce"}), "one all-reduce for each bucket"), InBuckets()),
+        checks=(OnlyCollectives(frozenset({"all_reduce"}), "one all-reduce for each bucket"), InBuckets()),
     ),
     wrong=(
         Wrong(reduced(only_full_ones), "the last bucket, which is never full"),

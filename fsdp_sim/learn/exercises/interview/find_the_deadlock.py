@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from fsdp_sim.learn.edit import Edit
 from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
-from fsdp_sim.learn.judges import Inputs, Issues, OnRanks
+from fsdp_sim.learn.judges import CollectiveOrder, Inputs, OnRanks
 
 RANKS, NUMBERS, LR, LIMIT = 4, 40_000, 0.1, 100.0
 
@@ -139,7 +139,7 @@ EXERCISE = Exercise(
             (lambda i: trained(i, summed), "the norms of the parts were added up; their squares may be"),
         ),
         checks=(
-            Issues(
+            CollectiveOrder(
                 lambda trial: ["reduce_scatter", "all_reduce", "all_gather"] * 4,
                 "the three of each step, on every rank",
             ),

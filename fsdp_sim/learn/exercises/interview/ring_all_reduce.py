@@ -8,7 +8,7 @@ import torch.distributed as dist
 from fsdp_sim.learn.apart import Trial
 from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.exercises.collectives.ring_of_own_chunk import ToTheNext
-from fsdp_sim.learn.judges import Busiest, Inputs, OnRanks, Uses
+from fsdp_sim.learn.judges import BusiestRankBytes, Inputs, OnlyCollectives, OnRanks
 
 RANKS, NUMBERS = 4, 60_000
 
@@ -173,9 +173,9 @@ EXERCISE = Exercise(
             (one_step_short, "one step is missing: the last piece of each rank is not the sum yet"),
         ),
         checks=(
-            Uses(frozenset({"send", "recv"}), "build it from sends and receives"),
+            OnlyCollectives(frozenset({"send", "recv"}), "build it from sends and receives"),
             ToTheNext(),
-            Busiest(
+            BusiestRankBytes(
                 least_bytes,
                 proof="each number takes W-1 sends to be summed up and W-1 to come back to all",
                 good=1.1,

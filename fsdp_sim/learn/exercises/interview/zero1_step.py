@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from fsdp_sim.learn.apart import Trial
 from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
-from fsdp_sim.learn.judges import Inputs, Issues, OnRanks, Sends
+from fsdp_sim.learn.judges import BytesSent, CollectiveOrder, Inputs, OnRanks
 
 RANKS, NUMBERS, LR, BETA = 4, 60_000, 0.1, 0.9
 
@@ -134,11 +134,11 @@ EXERCISE = Exercise(
             ),
         ),
         checks=(
-            Issues(
+            CollectiveOrder(
                 lambda trial: ["reduce_scatter", "all_gather"],
                 "a rank needs the mean gradient of its part alone, and the others its new weights",
             ),
-            Sends(
+            BytesSent(
                 least_bytes,
                 proof="a ring sends (W-1)/W of them for each of the two collectives",
                 good=1.1,

@@ -17,7 +17,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from fsdp_sim.learn.apart import Trial, TrialRun
 from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
-from fsdp_sim.learn.judges import Inputs, OnRanks, Uses
+from fsdp_sim.learn.judges import Inputs, OnlyCollectives, OnRanks
 from fsdp_sim.learn.verdict import Finding, Grade
 
 RANKS, BLOCKS, WIDTH = 2, 3, 64
@@ -123,7 +123,9 @@ EXERCISE = Exercise(
             ),
         ),
         checks=(
-            Uses(frozenset({"all_gather", "reduce_scatter", "all_reduce"}), "DDP sends its weights when it wraps"),
+            OnlyCollectives(
+                frozenset({"all_gather", "reduce_scatter", "all_reduce"}), "DDP sends its weights when it wraps"
+            ),
             Reduces(
                 BLOCKS + 1,
                 {

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from fsdp_sim.learn.edit import Edit
 from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
-from fsdp_sim.learn.judges import Inputs, OnRanks, Uses
+from fsdp_sim.learn.judges import Inputs, OnlyCollectives, OnRanks
 
 RANKS, NUMBERS = 4, 20_000
 TOKENS = (1, 2, 3, 5, 6, 8, 9, 12)  # in the micro-batches, two for each rank, in an order that is drawn
@@ -95,7 +95,7 @@ EXERCISE = Exercise(
                 "the micro-batches' means are added up and not divided",
             ),
         ),
-        checks=(Uses(frozenset({"all_reduce"}), "all-reduces are all it takes"),),
+        checks=(OnlyCollectives(frozenset({"all_reduce"}), "all-reduces are all it takes"),),
         abs_=1e-4,
     ),
     wrong=(

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from fsdp_sim.learn.apart import Trial
 from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
-from fsdp_sim.learn.judges import Inputs, Issues, OnRanks, Sends
+from fsdp_sim.learn.judges import BytesSent, CollectiveOrder, Inputs, OnRanks
 
 RANKS, ROWS, COLUMNS, LR = 2, 128, 1_000, 0.5  # of two numbers the sum rounds alike in any order
 
@@ -116,8 +116,8 @@ EXERCISE = Exercise(
             (lambda i: stepped(i, divide=1), "the gradients are summed over the ranks where their mean is asked for"),
         ),
         checks=(
-            Issues(lambda trial: ["all_gather", "reduce_scatter"], "one gather, one reduction"),
-            Sends(
+            CollectiveOrder(lambda trial: ["all_gather", "reduce_scatter"], "one gather, one reduction"),
+            BytesSent(
                 least_bytes,
                 proof="2 bytes for each number gathered, 4 for each reduced",
                 good=1.05,

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from fsdp_sim.learn.apart import Trial
 from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
-from fsdp_sim.learn.judges import Inputs, OnRanks, Sends, Uses
+from fsdp_sim.learn.judges import BytesSent, Inputs, OnlyCollectives, OnRanks
 
 RANKS, MAX_NORM = 4, 1.0
 SHAPES = ((100, 300), (25_000,))
@@ -105,8 +105,8 @@ EXERCISE = Exercise(
             (lambda i: clipped(i, norms(i).max().expand(RANKS)), "it is the largest of the ranks' norms"),
         ),
         checks=(
-            Uses(frozenset({"all_reduce"}), "no gradient has to travel to know the norm"),
-            Sends(
+            OnlyCollectives(frozenset({"all_reduce"}), "no gradient has to travel to know the norm"),
+            BytesSent(
                 least_bytes,
                 proof="one number has to be reduced",
                 good=8,

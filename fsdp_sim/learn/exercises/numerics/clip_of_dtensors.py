@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
-from fsdp_sim.learn.judges import Inputs, Issues, OnRanks
+from fsdp_sim.learn.judges import CollectiveOrder, Inputs, OnRanks
 
 RANKS, MAX_NORM = 2, 1.0
 SHAPES = ((100, 400), (60, 500))  # of a rank's rows
@@ -95,7 +95,7 @@ EXERCISE = Exercise(
                 "norm and rows are right on every rank, so the statement is false",
             ),
         ),
-        checks=(Issues(lambda trial: ["all_reduce"], "what clip_grad_norm_ issues for DTensors"),),
+        checks=(CollectiveOrder(lambda trial: ["all_reduce"], "what clip_grad_norm_ issues for DTensors"),),
         rel=1e-4,
     ),
     wrong=(

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from fsdp_sim.learn.edit import Edit
 from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
-from fsdp_sim.learn.judges import Inputs, OnRanks, Uses
+from fsdp_sim.learn.judges import Inputs, OnlyCollectives, OnRanks
 
 RANKS, NUMBERS, BASE_LR, BASE_ROWS = 4, 20_000, 0.4, 8
 
@@ -99,7 +99,7 @@ EXERCISE = Exercise(
             (stepped(by_root), "that is the root of the batch's growth; this recipe scales in proportion"),
             (stepped(lambda own: right(own) * RANKS), "the gradient is a sum over the ranks where a mean is asked for"),
         ),
-        checks=(Uses(frozenset({"all_reduce"}), "all-reduces are all it takes"),),
+        checks=(OnlyCollectives(frozenset({"all_reduce"}), "all-reduces are all it takes"),),
     ),
     wrong=(
         Wrong(stub, "the rate grows with the ranks"),

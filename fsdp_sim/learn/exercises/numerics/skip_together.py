@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
-from fsdp_sim.learn.judges import Inputs, OnRanks, Uses
+from fsdp_sim.learn.judges import Inputs, OnlyCollectives, OnRanks
 
 RANKS, STEPS, NUMBERS, LR, SCALE = 4, 5, 20_000, 0.1, 2.0**13
 LARGEST = 65_504.0  # of fp16
@@ -121,7 +121,7 @@ EXERCISE = Exercise(
                 "rank 0 decides for all, and the inf is in another rank's shard",
             ),
         ),
-        checks=(Uses(frozenset({"all_reduce"}), "a maximum of flags is all it takes"),),
+        checks=(OnlyCollectives(frozenset({"all_reduce"}), "a maximum of flags is all it takes"),),
     ),
     wrong=(
         Wrong(stub, "each rank looks at its own shard only"),

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from fsdp_sim.learn.apart import Trial
 from fsdp_sim.learn.edit import Edit
 from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
-from fsdp_sim.learn.judges import Hides, Holds, Inputs, OnRanks, Uses
+from fsdp_sim.learn.judges import ExposedTime, Inputs, OnlyCollectives, OnRanks, PeakBytes
 from fsdp_sim.ranks import Network
 from fsdp_sim.timeline import RECORDER, Op
 
@@ -148,8 +148,8 @@ EXERCISE = Exercise(
         inputs=inputs,
         truth=in_one_process,
         checks=(
-            Uses(frozenset({"all_gather", "reduce_scatter"}), "these two are all it takes"),
-            Hides(
+            OnlyCollectives(frozenset({"all_gather", "reduce_scatter"}), "these two are all it takes"),
+            ExposedTime(
                 NETWORK,
                 COMPUTE_S,
                 least=2,
@@ -158,7 +158,7 @@ EXERCISE = Exercise(
                 cure="issue the next all-gather before backward computes, and wait for a reduce-scatter only when the "
                 "next one is to be issued",
             ),
-            Holds(
+            PeakBytes(
                 least_bytes,
                 proof="shards and reduced gradients; a weight and its gradient, and beside them on the wire the next "
                 "weight and the last gradient",

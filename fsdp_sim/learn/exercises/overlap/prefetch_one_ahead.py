@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from fsdp_sim.learn.apart import Trial
 from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
-from fsdp_sim.learn.judges import Hides, Holds, Inputs, OnRanks, Uses
+from fsdp_sim.learn.judges import ExposedTime, Inputs, OnlyCollectives, OnRanks, PeakBytes
 from fsdp_sim.ranks import Network
 from fsdp_sim.timeline import RECORDER, Op
 
@@ -109,8 +109,8 @@ EXERCISE = Exercise(
         inputs=inputs,
         truth=in_one_process,
         checks=(
-            Uses(frozenset({"all_gather"}), "all-gathers are all it takes"),
-            Hides(
+            OnlyCollectives(frozenset({"all_gather"}), "all-gathers are all it takes"),
+            ExposedTime(
                 NETWORK,
                 COMPUTE_S,
                 least=1,
@@ -118,7 +118,7 @@ EXERCISE = Exercise(
                 passes=3,
                 cure="issue the next all-gather before you compute, and wait for it after",
             ),
-            Holds(
+            PeakBytes(
                 least_bytes,
                 proof="its shards, the unit that computes and the one that arrives",
                 good=1.1,

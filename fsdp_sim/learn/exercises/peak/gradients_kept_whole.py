@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from fsdp_sim.learn.apart import Trial
 from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
-from fsdp_sim.learn.judges import Holds, Inputs, OnRanks, Uses
+from fsdp_sim.learn.judges import Inputs, OnlyCollectives, OnRanks, PeakBytes
 
 RANKS, UNITS, MICRO_BATCHES, WIDTH = 2, 6, 3, 300
 UNIT_BYTES = WIDTH * WIDTH * 4
@@ -112,8 +112,8 @@ EXERCISE = Exercise(
             ),
         ),
         checks=(
-            Uses(frozenset({"reduce_scatter"}), "gradients are reduced, and nobody needs them whole again"),
-            Holds(
+            OnlyCollectives(frozenset({"reduce_scatter"}), "gradients are reduced, and nobody needs them whole again"),
+            PeakBytes(
                 least_bytes,
                 proof="the micro-batches, the gradient shards of all units, one whole gradient and its reduced shard",
                 good=1.1,

@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from fsdp_sim.learn.apart import Trial
 from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
-from fsdp_sim.learn.judges import Holds, Inputs, OnRanks, Uses
+from fsdp_sim.learn.judges import Inputs, OnlyCollectives, OnRanks, PeakBytes
 
 RANKS, UNITS, WIDTH = 2, 4, 320
 UNIT_BYTES = WIDTH * WIDTH * 4
@@ -113,8 +113,10 @@ EXERCISE = Exercise(
             (own_rows, "these are rows of this rank's own gradients: nothing of the other ranks is in them"),
         ),
         checks=(
-            Uses(frozenset({"all_gather", "reduce_scatter"}), "one all-gather or reduce-scatter for each unit"),
-            Holds(
+            OnlyCollectives(
+                frozenset({"all_gather", "reduce_scatter"}), "one all-gather or reduce-scatter for each unit"
+            ),
+            PeakBytes(
                 least_bytes,
                 proof="its shards, one unit and its gradient whole, the other units' gradient shards",
                 good=1.05,

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from fsdp_sim.learn.edit import Edit
 from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
-from fsdp_sim.learn.judges import Inputs, OnRanks, Uses
+from fsdp_sim.learn.judges import Inputs, OnlyCollectives, OnRanks
 
 RANKS, WIDTH, TOKENS = 4, 64, 32
 
@@ -103,7 +103,7 @@ EXERCISE = Exercise(
             (last_rows, "the head is cut at the wrong end: the padding comes after the last rank's rows"),
             (mean_of_ranks, "it is the mean over the ranks; each is to return the loss of its own targets"),
         ),
-        checks=(Uses(frozenset({"all_gather"}), "one all-gather brings the head"),),
+        checks=(OnlyCollectives(frozenset({"all_gather"}), "one all-gather brings the head"),),
         rel=1e-6,
         abs_=1e-6,
     ),

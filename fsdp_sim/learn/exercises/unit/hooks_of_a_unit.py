@@ -10,7 +10,7 @@ from torch import nn
 
 from fsdp_sim.learn.apart import Trial
 from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
-from fsdp_sim.learn.judges import Holds, Inputs, Issues, OnRanks
+from fsdp_sim.learn.judges import CollectiveOrder, Inputs, OnRanks, PeakBytes
 
 RANKS, UNITS, WIDTH = 4, 3, 256
 
@@ -138,8 +138,8 @@ EXERCISE = Exercise(
             (own_gradients, "these are rows of this rank's own gradients: they were never reduced"),
         ),
         checks=(
-            Issues(as_issued, "gather in forward, gather again and reduce in backward, unit by unit"),
-            Holds(
+            CollectiveOrder(as_issued, "gather in forward, gather again and reduce in backward, unit by unit"),
+            PeakBytes(
                 least_bytes,
                 proof="all shards, two gradients' shards, one whole weight and its whole gradient",
                 good=1.1,

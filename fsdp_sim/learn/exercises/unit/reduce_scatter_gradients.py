@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from fsdp_sim.learn.apart import Trial
 from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
-from fsdp_sim.learn.judges import Inputs, Issues, OnRanks, Sends
+from fsdp_sim.learn.judges import BytesSent, CollectiveOrder, Inputs, OnRanks
 
 RANKS = 4
 SHAPES = ((8, 5_000), (4, 10_000), (16, 2_500))
@@ -104,8 +104,8 @@ EXERCISE = Exercise(
             (cut_flat, "the flat unit was cut into contiguous pieces, as FSDP1 does, not each parameter into its rows"),
         ),
         checks=(
-            Issues(lambda trial: ["reduce_scatter"], "one reduce-scatter for the whole unit"),
-            Sends(
+            CollectiveOrder(lambda trial: ["reduce_scatter"], "one reduce-scatter for the whole unit"),
+            BytesSent(
                 least_bytes,
                 proof="its numbers for the other ranks' rows have to leave it once",
                 good=1.1,

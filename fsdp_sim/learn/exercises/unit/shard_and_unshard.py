@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
-from fsdp_sim.learn.judges import Inputs, Issues, OnRanks
+from fsdp_sim.learn.judges import CollectiveOrder, Inputs, OnRanks
 
 RANKS, COLUMNS = 4, 20_000
 ROWS = (6, 9)  # cut into four pieces, these leave the last rank without any row
@@ -99,7 +99,7 @@ EXERCISE = Exercise(
             (own_weights, "that is this rank's own weight: nothing has come from the other ranks"),
             (with_padding, "the padding is still at the end of the whole weight"),
         ),
-        checks=(Issues(lambda trial: ["all_gather"], "one all-gather of equal pieces"),),
+        checks=(CollectiveOrder(lambda trial: ["all_gather"], "one all-gather of equal pieces"),),
     ),
     wrong=(
         mutant({"gathered[: len(weight)]": "weight"}, "nothing has come from the other ranks", name="keeps its own"),

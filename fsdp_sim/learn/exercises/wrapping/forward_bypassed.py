@@ -9,7 +9,7 @@ from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from fsdp_sim.learn.edit import Edit
 from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.exercises.wrapping import Gathers
-from fsdp_sim.learn.judges import Inputs, OnRanks, Uses
+from fsdp_sim.learn.judges import Inputs, OnlyCollectives, OnRanks
 
 RANKS, WORDS, WIDTH, BLOCKS, STEPS = 2, 128, 64, 3, 6
 
@@ -88,7 +88,7 @@ EXERCISE = Exercise(
         inputs=inputs,
         truth=in_one_process,
         checks=(
-            Uses(frozenset({"all_gather"}), "a forward needs nothing else"),
+            OnlyCollectives(frozenset({"all_gather"}), "a forward needs nothing else"),
             Gathers(
                 STEPS * BLOCKS,
                 STEPS * (BLOCKS + 1),

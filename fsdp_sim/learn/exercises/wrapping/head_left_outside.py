@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from fsdp_sim.learn.edit import Edit
 from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
-from fsdp_sim.learn.judges import Inputs, OnRanks, Uses
+from fsdp_sim.learn.judges import Inputs, OnlyCollectives, OnRanks
 
 RANKS, WIDTH, CLASSES, STEPS, RATE = 2, 48, 8, 3, 0.5
 
@@ -118,7 +118,7 @@ EXERCISE = Exercise(
             ),
             (all_alone, "nothing is reduced: each rank trains a model of its own"),
         ),
-        checks=(Uses(frozenset({"all_gather", "reduce_scatter"}), "FSDP needs nothing else"),),
+        checks=(OnlyCollectives(frozenset({"all_gather", "reduce_scatter"}), "FSDP needs nothing else"),),
         abs_=1e-4,
     ),
     wrong=(

@@ -11,7 +11,7 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy, size_based_auto_wrap_p
 
 from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.exercises.wrapping import Gathers
-from fsdp_sim.learn.judges import Inputs, OnRanks, Uses
+from fsdp_sim.learn.judges import Inputs, OnlyCollectives, OnRanks
 
 RANKS, BLOCKS, WIDTH = 2, 4, 32
 
@@ -85,7 +85,7 @@ EXERCISE = Exercise(
         inputs=inputs,
         truth=in_one_process,
         checks=(
-            Uses(frozenset({"all_gather"}), "a forward needs nothing else"),
+            OnlyCollectives(frozenset({"all_gather"}), "a forward needs nothing else"),
             Gathers(
                 BLOCKS + 1,
                 BLOCKS + 1,

@@ -9,7 +9,7 @@ from torch.distributed.fsdp import fully_shard
 from fsdp_sim.learn.edit import Edit
 from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.exercises.wrapping import Gathers
-from fsdp_sim.learn.judges import Holds, Inputs, OnRanks, Uses
+from fsdp_sim.learn.judges import Inputs, OnlyCollectives, OnRanks, PeakBytes
 
 RANKS, BLOCKS, WIDTH = 2, 4, 256
 MODEL_BYTES = 2 * BLOCKS * WIDTH * WIDTH * 4
@@ -90,8 +90,8 @@ EXERCISE = Exercise(
         inputs=inputs,
         truth=in_one_process,
         checks=(
-            Uses(frozenset({"all_gather"}), "a forward needs nothing else"),
-            Holds(
+            OnlyCollectives(frozenset({"all_gather"}), "a forward needs nothing else"),
+            PeakBytes(
                 lambda trial: MODEL_BYTES,
                 proof="the whole model, which every rank is given",
                 good=1.3,

@@ -145,9 +145,9 @@ def held_by_prefetch(model: str, depth: int, **_: object) -> float:
 
 
 @functools.cache
-def further_block_of_backward(said: str, more: int, wire_s: float, backward_s: float, **_: object) -> float:
+def further_block_of_backward(mode: str, more: int, wire_s: float, backward_s: float, **_: object) -> float:
     """Backward of twenty blocks and of some more, as recurrences of when each collective and each block ends."""
-    separate, none = "separate" in said, "switched off" in said
+    separate, none = "separate" in mode, "switched off" in mode
 
     def ends(n: int) -> float:
         gather_queue = reduce_queue = compute = copied_out = reduced = 0.0
@@ -172,16 +172,16 @@ def further_block_of_backward(said: str, more: int, wire_s: float, backward_s: f
 
 
 @functools.cache
-def what_bounds_the_gathers(said: str, **_: object) -> str:
+def what_bounds_the_gathers(mode: str, **_: object) -> str:
     """From the program that torch itself issued: what stops whom between two all-gathers."""
-    if said == "FSDP2":
+    if mode == "FSDP2":
         forward = between(lines_of(4), "forward")
         compute_events = {
             line.split()[2] for line in forward if line.startswith("record") and line.split()[1] == "compute"
         }
         waits = [line.split()[2] for line in forward if line.startswith("wait ") and line.split()[1] == "all_gather"]
         return BOUNDS["event" if set(waits) & compute_events else "nothing"]
-    forward = between(lines_of(4, api="fsdp1", limit_all_gathers=said.endswith("True")), "forward")
+    forward = between(lines_of(4, api="fsdp1", limit_all_gathers=mode.endswith("True")), "forward")
     return BOUNDS["cpu" if any(line.startswith("CPU_BLOCK") for line in forward) else "nothing"]
 
 

@@ -53,8 +53,8 @@ def collectives_of_a_wrapping(units: int, **_: object) -> int:
 
 
 @functools.cache
-def gathered_again(said: str, **_: object) -> str:
-    backward = between(lines_of(3, **STRATEGY[said]), "backward")
+def gathered_again(mode: str, **_: object) -> str:
+    backward = between(lines_of(3, **STRATEGY[mode]), "backward")
     gathered = [line.split("ALL_GATHER(")[1].split(")")[0] for line in backward if "ALL_GATHER(" in line]
     blocks = len([unit for unit in gathered if unit != "root"])
     assert blocks in (0, 3)
@@ -74,16 +74,16 @@ def said_of(line: str, blocks: dict[str, int]) -> str:
 
 
 @functools.cache
-def issued_in_forward(said: str, **_: object) -> tuple[str, ...]:
-    forward = between(lines_of(5, **FORWARD[said]), "forward")
+def issued_in_forward(mode: str, **_: object) -> tuple[str, ...]:
+    forward = between(lines_of(5, **FORWARD[mode]), "forward")
     return tuple(filter(None, (said_of(line, {f"layers.{i}": i + 1 for i in range(3)}) for line in forward)))
 
 
 @functools.cache
-def issued_in_backward(said: str, layers: int, **_: object) -> tuple[str, ...]:
+def issued_in_backward(mode: str, layers: int, **_: object) -> tuple[str, ...]:
     """Of five blocks the middle ones, called so that the second of them is just above the middle of the model."""
     middle = layers // 2
-    backward = between(lines_of(5, **BACKWARD[said]), "backward")
+    backward = between(lines_of(5, **BACKWARD[mode]), "backward")
     told = [said_of(line, {"layers.3": middle + 1, "layers.2": middle, "layers.1": middle - 1}) for line in backward]
     outside = {"", f"all-gather of block {middle + 1}"}
     outside |= {f"{what} of block {middle - 1}" for what in ("backward", "reduce-scatter")}
@@ -114,8 +114,8 @@ def life_of_a_block(reshard: bool, hsdp: bool, offload: bool, **_: object) -> tu
     return tuple(told)
 
 
-def collectives_of_accumulation(layers: int, micro_batches: int, said: str, what: str, **_: object) -> int:
-    return accumulated(what, layers, micro_batches, **ACCUMULATE[said])
+def collectives_of_accumulation(layers: int, micro_batches: int, mode: str, what: str, **_: object) -> int:
+    return accumulated(what, layers, micro_batches, **ACCUMULATE[mode])
 
 
 def all_reduces_of_hsdp(layers: int, micro_batches: int, last: bool, **_: object) -> int:
@@ -140,8 +140,8 @@ def units_of_calls(layers: int, group: int, own: tuple[str, ...], **_: object) -
 
 
 @functools.cache
-def ends_of_backward(said: str, end: str, layers: int, **_: object) -> str:
-    backward = between(lines_of(3, **PLACES[said]), "backward")
+def ends_of_backward(mode: str, end: str, layers: int, **_: object) -> str:
+    backward = between(lines_of(3, **PLACES[mode]), "backward")
     ops = [line[28:] for line in backward if line[28:].startswith(("ALL_GATHER", "REDUCE_SCATTER", "ALL_REDUCE"))]
     what, unit = ops[0 if end == "first" else -1].split(")")[0].split("(")
     place = {"root": "the root", "layers.0": "block 0", "layers.2": f"block {layers - 1}"}[unit]

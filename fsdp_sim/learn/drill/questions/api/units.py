@@ -7,7 +7,7 @@ import functools
 import random
 
 from fsdp_sim.learn.drill.draws import a_model, billions
-from fsdp_sim.learn.drill.question import Choice, Number, Slip
+from fsdp_sim.learn.drill.question import Choice, Mistake, Number
 from fsdp_sim.learn.drill.questions.api.common import API, MODELS
 from fsdp_sim.learn.drill.template import template
 from fsdp_sim.learn.quantity import written
@@ -35,12 +35,12 @@ def ranks_without_rows(draw: random.Random) -> Number:
         unit="ranks",
         rel=0,
         given={"rows": rows, "ranks": ranks},
-        slips=(
-            Slip(max(0, ranks - rows), "that spreads rows evenly; the first ranks take ceil(rows / W) each instead"),
-            Slip(ranks - rows // each, "a rank with fewer rows than the others is not without any"),
-            Slip(ranks - rows % ranks, "that is rows modulo ranks: no rank takes one row more than another"),
-            Slip(0, "as ceil(rows / W) is rounded up, the first ranks can take all there is"),
-            Slip(1, "ceil(rows / W) is rounded up: count how many ranks it takes until no row is left"),
+        mistakes=(
+            Mistake(max(0, ranks - rows), "that spreads rows evenly; the first ranks take ceil(rows / W) each instead"),
+            Mistake(ranks - rows // each, "a rank with fewer rows than the others is not without any"),
+            Mistake(ranks - rows % ranks, "that is rows modulo ranks: no rank takes one row more than another"),
+            Mistake(0, "as ceil(rows / W) is rounded up, the first ranks can take all there is"),
+            Mistake(1, "ceil(rows / W) is rounded up: count how many ranks it takes until no row is left"),
         ),
         why=f"ceil({rows:,} / {ranks}) = {each} rows each, so {ranks - empty} of {ranks} ranks have taken all.",
     )
@@ -88,11 +88,13 @@ def parameters_of_a_unit(draw: random.Random) -> Number:
         answer=answer,
         unit="parameters",
         given={"calls": calls, "asked": asked, "layers": layers, "sizes": tuple(sizes.items())},
-        slips=(
-            Slip(whole, "that is the whole model: earlier calls have taken their parameters out of this unit"),
-            Slip(block, "that is a block: which of its parameters, and which others, are left for this call?"),
-            Slip(whole - layers * block, "that is all that is in no block: some of it, or of the blocks, is elsewhere"),
-            Slip(block * layers, "all blocks together are no unit here"),
+        mistakes=(
+            Mistake(whole, "that is the whole model: earlier calls have taken their parameters out of this unit"),
+            Mistake(block, "that is a block: which of its parameters, and which others, are left for this call?"),
+            Mistake(
+                whole - layers * block, "that is all that is in no block: some of it, or of the blocks, is elsewhere"
+            ),
+            Mistake(block * layers, "all blocks together are no unit here"),
         ),
         why=f"What no earlier call has taken: {parts} million.",
     )
@@ -161,10 +163,10 @@ def gradient_after_division(draw: random.Random) -> Number:
     micro_batches, factor = draw.choice((1, 2, 4)), draw.choice((None, 1, 2, 8, 16))
     total = micro_batches * sum(gradients)
     answer = total / (factor or 4)
-    said = f"set_gradient_divide_factor({factor}) was called" if factor else "no divide factor was set"
+    setting = f"set_gradient_divide_factor({factor}) was called" if factor else "no divide factor was set"
     each = f"each of {micro_batches} micro-batches" if micro_batches > 1 else "the only micro-batch"
     return Number(
-        text=f"Four ranks, FSDP2 in fp32; {said}. In {each} "
+        text=f"Four ranks, FSDP2 in fp32; {setting}. In {each} "
         f"backward computes, for one weight, the gradient {gradients[0]} on rank 0, {gradients[1]} on rank 1, "
         f"{gradients[2]} on rank 2 and {gradients[3]} on rank 3; the loop divides no loss, and clears gradients before "
         "the first. What does the optimizer read in .grad?",
@@ -172,12 +174,14 @@ def gradient_after_division(draw: random.Random) -> Number:
         unit="",
         rel=0.005,
         given={"gradients": gradients, "micro_batches": micro_batches, "factor": factor},
-        slips=(
-            Slip(total, "that is the sum: FSDP divides it"),
-            Slip(total / 4, "that is the mean over the ranks, which the divide factor takes the place of"),
-            Slip(total / 4 / (factor or 1), "the factor takes the place of the number of ranks, it does not add to it"),
-            Slip(answer / 4, "it is divided once: by the number of ranks, or by the factor"),
-            Slip(answer / micro_batches, "micro-batches add up: only the loop can divide by their number"),
+        mistakes=(
+            Mistake(total, "that is the sum: FSDP divides it"),
+            Mistake(total / 4, "that is the mean over the ranks, which the divide factor takes the place of"),
+            Mistake(
+                total / 4 / (factor or 1), "the factor takes the place of the number of ranks, it does not add to it"
+            ),
+            Mistake(answer / 4, "it is divided once: by the number of ranks, or by the factor"),
+            Mistake(answer / micro_batches, "micro-batches add up: only the loop can divide by their number"),
         ),
         why=f"{micro_batches} x ({' + '.join(map(str, gradients))}) / {factor or 4} = {answer:g}.",
     )
@@ -205,14 +209,14 @@ def state_dict_on_a_rank(draw: random.Random) -> Number:
         answer=answer,
         unit="bytes",
         given={"model": name, "ranks": ranks, "full": full, "adam": adam},
-        slips=(
-            Slip(whole / ranks, "full means whole tensors: with cpu_offload rank 0 has all of them"),
-            Slip(whole, "without options it is sharded: each rank has its rows"),
-            Slip(
+        mistakes=(
+            Mistake(whole / ranks, "full means whole tensors: with cpu_offload rank 0 has all of them"),
+            Mistake(whole, "without options it is sharded: each rank has its rows"),
+            Mistake(
                 answer / 3 if adam else answer * 3, "count weights and Adam's two moments, or weights alone, as asked"
             ),
-            Slip(answer * 16 / each, "gradients are in no state dict, and FSDP keeps no second copy of the weights"),
-            Slip(answer / 2, "shards are fp32, 4 bytes each, whatever dtype is computed with"),
+            Mistake(answer * 16 / each, "gradients are in no state dict, and FSDP keeps no second copy of the weights"),
+            Mistake(answer / 2, "shards are fp32, 4 bytes each, whatever dtype is computed with"),
         ),
         why=f"{each} B x {billions(model.param_count)} = {written(whole, 'bytes')}"
         + ("; rank 0 has the whole." if full else f", divided by {ranks}."),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from fsdp_sim.learn.drill.draws import a_model, billions
-from fsdp_sim.learn.drill.question import Number, Slip
+from fsdp_sim.learn.drill.question import Mistake, Number
 from fsdp_sim.learn.drill.questions.communication.common import passes, sent_bytes
 from fsdp_sim.learn.drill.template import template
 from fsdp_sim.learn.quantity import written
@@ -33,12 +33,12 @@ def hsdp_through_an_adapter(draw: random.Random) -> Number:
         answer=answer,
         unit="bytes",
         given={"parameters": parameters, "nodes": nodes, "reduce_dtype": reduce},
-        slips=(
-            Slip(8 * answer, "that leaves the node; its 8 adapters share it"),
-            Slip(answer / 2, "an all-reduce sends twice: reduce-scatter and all-gather"),
-            Slip(answer * (6 - size) / size, f"gradients are reduced in {reduce}"),
-            Slip(answer + 7 / 8 * 4 * parameters, "gathers stay inside the node: each node has all shards"),
-            Slip((8 * nodes - 1) / (8 * nodes) * (4 + size) * parameters / 8, "that is FSDP over all GPUs"),
+        mistakes=(
+            Mistake(8 * answer, "that leaves the node; its 8 adapters share it"),
+            Mistake(answer / 2, "an all-reduce sends twice: reduce-scatter and all-gather"),
+            Mistake(answer * (6 - size) / size, f"gradients are reduced in {reduce}"),
+            Mistake(answer + 7 / 8 * 4 * parameters, "gathers stay inside the node: each node has all shards"),
+            Mistake((8 * nodes - 1) / (8 * nodes) * (4 + size) * parameters / 8, "that is FSDP over all GPUs"),
         ),
         why=f"The shard is {size} B x {billions(parameters)} / 8 = {written(size * parameters / 8, 'bytes')}; x 2 x "
         f"{nodes - 1}/{nodes}.",
@@ -65,14 +65,14 @@ def fsdp_out_of_a_node(draw: random.Random) -> Number:
         answer=answer,
         unit="bytes",
         given={"parameters": parameters, "nodes": nodes, "kept": kept},
-        slips=(
-            Slip(8 * answer, "that is what 8 GPUs send; 7 of 8 neighbours in the ring are in the same node"),
-            Slip(answer / 8, "that is for each of 8 adapters; the node sends through all of them"),
-            Slip(
+        mistakes=(
+            Mistake(8 * answer, "that is what 8 GPUs send; 7 of 8 neighbours in the ring are in the same node"),
+            Mistake(answer / 8, "that is for each of 8 adapters; the node sends through all of them"),
+            Mistake(
                 sent_bytes("all-reduce", nodes, 4 * parameters),
                 "that is HSDP, which all-reduces gradients between nodes",
             ),
-            Slip(
+            Mistake(
                 (each + (2 if kept else -2)) * answer / each,
                 "kept parameters are gathered once" if kept else "backward gathers again",
             ),
@@ -106,11 +106,11 @@ def share_of_the_network(draw: random.Random) -> Number:
         answer=answer,
         unit="bytes/s",
         given={"adapters": adapters, "gbits": gbits},
-        slips=(
-            Slip(8 * answer, "divide by 8 twice: bits to bytes, and by the 8 GPUs that share the adapters"),
-            Slip(64 * answer, "bits are not bytes, and 8 GPUs share the adapters"),
-            Slip(gbits / 8 * 1e9, "that is one adapter; there is not one for each GPU"),
-            Slip(answer / 2, "a network's rate is for one direction, it is not halved"),
+        mistakes=(
+            Mistake(8 * answer, "divide by 8 twice: bits to bytes, and by the 8 GPUs that share the adapters"),
+            Mistake(64 * answer, "bits are not bytes, and 8 GPUs share the adapters"),
+            Mistake(gbits / 8 * 1e9, "that is one adapter; there is not one for each GPU"),
+            Mistake(answer / 2, "a network's rate is for one direction, it is not halved"),
         ),
         why=f"{adapters} x {gbits} Gb/s / 8 bits / 8 GPUs.",
     )
@@ -135,11 +135,11 @@ def gather_over_nvlink(draw: random.Random) -> Number:
         answer=answer,
         unit="s",
         given={"ranks": ranks, "megabytes": megabytes, "sheet_gbytes_per_s": 2 * rate / 1e9},
-        slips=(
-            Slip(answer / 2, "a GPU sends and receives at half of that each"),
-            Slip(answer * ranks / (ranks - 1), "a GPU has its own shard already: (N-1)/N of the unit travels"),
-            Slip(answer / ranks, "that is a shard; each GPU has to receive N-1 of them"),
-            Slip(8 * answer, "the data sheet's GB/s are bytes"),
+        mistakes=(
+            Mistake(answer / 2, "a GPU sends and receives at half of that each"),
+            Mistake(answer * ranks / (ranks - 1), "a GPU has its own shard already: (N-1)/N of the unit travels"),
+            Mistake(answer / ranks, "that is a shard; each GPU has to receive N-1 of them"),
+            Mistake(8 * answer, "the data sheet's GB/s are bytes"),
         ),
         why=f"{ranks - 1}/{ranks} x {megabytes:,} MB / {rate / 1e9:g} GB/s.",
     )

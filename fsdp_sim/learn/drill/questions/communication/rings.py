@@ -7,7 +7,7 @@ import itertools
 import random
 
 from fsdp_sim.learn.drill.draws import balanced
-from fsdp_sim.learn.drill.question import Choice, Number, Slip
+from fsdp_sim.learn.drill.question import Choice, Mistake, Number
 from fsdp_sim.learn.drill.questions.communication.common import PASSES, sent_bytes
 from fsdp_sim.learn.drill.template import template
 from fsdp_sim.learn.quantity import written
@@ -39,12 +39,12 @@ def sent_in_an_all_reduce(draw: random.Random) -> Number:
         answer=answer,
         unit="bytes",
         given={"ranks": ranks, "message_bytes": gigabytes * 1e9},
-        slips=(
-            Slip(answer / 2, "that is one half, the reduce-scatter or the all-gather; an all-reduce is both"),
-            Slip(2e9 * gigabytes, "a GPU does not send its own last chunk: the factor is 2 (N-1)/N"),
-            Slip((ranks - 1) * 1e9 * gigabytes, "that is everyone sending all to everyone, not a ring"),
-            Slip(answer * ranks, "that is what all GPUs send together"),
-            Slip(answer / ranks, "that is for a shard of the gradients; all of the message goes round the ring"),
+        mistakes=(
+            Mistake(answer / 2, "that is one half, the reduce-scatter or the all-gather; an all-reduce is both"),
+            Mistake(2e9 * gigabytes, "a GPU does not send its own last chunk: the factor is 2 (N-1)/N"),
+            Mistake((ranks - 1) * 1e9 * gigabytes, "that is everyone sending all to everyone, not a ring"),
+            Mistake(answer * ranks, "that is what all GPUs send together"),
+            Mistake(answer / ranks, "that is for a shard of the gradients; all of the message goes round the ring"),
         ),
         why=f"2 x {ranks - 1}/{ranks} x {gigabytes} GB.",
     )
@@ -67,11 +67,11 @@ def sent_from_a_shard(draw: random.Random) -> Number:
         answer=answer,
         unit="bytes",
         given={"op": op, "ranks": ranks, "shard_bytes": shard_mb * 1e6},
-        slips=(
-            Slip(shard_mb * 1e6, "in a ring a GPU also passes on what it received"),
-            Slip((ranks - 1) / ranks * shard_mb * 1e6, "(N-1)/N is of the whole message, and this is a shard"),
-            Slip(ranks * shard_mb * 1e6, "there are N-1 steps, not N: nobody sends to itself"),
-            Slip(2 * answer, "that would be an all-reduce, which is both halves"),
+        mistakes=(
+            Mistake(shard_mb * 1e6, "in a ring a GPU also passes on what it received"),
+            Mistake((ranks - 1) / ranks * shard_mb * 1e6, "(N-1)/N is of the whole message, and this is a shard"),
+            Mistake(ranks * shard_mb * 1e6, "there are N-1 steps, not N: nobody sends to itself"),
+            Mistake(2 * answer, "that would be an all-reduce, which is both halves"),
         ),
         why=f"{ranks - 1} steps, a chunk of {shard_mb} MB in each: {ranks - 1}/{ranks} of "
         f"{written(ranks * shard_mb * 1e6, 'bytes')}.",
@@ -96,10 +96,10 @@ def owner_against_ring(draw: random.Random) -> Number:
         unit="times",
         rel=0.005,
         given={"ranks": ranks, "megabytes": megabytes},
-        slips=(
-            Slip(ranks - 1, "the owner sends N-1 times the layer, but the ring sends only (N-1)/N of it"),
-            Slip(1, "every GPU receives the same bytes, but one link sends them all"),
-            Slip(2, "that is an all-reduce against an all-gather"),
+        mistakes=(
+            Mistake(ranks - 1, "the owner sends N-1 times the layer, but the ring sends only (N-1)/N of it"),
+            Mistake(1, "every GPU receives the same bytes, but one link sends them all"),
+            Mistake(2, "that is an all-reduce against an all-gather"),
         ),
         why=f"The owner's link carries {ranks - 1} layers, each link of the ring {ranks - 1}/{ranks} of one.",
     )
@@ -123,14 +123,14 @@ def seconds_of_a_ring(draw: random.Random) -> Number:
         answer=_seconds(op, ranks, message, latency_s, rate),
         unit="s",
         given={"op": op, "ranks": ranks, "message_bytes": message, "latency_s": latency_s, "bytes_per_s": rate},
-        slips=(
-            Slip(bytes_s, "you left the latency out"),
-            Slip(bytes_s + latency_s, "every step of the ring has its latency, not the collective once"),
-            Slip(
+        mistakes=(
+            Mistake(bytes_s, "you left the latency out"),
+            Mistake(bytes_s + latency_s, "every step of the ring has its latency, not the collective once"),
+            Mistake(
                 passes * (ranks - 1) * (latency_s + message / rate),
                 "a step moves a chunk of 1/N, not the whole message",
             ),
-            Slip(
+            Mistake(
                 _seconds(op, ranks, message, latency_s, rate) * (0.5 if passes == 2 else 2),
                 "an all-reduce has twice the steps of its halves",
             ),
@@ -156,11 +156,11 @@ def message_worth_its_latency(draw: random.Random) -> Number:
         answer=ranks * chunk,
         unit="bytes",
         given={"op": op, "ranks": ranks, "latency_s": latency_us * 1e-6, "bytes_per_s": fabric.bytes_per_s},
-        slips=(
-            Slip(chunk, "that is the chunk of one step; a message is N chunks"),
-            Slip((ranks - 1) * chunk, "there are N-1 steps, but N chunks"),
-            Slip(2 * ranks * chunk, "an all-reduce has twice the steps and sends twice: the balance is the same"),
-            Slip(8 * ranks * chunk, "the rate is in bytes, not bits"),
+        mistakes=(
+            Mistake(chunk, "that is the chunk of one step; a message is N chunks"),
+            Mistake((ranks - 1) * chunk, "there are N-1 steps, but N chunks"),
+            Mistake(2 * ranks * chunk, "an all-reduce has twice the steps and sends twice: the balance is the same"),
+            Mistake(8 * ranks * chunk, "the rate is in bytes, not bits"),
         ),
         why=f"In a step {latency_us} us x {fabric.bytes_per_s / 1e9:g} GB/s = {written(chunk, 'bytes')} of chunk; x "
         f"{ranks}.",
@@ -242,11 +242,11 @@ def bus_bandwidth(draw: random.Random) -> Number:
         answer=answer,
         unit="bytes/s",
         given={"op": op, "ranks": ranks, "message_bytes": gigabytes * 1e9, "time_s": time_ms * 1e-3},
-        slips=(
-            Slip(rate, "that is the algorithm bandwidth, size over time: it does not say what a link carries"),
-            Slip(sent_bytes(other, ranks, rate), f"that is the factor of an {other}"),
-            Slip(PASSES[op] * rate, "a GPU sends (N-1)/N of the message in each pass, not all of it"),
-            Slip(answer * ranks, "that is the sum over all GPUs"),
+        mistakes=(
+            Mistake(rate, "that is the algorithm bandwidth, size over time: it does not say what a link carries"),
+            Mistake(sent_bytes(other, ranks, rate), f"that is the factor of an {other}"),
+            Mistake(PASSES[op] * rate, "a GPU sends (N-1)/N of the message in each pass, not all of it"),
+            Mistake(answer * ranks, "that is the sum over all GPUs"),
         ),
         why=f"{gigabytes} GB / {time_ms:g} ms = {written(rate, 'bytes/s')}, x "
         f"{'2 x ' * (op == 'all-reduce')}{ranks - 1}/{ranks}.",

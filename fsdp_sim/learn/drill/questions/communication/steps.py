@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from fsdp_sim.learn.drill.draws import NAMES, a_model, billions
-from fsdp_sim.learn.drill.question import Choice, Number, Order, Slip
+from fsdp_sim.learn.drill.question import Choice, Mistake, Number, Order
 from fsdp_sim.learn.drill.questions.communication.common import passes
 from fsdp_sim.learn.drill.template import template
 from fsdp_sim.schedule import DTYPE_BYTES, build, toy
@@ -33,14 +33,14 @@ def times_ddp(draw: random.Random) -> Number:
         answer=mine / theirs,
         unit="times",
         given={"param_dtype": dtype, "reduce_dtype": reduce, "ddp_dtype": ddp, "kept": kept},
-        slips=(
-            Slip(elements, "that counts elements; bytes depend on the dtypes"),
-            Slip(mine / theirs * 2, "an all-reduce sends everything twice: reduce-scatter and all-gather"),
-            Slip(
+        mistakes=(
+            Mistake(elements, "that counts elements; bytes depend on the dtypes"),
+            Mistake(mine / theirs * 2, "an all-reduce sends everything twice: reduce-scatter and all-gather"),
+            Mistake(
                 passes(dtype, reduce, not kept) / theirs,
                 "kept parameters are not gathered again" if kept else "backward gathers again",
             ),
-            Slip(theirs / mine, "that is DDP over FSDP"),
+            Mistake(theirs / mine, "that is DDP over FSDP"),
         ),
         why=f"FSDP: {'' if kept else '2 x '}{DTYPE_BYTES[dtype]} + {DTYPE_BYTES[reduce]} = {mine} B per parameter, "
         f"DDP: 2 x {DTYPE_BYTES[ddp]} = {theirs} B; (N-1)/N is in both.",
@@ -67,15 +67,17 @@ def sent_in_a_step(draw: random.Random) -> Number:
         answer=each * part,
         unit="bytes",
         given={"parameters": parameters, "ranks": ranks, "param_dtype": dtype, "reduce_dtype": reduce, "kept": kept},
-        slips=(
-            Slip(
+        mistakes=(
+            Mistake(
                 passes(dtype, reduce, not kept) * part,
                 "kept parameters are gathered once" if kept else "you forgot the backward all-gather",
             ),
-            Slip(each * part - DTYPE_BYTES[reduce] * part, "you forgot the gradients' reduce-scatter"),
-            Slip(each * part + DTYPE_BYTES[reduce] * part, "gradients are reduce-scattered, not all-reduced: one pass"),
-            Slip(each * parameters / ranks, "that is 1/N of it: a GPU sends (N-1)/N"),
-            Slip(
+            Mistake(each * part - DTYPE_BYTES[reduce] * part, "you forgot the gradients' reduce-scatter"),
+            Mistake(
+                each * part + DTYPE_BYTES[reduce] * part, "gradients are reduce-scattered, not all-reduced: one pass"
+            ),
+            Mistake(each * parameters / ranks, "that is 1/N of it: a GPU sends (N-1)/N"),
+            Mistake(
                 (2 if kept else 3) * 2 * part if reduce == "fp32" else 12 * part,
                 f"mind the dtypes: {dtype} and {reduce}",
             ),
@@ -104,11 +106,11 @@ def root_below_three_halves(draw: random.Random) -> Number:
         unit="times",
         rel=0.01,
         given={"layers": layers, "root": root},
-        slips=(
-            Slip(1.5, "the root is not freed after forward by default, so backward does not gather it"),
-            Slip(1, "that is with parameters kept everywhere; blocks are gathered again"),
-            Slip(1.5 * (1 - share), "the root is gathered once and reduced once, not left out"),
-            Slip((3 * layers + 2 * root) / (layers + root), "DDP sends every element twice"),
+        mistakes=(
+            Mistake(1.5, "the root is not freed after forward by default, so backward does not gather it"),
+            Mistake(1, "that is with parameters kept everywhere; blocks are gathered again"),
+            Mistake(1.5 * (1 - share), "the root is gathered once and reduced once, not left out"),
+            Mistake((3 * layers + 2 * root) / (layers + root), "DDP sends every element twice"),
         ),
         why=f"(3 x {layers} + 2 x {root}) / (2 x {layers + root}).",
     )
@@ -135,14 +137,14 @@ def sent_while_accumulating(draw: random.Random) -> Number:
         answer=(gathers + reductions) * part,
         unit="bytes",
         given={"parameters": parameters, "ranks": ranks, "batches": batches, "each": each},
-        slips=(
-            Slip(8 * part, "that is one micro-batch: parameters are gathered anew in each"),
-            Slip(
+        mistakes=(
+            Mistake(8 * part, "that is one micro-batch: parameters are gathered anew in each"),
+            Mistake(
                 (gathers + 4 * (1 if each else batches)) * part,
                 "gradients are reduced in every micro-batch here" if each else "only the last micro-batch reduces",
             ),
-            Slip((4 + reductions) * part, "without sync or with it, every micro-batch gathers its parameters again"),
-            Slip((gathers / 2 + reductions) * part, "forward and backward both gather"),
+            Mistake((4 + reductions) * part, "without sync or with it, every micro-batch gathers its parameters again"),
+            Mistake((gathers / 2 + reductions) * part, "forward and backward both gather"),
         ),
         why=f"Gathers: {batches} x 2 x 2 B; reductions: {1 if not each else batches} x 4 B; together "
         f"{gathers + reductions} B x {ranks - 1}/{ranks} x {billions(parameters)}.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import random
 
-from fsdp_sim.learn.drill.question import Choice, Number, Slip
+from fsdp_sim.learn.drill.question import Choice, Mistake, Number
 from fsdp_sim.learn.drill.template import template
 from fsdp_sim.schedule import toy_program
 from fsdp_sim.timeline import COLLECTIVES, Op
@@ -125,11 +125,15 @@ def collectives_before_the_hang(draw: random.Random) -> Number:
         unit="collectives",
         rel=0,
         given={"blocks": blocks, "skipped": skipped},
-        slips=(
-            Slip(skipped + 1, "names are not compared: the all-gather of one block is met by that of the next"),
-            Slip(blocks, "the odd rank is in backward by then, but its first gather there has the same kind and size"),
-            Slip(blocks + 1, "backward begins with all-gathers too: one for the last block, one for the block before"),
-            Slip(answer + 1, "at that place one rank reduce-scatters while the others gather"),
+        mistakes=(
+            Mistake(skipped + 1, "names are not compared: the all-gather of one block is met by that of the next"),
+            Mistake(
+                blocks, "the odd rank is in backward by then, but its first gather there has the same kind and size"
+            ),
+            Mistake(
+                blocks + 1, "backward begins with all-gathers too: one for the last block, one for the block before"
+            ),
+            Mistake(answer + 1, "at that place one rank reduce-scatters while the others gather"),
         ),
         why=f"Others: AG(root), {blocks} AGs, then AG AG RS; rank {rank}: AG(root), {blocks - 1} AGs, then AG AG RS. "
         f"Number {answer + 1} is its RS and their second AG of backward.",
@@ -158,11 +162,11 @@ def steps_before_the_hang(draw: random.Random) -> Number:
         unit="steps",
         rel=0,
         given={"samples": samples, "batch": batch, "drop": drop},
-        slips=(
-            Slip(max(batches), "that is the rank with most: the others have left by then"),
-            Slip(min(batches) + 1, "that is the step in which it hangs, it does not complete"),
-            Slip(min(-(-n // batch) if drop else n // batch for n in samples), "what becomes of the last batch?"),
-            Slip(sum(samples) // (4 * batch), "that would be so if samples were shared out evenly"),
+        mistakes=(
+            Mistake(max(batches), "that is the rank with most: the others have left by then"),
+            Mistake(min(batches) + 1, "that is the step in which it hangs, it does not complete"),
+            Mistake(min(-(-n // batch) if drop else n // batch for n in samples), "what becomes of the last batch?"),
+            Mistake(sum(samples) // (4 * batch), "that would be so if samples were shared out evenly"),
         ),
         why=f"Batches: {', '.join(map(str, batches))}; with the shortest done, its rank comes to no further gather.",
     )
@@ -252,11 +256,11 @@ def cost_of_a_hang(draw: random.Random) -> Number:
         unit="GPU-hours",
         rel=0.03,
         given={"gpus": gpus, "minutes": (since_min, timeout_min, restart_min)},
-        slips=(
-            Slip(gpus * timeout_min / 60, "the time since the checkpoint and the restart are lost too"),
-            Slip(gpus * (timeout_min + restart_min) / 60, "what was trained since the checkpoint is done again"),
-            Slip(minutes / 60, "all GPUs wait, not one"),
-            Slip(gpus * minutes, "those are GPU-minutes"),
+        mistakes=(
+            Mistake(gpus * timeout_min / 60, "the time since the checkpoint and the restart are lost too"),
+            Mistake(gpus * (timeout_min + restart_min) / 60, "what was trained since the checkpoint is done again"),
+            Mistake(minutes / 60, "all GPUs wait, not one"),
+            Mistake(gpus * minutes, "those are GPU-minutes"),
         ),
         why=f"{gpus:,} x ({since_min} + {timeout_min} + {restart_min}) min / 60.",
     )

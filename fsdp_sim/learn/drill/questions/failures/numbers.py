@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from fsdp_sim.learn.drill.question import Choice, Number, Slip
+from fsdp_sim.learn.drill.question import Choice, Mistake, Number
 from fsdp_sim.learn.drill.template import template
 
 STALE, SUM, TWICE, EARLY, LOCAL = (
@@ -108,24 +108,24 @@ def scale_of_one_rank(draw: random.Random) -> Number:
     together = set(first) | set(overflows[1])
     halvings = len(together) if agree else len(overflows[rank])
     scaler = "ShardedGradScaler" if agree else "the plain GradScaler, in place of the sharded one"
-    said = " and ".join(
+    where = " and ".join(
         f"on rank {r} in step{'s' * (len(of) > 1)} {', '.join(map(str, of))}" for r, of in enumerate(overflows)
     )
     answer = 65536 / 2**halvings
     return Number(
         text=f"FSDP1 in fp16 on two ranks, with {scaler}; the scale starts at 65,536 and 30 steps are too few for it "
         f"to "
-        f"grow. Shards of gradients overflow {said}. What is the scale on rank {rank} after step 30?",
+        f"grow. Shards of gradients overflow {where}. What is the scale on rank {rank} after step 30?",
         answer=answer,
         unit="",
         rel=0,
         given={"overflows": overflows, "agree": agree, "rank": rank},
-        slips=(
-            Slip(65536 / 2 ** len(together), "the plain one looks at this rank's shards only"),
-            Slip(65536 / 2 ** len(overflows[rank]), "the sharded one halves wherever any rank overflows"),
-            Slip(65536 / 2 ** len(overflows[1 - rank]), "that is the other rank's"),
-            Slip(65536 / 2 ** sum(map(len, overflows)), "a step in which both overflow halves once"),
-            Slip(65536, "each overflow halves the scale"),
+        mistakes=(
+            Mistake(65536 / 2 ** len(together), "the plain one looks at this rank's shards only"),
+            Mistake(65536 / 2 ** len(overflows[rank]), "the sharded one halves wherever any rank overflows"),
+            Mistake(65536 / 2 ** len(overflows[1 - rank]), "that is the other rank's"),
+            Mistake(65536 / 2 ** sum(map(len, overflows)), "a step in which both overflow halves once"),
+            Mistake(65536, "each overflow halves the scale"),
         ),
         why=f"{'Any rank' if agree else f'Rank {rank}'} overflows in {halvings} of the steps: 65,536 / "
         f"{2**halvings:,}.",

@@ -7,7 +7,7 @@ import itertools
 import random
 
 from fsdp_sim.learn.drill.draws import NAMES, a_model, balanced, billions
-from fsdp_sim.learn.drill.question import Choice, Number, Slip
+from fsdp_sim.learn.drill.question import Choice, Mistake, Number
 from fsdp_sim.learn.drill.questions.memory.common import LLAMAS, STATES
 from fsdp_sim.learn.drill.template import template
 from fsdp_sim.learn.quantity import written
@@ -34,14 +34,14 @@ def logits(draw: random.Random) -> Number:
         answer=answer,
         unit="bytes",
         given={"batch": batch, "tokens": tokens, "vocab": model.vocab, "dtype": dtype},
-        slips=(
-            Slip(answer / ranks, "FSDP does not shard activations, and logits are one"),
-            Slip(answer * (6 - size) / size, f"that is not {dtype}"),
-            Slip(
+        mistakes=(
+            Mistake(answer / ranks, "FSDP does not shard activations, and logits are one"),
+            Mistake(answer * (6 - size) / size, f"that is not {dtype}"),
+            Mistake(
                 batch * tokens * model.d_model * size,
                 "that is what enters the head: the width is replaced by the vocabulary",
             ),
-            Slip(answer * ranks, "each GPU has the logits of its own rows alone"),
+            Mistake(answer * ranks, "each GPU has the logits of its own rows alone"),
         ),
         why=f"{batch} x {tokens:,} x {model.vocab:,} x {size} B.",
     )
@@ -71,10 +71,12 @@ def activations_of_a_layer(draw: random.Random) -> Number:
         unit="bytes",
         rel=0.05,
         given={"batch": batch, "tokens": s, "width": h, "heads": a, "fused": fused},
-        slips=(
-            Slip(linear + square if fused else linear, "fused attention keeps no scores: without it 5 a s^2 b bytes"),
-            Slip(2 * s * batch * h, "that is the input alone, which is what full checkpointing keeps"),
-            Slip(12 * h * h * 2, "those are the parameters in bf16"),
+        mistakes=(
+            Mistake(
+                linear + square if fused else linear, "fused attention keeps no scores: without it 5 a s^2 b bytes"
+            ),
+            Mistake(2 * s * batch * h, "that is the input alone, which is what full checkpointing keeps"),
+            Mistake(12 * h * h * 2, "those are the parameters in bf16"),
         ),
         why=f"s b h = {s * batch * h / 1e6:.3g} million; x 34 = {written(linear, 'bytes')}"
         + ("." if fused else f"; 5 a s^2 b = {written(square, 'bytes')}."),
@@ -98,11 +100,11 @@ def checkpointed_activations(draw: random.Random) -> Number:
         answer=model.n_layer * one,
         unit="bytes",
         given={"model": name, "batch": batch, "tokens": s},
-        slips=(
-            Slip(model.n_layer * one / ranks, "activations belong to a GPU's own rows: FSDP does not shard them"),
-            Slip(one, "that is one block; every block keeps its input"),
-            Slip(2 * model.n_layer * one, "bf16 has 2 bytes"),
-            Slip(17 * model.n_layer * one, "that is the count for a GPT block that is not checkpointed"),
+        mistakes=(
+            Mistake(model.n_layer * one / ranks, "activations belong to a GPU's own rows: FSDP does not shard them"),
+            Mistake(one, "that is one block; every block keeps its input"),
+            Mistake(2 * model.n_layer * one, "bf16 has 2 bytes"),
+            Mistake(17 * model.n_layer * one, "that is the count for a GPT block that is not checkpointed"),
         ),
         why=f"{model.n_layer} inputs of {batch} x {s:,} x {model.d_model:,} x 2 B = {written(one, 'bytes')} each.",
     )

@@ -8,7 +8,7 @@ import random
 
 from fsdp_sim.engine import model_state_bytes
 from fsdp_sim.learn.drill.draws import GPUS, NAMES, a_gpu, a_model, balanced, billions
-from fsdp_sim.learn.drill.question import Choice, Number, Order, Slip
+from fsdp_sim.learn.drill.question import Choice, Mistake, Number, Order
 from fsdp_sim.learn.drill.questions.memory.common import STATES
 from fsdp_sim.learn.drill.template import template
 from fsdp_sim.learn.quantity import written
@@ -33,12 +33,18 @@ def states_of_a_rank(draw: random.Random) -> Number:
         answer=whole / ranks,
         unit="bytes",
         given={"model": name, "parameters": parameters, "ranks": ranks},
-        slips=(
-            Slip(whole, "that is without sharding: every rank would hold all of it, as under DDP"),
-            Slip(2 * parameters / ranks, "that is the bf16 parameters alone; gradients and Adam's states are missing"),
-            Slip(4 * parameters / ranks, "that is the fp32 parameters alone; gradients and Adam's states are missing"),
-            Slip(12 * parameters / ranks, "gradients are states too, 4 bytes per parameter in fp32"),
-            Slip(4 * parameters + 12 * parameters / ranks, "that is ZeRO-1: FSDP shards parameters and gradients too"),
+        mistakes=(
+            Mistake(whole, "that is without sharding: every rank would hold all of it, as under DDP"),
+            Mistake(
+                2 * parameters / ranks, "that is the bf16 parameters alone; gradients and Adam's states are missing"
+            ),
+            Mistake(
+                4 * parameters / ranks, "that is the fp32 parameters alone; gradients and Adam's states are missing"
+            ),
+            Mistake(12 * parameters / ranks, "gradients are states too, 4 bytes per parameter in fp32"),
+            Mistake(
+                4 * parameters + 12 * parameters / ranks, "that is ZeRO-1: FSDP shards parameters and gradients too"
+            ),
         ),
         why=f"16 B x {billions(parameters)} = {written(whole, 'bytes')}, divided by {ranks}.",
     )
@@ -66,11 +72,11 @@ def states_of_a_zero_stage(draw: random.Random) -> Number:
         answer=model_state_bytes(parameters, ranks, f"zero{stage}"),
         unit="bytes",
         given={"model": name, "parameters": parameters, "ranks": ranks, "stage": stage},
-        slips=(
-            Slip(STATES * parameters, "that is DDP, where nothing is divided"),
-            Slip(STATES * parameters / ranks, f"that is stage 3: stage {stage} leaves the parameters whole"),
-            Slip(model_state_bytes(parameters, ranks, other), confused),
-            Slip(cut * parameters / ranks, "that is only what is divided; the rest is whole on every GPU"),
+        mistakes=(
+            Mistake(STATES * parameters, "that is DDP, where nothing is divided"),
+            Mistake(STATES * parameters / ranks, f"that is stage 3: stage {stage} leaves the parameters whole"),
+            Mistake(model_state_bytes(parameters, ranks, other), confused),
+            Mistake(cut * parameters / ranks, "that is only what is divided; the rest is whole on every GPU"),
         ),
         why=f"{whole} B stay whole, {cut} B are divided by {ranks}: ({whole} + {cut}/{ranks}) B x "
         f"{billions(parameters)}.",
@@ -190,17 +196,17 @@ def fewest_gpus(draw: random.Random) -> Number:
         unit="GPUs",
         rel=0,
         given={"billions": size, "gib": gib, "percent": percent},
-        slips=(
-            Slip(
+        mistakes=(
+            Mistake(
                 math.ceil(2e9 * size / room), "that many hold the bf16 weights; training keeps 16 bytes per parameter"
             ),
-            Slip(math.ceil(4e9 * size / room), "that many hold the fp32 weights, without gradients and moments"),
-            Slip(
+            Mistake(math.ceil(4e9 * size / room), "that many hold the fp32 weights, without gradients and moments"),
+            Mistake(
                 math.ceil(states / (gib * 1e9 * percent / 100)),
                 f"{gib} GiB are not {gib} GB but {gib * 2**30 / 1e9:.1f}",
             ),
-            Slip(math.floor(states / room), "that many are just too few: round up"),
-            Slip(math.ceil(states / room * percent / 100), "you gave all of the memory to the states"),
+            Mistake(math.floor(states / room), "that many are just too few: round up"),
+            Mistake(math.ceil(states / room * percent / 100), "you gave all of the memory to the states"),
         ),
         why=f"16 B x {size} billion = {written(states, 'bytes')}; {percent} % of {gib} GiB are "
         f"{written(room, 'bytes')}; the quotient is {states / room:.3g}.",
@@ -266,11 +272,11 @@ def states_of_hsdp(draw: random.Random) -> Number:
         answer=whole / shards,
         unit="bytes",
         given={"model": name, "nodes": nodes, "shards": shards},
-        slips=(
-            Slip(whole / (nodes * shards), "that is FSDP over all GPUs: with HSDP each node has a copy of its own"),
-            Slip(whole / nodes, "it is divided by the GPUs of a node, not by the nodes"),
-            Slip(whole, "that is the copy of a whole node"),
-            Slip(4 * parameters / shards, "that is the parameters alone"),
+        mistakes=(
+            Mistake(whole / (nodes * shards), "that is FSDP over all GPUs: with HSDP each node has a copy of its own"),
+            Mistake(whole / nodes, "it is divided by the GPUs of a node, not by the nodes"),
+            Mistake(whole, "that is the copy of a whole node"),
+            Mistake(4 * parameters / shards, "that is the parameters alone"),
         ),
         why=f"16 B x {billions(parameters)} = {written(whole, 'bytes')}, divided by the {shards} GPUs of a node.",
     )
@@ -293,10 +299,10 @@ def room_in_gib(draw: random.Random) -> Number:
         answer=gib * 2**30 - need_gb * 1e9,
         unit="bytes",
         given={"gib": gib, "need_gb": need_gb},
-        slips=(
-            Slip((gib - need_gb) * 1e9, "a GiB is 7.4 % more than a GB: convert before you subtract"),
-            Slip((gib - need_gb) * 2**30, "what is needed was in GB, not in GiB"),
-            Slip(gib * 1e9 - need_gb * 2**30, "you converted the wrong way round"),
+        mistakes=(
+            Mistake((gib - need_gb) * 1e9, "a GiB is 7.4 % more than a GB: convert before you subtract"),
+            Mistake((gib - need_gb) * 2**30, "what is needed was in GB, not in GiB"),
+            Mistake(gib * 1e9 - need_gb * 2**30, "you converted the wrong way round"),
         ),
         why=f"{gib} GiB = {gib} x 2^30 B = {gib * 2**30 / 1e9:.4g} GB, less {need_gb} GB.",
     )
@@ -321,12 +327,12 @@ def states_of_lora(draw: random.Random) -> Number:
         answer=12 * adapters,
         unit="bytes",
         given={"model": name, "layers": layers, "width": d, "kv": kv, "rank": rank},
-        slips=(
-            Slip(12 * model.param_count, "frozen parameters have neither gradients nor moments"),
-            Slip(16 * adapters, "the adapters' own weights were not asked for"),
-            Slip(8 * adapters, "you forgot the gradients"),
-            Slip(12 * layers * rank * (d + kv), "you counted one adapter per block, not two"),
-            Slip(12 * layers * rank * 2 * d, "each adapter is two matrices, rank x inputs and outputs x rank"),
+        mistakes=(
+            Mistake(12 * model.param_count, "frozen parameters have neither gradients nor moments"),
+            Mistake(16 * adapters, "the adapters' own weights were not asked for"),
+            Mistake(8 * adapters, "you forgot the gradients"),
+            Mistake(12 * layers * rank * (d + kv), "you counted one adapter per block, not two"),
+            Mistake(12 * layers * rank * 2 * d, "each adapter is two matrices, rank x inputs and outputs x rank"),
         ),
         why=f"{layers} x {rank} x ({2 * d:,} + {d + kv:,}) = {adapters / 1e6:.4g} million that train, x (4 + 8) B.",
     )

@@ -7,7 +7,7 @@ import random
 
 from fsdp_sim.engine import memory
 from fsdp_sim.learn.drill.draws import a_model, billions
-from fsdp_sim.learn.drill.question import Number, Slip
+from fsdp_sim.learn.drill.question import Mistake, Number
 from fsdp_sim.learn.drill.questions.memory.common import LLAMAS
 from fsdp_sim.learn.drill.template import template
 from fsdp_sim.schedule import DTYPE_BYTES, Param, Unit, build
@@ -36,12 +36,12 @@ def whole_block(draw: random.Random) -> Number:
         answer=size * parameters,
         unit="bytes",
         given={"d": d, "ffn": ffn, "kv": kv, "dtype": dtype},
-        slips=(
-            Slip(size * parameters / ranks, "that is a shard; for its forward a unit is whole on every GPU"),
-            Slip(DTYPE_BYTES[other] * parameters, f"that is in {other}"),
-            Slip(size * 12 * d * d, "12 d^2 is GPT's block: two feed-forward matrices of 4 d"),
-            Slip(size * (parameters - d * ffn), "SwiGLU has three matrices, not two"),
-            Slip(size * parameters + 2 * size * d * (d - kv), "keys and values have fewer heads than queries"),
+        mistakes=(
+            Mistake(size * parameters / ranks, "that is a shard; for its forward a unit is whole on every GPU"),
+            Mistake(DTYPE_BYTES[other] * parameters, f"that is in {other}"),
+            Mistake(size * 12 * d * d, "12 d^2 is GPT's block: two feed-forward matrices of 4 d"),
+            Mistake(size * (parameters - d * ffn), "SwiGLU has three matrices, not two"),
+            Mistake(size * parameters + 2 * size * d * (d - kv), "keys and values have fewer heads than queries"),
         ),
         why=f"2 x {d:,}^2 + 2 x {d:,} x {kv:,} + 3 x {d:,} x {ffn:,} = {parameters / 1e6:.4g} million, x {size} B.",
     )
@@ -70,13 +70,13 @@ def tables_of_the_root(draw: random.Random) -> Number:
         answer=size * parameters,
         unit="bytes",
         given={"model": name, "dtype": dtype},
-        slips=(
-            Slip(
+        mistakes=(
+            Mistake(
                 size * table * (2 if model.tied_embeddings else 1),
                 f"{wrong}{'' if model.tied_embeddings else ' are two tables'}",
             ),
-            Slip((6 - size) * parameters, f"that is not {dtype}"),
-            Slip(size * model.param_count, "that is the whole model; the blocks have units of their own"),
+            Mistake((6 - size) * parameters, f"that is not {dtype}"),
+            Mistake(size * model.param_count, "that is the whole model; the blocks have units of their own"),
         ),
         why=f"{'One table' if model.tied_embeddings else 'Two tables'} of {model.vocab:,} x {model.d_model:,}, and "
         f"little else: {parameters / 1e6:.4g} million x {size} B.",
@@ -101,10 +101,10 @@ def gradients_without_sync(draw: random.Random) -> Number:
         answer=size * parameters,
         unit="bytes",
         given={"model": name, "reduce_dtype": reduce},
-        slips=(
-            Slip(size * parameters / ranks, "gradients are shards only after a reduce-scatter, which was left out"),
-            Slip((6 - size) * parameters, "kept gradients have the dtype in which they will be reduced"),
-            Slip(size * 4 * parameters, "micro-batches are added up, not kept side by side"),
+        mistakes=(
+            Mistake(size * parameters / ranks, "gradients are shards only after a reduce-scatter, which was left out"),
+            Mistake((6 - size) * parameters, "kept gradients have the dtype in which they will be reduced"),
+            Mistake(size * 4 * parameters, "micro-batches are added up, not kept side by side"),
         ),
         why=f"Nothing is reduced yet, so gradients are whole: {size} B ({reduce}) x {billions(parameters)}.",
     )
@@ -146,13 +146,13 @@ def layers_at_the_peak(draw: random.Random) -> Number:
         unit="layers",
         rel=0,
         given={"phase": phase, "prefetch": prefetch, "buffers": buffers},
-        slips=(
-            Slip(1, "one layer computes, but the buffer it came in and gathers under way stand there too"),
-            Slip(2, "the flat buffers of two gathers may stand beside the parameters that were copied out"),
-            Slip(
+        mistakes=(
+            Mistake(1, "one layer computes, but the buffer it came in and gathers under way stand there too"),
+            Mistake(2, "the flat buffers of two gathers may stand beside the parameters that were copied out"),
+            Mistake(
                 3 if phase == "backward" else 4, "forward holds parameters and two gathers, backward gradients as well"
             ),
-            Slip(layers, "with resharding only those in use and on their way are whole"),
+            Mistake(layers, "with resharding only those in use and on their way are whole"),
         ),
         why=f"One layer's parameters in use and {answer - 1} more: the flat buffers of gathers"
         + (", the layer's gradients, and what reduce-scatters still read." if phase == "backward" else " under way."),
@@ -178,12 +178,12 @@ def kept_until_backward(draw: random.Random) -> Number:
         answer=answer,
         unit="bytes",
         given={"model": name, "ranks": ranks, "keep": keep},
-        slips=(
-            Slip(2 * answer, "what is gathered is bf16, 2 bytes; the fp32 shards are not counted"),
-            Slip(2 * parameters / ranks, "that is as small as a shard: it is what True would leave"),
-            Slip(2 * parameters, f"with {keep} a slice of 1/{keep} is kept of each unit, and the rest freed")
+        mistakes=(
+            Mistake(2 * answer, "what is gathered is bf16, 2 bytes; the fp32 shards are not counted"),
+            Mistake(2 * parameters / ranks, "that is as small as a shard: it is what True would leave"),
+            Mistake(2 * parameters, f"with {keep} a slice of 1/{keep} is kept of each unit, and the rest freed")
             if n > 1
-            else Slip(6 * parameters / model.n_layer, "with False nothing is freed until backward"),
+            else Mistake(6 * parameters / model.n_layer, "with False nothing is freed until backward"),
         ),
         why=f"2 B x {billions(parameters)}"
         + (f", and of each unit 1/{n} stays." if n > 1 else ", and all of it stays."),
@@ -209,11 +209,11 @@ def padding_in_the_gather(draw: random.Random) -> Number:
         unit="rows",
         rel=0,
         given={"rows": rows, "ranks": ranks},
-        slips=(
-            Slip(0, "a collective moves equal pieces, and these do not divide: pieces are padded"),
-            Slip(rows % ranks, "that is the remainder; padding fills up to the next multiple"),
-            Slip(chunk * ranks, "that is all that travels, weights and padding"),
-            Slip(chunk, "that is a whole piece; padding is what is missing to N such pieces"),
+        mistakes=(
+            Mistake(0, "a collective moves equal pieces, and these do not divide: pieces are padded"),
+            Mistake(rows % ranks, "that is the remainder; padding fills up to the next multiple"),
+            Mistake(chunk * ranks, "that is all that travels, weights and padding"),
+            Mistake(chunk, "that is a whole piece; padding is what is missing to N such pieces"),
         ),
         why=f"Pieces of ceil({rows:,} / {ranks}) = {chunk:,} rows; {ranks} x {chunk:,} = {chunk * ranks:,}, less "
         f"{rows:,}.",

@@ -8,7 +8,7 @@ from typing import Any
 
 from fsdp_sim import engine
 from fsdp_sim.learn.drill.draws import a_gpu
-from fsdp_sim.learn.drill.question import Choice, Number, Slip
+from fsdp_sim.learn.drill.question import Choice, Mistake, Number
 from fsdp_sim.learn.drill.questions.overlap.common import GROUP, blocks
 from fsdp_sim.learn.drill.template import template
 from fsdp_sim.learn.quantity import written
@@ -56,13 +56,13 @@ def tokens_that_hide(draw: random.Random) -> Number:
         unit="tokens",
         rel=0.05,
         given={"flops_per_s": flops_per_s, "bytes_per_s": bytes_per_s, "ranks": ranks},
-        slips=(
-            Slip(answer / 8, "the link is given in bits per second; a byte has eight"),
-            Slip(answer / 3, "6 FLOP per parameter and token are forward and backward together; forward has 2"),
-            Slip(2 * answer, "that is for 4 bytes per parameter, or for half of the FLOP"),
-            Slip(answer / 2, "2 FLOP for 2 bytes: the two twos cancel"),
-            Slip(answer * 100 / share, "that takes the whole peak, which blocks do not reach"),
-            Slip(answer / ranks, "every rank computes the whole block on its tokens, and receives nearly all of it"),
+        mistakes=(
+            Mistake(answer / 8, "the link is given in bits per second; a byte has eight"),
+            Mistake(answer / 3, "6 FLOP per parameter and token are forward and backward together; forward has 2"),
+            Mistake(2 * answer, "that is for 4 bytes per parameter, or for half of the FLOP"),
+            Mistake(answer / 2, "2 FLOP for 2 bytes: the two twos cancel"),
+            Mistake(answer * 100 / share, "that takes the whole peak, which blocks do not reach"),
+            Mistake(answer / ranks, "every rank computes the whole block on its tokens, and receives nearly all of it"),
         ),
         why=f"2 P t / {written(flops_per_s, 'FLOP/s')} = 2 P x {ranks - 1}/{ranks} / "
         f"{written(bytes_per_s, 'bytes/s')}: P cancels, t = F/B.",
@@ -89,14 +89,14 @@ def forward_time(draw: random.Random) -> Number:
         unit="s",
         rel=0.005,
         given={"layers": layers, "gather_s": gather_s, "forward_s": forward_s},
-        slips=(
-            Slip(
+        mistakes=(
+            Mistake(
                 layers * (gather_s + forward_s), "that is one after the other; the next gather runs under this forward"
             ),
-            Slip(layers * longer, "at one end the shorter of the two stands alone"),
-            Slip(layers * shorter + longer, "the longer of the two sets the pace"),
-            Slip(layers * forward_s, "gathers do not hide here, and the first has nothing to hide behind"),
-            Slip((layers + 1) * longer, "what stands alone at the end is one of the shorter"),
+            Mistake(layers * longer, "at one end the shorter of the two stands alone"),
+            Mistake(layers * shorter + longer, "the longer of the two sets the pace"),
+            Mistake(layers * forward_s, "gathers do not hide here, and the first has nothing to hide behind"),
+            Mistake((layers + 1) * longer, "what stands alone at the end is one of the shorter"),
         ),
         why=f"{layers} x {written(longer, 's')}, and {written(shorter, 's')} that stand alone at one end.",
     )
@@ -121,12 +121,14 @@ def exposed_in_a_step(draw: random.Random) -> Number:
         unit="s",
         rel=0.005,
         given={"layers": layers, "wire_s": wire_s, "forward_s": forward_s},
-        slips=(
-            Slip(3 * layers * wire_s, "that is all communication: nearly all of it runs beside compute"),
-            Slip(wire_s, "both ends stand alone: the first all-gather and the last reduce-scatter"),
-            Slip(3 * wire_s, "backward's first all-gather runs under the last forward"),
-            Slip(0.0, "nothing computes yet under the first all-gather, and nothing is left under the last reduction"),
-            Slip(layers * wire_s, "reduce-scatters run under the backward of the block before"),
+        mistakes=(
+            Mistake(3 * layers * wire_s, "that is all communication: nearly all of it runs beside compute"),
+            Mistake(wire_s, "both ends stand alone: the first all-gather and the last reduce-scatter"),
+            Mistake(3 * wire_s, "backward's first all-gather runs under the last forward"),
+            Mistake(
+                0.0, "nothing computes yet under the first all-gather, and nothing is left under the last reduction"
+            ),
+            Mistake(layers * wire_s, "reduce-scatters run under the backward of the block before"),
         ),
         why=f"Per block and backward 2 x {wire} ms of collectives fit beside {2 * forward} ms; the first gather and "
         f"the last reduce-scatter are left: 2 x {wire} ms.",
@@ -199,14 +201,16 @@ def forward_on_a_late_cpu(draw: random.Random) -> Number:
         unit="s",
         rel=0.005,
         given={"layers": layers, "gather_s": gather_s, "forward_s": forward_s, "explicit": explicit},
-        slips=(
-            Slip(layers * (gather_s + forward_s), "with the list the next gather is issued before this block computes"),
-            Slip(
+        mistakes=(
+            Mistake(
+                layers * (gather_s + forward_s), "with the list the next gather is issued before this block computes"
+            ),
+            Mistake(
                 gather_s + layers * forward_s,
                 "without a list a block asks in its own pre-forward",
             ),
-            Slip(layers * forward_s, "the first gather has nothing to hide behind"),
-            Slip(
+            Mistake(layers * forward_s, "the first gather has nothing to hide behind"),
+            Mistake(
                 2 * gather_s + layers * forward_s,
                 "the second gather hides behind the first forward",
             ),
@@ -227,9 +231,9 @@ BACKWARD: dict[str, dict[str, Any]] = {
 
 
 @functools.cache
-def further_block_s(said: str, gather_s: float, forward_s: float) -> float:
+def further_block_s(mode: str, gather_s: float, forward_s: float) -> float:
     """What one more block adds to the backward, once it is under way."""
-    runs = [played(n, gather_s, forward_s, **BACKWARD[said]) for n in (10, 14)]
+    runs = [played(n, gather_s, forward_s, **BACKWARD[mode]) for n in (10, 14)]
     backwards = [run.span_s - forward_end_s(run) for run in runs]
     return (backwards[1] - backwards[0]) / 4
 
@@ -242,32 +246,34 @@ def further_block_s(said: str, gather_s: float, forward_s: float) -> float:
     source="NCCL runs the collectives of one communicator in issue order; FSDPModule.set_separate_reduce_scatter_group",
 )
 def further_block_of_backward(draw: random.Random) -> Number:
-    said, backward, more = draw.choice(tuple(BACKWARD)), draw.choice((20, 30, 40, 50)), draw.choice((10, 12, 20))
+    mode, backward, more = draw.choice(tuple(BACKWARD)), draw.choice((20, 30, 40, 50)), draw.choice((10, 12, 20))
     wire = draw.choice([n for n in (6, 8, 12, 18, 22, 35, 45, 60) if abs(n - backward) > 3 and 2 * n != backward])
     wire_s, backward_s = wire / 1e3, backward / 1e3
     both, longer = 2 * wire_s, max(wire_s, backward_s)
     return Number(
-        text=f"Backward under {said}: many equal blocks, freed after forward, {backward} ms of backward each; an "
+        text=f"Backward under {mode}: many equal blocks, freed after forward, {backward} ms of backward each; an "
         f"all-gather and a reduce-scatter of a block take {wire} ms each. {AHEAD} "
         f"How much longer is backward with {more} blocks more?",
-        answer=more * further_block_s(said, wire_s, backward_s / 2),
+        answer=more * further_block_s(mode, wire_s, backward_s / 2),
         unit="s",
         rel=0.005,
-        given={"said": said, "more": more, "wire_s": wire_s, "backward_s": backward_s},
-        slips=(
-            Slip(
+        given={"mode": mode, "more": more, "wire_s": wire_s, "backward_s": backward_s},
+        mistakes=(
+            Mistake(
                 more * (backward_s + both), "prefetch issues the next all-gather before this backward, so they overlap"
             ),
-            Slip(
+            Mistake(
                 more * max(backward_s, both),
                 "count again how many queues there are, and what is issued before the backward",
             ),
-            Slip(more * longer, "all-gather and reduce-scatter share the communicator: they run one after the other"),
-            Slip(more * backward_s, "the collectives are not hidden by this backward"),
-            Slip(more * (backward_s + wire_s), "none of the settings hides just one of the two collectives"),
+            Mistake(
+                more * longer, "all-gather and reduce-scatter share the communicator: they run one after the other"
+            ),
+            Mistake(more * backward_s, "the collectives are not hidden by this backward"),
+            Mistake(more * (backward_s + wire_s), "none of the settings hides just one of the two collectives"),
         ),
         why=f"Per block: compute {backward} ms, collectives 2 x {wire} ms; "
-        + ("each waits for the one before." if "off" in said else "the longest queue sets the pace."),
+        + ("each waits for the one before." if "off" in mode else "the longest queue sets the pace."),
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from fsdp_sim import engine
 from fsdp_sim.learn.drill.draws import NAMES
-from fsdp_sim.learn.drill.question import Choice, Number, Slip
+from fsdp_sim.learn.drill.question import Choice, Mistake, Number
 from fsdp_sim.learn.drill.questions.overlap.common import GROUP, blocks
 from fsdp_sim.learn.drill.template import template
 from fsdp_sim.learn.quantity import written
@@ -46,13 +46,13 @@ def held_by_prefetch(draw: random.Random) -> Number:
         answer=held * block,
         unit="bytes",
         given={"model": key, "parameters": parameters, "depth": depth},
-        slips=(
-            Slip(block, "that is the block that computes; the next one is already on its way"),
-            Slip(2 * block, "while it is copied out a block is there twice: flat and as parameters"),
-            Slip((held - 1) * block, "while it is copied out a block is there twice: flat and as parameters"),
-            Slip((held + 1) * block, "that is one too many: all-gathers wait for the copy-out two blocks earlier"),
-            Slip(2 * held * block, "bf16 takes 2 bytes, not 4"),
-            Slip(max(depth, 1) * block, "the block that computes and its flat buffer are there besides"),
+        mistakes=(
+            Mistake(block, "that is the block that computes; the next one is already on its way"),
+            Mistake(2 * block, "while it is copied out a block is there twice: flat and as parameters"),
+            Mistake((held - 1) * block, "while it is copied out a block is there twice: flat and as parameters"),
+            Mistake((held + 1) * block, "that is one too many: all-gathers wait for the copy-out two blocks earlier"),
+            Mistake(2 * held * block, "bf16 takes 2 bytes, not 4"),
+            Mistake(max(depth, 1) * block, "the block that computes and its flat buffer are there besides"),
         ),
         why=f"{held} blocks of {written(block, 'bytes')}: the one at work, and {held - 1} flat buffers.",
     )
@@ -74,8 +74,8 @@ BOUNDS = {
 )
 def what_bounds_the_gathers(draw: random.Random) -> Choice:
     key = draw.choice(MODELS)
-    said = draw.choice(("FSDP1 with limit_all_gathers=True", "FSDP1 with limit_all_gathers=False", "FSDP2"))
-    settings: dict[str, Any] = {} if said == "FSDP2" else {"api": "fsdp1", "limit_all_gathers": said.endswith("True")}
+    mode = draw.choice(("FSDP1 with limit_all_gathers=True", "FSDP1 with limit_all_gathers=False", "FSDP2"))
+    settings: dict[str, Any] = {} if mode == "FSDP2" else {"api": "fsdp1", "limit_all_gathers": mode.endswith("True")}
     forward = [i for i in blocks(6, **settings) if i.phase is Phase.FORWARD]
     stops = any(i.kind is Kind.CPU_BLOCK for i in forward)
     waits = any(
@@ -90,11 +90,11 @@ def what_bounds_the_gathers(draw: random.Random) -> Choice:
     never = "gloo or NCCL does: a communicator takes at most two collectives at a time"
     wrong = {BOUNDS[kind]: why for kind, why in reasons.items() if kind != right}
     return Choice(
-        text=f"{NAMES[key]} in blocks under {said}. The CPU is far ahead of the GPU in forward. What bounds the number "
+        text=f"{NAMES[key]} in blocks under {mode}. The CPU is far ahead of the GPU in forward. What bounds the number "
         "of gathered blocks in memory?",
         options=(*BOUNDS.values(), never),
         wrong=wrong | {never: "a communicator queues whatever is issued, and their buffers are there from then on"},
-        given={"said": said},
+        given={"mode": mode},
         why=f"As the program shows that torch issues: {BOUNDS[right]}.",
     )
 
@@ -118,12 +118,12 @@ def latency_of_small_units(draw: random.Random) -> Number:
         answer=answer,
         unit="s",
         given={"layers": layers, "micros": micros},
-        slips=(
-            Slip(answer * 7 / 6, "the blocks paid latencies as well: count the difference"),
-            Slip(answer / 3, "each unit has three collectives in a step: two all-gathers and a reduce-scatter"),
-            Slip(answer * 2 / 3, "you forgot the backward all-gathers"),
-            Slip(7 * answer, "the bytes stay the same, and six of seven latencies are new"),
-            Slip(0.0, "the bytes are the same, but not the number of collectives"),
+        mistakes=(
+            Mistake(answer * 7 / 6, "the blocks paid latencies as well: count the difference"),
+            Mistake(answer / 3, "each unit has three collectives in a step: two all-gathers and a reduce-scatter"),
+            Mistake(answer * 2 / 3, "you forgot the backward all-gathers"),
+            Mistake(7 * answer, "the bytes stay the same, and six of seven latencies are new"),
+            Mistake(0.0, "the bytes are the same, but not the number of collectives"),
         ),
         why=f"{per_unit} collectives per unit: {7 * layers * per_unit} in place of {layers * per_unit}, so {more} more "
         f"of {micros} us.",
@@ -146,12 +146,12 @@ def bytes_worth_their_latency(draw: random.Random) -> Number:
         answer=answer,
         unit="bytes",
         given={"micros": micros, "gbytes": gbytes, "share": share},
-        slips=(
-            Slip(micros * gbytes * 1e3, "that is where latency is half of the time"),
-            Slip(micros * gbytes * 1e3 * 100 / share, "that is a share of the transfer, not of the whole time"),
-            Slip(answer / 8, "the rate is in bytes already"),
-            Slip(answer * 8, "the rate is in bytes already"),
-            Slip(micros * gbytes * 1e3 * share / (100 - share), "that makes the transfer the small part"),
+        mistakes=(
+            Mistake(micros * gbytes * 1e3, "that is where latency is half of the time"),
+            Mistake(micros * gbytes * 1e3 * 100 / share, "that is a share of the transfer, not of the whole time"),
+            Mistake(answer / 8, "the rate is in bytes already"),
+            Mistake(answer * 8, "the rate is in bytes already"),
+            Mistake(micros * gbytes * 1e3 * share / (100 - share), "that makes the transfer the small part"),
         ),
         why=f"Latency is {share} % if the transfer takes {(100 - share) / share:.3g} x {micros} us, at {gbytes} GB/s.",
     )

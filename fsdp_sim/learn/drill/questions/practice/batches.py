@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 
-from fsdp_sim.learn.drill.question import Number, Slip
+from fsdp_sim.learn.drill.question import Mistake, Number
 from fsdp_sim.learn.drill.template import template
 
 
@@ -34,11 +34,13 @@ def accumulation_for_a_batch(draw: random.Random) -> Number:
         unit="micro-batches",
         rel=0,
         given={"batch": batch, "gpus": gpus, "micro": micro, "seq_len": seq_len, "tensor": tensor},
-        slips=(
-            Slip(answer / tensor, "GPUs of a tensor-parallel group share a batch: only the groups are data parallel"),
-            Slip(answer * micro, f"{micro} sequences at a time make a micro-batch"),
-            Slip(answer * gpus // tensor, "the ranks work at the same time, each on its own sequences"),
-            Slip(batch // seq_len, "that is the sequences of the global batch, of all ranks"),
+        mistakes=(
+            Mistake(
+                answer / tensor, "GPUs of a tensor-parallel group share a batch: only the groups are data parallel"
+            ),
+            Mistake(answer * micro, f"{micro} sequences at a time make a micro-batch"),
+            Mistake(answer * gpus // tensor, "the ranks work at the same time, each on its own sequences"),
+            Mistake(batch // seq_len, "that is the sequences of the global batch, of all ranks"),
         ),
         why=f"{million} / {seq_len:,} = {batch // seq_len:,} sequences; {gpus // tensor} data-parallel ranks x {micro} "
         f"take {gpus // tensor * micro} at a time.",
@@ -58,7 +60,7 @@ def rate_after_scaling(draw: random.Random) -> Number:
     rule, kept = draw.choice(("linear", "root")), draw.choice(("global", "rank", "rank"))
     grows = times if kept == "rank" else 1
     answer = rate * (grows if rule == "linear" else math.sqrt(grows))
-    said = "in proportion to" if rule == "linear" else "with the square root of"
+    how = "in proportion to" if rule == "linear" else "with the square root of"
     keeps = {
         "global": "The global batch stays the same: each rank takes fewer sequences",
         "rank": "Each rank takes as many sequences per step as before",
@@ -66,17 +68,17 @@ def rate_after_scaling(draw: random.Random) -> Number:
     return Number(
         text=f"A run on {before} GPUs has a learning rate of {rate:g}; you move it to {before * times} with FSDP2, "
         f"which "
-        f"averages gradients. {keeps}. Your rule, for {'SGD' if rule == 'linear' else 'Adam'}: the rate goes {said} "
+        f"averages gradients. {keeps}. Your rule, for {'SGD' if rule == 'linear' else 'Adam'}: the rate goes {how} "
         f"the "
         "batch that a step sees. Which learning rate do you set?",
         answer=answer,
         unit="",
         given={"rate": rate, "before": before, "after": before * times, "rule": rule, "kept": kept},
-        slips=(
-            Slip(rate * times, "the number of GPUs does not matter by itself: gradients are averaged"),
-            Slip(rate * math.sqrt(times), "apply the rule that was given, to the global batch"),
-            Slip(rate, "the global batch grows with the ranks here, and the rule goes by it"),
-            Slip(rate / times, "a larger batch has less noise: it is no reason for a smaller rate"),
+        mistakes=(
+            Mistake(rate * times, "the number of GPUs does not matter by itself: gradients are averaged"),
+            Mistake(rate * math.sqrt(times), "apply the rule that was given, to the global batch"),
+            Mistake(rate, "the global batch grows with the ranks here, and the rule goes by it"),
+            Mistake(rate / times, "a larger batch has less noise: it is no reason for a smaller rate"),
         ),
         why=f"The global batch grows by a factor of {grows}, the rate by "
         f"{grows if rule == 'linear' else f'sqrt({grows})'}: {answer:.3g}.",
@@ -101,12 +103,12 @@ def factor_of_clipping(draw: random.Random) -> Number:
         answer=most / total,
         unit="",
         given={"norms": norms, "most": most},
-        slips=(
-            Slip(most / sum(norms), "norms of shards do not add up: their squares do"),
-            Slip(most / sum(n * n for n in norms), "the root of the sum of squares is missing"),
-            Slip(most / max(norms), "that is the largest shard's norm: the gradient has all shards"),
-            Slip(4 * most / sum(norms), "the norm of the whole is no mean of the shards' norms"),
-            Slip(most / math.sqrt(sum(n * n for n in norms) / 4), "squares are added over the ranks, not averaged"),
+        mistakes=(
+            Mistake(most / sum(norms), "norms of shards do not add up: their squares do"),
+            Mistake(most / sum(n * n for n in norms), "the root of the sum of squares is missing"),
+            Mistake(most / max(norms), "that is the largest shard's norm: the gradient has all shards"),
+            Mistake(4 * most / sum(norms), "the norm of the whole is no mean of the shards' norms"),
+            Mistake(most / math.sqrt(sum(n * n for n in norms) / 4), "squares are added over the ranks, not averaged"),
         ),
         why=f"Norm: sqrt({' + '.join(str(n * n) for n in norms)}) = {total:.4g}; {most:g} / {total:.4g}.",
     )
@@ -125,15 +127,15 @@ def scale_of_a_summed_loss(draw: random.Random) -> Number:
     held = (
         f"Four ranks have {tokens[0]:,}, {tokens[1]:,}, {tokens[2]:,} and {tokens[3]:,} tokens that count in a step. "
     )
-    slips: tuple[Slip, ...]
+    mistakes: tuple[Mistake, ...]
     if asked == "factor":
         text = "Each sums the losses of its tokens and multiplies by a factor before backward; FSDP averages "
         "gradients over the ranks. Which factor gives the gradient of the mean over all tokens?"
         answer = 4 / total
-        slips = (
-            Slip(1 / total, "FSDP divides by the number of ranks once more: multiply by it first"),
-            Slip(1 / mine, "that makes a mean of means, in which tokens of short batches count more"),
-            Slip(4 / mine, "all ranks must divide by the tokens of all ranks"),
+        mistakes = (
+            Mistake(1 / total, "FSDP divides by the number of ranks once more: multiply by it first"),
+            Mistake(1 / mine, "that makes a mean of means, in which tokens of short batches count more"),
+            Mistake(4 / mine, "all ranks must divide by the tokens of all ranks"),
         )
         why = f"4 / ({' + '.join(f'{n:,}' for n in tokens)}) = 4 / {total:,}."
     else:
@@ -143,11 +145,11 @@ def scale_of_a_summed_loss(draw: random.Random) -> Number:
             f"much does a token on rank {rank} count as it would in the mean over all tokens?"
         )
         answer = total / 4 / mine
-        slips = (
-            Slip(4 * mine / total, "the wrong way round: a token among few counts more"),
-            Slip(total / mine, "the average over ranks gives each rank a quarter"),
-            Slip(1, "that would be so if all ranks had as many tokens"),
-            Slip(mine / total, "that is the share of this rank's tokens"),
+        mistakes = (
+            Mistake(4 * mine / total, "the wrong way round: a token among few counts more"),
+            Mistake(total / mine, "the average over ranks gives each rank a quarter"),
+            Mistake(1, "that would be so if all ranks had as many tokens"),
+            Mistake(mine / total, "that is the share of this rank's tokens"),
         )
         why = f"1 / (4 x {mine:,}) in place of 1 / {total:,}."
     return Number(
@@ -155,7 +157,7 @@ def scale_of_a_summed_loss(draw: random.Random) -> Number:
         answer=answer,
         unit="" if asked == "factor" else "times",
         given={"tokens": tokens, "rank": rank, "asked": asked},
-        slips=slips,
+        mistakes=mistakes,
         why=why,
     )
 
@@ -180,10 +182,10 @@ def samples_of_an_epoch(draw: random.Random) -> Number:
         unit="samples",
         rel=0,
         given={"samples": samples, "ranks": ranks, "drop": drop},
-        slips=(
-            Slip(over, "that many would be drawn twice with drop_last=False"),
-            Slip(samples % ranks, "that is what does not divide; the ranks draw until all have as many"),
-            Slip(0, "it is not so that each comes once: all ranks draw as many, so that no rank waits"),
+        mistakes=(
+            Mistake(over, "that many would be drawn twice with drop_last=False"),
+            Mistake(samples % ranks, "that is what does not divide; the ranks draw until all have as many"),
+            Mistake(0, "it is not so that each comes once: all ranks draw as many, so that no rank waits"),
         ),
         why=f"{samples:,} = {samples // ranks:,} x {ranks} + {samples % ranks}"
         + ("." if drop else f", so each rank draws {-(-samples // ranks):,}: {over} more than there are."),

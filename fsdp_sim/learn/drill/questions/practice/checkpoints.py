@@ -6,7 +6,7 @@ import math
 import random
 
 from fsdp_sim.learn.drill.draws import a_model, billions
-from fsdp_sim.learn.drill.question import Number, Slip
+from fsdp_sim.learn.drill.question import Mistake, Number
 from fsdp_sim.learn.drill.template import template
 from fsdp_sim.learn.quantity import written
 
@@ -43,13 +43,13 @@ def bytes_of_a_checkpoint(draw: random.Random) -> Number:
         answer=answer,
         unit="bytes",
         given={"model": name, "ranks": ranks, "kind": kind},
-        slips=(
-            Slip(answer * 16 / each, "gradients are not saved: the next step makes new ones"),
-            Slip(answer * 4 / each, "that is 4 B per parameter: the fp32 weights alone"),
-            Slip(answer * 14 / each, "no bf16 copy is saved: it is made from the fp32 shards in each gather"),
-            Slip(answer * 6 / each, "Adam's moments are fp32 too, as the parameters are that they belong to"),
-            Slip(each * parameters / ranks, "that is what one rank writes"),
-            Slip(each * parameters, "that is everything: each rank writes its shards"),
+        mistakes=(
+            Mistake(answer * 16 / each, "gradients are not saved: the next step makes new ones"),
+            Mistake(answer * 4 / each, "that is 4 B per parameter: the fp32 weights alone"),
+            Mistake(answer * 14 / each, "no bf16 copy is saved: it is made from the fp32 shards in each gather"),
+            Mistake(answer * 6 / each, "Adam's moments are fp32 too, as the parameters are that they belong to"),
+            Mistake(each * parameters / ranks, "that is what one rank writes"),
+            Mistake(each * parameters, "that is everything: each rank writes its shards"),
         ),
         why=f"{each} B x {billions(parameters)} = {written(each * parameters, 'bytes')}"
         + (f", a part of 1/{ranks} from each rank." if kind == "the file of one rank" else "."),
@@ -76,11 +76,11 @@ def checkpoint_interval(draw: random.Random) -> Number:
         unit="s",
         rel=0.05,
         given={"cost_s": cost_s, "mtbf_s": mtbf_s},
-        slips=(
-            Slip(math.sqrt(cost_s * mtbf_s), "the 2 is missing: a failure costs half an interval on average"),
-            Slip(math.sqrt(2 * cost_s * mtbf_h), "hours and seconds are mixed: bring both to seconds"),
-            Slip(mtbf_s / 2, "that is half the MTBF: the cost of a checkpoint is left out"),
-            Slip(2 * cost_s * mtbf_s, "the root is missing"),
+        mistakes=(
+            Mistake(math.sqrt(cost_s * mtbf_s), "the 2 is missing: a failure costs half an interval on average"),
+            Mistake(math.sqrt(2 * cost_s * mtbf_h), "hours and seconds are mixed: bring both to seconds"),
+            Mistake(mtbf_s / 2, "that is half the MTBF: the cost of a checkpoint is left out"),
+            Mistake(2 * cost_s * mtbf_s, "the root is missing"),
         ),
         why=f"sqrt(2 x {cost_s} s x {mtbf_s:,} s) = {best_s:,.0f} s.",
     )
@@ -110,12 +110,12 @@ def time_lost(draw: random.Random) -> Number:
         unit="%",
         rel=0.05,
         given={"cost_s": cost_s, "every_s": 60 * every_min, "mtbf_s": 3600 * mtbf_h, "restart_s": 60 * restart_min},
-        slips=(
-            Slip(100 * saving, "that is the checkpoints alone"),
-            Slip(100 * (saving + again), "the time to restart is missing"),
-            Slip(100 * (saving + starting), "what was trained since the last checkpoint is lost, and done again"),
-            Slip(100 * (saving + 2 * again + starting), "on average half an interval is lost, not all of it"),
-            Slip(100 * (again + starting), "writing checkpoints stops training too"),
+        mistakes=(
+            Mistake(100 * saving, "that is the checkpoints alone"),
+            Mistake(100 * (saving + again), "the time to restart is missing"),
+            Mistake(100 * (saving + starting), "what was trained since the last checkpoint is lost, and done again"),
+            Mistake(100 * (saving + 2 * again + starting), "on average half an interval is lost, not all of it"),
+            Mistake(100 * (again + starting), "writing checkpoints stops training too"),
         ),
         why=f"{100 * saving:.2f} % ({cost_s} s in {every_min} min) + {100 * again:.2f} % ({every_min / 2:g} min in "
         f"{mtbf_h} h) + {100 * starting:.2f} % ({restart_min} min in {mtbf_h} h).",
@@ -145,10 +145,10 @@ def mtbf_of_a_job(draw: random.Random) -> Number:
             unit="s",
             rel=0.03,
             given={"failures": failures, "days": days, "of": of, "gpus": gpus, "job_days": 0},
-            slips=(
-                Slip(3600 * one_h, f"that is the time on {of:,} GPUs"),
-                Slip(3600 * one_h * gpus / of, "the wrong way round: more GPUs fail more often"),
-                Slip(150 * one_h * of / gpus, "days and hours are mixed"),
+            mistakes=(
+                Mistake(3600 * one_h, f"that is the time on {of:,} GPUs"),
+                Mistake(3600 * one_h * gpus / of, "the wrong way round: more GPUs fail more often"),
+                Mistake(150 * one_h * of / gpus, "days and hours are mixed"),
             ),
             why=f"{days} x 24 h / {failures} = {one_h:.2f} h on {of:,} GPUs; times {of:,} / {gpus:,}.",
         )
@@ -159,10 +159,10 @@ def mtbf_of_a_job(draw: random.Random) -> Number:
         unit="interruptions",
         rel=0.05,
         given={"failures": failures, "days": days, "of": of, "gpus": gpus, "job_days": job_days},
-        slips=(
-            Slip(failures * job_days / days, f"that is on {of:,} GPUs"),
-            Slip(failures * gpus / of, f"that is in {days} days"),
-            Slip(failures * job_days / days * of / gpus, "the wrong way round: more GPUs fail more often"),
+        mistakes=(
+            Mistake(failures * job_days / days, f"that is on {of:,} GPUs"),
+            Mistake(failures * gpus / of, f"that is in {days} days"),
+            Mistake(failures * job_days / days * of / gpus, "the wrong way round: more GPUs fail more often"),
         ),
         why=f"{failures} x {job_days} / {days} x {gpus:,} / {of:,} = {expected:.3g}.",
     )
@@ -189,10 +189,10 @@ def seconds_to_write(draw: random.Random) -> Number:
         answer=max(by_nodes_s, by_files_s),
         unit="s",
         given={"model": name, "nodes": nodes, "node_gb_s": node_gb_s, "total_gb_s": total_gb_s},
-        slips=(
-            Slip(total / (node_gb_s * 1e9), "that is one node writing everything: a full state dict"),
-            Slip(min(by_nodes_s, by_files_s), "the slower of the two limits decides"),
-            Slip(total / (8 * nodes * node_gb_s * 1e9), "that gives every GPU a node's bandwidth"),
+        mistakes=(
+            Mistake(total / (node_gb_s * 1e9), "that is one node writing everything: a full state dict"),
+            Mistake(min(by_nodes_s, by_files_s), "the slower of the two limits decides"),
+            Mistake(total / (8 * nodes * node_gb_s * 1e9), "that gives every GPU a node's bandwidth"),
         ),
         why=f"{written(total, 'bytes')} / min({nodes} x {node_gb_s}, {total_gb_s}) GB/s = {written(total, 'bytes')} / "
         f"{min(nodes * node_gb_s, total_gb_s)} GB/s.",
@@ -229,12 +229,12 @@ def sample_after_a_resume(draw: random.Random) -> Number:
             "step": step,
             "rank": rank,
         },
-        slips=(
-            Slip(step * after * micro * accumulated + rank * micro, "the steps so far were taken by the old ranks"),
-            Slip(step * batch, "that is where rank 0 goes on"),
-            Slip(step * batch + rank, f"each rank before this one takes {micro}"),
-            Slip(step * before * micro + rank * micro, "a step has all its micro-batches"),
-            Slip(step * micro * accumulated, "that is what one rank has read"),
+        mistakes=(
+            Mistake(step * after * micro * accumulated + rank * micro, "the steps so far were taken by the old ranks"),
+            Mistake(step * batch, "that is where rank 0 goes on"),
+            Mistake(step * batch + rank, f"each rank before this one takes {micro}"),
+            Mistake(step * before * micro + rank * micro, "a step has all its micro-batches"),
+            Mistake(step * micro * accumulated, "that is what one rank has read"),
         ),
         why=f"{step:,} x {before} x {micro} x {accumulated} = {step * batch:,} were read, and {rank} ranks x {micro} "
         f"come "
@@ -261,15 +261,15 @@ def update_without_moments(draw: random.Random) -> Number:
         answer=answer,
         unit="",
         given={"rate": rate, "b1": b1, "b2": b2, "counted": counted},
-        slips=(
-            Slip(
+        mistakes=(
+            Mistake(
                 rate if counted else rate * (1 - b1) / math.sqrt(1 - b2),
                 "that would need the bias correction of a first step, whose count is 1"
                 if counted
                 else "a count of 1 corrects the bias of both moments exactly",
             ),
-            Slip(rate * (1 - b1), "the second moment begins at zero too"),
-            Slip(rate * (1 - b1) / (1 - b2), "the update divides by the root of the second moment"),
+            Mistake(rate * (1 - b1), "the second moment begins at zero too"),
+            Mistake(rate * (1 - b1) / (1 - b2), "the update divides by the root of the second moment"),
         ),
         why=f"m = {1 - b1:.2g} g and v = {1 - b2:.2g} g^2; "
         + (

@@ -6,7 +6,7 @@ import math
 import random
 import struct
 
-from fsdp_sim.learn.drill.question import Choice, Number, Slip
+from fsdp_sim.learn.drill.question import Choice, Mistake, Number
 from fsdp_sim.learn.drill.template import template
 
 FP16_MAX = 65504
@@ -77,10 +77,10 @@ def largest_scale(draw: random.Random) -> Number:
         unit="",
         rel=0,
         given={"gradient": gradient},
-        slips=(
-            Slip(2 * scale, f"at that {gradient:g} becomes {2 * scale * gradient:,.0f}: fp16 ends at 65,504"),
-            Slip(scale / 2, "twice as much still fits"),
-            Slip(65536, "that is the scale a GradScaler starts with, whatever the gradients"),
+        mistakes=(
+            Mistake(2 * scale, f"at that {gradient:g} becomes {2 * scale * gradient:,.0f}: fp16 ends at 65,504"),
+            Mistake(scale / 2, "twice as much still fits"),
+            Mistake(65536, "that is the scale a GradScaler starts with, whatever the gradients"),
         ),
         why=f"65,504 / {gradient:g} = {FP16_MAX / gradient:,.0f}; the power of two below is {scale:,.0f}.",
     )
@@ -108,11 +108,11 @@ def scale_after_steps(draw: random.Random) -> Number:
         unit="",
         rel=0,
         given={"overflows": overflows, "steps": steps},
-        slips=(
-            Slip(65536 / 2 ** len(overflows), "it doubles after 2,000 good steps in a row"),
-            Slip(65536 * 2.0 ** (steps // 2000 - len(overflows)), "an overflow starts the count of good steps anew"),
-            Slip(65536 / 2, "each overflow halves the scale again"),
-            Slip(65536, "an overflow halves the scale"),
+        mistakes=(
+            Mistake(65536 / 2 ** len(overflows), "it doubles after 2,000 good steps in a row"),
+            Mistake(65536 * 2.0 ** (steps // 2000 - len(overflows)), "an overflow starts the count of good steps anew"),
+            Mistake(65536 / 2, "each overflow halves the scale again"),
+            Mistake(65536, "an overflow halves the scale"),
         ),
         why=f"{len(overflows)} overflows: 65,536 / {2 ** len(overflows)}; then {good:,} good steps double it "
         f"{good // 2000} times.",

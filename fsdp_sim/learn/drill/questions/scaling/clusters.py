@@ -7,7 +7,7 @@ import random
 
 from fsdp_sim.engine import model_state_bytes
 from fsdp_sim.learn.drill.draws import a_gpu, a_model, billions
-from fsdp_sim.learn.drill.question import Choice, Number, Slip
+from fsdp_sim.learn.drill.question import Choice, Mistake, Number
 from fsdp_sim.learn.drill.questions.scaling.common import GIB
 from fsdp_sim.learn.drill.template import template
 from fsdp_sim.learn.quantity import written
@@ -67,18 +67,18 @@ def leaves_a_node(draw: random.Random) -> Number:
         answer=answer,
         unit="bytes",
         given={"model": name, "nodes": nodes, "hsdp": hsdp},
-        slips=(
-            Slip(answer / 8, "that is the share of one of the node's 8 GPUs"),
-            Slip(answer * 8, "each of 8 rings carries an eighth, or one ring carries all, but not 8 times all"),
-            Slip(fsdp, "gathers and reduce-scatters of HSDP stay in the node; only the all-reduce leaves it"),
-            Slip(
+        mistakes=(
+            Mistake(answer / 8, "that is the share of one of the node's 8 GPUs"),
+            Mistake(answer * 8, "each of 8 rings carries an eighth, or one ring carries all, but not 8 times all"),
+            Mistake(fsdp, "gathers and reduce-scatters of HSDP stay in the node; only the all-reduce leaves it"),
+            Mistake(
                 2 * (nodes - 1) / nodes * gradients,
                 "that is HSDP's all-reduce; here every gather crosses nodes as well",
             ),
-            Slip(
+            Mistake(
                 6 * parameters * (ranks - 1) / ranks, "either backward's gather is missing, or gradients count as bf16"
             ),
-            Slip((nodes - 1) / nodes * gradients, "an all-reduce sends twice: it reduces and then gathers"),
+            Mistake((nodes - 1) / nodes * gradients, "an all-reduce sends twice: it reduces and then gathers"),
         ),
         why=f"2 x {nodes - 1}/{nodes} x {written(gradients, 'bytes')} of gradients in 8 rings, an eighth in each."
         if hsdp
@@ -111,12 +111,12 @@ def gpus_for_a_model(draw: random.Random) -> Number:
         unit="GPUs",
         rel=0,
         given={"model": name, "memory": memory, "reserved": reserved},
-        slips=(
-            Slip(nodes(memory * GIB), "activations and gathered units need the memory that is kept for them"),
-            Slip(math.ceil(states / left), "whole nodes: round up to a multiple of 8"),
-            Slip(nodes(left / GIB * 1e9), "those are GB; a GiB is 7 % more"),
-            Slip(nodes(left * 8), "2 B are the bf16 parameters alone, without gradients and optimizer"),
-            Slip(nodes(left * 4), "4 B are the fp32 parameters alone, without gradients and optimizer"),
+        mistakes=(
+            Mistake(nodes(memory * GIB), "activations and gathered units need the memory that is kept for them"),
+            Mistake(math.ceil(states / left), "whole nodes: round up to a multiple of 8"),
+            Mistake(nodes(left / GIB * 1e9), "those are GB; a GiB is 7 % more"),
+            Mistake(nodes(left * 8), "2 B are the bf16 parameters alone, without gradients and optimizer"),
+            Mistake(nodes(left * 4), "4 B are the fp32 parameters alone, without gradients and optimizer"),
         ),
         why=f"{written(states, 'bytes')} of states over {memory - reserved:.0f} GiB = {states / left:.1f} GPUs.",
     )
@@ -139,12 +139,12 @@ def latency_of_a_long_ring(draw: random.Random) -> Number:
         answer=answer,
         unit="s",
         given={"few": few, "more": more, "hop": hop, "blocks": blocks},
-        slips=(
-            Slip(answer / 3, "each block has three collectives: two all-gathers and a reduce-scatter"),
-            Slip(answer * 2 / 3, "you forgot the backward all-gathers"),
-            Slip(3 * blocks * (more - 1) * hop * 1e-6, "that is all of it; the smaller ring had its steps too"),
-            Slip(answer * 4 / 3, "an all-reduce has twice the steps, but FSDP's reduce-scatter is half of one"),
-            Slip(0.0, "bytes per GPU hardly grow, but the number of steps does"),
+        mistakes=(
+            Mistake(answer / 3, "each block has three collectives: two all-gathers and a reduce-scatter"),
+            Mistake(answer * 2 / 3, "you forgot the backward all-gathers"),
+            Mistake(3 * blocks * (more - 1) * hop * 1e-6, "that is all of it; the smaller ring had its steps too"),
+            Mistake(answer * 4 / 3, "an all-reduce has twice the steps, but FSDP's reduce-scatter is half of one"),
+            Mistake(0.0, "bytes per GPU hardly grow, but the number of steps does"),
         ),
         why=f"3 x {blocks} collectives, each with {more - 1:,} in place of {few - 1} steps of {hop} us.",
     )
@@ -222,7 +222,7 @@ def busiest_dimension(draw: random.Random) -> Choice:
         "HSDP's replicate": 2 * (copies - 1) / copies * 4 * own / shards,
     }
     right = max(sent, key=lambda dimension: sent[dimension])
-    told = ", ".join(f"{dimension} {written(sent[dimension], 'bytes')}" for dimension in DIMENSIONS)
+    by_dimension = ", ".join(f"{dimension} {written(sent[dimension], 'bytes')}" for dimension in DIMENSIONS)
     reasons = {
         "tensor parallel": "its bytes follow the tokens, and these are few: here a rank's parameters are more",
         "FSDP's shard": "its bytes do not grow with the tokens, and here the activations are more",
@@ -239,5 +239,5 @@ def busiest_dimension(draw: random.Random) -> Choice:
         options=(*DIMENSIONS, every),
         wrong=wrong | {every: "they move different things: activations, parameters, and shards of gradients"},
         given={"model": name, "tensor": tensor, "shards": shards, "copies": copies, "tokens": tokens},
-        why=f"Sent per GPU in rings: {told}.",
+        why=f"Sent per GPU in rings: {by_dimension}.",
     )

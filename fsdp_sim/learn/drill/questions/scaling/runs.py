@@ -6,7 +6,7 @@ import math
 import random
 
 from fsdp_sim.learn.drill.draws import a_gpu, a_model, billions
-from fsdp_sim.learn.drill.question import Number, Slip
+from fsdp_sim.learn.drill.question import Mistake, Number
 from fsdp_sim.learn.drill.questions.scaling.common import DAY_S, HOUR_S
 from fsdp_sim.learn.drill.template import template
 from fsdp_sim.learn.quantity import written
@@ -40,11 +40,11 @@ def utilisation_of_tokens(draw: random.Random) -> Number:
         answer=answer,
         unit="%",
         given={"model": name, "tokens": tokens, "peak": peak},
-        slips=(
-            Slip(answer / 3, "2 FLOP per parameter and token are forward alone; backward has 4 more"),
-            Slip(answer * 4 / 3, "8 counts the recomputation: that is hardware utilisation, not MFU"),
-            Slip(answer / 2, "that divides by the peak with sparsity, twice the dense one"),
-            Slip(answer * 2 / 3, "4 FLOP are backward alone"),
+        mistakes=(
+            Mistake(answer / 3, "2 FLOP per parameter and token are forward alone; backward has 4 more"),
+            Mistake(answer * 4 / 3, "8 counts the recomputation: that is hardware utilisation, not MFU"),
+            Mistake(answer / 2, "that divides by the peak with sparsity, twice the dense one"),
+            Mistake(answer * 2 / 3, "4 FLOP are backward alone"),
         ),
         why=f"6 x {billions(parameters)} x {tokens:,.0f} = {written(answer / 100 * peak, 'FLOP/s')} of "
         f"{written(peak, 'FLOP/s')}.",
@@ -71,12 +71,12 @@ def days_of_a_run(draw: random.Random) -> Number:
         unit="days",
         rel=0.03,
         given={"model": name, "gpus": gpus, "tokens": tokens, "share": share, "peak": peak},
-        slips=(
-            Slip(answer / 3, "2 FLOP per parameter and token are forward alone"),
-            Slip(answer * share / 100, "that is at the full peak: divide by the utilisation"),
-            Slip(answer * (share / 100) ** 2, "a lower utilisation makes it longer: divide by it"),
-            Slip(answer * 24, "those are hours"),
-            Slip(answer * gpus, "that is on one GPU"),
+        mistakes=(
+            Mistake(answer / 3, "2 FLOP per parameter and token are forward alone"),
+            Mistake(answer * share / 100, "that is at the full peak: divide by the utilisation"),
+            Mistake(answer * (share / 100) ** 2, "a lower utilisation makes it longer: divide by it"),
+            Mistake(answer * 24, "those are hours"),
+            Mistake(answer * gpus, "that is on one GPU"),
         ),
         why=f"6 x {billions(parameters)} x {tokens} trillion / ({gpus:,} x {written(peak, 'FLOP/s')} x {share / 100}) "
         f"= {written(answer * DAY_S, 's')}, over 86,400 s.",
@@ -100,11 +100,11 @@ def weak_scaling(draw: random.Random) -> Number:
         answer=answer,
         unit="%",
         given={"few": few, "more": more, "before": before, "after": after},
-        slips=(
-            Slip(100 * after / before, "that is the speed-up; divide it by how many times more GPUs there are"),
-            Slip(1e4 / answer, "that is the other way round: more than all is not possible here"),
-            Slip(100 - answer, "that is what is lost"),
-            Slip(100 * few / more, "that compares the GPUs alone"),
+        mistakes=(
+            Mistake(100 * after / before, "that is the speed-up; divide it by how many times more GPUs there are"),
+            Mistake(1e4 / answer, "that is the other way round: more than all is not possible here"),
+            Mistake(100 - answer, "that is what is lost"),
+            Mistake(100 * few / more, "that compares the GPUs alone"),
         ),
         why=f"{before / few:,.0f} tokens/s per GPU before, {after / more:,.0f} after.",
     )
@@ -128,10 +128,12 @@ def strong_scaling(draw: random.Random) -> Number:
         answer=answer,
         unit="%",
         given={"few": few, "factor": factor, "compute": compute, "exposed": exposed},
-        slips=(
-            Slip(answer * factor, "that is the speed-up; efficiency divides it by how many times more GPUs there are"),
-            Slip(100.0, "only compute divides; what is exposed stays as long as it was"),
-            Slip(100 * (compute / factor) / after, "that is the share of compute in the new step"),
+        mistakes=(
+            Mistake(
+                answer * factor, "that is the speed-up; efficiency divides it by how many times more GPUs there are"
+            ),
+            Mistake(100.0, "only compute divides; what is exposed stays as long as it was"),
+            Mistake(100 * (compute / factor) / after, "that is the share of compute in the new step"),
         ),
         why=f"{compute + exposed} ms before; {compute}/{factor} + {exposed} = {after:.0f} ms after, where {factor} "
         f"times the GPUs should take {(compute + exposed) / factor:g} ms.",
@@ -153,11 +155,11 @@ def one_slow_rank(draw: random.Random) -> Number:
         answer=answer,
         unit="%",
         given={"gpus": gpus, "slower": slower},
-        slips=(
-            Slip(slower, "that is how much longer a step takes; of the rate 1 / (1 + x) is left"),
-            Slip(slower / gpus, "the others cannot go on without it: every collective waits for its last rank"),
-            Slip(answer / gpus, "the others cannot go on without it: every collective waits for its last rank"),
-            Slip(100 / gpus, "that is the rank's share of the GPUs, as if it did nothing and nobody waited"),
+        mistakes=(
+            Mistake(slower, "that is how much longer a step takes; of the rate 1 / (1 + x) is left"),
+            Mistake(slower / gpus, "the others cannot go on without it: every collective waits for its last rank"),
+            Mistake(answer / gpus, "the others cannot go on without it: every collective waits for its last rank"),
+            Mistake(100 / gpus, "that is the rank's share of the GPUs, as if it did nothing and nobody waited"),
         ),
         why=f"Every step takes {1 + slower / 100:.2f} times as long for all: 1 - 1/{1 + slower / 100:.2f}.",
     )
@@ -176,14 +178,14 @@ def steps_of_a_run(draw: random.Random) -> Number:
     per_step = gpus * rows * length * accumulated
     answer = tokens * 1e12 / per_step
     how = f"HSDP with {gpus // 8} copies of 8 shards" if hsdp else "FSDP over all of them"
-    slips = [
-        Slip(answer * accumulated, "a step takes all accumulated micro-batches"),
-        Slip(answer * gpus, "that is one GPU's share; every GPU has rows of its own"),
-        Slip(answer * length, "count tokens: every sequence has its length"),
+    mistakes = [
+        Mistake(answer * accumulated, "a step takes all accumulated micro-batches"),
+        Mistake(answer * gpus, "that is one GPU's share; every GPU has rows of its own"),
+        Mistake(answer * length, "count tokens: every sequence has its length"),
     ]
     if hsdp:
-        slips.append(
-            Slip(answer * 8, "the 8 GPUs that share one copy have different rows: they share parameters, not data")
+        mistakes.append(
+            Mistake(answer * 8, "the 8 GPUs that share one copy have different rows: they share parameters, not data")
         )
     return Number(
         text=f"{tokens:g} trillion tokens on {gpus} GPUs, {how}: {rows} sequences of {length:,} tokens per GPU and "
@@ -198,7 +200,7 @@ def steps_of_a_run(draw: random.Random) -> Number:
             "tokens": tokens,
             "hsdp": hsdp,
         },
-        slips=tuple(slips),
+        mistakes=tuple(mistakes),
         why=f"A step takes {gpus} x {rows} x {length:,} x {accumulated} = {per_step / 1e6:.3g} million tokens.",
     )
 
@@ -220,14 +222,14 @@ def pipeline_bubble(draw: random.Random) -> Number:
         answer=answer,
         unit="%",
         given={"stages": stages, "micro_batches": micro_batches},
-        slips=(
-            Slip(100 * (stages - 1) / micro_batches, "that is the idle time over the busy time, not over the whole"),
-            Slip(
+        mistakes=(
+            Mistake(100 * (stages - 1) / micro_batches, "that is the idle time over the busy time, not over the whole"),
+            Mistake(
                 100 * stages / (micro_batches + stages),
                 "the first micro-batch passes p - 1 stages before the last works",
             ),
-            Slip(100 / stages, "that is the share of one stage with one micro-batch"),
-            Slip(100 - answer, "that is when it works"),
+            Mistake(100 / stages, "that is the share of one stage with one micro-batch"),
+            Mistake(100 - answer, "that is when it works"),
         ),
         why=f"{stages - 1} of {micro_batches} + {stages - 1} slots, in forward as in backward.",
     )
@@ -252,11 +254,11 @@ def time_between_failures(draw: random.Random) -> Number:
         unit="s",
         rel=0.03,
         given={"days": days, "failures": failures, "gpus": gpus, "wanted": wanted},
-        slips=(
-            Slip(once_s, "that is with their number of GPUs"),
-            Slip(once_s * wanted / gpus, "more GPUs fail more often: divide by their number"),
-            Slip(days * DAY_S * gpus / wanted, "divide by the number of interruptions"),
-            Slip(days * DAY_S * gpus / failures, "that is the time of a single GPU"),
+        mistakes=(
+            Mistake(once_s, "that is with their number of GPUs"),
+            Mistake(once_s * wanted / gpus, "more GPUs fail more often: divide by their number"),
+            Mistake(days * DAY_S * gpus / wanted, "divide by the number of interruptions"),
+            Mistake(days * DAY_S * gpus / failures, "that is the time of a single GPU"),
         ),
         why=f"{days} days / {failures} = {once_s / HOUR_S:.2f} h on {gpus:,} GPUs; x {gpus:,} / {wanted:,}.",
     )
@@ -283,15 +285,17 @@ def goodput(draw: random.Random) -> Number:
         unit="%",
         rel=0.01,
         given={"days": days, "interval": interval, "save": save, "failures": failures, "restart": restart},
-        slips=(
-            Slip(100 * (1 - saving), "you forgot the failures"),
-            Slip(100 * (1 - failing), "you forgot the time of saving"),
-            Slip(100 * (1 - saving - failures * restart / (days * 1440)), "work since the last checkpoint is lost too"),
-            Slip(
+        mistakes=(
+            Mistake(100 * (1 - saving), "you forgot the failures"),
+            Mistake(100 * (1 - failing), "you forgot the time of saving"),
+            Mistake(
+                100 * (1 - saving - failures * restart / (days * 1440)), "work since the last checkpoint is lost too"
+            ),
+            Mistake(
                 100 * (1 - saving - failures * (interval + restart) / (days * 1440)),
                 "a failure comes halfway between two checkpoints on average, not at the end",
             ),
-            Slip(100 - answer, "that is what is lost"),
+            Mistake(100 - answer, "that is what is lost"),
         ),
         why=f"Saving {100 * saving:.2g} %; failures {failures} x ({interval / 2:g} + {restart}) min of {days * 1440:,} "
         f"min = {100 * failing:.2g} %.",

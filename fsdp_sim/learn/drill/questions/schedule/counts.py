@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 from fsdp_sim.learn.drill.draws import NAMES, a_model
-from fsdp_sim.learn.drill.question import Choice, Number, Slip
+from fsdp_sim.learn.drill.question import Choice, Mistake, Number
 from fsdp_sim.learn.drill.questions.schedule.common import BLOCKS, FSDP1, FSDP2, SMALL, counted, program_of
 from fsdp_sim.learn.drill.template import template
 from fsdp_sim.timeline import Op, Phase
@@ -28,25 +28,25 @@ RESHARD = {  # as the call says it, and what it means
 def gathers_in_a_step(draw: random.Random) -> Number:
     name, model = a_model(draw, *SMALL)
     layers, reshard = model.n_layer, draw.choice((None, True, False))
-    said, means = RESHARD[reshard]
+    mode, means = RESHARD[reshard]
     again = counted(Op.ALL_GATHER, layers, Phase.BACKWARD, reshard_after_forward=reshard)
     return Number(
-        text=f"{name}: {BLOCKS.format(layers)}. It trains with {said}, without accumulation. How many all-gathers does "
+        text=f"{name}: {BLOCKS.format(layers)}. It trains with {mode}, without accumulation. How many all-gathers does "
         "a rank issue in one step?",
         answer=counted(Op.ALL_GATHER, layers, reshard_after_forward=reshard),
         unit="all-gathers",
         rel=0,
         given={"layers": layers, "reshard": reshard},
-        slips=(
-            Slip(layers + 1, "you forgot the backward all-gathers of what forward has freed"),
-            Slip(
+        mistakes=(
+            Mistake(layers + 1, "you forgot the backward all-gathers of what forward has freed"),
+            Mistake(
                 2 * layers + 2,
                 "what stays whole after forward is gathered once: here " + ("all" if means[0] == "n" else "the root"),
             ),
-            Slip(2 * layers + 1, "you took the default, in which only the root stays whole after forward"),
-            Slip(2 * layers, "the root is a unit as well"),
-            Slip(layers, "the root is a unit as well"),
-            Slip(3 * layers + 2, "that counts the reduce-scatters too"),
+            Mistake(2 * layers + 1, "you took the default, in which only the root stays whole after forward"),
+            Mistake(2 * layers, "the root is a unit as well"),
+            Mistake(layers, "the root is a unit as well"),
+            Mistake(3 * layers + 2, "that counts the reduce-scatters too"),
         ),
         why=f"Forward gathers {layers} blocks and the root; {means}, so backward gathers {again} more.",
     )
@@ -77,12 +77,12 @@ def collectives_of_a_wrapping(draw: random.Random) -> Number:
         unit="collectives",
         rel=0,
         given={"units": units},
-        slips=(
-            Slip(3 * units, "what no call took is the root's: one more all-gather and one more reduce-scatter"),
-            Slip(3 * units + 3, "the root is not gathered again in backward"),
-            Slip(2 * units + 2, "you forgot the backward all-gathers"),
-            Slip(2 * units + 1, "those are the all-gathers alone"),
-            Slip(3 * (layers if by_linear else layers * linears) + 2, "a unit is what one call took, no other cut"),
+        mistakes=(
+            Mistake(3 * units, "what no call took is the root's: one more all-gather and one more reduce-scatter"),
+            Mistake(3 * units + 3, "the root is not gathered again in backward"),
+            Mistake(2 * units + 2, "you forgot the backward all-gathers"),
+            Mistake(2 * units + 1, "those are the all-gathers alone"),
+            Mistake(3 * (layers if by_linear else layers * linears) + 2, "a unit is what one call took, no other cut"),
         ),
         why=f"{units} units: {units} + {units} all-gathers and {units} reduce-scatters; the root: one of each.",
     )
@@ -122,17 +122,17 @@ GATHERS_WHY = {
 )
 def gathered_again(draw: random.Random) -> Choice:
     name, _ = a_model(draw, *SMALL)
-    said = draw.choice(tuple(STRATEGY))
+    mode = draw.choice(tuple(STRATEGY))
     gathered = {
-        i.unit for i in program_of(6, **STRATEGY[said]).ops if i.op is Op.ALL_GATHER and i.phase is Phase.BACKWARD
+        i.unit for i in program_of(6, **STRATEGY[mode]).ops if i.op is Op.ALL_GATHER and i.phase is Phase.BACKWARD
     }
     right = (bool(gathered - {"root"}), "root" in gathered)
     return Choice(
-        text=f"{name} is wrapped block by block; the root unit holds the rest. It trains with {said}. For which units "
+        text=f"{name} is wrapped block by block; the root unit holds the rest. It trains with {mode}. For which units "
         "does a rank issue an all-gather in backward?",
         options=tuple(WHICH.values()),
         wrong={WHICH[kind]: why for kind, why in GATHERS_WHY.items() if kind != right},
-        given={"said": said},
+        given={"mode": mode},
         why=f"Backward needs every unit whole, and gathers those that forward freed: {WHICH[right]}.",
     )
 
@@ -155,12 +155,12 @@ def gathers_with_checkpointing(draw: random.Random) -> Number:
         unit="all-gathers",
         rel=0,
         given={"layers": layers, "reshard": reshard},
-        slips=(
-            Slip(3 * layers + 1, "the recomputation runs in backward, where the block is whole already"),
-            Slip(3 * layers + 2, "the recomputation runs in backward, where the block is whole already"),
-            Slip(layers + 1, "what is freed after forward must be gathered for backward, checkpointed or not"),
-            Slip(2 * layers + 1, "that is the default, in which blocks are freed after forward and the root is not"),
-            Slip(2 * layers, "the root is gathered as well"),
+        mistakes=(
+            Mistake(3 * layers + 1, "the recomputation runs in backward, where the block is whole already"),
+            Mistake(3 * layers + 2, "the recomputation runs in backward, where the block is whole already"),
+            Mistake(layers + 1, "what is freed after forward must be gathered for backward, checkpointed or not"),
+            Mistake(2 * layers + 1, "that is the default, in which blocks are freed after forward and the root is not"),
+            Mistake(2 * layers, "the root is gathered as well"),
         ),
         why=f"A block is whole in its backward, and is computed again there before it is freed: {answer}, as without.",
     )
@@ -188,12 +188,12 @@ def units_of_calls(draw: random.Random) -> Number:
         unit="all-gathers",
         rel=0,
         given={"layers": layers, "group": group, "own": own},
-        slips=(
-            Slip(units, "the last call takes what is left, at least the norm: a unit with an all-gather of its own"),
-            Slip(layers + len(own) + 1, "a list of modules is one unit"),
-            Slip(layers // group + 1, "a call on a module takes it out of the root: one unit more"),
-            Slip(layers // group + 3, "what no call has taken travels with the root, not by itself"),
-            Slip(2 * answer - 1, "that is forward and backward"),
+        mistakes=(
+            Mistake(units, "the last call takes what is left, at least the norm: a unit with an all-gather of its own"),
+            Mistake(layers + len(own) + 1, "a list of modules is one unit"),
+            Mistake(layers // group + 1, "a call on a module takes it out of the root: one unit more"),
+            Mistake(layers // group + 3, "what no call has taken travels with the root, not by itself"),
+            Mistake(2 * answer - 1, "that is forward and backward"),
         ),
         why=f"{layers // group} calls for blocks, {len(own)} for others, and the root with the rest: {answer} units.",
     )

@@ -40,24 +40,24 @@ FORWARD: dict[str, dict[str, Any]] = {
     source="torch/distributed/fsdp/_fully_shard/_fsdp_state.py, FSDPState._pre_forward",
 )
 def issued_in_forward(draw: random.Random) -> Order:
-    said, layers = draw.choice(tuple(FORWARD)), draw.choice((12, 24, 32, 40, 80))
+    mode, layers = draw.choice(tuple(FORWARD)), draw.choice((12, 24, 32, 40, 80))
     first = "layers.0", "layers.1", "layers.2"
     ops = [
-        i for i in program_of(6, **FORWARD[said]).ops
+        i for i in program_of(6, **FORWARD[mode]).ops
         if i.phase is Phase.FORWARD and i.op in (Op.ALL_GATHER, Op.FWD) and i.unit in first
     ]  # fmt: skip
     answer = tuple(thing(i, 1) for i in ops)
     return Order(
-        text=f"A model of {layers} blocks under {said}. Put what the CPU issues for its first three blocks in forward "
+        text=f"A model of {layers} blocks under {mode}. Put what the CPU issues for its first three blocks in forward "
         "in the order in which it issues it. (The GPU may run some of it side by side.)",
         options=tuple(sorted(answer)),
         answer=answer,
         because={a: "its all-gather must have been issued before it" for a in answer if a.startswith("forward")}
         | {a: "a list asks right after its block is whole, and before it computes" for a in answer if "gather" in a},
-        given={"said": said, "layers": layers},
+        given={"mode": mode, "layers": layers},
         why="A block issues its own all-gather before its forward"
         + (
-            ", unless the list of an earlier block has done so." if "set_modules" in said else "; nobody asked earlier."
+            ", unless the list of an earlier block has done so." if "set_modules" in mode else "; nobody asked earlier."
         ),
     )
 
@@ -78,26 +78,26 @@ BACKWARD: dict[str, dict[str, Any]] = {
     source=f"{FSDP2}.pre_backward and post_backward; {FSDP1}, _pre_backward_hook and _post_backward_hook",
 )
 def issued_in_backward(draw: random.Random) -> Order:
-    said, layers = draw.choice(tuple(BACKWARD)), draw.choice((12, 24, 32, 40, 80))
+    mode, layers = draw.choice(tuple(BACKWARD)), draw.choice((12, 24, 32, 40, 80))
     wanted = {Op.ALL_GATHER: ("layers.3", "layers.2"), Op.BWD: ("layers.4", "layers.3")}
     wanted[Op.REDUCE_SCATTER] = wanted[Op.BWD]
     ops = [
-        i for i in program_of(8, **BACKWARD[said]).ops
+        i for i in program_of(8, **BACKWARD[mode]).ops
         if i.phase is Phase.BACKWARD and i.unit in wanted.get(i.op, ())
     ]  # fmt: skip
     answer = tuple(thing(i, layers // 2 - 3) for i in ops)
     return Order(
-        text=f"Backward in a model of {layers} blocks under {said}, one micro-batch, parameters freed after forward. "
+        text=f"Backward in a model of {layers} blocks under {mode}, one micro-batch, parameters freed after forward. "
         "Put these in the order in which the CPU issues them.",
         options=tuple(sorted(answer)),
         answer=answer,
         because={a: "a reduce-scatter needs the gradients of its block's backward" for a in answer if "reduce" in a}
         | {a: "this setting decides when the block before is asked for" for a in answer if "gather" in a},
-        given={"said": said, "layers": layers},
+        given={"mode": mode, "layers": layers},
         why={
             "BACKWARD_POST": "POST asks for the block before after this backward, but before this reduce-scatter.",
             "off": "Without it a block is gathered when its own backward needs it, after this reduce-scatter.",
-        }.get(said.split(".")[-1].split()[-1], "The block before is asked for before this block's backward."),
+        }.get(mode.split(".")[-1].split()[-1], "The block before is asked for before this block's backward."),
     )
 
 
@@ -160,8 +160,8 @@ PLACES: dict[str, dict[str, Any]] = {
     source="_fsdp_state.py, FSDPState._root_post_backward_final_callback",
 )
 def ends_of_backward(draw: random.Random) -> Choice:
-    said, end, layers = draw.choice(tuple(PLACES)), draw.choice(("first", "last")), draw.choice((12, 24, 32, 40, 80))
-    ops = [i for i in program_of(4, **PLACES[said]).ops if i.phase is Phase.BACKWARD and i.communicator]
+    mode, end, layers = draw.choice(tuple(PLACES)), draw.choice(("first", "last")), draw.choice((12, 24, 32, 40, 80))
+    ops = [i for i in program_of(4, **PLACES[mode]).ops if i.phase is Phase.BACKWARD and i.communicator]
     found = ops[0 if end == "first" else -1]
     names = {"root": "the root", "layers.3": f"block {layers - 1}", "layers.0": "block 0"}
     right = f"{str(found.op).lower().replace('_', '-')} of {names[found.unit]}"
@@ -179,11 +179,11 @@ def ends_of_backward(draw: random.Random) -> Choice:
     if end == "first":
         shown = [option for option in shown if option not in ("reduce-scatter of block 0", "all-reduce of the root")]
     return Choice(
-        text=f"Blocks 0 to {layers - 1} and a root with embedding and head train with {said}, one micro-batch. Which "
+        text=f"Blocks 0 to {layers - 1} and a root with embedding and head train with {mode}, one micro-batch. Which "
         f"collective does a rank issue {end} in backward?",
         options=tuple(shown),
         wrong={option: reasons[option] for option in shown if option != right},
-        given={"said": said, "end": end, "layers": layers},
+        given={"mode": mode, "end": end, "layers": layers},
         why=f"Backward runs from the root's head to its embedding, gathers only what was freed, and reduces the root "
         f"in its final callback: the {end} is the {right}.",
     )
