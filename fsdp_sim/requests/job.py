@@ -73,8 +73,9 @@ MAX_BLOCKS = 10_000  # blocks times micro-batches: the simulator goes through ea
 
 def _check_size(model: Model, cluster: Cluster, plan: Plan) -> None:
     for part in (model, cluster, plan):
-        for name, value in vars(part).items():  # what was worked out of the fields has names of its own
-            if type(value) is int and name not in ("wrap", "_hash") and value > (most := LIMITS.get(name, OTHER_LIMIT)):
+        for name in part.__dataclass_fields__:
+            value, most = getattr(part, name), LIMITS.get(name, OTHER_LIMIT)
+            if type(value) is int and name != "wrap" and value > most:
                 raise ValueError(f"{name} is {value:,}; the simulator goes up to {most:,}")
     check_blocks(model, plan)
 

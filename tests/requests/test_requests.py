@@ -55,7 +55,7 @@ def test_none_is_said_and_not_given_is_not_said():
 
 def test_a_plan_is_built_once_from_words_and_from_json(monkeypatch):
     built, check = [], Plan.__post_init__
-    monkeypatch.setattr(Plan, "__post_init__", lambda plan: (built.append(plan), check(plan)))
+    monkeypatch.setattr(Plan, "__post_init__", lambda plan, *of_copy: (built.append(plan), check(plan, *of_copy)))
     (of_json,) = read_requests(b'[{"model": "gpt2-124m", "gpu": "A100", "gpus": 8, "micro_batch": 2}]')
 
     plans = [resolve(request).plan for request in (request_of_texts(BASE | {"micro_batch": "2"}), of_json)]
@@ -104,6 +104,13 @@ def test_a_step_of_more_blocks_than_anyone_waits_for_is_refused():
 def test_a_number_beyond_anything_is_refused_before_it_overflows(name):
     with pytest.raises(ValueError, match=f"{name} is 9,223,372,036,854,775,808; the simulator goes up to"):
         resolve(request_of_texts(BASE | {name: str(2**63)}))
+
+
+@pytest.mark.parametrize("gpus", range(8, 88, 8))
+def test_sizes_are_what_was_asked_for_and_not_what_is_kept_beside_it(gpus):
+    """A request's cluster may be one that was simulated before, and a cluster keeps its hash, a large number."""
+    request = request_of_texts(BASE | {"gpus": str(gpus)})
+    assert hash(resolve(request).cluster) == hash(resolve(request).cluster)
 
 
 def test_json_that_is_nested_too_deep_is_one_sentence():
