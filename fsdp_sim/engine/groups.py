@@ -1,8 +1,8 @@
 """Which ranks a collective brings together.
 
 Of the ``group_size`` ranks of a collective a shard group is a block of consecutive ones (HSDP's shard groups, the
-smaller groups of ``reshard_after_forward=n``); a replicate group is the ranks at equal positions of the blocks. Of
-groups that are played in part only the played ranks count.
+smaller groups of ``reshard_after_forward=n``, the ranks that exchange tokens); a replicate group is the ranks at equal
+positions of the blocks, and so is, within a shard group, one of ranks that have the same experts. Of groups that are played in part only the played ranks count.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from fsdp_sim.schedule import Instruction
 
 def group_of(i: Instruction, rank: int, world_size: int, ranks: int) -> range:
     """The played ranks that take part in a rank's collective."""
-    if _strided(i):
-        stride = max(1, world_size // i.group_size)
-        return range(rank % stride, ranks, stride)
-    first = rank // i.group_size * i.group_size
-    return range(first, min(first + i.group_size, ranks))
+    stride = _stride(i, world_size)
+    block = i.group_size * stride
+    first = rank // block * block + rank % stride
+    return range(first, min(first + block, ranks), stride)
 
 
 def over_group(value: Seconds, i: Instruction, world_size: int, ranks: int) -> Seconds:
@@ -30,18 +29,17 @@ def over_group(value: Seconds, i: Instruction, world_size: int, ranks: int) -> S
         return float(value)
     import numpy as np  # which one rank does without
 
-    size = i.group_size
-    if size >= world_size or (ranks <= size and not _strided(i)):
+    stride = _stride(i, world_size)
+    if i.group_size >= world_size or (ranks <= i.group_size and stride == 1):
         return float(value.max())
-    block = world_size // size if _strided(i) else size
-    blocks = -(-ranks // block)
-    padded: Times = np.full(blocks * block, -np.inf)
+    blocks = -(-ranks // (i.group_size * stride))
+    padded: Times = np.full(blocks * i.group_size * stride, -np.inf)
     padded[:ranks] = value
-    table = padded.reshape(blocks, block)  # a row is a block of consecutive ranks, a column those at equal positions
-    if _strided(i):
-        return np.tile(table.max(axis=0), blocks)[:ranks]
-    return np.repeat(table.max(axis=1), block)[:ranks]
+    table = padded.reshape(blocks, i.group_size, stride)  # a group is a column of a block
+    largest: Times = np.broadcast_to(table.max(axis=1, keepdims=True), table.shape).reshape(-1)[:ranks]
+    return largest
 
 
-def _strided(i: Instruction) -> bool:
-    return i.communicator.startswith("replicate")
+def _stride(i: Instruction, world_size: int) -> int:
+    """From one rank of a group to the next: replicas are as far apart as there are ranks in a copy."""
+    return max(1, world_size // i.group_size) if i.communicator.startswith("replicate") else i.stride

@@ -1,4 +1,4 @@
-"""What the groups under one root share: streams' pending work, the plan's settings, and who communicates with whom."""
+"""What the groups under one root share: streams' pending work, the plan's settings, and communicators."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from fsdp_sim.schedule.layout import Layout
 from fsdp_sim.spec import Plan
 from fsdp_sim.timeline import Lane, Memory
 
+EXPERTS = "experts"  # tokens that travel to their experts and back
 SHARD = "shard"  # all-gathers and reduce-scatters share this communicator, so they run in issue order
 REDUCE_SCATTER = "reduce_scatter"  # set_separate_reduce_scatter_group
 REPLICATE = "replicate"  # HSDP's all-reduces
@@ -57,11 +58,9 @@ class AllGatherResult:
 
 @dataclass
 class CommContext:
-    """Torch's ``FSDPCommContext``, and the numbers that all groups have in common.
+    """Torch's ``FSDPCommContext``, and the settings that all groups have in common.
 
     Attributes:
-        shards, replicas: ranks that share one copy of the parameters, and copies.
-        post_forward_shards: ranks that share one copy between forward and backward (``reshard_after_forward=n``).
         precomputed_scales: of weights that are gathered in fp8, after the optimizer.
         torch_2_15: it is the program of torch 2.15 (``Plan.torch``).
         all_gather_state: the previous group's G, and the end of its copy-out.
@@ -70,14 +69,10 @@ class CommContext:
     """
 
     cpu: Cpu
-    shards: int
-    replicas: int
-    post_forward_shards: int
     reduce_scatter_communicator: str = SHARD
     max_input_buffers: int = 1
     unshard_async_op: bool = False
     cpu_offload: bool = False
-    gradient_divide_factor: float | None = None
     precomputed_scales: bool = False
     torch_2_15: bool = False
     all_gather_state: tuple[AllGatherResult, int] | None = None
@@ -120,31 +115,14 @@ class CommContext:
         self.reduce_scatter_states.clear()
 
 
-def comm_context(plan: Plan, world_size: int, cpu: Cpu) -> CommContext:
-    """The groups that a plan makes of so many ranks.
-
-    Raises:
-        ValueError: ``reshard_after_forward`` does not divide the ranks of a shard group.
-    """
-    shards = plan.shard_size or world_size
-    keep = plan.reshard_after_forward
-    post_forward_shards = shards
-    if type(keep) is int and keep != 1:
-        if shards % keep:
-            factors = ", ".join(str(n) for n in range(1, shards + 1) if shards % n == 0)
-            raise ValueError(
-                f"Plan.reshard_after_forward is {keep}, which does not divide the {shards} ranks of a shard group; as "
-                f"a number it must be one of {factors}"
-            )
-        post_forward_shards = keep
-    separate = plan.separate_reduce_scatter_group
+def comm_context(plan: Plan, cpu: Cpu) -> CommContext:
+    """What is shared at the beginning of a program."""
     return CommContext(
-        cpu, shards, world_size // shards, post_forward_shards,
-        reduce_scatter_communicator=REDUCE_SCATTER if separate else SHARD,
+        cpu,
+        reduce_scatter_communicator=REDUCE_SCATTER if plan.separate_reduce_scatter_group else SHARD,
         max_input_buffers=plan.reduce_scatter_max_input_buffers,
         unshard_async_op=plan.unshard_async_op,
         cpu_offload=plan.cpu_offload,
-        gradient_divide_factor=plan.gradient_divide_factor,
         precomputed_scales=plan.fp8_precompute_scale,
         torch_2_15=plan.torch == "2.15",
     )  # fmt: skip

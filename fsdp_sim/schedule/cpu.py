@@ -55,7 +55,7 @@ class Cpu:
         """A kernel or copy, on the lane given or else the one that FSDP2 runs it on."""
         self._append(
             _new(Instruction, (_OP, self.step, self.micro_batch, self.phase, lane or LANE[op], op, unit, bytes, 1,
-                               "", "", dtype, 0, None, None, "", _NO_MEMORY, detail, False, 1))
+                               "", "", dtype, 0, None, None, "", _NO_MEMORY, detail, False, 1, 1))
         )  # fmt: skip
 
     def collective(
@@ -69,6 +69,7 @@ class Cpu:
         group_size: int = 1,
         communicator: str = "shard",
         async_op: bool = False,
+        stride: int = 1,
     ) -> int:
         """A collective; if asynchronous, returns the number of the event at its end, else 0."""
         lane = lane or LANE[op]
@@ -78,7 +79,7 @@ class Cpu:
             event = len(self._lane_of_event)
         self._append(
             _new(Instruction, (_OP, self.step, self.micro_batch, self.phase, lane, op, unit, bytes, group_size,
-                               communicator, reduce_op, dtype, event, None, None, "", _NO_MEMORY, "", async_op, 1))
+                               communicator, reduce_op, dtype, event, None, None, "", _NO_MEMORY, "", async_op, 1, stride))
         )  # fmt: skip
         return event
 
@@ -98,7 +99,7 @@ class Cpu:
         event = len(events)
         self._append(
             _new(Instruction, (_RECORD, self.step, self.micro_batch, self.phase, lane, _OTHER, "", 0, 1, "", "", "",
-                               event, lane, None, "", _NO_MEMORY, "", False, 1))
+                               event, lane, None, "", _NO_MEMORY, "", False, 1, 1))
         )  # fmt: skip
         return event
 
@@ -106,13 +107,13 @@ class Cpu:
         """A stream waits for an event; ``detail``: the asynchronous collective that the event is the end of."""
         self._append(
             _new(Instruction, (_WAIT, self.step, self.micro_batch, self.phase, lane, _OTHER, "", 0, 1, "", "", "",
-                               event, self._lane_of_event[event - 1], None, "", _NO_MEMORY, detail, False, 1))
+                               event, self._lane_of_event[event - 1], None, "", _NO_MEMORY, detail, False, 1, 1))
         )  # fmt: skip
 
     def wait_stream(self, lane: Lane, other: Lane) -> None:
         self._append(
             _new(Instruction, (_WAIT_STREAM, self.step, self.micro_batch, self.phase, lane, _OTHER, "", 0, 1,
-                               "", "", "", 0, None, other, "", _NO_MEMORY, "", False, 1))
+                               "", "", "", 0, None, other, "", _NO_MEMORY, "", False, 1, 1))
         )  # fmt: skip
 
     def alloc(
@@ -128,7 +129,7 @@ class Cpu:
         """Memory, from the pool of the lane given or else of the one that FSDP2 takes it from."""
         self._append(
             _new(Instruction, (_ALLOC, self.step, self.micro_batch, self.phase, lane or POOL[category], _OP_ALLOC, unit,
-                               n_bytes, 1, "", "", dtype, 0, None, None, "", category, detail, False, tensors))
+                               n_bytes, 1, "", "", dtype, 0, None, None, "", category, detail, False, tensors, 1))
         )  # fmt: skip
 
     def free(
@@ -144,25 +145,32 @@ class Cpu:
         """Memory goes back to the pool it came from."""
         self._append(
             _new(Instruction, (_FREE, self.step, self.micro_batch, self.phase, lane or POOL[category], _OP_FREE, unit,
-                               n_bytes, 1, "", "", dtype, 0, None, None, "", category, detail, False, tensors))
+                               n_bytes, 1, "", "", dtype, 0, None, None, "", category, detail, False, tensors, 1))
         )  # fmt: skip
 
     def record_stream(self, category: Memory, unit: str, lane: Lane) -> None:
         """FSDP1: what was freed just before is kept until ``lane`` has passed here."""
         self._append(
             _new(Instruction, (_RECORD_STREAM, self.step, self.micro_batch, self.phase, lane, _OTHER, unit, 0, 1, "",
-                               "", "", 0, None, None, "", category, "", False, 1))
+                               "", "", 0, None, None, "", category, "", False, 1, 1))
         )  # fmt: skip
 
     def hook(self, name: str, unit: str = "") -> None:
         self._append(
             _new(Instruction, (_HOOK, self.step, self.micro_batch, self.phase, None, _OTHER, unit, 0, 1, "", "", "", 0,
-                               None, None, name, _NO_MEMORY, "", False, 1))
+                               None, None, name, _NO_MEMORY, "", False, 1, 1))
         )  # fmt: skip
 
     def cpu_sync(self, event: int) -> None:
         """The CPU blocks until an event has passed."""
         self._block(Kind.CPU_SYNC, event)
+
+    def cpu_sync_stream(self, lane: Lane) -> None:
+        """The CPU blocks until a stream has done all that was issued on it."""
+        self._append(
+            _new(Instruction, (Kind.CPU_SYNC, self.step, self.micro_batch, self.phase, lane, _OTHER, "", 0, 1, "", "",
+                               "", 0, None, None, "", _NO_MEMORY, lane, False, 1, 1))
+        )  # fmt: skip
 
     def cpu_block(self, event: int) -> None:
         """FSDP1: the rate limiter blocks the CPU until an event has passed."""
@@ -172,5 +180,5 @@ class Cpu:
         lane = self._lane_of_event[event - 1]
         self._append(
             _new(Instruction, (kind, self.step, self.micro_batch, self.phase, None, _OTHER, "", 0, 1, "", "", "", event,
-                               lane, None, "", _NO_MEMORY, "", False, 1))
+                               lane, None, "", _NO_MEMORY, "", False, 1, 1))
         )  # fmt: skip

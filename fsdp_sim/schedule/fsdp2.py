@@ -10,14 +10,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from fsdp_sim.schedule.checkpointing import checkpoints
-from fsdp_sim.schedule.comm import TrainingState, comm_context
+from fsdp_sim.schedule.comm import EXPERTS, TrainingState, comm_context
 from fsdp_sim.schedule.cpu import Cpu
 from fsdp_sim.schedule.group import ParamGroup
 from fsdp_sim.schedule.layout import Layout, layout_of
+from fsdp_sim.schedule.mesh import mesh_of, mesh_of_unit
 from fsdp_sim.schedule.optimizer import optimizer_step
 from fsdp_sim.schedule.program import Program
 from fsdp_sim.schedule.tree import Node, in_order_of_modules, tree_of
-from fsdp_sim.schedule.unit import Unit
+from fsdp_sim.schedule.unit import Exchange, Unit
 from fsdp_sim.spec import Plan
 from fsdp_sim.timeline import Lane, Op, Phase
 
@@ -71,7 +72,8 @@ class _Trainer:
     def __init__(self, units: Sequence[Unit], plan: Plan, world_size: int) -> None:
         self.plan, self.units = plan, units
         self.cpu = Cpu()
-        self.comm = comm_context(plan, world_size, self.cpu)
+        self.comm, self.mesh = comm_context(plan, self.cpu), mesh_of(plan, world_size)
+        self._arriving: dict[str, int] = {}  # tokens on their way back: by the segment that needs them, their end
         self._layouts: dict[int, Layout] = {}
         self._checkpoints = checkpoints(units, plan)
         tree = tree_of(units)
@@ -95,7 +97,7 @@ class _Trainer:
             reshard = reshard != 1  # torch takes 1 for False
         is_first = unit.name not in self._groups
         if is_first:
-            group = ParamGroup(unit.name, self._layout(unit), self.comm, bool(reshard)) if unit.params else None
+            group = self._group(unit, bool(reshard)) if unit.params else None
             self._groups[unit.name] = group
         before: tuple[str, ...] = unit.names_of_segments
         after: tuple[str, ...] = ()
@@ -106,11 +108,12 @@ class _Trainer:
         self._states.append(state)
         return state
 
-    def _layout(self, unit: Unit) -> Layout:
+    def _group(self, unit: Unit, reshard_after_forward: bool) -> ParamGroup:
         """Layers often share their parameters' descriptions; then they share the layout."""
+        mesh = mesh_of_unit(unit, self.mesh, self.plan)
         if id(unit.params) not in self._layouts:
-            self._layouts[id(unit.params)] = layout_of(unit, self.plan, self.comm.shards, self.comm.replicas)
-        return self._layouts[id(unit.params)]
+            self._layouts[id(unit.params)] = layout_of(unit, self.plan, mesh)
+        return ParamGroup(unit.name, self._layouts[id(unit.params)], self.comm, mesh, reshard_after_forward)
 
     def _follow(self, state: _State, requires_grad: bool) -> bool:
         """Follow requires_grad through a unit; returns whether its output has it."""
@@ -148,6 +151,24 @@ class _Trainer:
         """Of units that have parameters, each once."""
         return tuple(group for name in dict.fromkeys(names) if (group := self._groups[name]) is not None)
 
+    # -- tokens of experts, as torchtitan's ``ExpertParallel`` (0.2.2) exchanges them, on the stream of its process group
+
+    def _exchange(self, state: _State) -> Exchange | None:
+        return state.unit.exchange if self.plan.expert_parallel > 1 else None
+
+    def _dispatch(self, unit: str, exchange: Exchange) -> None:
+        """How many tokens come is known when the numbers have arrived on the CPU."""
+        self._wait_for_tokens(unit, exchange.count_bytes, "int64")
+        self.cpu.cpu_sync_stream(Lane.COMPUTE)
+        self._wait_for_tokens(unit, exchange.bytes, exchange.dtype)
+
+    def _wait_for_tokens(self, unit: str, n_bytes: int, dtype: str) -> None:
+        self.cpu.wait(Lane.COMPUTE, self._all_to_all(unit, n_bytes, dtype), str(Op.ALL_TO_ALL))
+
+    def _all_to_all(self, unit: str, n_bytes: int, dtype: str) -> int:
+        ranks = self.plan.expert_parallel
+        return self.cpu.collective(Op.ALL_TO_ALL, unit, Lane.COMPUTE, n_bytes, dtype, "", ranks, EXPERTS, async_op=True)
+
     # -- a step
 
     def train_step(self, step: int) -> None:
@@ -163,7 +184,7 @@ class _Trainer:
             self._backward(self.root)
             self._final_callback(is_last)
         self.cpu.phase = Phase.OPTIMIZER
-        optimizer_step(self.cpu, self.units, self.plan, self.comm.shards * self.comm.replicas)
+        optimizer_step(self.cpu, self.units, self.plan, self.mesh.shards * self.mesh.replicas)
         if self.plan.post_optim_event:
             self.post_optim_event = self.cpu.record(Lane.COMPUTE)
         for group in self.in_order_of_grads:
@@ -195,27 +216,39 @@ class _Trainer:
             state.group.pre_forward()
         for group in state.forward_prefetch:
             group.unshard()
-        for segment in state.before:
-            self.cpu.op(Op.FWD, segment)
+        if exchange := self._exchange(state):
+            self._dispatch(state.unit.name, exchange)
+        self._forward_of(state.before)
         for child in state.children:
             self._forward(child)
-        for segment in state.after:
-            self.cpu.op(Op.FWD, segment)
+        self._forward_of(state.after)
+        if exchange:
+            self._arriving[exchange.needed_by] = self._all_to_all(state.unit.name, exchange.bytes, exchange.dtype)
         if state.group:
             state.group.post_forward()
 
+    def _forward_of(self, segments: tuple[str, ...]) -> None:
+        for segment in segments:
+            if segment in self._arriving:
+                self.cpu.wait(Lane.COMPUTE, self._arriving.pop(segment), str(Op.ALL_TO_ALL))
+            self.cpu.op(Op.FWD, segment)
+
     def _backward(self, state: _State, around: tuple[_State, ...] = ()) -> None:
         """Backward of a unit; ``around`` are the units that end where it ends, so have the same output tensor."""
-        inner = list(state.children)
+        inner, exchange = list(state.children), self._exchange(state)
         if inner and not state.after:
             self._backward(inner.pop(), (state, *around))  # hooks of one tensor run in the order they were made
         else:
             for each in (state, *around):
                 self._pre_backward(each)
+            if exchange and state.output_requires_grad:
+                self._wait_for_tokens(state.unit.name, exchange.bytes, exchange.dtype)
             self._backward_of(state, state.after)
         for child in reversed(inner):
             self._backward(child)
         self._backward_of(state, state.before)
+        if exchange and state.input_requires_grad:
+            self._wait_for_tokens(state.unit.name, exchange.bytes, exchange.dtype)
         if state.group and state.input_requires_grad:
             state.group.post_backward()
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from fsdp_sim.schedule.comm import POST_FORWARD, SHARD, AllGatherResult, CommContext, ShardedState, TrainingState
 from fsdp_sim.schedule.cpu import Cpu
 from fsdp_sim.schedule.layout import Layout
+from fsdp_sim.schedule.mesh import Mesh
+from fsdp_sim.schedule.lines import NOT_RECORDED
 from fsdp_sim.schedule.optimizer import SCALAR_BYTES
 from fsdp_sim.schedule.reduce import GradReduction
 from fsdp_sim.spec import TORCH_DTYPES
@@ -20,15 +22,18 @@ class ParamGroup:
 
     Args:
         reshard_after_forward: whether parameters are freed after forward; to a slice of 1/n where
-            ``comm.post_forward_shards`` is less than ``comm.shards``.
+            ``mesh.post_forward_shards`` is less than ``mesh.shards``.
     """
 
-    def __init__(self, name: str, layout: Layout, comm: CommContext, reshard_after_forward: bool) -> None:
+    def __init__(
+        self, name: str, layout: Layout, comm: CommContext, mesh: Mesh, reshard_after_forward: bool
+    ) -> None:
         self.name = name
         self.layout = layout
         self.comm = comm
+        self.mesh = mesh
         self.cpu: Cpu = comm.cpu
-        self.grads = GradReduction(name, layout, comm)
+        self.grads = GradReduction(name, layout, comm, mesh)
         self.reshard_after_forward = reshard_after_forward
         self.all_reduce_grads = self.reshard_after_backward = True  # moved by the training loop
         self.training_state = TrainingState.IDLE
@@ -49,25 +54,26 @@ class ParamGroup:
         if self._reshard_after_forward_event:  # the slice was made on the compute stream
             self.comm.all_gather_streams_wait(self._reshard_after_forward_event)
             self._reshard_after_forward_event = 0
-        if self.comm.shards == 1:
+        if self.mesh.shards == 1:
             cpu.record(Lane.COMPUTE)  # torch does so too; nobody waits for it
             self._all_gather_result = AllGatherResult(cpu, self.name, self.layout, 0, 0, Lane.COMPUTE)
             return
         self._foreach_all_gather()
 
     def _foreach_all_gather(self) -> None:
-        cpu, comm, layout, name = self.cpu, self.comm, self.layout, self.name
+        cpu, comm, mesh, layout, name = self.cpu, self.comm, self.mesh, self.layout, self.name
         async_op = comm.unshard_async_op
         copy_in, gather = (Lane.COMPUTE,) * 2 if async_op else (Lane.AG_COPY_IN, Lane.ALL_GATHER)
         from_slice = self.sharded_state is ShardedState.SHARDED_POST_FORWARD
-        ranks, communicator = (comm.post_forward_shards, POST_FORWARD) if from_slice else (comm.shards, SHARD)
+        ranks, communicator = (mesh.post_forward_shards, POST_FORWARD) if from_slice else (mesh.shards, SHARD)
         temporary = self._all_gather_inputs(copy_in, from_slice)
         cpu.alloc(Memory.AG_OUTPUT, name, layout.gather_bytes, layout.gather_dtype, copy_in)
         cpu.op(Op.AG_COPY_IN, name, copy_in, layout.gather_bytes // ranks, layout.gather_dtype)
         cpu.wait_stream(gather, copy_in)
         work = cpu.collective(
-            Op.ALL_GATHER, name, gather, layout.gather_bytes, layout.gather_dtype, "", ranks, communicator, async_op
-        )
+            Op.ALL_GATHER, name, gather, layout.gather_bytes, layout.gather_dtype, "", ranks, communicator + mesh.of,
+            async_op, mesh.stride,
+        )  # fmt: skip
         event = cpu.record(gather)
         if temporary:
             cpu.free(Memory.TEMPORARY, name, temporary, layout.gather_dtype, copy_in)
@@ -79,7 +85,7 @@ class ParamGroup:
         if self.comm.cpu_offload:
             if from_slice:  # the slice is on the device, and cast
                 return 0
-            n_bytes = layout.gather_bytes // self.comm.shards
+            n_bytes = layout.gather_bytes // self.mesh.shards
             cpu.alloc(Memory.TEMPORARY, name, n_bytes, layout.gather_dtype, lane)
             for k, shard_bytes in enumerate(layout.shard_bytes):
                 cpu.op(Op.H2D, name, lane, shard_bytes)
@@ -87,7 +93,7 @@ class ParamGroup:
             return n_bytes
         if not layout.casts:
             return 0
-        ranks = self.comm.post_forward_shards if from_slice else self.comm.shards
+        ranks = self.mesh.post_forward_shards if from_slice else self.mesh.shards
         n_bytes = sum(b for b, cast in zip(layout.param_bytes, layout.cast, strict=True) if cast) // ranks
         cpu.alloc(Memory.TEMPORARY, name, n_bytes, layout.gather_dtype, lane)
         if from_slice:  # torch runs the same code, which now only copies: the slice has the dtype already
@@ -105,9 +111,9 @@ class ParamGroup:
         if not self.layout.cast[k]:
             return
         own = k in self.layout.own_casts
-        if own and not self.comm.precomputed_scales and self.comm.shards > 1:
-            self.cpu.collective(Op.ALL_REDUCE, self.name, lane, SCALAR_BYTES, "fp32", "MAX", self.comm.shards, SHARD)
-        self._cast(lane, self.layout.param_bytes[k] // self.comm.shards, "fp8" if own else self.layout.grad_dtype)
+        if own and not self.comm.precomputed_scales and self.mesh.shards > 1:
+            self.cpu.collective(Op.ALL_REDUCE, self.name, lane, SCALAR_BYTES, "fp32", "MAX", self.mesh.shards, SHARD)
+        self._cast(lane, self.layout.param_bytes[k] // self.mesh.shards, "fp8" if own else self.layout.grad_dtype)
 
     def _cast(self, lane: Lane, n_bytes: int, dtype: str) -> None:
         self.cpu.op(Op.AG_CAST, self.name, lane, n_bytes, dtype, f"to {TORCH_DTYPES[dtype]}")
@@ -121,7 +127,7 @@ class ParamGroup:
         if result.from_slice and self.sharded_state is ShardedState.SHARDED:
             raise ValueError(
                 f"the gather of unit {name} was prefetched in an earlier backward that did not use it, over the "
-                f"{comm.post_forward_shards} ranks of Plan.reshard_after_forward, and is still pending: torch 2.13 "
+                f"{self.mesh.post_forward_shards} ranks of Plan.reshard_after_forward, and is still pending: torch 2.13 "
                 f"fails here (split_with_sizes); let is_last_backward be True, or reshard_after_forward True or False"
             )
         previous = None
@@ -139,6 +145,10 @@ class ParamGroup:
                 cpu.wait(Lane.COMPUTE, result.work, f"{Op.ALL_GATHER}({name})")
             cpu.alloc(Memory.UNSHARDED, name, layout.gather_bytes, layout.gather_dtype, None, len(layout.param_bytes))
             cpu.op(Op.AG_COPY_OUT, name, Lane.COMPUTE, layout.gather_bytes, layout.gather_dtype)
+            if layout.by_columns:  # from a copy, chunk by chunk
+                cpu.alloc(Memory.TEMPORARY, name, layout.gather_bytes, layout.gather_dtype)
+                cpu.op(Op.AG_COPY_OUT, name, Lane.COMPUTE, layout.gather_bytes, layout.gather_dtype, NOT_RECORDED)
+                cpu.free(Memory.TEMPORARY, name, layout.gather_bytes, layout.gather_dtype)
         else:
             self._copy_without_gather()
         if self.sharded_state is ShardedState.SHARDED_POST_FORWARD:
@@ -171,7 +181,7 @@ class ParamGroup:
         if self.training_state is TrainingState.FORWARD:
             if not self.reshard_after_forward:
                 return
-            if self.comm.post_forward_shards < self.comm.shards:
+            if self.mesh.post_forward_shards < self.mesh.shards:
                 self._to_sharded_post_forward()
                 self._reshard_after_forward_event = self.cpu.record(Lane.COMPUTE)
                 return
@@ -186,7 +196,7 @@ class ParamGroup:
         cpu, layout, name, dtype = self.cpu, self.layout, self.name, self.layout.gather_dtype
         had_slice, self.slice_alive = self.slice_alive, True
         for n_bytes in layout.param_bytes:
-            part = n_bytes // self.comm.post_forward_shards
+            part = n_bytes // self.mesh.post_forward_shards
             cpu.alloc(Memory.SHARDED, name, part, dtype)
             cpu.op(Op.CLONE, name, Lane.COMPUTE, part, dtype)
             if had_slice:  # of a forward whose backward did not gather
@@ -196,7 +206,7 @@ class ParamGroup:
 
     def _free_slice(self) -> None:
         layout = self.layout
-        n_bytes = layout.gather_bytes // self.comm.post_forward_shards
+        n_bytes = layout.gather_bytes // self.mesh.post_forward_shards
         self.cpu.free(Memory.SHARDED, self.name, n_bytes, layout.gather_dtype, None, len(layout.param_bytes))
         self.slice_alive = False
 

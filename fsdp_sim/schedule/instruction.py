@@ -26,11 +26,13 @@ class Instruction(NamedTuple):
     """One thing the CPU issues. A tuple, because a step has thousands.
 
     Attributes:
-        lane: the stream it is issued on; None for a hook and for what blocks the CPU.
+        lane: the stream it is issued on; None for a hook and for what blocks the CPU on an event; of what blocks it on a
+            whole stream, that.
         op: of an op; ALLOC or FREE for those; OTHER for the rest.
         unit: the unit it is for; for FWD, BWD and RECOMPUTE the segment.
         bytes: a collective's whole message, a copy's data, or the size of the buffers.
         group_size, communicator: of a collective; collectives of one communicator run in issue order.
+        stride: from one rank of a shard group to the next; replicas of a shard lie a shard group apart all the same.
         reduce_op: of a reduction, for example AVG.
         event: number of the event recorded or waited for; of an asynchronous collective, the event at its end.
         event_lane: the stream that records it.
@@ -63,6 +65,7 @@ class Instruction(NamedTuple):
     detail: str = ""
     async_op: bool = False
     tensors: int = 1
+    stride: int = 1
 
     @property
     def what(self) -> str:
@@ -91,4 +94,5 @@ class Instruction(NamedTuple):
     @property
     def line(self) -> str:
         """Kind in columns 0 to 11, stream in 12 to 27, then what."""
-        return f"{self.kind:<12}{self.lane or '-':<16}{self.what}"
+        lane = None if self.kind is Kind.CPU_SYNC else self.lane
+        return f"{self.kind:<12}{lane or '-':<16}{self.what}"

@@ -5,9 +5,11 @@ The rules are those of torch's ``FSDPParam.init_dtype_attrs`` and ``_get_gradien
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from fsdp_sim.schedule.unit import Param, Unit, padded_numel
+from fsdp_sim.schedule.mesh import Mesh
+from fsdp_sim.schedule.unit import Param, Unit
 from fsdp_sim.spec import DTYPE_BYTES, Plan
 
 
@@ -18,12 +20,14 @@ class Division:
     Attributes:
         before, after: factors that I is divided by before, and O after the reduction; None or 1 is no division.
         reduce_scatter_op, all_reduce_op: what the collectives compute.
+        given: the factor that was set explicitly, or None.
     """
 
     before: float | None
     after: float | None
     reduce_scatter_op: str
     all_reduce_op: str
+    given: float | None = None
 
 
 def division_of(reduce_dtype: str, factor: float | None, shards: int, replicas: int) -> Division:
@@ -38,12 +42,12 @@ def division_of(reduce_dtype: str, factor: float | None, shards: int, replicas: 
         if factor is None:
             op = "AVG" if ranks > 1 else "SUM"
             return Division(None, None, op, op)
-        return Division(None, None, "AVG" if factor == shards else f"PREMUL_SUM({1 / factor})", "SUM")
+        return Division(None, None, "AVG" if factor == shards else f"PREMUL_SUM({1 / factor})", "SUM", factor)
     divide_by = float(ranks) if factor is None else factor
     before = 1
     while divide_by % before == 0 and divide_by / before > before:
         before *= 2
-    return Division(before, divide_by / before, "SUM", "SUM")
+    return Division(before, divide_by / before, "SUM", "SUM", factor)
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,7 @@ class Layout:
         orig_dtype: of the shards, hence of sharded gradients.
         grad_bytes: of each whole gradient, not padded: (parameter, bytes).
         division: how its gradients become means.
+        by_columns: its parameters are sharded along dimension 1.
     """
 
     param_bytes: tuple[int, ...]
@@ -81,15 +86,21 @@ class Layout:
     orig_dtype: str
     grad_bytes: tuple[tuple[int, int], ...]
     division: Division
+    by_columns: bool = False
 
 
-def layout_of(unit: Unit, plan: Plan, shards: int, replicas: int) -> Layout:
+def layout_of(unit: Unit, plan: Plan, mesh: Mesh) -> Layout:
     """The layout of a unit that has parameters.
+
+    Gradients of experts, which all ranks' tokens have reached, become means over all ranks, not over those of the mesh.
 
     Raises:
         ValueError: it trains parameters of several dtypes, which one reduce-scatter cannot take.
     """
-    params, param_dtype = unit.params, plan.param_dtype
+    params, param_dtype, shards = unit.params, plan.param_dtype, mesh.shards
+    factor = plan.gradient_divide_factor
+    if factor is None and mesh.expert_parallel > 1:
+        factor = float(mesh.shards * mesh.expert_parallel * mesh.replicas)
     orig_dtype = _dtype_of_trained(unit, params)
     grad_dtype = param_dtype or orig_dtype
     reduce_dtype = plan.reduce_dtype or (orig_dtype if plan.torch == "2.15" else grad_dtype)
@@ -97,13 +108,13 @@ def layout_of(unit: Unit, plan: Plan, shards: int, replicas: int) -> Layout:
     reduce_numel = 0
     for k, p in enumerate(params):
         dtype = p.gather_dtype or param_dtype or p.dtype
-        numel = padded_numel(p.shape, shards)
+        numel = mesh.padded_numel(p)
         param_bytes.append(numel * DTYPE_BYTES[dtype])
         shard_bytes.append(numel // shards * DTYPE_BYTES[p.dtype])
         cast.append(dtype != p.dtype)
         whole.append(dtype)
         if p.requires_grad:
-            grad_bytes.append((k, padded_numel(p.shape, 1) * DTYPE_BYTES[grad_dtype]))
+            grad_bytes.append((k, math.prod(p.shape) // mesh.expert_parallel * DTYPE_BYTES[grad_dtype]))
             reduce_numel += numel
     return Layout(
         param_bytes=tuple(param_bytes),
@@ -120,7 +131,8 @@ def layout_of(unit: Unit, plan: Plan, shards: int, replicas: int) -> Layout:
         reduce_bytes=reduce_numel * DTYPE_BYTES[reduce_dtype],
         orig_dtype=orig_dtype,
         grad_bytes=tuple(grad_bytes),
-        division=division_of(reduce_dtype, plan.gradient_divide_factor, shards, replicas),
+        division=division_of(reduce_dtype, factor, shards, mesh.replicas),
+        by_columns=any(mesh.by_columns(p) for p in params),
     )
 
 

@@ -39,6 +39,8 @@ def lines(instructions: Iterable[Instruction], plan: Plan, every_op: bool) -> li
             i = i._replace(event=numbers[i.event])
         if fsdp1 and i.communicator:
             i = i._replace(communicator="", reduce_op="")
+        if i.op is Op.ALL_TO_ALL:  # a recording does not know whose tokens they are
+            i = i._replace(unit="")
         if i.op is Op.RECOMPUTE:
             recomputed.append(i._replace(op=Op.FWD).line)
             continue

@@ -12,6 +12,7 @@ from __future__ import annotations
 from fsdp_sim.schedule.comm import REPLICATE, CommContext
 from fsdp_sim.schedule.layout import Layout
 from fsdp_sim.schedule.lines import NOT_RECORDED
+from fsdp_sim.schedule.mesh import Mesh
 from fsdp_sim.spec import DTYPE_BYTES, TORCH_DTYPES
 from fsdp_sim.timeline import Lane, Memory, Op
 
@@ -27,8 +28,8 @@ class GradReduction:
         has_sharded: sharded gradients exist, as views of O.
     """
 
-    def __init__(self, name: str, layout: Layout, comm: CommContext) -> None:
-        self.name, self.layout, self.comm, self.cpu = name, layout, comm, comm.cpu
+    def __init__(self, name: str, layout: Layout, comm: CommContext, mesh: Mesh) -> None:
+        self.name, self.layout, self.comm, self.mesh, self.cpu = name, layout, comm, mesh, comm.cpu
         self.reduce_grads = True
         self.whole: dict[int, int] = {}
         self.accumulated: dict[int, int] = {}
@@ -40,7 +41,7 @@ class GradReduction:
         self._post_reduce_event = 0
         self._all_reduce_event = 0
         self._offload_events: list[int] = []
-        self._output_bytes = layout.reduce_bytes // comm.shards
+        self._output_bytes = layout.reduce_bytes // mesh.shards
         n_elements = self._output_bytes // DTYPE_BYTES[layout.reduce_dtype]
         self._sharded_bytes = n_elements * DTYPE_BYTES[layout.orig_dtype]
         self._sharded_lane = Lane.REDUCE_SCATTER
@@ -114,6 +115,11 @@ class GradReduction:
         if adds_to_partial:  # which may be laid out anew, on that stream
             cpu.wait_stream(Lane.REDUCE_SCATTER, Lane.COMPUTE)
         n_bytes, reduce_dtype = self.layout.reduce_bytes, self.layout.reduce_dtype
+        if self.layout.by_columns:  # one gradient after the other is laid out anew, in chunks for the ranks
+            for n in grads.values():
+                cpu.alloc(Memory.TEMPORARY, name, n, dtype)
+                cpu.op(Op.RS_COPY_IN, name, Lane.COMPUTE, n, dtype, NOT_RECORDED)
+                cpu.free(Memory.TEMPORARY, name, n, dtype)
         cpu.alloc(Memory.RS_INPUT, name, n_bytes, reduce_dtype)
         cpu.op(Op.RS_COPY_IN, name, Lane.COMPUTE, n_bytes, reduce_dtype)
         if grads:
@@ -123,7 +129,7 @@ class GradReduction:
         cpu.alloc(Memory.RS_OUTPUT, name, self._output_bytes, reduce_dtype)
         self._reduce_scatter()
         reduced = cpu.record(Lane.REDUCE_SCATTER)
-        if comm.replicas == 1:
+        if self.mesh.replicas == 1:
             self._to_sharded(Lane.REDUCE_SCATTER)
         elif all_reduce:
             self._all_reduce()
@@ -153,16 +159,17 @@ class GradReduction:
         self.cpu.free(Memory.RS_OUTPUT, self.name, self._output_bytes, self.layout.reduce_dtype, None, 1, detail)
 
     def _reduce_scatter(self) -> None:
-        cpu, comm, layout, name, n_bytes = self.cpu, self.comm, self.layout, self.name, self.layout.reduce_bytes
+        cpu, mesh, layout, name, n_bytes = self.cpu, self.mesh, self.layout, self.name, self.layout.reduce_bytes
         self._divide(self.layout.division.before, n_bytes, Lane.REDUCE_SCATTER)
-        if comm.shards > 1:
+        if mesh.shards > 1:
             cpu.collective(
                 Op.REDUCE_SCATTER, name, Lane.REDUCE_SCATTER, n_bytes, layout.reduce_dtype,
-                self.layout.division.reduce_scatter_op, comm.shards, comm.reduce_scatter_communicator,
+                layout.division.reduce_scatter_op, mesh.shards, self.comm.reduce_scatter_communicator + mesh.of, False,
+                mesh.stride,
             )  # fmt: skip
             return
-        factor = comm.gradient_divide_factor
-        if factor is not None and not (factor == 1 and comm.torch_2_15):  # on the way from I to O
+        factor = layout.division.given
+        if factor is not None and not (factor == 1 and self.comm.torch_2_15):  # on the way from I to O
             cpu.op(Op.DIV, name, Lane.REDUCE_SCATTER, n_bytes, layout.reduce_dtype, f"by {factor}")
         cpu.op(Op.RS_COPY, name, Lane.REDUCE_SCATTER, n_bytes, layout.reduce_dtype)
 
@@ -180,13 +187,13 @@ class GradReduction:
             self._free_output()
 
     def _all_reduce(self) -> None:
-        cpu, comm, dtype = self.cpu, self.comm, self.layout.reduce_dtype
+        cpu, dtype = self.cpu, self.layout.reduce_dtype
         if self._partial:
             cpu.op(Op.ACCUMULATE, self.name, Lane.REDUCE_SCATTER, self._output_bytes, dtype)
         cpu.wait_stream(Lane.ALL_REDUCE, Lane.REDUCE_SCATTER)
         cpu.collective(
             Op.ALL_REDUCE, self.name, Lane.ALL_REDUCE, self._output_bytes, dtype, self.layout.division.all_reduce_op,
-            comm.replicas, REPLICATE,
+            self.mesh.replicas, REPLICATE + self.mesh.of,
         )  # fmt: skip
         self._all_reduce_event = cpu.record(Lane.ALL_REDUCE)
 

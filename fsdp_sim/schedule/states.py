@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fsdp_sim.schedule.mesh import mesh_of, mesh_of_unit
 from fsdp_sim.schedule.optimizer import matrices
 from fsdp_sim.schedule.unit import Unit
 from fsdp_sim.spec import DTYPE_BYTES, MIN_8BIT, OPTIMIZERS, Optimizer, Plan, shards_of
@@ -23,14 +24,18 @@ def state_bytes(units: Sequence[Unit], plan: Plan, world_size: int) -> dict[tupl
     if plan.cpu_offload:
         return {(Memory.SHARDED, unit.name): unit.buffer_bytes for unit in units if unit.buffer_bytes}
     shards = shards_of(plan, world_size)
+    mesh = mesh_of(plan, world_size)
     found: dict[tuple[Memory, str], int] = {}
     by_param = plan.api == "fsdp2"
     whole = plan.api in ("ddp", "zero1", "zero2")
     of_muon = {id(p) for _, p in matrices(units)} if plan.optimizer == "muon" else set()
     for unit in units:
         kept = states = 0
+        own = mesh_of_unit(unit, mesh, plan)
         for p in unit.params:
-            n_bytes = p.padded_bytes(shards) if by_param else p.bytes
+            n_bytes = p.bytes
+            if by_param:
+                n_bytes = own.padded_numel(p) * own.expert_parallel * DTYPE_BYTES[p.dtype]
             kept += n_bytes
             if p.requires_grad:
                 optimizer = OPTIMIZERS["adamw" if plan.optimizer == "muon" and id(p) not in of_muon else plan.optimizer]

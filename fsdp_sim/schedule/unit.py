@@ -56,6 +56,27 @@ def padded_numel(shape: tuple[int, ...], world_size: int) -> int:
 
 
 @spec
+class Exchange:
+    """Tokens that travel to the ranks of their experts and back, around the compute of a unit of experts.
+
+    Attributes:
+        bytes: of the tokens that a rank sends; as many arrive, for experts are taken to get equally many tokens.
+        dtype: of the tokens.
+        count_bytes: of the numbers of tokens for each expert, which are exchanged first.
+        needed_by: the segment, after the unit's, that is the first to need what comes back.
+
+    Example:
+        >>> Exchange(bytes=4096, needed_by="layers.0.sum").dtype
+        'fp32'
+    """
+
+    bytes: int = field(whole(0))
+    needed_by: str = field(text())
+    dtype: str = field(one_of("fp32", "bf16", "fp16"), default="fp32")
+    count_bytes: int = field(whole(0), default=0)
+
+
+@spec
 class Unit:
     """One communication group (one ``fully_shard`` call) and the compute its module runs.
 
@@ -68,6 +89,8 @@ class Unit:
         blocks: those of its segments that are blocks of the model; activation checkpointing recomputes each by itself.
             A unit other than the root that lists none is itself a block.
         buffer_bytes: what every rank holds whole beside the parameters, such as the scales of quantised weights.
+        exchange: its parameters are experts, which dimension 0 counts: ranks share them out (``Plan.expert_parallel``)
+            before FSDP shards what each has, and exchange tokens.
 
     Example:
         >>> root = Unit("root", (Param("embed", (4, 4)), Param("head", (4, 4))), segments=("embed", ..., "head"))
@@ -80,6 +103,7 @@ class Unit:
     segments: tuple[str | EllipsisType, ...] = ()
     blocks: tuple[str, ...] = ()
     buffer_bytes: int = field(whole(0), default=0)
+    exchange: Exchange | None = None
 
     def __post_init__(self) -> None:
         if not self.segments:

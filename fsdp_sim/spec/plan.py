@@ -37,6 +37,7 @@ SETTINGS_OF = {  # fields that only some ways to train have; a value other than 
     "backward_prefetch": ("fsdp2", "fsdp1"),
     "cpu_offload": ("fsdp2", "fsdp1"),
     "shard_size": ("fsdp2", "fsdp1"),
+    "expert_parallel": ("fsdp2",),
     "bucket_cap_mb": ("ddp", "zero1", "zero2"),
     "fp8_all_gather": ("fsdp2",),
     "clip_grad_norm": ("fsdp2", "fsdp1", "ddp", "zero1"),
@@ -87,6 +88,18 @@ PREFETCH_OF = {  # what prefetch is to each of the two that have it
     ),
 }
 
+BESIDE_EXPERT_PARALLEL = {  # what fields may be where experts are a unit inside of their block's, with a mesh of its own
+    "wrap": Allowed("their units are inside of those of blocks; it must be 'block'", lambda value: value == "block"),
+    "reshard_after_forward": Allowed(
+        "groups of a few ranks are not known for experts; it must be True, False or None",
+        lambda value: type(value) is not int,
+    ),
+    "optimizer": Allowed(
+        "Muon's matrices are those of one mesh; take another optimizer", lambda value: value != "muon"
+    ),
+    "activation_checkpointing": one_of(None).explained("torch's program is not known otherwise"),
+}
+
 
 @spec
 class Plan:
@@ -113,6 +126,10 @@ class Plan:
             block again in backward; a number k does so for every k-th block; ``selective`` keeps the outputs of
             every other matmul and of attention, and computes the rest again.
         shard_size: ranks that share one copy of the parameters (HSDP); None is all of them.
+        expert_parallel: fsdp2: ranks of a shard group that share out the experts of each mixture of experts (torchtitan's
+            ``expert_parallel_degree``). The experts are a unit of their own inside their block, which FSDP shards among
+            the ranks that have the same ones; tokens travel to their experts and back (two all-to-alls forward, two
+            backward, and a small one, for whose result the CPU waits). It must divide the experts and the shard group.
         grad_accum: micro-batches per optimizer step.
         micro_batch: sequences per rank and micro-batch.
         seq_len: tokens per sequence.
@@ -207,6 +224,7 @@ class Plan:
         one_of(None, "full", "selective") | whole(1).explained("every k-th block"), default=None
     )
     shard_size: int | None = field(one_of(None) | whole(1), default=None)
+    expert_parallel: int = field(whole(1), default=1)
     grad_accum: int = field(whole(1), default=1)
     micro_batch: int = field(whole(1), default=1)
     seq_len: int = field(whole(1), default=1024)
@@ -285,6 +303,8 @@ class Plan:
             raise self._error(
                 "reshard_after_forward", "not for weights that are gathered in fp8 (torch has no such code)"
             )
+        if self.expert_parallel > 1:
+            self._check_expert_parallel()
         if self.api == "fsdp1" and self.shard_size is not None and "HYBRID" not in self.sharding_strategy:
             raise self._error(
                 "shard_size",
@@ -305,6 +325,13 @@ class Plan:
         usual = {**type(self)(stack=self.stack).__dict__, "stack": "plain"}
         own = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: value for name, value in own.items() if value != usual[name]}
+
+    def _check_expert_parallel(self) -> None:
+        if self.shard_size is not None and self.shard_size % self.expert_parallel:
+            raise self._error("expert_parallel", f"no divisor of shard_size {self.shard_size}; take one")
+        for name, allowed in BESIDE_EXPERT_PARALLEL.items():
+            if not allowed.test(getattr(self, name)):
+                raise self._error(name, f"not for a plan with expert_parallel={self.expert_parallel}: {allowed.words}")
 
     def _changes(self, name: str) -> bool:
         """Whether a field has another value than its default."""

@@ -37,6 +37,7 @@ class Op(Word):
     CLIP = "clip"  # gradients times what brings their norm down
     D2H = "d2h"  # reduced gradients to the CPU
     ALL_REDUCE = "ALL_REDUCE"
+    ALL_TO_ALL = "ALL_TO_ALL"  # tokens to the ranks of their experts, and back
     BROADCAST = "BROADCAST"
     BARRIER = "BARRIER"
     SEND = "SEND"
@@ -91,7 +92,11 @@ MEMORY = frozenset({Op.ALLOC, Op.FREE})  # what takes no time
 COMM_LANES = frozenset(
     {Lane.ALL_GATHER, Lane.REDUCE_SCATTER, Lane.ALL_REDUCE, Lane.OTHER_COMM, Lane.UNSHARD, Lane.POST_BACKWARD}
 )
-COLLECTIVES = frozenset({Op.ALL_GATHER, Op.REDUCE_SCATTER, Op.ALL_REDUCE, Op.BROADCAST, Op.BARRIER, Op.SEND, Op.RECV})
+COLLECTIVES = frozenset(
+    {
+        Op.ALL_GATHER, Op.REDUCE_SCATTER, Op.ALL_REDUCE, Op.ALL_TO_ALL, Op.BROADCAST, Op.BARRIER, Op.SEND, Op.RECV
+    }
+)  # fmt: skip
 COLLECTIVE_LANE = {
     Op.ALL_GATHER: Lane.ALL_GATHER,
     Op.REDUCE_SCATTER: Lane.REDUCE_SCATTER,
@@ -114,6 +119,6 @@ def lane_of(op: Op) -> Lane:
         return COLLECTIVE_LANE[op]
     if op is Op.AG_COPY_IN:
         return Lane.AG_COPY_IN
-    if op in (Op.BROADCAST, Op.BARRIER, Op.SEND, Op.RECV, Op.OTHER):
+    if op in (Op.ALL_TO_ALL, Op.BROADCAST, Op.BARRIER, Op.SEND, Op.RECV, Op.OTHER):
         return Lane.OTHER_COMM
     return Lane.COMPUTE

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from fsdp_sim.schedule.checkpointing import checkpoints
 from fsdp_sim.schedule.comm import SHARD
 from fsdp_sim.schedule.layout import layout_of
+from fsdp_sim.schedule.mesh import Mesh
 from fsdp_sim.schedule.program import Program
 from fsdp_sim.schedule.tree import Node, tree_of
 from fsdp_sim.schedule.unit import Unit
@@ -105,7 +106,7 @@ class Facts:
     def _unit(self, unit: Unit) -> UnitFacts:
         if not unit.params:
             return UnitFacts(unit, 0, (0,), 0, 0, 1.0)
-        layout = layout_of(unit, self.plan, self.shards, self.replicas)
+        layout = layout_of(unit, self.plan, Mesh(self.shards, self.replicas, self.shards))
         n_cast = tuple(sum(layout.cast[:k]) for k in range(len(layout.cast) + 1))
         division = layout.division
         divide = (division.before or 1) * (division.after or 1)

@@ -4,11 +4,12 @@ import pytest
 
 from fsdp_sim.schedule import Param, Unit
 from fsdp_sim.schedule.layout import division_of, layout_of
+from fsdp_sim.schedule.mesh import Mesh
 from fsdp_sim.spec import Plan
 
 
 def layout(params, plan=None, shards=4, replicas=1):
-    return layout_of(Unit("unit", tuple(params)), plan or Plan(), shards, replicas)
+    return layout_of(Unit("unit", tuple(params)), plan or Plan(), Mesh(shards, replicas, shards))
 
 
 def test_whole_parameters_are_padded_to_equal_shards_and_gradients_are_not():

@@ -35,6 +35,7 @@ WHAT: dict[Op, str] = {
     Op.CLIP: "The gradients are scaled down, so that the norm of all of them together is at most the one allowed.",
     Op.D2H: "The reduced gradients of {unit} go to the CPU, where offloading keeps the shards.",
     Op.ALL_REDUCE: "The all-reduce of {unit} ({bytes}{ranks}): every rank ends up with the same reduced values.",
+    Op.ALL_TO_ALL: "The all-to-all of {unit} ({bytes}{ranks}): tokens go to the ranks of their experts, or back.",
     Op.BROADCAST: "A broadcast ({bytes}{ranks}): one rank's values replace those of all others.",
     Op.BARRIER: "A barrier: no rank goes on before all have come here.",
     Op.SEND: "{bytes} are sent to one other rank.",

@@ -1,0 +1,100 @@
+"""`Mesh`: the ranks among which the parameters of a unit lie. Experts have one of their own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fsdp_sim.schedule.unit import Param, Unit, padded_numel
+from fsdp_sim.spec import Plan
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """The ranks among which the parameters of a unit lie, as ``fully_shard`` is given them.
+
+    Attributes:
+        shards, replicas: ranks that share one copy of the parameters, and copies.
+        post_forward_shards: ranks that share one copy between forward and backward (``reshard_after_forward=n``).
+        stride: from one of the ranks that share a copy to the next.
+        expert_parallel: ranks that share out the experts; each of them has its parameters from the others apart.
+        of: what the names of its communicators end with, where it is not that of most units.
+    """
+
+    shards: int
+    replicas: int
+    post_forward_shards: int
+    stride: int = 1
+    expert_parallel: int = 1
+    of: str = ""
+
+    def of_experts(self, expert_parallel: int) -> Mesh:
+        """That of the experts, where so many neighbouring ranks share them out."""
+        if expert_parallel == 1:
+            return self
+        shards = self.shards // expert_parallel
+        return Mesh(shards, self.replicas, shards, expert_parallel, expert_parallel, " of experts")
+
+    def padded_numel(self, param: Param) -> int:
+        """Elements of a parameter in all shards of a copy, the last ones padded; of experts, those of one rank."""
+        if self.expert_parallel == 1:
+            return padded_numel(param.shape, self.shards)
+        rows = param.shape[0] // self.expert_parallel
+        return padded_numel((rows, *param.shape[1:]), 1 if self.by_columns(param) else self.shards)
+
+    def by_columns(self, param: Param) -> bool:
+        """Whether FSDP shards it along dimension 1: experts of which each rank has fewer than there are ranks, as
+        torchtitan's ``shard_placement_fn`` says.
+        """
+        return self.expert_parallel > 1 and self.shards > param.shape[0] // self.expert_parallel
+
+
+def mesh_of(plan: Plan, world_size: int) -> Mesh:
+    """The groups that a plan makes of so many ranks, for all but experts.
+
+    Raises:
+        ValueError: ``reshard_after_forward`` or ``expert_parallel`` does not divide the ranks of a shard group.
+    """
+    shards = plan.shard_size or world_size
+    keep = plan.reshard_after_forward
+    post_forward_shards = shards
+    if type(keep) is int and keep != 1:
+        if shards % keep:
+            factors = ", ".join(str(n) for n in range(1, shards + 1) if shards % n == 0)
+            raise ValueError(
+                f"Plan.reshard_after_forward is {keep}, which does not divide the {shards} ranks of a shard group; as "
+                f"a number it must be one of {factors}"
+            )
+        post_forward_shards = keep
+    if shards % plan.expert_parallel:
+        raise ValueError(
+            f"Plan.expert_parallel is {plan.expert_parallel}, which does not divide the {shards} ranks of a shard "
+            f"group; take a divisor of both that and the number of experts"
+        )
+    return Mesh(shards, world_size // shards, post_forward_shards)
+
+
+def mesh_of_unit(unit: Unit, mesh: Mesh, plan: Plan) -> Mesh:
+    """Where the parameters of a unit lie.
+
+    Args:
+        mesh: of all but experts.
+
+    Raises:
+        ValueError: the ranks cannot share out its experts, or what each has.
+    """
+    if unit.exchange is None or plan.expert_parallel == 1:
+        return mesh
+    experts = mesh.of_experts(plan.expert_parallel)
+    for p in unit.params:
+        if p.shape[0] % plan.expert_parallel:
+            raise ValueError(
+                f"Plan.expert_parallel is {plan.expert_parallel}, which does not divide the {p.shape[0]} experts of "
+                f"{p.name!r} in unit {unit.name}; take a divisor"
+            )
+        if experts.by_columns(p) and (len(p.shape) == 1 or p.shape[1] % experts.shards):
+            raise ValueError(
+                f"parameter {p.name!r} of unit {unit.name} has {p.shape[0] // plan.expert_parallel} experts on each "
+                f"rank, so that FSDP cuts it along dimension 1 among {experts.shards} ranks; that must divide it, and "
+                f"its shape is {p.shape}: take a larger expert_parallel"
+            )
+    return experts
