@@ -2,7 +2,8 @@
 
 Of the ``group_size`` ranks of a collective a shard group is a block of consecutive ones (HSDP's shard groups, the
 smaller groups of ``reshard_after_forward=n``, the ranks that exchange tokens); a replicate group is the ranks at equal
-positions of the blocks, and so is, within a shard group, one of ranks that have the same experts. Of groups that are played in part only the played ranks count.
+positions of the blocks, and so is, within a shard group, one of ranks that have the same experts. Of groups that are
+played in part only the played ranks count.
 """
 
 from __future__ import annotations

@@ -60,13 +60,15 @@ STREAMS = {  # attributes of `FSDPCommContext`, in torch and in the mini
 }
 
 
-def record(train: Callable[[ProgramRecorder], object], *, world_size: int = 8, every_op: bool = False) -> list[str]:
+def record(
+    train: Callable[[ProgramRecorder], object], *, world_size: int | None = 8, every_op: bool = False
+) -> list[str]:
     """Run ``train`` and return the program that it issued on rank 0.
 
     Args:
         train: builds a model on CPU, shards it with torch's or the mini's `fully_shard`, and runs steps. What it
             returns is kept alive until the recording ends; what dies before is recorded as freed.
-        world_size: ranks of the fake process group.
+        world_size: ranks of the fake process group; None records on this rank of the process group that there is.
         every_op: also operations that torch's recorded format leaves out, see `Operators`.
 
     Returns:
@@ -75,9 +77,13 @@ def record(train: Callable[[ProgramRecorder], object], *, world_size: int = 8, e
         ``---`` lines are the recorder's marks.
 
     Raises:
-        RuntimeError: this process already has a process group.
+        RuntimeError: this process already has a process group, or, where it should, has none.
         Exception: whatever ``train`` raises. torch is left as it was in every case.
     """
+    if world_size is None:
+        recorder = ProgramRecorder(every_op)
+        _run(recorder, train)
+        return recorder.lines()
     if dist.is_initialized():
         raise RuntimeError(
             f"this process already has a process group of {dist.get_world_size()} ranks ({dist.get_backend()}); "
@@ -87,14 +93,20 @@ def record(train: Callable[[ProgramRecorder], object], *, world_size: int = 8, e
     dist.init_process_group("fake", rank=0, world_size=world_size, store=FakeStore())
     _clear_sharding_prop_cache()  # DTensor's answers of earlier recordings name process groups that are gone
     try:
+        _run(recorder, train)
+    finally:
+        dist.destroy_process_group()
+    return recorder.lines()
+
+
+def _run(recorder: ProgramRecorder, train: Callable[[ProgramRecorder], object]) -> None:
+    try:
         with recorder._recording():
             alive = train(recorder)
             recorder._log.on = False  # what `alive` frees is no part of the program
             del alive
     finally:
         recorder._log.on = False
-        dist.destroy_process_group()
-    return recorder.lines()
 
 
 class ProgramRecorder:

@@ -12,6 +12,7 @@ storage of size 0 is resized, and dies when it is resized to 0 or its last refer
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 from weakref import finalize
@@ -19,6 +20,7 @@ from weakref import finalize
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed import distributed_c10d
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.distributed.tensor import DTensor
@@ -47,16 +49,20 @@ class Operators(TorchDispatchMode):
         self.log, self.device, self.every_op = log, device, every_op
         self.hooks: list[tuple[str, Any]] = []
         self._buffers: dict[int, Buffer] = {}  # those alive, by storage
+        self._travelling: set[int] = set()  # what an all-to-all writes and nobody has waited for, by storage
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self.hooks and self.hooks[-1][0] == CLIP and not DESUGARED.isdisjoint(types):
             return NotImplemented  # so that what they make of it comes here
+        if not self.hooks and AsyncCollectiveTensor in types:
+            return NotImplemented  # so that its wait comes here
         result = func(*args, **(kwargs or {}))
         if self.hooks and DTensor not in types and FakeTensor not in types:  # which DTensor asks for shapes
             for tensor in tree_leaves(result):
                 if isinstance(tensor, torch.Tensor):
                     self._born(tensor.untyped_storage())
-            hook, unit = self.hooks[-1]
+        if DTensor not in types and FakeTensor not in types:
+            hook, unit = self.hooks[-1] if self.hooks else (COMPUTE, None)
             meaning = MEANINGS.get((hook, func._schema.name.partition("::")[2]))
             if meaning is not None:
                 meaning(self, unit, result, *args, **(kwargs or {}))
@@ -155,6 +161,16 @@ class Operators(TorchDispatchMode):
     def _functional_wait(self, unit: Any, *args: Any) -> None:
         self.log.write(Kind.WAIT, self.log.current[-1], Op.ALL_REDUCE)
 
+    def _all_to_all(self, unit: Any, result: Any, tensor: Any, to: Any, of: Any, group: Any) -> None:
+        self.log.write_op(f"{Op.ALL_TO_ALL} n={_resolve_process_group(group).size()} async")
+        self._travelling.add(result.untyped_storage()._cdata)
+
+    def _all_to_all_wait(self, unit: Any, result: Any, tensor: Any) -> None:
+        key = tensor.untyped_storage()._cdata
+        if key in self._travelling:  # a second wait for the same finds nothing to wait for
+            self._travelling.remove(key)
+            self.log.write(Kind.WAIT, self.log.current[-1], Op.ALL_TO_ALL)
+
     def _op(self, op: Op, unit: Any, detail: str = "") -> None:
         if self.every_op or op not in EXTRA_OPS:
             self.log.write_op(f"{op}(", unit, f"){detail}")
@@ -170,9 +186,10 @@ class Operators(TorchDispatchMode):
         yield torch.Tensor, "pin_memory", lambda tensor, *_: tensor
         yield torch.Tensor, "is_pinned", lambda tensor, *_: True
         for method, op in COLLECTIVES.items():
-            original = getattr(dist.ProcessGroup, method, None)
+            kind = distributed_c10d.ProcessGroup  # that of this process's groups: `fsdp_sim.ranks` has its own
+            original = getattr(kind, method, None)
             if original is not None:
-                yield dist.ProcessGroup, method, self._collective(op, original)
+                yield kind, method, self._collective(op, original)
 
     def _clip(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
@@ -201,6 +218,8 @@ class Operators(TorchDispatchMode):
 
         @wraps(original)
         def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if not self.hooks and args and args[0] == torch.device("cpu") and not kwargs.get("non_blocking", True):
+                self.log.write(Kind.CPU_SYNC, None, self.log.current[-1])  # so it would be from a GPU
             if self.hooks and self.hooks[-1][0] in direction and args and isinstance(args[0], str | torch.device):
                 self._op(direction[self.hooks[-1][0]], self.hooks[-1][1])
             return original(tensor, *args, **kwargs)
@@ -226,9 +245,18 @@ class Operators(TorchDispatchMode):
                 text += f" op={_reduce_op(options.reduceOp)}"
             self.log.write_op(*what, text, " async" if options.asyncOp else "")
             work = original(group, output, *args)
-            return _Work(self.log, what, work) if options.asyncOp else work
+            return _Work(self, what if options.asyncOp else (), work)
 
         return collective
+
+    @contextmanager
+    def inside_a_collective(self) -> Iterator[None]:
+        """What a collective does with operators is its own affair: gloo's reduce-scatter ends with a copy."""
+        self.hooks.append((INSIDE, self.hooks[-1][1] if self.hooks else None))
+        try:
+            yield
+        finally:
+            self.hooks.pop()
 
 
 def _reduce_op(op: Any) -> str:
@@ -237,15 +265,17 @@ def _reduce_op(op: Any) -> str:
 
 
 class _Work(dist.Work):
-    """An asynchronous collective: whoever waits makes the current stream wait for it."""
+    """A collective: of an asynchronous one, ``what``, whoever waits makes the current stream wait for it."""
 
-    def __init__(self, log: Log, what: tuple[object, ...], work: dist.Work) -> None:
+    def __init__(self, operators: Operators, what: tuple[object, ...], work: dist.Work) -> None:
         super().__init__()
-        self._log, self._what, self._work = log, what, work
+        self._operators, self._what, self._work = operators, what, work
 
     def wait(self, *args: Any) -> bool:
-        self._log.write(Kind.WAIT, self._log.current[-1], *self._what)
-        return self._work.wait(*args)
+        if self._what:
+            self._operators.log.write(Kind.WAIT, self._operators.log.current[-1], *self._what)
+        with self._operators.inside_a_collective():
+            return self._work.wait(*args)
 
     def is_completed(self) -> bool:
         return self._work.is_completed()
@@ -260,6 +290,7 @@ COLLECTIVES = {  # methods of `ProcessGroup`; the first names are those of torch
     "allgather": Op.ALL_GATHER,  # FSDP1 on CPU
 }
 DESUGARED = {DTensor, AsyncCollectiveTensor}
+COMPUTE, INSIDE = "", "a collective"  # no hooks, but told apart in the same way
 CLIP = "clip_grad_norm_"  # no hook of FSDP, but what runs inside of it is told apart in the same way
 MEANINGS: dict[tuple[str, str], Callable[..., None]] = {  # by hook and operator
     ("unshard", "all_gather_copy_in"): Operators._copy_in,
@@ -283,6 +314,8 @@ MEANINGS: dict[tuple[str, str], Callable[..., None]] = {  # by hook and operator
     (CLIP, "all_reduce"): Operators._functional_all_reduce,
     (CLIP, "wait_tensor"): Operators._functional_wait,
     (CLIP, "_foreach_mul_"): Operators._scale,
+    (COMPUTE, "all_to_all_single"): Operators._all_to_all,
+    (COMPUTE, "wait_tensor"): Operators._all_to_all_wait,
     ("fsdp1.unshard", "copy_"): Operators._cast_flat_param,
     ("fsdp1.post_backward", "_to_copy"): Operators._cast_flat_gradient,
     ("fsdp1.post_backward", "div_"): Operators._divide,

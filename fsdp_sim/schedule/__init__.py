@@ -8,13 +8,14 @@ from fsdp_sim.schedule.optimizer import NEWTON_SCHULZ_STEPS, matrices
 from fsdp_sim.schedule.program import Program
 from fsdp_sim.schedule.states import state_bytes
 from fsdp_sim.schedule.toy import toy, toy_program
-from fsdp_sim.schedule.unit import Param, Unit
+from fsdp_sim.schedule.unit import Exchange, Param, Unit
 from fsdp_sim.spec import DTYPE_BYTES
 
 __all__ = [
     "DTYPE_BYTES",
     "EXTRA_OPS",
     "NEWTON_SCHULZ_STEPS",
+    "Exchange",
     "Instruction",
     "Kind",
     "Param",

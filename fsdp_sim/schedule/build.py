@@ -106,6 +106,11 @@ def _validate(units: Sequence[Unit], plan: Plan, world_size: int, steps: int) ->
         raise ValueError(f"two units have the segment name {twice!r}; each segment needs its own name")
     if not any(p.requires_grad for u in units for p in u.params):
         raise ValueError(f"none of the {len(units)} units has a parameter that requires gradients; nothing to train")
+    if plan.expert_parallel > 1 and not any(unit.exchange for unit in units):
+        raise ValueError(
+            f"Plan.expert_parallel is {plan.expert_parallel}, and no unit has experts that ranks could share out "
+            f"(Unit.exchange); leave it 1"
+        )
     shard_size = plan.shard_size
     if shard_size is not None and world_size % shard_size:
         raise ValueError(

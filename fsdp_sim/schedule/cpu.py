@@ -79,7 +79,8 @@ class Cpu:
             event = len(self._lane_of_event)
         self._append(
             _new(Instruction, (_OP, self.step, self.micro_batch, self.phase, lane, op, unit, bytes, group_size,
-                               communicator, reduce_op, dtype, event, None, None, "", _NO_MEMORY, "", async_op, 1, stride))
+                               communicator, reduce_op, dtype, event, None, None, "", _NO_MEMORY, "", async_op, 1,
+                               stride))
         )  # fmt: skip
         return event
 

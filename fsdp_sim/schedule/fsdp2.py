@@ -138,20 +138,28 @@ class _Trainer:
         forward, backward = self.plan.forward_prefetch or 0, self.plan.backward_prefetch or 0
         if not forward and not backward:
             return
-        layers = list(dict.fromkeys(runs))
+        experts = {unit.name for unit in self.units if unit.exchange} if self.plan.expert_parallel > 1 else set()
+        layers = [name for name in dict.fromkeys(runs) if name not in experts]
         number_of = {name: number for number, name in enumerate(layers)}
+
+        def groups_of(listed: list[str]) -> tuple[ParamGroup, ...]:
+            """Of layers, each with its experts, as torchtitan lists them."""
+            return self._groups_of(
+                name for layer in listed for name in (layer, *(e for e in experts if e.startswith(f"{layer}.")))
+            )
+
         for state in self._states:
             number = number_of.get(state.unit.name)
             if number is not None:  # the root has no lists
-                state.forward_prefetch = self._groups_of(layers[number + 1 : number + 1 + forward])
+                state.forward_prefetch = groups_of(layers[number + 1 : number + 1 + forward])
                 listed = layers[max(0, number - backward) : number][::-1]
-                state.backward_prefetch, state.lists_backward = self._groups_of(listed), bool(listed)
+                state.backward_prefetch, state.lists_backward = groups_of(listed), bool(listed)
 
     def _groups_of(self, names: Iterable[str]) -> tuple[ParamGroup, ...]:
         """Of units that have parameters, each once."""
         return tuple(group for name in dict.fromkeys(names) if (group := self._groups[name]) is not None)
 
-    # -- tokens of experts, as torchtitan's ``ExpertParallel`` (0.2.2) exchanges them, on the stream of its process group
+    # -- tokens of experts, as ``ExpertParallel`` of torchtitan 0.2.2 exchanges them, on a stream of its process group
 
     def _exchange(self, state: _State) -> Exchange | None:
         return state.unit.exchange if self.plan.expert_parallel > 1 else None

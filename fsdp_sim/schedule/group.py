@@ -9,8 +9,8 @@ from __future__ import annotations
 from fsdp_sim.schedule.comm import POST_FORWARD, SHARD, AllGatherResult, CommContext, ShardedState, TrainingState
 from fsdp_sim.schedule.cpu import Cpu
 from fsdp_sim.schedule.layout import Layout
-from fsdp_sim.schedule.mesh import Mesh
 from fsdp_sim.schedule.lines import NOT_RECORDED
+from fsdp_sim.schedule.mesh import Mesh
 from fsdp_sim.schedule.optimizer import SCALAR_BYTES
 from fsdp_sim.schedule.reduce import GradReduction
 from fsdp_sim.spec import TORCH_DTYPES
@@ -25,9 +25,7 @@ class ParamGroup:
             ``mesh.post_forward_shards`` is less than ``mesh.shards``.
     """
 
-    def __init__(
-        self, name: str, layout: Layout, comm: CommContext, mesh: Mesh, reshard_after_forward: bool
-    ) -> None:
+    def __init__(self, name: str, layout: Layout, comm: CommContext, mesh: Mesh, reshard_after_forward: bool) -> None:
         self.name = name
         self.layout = layout
         self.comm = comm
@@ -127,8 +125,9 @@ class ParamGroup:
         if result.from_slice and self.sharded_state is ShardedState.SHARDED:
             raise ValueError(
                 f"the gather of unit {name} was prefetched in an earlier backward that did not use it, over the "
-                f"{self.mesh.post_forward_shards} ranks of Plan.reshard_after_forward, and is still pending: torch 2.13 "
-                f"fails here (split_with_sizes); let is_last_backward be True, or reshard_after_forward True or False"
+                f"{self.mesh.post_forward_shards} ranks of Plan.reshard_after_forward, and is still pending: torch "
+                f"2.13 fails here (split_with_sizes); let is_last_backward be True, or reshard_after_forward True "
+                f"or False"
             )
         previous = None
         in_forward = self.training_state is TrainingState.FORWARD

@@ -26,8 +26,8 @@ class Instruction(NamedTuple):
     """One thing the CPU issues. A tuple, because a step has thousands.
 
     Attributes:
-        lane: the stream it is issued on; None for a hook and for what blocks the CPU on an event; of what blocks it on a
-            whole stream, that.
+        lane: the stream it is issued on, or that the CPU waits for; None for a hook and for what blocks the CPU on an
+            event.
         op: of an op; ALLOC or FREE for those; OTHER for the rest.
         unit: the unit it is for; for FWD, BWD and RECOMPUTE the segment.
         bytes: a collective's whole message, a copy's data, or the size of the buffers.

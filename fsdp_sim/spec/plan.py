@@ -88,7 +88,7 @@ PREFETCH_OF = {  # what prefetch is to each of the two that have it
     ),
 }
 
-BESIDE_EXPERT_PARALLEL = {  # what fields may be where experts are a unit inside of their block's, with a mesh of its own
+BESIDE_EXPERT_PARALLEL = {  # what fields may be where experts are a unit with a mesh of its own
     "wrap": Allowed("their units are inside of those of blocks; it must be 'block'", lambda value: value == "block"),
     "reshard_after_forward": Allowed(
         "groups of a few ranks are not known for experts; it must be True, False or None",
@@ -126,10 +126,11 @@ class Plan:
             block again in backward; a number k does so for every k-th block; ``selective`` keeps the outputs of
             every other matmul and of attention, and computes the rest again.
         shard_size: ranks that share one copy of the parameters (HSDP); None is all of them.
-        expert_parallel: fsdp2: ranks of a shard group that share out the experts of each mixture of experts (torchtitan's
-            ``expert_parallel_degree``). The experts are a unit of their own inside their block, which FSDP shards among
-            the ranks that have the same ones; tokens travel to their experts and back (two all-to-alls forward, two
-            backward, and a small one, for whose result the CPU waits). It must divide the experts and the shard group.
+        expert_parallel: fsdp2: ranks of a shard group that share out the experts of each mixture of experts
+            (torchtitan's ``expert_parallel_degree``). The experts are a unit of their own inside their block's, which
+            FSDP shards among the ranks that have the same ones; tokens travel to their experts and back (two
+            all-to-alls forward, two backward, and a small one, for whose result the CPU waits). It must divide the
+            experts and the shard group. Experts are taken to get equally many tokens.
         grad_accum: micro-batches per optimizer step.
         micro_batch: sequences per rank and micro-batch.
         seq_len: tokens per sequence.

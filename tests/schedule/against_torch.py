@@ -15,6 +15,7 @@ import torch
 import torch.distributed.fsdp
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from fsdp_sim.measure.record import ProgramRecorder, record
@@ -74,7 +75,7 @@ class Segment(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = torch.tanh(x)
         for param in self.parameters(recurse=False):
-            x = x * param.sum()
+            x = x * (param.to_local() if isinstance(param, DTensor) else param).sum()
         return x
 
 
