@@ -68,8 +68,8 @@ class GradeApart(NbGraderPreprocessor):
 def output(graded):
     """nbgrader gives all points for a cell without an error, and none for one with it."""
     if graded["points"]:
-        return nbformat.v4.new_output("stream", name="stdout", text=graded["said"])
-    return nbformat.v4.new_output("error", ename="NotYet", evalue="", traceback=[graded["said"]])
+        return nbformat.v4.new_output("stream", name="stdout", text=graded["feedback"])
+    return nbformat.v4.new_output("error", ename="NotYet", evalue="", traceback=[graded["feedback"]])
 
 
 os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # nbgrader starts alembic by its name

@@ -29,7 +29,7 @@ class Fsdp2Symbols:
         self.grads = grads = Gradients(self.facts, order, buffers)
         self.forwarded, self.backwarded = 0, len(self.facts.sequence)
         self.recomputed: set[str] = set()
-        self.norm: Use | None = None
+        self.norm: tuple[Op, Use] | None = None  # the last operation on norms in this step
         self.methods: dict[Op, Callable[[Instruction, Use, Clock], None]] = {
             Op.H2D: params.load, Op.AG_CAST: params.load, Op.AG_COPY_IN: params.copy_in,
             Op.ALL_GATHER: params.all_gather, Op.AG_COPY_OUT: params.copy_out, Op.CLONE: params.clone,
@@ -74,6 +74,7 @@ class Fsdp2Symbols:
         self.compute(i, use, clock)
         if self.forwarded == len(self.facts.sequence):  # the next micro-batch
             self.forwarded = 0
+            self.norm = None
         expected = self.facts.sequence[self.forwarded]
         if i.unit != expected:
             raise wrong(i, f"runs out of order: {expected} comes next")
@@ -106,9 +107,12 @@ class Fsdp2Symbols:
         """The norms of what the optimizer reads next, and what is scaled by them."""
         if self.forwarded < len(self.facts.sequence):
             raise wrong(i, f"runs before forward is done: {self.facts.sequence[self.forwarded]} has not run")
-        if self.norm is not None:
-            must_see(i, clock, self.norm, "which reduces the norms it needs")
-        self.norm = use if i.op is not Op.CLIP else None
+        comes_after = {Op.ALL_REDUCE: Op.NORM, Op.CLIP: Op.ALL_REDUCE if self.facts.shards > 1 else Op.NORM}.get(i.op)
+        if comes_after:
+            if self.norm is None or self.norm[0] is not comes_after:
+                raise wrong(i, f"has no norms: {comes_after} comes before it")
+            must_see(i, clock, self.norm[1], "which reduces the norms it needs")
+        self.norm = (i.op, use)
 
     def all_reduce(self, i: Instruction, use: Use, clock: Clock) -> None:
         (self.grads.all_reduce if i.unit else self.clip)(i, use, clock)
@@ -116,5 +120,7 @@ class Fsdp2Symbols:
     def optimize(self, i: Instruction, use: Use, clock: Clock) -> None:
         if self.forwarded < len(self.facts.sequence):
             raise wrong(i, f"runs before forward is done: {self.facts.sequence[self.forwarded]} has not run")
+        if self.facts.plan.clip_grad_norm and (self.norm is None or self.norm[0] is not Op.CLIP):
+            raise wrong(i, "gets gradients that are not clipped: CLIP comes before it")
         self.grads.optimize(i, use, clock)
         self.params.updated(i, use, clock)

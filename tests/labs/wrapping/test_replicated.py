@@ -10,7 +10,7 @@ import pytest
 ENDS = """
 import sys, time, torch, torch.distributed as dist
 from labs.config import TrainConfig
-from labs.cluster.process_group import Place
+from labs.cluster.process_group import RankPlace
 from labs.wrapping import wrap
 
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

@@ -131,7 +131,7 @@ def test_losses_norms_and_parameters_of_every_step_are_there(healthy: Ladder) ->
 
 @pytest.mark.tail
 def test_one_rank_is_one_process_and_communicates_nothing() -> None:
-    ladder = climb(LadderConfig(ranks=1, steps=2), ["mini-ddp", "zero-2", "function", "mini-fsdp"])
+    ladder = climb(LadderConfig(ranks=1, steps=2), ["mini-ddp", "zero-2", "mini-fsdp"])
 
     for row in ladder.rows[1:]:
         assert row.against_one is not None
