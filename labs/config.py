@@ -15,7 +15,7 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from fsdp_sim.spec import Allowed, Plan, field, number, one_of, text, text_of, value_of, whole
 from fsdp_sim.spec.fields import check
@@ -85,7 +85,7 @@ class TrainConfig:
     # ---- The data ----
     data: str | None = field(_PATH, default=None)
     """A text file or a folder of text files; by default the source of torch.distributed."""
-    tokenizer: Literal["bytes", "gpt2"] = field(one_of("bytes", "gpt2"), default="bytes")
+    tokenizer: str = field(one_of("bytes", "gpt2"), default="bytes")
     """bytes: a token is a byte. gpt2: GPT-2's BPE through tiktoken, whose vocabulary must be at hand."""
 
     # ---- The steps ----
@@ -101,7 +101,7 @@ class TrainConfig:
     """AdamW's learning rate after warm-up, for global_batch rows."""
     min_lr: float | None = field(_NONE | number(), default=None)
     """Where a cosine schedule ends; by default lr / 10."""
-    schedule: Literal["constant", "cosine"] = field(one_of("constant", "cosine"), default="constant")
+    schedule: str = field(one_of("constant", "cosine"), default="constant")
     """constant, or cosine from lr to min_lr at the last step; both after warm-up."""
     warmup_steps: int = field(_COUNT, default=0)
     """Steps over which the learning rate rises linearly from 0."""
@@ -113,13 +113,11 @@ class TrainConfig:
     """AdamW's decay of their squares."""
     clip: float | None = field(_NONE | number(above=True).explained("such as 1.0"), default=None)
     """Clip the gradients' norm, over all ranks, to this."""
-    nonfinite: Literal["stop", "skip"] = field(one_of("stop", "skip"), default="stop")
+    nonfinite: str = field(one_of("stop", "skip"), default="stop")
     """When loss or gradients are not finite on any rank: stop before the update, or skip the update and go on."""
 
     # ---- How it is spread over the ranks ----
-    api: Literal["single", "ddp", "fsdp2", "fsdp1", "hsdp", "mini"] = field(
-        one_of("single", "ddp", "fsdp2", "fsdp1", "hsdp", "mini"), default="fsdp2"
-    )
+    api: str = field(one_of("single", "ddp", "fsdp2", "fsdp1", "hsdp", "mini"), default="fsdp2")
     """One process, DDP, fully_shard, FullyShardedDataParallel, fully_shard on a 2-D mesh, or the mini-FSDP."""
     plan: Plan = DEFAULTS
     """Of its keys `PLAN_KEYS`; micro-batches and the ranks of a shard group follow from the number of ranks."""
@@ -133,13 +131,13 @@ class TrainConfig:
     # ---- What is kept ----
     out: str | None = field(_PATH, default=None)
     """The run's folder: checkpoints, metrics, report. Without it nothing is kept. One run at a time uses it."""
-    resume: Literal["auto", "never", "must"] = field(one_of("auto", "never", "must"), default="auto")
+    resume: str = field(one_of("auto", "never", "must"), default="auto")
     """auto: go on from the newest good checkpoint in out, if any. never, must: refuse if there is one, or none."""
     save_every: int = field(_COUNT, default=0)
     """Steps between checkpoints; 0: only at the end. One is also written when a stop is asked for."""
     keep: int = field(whole(2).explained("in case the newest checkpoint is damaged"), default=2)
     """Checkpoints kept, at least 2."""
-    checkpoint: Literal["sharded", "full"] = field(one_of("sharded", "full"), default="sharded")
+    checkpoint: str = field(one_of("sharded", "full"), default="sharded")
     """sharded: every rank writes its part. full: rank 0 writes everything, weights as safetensors."""
     async_save: bool = field(_BOOL, default=False)
     """Write in the background while training goes on (sharded)."""
@@ -167,7 +165,7 @@ class TrainConfig:
     # ---- The machine ----
     seed: int = field(_COUNT, default=0)
     """Of the weights and of the order of the data."""
-    device: Literal["auto", "cpu", "cuda"] = field(one_of("auto", "cpu", "cuda"), default="auto")
+    device: str = field(one_of("auto", "cpu", "cuda"), default="auto")
     """auto: cuda (NCCL) when every rank of this machine has a GPU of its own, else cpu (gloo)."""
     timeout_s: float = field(_TIMEOUT, default=60.0)
     """A collective that takes longer fails: the end of waiting for a rank that hangs."""
@@ -296,14 +294,14 @@ def help_text(usage: str = "") -> str:
                 for key, text in PLAN_KEYS.items():
                     lines += _help_of(key, "VALUE", getattr(defaults.plan, key), text)
             case ast.AnnAssign(target=ast.Name(id=key), annotation=kind), ast.Expr(value=ast.Constant(value=str(text))):
-                lines += _help_of(key, _metavar(ast.unparse(kind)), getattr(defaults, key), text)
+                lines += _help_of(key, _metavar(key, ast.unparse(kind)), getattr(defaults, key), text)
     return "\n".join(lines)
 
 
-def _metavar(annotation: str) -> str:
-    """``int | None`` is ``N|none`` there, and ``Literal['auto', 'cpu']`` is ``auto|cpu``."""
-    if annotation.startswith("Literal["):
-        return "|".join(ast.literal_eval(annotation.removeprefix("Literal")))
+def _metavar(key: str, annotation: str) -> str:
+    """``int | None`` is ``N|none`` there; where only some words are allowed, these."""
+    if names := ALLOWED[key].names:
+        return "|".join(names)
     shown = {"bool": "true|false", "int": "N", "float": "NUMBER", "str": "TEXT", "None": "none"}
     return "|".join(shown[part] for part in annotation.split(" | "))
 
