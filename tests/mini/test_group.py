@@ -58,6 +58,24 @@ def test_one_reduce_scatter_input_at_a_time(ranks):
     assert ranks(2, run) == [(["BWD 0", "BWD 1", 0, "BWD 1", 0, 0], 0)] * 2
 
 
+def test_a_unit_has_one_reduction_under_way_however_many_inputs_there_may_be(ranks):
+    """Its last one is waited for before the next is issued, where backward did not end with a wait for all."""
+
+    def run():
+        model, arrived = shard(Toy()), []
+        model.set_reduce_scatter_max_input_buffers(20)
+        for p in model.parameters():  # five in four units: the hook fires when a reduction has been waited for
+            p.register_post_accumulate_grad_hook(lambda p: arrived.append(p))
+        found = []
+        for last in (False, False, True):
+            model.set_is_last_backward(last)
+            model(torch.ones(2, 4)).sum().backward()
+            found.append(len(arrived))
+        return found
+
+    assert ranks(2, run) == [[0, 5, 15]] * 2
+
+
 def test_gradients_arrive_sharded_and_hooks_fire_once_per_parameter(ranks):
     def run():
         model, fired = shard(Toy()), []

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fsdp_sim.mini import fully_shard
+from fsdp_sim.ranks import run
 from fsdp_sim.timeline import RECORDER, Header, Lane, Memory, Op, Phase, Timeline
 from tests.mini.models import Toy, Transformer, batches, my_part, shard, token_loss
 
@@ -130,6 +131,25 @@ def test_every_buffer_is_freed_and_shards_and_optimizer_state_stay(ranks):
     assert all((values >= 0).all() for values in live.values())
     assert live[Memory.RS_INPUT].max() == 128, "K = 1: the root's, never two units' at once"
     assert live[Memory.AG_OUTPUT].max() == 128 + 64, "in forward the previous unit's G lives one unit longer"
+
+
+def test_the_optimizer_waits_for_the_reductions_that_backward_has_waited_for():
+    """For the last one of all; for none after a backward that was said not to be the last."""
+
+    def steps():
+        model = shard(Toy())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        RECORDER.start()
+        for last in (True, False):
+            model.set_is_last_backward(last)
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+        events = {e.seq: e for e in RECORDER.stop() if not e.is_memory}
+        return [[(events[s].op, events[s].unit) for s in e.waits_on] for e in events.values() if e.op is Op.OPTIM]
+
+    found = run(steps, 2, progress=False)  # new ranks: events are numbered from 0 in a process's first recording
+
+    assert list(found) == [[[(Op.REDUCE_SCATTER, "root")], []]] * 2
 
 
 def test_two_optimizers_make_one_step(ranks):

@@ -1,6 +1,7 @@
 """What code may use is limited, and nothing that it started is left. `tests/learn/test_check.py` has more."""
 
 import os
+import resource
 import time
 
 import pytest
@@ -29,3 +30,10 @@ def test_threads_and_processes_are_counted_together():
 
 def test_within_the_limits_nothing_changes():
     assert list(run(lambda: "done", 2, limits=Limits(), progress=False)) == ["done", "done"]
+
+
+def test_the_kernel_counts_no_tasks_of_a_user_who_has_others():
+    """Else what else the user runs would count, and ranks could start nothing."""
+    before = resource.getrlimit(resource.RLIMIT_NPROC)
+
+    assert list(run(lambda: resource.getrlimit(resource.RLIMIT_NPROC), 1, limits=Limits(), progress=False)) == [before]

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -48,6 +49,12 @@ def test_ranks_are_a_user_whom_nobody_else_is_and_communicate_as_ever():
     user, results = as_other(who, ranks=2)
 
     assert list(results) == [[user.uid, user.uid, user.uid, [], 2.0]] * 2
+
+
+def test_the_kernel_counts_the_tasks_of_all_ranks_together() -> None:
+    _, results = as_other(lambda: resource.getrlimit(resource.RLIMIT_NPROC), ranks=2)
+
+    assert list(results) == [[2 * Limits().tasks] * 2] * 2
 
 
 def test_what_is_hidden_cannot_be_read_and_the_caller_still_can(hidden: Path):
