@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fsdp_sim.explore import tune
+    from fsdp_sim.explore import tune  # type: ignore[no-redef]  # a file there has that name too
     from fsdp_sim.simulation import Simulation, simulate
     from fsdp_sim.spec import Cluster, Model, Plan
     from fsdp_sim.timeline import Timeline
@@ -27,9 +27,9 @@ def __getattr__(name: str) -> Any:
 
         return getattr(simulation, name)
     if name == "tune":
-        from fsdp_sim.explore import tune
+        from fsdp_sim import explore
 
-        return tune
+        return explore.tune
     if name == "Timeline":
         from fsdp_sim.timeline import Timeline
 

@@ -36,7 +36,7 @@ HOMES |= {"Simulation": "simulation", "simulate": "simulation", "tune": "explore
 """Where the names are at home that fsdp_sim itself gives."""
 
 ASKED_OF_ALL = {
-    ("simulation", "show"): "Simulation.show draws: figures come after it",
+    ("simulation.simulation", "show"): "Simulation.show draws: figures come after it",
     ("ranks.preload", "import_for_ranks"): "the server of ranks imports what functions on ranks use: it comes after it",
 }
 """What a room asks of the package, `fsdp_sim/__init__.py`, which comes after all rooms, and why."""
@@ -46,6 +46,7 @@ CIRCLES = {
     ("mini.extensions", "mini.param"): "types: a parameter and its extension",
     ("spec.model", "spec.blocks"): "a method for what the later file makes: Model.param_count",
     ("spec.model", "spec.hugging_face"): "a method for what the later file makes: Model.from_config",
+    ("simulation.without_effect", "simulation.simulation"): "types: it compares what simulates it again",
     ("viz.picture", "viz.html"): "a method for what the later file makes: Picture.save",
     ("viz.debugger.stepping", "viz.debugger.view"): "a method for what the later file makes: Debugger.show",
     ("learn.exercise", "learn.apart"): "types: an exercise says what is tried, the file that tries it takes exercises",

@@ -69,9 +69,11 @@ def fit(what: str, multiple_of: int | None, family: str, texts: dict[str, str], 
         what, None if what == "model" else job.model, job.cluster, job.plan,
         multiple_of=multiple_of or STEP.get(what, 1), family=family,
     )  # fmt: skip
+    shown = found.fits or found.too_large
     result = FitResult(
         largest=what, value=found.value, answer=_answer(found, job.model.name), limit=_limit(found),
-        notes=job.notes, fits=None if found.fits is None else result_of(found.fits, explained=False),
+        notes=job.notes_of(shown) if shown else job.notes,
+        fits=None if found.fits is None else result_of(found.fits, explained=False),
         next=found.next, too_large=None if found.too_large is None else _too_large(found, found.too_large),
     )  # fmt: skip
     if as_json:

@@ -117,7 +117,7 @@ def _one(request: Request | Failure, explained: bool) -> Result | Failure:
 
 def _answer(job: Job, simulation: Simulation, request: Request, explained: bool) -> Result:
     return result_of(
-        simulation, notes=job.notes, id=request.id, explained=explained,
+        simulation, notes=job.notes_of(simulation), id=request.id, explained=explained,
         changes=lambda: changes_that_fit(job.model, job.cluster, job.plan, **job.options),
         help=lambda: changes_that_help(job.model, simulation),
     )  # fmt: skip

@@ -28,6 +28,7 @@ from fsdp_sim.explore import LEVERS, Candidate, Tuned
 from fsdp_sim.explore import tune as search
 from fsdp_sim.forms import State, accelerate_yaml, plan_texts, python_code, torch_code, torchtitan_toml
 from fsdp_sim.requests import PLAN_FIELDS, PricedChange, Request, TunedPlan, TuneResult, request_of_texts, resolve
+from fsdp_sim.simulation import simulate
 from fsdp_sim.spec import Plan, plan_fields
 from fsdp_sim.words import human_ms
 
@@ -120,7 +121,7 @@ def tune(
             global_batch=global_batch, on_simulated=report,
             memory_limit_bytes=None if memory_limit_gib is None else memory_limit_gib * 2**30,
         )  # fmt: skip
-    result = _result(found, texts, job.notes)
+    result = _result(found, texts, job.notes_of(simulate(job.model, job.cluster, found.start.plan)))
     if form and form in result.not_as:
         raise ValueError(result.not_as[form])
     if as_json:

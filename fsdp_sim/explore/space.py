@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from fsdp_sim.spec import Cluster, Plan, takes
+from fsdp_sim.spec import ONLY_WITH_ACCUMULATION, Cluster, Plan, takes
 from fsdp_sim.spec.fields import check
 from fsdp_sim.words import did_you_mean
 
@@ -23,7 +23,6 @@ LEARNS = (
     "gradient_divide_factor",
 )  # fmt: skip
 """Fields of `Plan` that change what is learnt by more than the order of sums; they vary where that is allowed."""
-ONLY_WITH_ACCUMULATION = ("requires_gradient_sync", "requires_all_reduce", "reshard_after_backward", "is_last_backward")
 
 
 class Lever(NamedTuple):

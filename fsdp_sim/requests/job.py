@@ -21,6 +21,7 @@ class Job(msgspec.Struct, frozen=True):
 
     Attributes:
         numbers: of the stack, where the cluster's file has a calibration: fields of `fsdp_sim.cost.Calibration`.
+        chosen: fields of the plan that the request does not name.
         notes: what was chosen because the request does not say, and what is unverified of the hardware, in sentences.
     """
 
@@ -29,6 +30,12 @@ class Job(msgspec.Struct, frozen=True):
     plan: Plan
     notes: list[str]
     numbers: dict[str, float] = {}
+    chosen: tuple[str, ...] = ()
+
+    def notes_of(self, simulation: Simulation) -> list[str]:
+        """The notes, and which settings that were given change nothing in a simulation of the job."""
+        said = simulation.without_effect.items()
+        return [*self.notes, *(sentence for name, sentence in said if name not in self.chosen)]
 
     def simulate(self, **options: Any) -> Simulation:
         return simulate(self.model, self.cluster, self.plan, **self.options, **options)
@@ -58,7 +65,7 @@ def resolve(request: Request) -> Job:
     _check_size(model, cluster, plan)
     numbers = {} if request.cluster is UNSET else numbers_of_file(request.cluster)
     notes += [*_padding_of_experts(model, plan, cluster), *cluster.notes, *filter(None, [stack_remark(plan.stack)])]
-    return Job(model, cluster, plan, notes, numbers)
+    return Job(model, cluster, plan, notes, numbers, tuple(chosen))
 
 
 PADDING_SAID = 1.5  # times as many bytes

@@ -129,7 +129,7 @@ class Result(msgspec.Struct, omit_defaults=True, kw_only=True):
         fits: it runs; ``fit`` says whether it fits, is on the edge of memory, or does not fit.
         peak_memory_bytes: allocated. ``reserved_memory_bytes``: held by the caching allocator.
         memory_limit_bytes: what a process can use of the GPU's memory.
-        notes: what was chosen because the request does not say.
+        notes: what was chosen because the request does not say, what is unverified, which settings change nothing.
         explanation: why the step takes as long as it does.
         error: why the request cannot be carried out: it does not fit.
         would_fit: if it does not fit or is on the edge: changes that make it fit, the fastest first.
@@ -174,7 +174,7 @@ class FitResult(msgspec.Struct, omit_defaults=True):
         fits: the result at ``value``.
         next: the next larger one, which does not fit; null if something else than memory ends the search.
         too_large: the result at ``next``, with the changes that would make it fit.
-        notes: what was chosen because the request does not say.
+        notes: what was chosen because the request does not say, what is unverified, which settings change nothing.
     """
 
     largest: str
@@ -224,7 +224,7 @@ class TuneResult(msgspec.Struct, omit_defaults=True, kw_only=True):
         state: the best plan in words, as the explorer and every command take them.
         forms: the best plan as python, torch, torchtitan and accelerate; where one has no such plan, the reason is in
             ``not_as``.
-        notes: what was chosen because the request does not say.
+        notes: what was chosen because the request does not say, what is unverified, which settings change nothing.
     """
 
     start: TunedPlan

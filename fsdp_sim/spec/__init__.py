@@ -7,7 +7,16 @@ from fsdp_sim.spec.gpus import Gpu, gpu, gpu_names
 from fsdp_sim.spec.links import Link, link, link_names
 from fsdp_sim.spec.model import Model
 from fsdp_sim.spec.optimizers import MIN_8BIT, OPTIMIZER_STATES, OPTIMIZERS, Optimizer
-from fsdp_sim.spec.plan import DTYPE_BYTES, SETTINGS_OF, TORCH_DTYPES, TORCH_VERSIONS, Plan, shards_of, takes
+from fsdp_sim.spec.plan import (
+    DTYPE_BYTES,
+    ONLY_WITH_ACCUMULATION,
+    SETTINGS_OF,
+    TORCH_DTYPES,
+    TORCH_VERSIONS,
+    Plan,
+    shards_of,
+    takes,
+)
 from fsdp_sim.spec.quantization import QUANTIZATIONS, Quantization
 from fsdp_sim.spec.stacks import stack_names, stack_remark
 from fsdp_sim.spec.texts import plan_fields, text_of, value_of
@@ -16,6 +25,7 @@ __all__ = [
     "DTYPE_BYTES",
     "GATED",
     "MIN_8BIT",
+    "ONLY_WITH_ACCUMULATION",
     "OPTIMIZERS",
     "OPTIMIZER_STATES",
     "QUANTIZATIONS",

@@ -65,6 +65,7 @@ EXCLUDES = {  # fields that do not go together, and why
     ("freeze", "lora_rank"): "LoRA trains nothing but its adapters",
     ("fp8", "base_quantization"): "quantised weights are multiplied in the dtype of compute",
 }
+ONLY_WITH_ACCUMULATION = ("requires_gradient_sync", "requires_all_reduce", "reshard_after_backward", "is_last_backward")
 INSTEAD = {  # what another way to train calls it
     ("reshard_after_forward", "fsdp1"): "fsdp1 has sharding_strategy='FULL_SHARD' or 'SHARD_GRAD_OP'",
     ("sharding_strategy", "fsdp2"): "fsdp2 has reshard_after_forward and shard_size",

@@ -20,7 +20,8 @@ from fsdp_sim.cost import workload as transformer_workload
 from fsdp_sim.diagnose import Explanation, explain
 from fsdp_sim.engine import Given, Run
 from fsdp_sim.schedule import Instruction, Program, blocks_of, build, state_bytes
-from fsdp_sim.spec import Cluster, Model, Plan
+from fsdp_sim.simulation.without_effect import without_effect
+from fsdp_sim.spec import Cluster, Model, Plan, stack_remark
 from fsdp_sim.timeline import Header, Timeline
 
 Skew = Callable[[Given, int], Given]
@@ -63,6 +64,7 @@ class Simulation:
         plan: Plan,
         calibration: Calibration | None = None,
         skew: Skew | None = None,
+        asked: tuple[Model | Workload, Plan] | None = None,
     ) -> None:
         self.workload = workload
         self.cluster = cluster
@@ -72,6 +74,11 @@ class Simulation:
             alike = replace(self.costs.calibration, slowest_per_doubling=0.0)
             self.costs = Costs(workload, plan, cluster, alike)
         self._skew = skew
+        self._asked = asked or (workload, plan)
+        self._calibration = calibration
+
+    def __str__(self) -> str:
+        return "\n".join([repr(self), *self.notes])
 
     def __repr__(self) -> str:
         low, high = self.step_time_interval_s
@@ -84,7 +91,7 @@ class Simulation:
 
     def recalibrated(self, calibration: Calibration) -> Simulation:
         """The same request with other numbers; the program is not built again."""
-        other = Simulation(self.workload, self.cluster, self.plan, calibration, self._skew)
+        other = Simulation(self.workload, self.cluster, self.plan, calibration, self._skew, self._asked)
         other.__dict__["program"] = self.program
         return other
 
@@ -242,6 +249,20 @@ class Simulation:
             return Fit.DOES_NOT_FIT
         return Fit.EDGE if held.retries or held.reserved_bytes > EDGE * limit else Fit.FITS
 
+    @cached_property
+    def without_effect(self) -> dict[str, str]:
+        """A sentence for each setting of the plan or the cluster that was given and changes nothing, by its name."""
+        model, plan = self._asked
+        return without_effect(
+            self.cluster, plan, lambda cluster, plan: simulate(model, cluster, plan, calibration=self._calibration)
+        )
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader should know beside the numbers: what is unverified, and which settings change nothing."""
+        remarks = [stack_remark(self.plan.stack)] if stack_remark(self.plan.stack) else []
+        return [*self.cluster.notes, *remarks, *self.without_effect.values()]
+
     @property
     def fits(self) -> bool:
         """Whether it runs: it fits, or is on the edge. `fit` tells the two apart."""
@@ -257,9 +278,9 @@ class Simulation:
         Args:
             options: of ``fsdp_sim.viz.timeline``, or with a skew of ``rank_bands``.
         """
-        import fsdp_sim  # which knows the figures: they come after this room
+        from fsdp_sim import show  # which knows the figures: they come after this room
 
-        fsdp_sim.show(self, **options)
+        show(self, **options)
 
 
 def simulate(
@@ -293,6 +314,7 @@ def simulate(
     plan = plan or Plan()
     if isinstance(model, str):
         model = Model.preset(model)
+    asked = model, plan
     if isinstance(model, Model):
         model = transformer_workload(model, plan)
     if plan.shard_size is not None and cluster.gpus % plan.shard_size:
@@ -324,7 +346,7 @@ def simulate(
         cluster.gpu.peak_flops("tf32")
     if plan.fp8:
         check_fp8(plan.fp8, cluster.gpu)
-    return Simulation(model, cluster, plan, calibration, skew)
+    return Simulation(model, cluster, plan, calibration, skew, asked)
 
 
 def _check_settings(workload: Workload, plan: Plan) -> None:

@@ -1,0 +1,90 @@
+"""`without_effect`: the settings of a request that change nothing, each with the reason.
+
+Nothing is known here of what a setting does: the request is simulated once more with the setting at its default. Only
+why it changes nothing is written down, where that can be told from the request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fsdp_sim.spec import ONLY_WITH_ACCUMULATION, Cluster, Plan
+
+if TYPE_CHECKING:
+    from fsdp_sim.simulation.simulation import Simulation
+
+ANY: tuple[str, ...] = ()
+
+
+class Reason(NamedTuple):
+    """Why one of some settings changes nothing: in words, with fields of the plan in braces, where that holds."""
+
+    names: tuple[str, ...]
+    holds: Callable[[Cluster, Plan], bool]
+    words: str
+
+
+REASONS = (
+    Reason(
+        ("inter", "bandwidth_gbps", "latency_us", "gpus_per_node"),
+        lambda c, p: c.nodes == 1,
+        "all GPUs are in one node",
+    ),
+    Reason(("host",), lambda c, p: not p.cpu_offload, "nothing is copied to the CPU's memory"),
+    Reason(ONLY_WITH_ACCUMULATION, lambda c, p: p.grad_accum == 1, "a step has one micro-batch"),
+    Reason(("rms_norm",), lambda c, p: p.compile, "a compiler fuses norms in any case"),
+    Reason(("rms_norm",), lambda c, p: True, "it is for RMSNorm, in models given by name or dimensions"),
+    Reason(("torch",), lambda c, p: p.torch == "2.14", "torch 2.14 issues what 2.13 does"),
+    Reason(ANY, lambda c, p: c.gpus == 1, "one GPU communicates with no other"),
+    Reason(("reduce_dtype",), lambda c, p: True, "gradients are reduced in {reduce_dtype} without it"),
+    Reason(("param_dtype",), lambda c, p: True, "parameters are {param_dtype} without it"),
+    Reason(("shard_size",), lambda c, p: p.shard_size == c.gpus, "these are all GPUs"),
+    Reason(("requires_all_reduce",), lambda c, p: p.shard_size in (None, c.gpus), "there is one replica"),
+)
+
+
+def without_effect(cluster: Cluster, plan: Plan, again: Callable[[Cluster, Plan], Simulation]) -> dict[str, str]:
+    """A sentence for each setting that changes neither program nor step time nor memory.
+
+    Args:
+        plan: as it was asked for.
+        again: simulates the model.
+    """
+    usual, asked = vars(Plan(stack=plan.stack)) | {"stack": "plain"}, again(cluster, plan)
+    settings: list[tuple[Plan | Cluster, str, Any]] = [(plan, name, usual[name]) for name in plan.unlike_its_stack]
+    settings += [
+        (cluster, f.name, None) for f in fields(cluster) if f.default is None and getattr(cluster, f.name) is not None
+    ]
+    found: dict[str, str] = {}
+    for of, name, default in settings:
+        try:
+            other = replace(of, **{name: default})
+            without = again(cluster, other) if isinstance(other, Plan) else again(other, plan)
+        except ValueError:  # something else that is set needs it
+            continue
+        if _same(asked, without):
+            reason = next((r for r in REASONS if name in (r.names or (name,)) and r.holds(cluster, plan)), None)
+            why = (
+                reason.words.format_map(vars(plan)) if reason else f"program, time and memory are those of {default!r}"
+            )
+            found[name] = f"{type(of).__name__}.{name}={_words(getattr(of, name))} changes nothing here: {why}."
+    return found
+
+
+def _same(sim: Simulation, other: Simulation) -> bool:
+    return (
+        sim.step_time_s == other.step_time_s
+        and sim.peak_memory_bytes == other.peak_memory_bytes
+        and sim.program.instructions == other.program.instructions
+        # Of one program the allocator holds as much, unless it is set otherwise
+        and (
+            sim.plan.expandable_segments == other.plan.expandable_segments
+            or sim.memory.reserved_bytes == other.memory.reserved_bytes
+        )
+    )
+
+
+def _words(value: Any) -> str:
+    return repr(getattr(value, "name", value))
