@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 
-from fsdp_sim.cost.tape import Activations, Step, Tape, walk
+from fsdp_sim.cost.tape import Activations, Step, Tape, walk, walk_parts
 from fsdp_sim.cost.writer import Writer
 from fsdp_sim.schedule import DTYPE_BYTES
 from fsdp_sim.spec import GATED, Block, Model, Plan, block_shapes, joined_qkv, root_shapes
@@ -42,6 +42,16 @@ def block_activations(
     """
     tape = block_tape(model, plan, block, fused_norm=fused_norm, name=name)
     return walk(tape._replace(input_grad=grad))
+
+
+def activations_of_segments(
+    model: Model, plan: Plan, block: Block, *, fused_norm: bool = True, name: str = "", grad: bool = True
+) -> dict[str, Activations]:
+    """The same of each segment of a block, by what their names end with: several where ranks share out its experts."""
+    tape = block_tape(model, plan, block, fused_norm=fused_norm, name=name)
+    if len(tape.parts) > 1:
+        return walk_parts(tape._replace(input_grad=grad))
+    return {"": block_activations(model, plan, block, fused_norm=fused_norm, name=name, grad=grad)}
 
 
 @functools.lru_cache(maxsize=256)
@@ -171,14 +181,19 @@ def feed_forward(tape: Writer, read: str, name: str, width: int) -> str:
 
 
 def experts(tape: Writer, read: str) -> str:
-    """As transformers' ``grouped_mm`` experts (integrations/moe.py): tokens ordered by expert, weighed in fp32."""
-    model, number = tape.model, tape.number
+    """As transformers' ``grouped_mm`` experts (integrations/moe.py): tokens ordered by expert, weighed in fp32.
+
+    Where ranks share out the experts, tokens arrive from all of them, are laid out by expert, and go back (torchtitan
+    0.2.2, distributed/expert_parallel.py), which is a segment of its own; meanwhile other experts compute every token.
+    """
+    model, number, ranks = tape.model, tape.number, tape.expert_parallel
     d, width, rows = model.d_model, model.d_expert or model.d_ffn, tape.tokens * (model.experts_per_token or 1)
     gated = model.ffn_type in GATED
 
     def product(source: str, write: str, features: int, weight: str, of: int) -> None:
         trained = tape.weights.trains(weight)
         grads = tape.trained_bytes(tape.params_of(weight, f"{weight}_bias"))
+        grads //= ranks if weight.startswith("experts.") else 1
         step = Step((source,), (write,), (source,) * trained, kind="matmul", param_bytes=grads, trains=grads > 0)
         tape.step(step, {write: of * features * number})
 
@@ -187,7 +202,14 @@ def experts(tape: Writer, read: str) -> str:
     tape.step(Step(("router.logits",), ("chances",), ("chances",)), {"chances": chances})
     tape.step(Step(("chances",), ("weights",), ("chosen",)), {"weights": 4 * rows, "chosen": 8 * rows})
     tape.step(Step((read,), ("copies",), ("order",)), {"copies": rows * d * number, "order": 8 * rows})
-    product("copies", "ups", width * (1 + gated), "experts.up", rows)
+    tokens, shared, travelling = "copies", "", rows * d * number
+    if ranks > 1:
+        tape.begin(".experts")
+        tape.step(Step(("copies",), ("arrived",)), {"arrived": travelling})
+        sizes = {"by.expert": travelling, "by.expert.order": 8 * rows}
+        tape.step(Step(("arrived",), ("by.expert",), ("by.expert.order",)), sizes)
+        tokens = "by.expert"
+    product(tokens, "ups", width * (1 + gated), "experts.up", rows)
     inner = {"acts": rows * width * number, "inners": rows * width * number}
     if gated:
         tape.step(Step(("ups",), ("acts",), ("ups",)), inner)
@@ -195,20 +217,36 @@ def experts(tape: Writer, read: str) -> str:
     else:
         tape.step(Step(("ups",), ("inners",), ("ups",)), inner)
     product("inners", "outs", d, "experts.down", rows)
+    computed = "outs"
+    if ranks > 1:
+        tape.step(Step(("outs",), ("by.rank",), ("by.expert.order",)), {"by.rank": travelling})
+        tape.step(Step(("by.rank",), ("returned",)), {"returned": travelling})
+        computed = "returned"
+        if model.n_shared_expert:
+            tape.begin(".shared")
+            shared = shared_experts(tape, read)
+        tape.begin(".sum")
     wide = {"weighed": 4 * rows * d, "restored": 4 * rows * d, "back": 8 * rows, "sum": 4 * tape.tokens * d}
-    tape.step(Step(("outs", "weights"), ("weighed",), ("outs", "weights")), wide)
+    tape.step(Step((computed, "weights"), ("weighed",), (computed, "weights")), wide)
     tape.step(Step(("weighed",), ("restored",), ("back",)), {})
     tape.step(Step(("restored",), ("sum",)), {})
     tape.pointwise(("sum",), "routed", d, saves=())
     if not model.n_shared_expert:
         return "routed"
-    shared = feed_forward(tape, read, "shared", model.d_shared_expert or model.n_shared_expert * width)
-    if model.shared_expert_gate:
-        tape.linear(read, "share", d, 1, "shared_gate")
-        tape.pointwise((shared, "share"), "shared.weighed", d, saves=(shared, "share"))
-        shared = "shared.weighed"
-    tape.add("routed", shared, "experts", d)
+    tape.add("routed", shared or shared_experts(tape, read), "experts", d)
     return "experts"
+
+
+def shared_experts(tape: Writer, read: str) -> str:
+    """The experts that compute every token, together one feed-forward."""
+    model = tape.model
+    width = model.d_shared_expert or model.n_shared_expert * (model.d_expert or model.d_ffn)
+    shared = feed_forward(tape, read, "shared", width)
+    if not model.shared_expert_gate:
+        return shared
+    tape.linear(read, "share", model.d_model, 1, "shared_gate")
+    tape.pointwise((shared, "share"), "shared.weighed", model.d_model, saves=(shared, "share"))
+    return "shared.weighed"
 
 
 def embed_tape(model: Model, plan: Plan, *, fused_norm: bool = True) -> Tape:

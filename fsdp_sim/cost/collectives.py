@@ -6,6 +6,9 @@ rate. NCCL chooses between algorithms, and so does this: it takes the fastest of
     ring    n-1 steps, each rank sends (n-1)/n of the message (all-reduce: twice both)
     tree    all-reduce between nodes: up and down a double binary tree of nodes, in 2 log2(nodes) steps; every node
             sends the message twice (once if there are two), and a chain of its GPUs carries it inside
+    pairs   all-to-all: each rank sends 1/n of its message to every rank, to all at once; what stays in the node and
+            what leaves it, by the card of the GPU, travel beside each other. No measurement of one is here: links reach
+            what they reach in rings (unverified)
     nvls    the same with the reduction inside the switch of NVLink 4 and later: each GPU sends 1 + 1/ranks of it
 
 The latency of a step grows from `hop` to `hop + fill` as the piece a rank sends grows past `half_bytes`: small
@@ -27,7 +30,7 @@ from typing import NamedTuple
 from fsdp_sim.spec import Cluster, Link
 from fsdp_sim.timeline import RING_PASSES, ring_share
 
-OPS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast")
+OPS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast")
 
 
 class LinkFamily(NamedTuple):
@@ -93,8 +96,9 @@ def collective_s(op: str, n_bytes: float, group_size: int, cluster: Cluster, *, 
     """Seconds of one collective that runs alone.
 
     Args:
-        op: ``all_gather``, ``reduce_scatter``, ``all_reduce`` or ``broadcast``.
-        n_bytes: the whole message: an all-gather's output, a reduce-scatter's input, an all-reduce's buffer.
+        op: ``all_gather``, ``reduce_scatter``, ``all_reduce``, ``all_to_all`` or ``broadcast``.
+        n_bytes: the whole message: an all-gather's output, a reduce-scatter's input, an all-reduce's buffer, all that
+            a rank has for the ranks of an all-to-all.
         group_size: ranks that take part.
         stride: from one rank of the group to the next: 1 for a shard group, the shard size for a replicate group.
 
@@ -190,6 +194,11 @@ def _algorithms(
     turns, share = RING_PASSES.get(op, 1), ring_share(op, n)
     many, several = local > 1, nodes > 1
     near_rate = near_peak * near.fraction * getattr(inside, f"{op}_fraction", 1.0)
+    if op == "all_to_all":
+        base_s = max(base_s, near.base_s if many else 0.0)  # some ranks are in the node, others are not
+        a_card = far_rate / local  # where few cards leave a node, its GPUs share them
+        near_s, far_s = (local - 1) / n / near_rate if many else 0.0, (n - local) / n / a_card if several else 0.0
+        return (path("pairs", many, several, near_s, far_s, pieces=1),)
     ring_s, far_ring_s = share / near_rate if many else 0.0, share / far_rate if several else 0.0
     found = [path("ring", turns * (n - nodes), turns * (nodes - 1), ring_s, far_ring_s)]
     if op == "all_reduce":

@@ -172,8 +172,8 @@ class Costs:
         return moved + sum([math.prod(p.shape) * (matrix - of_each[p.dtype]) for p in of_muon])
 
     def _stride(self, i: Instruction) -> int:
-        """Ranks between neighbours of the group: replicas of a shard lie a shard group apart."""
-        return self.plan.shard_size or 1 if i.communicator == "replicate" else 1
+        """Ranks between neighbours of the group: replicas of a shard lie a shard group apart, equal experts a bit."""
+        return self.plan.shard_size or 1 if i.communicator.startswith("replicate") else i.stride
 
 
 def _launches(kernels: Iterable[Kernel], compiled: bool) -> int:

@@ -151,11 +151,19 @@ def _activation(model: Model) -> tuple[float, float]:
     return (5.0, 8.0) if model.ffn_type in GATED else (2.0, 3.0)
 
 
-def moe_feed_forward(model: Model, tokens: int, weights: Weights, *, grad: bool = True) -> tuple[Kernels, Kernels]:
-    """Router; copies of the tokens in the order of their experts; the experts' matmuls; back, weighed, and added up.
+def moe_parts(
+    model: Model, tokens: int, weights: Weights, *, grad: bool = True, ranks: int = 1
+) -> dict[str, tuple[Kernels, Kernels]]:
+    """Router and copies of the tokens in the order of their experts (``router``); the experts' matmuls (``experts``);
+    back, weighed, and added up (``sum``); the experts that compute every token (``shared``), and their sum with the
+    others (``sum_shared``).
 
     As transformers' ``grouped_mm`` experts do it (integrations/moe.py). Experts are taken to get equally many tokens.
     Their weights are no linear layers: nothing adapts or quantises them, and they compute in no fp8.
+
+    Args:
+        ranks: that share out the experts: each computes 1/ranks of them, for the tokens of all, which it lays out by
+            expert, and back (torchtitan 0.2.2, models/moe/utils.py).
     """
     d, experts, width, dtype = model.d_model, model.n_expert or 1, model.d_expert or model.d_ffn, weights.compute_dtype
     rows = tokens * (model.experts_per_token or 1)
@@ -164,10 +172,11 @@ def moe_feed_forward(model: Model, tokens: int, weights: Weights, *, grad: bool 
     act, act_backward = _activation(model)
 
     def grouped(n: int, k: int, trained: bool, needed: bool, saved: bool = False) -> tuple[Kernels, Kernels]:
-        each = max(1, round(rows / experts))
-        moved = float(DTYPE_BYTES[dtype] * (rows * k + experts * n * k + rows * n))
-        one = Kernel("matmul", 2.0 * rows * n * k, moved, (experts, each, n, k), dtype, 1, False, saved)
-        of_input, of_weight = one._replace(shape=(experts, each, k, n)), one._replace(shape=(experts, n, k, each))
+        own = experts // ranks
+        each = max(1, round(rows / own))
+        moved = float(DTYPE_BYTES[dtype] * (rows * k + own * n * k + rows * n))
+        one = Kernel("matmul", 2.0 * rows * n * k, moved, (own, each, n, k), dtype, 1, False, saved)
+        of_input, of_weight = one._replace(shape=(own, each, k, n)), one._replace(shape=(own, n, k, each))
         back = [of_input] * needed + [of_weight] * trained
         return [one], [kernel._replace(saved=False) for kernel in back]
 
@@ -178,11 +187,20 @@ def moe_feed_forward(model: Model, tokens: int, weights: Weights, *, grad: bool 
     needed = bool(up_back)
     down, down_back = grouped(d, width, trains["experts.down"], needed)
     weigh, add = copy, pointwise(1.0 * (rows + tokens) * d, dtype)
-    forward = [*router, chosen, copy, *up, pointwise(act * rows * width, dtype), *down, weigh, copy, add]
     any_back = bool(down_back or router_back)
-    backward = [add, copy, pointwise(5.0 * rows * d, dtype)] * any_back + down_back
-    backward += [pointwise(act_backward * rows * width, dtype)] * needed + up_back + [copy] * grad
-    backward += [chosen] * bool(router_back) + router_back
+    moves = [copy] * (ranks > 1)
+    parts = {
+        "router": ([*router, chosen, copy], [copy] * grad + [chosen] * bool(router_back) + router_back),
+        "experts": (
+            [*moves, *up, pointwise(act * rows * width, dtype), *down, *moves],
+            moves * any_back
+            + down_back
+            + [pointwise(act_backward * rows * width, dtype)] * needed
+            + up_back
+            + moves * grad,
+        ),
+        "sum": ([weigh, copy, add], [add, copy, pointwise(5.0 * rows * d, dtype)] * any_back),
+    }
     if model.n_shared_expert:
         shared = model.d_shared_expert or model.n_shared_expert * width
         more, more_back = feed_forward(model, tokens, weights, name="shared", width=shared, grad=grad)
@@ -190,8 +208,8 @@ def moe_feed_forward(model: Model, tokens: int, weights: Weights, *, grad: bool 
             gate, gate_back = linear(weights, "shared_gate", tokens, 1, d, grad=grad)
             more, more_back = [*more, *gate, pointwise(2.0 * tokens * d, dtype)], gate_back + more_back
         added, added_back = residual(tokens, d, dtype)
-        forward, backward = [*forward, *more, *added], added_back * bool(more_back or any_back) + more_back + backward
-    return forward, backward
+        parts |= {"shared": (more, more_back), "sum_shared": (added, added_back * bool(more_back or any_back))}
+    return parts
 
 
 def modulation(model: Model, batch: int, tokens: int, weights: Weights) -> tuple[Kernels, Kernels]:

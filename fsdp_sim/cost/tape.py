@@ -69,6 +69,7 @@ class Tape(NamedTuple):
         held: tensors that a variable of the program holds until the end of the forward.
         keeps_output: the segment after this one saves what it is given, as all do but norms that make an fp32 copy.
         input_grad: its input needs a gradient: something that is trained comes before it.
+        parts: where it is computed in several segments, what their names end with and the step at which each begins.
     """
 
     sizes: dict[str, int]
@@ -77,6 +78,7 @@ class Tape(NamedTuple):
     held: frozenset[str] = frozenset()
     keeps_output: bool = True
     input_grad: bool = True
+    parts: tuple[tuple[str, int], ...] = ()
 
     @property
     def needs_grad(self) -> set[str]:
@@ -90,58 +92,87 @@ class Tape(NamedTuple):
 
 def walk(tape: Tape) -> Activations:
     """Run a tape forward and backward as autograd does, counting the bytes that are alive."""
+    (found,) = _walk(tape, [len(tape.steps)])
+    return found._replace(tape=tape)
+
+
+def walk_parts(tape: Tape) -> dict[str, Activations]:
+    """The same of a tape that is computed in several segments, by what their names end with.
+
+    What a part keeps is what is alive at its end and was not before it; its output is what of that a later part reads.
+    """
+    ends = [*(begin for _, begin in tape.parts[1:]), len(tape.steps)]
+    return dict(zip((of for of, _ in tape.parts), _walk(tape, ends), strict=True))
+
+
+def _walk(tape: Tape, ends: list[int]) -> list[Activations]:
+    """Of the parts of a tape that end before these steps."""
     sizes, needs = tape.sizes, tape.needs_grad
     steps = [s if not needs.isdisjoint(s.writes) else s._replace(saves=()) for s in tape.steps]
     outside = {"x", "encoded"}  # they belong to the segments that made them
     keepers = Counter(name for step in steps for name in set(step.saves))
     last_read = {name: i for i, step in enumerate(steps) for name in (*step.reads, *step.holds)}
-    kept = sum(sizes[name] for name in ({*keepers, "y"} if tape.keeps_output else {*keepers}) - outside)
+    kept_at_end = ({*keepers, "y"} if tape.keeps_output else {*keepers}) - outside
+    begins = [0, *ends[:-1]]
 
     alive: set[str] = set()
-    highest = 0
-    for i, step in enumerate(steps):
-        alive |= {*step.writes, *step.saves} - outside
-        highest = max(highest, sum(sizes[name] for name in alive))
-        ended = {name for name in (*step.reads, *step.holds) if last_read[name] == i and not keepers[name]}
-        alive -= ended - tape.held
-    forward = highest - kept
+    kept: list[int] = []  # after each part
+    forward: list[int] = []
+    outputs: list[int] = []
+    for begin, end in zip(begins, ends, strict=True):
+        highest, made = 0, set[str]()
+        for i in range(begin, end):
+            step = steps[i]
+            alive |= {*step.writes, *step.saves} - outside
+            made |= {*step.writes}
+            highest = max(highest, sum(sizes[name] for name in alive))
+            ended = {name for name in (*step.reads, *step.holds) if last_read[name] == i and not keepers[name]}
+            alive -= ended - tape.held
+        last = end == len(steps)
+        kept.append(sum(sizes[name] for name in (kept_at_end if last else alive)))
+        forward.append(highest - kept[-1])
+        outputs.append(sizes["y"] if last else sum(sizes[name] for name in made if last_read.get(name, 0) >= end))
 
     grads: dict[str, int] = {"y": sizes["y"]} if "y" in needs else {}
     saved = {name for name in keepers if name not in outside}
-    highest = params = 0
-    for step in reversed(steps):
-        whole = sum(grads.get(name, 0) for name in step.writes)
-        if needs.isdisjoint(step.writes):
-            continue
-        made = {} if step.alias else {name: sizes[name] for name in step.reads if name in needs}
-        params += step.param_bytes
-        now = sum(sizes[name] for name in saved) + sum(grads.values()) + params
-        highest = max(highest, now + sum(made.values()) + step.scratch)
-        for name in step.writes:
-            grads.pop(name, None)
-        if step.alias:
-            made = dict.fromkeys([name for name in step.reads if name in needs], 0)
-            made[next(iter(made))] = whole
-        for name, size in made.items():
-            grads[name] = max(size, grads.get(name, 0))  # a second gradient is added to the first in place
-        for name in step.saves:
-            keepers[name] -= 1
-            if not keepers[name]:
-                saved.discard(name)
-    backward = highest - kept - params
-    saves_input = any("x" in step.saves for step in steps)
+    backward: list[int] = []
+    for part in reversed(range(len(ends))):
+        highest = params = 0
+        for step in reversed(steps[begins[part] : ends[part]]):
+            whole = sum(grads.get(name, 0) for name in step.writes)
+            if needs.isdisjoint(step.writes):
+                continue
+            made_grads = {} if step.alias else {name: sizes[name] for name in step.reads if name in needs}
+            params += step.param_bytes
+            now = sum(sizes[name] for name in saved) + sum(grads.values()) + params
+            highest = max(highest, now + sum(made_grads.values()) + step.scratch)
+            for name in step.writes:
+                grads.pop(name, None)
+            if step.alias:
+                made_grads = dict.fromkeys([name for name in step.reads if name in needs], 0)
+                made_grads[next(iter(made_grads))] = whole
+            for name, size in made_grads.items():
+                grads[name] = max(size, grads.get(name, 0))  # a second gradient is added to the first in place
+            for name in step.saves:
+                keepers[name] -= 1
+                if not keepers[name]:
+                    saved.discard(name)
+        backward.insert(0, highest - kept[part] - params)
 
-    return Activations(
-        saved_bytes=kept,
-        input_bytes=sizes["x"],
-        output_bytes=sizes["y"],
-        forward_temporary_bytes=forward,
-        backward_temporary_bytes=backward,
-        selective_bytes=sum(sizes[name] for name in selected(tape)),
-        logits_bytes=sum(sizes[name] for name in tape.logits),
-        saves_input=saves_input,
-        tape=tape,
-    )
+    one = len(ends) == 1
+    return [
+        Activations(
+            saved_bytes=kept[part] - (kept[part - 1] if part else 0),
+            input_bytes=outputs[part - 1] if part else sizes["x"],
+            output_bytes=outputs[part],
+            forward_temporary_bytes=forward[part],
+            backward_temporary_bytes=backward[part],
+            selective_bytes=sum(sizes[name] for name in selected(tape)) if one else 0,
+            logits_bytes=sum(sizes[name] for name in tape.logits) if one else 0,
+            saves_input=any("x" in step.saves for step in steps[begins[part] : ends[part]]) or part > 0,
+        )
+        for part in range(len(ends))
+    ]
 
 
 def selected(tape: Tape) -> set[str]:

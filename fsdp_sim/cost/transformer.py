@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from operator import attrgetter
 
 from fsdp_sim.cost import kernels_of as kernels
-from fsdp_sim.cost.activations import Activations, block_activations, embed_activations, head_activations
+from fsdp_sim.cost.activations import Activations, activations_of_segments, embed_activations, head_activations
 from fsdp_sim.cost.linears import pointwise
 from fsdp_sim.cost.weights import Weights, weights_of
 from fsdp_sim.cost.work import OF_WORK, Kernel, Work, Workload, trained_count_of
@@ -78,16 +78,17 @@ def _workload(model: Model, computing: _Computing) -> Workload:
         )
     }
     grad = trained["embed"]  # whether what comes next needs the gradient of its input
-    alike: dict[tuple[object, ...], Work] = {}
+    alike: dict[tuple[object, ...], dict[str, Work]] = {}
     for name, block in blocks(model).items():
         own = weights.of_block(name)
         names = [of for of, *_ in block_shapes(model, block)] if weights.freeze else []
         key = (block, grad, *map(own.trains, names))
         if key not in alike:
-            activations = block_activations(model, plan, block, fused_norm=fused_norm, name=name, grad=grad)
-            alike[key] = _block(model, plan, own, activations, block, grad=grad)
-        work[name] = alike[key]
-        grad = grad or trained[name]
+            kept = activations_of_segments(model, plan, block, fused_norm=fused_norm, name=name, grad=grad)
+            parts = _block(model, plan, own, block, grad=grad)
+            alike[key] = {of: replace(_work(*parts[of], kept[of]), is_block=True) for of in parts}
+        work |= {f"{name}{of}": done for of, done in alike[key].items()}
+        grad = grad or any(trained[f"{name}{of}"] for of in alike[key])
     work["head"] = _head(model, plan, weights, fused_norm=fused_norm, grad=grad)
     if plan.loss_chunks > 1:
         work["head"] = _in_chunks(model, plan, weights, work["head"], fused_norm=fused_norm, grad=grad)
@@ -127,11 +128,19 @@ def _idle(model: Model, units: Sequence[Unit]) -> tuple[float, float]:
     return share * count, share * trained
 
 
-def _block(model: Model, plan: Plan, weights: Weights, activations: Activations, block: Block, *, grad: bool) -> Work:
-    """Norm, attention, addition, (the same over the encoder's output,) norm, feed-forward, addition."""
+def _block(
+    model: Model, plan: Plan, weights: Weights, block: Block, *, grad: bool
+) -> dict[str, tuple[list[Kernel], list[Kernel]]]:
+    """Norm, attention, addition, (the same over the encoder's output,) norm, feed-forward, addition.
+
+    Returns:
+        the kernels of its segments, by what their names end with.
+    """
     batch, seq, tokens, d = plan.micro_batch, plan.seq_len, plan.micro_batch * plan.seq_len, model.d_model
+    shared_out = plan.expert_parallel if block.moe else 1
     forward: list[Kernel] = []
     backward: list[Kernel] = []
+    parts: dict[str, tuple[list[Kernel], list[Kernel]]] = {}
     for name in ("attn", "cross", "ffn") if block.cross else ("attn", "ffn"):
         normed, normed_back = kernels.norm(model.norm, tokens, d, weights)
         count = {"both": 2}.get(model.norm_position, 1) if name != "ffn" or model.parallel != 1 else 0
@@ -140,17 +149,26 @@ def _block(model: Model, plan: Plan, weights: Weights, activations: Activations,
             seen = block if name == "attn" else block._replace(causal=False, window=None)
             layer, layer_back = kernels.attention_layer(model, batch, seq, seq, weights, seen, name=name, grad=needed)
         elif block.moe:
-            layer, layer_back = kernels.moe_feed_forward(model, tokens, weights, grad=needed)
+            moe = kernels.moe_parts(model, tokens, weights, grad=needed, ranks=shared_out)
+            if shared_out > 1:  # what comes after the experts is a segment of its own
+                parts = {".experts": moe.pop("experts")}
+                parts |= {".shared": moe.pop("shared")} if "shared" in moe else {}
+                rest = kernels.joined(moe.pop(of) for of in ("sum", "sum_shared") if of in moe)
+                add, add_back = kernels.residual(tokens, d, weights.compute_dtype)
+                parts[".sum"] = [*rest[0], *add], [*add_back * grad, *rest[1]]
+            layer, layer_back = kernels.joined(moe.values())
         else:
             layer, layer_back = kernels.feed_forward(model, tokens, weights, grad=needed)
         add, add_back = kernels.residual(tokens, d, weights.compute_dtype)
+        if parts:
+            add, add_back = [], []
         forward += normed * count + layer + add
         backward = add_back * grad + layer_back + normed_back * (needed * count) + backward
         grad = grad or bool(layer_back)
     if model.adaln:
         moves, moves_back = kernels.modulation(model, batch, tokens, weights)
         forward, backward = forward + moves, moves_back + backward
-    return replace(_work(forward, backward, activations), is_block=True)
+    return {"": (forward, backward), **parts}
 
 
 def _head(model: Model, plan: Plan, weights: Weights, *, fused_norm: bool, grad: bool) -> Work:

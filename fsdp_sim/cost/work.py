@@ -24,6 +24,7 @@ OF_WORK = {  # fields of a plan that decide what is computed, and how a module i
     "base_quantization": "give the model's dimensions (Model): quantised modules cannot be traced",
     "fp8": "give the model's dimensions (Model): modules in fp8 cannot be traced",
     "loss_chunks": "trace the module with a loss in chunks",
+    "expert_parallel": "give the model's dimensions (Model): experts of a module are not told apart",
     "fp8_all_gather": "give the model's dimensions (Model): modules in fp8 cannot be traced",
 }
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from types import EllipsisType
 
 from fsdp_sim.cost.weights import Weights, check_names, weights_of
-from fsdp_sim.schedule import Param, Unit
+from fsdp_sim.schedule import DTYPE_BYTES, Exchange, Param, Unit
 from fsdp_sim.spec import Block, Model, Plan, block_shapes, blocks, root_shapes
 
 Shapes = Sequence[tuple[str, int, int]]
@@ -28,7 +28,44 @@ def units_of(model: Model, plan: Plan) -> tuple[Unit, ...]:
     weights = weights_of(model, plan)
     if plan.freeze or weights.lora_targets:
         _check_names(model, plan)
-    return _units_of(model, plan.wrap, weights, tuple(root_shapes(model, plan.seq_len)))
+    units = _units_of(model, plan.wrap, weights, tuple(root_shapes(model, plan.seq_len)))
+    return units if plan.expert_parallel == 1 else _shared_out(model, plan, weights, units)
+
+
+def _shared_out(model: Model, plan: Plan, weights: Weights, units: tuple[Unit, ...]) -> tuple[Unit, ...]:
+    """The same units with experts in units of their own inside of their block's.
+
+    Raises:
+        ValueError: the model has no experts, or the ranks do not divide them.
+    """
+    if not model.n_expert or model.n_expert % plan.expert_parallel:
+        has = f"{model.n_expert} experts in a layer; take a divisor" if model.n_expert else "no experts; leave it 1"
+        raise ValueError(f"Plan.expert_parallel is {plan.expert_parallel}, but {model.name} has {has}")
+    dtype = weights.compute_dtype
+    rows = plan.micro_batch * plan.seq_len * (model.experts_per_token or 1)
+    n_bytes, count_bytes = rows * model.d_model * DTYPE_BYTES[dtype], 8 * model.n_expert
+    found: list[Unit] = []
+    for unit in units:
+        experts = tuple(p for p in unit.params if p.name.startswith("experts."))
+        if not experts:
+            found.append(unit)
+            continue
+        name = unit.name
+        after = {p.name: f"{name}.shared" for p in unit.params if p.name.startswith(("shared.", "shared_gate."))}
+        after |= {p.name: f"{name}.sum" for p in unit.params if p.name.startswith("ffn_post_norm.")}
+        own = tuple(
+            replace(p, used_by=(after[p.name],)) if p.name in after else p for p in unit.params if p not in experts
+        )
+        segments: tuple[str | EllipsisType, ...] = (
+            name,
+            ...,
+            *[f"{name}.shared"] * (model.n_shared_expert > 0),
+            f"{name}.sum",
+        )
+        exchange = Exchange(bytes=n_bytes, needed_by=f"{name}.sum", dtype=dtype, count_bytes=count_bytes)
+        found.append(replace(unit, params=own, segments=segments))
+        found.append(Unit(f"{name}.experts", experts, exchange=exchange))
+    return tuple(found)
 
 
 @functools.lru_cache(maxsize=64)

@@ -28,6 +28,8 @@ class Writer:
         self.model = model
         self.sizes = {"x": self.bytes_of(model.d_model), "encoded": self.bytes_of(model.d_model)}
         self.steps: list[Step] = []
+        self.expert_parallel = plan.expert_parallel
+        self.parts: list[tuple[str, int]] = [("", 0)]
 
     def branch(self, name: str, stream: str, body: Callable[[str], str], out: str) -> None:
         """Attention or feed-forward with the norms around it, added to the stream, which is ``out`` from then on."""
@@ -55,6 +57,10 @@ class Writer:
 
     def bytes_of(self, features: int) -> int:
         return self.tokens * features * self.number
+
+    def begin(self, part: str) -> None:
+        """What follows is computed in another segment, whose name ends so."""
+        self.parts.append((part, len(self.steps)))
 
     def step(self, step: Step, sizes: dict[str, int]) -> None:
         self.sizes.update(sizes)
@@ -190,4 +196,4 @@ class Writer:
 
     def done(self, logits: frozenset[str] = frozenset(), held: frozenset[str] = frozenset()) -> Tape:
         keeps_output = self.fused_norm or self.model.norm == "layernorm" or self.number == 4
-        return Tape(self.sizes, self.steps, logits, held, keeps_output)
+        return Tape(self.sizes, self.steps, logits, held, keeps_output, parts=tuple(self.parts))

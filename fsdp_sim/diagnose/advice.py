@@ -289,6 +289,15 @@ TIPS: dict[Culprit, tuple[Tip, ...]] = {
         _ACCUMULATE,
     ),
     Culprit.REDUCTION: (_REDUCE_BF16, _ACCUMULATE, _MICRO_BATCH),
+    Culprit.TOKENS: (
+        _fsdp2(
+            "fewer ranks that share out the experts (expert_parallel): more tokens stay on their rank, or in its node, "
+            "for more bytes of experts to gather",
+            change=lambda plan, cluster: {
+                "expert_parallel": plan.expert_parallel // 2 if plan.expert_parallel % 2 == 0 else 1
+            },
+        ),
+    ),
     Culprit.NETWORK: (_MICRO_BATCH, _GATHER_BF16, _KEEP, _HSDP),
     Culprit.SMALL: (_LARGER_UNITS, _MICRO_BATCH, _HSDP),
     Culprit.SLOW_RANK: (

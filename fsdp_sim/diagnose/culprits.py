@@ -19,6 +19,7 @@ class Culprit(Word):
     ASYNCHRONOUS = "asynchronous all-gather"  # issued on the compute stream, it starts after what was computed before
     RS_BUFFER = "reduce-scatter buffer"  # gradients wait until an earlier reduce-scatter has read its input buffer
     REDUCTION = "reduction"  # compute goes on only after a reduction of earlier gradients
+    TOKENS = "tokens of experts"  # an all-to-all: tokens travel to the ranks of their experts, or back
     NETWORK = "network too slow"  # the gather started as early as it could, and lasts longer than what could hide it
     SMALL = "unit too small"  # as NETWORK, but the message is so small that fixed costs dominate
     SLOW_RANK = "slower rank"  # the collective waits for the last rank of its group

@@ -184,6 +184,13 @@ def _reduction(waits: list[Wait], found: StepObservation) -> str:
     return f"Compute waits for reductions of earlier gradients: {_cost(waits)}; most for {_worst_on(waits)}."
 
 
+def _tokens(waits: list[Wait], found: StepObservation) -> str:
+    return (
+        f"Compute waits for tokens that travel to the ranks of their experts, or back: {_cost(waits)}; most for "
+        f"{_worst_on(waits)}. Nothing but experts that compute every token can run meanwhile."
+    )
+
+
 def _network(waits: list[Wait], found: StepObservation) -> str:
     worst = max(waits, key=_seconds)
     assert worst.on is not None
@@ -250,6 +257,7 @@ SAY: dict[Culprit, Callable[[list[Wait], StepObservation], str]] = {
     Culprit.ASYNCHRONOUS: _asynchronous,
     Culprit.RS_BUFFER: _rs_buffer,
     Culprit.REDUCTION: _reduction,
+    Culprit.TOKENS: _tokens,
     Culprit.NETWORK: _network,
     Culprit.SMALL: _small,
     Culprit.SLOW_RANK: _slow_rank,

@@ -129,6 +129,8 @@ def _for(peers: Peers, view: RankView, e: Event, on: Event, gap: Interval, speed
         late = peers.lateness(on)
         if late.seconds >= seconds / 2 and late.seconds > view.launch_s:
             return Wait(*gap, Culprit.SLOW_RANK, e, on, None, late.event.rank if late.event else -1)
+    if on.op is Op.ALL_TO_ALL:
+        return Wait(*gap, Culprit.TOKENS, e, on)
     if e.op is Op.RS_COPY_IN and on.op is not Op.ALL_GATHER:
         return Wait(*gap, Culprit.RS_BUFFER, e, on)
     if e.op is Op.OPTIM:

@@ -85,12 +85,20 @@ class Cpu:
         return event
 
     def blocking_collective(
-        self, op: Op, unit: str, bytes: int, dtype: str, reduce_op: str, group_size: int, communicator: str
+        self,
+        op: Op,
+        unit: str,
+        bytes: int,
+        dtype: str,
+        reduce_op: str,
+        group_size: int,
+        communicator: str,
+        stride: int = 1,
     ) -> None:
         """A collective that DTensor asks for, on the stream of its process group: compute waits for it at once."""
         if group_size > 1:
             lane = Lane.COMPUTE
-            end = self.collective(op, unit, lane, bytes, dtype, reduce_op, group_size, communicator, async_op=True)
+            end = self.collective(op, unit, lane, bytes, dtype, reduce_op, group_size, communicator, True, stride)
             self.wait(lane, end, f"{op}({unit})" if unit else str(op))
 
     def record(self, lane: Lane) -> int:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from fsdp_sim.schedule.unit import Param, Unit, padded_numel
 from fsdp_sim.spec import Plan
 
+OF_EXPERTS = " of experts"  # what the names of their communicators end with
+
 
 @dataclass(frozen=True)
 class Mesh:
@@ -32,7 +34,7 @@ class Mesh:
         if expert_parallel == 1:
             return self
         shards = self.shards // expert_parallel
-        return Mesh(shards, self.replicas, shards, expert_parallel, expert_parallel, " of experts")
+        return Mesh(shards, self.replicas, shards, expert_parallel, expert_parallel, OF_EXPERTS)
 
     def padded_numel(self, param: Param) -> int:
         """Elements of a parameter in all shards of a copy, the last ones padded; of experts, those of one rank."""

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fsdp_sim.schedule.comm import SHARD
+from fsdp_sim.schedule.comm import EXPERTS, SHARD
 from fsdp_sim.schedule.cpu import Cpu
+from fsdp_sim.schedule.mesh import OF_EXPERTS
 from fsdp_sim.schedule.unit import Param, Unit, root_of
 from fsdp_sim.spec import Plan, shards_of
 from fsdp_sim.timeline import Lane, Memory, Op
@@ -29,7 +30,8 @@ def optimizer_step(cpu: Cpu, units: Sequence[Unit], plan: Plan, world_size: int)
     shards = shards_of(plan, world_size)
     once = list({unit.name: unit for unit in units}.values())
     if plan.clip_grad_norm:
-        _clip(cpu, once, plan, shards)
+        apart = [unit for unit in once if unit.exchange and plan.expert_parallel > 1]
+        _clip(cpu, [unit for unit in once if unit not in apart], apart, plan, shards)
     if plan.optimizer == "muon":
         for unit, param in matrices(once):
             _orthogonalise(cpu, f"{unit.name}.{param.name}", param, shards)
@@ -50,15 +52,25 @@ def matrices(units: Sequence[Unit]) -> list[tuple[Unit, Param]]:
     ]
 
 
-def _clip(cpu: Cpu, units: Sequence[Unit], plan: Plan, shards: int) -> None:
-    """``clip_grad_norm_``: FSDP2 reduces the norms of all parameters at once, FSDP1 the norm of what a rank has."""
+def _clip(cpu: Cpu, units: Sequence[Unit], experts: Sequence[Unit], plan: Plan, shards: int) -> None:
+    """``clip_grad_norm_``: FSDP2 reduces the norms of all parameters at once, FSDP1 the norm of what a rank has.
+
+    Those of experts that ranks share out are reduced apart, on both dimensions of their mesh (torchtitan 0.2.2,
+    ``_clip_grad_norm_with_ep``).
+    """
     trained = [p for unit in units for p in unit.params if p.requires_grad]
+    of_experts = [p for unit in experts for p in unit.params if p.requires_grad]
     whole = plan.api in ("ddp", "zero1") or shards == 1
     by_param = plan.api == "fsdp2"
     n_bytes = sum(
         p.padded_bytes(shards) // shards if by_param else -(-p.bytes // (1 if whole else shards)) for p in trained
     )
+    n_bytes += sum(p.bytes // shards for p in of_experts)
     cpu.op(Op.NORM, "", Lane.COMPUTE, n_bytes)
+    if of_experts:
+        ranks, norms = plan.expert_parallel, SCALAR_BYTES * len(of_experts)
+        for n, of, stride in ((shards // ranks, SHARD + OF_EXPERTS, ranks), (ranks, EXPERTS, 1)):
+            cpu.blocking_collective(Op.ALL_REDUCE, "", norms, "fp32", "SUM", n, of, stride)
     if not whole:
         n_norms = len(trained) if by_param else 1
         cpu.blocking_collective(Op.ALL_REDUCE, "", SCALAR_BYTES * n_norms, "fp32", "SUM", shards, SHARD)

@@ -23,7 +23,10 @@ def _of_unit(unit: Unit, plan: Plan, shards: int, states: int) -> UnitShards:
     """FSDP2 cuts each parameter along dimension 0, FSDP1 the flat parameter of the unit."""
     rows: dict[int, int] = {}
     for p in unit.params:
-        rows[p.shape[0]] = rows.get(p.shape[0], 0) + p.bytes // p.shape[0]
+        n = p.shape[0]
+        if unit.exchange and plan.expert_parallel > 1 and n < shards:  # fewer experts than ranks: cut along dimension 1
+            n *= p.shape[1]
+        rows[n] = rows.get(n, 0) + p.bytes // n
     if plan.api == "fsdp1":
         size = DTYPE_BYTES[unit.params[0].dtype]
         rows = {sum(p.bytes for p in unit.params) // size: size}
