@@ -284,6 +284,7 @@ LAWS = [
             param_dtype=None,
             reduce_dtype=None,
             cpu_offload=False,
+            forward_prefetch=False,  # which lets a program have two steps
         ),
     ),
     equals(
