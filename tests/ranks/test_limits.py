@@ -7,6 +7,7 @@ import time
 import pytest
 
 from fsdp_sim.ranks import Limits, RanksError, run
+from fsdp_sim.ranks.limits import memory_bytes
 
 
 def test_wall_time_ends_ranks_that_sleep():
@@ -30,6 +31,16 @@ def test_threads_and_processes_are_counted_together():
 
 def test_within_the_limits_nothing_changes():
     assert list(run(lambda: "done", 2, limits=Limits(), progress=False)) == ["done", "done"]
+
+
+def test_a_file_that_has_no_name_counts_as_memory():
+    def holds_one() -> int:
+        before = memory_bytes([os.getpid()])
+        os.write(os.memfd_create("nameless"), bytes(50 << 20))
+        return memory_bytes([os.getpid()]) - before
+
+    (more,) = run(holds_one, 1, limits=Limits(), progress=False)
+    assert 40 << 20 < more < 60 << 20
 
 
 def test_the_kernel_counts_no_tasks_of_a_user_who_has_others():

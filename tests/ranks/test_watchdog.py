@@ -41,6 +41,7 @@ def test_a_rank_that_raises_is_named_with_its_traceback() -> None:
     message = failure(fn)
     assert message.startswith("rank 2 raised ValueError: no such layer")
     assert 'raise ValueError("no such layer")' in message
+    assert "ranks/rank.py" not in message  # the launcher's own frames
     assert "rank 0  waits in #2 all_reduce of 2 fp32" in message
     assert "Connection closed" not in message  # nobody else's secondary error
 
