@@ -33,6 +33,7 @@ def test_within_the_limits_nothing_changes():
     assert list(run(lambda: "done", 2, limits=Limits(), progress=False)) == ["done", "done"]
 
 
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux")
 def test_a_file_that_has_no_name_counts_as_memory():
     def holds_one() -> int:
         before = memory_bytes([os.getpid()])

@@ -324,11 +324,11 @@ def test_an_endless_loop_is_called_computing_and_not_sleep(monkeypatch: pytest.M
             pass
         dist.all_reduce(torch.ones(1))
 
-    monkeypatch.setattr(watchdog, "BUSY_FACTOR", 2)
-    message = failure(fn, 2, timeout_s=0.8)
+    monkeypatch.setattr(watchdog, "BUSY_FACTOR", 1.5)
+    message = failure(fn, 2, timeout_s=1.4)
     waited = re.match(r"rank 0 waited ([\d.]+) s in #1 all_reduce of 1 fp32 \[SUM\] for rank 1", message)
     assert waited, message
-    assert float(waited[1]) >= 1.5  # and not the time-out, which is no limit for a rank that computes
+    assert float(waited[1]) >= 2.1  # and not the time-out, which is no limit for a rank that computes
     assert "why: computing all that time, outside any collective: rank 1." in message
     assert "fix: look for a loop that does not end" in message
     assert "asleep" not in message
