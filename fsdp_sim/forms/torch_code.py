@@ -58,6 +58,7 @@ def torch_code(state: State) -> str:
 LEFT_OUT = {  # fields of a plan that this script, which has no other packages than torch, leaves to the reader
     "freeze": "requires_grad_(False) on the parameters",
     "lora_rank": "peft.get_peft_model",
+    "expert_parallel": "torchtitan's ExpertParallel, and fully_shard on the experts with the ranks that have the same",
     "base_quantization": "transformers.BitsAndBytesConfig",
     "fp8": "torchao.float8.convert_to_float8_training",
     "fp8_all_gather": "its enable_fsdp_float8_all_gather",

@@ -15,7 +15,8 @@ DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 RESHARD: dict[object, str] = {None: "default", True: "always", False: "never"}
 SAID = (  # fields that the keys below say; how torchtitan computes (stack) is its own
     "api", "micro_batch", "grad_accum", "seq_len", "param_dtype", "reduce_dtype", "cpu_offload", "shard_size", "stack",
-    "reshard_after_forward", "activation_checkpointing", "compile", "optimizer", "optimizer_impl", "clip_grad_norm",
+    "expert_parallel", "reshard_after_forward", "activation_checkpointing", "compile", "optimizer", "optimizer_impl",
+    "clip_grad_norm",
 )  # fmt: skip
 UNITS = "torchtitan makes units of the embedding and of the last norm with the head; here the root holds them."
 
@@ -50,6 +51,7 @@ def torchtitan_toml(state: State) -> str:
         "parallelism": {
             "data_parallel_replicate_degree": cluster.gpus // shards,
             "data_parallel_shard_degree": shards,
+            **({"expert_parallel_degree": plan.expert_parallel} if plan.expert_parallel > 1 else {}),
             "fsdp_reshard_after_forward": "default" if type(keep) is int else RESHARD[keep],
         },
         "activation_checkpoint": {
@@ -61,6 +63,10 @@ def torchtitan_toml(state: State) -> str:
     remarks = [f"{model.name} on {cluster.gpus} x {cluster.gpu.name}, for torchtitan 0.2.2.", UNITS]
     remarks += [f"torchtitan has no flavor of these dimensions: register {model.name}."] if not named else []
     remarks += [f"torchtitan has no key for {'; '.join(unsaid)}."] if unsaid else []
+    if plan.expert_parallel > 1 and (plan.forward_prefetch, plan.backward_prefetch) != (1, 1):
+        remarks.append(
+            "With experts shared out torchtitan prefetches the next block and its experts, forward and back."
+        )
     remarks += ["torchtitan clips gradients in every step; here they are not."] if not plan.clip_grad_norm else []
     lines = [f"# {remark}" for remark in remarks]
     for section, keys in sections.items():
@@ -71,6 +77,8 @@ def torchtitan_toml(state: State) -> str:
 def _unsaid(plan: Plan) -> list[str]:
     """Fields that differ from torch's defaults and have no key."""
     unsaid = [f.name for f in fields(Plan) if f.name not in SAID and getattr(plan, f.name) != f.default]
+    if plan.expert_parallel > 1:  # then it prefetches one block ahead
+        unsaid = [name for name in unsaid if not name.endswith("_prefetch") or getattr(plan, name) != 1]
     if type(plan.reshard_after_forward) is int:
         unsaid.append("reshard_after_forward")
     if plan.reduce_dtype not in (None, "fp32") or plan.param_dtype == "fp16":

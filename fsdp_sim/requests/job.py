@@ -64,7 +64,7 @@ def resolve(request: Request) -> Job:
     plan = Plan(**fields | chosen)
     _check_size(model, cluster, plan)
     numbers = {} if request.cluster is UNSET else numbers_of_file(request.cluster)
-    notes += [*_padding_of_experts(model, plan, cluster), *cluster.notes, *filter(None, [stack_remark(plan.stack)])]
+    notes += [*_about_experts(model, plan, cluster), *cluster.notes, *filter(None, [stack_remark(plan.stack)])]
     return Job(model, cluster, plan, notes, numbers, tuple(chosen))
 
 
@@ -96,8 +96,15 @@ def check_blocks(model: Model, plan: Plan) -> None:
         )
 
 
-def _padding_of_experts(model: Model, plan: Plan, cluster: Cluster) -> list[str]:
-    """That fully_shard pads experts where they are fewer than the ranks: it cuts dimension 0, which counts them."""
+def _about_experts(model: Model, plan: Plan, cluster: Cluster) -> list[str]:
+    """That fully_shard pads experts where they are fewer than the ranks: it cuts dimension 0, which counts them. Where
+    ranks share them out, what is not known of that.
+    """
+    if plan.expert_parallel > 1:
+        return [
+            "How long all-to-alls take is unverified: none is among the measurements, so links are taken to reach what "
+            "they reach in rings. Experts are taken to get equally many tokens."
+        ]
     if model.n_expert is None or plan.api != "fsdp2":
         return []
     shards = shards_of(plan, cluster.gpus)
@@ -107,7 +114,8 @@ def _padding_of_experts(model: Model, plan: Plan, cluster: Cluster) -> list[str]
     return [
         f"{model.n_expert} experts are cut into {shards} shards along dimension 0, as fully_shard does by default: "
         f"padding makes their all-gathers and reduce-scatters {times:.3g} times as large (shard_placement_fn, which "
-        f"is not simulated, can cut another dimension; a shard_size of {model.n_expert} or less pads nothing)."
+        f"is simulated with expert_parallel alone, can cut another dimension; a shard_size of {model.n_expert} or "
+        f"less pads nothing)."
     ]
 
 

@@ -5,7 +5,7 @@ import tomllib
 import pytest
 import yaml
 
-from fsdp_sim.forms import State, accelerate_yaml, torchtitan_toml
+from fsdp_sim.forms import State, accelerate_yaml, torch_code, torchtitan_toml
 
 STATE = State.read(
     "model=llama3-8b gpu=H100 gpus=64 seq_len=8192 micro_batch=2 grad_accum=4 param_dtype=bf16 reduce_dtype=fp32 "
@@ -26,6 +26,15 @@ def test_torchtitan_reads_the_plan():
     assert job["compile"]["enable"]
     assert "torchtitan has no key for forward_prefetch = 2" in text
     assert job["model"] == {"name": "llama3", "flavor": "8B"}
+
+
+def test_experts_that_ranks_share_out_are_told_to_torchtitan_and_left_to_whoever_uses_accelerate():
+    state = State.read("model=qwen3-30b-a3b gpu=H100 gpus=64 expert_parallel=8 forward_prefetch=1 backward_prefetch=1")
+    text = torchtitan_toml(state)
+    assert tomllib.loads(text)["parallelism"]["expert_parallel_degree"] == 8
+    assert "prefetch" not in text
+    assert "no key for expert_parallel = 8" in accelerate_yaml(state)
+    assert "TODO expert_parallel = 8" in torch_code(state)
 
 
 def test_accelerate_reads_the_plan(tmp_path):
