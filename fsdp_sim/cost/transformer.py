@@ -86,6 +86,9 @@ def _workload(model: Model, computing: _Computing) -> Workload:
         if key not in alike:
             kept = activations_of_segments(model, plan, block, fused_norm=fused_norm, name=name, grad=grad)
             parts = _block(model, plan, own, block, grad=grad)
+            if plan.activation_checkpointing:  # of a checkpointed block nothing stays but its input and its output
+                last = list(kept)[-1]
+                kept = {of: some if of == last else some._replace(output_bytes=0) for of, some in kept.items()}
             alike[key] = {of: replace(_work(*parts[of], kept[of]), is_block=True) for of in parts}
         work |= {f"{name}{of}": done for of, done in alike[key].items()}
         grad = grad or any(trained[f"{name}{of}"] for of in alike[key])

@@ -14,7 +14,8 @@ def checkpoints(units: Sequence[Unit], plan: Plan) -> dict[str, tuple[str, ...]]
     What is recomputed are blocks: the units other than the root that compute something, and the segments that a unit
     lists as its ``blocks``. ``full`` and ``selective`` mean every block, a number k every k-th, beginning with the k-th
     (torchtitan's layer frequency). The checkpoint lies inside the unit, around its compute before and after the units
-    inside it, so no hook of FSDP runs again.
+    inside it, so no hook of FSDP runs again. But experts are computed again with their block, as torchtitan puts its
+    checkpoint around that: their unit's hooks run again, and their tokens travel again.
 
     Example:
         >>> from fsdp_sim.schedule import toy
@@ -36,9 +37,15 @@ def blocks_of(units: Sequence[Unit]) -> list[tuple[tuple[str, ...], ...]]:
     def own(unit: Unit, segments: tuple[str, ...]) -> list[tuple[tuple[str, ...], ...]]:
         return [((segment,),) for segment in segments if segment in unit.blocks]
 
-    inside = []
+    inside: list[tuple[tuple[str, ...], ...]] = []
+    experts = [unit for unit in units if unit.exchange]
     for unit in {unit.name: unit for unit in units if unit is not root}.values():
-        if unit.blocks:
+        if own_experts := [e for e in experts if e is not unit and e.name.startswith(f"{unit.name}.")]:
+            between = [segment for e in own_experts for segment in e.names_of_segments]
+            inside.append(((*unit.before_children(), *between, *unit.after_children()),))
+        elif unit.exchange:
+            continue
+        elif unit.blocks:
             inside += own(unit, unit.names_of_segments)
         elif unit.names_of_segments:
             inside.append(tuple(piece for piece in (unit.before_children(), unit.after_children()) if piece))

@@ -170,6 +170,13 @@ class _Trainer:
         self.cpu.cpu_sync_stream(Lane.COMPUTE)
         self._wait_for_tokens(unit, exchange.bytes, exchange.dtype)
 
+    def _return(self, unit: str, exchange: Exchange) -> None:
+        self._arriving[exchange.needed_by] = self._all_to_all(unit, exchange.bytes, exchange.dtype)
+
+    def _wait_for_returning(self, segment: str) -> None:
+        if segment in self._arriving:
+            self.cpu.wait(Lane.COMPUTE, self._arriving.pop(segment), str(Op.ALL_TO_ALL))
+
     def _wait_for_tokens(self, unit: str, n_bytes: int, dtype: str) -> None:
         self.cpu.wait(Lane.COMPUTE, self._all_to_all(unit, n_bytes, dtype), str(Op.ALL_TO_ALL))
 
@@ -231,14 +238,13 @@ class _Trainer:
             self._forward(child)
         self._forward_of(state.after)
         if exchange:
-            self._arriving[exchange.needed_by] = self._all_to_all(state.unit.name, exchange.bytes, exchange.dtype)
+            self._return(state.unit.name, exchange)
         if state.group:
             state.group.post_forward()
 
     def _forward_of(self, segments: tuple[str, ...]) -> None:
         for segment in segments:
-            if segment in self._arriving:
-                self.cpu.wait(Lane.COMPUTE, self._arriving.pop(segment), str(Op.ALL_TO_ALL))
+            self._wait_for_returning(segment)
             self.cpu.op(Op.FWD, segment)
 
     def _backward(self, state: _State, around: tuple[_State, ...] = ()) -> None:
@@ -272,8 +278,7 @@ class _Trainer:
         for segment in reversed(segments):
             block = self._checkpoints.get(segment, ())
             if block and block[-1] == segment and any(again in state.grads for again in block):
-                for again in block:
-                    self.cpu.op(Op.RECOMPUTE, again)
+                self._recompute(state, block)
             grads = state.grads.get(segment)
             if grads is None:
                 continue
@@ -282,6 +287,27 @@ class _Trainer:
             self.cpu.op(Op.BWD, segment)
             if state.group and state.group.grads.to_add:
                 state.group.grads.added()
+
+    def _recompute(self, state: _State, block: tuple[str, ...]) -> None:
+        """A checkpoint's forward, again. Hooks of a unit of experts inside of it run again too: as those of a root, for
+        there is no other forward, and without resharding, for backward comes next.
+        """
+        experts = {segment: child for child in state.children for segment in child.before if child.unit.exchange}
+        for again in block:
+            child = experts.get(again)
+            exchange = child and self._exchange(child)
+            if child and child.group:
+                self._root_pre_forward()
+                child.group.pre_forward()
+            if child and exchange:
+                self._dispatch(child.unit.name, exchange)
+            self._wait_for_returning(again)
+            self.cpu.op(Op.RECOMPUTE, again)
+            if child and exchange:
+                self._return(child.unit.name, exchange)
+            if child and child.group:
+                child.group.post_forward_again()
+                self.comm.flush_all_gather_state()
 
     def _final_callback(self, is_last: bool) -> None:
         """End of backward: run what autograd did not reach; after the last make compute wait for every reduction."""

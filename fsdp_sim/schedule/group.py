@@ -224,6 +224,11 @@ class ParamGroup:
         self.comm.post_forward_order.append(self.unshard)
         self.training_state = TrainingState.IDLE
 
+    def post_forward_again(self) -> None:
+        """Of a forward inside of backward, which does not reshard."""
+        self.cpu.hook("post_forward", self.name)
+        self.training_state = TrainingState.IDLE
+
     def pre_backward(self, default_prefetch: bool) -> None:
         self.cpu.hook("pre_backward", self.name)
         if self.training_state is TrainingState.PRE_BACKWARD:

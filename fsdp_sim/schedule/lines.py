@@ -41,11 +41,11 @@ def lines(instructions: Iterable[Instruction], plan: Plan, every_op: bool) -> li
             i = i._replace(communicator="", reduce_op="")
         if i.op is Op.ALL_TO_ALL:  # a recording does not know whose tokens they are
             i = i._replace(unit="")
-        if i.op is Op.RECOMPUTE:
-            recomputed.append(i._replace(op=Op.FWD).line)
+        if i.op is Op.RECOMPUTE or (recomputed and i.op is not Op.BWD):  # and what is issued for it
+            recomputed += [i._replace(op=Op.FWD).line if i.op is Op.RECOMPUTE else i.line] * i.tensors
             continue
         out += [i.line] * i.tensors
-        if recomputed and i.op is Op.BWD:
+        if recomputed:
             out += recomputed
             recomputed.clear()
     return out

@@ -98,7 +98,10 @@ BESIDE_EXPERT_PARALLEL = {  # what fields may be where experts are a unit with a
     "optimizer": Allowed(
         "Muon's matrices are those of one mesh; take another optimizer", lambda value: value != "muon"
     ),
-    "activation_checkpointing": one_of(None).explained("torch's program is not known otherwise"),
+    "activation_checkpointing": Allowed(
+        "which outputs of all-to-alls it keeps is not known; take 'full', a number or None",
+        lambda value: value != "selective",
+    ),
 }
 
 

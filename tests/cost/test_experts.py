@@ -64,6 +64,16 @@ def test_of_experts_a_rank_gathers_and_keeps_its_part(model, k):
     assert many.fits
 
 
+@given(models, ranks)
+def test_a_checkpointed_block_keeps_its_output_alone_and_sends_its_tokens_again(model, k):
+    plan = replace(PLAN, activation_checkpointing="full")
+    one, many = (simulate(model, Cluster("H100", gpus=16), replace(plan, expert_parallel=n)) for n in (1, k))
+    most = [max(sim.memory.by_category[Memory.CHECKPOINT]) for sim in (one, many)]
+    assert most[0] == most[1] > 0
+    exchanges = sum(unit.exchange is not None for unit in many.program.units)
+    assert sum(i.op is Op.ALL_TO_ALL and i.dtype == "bf16" for i in many.program.ops) == 6 * exchanges
+
+
 def test_experts_that_are_not_trained_are_gathered_and_not_reduced():
     plan = replace(PLAN, expert_parallel=4, freeze=("layers.*.experts",))
     ops = {(i.op, i.unit) for i in simulate(MOE, Cluster("H100", gpus=16), plan).program.ops}
@@ -96,6 +106,7 @@ def test_compute_waits_for_tokens_and_it_is_said():
         (MOE, {"api": "ddp"}, "a setting of fsdp2"),
         (MOE, {"wrap": "root"}, "it must be 'block'"),
         (MOE, {"reshard_after_forward": 4}, "groups of a few ranks are not known for experts"),
+        (MOE, {"activation_checkpointing": "selective"}, "which outputs of all-to-alls it keeps is not known"),
         (MOE, {"optimizer": "muon"}, "take another optimizer"),
     ],
 )

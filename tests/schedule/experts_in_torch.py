@@ -17,9 +17,10 @@ from torch.distributed._functional_collectives import all_to_all_single, all_to_
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
+from torch.utils.checkpoint import checkpoint
 
 from fsdp_sim.measure.record import ProgramRecorder, record
-from fsdp_sim.schedule import Exchange, Param, Unit
+from fsdp_sim.schedule import Exchange, Param, Unit, checkpoints
 from fsdp_sim.spec import Plan
 from tests.schedule.against_torch import DTYPES, Segment, train
 
@@ -112,14 +113,14 @@ class _Network(nn.Module):
     def __init__(self, layers: int, plan: Plan, ep: DeviceMesh, recorder: ProgramRecorder, gloo: bool) -> None:
         super().__init__()
         self.embed = Segment([("weight", nn.Parameter(torch.ones(4, 4)))])
-        made: list[nn.Module] = []
+        made: list[Any] = []
         for i in range(layers):
             name = f"layers.{i}"
             if i % 2:
                 made.append(_Block(name, ep, recorder, gloo))
             else:
-                made.append(Segment([("weight", nn.Parameter(torch.ones(4, 4)))]))
-                recorder.watch(made[-1], name)
+                made.append(nn.Sequential(Segment([("weight", nn.Parameter(torch.ones(4, 4)))])))
+                recorder.watch(made[-1][0], name)
         self.layers = nn.ModuleList(made)
         self.head = Segment([("weight", nn.Parameter(torch.ones(4, 4)))])
         recorder.watch(self.embed, "embed")
@@ -132,6 +133,11 @@ class _Network(nn.Module):
         return self.head(x)
 
 
+def _checkpoint(layer: nn.Module) -> None:
+    forward = layer.forward
+    layer.forward = lambda x: checkpoint(forward, x, use_reentrant=False)
+
+
 def _shard(network: _Network, plan: Plan, meshes: dict[str, DeviceMesh]) -> None:
     options: dict[str, Any] = {"reshard_after_forward": plan.reshard_after_forward}
     dtypes = [DTYPES[dtype] if dtype else None for dtype in (plan.param_dtype, plan.reduce_dtype)]
@@ -139,7 +145,10 @@ def _shard(network: _Network, plan: Plan, meshes: dict[str, DeviceMesh]) -> None
     if plan.cpu_offload:
         options["offload_policy"] = CPUOffloadPolicy()
     with_experts = []
-    for layer in network.layers:
+    checkpointed = checkpoints(units_of(len(network.layers)), plan)
+    for i, layer in enumerate(network.layers):
+        if f"layers.{i}" in checkpointed:  # around the block, so inside of what fully_shard is called on
+            _checkpoint(layer)
         modules = [layer]
         if isinstance(layer, _Block):
             fully_shard(layer.experts, mesh=meshes["efsdp"], **options)

@@ -72,6 +72,9 @@ SETTINGS = [
     {"reduce_dtype": "fp16", "gradient_divide_factor": 1.0},
     {"grad_accum": 2, "requires_gradient_sync": "last"},
     {"cpu_offload": True},
+    {"activation_checkpointing": "full"},
+    {"activation_checkpointing": 2, "reshard_after_forward": False},
+    {"activation_checkpointing": "full", "grad_accum": 2, "backward_prefetch": 1},
 ]
 
 
