@@ -181,6 +181,6 @@ def _launches(kernels: Iterable[Kernel], compiled: bool) -> int:
     count, fusing = 0, False
     for kernel in kernels:
         if not (compiled and kernel.fusable and fusing):
-            count += kernel.count
+            count += 1 if compiled and kernel.fusable else kernel.count
         fusing = kernel.fusable
     return count

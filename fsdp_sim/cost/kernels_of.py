@@ -13,7 +13,7 @@ from fsdp_sim.cost.linears import Kernels, linear, matmul, pointwise
 from fsdp_sim.cost.weights import Weights
 from fsdp_sim.cost.work import Kernel
 from fsdp_sim.schedule import DTYPE_BYTES
-from fsdp_sim.spec import GATED, Block, Model, joined_qkv
+from fsdp_sim.spec import GATED, Block, Model, has_bias, joined_qkv
 
 
 def pairs(queries: int, keys: int, causal: bool, window: int | None, chunked: bool) -> float:
@@ -39,13 +39,18 @@ def attention(model: Model, batch: int, queries: int, keys: int, dtype: str, blo
 def norm(kind: str, tokens: int, d: int, weights: Weights) -> tuple[Kernels, Kernels]:
     """One kernel: it reads and writes (T, D); backward reads input and gradient and writes one.
 
+    What the norm learns has its gradient from a kernel of its own, which reads both again (torch's
+    aten/native/cuda/layer_norm_kernel.cu, for RMS norms too).
+
     A composed RMS norm is several. In bytes per element of bf16, forward: to fp32 6, square 8, mean 4, times the
     inverse deviation 8, to bf16 6, times the weight 4. Backward: of the weight 14, to fp32 6, of the product 24, of
     mean, root and square 20, added up 12, to bf16 6.
     """
     dtype = weights.compute_dtype
-    forward, backward = (18.0, 41.0) if kind == "rmsnorm" and weights.composed_norm else (2.0, 3.0)
-    return [pointwise(forward * tokens * d, dtype)], [pointwise(backward * tokens * d, dtype)]
+    if kind == "rmsnorm" and weights.composed_norm:
+        return [pointwise(18.0 * tokens * d, dtype, count=8)], [pointwise(41.0 * tokens * d, dtype, count=14)]
+    learns = weights.lora_rank is None
+    return [pointwise(2.0 * tokens * d, dtype)], [pointwise((3.0 + 2.0 * learns) * tokens * d, dtype, count=1 + learns)]
 
 
 def residual(tokens: int, d: int, dtype: str) -> tuple[Kernels, Kernels]:
@@ -81,24 +86,32 @@ def attention_layer(
             of_each = ("qkv",) * 3 if joined_qkv(model) else ("wq", "wk", "wv")
             shapes = list(zip(of_each, (tokens, key_tokens, key_tokens), (q, kv, kv), strict=True))
         forward, backward = joined(
-            linear(weights, f"{name}.{of}", rows, n_out, d, saved=i == 0, grad=grad, again=own_keys and i > 0)
+            linear(
+                weights, f"{name}.{of}", rows, n_out, d,
+                bias=has_bias(model, "qkv"), saved=i == 0, grad=grad, again=own_keys and i > 0,
+            )
             for i, (of, rows, n_out) in enumerate(shapes)
-        )
+        )  # fmt: skip
+        if len(shapes) == 1:  # the gradients of queries, keys and values are joined
+            backward = [*[pointwise(2.0 * tokens * (q + 2 * kv), dtype)] * bool(backward), *backward]
     needed = bool(backward) or (model.qk_norm is not None and weights.trains(f"{name}.q_norm.weight"))
-    between: list[float] = []  # numbers that what is bound by memory moves, before attention
+    between: list[tuple[float, int]] = []  # numbers that what is bound by memory moves before attention, and kernels
     if model.qk_norm and own_keys:
-        between += [2.0 * tokens * (q + kv)]
+        between += [(2.0 * tokens * (q + kv), 2)]
     if model.positions == "rope" and own_keys:  # to fp32 (6 bytes of each number), a complex product (8), back (6)
         rotated = (model.n_head + 1) * model.rope_head_dim if model.rope_head_dim else q + kv
-        between += [10.0 * tokens * rotated]
+        between += [(10.0 * tokens * rotated, 6)]
     if kv != q and not model.kv_lora_rank:  # keys and values are repeated for the heads that share them
-        between += [2.0 * key_tokens * (q + kv)]
-    for moved in between:
-        forward, backward = [*forward, pointwise(moved, dtype)], [pointwise(moved, dtype)] * needed + backward
+        between += [(2.0 * key_tokens * (q + kv), 2)]
+    for moved, count in between:
+        kernels = pointwise(moved, dtype, count=count)
+        forward, backward = [*forward, kernels], [kernels] * needed + backward
     core, core_back = attention(model, batch, queries, keys, dtype, block)
     projection = "proj" if joined_qkv(model) else "wo"
     attended = model.n_head * model.d_value
-    out, out_back = linear(weights, f"{name}.{projection}", tokens, d, attended, saved=True, grad=needed)
+    out, out_back = linear(
+        weights, f"{name}.{projection}", tokens, d, attended, bias=has_bias(model, "proj"), saved=True, grad=needed
+    )
     return [*forward, core, *out], [*out_back, *[core_back] * needed, *backward]
 
 
@@ -136,14 +149,16 @@ def feed_forward(
     """Up (and gate), activation, down."""
     d, f, dtype = model.d_model, width or model.d_ffn, weights.compute_dtype
     names = [f"{name}.up", f"{name}.gate"] if model.ffn_type in GATED else [f"{name}.up"]
+    bias = has_bias(model, "ffn")
     up, up_back = joined(
-        linear(weights, of, tokens, f, d, saved=i == 0, grad=grad, again=i > 0) for i, of in enumerate(names)
+        linear(weights, of, tokens, f, d, bias=bias, saved=i == 0, grad=grad, again=i > 0) for i, of in enumerate(names)
     )
     needed = bool(up_back)
     act, act_backward = _activation(model)
-    down, down_back = linear(weights, f"{name}.down", tokens, d, f, grad=needed)
-    backward = [*down_back, *[pointwise(act_backward * tokens * f, dtype)] * needed, *up_back]
-    return [*up, pointwise(act * tokens * f, dtype), *down], backward
+    gated = model.ffn_type in GATED
+    down, down_back = linear(weights, f"{name}.down", tokens, d, f, bias=bias, grad=needed)
+    backward = [*down_back, *[pointwise(act_backward * tokens * f, dtype, count=1 + 2 * gated)] * needed, *up_back]
+    return [*up, pointwise(act * tokens * f, dtype, count=1 + gated), *down], backward
 
 
 def _activation(model: Model) -> tuple[float, float]:

@@ -70,20 +70,30 @@ def linear_backward(m: int, n: int, k: int, dtype: str) -> Kernels:
     return [matmul(m, k, n, dtype), matmul(n, k, m, dtype)]
 
 
-def pointwise(elements: float, dtype: str, *, fusable: bool = True) -> Kernel:
-    """A kernel that is bound by memory and moves this many elements in all, read and written."""
-    return Kernel("memory", 0.0, elements * DTYPE_BYTES[dtype], (), dtype, 1, fusable)
+def pointwise(elements: float, dtype: str, *, fusable: bool = True, count: int = 1) -> Kernel:
+    """Kernels that are bound by memory and move this many elements in all, read and written."""
+    return Kernel("memory", 0.0, elements * DTYPE_BYTES[dtype] / count, (), dtype, count, fusable)
 
 
 def linear(
-    weights: Weights, name: str, m: int, n: int, k: int, *, saved: bool = False, grad: bool = True, again: bool = False
+    weights: Weights,
+    name: str,
+    m: int,
+    n: int,
+    k: int,
+    *,
+    bias: bool = False,
+    saved: bool = False,
+    grad: bool = True,
+    again: bool = False,
 ) -> tuple[Kernels, Kernels]:
     """x (m, k) times the weight (n, k) of a block's linear layer, forward and backward.
 
     Args:
+        bias: added within the matmul; backward reads the output's gradient once more to sum it over the tokens.
         saved: selective checkpointing keeps its output.
         grad: its input needs a gradient; only then is that product computed.
-        again: another linear layer has the same input; a compiler casts that to fp8 once.
+        again: another linear layer has the same input: autograd adds up the gradients, and a compiler casts to fp8 once.
     """
     dtype, trained = weights.compute_dtype, weights.trains(f"{name}.weight")
     recipe = weights.recipe(n, k)
@@ -98,6 +108,10 @@ def linear(
     if weights.adapts(name):
         there, back = _adapter(weights, m, n, k, grad=grad)
         forward, backward = forward + there, back + backward
+    if bias and weights.trains(f"{name}.bias"):
+        backward = [pointwise(float(m * n), dtype), *backward]
+    if again and grad:
+        backward = [*backward, pointwise(3.0 * m * k, dtype)]
     return forward, backward
 
 
