@@ -195,6 +195,10 @@ def experts(tape: Writer, read: str) -> str:
         grads = tape.trained_bytes(tape.params_of(weight, f"{weight}_bias"))
         grads //= ranks if weight.startswith("experts.") else 1
         step = Step((source,), (write,), (source,) * trained, kind="matmul", param_bytes=grads, trains=grads > 0)
+        if weight != "router" and tape.weights.quantization is not None:  # one expert's layer after the other is whole
+            whole = {f"{weight}.whole": d * width * number}
+            tape.step(Step((), tuple(whole)), whole)
+            step = step._replace(holds=tuple(whole), scratch=sum(whole.values()))
         tape.step(step, {write: of * features * number})
 
     product(read, "router.logits", model.n_expert or 1, "router", tape.tokens)

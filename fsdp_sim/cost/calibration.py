@@ -28,7 +28,9 @@ class Calibration:
 
     matmul_fraction_ampere: float = _number(0.9, "matmul rate in training over the best measured alone, A100")
     matmul_fraction_hopper: float = _number(0.9, "the same for H100")
-    matmul_fraction_other: float = _number(0.9, "the same for architectures that no fitted row has")
+    matmul_fraction_other: float = _number(
+        0.9, "the same for architectures that no fitted row has: as H100, the newest that has"
+    )
     matmul_ramp_k: float = _number(320.0, "a matmul tile's start and end cost as much as this many elements of k")
     attention_fraction_ampere: float = _number(0.575, "rate of fused attention, forward, over the dense peak, A100")
     attention_fraction_hopper: float = _number(0.331, "the same for H100")
@@ -52,8 +54,7 @@ class Calibration:
         0.009, "compute of the slowest rank takes this much longer for each doubling of the nodes"
     )
     kernel_gap_s: float = _number(
-        4e-5,  # below what the CPU takes to issue one (`costs.LAUNCH_S`): else no small model would wait for its CPU
-        "seconds a counted kernel takes beside its work: the gap before it, and small kernels that go uncounted",
+        4e-5, "seconds a kernel takes beside its work: the gap before it, and its first and last blocks of threads"
     )
     step_s: float = _number(0.05, "seconds between two steps: data, clipping, logging; FSDP has no part in them")
 

@@ -30,7 +30,9 @@ FP8_CAST_PASSES, AMAX_PASSES = 8 + 8 + 5, 8 + 4
 MEMORY_PASSES = {Op.REDUCE_SCATTER: 3, Op.ALL_REDUCE: 5}
 # The CPU's time to issue one counted kernel: eager, with Python, autograd, the dispatcher and the small kernels that go
 # with it (the forward of a 12-layer GPT takes Python some 5 ms); compiled; and a copy that FSDP issues itself.
-LAUNCH_S, COMPILED_LAUNCH_S, COPY_LAUNCH_S = 4.5e-5, 1.5e-5, 2e-5
+# Backward is issued by autograd's own thread, without Python.
+LAUNCH_S, BACKWARD_LAUNCH_S, COMPILED_LAUNCH_S, COPY_LAUNCH_S = 4.5e-5, 3e-5, 1.5e-5, 2e-5
+MOST_LOST = 8.0  # of its own work a kernel loses at most this many times (`Calibration.kernel_gap_s`); rows cannot tell
 # And a collective, with its hooks, buffers and events. With the copies a unit's step costs what torch's hooks were
 # measured to take on a CPU, about 0.25 ms (tests/bench/bench_mini.py).
 COLLECTIVE_ISSUE_S = 5e-5
@@ -65,6 +67,7 @@ class Costs:
         on_cpu = cluster.kind == "cpu"
         self.calibration = calibration or (MEASURED if on_cpu else fitted(plan.stack))
         self.launch_s = COPY_LAUNCH_S if on_cpu else COMPILED_LAUNCH_S if plan.compile else LAUNCH_S
+        self._backward_launch_s = BACKWARD_LAUNCH_S if self.launch_s == LAUNCH_S else self.launch_s
         part = cluster.gpu
         self._measured = on_cpu and part.launch_s is not None
         gap_s = part.launch_s if self._measured else self.calibration.kernel_gap_s
@@ -107,8 +110,10 @@ class Costs:
             work = self.workload.work[i.unit]
             key = (op, id(work))
             if key not in self._issues:
-                kernels = work.backward if op is Op.BWD else work.forward
-                self._issues[key] = self.launch_s * _launches(kernels, self.plan.compile)
+                kernels, each_s = work.forward, self.launch_s
+                if op is Op.BWD:
+                    kernels, each_s = work.backward, self._backward_launch_s
+                self._issues[key] = each_s * _launches(kernels, self.plan.compile)
             return self._issues[key]
         return COLLECTIVE_ISSUE_S if op in COLLECTIVES else COPY_LAUNCH_S
 
@@ -141,8 +146,12 @@ class Costs:
                 "backward": op is Op.BWD, "compiled": self.plan.compile, "attention": self.plan.attention_impl,
                 "tf32": self.plan.float32_matmul_precision == "high",
             }  # fmt: skip
-            seconds = sum(kernel_s(k, self.cluster.gpu, self.calibration, **how) for k in kernels)
-            seconds += self._gap_s[op is Op.BWD] * _launches(kernels, self.plan.compile)
+            gap_s = self._gap_s[op is Op.BWD]
+            seconds = 0.0
+            for launched, count in _launched(kernels, self.plan.compile):
+                work_s = sum(kernel_s(k, self.cluster.gpu, self.calibration, **how) for k in launched)
+                most_s = math.inf if self._measured else MOST_LOST * work_s
+                seconds += work_s + min(count * gap_s, most_s)
             self._segments[key] = seconds
         return seconds * self._slowest
 
@@ -176,11 +185,19 @@ class Costs:
         return self.plan.shard_size or 1 if i.communicator.startswith("replicate") else i.stride
 
 
-def _launches(kernels: Iterable[Kernel], compiled: bool) -> int:
-    """Number of kernels launched; a compiler fuses neighbours into one where it may."""
-    count, fusing = 0, False
+def _launched(kernels: Iterable[Kernel], compiled: bool) -> list[tuple[list[Kernel], int]]:
+    """The kernels of each launch, and how often it is launched; a compiler fuses neighbours into one where it may."""
+    launches: list[tuple[list[Kernel], int]] = []
+    fusing = False
     for kernel in kernels:
-        if not (compiled and kernel.fusable and fusing):
-            count += 1 if compiled and kernel.fusable else kernel.count
+        if compiled and kernel.fusable and fusing:
+            launches[-1][0].append(kernel)
+        else:
+            launches.append(([kernel], 1 if compiled and kernel.fusable else kernel.count))
         fusing = kernel.fusable
-    return count
+    return launches
+
+
+def _launches(kernels: Iterable[Kernel], compiled: bool) -> int:
+    """Number of kernels launched."""
+    return sum(count for _, count in _launched(kernels, compiled))

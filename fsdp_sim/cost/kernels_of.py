@@ -174,7 +174,8 @@ def moe_parts(
     others (``sum_shared``).
 
     As transformers' ``grouped_mm`` experts do it (integrations/moe.py). Experts are taken to get equally many tokens.
-    Their weights are no linear layers: nothing adapts or quantises them, and they compute in no fp8.
+    Their weights are no linear layers: nothing adapts them, and they compute in no fp8. Quantised, they are
+    (`Weights.quantises`): see `_expert_by_expert`.
 
     Args:
         ranks: that share out the experts: each computes 1/ranks of them, for the tokens of all, which it lays out by
@@ -216,6 +217,10 @@ def moe_parts(
         ),
         "sum": ([weigh, copy, add], [add, copy, pointwise(5.0 * rows * d, dtype)] * any_back),
     }
+    if weights.quantization is not None:
+        back = [chosen] * bool(router_back) + router_back
+        looped = _expert_by_expert(model, tokens, weights, grad=grad)
+        parts |= {"router": ([*router, chosen], back), "experts": looped, "sum": ([], [])}
     if model.n_shared_expert:
         shared = model.d_shared_expert or model.n_shared_expert * width
         more, more_back = feed_forward(model, tokens, weights, name="shared", width=shared, grad=grad)
@@ -225,6 +230,22 @@ def moe_parts(
         added, added_back = residual(tokens, d, dtype)
         parts |= {"shared": (more, more_back), "sum_shared": (added, added_back * bool(more_back or any_back))}
     return parts
+
+
+def _expert_by_expert(model: Model, tokens: int, weights: Weights, *, grad: bool) -> tuple[Kernels, Kernels]:
+    """Frozen experts as linear layers in a loop: `MixtralSparseMoeBlock` of transformers 4.45.
+
+    Of each: which tokens are its own (five small kernels), a copy of them, its layers, times their weights, added to the
+    output. Backward of the copy is a tensor of all tokens, zeros but for these, added to that of the others.
+    """
+    d, experts, width, dtype = model.d_model, model.n_expert or 1, model.d_expert or model.d_ffn, weights.compute_dtype
+    each = max(1, round(tokens * (model.experts_per_token or 1) / experts))
+    find, copy = pointwise(2.0 * tokens, "fp32", count=5), pointwise(2.0 * each * d, dtype)
+    layers, back = feed_forward(model, each, weights, name="expert", width=width, grad=grad)
+    forward = [find, copy, *layers, pointwise(2.0 * each * d, dtype), pointwise(3.0 * each * d, dtype)]
+    added = [pointwise((1.0 * tokens + 3.0 * each) * d, dtype, count=2), pointwise(3.0 * tokens * d, dtype)]
+    backward = [copy, pointwise(5.0 * each * d, dtype, count=3), *back, *added] if grad else []
+    return forward * experts, backward * experts
 
 
 def modulation(model: Model, batch: int, tokens: int, weights: Weights) -> tuple[Kernels, Kernels]:

@@ -93,7 +93,7 @@ def linear(
         bias: added within the matmul; backward reads the output's gradient once more to sum it over the tokens.
         saved: selective checkpointing keeps its output.
         grad: its input needs a gradient; only then is that product computed.
-        again: another linear layer has the same input: autograd adds up the gradients, and a compiler casts to fp8 once.
+        again: another linear layer has the same input: gradients are added up, and a compiler casts to fp8 once.
     """
     dtype, trained = weights.compute_dtype, weights.trains(f"{name}.weight")
     recipe = weights.recipe(n, k)

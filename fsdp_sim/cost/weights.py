@@ -62,6 +62,14 @@ class Weights:
         """In which fp8 a linear layer of a block computes; None in none."""
         return None if rows % FP8_MULTIPLE or columns % FP8_MULTIPLE else self.fp8
 
+    def quantises(self, param: str, columns: int) -> bool:
+        """Whether a parameter of a block is stored in few bits: the weights of linear layers, experts among them.
+
+        What quantises replaces `nn.Linear`, so quantised experts are linear layers, one after the other (transformers
+        4.45, models/mixtral/modeling_mixtral.py); transformers 5 has one tensor of all experts, which stays whole.
+        """
+        return self.quantization is not None and bool(_linear(param, columns) or _expert(param))
+
     def param(self, name: str, rows: int, columns: int, dtype: str, used_by: tuple[str, ...] = ()) -> Param:
         """A parameter as the model has it."""
         return Param(name, (rows,) if columns == 1 else (rows, columns), dtype, self.trains(name), used_by)
@@ -74,7 +82,7 @@ class Weights:
         """
         param = self.param(name, rows, columns, dtype)
         linear = _linear(name, columns)
-        if linear and self.quantization is not None:
+        if self.quantization is not None and self.quantises(name, columns):
             stored = DTYPE_BYTES[self.compute_dtype]
             packed = -(-rows * columns * self.quantization.bits // (8 * stored))
             param = replace(param, shape=(packed, 1), dtype=self.compute_dtype)
@@ -88,7 +96,7 @@ class Weights:
 
     def buffer_bytes(self, name: str, rows: int, columns: int) -> int:
         """What a parameter of a block has beside it on every rank: the scales of a quantised weight."""
-        quantised = self.quantization is not None and _linear(name, columns)
+        quantised = self.quantises(name, columns)
         return round(rows * columns * self.quantization.scale_bytes) if quantised and self.quantization else 0
 
 
@@ -140,6 +148,10 @@ def check_names(model: str, plan: Plan, params: Iterable[str], linears: Iterable
 def _linear(param: str, columns: int) -> str:
     """The linear layer whose weight a parameter is; empty if it is none."""
     return param.removesuffix(".weight") if columns > 1 and param.endswith(".weight") else ""
+
+
+def _expert(param: str) -> bool:
+    return param in ("experts.up", "experts.down")
 
 
 def _holds(pattern: str, param: str) -> bool:

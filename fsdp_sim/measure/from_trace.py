@@ -29,6 +29,7 @@ from fsdp_sim.timeline import COLLECTIVES, Event, Op, Timeline, spans_of_steps
 from fsdp_sim.timeline.kineto import KernelSeconds, kernel_seconds, read_kineto
 
 COPIES = {Op.AG_COPY_IN, Op.AG_COPY_OUT, Op.RS_COPY_IN}  # their bytes are known, and nothing but memory bounds them
+SHORT_S = 1e-9  # of a gap: short beside any kernel, so that no kernel bounds it (`cost.costs.MOST_LOST`)
 TOLD_APART = 0.2  # how much more of one operation than of another has to be beside a collective to show what that costs
 RATES = (
     "fp32_flops", "bf16_flops", "fp16_flops", "best_matmul_flops", "attention_flops", "mem_bytes_per_s",
@@ -263,8 +264,8 @@ class _Fit:
         ranks = len({e.rank for e in self.ops})
         found = []
         for op, i in self.block.items():
-            with_gap, without = (self._seconds(i, kernel_gap_s=gap) for gap in (1.0, 0.0))
-            between = max(1.0, with_gap - without - 1.0)  # kernels, in one forward or backward
+            with_gap, without = (self._seconds(i, kernel_gap_s=gap) for gap in (SHORT_S, 0.0))
+            between = max(1.0, (with_gap - without) / SHORT_S - 1.0)  # kernels, in one forward or backward
             keys = [key for key in busy if key[0] is op and span.get(key)]
             keys = [key for key in keys if beside[key] < 0.1 * busy[key]] or keys
             found += [(span[key] - busy[key]) / ranks / self.sim.plan.grad_accum / between for key in keys]

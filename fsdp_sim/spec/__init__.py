@@ -1,6 +1,16 @@
 """The inputs of a simulation: frozen, validated descriptions of the model, the cluster and the plan."""
 
-from fsdp_sim.spec.blocks import GATED, Block, Shape, block_shapes, blocks, has_bias, joined_qkv, param_shapes, root_shapes
+from fsdp_sim.spec.blocks import (
+    GATED,
+    Block,
+    Shape,
+    block_shapes,
+    blocks,
+    has_bias,
+    joined_qkv,
+    param_shapes,
+    root_shapes,
+)
 from fsdp_sim.spec.cluster import Cluster, Span
 from fsdp_sim.spec.fields import Allowed, field, number, one_of, spec, text, whole
 from fsdp_sim.spec.gpus import Gpu, gpu, gpu_names

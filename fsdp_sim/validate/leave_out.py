@@ -29,8 +29,7 @@ FREE = (  # of the hardware, and of llm-foundry's stack
     "matmul_fraction_ampere", "matmul_fraction_hopper", "attention_fraction_hopper", "attention_backward_flash1",
     "slowest_per_doubling", "kernel_gap_s", "step_s",
 )  # fmt: skip
-OF_STACK = ("kernel_gap_s", "eager_bytes", "step_s")  # what a stack has its own of; all but llm-foundry share theirs
-OF_OTHERS = ("eager_bytes", "step_s")  # of these, what is fitted to the others' runs; see `Calibration.kernel_gap_s`
+OF_STACK = ("step_s",)  # what a stack has its own of; all but llm-foundry share theirs
 Progress = Callable[[str], None]
 
 
@@ -77,7 +76,9 @@ def refit(rows: Sequence[PublishedRun], progress: Progress = lambda what: None) 
     """
     _check_number(rows, FREE)
     fitter = Fitter(rows, FREE, Calibration(), progress=progress)
-    return fitter, fitter.fit()
+    fit = fitter.fit()
+    newest = replace(fit.calibration, matmul_fraction_other=fit.calibration.matmul_fraction_hopper)
+    return fitter, replace(fit, calibration=newest)
 
 
 def refit_elsewhere(
@@ -89,9 +90,9 @@ def refit_elsewhere(
         ValueError: too few rows for the numbers that are fitted.
     """
     known = [row for row in rows if rates_are_known(row.cluster.gpu) and row.plan.api.startswith("fsdp")]
-    _check_number(known, OF_OTHERS)
+    _check_number(known, OF_STACK)
     start = replace(hardware, **{name: getattr(Calibration(), name) for name in OF_STACK})
-    fitter = Fitter(known, OF_OTHERS, start, GROUPS["source"], progress)
+    fitter = Fitter(known, OF_STACK, start, GROUPS["source"], progress)
     return fitter, fitter.fit()
 
 

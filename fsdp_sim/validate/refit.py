@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from fsdp_sim.cost import Calibration
 from fsdp_sim.validate.leave_out import (
     FREE,
-    OF_OTHERS,
     OF_STACK,
     Progress,
     fitting_rows,
@@ -33,8 +33,9 @@ def refit_all(rows: Sequence[PublishedRun], progress: Progress = lambda what: No
     fitter, best = refit(chosen, progress)
     elsewhere = refit_elsewhere(others, best.calibration, progress)[1].calibration
     held = leave_out(chosen, "model", progress)[1] + leave_out(others, "source", progress, best.calibration)[1]
-    spread = spread_of(best, ensemble(fitter), chosen, misses(held))
-    calibration = [HEAD.format(module="calibration.py"), *_lines(elsewhere, dict.fromkeys((*FREE, *OF_OTHERS)))]
+    between = abs(math.log(elsewhere.step_s / best.calibration.step_s))
+    spread = spread_of(best, ensemble(fitter), chosen, misses(held), between)
+    calibration = [HEAD.format(module="calibration.py"), *_lines(elsewhere, (*FREE, "matmul_fraction_other"))]
     calibration += ["", f"[stack.{FITTED_STACK}]", *_lines(best.calibration, OF_STACK)]
     numbers = {name: getattr(spread, name) for name in ("waiting", "between", "doubling")}
     intervals = [HEAD.format(module="intervals.py"), *(f"{name} = {value:.3g}" for name, value in numbers.items())]

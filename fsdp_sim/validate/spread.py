@@ -115,7 +115,12 @@ def with_residuals(spread: Spread, some: Sequence[Miss]) -> Spread:
 
 
 def share_inside(spread: Spread, some: Sequence[Miss]) -> float:
-    return sum(abs(miss.log_error) <= miss.half_width(spread) for miss in some) / len(some)
+    """The share of rows in their interval; on other stacks each source weighs the same: who asks is one more."""
+    inside: dict[str, list[bool]] = {}
+    for miss in some:
+        source = GROUPS["source"](miss.row) if miss.belongs == "other_stacks" else ""
+        inside.setdefault(source, []).append(abs(miss.log_error) <= miss.half_width(spread))
+    return sum(sum(of) / len(of) for of in inside.values()) / len(inside)
 
 
 class Coverage(NamedTuple):
@@ -147,7 +152,9 @@ def coverages(spread: Spread, some: Sequence[Miss]) -> list[Coverage]:
     ]
 
 
-def spread_of(best: Fit, members: Sequence[Member], rows: Sequence[PublishedRun], some: Sequence[Miss]) -> Spread:
-    """All of it. Between two steps of a stack that was not measured passes half as long or twice."""
-    spread = Spread({}, **refit_spread(best, members, rows), between=math.log(2.0))
+def spread_of(
+    best: Fit, members: Sequence[Member], rows: Sequence[PublishedRun], some: Sequence[Miss], between: float
+) -> Spread:
+    """All of it. ``between``: how far apart the stacks are that were fitted, in the logarithm of their ``step_s``."""
+    spread = Spread({}, **refit_spread(best, members, rows), between=between)
     return with_residuals(spread, some)
