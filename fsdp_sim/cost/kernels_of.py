@@ -235,8 +235,8 @@ def moe_parts(
 def _expert_by_expert(model: Model, tokens: int, weights: Weights, *, grad: bool) -> tuple[Kernels, Kernels]:
     """Frozen experts as linear layers in a loop: `MixtralSparseMoeBlock` of transformers 4.45.
 
-    Of each: which tokens are its own (five small kernels), a copy of them, its layers, times their weights, added to the
-    output. Backward of the copy is a tensor of all tokens, zeros but for these, added to that of the others.
+    Of each: which tokens are its own (five small kernels), a copy of them, its layers, times their weights, added to
+    the output. Backward of the copy is a tensor of all tokens, zeros but for these, added to that of the others.
     """
     d, experts, width, dtype = model.d_model, model.n_expert or 1, model.d_expert or model.d_ffn, weights.compute_dtype
     each = max(1, round(tokens * (model.experts_per_token or 1) / experts))

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fsdp_sim.cost import Calibration, fitted
+from fsdp_sim.cost import Calibration, fitted, fitted_spread
 from fsdp_sim.validate.errors import PredictedRow, Summary, summary
 from fsdp_sim.validate.fitting import Fit
 from fsdp_sim.validate.leave_out import FREE, GROUPS, OF_STACK, HeldOut, fitting_rows, leave_out, other_rows, refit
@@ -87,7 +87,7 @@ def _findings(rows: Sequence[PublishedRun | Refused], progress: Any) -> Findings
     return Findings(
         chosen, held, [compare(row) for row in read], [row for row in rows if isinstance(row, Refused)],
         summary(constant_mfu_errors(chosen, [row.model.name for row in chosen])), best, members,
-        coverages(spread_of(best, members, chosen, missed), missed),
+        coverages(spread_of(best, members, chosen, missed, fitted_spread().between), missed),
     )  # fmt: skip
 
 
