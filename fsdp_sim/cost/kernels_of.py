@@ -8,6 +8,7 @@ d_model, F d_ffn, V vocab.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from fsdp_sim.cost.linears import Kernels, linear, matmul, pointwise
 from fsdp_sim.cost.weights import Weights
@@ -241,7 +242,8 @@ def _expert_by_expert(model: Model, tokens: int, weights: Weights, *, grad: bool
     d, experts, width, dtype = model.d_model, model.n_expert or 1, model.d_expert or model.d_ffn, weights.compute_dtype
     each = max(1, round(tokens * (model.experts_per_token or 1) / experts))
     find, copy = pointwise(2.0 * tokens, "fp32", count=5), pointwise(2.0 * each * d, dtype)
-    layers, back = feed_forward(model, each, weights, name="expert", width=width, grad=grad)
+    plain = replace(weights, lora_targets=())  # no adapters: the experts' own weights are one parameter here
+    layers, back = feed_forward(model, each, plain, name="expert", width=width, grad=grad)
     forward = [find, copy, *layers, pointwise(2.0 * each * d, dtype), pointwise(3.0 * each * d, dtype)]
     added = [pointwise((1.0 * tokens + 3.0 * each) * d, dtype, count=2), pointwise(3.0 * tokens * d, dtype)]
     backward = [copy, pointwise(5.0 * each * d, dtype, count=3), *back, *added] if grad else []
