@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fsdp_sim.cost import Calibration, workload
-from fsdp_sim.cost.costs import Costs
+from fsdp_sim.cost.costs import MOST_LOST, Costs
 from fsdp_sim.schedule import Program, build
 from fsdp_sim.spec import Cluster, Model, Plan, gpu
 from fsdp_sim.timeline import COLLECTIVES, Op
@@ -86,6 +86,20 @@ def test_compiled_blocks_are_launched_with_fewer_kernels_and_run_faster() -> Non
     compiled = replace(PLAN, compile=True)
     assert issue(compiled) < issue(PLAN)
     assert seconds(Op.FWD, compiled) < seconds(Op.FWD)
+
+
+def test_a_gap_takes_its_time_from_each_kernel_and_no_more_than_some_of_its_own_from_a_small_one() -> None:
+    none, some = Calibration(kernel_gap_s=0.0), Calibration(kernel_gap_s=1e-5)
+    large, small = replace(PLAN, micro_batch=64, seq_len=1024), replace(PLAN, micro_batch=1, seq_len=1)
+    launched = sum(k.count for k in workload(GPT, large).work["layers.0"].forward)
+
+    def block_s(plan: Plan, numbers: Calibration) -> float:
+        program, costs = made(plan, numbers=numbers)
+        return next(costs.seconds(i) for i in program.ops if i.op is Op.FWD and i.unit == "layers.0")
+
+    lost = block_s(large, some) - block_s(large, none)
+    assert lost == pytest.approx(launched * 1e-5, rel=0.02)
+    assert block_s(small, some) < (1 + MOST_LOST) * block_s(small, none)
 
 
 def test_a_collective_slows_compute_in_proportion_to_the_bytes_it_moves() -> None:

@@ -27,6 +27,21 @@ def matmul_flops(work: Work, backward: bool = True, dtype: str | None = None) ->
     return sum(k.flops * k.count for k in kernels if k.kind == "matmul" and dtype in (None, k.dtype))
 
 
+def test_quantised_experts_are_linear_layers_one_after_the_other() -> None:
+    mixtral = Model.preset("mixtral-8x7b")
+    whole, packed = (made(mixtral, lora_rank=8, base_quantization=how) for how in (None, "nf4"))
+    experts = [
+        sum(math.prod(p.shape) for unit in work.units for p in unit.params if "experts." in p.name)
+        for work in (whole, packed)
+    ]
+    whole_block, block = whole.work["layers.0"], packed.work["layers.0"]
+
+    assert experts[1] * 4 == experts[0]  # four bits of sixteen
+    assert sum(k.kind == "matmul" and mixtral.d_ffn in k.shape for k in block.forward) == 3 * (mixtral.n_expert or 0)
+    assert matmul_flops(block, backward=False) == matmul_flops(whole_block, backward=False)
+    assert block.saved_bytes == whole_block.saved_bytes  # a whole expert is there for a moment
+
+
 # -- frozen
 
 

@@ -126,6 +126,18 @@ def test_kinds_of_kernels_and_which_a_compiler_fuses() -> None:
     assert sum(k.count for k in residual) == 2  # reads two, writes one
 
 
+def test_a_written_block_moves_what_torchs_operators_move() -> None:
+    """Gradients of biases and of what norms learn, joined queries, keys and values: all of them are there."""
+    written = workload(Model.preset("gpt2-124m"), dataclasses.replace(BF16, seq_len=1024)).work["layers.0"]
+    tokens = torch.zeros(1, 1024, dtype=torch.long)
+    traced = trace(lambda: GPT(GPTConfig.preset("gpt2", n_layer=1)), (tokens, tokens), plan=BF16).work["layers.0"]
+    for ours, torchs in ((written.forward, traced.forward), (written.backward, traced.backward)):
+        of_ours, of_torchs = ([k for k in some if k.kind == "memory"] for some in (ours, torchs))
+        assert sum(k.count for k in of_ours) == pytest.approx(sum(k.count for k in of_torchs), abs=1)
+        moved = sum(k.bytes * k.count for k in of_torchs)
+        assert sum(k.bytes * k.count for k in of_ours) == pytest.approx(moved, rel=0.05)
+
+
 # ---------------------------------------------------------------------- whose work it is
 
 
