@@ -102,6 +102,7 @@ BESIDE_EXPERT_PARALLEL = {  # what fields may be where experts are a unit with a
         "which outputs of all-to-alls it keeps is not known; take 'full', a number or None",
         lambda value: value != "selective",
     ),
+    "base_quantization": one_of(None).explained("quantised experts are linear layers, which ranks do not share out"),
 }
 
 
