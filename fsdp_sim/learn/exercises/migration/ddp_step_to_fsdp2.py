@@ -36,7 +36,7 @@ def ddp_step_to_fsdp2(model, rows, targets, lr, max_norm):
 
 
 @dataclass(frozen=True)
-class Reduces:
+class ReduceScatterCount:
     """Each rank reduce-scatters so many times: once for each unit.
 
     Attributes:
@@ -126,7 +126,7 @@ EXERCISE = Exercise(
             OnlyCollectives(
                 frozenset({"all_gather", "reduce_scatter", "all_reduce"}), "DDP sends its weights when it wraps"
             ),
-            Reduces(
+            ReduceScatterCount(
                 BLOCKS + 1,
                 {
                     0: "the model is not sharded",

@@ -19,7 +19,7 @@ from fsdp_sim.learn.exercises.migration.ddp_step_to_fsdp2 import (
     MAX_NORM,
     RANKS,
     WIDTH,
-    Reduces,
+    ReduceScatterCount,
     transformer,
 )
 from fsdp_sim.learn.judges import Inputs, OnRanks
@@ -41,7 +41,7 @@ def fsdp1_step_to_fsdp2(model, micro_batches, lr, max_norm):
 
 
 @dataclass(frozen=True)
-class Travels:
+class MessageDtype:
     """The dtype in which each rank's messages for units travel; parameters gathered one by one are of no unit."""
 
     op: str
@@ -110,9 +110,9 @@ EXERCISE = Exercise(
             (lambda inputs: stepped(inputs, clip=False), "the gradients were not clipped: pass max_norm"),
         ),
         checks=(
-            Travels("all_gather", "bf16", "param_dtype belongs to every call of fully_shard"),
-            Travels("reduce_scatter", "fp32", "without reduce_dtype gradients travel in the dtype of compute"),
-            Reduces(
+            MessageDtype("all_gather", "bf16", "param_dtype belongs to every call of fully_shard"),
+            MessageDtype("reduce_scatter", "fp32", "without reduce_dtype gradients travel in the dtype of compute"),
+            ReduceScatterCount(
                 BLOCKS + 1,
                 {
                     1: "the whole model is one unit; shard the blocks first",

@@ -30,7 +30,7 @@ def shard_inside_the_node(gradient):
 
 
 @dataclass(frozen=True)
-class Crosses:
+class BytesAcrossNodes:
     """What each rank puts into collectives whose members are on several nodes.
 
     Attributes:
@@ -116,7 +116,7 @@ EXERCISE = Exercise(
                 "it is twice too large: divide by all ranks, those of the shard group and those of the copies",
             ),
         ),
-        checks=(Crosses(NUMBERS // PER_NODE * 4, PER_NODE),),
+        checks=(BytesAcrossNodes(NUMBERS // PER_NODE * 4, PER_NODE),),
         abs_=1e-4,
     ),
     wrong=(

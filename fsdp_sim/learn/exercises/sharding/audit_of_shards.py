@@ -29,7 +29,7 @@ def audit_of_shards(make):
 
 
 @dataclass(frozen=True)
-class Partly:
+class PartlySharded:
     """Makes a few Linear layers and shards each but the ones that it forgets."""
 
     sizes: tuple[tuple[int, int], ...]
@@ -47,7 +47,7 @@ def inputs(seed: int) -> Inputs:
     draw = torch.Generator().manual_seed(seed)
     sizes = tuple((int(rows), int(columns)) for rows, columns in torch.randint(5, 60, (6, 2), generator=draw))
     forgotten = tuple(sorted(torch.randperm(6, generator=draw)[:2].tolist()))
-    return [(Partly(sizes, forgotten),)] * RANKS
+    return [(PartlySharded(sizes, forgotten),)] * RANKS
 
 
 def by_shapes(inputs: Inputs) -> list[dict[str, Any]]:

@@ -9,8 +9,8 @@ from fsdp_sim.learn.verdict import Finding, Grade
 
 
 @dataclass(frozen=True)
-class Gathers:
-    """How often each rank gathers: what FSDP's units are, told by what it does.
+class AllGatherCount:
+    """How often each rank gathers: what FSDP's units are, seen in what it does.
 
     Attributes:
         least, most: all-gathers.

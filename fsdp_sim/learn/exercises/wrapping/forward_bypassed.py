@@ -8,7 +8,7 @@ from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
 from fsdp_sim.learn.edit import Edit
 from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
-from fsdp_sim.learn.exercises.wrapping import Gathers
+from fsdp_sim.learn.exercises.wrapping import AllGatherCount
 from fsdp_sim.learn.judges import Inputs, OnlyCollectives, OnRanks
 
 RANKS, WORDS, WIDTH, BLOCKS, STEPS = 2, 128, 64, 3, 6
@@ -89,7 +89,7 @@ EXERCISE = Exercise(
         truth=in_one_process,
         checks=(
             OnlyCollectives(frozenset({"all_gather"}), "a forward needs nothing else"),
-            Gathers(
+            AllGatherCount(
                 STEPS * BLOCKS,
                 STEPS * (BLOCKS + 1),
                 fewer="every step gathers every block of a sharded model",

@@ -10,7 +10,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy, size_based_auto_wrap_policy, transformer_auto_wrap_policy  # noqa: F401 - in edits
 
 from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
-from fsdp_sim.learn.exercises.wrapping import Gathers
+from fsdp_sim.learn.exercises.wrapping import AllGatherCount
 from fsdp_sim.learn.judges import Inputs, OnlyCollectives, OnRanks
 
 RANKS, BLOCKS, WIDTH = 2, 4, 32
@@ -86,7 +86,7 @@ EXERCISE = Exercise(
         truth=in_one_process,
         checks=(
             OnlyCollectives(frozenset({"all_gather"}), "a forward needs nothing else"),
-            Gathers(
+            AllGatherCount(
                 BLOCKS + 1,
                 BLOCKS + 1,
                 fewer="a forward gathers each unit once: the layers must be four units, beside the root",

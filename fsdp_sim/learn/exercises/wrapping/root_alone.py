@@ -8,7 +8,7 @@ from torch.distributed.fsdp import fully_shard
 
 from fsdp_sim.learn.edit import Edit
 from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
-from fsdp_sim.learn.exercises.wrapping import Gathers
+from fsdp_sim.learn.exercises.wrapping import AllGatherCount
 from fsdp_sim.learn.judges import Inputs, OnlyCollectives, OnRanks, PeakBytes
 
 RANKS, BLOCKS, WIDTH = 2, 4, 256
@@ -99,7 +99,7 @@ EXERCISE = Exercise(
                 cure="all of the model is gathered at once: make each block a unit of its own, freed after its "
                 "forward, before the root takes the rest",
             ),
-            Gathers(
+            AllGatherCount(
                 BLOCKS,
                 BLOCKS,
                 fewer="a forward gathers each unit once, and every block is to be one",
