@@ -44,7 +44,8 @@ def print_result(result: Result, job: Job) -> None:
     exposed = result.exposed_comm_s / result.step_time_s
     between = ""
     if result.between_steps_s:
-        between = f", of it {human_ms(result.between_steps_s)} between steps (data, logging), the rest operations"
+        what = f"data, logging{', checkpoints' if plan.save_every else ''}"
+        between = f", of it {human_ms(result.between_steps_s)} between steps ({what}), the rest operations"
     for name, value in (
         ("step time", f"{human_ms(result.step_time_s)}{between}"),
         ("four times in five", " to ".join(map(human_ms, result.step_time_interval_s))),

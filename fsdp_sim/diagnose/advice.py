@@ -19,6 +19,8 @@ class Facts(NamedTuple):
     Attributes:
         api: fsdp2, fsdp1, ddp, zero1, zero2, or empty where the operations do not tell.
         gather_dtype, reduce_dtype: of the largest all-gather and reduction; empty where not known.
+        gathers: whether there are all-gathers.
+        communicates: whether there are collectives.
         group_size: ranks of the largest group that gathers.
         forward_prefetch: whether all-gathers of the forward are issued before other units compute, and not on demand.
         backward_gathers: whether units are gathered again in backward.
@@ -30,6 +32,8 @@ class Facts(NamedTuple):
     api: str
     gather_dtype: str
     reduce_dtype: str
+    gathers: bool
+    communicates: bool
     group_size: int
     forward_prefetch: bool
     backward_gathers: bool
@@ -47,6 +51,8 @@ class Facts(NamedTuple):
             api=view.api,
             gather_dtype=_dtype_of_largest(gathers),
             reduce_dtype=_dtype_of_largest(reductions),
+            gathers=bool(gathers),
+            communicates=bool(found.comm),
             group_size=max((e.group_size for e in gathers), default=1),
             forward_prefetch=_prefetches(ops),
             backward_gathers=any(e.phase is Phase.BACKWARD for e in gathers),
@@ -116,7 +122,7 @@ _FORWARD = {
 }
 _FORWARD_PREFETCH = Tip(
     _FORWARD,
-    lambda facts: not facts.forward_prefetch,
+    lambda facts: facts.gathers and not facts.forward_prefetch,
     lambda plan, cluster: {"forward_prefetch": True if plan.api == "fsdp1" else 1},
 )
 _BACKWARD_PREFETCH = Tip(
@@ -134,12 +140,19 @@ _LARGER_UNITS = Tip(
         "fsdp1": "larger units: a larger min_num_params in size_based_auto_wrap_policy, or wrap several blocks at once",
         "ddp": "larger buckets: DistributedDataParallel(bucket_cap_mb=...), 25 by default",
         "": "larger messages: fewer, larger units or buckets",
-    }
+    },
+    lambda facts: facts.communicates,
 )
+
+
+def _double(plan: Plan, cluster: Cluster) -> Settings:
+    return {"micro_batch": 2 * plan.micro_batch}
+
+
 _MICRO_BATCH = _any(
-    "a larger micro-batch, or longer sequences: more compute per byte that is gathered",
-    change=lambda plan, cluster: {"micro_batch": 2 * plan.micro_batch},
+    "a larger micro-batch, or longer sequences: more compute per byte that is communicated", change=_double
 )
+_LARGER_KERNELS = _any("a larger micro-batch, or longer sequences: more compute per kernel", change=_double)
 _GATHER_BF16 = Tip(
     {
         "fsdp2": "MixedPrecisionPolicy(param_dtype=torch.bfloat16): all-gathers of half the bytes",
@@ -262,7 +275,7 @@ TIPS: dict[Culprit, tuple[Tip, ...]] = {
     ),
     Culprit.CPU_LATE: (
         _FEWER_SYNCS,
-        _MICRO_BATCH,
+        _LARGER_KERNELS,
         _COMPILE,
         _FORWARD_PREFETCH,
         _LARGER_UNITS,
@@ -315,7 +328,7 @@ TIPS: dict[Culprit, tuple[Tip, ...]] = {
         _any("a fused optimizer: AdamW(..., fused=True)"),
         _any("logging, data loading and clip_grad_norm_'s .item() out of the way: read numbers every n steps"),
     ),
-    Culprit.BETWEEN_KERNELS: (_COMPILE, _MICRO_BATCH),
+    Culprit.BETWEEN_KERNELS: (_COMPILE, _LARGER_KERNELS),
     Culprit.UNKNOWN: (),
 }
 

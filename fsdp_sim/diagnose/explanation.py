@@ -40,6 +40,7 @@ class Explanation:
         critical_path: see `critical_path_of_run`.
         critical_s: seconds of the critical path by what they are spent on.
         bound: for each unit, in order of issue, what most of its part of the critical path is spent on.
+        bound_s: for each of these the seconds that its units are on the critical path.
         faster: for ``compute``, ``network`` and ``cpu`` what plays the program where this is 10% faster.
         between_steps_s: what a training loop takes between two steps, which is not replayed.
     """
@@ -52,6 +53,7 @@ class Explanation:
     critical_path: tuple[Piece, ...] = field(repr=False)
     critical_s: dict[Bound, float]
     bound: dict[str, Bound]
+    bound_s: dict[Bound, float]
     faster: Mapping[str, Callable[[], Run]] = field(repr=False)
     between_steps_s: float = 0.0
 
@@ -76,6 +78,15 @@ class Explanation:
         for (_, unit), seconds in self.exposure.by_unit.items():
             units[unit] = units.get(unit, 0.0) + seconds
         return dict(sorted(units.items(), key=lambda one: -round(one[1], 12)))
+
+    @property
+    def optimizer_s(self) -> float:
+        """Seconds in which the optimizer runs on the rank."""
+        start_s, end_s = (
+            self.run.of_rank(column, self.rank) for column in (self.run.columns.start_s, self.run.columns.end_s)
+        )
+        places = self.run.program.ops_of_steps[self.step]
+        return float(sum([end_s[k] - start_s[k] for k in places if self.run.ops[k].op is Op.OPTIM]))
 
     @property
     def sentences(self) -> list[str]:
@@ -146,7 +157,11 @@ def explain(run: Run, *, step: int = -1, faster: Mapping[str, Callable[[], Run]]
     for (unit, kind), seconds in on_path.items():
         if unit and (unit not in bound or seconds > on_path[unit, bound[unit]]):
             bound[unit] = kind
-    return Explanation(run, step, rank, found, diagnosis, tuple(path), critical_s, bound, replays)
+    bound_s: dict[Bound, float] = {}
+    for (unit, _), seconds in on_path.items():
+        if unit:
+            bound_s[bound[unit]] = bound_s.get(bound[unit], 0.0) + seconds
+    return Explanation(run, step, rank, found, diagnosis, tuple(path), critical_s, bound, bound_s, replays)
 
 
 def bound_of(op: Op, cpu: bool, cpu_offload: bool) -> Bound:
@@ -181,16 +196,23 @@ def _sentences(found: Explanation) -> list[str]:
 
 
 def _summary(found: Explanation) -> list[str]:
-    step_s, e = found.step_time_s, found.exposure
+    step_s, e, plan = found.step_time_s, found.exposure, found.run.program.plan
     idle_s = step_s - e.compute_s
     lines = [
         f"The step takes {human_ms(step_s)}. Compute is busy for {human_ms(e.compute_s)} of it "
         f"({percent(e.compute_s, step_s)}) and waits for {human_ms(idle_s)} ({percent(idle_s, step_s)})."
     ]
-    if found.between_steps_s:
+    if plan.cpu_offload:
         lines.append(
-            f"Between two steps the training loop takes another {human_ms(found.between_steps_s)}, for data, clipping "
-            f"and logging, in which FSDP has no part."
+            f"Of the busy time {human_ms(found.optimizer_s)} are the optimizer's, which runs on the CPU, and in which "
+            f"the GPU computes nothing."
+        )
+    if found.between_steps_s:
+        checkpoints = ", checkpoints" if plan.save_every else ""
+        clipping = "" if plan.clip_grad_norm else ", clipping"
+        lines.append(
+            f"Between two steps the training loop takes another {human_ms(found.between_steps_s)}, for "
+            f"data{checkpoints}{clipping} and logging."
         )
     if e.comm_s and e.exposed_s > 1e-6 * step_s:
         lines.append(
@@ -247,7 +269,8 @@ def _units(found: Explanation) -> list[str]:
     of_kind = {"network": "the network", "CPU": "the CPU"}
     words = [
         f"{count} {'are ' * (number == 0)}bound by {of_kind.get(kind, kind)} "
-        f"({_names([unit for unit, bound in found.bound.items() if bound == kind])})"
+        f"({_names([unit for unit, bound in found.bound.items() if bound == kind])}; "
+        f"{percent(found.bound_s[kind], found.step_time_s)} of the step)"
         for number, (kind, count) in enumerate(counts.most_common())
     ]
     return [f"Of the {len(found.bound)} units on it {', '.join(words)}."]

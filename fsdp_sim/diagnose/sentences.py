@@ -15,7 +15,7 @@ from fsdp_sim.diagnose.waits import Wait
 from fsdp_sim.timeline import Event, Op, Phase, exposure_of
 from fsdp_sim.words import human_bytes, human_ms, percent
 
-QUEUE = 3  # reductions after backward from which it is the queue that costs, not the last one's size
+QUEUE = 3  # reductions that are waited for, from which it is the queue that costs, not the last one's size
 LITTLE = 0.005  # of a step: what costs less is not in the headline
 
 
@@ -174,9 +174,10 @@ def _asynchronous(waits: list[Wait], found: StepObservation) -> str:
 
 
 def _rs_buffer(waits: list[Wait], found: StepObservation) -> str:
+    often = " Reductions take longer than backward hides." if len(waits) >= QUEUE else ""
     return (
         f"Gradients wait to be copied until an earlier reduce-scatter has read its input buffer: {_cost(waits)}; most "
-        f"before {_worst(waits)}, for {_worst_on(waits)}. Reductions take longer than backward hides."
+        f"before {_worst(waits)}, for {_worst_on(waits)}.{often}"
     )
 
 
@@ -208,7 +209,8 @@ def _small(waits: list[Wait], found: StepObservation) -> str:
     line = found.speeds.line(worst.on.group_size)
     fixed = f" of which about {human_ms(line.fixed_s)} are fixed costs, whatever the size" if line else ""
     return (
-        f"Messages are so small that latency is most of their time: {_cost(waits)}; most for {_worst_on(waits)}, "
+        f"For a group of {worst.on.group_size} ranks messages are so small that latency is most of their time: "
+        f"{_cost(waits)}; most for {_worst_on(waits)}, "
         f"{human_bytes(worst.on.bytes)} in {human_ms(worst.on.duration_s)},{fixed}."
     )
 
@@ -227,9 +229,8 @@ def _slow_rank(waits: list[Wait], found: StepObservation) -> str:
 
 
 def _copies(waits: list[Wait], found: StepObservation) -> str:
-    return (
-        f"Copies and casts before or after a collective hold compute up: {_cost(waits)}; most before {_worst(waits)}."
-    )
+    which = "before or after a collective" if found.comm else "of parameters and gradients"
+    return f"Copies and casts {which} hold compute up: {_cost(waits)}; most before {_worst(waits)}."
 
 
 def _host(waits: list[Wait], found: StepObservation) -> str:

@@ -175,7 +175,8 @@ def test_units_bound_by_different_things_are_told_apart():
     found = explained(Plan(separate_reduce_scatter_group=True), gather=40.0, scatter=40.0)
     assert found.bound == {"layers.0": "network", "layers.1": "compute", "layers.2": "network"}
     assert said(found, "units on it") == (
-        "Of the 3 units on it 2 are bound by the network (layers.0, layers.2), 1 bound by compute (layers.1)."
+        "Of the 3 units on it 2 are bound by the network (layers.0, layers.2; 74% of the step), 1 bound by compute "
+        "(layers.1; 26% of the step)."
     )
 
 

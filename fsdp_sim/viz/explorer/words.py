@@ -26,8 +26,11 @@ def headline(sim: Simulation) -> str:
         comm = "all communication is hidden behind compute"
     else:
         comm = f"{human_ms(exposed_s)} ({share:.0%}) is exposed communication, and {hidden:.0%} is hidden"
+    checkpoints = ", checkpoints" if sim.plan.save_every else ""
     between = (
-        f" ({human_ms(sim.between_steps_s)} of it between steps, for data and logging)" if sim.between_steps_s else ""
+        f" ({human_ms(sim.between_steps_s)} of it between steps, for data{checkpoints} and logging)"
+        if sim.between_steps_s
+        else ""
     )
     low, high = map(human_ms, sim.step_time_interval_s)
     return (

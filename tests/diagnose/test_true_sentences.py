@@ -1,0 +1,49 @@
+"""Sentences agree with the numbers of the same simulation, whatever was asked."""
+
+import re
+
+import pytest
+
+from fsdp_sim import Cluster, Plan, simulate
+
+B = {"param_dtype": "bf16", "reduce_dtype": "fp32"}
+NODE = Cluster("A100", gpus=8)
+
+
+def said(plan: Plan, model: str = "gpt2-124m", cluster: Cluster = NODE) -> str:
+    return str(simulate(model, cluster, plan).explain())
+
+
+def test_busy_time_of_an_offloaded_optimizer_is_not_the_gpus() -> None:
+    sim = simulate("gpt2-350m", Cluster("A100", gpus=1), Plan(cpu_offload=True, **B))
+    why = sim.explain()
+    assert why.optimizer_s > 0.5 * sim.exposure.compute_s
+    assert why.critical_s["CPU"] == pytest.approx(why.optimizer_s, rel=0.1)
+    assert "are the optimizer's, which runs on the CPU" in str(why)
+    assert "runs on the CPU" not in said(Plan(**B))
+
+
+def test_what_passes_between_steps_is_named_once() -> None:
+    assert "for data, clipping and logging" in said(Plan(**B))
+    assert "for data and logging" in said(Plan(clip_grad_norm=True, **B))
+    assert "for data, checkpoints, clipping and logging" in said(Plan(save_every=10, storage_gb_per_s=1.0, **B))
+
+
+def test_reductions_take_longer_than_backward_only_where_more_than_the_last_is_waited_for() -> None:
+    hidden = said(Plan(micro_batch=8, **B))
+    assert re.search(r"read its input buffer: [\d.]+ ms; most before rs_copy_in\(root\)", hidden)
+    assert "longer than backward hides" not in hidden
+    assert "longer than backward hides" in said(Plan(**B), "gpt2-350m", Cluster("A100", gpus=16, bandwidth_gbps=20))
+
+
+def test_units_are_counted_with_their_share_of_the_step() -> None:
+    (sentence,) = [line for line in said(Plan(api="ddp", micro_batch=4)).splitlines() if "units on it" in line]
+    shares = [float(share) for share in re.findall(r"; ([\d.]+)% of the step", sentence)]
+    assert len(shares) >= 2
+    assert sum(shares) <= 100.5
+    assert min(shares) < 5 < max(shares)
+
+
+def test_messages_are_small_for_so_many_ranks() -> None:
+    text = said(Plan(param_dtype="bf16", seq_len=128), cluster=Cluster("A100", gpus=256, latency_us=500))
+    assert "For a group of 256 ranks messages are so small" in text
