@@ -25,6 +25,7 @@ TRACES = ROOT / "tests" / "timeline" / "kineto" / "recorded"
 PROMISES = {
     "fsdp-sim simulate --model llama3-70b": r"tokens/s",
     "fsdp-sim fit --model llama3-8b": r"micro.batch",
+    "fsdp-sim tune --model llama3-8b": r"What each change is worth",
     "fsdp-sim sweep --model llama3-8b": r"GiB",
     "fsdp-sim program --layers 4": r"all_gather|ALL_GATHER",
     "fsdp-sim validate --leave-out model": r"%",

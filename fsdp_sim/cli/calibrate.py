@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from fsdp_sim.cli.options import CLUSTER, MODEL, PLAN, Command, option, request_options
+from fsdp_sim.cli.options import Command, option, request_options
 from fsdp_sim.measure.calibrate import MachineNumbers, calibrate
 from fsdp_sim.measure.from_trace import StackNumbers, calibrate_from
 from fsdp_sim.measure.train_probe import ProbeShape
@@ -41,7 +41,7 @@ from fsdp_sim.words import human_latency, human_ms
     metavar="TRACE",
     help="A trace of torch.profiler of a run with FSDP, one per rank; with the model, cluster and plan that ran.",
 )
-@request_options(MODEL, CLUSTER, PLAN)
+@request_options()
 def command(
     output: Path, overwrite: bool, ranks: int | None, device: str, quick: bool, as_json: bool, traces: tuple[Path, ...],
     texts: dict[str, str],

@@ -7,17 +7,7 @@ import sys
 import click
 import msgspec
 
-from fsdp_sim.cli.options import (
-    CLUSTER,
-    MODEL,
-    NO,
-    PLAN,
-    Command,
-    json_option,
-    option,
-    request_options,
-    schema_option,
-)
+from fsdp_sim.cli.options import NO, Command, json_option, option, request_options, schema_option
 from fsdp_sim.explore import LARGEST_OF, LargestFit, changes_that_fit, largest
 from fsdp_sim.requests import (
     FitResult,
@@ -42,7 +32,7 @@ LABELS = {"model": "model", "layers": "number of layers", "micro-batch": "micro-
 @option("--largest", "what", type=click.Choice(LARGEST_OF), default="micro-batch", show_default=True, help="Of what.")
 @option("--multiple-of", type=click.IntRange(min=1), help="The answer is a multiple of it.  [default: 1; seq-len 128]")
 @option("--family", default="", metavar="NAME", help="With --largest model: only names that begin so, such as llama3.")
-@request_options(MODEL, CLUSTER, PLAN)
+@request_options()
 @json_option
 @schema_option("fit")
 def fit(what: str, multiple_of: int | None, family: str, texts: dict[str, str], as_json: bool) -> None:

@@ -21,7 +21,11 @@ from fsdp_sim.spec import Model, Plan, gpu_names, link_names
 from fsdp_sim.words import did_you_mean
 
 Function = Callable[..., Any]
-NO, WRONG = 1, 2  # exit statuses: the answer is no (it does not fit), and what was asked wrongly; 0 is done
+NO, WRONG, INTERRUPTED = (
+    1,
+    2,
+    130,
+)  # exit statuses: the answer is no (it does not fit), wrongly asked, Ctrl-C
 
 
 class Text(click.ParamType):
@@ -147,7 +151,9 @@ def option(*args: Any, section: str = OUTPUT, **kwargs: Any) -> Callable[[Functi
 
 
 def request_options(*sections: str) -> Callable[[Function], Function]:
-    """The shared options of some headings. The function gets them as ``texts``, by the names of `fsdp_sim.requests`."""
+    """The shared options of some headings, or of all; ``texts`` has them, by the names of `fsdp_sim.requests`."""
+
+    sections = sections or (MODEL, CLUSTER, PLAN)
 
     def decorate(function: Function) -> Function:
         names = [name for section, name, *_ in SHARED if section in sections]

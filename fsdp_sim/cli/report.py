@@ -195,10 +195,7 @@ def print_tuned(found: TuneResult, job: Job) -> None:
     rows = [("as it was", found.start)]
     rows += [("best", found.best)] if found.best else []
     rows += [("needs least memory", found.nearest)] if found.nearest else []
-    table = _plans(
-        "", [(name, plan, "" if plan.fits else "does not fit, or is on the edge of memory") for name, plan in rows]
-    )
-    console.print(table)
+    console.print(_plans("", [(name, plan, "" if plan.fits else plan.fit) for name, plan in rows]))
     if found.step_time_interval_s:
         low, high = map(human_ms, found.step_time_interval_s)
         console.print(f"Four times in five the best plan's step takes between {low} and {high}.")
@@ -206,7 +203,7 @@ def print_tuned(found: TuneResult, job: Job) -> None:
         console.print("\nWhat each change is worth: the best plan simulated without it.")
         priced = [
             (f"{_settings(one.before)}  instead of  {_settings(one.after)}", one.without,
-             "does not fit" if not one.without.fits else "")
+             "" if one.without.fits else one.without.fit)
             for one in found.worth
         ]  # fmt: skip
         console.print(_plans("with", priced))

@@ -8,18 +8,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from fsdp_sim.cli.options import (
-    CLUSTER,
-    MODEL,
-    NO,
-    PLAN,
-    WRONG,
-    Command,
-    json_option,
-    option,
-    request_options,
-    schema_option,
-)
+from fsdp_sim.cli.options import NO, WRONG, Command, json_option, option, request_options, schema_option
 from fsdp_sim.explore import changes_that_fit, changes_that_help
 from fsdp_sim.packages import missing
 from fsdp_sim.requests import Failure, Job, Request, Result, read_requests, request_of_texts, resolve, result_of
@@ -33,7 +22,7 @@ EPILOG = (
 
 
 @click.command(cls=Command, epilog=EPILOG)
-@request_options(MODEL, CLUSTER, PLAN)
+@request_options()
 @option("--from", "source", metavar="FILE", help="A JSON list of requests ('-' reads stdin); results in their order.")
 @json_option
 @option("--timeline", metavar="FILE", help="Write the step's events as JSON lines.")

@@ -14,10 +14,8 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
 
 from fsdp_sim.cli.options import (
-    CLUSTER,
-    MODEL,
+    INTERRUPTED,
     NO,
-    PLAN,
     Command,
     Pair,
     json_option,
@@ -30,7 +28,6 @@ from fsdp_sim.explore import Sweep, front_of, read_rows
 from fsdp_sim.explore.sweep import RESULTS, SweepRow
 from fsdp_sim.requests import NAMES
 
-INTERRUPTED = 130
 EPILOG = (
     "Rows stand in the order of the combinations, the last --vary fastest; impossible ones have their reason in the "
     "column error. Exit status: 0; 1 if no combination fits; 2 for what was asked wrongly; 130 after Ctrl-C, which "
@@ -65,7 +62,7 @@ class SweepResult(msgspec.Struct):
     help="A field of the model, the cluster or the plan (or model, gpu, gpus) and its values; give it several times. "
     "Values with commas in them stand between semicolons.",
 )  # fmt: skip
-@request_options(MODEL, CLUSTER, PLAN)
+@request_options()
 @option("--out", metavar="FILE", help="CSV file, written row by row.")
 @option("--resume", is_flag=True, help="Go on with --out where an earlier run of the same sweep ended.")
 @option("--processes", type=click.IntRange(min=1), help="How many simulate at a time.  [default: 2, or the cores]")

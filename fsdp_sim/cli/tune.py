@@ -12,27 +12,15 @@ from msgspec import UNSET, UnsetType
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn
 
-from fsdp_sim.cli.options import (
-    CLUSTER,
-    MODEL,
-    NO,
-    PLAN,
-    Command,
-    Pair,
-    json_option,
-    option,
-    request_options,
-    schema_option,
-)
+from fsdp_sim.cli.options import INTERRUPTED, NO, Command, Pair, json_option, option, request_options, schema_option
 from fsdp_sim.explore import LEVERS, Candidate, Tuned
 from fsdp_sim.explore import tune as search
 from fsdp_sim.forms import State, accelerate_yaml, plan_texts, python_code, torch_code, torchtitan_toml
 from fsdp_sim.requests import PLAN_FIELDS, PricedChange, Request, TunedPlan, TuneResult, request_of_texts, resolve
-from fsdp_sim.simulation import simulate
+from fsdp_sim.simulation import Fit, simulate
 from fsdp_sim.spec import Plan, plan_fields
 from fsdp_sim.words import human_ms
 
-INTERRUPTED = 130
 FORMS: dict[str, Callable[[State], str]] = {
     "python": python_code, "torch": torch_code, "torchtitan": torchtitan_toml, "accelerate": accelerate_yaml,
 }  # fmt: skip
@@ -88,7 +76,7 @@ class TuneRequest(Request, forbid_unknown_fields=True, kw_only=True):  # type: i
     section="Search",
     help="What a rank may need.  [default: what a process can use of the GPU's memory]",
 )
-@request_options(MODEL, CLUSTER, PLAN)
+@request_options()
 @option("--as", "form", type=click.Choice(list(FORMS)), help="Print the best plan in this form, and nothing else.")
 @json_option
 @schema_option("tune")
@@ -161,7 +149,10 @@ def _result(found: Tuned, texts: dict[str, str], notes: list[str]) -> TuneResult
         changed = {
             name: getattr(one.plan, name) for name in PLAN_FIELDS if getattr(one.plan, name) != getattr(start, name)
         }
-        return TunedPlan(changed, one.step_time_s, one.tokens_per_s_per_gpu, one.peak_memory_bytes, one.fits)
+        fit = Fit.FITS if one.fits else Fit.DOES_NOT_FIT
+        if not one.fits and one.peak_memory_bytes <= found.memory_limit_bytes:
+            fit = simulate(found.model, found.space.cluster, one.plan, **found.options).fit
+        return TunedPlan(changed, one.step_time_s, one.tokens_per_s_per_gpu, one.peak_memory_bytes, one.fits, str(fit))
 
     forms, not_as = {}, {}
     state = ""

@@ -192,7 +192,7 @@ class TunedPlan(msgspec.Struct, frozen=True):
 
     Attributes:
         set: fields in which it differs from the start, with their values.
-        fits: with a margin; on the edge of memory does not count.
+        fits: with a margin; on the edge of memory does not count. ``fit`` tells that from what does not fit.
     """
 
     set: dict[str, Any]
@@ -200,6 +200,7 @@ class TunedPlan(msgspec.Struct, frozen=True):
     tokens_per_s_per_gpu: float
     peak_memory_bytes: int
     fits: bool
+    fit: str
 
 
 class PricedChange(msgspec.Struct, frozen=True):

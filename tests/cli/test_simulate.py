@@ -68,7 +68,7 @@ def test_a_dtype_that_is_named_or_cannot_be_had_is_left_alone(arguments, dtypes)
     result = as_json(*given)
 
     assert (result["plan"]["param_dtype"], result["plan"]["reduce_dtype"]) == dtypes
-    assert result["notes"] == []
+    assert not any("the request names no dtype" in note for note in result["notes"])
 
 
 def test_every_field_of_a_plan_can_be_given():
