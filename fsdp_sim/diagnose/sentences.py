@@ -15,7 +15,7 @@ from fsdp_sim.diagnose.waits import Wait
 from fsdp_sim.timeline import Event, Op, Phase, exposure_of
 from fsdp_sim.words import human_bytes, human_ms, percent
 
-QUEUE = 3  # reductions that are waited for, from which it is the queue that costs, not the last one's size
+QUEUE = 3  # reductions after backward from which it is the queue that costs, not the last one's size
 LITTLE = 0.005  # of a step: what costs less is not in the headline
 
 
@@ -174,7 +174,8 @@ def _asynchronous(waits: list[Wait], found: StepObservation) -> str:
 
 
 def _rs_buffer(waits: list[Wait], found: StepObservation) -> str:
-    often = " Reductions take longer than backward hides." if len(waits) >= QUEUE else ""
+    reduced = sum(e.op in REDUCTIONS for e in found.comm)
+    often = " Reductions take longer than backward hides." if 2 * len(waits) >= reduced else ""
     return (
         f"Gradients wait to be copied until an earlier reduce-scatter has read its input buffer: {_cost(waits)}; most "
         f"before {_worst(waits)}, for {_worst_on(waits)}.{often}"
