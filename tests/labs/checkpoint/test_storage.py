@@ -188,6 +188,13 @@ def test_much_is_written_to_several_files(tmp_path, monkeypatch):
     ]
 
 
+def test_a_file_that_came_out_shorter_than_planned_is_no_checkpoint(tmp_path, monkeypatch):
+    monkeypatch.setattr(storage, "bytes_of", lambda tensors: (part[:-4] for part in bytes_of(tensors)))
+    with pytest.raises(BaseException, match=r"shard-0\.bin has 36 bytes where 40 were planned"):
+        Checkpointer(tmp_path).save(1, {"t": torch.randn(10)}, {}, {})
+    assert Checkpointer(tmp_path).newest() is None
+
+
 def test_what_is_no_tensor_is_refused(tmp_path):
     with pytest.raises(BaseException, match="epoch is no tensor; what is not belongs into the progress, as JSON"):
         dcp.save({"a": torch.zeros(2), "epoch": 3}, storage_writer=Writer(tmp_path), no_dist=True)
