@@ -68,11 +68,16 @@ class Peers:
         place = self._places[e.rank, e.seq]
         size = max(1, e.group_size)
         world = max(self.timeline.header.world_size, max(self.timeline.ranks) + 1)
-        own = group_number(e.op, e.rank, size, world)
+        apart = 1 if e.op is Op.ALL_TO_ALL else self._apart.get(e.unit, 1)
+        own = group_number(e.op, e.rank, size, world, apart)
         for rank, events in self._occurrences[_key(e)].items():
-            if group_number(e.op, rank, size, world) == own and place < len(events):
+            if group_number(e.op, rank, size, world, apart) == own and place < len(events):
                 found.append(events[place])
         return found
+
+    @cached_property
+    def _apart(self) -> dict[str, int]:
+        return {unit.name: unit.apart for unit in self.timeline.header.units}
 
     @cached_property
     def _occurrences(self) -> dict[Key, dict[int, list[Event]]]:

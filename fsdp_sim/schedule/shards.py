@@ -22,9 +22,10 @@ def unit_shards(units: Sequence[Unit], plan: Plan, world_size: int) -> tuple[Uni
 def _of_unit(unit: Unit, plan: Plan, shards: int, states: int) -> UnitShards:
     """FSDP2 cuts each parameter along dimension 0, FSDP1 the flat parameter of the unit."""
     rows: dict[int, int] = {}
+    shared_out = unit.exchange is not None and plan.expert_parallel > 1
     for p in unit.params:
         n = p.shape[0]
-        if unit.exchange and plan.expert_parallel > 1 and n < shards:  # fewer experts than ranks: cut along dimension 1
+        if shared_out and n < shards:  # fewer experts than ranks: cut along dimension 1
             n *= p.shape[1]
         rows[n] = rows.get(n, 0) + p.bytes // n
     if plan.api == "fsdp1":
@@ -33,7 +34,7 @@ def _of_unit(unit: Unit, plan: Plan, shards: int, states: int) -> UnitShards:
     trained = any(p.requires_grad for p in unit.params)
     return UnitShards(
         name=unit.name, segments=unit.names_of_segments, shards=shards, rows=tuple(rows.items()), trained=trained,
-        optimizer_states=states * trained, offloaded=plan.cpu_offload,
+        optimizer_states=states * trained, offloaded=plan.cpu_offload, apart=plan.expert_parallel if shared_out else 1,
     )  # fmt: skip
 
 

@@ -91,13 +91,19 @@ def in_turn(events: Iterable[Event]) -> list[tuple[Event, Interval]]:
     return found
 
 
-def group_number(op: Op, rank: int, group_size: int, world_size: int) -> int:
-    """Which of the groups of a collective a rank is in: shards are consecutive ranks, and replicas, which all-reduce,
-    those at equal positions of them.
+def group_number(op: Op, rank: int, group_size: int, world_size: int, apart: int = 1) -> int:
+    """Which of the groups of a collective a rank is in: shards are consecutive ranks, or ranks so far ``apart``, and
+    replicas, which all-reduce, those at equal positions of them.
+
+    Example:
+        >>> [group_number(Op.ALL_GATHER, rank, 2, 8, apart=2) for rank in range(8)]
+        [0, 1, 0, 1, 2, 3, 2, 3]
     """
     if group_size >= world_size:
         return 0
-    return rank % (world_size // group_size) if op is Op.ALL_REDUCE else rank // group_size
+    if op is Op.ALL_REDUCE:
+        return rank % (world_size // group_size)
+    return rank // (group_size * apart) * apart + rank % apart
 
 
 def communicates(op: Op, lane: Lane) -> bool:

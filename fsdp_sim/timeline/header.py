@@ -24,6 +24,8 @@ class UnitShards(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
         trained: it has gradients.
         optimizer_states: how many numbers the optimizer keeps of each parameter.
         offloaded: shards, their gradients and optimizer states rest in the CPU's memory.
+        apart: from one rank of its all-gathers to the next: experts that neighbouring ranks share out are gathered
+            among the ranks that have the same ones.
 
     Example:
         >>> UnitShards(name="root", shards=4, rows=((5, 8),)).part_bytes
@@ -39,6 +41,7 @@ class UnitShards(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     trained: bool = True
     optimizer_states: int = 0
     offloaded: bool = False
+    apart: int = 1
 
     @cached_property
     def parts(self) -> tuple[str, ...]:

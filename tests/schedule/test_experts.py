@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 
 from fsdp_sim import ranks
+from fsdp_sim.diagnose.peers import Peers
+from fsdp_sim.engine import run
 from fsdp_sim.schedule import Exchange, Param, Program, Unit, build, state_bytes, toy
 from fsdp_sim.spec import Plan
 from fsdp_sim.timeline import Memory, Op
@@ -117,3 +120,18 @@ def test_ranks_that_cannot_share_out_the_experts_are_refused(plan, message):
         build(units_of(2), plan, plan.shard_size or 4)
     with pytest.raises(ValueError, match="no unit has experts"):
         build(toy(2), plan, plan.shard_size or 4)
+
+
+def test_a_record_says_which_ranks_gather_experts_together():
+    """Of 4 ranks 0 and 2 have the same experts, and neighbours exchange tokens."""
+    program = build(units_of(2), Plan(expert_parallel=2), 4)
+    peers = Peers(run(program, lambda i: np.arange(1.0, 5.0)).timeline())
+    together = {
+        (e.op, e.unit, tuple(other.rank for other in peers.group(e)))
+        for e in peers.timeline.ops
+        if e.op in (Op.ALL_GATHER, Op.ALL_TO_ALL)
+    }
+    assert {ranks for op, unit, ranks in together if unit == "layers.1"} == {(0, 1, 2, 3)}
+    assert {ranks for op, _, ranks in together if op is Op.ALL_TO_ALL} == {(0, 1), (2, 3)}
+    of_experts = {ranks for op, unit, ranks in together if op is Op.ALL_GATHER and unit.endswith("experts")}
+    assert of_experts == {(0, 2), (1, 3)}
