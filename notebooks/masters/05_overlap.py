@@ -361,12 +361,12 @@ for limit in (True, False):
     limits[f"limit_all_gathers={limit}"] = simulate("gpt2-774m", cluster, plan)
 active = [sim.memory.active_bytes for sim in limits.values()]
 timelines = {name: sim.timeline for name, sim in limits.items()}
-limiter = issued_ahead(timelines, "Without the limiter the CPU asks for 32 of 36 blocks in advance, with it for 3")
-assert [row[1] for row in limiter.tables[0].rows] == ["3", "32"]
+limiter = issued_ahead(timelines, "Without the limiter the CPU asks for all 36 blocks in advance, with it for 3")
+assert [row[1] for row in limiter.tables[0].rows] == ["3", "36"]
 limiter
 
 # %% [markdown]
-# 3 with the limiter; without it 32, nearly the whole model. The step takes as long either way, for the wire
+# 3 with the limiter; without it all 36, the whole model. The step takes as long either way, for the wire
 # is the same. What grows is memory: FSDP1 frees with `record_stream`, which keeps a block until the GPU has
 # passed, and the CPU asks for the next one now. FSDP2 needs no limiter: its streams wait for events, so
 # memory does not depend on how far the CPU is ahead.
