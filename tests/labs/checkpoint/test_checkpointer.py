@@ -227,6 +227,13 @@ class TestDamage:
             path.write_bytes(whole)
         assert newest_in(tmp_path) == (2, [])
 
+    def test_progress_of_another_trainer_is_passed_over_with_the_reason(self, tmp_path):
+        run(save_steps, RANKS, tmp_path, 1, progress=False)
+        checkpointer = Checkpointer(tmp_path, schema=dict[str, str])
+        assert checkpointer.newest() is None
+        (told,) = checkpointer.messages()
+        assert "step-1 is damaged and was passed over: progress.json is not what a run writes: Expected `str`" in told
+
     def test_ranks_find_it_together_whoever_reads_the_file(self, tmp_path):
         def fn():
             checkpointer = make(tmp_path)

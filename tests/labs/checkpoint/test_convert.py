@@ -154,6 +154,13 @@ def test_a_file_of_weights_from_anywhere(save: Callable[[Path], None], tmp_path:
     assert load_file(tmp_path / "copy" / "model.safetensors").keys() == dict(model.named_parameters()).keys()
 
 
+def test_a_head_of_its_own_is_not_taken_for_a_tied_one(tmp_path: Path) -> None:
+    own = torch.ones_like(build(MODEL).state_dict()["tok_emb.weight"])
+    torch.save(build(MODEL).state_dict() | {"head.weight": own}, tmp_path / "theirs.pt")
+    convert(tmp_path / "theirs.pt", tmp_path / "weights", "full")
+    assert torch.equal(load_file(tmp_path / "weights" / "model.safetensors")["head.weight"], own)
+
+
 class Harmful:
     """Unpickling it would make a file."""
 
