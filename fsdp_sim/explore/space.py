@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from fsdp_sim.spec import ONLY_WITH_ACCUMULATION, Cluster, Plan, takes
+from fsdp_sim.spec import ONLY_WITH_ACCUMULATION, Cluster, Plan, shards_of, takes
 from fsdp_sim.spec.fields import check
 from fsdp_sim.words import did_you_mean
 
@@ -51,6 +51,14 @@ def _shard_sizes(cluster: Cluster, plan: Plan) -> Iterator[tuple[int | None]]:
         size *= 2
 
 
+def _expert_ranks(cluster: Cluster, plan: Plan) -> Iterator[tuple[int]]:
+    """Nobody, two ranks, four, ..., as many as shard."""
+    ranks = 1
+    while ranks <= shards_of(plan, cluster.gpus):
+        yield (ranks,)
+        ranks *= 2
+
+
 def _reshard(cluster: Cluster, plan: Plan) -> Iterator[tuple[bool | int | None]]:
     yield from ((None,), (False,), (True,))
     if cluster.nodes > 1:
@@ -73,6 +81,7 @@ LEVERS = {
     for lever in (
         Lever(("api",), _each("fsdp2", "ddp")),
         Lever(("shard_size",), _shard_sizes),
+        Lever(("expert_parallel",), _expert_ranks),
         Lever(("reshard_after_forward",), _reshard),
         Lever(("sharding_strategy",), _each("FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "NO_SHARD")),
         Lever(("activation_checkpointing",), _each(None, "selective", 2, "full")),

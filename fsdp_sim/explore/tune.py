@@ -133,6 +133,8 @@ def tune(
     if not isinstance(model, Model):
         raise ValueError(f"{model!r} cannot be tuned; take a Model or the name of one, whose micro-batch can vary")
     asked = with_global_batch(plan or Plan(), cluster, global_batch)
+    if vary is None and not model.n_expert:
+        hold = [*hold, "expert_parallel"]
     space = space_of(cluster, asked, vary=vary, hold=hold, allow=allow)
     tries = _Tries(model, cluster, asked, memory_limit_bytes, on_simulated, options)
     tries.simulated(asked)

@@ -46,6 +46,7 @@ def test_what_is_asked_wrongly_and_what_does_not_fit(arguments, words, status):
 
 
 @pytest.mark.slow
+@pytest.mark.tail
 def test_examples_of_the_help_work():
     for example in examples("tune"):
         assert call(*example).exit_code == 0, example

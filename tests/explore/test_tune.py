@@ -104,3 +104,12 @@ def test_ctrl_c_keeps_the_best_so_far():
 def test_what_is_impossible_is_refused(asked, words):
     with pytest.raises(ValueError, match=words.replace("?", r"\?")):
         tune(SMALL, A100, START, **asked)
+
+
+def test_experts_are_shared_out_where_a_model_has_them() -> None:
+    """Eight experts cut into 64 shards are padded eightfold."""
+    asked = Plan(seq_len=4096, param_dtype="bf16", reduce_dtype="fp32", activation_checkpointing="full")
+    found = tune("mixtral-8x7b", Cluster("H100", gpus=64), asked, vary=["expert_parallel", "activation_checkpointing"])
+    assert found.best is not None
+    assert found.best.plan.expert_parallel == 8
+    assert "expert_parallel" not in tune(SMALL, Cluster("H100", gpus=4), START, memory_limit_bytes=2**40).space.levers
