@@ -247,9 +247,9 @@ in_torch(FSDPParam.shard, FSDPParam.to_sharded_dtensor, FSDPParam.to_unsharded)
 # %% exercise="audit_of_shards"
 
 # %%
-from fsdp_sim.learn.exercises.sharding.audit_of_shards import Partly
+from fsdp_sim.learn.exercises.sharding.audit_of_shards import PartlySharded
 
-audit = run(checked.use, 2, Partly(((4, 4), (5, 4), (6, 4)), forgotten=(1,)), progress=False, show_output=False)
+audit = run(checked.use, 2, PartlySharded(((4, 4), (5, 4), (6, 4)), forgotten=(1,)), progress=False, show_output=False)
 print(*(f"rank {rank}: {found}" for rank, found in enumerate(audit)), sep="\n")
 assert all(found["not sharded"] == ["1.weight", "1.bias"] for found in audit)
 assert sum(found["kept here"] for found in audit) == audit[0]["parameters"] + 5 * 5

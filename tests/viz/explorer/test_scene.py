@@ -67,5 +67,5 @@ def test_of_too_many_bars_neighbours_are_drawn_as_one_and_a_part_shows_each() ->
     whole = seen.bars_between(0.0, seen.span_ms)
     assert len(whole) < len(seen.rows) > MAX_BARS
     assert sorted(row for some in whole.members for row in some) == seen.rows
-    part = seen.bars_between(0.0, seen.span_ms / 100)
+    part = seen.bars_between(0.0, seen.span_ms / 200)
     assert {len(some) for some in part.members} == {1}
