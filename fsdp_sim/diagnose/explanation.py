@@ -17,8 +17,7 @@ from fsdp_sim.diagnose.critical_path import RunCauses, critical_path_of_run
 from fsdp_sim.diagnose.diagnosis import diagnose
 from fsdp_sim.diagnose.findings import Diagnosis
 from fsdp_sim.engine import Exposure, Run, exposure
-from fsdp_sim.schedule import Instruction, Param, Program
-from fsdp_sim.spec import shards_of
+from fsdp_sim.schedule import Instruction, Param, Program, mesh_of, mesh_of_unit
 from fsdp_sim.timeline import COLLECTIVES, Op
 from fsdp_sim.words import human_ms, percent
 
@@ -231,17 +230,18 @@ def _padding(found: Explanation) -> list[str]:
 
 def _padded(program: Program) -> list[str]:
     """Dimension 0 is cut into one piece per rank: of 8 experts on 64 ranks 56 hold nothing, but all are sent."""
-    shards = shards_of(program.plan, program.world_size)
-    if program.plan.api != "fsdp2" or shards == 1:
+    plan, mesh = program.plan, mesh_of(program.plan, program.world_size)
+    if plan.api != "fsdp2" or mesh.shards == 1:
         return []
     times_of: dict[str, float] = {}
     worst: dict[str, Param] = {}
     for unit in program.units:
+        of_unit = mesh_of_unit(unit, mesh, plan)
         own = sum(p.bytes for p in unit.params)
-        padded = sum(p.padded_bytes(shards) for p in unit.params)
-        if own and padded >= PADDED * own:
-            times_of[unit.name] = padded / own
-            worst[unit.name] = max(unit.params, key=lambda p: p.padded_bytes(shards) - p.bytes)
+        padded = {p: of_unit.padded_bytes(p) for p in unit.params}
+        if own and sum(padded.values()) >= PADDED * own:
+            times_of[unit.name] = sum(padded.values()) / own
+            worst[unit.name] = max(unit.params, key=lambda p: padded[p] - p.bytes)
     if not times_of:
         return []
     first = max(times_of, key=lambda name: times_of[name])
@@ -249,7 +249,7 @@ def _padded(program: Program) -> list[str]:
     return [
         f"{_names(list(times_of))} {'is' if len(times_of) == 1 else 'are'} padded to up to {times_of[first]:.1f} times "
         f"{'its' if len(times_of) == 1 else 'their'} size, in what is sent, kept and stepped: {param.name} has "
-        f"{param.shape[0]} rows for {shards} shards. Fewer shards (shard_size), or shards of another dimension "
+        f"{param.shape[0]} rows for {mesh.shards} shards. Fewer shards (shard_size), or shards of another dimension "
         f"(shard_placement_fn), need less."
     ]
 

@@ -4,6 +4,7 @@ from fsdp_sim.schedule.build import build
 from fsdp_sim.schedule.checkpointing import blocks_of, checkpoints
 from fsdp_sim.schedule.instruction import Instruction, Kind
 from fsdp_sim.schedule.lines import EXTRA_OPS
+from fsdp_sim.schedule.mesh import mesh_of, mesh_of_unit
 from fsdp_sim.schedule.optimizer import NEWTON_SCHULZ_STEPS, matrices
 from fsdp_sim.schedule.program import Program
 from fsdp_sim.schedule.states import state_bytes
@@ -25,6 +26,8 @@ __all__ = [
     "build",
     "checkpoints",
     "matrices",
+    "mesh_of",
+    "mesh_of_unit",
     "state_bytes",
     "toy",
     "toy_program",

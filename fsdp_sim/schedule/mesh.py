@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fsdp_sim.schedule.unit import Param, Unit, padded_numel
-from fsdp_sim.spec import Plan
+from fsdp_sim.spec import DTYPE_BYTES, Plan
 
 OF_EXPERTS = " of experts"  # what the names of their communicators end with
 
@@ -42,6 +42,10 @@ class Mesh:
             return padded_numel(param.shape, self.shards)
         rows = param.shape[0] // self.expert_parallel
         return padded_numel((rows, *param.shape[1:]), 1 if self.by_columns(param) else self.shards)
+
+    def padded_bytes(self, param: Param) -> int:
+        """Bytes of all ranks' shards of a copy, of experts those of all who share them out."""
+        return self.padded_numel(param) * self.expert_parallel * DTYPE_BYTES[param.dtype]
 
     def by_columns(self, param: Param) -> bool:
         """Whether FSDP shards it along dimension 1: experts of which each rank has fewer than there are ranks, as

@@ -276,3 +276,5 @@ def test_units_with_fewer_rows_than_ranks_are_said_to_be_padded():
     assert "experts.up has 8 rows for 64 shards" in said
     for plan in (Plan(shard_size=8), Plan(api="fsdp1")):
         assert not any("padded" in s for s in simulate(moe, Cluster("H100", gpus=64), plan).explain().sentences)
+    apart = simulate("mixtral-8x7b", Cluster("H100", gpus=64), Plan(expert_parallel=8))
+    assert not any("padded" in s for s in apart.explain().sentences)
