@@ -21,11 +21,8 @@ from fsdp_sim.spec import Model, Plan, gpu_names, link_names
 from fsdp_sim.words import did_you_mean
 
 Function = Callable[..., Any]
-NO, WRONG, INTERRUPTED = (
-    1,
-    2,
-    130,
-)  # exit statuses: the answer is no (it does not fit), wrongly asked, Ctrl-C
+# Exit statuses: the answer is no (it does not fit), what was asked wrongly, Ctrl-C; 0 is done.
+NO, WRONG, INTERRUPTED = 1, 2, 130
 
 
 class Text(click.ParamType):

@@ -67,7 +67,7 @@ class Costs:
         on_cpu = cluster.kind == "cpu"
         self.calibration = calibration or (MEASURED if on_cpu else fitted(plan.stack))
         self.launch_s = COPY_LAUNCH_S if on_cpu else COMPILED_LAUNCH_S if plan.compile else LAUNCH_S
-        self._backward_launch_s = BACKWARD_LAUNCH_S if self.launch_s == LAUNCH_S else self.launch_s
+        self._backward_launch_s = self.launch_s if on_cpu or plan.compile else BACKWARD_LAUNCH_S
         part = cluster.gpu
         self._measured = on_cpu and part.launch_s is not None
         gap_s = part.launch_s if self._measured else self.calibration.kernel_gap_s
@@ -89,7 +89,8 @@ class Costs:
             key = (op, i.bytes, i.group_size, i.communicator)
             found = self._collectives.get(key)
             if found is None:
-                alone_s = collective_s(op.lower(), i.bytes, i.group_size, self.cluster, stride=self._stride(i))
+                stride = i.stride_among(self.cluster.gpus)
+                alone_s = collective_s(op.lower(), i.bytes, i.group_size, self.cluster, stride=stride)
                 found = self._collectives[key] = alone_s / self.calibration.link_fraction
             return found
         if op is Op.OPTIM:
@@ -127,7 +128,7 @@ class Costs:
 
     def nic_share(self, collective: Instruction) -> float:
         """The share of the network card that a collective uses: all of it if it leaves the node, otherwise none."""
-        span = self.cluster.spans(collective.group_size, self._stride(collective))
+        span = self.cluster.spans(collective.group_size, collective.stride_among(self.cluster.gpus))
         return 1.0 if span.nodes > 1 else 0.0
 
     # Neither depends on the unit, so they are asked once per collective.
@@ -179,10 +180,6 @@ class Costs:
         moved = sum([of_each[dtype] * count for dtype, count in self.workload.trained_of_dtype.items()])
         of_muon = [p for _, p in matrices(self.workload.units)] if plan.optimizer == "muon" else []
         return moved + sum([math.prod(p.shape) * (matrix - of_each[p.dtype]) for p in of_muon])
-
-    def _stride(self, i: Instruction) -> int:
-        """Ranks between neighbours of the group: replicas of a shard lie a shard group apart, equal experts a bit."""
-        return self.plan.shard_size or 1 if i.communicator.startswith("replicate") else i.stride
 
 
 def _launched(kernels: Iterable[Kernel], compiled: bool) -> list[tuple[list[Kernel], int]]:

@@ -14,7 +14,7 @@ from fsdp_sim.schedule import Instruction
 
 def group_of(i: Instruction, rank: int, world_size: int, ranks: int) -> range:
     """The played ranks that take part in a rank's collective."""
-    stride = _stride(i, world_size)
+    stride = i.stride_among(world_size)
     block = i.group_size * stride
     first = rank // block * block + rank % stride
     return range(first, min(first + block, ranks), stride)
@@ -30,7 +30,7 @@ def over_group(value: Seconds, i: Instruction, world_size: int, ranks: int) -> S
         return float(value)
     import numpy as np  # which one rank does without
 
-    stride = _stride(i, world_size)
+    stride = i.stride_among(world_size)
     if i.group_size >= world_size or (ranks <= i.group_size and stride == 1):
         return float(value.max())
     blocks = -(-ranks // (i.group_size * stride))
@@ -39,8 +39,3 @@ def over_group(value: Seconds, i: Instruction, world_size: int, ranks: int) -> S
     table = padded.reshape(blocks, i.group_size, stride)  # a group is a column of a block
     largest: Times = np.broadcast_to(table.max(axis=1, keepdims=True), table.shape).reshape(-1)[:ranks]
     return largest
-
-
-def _stride(i: Instruction, world_size: int) -> int:
-    """From one rank of a group to the next: replicas are as far apart as there are ranks in a copy."""
-    return max(1, world_size // i.group_size) if i.communicator.startswith("replicate") else i.stride

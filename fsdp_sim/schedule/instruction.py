@@ -32,7 +32,7 @@ class Instruction(NamedTuple):
         unit: the unit it is for; for FWD, BWD and RECOMPUTE the segment.
         bytes: a collective's whole message, a copy's data, or the size of the buffers.
         group_size, communicator: of a collective; collectives of one communicator run in issue order.
-        stride: from one rank of a shard group to the next; replicas of a shard lie a shard group apart all the same.
+        stride: from one rank of a shard group to the next. For those of any group, ask `stride_among`.
         reduce_op: of a reduction, for example AVG.
         event: number of the event recorded or waited for; of an asynchronous collective, the event at its end.
         event_lane: the stream that records it.
@@ -90,6 +90,10 @@ class Instruction(NamedTuple):
             case Kind.RECORD_STREAM:
                 return f"tensor kept until {self.lane} passes ({self.unit})"
         return self.detail or f"e{self.event}@{self.event_lane}"
+
+    def stride_among(self, world_size: int) -> int:
+        """From one rank of its group to the next: replicas are as far apart as there are ranks in a copy."""
+        return max(1, world_size // self.group_size) if self.communicator.startswith("replicate") else self.stride
 
     @property
     def line(self) -> str:
