@@ -9,8 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from fsdp_sim.cost.collectives import family_of
-from fsdp_sim.spec import Cluster, Link, Model, Plan, gpu_names, link, link_names
-from fsdp_sim.spec.plan import takes
+from fsdp_sim.spec import ONLY_WITH_ACCUMULATION, Cluster, Link, Model, Plan, gpu_names, link, link_names, takes
 from tests.laws.law import Change, Request, simulated
 
 POOL: tuple[Any, ...] = (None, True, False, 1, 2, 3, "last", 0.5, 4.0, 25.0)
@@ -70,9 +69,7 @@ def requests(draw: st.DrawFn) -> Request:
 
 
 LEFT = ("torch",)  # as the default says: laws of its own speak of the versions
-NEVER = (  # False: it trains wrongly, and torch too fails for some
-    "requires_gradient_sync", "requires_all_reduce", "reshard_after_backward", "is_last_backward",
-)  # fmt: skip
+NEVER = ONLY_WITH_ACCUMULATION  # False: it trains wrongly, and torch too fails for some
 
 
 def together(fields: dict[str, Any], model: Model, cluster: Cluster) -> Plan:

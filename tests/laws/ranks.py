@@ -83,22 +83,17 @@ LAWS = [
         stays=[ORDER, COPYING, OPTIMIZER, PEAK, ALL_REDUCED, SHARDS, STATES, GRADIENTS],
         never_falls=[COMPUTE, STEP, COMM, SENT],
     ),
-    laws(
-        "twice the nodes under ZeRO-1",
-        after(over_nodes, by("zero1")),
-        twice_the_ranks,
-        stays=[ORDER, SHARDS],
-        never_grows=[STATES, OPTIMIZER],
-        never_falls=[COMPUTE, COMM, SENT],
-    ),
-    laws(
-        "twice the nodes under ZeRO-2",
-        after(over_nodes, by("zero2")),
-        twice_the_ranks,
-        stays=[ORDER, SHARDS],
-        never_grows=[STATES, OPTIMIZER],
-        never_falls=[COMPUTE, COMM, SENT],
-    ),
+    *[
+        laws(
+            f"twice the nodes under ZeRO-{stage}",
+            after(over_nodes, by(f"zero{stage}")),
+            twice_the_ranks,
+            stays=[ORDER, SHARDS],
+            never_grows=[STATES, OPTIMIZER],
+            never_falls=[COMPUTE, COMM, SENT],
+        )
+        for stage in (1, 2)
+    ],
     laws(
         "twice the nodes, each copy of the parameters on one",
         after(full, on(2), in_groups(1)),

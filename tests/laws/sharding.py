@@ -46,32 +46,25 @@ LAWS = [
         stays=SAME_TRAFFIC,
         never_falls=[WHOLE],
     ),
-    laws(
-        "a list of three units in place of one in forward",
-        after(one_by_one, plan(forward_prefetch=1)),
-        plan(forward_prefetch=3),
-        stays=SAME_TRAFFIC,
-        never_falls=[WHOLE],
-    ),
-    laws(
-        "a list of three units in place of one in backward",
-        after(one_by_one, plan(backward_prefetch=1)),
-        plan(backward_prefetch=3),
-        stays=SAME_TRAFFIC,
-        never_falls=[WHOLE],
-    ),
-    laws(
-        "a list as long as any in forward",
-        after(one_by_one, plan(forward_prefetch=9)),
-        plan(forward_prefetch=99),
-        stays=ALL,
-    ),
-    laws(
-        "a list as long as any in backward",
-        after(one_by_one, plan(backward_prefetch=9)),
-        plan(backward_prefetch=99),
-        stays=ALL,
-    ),
+    *[
+        laws(
+            f"a list of three units in place of one in {phase}",
+            after(one_by_one, plan(**{f"{phase}_prefetch": 1})),
+            plan(**{f"{phase}_prefetch": 3}),
+            stays=SAME_TRAFFIC,
+            never_falls=[WHOLE],
+        )
+        for phase in ("forward", "backward")
+    ],
+    *[
+        laws(
+            f"a list as long as any in {phase}",
+            after(one_by_one, plan(**{f"{phase}_prefetch": 9})),
+            plan(**{f"{phase}_prefetch": 99}),
+            stays=ALL,
+        )
+        for phase in ("forward", "backward")
+    ],
     laws(
         "prefetching in backward as FSDP1 does",
         after(of_several, by("fsdp1", sharding_strategy="FULL_SHARD", backward_prefetch="none")),

@@ -52,10 +52,6 @@ in_fp32 = after(whole, by("fsdp2", param_dtype=None, reduce_dtype=None, cpu_offl
 in_half = after(in_fp32, lambda r: plan(param_dtype="bf16" if r.cluster.gpu.supports_bf16 else "fp16")(r))
 
 
-def half_precision(request: Request) -> Request:
-    return in_half(request)
-
-
 def of_known_fp32(request: Request) -> Request:
     """On a GPU whose rate in fp32, in which such scores are computed, somebody says."""
     gpu = request.cluster.gpu
@@ -162,7 +158,7 @@ LAWS = [
     laws(
         "gathers and compute in half precision",
         in_fp32,
-        half_precision,
+        in_half,
         halves=[GATHERED, SENT_GATHERED, SCATTERED, SENT_REDUCED],
         stays=[SHARDS, STATES, FLOPS, OPTIMIZER, PARAMS, GATHERS],
         never_grows=[COMPUTE, FORWARD, BACKWARD, COMM, KEPT, PEAK, WHOLE],
