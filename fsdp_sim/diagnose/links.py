@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from fsdp_sim.diagnose.causes import Cause, Causes, Key, Piece
 from fsdp_sim.diagnose.peers import Peers
-from fsdp_sim.timeline import COLLECTIVES, Event, Timeline, computes
+from fsdp_sim.timeline import COLLECTIVES, Event, Timeline, computes, spans_of_steps
 
 CLOSE_S = 1e-9  # moments nearer than this are one: a clock's resolution
 
@@ -33,19 +33,16 @@ class Links(Causes):
 
     Attributes:
         ops: the operations of the step by their rank and seq.
+        begin_s: when the step begins.
     """
 
     def __init__(self, timeline: Timeline, step: int) -> None:
         self.peers = Peers(timeline)
         self.step = step
         self.ops: dict[Key, Event] = {(e.rank, e.seq): e for e in timeline.ops if e.step == step}
+        self.begin_s = spans_of_steps(timeline)[step][0] if self.ops else 0.0
         self._own_causes: dict[Key, Cause] = {}
         self._last: dict[Key, Key] = {}
-
-    @cached_property
-    def begin_s(self) -> float:
-        """When the first operation begins."""
-        return min((e.start_s for e in self.ops.values()), default=0.0)
 
     def start_s(self, key: Key) -> float:
         return self.ops[key].start_s

@@ -162,7 +162,7 @@ def exposure_of(comm_s: float, exposed_s: float, step_s: float, small: float) ->
 
 
 def step_time_s(timeline: Timeline, step: int) -> float:
-    """From the first operation any rank starts in a step to the last one any rank ends."""
+    """How long a step lasts, over all ranks: see `spans_of_steps`."""
     spans = spans_of_steps(timeline)
     if step not in spans:
         raise ValueError(f"step {step} has no operations; the steps that have some are {sorted(spans)}")
@@ -183,11 +183,20 @@ def median_step(timeline: Timeline, *, skip: int = 1) -> int:
 
 
 def spans_of_steps(timeline: Timeline) -> dict[int, Interval]:
-    """First start and last end of the steps in which something runs; a step may also have nothing but a free."""
+    """When the steps in which something runs begin and end; a step may also have nothing but a free.
+
+    A step ends when its last operation does. A simulated one begins when the one before ends, the first at 0, and so
+    contains the time in which the CPU issues its first operation; a measured one begins with the first start, for
+    what a training loop does between two steps is not in the record.
+    """
     ops: dict[int, list[Event]] = {}
     for e in timeline.ops:
         ops.setdefault(e.step, []).append(e)
-    return {step: (min([e.start_s for e in some]), max([e.end_s for e in some])) for step, some in ops.items()}
+    ends_s = {step: max([e.end_s for e in some]) for step, some in ops.items()}
+    begins_s = {step: min([e.start_s for e in some]) for step, some in ops.items()}
+    if timeline.header.clock == "simulated":
+        begins_s |= {step: ends_s[step - 1] if step else 0.0 for step in ops if not step or step - 1 in ops}
+    return {step: (begins_s[step], end_s) for step, end_s in ends_s.items()}
 
 
 def piece_durations(timeline: Timeline, step: int) -> dict[tuple[Op, str], np.ndarray]:

@@ -226,7 +226,7 @@ def test_totals_are_those_of_the_step():
 
 def test_the_step_of_median_length_is_looked_at_and_any_other_if_asked():
     found = [op(10.0 * k, 10.0 * k + length, step=k, seq=k) for k, length in enumerate((9.0, 1.0, 2.0, 3.0))]
-    timeline = timeline_of(*found)
+    timeline = timeline_of(*found, clock="measured")
 
     assert diagnose(timeline).step == 2
     three = diagnose(timeline, step=3)

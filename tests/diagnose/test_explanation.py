@@ -49,6 +49,9 @@ def test_an_explanation_and_a_diagnosis_say_the_same_of_the_same_step(plan, gpu)
     assert [blame.culprit for blame in explanation.diagnosis.culprits] == [b.culprit for b in diagnosis.culprits]
     told = [b.sentence for b in diagnosis.culprits if b.idle_s >= 1e-3 * diagnosis.step_s]
     assert told == [sentence for sentence in explanation.sentences if sentence in told]
+    assert diagnosis.step_s == pytest.approx(explanation.step_time_s, rel=1e-12)
+    assert diagnosis.compute_s == pytest.approx(explanation.exposure.compute_s, rel=1e-12)
+    assert diagnosis.exposed_s == pytest.approx(explanation.exposure.exposed_s, rel=1e-9)
 
 
 def test_the_first_gather_and_the_last_reduction_cannot_be_hidden():

@@ -40,7 +40,8 @@ def test_a_profilers_trace_of_a_step_has_the_culprits_of_the_step(plan, cluster,
     path.write_bytes(gzip.compress(json.dumps(kineto_trace(sim.timeline, api=sim.plan.api)).encode(), 1))
     read = read_timeline(path)
 
-    assert agreement(idle_by_culprit(sim.timeline), idle_by_culprit(read)) > 0.98
+    # of the trace's: it begins with the first kernel, the prediction with the CPU that issues it
+    assert agreement(idle_by_culprit(read), idle_by_culprit(sim.timeline)) > 0.98
     found = diagnose(read)
     assert found.exposed_s == pytest.approx(sim.exposed_comm_s, rel=0.01)
     assert (found.api, found.device) == (sim.plan.api, "gpu")

@@ -59,9 +59,9 @@ def gather(start_s: float, end_s: float, **fields: object) -> Event:
     return op(start_s, end_s, Op.ALL_GATHER, Lane.ALL_GATHER, **fields)
 
 
-def timeline_of(*found: Event) -> Timeline:
+def timeline_of(*found: Event, clock: str = "simulated") -> Timeline:
     """The events, numbered as given where none has a number."""
     if not any(event.seq for event in found):
         found = tuple(msgspec.structs.replace(event, seq=seq) for seq, event in enumerate(found))
     world_size = 1 + max((event.rank for event in found), default=0)
-    return Timeline(Header(producer="tests", clock="simulated", world_size=world_size), found)
+    return Timeline(Header(producer="tests", clock=clock, world_size=world_size), found)

@@ -106,12 +106,18 @@ def test_memory_events_are_no_communication_and_no_compute() -> None:
 
 
 def steps_of(*durations: float) -> Timeline:
-    return timeline_of(*(op(10.0 * step, 10.0 * step + s, step=step) for step, s in enumerate(durations)))
+    ops = (op(10.0 * step, 10.0 * step + s, step=step) for step, s in enumerate(durations))
+    return timeline_of(*ops, clock="measured")
 
 
-def test_a_step_lasts_from_the_first_start_to_the_last_end_on_any_rank() -> None:
-    timeline = timeline_of(op(1, 2, step=3), op(1.5, 4, step=3, rank=1), op(0, 9, step=4))
-    assert step_time_s(timeline, 3) == 3
+def test_a_measured_step_lasts_from_the_first_start_to_the_last_end_on_any_rank() -> None:
+    timeline = timeline_of(op(1, 2, step=3), op(1.5, 4, step=3, rank=1), op(5, 9, step=4), clock="measured")
+    assert [step_time_s(timeline, step) for step in (3, 4)] == [3, 4]
+
+
+def test_a_simulated_step_begins_when_the_one_before_ends_and_the_first_at_0() -> None:
+    timeline = timeline_of(op(1, 2), op(1.5, 4, rank=1), op(5, 9, step=1), op(11, 12, step=3))
+    assert [step_time_s(timeline, step) for step in (0, 1, 3)] == [4, 5, 1]
 
 
 def test_a_step_without_operations_is_named_with_those_that_have_some() -> None:
