@@ -12,11 +12,16 @@ it has the gradients of all parameters of the unit. That is an operation of auto
 could run next it takes the one whose forward ran last. The forward of this one is the cut of the flat parameter into
 views, when it was gathered: right before the unit's own forward as a rule, but before the *previous* unit's forward if
 it was prefetched. Then the post-backward hook runs only after the backward of the previous unit.
+
+[Note: adapters]  Frozen and trained parameters of one flat parameter would all get a gradient. So whoever trains
+adapters makes units of them (peft's ``fsdp_auto_wrap_policy``, which Hugging Face's Trainer takes): torch has one for
+each matrix, inside its block's, here the adapters of a block are one flat parameter beside that of its frozen weights.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from fsdp_sim.schedule.checkpointing import checkpoints
 from fsdp_sim.schedule.cpu import Cpu
@@ -37,7 +42,7 @@ def build_fsdp1(units: Sequence[Unit], plan: Plan, world_size: int, steps: int =
     """The program torch's ``FullyShardedDataParallel`` issues, each unit wrapped, with ``use_orig_params`` if need be.
 
     Frozen and trained parameters in one unit need ``use_orig_params``. Of these all get a gradient, for they share one
-    flat parameter. (With ``cpu_offload`` torch forgets gradients of earlier micro-batches that it has reduced: use
+    flat parameter; not beside adapters ([Note: adapters]). (With ``cpu_offload`` torch forgets gradients of earlier micro-batches that it has reduced: use
     ``requires_gradient_sync="last"``.)
 
     Raises:
@@ -82,15 +87,27 @@ class _Trainer:
             "NO_SHARD" if shard_size == 1 else plan.sharding_strategy,
             shard_size,
             world_size // shard_size,
-            use_orig_params=any(len({p.requires_grad for p in u.params}) > 1 for u in units),
+            use_orig_params=any(
+                len({p.requires_grad for p in part.params}) > 1 for u in units for part in self.parts_of(u)
+            ),
         )
-        self.handles = {u.name: FlatParamHandle(u, self.context) for u in units if u.params}
+        self.handles = {
+            u.name: [FlatParamHandle(part, self.context, inside=n > 0) for n, part in enumerate(self.parts_of(u))]
+            for u in units
+        }
         modules = in_order_of_modules(list(self.root))
-        self.order = [self.handles[node.unit.name] for node in modules if node.unit.params]
+        self.order = [handle for node in modules for handle in self.handles[node.unit.name]]
         self.block_of = checkpoints(units, plan)
         self.prefetches = plan.backward_prefetch or "BACKWARD_PRE"
         self.pre_forward_order: list[FlatParamHandle] = []
         self.post_forward_order: list[FlatParamHandle] = []
+
+    def parts_of(self, unit: Unit) -> list[Unit]:
+        """The unit itself, or where there are adapters what is frozen and what is trained. See [Note: adapters]."""
+        params = [unit.params]
+        if self.plan.lora_rank is not None:
+            params = [tuple(p for p in unit.params if p.requires_grad is trained) for trained in (False, True)]
+        return [replace(unit, params=part) for part in params if part]
 
     def train_step(self, step: int) -> None:
         cpu, last = self.cpu, self.plan.grad_accum - 1
@@ -111,8 +128,8 @@ class _Trainer:
     def forward(self) -> None:
         self.cpu.phase = Phase.FORWARD
         self.seq = 0
-        self.segments: list[tuple[int, str, FlatParamHandle | None, Hooks]] = []
-        self.views: dict[str, int] = {}
+        self.segments: list[tuple[int, str, list[FlatParamHandle], Hooks]] = []
+        self.views: dict[FlatParamHandle, int] = {}
         self.hooks: Hooks | None = None
         for handle in self.order:
             handle.needs_pre_forward_unshard = bool(self.plan.forward_prefetch)
@@ -122,23 +139,26 @@ class _Trainer:
         self.forward_of(self.root)
 
     def forward_of(self, node: Node) -> None:
-        unit, handle = node.unit, self.handles.get(node.unit.name)
-        if handle:
+        unit, handles = node.unit, self.handles[node.unit.name]
+        for handle in handles:
             self.pre_forward(handle)
         for segment in unit.before_children():
-            self.segment(segment, handle)
+            self.segment(segment, handles)
         for child in node.children:
             self.forward_of(child)
         for segment in unit.after_children():
-            self.segment(segment, handle)
-        self.post_forward(node, handle)
+            self.segment(segment, handles)
+        for handle in reversed(handles):
+            self.post_forward(node, handle)
+        if not handles and node is self.root and self.hooks is not None:
+            self.hooks.append(lambda: self.pre_backward(None))
 
-    def segment(self, segment: str, handle: FlatParamHandle | None) -> None:
+    def segment(self, segment: str, handles: list[FlatParamHandle]) -> None:
         self.cpu.op(Op.FWD, segment)
         self.seq += 1
-        if self.hooks is not None or (handle and handle.requires_grad and segment in handle.segments):
+        if self.hooks is not None or any(h.requires_grad and segment in h.segments for h in handles):
             self.hooks = []
-            self.segments.append((self.seq, segment, handle, self.hooks))
+            self.segments.append((self.seq, segment, handles, self.hooks))
 
     def pre_forward(self, handle: FlatParamHandle) -> None:
         if handle.pre_forward_index is None:
@@ -159,16 +179,15 @@ class _Trainer:
     def unshard_in_forward(self, handle: FlatParamHandle) -> None:
         handle.unshard()
         self.seq += 1
-        self.views[handle.name] = self.seq
+        self.views[handle] = self.seq
 
-    def post_forward(self, node: Node, handle: FlatParamHandle | None) -> None:
-        if handle:
-            handle.post_forward_index = len(self.post_forward_order)
-            self.post_forward_order.append(handle)
-            free = self.context.reshard_after_forward and node is not self.root
-            handle.reshard(free=free, in_forward=True)
-            handle.needs_pre_backward_unshard = self.hooks is not None
-        if self.hooks is not None and (handle or node is self.root):
+    def post_forward(self, node: Node, handle: FlatParamHandle) -> None:
+        handle.post_forward_index = len(self.post_forward_order)
+        self.post_forward_order.append(handle)
+        free = self.context.reshard_after_forward and node is not self.root
+        handle.reshard(free=free, in_forward=True)
+        handle.needs_pre_backward_unshard = self.hooks is not None
+        if self.hooks is not None and not handle.inside:
             self.hooks.append(lambda: self.pre_backward(handle))
 
     # Backward
@@ -177,21 +196,25 @@ class _Trainer:
         self.cpu.phase = Phase.BACKWARD
         self.ready: list[tuple[int, FlatParamHandle]] = []  # flat gradients that autograd could concatenate
         recomputed = set()
-        for seq, segment, handle, hooks in reversed(self.segments):
+        for seq, segment, handles, hooks in reversed(self.segments):
             if self.ready:
                 self.concatenate(after=seq)
             for hook in hooks:
                 hook()
+            for handle in handles:
+                if handle.inside and handle.needs_pre_backward_unshard:
+                    self.pre_backward(handle)
             block = self.block_of.get(segment, ())
             if block and block not in recomputed:
                 recomputed.add(block)
                 for again in block:
                     self.cpu.op(Op.RECOMPUTE, again)
-            if handle:
+            for handle in handles:
                 handle.alloc_grads(segment)
             self.cpu.op(Op.BWD, segment)
-            if handle and handle.requires_grad and segment == handle.first_segment:
-                self.ready.append((self.views[handle.name], handle))
+            for handle in handles:
+                if handle.requires_grad and segment == handle.first_segment:
+                    self.ready.append((self.views[handle], handle))
         self.concatenate(after=0)
         self.final_callback()
 

@@ -42,6 +42,7 @@ class FlatParamHandle:
     """One unit's flat parameter.
 
     Attributes:
+        inside: it is of units inside the one whose name it has, so that its hooks run within that one's compute.
         unsharded: the flat parameter has memory.
         sharded_data: the module's parameters are the shard. Those kept after forward have memory all the same.
         skipped_views: with ``use_orig_params``, parameters kept after forward are not exchanged for the shard.
@@ -50,7 +51,8 @@ class FlatParamHandle:
         grad_shard: the reduced gradient of earlier micro-batches.
     """
 
-    def __init__(self, unit: Unit, context: FSDP1Context) -> None:
+    def __init__(self, unit: Unit, context: FSDP1Context, *, inside: bool = False) -> None:
+        self.inside = inside
         plan, n, self.dtype = context.plan, context.shard_size if context.sharded else 1, unit.params[0].dtype
         self.name, self.context, self.cpu = unit.name, context, context.cpu
         self.param_dtype = plan.param_dtype or self.dtype
