@@ -76,8 +76,7 @@ class Costs:
         self._bytes_per_s: float = part.mem_bytes_per_s * self.calibration.memory_fraction
         self._slowest = 1.0 + self.calibration.slowest_per_doubling * math.log2(cluster.nodes)
         how = (plan.compile, plan.attention_impl, plan.float32_matmul_precision, plan.activation_checkpointing)
-        self._segments = workload.known_seconds(part, self.calibration, *how)
-        self._issues: dict[tuple[Op, int], float] = {}
+        self._segments, self._launches = workload.known(part, self.calibration, *how)
         self._collectives: dict[tuple[Op, int, int, str], float] = {}
 
     def seconds(self, i: Instruction) -> float:
@@ -109,13 +108,13 @@ class Costs:
             return (self.cluster.gpu.collective_s or 0.0) if op in COLLECTIVES else 0.0
         if op is Op.FWD or op is Op.BWD or op is Op.RECOMPUTE:
             work = self.workload.work[i.unit]
-            key = (op, id(work))
-            if key not in self._issues:
-                kernels, each_s = work.forward, self.launch_s
-                if op is Op.BWD:
-                    kernels, each_s = work.backward, self._backward_launch_s
-                self._issues[key] = each_s * _launches(kernels, self.plan.compile)
-            return self._issues[key]
+            kernels, each_s = work.forward, self.launch_s
+            if op is Op.BWD:
+                kernels, each_s = work.backward, self._backward_launch_s
+            launches = self._launches.get(id(kernels))
+            if launches is None:
+                launches = self._launches[id(kernels)] = sum([n for _, n in _launched(kernels, self.plan.compile)])
+            return each_s * launches
         return COLLECTIVE_ISSUE_S if op in COLLECTIVES else COPY_LAUNCH_S
 
     def slowdown(self, slowed: Instruction, by: Instruction) -> float:
@@ -193,8 +192,3 @@ def _launched(kernels: Iterable[Kernel], compiled: bool) -> list[tuple[list[Kern
             launches.append(([kernel], 1 if compiled and kernel.fusable else kernel.count))
         fusing = kernel.fusable
     return launches
-
-
-def _launches(kernels: Iterable[Kernel], compiled: bool) -> int:
-    """Number of kernels launched."""
-    return sum(count for _, count in _launched(kernels, compiled))

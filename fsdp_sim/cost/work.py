@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 from fsdp_sim.cost.tape import Tape
-from fsdp_sim.schedule import Unit
+from fsdp_sim.schedule import Unit, blocks_of
 from fsdp_sim.timeline import Op
 
 OF_WORK = {  # fields of a plan that decide what is computed, and how a module is made to compute so before it is traced
@@ -139,15 +139,21 @@ class Workload:
             count[param.dtype] += math.prod(param.shape)
         return count
 
-    def known_seconds(self, *asked: Hashable) -> dict[tuple[Op, int], float]:
-        """What is known of how long segments take, by operation and identity of their work (equal blocks share it).
+    def known(self, *asked: Hashable) -> tuple[dict[tuple[Op, int], float], dict[int, int]]:
+        """What is known of how long segments take, by operation and identity of their work (equal blocks share it), and
+        of how many launches kernels are, by identity.
 
         Plans and clusters that differ in nothing that is ``asked`` about share it too, one after the other.
         """
         if self._known[0] != asked:
-            self._known[:] = [asked, {}]
-        known: dict[tuple[Op, int], float] = self._known[1]
+            self._known[:] = [asked, ({}, {})]
+        known: tuple[dict[tuple[Op, int], float], dict[int, int]] = self._known[1]
         return known
+
+    @cached_property
+    def has_blocks(self) -> bool:
+        """Whether there is something that activation checkpointing applies to."""
+        return bool(blocks_of(self.units))
 
     @cached_property
     def alike(self) -> dict[str, int]:

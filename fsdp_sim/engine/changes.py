@@ -6,15 +6,16 @@ found once. How many bytes the activations take is the workload's, and asked onc
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from itertools import chain
 from typing import NamedTuple
 
 from fsdp_sim.cost import Workload
 from fsdp_sim.engine.activations import SEGMENT_OPS, Activations, Change, first_trained, for_a_moment
 from fsdp_sim.engine.kinds import Alike, kinds_of
-from fsdp_sim.engine.record import Changed, Rows
+from fsdp_sim.engine.record import Changed, Rows, once
 from fsdp_sim.schedule import Kind, Program
 from fsdp_sim.timeline import Memory, Op
 
@@ -71,8 +72,10 @@ class Changes:
         )
 
 
-def changes_of(program: Program, workload: Workload | None, optimizer_bytes: int = 0) -> tuple[Changes, list[int]]:
-    """The changes of memory of a program, and the bytes of each: negative where memory is freed.
+def changes_of(
+    program: Program, workload: Workload | None, optimizer_bytes: int = 0
+) -> tuple[Callable[[], Changes], list[int]]:
+    """What gives the changes of memory of a program, and the bytes of each: negative where memory is freed.
 
     Args:
         workload: what the segments keep and need. Without it FSDP's own buffers alone.
@@ -92,10 +95,14 @@ def changes_of(program: Program, workload: Workload | None, optimizer_bytes: int
     for number, slot in enumerate(template.slots):
         if slot.op is Op.OPTIM and optimizer_bytes:
             of_slots[number] = tuple(for_a_moment(Memory.TEMPORARY, optimizer_bytes))
-    signature = tuple([tuple([(one.category, one.at_end, one.bytes > 0) for one in some]) for some in of_slots])
-    changes = program.once(("changes", which, signature), partial(Changes.of, program, template.pieces, of_slots))
+
+    def changes() -> Changes:
+        signature = tuple([tuple([(one.category, one.at_end, one.bytes > 0) for one in some]) for some in of_slots])
+        return program.once(("changes", which, signature), partial(Changes.of, program, template.pieces, of_slots))
+
     sizes = [[one.bytes for one in some] for some in of_slots]
-    return changes, [n for piece in template.pieces for part in (piece.sizes, sizes[piece.slot]) for n in part]
+    parts = [part for piece in template.pieces for part in (piece.sizes, sizes[piece.slot])]
+    return once(changes), list(chain.from_iterable(parts))
 
 
 class Slot(NamedTuple):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
+from functools import partial
 from heapq import heappop, heappush
 from itertools import accumulate
 from typing import cast
@@ -28,25 +29,22 @@ _ALONE = [1.0]
 def contended_rank(program: Program, costs: OpCosts, on_cpu: bool, contention: Contention) -> OpTimes:
     """When each operation is issued, starts and ends, where operations slow each other down."""
     order, launch_s, inf = dependencies(program, on_cpu), costs.launch_s, math.inf
-    ops, awaited_by, is_collective = order.ops, order.awaited_by, order.is_collective
     seconds, issue_s = cast(Sequence[float], costs.seconds), cast(Sequence[float], costs.issue_s)
     if costs.per_rank:  # arrays of one entry
         seconds, issue_s = [[at_rank(value, 0) for value in given] for given in (costs.seconds, costs.issue_s)]
-    rates_of = Rates(contention)
-    kind_of = rates_of.kinds(ops, costs.kinds).__getitem__
-    known: dict[tuple[int, ...], list[float]] = {}  # the rates of operations of these kinds side by side
-
+    rates_of = Rates(contention, order.ops, costs.kinds)
+    kind_of = rates_of.kind_of.__getitem__
     flight = Flight.before(order, seconds)
     left, since, rate, floor, until = flight.left, flight.since, flight.rate, flight.floor, flight.until
     done, missing, issued, clocks = flight.done, flight.missing, flight.issued, flight.clocks
     starts, late, due, flying = flight.starts, flight.late, flight.due, flight.flying
     repetition = Repetition(order, {} if rates_of.per_unit else costs.kinds.marks, flight)
-    marks = repetition.marks
+    marks, awaited_by = repetition.marks, order.awaited_by
     blocks: dict[int, tuple[float, float]] = {}
     now = cpu = 0.0
     reached = 0  # so many operations have been issued
-    several = [k for k, cost in enumerate(issue_s) if cost > launch_s and not is_collective[k]]  # of several kernels
-    stops = _stops(order, on_cpu)
+    several = [k for k in order.computes if issue_s[k] > launch_s]  # of several kernels
+    stops = program.once(("stops of a loop over time", on_cpu), partial(_stops, order, on_cpu))
     for stop in stops:
         if stop.issued > reached:  # the CPU issues
             some = slice(reached, stop.issued)
@@ -56,12 +54,12 @@ def contended_rank(program: Program, costs: OpCosts, on_cpu: bool, contention: C
             for k in several[bisect_left(several, reached) : bisect_left(several, stop.issued)]:
                 issued[k] = began[k - reached] + launch_s
                 floor[k] = clocks[k] + seconds[k] * launch_s / issue_s[k]
-            for k in range(reached, stop.issued):
-                if not missing[k]:
-                    heappush(due, (issued[k], k))
+            k = missing.find(0, reached, stop.issued)
+            while k >= 0:
+                heappush(due, (issued[k], k))
+                k = missing.find(0, k + 1, stop.issued)
         reached = stop.issued
-        waits_for = {before for before in stop.on if not done[before]}
-        mark = -1
+        on, waits_for, mark = stop.on, _undone(stop, done), -1
         while waits_for:
             # what waited for nothing but its issue, and has been issued by now, starts
             while due and due[0][0] <= now:
@@ -72,11 +70,9 @@ def contended_rank(program: Program, costs: OpCosts, on_cpu: bool, contention: C
             if len(flying) == 1:
                 rates = _ALONE
             else:
-                company = tuple(map(kind_of, flying))
-                rates = known.get(company) or known.setdefault(company, rates_of.of([ops[one] for one in flying]))
+                rates = rates_of.of(tuple(map(kind_of, flying)))
             soonest, first = inf, -1
-            for place, one in enumerate(flying):
-                new = rates[place]
+            for one, new in zip(flying, rates):  # noqa: B905
                 if new != rate[one]:
                     rest = left[one] - (now - since[one]) * rate[one]
                     if rest < 0.0:
@@ -96,8 +92,7 @@ def contended_rank(program: Program, costs: OpCosts, on_cpu: bool, contention: C
             if mark >= 0 and soonest > now:
                 then, mark = repetition.move_on(mark, now, reached), -1
                 if then > now:
-                    now = then
-                    waits_for = {one for one in waits_for if not done[one]}
+                    now, waits_for = then, _undone(stop, done)
                     continue
             # the next moment: the CPU has issued something, or something ends
             if due and due[0][0] < soonest:
@@ -107,7 +102,8 @@ def contended_rank(program: Program, costs: OpCosts, on_cpu: bool, contention: C
             while first >= 0:  # what ends now; others start
                 done[first] = 1
                 flying.remove(first)
-                waits_for.discard(first)
+                if first in on:
+                    waits_for -= 1
                 if first in marks:
                     mark = first
                 for one in awaited_by[first]:
@@ -136,7 +132,12 @@ def contended_rank(program: Program, costs: OpCosts, on_cpu: bool, contention: C
 def _stops(order: Dependencies, on_cpu: bool) -> list[Stop]:
     """Where the CPU waits, on a CPU also for each computation, and at last for everything."""
     n = len(order.ops)
-    stops = list(order.stops)
+    stops = [stop._replace(on=frozenset(stop.on)) for stop in order.stops]
     if on_cpu:
-        stops += [Stop(-1, k + 1, (k,)) for k in range(n) if not order.is_collective[k]]
-    return [*sorted(stops, key=lambda stop: (stop.issued, stop.number)), Stop(-1, n, tuple(range(n)))]
+        stops += [Stop(-1, k + 1, (k,)) for k in order.computes]
+    return [*sorted(stops, key=lambda stop: (stop.issued, stop.number)), Stop(-1, n, range(n))]
+
+
+def _undone(stop: Stop, done: bytearray) -> int:
+    """How many operations the CPU still waits for."""
+    return done.count(0) if len(stop.on) == len(done) else sum([not done[before] for before in stop.on])

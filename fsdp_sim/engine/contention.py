@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 
-from fsdp_sim.engine.kinds import OpKinds
+from fsdp_sim.engine.kinds import OpKinds, numbered
 from fsdp_sim.schedule import Instruction
 from fsdp_sim.timeline import Op
 
@@ -78,79 +77,81 @@ def check_share(value: object, what: str) -> float:
     raise ValueError(f"{what} is {value!r}; it must be a number from 0 to 1 (0 shares nothing)")
 
 
-def _as_float(given: Slowdown) -> Slowdown:
-    return float(given) if isinstance(given, int) else given
-
-
 class Rates:
-    """The rates of the operations that run at the same time on one rank."""
+    """The rates of the operations that run at the same time on one rank.
 
-    def __init__(self, contention: Contention) -> None:
-        self.compute_slowdown = _as_float(contention.compute_slowdown_by_collective)
-        self.collective_slowdown = _as_float(contention.collective_slowdown_by_compute)
+    Args:
+        ops: the operations of a program.
+        kinds: theirs. Operations of one kind differ in their units at most.
+
+    Attributes:
+        kind_of: of each operation a number. Those with the same one go at the same rate in the same company.
+    """
+
+    def __init__(self, contention: Contention, ops: Sequence[Instruction], kinds: OpKinds) -> None:
+        self.compute_slowdown = contention.compute_slowdown_by_collective
+        self.collective_slowdown = contention.collective_slowdown_by_compute
         self.nic_share = contention.nic_share
         fields = ["op", "communicator"]
         functions = [f for f in (self.compute_slowdown, self.collective_slowdown, self.nic_share) if callable(f)]
         self.per_unit = any(getattr(function, "per_unit", True) for function in functions)
-        fields += ["unit"] if self.per_unit else []
         fields += ["bytes", "group_size"] if any(not getattr(f, "per_unit", True) for f in functions) else []
-        self._what = itemgetter(*map(Instruction._fields.index, fields))  # all that an operation's rate depends on
-        self._known: dict[tuple[object, object], float] = {}
-        self._shares: dict[object, float] = {}
+        if self.per_unit:
+            self.kind_of, self._first = numbered(ops, *fields, "unit")
+        else:
+            self.kind_of, self._first = kinds.by(*fields)
+        self._is_collective = [bool(i.communicator) for i in self._first]
+        self._known: dict[tuple[int, ...], list[float]] = {}
+        self._slowdowns: dict[tuple[int, int], float] = {}
+        self._shares: dict[int, float] = {}
 
-    def kinds(self, ops: Sequence[Instruction], alike: OpKinds) -> list[int]:
-        """A number for each operation. Those with the same one go at the same rate in the same company.
+    def of(self, running: tuple[int, ...]) -> list[float]:
+        """The rate of each of the operations in flight, given as their kinds: 1 for what nothing slows."""
+        found = self._known.get(running)
+        if found is None:
+            found = self._known[running] = self._of(running)
+        return found
 
-        Args:
-            alike: the kinds of the operations. Those of one kind differ in their units at most.
-        """
-        some = ops if self.per_unit else alike.first
-        numbers: dict[object, int] = {}
-        of = [numbers.setdefault(key, len(numbers)) for key in map(self._what, some)]
-        return of if self.per_unit else alike.spread(of)
-
-    def of(self, running: list[Instruction]) -> list[float]:
-        """The rate of each, 1 for what nothing slows."""
-        collectives = [i for i in running if i.communicator]
+    def _of(self, running: tuple[int, ...]) -> list[float]:
+        is_collective, known = self._is_collective, self._slowdowns
+        collectives = [kind for kind in running if is_collective[kind]]
         if len(running) == 1 or not collectives:
             return [1.0] * len(running)
-        others = [i for i in running if not i.communicator]
-        crowd = sum([self.share(i) for i in collectives]) if len(collectives) > 1 else 1.0
+        others = [kind for kind in running if not is_collective[kind]]
+        crowd = sum([self._share(kind) for kind in collectives]) if len(collectives) > 1 else 1.0
         rates = []
-        for i in running:
+        for kind in running:
             slow = 1.0
-            if i.communicator:
+            if is_collective[kind]:
                 for other in others:
-                    slow = max(slow, self.slowdown(i, other))
-                if crowd > 1.0 and self.share(i):
+                    slow = max(slow, known.get((kind, other)) or self._slowdown(kind, other))
+                if crowd > 1.0 and self._share(kind):
                     slow *= crowd
             else:
                 for collective in collectives:
-                    slow += self.slowdown(i, collective) - 1.0
+                    slow += (known.get((kind, collective)) or self._slowdown(kind, collective)) - 1.0
             rates.append(1.0 / slow)
         return rates
 
-    def slowdown(self, slowed: Instruction, by: Instruction) -> float:
+    def _slowdown(self, kind: int, by_kind: int) -> float:
+        slowed, by = self._first[kind], self._first[by_kind]
         given = self.collective_slowdown if slowed.communicator else self.compute_slowdown
-        if isinstance(given, float):
-            return given
+        value: object = given
         if isinstance(given, Mapping):
-            return float(given.get(slowed.op, 1.0))
-        key = (self._what(slowed), self._what(by))
-        if key not in self._known:
+            value = given.get(slowed.op, 1.0)
+        elif callable(given):
             value = given(slowed, by)
-            if not (type(value) is float and 1.0 <= value < float("inf")):  # words take longer than the check
-                value = check_slowdown(value, f"the slowdown of {slowed.what} beside {by.what}")
-            self._known[key] = value
-        return self._known[key]
+        if not (type(value) is float and 1.0 <= value < float("inf")):  # words take longer than the check
+            value = check_slowdown(value, f"the slowdown of {slowed.what} beside {by.what}")
+        self._slowdowns[kind, by_kind] = value
+        return value
 
-    def share(self, collective: Instruction) -> float:
-        key = self._what(collective)
-        if key not in self._shares:
-            given = self.nic_share
+    def _share(self, kind: int) -> float:
+        if kind not in self._shares:
+            given, collective = self.nic_share, self._first[kind]
             if callable(given):
                 value = check_share(given(collective), f"nic_share of {collective.what}")
             else:
                 value = given.get(collective.communicator, 0.0) if isinstance(given, Mapping) else given
-            self._shares[key] = float(value)
-        return self._shares[key]
+            self._shares[kind] = float(value)
+        return self._shares[kind]

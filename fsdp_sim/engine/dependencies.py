@@ -9,6 +9,7 @@ they are followed once for all runs of it.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import cached_property, partial
 from typing import NamedTuple
 
@@ -47,7 +48,7 @@ class Stop(NamedTuple):
 
     number: int
     issued: int
-    on: tuple[int, ...]
+    on: Collection[int]
 
 
 class AboutMemory(NamedTuple):
@@ -155,6 +156,16 @@ class Dependencies:
             for before in after:
                 found[before].append(k)
         return found
+
+    @cached_property
+    def waits(self) -> bytes:
+        """Of each operation how many others it comes after."""
+        return bytes(map(len, self.after))
+
+    @cached_property
+    def computes(self) -> list[int]:
+        """The operations that are no collectives."""
+        return [k for k, i in enumerate(self.ops) if not i.communicator]
 
     @cached_property
     def is_collective(self) -> list[bool]:

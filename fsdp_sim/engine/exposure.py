@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import sub
 
 from fsdp_sim.engine.run import Run
 from fsdp_sim.schedule import Instruction
@@ -44,43 +45,34 @@ def exposure(run: Run, step: int = -1, rank: int = 0) -> Exposure:
     step_s = run.step_time_s(step)
     ends = run.step_ends_s
     step %= len(ends)
-    begin, end, alone = ends[step] - step_s, ends[step], len(ends) == 1
+    begin, end = ends[step] - step_s, ends[step]
     starts, stops = run.of_rank(run.columns.start_s, rank), run.of_rank(run.columns.end_s, rank)
-
-    def spans(ops: Iterable[int]) -> list[tuple[float, float, int]]:
-        if alone:
-            return [(starts[k], stops[k], k) for k in ops]
-        found = [(starts[k], stops[k], k) for k in ops if stops[k] > begin and starts[k] < end]
-        return [(max(start, begin), min(stop, end), k) for start, stop, k in found]
-
-    comm_ops, compute_ops = run.program.once("comm and compute", lambda: _comm_and_compute(run.ops))
-    comm, compute = spans(comm_ops), spans(compute_ops)
-    comm.sort()
+    if len(ends) > 1:  # of operations of other steps nothing is left
+        starts, stops = ([min(max(time, begin), end) for time in column] for column in (starts, stops))
+    comm, compute = run.program.once("comm and compute", lambda: _comm_and_compute(run.ops))
+    begun, ended = [starts[k] for k in compute], [stops[k] for k in compute]
     by_unit: dict[tuple[Phase, str], float] = {}
     comm_s = exposed_s = 0.0
     reached, at, last = begin, 0, len(compute)
-    for start, stop, k in comm:
+    for start, stop, k in sorted([(starts[k], stops[k], k) for k in comm]):
         if start < reached:
             start = reached
         if stop <= start:
             continue
         reached = stop
         comm_s += stop - start
-        while at < last and compute[at][1] <= start:
+        while at < last and ended[at] <= start:
             at += 1
         hidden_s, here = 0.0, at
-        while here < last:
-            begun, ended, _ = compute[here]
-            if begun >= stop:
-                break
-            hidden_s += (stop if stop < ended else ended) - (start if start > begun else begun)
+        while here < last and begun[here] < stop:
+            since, until = begun[here], ended[here]
+            hidden_s += (stop if stop < until else until) - (start if start > since else since)
             here += 1
         if (alone_s := stop - start - hidden_s) > 0:
             i = run.ops[k]
             by_unit[i.phase, i.unit] = by_unit.get((i.phase, i.unit), 0.0) + alone_s
             exposed_s += alone_s
-    compute_s = sum([stop - start for start, stop, _ in compute])
-    return Exposure(step_s, compute_s, comm_s, exposed_s, by_unit)
+    return Exposure(step_s, sum(map(sub, ended, begun)), comm_s, exposed_s, by_unit)
 
 
 def _comm_and_compute(ops: Sequence[Instruction]) -> tuple[list[int], list[int]]:

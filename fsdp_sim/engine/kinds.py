@@ -21,6 +21,22 @@ all others."""
 
 _SIZE = itemgetter(*map(Instruction._fields.index, ("op", "unit", "bytes", "dtype", "group_size", "communicator")))
 _T = TypeVar("_T")
+Numbered = tuple[list[int], list[Instruction]]
+"""Of each of some operations the number of its kind, and of each kind the first operation."""
+
+
+def numbered(ops: Sequence[Instruction], *fields: str) -> Numbered:
+    """The kinds of operations where those that are equal in some fields are of one kind."""
+    return _numbered(ops, map(itemgetter(*map(Instruction._fields.index, fields)), ops))
+
+
+def _numbered(ops: Sequence[Instruction], keys: Iterable[object]) -> Numbered:
+    numbers: dict[object, int] = {}
+    of = [numbers.setdefault(key, len(numbers)) for key in keys]
+    first: dict[int, Instruction] = {}
+    for kind, i in zip(of, ops, strict=True):
+        first.setdefault(kind, i)
+    return of, list(first.values())
 
 
 class OpKinds:
@@ -34,16 +50,19 @@ class OpKinds:
 
     def __init__(self, program: Program, which: object, keys: Iterable[object]) -> None:
         self._program, self.which = program, which
-        numbers: dict[object, int] = {}
-        self.of = [numbers.setdefault(key, len(numbers)) for key in keys]
-        first: dict[int, Instruction] = {}
-        for kind, i in zip(self.of, program.ops, strict=True):
-            first.setdefault(kind, i)
-        self.first = list(first.values())
+        self.of, self.first = _numbered(program.ops, keys)
+        self._by: dict[tuple[str, ...], Numbered] = {}
 
     def spread(self, values: Sequence[_T]) -> list[_T]:
         """Of one value for each kind one for each operation."""
         return list(map(values.__getitem__, self.of))
+
+    def by(self, *fields: str) -> Numbered:
+        """The operations `numbered` by some fields, without the unit: those of one kind have the same number."""
+        if fields not in self._by:
+            of, first = numbered(self.first, *fields)
+            self._by[fields] = self.spread(of), first
+        return self._by[fields]
 
     @cached_property
     def stretches(self) -> list[Stretch]:

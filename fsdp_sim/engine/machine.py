@@ -56,7 +56,7 @@ def contended(program: Program, costs: OpCosts, on_cpu: bool, contention: Conten
 class _Machine:
     def __init__(self, program: Program, costs: OpCosts, on_cpu: bool, contention: Contention) -> None:
         self.program, self.costs, self.on_cpu = program, costs, on_cpu
-        self.rates = Rates(contention)
+        self.rates = Rates(contention, costs.ops, costs.kinds)
         self.ranks = costs.ranks
         names = list(dict.fromkeys(i.communicator for i in costs.ops if i.communicator))
         self.number_of = {lane: n for n, lane in enumerate([*Lane, *(f"async {name}" for name in names)])}
@@ -286,11 +286,11 @@ class _Machine:
         """Something started or ended: what runs beside it goes on at another rate."""
         if not self.changed:
             return
-        ops, now = self.costs.ops, self.now
+        kind_of, now = self.rates.kind_of, self.now
         touched: dict[int, _Running] = {}
         for rank in self.changed:
             running = self.in_flight[rank]
-            for one, rate in zip(running, self.rates.of([ops[one.k] for one in running]), strict=True):
+            for one, rate in zip(running, self.rates.of(tuple([kind_of[one.k] for one in running])), strict=True):
                 one.local[rank] = rate
                 touched[id(one)] = one
         self.changed.clear()

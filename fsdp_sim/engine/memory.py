@@ -36,7 +36,7 @@ class MemoryProfile:
     Attributes:
         program: what was issued.
         states: bytes that live through all steps, by (category, unit).
-        which: the changes, a column for each thing there is to say of them.
+        made: gives `which`, when somebody asks for more than sizes.
         changes: (n,), the bytes of each.
         run: when the instructions ran; None if the profile was made of a program alone.
         work: of its segments; None where it is of FSDP's buffers alone.
@@ -45,11 +45,16 @@ class MemoryProfile:
 
     program: Program = field(repr=False)
     states: dict[tuple[Memory, str], int]
-    which: Changes = field(repr=False)
+    made: Callable[[], Changes] = field(repr=False)
     changes: list[int] = field(repr=False)
     run: Run | None = field(default=None, repr=False)
     work: Mapping[str, Work] | None = field(default=None, repr=False)
     allocator: Allocator | None = UNLIMITED
+
+    @property
+    def which(self) -> Changes:
+        """The changes, a column for each thing there is to say of them."""
+        return self.made()
 
     @property
     def at(self) -> list[int]:
@@ -88,7 +93,7 @@ class MemoryProfile:
         """Bytes that live through all steps."""
         return sum(self.states.values())
 
-    @property
+    @cached_property
     def peak_bytes(self) -> int:
         """The most bytes alive at one moment: what ``torch.cuda.max_memory_allocated`` reports."""
         return max(accumulate(self.changes, initial=self.state_bytes))

@@ -121,7 +121,7 @@ class Flight:
     floor: list[float]
     until: list[float]
     done: bytearray
-    missing: list[int]
+    missing: bytearray
     issued: list[float]
     clocks: list[float]
     starts: list[float]
@@ -135,7 +135,7 @@ class Flight:
         n = len(seconds)
         zeros, never = [0.0] * n, [float("inf")] * n
         return cls(
-            list(seconds), zeros[:], zeros[:], zeros[:], never[:], bytearray(n), list(map(len, order.after)), never,
+            list(seconds), zeros[:], zeros[:], zeros[:], never[:], bytearray(n), bytearray(order.waits), never,
             zeros[:], zeros, {}, [], [],
         )  # fmt: skip
 

@@ -76,7 +76,10 @@ class Run:
             ends = [end if isinstance(end, float) else float(end.max()) for end in self.columns.end_s]
         else:
             ends = self.of_rank(self.columns.end_s, 0)
-        latest = [max([0.0, *[ends[k] for k in ops]]) for ops in self.program.ops_of_steps]
+        steps = self.program.ops_of_steps
+        latest = (
+            [max([ends[k] for k in ops], default=0.0) for ops in steps] if len(steps) > 1 else [max(ends, default=0.0)]
+        )
         return list(accumulate(latest, max))
 
     def step_time_s(self, step: int = -1) -> float:

@@ -61,7 +61,8 @@ def resolve(request: Request) -> Job:
     if (sees := model.seq_len_of_image) is not None and "seq_len" not in fields:
         chosen["seq_len"] = sees
         notes.append(f"An image is {sees} tokens to {model.name} (seq_len={sees}).")
-    plan = Plan(**fields | chosen)
+    values = fields | chosen
+    plan = _known_plan(tuple(values.items()), tuple(map(type, values.values())))
     _check_size(model, cluster, plan)
     numbers = {} if request.cluster is UNSET else numbers_of_file(request.cluster)
     notes += [*_about_experts(model, plan, cluster), *cluster.notes, *filter(None, [stack_remark(plan.stack)])]
@@ -80,9 +81,9 @@ MAX_BLOCKS = 10_000  # blocks times micro-batches: the simulator goes through ea
 
 def _check_size(model: Model, cluster: Cluster, plan: Plan) -> None:
     for part in (model, cluster, plan):
-        for name in part.__dataclass_fields__:
-            value, most = getattr(part, name), LIMITS.get(name, OTHER_LIMIT)
-            if type(value) is int and name != "wrap" and value > most:
+        for name, value in vars(part).items():
+            most = LIMITS.get(name, OTHER_LIMIT)
+            if type(value) is int and value > most and name != "wrap" and name in part.__dataclass_fields__:
                 raise ValueError(f"{name} is {value:,}; the simulator goes up to {most:,}")
     check_blocks(model, plan)
 
@@ -172,6 +173,12 @@ def _cluster(request: Request) -> Cluster:
 @functools.lru_cache(maxsize=1024)
 def _known_cluster(fields: tuple[tuple[str, Any], ...]) -> Cluster:
     return Cluster(**dict(fields))
+
+
+@functools.lru_cache(maxsize=4096)
+def _known_plan(fields: tuple[tuple[str, Any], ...], types: tuple[type, ...]) -> Plan:
+    """Types, because 1 is not True."""
+    return Plan(**dict(fields))
 
 
 @functools.lru_cache(maxsize=16)

@@ -5,6 +5,7 @@ A text means what the same value means in Python. What its field does not take i
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -72,6 +73,7 @@ def text_of(value: Any) -> str:
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
+@functools.lru_cache(maxsize=4096)
 def _values(spec: type, name: str, text: str) -> list[Any]:
     """Every value of the field that the text may mean, the likeliest first."""
     allowed: Allowed = spec.__dataclass_fields__[name].metadata["allowed"]  # type: ignore[attr-defined]
