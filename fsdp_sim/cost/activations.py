@@ -19,7 +19,8 @@ from fsdp_sim.cost.writer import Writer
 from fsdp_sim.schedule import DTYPE_BYTES
 from fsdp_sim.spec import GATED, Block, Model, Plan, block_shapes, joined_qkv, root_shapes
 
-__all__ = ["Activations", "block_activations", "embed_activations", "head_activations"]
+IN_FP32 = ("torch", "shifted")  # of `Plan.cross_entropy`
+__all__ = ["IN_FP32", "Activations", "block_activations", "embed_activations", "head_activations"]
 
 
 @functools.lru_cache(maxsize=256)
@@ -314,7 +315,9 @@ def head_tape(model: Model, plan: Plan, loss_dtype: str, *, fused_norm: bool = T
         for out, saves in steps.items():
             tape.pointwise((name,), out, model.vocab, saves=saves)
             name = out
-    if plan.cross_entropy != "torch":  # keeps the logits and a number per row; a fused backward writes over the logits
+    if (
+        plan.cross_entropy not in IN_FP32
+    ):  # keeps the logits and a number per row; a fused backward writes over the logits
         in_place = plan.cross_entropy == "fused"
         tape.step(Step((name,), ("y",), (name, "y"), alias=in_place), {"y": 4 * tape.tokens})
         return tape.done(logits=frozenset({name, "y"}))
@@ -322,9 +325,14 @@ def head_tape(model: Model, plan: Plan, loss_dtype: str, *, fused_norm: bool = T
     if wide != tape.number:
         source = "wide"
         tape.step(Step((name,), ("wide",)), {"wide": logits * wide})
+    held = {name}
+    if plan.cross_entropy == "shifted" and plan.micro_batch > 1:  # of one sequence it is a view
+        held |= {source, "shifted"}
+        tape.step(Step((source,), ("shifted",)), {"shifted": logits * wide})
+        source = "shifted"
     tape.step(Step((source,), ("logp",), ("logp",)), {"logp": logits * wide})
     tape.step(Step(("logp",), ("y",), ("logp",)), {"y": wide})
-    return tape.done(logits=frozenset({"logp", "y"}), held=frozenset({name}))
+    return tape.done(logits=frozenset({"logp", "y"}), held=frozenset(held))
 
 
 def _noise_head(tape: Writer, read: str) -> Tape:

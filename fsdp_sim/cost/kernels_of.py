@@ -275,7 +275,14 @@ def embedding(model: Model, tokens: int, weights: Weights) -> tuple[Kernels, Ker
 
 
 def head(
-    model: Model, tokens: int, weights: Weights, *, fused_loss: bool, metrics: int = 0, grad: bool = True
+    model: Model,
+    tokens: int,
+    weights: Weights,
+    *,
+    fused_loss: bool,
+    shifted: bool = False,
+    metrics: int = 0,
+    grad: bool = True,
 ) -> tuple[Kernels, Kernels]:
     """Last norm, logits (T, V), cross-entropy in fp32. The head is never in fp8, and never adapted or quantised."""
     d, v, dtype = model.d_model, model.vocab, weights.compute_dtype
@@ -309,7 +316,9 @@ def head(
         return [*forward, squares], [squares, *backward]
     # torch: cast to fp32 (read logits, write 4 bytes), log-softmax (read, write); backward: read, write, cast back
     # fused: read the logits; backward: read them and write the gradient in their place
+    # shifted: a copy in fp32; backward: zeros, and the gradient written over them
     moved, moved_back = (size, 2 * size) if fused_loss else (size + 12, 8 + 4 + size)
+    moved, moved_back = moved + 8 * shifted, moved_back + 12 * shifted
     loss = Kernel("cross_entropy", 0.0, float(tokens * v) * moved, (), "fp32")
     forward += [loss]
     if metrics:

@@ -23,6 +23,7 @@ OF_WORK = {  # fields of a plan that decide what is computed, and how a module i
     "lora_targets": "trace the module with its adapters (peft's get_peft_model)",
     "base_quantization": "give the model's dimensions (Model): quantised modules cannot be traced",
     "fp8": "give the model's dimensions (Model): modules in fp8 cannot be traced",
+    "held_logits": "give the model's dimensions (Model): which of a module's outputs are logits is not known",
     "loss_chunks": "trace the module with a loss in chunks",
     "expert_parallel": "give the model's dimensions (Model): experts of a module are not told apart",
     "fp8_all_gather": "give the model's dimensions (Model): modules in fp8 cannot be traced",
@@ -73,6 +74,7 @@ class Work:
         selective_bytes: of ``saved_bytes``, what selective checkpointing keeps.
         is_block: activation checkpointing applies to it.
         logits_bytes: of ``saved_bytes``, logits and loss.
+        held_bytes: what the training loop holds of its output until backward is over.
         saves_input: its input is kept for its backward.
         tape: its tensors one by one, where they are known; else what is kept counts as one tensor, and so on.
     """
@@ -87,6 +89,7 @@ class Work:
     selective_bytes: int = 0
     is_block: bool = False
     logits_bytes: int = 0
+    held_bytes: int = 0
     saves_input: bool = True
     tape: Tape | None = field(default=None, repr=False, compare=False)
 

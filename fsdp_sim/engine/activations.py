@@ -38,6 +38,11 @@ def first_trained(program: Program) -> tuple[str, str]:
     return (forwards[first - 1], forwards[first]) if first else ("", "")
 
 
+def last_backward(program: Program) -> str:
+    """The segment whose backward is the last of a micro-batch."""
+    return next(reversed(program.segments_of(Op.BWD)), "")
+
+
 class Activations:
     """The changes that each operation of a program's compute makes.
 
@@ -62,13 +67,14 @@ class Activations:
         self.handed_on, self.keeper = first_trained(program)
         if self.keeper and self.keeper not in self.recomputed and not work[self.keeper].saves_input:
             self.handed_on = self.keeper = ""
+        self.last, self.held_bytes = last_backward(program), sum({id(w): w.held_bytes for w in work.values()}.values())
         self.known: dict[tuple[object, ...], tuple[Change, ...]] = {}
 
     def of(self, op: Op, segment: str, made: int = 0) -> tuple[Change, ...]:
         """The changes of one operation; ``made`` are bytes of whole gradients that a backward makes."""
         # Equal blocks share their work, so what distinguishes two segments is little
         again, back = segment in self.recomputed, segment in self.with_backward
-        key = (op, id(self.work[segment]), again, back, made, segment in (self.handed_on, self.keeper))
+        key = (op, id(self.work[segment]), again, back, made, segment in (self.handed_on, self.keeper, self.last))
         found = self.known.get(key)
         if found is None:
             if op is Op.BWD:
@@ -93,6 +99,7 @@ class Activations:
                 yield Change(Memory.ACTIVATION, work.output_bytes)
                 moment -= work.output_bytes
         yield from for_a_moment(_moment(work), moment)
+        yield Change(Memory.LOGITS, work.held_bytes, at_end=True)
 
     def _recompute(self, segment: str) -> Iterable[Change]:
         work = self.work[segment]
@@ -116,6 +123,8 @@ class Activations:
         if segment == self.keeper:
             yield Change(Memory.ACTIVATION, -self.work[self.handed_on].output_bytes, at_end=True)
         yield Change(Memory.UNSHARDED_GRAD, made - there, at_end=True)
+        if segment == self.last:
+            yield Change(Memory.LOGITS, -self.held_bytes, at_end=True)
 
     def _checkpoint(self, work: Work) -> int:
         """What stays of a segment that is computed again."""

@@ -13,7 +13,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from fsdp_sim.cost import Workload
-from fsdp_sim.engine.activations import SEGMENT_OPS, Activations, Change, first_trained, for_a_moment
+from fsdp_sim.engine.activations import SEGMENT_OPS, Activations, Change, first_trained, for_a_moment, last_backward
 from fsdp_sim.engine.kinds import Alike, kinds_of
 from fsdp_sim.engine.record import Changed, Rows, once
 from fsdp_sim.schedule import Kind, Program
@@ -142,7 +142,7 @@ class Template(NamedTuple):
 def _template(program: Program, alike: Alike | None) -> Template:
     """Go through a program once. Without ``alike`` its segments change nothing."""
     again, back = program.segments_of(Op.RECOMPUTE), program.segments_of(Op.BWD)
-    edge = first_trained(program)
+    edge = (*first_trained(program), last_backward(program))
     pieces: list[Piece] = []
     places: dict[object, int] = {}
     slots: list[Slot] = []

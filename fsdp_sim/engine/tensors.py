@@ -228,6 +228,10 @@ class _Writer:
                 self.moves.append(Move(self._gradient, 0, now_s=self.now_s))
                 self._gradient = None
         self._gradient = outgoing or self._gradient
+        if i.op is Op.FWD and self.work[i.unit].held_bytes:
+            self._allocate((Memory.LOGITS, "held"), [self.work[i.unit].held_bytes])
+        if i.op is Op.BWD and i.unit == self._activations.last:
+            self._free((Memory.LOGITS, "held"), self._activations.held_bytes)
         handed_on = self._activations.handed_on
         tape = self.work[handed_on].tape if i.op is Op.BWD and i.unit == self._activations.keeper else None
         if tape is not None:

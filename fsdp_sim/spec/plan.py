@@ -63,6 +63,7 @@ NEEDS: dict[str, tuple[str, Callable[[Any], bool], str]] = {  # fields that mean
 }
 EXCLUDES = {  # fields that do not go together, and why
     ("freeze", "lora_rank"): "LoRA trains nothing but its adapters",
+    ("held_logits", "loss_chunks"): "the logits are never whole",
     ("fp8", "base_quantization"): "quantised weights are multiplied in the dtype of compute",
 }
 ONLY_WITH_ACCUMULATION = ("requires_gradient_sync", "requires_all_reduce", "reshard_after_backward", "is_last_backward")
@@ -148,8 +149,12 @@ class Plan:
         compile: whether ``torch.compile`` fuses the memory-bound kernels of each block.
         attention_impl: ``sdpa`` is fused (torch's own, FlashAttention-2), ``flash1`` fused with the kernels of 2023,
             ``math`` writes the matrix of scores.
-        cross_entropy: ``torch`` computes the loss in fp32, beside the logits; ``compiled`` converts them as it goes;
-            ``fused`` is one kernel whose backward writes over the logits (FlashAttention's).
+        cross_entropy: ``torch`` computes the loss in fp32, beside the logits; ``shifted`` copies these without the last
+            of each sequence first (transformers before 5), where there are several; ``compiled`` converts the logits as
+            it goes; ``fused`` is one kernel whose backward writes over them (FlashAttention's).
+        held_logits: what of the model's outputs a loop holds until backward is over, as in ``out = model(**batch)``:
+            None nothing, ``computed`` the logits, ``fp32`` their copy, which Accelerate makes of outputs in mixed
+            precision.
         rms_norm: ``fused`` is one kernel, as in torch since 2.9; ``composed`` casts, squares and scales in kernels of
             their own, as Hugging Face's Llama does. Without effect on models with another norm.
         loss_metrics: how often the loss is computed once more from the logits, without gradients, for logging.
@@ -238,7 +243,8 @@ class Plan:
     stack: str = field(one_of(*stack_names()), default="plain")
     compile: bool = field(_BOOL, default=False)
     attention_impl: str = field(one_of("sdpa", "flash1", "math"), default="sdpa")
-    cross_entropy: str = field(one_of("torch", "compiled", "fused"), default="torch")
+    cross_entropy: str = field(one_of("torch", "shifted", "compiled", "fused"), default="torch")
+    held_logits: str | None = field(one_of(None, "computed", "fp32"), default=None)
     rms_norm: str = field(one_of("fused", "composed"), default="fused")
     loss_metrics: int = field(whole(0), default=0)
     freeze: tuple[str, ...] | None = field(one_of(None) | _NAMES.explained("or of parameters"), default=None)

@@ -219,7 +219,7 @@ FP8 = {  # the first that is in the cell is the recipe
     "true": "tensorwise", "float8": "tensorwise", "fp8": "tensorwise",
 }  # fmt: skip
 TRAINED = {  # words after a model's name: how its weights are kept beside the adapters that are trained
-    "lora": {"base_quantization": "none"}, "qlora": {"base_quantization": "nf4"},
+    "lora": {"base_quantization": "none"}, "qlora": {"base_quantization": "nf4_double_quant"},
     "gptq-lora": {"base_quantization": "gptq"},
 }  # fmt: skip
 
@@ -232,8 +232,8 @@ def _sources() -> dict[str, dict[str, Any]]:
 def _source(cell: Cells) -> dict[str, Any]:
     """What the row's source trains with."""
     for table in _sources().values():
-        of_gpu = cell.text("gpu_type") in table.get("gpu_types", [cell.text("gpu_type")])
-        if cell.text("source") in table.get("sources", ()) and of_gpu:
+        has = {"gpu_types": cell.text("gpu_type"), "shardings": cell.text("sharding")}
+        if cell.text("source") in table.get("sources", ()) and all(of in table.get(n, [of]) for n, of in has.items()):
             return table
     for column in ("framework", "source"):
         text = cell.text(column).lower()

@@ -45,7 +45,7 @@ def test_a_model_may_be_named_and_a_source_says_what_it_trains_with() -> None:
     full, compiled, lora, qlora = (ROWS[name] for name in ("n167", "n047", "n171", "n201"))
 
     assert (full.model.name, full.model.dtype, full.plan.stack, full.plan.lora_rank) == (
-        "mistral-7b", "bf16", "hf-trainer", None,
+        "mistral-7b", "bf16", "hf-trainer-2024", None,
     )  # fmt: skip
     assert (compiled.plan.stack, compiled.plan.cross_entropy) == ("torchtitan-compiled", "compiled")
     assert (compiled.plan.fp8, compiled.plan.fp8_all_gather, compiled.peak_memory_kind) == (
