@@ -39,8 +39,9 @@ PLAN_KEYS = {
     "param_dtype": "Of gathers and compute; parameters and optimizer stay fp32, whose matmuls are fp32 too, not TF32.",
     "reduce_dtype": "Of the gradients' reduction; by default fp32.",
     "cpu_offload": "Shards, gradients and optimizer state live in host memory.",
-    "activation_checkpointing": """full: keep each block's input, compute the block again. selective: keep every other
-        matmul and attention.""",
+    "activation_checkpointing": """full: keep each block's input, compute the block again; a number k does so for every
+        k-th. selective: keep every other matmul and attention. mm,scaled_dot_product_attention: keep what these put
+        out.""",
     "compile": "torch.compile each block, before it is sharded.",
 }
 """The fields of `Plan` that the trainer takes, and what they mean to it."""
@@ -210,8 +211,6 @@ class TrainConfig:
         for key in NEED_OUT:
             if getattr(self, key) and self.out is None:
                 raise ValueError(f"{key}={text_of(getattr(self, key))} keeps something; say where with out=FOLDER")
-        if isinstance(self.plan.activation_checkpointing, int):
-            raise ValueError("activation_checkpointing of every k-th block is the simulator's; use full or selective")
         _ = self.model_config  # raises for a preset or a change that does not exist
 
     def by_key(self) -> dict[str, Any]:

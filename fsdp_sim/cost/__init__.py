@@ -7,8 +7,9 @@ from fsdp_sim.cost.intervals import Z80, Spread, belongs_to, deviation, fitted_s
 from fsdp_sim.cost.kernels import kernel_s
 from fsdp_sim.cost.lifetimes import INCOMING, OUTGOING, PARAM_GRAD, Lifetimes, Moves, lifetimes
 from fsdp_sim.cost.linears import check_fp8
+from fsdp_sim.cost.tape import Output, kept_of
 from fsdp_sim.cost.transformer import workload
-from fsdp_sim.cost.work import OF_WORK, Kernel, KernelKind, Work, Workload
+from fsdp_sim.cost.work import OF_WORK, Kernel, KernelKind, Work, Workload, recomputed
 
 __all__ = [
     "INCOMING",
@@ -23,6 +24,7 @@ __all__ = [
     "KernelKind",
     "Lifetimes",
     "Moves",
+    "Output",
     "Spread",
     "Work",
     "Workload",
@@ -35,10 +37,12 @@ __all__ = [
     "fitted_links",
     "fitted_spread",
     "interval_s",
+    "kept_of",
     "kernel_s",
     "lifetimes",
     "numbers_of_file",
     "offload_s",
     "rates_are_known",
+    "recomputed",
     "workload",
 ]

@@ -16,7 +16,7 @@ import functools
 
 from fsdp_sim.cost.tape import Activations, Step, Tape, walk, walk_parts
 from fsdp_sim.cost.writer import Writer
-from fsdp_sim.schedule import DTYPE_BYTES
+from fsdp_sim.schedule import DTYPE_BYTES, ROUTER
 from fsdp_sim.spec import GATED, Block, Model, Plan, block_shapes, joined_qkv, root_shapes
 
 IN_FP32 = ("torch", "shifted")  # of `Plan.cross_entropy`
@@ -195,7 +195,8 @@ def experts(tape: Writer, read: str) -> str:
         trained = tape.weights.trains(weight)
         grads = tape.trained_bytes(tape.params_of(weight, f"{weight}_bias"))
         grads //= ranks if weight.startswith("experts.") else 1
-        step = Step((source,), (write,), (source,) * trained, kind="matmul", param_bytes=grads, trains=grads > 0)
+        op = ROUTER if weight == "router" else "_grouped_mm"
+        step = Step((source,), (write,), (source,) * trained, op=op, param_bytes=grads, trains=grads > 0)
         if weight != "router" and tape.weights.quantization is not None:  # one expert's layer after the other is whole
             whole = {f"{weight}.whole": d * width * number}
             tape.step(Step((), tuple(whole)), whole)

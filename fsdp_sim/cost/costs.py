@@ -11,7 +11,7 @@ from fsdp_sim.cost.calibration import Calibration, fitted
 from fsdp_sim.cost.collectives import collective_s, offload_s
 from fsdp_sim.cost.kernels import kernel_s
 from fsdp_sim.cost.linears import orthogonalisation
-from fsdp_sim.cost.work import Kernel, Workload
+from fsdp_sim.cost.work import Kernel, Workload, recomputed
 from fsdp_sim.schedule import DTYPE_BYTES, Instruction, matrices
 from fsdp_sim.spec import OPTIMIZERS, Cluster, Plan, shards_of
 from fsdp_sim.timeline import COLLECTIVES, Op
@@ -139,9 +139,8 @@ class Costs:
         seconds = self._segments.get(key)
         if seconds is None:
             kernels: Iterable[Kernel] = work.backward if op is Op.BWD else work.forward
-            if op is Op.RECOMPUTE and self.plan.activation_checkpointing == "selective":
-                composed = self.plan.attention_impl == "math"  # of whose pieces none is kept
-                kernels = [k for k in kernels if not k.saved or (composed and k.kind == "attention")]
+            if op is Op.RECOMPUTE:
+                kernels = recomputed(kernels, self.plan)
             how: dict[str, Any] = {
                 "backward": op is Op.BWD, "compiled": self.plan.compile, "attention": self.plan.attention_impl,
                 "tf32": self.plan.float32_matmul_precision == "high",

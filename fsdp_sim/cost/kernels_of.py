@@ -13,7 +13,7 @@ from dataclasses import replace
 from fsdp_sim.cost.linears import Kernels, linear, matmul, pointwise
 from fsdp_sim.cost.weights import Weights
 from fsdp_sim.cost.work import Kernel
-from fsdp_sim.schedule import DTYPE_BYTES
+from fsdp_sim.schedule import DTYPE_BYTES, ROUTER, SDPA
 from fsdp_sim.spec import GATED, Block, Model, has_bias, joined_qkv
 
 
@@ -33,8 +33,8 @@ def attention(model: Model, batch: int, queries: int, keys: int, dtype: str, blo
     seen = 2.0 * batch * heads * pairs(queries, keys, block.causal, block.window, model.chunked_window)
     moved = float(DTYPE_BYTES[dtype] * batch * heads * (queries + keys) * (d + d_value))
     shape = (batch, heads, queries, d)
-    forward = Kernel("attention", seen * (d + d_value), moved, shape, dtype, 1, False, True)
-    return forward, forward._replace(flops=seen * (3 * d + 2 * d_value), bytes=2.0 * moved, saved=False)
+    forward = Kernel("attention", seen * (d + d_value), moved, shape, dtype, 1, False, SDPA)
+    return forward, forward._replace(flops=seen * (3 * d + 2 * d_value), bytes=2.0 * moved, op="")
 
 
 def norm(kind: str, tokens: int, d: int, weights: Weights) -> tuple[Kernels, Kernels]:
@@ -89,7 +89,7 @@ def attention_layer(
         forward, backward = joined(
             linear(
                 weights, f"{name}.{of}", rows, n_out, d,
-                bias=has_bias(model, "qkv"), saved=i == 0, grad=grad, again=own_keys and i > 0,
+                bias=has_bias(model, "qkv"), grad=grad, again=own_keys and i > 0,
             )
             for i, (of, rows, n_out) in enumerate(shapes)
         )  # fmt: skip
@@ -111,7 +111,7 @@ def attention_layer(
     projection = "proj" if joined_qkv(model) else "wo"
     attended = model.n_head * model.d_value
     out, out_back = linear(
-        weights, f"{name}.{projection}", tokens, d, attended, bias=has_bias(model, "proj"), saved=True, grad=needed
+        weights, f"{name}.{projection}", tokens, d, attended, bias=has_bias(model, "proj"), grad=needed
     )
     return [*forward, core, *out], [*out_back, *[core_back] * needed, *backward]
 
@@ -122,7 +122,7 @@ def _latent_queries_keys_values(model: Model, tokens: int, weights: Weights, *, 
     q, wide, dtype = heads * model.d_head, heads * (model.d_head - rope + model.d_value), weights.compute_dtype
 
     def through(narrow: int, more: int, out: int, of: str) -> list[tuple[Kernels, Kernels]]:
-        first = linear(weights, f"attn.w{of}_a", tokens, narrow + more, d, saved=of == "q", grad=grad)
+        first = linear(weights, f"attn.w{of}_a", tokens, narrow + more, d, grad=grad)
         needed = bool(first[1]) or weights.trains(f"attn.{of}_norm.weight")
         normed = norm("rmsnorm", tokens, narrow, weights)
         return [
@@ -131,7 +131,7 @@ def _latent_queries_keys_values(model: Model, tokens: int, weights: Weights, *, 
             linear(weights, f"attn.w{of}_b", tokens, out, narrow, grad=needed),
         ]
 
-    plain = [linear(weights, "attn.wq", tokens, q, d, saved=True, grad=grad)]
+    plain = [linear(weights, "attn.wq", tokens, q, d, grad=grad)]
     parts = through(model.q_lora_rank, 0, q, "q") if model.q_lora_rank else plain
     forward, backward = joined([*parts, *through(rank, rope, wide, "kv")])
     join = pointwise(4.0 * tokens * q + 2.0 * tokens * heads * model.d_value, dtype)  # and the output laid out anew
@@ -152,7 +152,7 @@ def feed_forward(
     names = [f"{name}.up", f"{name}.gate"] if model.ffn_type in GATED else [f"{name}.up"]
     bias = has_bias(model, "ffn")
     up, up_back = joined(
-        linear(weights, of, tokens, f, d, bias=bias, saved=i == 0, grad=grad, again=i > 0) for i, of in enumerate(names)
+        linear(weights, of, tokens, f, d, bias=bias, grad=grad, again=i > 0) for i, of in enumerate(names)
     )
     needed = bool(up_back)
     act, act_backward = _activation(model)
@@ -188,19 +188,19 @@ def moe_parts(
     trains = {name: weights.trains(name) for name in ("router", "experts.up", "experts.down")}
     act, act_backward = _activation(model)
 
-    def grouped(n: int, k: int, trained: bool, needed: bool, saved: bool = False) -> tuple[Kernels, Kernels]:
+    def grouped(n: int, k: int, trained: bool, needed: bool) -> tuple[Kernels, Kernels]:
         own = experts // ranks
         each = max(1, round(rows / own))
         moved = float(DTYPE_BYTES[dtype] * (rows * k + own * n * k + rows * n))
-        one = Kernel("matmul", 2.0 * rows * n * k, moved, (own, each, n, k), dtype, 1, False, saved)
-        of_input, of_weight = one._replace(shape=(own, each, k, n)), one._replace(shape=(own, n, k, each))
+        one = Kernel("matmul", 2.0 * rows * n * k, moved, (own, each, n, k), dtype, 1, False, "_grouped_mm")
+        of_input, of_weight = (one._replace(shape=(own, *shape), op="") for shape in ((each, k, n), (n, k, each)))
         back = [of_input] * needed + [of_weight] * trained
-        return [one], [kernel._replace(saved=False) for kernel in back]
+        return [one], back
 
-    router = [matmul(tokens, experts, d, dtype)]
+    router = [matmul(tokens, experts, d, dtype, op=ROUTER)]
     router_back = [matmul(tokens, d, experts, dtype)] * grad + [matmul(experts, d, tokens, dtype)] * trains["router"]
     chosen, copy = pointwise(8.0 * tokens * experts, "fp32"), pointwise(2.0 * rows * d, dtype)
-    up, up_back = grouped(ups, d, trains["experts.up"], grad, saved=True)
+    up, up_back = grouped(ups, d, trains["experts.up"], grad)
     needed = bool(up_back)
     down, down_back = grouped(d, width, trains["experts.down"], needed)
     weigh, add = copy, pointwise(1.0 * (rows + tokens) * d, dtype)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from fsdp_sim.cost.tape import Tape, selected
+from fsdp_sim.schedule import Policy
 
 OUTSIDE = {"x", "encoded"}  # they belong to the segments that made them
 INCOMING, OUTGOING, PARAM_GRAD = -1, -2, -3
@@ -33,13 +34,13 @@ class Lifetimes(NamedTuple):
 
 
 def lifetimes(
-    tape: Tape, checkpointed: bool, selective: bool, with_backward: bool = True, handed_on: bool = False
+    tape: Tape, checkpointed: bool, policy: Policy, with_backward: bool = True, handed_on: bool = False
 ) -> Lifetimes:
     """Of one segment.
 
     Args:
         checkpointed: its backward computes its forward again.
-        selective: then outputs of attention and of every other matmul are kept.
+        policy: which outputs are then kept.
         with_backward: there is one; else nothing is kept but,
         handed_on: its output, for the backward of the segment after it.
     """
@@ -53,16 +54,16 @@ def lifetimes(
     if not checkpointed:
         kept = saved | output
         return Lifetimes(_forward(tape, number, kept, set()), (), _backward(tape, number, kept))
-    kept = {"y"} | (selected(tape) if selective else set())
-    again = _forward(tape, number, saved | kept, kept)
-    return Lifetimes(_forward(tape, number, kept, set()), again, _backward(tape, number, saved | kept))
+    kept = {"y"} | selected(tape, policy)
+    again = _forward(tape, number, saved | {"y"}, kept)
+    return Lifetimes(_forward(tape, number, kept, set()), again, _backward(tape, number, saved | {"y"}))
 
 
 def _forward(tape: Tape, number: dict[str, int], kept: set[str], there: set[str]) -> Moves:
     """Tensors live until their last reader has run; those that are kept stay, those that are there are not made."""
     sizes, steps = tape.sizes, tape.steps
     last_read = {name: i for i, step in enumerate(steps) for name in (*step.reads, *step.holds)}
-    alive: dict[str, None] = {}
+    alive = dict.fromkeys(name for name in number if name in there and sizes[name])
     moves: list[tuple[int, int]] = []
     for i, step in enumerate(steps):
         for name in (*step.writes, *step.saves):

@@ -57,12 +57,12 @@ def check_fp8(recipe: str, gpu: Gpu) -> None:
         )
 
 
-def matmul(m: int, n: int, k: int, dtype: str, *, saved: bool = False, fp8: bool = False) -> Kernel:
+def matmul(m: int, n: int, k: int, dtype: str, *, op: str = "", fp8: bool = False) -> Kernel:
     """(m, k) @ (k, n). In fp8 the factors are, and the product is of ``dtype``."""
     size = DTYPE_BYTES[dtype]
     of_factors = 1 if fp8 else size
     moved = float(of_factors * (m * k + k * n) + size * m * n)
-    return Kernel("matmul", 2.0 * m * n * k, moved, (1, m, n, k), "fp8" if fp8 else dtype, 1, False, saved)
+    return Kernel("matmul", 2.0 * m * n * k, moved, (1, m, n, k), "fp8" if fp8 else dtype, 1, False, op)
 
 
 def linear_backward(m: int, n: int, k: int, dtype: str) -> Kernels:
@@ -83,7 +83,6 @@ def linear(
     k: int,
     *,
     bias: bool = False,
-    saved: bool = False,
     grad: bool = True,
     again: bool = False,
 ) -> tuple[Kernels, Kernels]:
@@ -91,17 +90,16 @@ def linear(
 
     Args:
         bias: added within the matmul; backward reads the output's gradient once more to sum it over the tokens.
-        saved: selective checkpointing keeps its output.
         grad: its input needs a gradient; only then is that product computed.
         again: another linear layer has the same input: gradients are added up, and a compiler casts to fp8 once.
     """
     dtype, trained = weights.compute_dtype, weights.trains(f"{name}.weight")
     recipe = weights.recipe(n, k)
     if recipe is None:
-        forward = [matmul(m, n, k, dtype, saved=saved)]
+        forward = [matmul(m, n, k, dtype, op="addmm" if bias else "mm")]
         backward = [matmul(m, k, n, dtype)] * grad + [matmul(n, k, m, dtype)] * trained
     else:
-        forward, backward = _in_fp8(weights, RECIPES[recipe], m, n, k, saved=saved, grads=(grad, trained), again=again)
+        forward, backward = _in_fp8(weights, RECIPES[recipe], m, n, k, grads=(grad, trained), again=again)
     if weights.quantization is not None:
         whole = _dequantise(weights.quantization, n * k, dtype)
         forward, backward = [whole, *forward], [whole] * grad + backward
@@ -124,7 +122,7 @@ def _adapter(weights: Weights, m: int, n: int, k: int, *, grad: bool) -> tuple[K
 
     copy = [moves(2 * m * n)] if weights.quantization is not None else []
     scale, add, add_inputs = moves(2 * m * n), moves(3 * m * n), moves(3 * m * k)
-    forward = [*copy, matmul(m, rank, k, dtype), matmul(m, n, rank, dtype), scale, add]
+    forward = [*copy, matmul(m, rank, k, dtype, op="mm"), matmul(m, n, rank, dtype, op="mm"), scale, add]
     of_input = [matmul(m, k, rank, dtype), add_inputs] if grad else []
     return forward, [scale, *linear_backward(m, n, rank, dtype), *of_input, matmul(rank, k, m, dtype)]
 
@@ -136,7 +134,7 @@ def _dequantise(quantization: Quantization, elements: int, dtype: str) -> Kernel
 
 
 def _in_fp8(
-    weights: Weights, recipe: Recipe, m: int, n: int, k: int, *, saved: bool, grads: tuple[bool, bool], again: bool
+    weights: Weights, recipe: Recipe, m: int, n: int, k: int, *, grads: tuple[bool, bool], again: bool
 ) -> tuple[Kernels, Kernels]:
     """Casts and products. torchao saves x and the weight as they are, so backward casts both again.
 
@@ -149,7 +147,7 @@ def _in_fp8(
         return [_cast(elements, dtype, recipe, compiled)]
 
     x, weight, grad = cast(m * k), [] if weights.fp8_all_gather else cast(n * k), cast(m * n)
-    forward = ([] if again and compiled else x) + weight + [matmul(m, n, k, dtype, saved=saved, fp8=True)]
+    forward = ([] if again and compiled else x) + weight + [matmul(m, n, k, dtype, op="mm", fp8=True)]
     once = compiled and not recipe.along_both  # one cast of the output's gradient serves both products
     backward: Kernels = []
     if grad_input or not compiled:

@@ -5,6 +5,29 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
+from fsdp_sim.schedule import SDPA, Policy
+
+
+class Output(NamedTuple):
+    """What one operator puts out.
+
+    Attributes:
+        op: its name (`fsdp_sim.spec.OPERATORS`).
+        bytes: of all its outputs that it makes.
+        saved_bytes: of these, what backward needs.
+    """
+
+    op: str
+    bytes: int
+    saved_bytes: int
+
+
+def kept_of(outputs: tuple[Output, ...], policy: Policy) -> Output:
+    """Of the outputs of a block's operators, in order, those that a policy keeps, together."""
+    keeps = policy.keeps()
+    kept = [output for output in outputs if keeps(output.op)]
+    return Output("", sum(output.bytes for output in kept), sum(output.saved_bytes for output in kept))
+
 
 class Activations(NamedTuple):
     """Bytes of one segment for one micro-batch on one rank; the names are those of `fsdp_sim.cost.Work`.
@@ -17,7 +40,7 @@ class Activations(NamedTuple):
         backward_temporary_bytes: the most alive during backward, less ``saved_bytes`` and the whole gradients of the
             segment's parameters. The gradient of the output, which comes in, takes the place of the output, which
             is gone by then. Below 0 where gradients of parameters take the place of activations that are gone.
-        selective_bytes: what selective checkpointing keeps: outputs of attention and of every other matmul.
+        outputs: of the operators that activation checkpointing may keep.
         logits_bytes: of ``saved_bytes``, what the loss keeps.
         saves_input: its input is kept for its backward.
         tape: tensor by tensor.
@@ -28,7 +51,7 @@ class Activations(NamedTuple):
     output_bytes: int = 0
     forward_temporary_bytes: int = 0
     backward_temporary_bytes: int = 0
-    selective_bytes: int = 0
+    outputs: tuple[Output, ...] = ()
     logits_bytes: int = 0
     saves_input: bool = True
     tape: Tape | None = None
@@ -42,7 +65,7 @@ class Step(NamedTuple):
         writes: its outputs.
         saves: what autograd keeps for its backward.
         alias: the gradients of what it reads are the gradient of its output, not new tensors (an addition).
-        kind: ``matmul`` and ``attention`` are what selective checkpointing looks at.
+        op: its name, where activation checkpointing may keep its outputs.
         scratch: bytes its backward needs for a moment beside its results.
         param_bytes: of the whole gradients its backward makes.
         holds: what is alive until it has run, beside what it reads: an operator's own variables.
@@ -53,7 +76,7 @@ class Step(NamedTuple):
     writes: tuple[str, ...]
     saves: tuple[str, ...] = ()
     alias: bool = False
-    kind: str = ""
+    op: str = ""
     scratch: int = 0
     param_bytes: int = 0
     holds: tuple[str, ...] = ()
@@ -167,7 +190,7 @@ def _walk(tape: Tape, ends: list[int]) -> list[Activations]:
             output_bytes=outputs[part],
             forward_temporary_bytes=forward[part],
             backward_temporary_bytes=backward[part],
-            selective_bytes=sum(sizes[name] for name in selected(tape)) if one else 0,
+            outputs=_outputs(tape, set(keepers)) if one else (),
             logits_bytes=sum(sizes[name] for name in tape.logits) if one else 0,
             saves_input=any("x" in step.saves for step in steps[begins[part] : ends[part]]) or part > 0,
         )
@@ -175,14 +198,20 @@ def _walk(tape: Tape, ends: list[int]) -> list[Activations]:
     ]
 
 
-def selected(tape: Tape) -> set[str]:
-    """What selective checkpointing keeps: outputs of attention (with its row sums) and of every other matmul."""
-    kept: set[str] = set()
-    matmuls = 0
-    for step in tape.steps:
-        if step.kind == "matmul":
-            matmuls += 1
-            kept |= set(step.writes) if matmuls % 2 else set()
-        elif step.kind == "attention":
-            kept |= {*step.writes, *step.saves} - set(step.reads)
-    return kept
+def made_by(step: Step) -> set[str]:
+    """What an operator puts out: attention with one number for each row and head, which it saves."""
+    return {*step.writes, *step.saves} - set(step.reads) if step.op == SDPA else {*step.writes}
+
+
+def selected(tape: Tape, policy: Policy) -> set[str]:
+    """The tensors that a policy keeps."""
+    keeps = policy.keeps()
+    return {name for step in tape.steps if keeps(step.op) for name in made_by(step)}
+
+
+def _outputs(tape: Tape, saved: set[str]) -> tuple[Output, ...]:
+    made = [(step.op, made_by(step)) for step in tape.steps if step.op]
+    sizes = tape.sizes
+    return tuple(
+        Output(op, sum(sizes[name] for name in names), sum(sizes[name] for name in names & saved)) for op, names in made
+    )

@@ -215,7 +215,6 @@ def _in_chunks(model: Model, plan: Plan, weights: Weights, whole: Work, *, fused
         saved_bytes=whole.input_bytes + grads,
         forward_temporary_bytes=whole.input_bytes + most - grads,
         backward_temporary_bytes=whole.input_bytes - grads,
-        selective_bytes=0,
         logits_bytes=0,
         held_bytes=0,
     )

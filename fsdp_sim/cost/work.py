@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
-from fsdp_sim.cost.tape import Tape
-from fsdp_sim.schedule import Unit, blocks_of
+from fsdp_sim.cost.tape import Output, Tape
+from fsdp_sim.schedule import Unit, blocks_of, policy_of
+from fsdp_sim.spec import Plan
 from fsdp_sim.timeline import Op
 
 OF_WORK = {  # fields of a plan that decide what is computed, and how a module is made to compute so before it is traced
@@ -45,7 +46,7 @@ class Kernel(NamedTuple):
         dtype: what it computes in.
         count: how many.
         fusable: a compiler may fuse it with its neighbours, so that what passes between them is not written.
-        saved: its output is kept from forward to backward when activations are checkpointed selectively.
+        op: the name of the operator, where activation checkpointing may keep its output (`fsdp_sim.spec.OPERATORS`).
     """
 
     kind: KernelKind
@@ -55,7 +56,17 @@ class Kernel(NamedTuple):
     dtype: str = "bf16"
     count: int = 1  # type: ignore[assignment]  # not tuple.count
     fusable: bool = False
-    saved: bool = False
+    op: str = ""
+
+
+def recomputed(kernels: Iterable[Kernel], plan: Plan) -> list[Kernel]:
+    """Of a checkpointed block's forward, the kernels whose outputs are not kept."""
+    keeps, again = policy_of(plan).keeps(), []
+    for kernel in kernels:
+        count = sum(not keeps(kernel.op) for _ in range(kernel.count)) if kernel.op else kernel.count
+        if count:
+            again.append(kernel._replace(count=count))
+    return again
 
 
 @dataclass(frozen=True)
@@ -71,7 +82,7 @@ class Work:
         backward_temporary_bytes: the most alive during backward, less ``saved_bytes`` and less the whole gradients of
             the segment's parameters; the gradient of the output, which comes in, included. Negative where gradients
             arrive as activations leave.
-        selective_bytes: of ``saved_bytes``, what selective checkpointing keeps.
+        outputs: of the operators that activation checkpointing may keep, in order.
         is_block: activation checkpointing applies to it.
         logits_bytes: of ``saved_bytes``, logits and loss.
         held_bytes: what the training loop holds of its output until backward is over.
@@ -86,7 +97,7 @@ class Work:
     output_bytes: int = 0
     forward_temporary_bytes: int = 0
     backward_temporary_bytes: int = 0
-    selective_bytes: int = 0
+    outputs: tuple[Output, ...] = field(default=(), repr=False)
     is_block: bool = False
     logits_bytes: int = 0
     held_bytes: int = 0

@@ -7,7 +7,7 @@ from typing import Any
 
 from fsdp_sim.cost.tape import Step, Tape
 from fsdp_sim.cost.weights import Weights, weights_of
-from fsdp_sim.schedule import DTYPE_BYTES
+from fsdp_sim.schedule import DTYPE_BYTES, SDPA
 from fsdp_sim.spec import Model, Plan, Shape
 
 
@@ -120,7 +120,7 @@ class Writer:
     def matmul(self, read: str, write: str, grad_bytes: int, n_out: int, trained: bool, **more: Any) -> None:
         """Keeps its input if its weight is trained."""
         saves = (read,) if trained else ()
-        step = Step((read,), (write,), saves, kind="matmul", param_bytes=grad_bytes * trained, trains=trained)
+        step = Step((read,), (write,), saves, param_bytes=grad_bytes * trained, trains=trained)
         self.step(step._replace(**more), {write: self.bytes_of(n_out)})
 
     def linear(self, read: str, write: str, n_in: int, n_out: int, name: str, rotated: bool = False) -> None:
@@ -140,7 +140,8 @@ class Writer:
             self.step(Step((), tuple(casts)), casts)
             more = {"holds": tuple(casts), "scratch": sum(casts.values()) + self.tokens * n_out}
         trained = weights.trains(f"{name}.weight")
-        self.matmul(read, base, 0, n_out, trained, param_bytes=grads, trains=grads > 0, **more)
+        op = "addmm" if len(params) > 1 and not weights.recipe(n_out, n_in) else "mm"  # fp8 adds a bias apart
+        self.matmul(read, base, 0, n_out, trained, op=op, param_bytes=grads, trains=grads > 0, **more)
         if weights.adapts(name):
             self._adapter(read, base, out, n_in, n_out)
         if rotated:
@@ -152,8 +153,8 @@ class Writer:
         if self.weights.quantization is not None:
             self.step(Step((base,), (f"{base}.copy",), alias=True), {f"{base}.copy": self.bytes_of(n_out)})
             base = f"{base}.copy"
-        self.matmul(read, a, rank * n_in * self.number, rank, trained=True)
-        self.matmul(a, b, rank * n_out * self.number, n_out, trained=True)
+        self.matmul(read, a, rank * n_in * self.number, rank, trained=True, op="mm")
+        self.matmul(a, b, rank * n_out * self.number, n_out, trained=True, op="mm")
         self.pointwise((b,), scaled, n_out, saves=())
         self.add(base, scaled, write, n_out)
 
@@ -163,7 +164,7 @@ class Writer:
             return
         sizes = {write: self.bytes_of(q), f"{write}.lse": 4 * self.tokens * self.model.n_head}
         saves = (*read, write, f"{write}.lse")
-        self.step(Step(read, (write,), saves, kind="attention", scratch=self.bytes_of(joined)), sizes)
+        self.step(Step(read, (write,), saves, op=SDPA, scratch=self.bytes_of(joined)), sizes)
 
     def _composed_attention(self, read: tuple[str, ...], write: str, q: int, joined: int) -> None:
         """torch's math backend: copies in fp32, one per head, and the probabilities of all pairs of tokens are kept."""
@@ -174,13 +175,13 @@ class Writer:
         between = {f"{write}.between": one * (2 if out == write else 5)}  # converted to fp32 (3), scaled (2)
         self.step(Step((), tuple(between)), between)
         self.step(Step(read, copies, scratch=self.bytes_of(joined)), dict.fromkeys((*copies, out), one))
-        self.step(Step(copies[:2], (scores,), copies[:2], kind="matmul"), {scores: self.scores})
+        self.step(Step(copies[:2], (scores,), copies[:2]), {scores: self.scores})
         if self.model.causal:
             self.step(Step((scores,), (f"{scores}.masked",), alias=True), {f"{scores}.masked": self.scores})
             scores = f"{scores}.masked"
         self.step(Step((scores,), (probabilities,), (probabilities,)), {probabilities: self.scores})
         kept = (probabilities, copies[2])
-        self.step(Step(kept, (out,), kept, kind="matmul", holds=tuple(between) if out == write else ()), {})
+        self.step(Step(kept, (out,), kept, holds=tuple(between) if out == write else ()), {})
         if out != write:
             self.step(Step((out,), (write,), holds=tuple(between)), {write: self.bytes_of(q)})
 

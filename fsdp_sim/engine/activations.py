@@ -4,8 +4,8 @@ The work of a segment (`fsdp_sim.cost.Work`) says how much; the program says whe
 output, which is the next one's input, so an activation is counted where it was made.
 
     FWD         saved_bytes stay; beyond them forward_temporary_bytes for a moment
-    FWD, to be computed again: the output stays (with what selective checkpointing keeps)
-    RECOMPUTE   the rest of saved_bytes comes back
+    FWD, to be computed again: the output stays, with those of operators that activation checkpointing keeps
+    RECOMPUTE   the rest of saved_bytes comes back, and what was kept and backward does not need goes
     BWD         backward_temporary_bytes and the gradients it makes for a moment; then saved_bytes go and the
                 gradients stay
 """
@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from fsdp_sim.cost import Work
-from fsdp_sim.schedule import Program
+from fsdp_sim.cost import Work, kept_of
+from fsdp_sim.schedule import Program, policy_of
 from fsdp_sim.timeline import Memory, Op
 
 
@@ -49,14 +49,13 @@ class Activations:
     Args:
         program: whose operations.
         work: what each segment keeps and needs.
-        selective: what is computed again keeps ``selective_bytes``.
 
     Raises:
         ValueError: a segment of the program has no work.
     """
 
-    def __init__(self, program: Program, work: Mapping[str, Work], selective: bool) -> None:
-        self.selective = selective
+    def __init__(self, program: Program, work: Mapping[str, Work]) -> None:
+        self.policy = policy_of(program.plan)
         self.work = work
         if missing := [segment for segment in program.segments_of(Op.FWD) if segment not in work]:
             raise ValueError(
@@ -88,9 +87,9 @@ class Activations:
         work = self.work[segment]
         moment = work.forward_temporary_bytes
         if segment in self.recomputed:
-            kept = self._checkpoint(work)
-            yield Change(Memory.CHECKPOINT, kept)
-            moment += max(0, work.saved_bytes - kept)
+            kept = kept_of(work.outputs, self.policy)
+            yield Change(Memory.CHECKPOINT, work.output_bytes + kept.bytes)
+            moment += max(0, work.saved_bytes - work.output_bytes - kept.bytes)
         elif segment in self.with_backward:
             yield from self._saved(work, 0)
         else:  # nothing is kept, but its output lives until it is read; as good as an addition to what is in flight
@@ -103,8 +102,10 @@ class Activations:
 
     def _recompute(self, segment: str) -> Iterable[Change]:
         work = self.work[segment]
-        yield from self._saved(work, self._checkpoint(work))
+        kept = kept_of(work.outputs, self.policy)
+        yield from self._saved(work, work.output_bytes + kept.saved_bytes)
         yield from for_a_moment(_moment(work), work.forward_temporary_bytes)
+        yield Change(Memory.CHECKPOINT, kept.saved_bytes - kept.bytes, at_end=True)
 
     def _backward(self, segment: str, made: int) -> Iterable[Change]:
         """Whole gradients come as saved activations go, so that their peak is one; backward_temporary_bytes is of both.
@@ -116,7 +117,8 @@ class Activations:
         there = min(made, most)
         yield Change(Memory.UNSHARDED_GRAD, there)
         yield from for_a_moment(_moment(work), most - there)
-        kept = self._checkpoint(work) if segment in self.recomputed else 0
+        again = segment in self.recomputed
+        kept = (work.output_bytes + kept_of(work.outputs, self.policy).saved_bytes) * again
         for change in self._saved(work, kept):
             yield Change(change.category, -change.bytes, at_end=True)
         yield Change(Memory.CHECKPOINT, -kept, at_end=True)
@@ -125,10 +127,6 @@ class Activations:
         yield Change(Memory.UNSHARDED_GRAD, made - there, at_end=True)
         if segment == self.last:
             yield Change(Memory.LOGITS, -self.held_bytes, at_end=True)
-
-    def _checkpoint(self, work: Work) -> int:
-        """What stays of a segment that is computed again."""
-        return work.output_bytes + (work.selective_bytes if self.selective else 0)
 
     @staticmethod
     def _saved(work: Work, kept: int) -> Iterable[Change]:

@@ -89,8 +89,7 @@ def changes_of(
     template = program.once(("template", which), partial(_template, program, alike))
     of_slots: list[tuple[Change, ...]] = [()] * len(template.slots)
     if workload is not None:
-        selective = program.plan.activation_checkpointing == "selective"
-        activations = Activations(program, workload.work, selective)
+        activations = Activations(program, workload.work)
         of_slots = [activations.of(*slot) if slot.op in SEGMENT_OPS else () for slot in template.slots]
     for number, slot in enumerate(template.slots):
         if slot.op is Op.OPTIM and optimizer_bytes:

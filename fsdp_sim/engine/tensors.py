@@ -115,8 +115,7 @@ class _Writer:
         self._moves_of: dict[tuple[object, ...], Moves] = {}
         self._first: dict[str, int] = {}  # number of the first tensor of each segment's tape
         if work is not None:
-            selective = program.plan.activation_checkpointing == "selective"
-            self._activations = Activations(program, work, selective)
+            self._activations = Activations(program, work)
 
     def write(self) -> None:
         just_freed: list[int] = []  # moves that free one buffer, one after the other
@@ -247,6 +246,6 @@ class _Writer:
         if key not in self._moves_of:
             assert work.tape is not None
             handed_on = i.unit == self._activations.handed_on
-            found = lifetimes(work.tape, again, self._activations.selective, with_backward, handed_on)
+            found = lifetimes(work.tape, again, self._activations.policy, with_backward, handed_on)
             self._moves_of[key] = {Op.FWD: found.forward, Op.RECOMPUTE: found.recompute, Op.BWD: found.backward}[i.op]
         return self._moves_of[key]

@@ -97,7 +97,7 @@ def _levers(cluster: Cluster, plan: Plan) -> Iterator[Lever]:
         )
 
 
-def _checkpointing(now: str | int | None) -> list[tuple[dict[str, Any], str]]:
+def _checkpointing(now: str | int | tuple[str, ...] | None) -> list[tuple[dict[str, Any], str]]:
     full = ({"activation_checkpointing": "full"}, "compute every block again in backward")
     if now is not None:
         return [] if now in ("full", 1) else [full]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from fsdp_sim.forms.state import State
 from fsdp_sim.forms.torch_model import torch_model
-from fsdp_sim.spec import TORCH_DTYPES, Cluster, Model, Plan
+from fsdp_sim.spec import TORCH_DTYPES, Cluster, Model, Plan, aten_names
 
 OPTIMIZERS = {
     "adamw": "torch.optim.AdamW({}, lr=3e-4)",
@@ -96,6 +96,11 @@ def _checkpoint_and_compile(script: Script, plan: Plan) -> None:
             script.use("torch.utils.checkpoint", "CheckpointPolicy", "create_selective_checkpoint_contexts")
             script.shard += SELECTIVE
             how += ", context_fn=partial(create_selective_checkpoint_contexts, keep_every_other_matmul())"
+        if isinstance(every, tuple):
+            script.use("torch.utils.checkpoint", "create_selective_checkpoint_contexts")
+            names = [f"torch.ops.aten.{name}.default" for operator in every for name in aten_names(operator)]
+            script.shard += ["kept = [", *(f"    {name}," for name in names), "]"]
+            how += ", context_fn=partial(create_selective_checkpoint_contexts, kept)"
         test = f" if (i + 1) % {every} == 0" if isinstance(every, int) else ""
         script.shard.append("for i, layer in enumerate(model.layers):")
         if test:

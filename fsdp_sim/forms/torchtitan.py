@@ -81,6 +81,8 @@ def _unsaid(plan: Plan) -> list[str]:
         unsaid = [name for name in unsaid if not name.endswith("_prefetch") or getattr(plan, name) != 1]
     if type(plan.reshard_after_forward) is int:
         unsaid.append("reshard_after_forward")
+    if isinstance(plan.activation_checkpointing, tuple):
+        unsaid.append("activation_checkpointing")
     if plan.reduce_dtype not in (None, "fp32") or plan.param_dtype == "fp16":
         unsaid.append("reduce_dtype" if plan.param_dtype != "fp16" else "param_dtype")
     return unsaid

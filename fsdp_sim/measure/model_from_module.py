@@ -267,7 +267,7 @@ def _work(seen: Segment, kept: int, *, is_block: bool) -> Work:
         output_bytes=seen.output_bytes,
         forward_temporary_bytes=max(0, seen.forward_peak_bytes - kept),
         backward_temporary_bytes=seen.backward_peak_bytes - kept - seen.grad_bytes,
-        selective_bytes=min(seen.selective_bytes, seen.saved_bytes),
+        outputs=tuple(seen.outputs),
         is_block=is_block,
         logits_bytes=seen.loss_bytes,
     )

@@ -19,14 +19,16 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fsdp_sim.cost import Kernel
+from fsdp_sim.cost import Kernel, Output
 from fsdp_sim.measure.trace_kernels import NotPricedError, kernels_of, only_views, tensors_in
 from fsdp_sim.measure.trace_segment import Segment, ends, managed, merge, tensors_anywhere
 from fsdp_sim.schedule import Unit
+from fsdp_sim.spec import OPERATORS, aten_names
 from fsdp_sim.timeline import Phase
 
 _sequence_nr: Callable[[], int] = torch._C._autograd._get_sequence_nr
 _ACCUMULATE_GRAD_NR = 2**64 - 1
+OPERATOR_OF = {name: operator for operator in OPERATORS for name in aten_names(operator)}
 
 
 class Trace(TorchDispatchMode):
@@ -109,6 +111,11 @@ class Trace(TorchDispatchMode):
         for name, size, of_loss in self._owner.values():
             self.segments[name].saved_bytes += size
             self.segments[name].loss_bytes += size if of_loss else 0
+        for segment in self.segments.values():
+            segment.outputs = [
+                output._replace(saved_bytes=sum(s.nbytes() for ref in refs if (s := ref()) is not None))
+                for output, refs in zip(segment.outputs, segment.made_by, strict=True)
+            ]
         self.segments[self._now].output_bytes = loss.nbytes
         for node, i, accumulate in ends(loss.grad_fn):
             node.register_hook(partial(self._made_gradient, i, id(accumulate)))
@@ -127,12 +134,13 @@ class Trace(TorchDispatchMode):
         except NotPricedError as error:
             self.not_priced.setdefault(str(error), self._now)
             kernels = []
-        made = sum(self._own(t, loss=bool(kernels) and kernels[0].kind == "cross_entropy") for t in tensors_in(out))
+        of_loss = bool(kernels) and kernels[0].kind == "cross_entropy"
+        made = [tensor for tensor in tensors_in(out) if self._own(tensor, loss=of_loss)]
         if self._phase is Phase.FORWARD:
             self._clock += 1
             segment.last = self._clock
             self._note_uses(args)
-            kernels = [self._kept(segment, kernel, made) for kernel in kernels]
+            kernels = _named(segment, func, kernels, made)
         elif torch.is_grad_enabled():  # in backward only a forward that runs again is differentiated
             self.recomputed_flops += sum(kernel.flops for kernel in kernels)
         # Autograd adds a second gradient to the first in place where nothing else holds it. With fake tensors it makes
@@ -253,13 +261,13 @@ class Trace(TorchDispatchMode):
         self._ready.clear()
         self.progress()
 
-    # -- selective checkpointing
 
-    def _kept(self, segment: Segment, kernel: Kernel, made: int) -> Kernel:
-        """Selective checkpointing keeps the outputs of attention and of the first, third, ... matmul."""
-        if kernel.kind == "matmul":
-            segment.matmuls += 1
-        if kernel.kind == "attention" or (kernel.kind == "matmul" and segment.matmuls % 2):
-            segment.selective_bytes += made
-            return kernel._replace(saved=True)
-        return kernel
+def _named(segment: Segment, func: Any, kernels: list[Kernel], made: list[torch.Tensor]) -> list[Kernel]:
+    """The kernels of an operator with its name, if activation checkpointing may keep what it puts out."""
+    op = OPERATOR_OF.get(func._opname)
+    if op is None:
+        return kernels
+    storages = [tensor.untyped_storage() for tensor in made]
+    segment.outputs.append(Output(op, sum(storage.nbytes() for storage in storages), 0))
+    segment.made_by.append([weakref.ref(storage) for storage in storages])
+    return [kernel._replace(op=op) for kernel in kernels]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import _CHECKPOINT_PREFIX
 from torch.distributed.utils import _apply_to_tensors
 
-from fsdp_sim.cost import Kernel
+from fsdp_sim.cost import Kernel, Output
 from fsdp_sim.schedule import Unit
 
 
@@ -25,9 +27,10 @@ class Segment:
         saved_bytes: made by this segment and alive when backward starts.
         input_bytes, output_bytes: of the tensors that enter its unit, and no unit before, and that leave it.
         grad_bytes: of the whole gradients that are first made here.
-        selective_bytes: outputs of attention and of every other matmul.
+        outputs: of the operators that activation checkpointing may keep.
         loss_bytes: of ``saved_bytes``, outputs of the loss's kernels.
         last: when it last ran in forward.
+        made_by: of each of the ``outputs`` the storages.
     """
 
     forward: list[Kernel] = field(default_factory=list)
@@ -38,10 +41,10 @@ class Segment:
     input_bytes: int = 0
     output_bytes: int = 0
     grad_bytes: int = 0
-    selective_bytes: int = 0
+    outputs: list[Output] = field(default_factory=list)
     loss_bytes: int = 0
     last: int = 0
-    matmuls: int = 0
+    made_by: list[list[weakref.ref[Any]]] = field(default_factory=list)
 
 
 def tensors_anywhere(values: Any) -> list[torch.Tensor]:
@@ -59,7 +62,9 @@ def tensors_anywhere(values: Any) -> list[torch.Tensor]:
 
 def managed(model: nn.Module, units: Iterable[Unit]) -> Iterator[tuple[tuple[str, str], nn.Parameter]]:
     """Every parameter once, with the names of its unit and its own, as `units_from_module` shares them out."""
-    params = dict(model.named_parameters(remove_duplicate=False))
+    params = {
+        name.replace(_CHECKPOINT_PREFIX, ""): param for name, param in model.named_parameters(remove_duplicate=False)
+    }
     for unit in units:
         prefix = "" if unit.name == "root" else f"{unit.name}."
         for param in unit.params:

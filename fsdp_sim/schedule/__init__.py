@@ -1,7 +1,7 @@
 """The training step as a program: what torch's FSDP issues, in order, onto which streams, with which waits."""
 
 from fsdp_sim.schedule.build import build
-from fsdp_sim.schedule.checkpointing import blocks_of, checkpoints
+from fsdp_sim.schedule.checkpointing import ROUTER, SDPA, Policy, blocks_of, checkpoints, policy_of
 from fsdp_sim.schedule.instruction import Instruction, Kind
 from fsdp_sim.schedule.lines import EXTRA_OPS
 from fsdp_sim.schedule.mesh import mesh_of, mesh_of_unit
@@ -16,10 +16,13 @@ __all__ = [
     "DTYPE_BYTES",
     "EXTRA_OPS",
     "NEWTON_SCHULZ_STEPS",
+    "ROUTER",
+    "SDPA",
     "Exchange",
     "Instruction",
     "Kind",
     "Param",
+    "Policy",
     "Program",
     "Unit",
     "blocks_of",
@@ -28,6 +31,7 @@ __all__ = [
     "matrices",
     "mesh_of",
     "mesh_of_unit",
+    "policy_of",
     "state_bytes",
     "toy",
     "toy_program",

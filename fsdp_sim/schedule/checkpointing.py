@@ -2,19 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import NamedTuple
 
 from fsdp_sim.schedule.unit import Unit, root_of
 from fsdp_sim.spec import Plan
+
+SDPA, ROUTER = "scaled_dot_product_attention", "router"
+
+
+class Policy(NamedTuple):
+    """Which operators of a checkpointed block are kept (``MUST_SAVE`` of torch's `CheckpointPolicy`), by their names.
+
+    Attributes:
+        every: whose outputs are all kept.
+        every_second: of these together, counted through the block, the outputs of the first, third, ... are kept.
+    """
+
+    every: frozenset[str] = frozenset()
+    every_second: frozenset[str] = frozenset()
+
+    def keeps(self) -> Callable[[str], bool]:
+        """Asked of each operator of a block in turn whether its output is kept."""
+        counted = count(1)
+        return lambda op: op in self.every or (op in self.every_second and next(counted) % 2 == 1)
+
+
+def policy_of(plan: Plan) -> Policy:
+    """The policy of a plan.
+
+    A router's matmul is not counted and not kept by ``selective`` (torchtitan's
+    ``per_op_sac_force_recompute_mm_shapes_by_fqns``). The policy never sees attention of the ``math`` backend, which is
+    composed of other operators before.
+
+    Example:
+        >>> list(map(policy_of(Plan(activation_checkpointing="selective")).keeps(), ("mm", "mm", SDPA, "addmm")))
+        [True, False, True, True]
+    """
+    asked = plan.activation_checkpointing
+    names = {SDPA} if asked == "selective" else set(asked) if isinstance(asked, tuple) else set()
+    if plan.attention_impl == "math":
+        names.discard(SDPA)
+    if "mm" in names:
+        names.add(ROUTER)
+    return Policy(frozenset(names), frozenset({"mm", "addmm"} if asked == "selective" else ()))
 
 
 def checkpoints(units: Sequence[Unit], plan: Plan) -> dict[str, tuple[str, ...]]:
     """For each segment that is recomputed, the segments that are recomputed with it, before its backward.
 
     What is recomputed are blocks: the units other than the root that compute something, and the segments that a unit
-    lists as its ``blocks``. ``full`` and ``selective`` mean every block, a number k every k-th, beginning with the k-th
-    (torchtitan's layer frequency). The checkpoint lies inside the unit, around its compute before and after the units
-    inside it, so no hook of FSDP runs again. But experts are computed again with their block, as torchtitan puts its
+    lists as its ``blocks``: a number k means every k-th, beginning with the k-th (torchtitan's layer frequency), all
+    else every block. The checkpoint lies inside the unit, around its compute before and after the units inside it, so
+    no hook of FSDP runs again. But experts are computed again with their block, as torchtitan puts its
     checkpoint around that: their unit's hooks run again, and their tokens travel again.
 
     Example:

@@ -16,6 +16,7 @@ from fsdp_sim.spec.fields import Allowed, field, number, one_of, spec, text, who
 from fsdp_sim.spec.gpus import Gpu, gpu, gpu_names
 from fsdp_sim.spec.links import Link, link, link_names
 from fsdp_sim.spec.model import Model
+from fsdp_sim.spec.operators import OPERATORS, aten_names
 from fsdp_sim.spec.optimizers import MIN_8BIT, OPTIMIZER_STATES, OPTIMIZERS, Optimizer
 from fsdp_sim.spec.plan import (
     DTYPE_BYTES,
@@ -36,6 +37,7 @@ __all__ = [
     "GATED",
     "MIN_8BIT",
     "ONLY_WITH_ACCUMULATION",
+    "OPERATORS",
     "OPTIMIZERS",
     "OPTIMIZER_STATES",
     "QUANTIZATIONS",
@@ -53,6 +55,7 @@ __all__ = [
     "Quantization",
     "Shape",
     "Span",
+    "aten_names",
     "block_shapes",
     "blocks",
     "field",

@@ -8,6 +8,7 @@ from dataclasses import field as dataclass_field
 from typing import Any, Literal
 
 from fsdp_sim.spec.fields import Allowed, field, number, one_of, spec, whole
+from fsdp_sim.spec.operators import OPERATORS
 from fsdp_sim.spec.optimizers import OPTIMIZERS
 from fsdp_sim.spec.quantization import QUANTIZATIONS
 from fsdp_sim.spec.stacks import stack_names, stack_settings
@@ -80,6 +81,10 @@ _NAMES = Allowed(
     "a tuple of names of modules",
     lambda value: isinstance(value, tuple) and len(value) > 0 and all(isinstance(n, str) and n for n in value),
 )
+_OPERATORS = Allowed(
+    f"a tuple of operators to keep (of {', '.join(OPERATORS)})",
+    lambda value: isinstance(value, tuple) and len(value) > 0 and all(name in OPERATORS for name in value),
+)
 _FSDP1_BACKWARD = one_of("BACKWARD_PRE", "BACKWARD_POST", "none")
 PREFETCH_OF = {  # what prefetch is to each of the two that have it
     ("fsdp2", "forward_prefetch"): Allowed("None (implicit) or a depth >= 1", _DEPTH.test),
@@ -101,7 +106,7 @@ BESIDE_EXPERT_PARALLEL = {  # what fields may be where experts are a unit with a
     ),
     "activation_checkpointing": Allowed(
         "which outputs of all-to-alls it keeps is not known; take 'full', a number or None",
-        lambda value: value != "selective",
+        lambda value: value != "selective" and not isinstance(value, tuple),
     ),
     "base_quantization": one_of(None).explained("quantised experts are linear layers, which ranks do not share out"),
 }
@@ -129,8 +134,11 @@ class Plan:
         reduce_dtype: of the gradients' reduction; None is the dtype of the gradients (see ``torch``).
         cpu_offload: shards, gradients and the optimizer live in the CPU's memory (``CPUOffloadPolicy``).
         activation_checkpointing: None keeps all activations; ``full`` keeps each block's input and computes the
-            block again in backward; a number k does so for every k-th block; ``selective`` keeps the outputs of
-            every other matmul and of attention, and computes the rest again.
+            block again in backward; a number k does so for every k-th block. Names of operators
+            (`fsdp_sim.spec.OPERATORS`) keep what these put out besides, and compute the rest again, as the list that
+            ``create_selective_checkpoint_contexts`` takes: ``("mm", "scaled_dot_product_attention")``. ``selective``
+            keeps attention and every second linear layer, and no experts, as torchtitan 0.2.2 does (option ``op``;
+            that and 0.3.0's `SelectiveAC` count layers without a bias only: 0.3.0 keeps all with one, 0.2.2 none).
         shard_size: ranks that share one copy of the parameters (HSDP); None is all of them.
         expert_parallel: fsdp2: ranks of a shard group that share out the experts of each mixture of experts
             (torchtitan's ``expert_parallel_degree``). The experts are a unit of their own inside their block's, which
@@ -231,8 +239,8 @@ class Plan:
     param_dtype: str | None = field(one_of(None, *DTYPES), default=None)
     reduce_dtype: str | None = field(one_of(None, *DTYPES), default=None)
     cpu_offload: bool = field(_BOOL, default=False)
-    activation_checkpointing: str | int | None = field(
-        one_of(None, "full", "selective") | whole(1).explained("every k-th block"), default=None
+    activation_checkpointing: str | int | tuple[str, ...] | None = field(
+        one_of(None, "full", "selective") | whole(1).explained("every k-th block") | _OPERATORS, default=None
     )
     shard_size: int | None = field(one_of(None) | whole(1), default=None)
     expert_parallel: int = field(whole(1), default=1)

@@ -7,6 +7,7 @@ outside both keeps the gathers out of the graph and lets a unit be gathered once
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -15,33 +16,38 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
+from fsdp_sim.spec import aten_names
+
 _aten = torch.ops.aten
 _MATMULS = (_aten.mm.default, _aten.addmm.default)  # a Linear without bias, and with one
-_ATTENTION = tuple(
-    getattr(_aten, name).default
-    for name in (
-        "_scaled_dot_product_flash_attention",
-        "_scaled_dot_product_efficient_attention",
-        "_scaled_dot_product_cudnn_attention",
-        "_scaled_dot_product_flash_attention_for_cpu",
-    )
-)
 
 
-def checkpoint_blocks(model: nn.Module, how: str | int | None) -> None:
+def checkpoint_blocks(model: nn.Module, how: str | int | tuple[str, ...] | None) -> None:
     """Let backward compute activations again instead of keeping them, in place.
 
     On the block as a whole: with a wrapper on each of its children, what lies between them would still be kept.
 
     Args:
-        how: None; ``full`` keeps each block's input; ``selective`` keeps every other matmul and attention too.
+        how: None; ``full`` keeps each block's input, a number k that of every k-th; ``selective`` keeps every other
+            matmul and attention too, names of operators (`fsdp_sim.spec.OPERATORS`) what these put out.
     """
     if how is None:
         return
     keep = {"context_fn": _selective} if how == "selective" else {}
+    if isinstance(how, tuple):
+        keep = {"context_fn": partial(create_selective_checkpoint_contexts, _overloads(how))}
     blocks: Any = model.layers
-    for i, block in enumerate(blocks):
-        blocks[i] = checkpoint_wrapper(block, checkpoint_impl=CheckpointImpl.NO_REENTRANT, **keep)
+    every = how if isinstance(how, int) else 1
+    for i in range(every - 1, len(blocks), every):
+        blocks[i] = checkpoint_wrapper(blocks[i], checkpoint_impl=CheckpointImpl.NO_REENTRANT, **keep)
+
+
+def _overloads(operators: Iterable[str]) -> list[Any]:
+    """What torch dispatches for operators by their names."""
+    return [getattr(_aten, name).default for operator in operators for name in aten_names(operator)]
+
+
+_ATTENTION = _overloads(["scaled_dot_product_attention"])
 
 
 def compile_blocks(model: nn.Module, backend: str) -> None:

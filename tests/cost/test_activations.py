@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Any
 
 import pytest
 from torch import nn
 
-from fsdp_sim.cost import Work
+from fsdp_sim.cost import Work, kept_of
 from fsdp_sim.cost.activations import block_activations, embed_activations, head_activations
 from fsdp_sim.cost.tape import Activations, Step, Tape, walk
 from fsdp_sim.measure.model_from_module import model_from_module
+from fsdp_sim.schedule import policy_of
 from fsdp_sim.spec import Block, Model, Plan
 from tests.measure.llama import Llama
 from tests.measure.mem_tracker import gpt_of, tokens_of
@@ -67,10 +69,21 @@ def test_the_loss_keeps_the_log_probabilities_in_its_own_dtype() -> None:
     assert head_activations(GPT, BF16, loss_dtype="bf16").logits_bytes == 2 * logits + 2
 
 
-def test_selective_checkpointing_keeps_attention_and_every_other_matmul() -> None:
-    tokens = 4 * 128
-    qkv, attention, up = 3 * 256 * 2, 256 * 2 + 4 * 4, 1024 * 2
-    assert block_activations(GPT, BF16).selective_bytes == tokens * (qkv + attention + up)
+@pytest.mark.parametrize(
+    ("checkpointing", "kept"),
+    [
+        ("full", ()),
+        ("selective", ("qkv", "attention", "up")),
+        (("addmm",), ("qkv", "proj", "up", "down")),
+        (("mm",), ()),  # its linear layers have biases
+        (("scaled_dot_product_attention",), ("attention",)),
+    ],
+)
+def test_a_policy_keeps_outputs_of_operators(checkpointing: Any, kept: tuple[str, ...]) -> None:
+    d = 256 * 2
+    bytes_of = {"qkv": 3 * d, "attention": d + 4 * 4, "proj": d, "up": 4 * d, "down": d}
+    policy = policy_of(Plan(activation_checkpointing=checkpointing))
+    assert kept_of(block_activations(GPT, BF16).outputs, policy).bytes == 4 * 128 * sum(bytes_of[of] for of in kept)
 
 
 def test_bytes_grow_with_tokens() -> None:
@@ -114,8 +127,10 @@ def test_a_real_module_keeps_and_needs_as_much(model: Model, plan: Plan, fused_n
     }.items():
         work = traced[segment]
         slack = 0.01 * work.saved_bytes + 2 * plan.seq_len * 32 * 4  # statistics of norms, and tables of positions
-        assert set(ours._fields) == {"saved_bytes", "selective_bytes", "logits_bytes", "saves_input", "tape", *TRAFFIC}
-        for field in set(ours._fields) - {"saves_input", "tape"}:
+        assert set(ours._fields) == {"saved_bytes", "outputs", "logits_bytes", "saves_input", "tape", *TRAFFIC}
+        for output, theirs in zip(ours.outputs, work.outputs, strict=True) if work.is_block else ():
+            assert output == (theirs.op, *(pytest.approx(n, abs=slack) for n in theirs[1:])), segment
+        for field in set(ours._fields) - {"saves_input", "tape", "outputs"}:
             if fused_norm or field not in TRAFFIC:
                 held = plan.attention_impl == "math" and field == "forward_temporary_bytes"  # by C++, in its own order
                 near = pytest.approx(getattr(work, field), abs=max(slack, 0.1 * work.saved_bytes * held))

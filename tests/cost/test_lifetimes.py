@@ -3,8 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdp_sim.cost import INCOMING, OUTGOING, PARAM_GRAD, lifetimes
+from fsdp_sim.cost import INCOMING, OUTGOING, PARAM_GRAD, kept_of, lifetimes
 from fsdp_sim.cost.activations import block_activations, embed_activations, head_activations
+from fsdp_sim.schedule import Policy, policy_of
 from fsdp_sim.spec import Model, Plan
 
 plans = st.builds(
@@ -36,7 +37,7 @@ def played(moves, alive):
 @given(segments, models, plans, st.booleans())
 def test_as_much_is_alive_as_the_walk_counts(segment, model, plan, fused_norm):
     found = segment(model, plan, fused_norm=fused_norm)
-    passes = lifetimes(found.tape, checkpointed=False, selective=False)
+    passes = lifetimes(found.tape, checkpointed=False, policy=Policy())
     alive = {}
     assert played(passes.forward, alive) == found.saved_bytes + found.forward_temporary_bytes
     assert sum(alive.values()) == found.saved_bytes
@@ -49,13 +50,15 @@ def test_as_much_is_alive_as_the_walk_counts(segment, model, plan, fused_norm):
     assert gradients <= ({OUTGOING} if found.input_bytes else set()) or gradients == {INCOMING}
 
 
-@given(models, plans, st.booleans())
-def test_a_checkpointed_block_keeps_its_output_and_makes_the_rest_again(model, plan, selective):
-    found = block_activations(model, plan)
-    passes = lifetimes(found.tape, checkpointed=True, selective=selective)
+policies = st.sampled_from([None, "selective", ("mm",), ("addmm", "scaled_dot_product_attention")])
+
+
+@given(models, plans, policies)
+def test_a_checkpointed_block_keeps_what_the_policy_says_and_makes_the_rest_again(model, plan, checkpointing):
+    found, policy = block_activations(model, plan), policy_of(Plan(activation_checkpointing=checkpointing))
+    passes = lifetimes(found.tape, checkpointed=True, policy=policy)
     alive = {}
     played(passes.forward, alive)
-    also_kept = found.selective_bytes if selective else 0
-    assert sum(alive.values()) == found.output_bytes + also_kept
+    assert sum(alive.values()) == found.output_bytes + kept_of(found.outputs, policy).bytes
     played(passes.recompute, alive)
-    assert found.saved_bytes <= sum(alive.values()) <= found.saved_bytes + also_kept
+    assert sum(alive.values()) == found.saved_bytes

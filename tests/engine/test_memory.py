@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdp_sim.cost import Work, Workload
+from fsdp_sim.cost import Output, Work, Workload
 from fsdp_sim.engine import memory, run
 from fsdp_sim.schedule import Kind, build, toy
 from fsdp_sim.spec import Plan
@@ -82,7 +82,7 @@ def test_the_optimizer_may_need_one_more_number_for_each_parameter():
 
 BLOCK = Work(
     saved_bytes=100, input_bytes=10, output_bytes=10, forward_temporary_bytes=7, backward_temporary_bytes=30,
-    selective_bytes=40, is_block=True,
+    outputs=(Output("mm", 40, 15), Output("mm", 7, 7)), is_block=True,
 )  # fmt: skip
 EMBED = Work(saved_bytes=12, input_bytes=2, output_bytes=10, backward_temporary_bytes=10)
 HEAD = Work(
@@ -134,7 +134,9 @@ def test_full_checkpointing_keeps_the_outputs_and_computes_one_block_again():
 def test_selective_checkpointing_keeps_some_of_it():
     after, _ = activations(Plan(activation_checkpointing="selective"))
     assert after[Op.FWD, "layers.2"] == {"activation": 12, "checkpoint": 3 * (10 + 40)}
-    assert after[Op.RECOMPUTE, "layers.2"] == {"activation": 12 + 50, "checkpoint": 150}
+    # What was kept and is not needed any more is gone
+    assert after[Op.RECOMPUTE, "layers.2"] == {"activation": 12 + 75, "checkpoint": 125}
+    assert after[Op.BWD, "layers.2"] == {"activation": 12, "checkpoint": 100}
 
 
 def test_every_second_block():

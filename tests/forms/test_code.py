@@ -22,6 +22,7 @@ PLANS = [
     "gpus=4 shard_size=2 grad_accum=2 requires_all_reduce=last reshard_after_forward=false kv_heads=2 positions=rope",
     "reshard_after_forward=2 activation_checkpointing=full cpu_offload=true ffn_type=swiglu norm=rmsnorm bias=false",
     "activation_checkpointing=selective reduce_scatter_max_input_buffers=2 separate_reduce_scatter_group=true",
+    "activation_checkpointing=addmm,scaled_dot_product_attention",
     "activation_checkpointing=2 wrap=layers.1,layers.2 tied_embeddings=false grad_accum=2 requires_gradient_sync=last",
     "wrap=root optimizer=sgd gradient_divide_factor=4 causal=false is_last_backward=last reshard_after_backward=last",
     "wrap=5000 optimizer=sgd_momentum ffn_type=relu n_encoder_layer=1",

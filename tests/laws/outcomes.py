@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Container
 from typing import Any
 
+from fsdp_sim.cost import kept_of
+from fsdp_sim.schedule import policy_of
 from fsdp_sim.simulation import Simulation
 from fsdp_sim.timeline import COLLECTIVES, Lane, Memory, Op, ring_share
 from tests.laws.law import Outcome
@@ -45,9 +47,9 @@ def most(*categories: Memory) -> Callable[[Simulation], int]:
 def kept(sim: Simulation) -> int:
     """Bytes that one micro-batch's forward keeps for the backward."""
     again = {i.unit for i in sim.program.ops if i.op is Op.RECOMPUTE}
-    selective = sim.plan.activation_checkpointing == "selective"
+    policy = policy_of(sim.plan)
     return sum(
-        w.output_bytes + (w.selective_bytes if selective else 0) if name in again else w.saved_bytes
+        w.output_bytes + kept_of(w.outputs, policy).bytes if name in again else w.saved_bytes
         for name, w in sim.workload.work.items()
     )
 

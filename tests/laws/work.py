@@ -44,6 +44,7 @@ from tests.laws.outcomes import (
     WHOLE_GRADIENTS,
 )
 
+OPERATORS = ("mm", "addmm", "scaled_dot_product_attention")
 FIXED = [PROGRAM, COMM, COPYING, OPTIMIZER, ISSUING, SHARDS, STATES, WHOLE, PARAMS]  # what the batch has no part in
 no_table = model(positions="rope")  # learned positions are parameters, one for each place in a sequence
 of_blocks = plan(wrap="block")
@@ -207,13 +208,21 @@ LAWS = [
         never_grows=[KEPT, PEAK, ACTIVATIONS],
         never_falls=[STEP],
     ),
-    laws(
-        "all in place of selective recomputation",
-        plan(activation_checkpointing="selective"),
-        plan(activation_checkpointing="full"),
-        stays=[RECOMPUTATIONS, FORWARD, BACKWARD, ISSUING],
-        never_falls=[AGAIN, STEP],
-        never_grows=[KEPT, PEAK],
+    *(
+        laws(
+            f"recomputing all in place of {fewer}",
+            plan(activation_checkpointing=kept),
+            plan(activation_checkpointing=kept_less),
+            stays=[RECOMPUTATIONS, FORWARD, BACKWARD, ISSUING],
+            never_falls=[AGAIN, STEP],
+            never_grows=[KEPT, PEAK],
+        )
+        for fewer, kept, kept_less in (
+            ("some", "selective", "full"),
+            ("all but matmuls and attention", OPERATORS, "full"),
+            ("all but matmuls and attention, but for every second", OPERATORS, "selective"),
+            ("all but attention", OPERATORS, OPERATORS[-1:]),
+        )
     ),
     laws(
         "every block in place of every second one recomputed",

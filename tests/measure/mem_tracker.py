@@ -18,7 +18,6 @@ import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -29,6 +28,7 @@ from fsdp_sim.schedule import Kind, Program
 from fsdp_sim.spec import Model, Plan
 from fsdp_sim.timeline import Memory, Op
 from labs.model.gpt import GPT, GPTConfig
+from labs.wrapping.checkpoint_and_compile import checkpoint_blocks
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, None: None}
 WORLD_SIZE = 8
@@ -87,9 +87,7 @@ def tracked(build: Callable[[], nn.Module], plan: Plan, world_size: int = WORLD_
     """
     with fake_ranks(world_size) as mesh, FakeTensorMode():
         model: Any = build()
-        if plan.activation_checkpointing == "full":
-            for i, layer in enumerate(model.layers):
-                model.layers[i] = checkpoint_wrapper(layer)
+        checkpoint_blocks(model, plan.activation_checkpointing)
         policy = MixedPrecisionPolicy(DTYPES[plan.param_dtype], DTYPES[plan.reduce_dtype])
         for module in (*model.layers, model):
             fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=plan.reshard_after_forward)

@@ -53,6 +53,8 @@ def test_a_wrong_value_names_field_value_and_what_is_right(field, value, right):
         ({"api": "ddp", "shard_size": 2}, "a setting of fsdp2 and fsdp1; api is 'ddp': leave it None"),
         ({"api": "zero1", "reshard_after_forward": 1}, "reshard_after_forward is 1, which is a setting of fsdp2"),
         ({"api": "fsdp1", "shard_size": 4}, "sharding_strategy is 'FULL_SHARD'; give 'HYBRID_SHARD'"),
+        ({"activation_checkpointing": ("matmul",)}, "a tuple of operators to keep .of mm, addmm, _grouped_mm, scaled"),
+        ({"activation_checkpointing": ("mm",), "expert_parallel": 2}, "all-to-alls it keeps is not known; take 'full'"),
         ({"lora_targets": ("wq",)}, "lora_targets .* without effect where lora_rank is None; make that a number"),
         ({"base_quantization": "nf4"}, "without effect where lora_rank is None; .* four bits cannot be trained"),
         ({"fp8": "rowwise", "fp8_all_gather": True}, "fp8 is 'rowwise'; make that 'tensorwise', the one recipe"),

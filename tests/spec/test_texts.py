@@ -34,6 +34,8 @@ def test_examples_run_as_printed():
         (["activation_checkpointing=full"], Plan(activation_checkpointing="full")),
         (["activation_checkpointing=FULL"], Plan(activation_checkpointing="full")),
         (["activation_checkpointing=2"], Plan(activation_checkpointing=2)),
+        (["activation_checkpointing=mm"], Plan(activation_checkpointing=("mm",))),
+        (["activation_checkpointing=mm,addmm"], Plan(activation_checkpointing=("mm", "addmm"))),
         (["gradient_divide_factor=3"], Plan(gradient_divide_factor=3)),
         (["gradient_divide_factor=2.5"], Plan(gradient_divide_factor=2.5)),
         (["wrap=layers.0,layers.1"], Plan(wrap=("layers.0", "layers.1"))),

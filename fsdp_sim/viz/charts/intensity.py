@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from fsdp_sim.cost import Kernel, collective_s, kernel_s
+from fsdp_sim.cost import Kernel, collective_s, kernel_s, recomputed
 from fsdp_sim.simulation import Simulation
 from fsdp_sim.timeline import COLLECTIVES, Op, Phase
 
@@ -80,7 +80,7 @@ def kernel_points(sim: Simulation) -> list[KernelPoint]:
     for op, unit, *_ in _last_step(sim):
         if op in SEGMENTS:
             for kernel in _kernels(sim, op, unit):
-                alike[kernel._replace(count=1, saved=False), op is Op.BWD] += [unit] * kernel.count
+                alike[kernel._replace(count=1, op=""), op is Op.BWD] += [unit] * kernel.count
     found = []
     for (kernel, backward), units in alike.items():
         how = {"backward": backward, "compiled": plan.compile, "attention": plan.attention_impl}
@@ -168,6 +168,4 @@ def _kernels(sim: Simulation, op: Op, segment: str) -> Iterable[Kernel]:
     work = sim.workload.work[segment]
     if op is Op.BWD:
         return work.backward
-    if op is Op.RECOMPUTE and sim.plan.activation_checkpointing == "selective":
-        return [k for k in work.forward if not k.saved]
-    return work.forward
+    return recomputed(work.forward, sim.plan) if op is Op.RECOMPUTE else work.forward

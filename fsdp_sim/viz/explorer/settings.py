@@ -144,7 +144,7 @@ SETTINGS = (
             "Dtype of gathers and compute, and of the gradients' reduction."),
     Control("activation_checkpointing", "checkpoint", "menu",
             (("off", None), ("full", "full"), ("selective", "selective"), ("every 2nd block", "2"),
-             ("every 4th block", "4")),
+             ("every 4th block", "4"), ("keep matmuls, attention", "mm,addmm,scaled_dot_product_attention")),
             "Which activations are computed again in backward instead of kept."),
     Control("cpu_offload", "CPU offload", "check", OFF_ON, "Shards, gradients, optimizer in the CPU's memory.", _FSDP),
     Control("separate_reduce_scatter_group", "own RS group", "check", OFF_ON,

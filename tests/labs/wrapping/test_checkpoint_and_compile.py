@@ -50,6 +50,15 @@ def test_full_computes_blocks_again_and_selective_every_other_matmul(shape: str)
     assert selective[attention] == none[attention]
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+def test_operators_by_name_are_not_computed_again_and_a_number_is_every_kth_block(shape: str) -> None:
+    attention = "aten._scaled_dot_product_flash_attention_for_cpu.default"
+    (_, none), (_, kept), (_, full), (_, second) = (calls(shape, how) for how in ("none", "mm,addmm", "full", "2"))
+    assert kept["matmul"] == none["matmul"]
+    assert kept[attention] == full[attention] > none[attention]
+    assert second[attention] - none[attention] == SHAPES[shape].n_layer // 2
+
+
 def test_dropout_is_drawn_once() -> None:
     """The second computation has the first one's random numbers: the gradients are those without checkpointing."""
     import dataclasses
