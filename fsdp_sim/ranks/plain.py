@@ -4,7 +4,8 @@ A pickle runs code of its sender where it is opened. Numbers, texts, lists, dict
 travel as msgpack, and what comes out at the other end is one of them or an error.
 
 A byte of msgpack can become an object of 70, so there are few of them: the numbers of tensors, which stay as many bytes
-as they are, travel behind it.
+as they are, travel behind it. And its maps may have lists as keys, of which any number have the same hash, so that to
+make a dict of them takes hours: dicts travel as their keys, then their values.
 """
 
 from __future__ import annotations
@@ -23,8 +24,22 @@ MAX_DIGITS = 4096  # of a whole number, in base 16
 MAX_DEPTH = 32
 MAX_DIMENSIONS = 64  # torch's own limit
 LENGTH = struct.Struct("!Q")
-TENSOR, INTEGER, ELLIPSIS = 1, 2, 3  # msgpack's extensions
+TENSOR, INTEGER, ELLIPSIS, DICT, BYTES = 1, 2, 3, 4, 5  # msgpack's extensions
 DTYPES = {str(d): d for d in (getattr(torch, name) for name in dir(torch)) if isinstance(d, torch.dtype)}
+
+
+class _List(msgspec.Struct, array_like=True):
+    items: list[Plain]
+
+
+class _Dict(msgspec.Struct, array_like=True):
+    keys: list[bool | int | float | str]
+    values: _List
+
+
+Plain = None | bool | int | float | str | msgspec.msgpack.Ext | _List  # what msgpack has, but for maps
+PLAIN, OF_DICT = msgspec.msgpack.Decoder(Plain), msgspec.msgpack.Decoder(_Dict)
+OF_TENSOR = msgspec.msgpack.Decoder(tuple[str, list[int]])
 
 
 def encode(value: Any) -> bytes:
@@ -58,16 +73,16 @@ def decode(data: bytes) -> Any:
         (length,) = LENGTH.unpack_from(data)
         if length > MAX_PLAIN_BYTES:
             raise ValueError(f"{length:,} bytes of numbers and texts; at most {MAX_PLAIN_BYTES:,}")
-        tensors = _Tensors(memoryview(data)[LENGTH.size + length :])
-        return msgspec.msgpack.decode(memoryview(data)[LENGTH.size : LENGTH.size + length], ext_hook=tensors.extension)
+        plain = PLAIN.decode(memoryview(data)[LENGTH.size : LENGTH.size + length])
+        return _Reader(memoryview(data)[LENGTH.size + length :]).value(plain, 0)
     except (msgspec.MsgspecError, struct.error, ValueError, TypeError, KeyError, RuntimeError, OverflowError) as error:
         raise ValueError(
             f"what a rank sent back is no result ({error}); return numbers, texts, lists or tensors"
         ) from None
 
 
-def _plain(value: Any, depth: int, tensors: list[bytes]) -> Any:
-    """What msgpack can encode; the numbers of tensors are put behind those that are there."""
+def _plain(value: Any, depth: int, tensors: list[bytes]) -> Plain:
+    """What travels in place of a value; the numbers of tensors are put behind those that are there."""
     if depth > MAX_DEPTH:
         raise ValueError(f"the function returned lists nested more than {MAX_DEPTH} deep; return them flat")
     if value is None or value is True or value is False:
@@ -75,7 +90,7 @@ def _plain(value: Any, depth: int, tensors: list[bytes]) -> Any:
     if isinstance(value, float):
         return float(value)
     if isinstance(value, bytes):
-        return bytes(value)
+        return msgspec.msgpack.Ext(BYTES, bytes(value))
     if value is Ellipsis:
         return msgspec.msgpack.Ext(ELLIPSIS, b"")
     if isinstance(value, int):
@@ -96,9 +111,12 @@ def _plain(value: Any, depth: int, tensors: list[bytes]) -> Any:
     if isinstance(value, np.ndarray):
         return _tensor(torch.from_numpy(np.ascontiguousarray(value)), tensors)
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [_plain(item, depth + 1, tensors) for item in value]
-    if isinstance(value, dict) and all(isinstance(key, (str, int, float)) for key in value):
-        return {_plain(key, depth + 1, tensors): _plain(item, depth + 1, tensors) for key, item in value.items()}
+        return _List([_plain(item, depth + 1, tensors) for item in value])
+    if isinstance(value, dict):
+        keys: list[Any] = [_plain(key, depth, tensors) for key in value]
+        if all(isinstance(key, (str, int, float)) for key in keys):
+            values = _List([_plain(item, depth + 1, tensors) for item in value.values()])
+            return msgspec.msgpack.Ext(DICT, msgspec.msgpack.encode(_Dict(keys, values)))
     raise TypeError(
         f"the function returned a {type(value).__name__}, which cannot be sent back as plain data; "
         "return numbers, texts, lists, dicts or tensors"
@@ -111,20 +129,34 @@ def _tensor(tensor: torch.Tensor, tensors: list[bytes]) -> msgspec.msgpack.Ext:
     return msgspec.msgpack.Ext(TENSOR, msgspec.msgpack.encode([str(local.dtype), list(local.shape)]))
 
 
-class _Tensors:
-    """The numbers of tensors, from which each takes its own in turn."""
+class _Reader:
+    """Makes of what has travelled the value that it stands for; each tensor takes its numbers in turn."""
 
     def __init__(self, numbers: memoryview) -> None:
         self._left = numbers
 
-    def extension(self, code: int, data: memoryview) -> Any:
+    def value(self, plain: Plain, depth: int) -> Any:
+        if depth > MAX_DEPTH + 1:
+            raise ValueError(f"lists nested more than {MAX_DEPTH} deep")
+        if isinstance(plain, _List):
+            return [self.value(item, depth + 1) for item in plain.items]
+        return (
+            self._extension(plain.code, bytes(plain.data), depth) if isinstance(plain, msgspec.msgpack.Ext) else plain
+        )
+
+    def _extension(self, code: int, data: bytes, depth: int) -> Any:
         if code == ELLIPSIS:
             return ...
         if code == INTEGER and len(data) <= MAX_DIGITS + 1:
-            return int(bytes(data), 16)
+            return int(data, 16)
+        if code == BYTES:
+            return data
+        if code == DICT:
+            found = OF_DICT.decode(data)
+            return dict(zip(found.keys, self.value(found.values, depth), strict=True))
         if code != TENSOR:
             raise ValueError(f"extension {code} of {len(data):,} bytes is unknown")
-        name, shape = msgspec.msgpack.decode(data, type=tuple[str, list[int]])
+        name, shape = OF_TENSOR.decode(data)
         if len(shape) > MAX_DIMENSIONS or min(shape, default=0) < 0:
             raise ValueError("a tensor of no shape")
         dtype, size = DTYPES[name], math.prod(shape) * DTYPES[name].itemsize

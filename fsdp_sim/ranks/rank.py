@@ -32,7 +32,7 @@ import numpy as np
 
 from fsdp_sim.ranks.board import Board
 from fsdp_sim.ranks.inbox import ErrorMessage, ResultMessage, send
-from fsdp_sim.ranks.limits import Limits, confine, keep_children
+from fsdp_sim.ranks.limits import Limits, confine, die_first, keep_children
 from fsdp_sim.ranks.network import Network
 from fsdp_sim.ranks.other_user import OtherUser, needed_folders
 from fsdp_sim.ranks.pickling import pack, unpack
@@ -159,6 +159,8 @@ def main(job: Job, rank: int, work: bytes, control: Connection) -> None:
     """The rank process. Sends one message."""
     os.setsid()  # the terminal's Ctrl-C goes to the parent, which stops the ranks
     keep_children()
+    if job.limits is not None:
+        die_first()
     if job.user is not None:
         paths = needed_folders()
         job.user.become(paths, job.folder, control.fileno())

@@ -1,8 +1,10 @@
 """What code may use is limited, and nothing that it started is left. `tests/learn/test_check.py` has more."""
 
+import mmap
 import os
 import resource
 import time
+from pathlib import Path
 
 import pytest
 
@@ -33,7 +35,10 @@ def test_within_the_limits_nothing_changes():
     assert list(run(lambda: "done", 2, limits=Limits(), progress=False)) == ["done", "done"]
 
 
-@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux")
+NEEDS_LINUX = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux")
+
+
+@NEEDS_LINUX
 def test_a_file_that_has_no_name_counts_as_memory():
     def holds_one() -> int:
         before = memory_bytes([os.getpid()])
@@ -42,6 +47,29 @@ def test_a_file_that_has_no_name_counts_as_memory():
 
     (more,) = run(holds_one, 1, limits=Limits(), progress=False)
     assert 40 << 20 < more < 60 << 20
+
+
+@NEEDS_LINUX
+def test_page_tables_count_as_memory():
+    def looks_at_nothing() -> int:
+        before, size = memory_bytes([os.getpid()]), 1 << 34
+        nothing = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ)
+        nothing.madvise(mmap.MADV_NOHUGEPAGE)
+        for place in range(0, size, 2 << 20):
+            nothing[place]
+        return memory_bytes([os.getpid()]) - before
+
+    (more,) = run(looks_at_nothing, 1, limits=Limits(), progress=False)
+    assert 32 << 20 <= more < 40 << 20  # 4 KiB for 2 MiB
+
+
+@NEEDS_LINUX
+def test_where_memory_is_out_the_kernel_ends_code_with_limits_first():
+    def first() -> str:
+        return Path("/proc/self/oom_score_adj").read_text()
+
+    assert list(run(first, 1, limits=Limits(), progress=False)) == ["1000\n"]
+    assert list(run(first, 1, progress=False)) == [first()]
 
 
 def test_the_kernel_counts_no_tasks_of_a_user_who_has_others():

@@ -1,5 +1,6 @@
 """Results as data that cannot execute."""
 
+import itertools
 import os
 import pickle
 
@@ -27,7 +28,7 @@ from fsdp_sim.ranks.plain import LENGTH, MAX_BYTES, MAX_PLAIN_BYTES, TENSOR, dec
         b"bytes",
         ...,
         [1, [2]],
-        {"a": {1: [None]}},
+        {"a": {1: [None]}, True: 2.5, 0.5: {}},
         {},
     ],
     ids=repr,
@@ -94,15 +95,25 @@ def test_what_is_too_large_or_too_deep_is_refused():
 
 def test_a_few_bytes_do_not_become_gigabytes():
     """What costs little to send may cost much to hold: empty lists, or a tensor's numbers again and again."""
-    lists = b"\x90" * 60_000_000
+    lists = b"\x91\x90" * 30_000_000
     with pytest.raises(ValueError, match="at most"):
-        decode(LENGTH.pack(5 + len(lists)) + b"\xdd" + len(lists).to_bytes(4, "big") + lists)
+        decode(LENGTH.pack(6 + len(lists)) + b"\x91\xdd" + (30_000_000).to_bytes(4, "big") + lists)
     shape = msgspec.msgpack.encode(["torch.uint8", [1000]])
-    twice = msgspec.msgpack.encode([msgspec.msgpack.Ext(TENSOR, shape)] * 2)
+    twice = msgspec.msgpack.encode([[msgspec.msgpack.Ext(TENSOR, shape)] * 2])
     with pytest.raises(ValueError, match=r"where 0 bytes are left"):
         decode(LENGTH.pack(len(twice)) + twice + bytes(1000))
     with pytest.raises(ValueError, match="no result"):
         decode(LENGTH.pack(3_000_000) + b"\x91" * 3_000_000)  # lists in lists in lists
+
+
+def test_keys_are_numbers_and_texts_of_which_few_have_the_same_hash():
+    """Of lists any number have: `hash((-1, -1)) == hash((-2, -1))`. A dict of 250,000 such keys takes minutes."""
+    lists = itertools.islice(itertools.product((b"\xff", b"\xfe"), repeat=15), 4000)
+    pairs = b"".join(b"\x9f" + b"".join(key) + b"\xc0" for key in lists)
+    with pytest.raises(ValueError, match="no result"):
+        decode(framed(b"\xdf" + (4000).to_bytes(4, "big") + pairs))
+    with pytest.raises(TypeError, match="dict"):
+        encode({2**61 - 1: 0, 2**200: 1})
 
 
 @pytest.mark.parametrize(
