@@ -153,8 +153,12 @@ class BoardView:
         status: of all ranks, as it was at the last `refresh`.
     """
 
-    def __init__(self, path: str | Path, world_size: int) -> None:
-        self.world_size = world_size
+    def __init__(self, path: str | Path, world_size: int, sources: bool = True) -> None:
+        """Args:
+        sources: whether records say which file issued them. Lines of that file are quoted, so code of another user
+            must not be believed: it would read what only this process may.
+        """
+        self.world_size, self._sources = world_size, sources
         self._taken = [0] * world_size  # records, per rank
         self._file = os.open(path, os.O_RDWR)
         self.refresh()
@@ -198,7 +202,8 @@ class BoardView:
             place = STATUS.itemsize * self.world_size + RECORD.itemsize * (RING * rank + first % RING)
             rows += np.frombuffer(self._bytes(RECORD.itemsize * count, place), RECORD).tolist()
             first += count
-        return [_record(*row) for row in rows]
+        records = [_record(*row) for row in rows]
+        return records if self._sources else [record._replace(source="") for record in records]
 
     def _bytes(self, count: int, place: int) -> bytes:
         data = os.pread(self._file, count, place)

@@ -191,4 +191,4 @@ def _prepare(folder: Path, settings: dict[str, Any]) -> Ranks:
     if job.user is not None:
         files = ["board", "store", *(f"rank{rank}.out" for rank in range(job.world_size))]
         job = replace(job, environ=hidden(job.user.give_files(folder, files)) | mark)
-    return Ranks(job, BoardView(folder / "board", job.world_size))
+    return Ranks(job, BoardView(folder / "board", job.world_size, sources=job.user is None))

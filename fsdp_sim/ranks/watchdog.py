@@ -105,7 +105,7 @@ def source_line(source: str) -> str:
     if not source:
         return ""
     path, _, number = source.rpartition(":")
-    text = linecache.getline(path, int(number)).strip()
+    text = linecache.getline(path, int(number)).strip() if number.isdecimal() else ""
     name = "this cell" if "ipykernel" in path or path.startswith("<ipython") else Path(path).name
     return f"{name}, line {number}" + (f":  {text}" if text else "")
 

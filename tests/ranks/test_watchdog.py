@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from fsdp_sim.ranks import RanksError, run, unit, watchdog
+from fsdp_sim.ranks.watchdog import source_line
 
 TIMEOUT_S = 2.0
 
@@ -345,6 +346,10 @@ def test_a_rank_that_is_stopped_is_named_whether_or_not_another_waits(others_wai
     message = failure(fn, 2, timeout_s=1.0)
     assert message.startswith("rank 1 stopped at a signal (SIGSTOP) and did not go on for 1 s")
     assert "kill -CONT" in message
+
+
+def test_where_a_record_was_issued_may_be_no_place() -> None:
+    assert source_line("nonsense:x") == "nonsense, line x"
 
 
 def test_a_signal_without_a_name_is_given_by_its_number() -> None:

@@ -123,6 +123,16 @@ ATTACKS = {  # code, and what it is told
         "used more than 2 GiB of memory with all it started",
     ),
 }
+QUOTES = """
+from fsdp_sim.ranks.work import Context
+records = Context.board.records[0]
+for place, op, numel in (1, b"send", 4), (2, b"recv", 8):
+    records[place] = (op, b"", b"peer=0", b"fp32", b"{course}/other.ipynb:1", numel, 7, 0, 1, 0.0, 0.0)
+Context.board.status["issued"][0] = 3
+import time
+time.sleep(600)
+"""
+ATTACKS["has the checker quote what it may not read itself"] = (QUOTES, "receives into a tensor of another size")
 FORKS = "if os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        time.sleep(600)\n    os._exit(0)\n"
 OUTLIVES = f"import time\n{FORKS}os.truncate(os.path.dirname(os.environ['HOME']) + '/board', 0)\nos.abort()"
 SHARED = f"fsdp_sim_test_{os.getpid()}"
@@ -134,7 +144,7 @@ for descriptor in range(3, 64):
         pass
 return -1
 """
-NUMBERS = [name for name in names() if load(name).kind is Kind.NUMBER]
+NUMBERS = [name for name in names() if load(name).kind in (Kind.NUMBER, Kind.TRACE)]
 
 
 @pytest.fixture(scope="module")
