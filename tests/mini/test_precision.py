@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives
 
-from fsdp_sim.mini.precision import cast_forward_inputs, cast_output_dtype, gradient_division, mixed_dtypes
+from fsdp_sim.mini.precision import gradient_division, mixed_dtypes
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -66,13 +66,3 @@ def test_float16_divides_by_about_the_root_before_the_sum():
 )
 def test_no_dtype_is_named_that_needs_no_cast(policy, original, dtypes):
     assert mixed_dtypes(policy, original) == dtypes
-
-
-def test_only_floating_point_tensors_are_cast_wherever_they_are_nested():
-    x, ids = torch.ones(2), torch.ones(2, dtype=torch.long)
-    policy = MixedPrecisionPolicy(param_dtype=BF16, output_dtype=FP16)
-    (nested,), kwargs = cast_forward_inputs(policy, ([{"x": x}, ids],), {"mask": x > 0})
-    assert (nested[0]["x"].dtype, nested[1].dtype, kwargs["mask"].dtype) == (BF16, torch.long, torch.bool)
-    assert [t.dtype for t in cast_output_dtype(policy, (x, ids))] == [FP16, torch.long]
-    kept = MixedPrecisionPolicy(param_dtype=BF16, cast_forward_inputs=False)
-    assert cast_forward_inputs(kept, (x,), {})[0][0] is x

@@ -205,16 +205,6 @@ def test_the_whole_model_as_one_unit_and_units_in_units(ranks):
     assert ranks(2, run) == [[["FWD root", "BWD root"], nested]] * 2
 
 
-def test_nothing_is_kept_while_recording_is_off(ranks):
-    def run():
-        RECORDER.start()
-        RECORDER.stop()
-        shard(Toy())(torch.ones(2, 4)).sum().backward()
-        return len(RECORDER.events())
-
-    assert ranks(2, run) == [0, 0]
-
-
 def test_while_recording_is_off_not_a_line_of_it_runs(ranks):
     """Not before the first recording and not after one, in whose middle a model was made, trained and left undone."""
 

@@ -5,8 +5,8 @@ from itertools import product
 import pytest
 import torch
 
-from tests.mini.models import Collectives, assert_same_grads, my_part, shard, twin
-from tests.mini.parity.tools import group_of, groups_of, kind, sharded_toy, square_loss, train_side_by_side
+from tests.mini.models import Collectives, assert_same_grads, my_part, twin
+from tests.mini.parity.tools import group_of, groups_of, kind, sharded_toy, square_loss
 
 N_UNITS = 4  # 3 layers and the root
 MICRO_BATCHES = 3
@@ -79,20 +79,6 @@ def test_without_sync_gradients_stay_whole_and_local_until_the_last(ranks, impl)
     whole = (4, 4)
     expected = ([(None, whole)] * 3, {"sharded"}, [None] * 3, [whole] * 3)
     assert ranks(2, run) == [expected] * 2
-
-
-@pytest.mark.parametrize("reshard_after_forward", [True, False])
-def test_keeping_parameters_after_backward(ranks, impl, reshard_after_forward):
-    def run():
-        model, _ = sharded_toy(impl, 2, reshard_after_forward=reshard_after_forward)
-        model.set_reshard_after_backward(False)
-        model(torch.randn(2, 4)).sum().backward()
-        kept = {kind(p) for p in model.parameters()}
-        model.set_reshard_after_backward(True)
-        model(torch.randn(2, 4)).sum().backward()
-        return kept, {kind(p) for p in model.parameters()}
-
-    assert ranks(2, run) == [({"unsharded"}, {"sharded"})] * 2
 
 
 def test_recurse_false_sets_one_unit_alone(ranks, impl):
@@ -207,23 +193,6 @@ def test_zero_grad_does_not_reach_gradients_that_are_not_reduced_yet(ranks, impl
     ranks(2, run)
 
 
-def test_training_goes_on_as_usual_after_accumulation(ranks, impl):
-    def run():
-        model, plain = sharded_toy(impl)
-        whole = torch.randn(4, 4)
-        model.set_requires_gradient_sync(False)
-        square_loss(model(my_part(whole))).backward()
-        model.set_requires_gradient_sync(True)
-        square_loss(model(my_part(whole))).backward()
-        (2 * square_loss(plain(whole))).backward()
-        assert_same_grads(model, plain)
-        for m in (model, plain):
-            m.zero_grad()
-        train_side_by_side(model, plain)
-
-    ranks(2, run)
-
-
 def test_evaluation_between_micro_batches(ranks, impl):
     def run():
         model, plain = sharded_toy(impl)
@@ -239,15 +208,3 @@ def test_evaluation_between_micro_batches(ranks, impl):
         assert_same_grads(model, plain)
 
     ranks(2, run)
-
-
-def test_a_model_of_which_a_part_is_one_unit(ranks, impl):
-    """Sync switched off for one layer: it alone keeps whole gradients."""
-
-    def run():
-        model = shard(twin(sharded_toy(impl, 1)[1]), impl.fully_shard)
-        model.layers[0].set_requires_gradient_sync(False)
-        model(torch.randn(2, 4)).sum().backward()
-        return [p.grad is None for p in model.parameters()]
-
-    assert ranks(2, run) == [[False, True, False]] * 2

@@ -101,7 +101,7 @@ def test_a_scalar_parameter(ranks, impl):
         model.temperature = nn.Parameter(torch.tensor(1.0))
         return raised(lambda: impl.fully_shard(model))
 
-    check(ranks, run, "ValueError", "scalar", "temperature")
+    check(ranks, run, "ValueError", "scalar", "temperature", "1D tensor")
 
 
 def test_a_parameter_that_is_not_contiguous(ranks, impl):

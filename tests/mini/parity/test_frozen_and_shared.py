@@ -7,7 +7,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.mini.models import Collectives, Matrix, Toy, Transformer, assert_same_grads, my_part, shard, twin
+from tests.mini.models import Collectives, Toy, Transformer, assert_same_grads, my_part, shard, twin
 from tests.mini.parity.tools import Issued, group_of, sharded_toy, square_loss, train_side_by_side
 
 SIZES = (5, 3, 2)
@@ -190,18 +190,6 @@ def test_tied_weights_in_one_group(ranks, impl, how, reshard_after_forward):
     assert ranks(3, run) == [([True, True], True, 1)] * 3
 
 
-def test_a_module_shared_by_two_parents_in_one_unit(ranks, impl):
-    def run():
-        common = nn.Linear(4, 4)
-        model = nn.Sequential(nn.Sequential(common, nn.Tanh()), nn.Sequential(nn.Linear(4, 4), common))
-        plain = twin(model)
-        impl.fully_shard(model)
-        assert model[0][0].weight is model[1][1].weight
-        train_side_by_side(model, plain)
-
-    ranks(2, run)
-
-
 def test_a_shared_module_that_is_a_unit_itself(ranks, impl):
     def run():
         common = nn.Linear(4, 4)
@@ -210,15 +198,6 @@ def test_a_shared_module_that_is_a_unit_itself(ranks, impl):
         for unit in (common, model[0], model[1], model):
             impl.fully_shard(unit)
         train_side_by_side(model, plain)
-
-    ranks(2, run)
-
-
-def test_sharding_layer_by_layer_is_no_case_of_tied_weights(ranks, impl):
-    def run():
-        model = Transformer(3, tied=True)
-        shard(model, impl.fully_shard)
-        model(torch.randint(17, (2, 5))).sum().backward()
 
     ranks(2, run)
 
@@ -353,20 +332,3 @@ def test_with_unused_parameters_reduced_they_have_a_gradient_of_zero(ranks, impl
 
     # a unit that was never gathered has nothing to reduce; from its first gather on it has
     assert ranks(2, run) == [([True, True], [0.0, 0.0])] * 2
-
-
-def test_a_trainable_matrix_behind_a_frozen_one(ranks, impl):
-    """Backward through a frozen unit: gathered, since the gradient of its input needs the weight."""
-
-    def run():
-        model = nn.Sequential(Matrix(), Matrix(), Matrix())
-        model[1].requires_grad_(False)
-        plain = twin(model)
-        for layer in model:
-            impl.fully_shard(layer, reshard_after_forward=True)
-        impl.fully_shard(model)
-        with Collectives() as mode:
-            step(model, plain)
-        return mode.counts
-
-    assert ranks(2, run) == [(3 + 3, 2)] * 2

@@ -258,22 +258,6 @@ def test_a_model_made_on_meta_trains_after_it_got_values(ranks, impl, assign):
     assert ranks(4, run) == [[2, 1, 1], [2, 1, 0], [2, 1, 0], [2, 0, 0]]
 
 
-def test_a_model_made_on_meta_and_filled_in_place(ranks, impl):
-    def run():
-        with torch.device("meta"):
-            model = Toy(2, sizes=(5, 3, 1))
-        shard(model, impl.fully_shard)
-        model.to_empty(device="cpu")
-        for param in model.parameters():
-            nn.init.constant_(param, 0.5)
-        plain = Toy(2, sizes=(5, 3, 1))
-        for param in plain.parameters():
-            nn.init.constant_(param, 0.5)
-        train_side_by_side(model, plain)
-
-    ranks(4, run)
-
-
 @pytest.mark.parametrize("convert", [lambda m: m.double(), lambda m: m.to(torch.float64)], ids=["double", "to"])
 def test_a_model_converted_before_its_first_forward_trains_in_that_dtype(ranks, impl, convert):
     def run():

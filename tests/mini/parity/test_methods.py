@@ -378,21 +378,3 @@ def test_prefetch_lists_can_be_emptied(ranks, impl):
 
     usual, ahead = ["", "layers.0", "layers.1", "layers.2"], ["", "layers.0", "layers.2", "layers.1"]
     assert ranks(2, run) == [[usual, ahead, usual]] * 2
-
-
-def test_the_class_can_be_patched_for_all_modules(ranks, impl):
-    """Subclass checks and methods go through one class, as in torch."""
-
-    def run():
-        model = impl.fully_shard(Matrix())
-        return [name for name in METHODS if not callable(getattr(model, name, None))]
-
-    assert ranks(2, run) == [[], []]
-
-
-METHODS = (
-    "reshard", "unshard", "set_is_last_backward", "set_requires_gradient_sync", "set_requires_all_reduce",
-    "set_reshard_after_forward", "set_reshard_after_backward", "set_modules_to_forward_prefetch",
-    "set_modules_to_backward_prefetch", "set_all_reduce_hook", "set_post_optim_event", "set_gradient_divide_factor",
-    "set_force_sum_reduction_for_comms", "set_unshard_in_backward",
-)  # fmt: skip

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from fsdp_sim.mini import versions
-from tests.mini.models import Matrix, Toy, assert_same_grads, mean_over_ranks, my_part, twin
+from tests.mini.models import Matrix, Toy, assert_same_grads, my_part, twin
 from tests.mini.parity.tools import Issued, called, group_of, groups_of, sharded_toy, square_loss
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
@@ -291,16 +291,6 @@ def test_the_dtype_that_counts_is_that_of_the_first_forward(ranks, impl):
 # Division
 
 
-def test_gradients_are_averaged_inside_the_collective(ranks, impl):
-    def run():
-        model, _ = sharded_toy(impl, 1)
-        with called() as log:
-            model(torch.randn(2, 4)).sum().backward()
-        return {op for name, op in log if name == "RS"}
-
-    assert ranks(2, run) == [{"AVG"}] * 2
-
-
 def test_fp16_is_summed_and_divided_before_and_after(ranks, impl):
     """Twice 49152 is too large for fp16; each half of it is not."""
 
@@ -329,19 +319,6 @@ def test_fp64_is_summed_and_divided_like_fp16(ranks, impl):
         return [op for name, op in log if name == "RS"]
 
     assert ranks(2, run) == [["SUM"]] * 2
-
-
-def test_a_divide_factor_equal_to_the_number_of_ranks_is_the_average(ranks, impl):
-    def run():
-        model, plain = sharded_toy(impl, 1)
-        for unit in (model, *model.layers):
-            unit.set_gradient_divide_factor(2.0)
-        whole = torch.randn(4, 4)
-        for m, x in ((model, my_part(whole)), (plain, whole)):
-            square_loss(m(x)).backward()
-        assert_same_grads(model, plain)
-
-    ranks(2, run)
 
 
 @pytest.mark.parametrize("factor", [1.0, 3.0, 4.0])
@@ -390,29 +367,3 @@ def test_a_divide_factor_with_one_rank(ranks, impl):
             torch.testing.assert_close(a.grad.full_tensor(), b.grad / 4)
 
     ranks(1, run)
-
-
-@pytest.mark.parametrize("prefetch", [False, True])
-def test_training_in_bf16_stays_near_training_in_fp32(ranks, impl, prefetch):
-    def run():
-        plain = Toy(2)
-        model = twin(plain)
-        for unit, output_dtype in ((model.layers[0], None), (model.layers[1], None), (model, FP32)):
-            policy = impl.MixedPrecisionPolicy(param_dtype=BF16, reduce_dtype=FP32, output_dtype=output_dtype)
-            impl.fully_shard(unit, mp_policy=policy)
-        if prefetch:
-            model.layers[0].set_modules_to_forward_prefetch([model.layers[1]])
-        sgd = [torch.optim.SGD(m.parameters(), lr=0.05) for m in (model, plain)]
-        losses = []
-        for step in range(5):
-            whole = torch.randn(8, 4, generator=torch.Generator().manual_seed(step))
-            values = [square_loss(m(x)) for m, x in ((model, my_part(whole)), (plain, whole))]
-            for value, optimizer in zip(values, sgd, strict=True):
-                value.backward()
-                optimizer.step()
-                optimizer.zero_grad()
-            losses.append((mean_over_ranks(values[0]), values[1].item()))
-        return losses
-
-    for low, full in ranks(2, run)[0]:
-        assert low == pytest.approx(full, rel=0.05, abs=0.02)

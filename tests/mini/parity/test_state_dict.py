@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
     set_state_dict,
 )
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from tests.mini.models import Toy, Transformer, assert_same_params, my_part, shard, twin
 from tests.mini.parity.tools import sharded_toy, square_loss, train_side_by_side
@@ -69,54 +69,6 @@ def test_save_and_load(ranks, impl, assign, moment):
     ranks(3, run)
 
 
-@pytest.mark.parametrize("assign", [False, True])
-def test_load_a_whole_state_dict_that_is_distributed_here(ranks, impl, assign):
-    def run():
-        model, _ = sharded_toy(impl, 2, SIZES)
-        torch.manual_seed(1)
-        plain = Toy(2, SIZES)
-        mine = model.state_dict()
-        model.load_state_dict(
-            {
-                name: distribute_tensor(value, mine[name].device_mesh, mine[name].placements)
-                for name, value in plain.state_dict().items()
-            },
-            assign=assign,
-        )
-        assert_same_params(model, plain)
-        train_side_by_side(model, plain)
-
-    ranks(2, run)
-
-
-def test_gather_the_whole_on_rank_0_one_parameter_at_a_time(ranks, impl):
-    def run():
-        model, plain = sharded_toy(impl, 2, SIZES)
-        whole = {}
-        for name, value in model.state_dict().items():
-            full = value.full_tensor()  # every rank takes part
-            if dist.get_rank() == 0:
-                whole[name] = full
-        assert all(torch.equal(whole[name], value) for name, value in plain.state_dict().items() if whole)
-        return len(whole)
-
-    assert ranks(2, run) == [4, 0]
-
-
-def test_a_saved_parameter_does_not_follow_training_once_it_is_cloned(ranks, impl):
-    """state_dict() holds the shards themselves, as for any module."""
-
-    def run():
-        model, plain = sharded_toy(impl, 1)
-        train_side_by_side(model, plain, steps=1)
-        saved = model.state_dict()
-        shards = {name: value.to_local() for name, value in saved.items()}
-        train_side_by_side(model, plain, steps=1)
-        return [torch.equal(shards[name], p.to_local()) for name, p in model.named_parameters()]
-
-    assert ranks(2, run) == [[True] * 3] * 2
-
-
 @pytest.mark.parametrize("offload", [False, True])
 def test_a_state_dict_taken_before_training_follows_it(ranks, impl, offload):
     """Uneven shards too: their memory is the same from `fully_shard` on, unless the parameters are replaced."""
@@ -147,14 +99,6 @@ def test_get_model_state_dict_in_full(ranks, impl, tied, cpu_offload):
         return len(full) == len(plain.state_dict())
 
     assert ranks(2, run) == [True, not cpu_offload]  # offloaded, it is on rank 0 alone
-
-
-def test_get_model_state_dict_in_shards(ranks, impl):
-    def run():
-        model, _ = sharded_toy(impl, 2, SIZES)
-        return {type(v).__name__ for v in get_model_state_dict(model).values()}
-
-    assert ranks(2, run) == [{"DTensor"}] * 2
 
 
 @pytest.mark.parametrize("made_on_meta", [False, True])

@@ -45,21 +45,23 @@ def test_a_transformer_has_the_losses_of_one_process(ranks, impl, reshard_after_
         model = Transformer(2)
         plain = twin(model)
         shard(model, impl.fully_shard, reshard_after_forward=reshard_after_forward)
-        optimizers = [torch.optim.Adam(m.parameters(), lr=1e-2) for m in (model, plain)]
+        optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-2) for m in (model, plain)]
         losses = []
-        for batch in batches(5):
+        for batch in batches(20):
             loss, plain_loss = token_loss(model, my_part(batch)), token_loss(plain, batch)
             for value in (loss, plain_loss):
                 value.backward()
+            assert_same_grads(model, plain)
             for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad()
             losses.append((mean_over_ranks(loss), plain_loss.item()))
         return losses
 
-    for losses in ranks(2, run):
+    for losses in ranks(3, run):
         for loss, plain_loss in losses:
-            assert loss == pytest.approx(plain_loss, abs=1e-5)
+            assert loss == pytest.approx(plain_loss, rel=1e-5)
+        assert losses[-1] < losses[0]
 
 
 @pytest.mark.parametrize(
@@ -90,20 +92,6 @@ def test_optimizers_update_shards(ranks, impl, optimizer, options):
         return {p.dtype for p in model.parameters()}
 
     assert ranks(2, run) == [{torch.float32}] * 2
-
-
-@pytest.mark.parametrize("set_to_none", [True, False])
-def test_zero_grad(ranks, impl, set_to_none):
-    def run():
-        model, plain = sharded_toy(impl)
-        whole = torch.randn(4, 4)
-        for _ in range(2):
-            for m, x in ((model, my_part(whole)), (plain, whole)):
-                m.zero_grad(set_to_none=set_to_none)
-                square_loss(m(x)).backward()
-            assert_same_grads(model, plain)
-
-    ranks(2, run)
 
 
 @pytest.mark.parametrize(("norm_type", "foreach"), [(2.0, True), (2.0, False), (1.0, None), (float("inf"), None)])
@@ -562,16 +550,6 @@ def test_a_unit_that_returns_a_view_warns(ranks, impl):
 
     for caught in ranks(2, run):
         assert ("UserWarning", True) in caught
-
-
-def test_a_unit_that_returns_no_view_does_not_warn(ranks, impl):
-    def run():
-        model, _ = sharded_toy(impl)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            model(torch.randn(2, 4)).sum().backward()
-
-    ranks(2, run)
 
 
 @pytest.mark.parametrize(("shape", "bias", "warns"), [((2, 4), True, False), ((2, 3, 4), False, False)])

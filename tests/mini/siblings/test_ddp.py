@@ -60,18 +60,6 @@ def test_gradients_are_those_of_torch_bit_by_bit(ranks):
     assert all(all(equal) for equal in ranks(2, run))
 
 
-def test_rows_that_no_number_of_ranks_divides(ranks):
-    def run():
-        model = Toy(sizes=(7, 15, 17, 2))
-        plain = copy.deepcopy(model)
-        x = torch.randn(12, 4)
-        DistributedDataParallel(model, **SMALL)(my_part(x)).pow(2).mean().backward()
-        plain(x).pow(2).mean().backward()
-        assert_equal_to(plain, {n: p.grad for n, p in model.named_parameters()}, grads=True)
-
-    ranks(3, run)
-
-
 def test_every_rank_starts_with_rank_0s_parameters_and_buffers(ranks):
     def run():
         torch.manual_seed(dist.get_rank())
