@@ -34,9 +34,9 @@ def test_explicit_prefetch_of_depth_k_peaks_at_k_plus_2_and_k_plus_3(depth):
     assert peaks(8, Plan(forward_prefetch=depth, backward_prefetch=depth)) == (depth + 2, depth + 3)
 
 
-def test_without_resharding_forward_keeps_all_layers_and_two_gathers():
+def test_without_resharding_all_layers_are_kept():
     for n in (3, 6):
-        assert peaks(n, Plan(reshard_after_forward=False))[0] == n + 2
+        assert peaks(n, Plan(reshard_after_forward=False)) == (n + 2, n + 1)  # in backward gradients and an input
 
 
 def test_asynchronous_unsharding_peaks_at_2_in_forward():

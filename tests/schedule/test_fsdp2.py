@@ -208,78 +208,6 @@ def test_units_of_several_containers_end_backward_in_the_order_of_the_modules():
     assert_same(units, Plan(is_last_backward="last", grad_accum=2), 4, steps=2)
 
 
-# -- counts
-
-
-def counts(program, op, phase=None):
-    return sum(i.op is op and (phase is None or i.phase is phase) for i in program.ops)
-
-
-@pytest.mark.parametrize("layers", [1, 2, 5])
-@pytest.mark.parametrize(
-    ("reshard", "gathers_in_backward"),
-    [(True, lambda groups: groups), (None, lambda groups: groups - 1), (False, lambda groups: 0)],
-)
-def test_collectives_per_step(layers, reshard, gathers_in_backward):
-    program = toy_program(layers, 4, 1, Plan(reshard_after_forward=reshard))
-    groups = layers + 1
-    assert counts(program, Op.ALL_GATHER, Phase.FORWARD) == groups
-    assert counts(program, Op.ALL_GATHER, Phase.BACKWARD) == gathers_in_backward(groups)
-    assert counts(program, Op.REDUCE_SCATTER) == groups
-
-
-@pytest.mark.parametrize("micro_batches", [1, 2, 3])
-@pytest.mark.parametrize("hybrid", [{}, {"shard_size": 2}], ids=["sharded", "hybrid"])
-def test_collectives_under_accumulation(micro_batches, hybrid):
-    groups = 4
-
-    def count(op, **fields):
-        return counts(toy_program(groups - 1, 4, 1, Plan(grad_accum=micro_batches, **hybrid, **fields)), op)
-
-    assert count(Op.ALL_GATHER, reshard_after_forward=True) == 2 * groups * micro_batches
-    assert count(Op.ALL_GATHER, reshard_after_forward=False) == groups * micro_batches
-    assert count(Op.ALL_GATHER, reshard_after_forward=False, reshard_after_backward="last") == groups
-    assert count(Op.REDUCE_SCATTER) == count(Op.REDUCE_SCATTER, is_last_backward="last") == groups * micro_batches
-    assert count(Op.REDUCE_SCATTER, requires_gradient_sync="last") == groups
-    assert count(Op.REDUCE_SCATTER, requires_all_reduce="last") == groups * micro_batches
-    assert count(Op.ALL_REDUCE) == (groups * micro_batches if hybrid else 0)
-    assert count(Op.ALL_REDUCE, requires_all_reduce="last") == (groups if hybrid else 0)
-
-
-def unshards(program, phase):
-    """For each hook that gathers, the unshards issued inside it, in order."""
-    found, inside = {}, ""
-    for i in program:
-        if i.phase is not phase:
-            continue
-        if i.hook in ("pre_forward", "pre_backward"):
-            inside = i.unit
-            found[inside] = []
-        elif i.hook == "unshard":
-            found[inside].append(i.unit)
-    return found
-
-
-def test_explicit_forward_prefetch_unshards_the_next_k_layers():
-    assert unshards(toy_program(4, 8, 1, Plan(forward_prefetch=2)), Phase.FORWARD) == {
-        "root": ["root"],
-        "layers.0": ["layers.0", "layers.1", "layers.2"],
-        "layers.1": ["layers.1", "layers.2", "layers.3"],
-        "layers.2": ["layers.2", "layers.3"],
-        "layers.3": ["layers.3"],
-    }
-
-
-def test_explicit_backward_prefetch_unshards_the_k_layers_before():
-    assert unshards(toy_program(4, 8, 1, Plan(backward_prefetch=2)), Phase.BACKWARD) == {
-        "root": ["root", "layers.3"],  # the root has no list, so the default applies
-        "layers.3": ["layers.3", "layers.2", "layers.1"],
-        "layers.2": ["layers.2", "layers.1", "layers.0"],
-        "layers.1": ["layers.1", "layers.0"],
-        "layers.0": ["layers.0"],
-    }
-
-
 # -- bytes, groups and memory, which lines do not show
 
 
@@ -395,37 +323,6 @@ def test_recomputation_comes_before_the_backward_it_serves():
     assert [i.what for i in program.ops if i.op in (Op.FWD, Op.RECOMPUTE, Op.BWD)] == [
         "FWD attn", "FWD mlp", "RECOMPUTE attn", "RECOMPUTE mlp", "BWD mlp", "BWD attn",
     ]  # fmt: skip
-
-
-HELD = (Memory.AG_OUTPUT, Memory.UNSHARDED, Memory.UNSHARDED_GRAD, Memory.RS_INPUT)
-
-
-@pytest.mark.parametrize(
-    ("plan", "forward", "backward"),
-    [
-        (Plan(), 3, 4),  # G(i-1), G(i), U(i); then U(i), G(i-1), gradients(i), I(i+1)
-        (Plan(forward_prefetch=1), 3, 4),
-        (Plan(forward_prefetch=2), 4, 4),
-        (Plan(forward_prefetch=3), 5, 4),
-        (Plan(backward_prefetch=2), 3, 5),
-        (Plan(backward_prefetch=3), 3, 6),
-        (Plan(unshard_async_op=True), 2, 4),
-        (Plan(reduce_scatter_max_input_buffers=2), 3, 5),
-        (Plan(reshard_after_forward=False), 6 + 2, 6 + 1),  # every layer, and two G; then no G, but gradients and I
-    ],
-    ids=str,
-)
-def test_how_many_layers_are_alive_at_once(plan, forward, backward):
-    """Of six equal layers under a root without parameters; sharded gradients apart."""
-    layers = [Unit(f"layers.{i}", (Param("weight", (8, 4)),)) for i in range(6)]
-    program = build([Unit("root", segments=(...,)), *layers], plan, 8)
-    alive, most = 0, {Phase.FORWARD: 0, Phase.BACKWARD: 0}
-    for i in program:
-        if i.category in HELD:
-            alive += i.bytes if i.kind is Kind.ALLOC else -i.bytes
-            most[i.phase] = max(most[i.phase], alive)
-    layer = 8 * 4 * 4
-    assert (most[Phase.FORWARD] / layer, most[Phase.BACKWARD] / layer) == (forward, backward)
 
 
 @pytest.mark.parametrize(
