@@ -49,6 +49,8 @@ def test_ctrl_c_saves_and_leaves(start):
     for process in [job.agent, *job.ranks()]:  # a terminal sends it to all of them
         process.send_signal(signal.SIGINT)
     job.wait(30)
+    assert "stopped by Ctrl-C after " in job.printed
+    assert "Traceback" not in job.printed
     (only,) = checkpoints(job)
     assert only.name == f"step-{step_reached(job) + 1}"
     assert not job.ranks()

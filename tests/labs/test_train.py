@@ -1,8 +1,6 @@
 """Training under torchrun: as many ranks as you like, the losses of one plain process."""
 
 import json
-import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -65,25 +63,6 @@ class TestTorchrun:
         assert printed[0].startswith("teaching: 1,040,768 parameters; fsdp2: shared by 2 ranks, 6 units, fp32; gloo")
         assert printed[2] == f"step   0  loss {plain_losses[0]:.4f}"
         assert "2 ranks on cpu, gloo, torch 2." in printed[22]  # by one rank: 20 steps, then the report
-
-    @pytest.mark.tail
-    def test_what_was_asked_wrongly_is_said_once(self):
-        run = start([*TORCHRUN, "--nproc_per_node=3", "-m", "labs.train"])
-        _, err = run.communicate(timeout=120)
-        assert run.returncode != 0
-        said = [line for line in err.splitlines() if line.startswith("labs.train:")]
-        assert said == [
-            "labs.train: a batch of 8 rows does not divide into 3 ranks; use a batch of 6 or 9, or 2 or 4 ranks"
-        ]
-
-    def test_ctrl_c_stops_all_ranks_after_the_same_step(self):
-        run = start([*TORCHRUN, "--nproc_per_node=2", "-m", "labs.train", "--steps=100000", "--device=cpu"])
-        while not (line := run.stdout.readline()).startswith("step   0"):
-            assert line, run.stderr.read()
-        os.killpg(run.pid, signal.SIGINT)
-        out, err = run.communicate(timeout=60)
-        assert any(line.startswith("stopped by Ctrl-C after ") for line in out.splitlines())
-        assert "labs/train.py" not in err  # no traceback from a rank
 
 
 class TestOneProcess:

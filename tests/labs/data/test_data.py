@@ -103,14 +103,6 @@ class TestCache:
                 again = load_corpus(text)
             assert (again.vocab_size, again.train.dtype, again.path.read_bytes()) == (256, np.uint8, whole), byte
 
-    def test_pickles_by_path(self, text):
-        corpus = load_corpus(text)
-        sent = pickle.dumps(corpus)
-        assert len(sent) < 500
-        there = pickle.loads(sent)
-        assert isinstance(there.train, np.memmap)
-        assert (there.sha256, len(there.train)) == (corpus.sha256, len(corpus.train))
-
 
 class TestFolder:
     def test_reads_all_text_files_in_order_of_path_and_counts_the_others(self, tmp_path):
@@ -170,7 +162,9 @@ class TestTokens:
 
     def test_pickle_by_path(self, text, words):
         corpus = load_corpus(text, tokenizer=words)
-        there = pickle.loads(pickle.dumps(corpus))
+        sent = pickle.dumps(corpus)
+        assert len(sent) < 500
+        there = pickle.loads(sent)
         assert isinstance(there.train, np.memmap)
         assert np.array_equal(there.train, corpus.train)
         assert (there.tokenizer, there.vocab_size, there.sha256) == ("gpt2", 259, corpus.sha256)
@@ -195,24 +189,6 @@ class TestTokens:
 
 
 class TestBatch:
-    def test_targets_are_the_inputs_one_token_later(self, text):
-        x, y = load_corpus(text).batch(0, 4, 16)
-        assert (x.shape, y.shape, x.dtype, y.dtype) == ((4, 16), (4, 16), torch.int64, torch.int64)
-        assert torch.equal(x[:, 1:], y[:, :-1])
-        assert bytes(x[0].tolist()) in text.read_bytes()
-
-    def test_depends_on_step_seed_and_split_alone(self, text):
-        corpus = load_corpus(text)
-        x, _ = corpus.batch(3, 4, 16, seed=1)
-        assert torch.equal(x, load_corpus(text).batch(3, 4, 16, seed=1)[0])
-        for other in (corpus.batch(4, 4, 16, seed=1), corpus.batch(3, 4, 16, seed=2)):
-            assert not torch.equal(x, other[0])
-        assert bytes(corpus.batch(3, 1, 16, split="val")[0][0].tolist()) in corpus.val.tobytes()
-
-    def test_is_the_same_on_every_machine(self, text):
-        x, _ = load_corpus(text).batch(0, 3, 4)
-        assert [bytes(row.tolist()) for row in x] == [b"o be", b".\nTo", b"t is"]
-
     @pytest.mark.parametrize("split", ["train", "val"])
     def test_is_that_of_a_loader_which_began_at_0(self, text, split):
         corpus = load_corpus(text)

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fsdp_sim.ranks import run
 from labs.model import build
-from labs.model.gpt import GPT, PRESETS, GPTConfig, generate
+from labs.model.gpt import GPT, GPTConfig, generate
 from labs.model.llama import LlamaConfig
 
 SMALL = GPTConfig(n_layer=2, n_head=2, d_model=16, vocab_size=11, context=8)
@@ -62,25 +62,6 @@ class TestStart:
         assert torch.equal(weights[0], weights[2])
         assert not torch.equal(weights[0], weights[3])
 
-    def test_needs_no_memory_on_the_meta_device(self):
-        with torch.device("meta"):
-            model = GPT(SMALL)
-        assert all(parameter.is_meta for parameter in model.parameters())
-        assert model.head.weight is model.tok_emb.weight
-
-    def test_is_gpt2s(self):
-        torch.manual_seed(0)
-        model = GPT(GPTConfig.preset("teaching"))
-        residual = 0.02 / math.sqrt(2 * model.config.n_layer)
-        for name, parameter in model.named_parameters():
-            if name.endswith("bias"):
-                assert not parameter.any(), name
-            elif "norm" in name:
-                assert (parameter == 1).all(), name
-            else:
-                expected = residual if name.endswith("proj.weight") else 0.02
-                assert parameter.std().item() == pytest.approx(expected, rel=0.05), name
-
     def test_loss_begins_near_that_of_a_uniform_guess(self, model):
         idx = torch.randint(11, (4, 8))
         assert model(idx, idx.roll(1)).item() == pytest.approx(math.log(11), abs=0.1)
@@ -93,21 +74,6 @@ class TestForward:
         assert logits.shape == (3, 8, 11)
         expected = F.cross_entropy(logits.reshape(-1, 11), targets.reshape(-1))
         torch.testing.assert_close(model(idx, targets), expected)
-
-    def test_no_token_sees_a_later_one(self, model):
-        idx = torch.randint(11, (1, 8))
-        changed = idx.clone()
-        changed[0, 5] = (changed[0, 5] + 1) % 11
-        same = torch.isclose(model(idx), model(changed)).all(dim=-1)[0]
-        assert same.tolist() == [True] * 5 + [False] * 3
-
-    def test_equals_attention_written_out(self, model):
-        attn, x = model.layers[0].attn, torch.randn(2, 8, 16)
-        q, k, v = (t.unflatten(-1, (2, 8)).transpose(1, 2) for t in attn.qkv(x).split(16, dim=-1))
-        scores = q @ k.transpose(-2, -1) / math.sqrt(8)
-        scores = scores.masked_fill(torch.ones(8, 8).triu(1).bool(), -torch.inf)
-        expected = attn.proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
-        torch.testing.assert_close(attn(x), expected)
 
     @pytest.mark.parametrize("reduction", ["mean", "sum"])
     def test_targets_of_minus_1_count_for_nothing(self, model, reduction):
@@ -206,14 +172,6 @@ class TestGenerate:
 
 
 class TestErrors:
-    def test_unknown_preset_suggests_the_nearest(self):
-        with pytest.raises(ValueError, match="there is no preset 'gpt2-lage'; did you mean 'gpt2-large'"):
-            GPTConfig.preset("gpt2-lage")
-
-    def test_unknown_field_suggests_the_nearest(self):
-        with pytest.raises(ValueError, match="no field 'n_layers'; did you mean 'n_layer'"):
-            GPTConfig.preset("teaching", n_layers=3)
-
     @pytest.mark.parametrize("field", ["n_layer", "n_head", "d_model", "vocab_size", "context"])
     @pytest.mark.parametrize("value", [0, -1, 1.5, True, "4"])
     def test_sizes_are_positive_whole_numbers(self, field, value):
@@ -227,7 +185,3 @@ class TestErrors:
     def test_dropout_in_range(self):
         with pytest.raises(ValueError, match=r"dropout=1\.0"):
             GPTConfig.preset("teaching", dropout=1.0)
-
-    def test_presets_are_valid(self):
-        for config in PRESETS.values():
-            assert config.d_model % config.n_head == 0

@@ -51,12 +51,6 @@ class TestSizes:
         with torch.device("meta"):
             assert Llama(PRESETS[preset]).num_params() == published
 
-    @pytest.mark.parametrize("preset", PRESETS)
-    def test_parameter_counts_are_those_of_transformers(self, preset):
-        with torch.device("meta"):
-            ours, model = Llama(PRESETS[preset]), theirs(PRESETS[preset])
-        assert ours.num_params() == sum(parameter.numel() for parameter in model.parameters())
-
     def test_a_tied_weight_is_one_parameter(self, model):
         assert model.head.weight is not model.tok_emb.weight
         tied = Llama(dataclasses.replace(SMALL, tied=True))
@@ -92,13 +86,6 @@ class TestForward:
         expected = F.cross_entropy(model(idx)[1:].flatten(0, 1), targets[1:].flatten())
         torch.testing.assert_close(model(idx, targets), expected)
         torch.testing.assert_close(model(idx, targets, reduction="sum"), expected * 32)
-
-    def test_no_token_sees_a_later_one(self, model):
-        idx = torch.randint(11, (1, 16))
-        changed = idx.clone()
-        changed[0, 5] = (changed[0, 5] + 1) % 11
-        same = torch.isclose(model(idx), model(changed)).all(dim=-1)[0]
-        assert same.tolist() == [True] * 5 + [False] * 11
 
     def test_loss_begins_near_that_of_a_uniform_guess(self, model):
         idx = torch.randint(11, (4, 16))

@@ -5,9 +5,7 @@ import random
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -143,31 +141,6 @@ class TestFilling:
         initial_(empty(LLAMA_SMALL), "head.weight", head, seed=7)
         assert torch.equal(head, build(LLAMA_SMALL, seed=7).head.weight)
         assert not torch.equal(head, build(LLAMA_SMALL, seed=7).tok_emb.weight)
-
-    @pytest.mark.parametrize("world_size", [2, 3])
-    def test_shard_by_shard_on_ranks_gives_the_weights_of_a_build(self, world_size):
-        def fill() -> dict[str, torch.Tensor]:
-            mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-            model = empty(LLAMA_SMALL)
-            for layer in model.layers:
-                fully_shard(layer, mesh=mesh)
-            fully_shard(model, mesh=mesh)
-            model.to_empty(device="cpu")
-            for name, parameter in model.named_parameters():
-                whole = torch.empty(parameter.shape)
-                initial_(model, name, whole, seed=7)
-                shard = distribute_tensor(whole, mesh, [Shard(0)], src_data_rank=None)
-                parameter.to_local().data.copy_(shard.to_local())
-            model.init_buffers()
-            filled = {name: parameter.full_tensor() for name, parameter in model.named_parameters()}
-            return {"logits": model(torch.arange(8)[None]).detach(), **filled}
-
-        expected = build(LLAMA_SMALL, seed=7)
-        for filled in run(fill, world_size, progress=False):
-            torch.testing.assert_close(filled.pop("logits"), expected(torch.arange(8)[None]).detach())
-            assert filled.keys() == weights(expected).keys()
-            for name, value in weights(expected).items():
-                assert torch.equal(filled[name], value), name
 
     def test_refuses_a_shard(self):
         with pytest.raises(ValueError, match=r"tok_emb.weight is \(40, 16\) in all, and the tensor to fill \(20, 16\)"):
