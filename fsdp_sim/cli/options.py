@@ -101,6 +101,7 @@ SHARED: tuple[tuple[str, str, Any, str, str], ...] = (
     (CLUSTER, "--intra", Text(link_names), "LINK", "Between the GPUs of a node.  [default: what its servers have]"),
     (CLUSTER, "--inter", Text(link_names), "LINK", "Between nodes: a name, or '1600 Gb/s per node'."),
     (CLUSTER, "--host", Text(link_names), "LINK", "Between a GPU and the memory of its CPU."),
+    (CLUSTER, "--host-memory-gb-per-s", None, "FLOAT", "Of the CPUs' memory of a node, which its GPUs share."),
     (CLUSTER, "--bandwidth-gbps", None, "FLOAT", "Gigabits per second between nodes, in place of the link's."),
     (CLUSTER, "--latency-us", None, "FLOAT", "Microseconds of a message of no bytes, in place of the link's."),
     (CLUSTER, "--cluster", click.Path(), "FILE", "A cluster file, as fsdp-sim calibrate writes it."),

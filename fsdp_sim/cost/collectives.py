@@ -125,12 +125,16 @@ def collective_s(op: str, n_bytes: float, group_size: int, cluster: Cluster, *, 
 
 
 def offload_s(n_bytes: float, cluster: Cluster) -> float:
-    """Seconds of a copy between a GPU and pinned memory of its CPU, either way; 0 on a cluster of kind ``cpu``."""
+    """Seconds of a copy between a GPU and pinned memory of its CPU, either way; 0 on a cluster of kind ``cpu``.
+
+    All GPUs of a node are taken to copy at one time, so that each has its share of the CPU's memory.
+    """
     if n_bytes <= 0 or cluster.kind == "cpu":
         return 0.0
     found = cluster.host_link
     family = family_of(found)
-    return family.base_s + n_bytes / (found.bytes_per_s * (found.fraction or family.host_fraction or family.fraction))
+    link_bytes_per_s = found.bytes_per_s * (found.fraction or family.host_fraction or family.fraction)
+    return family.base_s + n_bytes / min(link_bytes_per_s, cluster.host_mem_bytes_per_s)
 
 
 def family_of(found: Link, numbers: FittedLinks | None = None) -> LinkFamily:

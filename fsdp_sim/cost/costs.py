@@ -14,7 +14,7 @@ from fsdp_sim.cost.linears import orthogonalisation
 from fsdp_sim.cost.work import Kernel, Workload, recomputed
 from fsdp_sim.schedule import DTYPE_BYTES, Instruction, matrices
 from fsdp_sim.spec import OPTIMIZERS, Cluster, Plan, shards_of
-from fsdp_sim.timeline import COLLECTIVES, Op
+from fsdp_sim.timeline import COLLECTIVES, Lane, Op
 
 # How often a copy moves its bytes: it reads them and writes them. A cast or a division does the same; adding reads
 # two and writes one.
@@ -36,7 +36,13 @@ MOST_LOST = 8.0  # of its own work a kernel loses at most this many times (`Cali
 # And a collective, with its hooks, buffers and events. With the copies a unit's step costs what torch's hooks were
 # measured to take on a CPU, about 0.25 ms (tests/bench/bench_mini.py).
 COLLECTIVE_ISSUE_S = 5e-5
-CPU_OPTIMIZER_BYTES_PER_S = 2e10  # an offloaded optimizer runs at the CPU's memory bandwidth
+# What the CPU computes, where shards are offloaded, reaches this part of its memory's peak if the ranks of a node share
+# out its cores (unverified). torchrun gives a rank one thread unless it is told otherwise (OMP_NUM_THREADS): that is
+# several times slower on a server.
+HOST_FRACTION = 0.5
+# Operator by operator, AdamW's temporaries are not there to be reused: 5 to 7 times the time of one pass
+# (DeepSpeed 0.19.8, ops/adam/cpu_adam.py), where the bytes alone make 20 / 7.
+HOST_TEMPORARIES = 2.1
 
 
 # The rates of a CPU core are measured as they are used: `fsdp-sim calibrate`. What the CPU takes to issue a kernel is
@@ -74,6 +80,7 @@ class Costs:
         backward_gap_s = part.backward_launch_s if self._measured else None
         self._gap_s = {True: gap_s if backward_gap_s is None else backward_gap_s, False: gap_s}  # backward or not
         self._bytes_per_s: float = part.mem_bytes_per_s * self.calibration.memory_fraction
+        self._host_bytes_per_s = self._bytes_per_s if on_cpu else HOST_FRACTION * cluster.host_mem_bytes_per_s
         self._slowest = 1.0 + self.calibration.slowest_per_doubling * math.log2(cluster.nodes)
         how = (plan.compile, plan.attention_impl, plan.float32_matmul_precision, plan.activation_checkpointing)
         self._segments, self._launches = workload.known(part, self.calibration, *how)
@@ -97,6 +104,8 @@ class Costs:
         if op is Op.H2D or op is Op.D2H:
             return offload_s(i.bytes, self.cluster)
         passes = COPY_PASSES[op]
+        if i.lane is Lane.CPU:
+            return passes * i.bytes / self._host_bytes_per_s
         if op is Op.AG_CAST and i.dtype == "fp8":
             passes = FP8_CAST_PASSES + (0 if self.plan.fp8_precompute_scale else AMAX_PASSES)
         return passes * i.bytes / self._bytes_per_s
@@ -122,6 +131,8 @@ class Costs:
 
         A collective takes its share of the memory's bandwidth.
         """
+        if slowed.lane is Lane.CPU:
+            return 1.0
         passes_per_s: float = by.bytes / max(self.seconds(by), 1e-9) / self.cluster.gpu.mem_bytes_per_s
         return 1.0 + self.calibration.contention * MEMORY_PASSES.get(by.op, 2) * passes_per_s
 
@@ -166,7 +177,9 @@ class Costs:
         if self._measured and part.stream_bytes_per_s:
             rate = part.stream_bytes_per_s  # one fused loop, as a copy
         elif plan.cpu_offload:
-            rate = CPU_OPTIMIZER_BYTES_PER_S
+            rate = self._host_bytes_per_s
+            if plan.optimizer_impl == "foreach" and OPTIMIZERS[plan.optimizer].foreach_temporary:
+                rate /= HOST_TEMPORARIES
         return moved / rate
 
     @cached_property

@@ -210,6 +210,14 @@ _FEWER_SYNCS = _any(
     "fewer host syncs: no .item(), .cpu(), print of a tensor or nonzero() within the step; log every n steps",
     lambda facts: not facts.on_cpu,
 )
+_SUM_WHOLE = Tip(
+    {
+        "fsdp2": "set_requires_gradient_sync(False) on all but the last micro-batch, if whole gradients fit: they are "
+        "added up on the device, reduced and copied once",
+    },
+    change=lambda plan, cluster: {"grad_accum": max(2, plan.grad_accum), "requires_gradient_sync": "last"},
+)
+_NO_OFFLOAD = _any("no offload, if shards and states fit into the device", change=_always(cpu_offload=False))
 _COMPILE = _any(
     "torch.compile of each block: fewer kernels for the CPU to launch",
     lambda facts: not facts.on_cpu,
@@ -317,6 +325,16 @@ TIPS: dict[Culprit, tuple[Tip, ...]] = {
         _any("look at the rank that comes last: its data loading, longer sequences, a hot or throttled device"),
         _any("the same work for every rank: pack or pad sequences to equal numbers of tokens"),
     ),
+    Culprit.CPU_OPTIMIZER: (
+        _any(
+            "OMP_NUM_THREADS: the cores of the node over its ranks; torchrun sets it to 1, and one core moves far less "
+            "than a rank's share of what the memory can"
+        ),
+        _any("a fused optimizer: AdamW(..., fused=True)", change=_always(optimizer_impl="fused")),
+        _SUM_WHOLE,
+        _NO_OFFLOAD,
+    ),
+    Culprit.CPU_SUMS: (_SUM_WHOLE, _NO_OFFLOAD),
     Culprit.COPIES: (
         Tip(
             {"fsdp2": "CPUOffloadPolicy(pin_memory=True), or no offload: shards come over PCIe before each all-gather"},

@@ -23,6 +23,8 @@ class Culprit(Word):
     NETWORK = "network too slow"  # the gather started as early as it could, and lasts longer than what could hide it
     SMALL = "unit too small"  # as NETWORK, but the message is so small that fixed costs dominate
     SLOW_RANK = "slower rank"  # the collective waits for the last rank of its group
+    CPU_OPTIMIZER = "optimizer on the CPU"  # offloaded: until it returns, the thread that issues is in it
+    CPU_SUMS = "sums on the CPU"  # offloaded: gradients of another micro-batch are added there, and compute waits
     COPIES = "copies"  # the gather waited for a copy or cast of its input, or compute for one
     HOST = "host gap"  # no FSDP in it: the optimizer, data, logging, Python between operations
     BETWEEN_KERNELS = "between kernels"  # the microseconds a device takes from one operation to the next

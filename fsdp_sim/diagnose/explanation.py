@@ -18,7 +18,7 @@ from fsdp_sim.diagnose.diagnosis import diagnose
 from fsdp_sim.diagnose.findings import Diagnosis
 from fsdp_sim.engine import Exposure, Run, exposure
 from fsdp_sim.schedule import Instruction, Param, Program, mesh_of, mesh_of_unit
-from fsdp_sim.timeline import COLLECTIVES, Op
+from fsdp_sim.timeline import COLLECTIVES, Lane, Op
 from fsdp_sim.words import human_ms, percent
 
 Bound = Literal["compute", "network", "copies", "CPU"]
@@ -87,6 +87,11 @@ class Explanation:
         places = self.run.program.ops_of_steps[self.step]
         return float(sum([end_s[k] - start_s[k] for k in places if self.run.ops[k].op is Op.OPTIM]))
 
+    @cached_property
+    def twice_as_fast_cpu_s(self) -> float:
+        """Seconds that the step would be shorter if the CPU were twice as fast, in what it computes and in issuing."""
+        return self.run.step_time_s(self.step) - self.run.scaled(cpu=0.5).step_time_s(self.step)
+
     @property
     def sentences(self) -> list[str]:
         """The same in words, the most important first."""
@@ -108,8 +113,8 @@ def explain(run: Run, *, step: int = -1, faster: Mapping[str, Callable[[], Run]]
         run: what was played.
         step: which step.
         faster: for ``compute``, ``network`` and ``cpu`` a function that plays the program on hardware of which this is
-            10% faster. By default the durations of the run are divided by 1.1: of everything but collectives, of
-            collectives, or of issuing (which on a CPU cluster is not the same thing as computing).
+            10% faster. By default the durations of the run are divided by 1.1: of what the device computes, of
+            collectives, or of issuing and what the CPU computes (which on a CPU cluster is not all that is computed).
 
     Raises:
         ValueError: the program has no such step, or no operations.
@@ -143,11 +148,11 @@ def explain(run: Run, *, step: int = -1, faster: Mapping[str, Callable[[], Run]]
     on_path: dict[tuple[str, Bound], float] = {}
     issue_s = {rank: run.of_rank(run.columns.issue_s, rank) for rank in {piece.rank for piece in path if piece.cpu}}
     owner = {segment: unit.name for unit in run.program.units for segment in unit.names_of_segments}
-    ops, offloads = run.ops, run.program.plan.cpu_offload
+    ops = run.ops
     for piece in path:
         (rank_of_piece, k), cpu, start_s, end_s = piece
         op = ops[k]
-        kind = bound_of(op.op, cpu, offloads)
+        kind = bound_of(op, cpu)
         critical_s[kind] += end_s - start_s
         for i, seconds in _issued(run, piece, issue_s[rank_of_piece]) if cpu else ((op, end_s - start_s),):
             what = owner.get(i.unit, i.unit), kind
@@ -163,13 +168,13 @@ def explain(run: Run, *, step: int = -1, faster: Mapping[str, Callable[[], Run]]
     return Explanation(run, step, rank, found, diagnosis, tuple(path), critical_s, bound, bound_s, replays)
 
 
-def bound_of(op: Op, cpu: bool, cpu_offload: bool) -> Bound:
-    """What a piece of the critical path is spent on. Where shards are offloaded the CPU runs the optimizer."""
-    if cpu or (cpu_offload and op is Op.OPTIM):
+def bound_of(op: Instruction, cpu: bool) -> Bound:
+    """What a piece of the critical path is spent on."""
+    if cpu or op.lane is Lane.CPU:
         return "CPU"
-    if op in COLLECTIVES:
+    if op.op in COLLECTIVES:
         return "network"
-    return "compute" if op in (Op.FWD, Op.BWD, Op.RECOMPUTE, Op.OPTIM) else "copies"
+    return "compute" if op.op in (Op.FWD, Op.BWD, Op.RECOMPUTE, Op.OPTIM) else "copies"
 
 
 def _issued(run: Run, piece: Piece, issue_s: Sequence[float]) -> list[tuple[Instruction, float]]:
@@ -201,11 +206,6 @@ def _summary(found: Explanation) -> list[str]:
         f"The step takes {human_ms(step_s)}. Compute is busy for {human_ms(e.compute_s)} of it "
         f"({percent(e.compute_s, step_s)}) and waits for {human_ms(idle_s)} ({percent(idle_s, step_s)})."
     ]
-    if plan.cpu_offload:
-        lines.append(
-            f"Of the busy time {human_ms(found.optimizer_s)} are the optimizer's, which runs on the CPU, and in which "
-            f"the GPU computes nothing."
-        )
     if found.between_steps_s:
         checkpoints = ", checkpoints" if plan.save_every else ""
         clipping = "" if plan.clip_grad_norm else ", clipping"
@@ -290,6 +290,12 @@ def _gains(found: Explanation) -> str:
     nothing = [words[name] for name, gain in gains if abs(gain) < least]
     if nothing:
         gained.append(f"10% faster {' or '.join(nothing)} would change nothing")
+    if found.run.program.plan.cpu_offload and not found.run.on_cpu:
+        saved_s = found.twice_as_fast_cpu_s
+        gained.append(
+            f"a CPU twice as fast, which has the optimizer, would save {human_ms(saved_s)} "
+            f"({percent(saved_s, found.step_time_s)})"
+        )
     return f"{'; '.join(gained)}."
 
 

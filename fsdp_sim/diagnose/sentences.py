@@ -229,6 +229,20 @@ def _slow_rank(waits: list[Wait], found: StepObservation) -> str:
     return f"A collective starts when the last rank of its group has come: {_cost(waits)}{who}{most}."
 
 
+def _cpu_optimizer(waits: list[Wait], found: StepObservation) -> str:
+    return (
+        f"The optimizer runs on the CPU, in the thread that issues: the device has nothing to do until it returns: "
+        f"{_cost(waits)}."
+    )
+
+
+def _cpu_sums(waits: list[Wait], found: StepObservation) -> str:
+    return (
+        f"Gradients of a later micro-batch are added up on the CPU. The thread that issues waits for the reduction and "
+        f"the copy of each, and issues nothing meanwhile: {_cost(waits)}; most before {_worst(waits)}."
+    )
+
+
 def _copies(waits: list[Wait], found: StepObservation) -> str:
     which = "before or after a collective" if found.comm else "of parameters and gradients"
     return f"Copies and casts {which} hold compute up: {_cost(waits)}; most before {_worst(waits)}."
@@ -263,6 +277,8 @@ SAY: dict[Culprit, Callable[[list[Wait], StepObservation], str]] = {
     Culprit.NETWORK: _network,
     Culprit.SMALL: _small,
     Culprit.SLOW_RANK: _slow_rank,
+    Culprit.CPU_OPTIMIZER: _cpu_optimizer,
+    Culprit.CPU_SUMS: _cpu_sums,
     Culprit.COPIES: _copies,
     Culprit.HOST: _host,
     Culprit.BETWEEN_KERNELS: _between_kernels,

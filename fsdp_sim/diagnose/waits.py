@@ -125,6 +125,8 @@ def _issued_late(peers: Peers, view: RankView, e: Event) -> Culprit:
 def _for(peers: Peers, view: RankView, e: Event, on: Event, gap: Interval, speeds: Speeds) -> Wait:
     """Why the compute lane waits for ``on``."""
     seconds = gap[1] - gap[0]
+    if on.lane is Lane.CPU:
+        return Wait(*gap, Culprit.CPU_SUMS if on.op is Op.ACCUMULATE else Culprit.CPU_OPTIMIZER, e, on)
     if on.op in COLLECTIVES:
         late = peers.lateness(on)
         if late.seconds >= seconds / 2 and late.seconds > view.launch_s:
@@ -194,7 +196,11 @@ def _copied_s(view: RankView, gather: Event, gap: Interval) -> float:
 
 def _after_all(view: RankView, step: int, gap: Interval) -> list[Wait]:
     """Why a step goes on after the last of its compute."""
-    late = [e for e in view.ops if e.step == step and e.end_s > gap[0]]
+    late = [e for e in view.ops if e.step == step and e.end_s > gap[0] and e.start_s < gap[1]]
+    on_cpu = [e for e in late if e.lane is Lane.CPU and e.phase is Phase.OPTIMIZER]
+    if on_cpu and (begin_s := max(gap[0], on_cpu[0].start_s)) < gap[1]:
+        before = _after_all(view, step, (gap[0], begin_s)) if begin_s > gap[0] else []
+        return [*before, Wait(begin_s, gap[1], Culprit.CPU_OPTIMIZER, on=on_cpu[-1])]
     comm = [e for e in late if communicates(e.op, e.lane)]
     if not comm:
         return [Wait(*gap, Culprit.COPIES if late else Culprit.SLOW_RANK, on=max(late, key=_end, default=None))]

@@ -92,7 +92,7 @@ class Rates:
         self.compute_slowdown = contention.compute_slowdown_by_collective
         self.collective_slowdown = contention.collective_slowdown_by_compute
         self.nic_share = contention.nic_share
-        fields = ["op", "communicator"]
+        fields = ["op", "communicator", "lane"]
         functions = [f for f in (self.compute_slowdown, self.collective_slowdown, self.nic_share) if callable(f)]
         self.per_unit = any(getattr(function, "per_unit", True) for function in functions)
         fields += ["bytes", "group_size"] if any(not getattr(f, "per_unit", True) for f in functions) else []

@@ -210,11 +210,13 @@ def waits_on(program: Program, on_cpu: bool) -> list[tuple[int, ...]]:
     return found
 
 
-def shown_lane(i: Instruction) -> Lane:
+def shown_lane(i: Instruction, on_cpu: bool) -> Lane:
     """The lane a timeline shows an operation on. An asynchronous collective runs on a stream of its process group,
-    which has no name: it is shown on the lane of its kind.
+    which has no name: it is shown on the lane of its kind. On a CPU all that is computed is on the compute lane.
     """
     assert i.lane is not None, f"{i.kind} {i.what} has no stream"
+    if on_cpu and i.lane is Lane.CPU:
+        return Lane.COMPUTE
     return lane_of(i.op) if i.async_op else i.lane
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import sub
 
+from fsdp_sim.engine.dependencies import shown_lane
 from fsdp_sim.engine.run import Run
-from fsdp_sim.schedule import Instruction
 from fsdp_sim.timeline import COLLECTIVES, Lane, Phase
 
 
@@ -49,7 +48,7 @@ def exposure(run: Run, step: int = -1, rank: int = 0) -> Exposure:
     starts, stops = run.of_rank(run.columns.start_s, rank), run.of_rank(run.columns.end_s, rank)
     if len(ends) > 1:  # of operations of other steps nothing is left
         starts, stops = ([min(max(time, begin), end) for time in column] for column in (starts, stops))
-    comm, compute = run.program.once("comm and compute", lambda: _comm_and_compute(run.ops))
+    comm, compute = run.program.once(("comm and compute", run.on_cpu), lambda: _comm_and_compute(run))
     begun, ended = [starts[k] for k in compute], [stops[k] for k in compute]
     by_unit: dict[tuple[Phase, str], float] = {}
     comm_s = exposed_s = 0.0
@@ -75,7 +74,13 @@ def exposure(run: Run, step: int = -1, rank: int = 0) -> Exposure:
     return Exposure(step_s, sum(map(sub, ended, begun)), comm_s, exposed_s, by_unit)
 
 
-def _comm_and_compute(ops: Sequence[Instruction]) -> tuple[list[int], list[int]]:
+def _comm_and_compute(run: Run) -> tuple[list[int], list[int]]:
     """The collectives, and what occupies the compute lane."""
-    comm = [k for k, i in enumerate(ops) if i.op in COLLECTIVES]
-    return comm, [k for k, i in enumerate(ops) if i.lane is Lane.COMPUTE and i.op not in COLLECTIVES]
+    comm: list[int] = []
+    compute: list[int] = []
+    for k, i in enumerate(run.ops):
+        if i.op in COLLECTIVES:
+            comm.append(k)
+        elif shown_lane(i, run.on_cpu) is Lane.COMPUTE:
+            compute.append(k)
+    return comm, compute

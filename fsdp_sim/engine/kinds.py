@@ -19,7 +19,9 @@ Alike = Mapping[str, object]
 """What units and segments compute, by name: those of the same value cost the same. A name that is left out is unlike
 all others."""
 
-_SIZE = itemgetter(*map(Instruction._fields.index, ("op", "unit", "bytes", "dtype", "group_size", "communicator")))
+_SIZE = itemgetter(
+    *map(Instruction._fields.index, ("op", "unit", "bytes", "dtype", "group_size", "communicator", "lane"))
+)
 _T = TypeVar("_T")
 Numbered = tuple[list[int], list[Instruction]]
 """Of each of some operations the number of its kind, and of each kind the first operation."""

@@ -182,7 +182,7 @@ class Rows:
         if name in Changed._fields:
             of_states, of_changes = self._of_states[name], getattr(self._changed, name)
         elif name == "lane":
-            of_states, of_ops = [Lane.COMPUTE] * len(self._states), map(shown_lane, self._ops)
+            of_states, of_ops = [Lane.COMPUTE] * len(self._states), [shown_lane(i, self.on_cpu) for i in self._ops]
             of_changes = [Lane.COMPUTE if i.kind is _OP else i.lane for i in self._made_by]
         elif name == "group_size":
             of_states, of_changes = [1] * len(self._states), [1] * len(self._changed.number)

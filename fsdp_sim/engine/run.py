@@ -119,10 +119,9 @@ class Run:
     def scaled(self, compute: float = 1.0, network: float = 1.0, cpu: float = 1.0) -> Run:
         """The same program played again, with compute, collectives or the CPU taking that many times as long.
 
-        The optimizer is the CPU's where shards are offloaded, else it is compute.
+        See `OpCosts.scaled`.
         """
-        optimizer = cpu if self.program.plan.cpu_offload else compute
-        return self.replayed(self.costs.scaled(compute, network, cpu, optimizer))
+        return self.replayed(self.costs.scaled(compute, network, cpu))
 
     def memory_times(self, rank: int = 0) -> tuple[list[int], list[float], list[float]]:
         """Of the allocs, frees and record_streams: their numbers, the CPU's clock, and when their streams get there.

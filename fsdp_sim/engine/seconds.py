@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from fsdp_sim.engine.kinds import Alike, OpKinds, kinds_of
 from fsdp_sim.schedule import Instruction, Program
-from fsdp_sim.timeline import COLLECTIVES, Op
+from fsdp_sim.timeline import COLLECTIVES, Lane, Op
 
 if TYPE_CHECKING:
     import numpy as np
@@ -67,13 +67,19 @@ class OpCosts:
     per_rank: bool
     kinds: OpKinds = field(repr=False)
 
-    def scaled(self, compute: float, network: float, cpu: float, optimizer: float) -> OpCosts:
-        """The same costs where compute (all but the collectives and the optimizer), the collectives, issuing, or the
-        optimizer take that many times as long: 1 / 1.1 is a part 10% faster.
+    def scaled(self, compute: float, network: float, cpu: float) -> OpCosts:
+        """The same costs where compute, the collectives, or issuing and what the CPU computes itself take that many
+        times as long: 1 / 1.1 is a part 10% faster. Copies between the two memories take as long as before.
         """
-        of_kinds = [
-            network if i.op in COLLECTIVES else optimizer if i.op is Op.OPTIM else compute for i in self.kinds.first
-        ]
+
+        def factor(i: Instruction) -> float:
+            if i.op in COLLECTIVES:
+                return network
+            if i.lane is Lane.CPU:
+                return cpu
+            return 1.0 if i.op is Op.H2D or i.op is Op.D2H else compute
+
+        of_kinds = list(map(factor, self.kinds.first))
         return replace(
             self,
             seconds=list(map(mul, self.seconds, self.kinds.spread(of_kinds))),

@@ -7,6 +7,7 @@ methods build the tuple at once, by position: half the time of calling the class
 from __future__ import annotations
 
 from fsdp_sim.schedule.instruction import Instruction, Kind
+from fsdp_sim.schedule.lines import NOT_RECORDED
 from fsdp_sim.timeline import Lane, Memory, Op, Phase, lane_of
 
 # The stream whose pool a buffer comes from. Memory freed returns to that stream's pool (torch.cuda caching allocator).
@@ -58,6 +59,11 @@ class Cpu:
                                "", "", dtype, 0, None, None, "", _NO_MEMORY, detail, False, 1, 1))
         )  # fmt: skip
 
+    def compute(self, op: Op, unit: str, bytes: int = 0, dtype: str = "") -> None:
+        """What the CPU computes itself, where gradients and shards are offloaded: it issues nothing meanwhile."""
+        self.op(op, unit, Lane.CPU, bytes, dtype)
+        self.cpu_sync_stream(Lane.CPU, NOT_RECORDED)
+
     def collective(
         self,
         op: Op,
@@ -94,10 +100,10 @@ class Cpu:
         group_size: int,
         communicator: str,
         stride: int = 1,
+        lane: Lane = Lane.COMPUTE,
     ) -> None:
-        """A collective that DTensor asks for, on the stream of its process group: compute waits for it at once."""
+        """A collective that DTensor asks for, on the stream of its process group: ``lane`` waits for it at once."""
         if group_size > 1:
-            lane = Lane.COMPUTE
             end = self.collective(op, unit, lane, bytes, dtype, reduce_op, group_size, communicator, True, stride)
             self.wait(lane, end, f"{op}({unit})" if unit else str(op))
 
@@ -174,11 +180,11 @@ class Cpu:
         """The CPU blocks until an event has passed."""
         self._block(Kind.CPU_SYNC, event)
 
-    def cpu_sync_stream(self, lane: Lane) -> None:
+    def cpu_sync_stream(self, lane: Lane, detail: str = "") -> None:
         """The CPU blocks until a stream has done all that was issued on it."""
         self._append(
             _new(Instruction, (Kind.CPU_SYNC, self.step, self.micro_batch, self.phase, lane, _OTHER, "", 0, 1, "", "",
-                               "", 0, None, None, "", _NO_MEMORY, lane, False, 1, 1))
+                               "", 0, None, None, "", _NO_MEMORY, detail or lane, False, 1, 1))
         )  # fmt: skip
 
     def cpu_block(self, event: int) -> None:

@@ -2,7 +2,8 @@
 
 A recording sees what passes through FSDP's hooks, so some of a program has no line: whole gradients, which autograd
 allocates; temporaries; slices kept between forward and backward. And it notes a backward where it begins, hence
-before the recomputation that the backward then asks for.
+before the recomputation that the backward then asks for. Made on a CPU, it has what the CPU computes on the
+current stream, and no sign that nothing is issued meanwhile.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterable
 
 from fsdp_sim.schedule.instruction import Instruction, Kind
 from fsdp_sim.spec import Plan
-from fsdp_sim.timeline import Memory, Op, Phase
+from fsdp_sim.timeline import Lane, Memory, Op, Phase
 
 RECORDED_MEMORY = frozenset({Memory.UNSHARDED, Memory.AG_OUTPUT, Memory.RS_INPUT, Memory.RS_OUTPUT, Memory.NONE})
 EXTRA_OPS = frozenset({Op.ACCUMULATE, Op.H2D, Op.D2H, Op.RS_COPY})  # not in torch's recorded format
@@ -25,6 +26,7 @@ def lines(instructions: Iterable[Instruction], plan: Plan, every_op: bool) -> li
     out: list[str] = []
     recomputed: list[str] = []
     where: tuple[object, ...] = ()
+    current: Lane | None = None
     for i in instructions:
         if i.detail == NOT_RECORDED or (i.op in EXTRA_OPS and not every_op):
             continue
@@ -39,6 +41,10 @@ def lines(instructions: Iterable[Instruction], plan: Plan, every_op: bool) -> li
             i = i._replace(event=numbers[i.event])
         if fsdp1 and i.communicator:
             i = i._replace(communicator="", reduce_op="")
+        if i.op is Op.D2H:
+            current = i.lane
+        elif i.lane is Lane.CPU:
+            i = i._replace(lane=current if i.op is Op.ACCUMULATE else Lane.COMPUTE)
         if i.op is Op.ALL_TO_ALL:  # a recording does not know whose tokens they are
             i = i._replace(unit="")
         if i.op is Op.RECOMPUTE or (recomputed and i.op is not Op.BWD):  # and what is issued for it

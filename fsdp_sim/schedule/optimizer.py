@@ -7,6 +7,11 @@ on the stream of its process group, for which compute waits at once.
 has rows, and the products want all of them. As torch 2.13 redistributes them: of a matrix with R <= C it gathers the
 matrix, the product of it with itself (R, R), and the matrix again; of a taller one, whose transpose is cut along the
 inner dimension, it reduces the product (C, C) twice. The norm before is one number more to reduce.
+
+[Note: offload]  Where shards are offloaded, gradients are clipped and parameters updated by the thread that issues. At
+the end of backward it has waited for the copy of every gradient (``grad_offload_event.synchronize()``, in FSDP1 for the
+compute stream); until ``optimizer.step()`` returns it issues nothing. So nothing of a step overlaps with its optimizer,
+and the next forward's first shard is copied to the device after the last parameter has been updated.
 """
 
 from __future__ import annotations
@@ -28,16 +33,24 @@ BF16_BYTES = 2
 def optimizer_step(cpu: Cpu, units: Sequence[Unit], plan: Plan, world_size: int) -> None:
     """Issue the step of the optimizer, and what a plan puts before and after it."""
     shards = shards_of(plan, world_size)
+    lane = Lane.CPU if plan.cpu_offload else Lane.COMPUTE
     once = list({unit.name: unit for unit in units}.values())
     if plan.clip_grad_norm:
         apart = [unit for unit in once if unit.exchange and plan.expert_parallel > 1]
-        _clip(cpu, [unit for unit in once if unit not in apart], apart, plan, shards)
+        _clip(cpu, [unit for unit in once if unit not in apart], apart, plan, shards, lane)
     if plan.optimizer == "muon":
         for unit, param in matrices(once):
             _orthogonalise(cpu, f"{unit.name}.{param.name}", param, shards)
-    cpu.op(Op.OPTIM, "")
+    _step(cpu, Op.OPTIM, lane)
     if plan.fp8_precompute_scale:
         _scale(cpu, once, shards)
+
+
+def _step(cpu: Cpu, op: Op, lane: Lane, n_bytes: int = 0) -> None:
+    if lane is Lane.CPU:
+        cpu.compute(op, "", n_bytes)
+    else:
+        cpu.op(op, "", lane, n_bytes)
 
 
 def matrices(units: Sequence[Unit]) -> list[tuple[Unit, Param]]:
@@ -52,7 +65,7 @@ def matrices(units: Sequence[Unit]) -> list[tuple[Unit, Param]]:
     ]
 
 
-def _clip(cpu: Cpu, units: Sequence[Unit], experts: Sequence[Unit], plan: Plan, shards: int) -> None:
+def _clip(cpu: Cpu, units: Sequence[Unit], experts: Sequence[Unit], plan: Plan, shards: int, lane: Lane) -> None:
     """``clip_grad_norm_``: FSDP2 reduces the norms of all parameters at once, FSDP1 the norm of what a rank has.
 
     Those of experts that ranks share out are reduced apart, on both dimensions of their mesh (torchtitan 0.2.2,
@@ -66,15 +79,15 @@ def _clip(cpu: Cpu, units: Sequence[Unit], experts: Sequence[Unit], plan: Plan, 
         p.padded_bytes(shards) // shards if by_param else -(-p.bytes // (1 if whole else shards)) for p in trained
     )
     n_bytes += sum(p.bytes // shards for p in of_experts)
-    cpu.op(Op.NORM, "", Lane.COMPUTE, n_bytes)
+    _step(cpu, Op.NORM, lane, n_bytes)
     if of_experts:
         ranks, norms = plan.expert_parallel, SCALAR_BYTES * len(of_experts)
         for n, of, stride in ((shards // ranks, SHARD + OF_EXPERTS, ranks), (ranks, EXPERTS, 1)):
-            cpu.blocking_collective(Op.ALL_REDUCE, "", norms, "fp32", "SUM", n, of, stride)
+            cpu.blocking_collective(Op.ALL_REDUCE, "", norms, "fp32", "SUM", n, of, stride, lane)
     if not whole:
         n_norms = len(trained) if by_param else 1
-        cpu.blocking_collective(Op.ALL_REDUCE, "", SCALAR_BYTES * n_norms, "fp32", "SUM", shards, SHARD)
-    cpu.op(Op.CLIP, "", Lane.COMPUTE, n_bytes)
+        cpu.blocking_collective(Op.ALL_REDUCE, "", SCALAR_BYTES * n_norms, "fp32", "SUM", shards, SHARD, lane=lane)
+    _step(cpu, Op.CLIP, lane, n_bytes)
 
 
 def _scale(cpu: Cpu, units: Sequence[Unit], shards: int) -> None:

@@ -231,16 +231,21 @@ class GradReduction:
         self.has_sharded = True
 
     def _hand_out(self, lane: Lane) -> None:
-        """Each parameter's gradient: to the CPU if offloaded, and added to the one that is there."""
+        """Each parameter's gradient: to the CPU if offloaded, and added to the one that is there. The CPU adds what is
+        offloaded, once it has waited for the copy, and issues nothing meanwhile.
+        """
         cpu, layout, name = self.cpu, self.layout, self.name
         if not self.comm.cpu_offload and not self.has_sharded:
             return
         for k in layout.trained:
             if self.comm.cpu_offload:
                 cpu.op(Op.D2H, name, lane, layout.shard_bytes[k], layout.orig_dtype)
-                if not self.has_sharded:  # else the addition on the CPU needs it at once
+                if self.has_sharded:
+                    cpu.cpu_sync_stream(lane, NOT_RECORDED)
+                    cpu.compute(Op.ACCUMULATE, name, layout.shard_bytes[k], layout.orig_dtype)
+                else:
                     self._offload_events.append(cpu.record(lane))
-            if self.has_sharded:
+            elif self.has_sharded:
                 cpu.op(Op.ACCUMULATE, name, lane, layout.shard_bytes[k], layout.orig_dtype)
 
     def _reduced_on(self, lane: Lane) -> None:

@@ -261,6 +261,13 @@ class Simulation:
     def notes(self) -> list[str]:
         """What a reader should know beside the numbers: what is unverified, and which settings change nothing."""
         remarks = [stack_remark(self.plan.stack)] if stack_remark(self.plan.stack) else []
+        if self.plan.cpu_offload and self.cluster.kind == "gpu":
+            share = f"{self.cluster.host_mem_bytes_per_s / 1e9:.0f} GB/s"
+            remarks.append(
+                f"Of the CPUs this is unverified: that their memory moves at most {share} for each GPU of a node "
+                f"(host_memory_gb_per_s is the node's) and the optimizer gets half of that. It takes all cores, shared "
+                f"out among the ranks by OMP_NUM_THREADS; torchrun's default is one thread a rank."
+            )
         return [*self.cluster.notes, *remarks, *self.without_effect.values()]
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import tomllib
 from dataclasses import fields, replace
 from pathlib import Path
@@ -38,6 +39,8 @@ class Cluster:
         inter: the link between nodes: a `Link`, a name (``IB NDR x8``), or its rate in words (``1600 Gb/s per node``,
             ``400 Gb/s RoCE per GPU``).
         host: the link between a GPU and its CPU's memory.
+        host_memory_gb_per_s: peak of the memory of a node's CPUs, in 1e9 bytes a second. Its GPUs share it: for copies
+            to and from it, and for what the CPU computes (``cpu_offload``). None is what the GPU's servers have.
         bandwidth_gbps: gigabits (1e9 bits) per second that a rank can send over the link between nodes, or, on a
             cluster of kind ``cpu``, between processes. It replaces the link's own; on one node of GPUs nothing uses it.
         latency_us: microseconds that a message of no bytes takes over that link, in place of the link's own.
@@ -60,6 +63,9 @@ class Cluster:
     intra: str | Link | None = field(_LINK, default=None)
     inter: str | Link | None = field(_LINK, default=None)
     host: str | Link | None = field(_LINK, default=None)
+    host_memory_gb_per_s: float | None = field(
+        one_of(None).explained("what its servers have") | number(above=True), default=None
+    )
     bandwidth_gbps: float | None = field(
         one_of(None) | number(above=True).explained("gigabits per second"), default=None
     )
@@ -121,6 +127,12 @@ class Cluster:
     def host_link(self) -> Link:
         """Between a GPU and the memory of its CPU."""
         return self.host if isinstance(self.host, Link) else link(self.host or self.gpu.host)
+
+    @property
+    def host_mem_bytes_per_s(self) -> float:
+        """Each GPU's share of the peak of its node's CPU memory; without bound where that is not known."""
+        whole = (self.host_memory_gb_per_s or 0.0) * 1e9 or self.gpu.host_mem_bytes_per_s or math.inf
+        return whole / min(self.gpus, self.node_size)
 
     def _overridden(self, found: Link) -> Link:
         if self.bandwidth_gbps is not None:

@@ -30,6 +30,7 @@ UNITS = {f"{dtype}_tflops": (f"{dtype}_flops", 1e12) for dtype in DTYPES} | {
     "mem_gib": ("mem_bytes", 2**30),
     "mem_gbytes_per_s": ("mem_bytes_per_s", 1e9),
     "stream_gbytes_per_s": ("stream_bytes_per_s", 1e9),
+    "host_mem_gbytes_per_s": ("host_mem_bytes_per_s", 1e9),
     "l2_mbytes": ("l2_bytes", 1e6),
 }
 
@@ -60,6 +61,7 @@ class Gpu:
             cores, where measured.
         intra, inter, host: names of the links it ships with: to its neighbours, between nodes, to the CPU's memory.
         gpus_per_node: how many its server holds.
+        host_mem_bytes_per_s: peak of the memory of that server's CPUs, which its GPUs share.
         sources, notes: where the numbers come from.
         unverified: which of them have no source that could be read; `Cluster.notes` says so to users.
 
@@ -96,6 +98,7 @@ class Gpu:
     inter: str = field(text(), default="Ethernet 100Gb per node")
     host: str = field(text(), default="PCIe4")
     gpus_per_node: int = field(whole(1), default=8)
+    host_mem_bytes_per_s: float | None = field(_RATE_OR_NONE, default=None)
     sources: tuple[str, ...] = field(SOURCES, default=())
     notes: str = ""
     unverified: str = ""

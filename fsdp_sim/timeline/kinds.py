@@ -60,6 +60,7 @@ class Lane(Word):
     UNSHARD = "unshard"
     PRE_UNSHARD = "pre_unshard"
     POST_BACKWARD = "post_backward"
+    CPU = "cpu"  # what the thread that issues computes itself: the optimizer, where shards are offloaded
 
 
 class Phase(Word):

@@ -143,6 +143,7 @@ LANE_NAMES: dict[Lane, str] = {
     Lane.UNSHARD: "unshard",
     Lane.PRE_UNSHARD: "pre-unshard",
     Lane.POST_BACKWARD: "post-backward",
+    Lane.CPU: "CPU",
 }
 
 # Each category is a tint of the operation that fills it; flat communication buffers are hatched like the collectives.

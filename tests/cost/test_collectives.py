@@ -170,3 +170,9 @@ def test_offload_passes_the_link_to_the_cpu():
     assert offload_s(1e9, Cluster("GH200", gpus=1)) < 0.2 * offload_s(1e9, Cluster("H100", gpus=1))
     assert offload_s(1e9, Cluster("cpu", gpus=4)) == 0
     assert offload_s(0, Cluster("H100", gpus=8)) == 0
+
+
+def test_copies_of_the_gpus_of_a_node_share_the_memory_of_its_cpus():
+    alone, shared = (offload_s(1e9, Cluster("H100", gpus=n, host_memory_gb_per_s=80)) for n in (1, 8))
+    assert alone == offload_s(1e9, Cluster("H100", gpus=8))
+    assert 1e9 / shared == pytest.approx(10e9, rel=0.01)

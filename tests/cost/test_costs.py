@@ -1,6 +1,7 @@
 """Seconds of operations: what each depends on."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -70,8 +71,13 @@ def test_the_optimizer_of_a_larger_world_has_less_to_do_but_never_nothing() -> N
     assert two > 20 * many > 0
 
 
-def test_an_offloaded_optimizer_is_slow() -> None:
-    assert seconds(Op.OPTIM, replace(PLAN, cpu_offload=True)) > seconds(Op.OPTIM)
+def test_an_offloaded_optimizer_is_slow_and_the_gpus_of_a_node_share_the_memory_it_reads() -> None:
+    def offloaded(gpus: int, **fields: Any) -> float:
+        return seconds(Op.OPTIM, replace(PLAN, cpu_offload=True, **fields), Cluster("H100", gpus=gpus))
+
+    assert offloaded(16) > seconds(Op.OPTIM, cluster=Cluster("H100", gpus=16))
+    assert offloaded(1) == offloaded(2) == offloaded(8) == 2 * offloaded(16)  # fewer bytes each, at a smaller share
+    assert offloaded(8, optimizer_impl="foreach") == pytest.approx(6 * offloaded(8), rel=0.01)
 
 
 def test_a_faster_gpu_computes_faster() -> None:

@@ -15,13 +15,20 @@ def said(plan: Plan, model: str = "gpt2-124m", cluster: Cluster = NODE) -> str:
     return str(simulate(model, cluster, plan).explain())
 
 
-def test_busy_time_of_an_offloaded_optimizer_is_not_the_gpus() -> None:
-    sim = simulate("gpt2-350m", Cluster("A100", gpus=1), Plan(cpu_offload=True, **B))
-    why = sim.explain()
-    assert why.optimizer_s > 0.5 * sim.exposure.compute_s
-    assert why.critical_s["CPU"] == pytest.approx(why.optimizer_s, rel=0.1)
-    assert "are the optimizer's, which runs on the CPU" in str(why)
-    assert "runs on the CPU" not in said(Plan(**B))
+def test_the_time_of_an_offloaded_optimizer_is_the_cpus() -> None:
+    plans = [Plan(cpu_offload=True, optimizer=name, **B) for name in ("sgd", "adamw")]
+    sgd, adam = (simulate("gpt2-350m", NODE, plan) for plan in plans)
+    why, less = adam.explain(), sgd.explain()
+    more_s = why.optimizer_s - less.optimizer_s
+    assert adam.exposure.compute_s == pytest.approx(sgd.exposure.compute_s)
+    assert why.gains["compute"] == pytest.approx(less.gains["compute"])
+    assert why.critical_s["CPU"] - less.critical_s["CPU"] == pytest.approx(more_s)
+    assert why.twice_as_fast_cpu_s - less.twice_as_fast_cpu_s == pytest.approx(more_s / 2)
+    assert next(b for b in why.diagnosis.culprits if b.culprit is Culprit.CPU_OPTIMIZER).idle_s == pytest.approx(
+        why.optimizer_s
+    )
+    assert "a CPU twice as fast" in str(why)
+    assert "CPU twice" not in said(Plan(**B)) + said(Plan(cpu_offload=True), cluster=Cluster("cpu", gpus=2))
 
 
 def test_what_passes_between_steps_is_named_once() -> None:

@@ -121,11 +121,25 @@ LAWS = [
     ),
     laws(
         "twice the bandwidth to the host under offload",
-        after(by("fsdp2", cpu_offload=True), linked(intra={"reach": None})),
+        after(by("fsdp2", cpu_offload=True), linked(intra={"reach": None}), cluster(host_memory_gb_per_s=1e9)),
         linked(host={"bytes_per_s": times(2)}),
         stays=[PROGRAM, COMPUTE, COMM, OPTIMIZER, PEAK],
         falls=[COPYING],
         never_grows=[STEP],
+    ),
+    laws(
+        "twice the bandwidth of the CPUs' memory under offload",
+        after(by("fsdp2", cpu_offload=True), cluster(host_memory_gb_per_s=100.0)),
+        cluster(host_memory_gb_per_s=times(2)),
+        stays=[PROGRAM, COMPUTE, COMM, PEAK],
+        halves=[OPTIMIZER],
+        never_grows=[STEP, COPYING],
+    ),
+    laws(
+        "another bandwidth of the CPUs' memory without offload",
+        by("fsdp2", cpu_offload=False),
+        cluster(host_memory_gb_per_s=1.0),
+        stays=ALL,
     ),
     laws(
         "another link to the host without offload",

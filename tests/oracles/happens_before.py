@@ -2,7 +2,8 @@
 
 A program is walked once in issue order. What each stream is known to have seen finished is kept as a vector clock, the
 way race detectors do (Lamport 1978, Mattern 1989): a wait merges the clock of the event into the stream's. An operation
-is ordered after another only if its stream's clock covers it; that the CPU issued it later orders nothing.
+is ordered after another only if its stream's clock covers it; that the CPU issued it later orders nothing, but what the
+CPU has waited for is finished for all that it issues later.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
-from fsdp_sim.schedule.instruction import Instruction
+from fsdp_sim.schedule.instruction import Instruction, Kind
 from fsdp_sim.timeline import Lane
 
 Clock = Counter  # operations of each stream known to be finished
-CPU = "cpu"
+CPU = Lane.CPU
 
 
 class ProgramError(ValueError):
@@ -51,6 +52,7 @@ class HappensBefore:
         if i.async_op:
             stream = f"{i.communicator} process group"
             self.clocks[stream] |= self.clocks[lane_of(i)]
+        self.clocks[stream] |= self.clocks[CPU]
         before = self.clocks[stream].copy()
         self.clocks[stream][stream] += 1
         if i.async_op:
@@ -61,6 +63,9 @@ class HappensBefore:
         self.events[i.event] = self.clocks[lane_of(i)].copy()
 
     def wait(self, i: Instruction) -> None:
+        if i.kind is Kind.CPU_SYNC and i.lane:
+            self.clocks[CPU] |= self.clocks[i.lane]
+            return
         if i.event not in self.events:
             raise wrong(i, f"waits for e{i.event}, which nothing has recorded")
         self.clocks[CPU if i.lane is None else i.lane] |= self.events[i.event]
@@ -71,7 +76,7 @@ class HappensBefore:
 
     def finished_on(self, lane: Lane) -> Clock:
         """What is finished when an operation issued now on this stream starts."""
-        return self.clocks[lane]
+        return self.clocks[lane] | self.clocks[CPU]
 
 
 def lane_of(i: Instruction) -> Lane:

@@ -9,7 +9,7 @@ from fsdp_sim.schedule.instruction import Instruction
 from fsdp_sim.schedule.lines import NOT_RECORDED
 from fsdp_sim.timeline import Lane, Memory, Op
 from tests.oracles.buffers import Buffer, Buffers
-from tests.oracles.happens_before import CPU, Clock, HappensBefore, ProgramError, Use, lane_of, wrong
+from tests.oracles.happens_before import CPU, Clock, HappensBefore, ProgramError, Use, wrong
 from tests.oracles.symbols import Facts, Gradient, Sum, Whole
 
 
@@ -106,8 +106,6 @@ class Gradients:
         if not earlier:
             raise wrong(i, f"finds no earlier gradients of {i.unit} to add to")
         sums: list[Sum] = [self.buffers.read(i, b, use, clock) for b in (earlier[-1], new)]
-        if self.facts.plan.cpu_offload and sums[1].on_cpu:  # the addition on the CPU blocks it
-            self.order.clocks[CPU] |= self.order.clocks[lane_of(i)]
         unit, partial = self.facts.units[i.unit], self.facts.replicas > 1 and not sums[1].replicated
         unit.loads[Op.ACCUMULATE] += 1
         if not partial and unit.loads[Op.ACCUMULATE] < unit.n_trained:

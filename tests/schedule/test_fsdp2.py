@@ -15,7 +15,7 @@ import fsdp_sim.mini
 from fsdp_sim.schedule import Kind, Param, Unit, build, toy, toy_program
 from fsdp_sim.spec import Plan
 from fsdp_sim.spec.plan import TORCH_VERSIONS
-from fsdp_sim.timeline import Memory, Op, Phase
+from fsdp_sim.timeline import Lane, Memory, Op, Phase
 from tests.oracles.verify import verify
 from tests.schedule.against_torch import torch_lines
 from tests.schedule.randomly import random_plan, random_units, with_repeats
@@ -283,6 +283,18 @@ def test_offloaded_gradients_leave_the_device_once_they_are_copied():
             most = max(most, alive["bytes"])
     assert most == 2 * 4 * 4  # the root's two gradients, a row each; the layers' have gone
     assert not +alive
+
+
+@pytest.mark.parametrize("accumulates", [1, 2])
+def test_what_is_offloaded_is_summed_clipped_and_stepped_by_the_cpu(accumulates):
+    program = toy_program(2, 4, 2, Plan(cpu_offload=True, clip_grad_norm=True, grad_accum=accumulates))
+    computed = [number for number, i in enumerate(program) if i.kind is Kind.OP and i.lane is Lane.CPU]
+    on_cpu = {program.instructions[number].op for number in computed} - {Op.ALL_REDUCE}
+    assert on_cpu == {Op.NORM, Op.CLIP, Op.OPTIM} | ({Op.ACCUMULATE} if accumulates > 1 else set())
+    assert not any(i.op in on_cpu and i.lane is not Lane.CPU for i in program)
+    for number in computed:  # and the CPU goes on when that is done
+        i, after = program.instructions[number : number + 2]
+        assert i.op is Op.ALL_REDUCE or (after.kind, after.lane) == (Kind.CPU_SYNC, Lane.CPU)
 
 
 def test_accumulated_sharded_gradients_keep_one_output_alive():

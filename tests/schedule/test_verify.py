@@ -153,7 +153,7 @@ def test_compute_in_another_order_is_wrong(chosen, world_size):
 def hazards(program, chosen):
     """Operations that start before what they need has ended, for one choice of durations and an infinitely fast CPU."""
     tails, events, ends = defaultdict(float), {}, {}
-    found = []
+    found, cpu = [], 0.0
     needs = {
         Op.ALL_GATHER: Op.AG_COPY_IN, Op.AG_COPY_OUT: Op.ALL_GATHER, Op.REDUCE_SCATTER: Op.RS_COPY_IN,
         Op.ALL_REDUCE: Op.REDUCE_SCATTER, Op.GRAD_CAST: Op.REDUCE_SCATTER, Op.CLONE: Op.AG_COPY_OUT,
@@ -166,9 +166,11 @@ def hazards(program, chosen):
             tails[i.lane] = max(tails[i.lane], events.get(i.event, 0.0))
         elif i.kind is Kind.WAIT_STREAM:
             tails[i.lane] = max(tails[i.lane], tails[i.other])
+        elif i.kind is Kind.CPU_SYNC:
+            cpu = max(cpu, events.get(i.event, 0.0), tails[i.lane] if i.lane else 0.0)
         elif i.kind is Kind.OP:
             lane = i.communicator if i.async_op else i.lane
-            start = max(tails[lane], tails[i.lane])
+            start = max(tails[lane], tails[i.lane], cpu)
             if i.op is Op.OPTIM:
                 before = [end for (op, _), end in ends.items() if op in reductions]
             elif i.op in (Op.AG_COPY_IN, Op.AG_CAST, Op.H2D):

@@ -105,7 +105,10 @@ def bands_of_run(run: Run, step: int = -1) -> Bands:
     run.step_time_s(step)  # or an error
     step %= len(run.step_ends_s)
     rows = [k for k, i in enumerate(run.ops) if i.step == step]
-    ops = tuple(OperationKey(i.op, shown_lane(i), i.unit, i.phase, i.micro_batch) for i in (run.ops[k] for k in rows))
+    ops = tuple(
+        OperationKey(i.op, shown_lane(i, run.on_cpu), i.unit, i.phase, i.micro_batch)
+        for i in (run.ops[k] for k in rows)
+    )
     columns = run.columns
     start_s, end_s = (run.array([column[k] for k in rows]) for column in (columns.start_s, columns.end_s))
     return Bands(ops, tuple(range(run.ranks)), start_s, end_s)
