@@ -39,7 +39,7 @@ COLLECTIVE_ISSUE_S = 5e-5
 # What the CPU computes, where shards are offloaded, reaches this part of its memory's peak if the ranks of a node share
 # out its cores (unverified). torchrun gives a rank one thread unless it is told otherwise (OMP_NUM_THREADS): that is
 # several times slower on a server.
-HOST_FRACTION = 0.5
+HOST_FRACTION = 0.4
 # Operator by operator, AdamW's temporaries are not there to be reused: 5 to 7 times the time of one pass
 # (DeepSpeed 0.19.8, ops/adam/cpu_adam.py), where the bytes alone make 20 / 7.
 HOST_TEMPORARIES = 2.1

@@ -265,7 +265,7 @@ class Simulation:
             share = f"{self.cluster.host_mem_bytes_per_s / 1e9:.0f} GB/s"
             remarks.append(
                 f"Of the CPUs this is unverified: that their memory moves at most {share} for each GPU of a node "
-                f"(host_memory_gb_per_s is the node's) and the optimizer gets half of that. It takes all cores, shared "
+                f"(host_memory_gb_per_s is the node's) and the optimizer gets 40% of that. It takes all cores, shared "
                 f"out among the ranks by OMP_NUM_THREADS; torchrun's default is one thread a rank."
             )
         return [*self.cluster.notes, *remarks, *self.without_effect.values()]

@@ -325,14 +325,14 @@ offload = {"on the GPU": False, "offloaded": True}
 both = {name: simulate("llama3-8b", eight, Plan(**row, cpu_offload=there)) for name, there in offload.items()}
 slower = both["offloaded"].tokens_per_s_per_gpu / both["on the GPU"].tokens_per_s_per_gpu
 print(f"offloaded: {slower:.0%} of the tokens per second")
-assert 0.4 < slower < 0.5
+assert 0.5 < slower < 0.6
 viz.memory_waterfall(both)
 
 # %% [markdown] covers=["coverage 000.17", "coverage 000.26", "coverage 001.49", "coverage 001.54", "coverage 002.2"]
 # Not "parameters that are not in use": *all* shards, of parameters, gradients and optimizer state, live on the
 # CPU, and the optimizer steps there. Shards travel to the GPU before each gather, gradient shards back after
 # each reduction. What is left, units, activations and logits, it does not touch: here a sixth of the peak goes,
-# for half of the speed. FSDP1 has `CPUOffload(offload_params=True)`, and gradients follow. FSDP2 has
+# for two fifths of the speed. FSDP1 has `CPUOffload(offload_params=True)`, and gradients follow. FSDP2 has
 # `CPUOffloadPolicy(pin_memory=True)`: from pinned memory, which the system may not move, copies run while the
 # GPU computes; no other program can have it meanwhile. First wrap, checkpoint, and fuse.
 
