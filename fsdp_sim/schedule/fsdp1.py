@@ -42,8 +42,8 @@ def build_fsdp1(units: Sequence[Unit], plan: Plan, world_size: int, steps: int =
     """The program torch's ``FullyShardedDataParallel`` issues, each unit wrapped, with ``use_orig_params`` if need be.
 
     Frozen and trained parameters in one unit need ``use_orig_params``. Of these all get a gradient, for they share one
-    flat parameter; not beside adapters ([Note: adapters]). (With ``cpu_offload`` torch forgets gradients of earlier micro-batches that it has reduced: use
-    ``requires_gradient_sync="last"``.)
+    flat parameter; not beside adapters ([Note: adapters]). (With ``cpu_offload`` torch forgets gradients of earlier
+    micro-batches that it has reduced: use ``requires_gradient_sync="last"``.)
 
     Raises:
         ValueError: a unit has parameters of several dtypes; prefetching is not in FSDP1's words; the strategy does not
