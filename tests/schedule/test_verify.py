@@ -289,6 +289,12 @@ def test_freeing_the_weights_before_the_forward():
         verify(freed)
 
 
+def test_a_backward_without_the_activations_it_needs():
+    program = toy_program(2, 4, 1, Plan(activation_checkpointing="full"))
+    with pytest.raises(ProgramError, match=r"BWD layers.1 needs activations of layers.1 .* RECOMPUTE layers.1 first"):
+        verify(less(lambda i: i.op is Op.RECOMPUTE, program))
+
+
 def test_a_gradient_that_is_not_divided():
     program = toy_program(2, 8, 1, Plan(reduce_dtype="fp16"))
     with pytest.raises(ProgramError, match=r"OPTIM gets gradients of .* divided by 4.0, not 8.0"):
