@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from fsdp_sim.cost.tape import Output, Tape
-from fsdp_sim.schedule import Unit, blocks_of, policy_of
+from fsdp_sim.schedule import Unit, policy_of
 from fsdp_sim.spec import Plan
 from fsdp_sim.timeline import Op
 
@@ -30,6 +30,7 @@ OF_WORK = {  # fields of a plan that decide what is computed, and how a module i
     "fp8_all_gather": "give the model's dimensions (Model): modules in fp8 cannot be traced",
 }
 
+_T = TypeVar("_T")
 KernelKind = Literal["matmul", "attention", "memory", "cross_entropy", "embedding"]
 
 
@@ -143,7 +144,7 @@ class Workload:
     attention_impl: str = "sdpa"
     written_for: Mapping[str, Any] = field(default_factory=dict, repr=False)
     loose_blocks: tuple[str, ...] = ()
-    _known: list[Any] = field(default_factory=lambda: [None, {}], init=False, repr=False, compare=False)
+    _known: list[Any] = field(default_factory=lambda: [None, None, {}], init=False, repr=False, compare=False)
 
     @cached_property
     def trained_of_dtype(self) -> Counter[str]:
@@ -153,6 +154,13 @@ class Workload:
             count[param.dtype] += math.prod(param.shape)
         return count
 
+    def once(self, what: object, work_out: Callable[[], _T]) -> _T:
+        """What follows from this workload and nothing else, under the name ``what``; worked out the first time."""
+        known: dict[object, _T] = self._known[2]
+        if what not in known:
+            known[what] = work_out()
+        return known[what]
+
     def known(self, *asked: Hashable) -> tuple[dict[tuple[Op, int], float], dict[int, int]]:
         """What is known of how long segments take, by operation and identity of their work (equal blocks share it), and
         of how many launches kernels are, by identity.
@@ -160,14 +168,9 @@ class Workload:
         Plans and clusters that differ in nothing that is ``asked`` about share it too, one after the other.
         """
         if self._known[0] != asked:
-            self._known[:] = [asked, ({}, {})]
+            self._known[:2] = [asked, ({}, {})]
         known: tuple[dict[tuple[Op, int], float], dict[int, int]] = self._known[1]
         return known
-
-    @cached_property
-    def has_blocks(self) -> bool:
-        """Whether there is something that activation checkpointing applies to."""
-        return bool(blocks_of(self.units))
 
     @cached_property
     def alike(self) -> dict[str, int]:

@@ -67,7 +67,12 @@ class Activations:
         if self.keeper and self.keeper not in self.recomputed and not work[self.keeper].saves_input:
             self.handed_on = self.keeper = ""
         self.last, self.held_bytes = last_backward(program), sum({id(w): w.held_bytes for w in work.values()}.values())
-        self.known: dict[tuple[object, ...], tuple[Change, ...]] = {}
+        self.known: dict[tuple[object, ...], tuple[Change, ...]] = {}  # programs of which `edge` is the same share it
+
+    @property
+    def edge(self) -> tuple[object, ...]:
+        """What, beyond the work, decides what an operation changes."""
+        return self.policy, self.handed_on, self.keeper, self.last
 
     def of(self, op: Op, segment: str, made: int = 0) -> tuple[Change, ...]:
         """The changes of one operation; ``made`` are bytes of whole gradients that a backward makes."""

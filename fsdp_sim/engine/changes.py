@@ -90,6 +90,7 @@ def changes_of(
     of_slots: list[tuple[Change, ...]] = [()] * len(template.slots)
     if workload is not None:
         activations = Activations(program, workload.work)
+        activations.known = workload.once(("changes", *activations.edge), dict)
         of_slots = [activations.of(*slot) if slot.op in SEGMENT_OPS else () for slot in template.slots]
     for number, slot in enumerate(template.slots):
         if slot.op is Op.OPTIM and optimizer_bytes:

@@ -12,8 +12,6 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from fsdp_sim.explore.space import Point, Space
 from fsdp_sim.spec import Plan
 
@@ -153,6 +151,8 @@ class Search:
 
     def _predicted(self, points: list[Point]) -> Any:
         """Logarithms of seconds and bytes at each point, from all that were seen."""
+        import numpy as np  # which only a search needs
+
         known = self._one_hot(list(self._points))
         values = np.log(np.array(list(self._points.values())))
         mean = values.mean(axis=0)
@@ -163,6 +163,8 @@ class Search:
         return ALIKE ** (len(self.space.sizes) - some @ others.T)  # the product counts the levers that agree
 
     def _one_hot(self, points: list[Point]) -> Any:
+        import numpy as np
+
         before = np.cumsum((0, *self.space.sizes[:-1]))
         marks = np.zeros((len(points), sum(self.space.sizes)))
         marks[np.arange(len(points))[:, None], np.array(points) + before] = 1.0
@@ -171,6 +173,8 @@ class Search:
 
 def _order(predicted: Any, limit: float) -> list[int]:
     """Places from the most promising on: those predicted to fit, the fastest first, then the others, smallest first."""
+    import numpy as np
+
     fits = predicted[:, 1] <= math.log(limit)
     fastest, smallest = (np.argsort(predicted[:, n], kind="stable") for n in (0, 1))
     return [int(n) for n in (*fastest[fits[fastest]], *smallest[~fits[smallest]])]

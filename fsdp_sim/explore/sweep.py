@@ -9,11 +9,12 @@ from __future__ import annotations
 import csv
 import gc
 import itertools
+import math
 import multiprocessing
 import signal
 import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from multiprocessing.pool import Pool
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import Any
 
 from fsdp_sim.packages import need
 from fsdp_sim.requests import ALIASES, NAMES, request_of_texts, resolve
+from fsdp_sim.schedule import NOT_ISSUED
 from fsdp_sim.words import did_you_mean
 
 RESULTS = (
@@ -28,6 +30,7 @@ RESULTS = (
     "error",
 )  # fmt: skip
 CHUNK = 16  # combinations that a process takes at a time
+LEAST_PROGRAMS = 8  # for each process, where those of a program are simulated by one
 SweepRow = dict[str, str]
 
 
@@ -131,12 +134,33 @@ class Sweep:
 
     def rows(self) -> Generator[SweepRow, None, None]:
         """The rows that are not done, in order, as they come."""
-        todo = self._texts(len(self.done))
-        if self.processes == 1 or len(self) - len(self.done) <= CHUNK:
-            yield from map(row_of, todo)
+        start = len(self.done)
+        if self.processes == 1 or len(self) - start <= CHUNK:
+            yield from map(row_of, self._texts(start))
             return
-        with _pool(self.processes) as pool:
-            yield from pool.imap(row_of, todo, chunksize=CHUNK)
+        owners = list(self._owners(start))
+        with ExitStack() as stack:
+            lanes = []
+            for process in range(self.processes):
+                own = itertools.compress(self._texts(start), [owner == process for owner in owners])
+                lanes.append(stack.enter_context(_pool()).imap(row_of, own, chunksize=CHUNK))
+            for owner in owners:
+                yield next(lanes[owner])
+
+    def _owners(self, start: int) -> Iterator[int]:
+        """The process that simulates each combination. Those that issue the same program all have one, which builds the
+        program once, unless there are too few programs to share them out evenly.
+        """
+        issued = [name not in NOT_ISSUED for name in self.vary]
+        sizes = [len(values) for values in self.vary.values()]
+        if math.prod(itertools.compress(sizes, issued)) < LEAST_PROGRAMS * self.processes:
+            issued = [True] * len(sizes)
+        for places in itertools.islice(itertools.product(*map(range, sizes)), start, None):
+            program = turn = 0  # the number of the program, and with each carry one more: no field decides alone
+            for place, size in itertools.compress(zip(places, sizes, strict=True), issued):
+                program = program * size + place
+                turn += program
+            yield turn % self.processes
 
     def to_csv(self, path: str | Path) -> Generator[SweepRow, None, None]:
         """The same, writing each row as soon as it is computed. If there are ``done`` rows, continues their file."""
@@ -157,17 +181,17 @@ class Sweep:
             yield {**varied, **self.fixed}
 
 
-def _pool(processes: int) -> Pool:
-    """Processes that ignore Ctrl-C, which a terminal sends to all of them: the parent ends them.
+def _pool() -> Pool:
+    """A process that ignores Ctrl-C, which a terminal sends to all of them: the parent ends it.
 
     By spawn, because a fork of a process with threads (numpy's, a notebook's) may hang.
     """
     context = multiprocessing.get_context("spawn")
     if threading.current_thread() is not threading.main_thread():
-        return context.Pool(processes, _collect_seldom)
+        return context.Pool(1, _collect_seldom)
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # which they inherit
     try:
-        return context.Pool(processes, _collect_seldom)
+        return context.Pool(1, _collect_seldom)
     finally:
         signal.signal(signal.SIGINT, before)
 

@@ -19,7 +19,7 @@ from fsdp_sim.cost import OF_WORK, Calibration, Costs, Workload, check_fp8, inte
 from fsdp_sim.cost import workload as transformer_workload
 from fsdp_sim.diagnose import Explanation, explain
 from fsdp_sim.engine import Given, Run
-from fsdp_sim.schedule import Instruction, Program, build, state_bytes
+from fsdp_sim.schedule import Instruction, Program, blocks_of, build, state_bytes
 from fsdp_sim.simulation.without_effect import without_effect
 from fsdp_sim.spec import Cluster, Model, Plan, stack_remark
 from fsdp_sim.timeline import Header, Timeline
@@ -369,7 +369,9 @@ def _check_settings(workload: Workload, plan: Plan) -> None:
 
 def _check_checkpointing(workload: Workload, plan: Plan) -> None:
     """Blocks that checkpointing cannot reach are not left out in silence."""
-    if plan.activation_checkpointing is None or (workload.has_blocks and not workload.loose_blocks):
+    if plan.activation_checkpointing is None or (
+        workload.once("blocks", lambda: blocks_of(workload.units)) and not workload.loose_blocks
+    ):
         return
     which = f"{workload.loose_blocks[0]} of {workload.name} is" if workload.loose_blocks else f"{workload.name} is all"
     raise ValueError(
