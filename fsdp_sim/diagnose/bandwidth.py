@@ -65,6 +65,11 @@ class Speeds:
                 sizes[moved] = min(e.duration_s, sizes.get(moved, e.duration_s))
         self._fastest = {size: sorted(sizes.items()) for size, sizes in by_group.items()}
 
+    @property
+    def given(self) -> bool:
+        """Whether a rate was given."""
+        return self.cluster is not None or bool(self.bandwidth_gbps)
+
     def line(self, group_size: int) -> Line | None:
         """The line of a group of that size: of the cluster, of the bandwidth, or through its smallest and largest
         message.

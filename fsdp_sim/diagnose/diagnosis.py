@@ -87,14 +87,15 @@ def _collectives(found: StepObservation) -> list[Collective]:
     for e in sorted(found.comm, key=attrgetter("start_s")):
         while at < len(busy) and busy[at][1] <= e.start_s:
             at += 1
-        alone_s[e.phase, e.op, e.unit] += total_s(uncovered(e.start_s, e.end_s, busy, at))
+        if alone := uncovered(e.start_s, e.end_s, busy, at):
+            alone_s[e.phase, e.op, e.unit] += total_s(alone)
     rows = []
     for key, some in events.items():
         why = blamed[key]
-        sized = [e for e in some if e.op in COLLECTIVES and e.bytes and e.group_size > 1]
-        seconds = sum([e.duration_s for e in sized])
         lasts_s, exposed_s = sum([e.duration_s for e in some]), sum(why.values())
-        culprit = max(why, key=lambda one: why[one]) if why else None
+        sized = [e for e in some if e.op in COLLECTIVES and e.bytes and e.group_size > 1]
+        seconds = lasts_s if len(sized) == len(some) else sum([e.duration_s for e in sized])
+        culprit = max(why, key=why.__getitem__) if why else None
         rows.append(Collective(
             phase=key[0], op=key[1], unit=key[2], times=len(some), bytes=max([e.bytes for e in some]),
             group_size=max([e.group_size for e in some]), total_s=lasts_s, exposed_s=exposed_s,

@@ -36,7 +36,7 @@ def notes(d: Diagnosis, found: StepObservation) -> list[str]:
                 "All messages have about one size, so latency cannot be told from bandwidth; say what a link carries "
                 "(bandwidth_gbps) to know whether units are too small."
             )
-        reached = [found.speeds.reached(e, e.duration_s) for e in gathers]
+        reached = [found.speeds.reached(e, e.duration_s) for e in gathers if found.speeds.given]
         known = sorted(r for r in reached if r is not None)
         if known and known[len(known) // 2] < 0.5:
             lines.append(

@@ -65,11 +65,13 @@ class Changes:
 
     def rows(self, on_cpu: bool) -> Rows:
         """The events of the program with these changes, beginning with what lives through all steps."""
-        ops = [Op.ALLOC if grows else Op.FREE for grows in self.grows]
-        changed = Changed(self.number, ops, self.unit, self.category, [""] * len(ops), self.at_end)
-        return self.program.once(
-            ("rows", self, on_cpu), partial(Rows, self.program, on_cpu, changed, list(self.program.state_bytes))
-        )
+
+        def rows() -> Rows:
+            ops = [Op.ALLOC if grows else Op.FREE for grows in self.grows]
+            changed = Changed(self.number, ops, self.unit, self.category, [""] * len(ops), self.at_end)
+            return Rows(self.program, on_cpu, changed, list(self.program.state_bytes))
+
+        return self.program.once(("rows", self, on_cpu), rows)
 
 
 def changes_of(

@@ -166,7 +166,7 @@ def _checked(value: ArrayLike, i: Instruction, what: str) -> Seconds:
         import numpy as np
 
         array = np.asarray(value, dtype=float)
-        if array.ndim == 1 and np.isfinite(array).all() and (array >= 0).all():
+        if array.ndim == 1 and len(array) and array.min() >= 0 and array.max() < math.inf:  # not so if one is no number
             return array
         number = float(array) if array.ndim == 0 else math.nan
     if isinstance(number, int | float) and 0 <= number < math.inf:

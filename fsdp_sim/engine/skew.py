@@ -65,7 +65,10 @@ def jitter(given: Given, ranks: int, *, sigma: float, seed: int = 0, of: Of = "c
     def factor(i: Instruction) -> Times:
         name = f"{i.step}.{i.micro_batch}.{i.phase}.{i.op}.{i.unit}"
         random = np.random.Generator(np.random.SFC64((seed, zlib.crc32(name.encode()))))
-        return np.exp(sigma * random.standard_normal(ranks) - sigma * sigma / 2)
+        drawn = random.standard_normal(ranks)
+        drawn *= sigma  # in place: for thousands of ranks memory costs as much as numbers
+        drawn -= sigma * sigma / 2
+        return np.exp(drawn, out=drawn)
 
     return PerRank(given, of, factor, per_occurrence=True)
 

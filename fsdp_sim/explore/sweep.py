@@ -138,7 +138,7 @@ class Sweep:
         if self.processes == 1 or len(self) - start <= CHUNK:
             yield from map(row_of, self._texts(start))
             return
-        owners = list(self._owners(start))
+        owners = list(self.owners(start))
         with ExitStack() as stack:
             lanes = []
             for process in range(self.processes):
@@ -147,9 +147,11 @@ class Sweep:
             for owner in owners:
                 yield next(lanes[owner])
 
-    def _owners(self, start: int) -> Iterator[int]:
-        """The process that simulates each combination. Those that issue the same program all have one, which builds the
-        program once, unless there are too few programs to share them out evenly.
+    def owners(self, start: int = 0) -> Iterator[int]:
+        """Of each combination from a place on the process that simulates it.
+
+        Those that issue the same program all have one, which builds the program once; unless there are too few programs
+        to share them out evenly.
         """
         issued = [name not in NOT_ISSUED for name in self.vary]
         sizes = [len(values) for values in self.vary.values()]

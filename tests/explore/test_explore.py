@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import fsdp_sim.explore
 from fsdp_sim import Cluster, Model, Plan, simulate
 from fsdp_sim.diagnose import Culprit
-from fsdp_sim.explore import changes_that_fit, changes_that_help, combinations, largest, pareto
+from fsdp_sim.explore import Sweep, changes_that_fit, changes_that_help, combinations, largest, pareto
 from fsdp_sim.explore.changes import levers
 from fsdp_sim.explore.largest import _search
 from fsdp_sim.explore.sweep import table
@@ -204,3 +204,27 @@ def test_what_does_not_help_is_not_advised():
     assert simulate("llama3-8b", now.cluster, own_group).step_time_s >= 0.99 * now.step_time_s
     found = changes_that_help(Model.preset("llama3-8b"), now)
     assert not any("separate_reduce_scatter_group" in change.set for change in found)
+
+
+@pytest.mark.parametrize("processes", [2, 3, 16])
+def test_plans_of_one_program_are_simulated_by_one_process_and_all_have_as_much_to_do(processes):
+    numbers = list(map(str, range(1, 11)))
+    vary = {"gpus": numbers, "micro_batch": ["1", "2"], "grad_accum": numbers, "forward_prefetch": ["none", "1"]}
+    sweep = Sweep({}, vary, processes)
+
+    owners, programs = list(sweep.owners()), {}
+    for owner, texts in zip(owners, combinations(vary), strict=True):
+        programs.setdefault((texts["gpus"], texts["grad_accum"], texts["forward_prefetch"]), set()).add(owner)
+    shares = [owners.count(process) for process in range(processes)]
+
+    assert all(len(own) == 1 for own in programs.values())
+    assert max(shares) <= 1.15 * len(owners) / processes
+    assert list(sweep.owners(7)) == owners[7:]
+
+
+def test_plans_of_few_programs_are_shared_out_all_the_same():
+    sweep = Sweep({}, {"gpus": ["8", "16"], "micro_batch": list(map(str, range(1, 21)))}, processes=2)
+    owners = list(sweep.owners())
+
+    assert abs(owners.count(0) - owners.count(1)) <= 2
+    assert all(len(set(owners[row : row + 4])) == 2 for row in range(0, 40, 4))
