@@ -55,7 +55,7 @@ class LinkFamily(NamedTuple):
     nvls_fraction: float = 0.0
     nvls_fill_s: float = 0.0
     host_fraction: float = 0.0
-    channels: int = 2
+    channels: float = 2
 
 
 class Algorithm(NamedTuple):
@@ -127,7 +127,7 @@ def collective_s(op: str, n_bytes: float, group_size: int, cluster: Cluster, *, 
     return slowest
 
 
-def channels(group_size: int, cluster: Cluster, *, stride: int = 1) -> int:
+def channels(group_size: int, cluster: Cluster, *, stride: int = 1) -> float:
     """How many multiprocessors a collective keeps while it runs; for the arguments see `collective_s`.
 
     Its rings pass through the nodes, so the links inside decide; where a group has one GPU of each node, its card does.
