@@ -43,12 +43,12 @@ class Calibration:
         1.3, "time per FLOP of attention's backward over its forward's, flash 2 and SDPA"
     )
     attention_backward_flash1: float = _number(1.95, "the same for the kernels of 2023: FlashAttention 1, triton")
-    memory_fraction: float = _number(0.85, "bandwidth of memory-bound kernels over the memory's peak")
+    copy_fraction: float = _number(1.0, "bandwidth of memory-bound kernels over that of a copy alone")
     eager_bytes: float = _number(1.0, "bytes eager pointwise kernels move over those counted: casts, masks, dropout")
     compiled_bytes: float = _number(0.3, "the same for compiled ones, which keep what they can in registers")
     link_fraction: float = _number(1.0, "rate of collectives in training over that measured alone")
     contention: float = _number(
-        1.0, "compute slows down by this times the share of the memory's bandwidth that a collective takes beside it"
+        1.0, "compute slows down by this times the bandwidth and the multiprocessors that a collective takes beside it"
     )
     slowest_per_doubling: float = _number(
         0.009, "compute of the slowest rank takes this much longer for each doubling of the nodes"

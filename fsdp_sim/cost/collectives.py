@@ -44,6 +44,8 @@ class LinkFamily(NamedTuple):
         nvls_fraction: of the link's peak with reduction in the switch; 0 where it cannot.
         nvls_fill_s: seconds more, once, of a large message reduced in the switch.
         host_fraction: of the link's peak that copies between a GPU and pinned memory of its CPU reach.
+        channels: in which a collective runs over the link, each a block of threads that keeps a multiprocessor, also
+            while it waits.
     """
 
     fraction: float
@@ -53,6 +55,7 @@ class LinkFamily(NamedTuple):
     nvls_fraction: float = 0.0
     nvls_fill_s: float = 0.0
     host_fraction: float = 0.0
+    channels: float = 2
 
 
 class Algorithm(NamedTuple):
@@ -122,6 +125,15 @@ def collective_s(op: str, n_bytes: float, group_size: int, cluster: Cluster, *, 
         if best > slowest:
             slowest = best
     return slowest
+
+
+def channels(group_size: int, cluster: Cluster, *, stride: int = 1) -> float:
+    """How many multiprocessors a collective keeps while it runs; for the arguments see `collective_s`.
+
+    Its rings pass through the nodes, so the links inside decide; where a group has one GPU of each node, its card does.
+    """
+    _, local = cluster.spans(group_size, stride)
+    return family_of(_inside(cluster, local) if local > 1 else cluster.inter_link).channels
 
 
 def offload_s(n_bytes: float, cluster: Cluster) -> float:

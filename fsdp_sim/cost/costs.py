@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from fsdp_sim.cost.calibration import Calibration, fitted
-from fsdp_sim.cost.collectives import collective_s, offload_s
+from fsdp_sim.cost.collectives import channels, collective_s, offload_s
 from fsdp_sim.cost.kernels import kernel_s
 from fsdp_sim.cost.linears import orthogonalisation
 from fsdp_sim.cost.work import Kernel, Workload, recomputed
@@ -25,6 +25,7 @@ COPY_PASSES = {
 # What casting an fp32 shard to fp8 moves, for each byte of fp8, in eager kernels (torchao's float8_utils.py): times the
 # scale, clamped, to fp8; and before that, where the scale is not known, the largest absolute value.
 FP8_CAST_PASSES, AMAX_PASSES = 8 + 8 + 5, 8 + 4
+COMPUTATIONS = frozenset({Op.FWD, Op.BWD, Op.RECOMPUTE})
 # How often a byte of a collective passes through the memory of a GPU: what arrives is written, and read to be sent on
 # or copied out; a reduction also reads what it adds to.
 MEMORY_PASSES = {Op.REDUCE_SCATTER: 3, Op.ALL_REDUCE: 5}
@@ -48,7 +49,7 @@ HOST_TEMPORARIES = 2.1
 # The rates of a CPU core are measured as they are used: `fsdp-sim calibrate`. What the CPU takes to issue a kernel is
 # then part of the kernel's own time, for it is the CPU that computes.
 MEASURED = Calibration(
-    matmul_fraction_other=1.0, matmul_ramp_k=0.0, attention_fraction_other=1.0, memory_fraction=1.0, eager_bytes=1.0,
+    matmul_fraction_other=1.0, matmul_ramp_k=0.0, attention_fraction_other=1.0, eager_bytes=1.0,
     contention=0.0, slowest_per_doubling=0.0, kernel_gap_s=0.0, step_s=0.0,
 )  # fmt: skip
 
@@ -79,7 +80,7 @@ class Costs:
         gap_s = part.launch_s if self._measured else self.calibration.kernel_gap_s
         backward_gap_s = part.backward_launch_s if self._measured else None
         self._gap_s = {True: gap_s if backward_gap_s is None else backward_gap_s, False: gap_s}  # backward or not
-        self._bytes_per_s: float = part.mem_bytes_per_s * self.calibration.memory_fraction
+        self._bytes_per_s: float = part.copy_bytes_per_s * self.calibration.copy_fraction
         self._host_bytes_per_s = self._bytes_per_s if on_cpu else HOST_FRACTION * cluster.host_mem_bytes_per_s
         self._slowest = 1.0 + self.calibration.slowest_per_doubling * math.log2(cluster.nodes)
         how = (plan.compile, plan.attention_impl, plan.float32_matmul_precision, plan.activation_checkpointing)
@@ -129,12 +130,17 @@ class Costs:
     def slowdown(self, slowed: Instruction, by: Instruction) -> float:
         """How many times as long an operation takes while a collective runs beside it.
 
-        A collective takes its share of the memory's bandwidth.
+        A collective takes its share of the memory's bandwidth; and its blocks of threads keep multiprocessors from what
+        computes, for as long as it runs, whether bytes arrive or not.
         """
         if slowed.lane is Lane.CPU:
             return 1.0
-        passes_per_s: float = by.bytes / max(self.seconds(by), 1e-9) / self.cluster.gpu.mem_bytes_per_s
-        return 1.0 + self.calibration.contention * MEMORY_PASSES.get(by.op, 2) * passes_per_s
+        part = self.cluster.gpu
+        taken: float = MEMORY_PASSES.get(by.op, 2) * by.bytes / max(self.seconds(by), 1e-9) / part.mem_bytes_per_s
+        if slowed.op in COMPUTATIONS:
+            kept = channels(by.group_size, self.cluster, stride=by.stride_among(self.cluster.gpus))
+            taken += kept / (part.sms - kept) if part.sms > kept else 0.0
+        return 1.0 + self.calibration.contention * taken
 
     def nic_share(self, collective: Instruction) -> float:
         """The share of the network card that a collective uses: all of it if it leaves the node, otherwise none."""

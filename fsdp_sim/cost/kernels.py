@@ -34,7 +34,7 @@ def kernel_s(
     moved = kernel.bytes
     if kernel.fusable:
         moved *= calibration.compiled_bytes if compiled else calibration.eager_bytes
-    seconds = moved / (gpu.mem_bytes_per_s * calibration.memory_fraction)
+    seconds = moved / (gpu.copy_bytes_per_s * calibration.copy_fraction)
     if kernel.kind == "matmul":
         _, m, n, k = kernel.shape
         rate = gpu.matmul_flops(kernel.dtype) * calibration.of_arch("matmul_fraction", gpu.arch)
@@ -50,7 +50,7 @@ def _attention_s(kernel: Kernel, gpu: Gpu, calibration: Calibration, backward: b
         batch, heads, seq_len, head_dim = kernel.shape
         scores = 1.0 * batch * heads * seq_len * seq_len
         rate = gpu.matmul_flops(kernel.dtype) * calibration.of_arch("matmul_fraction", gpu.arch)
-        moved_s = 10.0 * scores * DTYPE_BYTES.get(kernel.dtype, 4) / (gpu.mem_bytes_per_s * calibration.memory_fraction)
+        moved_s = 10.0 * scores * DTYPE_BYTES.get(kernel.dtype, 4) / (gpu.copy_bytes_per_s * calibration.copy_fraction)
         return 4.0 * scores * head_dim * (2 if backward else 1) / rate + moved_s
     rate = gpu.attention_flops or gpu.peak_flops(kernel.dtype) * calibration.of_arch("attention_fraction", gpu.arch)
     if not (gpu.attention_flops or calibration.knows(gpu.arch)):

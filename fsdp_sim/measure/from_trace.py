@@ -305,11 +305,11 @@ class _Fit:
         if self.sim.cluster.kind == "cpu":
             return
         if not over:
-            self.kept["memory_fraction"] = "the trace shows no copies of known size"
+            self.kept["copy_fraction"] = "the trace shows no copies of known size"
             return
-        fraction = self.base.memory_fraction / statistics.median(over)
-        self._found("memory_fraction", min(1.0, fraction), "copies into and out of the buffers of collectives")
-        self.base = replace(self.base, memory_fraction=self.numbers["memory_fraction"])
+        fraction = self.base.copy_fraction / statistics.median(over)
+        self._found("copy_fraction", min(1.0, fraction), "copies into and out of the buffers of collectives")
+        self.base = replace(self.base, copy_fraction=self.numbers["copy_fraction"])
 
     def links(self) -> None:
         """What collectives take, over what the default numbers make of them."""

@@ -13,6 +13,7 @@ from fsdp_sim.spec.fields import Allowed, field, number, one_of, spec, text, who
 
 DTYPES = ("bf16", "fp16", "tf32", "fp32", "fp8")
 MATMUL_FRACTION = 0.8  # of the peak, for an architecture with no measured matmul: about the median of those measured
+COPY_FRACTION = 0.85  # of the datasheet's bandwidth, for a GPU with no measured copy: about that of those measured
 
 _RATE = number(above=True)
 _RATE_OR_NONE = one_of(None).explained("it does not have it, or it was not measured") | _RATE
@@ -48,7 +49,7 @@ class Gpu:
         bf16_flops, fp16_flops, tf32_flops, fp8_flops: peak of the matrix units; None where it has none.
         fp32_flops: peak of the vector units.
         best_matmul_flops: the best bf16 matmul of any shape, measured alone.
-        stream_bytes_per_s: memory bandwidth a streaming kernel reached.
+        stream_bytes_per_s: memory bandwidth that a copy reached.
         sms: streaming multiprocessors (compute units on AMD).
         l2_bytes: its last-level cache.
         tdp_w: power limit.
@@ -138,6 +139,16 @@ class Gpu:
         if self.best_matmul_flops is not None:
             return self.best_matmul_flops / (self.bf16_flops or self.fp16_flops or self.fp32_flops or 1.0)
         return _fraction_of(self.arch)
+
+    @property
+    def copy_bytes_per_s(self) -> float:
+        """What a kernel that is bound by memory reaches alone: a copy, as measured, or as others reach.
+
+        Of CPU cores ``mem_bytes_per_s`` is what kernels reach in training already.
+        """
+        if self.arch == "CPU":
+            return self.mem_bytes_per_s
+        return self.stream_bytes_per_s or self.mem_bytes_per_s * COPY_FRACTION
 
     @classmethod
     def from_table(cls, name: str, table: dict[str, Any]) -> Gpu:

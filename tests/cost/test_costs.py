@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from fsdp_sim.cost import Calibration, workload
+from fsdp_sim.cost.collectives import channels
 from fsdp_sim.cost.costs import MOST_LOST, Costs
 from fsdp_sim.schedule import Program, build
 from fsdp_sim.spec import Cluster, Model, Plan, gpu
@@ -116,6 +117,22 @@ def test_a_collective_slows_compute_in_proportion_to_the_bytes_it_moves() -> Non
         return costs.slowdown(forward, gather)
 
     assert 1.0 < slowdown("100 Gb/s per node") < slowdown("1600 Gb/s per node") <= 1 + Calibration().contention * 2
+
+
+def test_a_collective_keeps_multiprocessors_from_compute_also_while_it_waits_for_a_slow_network() -> None:
+    program, costs = made(cluster=Cluster("A100-SXM-80GB", gpus=16, inter="1 Gb/s per node"))
+    gather, forward, copy = (
+        next(i for i in program.ops if i.op is op) for op in (Op.ALL_GATHER, Op.FWD, Op.AG_COPY_OUT)
+    )
+
+    assert costs.slowdown(forward, gather) == pytest.approx(1 + 24 / (108 - 24), rel=1e-3)
+    assert costs.slowdown(copy, gather) == pytest.approx(1.0, rel=1e-3)
+
+
+def test_a_group_with_one_gpu_of_each_node_keeps_what_its_network_card_needs() -> None:
+    cluster = Cluster("H100", gpus=16)
+
+    assert (channels(16, cluster), channels(8, cluster), channels(2, cluster, stride=8)) == (32, 32, 2)
 
 
 MEASURED_PLAN = Plan(micro_batch=4, seq_len=512)

@@ -178,14 +178,14 @@ LAWS = [
     laws(
         "twice the memory bandwidth",
         as_drawn,
-        part(mem_bytes_per_s=times(2)),
+        part(mem_bytes_per_s=times(2), stream_bytes_per_s=times(2)),
         stays=[PROGRAM, COMM, ISSUING, PEAK],
         never_grows=[STEP, COMPUTE, COPYING, OPTIMIZER],
     ),
     laws(
         "twice the memory bandwidth without offload",
         by("fsdp2", cpu_offload=False, optimizer="adamw"),
-        part(mem_bytes_per_s=times(2)),
+        part(mem_bytes_per_s=times(2), stream_bytes_per_s=times(2)),
         halves=[COPYING, OPTIMIZER],
     ),
     laws("twice the memory", as_drawn, part(mem_bytes=times(2)), stays=ALL, grows=[LIMIT]),

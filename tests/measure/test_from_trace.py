@@ -27,7 +27,7 @@ NAMES = {
 }
 POINTWISE = "void at::native::vectorized_elementwise_kernel"
 TRUTH = {  # a stack that no default is near
-    "matmul_fraction_hopper": 0.61, "memory_fraction": 0.7, "eager_bytes": 3.1, "kernel_gap_s": 9e-6,
+    "matmul_fraction_hopper": 0.61, "copy_fraction": 0.7, "eager_bytes": 3.1, "kernel_gap_s": 9e-6,
     "link_fraction": 0.62, "step_s": 0.021, "contention": 0.0, "attention_fraction_hopper": 0.2,
     "attention_backward": 1.9,
 }  # fmt: skip

@@ -17,6 +17,12 @@ MEASURED = {
 }
 
 
+def test_memory_bound_kernels_reach_a_measured_copy_or_the_share_of_others() -> None:
+    assert gpu("H100").copy_bytes_per_s == 2.9e12
+    assert gpu("A100-SXM-40GB").copy_bytes_per_s == pytest.approx(0.85 * 1.555e12)
+    assert gpu("cpu").copy_bytes_per_s == gpu("cpu").mem_bytes_per_s
+
+
 @pytest.mark.parametrize(("name", "part"), MEASURED.items())
 def test_every_measured_gpu_resolves(name, part):
     assert gpu(name).name == part

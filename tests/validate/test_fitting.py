@@ -38,9 +38,9 @@ def test_a_model_that_was_left_out_is_predicted() -> None:
 
     found = summary(e for h in held for e in h.errors)
     assert found.n == 212
-    assert found.mape < 0.028
+    assert found.mape < 0.025
     assert found.median_abs_error < 0.02
-    assert found.p90_abs_error < 0.06
+    assert found.p90_abs_error < 0.05
     naive = summary(constant_mfu_errors(ROWS, [row.model.name for row in ROWS]))
     assert found.mape < naive.mape / 3
 
@@ -53,8 +53,8 @@ def test_a_source_that_was_left_out_is_predicted() -> None:
         e for h in held for row, e in zip(h.rows, h.errors, strict=True) if rates_are_known(row.cluster.gpu)
     ]  # fmt: skip
     assert len(errors) > 50
-    assert summary(errors).mape < 0.075
-    assert summary(errors).median_abs_error < 0.055
+    assert summary(errors).mape < 0.08
+    assert summary(errors).median_abs_error < 0.06
 
 
 @pytest.mark.tail
