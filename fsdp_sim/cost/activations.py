@@ -91,6 +91,9 @@ def block_tape(
     def feed(read: str) -> str:
         return experts(tape, read) if block.moe else feed_forward(tape, read, "ffn", model.d_ffn)
 
+    if model.adaln:
+        rows = {"modulation": plan.micro_batch * 6 * model.d_model * tape.number}
+        tape.step(Step((), ("modulation",), op="addmm"), rows)
     if model.parallel:
         tape.norm("x", "attn.n", model.d_model, "attn_norm")
         attended = attend("attn.n")

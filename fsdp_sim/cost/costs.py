@@ -157,7 +157,7 @@ class Costs:
         if seconds is None:
             kernels: Iterable[Kernel] = work.backward if op is Op.BWD else work.forward
             if op is Op.RECOMPUTE:
-                kernels = recomputed(kernels, self.plan)
+                kernels = recomputed(work, self.plan)
             how: dict[str, Any] = {
                 "backward": op is Op.BWD, "compiled": self.plan.compile, "attention": self.plan.attention_impl,
                 "tf32": self.plan.float32_matmul_precision == "high",

@@ -252,7 +252,7 @@ def _expert_by_expert(model: Model, tokens: int, weights: Weights, *, grad: bool
 
 def modulation(model: Model, batch: int, tokens: int, weights: Weights) -> tuple[Kernels, Kernels]:
     """Shifts, scales and gates of a block from time and class: a matmul of one row per image, then pointwise."""
-    made, made_back = linear(weights, "modulation", batch, 6 * model.d_model, model.d_model)
+    made, made_back = linear(weights, "modulation", batch, 6 * model.d_model, model.d_model, bias=True)
     moves = [pointwise(2.0 * tokens * model.d_model, weights.compute_dtype)] * 6
     return [*made, *moves], [*moves, *made_back]
 

@@ -15,17 +15,19 @@ class Output(NamedTuple):
         op: its name (`fsdp_sim.spec.OPERATORS`).
         bytes: of all its outputs that it makes.
         saved_bytes: of these, what backward needs.
+        needed: backward needs it, or what is computed again for backward.
     """
 
     op: str
     bytes: int
     saved_bytes: int
+    needed: bool = True
 
 
 def kept_of(outputs: tuple[Output, ...], policy: Policy) -> Output:
     """Of the outputs of a block's operators, in order, those that a policy keeps, together."""
     keeps = policy.keeps()
-    kept = [output for output in outputs if keeps(output.op)]
+    kept = [output for output in outputs if keeps(output.op) and (output.needed or not policy.compiled)]
     return Output("", sum(output.bytes for output in kept), sum(output.saved_bytes for output in kept))
 
 
@@ -206,12 +208,26 @@ def made_by(step: Step) -> set[str]:
 def selected(tape: Tape, policy: Policy) -> set[str]:
     """The tensors that a policy keeps."""
     keeps = policy.keeps()
-    return {name for step in tape.steps if keeps(step.op) for name in made_by(step)}
+    kept = {name for step in tape.steps if keeps(step.op) for name in made_by(step)}
+    return kept & _needed(tape) if policy.compiled else kept
+
+
+def _needed(tape: Tape) -> set[str]:
+    """What backward needs, and what is computed again for it reads."""
+    needed = {name for step in tape.steps for name in step.saves}
+    for step in reversed(tape.steps):
+        if not needed.isdisjoint({*step.writes, *step.saves} - {*step.reads, "y"}):
+            needed.update(step.reads)
+    return needed
 
 
 def _outputs(tape: Tape, saved: set[str]) -> tuple[Output, ...]:
     made = [(step.op, made_by(step)) for step in tape.steps if step.op]
-    sizes = tape.sizes
+    sizes, needed = tape.sizes, _needed(tape)
     return tuple(
-        Output(op, sum(sizes[name] for name in names), sum(sizes[name] for name in names & saved)) for op, names in made
-    )
+        Output(
+            op, sum(sizes[name] for name in names), sum(sizes[name] for name in names & saved),
+            not needed.isdisjoint(names),
+        )
+        for op, names in made
+    )  # fmt: skip

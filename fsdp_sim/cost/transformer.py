@@ -170,7 +170,7 @@ def _block(
         grad = grad or bool(layer_back)
     if model.adaln:
         moves, moves_back = kernels.modulation(model, batch, tokens, weights)
-        forward, backward = forward + moves, moves_back + backward
+        forward, backward = moves + forward, backward + moves_back
     return {"": (forward, backward), **parts}
 
 

@@ -60,16 +60,6 @@ class Kernel(NamedTuple):
     op: str = ""
 
 
-def recomputed(kernels: Iterable[Kernel], plan: Plan) -> list[Kernel]:
-    """Of a checkpointed block's forward, the kernels whose outputs are not kept."""
-    keeps, again = policy_of(plan).keeps(), []
-    for kernel in kernels:
-        count = sum(not keeps(kernel.op) for _ in range(kernel.count)) if kernel.op else kernel.count
-        if count:
-            again.append(kernel._replace(count=count))
-    return again
-
-
 @dataclass(frozen=True)
 class Work:
     """What one segment computes for one micro-batch on one rank.
@@ -112,6 +102,21 @@ class Work:
     @property
     def backward_flops(self) -> float:
         return sum(k.flops * k.count for k in self.backward)
+
+
+def recomputed(work: Work, plan: Plan) -> list[Kernel]:
+    """The kernels of a checkpointed block's forward that run again: whose outputs are not kept."""
+    policy = policy_of(plan)
+    keeps, again = policy.keeps(), []
+    ops = [kernel.op for kernel in work.forward if kernel.op for _ in range(kernel.count)]
+    told = policy.compiled and ops == [output.op for output in work.outputs]
+    needed = iter([output.needed for output in work.outputs] if told else [True] * len(ops))
+    for kernel in work.forward:
+        of_each = zip(range(kernel.count), needed, strict=False) if kernel.op else ()
+        count = sum(not keeps(kernel.op) and used for _, used in of_each) if kernel.op else kernel.count
+        if count:
+            again.append(kernel._replace(count=count))
+    return again
 
 
 @dataclass(frozen=True)

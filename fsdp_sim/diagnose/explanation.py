@@ -206,6 +206,7 @@ def _summary(found: Explanation) -> list[str]:
         f"The step takes {human_ms(step_s)}. Compute is busy for {human_ms(e.compute_s)} of it "
         f"({percent(e.compute_s, step_s)}) and waits for {human_ms(idle_s)} ({percent(idle_s, step_s)})."
     ]
+    lines += _again(found)
     if found.between_steps_s:
         checkpoints = ", checkpoints" if plan.save_every else ""
         clipping = "" if plan.clip_grad_norm else ", clipping"
@@ -221,6 +222,21 @@ def _summary(found: Explanation) -> list[str]:
     elif e.comm_s:
         lines.append(f"Communication is in flight for {human_ms(e.comm_s)}, all of it hidden behind compute.")
     return lines
+
+
+def _again(found: Explanation) -> list[str]:
+    """What checkpointed blocks keep of their operators, and what the rest takes again."""
+    run, kept = found.run, found.run.program.plan.activation_checkpointing
+    if kept != "selective" and not isinstance(kept, tuple):
+        return []
+    start_s, end_s = (run.of_rank(column, found.rank) for column in (run.columns.start_s, run.columns.end_s))
+    places = [k for k in run.program.ops_of_steps[found.step] if run.ops[k].op is Op.RECOMPUTE]
+    again_s = float(sum([end_s[k] - start_s[k] for k in places]))
+    what = "attention and of every second linear layer" if kept == "selective" else _names(list(kept))
+    return [
+        f"Checkpointed blocks keep the outputs of {what} and compute the rest again in backward: {human_ms(again_s)} "
+        f"of the busy time ({percent(again_s, found.exposure.compute_s)})."
+    ]
 
 
 def _padding(found: Explanation) -> list[str]:

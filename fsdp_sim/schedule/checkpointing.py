@@ -18,10 +18,13 @@ class Policy(NamedTuple):
     Attributes:
         every: whose outputs are all kept.
         every_second: of these together, counted through the block, the outputs of the first, third, ... are kept.
+        compiled: what nothing needs again is neither kept nor computed again. Eager, what the block puts out last is
+            both (torchtitan's ``early_stop = false``; torch's own default stops before it).
     """
 
     every: frozenset[str] = frozenset()
     every_second: frozenset[str] = frozenset()
+    compiled: bool = False
 
     def keeps(self) -> Callable[[str], bool]:
         """Asked of each operator of a block in turn whether its output is kept."""
@@ -46,7 +49,7 @@ def policy_of(plan: Plan) -> Policy:
         names.discard(SDPA)
     if "mm" in names:
         names.add(ROUTER)
-    return Policy(frozenset(names), frozenset({"mm", "addmm"} if asked == "selective" else ()))
+    return Policy(frozenset(names), frozenset({"mm", "addmm"} if asked == "selective" else ()), plan.compile)
 
 
 def checkpoints(units: Sequence[Unit], plan: Plan) -> dict[str, tuple[str, ...]]:

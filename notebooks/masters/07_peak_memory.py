@@ -355,7 +355,8 @@ assert "unexpected keyword argument 'offload_gradients'" in refused
 # %%
 chosen = checked.use()
 cards = Cluster("A100-SXM-40GB", gpus=8)
-others = {"your plan": chosen, "two rows": chosen | {"micro_batch": 2},
+others = {"your plan": chosen, "one row, kept": chosen | {"micro_batch": 1, "activation_checkpointing": None},
+          "two rows, kept": chosen | {"micro_batch": 2, "activation_checkpointing": None},
           "kept whole": chosen | {"reshard_after_forward": False},
           "checkpointed": chosen | {"activation_checkpointing": "full"},
           "offloaded": chosen | {"cpu_offload": True}}  # fmt: skip

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from fsdp_sim.cost import Kernel, workload
+from fsdp_sim.cost import Kernel, kept_of, recomputed, workload
+from fsdp_sim.schedule import policy_of
 from fsdp_sim.spec import Model, Plan
 
 GPT, LLAMA, T5 = Model.preset("gpt2-124m"), Model.preset("llama3-8b"), Model.preset("t5-small")
@@ -134,3 +135,29 @@ def test_a_loss_in_chunks_computes_the_same_in_forward_and_never_has_the_logits_
 def test_a_loss_that_cannot_be_cut_is_refused(model: Model, fields: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         workload(model, Plan(**fields))
+
+
+@pytest.mark.parametrize("plan", [Plan(), Plan(lora_rank=4), Plan(fp8="tensorwise")], ids=["plain", "LoRA", "fp8"])
+def test_kernels_and_activations_name_the_same_operators(plan: Plan) -> None:
+    """What is kept in memory is what is not computed again."""
+    for name in Model.presets():
+        model = Model.preset(name)
+        if model.adaln and plan != Plan():  # of the layer that modulates, adapters and fp8 are not told apart in memory
+            continue
+        asked = replace(plan, seq_len=model.seq_len_of_image or 128)
+        for work in workload(model, asked).work.values():
+            if work.is_block:
+                ops = [kernel.op for kernel in work.forward if kernel.op for _ in range(kernel.count)]
+                assert ops == [output.op for output in work.outputs], name
+
+
+def test_a_compiler_neither_keeps_nor_computes_again_what_nothing_needs() -> None:
+    """Of Llama the output of the last linear layer, which is kept for nothing; as torch's partitioner has it."""
+    model = Model.preset("llama3-8b")
+    eager, compiled = (Plan(seq_len=128, activation_checkpointing="selective", compile=c) for c in (False, True))
+    work = workload(model, eager).work["layers.1"]
+    kept = [kept_of(work.outputs, policy_of(plan)).bytes for plan in (eager, compiled)]
+    assert kept[0] - kept[1] == work.output_bytes
+    full = replace(compiled, activation_checkpointing="full")
+    again = sum(k.flops * k.count for k in recomputed(workload(model, full).work["layers.1"], full))
+    assert again == work.forward_flops - 2 * 128 * model.d_model * model.d_ffn

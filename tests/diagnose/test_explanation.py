@@ -16,6 +16,7 @@ from fsdp_sim.simulation import simulate
 from fsdp_sim.spec import Cluster, Plan
 from fsdp_sim.timeline import COLLECTIVES, Lane, Op, Phase
 from fsdp_sim.timeline.analysis import exposed_comm_s, overlap
+from fsdp_sim.words import human_ms
 from tests.engine.programs import anything, by_hand, devices, durations, issuing, layers_only
 
 
@@ -32,6 +33,15 @@ def said(found, words):
     """The one sentence that has these words."""
     (sentence,) = [s for s in found.sentences if words in s]
     return sentence
+
+
+def test_what_checkpointed_blocks_keep_and_compute_again_is_said():
+    sim = simulate("gpt2-124m", Cluster("A100", gpus=8), Plan(activation_checkpointing=("addmm",)))
+    again_s = sum(e.duration_s for e in sim.timeline.events if e.op is Op.RECOMPUTE)
+
+    assert f"keep the outputs of addmm and compute the rest again in backward: {human_ms(again_s)}" in str(
+        sim.explain()
+    )
 
 
 # -- what compute waits for

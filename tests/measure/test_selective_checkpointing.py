@@ -116,6 +116,6 @@ def test_as_many_flops_are_computed_again_as_torch_counts(case: tuple[str, Any])
     name, policy = case
     plan, model = plan_of(policy), MODELS[name]
     blocks = [work for work in workload(model, plan).work.values() if work.is_block]
-    kernels = [k for work in blocks for k in recomputed(work.forward, plan)]
+    kernels = [k for work in blocks for k in recomputed(work, plan)]
     ours = [k.flops * k.count for k in kernels if k.kind == "matmul" and k.op != "_grouped_mm"]
     assert sum(ours) == backward_flops(name, policy) - backward_flops(name, None)

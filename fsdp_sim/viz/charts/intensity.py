@@ -168,4 +168,4 @@ def _kernels(sim: Simulation, op: Op, segment: str) -> Iterable[Kernel]:
     work = sim.workload.work[segment]
     if op is Op.BWD:
         return work.backward
-    return recomputed(work.forward, sim.plan) if op is Op.RECOMPUTE else work.forward
+    return recomputed(work, sim.plan) if op is Op.RECOMPUTE else work.forward
