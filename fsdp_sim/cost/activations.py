@@ -316,9 +316,7 @@ def head_tape(model: Model, plan: Plan, loss_dtype: str, *, fused_norm: bool = T
         for out, saves in steps.items():
             tape.pointwise((name,), out, model.vocab, saves=saves)
             name = out
-    if (
-        plan.cross_entropy not in IN_FP32
-    ):  # keeps the logits and a number per row; a fused backward writes over the logits
+    if plan.cross_entropy not in IN_FP32:  # keeps logits and a number per row; a fused backward writes over the logits
         in_place = plan.cross_entropy == "fused"
         tape.step(Step((name,), ("y",), (name, "y"), alias=in_place), {"y": 4 * tape.tokens})
         return tape.done(logits=frozenset({name, "y"}))
