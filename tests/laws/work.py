@@ -280,7 +280,7 @@ LAWS = [
     ),
     laws(
         "scores that are written in half precision",
-        after(of_known_fp32, in_half, plan(attention_impl="sdpa")),
+        after(of_known_fp32, in_half, plan(attention_impl="sdpa", activation_checkpointing=None)),
         plan(attention_impl="math"),
         never_falls=[COMPUTE, STEP, KEPT],
     ),
