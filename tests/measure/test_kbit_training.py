@@ -166,4 +166,4 @@ def test_the_stream_is_fp32_and_so_is_what_quantised_layers_make_of_it(
 
     ours = memory(build(work.units, plan, 1), work).peak_bytes
 
-    assert ours == pytest.approx(torch_says(model, plan), rel=0.06)
+    assert ours == pytest.approx(torch_says(model, plan), rel=0.08)
