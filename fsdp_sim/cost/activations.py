@@ -194,16 +194,15 @@ def experts(tape: Writer, read: str) -> str:
     d, width, rows = model.d_model, model.d_expert or model.d_ffn, tape.tokens * (model.experts_per_token or 1)
     gated = model.ffn_type in GATED
 
+    if tape.weights.loops_experts:
+        return _plus_shared(tape, read, _expert_by_expert(tape, read))
+
     def product(source: str, write: str, features: int, weight: str, of: int) -> None:
         trained = tape.weights.trains(weight)
         grads = tape.trained_bytes(tape.params_of(weight, f"{weight}_bias"))
         grads //= ranks if weight.startswith("experts.") else 1
         op = ROUTER if weight == "router" else "_grouped_mm"
         step = Step((source,), (write,), (source,) * trained, op=op, param_bytes=grads, trains=grads > 0)
-        if weight != "router" and tape.weights.quantization is not None:  # one expert's layer after the other is whole
-            whole = {f"{weight}.whole": d * width * number}
-            tape.step(Step((), tuple(whole)), whole)
-            step = step._replace(holds=tuple(whole), scratch=sum(whole.values()))
         tape.step(step, {write: of * features * number})
 
     product(read, "router.logits", model.n_expert or 1, "router", tape.tokens)
@@ -240,10 +239,63 @@ def experts(tape: Writer, read: str) -> str:
     tape.step(Step(("weighed",), ("restored",), ("back",)), {})
     tape.step(Step(("restored",), ("sum",)), {})
     tape.pointwise(("sum",), "routed", d, saves=())
-    if not model.n_shared_expert:
-        return "routed"
-    tape.add("routed", shared or shared_experts(tape, read), "experts", d)
+    return _plus_shared(tape, read, "routed", shared)
+
+
+def _plus_shared(tape: Writer, read: str, routed: str, shared: str = "") -> str:
+    if not tape.model.n_shared_expert:
+        return routed
+    tape.add(routed, shared or shared_experts(tape, read), "experts", tape.model.d_model)
     return "experts"
+
+
+def _expert_by_expert(tape: Writer, read: str) -> str:
+    """`MixtralSparseMoeBlock` of transformers 4.45: of each expert a copy of its tokens, its layers, times its weights,
+    added to the output.
+    """
+    model, wide, weights, all_tokens = tape.model, tape.width(read), tape.weights, tape.tokens
+    d, count, width, k = model.d_model, model.n_expert or 1, model.d_expert or model.d_ffn, model.experts_per_token or 1
+    trained = {name: weights.trains(name) for name in ("router", "experts.up", "experts.down")}
+    grads = {name: tape.trained_bytes(tape.params_of(name)) for name in trained}
+
+    def product(source: str, write: str, n_in: int, n_out: int, of: str, share: int) -> None:
+        sizes = {write: tape.tokens * n_out * wide}
+        step = Step((source,), (write,), (source,) * trained[of], op="mm", trains=trained[of])
+        step = step._replace(param_bytes=grads[of] // share)
+        if weights.quantization is not None:
+            whole = {f"{write}.whole": n_in * n_out * tape.number}
+            tape.step(Step((), tuple(whole)), whole)
+            step = step._replace(holds=tuple(whole), scratch=sum(whole.values()))
+        tape.step(step, sizes)
+
+    product(read, "router.logits", d, count, "router", 1)
+    chances = 4 * all_tokens * count
+    tape.step(Step(("router.logits",), ("chances",), ("chances",)), {"chances": chances})
+    tape.step(
+        Step(("chances",), ("weights",), ("chosen",)), {"weights": 4 * all_tokens * k, "chosen": 8 * all_tokens * k}
+    )
+    tape.step(Step((), ("sum",)), {"sum": all_tokens * d * wide})
+    tape.tokens, total = max(1, round(all_tokens * k / count)), "sum"
+    for e in range(count):
+        own, ups = f"expert.{e}", ("gate", "up") if model.ffn_type in GATED else ("up",)
+        tape.widths |= {f"{own}.{name}": wide for name in ("copy", "gate", "up", "out")}
+        copy = {f"{own}.copy": tape.bytes_of(d, wide), f"{own}.order": 8 * tape.tokens}
+        tape.step(Step((read,), (f"{own}.copy",), (f"{own}.order",)), copy)
+        for name in ups:
+            product(f"{own}.copy", f"{own}.{name}", d, width, "experts.up", count * len(ups))
+        if len(ups) == 2:
+            tape.pointwise((f"{own}.gate",), f"{own}.act", width, saves=(f"{own}.gate",))
+            tape.pointwise((f"{own}.act", f"{own}.up"), f"{own}.inner", width, saves=(f"{own}.act", f"{own}.up"))
+        else:
+            tape.pointwise((f"{own}.up",), f"{own}.inner", width, saves=(f"{own}.up",))
+        product(f"{own}.inner", f"{own}.out", width, d, "experts.down", count)
+        tape.pointwise((f"{own}.out", "weights"), f"{own}.weighed", d, saves=(f"{own}.out", "weights"))
+        after = f"{own}.sum"
+        tape.step(Step((total, f"{own}.weighed"), (after,), alias=True), {after: all_tokens * d * wide})
+        total = after
+    tape.tokens = all_tokens
+    tape.widths[total] = wide
+    return total
 
 
 def shared_experts(tape: Writer, read: str) -> str:
@@ -280,7 +332,8 @@ def embed_tape(model: Model, plan: Plan, *, fused_norm: bool = True) -> Tape:
     if model.patch_size:
         tape.sizes["pixels"] = tape.bytes_of(model.patch_size**2 * model.channels)
     table = Step(("x",), (sums[0],), ("tables", "pixels"), scratch=tied, param_bytes=whole - tied, trains=whole > 0)
-    tape.step(table, {sums[0]: tape.bytes_of(d)})
+    tape.widths[sums[0]] = 4 if plan.kbit_training == "peft" else tape.number
+    tape.step(table, {sums[0]: tape.bytes_of(d, tape.width(sums[0]))})
     for i, name in enumerate(more):
         trained = tape.weights.trains(name)
         index, picked, grads = f"i{i}", f"p{i}", tape.trained_bytes(tape.params_of(name))
@@ -313,15 +366,16 @@ def head_tape(model: Model, plan: Plan, loss_dtype: str, *, fused_norm: bool = T
     table = "head.weight" if "head.weight" in tape.params else "embed.weight"
     trained, grads = tape.weights.trains(table), tape.trained_bytes(tape.params_of(table, "head.bias"))
     tape.matmul(read, "logits", 0, model.vocab, trained, param_bytes=grads, trains=grads > 0)
+    if plan.kbit_training == "peft":  # the head in fp32, which autocast casts, and keeps for backward
+        tape.steps[-1] = tape.steps[-1]._replace(saves=("table",))
+        tape.sizes["table"] = model.vocab * d * tape.number
     name, logits = "logits", tape.tokens * model.vocab
     if model.logit_softcap:
         steps: dict[str, tuple[str, ...]] = {"divided": (), "capped": ("capped",), "grown": ()}  # what a tanh keeps
         for out, saves in steps.items():
             tape.pointwise((name,), out, model.vocab, saves=saves)
             name = out
-    if (
-        plan.cross_entropy not in IN_FP32
-    ):  # keeps the logits and a number per row; a fused backward writes over the logits
+    if plan.cross_entropy not in IN_FP32:  # keeps logits and a number per row; a fused backward writes over the logits
         in_place = plan.cross_entropy == "fused"
         tape.step(Step((name,), ("y",), (name, "y"), alias=in_place), {"y": 4 * tape.tokens})
         return tape.done(logits=frozenset({name, "y"}))

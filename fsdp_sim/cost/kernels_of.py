@@ -47,7 +47,9 @@ def norm(kind: str, tokens: int, d: int, weights: Weights) -> tuple[Kernels, Ker
     inverse deviation 8, to bf16 6, times the weight 4. Backward: of the weight 14, to fp32 6, of the product 24, of
     mean, root and square 20, added up 12, to bf16 6.
     """
-    dtype = weights.compute_dtype
+    dtype = weights.stream_dtype
+    if kind == "rmsnorm" and weights.composed_norm and dtype == "fp32":  # which is not converted: 28 and 64 bytes
+        return [pointwise(7.0 * tokens * d, dtype, count=6)], [pointwise(16.0 * tokens * d, dtype, count=12)]
     if kind == "rmsnorm" and weights.composed_norm:
         return [pointwise(18.0 * tokens * d, dtype, count=8)], [pointwise(41.0 * tokens * d, dtype, count=14)]
     learns = weights.lora_rank is None
@@ -105,8 +107,11 @@ def attention_layer(
     if kv != q and not model.kv_lora_rank:  # keys and values are repeated for the heads that share them
         between += [(2.0 * key_tokens * (q + kv), 2)]
     for moved, count in between:
-        kernels = pointwise(moved, dtype, count=count)
+        kernels = pointwise(moved, weights.stream_dtype, count=count)
         forward, backward = [*forward, kernels], [kernels] * needed + backward
+    if weights.stream_dtype != dtype and not model.kv_lora_rank:  # attention is in the dtype of compute
+        narrow = pointwise(1.5 * (tokens * q + 2 * key_tokens * kv), weights.stream_dtype, count=3)
+        forward, backward = [*forward, narrow], [narrow] * needed + backward
     core, core_back = attention(model, batch, queries, keys, dtype, block)
     projection = "proj" if joined_qkv(model) else "wo"
     attended = model.n_head * model.d_value
@@ -148,7 +153,7 @@ def feed_forward(
     model: Model, tokens: int, weights: Weights, *, name: str = "ffn", width: int | None = None, grad: bool = True
 ) -> tuple[Kernels, Kernels]:
     """Up (and gate), activation, down."""
-    d, f, dtype = model.d_model, width or model.d_ffn, weights.compute_dtype
+    d, f, dtype = model.d_model, width or model.d_ffn, weights.stream_dtype
     names = [f"{name}.up", f"{name}.gate"] if model.ffn_type in GATED else [f"{name}.up"]
     bias = has_bias(model, "ffn")
     up, up_back = joined(
@@ -218,7 +223,7 @@ def moe_parts(
         ),
         "sum": ([weigh, copy, add], [add, copy, pointwise(5.0 * rows * d, dtype)] * any_back),
     }
-    if weights.quantization is not None:
+    if weights.loops_experts:
         back = [chosen] * bool(router_back) + router_back
         looped = _expert_by_expert(model, tokens, weights, grad=grad)
         parts |= {"router": ([*router, chosen], back), "experts": looped, "sum": ([], [])}
@@ -239,7 +244,7 @@ def _expert_by_expert(model: Model, tokens: int, weights: Weights, *, grad: bool
     Of each: which tokens are its own (five small kernels), a copy of them, its layers, times their weights, added to
     the output. Backward of the copy is a tensor of all tokens, zeros but for these, added to that of the others.
     """
-    d, experts, width, dtype = model.d_model, model.n_expert or 1, model.d_expert or model.d_ffn, weights.compute_dtype
+    d, experts, width, dtype = model.d_model, model.n_expert or 1, model.d_expert or model.d_ffn, weights.stream_dtype
     each = max(1, round(tokens * (model.experts_per_token or 1) / experts))
     find, copy = pointwise(2.0 * tokens, "fp32", count=5), pointwise(2.0 * each * d, dtype)
     plain = replace(weights, lora_targets=())  # no adapters: the experts' own weights are one parameter here

@@ -36,6 +36,7 @@ RECIPES = {
 }
 
 
+OF_ATTENTION = (".wo", ".proj")  # linear layers whose input attention has made, in the dtype of compute
 MXFP8_ARCH = "Blackwell"  # torchtitan's MXFP8 needs SM100
 
 
@@ -100,31 +101,45 @@ def linear(
         backward = [matmul(m, k, n, dtype)] * grad + [matmul(n, k, m, dtype)] * trained
     else:
         forward, backward = _in_fp8(weights, RECIPES[recipe], m, n, k, grads=(grad, trained), again=again)
+    given = weights.stream_dtype  # of x; of a quantised layer's output too
     if weights.quantization is not None:
-        whole = _dequantise(weights.quantization, n * k, dtype)
-        forward, backward = [whole, *forward], [whole] * grad + backward
+        given = dtype if name.endswith(OF_ATTENTION) else given
+        into, out = ([_cast(n_numbers, given, dtype)] * (given != dtype) for n_numbers in (m * k, m * n))
+        whole = [_dequantise(weights.quantization, n * k, dtype)]
+        forward, backward = [*into, *whole, *forward, *out], [*out, *whole * grad, *backward, *into * grad]
     if weights.adapts(name):
-        there, back = _adapter(weights, m, n, k, grad=grad)
+        there, back = _adapter(weights, m, n, k, given, grad=grad)
         forward, backward = forward + there, back + backward
     if bias and weights.trains(f"{name}.bias"):
         backward = [pointwise(float(m * n), dtype), *backward]
     if again and grad:
-        backward = [*backward, pointwise(3.0 * m * k, dtype)]
+        backward = [*backward, pointwise(3.0 * m * k, given)]
     return forward, backward
 
 
-def _adapter(weights: Weights, m: int, n: int, k: int, *, grad: bool) -> tuple[Kernels, Kernels]:
-    """peft's ``result + lora_B(lora_A(x)) * scaling``: A is (rank, k), B is (n, rank). It copies a quantised result."""
+def _adapter(weights: Weights, m: int, n: int, k: int, given: str, *, grad: bool) -> tuple[Kernels, Kernels]:
+    """peft's ``result + lora_B(lora_A(x)) * scaling``: A is (rank, k), B is (n, rank). It copies a quantised result.
+
+    Args:
+        given: the dtype of x and of the result; what the adapter computes in is autocast's.
+    """
     rank, dtype = weights.lora_rank or 0, weights.compute_dtype
 
-    def moves(elements: int) -> Kernel:  # all that eager kernels move is counted, so no more is to be assumed
-        return pointwise(float(elements), dtype, fusable=weights.compiled)
+    def moves(elements: int, of: str = dtype) -> Kernel:  # all that eager kernels move is counted: no more
+        return pointwise(float(elements), of, fusable=weights.compiled)
 
-    copy = [moves(2 * m * n)] if weights.quantization is not None else []
-    scale, add, add_inputs = moves(2 * m * n), moves(3 * m * n), moves(3 * m * k)
-    forward = [*copy, matmul(m, rank, k, dtype, op="mm"), matmul(m, n, rank, dtype, op="mm"), scale, add]
-    of_input = [matmul(m, k, rank, dtype), add_inputs] if grad else []
-    return forward, [scale, *linear_backward(m, n, rank, dtype), *of_input, matmul(rank, k, m, dtype)]
+    copy = [moves(2 * m * n, given)] if weights.quantization is not None else []
+    narrow, narrow_back = ([_cast(n_numbers, given, dtype)] * (given != dtype) for n_numbers in (m * k, m * n))
+    scale, add, add_inputs = moves(2 * m * n), moves(3 * m * n, given), moves(3 * m * k, given)
+    forward = [*copy, *narrow, matmul(m, rank, k, dtype, op="mm"), matmul(m, n, rank, dtype, op="mm"), scale, add]
+    of_input = [matmul(m, k, rank, dtype), *narrow, add_inputs] if grad else []
+    back = [*narrow_back, scale, *linear_backward(m, n, rank, dtype), *of_input, matmul(rank, k, m, dtype)]
+    return forward, back
+
+
+def _cast(elements: int, one: str, other: str) -> Kernel:
+    """From one dtype to another: reads one, writes the other."""
+    return Kernel("memory", 0.0, float(elements * (DTYPE_BYTES[one] + DTYPE_BYTES[other])), (), one, 1, True)
 
 
 def _dequantise(quantization: Quantization, elements: int, dtype: str) -> Kernel:
@@ -144,7 +159,7 @@ def _in_fp8(
     grad_input, grad_weight = grads[0], grads[1] or not compiled
 
     def cast(elements: int) -> Kernels:
-        return [_cast(elements, dtype, recipe, compiled)]
+        return [_cast_to_fp8(elements, dtype, recipe, compiled)]
 
     x, weight, grad = cast(m * k), [] if weights.fp8_all_gather else cast(n * k), cast(m * n)
     forward = ([] if again and compiled else x) + weight + [matmul(m, n, k, dtype, op="mm", fp8=True)]
@@ -159,7 +174,7 @@ def _in_fp8(
     return forward, backward
 
 
-def _cast(elements: int, dtype: str, recipe: Recipe, compiled: bool) -> Kernel:
+def _cast_to_fp8(elements: int, dtype: str, recipe: Recipe, compiled: bool) -> Kernel:
     """A cast to fp8 with its scales, in kernels that torchao or a compiler has fused as far as they can be, or in six.
 
     Fused: what decides the scale is read, then it is read and written (float8_utils.py). Eager: the absolute value,

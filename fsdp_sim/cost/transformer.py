@@ -157,12 +157,12 @@ def _block(
                 parts = {".experts": moe.pop("experts")}
                 parts |= {".shared": moe.pop("shared")} if "shared" in moe else {}
                 rest = kernels.joined(moe.pop(of) for of in ("sum", "sum_shared") if of in moe)
-                add, add_back = kernels.residual(tokens, d, weights.compute_dtype)
+                add, add_back = kernels.residual(tokens, d, weights.stream_dtype)
                 parts[".sum"] = [*rest[0], *add], [*add_back * grad, *rest[1]]
             layer, layer_back = kernels.joined(moe.values())
         else:
             layer, layer_back = kernels.feed_forward(model, tokens, weights, grad=needed)
-        add, add_back = kernels.residual(tokens, d, weights.compute_dtype)
+        add, add_back = kernels.residual(tokens, d, weights.stream_dtype)
         if parts:
             add, add_back = [], []
         forward += normed * count + layer + add

@@ -31,6 +31,8 @@ class Weights:
         lora_targets: linear layers of the blocks that have adapters; None is all.
         quantization: of the blocks' linear layers.
         fp8: the recipe of the blocks' linear layers.
+        loops_experts: experts are linear layers, one after the other.
+        kbit_training: who makes fp32 of what is not quantised.
         prefix: what the names of a block's parameters begin with in the model: ``layers.3.``.
     """
 
@@ -43,7 +45,14 @@ class Weights:
     quantization: Quantization | None = None
     fp8: str | None = None
     fp8_all_gather: bool = False
+    loops_experts: bool = False
+    kbit_training: str | None = None
     prefix: str = ""
+
+    @property
+    def stream_dtype(self) -> str:
+        """Of the residual stream, and of what quantised layers make of it."""
+        return "fp32" if self.kbit_training else self.compute_dtype
 
     def of_block(self, name: str) -> Weights:
         """The rules for what a block calls its own."""
@@ -72,6 +81,8 @@ class Weights:
 
     def param(self, name: str, rows: int, columns: int, dtype: str, used_by: tuple[str, ...] = ()) -> Param:
         """A parameter as the model has it."""
+        if self.kbit_training == "peft" or (self.kbit_training and "norm" in name):
+            dtype = "fp32"
         return Param(name, (rows,) if columns == 1 else (rows, columns), dtype, self.trains(name), used_by)
 
     def params_of_block(self, name: str, rows: int, columns: int, dtype: str) -> tuple[Param, ...]:
@@ -91,6 +102,7 @@ class Weights:
         if not linear or not self.adapts(linear):
             return (param,)
         rank = self.lora_rank or 0
+        dtype = "fp32" if self.kbit_training == "peft" else dtype
         adapter = {f"{linear}.lora_A.weight": (rank, columns), f"{linear}.lora_B.weight": (rows, rank)}
         return (param, *(Param(of, shape, dtype) for of, shape in adapter.items()))
 
@@ -114,6 +126,8 @@ def weights_of(model: Model, plan: Plan) -> Weights:
         quantization=QUANTIZATIONS[plan.base_quantization] if plan.base_quantization else None,
         fp8=plan.fp8,
         fp8_all_gather=plan.fp8_all_gather,
+        loops_experts=plan.experts_impl == "loop" or plan.base_quantization is not None,
+        kbit_training=plan.kbit_training,
     )  # fmt: skip
 
 

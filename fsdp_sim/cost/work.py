@@ -24,6 +24,7 @@ OF_WORK = {  # fields of a plan that decide what is computed, and how a module i
     "lora_targets": "trace the module with its adapters (peft's get_peft_model)",
     "base_quantization": "give the model's dimensions (Model): quantised modules cannot be traced",
     "fp8": "give the model's dimensions (Model): modules in fp8 cannot be traced",
+    "kbit_training": "give the model's dimensions (Model): quantised modules cannot be traced",
     "held_logits": "give the model's dimensions (Model): which of a module's outputs are logits is not known",
     "loss_chunks": "trace the module with a loss in chunks",
     "expert_parallel": "give the model's dimensions (Model): experts of a module are not told apart",

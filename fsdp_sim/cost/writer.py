@@ -25,8 +25,10 @@ class Writer:
         self.scores = 4 * plan.micro_batch * model.n_head * plan.seq_len**2  # bytes, in fp32
         self.tokens = plan.micro_batch * plan.seq_len
         self.number = DTYPE_BYTES[plan.param_dtype or model.dtype]  # bytes of one
+        self.stream = DTYPE_BYTES[self.weights.stream_dtype]
+        self.widths = {"x": self.stream, "encoded": self.stream}  # of tensors whose numbers may have others
         self.model = model
-        self.sizes = {"x": self.bytes_of(model.d_model), "encoded": self.bytes_of(model.d_model)}
+        self.sizes = dict.fromkeys(self.widths, self.bytes_of(model.d_model, self.stream))
         self.steps: list[Step] = []
         self.expert_parallel = plan.expert_parallel
         self.parts: list[tuple[str, int]] = [("", 0)]
@@ -55,8 +57,20 @@ class Writer:
         self.pointwise((read,), write, features, saves=(read,))
         return write
 
-    def bytes_of(self, features: int) -> int:
-        return self.tokens * features * self.number
+    def bytes_of(self, features: int, width: int | None = None) -> int:
+        return self.tokens * features * (width or self.number)
+
+    def width(self, *names: str) -> int:
+        """Bytes of a number of these tensors, or of what is computed of them."""
+        return max(self.widths.get(name, self.number) for name in names)
+
+    def cast(self, read: str, write: str, features: int, width: int) -> str:
+        """A tensor in numbers of so many bytes; itself if it has them."""
+        if self.width(read) == width:
+            return read
+        self.widths[write] = width
+        self.step(Step((read,), (write,)), {write: self.bytes_of(features, width)})
+        return write
 
     def begin(self, part: str) -> None:
         """What follows is computed in another segment, whose name ends so."""
@@ -77,7 +91,8 @@ class Writer:
     def norm(self, read: str, write: str, d: int, name: str) -> None:
         """Keeps its input and, in fp32 whatever it computes in, an inverse deviation (and a mean) of each row."""
         centred = self.model.norm == "layernorm"
-        stats = {f"{write}.stats": 4 * self.tokens * (2 if centred else 1), write: self.bytes_of(d)}
+        self.widths[write] = self.stream
+        stats = {f"{write}.stats": 4 * self.tokens * (2 if centred else 1), write: self.bytes_of(d, self.stream)}
         grads = self.trained_bytes(self.params_of(f"{name}.weight", f"{name}.bias"))
         if not (centred or self.fused_norm):
             self._composed_norm(read, write, d, grads)
@@ -89,8 +104,9 @@ class Writer:
         write, by_head = f"{read}.n", self.model.qk_norm != "projection"
         rows = self.tokens * (features // self.model.d_head if by_head else 1)
         grads = self.trained_bytes(self.params_of(f"{name}.weight"))
+        self.widths[write] = self.stream
         if self.fused_norm:
-            stats = {f"{write}.stats": 4 * rows, write: self.bytes_of(features)}
+            stats = {f"{write}.stats": 4 * rows, write: self.bytes_of(features, self.stream)}
             self.step(Step((read,), (write,), (read, f"{write}.stats"), param_bytes=grads, trains=grads > 0), stats)
         else:
             self._composed_norm(read, write, features, grads, rows)
@@ -99,21 +115,27 @@ class Writer:
     def rotate(self, read: str, features: int) -> str:
         """By position; it keeps only tables that all blocks share."""
         write = f"{read}.r"
-        self.step(Step((read,), (write,), scratch=self.bytes_of(features)), {write: self.bytes_of(features)})
+        self._rotate(read, write, features)
         return write
+
+    def _rotate(self, read: str, write: str, features: int) -> None:
+        self.widths[write] = self.width(read)
+        n_bytes = self.bytes_of(features, self.width(read))
+        self.step(Step((read,), (write,), scratch=n_bytes), {write: n_bytes})
 
     def _composed_norm(self, read: str, write: str, d: int, grads: int, rows: int = 0) -> None:
         """To fp32 (unless it is), times the inverse deviation, times the weight, and back."""
         wide = {f"{write}.{part}": 4 * self.tokens * d for part in ("wide", "normed", "scaled")}
         self.sizes.update(wide, **{f"{write}.stats": 4 * (rows or self.tokens)})
         source, normed, scaled = wide
-        if self.number == 4:
+        if self.stream == 4:
             source, scaled = read, write
         else:
             self.step(Step((read,), (source,)), {})
         self.step(Step((source,), (normed,), (source, f"{write}.stats"), scratch=4 * self.tokens * d), {})
         kept = (normed,) if grads else ()  # for the gradient of the weight
-        self.step(Step((normed,), (scaled,), kept, param_bytes=grads, trains=grads > 0), {write: self.bytes_of(d)})
+        step = Step((normed,), (scaled,), kept, param_bytes=grads, trains=grads > 0)
+        self.step(step, {write: self.bytes_of(d, self.stream)})
         if scaled != write:
             self.step(Step((scaled,), (write,)), {})
 
@@ -141,18 +163,26 @@ class Writer:
             more = {"holds": tuple(casts), "scratch": sum(casts.values()) + self.tokens * n_out}
         trained = weights.trains(f"{name}.weight")
         op = "addmm" if len(params) > 1 and not weights.recipe(n_out, n_in) else "mm"  # fp8 adds a bias apart
-        self.matmul(read, base, 0, n_out, trained, op=op, param_bytes=grads, trains=grads > 0, **more)
+        given, wide = read, self.width(read)  # bitsandbytes gives back the dtype that it was given
+        read = self.cast(read, f"{write}.narrow", n_in, self.number)
+        made = base if wide == self.number else f"{base}.narrow"
+        self.matmul(read, made, 0, n_out, trained, op=op, param_bytes=grads, trains=grads > 0, **more)
+        self.cast(made, base, n_out, wide)
+        read = given
         if weights.adapts(name):
             self._adapter(read, base, out, n_in, n_out)
         if rotated:
-            self.step(Step((out,), (write,), scratch=self.bytes_of(n_out)), {write: self.bytes_of(n_out)})
+            self._rotate(out, write, n_out)
 
     def _adapter(self, read: str, base: str, write: str, n_in: int, n_out: int) -> None:
         """peft: ``result + lora_B(lora_A(x)) * scaling``, of a copy of the result where the base is quantised."""
         rank, a, b, scaled = self.weights.lora_rank or 0, f"{write}.a", f"{write}.b", f"{write}.scaled"
         if self.weights.quantization is not None:
-            self.step(Step((base,), (f"{base}.copy",), alias=True), {f"{base}.copy": self.bytes_of(n_out)})
-            base = f"{base}.copy"
+            copy = f"{base}.copy"
+            self.widths[copy] = self.width(base)
+            self.step(Step((base,), (copy,), alias=True), {copy: self.bytes_of(n_out, self.width(base))})
+            base = copy
+        read = self.cast(read, f"{a}.narrow", n_in, self.number)
         self.matmul(read, a, rank * n_in * self.number, rank, trained=True, op="mm")
         self.matmul(a, b, rank * n_out * self.number, n_out, trained=True, op="mm")
         self.pointwise((b,), scaled, n_out, saves=())
@@ -162,9 +192,13 @@ class Writer:
         if self.math:
             self._composed_attention(read, write, q, joined)
             return
+        read = tuple(self.cast(of, f"{of}.narrow", self._features(of), self.number) for of in read)
         sizes = {write: self.bytes_of(q), f"{write}.lse": 4 * self.tokens * self.model.n_head}
         saves = (*read, write, f"{write}.lse")
         self.step(Step(read, (write,), saves, op=SDPA, scratch=self.bytes_of(joined)), sizes)
+
+    def _features(self, name: str) -> int:
+        return self.sizes[name] // (self.tokens * self.width(name))
 
     def _composed_attention(self, read: tuple[str, ...], write: str, q: int, joined: int) -> None:
         """torch's math backend: copies in fp32, one per head, and the probabilities of all pairs of tokens are kept."""
@@ -186,15 +220,19 @@ class Writer:
             self.step(Step((out,), (write,), holds=tuple(between)), {write: self.bytes_of(q)})
 
     def repeat(self, read: str, features: int) -> str:
-        self.step(Step((read,), (f"{read}.repeated",)), {f"{read}.repeated": self.bytes_of(features)})
-        return f"{read}.repeated"
+        write = f"{read}.repeated"
+        self.widths[write] = self.width(read)
+        self.step(Step((read,), (write,)), {write: self.bytes_of(features, self.width(read))})
+        return write
 
     def pointwise(self, reads: tuple[str, ...], write: str, features: int, saves: tuple[str, ...]) -> None:
-        self.step(Step(reads, (write,), saves), {write: self.bytes_of(features)})
+        self.widths[write] = self.width(*reads)
+        self.step(Step(reads, (write,), saves), {write: self.bytes_of(features, self.width(*reads))})
 
     def add(self, a: str, b: str, write: str, features: int) -> None:
-        self.step(Step((a, b), (write,), alias=True), {write: self.bytes_of(features)})
+        self.widths[write] = self.width(a, b)
+        self.step(Step((a, b), (write,), alias=True), {write: self.bytes_of(features, self.width(a, b))})
 
     def done(self, logits: frozenset[str] = frozenset(), held: frozenset[str] = frozenset()) -> Tape:
-        keeps_output = self.fused_norm or self.model.norm == "layernorm" or self.number == 4
+        keeps_output = self.fused_norm or self.model.norm == "layernorm" or self.stream == 4
         return Tape(self.sizes, self.steps, logits, held, keeps_output, parts=tuple(self.parts))

@@ -60,6 +60,8 @@ LEFT_OUT = {  # fields of a plan that this script, which has no other packages t
     "lora_rank": "peft.get_peft_model",
     "expert_parallel": "torchtitan's ExpertParallel, and fully_shard on the experts with the ranks that have the same",
     "base_quantization": "transformers.BitsAndBytesConfig",
+    "kbit_training": "peft.prepare_model_for_kbit_training",
+    "held_logits": "a loop that keeps the model's outputs until backward is over",
     "fp8": "torchao.float8.convert_to_float8_training",
     "fp8_all_gather": "its enable_fsdp_float8_all_gather",
     "loss_chunks": "a loss that takes the head and a chunk of the sequence at a time",

@@ -13,10 +13,10 @@ from fsdp_sim.spec.torchtitan import TABLE, model_of_flavor
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 RESHARD: dict[object, str] = {None: "default", True: "always", False: "never"}
-SAID = (  # fields that the keys below say; how torchtitan computes (stack) is its own
+SAID = (  # fields that the keys below say; how torchtitan computes (stack) is its own, and run_train.sh's its allocator
     "api", "micro_batch", "grad_accum", "seq_len", "param_dtype", "reduce_dtype", "cpu_offload", "shard_size", "stack",
     "expert_parallel", "reshard_after_forward", "activation_checkpointing", "compile", "optimizer", "optimizer_impl",
-    "clip_grad_norm",
+    "clip_grad_norm", "expandable_segments",
 )  # fmt: skip
 UNITS = "torchtitan makes units of the embedding and of the last norm with the head; here the root holds them."
 

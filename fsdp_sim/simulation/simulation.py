@@ -331,7 +331,7 @@ def simulate(
         )
     if "HYBRID" in plan.sharding_strategy and plan.shard_size is None:  # as torch: within a node
         plan = replace(plan, shard_size=min(cluster.node_size, cluster.gpus))
-    if plan.expandable_segments and cluster.kind == "cpu":
+    if plan.expandable_segments and cluster.kind == "cpu" and "expandable_segments" in plan.unlike_its_stack:
         raise ValueError(
             "Plan.expandable_segments is True, a setting of torch's allocator for GPUs, and this cluster computes on "
             "CPU cores; leave it False"

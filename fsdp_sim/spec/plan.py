@@ -42,6 +42,7 @@ SETTINGS_OF = {  # fields that only some ways to train have; a value other than 
     "bucket_cap_mb": ("ddp", "zero1", "zero2"),
     "fp8_all_gather": ("fsdp2",),
     "clip_grad_norm": ("fsdp2", "fsdp1", "ddp", "zero1"),
+    "kbit_training": ("ddp",),
 }
 
 
@@ -52,6 +53,7 @@ def _is_given(value: object) -> bool:
 NEEDS: dict[str, tuple[str, Callable[[Any], bool], str]] = {  # fields that mean something only beside another
     "lora_targets": ("lora_rank", _is_given, "a number"),
     "base_quantization": ("lora_rank", _is_given, "a number: weights of four bits cannot be trained"),
+    "kbit_training": ("base_quantization", _is_given, "a kind of bitsandbytes"),
     "fp8_all_gather": (
         "fp8",
         lambda value: value == "tensorwise",
@@ -108,6 +110,7 @@ BESIDE_EXPERT_PARALLEL = {  # what fields may be where experts are a unit with a
         "which outputs of all-to-alls it keeps is not known; take 'full', a number or None",
         lambda value: value != "selective" and not isinstance(value, tuple),
     ),
+    "experts_impl": one_of("grouped").explained("ranks share out experts that are one tensor"),
     "base_quantization": one_of(None).explained("quantised experts are linear layers, which ranks do not share out"),
 }
 
@@ -163,6 +166,9 @@ class Plan:
         held_logits: what of the model's outputs a loop holds until backward is over, as in ``out = model(**batch)``:
             None nothing, ``computed`` the logits, ``fp32`` their copy, which Accelerate makes of outputs in mixed
             precision.
+        experts_impl: how a mixture of experts is computed: ``grouped`` in grouped matmuls, as in transformers 5 and
+            torchtitan; ``loop`` one expert's linear layers after the other's, as in transformers before 5, and as
+            quantised ones are in any case.
         rms_norm: ``fused`` is one kernel, as in torch since 2.9; ``composed`` casts, squares and scales in kernels of
             their own, as Hugging Face's Llama does. Without effect on models with another norm.
         loss_metrics: how often the loss is computed once more from the logits, without gradients, for logging.
@@ -176,6 +182,10 @@ class Plan:
         base_quantization: QLoRA: how the blocks' linear layers are stored, four bits a number. ``nf4``, ``fp4`` and
             these with ``_double_quant`` are bitsandbytes'; ``gptq`` has groups of 128. Each is dequantised before its
             matmul, forward and backward; embeddings, norms and head stay as they are. FSDP gathers the bits.
+        kbit_training: what is made fp32 of a quantised model before training: all that is not quantised, by ``peft``'s
+            ``prepare_model_for_kbit_training``, or the norms, where ``trl``'s SFTTrainer casts the rest back. What
+            bitsandbytes' layers get in fp32 they give back in fp32, so that the residual stream, queries, keys, values
+            and the feed-forward are fp32 beside autocast. Neither is for models that FSDP shards.
         fp8: the blocks' linear layers, those of which 16 divides both dimensions, compute in fp8, by one of torchao's
             recipes: ``tensorwise``, ``rowwise``, ``rowwise_with_gw_hp`` or ``mxfp8``.
         fp8_all_gather: fsdp2: their weights are cast before the all-gather (``enable_fsdp_float8_all_gather``), so that
@@ -253,12 +263,14 @@ class Plan:
     attention_impl: str = field(one_of("sdpa", "flash1", "math"), default="sdpa")
     cross_entropy: str = field(one_of("torch", "shifted", "compiled", "fused"), default="torch")
     held_logits: str | None = field(one_of(None, "computed", "fp32"), default=None)
+    experts_impl: str = field(one_of("grouped", "loop"), default="grouped")
     rms_norm: str = field(one_of("fused", "composed"), default="fused")
     loss_metrics: int = field(whole(0), default=0)
     freeze: tuple[str, ...] | None = field(one_of(None) | _NAMES.explained("or of parameters"), default=None)
     lora_rank: int | None = field(one_of(None) | whole(1), default=None)
     lora_targets: str | tuple[str, ...] = field(one_of("all-linear") | _NAMES, default="all-linear")
     base_quantization: str | None = field(one_of(None, *QUANTIZATIONS), default=None)
+    kbit_training: str | None = field(one_of(None, "peft", "trl"), default=None)
     fp8: str | None = field(one_of(None, "tensorwise", "rowwise", "rowwise_with_gw_hp", "mxfp8"), default=None)
     fp8_all_gather: bool = field(_BOOL, default=False)
     fp8_precompute_scale: bool = field(_BOOL, default=False)

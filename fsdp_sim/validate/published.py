@@ -278,6 +278,8 @@ def _plan(cell: Cells, cluster: Cluster, source: dict[str, Any]) -> Plan:
     stack = source["stack"]
     if fields["compile"] and f"{stack}-compiled" in stack_names():
         stack += "-compiled"
+    if fields.get("base_quantization"):
+        fields |= source.get("quantised", {})
     fields |= {"stack": stack} | _attention(cell)
     if api == "fsdp1":
         fields["sharding_strategy"] = "FULL_SHARD" if sharding == "ZeRO-3" else sharding

@@ -39,7 +39,9 @@ def test_quantised_experts_are_linear_layers_one_after_the_other() -> None:
     assert experts[1] * 4 == experts[0]  # four bits of sixteen
     assert sum(k.kind == "matmul" and mixtral.d_ffn in k.shape for k in block.forward) == 3 * (mixtral.n_expert or 0)
     assert matmul_flops(block, backward=False) == matmul_flops(whole_block, backward=False)
-    assert block.saved_bytes == whole_block.saved_bytes  # a whole expert is there for a moment
+    assert block.saved_bytes == pytest.approx(
+        whole_block.saved_bytes, rel=0.001
+    )  # a whole expert is there for a moment
 
 
 # -- frozen

@@ -200,8 +200,8 @@ LAWS = [
         never_falls=[STEP, ISSUING],
     ),
     laws(
-        "every block recomputed selectively",
-        after(whole, plan(activation_checkpointing=None)),
+        "every block recomputed selectively",  # beside what a relu keeps it would keep what that was given
+        after(whole, plan(activation_checkpointing=None), model(ffn_type="gelu")),
         plan(activation_checkpointing="selective"),
         stays=[FORWARD, BACKWARD, SENT, GATHERS],
         grows=[AGAIN, RECOMPUTATIONS],
@@ -280,7 +280,7 @@ LAWS = [
     ),
     laws(
         "scores that are written in half precision",
-        after(of_known_fp32, in_half, plan(attention_impl="sdpa")),
+        after(of_known_fp32, in_half, plan(attention_impl="sdpa", activation_checkpointing=None)),
         plan(attention_impl="math"),
         never_falls=[COMPUTE, STEP, KEPT],
     ),

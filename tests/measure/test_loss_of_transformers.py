@@ -1,4 +1,4 @@
-"""What logits cost a training loop: the loss of transformers before 5, and outputs that the loop holds, in real torch."""
+"""What logits cost a loop: the loss of transformers before 5, and outputs that the loop holds, in real torch."""
 
 from __future__ import annotations
 
