@@ -1,6 +1,7 @@
 """`simulate`: one call from a request to the step, its memory and its reasons."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -8,7 +9,7 @@ from fsdp_sim.cost import fitted, workload
 from fsdp_sim.engine import jitter, slow_node, straggler
 from fsdp_sim.schedule import build
 from fsdp_sim.simulation import Fit, simulate
-from fsdp_sim.spec import Cluster, Model, Plan
+from fsdp_sim.spec import Cluster, Link, Model, Plan, link
 from fsdp_sim.timeline import Op
 
 PLAN = Plan(param_dtype="bf16", micro_batch=2, seq_len=512)
@@ -213,3 +214,17 @@ def test_expandable_segments_hold_less_and_are_a_gpu_s():
     assert grown.memory.reserved_bytes < 0.95 * pieces.memory.reserved_bytes
     with pytest.raises(ValueError, match=r"Plan\.expandable_segments is True, a setting of torch's allocator for GPUs"):
         simulate("gpt2-124m", Cluster("cpu", gpus=2), Plan(expandable_segments=True))
+
+
+def test_streams_that_copy_activations_at_once_cost_nothing_and_slow_ones_share_the_way_with_shards() -> None:
+    plan = Plan(micro_batch=2, seq_len=2048, param_dtype="bf16", reduce_dtype="fp32")
+    at_once = replace(link("PCIe5"), bytes_per_s=1e18, fraction=1.0, base_s=0.0)
+
+    def step_s(host: Link | None = None, **fields: Any) -> float:
+        cluster = Cluster("H100", gpus=8, host=host, host_memory_gb_per_s=1e12)
+        return simulate("llama3-8b", cluster, replace(plan, **fields)).step_time_s
+
+    assert step_s(at_once, activation_offload="streams") == pytest.approx(step_s(at_once), rel=1e-3)
+    assert step_s(activation_offload="save_on_cpu") > step_s(activation_offload="streams") > 1.1 * step_s()
+    both_s = step_s(activation_offload="streams", cpu_offload=True)
+    assert both_s > step_s(activation_offload="streams") + step_s(cpu_offload=True) - step_s()

@@ -46,6 +46,11 @@ def print_result(result: Result, job: Job) -> None:
     if result.between_steps_s:
         what = f"data, logging{', checkpoints' if plan.save_every else ''}"
         between = f", of it {human_ms(result.between_steps_s)} between steps ({what}), the rest operations"
+    on_host = (
+        [("memory of the CPUs", f"{human_bytes(result.host_memory_bytes)} a rank, offloaded")]
+        if result.host_memory_bytes
+        else []
+    )
     for name, value in (
         ("step time", f"{human_ms(result.step_time_s)}{between}"),
         ("four times in five", " to ".join(map(human_ms, result.step_time_interval_s))),
@@ -64,6 +69,7 @@ def print_result(result: Result, job: Job) -> None:
             "held by the allocator",
             f"{human_bytes(result.reserved_memory_bytes)}{'' if result.fit == 'fits' else f': {result.fit}'}",
         ),
+        *on_host,
     ):
         numbers.add_row(name, Text(value, style="bold"))
     console.print(numbers, "")

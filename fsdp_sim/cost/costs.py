@@ -12,7 +12,7 @@ from fsdp_sim.cost.collectives import channels, collective_s, offload_s
 from fsdp_sim.cost.kernels import kernel_s
 from fsdp_sim.cost.linears import orthogonalisation
 from fsdp_sim.cost.work import Kernel, Workload, recomputed
-from fsdp_sim.schedule import DTYPE_BYTES, Instruction, matrices
+from fsdp_sim.schedule import CHECKPOINT, DTYPE_BYTES, Instruction, matrices, policy_of
 from fsdp_sim.spec import OPTIMIZERS, Cluster, Plan, shards_of
 from fsdp_sim.timeline import COLLECTIVES, Lane, Op
 
@@ -104,12 +104,18 @@ class Costs:
             return self._optimizer_s(i)
         if op is Op.H2D or op is Op.D2H:
             return offload_s(i.bytes, self.cluster)
+        if op is Op.ACT_D2H or op is Op.ACT_H2D:
+            return offload_s(self.offloaded_bytes(i), self.cluster)
         passes = COPY_PASSES[op]
         if i.lane is Lane.CPU:
             return passes * i.bytes / self._host_bytes_per_s
         if op is Op.AG_CAST and i.dtype == "fp8":
             passes = FP8_CAST_PASSES + (0 if self.plan.fp8_precompute_scale else AMAX_PASSES)
         return passes * i.bytes / self._bytes_per_s
+
+    def offloaded_bytes(self, i: Instruction) -> int:
+        """What a copy of activations moves."""
+        return self.workload.work[i.unit].kept_bytes(i.detail == CHECKPOINT, policy_of(self.plan))
 
     def issue_s(self, i: Instruction) -> float:
         """How long the CPU takes to issue it."""

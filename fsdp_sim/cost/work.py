@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from fsdp_sim.cost.tape import Output, Tape
-from fsdp_sim.schedule import Unit, policy_of
+from fsdp_sim.cost.tape import Output, Tape, kept_of
+from fsdp_sim.schedule import Policy, Unit, policy_of
 from fsdp_sim.spec import Plan
 from fsdp_sim.timeline import Op
 
@@ -95,6 +95,10 @@ class Work:
     held_bytes: int = 0
     saves_input: bool = True
     tape: Tape | None = field(default=None, repr=False, compare=False)
+
+    def kept_bytes(self, again: bool, policy: Policy) -> int:
+        """What stays of it after forward; ``again``: its backward computes it again, but for what a policy keeps."""
+        return self.output_bytes + kept_of(self.outputs, policy).bytes if again else self.saved_bytes
 
     @property
     def forward_flops(self) -> float:

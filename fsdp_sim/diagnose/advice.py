@@ -335,6 +335,13 @@ TIPS: dict[Culprit, tuple[Tip, ...]] = {
         _NO_OFFLOAD,
     ),
     Culprit.CPU_SUMS: (_SUM_WHOLE, _NO_OFFLOAD),
+    Culprit.ACTIVATIONS: (
+        _fsdp2(
+            "checkpoint_wrapper on each block: only its input is kept and copied",
+            change=_always(activation_checkpointing="full"),
+        ),
+        _fsdp2("no offload of activations, if they fit into the device", change=_always(activation_offload=None)),
+    ),
     Culprit.COPIES: (
         Tip(
             {"fsdp2": "CPUOffloadPolicy(pin_memory=True), or no offload: shards come over PCIe before each all-gather"},

@@ -25,6 +25,7 @@ class Culprit(Word):
     SLOW_RANK = "slower rank"  # the collective waits for the last rank of its group
     CPU_OPTIMIZER = "optimizer on the CPU"  # offloaded: until it returns, the thread that issues is in it
     CPU_SUMS = "sums on the CPU"  # offloaded: gradients of another micro-batch are added there, and compute waits
+    ACTIVATIONS = "copies of activations"  # offloaded: on their way to the CPU, or back
     COPIES = "copies"  # the gather waited for a copy or cast of its input, or compute for one
     HOST = "host gap"  # no FSDP in it: the optimizer, data, logging, Python between operations
     BETWEEN_KERNELS = "between kernels"  # the microseconds a device takes from one operation to the next

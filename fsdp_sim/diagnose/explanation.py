@@ -81,11 +81,15 @@ class Explanation:
     @property
     def optimizer_s(self) -> float:
         """Seconds in which the optimizer runs on the rank."""
+        return self.seconds_of(Op.OPTIM)
+
+    def seconds_of(self, *ops: Op) -> float:
+        """Seconds that such operations of the step run on the rank, together."""
         start_s, end_s = (
             self.run.of_rank(column, self.rank) for column in (self.run.columns.start_s, self.run.columns.end_s)
         )
         places = self.run.program.ops_of_steps[self.step]
-        return float(sum([end_s[k] - start_s[k] for k in places if self.run.ops[k].op is Op.OPTIM]))
+        return float(sum([end_s[k] - start_s[k] for k in places if self.run.ops[k].op in ops]))
 
     @cached_property
     def twice_as_fast_cpu_s(self) -> float:
@@ -207,6 +211,14 @@ def _summary(found: Explanation) -> list[str]:
         f"({percent(e.compute_s, step_s)}) and waits for {human_ms(idle_s)} ({percent(idle_s, step_s)})."
     ]
     lines += _again(found)
+    if plan.activation_offload:
+        how = (
+            "while compute waits; streams of their own would copy beside it"
+            if plan.activation_offload == "save_on_cpu"
+            else "on a stream of their own"
+        )
+        copied_s = found.seconds_of(Op.ACT_D2H, Op.ACT_H2D)
+        lines.append(f"Activations are copied to the CPU's memory and back for {human_ms(copied_s)}, {how}.")
     if found.between_steps_s:
         checkpoints = ", checkpoints" if plan.save_every else ""
         clipping = "" if plan.clip_grad_norm else ", clipping"

@@ -45,7 +45,7 @@ def notes(d: Diagnosis, found: StepObservation) -> list[str]:
             )
     if d.copies_s > 0.05 * d.step_s:
         lines.append(
-            f"Copies and casts of FSDP keep the compute lane busy for {human_ms(d.copies_s)} "
+            f"Copies and casts keep the compute lane busy for {human_ms(d.copies_s)} "
             f"({percent(d.copies_s, d.step_s)}): they count as compute here; larger "
             f"micro-batches make them matter less."
         )

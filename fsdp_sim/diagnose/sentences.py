@@ -243,6 +243,14 @@ def _cpu_sums(waits: list[Wait], found: StepObservation) -> str:
     )
 
 
+def _activations(waits: list[Wait], found: StepObservation) -> str:
+    forward_s = sum([w.seconds for w in waits if w.on and w.on.op is Op.ACT_D2H])
+    return (
+        f"Activations on their way to the CPU's memory and back take longer than the compute beside them: "
+        f"{_cost(waits)}, of it {human_ms(forward_s)} in forward; most before {_worst(waits)}."
+    )
+
+
 def _copies(waits: list[Wait], found: StepObservation) -> str:
     which = "before or after a collective" if found.comm else "of parameters and gradients"
     return f"Copies and casts {which} hold compute up: {_cost(waits)}; most before {_worst(waits)}."
@@ -279,6 +287,7 @@ SAY: dict[Culprit, Callable[[list[Wait], StepObservation], str]] = {
     Culprit.SLOW_RANK: _slow_rank,
     Culprit.CPU_OPTIMIZER: _cpu_optimizer,
     Culprit.CPU_SUMS: _cpu_sums,
+    Culprit.ACTIVATIONS: _activations,
     Culprit.COPIES: _copies,
     Culprit.HOST: _host,
     Culprit.BETWEEN_KERNELS: _between_kernels,

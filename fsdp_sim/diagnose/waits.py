@@ -127,6 +127,8 @@ def _for(peers: Peers, view: RankView, e: Event, on: Event, gap: Interval, speed
     seconds = gap[1] - gap[0]
     if on.lane is Lane.CPU:
         return Wait(*gap, Culprit.CPU_SUMS if on.op is Op.ACCUMULATE else Culprit.CPU_OPTIMIZER, e, on)
+    if on.op is Op.ACT_D2H or on.op is Op.ACT_H2D:
+        return Wait(*gap, Culprit.ACTIVATIONS, e, on)
     if on.op in COLLECTIVES:
         late = peers.lateness(on)
         if late.seconds >= seconds / 2 and late.seconds > view.launch_s:

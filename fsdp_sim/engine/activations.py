@@ -88,6 +88,15 @@ class Activations:
             found = self.known[key] = tuple(change for change in changes if change.bytes)
         return found
 
+    def offloaded(self, op: Op, segment: str) -> tuple[Change, ...]:
+        """What a segment keeps goes, as it has been copied to the CPU, or comes back (``ALLOC``)."""
+        work, sign = self.work[segment], 1 if op is Op.ALLOC else -1
+        if segment in self.recomputed:
+            found: Iterable[Change] = [Change(Memory.CHECKPOINT, work.kept_bytes(True, self.policy))]
+        else:
+            found = self._saved(work, 0)
+        return tuple(Change(category, sign * n_bytes) for category, n_bytes, _ in found if n_bytes)
+
     def _forward(self, segment: str) -> Iterable[Change]:
         work = self.work[segment]
         moment = work.forward_temporary_bytes

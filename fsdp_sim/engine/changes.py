@@ -16,8 +16,8 @@ from fsdp_sim.cost import Workload
 from fsdp_sim.engine.activations import SEGMENT_OPS, Activations, Change, first_trained, for_a_moment, last_backward
 from fsdp_sim.engine.kinds import Alike, kinds_of
 from fsdp_sim.engine.record import Changed, Rows, once
-from fsdp_sim.schedule import Kind, Program
-from fsdp_sim.timeline import Memory, Op
+from fsdp_sim.schedule import Instruction, Kind, Program
+from fsdp_sim.timeline import MEMORY, Memory, Op
 
 _ALLOC, _FREE, _OP = Kind.ALLOC, Kind.FREE, Kind.OP
 
@@ -56,7 +56,7 @@ class Changes:
         instructions = self.program.instructions
         names = {segment: unit.name for unit in self.program.units for segment in unit.names_of_segments}
         by = [instructions[number] for number in self.number]
-        return [names.get(i.unit, i.unit) if i.kind is _OP else i.unit for i in by]
+        return [names.get(i.unit, i.unit) if i.kind is _OP or _of_activations(i) else i.unit for i in by]
 
     @cached_property
     def what(self) -> list[tuple[Memory, str]]:
@@ -93,7 +93,14 @@ def changes_of(
     if workload is not None:
         activations = Activations(program, workload.work)
         activations.known = workload.once(("changes", *activations.edge), dict)
-        of_slots = [activations.of(*slot) if slot.op in SEGMENT_OPS else () for slot in template.slots]
+        of_slots = [
+            activations.of(*slot)
+            if slot.op in SEGMENT_OPS
+            else activations.offloaded(slot.op, slot.unit)
+            if slot.op in MEMORY
+            else ()
+            for slot in template.slots
+        ]
     for number, slot in enumerate(template.slots):
         if slot.op is Op.OPTIM and optimizer_bytes:
             of_slots[number] = tuple(for_a_moment(Memory.TEMPORARY, optimizer_bytes))
@@ -105,6 +112,11 @@ def changes_of(
     sizes = [[one.bytes for one in some] for some in of_slots]
     parts = [part for piece in template.pieces for part in (piece.sizes, sizes[piece.slot])]
     return once(changes), list(chain.from_iterable(parts))
+
+
+def _of_activations(i: Instruction) -> bool:
+    """Whether activations are freed because they were offloaded, or room is made for them to come back."""
+    return i.category is Memory.ACTIVATION
 
 
 class Slot(NamedTuple):
@@ -177,7 +189,10 @@ def _template(program: Program, alike: Alike | None) -> Template:
                 categories += [Memory.UNSHARDED_GRAD] * len(grads)
                 sizes += [n_bytes for _, n_bytes in grads]
             grads.clear()
-        if kind is not _OP:
+        if _of_activations(i):
+            if alike is not None:
+                close(number, Slot(i.op, i.unit, 0), (i.op, alike.get(i.unit, i.unit), i.unit in again))
+        elif kind is not _OP:
             numbers.append(number)
             categories.append(i.category)
             sizes.append(i.bytes if kind is _ALLOC else -i.bytes)

@@ -9,6 +9,7 @@ with rates that are constant in between.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -77,8 +78,11 @@ def check_share(value: object, what: str) -> float:
     raise ValueError(f"{what} is {value!r}; it must be a number from 0 to 1 (0 shares nothing)")
 
 
+WAYS = {Op.H2D: "in", Op.ACT_H2D: "in", Op.D2H: "out", Op.ACT_D2H: "out"}  # each shares one direction of PCIe
+
+
 class Rates:
-    """The rates of the operations that run at the same time on one rank.
+    """The rates of the operations that run at the same time on one rank. Copies in one direction of PCIe share it.
 
     Args:
         ops: the operations of a program.
@@ -101,6 +105,7 @@ class Rates:
         else:
             self.kind_of, self._first = kinds.by(*fields)
         self._is_collective = [bool(i.communicator) for i in self._first]
+        self._ways = [WAYS.get(i.op, "") for i in self._first]
         self._known: dict[tuple[int, ...], list[float]] = {}
         self._slowdowns: dict[tuple[int, int], float] = {}
         self._shares: dict[int, float] = {}
@@ -113,9 +118,10 @@ class Rates:
         return found
 
     def _of(self, running: tuple[int, ...]) -> list[float]:
-        is_collective, known = self._is_collective, self._slowdowns
+        is_collective, known, ways = self._is_collective, self._slowdowns, self._ways
         collectives = [kind for kind in running if is_collective[kind]]
-        if len(running) == 1 or not collectives:
+        copies = Counter([ways[kind] for kind in running if ways[kind]])
+        if len(running) == 1 or not (collectives or copies.total() > 1):
             return [1.0] * len(running)
         others = [kind for kind in running if not is_collective[kind]]
         crowd = sum([self._share(kind) for kind in collectives]) if len(collectives) > 1 else 1.0
@@ -130,7 +136,7 @@ class Rates:
             else:
                 for collective in collectives:
                     slow += (known.get((kind, collective)) or self._slowdown(kind, collective)) - 1.0
-            rates.append(1.0 / slow)
+            rates.append(1.0 / (slow * max(1, copies[ways[kind]])))
         return rates
 
     def _slowdown(self, kind: int, by_kind: int) -> float:

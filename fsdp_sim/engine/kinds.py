@@ -20,7 +20,7 @@ Alike = Mapping[str, object]
 all others."""
 
 _SIZE = itemgetter(
-    *map(Instruction._fields.index, ("op", "unit", "bytes", "dtype", "group_size", "communicator", "lane"))
+    *map(Instruction._fields.index, ("op", "unit", "bytes", "dtype", "group_size", "communicator", "lane", "detail"))
 )
 _T = TypeVar("_T")
 Numbered = tuple[list[int], list[Instruction]]

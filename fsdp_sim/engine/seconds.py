@@ -77,7 +77,7 @@ class OpCosts:
                 return network
             if i.lane is Lane.CPU:
                 return cpu
-            return 1.0 if i.op is Op.H2D or i.op is Op.D2H else compute
+            return 1.0 if i.op in (Op.H2D, Op.D2H, Op.ACT_D2H, Op.ACT_H2D) else compute
 
         of_kinds = list(map(factor, self.kinds.first))
         return replace(

@@ -130,6 +130,8 @@ class _Writer:
                     for at in just_freed:
                         self.moves[at] = self.moves[at]._replace(until_s=until_s)
                 just_freed, buffer = [], None
+            elif kind in (_ALLOC, _FREE) and i.category is Memory.ACTIVATION:
+                self._offloaded(i)
             elif kind is _FREE:
                 self._make()
                 if (i.category, i.unit) != buffer:
@@ -236,6 +238,23 @@ class _Writer:
         if tape is not None:
             output = self._first[handed_on] + list(tape.sizes).index("y")
             self.moves.append(Move(output, 0, now_s=self.now_s))
+
+    def _offloaded(self, i: Instruction) -> None:
+        """What is left of a segment's forward goes, or comes back."""
+        if self.work is None or self._activations is None:
+            return
+        if self.work[i.unit].tape is None:
+            for category, n_bytes, _ in self._activations.offloaded(i.op, i.unit):
+                key = (category, f"{i.unit}()")
+                self._allocate(key, [n_bytes], i.lane or _COMPUTE) if n_bytes > 0 else self._free(key, -n_bytes)
+            return
+        left: dict[int, int] = {}
+        for tensor, n_bytes in self._tape_moves(i._replace(op=Op.FWD)):
+            left[tensor] = n_bytes
+        for tensor, n_bytes in left.items():
+            if n_bytes:
+                size = n_bytes if i.kind is _ALLOC else 0
+                self.moves.append(Move(self._first[i.unit] + tensor, size, i.lane or _COMPUTE, self.now_s))
 
     def _tape_moves(self, i: Instruction) -> Moves:
         assert self.work is not None

@@ -30,6 +30,7 @@ class Script:
         self.optimizer = ""
         self.before_micro_batch: list[str] = []
         self.sync = ""  # a context manager around a micro-batch
+        self.saving = ""  # one around its forward
         self.after_step: list[str] = []
 
     def use(self, module: str, *names: str) -> None:
@@ -50,6 +51,13 @@ def torch_code(state: State) -> str:
     ]
     if plan.optimizer in TODO_OPTIMIZERS:
         script.shard.append(f"# TODO the optimizer is to be {TODO_OPTIMIZERS[plan.optimizer]}")
+    if plan.activation_offload == "save_on_cpu":
+        script.saving = f"torch.autograd.graph.save_on_cpu(pin_memory={cluster.kind == 'gpu'})"
+    elif plan.activation_offload:
+        script.shard.append(
+            f"# TODO activation_offload = {plan.activation_offload!r} is not written here: "
+            "torchtune.training.OffloadActivations() around the forward, its NoOpManager() around the head"
+        )
     _checkpoint_and_compile(script, plan)
     WRITERS[plan.api](script, plan, cluster, model)
     return _assembled(script, state)
@@ -288,10 +296,15 @@ def _assembled(script: Script, state: State) -> str:
     if needs_last:
         loop.append(f"    last = micro_batch == {plan.grad_accum - 1}")
     loop += [f"    {line}" for line in script.before_micro_batch]
-    body = [
-        f"tokens = torch.randint(VOCAB, ({plan.micro_batch}, {plan.seq_len} + 1), device=device)",
+    forward = [
         "logits = model(tokens[:, :-1])",
         "loss = F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())",
+    ]
+    if script.saving:
+        forward = [f"with {script.saving}:", *(f"    {line}" for line in forward)]
+    body = [
+        f"tokens = torch.randint(VOCAB, ({plan.micro_batch}, {plan.seq_len} + 1), device=device)",
+        *forward,
         f"(loss / {plan.grad_accum}).backward()" if plan.grad_accum > 1 else "loss.backward()",
     ]
     if script.sync:

@@ -49,6 +49,7 @@ def result_of(
         between_steps_s=sim.between_steps_s,
         fits=sim.fits, fit=str(sim.fit), peak_memory_bytes=sim.peak_memory_bytes,
         reserved_memory_bytes=memory.reserved_bytes, memory_limit_bytes=int(sim.memory_limit_bytes),
+        host_memory_bytes=sim.host_memory_bytes,
         peak=Peak(
             phase=str(moment.phase) if moment else "", operation=moment.what if moment else "",
             seconds=memory.peak_s,

@@ -129,6 +129,7 @@ class Result(msgspec.Struct, omit_defaults=True, kw_only=True):
         fits: it runs; ``fit`` says whether it fits, is on the edge of memory, or does not fit.
         peak_memory_bytes: allocated. ``reserved_memory_bytes``: held by the caching allocator.
         memory_limit_bytes: what a process can use of the GPU's memory.
+        host_memory_bytes: what a rank offloads to its CPU's memory.
         notes: what was chosen because the request does not say, what is unverified, which settings change nothing.
         explanation: why the step takes as long as it does.
         error: why the request cannot be carried out: it does not fit.
@@ -156,6 +157,7 @@ class Result(msgspec.Struct, omit_defaults=True, kw_only=True):
     peak_memory_bytes: int
     reserved_memory_bytes: int
     memory_limit_bytes: int
+    host_memory_bytes: int
     peak: Peak
     notes: list[str]
     explanation: list[str] | UnsetType = UNSET

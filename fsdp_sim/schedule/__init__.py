@@ -1,5 +1,6 @@
 """The training step as a program: what torch's FSDP issues, in order, onto which streams, with which waits."""
 
+from fsdp_sim.schedule.activation_offload import CHECKPOINT
 from fsdp_sim.schedule.build import NOT_ISSUED, build
 from fsdp_sim.schedule.checkpointing import ROUTER, SDPA, Policy, blocks_of, checkpoints, policy_of
 from fsdp_sim.schedule.instruction import Instruction, Kind
@@ -13,6 +14,7 @@ from fsdp_sim.schedule.unit import Exchange, Param, Unit
 from fsdp_sim.spec import DTYPE_BYTES
 
 __all__ = [
+    "CHECKPOINT",
     "DTYPE_BYTES",
     "EXTRA_OPS",
     "NEWTON_SCHULZ_STEPS",

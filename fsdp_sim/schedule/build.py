@@ -123,6 +123,11 @@ def _validate(units: Sequence[Unit], plan: Plan, world_size: int, steps: int) ->
 def _validate_runs(units: Sequence[Unit], plan: Plan) -> None:
     """Some units are there several times."""
     twice = next(u for u in units if sum(other is u for other in units) > 1)
+    if plan.activation_offload:
+        raise ValueError(
+            f"Plan.activation_offload is {plan.activation_offload!r}, and unit {twice.name} is there twice, and which "
+            f"of its runs a copy is of is not told apart; make it None"
+        )
     if plan.api != "fsdp2":
         raise ValueError(f"unit {twice.name} is there twice; only programs of fsdp2 have units that run several times")
     around = [u.name for u in units if u.is_root and sum(other is u for other in units) > 1]

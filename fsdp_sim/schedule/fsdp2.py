@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from fsdp_sim.schedule.activation_offload import ActivationOffload
 from fsdp_sim.schedule.checkpointing import checkpoints
 from fsdp_sim.schedule.comm import EXPERTS, TrainingState, comm_context
 from fsdp_sim.schedule.cpu import Cpu
@@ -81,6 +82,11 @@ class _Trainer:
         self._states: list[_State] = []
         self.root = self._state(tree, is_root=True)
         self._follow(self.root, False)  # tokens and images need no gradients
+        self._offload: ActivationOffload | None = None
+        if plan.activation_offload:
+            with_backward = {segment for state in self._states for segment in state.grads}
+            some = [segment for segment in _in_forward_order(self.root) if segment in with_backward]
+            self._offload = ActivationOffload(self.cpu, plan, some, self.root.after, list(self._checkpoints))
         self._set_prefetch([unit.name for unit in units if unit is not tree.unit])
         modules = in_order_of_modules([node for node in tree if node is not tree])
         names = list(dict.fromkeys([tree.unit.name, *(node.unit.name for node in modules)]))
@@ -195,6 +201,8 @@ class _Trainer:
             self._root_pre_forward()
             self._forward(self.root)
             self.comm.flush_all_gather_state()
+            if self._offload:
+                self._offload.end_of_forward()
             self.cpu.phase = Phase.BACKWARD
             self._backward(self.root)
             self._final_callback(is_last)
@@ -246,6 +254,8 @@ class _Trainer:
         for segment in segments:
             self._wait_for_returning(segment)
             self.cpu.op(Op.FWD, segment)
+            if self._offload:
+                self._offload.forward(segment)
 
     def _backward(self, state: _State, around: tuple[_State, ...] = ()) -> None:
         """Backward of a unit; ``around`` are the units that end where it ends, so have the same output tensor."""
@@ -277,6 +287,8 @@ class _Trainer:
     def _backward_of(self, state: _State, segments: tuple[str, ...]) -> None:
         for segment in reversed(segments):
             block = self._checkpoints.get(segment, ())
+            if self._offload and segment in state.grads:
+                self._offload.before_backward(block or (segment,))
             if block and block[-1] == segment and any(again in state.grads for again in block):
                 self._recompute(state, block)
             grads = state.grads.get(segment)
@@ -287,6 +299,8 @@ class _Trainer:
             self.cpu.op(Op.BWD, segment)
             if state.group and state.group.grads.to_add:
                 state.group.grads.added()
+            if self._offload:
+                self._offload.after_backward()
 
     def _recompute(self, state: _State, block: tuple[str, ...]) -> None:
         """A checkpoint's forward, again. Hooks of a unit of experts inside of it run again too: as those of a root, for
@@ -325,6 +339,11 @@ class _Trainer:
         if is_last:
             self.comm.post_forward_order.clear()
             self.comm.release_all_reduce_scatters()
+
+
+def _in_forward_order(state: _State) -> list[str]:
+    """The segments of a unit and of those inside it."""
+    return [*state.before, *(s for child in state.children for s in _in_forward_order(child)), *state.after]
 
 
 def _grads_by_segment(unit: Unit, layout: Layout) -> dict[str, tuple[tuple[int, int], ...]]:

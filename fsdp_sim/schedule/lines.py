@@ -15,7 +15,9 @@ from fsdp_sim.spec import Plan
 from fsdp_sim.timeline import Lane, Memory, Op, Phase
 
 RECORDED_MEMORY = frozenset({Memory.UNSHARDED, Memory.AG_OUTPUT, Memory.RS_INPUT, Memory.RS_OUTPUT, Memory.NONE})
-EXTRA_OPS = frozenset({Op.ACCUMULATE, Op.H2D, Op.D2H, Op.RS_COPY})  # not in torch's recorded format
+EXTRA_OPS = frozenset(
+    {Op.ACCUMULATE, Op.H2D, Op.D2H, Op.RS_COPY, Op.ACT_D2H, Op.ACT_H2D}
+)  # not in torch's recorded format
 NOT_RECORDED = "not recorded"  # detail of an alloc or free that a recording on the CPU cannot see
 
 

@@ -22,7 +22,7 @@ from fsdp_sim.engine import Given, Run
 from fsdp_sim.schedule import Instruction, Program, blocks_of, build, state_bytes
 from fsdp_sim.simulation.without_effect import without_effect
 from fsdp_sim.spec import Cluster, Model, Plan, stack_remark
-from fsdp_sim.timeline import Header, Timeline
+from fsdp_sim.timeline import Header, Op, Timeline
 
 Skew = Callable[[Given, int], Given]
 
@@ -224,6 +224,17 @@ class Simulation:
         """The most bytes alive at one moment on a rank."""
         return self._alive.peak_bytes
 
+    @cached_property
+    def host_memory_bytes(self) -> int:
+        """What a rank offloads to the CPU's memory: shards, their gradients and states; activations."""
+        last = [i for i in self.program.ops if (i.step, i.micro_batch) == (0, self.plan.grad_accum - 1)]
+        copied = sum([self.costs.offloaded_bytes(i) for i in last if i.op is Op.ACT_D2H])
+        copied += sum([i.bytes for i in last if i.op is Op.D2H])
+        if not self.plan.cpu_offload:
+            return copied
+        states = state_bytes(self.program.units, replace(self.plan, cpu_offload=False), self.cluster.gpus)
+        return copied + sum(states.values()) - sum([unit.buffer_bytes for unit in self.program.units])
+
     @property
     def memory_limit_bytes(self) -> float:
         """What a training process can use of the GPU's memory."""
@@ -335,6 +346,11 @@ def simulate(
         raise ValueError(
             "Plan.expandable_segments is True, a setting of torch's allocator for GPUs, and this cluster computes on "
             "CPU cores; leave it False"
+        )
+    if plan.activation_offload and cluster.kind == "cpu":
+        raise ValueError(
+            f"Plan.activation_offload is {plan.activation_offload!r}, from a GPU's memory to the CPU's, and this "
+            "cluster computes on CPU cores; make it None"
         )
     _check_checkpointing(model, plan)
     if (model.attention_impl == "math") != (plan.attention_impl == "math"):

@@ -32,7 +32,11 @@ REASONS = (
         lambda c, p: c.nodes == 1,
         "all GPUs are in one node",
     ),
-    Reason(("host", "host_memory_gb_per_s"), lambda c, p: not p.cpu_offload, "nothing is copied to the CPU's memory"),
+    Reason(
+        ("host", "host_memory_gb_per_s"),
+        lambda c, p: not (p.cpu_offload or p.activation_offload),
+        "nothing is copied to the CPU's memory",
+    ),
     Reason(ONLY_WITH_ACCUMULATION, lambda c, p: p.grad_accum == 1, "a step has one micro-batch"),
     Reason(("rms_norm",), lambda c, p: p.compile, "a compiler fuses norms in any case"),
     Reason(("rms_norm",), lambda c, p: True, "it is for RMSNorm, in models given by name or dimensions"),

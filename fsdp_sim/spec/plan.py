@@ -37,6 +37,7 @@ SETTINGS_OF = {  # fields that only some ways to train have; a value other than 
     "forward_prefetch": ("fsdp2", "fsdp1"),
     "backward_prefetch": ("fsdp2", "fsdp1"),
     "cpu_offload": ("fsdp2", "fsdp1"),
+    "activation_offload": ("fsdp2",),
     "shard_size": ("fsdp2", "fsdp1"),
     "expert_parallel": ("fsdp2",),
     "bucket_cap_mb": ("ddp", "zero1", "zero2"),
@@ -111,6 +112,7 @@ BESIDE_EXPERT_PARALLEL = {  # what fields may be where experts are a unit with a
         lambda value: value != "selective" and not isinstance(value, tuple),
     ),
     "experts_impl": one_of("grouped").explained("ranks share out experts that are one tensor"),
+    "activation_offload": one_of(None).explained("when tokens that travel are copied is not known"),
     "base_quantization": one_of(None).explained("quantised experts are linear layers, which ranks do not share out"),
 }
 
@@ -142,6 +144,10 @@ class Plan:
             ``create_selective_checkpoint_contexts`` takes: ``("mm", "scaled_dot_product_attention")``. ``selective``
             keeps attention and every second linear layer, and no experts, as torchtitan 0.2.2 does (option ``op``;
             that and 0.3.0's `SelectiveAC` count layers without a bias only: 0.3.0 keeps all with one, 0.2.2 none).
+        activation_offload: fsdp2: what backward needs goes to the CPU's memory in forward, and comes back: with
+            ``save_on_cpu`` (``torch.autograd.graph.save_on_cpu(pin_memory=True)``) while compute and CPU wait, with
+            ``streams`` (torchtune's ``OffloadActivations``) beside compute. With activation_checkpointing it is what
+            that keeps.
         shard_size: ranks that share one copy of the parameters (HSDP); None is all of them.
         expert_parallel: fsdp2: ranks of a shard group that share out the experts of each mixture of experts
             (torchtitan's ``expert_parallel_degree``). The experts are a unit of their own inside their block's, which
@@ -252,6 +258,7 @@ class Plan:
     activation_checkpointing: str | int | tuple[str, ...] | None = field(
         one_of(None, "full", "selective") | whole(1).explained("every k-th block") | _OPERATORS, default=None
     )
+    activation_offload: str | None = field(one_of(None, "save_on_cpu", "streams"), default=None)
     shard_size: int | None = field(one_of(None) | whole(1), default=None)
     expert_parallel: int = field(whole(1), default=1)
     grad_accum: int = field(whole(1), default=1)

@@ -36,6 +36,8 @@ class Op(Word):
     NORM = "norm"  # of gradients, to clip them; of weights in fp8, for their scales
     CLIP = "clip"  # gradients times what brings their norm down
     D2H = "d2h"  # reduced gradients to the CPU
+    ACT_D2H = "act_d2h"  # activations to the CPU, in forward
+    ACT_H2D = "act_h2d"  # and back, in backward
     ALL_REDUCE = "ALL_REDUCE"
     ALL_TO_ALL = "ALL_TO_ALL"  # tokens to the ranks of their experts, and back
     BROADCAST = "BROADCAST"
@@ -60,6 +62,7 @@ class Lane(Word):
     UNSHARD = "unshard"
     PRE_UNSHARD = "pre_unshard"
     POST_BACKWARD = "post_backward"
+    OFFLOAD = "offload"  # activations to the CPU and back
     CPU = "cpu"  # what the thread that issues computes itself: the optimizer, where shards are offloaded
 
 

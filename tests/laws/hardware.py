@@ -137,13 +137,13 @@ LAWS = [
     ),
     laws(
         "another bandwidth of the CPUs' memory without offload",
-        by("fsdp2", cpu_offload=False),
+        by("fsdp2", cpu_offload=False, activation_offload=None),
         cluster(host_memory_gb_per_s=1.0),
         stays=ALL,
     ),
     laws(
         "another link to the host without offload",
-        after(by("fsdp2", cpu_offload=False), linked(intra={"reach": None})),
+        after(by("fsdp2", cpu_offload=False, activation_offload=None), linked(intra={"reach": None})),
         cluster(host="PCIe6"),
         stays=ALL,
     ),

@@ -33,6 +33,8 @@ WHAT: dict[Op, str] = {
     Op.ACCUMULATE: "The gradients of {unit} are added to those of an earlier micro-batch.",
     Op.NORM: "Norms of this rank's shards: of gradients before they are clipped, of weights before their cast to fp8.",
     Op.CLIP: "The gradients are scaled down, so that the norm of all of them together is at most the one allowed.",
+    Op.ACT_D2H: "What the backward of {unit} will need goes to the CPU's memory.",
+    Op.ACT_H2D: "What backward needs of {unit} comes back from the CPU's memory.",
     Op.D2H: "The reduced gradients of {unit} go to the CPU, where offloading keeps the shards.",
     Op.ALL_REDUCE: "The all-reduce of {unit} ({bytes}{ranks}): every rank ends up with the same reduced values.",
     Op.ALL_TO_ALL: "The all-to-all of {unit} ({bytes}{ranks}): tokens go to the ranks of their experts, or back.",
