@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from fsdp_sim.explore.bounds import Bounds
 from fsdp_sim.explore.changes import MAX_BLOCKS_TRIED, changes_that_fit
 from fsdp_sim.explore.pareto import pareto
 from fsdp_sim.explore.search import Outcome, Search
@@ -138,7 +139,7 @@ def tune(
     space = space_of(cluster, asked, vary=vary, hold=hold, allow=allow)
     tries = _Tries(model, cluster, asked, memory_limit_bytes, on_simulated, options)
     tries.simulated(asked)
-    search = Search(space, tries.look)
+    search = Search(space, tries.look, Bounds(model, cluster, options))
     worth: list[Worth] = []
     would_fit: list[Change] = []
     interrupted = False
@@ -146,7 +147,7 @@ def tune(
         search.run(tries.limit_bytes)
         if (fastest := tries.best) is not None:
             for share in SMALLER:
-                search.follow(share * fastest.peak_memory_bytes)
+                search.follow(share * fastest.peak_memory_bytes, patience=2)
             tries.best = _simplest(space, tries, fastest)
             worth = _worth(space, tries, tries.best)
         else:

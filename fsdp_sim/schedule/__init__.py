@@ -1,6 +1,6 @@
 """The training step as a program: what torch's FSDP issues, in order, onto which streams, with which waits."""
 
-from fsdp_sim.schedule.build import build
+from fsdp_sim.schedule.build import NOT_ISSUED, build
 from fsdp_sim.schedule.checkpointing import ROUTER, SDPA, Policy, blocks_of, checkpoints, policy_of
 from fsdp_sim.schedule.instruction import Instruction, Kind
 from fsdp_sim.schedule.lines import EXTRA_OPS
@@ -16,6 +16,7 @@ __all__ = [
     "DTYPE_BYTES",
     "EXTRA_OPS",
     "NEWTON_SCHULZ_STEPS",
+    "NOT_ISSUED",
     "ROUTER",
     "SDPA",
     "Exchange",
