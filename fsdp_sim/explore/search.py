@@ -18,11 +18,13 @@ import numpy as np
 from fsdp_sim.explore.space import Point, Space
 from fsdp_sim.spec import Plan
 
-ALIKE = 0.8  # correlation of two plans that differ in one lever
+UNLIKE, PAIRS = 0.2, 2  # of a lever before anything is known of it, and as many pairs as that counts for
+ADDS = 3.0  # times as much of what plans have in common is what each lever adds, as what several do together
 NOISE = 1e-6  # keeps the system of equations solvable where two points behave alike
 PATIENCE = 3  # looks in a row that find nothing better, after which predictions are followed no longer
 SLACK = 1.08  # every other look is at what is predicted to fit a limit that is so much higher
-HOPELESS = (1.1, 1.2)  # times the best's seconds, and the limit: who is predicted to take more is not looked at
+DOUBT = 1.0  # standard deviations by which a prediction may be wrong
+HOPELESS = (1.0, 1.1)  # times the best's seconds, and the limit: who takes more even then is not looked at
 FAR = 2  # levers in which a predicted point differs from the best, where there are too many points to predict all
 MOST = 5_000  # points that are predicted at once
 
@@ -69,14 +71,16 @@ class Search:
     def settle(self, limit: float) -> None:
         """Look until nothing that is predicted to be better, and no neighbour of the best, is better."""
         self._try(tuple(0 for _ in self.space.sizes), limit)
-        while self._best(limit) is not None:
+        base = None
+        while self._best(limit) != base:
             self.follow(limit)
             base = self._best(limit)
             assert base is not None
-            for point in self._promising(self._near(base, 1), limit):
-                self._try(point, limit)
-            if self._best(limit) == base:
-                return
+            for point in self._promising(self._near(base, 1), limit, hopeful=False):
+                if self._best(limit) == base:
+                    self._try(point, limit)
+            if self._best(limit) == base:  # the neighbours taught something
+                self.follow(limit)
 
     def follow(self, limit: float, patience: int = PATIENCE) -> None:
         """Look at what is predicted to be best, until some looks in a row have found nothing better."""
@@ -93,7 +97,7 @@ class Search:
         best = self._best(limit)
         if best is None:
             return
-        points = self._promising(self._pool(best), limit)
+        points = self._promising(self._pool(best), limit, hopeful=False)
         for lever, size in enumerate(self.space.sizes):
             for value in range(size):
                 first = next((point for point in points if point[lever] == value), None)
@@ -153,10 +157,10 @@ class Search:
         pool = [(*first, *best[head:]) for first in itertools.product(*map(range, sizes[:head]))]
         return pool if head == len(sizes) else list(dict.fromkeys([*pool, *self._near(best, FAR)]))
 
-    def _promising(self, some: Iterable[Point], limit: float, slack: float = 1.0) -> list[Point]:
+    def _promising(self, some: Iterable[Point], limit: float, slack: float = 1.0, hopeful: bool = True) -> list[Point]:
         """Those that may be better, the most promising first: those predicted to fit a limit so many times as high, the
         fastest first, then the others, smallest first. How far what was seen is above its bounds teaches how far they
-        are.
+        are. ``hopeful``: without those that are predicted to be worse by far.
         """
         points, best = self._open(some, limit), self._best(limit)
         if not points or best is None:
@@ -164,20 +168,41 @@ class Search:
         seen = list(self._points)
         known, least = self._one_hot(seen), self._least(seen)
         above = np.array(list(self._points.values())) - least
-        mean = above.mean(axis=0)
-        weights = np.linalg.solve(self._alike(known, known) + NOISE * np.eye(len(known)), above - mean)
+        mean, spread = above.mean(axis=0), above.std(axis=0)
+        unlike = self._unlike(known, above)
+        alike = self._alike(self._one_hot(points), known, unlike)
+        weights = np.linalg.solve(self._alike(known, known, unlike) + NOISE * np.eye(len(known)), alike.T).T
         bounds = self._least(points)
-        seconds, n_bytes = np.maximum(bounds, bounds + mean + self._alike(self._one_hot(points), known) @ weights).T
+        seconds, n_bytes = np.maximum(bounds, bounds + mean + weights @ (above - mean)).T
         order = np.lexsort((np.where(n_bytes <= slack * limit, seconds, n_bytes), n_bytes > slack * limit))
-        if (now := self._points[best]).bytes <= limit:
-            order = order[((seconds <= HOPELESS[0] * now.seconds) & (n_bytes <= HOPELESS[1] * limit))[order]]
+        if hopeful and (now := self._points[best]).bytes <= limit:
+            unsure = DOUBT * np.sqrt(np.maximum(0.0, 1.0 - (weights * alike).sum(axis=1)))
+            hope = (seconds - unsure * spread[0] < HOPELESS[0] * now.seconds) & (
+                n_bytes - unsure * spread[1] < HOPELESS[1] * limit
+            )
+            order = order[hope[order]]
         return [points[n] for n in order]
 
     def _least(self, points: list[Point]) -> Any:
         return np.array([self._bound(self._plan(point)) for point in points], dtype=float)
 
-    def _alike(self, some: Any, others: Any) -> Any:
-        return ALIKE ** (len(self.space.sizes) - some @ others.T)  # the product counts the levers that agree
+    def _unlike(self, known: Any, above: Any) -> Any:
+        """For each lever how unlike two plans are that differ in it alone: half of the mean square of the difference,
+        as a variogram has it, in units of the variance; beside pairs that were seen, some that stand for what was not.
+        """
+        which = np.repeat(np.arange(len(self.space.sizes)), self.space.sizes)
+        same = np.array([known[:, which == n] @ known[:, which == n].T for n in range(len(self.space.sizes))])
+        first, second = np.triu_indices(len(known), 1)
+        differ = 1.0 - same[:, first, second]
+        alone = differ * (differ.sum(axis=0) == 1)
+        squares = ((above[first] - above[second]) ** 2 / np.maximum(above.var(axis=0), 1e-30)).mean(axis=1) / 2
+        half = (UNLIKE * PAIRS + alone @ squares) / (PAIRS + alone.sum(axis=1))
+        return -np.log1p(-np.clip(half, NOISE, 0.9))
+
+    def _alike(self, some: Any, others: Any, unlike: Any) -> Any:
+        """Correlations: the product over the levers in which two points differ, and their sum."""
+        agree = (some * np.repeat(unlike, self.space.sizes)) @ others.T - unlike.sum()
+        return (np.exp(agree) + ADDS * (1.0 + agree / unlike.sum())) / (1.0 + ADDS)
 
     def _one_hot(self, points: list[Point]) -> Any:
         before = np.cumsum((0, *self.space.sizes[:-1]))

@@ -136,7 +136,8 @@ def exhaustive(model: Model, cluster: Cluster, plans: Iterable[Plan], best: Simu
                 continue
         except ValueError:  # the model or the cluster does not take such a plan
             continue
-        assert sim.step_time_s >= least_s * (1 - 1e-9) and sim.peak_memory_bytes >= bounds.bytes(sim), plan
+        assert sim.step_time_s >= least_s * (1 - 1e-9), plan
+        assert sim.peak_memory_bytes >= bounds.bytes(sim), plan
         if sim.step_time_s < best.step_time_s and sim.fit is Fit.FITS:
             best = sim
     return best, simulated
