@@ -13,9 +13,9 @@ from dataclasses import fields, replace
 from operator import attrgetter
 from typing import Any
 
-from fsdp_sim.cost import NOT_COMPUTED
+from fsdp_sim.cost import NOT_COMPUTED, kept_of
 from fsdp_sim.explore.search import Outcome
-from fsdp_sim.schedule import NOT_ISSUED, state_bytes
+from fsdp_sim.schedule import NOT_ISSUED, policy_of, state_bytes
 from fsdp_sim.simulation import Simulation, simulate
 from fsdp_sim.spec import Cluster, Model, Plan
 from fsdp_sim.timeline import Op
@@ -70,12 +70,11 @@ class Bounds:
         """Seconds of one micro-batch and of what is between steps, its tokens, and bytes that forward keeps."""
         program, work = sim.program, sim.workload.work
         each_s = sum([sim.costs.seconds(i) for i in program.ops if i.op in (Op.FWD, Op.BWD, Op.RECOMPUTE)])
-        again, back = program.segments_of(Op.RECOMPUTE), program.segments_of(Op.BWD)
-        selective = sim.plan.activation_checkpointing == "selective"
+        again, back, policy = program.segments_of(Op.RECOMPUTE), program.segments_of(Op.BWD), policy_of(sim.plan)
         kept = 0
         for segment in program.segments_of(Op.FWD):
             if segment in again:
-                kept += work[segment].output_bytes + (work[segment].selective_bytes if selective else 0)
+                kept += work[segment].output_bytes + kept_of(work[segment].outputs, policy).bytes
             elif segment in back:
                 kept += max(work[segment].saved_bytes, work[segment].logits_bytes)
         return each_s, sim.costs.calibration.step_s, sim.workload.tokens, kept

@@ -107,6 +107,7 @@ class Search:
     def _try(self, point: Point, limit: float) -> None:
         if self._open([point], limit):
             plan = self._plan(point)
+            assert plan is not None
             outcome = self.seen[plan] = self._look(plan)
             if outcome is not None:
                 self._points[point] = outcome

@@ -148,7 +148,7 @@ def tune(
                 search.follow(share * fastest.peak_memory_bytes, patience=2)
             if tries.best is not fastest:  # that was found on the way
                 search.settle(tries.limit_bytes)
-            tries.best = _simplest(space, tries, tries.best)
+            tries.best = _simplest(space, tries, tries.best or fastest)
             worth = _worth(space, tries, tries.best)
         else:
             would_fit = changes_that_fit(model, cluster, tries.smallest.plan, **options)

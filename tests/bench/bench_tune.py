@@ -104,11 +104,11 @@ class Bounds:
             self._known[lasts] = sum(state_bytes(sim.workload.units, sim.plan, sim.cluster.gpus).values())
         if keeps not in self._known:
             again, back = sim.program.segments_of(Op.RECOMPUTE), sim.program.segments_of(Op.BWD)
-            selective = sim.plan.activation_checkpointing == "selective"
-            self._known[keeps] = sum(
-                work.output_bytes + selective * work.selective_bytes if segment in again else work.saved_bytes
-                for segment, work in ((one, sim.workload.work[one]) for one in back)
-            )
+            kept = [
+                sim.workload.work[one].output_bytes if one in again else sim.workload.work[one].saved_bytes
+                for one in back
+            ]
+            self._known[keeps] = sum(kept)
         return self._known[lasts] + self._known[keeps]
 
 
