@@ -8,12 +8,13 @@ from fsdp_sim.cost.kernels import kernel_s
 from fsdp_sim.cost.lifetimes import INCOMING, OUTGOING, PARAM_GRAD, Lifetimes, Moves, lifetimes
 from fsdp_sim.cost.linears import check_fp8
 from fsdp_sim.cost.tape import Output, kept_of
-from fsdp_sim.cost.transformer import workload
+from fsdp_sim.cost.transformer import NOT_COMPUTED, workload
 from fsdp_sim.cost.work import OF_WORK, Kernel, KernelKind, Work, Workload, recomputed
 
 __all__ = [
     "INCOMING",
     "MEASURED",
+    "NOT_COMPUTED",
     "OF_WORK",
     "OUTGOING",
     "PARAM_GRAD",

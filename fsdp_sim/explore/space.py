@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from fsdp_sim.spec import ONLY_WITH_ACCUMULATION, Cluster, Plan, shards_of, takes
+from fsdp_sim.spec import ONLY_WITH_ACCUMULATION, Cluster, Model, Plan, shards_of, takes
 from fsdp_sim.spec.fields import check
 from fsdp_sim.words import did_you_mean
 
@@ -30,18 +30,18 @@ class Lever(NamedTuple):
 
     Attributes:
         fields: of `Plan`, that it sets; the first is its name.
-        values: what is worth trying on a cluster from a start, each a value for every field.
+        values: what is worth trying for a model on a cluster from a start, each a value for every field.
     """
 
     fields: tuple[str, ...]
-    values: Callable[[Cluster, Plan], Iterable[tuple[Any, ...]]]
+    values: Callable[[Model, Cluster, Plan], Iterable[tuple[Any, ...]]]
 
 
-def _each(*values: Any) -> Callable[[Cluster, Plan], Iterable[tuple[Any, ...]]]:
-    return lambda cluster, plan: ((value,) for value in values)
+def _each(*values: Any) -> Callable[[Model, Cluster, Plan], Iterable[tuple[Any, ...]]]:
+    return lambda model, cluster, plan: ((value,) for value in values)
 
 
-def _shard_sizes(cluster: Cluster, plan: Plan) -> Iterator[tuple[int | None]]:
+def _shard_sizes(model: Model, cluster: Cluster, plan: Plan) -> Iterator[tuple[int | None]]:
     """All ranks; else by doubling from half a node to half of the cluster."""
     yield (None,)
     size = max(2, cluster.node_size // 2)
@@ -51,27 +51,27 @@ def _shard_sizes(cluster: Cluster, plan: Plan) -> Iterator[tuple[int | None]]:
         size *= 2
 
 
-def _expert_ranks(cluster: Cluster, plan: Plan) -> Iterator[tuple[int]]:
-    """Nobody, two ranks, four, ..., as many as shard."""
-    ranks = 1
-    while ranks <= shards_of(plan, cluster.gpus):
+def _expert_ranks(model: Model, cluster: Cluster, plan: Plan) -> Iterator[tuple[int]]:
+    """Nobody, two ranks, four, ..., as many as shard, where a model has so many experts."""
+    ranks, experts = 1, model.n_expert or 1
+    while ranks <= shards_of(plan, cluster.gpus) and experts % ranks == 0:
         yield (ranks,)
         ranks *= 2
 
 
-def _reshard(cluster: Cluster, plan: Plan) -> Iterator[tuple[bool | int | None]]:
+def _reshard(model: Model, cluster: Cluster, plan: Plan) -> Iterator[tuple[bool | int | None]]:
     yield from ((None,), (False,), (True,))
     if cluster.nodes > 1:
         yield (cluster.node_size,)  # gathered again in backward within a node
 
 
-def _micro_batches(cluster: Cluster, plan: Plan) -> Iterator[tuple[int, int]]:
+def _micro_batches(model: Model, cluster: Cluster, plan: Plan) -> Iterator[tuple[int, int]]:
     """A rank's sequences of a step, in every way that they can be cut into equal micro-batches."""
     sequences = plan.micro_batch * plan.grad_accum
     return ((size, sequences // size) for size in range(1, sequences + 1) if sequences % size == 0)
 
 
-def _precisions(cluster: Cluster, plan: Plan) -> Iterator[tuple[str, str]]:
+def _precisions(model: Model, cluster: Cluster, plan: Plan) -> Iterator[tuple[str, str]]:
     if cluster.kind == "gpu" and cluster.gpu.supports_bf16:
         yield from (("bf16", "fp32"), ("bf16", "bf16"))
 
@@ -149,6 +149,7 @@ class Space:
 
 
 def space_of(
+    model: Model,
     cluster: Cluster,
     start: Plan,
     *,
@@ -183,7 +184,7 @@ def space_of(
         if loss := [field for field in lever.fields if field in LEARNS and not {name, field} & allowed]:
             raise ValueError(f"{loss[0]} changes what is learnt; to vary it all the same, allow it: allow {name}")
         if held.isdisjoint(lever.fields):
-            values = _values(lever, cluster, start)
+            values = _values(lever, model, cluster, start)
             if len(values) > 1:
                 found[lever.fields[0]] = (lever, values)
     kept = _taken(found, cluster, start)
@@ -207,13 +208,15 @@ def _lever(name: str, given: Sequence[Any] | None) -> Lever:
         return Lever((name,), _each(*given))
     places = set(given)  # of two fields the one that is named chooses
     at = known.fields.index(name)
-    return known._replace(values=lambda cluster, plan: (v for v in known.values(cluster, plan) if v[at] in places))
+    return known._replace(
+        values=lambda model, cluster, plan: (v for v in known.values(model, cluster, plan) if v[at] in places)
+    )
 
 
-def _values(lever: Lever, cluster: Cluster, start: Plan) -> Values:
+def _values(lever: Lever, model: Model, cluster: Cluster, start: Plan) -> Values:
     """The start's value and the others, each once; True is not 1."""
     own = tuple(getattr(start, field) for field in lever.fields)
-    return tuple({repr(value): value for value in (own, *lever.values(cluster, start))}.values())
+    return tuple({repr(value): value for value in (own, *lever.values(model, cluster, start))}.values())
 
 
 def _taken(found: Mapping[str, tuple[Lever, Values]], cluster: Cluster, start: Plan) -> dict[str, tuple[Lever, Values]]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from fsdp_sim.explore.bounds import Bounds
 from fsdp_sim.explore.changes import MAX_BLOCKS_TRIED, changes_that_fit
 from fsdp_sim.explore.pareto import pareto
 from fsdp_sim.explore.search import Outcome, Search
@@ -133,12 +134,10 @@ def tune(
     if not isinstance(model, Model):
         raise ValueError(f"{model!r} cannot be tuned; take a Model or the name of one, whose micro-batch can vary")
     asked = with_global_batch(plan or Plan(), cluster, global_batch)
-    if vary is None and not model.n_expert:
-        hold = [*hold, "expert_parallel"]
-    space = space_of(cluster, asked, vary=vary, hold=hold, allow=allow)
+    space = space_of(model, cluster, asked, vary=vary, hold=hold, allow=allow)
     tries = _Tries(model, cluster, asked, memory_limit_bytes, on_simulated, options)
     tries.simulated(asked)
-    search = Search(space, tries.look)
+    search = Search(space, tries.look, Bounds(model, cluster, options))
     worth: list[Worth] = []
     would_fit: list[Change] = []
     interrupted = False
@@ -146,8 +145,10 @@ def tune(
         search.run(tries.limit_bytes)
         if (fastest := tries.best) is not None:
             for share in SMALLER:
-                search.follow(share * fastest.peak_memory_bytes)
-            tries.best = _simplest(space, tries, fastest)
+                search.follow(share * fastest.peak_memory_bytes, patience=2)
+            if tries.best is not fastest:  # that was found on the way
+                search.settle(tries.limit_bytes)
+            tries.best = _simplest(space, tries, tries.best or fastest)
             worth = _worth(space, tries, tries.best)
         else:
             would_fit = changes_that_fit(model, cluster, tries.smallest.plan, **options)

@@ -11,11 +11,17 @@ from __future__ import annotations
 import itertools
 import sys
 from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import fields
 from typing import Any
 
 from fsdp_sim import Cluster, Model, Plan, simulate, tune
+from fsdp_sim.cost.transformer import NOT_COMPUTED
+from fsdp_sim.explore import Space
+from fsdp_sim.schedule import state_bytes
+from fsdp_sim.schedule.build import NOT_ISSUED
 from fsdp_sim.simulation import Fit, Simulation
-from fsdp_sim.timeline import COLLECTIVES, Op
+from fsdp_sim.timeline import COLLECTIVES, Lane, Op
 
 BF16 = {"param_dtype": "bf16", "reduce_dtype": "fp32"}
 VARY = (
@@ -62,52 +68,89 @@ OTHERS = {
 }
 
 
-class Bounds:
-    """What a step takes at least: its compute alone, or all that one lane communicates, one after the other."""
+ORDERS = frozenset({"forward_prefetch", "backward_prefetch"})  # change when something is communicated, not what
+COMPUTE, COLLECTIVE, STATES = (
+    NOT_COMPUTED - {"grad_accum"},
+    NOT_ISSUED | ORDERS | {"activation_checkpointing"},
+    NOT_ISSUED | ORDERS | {"activation_checkpointing", "reshard_after_forward", "grad_accum", "requires_gradient_sync"},
+)  # fields of a plan that each of these does not depend on
 
-    COMPUTES = ("activation_checkpointing", "micro_batch", "grad_accum", "compile")
-    COMMUNICATES = ("api", "shard_size", "reshard_after_forward", "grad_accum", "requires_gradient_sync", "cpu_offload")
+
+class Bounds:
+    """What a plan takes at least, known of plans before it: all that the compute stream does one after the other, or
+    all collectives of a kind; and the bytes of parameters, optimizer states and of what forward keeps.
+    """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[Any, ...], float] = {}
+        self._known: dict[tuple[Any, ...], Any] = {}
 
     def step_s(self, sim: Simulation) -> float:
-        compute, comm = (
-            (names, *((type(v := getattr(sim.plan, name)), v) for name in names))
-            for names in (self.COMPUTES, self.COMMUNICATES)
-        )
-        if compute not in self._known or comm not in self._known:
+        computes, communicates = _key(sim.plan, COMPUTE), _key(sim.plan, COLLECTIVE)
+        if computes not in self._known or communicates not in self._known:
             lanes: dict[Any, float] = defaultdict(float)
-            for i in sim.program:
-                if i.op in COLLECTIVES:
-                    lanes[i.op] += sim.costs.seconds(i)
-                elif i.op in (Op.FWD, Op.BWD, Op.RECOMPUTE):
-                    lanes["compute"] += sim.costs.seconds(i)
-            self._known.setdefault(compute, lanes.pop("compute"))
-            self._known.setdefault(comm, max(lanes.values(), default=0.0))
-        return max(self._known[compute], self._known[comm]) + sim.between_steps_s
+            for i in sim.program.ops:
+                own = i.op in (Op.FWD, Op.BWD, Op.RECOMPUTE)
+                lane = "work" if own else i.op if i.op in COLLECTIVES else i.lane
+                lanes[lane] += sim.costs.seconds(i)
+            beside_s = lanes.pop(Lane.COMPUTE, 0.0)  # copies and the optimizer
+            self._known[computes] = lanes.pop("work")
+            self._known[communicates] = beside_s, max(lanes.values(), default=0.0)
+        beside_s, comm_s = self._known[communicates]
+        return max(self._known[computes] + beside_s, comm_s) + sim.between_steps_s
+
+    def bytes(self, sim: Simulation) -> int:
+        lasts, keeps = _key(sim.plan, STATES), ("kept", *_key(sim.plan, COMPUTE | {"grad_accum"}))
+        if lasts not in self._known:
+            self._known[lasts] = sum(state_bytes(sim.workload.units, sim.plan, sim.cluster.gpus).values())
+        if keeps not in self._known:
+            again, back = sim.program.segments_of(Op.RECOMPUTE), sim.program.segments_of(Op.BWD)
+            kept = [
+                sim.workload.work[one].output_bytes if one in again else sim.workload.work[one].saved_bytes
+                for one in back
+            ]
+            self._known[keeps] = sum(kept)
+        return self._known[lasts] + self._known[keeps]
+
+
+def _key(plan: Plan, without: frozenset[str]) -> tuple[Any, ...]:
+    values = [getattr(plan, f.name) for f in fields(Plan) if f.name not in without]
+    return without, *values, *map(type, values)  # True is not 1
+
+
+def plans_of(space: Space) -> list[Plan]:
+    """Every plan once; those that issue the same follow one another, so that they share their program."""
+    plans = {plan for p in itertools.product(*map(range, space.sizes)) if (plan := space.plan(p)) is not None}
+    return sorted(plans, key=lambda plan: repr((_key(plan, NOT_ISSUED)[1:], plan)))
+
+
+def exhaustive(model: Model, cluster: Cluster, plans: Iterable[Plan], best: Simulation) -> tuple[Simulation, int]:
+    """The fastest plan of all that fit, given one that does; and how many had to be simulated to know."""
+    bounds, simulated = Bounds(), 0
+    for plan in plans:
+        try:
+            sim = simulate(model, cluster, plan)
+            if bounds.bytes(sim) > sim.memory_limit_bytes or (least_s := bounds.step_s(sim)) >= best.step_time_s:
+                continue
+            simulated += 1
+            if sim.peak_memory_bytes > sim.memory_limit_bytes:
+                continue
+        except ValueError:  # the model or the cluster does not take such a plan
+            continue
+        assert sim.step_time_s >= least_s * (1 - 1e-9), plan
+        assert sim.peak_memory_bytes >= bounds.bytes(sim), plan
+        if sim.step_time_s < best.step_time_s and sim.fit is Fit.FITS:
+            best = sim
+    return best, simulated
 
 
 def line(name: str, model: Model, cluster: Cluster, start: Plan) -> str:
     found = tune(model, cluster, start, vary=VARY)
-    space = found.space
-    plans = {plan for p in itertools.product(*map(range, space.sizes)) if (plan := space.plan(p)) is not None}
+    plans = plans_of(found.space)
     share = f"{name:26} {len(plans):6,} {found.simulations:6} {found.simulations / len(plans):6.1%}"
-    if found.best is None:
+    if found.sim is None:
         return f"{share}  none fits"
-    bounds, best_s, simulated = Bounds(), found.best.step_time_s, 0
-    for plan in sorted(plans, key=repr):  # those that issue the same follow one another
-        try:
-            sim = simulate(model, cluster, plan)
-            if (least_s := bounds.step_s(sim)) >= best_s or sim.peak_memory_bytes > sim.memory_limit_bytes:
-                continue
-        except ValueError:  # the model or the cluster does not take such a plan
-            continue
-        simulated += 1
-        assert sim.step_time_s >= least_s, plan
-        if sim.step_time_s < best_s and sim.fit is Fit.FITS:
-            best_s = sim.step_time_s
-    return f"{share} {simulated:9,} {found.best.step_time_s / best_s - 1:8.3%}"
+    best, simulated = exhaustive(model, cluster, plans, found.sim)
+    return f"{share} {simulated:9,} {found.sim.step_time_s / best.step_time_s - 1:8.3%}"
 
 
 def main(names: list[str]) -> None:

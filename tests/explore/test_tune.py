@@ -2,11 +2,13 @@
 
 import itertools
 from dataclasses import replace
+from random import Random
 
 import pytest
 
 from fsdp_sim import Cluster, Model, Plan, simulate, tune
 from fsdp_sim.explore import space_of
+from fsdp_sim.explore.bounds import Bounds
 from fsdp_sim.explore.search import Outcome, Search
 from fsdp_sim.simulation import Fit
 
@@ -18,14 +20,14 @@ SPACE = ("shard_size", "reshard_after_forward", "activation_checkpointing", "mic
 
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.6])
 def test_a_search_finds_the_best_of_all_plans_with_few_looks(share):
-    space = space_of(A100, START, vary=SPACE)
+    space = space_of(SMALL, A100, START, vary=SPACE)
     plans = {space.plan(point) for point in itertools.product(*map(range, space.sizes))} - {None}
     outcomes = {}
     for plan in plans:
         sim = simulate(SMALL, A100, plan)
         outcomes[plan] = Outcome(1 / sim.tokens_per_s_per_gpu, sim.peak_memory_bytes)
     limit = 1.001 * sorted(one.bytes for one in outcomes.values())[int(share * len(outcomes))]
-    search = Search(space, outcomes.get)
+    search = Search(space, outcomes.get, Bounds(SMALL, A100, {}))
 
     search.run(limit)
 
@@ -106,10 +108,40 @@ def test_what_is_impossible_is_refused(asked, words):
         tune(SMALL, A100, START, **asked)
 
 
-def test_experts_are_shared_out_where_a_model_has_them() -> None:
+def test_experts_are_shared_out_where_a_model_has_them():
     """Eight experts cut into 64 shards are padded eightfold."""
     asked = Plan(seq_len=4096, param_dtype="bf16", reduce_dtype="fp32", activation_checkpointing="full")
     found = tune("mixtral-8x7b", Cluster("H100", gpus=64), asked, vary=["expert_parallel", "activation_checkpointing"])
-    assert found.best is not None
+
     assert found.best.plan.expert_parallel == 8
-    assert "expert_parallel" not in tune(SMALL, Cluster("H100", gpus=4), START, memory_limit_bytes=2**40).space.levers
+    assert [value for (value,) in found.space.levers["expert_parallel"][1]] == [1, 2, 4, 8]
+    assert "expert_parallel" not in space_of(SMALL, Cluster("H100", gpus=4), START).levers
+
+
+BOUNDED = {
+    "gpt": (SMALL, A100, START),
+    "compared with torch's defaults": ("llama3-8b", Cluster("H100", gpus=8), Plan(grad_accum=4, seq_len=2048)),
+    "experts": ("mixtral-8x7b", Cluster("H100", gpus=64), replace(START, seq_len=2048)),
+    "adapters": ("llama3-8b", Cluster("A100-SXM-80GB", gpus=8), replace(START, lora_rank=16)),
+    "fsdp1": ("gpt2-1.5b", Cluster("4090", gpus=4), replace(START, api="fsdp1")),
+}
+
+
+@pytest.mark.parametrize("job", BOUNDED)
+def test_no_plan_takes_less_than_its_bound(job):
+    model, cluster, start = BOUNDED[job]
+    model = Model.preset(model) if isinstance(model, str) else model
+    space, bound = space_of(model, cluster, start), Bounds(model, cluster, {})
+    random = Random(job)
+    tight = []
+    for plan in filter(None, (space.plan([random.randrange(size) for size in space.sizes]) for _ in range(25))):
+        try:
+            sim = simulate(model, cluster, plan)
+            rate, n_bytes = sim.tokens_per_s_per_gpu, sim.peak_memory_bytes
+        except ValueError:
+            continue
+        least = bound(plan)
+        assert least.seconds * rate <= 1 + 1e-9, plan
+        assert least.bytes <= n_bytes, plan
+        tight.append(least.seconds * rate)
+    assert max(tight) > 0.6  # it says something

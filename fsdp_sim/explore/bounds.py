@@ -1,0 +1,80 @@
+"""`Bounds`: what a plan takes at least, in time and in memory, known without playing its step.
+
+What is computed, and what is kept of it, is the same in all plans that differ only in when and with whom they
+communicate (`NOT_COMPUTED`), so that one program of one micro-batch prices many plans. A rank computes one operation
+after the other: a step takes at least the sum of them. When backward begins, parameters, states of the optimizer and
+all that forward keeps are alive: a rank needs at least these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from operator import attrgetter
+from typing import Any
+
+from fsdp_sim.cost import NOT_COMPUTED, kept_of
+from fsdp_sim.explore.search import Outcome
+from fsdp_sim.schedule import NOT_ISSUED, policy_of, state_bytes
+from fsdp_sim.simulation import Simulation, simulate
+from fsdp_sim.spec import Cluster, Model, Plan
+from fsdp_sim.timeline import Op
+
+ELSEWHERE = NOT_COMPUTED | {"cpu_offload"}  # of these the kernels of a micro-batch know nothing
+ALONE = {name: getattr(Plan, name) for name in ELSEWHERE}
+LASTING = (NOT_COMPUTED | NOT_ISSUED) - {"shard_size", "sharding_strategy"}  # and of these what lives through all steps
+UNKNOWN = 1e-12  # of the seconds, where a rank may compute faster than its GPU
+
+
+def _settings(without: frozenset[str]) -> Callable[[Plan], tuple[Any, ...]]:
+    values = attrgetter(*[f.name for f in fields(Plan) if f.name not in without])
+    return lambda plan: (*values(plan), *map(type, values(plan)))  # True is not 1
+
+
+_computed, _lasting = _settings(ELSEWHERE), _settings(LASTING)
+
+
+class Bounds:
+    """Calling it gives what a plan takes at least.
+
+    Args:
+        model, cluster, options: of `simulate`.
+    """
+
+    def __init__(self, model: Model, cluster: Cluster, options: Mapping[str, Any]) -> None:
+        self._simulate = lambda plan: simulate(model, cluster, plan, **options)
+        self._share = UNKNOWN if options.get("skew") else 1.0
+        self._computes: dict[tuple[Any, ...], tuple[float, float, int, int]] = {}
+        self._lasts: dict[tuple[Any, ...], int] = {}
+
+    def __call__(self, plan: Plan) -> Outcome | None:
+        """Seconds of a GPU per token, and bytes of a rank; None if the model or the cluster takes no such plan."""
+        try:
+            return self._at_least(plan)
+        except ValueError:
+            return None
+
+    def _at_least(self, plan: Plan) -> Outcome:
+        computes, lasts = _computed(plan), _lasting(plan)
+        if computes not in self._computes:
+            self._computes[computes] = self._computed_by(self._simulate(replace(plan, **ALONE)))
+        if lasts not in self._lasts:
+            sim = self._simulate(plan)
+            self._lasts[lasts] = sum(state_bytes(sim.workload.units, sim.plan, sim.cluster.gpus).values())
+        each_s, step_s, tokens, kept_bytes = self._computes[computes]
+        seconds = (each_s + step_s / plan.grad_accum) / tokens
+        return Outcome(self._share * seconds, self._lasts[lasts] + kept_bytes)
+
+    @staticmethod
+    def _computed_by(sim: Simulation) -> tuple[float, float, int, int]:
+        """Seconds of one micro-batch and of what is between steps, its tokens, and bytes that forward keeps."""
+        program, work = sim.program, sim.workload.work
+        each_s = sum([sim.costs.seconds(i) for i in program.ops if i.op in (Op.FWD, Op.BWD, Op.RECOMPUTE)])
+        again, back, policy = program.segments_of(Op.RECOMPUTE), program.segments_of(Op.BWD), policy_of(sim.plan)
+        kept = 0
+        for segment in program.segments_of(Op.FWD):
+            if segment in again:
+                kept += work[segment].output_bytes + kept_of(work[segment].outputs, policy).bytes
+            elif segment in back:
+                kept += max(work[segment].saved_bytes, work[segment].logits_bytes)
+        return each_s, sim.costs.calibration.step_s, sim.workload.tokens, kept
