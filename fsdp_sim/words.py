@@ -1,13 +1,15 @@
-"""How a sentence says a quantity, and which name was meant by one that does not exist."""
+"""How a sentence says a quantity, or what somebody else wrote, and which name was meant by one that does not exist."""
 
 from __future__ import annotations
 
 import difflib
 import re
+import unicodedata
 from collections.abc import Iterable
 
 BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 MINUS = "−"
+TURNS = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}  # what makes text run the other way
 
 
 def human_ms(seconds: float) -> str:
@@ -78,6 +80,20 @@ def percent(part: float, whole: float) -> str:
     """
     share = part / whole if whole else 0.0
     return f"{share:.0%}" if share >= 0.1 or share <= 0 else f"{share:.1%}"
+
+
+def harmless(text: str) -> str:
+    """A stranger's text without what would drive a terminal: such a character is shown as Python writes it.
+
+    Example:
+        >>> print(harmless("\\x1b[2Jcleared"))
+        \\x1b[2Jcleared
+    """
+    return "".join(c if c in "\n\t" or not _drives(c) else repr(c)[1:-1] for c in text)
+
+
+def _drives(character: str) -> bool:
+    return unicodedata.category(character) in ("Cc", "Cs") or unicodedata.bidirectional(character) in TURNS
 
 
 def nearest(name: str, names: Iterable[str], most: int = 1, cutoff: float = 0.6) -> list[str]:

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
@@ -19,7 +20,7 @@ from fsdp_sim.diagnose import Blame, Collective, Diagnosis, diagnose
 from fsdp_sim.packages import missing
 from fsdp_sim.timeline import Timeline, read_timeline, write_chrome
 from fsdp_sim.timeline.limits import MAX_BYTES
-from fsdp_sim.words import human_ms, percent
+from fsdp_sim.words import harmless, human_ms, percent
 
 LITTLE = 1e-3  # of a step: less is not printed; JSON has every culprit
 
@@ -89,7 +90,7 @@ def command(
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
         return
-    _print(found, timeline, top)
+    _print(found, top)
     for what, path in (("page", html), ("trace", chrome)):
         if path:
             click.echo(f"Wrote the {what} to {path}.")
@@ -114,7 +115,17 @@ def _read(traces: Sequence[str], max_gb: float) -> Timeline:
         return read_timeline(list(traces), progress=progress, max_bytes=int(max_gb * 1e9))
 
 
-def _print(found: Diagnosis, timeline: Timeline, top: int) -> None:
+def _harmless(value: Any) -> Any:
+    """What a diagnosis is made of, with the names that a stranger's trace gives to units made harmless."""
+    if isinstance(value, dict):
+        return {key: _harmless(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_harmless(item) for item in value]
+    return harmless(value) if isinstance(value, str) else value
+
+
+def _print(found: Diagnosis, top: int) -> None:
+    found = msgspec.convert(_harmless(msgspec.to_builtins(found)), Diagnosis)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     console.print(Text(found.headline, style="bold"), "")
     console.print(_totals(found), "")

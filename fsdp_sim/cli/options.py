@@ -18,7 +18,7 @@ from click.shell_completion import CompletionItem
 
 from fsdp_sim.requests import ALIASES, MODEL_FIELDS, PLAN_FIELDS
 from fsdp_sim.spec import Model, Plan, gpu_names, link_names
-from fsdp_sim.words import did_you_mean
+from fsdp_sim.words import did_you_mean, harmless
 
 Function = Callable[..., Any]
 # Exit statuses: the answer is no (it does not fit), what was asked wrongly, Ctrl-C; 0 is done.
@@ -269,5 +269,5 @@ def fail(message: str, as_json: bool) -> NoReturn:
     """Print an error and exit with status 2."""
     if as_json:
         click.echo(json.dumps({"error": message}))
-    click.echo(f"Error: {message}", err=True)
+    click.echo(f"Error: {harmless(message)}", err=True)
     sys.exit(WRONG)

@@ -69,11 +69,11 @@ def keep_children() -> None:
 
 
 def die_first() -> None:
-    """Where the machine has no memory left, the kernel ends this process and what it starts before any other: some
-    memory counts as nobody's, such as that of files which are on their way through a socket. On Linux. What root does
-    with CAP_SYS_RESOURCE, code of another user cannot undo."""
+    """Where the machine has no memory left, the kernel ends this process and what it starts before any other that has
+    less than half of it: some memory counts as nobody's, such as that of files which are on their way through a socket.
+    On Linux. What root does with CAP_SYS_RESOURCE, code of another user cannot undo."""
     with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")
+        Path("/proc/self/oom_score_adj").write_text("500")
 
 
 class LimitMonitor:

@@ -7,6 +7,7 @@ The sums are against accidents: bits that flip, files cut off or missing. They a
 from __future__ import annotations
 
 import hashlib
+import stat
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -52,7 +53,10 @@ def read_manifest(checkpoint: Path) -> Manifest:
     Raises:
         OSError: it cannot be read. ValueError: it is damaged, or of another version.
     """
-    written = (checkpoint / MANIFEST).read_bytes()
+    path = checkpoint / MANIFEST
+    if not stat.S_ISREG(path.lstat().st_mode):  # whoever reads a pipe waits, and a device may have no end
+        raise ValueError(f"{MANIFEST} is damaged: it is no file")
+    written = path.read_bytes()
     try:
         manifest = msgspec.json.decode(written, type=Manifest)
     except ValueError as error:

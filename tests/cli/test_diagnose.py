@@ -7,6 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import jsonschema
 import msgspec
@@ -94,6 +95,16 @@ def test_names_of_units_are_text_in_a_page(tmp_path):
 
     call("diagnose", str(tmp_path / "t.jsonl"), "--html", str(tmp_path / "t.html"))
     assert "<script>alert(1)" not in (tmp_path / "t.html").read_text()
+
+
+def test_names_of_units_drive_no_terminal(trace, tmp_path):
+    path = tmp_path / "strange.jsonl"
+    path.write_text(Path(trace).read_text().replace('"layers.11"', '"layers.11\\u001b[2J\\u202e"'))
+
+    done = call("diagnose", str(path))
+
+    assert "layers.11\\x1b[2J\\u202e" in done.output
+    assert not {"\x1b", "\u202e"} & set(done.output)
 
 
 def test_top_says_how_many_are_left_out(trace):

@@ -57,7 +57,7 @@ class Agents:
     def close(self) -> None:
         assert self._server.stdin is not None
         self._server.stdin.close()
-        self._server.wait(10)
+        self._server.wait(TIMEOUT_S)
 
 
 @dataclass

@@ -68,7 +68,7 @@ def test_where_memory_is_out_the_kernel_ends_code_with_limits_first():
     def first() -> str:
         return Path("/proc/self/oom_score_adj").read_text()
 
-    assert list(run(first, 1, limits=Limits(), progress=False)) == ["1000\n"]
+    assert list(run(first, 1, limits=Limits(), progress=False)) == ["500\n"]
     assert list(run(first, 1, progress=False)) == [first()]
 
 

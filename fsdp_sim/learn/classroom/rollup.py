@@ -20,11 +20,11 @@ from typing import Any
 
 import msgspec
 
-from fsdp_sim.learn.classroom.harmless import harmless
 from fsdp_sim.learn.exercise import Exercise
 from fsdp_sim.learn.find import load, names
 from fsdp_sim.learn.progress import Entry, State
 from fsdp_sim.learn.verdict import WORDS, Grade
+from fsdp_sim.words import harmless
 
 MAX_BYTES = 30_000_000
 """Of a file: a notebook of the course with its outputs has a tenth."""

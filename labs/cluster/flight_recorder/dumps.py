@@ -3,8 +3,9 @@
 Dumps come as JSON (`torch._C._distributed_c10d._dump_fr_trace_json`, which `recorded` writes) and, from NCCL's
 watchdog, as pickles. A pickle can name any function to be called. Those of the recorder name none, so one that does is
 refused, and nothing in it is called. A few bytes of a pickle can also ask for any amount of memory: a place in a table
-of four thousand millions, a list of lists of lists, each there a thousand times. So its steps are looked at before it
-is read, and what they made is counted before it is used.
+of four thousand millions, a list of lists of lists, each there a thousand times. Or for hours: a dict of lists or long
+numbers that all have one hash. So its steps are looked at before it is read, a dict has texts for keys, and what the
+steps made is counted before it is used.
 """
 
 from __future__ import annotations
@@ -14,13 +15,18 @@ import math
 import pickle
 import pickletools
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
+MAX_ELEMENTS = 2**63  # of a tensor
 MAX_BYTES = 64 << 20
 """Of a file: torch's recorder keeps 2,000 collectives by default, some megabytes with their stacks."""
+
+NOT_IN_DUMPS = ("EMPTY_SET", "ADDITEMS", "FROZENSET", "DICT", "BUILD")
+"""Steps of a pickle."""
 
 KINDS = {
     "all_gather": "all-gather",
@@ -80,14 +86,35 @@ class Dump(msgspec.Struct, frozen=True):
     pg_config: dict[str, Group] = {}
 
 
-class _Plain(pickle.Unpickler):
-    """Reads numbers, strings, lists, tuples and dicts, and nothing that would have to be called."""
+class _Plain(pickle._Unpickler):
+    """Reads numbers, strings, lists, tuples and dicts, and nothing that would have to be called. It is Python's own in
+    Python: the one in C puts into a dict what it is told to."""
+
+    dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)
+    stack: list[Any]
+    pop_mark: Callable[[], list[Any]]
 
     def find_class(self, module: str, name: str) -> Any:
         raise ValueError(f"it names {module}.{name} to be called, as no flight recorder does; do not open it")
 
     def persistent_load(self, pid: Any) -> Any:
         raise ValueError("it refers to something outside of itself, as no flight recorder does; do not open it")
+
+    def _set_item(self) -> None:
+        value, key = self.stack.pop(), self.stack.pop()
+        self.stack[-1][_text(key)] = value
+
+    def _set_items(self) -> None:
+        items = self.pop_mark()
+        self.stack[-1].update(zip(map(_text, items[::2]), items[1::2], strict=True))
+
+    dispatch[pickle.SETITEM[0]], dispatch[pickle.SETITEMS[0]] = _set_item, _set_items
+
+
+def _text(key: Any) -> str:
+    if not isinstance(key, str):
+        raise ValueError(f"a key of a dict is {key!r:.40}, and no text")
+    return key
 
 
 def _unpickled(data: bytes) -> Any:
@@ -99,6 +126,8 @@ def _unpickled(data: bytes) -> Any:
     steps = 0
     for opcode, argument, _ in pickletools.genops(data):  # raises where a text is longer than the file
         steps += 1
+        if opcode.name in NOT_IN_DUMPS:
+            raise ValueError(f"it has a step {opcode.name}, as no flight recorder's has; do not open it")
         if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and int(argument or 0) > len(data):
             raise ValueError(
                 f"it keeps something under the number {argument:,} and has {len(data):,} bytes; do not open it"
@@ -124,6 +153,12 @@ def _decoded(data: bytes) -> Dump:
         dump = msgspec.json.decode(data, type=Dump, strict=False)
     else:
         dump = msgspec.convert(_unpickled(data), Dump, strict=False)
+    for entry in dump.entries:
+        for name in (*entry.process_group, entry.profiling_name):
+            if not name.isprintable():
+                raise ValueError(f"{name!r:.60} is no name")
+        if entry.numel > MAX_ELEMENTS:
+            raise ValueError(f"an input of number {entry.collective_seq_id:,} has more elements than a tensor can")
     for group in dump.pg_config.values():
         msgspec.json.decode(group.ranks, type=list[int])
     return dump
@@ -156,6 +191,7 @@ def read(folder: Path, *, max_bytes: int = MAX_BYTES) -> dict[int, Dump]:
             pickle.UnpicklingError,
             EOFError,
             LookupError,
+            OverflowError,
             AttributeError,
             TypeError,
             MemoryError,

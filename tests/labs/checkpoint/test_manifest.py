@@ -1,5 +1,7 @@
 """The manifest: no bit of it can change unseen, and no name in it leads out of the checkpoint."""
 
+import os
+
 import msgspec
 import pytest
 
@@ -37,6 +39,13 @@ def test_a_name_that_leads_elsewhere_is_refused(tmp_path, name):
     forged = msgspec.structs.replace(MADE, files={name: FileInfo(0, "")})
     (tmp_path / MANIFEST).write_bytes(forged.encode())
     with pytest.raises(ValueError, match="damaged"):
+        read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize("put", [os.mkfifo, lambda path: path.symlink_to("/dev/full"), os.mkdir])
+def test_what_is_no_file_is_not_read(tmp_path, put):  # a pipe would never end
+    put(tmp_path / MANIFEST)
+    with pytest.raises(ValueError, match="damaged: it is no file"):
         read_manifest(tmp_path)
 
 

@@ -17,10 +17,10 @@ import msgspec
 
 import fsdp_sim
 from fsdp_sim.learn.classroom.grading.worker import READY, ExerciseVerdict, Work
-from fsdp_sim.learn.classroom.harmless import harmless
 from fsdp_sim.learn.exercise import Exercise
 from fsdp_sim.learn.find import load
 from fsdp_sim.learn.verdict import WORDS, Grade
+from fsdp_sim.words import harmless
 
 DIED = f"{WORDS[Grade.NOT_YET]}: the code brought down the process that checks it. That is no way to pass."
 HELD_UP = f"{WORDS[Grade.NOT_YET]}: the code held up the process that checks it. That is no way to pass."

@@ -64,6 +64,16 @@ LISTS = functools.reduce(lambda inner, _: [inner] * 10, range(30), [0])  # ten t
         (b"\x80\x02" + b"(" * 1000 + b"t" * 1000 + b".", "Expected"),
         (b'{"x":' + b"[" * 100_000, "it nests too deep"),
         (b'{"pg_config": {"0": {"ranks": "[x]"}}}', "JSON is malformed"),
+        (pickle.dumps({(-1, -2): 1}, 2), r"a key of a dict is \(-1, -2\), and no text"),  # hash((-2, -1)), too
+        (pickle.dumps({2**70: 1, 2**80: 2}, 2), "a key of a dict is 1180591620717411303424, and no text"),
+        (pickle.dumps({1}, 4), "it has a step EMPTY_SET"),
+        (b"\x80\x04\x95" + b"\xff" * 8 + b".", "frame size"),
+        (b"F1e400\n.", "Expected"),
+        (
+            msgspec.json.encode(Dump((Entry(("0", "x"), 1, "a", ((2**62,) * 1000,)),))),
+            "more elements than a tensor can",
+        ),
+        (msgspec.json.encode(Dump((Entry(("0", "x"), 1, "gloo:\x1b[2J"),))), r"'gloo:\\x1b\[2J' is no name"),
     ],
 )
 def test_a_file_that_asks_for_more_than_a_dump_does_is_named(tmp_path, content, says):
