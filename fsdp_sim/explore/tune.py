@@ -145,7 +145,7 @@ def tune(
         search.run(tries.limit_bytes)
         if (fastest := tries.best) is not None:
             for share in SMALLER:
-                search.follow(share * fastest.peak_memory_bytes, patience=2)
+                search.follow(share * fastest.peak_memory_bytes)
             if tries.best is not fastest:  # that was found on the way
                 search.settle(tries.limit_bytes)
             tries.best = _simplest(space, tries, tries.best or fastest)
