@@ -237,7 +237,7 @@ class CPUMeter:
 
 
 class CUDAMeter:
-    """The same questions to torch's CUDA allocator, which counts this process's tensors. Not run on a GPU so far.
+    """The same questions to torch's CUDA allocator, which counts this process's tensors.
 
     cuBLAS's workspaces lie in the same allocator, 8 MiB and more for each thread that multiplies matrices. They are no
     tensors of the program, and are left out; they are taken to be there at the peak.
@@ -247,16 +247,23 @@ class CUDAMeter:
         self.marks: list[Mark] = []
         self.cycle_bytes = 0
         self._ended: tuple[int, int] | None = None  # live and peak since the last mark, when the block ended
+        self._workspace_bytes = 0  # the most that were found since the last mark: looking gives them back
 
     def _look(self) -> tuple[int, int]:
         """Bytes alive now, and the most since the last mark."""
         peak_bytes = torch.cuda.max_memory_allocated()
-        peak_bytes -= workspace_bytes()
-        return torch.cuda.memory_allocated(), peak_bytes
+        self._workspace_bytes = max(self._workspace_bytes, workspace_bytes())
+        return torch.cuda.memory_allocated(), peak_bytes - self._workspace_bytes
+
+    def _begin(self) -> None:
+        """The peak, from now on."""
+        self._workspace_bytes = 0
+        torch.cuda.reset_peak_memory_stats()
 
     def __enter__(self) -> CUDAMeter:
         gc.collect()
-        torch.cuda.reset_peak_memory_stats()
+        workspace_bytes()  # of what ran before
+        self._begin()
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -278,7 +285,7 @@ class CUDAMeter:
     def mark(self, name: str) -> Mark:
         """Note this moment; ``marks`` has them all."""
         self.marks.append(Mark(name, *self._look()))
-        torch.cuda.reset_peak_memory_stats()
+        self._begin()
         return self.marks[-1]
 
     def by_size(self, n: int = 10) -> str:

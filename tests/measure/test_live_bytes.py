@@ -342,7 +342,7 @@ def test_on_a_gpu_the_allocator_counts() -> None:
 
 
 def test_workspaces_of_cublas_are_no_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As seen from what torch.cuda answers; not run on a GPU."""
+    """As seen from what torch.cuda answers. To look gives them back: what was there at the peak is remembered."""
     gpu = Allocator(monkeypatch)
     gpu.alloc(1000)
     gpu.matmul()
@@ -351,6 +351,7 @@ def test_workspaces_of_cublas_are_no_tensors(monkeypatch: pytest.MonkeyPatch) ->
             gpu.matmul()
             gpu.alloc(size)
             gpu.alloc(-size)
+            assert meter.live_bytes == 1000
             mark = meter.mark("step")
             assert (mark.live_bytes, mark.peak_bytes) == (1000, 1000 + size)
     assert (meter.live_bytes, meter.peak_bytes) == (1000, 1500)
