@@ -13,12 +13,14 @@ import msgspec
 import pytest
 
 from fsdp_sim import Cluster, Model, Plan, simulate
+from fsdp_sim.diagnose import Culprit, diagnose
 from fsdp_sim.timeline import COLLECTIVES, Event, Lane, Memory, Op, Phase, Timeline
 from fsdp_sim.timeline.analysis import exposed_comm_s
 from fsdp_sim.timeline.kineto import read_kineto
 from tests.timeline.kineto.gpu_trace import kineto_trace, unit_names
 
 MODEL = Model.preset("gpt2-124m")
+RECORDED = Path(__file__).with_name("recorded")
 PLANS = {
     "fsdp2": Plan(micro_batch=4, seq_len=1024, param_dtype="bf16"),
     "explicit prefetch": Plan(micro_batch=4, seq_len=1024, param_dtype="bf16", forward_prefetch=1),
@@ -276,3 +278,16 @@ def test_collectives_of_others_do_not_take_the_lanes_of_fsdp(tmp_path: Path) -> 
     assert (extra.op, extra.unit) == (Op.ALL_GATHER, "")
     ours = [e for e in got.ops if e.op is Op.ALL_GATHER and e is not extra]
     assert [(e.unit, e.lane) for e in ours] == [(e.unit, e.lane) for e in want.ops if e.op is Op.ALL_GATHER]
+
+
+def test_a_step_of_an_h200_is_read_with_its_units_and_the_cpu_is_found_to_be_late() -> None:
+    """Recorded: GPT-2 124M, 8 rows of 1,024 tokens, torch 2.11.0+cu130's FSDP2 alone on one H200, on 2026-11-27."""
+    step = read_kineto(RECORDED / "h200.fsdp2.rank0.json.gz")
+
+    blocks = [f"layers.{n}" for n in range(12)]
+    assert step.header.hardware.endswith("NVIDIA H200")
+    assert [e.unit for e in step.ops if e.op is Op.FWD] == ["root", *blocks, "root", "loss"]
+    assert [e.unit for e in step.ops if e.op is Op.BWD] == ["root", *reversed(blocks), "root"]
+    found = diagnose(step)
+    assert (found.device, found.comm_s) == ("gpu", 0.0)
+    assert found.culprits[0].culprit is Culprit.CPU_LATE  # without a profiler the CPU needed all of the step's 59 ms
