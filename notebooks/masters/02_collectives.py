@@ -382,7 +382,7 @@ from fsdp_sim.viz.charts.scaling_points import cases_of, line_of
 kept = {name: line_of(name, case, [8, 512], "weak").kept for name, case in cases_of(lines, None, None).items()}
 print({name: f"{share:.0%}" for name, share in kept.items()})
 assert kept["DDP"] > 0.95
-assert 0.9 < kept["FSDP"] < kept["DDP"]
+assert 0.85 < kept["FSDP"] < kept["DDP"]
 
 # %% [markdown] covers=["coverage 001.25"]
 # The contrary, for a model that fits: DDP goes on to hundreds of GPUs, and FSDP is the first to lose, because
