@@ -108,6 +108,9 @@ def calibrate_from(paths: Sequence[str | Path], model: Model, cluster: Cluster, 
     return fit.numbers_of(timeline)
 
 
+OF_UNITS = frozenset({Op.ALL_GATHER, Op.AG_CAST, Op.AG_COPY_IN, Op.RS_COPY_IN})  # a rank alone has copies and no gather
+
+
 def _names(timeline: Timeline, sim: Simulation) -> dict[str, str]:
     """The block of the model that each unit of the trace is, in the order of forward."""
     world, api = timeline.header.world_size, timeline.api
@@ -120,8 +123,7 @@ def _names(timeline: Timeline, sim: Simulation) -> dict[str, str]:
     if sim.plan.api not in ("fsdp1", "fsdp2"):
         raise ValueError(f"the plan is {sim.plan.api}; numbers of a stack are taken from traces of fsdp1 and fsdp2")
     blocks = [segment for segment, work in sim.workload.work.items() if work.is_block]
-    gathered = {e.unit for e in timeline.ops if e.op is Op.ALL_GATHER}
-    below = gathered - {"root"}
+    below = {e.unit for e in timeline.ops if e.op in OF_UNITS} - {"root"}
     units = list(dict.fromkeys(e.unit for e in timeline.ops if e.op is Op.FWD and e.unit in below))
     if len(units) != len(blocks) or not units:
         raise ValueError(

@@ -3,6 +3,7 @@
 import gzip
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -16,6 +17,7 @@ from fsdp_sim.schedule import build
 from fsdp_sim.simulation import simulate
 from fsdp_sim.spec import Cluster, Model, Plan
 from fsdp_sim.timeline import Op, Timeline
+from tests.timeline.kineto import gpu_trace
 from tests.timeline.kineto.gpu_trace import kineto_trace
 
 MODEL = Model.preset("gpt2-1.5b")
@@ -157,3 +159,16 @@ def test_the_command_writes_the_file_and_says_what_it_found(tmp_path):
     assert numbers_of_file(path)["step_s"] == pytest.approx(TRUTH["step_s"])
     without = CliRunner().invoke(command, [*run, "-o", str(tmp_path / "other.toml")])
     assert (without.exit_code, "give --trace too" in without.output) == (2, True)
+
+
+def test_a_step_of_one_gpu_that_gathers_from_nobody_gives_the_numbers_of_its_kernels():
+    """Recorded on an H200: see `tests.timeline.kineto.test_gpu`."""
+    path = Path(gpu_trace.__file__).parent / "recorded/h200.fsdp2.rank0.json.gz"
+    plan = Plan(stack="plain", micro_batch=8, seq_len=1024, param_dtype="bf16", reduce_dtype="fp32")
+
+    found = calibrate_from([path], "gpt2-124m", Cluster("H200", gpus=1), plan)
+
+    assert found.measured_step_s == pytest.approx(0.105, rel=0.01)
+    assert {"matmul_fraction_hopper", "attention_backward", "kernel_gap_s"} <= set(found.numbers)
+    with pytest.raises(ValueError, match="the trace has 12 units beside the root"):
+        calibrate_from([path], "gpt2-1.5b", Cluster("H200", gpus=1), plan)
