@@ -147,7 +147,7 @@ SETTINGS = (
              ("every 4th block", "4"), ("keep matmuls, attention", "mm,addmm,scaled_dot_product_attention")),
             "Which activations are computed again in backward instead of kept."),
     Control("cpu_offload", "CPU offload", "check", OFF_ON, "Shards, gradients, optimizer in the CPU's memory.", _FSDP),
-    Control("activation_offload", "offload activations", "menu",
+    Control("activation_offload", "act. offload", "menu",
             (("off", None), ("save_on_cpu", "save_on_cpu"), ("streams", "streams")),
             "What backward needs goes to the CPU's memory: save_on_cpu waits for it, streams copy beside compute.",
             ("fsdp2",)),
