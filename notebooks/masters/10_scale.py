@@ -554,7 +554,7 @@ assert (round(median(mfus[h100.name]), 1), round(median(mfus[a100.name]), 1)) ==
 # %% [markdown]
 # ## 11. How good is a month?
 #
-# *Predict:* Llama 3 8B learns from 15 trillion tokens on 1,024 of these H100, at the MFU of two sequences. How many days?
+# *Predict:* Llama 3 8B learns from 15 trillion tokens on 1,024 of these H100, with two sequences each. How many days?
 # And how often does something break meanwhile? Llama 3 405B counted 419 unexpected interruptions in 54 days, on 16,384
 # GPUs (Grattafiori et al. 2024, arXiv 2407.21783, section 3.3.4).
 
