@@ -46,7 +46,9 @@ def read(trace: Any, tmp_path: Path) -> Timeline:
 
 
 def simulated(name: str) -> Timeline:
-    return simulate(MODEL, Cluster("H100-SXM-80GB", gpus=8), PLANS[name]).timeline
+    """What has kernels: an offloaded optimizer has none."""
+    timeline = simulate(MODEL, Cluster("H100-SXM-80GB", gpus=8), PLANS[name]).timeline
+    return Timeline(timeline.header, [e for e in timeline.events if e.lane is not Lane.CPU])
 
 
 def unit(event: Event, units: set[str]) -> str:
