@@ -238,12 +238,10 @@ def _summary(found: Explanation) -> list[str]:
 
 def _again(found: Explanation) -> list[str]:
     """What checkpointed blocks keep of their operators, and what the rest takes again."""
-    run, kept = found.run, found.run.program.plan.activation_checkpointing
+    kept = found.run.program.plan.activation_checkpointing
     if kept != "selective" and not isinstance(kept, tuple):
         return []
-    start_s, end_s = (run.of_rank(column, found.rank) for column in (run.columns.start_s, run.columns.end_s))
-    places = [k for k in run.program.ops_of_steps[found.step] if run.ops[k].op is Op.RECOMPUTE]
-    again_s = float(sum([end_s[k] - start_s[k] for k in places]))
+    again_s = found.seconds_of(Op.RECOMPUTE)
     what = "attention and of every second linear layer" if kept == "selective" else _names(list(kept))
     return [
         f"Checkpointed blocks keep the outputs of {what} and compute the rest again in backward: {human_ms(again_s)} "
