@@ -16,17 +16,23 @@ class Parameters:
     Attributes:
         optimizer: the last one, which wrote the shards.
         shard_reads: operations since then that read them.
+        mistargeted: those of them, by unit, that brought shards to the device which nothing has copied out yet. For an
+            unshard that is never copied out, torch makes a stream wait and not the CPU (FSDPParamGroup's
+            finalize_backward), so an optimizer on the CPU may overtake the copy; what is copied is never read.
     """
 
     def __init__(self, facts: Facts, buffers: Buffers) -> None:
         self.facts, self.buffers = facts, buffers
         self.optimizer: Use | None = None
         self.shard_reads: list[Use] = []
+        self.mistargeted: dict[str, list[Use]] = {}
 
     def load(self, i: Instruction, use: Use, clock: Clock) -> None:
         """Shards to the device, or to the dtype of the gather."""
         if i.op is Op.H2D or not self.facts.plan.cpu_offload:
             self.read_shards(i, use, clock)
+        if i.op is Op.H2D:
+            self.mistargeted.setdefault(i.unit, []).append(use)
         self.facts.units[i.unit].loads[i.op] += 1
         temporary = self.buffers.get(Memory.TEMPORARY, i.unit)
         if temporary:
@@ -90,6 +96,7 @@ class Parameters:
         self.buffers.write(i, gathered, use, clock, parts._replace(have=parts.of))
 
     def copy_out(self, i: Instruction, use: Use, clock: Clock) -> None:
+        self.mistargeted.pop(i.unit, None)
         unit, whole = self.facts.units[i.unit], self.buffers.need(i, Memory.UNSHARDED, i.unit)
         if self.facts.shards == 1:
             self.read_shards(i, use, clock)
@@ -134,9 +141,12 @@ class Parameters:
 
     def updated(self, i: Instruction, use: Use, clock: Clock) -> None:
         """The optimizer writes the shards."""
+        mistargeted = {read for reads in self.mistargeted.values() for read in reads}
         for read in self.shard_reads:
-            must_see(i, clock, read, "which reads the shards it writes")
+            if read not in mistargeted:
+                must_see(i, clock, read, "which reads the shards it writes")
         self.shard_reads.clear()
+        self.mistargeted.clear()
         self.facts.version += 1
         self.optimizer = use
 
