@@ -1,12 +1,16 @@
 """A simulation says which of the settings that were given change nothing, and why."""
 
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 import pytest
+from hypothesis import Phase, given, settings
 
 from fsdp_sim import Cluster, Plan, simulate
 from fsdp_sim.engine import jitter
 from fsdp_sim.requests import request_of_texts, resolve, result_of
+from fsdp_sim.simulation import Simulation
+from tests.laws.draws import alone, requests
+from tests.laws.law import Request, simulated
 
 NODE = Cluster("A100", gpus=8)
 
@@ -35,6 +39,14 @@ def test_what_changes_nothing_is_named_with_the_reason(model, cluster, plan, nam
     assert all(f".{name}=" in sentence and why in sentence for name, sentence in found.items())
 
 
+@pytest.mark.parametrize("plan", [
+    Plan(activation_checkpointing=24), Plan(expandable_segments=True), Plan(wrap=1), Plan(experts_impl="loop"),
+])  # fmt: skip
+def test_one_gpu_is_no_reason_for_what_is_not_about_communication(plan) -> None:
+    notes = simulate("gpt2-124m", Cluster("A100", gpus=1), plan).notes
+    assert ["those of" in note for note in notes] == [True]
+
+
 def test_what_is_left_out_is_not_named() -> None:
     sim = simulate("llama3-8b", NODE)
     assert sim.notes == []
@@ -58,3 +70,54 @@ def test_ranks_that_differ_change_nothing_of_the_notes() -> None:
     plan = Plan(requires_gradient_sync="last")
     sim = simulate("gpt2-124m", NODE, plan, skew=lambda seconds, ranks: jitter(seconds, ranks, sigma=0.1))
     assert sim.notes == simulate("gpt2-124m", NODE, plan).notes
+
+
+def all_of(sim: Simulation) -> list[object]:
+    """What one may read off it: the program, each operation's times, memory, rates."""
+    columns = sim.run.columns
+    return [
+        sim.program.instructions, list(columns.start_s), list(columns.end_s), astuple(sim.exposure),
+        sim.memory.peak_by_category, sim.memory.reserved_bytes, sim.host_memory_bytes, sim.step_time_s, sim.mfu,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("where", [lambda request: request, alone], ids=["anywhere", "on one GPU"])
+def test_a_setting_has_a_note_exactly_where_nothing_changes_without_it(where) -> None:
+    @settings(phases=[Phase.reuse, Phase.generate], derandomize=True)
+    @given(requests())
+    def holds(drawn: Request) -> None:
+        request = where(drawn)
+        asked = simulated(request)
+        usual = Plan(stack=request.plan.stack)
+        for name in request.plan.unlike_its_stack:
+            default = "plain" if name == "stack" else getattr(usual, name)
+            try:
+                other = simulated(request._replace(plan=replace(request.plan, **{name: default})))
+            except ValueError:  # another setting needs it
+                continue
+            changed = all_of(other) != all_of(asked)
+            assert changed != (name in asked.without_effect), f"{name} of {request}"
+
+    holds()
+
+
+def test_what_a_traced_model_was_traced_with_is_not_taken_for_a_setting() -> None:
+    torch = pytest.importorskip("torch")
+    from fsdp_sim.measure import model_from_module
+    from labs.model.gpt import GPT, GPTConfig
+
+    tokens = torch.zeros(2, 32, dtype=torch.long)
+    module = GPT(GPTConfig(n_layer=2, n_head=4, d_model=64, vocab_size=300, context=32))
+    traced = model_from_module(module, (tokens, tokens), progress=False)
+
+    one = simulate(traced, Cluster("A100", gpus=1), Plan(micro_batch=7, seq_len=77, cross_entropy="fused"))
+    assert [note.split(": ")[1] for note in one.notes] == [
+        "a traced model has that of its example inputs.",
+        "a traced model has that of its example inputs.",
+        "a traced model computes what its module and its loss do.",
+    ]
+    eager, compiled = simulate(traced, NODE), simulate(traced, NODE, Plan(compile=True))
+    assert compiled.step_time_s < eager.step_time_s
+    assert compiled.peak_memory_bytes == eager.peak_memory_bytes
+    assert eager.notes == []
+    assert ["changes no byte" in note for note in compiled.notes] == [True]

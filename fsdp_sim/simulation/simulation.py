@@ -265,8 +265,16 @@ class Simulation:
         """A sentence for each setting of the plan or the cluster that was given and changes nothing, by its name."""
         model, plan = self._asked
         return without_effect(
-            self.cluster, plan, lambda cluster, plan: simulate(model, cluster, plan, calibration=self._calibration)
+            self.cluster,
+            plan,
+            lambda cluster, plan: simulate(model, cluster, plan, calibration=self._calibration),
+            traced=self._is_traced,
         )
+
+    @property
+    def _is_traced(self) -> bool:
+        """Whether its work was read off a module, which no plan decides."""
+        return not self.workload.written_for
 
     @property
     def notes(self) -> list[str]:
@@ -278,6 +286,11 @@ class Simulation:
                 f"Of the CPUs this is unverified: that their memory moves at most {share} for each GPU of a node "
                 f"(host_memory_gb_per_s is the node's) and the optimizer gets 40% of that. It takes all cores, shared "
                 f"out among the ranks by OMP_NUM_THREADS; torchrun's default is one thread a rank."
+            )
+        if self.plan.compile and self._is_traced:
+            remarks.append(
+                "Plan.compile=True changes no byte here: a traced model is taken to keep what its operators keep "
+                "without a compiler, which keeps less."
             )
         return [*self.cluster.notes, *remarks, *self.without_effect.values()]
 

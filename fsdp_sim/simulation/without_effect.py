@@ -15,7 +15,13 @@ from fsdp_sim.spec import ONLY_WITH_ACCUMULATION, Cluster, Plan
 if TYPE_CHECKING:
     from fsdp_sim.simulation.simulation import Simulation
 
-ANY: tuple[str, ...] = ()
+OF_COMMUNICATION = (  # what is sent, to whom, when, and over what
+    "reshard_after_forward", "forward_prefetch", "backward_prefetch", "limit_all_gathers", "sharding_strategy",
+    "reduce_dtype", "shard_size", "reduce_scatter_max_input_buffers", "separate_reduce_scatter_group",
+    "post_optim_event", "unshard_async_op", "requires_gradient_sync", "requires_all_reduce", "reshard_after_backward",
+    "is_last_backward", "gradient_divide_factor", "torch", "bucket_cap_mb", "intra", "inter", "bandwidth_gbps",
+    "latency_us",
+)  # fmt: skip
 
 
 class Reason(NamedTuple):
@@ -41,7 +47,7 @@ REASONS = (
     Reason(("rms_norm",), lambda c, p: p.compile, "a compiler fuses norms in any case"),
     Reason(("rms_norm",), lambda c, p: True, "it is for RMSNorm, in models given by name or dimensions"),
     Reason(("torch",), lambda c, p: p.torch == "2.14", "torch 2.14 issues what 2.13 does"),
-    Reason(ANY, lambda c, p: c.gpus == 1, "one GPU communicates with no other"),
+    Reason(OF_COMMUNICATION, lambda c, p: c.gpus == 1, "one GPU communicates with no other"),
     Reason(("reduce_dtype",), lambda c, p: True, "gradients are reduced in {reduce_dtype} without it"),
     Reason(("param_dtype",), lambda c, p: True, "parameters are {param_dtype} without it"),
     Reason(("shard_size",), lambda c, p: p.shard_size == c.gpus, "these are all GPUs"),
@@ -49,18 +55,31 @@ REASONS = (
 )
 
 
-def without_effect(cluster: Cluster, plan: Plan, again: Callable[[Cluster, Plan], Simulation]) -> dict[str, str]:
-    """A sentence for each setting that changes neither program nor step time nor memory.
+TRACED = (
+    Reason(("micro_batch", "seq_len"), lambda c, p: True, "a traced model has that of its example inputs"),
+    Reason(
+        ("cross_entropy", "loss_metrics", "experts_impl"), lambda c, p: True,
+        "a traced model computes what its module and its loss do",
+    ),
+)  # fmt: skip
+
+
+def without_effect(
+    cluster: Cluster, plan: Plan, again: Callable[[Cluster, Plan], Simulation], *, traced: bool = False
+) -> dict[str, str]:
+    """A sentence for each setting that changes neither program nor times nor memory.
 
     Args:
         plan: as it was asked for.
         again: simulates the model.
+        traced: it is a module that was traced.
     """
     usual, asked = vars(Plan(stack=plan.stack)) | {"stack": "plain"}, again(cluster, plan)
     settings: list[tuple[Plan | Cluster, str, Any]] = [(plan, name, usual[name]) for name in plan.unlike_its_stack]
     settings += [
         (cluster, f.name, None) for f in fields(cluster) if f.default is None and getattr(cluster, f.name) is not None
     ]
+    reasons = (*TRACED, *REASONS) if traced else REASONS
     found: dict[str, str] = {}
     for of, name, default in settings:
         try:
@@ -69,7 +88,7 @@ def without_effect(cluster: Cluster, plan: Plan, again: Callable[[Cluster, Plan]
         except ValueError:  # something else that is set needs it
             continue
         if _same(asked, without):
-            reason = next((r for r in REASONS if name in (r.names or (name,)) and r.holds(cluster, plan)), None)
+            reason = next((r for r in reasons if name in r.names and r.holds(cluster, plan)), None)
             why = (
                 reason.words.format_map(vars(plan)) if reason else f"program, time and memory are those of {default!r}"
             )
@@ -80,7 +99,9 @@ def without_effect(cluster: Cluster, plan: Plan, again: Callable[[Cluster, Plan]
 def _same(sim: Simulation, other: Simulation) -> bool:
     return (
         sim.step_time_s == other.step_time_s
+        and sim.exposure == other.exposure  # what communication hides may have changed
         and sim.peak_memory_bytes == other.peak_memory_bytes
+        and sim.host_memory_bytes == other.host_memory_bytes
         and sim.program.instructions == other.program.instructions
         # Of one program the allocator holds as much, unless it is set otherwise
         and (
