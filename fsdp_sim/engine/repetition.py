@@ -55,8 +55,7 @@ def stretches(kinds: Sequence[int], order: Dependencies) -> list[Stretch]:
         numbers.setdefault((kind, *[k - before for before in after[k]]), len(numbers)) for k, kind in enumerate(kinds)
     ]
     marks = [k for k, i in enumerate(order.ops) if i.op in COMPUTES]
-    last_before = [max(before, default=-1) for before in after]
-    found: list[Stretch] = []
+    found: list[tuple[int, int, int]] = []
     done = 0  # up to here operations are in a stretch
     for place, k in enumerate(marks):
         if k < done:
@@ -65,18 +64,30 @@ def stretches(kinds: Sequence[int], order: Dependencies) -> list[Stretch]:
             period = mark - k
             first, end = _alike(signs, k, period, done)
             if end - first >= LEAST_PERIODS * period:
-                beyond = range(end, len(signs))
-                found.append(
-                    Stretch(
-                        first, end, period,
-                        reach=max((one - before for one in range(first, end) for before in after[one]), default=0),
-                        outside=tuple([one for one in beyond if any(first <= before < end for before in after[one])]),
-                        held=min((last_before[one] for one in beyond), default=end),
-                    )
-                )  # fmt: skip
+                found.append((first, end, period))
                 done = end
                 break
-    return found
+    return _bounded(found, after)
+
+
+def _bounded(found: Sequence[tuple[int, int, int]], after: Sequence[Sequence[int]]) -> list[Stretch]:
+    """Stretches, given as first, end and period, with what bounds them; there may be thousands in a program."""
+    number_of = [-1] * len(after)  # of each operation the number of the stretch that it is in
+    for number, (first, end, _) in enumerate(found):
+        number_of[first:end] = [number] * (end - first)
+    reach = [0] * len(found)
+    outside: list[list[int]] = [[] for _ in found]
+    held = [len(after)] * (len(after) + 1)  # of each place: before which no operation from there on comes
+    for one in reversed(range(len(after))):
+        held[one] = min(held[one + 1], max(after[one], default=-1))
+        if (inside := number_of[one]) >= 0:
+            reach[inside] = max(reach[inside], one - min(after[one], default=one))
+        for number in {number_of[before] for before in after[one]} - {inside, -1}:
+            outside[number].append(one)
+    return [
+        Stretch(first, end, period, reach[n], tuple(reversed(outside[n])), held[end] if end < len(after) else end)
+        for n, (first, end, period) in enumerate(found)
+    ]
 
 
 def marks_of(found: Iterable[Stretch], order: Dependencies) -> dict[int, Stretch]:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from fsdp_sim.diagnose import RunCauses
 from fsdp_sim.engine import Contention, run
+from fsdp_sim.engine.dependencies import dependencies
 from fsdp_sim.engine.kinds import kinds_of
 from fsdp_sim.engine.repetition import Repetition
 from fsdp_sim.schedule import Param, Unit, build
@@ -107,3 +108,18 @@ def test_stretches_are_the_layers_in_forward_and_in_backward():
             before, here = ops[k - one.period], ops[k]
             assert (before.op, alike[before.unit], before.bytes) == (here.op, alike[here.unit], here.bytes)
     assert kinds_of(program, {}).stretches == []
+
+
+def test_what_bounds_a_stretch_of_many_is_what_comes_after_its_operations():
+    """Each micro-batch has stretches of its own; what bounds one is counted here operation by operation."""
+    units, alike = model([0] * 40)
+    program = build(units, Plan(grad_accum=3), 4)
+    after = dependencies(program, on_cpu=False).after
+    found = kinds_of(program, alike).stretches
+
+    assert len(found) == 6  # forward and backward of each micro-batch
+    for one in found:
+        beyond = range(one.end, len(after))
+        assert one.reach == max(k - before for k in range(one.first, one.end) for before in after[k])
+        assert one.outside == tuple(k for k in beyond if any(one.first <= before < one.end for before in after[k]))
+        assert one.held == min(max(after[k], default=-1) for k in beyond)
