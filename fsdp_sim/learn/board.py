@@ -7,7 +7,8 @@ from html import escape
 
 from fsdp_sim.learn import progress
 from fsdp_sim.learn.find import CHAPTERS, load, names
-from fsdp_sim.learn.progress import Entry, State
+from fsdp_sim.learn.predictions.prediction import CLOSE
+from fsdp_sim.learn.progress import Entry, Estimate, State
 
 SIGNS = {State.OPEN: "○", State.TRIED: "◐", State.PASSED: "✓", State.OPTIMAL: "★", State.SEEN: "◎"}
 SOLVED = (State.PASSED, State.OPTIMAL)
@@ -38,6 +39,7 @@ class Board:
 
     rows: tuple[BoardRow, ...]
     file: str
+    estimates: tuple[Estimate, ...] = ()
 
     @property
     def headline(self) -> str:
@@ -46,10 +48,26 @@ class Board:
         left = sum(one.minutes for one in self.rows) - sum(one.minutes for one in solved)
         return f"{len(solved)} of {len(self.rows)} exercises solved, about {left} minutes left"
 
+    @property
+    def calibration(self) -> str:
+        """How good the predictions were; empty where there was none."""
+        chosen = [e.right for e in self.estimates if e.ratio is None]
+        ratios = [e.ratio for e in self.estimates if e.ratio is not None]
+        close = sum(e.right for e in self.estimates if e.ratio is not None)
+        said = []
+        if chosen:
+            said.append(f"you chose right in {sum(chosen)} of {len(chosen)} predictions")
+        if ratios:
+            low, high = sum(r < 1 - CLOSE for r in ratios), sum(r > 1 + CLOSE for r in ratios)
+            said.append(f"your estimates are within {CLOSE:.0%} in {close} of {len(ratios)}")
+            if max(low, high) > len(ratios) / 2:
+                said.append(f"most are too {'low' if low > high else 'high'}")
+        return ", and ".join(said).capitalize() + "." * bool(said)
+
     def __str__(self) -> str:
         columns = zip(HEADER, *(one.cells for one in self.rows), strict=True)
         widths = [max(map(len, column)) for column in columns]
-        lines = [self.headline]
+        lines = [self.headline, *([self.calibration] if self.calibration else [])]
         for chapter, exercises in self._by_chapter().items():
             lines += ["", chapter, *("  ".join(map(str.ljust, one.cells, widths)).rstrip() for one in exercises)]
         return "\n".join([*lines, "", f"kept in {self.file}; nothing leaves this machine"])
@@ -67,7 +85,8 @@ class Board:
                 first, *rest = map(escape, exercise.cells)
                 header = cell(f"<code>{first}</code>", f' scope="row"{LEFT}', "th")
                 rows.append(row([header, *(cell(text, LEFT) for text in rest)]))
-        table = table_html(rows, head, f"<caption>{escape(self.headline)}</caption>")
+        caption = "<br>".join(escape(text) for text in (self.headline, self.calibration) if text)
+        table = table_html(rows, head, f"<caption>{caption}</caption>")
         return f"{table}<p>Kept in <code>{escape(self.file)}</code>; nothing leaves this machine.</p>"
 
     def _by_chapter(self) -> dict[str, list[BoardRow]]:
@@ -91,4 +110,4 @@ def board(chapter: str = "") -> Board:
     kept = progress.read()
     exercises = [load(name) for name, of in names().items() if chapter in ("", of)]
     rows = (BoardRow(e.chapter, e.name, e.title, e.difficulty, e.minutes, kept.get(e.name, Entry())) for e in exercises)
-    return Board(tuple(rows), str(progress.path()))
+    return Board(tuple(rows), str(progress.path()), tuple(progress.estimates().values()))

@@ -1,4 +1,4 @@
-"""What became of each exercise: tries, the best grade, hints. Kept in the learner's file of progress."""
+"""What became of each exercise and prediction. Kept in the learner's file of progress."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fsdp_sim.learn import kept
 from fsdp_sim.learn.kept import VARIABLE, path
 from fsdp_sim.learn.verdict import Grade
 
-__all__ = ["VARIABLE", "Entry", "State", "change", "entry", "path", "read"]
+__all__ = ["VARIABLE", "Entry", "Estimate", "State", "change", "entry", "estimates", "keep_estimate", "path", "read"]
 
 VERSION = 1
 
@@ -49,8 +49,21 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
         return State.TRIED if self.tries else State.OPEN
 
 
-class _File(msgspec.Struct):
+class Estimate(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is kept of the first answer to a prediction.
+
+    Attributes:
+        right: it was the right choice, or close.
+        ratio: of a quantity, the answer over the truth.
+    """
+
+    right: bool
+    ratio: float | None = None
+
+
+class _File(msgspec.Struct, omit_defaults=True):
     exercises: dict[str, Entry] = {}
+    predictions: dict[str, Estimate] = {}
     version: int = VERSION
 
 
@@ -74,6 +87,25 @@ def change(name: str, how: Callable[[Entry], Entry | None]) -> str:
     def changed(file: _File) -> _File:
         new = how(file.exercises.get(name, Entry()))
         others = {key: value for key, value in file.exercises.items() if key != name}
-        return _File(dict(sorted((others | ({name: new} if new else {})).items())))
+        exercises = dict(sorted((others | ({name: new} if new else {})).items()))
+        return msgspec.structs.replace(file, exercises=exercises)
+
+    return kept.change(path(), _File, changed)
+
+
+def estimates() -> dict[str, Estimate]:
+    """The first answer to each prediction."""
+    return kept.read(path(), _File).predictions
+
+
+def keep_estimate(name: str, given: Estimate) -> str:
+    """Keep the answer to a prediction, unless there is one already.
+
+    Returns:
+        what went wrong, as a sentence; empty if nothing did.
+    """
+
+    def changed(file: _File) -> _File:
+        return msgspec.structs.replace(file, predictions={name: given} | file.predictions)
 
     return kept.change(path(), _File, changed)

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 
 from fsdp_sim import simulate, viz
-from fsdp_sim.learn import board, check, hint, solution  # noqa: F401
+from fsdp_sim.learn import board, check, hint, predict, solution  # noqa: F401
 from fsdp_sim.mini import fully_shard
 from fsdp_sim.ranks import Network, run, track
 from fsdp_sim.spec import Cluster, Model, Plan
@@ -42,8 +42,8 @@ from labs.model.gpt import GPT, GPTConfig
 # FSDP does **not** put different layers on different ranks. Every rank computes every layer, on its own
 # rows of the batch. What is divided is *storage*: each parameter is cut into pieces along its first
 # dimension, and each rank keeps one piece.
-#
-# *Predict:* a matrix of 384 × 128 on 4 ranks. What shape does each rank store?
+
+# %% predict="rows_of_a_rank"
 
 
 # %%
@@ -98,9 +98,7 @@ def train(steps, batch=32):
 four = run(train, 4, 12)
 one = run(train, 1, 4)
 
-# %% [markdown]
-# *Predict:* four ranks with 8 rows each, against one process with all 32. Are the losses the same, nearly
-# the same, or different?
+# %% predict="losses_of_four_ranks"
 
 # %%
 for step in range(4):
@@ -132,8 +130,9 @@ print("prefetch on: ", viz.describe(predicted[1]))
 # %% [markdown]
 # ## 4. See it
 #
-# Prefetch off, measured. *Predict:* before block 3 computes, its parameters must arrive. What does the
-# rank do meanwhile?
+# Prefetch off, measured.
+
+# %% predict="while_parameters_arrive"
 
 # %% tags=["nbval-ignore-output"]
 off = training_only(experiment.run(8).timeline)
@@ -184,9 +183,13 @@ print("Every rank issued what the program says, in the order it says.")
 # %% [markdown]
 # ## 5. Change one number
 #
-# *Predict in your head first:* twice the bandwidth. Does the step take half as long? Then change
-# `bandwidth_gbps` and run the cell again: only the wire changes, so nothing needs to be measured. (The first
-# lines are the network of section 3, now by the formula alone; there the collectives' times were measured.)
+# A faster wire: we go from 0.16 to 0.32 Gbit/s, with prefetch off.
+
+# %% predict="twice_the_bandwidth"
+
+# %% [markdown]
+# Change `bandwidth_gbps` and run the cell as often as you like: only the wire changes, so nothing needs to be
+# measured again.
 
 # %% tags=["nbval-ignore-output"]
 bandwidth_gbps = 1.0
@@ -239,7 +242,9 @@ viz.compare(*(step.timeline for step in steps.values()), titles=titles)
 #
 # `labs/train.py` trains this GPT with torch's own `fully_shard`, started by `torchrun` as on a cluster. What
 # carries the data is gloo between CPUs, as here, and NCCL when every rank has a GPU. Same seed, same text,
-# and two ranks instead of four. *Predict:* are its losses ours?
+# and two ranks instead of four.
+
+# %% predict="losses_of_torch"
 
 # %% tags=["nbval-ignore-output"]
 from labs.cluster.torchrun import torchrun

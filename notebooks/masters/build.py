@@ -1,14 +1,17 @@
 """Builds the notebooks from their masters: ``python -m notebooks.masters.build [NAME ...] [--text]``.
 
-A master (jupytext's percent format) with exercises becomes two notebooks: the students' edition, with stubs, and the
-solutions; one without becomes one. An exercise is one empty cell, ``# %% exercise="name"``: see `exercise_cells`. All
-are executed, and every figure gets an image beside its interactive form, so that a saved notebook shows its pictures
-without being run. Of a widget, which lives only as long as its kernel, the saved notebook keeps the picture beside it.
+A master (jupytext's percent format) becomes two notebooks: the students' edition, with stubs and without the asserts
+that hold its text true, and the solutions. An exercise is one empty cell, ``# %% exercise="name"``, a prediction
+another, ``# %% predict="name"``: see `exercise_cells`. All are executed, but the students' edition shows no answer
+before one has committed to one's own: see `withhold`. Every figure gets an image beside its interactive form, so that
+a saved notebook shows its pictures without being run. Of a widget, which lives only as long as its kernel, the saved
+notebook keeps the picture beside it.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import base64
 import hashlib
 import io
@@ -17,7 +20,10 @@ import re
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jupytext
 import nbformat
@@ -26,7 +32,7 @@ from PIL import Image
 from rich.console import Console
 
 from fsdp_sim.learn.coverage import notebooks
-from notebooks.masters.exercise_cells import expanded
+from notebooks.masters.exercise_cells import expanded, prediction
 from notebooks.masters.glossary_links import linked
 
 MASTERS = Path(__file__).parent
@@ -36,6 +42,9 @@ PICTURES = STUDENTS / "pictures"
 WIDGET = "application/vnd.jupyter.widget-view+json"
 IMAGES = {"image/png", "image/jpeg"}
 JPEG_WIDTH = 1000
+WITHHELD = "withheld"  # tag of a cell whose output the students' edition does not show
+FOLDED = "<details>\n<summary>Read on when you have run it</summary>\n\n{}\n\n</details>"
+ASKS = re.compile(r"^(#|\*\*Predict\.\*\*)")
 
 
 def masters() -> list[Path]:
@@ -48,14 +57,26 @@ def exercises(master: Path) -> list[str]:
     return [cell.metadata["exercise"] for cell in jupytext.read(master).cells if "exercise" in cell.metadata]
 
 
-def edition(master: Path, *, solutions: bool) -> nbformat.NotebookNode:
-    """The notebook of a master, not yet executed. Cell ids follow from the content, so that diffs stay small."""
+def edition(master: Path, *, solutions: bool, folds: bool = True) -> nbformat.NotebookNode:
+    """The notebook of a master, not yet executed. Cell ids follow from the content, so that diffs stay small.
+
+    Args:
+        folds: the students' edition withholds answers.
+    """
     notebook = jupytext.read(master)
+    makers = {"exercise": partial(expanded, solutions=solutions), "predict": prediction}
     notebook.cells = [
         made
         for cell in notebook.cells
-        for made in (expanded(cell, solutions=solutions) if "exercise" in cell.metadata else [cell])
+        for made in next((make(cell) for of, make in makers.items() if of in cell.metadata), [cell])
     ]
+    if not solutions:
+        if folds:
+            withhold(notebook)
+        for cell in notebook.cells:
+            if cell.cell_type == "code":
+                cell.source = without_claims(cell.source)
+        notebook.cells = [cell for cell in notebook.cells if cell.source]
     terms: set[str] = set()
     seen: Counter[str] = Counter()
     for cell in notebook.cells:
@@ -68,6 +89,79 @@ def edition(master: Path, *, solutions: bool) -> nbformat.NotebookNode:
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
         "language_info": {"name": "python"},
     }
+    return notebook
+
+
+def withhold(notebook: nbformat.NotebookNode) -> None:
+    """Mark whose output gives an answer away, and fold the text that does.
+
+    That is all code between a prediction or an exercise's stub and the next text, and that text, up to a heading or the
+    next question. The output is left out when the notebook is written (`shown`), and nbval does not compare it.
+    """
+    waits, fold = False, False
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            asks = {"exercise", "predict"} & cell.metadata.keys()
+            if asks:
+                waits, fold = True, "predict" in cell.metadata
+            elif waits:
+                cell.metadata["tags"] = sorted({*cell.metadata.get("tags", []), WITHHELD, "nbval-ignore-output"})
+        elif waits:
+            if fold:
+                paragraphs = cell.source.split("\n\n")
+                told = next((i for i, p in enumerate(paragraphs) if ASKS.match(p)), len(paragraphs))
+                answer = ["\n\n".join(paragraphs[:told])] if told else []
+                cell.source = "\n\n".join([*map(FOLDED.format, answer), *paragraphs[told:]])
+            waits = fold = False
+
+
+def without_claims(source: str) -> str:
+    """Code without the asserts that hold the text true: they are for the tests, as notes to linters are."""
+    source = re.sub(r" +# noqa.*$", "", source, flags=re.MULTILINE)
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:  # of IPython
+        return source
+
+    def claims(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+        """The statements that do nothing but claim."""
+        for statement in body:
+            parts = [getattr(statement, name, []) for name in ("body", "orelse")]
+            inside = [claim for part in parts for claim in claims(part)]
+            if isinstance(statement, ast.Assert) or (inside and len(inside) == sum(map(len, parts))):
+                yield statement
+            else:
+                yield from inside
+
+    lines = source.splitlines()
+    for claim in sorted(claims(tree.body), key=lambda claim: -claim.lineno):
+        del lines[claim.lineno - 1 : claim.end_lineno]
+    return re.sub(r"\n{4,}", "\n\n\n", "\n".join(lines)).strip("\n")
+
+
+def shown(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """The notebook as it is written: without the outputs that are withheld."""
+    for cell in notebook.cells:
+        if WITHHELD in cell.metadata.get("tags", []):
+            cell.outputs = []
+    return notebook
+
+
+def pairs(students: nbformat.NotebookNode, solved: nbformat.NotebookNode) -> Iterator[tuple[Any, Any]]:
+    """The code cells of the students' edition beside those of the other one, which has some that only claim besides."""
+    first, second = ([cell for cell in n.cells if cell.cell_type == "code"] for n in (students, solved))
+    return zip(first, [cell for cell in second if without_claims(cell.source)], strict=True)
+
+
+def told(name: str, folder: Path | None = None) -> nbformat.NotebookNode:
+    """The students' edition with the outputs that it withholds, for pages and slides."""
+    folder = folder or STUDENTS
+    notebook, path = nbformat.read(folder / f"{name}.ipynb", as_version=4), folder / "solutions" / f"{name}.ipynb"
+    if path.exists():
+        solved = nbformat.read(path, as_version=4)
+        for cell, other in pairs(notebook, solved):
+            if WITHHELD in cell.metadata.get("tags", []):
+                cell.outputs = other.outputs
     return notebook
 
 
@@ -129,16 +223,15 @@ def save_last_picture(notebook: nbformat.NotebookNode, path: Path) -> None:
         picture.quantize(256, dither=Image.Dither.NONE).save(path, "PNG", optimize=True)
 
 
-def with_outputs(notebook: nbformat.NotebookNode, saved: Path) -> nbformat.NotebookNode:
+def with_outputs(notebook: nbformat.NotebookNode, executed: nbformat.NotebookNode, name: str) -> nbformat.NotebookNode:
     """The notebook with the outputs of a saved one.
 
     Raises:
         ValueError: their code is not the same.
     """
-    executed = nbformat.read(saved, as_version=4)
     old, new = ([cell for cell in n.cells if cell.cell_type == "code"] for n in (executed, notebook))
     if [cell.source for cell in old] != [cell.source for cell in new]:
-        raise ValueError(f"the code of {saved.name} has changed: build it without --text")
+        raise ValueError(f"the code of {name} has changed: build it without --text")
     for was, cell in zip(old, new, strict=True):
         cell.outputs, cell.execution_count = was.outputs, was.execution_count
     notebook.metadata = executed.metadata
@@ -147,19 +240,21 @@ def with_outputs(notebook: nbformat.NotebookNode, saved: Path) -> nbformat.Noteb
 
 def build(master: Path, *, run: bool) -> list[Path]:
     """Write the editions of a master and return their paths; without ``run`` with the outputs they have."""
-    written = []
-    for folder in (STUDENTS, SOLUTIONS) if exercises(master) else (STUDENTS,):
-        notebook, path = edition(master, solutions=folder is SOLUTIONS), folder / f"{master.stem}.ipynb"
-        if run:
+    made = {folder: edition(master, solutions=folder is SOLUTIONS) for folder in (SOLUTIONS, STUDENTS)}
+    for folder, notebook in made.items():
+        path = folder / f"{master.stem}.ipynb"
+        if not run:
+            with_outputs(notebook, nbformat.read(path, as_version=4), path.name)
+        elif folder is SOLUTIONS or exercises(master):
             execute(notebook, folder)
-            if folder is STUDENTS:
-                save_last_picture(notebook, PICTURES / f"{master.stem}.png")
         else:
-            notebook = with_outputs(notebook, path)
+            for cell, other in pairs(notebook, made[SOLUTIONS]):
+                cell.outputs, cell.execution_count = other.outputs, other.execution_count
+        if run and folder is STUDENTS:
+            save_last_picture(made[SOLUTIONS], PICTURES / f"{master.stem}.png")
         folder.mkdir(exist_ok=True)
-        nbformat.write(notebook, path)
-        written.append(path)
-    return written
+        nbformat.write(shown(notebook), path)
+    return [folder / f"{master.stem}.ipynb" for folder in made]
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""The cells of one exercise, made from its file: header, stub or solution, check."""
+"""The cells of one exercise (header, stub or solution, check) and of one prediction, made from their files."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell
 
 from fsdp_sim.learn.exercise import Exercise
 from fsdp_sim.learn.find import load
+from fsdp_sim.learn.predictions import load as load_prediction
 from fsdp_sim.learn.sources import imports, solution_source, stub_source
 
 CHECK = 'checked = check("{name}", {name})\nchecked'
@@ -29,6 +30,22 @@ def expanded(cell: nbformat.NotebookNode, *, solutions: bool) -> list[nbformat.N
         new_markdown_cell(header(exercise)),
         new_code_cell(written, metadata={"exercise": name, "tags": ["exercise"]}),
         new_code_cell((PASSES if solutions else CHECK).format(name=name), metadata={"tags": ["check", *tags]}),
+    ]
+
+
+def prediction(cell: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
+    """The cells in place of ``cell``, whose metadata name a prediction.
+
+    Raises:
+        ValueError: there is no such prediction, or the cell is not empty.
+    """
+    name = cell.metadata["predict"]
+    if cell.source.strip():
+        raise ValueError(f"the cell of prediction {name!r} is not empty; its question comes from its file")
+    asked = load_prediction(name)
+    return [
+        new_markdown_cell(f"**Predict.** {asked.question}"),
+        new_code_cell(f'predict("{name}")', metadata={"predict": name}),
     ]
 
 

@@ -17,7 +17,8 @@ from pathlib import Path
 import nbformat
 from sphinx.application import Sphinx
 
-IMAGES = {"image/png", "image/jpeg"}
+from notebooks.masters.build import IMAGES, WITHHELD, told
+
 NOTEBOOKS = Path(__file__).parents[1]
 OUT = NOTEBOOKS.parent / "build" / "html"
 CONFIGURATION = {
@@ -28,6 +29,8 @@ CONFIGURATION = {
     "nb_execution_mode": "off",
     "nb_ipywidgets_js": {},  # else every page asks other hosts for scripts
     "nb_merge_streams": True,
+    "nb_code_prompt_show": "What happens? Answer first",
+    "nb_code_prompt_hide": "What happens",
     "myst_heading_anchors": 3,
     "html_copy_source": False,
     "html_show_copyright": False,
@@ -62,13 +65,15 @@ def stage(notebooks: Path, folder: Path, names: list[str]) -> list[str]:
     for path in sorted([*notebooks.glob("*.ipynb"), *notebooks.glob("solutions/*.ipynb")]):
         if names and path.stem not in names:
             continue
-        notebook = nbformat.read(path, as_version=4)
+        notebook = told(path.stem, path.parent) if path.parent == notebooks else nbformat.read(path, as_version=4)
         notebook.cells[0].source = titled(notebook.cells[0].source, path)
         for cell in notebook.cells:
             shown = [output.data for output in cell.get("outputs", []) if IMAGES & output.get("data", {}).keys()]
             if shown:
                 words = " ".join(" ".join(data["text/plain"].split()) for data in shown)
                 cell.metadata["mystnb"] = {"image": {"alt": words}}
+            if WITHHELD in cell.metadata.get("tags", []):
+                cell.metadata["tags"] = [*cell.metadata["tags"], "hide-output"]
         target = folder / path.relative_to(notebooks)
         target.parent.mkdir(exist_ok=True)
         nbformat.write(notebook, target)

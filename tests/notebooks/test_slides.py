@@ -107,7 +107,7 @@ def test_every_slide_has_something_to_say(chapter: Deck, plan: Deck) -> None:
 
 
 def test_every_figure_is_a_slide_of_its_own_with_a_headline_and_words(chapter: Deck) -> None:
-    outputs = [output for cell in saved(chapter.name).cells for output in cell.get("outputs", ())]
+    outputs = [output for cell in build.told(chapter.name).cells for output in cell.get("outputs", ())]
     drawn = [slide for slide in chapter.slides if slide.figure]
     assert len(drawn) == sum(figures.MIME in output.get("data", {}) for output in outputs)
     for slide in drawn:
@@ -289,7 +289,7 @@ def test_markdown_is_rendered_and_html_in_it_is_text() -> None:
 
 
 def test_several_timelines_go_without_their_memory_so_that_their_rows_can_be_read() -> None:
-    outputs = [output for cell in saved("05_overlap").cells for output in cell.get("outputs", ())]
+    outputs = [output for cell in build.told("05_overlap").cells for output in cell.get("outputs", ())]
     plots = [output.data[figures.MIME] for output in outputs if figures.MIME in output.get("data", {})]
     crowded = max(plots, key=lambda plot: plot["layout"]["height"])
     assert crowded["layout"]["height"] > 900

@@ -38,7 +38,7 @@ def chapter(master: Path) -> Deck:
         ValueError: the code of the saved notebook is not that of its master.
     """
     try:
-        notebook = build.with_outputs(edition(master.stem), build.STUDENTS / f"{master.stem}.ipynb")
+        notebook = build.with_outputs(edition(master.stem), build.told(master.stem), f"{master.stem}.ipynb")
     except ValueError as error:
         raise ValueError(f"{error} (make notebooks), then make its slides") from None
     slides = slides_of(notebook.cells, master.stem.split("_")[0])
@@ -59,8 +59,8 @@ def slides_of(cells: Sequence[nbformat.NotebookNode], chapter: str) -> tuple[Sli
 
 @functools.cache
 def edition(name: str) -> nbformat.NotebookNode:
-    """The students' edition of a master, without outputs."""
-    return build.edition(build.MASTERS / f"{name}.py", solutions=False)
+    """The students' edition of a master, with all its answers, without outputs."""
+    return build.edition(build.MASTERS / f"{name}.py", solutions=False, folds=False)
 
 
 def with_something_to_say(slide: Slide) -> Slide:
