@@ -50,6 +50,7 @@ PROMISES = {
     "make lint": r"no issues found",
     "pip config list": r"",
     "fsdp-sim exercises": r"exercises . mutants",
+    "fsdp-sim mine": r"0 of 9 parts are yours",
     "fsdp-sim coverage": r"05_overlap",
     "fsdp-sim doctor": r"torch",
     "fsdp-sim drill sheet": r"all-gather",

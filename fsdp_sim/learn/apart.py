@@ -28,15 +28,28 @@ class Trial:
     Attributes:
         each: by rank, its cases: the arguments of one call each. A rank never sees another rank's.
         metered: count the bytes that tensors hold.
+        within: makes of the learner's function what is called in its place, because it is a part of something larger.
     """
 
     each: tuple[tuple[tuple[Any, ...], ...], ...]
     network: Network | None = None
     metered: bool = False
+    within: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
 
     @property
     def ranks(self) -> int:
         return len(self.each)
+
+    def called(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """What is called for each case.
+
+        Raises:
+            StoppedError: the function cannot be a part of it.
+        """
+        try:
+            return self.within(function) if self.within else function
+        except ValueError as error:
+            raise StoppedError(f"{error}.", "") from None
 
 
 @dataclass(frozen=True)
@@ -81,7 +94,7 @@ def carry_out(trial: Trial, function: Callable[..., Any], limits: Limits | None 
     limits = limits or Limits()
     try:
         results = run(
-            call, trial.ranks, function, trial.metered,
+            call, trial.ranks, trial.called(function), trial.metered,
             each=[(cases,) for cases in trial.each], network=trial.network, timeout_s=TIMEOUT_S,
             plain=True, limits=limits, progress=False, show_output=False,
         )  # fmt: skip
@@ -96,7 +109,7 @@ def carry_out(trial: Trial, function: Callable[..., Any], limits: Limits | None 
         )
     except RanksError as error:
         raise StoppedError(_why(error, trial.ranks, limits), _printed(error.output, trial.ranks)) from None
-    except NoRoomError:  # which is no fault of the code
+    except (NoRoomError, StoppedError):  # the first is no fault of the code, the second has said why
         raise
     except Exception as error:  # whatever it may have sent back, or written where only the ranks' own code writes
         raise StoppedError(_unread(_line(str(error))), "") from None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
-from fsdp_sim.learn import progress
+from fsdp_sim.learn import mine, progress
 from fsdp_sim.learn.apart import StoppedError, carry_out
 from fsdp_sim.learn.exercise import IS_A_STUB, Exercise
 from fsdp_sim.learn.find import load
@@ -24,7 +24,8 @@ MAX_MESSAGE = 1200  # characters
 
 
 def check(name: str, solution: Callable[..., Any]) -> Verdict:
-    """Check a solution of an exercise, and keep the result in the learner's progress.
+    """Check a solution of an exercise, and keep the result in the learner's progress; put an accepted part of
+    ``my_fsdp.py`` into that file.
 
     The solution runs in processes of its own with limits on time, memory, threads and processes. Whatever it does, the
     answer is a verdict.
@@ -41,8 +42,10 @@ def check(name: str, solution: Callable[..., Any]) -> Verdict:
     def note(entry: progress.Entry) -> progress.Entry:
         return structs.replace(entry, tries=entry.tries + 1, grade=max(entry.grade, int(verdict.grade)))
 
-    trouble = progress.change(name, note)
-    return replace(verdict, message=f"{verdict.message} {trouble}") if trouble else verdict
+    more = [progress.change(name, note)]
+    if verdict.passed and name in mine.chapters():
+        more.append(mine.put(name, mine.source_of(solution, name)))
+    return replace(verdict, message=" ".join(filter(None, (verdict.message, *more))))
 
 
 def judge(exercise: Exercise, solution: Callable[..., Any], limits: Limits | None = None) -> Verdict:

@@ -23,6 +23,7 @@ gpu_results       what a lab found on a GPU, kept for those who have none
 Beside the labs:
 
 checklist         does it all work here? Trained under torchrun by checklist_runs
+mine              the learner's own FSDP beside one process, the mini and torch's
 ladder            the parity ladder: the same GPT trained in every way, and where two ways part
 prefetch          the demo: a step with prefetch and without, also of sleeping_blocks, whose length is known
 """

@@ -435,6 +435,24 @@ print("Gradients of all units on all ranks: no number differs by as much as 1e-7
 #     self.context.forward_order[place - 1].unshard()
 # ```
 
+# %% [markdown]
+# ### Your own FSDP: the hooks
+#
+# From chapter 2 to 9 a file of yours grows, `my_fsdp.py`: a `fully_shard` in plain torch that takes any model. Each
+# chapter has a part of it, and an answer that is accepted is put into the file. What you skip is the reference's, and
+# the file says so.
+
+# %% exercise="put_hooks"
+
+# %% tags=["nbval-ignore-output"]
+from labs.experiments.mine import mine
+
+standing = mine()
+standing
+
+# %% tags=["nbval-ignore-output"]
+standing.picture
+
 # %% [markdown] covers=["coverage 001.13", "coverage 001.28", "coverage 001.29"]
 # ## 7. Does it change a number?
 #

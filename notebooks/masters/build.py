@@ -170,6 +170,7 @@ def execute(notebook: nbformat.NotebookNode, folder: Path) -> None:
     os.environ["FSDP_SIM_PNG"] = "1"
     kept = tempfile.mkdtemp()
     os.environ["FSDP_SIM_PROGRESS"] = str(Path(kept, "progress.json"))  # new, and not the user's
+    os.environ["FSDP_SIM_MINE"] = str(Path(kept, "my_fsdp.py"))
     os.environ["FSDP_SIM_SEED"] = "0"  # so that what a check says can be compared
     os.environ.setdefault("BROWSER_PATH", "/usr/bin/chromium")
     client = NotebookClient(

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from fsdp_sim.learn.apart import TIMEOUT_S, Trial, TrialRun
+from fsdp_sim.learn.apart import TIMEOUT_S, StoppedError, Trial, TrialRun
 from fsdp_sim.learn.check import judge
 from fsdp_sim.learn.exercise import Exercise
 from fsdp_sim.learn.verdict import Verdict
@@ -48,15 +48,27 @@ def verdicts(exercise: Exercise, answers: Sequence[Answer]) -> list[Verdict | No
 def results(exercise: Exercise, answers: Sequence[Answer]) -> list[TrialRun | None]:
     """What came back from the answers, up to the first that ended the ranks; None for one that raised."""
     trial = exercise.judge.trial(int(os.environ["FSDP_SIM_SEED"]))
+    called = [_called(trial, answer) for answer in answers]
     with tempfile.TemporaryDirectory(prefix="fsdp_sim-") as folder:
         with contextlib.suppress(RanksError, TypeError):  # TypeError: one of them cannot be sent
             run(
-                each_in_turn, trial.ranks, list(answers), trial.metered, folder, each=[(own,) for own in trial.each],
+                each_in_turn, trial.ranks, called, trial.metered, folder, each=[(own,) for own in trial.each],
                 network=trial.network, timeout_s=TIMEOUT_S, limits=LIMITS, progress=False, show_output=False,
             )  # fmt: skip
         files = [sorted(Path(folder).glob(f"*-of-rank-{rank}")) for rank in range(trial.ranks)]
         by_rank = [[pickle.loads(path.read_bytes()) for path in of_rank] for of_rank in files]
     return [None if None in of_ranks else together(trial, of_ranks) for of_ranks in zip(*by_rank, strict=False)]
+
+
+def _called(trial: Trial, answer: Answer) -> Answer:
+    try:
+        return trial.called(answer)
+    except StoppedError:
+        return _refused
+
+
+def _refused(*given: Any) -> None:
+    raise ValueError("it cannot be called as the trial would have it")
 
 
 def together(trial: Trial, of_ranks: tuple[dict[str, Any], ...]) -> TrialRun:

@@ -154,6 +154,7 @@ def climb(
     *,
     broken: Mapping[str, str | Fault] | None = None,
     progress: Callable[[Sequence[str]], Iterable[str]] | None = None,
+    last: Rung | None = None,
 ) -> Ladder:
     """Train every rung and compare.
 
@@ -161,6 +162,7 @@ def climb(
         rungs: names from `labs.experiments.ladder.rungs.RUNGS`; by default all.
         broken: a fault for a rung, by its name: one of `FAULTS` in `faults`, by its name, or your own.
         progress: goes through the names and shows how far it is; by default a bar in a notebook, nothing elsewhere.
+        last: one rung more, that is none of `RUNGS`: the learner's own, see `labs.experiments.ladder.rungs.yours`.
 
     Raises:
         ValueError: a rung or a fault that does not exist or does not go; nothing has been started.
@@ -177,13 +179,15 @@ def climb(
     to_one = setting.tolerance
     rows: list[RungResult] = []
     seen: list[_ComparedRun] = []  # the ones that others are compared with: one process, the last right one, twins
-    for name in (progress or _bar)(names):
-        row, climbed = _climb_one(setting, RUNGS[name], broken.get(name), seen, noise, to_one)
+    more = {last.name: last} if last else {}
+    for name in (progress or _bar)([*names, *more]):
+        rung = more.get(name) or RUNGS[name]
+        row, climbed = _climb_one(setting, rung, broken.get(name), seen, noise, to_one)
         rows.append(row)
         if name == ONE and len(names) > 1:
             to_one = max(setting.tolerance, ORDERS * _other_order(setting, climbed, noise))
         if climbed.right:
-            twins = {RUNGS[n].twin for n in names[len(rows) :]}
+            twins = {RUNGS[n].twin for n in names[len(rows) :]} | {more[n].twin for n in more}
             seen = [c for c in seen if c.name == ONE or c.name in twins] + [climbed]
     return Ladder(setting, rows, noise, to_one)
 
@@ -193,7 +197,9 @@ def _other_order(setting: LadderConfig, one: _ComparedRun, noise: Tensors) -> fl
     parts = max(setting.ranks, 2)
     if setting.batch % parts:
         return 0.0
-    results = run(train, 1, setting, ONE, None, parts, title="one process, in parts", progress=False, show_output=False)
+    results = run(
+        train, 1, setting, RUNGS[ONE], None, parts, title="one process, in parts", progress=False, show_output=False
+    )
     return largest_error(one.runs, [results[0][0]], noise)
 
 
@@ -212,7 +218,7 @@ def _climb_one(
 ) -> tuple[RungResult, _ComparedRun]:
     ranks = _ranks_of(rung, setting)
     fault = FAULTS[broken] if isinstance(broken, str) else broken
-    results = run(train, ranks, setting, rung.name, fault, title=rung.title, progress=False, show_output=False)
+    results = run(train, ranks, setting, rung, fault, title=rung.title, progress=False, show_output=False)
     runs = [result[0] for result in results]
     program = _program(results.timeline, results[0][1])
     by_name = {c.name: c for c in seen}

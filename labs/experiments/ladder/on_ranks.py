@@ -21,7 +21,7 @@ from fsdp_sim.timeline import Phase
 from labs.data import Corpus, check_batch, load_corpus, local_batch
 from labs.experiments.ladder.divergence import TOLERANCE, RankRun
 from labs.experiments.ladder.faults import OTHER_SEED, Fault
-from labs.experiments.ladder.rungs import RUNGS
+from labs.experiments.ladder.rungs import Rung
 from labs.model import build
 from labs.model.gpt import GPT, GPTConfig
 
@@ -87,7 +87,7 @@ Spans = list[tuple[int, Phase, float, float]]
 
 
 def train(
-    setting: LadderConfig, name: str, fault: Fault | None = None, micro_batches: int | None = None
+    setting: LadderConfig, rung_of: Rung, fault: Fault | None = None, micro_batches: int | None = None
 ) -> tuple[RankRun, Spans, int]:
     """What a rank runs.
 
@@ -98,10 +98,10 @@ def train(
         the numbers of every step; when its phases were, those of the micro-batches one after the other; the peak of
         live bytes in the step after them.
     """
-    micro_batches = micro_batches or RUNGS[name].micro_batches
+    micro_batches = micro_batches or rung_of.micro_batches
     rank, ranks = dist.get_rank(), dist.get_world_size()
     astray = fault is not None and fault.wrong_seed and rank == ranks - 1
-    rung = RUNGS[name].build(setting.build(OTHER_SEED if astray else 0))
+    rung = rung_of.build(setting.build(OTHER_SEED if astray else 0))
     if fault is not None and fault.spoil is not None:
         fault.spoil(rung)
     rows_of = 0 if fault is not None and fault.same_rows else rank

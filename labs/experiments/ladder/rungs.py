@@ -217,6 +217,13 @@ def torch_fsdp2(gpt: GPT) -> Sharded:
     return Sharded(shard(gpt, fully_shard, mesh=_mesh()))
 
 
+def from_text(gpt: GPT, text: str) -> Sharded:
+    """With the `fully_shard` that a module's text defines."""
+    space: dict[str, Any] = {"__name__": "my_fsdp"}
+    exec(compile(text, "my_fsdp.py", "exec"), space)
+    return Sharded(shard(gpt, space["fully_shard"], mesh=_mesh()))
+
+
 def mini_hsdp(gpt: GPT) -> Sharded:
     return Sharded(shard(gpt, fsdp_sim.mini.fully_shard, mesh=_mesh_of_2_rows()))
 
@@ -294,3 +301,9 @@ RUNGS = {
              "torch-bf16", **_MIXED),
     )
 }  # fmt: skip
+
+
+def yours(name: str, text: str) -> Rung:
+    """The rung of the learner's own FSDP: a module's file name and text."""
+    build = partial(from_text, text=text)
+    return Rung("yours", f"yours, {name}", build, twin="torch-fsdp2", n_shards=lambda ranks: ranks)

@@ -1,0 +1,219 @@
+"""The learner's own FSDP, ``my_fsdp.py``, beside one process, the mini and torch's `fully_shard`.
+
+mine()                                  # in a notebook: whose each part is, the ladder, two timelines
+fsdp-sim mine --climb                   # the same in a terminal
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+from fsdp_sim.learn import mine as own
+from fsdp_sim.ranks import Network, run
+from fsdp_sim.timeline import RECORDER, Op, Timeline
+from fsdp_sim.timeline.analysis import exposed_comm_s
+from fsdp_sim.words import human_bytes, human_ms
+from labs.data import load_corpus, local_batch
+from labs.experiments.ladder import Ladder, climb
+from labs.experiments.ladder.on_ranks import LadderConfig
+from labs.experiments.ladder.rungs import yours
+from labs.loop.minimal import make_optimizer, shard
+from labs.model import build
+from labs.model.gpt import GPTConfig
+
+RUNGS = ("one-process", "torch-fsdp2", "mini-fsdp")
+NETWORK = Network(bandwidth_gbps=0.16, latency_us=200)
+"""Slow enough that one sees what is hidden."""
+STEPS = 3
+WAYS = ("torch's fully_shard", "yours")
+
+
+# ---- A step of one way, on ranks ------------------------------------------------------------------------------------
+
+
+class _At(torch.autograd.Function):
+    """The identity; calls a function when backward comes by."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, call: Callable[[], None]) -> torch.Tensor:
+        ctx.call = call
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        ctx.call()
+        return grad, None
+
+
+def note_compute(layer: nn.Module, name: str) -> None:
+    """Record forward and backward of a layer, between the hooks that any `fully_shard` puts on it."""
+    forward, backward = layer.forward, [-1]
+
+    def begin() -> None:
+        backward[0] = RECORDER.begin(Op.BWD, name)
+
+    def noted(x: torch.Tensor) -> torch.Tensor:
+        with RECORDER.span(Op.FWD, name):
+            return _At.apply(forward(_At.apply(x, lambda: RECORDER.end(backward[0]))), begin)
+
+    layer.forward = noted
+
+
+def steps_of(text: str) -> None:
+    """Train a few steps with torch's `fully_shard`, or with that of a file's text."""
+    warnings.simplefilter("ignore")
+    model = build(GPTConfig.preset("teaching", n_layer=4), seed=0)
+    for number, layer in enumerate(model.layers):
+        note_compute(layer, f"layers.{number}")
+    shard(model, loaded(text)["fully_shard"] if text else fully_shard)
+    optimizer = make_optimizer(model)
+    for step in range(STEPS):
+        RECORDER.step = step
+        x, y = (local_batch(t, dist.get_rank(), dist.get_world_size()) for t in load_corpus().batch(step, 8, 128))
+        model(x, y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def loaded(text: str) -> dict[str, Any]:
+    """What a file's text defines."""
+    space: dict[str, Any] = {"__name__": "my_fsdp"}
+    exec(compile(text, own.FILE, "exec"), space)
+    return space
+
+
+def last_step(text: str, ranks: int) -> Timeline:
+    """The last step of `steps_of`, on a slow network."""
+    results = run(steps_of, ranks, text, network=NETWORK, threads=1, progress=False, show_output=False)
+    return results.timeline.select(step=STEPS - 1)
+
+
+# ---- Where the file stands ------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Mine:
+    """Where the learner's file stands.
+
+    Attributes:
+        file: where it is; if it is not there yet, ``text`` is what it will begin as.
+        ladder, timelines: None unless they were asked for. The timelines are of torch's `fully_shard` and of the file.
+    """
+
+    file: Path
+    text: str
+    ladder: Ladder | None = None
+    timelines: dict[str, Timeline] | None = None
+
+    @cached_property
+    def parts(self) -> list[own.Part]:
+        return list(own.parts(self.text).values())
+
+    @property
+    def lines(self) -> int:
+        return self.text.count("\n")
+
+    @property
+    def headline(self) -> str:
+        """How many parts are the learner's, how long the file is, and whether it does what torch's does."""
+        yours_ = sum(part.whose in (own.Whose.YOURS, own.Whose.BY_HAND) for part in self.parts)
+        there = "" if self.file.is_file() else " (it begins with the first part that is accepted)"
+        text = f"{self.file.name}{there}: {yours_} of {len(self.parts)} parts are yours, {self.lines} lines"
+        if self.lines >= own.MAX_LINES:
+            text += f", which should be fewer than {own.MAX_LINES}"
+        if self.ladder is None:
+            return text
+        if self.as_torch:
+            return f"{text}. It trains as torch's fully_shard, bit for bit and collective by collective"
+        return f"{text}. It does not train as torch's fully_shard: {' '.join(self.ladder.divergences) or 'bits differ'}"
+
+    @property
+    def as_torch(self) -> bool:
+        """Whether it trained as torch's `fully_shard`: every bit, and every collective in the same order."""
+        row = self.ladder["yours"] if self.ladder else None
+        return bool(row and row.against_above and row.against_above.bitwise is None and not row.program)
+
+    @property
+    def rows(self) -> list[tuple[str, str, str]]:
+        """Of each part its chapter, its name and whose it is."""
+        return [(part.chapter, part.name, str(part.whose)) for part in self.parts]
+
+    @property
+    def costs(self) -> list[tuple[str, str, str, str, str]]:
+        """Of each way its losses, whether its bits are those of the way above, its peak, and exposed communication."""
+        if self.ladder is None or self.timelines is None:
+            return []
+        exposed = {"torch-fsdp2": WAYS[0], "yours": WAYS[1]}
+        rows = []
+        for row in self.ladder.rows:
+            timeline = self.timelines.get(exposed.get(row.rung.name, ""))
+            above = row.against_above
+            bits = "–" if above is None else "every bit" if above.bitwise is None else f"off by {above.error:.0e}"
+            idle = human_ms(exposed_comm_s(timeline, 0)) if timeline else "–"
+            losses = " ".join(f"{loss:.4f}" for loss in row.losses)
+            rows.append((row.rung.title, losses, bits, human_bytes(row.peak_bytes), idle))
+        return rows
+
+    def __str__(self) -> str:
+        tables: list[list[Any]] = [self.rows, *([[COSTS, *self.costs]] if self.ladder else [])]
+        lines = [self.headline + "."]
+        for table in tables:
+            widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+            lines += ["", *("  ".join(map(str.ljust, row, widths)).rstrip() for row in table)]
+        return "\n".join([*lines, "", str(self.file)])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        from fsdp_sim import viz
+
+        parts = viz.Table("Whose each part is", ("chapter", "part", "whose"), tuple(self.rows)).to_html()
+        if self.ladder is None:
+            return f"<p>{escape(self.headline)}.</p>{parts}"
+        costs = viz.Table("Beside the others", COSTS, tuple(self.costs)).to_html()
+        side = f'<div style="display:flex;flex-wrap:wrap;gap:0 3em;overflow-x:auto">{parts}{costs}</div>'
+        return f"<p>{escape(self.headline)}.</p>{side}"
+
+    @property
+    def picture(self) -> Any:
+        """A step of torch's `fully_shard` above one of the file."""
+        from fsdp_sim import viz
+
+        if self.timelines is None:
+            raise ValueError("nothing was trained: call mine() without climb_it=False")
+        return viz.timeline(self.timelines, ranks=[0])
+
+
+COSTS = ("way", "losses", "as the way above", "peak live", "exposed communication")
+
+
+def mine(file: str | Path | None = None, *, ranks: int = 2, climb_it: bool = True) -> Mine:
+    """Where the learner's file stands, beside one process, torch's `fully_shard` and the mini.
+
+    Args:
+        file: by default `fsdp_sim.learn.mine.path`.
+        climb_it: train it; else only its parts are looked at.
+
+    Raises:
+        OSError: a file that was named is not there. ValueError: the file is no Python. RanksError: its training failed.
+    """
+    path = Path(file) if file is not None else own.path()
+    text = own.begun() if file is None and not path.is_file() else path.read_text()
+    own.parts(text)
+    if not climb_it:
+        return Mine(path, text)
+    ladder = climb(LadderConfig(ranks=ranks), RUNGS, last=yours(path.name, text))
+    timelines = {name: last_step(source, ranks) for name, source in zip(WAYS, ("", text), strict=True)}
+    return Mine(path, text, ladder, timelines)
