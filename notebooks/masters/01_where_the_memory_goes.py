@@ -13,8 +13,9 @@
 # %% [markdown]
 # # Where does the memory go?
 #
-# After this notebook you can say, for any model and any number of GPUs, what a rank keeps, what it holds only
-# for a moment, and whether it fits; and you know why one source says 16 bytes per parameter and the next 18.
+# Your model does not fit on the card. Why not? Let's count. After this notebook you can say, for any model and any
+# number of GPUs, what a rank keeps, what it holds only for a moment, and whether it fits. You also know why one source
+# says 16 bytes per parameter and the next 18.
 #
 # **What is real:** the ranks, torch's DDP and FSDP, and every byte labelled *measured* or *counted*.
 # **What is modelled:** models too large for this machine. The simulator builds the program that torch would
@@ -27,7 +28,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from fsdp_sim import Cluster, Model, Plan, simulate, viz
-from fsdp_sim.learn import board, check, hint, in_torch, misconceptions, solution  # noqa: F401
+from fsdp_sim.learn import board, check, hint, in_torch, misconceptions, predict, solution  # noqa: F401
 from fsdp_sim.learn.pictures.memory import curves, holders, stacks
 from fsdp_sim.mini import fully_shard
 from fsdp_sim.ranks import run
@@ -43,8 +44,7 @@ from labs.model.gpt import GPTConfig
 #
 # Three ways to train on four ranks. **DDP** (distributed data parallel) gives each rank a whole model and other
 # rows of the batch. A **pipeline** gives each rank other layers, and sends activations on. And **FSDP**?
-#
-# *Predict:* a GPT of 5 layers, on 4 ranks, with FSDP. Which layers does rank 2 store?
+# We write its own number into every row of a weight, shard the model, and look which rows a rank still has.
 
 
 # %%
@@ -65,6 +65,8 @@ def rows_stored(how):
 
 ddp, fsdp = (list(run(rows_stored, 4, how, progress=False, show_output=False)) for how in ("ddp", "fsdp"))
 
+# %% predict="layers_on_rank_2"
+
 # %%
 pipeline = [[(0, 1) if layer * 4 // 5 == rank else (0, 0) for layer in range(5)] for rank in range(4)]  # for contrast
 assert ddp == [[(0, 1)] * 5] * 4
@@ -74,15 +76,15 @@ holders(ways, "Where the layers are kept: with FSDP a quarter of each, on every 
 
 # %% [markdown] covers=["coverage 000.1", "coverage 002.1", "coverage 004.1", "coverage 004.2", "coverage 004.34"]
 # A quarter of *every* layer. If the model is a book, FSDP does not hand out chapters: each rank has a quarter
-# of every page, and borrows the other three quarters for as long as it reads that page. To **shard** is to
-# cut a tensor so; the full name is Fully Sharded Data Parallel (not "SFDP"): parameters, gradients and
-# optimizer state are all sharded. It comes from DDP by way of ZeRO (section 4) and the library FairScale, and
-# what it changes is storage. When a layer has been used nothing is sent back: the whole copy is freed. Only
-# *gradients* travel back, reduced (added up on the way), and each rank gets its own rows of their mean.
+# of every page, and borrows the other three quarters for as long as it reads that page. To **shard** a tensor is to
+# cut it like this. The full name is Fully Sharded Data Parallel (not "SFDP"): parameters, gradients and optimizer
+# state are all sharded. It comes from DDP by way of ZeRO (section 4) and the library FairScale, and what it changes
+# is storage. After a layer has been used nothing is sent back: the whole copy is freed. Only *gradients* travel
+# back, reduced (added up on the way), and each rank gets its own rows of their mean.
 
 # %% [markdown] covers=["coverage 004.3", "coverage 004.10", "coverage 004.16", "coverage 004.23", "coverage 004.38"]
-# And who *computes*? Everyone, every layer, in the same order, each on rows of its own: that is why it is
-# **data** parallel. Two GPUs in the same layer do not share its work; with the same rows on both, one of them
+# And who *computes*? Everyone: every layer, in the same order, each rank on its own rows of the batch. That is why
+# it is **data** parallel. Two GPUs in the same layer do not share its work; with the same rows on both, one of them
 # would compute for nothing. Step through it, or read the eight panels: a column is a rank, and the four rows
 # of a unit are its quarters. In `layers.1`, who has all four quarters, and who sends an activation?
 
@@ -90,7 +92,7 @@ holders(ways, "Where the layers are kept: with FSDP a quarter of each, on every 
 viz.shard_map(build_program(toy(3), Plan(), world_size=4))
 
 # %% [markdown] covers=["coverage 004.19", "coverage 004.20", "coverage 004.24", "coverage 004.26"]
-# There is no owner of a layer who would broadcast it, and none to send gradients to. Forward takes the layers
+# No rank owns a layer, so nobody broadcasts it, and nobody collects its gradients. Forward takes the layers
 # in order, backward in reverse, because each needs the result of the one before. In both a layer's shards are
 # **all-gathered** on every rank, and the gradients **reduce-scattered**: each rank receives its slice of the mean.
 
@@ -122,9 +124,8 @@ in_torch(fully_shard)
 # %% [markdown]
 # ## 2. Four numbers for each parameter
 #
-# *Predict:* GPT-2 "124M" trains with AdamW in fp32, 4 bytes a number. How many bytes does it keep from one
-# step to the next? First, where do the 124 million come from? The **meta** device builds a model of shapes,
-# without memory.
+# Where do the 124 million parameters of GPT-2 come from? The **meta** device builds a model of shapes, without
+# memory, so we can count them.
 
 # %%
 gpt2 = empty(GPTConfig.preset("gpt2"))
@@ -139,10 +140,12 @@ stacks({"GPT-2": million}, "Two thirds of GPT-2 are blocks, a third is one table
 
 # %% [markdown] covers=["coverage 000.4"]
 # The head that predicts the next token uses the embedding's table: the two are **tied**. Count it twice and you
-# get 163 million, as some tables do. Sharded over 4 ranks each keeps 31 million numbers, a quarter of every
-# tensor: no rank has the table, and none the blocks 0 to 2.
+# get 163 million, as some tables do. Sharded over 4 ranks, each keeps 31 million numbers, a quarter of every
+# tensor: no rank has the whole table, or all of blocks 0 to 2.
 #
-# Now one optimizer step. Which tensors as large as the model are there afterwards?
+# Now we take one optimizer step and look for the tensors that are as large as the model.
+
+# %% predict="bytes_of_gpt2_states"
 
 # %%
 twice = sum(counts.values()) + counts["token embedding"]
@@ -158,12 +161,6 @@ per_parameter = {name: tensor.nbytes / 1e6 for name, tensor in kept.items()}
 print(per_parameter)
 assert sum(per_parameter.values()) == 16
 
-# %% [markdown] covers=["coverage 000.10", "coverage 000.2", "coverage 001.21"]
-# Parameters, gradients, and AdamW's two **moments**, a running mean and a running variance of the gradient: 16
-# bytes. For GPT-2 that is 0.5 + 0.5 + 1.0 = 2.0 GB. A table that gives the optimizer 2 GB, and 3 in total, has
-# counted something twice. With DDP *each* rank keeps these 2.0 GB, be it 4 ranks or 400; "times the number of
-# GPUs" is the sum over the cluster. With FSDP each of 4 ranks keeps 0.5 GB, each of 8 a quarter of one.
-
 # %%
 gb = {"DDP, any ranks": 1, "FSDP, 4 ranks": 4, "FSDP, 8 ranks": 8}
 parts = {"parameters": 4, "gradients": 4, "moments": 8}
@@ -172,10 +169,17 @@ states = {name: {part: params * n / ranks / 1e9 for part, n in parts.items()} fo
 assert [round(sum(of.values()), 2) for of in states.values()] == [1.99, 0.5, 0.25]
 stacks(states, "GPT-2 124M with AdamW in fp32: what one rank keeps from step to step", "GB on one rank")
 
+# %% [markdown] covers=["coverage 000.10", "coverage 000.2", "coverage 001.21"]
+# Parameters, gradients, and AdamW's two **moments**, a running mean and a running variance of the gradient: 16
+# bytes. For GPT-2 that is 0.5 + 0.5 + 1.0 = 2.0 GB. If a table gives the optimizer 2 GB, and 3 in total, it has
+# counted something twice. With DDP *each* rank keeps these 2.0 GB, on 4 ranks or on 400; "times the number of
+# GPUs" is the sum over the cluster. With FSDP each of 4 ranks keeps 0.5 GB, each of 8 a quarter of a GB.
+
 # %% [markdown]
-# Believe no table, measure: on real ranks, with torch's DDP and FSDP. With `param_dtype=bf16`, an option of
-# FSDP, a unit is gathered and computed in bf16, 2 bytes a number. *Predict:* what of the bytes kept does that
-# halve?
+# Don't believe the table, measure: on real ranks, with torch's DDP and FSDP. With `param_dtype=bf16`, an option of
+# FSDP, a unit is gathered and computed in bf16, 2 bytes a number.
+
+# %% predict="what_bf16_halves"
 
 # %% exercise="bytes_kept"
 
@@ -197,13 +201,18 @@ stacks(named, "Measured on 2 ranks: bf16 changes nothing of what is kept", "kB o
 # %% [markdown]
 # ## 3. Why do sources disagree: 16, 18 or 20?
 #
-# *Predict:* ZeRO's paper trains in fp16 and says 16 bytes too. Which four bytes make up for the halves?
+# We count 16 bytes in fp32. [ZeRO's paper](https://arxiv.org/abs/1910.02054) trains in fp16, and says 16 too.
+
+# %% predict="four_bytes_of_zeros_paper"
 
 # %% [markdown] covers=["coverage 003.2", "coverage 003.9"]
 # The paper writes (2 + 2 + K)Ψ: 2 bytes for the fp16 parameters, 2 for their gradients, and K = 12 for an fp32
 # **master copy** and two moments; Ψ is the number of parameters. (The first 2 is the fp16 copy alone; the fp32
 # one is part of K.) FSDP keeps the fp32 parameters *instead* of a master copy: its bf16 copy of a unit exists only
-# while that unit is whole. So both say 16, and mean other tensors. Others accumulate gradients in fp32.
+# while that unit is whole. So both say 16, and mean different tensors.
+
+# %% [markdown]
+# Some recipes also keep or accumulate gradients in fp32. Write the sum for any of them:
 
 # %% exercise="state_bytes_per_parameter"
 
@@ -223,9 +232,9 @@ assert [sum(recipe.values()) for recipe in recipes.values()] == [16, 16, 18, 20,
 stacks(recipes, "Sixteen, eighteen, twenty: each is right, for its recipe", "bytes per parameter")
 
 # %% [markdown] covers=["coverage 004.15"]
-# The last bar is a recipe that is often computed and rarely trained: bf16 forgets updates smaller than 1/512
-# of a weight, so without an fp32 copy small steps vanish (chapter 8). With bf16 moments too it is 8 bytes, and a
-# model of 7 billion "needs 56 GB". Does it, and does it fit a card?
+# The last bar is a recipe that people often compute and rarely train. bf16 forgets updates smaller than 1/512 of a
+# weight, so without an fp32 copy small steps vanish (chapter 8). With bf16 moments too it is 8 bytes, and a model of
+# 7 billion "needs 56 GB". Does it, and does it fit a card?
 
 # %% exercise="seven_billion_on_one_card"
 
@@ -237,10 +246,10 @@ seven = {f"{n} GPU{'s' * (n > 1)}": {"kept on each, GB": needed_bytes / n / 1e9}
 stacks(seven, "7 billion parameters keep 112 GB: no card of 80 GB holds that", "GB")
 
 # %% [markdown] covers=["coverage 004.17", "coverage 004.18"]
-# On 8 cards the states take 14 GB each, and 13 billion take 208 GB: nine cards of 24 GB before the first
-# activation. So "it fits on consumer GPUs" may be true and is not shown by these numbers: they leave out what
-# the next sections are about. The reason to divide the *optimizer's* state first is in the picture of the
-# recipes: with 8 of 16 bytes it is the largest part, and no rank needs another rank's.
+# On 8 cards the states take 14 GB each. 13 billion parameters take 208 GB: nine cards of 24 GB before the first
+# activation. So "it fits on consumer GPUs" may be true, but these numbers do not show it: they leave out what the
+# next sections are about. Why divide the *optimizer's* state first? Look at the picture of the recipes: with 8 of 16
+# bytes it is the largest part, and no rank needs another rank's.
 
 # %%
 assert 16 * 7e9 / 8 == 14e9
@@ -250,8 +259,9 @@ assert 8 * 24e9 < 16 * 13e9 < 9 * 24e9
 # ## 4. ZeRO: one thing more at each stage
 #
 # DDP keeps on every rank what every other rank keeps too. **ZeRO** (zero redundancy optimizer) divides that
-# in three stages, beginning with the optimizer's state. *Predict:* which part comes second, which third, and
-# what is left of GPT-2's 2.0 GB on each of 8 ranks after each stage?
+# in three stages, beginning with the optimizer's state.
+
+# %% predict="left_after_zero_1"
 
 # %%
 eight = Cluster("A100-SXM-80GB", gpus=8)
@@ -270,6 +280,7 @@ def kept_gb(api):
 
 
 zero = {name: kept_gb(api) for name, api in stages.items()}
+assert [round(sum(zero[name].values()), 2) for name in stages] == [1.99, 1.12, 0.68, 0.25]
 stacks(zero, "GPT-2 on 8 ranks, when the optimizer begins (simulated): each stage divides one more", "GB on one rank")
 
 # %% [markdown] covers=["coverage 003.1", "coverage 003.3", "coverage 003.10", "coverage 001.1", "coverage 000.3"]
@@ -288,16 +299,18 @@ curves(lines, "7 billion parameters: only FSDP has no floor", x="ranks", y="GB o
        limits={"a card of 80 GB": 80})  # fmt: skip
 
 # %% [markdown] covers=["coverage 003.5", "coverage 002.21", "coverage 003.4"]
-# That is the whole idea: compute like data parallel, store like **model parallel** (layers, or parts of them, on
-# different GPUs), and use time: a layer needs its parameters only while it computes, so only then are they whole.
-# Model parallelism has to send activations, within each layer (tensor parallel) or between stages (pipeline).
+# That is the whole idea. Compute like data parallel, and store like **model parallel** (layers, or parts of them, on
+# different GPUs). A layer needs its parameters only while it computes, so only then are they whole. Model
+# parallelism has to send activations, within each layer (tensor parallel) or between stages (pipeline).
 # FSDP sends parameters and gradients, whose bytes do not grow with the batch.
 
 # %% [markdown]
 # ## 5. The peak is more than the states
 #
-# *Predict:* GPT-2 124M, 12 rows of 1,024 tokens per rank, fp32. DDP keeps 2.0 GB of states, FSDP on 4 ranks 0.5.
-# How much less memory does FSDP take?
+# Back to GPT-2 124M, now in training: 12 rows of 1,024 tokens per rank, in fp32. DDP keeps 2.0 GB of states, FSDP on
+# 4 ranks 0.5.
+
+# %% predict="saved_at_the_peak"
 
 # %%
 rows_12 = {"micro_batch": 12, "seq_len": 1024}
@@ -306,24 +319,23 @@ for n in (4, 8):
     whole[f"FSDP, {n} ranks"] = simulate("gpt2-124m", Cluster("A100-SXM-80GB", gpus=n), Plan(**rows_12))
 viz.memory_waterfall(whole)
 
-# %% [markdown] covers=["coverage 000.11", "coverage 003.14", "coverage 004.11", "coverage 004.14", "coverage 004.22"]
-# Not 75% less: about 8% (predicted). **Activations**, what forward keeps for backward, belong to a rank's own
-# rows and are not sharded. Nor are the **logits**, a score of every word for every token: 12 × 1,024 tokens
-# times 50,257 words in fp32 is 2.47 GB, and the loss needs about three such tensors. Every "1/N", "8 times
-# less" or "52 to 55%" you read is about states, or parameters alone. (For BERT someone has 440 MB, then 220
-# on 2 GPUs, then 110 "with mixed precision": these are parameters without gradients and moments, 1.76 GB in
-# all, and shards stay fp32.)
-
 # %%
 gigabytes = {name: sim.peak_memory_bytes / 1e9 for name, sim in whole.items()}
 saved = 1 - gigabytes["FSDP, 4 ranks"] / gigabytes["DDP"]
 print({name: round(size, 1) for name, size in gigabytes.items()}, f"saved: {saved:.0%}")
-assert 0.06 < saved < 0.09
+assert f"{saved:.0%}" == "8%"
 assert 12 * 1024 * 50257 * 4 == 2_470_232_064
 bert = Model.preset("bert-base").param_count
 assert round(110e6 * 4 / 1e6) == 440
 assert round(110e6 * 16 / 1e9, 2) == 1.76
 assert 108e6 < bert < 110e6
+
+# %% [markdown] covers=["coverage 000.11", "coverage 003.14", "coverage 004.11", "coverage 004.14", "coverage 004.22"]
+# Not 75% less: about 8% (predicted). **Activations**, what forward keeps for backward, belong to a rank's own
+# rows and are not sharded. Nor are the **logits**, a score of every word for every token: 12 × 1,024 tokens
+# times 50,257 words in fp32 is 2.47 GB, and the loss needs about three such tensors. Every "1/N", "8 times
+# less" or "52 to 55%" you read is about states, or parameters alone. (So is BERT at 440 MB, 220 on 2 GPUs, 110
+# "with mixed precision": that is parameters only. With gradients and moments it is 1.76 GB, and shards stay fp32.)
 
 # %% exercise="what_more_ranks_divide"
 
@@ -339,7 +351,9 @@ stacks({n: {part: size / 1e9 for part, size in of.items()} for n, of in read.ite
 # %% [markdown]
 # ## 6. A unit comes whole
 #
-# *Predict:* a layer of 2 billion parameters (8 GB in fp32), GPUs with 6 GB free, and 1,000 of them. Possible?
+# Now two layers of 2 billion parameters, 8.2 GB each in fp32, and a thousand GPUs.
+
+# %% predict="peak_on_a_thousand_ranks"
 
 # %%
 giant = Model("giant", n_layer=2, d_model=12_288, n_head=96, d_ffn=55_296, vocab=1000, bias=False)
@@ -349,26 +363,30 @@ print(f"one layer: {layer_bytes / 1e9:.1f} GB; its shard: {layer_bytes / 1e6 / 1
       f"the peak on each rank: {thousand.peak_memory_bytes / 1e9:.1f} GB")  # fmt: skip
 assert layer_bytes > 7.7e9
 assert thousand.peak_memory_bytes > 3 * layer_bytes
+assert f"{layer_bytes / 1e9:.1f} and {thousand.peak_memory_bytes / 1e9:.1f}" == "8.2 and 24.8"
 viz.memory_waterfall(thousand)
 
 # %% [markdown] covers=["coverage 004.40", "coverage 004.37", "coverage 002.22", "coverage 002.23"]
-# Impossible: the 8 GB of the layer alone do not fit, and the peak is three times that. What is stored shrinks
-# with the ranks, what is *used* does not. A unit is gathered whole, and more than one stands at a time: its
-# parameters, the flat buffer in which a gather arrives, in backward its gradients and the buffer they are
+# Three times the layer. With 6 GB free on each GPU this is impossible, and a million GPUs would not help: what is
+# stored shrinks with the ranks, what is *used* does not. A unit is gathered whole, and it is not alone: there are its
+# parameters, the flat buffer in which a gather arrives, and in backward its gradients and the buffer they are
 # sent in. So "one layer at a time" takes three to four times a layer (chapter 7). Nothing is "sharded
-# again" after use: the shard was there all along, the whole copy is freed. The cure is a smaller unit, or a
-# layer that is itself divided (tensor parallel). And the optimizer updates shards: for that no layer is ever
-# whole.
+# again" after use: the shard was there all along, the whole copy is freed. And the optimizer updates shards: for that
+# no layer is ever whole. What helps is a smaller unit, or a layer that is itself divided (tensor parallel).
 
 # %% [markdown]
 # ## 7. How large a model fits?
 #
-# *Predict:* with 80 GB per card, what is the largest model for DDP? For FSDP on 8 cards? States first.
+# First with states alone, and without one activation: an upper bound.
+
+# %% predict="largest_model_on_eight_cards"
 
 # %% [markdown] covers=["coverage 001.22"]
-# 80 GB over 16 bytes is 5 billion, and 8 cards hold 8 times that, 40 billion: upper bounds, without one
-# activation. (You can find 20 and 160 billion in print: that takes 4 bytes per parameter, so no optimizer and no
-# gradients.) Now with everything, simulated: the largest published model that trains on 8 such cards.
+# 80 GB over 16 bytes is 5 billion, for DDP on any number of cards; 8 cards with FSDP hold 8 times that, 40 billion.
+# (You can find 20 and 160 billion in print: that takes 4 bytes per parameter, so no optimizer and no gradients.)
+
+# %% [markdown]
+# Now with everything, simulated. What is the largest published model that trains on 8 such cards?
 
 # %%
 assert (80e9 / 16, 8 * 80e9 / 16, 160e9 * 16 > 8 * 80e9) == (5e9, 40e9, True)
@@ -400,8 +418,9 @@ viz.memory_waterfall(plans)
 # ## 8. What it costs
 #
 # DDP all-reduces its gradients, and an all-reduce sends as much as a reduce-scatter and an all-gather
-# (chapter 2). *Predict:* FSDP gathers parameters twice and reduces gradients once. How much more does a
-# rank send than with DDP?
+# (chapter 2). FSDP gathers parameters twice and reduces gradients once.
+
+# %% predict="sent_beyond_ddp"
 
 # %%
 sends = {Op.ALL_REDUCE: 2, Op.ALL_GATHER: 1, Op.REDUCE_SCATTER: 1}  # times (W-1)/W of the message, in a ring
@@ -422,10 +441,10 @@ assert abs(totals[2] / totals[0] - 1) < 0.01
 stacks(sent, "FSDP sends half as much again as DDP, in fp32", "GB sent by a rank in one step")
 
 # %% [markdown] covers=["coverage 000.33", "coverage 004.33", "coverage 004.29", "coverage 004.39"]
-# Half as much again: the price is the second gather, not that layers run one after the other (they always did).
-# Much of it hides behind compute (chapter 5). What you get is memory; the larger batch of many ranks is data
-# parallelism, with DDP as with FSDP. Divided: storage, and the optimizer's work. Not divided: the
-# computation of each row. If a model fits with DDP, and time is all you want, there is nothing to gain here.
+# Half as much again. The price is the second gather, not that layers run one after the other (they always did).
+# Much of it hides behind compute (chapter 5). What you get for it is memory; the larger batch of many ranks comes
+# from data parallelism, with DDP as with FSDP. Storage is divided, and the optimizer's work; the computation of each
+# row is not. If your model fits with DDP, and time is all you want, you gain nothing here.
 
 # %% [markdown]
 # What people say about this subject, each statement folded with what is true:
@@ -439,8 +458,9 @@ board("memory")
 # %% [markdown]
 # ## Lab: measure a real step
 #
-# The trainer, with torch's own `fully_shard`, as on a cluster. *Predict:* a million parameters at 16 bytes on two
-# ranks. What will the operating system say the process takes?
+# The trainer, with torch's own `fully_shard`, as on a cluster: a million parameters, 16 bytes each, on two ranks.
+
+# %% predict="what_the_process_takes"
 
 # %% tags=["nbval-ignore-output"]
 from labs.cluster.torchrun import torchrun
@@ -455,6 +475,7 @@ from labs.measure.allocations import at_peak
 setting = MemoryCase(TrainConfig(seq_len=64, global_batch=8, device="cpu"), ranks=2)
 counted = counted_step(setting)  # the same step once more, with every tensor counted
 process_bytes, tensor_bytes = lab.metrics[-1]["memory_bytes"], sum(at_peak(counted).values())
+assert tensor_bytes < 20 * 2**20
 assert process_bytes > 10 * tensor_bytes
 assert abs(tensor_bytes / setting.peak_bytes - 1) < 0.05
 print(f"{tensor_bytes / 2**20:.1f} MiB of tensors at the peak, as predicted to 5%; the process has over ten times that")
@@ -463,18 +484,21 @@ print(f"{tensor_bytes / 2**20:.1f} MiB of tensors at the peak, as predicted to 5
 viz.memory_waterfall({"predicted": setting.simulation, "counted": counted})
 
 # %% [markdown] covers=["coverage 001.24", "coverage 001.30", "coverage 001.39", "coverage 004.75", "coverage 004.120"]
-# The rest is torch's own code. On a GPU it is alike: `nvidia-smi` shows what the process has *reserved*, with
-# the CUDA context, not what it needs, and not the peak that was. Ask the allocator:
-# `torch.cuda.reset_peak_memory_stats()` before a phase, `max_memory_allocated()` and `max_memory_reserved()`
-# after it, on *every* rank (the last may hold less), not rank 0 alone. The trainer logs it with time and
-# tokens for every step. "12 to 25% of the memory" is again about states; your number is the peak.
+# The rest is torch's own code.
+
+# %% [markdown]
+# On a GPU it is much the same. `nvidia-smi` shows what the process has *reserved*, and the CUDA context: not what it
+# needs, and not the peak. Ask the allocator instead: `torch.cuda.reset_peak_memory_stats()` before a phase,
+# `max_memory_allocated()` and `max_memory_reserved()` after it, on *every* rank (the last may hold less), not rank 0
+# alone. The trainer logs it with time and tokens for every step. "12 to 25% of the memory" is again about states;
+# your number is the peak.
 #
 # One more habit for long runs: keep the best *and* the last checkpoint. With validation off, "save if the
 # loss is best" may never save.
 
 # %% [markdown] covers=["coverage 001.35"]
-# That a run ends without an out-of-memory error is a check too, of that batch only: take the longest rows you
-# have, and two steps, for the optimizer's state is made in the first.
+# A run that ends without an out-of-memory error tells you something too, but of that batch only. Take the longest
+# rows you have, and two steps: the optimizer's state is made in the first.
 #
 # **Next:** `lab_02_memory.ipynb` turns a dozen knobs one by one, each predicted and then counted. **On one GPU:**
 # `python -m labs.experiments.memory --model gpt2 --seq-len 512`. **On many:** the same command takes one rank per GPU.
