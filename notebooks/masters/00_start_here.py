@@ -11,42 +11,47 @@
 # ---
 
 # %% [markdown]
-# # Start here: why does a training step take as long as it does?
+# # Start here: who waits for whom?
 #
-# In ten minutes you train a GPT on four processes with Fully Sharded Data Parallel (FSDP), see every
-# operation of a step, and predict the next step before you run it. No GPU needed. Each process is a **rank**;
-# on a cluster every rank has a GPU of its own.
+# Four processes train one model together, and a third of the time they wait. In ten minutes you know what they
+# wait for, you have made half of it disappear, and you said beforehand by how much. You need no GPU.
+
+# %%
+from fsdp_sim import viz
+from fsdp_sim.learn import board, check, hint, predict, solution  # noqa: F401
+from labs.experiments.sleeping_blocks import SleepTimes
+
+step = SleepTimes()
+viz.show(step.predict(), ranks=[0])
+
+# %% [markdown]
+# This is one training step under **Fully Sharded Data Parallel** (FSDP), as one of the four processes, a **rank**,
+# lives it. Time runs to the right. Blue is forward, orange is backward. **Red is what this course is about: the
+# network works, and the rank waits.** Look below each red box to see for what.
 #
-# **What is real:** the four ranks, the data they exchange, the training, every time labelled *measured*.
-# **What is modelled:** the speed of the network (a laptop has none), and everything labelled *predicted*.
+# **What is real here:** ranks, the data they exchange, training, every time labelled *measured*. **What is
+# modelled:** the speed of the network (a laptop has none), and everything labelled *predicted*.
+
+# %% [markdown]
+# ## 1. Who holds what
+#
+# Why would a rank wait at all? Because it does not have the whole model. FSDP does **not** put different layers on
+# different ranks: every rank computes every layer, on its own rows of the batch. What it divides is *storage*. Each
+# parameter is cut into pieces along its first dimension, and each rank keeps one piece.
+
+# %% predict="rows_of_a_rank"
 
 # %%
 import torch
 import torch.distributed as dist
 
-from fsdp_sim import simulate, viz
-from fsdp_sim.learn import board, check, hint, predict, solution  # noqa: F401
 from fsdp_sim.mini import fully_shard
-from fsdp_sim.ranks import Network, run, track
-from fsdp_sim.spec import Cluster, Model, Plan
-from fsdp_sim.timeline.analysis import step_time_s
-from labs.data import local_batch
-from labs.experiments.prefetch import Experiment, same_order, training_only
+from fsdp_sim.ranks import run
 from labs.loop.minimal import make_optimizer, mean_over_ranks, shard, train_step
 from labs.model import build
-from labs.model.gpt import GPT, GPTConfig
-
-# %% [markdown]
-# ## 1. Who holds what
-#
-# FSDP does **not** put different layers on different ranks. Every rank computes every layer, on its own
-# rows of the batch. What is divided is *storage*: each parameter is cut into pieces along its first
-# dimension, and each rank keeps one piece.
-
-# %% predict="rows_of_a_rank"
+from labs.model.gpt import GPTConfig
 
 
-# %%
 def who_holds_what():
     model = shard(build(GPTConfig.preset("teaching")), fully_shard)
     weight = model.layers[0].attn.qkv.weight
@@ -59,190 +64,165 @@ for rank, (kind, whole, piece) in enumerate(holdings):
 assert holdings == [("DTensor", (384, 128), (96, 128))] * 4
 
 # %% [markdown]
-# A quarter of the rows. A **DTensor** is a tensor that knows the shape of the whole and holds one piece of
-# it.
+# A quarter of the rows. A **DTensor** is a tensor that knows the shape of the whole and holds one piece of it.
 #
 # `run` took a function from this very cell, started four processes, and brought back what each returned.
-# `fully_shard` is ours: a small FSDP in `fsdp_sim/mini` that you can read in an evening. It does what
-# torch's `fully_shard` does, in the same order, with the same names.
+# `fully_shard` is ours: a small FSDP in `fsdp_sim/mini` that you can read in an evening. It does what torch's
+# `fully_shard` does, in the same order, with the same names.
 
 # %% [markdown]
-# ## 2. Train
+# ## 2. One step, by arithmetic
 #
-# The text is the source code of `torch.distributed` itself, byte by byte; the model a GPT with five blocks.
-# Each block is one FSDP **unit**: what is gathered, computed and freed together. What is left (embeddings,
-# last norm, head) is a sixth unit, the **root**. Each rank trains on its own rows of each batch.
+# To compute a block, a rank needs the whole block. So the ranks exchange their pieces in an **all-gather**, compute,
+# and free what they do not own. After backward a **reduce-scatter** adds up the gradients of all ranks and leaves each
+# rank its piece. What is gathered, computed and freed together is a **unit**; here every block is one.
+#
+# The model above is made for arithmetic. Four blocks; each *sleeps* 60 ms in forward and 100 ms in backward, and each
+# all-gather or reduce-scatter takes 50 ms. Look at forward: gather, compute, gather, compute. In backward the next
+# all-gather runs *under* the computation. Why not in forward? Look at the order in which the rank issued them:
 
 # %%
-experiment = Experiment()
-corpus = experiment.corpus
-print(f"{corpus.name}: {len(corpus.train) + len(corpus.val):,} bytes of text")
-print(f"{GPT(GPTConfig.preset('teaching')).num_params():,} parameters")
-print("units:", ", ".join(unit.name for unit in experiment.units))
-assert [unit.name for unit in experiment.units] == ["root", *(f"layers.{i}" for i in range(5))]
+order = step.predict().issue_order(rank=0)
+gather, backward = order.index("ALL_GATHER(layers.2)"), order.index("BWD layers.3")
+print("in forward: ", order[gather - 2], "→", order[gather])
+print("in backward:", order[backward - 1], "→", order[backward])
+assert order[gather - 2] == "FWD layers.1"
+assert order[backward - 1] == "ALL_GATHER(layers.2)"
 
+# %% [markdown]
+# In forward, block 2 asks for its parameters when block 1 is done: on a CPU, the thread that would ask earlier is busy
+# computing. In backward FSDP **prefetches**: it asks for block 2, then computes block 3.
+#
+# `set_modules_to_forward_prefetch` does the same in forward: before a block computes, it asks for the next one. You
+# have all the numbers now. Four blocks, 60 ms of forward each, 50 ms per all-gather:
+
+# %% predict="gained_by_prefetch"
 
 # %%
+off, on = step.predict(), step.predict(forward_prefetch=1)
+print(f"prefetch off: {1e3 * off.span_s:.0f} ms")
+print(f"prefetch on:  {1e3 * on.span_s:.0f} ms")
+assert round(1e3 * (off.span_s - on.span_s)) == round(1e3 * step.hideable_s) == 150
+assert (round(1e3 * off.span_s), round(1e3 * on.span_s)) == (940, 790)
+
+# %% [markdown]
+# Three of the four all-gathers hide behind the forward before them: 3 × 50 ms. The first one cannot, for nothing
+# computes before it.
+
+# %% [markdown]
+# ## 3. The same step, measured
+#
+# Now for real: four ranks, the mini-FSDP, real collectives over a network that is as slow as we said. Sleeping needs
+# no core, so it does not matter how busy your machine is.
+
+# %% tags=["nbval-ignore-output"]
+measured = step.run(forward_prefetch=1)
+viz.compare(on, measured, titles=("predicted", "measured"))
+
+# %% [markdown]
+# Every operation is where the arithmetic put it, a little later: hooks, threads and a busy machine take their share.
+# What hides what is the same. Now make it yours. `SleepTimes(collective_s=0.1)` has a network half as fast, `forward_s=0.03` a faster GPU.
+# When does prefetch stop to help?
+
+# %%
+for collective_s in (0.02, 0.05, 0.1, 0.2):
+    wire = SleepTimes(collective_s=collective_s)
+    off, on = (1e3 * wire.predict(forward_prefetch=depth).span_s for depth in (None, 1))
+    print(f"collectives of {1e3 * collective_s:3.0f} ms: {off:4.0f} ms, prefetch {on:4.0f} ms, {off - on:3.0f} ms less")
+assert round(off - on) == 3 * 60
+
+# %% [markdown]
+# It never stops, but it never gains more than the 60 ms of forward that there are to hide behind. **A step takes as
+# long as its compute, plus the communication that is exposed.** That sentence is most of what tuning FSDP is about.
+#
+# On a GPU the CPU only queues work and runs ahead of it, so there the default order overlaps in forward too. That is
+# the one great difference between this machine and a cluster, and chapter 5 is about it.
+
+# %% [markdown]
+# ## 4. A real model
+#
+# Does all this sharding change what the model learns? Here is a GPT with five blocks, trained on the source code of
+# `torch.distributed`, byte by byte. What is outside of the blocks (embeddings, last norm, head) is a sixth unit, the
+# **root**. Each rank trains on its own rows of each batch.
+
+# %%
+from labs.data import load_corpus, local_batch
+
+corpus = load_corpus()
+
+
 def train(steps, batch=32):
     rank, ranks = dist.get_rank(), dist.get_world_size()
     model = shard(build(GPTConfig.preset("teaching"), seed=0), fully_shard)
     optimizer = make_optimizer(model)
     losses = []
-    for step in track(range(steps)):
+    for step in range(steps):
         x, y = (local_batch(t, rank, ranks) for t in corpus.batch(step, batch, seq_len=128))
         losses.append(train_step(model, optimizer, x, y))
     return mean_over_ranks(torch.stack(losses)).tolist()
 
 
-# %% tags=["nbval-ignore-output"]
-four = run(train, 4, 12)
-one = run(train, 1, 4)
-
 # %% predict="losses_of_four_ranks"
+
+# %% tags=["nbval-ignore-output"]
+four = run(train, 4, 8)
+one = run(train, 1, 4)
 
 # %%
 for step in range(4):
-    print(f"step {step:2d}:  loss {four[0][step]:.3f} on four ranks, {one[0][step]:.3f} on one")
-print(f"step 11:  loss {four[0][11]:.3f} on four ranks")
-assert four[0][-1] < four[0][0] - 1
+    print(f"step {step}:  loss {four[0][step]:.3f} on four ranks, {one[0][step]:.3f} on one")
+print(f"step 7:  loss {four[0][-1]:.3f} on four ranks")
+assert four[0][-1] < four[0][0] - 0.8
 assert torch.allclose(torch.tensor(four[0][:4]), torch.tensor(one[0]), rtol=1e-5)
 
 # %% [markdown]
-# The same, up to rounding. FSDP changes where numbers live and when they travel, not what is computed: the
-# gradients are averaged over the ranks, so together the ranks train on one batch: all their rows.
-
-# %% [markdown]
-# ## 3. Predict a step
-#
-# Now with a network: as slow, next to these cores, as a cluster's is next to its GPUs. A **collective** is an
-# exchange that all ranks take part in; it takes `latency + bytes / bandwidth`, one at a time. First a run in
-# which every piece of a step runs alone. From these durations the simulator predicts two steps that nobody
-# has run yet: with **prefetch** off, and with each block asking for the next block's parameters before it
-# computes. In its words, communication is *exposed* while nothing computes, and *hidden* while something
-# does.
+# The gradients are averaged over the ranks, so together they train on one batch: all their rows. And what does a step
+# of it look like? Real compute on few cores, so your picture is noisier than the last one:
 
 # %% tags=["nbval-ignore-output"]
-pieces = experiment.measure_pieces(6)
-predicted = {depth: experiment.predict(pieces, forward_prefetch=depth) for depth in (None, 1)}
-print("prefetch off:", viz.describe(predicted[None]))
-print("prefetch on: ", viz.describe(predicted[1]))
+viz.show(four.timeline.select(step=5), ranks=[0, 1])
 
 # %% [markdown]
-# ## 4. See it
+# Four processes share your cores, and which of them waits is up to the operating system. Still you can read it: the
+# same all-gathers, the same orange over them in backward. (The strip at the bottom is the memory that FSDP and the
+# optimizer hold. Activations are not counted.)
+
+# %% [markdown]
+# ## 5. Your turn
 #
-# Prefetch off, measured.
-
-# %% predict="while_parameters_arrive"
-
-# %% tags=["nbval-ignore-output"]
-off = training_only(experiment.run(8).timeline)
-viz.show(off, ranks=[0, 1])
-
-# %% [markdown]
-# Read one rank from left to right. **all-gather** 0 brings block 0's whole parameters, then **forward** 0
-# computes and frees them. The red boxes are **exposed communication**: the wire works and the core waits. In
-# backward (orange) the next all-gather runs *under* the computation, and a **reduce-scatter** adds up the
-# ranks' gradients and leaves each rank its piece. So all-gathers overlap in one half of the step and not in
-# the other. Why? Look at the order in which rank 0 *issued* its operations.
-#
-# (The strip at the bottom is the memory that FSDP and the optimizer hold. Activations are not counted.)
-
-# %%
-order = off.select(step=3).issue_order(rank=0)
-gather, backward = order.index("ALL_GATHER(layers.3)"), order.index("BWD layers.3")
-print("in forward: ", order[gather - 2], "→", order[gather])
-print("in backward:", order[backward - 1], "→", order[backward])
-assert order[gather - 2] == "FWD layers.2"
-assert order[backward - 1] == "ALL_GATHER(layers.2)"
-
-# %% [markdown]
-# In forward, all-gather 3 is issued after forward 2 has run: on a CPU the thread that would issue it is the
-# one that computes. In backward FSDP *prefetches*: all-gather 2 is issued, then backward 3 computes.
-#
-# On a GPU the CPU only queues work and runs ahead of it, so there the default order overlaps in forward
-# too. That is the one great difference between this machine and a cluster.
-
-# %% [markdown]
-# With `set_modules_to_forward_prefetch` a block issues the next block's all-gather before it computes.
-# Above what was predicted, below what happens:
-
-# %% tags=["nbval-ignore-output"]
-on = training_only(experiment.run(8, forward_prefetch=1).timeline)
-viz.show({"predicted": predicted[1], "measured": on}, ranks=[0, 1])
-
-# %%
-assert same_order(predicted[None], off)
-assert same_order(predicted[1], on)
-print("Every rank issued what the program says, in the order it says.")
-
-# %% [markdown]
-# What the simulator leaves out shows as the difference: four processes share a few cores, and which of
-# them waits is up to the operating system. If your step took over 10% longer than predicted, something
-# else was using the machine; if it was that much shorter, something was while the pieces were timed.
-
-# %% [markdown]
-# ## 5. Change one number
-#
-# A faster wire: we go from 0.16 to 0.32 Gbit/s, with prefetch off.
-
-# %% predict="twice_the_bandwidth"
-
-# %% [markdown]
-# Change `bandwidth_gbps` and run the cell as often as you like: only the wire changes, so nothing needs to be
-# measured again.
-
-# %% tags=["nbval-ignore-output"]
-bandwidth_gbps = 1.0
-
-step_ms = {}
-for gbps in (0.16, 2 * 0.16, bandwidth_gbps):
-    wired = Experiment(network=Network(gbps, latency_us=200))
-    for prefetch, depth in (("off", None), ("on", 1)):
-        step = wired.predict(wired.rewired(pieces), forward_prefetch=depth)
-        step_ms[gbps, prefetch] = 1e3 * step_time_s(step, step=1)
-        print(f"{gbps:4.2f} Gbit/s, prefetch {prefetch:3s}: {step_ms[gbps, prefetch]:4.0f} ms")
-assert step_ms[2 * 0.16, "off"] > step_ms[0.16, "off"] / 2
-
-# %% [markdown]
-# Not half: the compute stays, and the more of the wire is hidden behind it, the less its speed matters.
-# That sentence is most of what tuning FSDP is about.
-
-# %% [markdown]
-# ## 6. Your turn
-#
-# An exercise is a function that you write and a check that runs it, in a process of its own: nothing that it
-# does can harm this notebook. Count the bars in one rank's row *all-gather* above (the one without a number
-# is the root's), then generalise. `reshard_after_forward` is torch's setting: `True` frees every unit after
-# its forward, `False` frees none, `None` (the default) frees the blocks and keeps the root. What is freed is
-# gathered again in backward.
+# An exercise is a function that you write and a check that runs it, in a process of its own: nothing that it does can
+# harm this notebook. Count the bars in one rank's row *all-gather* above (the one without a number is the root's),
+# then generalise. `reshard_after_forward` is torch's setting: `True` frees every unit after its forward, `False` frees
+# none, `None` (the default) frees the blocks and keeps the root. What is freed is gathered again in backward.
 
 # %% exercise="all_gathers_per_step"
 
 # %% [markdown]
-# Stuck? `hint("all_gathers_per_step")` gives the next of three hints, `solution("all_gathers_per_step")` the
-# solution and why it is so, and `board()` shows where you stand in the whole course. All of it stays on this
-# machine.
+# Stuck? `hint("all_gathers_per_step")` gives the next of three hints, `solution("all_gathers_per_step")` the solution
+# and why it is so, and `board()` shows where you stand in the whole course. All of it stays on this machine.
 #
-# Two settings of one step on eight GPUs without fast links, simulated. The counts are those of your function
-# if it was right, else of the reference. Below, the blocks are kept after forward: the all-gathers of
-# backward are gone, and with them the gaps that they left. What it costs is memory (chapter 7).
+# Here are two settings of one step on eight GPUs without fast links, simulated. The counts are those of your function
+# if it was right, else of the reference. Below, the blocks are kept after forward: the all-gathers of backward are
+# gone, and with them the gaps that they left. What it costs is memory (chapter 7).
 
 # %%
+from fsdp_sim import Cluster, Model, Plan, simulate
+
 tiny = Model("five blocks", n_layer=5, d_model=2048, n_head=16, d_ffn=8192, vocab=4096)
 eight, bf16 = Cluster("A100-PCIe-80GB", gpus=8), {"param_dtype": "bf16", "micro_batch": 2, "seq_len": 1024}
 steps = {keep: simulate(tiny, eight, Plan(reshard_after_forward=keep, **bf16)) for keep in (None, False)}
 counts = {keep: checked.use(5, keep) for keep in steps}
-for keep, step in steps.items():
-    assert sum(event.op == "ALL_GATHER" for event in step.timeline.ops) == counts[keep]
+for keep, simulated in steps.items():
+    assert sum(event.op == "ALL_GATHER" for event in simulated.timeline.ops) == counts[keep]
 titles = (f"blocks freed, {counts[None]} all-gathers", f"blocks kept, {counts[False]} all-gathers")
-viz.compare(*(step.timeline for step in steps.values()), titles=titles)
+viz.compare(*(simulated.timeline for simulated in steps.values()), titles=titles)
 
 # %% [markdown]
-# ## 7. Lab: the same with torch
+# ## 6. Lab: the same with torch
 #
-# `labs/train.py` trains this GPT with torch's own `fully_shard`, started by `torchrun` as on a cluster. What
-# carries the data is gloo between CPUs, as here, and NCCL when every rank has a GPU. Same seed, same text,
-# and two ranks instead of four.
+# `labs/train.py` trains this GPT with torch's own `fully_shard`, started by `torchrun` as on a cluster. What carries
+# the data is gloo between CPUs, as here, and NCCL when every rank has a GPU. Same seed, same text, and two ranks
+# instead of four.
 
 # %% predict="losses_of_torch"
 
@@ -259,11 +239,11 @@ assert torch.allclose(torch.tensor(lab.losses), torch.tensor(four[0][:4]), rtol=
 # %% [markdown]
 # ## What you have seen
 #
-# - FSDP shards **storage**, not layers: each rank keeps a piece of every parameter, computes every layer.
-# - A unit lives through *all-gather → compute → free*, in forward and again in backward; then its
-#   gradients are reduce-scattered.
-# - A step takes as long as its compute plus the communication that is **exposed**. Issue order decides
-#   what is exposed.
-# - The mini-FSDP issued what the simulator's program says, in its order, and torch's FSDP has its losses.
+# - FSDP shards **storage**, not layers: each rank keeps a piece of every parameter, and computes every layer.
+# - A unit lives through *all-gather → compute → free*, in forward and again in backward; then its gradients are
+#   reduce-scattered.
+# - A step takes as long as its compute plus the communication that is **exposed**. The order of issue decides what is
+#   exposed, and you can compute it before anything runs.
+# - The numbers do not change: the mini-FSDP and torch's have the losses of one process.
 #
-# Next: `01_where_the_memory_goes.ipynb`, what each of these bytes is for.
+# Next: `01_where_the_memory_goes.ipynb`. What is each of these bytes for?
