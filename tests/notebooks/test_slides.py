@@ -229,11 +229,11 @@ def test_the_notes_of_a_plan_begin_with_its_minutes_row_by_row(plan: Deck) -> No
 
 
 def test_a_live_row_shows_the_question_and_what_its_cell_shows(plan: Deck) -> None:
-    begins = next(n for n, slide in enumerate(plan.slides) if slide.notes[0].startswith("**0:22 to 0:32, live.**"))
+    begins = next(n for n, slide in enumerate(plan.slides) if slide.notes[0].startswith("**0:17 to 0:27, live.**"))
     question, figure, *_ = plan.slides[begins:]
-    assert (question.kind, question.section) == ("section", "00.4")
+    assert (question.kind, question.section) == ("section", "00.3")
     assert figure.figure
-    assert figure.notes[0] == "**0:22 to 0:32, live.** Goes on."
+    assert figure.notes[0] == "**0:17 to 0:27, live.** Goes on."
 
 
 def test_a_plan_begins_and_ends_with_what_one_can_do(plan: Deck) -> None:
@@ -254,7 +254,7 @@ def test_a_break_says_when_it_ends(written: tuple[Path, dict[str, Deck]]) -> Non
     rows = (
         Slot(0, 20, "Draw four ranks", "talk", section="00.1", say="A piece each."),
         Slot(20, 10, "Break", "break"),
-        Slot(30, 5, "Count", "exercise", section="00.6", exercises=("all_gathers_per_step",), say="Count."),
+        Slot(30, 5, "Count", "exercise", section="00.5", exercises=("all_gathers_per_step",), say="Count."),
     )
     small = Plan("x", "X", "All.", 35, ("count",), "Nothing.", rows)
     slides = of_plans.deck(small, written[1]).slides
