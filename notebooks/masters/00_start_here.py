@@ -121,8 +121,8 @@ viz.compare(on, measured, titles=("predicted", "measured"))
 
 # %% [markdown]
 # Every operation is where the arithmetic put it, a little later: hooks, threads and a busy machine take their share.
-# What hides what is the same. Now make it yours. `SleepTimes(collective_s=0.1)` has a network half as fast, `forward_s=0.03` a faster GPU.
-# When does prefetch stop to help?
+# What hides what is the same. Now make it yours. `SleepTimes(collective_s=0.1)` has a network half as fast,
+# `forward_s=0.03` a faster GPU. When does prefetch stop to gain more?
 
 # %%
 for collective_s in (0.02, 0.05, 0.1, 0.2):
@@ -132,7 +132,7 @@ for collective_s in (0.02, 0.05, 0.1, 0.2):
 assert round(off - on) == 3 * 60
 
 # %% [markdown]
-# It never stops, but it never gains more than the 60 ms of forward that there are to hide behind. **A step takes as
+# It never gains more than the 60 ms of forward that each all-gather can hide behind. **A step takes as
 # long as its compute, plus the communication that is exposed.** That sentence is most of what tuning FSDP is about.
 #
 # On a GPU the CPU only queues work and runs ahead of it, so there the default order overlaps in forward too. That is
