@@ -74,8 +74,11 @@ class Calibration:
 
 
 @functools.cache
-def fitted(stack: str = "plain") -> Calibration:
-    """The numbers fitted to published measurements, for a software stack (`fsdp_sim.spec.Plan.stack`)."""
+def fitted(stack: str = "") -> Calibration:
+    """The numbers for a software stack (`fsdp_sim.spec.Plan.stack`), most of them fitted to published measurements.
+
+    Without a stack: those of every stack that has none of its own.
+    """
     numbers = tomllib.loads(files("fsdp_sim.cost").joinpath("calibration.toml").read_text())
     of_stack = numbers.pop("stack")
     return Calibration(**numbers | of_stack.get(stack, {}))

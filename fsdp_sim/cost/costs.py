@@ -29,10 +29,10 @@ COMPUTATIONS = frozenset({Op.FWD, Op.BWD, Op.RECOMPUTE})
 # How often a byte of a collective passes through the memory of a GPU: what arrives is written, and read to be sent on
 # or copied out; a reduction also reads what it adds to.
 MEMORY_PASSES = {Op.REDUCE_SCATTER: 3, Op.ALL_REDUCE: 5}
-# The CPU's time to issue one counted kernel: eager, with Python, autograd, the dispatcher and the small kernels that go
-# with it (the forward of a 12-layer GPT takes Python some 5 ms); compiled; and a copy that FSDP issues itself.
-# Backward is issued by autograd's own thread, without Python.
-LAUNCH_S, BACKWARD_LAUNCH_S, COMPILED_LAUNCH_S, COPY_LAUNCH_S = 4.5e-5, 3e-5, 1.5e-5, 2e-5
+# The CPU's time to issue one counted kernel, with Python, autograd, the dispatcher, the small kernels that go with it
+# and its part of FSDP's hooks; and a copy that FSDP issues itself. Fitted to `cpu_s` of tests/bench/one_h200.jsonl (16
+# Xeon cores, torch 2.11): 97 us eager, 99 us compiled: a compiler saves kernels, not time for each.
+LAUNCH_S, COPY_LAUNCH_S = 1e-4, 2e-5
 MOST_LOST = 8.0  # of its own work a kernel loses at most this many times (`Calibration.kernel_gap_s`); rows cannot tell
 # And a collective, with its hooks, buffers and events. With the copies a unit's step costs what torch's hooks were
 # measured to take on a CPU, about 0.25 ms (tests/bench/bench_mini.py).
@@ -44,6 +44,7 @@ HOST_FRACTION = 0.4
 # Operator by operator, AdamW's temporaries are not there to be reused: 5 to 7 times the time of one pass
 # (DeepSpeed 0.19.8, ops/adam/cpu_adam.py), where the bytes alone make 20 / 7.
 HOST_TEMPORARIES = 2.1
+FOREACH_FRACTION = 0.7  # of a copy's bandwidth torch's foreach kernels reach: AdamW of Llama 3.2 1B, 35 ms on one H200
 
 
 # The rates of a CPU core are measured as they are used: `fsdp-sim calibrate`. What the CPU takes to issue a kernel is
@@ -73,8 +74,7 @@ class Costs:
         self.cluster = cluster
         on_cpu = cluster.kind == "cpu"
         self.calibration = calibration or (MEASURED if on_cpu else fitted(plan.stack))
-        self.launch_s = COPY_LAUNCH_S if on_cpu else COMPILED_LAUNCH_S if plan.compile else LAUNCH_S
-        self._backward_launch_s = self.launch_s if on_cpu or plan.compile else BACKWARD_LAUNCH_S
+        self.launch_s = COPY_LAUNCH_S if on_cpu else LAUNCH_S
         part = cluster.gpu
         self._measured = on_cpu and part.launch_s is not None
         gap_s = part.launch_s if self._measured else self.calibration.kernel_gap_s
@@ -124,13 +124,11 @@ class Costs:
             return (self.cluster.gpu.collective_s or 0.0) if op in COLLECTIVES else 0.0
         if op is Op.FWD or op is Op.BWD or op is Op.RECOMPUTE:
             work = self.workload.work[i.unit]
-            kernels, each_s = work.forward, self.launch_s
-            if op is Op.BWD:
-                kernels, each_s = work.backward, self._backward_launch_s
+            kernels = work.backward if op is Op.BWD else work.forward
             launches = self._launches.get(id(kernels))
             if launches is None:
                 launches = self._launches[id(kernels)] = sum([n for _, n in _launched(kernels, self.plan.compile)])
-            return each_s * launches
+            return self.launch_s * launches
         return COLLECTIVE_ISSUE_S if op in COLLECTIVES else COPY_LAUNCH_S
 
     def slowdown(self, slowed: Instruction, by: Instruction) -> float:
@@ -192,6 +190,8 @@ class Costs:
             rate = self._host_bytes_per_s
             if plan.optimizer_impl == "foreach" and OPTIMIZERS[plan.optimizer].foreach_temporary:
                 rate /= HOST_TEMPORARIES
+        elif plan.optimizer_impl == "foreach" and OPTIMIZERS[plan.optimizer].foreach_moves and not self._measured:
+            rate *= FOREACH_FRACTION
         return moved / rate
 
     @cached_property

@@ -203,7 +203,9 @@ def moe_parts(
         return [one], back
 
     router = [matmul(tokens, experts, d, dtype, op=ROUTER)]
-    router_back = [matmul(tokens, d, experts, dtype)] * grad + [matmul(experts, d, tokens, dtype)] * trains["router"]
+    router_back = [matmul(tokens, d, experts, dtype)] * grad + [
+        matmul(experts, d, tokens, dtype, of_weight=True)
+    ] * trains["router"]
     chosen, copy = pointwise(8.0 * tokens * experts, "fp32"), pointwise(2.0 * rows * d, dtype)
     up, up_back = grouped(ups, d, trains["experts.up"], grad)
     needed = bool(up_back)
@@ -268,7 +270,7 @@ def embedding(model: Model, tokens: int, weights: Weights) -> tuple[Kernels, Ker
     size = DTYPE_BYTES[dtype]
     if model.patch_size:  # a convolution without overlap is a matmul; the image needs no gradient
         pixels = model.patch_size**2 * model.channels
-        of_weight = [matmul(d, pixels, tokens, dtype)] * weights.trains("embed.patches.weight")
+        of_weight = [matmul(d, pixels, tokens, dtype, of_weight=True)] * weights.trains("embed.patches.weight")
         return [matmul(tokens, d, pixels, dtype), pointwise(3.0 * tokens * d, dtype)], of_weight
     added = 3.0 * tokens * d * ((model.positions == "learned") + (model.token_types > 0))
     gather = Kernel("embedding", 0.0, 2.0 * size * tokens * d, (), dtype)
@@ -307,11 +309,11 @@ def head(
         tokens //= model.seq_len_of_image or 1  # the class token of each image
     if model.head_transform:
         wide, wide_trained = 2.0 * tokens * d, weights.trains("head.transform.weight")
-        back = [matmul(tokens, d, d, dtype)] * needed + [matmul(d, d, tokens, dtype)] * wide_trained
+        back = [matmul(tokens, d, d, dtype)] * needed + [matmul(d, d, tokens, dtype, of_weight=True)] * wide_trained
         then(([matmul(tokens, d, d, dtype)], back), wide_trained)
         then(([pointwise(wide, dtype)], [pointwise(1.5 * wide, dtype)]), False)
         then(norm(model.norm, tokens, d, weights), weights.trains("head.transform_norm.weight"))
-    back = [matmul(tokens, d, v, dtype)] * needed + [matmul(v, d, tokens, dtype)] * trained
+    back = [matmul(tokens, d, v, dtype)] * needed + [matmul(v, d, tokens, dtype, of_weight=True)] * trained
     forward, backward = [*forward, matmul(tokens, v, d, dtype)], back + backward
     if model.logit_softcap:  # a division, a tanh, a product
         forward = [*forward, pointwise(6.0 * tokens * v, dtype)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from fsdp_sim.cost.weights import Weights
@@ -58,17 +59,31 @@ def check_fp8(recipe: str, gpu: Gpu) -> None:
         )
 
 
-def matmul(m: int, n: int, k: int, dtype: str, *, op: str = "", fp8: bool = False) -> Kernel:
-    """(m, k) @ (k, n). In fp8 the factors are, and the product is of ``dtype``."""
+def matmul(m: int, n: int, k: int, dtype: str, *, op: str = "", fp8: bool = False, of_weight: bool = False) -> Kernel:
+    """(m, k) @ (k, n). In fp8 the factors are, and the product is of ``dtype``.
+
+    Args:
+        of_weight: it is the gradient of a weight, whose factors lie in memory as (k, m) and (k, n): k counts tokens.
+    """
     size = DTYPE_BYTES[dtype]
     of_factors = 1 if fp8 else size
     moved = float(of_factors * (m * k + k * n) + size * m * n)
-    return Kernel("matmul", 2.0 * m * n * k, moved, (1, m, n, k), "fp8" if fp8 else dtype, 1, False, op)
+    return Kernel(
+        "matmul",
+        2.0 * m * n * k,
+        moved,
+        (1, m, n, k),
+        "fp8" if fp8 else dtype,
+        1,
+        False,
+        op,
+        math.gcd(n, m if of_weight else k),
+    )
 
 
 def linear_backward(m: int, n: int, k: int, dtype: str) -> Kernels:
     """The gradients of the input (m, k) and of the weight (n, k), from that of the output (m, n)."""
-    return [matmul(m, k, n, dtype), matmul(n, k, m, dtype)]
+    return [matmul(m, k, n, dtype), matmul(n, k, m, dtype, of_weight=True)]
 
 
 def pointwise(elements: float, dtype: str, *, fusable: bool = True, count: int = 1) -> Kernel:
@@ -98,7 +113,7 @@ def linear(
     recipe = weights.recipe(n, k)
     if recipe is None:
         forward = [matmul(m, n, k, dtype, op="addmm" if bias else "mm")]
-        backward = [matmul(m, k, n, dtype)] * grad + [matmul(n, k, m, dtype)] * trained
+        backward = [matmul(m, k, n, dtype)] * grad + [matmul(n, k, m, dtype, of_weight=True)] * trained
     else:
         forward, backward = _in_fp8(weights, RECIPES[recipe], m, n, k, grads=(grad, trained), again=again)
     given = weights.stream_dtype  # of x; of a quantised layer's output too
@@ -133,7 +148,13 @@ def _adapter(weights: Weights, m: int, n: int, k: int, given: str, *, grad: bool
     scale, add, add_inputs = moves(2 * m * n), moves(3 * m * n, given), moves(3 * m * k, given)
     forward = [*copy, *narrow, matmul(m, rank, k, dtype, op="mm"), matmul(m, n, rank, dtype, op="mm"), scale, add]
     of_input = [matmul(m, k, rank, dtype), *narrow, add_inputs] if grad else []
-    back = [*narrow_back, scale, *linear_backward(m, n, rank, dtype), *of_input, matmul(rank, k, m, dtype)]
+    back = [
+        *narrow_back,
+        scale,
+        *linear_backward(m, n, rank, dtype),
+        *of_input,
+        matmul(rank, k, m, dtype, of_weight=True),
+    ]
     return forward, back
 
 
@@ -170,7 +191,7 @@ def _in_fp8(
     if grad_weight and recipe.grad_weight_in_fp8:
         backward += ([] if once and grad_input else grad) + ([] if again and compiled else x)
     if grad_weight:
-        backward.append(matmul(n, k, m, dtype, fp8=recipe.grad_weight_in_fp8))
+        backward.append(matmul(n, k, m, dtype, fp8=recipe.grad_weight_in_fp8, of_weight=True))
     return forward, backward
 
 

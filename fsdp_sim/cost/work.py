@@ -49,6 +49,8 @@ class Kernel(NamedTuple):
         count: how many.
         fusable: a compiler may fuse it with its neighbours, so that what passes between them is not written.
         op: the name of the operator, where activation checkpointing may keep its output (`fsdp_sim.spec.OPERATORS`).
+        row: of a matmul, the greatest number that divides the length of every row of its three matrices as they lie in
+            memory; 0 where that is not known.
     """
 
     kind: KernelKind
@@ -59,6 +61,7 @@ class Kernel(NamedTuple):
     count: int = 1  # type: ignore[assignment]  # not tuple.count
     fusable: bool = False
     op: str = ""
+    row: int = 0
 
 
 @dataclass(frozen=True)

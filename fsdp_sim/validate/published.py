@@ -241,7 +241,7 @@ def _source(cell: Cells) -> dict[str, Any]:
             return found
         if text and column == "framework":
             raise cell.wrong(column, f"a stack that is known; name one of {', '.join(_sources())}")
-    return {"stack": "plain", "api": "fsdp1"}
+    return {"stack": "training-script", "api": "fsdp1"}
 
 
 def _trained(cell: Cells) -> dict[str, str]:

@@ -21,6 +21,9 @@ from fsdp_sim.validate.spread import ensemble, misses, spread_of
 
 HEAD = "# Written by `fsdp-sim validate --refit`; what each number means is in {module}."
 FITTED_STACK = "llm-foundry"
+# Not fitted: 2 to 5 us lie between kernels in traces of one H200 (docs/one_gpu.md); a loop that does nothing between
+# two steps takes nothing there.
+PLAIN = ("kernel_gap_s = 4e-06", "step_s = 0.0")
 
 
 def refit_all(rows: Sequence[PublishedRun], progress: Progress = lambda what: None) -> dict[str, str]:
@@ -36,6 +39,7 @@ def refit_all(rows: Sequence[PublishedRun], progress: Progress = lambda what: No
     between = abs(math.log(elsewhere.step_s / best.calibration.step_s))
     spread = spread_of(best, ensemble(fitter), chosen, misses(held), between)
     calibration = [HEAD.format(module="calibration.py"), *_lines(elsewhere, (*FREE, "matmul_fraction_other"))]
+    calibration += ["", "[stack.plain]", *PLAIN]
     calibration += ["", f"[stack.{FITTED_STACK}]", *_lines(best.calibration, OF_STACK)]
     numbers = {name: getattr(spread, name) for name in ("waiting", "between", "doubling")}
     intervals = [HEAD.format(module="intervals.py"), *(f"{name} = {value:.3g}" for name, value in numbers.items())]

@@ -10,6 +10,7 @@ from fsdp_sim.cost import Calibration, Kernel
 from fsdp_sim.cost.costs import MEASURED
 from fsdp_sim.cost.kernels import kernel_s
 from fsdp_sim.cost.kernels_of import attention, matmul, pointwise
+from fsdp_sim.cost.linears import linear_backward
 from fsdp_sim.spec import Block, Model, gpu
 
 A100, H100 = gpu("A100-SXM-80GB"), gpu("H100-SXM-80GB")
@@ -30,7 +31,7 @@ def test_no_matmul_is_faster_than_the_peak_or_the_memory(m: int, n: int, k: int)
 @given(SIZES, st.integers(1, 1 << 14))
 def test_more_work_takes_longer(n: int, more: int) -> None:
     for one, other in (
-        (matmul(64, n, 64, "bf16"), matmul(64, n + more, 64, "bf16")),
+        (matmul(64, 8 * n, 64, "bf16"), matmul(64, 8 * (n + more), 64, "bf16")),  # what is unaligned takes longer yet
         (pointwise(n, "bf16"), pointwise(n + more, "bf16")),
     ):
         assert kernel_s(one, H100, NUMBERS) < kernel_s(other, H100, NUMBERS)
@@ -94,3 +95,22 @@ def test_a_measured_core_is_slow_where_any_dimension_is_short(short: int) -> Non
     at_peak_s = kernel.flops / core.matmul_flops("fp32")
 
     assert kernel_s(kernel, core, MEASURED) == pytest.approx(2 * at_peak_s, rel=1e-3)
+
+
+@pytest.mark.parametrize(("vocab", "slower"), [(50264, 1.0), (50260, 5.5 ** (1 / 3)), (50257, 5.5)])
+def test_an_unaligned_vocabulary_slows_the_three_products_of_the_head_unless_a_compiler_pads_it(
+    vocab: int, slower: float
+) -> None:
+    h200, numbers, tokens, d = gpu("H200"), Calibration(), 4099, 768  # how many tokens there are matters to no row
+    three = [matmul(tokens, vocab, d, "bf16"), *linear_backward(tokens, vocab, d, "bf16")]
+
+    for kernel in three:
+        aligned_s = kernel_s(kernel._replace(row=8), h200, numbers)
+        assert kernel_s(kernel, h200, numbers) == pytest.approx(slower * aligned_s)
+        assert kernel_s(kernel, h200, numbers, compiled=True) == pytest.approx(aligned_s)
+
+
+def test_rows_of_fp32_need_no_alignment() -> None:
+    kernel = matmul(4096, 50257, 768, "fp32")
+
+    assert kernel_s(kernel, gpu("H200"), Calibration()) == kernel_s(kernel._replace(row=8), gpu("H200"), Calibration())
