@@ -46,17 +46,18 @@ def test_there_are_recordings_of_all_that_can_happen():
 
 
 @given(st.lists(st.tuples(st.integers(1, 50 * MIB), st.booleans()), max_size=60), st.booleans())
-def test_what_all_is_freed_is_found_again_without_asking_the_device(asked, expandable):
-    """Freed blocks are merged again, whatever the order: the same tensors then need no more than before."""
+def test_what_is_freed_is_found_again_without_asking_the_device(asked, expandable):
+    """Freed blocks are merged again, whatever the order. (All of them together may need more than before, in torch too:
+    the best fit may cut a block that the next tensor would have filled.)"""
     allocator = CachingAllocator(expandable_segments=expandable)
-    reserved = []
     for _ in range(3):
         blocks = [allocator.allocate(n_bytes, "stream") for n_bytes, _ in asked]
-        assert allocator.active_bytes <= allocator.reserved_bytes
-        reserved.append(allocator.reserved_bytes)
-        for block in [b for b, (_, late) in zip(blocks, asked, strict=True) if not late]:
-            allocator.free(block)
-        for block in [b for b, (_, late) in zip(blocks, asked, strict=True) if late]:
-            allocator.free(block)
+        reserved = allocator.reserved_bytes
+        assert allocator.active_bytes <= reserved
+        for late in (False, True):
+            for block in [b for b, (_, is_late) in zip(blocks, asked, strict=True) if is_late is late]:
+                allocator.free(block)
         assert allocator.allocated_bytes == allocator.active_bytes == 0
-    assert reserved[0] == reserved[1] == reserved[2]
+        for n_bytes, _ in asked:
+            allocator.free(allocator.allocate(n_bytes, "stream"))
+            assert allocator.reserved_bytes == reserved
