@@ -3,8 +3,6 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fsdp_sim.engine.caching_allocator import CachingAllocator, OutOfMemoryError
 
@@ -43,21 +41,3 @@ def test_there_are_recordings_of_all_that_can_happen():
     assert {path.split("-")[0] for path in last} == {"plain", "expandable"}
     assert any(int(retries) > 1 for retries, _ in last.values())
     assert any(int(failures) > 1 for _, failures in last.values())
-
-
-@given(st.lists(st.tuples(st.integers(1, 50 * MIB), st.booleans()), max_size=60), st.booleans())
-def test_what_is_freed_is_found_again_without_asking_the_device(asked, expandable):
-    """Freed blocks are merged again, whatever the order. (All of them together may need more than before, in torch too:
-    the best fit may cut a block that the next tensor would have filled.)"""
-    allocator = CachingAllocator(expandable_segments=expandable)
-    for _ in range(3):
-        blocks = [allocator.allocate(n_bytes, "stream") for n_bytes, _ in asked]
-        reserved = allocator.reserved_bytes
-        assert allocator.active_bytes <= reserved
-        for late in (False, True):
-            for block in [b for b, (_, is_late) in zip(blocks, asked, strict=True) if is_late is late]:
-                allocator.free(block)
-        assert allocator.allocated_bytes == allocator.active_bytes == 0
-        for n_bytes, _ in asked:
-            allocator.free(allocator.allocate(n_bytes, "stream"))
-            assert allocator.reserved_bytes == reserved
