@@ -13,9 +13,9 @@
 # %% [markdown]
 # # Collectives: what travels between the ranks, and what does it cost?
 #
-# After this chapter you can say what an all-gather, a reduce-scatter and an all-reduce leave on each rank,
-# write each from sends, count the bytes of a training step, and tell from a fit below which size a message
-# gets no cheaper.
+# FSDP buys memory with communication. What does it send, and what does that cost? After this chapter you can say what
+# an all-gather, a reduce-scatter and an all-reduce leave on each rank, write each from sends, count the bytes of a
+# training step, and tell from a fit below which size a message gets no cheaper.
 #
 # **What is real:** the ranks, everything they send, the bytes (counted by the kernel), the times on gloo.
 # **What is modelled:** section 9, where a cluster's network is simulated, and in section 7 the speed of one wire.
@@ -26,7 +26,7 @@ import torch.distributed as dist
 from IPython.display import HTML
 
 from fsdp_sim import Cluster, Plan, viz
-from fsdp_sim.learn import board, check, hint, in_torch, misconceptions, solution  # noqa: F401
+from fsdp_sim.learn import board, check, hint, in_torch, misconceptions, predict, solution  # noqa: F401
 from fsdp_sim.learn.judges.account import GLOO, message_bytes, sent_bytes
 from fsdp_sim.learn.pictures.collectives import alpha_beta, sent_bars
 from fsdp_sim.mini.collectives import (
@@ -43,8 +43,10 @@ from fsdp_sim.viz.theme import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 #
 # A **collective** is an operation that every **rank** of a group calls, and that ends when all have. Below,
 # rank r begins with the numbers 10r, 10r+1, 10r+2, 10r+3. An **all-gather** puts pieces together, an
-# **all-reduce** adds, a **reduce-scatter** adds and deals out the sum. *Predict:* after an all-gather of each
-# rank's first number, a reduce-scatter of all four, and an all-reduce of all four: what is on rank 1?
+# **all-reduce** adds, a **reduce-scatter** adds and deals out the sum. We all-gather each rank's first number, and
+# reduce-scatter and all-reduce all four.
+
+# %% predict="rank_1_after_reduce_scatter"
 
 
 # %%
@@ -69,20 +71,23 @@ assert {row[4] for row in rows} == {"60, 64, 68, 72"}
 # %% [markdown] covers=["coverage 003.15", "coverage 003.16"]
 # **All-gather**: each brings a piece, all leave with the whole. **Reduce-scatter**: each brings a whole, the wholes
 # are added, each leaves with *its* piece of the sum. **All-reduce**: all leave with the whole sum.
-#
+
+# %% [markdown]
 # FSDP all-gathers parameters before a unit computes, in forward and again in backward, and reduce-scatters its
 # gradients. What was gathered is freed after use. There is no third kind: after the optimizer's step nothing is
-# gathered "to synchronise", for the next forward gathers anyway. (ZeRO-1 and 2 do gather after the step.)
+# gathered "to synchronise", because the next forward gathers anyway. (ZeRO-1 and 2 do gather after the step.)
 
 # %% [markdown] covers=["coverage 004.21", "misconception 18"]
 # ## 2. Does an owner broadcast?
 #
-# One often reads that a layer has an owner, which broadcasts its weights, and to which all send their
-# gradients. *Predict:* what would that mean for the owner's link while the others wait? Then let the ranks
-# answer. The check starts the ranks and calls your function on each of them.
+# You may have read that a layer has an owner, which broadcasts its weights, and to which all send their gradients.
+# Then the owner's link would work while the others wait. Let the ranks answer: the check starts them and calls your
+# function on each.
 #
 # Stuck in an exercise? `hint("owner_or_everyone")` gives the next of three hints, `solution("owner_or_everyone")`
-# the solution and why. Whatever becomes of an exercise, the notebook goes on.
+# the solution and why. Solved or not, the notebook goes on.
+
+# %% predict="who_sends_a_layer"
 
 # %% exercise="owner_or_everyone"
 
@@ -98,18 +103,20 @@ sent_bars(mib, "KiB sent in one forward", "Every rank sends as much as every oth
 #
 # ## 3. A ring
 #
-# How do four ranks bring four pieces to everyone? *Predict:* each may send to its right neighbour only. How many
-# rounds does it take, and how many pieces does each send?
+# How do four ranks bring four pieces to everyone? In a **ring** each sends to its right neighbour only.
+
+# %% predict="steps_of_a_ring"
 
 # %%
+assert "takes 3 steps" in viz.collective("all-gather", ranks=4).finding
 viz.collective("all-gather", ranks=4)
 
 # %% [markdown]
 # Play it (when you have run the cell), or read the panels: a framed chunk has just arrived. In each of three
-# steps every rank sends one chunk, and every link carries one: none is idle, none is crowded. With W ranks:
-# W-1 steps, each rank sends W-1 of W chunks, that is **(W-1)/W of the message**. Less is not possible, for
-# that much has to reach each rank.
-#
+# steps every rank sends one chunk, and every link carries one: none is idle, none is crowded. With W ranks that is
+# W-1 steps, and each rank sends W-1 of W chunks: **(W-1)/W of the message**. As much has to reach each rank.
+
+# %% [markdown]
 # The code below does this too, its author says. It was tested on two ranks.
 
 # %% exercise="ring_of_own_chunk"
@@ -123,16 +130,20 @@ viz.collective("all-gather", data=[chunk.tolist() for chunk in chunks])
 # %% [markdown]
 # ## 4. The same ring, with additions
 #
-# A reduce-scatter is the same ring with a plus sign: what arrives is added to what one has, and passed on.
-# *Predict:* how many steps, and how much does each rank send?
+# A reduce-scatter is the same ring with a plus sign: what arrives is added to what a rank has, and passed on.
+
+# %% predict="numbers_sent_to_reduce_scatter"
 
 # %%
+assert "each rank sends 6 exactly" in viz.collective("reduce-scatter", ranks=4).finding
 viz.collective("reduce-scatter", ranks=4)
 
 # %% [markdown]
-# Again W-1 steps, and (W-1)/W of the message from each. A chunk of the sum is finished when it has met every rank;
-# it ends where it belongs. The ring is one way to send; rows can also go straight to the rank that adds them up. Write
-# it either way:
+# Again W-1 steps, and (W-1)/W of the message from each. A chunk of the sum is finished when it has met every rank,
+# and it ends where it belongs.
+
+# %% [markdown]
+# The ring is one way to send; rows can also go straight to the rank that adds them up. Write it either way:
 
 # %% exercise="reduce_scatter_from_sends"
 
@@ -147,8 +158,10 @@ sent_bars(bars, "MiB sent by rank 0", "A reduce-scatter sends half of what an al
 # %% [markdown]
 # ## 5. All-reduce is both
 #
-# *Predict:* after a reduce-scatter each rank has one finished chunk. Which collective, run next, makes an all-reduce
-# of it? And is the result the same to the last bit?
+# After a reduce-scatter each rank has one finished chunk of the sum, and lacks the others. We run one more collective,
+# and compare with torch's all-reduce to the last bit.
+
+# %% predict="what_completes_an_all_reduce"
 
 # %%
 viz.collective("all-reduce", ranks=4)
@@ -169,12 +182,11 @@ print("the same to the last bit:", same)
 assert same == [True] * 4
 
 # %% [markdown] covers=["coverage 004.57", "coverage 000.33"]
-# **All-reduce = reduce-scatter + all-gather.** This is the equation that FSDP lives on. DDP keeps a replica
-# on every rank and all-reduces gradients, bucket by bucket, from hooks in backward (`device_ids=[rank]` tells
-# it which GPU the replica is on). FSDP opens the all-reduce in the middle: after the reduce-scatter a rank
-# steps its piece, and the all-gather that follows, in the next forward, brings new parameters instead of old
-# gradients. (Bits do agree here, on gloo. Other libraries may add in another order, and then the last bits
-# differ.)
+# **All-reduce = reduce-scatter + all-gather.** FSDP lives on this equation. DDP keeps a replica on every rank and
+# all-reduces gradients, bucket by bucket, from hooks in backward (`device_ids=[rank]` tells it which GPU the replica
+# is on). FSDP opens the all-reduce in the middle. After the reduce-scatter a rank steps its piece; the all-gather that
+# follows, in the next forward, brings new parameters instead of old gradients. (On gloo the two agree to the last
+# bit. Other libraries may add in another sequence, and then the last bits differ.)
 
 # %% exercise="all_reduce_in_two_halves"
 
@@ -196,8 +208,10 @@ sent_bars(bars, "KiB sent by rank 0", "Two halves send what the whole sends, and
 #
 # ## 6. What gloo does differently
 #
-# Here all of this runs on **gloo**, a library for CPUs; on GPUs it is **NCCL**. *Predict:* is (W-1)/W of the message
-# what really leaves the process? The kernel of the operating system counts every byte. Ask it.
+# Here all of this runs on **gloo**, a library for CPUs; on GPUs it is **NCCL**. Does (W-1)/W of the message really
+# leave the process? The kernel of the operating system counts every byte. Ask it.
+
+# %% predict="what_gloo_sends"
 
 # %% exercise="reduce_scatter_over_gloo"
 
@@ -237,8 +251,9 @@ assert names == ["c10d::_reduce_scatter_base_", "gloo:all_reduce"]
 # %% [markdown]
 # ## 7. What a message costs
 #
-# *Predict:* a message of 4 KiB takes some time on two ranks. How many times longer does one of 16 MiB take, which is
-# 4096 times as large?
+# We time messages from 4 KiB to 16 MiB on two ranks. The largest has 4096 times the bytes of the smallest.
+
+# %% predict="time_of_4096_times_the_bytes"
 
 # %% tags=["nbval-ignore-output"]
 from fsdp_sim.measure.on_rank import Case, measure
@@ -252,9 +267,12 @@ for time in (times[0], times[6]):
 assert times[0].seconds < times[6].seconds < 4096 * times[0].seconds
 
 # %% [markdown]
-# Far less than 4096 times: a small message does not wait for its bytes but for everything else: calls, packets,
+# Far less than 4096 times. A small message does not wait for its bytes but for everything else: calls, packets,
 # ranks that meet. So a message costs about **alpha + beta × bytes**: alpha is the **latency**, one over beta the
-# **bandwidth**. Two numbers describe a link. Find them:
+# **bandwidth**.
+
+# %% [markdown]
+# Two numbers describe a link, latency and bandwidth. Find them:
 
 # %% exercise="fit_alpha_beta"
 
@@ -276,9 +294,10 @@ alpha_beta(times, **link, sent_bytes=sizes)
 # What this model ignores: links of different speed on one way, several messages at once, ranks that come late.
 
 # %% [markdown]
-# Is a link as fast as it should be? *Predict:* four ranks all-gather 4 MB over links of 25 MB/s each. Is 4 MB over the
-# time that it takes more than 25 MB/s, or less? And of an all-reduce? (The ranks and bytes are real; a collective ends
-# when a wire of that speed, which the library pretends, has carried a ring's share of them.)
+# Is a link as fast as it should be? We give four ranks links of 25 MB/s and time 4 MB. (The ranks and bytes are real;
+# a collective ends when a pretended wire of that speed has carried a ring's share of them.)
+
+# %% predict="size_over_time"
 
 # %% tags=["nbval-ignore-output"]
 from fsdp_sim.ranks import Network
@@ -300,8 +319,12 @@ sent_bars(bars, "MB/s", "Bus bandwidth is that of the link, 25 MB/s; size over t
 # Size over time is the **algorithm bandwidth**: more than the link's for an all-gather, since a quarter of what a rank
 # has in the end never travelled, and less for an all-reduce, which goes round twice. **Bus bandwidth** counts what a
 # ring sends: times (W-1)/W for an all-gather or reduce-scatter, times 2(W-1)/W for an all-reduce. That is what each
-# link carries, so one number fits all collectives and any W, and can be held against a data sheet. NVIDIA's
-# `nccl-tests` print both, as `algbw` and `busbw`. And the two of the largest messages above, with no wire between?
+# link carries, so one number fits all collectives and any W, and you can compare it with a data sheet. NVIDIA's
+# [`nccl-tests`](https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md) print both, as `algbw` and
+# `busbw`.
+
+# %% [markdown]
+# And the largest messages from before, on this machine, with no wire between?
 
 # %% tags=["nbval-ignore-output"]
 for time in (times[6], times[13]):
@@ -311,8 +334,8 @@ for time in (times[6], times[13]):
 assert times[6].n_bytes == times[13].n_bytes == 16 * 2**20
 
 # %% [markdown]
-# Here the "link" is memory, which copies and additions share: no data sheet has its number. And mind what the factor
-# supposes, a ring: of gloo's own reduce-scatter, which sends twice as much, it would show half.
+# Here the "link" is memory, which copies and additions share: no data sheet has its number. And the factor supposes a
+# ring: for gloo's own reduce-scatter, which sends twice as much, it would show half.
 
 # %%
 in_torch(all_gather_single, reduce_scatter_single, foreach_all_gather, foreach_reduce_scatter)
@@ -324,8 +347,10 @@ in_torch(all_gather_single, reduce_scatter_single, foreach_all_gather, foreach_r
 # ## 8. A training step: 2Ψ or 3Ψ?
 #
 # Ψ is the number of parameters. "ZeRO-3 (that is FSDP) costs the same as DDP", "it costs 3Ψ against 2Ψ", "1.5
-# times the bytes": one reads all three. *Predict:* how many times does each parameter, or its gradient,
-# travel in a step of DDP, and of FSDP?
+# times the bytes": you will read all three. Count how often each parameter, and its gradient, travels in a step. (On
+# many ranks (W-1)/W is nearly 1.)
+
+# %% predict="sent_if_parameters_stay"
 
 # %% exercise="elements_sent"
 
@@ -367,8 +392,10 @@ sent_bars(bars, "times what DDP sends", "The larger the root's share, the furthe
 #
 # ## 9. Does it scale?
 #
-# "DDP scales to about 8 GPUs, FSDP to more than 100", says a table that one meets. *Predict:* GPT-2 fits on one GPU.
-# Does DDP lose speed from 8 to 512 GPUs? Does FSDP?
+# "DDP scales to about 8 GPUs, FSDP to more than 100": you may meet a table that says so. We simulate GPT-2, which fits
+# on one GPU, from 8 GPUs to 512.
+
+# %% predict="speed_kept_on_512_gpus"
 
 # %%
 node = Cluster("A100-SXM-80GB", gpus=8)
@@ -385,11 +412,10 @@ assert kept["DDP"] > 0.95
 assert 0.85 < kept["FSDP"] < kept["DDP"]
 
 # %% [markdown] covers=["coverage 001.25"]
-# The contrary, for a model that fits: DDP goes on to hundreds of GPUs, and FSDP is the first to lose, because
-# its rings carry more and smaller messages, and each of the W-1 steps has a latency. (Simulated: of many
-# nodes the slowest is a few percent slower, and no link fails.) What limits DDP is memory, not the number of
-# GPUs. What limits both is bandwidth and latency against the compute of a batch. When the ring gets too long,
-# FSDP shards within a node only: chapter 10.
+# For a model that fits it is the other way round. DDP goes on to hundreds of GPUs, and FSDP loses first: its rings
+# carry more and smaller messages, and each of the W-1 steps has a latency. (Simulated: of many nodes the slowest is a
+# few percent slower, and no link fails.) Memory limits DDP, not the number of GPUs. Bandwidth and latency limit both,
+# measured against the compute of a batch. When the ring gets too long, FSDP shards within a node only: chapter 10.
 
 # %%
 misconceptions("collectives")
@@ -397,8 +423,8 @@ misconceptions("collectives")
 # %% [markdown]
 # ## Lab: a step of the real two
 #
-# torch's own DDP and `fully_shard`, one step of the same GPT on two real ranks, every collective on record.
-# *Predict:* how many collectives does each issue, and what is the ratio of what they send?
+# torch's own DDP and `fully_shard`, one step of the same GPT on two real ranks, every collective on record. The GPT
+# has five blocks, each a unit, and the root.
 
 # %%
 from torch.distributed.fsdp import fully_shard
@@ -416,6 +442,8 @@ def step(api):
     model(tokens, tokens).backward()
 
 
+# %% predict="collectives_of_a_step"
+
 # %%
 issued = {}
 for api in ("ddp", "fsdp2"):
@@ -425,6 +453,7 @@ for api in ("ddp", "fsdp2"):
     print(api, counts)
 ratio = sent_bytes(issued["fsdp2"]) / sent_bytes(issued["ddp"])
 print(f"FSDP2 sends {ratio:.2f} times what DDP sends")
+assert (len(issued["ddp"]), len(issued["fsdp2"])) == (1, 17)
 assert 1.4 < ratio < 1.5
 
 # %%
@@ -434,6 +463,10 @@ for api, records in issued.items():
     of_kind = {op: [record for record in records if record.op == op] for op in kinds}
     bars[api] = [(kinds[op], sent_bytes(some) / 2**20) for op, some in of_kind.items() if some]
 sent_bars(bars, "MiB sent by rank 0 in a step, as rings", "Two gathers and a reduction against one all-reduce")
+
+# %% [markdown]
+# FSDP issues eleven all-gathers and six reduce-scatters. The root is gathered only once, so what they send is a little
+# less than 1.5 times DDP's.
 
 # %% [markdown]
 # Go on in `lab_01_ddp_to_fsdp2.ipynb`, which runs both as `torchrun` scripts, and `lab_09_nodes.ipynb`, which counts
