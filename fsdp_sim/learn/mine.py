@@ -11,6 +11,7 @@ parts.
 from __future__ import annotations
 
 import ast
+import builtins
 import hashlib
 import inspect
 import os
@@ -109,6 +110,8 @@ def put(name: str, source: str) -> str:
     """
     file = path()
     try:
+        if lacking := _lacking(source):
+            return f"It is not in {file.name}: it uses `{lacking}`, which is not there; put that into the function."
         text = file.read_text() if file.is_file() else begun()
         held = parts(text)
         if name not in held:
@@ -149,6 +152,27 @@ def source_of(function: Callable[..., Any], name: str) -> str:
     lines = text.splitlines()[found.lineno - 1 : found.end_lineno]
     lines[0] = lines[0].replace(f"def {found.name}", f"def {name}", 1)
     return "\n".join(line.rstrip() for line in lines)
+
+
+def _lacking(source: str) -> str:
+    """A name that a part uses, and that neither its function nor the file has; empty if there is none."""
+    known = {*dir(builtins), *_bound(ast.parse(REFERENCE.read_text())), *_bound(ast.parse(source))}
+    used = (node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name))
+    return next((name for name in used if name not in known), "")
+
+
+def _bound(tree: ast.AST) -> set[str]:
+    """All names that are given a value, wherever."""
+    found = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name) | ast.FunctionDef(name=name):
+                found.add(name)
+            case ast.ClassDef(name=name) | ast.ExceptHandler(name=str(name)):
+                found.add(name)
+            case ast.alias(name=name, asname=other):
+                found.add(other or name.partition(".")[0])
+    return found
 
 
 def _with(text: str, part: Part, source: str, whose: Whose) -> str:

@@ -421,6 +421,24 @@ assert 0.85 < kept["FSDP"] < kept["DDP"]
 misconceptions("collectives")
 
 # %% [markdown]
+# ### Your own FSDP: the collective
+#
+# The course has a thread: a file of yours, `my_fsdp.py`, becomes a `fully_shard` in plain torch. Each chapter from here
+# to 9 has a part of it; an answer that is accepted is put into the file. What you skip is the reference's, and the file
+# says so. Its first part is the collective that takes gradients to their owners.
+
+# %% exercise="reduce_scatter_mean"
+
+# %% tags=["nbval-ignore-output"]
+from labs.experiments.mine import mine
+
+standing = mine()
+standing
+
+# %% tags=["nbval-ignore-output"]
+standing.picture
+
+# %% [markdown]
 # ## Lab: a step of the real two
 #
 # torch's own DDP and `fully_shard`, one step of the same GPT on two real ranks, every collective on record. The GPT

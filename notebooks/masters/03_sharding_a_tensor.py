@@ -398,6 +398,21 @@ HTML(viz.Table("Does the checkpoint bring it?", ("name", "is a", "in the state d
 misconceptions("sharding")
 
 # %% [markdown]
+# ### Your own FSDP: the shard
+#
+# In `my_fsdp.py` each rank keeps `whole.split(rows_of_each_rank(len(whole), ranks))[rank]`: your answer from section 2
+# of this chapter is already in it, once it was accepted.
+
+# %% tags=["nbval-ignore-output"]
+from labs.experiments.mine import mine
+
+standing = mine()
+standing
+
+# %% tags=["nbval-ignore-output"]
+standing.picture
+
+# %% [markdown]
 # ## Lab: one rank, and the same model on two
 #
 # On one GPU the only rank has nobody to share with. *Predict:* what do FSDP1 and FSDP2 make of a layer then?

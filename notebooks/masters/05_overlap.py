@@ -480,6 +480,23 @@ board("overlap")
 # ```
 
 # %% [markdown]
+# ### Your own FSDP: prefetch
+#
+# Your hooks of chapter 4 call `prefetch` when a unit's parameters have arrived and its backward has yet to run. What is
+# asked for at that moment travels beside compute.
+
+# %% exercise="prefetch"
+
+# %% tags=["nbval-ignore-output"]
+from labs.experiments.mine import mine
+
+standing = mine()
+standing
+
+# %% tags=["nbval-ignore-output"]
+standing.picture
+
+# %% [markdown]
 # ## Lab: a trace of your own
 #
 # `labs.train` writes a timeline of all ranks with `--profile`, and ends with a line that says how much was exposed and

@@ -439,6 +439,22 @@ misconceptions("wrapping")
 board("wrapping")
 
 # %% [markdown]
+# ### Your own FSDP: its units
+#
+# `fully_shard` of one module: what is in its unit, and who holds it?
+
+# %% exercise="parameters_of_unit"
+
+# %% tags=["nbval-ignore-output"]
+from labs.experiments.mine import mine
+
+standing = mine()
+standing
+
+# %% tags=["nbval-ignore-output"]
+standing.picture
+
+# %% [markdown]
 # ## Lab: choose the cut on the command line
 #
 # `labs.train` takes `--wrap=block`, `root`, a number as the size policy does, or names of classes, and says how many

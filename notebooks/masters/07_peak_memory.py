@@ -408,6 +408,22 @@ misconceptions("peak")
 board("peak")
 
 # %% [markdown]
+# ### Your own FSDP: resharding, recomputation
+#
+# What a unit keeps between forward and backward is decided at one place of your file.
+
+# %% exercise="after_forward"
+
+# %% tags=["nbval-ignore-output"]
+from labs.experiments.mine import mine
+
+standing = mine()
+standing
+
+# %% tags=["nbval-ignore-output"]
+standing.picture
+
+# %% [markdown]
 # ## Lab: turn the knobs on real ranks
 #
 # *Predict:* two ranks train the teaching GPT with torch's FSDP2. Put in order, from the smallest peak: as it comes,

@@ -562,6 +562,24 @@ misconceptions("numerics")
 board("numerics")
 
 # %% [markdown]
+# ### Your own FSDP: precision, accumulation, clipping
+#
+# Two parts of your file decide the last bits: how gradients are added up, and how they are clipped.
+
+# %% exercise="add_gradient"
+
+# %% exercise="clip_grad_norm"
+
+# %% tags=["nbval-ignore-output"]
+from labs.experiments.mine import mine
+
+standing = mine()
+standing
+
+# %% tags=["nbval-ignore-output"]
+standing.picture
+
+# %% [markdown]
 # ## 10. Lab: the trainer in bf16
 #
 # `labs/train.py` under `torchrun`, with parameters gathered and computed with in bf16. The same seed and text in fp32,

@@ -520,6 +520,22 @@ HTML(viz.Table("Two checkpoints of a stranger, loaded", ("way", "its code"), way
 misconceptions("checkpoints")
 
 # %% [markdown]
+# ### Your own FSDP: the whole model
+#
+# The last part of your file. With it the file is complete: fewer than 400 lines that train as torch's.
+
+# %% exercise="whole_tensors"
+
+# %% tags=["nbval-ignore-output"]
+from labs.experiments.mine import mine
+
+standing = mine()
+standing
+
+# %% tags=["nbval-ignore-output"]
+standing.picture
+
+# %% [markdown]
 # ## 9. Lab: kill it
 #
 # `torchrun` trains on two ranks and saves every second step. Rank 0 is killed while step 4 is saved: all files

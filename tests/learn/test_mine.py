@@ -32,7 +32,7 @@ def whose(file: Path) -> dict[str, Whose]:
 def first_difference(text: str) -> str:
     """What runs on a rank: the file's numbers beside torch's, case by case."""
     warnings.simplefilter("ignore")
-    theirs: list[dict[str, Any]] = by_torch(7)
+    theirs: list[dict[str, Any]] = by_torch(7, (*WAYS, SAVED))
     for case, expected in zip((*WAYS, SAVED), theirs, strict=True):
         found = InTheFile("put_hooks", text)(case, 7)
         assert list(found) == list(expected)
@@ -87,8 +87,9 @@ def test_an_accepted_answer_goes_into_the_file_and_parts_before_it_are_skipped(f
     assert f"It now stands in {file.name}, where {len(mine.chapters()) - 1} of" in verdict.message
     found = whose(file)
     assert found.pop("put_hooks") is Whose.YOURS
-    assert [name for name, is_of in found.items() if is_of is Whose.SKIPPED] == ["reduce_scatter_mean", "rows_of_rank"]
-    assert "# 03 rows_of_rank: the reference; you skipped this step [" in file.read_text()
+    skipped = [name for name, is_of in found.items() if is_of is Whose.SKIPPED]
+    assert skipped == ["reduce_scatter_mean", "rows_of_each_rank"]
+    assert "# 03 rows_of_each_rank: the reference; you skipped this step [" in file.read_text()
 
 
 @pytest.mark.slow
@@ -99,7 +100,7 @@ def test_an_answer_that_is_not_accepted_does_not_go_into_the_file(file: Path) ->
 
 def test_a_learner_s_pass_through_all_parts_makes_the_whole_file_theirs(file: Path) -> None:
     for name in mine.chapters():
-        mine.put(name, mine.parts(mine.begun())[name].source + "\n")
+        mine.put(name, mine.source_of(load(name).reference, name))
 
     assert set(whose(file).values()) == {Whose.YOURS}
     assert file.read_text().count("\n") < mine.MAX_LINES
@@ -134,6 +135,14 @@ def test_without_its_digest_an_edited_part_may_be_replaced(file: Path) -> None:
 
     assert whose(file)["put_hooks"] is Whose.YOURS
     assert "unit.x" not in file.read_text()
+
+
+def test_a_part_that_needs_something_of_the_notebook_is_not_put_into_the_file(file: Path) -> None:
+    said = mine.put("prefetch", "def prefetch(unit):\n    helper(unit)")
+
+    assert "it uses `helper`, which is not there" in said
+    assert not file.exists()
+    assert "It now stands" in mine.put("prefetch", "def prefetch(unit):\n    return [n for n in unit.order if dist]")
 
 
 def test_a_file_that_cannot_be_read_is_left_as_it_is(file: Path) -> None:

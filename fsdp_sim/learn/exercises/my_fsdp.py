@@ -26,10 +26,10 @@ def reduce_scatter_mean(rows, group):
     return own, work
 
 
-# 03 rows_of_rank
-def rows_of_rank(whole, rank, ranks):
-    most = -(-len(whole) // ranks)  # rounded up
-    return whole[rank * most : (rank + 1) * most]
+# 03 rows_of_each_rank
+def rows_of_each_rank(rows, ranks):
+    most = -(-rows // ranks)  # rounded up
+    return [max(0, min(most, rows - rank * most)) for rank in range(ranks)]
 
 
 # 04 put_hooks
@@ -154,7 +154,7 @@ class Param:
     def __init__(self, param, owners, mesh, dtype):
         whole = param.detach().contiguous()  # (d0, ...)
         self.owners, self.mesh, self.size, self.stride = owners, mesh, whole.size(), whole.stride()
-        own = rows_of_rank(whole, mesh.get_local_rank(), mesh.size())  # (0 to rows, ...)
+        own = whole.split(rows_of_each_rank(len(whole), mesh.size()))[mesh.get_local_rank()]  # (0 to rows, ...)
         padded = whole.new_zeros(-(-len(whole) // mesh.size()), *self.size[1:], device=mesh.device_type)
         padded[: len(own)] = own
         self.piece, self.own_size = padded.view(-1), own.size()  # (rows * ...): what is sent; `sharded` is a view of it
@@ -201,7 +201,7 @@ class Unit:
         for param, ((_, name), *_) in owners.items():
             if param.ndim == 0:
                 raise ValueError(f"{name} is a scalar and has no rows to shard; give it the shape (1,)")
-            if hasattr(param, "in_a_unit"):
+            if hasattr(param, "in_a_unit") or isinstance(param, DTensor):
                 raise ValueError(f"{name} is in another unit already; tied weights must be in the same one")
             param.in_a_unit = True
         if len(dtypes := {p.dtype for p in owners}) > 1:

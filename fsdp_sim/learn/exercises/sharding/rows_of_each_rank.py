@@ -7,12 +7,8 @@ import random
 import torch
 
 from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercises.my_fsdp import rows_of_each_rank
 from fsdp_sim.learn.judges import Numbers
-
-
-def rows_of_each_rank(rows, ranks):
-    most = -(-rows // ranks)  # rounded up
-    return [max(0, min(most, rows - rank * most)) for rank in range(ranks)]
 
 
 def cut(rows: int, ranks: int) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
 from fsdp_sim.learn.exercises.my_fsdp import put_hooks
-from fsdp_sim.learn.judges.mine import InMyFile
+from fsdp_sim.learn.judges.mine import PLAIN, RECOMPUTED, InMyFile
 
 
 def is_torchs(unit):
@@ -52,7 +52,7 @@ EXERCISE = Exercise(
         "pre_forward and pre_backward both unshard and wait; post_forward calls unit.after_forward(), post_backward "
         "reshards and reduces; pre_backward ends with unit.prefetch().",
     ),
-    judge=InMyFile("put_hooks"),
+    judge=InMyFile("put_hooks", (PLAIN, RECOMPUTED)),
     wrong=(
         mutant({"unit.after_forward()": ""}, "issues other collectives"),
         mutant({"unit.after_forward()": "unit.reshard()"}, "issues other collectives", name="reshards the root too"),
