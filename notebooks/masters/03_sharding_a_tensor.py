@@ -30,7 +30,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_s
 from torch.distributed.tensor import DTensor, Shard
 
 from fsdp_sim import viz
-from fsdp_sim.learn import board, check, hint, in_torch, misconceptions, solution  # noqa: F401
+from fsdp_sim.learn import board, check, hint, in_torch, misconceptions, predict, solution  # noqa: F401
 from fsdp_sim.learn.pictures.sharding import by_columns, by_rows, end_to_end, owners
 from fsdp_sim.mini import FSDPParam, init_weights
 from fsdp_sim.ranks import run
@@ -40,8 +40,9 @@ CPU = torch.device("cpu")
 # %% [markdown]
 # ## 1. Cut along the first dimension
 #
-# `fully_shard` cuts every parameter into one piece for each **rank**. *Predict:* a weight of 2 × 4 on two ranks.
-# Does each keep one row, or two columns?
+# `fully_shard` cuts every parameter into one piece for each **rank**. We take a weight that is small enough to print.
+
+# %% predict="kept_of_a_small_weight"
 
 
 # %%
@@ -62,19 +63,21 @@ assert all(whole == [[1, 2, 3, 4], [5, 6, 7, 8]] for _, whole in kept)
 owners({"by rows": by_rows(4, 4, 2), "by columns": by_columns(4, 4, 2)}, "FSDP cuts as on the left: whole rows")
 
 # %% [markdown] covers=["coverage 004.83", "coverage 004.84", "coverage 002.16"]
-# Rows (a number in a cell is the rank that keeps it): `Shard(0)` cuts dim 0, as `torch.chunk` does. One often
-# sees a matrix drawn in a left and a right half. FSDP does not cut so, and for a reason: rows lie together in
-# memory, so a shard is one piece, it can be sent as it is, and gathered pieces are the whole without being
-# rearranged. (torch's `shard_placement_fn` can choose another dim.) To make the weight whole no rank "sends"
+# Rows (a number in a cell is the rank that keeps it): `Shard(0)` cuts dim 0, as `torch.chunk` does. You may have seen
+# a matrix drawn in a left and a right half. FSDP does not cut like that, and for a reason. Rows lie together in
+# memory, so a shard is one piece. It can be sent as it is, and gathered pieces are the whole without being
+# rearranged. (torch's `shard_placement_fn` can choose another dim.) To make the weight whole, no rank "sends"
 # while another "gathers": in an all-gather each sends its rows and receives all others.
 
 # %% [markdown] covers=["coverage 004.96"]
 # ## 2. Rows that do not divide
 #
-# *Predict:* 5 rows on 4 ranks. Who keeps how many?
+# GPT-2 has 50,257 words, and that is not a multiple of four. Who keeps how many rows then? Let's take five.
 #
 # Stuck in an exercise? `hint("rows_of_each_rank")` gives the next of three hints, `solution("rows_of_each_rank")`
-# the solution and why. Whatever becomes of an exercise, the notebook goes on.
+# the solution and why. Solved or not, the notebook goes on.
+
+# %% predict="five_rows_on_four_ranks"
 
 # %% exercise="rows_of_each_rank"
 
@@ -85,8 +88,8 @@ owners(tensors, "Five rows on four ranks: two, two, one and none; what travels i
 
 # %% [markdown] covers=["coverage 004.96"]
 # So it is not N/R rows each: the last ranks keep fewer, or none, and take part all the same. A collective moves equal
-# pieces, so pieces are **padded** for the journey. Two mistakes follow from this, and both are silent. In the first
-# a rank begins at the wrong row:
+# pieces, so pieces are **padded** for the journey. That invites two mistakes, and both are silent. In the first a rank
+# begins at the wrong row:
 
 # %% exercise="wrong_shard_offset"
 
@@ -121,22 +124,25 @@ owners({"a head of 9 words on 4 ranks": by_rows(9, 6, 4, padded=True)}, "Grey ro
 # ## 3. The flat way of FSDP1
 #
 # FSDP1 lays all parameters of a **unit** end to end, as one flat parameter, and cuts that into equal chunks.
-# *Predict:* two weights, 4 × 4 and 5 × 3, on four ranks. Does each rank have a part of each weight?
+
+# %% predict="ranks_with_a_part_of_both"
 
 # %%
 shapes = [(4, 4), (5, 3)]
 a, b = end_to_end(shapes, 4)
+assert not set(a.flat) & set(b.flat)
 tensors = {"a, FSDP2": by_rows(4, 4, 4), "b, FSDP2": by_rows(5, 3, 4), "a, FSDP1": a, "b, FSDP1": b}
 owners(tensors, "FSDP2 cuts each parameter, FSDP1 the line of all of them")
 
 # %% [markdown] covers=["coverage 004.90"]
-# With FSDP1 no rank has a part of both; with FSDP2 all have, but rank 3, for which 5 rows leave nothing.
+# With FSDP1 no rank has a part of both. With FSDP2 all have, except rank 3: five rows leave nothing for it.
 #
-# A flat chunk needs no copying before it travels, and hardly any padding. But a rank's chunk is nothing that
-# has a name: it ends in the middle of a row, and all of a unit must have one dtype and be trained or frozen
-# together. FSDP2 gives the flat parameter up: every parameter is cut by itself, keeps its name and its
-# settings, and no wrapper module is put around anything. FSDP1 has an option that sounds as if it gave the
-# parameters back:
+# A flat chunk needs no copying before it travels, and hardly any padding. But a rank's chunk has no name: it ends in
+# the middle of a row, and all of a unit must have one dtype and be trained or frozen together. FSDP2 gives up the flat
+# parameter. It cuts every parameter by itself, each keeps its name and its settings, and no module is wrapped.
+
+# %% [markdown]
+# FSDP1 has an option that sounds as if it gave the parameters back:
 
 # %% exercise="original_parameters"
 
@@ -151,10 +157,10 @@ for rank, found in enumerate(seen):
 owners(dict(zip(names, flat, strict=True)), "What use_orig_params shows: the stretch of each weight in a rank's chunk")
 
 # %% [markdown]
-# Of the first weight rank 1 sees 4 numbers, of the second 8, in one dimension; of the third none.
+# Look at rank 1. It sees 4 numbers of the first weight, 8 of the second and none of the third, each time as a vector.
 
 # %% [markdown] covers=["pitfall 22"]
-# *Predict:* one layer in fp32 and one in bf16, in one unit. What do FSDP1 and FSDP2 say?
+# Next, one layer in fp32 and one in bf16, in one unit. Do FSDP1 and FSDP2 take it?
 
 
 # %%
@@ -177,6 +183,8 @@ def said_by(api):
         return str(error).partition(" but got")[0]
 
 
+# %% predict="two_dtypes_in_one_unit"
+
 # %%
 errors = {api: run(said_by, 2, api, progress=False, show_output=False)[0] for api in ("FSDP1", "FSDP2")}
 print(*(f"{api}: {error}" for api, error in errors.items()), sep="\n")
@@ -185,11 +193,11 @@ assert errors["FSDP2"] == "FSDP expects uniform original parameter dtype"
 
 # %% [markdown] covers=["pitfall 22"]
 # Both refuse, FSDP1 when it wraps, FSDP2 at the first forward. Keep parameters in fp32 and let the mixed-precision
-# policy cast what is gathered; or give the odd layer a unit of its own.
+# policy cast what is gathered. Or give the odd layer a unit of its own.
 #
 # ## 4. A tensor that knows the whole: DTensor
 #
-# *Predict:* what does `model[0].weight.shape` say on a rank that keeps half of the rows?
+# Two ranks shard two layers, and we ask the first weight, of 60 × 60, for all that it knows.
 
 
 # %%
@@ -209,6 +217,8 @@ def look():
     return answers | {"parameters of the model": sum(p.numel() for p in model.parameters())}
 
 
+# %% predict="shape_of_a_sharded_weight"
+
 # %%
 answers = {name: str(value) for name, value in run(look, 2, progress=False)[0].items()}
 HTML(viz.Table("model[0].weight on rank 0 of 2", ("ask for", "answer"), tuple(answers.items())).to_html())
@@ -221,14 +231,14 @@ assert answers["type of the layer"] == "FSDPLinear"
 
 # %% [markdown] covers=["coverage 004.89", "coverage 004.86", "coverage 004.85", "coverage 004.95"]
 # A **DTensor** (from `torch.distributed.tensor`; in old texts `torch.distributed._tensor`) has the shape of
-# the whole, a **placement** that says how it is cut, and the local piece. The loop is how one always shards:
-# each layer, then the root.
+# the whole, a **placement** that says how it is cut, and the local piece. You always shard as this loop does: each
+# layer, then the root.
 #
-# The module stays what it was: its class becomes `FSDPLinear`, a `Linear` and an `FSDPModule`, which adds
-# `unshard()` and `reshard()`. And shards live where the **mesh** of ranks is: here the CPU, on GPUs each rank's own.
+# The module stays what it was. Its class becomes `FSDPLinear`, both a `Linear` and an `FSDPModule`, which adds
+# `unshard()` and `reshard()`. And shards live where the **mesh** of ranks is: here on the CPU, else on each rank's GPU.
 
 # %% [markdown] covers=["coverage 004.100"]
-# Why a DTensor? Because what follows can stay as it was. The optimizer gets `model.parameters()`,
+# Why a DTensor? Because your loop can stay as it was. The optimizer gets `model.parameters()`,
 # `clip_grad_norm_` gives the norm over all ranks, and each rank keeps 1/R of parameters, gradients and
 # optimizer state (up to what does not divide). Not everything is an option of `fully_shard`: offload is, but
 # activation checkpointing is a wrapper of its own.
@@ -239,10 +249,11 @@ in_torch(FSDPParam.shard, FSDPParam.to_sharded_dtensor, FSDPParam.to_unsharded)
 # %% [markdown] covers=["coverage 004.76", "coverage 001.40", "pitfall 35"]
 # ## 5. Is it sharded?
 #
-# Guides tell one to look at `param._sharded`, or at `module.numel_padded_per_param`. Neither exists: an
-# `if hasattr` around the first prints nothing, for a model that is sharded and for one that is not.
-# *Predict:* if one layer was forgotten, what shows it: an error, the loss, or nothing? Then write a check
-# that does.
+# You may read that you should look at `param._sharded`, or at `module.numel_padded_per_param`. Neither exists: an
+# `if hasattr` around the first prints nothing, for a model that is sharded and for one that is not. Suppose you forgot
+# one layer. Write a check that says so.
+
+# %% predict="what_a_forgotten_layer_shows"
 
 # %% exercise="audit_of_shards"
 
@@ -253,6 +264,10 @@ audit = run(checked.use, 2, PartlySharded(((4, 4), (5, 4), (6, 4)), forgotten=(1
 print(*(f"rank {rank}: {found}" for rank, found in enumerate(audit)), sep="\n")
 assert all(found["not sharded"] == ["1.weight", "1.bias"] for found in audit)
 assert sum(found["kept here"] for found in audit) == audit[0]["parameters"] + 5 * 5
+assert torch.tensor(list(run(
+    lambda make: [loss.backward() or loss.item() for loss in (make()(torch.ones(2, 4)).sum(),)], 2,
+    PartlySharded(((4, 4),) * 3, forgotten=(1,)), progress=False, show_output=False,
+))).isfinite().all()  # fmt: skip
 tensors = {"0.weight": by_rows(4, 4, 2), "1.weight, on rank 0": by_rows(5, 4, 1), "2.weight": by_rows(6, 4, 2)}
 owners(tensors, "The forgotten layer is whole on rank 0, and again on rank 1")
 
@@ -273,14 +288,17 @@ print(counts, "of", 122 * 61)
 assert counts == {"FSDP1": 3721, "FSDP2": 7442}
 
 # %% [markdown] covers=["pitfall 35", "coverage 004.95"]
-# `numel()` of a DTensor is that of the whole; of FSDP1's flat parameter that of the chunk. So a count of parameters
-# after wrapping, and every FLOP/s computed from it, is right with FSDP2 and wrong by the number of ranks with FSDP1.
+# `numel()` of a DTensor counts the whole, `numel()` of FSDP1's flat parameter only the chunk. So if you count
+# parameters after wrapping, and compute FLOP/s from that, you are right with FSDP2. With FSDP1 you are wrong by the
+# number of ranks.
 
 # %% [markdown] covers=["pitfall 19", "misconception 26"]
 # ## 6. Where the first numbers come from
 #
-# DDP broadcasts rank 0's weights when it is made, so nobody notices a seed that differs from rank to rank.
-# *Predict:* does `fully_shard` do so too? If not, what does the whole weight consist of?
+# DDP broadcasts rank 0's weights when it is made, so nobody notices a seed that differs from rank to rank. Now the
+# same slip with `fully_shard`.
+
+# %% predict="weights_of_two_seeds"
 
 # %% exercise="whose_first_weights"
 
@@ -293,9 +311,11 @@ assert mosaic[:, 0].tolist() == [0, 0, 1, 1]
 owners({"the whole weight": mosaic}, "Each number bears the rank that drew it: a mosaic of two models")
 
 # %% [markdown]
-# Seed all ranks alike, then. But the same seed has a trap of its own on CPUs. A model too large for one process is made
-# on the **meta device** (shapes, no memory), sharded, given memory by `to_empty`, and initialized. *Predict:* the same
-# seed on both ranks, and each draws its own rows. Are the rows different?
+# So seed all ranks alike. But the same seed has a trap of its own on CPUs. If a model is too large for one process, you
+# make it on the **meta device** (shapes, no memory), shard it, give it memory with `to_empty`, and initialize. Both
+# ranks have the same seed, and each draws its own rows.
+
+# %% predict="rows_of_one_seed"
 
 
 # %%
@@ -319,8 +339,11 @@ assert torch.equal(weights[:4], weights[4:])
 
 # %% [markdown]
 # The same rows twice: on a mesh of CPUs DTensor draws the same numbers on every rank (on GPUs it moves each rank's
-# random stream to its own place). There is a warning, and no error. What always works: one seed, the *whole* parameter,
-# then the cut. The mini's `init_weights` does that unit by unit, and gets what one process gets:
+# random stream to its own place). There is a warning, and no error.
+
+# %% [markdown]
+# This always works: one seed, the *whole* parameter, then the cut. The mini's `init_weights` does that unit by unit,
+# and gets what one process gets:
 
 
 # %%
@@ -343,8 +366,10 @@ assert torch.equal(weights, alone)
 # %% [markdown]
 # ## 7. First to the device, or first to shards?
 #
-# "Move the model to the GPU, then wrap it." "Never move it before you wrap it." One reads both. *Predict:* which
-# is an error? And what does each cost?
+# "Move the model to the GPU, then wrap it." "Never move it before you wrap it." You will read both. Try both, and look
+# at the memory.
+
+# %% predict="moved_before_it_is_cut"
 
 # %% exercise="moved_before_sharding"
 
@@ -363,9 +388,9 @@ owners(tensors, "First on the device: all of it at once, and then the shard; fir
 # `fully_shard` moves what it keeps to the mesh's device. (FSDP1 wants one of three: the module on the device,
 # `torch.cuda.set_device`, or its argument `device_id`.)
 #
-# The host's memory runs out in the same way: if each of 8 ranks loads a checkpoint of 160 GB, the host needs
-# 1,280 GB. Let rank 0 alone load it, let every rank make its model on meta, and hand out the weights from
-# rank 0. Below, that is done, and something is still missing.
+# The host's memory runs out in the same way. If each of 8 ranks loads a checkpoint of 160 GB, the host needs
+# 1,280 GB. So only rank 0 loads it, every rank makes its model on meta, and rank 0 hands out the weights. The code
+# below does that, and something is still missing.
 
 # %%
 loads_gb = {"every rank loads": 8 * 160, "rank 0 loads": 160}
@@ -390,9 +415,9 @@ HTML(viz.Table("Does the checkpoint bring it?", ("name", "is a", "in the state d
 
 # %% [markdown] covers=["pitfall 20", "pitfall 21"]
 # **Buffers** are not sharded: every rank has all of them. A buffer that is not persistent (RoPE's frequencies, a mask)
-# is in no state dict, so after `to_empty` nobody fills it. Depending on what was in that memory the model gives NaN,
-# zeros, or something else on each rank. After `to_empty` compute buffers again, on every rank,
-# and check them like parameters.
+# is in no state dict, so after `to_empty` nobody fills it. What was in that memory decides whether the model gives
+# NaN, zeros, or something else on each rank. So compute buffers again after `to_empty`, on every rank, and check them
+# like parameters.
 
 # %%
 misconceptions("sharding")
@@ -415,7 +440,9 @@ standing.picture
 # %% [markdown]
 # ## Lab: one rank, and the same model on two
 #
-# On one GPU the only rank has nobody to share with. *Predict:* what do FSDP1 and FSDP2 make of a layer then?
+# On one GPU the only rank has nobody to share with.
+
+# %% predict="fsdp_on_one_rank"
 
 
 # %%
@@ -434,10 +461,11 @@ print(f"FSDP1: {strategy}, with {warned} warning; FSDP2: {kind}, {placement}")
 assert (strategy, warned, kind, placement) == ("NO_SHARD", 1, "DTensor", "S(0)")
 
 # %% [markdown] covers=["pitfall 54"]
-# FSDP1 changes to `NO_SHARD`, with a warning that is easily lost among others: what one measures is another
-# program. FSDP2 keeps its DTensors and its schedule, without collectives. So on one GPU measure with FSDP2,
-# and remember that all communication is missing.
-#
+# FSDP1 changes to `NO_SHARD`, with a warning that is easily lost among others: you measure another program. FSDP2
+# keeps its DTensors and its schedule, without collectives. So on one GPU measure with FSDP2, and remember that all
+# communication is missing.
+
+# %% [markdown]
 # Now a GPT as it is trained on a cluster: torchrun, torch's `fully_shard`, two ranks, made on meta.
 
 # %% tags=["nbval-ignore-output"]
