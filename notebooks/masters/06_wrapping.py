@@ -31,7 +31,7 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy, transformer_auto_wrap_
 
 import fsdp_sim.mini
 from fsdp_sim import Plan, engine, viz
-from fsdp_sim.learn import board, check, hint, in_torch, misconceptions, solution  # noqa: F401
+from fsdp_sim.learn import board, check, hint, in_torch, misconceptions, predict, solution  # noqa: F401
 from fsdp_sim.learn.apart import Trial, carry_out
 from fsdp_sim.learn.pictures.wrapping import cuts, over_units, owners, whole_at_once
 from fsdp_sim.measure import units_from_module
@@ -47,8 +47,11 @@ from fsdp_sim.timeline import COLLECTIVES, Memory, Op
 # inside the module that no earlier call has taken. It does not place anything: every rank has a slice of every unit
 # and computes all of them.
 #
-# *Predict:* GPT-2 with 124 million parameters; a call for each of the twelve blocks, then one for the model. How many
-# units, and what is in the last?
+# Take GPT-2 with 124 million parameters: a call for each of its blocks, then one for the model. What does the last one
+# still find?
+
+# %% predict="units_of_gpt2"
+
 # %%
 from labs.model import empty, model_config
 from labs.wrapping.wrap_policy import find_units
@@ -57,6 +60,7 @@ gpt2 = empty(model_config("gpt2"))
 ways = {name: find_units(gpt2, how).names for name, how in (("the model alone", "root"), ("each block", "block"))}
 in_root = [name for name, unit in owners(gpt2, ways["each block"]).items() if unit == "root"]
 print(len(ways["each block"]) + 1, "units; in the root:", *in_root)
+assert len(ways["each block"]) + 1 == 13
 assert in_root == ["tok_emb.weight", "pos_emb.weight", "norm.weight", "norm.bias"]
 cuts(gpt2, ways, "The same parameters, cut once and cut by blocks")
 
@@ -64,7 +68,8 @@ cuts(gpt2, ways, "The same parameters, cut once and cut by blocks")
 # Thirteen. What is left makes up the **root**: embeddings, last norm, and the head, which here is the embedding again.
 # The order is bottom-up: the inner modules first, the root last, for a call takes what is still free. (The other way
 # round, the root would take all.) Every parameter is a DTensor of its own either way; units say what travels together.
-#
+
+# %% [markdown]
 # Now on two ranks, with torch. What does each all-gather of a forward bring?
 
 
@@ -129,8 +134,10 @@ whole_at_once(peaks, memory_files.MODEL_BYTES, "the model as it was given", "One
 # %% [markdown] covers=["pitfall 14", "misconception 1.23", "misconception 2.11"]
 # ## 3. Too many
 #
-# A unit for each linear layer holds least. Then why not? *Predict:* one step of GPT-2, all units freed after forward.
-# Which cut sends the most bytes, and which the most collectives?
+# A unit for each linear layer holds least. Then why not? Here is one step of GPT-2, all units freed after forward, cut
+# in three ways.
+
+# %% predict="bytes_by_cut"
 
 # %%
 ways["each linear"] = find_units(gpt2, "Linear").names
@@ -146,9 +153,10 @@ HTML(viz.Table("One step of GPT-2 on 16 ranks, fp32", header, tuple(rows)).to_ht
 
 # %% [markdown]
 # The bytes are the same. What differs is how often a **latency** is paid, and how much must be there at once.
-#
-# *Predict:* a model that takes 120 ms to gather and 480 ms to compute, in 1 to 192 equal units; each collective has a
-# latency of 1 ms besides. How many units are best for time? For memory?
+
+# %% [markdown]
+# So where is the best cut? Take a model that needs 120 ms to gather and 480 ms to compute, in 1 to 192 equal units.
+# Each collective has a latency of 1 ms besides. We look at time, and at memory.
 
 
 # %%
@@ -165,6 +173,8 @@ def cut(units, gather_s=0.120, forward_s=0.160, latency_s=0.001, model_bytes=192
     whole = (Memory.UNSHARDED, Memory.AG_OUTPUT, Memory.UNSHARDED_GRAD, Memory.RS_INPUT)
     return engine.replay(program, seconds), engine.memory(program).peak_of(whole)
 
+
+# %% predict="fastest_number_of_units"
 
 # %%
 counts = (1, 2, 3, 6, 12, 24, 48, 96, 192)
@@ -238,8 +248,8 @@ cuts(model, {name: wrap_names(model, classes) for name, classes in both.items()}
 #
 # The third policy goes by size: `size_based_auto_wrap_policy` with `min_num_params`, 100 million by default. Guides set
 # it to a million and tell you to try 500 thousand to 5 million.
-#
-# *Predict:* at a million, what becomes a unit in GPT-2: blocks, or something else?
+
+# %% predict="units_at_a_million"
 
 # %%
 from fsdp_sim.learn.exercises.wrapping import size_based_units as size_files
@@ -255,7 +265,10 @@ cuts(module, names, "A threshold of a million makes units of single layers")
 # %% [markdown]
 # Single linear layers: they are asked first, and they are large enough. What remains of the block is not, so norms and
 # the small projections of all blocks fall to the root, which is gathered first and kept longest. At 5 million the
-# blocks come out; at the default, nothing does. Work out by hand what torch does:
+# blocks come out; at the default, nothing does.
+
+# %% [markdown]
+# Work out by hand what torch does:
 
 # %% exercise="size_based_units"
 
@@ -289,8 +302,9 @@ for threshold in (0, 1000):
 # %% [markdown] covers=["coverage 004.66", "misconception 4.76"]
 # ## 5. What no unit takes
 #
-# Blocks first, then the root: what if the root is forgotten, because what is left is small? *Predict:* is there an
-# error?
+# Blocks first, then the root: what if the root is forgotten, because what is left is small?
+
+# %% predict="root_forgotten"
 
 # %% exercise="head_left_outside"
 
@@ -339,7 +353,9 @@ for together in (False, True):
 
 # %% [markdown] covers=["pitfall 16"]
 # `fully_shard([embed, head])` makes one unit of several modules, and the root around both would do as well: leave them
-# to it. FSDP1 does not look. *Predict:* what does it do instead of an error?
+# to it. FSDP1 does not look.
+
+# %% predict="ties_in_fsdp1"
 
 # %% exercise="tied_in_two_units"
 
@@ -366,8 +382,8 @@ losses(off, "How far the loss is from that of one process: at step 0 it is right
 # ## 7. What may share a unit
 #
 # FSDP1 flattens a unit into one tensor, so a unit needs one dtype, and, with `use_orig_params=False`, parameters that
-# all train or are all **frozen**. FSDP2 keeps each parameter by itself. *Predict:* what does each make of a frozen
-# layer with a small trained one behind it (an adapter, as in LoRA), and of two dtypes?
+# all train or are all **frozen**. FSDP2 keeps each parameter by itself. We give both a frozen layer with a small
+# trained one behind it (an adapter, as in LoRA), and then two dtypes.
 
 
 # %%
@@ -387,6 +403,8 @@ def shared(how, mixed):
     kept = sum(getattr(g, "_local_tensor", g).numel() for g in grads if g is not None)
     return f"trains; a rank keeps {kept:,} numbers of gradient"
 
+
+# %% predict="frozen_beside_trained"
 
 # %%
 hows = ("FSDP1, use_orig_params=False", "FSDP1, use_orig_params=True", "FSDP2")
