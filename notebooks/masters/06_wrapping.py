@@ -49,9 +49,7 @@ from fsdp_sim.timeline import COLLECTIVES, Memory, Op
 #
 # Take GPT-2 with 124 million parameters: a call for each of its blocks, then one for the model. What does the last one
 # still find?
-
 # %% predict="units_of_gpt2"
-
 # %%
 from labs.model import empty, model_config
 from labs.wrapping.wrap_policy import find_units
