@@ -63,26 +63,37 @@ def frame(
     lines = textwrap.wrap(sentence, TITLE_CHARS)
     title_px = 20 + TITLE_LINE * len(lines)
     top = title_px + above
-    height = top + plot_px + bottom
-    shift = 14 + (TITLE_LINE / 2 if len(lines) > 1 else 0)  # plotly.js 4 sets several lines half a line higher
     figure.update_layout(
         template=theme.LIGHT,
-        height=round(height),
+        height=round(top + plot_px + bottom),
         margin={"l": left, "r": right, "t": top, "b": bottom, "autoexpand": False},
         hovermode="closest",
         uirevision="keep",
         title={
-            "text": "<br>".join(map(safe, lines)),
             "font": {"size": 17, "weight": 600},
             "pad": {"l": 2},
             "x": 0,
             "xref": "container",
             "xanchor": "left",
-            "y": 1 - shift / height,
             "yref": "container",
             "yanchor": "top",
         },
     )
+    _write_title(figure, lines)
+
+
+def _write_title(figure: go.Figure, lines: list[str]) -> None:
+    shift = 14 + (TITLE_LINE / 2 if len(lines) > 1 else 0)  # plotly.js 4 sets several lines half a line higher
+    figure.update_layout(title={"text": "<br>".join(map(safe, lines)), "y": 1 - shift / figure.layout.height})
+
+
+def retitled(figure: go.Figure, sentence: str) -> go.Figure:
+    """A figure with another title, and as much higher or lower as that has more or fewer lines."""
+    figure, lines = go.Figure(figure), textwrap.wrap(sentence, TITLE_CHARS)
+    more_px = TITLE_LINE * (len(lines) - 1 - figure.layout.title.text.count("<br>"))
+    figure.update_layout(height=figure.layout.height + more_px, margin_t=figure.layout.margin.t + more_px)
+    _write_title(figure, lines)
+    return figure
 
 
 def write(figure: go.Figure, text: str, *, muted: bool = False, **place: Any) -> None:

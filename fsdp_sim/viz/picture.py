@@ -16,7 +16,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from fsdp_sim.packages import remedy
-from fsdp_sim.viz import theme
+from fsdp_sim.viz import chart, theme
 from fsdp_sim.viz.present import shown
 from fsdp_sim.viz.table import Table
 
@@ -45,6 +45,12 @@ class Picture:
         """The same picture for a dark page."""
         still = theme.dark(self.still) if self.still is not None else None
         return replace(self, figure=theme.dark(self.figure), still=still)
+
+    def titled(self, title: str) -> Picture:
+        """The same picture under a headline of one's own; what was found is still in its words."""
+        still = chart.retitled(self.still, title) if self.still is not None else None
+        finding = f"{title.rstrip('.')}. {self.finding}"
+        return replace(self, figure=chart.retitled(self.figure, title), still=still, finding=finding)
 
     def to_image(self, format: str = "png", width: int = PNG_WIDTH) -> bytes:
         """An image, for places that run no JavaScript: ``png`` or ``jpeg``, sharp on a dense screen, or ``svg``.
@@ -84,7 +90,7 @@ class Picture:
         return path
 
     def show(self, *, png: bool | None = None) -> None:
-        """Display the figure in a notebook, and below it the finding and, folded, the tables.
+        """Display the figure in a notebook, and below it, folded, the finding and the tables.
 
         [Note: the image is a JPEG]  Where an ``image/png`` lies beside a stored figure, JupyterLab's plotly extension
         shows it in the figure's place, in the image's own size: cut, or narrower than the output. It leaves other
@@ -110,8 +116,10 @@ class Picture:
             bundle["image/jpeg"] = self.to_image("jpeg")
         display(bundle, metadata={"image/jpeg": {"width": PNG_WIDTH}}, raw=True)
         tables = "".join(table.to_html() for table in self.tables)
-        details = f"<details><summary>The numbers of this figure as a table</summary>{tables}</details>"
-        words = {"text/html": paragraphs(self.finding) + (details if tables else ""), "text/plain": self.finding}
+        told = (
+            f"<details><summary>This figure in words and numbers</summary>{paragraphs(self.finding)}{tables}</details>"
+        )
+        words = {"text/html": told, "text/plain": self.finding}
         display(words, raw=True)
 
     def _ipython_display_(self) -> None:

@@ -22,7 +22,7 @@ from fsdp_sim.learn import board, check, hint, predict, solution  # noqa: F401
 from labs.experiments.sleeping_blocks import SleepTimes
 
 step = SleepTimes()
-viz.show(step.predict(), ranks=[0])
+viz.timeline(step.predict(), ranks=[0]).titled("A third of this step, the rank waits for the network")
 
 # %% [markdown]
 # This is one training step under **Fully Sharded Data Parallel** (FSDP), as one of the four processes, a **rank**,
@@ -117,7 +117,9 @@ assert (round(1e3 * off.span_s), round(1e3 * on.span_s)) == (940, 790)
 
 # %% tags=["nbval-ignore-output"]
 measured = step.run(forward_prefetch=1)
-viz.compare(on, measured, titles=("predicted", "measured"))
+viz.compare(on, measured, titles=("predicted", "measured")).titled(
+    "With prefetch only the two ends and the turn are red"
+)
 
 # %% [markdown]
 # Every operation is where the arithmetic put it, a little later: hooks, threads and a busy machine take their share.
@@ -180,7 +182,9 @@ assert torch.allclose(torch.tensor(four[0][:4]), torch.tensor(one[0]), rtol=1e-5
 # of it look like? Real compute on few cores, so your picture is noisier than the last one:
 
 # %% tags=["nbval-ignore-output"]
-viz.show(four.timeline.select(step=5), ranks=[0, 1])
+viz.timeline(four.timeline.select(step=5), ranks=[0, 1]).titled(
+    "The same step with real compute: four processes on few cores"
+)
 
 # %% [markdown]
 # Four processes share your cores, and which of them waits is up to the operating system. Still you can read it: the
@@ -215,7 +219,8 @@ counts = {keep: checked.use(5, keep) for keep in steps}
 for keep, simulated in steps.items():
     assert sum(event.op == "ALL_GATHER" for event in simulated.timeline.ops) == counts[keep]
 titles = (f"blocks freed, {counts[None]} all-gathers", f"blocks kept, {counts[False]} all-gathers")
-viz.compare(*(simulated.timeline for simulated in steps.values()), titles=titles)
+title = f"Keeping the blocks saves {counts[None] - counts[False]} of {counts[None]} all-gathers"
+viz.compare(*(simulated.timeline for simulated in steps.values()), titles=titles).titled(title)
 
 # %% [markdown]
 # ## 6. Lab: the same with torch

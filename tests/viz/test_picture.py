@@ -1,12 +1,13 @@
 """A picture is a figure, what it shows in words, and its numbers; it displays itself and is saved as page or image."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
 import pytest
 
-from fsdp_sim.viz import Picture, Table, theme
+from fsdp_sim.viz import Picture, Table, chart, theme
 
 FRAMES = [go.Frame(name="1", data=[go.Bar(x=[1], y=[1])])]
 
@@ -29,9 +30,24 @@ def test_as_the_last_line_of_a_cell_it_shows_figure_words_and_table(picture: Pic
     assert "&lt;b&gt;first&lt;/b&gt;" in words["text/html"]
 
 
-def test_a_picture_without_numbers_shows_no_empty_table(picture: Picture, displayed: list[Any]) -> None:
-    Picture(picture.figure, "A bar.").show()
-    assert "<details>" not in displayed[1]["text/html"]
+def test_words_and_numbers_are_folded_below_the_figure(picture: Picture, displayed: list[Any]) -> None:
+    picture.show()
+    assert re.fullmatch(r"<details><summary>[^<]*</summary>.*</details>", displayed[1]["text/html"], re.DOTALL)
+
+
+def test_a_headline_of_ones_own_takes_the_place_of_the_one_that_was_found() -> None:
+    figure = go.Figure(go.Bar(x=[1], y=[2]))
+    chart.frame(
+        figure, "The bar is 2 ms, which is a long sentence, so that it takes two lines. There is no other.", plot_px=100
+    )
+    found = Picture(figure, "The bar is 2 ms.")
+    own = found.titled("Short & true")
+    assert own.figure.layout.title.text == "Short &amp; true"
+    assert own.finding == "Short & true. The bar is 2 ms."
+    plots = [of.layout.height - of.layout.margin.t for of in (found.figure, own.figure)]
+    assert plots[0] == plots[1]
+    assert own.figure.layout.height < found.figure.layout.height
+    assert found.figure.layout.title.text.startswith("The bar")
 
 
 def test_frames_are_shown_with_the_figure(displayed: list[Any]) -> None:

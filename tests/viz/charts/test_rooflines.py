@@ -90,7 +90,7 @@ def test_every_case_is_drawn_and_told(sim: Simulation) -> None:
 
 
 def test_a_slow_network_leaves_every_unit_left_of_the_ridge() -> None:
-    slow, fast = of(gbps=10, param_dtype="bf16"), of(gpus=8, param_dtype="bf16", micro_batch=16)
+    slow, fast = of(gbps=5, param_dtype="bf16"), of(gpus=8, param_dtype="bf16", micro_batch=16)
     assert not any(u.hidden for u in unit_points(slow) if u.bytes)
     assert all(u.hidden for u in unit_points(fast) if u.bytes)
     assert "No unit can hide" in roofline(slow).finding
