@@ -27,7 +27,7 @@ from torch.distributed.fsdp import CPUOffload, fully_shard
 
 import fsdp_sim.mini
 from fsdp_sim import Cluster, Model, Plan, simulate, viz
-from fsdp_sim.learn import board, check, hint, in_torch, misconceptions, solution  # noqa: F401
+from fsdp_sim.learn import board, check, hint, in_torch, misconceptions, predict, solution  # noqa: F401
 from fsdp_sim.learn.exercises.peak import gradients_kept_whole, saved_for_backward, step_in_least_memory
 from fsdp_sim.learn.pictures import memory as pictures
 from fsdp_sim.learn.pictures.peak import histories
@@ -45,8 +45,10 @@ stacks, GIB = pictures.stacks, 2**30
 # %% [markdown]
 # ## 1. A step, watched from below
 #
-# Six equal layers on 64 ranks, with hardly any activations, so that units are all there is to see. *Predict:* how
-# many layers' worth of memory stand at the peak of forward? One?
+# Six equal layers on 64 ranks, with hardly any activations, so that units are all there is to see. Does one
+# layer at a time stand there?
+
+# %% predict="layers_at_the_peak"
 
 # %%
 layers = Model("six layers", n_layer=6, d_model=1024, n_head=8, d_ffn=4096, vocab=64)
@@ -86,12 +88,10 @@ stacks(bars, "What stands at the peak, in layers", "layers")
 # ## 2. How low can it be?
 #
 # In the picture above, who never reshards holds all six layers, and two buffers in forward (8) or a gradient in
-# backward (7). *Predict:* of a step of four units on two ranks, what must be alive at one moment, whatever the
-# program does?
-#
-# A bound needs no program, only an argument. The backward of the first unit comes last. At that moment a rank has its
-# shards of all units, the whole first unit and its whole gradient (the function that computes it takes one and
-# returns the other), and the other units' reduced gradients. That is the least, and it can be reached.
+# backward (7). Now the other way: what must be alive, whatever the program does? A bound needs no program, only an
+# argument about one moment. Take the backward of the first unit, which comes last.
+
+# %% predict="least_in_last_backward"
 
 # %% exercise="step_in_least_memory"
 
@@ -109,6 +109,7 @@ def history(step):
 never, late = (wrong.function for wrong in least.EXERCISE.wrong[:2])
 habits = {"yours": checked.use, "never frees": never, "reduces at the end": late}
 lives = {name: run(history, 2, habit, progress=False, show_output=False)[0] for name, habit in habits.items()}
+assert max(lives["yours"]) < 1.01 * least.least_bytes(None)
 assert max(lives["yours"]) < max(lives["reduces at the end"]) < max(lives["never frees"]) * 1.2
 histories(lives, "Freed twice, reduced at once: a step at its lower bound (measured)", least=least.least_bytes(None))
 
@@ -122,8 +123,10 @@ in_torch(fsdp_sim.mini.fully_shard)
 # %% [markdown]
 # ## 3. Reshard after forward: True, False, a number, None
 #
-# Llama 3 8B on 8 H100, one row of 8,192 tokens. *Predict:* what does `reshard_after_forward=False` add to the
-# peak? And 4, which between forward and backward keeps a quarter of each unit on each rank, beside its shard?
+# Llama 3 8B on 8 H100, one row of 8,192 tokens. We try all four. 4 keeps a quarter of each unit on each rank,
+# between forward and backward and beside its shard.
+
+# %% predict="cost_of_never_resharding"
 
 # %%
 eight = Cluster("H100-SXM-80GB", gpus=8)
@@ -133,6 +136,7 @@ kept = {str(value): simulate("llama3-8b", eight, Plan(**row, reshard_after_forwa
 print({name: f"{sim.peak_memory_bytes / GIB:.1f} GiB" for name, sim in kept.items()})
 assert not kept["False"].fits
 assert kept["True"].peak_memory_bytes == kept["None"].peak_memory_bytes
+assert round((kept["False"].peak_memory_bytes - kept["True"].peak_memory_bytes) / 1e9, 1) == 13.5
 assert 3 < (kept["4"].peak_memory_bytes - kept["True"].peak_memory_bytes) / GIB < 4
 viz.memory_waterfall(kept)
 
@@ -157,10 +161,9 @@ stacks(counts, "What is freed after forward is gathered again: 5 units and a roo
 
 # %% [markdown] covers=["pitfall 13"]
 # ### "FSDP saves nothing"
-# *Predict:* somebody calls `fully_shard(model)` and nothing else. How many units are there, and what stands at the
-# peak? One unit is the whole model: its first gather brings everything, as parameters and as buffer, and nothing is
-# saved but between steps. The cure is a call for each block, bottom up, before the one for the model. (And if the
-# peak is activations, no wrapping helps: read the picture before you turn a knob.)
+# Somebody calls `fully_shard(model)` and nothing else, trains, and runs out of memory as before.
+
+# %% predict="only_the_model_wrapped"
 
 # %%
 wrapped = {how: simulate("llama3-8b", eight, Plan(**row, wrap=how)) for how in ("block", "root")}
@@ -172,10 +175,16 @@ assert not wrapped["root"].fits
 viz.memory_waterfall(wrapped)
 
 # %% [markdown]
+# The cure is a call for each block, bottom up, before the one for the model. (And if the peak is activations, no
+# wrapping helps: read the picture before you turn a knob.)
+
+# %% [markdown]
 # ## 4. Activations: not sharded, but they can be computed twice
 #
-# Most of the bar *block* is **activations**: what forward saves for backward. *Predict:* a block of two linear
-# layers and a GELU. Which tensors does autograd save? What is left of them on each of two ranks?
+# Most of the bar *block* is **activations**: what forward saves for backward. Take a block of two linear
+# layers and a GELU. Which tensors does autograd save?
+
+# %% predict="activations_on_two_ranks"
 
 # %% exercise="saved_for_backward"
 
@@ -192,7 +201,7 @@ stacks(kb, "Neither sharding nor a checkpoint around each layer saves activation
 # around each module that `check_fn` picks. If the peak hardly moves, look at what it picked: around children of
 # a block, a checkpoint keeps what autograd would have kept.
 #
-# *Predict:* and around the whole model? Here without sharding, in this process, forward and backward.
+# And around the whole model, once? We try it without sharding, in this process, forward and backward.
 
 
 # %%
@@ -210,6 +219,8 @@ def each_block(model):
     return model
 
 
+# %% predict="one_checkpoint_around_all"
+
 # %%
 ways = {
     "no checkpoint": lambda model: model,
@@ -225,7 +236,10 @@ stacks(mib, "One checkpoint around everything saves nothing (measured)", "MiB")
 # Around the whole model it computes everything twice and saves nothing: in backward all activations are there again,
 # at once. Around each block, those of one block at a time. The price is a second forward: of the three parts of a
 # step's compute (forward one, backward two) one more, a third. **Selective** checkpointing keeps what is expensive to
-# compute again. Does a checkpoint also cost communication, since the block runs again?
+# compute again.
+
+# %% [markdown]
+# Does a checkpoint also cost communication, since the block runs again?
 
 # %% exercise="checkpoint_around_units"
 
@@ -244,8 +258,9 @@ viz.memory_waterfall(long)
 # %% [markdown]
 # ## 5. Then the logits stand there
 #
-# *Predict:* with full checkpointing, what is the largest part of the peak, and when is it? Llama 3 has 128,256 words:
-# 8,192 tokens make 2 GiB of bf16 **logits**, and torch's loss adds copies in fp32.
+# Checkpoint every block, and look again. Which part is the largest now?
+
+# %% predict="largest_with_checkpoints"
 
 # %%
 fused = {"torch's loss": "torch", "fused loss": "fused"}
@@ -254,6 +269,7 @@ heads = {name: simulate("llama3-8b", eight, Plan(**row, activation_checkpointing
 saved_gib = (heads["torch's loss"].peak_memory_bytes - heads["fused loss"].peak_memory_bytes) / GIB
 print(f"{8192 * 128_256 * 2 / GIB:.1f} GiB of logits in bf16; a fused loss saves {saved_gib:.1f} GiB at the peak")
 assert 6.5 < saved_gib < 7.5
+assert next(iter(heads["torch's loss"].memory.peak_by_category)) == "logits"
 viz.memory_waterfall(heads)
 
 # %% [markdown]
@@ -264,7 +280,9 @@ viz.memory_waterfall(heads)
 # ## 6. Out of memory, with accumulation only
 #
 # To communicate once per step one may reduce gradients in the last micro-batch alone: `no_sync()` of FSDP1,
-# `set_requires_gradient_sync(False)` of FSDP2. *Predict:* what must each rank keep until then?
+# `set_requires_gradient_sync(False)` of FSDP2. That has a price in memory.
+
+# %% predict="kept_without_reducing"
 
 # %% exercise="gradients_kept_whole"
 
@@ -317,8 +335,9 @@ stacks(named, "Without reduction whole gradients stay from micro-batch to micro-
 # %% [markdown]
 # ## 7. Offload: the last resort
 #
-# `CPUOffloadPolicy` keeps shards in the CPU's memory. *Predict:* which parts of the peak go there, and what does the
-# step wait for?
+# `CPUOffloadPolicy` keeps shards in the CPU's memory. What goes there, and what does it cost?
+
+# %% predict="peak_saved_by_offload"
 
 # %%
 offload = {"on the GPU": False, "offloaded": True}
@@ -326,6 +345,7 @@ both = {name: simulate("llama3-8b", eight, Plan(**row, cpu_offload=there)) for n
 slower = both["offloaded"].tokens_per_s_per_gpu / both["on the GPU"].tokens_per_s_per_gpu
 print(f"offloaded: {slower:.0%} of the tokens per second")
 assert 0.5 < slower < 0.6
+assert 0.15 < 1 - both["offloaded"].peak_memory_bytes / both["on the GPU"].peak_memory_bytes < 0.19
 viz.memory_waterfall(both)
 
 # %% [markdown] covers=["coverage 000.17", "coverage 000.26", "coverage 001.49", "coverage 001.54", "coverage 002.2"]
@@ -337,7 +357,9 @@ viz.memory_waterfall(both)
 # GPU computes; no other program can have it meanwhile. First wrap, checkpoint, and fuse.
 
 # %% [markdown] covers=["coverage 004.67"]
-# One finds `offload_gradients=True`, too. *Predict:* what does torch say?
+# One finds `offload_gradients=True`, too.
+
+# %% predict="offload_gradients_asked"
 
 # %%
 try:
@@ -369,10 +391,14 @@ viz.memory_waterfall(plans)
 # %% [markdown] covers=["pitfall 45"]
 # ## 8. What this account leaves out
 #
-# *Predict:* `nvidia-smi` says 75 GB, the peak of tensors was 55. Who has the rest? The **caching allocator**
-# *reserves* memory in segments and keeps them when tensors go. FSDP1 marks buffers with `record_stream`: they
-# may not be used again until another stream has passed their last use, and a CPU that runs ahead needs new ones
-# meanwhile. The cures: FSDP2, which never calls it (it waits for events instead); with FSDP1
+# `nvidia-smi` says 75 GB, and the peak of all tensors was 55.
+
+# %% predict="who_has_the_rest"
+
+# %% [markdown]
+# The **caching allocator** *reserves* memory in segments and keeps them when tensors go. FSDP1 marks buffers with
+# `record_stream`: they may not be used again until another stream has passed their last use, and a CPU that runs ahead
+# needs new ones meanwhile. The cures: FSDP2, which never calls it (it waits for events instead); with FSDP1
 # `limit_all_gathers`, and `expandable_segments:True` for fragments.
 
 # %%
@@ -387,9 +413,9 @@ assert min(per_step["fsdp1"].values()) > 0
 stacks(per_step, "FSDP1 keeps buffers for streams, and its limiter stops the CPU", "times in one step of 4 layers")
 
 # %% [markdown] covers=["pitfall 38"]
-# And a step is not all of a run. *Predict:* a save of the *full* state on every rank, 70 billion parameters: 12 bytes
-# of each (parameters and moments) is 840 GB, on every rank; sharded over 64 it is 13 GB. So save shards (notebook 09),
-# or gather to one rank, unit by unit, and move each to the CPU.
+# And a step is not all of a run. Sometimes it saves: parameters and AdamW's moments, in fp32, gathered on every rank.
+
+# %% predict="full_state_of_70b"
 
 # %%
 full_gb = 70e9 * (4 + 8) / 1e9
@@ -426,8 +452,8 @@ standing.picture
 # %% [markdown]
 # ## Lab: turn the knobs on real ranks
 #
-# *Predict:* two ranks train the teaching GPT with torch's FSDP2. Put in order, from the smallest peak: as it comes,
-# never resharded, one unit, checkpointed. Each is predicted first, and then every tensor of a step is counted.
+# Two ranks train the teaching GPT with torch's FSDP2, in four settings. Each peak is predicted first, and then every
+# tensor of a step is counted.
 
 # %% tags=["nbval-ignore-output"]
 from labs.config import TrainConfig
@@ -437,6 +463,8 @@ asked = memory.settings(TrainConfig(seq_len=64, device="cpu"), ranks=2, rows=4)
 knobs = ("activation_checkpointing=full", memory.BASE, "reshard_after_forward=False", "wrap=root")
 some = {name: asked[name] for name in knobs}
 counted = memory.count(some)
+
+# %% predict="largest_of_four_peaks"
 
 # %%
 for name, setting in some.items():
