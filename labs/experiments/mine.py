@@ -2,13 +2,21 @@
 
 mine()                                  # in a notebook: whose each part is, the ladder, two timelines
 fsdp-sim mine --climb                   # the same in a terminal
+    torchrun --nproc_per_node=2 -m labs.experiments.mine my_fsdp.py
+
+Under torchrun the file trains a GPT with micro-batches and clipping beside torch's `fully_shard`, saves after half of
+the steps and goes on from there with a new model: on CPUs not a bit may differ.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import os
+import shutil
+import sys
+import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,7 +24,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from fsdp_sim.learn import mine as own
 from fsdp_sim.ranks import Network, run
@@ -27,7 +37,7 @@ from labs.data import load_corpus, local_batch
 from labs.experiments.ladder import Ladder, climb
 from labs.experiments.ladder.on_ranks import LadderConfig
 from labs.experiments.ladder.rungs import yours
-from labs.loop.minimal import make_optimizer, shard
+from labs.loop.minimal import make_optimizer, mean_over_ranks, shard
 from labs.model import build
 from labs.model.gpt import GPTConfig
 
@@ -35,6 +45,7 @@ RUNGS = ("one-process", "torch-fsdp2", "mini-fsdp")
 NETWORK = Network(bandwidth_gbps=0.16, latency_us=200)
 """Slow enough that one sees what is hidden."""
 STEPS = 3
+MOMENTS = ("exp_avg", "exp_avg_sq")
 WAYS = ("torch's fully_shard", "yours")
 
 
@@ -217,3 +228,85 @@ def mine(file: str | Path | None = None, *, ranks: int = 2, climb_it: bool = Tru
     ladder = climb(LadderConfig(ranks=ranks), RUNGS, last=yours(path.name, text))
     timelines = {name: last_step(source, ranks) for name, source in zip(WAYS, ("", text), strict=True)}
     return Mine(path, text, ladder, timelines)
+
+
+# ---- Under torchrun -------------------------------------------------------------------------------------------------
+
+
+def losses_of(space: Mapping[str, Any], steps: range, file: Path, device: torch.device) -> list[torch.Tensor]:
+    """This rank's losses of some steps, of two micro-batches each, clipped.
+
+    Args:
+        space: ``fully_shard`` and ``clip_grad_norm``, and where it saves or goes on ``whole_tensors``.
+        steps: from 0, or from where ``file`` was saved.
+        file: where rank 0 saves the whole model and AdamW's state after the last step, if ``whole_tensors`` is there.
+    """
+    model, saved = build(GPTConfig.preset("teaching", n_layer=2), seed=0), {}
+    if steps.start:
+        saved = torch.load(file, weights_only=True)
+        model.load_state_dict(saved["model"], strict=False)  # a tied weight has two names, of which one was saved
+    shard(model.to(device), space["fully_shard"])
+    optimizer = make_optimizer(model)
+    params: dict[str, Any] = dict(model.named_parameters())
+    for name, param in params.items():
+        for key in MOMENTS if saved else ():
+            own_rows = distribute_tensor(saved[key][name].to(device), param.device_mesh, [Shard(0)])
+            optimizer.state[param] |= {key: own_rows, "step": torch.tensor(float(steps.start))}
+    losses = []
+    for step in steps:
+        x, y = (local_batch(t, dist.get_rank(), dist.get_world_size()) for t in load_corpus().batch(step, 8, 64))
+        for number, (rows, targets) in enumerate(zip(x.to(device).chunk(2), y.to(device).chunk(2), strict=True)):
+            model.set_requires_gradient_sync(number == 1)  # type: ignore[operator]
+            loss = model(rows, targets) / 2
+            loss.backward()
+            losses.append(loss.detach())
+        space["clip_grad_norm"](list(model.parameters()), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    if "whole_tensors" in space:
+        whole = {"model": space["whole_tensors"]({name: param.detach() for name, param in params.items()})}
+        for key in MOMENTS:
+            whole[key] = space["whole_tensors"]({name: optimizer.state[param][key] for name, param in params.items()})
+        if dist.get_rank() == 0:
+            torch.save(whole, file)
+        dist.barrier()
+    return losses
+
+
+def main(path: str) -> int:
+    """Train with a file under torchrun, beside torch's `fully_shard`; save after half, and go on with a new model.
+
+    Returns:
+        the exit status: 0 if both have torch's losses, bit for bit on CPUs; else 1.
+    """
+    warnings.simplefilter("ignore")
+    device = "cuda" if torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]) else "cpu"
+    mesh = init_device_mesh(device, (int(os.environ["WORLD_SIZE"]),))  # and the process group, and this rank's GPU
+    where, mine_ = torch.device(device), loaded(Path(path).read_text())
+    torchs = {"fully_shard": fully_shard, "clip_grad_norm": nn.utils.clip_grad_norm_}
+    file = [tempfile.mkdtemp()]
+    dist.broadcast_object_list(file, 0)
+    saved = Path(file[0], "whole.pt")
+    half, whole = range(STEPS), range(2 * STEPS)
+    ways = {
+        "torch's fully_shard": losses_of(torchs, whole, saved, where),
+        path: losses_of(mine_, half, saved, where) + losses_of(mine_, range(STEPS, 2 * STEPS), saved, where),
+    }
+    means = {name: mean_over_ranks(torch.stack(losses)) for name, losses in ways.items()}
+    theirs, yours_ = means.values()
+    # some of a GPU's kernels add up in any order
+    same = torch.equal(theirs, yours_) if device == "cpu" else torch.allclose(theirs, yours_, rtol=1e-5)
+    if mesh.get_rank() == 0:
+        for name, losses in means.items():
+            print(f"{name:20}", *(f"{loss:.5f}" for loss in losses.tolist()))
+        what = "bit for bit" if device == "cpu" else "to 1e-05"
+        print(f"{path}, saved after {STEPS} of {2 * STEPS} steps and resumed: {'' if same else 'not '}equal {what}")
+        shutil.rmtree(file[0])
+    dist.destroy_process_group()
+    return int(not same)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2 or "LOCAL_WORLD_SIZE" not in os.environ:
+        sys.exit("usage: torchrun --nproc_per_node=2 -m labs.experiments.mine my_fsdp.py")
+    sys.exit(main(sys.argv[1]))

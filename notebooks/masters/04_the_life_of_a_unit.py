@@ -453,6 +453,10 @@ standing
 # %% tags=["nbval-ignore-output"]
 standing.picture
 
+# %% [markdown]
+# Why does torch's hide nothing here? It leaves the waiting to the streams of a GPU (`unshard_async_op` is false), and
+# gloo has none, so the CPU waits in each all-gather. Your file asks with `async_op=True`, and waits when it must.
+
 # %% [markdown] covers=["coverage 001.13", "coverage 001.28", "coverage 001.29"]
 # ## 7. Does it change a number?
 #

@@ -523,6 +523,8 @@ misconceptions("checkpoints")
 # ### Your own FSDP: the whole model
 #
 # The last part of your file. With it the file is complete: fewer than 400 lines that train as torch's.
+# `torchrun --nproc_per_node=2 -m labs.experiments.mine my_fsdp.py` trains it beside torch's with micro-batches and
+# clipping, saves after half of the steps and goes on with a new model.
 
 # %% exercise="whole_tensors"
 

@@ -199,10 +199,6 @@ class InTheFile:
     name: str
     text: str
 
-    @property
-    def __name__(self) -> str:
-        return self.name
-
     def __call__(self, way: str, seed: int) -> dict[str, torch.Tensor]:
         space: dict[str, Any] = {"__name__": "my_fsdp"}
         made(self.name, self.text, mine.FILE, space)
