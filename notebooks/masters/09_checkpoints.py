@@ -39,7 +39,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 from fsdp_sim import viz
-from fsdp_sim.learn import board, check, hint, misconceptions, solution  # noqa: F401
+from fsdp_sim.learn import board, check, hint, misconceptions, predict, solution  # noqa: F401
 from fsdp_sim.learn.exercises.checkpoints import Training
 from fsdp_sim.learn.pictures.checkpoints import reads, saves
 from fsdp_sim.learn.pictures.memory import stacks
@@ -53,8 +53,11 @@ folder = Path(temporary.name)
 # %% [markdown]
 # ## 1. What is in a state dict?
 #
-# A **state dict** maps names to tensors. *Predict:* a weight of 10 × 4 on 4 ranks, sharded by `fully_shard`. What does
+# A **state dict** maps names to tensors. Take a weight of 10 × 4 on 4 ranks, sharded by `fully_shard`. What does
 # `model.state_dict()` hold on each rank, and does it communicate?
+
+
+# %% predict="rows_in_a_state_dict"
 
 
 # %%
@@ -112,9 +115,11 @@ print(heard[0].partition(". ")[0])
 assert "state_dict_type() and FSDP.set_state_dict_type() are being deprecated" in heard[0]
 
 # %% [markdown]
-# *Predict:* with twice as many ranks, does a full state dict take half as much on each? The first exercise settles
+# With twice as many ranks, does a full state dict take half as much on each? The first exercise settles
 # it. Stuck? `hint("bytes_of_a_state_dict")` gives the next of three hints, `solution("bytes_of_a_state_dict")` the
 # solution.
+
+# %% predict="full_state_on_more_ranks"
 
 # %% exercise="bytes_of_a_state_dict"
 
@@ -123,6 +128,7 @@ bars = {}
 for ranks in (2, 4):
     kept = run(checked.use, ranks, 202, progress=False)[0]
     bars[f"full, {ranks} ranks"] = {"a rank's state dict": kept["full_bytes"] / 1024}
+    assert 50 < kept["full_bytes"] / 1024 < 51
     bars[f"sharded, {ranks} ranks"] = {"a rank's state dict": kept["sharded_bytes"] / 1024}
 stacks(bars, "More ranks make a sharded state dict smaller, and leave a full one as it is.", "KiB on rank 0")
 
@@ -140,7 +146,10 @@ assert (round(states_bytes / 1e9), round(states_bytes / 64 / 1e9)) == (840, 13)
 # %% [markdown]
 # ## 2. Who must call?
 #
-# Only one rank writes a full state dict. *Predict:* then only that rank needs to ask for it. What happens?
+# Only one rank writes a full state dict. So only that rank needs to ask for it?
+
+
+# %% predict="only_rank_0_gathers"
 
 
 # %%
@@ -203,7 +212,9 @@ assert "unexpected keyword argument 'rank0_only'" in str(found)
 # ## 3. A checkpoint that knows no ranks
 #
 # **DCP** lets every rank write its own rows, and keeps an index: which rows of which tensor are in which file.
-# *Predict:* a weight of 10 rows saved by 4 ranks. Into how many files, and how many rows in each?
+
+
+# %% predict="files_of_four_ranks"
 
 
 # %%
@@ -280,7 +291,9 @@ assert returned[1] == (None, {"weight": 1})
 # %% [markdown]
 # ## 4. Names, and copies
 #
-# A checkpoint finds tensors by name. *Predict:* after `torch.compile(model)`, what are the names?
+# A checkpoint finds tensors by name. What does `torch.compile(model)` do to names?
+
+# %% predict="name_after_compile"
 
 # %%
 model = nn.Sequential(nn.Linear(4, 4))
@@ -297,8 +310,12 @@ assert list(get_model_state_dict(wrapped)) == list(model.state_dict()) == ["0.we
 # load with `strict=False` then matches *nothing* and says nothing. Either compile in place, as `fully_shard`
 # shards in place, and names stay; or save what `get_model_state_dict` returns: it strips them. And load with
 # `strict=True`.
-#
-# *Predict:* and a copy? Somebody wants a moving average of the weights, and begins with `copy.deepcopy(model)`.
+
+# %% [markdown]
+# And a copy? Somebody wants a moving average of the weights, and begins with `copy.deepcopy(model)`.
+
+
+# %% predict="copy_of_a_sharded_model"
 
 
 # %%
@@ -328,8 +345,11 @@ assert (numel, kind) == (8, "DTensor")
 # ## 5. What must be in a checkpoint?
 #
 # A small training on 2 ranks, with dropout and AdamW, is killed after 3 steps and goes on with its weights alone.
-# *Predict:* will you see that in the losses? (`Training` stands in
+# Will you see that in the losses? (`Training` stands in
 # `fsdp_sim/learn/exercises/checkpoints/__init__.py`.)
+
+
+# %% predict="loss_with_weights_alone"
 
 
 # %% tags=["nbval-ignore-output"]
@@ -351,6 +371,7 @@ losses(shown, "With the weights alone another run goes on")
 # %%
 assert again[:3] == undisturbed[:3]
 assert all(abs(a - b) > 1e-3 for a, b in zip(again[3:], undisturbed[3:], strict=True))
+assert all(a < b for a, b in zip(again[4:], undisturbed[4:], strict=True))
 
 # %% [markdown] covers=["pitfall 41", "coverage 004.61"]
 # Four things decide the next step: the **weights**, the **optimizer's state**, the **place in the data**, and
@@ -381,7 +402,7 @@ losses(shown, "With all four kept, nobody can tell")
 # %% [markdown]
 # ## 6. Half a checkpoint
 #
-# A rank is killed in the middle of a save. *Predict:* what does the next start find? First our own
+# A rank is killed in the middle of a save. What does the next start find? First our own
 # implementation, `labs/checkpoint`: rank 0 dies (SIGKILL) at four moments of its second save.
 
 # %%
@@ -397,6 +418,8 @@ def saves_twice(path, moment):
     for step in (1, 2):
         checkpointer.save(step, {"weight": weight}, {"step": step}, {})
 
+
+# %% predict="left_by_a_killed_save"
 
 # %%
 rows = []
@@ -424,7 +447,9 @@ assert [row[2] for row in rows] == ["step-2.tmp-…: does not"] * 3 + ["step-2: 
 # there.
 
 # %% [markdown]
-# DCP alone is not like that. *Predict:* you save into the same folder each time, and once a disk is full. Mend it.
+# DCP alone is not like that. You save into the same folder each time, and once a disk is full. Mend it.
+
+# %% predict="same_folder_and_a_full_disk"
 
 # %% exercise="keep_the_last_checkpoint"
 
@@ -446,8 +471,9 @@ saves(written, [step <= newest for step in range(3)], "One rank had no room: ste
 # %% [markdown]
 # ## 7. While training goes on
 #
-# `dcp.async_save` copies the tensors and returns; a thread writes. *Predict:* one rank's disk is full. Which line
-# raises?
+# `dcp.async_save` copies the tensors and returns; a thread writes. And when a disk is full?
+
+# %% predict="who_raises_in_background"
 
 # %% tags=["nbval-ignore-output"]
 from fsdp_sim.learn.exercises.checkpoints import Disk
@@ -489,8 +515,9 @@ saves(written, [step in counted for step in range(4)], "Four saves in the backgr
 # %% [markdown]
 # ## 8. Whose checkpoint is it?
 #
-# The index of section 3, `.metadata`, is a Python object in a file. *Predict:* in which format does Python
-# write one, and what may happen when you load it from a stranger?
+# The index of section 3, `.metadata`, is a Python object in a file. What is in it?
+
+# %% predict="format_of_the_index"
 
 # %%
 import pickletools
@@ -541,13 +568,15 @@ standing.picture
 # ## 9. Lab: kill it
 #
 # `torchrun` trains on two ranks and saves every second step. Rank 0 is killed while step 4 is saved: all files
-# are written, the folder has not its name yet. Then one process *without FSDP* goes on. *Predict:* from which step?
+# are written, the folder has not its name yet. Then one process *without FSDP* goes on.
 
 # %% tags=["nbval-ignore-output"]
 from labs.experiments import resume
 
 resume.kill(folder / "killed", ranks=2, where="before-rename")
 alone = resume.goes_on(folder / "killed", folder / "alone", "--api=single", ranks=1)
+
+# %% predict="step_after_the_kill"
 
 # %%
 for one in on_disk(folder / "killed"):
