@@ -104,6 +104,8 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, None, None]:
         patch.delenv("OMP_NUM_THREADS", raising=False)
         patch.setenv("FSDP_SIM_SEED", "0")
         patch.setenv("FSDP_SIM_PROGRESS", str(_folder(item.config) / f"{item.path.parent.name}-{item.path.stem}.json"))
+        own = _folder(item.config) / f"{item.path.parent.name}-{item.path.stem}" / "my_fsdp.py"  # each begins its own
+        patch.setenv("FSDP_SIM_MINE", str(own))
         for name, value in _warm(item.config).items():
             patch.setenv(name, value)
         patch.setattr("ipykernel.kernelspec.get_kernel_dict", _forked_kernel)

@@ -22,14 +22,11 @@ def mine(file: str | None, climb_it: bool, show: bool) -> None:
       fsdp-sim mine --climb
       fsdp-sim mine notebooks/my_fsdp.py --show
     """
-    from fsdp_sim.ranks import RanksError
     from labs.experiments.mine import mine as look
 
     try:
         found = look(file, climb_it=climb_it)
     except (ValueError, OSError) as error:
         raise click.UsageError(str(error)) from error
-    except RanksError as error:
-        raise click.ClickException(str(error)) from error
     print(found.text if show else found)
-    sys.exit(found.ladder is not None and not found.as_torch)
+    sys.exit(climb_it and not found.as_torch)

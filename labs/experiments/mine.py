@@ -29,7 +29,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from fsdp_sim.learn import mine as own
-from fsdp_sim.ranks import Network, run
+from fsdp_sim.ranks import Network, RanksError, run
 from fsdp_sim.timeline import RECORDER, Op, Timeline
 from fsdp_sim.timeline.analysis import exposed_comm_s
 from fsdp_sim.words import human_bytes, human_ms
@@ -118,13 +118,16 @@ class Mine:
 
     Attributes:
         file: where it is; if it is not there yet, ``text`` is what it will begin as.
-        ladder, timelines: None unless they were asked for. The timelines are of torch's `fully_shard` and of the file.
+        ladder, timelines: None unless they were asked for, and where the training failed. The timelines are of torch's
+            `fully_shard` and of the file.
+        trouble: why its training failed.
     """
 
     file: Path
     text: str
     ladder: Ladder | None = None
     timelines: dict[str, Timeline] | None = None
+    trouble: str = ""
 
     @cached_property
     def parts(self) -> list[own.Part]:
@@ -142,6 +145,8 @@ class Mine:
         text = f"{self.file.name}{there}: {yours_} of {len(self.parts)} parts are yours, {self.lines} lines"
         if self.lines >= own.MAX_LINES:
             text += f", which should be fewer than {own.MAX_LINES}"
+        if self.trouble:
+            return f"{text}. It does not train: {self.trouble}"
         if self.ladder is None:
             return text
         if self.as_torch:
@@ -199,9 +204,11 @@ class Mine:
 
     @property
     def picture(self) -> Any:
-        """A step of torch's `fully_shard` above one of the file."""
+        """A step of torch's `fully_shard` above one of the file; None where the file does not train."""
         from fsdp_sim import viz
 
+        if self.trouble:
+            return None
         if self.timelines is None:
             raise ValueError("nothing was trained: call mine() without climb_it=False")
         return viz.timeline(self.timelines, ranks=[0])
@@ -218,15 +225,18 @@ def mine(file: str | Path | None = None, *, ranks: int = 2, climb_it: bool = Tru
         climb_it: train it; else only its parts are looked at.
 
     Raises:
-        OSError: a file that was named is not there. ValueError: the file is no Python. RanksError: its training failed.
+        OSError: a file that was named is not there. ValueError: the file is no Python.
     """
     path = Path(file) if file is not None else own.path()
     text = own.begun() if file is None and not path.is_file() else path.read_text()
     own.parts(text)
     if not climb_it:
         return Mine(path, text)
-    ladder = climb(LadderConfig(ranks=ranks), RUNGS, last=yours(path.name, text))
-    timelines = {name: last_step(source, ranks) for name, source in zip(WAYS, ("", text), strict=True)}
+    try:
+        ladder = climb(LadderConfig(ranks=ranks), RUNGS, last=yours(path.name, text))
+        timelines = {name: last_step(source, ranks) for name, source in zip(WAYS, ("", text), strict=True)}
+    except RanksError as error:  # a notebook goes on
+        return Mine(path, text, trouble=error.verdict.headline)
     return Mine(path, text, ladder, timelines)
 
 

@@ -36,6 +36,19 @@ def test_a_file_that_sums_where_it_should_average_is_said_not_to_be_torchs(file:
     assert "gradient" in found.headline
 
 
+def test_a_file_that_cannot_train_says_why_and_a_notebook_goes_on(file: Path) -> None:
+    file.write_text(
+        own.begun().replace("        unit.wait()\n        return unit.on_inputs", "        return unit.on_inputs")
+    )
+
+    found = mine()
+
+    assert not found.as_torch
+    assert "It does not train: " in found.headline
+    assert "mixed torch.Tensor and DTensor" in found.headline
+    assert found.picture is None
+
+
 def test_its_parts_are_told_without_training(file: Path) -> None:
     own.put("prefetch", "def prefetch(unit):\n    pass")
 
