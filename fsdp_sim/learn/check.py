@@ -44,7 +44,10 @@ def check(name: str, solution: Callable[..., Any]) -> Verdict:
 
     more = [progress.change(name, note)]
     if verdict.passed and name in mine.chapters():
-        more.append(mine.put(name, mine.source_of(solution, name)))
+        try:
+            more.append(mine.put(name, mine.source_of(solution, name)))
+        except ValueError as error:
+            more.append(f"It is not in {mine.FILE}: {error}.")
     return replace(verdict, message=" ".join(filter(None, (verdict.message, *more))))
 
 

@@ -156,6 +156,15 @@ def test_a_part_that_needs_something_of_the_notebook_is_not_put_into_the_file(fi
     assert "It now stands" in mine.put("prefetch", "def prefetch(unit):\n    return [n for n in unit.order if dist]")
 
 
+@pytest.mark.slow
+def test_an_accepted_answer_without_a_text_is_accepted_and_not_put_into_the_file(file: Path) -> None:
+    verdict = check("rows_of_each_rank", lambda rows, ranks: load("rows_of_each_rank").reference(rows, ranks))
+
+    assert verdict.passed
+    assert "It is not in my_fsdp.py: the text of your function cannot be found" in verdict.message
+    assert not file.exists()
+
+
 def test_a_file_that_cannot_be_read_is_left_as_it_is(file: Path) -> None:
     file.write_text("def (:\n")
 
