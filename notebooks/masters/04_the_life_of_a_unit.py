@@ -15,7 +15,7 @@
 #
 # A block of a GPT is one FSDP **unit**: what is gathered, computed and freed together. You follow one unit
 # through a training step and write each part of its life yourself, up to a mini-FSDP whose gradients are those
-# of torch's `fully_shard`. Then you know who asks for what, and how one shows that no number has changed.
+# of torch's `fully_shard`. Then you know who asks for what, and how to show that no number has changed.
 #
 # **Real:** ranks, collectives, torch's FSDP, every number. **Modelled:** the speed of the network in section 3,
 # and one figure of the simulator, which says so.
@@ -29,7 +29,7 @@ from torch import nn
 
 import fsdp_sim.mini
 from fsdp_sim import Cluster, Plan, simulate, viz
-from fsdp_sim.learn import board, check, hint, in_torch, misconceptions, solution  # noqa: F401
+from fsdp_sim.learn import board, check, hint, in_torch, misconceptions, predict, solution  # noqa: F401
 from fsdp_sim.learn.pictures.unit import Cell, rows_held
 from fsdp_sim.measure.record import record
 from fsdp_sim.ranks import run
@@ -43,9 +43,10 @@ from labs.model.gpt import GPTConfig
 # ## 1. What a rank keeps
 #
 # `fully_shard` cuts every parameter into rows and leaves each rank its share, as a **DTensor**: a tensor
-# that knows the shape of the whole and holds a part.
-#
-# *Predict:* a weight of 384 × 128 on 2 ranks. And one of 5 × 4, which cannot be halved?
+# that knows the shape of the whole and holds a part. We look at a weight of 384 × 128 on two ranks, and at one of five
+# rows, which cannot be halved.
+
+# %% predict="five_rows_on_two_ranks"
 
 
 # %%
@@ -74,15 +75,15 @@ assert {row[2] for row in rows} == {"DTensor"}
 # does: **shard**. A step then gathers, computes and frees, unit by unit; the shard itself is never given up.
 #
 # Nobody broadcasts anything: a rank cuts the weight that *it* has drawn. Seed all ranks alike.
-#
-# **Your turn.** Stuck? `hint("shard_and_unshard")` gives the next of three hints, `solution("shard_and_unshard")`
-# the solution and why it is so.
-
-# %% exercise="shard_and_unshard"
 
 # %% [markdown]
-# Below, each rank has filled nine rows with its own number. Your function (or the reference, as long as yours is
-# not right) cuts and gathers: *predict* what the whole weight consists of.
+# **Your turn.** Stuck? `hint("shard_and_unshard")` gives the next of three hints, `solution("shard_and_unshard")`
+# the solution and why it is so. Then each of four ranks fills nine rows with its own number, and your function cuts and
+# gathers. (As long as yours is not right, it is the reference.)
+
+# %% predict="whole_of_nine_rows"
+
+# %% exercise="shard_and_unshard"
 
 
 # %%
@@ -107,7 +108,7 @@ rows_held("Nine rows on four ranks: three each, and none for the last", columns)
 #         rank 1   ····████                    ████████                   ····████
 #
 # The hooks of FSDP call these two around every forward and backward. You can call them yourself.
-# *Predict:* what is left of the whole weight after `reshard()`: its shape? its memory?
+# Keep an eye on the whole weight: we hold on to it and look again after `reshard()`.
 
 
 # %%
@@ -130,6 +131,8 @@ def by_hand():
     return seen
 
 
+# %% predict="whole_weight_after_reshard"
+
 # %%
 seen = run(by_hand, 2, progress=False)[0]
 assert [row[3] for row in seen] == ["98,304", "196,608", "98,304", "0"]
@@ -150,16 +153,23 @@ in_torch(group.unshard, group.wait_for_unshard, group.reshard, fsdp_sim.mini.par
 # %% [markdown]
 # ## 3. One step
 #
-# Now a GPT of five blocks on 4 ranks, over a network as slow, next to these cores, as a cluster's is next to
-# its GPUs. *Predict:* how often is a block gathered in one step? What else travels for it?
+# Now a GPT of five blocks on 4 ranks. The network is slowed down until it is as slow for these cores as a cluster's is
+# for its GPUs.
+
+# %% predict="collectives_for_one_block"
 
 # %% tags=["nbval-ignore-output"]
 timeline = training_only(Experiment().run(5).timeline)
 viz.show(timeline, ranks=[0])
 
 # %% [markdown]
-# Now block 2 alone: what is communicated for it and the memory it takes, beside everybody's compute (the headline
-# counts what is drawn, so only the communication of block 2). *Predict:* while which blocks compute is block 2 whole?
+# Two all-gathers and one reduce-scatter for every block.
+
+# %% [markdown]
+# Now block 2 alone: its communication and its memory, beside everybody's compute. (The headline counts what is drawn,
+# so only the communication of block 2.)
+
+# %% predict="while_block_2_is_whole"
 
 # %% tags=["nbval-ignore-output"]
 unit = timeline.select(unit="layers.2")
@@ -167,12 +177,12 @@ viz.show(timeline.select(lambda e: e.unit == "layers.2" or e.op in ("FWD", "BWD"
 
 # %% [markdown] covers=["coverage 000.12", "coverage 003.11"]
 # Whole (blue) during its own forward and its own backward, and at no other time. Hatched is the flat buffer
-# in which an all-gather arrives: in forward it is kept for one block longer, so that two can be under way; in
-# backward it is there early, for block 3 asks for block 2 before it computes. So "gathered on demand, freed
-# at once" is nearly right: the buffer lives longer, and the root stays whole after forward, for backward
+# in which an all-gather arrives. In forward it stays one block longer, so that two can be under way. In
+# backward it is there early, because block 3 asks for block 2 before it computes. So "gathered on demand, freed
+# at once" is nearly right: the buffer lives longer, and the root stays whole after forward, because backward
 # begins with it.
 #
-# The gradient comes in steps, as autograd writes it, goes into a buffer to be sent, and a quarter of it stays.
+# The gradient grows as autograd writes it, moves into a buffer to be sent, and a quarter of it stays.
 
 # %%
 life = [e.op for e in unit.select(rank=0, step=3).ops]
@@ -184,6 +194,9 @@ assert life == [
 whole = [e.op for e in unit.select(rank=0, step=3, category="unsharded").events]
 assert (whole[0], whole[-1]) == ("alloc", "free")
 assert whole.count("alloc") == whole.count("free")
+assert [e.op for e in unit.select(rank=0, step=3).events if e.op in ("FWD", "BWD") or e.category == "unsharded"] == [
+    op for compute in ("FWD", "BWD") for op in [*["alloc"] * 12, compute, *["free"] * 12]
+]
 gathers = [e.unit for e in timeline.select(rank=0, step=3).ops if e.op == "ALL_GATHER"]
 assert gathers.count("root") == 1
 assert gathers.count("layers.2") == 2
@@ -191,15 +204,14 @@ assert gathers.count("layers.2") == 2
 # %% [markdown] covers=["coverage 004.31", "coverage 004.32", "coverage 003.12"]
 # Gathered twice: for forward, and again for backward, because forward freed it. Reduce-scattered once. That is
 # the whole lifecycle, and it is the same on all ranks: no rank owns the block, none sends it "when it is needed".
-# An account of backward that names only the reduce-scatter has forgotten the second all-gather.
+# If someone explains backward by the reduce-scatter alone, ask for the second all-gather.
 #
-# Must it be gathered again? `reshard_after_forward=False` says no. Settle what that does.
+# Must it be gathered again? `reshard_after_forward=False` says no. Settle what that does. Then we simulate GPT-2 on
+# eight GPUs both ways, and look at what it costs in memory.
+
+# %% predict="step_if_blocks_stay_whole"
 
 # %% exercise="kept_for_backward"
-
-# %% [markdown]
-# What is saved in gathers is paid in memory. GPT-2 on eight GPUs, simulated both ways. *Predict:* which gathers are
-# gone, and is the step as much shorter as their bars are long?
 
 # %% tags=["nbval-ignore-output"]
 eight = Cluster("A100-SXM-80GB", gpus=8)
@@ -208,13 +220,19 @@ freed, kept_whole = (
     for keep in (None, False)
 )
 assert kept_whole.peak_memory_bytes > freed.peak_memory_bytes
+assert (
+    0
+    < freed.step_time_s - kept_whole.step_time_s
+    < sum(e.end_s - e.start_s for e in freed.timeline.ops if e.op == "ALL_GATHER" and e.phase == "backward")
+)
 print(*(f"peak {sim.peak_memory_bytes / 1e9:.2f} GB" for sim in (freed, kept_whole)), sep=", kept: ")
 viz.compare(freed.timeline, kept_whole.timeline, titles=("freed after forward", "kept for backward"))
 
 # %% [markdown] covers=["misconception 4"]
 # The gathers of backward are gone, and the step is shorter by less than their bars: they were hidden behind
-# compute. What it gains is the copying of what arrived, which is work of the compute row.
-#
+# compute. What it gains is mostly the copying of what arrived, which is work of the compute row.
+
+# %% [markdown]
 # Does keeping them mean that parameters are *replicated*, as is often said of FSDP1's `SHARD_GRAD_OP`, the same
 # idea? Look at what one rank has on the module at three moments of a step.
 
@@ -243,8 +261,10 @@ assert moments == ({"DTensor"}, {"Tensor"}, {"DTensor"})
 #
 # ## 4. Backward speaks
 #
-# Each rank has computed whole gradients, of every parameter, from its own rows of the batch. It may keep only its
-# share. *Predict:* what is missing in a rank's rows of its own gradient? And what must be sent to mend that?
+# Each rank has computed whole gradients, of every parameter, from its own rows of the batch. It keeps only its share,
+# the gradient of the rows that it stores. Can it just throw the rest away?
+
+# %% predict="missing_in_own_gradient"
 
 # %% exercise="silent_backward"
 
@@ -252,16 +272,16 @@ assert moments == ({"DTensor"}, {"Tensor"}, {"DTensor"})
 viz.collective("reduce-scatter", ranks=4)
 
 # %% [markdown] covers=["coverage 000.7", "coverage 000.13", "misconception 3"]
-# So that is how gradients are sharded: not by layers, and not by what a rank computed. Everybody's numbers for a
-# row are added up on their way to the one rank that keeps the row. A reduce-scatter sums; FSDP needs the **mean**,
-# because each rank's loss was a mean over its own rows, and the batch is everybody's.
+# This is how gradients are sharded: not by layers, and not by what a rank computed. Everybody's numbers for a row are
+# added up on their way to the one rank that keeps the row. A reduce-scatter sums. FSDP needs the **mean**, because each
+# rank's loss was a mean over its own rows, and the batch is everybody's.
 #
-# A unit has many parameters and one reduce-scatter. Write it.
+# A unit has many parameters and one reduce-scatter. Write it. Then we try it on numbers that you can check in your
+# head: row *i* of rank *r*'s gradient is filled with *i + r*.
+
+# %% predict="reduced_rows_of_rank_1"
 
 # %% exercise="reduce_scatter_gradients"
-
-# %% [markdown]
-# A picture of yours: row *i* of rank *r*'s gradient is filled with *i + r*. *Predict:* what must rank 1's rows hold?
 
 
 # %%
@@ -283,7 +303,7 @@ rows_held("Each rank keeps two rows of the mean over four ranks", columns)
 # ## 5. Who asks for it
 #
 # Hooks. `record` runs torch's own `fully_shard`, unmodified, on a pretend device that writes down what it is
-# told; then the mini's. *Predict:* in backward, what is asked for between `wait_for_unshard` and the compute?
+# told; then the mini's.
 
 
 # %%
@@ -305,22 +325,29 @@ def program(fully_shard):
 
 torchs, minis = program(torch.distributed.fsdp.fully_shard), program(fsdp_sim.mini.fully_shard)
 
+# %% predict="between_wait_and_backward"
+
 # %%
 backward = minis.index("--- backward")
 begin = minis.index("hook        -               pre_backward(layers.1)")
 end = minis.index("op          compute         BWD layers.0")
 print(*(line for line in minis[begin:end] if line.startswith(("hook", "op"))), sep="\n")
 assert backward < begin < end
+assert (
+    begin
+    < minis.index("op          all_gather      ALL_GATHER(layers.0) n=2", begin)
+    < minis.index("op          compute         BWD layers.1")
+)
 print(f"\n{len(minis)} lines; the same as torch's: {sorted(minis) == sorted(torchs)}")
 order = [[line for line in lines if not line.startswith("free")] for lines in (torchs, minis)]
 assert order[0] == order[1]
 assert sorted(torchs) == sorted(minis)
 
 # %% [markdown]
-# A line `hook` is a function of FSDP that is entered; a line `op` is work given to the device, with the queue
-# that it goes to. Between its own `wait_for_unshard` and its compute, unit 1 asks for unit 0: that is
-# **backward prefetch**. So when unit 0's own turn comes, its `unshard` finds nothing left to do. And the mini
-# gives the device the very orders that torch gives, line by line.
+# In a `hook` line FSDP enters one of its functions; in an `op` line it gives the device work, for the queue that is
+# named. Between its own `wait_for_unshard` and its compute, unit 1 asks for unit 0: that is **backward prefetch**. So
+# when unit 0's own turn comes, its `unshard` finds nothing left to do. And the mini issues exactly what torch issues,
+# line by line.
 
 # %% exercise="hooks_in_forward"
 
@@ -394,11 +421,13 @@ def empty_units():
     return units
 
 
-# %% exercise="hooks_of_a_unit"
-
 # %% [markdown]
-# Now the test that counts: yours and torch's, on the same weights and rows. *Predict:* do the gradients agree to the
-# last bit, nearly, or only in direction? And which of the two asks for what in another order?
+# Write the hooks. Then comes the test that counts, yours against torch's on the same weights and rows: first the
+# collectives, then the gradients.
+
+# %% predict="collectives_of_yours_and_torchs"
+
+# %% exercise="hooks_of_a_unit"
 
 
 # %%
@@ -424,6 +453,9 @@ assert sorted(issued[0]) == sorted(issued[1])
 assert issued[0][3:5] == ["all-gather", "reduce-scatter"]
 assert issued[1][3:5] == ["all-gather", "all-gather"]
 print("Gradients of all units on all ranks: no number differs by as much as 1e-7.")
+
+# %% [markdown]
+# Yours waits until a unit's own backward to gather it; torch gathers one unit ahead. The gradients are the same.
 
 # %% [markdown]
 # Two files go on from here. Each needs torch alone, and `torchrun --nproc_per_node=2 FILE` runs it.
@@ -461,7 +493,7 @@ standing.picture
 # ## 7. Does it change a number?
 #
 # A new training loop deserves a checklist, and its first line is a baseline **without FSDP**: one process. Then one
-# rank, two, four and eight. *Predict* the losses.
+# rank, two, four and eight.
 
 
 # %%
@@ -480,6 +512,8 @@ def train(steps=3, batch=8, fully_shard=torch.distributed.fsdp.fully_shard):
     return mean_over_ranks(torch.stack(losses)).tolist()
 
 
+# %% predict="losses_of_eight_ranks"
+
 # %%
 baseline = run(train, 1, 3, 8, None, progress=False)[0]
 print("no FSDP  ", "  ".join(f"{loss:.4f}" for loss in baseline))
@@ -489,10 +523,14 @@ for ranks in (1, 2, 4, 8):
     assert torch.allclose(torch.tensor(losses), torch.tensor(baseline), rtol=1e-5)
 
 # %% [markdown] covers=["coverage 001.27", "coverage 001.34"]
-# The same up to **rounding**, and one rank needs no other code: it only gathers nothing. "Similar to DDP" can
-# be said much more sharply. The **parity ladder** trains one GPT in several ways, its rungs, and compares
-# every loss, gradient and parameter, bit by bit: one process, torch's DDP, torch's FSDP2, the mini.
-# *Predict:* on 2 ranks, which rungs agree with the rung above to the last bit?
+# The same up to **rounding**. One rank needs no other code: it only gathers nothing.
+
+# %% [markdown]
+# You can be much stricter than that. The **parity ladder** trains one GPT in several ways, its rungs, and compares
+# every loss, gradient and parameter, bit by bit: one process, torch's DDP, torch's FSDP2, the mini. We climb it with
+# two ranks.
+
+# %% predict="bitwise_rungs"
 
 # %% tags=["nbval-ignore-output"]
 ladder = climb(LadderConfig(ranks=2), ["torch-ddp", "torch-fsdp2", "mini-fsdp"])
@@ -507,12 +545,14 @@ assert 0 < ladder["torch-fsdp2"].against_one.error < 1e-4
 print("DDP, torch's FSDP2 and the mini on two ranks: not one bit between them.")
 
 # %% [markdown]
-# Against one process the last bits differ: two halves of a batch, summed apart, round differently. And one
-# thing is left out on purpose, and named: biases of the keys, whose true gradient is zero (they add the same
-# to all scores of a row, and a softmax does not see that).
-#
-# A ladder that never complains proves little. So let one rank forget to step one shard. *Predict:* what goes
-# wrong first: the loss, a gradient, or a parameter?
+# Against one process the last bits differ: two halves of a batch, summed apart, round differently. The ladder leaves
+# out one thing on purpose, and says so: the biases of the keys. Their true gradient is zero (they add the same to all
+# scores of a row, and a softmax does not see that).
+
+# %% [markdown]
+# A ladder that never complains proves little. So we let one rank forget to step one shard.
+
+# %% predict="first_to_diverge"
 
 # %% tags=["nbval-ignore-output"]
 broken = climb(LadderConfig(ranks=2, steps=2), ["torch-fsdp2", "mini-fsdp"], broken={"mini-fsdp": "stale-shard"})
@@ -525,9 +565,11 @@ assert (found.step, found.what, found.unit, found.tensor) == (1, "parameter", "l
 assert found.shard_of == (1,)
 
 # %% [markdown]
-# A parameter, before any loss shows it: the step, the unit, the tensor, the rows, and whose they are. Try
-# `"not-averaged"`, `"wrong-seed"` and `"kept-whole"` in place of `"stale-shard"` above (the cell with the
-# asserts is for that one only): of the last every number is right. What gives it away?
+# A parameter, before any loss shows it: the step, the unit, the tensor, the rows, and whose they are.
+
+# %% [markdown]
+# Try `"not-averaged"`, `"wrong-seed"` and `"kept-whole"` in place of `"stale-shard"` above (the cell with the
+# asserts is for that one only). With the last, every number is right. What gives it away?
 #
 # ## 8. What people say
 #
@@ -566,6 +608,6 @@ print("The trainer's losses on two ranks are those of section 7.")
 # - A unit is gathered twice a step and reduced once, to each rank's rows of the mean; in backward the unit before
 #   it is asked for early.
 # - All of it hangs on hooks, so call `model(x)`. You have written them, and had torch's gradients.
-# - FSDP changes no number: only where numbers live, and when. One checks that by comparing, not by looking.
+# - FSDP changes no number: only where numbers live, and when. Check that by comparing, not by looking.
 #
 # Next: `05_overlap.ipynb`, how the gathers are hidden.
