@@ -38,7 +38,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, f
 
 import fsdp_sim.mini.hsdp
 from fsdp_sim import Cluster, Plan, engine, simulate, viz
-from fsdp_sim.learn import board, check, hint, in_torch, misconceptions, solution  # noqa: F401
+from fsdp_sim.learn import board, check, hint, in_torch, misconceptions, predict, solution  # noqa: F401
 from fsdp_sim.learn.pictures.memory import curves, stacks
 from fsdp_sim.learn.pictures.scale import goodputs, idle, utilisations
 from fsdp_sim.ranks import run
@@ -47,7 +47,9 @@ from fsdp_sim.schedule import build, toy
 # %% [markdown]
 # ## 1. Two kinds of links
 #
-# *Predict:* how many times faster is a GPU's link to the other GPUs of its node than its share of the network?
+# A GPU has a link to the other GPUs of its node, and a share of the network between nodes.
+
+# %% predict="link_in_the_node"
 
 # %%
 clusters = {
@@ -65,7 +67,9 @@ HTML(viz.Table("GB/s per GPU and direction", ("", "in the node", "between nodes"
 # `HYBRID_SHARD`). Gathers and reduce-scatters run in the node; across nodes only gradients are all-reduced, each rank
 # with those that hold the same shard. The price is memory: states are divided by the GPUs of a node, not by all.
 #
-# Below, four ranks on two nodes. *Predict:* which ranks hold the same?
+# Below, four ranks on two nodes.
+
+# %% predict="who_holds_the_same"
 
 # %%
 viz.shard_map(build(toy(3), Plan(shard_size=2), world_size=4))
@@ -120,8 +124,10 @@ assert all(round(groups["between nodes"]) == 120 for groups in moved.values())
 # %% [markdown]
 # ## 2. What leaves a node
 #
-# *Predict:* HSDP all-reduces a shard on every rank; FSDP gathers and reduces the whole model through one ring. On
-# 8 nodes of 8, how many times fewer bytes does a node send with HSDP?
+# HSDP all-reduces a shard on every rank; FSDP gathers and reduces the whole model through one ring. Count the bytes
+# that leave a node.
+
+# %% predict="bytes_saved_by_hsdp"
 
 # %% exercise="bytes_between_nodes"
 
@@ -131,6 +137,7 @@ lines = {
     name: {nodes: checked.use(1.0, nodes, 8, how) for nodes in (2, 4, 8, 16, 32, 64, 128)}
     for how, name in names.items()
 }
+assert round(lines["FSDP"][8] / lines["HSDP"][8], 1) == 1.7
 assert max(lines["HSDP"].values()) < 2 < lines["FSDP"][2]
 sentence = "A node of 8 sends the model nearly three times a step; with a copy per node it sends it at most twice."
 curves(lines, sentence, x="nodes", y="times the model's bytes, leaving each node")
@@ -146,8 +153,10 @@ curves(lines, sentence, x="nodes", y="times the model's bytes, leaving each node
 # %% [markdown]
 # ## 3. The strategies
 #
-# FSDP1 has `FULL_SHARD`, `SHARD_GRAD_OP`, `NO_SHARD` and `HYBRID_SHARD`; DeepSpeed has ZeRO stages 1 to 3. *Predict:*
-# 8 billion parameters in fp32 with AdamW on 64 GPUs. Which of them leave less than 10 GB of states on each?
+# FSDP1 has `FULL_SHARD`, `SHARD_GRAD_OP`, `NO_SHARD` and `HYBRID_SHARD`; DeepSpeed has ZeRO stages 1 to 3. Take
+# 8 billion parameters in fp32 with AdamW on 64 GPUs.
+
+# %% predict="less_than_10_gb_of_states"
 
 # %%
 ways = {
@@ -224,8 +233,9 @@ assert "deprecated" in heard[0]
 #
 # ## 4. How many tokens hide a network?
 #
-# A GPU computes a block while the next one's parameters travel. *Predict:* twice as many parameters. Does one need
-# twice as many tokens to hide the gathers?
+# A GPU computes a block while the next one's parameters travel. How many tokens must it have, so that it never waits?
+
+# %% predict="tokens_for_twice_the_model"
 
 # %% exercise="tokens_that_hide"
 
@@ -260,8 +270,9 @@ viz.roofline(
 # %% [markdown]
 # ## 5. A thousand GPUs
 #
-# The same work per GPU, on 8 to 1,024 of them (simulated). *Predict:* tokens per second and GPU with a shard per GPU,
-# and with shards inside nodes.
+# The same work per GPU, on 8 to 1,024 of them (simulated): once with a shard per GPU, once with shards inside nodes.
+
+# %% predict="from_8_to_1024_gpus"
 
 # %%
 short = {"micro_batch": 1, "seq_len": 2048, "param_dtype": "bf16"}
@@ -293,8 +304,10 @@ assert rates[1024][0] < rates[1024][1] < rates[8][1]
 # %% [markdown]
 # ## 6. One slow rank
 #
-# A collective ends when the last rank has come. *Predict:* rank 212 of 512 computes 20% slower. How much slower is the
-# step?
+# A collective ends when the last rank has come. Now rank 212 of 512 computes 20% slower.
+
+
+# %% predict="one_slow_of_512"
 
 
 # %%
@@ -332,8 +345,8 @@ stacks(bars, "Who waits least is the one that is waited for.", "ms in all-gather
 # %% [markdown]
 # ## 7. Choose a plan
 #
-# Llama 3 8B on eight nodes with a slow network, and a batch of which each GPU has 4 sequences. *Predict:* which one
-# setting gains most?
+# Llama 3 8B on eight nodes with a slow network, and a batch of which each GPU has 4 sequences. Which
+# settings would you try?
 
 # %% exercise="plan_for_a_slow_network"
 
@@ -359,9 +372,11 @@ viz.pareto(Sweep(fixed, vary))
 # %% [markdown]
 # ## 8. When is DDP enough?
 #
-# GPT-2 with 774 million parameters on 32 A100 of 40 GB, 100 Gbit/s per GPU (simulated). *Predict:* is FSDP slower,
-# because it sends more?
+# GPT-2 with 774 million parameters on 32 A100 of 40 GB, 100 Gbit/s per GPU (simulated). FSDP sends
+# half as much again as DDP.
 
+
+# %% predict="fsdp_beside_ddp"
 
 # %%
 cluster = Cluster("A100-SXM-40GB", gpus=32, bandwidth_gbps=100)
@@ -403,8 +418,10 @@ assert sims["FSDP", 16].tokens_per_s_per_gpu > 1.5 * four["DDP"]
 # %% [markdown]
 # ## 9. Starting on several nodes
 #
-# Three things that fail before the first step. *Predict:* a rank on the second node of four GPUs calls
-# `set_device(RANK)`. Which device is that?
+# Three things that fail before the first step. First, a rank on the second node of four GPUs calls
+# `set_device(RANK)`.
+
+# %% predict="device_of_rank_5"
 
 # %%
 nodes, per_node = 2, 4
@@ -463,8 +480,8 @@ assert alive
 # three into account: the FLOPs that the model needs for a token × tokens per second ÷ the FLOP/s of the data sheet. For
 # a token a model needs 6 FLOPs per parameter, and attention besides. **HFU** counts what is recomputed too.
 #
-# *Predict:* Llama 3 8B on 64 H100, 4,096 tokens a sequence: which part of the peak? And what becomes of the two, MFU
-# and HFU, when you recompute all activations, and fill the room with more sequences?
+# Take Llama 3 8B on 64 H100, 4,096 tokens a sequence. Then recompute all activations, and fill the room with more
+# sequences.
 
 # %%
 from fsdp_sim.timeline import Op
@@ -481,6 +498,8 @@ def parts(sim):
     names = ("needed, at the peak", "recomputed, at the peak", "slower than the peak")
     return dict(zip(names, (sim.mfu, again, busy - sim.mfu - again), strict=True))
 
+
+# %% predict="mfu_when_recomputing"
 
 # %%
 common = {"seq_len": 4096, "param_dtype": "bf16"}
@@ -511,8 +530,11 @@ assert list(hfu.values()) == [33, 41, 49, 56]
 # %% [markdown] covers=["pitfall 35"]
 # Compare runs by MFU, and ask of a number how it was counted: parameters before sharding (`numel()` of an FSDP1 shard
 # is one rank's), attention or not, the dense peak or that with sparsity, which is twice as high.
-#
-# Nobody reaches 100%. *Predict:* what did published runs reach?
+
+# %% [markdown]
+# Nobody reaches 100%. What did published runs reach?
+
+# %% predict="mfu_of_published_runs"
 
 # %%
 from fsdp_sim.cost import workload
@@ -554,9 +576,11 @@ assert (round(median(mfus[h100.name]), 1), round(median(mfus[a100.name]), 1)) ==
 # %% [markdown]
 # ## 11. How good is a month?
 #
-# *Predict:* Llama 3 8B learns from 15 trillion tokens on 1,024 of these H100, with two sequences each. How many days?
-# And how often does something break meanwhile? Llama 3 405B counted 419 unexpected interruptions in 54 days, on 16,384
+# Llama 3 8B learns from 15 trillion tokens on 1,024 of these H100, with two sequences each. How many days is that, and
+# how often does something break meanwhile? Llama 3 405B counted 419 unexpected interruptions in 54 days, on 16,384
 # GPUs (Grattafiori et al. 2024, arXiv 2407.21783, section 3.3.4).
+
+# %% predict="days_of_15_trillion_tokens"
 
 # %%
 from fsdp_sim.learn.exercises.scale.how_often_to_save import expected, mtbf_s, played
@@ -576,7 +600,9 @@ HTML(viz.Table("At Llama 3's rate per GPU", ("GPUs", "time between two", "a day"
 #
 # What does a failure cost? The work since the last checkpoint, and a restart. What is left is **goodput**: the part of
 # the time that is training which counts. Save seldom and a failure throws away much; save often and the job does
-# nothing else. *Predict:* with 16,384 GPUs, every minute, every 20 minutes, or every three hours?
+# nothing else.
+
+# %% predict="minutes_between_saves"
 
 # %% exercise="how_often_to_save"
 
@@ -600,6 +626,7 @@ lost = {"saving": SAVE_S / often, "done again": often / 2 / fails_s, "restarts":
 print("16,384 GPUs lose about", {what: f"{share:.1%}" for what, share in lost.items()})
 quick = expected(checked.use(5, 16384), 5, fails_s, 180)
 print(f"with 5 s for a save and 3 minutes for a restart {quick:.0%} count, not {most['16,384 GPUs']:.0%}")
+assert 15 < often / 60 < 25
 assert (round(quick, 2), round(most["16,384 GPUs"], 2)) == (0.95, 0.85)
 
 # %% [markdown]
@@ -614,8 +641,9 @@ assert (round(quick, 2), round(most["16,384 GPUs"], 2)) == (0.95, 0.85)
 #
 # A **pipeline** gives each GPU some of the layers, and sends activations instead of parameters. With p stages and m
 # micro-batches a stage works in m of m + p - 1 slots: the rest, (p-1)/(m+p-1), is the **pipeline bubble** (Huang et
-# al. 2019, GPipe). *Predict:* Llama 3 8B on 64 H100 in 8 nodes, some sequences of 2,048 tokens for each GPU. Which
-# is idle for longer: a pipeline of 8 stages, or FSDP that waits for its gathers?
+# al. 2019, GPipe). Take Llama 3 8B on 64 H100 in 8 nodes, some sequences of 2,048 tokens for each GPU.
+
+# %% predict="idle_in_a_pipeline"
 
 # %%
 counts, stages = (1, 2, 4, 8, 16), 8
@@ -652,7 +680,7 @@ misconceptions("scale")
 # %% [markdown]
 # ## Lab: a copy per pair
 #
-# Four real ranks of torchrun train with HSDP, two per copy. *Predict:* which part of the parameters and of
+# Four real ranks of torchrun train with HSDP, two per copy. Which part of the parameters and of
 # AdamW's moments does each rank keep? And how many times M, the bytes of the model, would a node send with FSDP
 # and with HSDP?
 
@@ -662,6 +690,8 @@ from labs.cluster.torchrun import train
 SETTING = ("--n_layer=2", "--steps=2", "--global_batch=8", "--seq_len=64")
 hybrid = train(*SETTING, "--api=hsdp", "--shard_size=2", ranks=4)
 print("losses:", *(f"{loss:.4f}" for loss in hybrid.losses))
+
+# %% predict="kept_with_a_copy_per_pair"
 
 # %%
 from labs.cluster.process_group import RankPlace
