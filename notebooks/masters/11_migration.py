@@ -32,7 +32,7 @@ from IPython.display import HTML, Code
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard, wrap
 
 from fsdp_sim import simulate, viz
-from fsdp_sim.learn import board, check, hint, misconceptions, solution  # noqa: F401
+from fsdp_sim.learn import board, check, hint, misconceptions, predict, solution  # noqa: F401
 from fsdp_sim.learn.pictures.migration import RAISES, RUNS, WARNS, knobs, marks
 from fsdp_sim.ranks import run
 from fsdp_sim.spec import Cluster, Plan
@@ -41,7 +41,9 @@ from labs.experiments import ddp_to_fsdp2
 # %% [markdown]
 # ## 1. From DDP: the diff
 #
-# Lab 1 has one training loop in two files: one with DDP, one with `fully_shard`. *Predict:* how many lines are new?
+# Lab 1 has one training loop in two files: one with DDP, one with `fully_shard`.
+
+# %% predict="new_lines_of_fsdp2"
 
 # %%
 new = [line for line in ddp_to_fsdp2.changed_lines() if line.startswith("+") and not line.startswith(("+++", '+"'))]
@@ -141,7 +143,7 @@ assert max(norms) - min(norms) < 1e-4 * norms[0]
 # %% [markdown]
 # ## 2. Old calls, today
 #
-# Guides are older than torch. Here are lines that are still being copied. *Predict:* which run, which raise?
+# Guides are older than torch. Here are lines that are still being copied.
 
 
 # %%
@@ -172,6 +174,8 @@ calls = [
     "FSDP(model, device_id=cpu, sharding_strategy='FULL_SHARD')",
     "FSDP(model, device_id=cpu, flatten_parameters=True)",
 ]
+
+# %% predict="old_lines_that_run"
 
 # %%
 calls += [
@@ -245,8 +249,10 @@ marks(answers, looks, "Wrapping in FullyShardedDataParallel: torch warns of one 
 # %% [markdown]
 # ## 3. Argument by argument
 #
-# Two interfaces for the same idea. *Predict:* FSDP1's constructor has sixteen arguments, `fully_shard` eight. Which of
+# Two interfaces for the same idea. FSDP1's constructor has sixteen arguments, `fully_shard` eight. Which of
 # the sixteen became a method, which a plain Python loop, and which are simply gone?
+
+# %% predict="what_became_of_auto_wrap_policy"
 
 # %%
 rosetta = {
@@ -273,6 +279,8 @@ rosetta |= {
 }
 arguments, now = (list(inspect.signature(api).parameters) for api in (FullyShardedDataParallel, fully_shard))
 assert set(rosetta) == set(arguments)
+assert rosetta["auto_wrap_policy"][0] == "(a loop)"
+assert not any("policy" in name and "wrap" in name for name in now)
 assert (len(arguments), len(now)) == (16, 8)
 replacements = " ".join(where for where, _ in rosetta.values())
 print("of fully_shard's arguments, FSDP1 had nothing like", [name for name in now if name not in replacements])
@@ -335,8 +343,11 @@ viz.compare(
 # %% [markdown] covers=["coverage 004.91", "coverage 004.92", "coverage 004.94", "misconception 4.100"]
 # Simulated; the same collectives. But `fully_shard` is no low-level part of FSDP1, and an auto-wrap policy does not
 # "call the equivalent of `fully_shard`": they are two implementations, neither calls the other, and their states,
-# checkpoints and methods differ. So do not mix them. *Predict:* what does torch say to FSDP1 around a model given to
+# checkpoints and methods differ. So do not mix them. What does torch say to FSDP1 around a model given to
 # `fully_shard`?
+
+
+# %% predict="fsdp1_around_fsdp2"
 
 
 # %%
@@ -359,7 +370,7 @@ assert "resize_()" in complaint
 #
 # ## 4. Translate a whole step
 #
-# Two micro-batches, mixed precision, clipping: a step as an FSDP1 script has it. *Predict:* which lines change?
+# Two micro-batches, mixed precision, clipping: a step as an FSDP1 script has it. Which lines change?
 
 
 # %%
@@ -380,6 +391,8 @@ def fsdp1_step(model, micro_batches, lr, max_norm):
     with FullyShardedDataParallel.summon_full_params(model):
         return {"norm": norm.item(), "weights": [p.detach().clone() for p in model.parameters()], "kept": kept[0]}
 
+
+# %% predict="kept_by_no_sync"
 
 # %%
 translation = load("fsdp1_step_to_fsdp2")
@@ -418,7 +431,7 @@ assert reduced == [["fp32"] * 4] * 2
 # ## 5. Every knob, and what it costs
 #
 # A guide lists offload, precision, strategy, wrapping, prefetch, checkpointing. Here is each as FSDP2 has it, one
-# change at a time. *Predict:* which one doubles the step? Which saves most memory?
+# change at a time.
 
 # %%
 forty = Cluster("A100-SXM-40GB", gpus=8)
@@ -436,6 +449,8 @@ changes = {
 }
 tried_plans = {name: simulate("llama2-7b", forty, Plan(**base | change)) for name, change in changes.items()}
 
+# %% predict="knob_that_saves_most"
+
 # %%
 GIB = 2**30
 limit_gib = next(iter(tried_plans.values())).memory_limit_bytes / GIB
@@ -449,6 +464,7 @@ start_ms, start_gib = measures["as a start"]
 assert ms["cpu_offload"] > 1.9 * start_ms
 assert 0.6 * start_gib < gib["cpu_offload"] < 0.8 * start_gib
 assert gib["recompute every block"] < 0.6 * start_gib
+assert min(gib, key=gib.get) == "recompute every block"
 assert 1.2 < ms["recompute every block"] / start_ms < 1.4
 assert gib["one unit: the whole model"] > 1.4 * start_gib
 assert gib["reshard_after_forward False"] > start_gib + 10
@@ -469,7 +485,9 @@ print(f"the start: {start_ms:.0f} ms, {start_gib:.1f} of {limit_gib:.1f} GiB; in
 
 # %% [markdown] covers=["coverage 002.25", "misconception 2.20", "misconception 2.26", "misconception 2.27"]
 # And prefetch? In FSDP2 implicit prefetch is on, forward and backward; the setters only ask for more, earlier. FSDP1
-# had three settings for backward. *Predict:* `BACKWARD_PRE`, `BACKWARD_POST`, None: order them by time and by memory.
+# had three settings for backward: `BACKWARD_PRE`, `BACKWARD_POST`, None.
+
+# %% predict="none_against_post"
 
 # %%
 slow = Cluster("A100-SXM-80GB", gpus=16, bandwidth_gbps=100)
@@ -516,8 +534,10 @@ assert fused.step_time_s < plain.step_time_s
 # %% [markdown]
 # ## 6. DDP or FSDP?
 #
-# "FSDP above a billion parameters." *Predict:* gpt2-1.5b fits DDP on an A100. Which is faster on 8 GPUs with NVLink,
-# and which on 32 with 25 Gbit/s?
+# "FSDP above a billion parameters", one reads. But gpt2-1.5b fits DDP on an A100. We try 8 GPUs with NVLink, and more
+# in nodes with 25 Gbit/s between them.
+
+# %% predict="fastest_on_slow_network"
 
 # %%
 ways = {"DDP": Plan(api="ddp", param_dtype="bf16"), "FSDP2": Plan(param_dtype="bf16")}
@@ -566,8 +586,9 @@ assert set(decided["A100-SXM-80GB, gpt2-1.5b"].values()) == {"ddp", "fsdp2"}
 # %% [markdown]
 # ## 7. torch.compile, Accelerate, Lightning
 #
-# `torch.compile(model)` gives back a *wrapper*; `model.compile()` compiles in place. *Predict:* what are the names in a
-# checkpoint after each?
+# `torch.compile(model)` gives back a *wrapper*; `model.compile()` compiles in place.
+
+# %% predict="which_compile_keeps_names"
 
 # %%
 wrapper = torch.compile(torch.nn.Linear(2, 2))
@@ -630,10 +651,12 @@ assert find_spec("pytorch_lightning") is None
 # ## 8. An old script, line by line
 #
 # The tutorial of 2022 fine-tunes T5 to summarise, with six features of FSDP1. Its plan is still right. Three of
-# its lines are not. *Predict:* what does `len(batch)` count where a batch is a dict? What does
+# its lines are not. What does `len(batch)` count where a batch is a dict? What does
 # `--run_validation` give, declared with `action="store_false"`? Is there an
 # `apply_activation_checkpointing_wrapper` to import? (Its helpers for dates and gigabytes, and the model and
 # tokenizer from a hub, are as anywhere: lab 8 has T5 and a tokenizer without downloads.)
+
+# %% predict="len_of_a_batch"
 
 # %%
 import argparse
@@ -675,8 +698,10 @@ assert not hasattr(wrappers, "apply_activation_checkpointing_wrapper")
 #    yours.
 
 # %% [markdown] covers=["coverage 004.50", "coverage 004.117", "coverage 004.79", "coverage 001.12"]
-# Data loaders do not change from DDP to FSDP. *Predict:* ten rows, four ranks, `DistributedSampler`: how many rows
-# does an epoch see? Does the second epoch shuffle anew by itself?
+# Data loaders do not change from DDP to FSDP. Take ten rows, four ranks and `DistributedSampler`. Does the second epoch
+# shuffle anew by itself?
+
+# %% predict="rows_of_an_epoch"
 
 # %%
 from torch.utils.data import DataLoader
@@ -715,7 +740,9 @@ board("migration")
 #
 # torchrun starts the ranks: `--nproc_per_node` is how many on this machine (2, 4, 8: its GPUs), `--nnodes` how many
 # machines; `--standalone` means one, with a free port instead of a fixed one that a dead job may still hold.
-# One file, `labs/train.py`, and one command. *Predict:* what changes in it from one process to two nodes?
+# One file, `labs/train.py`, and one command.
+
+# %% predict="changes_for_two_nodes"
 
 # %%
 commands = (
