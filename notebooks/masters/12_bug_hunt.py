@@ -42,7 +42,7 @@ from torch.distributed.tensor import DTensor
 # %%
 import fsdp_sim.mini.group
 from fsdp_sim import Cluster, Plan, simulate, viz
-from fsdp_sim.learn import board, check, hint, in_torch, misconceptions, solution  # noqa: F401
+from fsdp_sim.learn import board, check, hint, in_torch, misconceptions, predict, solution  # noqa: F401
 from fsdp_sim.learn.find import load
 from fsdp_sim.learn.judges.account import sent_bytes
 from fsdp_sim.learn.pictures.bug_hunt import Box, BoxStyle, agreement, boxes, issued, where_ranks_stand
@@ -67,7 +67,10 @@ def tried(name, function):
 # called one collective too few, one too many, or another one, and the question is always the same: **who
 # waits where, and who never came?**
 #
-# *Predict:* three ranks, three all-reduces, then rank 0 alone calls a barrier. Who hangs, who is at fault?
+# Three ranks, three all-reduces, then rank 0 alone calls a barrier. Who hangs, who is at fault?
+
+
+# %% predict="who_waits_in_the_barrier"
 
 
 # %% tags=["nbval-ignore-output"]
@@ -92,8 +95,12 @@ where_ranks_stand(hang)
 # **watchdog** says so at once, since it sees what all ranks issue. On a cluster NCCL's watchdog says, after ten
 # minutes and on the rank that waits, "caught collective operation timeout" with `SeqNum=4`: the number in the
 # group, which is your first line of evidence. Section 2 finds the other one.
-#
-# *Predict:* a rank that never comes because it is busy with something else. Does its report look the same?
+
+# %% [markdown]
+# And a rank that never comes because it is busy with something else? Does its report look the same?
+
+
+# %% predict="report_of_a_busy_rank"
 
 
 # %% tags=["nbval-ignore-output"]
@@ -167,8 +174,10 @@ picture
 #
 # An error far from its cause: that is the rule with collectives, because nothing checks that they match.
 # Two tools do. `TORCH_DISTRIBUTED_DEBUG=DETAIL` compares operation and shape before each collective, on
-# all ranks, and costs time: for debugging only. *Predict:* one rank broadcasts, the other all-reduces.
-# What do you get without it, what with it?
+# all ranks, and costs time: for debugging only. Let one rank broadcast, and the other all-reduce.
+
+
+# %% predict="mismatch_in_detail"
 
 
 # %%
@@ -248,7 +257,10 @@ boxes(rows, f"One rank's loss is bad, and all ranks stop after {done} steps")
 #
 # A death is easier than a hang if it says why. Some do not: when sizes do not match *between* ranks, gloo ends the
 # process (SIGABRT, exit status -6, no traceback), and a notebook's kernel with it, unless the ranks are processes of
-# their own, as here. NCCL waits, or writes past the end. *Predict:* two ranks gather 4 and 5 numbers. Who notices?
+# their own, as here. NCCL waits, or writes past the end. Let two ranks gather 4 and 5 numbers.
+
+
+# %% predict="who_sees_uneven_sizes"
 
 
 # %% tags=["nbval-ignore-output"]
@@ -426,7 +438,9 @@ compared("mean_of_means", ["gradient"], "A mean of the ranks' means is not the m
 # Now the faults that torch has been through so that you need not: read before it arrived, reduced in another
 # order, overwritten too early, sent too often. They teach what each line of a real FSDP is there for.
 #
-# *Predict:* of these four, which can hang? Which changes no number at all?
+# Of these four, which can hang? Which changes no number at all?
+
+# %% predict="fault_without_wrong_numbers"
 
 # %% exercise="reads_before_it_arrives"
 
@@ -474,8 +488,9 @@ in_torch(group.unshard, group.wait_for_unshard, group.post_backward)
 # ## 7. Out of memory, and: is it sharded at all?
 #
 # "Offload to the CPU, or use a smaller batch" is what people try first. First look at what the peak is *made
-# of*. *Predict:* Llama-3 8B on 8 GPUs of 80 GB, 4 sequences of 8,192 tokens each: what does offloading
-# parameters, gradients and optimizer save, what does recomputing activations? (All simulated.)
+# of*. Take Llama-3 8B on 8 GPUs of 80 GB, 4 sequences of 8,192 tokens each. (All simulated.)
+
+# %% predict="what_makes_it_fit"
 
 # %%
 hopper = Cluster("H100-SXM-80GB", gpus=8)
@@ -493,14 +508,19 @@ viz.memory_waterfall(plans)
 # %% [markdown] covers=["coverage 000.30"]
 # Activations, which FSDP does not shard: offloading states saves a twentieth and the job still does not fit;
 # checkpointing saves over two thirds. In this order: is every block a unit? are activations recomputed? are whole
-# gradients kept between micro-batches? Then a smaller batch, then offloading. *Predict:* the same model with one
-# sequence, wrapped as a whole instead of block by block: does it fit?
+# gradients kept between micro-batches? Then a smaller batch, then offloading.
+
+# %% [markdown]
+# Take the same model with one sequence, wrapped as a whole instead of block by block.
+
+# %% predict="one_unit_with_one_sequence"
 
 # %%
 small = {"micro_batch": 1, "seq_len": 8192, "param_dtype": "bf16"}
 whole, blocks = (simulate("llama3-8b", hopper, Plan(**small, wrap=wrap)) for wrap in ("root", "block"))
 for name, simulation in {"one unit": whole, "a unit per block": blocks}.items():
     print(f"{name:17} {simulation.peak_memory_bytes / 2**30:4.0f} of {simulation.memory_limit_bytes / 2**30:.0f} GiB")
+assert 1.3 < whole.peak_memory_bytes / blocks.peak_memory_bytes < 1.5
 assert blocks.peak_memory_bytes < blocks.memory_limit_bytes < whole.peak_memory_bytes
 
 # %% [markdown] covers=["coverage 001.38"]
@@ -529,7 +549,7 @@ assert 2 * kept == whole_model
 # %% [markdown] covers=["pitfall 50", "pitfall 53"]
 # ## 8. Before the first step: the environment
 #
-# Four faults that have nothing to do with your model. *Predict:* a job crashed, you start it again, and it says
+# Four faults that have nothing to do with your model. A job crashed, you start it again, and it says
 # `EADDRINUSE`. What still runs? First the port: whoever comes second cannot have it. `torchrun --standalone`,
 # or port 0, takes a free one. (On Windows an older torch asks for libuv, which it was built without: set
 # `USE_LIBUV=0`. 2.13 does not ask.)
@@ -548,6 +568,8 @@ assert "USE_LIBUV" in inspect.getsource(sys.modules["torch.distributed.rendezvou
 # Why was it taken? Because workers outlive a launcher that is killed: they are in sessions of their own, and
 # SIGKILL gives nobody the chance to tell them. They hold the port, and on GPUs the memory. Look for them and
 # end them before you start again. (The ranks of this notebook watch their parent, and go when it goes.)
+
+# %% predict="who_holds_the_port"
 
 # %%
 start_and_wait = """
@@ -652,8 +674,10 @@ misconceptions("bug_hunt")
 # ## 10. Lab: a real hang, found in the dumps
 #
 # Four ranks train a GPT with torch's own `fully_shard`. In the second step rank 1 stops before the forward of
-# block 2, as a rank does that waits for a file or a lock. Nobody prints anything. *Predict:* in which collective
+# block 2, as a rank does that waits for a file or a lock. Nobody prints anything. In which collective
 # of which unit do the others wait? Torch's flight recorder knows, without any help from this notebook.
+
+# %% predict="where_the_others_wait"
 
 # %%
 from labs.experiments.nodes import hang as hang_for_real
