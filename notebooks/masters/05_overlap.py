@@ -29,7 +29,7 @@ import torch
 import fsdp_sim.mini.prefetch as mini_prefetch
 from fsdp_sim import Cluster, Plan, engine, simulate, viz
 from fsdp_sim.diagnose import diagnose
-from fsdp_sim.learn import board, check, hint, in_torch, misconceptions, solution  # noqa: F401
+from fsdp_sim.learn import board, check, hint, in_torch, misconceptions, predict, solution  # noqa: F401
 from fsdp_sim.learn.exercises.overlap import exposed_communication as trace_files
 from fsdp_sim.learn.exercises.overlap import gather_before_reduce as backward_files
 from fsdp_sim.learn.exercises.overlap import prefetch_one_ahead as forward_files
@@ -42,11 +42,11 @@ from fsdp_sim.timeline.analysis import exposed_comm_s, median_step
 # %% [markdown] covers=["coverage 004.102"]
 # ## 1. Queues that wait for each other
 #
-# A GPU has several queues, called **streams**. What is put into one runs in that order; two of them run side by
-# side. The CPU only fills them, and runs ahead of the GPU. A model of that: three blocks, 25 ms of forward and
-# 50 ms of backward each, 10 ms for a collective, and everything else takes no time.
-#
-# *Predict:* one thing after the other, a step takes 315 ms. How long does it take here?
+# A **stream** is a queue of the GPU. Work in one stream runs in sequence; two streams run at the same time. Your CPU
+# only fills the queues, and it is far ahead. A model of that: three blocks, 25 ms of forward and 50 ms of backward
+# each, 10 ms for a collective, and everything else takes no time.
+
+# %% predict="step_of_three_blocks"
 
 
 # %%
@@ -71,9 +71,12 @@ assert round(1e3 * fsdp2.span_s) == 245
 viz.show(fsdp2)
 
 # %% [markdown]
-# 245 ms: only the first all-gather and the last reduce-scatter are red, that is **exposed**: the wire works and
-# nothing computes. What keeps block 1 from computing with half of its parameters? Not the CPU, which is long gone.
-# These are the orders that it left for blocks 0 and 1:
+# 245 ms. Look at the two red boxes: the first all-gather and the last reduce-scatter. They are **exposed**: the network
+# works and the GPU waits. Everything else is hidden.
+
+# %% [markdown]
+# Block 1 must not start before its weights are there. Who makes sure? Not the CPU: it left long ago. This is what it
+# left in the queues for blocks 0 and 1. Each line reads: what happens, on which stream, to which unit.
 
 # %%
 program = build(blocks([2**20] * 3), Plan(), world_size=8)
@@ -87,14 +90,13 @@ assert on_compute == ["wait", "compute", event]
 assert not any(line.startswith("wait ") for line in lines[first:gather])
 
 # %% [markdown] covers=["coverage 004.27", "coverage 004.25", "misconception 4.29", "misconception 4.30"]
-# In a line stand the kind of order, the stream, and what. An **event** is a mark in a stream (`record`);
-# another stream can be told to stop until it is reached (`wait`). `compute` waits for `e3`, the mark behind
-# the all-gather: this line, and not the order of layers, is why there is no race. `e2` lies before forward 0,
+# An **event** is a mark in a stream (`record`). Another stream can stop until the mark is reached (`wait`). `compute`
+# waits for `e3`, the mark behind the all-gather: because of this line there is no race. `e2` lies before forward 0,
 # where block 0's parameters were copied out of their buffer. So the all-gather stream waits for nothing that
-# block 0 computes, and gather 1 runs under forward 0: blocks compute strictly one after the other, and what
+# block 0 computes, and gather 1 runs under forward 0. Blocks compute strictly one after the other, and what
 # they need travels earlier.
 #
-# It is often said that no GPU ever sits idle then. The red boxes say otherwise: 20 of 245 ms.
+# You may read that no GPU ever sits idle then. The red boxes say otherwise: 20 of 245 ms.
 
 # %%
 assert round(1e3 * exposed_comm_s(fsdp2, rank=0)) == 20
@@ -108,21 +110,24 @@ in_torch(mini_prefetch.prefetch_unshard, mini_prefetch.backward_prefetch)
 # optimizer states are all sharded. What differs is when an all-gather is *issued*. Each block issues its own, before
 # its forward. On a GPU that is early enough, because the CPU is there long before the GPU: **implicit prefetch**. On a
 # CPU one thread issues and computes.
-#
-# *Predict:* the same program, where the thread that issues also computes. In which half of the step is it slower?
+
+# %% predict="gathers_hidden_on_a_cpu"
 
 # %%
 on_cpu = step(device="cpu")
 assert round(1e3 * on_cpu.span_s) == 275
+assert round(1e3 * max(e.end_s for e in on_cpu.ops if e.op == "FWD")) == 3 * (10 + 25)
 viz.compare(fsdp2, on_cpu, titles=("a GPU: the CPU runs ahead", "a CPU: it computes itself"))
 
 # %% [markdown] covers=["coverage 000.21", "coverage 004.103", "misconception 0.22", "misconception 4.114"]
-# In forward, where every gather is now exposed. **Explicit prefetch** (`set_modules_to_forward_prefetch`) lets a
-# block issue the next one's gather before it computes. It moves the CPU's line up and nothing else: on the CPU it
-# gains 20 ms, on the GPU, whose CPU is ahead, none. So it helps where the CPU is late, with many small kernels.
-#
-# FSDP1 calls it `forward_prefetch=True`; it is off by default, and it acts from the second step, because the first
-# one shows it in which order the units run. FSDP2 has no such flag: you give it the list.
+# In forward every gather is now exposed. **Explicit prefetch** (`set_modules_to_forward_prefetch`) lets a block issue
+# the next one's gather before it computes. It moves a line up, and nothing else. On the CPU that gains 20 ms; on the
+# GPU, whose CPU is ahead anyway, nothing. So explicit prefetch pays when the CPU cannot keep up: many small kernels,
+# little work in each.
+
+# %% [markdown]
+# FSDP1 calls explicit prefetch `forward_prefetch=True`. It is off by default, and it acts from the second step on: the
+# first one shows it in which sequence the units run. FSDP2 has no such flag: you give it the list.
 
 # %%
 ahead = {device: step(Plan(forward_prefetch=1), device=device) for device in ("gpu", "cpu")}
@@ -159,13 +164,13 @@ how = {"network": forward_files.NETWORK, "progress": False, "show_output": False
 viz.show(run(lambda *call: forward(*call), 2, each=calls, **how).timeline, ranks=[0])
 
 # %% [markdown]
-# Does asking earlier mean asking more often? Count, with torch's own `fully_shard`.
+# Prefetching sounds like extra traffic. Is it? Count the all-gathers, with torch's own `fully_shard`.
 
 # %% exercise="gathers_with_prefetch"
 
 # %% [markdown]
-# What is asked for early is not asked for again. It has to be kept somewhere, though: most of the whole parameters
-# and buffers in the forward of six blocks, with the lists of one, two and three blocks.
+# What is gathered early is not gathered again. But it needs memory until it is used. How much? We prefetch one, two and
+# three blocks ahead and look at the peak of a forward of six blocks.
 
 # %%
 depths = {"as it comes": None, "one ahead": 1, "two ahead": 2, "three ahead": 3}
@@ -176,8 +181,9 @@ viz.memory_waterfall(kept, moment="forward")
 # %% [markdown]
 # ## 3. How much can hide?
 #
-# *Predict:* a slower network, 40 ms for a gather instead of 10, and 25 ms for a forward as before. Which of the two
-# rows has gaps now?
+# Now a slower network: 40 ms for a gather instead of 10. Each forward takes 25 ms, as before.
+
+# %% predict="forward_on_a_slow_network"
 
 # %%
 fast, slow = step(wire_s=0.010), step(wire_s=0.040)
@@ -204,8 +210,8 @@ forward_times(gathers_s, 0.025, curves, "Up to the length of a forward, a gather
 
 # %% [markdown]
 # In one line: **a gather hides if it takes no longer than the compute beside it.** Both grow with the parameters of
-# the unit; compute grows with the tokens too. So more tokens per GPU, a faster link, or fewer bytes (bf16) hide it;
-# a cleverer order does not, once the right one is there.
+# the unit; compute grows with the tokens too. So more tokens per GPU, a faster link, or fewer bytes (bf16) hide it.
+# A cleverer order of issue does not, once you have the right one.
 
 # %%
 grows = [after - before for before, after in itertools.pairwise(curves["overlapped"])]
@@ -221,7 +227,9 @@ assert min(grows[5:]) > 0.05
 # all-gathers, `post-backward` the reduce-scatters. Every rank sends its piece of every block (rows, no left
 # or right half) and receives all others: nobody only sends.
 #
-# *Predict:* 20 ms a collective. Which of the three hide the gathers?
+# We take 20 ms a collective, and a CPU that is ahead.
+
+# %% predict="backward_prefetch_with_a_cpu_ahead"
 
 # %%
 modes = {"BACKWARD_PRE": None, "BACKWARD_POST": "BACKWARD_POST", "None": "none"}
@@ -231,11 +239,14 @@ viz.show(gpu)
 
 # %% [markdown] covers=["coverage 002.20", "coverage 004.129", "misconception 2.13", "misconception 2.20"]
 # `POST` is often drawn as strictly serial. Not where the CPU runs ahead: it asks for block 1 after it has *issued*
-# backward 2, which the GPU has not begun. What `PRE` and `POST` share is that the gather is issued before the
-# reduce-scatter of this block. `None` issues it after, and both use one **communicator**, in which order of issue is
-# order of running: the gather queues behind the reduction, and the block waits for both.
-#
-# Now let the thread that issues compute as well, as a CPU that is late does. *Predict:* which of the three change?
+# backward 2, which the GPU has not begun. `PRE` and `POST` both issue the gather before the reduce-scatter of this
+# block. `None` issues it after, and both collectives use one **communicator**, which runs them in the order of issue:
+# the gather queues behind the reduction, and the block waits for both.
+
+# %% [markdown]
+# Now let the thread that issues compute as well, as a CPU that is late does.
+
+# %% predict="backward_prefetch_with_a_late_cpu"
 
 # %%
 late = {name: step(Plan(api="fsdp1", backward_prefetch=mode), 0.020, "cpu") for name, mode in modes.items()}
@@ -244,11 +255,12 @@ assert round(1 - 365 / 405, 2) == 0.10
 viz.show(late)
 
 # %% [markdown] covers=["coverage 002.19"]
-# All: in forward nothing is hidden. In backward only `PRE` still hides its gathers, for it alone issues them before
-# the compute. "2 to 10 % faster" is one measurement of torch's tutorial, and no rule: in the first picture `PRE` and
-# `POST` are equal, in the second a tenth of the step is between them. The model leaves out the memory allocator.
-#
-# FSDP2 has no argument: it always issues as `PRE` does.
+# All three: in forward nothing is hidden. In backward only `PRE` still hides its gathers, because it alone issues them
+# before the compute. "2 to 10 % faster" is one measurement of torch's tutorial, and no rule: in the first picture `PRE`
+# and `POST` are equal, in the second they differ by a tenth of the step. The model leaves out the memory allocator.
+
+# %% [markdown]
+# FSDP2 has no argument for this: it always issues as `PRE` does.
 
 # %% exercise="order_of_backward"
 
@@ -263,9 +275,10 @@ viz.show(four)
 # ## 5. One wire, one queue
 #
 # FSDP2 has a stream for all-gathers and another for reduce-scatters, yet the two never run at once: one communicator
-# is one queue. With `set_separate_reduce_scatter_group(True)`, new in torch 2.13, reduce-scatters get their own.
-#
-# *Predict:* 40 ms a collective, so the wire is the longer row. What do two queues gain?
+# is one queue. With `set_separate_reduce_scatter_group(True)`, new in torch 2.13, reduce-scatters get their own. At
+# 40 ms a collective the network is the longer row.
+
+# %% predict="saved_by_two_queues"
 
 # %%
 one, two = step(wire_s=0.040), step(Plan(separate_reduce_scatter_group=True), wire_s=0.040)
@@ -273,9 +286,10 @@ assert [round(1e3 * timeline.span_s) for timeline in (one, two)] == [380, 350]
 viz.compare(one, two, titles=("one queue", "two queues"))
 
 # %% [markdown]
-# 30 of 380 ms, if both queues can have the full speed of the link at the same time, which this model takes for
-# granted and a real link does not give. In one queue all depends on who comes first. Here is a backward in which
-# the wrong one does.
+# 30 of 380 ms. But this model gives both queues the full speed of the link at the same time, and a real link does not.
+
+# %% [markdown]
+# In one queue all depends on who comes first. Here is a backward in which the wrong one does.
 
 # %% exercise="gather_before_reduce"
 
@@ -303,21 +317,15 @@ viz.show({"queued behind": timed(backward_files.stub), "issued before": timed(ch
 # %% [markdown] covers=["coverage 002.24", "misconception 2.24", "misconception 2.27"]
 # ## 6. What it holds
 #
-# Someone tells you that `None` holds one block, `POST` one and a half, `PRE` two or three.
-#
-# *Predict:* how can there be half a block? Below, everything that FSDP1 has allocated for six equal blocks at the
-# peak of backward, in the order in which the CPU allocates and frees.
+# You may read that `None` holds one block, `POST` one and a half, `PRE` two or three. What would half a block be? Below
+# you see everything that FSDP1 has allocated for six equal blocks at the peak of backward, in the sequence in which the
+# CPU allocates and frees.
+
+# %% predict="whole_blocks_in_backward"
 
 # %%
 held = {name: step(Plan(api="fsdp1", backward_prefetch=mode), layers=6) for name, mode in modes.items()}
 viz.memory_waterfall(held | {"FSDP2": step(layers=6)}, moment="backward")
-
-# %% [markdown] covers=["misconception 2.26", "misconception 4.38"]
-# There are no halves. Whole parameters: two blocks with `PRE`, one with `POST`, one with `None`; and
-# gradients, which all three hold alike: a block's own, and as much again in the buffer in which they are
-# sent. `None` saves nothing against `POST`. FSDP2 adds up to as much as `PRE`; one of its two is the flat
-# buffer in which the next block arrives. Its forward holds three, for there it gathers two ahead (chapter 7
-# counts that).
 
 # %%
 for name, mode in modes.items():
@@ -329,11 +337,17 @@ in_fsdp2 = engine.memory(build(blocks([2**20] * 6), Plan(), world_size=8))
 whole_or_flat = [Memory.UNSHARDED, Memory.AG_OUTPUT]
 assert [in_fsdp2.peak_of(whole_or_flat, phase) / 2**20 for phase in (Phase.FORWARD, Phase.BACKWARD)] == [3, 2]
 
+# %% [markdown] covers=["misconception 2.26", "misconception 4.38"]
+# There are no halves. With `PRE` two blocks are whole, with `POST` one, with `None` one. All three hold the same
+# gradients: a block's own, and as much again in the buffer in which they are sent. `None` saves nothing against `POST`.
+# FSDP2 adds up to as much as `PRE`; one of its two is the flat buffer in which the next block arrives. Its forward
+# holds three, because there it gathers two ahead (chapter 7 counts that).
+
 # %% exercise="whole_in_backward"
 
 # %% [markdown]
-# The same for blocks of 2, 8, 4, 12, 4 and 6 MiB, every operation 10 ms long. The times do not differ. Look
-# at the blue in the strips of memory, the whole parameters: at most 12 + 4 MiB with `PRE`, 12 with `POST`.
+# The same for blocks of 2, 8, 4, 12, 4 and 6 MiB, every operation 10 ms long. The times do not differ. Watch the blue
+# in the strips of memory, the whole parameters: at most 12 + 4 MiB with `PRE`, 12 with `POST`.
 
 # %%
 sizes = [2**20 * n for n in (2, 8, 4, 12, 4, 6)]
@@ -349,9 +363,9 @@ viz.show({name: strips[name] for name in ("BACKWARD_PRE", "BACKWARD_POST")})
 #
 # A CPU that runs ahead issues all gathers of a forward at once, and each has memory from the moment it is issued.
 # FSDP1's **rate limiter** (`limit_all_gathers=True`, the default) stops the CPU until the GPU is done with an earlier
-# block, so that two or three are under way.
-#
-# *Predict:* GPT-2 with 774 million parameters, 36 blocks: how many gathers are under way without it?
+# block, so that two or three are under way. We simulate GPT-2 with 774 million parameters, in 36 blocks.
+
+# %% predict="gathers_under_way_without_limiter"
 
 # %%
 cluster = Cluster("A100-SXM-80GB", gpus=16, bandwidth_gbps=100)
@@ -366,9 +380,9 @@ assert [row[1] for row in limiter.tables[0].rows] == ["3", "36"]
 limiter
 
 # %% [markdown]
-# 3 with the limiter; without it all 36, the whole model. The step takes as long either way, for the wire
+# 3 with the limiter; without it all 36, the whole model. The step takes as long either way, because the wire
 # is the same. What grows is memory: FSDP1 frees with `record_stream`, which keeps a block until the GPU has
-# passed, and the CPU asks for the next one now. FSDP2 needs no limiter: its streams wait for events, so
+# passed, while the CPU already asks for the next one. FSDP2 needs no limiter: its streams wait for events, so
 # memory does not depend on how far the CPU is ahead.
 
 # %%
@@ -383,8 +397,8 @@ assert 1.1 < active[1] / active[0] < 1.3
 # `NCCL_DEBUG=INFO` is sometimes given as the way to profile communication. It prints which links and rings NCCL has
 # chosen, once, at the start: no times. Times are in a trace of `torch.profiler`. Here are two ranks of torch's own
 # FSDP2, on CPU, recorded and read into the same kind of timeline.
-#
-# *Predict:* which gathers will be exposed: those of forward, those of backward, or all?
+
+# %% predict="exposed_in_a_trace_on_cpus"
 
 # %% tags=["nbval-ignore-output"]
 from labs.config import TrainConfig
@@ -397,17 +411,26 @@ viz.show(traced, ranks=[0])
 # %% [markdown] covers=["coverage 004.101", "misconception 4.112"]
 # All: torch's FSDP on CPUs waits for each collective where it issues it, so on a laptop a trace shows the
 # *order* and no overlap. (What the headline calls hidden are the all-reduces at the end: the trainer's own,
-# for the norm of the gradients and the ranks' losses, inside a stretch of other work.) The order is the real
-# one, and in it lies the cause of overlap on GPUs.
-#
+# for the norm of the gradients and the ranks' losses, inside a stretch of other work.) The order of issue is the real
+# one, and it is what makes overlap possible on GPUs.
+
+# %% [markdown]
 # FSDP2 hangs its hooks on the module and gathers DTensors; FSDP1 hangs them on a wrapper and gathers one flat
-# parameter. A text that mixes the two is about neither.
+# parameter. So when you read about either, look which one it is.
 
 # %%
 mine = traced.select(step=median_step(traced), rank=0, phase="backward")
 order = [e.label for e in mine.ops if e.op in ("ALL_GATHER", "REDUCE_SCATTER") or e.label.startswith("BWD layers")]
 print(*order[:6], sep="\n")
 assert order[1:3] == ["ALL_GATHER(layers.1)", "BWD layers.2"]  # asked for before block 2 computes
+assert not any(
+    compute.start_s < gather.end_s and gather.start_s < compute.end_s
+    for phase in ("forward", "backward")
+    for ops in (traced.select(step=median_step(traced), rank=0, phase=phase).ops,)
+    for gather in ops
+    for compute in ops
+    if gather.op == "ALL_GATHER" and compute.op in ("FWD", "BWD")
+)
 
 # %% exercise="exposed_communication"
 
@@ -422,7 +445,7 @@ assert abs(found["exposed_s"] - exposed_comm_s(eight_rows, rank=0)) < 1e-9
 viz.show(eight_rows)
 
 # %% [markdown] covers=["coverage 000.31"]
-# "Slow training? Enable prefetch." It is on already; find out first *what* the step waits for. `diagnose` does so for
+# "Slow training? Enable prefetch." It is on already. First find out *what* the step waits for. `diagnose` does that for
 # any timeline, and `fsdp-sim diagnose trace.json` for a trace of your own run.
 
 # %%
@@ -434,9 +457,10 @@ assert doctor.culprits[0].culprit != "issued late by the CPU"
 # %% [markdown] covers=["coverage 001.23", "coverage 001.44", "misconception 1.12"]
 # ## 9. When nothing can hide it
 #
-# "FSDP reaches 85 to 95 % of DDP's speed." "It costs 10 to 15 %." No source says where.
-#
-# *Predict:* GPT-2 with 350 million parameters on 64 GPUs. Of what does the share depend most?
+# "FSDP reaches 85 to 95 % of DDP's speed." "It costs 10 to 15 %." No source says where. We take GPT-2 with 350 million
+# parameters on 64 GPUs, three links, and more and more tokens per GPU.
+
+# %% predict="share_of_ddps_speed"
 
 # %%
 tokens, shares = [128, 256, 512, 1024, 4096, 16384], {}
@@ -458,11 +482,12 @@ assert [round(min(values), 2) for values in shares.values()] == [0.94, 0.81, 0.7
 assert all(values[-1] > 0.99 for values in shares.values())
 
 # %% [markdown]
-# There is no such number: here it is from next to nothing to a quarter, for one model. DDP too must send its
-# gradients before the step ends; FSDP sends half as much again, and that is all it can lose once its order is right.
-# The model takes both to reach the link's bandwidth and all ranks to be equally fast.
-#
-# Now open what others say about overlap; each sentence is wrong or half the truth, and the truth is inside.
+# There is no such number: here FSDP costs from next to nothing to a quarter, for one model. DDP too must send its
+# gradients before the step ends. FSDP sends half as much again, and loses what of that it cannot hide. (The model
+# assumes that both reach the link's bandwidth and that all ranks are equally fast.)
+
+# %% [markdown]
+# Now open what others say about overlap. Each sentence is wrong or half the truth, and the truth is inside.
 
 # %%
 misconceptions("overlap")
