@@ -25,7 +25,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-from fsdp_sim.learn import board, check, hint, solution  # noqa: F401
+from fsdp_sim.learn import board, check, hint, predict, solution  # noqa: F401
 from fsdp_sim.learn.drill import ask, mock, sheet, spoken, whiteboard
 from fsdp_sim.learn.find import load
 from fsdp_sim.learn.judges.account import message_bytes, sent_bytes
@@ -45,7 +45,7 @@ def tried(name, function):
 # %% [markdown]
 # ## 1. One question
 #
-# `ask` draws a question: of a topic, by its name, or, with nothing in brackets, what is due. *Predict:* before
+# `ask` draws a question: of a topic, by its name, or, with nothing in brackets, what is due. Before
 # you run the second cell, write your own number into it, with a unit.
 
 # %%
@@ -59,7 +59,7 @@ question.answer("5 GB")
 # What an interviewer hears first is the order of magnitude, then whether you know what is in it. So an answer
 # may be 5% off, GB and GiB are told apart (they differ by 7%), and a bare "7.9" is asked again: of what?
 #
-# *Predict:* which mistake gives the number in the next cell?
+# Which mistake gives the number in the next cell?
 
 # %%
 of_all = question.question.given["parameters"] * 16
@@ -127,11 +127,13 @@ bars["the whole tensor round"] = [(ALL_REDUCE, 3 * tensor)]
 sent_bars(bars, "MiB sent", "In pieces: 2(W-1)/W of the tensor from every rank; whole: twice as much with four")
 
 # %% [markdown]
-# DDP does not call one all-reduce per gradient. *Predict:* why does it not call one for all of them?
+# DDP does not call one all-reduce per gradient. Why does it not call one for all of them?
 
 # %% tags=["nbval-ignore-output"]
 clock = whiteboard("ddp_buckets")
 clock
+
+# %% predict="why_ddp_has_buckets"
 
 # %% exercise="ddp_buckets"
 
@@ -176,7 +178,7 @@ wanted = {f"rank {r}": (int(half[0]), int(half[-1]) + 1) for r, half in enumerat
 reads(files, wanted, "Ten rows, cut for four ranks and for two: shard 1 is needed by both")
 
 # %% [markdown]
-# The last one hangs. *Predict:* read the code of the exercise first. Who waits for whom?
+# The last one hangs. Read the code of the exercise first. Who waits for whom?
 
 # %% tags=["nbval-ignore-output"]
 try:
@@ -234,8 +236,11 @@ sheet()
 # %% [markdown]
 # ## 8. Lab: settle it
 #
-# "38 collectives? I do not believe you." The best answer is an experiment. *Predict:* torch's own FSDP with
+# "38 collectives? I do not believe you." The best answer is an experiment. Torch's own FSDP with
 # three blocks and a root, one step: how many all-gathers, how many reduce-scatters?
+
+
+# %% predict="all_gathers_of_three_blocks"
 
 
 # %%

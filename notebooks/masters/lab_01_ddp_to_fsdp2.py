@@ -15,10 +15,11 @@
 # Two training loops, each in one file that a plain `torchrun` starts: one with DDP, one with `fully_shard`.
 # The same model, the same rows, the same clipping.
 #
-# *Predict:* how many lines differ? Are the losses the same, and does a rank that stores half of everything
+# How many lines differ? Are the losses the same, and does a rank that stores half of everything
 # need half of the memory?
 
 # %%
+from fsdp_sim.learn import predict  # noqa: F401
 from labs.experiments import ddp_to_fsdp2
 from labs.experiments.gpu_results import result_of
 from labs.experiments.pictures import bars
@@ -45,7 +46,9 @@ ddp_to_fsdp2.diff()
 # still comes before the first collective, and all ranks call `get_model_state_dict`, because it gathers.
 # Rank 0 alone saves what it returns. Asked for on rank 0 only, it would wait for the others for ever.
 #
-# *Predict the collectives of a step:* DDP reduces gradients, in buckets. And FSDP2, with five blocks and a root?
+# Now the collectives of a step. DDP reduces gradients, in buckets. And FSDP2, with five blocks and a root?
+
+# %% predict="collectives_of_fsdp2"
 
 # %%
 simulations = {api: ddp_to_fsdp2.predict(api, ranks=2) for api in ("ddp", "fsdp2")}

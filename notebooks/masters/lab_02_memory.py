@@ -15,11 +15,14 @@
 # A step of FSDP keeps parameters, optimizer state, gradients and activations alive, and whole units that
 # come and go. Each knob acts on one of these and leaves the others alone.
 #
-# *Predict:* the model below needs 18.7 MiB per rank, on two ranks. Which saves more: four times as many
-# ranks, or activation checkpointing?
+# The model below needs 18.7 MiB per rank, on two ranks.
 
 # %%
 from fsdp_sim import viz
+from fsdp_sim.learn import predict  # noqa: F401
+
+# %% predict="ranks_or_checkpoints"
+# %%
 from labs.config import TrainConfig
 from labs.experiments import memory
 from labs.experiments.gpu_results import result_of
@@ -93,8 +96,9 @@ for name, mib in sorted(saved.items(), key=lambda one: -one[1]):
     print(f"{name:34s} {mib:+6.1f} MiB saved of {base_mib:.1f}")
 
 # %% [markdown]
-# *Predict:* momentum SGD keeps one number per parameter, AdamW two. How much does a rank of 2 save with
-# 1.04 million parameters in fp32?
+# Momentum SGD keeps one number per parameter, AdamW two.
+
+# %% predict="saved_by_momentum_sgd"
 
 # %%
 kept_mib = 1_040_768 * 4 / 2 / 2**20

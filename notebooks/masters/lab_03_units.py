@@ -16,11 +16,14 @@
 # A unit is what FSDP gathers, computes and frees together. `fully_shard` on the model alone makes one unit
 # of everything; on each linear layer it makes dozens. The same bytes must travel either way.
 #
-# *Predict:* GPT-2 medium on 16 A100 in two nodes, 200 Gbit/s between them. Which is fastest: one unit, one for
-# each block, one for each linear layer? And which needs the least memory?
+# Take GPT-2 medium on 16 A100 in two nodes, 200 Gbit/s between them.
 
-# %% tags=["nbval-ignore-output"]
+# %%
 from fsdp_sim import viz
+from fsdp_sim.learn import predict  # noqa: F401
+
+# %% predict="fastest_cut_of_gpt2_medium"
+# %% tags=["nbval-ignore-output"]
 from fsdp_sim.timeline import Op
 from fsdp_sim.timeline.analysis import overlap
 from labs.experiments import units
@@ -42,7 +45,7 @@ print("One unit needs over 30% more memory than one per block; units smaller tha
 # there before it can be computed, and it takes memory while it is: that speaks for many. With one unit
 # there is nothing to compute while the wire works.
 #
-# Now for real: two CPU ranks, and between them a wire with 2 ms of latency and 0.32 Gbit/s. *Predict* again,
+# Now for real: two CPU ranks, and between them a wire with 2 ms of latency and 0.32 Gbit/s. Once more,
 # from what the wire alone takes:
 
 # %%

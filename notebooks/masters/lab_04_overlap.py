@@ -21,6 +21,7 @@
 
 # %%
 from fsdp_sim import viz
+from fsdp_sim.learn import predict  # noqa: F401
 from fsdp_sim.timeline import Op
 from fsdp_sim.timeline.analysis import median_step
 from labs.config import TrainConfig
@@ -40,8 +41,10 @@ print("\n".join(settings))
 #
 # Three blocks. Each is gathered once in forward and again in backward.
 #
-# *Predict:* in each of these settings, how many of the six all-gathers are issued **before another unit
+# In each of these settings, how many of the six all-gathers are issued **before another unit
 # computes**, so that there is something to hide behind?
+
+# %% predict="gathers_ahead_of_post"
 
 # %%
 predicted = {name: overlap.predicted_step(setting, ranks=2) for name, setting in settings.items()}
@@ -59,7 +62,7 @@ assert overlap.ahead(predicted["FSDP2, forward prefetch 1"]) == (5, 0)
 # kind as the simulator's, both ranks on one clock: no rank can leave a collective before all have entered,
 # and that says how far their clocks are apart.
 #
-# *Predict:* with `BACKWARD_PRE` and with `BACKWARD_POST`, what comes between the all-gather of block 2 in
+# Look: with `BACKWARD_PRE` and with `BACKWARD_POST`, what comes between the all-gather of block 2 in
 # backward and its computing?
 
 # %% tags=["nbval-ignore-output"]
@@ -91,7 +94,7 @@ assert post[1:4] == ["BWD layers.2", "ALL_GATHER(layers.1)", "REDUCE_SCATTER(lay
 # a network on which a block's all-gather takes about as long as a block's forward: on a much slower one little
 # could be hidden, on a much faster one there would be little to hide. Backward issues ahead in any case.
 #
-# *Predict:* which share of the time on the wire lies under computing, without and with forward prefetch?
+# Which share of the time on the wire lies under computing, without and with forward prefetch?
 
 # %% tags=["nbval-ignore-output"]
 slow = Experiment(world_size=2, batch=8, seq_len=128, network=overlap.SLOW)
@@ -120,8 +123,10 @@ viz.compare(steps[f"{name}, predicted"], on, titles=("predicted", "measured"))
 # On a GPU the CPU only queues, and runs ahead: FSDP1 could issue the gathers of all blocks before the first
 # one computes, and each holds memory. `limit_all_gathers` makes the CPU wait.
 #
-# *Predict:* GPT-2 with 774 million parameters on 8 GPUs. How many all-gathers has the CPU issued, at most,
+# GPT-2 with 774 million parameters on 8 GPUs. How many all-gathers has the CPU issued, at most,
 # whose units have not begun to compute? In forward and backward each block has one.
+
+# %% predict="gathers_ahead_with_limiter"
 
 # %%
 for row in overlap.limiter_rows():

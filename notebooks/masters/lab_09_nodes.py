@@ -14,7 +14,7 @@
 # # Lab 9: several nodes
 #
 # Inside a node GPUs are joined by links of hundreds of GB/s; nodes by a network ten times slower. HSDP
-# shards inside each node and keeps a copy per node. *Predict:* two nodes with two ranks each. How many
+# shards inside each node and keeps a copy per node. Take two nodes with two ranks each. How many
 # times fewer bytes does HSDP send between the nodes than FSDP over all four ranks?
 #
 # **What is real:** two torchrun agents, four ranks, a network between them. **What is not:** the second
@@ -23,6 +23,7 @@
 # %%
 from dataclasses import replace
 
+from fsdp_sim.learn import predict  # noqa: F401
 from labs.cluster.launch import read_settings
 from labs.cluster.process_group import RankPlace
 from labs.config import TrainConfig
@@ -38,6 +39,8 @@ two_by_two = RankPlace(world_size=4, local_world_size=2)
 # All-gathers and reduce-scatters of FSDP run round all ranks, so they cross the cable. Those of HSDP stay
 # inside a node, and only the shards' gradients are all-reduced across. M is the model's bytes in fp32.
 
+# %% predict="fewer_bytes_with_hsdp"
+
 # %%
 model_bytes = 4 * empty(fsdp.model_config).num_params()
 for name, gloo in (("NCCL", False), ("gloo", True)):
@@ -48,7 +51,7 @@ for name, gloo in (("NCCL", False), ("gloo", True)):
 # %% [markdown]
 # gloo reduce-scatters by all-reduce, which sends twice as much: FSDP pays for that here, on GPUs it does not.
 #
-# And with more nodes? *Predict:* 8 of them, 64 of them, 2 ranks each. Which of the two grows, and how far?
+# And with more nodes? Take 8 of them, 64 of them, 2 ranks each. Which of the two grows, and how far?
 
 # %%
 for nodes in (2, 8, 64):
@@ -82,7 +85,9 @@ print("Bytes across the link within 10% of the prediction, where they can be cou
 #
 # ## 3. One rank never comes
 #
-# *Predict:* rank 1 is busy with something else before the forward of block 3. What do the others print?
+# Rank 1 is busy with something else before the forward of block 3. What do the others print?
+
+# %% predict="what_the_others_print"
 
 # %%
 found = hang(rank=1, unit="layers.3", step=1)
