@@ -16,19 +16,20 @@
 # torchrun trains on two ranks and saves every second step. While the checkpoint of step 4 is written, rank 0
 # is killed: SIGKILL, no last word.
 #
-# *Predict:* what is on the disk then? And does a run that goes on from it, on **one** rank without FSDP, end
+# What is on the disk then? And does a run that goes on from it, on **one** rank without FSDP, end
 # with the same loss?
 
 # %% [markdown]
 # ## 1. What does a checkpoint weigh?
 #
 # A parameter in fp32 is 4 bytes, AdamW's two moments are 8; and for each parameter tensor AdamW has a number
-# that counts its steps. *Predict* the bytes, for two ranks. For one?
+# that counts its steps. How many bytes is that for two ranks, and for one?
 
 # %%
 import tempfile
 from pathlib import Path
 
+from fsdp_sim.learn import predict  # noqa: F401
 from labs.experiments import resume
 from labs.experiments.gpu_results import result_of
 from labs.experiments.pictures import losses
@@ -52,6 +53,8 @@ print(f"{measured:,} bytes in the files of its last checkpoint")
 
 # %% tags=["nbval-ignore-output"]
 said = resume.kill(folder / "killed", ranks=2, where="before-rename")
+
+# %% predict="left_on_the_disk"
 
 # %%
 left = resume.on_disk(folder / "killed")
@@ -86,7 +89,9 @@ assert resume.furthest(alone.losses, whole.losses) < 1e-5
 # ## 4. Let torchrun do it
 #
 # `--max-restarts=1`: when a rank dies, torchrun ends the others and starts all anew. The script finds the
-# newest checkpoint by itself. *Predict:* same number of ranks. Are the losses close, or equal in every bit?
+# newest checkpoint by itself. The same number of ranks as before.
+
+# %% predict="restarted_on_two_ranks"
 
 # %% tags=["nbval-ignore-output"]
 anew = resume.restarted(folder / "restarted", ranks=2)

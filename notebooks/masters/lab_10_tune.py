@@ -15,13 +15,14 @@
 #
 # Given: a model, 4 rows per rank, a cluster of 8 ranks on a slow link, and 16 MiB of memory per rank.
 # FSDP2 can keep parameters after forward, prefetch, recompute activations, or take the rows in two
-# micro-batches: 16 plans. *Predict:* which two of these save memory, and which of the four cost time?
+# micro-batches: 16 plans. Which two of these save memory, and which cost time?
 #
 # **What is real:** torch's own FSDP2, its schedule, its memory, the computing, on one process.
 # **What is modelled:** the other ranks and the wire. So **the loss means nothing** here.
 
 # %%
 from fsdp_sim import viz
+from fsdp_sim.learn import predict  # noqa: F401
 from labs.experiments.gpu_results import result_of
 from labs.experiments.tune import SPACE, TuneOptions, check, choose, rows_of, search
 
@@ -37,6 +38,8 @@ for key, values in SPACE.items():
 # A plan is simulated in milliseconds. On CPUs a catalogue knows little of small kernels and of Python, so
 # the pieces of a step (a block's forward, a copy) are timed once for each way to compute, over a wire that
 # takes no time. The simulator plays torch's program with these pieces and the cluster's wire.
+
+# %% predict="memory_of_forward_prefetch"
 
 # %% tags=["nbval-ignore-output"]
 plans = search(config, cluster)
@@ -72,7 +75,7 @@ assert memory["forward_prefetch=1"] == defaults
 # %% [markdown]
 # ## 3. Check three of them
 #
-# *Predict:* will the plan that was chosen really fit, and will the fastest one of all really not? Now
+# Will the plan that was chosen really fit, and will the fastest one of all really not? Now
 # torch's FSDP2 runs each of them as rank 0 of 8. Its collectives move the bytes a rank would receive, then
 # hold their stream for as long as the wire takes.
 
