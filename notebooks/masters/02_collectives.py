@@ -399,7 +399,7 @@ sent_bars(bars, "times what DDP sends", "The larger the root's share, the furthe
 
 # %%
 node = Cluster("A100-SXM-80GB", gpus=8)
-plans = {"DDP": Plan(api="ddp", micro_batch=1), "FSDP": Plan(micro_batch=1)}
+plans = {"DDP": Plan(api="ddp", micro_batch=8), "FSDP": Plan(micro_batch=8)}
 lines = {name: ("gpt2-124m", node, plan) for name, plan in plans.items()}
 viz.scaling(lines, gpus=[8, 16, 32, 64, 128, 256, 512])
 
