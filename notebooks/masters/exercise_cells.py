@@ -11,6 +11,7 @@ from fsdp_sim.learn.predictions import load as load_prediction
 from fsdp_sim.learn.sources import imports, solution_source, stub_source
 
 CHECK = 'checked = check("{name}", {name})\nchecked'
+PREDICT = "**Predict.** "
 PASSES = 'checked = check("{name}", {name})\nassert checked.passed, checked\nchecked'
 
 
@@ -44,7 +45,7 @@ def prediction(cell: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
         raise ValueError(f"the cell of prediction {name!r} is not empty; its question comes from its file")
     asked = load_prediction(name)
     return [
-        new_markdown_cell(f"**Predict.** {asked.question}"),
+        new_markdown_cell(f"{PREDICT}{asked.question}"),
         new_code_cell(f'predict("{name}")', metadata={"predict": name}),
     ]
 

@@ -119,8 +119,7 @@ def test_every_figure_is_a_slide_of_its_own_with_a_headline_and_words(chapter: D
 
 def test_every_question_of_the_chapter_is_asked_on_a_slide(chapter: Deck) -> None:
     text = "\n".join(cell.source for cell in saved(chapter.name).cells if cell.cell_type == "markdown")
-    questions = len(re.findall(r"\*Predict\b[^*]*\*", text))
-    assert sum('class="question"' in slide.body for slide in chapter.slides) == questions > 3
+    assert sum(slide.kind == "question" for slide in chapter.slides) == text.count("**Predict.**") > 3
 
 
 def test_an_exercise_says_what_to_do_and_the_notes_say_what_goes_wrong(chapter: Deck) -> None:
@@ -264,21 +263,6 @@ def test_a_break_says_when_it_ends(written: tuple[Path, dict[str, Deck]]) -> Non
 
 
 # Words and figures.
-
-
-@pytest.mark.parametrize(
-    ("paragraph", "question", "rest"),
-    [
-        ("It is off. *Predict:* before block 3 computes, its parameters must arrive. What does the rank do? Then run.",
-         "Before block 3 computes, its parameters must arrive. What does the rank do?", "It is off. Then run."),
-        ("One rank, two and four. *Predict* the losses.", "One rank, two and four. Predict the losses.", ""),
-        ("Same text. *Predict:* are its losses ours?", "Same text. Are its losses ours?", ""),
-        ("*Predict:* and a copy? Somebody begins with `deepcopy`.", "And a copy? Somebody begins with `deepcopy`.", ""),
-        ("The lines were *predicted*.", "", "The lines were *predicted*."),
-    ],
-)  # fmt: skip
-def test_a_question_is_taken_out_of_its_paragraph(paragraph: str, question: str, rest: str) -> None:
-    assert words.asked(paragraph) == (question, rest)
 
 
 def test_markdown_is_rendered_and_html_in_it_is_text() -> None:

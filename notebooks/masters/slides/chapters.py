@@ -16,7 +16,7 @@ from typing import Any
 
 import nbformat
 
-from notebooks.masters import build
+from notebooks.masters import build, exercise_cells
 from notebooks.masters.slides import words
 from notebooks.masters.slides.cells import shown
 from notebooks.masters.slides.deck import Deck, Slide
@@ -139,23 +139,19 @@ class _Maker:
 
     def _paragraph(self, block: str, index: int) -> None:
         last = self.slides[-1]
-        question, rest = words.asked(block)
-        if question:
-            body = f'<p class="question">{words.inline(question)}</p>'
-            if last.kind == "section" and "question" not in last.body:
-                lead = last.body if len(question) < words.SHORTEST_QUESTION else ""
-                self._change(body=lead + body)
-            else:
-                self._show_slide(Slide("question", "Predict", body, cell=index))
+        if block.startswith(exercise_cells.PREDICT):
+            body = f'<p class="question">{words.inline(block.removeprefix(exercise_cells.PREDICT))}</p>'
+            self._show_slide(Slide("question", "Predict", body, cell=index))
             self._say(WAIT)
-        elif last.kind in ("title", "section") and not last.body and not last.notes:
+            return
+        if last.kind in ("title", "section") and not last.body and not last.notes:
             first = words.sentences(block)[0]
             if len(first) <= LONGEST_LEAD:
                 self._change(body=f"<p>{words.inline(first)}</p>")
-        elif self.headline and last.kind == "output" and (sentence := headline(rest)):
+        elif self.headline and last.kind == "output" and (sentence := headline(block)):
             self._change(title=words.inline(sentence))
         self.headline = False
-        self._say(rest)
+        self._say(block)
 
     def _add(self, slide: Slide) -> None:
         self.slides.append(slide)

@@ -1,4 +1,4 @@
-"""Prose as slides need it: the question in it, its first sentence, its blocks; Markdown as HTML and as plain words."""
+"""Prose as slides need it: its first sentence, its blocks; Markdown as HTML and as plain words."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from pygments.lexers import PythonLexer
 # HTML in Markdown is shown as text: what is rendered here was written as words.
 _MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table")
 _LINK = re.compile(r"\[([^\]]+)\]\((?!https?:)[^)]*\)")  # to a file that is not beside the deck
-_PREDICT = re.compile(r"\*(predict\b[^*]*?)(:?)\*(:?)\s*(.*)", re.IGNORECASE | re.DOTALL)
 _SENTENCE = re.compile(r"(?:(?<=[.?!])|(?<=[.?!][\"”*)])|(?<=[.?!]\*\*))\s+(?=[\"“*`(]*[A-Z0-9])")
-LONGEST_QUESTION, SHORTEST_QUESTION, LONGEST_CONTEXT = 330, 70, 200  # characters
 
 
 def blocks(source: str) -> list[str]:
@@ -43,41 +41,6 @@ def is_table(block: str) -> bool:
 
 def is_list(block: str) -> bool:
     return bool(re.match(r"[-*] |\d+\. ", block))
-
-
-def asked(paragraph: str) -> tuple[str, str]:
-    """What a paragraph asks one to predict, and the rest of it; no question if it asks nothing.
-
-    Example:
-        >>> asked("Prefetch is off. *Predict:* what does the rank do? Then run the cell.")
-        ('What does the rank do?', 'Prefetch is off. Then run the cell.')
-    """
-    text = " ".join(paragraph.split())
-    found = _PREDICT.search(text)
-    if not found:
-        return "", text
-    words, rest = found[1], found[4]
-    question, after = _until_last_question(rest)
-    if not (found[2] or found[3]):  # "*Predict* the losses."
-        question = f"{words} {question}"
-    question, before = question[:1].upper() + question[1:], text[: found.start()].strip()
-    if len(question) < SHORTEST_QUESTION:  # it takes a neighbour along, to be understood
-        context, follows = sentences(before)[-1], sentences(after)[0]
-        if context.endswith((".", '."')) and len(context) <= LONGEST_CONTEXT:
-            question, before = f"{context} {question}", before.removesuffix(context)
-        elif not before and 0 < len(follows) <= LONGEST_CONTEXT and not follows.startswith(("Below", "Here", "Then")):
-            question, after = f"{question} {follows}", after.removeprefix(follows)
-    return question, f"{before.strip()} {after.strip()}".strip()
-
-
-def _until_last_question(text: str) -> tuple[str, str]:
-    """The sentences up to the last question, and those after it; without a question as many as fit."""
-    parts = sentences(text)
-    asks = [number for number, sentence in enumerate(parts, start=1) if "?" in sentence]
-    count = asks[-1] if asks else len(parts)
-    while count > 1 and len(" ".join(parts[:count])) > LONGEST_QUESTION:
-        count -= 1
-    return " ".join(parts[:count]), " ".join(parts[count:])
 
 
 def sentences(text: str) -> list[str]:
