@@ -15,23 +15,23 @@
 #
 # Both are done to a block, and so is FSDP. So there is an order, and a wrong order raises no error: the loss
 # is right, and what you wanted to save is not saved.
-#
-# *Predict:* checkpoint, compile, shard: which comes first, and which last? What goes wrong otherwise?
 
 # %%
+from fsdp_sim.learn import predict  # noqa: F401
 from labs.experiments.compile import HOW, measure_peak_bytes, orders, predict_peak_bytes
 from labs.experiments.gpu_results import result_of
 from labs.experiments.pictures import bars
 from labs.experiments.result import ResultRow
+
+# %% predict="checkpoint_compile_shard"
 
 # %% [markdown]
 # ## 1. Not keeping activations
 #
 # `full` keeps the input of each block and computes the block again in backward. `selective` keeps every
 # other matmul, and attention. The simulator knows what each keeps; nothing has run yet.
-#
-# *Predict:* how much of the peak goes away? And how much longer is a step, if backward takes twice as long
-# as forward?
+
+# %% predict="longer_by_recomputing"
 
 # %%
 predicted = {how: predict_peak_bytes(how) for how in HOW}

@@ -16,17 +16,17 @@
 # The models so far were ours. This is T5 of Hugging Face: an encoder, a decoder, and one embedding that
 # both read and that also makes the logits. It learns to write the headline of a text (WikiHow's format;
 # offline the texts are the documentation inside `torch.distributed`).
-#
-# *Predict:* T5 has 2 + 2 blocks here. How many units will FSDP2 make, and in which is the embedding?
 
 # %% tags=["nbval-ignore-output"]
 from fsdp_sim import viz
+from fsdp_sim.learn import predict  # noqa: F401
 from fsdp_sim.ranks import run
-from labs.experiments.hugging_face import models, with_accelerate, with_fabric, with_fully_shard
+from labs.experiments.hugging_face import models, predicting, with_accelerate, with_fabric, with_fully_shard
 from labs.experiments.hugging_face.batches import Task
 from labs.experiments.hugging_face.measuring import Job, watch
 from labs.experiments.hugging_face.pitfalls import tied_in_two_units
-from labs.experiments.hugging_face.predicting import predict
+
+# %% predict="units_of_t5"
 
 # %%
 model = models.empty("t5")  # on the meta device: shapes and ties, no memory
@@ -40,7 +40,7 @@ assert len(places) == 4
 # From the units follows what a step must gather, and how much memory it takes. Predicted, before it runs:
 
 # %%
-predicted = predict(Task("t5"), ranks=2)
+predicted = predicting.predict(Task("t5"), ranks=2)
 for unit, numbers in predicted.units.items():
     print(f"{unit:16}  {numbers:7,} numbers")
 print(f"gathered in a step: {predicted.gathered_bytes:,} bytes")
@@ -90,8 +90,8 @@ viz.show(seen["by hand"].step)
 # %% [markdown]
 # A step of rank 0, recorded. The encoder's blocks run first, then the decoder's; backward is the reverse.
 # The root's gradients leave last: the embedding is used by the first operation of the step and the last.
-#
-# *Predict:* what if the tied embedding is made a unit of its own, as is done for large vocabularies?
+
+# %% predict="embedding_as_a_unit"
 
 # %% tags=["nbval-ignore-output"]
 twice = run(tied_in_two_units, 2, "fully_shard", record=False, timeout_s=120, progress=False)[0]
