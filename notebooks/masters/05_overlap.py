@@ -363,7 +363,8 @@ viz.show({name: strips[name] for name in ("BACKWARD_PRE", "BACKWARD_POST")})
 #
 # A CPU that runs ahead issues all gathers of a forward at once, and each has memory from the moment it is issued.
 # FSDP1's **rate limiter** (`limit_all_gathers=True`, the default) stops the CPU until the GPU is done with an earlier
-# block, so that two or three are under way. We simulate GPT-2 with 774 million parameters, in 36 blocks.
+# block, so that two or three are under way. We simulate GPT-2 with 774 million parameters, in 36 blocks that each do
+# enough work to keep the GPU behind the CPU.
 
 # %% predict="gathers_under_way_without_limiter"
 
@@ -371,7 +372,9 @@ viz.show({name: strips[name] for name in ("BACKWARD_PRE", "BACKWARD_POST")})
 cluster = Cluster("A100-SXM-80GB", gpus=16, bandwidth_gbps=100)
 limits = {}
 for limit in (True, False):
-    plan = Plan(api="fsdp1", limit_all_gathers=limit, micro_batch=2, param_dtype="bf16")
+    plan = Plan(
+        api="fsdp1", limit_all_gathers=limit, micro_batch=8, param_dtype="bf16", activation_checkpointing="full"
+    )
     limits[f"limit_all_gathers={limit}"] = simulate("gpt2-774m", cluster, plan)
 active = [sim.memory.active_bytes for sim in limits.values()]
 timelines = {name: sim.timeline for name, sim in limits.items()}
@@ -478,8 +481,8 @@ for gbps in (100, 25, 10):
 beside_ddp(tokens, shares, "What FSDP costs is a matter of tokens per GPU and of the link")
 
 # %%
-assert [round(min(values), 2) for values in shares.values()] == [0.94, 0.81, 0.77]
-assert all(values[-1] > 0.99 for values in shares.values())
+assert [round(min(values), 2) for values in shares.values()] == [0.94, 0.79, 0.75]
+assert all(values[-1] > 0.98 for values in shares.values())
 
 # %% [markdown]
 # There is no such number: here FSDP costs from next to nothing to a quarter, for one model. DDP too must send its

@@ -321,11 +321,11 @@ even = simulate("llama3-8b", wide, plan, skew=lambda seconds, ranks: slow(second
 uneven = simulate("llama3-8b", wide, plan, skew=slow)
 print(f"{uneven.step_time_s / even.step_time_s - 1:.0%} slower, for all 512")
 assert 0.15 < uneven.step_time_s / even.step_time_s - 1 < 0.2
-assert 0.13 < 1 - even.step_time_s / uneven.step_time_s < 0.16
+assert 0.13 < 1 - even.step_time_s / uneven.step_time_s < 0.18
 viz.rank_bands(uneven)
 
 # %% [markdown]
-# Everybody waits for one. 511 GPUs stand still about a seventh of the time, and *their* profiles show long
+# Everybody waits for one. 511 GPUs stand still about a sixth of the time, and *their* profiles show long
 # collectives: it looks like a slow network. Whose profile shows the cause?
 
 # %% exercise="name_the_straggler"
@@ -403,7 +403,7 @@ four = {name: sims[name, 4].tokens_per_s_per_gpu for name in ways}
 assert 0.95 < four["FSDP"] / four["DDP"] < 1.05
 assert not sims["DDP", 16].fits
 assert sims["FSDP", 16].fits
-assert sims["FSDP", 16].tokens_per_s_per_gpu > 1.5 * four["DDP"]
+assert sims["FSDP", 16].tokens_per_s_per_gpu > 1.1 * four["DDP"]
 
 # %% [markdown]
 # Where the network is hidden both are as fast, and DDP is simpler: it is enough when 16 bytes a parameter and
@@ -518,8 +518,8 @@ stacks(percent, "Recomputing keeps a GPU busier, and the model gets less of it."
 hfu = {name: round(of["needed, at the peak"] + of["recomputed, at the peak"]) for name, of in percent.items()}
 print({name: f"MFU {sim.mfu:.0%}, HFU {hfu[name]}%" for name, sim in steps.items()})
 assert all(sim.fits for sim in steps.values())
-assert [round(100 * sim.mfu) for sim in steps.values()] == [33, 41, 37, 43]
-assert list(hfu.values()) == [33, 41, 49, 56]
+assert [round(100 * sim.mfu) for sim in steps.values()] == [44, 49, 41, 46]
+assert list(hfu.values()) == [44, 49, 53, 60]
 
 # %% [markdown]
 # *Needed* is MFU; with *recomputed* it is HFU. Then come kernels that are slower than the peak; what is missing to
@@ -589,8 +589,8 @@ DAY_S, sim = 24 * 3600, steps["2 sequences"]
 days = 15e12 * sim.workload.model_flops_per_token / (1024 * sim.cluster.gpu.peak_flops("bf16") * sim.mfu) / DAY_S
 print(f"{days:.0f} days; {days * DAY_S / mtbf_s(1024):.0f} interruptions, one in {mtbf_s(1024) / 3600:.0f} hours")
 rows = [(f"{gpus:,}", f"{mtbf_s(gpus) / 3600:,.1f} h", f"{DAY_S / mtbf_s(gpus):.3g}") for gpus in (8, 1024, 16384)]
-assert round(days) == 23
-assert round(days * DAY_S / mtbf_s(1024)) == 11
+assert round(days) == 19
+assert round(days * DAY_S / mtbf_s(1024)) == 9
 HTML(viz.Table("At Llama 3's rate per GPU", ("GPUs", "time between two", "a day"), tuple(rows)).to_html())
 
 # %% [markdown]

@@ -10,7 +10,7 @@ from labs.experiments.result import ResultRow
 from labs.measure.step_summary import COMPUTE, ROOT
 
 UNUSED = "most all-gathers issued and not yet computed with"
-LIMITED = "8 H100 at 1 row of gpt2-774m, FSDP1, limit_all_gathers="
+LIMITED = "8 H100 at 8 rows of gpt2-774m, FSDP1, limit_all_gathers="
 
 
 def most_unused(timeline: Timeline, rank: int = 0) -> int:
@@ -34,7 +34,7 @@ def limiter_rows() -> list[ResultRow]:
     """Predicted: on CPUs nothing is queued, so the rate limiter has nothing to limit."""
     rows = []
     for limit in (True, False):
-        plan = Plan(api="fsdp1", limit_all_gathers=limit, micro_batch=1, seq_len=1024)
+        plan = Plan(api="fsdp1", limit_all_gathers=limit, micro_batch=8, seq_len=1024)
         timeline = simulate("gpt2-774m", Cluster("h100", gpus=8), plan).timeline
         rows.append(ResultRow(f"{LIMITED}{limit}", UNUSED, float(most_unused(timeline)), None, "all-gathers"))
     return rows
