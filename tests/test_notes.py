@@ -40,7 +40,7 @@ def test_what_changes_nothing_is_named_with_the_reason(model, cluster, plan, nam
 
 
 @pytest.mark.parametrize("plan", [
-    Plan(activation_checkpointing=24), Plan(expandable_segments=True), Plan(wrap=1), Plan(experts_impl="loop"),
+    Plan(activation_checkpointing=24), Plan(wrap=1), Plan(experts_impl="loop"),
 ])  # fmt: skip
 def test_one_gpu_is_no_reason_for_what_is_not_about_communication(plan) -> None:
     notes = simulate("gpt2-124m", Cluster("A100", gpus=1), plan).notes
