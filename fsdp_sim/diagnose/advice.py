@@ -288,6 +288,7 @@ TIPS: dict[Culprit, tuple[Tip, ...]] = {
         _FORWARD_PREFETCH,
         _LARGER_UNITS,
     ),
+    Culprit.LAUNCHES: (_LARGER_KERNELS, _COMPILE, _FEWER_SYNCS),
     Culprit.COMPUTING_THREAD: (_FORWARD_PREFETCH, _BACKWARD_PREFETCH),
     Culprit.SYNCHRONOUS: (
         _any("judge overlap on GPUs (NCCL), or with the mini-FSDP of fsdp_sim, whose collectives run beside compute"),

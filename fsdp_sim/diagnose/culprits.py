@@ -14,6 +14,7 @@ class Culprit(Word):
     HEAD_OF_LINE = "queued behind a reduction"  # the gather stood behind a reduction on their communicator
     RATE_LIMITER = "rate limiter"  # FSDP1's limiter held the CPU back before it issued the gather
     CPU_LATE = "issued late by the CPU"  # the device was done before the CPU had issued more
+    LAUNCHES = "kernels launched late by the CPU"  # as CPU_LATE, inside of an operation
     COMPUTING_THREAD = "issued late by the computing thread"  # on a CPU: who computes cannot issue meanwhile
     SYNCHRONOUS = "synchronous collective"  # torch on a CPU: the thread stays in the collective until it is over
     ASYNCHRONOUS = "asynchronous all-gather"  # issued on the compute stream, it starts after what was computed before

@@ -64,7 +64,8 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
         device: ``cpu`` where the thread that computes also issues, else ``gpu``.
         step_s: from the first start to the last end of all ranks.
         between_steps_s: from the last end of the step before to the first start of this one; 0 where it is not there.
-        compute_s: the compute lane is busy; ``copies_s``: of that, with copies and casts of FSDP.
+        compute_s: the compute lane is busy, which it is not where the CPU has not launched an operation's next kernel;
+            ``copies_s``: of that, with copies and casts of FSDP.
         comm_s: a collective is in flight; ``exposed_s``: of that, compute is idle meanwhile.
         idle_s: neither computes nor communicates.
         overlap: part of the communication that compute hides, 0 to 1, as Holistic Trace Analysis defines it.

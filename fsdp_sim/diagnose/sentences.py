@@ -24,6 +24,8 @@ def blames(found: StepObservation) -> list[Blame]:
     by_culprit: dict[Culprit, list[Wait]] = {}
     for wait in found.idle:
         by_culprit.setdefault(wait.culprit, []).append(wait)
+    if launches := pauses(found):
+        by_culprit[Culprit.LAUNCHES] = launches
     exposed: Counter[Culprit] = Counter()
     for _, at, seconds in found.exposed:
         culprit = at.culprit if at else Culprit.UNKNOWN
@@ -44,6 +46,12 @@ def blames(found: StepObservation) -> list[Blame]:
     ]
     # Rounded, so that of two that cost the same the earlier comes first.
     return sorted(blamed, key=lambda blame: (-round(blame.idle_s, 9), -round(blame.exposed_s, 9)))
+
+
+def pauses(found: StepObservation) -> list[Wait]:
+    """Of each operation the time in which the CPU had not launched its next kernel, put at its end: the record says how
+    long that was, not when."""
+    return [Wait(e.end_s - e.unlaunched_s, e.end_s, Culprit.LAUNCHES, e) for e in found.computing if e.unlaunched_s]
 
 
 def headline(d: Diagnosis) -> str:
@@ -150,6 +158,16 @@ def _cpu_late(waits: list[Wait], found: StepObservation) -> str:
         else ""
     )
     return f"The device was done before the CPU had issued more: {_cost(waits)}; most before {_worst(waits)}.{why}"
+
+
+def _launches(waits: list[Wait], found: StepObservation) -> str:
+    worst = max(waits, key=_seconds)
+    assert worst.waiting is not None
+    return (
+        f"Inside operations the device had run all kernels that were launched before the CPU had launched the next: "
+        f"{human_ms(sum(map(_seconds, waits)))} in {len(waits)} operations; most in {_worst(waits)}, "
+        f"{human_ms(worst.seconds)} of its {human_ms(worst.waiting.duration_s)}."
+    )
 
 
 def _computing_thread(waits: list[Wait], found: StepObservation) -> str:
@@ -276,6 +294,7 @@ SAY: dict[Culprit, Callable[[list[Wait], StepObservation], str]] = {
     Culprit.HEAD_OF_LINE: _head_of_line,
     Culprit.RATE_LIMITER: _rate_limiter,
     Culprit.CPU_LATE: _cpu_late,
+    Culprit.LAUNCHES: _launches,
     Culprit.COMPUTING_THREAD: _computing_thread,
     Culprit.SYNCHRONOUS: _synchronous,
     Culprit.ASYNCHRONOUS: _asynchronous,

@@ -208,13 +208,22 @@ def _strength(chosen: tuple[Lever, ...]) -> Callable[[tuple[LeverSetting, ...]],
     return strength
 
 
+def in_short(plan: Plan) -> Plan:
+    """The plan with two micro-batches at most: the others of a step are like the second, and need no less memory."""
+    return replace(plan, grad_accum=min(plan.grad_accum, 2))
+
+
 def _simulate_if_fits(
     model: Model, cluster: Cluster, plan: Plan, new: dict[str, Any], options: dict[str, Any]
 ) -> Simulation | None:
     try:
-        of_cluster = {"gpus": new["gpus"]} if "gpus" in new else {}
+        of_cluster = replace(cluster, **({"gpus": new["gpus"]} if "gpus" in new else {}))
         of_plan = {name: value for name, value in new.items() if name != "gpus"}
-        sim = simulate(model, replace(cluster, **of_cluster), replace(plan, **of_plan), **options)
+        changed = replace(plan, **of_plan)
+        short = simulate(model, of_cluster, in_short(changed), **options)
+        if short.fit is Fit.DOES_NOT_FIT or in_short(changed) == changed:
+            return short if short.fit is Fit.FITS else None
+        sim = simulate(model, of_cluster, changed, **options)
         return sim if sim.fit is Fit.FITS else None
     except ValueError:  # a change that this model or cluster does not take is no answer
         return None

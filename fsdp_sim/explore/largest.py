@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fsdp_sim.explore.changes import in_short
 from fsdp_sim.requests import MAX_BLOCKS, check_blocks
 from fsdp_sim.simulation import Fit, Simulation, simulate
 from fsdp_sim.spec import Cluster, Model, Plan
@@ -79,9 +80,9 @@ def largest(
             return replace(model, n_layer=n, name=f"{model.name}, {n:,} layers"), plan
         return model, replace(plan, micro_batch=n) if what == "micro-batch" else replace(plan, seq_len=n)
 
-    def simulate_at(n: int) -> Simulation:
+    def simulate_at(n: int, short: bool = False) -> Simulation:
         of_model, of_plan = job_at(n)
-        return simulate(of_model, cluster, of_plan, **options)
+        return simulate(of_model, cluster, in_short(of_plan) if short else of_plan, **options)
 
     bound, ends = SEARCH_LIMITS[what], f"the search ends at {SEARCH_LIMITS[what]:,}"
     most_layers = MAX_BLOCKS // plan.grad_accum - model.n_encoder_layer
@@ -91,14 +92,26 @@ def largest(
         bound, ends = model.max_seq_len, f"{model.name} has learned positions for {model.max_seq_len:,} tokens"
     if multiple_of > bound:
         raise ValueError(f"no multiple of {multiple_of} is allowed: {ends}")
-    value, fits, beyond, too_large = _search(simulate_at, multiple_of, bound)
+    value, fits, beyond, too_large = _search_in_short(simulate_at, plan, multiple_of, bound)
     of_model, of_plan = job_at(beyond or value or multiple_of)
     return LargestFit(what, value, fits, beyond, too_large, of_model, of_plan, "" if beyond else ends)
 
 
-def _search(
-    simulate_at: Callable[[int], Simulation], step: int, bound: int
-) -> tuple[int | None, Simulation | None, int | None, Simulation | None]:
+_Found = tuple[int | None, Simulation | None, int | None, Simulation | None]
+
+
+def _search_in_short(simulate_at: Callable[..., Simulation], plan: Plan, step: int, bound: int) -> _Found:
+    """As `_search`, but looked for with `in_short`'s plan; what is found there is simulated as it was asked for."""
+    if in_short(plan) != plan:
+        value, _, beyond, _ = _search(lambda n: simulate_at(n, short=True), step, bound)
+        fits = None if value is None else simulate_at(value)
+        too_large = None if beyond is None else simulate_at(beyond)
+        if (fits is None or fits.fit is Fit.FITS) and (too_large is None or too_large.fit is not Fit.FITS):
+            return value, fits, beyond, too_large
+    return _search(simulate_at, step, bound)
+
+
+def _search(simulate_at: Callable[[int], Simulation], step: int, bound: int) -> _Found:
     """The largest multiple of ``step`` that fits and the next, which does not, with their simulations."""
     low, low_sim = 0, None
     high, high_sim = None, None

@@ -17,6 +17,7 @@ import shutil
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from multiprocessing import forkserver
@@ -34,6 +35,7 @@ from fsdp_sim.ranks.rank import Job, main
 PRELOAD = [f"{__package__}.preload"]  # imported once by the fork server, so that no rank has to
 IN_SERVER = "FSDP_SIM_IN_FORK_SERVER"  # set for the fork server, and for what the ranks start
 INSIDE = IN_SERVER in os.environ  # this process is the fork server, a rank, or was started by one
+SERVER_ENDS_S = (0.1, 0.4, 1.5)  # how long it is waited for, each time that ranks cannot be started from it
 _context = mp.get_context("forkserver")
 _fresh = mp.get_context("spawn")
 _lock = threading.Lock()
@@ -146,6 +148,15 @@ def start(works: list[bytes], interrupts: Interrupts, **settings: Any) -> Ranks:
     Raises:
         NoRoomError: there is no room for their shared files.
     """
+    for wait_s in SERVER_ENDS_S:
+        try:
+            return _start(works, interrupts, settings)
+        except (EOFError, ConnectionError):  # the server was killed a moment ago, and has not ended yet
+            time.sleep(wait_s)
+    return _start(works, interrupts, settings)
+
+
+def _start(works: list[bytes], interrupts: Interrupts, settings: dict[str, Any]) -> Ranks:
     folder = None
     try:
         folder = Path(tempfile.mkdtemp(prefix="fsdp_sim-"))

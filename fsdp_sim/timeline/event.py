@@ -25,6 +25,8 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
             ``fsdp_sim/mini/group.py:169``.
         stack: ``file:line`` of the calls that led to ``source``, outermost first, where they are known.
         category: what an ``alloc`` or ``free`` is for.
+        unlaunched_s: of a measured operation of many kernels the seconds in which none of them ran, because the CPU had
+            not launched the next.
     """
 
     seq: int
@@ -45,6 +47,7 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     source: str = ""
     stack: tuple[str, ...] = ()
     category: Memory = Memory.NONE
+    unlaunched_s: float = 0.0
 
     @property
     def label(self) -> str:
@@ -71,6 +74,11 @@ def checked(event: Event) -> Event:
     which = f"event {event.seq} of rank {event.rank} ({event.op} {event.unit[:60]}".rstrip() + ")"
     if not event.is_memory and event.end_s < event.start_s:
         raise ValueError(f"{which} ends at {event.end_s:g} s, before it starts at {event.start_s:g} s; record it again")
+    if event.unlaunched_s and not 0 <= event.unlaunched_s <= event.duration_s * (1 + 1e-9):
+        raise ValueError(
+            f"{which} has unlaunched_s {event.unlaunched_s:g}, which is a part of the {event.duration_s:g} s it lasts; "
+            "record it again"
+        )
     if not all(-MOST_S < time_s < MOST_S for time_s in (event.issue_s, event.start_s, event.end_s)):
         raise ValueError(f"{which} has a time beyond {MOST_S:g} s; times are seconds since the recording began")
     if not (0 <= event.bytes < MOST_BYTES and 0 <= event.rank < 2**31):

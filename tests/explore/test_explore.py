@@ -228,3 +228,35 @@ def test_plans_of_few_programs_are_shared_out_all_the_same():
 
     assert abs(owners.count(0) - owners.count(1)) <= 2
     assert all(len(set(owners[row : row + 4])) == 2 for row in range(0, 40, 4))
+
+
+@pytest.mark.slow
+def test_many_micro_batches_are_not_simulated_where_two_do_not_fit(monkeypatch):
+    """16,384 sequences at once fit nowhere; as 128 micro-batches they do not either, which two of them tell."""
+    simulated = []
+
+    def spy(model, cluster, plan, **options):
+        sim = simulate(model, cluster, plan, **options)
+        simulated.append((plan.grad_accum, sim.fit))
+        return sim
+
+    monkeypatch.setattr("fsdp_sim.explore.changes.simulate", spy)
+
+    assert changes_that_fit(Model.preset("gpt2-124m"), Cluster("H100", gpus=8), Plan(micro_batch=16_384)) == []
+    many = [k for k, (micro_batches, _) in enumerate(simulated) if micro_batches > 2]
+    assert all(simulated[k - 1][0] == 2 and simulated[k - 1][1] is not Fit.DOES_NOT_FIT for k in many)
+    assert len(many) < len(simulated) / 4
+
+
+@pytest.mark.parametrize(("what", "step"), [("micro-batch", 1), ("seq-len", 128)])
+@pytest.mark.parametrize("plan", [Plan(grad_accum=7), Plan(grad_accum=7, requires_gradient_sync=False)])
+def test_what_is_looked_for_with_two_micro_batches_is_what_all_of_them_find(what, step, plan, monkeypatch):
+    model, cluster = Model.preset("gpt2-124m"), Cluster("A100-SXM-40GB", gpus=8)
+    model = replace(model, n_layer=2, positions="rope", max_seq_len=None)
+    found = largest(what, model, cluster, replace(plan, seq_len=512), multiple_of=step)
+    assert {sim.plan.grad_accum for sim in (found.fits, found.too_large) if sim} == {7}
+
+    monkeypatch.setattr(importlib.import_module("fsdp_sim.explore.largest"), "in_short", lambda plan: plan)
+    in_full = largest(what, model, cluster, replace(plan, seq_len=512), multiple_of=step)
+
+    assert (found.value, found.next, found.ends) == (in_full.value, in_full.next, in_full.ends)

@@ -175,6 +175,15 @@ def test_the_line_of_the_cell_is_quoted_where_a_rank_waits(kernel: Kernel) -> No
     assert "(this cell, line 3:  dist.barrier()  # alone)" in "\n".join(shown.traceback)
 
 
+def test_a_fork_server_that_has_just_been_killed_is_started_again(kernel: Kernel) -> None:
+    """It takes a moment to end: until then it accepts what asks it for ranks, and does not answer."""
+    assert kernel.cell("list(run(lambda: 7, 2, progress=False))").text == "[7, 7]"
+    (server,) = [p for p in kernel.family() if "forkserver" in str(p.cmdline())]
+    server.kill()
+    shown = kernel.cell("list(run(lambda: 7, 2, progress=False))")
+    assert (shown.text, shown.error) == ("[7, 7]", "")
+
+
 def test_killing_the_kernel_leaves_nothing_behind() -> None:
     kernel = Kernel()
     try:

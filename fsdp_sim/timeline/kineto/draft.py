@@ -10,6 +10,7 @@ from fsdp_sim.timeline.event import Event
 from fsdp_sim.timeline.kinds import COLLECTIVES, Lane, Op, Phase
 from fsdp_sim.timeline.kineto.host import State
 
+TOUCH_US = 2.0  # what passes between two kernels that were launched in time
 GAP_US = 20.0
 """A pause of the compute stream this long, in which communication runs, splits an operation in two."""
 
@@ -34,6 +35,7 @@ class Draft:
     process_group: str = ""
     calls: tuple[str, ...] = ()  # the user's functions that led to it, outermost first
     note_start: float = 0.0  # of the annotation that issued it
+    unlaunched: float = 0.0  # inside of it no kernel ran, because the CPU had not launched the next
     waits: list[Draft] = field(default_factory=list)
 
     @property
@@ -51,19 +53,22 @@ class Draft:
             bytes=self.bytes, group_size=self.group_size, dtype=self.dtype, issue_s=seconds(self.issue),
             start_s=seconds(self.start), end_s=seconds(self.end),
             waits_on=tuple(sorted({number[id(d)] for d in self.waits})), source=self.calls[-1] if self.calls else "",
-            stack=self.calls,
+            stack=self.calls, unlaunched_s=self.unlaunched * 1e-6,
         )  # fmt: skip
 
 
-def joined(pieces: Iterable[Draft], communication: Sequence[tuple[float, float]] | None) -> list[Draft]:
+def joined(
+    pieces: Iterable[Draft], communication: Sequence[tuple[float, float]] | None, *, kernels: bool = False
+) -> list[Draft]:
     """Pieces of one lane in the order in which they ran, neighbours of one key made one operation.
 
     Args:
         communication: disjoint intervals, ascending; pieces stay apart where the lane idled for `GAP_US` of them. None
             where the lane is a CPU thread, which is busy between its operations too.
+        kernels: the pieces are kernels: between two of them their lane is idle.
     """
     out: list[Draft] = []
-    at = 0
+    at, reached = 0, float("-inf")
     for piece in sorted(pieces, key=lambda d: (d.start, d.end)):
         last = out[-1] if out else None
         if last is not None and last.key == piece.key:
@@ -76,10 +81,15 @@ def joined(pieces: Iterable[Draft], communication: Sequence[tuple[float, float]]
                     waited += min(communication[i][1], piece.start) - max(communication[i][0], last.end)
                     i += 1
             if waited < GAP_US:
+                pause = piece.start - reached
+                if kernels and pause > TOUCH_US and piece.issue > reached - GAP_US:  # else it was queued
+                    last.unlaunched += pause - waited
                 last.end = max(last.end, piece.end)
+                reached = max(reached, piece.end)
                 last.issue = min(last.issue, piece.issue)
                 last.bytes += piece.bytes
                 continue
+        reached = max(reached, piece.end)
         out.append(piece)
     return out
 

@@ -34,7 +34,7 @@ def device_drafts(rows: Rows, host: Host) -> list[Draft]:
     by_lane: dict[Any, list[Draft]] = defaultdict(list)
     for draft in drafts:  # a lane is one stream, but for compute, which may use several at a time
         by_lane[draft.lane if draft.lane is Lane.COMPUTE else draft.stream].append(draft)
-    out = [d for pieces in by_lane.values() for d in joined(pieces, communication)]
+    out = [d for pieces in by_lane.values() for d in joined(pieces, communication, kernels=True)]
     with_sizes(out)
     return out
 

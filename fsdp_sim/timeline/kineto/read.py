@@ -41,7 +41,8 @@ def read_kineto(
 
     Returns:
         Operations as they ran. Kernels of one unit's forward (backward) are one event, or several where compute stood
-        idle for communication (20 us or more). Waits are those that the trace recorded (``enable_cuda_sync_events``),
+        idle for communication (20 us or more); ``unlaunched_s`` says for how long it stood idle inside of one because
+        the CPU had not launched the next kernel. Waits are those that the trace recorded (``enable_cuda_sync_events``),
         else those that FSDP's rules impose. What runs between the root's forward and its backward is the unit
         ``loss``; collectives that no annotation of FSDP issued have no unit. Sizes need ``record_shapes=True`` on
         CPUs, memory ``profile_memory=True``, names of FSDP1's units and source lines ``with_stack=True``.
@@ -88,6 +89,8 @@ class _TraceFile:
 
     def __init__(self, path: Path, rows: Rows, host: Host, drafts: list[Draft], rank: int) -> None:
         self.path, self.rows, self.rank = path, rows, rank
+        # Of one rank nothing is gathered: annotations say it. Of DDP and ZeRO the operations give it away.
+        self.api = "fsdp1" if host.fsdp == 1 else "fsdp2" if host.fsdp else ""
         self.drafts = drafts
         self.memory = memory_changes(rows, host)
         self.base_ns = _int(rows.metadata.get("baseTimeNanoseconds"))
@@ -185,7 +188,7 @@ def _header(reads: list[_TraceFile]) -> Header:
     name = str(device.get("name") or ("CPU" if not reads[0].rows.kernels else "GPU"))
     return Header(
         producer="torch.profiler", clock="measured", world_size=world, title=reads[0].path.name,
-        hardware=f"{world} x {name}", versions=versions,
+        hardware=f"{world} x {name}", versions=versions, api=reads[0].api,
         device="gpu" if reads[0].rows.kernels else "cpu", memory_limit_bytes=_int(device.get("totalGlobalMem")),
     )  # fmt: skip
 

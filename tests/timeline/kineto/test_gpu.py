@@ -286,10 +286,28 @@ def test_a_step_of_an_h200_is_read_with_its_units_and_the_cpu_is_found_to_be_lat
     """Recorded: GPT-2 124M, 8 rows of 1,024 tokens, torch 2.11.0+cu130's FSDP2 alone on one H200, on 2026-11-27."""
     step = read_kineto(RECORDED / "h200.fsdp2.rank0.json.gz")
 
+    found = diagnose(step)
+
     blocks = [f"layers.{n}" for n in range(12)]
     assert step.header.hardware.endswith("NVIDIA H200")
+    assert (step.header.api, found.api) == ("fsdp2", "fsdp2")  # one rank gathers nothing: its annotations say it
     assert [e.unit for e in step.ops if e.op is Op.FWD] == ["root", *blocks, "root", "loss"]
     assert [e.unit for e in step.ops if e.op is Op.BWD] == ["root", *reversed(blocks), "root"]
-    found = diagnose(step)
     assert (found.device, found.comm_s) == ("gpu", 0.0)
-    assert found.culprits[0].culprit is Culprit.CPU_LATE  # without a profiler the CPU needed all of the step's 59 ms
+    # Without a profiler the CPU needed all of the step's 59 ms
+    assert [blame.culprit for blame in found.culprits[:2]] == [Culprit.LAUNCHES, Culprit.CPU_LATE]
+    assert found.compute_s == pytest.approx(busy_s(RECORDED / "h200.fsdp2.rank0.json.gz"), rel=0.02)
+    assert found.compute_s + sum(blame.idle_s for blame in found.culprits) == pytest.approx(found.step_s)
+    assert found.idle_s == pytest.approx(found.step_s - found.compute_s)
+
+
+def busy_s(trace: Path) -> float:
+    """Seconds in which any kernel or copy runs, from the file alone."""
+    rows = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    on_device = ("kernel", "gpu_memcpy", "gpu_memset")
+    spans = sorted((r["ts"], r["ts"] + r["dur"]) for r in rows if r.get("cat") in on_device)
+    busy_us = reached = 0.0
+    for start, end in spans:
+        busy_us += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return busy_us * 1e-6
