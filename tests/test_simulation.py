@@ -68,7 +68,7 @@ def test_a_bad_link_on_one_node_holds_up_the_others():
 
 
 def test_without_contention_a_step_is_shorter():
-    free = replace(fitted(), contention=0.0)
+    free = replace(fitted(PLAN.stack), contention=0.0)
 
     assert (
         simulate("llama2-7b", CLUSTER, PLAN, calibration=free).step_time_s
