@@ -40,6 +40,7 @@ DOES = {
     "doctor": ["--json"],
     "completion": ["bash"],
     "diagnose": ["step.jsonl"],
+    "mine": [],
 }
 LACKS = {
     "demo": ([], "torch"),

@@ -32,9 +32,10 @@ def test_the_time_of_an_offloaded_optimizer_is_the_cpus() -> None:
 
 
 def test_what_passes_between_steps_is_named_once() -> None:
-    assert "for data, clipping and logging" in said(Plan(**B))
-    assert "for data and logging" in said(Plan(clip_grad_norm=True, **B))
-    assert "for data, checkpoints, clipping and logging" in said(Plan(save_every=10, storage_gb_per_s=1.0, **B))
+    script = B | {"stack": "training-script"}
+    assert "for data, clipping and logging" in said(Plan(**script))
+    assert "for data and logging" in said(Plan(clip_grad_norm=True, **script))
+    assert "for data, checkpoints, clipping and logging" in said(Plan(save_every=10, storage_gb_per_s=1.0, **script))
 
 
 def test_reductions_take_longer_than_backward_only_where_most_are_waited_for() -> None:

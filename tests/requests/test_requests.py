@@ -56,9 +56,9 @@ def test_none_is_said_and_not_given_is_not_said():
 def test_a_plan_is_built_once_whether_words_or_json_ask_for_it(monkeypatch):
     built, check = [], Plan.__post_init__
     monkeypatch.setattr(Plan, "__post_init__", lambda plan, *of_copy: (built.append(plan), check(plan, *of_copy)))
-    (of_json,) = read_requests(b'[{"model": "gpt2-124m", "gpu": "A100", "gpus": 8, "micro_batch": 23}]')
+    (of_json,) = read_requests(b'[{"model": "gpt2-124m", "gpu": "A100", "gpus": 8, "micro_batch": 1237}]')
 
-    plans = [resolve(request).plan for request in (request_of_texts(BASE | {"micro_batch": "23"}), of_json)]
+    plans = [resolve(request).plan for request in (request_of_texts(BASE | {"micro_batch": "1237"}), of_json)]
 
     assert built == plans[:1] == plans[1:]
 

@@ -15,4 +15,4 @@ def run() -> Timeline:
 
 @pytest.fixture(scope="session")
 def predicted() -> Timeline:
-    return simulate("gpt2-124m", Cluster("H100-SXM-80GB", gpus=8), Plan(micro_batch=16, seq_len=1024)).timeline
+    return simulate("gpt2-124m", Cluster("H100-SXM-80GB", gpus=8), Plan(micro_batch=64, seq_len=1024)).timeline

@@ -7,7 +7,7 @@ from fsdp_sim.learn.judges.plans import BestPlan
 from fsdp_sim.spec import Cluster
 
 SPACE = {
-    "micro_batch": (1, 4, 16),
+    "micro_batch": (1, 2, 16),
     "activation_checkpointing": (None, "selective", "full"),
     "reshard_after_forward": (True, False),
     "param_dtype": (None, "bf16"),
@@ -35,7 +35,7 @@ EXERCISE = Exercise(
     difficulty=3,
     importance=4,
     minutes=20,
-    contract="Train gpt2-1.5b with sequences of 1,024 tokens on 8 RTX-4090. Return a dict with micro_batch (1, 4, 16), "
+    contract="Train gpt2-1.5b with sequences of 1,024 tokens on 8 RTX-4090. Return a dict with micro_batch (1, 2, 16), "
     "activation_checkpointing (None, 'selective', 'full'), reshard_after_forward (True, False) and param_dtype "
     "(None, 'bf16') that fits and makes as many tokens per second as possible. Use fsdp_sim.simulate.",
     targets="A pass: 85 % of the tokens per second of the best plan that fits; good 95 %; optimal the best.",
@@ -57,10 +57,10 @@ EXERCISE = Exercise(
         Wrong(plan(16, "selective", True, "bf16"), "selective checkpointing still keeps outputs of every other matmul"),
         Wrong(plan(1, "full", True, "bf16"), "the wire is the bottleneck, and one sequence gives it nothing to hide"),
         Wrong(plan(16, "full", False, None), "with None all travels and computes in fp32"),
-        Wrong(plan(4, "full", True, "bf16"), "memory to spare: spend it on a larger micro-batch"),
+        Wrong(plan(2, "full", True, "bf16"), "memory to spare: spend it on a larger micro-batch"),
     ),
     shortcuts=(
-        Wrong(plan(64, "full", False, "bf16"), "expected one of 1, 4, 16, found 64"),
+        Wrong(plan(64, "full", False, "bf16"), "expected one of 1, 2, 16, found 64"),
         Wrong(lambda: {**plan_for_24_gb(), "gpus": 64}, "a dict with a value for each of"),
     ),
     covers=("coverage 000.24", "coverage 002.25", "coverage 000.15"),
