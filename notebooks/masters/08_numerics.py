@@ -592,6 +592,9 @@ board("numerics")
 
 # %% exercise="add_gradient"
 
+# %%
+board("numerics")
+
 # %% exercise="clip_grad_norm"
 
 # %% tags=["nbval-ignore-output"]
