@@ -40,7 +40,6 @@ DOES = {
     "doctor": ["--json"],
     "completion": ["bash"],
     "diagnose": ["step.jsonl"],
-    "mine": [],
 }
 LACKS = {
     "demo": ([], "torch"),
@@ -48,6 +47,7 @@ LACKS = {
     "calibrate": ([], "torch"),
     "exercises": (["--json"], "torch"),
     "drill": ([], "platformdirs"),
+    "mine": ([], "torch"),
     "validate": (["--leave-out", "model"], "scipy"),
 }
 IN_A_CHECKOUT = {"teach": (["plan", "--list"], 0), "coverage": ([], 2)}
