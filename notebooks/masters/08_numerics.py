@@ -592,7 +592,7 @@ board("numerics")
 
 # %% exercise="add_gradient"
 
-# %%
+# %% tags=["nbval-ignore-output"]
 board("numerics")
 
 # %% exercise="clip_grad_norm"

@@ -115,7 +115,7 @@ assert hidden[0] < hidden[1]
 bars(rows, overlap.HIDDEN, "How much of the time on the wire lies under computing")
 
 # %% tags=["nbval-ignore-output"]
-viz.compare(steps[f"{name}, predicted"], on, titles=("predicted", "measured"))
+viz.compare(steps[f"{[*overlap.PREFETCHES][-1]}, predicted"], on, titles=("predicted", "measured"))
 
 # %% [markdown]
 # ## 4. The rate limiter
