@@ -68,17 +68,8 @@ def matmul(m: int, n: int, k: int, dtype: str, *, op: str = "", fp8: bool = Fals
     size = DTYPE_BYTES[dtype]
     of_factors = 1 if fp8 else size
     moved = float(of_factors * (m * k + k * n) + size * m * n)
-    return Kernel(
-        "matmul",
-        2.0 * m * n * k,
-        moved,
-        (1, m, n, k),
-        "fp8" if fp8 else dtype,
-        1,
-        False,
-        op,
-        math.gcd(n, m if of_weight else k),
-    )
+    row = math.gcd(n, m if of_weight else k)
+    return Kernel("matmul", 2.0 * m * n * k, moved, (1, m, n, k), "fp8" if fp8 else dtype, op=op, row=row)
 
 
 def linear_backward(m: int, n: int, k: int, dtype: str) -> Kernels:

@@ -236,15 +236,14 @@ def _memory(compared: Sequence[PredictedRow]) -> str:
 
 def _numbers(held: Sequence[HeldOut], elsewhere: Sequence[HeldOut]) -> str:
     rows = []
-    for stack, names, some in (("llm-foundry", Calibration.meanings(), held), ("training-script", OF_STACK, elsewhere)):
+    for stack, of, names, some in (
+        ("llm-foundry", "`llm-foundry`", Calibration.meanings(), held),
+        ("training-script", "other stacks", OF_STACK, elsewhere),
+    ):
         for name in names:
             values = [getattr(h.calibration, name) for h in some]
             spread = f"{min(values):.3g} to {max(values):.3g}" if name in FREE else "not fitted"
-            where = (
-                {"llm-foundry": "`llm-foundry`", "training-script": "other stacks"}[stack]
-                if name in OF_STACK
-                else "all"
-            )
+            where = of if name in OF_STACK else "all"
             value = f"{getattr(fitted(stack), name):.3g}"
             rows.append([f"`{name}`", where, value, spread, Calibration.meanings()[name]])
     return _table(["number", "stacks", "value", "with a model or source left out", "meaning"], rows)

@@ -1,7 +1,7 @@
 """The learner's own FSDP, ``my_fsdp.py``, beside one process, the mini and torch's `fully_shard`.
 
-mine()                                  # in a notebook: whose each part is, the ladder, two timelines
-fsdp-sim mine --climb                   # the same in a terminal
+    mine()                   # in a notebook: whose each part is, the ladder, two timelines
+    fsdp-sim mine --climb    # the same in a terminal
     torchrun --nproc_per_node=2 -m labs.experiments.mine my_fsdp.py
 
 Under torchrun the file trains a GPT with micro-batches and clipping beside torch's `fully_shard`, saves after half of
@@ -36,7 +36,7 @@ from fsdp_sim.words import human_bytes, human_ms
 from labs.data import load_corpus, local_batch
 from labs.experiments.ladder import Ladder, climb
 from labs.experiments.ladder.on_ranks import LadderConfig
-from labs.experiments.ladder.rungs import yours
+from labs.experiments.ladder.rungs import loaded, yours
 from labs.loop.minimal import make_optimizer, mean_over_ranks, shard
 from labs.model import build
 from labs.model.gpt import GPTConfig
@@ -94,13 +94,6 @@ def steps_of(text: str) -> None:
         model(x, y).backward()
         optimizer.step()
         optimizer.zero_grad()
-
-
-def loaded(text: str) -> dict[str, Any]:
-    """What a file's text defines."""
-    space: dict[str, Any] = {"__name__": "my_fsdp"}
-    exec(compile(text, own.FILE, "exec"), space)
-    return space
 
 
 def last_step(text: str, ranks: int) -> Timeline:
@@ -299,7 +292,7 @@ def main(path: str) -> int:
     saved = Path(file[0], "whole.pt")
     half, whole = range(STEPS), range(2 * STEPS)
     ways = {
-        "torch's fully_shard": losses_of(torchs, whole, saved, where),
+        WAYS[0]: losses_of(torchs, whole, saved, where),
         path: losses_of(mine_, half, saved, where) + losses_of(mine_, range(STEPS, 2 * STEPS), saved, where),
     }
     means = {name: mean_over_ranks(torch.stack(losses)) for name, losses in ways.items()}

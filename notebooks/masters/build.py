@@ -32,7 +32,7 @@ from PIL import Image
 from rich.console import Console
 
 from fsdp_sim.learn.coverage import notebooks
-from notebooks.masters.exercise_cells import expanded, prediction
+from notebooks.masters.exercise_cells import PREDICT, expanded, prediction
 from notebooks.masters.glossary_links import linked
 
 MASTERS = Path(__file__).parent
@@ -44,7 +44,7 @@ IMAGES = {"image/png", "image/jpeg"}
 JPEG_WIDTH = 1000
 WITHHELD = "withheld"  # tag of a cell whose output the students' edition does not show
 FOLDED = "<details>\n<summary>Read on when you have run it</summary>\n\n{}\n\n</details>"
-ASKS = re.compile(r"^(#|\*\*Predict\.\*\*)")
+NO_ANSWER = ("#", PREDICT)  # so begins a paragraph that belongs to what comes next
 
 
 def masters() -> list[Path]:
@@ -109,7 +109,7 @@ def withhold(notebook: nbformat.NotebookNode) -> None:
         elif waits:
             if fold:
                 paragraphs = cell.source.split("\n\n")
-                told = next((i for i, p in enumerate(paragraphs) if ASKS.match(p)), len(paragraphs))
+                told = next((i for i, p in enumerate(paragraphs) if p.startswith(NO_ANSWER)), len(paragraphs))
                 answer = ["\n\n".join(paragraphs[:told])] if told else []
                 cell.source = "\n\n".join([*map(FOLDED.format, answer), *paragraphs[told:]])
             waits = fold = False

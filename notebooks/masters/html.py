@@ -65,7 +65,7 @@ def stage(notebooks: Path, folder: Path, names: list[str]) -> list[str]:
     for path in sorted([*notebooks.glob("*.ipynb"), *notebooks.glob("solutions/*.ipynb")]):
         if names and path.stem not in names:
             continue
-        notebook = told(path.stem, path.parent) if path.parent == notebooks else nbformat.read(path, as_version=4)
+        notebook = told(path.stem, path.parent)
         notebook.cells[0].source = titled(notebook.cells[0].source, path)
         for cell in notebook.cells:
             shown = [output.data for output in cell.get("outputs", []) if IMAGES & output.get("data", {}).keys()]

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from fsdp_sim.learn.quantity import in_unit, needs_unit, written
+from fsdp_sim.words import nearest
 
 CLOSE = 0.2  # relative: so far an estimate may be off and still count as close
 FOLDER = Path(__file__).parent
@@ -53,24 +54,20 @@ class Prediction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             ValueError: it cannot be read, or has no unit where one is needed.
         """
         if needs_unit(self.unit) and re.fullmatch(r"[\s\d.,_+-]*", text):
-            raise ValueError(f"{text!r} of what? Answer with a unit, as in {written(10 * self._scale, self.unit)!r}")
+            raise ValueError(f"{text!r} of what? Answer with a unit, as in {self._example!r}")
         return float(in_unit(text, self.unit))
 
     @property
-    def _scale(self) -> float:
-        """A power of ten that does not give the answer away."""
-        return 1e9 if self.unit == "bytes" else 1e-3 if self.unit == "s" else 1.0
+    def _example(self) -> str:
+        """A quantity that does not give the answer away."""
+        return written({"bytes": 10e9, "s": 10e-3}.get(self.unit, 10.0), self.unit)
 
     @property
     def how(self) -> str:
         """How to answer, as a sentence."""
         if self.choices:
             return " ".join(f"({n}) {choice}" for n, choice in enumerate(self.choices, 1))
-        return (
-            f"A number with a unit, such as {written(10 * self._scale, self.unit)}"
-            if needs_unit(self.unit)
-            else (f"A number of {self.unit}")
-        )
+        return f"A number with a unit, such as {self._example}" if needs_unit(self.unit) else f"A number of {self.unit}"
 
     def commit(self, text: str) -> Committed:
         """An answer, judged.
@@ -150,8 +147,6 @@ def load(name: str) -> Prediction:
     Raises:
         ValueError: there is none; the message names the nearest.
     """
-    from fsdp_sim.words import nearest
-
     if name not in names():
         near = (nearest(name, names()) or list(names()))[:1]
         raise ValueError(f"there is no prediction {name!r}; did you mean {near[0]!r}?")

@@ -70,6 +70,7 @@ def joined(
     out: list[Draft] = []
     at, reached = 0, float("-inf")
     for piece in sorted(pieces, key=lambda d: (d.start, d.end)):
+        before, reached = reached, max(reached, piece.end)
         last = out[-1] if out else None
         if last is not None and last.key == piece.key:
             waited = 0.0
@@ -81,15 +82,13 @@ def joined(
                     waited += min(communication[i][1], piece.start) - max(communication[i][0], last.end)
                     i += 1
             if waited < GAP_US:
-                pause = piece.start - reached
-                if kernels and pause > TOUCH_US and piece.issue > reached - GAP_US:  # else it was queued
+                pause = piece.start - before
+                if kernels and pause > TOUCH_US and piece.issue > before - GAP_US:  # else it was queued
                     last.unlaunched += pause - waited
                 last.end = max(last.end, piece.end)
-                reached = max(reached, piece.end)
                 last.issue = min(last.issue, piece.issue)
                 last.bytes += piece.bytes
                 continue
-        reached = max(reached, piece.end)
         out.append(piece)
     return out
 

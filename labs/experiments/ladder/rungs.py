@@ -217,11 +217,16 @@ def torch_fsdp2(gpt: GPT) -> Sharded:
     return Sharded(shard(gpt, fully_shard, mesh=_mesh()))
 
 
-def from_text(gpt: GPT, text: str) -> Sharded:
-    """With the `fully_shard` that a module's text defines."""
+def loaded(text: str) -> dict[str, Any]:
+    """What the text of a ``my_fsdp.py`` defines."""
     space: dict[str, Any] = {"__name__": "my_fsdp"}
     exec(compile(text, "my_fsdp.py", "exec"), space)
-    return Sharded(shard(gpt, space["fully_shard"], mesh=_mesh()))
+    return space
+
+
+def from_text(gpt: GPT, text: str) -> Sharded:
+    """With the `fully_shard` that a module's text defines."""
+    return Sharded(shard(gpt, loaded(text)["fully_shard"], mesh=_mesh()))
 
 
 def mini_hsdp(gpt: GPT) -> Sharded:
