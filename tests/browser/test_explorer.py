@@ -71,7 +71,7 @@ def test_what_is_impossible_is_said_and_the_figure_fades(shown: tuple[Watched, P
     before = watched.slider("sequence").get_attribute("aria-valuenow")
     watched.slider("sequence").press("ArrowRight")  # 2048 tokens, and the model has positions for 1024
     watched.page.wait_for_selector(".fsdp-stale", timeout=10_000)
-    assert "learned positions for 1024 tokens" in watched.words()
+    assert "learned positions for 1024 tokens" in watched.page.locator(".fsdp-seen").inner_text()
     opacity = watched.page.locator(".fsdp-stale").evaluate("box => getComputedStyle(box).opacity")
     assert float(opacity) < 0.6
     watched.slider("sequence").press("ArrowLeft")
@@ -102,6 +102,24 @@ def test_every_slider_has_a_name_and_nothing_is_cut(shown: tuple[Watched, Path])
         if part.is_visible():
             box = part.bounding_box()
             assert box["x"] + box["width"] <= place["x"] + place["width"] + 2
+
+
+@pytest.mark.parametrize(("width", "height"), [(1440, 900), (1280, 720)])
+def test_controls_lanes_and_memory_are_in_sight_together(shown: tuple[Watched, Path], width: int, height: int) -> None:
+    page = shown[0].page
+    before = page.viewport_size
+    page.set_viewport_size({"width": width, "height": height})
+    page.get_by_role("button", name="Pin as A").click()
+    page.locator(".fsdp-explorer").evaluate("explorer => explorer.scrollIntoView()")
+    page.wait_for_timeout(1000)
+    seen = page.locator(".jp-WindowedPanel-outer").bounding_box()
+    for part in (".fsdp-controls", ".js-plotly-plot"):
+        box = page.locator(part).bounding_box()
+        assert seen["y"] <= box["y"], part
+        assert box["y"] + box["height"] <= seen["y"] + seen["height"], part
+        assert box["x"] + box["width"] <= seen["x"] + seen["width"], part
+    page.get_by_role("button", name="Unpin").click()
+    page.set_viewport_size(before)
 
 
 def test_the_copy_button_copies_code(shown: tuple[Watched, Path]) -> None:

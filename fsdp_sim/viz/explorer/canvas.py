@@ -13,6 +13,7 @@ from fsdp_sim.viz.explorer import drawing, layout_of
 from fsdp_sim.viz.explorer.dependencies_of import Choice, Operations
 from fsdp_sim.viz.explorer.live_plot import LivePlot
 from fsdp_sim.viz.explorer.scene import Scene
+from fsdp_sim.viz.explorer.words import short
 
 LINK = "#8A94A0"  # of the lines from what is waited for to what waits; shows on white and on near black
 
@@ -181,9 +182,8 @@ def _links(seen: Scene, choice: tuple[Operations, Choice] | None) -> dict[str, A
 
 def _titles(title: str) -> tuple[dict[str, Any], ...]:
     common = {"xref": "paper", "x": 0, "xanchor": "left", "yref": "paper", "yanchor": "bottom", "showarrow": False}
-    plot = 2 * (layout_of.LANES + layout_of.GAP) + layout_of.MEMORY
-    now = (layout_of.LANES + layout_of.GAP + layout_of.MEMORY) / plot
+    lanes, memory = layout_of.parts(pinned=True)
     return (
-        common | {"y": 1.0, "text": f"<b>A, pinned</b>: {theme.safe(title)}"},
-        common | {"y": now, "text": "<b>now</b>"},
+        common | {"y": 1.0, "text": f"<b>A, pinned</b>: {theme.safe(short(title))}"},
+        common | {"y": (lanes + layout_of.GAP + memory) / layout_of.PLOT, "text": "<b>now</b>"},
     )

@@ -11,7 +11,7 @@ import ipywidgets as W
 from fsdp_sim.forms import State
 from fsdp_sim.viz.explorer.settings import CONTROLLED, SETTINGS, Control, Option, api_of, chosen, words_of
 
-_STYLE = {"description_width": "96px"}
+_STYLE = {"description_width": "90px"}
 
 
 class Controls:
@@ -29,13 +29,7 @@ class Controls:
         self.widgets = {setting.key: _widget(setting) for setting in SETTINGS}
         for widget in self.widgets.values():
             widget.observe(self._on_move, "value")
-        grid = {
-            "display": "grid",
-            "grid_template_columns": "repeat(auto-fill, minmax(264px, 1fr))",
-            "grid_gap": "0 8px",
-            "align_items": "center",
-        }
-        self.box = W.Box(list(self.widgets.values()), layout=W.Layout(**grid))
+        self.box = W.VBox(list(self.widgets.values()))
 
     @property
     def state(self) -> State:

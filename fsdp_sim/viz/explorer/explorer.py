@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from html import escape
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from fsdp_sim.viz.explorer.dependencies_of import Choice, Key, Operations
 from fsdp_sim.viz.explorer.drawing import legend_html
 from fsdp_sim.viz.explorer.latest_call import LatestCall
 from fsdp_sim.viz.explorer.scene import Scene, scene
+from fsdp_sim.viz.explorer.starts import GOALS, PRESETS
 from fsdp_sim.viz.explorer.still import still
 from fsdp_sim.viz.picture import PNG_VARIABLE, Picture
 
@@ -43,6 +45,7 @@ class Explorer:
     Attributes:
         controls: by name: the widgets that move it (``explorer.controls.widgets["gpus"].value = "64"``).
         canvas: the figure.
+        numbers: those of the plan, of the pinned one and of the goal; or what is impossible, as HTML.
         words: the sentences, as HTML.
         shown: the last plan that works, which is what the figure shows.
         pinned: the plan A, if one is.
@@ -137,7 +140,7 @@ class Explorer:
 
     def _refuse(self, message: str, state: State | None = None) -> None:
         self.message = message
-        self.words.value = words.refused_html(message, self.shown.state)
+        self.numbers.value = words.refused_html(message, self.shown.state)
         self.figure_box.add_class("fsdp-stale")
         if state is not None:
             self._write_line(state.line)
@@ -174,13 +177,11 @@ class Explorer:
     # -- beside it
 
     def _compare(self) -> None:
-        table = ""
-        if self.pinned is not None:
-            table = words.differences(self.pinned.sim, self.shown.sim).to_html()
-        if self.differences.value != table:
-            self.differences.value = table
-            for button in (self.back, self.unpin_button):
-                button.layout.display = None if table else "none"
+        goal, (state, sim, _) = GOALS.get(self.goal.value), self.shown
+        pinned = self.pinned.sim if self.pinned else None
+        self.numbers.value = words.numbers_html(sim, pinned, goal.conditions(state, sim) if goal else ())
+        for button in (self.back, self.unpin_button):
+            button.layout.display = None if pinned else "none"
 
     def _write_code(self, _: Any = None) -> None:
         form = self.form.value
@@ -194,7 +195,10 @@ class Explorer:
 
     def _make(self, dark: bool | None) -> None:
         wide = {"width": "auto", "min_width": "0"}
-        self.words = W.HTML(layout=W.Layout(min_height="92px", margin="4px 0 4px 4px"))
+        self.start = _menu("start from", ("this plan", ""), PRESETS, "A plan to begin with")
+        self.goal = _menu("goal", ("none", ""), {name: name for name in GOALS}, "Something to reach; it sets the start")
+        self.numbers = W.HTML(layout=W.Layout(min_height="48px", margin="0 0 2px 4px"))
+        self.words = W.HTML(layout=W.Layout(margin="4px 0 4px 4px"))
         self.legend = W.HTML(layout=W.Layout(margin="0"))
         self.figure_box = W.VBox([self.canvas.view])
         self.line = W.Text(
@@ -217,12 +221,13 @@ class Explorer:
         self.back = _button("Back to A", "Set the controls to the pinned plan", self._go_back)
         self.unpin_button = _button("Unpin", "Compare no longer", self.unpin)
         self.back.layout.display = self.unpin_button.layout.display = "none"
-        self.differences = W.HTML()
         self.form = W.Dropdown(
             options=[("no code: copies the state", ""), *((name, name) for name in FORMS)],
             description="as code", style={"description_width": "56px"}, layout=W.Layout(width="270px"),
         )  # fmt: skip
         self.code = W.Textarea(rows=18, layout=W.Layout(display="none", **wide))
+        self.start.observe(self._begin, "value")
+        self.goal.observe(self._begin, "value")
         self.line.observe(self._on_line, "value")
         self.operation.observe(self._on_operation, "value")
         self.form.observe(self._write_code, "value")
@@ -230,19 +235,27 @@ class Explorer:
         if dark is None:
             self.bridge.observe(lambda change: setattr(self.dark, "value", change["new"]), "page_is_dark")
         row = {"flex_flow": "row wrap", "align_items": "center"}
+        self.controls.box.add_class("fsdp-controls")
+        seen = W.VBox([self.numbers, self.figure_box, self.legend]).add_class("fsdp-seen")
         self.widget = W.VBox([
-            W.HBox([self.line, self.dark]),
-            self.controls.box,
+            W.HBox([self.start, self.goal, self.dark], layout=W.Layout(**row)),
+            W.HBox([self.controls.box, seen]).add_class("fsdp-beside"),
             self.words,
-            self.figure_box,
-            self.legend,
             W.HBox([self.operation, self.previous, self.next]),
             self.about,
             W.HBox([self.pin_button, self.back, self.unpin_button, self.form, self.bridge], layout=W.Layout(**row)),
-            self.differences,
+            self.line,
             self.code,
         ])  # fmt: skip
         self.widget.add_class("fsdp-explorer")
+
+    def _begin(self, change: dict[str, Any]) -> None:
+        """A start or a goal was chosen; without one nothing moves, but what is said of a goal goes."""
+        chosen = change["new"]
+        if chosen:
+            self.go(GOALS[chosen].start if chosen in GOALS else chosen)
+        else:
+            self._compare()
 
     def _on_line(self, change: dict[str, Any]) -> None:
         if not self._quiet:
@@ -273,6 +286,13 @@ def _behind(shown: ShownPlan) -> str:
         f"<p>The explorer lives while its notebook runs: run the cell again, or "
         f"<code>explorer(state={escape(repr(shown.state.line))})</code>.</p></div>"
     )
+
+
+def _menu(name: str, first: tuple[str, str], options: Mapping[str, str], tooltip: str) -> W.Dropdown:
+    return W.Dropdown(
+        options=[first, *options.items()], description=name, tooltip=tooltip,
+        style={"description_width": "72px" if " " in name else "40px"}, layout=W.Layout(width="auto", flex="1 1 300px"),
+    )  # fmt: skip
 
 
 def _button(name: str, tooltip: str, pressed: Any) -> W.Button:

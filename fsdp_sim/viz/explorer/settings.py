@@ -49,8 +49,10 @@ class Control:
 
     def shown(self, option: Option) -> str:
         """An option as it is read: a number with its unit."""
-        read, text = option
-        return f"{read} {self.unit}" if text and self.unit else read
+        read, _ = option
+        if not self.unit or _number(read) is None:
+            return read
+        return f"{read} {self.unit.removesuffix('s') if read == '1' else self.unit}"
 
     def offering(self, text: str | None) -> tuple[Option, ...]:
         """The options, and the text among them if it is none of them."""
@@ -117,14 +119,14 @@ SETTINGS = (
         "Microseconds that a message of no bytes takes to another node.", unit="µs",
     ),
     Control("micro_batch", "micro-batch", "slider", _numbers(1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64),
-            "Sequences per rank and micro-batch."),
-    Control("seq_len", "sequence", "slider", _powers(128, 131072), "Tokens per sequence."),
+            "Sequences per rank and micro-batch.", unit="sequences"),
+    Control("seq_len", "sequence", "slider", _powers(128, 131072), "Tokens per sequence.", unit="tokens"),
     Control("grad_accum", "accumulate", "slider", (("1", None), *_numbers(2, 3, 4, 6, 8, 12, 16)),
-            "Micro-batches per optimizer step."),
+            "Micro-batches per optimizer step.", unit="per step"),
     Control("forward_prefetch", "fwd prefetch", "slider", _numbers(*range(1, 9), default="implicit"),
-            "Layers gathered ahead in forward: set_modules_to_forward_prefetch.", ("fsdp2",)),
+            "Layers gathered ahead in forward: set_modules_to_forward_prefetch.", ("fsdp2",), "ahead"),
     Control("backward_prefetch", "bwd prefetch", "slider", _numbers(*range(1, 9), default="implicit"),
-            "Layers gathered ahead in backward: set_modules_to_backward_prefetch.", ("fsdp2",)),
+            "Layers gathered ahead in backward: set_modules_to_backward_prefetch.", ("fsdp2",), "ahead"),
     Control("forward_prefetch", "fwd prefetch", "check", OFF_ON, "FSDP1's forward_prefetch.", ("fsdp1",)),
     Control("backward_prefetch", "bwd prefetch", "menu",
             (("BACKWARD_PRE", None), ("BACKWARD_POST", "BACKWARD_POST"), ("none", "none")),
@@ -139,7 +141,7 @@ SETTINGS = (
              *((f"to groups of {n}", str(n)) for n in (2, 4, 8, 16))),
             "reshard_after_forward: what becomes of whole parameters after forward.", ("fsdp2",)),
     Control("shard_size", "HSDP shards", "slider", _powers(1, 1024, default="all ranks"),
-            "Ranks that share one copy of the parameters; the copies are replicas (HSDP).", _FSDP),
+            "Ranks that share one copy of the parameters; the copies are replicas (HSDP).", _FSDP, "ranks"),
     Control("precision", "precision", "menu", tuple((name, name) for name in PRECISIONS),
             "Dtype of gathers and compute, and of the gradients' reduction."),
     Control("activation_checkpointing", "checkpoint", "menu",
@@ -154,13 +156,14 @@ SETTINGS = (
     Control("separate_reduce_scatter_group", "own RS group", "check", OFF_ON,
             "set_separate_reduce_scatter_group: reduce-scatters do not queue before all-gathers.", ("fsdp2",)),
     Control("reduce_scatter_max_input_buffers", "RS buffers", "slider", (("1", None), *_numbers(2, 3, 4)),
-            "set_reduce_scatter_max_input_buffers.", ("fsdp2",)),
-    Control("bucket_cap_mb", "bucket MiB", "slider", _numbers(1, 5, 10, 25, 50, 100, 200, default="25"),
-            "The size of a bucket of gradients.", _BUCKETS),
+            "set_reduce_scatter_max_input_buffers.", ("fsdp2",), "buffers"),
+    Control("bucket_cap_mb", "bucket", "slider", _numbers(1, 5, 10, 25, 50, 100, 200, default="25"),
+            "Most bytes of a bucket of gradients.", _BUCKETS, "MiB"),
     Control("compile", "compile", "check", OFF_ON, "torch.compile of each block."),
-    Control("straggler", "straggler ×", "slider", (("1", None), *_numbers(1.05, 1.1, 1.2, 1.3, 1.5, 2, 3)),
-            "How many times as long the last rank computes."),
-    Control("jitter", "jitter", "slider", (("0", None), *_numbers(0.01, 0.02, 0.05, 0.1, 0.2)),
+    Control("straggler", "straggler", "slider", (("1", None), *_numbers(1.05, 1.1, 1.2, 1.3, 1.5, 2, 3)),
+            "How many times as long the last rank computes.", unit="× as long"),
+    Control("jitter", "jitter", "slider",
+            (("0", None), ("1%", "0.01"), ("2%", "0.02"), ("5%", "0.05"), ("10%", "0.1"), ("20%", "0.2")),
             "How much every computation varies from rank to rank and from time to time."),
 )  # fmt: skip
 SETTING = {setting.key: setting for setting in SETTINGS}

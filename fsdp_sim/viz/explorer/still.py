@@ -43,8 +43,9 @@ def still_figure(state: State, sim: Simulation, seen: Scene) -> go.Figure:
     }
     figure.update_layout(
         height=height, showlegend=True, margin={"t": margin.t + top, "b": margin.b + LEGEND_BELOW},
-        title={"text": f"{safe(heading(sim))}<br><sup>{safe(_short(state.line))}</sup>", "x": 0, "xref": "container",
-               "xanchor": "left", "pad": {"l": 6}, "y": 1 - 18 / height, "yanchor": "top", "font": {"size": 16}},
+        title={"text": f"{safe(heading(sim))}<br><sup>{safe(words.short(state.line, 130))}</sup>", "x": 0,
+               "xref": "container", "xanchor": "left", "pad": {"l": 6}, "y": 1 - 18 / height, "yanchor": "top",
+               "font": {"size": 16}},
         legend=corner | {"y": 1 - TITLE / height, "yanchor": "top"},
         legend2=corner | {"y": 4 / height, "yanchor": "bottom"},
         xaxis={"range": [0, seen.span_ms * 1.01 or 1.0]},
@@ -62,13 +63,4 @@ def heading(sim: Simulation) -> str:
 
 def numbers(state: State, sim: Simulation) -> Table:
     """The numbers of a plan."""
-    rows = (
-        ("step", human_ms(sim.step_time_s)), ("exposed communication", human_ms(sim.exposed_comm_s)),
-        ("tokens/s per GPU", f"{sim.tokens_per_s_per_gpu:,.0f}"), ("MFU", f"{sim.mfu:.1%}"),
-        ("peak memory", human_bytes(sim.peak_memory_bytes)), ("a process can use", human_bytes(sim.memory_limit_bytes)),
-    )  # fmt: skip
-    return Table(state.line, ("", "predicted"), rows)
-
-
-def _short(line: str) -> str:
-    return line if len(line) <= 130 else line[:127] + "..."
+    return Table(state.line, ("", "predicted"), tuple((name, text) for name, text, _ in words.quantities(sim)))

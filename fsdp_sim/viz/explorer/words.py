@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from html import escape
+from typing import NamedTuple
 
 from fsdp_sim.diagnose import Explanation
 from fsdp_sim.forms import State
 from fsdp_sim.requests import category_name, does_not_fit, on_the_edge
 from fsdp_sim.simulation import Fit, Simulation
-from fsdp_sim.viz.table import Table
 from fsdp_sim.words import human_bytes, human_ms
 
-RED = "#A40E26"
+RED, GREEN = "#C0392B", "#1E8449"
 
 
 def headline(sim: Simulation) -> str:
@@ -98,22 +98,49 @@ def _status(lines: Iterable[str]) -> str:
     return f"<div role='status' aria-live='polite' style='line-height:1.45;max-width:52rem'>{text}</div>"
 
 
-def differences(pinned: Simulation, now: Simulation) -> Table:
-    """What changes from a pinned plan to the present one."""
+class Quantity(NamedTuple):
+    """A number of a plan: its name, how it is read, and itself."""
 
-    def row(name: str, a: float, b: float, quantity: str) -> tuple[str, ...]:
-        show = {
-            "time": human_ms, "bytes": human_bytes, "rate": lambda x: f"{x:,.0f}", "share": lambda x: f"{x:.1%}"
-        }[quantity]  # fmt: skip
-        change = f"{b / a - 1:+.1%}" if a else "none" if a == b else "new"
-        return name, show(a), show(b), change
+    name: str
+    text: str
+    number: float
 
-    pairs = (
-        ("step", "step_time_s", "time"), ("exposed communication", "exposed_comm_s", "time"),
-        ("tokens/s per GPU", "tokens_per_s_per_gpu", "rate"), ("MFU", "mfu", "share"),
-        ("peak memory", "peak_memory_bytes", "bytes"),
-    )  # fmt: skip
-    rows = [row(name, getattr(pinned, field), getattr(now, field), quantity) for name, field, quantity in pairs]
-    fits = {Fit.FITS: "yes", Fit.EDGE: str(Fit.EDGE), Fit.DOES_NOT_FIT: "no"}
-    rows.append(("fits", fits[pinned.fit], fits[now.fit], ""))
-    return Table("From the pinned plan A to the plan now", ("", "A", "now", "change"), tuple(rows))
+
+def quantities(sim: Simulation) -> tuple[Quantity, ...]:
+    """The numbers that a plan is judged by."""
+    peak, limit = sim.peak_memory_bytes, sim.memory_limit_bytes
+    return (
+        Quantity("step", human_ms(sim.step_time_s), sim.step_time_s),
+        Quantity("exposed communication", human_ms(sim.exposed_comm_s), sim.exposed_comm_s),
+        Quantity("tokens/s per GPU", f"{sim.tokens_per_s_per_gpu:,.0f}", sim.tokens_per_s_per_gpu),
+        Quantity("MFU", f"{sim.mfu:.1%}", sim.mfu),
+        Quantity("peak memory", human_bytes(peak), peak),
+        Quantity("a process can use", human_bytes(limit), limit),
+    )
+
+
+def numbers_html(now: Simulation, pinned: Simulation | None, reached: Iterable[tuple[str, bool]] = ()) -> str:
+    """The numbers of the present plan, under each what a pinned plan A has; and how far one is with a goal."""
+    small = "font-size:12px;opacity:.8;white-space:nowrap"
+    tiles = []
+    for place, (name, text, number) in enumerate(quantities(now)):
+        before = ""
+        if pinned is not None:
+            _, was, a = quantities(pinned)[place]
+            change = "the same" if a == number else f"{number / a - 1:+.1%}" if a else "new"
+            before = f"<div style='{small}'>A: {was}, {change}</div>"
+        red = f";color:{RED}" if name == "peak memory" and now.fit is not Fit.FITS else ""
+        tiles.append(f"<div><div style='{small}'>{name}</div><b style='font-size:17px{red}'>{text}</b>{before}</div>")
+    row = "display:flex;flex-wrap:wrap;gap:2px 26px;line-height:1.35"
+    goal = "".join(
+        f"<span style='white-space:nowrap'><b style='color:{GREEN if holds else RED}'>{'✓' if holds else '✗'}</b> "
+        f"{escape(text)}</span>"
+        for text, holds in reached
+    )
+    goal = goal and f"<div role='status' style='{row};font-size:13px;margin-top:4px'><b>goal</b>{goal}</div>"
+    return f"<div role='group' aria-label='numbers of the plan' style='{row}'>{''.join(tiles)}</div>{goal}"
+
+
+def short(line: str, most: int = 80) -> str:
+    """A line, cut to where it is drawn."""
+    return line if len(line) <= most else line[: most - 1] + "…"

@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 
 from fsdp_sim import Cluster, Model, Plan
+from fsdp_sim.forms import State
 from fsdp_sim.timeline import Event
 from fsdp_sim.viz.explorer import Explorer, explorer
 from fsdp_sim.viz.explorer.scene import Scene
+from fsdp_sim.viz.explorer.starts import GOALS, PRESETS
 from fsdp_sim.viz.theme import KINDS
+from fsdp_sim.words import human_ms
 
 STATE = "model=gpt2-124m gpu=A100 gpus=16 micro_batch=4"
 
@@ -46,7 +49,7 @@ def test_it_begins_where_it_is_told() -> None:
 
 def test_what_a_state_leaves_out_is_shown_as_its_default(made: Explorer) -> None:
     shown = {key: widget.label for key, widget in made.controls.widgets.items() if hasattr(widget, "label")}
-    assert (shown["micro_batch"], shown["seq_len"]) == ("4", "1024")
+    assert (shown["micro_batch"], shown["seq_len"]) == ("4 sequences", "1024 tokens")
     assert "None" not in shown.values()
 
 
@@ -90,8 +93,8 @@ def test_what_is_impossible_is_said_and_the_last_good_figure_stays_faded(made: E
     good, line = bars(made, "forward"), made.shown.state.line
     made.controls.widgets["shard_size"].value = "64"
     assert "Plan.shard_size is 64, which does not divide the 16 GPUs" in made.message
-    assert "take a divisor, for example 16" in made.words.value
-    assert line in made.words.value
+    assert "take a divisor, for example 16" in made.numbers.value
+    assert line in made.numbers.value
     assert "fsdp-stale" in made.figure_box._dom_classes
     assert (bars(made, "forward") == good).all()
     made.controls.widgets["shard_size"].value = "8"
@@ -123,7 +126,7 @@ def test_a_state_is_pasted_with_values_that_no_slider_offers(made: Explorer) -> 
 def test_a_state_that_cannot_be_read_is_said_and_changes_nothing(made: Explorer) -> None:
     before = made.shown
     made.line.value = "modle=gpt2-124m"
-    assert "did you mean model?" in made.words.value
+    assert "did you mean model?" in made.numbers.value
     assert made.shown is before
     made.line.value = STATE
     assert made.message == ""
@@ -131,13 +134,11 @@ def test_a_state_that_cannot_be_read_is_said_and_changes_nothing(made: Explorer)
 
 def test_text_of_a_reader_is_shown_as_text(made: Explorer) -> None:
     made.line.value = "model=<img/src=x> gpu=H100 gpus=8"
-    assert "<img" not in made.words.value
+    assert "<img" not in made.numbers.value
     evil = Model("<img src=x>", n_layer=2, d_model=64, n_head=4, d_ffn=128, vocab=100)
     other = explorer(evil)
     other.pin()
-    shown = (
-        other.words.value + other.about.value + other.differences.value + str(other.canvas.figure.layout.annotations)
-    )
+    shown = other.words.value + other.about.value + other.numbers.value + str(other.canvas.figure.layout.annotations)
     assert "<img" not in shown
 
 
@@ -198,12 +199,13 @@ def test_a_pinned_plan_stays_beside_what_comes_next(made: Explorer) -> None:
     above = trace_of(made, "forward", "y3")
     lengths_ms = [e.duration_s * 1e3 for e in events(made.pinned.seen, "forward")]
     assert np.array(above.x) == pytest.approx(np.array(lengths_ms), rel=1e-6)
-    assert "peak memory" in made.differences.value
+    assert f"A: {human_ms(step)}, +" in made.numbers.value
     assert made.pinned.sim.step_time_s == step
     made.back.click()
     assert made.shown.sim.step_time_s == step
     made.unpin_button.click()
-    assert (made.pinned, made.differences.value) == (None, "")
+    assert made.pinned is None
+    assert "A: " not in made.numbers.value
     assert not [t for t in made.canvas.figure.data if t.yaxis == "y3"]
 
 
@@ -234,3 +236,38 @@ def test_a_zoom_draws_the_memory_of_the_part_in_view(made: Explorer) -> None:
     area = trace_of(made, "activations")
     assert min(area.x) == pytest.approx(0.4 * span, abs=1e-3)
     assert max(area.x) <= 0.5 * span + 1e-3
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_each_plan_to_start_from_fits(name: str, made: Explorer) -> None:
+    made.start.value = PRESETS[name]
+    assert made.message == ""
+    assert made.shown.state.model == State.read(PRESETS[name]).model
+    assert made.shown.sim.fits
+
+
+WAYS = {  # what reaches each goal from its start
+    "Llama-3-8B on 8 H100: 45% MFU in 40 GiB": "activation_checkpointing=selective compile=true",
+    "Llama-3-8B on two A100 of 40 GB: 30% MFU": "activation_checkpointing=full cpu_offload=true micro_batch=2",
+    "GPT-2 124M on two nodes, 10 Gbit/s per GPU: hide the wire": "shard_size=8 micro_batch=32",
+    "Llama-3-70B over Ethernet: 11% MFU, and it fits": "reshard_after_forward=8",
+    "Llama-3-70B on 512 H100: 40% MFU in 36 GiB": "shard_size=128 compile=true",
+}
+
+
+@pytest.mark.parametrize("name", GOALS)
+def test_each_goal_is_missed_at_its_start_and_can_be_reached(name: str, made: Explorer) -> None:
+    made.goal.value = name
+    assert "✗" in made.numbers.value
+    way = State.read(WAYS[name]).texts
+    made.go(made.shown.state.with_texts(way).line)
+    assert "✗" not in made.numbers.value
+    made.goal.value = ""
+    assert "goal" not in made.numbers.value
+
+
+def test_a_goal_is_not_reached_on_another_machine(made: Explorer) -> None:
+    made.goal.value = "Llama-3-70B on 512 H100: 40% MFU in 36 GiB"
+    made.go(made.shown.state.with_texts(State.read("shard_size=128 compile=true gpus=1024").texts).line)
+    (missed,) = [text for text, holds in GOALS[made.goal.value].conditions(made.state, made.shown.sim) if not holds]
+    assert missed == "the model, machine and sequence are those given"
