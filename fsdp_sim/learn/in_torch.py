@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+import inspect
+import textwrap
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from html import escape
@@ -87,13 +89,31 @@ ELSEWHERE = {
 """What torch calls otherwise, or does in the middle of a larger function."""
 
 
+MOST_LINES = 40  # of what is shown unfolded
+STYLE = """
+.fsd-read details { margin: 4px 0; } .fsd-read details details { margin-left: 18px; }
+.fsd-read pre { margin: 2px 0 2px 18px; padding: 6px 10px; font-size: 12px; line-height: 1.4; overflow-x: auto;
+  border-left: 3px solid #0072B2; }
+.fsd-read details details pre { border-left-color: #8A94A0; max-height: 30em; overflow-y: auto; }"""
+
+
 @dataclass(frozen=True)
 class Symbol:
-    """A symbol of torch's FSDP2 and where it stands."""
+    """A symbol of torch's FSDP2 and where it stands.
+
+    Attributes:
+        end: its last line.
+    """
 
     name: str
     path: str
     line: int
+    end: int
+
+    @property
+    def lines(self) -> list[str]:
+        """Its source, of the torch that is installed."""
+        return (_torch().parent / self.path).read_text().splitlines(keepends=True)[self.line - 1 : self.end]
 
     @property
     def url(self) -> str:
@@ -103,34 +123,59 @@ class Symbol:
 
 @dataclass(frozen=True, repr=False)
 class Links:
-    """Names of the mini and the symbols of torch; in a notebook a table with links."""
+    """What the mini has and the symbols of torch; in a notebook the mini's lines, torch's below each, and a link."""
 
-    rows: tuple[tuple[str, Symbol], ...]
+    rows: tuple[tuple[Callable[..., Any], Symbol], ...]
 
     def __str__(self) -> str:
-        return "\n".join(f"{ours}: {symbol.name} ({symbol.path}:{symbol.line})" for ours, symbol in self.rows)
+        return "\n".join(
+            f"{ours.__qualname__}: {symbol.name} ({symbol.path}:{symbol.line})" for ours, symbol in self.rows
+        )
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        from fsdp_sim.viz.table import LEFT, cell, row, table_html  # plotly takes a while
+        from fsdp_sim.viz.debugger import code_css  # plotly takes a while
 
-        head = row(cell(text, ' scope="col"', "th") for text in ("mini", "torch"))
-        rows = []
+        parts = []
         for ours, symbol in self.rows:
+            lines = inspect.getsource(ours).splitlines(keepends=True)
+            shown = "" if len(lines) > MOST_LINES else " open"
             link = f'<a href="{escape(symbol.url)}"><code>{escape(symbol.name)}</code></a>'
-            rows.append(row([cell(f"<code>{escape(ours)}</code>", ' scope="row"', "th"), cell(link, LEFT)]))
-        return table_html(rows, head)
+            parts.append(
+                f"<details{shown}><summary><b>mini</b> <code>{escape(ours.__qualname__)}</code></summary>{_code(lines)}"
+                f"<details><summary><b>torch</b> {link}, {len(symbol.lines)} lines</summary>{_code(symbol.lines)}"
+                "</details></details>"
+            )
+        return f"<style>{code_css('.fsd-read')}{STYLE}</style><div class='fsd-read'>{''.join(parts)}</div>"
+
+
+def _code(lines: Sequence[str]) -> str:
+    """A function as HTML, without what its docstring says, which is about how to call it."""
+    from fsdp_sim.viz.debugger import coloured_lines
+
+    kept = without_docstring(textwrap.dedent("".join(lines)))
+    return f"<pre>{chr(10).join(coloured_lines(tuple(kept)))}</pre>"
+
+
+def without_docstring(source: str) -> list[str]:
+    """The lines of a function or class, its own docstring left out."""
+    (node,) = ast.parse(source).body
+    lines = source.splitlines(keepends=True)
+    if ast.get_docstring(node) is not None:  # type: ignore[arg-type]
+        first = node.body[0]  # type: ignore[attr-defined]
+        del lines[first.lineno - 1 : first.end_lineno]
+    return lines
 
 
 def in_torch(*functions: Callable[..., Any] | property) -> Links:
-    """A table of functions, methods, properties or classes of `fsdp_sim.mini` and of what does the same in torch.
+    """Functions, methods, properties or classes of `fsdp_sim.mini`, to read beside what does the same in torch.
 
     Raises:
         LookupError: one has no counterpart.
     """
-    names = [(f.fget if isinstance(f, property) else f).__qualname__ for f in functions]  # type: ignore[union-attr]
-    return Links(tuple((name, counterpart(name)) for name in names))
+    ours = [f.fget if isinstance(f, property) else f for f in functions]
+    return Links(tuple((f, counterpart(f.__qualname__)) for f in ours))  # type: ignore[misc, union-attr]
 
 
 def counterpart(name: str) -> Symbol:
@@ -144,7 +189,7 @@ def counterpart(name: str) -> Symbol:
     wanted = [known] if known else [f"{file}.{name}" for file in FILES]
     for file, _, path in (place.partition(".") for place in wanted):
         if path in defined(file):
-            return Symbol(path, f"{FOLDER}/{file}.py", defined(file)[path])
+            return Symbol(path, f"{FOLDER}/{file}.py", *defined(file)[path])
     raise LookupError(f"torch {version('torch')} has no counterpart of {name!r}: looked for {wanted[0]}")
 
 
@@ -157,15 +202,15 @@ def _torch() -> Path:
 
 
 @cache
-def defined(file: str) -> dict[str, int]:
-    """The lines at which the classes, methods and functions of one of torch's files begin."""
+def defined(file: str) -> dict[str, tuple[int, int]]:
+    """The first and last lines of the classes, methods and functions of one of torch's files."""
     source = _torch().parent.joinpath(FOLDER, f"{file}.py").read_text()
-    lines: dict[str, int] = {}
+    lines: dict[str, tuple[int, int]] = {}
 
     def visit(node: ast.AST, prefix: str) -> None:
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.ClassDef | ast.FunctionDef):
-                lines[f"{prefix}{child.name}"] = child.lineno
+                lines[f"{prefix}{child.name}"] = child.lineno, child.end_lineno or child.lineno
                 visit(child, f"{prefix}{child.name}.")
 
     visit(ast.parse(source), "")

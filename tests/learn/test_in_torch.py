@@ -2,11 +2,14 @@
 
 import inspect
 import pkgutil
+import re
+from html import unescape
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.fsdp._fully_shard._fsdp_param_group as torch_group
 
 import fsdp_sim.mini
 from fsdp_sim.learn.in_torch import ELSEWHERE, counterpart, defined, in_torch
@@ -69,7 +72,18 @@ def test_what_torch_calls_otherwise_is_there(place: str) -> None:
 def test_a_link_leads_to_the_line_of_the_torch_that_is_installed() -> None:
     links = in_torch(fsdp_sim.mini.fully_shard, FSDPParamGroup.post_backward)
 
-    assert [name for name, _ in links.rows] == ["fully_shard", "FSDPParamGroup.post_backward"]
+    assert [ours.__qualname__ for ours, _ in links.rows] == ["fully_shard", "FSDPParamGroup.post_backward"]
     version = torch.__version__.partition("+")[0]
     assert f'href="https://github.com/pytorch/pytorch/blob/v{version}/torch/distributed/fsdp/' in links._repr_html_()
     assert "FSDPParamGroup.post_backward" in str(links)
+
+
+def test_the_lines_of_the_mini_and_of_torch_are_read_together_without_docstrings() -> None:
+    html = in_torch(FSDPParamGroup.unshard)._repr_html_()
+    text = unescape(re.sub("<style>.*?</style>|<[^>]+>", "", html, flags=re.DOTALL))
+    mini, _, theirs = text.partition("torch FSDPParamGroup.unshard")
+    for read, function in ((mini, FSDPParamGroup.unshard), (theirs, torch_group.FSDPParamGroup.unshard)):
+        lines = [line.strip() for line in inspect.getsource(function).splitlines()]
+        assert lines[-1] in read
+        assert "def unshard(self, async_op: bool = False)" in read
+    assert inspect.getdoc(FSDPParamGroup.unshard)[:30] not in mini

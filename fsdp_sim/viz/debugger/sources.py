@@ -86,7 +86,7 @@ def minis_line(found: tuple[CodeLine, ...]) -> CodeLine | None:
 
 def listing(at: CodeLine) -> str:
     """The lines around a place as HTML, the line itself marked; nothing when the file is not there."""
-    coloured = _coloured(at.lines)
+    coloured = coloured_lines(at.lines)
     if at.line > len(coloured):
         return ""
     first, last = max(1, at.line - LINES_BEFORE), min(len(coloured), at.line + LINES_AFTER)
@@ -99,7 +99,8 @@ def listing(at: CodeLine) -> str:
 
 
 @lru_cache(maxsize=64)
-def _coloured(lines: tuple[str, ...]) -> tuple[str, ...]:
+def coloured_lines(lines: tuple[str, ...]) -> tuple[str, ...]:
+    """Lines of Python as HTML, whose colours `code_css` knows."""
     if not lines:
         return ()
     lexer = PythonLexer(stripnl=False, ensurenl=True)
