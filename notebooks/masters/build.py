@@ -44,6 +44,7 @@ IMAGES = {"image/png", "image/jpeg"}
 JPEG_WIDTH = 1000
 WITHHELD = "withheld"  # tag of a cell whose output the students' edition does not show
 FOLDED = "<details>\n<summary>Read on when you have run it</summary>\n\n{}\n\n</details>"
+MOST_IMPORTS = 3  # that a reader sees
 NO_ANSWER = ("#", PREDICT)  # so begins a paragraph that belongs to what comes next
 
 
@@ -76,6 +77,9 @@ def edition(master: Path, *, solutions: bool, folds: bool = True) -> nbformat.No
         for cell in notebook.cells:
             if cell.cell_type == "code":
                 cell.source = without_claims(cell.source)
+                if sets_up(cell.source):
+                    cell.metadata |= {"jupyter": {"source_hidden": True}}
+                    cell.metadata["tags"] = sorted({*cell.metadata.get("tags", []), "hide-input"})
         notebook.cells = [cell for cell in notebook.cells if cell.source]
     terms: set[str] = set()
     seen: Counter[str] = Counter()
@@ -137,6 +141,17 @@ def without_claims(source: str) -> str:
     for claim in sorted(claims(tree.body), key=lambda claim: -claim.lineno):
         del lines[claim.lineno - 1 : claim.end_lineno]
     return re.sub(r"\n{4,}", "\n\n\n", "\n".join(lines)).strip("\n")
+
+
+def sets_up(source: str) -> bool:
+    """Whether code is mostly imports: the students' edition folds it to a line, which still runs with the others."""
+    try:
+        body = ast.parse(source).body
+    except SyntaxError:  # of IPython
+        return False
+    imports = [statement for statement in body if isinstance(statement, ast.Import | ast.ImportFrom)]
+    names = [statement for statement in body if isinstance(statement, ast.Assign)]
+    return len(imports) > MOST_IMPORTS and len(imports) + len(names) == len(body)
 
 
 def shown(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:

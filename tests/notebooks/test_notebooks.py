@@ -120,6 +120,13 @@ def test_asserts_go_and_the_rest_of_the_code_stays() -> None:
     assert build.without_claims("assert (\n    1\n)") == ""
 
 
+def test_a_wall_of_imports_is_one_line_for_a_student() -> None:
+    imports = "import ast\nimport re\nfrom math import pi\n\nfrom os import path, sep\n"
+    assert build.sets_up(imports + "folder = path.join(sep, 'tmp')")
+    assert not build.sets_up(imports + "print(folder)")  # whoever reads an output sees where it comes from
+    assert not build.sets_up("import ast\ntree = ast.parse('')")
+
+
 def test_every_exercise_is_in_one_notebook() -> None:
     times = Counter(name for master in MASTERS for name in build.exercises(master))
     assert times == Counter(exercise.name for exercise in load_all())
