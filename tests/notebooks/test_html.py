@@ -77,10 +77,10 @@ def test_in_a_browser_the_search_finds_a_word_and_nobody_is_asked_for_anything(p
     assert pictures.count() >= 2
     pictures.last.scroll_into_view_if_needed()
     page.wait_for_function("[...document.images].every(i => i.complete && i.naturalWidth > 0)", timeout=30_000)
-    summary = page.locator("main details summary, article details summary").first
+    summary = page.locator("article details:not([open]) > summary").first.element_handle()
     summary.focus()
     page.keyboard.press("Enter")
-    assert page.locator("details[open]").count() == 1
+    assert summary.evaluate("summary => summary.parentElement.open")
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
     page.keyboard.press("Control+Home")
