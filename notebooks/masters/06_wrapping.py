@@ -13,9 +13,17 @@
 # %% [markdown]
 # # Wrapping: what should be one unit?
 #
-# Before anything is trained you decide what is gathered together. It is one line for each block, and most of what
-# goes wrong with FSDP goes wrong in it. After this chapter you can cut a model into units, say what each cut costs,
-# read a policy, and know how a wrong cut fails: loudly, slowly, or without a word.
+# You decide this before the first step: which layers travel together. It takes one line a block, and it is where most
+# FSDP setups go wrong. By the end you can cut a model into units, say what each cut costs, read somebody else's
+# policy, and recognise a wrong cut. Some fail loudly, some are slow, and the worst ones just train.
+#
+# > **Our 8B model** on eight H100. Give `fully_shard` each block and then the model, and a step holds about 67 GiB: it
+# > fits. Forget the blocks, give it the model alone, and the same step wants about 92 GiB. That is one line of code.
+# > Ask for both: `fsdp-sim simulate --model llama3-8b --gpu H100-SXM-80GB --gpus 8 --seq-len 8192`, then once more
+# > with `--plan wrap=root`.
+#
+# **Core path, about 75 minutes:** sections 1, 2, 3, 5 and 6, with the exercises `root_alone`, `head_left_outside` and
+# `tied_in_two_units`. The rest is there if you like.
 #
 # **What is real:** torch's FSDP1 and FSDP2 on ranks, every error message, all counts and bytes.
 # **What is modelled:** step times, and every GPU.
@@ -43,12 +51,12 @@ from fsdp_sim.timeline import COLLECTIVES, Memory, Op
 # %% [markdown] covers=["coverage 000.9", "coverage 000.16", "coverage 004.36", "misconception 0.12"]
 # ## 1. One call, one unit
 #
-# A **unit** is what is gathered, computed and freed together. One call of `fully_shard` makes one: of all parameters
-# inside the module that no earlier call has taken. It does not place anything: every rank has a slice of every unit
-# and computes all of them.
+# A **unit** is what is gathered, computed and freed together. Each call of
+# [`fully_shard`](https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html)
+# makes one. It takes every parameter inside the module that no earlier call has taken. Nothing is *placed* anywhere:
+# every rank keeps a slice of every unit, and every rank computes them all.
 #
-# Take GPT-2 with 124 million parameters: a call for each of its blocks, then one for the model. What does the last one
-# still find?
+# Take GPT-2 with 124 million parameters. You call it on each block, then on the model. What is left for that last call?
 # %% predict="units_of_gpt2"
 # %%
 from labs.model import empty, model_config
@@ -63,12 +71,13 @@ assert in_root == ["tok_emb.weight", "pos_emb.weight", "norm.weight", "norm.bias
 cuts(gpt2, ways, "The same parameters, cut once and cut by blocks")
 
 # %% [markdown] covers=["coverage 004.87", "misconception 4.97", "misconception 4.98", "misconception 4.99"]
-# Thirteen. What is left makes up the **root**: embeddings, last norm, and the head, which here is the embedding again.
-# The order is bottom-up: the inner modules first, the root last, for a call takes what is still free. (The other way
-# round, the root would take all.) Every parameter is a DTensor of its own either way; units say what travels together.
+# Thirteen. The last call makes the **root** of what is left: the embeddings, the last norm, and the head (in GPT-2 the
+# embedding again). So go bottom-up, inner modules first. Start with the model, and it takes everything.
+#
+# Either way each parameter becomes a DTensor of its own. The units only decide who travels with whom.
 
 # %% [markdown]
-# Now on two ranks, with torch. What does each all-gather of a forward bring?
+# Now with torch, on two ranks. How much does each all-gather of a forward bring?
 
 
 # %%
@@ -98,27 +107,27 @@ for bottom_up in (False, True):
     assert numbers == ([4096, 8192, 8192] if bottom_up else [20480])
 
 # %% [markdown]
-# With a call for the model alone, one gather brings all 20,480 numbers; bottom-up, each of three units comes
-# by itself, the root's 4,096 first. And a module that was given to `fully_shard` has changed its class: from
-# `Block` to `FSDPBlock`. Nothing is wrapped around it, so names of parameters stay. The same in the mini, and
-# where torch does it:
+# One call for the model: one gather, all 20,480 numbers at once. Bottom-up: three gathers, the root's 4,096 first.
+#
+# Look at the class, too. Your `Block` has become an `FSDPBlock`. `fully_shard` changes the class in place and wraps
+# nothing around it, so the parameters keep their names. Here is the same place in our mini and in torch:
 
 # %%
 assert results[0] == ("FSDPSequential", "FSDPBlock")
 in_torch(fsdp_sim.mini.fully_shard)
 
 # %% [markdown] covers=["pitfall 13"]
-# ## 2. Too few
+# ## 2. Too few: one unit is no saving
 #
-# The root alone is one unit: the whole model is sharded, and gathered at once. Stuck? `hint("root_alone")` gives the
-# next of three hints and `solution("root_alone")` the solution; so for every exercise. What you leave unsolved blocks
-# nothing: the chapter goes on with the reference.
+# With the root alone, the whole model is one unit. It is sharded, and then gathered all at once. Stuck?
+# `hint("root_alone")` gives the next of three hints, `solution("root_alone")` the solution. That works for every
+# exercise, and nothing you leave unsolved stops you: the chapter goes on with the reference.
 
 # %% exercise="root_alone"
 
 # %% [markdown]
-# What a rank held at most, counted on the ranks: as it was, yours (or the reference), and with a unit for
-# each linear layer. The dashed line is the model itself, which every rank is given whole to begin with.
+# How much did a rank hold at most? Counted on the ranks: as it was, yours (or the reference), and with a unit for each
+# linear layer. The dashed line is the model, which each rank was given whole to begin with.
 
 # %% tags=["nbval-ignore-output"]
 from fsdp_sim.learn.exercises.wrapping import root_alone as memory_files
@@ -130,10 +139,10 @@ assert peaks["the model alone"] > 1.9 * peaks["each block"] > 1.9 * peaks["each 
 whole_at_once(peaks, memory_files.MODEL_BYTES, "the model as it was given", "One unit is all of the model at once")
 
 # %% [markdown] covers=["pitfall 14", "misconception 1.23", "misconception 2.11"]
-# ## 3. Too many
+# ## 3. Too many: every piece pays
 #
-# A unit for each linear layer holds least. Then why not? Here is one step of GPT-2, all units freed after forward, cut
-# in three ways.
+# A unit for each linear layer holds the least. So why not always do that? We cut GPT-2 in three ways and free each unit
+# after its forward.
 
 # %% predict="bytes_by_cut"
 
@@ -150,11 +159,11 @@ header = ("units", "units", "collectives", "bytes in all", "largest")
 HTML(viz.Table("One step of GPT-2 on 16 ranks, fp32", header, tuple(rows)).to_html())
 
 # %% [markdown]
-# The bytes are the same. What differs is how often a **latency** is paid, and how much must be there at once.
+# The bytes are the same. Only the number of pieces changes, and each piece pays the network's **latency** once more.
 
 # %% [markdown]
-# So where is the best cut? Take a model that needs 120 ms to gather and 480 ms to compute, in 1 to 192 equal units.
-# Each collective has a latency of 1 ms besides. We look at time, and at memory.
+# So there is a best cut somewhere in between. Let's find it for a model that takes 120 ms to gather and 480 ms to
+# compute, in 1 to 192 equal units. Each collective costs 1 ms on top. Watch two curves: time, and memory.
 
 
 # %%
@@ -187,16 +196,17 @@ assert peaks_bytes[counts.index(12)] == 4 * 192 * 2**20 // 12
 over_units(counts, times_s, peaks_bytes, "Few units have nothing to hide behind, many pay latencies")
 
 # %% [markdown]
-# One unit has nothing to compute while it travels; very small ones pay a latency each, and on a real GPU
-# kernels for their copies, which this model leaves out. Memory gains most from the first cuts. A block is
-# usually in the middle: worth its latency, and small enough that four times its size fit (parameters,
-# buffers, gradients). Where blocks are small, put several into one unit: `fully_shard([block_0, block_1])`.
+# A single unit has nothing to compute while it travels. Very small units pay a millisecond each, and on a real GPU the
+# kernels that copy them as well, which this model leaves out. Memory falls fastest with the first few cuts.
+#
+# A block usually sits in the middle. It is worth its latency, and small enough that four of its size fit: parameters,
+# buffers, gradients. If your blocks are tiny, put several into one unit: `fully_shard([block_0, block_1])`.
 
 # %% exercise="attention_of_its_own"
 
 # %% [markdown]
-# The same bytes twice: three blocks, and each block in two units. A collective has a latency of 20 ms here, so that it
-# shows.
+# The same bytes twice: three blocks whole, then each block as two units. The latency here is 20 ms, so that you can
+# see it.
 
 # %%
 steps = {"three units": cut(3, latency_s=0.020)[0], "six units": cut(6, latency_s=0.020)[0]}
@@ -205,13 +215,15 @@ assert gathers == {"three units": 6, "six units": 12}
 viz.show(steps)
 
 # %% [markdown] covers=["coverage 000.8", "coverage 001.50", "coverage 004.65", "misconception 0.11"]
-# ## 4. Policies: FSDP1's way to say it
+# ## 4. How does FSDP1 say it? With a policy
 #
-# FSDP1 is one wrapper call, and a **policy** tells it which modules inside become units.
-# `ModuleWrapPolicy({Block})` goes by class; so does `transformer_auto_wrap_policy`, which is a function that
-# still needs to be told the class, with `functools.partial`. Handed over as it stands, or called by you with
-# the class alone, it ends in a TypeError. `fully_shard` has no policies: the loop over your blocks is the
-# policy.
+# In FSDP1 you make one wrapper call and hand over a **policy**: which modules inside become units?
+# `ModuleWrapPolicy({Block})` picks them by class. So does `transformer_auto_wrap_policy`, once you have told it the
+# class with `functools.partial`. Hand it over as it stands, or call it yourself with only the class, and you get a
+# TypeError. (Both are in
+# [`wrap.py`](https://github.com/pytorch/pytorch/blob/v2.13.0/torch/distributed/fsdp/wrap.py).)
+#
+# `fully_shard` has no policies. Your loop over the blocks is the policy.
 
 # %%
 layer = nn.TransformerEncoderLayer(32, 2, 64)
@@ -241,11 +253,11 @@ both = {
 cuts(model, {name: wrap_names(model, classes) for name, classes in both.items()}, "Every class more is more units")
 
 # %% [markdown] covers=["coverage 002.14", "coverage 001.17", "coverage 001.48", "misconception 1.2"]
-# Naming the norms as well makes thirteen units of five: the eight new ones are 64 numbers each, the slits in
-# the lower bar, and each is three collectives more in a step.
+# Five units became thirteen, because the norms were named as well. Each of the eight new ones is 64 numbers, the slits
+# in the lower bar, and each costs three more collectives a step.
 #
-# The third policy goes by size: `size_based_auto_wrap_policy` with `min_num_params`, 100 million by default. Guides set
-# it to a million and tell you to try 500 thousand to 5 million.
+# A third policy goes by size: `size_based_auto_wrap_policy`, with `min_num_params` of 100 million by default. You will
+# see a million in many scripts. What does that make of GPT-2?
 
 # %% predict="units_at_a_million"
 
@@ -261,12 +273,12 @@ assert {name.rsplit(".", 1)[-1] for name in names["1,000,000"]} == {"embedding",
 cuts(module, names, "A threshold of a million makes units of single layers")
 
 # %% [markdown]
-# Single linear layers: they are asked first, and they are large enough. What remains of the block is not, so norms and
-# the small projections of all blocks fall to the root, which is gathered first and kept longest. At 5 million the
-# blocks come out; at the default, nothing does.
+# Single linear layers. The policy works from the inside out, and a linear layer of GPT-2 is large enough already.
+# What remains of its block no longer is. So the norms and small projections of all blocks end up in the root, which is
+# gathered first and kept longest. At 5 million you get the blocks. At the default you get nothing.
 
 # %% [markdown]
-# Work out by hand what torch does:
+# Now you be torch. Which units does a threshold make?
 
 # %% exercise="size_based_units"
 
@@ -282,11 +294,11 @@ table = tuple((f"{n:,}", f"{found['units']}", f"{found['root']:,}") for n, found
 HTML(viz.Table("GPT-2 of width 768", ("min_num_params", "units", "parameters in the root"), table).to_html())
 
 # %% [markdown] covers=["pitfall 15", "coverage 004.93", "misconception 4.100", "misconception 4.103"]
-# The same threshold makes other units in a wider model: sizes change, classes do not. And Accelerate takes a threshold
-# of 0 for "no policy", in silence: one unit. So count your units, whoever makes them.
+# Make the model wider, and the same threshold makes other units: sizes change, classes do not. And Accelerate reads a
+# threshold of 0 as "no policy", without a word. You then train with one unit. So count your units, whoever made them.
 #
-# "`FSDP` with a policy is the high level of the same thing" is not so. It makes nested FSDP1 wrappers with flat
-# parameters; `fully_shard` makes DTensors and wraps nothing. Do not mix them; for new code, write the loop.
+# One thing about the two APIs. FSDP1 with a policy makes nested wrappers around flat parameters; `fully_shard` makes
+# DTensors and wraps nothing. They are two implementations, so don't mix them in one model. New code: write the loop.
 
 # %%
 from accelerate import FullyShardedDataParallelPlugin
@@ -298,9 +310,9 @@ for threshold in (0, 1000):
     assert (plugin.auto_wrap_policy is None) == (threshold == 0)
 
 # %% [markdown] covers=["coverage 004.66", "misconception 4.76"]
-# ## 5. What no unit takes
+# ## 5. What if you forget the root?
 #
-# Blocks first, then the root: what if the root is forgotten, because what is left is small?
+# You shard the blocks, and only a small head is left. Surely that one can stay as it is?
 
 # %% predict="root_forgotten"
 
@@ -319,14 +331,15 @@ header = ("", "weight [0, 0] on rank 0", "on rank 1", "largest difference")
 HTML(viz.Table("The classifier after three steps", header, tuple(rows)).to_html())
 
 # %% [markdown]
-# Nothing complains: both ranks train, the loss falls, and a checkpoint keeps whichever classifier was written. A
-# parameter that trains and is no DTensor is the sign to look for.
+# Nothing complains. Both ranks train, the loss falls, and the checkpoint keeps the classifier of whoever wrote it. Here
+# is what to look for: a parameter that trains and is no DTensor.
 
 # %% [markdown] covers=["pitfall 17", "coverage 004.124", "misconception 1.3"]
 # ## 6. One tensor, two names
 #
-# Many models use the embedding's weight as the head's: **tied** parameters. A parameter can be in one unit only. So
-# what if the embedding is given to one call, and the head to another? FSDP2 since torch 2.13 says:
+# Many models use one weight as embedding and as head ([Press and Wolf, 2017](https://arxiv.org/abs/1608.05859)): the
+# two are **tied**. But a parameter can live in one unit only. So what happens if you give the embedding to one call and
+# the head to another? FSDP2 since torch 2.13 tells you:
 
 
 # %%
@@ -350,8 +363,9 @@ for together in (False, True):
     assert ("already managed" in text) != together
 
 # %% [markdown] covers=["pitfall 16"]
-# `fully_shard([embed, head])` makes one unit of several modules, and the root around both would do as well: leave them
-# to it. FSDP1 does not look.
+# Two ways out: `fully_shard([embed, head])` makes one unit of both, or you leave both to the root around them.
+#
+# FSDP1 does not check.
 
 # %% predict="ties_in_fsdp1"
 
@@ -373,15 +387,15 @@ assert abs(off["in two units"][1][0]) < 1e-4
 losses(off, "How far the loss is from that of one process: at step 0 it is right")
 
 # %% [markdown]
-# The loss falls in all of them; only beside the right one does it show. That is why the parity of a few steps with one
-# process (chapter 4) is worth a minute before a long run.
+# The loss falls every time. Only next to the right one do you see that it is wrong. That is why a few steps against a
+# single process (chapter 4) are worth a minute before a run of a week.
 
 # %% [markdown] covers=["pitfall 23", "pitfall 22"]
-# ## 7. What may share a unit
+# ## 7. What may share a unit?
 #
-# FSDP1 flattens a unit into one tensor, so a unit needs one dtype, and, with `use_orig_params=False`, parameters that
-# all train or are all **frozen**. FSDP2 keeps each parameter by itself. We give both a frozen layer with a small
-# trained one behind it (an adapter, as in LoRA), and then two dtypes.
+# FSDP1 flattens a unit into one tensor. So a unit needs one dtype, and with `use_orig_params=False` its parameters must
+# all train or all be **frozen**. FSDP2 keeps each parameter by itself. Let's give both a large frozen layer and a small
+# trained one behind it, like an adapter of [LoRA](https://arxiv.org/abs/2106.09685). Then we mix two dtypes.
 
 
 # %%
@@ -414,20 +428,22 @@ rows = tuple((how, *texts) for how, texts in zip(hows, both, strict=True))
 HTML(viz.Table("A unit on 2 ranks", ("", "one layer frozen", "and two dtypes"), rows).to_html())
 
 # %% [markdown]
-# With `use_orig_params=True` FSDP1 trains, and keeps a gradient for the frozen layer as well: 2,176 is half of all
-# 4,352 parameters. FSDP2 keeps half of the 256 that train. Two dtypes in a unit are refused by both: keep parameters in
-# fp32 and let the precision policy cast what is gathered (chapter 8), or make them two units.
+# With `use_orig_params=True` FSDP1 trains, but keeps a gradient for the frozen layer too: 2,176 is half of all 4,352
+# parameters. FSDP2 keeps half of the 256 that train.
+#
+# Both refuse two dtypes in one unit. Either keep the parameters in fp32 and let the precision policy cast what is
+# gathered (chapter 8), or make them two units.
 
 # %%
 assert (64 * 64 + 64 * 4) // 2 == 2176
 assert 64 * 4 // 2 == 128
 
 # %% [markdown] covers=["pitfall 18"]
-# ## 8. Around the hooks
+# ## 8. Why does `generate` find only shards?
 #
-# Units are gathered by hooks, and hooks run when a module is *called*. `model(x)` gathers; `model.forward(x)`,
-# `model.generate(x)` and `model.embed(x)` do not, and find shards: FSDP2 speaks of a mix of Tensor and DTensor, FSDP1
-# of a weight that must be 2-D.
+# Hooks gather the units, and a hook runs when you *call* a module. `model(x)` gathers. `model.forward(x)`,
+# `model.generate(x)` and `model.embed(x)` do not, so they find shards. FSDP2 then complains about a mix of Tensor and
+# DTensor, FSDP1 about a weight that must be 2-D.
 
 # %% exercise="forward_bypassed"
 
@@ -443,10 +459,10 @@ for rank, (tokens, alone) in enumerate(zip(made, hook_files.in_one_process(calls
 HTML(viz.Table("The first row: 5 words given, 6 made", ("", "sharded", "in one process"), tuple(rows)).to_html())
 
 # %% [markdown]
-# One thing more is easy to miss: every rank must take the same number of steps, for each of them gathers. A rank that
-# stops at its own end of text leaves the others waiting (chapter 12).
+# One more trap: every rank must take the same number of steps, because each step gathers. A rank that stops at its own
+# end of text leaves the others waiting (chapter 12).
 #
-# Now open what others say about wrapping; each sentence is wrong or half the truth, and the truth is inside.
+# Here is what people say about wrapping. Decide for yourself before you open one.
 
 # %%
 misconceptions("wrapping")
@@ -457,7 +473,7 @@ board("wrapping")
 # %% [markdown]
 # ### Your own FSDP: its units
 #
-# `fully_shard` of one module: what is in its unit, and who holds it?
+# You call `fully_shard` on one module. Which parameters are in its unit, and which module holds each?
 
 # %% exercise="parameters_of_unit"
 
@@ -473,10 +489,11 @@ standing.picture
 # %% [markdown]
 # ## Lab: choose the cut on the command line
 #
-# `labs.train` takes `--wrap=block`, `root`, a number as the size policy does, or names of classes, and says how many
-# units it made. A block here has 197 thousand parameters, and its parts have fewer. On one GPU nothing travels, so only
-# memory changes; on many, with `--nproc_per_node` as many as you have, compare step times. `lab_03_units.ipynb`
-# predicts and measures all cuts.
+# `labs.train` takes `--wrap=block`, `root`, a number (as the size policy does), or names of classes. It tells you how
+# many units it made. A block here has 197 thousand parameters, and each of its parts has fewer.
+#
+# On one GPU nothing travels, so you will only see memory change. On many, set `--nproc_per_node` to as many as you have
+# and compare step times. `lab_03_units.ipynb` predicts and measures all cuts.
 
 # %% tags=["nbval-ignore-output"]
 from labs.cluster.torchrun import torchrun
@@ -490,10 +507,13 @@ assert len(lab.losses) == 2
 # %% [markdown]
 # ## What you have seen
 #
-# - One call of `fully_shard` is one unit; inner modules first, the root takes what is left, and it must be called.
-# - The bytes of a step do not depend on the cut. The number of collectives, what can overlap, and the peak do: begin
-#   with a unit for each block.
-# - A policy by class says what you mean; one by size makes units of single layers.
-# - Tied parameters belong into one unit. A forgotten root, and FSDP1 with ties in two units, are wrong in silence.
+# - One call of `fully_shard`, one unit. Inner modules first; the root takes what is left. Never forget the root.
+# - A cut does not change how many bytes you send. It changes how many collectives, what can overlap, and the peak.
+#   Start with one unit a block.
+# - A policy by class says what you mean. One by size makes units of single layers.
+# - Keep tied weights in one unit. A forgotten root, and FSDP1 with tied weights in two units, go wrong without a word.
+#
+# > **Our 8B model** now has 33 units: 32 blocks, and the root with embedding and head. No gather brings more than the
+# > root's 2 GB of bf16, and so it fits on eight cards. Only just, though. Next we look at the worst moment.
 #
 # Next: `07_peak_memory.ipynb`, what a step holds at most.

@@ -13,8 +13,15 @@
 # %% [markdown]
 # # What stands at the peak?
 #
-# A step does not fail by what it keeps, but by the moment at which most is alive. After this notebook you can say
-# what stands at that moment, prove how low it can be, and choose the setting that buys memory with least time.
+# Out of memory is about the worst moment of a step, not about the average. So find the peak. By the end you can name
+# what stands there, prove how low it could be, and pick the setting that buys memory for the least time.
+#
+# > **Our 8B model** fits eight H100, barely: with rows of 8,192 tokens a step holds about 67 GiB, and torch's allocator
+# > keeps 75 of the 78.5 that a process gets. One longer document and it is gone. What would you throw out first?
+# > (`fsdp-sim simulate --model llama3-8b --gpu H100-SXM-80GB --gpus 8 --seq-len 8192`)
+#
+# **Core path, about 100 minutes:** sections 1 to 5, with the exercises `stands_at_the_peak`, `saved_for_backward` and
+# `plan_for_long_rows`. The rest is there if you like.
 #
 # **What is real:** the ranks, torch's FSDP2, and every byte labelled *measured*. **What is modelled:** large models on
 # GPUs, by a simulator that plays torch's program and adds up what is alive. It leaves out fragmentation, the CUDA
@@ -45,8 +52,8 @@ stacks, GIB = pictures.stacks, 2**30
 # %% [markdown]
 # ## 1. A step, watched from below
 #
-# Six equal layers on 64 ranks, with hardly any activations, so that units are all there is to see. Does one
-# layer at a time stand there?
+# Six equal layers on 64 ranks, and hardly any activations, so that you see the units alone. FSDP computes one layer at
+# a time. Does it also hold only one?
 
 # %% predict="layers_at_the_peak"
 
@@ -57,14 +64,20 @@ step = simulate(layers, cluster, Plan(seq_len=16))
 viz.timeline(step.timeline)
 
 # %% [markdown] covers=["coverage 004.37"]
-# Look at the strip below the bars. In forward three layers' worth: a layer's parameters, the flat buffer in which
-# they arrived, and the buffer of the layer before, which is let go one layer later so that two gathers can be under
-# way. In backward four: parameters, their gradients, the buffer of the next gather, and what the last
-# reduce-scatter still reads. Torch's own tests allow three in forward beside the shards.
+# No. Look at the strip below the bars. In forward you find three layers' worth:
+#
+# - a layer's parameters,
+# - the flat buffer in which they arrived,
+# - the buffer of the layer before, which FSDP lets go one layer late, so that two gathers can be under way.
+#
+# In backward four: parameters, their gradients, the buffer of the next gather, and what the last reduce-scatter still
+# reads. Torch's [own memory
+# test](https://github.com/pytorch/pytorch/blob/v2.13.0/test/distributed/_composable/fsdp/test_fully_shard_memory.py)
+# allows three in forward beside the shards.
 
 # %% [markdown]
-# Read it off yourself. Stuck? `hint("stands_at_the_peak")` gives the next of three hints,
-# `solution("stands_at_the_peak")` the solution and its reason. Either way the notebook goes on.
+# Now read one off yourself. Stuck? `hint("stands_at_the_peak")` gives the next of three hints,
+# `solution("stands_at_the_peak")` the solution and its reason. Either way you can go on.
 
 # %% exercise="stands_at_the_peak"
 
@@ -87,9 +100,9 @@ stacks(bars, "What stands at the peak, in layers", "layers")
 # %% [markdown]
 # ## 2. How low can it be?
 #
-# In the picture above, who never reshards holds all six layers, and two buffers in forward (8) or a gradient in
-# backward (7). Now the other way: what must be alive, whatever the program does? A bound needs no program, only an
-# argument about one moment. Take the backward of the first unit, which comes last.
+# In the picture above, never resharding holds all six layers, with two buffers in forward (8) or a gradient in
+# backward (7). Let's go the other way. What must be alive, whatever your program does? You need no program to answer,
+# only one moment and an argument about it. Take the backward of the first unit, which comes last.
 
 # %% predict="least_in_last_backward"
 
@@ -114,8 +127,8 @@ assert max(lives["yours"]) < max(lives["reduces at the end"]) < max(lives["never
 histories(lives, "Freed twice, reduced at once: a step at its lower bound (measured)", least=least.least_bytes(None))
 
 # %% [markdown]
-# *Freed twice*: each unit after its forward, and again after its backward. What the two loops do by hand, FSDP
-# does in hooks. `fully_shard` puts them there, in the mini and in torch:
+# *Freed twice* means: each unit after its forward, and again after its backward. Your two loops do it by hand. FSDP
+# does it in hooks, and `fully_shard` puts them there, in the mini and in torch:
 
 # %%
 in_torch(fsdp_sim.mini.fully_shard)
@@ -123,8 +136,9 @@ in_torch(fsdp_sim.mini.fully_shard)
 # %% [markdown]
 # ## 3. Reshard after forward: True, False, a number, None
 #
-# Llama 3 8B on 8 H100, one row of 8,192 tokens. We try all four. 4 keeps a quarter of each unit on each rank,
-# between forward and backward and beside its shard.
+# [`reshard_after_forward`](https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html) takes four kinds of
+# value. We try them all with Llama 3 8B on 8 H100, one row of 8,192 tokens. With 4, each rank keeps a quarter of every
+# unit between forward and backward, beside its shard.
 
 # %% predict="cost_of_never_resharding"
 
@@ -141,11 +155,13 @@ assert 3 < (kept["4"].peak_memory_bytes - kept["True"].peak_memory_bytes) / GIB 
 viz.memory_waterfall(kept)
 
 # %% [markdown]
-# `True` frees each unit after its forward. `None`, the default, does too, except for the root, whose backward
-# comes first. `False` keeps them all: at the end of forward the whole model stands there, in bf16 15 GiB. A
-# number n keeps a slice of 1/n, here a quarter in bf16, beside the fp32 shard: backward then gathers among 4
-# ranks of one node, and pays with 3.2 GiB (in the picture they are counted as shards). Full sharding "frees
-# after backward", some say. Does it?
+# `True` frees each unit after its forward. `None`, the default, does too, except for the root: its backward comes
+# first. `False` keeps them all, so at the end of forward the whole model stands there, 15 GiB of bf16.
+#
+# A number n keeps a slice of 1/n beside the fp32 shard, here a quarter in bf16. Backward then gathers among 4 ranks of
+# one node, for 3.2 GiB more (the picture counts them as shards).
+#
+# You may have read that full sharding frees parameters "after backward". Does it?
 
 # %% exercise="freed_after_forward"
 
@@ -161,7 +177,7 @@ stacks(counts, "What is freed after forward is gathered again: 5 units and a roo
 
 # %% [markdown] covers=["pitfall 13"]
 # ### "FSDP saves nothing"
-# Somebody calls `fully_shard(model)` and nothing else, trains, and runs out of memory as before.
+# A friend calls `fully_shard(model)`, nothing else, and runs out of memory as before. What happened?
 
 # %% predict="only_the_model_wrapped"
 
@@ -175,14 +191,14 @@ assert not wrapped["root"].fits
 viz.memory_waterfall(wrapped)
 
 # %% [markdown]
-# The cure is a call for each block, bottom up, before the one for the model. (And if the peak is activations, no
-# wrapping helps: read the picture before you turn a knob.)
+# Call it on each block, bottom up, and then on the model. (If your peak is activations, no wrapping will help you. Read
+# the picture before you turn a knob.)
 
 # %% [markdown]
-# ## 4. Activations: not sharded, but they can be computed twice
+# ## 4. Activations: not sharded, but you can compute them twice
 #
-# Most of the bar *block* is **activations**: what forward saves for backward. Take a block of two linear
-# layers and a GELU. Which tensors does autograd save?
+# Most of the bar *block* is **activations**: what forward saves for backward. Take a block of two linear layers and a
+# GELU. Which tensors does autograd save?
 
 # %% predict="activations_on_two_ranks"
 
@@ -195,13 +211,14 @@ assert saved["alone"] == saved["fsdp"] == saved["checkpointed layers"] == 9 * sa
 stacks(kb, "Neither sharding nor a checkpoint around each layer saves activations (measured)", "kB on rank 0")
 
 # %% [markdown] covers=["coverage 000.28", "coverage 001.52", "pitfall 47"]
-# **Activation checkpointing** keeps the input of what it wraps and computes the rest again in backward. (It
-# shares no more than its name with a checkpoint on the disk.) So wrap *blocks*: torch's
-# `apply_activation_checkpointing(model, check_fn=...)` puts a `checkpoint_wrapper` (non-reentrant, its default)
-# around each module that `check_fn` picks. If the peak hardly moves, look at what it picked: around children of
-# a block, a checkpoint keeps what autograd would have kept.
+# **Activation checkpointing** keeps only the input of what it wraps, and computes the rest again in backward
+# ([Chen et al., 2016](https://arxiv.org/abs/1604.06174)). (With a checkpoint on your disk it shares a word.)
 #
-# And around the whole model, once? We try it without sharding, in this process, forward and backward.
+# So wrap *blocks*. `apply_activation_checkpointing(model, check_fn=...)` puts a `checkpoint_wrapper` around each module
+# that `check_fn` picks, non-reentrant by default. Did your peak hardly move? Look at what it picked. Around the
+# children of a block, a checkpoint keeps what autograd would have kept anyway.
+#
+# And once around the whole model? We try it without sharding, in this process, forward and backward.
 
 
 # %%
@@ -233,13 +250,15 @@ assert mib["the whole model"]["peak"] > 0.95 * mib["no checkpoint"]["peak"]
 stacks(mib, "One checkpoint around everything saves nothing (measured)", "MiB")
 
 # %% [markdown] covers=["coverage 002.30", "coverage 002.29"]
-# Around the whole model it computes everything twice and saves nothing: in backward all activations are there again,
-# at once. Around each block, those of one block at a time. The price is a second forward: of the three parts of a
-# step's compute (forward one, backward two) one more, a third. **Selective** checkpointing keeps what is expensive to
-# compute again.
+# Around the whole model you compute everything twice and save nothing: backward begins by bringing all activations
+# back, at once. Around each block, only those of one block come back at a time.
+#
+# You pay with a second forward. A step's compute has three parts, one of forward and two of backward, and now you add a
+# fourth: a third more. **Selective** checkpointing keeps what is expensive to compute again
+# ([Korthikanti et al., 2022](https://arxiv.org/abs/2205.05198)).
 
 # %% [markdown]
-# Does a checkpoint also cost communication, since the block runs again?
+# The block runs again in backward. Must its parameters travel again, too?
 
 # %% exercise="checkpoint_around_units"
 
@@ -258,7 +277,7 @@ viz.memory_waterfall(long)
 # %% [markdown]
 # ## 5. Then the logits stand there
 #
-# Checkpoint every block, and look again. Which part is the largest now?
+# Checkpoint every block, and look again. What is the largest part now?
 
 # %% predict="largest_with_checkpoints"
 
@@ -273,14 +292,14 @@ assert next(iter(heads["torch's loss"].memory.peak_by_category)) == "logits"
 viz.memory_waterfall(heads)
 
 # %% [markdown]
-# No sharding of units touches the logits: they belong to a rank's own rows. A loss that computes in place, or in
-# pieces of the row, does, and so do fewer rows. Then the peak is elsewhere, and you begin again: *what stands there?*
+# Sharding does not touch the logits: they belong to a rank's own rows. A loss that computes in place or in pieces of
+# the row does help, and so do fewer rows. Then the peak is somewhere else, and you ask again: *what stands there?*
 
 # %% [markdown] covers=["pitfall 28"]
-# ## 6. Out of memory, with accumulation only
+# ## 6. Out of memory, but only when accumulating
 #
-# To communicate once per step one may reduce gradients in the last micro-batch alone: `no_sync()` of FSDP1,
-# `set_requires_gradient_sync(False)` of FSDP2. That has a price in memory.
+# To communicate once a step, you can reduce gradients in the last micro-batch alone: `no_sync()` in FSDP1,
+# `set_requires_gradient_sync(False)` in FSDP2. You pay for it in memory. How much?
 
 # %% predict="kept_without_reducing"
 
@@ -303,9 +322,9 @@ histories(
 )
 
 # %% [markdown]
-# And with torch's own FSDP2? The teaching GPT on four ranks, three micro-batches, once reduced each time, once
-# at the end. Its gradients take 4 MiB whole and 1 MiB sharded. The peaks differ by less than these 3 MiB:
-# whoever reduces holds the buffer of a reduce-scatter instead.
+# And torch's own FSDP2? The teaching GPT on four ranks, three micro-batches: reduced each time, or once at the end. Its
+# gradients take 4 MiB whole and 1 MiB sharded. The two peaks differ by less than those 3 MiB, because whoever reduces
+# holds the buffer of a reduce-scatter instead.
 
 
 # %%
@@ -335,7 +354,7 @@ stacks(named, "Without reduction whole gradients stay from micro-batch to micro-
 # %% [markdown]
 # ## 7. Offload: the last resort
 #
-# `CPUOffloadPolicy` keeps shards in the CPU's memory. What goes there, and what does it cost?
+# `CPUOffloadPolicy` keeps shards in the CPU's memory. Which ones, and what does it cost you?
 
 # %% predict="peak_saved_by_offload"
 
@@ -349,15 +368,18 @@ assert 0.15 < 1 - both["offloaded"].peak_memory_bytes / both["on the GPU"].peak_
 viz.memory_waterfall(both)
 
 # %% [markdown] covers=["coverage 000.17", "coverage 000.26", "coverage 001.49", "coverage 001.54", "coverage 002.2"]
-# Not "parameters that are not in use": *all* shards, of parameters, gradients and optimizer state, live on the
-# CPU, and the optimizer steps there. Shards travel to the GPU before each gather, gradient shards back after
-# each reduction. What is left, units, activations and logits, it does not touch: here a sixth of the peak goes,
-# for two fifths of the speed. FSDP1 has `CPUOffload(offload_params=True)`, and gradients follow. FSDP2 has
-# `CPUOffloadPolicy(pin_memory=True)`: from pinned memory, which the system may not move, copies run while the
-# GPU computes; no other program can have it meanwhile. First wrap, checkpoint, and fuse.
+# Not "the parameters not in use". *All* shards live on the CPU, of parameters, gradients and optimizer state, and the
+# optimizer steps there. A shard travels to the GPU before each gather, and a gradient's shard back after each
+# reduction. Units, activations and logits stay where they were. Here you save a sixth of the peak and pay two fifths of
+# the speed.
+#
+# In FSDP1 you write `CPUOffload(offload_params=True)`, and gradients follow. In FSDP2 it is
+# [`CPUOffloadPolicy(pin_memory=True)`](https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html).
+# Pinned memory is memory that the system may not move, so copies run while the GPU computes. No other program can
+# have it meanwhile. First wrap, checkpoint, and fuse the loss; then think of offload.
 
 # %% [markdown] covers=["coverage 004.67"]
-# One finds `offload_gradients=True`, too.
+# You will also find `offload_gradients=True` in guides.
 
 # %% predict="offload_gradients_asked"
 
@@ -370,7 +392,7 @@ print(refused)
 assert "unexpected keyword argument 'offload_gradients'" in refused
 
 # %% [markdown]
-# Now choose. Rows of 4,096 tokens, cards of 40 GB: which setting buys what is missing with least time?
+# Now you choose. Rows of 4,096 tokens, cards of 40 GB: which setting buys what is missing with the least time?
 
 # %% exercise="plan_for_long_rows"
 
@@ -389,17 +411,20 @@ assert plans["your plan"].fits
 viz.memory_waterfall(plans)
 
 # %% [markdown] covers=["pitfall 45"]
-# ## 8. What this account leaves out
+# ## 8. Why does `nvidia-smi` say more?
 #
-# `nvidia-smi` says 75 GB, and the peak of all tensors was 55.
+# It says 75 GB, and the peak of all tensors was 55.
 
 # %% predict="who_has_the_rest"
 
 # %% [markdown]
-# The **caching allocator** *reserves* memory in segments and keeps them when tensors go. FSDP1 marks buffers with
-# `record_stream`: they may not be used again until another stream has passed their last use, and a CPU that runs ahead
-# needs new ones meanwhile. The cures: FSDP2, which never calls it (it waits for events instead); with FSDP1
-# `limit_all_gathers`, and `expandable_segments:True` for fragments.
+# The **caching allocator** *reserves* memory in segments, and keeps them when tensors go ([torch's
+# notes](https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management)). FSDP1 marks its buffers with
+# `record_stream`: nobody may reuse one until another stream has passed its last use. A CPU that runs ahead needs new
+# ones meanwhile.
+#
+# What helps: FSDP2, which waits for events and never calls `record_stream`. In FSDP1, `limit_all_gathers`. Against
+# fragments, `expandable_segments:True`.
 
 # %%
 issued = {
@@ -413,7 +438,7 @@ assert min(per_step["fsdp1"].values()) > 0
 stacks(per_step, "FSDP1 keeps buffers for streams, and its limiter stops the CPU", "times in one step of 4 layers")
 
 # %% [markdown] covers=["pitfall 38"]
-# And a step is not all of a run. Sometimes it saves: parameters and AdamW's moments, in fp32, gathered on every rank.
+# And a step is not the whole run. Sometimes it saves. Say every rank gathers parameters and AdamW's moments, in fp32.
 
 # %% predict="full_state_of_70b"
 
@@ -425,7 +450,7 @@ assert round(full_gb / 64) == 13
 stacks(saves, "A full save needs the whole state in one place", "GB on one rank")
 
 # %% [markdown]
-# What people say about this subject, each statement folded with what is true:
+# What people say about memory. Decide before you open one:
 
 # %%
 misconceptions("peak")
@@ -436,7 +461,7 @@ board("peak")
 # %% [markdown]
 # ### Your own FSDP: resharding, recomputation
 #
-# What a unit keeps between forward and backward is decided at one place of your file.
+# One place in your file decides what a unit keeps between forward and backward.
 
 # %% exercise="after_forward"
 
@@ -452,8 +477,8 @@ standing.picture
 # %% [markdown]
 # ## Lab: turn the knobs on real ranks
 #
-# Two ranks train the teaching GPT with torch's FSDP2, in four settings. Each peak is predicted first, and then every
-# tensor of a step is counted.
+# Two ranks train the teaching GPT with torch's FSDP2, in four settings. We predict each peak first, and then count
+# every tensor of a step.
 
 # %% tags=["nbval-ignore-output"]
 from labs.config import TrainConfig
@@ -475,16 +500,23 @@ mib = {name: {"counted": n_bytes / 2**20} for name, n_bytes in counted.items()}
 stacks(mib, "Four settings of the same step, counted on two ranks", "MiB at the peak")
 
 # %% [markdown]
-# **Next:** `lab_02_memory.ipynb` has a dozen knobs, and the parts of the peak beside the prediction. **On
-# one GPU:** `python -m labs.experiments.memory --model gpt2 --seq-len 512`; checkpointing, a fused loss and offload
-# show there too. **On many:** the same command takes one rank per GPU. Watch `max_memory_reserved()` beside
+# **Next:** `lab_02_memory.ipynb` has a dozen knobs, and shows the parts of the peak beside the prediction.
+#
+# **On one GPU:** `python -m labs.experiments.memory --model gpt2 --seq-len 512`. Checkpointing, a fused loss and
+# offload show there too. **On many:** the same command takes one rank per GPU. Watch `max_memory_reserved()` beside
 # `max_memory_allocated()`.
 
 # %% [markdown]
 # ## What you have seen
 #
-# - Peak = shards + what is whole (three units in forward, four in backward) + activations + logits, at *one* moment.
-# - Units, their gradients and buffers shrink by wrapping and resharding; activations by checkpoints around blocks.
-# - A lower bound is an argument about one moment; a step can reach it.
-# - Whole gradients between micro-batches, one unit for everything, a checkpoint around everything: three ways to lose
-#   what sharding saved. Offload comes last.
+# - The peak is shards + whole units (three in forward, four in backward) + activations + logits, at *one* moment.
+# - Wrapping and resharding shrink units, their gradients and buffers. Checkpoints around blocks shrink activations.
+# - A lower bound is an argument about one moment, and a step can reach it.
+# - Three ways to lose what sharding saved: whole gradients between micro-batches, one unit for everything, a checkpoint
+#   around everything. Offload comes last.
+#
+# > **Our 8B model:** add `--activation-checkpointing full` to the command above. Now a step holds about 28 GiB and
+# > takes about 1.3 s (1.2 to 1.4), where it took about 1.0 s (0.96 to 1.13). We have room for longer rows and more of
+# > them. Before we use it: are the numbers still right?
+#
+# Next: `08_numerics.ipynb`, what changes them.
