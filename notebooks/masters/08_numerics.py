@@ -13,12 +13,20 @@
 # %% [markdown]
 # # What changes the numbers?
 #
-# FSDP itself changes no number. What one switches on beside it does: low precision, accumulation, clipping, a
-# learning rate that follows the GPUs. Each has a right way, and a wrong one that raises no error. Here you see by
-# how much each is off, mend the wrong ones, and can then say which setting is behind a bad loss curve.
+# FSDP itself changes no number. What you switch on beside it does: low precision, accumulation, clipping, a learning
+# rate that follows the GPUs. Each has a right way, and a wrong one that raises no error. Here you measure how far off
+# each wrong one is, mend it, and learn to say which setting is behind a bad loss curve.
+#
+# > **Our 8B model** computes in bf16, and that is worth a lot. On eight H100, with checkpoints around the blocks, a
+# > step takes about 1.3 s. In plain fp32 it would be about 16 s (14 to 17). So bf16 stays. What did it cost us?
+# > (`fsdp-sim simulate --model llama3-8b --gpu H100-SXM-80GB --gpus 8 --seq-len 8192 --activation-checkpointing full`,
+# > then with `--param-dtype none`)
+#
+# **Core path, about 100 minutes:** sections 1, 2, 4 and 5, with the exercises `cast_gather_reduce`,
+# `accumulate_unequal_micro_batches` and `clip_by_all_shards`. The rest is there if you like.
 #
 # **Real:** ranks, gloo, torch's FSDP2 and FSDP1, every gradient. **Modelled:** the memory and speed of GPUs in
-# sections 1 and 4; what bf16 and fp16 do to numbers is the same on a CPU, what they gain in speed is not.
+# sections 1 and 4. What bf16 and fp16 do to numbers is the same on a CPU; what they gain in speed is not.
 
 # %%
 import torch
@@ -47,9 +55,9 @@ def table(caption, header, rows):
 # %% [markdown]
 # ## 1. Three dtypes
 #
-# `MixedPrecisionPolicy(param_dtype=bf16, reduce_dtype=fp32)` is the usual choice. We look at seven dtypes: of the
-# shard, of the whole weight in forward, of an activation, of the gradient that travels, of the one that the shard
-# gets, of Adam's two moments, and of a buffer (here a table of ones).
+# `MixedPrecisionPolicy(param_dtype=bf16, reduce_dtype=fp32)` is the usual choice. It sounds as if everything were bf16
+# now. Let's look at a unit while it trains: its shard, the whole weight in forward, an activation, what travels each
+# way, the gradient that the shard gets, Adam's moments, and a buffer (a table of ones).
 
 
 # %%
@@ -82,20 +90,23 @@ assert low == {"whole weight", "activation", "all-gather"}
 table("What has which dtype", ("", "dtype"), kept.items())
 
 # %% [markdown] covers=["coverage 002.4", "coverage 002.5", "coverage 002.6", "coverage 003.17"]
-# `param_dtype` is the dtype of the *gathered* parameters and of compute. Nothing is stored in it: the shard stays
-# fp32, is its own master copy, and takes the step. `reduce_dtype` is that of the reduce-scatter (with HSDP also of the
-# all-reduce between replicas), whose result is cast back to the shard's dtype. Leave it out, and torch up to 2.14
-# reduces in `param_dtype`; torch 2.15 reduces in the dtype of the shard, here fp32, and sends twice the bytes
-# (`fsdp-sim program --torch 2.15 --plan param_dtype=bf16` shows it). Write both, and every version does the same.
+# Three things. `param_dtype` is for the *gathered* parameters and for compute. Nothing is stored in it: the shard stays
+# fp32, is its own master copy, and takes the step.
 #
-# **Buffers** are what is not a parameter: running means, masks, tables of positions. Embeddings are parameters. FSDP1
-# has a `buffer_dtype` for them and leaves batch norms alone; FSDP2 leaves all buffers as they are.
+# `reduce_dtype` is for the reduce-scatter, and in HSDP for the all-reduce between replicas. The result is cast back to
+# the shard's dtype. Leave `reduce_dtype` out, and torch up to 2.14 reduces in `param_dtype`. Torch 2.15 reduces in the
+# shard's dtype, here fp32, and sends twice the bytes (`fsdp-sim program --torch 2.15 --plan param_dtype=bf16` shows
+# it). Write both, and every version does the same. Both are fields of
+# [`MixedPrecisionPolicy`](https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html).
+#
+# **Buffers** are the rest: running means, masks, tables of positions. An embedding is a parameter. FSDP1 has a
+# `buffer_dtype` for buffers and leaves batch norms alone; FSDP2 leaves all buffers as they are.
 
 # %%
 in_torch(fsdp_sim.mini.precision.cast_forward_inputs, fsdp_sim.mini.precision.gradient_division)
 
 # %% [markdown]
-# A model of 1.5 billion parameters on eight GPUs. Everything computes in bf16. Does its memory halve?
+# So how much memory does it save? Take 1.5 billion parameters on eight GPUs, and compute everything in bf16.
 
 # %% predict="memory_left_in_bf16"
 
@@ -109,13 +120,14 @@ print(f"bf16 takes {ratio:.0%} of the memory of fp32 (simulated)")
 viz.memory_waterfall(sims)
 
 # %% [markdown] covers=["coverage 000.19", "coverage 002.3"]
-# Not half, and there is no rule such as "50% less": parameters, gradients and optimizer state take 16 bytes a
-# parameter with or without it. What shrinks is what comes and goes: activations, whole units, and the bytes on
-# the wire. (Logits grow: the loss makes fp32 copies of them, beside those in bf16.) bf16 has the range of fp32
-# with 8 binary digits; fp16 has 11 digits and a small range, see section 3.
+# Not half. With bf16 or without, parameters, gradients and optimizer state take 16 bytes a parameter. What shrinks is
+# what comes and goes: activations, whole units, the bytes on the wire. (Logits even grow: the loss makes fp32 copies
+# beside those in bf16.)
 #
-# Write the step of a unit with all three dtypes. Stuck? `hint("cast_gather_reduce")` gives the next of three hints,
-# `solution("cast_gather_reduce")` the solution and why it is so.
+# bf16 has the range of fp32, and 8 binary digits. fp16 has 11 digits and a small range; that is section 3.
+#
+# Now write the step of a unit, with all three dtypes. Stuck? `hint("cast_gather_reduce")` gives the next of three
+# hints, `solution("cast_gather_reduce")` the solution and why it is so.
 
 # %% exercise="cast_gather_reduce"
 
@@ -137,9 +149,9 @@ side_by_side(
 )
 
 # %% [markdown] covers=["pitfall 33", "coverage 002.8"]
-# ## 2. Eight binary digits: why shards and sums stay fp32
+# ## 2. Why do shards and sums stay in fp32?
 #
-# Why keep the shard in fp32? Add a small update a hundred times to a weight of 1, kept in fp32 and in bf16.
+# Because eight binary digits are few. Keep a weight of 1 in fp32 and in bf16, and add a small update a hundred times.
 
 # %% predict="bf16_weight_after_100_updates"
 
@@ -158,13 +170,16 @@ assert set(kept_in[torch.bfloat16]) == {1.0}
 curves("A bf16 weight never moves: each update is rounded away", lines, shown, x_title="step", y_title="weight")
 
 # %% [markdown] covers=["coverage 004.126"]
-# The next bf16 number above 1 is 1 + 2⁻⁷, and a thousandth does not reach half of the way. A model that is *loaded*
-# in bf16 and then sharded keeps its shards, and Adam's moments, so: its loss stops falling early, or it wants ten
-# times the rate. Load in fp32; let the policy cast.
+# The next bf16 number above 1 is 1 + 2⁻⁷. A thousandth is less than half of the way, so it rounds back to 1, every
+# time. That is the argument for a master copy in fp32
+# ([Micikevicius et al., 2017](https://arxiv.org/abs/1710.03740)).
+#
+# If you *load* a model in bf16 and then shard it, its shards are bf16, and so are Adam's moments. Its loss stops
+# falling early, or it needs ten times the rate. Load in fp32 and let the policy cast.
 
 # %% [markdown]
-# `reduce_dtype=bf16` alone is possible too: it halves the bytes of gradients. How far off is a sum over many ranks?
-# (Two are run with FSDP2; for more, gradients are added in this process.)
+# What if only the gradients travel in bf16? `reduce_dtype=bf16` halves their bytes. How far off is a sum over many
+# ranks? (We run two with FSDP2; for more, we add up gradients in this process.)
 
 # %% predict="sum_of_16_in_bf16"
 
@@ -176,15 +191,17 @@ assert 0.7 < errors[-1].measured / numerics.BF16_UNIT < 1.5
 numerics.reduction_picture(errors)
 
 # %% [markdown]
-# The more ranks, the larger the error: in the end with their root, and at 16 it is already that of one rounding
-# at its worst. So bf16 for what is computed, fp32 for what is added up and for what is kept, is the
-# conservative choice; save the other half of the bytes when your own loss curve says that you may.
+# More ranks, more error. From some point it grows with the root of their number, and at 16 it is as large as one bf16
+# rounding can be at worst.
+#
+# So a careful choice is: bf16 for what you compute, fp32 for what you add up and for what you keep. Save the other half
+# of the bytes when your own loss curve says that you may.
 
 # %% [markdown] covers=["coverage 000.27", "coverage 002.7", "coverage 001.37"]
 # ## 3. fp16, and the scaler
 #
-# An "aggressive" policy has fp16 everywhere. fp16 ends at 65,504, and below 2⁻²⁵ a number becomes 0. The
-# gradient of a wrong logit begins at 1 / (vocabulary × tokens of the batch).
+# What if you use fp16 everywhere? Its numbers end at 65,504, and below 2⁻²⁵ they become 0. Now think of the gradient of
+# a wrong logit: it begins at 1 / (vocabulary × tokens of the batch).
 
 # %% predict="tokens_that_fp16_loses"
 
@@ -205,13 +222,15 @@ curves(
 )
 
 # %% [markdown] covers=["coverage 004.51", "coverage 004.52", "pitfall 32"]
-# From 2¹⁷ tokens on: times 2⁸ words that is 2²⁵. So the loss is multiplied by a **scale** before backward, and
-# the gradients are divided by it before anything else looks at them: *unscale, clip, step*, in this order. When
-# something overflows, the step is left out and the scale halved. The scaler does not touch activations, and it
-# is *not* unchanged under FSDP: gradients are sharded.
+# From 2¹⁷ tokens on: times 2⁸ words that is 2²⁵. So you multiply the loss by a **scale** before backward, and divide
+# the gradients by it before anything else looks at them. *Unscale, clip, step*, in this order. If something overflows,
+# you leave the step out and halve the scale.
+#
+# The scaler does not touch activations. But sharding gives it a new problem: each rank sees only its own part of the
+# gradients.
 
 # %% [markdown]
-# Below, two ranks and four steps, two of which overflow on one rank. First each rank decides for itself.
+# Here are two ranks and four steps, two of which overflow on one rank. First each rank decides for itself.
 
 
 # %%
@@ -247,12 +266,14 @@ assert lines["each for itself, rank 1"][-1] == 8192
 curves("Scales part when each rank decides for itself", lines, range(5), x_title="steps", y_title="scale", log_y=True)
 
 # %% [markdown] covers=["coverage 004.71", "coverage 004.118", "coverage 004.125"]
-# FSDP1 needs `ShardedGradScaler`, which agrees over the ranks; FSDP2's DTensors do that for the plain `GradScaler`.
-# With the policy, leave `torch.autocast` out: two systems that cast, and each thinks it decides.
+# With FSDP1 use
+# [`ShardedGradScaler`](https://github.com/pytorch/pytorch/blob/v2.13.0/torch/distributed/fsdp/sharded_grad_scaler.py),
+# which makes the ranks agree. With FSDP2 the plain `GradScaler` does, thanks to its DTensors. And if you have the
+# policy, leave `torch.autocast` out. Two systems that cast are one too many.
 #
-# bf16 needs none of this. Ask the device, not a table
-# (`torch.cuda.is_bf16_supported(including_emulation=False)`; without it an older GPU says yes and emulates
-# it): GPUs since Ampere have it, other makers' too, and CPUs. An fp32 policy is simply no policy.
+# bf16 needs none of this. GPUs since Ampere have it, those of other makers too, and CPUs. To be sure, ask the device:
+# `torch.cuda.is_bf16_supported(including_emulation=False)`. (Without that argument an older GPU says yes and emulates
+# it.) And a policy of fp32 is simply no policy.
 
 
 # %%
@@ -268,10 +289,10 @@ assert (torch.ones(1, dtype=torch.bfloat16) + 1).item() == 2  # on this CPU
 table("Range and precision", ("", "largest", "smallest normal", "spacing at 1"), ranges)
 
 # %% [markdown]
-# ## 4. Accumulation: bytes sent for bytes kept
+# ## 4. Accumulation: send less, keep more
 #
-# Four micro-batches per step on four ranks. FSDP can reduce the gradients of each, or add them up whole on every rank
-# and reduce once: `set_requires_gradient_sync(is_last)` (FSDP1: `no_sync()`).
+# Four micro-batches a step, on four ranks. You can reduce the gradients of each. Or you add them up whole on every
+# rank and reduce once: `set_requires_gradient_sync(is_last)` in FSDP2, `no_sync()` in FSDP1.
 
 # %% predict="reduced_once_of_four"
 
@@ -287,14 +308,16 @@ print(*(f"{name}: {megabytes:.2f} MB reduce-scattered in a step" for name, megab
 assert sent["requires_gradient_sync=true"] == 4 * sent["requires_gradient_sync=last"]
 
 # %% [markdown] covers=["coverage 001.10", "coverage 004.8", "coverage 004.46", "pitfall 29", "pitfall 30"]
-# A quarter of the bytes, and whole gradients on every rank: with `no_sync` the code looks like DDP's, the
-# memory does not. It skips the *reduce-scatter*; gathers go on. It is a trade and no "must": out of memory only
-# when accumulating? Reduce every time. Slow when accumulating, on a slow network? Reduce once, if it fits.
-# (Reduced each time more than a quarter is kept: the root's reduce-scatter buffer stays until the next
-# reduction.)
+# A quarter of the bytes, and whole gradients on every rank. The code looks like DDP's; the memory does not. It is the
+# *reduce-scatter* that you skip. The gathers go on.
 #
-# One case is simply wrong: FSDP1 with CPU offload, accumulating *outside* `no_sync`, keeps only the newest reduced
-# gradient (its documentation says so). And under `no_sync` with offload nothing is offloaded meanwhile.
+# So it is a trade, never a must. Out of memory only when you accumulate? Reduce every time. Slow when you accumulate,
+# on a slow network? Reduce once, if it fits. (Reducing each time keeps a little more than a quarter: the root's
+# reduce-scatter buffer stays until the next reduction.)
+#
+# One combination is wrong: FSDP1 with CPU offload, accumulating *outside* `no_sync`, keeps only the newest reduced
+# gradient ([its documentation](https://docs.pytorch.org/docs/stable/fsdp.html) says so). Under `no_sync`, nothing is
+# offloaded meanwhile.
 
 # %% exercise="plan_of_accumulation"
 
@@ -309,17 +332,17 @@ assert 3 < more_gb < 7
 viz.memory_waterfall(sims)
 
 # %% [markdown] covers=["coverage 004.70", "misconception 36", "pitfall 31"]
-# Now the numbers. "Divide each loss by K, and it is as if the batch had been one." Is it?
+# Now the numbers. You divide each loss by K, as every tutorial does. Is that the same as one large batch?
 #
-# (What is left of the batches at the end of an epoch is a smaller group: a loop that divides by K and steps only every
-# K-th time divides these wrongly, and may never step.)
+# (Watch the end of an epoch, too. The last group may have fewer batches. A loop that divides by K and steps every K-th
+# time divides those wrongly, and may never step.)
 
 # %% predict="loss_divided_by_k"
 
 # %% exercise="accumulate_unequal_micro_batches"
 
 # %% [markdown]
-# Twelve tokens in four micro-batches of 1, 2, 3 and 6, on two ranks. What does each token count for in the gradient?
+# Twelve tokens come in four micro-batches of 1, 2, 3 and 6, on two ranks. How much does each token count?
 
 
 # %%
@@ -345,8 +368,8 @@ curves("Divided by K, a lone token counts six times one of six", lines, range(1,
 # %% [markdown] covers=["coverage 002.31", "coverage 002.32", "pitfall 26", "coverage 001.36"]
 # ## 5. Clipping: whose norm?
 #
-# A gradient that is too long is cut down to `max_norm`, after all micro-batches are reduced and before the step.
-# FSDP1's parameters are plain tensors that hold a shard. What does `torch.nn.utils.clip_grad_norm_` make of them?
+# Clipping cuts a gradient that is too long down to `max_norm`, after all micro-batches are reduced and before the step.
+# FSDP1's parameters are plain tensors that hold a shard. What does `torch.nn.utils.clip_grad_norm_` do with them?
 
 # %% predict="norm_after_clipping_shards"
 
@@ -359,9 +382,8 @@ assert abs(after["FSDP1, torch.nn.utils"] - 0.2) < 1e-5
 table("The norm after clipping to 0.1", ("with", "norm"), [(name, f"{norm:.3f}") for name, norm in after.items()])
 
 # %% [markdown]
-# Each of the four ranks cuts its own shard down to 0.1, by a factor of its own, and norms add up as squares: √4
-# times 0.1. A checklist's "clipping works" is therefore a number to compare with one process, not an absence of
-# errors. Mend it by hand:
+# Each of the four ranks cuts its own shard down to 0.1, by a factor of its own. Norms add up as squares, so you get √4
+# times 0.1. No error, no warning. To know that clipping works, compare a number with a single process. Mend it by hand:
 
 # %% exercise="clip_by_all_shards"
 
@@ -384,9 +406,10 @@ assert max(lines["own shard"]) < true
 curves("Each rank's own norm is too small, and another", lines, range(4), x_title="rank", y_title="norm")
 
 # %% [markdown] covers=["coverage 004.98", "pitfall 27"]
-# And FSDP2? One reads that it must gather, clip and scatter the gradients, and elsewhere that torch's function is
-# broken for it. One thing can indeed go wrong, on GPUs only, so not here: with parameters offloaded to the CPU the norm
-# is a number on the CPU, and a group of NCCL alone has nothing to reduce it with. The remedy is a group with both,
+# And FSDP2? Half of the web says that torch's function is broken there. You will settle that in a moment.
+#
+# One thing can indeed go wrong, on GPUs only, so not here. With parameters offloaded to the CPU the norm is a number on
+# the CPU, and a group with nothing but NCCL cannot reduce it. Make a group with both:
 # `init_process_group("cpu:gloo,cuda:nccl")`.
 
 # %% exercise="clip_of_dtensors"
@@ -401,10 +424,10 @@ moves = {"numbers": {"clip_grad_norm_ reduces": moved, "a gather would bring": w
 side_by_side("One number for each parameter travels, not the gradients", moves, "numbers")
 
 # %% [markdown] covers=["coverage 000.14", "coverage 003.13", "coverage 004.13", "coverage 004.97"]
-# ## 6. The optimizer
+# ## 6. Does the optimizer communicate?
 #
-# It holds DTensors, and its state has their shape: for each parameter AdamW keeps `step`, `exp_avg` and
-# `exp_avg_sq`, not the parameter itself. Some say that it gathers "when the whole parameters are needed".
+# It holds DTensors, and its state has their shape. For each parameter AdamW keeps `step`, `exp_avg` and `exp_avg_sq`,
+# not the parameter itself. What does it have to ask the other ranks?
 
 
 # %% predict="collectives_of_adamw"
@@ -428,12 +451,13 @@ assert (names, shape) == (["step", "exp_avg", "exp_avg_sq"], (32, 64))
 assert ops == ["all_gather", "reduce_scatter"]  # of forward and backward; none of the optimizer
 
 # %% [markdown] covers=["coverage 001.5", "coverage 004.53", "coverage 004.74"]
-# None: it is element-wise, and every rank has the gradient's rows that belong to its own. (ZeRO-1 and -2 gather after
-# the step; FSDP's next forward does it anyway.) Any scheduler of learning rates works, for it only writes numbers
-# into the optimizer. `zero_grad(set_to_none=True)`, the default, lets the reduced gradients' memory go.
-# (`flatten_parameters`, found in old guides, is no argument of torch's FSDP.)
+# Nothing. AdamW works element by element, and every rank has the gradient's rows that belong to its own. (ZeRO-1 and -2
+# gather after the step; in FSDP the next forward gathers anyway.)
 #
-# So the optimizer is made from the shards, after wrapping. Always?
+# Any scheduler of learning rates works: it only writes numbers into the optimizer. `zero_grad(set_to_none=True)`, the
+# default, frees the reduced gradients. And if an old guide offers you `flatten_parameters`: torch's FSDP never had it.
+#
+# So you make the optimizer from the shards, after wrapping. Always?
 
 # %% exercise="optimizer_before_wrapping"
 
@@ -448,8 +472,8 @@ losses = {"before the step": dict.fromkeys(after_step, start), "after it": after
 side_by_side("With an optimizer made before wrapping two of three stand still", losses, "loss")
 
 # %% [markdown] covers=["pitfall 34", "pitfall 35", "coverage 001.7"]
-# Groups for **weight decay** are usually chosen by a rule: what has two dimensions decays. What does that rule
-# find after wrapping, and what does `numel()` say?
+# Now **weight decay**. Many trainers decide by a rule: two dimensions, it decays. What does that rule find after
+# wrapping, and what does `numel()` say?
 
 
 # %%
@@ -478,15 +502,16 @@ rows = [(name, decays[name][0], f"{numels[name][0]:,}") for name in decays]
 table("As rank 0 sees it", ("", "parameters that decay", "numbers in all"), rows)
 
 # %% [markdown]
-# FSDP1's shards are flat: nothing decays, and a count of parameters (or a utilisation made from it) is of one shard.
-# Choose groups by *name, before wrapping*, as `labs/loop/optimizer.py` does, and count before wrapping. Such groups by
-# hand also decide how FSDP1's optimizer state is loaded (`optim_state_dict_to_load` goes by names). FSDP2's DTensors
-# keep both dimensions and `numel()` of the whole.
+# FSDP1's shards are flat. So nothing decays, and if you count parameters (or compute a utilisation from them) you count
+# one shard. Choose groups by *name, before wrapping*, as `labs/loop/optimizer.py` does, and count before wrapping. When
+# you load such an optimizer in FSDP1, `optim_state_dict_to_load` goes by names as well.
+#
+# In FSDP2 the DTensors keep both dimensions, and `numel()` of the whole.
 
 # %% [markdown] covers=["pitfall 36", "coverage 004.45"]
 # ## 7. The learning rate and the global batch
 #
-# "From 1 to N GPUs, multiply the rate by N", say many guides. Take the same 8 rows on one rank, on two, on four.
+# "N GPUs, so N times the rate": you have read that somewhere. Take the same 8 rows on one rank, on two, on four.
 
 
 # %% predict="norm_by_ranks"
@@ -525,15 +550,17 @@ assert abs(lines["times the ranks"][-1] - 0.4) < 1e-6
 curves("Eight rows a step, on more and more ranks", lines, [1, 2, 4], x_title="ranks", y_title="learning rate")
 
 # %% [markdown] covers=["coverage 004.73", "misconception 11"]
-# Gradients are averaged, so ranks alone change nothing. If each rank keeps its rows, the global batch grows with the
-# ranks, and then a larger rate may be right: in proportion for SGD, by the root for Adam, up to a point that only a
-# trial shows. Write the rule with the global batch in it, and moving to other GPUs needs no new rule.
+# Gradients are averaged, so more ranks alone change nothing. But if each rank keeps its rows, the global batch grows
+# with the ranks, and then a larger rate may be right. In proportion for SGD ([Goyal et al.,
+# 2017](https://arxiv.org/abs/1706.02677)), by the root for Adam ([Malladi et al.,
+# 2022](https://arxiv.org/abs/2205.10287)), and up to a point that only a trial shows. Put the global batch into your
+# rule, and a move to other GPUs needs no new one.
 
 # %% [markdown] covers=["pitfall 37", "misconception 37"]
 # ## 8. Seeds, and the order of the data
 #
-# Weights want the same seed on every rank. And dropout? And a sampler to which nobody says `set_epoch`: what order has
-# its second epoch?
+# You want the same weights on every rank, so you seed them all alike. What does dropout do then? And a sampler that
+# nobody calls `set_epoch` on: in what order does it go through the second epoch?
 
 
 # %% predict="dropped_with_one_seed"
@@ -557,8 +584,10 @@ print("second epoch in the first's order: ", same[0][1], "; after set_epoch:", s
 assert (same[0][0] == same[1][0], apart[0][0] == apart[1][0], *same[0][1:]) == (True, False, True, False)
 
 # %% [markdown]
-# So: seed alike, build the model, then seed again with the rank added. The *sampler's* seed must stay alike, for it
-# shuffles on every rank and each takes its part: with different seeds parts overlap, and some rows are never seen.
+# So: seed alike, build the model, then seed again with the rank added.
+#
+# The *sampler's* seed stays alike, though. It shuffles on every rank, and each rank takes its part. With different
+# seeds the parts overlap, and some rows are never seen.
 
 # %% exercise="samples_drawn_twice"
 
@@ -577,7 +606,7 @@ rows_held("Ten samples on four ranks: two come a second time, in the last round"
 # %% [markdown]
 # ## 9. What people say
 #
-# Open one when you have decided for yourself whether it is true.
+# Decide for yourself before you open one.
 
 # %% tags=["nbval-ignore-output"]
 misconceptions("numerics")
@@ -609,8 +638,8 @@ standing.picture
 # %% [markdown]
 # ## 10. Lab: the trainer in bf16
 #
-# `labs/train.py` under `torchrun`, with parameters gathered and computed with in bf16. The same seed and text in fp32,
-# by one process.
+# `labs/train.py` under `torchrun`, gathering and computing in bf16. Beside it one process in fp32, with the same seed
+# and text.
 
 # %% tags=["nbval-ignore-output"]
 from labs.cluster.torchrun import torchrun
@@ -633,16 +662,22 @@ assert 0 < off < numerics.BF16_UNIT
 print("Every loss in bf16 is within 2⁻⁸ of fp32's, and they are not the same.")
 
 # %% [markdown]
-# `lab_05_numerics.ipynb` predicts each of these numbers before it measures it. **One GPU or more:**
-# `python -m labs.experiments.numerics` trains in fp16 too, with its scaler. **Many:** compare `--reduce_dtype=bf16` and
-# `fp32` on your own model before you save half of the gradients' bytes.
+# `lab_05_numerics.ipynb` predicts each of these numbers before it measures it.
+#
+# **One GPU or more:** `python -m labs.experiments.numerics` trains in fp16 too, with its scaler. **Many:** compare
+# `--reduce_dtype=bf16` and `fp32` on your own model before you save half of the gradients' bytes.
 
 # %% [markdown]
 # ## What you have seen
 #
-# - bf16 for what is gathered and computed, fp32 for what is added up and for what is kept. fp16 takes a scaler on
-#   which all ranks agree.
-# - Means of means are not means: divide sums, by the tokens of everybody. Norms are added as squares.
-# - Accumulating without reducing sends less and keeps whole gradients on every rank.
-# - The optimizer comes after wrapping, needs no communication, and its rate follows the global batch, not the ranks.
-# - None of these mistakes raises an error: compare with one process.
+# - bf16 for what you gather and compute, fp32 for what you add up and keep. fp16 needs a scaler on which all ranks
+#   agree.
+# - A mean of means is not the mean. Divide sums, by everybody's tokens. Norms add up as squares.
+# - Accumulate without reducing, and you send less and keep whole gradients on every rank.
+# - Make the optimizer after wrapping. It needs no communication, and its rate follows the global batch, not the ranks.
+# - None of these mistakes raises an error. Compare with one process.
+#
+# > **Our 8B model** trains at bf16 speed, with fp32 where sums and shards are, and we know what to compare if its loss
+# > looks odd. It will run for days. Somewhere in those days it will be killed.
+#
+# Next: `09_checkpoints.ipynb`, what must survive.

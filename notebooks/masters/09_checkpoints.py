@@ -13,8 +13,16 @@
 # %% [markdown]
 # # Checkpoints: what must survive?
 #
-# No rank has the model, so saving takes all of them. In about two hours you save a sharded model without a hang, load
-# it on another number of ranks, go on after a kill so that nobody can tell, and know which checkpoints to trust.
+# No rank has the model, so saving it takes all of them. By the end you can save a sharded model without a hang, load it
+# on another number of ranks, go on after a kill so that nobody can tell, and say which checkpoints you trust.
+#
+# > **Our 8B model** has been training for days when a node dies. Training [Llama 3
+# > 405B](https://arxiv.org/abs/2407.21783), Meta counted 419 unexpected interruptions in 54 days on 16 thousand GPUs.
+# > With the moments of AdamW, ours is 12 bytes a parameter, about 96 GB. We must write them while training goes on, and
+# > read them back on whatever is left of the cluster.
+#
+# **Core path, about 95 minutes:** sections 1 to 3, 5 and 6, with the exercises `save_the_whole_model`,
+# `load_onto_other_shards` and `resume_where_it_stopped`. The rest is there if you like.
 #
 # **What is real:** the ranks, torch's FSDP and its `torch.distributed.checkpoint` (**DCP**), the files, the disk
 # that is full, the kill. **What is modelled:** nothing, but the models are small and the disk is a local one.
@@ -53,8 +61,8 @@ folder = Path(temporary.name)
 # %% [markdown]
 # ## 1. What is in a state dict?
 #
-# A **state dict** maps names to tensors. Take a weight of 10 × 4 on 4 ranks, sharded by `fully_shard`. What does
-# `model.state_dict()` hold on each rank, and does it communicate?
+# A **state dict** maps names to tensors. Take a weight of 10 × 4, sharded by `fully_shard` over 4 ranks. What does
+# `model.state_dict()` hold on each rank? And does it communicate?
 
 
 # %% predict="rows_in_a_state_dict"
@@ -80,22 +88,25 @@ assert not any(record.op == "all_gather" for of_rank in shown.records for record
 HTML(viz.Table("state_dict()['weight']", ("", "type", "shape", "kept here", "bytes here"), rows).to_html())
 
 # %% [markdown] covers=["coverage 004.99", "coverage 001.41", "coverage 004.62"]
-# **DTensors**: each knows the shape of the whole and holds this rank's rows. Nothing was sent. So the keys are the
-# same on every rank and *look* complete: counting them proves nothing, for all names are there while most rows are
+# **DTensors**: each knows the shape of the whole and holds this rank's rows. Nothing was sent. So every rank has the
+# same keys, and the dict *looks* complete. Don't trust a count of keys: all names are there, and most of the rows are
 # not.
 #
-# That is a **sharded state dict**. A **full state dict** has whole tensors, gathered from all ranks. One needs
-# it to export a model, for instance to Hugging Face; the shards of one rank are of no use to anybody else.
+# That is a **sharded state dict**. A **full state dict** has whole tensors, gathered from all ranks. You need it to
+# export a model, for instance to Hugging Face. The shards of one rank are of no use to anybody else.
 
 # %% [markdown] covers=["coverage 004.7", "coverage 004.68", "coverage 001.9"]
-# Older texts switch between *three types* with FSDP1's `state_dict_type(...)`: FULL, SHARDED and LOCAL (flat pieces
-# that only the same ranks can load). That context manager is deprecated. Today one asks for what one wants:
+# How do you ask for one or the other?
+# [`torch.distributed.checkpoint.state_dict`](https://docs.pytorch.org/docs/stable/distributed.checkpoint.html) has it:
 #
 # - `get_model_state_dict(model)`: sharded, 1/W of the bytes on each of W ranks;
 # - with `StateDictOptions(full_state_dict=True)`: full; with `cpu_offload=True` too: full, on rank 0 only, in host
 #   memory.
 #
-# `get_optimizer_state_dict` does the same for the optimizer, whose own `state_dict()` would be this rank's part.
+# `get_optimizer_state_dict` does the same for the optimizer. Its own `state_dict()` would give you this rank's part.
+#
+# In older code you will meet FSDP1's `state_dict_type(...)`, now deprecated, with three types: FULL, SHARDED, and
+# LOCAL, flat pieces that only the same ranks can load.
 
 # %%
 from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
@@ -115,9 +126,8 @@ print(heard[0].partition(". ")[0])
 assert "state_dict_type() and FSDP.set_state_dict_type() are being deprecated" in heard[0]
 
 # %% [markdown]
-# With twice as many ranks, does a full state dict take half as much on each? The first exercise settles
-# it. Stuck? `hint("bytes_of_a_state_dict")` gives the next of three hints, `solution("bytes_of_a_state_dict")` the
-# solution.
+# Does a full state dict take half as much on each of twice as many ranks? The first exercise settles it. Stuck?
+# `hint("bytes_of_a_state_dict")` gives the next of three hints, `solution("bytes_of_a_state_dict")` the solution.
 
 # %% predict="full_state_on_more_ranks"
 
@@ -133,11 +143,12 @@ for ranks in (2, 4):
 stacks(bars, "More ranks make a sharded state dict smaller, and leave a full one as it is.", "KiB on rank 0")
 
 # %% [markdown] covers=["coverage 001.47", "coverage 004.49", "pitfall 38", "coverage 004.130"]
-# So a full state dict is what runs out of memory: with Adam's moments a model of 70 billion parameters is 840
-# GB in one place, and one rank writes it while all others wait. `cpu_offload` moves it to rank 0's host memory
-# (FSDP1: `FullStateDictConfig(rank0_only=True, offload_to_cpu=True)`; guides call it "streaming"), and it is
-# still the whole. Sharded, each rank writes its part: with 64 ranks 13 GB each, at the same time. Full is for
-# export, sharded for going on.
+# So it is the full state dict that runs out of memory. A model of 70 billion parameters with Adam's moments is 840 GB
+# in one place. One rank writes it, and all others wait.
+#
+# `cpu_offload` moves it to rank 0's host memory, where it is still the whole. In FSDP1 you write
+# `FullStateDictConfig(rank0_only=True, offload_to_cpu=True)`. Sharded, each of 64 ranks writes 13 GB, all at the same
+# time. Full is for export, sharded is for going on.
 
 # %%
 states_bytes = 70e9 * 12  # fp32 weights and two moments
@@ -146,7 +157,7 @@ assert (round(states_bytes / 1e9), round(states_bytes / 64 / 1e9)) == (840, 13)
 # %% [markdown]
 # ## 2. Who must call?
 #
-# Only one rank writes a full state dict. So only that rank needs to ask for it?
+# Only one rank writes a full state dict. So is it enough if that rank asks for it?
 
 
 # %% predict="only_rank_0_gathers"
@@ -169,10 +180,11 @@ print("fix:", verdict.fix)
 assert "rank 1 returned without calling" in verdict.headline
 
 # %% [markdown] covers=["pitfall 1", "coverage 004.69", "coverage 001.31"]
-# `full_tensor()` is an **all-gather**: it ends when every rank has called it. Here a watchdog tells after a moment;
-# on a cluster all wait for ten minutes, then the job dies, always at a save. So `if rank == 0:` may stand before the
-# *write* and never before the *gathering*. "Rank 0 creates the file" on a checklist is half of it: the other half is
-# that all ranks enter `state_dict`.
+# `full_tensor()` is an **all-gather**: it ends when every rank has called it. Here a watchdog speaks up after a moment.
+# On a cluster everybody waits for ten minutes and then the job dies, always at a save.
+#
+# So put `if rank == 0:` before the *write*, and never before the *gathering*. All ranks enter `state_dict`; one creates
+# the file.
 
 # %% exercise="save_the_whole_model" tags=["nbval-ignore-output"]
 
@@ -187,10 +199,13 @@ assert [sum(bar.values()) for bar in bars.values()] == [240, 0, 0, 0]
 stacks(bars, "All ranks gave their rows; rank 0 alone has them all.", "rows in the full state dict")
 
 # %% [markdown] covers=["pitfall 39", "coverage 004.58", "coverage 004.47", "coverage 004.60"]
-# Recipes that go wrong, seen in the wild: `if rank == 0: save(model)` around a function that gathers (a hang);
-# `if rank == 0: torch.save(model.state_dict())` with FSDP2 (no hang, and a file with rank 0's rows: a fraction of the
-# model, found at the first load); `ShardedStateDictConfig(rank0_only=True)` (a TypeError: shards have no form that one
-# rank holds); arguments such as `state_dict(state_dict_type=...)` that no version had.
+# Four recipes that you will find, and what each does:
+#
+# - `if rank == 0: save(model)`, around a function that gathers: a hang.
+# - `if rank == 0: torch.save(model.state_dict())` with FSDP2: no hang, and a file with rank 0's rows. You notice at the
+#   first load.
+# - `ShardedStateDictConfig(rank0_only=True)`: a TypeError. Shards have no form that one rank holds.
+# - `state_dict(state_dict_type=...)`: a TypeError. No version of torch had that argument.
 
 # %%
 from torch.distributed.fsdp import ShardedStateDictConfig
@@ -203,15 +218,17 @@ print(found)
 assert "unexpected keyword argument 'rank0_only'" in str(found)
 
 # %% [markdown] covers=["coverage 004.121", "coverage 004.9"]
-# What is right in older code: *all* ranks enter FULL_STATE_DICT, *rank 0* writes. FSDP1 needs
-# `FullStateDictConfig(offload_to_cpu=True, rank0_only=True)` with it, or every GPU gathers the whole model; without
-# the optimizer's state nobody can go on from the file; and "save if the validation loss improved" saves nothing where
-# validation is off.
+# In older code this is right: *all* ranks enter FULL_STATE_DICT, *rank 0* writes. Three things to check in it:
+#
+# - FSDP1 needs `FullStateDictConfig(offload_to_cpu=True, rank0_only=True)`, or every GPU gathers the whole model.
+# - Without the optimizer's state you cannot go on from that file.
+# - "Save if the validation loss improved" saves nothing when validation is off.
 
 # %% [markdown]
 # ## 3. A checkpoint that knows no ranks
 #
-# **DCP** lets every rank write its own rows, and keeps an index: which rows of which tensor are in which file.
+# With **DCP** every rank writes its own rows and keeps an index: which rows of which tensor are in which file. Four
+# ranks save a weight of ten rows. How many files, and what is in each?
 
 
 # %% predict="files_of_four_ranks"
@@ -232,10 +249,11 @@ print(sorted(path.name for path in (folder / "four").iterdir()))
 assert list(files.values()) == [(0, 3), (3, 6), (6, 9), (9, 10)]
 
 # %% [markdown] covers=["pitfall 40", "coverage 001.55"]
-# Now three ranks load it. Each says what it wants: a DTensor of the whole shape on the *new* mesh. DCP cuts the
-# wanted rows along the borders of the files and reads those pieces, and nothing else. (FSDP1's `SHARDED_STATE_DICT`
-# was the first form of this. Files that each rank writes with `torch.save` and reads alone have no index, so they fit
-# the same number of ranks and no other.)
+# Now three ranks load it. Each says what it wants: a DTensor of the whole shape on the *new* mesh. DCP cuts the wanted
+# rows along the borders of the files, and reads those pieces and nothing else.
+#
+# (FSDP1's `SHARDED_STATE_DICT` was the first form of this. If each rank calls `torch.save` for itself, there is no
+# index, and only the same number of ranks can read it.)
 
 
 # %%
@@ -271,11 +289,13 @@ for rank, rows in enumerate(halves):
 reads(files, wanted, "Four shards on the disk, two in memory: each half is held twice.")
 
 # %% [markdown] covers=["coverage 004.48", "coverage 004.59"]
-# Some recipes load on rank 0 and send everything to everyone: `ckpt = broadcast_object_list([ckpt])[0]`. That
-# function fills its list in place and returns `None`, so the line is a TypeError; and mended it pickles the *whole*
-# model to every rank, W copies in host memory. With a full file rank 0 reads, and `set_model_state_dict(...,
-# StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))` sends tensor by tensor; with DCP every rank
-# reads its own.
+# What about loading on rank 0 and sending it round, as in `ckpt = broadcast_object_list([ckpt])[0]`? That function
+# fills its list in place and returns `None`, so this line is a TypeError. Mended, it pickles the *whole* model to every
+# rank: W copies in host memory.
+#
+# With a full file, let rank 0 read, and have `set_model_state_dict(...,
+# StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))` send tensor by tensor. With DCP every rank reads
+# its own.
 
 
 # %%
@@ -291,7 +311,7 @@ assert returned[1] == (None, {"weight": 1})
 # %% [markdown]
 # ## 4. Names, and copies
 #
-# A checkpoint finds tensors by name. What does `torch.compile(model)` do to names?
+# A checkpoint finds tensors by name. What does `torch.compile(model)` do to the names?
 
 # %% predict="name_after_compile"
 
@@ -306,13 +326,14 @@ assert list(wrapped.state_dict()) == ["_orig_mod.0.weight", "_orig_mod.0.bias"]
 assert list(get_model_state_dict(wrapped)) == list(model.state_dict()) == ["0.weight", "0.bias"]
 
 # %% [markdown] covers=["pitfall 43"]
-# Wrappers leave traces in names: `_orig_mod.` (compile), `_fsdp_wrapped_module.` (FSDP1), `module.` (DDP). A
-# load with `strict=False` then matches *nothing* and says nothing. Either compile in place, as `fully_shard`
-# shards in place, and names stay; or save what `get_model_state_dict` returns: it strips them. And load with
-# `strict=True`.
+# Wrappers leave traces in names: `_orig_mod.` (compile), `_fsdp_wrapped_module.` (FSDP1), `module.` (DDP). Load such a
+# file with `strict=False`, and *nothing* matches, and nothing tells you.
+#
+# So compile in place, as `fully_shard` shards in place, and the names stay. Or save what `get_model_state_dict`
+# returns: it strips the prefixes. And load with `strict=True`.
 
 # %% [markdown]
-# And a copy? Somebody wants a moving average of the weights, and begins with `copy.deepcopy(model)`.
+# And a copy? You want a moving average of the weights, so you start with `copy.deepcopy(model)`.
 
 
 # %% predict="copy_of_a_sharded_model"
@@ -337,16 +358,15 @@ print(refused, f"\nOne average of the weights: a {kind}, of which {numel} of 32 
 assert (numel, kind) == (8, "DTensor")
 
 # %% [markdown] covers=["pitfall 24"]
-# A sharded model refuses `deepcopy`, with which many make the average (EMA). Keep *shadow shards* instead:
-# clone each DTensor and average this rank's rows. It takes 1/W of the memory, nothing travels, and it is saved
-# like the rest, under a name of its own.
+# A sharded model refuses `deepcopy`. For a moving average (EMA) keep *shadow shards* instead: clone each DTensor, and
+# average this rank's rows. That takes 1/W of the memory, nothing travels, and you save it like the rest, under a name
+# of its own.
 
 # %% [markdown]
 # ## 5. What must be in a checkpoint?
 #
-# A small training on 2 ranks, with dropout and AdamW, is killed after 3 steps and goes on with its weights alone.
-# Will you see that in the losses? (`Training` stands in
-# `fsdp_sim/learn/exercises/checkpoints/__init__.py`.)
+# We kill a small training on 2 ranks after 3 steps. It has dropout and AdamW, and it goes on with its weights alone.
+# Can you see that in the losses? (`Training` is in `fsdp_sim/learn/exercises/checkpoints/__init__.py`.)
 
 
 # %% predict="loss_with_weights_alone"
@@ -374,17 +394,19 @@ assert all(abs(a - b) > 1e-3 for a, b in zip(again[3:], undisturbed[3:], strict=
 assert all(a < b for a, b in zip(again[4:], undisturbed[4:], strict=True))
 
 # %% [markdown] covers=["pitfall 41", "coverage 004.61"]
-# Four things decide the next step: the **weights**, the **optimizer's state**, the **place in the data**, and
-# the **random numbers** of each rank. Schedules follow from the step. A list of what changes from DDP to FSDP
-# often says "save the state dict" and stops at the first. Above, the second curve is lower: it reads the first
-# batches again, and looks like progress. Without AdamW's moments a loss that has settled jumps, for the first
-# steps are scaled as if gradients had no history.
+# Four things decide the next step: the **weights**, the **optimizer's state**, the **place in the data**, and the
+# **random numbers** of each rank. Schedules follow from the step.
+#
+# Look at the second curve. It is *lower*! It reads the first batches again, and that looks like progress. And without
+# AdamW's moments, a loss that has settled jumps: the first steps are scaled as if gradients had no history.
 
 # %% [markdown] covers=["pitfall 42", "coverage 004.63"]
-# The other two are silent. Of data that are read twice often nothing shows, or only at the *second* restart,
-# when the place is counted from the first. And a snippet that travels through the web reads the file, then
-# takes `model.state_dict()` and loads *that*: the model's own weights, so the run begins anew and says
-# "resumed". Test a resume by comparing losses with a run that was never interrupted.
+# The other two make no noise. If data are read twice you often see nothing, or only at the *second* restart, when the
+# place is counted from the first.
+#
+# And here is a bug that you will meet: read the file, then load `model.state_dict()`. Those are the model's own
+# weights. The run begins anew and prints "resumed". So test a resume by its losses, against a run that nobody
+# interrupted.
 
 # %% exercise="resume_where_it_stopped"
 
@@ -395,15 +417,14 @@ assert torch.allclose(torch.tensor(resumed), torch.tensor(undisturbed))
 losses(shown, "With all four kept, nobody can tell")
 
 # %% [markdown] covers=["coverage 001.32", "coverage 001.19"]
-# "Resume works" on a checklist means: this picture. The trainer of the labs goes on by itself when it finds a
-# checkpoint in its `--out`, as nanoGPT does with `--init_from=resume`; with another number of ranks too. It saves the
-# four, the config, and refuses where the model does not fit.
+# "Resume works" means this picture. The labs' trainer goes on by itself when it finds a checkpoint in its `--out`, on
+# another number of ranks too. It saves all four, and the config, and refuses a checkpoint that does not fit the model.
 
 # %% [markdown]
 # ## 6. Half a checkpoint
 #
-# A rank is killed in the middle of a save. What does the next start find? First our own
-# implementation, `labs/checkpoint`: rank 0 dies (SIGKILL) at four moments of its second save.
+# A rank is killed in the middle of a save. What does the next start find? First `labs/checkpoint`, which is ours: we
+# kill rank 0 (SIGKILL) at four moments of its second save.
 
 # %%
 from labs.checkpoint import Checkpointer
@@ -440,14 +461,18 @@ assert [row[1] for row in rows] == ["step-1: counts"] * 4
 assert [row[2] for row in rows] == ["step-2.tmp-…: does not"] * 3 + ["step-2: counts"]
 
 # %% [markdown] covers=["pitfall 44"]
-# Before the rename there is only `step-2.tmp-…`, which no restart looks at; after it all of step 2. There is no
-# moment with half a checkpoint under its name. The order makes it so: all ranks write and **fsync** (the disk has it,
-# not only the kernel's cache); they tell each other; rank 0 writes a manifest with sizes and SHA-256, renames the
-# folder, and *then* moves `latest`. Whoever moves `latest` first will one day start from a checkpoint that is not
-# there.
+# Before the rename there is only `step-2.tmp-…`, which no restart looks at. After it, all of step 2 is there. At no
+# moment is there half a checkpoint under the final name. The order makes it so:
+#
+# 1. all ranks write and **fsync** (the disk has it, not only the kernel's cache);
+# 2. they tell each other;
+# 3. rank 0 writes a manifest with sizes and SHA-256, and renames the folder;
+# 4. *then* it moves `latest`.
+#
+# Move `latest` first, and one day you start from a checkpoint that is not there.
 
 # %% [markdown]
-# DCP alone is not like that. You save into the same folder each time, and once a disk is full. Mend it.
+# DCP alone does not do that. You save into the same folder each time, and once a disk is full. Mend it.
 
 # %% predict="same_folder_and_a_full_disk"
 
@@ -463,15 +488,18 @@ assert newest == 1
 saves(written, [step <= newest for step in range(3)], "One rank had no room: step 2 is no checkpoint, step 1 still is.")
 
 # %% [markdown]
-# What DCP does give you: it writes `.metadata` last, so a *new* folder without it can never be loaded, and when one
-# rank fails all ranks raise. (`CheckpointException` is a `BaseException`: `except Exception` lets it pass and ends
-# your job.) What it does not see is a flipped bit: that takes checksums, which `labs/checkpoint` verifies before it
+# DCP does give you two things. It writes `.metadata` last, so a *new* folder without it can never be loaded. And when
+# one rank fails, all ranks raise. (Careful: `CheckpointException` is a `BaseException`. `except Exception` lets it
+# pass, and your job ends.)
+#
+# What it does not see is a flipped bit. For that you need checksums; `labs/checkpoint` verifies its own before it
 # loads.
 
 # %% [markdown]
 # ## 7. While training goes on
 #
-# `dcp.async_save` copies the tensors and returns; a thread writes. And when a disk is full?
+# [`dcp.async_save`](https://docs.pytorch.org/docs/stable/distributed.checkpoint.html) copies the tensors and returns; a
+# thread does the writing. What if a disk is full?
 
 # %% predict="who_raises_in_background"
 
@@ -498,9 +526,11 @@ groups = {record.group for record in failed.records[0] if record.op != "new_grou
 assert len(groups) == 2  # training's and the checkpoint's own
 
 # %% [markdown] covers=["pitfall 10"]
-# No line raises: the error is in the future, on *all* ranks, and there alone. Two more rules. The thread runs
-# collectives, so it needs a **process group of its own**: two threads in one group issue in an order that differs
-# from rank to rank, and training hangs. And one save at a time: the next one waits for the last.
+# No line raises. The error is in the future, on *all* ranks, and nowhere else. Two more rules:
+#
+# - The thread runs collectives, so give it a **process group of its own**. Two threads in one group issue in an order
+#   that differs from rank to rank, and training hangs.
+# - One save at a time. The next one waits for the last.
 
 # %% exercise="count_what_was_saved"
 
@@ -515,7 +545,7 @@ saves(written, [step in counted for step in range(4)], "Four saves in the backgr
 # %% [markdown]
 # ## 8. Whose checkpoint is it?
 #
-# The index of section 3, `.metadata`, is a Python object in a file. What is in it?
+# The index of section 3, `.metadata`, is a Python object in a file. What could be in it?
 
 # %% predict="format_of_the_index"
 
@@ -539,9 +569,11 @@ assert [ran for _, ran in ways] == ["did not", "ran code", "ran code"]
 HTML(viz.Table("Two checkpoints of a stranger, loaded", ("way", "its code"), ways).to_html())
 
 # %% [markdown]
-# A pickle is a program. `torch.load` refuses most of them by default; DCP's index does not ask. Load what your own
-# jobs wrote, from a folder that only they can write. Between people, weights travel as **safetensors**: a header,
-# then bytes. `python -m labs.checkpoint.convert` makes them, and refuses folders of DCP whose index is a pickle.
+# A pickle is a program. `torch.load` refuses most of them by default; DCP's index does not ask. So load what your own
+# jobs wrote, from a folder that only they can write.
+#
+# Between people, weights travel as [**safetensors**](https://github.com/huggingface/safetensors): a header, then bytes.
+# `python -m labs.checkpoint.convert` makes them, and refuses folders of DCP whose index is a pickle.
 
 # %%
 misconceptions("checkpoints")
@@ -567,8 +599,8 @@ standing.picture
 # %% [markdown]
 # ## 9. Lab: kill it
 #
-# `torchrun` trains on two ranks and saves every second step. Rank 0 is killed while step 4 is saved: all files
-# are written, the folder has not its name yet. Then one process *without FSDP* goes on.
+# `torchrun` trains on two ranks and saves every second step. We kill rank 0 while it saves step 4: all files are
+# written, the folder has not got its name yet. Then one process *without FSDP* goes on.
 
 # %% tags=["nbval-ignore-output"]
 from labs.experiments import resume
@@ -590,9 +622,11 @@ assert alone.losses[-1] < alone.losses[0]
 
 # %% [markdown]
 # `lab_06_resume.ipynb` compares all losses with those of a run that nobody disturbed, and lets torchrun restart by
-# itself. **One GPU or more:** `python -m labs.experiments.resume --ranks 4` uses the GPUs that each rank finds. **Many
-# nodes:** `torchrun --max-restarts=3 ... -m labs.train --save_every=100 --async_save=true --out=/shared/run`, where
-# all nodes see the folder; then kill a node.
+# itself.
+#
+# **One GPU or more:** `python -m labs.experiments.resume --ranks 4` uses the GPUs that each rank finds. **Many nodes:**
+# `torchrun --max-restarts=3 ... -m labs.train --save_every=100 --async_save=true --out=/shared/run`, where all nodes
+# see the folder. Then kill a node.
 
 # %% tags=["nbval-ignore-output"]
 board("checkpoints")
@@ -600,8 +634,13 @@ board("checkpoints")
 # %% [markdown]
 # ## What you have seen
 #
-# - A full state dict is the whole model in one place, gathered by **all** ranks; a sharded one is each rank's rows.
+# - A full state dict is the whole model in one place, gathered by **all** ranks. A sharded one is each rank's rows.
 # - DCP's checkpoint has whole shapes and an index, so any number of ranks can load it.
-# - Going on takes weights, optimizer, place in the data and each rank's random numbers. Compare losses to know.
+# - To go on you need weights, optimizer, place in the data and each rank's random numbers. Compare losses to be sure.
 # - A checkpoint counts after one rename. In the background the error is in the future, and the group is its own.
-# - A pickle runs code. Trust is about who wrote it.
+# - A pickle runs code. Ask who wrote it.
+#
+# > **Our 8B model** was saved by 64 ranks, 1.5 GB each, and goes on with 32 if a few nodes are gone. There is room for
+# > it: a step then holds about 58 GiB instead of 57 (`--gpus 32` and `--gpus 64` in the command of chapter 7).
+#
+# Next: `10_scale.ipynb`, from one node to many.
