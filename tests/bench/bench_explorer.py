@@ -32,7 +32,7 @@ SLIDERS = ("bandwidth", "micro-batch", "sequence")  # each of whose moves change
 CELL = """import os, time
 from fsdp_sim.viz.explorer import explorer
 e = explorer(state={state!r})
-spent, show, say = [], e.canvas.show, e._say
+spent = []
 def timed(call, place):
     def run(*args):
         begun = time.thread_time()
@@ -40,8 +40,7 @@ def timed(call, place):
         spent.append((place, time.thread_time() - begun))
         return result
     return run
-serve = e._draw._serve
-e._draw._serve, e._say = timed(serve, "all"), timed(say, "words")
+e._draw._function, e._say = timed(e._draw._function, "all"), timed(e._say, "words")
 e"""
 REPORT = """import json
 both = dict(all=[s for p, s in spent if p == "all"], words=[s for p, s in spent if p == "words"])
