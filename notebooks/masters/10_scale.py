@@ -13,9 +13,17 @@
 # %% [markdown]
 # # Scale: where should the shards lie?
 #
-# Inside a node bytes travel an order of magnitude faster than between nodes. In two to three hours you place shards so
-# that little crosses the slow link, tell the sharding strategies apart, say how many tokens hide a network, find the
-# rank that a thousand others wait for, choose a plan, or find that DDP is enough, and say what a good month is.
+# Inside a node bytes travel an order of magnitude faster than between nodes. By the end you can place shards so that
+# little crosses the slow link, say how many tokens hide a network, find the one rank that a thousand others wait for,
+# and choose a plan. And you can say when plain DDP is enough, and what a good month is.
+#
+# > **Our 8B model** gets 64 H100 in eight nodes, and two offers. With InfiniBand, 400 Gbit/s a GPU, a step takes about
+# > 1.4 s (1.2 to 1.5). With 100 Gbit/s a *node*, the same step takes about 6 s (4.8 to 8.0), and the GPUs wait for
+# > three quarters of it. The second cluster is much cheaper. Can you make it work? (`fsdp-sim simulate --model
+# > llama3-8b --gpu H100-SXM-80GB --gpus 64 --seq-len 8192 --activation-checkpointing full`, then with `--inter 100GbE`)
+#
+# **Core path, about 90 minutes:** sections 1 to 4, 6 and 8, with the exercises `shard_inside_the_node`,
+# `tokens_that_hide` and `name_the_straggler`. The rest is there if you like.
 #
 # **What is real:** groups, collectives and shards on four ranks, the lab, and published runs in section 10.
 # **What is modelled:** everything that says *simulated*: clusters of up to 1,024 GPUs from the catalogue; failures and
@@ -47,7 +55,7 @@ from fsdp_sim.schedule import build, toy
 # %% [markdown]
 # ## 1. Two kinds of links
 #
-# A GPU has a link to the other GPUs of its node, and a share of the network between nodes.
+# Each GPU has a link to the other GPUs of its node, and a share of the network between nodes. How different are they?
 
 # %% predict="link_in_the_node"
 
@@ -63,9 +71,9 @@ assert [round(a / b) for a, b in links.values()] == [9, 12, 96]
 HTML(viz.Table("GB/s per GPU and direction", ("", "in the node", "between nodes", "faster"), rows).to_html())
 
 # %% [markdown] covers=["coverage 001.51", "coverage 002.12"]
-# So: shard *inside* a node, and keep a copy of the model per node. That is **hybrid sharding** (HSDP; FSDP1 calls it
-# `HYBRID_SHARD`). Gathers and reduce-scatters run in the node; across nodes only gradients are all-reduced, each rank
-# with those that hold the same shard. The price is memory: states are divided by the GPUs of a node, not by all.
+# So shard *inside* a node, and keep a copy of the model on each. That is **hybrid sharding** (HSDP; in FSDP1
+# `HYBRID_SHARD`). Gathers and reduce-scatters stay in the node. Between nodes there is only an all-reduce of gradients,
+# each rank with those that hold the same shard. You pay in memory: a node's GPUs divide the states, not all GPUs.
 #
 # Below, four ranks on two nodes.
 
@@ -91,11 +99,11 @@ assert all(place[3] == 0.5 for place in places)
 HTML(viz.Table("HSDP on 2 x 2", ("", "shards with", "same as", "placements", "holds"), rows).to_html())
 
 # %% [markdown] covers=["pitfall 48", "coverage 004.44"]
-# Each rank holds a *half*, on four ranks: memory follows the shard group, not the world. The mesh's dimensions are
-# `(replicate, shard)`, in this order; the last one varies fastest, and ranks are numbered node by node. FSDP1 without
-# a mesh infers a node's size from the devices it sees, which is wrong when a container shows fewer.
+# Four ranks, and each holds a *half*: memory follows the shard group, not the world. The mesh has dimensions
+# `(replicate, shard)`, in this order. The last one varies fastest, and ranks are numbered node by node.
 #
-# Some texts put DDP inside FSDP, or around it. Neither: replicate *and* shard is one mesh with two dimensions.
+# Give FSDP1 a mesh too. Without one it takes the devices it sees for a node, which is wrong in a container that shows
+# fewer. And you need no DDP inside FSDP or around it: replicate *and* shard is one mesh with two dimensions.
 
 # %%
 in_torch(fsdp_sim.mini.hsdp.FSDPMeshInfo, fsdp_sim.mini.hsdp.get_mesh)
@@ -122,10 +130,10 @@ stacks(moved, "The whole gradient stays in the node; half of it crosses.", "kB i
 assert all(round(groups["between nodes"]) == 120 for groups in moved.values())
 
 # %% [markdown]
-# ## 2. What leaves a node
+# ## 2. What leaves a node?
 #
-# HSDP all-reduces a shard on every rank; FSDP gathers and reduces the whole model through one ring. Count the bytes
-# that leave a node.
+# HSDP all-reduces one shard on every rank. FSDP gathers and reduces the whole model, through one ring around all nodes.
+# Let's count the bytes that leave a node.
 
 # %% predict="bytes_saved_by_hsdp"
 
@@ -143,18 +151,24 @@ sentence = "A node of 8 sends the model nearly three times a step; with a copy p
 curves(lines, sentence, x="nodes", y="times the model's bytes, leaving each node")
 
 # %% [markdown] covers=["coverage 001.20"]
-# On 8 nodes 1.7 times fewer (1.75 instead of 2.95 times the model), on many a third less, not an order of
-# magnitude: every shard must still be reduced with the other nodes. What HSDP gains besides: rings of 8 members
-# instead of all ranks (less latency), gathers on the fast link, and with several micro-batches *one* all-reduce
-# for all (`set_requires_all_reduce`). On two nodes of four GPUs, as many tutorials start, `torchrun --nnodes=2
-# --nproc_per_node=4` starts and numbers the ranks; which node has which follows from `--node_rank` or the
-# rendezvous.
+# On 8 nodes 1.7 times fewer: 1.75 times the model instead of 2.95. On many nodes a third less. That may be less than
+# you hoped for, and the reason is simple: every shard must still be reduced with the other nodes.
+#
+# HSDP has more to offer than bytes, though:
+#
+# - rings of 8 members instead of all ranks, so less latency;
+# - gathers on the fast link;
+# - with several micro-batches *one* all-reduce for all of them (`set_requires_all_reduce`).
+#
+# To try it on two nodes of four GPUs, `torchrun --nnodes=2 --nproc_per_node=4` starts and numbers the ranks. Which node
+# gets which numbers follows from `--node_rank`, or from the rendezvous.
 
 # %% [markdown]
-# ## 3. The strategies
+# ## 3. Four strategies, three stages: who is who?
 #
-# FSDP1 has `FULL_SHARD`, `SHARD_GRAD_OP`, `NO_SHARD` and `HYBRID_SHARD`; DeepSpeed has ZeRO stages 1 to 3. Take
-# 8 billion parameters in fp32 with AdamW on 64 GPUs.
+# FSDP1 has `FULL_SHARD`, `SHARD_GRAD_OP`, `NO_SHARD` and `HYBRID_SHARD`. DeepSpeed has stages 1 to 3 of
+# [ZeRO](https://arxiv.org/abs/1910.02054). Take 8 billion parameters in fp32 with AdamW on 64 GPUs. What does each
+# leave on a GPU?
 
 # %% predict="less_than_10_gb_of_states"
 
@@ -182,18 +196,19 @@ assert [name for name, size in total.items() if size < 10] == ["FULL_SHARD (ZeRO
 assert round(8 * (16 / (8 + 8 / 8)) / 8, 1) == 1.8  # 16 bytes a parameter against 9, on 8 GPUs
 
 # %% [markdown] covers=["coverage 003.6", "coverage 003.7", "coverage 003.8", "coverage 003.19"]
-# - **ZeRO-1** shards the optimizer's state; after the step an all-gather makes the parameters whole again.
+# - **ZeRO-1** shards the optimizer's state. After the step an all-gather makes the parameters whole again.
 # - **ZeRO-2** shards gradients too: a reduce-scatter instead of an all-reduce. Also with an all-gather after the step.
-# - **ZeRO-3** shards parameters too: all-gathered on demand, where some texts let an owner *broadcast* them.
+# - **ZeRO-3** shards parameters too, and all-gathers them on demand.
 #
-# FSDP is not another level: `FULL_SHARD` *is* ZeRO-3, and after its step nothing is gathered; the next forward does
-# that. And none of them shards activations, or the work.
+# FSDP is not another level: `FULL_SHARD` *is* ZeRO-3. After its step nothing is gathered, because the next forward does
+# that anyway. And none of them shards activations, or the work.
 
 # %% [markdown] covers=["coverage 001.53", "coverage 001.56"]
-# On 8 GPUs ZeRO-1 keeps 9 bytes of 16: a model 1.8 times as large, not "as large as DDP's". FSDP keeps 2. Those
-# are states only: an upper bound, before activations and gathered units. "FSDP plus ZeRO-1 within its units"
-# would shard nothing more, for the optimizer's state is 1/W already. What FSDP pays is a second all-gather: 3
-# instead of 2 passes of the model.
+# On 8 GPUs ZeRO-1 keeps 9 bytes of 16, so your model can be 1.8 times as large as with DDP. FSDP keeps 2. (Those are
+# states only, an upper bound: activations and gathered units come on top.) Combining FSDP with ZeRO-1 would shard
+# nothing more, for the optimizer's state is 1/W already.
+#
+# What FSDP pays for it is a second all-gather: 3 passes of the model instead of 2.
 
 # %% exercise="parameters_between_passes"
 
@@ -208,10 +223,11 @@ assert [of["of the weight"] for of in moments.values()] == [0.25, 0.25, 0.25, 0.
 stacks(moments, "The two differ only between forward and backward.", "share of the weight on a rank")
 
 # %% [markdown] covers=["coverage 002.9", "coverage 002.10", "coverage 004.128"]
-# `FULL_SHARD` shards everything, always, but for the unit at work. `SHARD_GRAD_OP` does *not* keep parameters
-# replicated: they are shards between steps, and whole from a unit's forward to its backward. That is no "slightly
-# higher memory": all of the model at once. In FSDP2 both are `reshard_after_forward`; a number keeps a slice,
-# gathered in groups of that size.
+# `FULL_SHARD` keeps everything sharded but the unit at work. `SHARD_GRAD_OP` shards parameters as well: they are shards
+# between steps, and whole from a unit's forward to its backward. In between that is the whole model at once, so don't
+# expect only a little more memory.
+#
+# In FSDP2 both are `reshard_after_forward`. A number keeps a slice, gathered in groups of that size.
 
 
 # %%
@@ -229,11 +245,11 @@ print(heard[0])
 assert "deprecated" in heard[0]
 
 # %% [markdown] covers=["coverage 002.11"]
-# `NO_SHARD` behaves like DDP and is deprecated: use DDP itself.
+# `NO_SHARD` behaves like DDP and is deprecated. Use DDP itself.
 #
 # ## 4. How many tokens hide a network?
 #
-# A GPU computes a block while the next one's parameters travel. How many tokens must it have, so that it never waits?
+# A GPU computes a block while the next one's parameters travel. How many tokens does it need, so that it never waits?
 
 # %% predict="tokens_for_twice_the_model"
 
@@ -255,12 +271,14 @@ print(f"an A100 whose ring has 25 Gbit/s needs {at_25:,.0f} tokens, whatever the
 assert 45_000 < at_25 < 50_000
 
 # %% [markdown]
-# P parameters compute T tokens in 2 P T / F seconds, and their 2 P bytes travel in 2 P / B: equal at T = F / B,
-# FLOP/s reached over bytes/s sent, whatever P. So ask of a cluster how many tokens one of its GPUs takes at
-# once. The curves are for one ring through one link of so many Gbit/s. A node of eight GPUs with such a link
-# each runs eight rings that share the work: B is eight times as large, and some 6,000 tokens do. The simulator
-# counts so, and adds latency, contention between kernels, and copies. Left below kernels and the GPU, right
-# units and the network between nodes with eight links of 50 GB/s:
+# P parameters compute T tokens in 2 P T / F seconds, where F is the FLOP/s that you reach. Their 2 P bytes travel in
+# 2 P / B, at B bytes/s. Set both equal: T = F / B. The P is gone! So of any cluster you can ask: how many tokens does
+# one of its GPUs take at once?
+#
+# The curves are for one ring through one link. A node of eight GPUs, each with such a link, runs eight rings that share
+# the work: B is eight times as large, and some 6,000 tokens do. The simulator counts that way, and adds latency,
+# contention between kernels, and copies. Next, left: kernels and the GPU; right: units, and the network between nodes
+# with eight links of 50 GB/s:
 
 # %%
 viz.roofline(
@@ -270,7 +288,8 @@ viz.roofline(
 # %% [markdown]
 # ## 5. A thousand GPUs
 #
-# The same work per GPU, on 8 to 1,024 of them (simulated): once with a shard per GPU, once with shards inside nodes.
+# We give every GPU the same work, and take 8 to 1,024 of them (simulated): once with a shard per GPU, once with shards
+# inside nodes. A perfect cluster would draw a level line.
 
 # %% predict="from_8_to_1024_gpus"
 
@@ -296,15 +315,17 @@ assert rates[8][0] == rates[8][1]
 assert rates[1024][0] < rates[1024][1] < rates[8][1]
 
 # %% [markdown]
-# **Weak scaling**: the work per GPU stays, so the ideal is level. The first step down is the slow link. The
-# long fall after it is latency, which grows with the members of a ring; HSDP's gathers stay in rings of 8, and
-# what it loses is the all-reduce between nodes. And a thousand GPUs with one sequence each are a batch of 1,024
-# sequences: whether the model *learns* as much per token from it is another question.
+# This is **weak scaling**: the work per GPU stays. The first step down is the slow link. The long fall after it is
+# latency, which grows with the members of a ring. HSDP's gathers stay in rings of 8; what it loses is the all-reduce
+# between nodes.
+#
+# One thing no line shows. A thousand GPUs with one sequence each make a batch of 1,024 sequences. Whether your model
+# *learns* as much from each token is another question ([McCandlish et al., 2018](https://arxiv.org/abs/1812.06162)).
 
 # %% [markdown]
 # ## 6. One slow rank
 #
-# A collective ends when the last rank has come. Now rank 212 of 512 computes 20% slower.
+# A collective ends when the last rank has come. Now rank 212 of 512 computes 20% slower. What do the other 511 lose?
 
 
 # %% predict="one_slow_of_512"
@@ -325,8 +346,8 @@ assert 0.13 < 1 - even.step_time_s / uneven.step_time_s < 0.18
 viz.rank_bands(uneven)
 
 # %% [markdown]
-# Everybody waits for one. 511 GPUs stand still about a sixth of the time, and *their* profiles show long
-# collectives: it looks like a slow network. Whose profile shows the cause?
+# Everybody waits for one. 511 GPUs stand still about a sixth of the time. *Their* profiles show long collectives, and
+# you would blame the network. Whose profile shows the cause?
 
 # %% exercise="name_the_straggler"
 
@@ -345,8 +366,8 @@ stacks(bars, "Who waits least is the one that is waited for.", "ms in all-gather
 # %% [markdown]
 # ## 7. Choose a plan
 #
-# Llama 3 8B on eight nodes with a slow network, and a batch of which each GPU has 4 sequences. Which
-# settings would you try?
+# Llama 3 8B on eight nodes with a slow network, and each GPU has 4 sequences of the batch. Which settings would you
+# try?
 
 # %% exercise="plan_for_a_slow_network"
 
@@ -365,15 +386,15 @@ print("your plan:", answer)
 viz.pareto(Sweep(fixed, vary))
 
 # %% [markdown]
-# Every mark is a plan, simulated; those on the line nothing beats in both time and memory. Where a sweep is too large
-# to try by hand, `fsdp-sim sweep` writes it as a table, and `fsdp_sim.explore.changes_that_fit` says what would make
-# a plan fit that does not.
+# Every mark is a plan, simulated. Those on the line are beaten by nothing in both time and memory. If a sweep is too
+# large to try by hand, `fsdp-sim sweep` writes it as a table, and `fsdp_sim.explore.changes_that_fit` tells you what
+# would make a plan fit.
 
 # %% [markdown]
 # ## 8. When is DDP enough?
 #
-# GPT-2 with 774 million parameters on 32 A100 of 40 GB, 100 Gbit/s per GPU (simulated). FSDP sends
-# half as much again as DDP.
+# GPT-2 with 774 million parameters on 32 A100 of 40 GB, 100 Gbit/s per GPU (simulated). FSDP sends half as much again
+# as DDP. Does it lose?
 
 
 # %% predict="fsdp_beside_ddp"
@@ -406,20 +427,22 @@ assert sims["FSDP", 16].fits
 assert sims["FSDP", 16].tokens_per_s_per_gpu > 1.1 * four["DDP"]
 
 # %% [markdown]
-# Where the network is hidden both are as fast, and DDP is simpler: it is enough when 16 bytes a parameter and
-# the activations of a batch that keeps the GPU busy fit. FSDP's gain here is not speed but room, and room buys
-# larger batches. (ZeRO-1 and ZeRO-2 lose a little: nothing hides their all-gather after the step.)
+# Where the network is hidden both are as fast, and DDP is simpler. It is enough when 16 bytes a parameter fit, and with
+# them the activations of a batch that keeps the GPU busy. FSDP's gain here is room, and room buys larger batches.
+# (ZeRO-1 and ZeRO-2 lose a little: nothing hides their all-gather after the step.)
 #
-# **A guide**, in order: (1) states and activations fit? DDP. (2) They do not: FSDP over one node; recompute blocks.
-# (3) More than a node, and tokens per GPU above F/B of the network: FSDP over all. (4) Below: HSDP, if states divided
-# by a node's GPUs fit; accumulate, and reduce over the copies once. (5) Still below: larger batches, or another kind
-# of parallelism.
+# So how do you choose? In this order:
+#
+# 1. States and activations fit? DDP.
+# 2. They do not: FSDP over one node, and recompute blocks.
+# 3. More than a node, and more tokens per GPU than F/B of the network: FSDP over all.
+# 4. Fewer tokens: HSDP, if a node's GPUs can hold the states. Accumulate, and reduce over the copies once.
+# 5. Still too slow: larger batches, or another kind of parallelism.
 
 # %% [markdown]
 # ## 9. Starting on several nodes
 #
-# Three things that fail before the first step. First, a rank on the second node of four GPUs calls
-# `set_device(RANK)`.
+# Three things fail before your first step. The first: a rank on the second node of four GPUs calls `set_device(RANK)`.
 
 # %% predict="device_of_rank_5"
 
@@ -433,10 +456,11 @@ assert sum(bool(row[3]) for row in rows) == 4
 HTML(viz.Table("Two nodes of four GPUs", ("", "RANK", "LOCAL_RANK", "set_device(RANK)"), rows).to_html())
 
 # %% [markdown] covers=["pitfall 49"]
-# `set_device(LOCAL_RANK)`, before anything else. Without it all ranks of a node take GPU 0: "Duplicate GPU detected:
-# rank 0 and rank 1 both on CUDA device". NCCL says the same when there are more ranks than GPUs: two NCCL ranks
-# cannot share a GPU, so with one GPU use one rank, or gloo on the CPU as here. (Not shown on this machine: it takes
-# GPUs.)
+# Call `set_device(LOCAL_RANK)`, before anything else. Without it all ranks of a node take GPU 0, and NCCL says
+# "Duplicate GPU detected: rank 0 and rank 1 both on CUDA device". (Not shown on this machine: it takes GPUs.)
+#
+# You see the same when there are more ranks than GPUs. Two NCCL ranks cannot share a GPU. With one GPU use one rank, or
+# gloo on the CPU as here.
 
 # %%
 import socket
@@ -452,10 +476,10 @@ print("a second job on the same port:", why)
 assert why == "EADDRINUSE"
 
 # %% [markdown] covers=["pitfall 50"]
-# A fixed `MASTER_PORT` (29500 by default) is taken as soon as another job runs there, or the last one has not quite
-# died. On one machine `torchrun --standalone` finds a free port; on several `--rdzv-backend=c10d
-# --rdzv-endpoint=HOST:PORT` with a `--rdzv-id` per job. A fixed master address works too, and has no way to come back
-# after a node is lost.
+# The second: a fixed `MASTER_PORT`, 29500 by default. It is taken as soon as another job runs there, or the last one
+# has not quite died. On one machine `torchrun --standalone` finds a free port. On several use `--rdzv-backend=c10d
+# --rdzv-endpoint=HOST:PORT`, with a `--rdzv-id` per job. A fixed master address works too, but has no way back after a
+# node is lost.
 
 # %%
 START = "import subprocess; worker = subprocess.Popen(['sleep', '60']); print(worker.pid, flush=True); worker.wait()"
@@ -469,16 +493,17 @@ worker.kill()
 assert alive
 
 # %% [markdown] covers=["pitfall 51"]
-# Whoever kills a launcher with SIGKILL leaves its workers: on a cluster they hold the GPUs and the port of a job that
-# is over. Send SIGTERM (torchrun passes it on, and kills after 30 s), and before a restart look for the old ranks,
-# not only for the launcher. The labs' own `torchrun` ties them: when the kernel dies its ranks leave.
+# The third: kill a launcher with SIGKILL and its workers live on. On a cluster they hold the GPUs and the port of a job
+# that is over. Send SIGTERM (torchrun passes it on, and kills after 30 s). Before a restart look for the old ranks, not
+# only for the launcher. The labs' own `torchrun` ties them: when the kernel dies its ranks leave.
 
 # %% [markdown]
 # ## 10. How good is a step?
 #
-# Is a step of so many seconds fast? It depends on model, tokens and GPU. **MFU**, model FLOPs utilization, takes all
-# three into account: the FLOPs that the model needs for a token × tokens per second ÷ the FLOP/s of the data sheet. For
-# a token a model needs 6 FLOPs per parameter, and attention besides. **HFU** counts what is recomputed too.
+# A step takes so many seconds. Is that fast? It depends on model, tokens and GPU, and **MFU**, model FLOPs utilization,
+# takes all three into account ([Chowdhery et al., 2022](https://arxiv.org/abs/2204.02311)). Take the FLOPs that the
+# model needs for a token, times tokens per second, and divide by the FLOP/s of the data sheet. A token needs 6 FLOPs
+# per parameter, and attention besides. **HFU** counts what is recomputed too.
 #
 # Take Llama 3 8B on 64 H100, 4,096 tokens a sequence. Then recompute all activations, and fill the room with more
 # sequences.
@@ -522,17 +547,18 @@ assert [round(100 * sim.mfu) for sim in steps.values()] == [44, 49, 41, 46]
 assert list(hfu.values()) == [44, 49, 53, 60]
 
 # %% [markdown]
-# *Needed* is MFU; with *recomputed* it is HFU. Then come kernels that are slower than the peak; what is missing to
-# 100% are waits, for the network and for what the loop does between two steps. With four recomputed sequences HFU is
-# higher than with two, and MFU lower: a GPU that recomputes everything does 8 FLOPs per parameter and token where 6
-# count, so its MFU would end at about 3/4 even at the peak.
+# *Needed* is MFU; with *recomputed* it is HFU. Then come kernels that are slower than the peak. What is missing to 100%
+# are waits, for the network and for what the loop does between two steps.
+#
+# With four recomputed sequences HFU is higher than with two, and MFU lower. A GPU that recomputes everything does 8
+# FLOPs per parameter and token where 6 count. So even at the peak its MFU would end at about 3/4.
 
 # %% [markdown] covers=["pitfall 35"]
-# Compare runs by MFU, and ask of a number how it was counted: parameters before sharding (`numel()` of an FSDP1 shard
-# is one rank's), attention or not, the dense peak or that with sparsity, which is twice as high.
+# Compare runs by MFU, and when you read a number, ask how it was counted. Parameters before sharding? (`numel()` of an
+# FSDP1 shard is one rank's.) With attention? The dense peak, or the one with sparsity, which is twice as high?
 
 # %% [markdown]
-# Nobody reaches 100%. What did published runs reach?
+# Nobody reaches 100%. What do published runs reach?
 
 # %% predict="mfu_of_published_runs"
 
@@ -567,18 +593,19 @@ print(f"H100 beside A100: FLOP/s x {flops:.1f}, bytes/s x {gbytes:.1f}, runs x {
 assert (round(median(mfus[h100.name]), 1), round(median(mfus[a100.name]), 1)) == (0.4, 0.5)
 
 # %% [markdown]
-# Measured on GPUs, by others (llm-foundry's tables). Even the best matmul of any shape stays below the data sheet, and
-# a step is more than matmuls: norms, the loss and the optimizer wait for memory. From A100 to H100 its bandwidth has
-# grown half as much as the FLOP/s, one reason why MFU fell while runs became faster: compare MFU on one kind of GPU.
-# About 40% on H100 and 50% on A100 is the middle of these runs. Far below it, see what a step waits for (chapter 05,
-# section 8).
+# Measured on GPUs, by others: the tables of [llm-foundry](https://github.com/mosaicml/llm-foundry). Even the best
+# matmul stays below the data sheet, and a step is more than matmuls: norms, the loss and the optimizer wait for memory.
+#
+# Why did MFU fall on H100, while runs became faster? For one, its memory bandwidth has grown half as much as its
+# FLOP/s. So compare MFU on one kind of GPU. The middle of these runs is about 40% on H100 and 50% on A100. Are you far
+# below? See what your step waits for (chapter 05, section 8).
 
 # %% [markdown]
 # ## 11. How good is a month?
 #
-# Llama 3 8B learns from 15 trillion tokens on 1,024 of these H100, with two sequences each. How many days is that, and
-# how often does something break meanwhile? Llama 3 405B counted 419 unexpected interruptions in 54 days, on 16,384
-# GPUs (Grattafiori et al. 2024, arXiv 2407.21783, section 3.3.4).
+# Llama 3 8B learns from 15 trillion tokens on 1,024 of these H100, with two sequences each. How many days is that? And
+# how often does something break meanwhile? Llama 3 405B counted 419 unexpected interruptions in 54 days, on 16,384 GPUs
+# ([Grattafiori et al., 2024](https://arxiv.org/abs/2407.21783), section 3.3.4).
 
 # %% predict="days_of_15_trillion_tokens"
 
@@ -594,12 +621,12 @@ assert round(days * DAY_S / mtbf_s(1024)) == 9
 HTML(viz.Table("At Llama 3's rate per GPU", ("GPUs", "time between two", "a day"), tuple(rows)).to_html())
 
 # %% [markdown]
-# A run takes its FLOPs ÷ (GPUs × peak × MFU) seconds. **MTBF** is the mean time between failures. Of a job it is that
-# of one GPU divided by their number, because one that stops stops all. (If failures are independent of each other, and
-# your machines like theirs. They may not be: count.)
+# A run takes its FLOPs ÷ (GPUs × peak × MFU) seconds. **MTBF** is the mean time between failures. For a job you divide
+# that of one GPU by their number, because one that stops stops all. (If failures do not depend on each other, and your
+# machines are like theirs. They may not be: count.)
 #
-# What does a failure cost? The work since the last checkpoint, and a restart. What is left is **goodput**: the part of
-# the time that is training which counts. Save seldom and a failure throws away much; save often and the job does
+# What does a failure cost? The work since the last checkpoint, and a restart. What remains is **goodput**, the part of
+# the time that is training which counts. Save seldom, and a failure throws away much. Save often, and the job does
 # nothing else.
 
 # %% predict="minutes_between_saves"
@@ -630,18 +657,21 @@ assert 15 < often / 60 < 25
 assert (round(quick, 2), round(most["16,384 GPUs"], 2)) == (0.95, 0.85)
 
 # %% [markdown]
-# Marks are played: 20,000 random failures each. The rings are Young's interval (1974): **√(2 × save × MTBF)**, where
-# saving and doing work again cost the same. Around it the curve is flat: take it as an order of magnitude. On 8 GPUs
-# two checkpoints a day are enough; on 16,384 it takes one in 20 minutes, and 15% of the time is lost all the same.
-# What helps there is no better interval but a cheaper failure: saves in the background (chapter 09), of which training
-# sees the copy only, and a quick restart. (The source above reports more than 90% of effective training time.)
+# Marks are played: 20,000 random failures each. The rings are Young's interval
+# ([1974](https://doi.org/10.1145/361147.361115)): **√(2 × save × MTBF)**, where saving costs as much as doing work
+# again. Around it the curve is flat, so take it as an order of magnitude.
+#
+# On 8 GPUs two checkpoints a day are enough. On 16,384 you need one in 20 minutes, and lose 15% of the time all the
+# same. A better interval does not help there. A cheaper failure does: saves in the background (chapter 09), of which
+# training sees only the copy, and a quick restart. (The paper above reports more than 90% of effective training time.)
 
 # %% [markdown]
 # ## 12. Why not a pipeline?
 #
-# A **pipeline** gives each GPU some of the layers, and sends activations instead of parameters. With p stages and m
-# micro-batches a stage works in m of m + p - 1 slots: the rest, (p-1)/(m+p-1), is the **pipeline bubble** (Huang et
-# al. 2019, GPipe). Take Llama 3 8B on 64 H100 in 8 nodes, some sequences of 2,048 tokens for each GPU.
+# A **pipeline** gives each GPU some of the layers, and sends activations instead of parameters
+# ([GPipe](https://arxiv.org/abs/1811.06965)). With p stages and m micro-batches a stage works in m of m + p - 1 slots.
+# The rest, (p-1)/(m+p-1), is the **pipeline bubble**. Take Llama 3 8B on 64 H100 in 8 nodes, some sequences of 2,048
+# tokens for each GPU.
 
 # %% predict="idle_in_a_pipeline"
 
@@ -667,12 +697,14 @@ assert sent > 20 * across[1]
 assert sent < 2 * across[16]
 
 # %% [markdown] covers=["coverage 004.34"]
-# The simulator has no pipelines: the bubble is its formula, for equal stages and free sends, with a node for each
-# stage, eight copies side by side, and one sequence as a micro-batch. Embedding and head make real stages unequal;
-# interleaved schedules shrink the bubble. What it shows is where each belongs. FSDP's bytes do not grow with the batch
-# and hide once a GPU has F/B tokens (section 4): at 400 Gbit/s from the first sequence on. A pipeline's grow with
-# it, and with few sequences they are twenty times fewer: it is for slow links and batches that may not grow, often
-# with FSDP inside each stage. And it cuts the model's code into stages; FSDP leaves it as it is.
+# FSDP's bytes do not grow with the batch, and hide once a GPU has F/B tokens (section 4). At 400 Gbit/s that is from
+# the first sequence on. A pipeline's bytes grow with the batch, and with few sequences they are twenty times fewer. So
+# a pipeline is for slow links and batches that may not grow, often with FSDP inside each stage. It also cuts your
+# model's code into stages; FSDP leaves the code as it is.
+#
+# What is modelled here? The simulator has no pipelines. The bubble is its formula, for equal stages and free sends,
+# with a node for each stage, eight copies side by side, and one sequence as a micro-batch. Embedding and head make real
+# stages unequal; interleaved schedules shrink the bubble.
 
 # %%
 misconceptions("scale")
@@ -680,9 +712,8 @@ misconceptions("scale")
 # %% [markdown]
 # ## Lab: a copy per pair
 #
-# Four real ranks of torchrun train with HSDP, two per copy. Which part of the parameters and of
-# AdamW's moments does each rank keep? And how many times M, the bytes of the model, would a node send with FSDP
-# and with HSDP?
+# Four real ranks of torchrun train with HSDP, two per copy. Which part of the parameters and of AdamW's moments does
+# each rank keep? And how many times M, the bytes of the model, would a node send with FSDP and with HSDP?
 
 # %% tags=["nbval-ignore-output"]
 from labs.cluster.torchrun import train
@@ -727,4 +758,11 @@ board("scale")
 # - A network is hidden from about F/B tokens per GPU on, whatever the model.
 # - The rank with the least communication is the one that all others wait for.
 # - DDP is enough while the states and a good batch fit.
-# - A step is as good as its MFU; a month as its goodput, which wants a checkpoint every √(2 × save × MTBF).
+# - A step is as good as its MFU. A month is as good as its goodput: save every √(2 × save × MTBF).
+#
+# > **Our 8B model** on the cheap network: HSDP alone hardly helps (`--shard-size 8`). An all-reduce in fp32 sends about
+# > as many bytes between nodes as two gathers in bf16 and a reduce-scatter. But accumulate eight micro-batches and
+# > reduce between nodes once (`--grad-accum 8 --plan requires_all_reduce=last`). Now a step of eight takes about 15 s
+# > (13 to 18) instead of about 50 s (39 to 64). With InfiniBand it is about 11 s. That is what the better network buys.
+#
+# Next: `11_migration.ipynb`, your own script.

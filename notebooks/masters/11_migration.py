@@ -14,8 +14,15 @@
 # # Migration: what changes when DDP, or FSDP1, becomes FSDP2?
 #
 # You have a script that trains with `DistributedDataParallel`, or with `FullyShardedDataParallel` from a guide of
-# 2022. Here you move both to `fully_shard` and prove that the numbers stay; you learn what each old argument is
-# called now, what each knob costs, and when DDP is the better choice.
+# 2022. Here you move both to `fully_shard`, and prove that the numbers stay. You learn what each old argument is
+# called now, what each knob costs, and when you had better stay with DDP.
+#
+# > **Our 8B model** came with a DDP script. On H100s that script would need about 136 GiB on every card, even with
+# > every block checkpointed, and no card has that. So the script must change. How much of it? (`fsdp-sim simulate
+# > --model llama3-8b --gpu H100-SXM-80GB --gpus 8 --seq-len 8192 --activation-checkpointing full --api ddp`)
+#
+# **Core path, about 85 minutes:** sections 1 to 4 and 6, with the exercises `ddp_step_to_fsdp2`, `fsdp1_step_to_fsdp2`
+# and `ddp_or_fsdp`. The rest is there if you like.
 #
 # **What is real:** every call on two ranks, every error message, torch's own FSDP1 and FSDP2, the `torchrun`
 # at the end. **What is modelled:** step times and memory of GPUs (there is none here); they say *simulated*.
@@ -41,7 +48,7 @@ from labs.experiments import ddp_to_fsdp2
 # %% [markdown]
 # ## 1. From DDP: the diff
 #
-# Lab 1 has one training loop in two files: one with DDP, one with `fully_shard`.
+# Lab 1 has one training loop in two files: one with DDP, one with `fully_shard`. How far apart are they?
 
 # %% predict="new_lines_of_fsdp2"
 
@@ -51,13 +58,14 @@ assert len(new) == 9
 ddp_to_fsdp2.diff()
 
 # %% [markdown] covers=["coverage 000.23", "coverage 004.41", "coverage 004.55", "misconception 4.60"]
-# Nine: imports, a mesh that says on what the ranks compute, a loop over the blocks and a call for the rest,
-# `full_tensor()`, and how weights are saved. (The norm is a DTensor; in torch 2.13 it is the same on all ranks already,
-# and `full_tensor()` makes a plain tensor of it.)
-# "Everything else stays exactly the same" is nearly true *of this loop*. The checklist is what to look at in yours.
+# Nine lines: imports, a mesh that says on what the ranks compute, a loop over the blocks and a call for the rest,
+# `full_tensor()`, and how weights are saved. (The norm is a DTensor. In torch 2.13 it is the same on all ranks already;
+# `full_tensor()` makes a plain tensor of it.)
 #
-# Data stays: FSDP is data parallelism, each rank takes its own rows. The learning rate stays: gradients are averaged
-# over the ranks, as DDP's are. And there is no wrapper: names have no `module.` in front, `model` is your model.
+# Look at what stays. Data: FSDP is data parallelism, so each rank takes its own rows. The learning rate: gradients are
+# averaged over the ranks, as DDP's are. And there is no wrapper. No `module.` in front of names; `model` is your model.
+#
+# That is *this* loop. Yours may have more in it, so go through the checklist.
 
 # %%
 checklist = (
@@ -109,8 +117,8 @@ assert "does not support deepcopy" in copied
 # %% [markdown]
 # Stuck? `hint("ddp_step_to_fsdp2")` gives the next of three hints, `solution("ddp_step_to_fsdp2")` the solution.
 #
-# What both steps send, in order, over a slow wire: your function if it was right, else the reference. (The many small
-# all-gathers at the end are no part of the step: they are `full_tensor`, so that the weights can be compared.)
+# Here is what both steps send, in order, over a slow wire: your function if it was right, else the reference. (The many
+# small all-gathers at the end are not the step's. They are `full_tensor`, so that we can compare the weights.)
 
 # %% tags=["nbval-ignore-output"]
 from fsdp_sim.learn.find import load
@@ -136,14 +144,16 @@ norms = [results[rank]["norm"] for results in sent.values() for rank in (0, 1)]
 assert max(norms) - min(norms) < 1e-4 * norms[0]
 
 # %% [markdown] covers=["coverage 002.27", "misconception 2.29"]
-# DDP sends rank 0's weights when it wraps; `fully_shard` sends nothing. **All ranks must build the same weights**: one
-# seed, or `set_model_state_dict` with `broadcast_from_rank0=True`. FSDP1 had `sync_module_states=True` for that: once,
-# at construction, on GPUs only, and off by default. It prevents nothing that happens later.
+# One difference is easy to miss. DDP sends rank 0's weights when it wraps; `fully_shard` sends nothing. **All ranks
+# must build the same weights**: one seed, or `set_model_state_dict` with `broadcast_from_rank0=True`.
+#
+# FSDP1 had `sync_module_states=True` for that: once, at construction, on GPUs only, and off by default. What happens
+# later it cannot prevent.
 
 # %% [markdown]
 # ## 2. Old calls, today
 #
-# Guides are older than torch. Here are lines that are still being copied.
+# Guides are older than torch, and we copy from them. How many of these lines still run?
 
 
 # %%
@@ -201,21 +211,27 @@ assert threshold == 100_000_000
 print(f"{len(today) - 2 - len(warns)} of {len(today)} raise; the policy by size begins at {threshold:,} parameters")
 
 # %% [markdown] covers=["coverage 000.22", "coverage 001.3", "coverage 004.4", "coverage 004.6", "coverage 004.43"]
-# The import of `FullyShardedDataParallel` still works. `default_auto_wrap_policy` became `size_based_auto_wrap_policy`
-# in torch 1.12 (its threshold is 100 *million* parameters); a bare policy lacks arguments, and called by itself it
-# lacks others; strategies are an enum; `flatten_parameters` was FairScale's. `CPUOffload` has one field and is public
-# in `torch.distributed.fsdp`; gradients follow the parameters.
+# Most of them fail, each for a reason of its own:
+#
+# - `FullyShardedDataParallel` still imports.
+# - `default_auto_wrap_policy` became `size_based_auto_wrap_policy` in torch 1.12. (Its threshold is 100 *million*
+#   parameters.)
+# - A bare policy lacks arguments; called by itself it lacks others.
+# - A strategy is an enum, not a string. `flatten_parameters` was FairScale's.
+# - `CPUOffload` has one field, and is public in `torch.distributed.fsdp`. Gradients follow the parameters.
 
 # %% [markdown] covers=["coverage 004.5", "coverage 004.72", "coverage 000.18", "coverage 004.127"]
-# "Move the model to the GPU before wrapping: crucial", says one guide, and another "don't". Neither is a rule. FSDP1
-# takes a model that is on its device, or moves each unit there by `device_id` as it wraps; the plain `FSDP(model)`
-# above raised because there is no GPU. `fully_shard` moves each *shard* to its mesh's device. Only: whoever moves the
-# whole model first needs memory for all of it. The way that needs least builds on the **meta device** (chapter 3).
+# Must the model be on the GPU before you wrap it? You will read "crucial" in one guide and "don't" in the next. Neither
+# is a rule. FSDP1 takes a model that is on its device, or moves each unit there by `device_id` as it wraps. (The plain
+# `FSDP(model)` above raised because there is no GPU.) `fully_shard` moves each *shard* to its mesh's device.
+#
+# But if you move the whole model first, you need memory for all of it. Building on the **meta device** needs least
+# (chapter 3).
 
 # %% exercise="mend_an_old_fsdp_call" tags=["nbval-ignore-output"]
 
 # %% [markdown]
-# The units of the mended call: one all-gather each. Without the policy there would be one, of everything.
+# These are the units of the mended call, one all-gather each. Without the policy you would get one, of everything.
 
 # %% tags=["nbval-ignore-output"]
 mended = load("mend_an_old_fsdp_call")
@@ -230,11 +246,10 @@ print(f"{units} units; forward gathers {gathers[:units]} numbers, one unit after
 assert len(set(gathers)) == 2  # the root, and three blocks of one size
 
 # %% [markdown] covers=["coverage 004.131", "coverage 004.56", "coverage 001.58"]
-# Is FSDP1 the API to learn, then? Guides written for 1.12 call it "production ready"; links to "the FSDP
-# tutorial" now lead to a page that teaches `fully_shard` and calls FSDP1 deprecated (torch's own, updated in
-# 2025). Lists of links age too, and misname what they link: a post about TorchMultimodal is "Llama 2 Training
-# with FSDP" in one, a post about large-scale training "FSDP vs DeepSpeed". Follow the link, read the date. Does
-# torch itself tell you? Find out:
+# Is FSDP1 still the API to learn? Guides written for 1.12 call it "production ready". Torch's own
+# [tutorial](https://docs.pytorch.org/tutorials/intermediate/FSDP_tutorial.html) now teaches `fully_shard` and calls
+# FSDP1 deprecated. (Lists of links age as well, and their titles mislead. Follow the link, read the date.) Does torch
+# itself tell you when you use it? Find out:
 
 # %% exercise="warned_of_fsdp1"
 
@@ -291,13 +306,13 @@ table = tuple((name, *rosetta[name]) for name in rosetta)
 HTML(viz.Table("FSDP1's arguments, and FSDP2's", ("FullyShardedDataParallel", "fully_shard", ""), table).to_html())
 
 # %% [markdown] covers=["coverage 000.15", "coverage 002.33", "coverage 004.108", "coverage 002.28"]
-# What FSDP1 was told once for the whole model, FSDP2 is told unit by unit; what was a flag is a call you can
-# see. Units are made by you, by class, not by size. `param_dtype` *is* the dtype of compute, in both. What is
-# new: `shard_placement_fn` chooses another dimension to cut, `dp_mesh_dims` is for models that are DTensors
+# You told FSDP1 once, for the whole model. You tell FSDP2 unit by unit, and what was a flag is a call you can see. You
+# make the units yourself, by class and not by size. `param_dtype` *is* the dtype of compute, in both. Two arguments are
+# new: `shard_placement_fn` chooses another dimension to cut, and `dp_mesh_dims` is for models that are DTensors
 # already.
 #
-# `use_orig_params` never chose between flat and not: FSDP1 always flattens a unit into one parameter, cut in equal
-# parts wherever the cut falls. `True` shows you views of it under the old names. Look:
+# `use_orig_params` never chose between flat and not. FSDP1 always flattens a unit into one parameter, and cuts it in
+# equal parts wherever the cut falls. `True` shows you views of it under the old names. Look:
 
 
 # %%
@@ -320,10 +335,10 @@ assert all(len(shape) == 1 for shape in stored[apis[1]][0].values())
 assert stored["fully_shard"][0] == {"0.weight": (2, 6), "0.bias": (2,), "1.weight": (3, 4), "1.bias": (3,)}
 
 # %% [markdown] covers=["coverage 001.8"]
-# One dimension: so a weight-decay rule like `p.dim() >= 2` decays nothing under FSDP1, with the views neither.
-# And the prefix in the names is why scripts keep a `raw_model`, the model without its wrapper: DDP's is
-# `model.module`, FSDP1 has wrappers inside it too. FSDP2's model is your model, and its parameters keep their
-# two dimensions.
+# One dimension! So a weight-decay rule like `p.dim() >= 2` decays nothing under FSDP1, views or not.
+#
+# And the prefix in the names is why scripts keep a `raw_model`, the model without its wrapper. For DDP that is
+# `model.module`; FSDP1 has wrappers inside, too. FSDP2's model is your model, and its parameters keep two dimensions.
 
 # %% exercise="strategy_in_fsdp2"
 
@@ -341,10 +356,9 @@ viz.compare(
 )
 
 # %% [markdown] covers=["coverage 004.91", "coverage 004.92", "coverage 004.94", "misconception 4.100"]
-# Simulated; the same collectives. But `fully_shard` is no low-level part of FSDP1, and an auto-wrap policy does not
-# "call the equivalent of `fully_shard`": they are two implementations, neither calls the other, and their states,
-# checkpoints and methods differ. So do not mix them. What does torch say to FSDP1 around a model given to
-# `fully_shard`?
+# Simulated, and the same collectives. Still, they are two implementations: neither calls the other, and their states,
+# checkpoints and methods differ. So don't mix them. What does torch say if you do, and put FSDP1 around a model given
+# to `fully_shard`?
 
 
 # %% predict="fsdp1_around_fsdp2"
@@ -421,17 +435,17 @@ assert apart < 0.01 * moved
 assert reduced == [["fp32"] * 4] * 2
 
 # %% [markdown] covers=["misconception 4.7", "misconception 4.51"]
-# What changed: the policy of dtypes, the wrap, `no_sync`, the method that clips, and `summon_full_params` (now
-# `full_tensor`). The numbers agree, not to the last bit, and there is a reason: FSDP1 adds up micro-batches in
-# bf16, FSDP2 in `reduce_dtype`. "Accumulation works the same, the API is identical to DDP" is wrong twice:
-# FSDP2 has no `no_sync`, and in both what is skipped is the reduce-scatter, so that **whole** gradients stay on
-# every rank until the last micro-batch.
+# These changed: the policy of dtypes, the wrap, `no_sync`, the method that clips, and `summon_full_params` (now
+# `full_tensor`).
+#
+# The numbers agree, but not to the last bit. FSDP1 adds up micro-batches in bf16, FSDP2 in `reduce_dtype`. And mind
+# the memory: FSDP2 has no `no_sync`, but in both what you skip is the reduce-scatter. **Whole** gradients stay on every
+# rank until the last micro-batch.
 
 # %% [markdown]
 # ## 5. Every knob, and what it costs
 #
-# A guide lists offload, precision, strategy, wrapping, prefetch, checkpointing. Here is each as FSDP2 has it, one
-# change at a time.
+# You have room to save, or time to save. Here is each knob as FSDP2 has it, one change at a time.
 
 # %%
 forty = Cluster("A100-SXM-40GB", gpus=8)
@@ -475,16 +489,16 @@ assert in_fp32.peak_memory_bytes / GIB > limit_gib
 print(f"the start: {start_ms:.0f} ms, {start_gib:.1f} of {limit_gib:.1f} GiB; in fp32 {in_fp32.step_time_s:.1f} s")
 
 # %% [markdown] covers=["coverage 002.34", "coverage 000.29", "coverage 004.78", "misconception 2.34"]
-# - **Offload** takes states away, a third of the peak here, and doubles the step: last resort, not second tip.
-# - **Precision**: bf16 halves what is gathered and kept for backward, not the states: they stay fp32. In fp32 these
-#   GPUs compute ten times slower (torch leaves TF32 off), and it does not fit.
+# - **Offload** takes states away, a third of the peak here, and doubles the step. Try it last.
+# - **Precision**: bf16 halves what is gathered and kept for backward. The states stay fp32. In fp32 these GPUs compute
+#   ten times slower (torch leaves TF32 off), and it does not fit.
 # - **Checkpointing** (each block, not the model) takes more than offload does, for about a quarter more time.
 # - **Units**: one per block. One for the whole model gathers everything at once.
-# - **Clipping** and the **batch** are no knobs of FSDP. A larger batch is what saved memory is *for*.
+# - **Clipping** and the **batch** are no knobs of FSDP. A larger batch is what you saved the memory *for*.
 # - **Monitor** the peak of every rank and phase: `torch.cuda.max_memory_allocated`, not what `nvidia-smi` shows.
 
 # %% [markdown] covers=["coverage 002.25", "misconception 2.20", "misconception 2.26", "misconception 2.27"]
-# And prefetch? In FSDP2 implicit prefetch is on, forward and backward; the setters only ask for more, earlier. FSDP1
+# And prefetch? In FSDP2 implicit prefetch is on, forward and backward. The setters only ask for more, earlier. FSDP1
 # had three settings for backward: `BACKWARD_PRE`, `BACKWARD_POST`, None.
 
 # %% predict="none_against_post"
@@ -502,9 +516,11 @@ assert none.step_time_s > 1.1 * post.step_time_s
 assert pre.peak_memory_bytes > post.peak_memory_bytes == none.peak_memory_bytes
 
 # %% [markdown]
-# `BACKWARD_PRE` holds one gathered unit more, `BACKWARD_POST` gathers when the current unit is free, before its
-# reduce-scatter; here that is early enough. None gains no memory against POST and queues each gather behind a
-# reduce-scatter: there is no reason to choose it. The next exercise is the guide's whole advice at once.
+# `BACKWARD_PRE` holds one gathered unit more. `BACKWARD_POST` gathers when the current unit is free, before its
+# reduce-scatter; here that is early enough. None gains no memory against POST, and queues each gather behind a
+# reduce-scatter. There is no reason to choose it.
+#
+# The next exercise takes a plan with everything switched on.
 
 # %% exercise="plan_without_offload"
 
@@ -519,8 +535,9 @@ for name, sim in compared.items():
 viz.memory_waterfall(compared)
 
 # %% [markdown] covers=["coverage 001.57"]
-# Memory that is left over is speed not bought. The other way to speed, fused kernels (Triton, FlashAttention, a fused
-# loss), is orthogonal: they change what a unit computes, FSDP when it is whole. Here, attention without fusion:
+# Memory left over is speed you have not bought. The other way to speed is fused kernels (Triton,
+# [FlashAttention](https://arxiv.org/abs/2205.14135), a fused loss). The two do not get in each other's way: kernels
+# change what a unit computes, FSDP when it is whole. Here is attention without fusion:
 
 # %%
 fused, plain = (
@@ -534,8 +551,8 @@ assert fused.step_time_s < plain.step_time_s
 # %% [markdown]
 # ## 6. DDP or FSDP?
 #
-# "FSDP above a billion parameters", one reads. But gpt2-1.5b fits DDP on an A100. We try 8 GPUs with NVLink, and more
-# in nodes with 25 Gbit/s between them.
+# "FSDP above a billion parameters"? But gpt2-1.5b fits DDP on an A100. Let's try 8 GPUs with NVLink, and then more, in
+# nodes with 25 Gbit/s between them.
 
 # %% predict="fastest_on_slow_network"
 
@@ -555,7 +572,7 @@ assert at[32]["HSDP"].step_time_s < at[32]["DDP"].step_time_s < at[32]["FSDP2"].
 
 # %% [markdown] covers=["coverage 000.24", "coverage 000.25", "misconception 0.27", "misconception 1.13"]
 # Simulated. Within a node FSDP is the faster one: it gathers in bf16, and every rank steps an eighth of AdamW. Over a
-# slow network DDP is: it sends its gradients once, FSDP its parameters twice besides. So:
+# slow network DDP is faster: it sends its gradients once, FSDP its parameters twice besides. So:
 #
 # - **FSDP when it does not fit**: 16 bytes per parameter, plus activations and logits of your micro-batch, on one GPU.
 # - **DDP when it fits and the network is slow**, or simply when it is no slower: it is easier to debug.
@@ -586,7 +603,7 @@ assert set(decided["A100-SXM-80GB, gpt2-1.5b"].values()) == {"ddp", "fsdp2"}
 # %% [markdown]
 # ## 7. torch.compile, Accelerate, Lightning
 #
-# `torch.compile(model)` gives back a *wrapper*; `model.compile()` compiles in place.
+# `torch.compile(model)` gives you back a *wrapper*; `model.compile()` compiles in place. What is a weight called then?
 
 # %% predict="which_compile_keeps_names"
 
@@ -603,15 +620,17 @@ reasons = [entry["Explanation"] for entries in registry.values() for entry in en
 assert "Dynamo only supports FSDP with use_orig_params=True" in reasons
 
 # %% [markdown] covers=["coverage 001.2", "coverage 001.18", "coverage 001.33", "coverage 001.46"]
-# FSDP works with torch.compile, and both come with torch: nothing else to install. FSDP1 needs
-# `use_orig_params=True`; else the compiler gives up at its units, and *no error says so* (the cell above found
-# the reason in torch's own list: "Dynamo only supports FSDP with use_orig_params=True"). FSDP2: checkpoint each
-# block, `block.compile()`, then `fully_shard` it, in this order. Lab 7 counts graphs and breaks in the other
-# orders, with losses that are equal: "works with compile" means that you looked at the counters. In the
-# trainer: `--compile=true`.
+# FSDP works with torch.compile, and both come with torch.
+#
+# - FSDP1 needs `use_orig_params=True`. Otherwise the compiler gives up at its units, and *no error says so*. (The cell
+#   above found the reason in torch's own list: "Dynamo only supports FSDP with use_orig_params=True".)
+# - FSDP2: checkpoint each block, `block.compile()`, then `fully_shard` it, in this order.
+#
+# In other orders the losses are equal, and lab 7 counts what was lost. So look at the counters of graphs and breaks
+# before you say that it works. In the trainer: `--compile=true`.
 
 # %% [markdown]
-# The same model three ways: by hand, through Accelerate, through Lightning Fabric. Here is what one writes in lab 8.
+# The same model three ways: by hand, through Accelerate, through Lightning Fabric. Here is what you write in lab 8.
 
 # %%
 from labs.experiments.hugging_face import with_accelerate, with_fabric, with_fully_shard
@@ -636,11 +655,12 @@ side = (
 HTML(viz.Table("Side by side", ("", "by hand", "Accelerate", "Lightning Fabric"), side).to_html())
 
 # %% [markdown] covers=["coverage 004.82", "misconception 4.96"]
-# Lab 8 runs all three and compares losses and collectives. The `lightning` package, with its Trainer, is *not*
-# installed here, so of it nothing is run: its tutorials' `Trainer(gpus=4)` was removed in version 2; today it is
-# `Trainer(accelerator="gpu", devices=4, strategy=...)`. A framework hides the launch, the device and the loop. It does
-# not hide the choices: units, precision, what is kept, what is saved. And it can choose silently: on CPU ranks
+# Lab 8 runs all three and compares losses and collectives. A framework hides the launch, the device and the loop. It
+# does not hide your choices: units, precision, what is kept, what is saved. And it can choose silently. On CPU ranks
 # Accelerate takes an FSDP plugin and trains with DDP, as lab 8 shows.
+#
+# (The `lightning` package, with its Trainer, is *not* installed here, so we run nothing of it. `Trainer(gpus=4)` of
+# older tutorials was removed in version 2. Today it is `Trainer(accelerator="gpu", devices=4, strategy=...)`.)
 
 # %%
 print("lightning:", find_spec("lightning"), " lightning_fabric:", find_spec("lightning_fabric") is not None)
@@ -650,11 +670,10 @@ assert find_spec("pytorch_lightning") is None
 # %% [markdown] covers=["coverage 004.106", "coverage 004.114"]
 # ## 8. An old script, line by line
 #
-# The tutorial of 2022 fine-tunes T5 to summarise, with six features of FSDP1. Its plan is still right. Three of
-# its lines are not. What does `len(batch)` count where a batch is a dict? What does
-# `--run_validation` give, declared with `action="store_false"`? Is there an
-# `apply_activation_checkpointing_wrapper` to import? (Its helpers for dates and gigabytes, and the model and
-# tokenizer from a hub, are as anywhere: lab 8 has T5 and a tokenizer without downloads.)
+# A tutorial of 2022 fine-tunes T5 to summarise, with six features of FSDP1. Its plan is still right. Three of its lines
+# are not. What does `len(batch)` count if a batch is a dict? What does `--run_validation` give you, declared with
+# `action="store_false"`? Is there an `apply_activation_checkpointing_wrapper` to import? (For T5 and a tokenizer
+# without downloads, see lab 8.)
 
 # %% predict="len_of_a_batch"
 
@@ -675,31 +694,31 @@ assert hasattr(wrappers, "apply_activation_checkpointing")
 assert not hasattr(wrappers, "apply_activation_checkpointing_wrapper")
 
 # %% [markdown] covers=["coverage 004.111", "coverage 004.112", "coverage 004.115", "coverage 004.122"]
-# `len` of a batch that is a dict counts its keys, so the average loss was wrong; `store_false` switches off what the
-# help says it switches on; one import has lost its suffix since. It says T5-3B and loads `t5-base`, 220 million
-# parameters. And `loss.item()` in every step makes the CPU wait for the GPU: keep the sum in a tensor.
+# `len` of a dict counts its keys, so the average loss was wrong. `store_false` switches off what the help says it
+# switches on. One import has lost its suffix since. It says T5-3B and loads `t5-base`, 220 million parameters. And
+# `loss.item()` in every step makes the CPU wait for the GPU: keep the sum in a tensor.
 #
-# The rest as it is done now:
+# The rest, as you would do it now:
 
 # %% [markdown] covers=["coverage 004.113", "coverage 004.119", "coverage 003.18", "coverage 004.42"]
-# 1. torchrun sets `RANK`, `LOCAL_RANK`, `WORLD_SIZE`: `set_device(LOCAL_RANK)`, then `init_process_group("nccl")`. On
-#    several nodes `RANK` is not the number of the GPU.
+# 1. torchrun sets `RANK`, `LOCAL_RANK`, `WORLD_SIZE`. Call `set_device(LOCAL_RANK)`, then `init_process_group("nccl")`.
+#    On several nodes `RANK` is not the number of the GPU.
 # 2. A sampler by rank, or rows by rank. Without it every rank trains on the same data, and no error says so.
-# 3. Model (meta, or one seed) and tokenizer; blocks, then the root. A minimal `FSDP(model)` without a policy makes one
-#    unit, and without a process group it does not start.
+# 3. Model (meta, or one seed) and tokenizer; blocks, then the root. A bare `FSDP(model)` makes one unit, and without a
+#    process group it does not start.
 # 4. AdamW after that, then a schedule such as `StepLR`: it works with any optimizer.
 
 # %% [markdown] covers=["coverage 004.109", "coverage 004.54", "coverage 004.81", "coverage 004.116"]
 # 5. The loop: forward, backward, (unscale,) clip, step, schedule. Metrics: sum and count in one tensor, one
 #    `all_reduce`.
-# 6. Validation: `eval()` and `no_grad`, *all* ranks, equally many batches: each forward gathers. Then back to
+# 6. Validation: `eval()` and `no_grad`, *all* ranks, equally many batches, because each forward gathers. Then back to
 #    `train()`.
 # 7. Save on all ranks (chapter 9). At the end `destroy_process_group()`. Helpers that format dates and bytes stay
 #    yours.
 
 # %% [markdown] covers=["coverage 004.50", "coverage 004.117", "coverage 004.79", "coverage 001.12"]
-# Data loaders do not change from DDP to FSDP. Take ten rows, four ranks and `DistributedSampler`. Does the second epoch
-# shuffle anew by itself?
+# Data loaders do not change from DDP to FSDP. Take ten rows, four ranks and `DistributedSampler`. How many rows are
+# drawn, and does the second epoch shuffle anew by itself?
 
 # %% predict="rows_of_an_epoch"
 
@@ -720,14 +739,17 @@ loader = DataLoader(range(10), batch_size=4, sampler=samplers[0], drop_last=True
 assert (loader.pin_memory, loader.num_workers, loader.persistent_workers) == (False, 0, False)
 
 # %% [markdown]
-# It pads, so that all ranks do equally many steps: drop the rest in training, mask it in evaluation, and call
+# The sampler pads, so that all ranks do equally many steps. Drop the rest in training, mask it in evaluation, and call
 # `set_epoch`. With GPUs set three options that are off by default: `num_workers` (reading beside the step),
-# `pin_memory` (copies that do not block), `persistent_workers` (not started anew each epoch). Prepare data *before*
-# the job, as a tokenizer's script like nanoGPT's `prepare.py` does: a rank 0 that tokenises while others wait in a
-# collective is a timeout. Here `labs.data` cuts torch's own source into bytes, once, into a file that all ranks map.
+# `pin_memory` (copies that do not block), `persistent_workers` (not started anew each epoch).
+#
+# Prepare data *before* the job, as nanoGPT's
+# [`prepare.py`](https://github.com/karpathy/nanoGPT/blob/master/data/openwebtext/prepare.py) does. If rank 0 tokenises
+# while the others wait in a collective, you get a timeout. Here `labs.data` cuts torch's own source into bytes, once,
+# into a file that all ranks map.
 
 # %% [markdown]
-# Said of the subject, and what is true:
+# What people say about moving to FSDP. Decide before you open one:
 
 # %%
 misconceptions("migration")
@@ -738,8 +760,9 @@ board("migration")
 # %% [markdown] covers=["coverage 001.14", "coverage 001.15", "coverage 001.16", "coverage 004.12", "coverage 004.123"]
 # ## 9. Lab: from laptop to many nodes
 #
-# torchrun starts the ranks: `--nproc_per_node` is how many on this machine (2, 4, 8: its GPUs), `--nnodes` how many
-# machines; `--standalone` means one, with a free port instead of a fixed one that a dead job may still hold.
+# torchrun starts the ranks. `--nproc_per_node` is how many on this machine (2, 4, 8: its GPUs), `--nnodes` how many
+# machines. `--standalone` means one, with a free port instead of a fixed one that a dead job may still hold.
+#
 # One file, `labs/train.py`, and one command.
 
 # %% predict="changes_for_two_nodes"
@@ -768,9 +791,9 @@ options = set(TrainConfig().by_key())
 assert {"api", "wrap", "activation_checkpointing", "compile", "out", "save_every", "model"} <= options
 
 # %% [markdown] covers=["coverage 001.4", "coverage 001.6", "coverage 001.11"]
-# A port of nanoGPT keeps the model in one file, the loop in another, settings in a third, and flags choose: FSDP or
-# DDP, units, checkpointing. Here too, but units are named by class: a flag like `fsdp_min_num_params=1e6` counts
-# parameters, makes units of single Linears and tears tied embeddings apart.
+# Your own trainer may have the model in one file, the loop in another, settings in a third, as a port of nanoGPT does.
+# Flags choose FSDP or DDP, units, checkpointing. Name units by class there. A flag like `fsdp_min_num_params=1e6` makes
+# units of single Linears, and tears tied embeddings apart.
 #
 # Now the real thing, two ranks on this machine:
 
@@ -805,9 +828,9 @@ print(f"sharding 6 units took {1e3 * max(took_s):.0f} ms, measured")
 assert max(took_s) < 10
 
 # %% [markdown] covers=["coverage 001.26", "coverage 001.45", "misconception 1.15"]
-# "FSDP takes 10 to 30 seconds to initialise": no source says of what, and the number above says that sharding is not
-# it. What takes long is the start of processes, imports, and reading weights: with one reader and a broadcast, or
-# shard by shard, that shrinks too. Measure your own start before you believe anyone's.
+# Does FSDP take long to start? The number above says that sharding is not it. Starting processes takes long, and
+# imports, and reading weights. That last one shrinks with one reader and a broadcast, or shard by shard. Measure your
+# own start.
 #
 # Go on with **lab 1** (`lab_01_ddp_to_fsdp2.ipynb`: one GPU `python -m labs.experiments.ddp_to_fsdp2 --ranks 1`, many
 # `--ranks N`) and **lab 8** (`lab_08_hugging_face.ipynb`: `torchrun --nproc_per_node=N -m
@@ -816,9 +839,13 @@ assert max(took_s) < 10
 # %% [markdown]
 # ## What you have seen
 #
-# - Nine lines take a DDP loop to `fully_shard`; the optimizer comes after, and all ranks take part in a save.
-# - FSDP1's arguments became a loop, a mesh, policies and setters. Most old lines raise; the others are the dangerous
-#   ones.
-# - Each knob was one change in time and memory; offload is the last one to turn.
-# - DDP or FSDP is decided by what fits and by the wire, not by the number of parameters.
+# - Nine lines take a DDP loop to `fully_shard`. The optimizer comes after, and all ranks take part in a save.
+# - FSDP1's arguments became a loop, a mesh, policies and setters. Most old lines raise; fear the others.
+# - Each knob was one change in time and memory. Offload is the last one to turn.
+# - What fits, and the wire, decide between DDP and FSDP. The number of parameters does not.
 # - From one process to two nodes the command changes, the script does not.
+#
+# > **Our 8B model** took nine new lines. Where DDP wanted about 136 GiB, FSDP2 holds about 28 GiB (the same command
+# > without `--api ddp`). One morning its 64 GPUs stand still, and no log says why.
+#
+# Next: `12_bug_hunt.ipynb`.

@@ -13,9 +13,16 @@
 # %% [markdown]
 # # The interview: say it, with a number
 #
-# An interviewer wants to hear a number, where it comes from, and what would change it. Here questions have
-# numbers that are drawn anew each time, and a wrong answer is met with the mistake that usually leads to it.
-# Afterwards you can hold a mock interview of half an hour, and you know which section to read again.
+# An interviewer wants to hear a number, where it comes from, and what would change it. Here every question draws its
+# numbers anew, and a wrong answer meets the mistake that usually leads to it. By the end you can hold a mock interview
+# of half an hour, and you know which section to read again.
+#
+# > **Our 8B model**, one last time. "How much memory does it need on 8 cards? And why does your step take 1.3 seconds?"
+# > You have counted the bytes, hidden the gathers, cut the units, saved it, moved it to 64 cards and found its bugs.
+# > Now say it in two minutes.
+#
+# **Core path, about 75 minutes:** sections 1 to 3, 5 and 6, and of section 4 the exercises `all_gather_from_sends`,
+# `zero1_step` and `find_the_deadlock`. The rest is there if you like.
 #
 # **What is real:** the whiteboard exercises run on ranks. **What is computed:** every answer, by this library,
 # when it is asked. Nothing is looked up in a list.
@@ -45,8 +52,8 @@ def tried(name, function):
 # %% [markdown]
 # ## 1. One question
 #
-# `ask` draws a question: of a topic, by its name, or, with nothing in brackets, what is due. Before
-# you run the second cell, write your own number into it, with a unit.
+# `ask` draws a question: by its topic, by its name, or, with nothing in brackets, what is due. Before you run the
+# second cell, write your own number into it, with a unit.
 
 # %%
 question = ask("states_of_a_rank", seed=11)
@@ -56,8 +63,8 @@ question
 question.answer("5 GB")
 
 # %% [markdown]
-# What an interviewer hears first is the order of magnitude, then whether you know what is in it. So an answer
-# may be 5% off, GB and GiB are told apart (they differ by 7%), and a bare "7.9" is asked again: of what?
+# Your interviewer first hears the order of magnitude, then whether you know what is in it. So you may be 5% off. But
+# say GB or GiB (they differ by 7%), and don't say a bare "7.9": you will be asked, of what?
 #
 # Which mistake gives the number in the next cell?
 
@@ -71,8 +78,8 @@ reply
 # %% [markdown]
 # ## 2. The same question, another assumption
 #
-# 16, 18 or 20 bytes per parameter; 2Ψ or 3Ψ on the wire: sources disagree because they count different
-# things. The strong answer says which. So do these questions.
+# 16, 18 or 20 bytes per parameter? 2Ψ or 3Ψ on the wire? Sources disagree because they count different things: see the
+# [ZeRO paper](https://arxiv.org/abs/1910.02054), sections 3 and 7. The strong answer says which. So do these questions.
 
 # %%
 ask("recipe_of_a_number", seed=3)
@@ -92,8 +99,8 @@ order.answer(" ".join("abcdefgh"[: len(order.question.options)]))
 # %% [markdown]
 # ## 4. Whiteboard
 #
-# Six times you are given the minutes an interviewer gives, and the check of the course. `whiteboard` starts
-# the clock. Say aloud what you do: what is on each rank now, what leaves it, who waits for whom.
+# Six times you get the minutes that an interviewer gives, and the check of the course. `whiteboard` starts the clock.
+# Say aloud what you do. What is on each rank now? What leaves it? Who waits for whom?
 
 # %% tags=["nbval-ignore-output"]
 clock = whiteboard("all_gather_from_sends")
@@ -109,8 +116,8 @@ assert all(whole.equal(gathered[0]) for whole in gathered)
 sent_bars(bars, "KiB sent", "Every rank sends three shards of four: all links work at once")
 
 # %% [markdown]
-# The next one is the most asked of all. The usual mistake passes the *whole* tensor round: it is right, and
-# sends W - 1 tensors where 2(W - 1)/W are enough.
+# This one is asked most of all. The usual mistake passes the *whole* tensor round. It gives the right sum, and sends
+# W - 1 tensors where 2(W - 1)/W are enough ([Patarasuk and Yuan, 2009](https://doi.org/10.1016/j.jpdc.2008.09.002)).
 
 # %% tags=["nbval-ignore-output"]
 clock = whiteboard("ring_all_reduce")
@@ -127,7 +134,7 @@ bars["the whole tensor round"] = [(ALL_REDUCE, 3 * tensor)]
 sent_bars(bars, "MiB sent", "In pieces: 2(W-1)/W of the tensor from every rank; whole: twice as much with four")
 
 # %% [markdown]
-# DDP does not call one all-reduce per gradient. Why does it not call one for all of them?
+# DDP does not call one all-reduce per gradient: too many small messages. Why does it not call one for all of them?
 
 # %% tags=["nbval-ignore-output"]
 clock = whiteboard("ddp_buckets")
@@ -145,7 +152,7 @@ bars = {f"bucket {n}": [(ALL_REDUCE, message_bytes(r) / 2**10)] for n, r in enum
 sent_bars(bars, "KiB reduced", f"A bucket leaves when it holds {limit:.0f} KiB, while backward goes on")
 
 # %% [markdown]
-# Between the two halves of an all-reduce there is room for an optimizer: that is ZeRO-1.
+# An all-reduce has two halves, and between them there is room for an optimizer. That is ZeRO-1.
 
 # %% tags=["nbval-ignore-output"]
 clock = whiteboard("zero1_step")
@@ -202,13 +209,13 @@ bars = {f"rank {r}": [(ALL_REDUCE, float(of.count("all_reduce")))] for r, of in 
 sent_bars(bars, "all-reduces in four steps", "Mended, every rank reduces its norm in every step")
 
 # %% [markdown]
-# Three more are in earlier chapters, and may be timed in the same way: `reduce_scatter_from_sends` (02),
+# Three more are in earlier chapters, and you can time them in the same way: `reduce_scatter_from_sends` (02),
 # `shard_and_unshard` (04), `clip_by_all_shards` (08).
 #
 # ## 5. Say it aloud
 #
-# Half of an interview is talk. Speak for two minutes, *then* open what a strong answer contains, and tick what
-# you said. The first point is the one without which it is no answer.
+# Half of an interview is talk. Speak for two minutes, *then* open what a strong answer contains, and tick what you
+# said. Without the first point it is no answer.
 
 # %%
 spoken("walk_through_a_step")
@@ -216,8 +223,8 @@ spoken("walk_through_a_step")
 # %% [markdown]
 # ## 6. Half an hour
 #
-# Mixed topics, harder after a right answer and easier after a wrong one, every fourth aloud. Type and press
-# Enter; `?` if you do not know, `q` to end with the report. In a terminal: `fsdp-sim drill mock`.
+# Mixed topics. It gets harder after a right answer and easier after a wrong one, and every fourth is aloud. Type and
+# press Enter; `?` if you do not know, `q` to end with the report. In a terminal: `fsdp-sim drill mock`.
 
 # %% tags=["nbval-ignore-output"]
 interview = mock(minutes=30)
@@ -226,9 +233,9 @@ interview
 # %% [markdown]
 # ## 7. What comes back, and one page
 #
-# What you missed is asked again in minutes, what you knew in days, then weeks: `fsdp-sim drill` begins with
-# what is due. The sheet has one rule for each question, and nothing else. `fsdp-sim drill sheet --html` makes
-# a page to print.
+# What you missed is asked again in minutes. What you knew comes back in days, then weeks: `fsdp-sim drill` begins with
+# what is due. The sheet has one rule for each question, and nothing else. `fsdp-sim drill sheet --html` makes a page to
+# print.
 
 # %%
 sheet()
@@ -236,8 +243,8 @@ sheet()
 # %% [markdown]
 # ## 8. Lab: settle it
 #
-# "38 collectives? I do not believe you." The best answer is an experiment. Torch's own FSDP with
-# three blocks and a root, one step: how many all-gathers, how many reduce-scatters?
+# "38 collectives? I do not believe you." Then show it: the best answer is an experiment. Torch's own FSDP with three
+# blocks and a root, one step. How many all-gathers, how many reduce-scatters?
 
 
 # %% predict="all_gathers_of_three_blocks"
@@ -264,6 +271,8 @@ assert (gathers, reductions) == (2 * 3 + 1, 3 + 1)
 #
 # ## What you have seen
 #
-# - A number, where it comes from, and what would change it: that is the whole art.
+# - A number, where it comes from, and what would change it. That is the whole art.
 # - When sources disagree, say what each of them counts.
-# - What you missed comes back. Next: `fsdp-sim drill`, ten minutes a day.
+# - What you missed comes back. Ten minutes a day with `fsdp-sim drill` are enough.
+#
+# > **Our 8B model** is trained. With yours, begin where we began: count the bytes, then look for red.
