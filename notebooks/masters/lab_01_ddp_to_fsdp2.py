@@ -12,11 +12,11 @@
 # %% [markdown]
 # # Lab: from DDP to FSDP2 in one diff
 #
-# Two training loops, each in one file that a plain `torchrun` starts: one with DDP, one with `fully_shard`.
-# The same model, the same rows, the same clipping.
+# Two training loops, each in one file that a plain `torchrun` starts: one with DDP, one with `fully_shard`. They have
+# the same model, the same rows, the same clipping. You would do this to your own script before you rent eight cards.
 #
-# How many lines differ? Are the losses the same, and does a rank that stores half of everything
-# need half of the memory?
+# How many lines differ? Are the losses the same? And if a rank stores half of everything, does it need half of the
+# memory? (About 30 minutes.)
 
 # %%
 from fsdp_sim.learn import predict  # noqa: F401
@@ -31,20 +31,22 @@ ddp_to_fsdp2.diff()
 
 # %% [markdown]
 # Three imports, a mesh, three lines that shard, `full_tensor()`, and how weights are saved. The **mesh** says which
-# ranks share the parameters, and on what device: without it torch takes the machine's accelerator, even if the
-# model is on the CPU.
+# ranks share the parameters, and on what device. Without it torch takes the machine's accelerator, even if your model
+# is on the CPU.
 
 # %% [markdown]
+# Three of these lines are worth a second look:
+#
 # - **Blocks first, then the whole.** Each call makes one unit of what is left; the last takes the embeddings.
-# - **The optimizer stays where it was: after.** It must hold the shards. Made before, it would hold whole
-#   parameters that FSDP no longer uses, and training would stand still without an error.
+# - **The optimizer stays where it was: after.** It must hold the shards. Made before, it would hold whole parameters
+#   that FSDP no longer uses, and training would stand still without an error.
 # - **`full_tensor()`**: the norm is a DTensor too. This makes a plain tensor of it, the same on every rank,
 #   whether each rank has the whole norm or only its part.
 
 # %% [markdown]
-# What did *not* change matters too: each rank still takes **its own rows** (`local_batch`), `set_device`
-# still comes before the first collective, and all ranks call `get_model_state_dict`, because it gathers.
-# Rank 0 alone saves what it returns. Asked for on rank 0 only, it would wait for the others for ever.
+# What did *not* change matters too. Each rank still takes **its own rows** (`local_batch`), and `set_device` still
+# comes before the first collective. All ranks call `get_model_state_dict`, because it gathers; rank 0 alone saves what
+# it returns. If only rank 0 called it, it would wait for the others for ever.
 #
 # Now the collectives of a step. DDP reduces gradients, in buckets. And FSDP2, with five blocks and a root?
 
@@ -60,8 +62,9 @@ for api, simulation in simulations.items():
 assert [len(ddp_to_fsdp2.issued(simulation)) for simulation in simulations.values()] == [2, 17]
 
 # %% [markdown]
-# Six units: six all-gathers in forward. In backward five, for the root was kept. Six reduce-scatters.
-# Now both scripts, run by torchrun on two ranks as they are. One step of each is watched: every byte of
+# Six units: six all-gathers in forward. In backward five, because the root was kept. Six reduce-scatters.
+#
+# Now for real. Torchrun starts both scripts on two ranks as they are, and we watch one step of each: every byte of
 # every tensor, every collective.
 
 # %% tags=["nbval-ignore-output"]
@@ -83,9 +86,11 @@ assert all(abs(error) < 0.05 for error in result.errors().values())
 bars(result.rows, "peak memory", "FSDP2 on two ranks needs less memory than DDP, but not half of it")
 
 # %% [markdown]
-# Less, but not half. Parameters, gradients and optimizer state are divided by the ranks. Activations are
-# not: each rank computes its own rows through every layer. And the wire carries more: the gathers come
-# twice, where DDP's all-reduce counts as one reduce-scatter and one all-gather.
+# Less, but not half. The ranks divide parameters, gradients and optimizer state. They do not divide activations: each
+# rank computes its own rows through every layer.
+#
+# And the wire carries more. The gathers come twice, while DDP's all-reduce is worth one reduce-scatter and one
+# all-gather.
 
 # %%
 moved = {name: 2 * r.measured if "all-red" in q else r.measured for (name, q), r in row.items() if "bytes of all" in q}
@@ -94,10 +99,10 @@ print(f"FSDP2 moves {moved['fsdp2'] / moved['ddp']:.2f} times what DDP moves")
 assert 1.4 < moved["fsdp2"] / moved["ddp"] < 1.5
 
 # %% [markdown]
-# 1.5 times is the rule; here it is a little less, because the root's parameters are not gathered twice.
+# 1.5 times is the rule. Here it is a little less, because the root's parameters are not gathered twice.
 #
 # **On GPUs:** `python -m labs.experiments.ddp_to_fsdp2 --device cuda` runs the same two scripts on NCCL, a rank on each
-# GPU. On a single one it shows the diff's cost without its use: nothing is divided by one.
+# GPU. On a single one you see what the diff costs, not what it saves: nothing is divided by one.
 # **On several nodes:** start the two scripts with `torchrun --nnodes=...`; not a line of them changes.
 
 # %% [markdown]

@@ -12,10 +12,10 @@
 # %% [markdown]
 # # Lab: what does each knob save?
 #
-# A step of FSDP keeps parameters, optimizer state, gradients and activations alive, and whole units that
-# come and go. Each knob acts on one of these and leaves the others alone.
+# In a step of FSDP parameters, optimizer state, gradients and activations are alive, and whole units come and go. Each
+# knob acts on one of these and leaves the others alone. Before you turn one on a cluster, learn here what it does.
 #
-# The model below needs 18.7 MiB per rank, on two ranks.
+# The model below needs 18.7 MiB per rank, on two ranks. (About 30 minutes.)
 
 # %%
 from fsdp_sim import viz
@@ -37,8 +37,8 @@ for name in (memory.BASE, "8 ranks", "activation_checkpointing=full"):
 assert predicted_mib["activation_checkpointing=full"] < predicted_mib["8 ranks"] < predicted_mib[memory.BASE]
 
 # %% [markdown]
-# No rank was started for these: the simulator plays the program that torch issues, and adds up what is
-# alive. What is it that is alive at the peak?
+# No rank was started for these. The simulator plays the program that torch issues, and adds up what is alive. So what
+# *is* alive at the peak?
 
 # %% tags=["nbval-ignore-output"]
 shown = {"8 rows per rank": "twice the rows", memory.BASE: "as it comes", "8 ranks": "8 ranks",
@@ -46,10 +46,10 @@ shown = {"8 rows per rank": "twice the rows", memory.BASE: "as it comes", "8 ran
 viz.memory_waterfall({label: asked[name].simulation for name, label in shown.items()})
 
 # %% [markdown]
-# Ranks divide the two lower parts, the parameter shards and the optimizer state. Activations belong to a
-# rank's own rows, and no number of ranks makes them smaller. Here they are more than half of all.
+# Ranks divide the two lower parts, the parameter shards and the optimizer state. Activations belong to a rank's own
+# rows, and no number of ranks makes them smaller. Here they are more than half of everything.
 #
-# Now every setting for real: two ranks (or 4, or 8) with torch's FSDP2, every tensor of a step counted.
+# Now every setting for real: two ranks (or 4, or 8) with torch's FSDP2, and every tensor of a step counted.
 
 # %% tags=["nbval-ignore-output"]
 result = memory.run(ranks=2, rows=4, seq_len=64)
@@ -64,8 +64,8 @@ assert all(abs(error) < 0.05 for error in result.errors().values())
 print(f"{len(measured)} settings, each predicted to 5% or better")
 
 # %% [markdown]
-# A peak that is right could be a coincidence of wrong parts. So the same step once more, every tensor with what it
-# is for, under the prediction. Where do the two differ?
+# The peak is right. But is it right for the right reason? Two wrong parts can add up to a right sum. So we run the same
+# step once more, and say of every tensor what it is for. Where do the two differ?
 
 # %% tags=["nbval-ignore-output"]
 step = memory.counted_step(asked[memory.BASE])
@@ -78,14 +78,14 @@ for category in ("sharded", "optimizer", "unsharded", "ag_output"):
 print("shards, optimizer state and whole parameters are where they were predicted")
 
 # %% [markdown]
-# The simulator lets a unit's activations come and go as one; a real block makes and frees them one by one.
+# The simulator lets a unit's activations come and go as one. A real block makes and frees them one by one.
 #
-# Read the table against the base, one knob at a time. Three of them often surprise:
+# Now read the table against the base, one knob at a time. Three of them often surprise:
 #
 # - `reshard_after_forward=False` costs memory: whole parameters of all blocks live from forward to backward.
 # - `wrap=root` costs too: one unit is the whole model, and it is there at once.
-# - `param_dtype=bf16` does **not** halve the optimizer: shards and AdamW stay fp32. What it halves are
-#   whole parameters, gradients and, here most of all, activations.
+# - `param_dtype=bf16` does **not** halve the optimizer: shards and AdamW stay fp32. It halves whole parameters,
+#   gradients and, here most of all, activations.
 
 # %%
 base_mib = measured[memory.BASE]
@@ -96,7 +96,7 @@ for name, mib in sorted(saved.items(), key=lambda one: -one[1]):
     print(f"{name:34s} {mib:+6.1f} MiB saved of {base_mib:.1f}")
 
 # %% [markdown]
-# Momentum SGD keeps one number per parameter, AdamW two.
+# One more knob is the optimizer itself. Momentum SGD keeps one number per parameter, AdamW two.
 
 # %% predict="saved_by_momentum_sgd"
 
@@ -106,8 +106,8 @@ print(f"one number fewer for each parameter of this rank: {kept_mib:.2f} MiB")
 assert abs(saved["optimizer=sgd_momentum"] - kept_mib) < 0.05
 
 # %% [markdown]
-# On CPU ranks `cpu_offload` shows only half of what it does: host and device are one memory, so the table
-# has the device's part as predicted, and counts both together.
+# On CPU ranks you see only half of what `cpu_offload` does, because host and device are one memory. So the table has
+# the device's part as predicted, and counts both together.
 #
 # **On one GPU:** `python -m labs.experiments.memory --device cuda --model gpt2 --seq-len 512` asks CUDA's allocator.
 # With one rank nothing is divided; checkpointing, bf16 and offload still save. **On many:** the same command

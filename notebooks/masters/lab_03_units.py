@@ -13,10 +13,10 @@
 # %% [markdown]
 # # Lab 3: how large should a unit be?
 #
-# A unit is what FSDP gathers, computes and frees together. `fully_shard` on the model alone makes one unit
-# of everything; on each linear layer it makes dozens. The same bytes must travel either way.
+# A unit is what FSDP gathers, computes and frees together. Call `fully_shard` on the model alone, and everything is one
+# unit. Call it on each linear layer, and you get dozens. The same bytes travel either way. So does it matter?
 #
-# Take GPT-2 medium on 16 A100 in two nodes, 200 Gbit/s between them.
+# Take GPT-2 medium on 16 A100 in two nodes, 200 Gbit/s between them. (About 20 minutes.)
 
 # %%
 from fsdp_sim import viz
@@ -41,12 +41,12 @@ assert peaks[-1] > 0.98 * peaks[1]
 print("One unit needs over 30% more memory than one per block; units smaller than a block save less than 2%.")
 
 # %% [markdown]
-# Every collective costs a latency, whatever its size: that speaks for few. But the whole of a unit must be
-# there before it can be computed, and it takes memory while it is: that speaks for many. With one unit
-# there is nothing to compute while the wire works.
+# Every collective costs a latency, whatever its size: few units are better. But a whole unit must be there before you
+# can compute it, and it takes memory while it is: many are better. With a single unit there is nothing to compute while
+# the network works.
 #
-# Now for real: two CPU ranks, and between them a wire with 2 ms of latency and 0.32 Gbit/s. Once more,
-# from what the wire alone takes:
+# Now for real: two CPU ranks, and between them a wire with 2 ms of latency and 0.32 Gbit/s. Here is once more what to
+# expect, from what the wire alone takes:
 
 # %%
 network, asked = units.SLOW, units.settings(ranks=2, rows=8, seq_len=64)
@@ -58,8 +58,8 @@ for name, setting in asked.items():
           f"{1e3 * wire_s:4.0f} ms on the wire, of which {1e3 * latency_s:3.0f} ms are latency")  # fmt: skip
 
 # %% [markdown]
-# First every piece of a step is timed alone, and from these the simulator predicts the step. Then the step
-# itself is run, where a block's all-gather travels while the block before it is computed.
+# First we time every piece of a step alone, and the simulator predicts the step from the pieces. Then we run the step
+# itself, where a block's all-gather travels while the block before it computes.
 
 # %% tags=["nbval-ignore-output"]
 result = units.run(network, ranks=2, rows=8, seq_len=64)
@@ -76,10 +76,10 @@ assert peaks == sorted(peaks, reverse=True)
 print("Units, collectives and their bytes as predicted; memory within 5%, and the smaller the units the less.")
 
 # %% [markdown]
-# Look at one unit against one per block. In the upper picture the wire and the core take turns; in the
-# lower they work at once. The red boxes are communication that nothing hides.
+# Compare one unit with one per block. In the upper picture the wire and the core take turns; in the lower they work at
+# the same time. Red is communication that nothing hides.
 #
-# Times of CPU ranks hold on a machine that does nothing else; if they look odd, run the cells again.
+# (Times of CPU ranks hold on a machine that does nothing else. If they look odd, run the cells again.)
 
 # %% tags=["nbval-ignore-output"]
 shown = {name: result.timelines[f"{name}, measured"] for name in ("one unit", "each block")}
@@ -88,11 +88,11 @@ assert overlap(alone, rank=0) < 0.01 < overlap(blocks, rank=0)
 viz.show(shown, ranks=[0])
 
 # %% [markdown]
-# A unit per block is the usual choice: large enough that latency counts little, small enough that two of
-# them fit. On another cluster: `units.on_a_cluster(Cluster(...))`.
+# So a unit per block is the usual choice: large enough that latency counts little, small enough that two of them fit.
+# Try your own cluster: `units.on_a_cluster(Cluster(...))`.
 #
-# **One unit may not be cut anywhere:** tied weights, such as an embedding that is also the head, must be in
-# the same unit, or each unit would train a copy of its own.
+# **One place you may not cut:** tied weights, such as an embedding that is also the head, must stay in one unit.
+# Otherwise each unit would train a copy of its own.
 
 # %%
 from labs.model import empty, model_config
@@ -110,5 +110,5 @@ assert set(found.tied) == {"tok_emb", "head"}
 #
 # **On one GPU:** the collectives of one rank move nothing, so only memory changes: train with
 # `labs.train --wrap=root`, `--wrap=block`, `--wrap=Linear`. **On many:** compare their step times. Start with
-# blocks; when small models on many GPUs become latency-bound, put several blocks into one unit
+# blocks. Small models on many GPUs may become latency-bound; then put several blocks into one unit
 # (`fully_shard([a, b])`).

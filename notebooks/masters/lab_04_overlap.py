@@ -13,8 +13,9 @@
 # %% [markdown]
 # # Lab 4: what can hide an all-gather?
 #
-# An all-gather costs nothing while something else computes. So what counts is *when it is issued*: FSDP1 has
-# `BACKWARD_PRE` and `BACKWARD_POST` for that, FSDP2 explicit prefetch.
+# An all-gather costs nothing while something else computes. So the question is *when it is issued*. FSDP1 has
+# `BACKWARD_PRE` and `BACKWARD_POST` for that, FSDP2 explicit prefetch. Here you read it off torch's own traces, as you
+# would when your job is too slow. (About 40 minutes.)
 #
 # **What is real:** the ranks, torch's FSDP1 and FSDP2, the traces of torch's profiler, all times *measured*.
 # **What is modelled:** the slow network between the ranks, and everything *predicted*.
@@ -58,12 +59,12 @@ assert overlap.ahead(predicted["FSDP2, forward prefetch 1"]) == (5, 0)
 # %% [markdown]
 # ## 2. Run torch, and read its trace
 #
-# Two ranks train with each setting while torch's profiler records. Its traces become timelines of the same
-# kind as the simulator's, both ranks on one clock: no rank can leave a collective before all have entered,
-# and that says how far their clocks are apart.
+# Two ranks train with each setting while torch's profiler records. Its traces become timelines of the same kind as the
+# simulator's, with both ranks on one clock. (How? No rank can leave a collective before all have entered, and that says
+# how far their clocks are apart.)
 #
-# Look: with `BACKWARD_PRE` and with `BACKWARD_POST`, what comes between the all-gather of block 2 in
-# backward and its computing?
+# Watch block 2 in backward, with `BACKWARD_PRE` and with `BACKWARD_POST`. What comes between its all-gather and its
+# computing?
 
 # %% tags=["nbval-ignore-output"]
 measured = overlap.record(settings, ranks=2)
@@ -82,19 +83,20 @@ assert pre[1:3] == ["ALL_GATHER(layers.1)", "BWD layers.2"]
 assert post[1:4] == ["BWD layers.2", "ALL_GATHER(layers.1)", "REDUCE_SCATTER(layers.2)"]
 
 # %% [markdown]
-# `PRE` asks for block 1 before block 2 computes: its gather hides behind that, and two blocks are whole at a
-# time. `POST` asks after block 2 has computed and was freed: less memory, and what may hide the gather is
-# the end of that computing on a GPU whose CPU runs ahead. It comes before the reduce-scatter in any case:
-# on NCCL's one queue per group the gather would else wait for the reduction.
+# `PRE` asks for block 1 before block 2 computes. The gather hides behind that, and two blocks are whole at a time.
+#
+# `POST` asks after block 2 has computed and was freed. You save memory; the gather can hide only behind the end of that
+# computing, on a GPU whose CPU runs ahead. Either way it comes before the reduce-scatter. On NCCL's one queue per group
+# it would otherwise wait for the reduction.
 
 # %% [markdown]
-# ## 3. What it is worth
+# ## 3. What is it worth?
 #
-# torch's FSDP on CPUs waits for each collective where it is issued; the project's own does not. Its ranks get
-# a network on which a block's all-gather takes about as long as a block's forward: on a much slower one little
-# could be hidden, on a much faster one there would be little to hide. Backward issues ahead in any case.
+# On CPUs torch's FSDP waits for each collective where it is issued; ours does not. We give its ranks a network on which
+# a block's all-gather takes about as long as a block's forward. (On a much slower one little could be hidden, on a much
+# faster one there would be little to hide.) Backward issues ahead in any case.
 #
-# Which share of the time on the wire lies under computing, without and with forward prefetch?
+# How much of the time on the wire lies under computing, without forward prefetch and with it?
 
 # %% tags=["nbval-ignore-output"]
 slow = Experiment(world_size=2, batch=8, seq_len=128, network=overlap.SLOW)
@@ -120,8 +122,8 @@ viz.compare(steps[f"{[*overlap.PREFETCHES][-1]}, predicted"], on, titles=("predi
 # %% [markdown]
 # ## 4. The rate limiter
 #
-# On a GPU the CPU only queues, and runs ahead: FSDP1 could issue the gathers of all blocks before the first
-# one computes, and each holds memory. `limit_all_gathers` makes the CPU wait.
+# On a GPU the CPU only queues work, and runs ahead. FSDP1 could issue the gathers of all blocks before the first one
+# computes, and each of them holds memory. So `limit_all_gathers` makes the CPU wait.
 #
 # GPT-2 with 774 million parameters on 8 GPUs. How many all-gathers has the CPU issued, at most,
 # whose units have not begun to compute? In forward and backward each block has one.
@@ -140,9 +142,8 @@ assert limited.predicted <= 3 < 30 < unlimited.predicted
 # - One GPU: no rank to talk to. Read the order of a trace; `labs.cluster.pretend` shows the overlap of a cluster.
 # - Several: `python -m labs.experiments.overlap --device cuda --model gpt2 --rows 8 --seq-len 1024` times every
 #   setting, FSDP1's without its limiter too, and puts the prediction of the catalogue beside it.
-# - Any run: `torchrun ... -m labs.train --out=runs/a --profile=4` writes `runs/a/timeline.jsonl.gz` of all
-#   ranks and ends with a line: exposed, overlap, waiting for late ranks, idle, and where the prediction was
-#   left.
+# - Any run: `torchrun ... -m labs.train --out=runs/a --profile=4` writes `runs/a/timeline.jsonl.gz` of all ranks. Its
+#   last line tells you: exposed, overlap, waiting for late ranks, idle, and where the prediction was left.
 
 # %% [markdown]
 # The cells above ran on CPU cores, GPU or not. The cell below runs this lab on every GPU of this machine, a

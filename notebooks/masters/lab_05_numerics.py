@@ -13,18 +13,17 @@
 # %% [markdown]
 # # Lab 5: precision, accumulation, clipping
 #
-# Four settings that change the numbers of a training. Each has a right way, and a wrong way that raises no
-# error. You predict by how much a number is off, then measure it with torch's own FSDP2 and FSDP1.
+# Four settings that change the numbers of a training. Each has a right way, and a wrong way that raises no error. You
+# predict how far off a number is, then measure it with torch's own FSDP2 and FSDP1. (About 40 minutes.)
 #
-# bf16 keeps 8 binary digits, so one rounding is off by at most 2⁻⁸ = 0.4%. Gradients of 64 ranks
-# are added in bf16. Is the sum off by 0.4%, by 64 times as much, or by less than either?
+# bf16 keeps 8 binary digits, so one rounding is off by at most 2⁻⁸ = 0.4%. Now add the gradients of 64 ranks in bf16.
 
 # %% [markdown]
 # ## 1. Adding gradients in bf16
 #
-# Around a ring, partial sums are rounded again and again. The errors have no common direction, so they add
-# up like the steps of a drunkard: as the **root** of the number of ranks. From the gradients of two ranks
-# the error of any number is predicted.
+# Around a ring, partial sums are rounded again and again. The errors have no common direction, so they add up like the
+# steps of a drunkard: as the **root** of the number of ranks. So the gradients of two ranks are enough to predict the
+# error for any number.
 
 # %% tags=["nbval-ignore-output"]
 from fsdp_sim.learn import predict  # noqa: F401
@@ -49,9 +48,9 @@ numerics.reduction_picture(rows)
 #
 # ## 2. fp16: too small for the format
 #
-# fp16 has a far smaller range than bf16: below 2⁻²⁵ a number becomes 0. At the start every wrong token's
-# logit has a gradient of 1 / (vocabulary × tokens in the batch). Take half a million tokens, a
-# vocabulary of 256: which share of these gradients is lost?
+# fp16 has a far smaller range than bf16: below 2⁻²⁵ a number becomes 0. At the start every wrong token's logit has a
+# gradient of 1 / (vocabulary × tokens in the batch). Take half a million tokens, and a vocabulary of 256. How many of
+# these gradients do you lose?
 
 # %% predict="lost_of_half_a_million"
 
@@ -64,10 +63,10 @@ assert numerics.predict_vanished(2**19, scale=2.0**16) == 0
 # A scaler multiplies the loss, so that nothing is lost on the way, and divides the gradients before the
 # update. bf16 has fp32's range and needs none. (The trainer has fp16 on GPUs only.)
 #
-# ## 3. Accumulation: bytes sent for bytes kept
+# ## 3. Accumulation: send less, keep more
 #
-# Four micro-batches per step on four ranks. FSDP can reduce the gradients of each, or add them up whole on
-# every rank and reduce once. What is sent, what is kept between two micro-batches?
+# Four micro-batches per step on four ranks. You can reduce the gradients of each, or add them up whole on every rank
+# and reduce once. What is sent, and what is kept between two micro-batches?
 
 # %%
 accumulated = numerics.accumulation(ranks=4, micro_batches=4)
@@ -78,13 +77,13 @@ assert accumulated[-1].measured < 1e-6
 print("The gradients are the same, to a millionth.")
 
 # %% [markdown]
-# A quarter of the bytes sent, three times as many kept. With a 7-billion-parameter model `last` keeps 28 GB
-# on every GPU, however many there are: a frequent reason for "out of memory, but only with accumulation".
+# A quarter of the bytes sent, three times as many kept. With a 7-billion-parameter model `last` keeps 28 GB on every
+# GPU, however many there are. If you run out of memory only when you accumulate, look here first.
 #
 # ## 4. Clipping: whose norm?
 #
-# With FSDP1 the parameters a rank sees are its shards. `torch.nn.utils.clip_grad_norm_` then takes the norm
-# of these, and says nothing. Clipped to 0.1 on 4 ranks, what is the true norm afterwards?
+# With FSDP1 the parameters that a rank sees are its shards. `torch.nn.utils.clip_grad_norm_` takes the norm of these,
+# and says nothing. Clip to 0.1 on 4 ranks. What is the true norm afterwards?
 
 # %%
 clipped = numerics.clipping(ranks=4, max_norm=0.1)
@@ -95,11 +94,12 @@ assert abs(after["FSDP1, torch.nn.utils"] - 0.2) < 1e-5
 
 # %% [markdown]
 # Twice as much: √4. And every rank has scaled its part by another factor, so the direction is wrong too.
-# With FSDP1 call the wrapper's `clip_grad_norm_`; FSDP2's DTensors know that they are shards.
+# With FSDP1 call the wrapper's `clip_grad_norm_`. FSDP2's DTensors know that they are shards.
 #
 # ## 5. A mean of means is not the mean
 #
-# One rank has 240 tokens to learn from, the other 24 (the rest is padding). FSDP averages over *ranks*.
+# One rank has 240 tokens to learn from, the other 24 (the rest is padding). FSDP averages over *ranks*. How much does
+# each token count?
 
 # %%
 show(uneven := numerics.tokens((240, 24)))
@@ -107,9 +107,9 @@ assert all(abs(row.error) < 1e-3 for row in uneven if row.predicted is not None)
 assert uneven[-1].measured > 0.1
 
 # %% [markdown]
-# Each rank's mean makes a token of the second rank count ten times one of the first. The trainer divides
-# the *sum* of the losses by the tokens of all ranks (`labs/loop/step.py`), and multiplies by the number of ranks,
-# which FSDP divides by.
+# Each rank's mean makes a token of the second rank count ten times one of the first. The trainer divides the *sum* of
+# the losses by the tokens of all ranks (`labs/loop/step.py`). It multiplies by the number of ranks, because FSDP will
+# divide by it.
 #
 # ## 6. And the training?
 #
@@ -125,7 +125,7 @@ print("Every loss in bf16 is within 2⁻⁸ of fp32's, and they are not the same
 # ## Go on
 #
 # **One GPU or more:** `python -m labs.experiments.numerics --device cuda` trains in fp16 too, with its scaler.
-# **Many:** add the error of 1,024 ranks to figure 1 with `predict_reduction(gradients_of(2), 1024)`, and
+# **Many:** add the error of 1,024 ranks to figure 1 with `predict_reduction(gradients_of(2), 1024)`. And
 # compare the losses of `--reduce_dtype=bf16` and `fp32` on your own model before you save half of the bytes.
 
 # %% [markdown]

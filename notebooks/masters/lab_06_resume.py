@@ -13,17 +13,17 @@
 # %% [markdown]
 # # Lab 6: checkpoint, kill it, resume on fewer ranks
 #
-# torchrun trains on two ranks and saves every second step. While the checkpoint of step 4 is written, rank 0
-# is killed: SIGKILL, no last word.
+# Torchrun trains on two ranks and saves every second step. While it writes the checkpoint of step 4, we kill rank 0:
+# SIGKILL, no last word. Sooner or later a cluster does this to every long run.
 #
-# What is on the disk then? And does a run that goes on from it, on **one** rank without FSDP, end
-# with the same loss?
+# What is on the disk then? And if you go on from it, on **one** rank without FSDP, do you end with the same loss?
+# (About 30 minutes.)
 
 # %% [markdown]
 # ## 1. What does a checkpoint weigh?
 #
-# A parameter in fp32 is 4 bytes, AdamW's two moments are 8; and for each parameter tensor AdamW has a number
-# that counts its steps. How many bytes is that for two ranks, and for one?
+# A parameter in fp32 is 4 bytes, AdamW's two moments are 8, and for each parameter tensor AdamW has a number that
+# counts its steps. How many bytes is that for two ranks, and for one?
 
 # %%
 import tempfile
@@ -49,7 +49,7 @@ print(f"{measured:,} bytes in the files of its last checkpoint")
 # %% [markdown]
 # ## 2. Kill it
 #
-# In the middle of a save: all files are written, and the folder has not yet been given its name.
+# In the middle of a save: all files are written, and the folder has not yet got its name.
 
 # %% tags=["nbval-ignore-output"]
 said = resume.kill(folder / "killed", ranks=2, where="before-rename")
@@ -64,13 +64,13 @@ assert [one.counts for one in left] == [True, False]
 assert left[0].bytes == left[1].bytes
 
 # %% [markdown]
-# Every byte of step 4 is there, and it counts for nothing: a checkpoint comes into being by **one rename**,
-# after all ranks have written, hashed and synced their files. So there is never half of one.
+# Every byte of step 4 is there, and it counts for nothing. A checkpoint comes into being by **one rename**, after all
+# ranks have written, hashed and synced their files. So there is never half of one.
 #
 # ## 3. Go on, on one rank
 #
-# Another number of ranks, another `--api`: tensors are stored by their own names and shapes, not by rank, and
-# the batch stays at 8 rows, so the data go on where they were.
+# Another number of ranks, another `--api`: that works, because tensors are stored by their own names and shapes, not by
+# rank. The batch stays at 8 rows, so the data go on where they were.
 
 # %% tags=["nbval-ignore-output"]
 alone = resume.goes_on(folder / "killed", folder / "alone", "--api=single", ranks=1)
@@ -88,8 +88,8 @@ assert resume.furthest(alone.losses, whole.losses) < 1e-5
 #
 # ## 4. Let torchrun do it
 #
-# `--max-restarts=1`: when a rank dies, torchrun ends the others and starts all anew. The script finds the
-# newest checkpoint by itself. The same number of ranks as before.
+# With `--max-restarts=1`, when a rank dies torchrun ends the others and starts all anew. The script finds the newest
+# checkpoint by itself. The same number of ranks as before.
 
 # %% predict="restarted_on_two_ranks"
 
@@ -99,7 +99,7 @@ assert anew == whole.losses
 print("Equal, bit for bit: parameters, both moments, step, random numbers and place in the data were saved.")
 
 # %% [markdown]
-# Leave one of these out and the loss jumps, or, worse, does not: data that are read twice look like progress.
+# Leave one of these out and the loss jumps. Or, worse, it does not: data that are read twice look like progress.
 #
 # - `python -m labs.experiments.resume` also times a save beside what the disk alone takes, and goes on with FSDP1.
 # - **One GPU or more:** the same command with `--device cuda`: a rank on each, and `--deterministic=true` in

@@ -13,8 +13,8 @@
 # %% [markdown]
 # # Lab 7: activation checkpointing and torch.compile
 #
-# Both are done to a block, and so is FSDP. So there is an order, and a wrong order raises no error: the loss
-# is right, and what you wanted to save is not saved.
+# You checkpoint a block, you compile a block, you shard a block. In which order? A wrong one raises no error: the loss
+# is right, and what you wanted to save is not saved. (About 30 minutes.)
 
 # %%
 from fsdp_sim.learn import predict  # noqa: F401
@@ -28,8 +28,8 @@ from labs.experiments.result import ResultRow
 # %% [markdown]
 # ## 1. Not keeping activations
 #
-# `full` keeps the input of each block and computes the block again in backward. `selective` keeps every
-# other matmul, and attention. The simulator knows what each keeps; nothing has run yet.
+# `full` keeps the input of each block, and computes the block again in backward. `selective` keeps every other matmul,
+# and attention. The simulator knows what each keeps; nothing has run yet.
 
 # %% predict="longer_by_recomputing"
 
@@ -40,7 +40,7 @@ for how, n_bytes in predicted.items():
 assert predicted["none"] > predicted["selective"] > predicted["full"]
 
 # %% [markdown]
-# Now two ranks train with each, and every tensor is counted.
+# Now two ranks train with each, and we count every tensor.
 
 # %% tags=["nbval-ignore-output"]
 measured = measure_peak_bytes(ranks=2)
@@ -57,15 +57,15 @@ rows = [ResultRow(how, "peak memory", predicted[how] / 1e6, measured[how] / 1e6,
 bars(rows, "peak memory", "Checkpointing every block halves the peak; selective is in between")
 
 # %% [markdown]
-# The forward is a third of a step, so computing all of it again makes a step about a third longer. On a GPU
-# that is what you pay to fit a longer sequence or a larger batch; `selective` pays less, for less.
+# The forward is a third of a step, so computing all of it again makes a step about a third longer. That is what you pay
+# on a GPU to fit a longer sequence or a larger batch. `selective` pays less, for less.
 
 # %% [markdown]
-# ## 2. The order
+# ## 2. Which order?
 #
 # `labs/wrapping/checkpoint_and_compile.py` checkpoints each block, compiles it, and FSDP shards it last. Here are three
-# others. Of each, torch's own counters say what the compiler saw: *graphs* it made, *regions* that it knows
-# may be computed again, and *breaks*, where it had to stop.
+# other orders. Of each, torch's own counters say what the compiler saw: *graphs* it made, *regions* that it knows may
+# be computed again, and *breaks*, where it had to stop.
 
 # %% tags=["nbval-ignore-output"]
 seen = orders()
@@ -81,8 +81,8 @@ print("And the loss is the same, bit for bit.")
 # - **sharded too early**: FSDP's hooks are inside the region, the compiler cannot look into them, and the
 #   blocks run eagerly, without a word. The one graph left is what follows the blocks.
 # - **compiled too early**: the region is outside the graph. The compiler cannot choose what to keep.
-# - **whole model compiled**: it stops at the first hook and starts anew in each block: what you get is what
-#   compiling each block gives, by luck.
+# - **whole model compiled**: it stops at the first hook and starts anew in each block. By luck you get what compiling
+#   each block gives.
 
 # %%
 right, early = seen["right"], seen["sharded too early"]
@@ -94,8 +94,8 @@ assert seen["whole model compiled"].breaks > 0
 # %% [markdown]
 # ## Go on
 #
-# - `python -m labs.experiments.compile` also predicts and measures the trainer's step times, feeds rows of other
-#   lengths and counts the graphs that are made anew, and trains compiled: with inductor where there is a C++
+# - `python -m labs.experiments.compile` also predicts and measures the trainer's step times. It feeds rows of other
+#   lengths and counts the graphs that are made anew. And it trains compiled: with inductor where there is a C++
 #   compiler, else with aot_eager.
 # - **One GPU or more:** the same command with `--device cuda`. Then the trainer with `--model=gpt2
 #   --compile=true`, with and without `--activation_checkpointing=selective`: predict both peaks, then

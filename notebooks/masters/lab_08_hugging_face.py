@@ -13,9 +13,12 @@
 # %% [markdown]
 # # Lab 8: somebody else's model
 #
-# The models so far were ours. This is T5 of Hugging Face: an encoder, a decoder, and one embedding that
-# both read and that also makes the logits. It learns to write the headline of a text (WikiHow's format;
-# offline the texts are the documentation inside `torch.distributed`).
+# So far the models were ours. Yours will come from somebody else, like this one: T5 of Hugging Face
+# ([Raffel et al., 2019](https://arxiv.org/abs/1910.10683)). It has an encoder, a decoder, and one embedding that both
+# read and that also makes the logits.
+#
+# It learns to write the headline of a text (WikiHow's format; offline the texts are the documentation inside
+# `torch.distributed`). (About 30 minutes.)
 
 # %% tags=["nbval-ignore-output"]
 from fsdp_sim import viz
@@ -36,8 +39,8 @@ print("blocks:", ", ".join(models.blocks(model, "t5")))
 assert len(places) == 4
 
 # %% [markdown]
-# What is shared between units must be in the unit around them. So: each block a unit, the rest the root.
-# From the units follows what a step must gather, and how much memory it takes. Predicted, before it runs:
+# What units share must be in the unit around them. So each block is a unit, and the rest is the root. From the units
+# follows what a step must gather, and how much memory it takes. Predicted, before it runs:
 
 # %%
 predicted = predicting.predict(Task("t5"), ranks=2)
@@ -47,9 +50,9 @@ print(f"gathered in a step: {predicted.gathered_bytes:,} bytes")
 assert list(predicted.units) == ["root", *models.blocks(model, "t5")]
 
 # %% [markdown]
-# Now three trainings on two ranks: `fully_shard` by hand, then the same through Accelerate and through
-# Lightning Fabric, and once in one process. Padding is no target, and rows have unequally many targets:
-# each rank takes the *sum* of its losses, over the targets of *all* ranks.
+# Now three trainings on two ranks: `fully_shard` by hand, then the same through Accelerate and through Lightning
+# Fabric. Beside them, one process. Padding is no target, and rows have unequally many targets. So each rank takes the
+# *sum* of its losses, over the targets of *all* ranks.
 
 # %% tags=["nbval-ignore-output"]
 ways = {
@@ -73,10 +76,12 @@ assert seen["by hand"].gathered_bytes == predicted.gathered_bytes
 assert abs(predicted.peak_bytes / seen["by hand"].peak_bytes - 1) < 0.05
 
 # %% [markdown]
-# The bytes are those predicted, the peak memory within 5%. Fabric does what is done by hand: its strategy
-# calls *your* function with a mesh. Accelerate finds the blocks by the name of their class, and gives the
-# embedding and the head a unit of their own. And **as it is**, on CPU ranks, it makes no units at all: it
-# takes the FSDP plugin, says nothing, and trains with DDP. (Above, two of its fields were set by hand.)
+# The bytes are those predicted, the peak memory within 5%. Fabric does what you do by hand: its strategy calls *your*
+# function with a mesh. Accelerate finds the blocks by the name of their class, and gives the embedding and the head a
+# unit of their own.
+#
+# And **as it is**, on CPU ranks, Accelerate makes no units at all. It takes the FSDP plugin, says nothing, and trains
+# with DDP. (In the run above we set two of its fields by hand.)
 
 # %%
 print("Accelerate's units:", ", ".join(seen["Accelerate"].units))
@@ -88,8 +93,8 @@ assert not seen["Accelerate as it is"].units
 viz.show(seen["by hand"].step)
 
 # %% [markdown]
-# A step of rank 0, recorded. The encoder's blocks run first, then the decoder's; backward is the reverse.
-# The root's gradients leave last: the embedding is used by the first operation of the step and the last.
+# A step of rank 0, recorded. The encoder's blocks run first, then the decoder's; backward is the reverse. The root's
+# gradients leave last, because the embedding is used by the first operation of the step and by the last.
 
 # %% predict="embedding_as_a_unit"
 
@@ -101,10 +106,9 @@ print("torch:", twice.refused or "does not check")
 assert twice.params == numbers + model.shared.weight.numel()
 
 # %% [markdown]
-# The embedding is there twice: `fully_shard` cut the weight of `shared`, and the other three names kept
-# the whole one, which went to the root. torch 2.13 checks, and refuses at the first forward; older ones do
-# not check. Accelerate 1.15 makes the same of T5, unless its embeddings are one module first
-# (`share_embedding`, in the run above).
+# The embedding is there twice. `fully_shard` cut the weight of `shared`; the other three names kept the whole one,
+# which went to the root. torch 2.13 checks, and refuses at the first forward; older versions do not check. Accelerate
+# 1.15 makes the same of T5, unless its embeddings are one module first (`share_embedding`, in the run above).
 #
 # **Your machine.** CPU: `python -m labs.experiments.hugging_face` (BERT too). One GPU or many: `torchrun
 # --nproc_per_node=N -m labs.experiments.hugging_face --pretrained google-t5/t5-small --csv wikihowAll.csv`.

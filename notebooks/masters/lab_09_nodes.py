@@ -13,9 +13,9 @@
 # %% [markdown]
 # # Lab 9: several nodes
 #
-# Inside a node GPUs are joined by links of hundreds of GB/s; nodes by a network ten times slower. HSDP
-# shards inside each node and keeps a copy per node. Take two nodes with two ranks each. How many
-# times fewer bytes does HSDP send between the nodes than FSDP over all four ranks?
+# Inside a node GPUs are joined by links of hundreds of GB/s, and nodes by a network ten times slower. HSDP shards
+# inside each node and keeps a copy per node. Take two nodes with two ranks each. How many times fewer bytes does HSDP
+# send between the nodes than FSDP over all four ranks? (About 40 minutes.)
 #
 # **What is real:** two torchrun agents, four ranks, a network between them. **What is not:** the second
 # machine. Where Linux allows it, each agent lives in a network namespace of its own, joined by one cable.
@@ -36,8 +36,8 @@ two_by_two = RankPlace(world_size=4, local_world_size=2)
 # %% [markdown]
 # ## 1. Count
 #
-# All-gathers and reduce-scatters of FSDP run round all ranks, so they cross the cable. Those of HSDP stay
-# inside a node, and only the shards' gradients are all-reduced across. M is the model's bytes in fp32.
+# FSDP's all-gathers and reduce-scatters run round all ranks, so they cross the cable. HSDP's stay inside a node, and
+# only the shards' gradients are all-reduced across. M is the model's bytes in fp32.
 
 # %% predict="fewer_bytes_with_hsdp"
 
@@ -49,9 +49,9 @@ for name, gloo in (("NCCL", False), ("gloo", True)):
     assert round(sent[0] / sent[1], 1) == (3.0 if gloo else 2.2)
 
 # %% [markdown]
-# gloo reduce-scatters by all-reduce, which sends twice as much: FSDP pays for that here, on GPUs it does not.
+# gloo reduce-scatters by an all-reduce, which sends twice as much. FSDP pays for that here; on GPUs it does not.
 #
-# And with more nodes? Take 8 of them, 64 of them, 2 ranks each. Which of the two grows, and how far?
+# And with more nodes? Take 8 of them, then 64, 2 ranks each. Which of the two grows, and how far?
 
 # %%
 for nodes in (2, 8, 64):
@@ -66,8 +66,8 @@ assert sent[1] < 2.01
 #
 # ## 2. Run
 #
-# Each job starts on a fast cable. From what a step takes there, and the bytes above, follows what it takes
-# at 100 Mbit/s. Then the cable is made that slow while the job runs.
+# Each job starts on a fast cable. From what a step takes there, and from the bytes above, we predict what it takes at
+# 100 Mbit/s. Then we make the cable that slow while the job runs.
 
 # %% tags=["nbval-ignore-output"]
 result = run(mbit=100, steps=2)
@@ -80,8 +80,8 @@ for row in result.rows:
 print("Bytes across the link within 10% of the prediction, where they can be counted.")
 
 # %% [markdown]
-# The time is the cable's plus that of the fast step; on a busy machine the latter varies. HSDP pays in memory:
-# parameters, gradients and optimizer state are divided by the ranks of a node, not by all ranks.
+# The time is the cable's plus that of the fast step, which varies on a busy machine. HSDP pays in memory: only the
+# ranks of a node divide parameters, gradients and optimizer state, not all ranks.
 #
 # ## 3. One rank never comes
 #
@@ -96,9 +96,10 @@ assert found.findings[0].missing == (1,)
 assert found.findings[0].unit == "layers.3"
 
 # %% [markdown]
-# They print nothing: they wait. The sentence is from torch's **flight recorder**, a ring buffer of the last
-# collectives that every rank keeps, gloo's too. Ranks 0, 2 and 3 have issued number 23 of their group, rank 1
-# has not. The dump does not name the unit; its place in the step's program does.
+# They print nothing: they wait. The sentence is from torch's **flight recorder**, a ring buffer of the last collectives
+# that every rank keeps, gloo's too
+# ([tutorial](https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html)). Ranks 0, 2 and 3 have issued
+# number 23 of their group, rank 1 has not. The dump does not name the unit; its place in the step's program does.
 
 # %%
 for rank, dump in sorted(found.dumps.items()):
@@ -109,9 +110,9 @@ assert [dump.entries[-1].retired for _, dump in sorted(found.dumps.items())] == 
 # %% [markdown]
 # ## 4. What to set, and when
 #
-# On a cluster NCCL's watchdog writes these dumps, if it is told to. `labs/cluster/launch` does, in a Slurm script and
-# in a manifest for Kubeflow Trainer; both are checked without a cluster, since none was at hand. This is what
-# they always set; `python -m labs.cluster.launch` has the rest, for the day something is wrong.
+# On a cluster NCCL's watchdog writes these dumps, if you tell it to. `labs/cluster/launch` does, in a Slurm script and
+# in a manifest for Kubeflow Trainer. (Both were checked without a cluster, since none was at hand.) This is what they
+# always set; `python -m labs.cluster.launch` has the rest, for the day something is wrong.
 
 # %%
 for setting in read_settings():

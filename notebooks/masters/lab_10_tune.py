@@ -13,9 +13,9 @@
 # %% [markdown]
 # # Lab 10: the fastest plan that fits
 #
-# Given: a model, 4 rows per rank, a cluster of 8 ranks on a slow link, and 16 MiB of memory per rank.
-# FSDP2 can keep parameters after forward, prefetch, recompute activations, or take the rows in two
-# micro-batches: 16 plans. Which two of these save memory, and which cost time?
+# You have a model, 4 rows per rank, a cluster of 8 ranks on a slow link, and 16 MiB of memory per rank. FSDP2 can keep
+# parameters after forward, prefetch, recompute activations, or take the rows in two micro-batches. That makes 16 plans.
+# Which two of these settings save memory, and which cost time? (About 30 minutes.)
 #
 # **What is real:** torch's own FSDP2, its schedule, its memory, the computing, on one process.
 # **What is modelled:** the other ranks and the wire. So **the loss means nothing** here.
@@ -35,9 +35,9 @@ for key, values in SPACE.items():
 # %% [markdown]
 # ## 1. Let the simulator try all of them
 #
-# A plan is simulated in milliseconds. On CPUs a catalogue knows little of small kernels and of Python, so
-# the pieces of a step (a block's forward, a copy) are timed once for each way to compute, over a wire that
-# takes no time. The simulator plays torch's program with these pieces and the cluster's wire.
+# A plan is simulated in milliseconds. But on CPUs a catalogue knows little of small kernels and of Python. So we time
+# the pieces of a step (a block's forward, a copy) once for each way to compute, over a wire that takes no time. Then
+# the simulator plays torch's program with these pieces and the cluster's wire.
 
 # %% predict="memory_of_forward_prefetch"
 
@@ -49,8 +49,8 @@ for plan in plans:
 # %% [markdown]
 # ## 2. Time against memory
 #
-# Below and to the left is better. Filled plans fit, hollow ones do not. The line joins the plans that no
-# other one beats in both. Where it is steep, a little memory costs much time.
+# Below and to the left is better. Filled plans fit, hollow ones do not. The line joins the plans that no other one
+# beats in both. Where it is steep, a little memory costs you much time.
 
 # %% tags=["nbval-ignore-output"]
 viz.pareto(rows_of(plans, limit_bytes)).show()
@@ -66,18 +66,18 @@ assert memory["reshard_after_forward=False"] > defaults
 assert memory["forward_prefetch=1"] == defaults
 
 # %% [markdown]
-# Torch's defaults do not fit. Recomputing and smaller micro-batches both save memory, and both cost time:
-# one computes every block's forward twice, the other gathers and reduces every unit twice. Which of the
-# two is cheaper depends on the link, and that is why one asks a simulator.
+# Torch's defaults do not fit. Recomputing and smaller micro-batches both save memory, and both cost time: one computes
+# every block's forward twice, the other gathers and reduces every unit twice. Which is cheaper depends on the link.
+# That is why you ask a simulator.
 #
 # Prefetching one block ahead in forward costs no peak memory here: the peak is in backward.
 
 # %% [markdown]
 # ## 3. Check three of them
 #
-# Will the plan that was chosen really fit, and will the fastest one of all really not? Now
-# torch's FSDP2 runs each of them as rank 0 of 8. Its collectives move the bytes a rank would receive, then
-# hold their stream for as long as the wire takes.
+# Will the plan that was chosen really fit? And will the fastest of all really not? Now torch's FSDP2 runs each of them
+# as rank 0 of 8. Its collectives move the bytes that a rank would receive, then hold their stream for as long as the
+# wire takes.
 
 # %% tags=["nbval-ignore-output"]
 chosen = choose(plans, limit_bytes)
@@ -91,10 +91,10 @@ assert all(abs(row.error) < 0.05 for row in peak.values())
 print("The fastest that fits does fit, torch's defaults do not, and predicted memory is within 5% of the real.")
 
 # %% [markdown]
-# ## 4. Predicted over pretended
+# ## 4. Predicted and run
 #
-# The plan that was chosen: above the simulator's step, below the real one of torch's FSDP2. In the real one
-# a wait divides an operation in two; and this machine may have done something else meanwhile.
+# Above is the simulator's step of the chosen plan, below the real one of torch's FSDP2, on a pretended wire. In the
+# real one a wait divides an operation in two, and your machine may have done something else meanwhile.
 
 # %% tags=["nbval-ignore-output"]
 above, below = (result.timelines[f"fastest that fits, {which}"] for which in ("predicted", "pretended"))
