@@ -67,6 +67,8 @@ assert [len(ddp_to_fsdp2.issued(simulation)) for simulation in simulations.value
 # Now for real. Torchrun starts both scripts on two ranks as they are, and we watch one step of each: every byte of
 # every tensor, every collective.
 
+# %% predict="peak_on_two_ranks"
+
 # %% tags=["nbval-ignore-output"]
 result = ddp_to_fsdp2.run(ranks=2)
 

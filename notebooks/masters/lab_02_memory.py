@@ -40,6 +40,8 @@ assert predicted_mib["activation_checkpointing=full"] < predicted_mib["8 ranks"]
 # No rank was started for these. The simulator plays the program that torch issues, and adds up what is alive. So what
 # *is* alive at the peak?
 
+# %% predict="most_of_a_small_peak"
+
 # %% tags=["nbval-ignore-output"]
 shown = {"8 rows per rank": "twice the rows", memory.BASE: "as it comes", "8 ranks": "8 ranks",
          "activation_checkpointing=full": "checkpointing"}  # fmt: skip

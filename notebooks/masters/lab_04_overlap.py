@@ -66,6 +66,8 @@ assert overlap.ahead(predicted["FSDP2, forward prefetch 1"]) == (5, 0)
 # Watch block 2 in backward, with `BACKWARD_PRE` and with `BACKWARD_POST`. What comes between its all-gather and its
 # computing?
 
+# %% predict="order_of_backward_post"
+
 # %% tags=["nbval-ignore-output"]
 measured = overlap.record(settings, ranks=2)
 for name in settings:

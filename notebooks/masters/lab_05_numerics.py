@@ -25,6 +25,8 @@
 # steps of a drunkard: as the **root** of the number of ranks. So the gradients of two ranks are enough to predict the
 # error for any number.
 
+# %% predict="sum_of_64_in_bf16"
+
 # %% tags=["nbval-ignore-output"]
 from fsdp_sim.learn import predict  # noqa: F401
 from labs.experiments import numerics
@@ -100,6 +102,8 @@ assert abs(after["FSDP1, torch.nn.utils"] - 0.2) < 1e-5
 #
 # One rank has 240 tokens to learn from, the other 24 (the rest is padding). FSDP averages over *ranks*. How much does
 # each token count?
+
+# %% predict="token_of_the_shorter_rank"
 
 # %%
 show(uneven := numerics.tokens((240, 24)))

@@ -25,6 +25,8 @@
 # A parameter in fp32 is 4 bytes, AdamW's two moments are 8, and for each parameter tensor AdamW has a number that
 # counts its steps. How many bytes is that for two ranks, and for one?
 
+# %% predict="bytes_by_ranks"
+
 # %%
 import tempfile
 from pathlib import Path

@@ -53,6 +53,8 @@ for name, gloo in (("NCCL", False), ("gloo", True)):
 #
 # And with more nodes? Take 8 of them, then 64, 2 ranks each. Which of the two grows, and how far?
 
+# %% predict="sent_on_64_nodes"
+
 # %%
 for nodes in (2, 8, 64):
     place = replace(two_by_two, world_size=2 * nodes)

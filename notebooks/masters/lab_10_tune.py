@@ -41,6 +41,8 @@ for key, values in SPACE.items():
 
 # %% predict="memory_of_forward_prefetch"
 
+# %% predict="settings_that_save_memory"
+
 # %% tags=["nbval-ignore-output"]
 plans = search(config, cluster)
 for plan in plans:
