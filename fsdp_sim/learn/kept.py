@@ -17,6 +17,8 @@ import msgspec
 
 VARIABLE = "FSDP_SIM_PROGRESS"
 LOCK_S = 5.0
+MAX_BYTES = 30_000_000
+"""Of a file: that of a whole course has a thousandth."""
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -64,11 +66,16 @@ def change(file: Path, of: type[T], how: Callable[[T], T]) -> str:
 
 def _read(file: Path, of: type[T]) -> T:
     """Raises ValueError where it is no such file."""
-    try:
-        data = file.read_bytes()
-    except FileNotFoundError:
+    if not file.exists():
         return of()
-    return msgspec.json.decode(data, type=of)
+    if not file.is_file():
+        raise OSError(f"{file} is no file")  # to read a pipe or a device might never end
+    if file.stat().st_size > MAX_BYTES:
+        raise ValueError(f"larger than {MAX_BYTES / 1e6:.0f} MB")
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=of)
+    except RecursionError as error:
+        raise ValueError(str(error)) from None
 
 
 def _write(file: Path, held: msgspec.Struct) -> None:

@@ -21,6 +21,8 @@ SCALES: dict[str, dict[str, float]] = {
     "%": {"%": 1},
 }
 MAX_LENGTH = 40
+FARTHEST = 1e30
+"""Of a quantity, either way: far beyond what anything here holds, moves or lasts."""
 WRITTEN = re.compile(r"\s*([-+]?[\d_,]*\.?\d+(?:[eE][-+]?\d+)?)\s*(.*?)\s*")
 
 
@@ -51,7 +53,9 @@ def in_unit(answer: Any, unit: str) -> Any:
     if scale not in scales:
         right = ", ".join(name for name in scales if name)
         raise ValueError(f"{answer!r} has another unit; asked for are {unit}, with one of {right}")
-    return number * scales[scale]
+    if not 1 / FARTHEST < abs(value := number * scales[scale]) < FARTHEST and number:
+        raise ValueError(f"{answer!r} is farther than {FARTHEST:.0e} from any {unit or 'number'} that could be meant")
+    return value
 
 
 def unit_meant(factor: float, unit: str, close: float = 1e-3) -> str:

@@ -40,7 +40,7 @@ from fsdp_sim.timeline import RECORDER
 
 T = TypeVar("T")
 
-MAX_TEXT, MAX_TRACEBACK = 4_000, 40_000  # characters of an exception
+MAX_NAME, MAX_TEXT, MAX_TRACEBACK = 200, 4_000, 40_000  # characters of an exception
 GUARD_S = 0.25  # between looks at whether a debugger holds this rank
 
 # gloo must outlast the watchdog, which knows better when a wait is a hang
@@ -186,13 +186,16 @@ def main(job: Job, rank: int, work: bytes, control: Connection) -> None:
             RECORDER.start(rank)
         if job.limits is not None:
             confine(job.limits, job.world_size)
+        own_pid = os.getpid()
         result = fn(*args)
+        if os.getpid() != own_pid:
+            os._exit(0)  # a child that the function forked has come back too: it is not the rank
         packed = plain.encode(result) if job.plain else _pickled(result)
         message: ResultMessage | ErrorMessage = ResultMessage(packed, msgspec.msgpack.encode(RECORDER.stop()))
     except SystemExit:
         raise
     except BaseException as error:
-        message = ErrorMessage(type(error).__name__, _text(error), _learners_traceback(error))
+        message = ErrorMessage(_short(type(error).__name__, MAX_NAME), _text(error), _learners_traceback(error))
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):  # the function may have closed it, or put something else in its place
             stream.flush()

@@ -6,7 +6,7 @@ import contextlib
 import os
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -124,15 +124,18 @@ def run(
         [0, 1, 4]
     """
     _check(fn, world_size, network, timeout_s, threads)
+    each = None if each is None else list(each)
     hardware = _cores() if device == "cpu" else ""
     if device != "cpu":
         gpus = _gpus(world_size, device, network=network, serial=serial, limits=limits)
         world_size, hardware = len(gpus), f"{len(gpus)} x {gpus[0]}, NCCL"
     world_size = world_size or CPU_RANKS
+    if each is not None and len(each) != world_size:
+        raise ValueError(f"run(each=...): one tuple of arguments for each of {world_size} ranks, not {len(each)}")
     if launch.INSIDE or is_rank():
         raise RuntimeError("run() was called inside a rank; call it from the notebook or script that starts the ranks")
     try:
-        works = [pack((fn, args))] * world_size if each is None else [pack((fn, (*args, *own))) for own in each]
+        works = [pack((fn, (*args, *own))) for own in each] if each else [pack((fn, args))] * world_size
     except Exception as error:
         raise TypeError(
             f"{getattr(fn, '__name__', fn)} cannot be sent to the ranks: {error}; "
@@ -152,8 +155,10 @@ def run(
         inboxes = [Inbox(control, 2 * MAX_BYTES if limits else None) for control in ranks.controls]
         messages = _collect_messages(ranks, inboxes, timeout_s, bar, interrupts)
         written = [written_bytes(process.pid or 0) for process in ranks.processes]
-        results = Results((decode if plain else unpack)(message.result) for message in messages)
-        results.output = Output(read(ranks.job.folder, rank) for rank in range(world_size))
+        output = Output(read(ranks.job.folder, rank) for rank in range(world_size))
+        packed = [message.result for message in messages]
+        results = Results(map(decode, packed) if plain else _unpacked(packed, output))
+        results.output = output
         # The first record is the all-reduce with which a rank joined.
         results.records = [ranks.board.latest(rank, first=1) for rank in range(world_size)]
         results.written_bytes = [_on_the_wire(ranks, r, n, inboxes[r]) for r, n in enumerate(written)]
@@ -264,6 +269,26 @@ def _receive(process: BaseProcess, inbox: Inbox, view: RankView, messages: dict[
     elif gone:
         process.join()
         view.state, view.exit_code = RankState.GONE, process.exitcode
+
+
+def _unpacked(packed: list[bytes], output: Output) -> Iterator[Any]:
+    """What each rank returned.
+
+    Raises:
+        RanksError: it cannot be made again here.
+    """
+    for rank, data in enumerate(packed):
+        try:
+            yield unpack(data)
+        except (Exception, SystemExit) as error:
+            verdict = Verdict(
+                headline=f"rank {rank} returned what cannot be made again in this process ({error!r})",
+                why="a result travels by pickle, which calls whatever its class says, here",
+                fix="return numbers, strings, lists, dicts or tensors",
+                ranks=(rank,),
+            )
+            text = f"{verdict.headline}\n\nwhy: {verdict.why}.\nfix: {verdict.fix}."
+            raise RanksError(text, output, verdict) from error
 
 
 def _limit_verdict(what: str, rank: int, views: list[RankView]) -> Verdict:

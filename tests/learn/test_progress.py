@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 
@@ -81,17 +82,30 @@ def test_the_board_has_every_exercise_with_its_minutes_and_says_what_is_left() -
     assert 'scope="row"' in html
 
 
-def test_a_damaged_file_is_put_aside_and_said(record: Path) -> None:
+@pytest.mark.parametrize(
+    "damaged",
+    ['{"exercises": {"all_gath', '{"exercises": {"x": {"tries": 1e400}}}', '{"x": ' + "[" * 100_000, " " * 30_000_001],
+    ids=["cut short", "infinite", "nested deep", "huge"],
+)
+def test_a_damaged_file_is_put_aside_and_said(record: Path, damaged: str) -> None:
     record.parent.mkdir()
-    record.write_text('{"exercises": {"all_gath')
+    record.write_text(damaged)
     assert state() is State.OPEN
 
     verdict = check(NAME, right)
 
     assert verdict.passed
     assert "was damaged" in verdict.message
-    assert record.with_name("progress.json.damaged").read_text() == '{"exercises": {"all_gath'
+    assert record.with_name("progress.json.damaged").read_text() == damaged
     assert state() is State.PASSED
+
+
+@pytest.mark.parametrize("what", ["pipe", "device"])
+def test_what_never_ends_is_not_read(record: Path, what: str) -> None:
+    record.parent.mkdir()
+    os.mkfifo(record) if what == "pipe" else record.symlink_to("/dev/zero")
+    assert state() is State.OPEN
+    assert "is no file" in progress.change(NAME, lambda entry: entry)
 
 
 def test_a_place_that_cannot_be_written_costs_no_verdict(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

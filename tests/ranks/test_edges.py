@@ -320,6 +320,36 @@ def test_an_exception_that_cannot_be_sent_or_printed_is_reported_all_the_same() 
     assert "raise BadError" in message
 
 
+def test_a_name_of_an_exception_is_cut_too() -> None:
+    def fn() -> None:
+        raise type("Long" * 1_000_000, (Exception,), {})
+
+    assert len(message_of(fn)) < 100_000
+
+
+def test_what_cannot_be_made_again_from_a_result_is_the_ranks_fault() -> None:
+    class Leaves:
+        def __reduce__(self):
+            return sys.exit, (7,)
+
+    assert message_of(Leaves).startswith("rank 0 returned what cannot be made again in this process (SystemExit(7))")
+
+
+def test_of_a_rank_that_forks_only_the_rank_itself_returns() -> None:
+    def fn() -> str:
+        child = os.fork()
+        if child:
+            os.waitpid(child, 0)
+        return "rank" if child else "child"
+
+    assert list(run(fn, 2, progress=False)) == ["rank", "rank"]
+
+
+def test_each_has_arguments_for_every_rank() -> None:
+    with pytest.raises(ValueError, match="for each of 2 ranks, not 3"):
+        run(print, 2, each=[(1,), (2,), (3,)])
+
+
 def test_of_an_exception_as_long_as_a_book_both_ends_are_shown() -> None:
     def fn() -> None:
         raise ValueError("begin" + "x" * 50_000_000 + "end")

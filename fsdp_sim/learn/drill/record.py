@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import structs
@@ -19,21 +19,29 @@ SLOW = 1.5
 """Times the seconds that an interviewer gives: a right answer that took longer comes back sooner."""
 
 
+class _Card(msgspec.Struct, frozen=True):
+    """FSRS's memory of a question: the fields of `fsrs.Card`."""
+
+    card_id: int
+    state: Literal[1, 2, 3]
+    step: int | None
+    stability: float | None
+    difficulty: float | None
+    due: Annotated[datetime, msgspec.Meta(tz=True)]
+    last_review: Annotated[datetime, msgspec.Meta(tz=True)] | None
+
+
 class QuestionRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is kept of a question.
+    """What is kept of a question that was asked."""
 
-    Attributes:
-        card: FSRS's memory of it, as `fsrs.Card.to_dict` writes it.
-    """
-
-    times: int = 0
-    right: int = 0
-    card: dict[str, Any] = {}
+    times: int
+    right: int
+    card: _Card
 
     @property
     def due(self) -> datetime:
         """When it should come again."""
-        return datetime.fromisoformat(self.card["due"])
+        return self.card.due
 
 
 class _File(msgspec.Struct):
@@ -72,10 +80,11 @@ def note(name: str, *, right: bool, took_s: float, given_s: float, now: datetime
     rating = Rating.Again if not right else Rating.Hard if took_s > SLOW * given_s else Rating.Good
 
     def changed(held: _File) -> _File:
-        before = held.questions.get(name, QuestionRecord())
-        card = Card.from_dict(before.card) if before.card else Card()  # type: ignore[arg-type]
+        before = held.questions.get(name)
+        card = Card.from_dict(msgspec.to_builtins(before.card)) if before else Card()
         card, _ = Scheduler(enable_fuzzing=False).review_card(card, rating, now or datetime.now(UTC))
-        after = QuestionRecord(before.times + 1, before.right + right, dict(card.to_dict()))
+        times, known = (before.times, before.right) if before else (0, 0)
+        after = QuestionRecord(times + 1, known + right, msgspec.convert(card.to_dict(), _Card))
         return structs.replace(held, questions=dict(sorted({**held.questions, name: after}.items())))
 
     return kept.change(file(), _File, changed)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from fsdp_sim.learn.quantity import in_unit, needs_unit, written
+from fsdp_sim.learn.quantity import MAX_LENGTH, in_unit, needs_unit, written
 from fsdp_sim.words import nearest
 
 CLOSE = 0.2  # relative: so far an estimate may be off and still count as close
@@ -54,7 +54,7 @@ class Prediction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             ValueError: it cannot be read, or has no unit where one is needed.
         """
         if needs_unit(self.unit) and re.fullmatch(r"[\s\d.,_+-]*", text):
-            raise ValueError(f"{text!r} of what? Answer with a unit, as in {self._example!r}")
+            raise ValueError(f"{text[:MAX_LENGTH]!r} of what? Answer with a unit, as in {self._example!r}")
         return float(in_unit(text, self.unit))
 
     @property
@@ -83,7 +83,7 @@ class Prediction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         by_text = {_plain(choice): choice for choice in self.choices}
         choice = self.choices[number] if 0 <= number < len(self.choices) else by_text.get(_plain(text))
         if choice is None:
-            raise ValueError(f"{text!r} is none of the choices; answer with a number from 1 to {len(self.choices)}")
+            raise ValueError(f"{text[:MAX_LENGTH]!r} is none of the choices; answer with a number from 1 to {len(self.choices)}")
         return Committed(self, choice, choice == self.answer)
 
 
