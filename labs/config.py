@@ -343,7 +343,8 @@ def _read_table(path: str | Path) -> dict[str, Any]:
     for key in table:
         if key not in known:
             raise ValueError(f"{path}: unknown key {key!r}{did_you_mean(key, known)}")
-    return table | {"config": str(path)}
+    values = {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
+    return values | {"config": str(path)}  # TOML has no tuples
 
 
 def _checked(table: dict[str, Any], given: dict[str, Any]) -> TrainConfig:

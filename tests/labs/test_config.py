@@ -113,7 +113,7 @@ def toml(value):
 
 
 VALUES = ["true", "false", "none", "last", "off", "on", "BACKWARD_PRE", "", "x y", "=", "--x", True, False, -1, 0, 1, 2,
-          10**400, 0.5, 1e-3, -0.0, math.inf, math.nan, [1]]  # fmt: skip
+          10**400, 0.5, 1e-3, -0.0, math.inf, math.nan, (1,), ("Block", "Head")]  # fmt: skip
 
 
 def outcome(make):
@@ -129,7 +129,7 @@ def typed(value, allowed):
     takes_texts = allowed.test("any text")
     if isinstance(value, str):
         return None if value in ("true", "false", "none") and not allowed.test(value) else value
-    return None if isinstance(value, list) or (takes_texts and value is not None) else str(value).lower()
+    return None if isinstance(value, tuple) or (takes_texts and value is not None) else str(value).lower()
 
 
 @pytest.mark.parametrize("key", [key for key in ALLOWED if key != "config"])

@@ -67,7 +67,8 @@ def test_an_estimate_is_close_within_a_fifth_and_is_told_how_far_off_it_is(text,
 
 
 @pytest.mark.parametrize(
-    ("asked", "text"), [(BYTES, "16"), (BYTES, "much"), (BYTES, "16 ms"), (BYTES, "1e400 GB"), (CHOICE, "3"), (CHOICE, "?")]
+    ("asked", "text"),
+    [(BYTES, "16"), (BYTES, "much"), (BYTES, "16 ms"), (BYTES, "1e400 GB"), (CHOICE, "3"), (CHOICE, "?")],
 )
 def test_what_is_no_answer_is_refused_and_nothing_is_committed(asked, text):
     with pytest.raises(ValueError, match=r"unit|quantity|choices|answer|farther"):

@@ -83,7 +83,9 @@ class Prediction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         by_text = {_plain(choice): choice for choice in self.choices}
         choice = self.choices[number] if 0 <= number < len(self.choices) else by_text.get(_plain(text))
         if choice is None:
-            raise ValueError(f"{text[:MAX_LENGTH]!r} is none of the choices; answer with a number from 1 to {len(self.choices)}")
+            raise ValueError(
+                f"{text[:MAX_LENGTH]!r} is none of the choices; answer with a number from 1 to {len(self.choices)}"
+            )
         return Committed(self, choice, choice == self.answer)
 
 

@@ -54,6 +54,7 @@ def test_a_spoken_question_folds_its_answer() -> None:
 
 @pytest.mark.parametrize("card", ["{}", '{"due": 5}', '{"due": "2026-01-01"}'], ids=["empty", "a number", "no zone"])
 def test_a_forged_record_is_put_aside(card: str) -> None:
+    record.file().parent.mkdir(exist_ok=True)
     record.file().write_text(f'{{"questions": {{"states_of_a_rank": {{"times": 1, "right": 1, "card": {card}}}}}}}')
     assert record.due(["states_of_a_rank"]) == []
     assert "was damaged" in record.note("states_of_a_rank", right=True, took_s=1, given_s=60)
