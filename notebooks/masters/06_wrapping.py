@@ -16,7 +16,8 @@
 # You decide this before the first step: which layers travel together. It takes one line a block, and it is where most
 # FSDP setups go wrong. By the end you can cut a model into units, say what each cut costs, read somebody else's
 # policy, and recognise a wrong cut. Some fail loudly, some are slow, and the worst ones just train.
-#
+
+# %% [markdown]
 # > **Our 8B model** on eight H100. Give `fully_shard` each block and then the model, and a step holds about 67 GiB: it
 # > fits. Forget the blocks, give it the model alone, and the same step wants about 92 GiB. That is one line of code.
 # > Ask for both: `fsdp-sim simulate --model llama3-8b --gpu H100-SXM-80GB --gpus 8 --seq-len 8192`, then once more
@@ -512,7 +513,8 @@ assert len(lab.losses) == 2
 #   Start with one unit a block.
 # - A policy by class says what you mean. One by size makes units of single layers.
 # - Keep tied weights in one unit. A forgotten root, and FSDP1 with tied weights in two units, go wrong without a word.
-#
+
+# %% [markdown]
 # > **Our 8B model** now has 33 units: 32 blocks, and the root with embedding and head. No gather brings more than the
 # > root's 2 GB of bf16, and so it fits on eight cards. Only just, though. Next we look at the worst moment.
 #

@@ -16,7 +16,8 @@
 # FSDP itself changes no number. What you switch on beside it does: low precision, accumulation, clipping, a learning
 # rate that follows the GPUs. Each has a right way, and a wrong one that raises no error. Here you measure how far off
 # each wrong one is, mend it, and learn to say which setting is behind a bad loss curve.
-#
+
+# %% [markdown]
 # > **Our 8B model** computes in bf16, and that is worth a lot. On eight H100, with checkpoints around the blocks, a
 # > step takes about 1.3 s. In plain fp32 it would be about 16 s (14 to 17). So bf16 stays. What did it cost us?
 # > (`fsdp-sim simulate --model llama3-8b --gpu H100-SXM-80GB --gpus 8 --seq-len 8192 --activation-checkpointing full`,
@@ -98,7 +99,8 @@ table("What has which dtype", ("", "dtype"), kept.items())
 # shard's dtype, here fp32, and sends twice the bytes (`fsdp-sim program --torch 2.15 --plan param_dtype=bf16` shows
 # it). Write both, and every version does the same. Both are fields of
 # [`MixedPrecisionPolicy`](https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html).
-#
+
+# %% [markdown]
 # **Buffers** are the rest: running means, masks, tables of positions. An embedding is a parameter. FSDP1 has a
 # `buffer_dtype` for buffers and leaves batch norms alone; FSDP2 leaves all buffers as they are.
 
@@ -676,7 +678,8 @@ print("Every loss in bf16 is within 2⁻⁸ of fp32's, and they are not the same
 # - Accumulate without reducing, and you send less and keep whole gradients on every rank.
 # - Make the optimizer after wrapping. It needs no communication, and its rate follows the global batch, not the ranks.
 # - None of these mistakes raises an error. Compare with one process.
-#
+
+# %% [markdown]
 # > **Our 8B model** trains at bf16 speed, with fp32 where sums and shards are, and we know what to compare if its loss
 # > looks odd. It will run for days. Somewhere in those days it will be killed.
 #

@@ -15,7 +15,8 @@
 #
 # No rank has the model, so saving it takes all of them. By the end you can save a sharded model without a hang, load it
 # on another number of ranks, go on after a kill so that nobody can tell, and say which checkpoints you trust.
-#
+
+# %% [markdown]
 # > **Our 8B model** has been training for days when a node dies. Training [Llama 3
 # > 405B](https://arxiv.org/abs/2407.21783), Meta counted 419 unexpected interruptions in 54 days on 16 thousand GPUs.
 # > With the moments of AdamW, ours is 12 bytes a parameter, about 96 GB. We must write them while training goes on, and
@@ -639,7 +640,8 @@ board("checkpoints")
 # - To go on you need weights, optimizer, place in the data and each rank's random numbers. Compare losses to be sure.
 # - A checkpoint counts after one rename. In the background the error is in the future, and the group is its own.
 # - A pickle runs code. Ask who wrote it.
-#
+
+# %% [markdown]
 # > **Our 8B model** was saved by 64 ranks, 1.5 GB each, and goes on with 32 if a few nodes are gone. There is room for
 # > it: a step then holds about 58 GiB instead of 57 (`--gpus 32` and `--gpus 64` in the command of chapter 7).
 #

@@ -16,7 +16,8 @@
 # Inside a node bytes travel an order of magnitude faster than between nodes. By the end you can place shards so that
 # little crosses the slow link, say how many tokens hide a network, find the one rank that a thousand others wait for,
 # and choose a plan. And you can say when plain DDP is enough, and what a good month is.
-#
+
+# %% [markdown]
 # > **Our 8B model** gets 64 H100 in eight nodes, and two offers. With InfiniBand, 400 Gbit/s a GPU, a step takes about
 # > 1.4 s (1.2 to 1.5). With 100 Gbit/s a *node*, the same step takes about 6 s (4.8 to 8.0), and the GPUs wait for
 # > three quarters of it. The second cluster is much cheaper. Can you make it work? (`fsdp-sim simulate --model
@@ -24,7 +25,8 @@
 #
 # **Core path, about 90 minutes:** sections 1 to 4, 6 and 8, with the exercises `shard_inside_the_node`,
 # `tokens_that_hide` and `name_the_straggler`. The rest is there if you like.
-#
+
+# %% [markdown]
 # **What is real:** groups, collectives and shards on four ranks, the lab, and published runs in section 10.
 # **What is modelled:** everything that says *simulated*: clusters of up to 1,024 GPUs from the catalogue; failures and
 # pipelines in sections 11 and 12. No GPU was used here.
@@ -432,7 +434,8 @@ assert sims["FSDP", 16].tokens_per_s_per_gpu > 1.1 * four["DDP"]
 # (ZeRO-1 and ZeRO-2 lose a little: nothing hides their all-gather after the step.)
 #
 # So how do you choose? In this order:
-#
+
+# %% [markdown]
 # 1. States and activations fit? DDP.
 # 2. They do not: FSDP over one node, and recompute blocks.
 # 3. More than a node, and more tokens per GPU than F/B of the network: FSDP over all.
@@ -759,7 +762,8 @@ board("scale")
 # - The rank with the least communication is the one that all others wait for.
 # - DDP is enough while the states and a good batch fit.
 # - A step is as good as its MFU. A month is as good as its goodput: save every √(2 × save × MTBF).
-#
+
+# %% [markdown]
 # > **Our 8B model** on the cheap network: HSDP alone hardly helps (`--shard-size 8`). An all-reduce in fp32 sends about
 # > as many bytes between nodes as two gathers in bf16 and a reduce-scatter. But accumulate eight micro-batches and
 # > reduce between nodes once (`--grad-accum 8 --plan requires_all_reduce=last`). Now a step of eight takes about 15 s

@@ -16,7 +16,8 @@
 # You have a script that trains with `DistributedDataParallel`, or with `FullyShardedDataParallel` from a guide of
 # 2022. Here you move both to `fully_shard`, and prove that the numbers stay. You learn what each old argument is
 # called now, what each knob costs, and when you had better stay with DDP.
-#
+
+# %% [markdown]
 # > **Our 8B model** came with a DDP script. On H100s that script would need about 136 GiB on every card, even with
 # > every block checkpointed, and no card has that. So the script must change. How much of it? (`fsdp-sim simulate
 # > --model llama3-8b --gpu H100-SXM-80GB --gpus 8 --seq-len 8192 --activation-checkpointing full --api ddp`)
@@ -844,7 +845,8 @@ assert max(took_s) < 10
 # - Each knob was one change in time and memory. Offload is the last one to turn.
 # - What fits, and the wire, decide between DDP and FSDP. The number of parameters does not.
 # - From one process to two nodes the command changes, the script does not.
-#
+
+# %% [markdown]
 # > **Our 8B model** took nine new lines. Where DDP wanted about 136 GiB, FSDP2 holds about 28 GiB (the same command
 # > without `--api ddp`). One morning its 64 GPUs stand still, and no log says why.
 #

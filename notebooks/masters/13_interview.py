@@ -16,7 +16,8 @@
 # An interviewer wants to hear a number, where it comes from, and what would change it. Here every question draws its
 # numbers anew, and a wrong answer meets the mistake that usually leads to it. By the end you can hold a mock interview
 # of half an hour, and you know which section to read again.
-#
+
+# %% [markdown]
 # > **Our 8B model**, one last time. "How much memory does it need on 8 cards? And why does your step take 1.3 seconds?"
 # > You have counted the bytes, hidden the gathers, cut the units, saved it, moved it to 64 cards and found its bugs.
 # > Now say it in two minutes.
