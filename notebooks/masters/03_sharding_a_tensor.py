@@ -230,7 +230,7 @@ assert answers["parameters of the model"] == str(7442)
 assert answers["type of the layer"] == "FSDPLinear"
 
 # %% [markdown] covers=["coverage 004.89", "coverage 004.86", "coverage 004.85", "coverage 004.95"]
-# A **DTensor** (from `torch.distributed.tensor`; in old texts `torch.distributed._tensor`) has the shape of
+# A **DTensor** (from `torch.distributed.tensor`; in older code `torch.distributed._tensor`) has the shape of
 # the whole, a **placement** that says how it is cut, and the local piece. You always shard as this loop does: each
 # layer, then the root.
 #

@@ -307,7 +307,7 @@ table = tuple((name, *rosetta[name]) for name in rosetta)
 HTML(viz.Table("FSDP1's arguments, and FSDP2's", ("FullyShardedDataParallel", "fully_shard", ""), table).to_html())
 
 # %% [markdown] covers=["coverage 000.15", "coverage 002.33", "coverage 004.108", "coverage 002.28"]
-# You told FSDP1 once, for the whole model. You tell FSDP2 unit by unit, and what was a flag is a call you can see. You
+# You told FSDP1 once, for the whole model. FSDP2 is told unit by unit, and what was a flag is a call you can see. You
 # make the units yourself, by class and not by size. `param_dtype` *is* the dtype of compute, in both. Two arguments are
 # new: `shard_placement_fn` chooses another dimension to cut, and `dp_mesh_dims` is for models that are DTensors
 # already.
