@@ -11,13 +11,12 @@ import ast
 import dataclasses
 import inspect
 import textwrap
-import tomllib
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from fsdp_sim.spec import Allowed, Plan, field, number, one_of, text, text_of, value_of, whole
+from fsdp_sim.spec import Allowed, Plan, field, number, one_of, text, text_of, toml_or_json, value_of, whole
 from fsdp_sim.spec.fields import check
 from labs.model import ModelConfig, model_config
 from labs.model.gpt import did_you_mean
@@ -330,13 +329,11 @@ def _pairs(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
 def _read_table(path: str | Path) -> dict[str, Any]:
     """What a TOML file says, and under ``config`` where it is."""
     try:
-        table = tomllib.loads(Path(path).read_text())
+        table: dict[str, Any] = toml_or_json(Path(path).read_text())
     except FileNotFoundError:
         raise FileNotFoundError(f"no config file at {path}; there is labs/configs/teaching.toml") from None
     except OSError as error:
         raise OSError(f"config={path} cannot be read ({error.strerror}); name a TOML file") from error
-    except RecursionError:
-        raise ValueError(f"{path} is not TOML that anybody writes: it nests too deep") from None
     except ValueError as error:
         raise ValueError(f"{path} is not TOML: {error}") from error
     known = [key for key in KEYS if key != "config"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from fsdp_sim.requests.structs import (
     Request,
     given,
 )
-from fsdp_sim.spec import Cluster, Model, plan_fields, value_of
+from fsdp_sim.spec import Cluster, Model, plan_fields, toml_or_json, value_of
 from fsdp_sim.words import did_you_mean
 
 
@@ -79,8 +78,8 @@ def model_file(path: str) -> dict[str, Any]:
         table = decode(text.encode(), path)
     else:
         try:
-            table = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
+            table = toml_or_json(text)
+        except ValueError as error:
             raise ValueError(f"{path} is not TOML: {error}") from None
     if isinstance(table, dict) and ("model_type" in table or "flavor" in table.get("model", ())):
         made = Model.from_config(path)

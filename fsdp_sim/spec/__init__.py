@@ -11,6 +11,7 @@ from fsdp_sim.spec.blocks import (
     param_shapes,
     root_shapes,
 )
+from fsdp_sim.spec.catalogue import toml_or_json
 from fsdp_sim.spec.cluster import Cluster, Span
 from fsdp_sim.spec.fields import Allowed, field, number, one_of, spec, text, whole
 from fsdp_sim.spec.gpus import Gpu, gpu, gpu_names
@@ -77,6 +78,7 @@ __all__ = [
     "takes",
     "text",
     "text_of",
+    "toml_or_json",
     "value_of",
     "whole",
 ]

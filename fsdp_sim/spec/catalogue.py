@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import functools
+import json
 import tomllib
 from importlib.resources import files
 from typing import Any
 
 from fsdp_sim.words import nearest
+
+
+def toml_or_json(text: str, kind: str = "TOML") -> Any:
+    """What a text in TOML or JSON says.
+
+    Raises:
+        ValueError: it is none, or nests too deep to be read.
+    """
+    try:
+        return tomllib.loads(text) if kind == "TOML" else json.loads(text)
+    except RecursionError:
+        raise ValueError("it nests too deep") from None
 
 
 @functools.cache

@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import json
 import math
-import tomllib
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fsdp_sim.spec.catalogue import toml_or_json
 from fsdp_sim.spec.fields import Allowed, field, number, one_of, spec, whole
 from fsdp_sim.spec.gpus import Gpu, gpu
 from fsdp_sim.spec.links import Link, link, link_of_text
@@ -204,7 +204,7 @@ class Cluster:
             ValueError: no such file, not TOML, or a value that is not allowed; names the file.
         """
         try:
-            tables = tomllib.loads(Path(path).read_text())
+            tables = toml_or_json(Path(path).read_text())
             tables.pop("calibration", None)  # of the stack: `fsdp_sim.cost.numbers_of_file`
             values: dict[str, Any] = dict(tables.pop("cluster"))
             for name, table in tables.items():

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from fsdp_sim.spec.blocks import GATED, RELATIVE_ROWS
-from fsdp_sim.spec.catalogue import tables
+from fsdp_sim.spec.catalogue import tables, toml_or_json
 from fsdp_sim.spec.model import Model
 from fsdp_sim.spec.torchtitan import is_torchtitan, model_of_flavor
 from fsdp_sim.words import nearest
@@ -121,11 +119,11 @@ def model_of(source: str | Path | Mapping[str, Any]) -> Model:
         return _Reader(source, "the config").model()
     path = Path(source)
     path = path / "config.json" if path.is_dir() else path
-    toml = path.suffix == ".toml"
+    kind = "TOML" if path.suffix == ".toml" else "JSON"
     try:
-        config = (tomllib if toml else json).loads(path.read_text())
+        config = toml_or_json(path.read_text(), kind)
     except ValueError as error:
-        raise ValueError(f"{path} is not {'TOML' if toml else 'JSON'}: {error}") from None
+        raise ValueError(f"{path} is not {kind}: {error}") from None
     if is_torchtitan(config):
         return model_of_flavor(config, str(path))
     if not isinstance(config, dict):

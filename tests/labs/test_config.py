@@ -36,6 +36,7 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_the_defaults(tmp_
         ("steps = 'many'", r"c\.toml: TrainConfig\.steps is 'many'; it must be a whole number >= 1"),
         ("steps = 0", r"c\.toml: TrainConfig\.steps is 0; it must be a whole number >= 1"),
         ("steps =", r"c\.toml is not TOML"),
+        ("steps = " + "[" * 10_000, "it nests too deep"),
     ],
 )
 def test_a_bad_file_is_named_with_its_key(tmp_path, text, says):

@@ -80,6 +80,8 @@ def test_two_names_of_a_model_are_an_error(tmp_path):
     ("name", "text", "words"),
     [
         ("m.toml", "n_layer = ", "is not TOML"),
+        ("m.toml", "n_layer = " + "[" * 10_000, "is not TOML: it nests too deep"),
+        ("m.json", '{"model_type": "llama", "x": ' + "[" * 100_000, "nested too deep"),
         ("m.json", '{"n_layer": 3,}', "is not JSON: line 1, column"),
         ("m.json", '{"n_layers": 3}', "did you mean n_layer?"),
         ("m.toml", 'n_layer = "3"', "m.toml: Model.n_layer is '3'; it must be a whole number >= 1"),
