@@ -76,9 +76,9 @@ class TrialRun:
 class StoppedError(Exception):
     """The code did not return; says why, in one paragraph."""
 
-    def __init__(self, message: str, printed: str) -> None:
+    def __init__(self, message: str, printed: str, cure: str = "") -> None:
         super().__init__(message)
-        self.printed = printed
+        self.printed, self.cure = printed, cure
 
 
 def carry_out(trial: Trial, function: Callable[..., Any], limits: Limits | None = None) -> TrialRun:
@@ -108,7 +108,8 @@ def carry_out(trial: Trial, function: Callable[..., Any], limits: Limits | None 
             printed=_printed(results.output, trial.ranks),
         )
     except RanksError as error:
-        raise StoppedError(_why(error, trial.ranks, limits), _printed(error.output, trial.ranks)) from None
+        why, cure = _why(error, trial.ranks, limits)
+        raise StoppedError(why, _printed(error.output, trial.ranks), cure) from None
     except (NoRoomError, StoppedError):  # the first is no fault of the code, the second has said why
         raise
     except Exception as error:  # whatever it may have sent back, or written where only the ranks' own code writes
@@ -126,26 +127,26 @@ def _printed(output: list[str], ranks: int) -> str:
     return output[0] if ranks == 1 and output else str(output) if any(output) else ""
 
 
-def _why(error: RanksError, ranks: int, limits: Limits) -> str:
-    """One paragraph about code that did not return."""
+def _why(error: RanksError, ranks: int, limits: Limits) -> tuple[str, str]:
+    """One paragraph about code that did not return, in two parts: what happened, and what mends a hang."""
     found, text = error.verdict, str(error)
     headline = _line(found.headline)
     if "raised NotImplementedError" in headline:
-        return f"it {IS_A_STUB}: it raises NotImplementedError; write your code in its place."
+        return f"it {IS_A_STUB}: it raises NotImplementedError; write your code in its place.", ""
     if "SIGXCPU" in headline:
         headline = headline.replace("was killed by SIGXCPU", f"was still running after {limits.cpu_s} s of computing")
-        return f"{_whose(headline, ranks)}; is there a loop that does not end?"
+        return f"{_whose(headline, ranks)}; is there a loop that does not end?", ""
     if any(words in headline for words in ("still running after", "threads and processes", "memory with all it")):
-        return f"{_whose(headline, ranks)}; {found.fix}."
+        return f"{_whose(headline, ranks)}; {found.fix}.", ""
     who = headline.partition(" raised")[0]
     if "raised MemoryError" in headline or "can't allocate memory" in headline:
-        return f"{_whose(who, ranks)} wanted more than {limits.memory_bytes / 2**30:g} GiB of memory{_where(text)}."
+        return f"{_whose(who, ranks)} wanted more than {limits.memory_bytes / 2**30:g} GiB of memory{_where(text)}.", ""
     if "can't start new thread" in headline:
-        return f"{_whose(who, ranks)} started more threads than it has memory for{_where(text)}."
+        return f"{_whose(who, ranks)} started more threads than it has memory for{_where(text)}.", ""
     if " raised " in headline:
-        return f"{_whose(headline.rstrip(': '), ranks)}{_where(text)}."
+        return f"{_whose(headline.rstrip(': '), ranks)}{_where(text)}.", ""
     fix = _line(found.fix).partition("; if this wait is honest")[0]
-    return f"{_whose(headline, ranks)}: {_line(found.why)}. To mend it, {fix}."
+    return f"{_whose(headline, ranks)}: {_line(found.why)}.", f" To mend it, {fix}."
 
 
 def _whose(headline: str, ranks: int) -> str:

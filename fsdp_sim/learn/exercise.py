@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fsdp_sim.learn.apart import Trial, TrialRun
 
 IS_A_STUB = "is still the stub"
+AS_GIVEN = "the code as it was given"  # of a seeded fault
 MAX_LINES = 30  # of a solution
 COVERS = re.compile(r"coverage 00[0-4]\.\d+|pitfall \d+|misconception (\d+|[0-4]\.\d+)")
 
@@ -84,6 +85,7 @@ class Exercise:
         contract: what the function is given, what it returns, what must hold; a paragraph that can stand alone.
         reference: the solution; has the exercise's name. Its source is what `solution` shows.
         why: why the solution is as it is.
+        cause: of a seeded fault: what is wrong, in a clause that could stand among others to choose from.
         hints: the concept, the principle, almost the code.
         judge: see `fsdp_sim.learn.judges`.
         wrong: known wrong answers, each with its message. At least one.
@@ -92,7 +94,7 @@ class Exercise:
         covers: what it teaches, as rows of the coverage map, pitfalls and misconceptions: ``coverage 000.10``,
             ``pitfall 4``, ``misconception 13`` (part 1), ``misconception 3.6`` (part 2).
         stub: what the learner begins with: the reference's first line and ``return ...``; for a fault the faulty code.
-        stub_says: part of what `check` says to the stub.
+        stub_says: part of what `check` says to the stub; to faulty code, after one has named a cause.
         shares_files: judge and code use the same files. Another user has none of them, so code that is graded as
             another user is not graded in this exercise.
 
@@ -113,6 +115,7 @@ class Exercise:
     wrong: tuple[Wrong, ...]
     shortcuts: tuple[Wrong, ...]
     covers: tuple[str, ...]
+    cause: str = ""
     targets: str = ""
     stub: Callable[..., Any] = unwritten
     stub_says: str = IS_A_STUB
@@ -166,6 +169,8 @@ def _faults(of: Exercise) -> Iterator[str]:
     for answer in answers:
         if len(answer.message) < 8:
             yield f"the message {answer.message!r} to a wrong answer says too little to be told apart"
+    if (of.kind is Kind.FAULT) is not bool(of.cause):
+        yield f"what learners look for is said by its cause, which only a fault has, and it has {of.cause!r}"
     if len(set(of.hints)) != 3:
         yield f"it needs three different hints, and has {len(set(of.hints))}"
     code = [" ".join(ast.unparse(line).split()) for line in solution.body]

@@ -5,7 +5,10 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
+import re
+import sys
 from pathlib import Path
+from types import ModuleType
 
 from fsdp_sim.learn.exercise import Exercise
 from fsdp_sim.words import nearest
@@ -27,6 +30,8 @@ CHAPTERS = (
     "interview",
 )
 """In the order of the course."""
+CASE = re.compile(r"(case_\d\d)_(\w+)")
+"""The file of a seeded fault is named after what is wrong; a learner knows it by its number."""
 
 
 @functools.cache
@@ -36,34 +41,61 @@ def names() -> dict[str, str]:
     Raises:
         ValueError: two chapters have an exercise of the same name.
     """
+    return {name: module.partition(".")[0] for name, module in _modules().items()}
+
+
+def cases(chapter: str = "") -> list[str]:
+    """The names of the seeded faults, of one chapter or of all."""
+    return [name for name, of in names().items() if name in former().values() and chapter in ("", of)]
+
+
+@functools.cache
+def former() -> dict[str, str]:
+    """By the name that says what is wrong, under which an older record of progress has it: the name of each case."""
+    files = [module.partition(".")[2] for module in _modules().values()]
+    return {case[2]: case[1] for case in map(CASE.fullmatch, files) if case}
+
+
+@functools.cache
+def _modules() -> dict[str, str]:
+    """By the name of an exercise its chapter and its file: ``unit.put_hooks``."""
     found: dict[str, str] = {}
     for chapter in CHAPTERS:
-        for module in pkgutil.iter_modules([str(FOLDER / chapter)]):
-            if module.name in found:
-                raise ValueError(f"{module.name} is an exercise of {found[module.name]} and of {chapter}; rename one")
-            found[module.name] = chapter
+        for file in pkgutil.iter_modules([str(FOLDER / chapter)]):
+            case = CASE.fullmatch(file.name)
+            name = case[1] if case else file.name
+            if name in found:
+                raise ValueError(
+                    f"{name} is an exercise of {found[name].partition('.')[0]} and of {chapter}; rename one"
+                )
+            found[name] = f"{chapter}.{file.name}"
     return found
 
 
 @functools.cache
 def load(name: str) -> Exercise:
-    """An exercise by its name.
+    """An exercise by its name, or a case by the name it had.
 
     Raises:
         ValueError: there is none; the message names the nearest. Or its solution has another name than its file.
     """
+    name = former().get(name, name)
     if name not in names():
         near = nearest(name, names()) or list(names())[:1]
         raise ValueError(f"there is no exercise {name!r}; did you mean {near[0]!r}?")
-    chapter = names()[name]
-    exercise: Exercise = importlib.import_module(f"fsdp_sim.learn.exercises.{chapter}.{name}").EXERCISE
+    exercise: Exercise = importlib.import_module(f"fsdp_sim.learn.exercises.{_modules()[name]}").EXERCISE
     if exercise.reference.__name__ != name:
         raise ValueError(
-            f"exercise {name}: its solution is called {exercise.reference.__name__}; it has the file's name"
+            f"exercise {name}: its solution is called {exercise.reference.__name__}; it has the exercise's name"
         )
     object.__setattr__(exercise, "name", name)
-    object.__setattr__(exercise, "chapter", chapter)
+    object.__setattr__(exercise, "chapter", names()[name])
     return exercise
+
+
+def file_of(name: str) -> ModuleType:
+    """The file of an exercise, with the inputs and the models that its judge uses."""
+    return sys.modules[load(name).reference.__module__]
 
 
 def load_all() -> list[Exercise]:

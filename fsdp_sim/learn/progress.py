@@ -8,6 +8,7 @@ from enum import StrEnum
 import msgspec
 
 from fsdp_sim.learn import kept
+from fsdp_sim.learn.find import former
 from fsdp_sim.learn.kept import VARIABLE, path
 from fsdp_sim.learn.verdict import Grade
 
@@ -69,7 +70,7 @@ class _File(msgspec.Struct, omit_defaults=True):
 
 def read() -> dict[str, Entry]:
     """All entries; empty if there is no file or it is damaged."""
-    return kept.read(path(), _File).exercises
+    return _by_name(kept.read(path(), _File).exercises)
 
 
 def entry(name: str) -> Entry:
@@ -85,12 +86,20 @@ def change(name: str, how: Callable[[Entry], Entry | None]) -> str:
     """
 
     def changed(file: _File) -> _File:
-        new = how(file.exercises.get(name, Entry()))
-        others = {key: value for key, value in file.exercises.items() if key != name}
+        known = _by_name(file.exercises)
+        new = how(known.get(name, Entry()))
+        others = {key: value for key, value in known.items() if key != name}
         exercises = dict(sorted((others | ({name: new} if new else {})).items()))
         return msgspec.structs.replace(file, exercises=exercises)
 
     return kept.change(path(), _File, changed)
+
+
+def _by_name(entries: dict[str, Entry]) -> dict[str, Entry]:
+    """The entries by the names that exercises have today; one under today's name counts more."""
+    return {
+        former().get(name, name): entry for name, entry in sorted(entries.items(), key=lambda e: e[0] not in former())
+    }
 
 
 def estimates() -> dict[str, Estimate]:

@@ -33,10 +33,27 @@ COLOURS = {Grade.NOT_YET: "#D55E00", Grade.PASS: "#009E73", Grade.GOOD: "#009E73
 
 @dataclass(frozen=True)
 class Finding:
-    """What a judge has found: a grade and one paragraph."""
+    """What a judge has found: a grade and one paragraph.
+
+    Attributes:
+        message: what was expected and what was found, as anybody could observe it.
+        cause: the rest of the paragraph, which tells why, or what to do about it. Of a seeded fault it is not shown
+            before one has tried to mend it, or has named a cause.
+    """
 
     grade: Grade
     message: str
+    cause: str = ""
+
+    @property
+    def whole(self) -> str:
+        """The paragraph."""
+        return f"{self.message}{self.cause}"
+
+    @property
+    def symptom(self) -> str:
+        """The paragraph without the cause."""
+        return self.message if self.message.endswith((".", "?", "!")) else f"{self.message}."
 
 
 class Use:

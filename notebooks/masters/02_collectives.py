@@ -119,7 +119,7 @@ viz.collective("all-gather", ranks=4)
 # %% [markdown]
 # The code below does this too, its author says. It was tested on two ranks.
 
-# %% exercise="ring_of_own_chunk"
+# %% exercise="case_01"
 
 # %%
 chunks = [torch.tensor([float(10 * r + 1), float(10 * r + 2)]) for r in range(3)]

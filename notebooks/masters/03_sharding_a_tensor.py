@@ -91,7 +91,7 @@ owners(tensors, "Five rows on four ranks: two, two, one and none; what travels i
 # pieces, so pieces are **padded** for the journey. That invites two mistakes, and both are silent. In the first a rank
 # begins at the wrong row:
 
-# %% exercise="wrong_shard_offset"
+# %% exercise="case_02"
 
 # %%
 whole = torch.arange(10.0)[:, None].expand(10, 4).contiguous()
@@ -106,11 +106,12 @@ owners({"10 rows": by_rows(10, 4, 4)}, "Each rank begins where the ranks before 
 # %% [markdown]
 # In the second, padding gets into the result:
 
-# %% exercise="loss_over_padding"
+# %% exercise="case_03"
 
 # %%
-from fsdp_sim.learn.exercises.sharding import loss_over_padding as words
+from fsdp_sim.learn.find import file_of
 
+words = file_of("case_03")
 given = words.inputs(0)
 right, leaked = words.losses(given), words.with_padding(given)
 mended = run(lambda use: use(*given[dist.get_rank()]).item(), 4, checked.use, progress=False, show_output=False)
@@ -397,16 +398,15 @@ loads_gb = {"every rank loads": 8 * 160, "rank 0 loads": 160}
 print(loads_gb)
 assert loads_gb["every rank loads"] == 1280
 
-# %% exercise="buffers_left_by_to_empty"
+# %% exercise="case_04"
 
 # %%
-from fsdp_sim.learn.exercises.sharding.buffers_left_by_to_empty import Rotary, inputs
-
-given = inputs(0)
+model_files = file_of("case_04")
+given = model_files.inputs(0)
 turned = run(lambda use: use(*given[dist.get_rank()]), 2, checked.use, progress=False, show_output=False)
 assert not any(output.isnan().any() for output in turned)
 with torch.device("meta"):
-    model = Rotary()
+    model = model_files.Rotary()
 tensors = {"parameter": dict(model.named_parameters()), "buffer": dict(model.named_buffers())}
 in_file = model.state_dict()
 rows = [(name, kind, "yes" if name in in_file else "no") for kind, some in tensors.items() for name in some]

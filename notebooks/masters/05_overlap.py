@@ -31,8 +31,8 @@ from fsdp_sim import Cluster, Plan, engine, simulate, viz
 from fsdp_sim.diagnose import diagnose
 from fsdp_sim.learn import board, check, hint, in_torch, misconceptions, predict, solution  # noqa: F401
 from fsdp_sim.learn.exercises.overlap import exposed_communication as trace_files
-from fsdp_sim.learn.exercises.overlap import gather_before_reduce as backward_files
 from fsdp_sim.learn.exercises.overlap import prefetch_one_ahead as forward_files
+from fsdp_sim.learn.find import file_of
 from fsdp_sim.learn.pictures.overlap import beside_ddp, forward_times, issued_ahead
 from fsdp_sim.ranks import run
 from fsdp_sim.schedule import Param, Unit, build
@@ -291,7 +291,7 @@ viz.compare(one, two, titles=("one queue", "two queues"))
 # %% [markdown]
 # In one queue all depends on who comes first. Here is a backward in which the wrong one does.
 
-# %% exercise="gather_before_reduce"
+# %% exercise="case_05"
 
 # %% [markdown]
 # Measured, on two ranks with the network of the exercise, and 50 ms of sleep for each backward. First the code that
@@ -299,6 +299,9 @@ viz.compare(one, two, titles=("one queue", "two queues"))
 
 
 # %% tags=["nbval-ignore-output"]
+backward_files = file_of("case_05")
+
+
 def slow_backward(unit, weight, grad):
     with RECORDER.span(Op.BWD, f"layers.{unit}"):
         time.sleep(backward_files.COMPUTE_S)

@@ -23,8 +23,8 @@
 # > Ask for both: `fsdp-sim simulate --model llama3-8b --gpu H100-SXM-80GB --gpus 8 --seq-len 8192`, then once more
 # > with `--plan wrap=root`.
 #
-# **Core path, about 75 minutes:** sections 1, 2, 3, 5 and 6, with the exercises `root_alone`, `head_left_outside` and
-# `tied_in_two_units`. The rest is there if you like.
+# **Core path, about 75 minutes:** sections 1, 2, 3, 5 and 6, with the exercises `case_06`, `case_08` and
+# `case_09`. The rest is there if you like.
 #
 # **What is real:** torch's FSDP1 and FSDP2 on ranks, every error message, all counts and bytes.
 # **What is modelled:** step times, and every GPU.
@@ -42,6 +42,7 @@ import fsdp_sim.mini
 from fsdp_sim import Plan, engine, viz
 from fsdp_sim.learn import board, check, hint, in_torch, misconceptions, predict, solution  # noqa: F401
 from fsdp_sim.learn.apart import Trial, carry_out
+from fsdp_sim.learn.find import file_of
 from fsdp_sim.learn.pictures.wrapping import cuts, over_units, owners, whole_at_once
 from fsdp_sim.measure import units_from_module
 from fsdp_sim.measure.trace_wrap import wrap_names
@@ -121,18 +122,17 @@ in_torch(fsdp_sim.mini.fully_shard)
 # ## 2. Too few: one unit is no saving
 #
 # With the root alone, the whole model is one unit. It is sharded, and then gathered all at once. Stuck?
-# `hint("root_alone")` gives the next of three hints, `solution("root_alone")` the solution. That works for every
+# `hint("case_06")` gives the next of three hints, `solution("case_06")` the solution. That works for every
 # exercise, and nothing you leave unsolved stops you: the chapter goes on with the reference.
 
-# %% exercise="root_alone"
+# %% exercise="case_06"
 
 # %% [markdown]
 # How much did a rank hold at most? Counted on the ranks: as it was, yours (or the reference), and with a unit for each
 # linear layer. The dashed line is the model, which each rank was given whole to begin with.
 
 # %% tags=["nbval-ignore-output"]
-from fsdp_sim.learn.exercises.wrapping import root_alone as memory_files
-
+memory_files = file_of("case_06")
 trial = Trial(tuple((call,) for call in memory_files.inputs(0)), metered=True)
 tried = {"the model alone": memory_files.stub, "each block": checked.use, "each linear": memory_files.each_linear}
 peaks = {name: max(carry_out(trial, function).peak_bytes) for name, function in tried.items()}
@@ -237,11 +237,10 @@ try:
 except TypeError as error:
     print(error)
 
-# %% exercise="policy_without_partial"
+# %% exercise="case_07"
 
 # %%
-from fsdp_sim.learn.exercises.wrapping import policy_without_partial as policy_files
-
+policy_files = file_of("case_07")
 results = on_ranks(checked.use, policy_files.inputs(0))
 numbers = [record.numel for record in results.records[0]]
 print("gathered in a forward:", *(f"{number:,}" for number in numbers))
@@ -317,11 +316,10 @@ for threshold in (0, 1000):
 
 # %% predict="root_forgotten"
 
-# %% exercise="head_left_outside"
+# %% exercise="case_08"
 
 # %%
-from fsdp_sim.learn.exercises.wrapping import head_left_outside as head_files
-
+head_files = file_of("case_08")
 rows = []
 for name, function in (("as it was", head_files.stub), ("mended", checked.use)):
     pair = on_ranks(function, head_files.inputs(0))
@@ -370,12 +368,12 @@ for together in (False, True):
 
 # %% predict="ties_in_fsdp1"
 
-# %% exercise="tied_in_two_units"
+# %% exercise="case_09"
 
 # %% tags=["nbval-ignore-output"]
-from fsdp_sim.learn.exercises.wrapping import tied_in_two_units as tied_files
 from labs.experiments.pictures import losses
 
+tied_files = file_of("case_09")
 calls = tied_files.inputs(0)
 right = tied_files.trained()(calls)[0]
 off = {}
@@ -446,11 +444,10 @@ assert 64 * 4 // 2 == 128
 # `model.generate(x)` and `model.embed(x)` do not, so they find shards. FSDP2 then complains about a mix of Tensor and
 # DTensor, FSDP1 about a weight that must be 2-D.
 
-# %% exercise="forward_bypassed"
+# %% exercise="case_10"
 
 # %%
-from fsdp_sim.learn.exercises.wrapping import forward_bypassed as hook_files
-
+hook_files = file_of("case_10")
 calls = hook_files.inputs(0)
 made = on_ranks(checked.use, calls)
 rows = []

@@ -36,7 +36,8 @@ from torch.distributed.fsdp import CPUOffload, fully_shard
 import fsdp_sim.mini
 from fsdp_sim import Cluster, Model, Plan, simulate, viz
 from fsdp_sim.learn import board, check, hint, in_torch, misconceptions, predict, solution  # noqa: F401
-from fsdp_sim.learn.exercises.peak import gradients_kept_whole, saved_for_backward, step_in_least_memory
+from fsdp_sim.learn.exercises.peak import saved_for_backward, step_in_least_memory
+from fsdp_sim.learn.find import file_of
 from fsdp_sim.learn.pictures import memory as pictures
 from fsdp_sim.learn.pictures.peak import histories
 from fsdp_sim.measure.live_bytes import live_bytes
@@ -47,7 +48,7 @@ from labs.model import build
 from labs.model.gpt import GPTConfig
 
 # %%
-accumulation, least, blocks = gradients_kept_whole, step_in_least_memory, saved_for_backward  # inputs of exercises
+accumulation, least, blocks = file_of("case_11"), step_in_least_memory, saved_for_backward  # inputs of exercises
 stacks, GIB = pictures.stacks, 2**30
 
 # %% [markdown]
@@ -304,7 +305,7 @@ viz.memory_waterfall(heads)
 
 # %% predict="kept_without_reducing"
 
-# %% exercise="gradients_kept_whole"
+# %% exercise="case_11"
 
 
 # %%

@@ -24,7 +24,7 @@
 # > then with `--param-dtype none`)
 #
 # **Core path, about 100 minutes:** sections 1, 2, 4 and 5, with the exercises `cast_gather_reduce`,
-# `accumulate_unequal_micro_batches` and `clip_by_all_shards`. The rest is there if you like.
+# `case_13` and `case_14`. The rest is there if you like.
 #
 # **Real:** ranks, gloo, torch's FSDP2 and FSDP1, every gradient. **Modelled:** the memory and speed of GPUs in
 # sections 1 and 4. What bf16 and fp16 do to numbers is the same on a CPU; what they gain in speed is not.
@@ -254,7 +254,7 @@ def alone(weights, backward, steps, scale, lr):
 
 # %% predict="inf_on_one_rank"
 
-# %% exercise="skip_together"
+# %% exercise="case_12"
 
 # %%
 ways = {"each for itself": alone, "together": checked.use}
@@ -341,7 +341,7 @@ viz.memory_waterfall(sims)
 
 # %% predict="loss_divided_by_k"
 
-# %% exercise="accumulate_unequal_micro_batches"
+# %% exercise="case_13"
 
 # %% [markdown]
 # Twelve tokens come in four micro-batches of 1, 2, 3 and 6, on two ranks. How much does each token count?
@@ -387,7 +387,7 @@ table("The norm after clipping to 0.1", ("with", "norm"), [(name, f"{norm:.3f}")
 # Each of the four ranks cuts its own shard down to 0.1, by a factor of its own. Norms add up as squares, so you get √4
 # times 0.1. No error, no warning. To know that clipping works, compare a number with a single process. Mend it by hand:
 
-# %% exercise="clip_by_all_shards"
+# %% exercise="case_14"
 
 
 # %%
@@ -532,7 +532,7 @@ norms = {ranks: run(gradient_norm, ranks, progress=False, show_output=False)[0] 
 print(*(f"{ranks} ranks: {norm:.6f}" for ranks, norm in norms.items()), sep="\n")
 assert max(norms.values()) - min(norms.values()) < 1e-6
 
-# %% exercise="rate_of_the_global_batch"
+# %% exercise="case_15"
 
 
 # %%

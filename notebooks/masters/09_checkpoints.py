@@ -22,8 +22,8 @@
 # > With the moments of AdamW, ours is 12 bytes a parameter, about 96 GB. We must write them while training goes on, and
 # > read them back on whatever is left of the cluster.
 #
-# **Core path, about 95 minutes:** sections 1 to 3, 5 and 6, with the exercises `save_the_whole_model`,
-# `load_onto_other_shards` and `resume_where_it_stopped`. The rest is there if you like.
+# **Core path, about 95 minutes:** sections 1 to 3, 5 and 6, with the exercises `case_16`,
+# `load_onto_other_shards` and `case_17`. The rest is there if you like.
 #
 # **What is real:** the ranks, torch's FSDP and its `torch.distributed.checkpoint` (**DCP**), the files, the disk
 # that is full, the kill. **What is modelled:** nothing, but the models are small and the disk is a local one.
@@ -187,7 +187,7 @@ assert "rank 1 returned without calling" in verdict.headline
 # So put `if rank == 0:` before the *write*, and never before the *gathering*. All ranks enter `state_dict`; one creates
 # the file.
 
-# %% exercise="save_the_whole_model" tags=["nbval-ignore-output"]
+# %% exercise="case_16" tags=["nbval-ignore-output"]
 
 # %%
 each = [(torch.full((60, 128), float(rank)),) for rank in range(4)]
@@ -409,7 +409,7 @@ assert all(a < b for a, b in zip(again[4:], undisturbed[4:], strict=True))
 # weights. The run begins anew and prints "resumed". So test a resume by its losses, against a run that nobody
 # interrupted.
 
-# %% exercise="resume_where_it_stopped"
+# %% exercise="case_17"
 
 # %% tags=["nbval-ignore-output"]
 resumed = run(checked.use, 2, each=[(*own, 3, str(folder / "resumed")) for own in batches], progress=False)[0]
@@ -477,7 +477,7 @@ assert [row[2] for row in rows] == ["step-2.tmp-…: does not"] * 3 + ["step-2: 
 
 # %% predict="same_folder_and_a_full_disk"
 
-# %% exercise="keep_the_last_checkpoint"
+# %% exercise="case_18"
 
 # %%
 room = [[False, False, False], [False, False, True]]
@@ -533,7 +533,7 @@ assert len(groups) == 2  # training's and the checkpoint's own
 #   that differs from rank to rank, and training hangs.
 # - One save at a time. The next one waits for the last.
 
-# %% exercise="count_what_was_saved"
+# %% exercise="case_19"
 
 # %%
 full = [[False] * 4, [False, False, True, False]]

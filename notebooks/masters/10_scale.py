@@ -111,10 +111,10 @@ HTML(viz.Table("HSDP on 2 x 2", ("", "shards with", "same as", "placements", "ho
 in_torch(fsdp_sim.mini.hsdp.FSDPMeshInfo, fsdp_sim.mini.hsdp.get_mesh)
 
 # %% [markdown]
-# Stuck in an exercise? `hint("shard_inside_the_node")` gives the next of three hints,
-# `solution("shard_inside_the_node")` the solution and why it is so.
+# Stuck in an exercise? `hint("case_20")` gives the next of three hints,
+# `solution("case_20")` the solution and why it is so.
 
-# %% exercise="shard_inside_the_node"
+# %% exercise="case_20"
 
 # %%
 each = [(torch.randn(60_000),) for _ in range(4)]

@@ -229,13 +229,13 @@ print(f"{len(today) - 2 - len(warns)} of {len(today)} raise; the policy by size 
 # But if you move the whole model first, you need memory for all of it. Building on the **meta device** needs least
 # (chapter 3).
 
-# %% exercise="mend_an_old_fsdp_call" tags=["nbval-ignore-output"]
+# %% exercise="case_21" tags=["nbval-ignore-output"]
 
 # %% [markdown]
 # These are the units of the mended call, one all-gather each. Without the policy you would get one, of everything.
 
 # %% tags=["nbval-ignore-output"]
-mended = load("mend_an_old_fsdp_call")
+mended = load("case_21")
 mended_run = run(checked.use, 2, each=mended.judge.inputs(0), network=wire, progress=False, show_output=False)
 viz.show(mended_run.timeline, ranks=[0])
 

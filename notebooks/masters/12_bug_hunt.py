@@ -130,28 +130,28 @@ assert dist.default_pg_timeout.total_seconds() == 30 * 60
 
 # %% [markdown] covers=["pitfall 1"]
 # **Your turn.** Three jobs that hang. Read the symptoms, run the check on the faulty code and read what the
-# watchdog says; then mend it. `hint("saves_alone")` gives the next of three hints, `solution("saves_alone")`
+# watchdog says; then mend it. `hint("case_22")` gives the next of three hints, `solution("case_22")`
 # the solution and why. Whatever makes whole what is sharded is a collective: a full state dict, a
 # `full_tensor()`, a norm.
 
-# %% exercise="saves_alone"
+# %% exercise="case_22"
 
 # %%
-done = tried("saves_alone", checked.use)
+done = tried("case_22", checked.use)
 assert [len(weights) for weights in done] == [4, 0]
 issued({f"rank {r}": of for r, of in enumerate(done.records)}, "All ranks gather the weights, and rank 0 keeps them")
 
 # %% [markdown] covers=["pitfall 2"]
 # Both ranks end with the same four all-gathers, one for each weight. Next: a data set that does not divide.
 
-# %% exercise="counts_its_own_batches" tags=["nbval-ignore-output"]
+# %% exercise="case_23" tags=["nbval-ignore-output"]
 
 # %%
-done = tried("counts_its_own_batches", checked.use)
+done = tried("case_23", checked.use)
 steps = done[0]["steps"]
 rows = {
     f"rank {rank}": [Box("step")] * steps + [Box("left over", BoxStyle.WAITS)] * (len(batches) - steps)
-    for rank, (_, batches, _) in enumerate(load("counts_its_own_batches").judge.inputs(0))
+    for rank, (_, batches, _) in enumerate(load("case_23").judge.inputs(0))
 }
 assert steps == min(map(len, rows.values())) < max(map(len, rows.values()))
 boxes(rows, f"All ranks do {steps} steps, as many as the one with fewest batches")
@@ -160,10 +160,10 @@ boxes(rows, f"All ranks do {steps} steps, as many as the one with fewest batches
 # And one that is harder to read, because the ranks part long before anybody waits: rank 0's evaluation meets
 # the others' next training step, whose first all-gathers look just the same.
 
-# %% exercise="evaluates_alone"
+# %% exercise="case_24"
 
 # %% tags=["nbval-ignore-output"]
-after = tried("evaluates_alone", checked.use)[0].tolist()
+after = tried("case_24", checked.use)[0].tolist()
 assert after[-1] < after[0]
 picture = losses({"validation": (1, after)}, "Evaluated by all ranks on rows of their own: one loss per step")
 picture.figure.update_yaxes(title="loss (mean square)")
@@ -224,30 +224,30 @@ boxes(rows, f"Rank {found['ranks'][0]} is off, from #{found['number']} on",
 # random number) sends ranks different ways. Two rules: what every rank can run, every rank runs; and what
 # only some can know, all must agree on first. Below one exercise for each.
 
-# %% exercise="skips_an_empty_expert"
+# %% exercise="case_25"
 
 # %%
-inputs = load("skips_an_empty_expert").judge.inputs(0)
+inputs = load("case_25").judge.inputs(0)
 counts = [torch.bincount(route, minlength=3).tolist() for _, _, route, _ in inputs]
 rows = {
     f"rank {rank}": [Box(f"{n} rows", BoxStyle.DONE if n else BoxStyle.WAITS) for n in of]
     for rank, of in enumerate(counts)
 }
-mended = tried("skips_an_empty_expert", checked.use)
+mended = tried("case_25", checked.use)
 assert all(sum(record.op == "all_gather" for record in of) == 9 for of in mended.records)  # forward, backward, result
 assert min(map(min, counts)) == 0
 boxes(rows, "An expert without rows runs all the same", [f"expert {number}" for number in range(3)])
 
-# %% exercise="stops_alone" tags=["nbval-ignore-output"]
+# %% exercise="case_26" tags=["nbval-ignore-output"]
 
 # %%
-done = tried("stops_alone", checked.use)[0]["steps"]
+done = tried("case_26", checked.use)[0]["steps"]
 rows = {
     f"rank {rank}": [
         Box(f"{loss:.1f}", BoxStyle.WRONG if loss > limit else BoxStyle.DONE if step < done else BoxStyle.NOTHING)
         for step, loss in enumerate(values)
     ]
-    for rank, (values, _, limit) in enumerate(load("stops_alone").judge.inputs(0))
+    for rank, (values, _, limit) in enumerate(load("case_26").judge.inputs(0))
 }
 assert sum(box.style is BoxStyle.WRONG for row in rows.values() for box in row) == 1
 boxes(rows, f"One rank's loss is bad, and all ranks stop after {done} steps")
@@ -280,11 +280,11 @@ assert "called a different size" in hang.verdict.headline
 # Our watchdog, for it saw both sizes before gloo did. Now one job that dies in the last batch, one with an error that
 # is true and no help ("inference tensor"), and one that dies on busy days only.
 
-# %% exercise="gathers_uneven_rows" tags=["nbval-ignore-output"]
+# %% exercise="case_27" tags=["nbval-ignore-output"]
 
 # %%
-counts = [len(rows) for rows, _ in load("gathers_uneven_rows").judge.inputs(0)]
-assert len(tried("gathers_uneven_rows", checked.use)[0]) == sum(counts)
+counts = [len(rows) for rows, _ in load("case_27").judge.inputs(0)]
+assert len(tried("case_27", checked.use)[0]) == sum(counts)
 rows = {
     f"rank {rank}": [
         Box(f"{n} rows"),
@@ -294,10 +294,10 @@ rows = {
 }
 boxes(rows, "One size on the wire, and each rank's own rows in the result", ["sent", "and cut off again"])
 
-# %% exercise="evaluates_in_inference_mode" tags=["nbval-ignore-output"]
+# %% exercise="case_28" tags=["nbval-ignore-output"]
 
 # %%
-done = tried("evaluates_in_inference_mode", checked.use)
+done = tried("case_28", checked.use)
 issued(
     {f"rank {rank}": of[:7] for rank, of in enumerate(done.records)},
     "The look at the loss is the first forward there is: FSDP makes its buffers in it",
@@ -308,10 +308,10 @@ issued(
 # threads: one trains, one saves. Each process group numbers its collectives in the order in which they come,
 # whichever thread issues them.
 
-# %% exercise="saves_in_background"
+# %% exercise="case_29"
 
 # %%
-done = tried("saves_in_background", checked.use)
+done = tried("case_29", checked.use)
 groups = sorted({record.group for of in done.records for record in of if record.op == "all_reduce"})
 rows = {
     f"rank {rank}": [
@@ -348,12 +348,10 @@ assert (first.step, first.what, first.tensor, first.shard_of) == (1, "parameter"
 # parameter differs, in the rows of one rank; loss and gradients of that step were right. So it is the update of
 # one shard. (Here one rank was made to leave it out on purpose.) Three faults for you, all silent.
 
-# %% exercise="optimizer_before_sharding"
+# %% exercise="case_30"
 
 # %% tags=["nbval-ignore-output"]
-faulty, mended = (
-    tried("optimizer_before_sharding", f)[0] for f in (load("optimizer_before_sharding").stub, checked.use)
-)
+faulty, mended = (tried("case_30", f)[0] for f in (load("case_30").stub, checked.use))
 assert mended[-1] < faulty[-1]
 picture = losses(
     {"optimizer made first": (1, faulty.tolist()), "sharded first": (1, mended.tolist())},
@@ -362,7 +360,7 @@ picture = losses(
 picture.figure.update_yaxes(title="loss (mean square)")
 picture
 
-# %% exercise="divides_twice"
+# %% exercise="case_31"
 
 
 # %%
@@ -382,15 +380,15 @@ def by_name(result, names):
 
 
 weights = ["embed", "layers.0", "layers.1", "head"]
-compared("divides_twice", weights, "Divided twice, every weight has moved too little")
+compared("case_31", weights, "Divided twice, every weight has moved too little")
 
-# %% exercise="runs_before_the_optimizer"
+# %% exercise="case_32"
 
 # %%
-before = list(load("runs_before_the_optimizer").judge.inputs(0)[0][0].parameters())
+before = list(load("case_32").judge.inputs(0)[0][0].parameters())
 rows = {}
-for who, function in {"faulty": load("runs_before_the_optimizer").stub, "mended": checked.use}.items():
-    after = tried("runs_before_the_optimizer", function)[0]["weights"]
+for who, function in {"faulty": load("case_32").stub, "mended": checked.use}.items():
+    after = tried("case_32", function)[0]["weights"]
     still = [torch.equal(old, new) for old, new in zip(before, after, strict=True)]
     rows[who] = [Box("as it was", BoxStyle.WRONG) if same else Box("has learned", BoxStyle.RIGHT) for same in still]
 assert [box.style for box in rows["faulty"]] == [BoxStyle.WRONG, BoxStyle.RIGHT, BoxStyle.RIGHT, BoxStyle.WRONG]
@@ -405,32 +403,32 @@ boxes(rows, "The root's two weights, embedding and head, did not learn", weights
 # Some faults leave every rank with numbers that look right to itself. Compare *between* ranks: seeds, scales,
 # decisions, weights of a token. Anything that one rank decides or draws alone is a suspect.
 
-# %% exercise="seeds_by_rank"
+# %% exercise="case_33"
 
 # %%
-faulty, mended = (tried("seeds_by_rank", f)[0]["weight"].chunk(4) for f in (load("seeds_by_rank").stub, checked.use))
-right = load("seeds_by_rank").judge.truth(load("seeds_by_rank").judge.inputs(0))[0]["weight"].chunk(4)
+faulty, mended = (tried("case_33", f)[0]["weight"].chunk(4) for f in (load("case_33").stub, checked.use))
+right = load("case_33").judge.truth(load("case_33").judge.inputs(0))[0]["weight"].chunk(4)
 names = [f"rows of rank {rank}" for rank in range(4)]
 found = {"a seed per rank": dict(zip(names, faulty, strict=True)), "one seed": dict(zip(names, mended, strict=True))}
 agreement(dict(zip(names, right, strict=True)), found, "A seed per rank makes a mosaic of four models")
 
-# %% exercise="scaler_decides_alone"
+# %% exercise="case_34"
 
 # %%
-right = load("scaler_decides_alone").judge.truth(load("scaler_decides_alone").judge.inputs(0))
+right = load("case_34").judge.truth(load("case_34").judge.inputs(0))
 names = [f"shard of rank {rank}" for rank in range(2)]
 found = {
-    who: {name: result["shard"] for name, result in zip(names, tried("scaler_decides_alone", f), strict=True)}
-    for who, f in {"each alone": load("scaler_decides_alone").stub, "together": checked.use}.items()
+    who: {name: result["shard"] for name, result in zip(names, tried("case_34", f), strict=True)}
+    for who, f in {"each alone": load("case_34").stub, "together": checked.use}.items()
 }
 agreement(
     dict(zip(names, (of["shard"] for of in right), strict=True)), found, "One rank has skipped a step, one has not"
 )
 
-# %% exercise="mean_of_means"
+# %% exercise="case_35"
 
 # %%
-compared("mean_of_means", ["gradient"], "A mean of the ranks' means is not the mean over all tokens")
+compared("case_35", ["gradient"], "A mean of the ranks' means is not the mean over all tokens")
 
 # %% [markdown]
 # ## 6. Inside an FSDP made by hand
@@ -442,39 +440,39 @@ compared("mean_of_means", ["gradient"], "A mean of the ranks' means is not the m
 
 # %% predict="fault_without_wrong_numbers"
 
-# %% exercise="reads_before_it_arrives"
+# %% exercise="case_36"
 
 # %% tags=["nbval-ignore-output"]
-done = tried("reads_before_it_arrives", checked.use)
+done = tried("case_36", checked.use)
 viz.show(done.timeline, ranks=[0, 1])
 
 # %% [markdown]
 # Every forward begins after its all-gather has ended, on both ranks. Without the wait the two bars would start
 # together, and the result would depend on which is faster.
 
-# %% exercise="reduces_in_own_order"
+# %% exercise="case_37"
 
 # %%
-compared("reduces_in_own_order", ["query", "key", "value", "output"], "Added up in another order on each rank")
+compared("case_37", ["query", "key", "value", "output"], "Added up in another order on each rank")
 
 # %% [markdown]
 # No hang and no error: all were all-reduces of one size. (The order of names in a dict or a set is a common
 # way to get there.)
 
-# %% exercise="reduces_to_everyone"
+# %% exercise="case_38"
 
 # %%
-function = {"all-reduce": load("reduces_to_everyone").stub, "yours": checked.use}
-least = load("reduces_to_everyone").judge.checks[0].at_least(None)
-sent = {name: sent_bytes(tried("reduces_to_everyone", f).records[0]) for name, f in function.items()}
+function = {"all-reduce": load("case_38").stub, "yours": checked.use}
+least = load("case_38").judge.checks[0].at_least(None)
+sent = {name: sent_bytes(tried("case_38", f).records[0]) for name, f in function.items()}
 assert sent["all-reduce"] == 2 * sent["yours"] == 2 * least
 rows = [ResultRow(name, "sent by a rank", least / 1e3, n / 1e3, "kB") for name, n in sent.items()]
 bars(rows, "sent by a rank", "An all-reduce sends twice what a shard needs (predicted: the least possible)")
 
-# %% exercise="one_buffer_for_all_units"
+# %% exercise="case_39"
 
 # %%
-compared("one_buffer_for_all_units", [f"unit {n}" for n in range(4)], "Backward has read the last unit's weight")
+compared("case_39", [f"unit {n}" for n in range(4)], "Backward has read the last unit's weight")
 
 # %% [markdown]
 # None of the four hangs, and the all-reduce changes no number: only what is sent. In torch all of this is

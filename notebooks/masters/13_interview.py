@@ -23,7 +23,7 @@
 # > Now say it in two minutes.
 #
 # **Core path, about 75 minutes:** sections 1 to 3, 5 and 6, and of section 4 the exercises `all_gather_from_sends`,
-# `zero1_step` and `find_the_deadlock`. The rest is there if you like.
+# `zero1_step` and `case_40`. The rest is there if you like.
 #
 # **What is real:** the whiteboard exercises run on ranks. **What is computed:** every answer, by this library,
 # when it is asked. Nothing is looked up in a list.
@@ -190,20 +190,20 @@ reads(files, wanted, "Ten rows, cut for four ranks and for two: shard 1 is neede
 
 # %% tags=["nbval-ignore-output"]
 try:
-    tried("find_the_deadlock", load("find_the_deadlock").stub)
+    tried("case_40", load("case_40").stub)
 except RanksError as error:
     hang = error
 where_ranks_stand(hang, "One rank is in an all-reduce, the others are one collective further")
 
 # %% tags=["nbval-ignore-output"]
-clock = whiteboard("find_the_deadlock")
+clock = whiteboard("case_40")
 clock
 
-# %% exercise="find_the_deadlock" tags=["nbval-ignore-output"]
+# %% exercise="case_40" tags=["nbval-ignore-output"]
 
 # %%
 print(clock.stop(checked))
-mended = tried("find_the_deadlock", checked.use)
+mended = tried("case_40", checked.use)
 calls = {rank: [record.op for record in of] for rank, of in enumerate(mended.records)}
 assert len({tuple(of) for of in calls.values()}) == 1
 bars = {f"rank {r}": [(ALL_REDUCE, float(of.count("all_reduce")))] for r, of in calls.items()}
@@ -211,7 +211,7 @@ sent_bars(bars, "all-reduces in four steps", "Mended, every rank reduces its nor
 
 # %% [markdown]
 # Three more are in earlier chapters, and you can time them in the same way: `reduce_scatter_from_sends` (02),
-# `shard_and_unshard` (04), `clip_by_all_shards` (08).
+# `shard_and_unshard` (04), `case_14` (08).
 #
 # ## 5. Say it aloud
 #

@@ -105,7 +105,7 @@ def withhold(notebook: nbformat.NotebookNode) -> None:
     waits, fold = False, False
     for cell in notebook.cells:
         if cell.cell_type == "code":
-            asks = {"exercise", "predict"} & cell.metadata.keys()
+            asks = {"exercise", "predict", "cause"} & cell.metadata.keys()
             if asks:
                 waits, fold = True, "predict" in cell.metadata
             elif waits:

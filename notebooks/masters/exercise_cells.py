@@ -1,4 +1,7 @@
-"""The cells of one exercise (header, stub or solution, check) and of one prediction, made from their files."""
+"""The cells of one exercise and of one prediction, made from their files.
+
+An exercise has a header, a stub or solution, and a check; a seeded fault also the question after its cause.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +30,12 @@ def expanded(cell: nbformat.NotebookNode, *, solutions: bool) -> list[nbformat.N
     exercise = load(name)
     code = solution_source(exercise) if solutions else stub_source(exercise)
     written = "\n\n\n".join(text for text in (imports(exercise), code) if text)
-    return [
+    cells = [
         new_markdown_cell(header(exercise)),
         new_code_cell(written, metadata={"exercise": name, "tags": ["exercise"]}),
         new_code_cell((PASSES if solutions else CHECK).format(name=name), metadata={"tags": ["check", *tags]}),
     ]
+    return [*cells, new_code_cell(f'predict("{name}")', metadata={"cause": name})] if exercise.cause else cells
 
 
 def prediction(cell: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:

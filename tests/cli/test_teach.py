@@ -80,12 +80,12 @@ def test_a_notebook_is_graded_in_words_and_as_data(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, which alone can become another user")
 def test_an_exercise_that_is_not_graded_is_not_passed_over_without_a_word(tmp_path: Path) -> None:
-    cell = {"cell_type": "code", "metadata": {"exercise": "resume_where_it_stopped"}, "source": ""}
+    cell = {"cell_type": "code", "metadata": {"exercise": "case_17"}, "source": ""}
     (tmp_path / "ada.ipynb").write_text(json.dumps({"cells": [cell]}))
     for arguments in ([], ["--json"]):
         said = call("teach", "grade", str(tmp_path / "ada.ipynb"), *arguments)
         assert said.exit_code == 0
-        assert said.stderr.startswith("not graded: resume_where_it_stopped: code and judge share files")
+        assert said.stderr.startswith("not graded: case_17: code and judge share files")
 
 
 def test_what_is_no_notebook_is_refused(tmp_path: Path) -> None:

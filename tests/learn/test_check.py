@@ -379,7 +379,7 @@ def test_importing_the_room_brings_in_no_torch_and_no_exercise_and_code_on_ranks
     question = (
         "import sys, fsdp_sim.learn; "
         "print(sorted(m for m in sys.modules if m == 'torch' or m.startswith('fsdp_sim.learn.exercises.'))); "
-        "fsdp_sim.learn.find.load('divides_twice'); "
+        "fsdp_sim.learn.find.load('case_31'); "
         "print(sorted(m for m in sys.modules if m.startswith(('fsdp_sim.simulat', 'fsdp_sim.engine', "
         "'fsdp_sim.schedule'))))"
     )

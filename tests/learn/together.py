@@ -39,7 +39,7 @@ def verdicts(exercise: Exercise, answers: Sequence[Answer]) -> list[Verdict | No
             for answer, result in zip(rest, results(exercise, rest), strict=False):
                 if result is not None:
                     ran[answer] = result
-                found.append(judge(exercise, answer) if result else None)
+                found.append(judge(exercise, answer, told=True) if result else None)
             if len(found) < len(answers):
                 found.append(None)
     return found

@@ -27,7 +27,7 @@ MASTER = """\
 #
 # Text.
 
-# %% exercise="stops_alone"
+# %% exercise="case_26"
 
 # %%
 misconceptions("bug_hunt")
@@ -79,7 +79,7 @@ def test_places_are_read_from_text_exercises_and_statements(tmp_path: Path) -> N
         Lesson("coverage 000.1", "01_a", "1. A section", "text"),
         Lesson("pitfall 4", "01_a", "1. A section", "text"),
     ]
-    assert {place.by for place in found} == {"text", "exercise stops_alone", "what people say"}
+    assert {place.by for place in found} == {"text", "exercise case_26", "what people say"}
     assert {place.section for place in found[2:]} == {"2. Another"}
     assert Lesson("misconception 35", "01_a", "2. Another", "what people say") in found
 

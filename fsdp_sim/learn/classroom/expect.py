@@ -19,7 +19,7 @@ import msgspec
 
 from fsdp_sim.learn.classroom.sections import instructor
 from fsdp_sim.learn.edit import Edit
-from fsdp_sim.learn.exercise import Exercise, Wrong
+from fsdp_sim.learn.exercise import AS_GIVEN, Exercise, Wrong
 from fsdp_sim.learn.find import CHAPTERS, load, names
 from fsdp_sim.learn.statements import WITH_STATEMENTS, Misconception, misconceptions
 
@@ -125,9 +125,7 @@ def who(answers: Sequence[Wrong], exercise: Exercise) -> list[str]:
     code = _as_written(exercise)
     shared = Counter(answer.function.__name__ for answer in answers)
     return [
-        "the code as it was given"
-        if answer.function is exercise.stub
-        else _who(answer.function, shared, code.get(id(answer), ""))
+        AS_GIVEN if answer.function is exercise.stub else _who(answer.function, shared, code.get(id(answer), ""))
         for answer in answers
     ]
 
@@ -152,9 +150,7 @@ def _as_written(exercise: Exercise) -> dict[int, str]:
     written: dict[int, str] = {}
     for field in ("wrong", "shortcuts"):
         answers: tuple[Wrong, ...] = getattr(exercise, field)
-        calls = _calls(
-            sys.modules[f"fsdp_sim.learn.exercises.{exercise.chapter}.{exercise.name}"].__file__ or "", field
-        )
+        calls = _calls(sys.modules[exercise.reference.__module__].__file__ or "", field)
         if len(calls) == len(answers):  # else some are made in a loop
             written |= {id(answer): call for answer, call in zip(answers, calls, strict=True)}
     return written

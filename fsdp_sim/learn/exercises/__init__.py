@@ -18,7 +18,7 @@ The judge, from `fsdp_sim.learn.judges` (a plan's from ``judges.plans``), and a 
     choose a plan           BestPlan(model, cluster, space, fixed, passes)  memory/plan_for_24_gb.py
     true or false           Claim(statement, measured, truth, holds)        unit/kept_for_backward.py
     write code on ranks     OnRanks(inputs, truth, causes, checks)          collectives/reduce_scatter_from_sends.py
-    find the seeded fault   OnRanks; the stub is the faulty code            bug_hunt/stops_alone.py
+    find the seeded fault   OnRanks; the stub is the faulty code            bug_hunt/case_26.py
 
 Truth is computed, in the notebook's process, from the library or from all ranks' inputs: never stored. Where answers
 are compared (the first four), a known wrong answer's message is also what a learner with the same answer is told. Where

@@ -92,7 +92,8 @@ class OnlyCollectives:
                 if record.op not in self.only:
                     return Finding(
                         Grade.NOT_YET,
-                        f"rank {rank}: expected only {allowed}, found {record.op}; {self.instead}.",
+                        f"rank {rank}: expected only {allowed}, found {record.op}",
+                        f"; {self.instead}.",
                     )
         return Finding(Grade.OPTIMAL, "")
 
@@ -147,7 +148,8 @@ class _Bounded:
         if most > self.passes * bound:
             return Finding(
                 Grade.NOT_YET,
-                f"rank {rank}: expected at most {self.passes * bound:,.0f} bytes {what}, found {most:,}; {self.cure}.",
+                f"rank {rank}: expected at most {self.passes * bound:,.0f} bytes {what}, found {most:,}",
+                f"; {self.cure}.",
             )
         grade = Grade.OPTIMAL if most <= 1.01 * bound else Grade.GOOD if most <= self.good * bound else Grade.PASS
         return Finding(grade, f"{most:,} bytes {what}, {most / bound:.2f} times the least possible ({self.proof})")
@@ -193,8 +195,8 @@ class BusiestRankBytes:
         if most > self.passes * share:
             return Finding(
                 Grade.NOT_YET,
-                f"rank {sent.index(most)}: expected at most {self.passes * share:,.0f} bytes sent, found {most:,}; "
-                f"{self.cure}.",
+                f"rank {sent.index(most)}: expected at most {self.passes * share:,.0f} bytes sent, found {most:,}",
+                f"; {self.cure}.",
             )
         grade = Grade.OPTIMAL if most <= 1.01 * share else Grade.GOOD if most <= self.good * share else Grade.PASS
         return Finding(

@@ -42,10 +42,10 @@ def looks_like(answers: Sequence[Any], cases: Sequence[Case], wrong: Sequence[Wr
     return ""
 
 
-def with_cause(what: str, cause: str) -> str:
-    """A paragraph: what is wrong, then the cause where one is known."""
+def not_yet(what: str, cause: str) -> Finding:
+    """What is wrong, then the cause where one is known."""
     end = "" if cause.endswith("?") else "."
-    return f"{what}. The cause: {cause}{end}" if cause else f"{what}."
+    return Finding(Grade.NOT_YET, f"{what}.", f" The cause: {cause}{end}" if cause else "")
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Numbers:
             if found is not None:
                 cause = looks_like(answers, cases, wrong, **how) or self._slip(truths, answers)
                 at = f"{named(self.where, self.truth, case)}: " if self.where else ""
-                return Finding(Grade.NOT_YET, with_cause(f"{at}{found} ({self.source})", cause))
+                return not_yet(f"{at}{found} ({self.source})", cause)
         many = f" for {len(cases)} cases drawn at random" if callable(self.cases) else ""
         return Finding(Grade.PASS, f"it agrees with what was {self.source}{many}.")
 
@@ -122,7 +122,7 @@ class Order:
             found = [self._words.sub(" ", label).strip() for label in answer]
             if found != right:
                 cause = looks_like(answers, cases, wrong) or self._reason(right, found)
-                return Finding(Grade.NOT_YET, with_cause(f"{at}{self._first(right, found)} ({self.source})", cause))
+                return not_yet(f"{at}{self._first(right, found)} ({self.source})", cause)
         return Finding(Grade.PASS, f"the order is right: {self.source}.")
 
     @staticmethod

@@ -9,7 +9,7 @@ from typing import Any
 from fsdp_sim.learn.apart import Trial, TrialRun
 from fsdp_sim.learn.compare import difference, text
 from fsdp_sim.learn.exercise import Wrong
-from fsdp_sim.learn.judges.answers import with_cause
+from fsdp_sim.learn.judges.answers import not_yet
 from fsdp_sim.learn.verdict import Finding, Grade
 
 
@@ -48,7 +48,7 @@ class Claim:
             if message:
                 number = answer[1] if _is_pair(answer) else None
                 cause = next((cause for usual, cause in self.causes if usual == number), "")
-                return Finding(Grade.NOT_YET, with_cause(message, cause))
+                return not_yet(message, cause)
         return Finding(Grade.PASS, f'"{self.statement}" is {self.holds(right)}: {text(right)} {self.measured}.')
 
     def _wrong(self, rank: int, answer: Any, right: float, ran: TrialRun) -> str:

@@ -41,7 +41,7 @@ class ExposedTime:
         at, (worst, culprit) = max(exposed.items(), key=lambda item: item[1][0])
         if worst > self.passes:
             what = f"rank {at}: expected at most {self.passes:g} collectives' time exposed, found {worst:.1f}"
-            return Finding(Grade.NOT_YET, f"{what}; {culprit}{self.cure}.")
+            return Finding(Grade.NOT_YET, what, f"; {culprit}{self.cure}.")
         grade = Grade.OPTIMAL if worst <= self.least + 0.01 else Grade.GOOD if worst <= self.good else Grade.PASS
         return Finding(grade, f"{worst:.1f} collectives' time exposed, where {self.least:g} cannot be hidden")
 

@@ -11,7 +11,7 @@ from typing import Any
 from fsdp_sim import simulate
 from fsdp_sim.learn.apart import Trial, TrialRun
 from fsdp_sim.learn.exercise import Wrong
-from fsdp_sim.learn.judges.answers import looks_like, with_cause
+from fsdp_sim.learn.judges.answers import looks_like, not_yet
 from fsdp_sim.learn.verdict import Finding, Grade
 from fsdp_sim.spec import Cluster, Plan
 
@@ -52,7 +52,7 @@ class BestPlan:
         cause = looks_like([answer], [()], wrong)
         if peak_bytes > limit_bytes:
             what = f"expected at most {limit_bytes / GIB:.1f} GiB, found a peak of {peak_bytes / GIB:.1f} GiB"
-            return Finding(Grade.NOT_YET, with_cause(f"it does not fit: {what}", cause))
+            return not_yet(f"it does not fit: {what}", cause)
         best = max(tokens for tokens, peak, limit in speeds.values() if peak <= limit)
         share = speed / best
         what = (
@@ -60,7 +60,7 @@ class BestPlan:
             f"{share:.0%} of the {best:,.0f} of the best of {len(speeds)} plans"
         )
         if share < self.passes:
-            return Finding(Grade.NOT_YET, with_cause(f"it fits, but expected {self.passes:.0%}, found {what}", cause))
+            return not_yet(f"it fits, but expected {self.passes:.0%}, found {what}", cause)
         grade = Grade.OPTIMAL if share >= OPTIMAL else Grade.GOOD if share >= GOOD else Grade.PASS
         return Finding(grade, f"it fits: {what} (simulated).")
 

@@ -10,7 +10,7 @@ from fsdp_sim.learn.apart import Trial, TrialRun
 from fsdp_sim.learn.compare import difference
 from fsdp_sim.learn.exercise import Wrong
 from fsdp_sim.learn.judges.account import Check, dishonest
-from fsdp_sim.learn.judges.answers import with_cause
+from fsdp_sim.learn.judges.answers import not_yet
 from fsdp_sim.learn.verdict import Finding, Grade
 
 if TYPE_CHECKING:
@@ -53,8 +53,8 @@ class OnRanks:
         inputs = [cases[0] for cases in trial.each]
         if ran.replaced:
             return Finding(Grade.NOT_YET, f"{dishonest(ran)}.")
-        if message := self._results(inputs, [of_rank[0] for of_rank in ran.answers]):
-            return Finding(Grade.NOT_YET, message)
+        if wrong_results := self._results(inputs, [of_rank[0] for of_rank in ran.answers]):
+            return wrong_results
         findings = [check.look(trial, ran) for check in self.checks]
         for finding in findings:
             if finding.grade is Grade.NOT_YET:
@@ -66,8 +66,8 @@ class OnRanks:
         result = f"all {trial.ranks} ranks have the result of one process"
         return Finding(min(graded, default=Grade.PASS), f"{result}; {messages}." if messages else f"{result}.")
 
-    def _results(self, inputs: Inputs, answers: list[Any]) -> str:
-        """What is wrong with the results, rank by rank, or nothing."""
+    def _results(self, inputs: Inputs, answers: list[Any]) -> Finding | None:
+        """What is wrong with the results, rank by rank."""
         truths = list(self.truth(inputs))
         wrong = {
             rank: found
@@ -75,13 +75,13 @@ class OnRanks:
             if (found := difference(truth, answer, rel=self.rel, abs_=self.abs_)) is not None
         }
         if not wrong:
-            return ""
+            return None
         alike: dict[str, list[int]] = {}
         for rank, found in wrong.items():
             alike.setdefault(str(found), []).append(rank)
         texts = [f"{_ranks(ranks)}: {found}" for found, ranks in alike.items()]
         more = f"; {len(wrong)} of {len(answers)} ranks are wrong"
-        return with_cause("; ".join(texts[:SHOWN]) + more, self._cause(inputs, truths, answers))
+        return not_yet("; ".join(texts[:SHOWN]) + more, self._cause(inputs, truths, answers))
 
     def _cause(self, inputs: Inputs, truths: list[Any], answers: list[Any]) -> str:
         def all_are(expected: Sequence[Any]) -> bool:

@@ -7,6 +7,8 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from fsdp_sim.learn import progress
+from fsdp_sim.learn.find import cases
+from fsdp_sim.learn.predictions import causes
 from fsdp_sim.learn.predictions.prediction import Committed, Prediction, load
 from fsdp_sim.learn.verdict import with_code
 
@@ -124,7 +126,7 @@ def predict(name: str, answer: str | float | None = None) -> Asked | Settled:
     """Ask for a prediction, or commit to one.
 
     Args:
-        name: of the prediction.
+        name: of the prediction, or of a case: ``case_07``, whose cause is asked for.
         answer: a choice (its number or its text), or a quantity with its unit; where widgets do not run. Without, it
             is asked for on the page.
 
@@ -135,5 +137,5 @@ def predict(name: str, answer: str | float | None = None) -> Asked | Settled:
         >>> predict("rows_of_a_rank", "48 × 64").committed.right
         False
     """
-    prediction = load(name)
+    prediction = causes.question(name) if name in cases() else load(name)
     return Asked(prediction) if answer is None else settled(prediction, str(answer))

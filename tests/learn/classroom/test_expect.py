@@ -53,7 +53,7 @@ def test_every_wrong_answer_and_every_shortcut_appears(chapter: str) -> None:
 
 
 def test_what_is_told_is_the_whole_sentence_where_the_judge_has_it() -> None:
-    exercise = load("counts_its_own_batches")
+    exercise = load("case_23")
     assert whole_message(exercise, "those rows count twice").startswith(
         "ranks that had run out went on with their last batch"
     )
@@ -62,7 +62,7 @@ def test_what_is_told_is_the_whole_sentence_where_the_judge_has_it() -> None:
 
 
 def test_a_wrong_answer_is_named_in_words_by_what_it_changes_or_as_it_is_written() -> None:
-    trace, batches = load("first_to_differ"), load("counts_its_own_batches")
+    trace, batches = load("first_to_differ"), load("case_23")
     assert who(trace.wrong, trace)[:2] == ["against rank 0", "counted from 0"]
     assert who(batches.wrong, batches)[1:3] == [
         "one less",
@@ -72,7 +72,7 @@ def test_a_wrong_answer_is_named_in_words_by_what_it_changes_or_as_it_is_written
         "without `+ 4 * master_copy`"
     )
     assert who(load("plan_for_24_gb").wrong, load("plan_for_24_gb"))[0] == "`plan(16, None, False, 'bf16')`"
-    assert who(load("mean_of_means").wrong, load("mean_of_means"))[0] == "the code as it was given"
+    assert who(load("case_35").wrong, load("case_35"))[0] == "the code as it was given"
 
 
 def test_every_chapter_of_the_course_has_notes() -> None:

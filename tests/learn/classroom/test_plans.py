@@ -128,7 +128,7 @@ def test_there_is_no_page_without_a_plan() -> None:
 def test_every_exercise_of_a_notebook_has_its_section() -> None:
     where = section_of_exercises()
     assert where["forward_time"].name == "05.3"
-    assert where["optimizer_before_sharding"].heading == "It trains, and does not learn"
+    assert where["case_30"].heading == "It trains, and does not learn"
     assert sections()["01.lab"].heading == "Lab: measure a real step"
     assert sections()["lab_04"].notebook == "lab_04_overlap"
 

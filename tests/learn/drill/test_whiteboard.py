@@ -7,7 +7,7 @@ from fsdp_sim.learn.drill.whiteboard import Whiteboard
 from fsdp_sim.learn.find import load
 from fsdp_sim.learn.verdict import Grade, Use, Verdict
 
-NAME = "clip_by_all_shards"
+NAME = "case_14"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from fsdp_sim.learn.exercises.my_fsdp import reduce_scatter_mean
 from fsdp_sim.learn.judges.mine import MIXED, PLAIN, InMyFile
 
 
-def reduces_to_everyone(rows, group):
+def case_38(rows, group):
     import torch.distributed as dist
 
     work = dist.all_reduce(rows, op=dist.ReduceOp.AVG, group=group, async_op=True)
@@ -39,7 +39,7 @@ EXERCISE = Exercise(
         mutant({"ReduceOp.AVG": "ReduceOp.MAX"}, "is not torch's"),
         mutant({", async_op=True": ""}, "'NoneType' object has no attribute 'wait'"),
         mutant({"return own, work": "return rows[dist.get_rank()], work"}, "is not torch's", name="its own gradients"),
-        Wrong(reduces_to_everyone, "issues other collectives"),
+        Wrong(case_38, "issues other collectives"),
     ),
     shortcuts=(
         mutant({"return own, work": "return own * 0, work"}, "is not torch's", name="nothing"),

@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from fsdp_sim.learn.apart import Trial
 from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
-from fsdp_sim.learn.exercises.collectives.ring_of_own_chunk import ToTheNext
+from fsdp_sim.learn.exercises.collectives.case_01_ring_of_own_chunk import ToTheNext
 from fsdp_sim.learn.judges import BusiestRankBytes, Inputs, OnlyCollectives, OnRanks
 
 RANKS, NUMBERS = 4, 60_000

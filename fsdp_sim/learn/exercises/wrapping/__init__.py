@@ -30,6 +30,7 @@ class AllGatherCount:
                 bound = f"at {'least' if few else 'most'} {self.least if few else self.most}"
                 expected = f"{self.least}" if self.least == self.most else bound
                 cause = self.fewer if few else self.more
-                what = f"rank {rank}: expected {expected} all-gathers, found {found}; {cause}."
-                return Finding(Grade.NOT_YET, what)
+                return Finding(
+                    Grade.NOT_YET, f"rank {rank}: expected {expected} all-gathers, found {found}", f"; {cause}."
+                )
         return Finding(Grade.OPTIMAL, "")

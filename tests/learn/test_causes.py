@@ -1,0 +1,138 @@
+"""A seeded fault is known by a number, shows its symptom first, and asks for its cause before it is told."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jupytext
+import pytest
+from msgspec import structs
+
+from fsdp_sim.learn import check, predict, progress
+from fsdp_sim.learn.check import is_as_given, judge
+from fsdp_sim.learn.edit import made, source_of
+from fsdp_sim.learn.exercise import AS_GIVEN, Exercise, Kind
+from fsdp_sim.learn.find import cases, former, load, load_all
+from fsdp_sim.learn.predictions.causes import CHOICES, question
+from fsdp_sim.learn.sources import stub_source
+from notebooks.masters import build
+
+FAULTS = [exercise for exercise in load_all() if exercise.kind is Kind.FAULT]
+NAME = "case_35"
+SAID_OF_ANY = {"rank", "ranks", "this", "that", "only", "place", "argument", "collective"}
+"""Words with which hangs, errors and numbers are told."""
+each = pytest.mark.parametrize("fault", FAULTS, ids=list(former()))
+
+
+def words(text: str) -> set[str]:
+    return set(re.findall(r"[a-z]{4,}", text.lower()))
+
+
+def as_written(source: str) -> Callable[..., Any]:
+    function = made(NAME, source, f"{NAME}, as in a cell {hash(source)}", {})
+    assert callable(function)
+    return function
+
+
+def test_every_fault_is_known_by_its_number_in_the_order_of_the_course() -> None:
+    asked = [name for master in build.masters() for name in build.exercises(master) if name in cases()]
+
+    assert asked == cases() == [fault.name for fault in FAULTS]
+    assert asked == [f"case_{number:02}" for number in range(1, len(asked) + 1)]
+
+
+@each
+def test_neither_code_nor_title_names_what_is_wrong(fault: Exercise) -> None:
+    old = next(name for name, case in former().items() if case == fault.name)
+    shown = f"{stub_source(fault)} {fault.title} {fault.contract}"
+
+    assert fault.reference.__name__ == fault.name
+    assert old not in shown
+    assert fault.cause not in shown
+
+
+@pytest.mark.slow
+@each
+def test_of_the_code_as_it_was_given_only_the_symptom_is_told(fault: Exercise, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FSDP_SIM_SEED", "1")
+    known_before = words(f"{fault.title} {fault.contract} {source_of(fault.stub)}")
+
+    symptom, given, asks = judge(fault, fault.stub).message.partition(AS_GIVEN)
+
+    assert given, symptom
+    assert f'predict("{fault.name}")' in asks
+    assert words(symptom) & words(fault.cause) - known_before <= SAID_OF_ANY, symptom
+    assert not re.search(r"[Tt]he cause|[Tt]o mend", symptom)
+
+
+@each
+def test_one_chooses_among_causes_of_which_one_is_right(fault: Exercise) -> None:
+    asked = question(fault.name)
+
+    assert len(asked.choices) == CHOICES
+    assert [choice for choice in asked.choices if asked.commit(choice).right] == [fault.cause]
+    assert set(asked.choices) <= {other.cause for other in FAULTS}
+
+
+def test_causes_are_told_apart() -> None:
+    assert len({fault.cause for fault in FAULTS}) == len(FAULTS)
+
+
+def test_comments_do_not_make_another_program() -> None:
+    fault = load(NAME)
+    source = source_of(fault.stub).replace("def stub", f"def {NAME}")
+
+    assert "mean(0)" in source
+    for changed, same in ((f"# a note\n{source}", True), (source.replace("mean(0)", "mean(1)"), False)):
+        function = as_written(changed)
+        function.source = changed  # type: ignore[attr-defined]
+        assert is_as_given(fault, function) is same
+    assert not is_as_given(fault, fault.reference)
+
+
+def test_the_cause_is_told_to_who_has_named_one_or_changed_the_code() -> None:
+    fault = load(NAME)
+    stub = fault.stub
+
+    assert fault.stub_says not in check(NAME, fault.stub).message
+    assert fault.stub_says in check(NAME, lambda tokens: stub(tokens)).message
+    predict(NAME, question(NAME).choices[0])
+    assert fault.stub_says in check(NAME, fault.stub).message
+
+
+@pytest.mark.parametrize(("named", "says"), [(True, "You named it."), (False, "You had named another."), (None, "")])
+def test_whoever_has_mended_it_is_told_the_cause_and_whether_it_was_named(named: bool | None, says: str) -> None:
+    fault, asked = load(NAME), question(NAME)
+    if named is not None:
+        predict(NAME, next(choice for choice in asked.choices if asked.commit(choice).right is named))
+
+    said = check(NAME, fault.reference).message
+
+    assert said.endswith(f"The cause was: {fault.cause}. {says}".strip())
+
+
+def test_what_is_no_fault_has_no_cause_to_name() -> None:
+    with pytest.raises(ValueError, match="only of a seeded fault"):
+        question("put_hooks")
+
+
+def test_what_was_done_under_the_former_name_counts() -> None:
+    old = next(name for name, case in former().items() if case == NAME)
+    file = progress.path()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f'{{"exercises": {{"{old}": {{"tries": 2, "grade": 1}}}}, "version": 1}}')
+
+    assert progress.entry(NAME).tries == 2
+    assert load(old) is load(NAME)
+    progress.change(NAME, lambda entry: structs.replace(entry, tries=entry.tries + 1))
+    assert progress.entry(NAME) == progress.Entry(tries=3, grade=1)
+    assert old not in file.read_text()
+
+
+def test_every_notebook_with_a_case_can_ask_for_its_cause() -> None:
+    for master in build.masters():
+        if set(build.exercises(master)) & set(cases()):
+            imports = "".join(cell.source for cell in jupytext.read(master).cells if "import" in cell.source)
+            assert re.search(r"from fsdp_sim.learn import .*\bpredict\b", imports), master.name
