@@ -23,7 +23,7 @@
 # > three quarters of it. The second cluster is much cheaper. Can you make it work? (`fsdp-sim simulate --model
 # > llama3-8b --gpu H100-SXM-80GB --gpus 64 --seq-len 8192 --activation-checkpointing full`, then with `--inter 100GbE`)
 #
-# **Core path, about 90 minutes:** sections 1 to 4, 6 and 8, with the exercises `shard_inside_the_node`,
+# **Core path, about 90 minutes:** sections 1 to 4, 6 and 8, with the exercises `case_20`,
 # `tokens_that_hide` and `name_the_straggler`. The rest is there if you like.
 
 # %% [markdown]
