@@ -42,7 +42,6 @@ import fsdp_sim.mini
 from fsdp_sim import Plan, engine, viz
 from fsdp_sim.learn import board, check, hint, in_torch, misconceptions, predict, solution  # noqa: F401
 from fsdp_sim.learn.apart import Trial, carry_out
-from fsdp_sim.learn.find import file_of
 from fsdp_sim.learn.pictures.wrapping import cuts, over_units, owners, whole_at_once
 from fsdp_sim.measure import units_from_module
 from fsdp_sim.measure.trace_wrap import wrap_names
@@ -132,6 +131,8 @@ in_torch(fsdp_sim.mini.fully_shard)
 # linear layer. The dashed line is the model, which each rank was given whole to begin with.
 
 # %% tags=["nbval-ignore-output"]
+from fsdp_sim.learn.find import file_of
+
 memory_files = file_of("case_06")
 trial = Trial(tuple((call,) for call in memory_files.inputs(0)), metered=True)
 tried = {"the model alone": memory_files.stub, "each block": checked.use, "each linear": memory_files.each_linear}

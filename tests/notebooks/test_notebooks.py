@@ -86,7 +86,9 @@ def test_every_exercise_stands_between_its_header_and_its_check_and_a_picture_fo
             assert exercise.title in header.source
             assert exercise.contract in header.source
             assert f'check("{exercise.name}"' in check.source
-            picture = next(cell for cell in cells[number + 2 :] if cell.cell_type == "code")
+            picture = next(
+                cell for cell in cells[number + 2 :] if cell.cell_type == "code" and "cause" not in cell.metadata
+            )
             if solutions:
                 assert any(shows(output) for output in picture.outputs), f"no picture after {exercise.name}"
 
@@ -103,7 +105,7 @@ def test_no_answer_is_on_the_page_before_one_has_given_ones_own(master: Path) ->
     for cell in students.cells:
         if cell.cell_type == "markdown":
             waits = False
-        elif {"predict", "exercise"} & cell.metadata.keys():
+        elif {"predict", "exercise", "cause"} & cell.metadata.keys():
             waits = True
         else:
             assert not (waits and cell.outputs), cell.source
