@@ -68,9 +68,11 @@ class Metrics:
     def of(cls, config: TrainConfig, first_step: int, rank: int) -> Metrics:
         """Those of a run: in its folder, or where it says."""
         out = Path(config.out) if config.out else None
-        jsonl = Path(config.metrics) if config.metrics else out / "metrics.jsonl" if out else None
         tensorboard = out / "tensorboard" if out and config.tensorboard else None
-        return cls(jsonl, tensorboard, steps=config.steps, first_step=first_step, log_every=config.log_every, rank=rank)
+        return cls(
+            metrics_file(config), tensorboard, steps=config.steps, first_step=first_step, log_every=config.log_every,
+            rank=rank,
+        )  # fmt: skip
 
     def __enter__(self) -> Metrics:
         self.rewind(self._first_step)
@@ -169,6 +171,11 @@ def check_tensorboard() -> None:
     """
     if importlib.util.find_spec("tensorboard") is None:
         raise ValueError(missing("tensorboard", "tensorboard=true"))
+
+
+def metrics_file(config: TrainConfig) -> Path | None:
+    """Where a run writes its metrics; None if it keeps none."""
+    return Path(config.metrics) if config.metrics else Path(config.out, "metrics.jsonl") if config.out else None
 
 
 def is_line(line: bytes) -> bool:

@@ -14,7 +14,7 @@ from labs.config import TrainConfig
 from labs.data import Corpus, load_corpus
 from labs.data.loader import Loader, check_batch
 from labs.data.tokenizer import Tokenizer, tokenizer
-from labs.loop.metrics import check_tensorboard, is_line
+from labs.loop.metrics import check_tensorboard, is_line, metrics_file
 from labs.loop.progress import Progress
 from labs.model import ModelConfig
 from labs.model.gpt import did_you_mean
@@ -101,7 +101,7 @@ def prepare(config: TrainConfig, place: RankPlace) -> Run:
 def _make_out(config: TrainConfig) -> None:
     if config.out:
         try:
-            Path(config.out).mkdir(parents=True, exist_ok=True)
+            Path(config.out, CHECKPOINTS).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OSError(
                 f"out={config.out}: the folder cannot be made ({error.strerror}: {error.filename}); name another one"
@@ -160,11 +160,16 @@ def _check_checkpoints(run: Run) -> None:
 
 def _check_metrics(config: TrainConfig) -> None:
     """A file that is there holds metrics: it is written anew, or cut to where the run goes on."""
+    file = metrics_file(config)
+    if file is None:
+        return
+    if file.is_dir() or file.is_fifo():  # to open a pipe would wait for who reads it
+        raise ValueError(f"{file} is a folder or a pipe; name another file with metrics=, or move it")
     if not config.metrics:
         return
-    with open(config.metrics, "ab+") as file:
-        file.seek(0)
-        line = file.readline()
+    with file.open("ab+") as opened:
+        opened.seek(0)
+        line = opened.readline()
     if line and not is_line(line):
         raise ValueError(f"metrics={config.metrics} holds something else than metrics; name another file, or move it")
 

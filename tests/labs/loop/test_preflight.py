@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 
 import pytest
 
@@ -53,9 +54,18 @@ def test_a_file_of_something_else_is_not_taken_for_metrics(tmp_path, text):
     assert path.read_text() == text
 
 
-@pytest.mark.parametrize("out", ["a_file", "a_file/run"])
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["pipe", "folder"])
+def test_metrics_are_not_written_where_no_file_is(tmp_path, make):
+    make(tmp_path / "metrics.jsonl")
+    with pytest.raises(ValueError, match=r"metrics\.jsonl is a folder or a pipe"):
+        prepare(TrainConfig(out=str(tmp_path), device="cpu"), RankPlace())
+
+
+@pytest.mark.parametrize("out", ["a_file", "a_file/run", "run"])
 def test_a_folder_that_cannot_be_made_is_named(tmp_path, out):
     (tmp_path / "a_file").touch()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoints").touch()
     with pytest.raises(OSError, match=rf"out={tmp_path / out}: the folder cannot be made \(.*\); name another one"):
         prepare(TrainConfig(out=str(tmp_path / out), device="cpu"), RankPlace())
 
