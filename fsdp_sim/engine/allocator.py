@@ -7,7 +7,7 @@ optimizer's states come to lie at its end, so the second may need new segments.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from fsdp_sim.cost import Work
@@ -75,11 +75,11 @@ def pools(
             allocator.allocate(n_bytes, Lane.COMPUTE)
         for step in range(STEPS):
             reserved, retries = allocator.reserved_bytes, allocator.retries
-            _play(allocator, found.before_optimizer, alive, step * found.step_s)
+            play(allocator, found.before_optimizer, alive, step * found.step_s)
             if step == 0:
                 for n_bytes in found.states:
                     allocator.allocate(n_bytes, Lane.COMPUTE)
-            _play(allocator, found.after, alive, step * found.step_s)
+            play(allocator, found.after, alive, step * found.step_s)
             for block in alive.values():  # what the next step would find and not make again
                 allocator.free(block)
             alive.clear()
@@ -91,6 +91,35 @@ def pools(
         allocator.most_active_bytes, allocator.most_reserved_bytes, allocator.by_stream(),
         allocator.retries - retries, fails,
     )  # fmt: skip
+
+
+def play(
+    allocator: CachingAllocator, pieces: Sequence[list[Move]], alive: dict[int, Block], start_s: float = 0.0
+) -> None:
+    """Play moves, piece by piece. One after which all is as before changes nothing when it comes again, and is skipped.
+
+    That is so where no moment matters (``record_stream``): pieces with different times are not equal.
+
+    Args:
+        alive: the block of each tensor; kept up to date.
+        start_s: when the first piece begins.
+    """
+    before = after = None
+    idle: list[Move] | None = None
+    for place, piece in enumerate(pieces):
+        if piece == idle:
+            continue
+        again = place + 1 < len(pieces) and pieces[place + 1] == piece
+        if again and after is None:
+            after = _state(allocator, alive)
+        before = after
+        _play(allocator, piece, alive, start_s)
+        after = _state(allocator, alive) if again else None
+        idle = piece if again and before == after else None
+
+
+def _state(allocator: CachingAllocator, alive: Mapping[int, Block]) -> tuple[object, ...]:
+    return allocator.state(), {tensor: (block.address, block.bytes) for tensor, block in alive.items()}
 
 
 def _play(allocator: CachingAllocator, moves: Iterable[Move], alive: dict[int, Block], start_s: float) -> None:

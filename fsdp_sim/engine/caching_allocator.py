@@ -139,6 +139,18 @@ class CachingAllocator:
                 found[stream] = found.get(stream, 0) + pool.reserved_bytes
         return found
 
+    def state(self) -> tuple[object, ...]:
+        """What decides, with the blocks that are in use, what becomes of the next one; of two moments equal if the same.
+
+        Segments do not change without ``_end``, ``retries`` or what is unmapped.
+        """
+        pools = {
+            key: ([one[:2] for one in pool.blocks], [(one.address, one.bytes) for one in pool.unmapped])
+            for key, pool in self._pools.items()
+        }
+        kept = [(until_s, block.address) for until_s, _, block in self._kept]
+        return self._end, self.retries, self.reserved_bytes, self.active_bytes, self.allocated_bytes, kept, pools
+
     # -- blocks
 
     def _fitting(self, pool: _Pool, asked: int) -> Block | None:

@@ -16,6 +16,7 @@ from fsdp_sim.cost import Work, Workload
 from fsdp_sim.engine.allocator import UNLIMITED, Allocator, Pools, pools
 from fsdp_sim.engine.changes import Changes, changes_of
 from fsdp_sim.engine.run import Run
+from fsdp_sim.engine.tensors import needs_times
 from fsdp_sim.schedule import Instruction, Program
 from fsdp_sim.spec import OPTIMIZERS
 from fsdp_sim.timeline import Header, Memory, Phase, Timeline
@@ -179,6 +180,11 @@ class MemoryProfile:
         if self.allocator is None:
             return Pools(self.peak_bytes, self.peak_bytes, {})
         return pools(self.program, self.work, self.run, self.allocator)
+
+    @property
+    def needs_times(self) -> bool:
+        """Whether what the allocator holds depends on when things happen (``record_stream``)."""
+        return needs_times(self.program)
 
     @property
     def active_bytes(self) -> int:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
+from heapq import heappop, heappush
+from itertools import pairwise
 from typing import NamedTuple
 
 from fsdp_sim.cost import OUTGOING, PARAM_GRAD, Moves, Work, lifetimes
@@ -44,15 +46,21 @@ class Tensors(NamedTuple):
     Attributes:
         parameters: sizes of what is there before the first step.
         states: sizes of the optimizer's states, which the first step makes.
-        before_optimizer, after: the moves of a step, before the states are made and after.
-        step_s: how long a step takes on the CPU's clock; 0 without a run.
+        before_optimizer, after: the moves of a step, before the states are made and after; those of each micro-batch
+            are a list of their own. Micro-batches that do the same have equal lists.
+        step_s: how long a step takes on the CPU's clock; 0 where no moment matters.
     """
 
     parameters: list[int]
     states: list[int]
-    before_optimizer: list[Move]
-    after: list[Move]
+    before_optimizer: list[list[Move]]
+    after: list[list[Move]]
     step_s: float
+
+
+def needs_times(program: Program) -> bool:
+    """Whether it matters to the allocator when things happen: whether memory waits for other streams before it goes."""
+    return program.once("needs_times", lambda: any([i.kind is _RECORD_STREAM for i in program.instructions]))
 
 
 def tensors(program: Program, work: Mapping[str, Work] | None, run: Run | None) -> Tensors:
@@ -60,8 +68,10 @@ def tensors(program: Program, work: Mapping[str, Work] | None, run: Run | None) 
 
     Args:
         work: of its segments; without it FSDP's buffers alone.
-        run: when the instructions ran. Without it nothing is known of ``record_stream``.
+        run: when the instructions ran, which matters to ``record_stream`` alone. Without it nothing is known of that.
     """
+    if not needs_times(program):
+        run = None
     states = program.state_bytes
     by_param = program.plan.api != "fsdp1"
     sizes: dict[Memory, list[int]] = {Memory.SHARDED: [], Memory.OPTIMIZER: []}
@@ -72,10 +82,15 @@ def tensors(program: Program, work: Mapping[str, Work] | None, run: Run | None) 
             of_kind += split(states.get((category, unit.name), 0), repeated)
     writer = _Writer(program, work, run)
     writer.write()
-    cut = len(writer.moves) if writer.optimizer_at is None else writer.optimizer_at
-    step_s = writer.now_s if run is None else run.span_s
+    end = len(writer.moves)
+    optimizer_at = end if writer.optimizer_at is None else writer.optimizer_at
+    cuts = sorted({0, *writer.micro_batch_at, optimizer_at, end})
+    pieces = [(start, writer.moves[start:stop]) for start, stop in pairwise(cuts)]
     return Tensors(
-        sizes[Memory.SHARDED], sizes[Memory.OPTIMIZER], writer.moves[:cut], writer.moves[cut:], step_s
+        sizes[Memory.SHARDED], sizes[Memory.OPTIMIZER],
+        [piece for start, piece in pieces if start < optimizer_at],
+        [piece for start, piece in pieces if start >= optimizer_at],
+        0.0 if run is None else run.span_s,
     )  # fmt: skip
 
 
@@ -102,12 +117,16 @@ class _Writer:
         self.program, self.work = program, work
         self.moves: list[Move] = []
         self.optimizer_at: int | None = None
+        self.micro_batch_at: list[int] = []  # where the moves of each begin
         self.now_s = 0.0
         self._clock: dict[int, tuple[float, float]] = {}
         if run is not None:
             self._clock = {number: (cpu, reached) for number, cpu, reached in zip(*run.memory_times(), strict=True)}
         self._live: defaultdict[tuple[object, str], deque[tuple[int, int]]] = defaultdict(deque)  # (tensor, bytes)
         self._last = 0  # number given out
+        self._numbers: list[
+            int
+        ] = []  # given back: the lowest is given out next, so that repetitions have equal numbers
         self._shares = {unit.name: [p.bytes for p in unit.params] for unit in program.units}
         self._made: list[Instruction] = []  # whole gradients that the next operation, if a backward, makes
         self._gradient: int | None = None  # of the output of the segment whose backward comes next
@@ -120,8 +139,12 @@ class _Writer:
     def write(self) -> None:
         just_freed: list[int] = []  # moves that free one buffer, one after the other
         buffer: tuple[object, str] | None = None
+        micro_batch = None
         for number, i in enumerate(self.program.instructions):
             kind = i.kind
+            if i.micro_batch != micro_batch:
+                micro_batch = i.micro_batch
+                self.micro_batch_at.append(len(self.moves))
             if number in self._clock:
                 self.now_s = self._clock[number][0]
             if kind is _RECORD_STREAM:
@@ -157,17 +180,35 @@ class _Writer:
 
     def _allocate(self, key: tuple[object, str], sizes: Sequence[int], lane: Lane = _COMPUTE) -> None:
         for n_bytes in sizes:
-            self._last += 1
-            self._live[key].append((self._last, n_bytes))
-            self.moves.append(Move(self._last, n_bytes, lane, self.now_s))
+            tensor = self._number()
+            self._live[key].append((tensor, n_bytes))
+            self.moves.append(Move(tensor, n_bytes, lane, self.now_s))
 
     def _free(self, key: tuple[object, str], n_bytes: int) -> None:
-        """The oldest tensors of a buffer, as many as hold so many bytes."""
+        """The oldest tensors of a buffer, as many as hold so many bytes.
+
+        Where there are two alike, of shards of gradients the newest: it is added to the one that is there and goes
+        (``sharded_grad += new_sharded_grad``), so that a micro-batch leaves memory as it found it.
+        """
         live = self._live[key]
+        half = len(live) // 2
+        sizes = [size for _, size in live] if key[0] is Memory.RS_OUTPUT else []
+        if sizes and sizes[:half] == sizes[half:] and sum(sizes[:half]) == n_bytes:
+            live.rotate(half)
         while live and n_bytes > 0:
             tensor, size = live.popleft()
             n_bytes -= size
-            self.moves.append(Move(tensor, 0, now_s=self.now_s))
+            self._ended(tensor)
+
+    def _number(self) -> int:
+        if self._numbers:
+            return heappop(self._numbers)
+        self._last += 1
+        return self._last
+
+    def _ended(self, tensor: int) -> None:
+        self.moves.append(Move(tensor, 0, now_s=self.now_s))
+        heappush(self._numbers, tensor)
 
     def _make(self) -> None:
         """Whole gradients that no backward of ours makes."""
@@ -223,10 +264,10 @@ class _Writer:
                 self._allocate((Memory.TEMPORARY, "sum"), [n_bytes])
                 self._free((Memory.TEMPORARY, "sum"), n_bytes)
             elif tensor == OUTGOING:
-                self._last = outgoing = self._last + 1
+                outgoing = self._number()
                 self.moves.append(Move(outgoing, n_bytes, now_s=self.now_s))
             elif self._gradient is not None:
-                self.moves.append(Move(self._gradient, 0, now_s=self.now_s))
+                self._ended(self._gradient)
                 self._gradient = None
         self._gradient = outgoing or self._gradient
         if i.op is Op.FWD and self.work[i.unit].held_bytes:

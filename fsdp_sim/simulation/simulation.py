@@ -118,7 +118,15 @@ class Simulation:
     @cached_property
     def memory(self) -> engine.MemoryProfile:
         """Live bytes by category at every event, the peak and what makes it up; what torch's allocator holds."""
-        return replace(self._alive, run=self.run, allocator=self._allocator)
+        found = replace(self._alive, run=self.run, allocator=self._allocator)
+        if "_held" in self.__dict__:
+            found.__dict__["pools"] = self._held
+        return found
+
+    @cached_property
+    def _held(self) -> engine.Pools:
+        """What torch's allocator holds; without a replay where no moment matters to it."""
+        return (self.memory if self._alive.needs_times else replace(self._alive, allocator=self._allocator)).pools
 
     @property
     def _allocator(self) -> engine.Allocator | None:
@@ -255,7 +263,7 @@ class Simulation:
         unlimited = self.plan.api == "fsdp1" and not self.plan.limit_all_gathers  # gathers take all that there is
         if self.peak_memory_bytes < FAR_FROM_EDGE * limit and not unlimited:
             return Fit.FITS
-        held = self.memory.pools
+        held = self._held
         if held.fails:
             return Fit.DOES_NOT_FIT
         return Fit.EDGE if held.retries or held.reserved_bytes > EDGE * limit else Fit.FITS

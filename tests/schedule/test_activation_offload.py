@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 from itertools import pairwise
 from typing import Any
 
@@ -145,7 +146,7 @@ def test_what_is_freed_was_alive_and_the_step_ends_with_what_it_began_with(how: 
     assert sum(memory(built, work).changes) == 0
     for of_segments in (work.work, {name: replace(one, tape=None) for name, one in work.work.items()}):
         found, alive = tensors(built, of_segments, None), set[int]()
-        for move in (*found.before_optimizer, *found.after):
+        for move in chain.from_iterable([*found.before_optimizer, *found.after]):
             if move.bytes:
                 assert move.tensor not in alive
                 alive.add(move.tensor)
