@@ -140,7 +140,7 @@ class CachingAllocator:
         return found
 
     def state(self) -> tuple[object, ...]:
-        """What decides, with the blocks that are in use, what becomes of the next one; of two moments equal if the same.
+        """What decides, with the blocks in use, what becomes of the next one; equal at two moments that are alike.
 
         Segments do not change without ``_end``, ``retries`` or what is unmapped.
         """

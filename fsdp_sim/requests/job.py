@@ -93,12 +93,10 @@ def check_blocks(model: Model, plan: Plan) -> None:
     blocks = (model.n_layer + model.n_encoder_layer) * plan.grad_accum
     if blocks > MAX_BLOCKS:
         most = MAX_BLOCKS // (model.n_layer + model.n_encoder_layer)
+        remedy = f"a grad_accum of {most:,} or less, which shows what each further micro-batch costs"
         raise ValueError(
-            f"{blocks:,} blocks in a step (layers times grad_accum); the simulator goes up to {MAX_BLOCKS:,}: take a "
-            f"grad_accum of {most:,} or less, which shows what each further micro-batch costs"
-            if most
-            else f"{model.name} has {blocks // plan.grad_accum:,} layers; the simulator goes up to {MAX_BLOCKS:,} blocks "
-            f"in a step; take fewer layers"
+            f"{blocks:,} blocks in a step (layers times grad_accum); the simulator goes up to {MAX_BLOCKS:,}; take "
+            f"{remedy if most else 'fewer layers'}"
         )
 
 

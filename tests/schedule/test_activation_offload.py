@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import chain
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import pytest
