@@ -26,6 +26,7 @@ from typing import Any
 VARIABLE = "FSDP_SIM_MINE"
 FILE = "my_fsdp.py"
 MAX_LINES = 400
+MAX_BYTES = 10**6
 REFERENCE = Path(__file__).parent / "exercises" / FILE
 MARKER = re.compile(r"^# (\d\d) (\w+)(?:: (.*?)(?: \[([0-9a-f]{8})\])?)?$", re.MULTILINE)
 
@@ -59,6 +60,19 @@ def path() -> Path:
     return (beside if beside.is_file() and not Path(FILE).is_file() else Path(FILE)).absolute()
 
 
+def read(file: Path) -> str:
+    """The text of a file.
+
+    Raises:
+        OSError: it is not there, or no file. ValueError: it is no text, or larger than anybody writes.
+    """
+    if file.exists() and not file.is_file():
+        raise OSError(f"{file} is no file")  # to read a pipe or a device might never end
+    if file.stat().st_size > MAX_BYTES:
+        raise ValueError(f"{file} is larger than {MAX_BYTES / 1e6:.0f} MB")
+    return file.read_text()
+
+
 def parts(text: str) -> dict[str, Part]:
     """The parts of a file's text, in its order.
 
@@ -69,6 +83,8 @@ def parts(text: str) -> dict[str, Part]:
         functions = {node.name: node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)}
     except SyntaxError as error:
         raise ValueError(f"line {error.lineno} is no Python ({error.msg})") from None
+    except (RecursionError, MemoryError):
+        raise ValueError("it nests too deep for Python") from None
     lines = text.splitlines(keepends=True)
     found = {}
     for marker in MARKER.finditer(text):
@@ -112,7 +128,7 @@ def put(name: str, source: str) -> str:
     try:
         if lacking := _lacking(source):
             return f"It is not in {file.name}: it uses `{lacking}`, which is not there; put that into the function."
-        text = file.read_text() if file.is_file() else begun()
+        text = read(file) if file.is_file() else begun()
         held = parts(text)
         if name not in held:
             return (

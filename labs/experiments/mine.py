@@ -221,7 +221,7 @@ def mine(file: str | Path | None = None, *, ranks: int = 2, climb_it: bool = Tru
         OSError: a file that was named is not there. ValueError: the file is no Python.
     """
     path = Path(file) if file is not None else own.path()
-    text = own.begun() if file is None and not path.is_file() else path.read_text()
+    text = own.begun() if file is None and not path.is_file() else own.read(path)
     own.parts(text)
     if not climb_it:
         return Mine(path, text)

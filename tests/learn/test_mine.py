@@ -187,3 +187,19 @@ def test_an_answer_is_taken_under_the_name_of_its_part() -> None:
     assert mine.source_of(my_hooks, "put_hooks").startswith("def put_hooks(unit):")
     with pytest.raises(ValueError, match="beginning with def"):
         mine.source_of(len, "put_hooks")
+
+
+@pytest.mark.parametrize("what", ["pipe", "device", "huge", "deep", "no text"])
+def test_a_file_that_nobody_wrote_is_refused_and_left_as_it_is(file: Path, what: str) -> None:
+    made = {
+        "pipe": lambda: os.mkfifo(file),
+        "device": lambda: file.symlink_to("/dev/zero"),
+        "huge": lambda: file.write_text("#" * 1_000_001),
+        "deep": lambda: file.write_text("a = " + "-" * 100_000 + "1"),
+        "no text": lambda: file.write_bytes(b"# \xff"),
+    }
+    made[what]()
+    with pytest.raises((OSError, ValueError)):
+        mine.parts(mine.read(file))
+    if file.is_file():
+        assert "could not be put into" in mine.put("put_hooks", "def put_hooks(): ...")
