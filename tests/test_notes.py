@@ -1,14 +1,17 @@
 """A simulation says which of the settings that were given change nothing, and why."""
 
 from dataclasses import astuple, replace
+from html import escape
 
 import pytest
 from hypothesis import Phase, given, settings
 
 from fsdp_sim import Cluster, Plan, simulate
 from fsdp_sim.engine import jitter
+from fsdp_sim.forms import State
 from fsdp_sim.requests import request_of_texts, resolve, result_of
 from fsdp_sim.simulation import Simulation
+from fsdp_sim.viz.explorer.words import words_html
 from tests.laws.draws import alone, requests
 from tests.laws.law import Request, simulated
 
@@ -121,3 +124,18 @@ def test_what_a_traced_model_was_traced_with_is_not_taken_for_a_setting() -> Non
     assert compiled.peak_memory_bytes == eager.peak_memory_bytes
     assert eager.notes == []
     assert ["changes no byte" in note for note in compiled.notes] == [True]
+
+
+@pytest.mark.parametrize("words", [
+    "model=gpt2-124m gpu=H100 gpus=8 cpu_offload=true", "model=gpt2-124m gpu=H100 gpus=8 bandwidth_gbps=100",
+    "model=gpt2-124m gpu=MI355X gpus=8 param_dtype=bf16",
+])  # fmt: skip
+def test_a_request_and_the_explorer_say_all_that_a_simulation_notes(words) -> None:
+    state = State.read(words)
+    sim = state.simulate()
+    job = resolve(request_of_texts(dict(state.texts)))
+    noted = [note for note in sim.notes if note not in [sim.without_effect.get(name) for name in job.chosen]]
+    assert noted
+    assert job.notes_of(sim) == state.notes_of(sim) == [*job.notes, *noted]
+    shown = words_html(state, sim, sim.explain())
+    assert all(escape(note) in shown for note in noted)

@@ -123,6 +123,10 @@ class State:
     def plan(self) -> Plan:
         return self._job.plan
 
+    def notes_of(self, simulation: Simulation) -> list[str]:
+        """What a reader of a simulation of the state should know beside the numbers: see `Job.notes_of`."""
+        return self._job.notes_of(simulation)
+
     @cached_property
     def skews(self) -> dict[str, float]:
         """The ways in which ranks differ, and how much.

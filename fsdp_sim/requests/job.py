@@ -13,7 +13,7 @@ from msgspec import UNSET
 from fsdp_sim.cost import numbers_of_file
 from fsdp_sim.requests.structs import CLUSTER_FIELDS, Request, given
 from fsdp_sim.simulation import Simulation, simulate
-from fsdp_sim.spec import Cluster, Model, Plan, shards_of, stack_remark
+from fsdp_sim.spec import Cluster, Model, Plan, shards_of
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -22,7 +22,7 @@ class Job(msgspec.Struct, frozen=True):
     Attributes:
         numbers: of the stack, where the cluster's file has a calibration: fields of `fsdp_sim.cost.Calibration`.
         chosen: fields of the plan that the request does not name.
-        notes: what was chosen because the request does not say, and what is unverified of the hardware, in sentences.
+        notes: what was chosen because the request does not say, and what experts cost, in sentences.
     """
 
     model: Model
@@ -33,9 +33,9 @@ class Job(msgspec.Struct, frozen=True):
     chosen: tuple[str, ...] = ()
 
     def notes_of(self, simulation: Simulation) -> list[str]:
-        """The notes, and which settings that were given change nothing in a simulation of the job."""
-        said = simulation.without_effect.items()
-        return [*self.notes, *(sentence for name, sentence in said if name not in self.chosen)]
+        """The notes and those of a simulation of the job, but for what was chosen and changes nothing."""
+        chosen = {sentence for name, sentence in simulation.without_effect.items() if name in self.chosen}
+        return [*self.notes, *(note for note in simulation.notes if note not in chosen)]
 
     def simulate(self, **options: Any) -> Simulation:
         return simulate(self.model, self.cluster, self.plan, **self.options, **options)
@@ -65,7 +65,7 @@ def resolve(request: Request) -> Job:
     plan = _known_plan(tuple(values.items()), tuple(map(type, values.values())))
     _check_size(model, cluster, plan)
     numbers = {} if request.cluster is UNSET else numbers_of_file(request.cluster)
-    notes += [*_about_experts(model, plan, cluster), *cluster.notes, *filter(None, [stack_remark(plan.stack)])]
+    notes += _about_experts(model, plan, cluster)
     return Job(model, cluster, plan, notes, numbers, tuple(chosen))
 
 

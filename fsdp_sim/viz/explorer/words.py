@@ -61,12 +61,10 @@ def because(why: Explanation) -> str:
     return f"{worst.sentence} {why.gains_sentence}"
 
 
-def remarks(state: State) -> list[str]:
+def remarks(state: State, sim: Simulation) -> list[str]:
     """What a reader may not expect: settings that have no effect here, and choices that were made for him."""
     cluster = state.cluster
-    found = []
-    if cluster.kind == "gpu" and cluster.nodes == 1 and {"bandwidth_gbps", "latency_us"} & set(state.texts):
-        found.append("Bandwidth and latency are those between nodes; all GPUs share one, so nothing uses them.")
+    found = state.notes_of(sim)
     if state.skews and state.cluster.gpus > 1:
         found.append("What is drawn is rank 0: where nothing runs on it, it waits for a slower rank.")
     if cluster.gpus == 1:
@@ -76,14 +74,14 @@ def remarks(state: State) -> list[str]:
 
 def finding(state: State, sim: Simulation, why: Explanation) -> str:
     """All of it as plain text: the text alternative of the figure."""
-    return "\n\n".join([headline(sim), memory(sim), because(why), *remarks(state)])
+    return "\n\n".join([headline(sim), memory(sim), because(why), *remarks(state, sim)])
 
 
 def words_html(state: State, sim: Simulation, why: Explanation) -> str:
     """All of it as HTML."""
     red = "" if sim.fit is Fit.FITS else f" style='color:{RED};font-weight:600'"
     lines = [f"<b>{escape(headline(sim))}</b>", f"<span{red}>{escape(memory(sim))}</span>", escape(because(why))]
-    lines += [f"<i>{escape(remark)}</i>" for remark in remarks(state)]
+    lines += [f"<i>{escape(remark)}</i>" for remark in remarks(state, sim)]
     return _status(lines)
 
 
