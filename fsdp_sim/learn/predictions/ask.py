@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -126,7 +127,7 @@ def predict(name: str, answer: str | float | None = None) -> Asked | Settled:
     """Ask for a prediction, or commit to one.
 
     Args:
-        name: of the prediction, or of a case: ``case_07``, whose cause is asked for.
+        name: of the prediction, or of a case or a hunt: ``case_07``, ``hunt_1``, whose cause is asked for.
         answer: a choice (its number or its text), or a quantity with its unit; where widgets do not run. Without, it
             is asked for on the page.
 
@@ -137,5 +138,10 @@ def predict(name: str, answer: str | float | None = None) -> Asked | Settled:
         >>> predict("rows_of_a_rank", "48 × 64").committed.right
         False
     """
-    prediction = causes.question(name) if name in cases() else load(name)
+    if hunted := re.fullmatch(r"hunt_(\d+)", name):
+        from fsdp_sim.learn.hunts.hunting import question  # a hunt is asked about as anything else is
+
+        prediction = question(int(hunted[1]))
+    else:
+        prediction = causes.question(name) if name in cases() else load(name)
     return Asked(prediction) if answer is None else settled(prediction, str(answer))

@@ -1,0 +1,232 @@
+"""Sound trainings, and the catalogue of what can be wrong in each: texts that stand in place of others (see `Edit`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fsdp_sim.learn.edit import Edit
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong, in a clause, and the texts of the sound training that it replaces."""
+
+    cause: str
+    texts: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Training:
+    """A training that is called with a seed on every rank, and what can be wrong in it."""
+
+    title: str
+    sound: Callable[[int], Any]
+    faults: tuple[Fault, ...]
+    ranks: int = 2
+
+    def faulty(self, fault: Fault) -> Edit:
+        return Edit(fault.texts, of=self.sound, name=fault.cause)
+
+
+def trains(seed):
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.distributed.fsdp import fully_shard
+
+    rank, ranks, micro_batches = dist.get_rank(), dist.get_world_size(), 2
+    torch.manual_seed(seed)
+    model = nn.Sequential(*(nn.Linear(48, 48) for _ in range(3)))
+    for unit in (*model, model):
+        fully_shard(unit)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
+    rows = torch.Generator().manual_seed(seed + 1 + rank)
+    losses, norms = [], []
+    for _ in range(4):
+        total = 0.0
+        for number in range(micro_batches):
+            model.set_requires_gradient_sync(number == micro_batches - 1)
+            x = torch.randn(8, 48, generator=rows)
+            loss = (model(torch.tanh(x)) - x.roll(1, 1)).square().mean() / micro_batches
+            loss.backward()
+            total += loss.item()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5).full_tensor()
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        of_all = torch.tensor(total)
+        dist.all_reduce(of_all)
+        losses.append(of_all.item() / ranks)
+        norms.append(norm.item())
+    weights = torch.cat([parameter.full_tensor().flatten() for parameter in model.parameters()])
+    return {"losses": losses, "norms": norms, "weights": weights.detach()}
+
+
+def runs_to_its_end(seed):
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.distributed.fsdp import fully_shard
+
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(seed)
+    model = nn.Sequential(*(nn.Linear(40, 40) for _ in range(3)))
+    for unit in (*model, model):
+        fully_shard(unit)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    rows = torch.Generator().manual_seed(seed + 1 + rank)
+    batches = [torch.randn(4, 40, generator=rows) for _ in range(5 + rank)]
+    batches[3] *= 1 + 60 * rank
+    count = torch.tensor(len(batches))
+    dist.all_reduce(count, op=dist.ReduceOp.MIN)
+    losses, checks = [], []
+    for step in range(int(count)):
+        loss = model(batches[step]).square().mean()
+        bad = torch.tensor(float(loss > 2.0))
+        dist.all_reduce(bad, op=dist.ReduceOp.MAX)
+        if bad:
+            continue
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        if step % 2:
+            with torch.no_grad():
+                checked = model(batches[0]).square().mean()
+            dist.all_reduce(checked)
+            checks.append(checked.item() / ranks)
+    whole = [parameter.full_tensor().detach() for parameter in model.parameters()]
+    return {"losses": losses, "checks": checks, "weights": torch.cat([part.flatten() for part in whole])}
+
+
+def fits(seed):
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.distributed.fsdp import fully_shard
+    from torch.utils.checkpoint import checkpoint
+
+    torch.manual_seed(seed)
+    model = nn.ModuleList(nn.Sequential(nn.Linear(96, 192), nn.GELU(), nn.Linear(192, 96)) for _ in range(6))
+    for block in model:
+        fully_shard(block, reshard_after_forward=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    rows = torch.Generator().manual_seed(seed + 1 + dist.get_rank())
+    losses = []
+    for _ in range(3):
+        for _ in range(2):
+            x = torch.randn(64, 96, generator=rows)
+            for block in model:
+                x = x + checkpoint(block, x, use_reentrant=False)
+            loss = x.square().mean()
+            loss.backward()
+            losses.append(loss.detach())
+        optimizer.step()
+        optimizer.zero_grad()
+    return {"losses": torch.stack(losses)}
+
+
+TRAININGS = (
+    Training(
+        "The loss falls, and not as it should",
+        trains,
+        (
+            Fault(
+                "the optimizer holds the parameters that sharding has replaced",
+                {
+                    "for unit in (*model, model):": "optimizer = torch.optim.SGD(model.parameters(), lr=0.2, "
+                    "momentum=0.9)\nfor unit in (*model, model):",
+                    "optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)": "",
+                },
+            ),
+            Fault(
+                "the loss is divided by the ranks, and FSDP averages over them as well",
+                {".mean() / micro_batches": ".mean() / micro_batches / ranks"},
+            ),
+            Fault("all ranks draw the same rows", {"manual_seed(seed + 1 + rank)": "manual_seed(seed + 1)"}),
+            Fault(
+                "each rank clips by the norm of its own shards",
+                {
+                    "norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5).full_tensor()": (
+                        "norm = nn.utils.clip_grad_norm_([p.grad.to_local() for p in model.parameters()], 0.5)"
+                    )
+                },
+            ),
+            Fault(
+                "the learning rate's schedule steps with every micro-batch",
+                {
+                    "schedule.step()": "",
+                    "total += loss.item()": "total += loss.item()\nschedule.step()",
+                },
+            ),
+            Fault("gradients of the step before are added up", {"optimizer.zero_grad()": ""}),
+            Fault("micro-batches are added up where their mean is meant", {".mean() / micro_batches": ".mean()"}),
+            Fault(
+                "no micro-batch reduces what the last one should",
+                {"set_requires_gradient_sync(number == micro_batches - 1)": "set_requires_gradient_sync(number == 0)"},
+            ),
+            Fault(
+                "every rank makes a model from another seed",
+                {"torch.manual_seed(seed)": "torch.manual_seed(seed + rank)"},
+            ),
+        ),
+    ),
+    Training(
+        "It stops, and nobody says why",
+        runs_to_its_end,
+        (
+            Fault(
+                "each rank does as many steps as it has batches",
+                {"dist.all_reduce(count, op=dist.ReduceOp.MIN)": ""},
+            ),
+            Fault(
+                "a rank skips a step because of its own loss",
+                {"dist.all_reduce(bad, op=dist.ReduceOp.MAX)": ""},
+            ),
+            Fault(
+                "only one rank runs the forward of the evaluation",
+                {"if step % 2:": "if step % 2 and rank == 0:", "dist.all_reduce(checked)": ""},
+            ),
+            Fault(
+                "only one rank reduces what all have evaluated",
+                {"dist.all_reduce(checked)": "if rank == 0:\n    dist.all_reduce(checked)"},
+            ),
+            Fault(
+                "only the rank that keeps the weights makes them whole",
+                {
+                    "[parameter.full_tensor().detach() for parameter in model.parameters()]": (
+                        "[(p.full_tensor() if rank == 0 else p.to_local()).detach() for p in model.parameters()]"
+                    )
+                },
+            ),
+        ),
+    ),
+    Training(
+        "The memory is not what was planned",
+        fits,
+        (
+            Fault(
+                "the outputs of every micro-batch are kept",
+                {"losses = []": "losses, kept = [], []", "loss.backward()": "loss.backward()\nkept.append(x)"},
+            ),
+            Fault(
+                "activations are kept where they should be recomputed",
+                {"checkpoint(block, x, use_reentrant=False)": "block(x)"},
+            ),
+            Fault(
+                "whole gradients are kept until the last micro-batch",
+                {
+                    "for _ in range(2):": "for number in range(2):\n    for block in model:\n"
+                    "        block.set_requires_gradient_sync(number == 1)"
+                },
+            ),
+            Fault(
+                "units stay whole after their forward",
+                {", reshard_after_forward=True": ""},
+            ),
+        ),
+    ),
+)
