@@ -612,40 +612,6 @@ assert EXPECTED["right"] == (2, 1, 0)
 assert EXPECTED["sharded too early"][1:] == (0, 1)
 HTML(viz.Table("What the compiler sees", ("order", "graphs", "checkpointed regions", "breaks"), rows).to_html())
 
-# %% [markdown]
-# ### Hunts: whole trainings, a fault of your own
-#
-# So far the code was short and its chapter told you where to look. Here are three trainings of some thirty lines. One
-# thing is wrong in each, drawn for you from a catalogue of eighteen, so your neighbour has another one. You see what a
-# run planned and what yours left behind: a log of each rank, its collectives, its peak of memory, or where it stopped.
-# Name the cause; then mend the training and give it to `hand_in`, which runs it beside the sound one.
-
-# %% tags=["nbval-ignore-output"]
-from fsdp_sim.learn.hunts import hand_in, hunt  # noqa: F401
-
-hunt(1)
-
-# %% tags=["nbval-ignore-output"]
-predict("hunt_1")
-
-# %% [markdown]
-# Copy the training into a cell, mend it, and run `hand_in(1, hunt_1)`. The second one stops:
-
-# %% tags=["nbval-ignore-output"]
-hunt(2)
-
-# %% tags=["nbval-ignore-output"]
-predict("hunt_2")
-
-# %% [markdown]
-# Hand it in with `hand_in(2, hunt_2)`. In the third all numbers are right, and it takes too much memory:
-
-# %% tags=["nbval-ignore-output"]
-hunt(3)
-
-# %% tags=["nbval-ignore-output"]
-predict("hunt_3")
-
 # %% [markdown] covers=["coverage 004.64", "coverage 004.80"]
 # ## 9. Say it: FSDP in an interview
 #

@@ -1,5 +1,7 @@
 """Sound trainings, and the catalogue of what can be wrong in each: texts that stand in place of others (see `Edit`)."""
 
+# mypy: disable-error-code="operator, attr-defined"
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
@@ -193,14 +195,6 @@ TRAININGS = (
             Fault(
                 "only one rank reduces what all have evaluated",
                 {"dist.all_reduce(checked)": "if rank == 0:\n    dist.all_reduce(checked)"},
-            ),
-            Fault(
-                "only the rank that keeps the weights makes them whole",
-                {
-                    "[parameter.full_tensor().detach() for parameter in model.parameters()]": (
-                        "[(p.full_tensor() if rank == 0 else p.to_local()).detach() for p in model.parameters()]"
-                    )
-                },
             ),
         ),
     ),
