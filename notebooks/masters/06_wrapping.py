@@ -18,7 +18,7 @@
 # policy, and recognise a wrong cut. Some fail loudly, some are slow, and the worst ones just train.
 
 # %% [markdown]
-# > **Our 8B model** on eight H100. Give `fully_shard` each block and then the model, and a step holds about 67 GiB: it
+# > **Our 8B model** on eight H100. Give `fully_shard` each block and then the model, and a step holds about 66 GiB: it
 # > fits. Forget the blocks, give it the model alone, and the same step wants about 92 GiB. That is one line of code.
 # > Ask for both: `fsdp-sim simulate --model llama3-8b --gpu H100-SXM-80GB --gpus 8 --seq-len 8192`, then once more
 # > with `--plan wrap=root`.
@@ -138,7 +138,7 @@ trial = Trial(tuple((call,) for call in memory_files.inputs(0)), metered=True)
 tried = {"the model alone": memory_files.stub, "each block": checked.use, "each linear": memory_files.each_linear}
 peaks = {name: max(carry_out(trial, function).peak_bytes) for name, function in tried.items()}
 assert peaks["the model alone"] > 1.9 * peaks["each block"] > 1.9 * peaks["each linear"]
-whole_at_once(peaks, memory_files.MODEL_BYTES, "the model as it was given", "One unit is all of the model at once")
+whole_at_once(peaks, memory_files.MODEL_BYTES, "the model as it was given", "One unit brings the whole model at once")
 
 # %% [markdown] covers=["pitfall 14", "misconception 1.23", "misconception 2.11"]
 # ## 3. Too many: every piece pays
@@ -195,7 +195,7 @@ for count in counts:
 assert counts[times_s.index(min(times_s))] in (12, 24)
 assert peaks_bytes == sorted(peaks_bytes, reverse=True)
 assert peaks_bytes[counts.index(12)] == 4 * 192 * 2**20 // 12
-over_units(counts, times_s, peaks_bytes, "Few units have nothing to hide behind, many pay latencies")
+over_units(counts, times_s, peaks_bytes, "A few units cannot hide, a hundred pay for latency")
 
 # %% [markdown]
 # A single unit has nothing to compute while it travels. Very small units pay a millisecond each, and on a real GPU the
@@ -251,7 +251,9 @@ both = {
     "the layer": {nn.TransformerEncoderLayer},
     "the layer and its norms": {nn.TransformerEncoderLayer, nn.LayerNorm},
 }
-cuts(model, {name: wrap_names(model, classes) for name, classes in both.items()}, "Every class more is more units")
+units = {name: wrap_names(model, classes) for name, classes in both.items()}
+assert [len(of) + 1 for of in units.values()] == [5, 13]
+cuts(model, units, "Name the norms too, and five units become thirteen")
 
 # %% [markdown] covers=["coverage 002.14", "coverage 001.17", "coverage 001.48", "misconception 1.2"]
 # Five units became thirteen, because the norms were named as well. Each of the eight new ones is 64 numbers, the slits
@@ -384,7 +386,7 @@ for name, function in (("mended", checked.use), ("in two units", tied_files.stub
     off[name] = (0, [loss - expected for loss, expected in zip(found, right, strict=True)])
 assert max(map(abs, off["mended"][1])) < 1e-4 < max(map(abs, off["in two units"][1]))
 assert abs(off["in two units"][1][0]) < 1e-4
-losses(off, "How far the loss is from that of one process: at step 0 it is right")
+losses(off, "In two units the loss starts right, then leaves that of one process")
 
 # %% [markdown]
 # The loss falls every time. Only next to the right one do you see that it is wrong. That is why a few steps against a

@@ -17,7 +17,7 @@
 # what stands there, prove how low it could be, and pick the setting that buys memory for the least time.
 
 # %% [markdown]
-# > **Our 8B model** fits eight H100, barely: with rows of 8,192 tokens a step holds about 67 GiB, and torch's allocator
+# > **Our 8B model** fits eight H100, barely: with rows of 8,192 tokens a step holds about 66 GiB, and torch's allocator
 # > keeps 75 of the 78.5 that a process gets. One longer document and it is gone. What would you throw out first?
 # > (`fsdp-sim simulate --model llama3-8b --gpu H100-SXM-80GB --gpus 8 --seq-len 8192`)
 #
@@ -518,7 +518,7 @@ stacks(mib, "Four settings of the same step, counted on two ranks", "MiB at the 
 #   around everything. Offload comes last.
 
 # %% [markdown]
-# > **Our 8B model:** add `--activation-checkpointing full` to the command above. Now a step holds about 28 GiB and
+# > **Our 8B model:** add `--activation-checkpointing full` to the command above. Now a step holds about 27 GiB and
 # > takes about 1.3 s (1.2 to 1.4), where it took about 1.0 s (0.96 to 1.13). We have room for longer rows and more of
 # > them. Before we use it: are the numbers still right?
 #

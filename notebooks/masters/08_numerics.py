@@ -302,7 +302,7 @@ table("Range and precision", ("", "largest", "smallest normal", "spacing at 1"),
 accumulated = numerics.accumulation(ranks=4, micro_batches=4)
 assert all(abs(row.error) < 0.01 for row in accumulated if row.predicted is not None)
 assert accumulated[-1].measured < 1e-6  # the difference of the two gradients
-bars(accumulated, "gradients kept", "Reduced in the last micro-batch only, gradients are kept whole")
+bars(accumulated, "gradients kept", "Reduce only once, and every rank keeps whole gradients")
 
 # %%
 sent = {row.name: row.measured for row in accumulated if row.quantity == "gradients sent"}
@@ -365,7 +365,7 @@ ways = {"each loss divided by K": divided_by_k, "sum over all tokens": checked.u
 lines = {name: run(counts_of, 2, way, progress=False, show_output=False)[0] for name, way in ways.items()}
 assert all(abs(count - 1) < 1e-6 for count in lines["sum over all tokens"])
 assert abs(lines["each loss divided by K"][0] - 3) < 1e-6
-curves("Divided by K, a lone token counts six times one of six", lines, range(1, 13), x_title="token", y_title="counts")
+curves("Divide by K: a token alone counts six times one of six", lines, range(1, 13), x_title="token", y_title="counts")
 
 # %% [markdown] covers=["coverage 002.31", "coverage 002.32", "pitfall 26", "coverage 001.36"]
 # ## 5. Clipping: whose norm?
@@ -405,10 +405,10 @@ lines = {name: list(run(norm_seen, 4, way, progress=False, show_output=False)) f
 true = torch.arange(1.0, 9.0).norm().item()
 assert all(abs(norm - true) < 1e-4 for norm in lines["all shards"])
 assert max(lines["own shard"]) < true
-curves("Each rank's own norm is too small, and another", lines, range(4), x_title="rank", y_title="norm")
+curves("Every rank finds a norm of its own, and each is too small", lines, range(4), x_title="rank", y_title="norm")
 
 # %% [markdown] covers=["coverage 004.98", "pitfall 27"]
-# And FSDP2? Half of the web says that torch's function is broken there. You will settle that in a moment.
+# And FSDP2? Does torch's own function work there? You will settle that in a moment.
 #
 # One thing can indeed go wrong, on GPUs only, so not here. With parameters offloaded to the CPU the norm is a number on
 # the CPU, and a group with nothing but NCCL cannot reduce it. Make a group with both:

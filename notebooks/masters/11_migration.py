@@ -847,7 +847,7 @@ assert max(took_s) < 10
 # - From one process to two nodes the command changes, the script does not.
 
 # %% [markdown]
-# > **Our 8B model** took nine new lines. Where DDP wanted about 136 GiB, FSDP2 holds about 28 GiB (the same command
+# > **Our 8B model** took nine new lines. Where DDP wanted about 136 GiB, FSDP2 holds about 27 GiB (the same command
 # > without `--api ddp`). One morning its 64 GPUs stand still, and no log says why.
 #
 # Next: `12_bug_hunt.ipynb`.
