@@ -48,6 +48,7 @@ LACKS = {
     "exercises": (["--json"], "torch"),
     "drill": ([], "platformdirs"),
     "mine": ([], "torch"),
+    "puzzle": ([], "platformdirs"),
     "validate": (["--leave-out", "model"], "scipy"),
 }
 IN_A_CHECKOUT = {"teach": (["plan", "--list"], 0), "coverage": ([], 2)}

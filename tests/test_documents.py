@@ -85,6 +85,7 @@ NOT_RUN = {
     "pip install .": "tests/test_base_install.py builds the wheel and runs every command on it",
     "sudo apt install": "changes the machine",
     "fsdp-sim drill": "asks questions: tests/cli/test_drill.py answers them",
+    "fsdp-sim puzzle": "serves a page until it is stopped: tests/cli/test_puzzle.py",
     "fsdp-sim teach write": "tests/learn/classroom looks at the pages that it writes",
     "fsdp-sim simulate --gpu NAME": "NAME is the reader's",
     "sudo .venv/bin/fsdp-sim teach grade": "tests/learn/classroom/test_grading.py, as another user",

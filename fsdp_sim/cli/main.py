@@ -40,6 +40,7 @@ COMMANDS = {
     "exercises": Entry("fsdp_sim.cli.exercises:exercises", "List the exercises of the course, and count them."),
     "mine": Entry("fsdp_sim.cli.mine:mine", "Say where your own FSDP, my_fsdp.py, stands."),
     "teach": Entry("fsdp_sim.cli.teach:teach", "Plan a class, and know what to expect of it."),
+    "puzzle": Entry("fsdp_sim.cli.puzzle:puzzle", "Move the collectives of a step; the engine replays it."),
     "drill": Entry("fsdp_sim.cli.drill:drill", "Answer interview questions; hold a mock interview."),
     "coverage": Entry("fsdp_sim.cli.coverage:coverage", "Say where the course teaches what it is to teach."),
 }

@@ -6,9 +6,10 @@ from fsdp_sim.learn.check import check
 from fsdp_sim.learn.help import hint, reset, solution
 from fsdp_sim.learn.in_torch import in_torch
 from fsdp_sim.learn.predictions import predict
+from fsdp_sim.learn.puzzle import puzzle
 from fsdp_sim.learn.statements import misconceptions
 from fsdp_sim.learn.verdict import Verdict
 
 hide_from_notebook()
 
-__all__ = ["Verdict", "board", "check", "hint", "in_torch", "misconceptions", "predict", "reset", "solution"]
+__all__ = ["Verdict", "board", "check", "hint", "in_torch", "misconceptions", "predict", "puzzle", "reset", "solution"]

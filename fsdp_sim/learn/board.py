@@ -40,6 +40,7 @@ class Board:
     rows: tuple[BoardRow, ...]
     file: str
     estimates: tuple[Estimate, ...] = ()
+    puzzles: tuple[int, ...] = ()
 
     @property
     def headline(self) -> str:
@@ -64,10 +65,17 @@ class Board:
                 said.append(f"most are too {'low' if low > high else 'high'}")
         return ", and ".join(said).capitalize() + "." * bool(said)
 
+    @property
+    def puzzle(self) -> str:
+        """How many levels of the schedule puzzle are won; empty where none is."""
+        best = sum(stars == 2 for stars in self.puzzles)
+        levels = "level" if len(self.puzzles) == 1 else "levels"
+        return f"Schedule puzzle: {len(self.puzzles)} {levels} won, {best} of them at the optimum." * bool(self.puzzles)
+
     def __str__(self) -> str:
         columns = zip(HEADER, *(one.cells for one in self.rows), strict=True)
         widths = [max(map(len, column)) for column in columns]
-        lines = [self.headline, *([self.calibration] if self.calibration else [])]
+        lines = [self.headline, *filter(None, [self.calibration, self.puzzle])]
         for chapter, exercises in self._by_chapter().items():
             lines += ["", chapter, *("  ".join(map(str.ljust, one.cells, widths)).rstrip() for one in exercises)]
         return "\n".join([*lines, "", f"kept in {self.file}; nothing leaves this machine"])
@@ -85,7 +93,7 @@ class Board:
                 first, *rest = map(escape, exercise.cells)
                 header = cell(f"<code>{first}</code>", f' scope="row"{LEFT}', "th")
                 rows.append(row([header, *(cell(text, LEFT) for text in rest)]))
-        caption = "<br>".join(escape(text) for text in (self.headline, self.calibration) if text)
+        caption = "<br>".join(escape(text) for text in (self.headline, self.calibration, self.puzzle) if text)
         table = table_html(rows, head, f"<caption>{caption}</caption>")
         return f"{table}<p>Kept in <code>{escape(self.file)}</code>; nothing leaves this machine.</p>"
 
@@ -110,4 +118,5 @@ def board(chapter: str = "") -> Board:
     kept = progress.read()
     exercises = [load(name) for name, of in names().items() if chapter in ("", of)]
     rows = (BoardRow(e.chapter, e.name, e.title, e.difficulty, e.minutes, kept.get(e.name, Entry())) for e in exercises)
-    return Board(tuple(rows), str(progress.path()), tuple(progress.estimates().values()))
+    won = tuple(progress.puzzles().values())
+    return Board(tuple(rows), str(progress.path()), tuple(progress.estimates().values()), won)

@@ -1,4 +1,4 @@
-"""What became of each exercise and prediction. Kept in the learner's file of progress."""
+"""What became of each exercise, prediction and level of the puzzle. Kept in the learner's file of progress."""
 
 from __future__ import annotations
 
@@ -12,7 +12,20 @@ from fsdp_sim.learn.find import former
 from fsdp_sim.learn.kept import VARIABLE, path
 from fsdp_sim.learn.verdict import Grade
 
-__all__ = ["VARIABLE", "Entry", "Estimate", "State", "change", "entry", "estimates", "keep_estimate", "path", "read"]
+__all__ = [
+    "VARIABLE",
+    "Entry",
+    "Estimate",
+    "State",
+    "change",
+    "entry",
+    "estimates",
+    "keep_estimate",
+    "keep_puzzle",
+    "path",
+    "puzzles",
+    "read",
+]
 
 VERSION = 1
 
@@ -65,6 +78,7 @@ class Estimate(msgspec.Struct, frozen=True, omit_defaults=True):
 class _File(msgspec.Struct, omit_defaults=True):
     exercises: dict[str, Entry] = {}
     predictions: dict[str, Estimate] = {}
+    puzzles: dict[str, int] = {}
     version: int = VERSION
 
 
@@ -116,5 +130,24 @@ def keep_estimate(name: str, given: Estimate) -> str:
 
     def changed(file: _File) -> _File:
         return msgspec.structs.replace(file, predictions={name: given} | file.predictions)
+
+    return kept.change(path(), _File, changed)
+
+
+def puzzles() -> dict[str, int]:
+    """The stars of each level of the schedule puzzle that was won: 1 for its goal, 2 where no order is faster."""
+    return kept.read(path(), _File).puzzles
+
+
+def keep_puzzle(name: str, stars: int) -> str:
+    """Keep the stars of a level, unless it has as many already.
+
+    Returns:
+        what went wrong, as a sentence; empty if nothing did.
+    """
+
+    def changed(file: _File) -> _File:
+        most = max(stars, file.puzzles.get(name, 0))
+        return msgspec.structs.replace(file, puzzles=file.puzzles | {name: most})
 
     return kept.change(path(), _File, changed)
