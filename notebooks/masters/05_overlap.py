@@ -29,7 +29,7 @@ import torch
 import fsdp_sim.mini.prefetch as mini_prefetch
 from fsdp_sim import Cluster, Plan, engine, simulate, viz
 from fsdp_sim.diagnose import diagnose
-from fsdp_sim.learn import board, check, hint, in_torch, misconceptions, predict, solution  # noqa: F401
+from fsdp_sim.learn import board, check, hint, in_torch, misconceptions, predict, puzzle, solution  # noqa: F401
 from fsdp_sim.learn.exercises.overlap import exposed_communication as trace_files
 from fsdp_sim.learn.exercises.overlap import prefetch_one_ahead as forward_files
 from fsdp_sim.learn.find import file_of
@@ -360,6 +360,17 @@ for name, mode in modes.items():
     strips[name] = engine.replay(uneven_program, lambda i: 0.0 if i.unit in ("embed", "head", "root") else 0.01)
     print(f"{name:14s} {checked.use(sizes, None if name == 'None' else name):,} bytes of whole parameters")
 viz.show({name: strips[name] for name in ("BACKWARD_PRE", "BACKWARD_POST")})
+
+# %% [markdown]
+# ## The schedule puzzle
+#
+# Now you are the one who issues. Twelve small steps, each with a goal: a time, sometimes a limit on how many units may
+# be whole. Move the hatched lines, or their bars; the engine of this course replays your order at once. One thread
+# issues from top to bottom and computes, as on a CPU: a collective travels beside the compute lines below it. The last
+# level starts from torch's own order, and you will beat it.
+
+# %% tags=["nbval-ignore-output"]
+puzzle()
 
 # %% [markdown]
 # ## 7. A CPU too far ahead
