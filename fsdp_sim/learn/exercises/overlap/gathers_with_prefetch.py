@@ -25,7 +25,7 @@ def gathers_with_prefetch():
     with CommDebugMode() as counted:
         model(torch.randn(2, 64)).sum().backward()
     gathers = sum(n for op, n in counted.get_comm_counts().items() if "all_gather" in str(op) or "allgather" in str(op))
-    return gathers > 9, gathers
+    return gathers == 9, gathers
 
 
 def in_the_program() -> int:
@@ -43,7 +43,7 @@ EXERCISE = Exercise(
     difficulty=2,
     importance=4,
     minutes=15,
-    contract='"A forward prefetch of two units makes FSDP2 gather more often: faster, but more on the wire." On 2 '
+    contract='"A forward prefetch of two units costs nothing on the wire: FSDP2 gathers as often as without." On 2 '
     "ranks, give each of 4 units the list of the next two (set_modules_to_forward_prefetch), leave fully_shard's other "
     "settings alone, and count the all-gathers of one step (forward and backward) of the units and a root. Return "
     "(True or False, the number of all-gathers).",
@@ -58,10 +58,10 @@ EXERCISE = Exercise(
         "Shard 4 layers, then the model; layer i gets layers[i + 1 : i + 3]; count through forward and backward.",
     ),
     judge=Claim(
-        statement="A forward prefetch of two units makes FSDP2 gather more often",
+        statement="With a forward prefetch of two units FSDP2 gathers as often as without",
         measured="all-gathers in one step",
         truth=in_the_program,
-        holds=lambda gathers: gathers > gathers_of(Plan()),
+        holds=lambda gathers: gathers == gathers_of(Plan()),
         counts="all_gather",
         causes=(
             (5, "that is the forward alone; count the whole step"),
@@ -76,11 +76,11 @@ EXERCISE = Exercise(
             name="root freed",
         ),
         mutant(
-            {"gathers > 9": "gathers == 9"},
+            {"gathers == 9": "gathers > 9"},
             "the number is right, 9 all-gathers in one step, but",
             name="other conclusion",
         ),
     ),
-    shortcuts=(Wrong(lambda: (False, 9), "measure it"),),
+    shortcuts=(Wrong(lambda: (True, 9), "measure it"),),
     covers=("coverage 000.21", "coverage 004.103", "misconception 4.114"),
 )

@@ -26,7 +26,7 @@ def checkpoint_around_units():
     with CommDebugMode() as counted:
         model(torch.randn(2, 64)).sum().backward()
     gathers = sum(n for op, n in counted.get_comm_counts().items() if "all_gather" in str(op) or "allgather" in str(op))
-    return gathers > 9, gathers
+    return gathers == 9, gathers
 
 
 def in_the_program() -> int:
@@ -41,7 +41,7 @@ EXERCISE = Exercise(
     difficulty=2,
     importance=4,
     minutes=15,
-    contract='"A checkpoint around a sharded block adds an all-gather, for the forward that runs again." On 2 ranks, '
+    contract='"A checkpoint around a sharded block adds no all-gather, though its forward runs again." On 2 ranks, '
     "take 4 blocks, each sharded by fully_shard and then put into torch's checkpoint_wrapper, after one linear "
     "layer, and shard the model. Count the all-gathers of one step (without checkpoints they are 9). Return (True or "
     "False, the number).",
@@ -55,21 +55,21 @@ EXERCISE = Exercise(
         "fully_shard each block, put checkpoint_wrapper around it, fully_shard the model; compare with 9.",
     ),
     judge=Claim(
-        statement="A checkpoint around a sharded block adds an all-gather",
+        statement="A checkpoint around a sharded block adds no all-gather",
         measured="all-gathers in one step",
         truth=in_the_program,
-        holds=lambda gathers: gathers > 2 * BLOCKS + 1,
+        holds=lambda gathers: gathers == 2 * BLOCKS + 1,
         counts="all_gather",
         causes=(
-            (3 * BLOCKS + 1, "that is what the claim says; count what the ranks issue"),
+            (3 * BLOCKS + 1, "that would be one more for each block; count what the ranks issue"),
             (2 * BLOCKS + 2, "the root was gathered again too: with the default it stays whole after forward"),
             (BLOCKS + 1, "the units were kept whole after forward; leave reshard_after_forward at its default"),
         ),
     ),
     wrong=(
         mutant(
-            {"gathers > 9, gathers": "True, 3 * BLOCKS + 1"},
-            "that is what the claim says; count what the ranks issue",
+            {"gathers == 9, gathers": "False, 3 * BLOCKS + 1"},
+            "that would be one more for each block; count what the ranks issue",
             name="thrice",
         ),
         mutant(
@@ -86,11 +86,11 @@ EXERCISE = Exercise(
             name="kept whole",
         ),
         mutant(
-            {"gathers > 9": "gathers == 9"},
+            {"gathers == 9": "gathers > 9"},
             "the number is right, 9 all-gathers in one step, but",
             name="other conclusion",
         ),
     ),
-    shortcuts=(Wrong(lambda: (False, 9), "measure it"),),
+    shortcuts=(Wrong(lambda: (True, 9), "measure it"),),
     covers=("misconception 27", "coverage 001.52", "coverage 002.29"),
 )

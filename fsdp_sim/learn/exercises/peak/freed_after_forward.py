@@ -26,7 +26,7 @@ def freed_after_forward():
         freed = [isinstance(block.weight, DTensor) for block in model]  # in order: the root's, then the blocks'
         y.sum().backward()
     gathers = sum(n for op, n in counted.get_comm_counts().items() if "all_gather" in str(op) or "allgather" in str(op))
-    return not any(freed), gathers
+    return freed.count(False) == 1, gathers
 
 
 def in_the_program() -> int:
@@ -40,9 +40,9 @@ EXERCISE = Exercise(
     difficulty=2,
     importance=4,
     minutes=15,
-    contract='"Full sharding frees gathered parameters only after backward." On 2 ranks, shard a model of 5 units '
-    "and a root with torch's fully_shard and its defaults, run one forward and look at the weights (a DTensor is a "
-    "shard again), then one backward. Return (True or False, the number of all-gathers in the whole step).",
+    contract='"With torch\'s defaults one unit alone is whole when backward begins." On 2 ranks, shard a model of 5 '
+    "units and a root with torch's fully_shard and its defaults, run one forward and look at the weights (a DTensor "
+    "is a shard again), then one backward. Return (True or False, the number of all-gathers in the whole step).",
     reference=freed_after_forward,
     why="After forward the weights of all 5 units are DTensors again, and backward gathers each of them a second "
     "time: 6 and 5 all-gathers, 11. Only the root stays whole, for its backward comes first. What frees after "
@@ -54,10 +54,10 @@ EXERCISE = Exercise(
         "Forward gathers 5 units and the root. Backward gathers what was freed: is the root among it?",
     ),
     judge=Claim(
-        statement="Full sharding frees gathered parameters only after backward",
+        statement="With torch's defaults one unit alone is whole when backward begins",
         measured="all-gathers in one step",
         truth=in_the_program,
-        holds=lambda gathers: gathers == BLOCKS + 1,
+        holds=lambda gathers: gathers == 2 * BLOCKS + 1,
         counts="all_gather",
         causes=(
             (BLOCKS + 1, "so it is if backward gathers nothing; count the whole step, with the defaults"),
@@ -80,11 +80,11 @@ EXERCISE = Exercise(
         ),
         mutant({"y.sum().backward()": ""}, "count the whole step", name="forward alone"),
         mutant(
-            {"not any(freed)": "any(freed)"},
+            {"freed.count(False) == 1": "all(freed)"},
             "the number is right, 11 all-gathers in one step, but",
             name="other conclusion",
         ),
     ),
-    shortcuts=(Wrong(lambda: (False, 11), "measure it"),),
+    shortcuts=(Wrong(lambda: (True, 11), "measure it"),),
     covers=("misconception 5",),
 )

@@ -26,7 +26,7 @@ def attention_of_its_own():
     with CommDebugMode() as counted:
         model(torch.randn(2, 4, 32)).sum().backward()
     gathers = sum(n for op, n in counted.get_comm_counts().items() if "all_gather" in str(op) or "allgather" in str(op))
-    return gathers < 7, gathers  # with the blocks alone: 4 in forward, 3 in backward
+    return gathers > 7, gathers  # with the blocks alone: 4 in forward, 3 in backward
 
 
 def gathers(of_a_block: int) -> int:
@@ -42,10 +42,10 @@ EXERCISE = Exercise(
     difficulty=2,
     importance=4,
     minutes=15,
-    contract='"Wrap {Block, AttentionLayer}: with finer units FSDP communicates less." On 2 ranks, take a model of a '
+    contract='"With attention as a unit inside each block, FSDP gathers more often." On 2 ranks, take a model of a '
     "linear layer and three nn.TransformerEncoderLayer. With fully_shard make each layer's self_attn a unit, then "
     "each layer, then the root. Count the all-gathers of one step (forward and backward). Return (True or False, the "
-    "number of all-gathers): True if they are fewer than with the layers alone.",
+    "number of all-gathers): True if they are more than with the layers alone.",
     reference=attention_of_its_own,
     why="Thirteen instead of seven: a unit more is a gather more in forward, one in backward, and a reduce-scatter. "
     "The bytes are the same, for each parameter is in one unit, and each gather pays a latency. What finer units buy "
@@ -56,10 +56,10 @@ EXERCISE = Exercise(
         "Six units beside the root: each is gathered in forward and in backward, the root in forward alone.",
     ),
     judge=Claim(
-        statement="With attention as a unit inside each block, FSDP gathers less often",
+        statement="With attention as a unit inside each block, FSDP gathers more often",
         measured="all-gathers in one step",
         truth=lambda: gathers(of_a_block=2),
-        holds=lambda found: found < gathers(of_a_block=1),
+        holds=lambda found: found > gathers(of_a_block=1),
         counts="all_gather",
         causes=(
             (
@@ -81,11 +81,11 @@ EXERCISE = Exercise(
             name="root freed",
         ),
         mutant(
-            {"gathers < 7": "gathers > 7"},
+            {"gathers > 7": "gathers < 7"},
             "the number is right, 13 all-gathers in one step, but",
             name="other conclusion",
         ),
     ),
-    shortcuts=(Wrong(lambda: (False, 13), "measure it"),),
+    shortcuts=(Wrong(lambda: (True, 13), "measure it"),),
     covers=("coverage 002.13", "pitfall 14", "misconception 2.10", "misconception 2.11"),
 )
