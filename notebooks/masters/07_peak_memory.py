@@ -168,8 +168,8 @@ viz.memory_waterfall(kept)
 # %% exercise="freed_after_forward"
 
 # %%
-frees_late, gathers = run(checked.use, 2, progress=False, show_output=False)[0]
-assert not frees_late
+one_is_whole, gathers = run(checked.use, 2, progress=False, show_output=False)[0]
+assert one_is_whole
 counts = {}
 for value in (True, None, False):
     program = toy_program(5, world_size=2, plan=Plan(reshard_after_forward=value))
@@ -265,8 +265,8 @@ stacks(mib, "One checkpoint around everything saves nothing (measured)", "MiB")
 # %% exercise="checkpoint_around_units"
 
 # %%
-more, gathers = run(checked.use, 2, progress=False, show_output=False)[0]
-assert not more
+as_often, gathers = run(checked.use, 2, progress=False, show_output=False)[0]
+assert as_often
 assert gathers == 9
 choices = {"none": None, "selective": "selective", "full": "full"}
 long = {name: simulate("llama3-8b", eight, Plan(**row, activation_checkpointing=ac)) for name, ac in choices.items()}
