@@ -215,3 +215,18 @@ def test_torch_starts_with_the_same_caps():
     module = nn.parallel.distributed
     assert module._DEFAULT_BUCKET_CAP_MB == 25
     assert dist._DEFAULT_FIRST_BUCKET_BYTES == 2**20
+
+
+def test_gradients_of_a_second_micro_batch_are_added_to_the_bucket_in_place():
+    program = ddp(UNITS, grad_accum=2, requires_gradient_sync=True)
+    first, second = (
+        [i.op for i in program.ops if i.micro_batch == n and i.op in (Op.ACCUMULATE, Op.RS_COPY_IN)] for n in (0, 1)
+    )
+    assert set(first) == {Op.RS_COPY_IN}
+    assert set(second) == {Op.ACCUMULATE}
+
+
+def test_the_parameters_of_a_unit_are_cast_before_the_first_of_its_segments():
+    root = Unit("root", (Param("e", (4, 4)), Param("h", (4, 4))), ("embed", ..., "head"))
+    ops = [i.what for i in ddp([root, Unit("layers.0", (Param("w", (4, 4)),))], param_dtype="bf16").ops]
+    assert ops[:2] == ["ag_cast(root) to torch.bfloat16", "FWD embed"]

@@ -349,3 +349,10 @@ def test_recomputation_comes_before_the_backward_it_serves():
 def test_ranks_that_do_not_divide_are_refused(plan, world_size, message):
     with pytest.raises(ValueError, match=message):
         build(toy(2), plan, world_size)
+
+
+def test_in_backward_a_slice_for_two_ranks_is_copied_in_which_is_twice_a_shard_of_four():
+    program = build(toy(2), Plan(reshard_after_forward=2, param_dtype="bf16"), 4)
+    copied = [i for i in program.ops if i.op is Op.AG_COPY_IN and i.unit == "layers.0"]
+    assert [i.bytes for i in copied if i.phase is Phase.FORWARD] == [2 * 16 // 4]
+    assert {i.bytes for i in copied if i.phase is Phase.BACKWARD} == {2 * 16 // 2}

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fsdp_sim.schedule import Param, Unit, build
 from fsdp_sim.spec import Plan
-from fsdp_sim.timeline import COLLECTIVES
+from fsdp_sim.timeline import COLLECTIVES, Op
 from tests.measure.mem_tracker import fake_ranks
 
 NAMES = {"all_gather_into_tensor": "ALL_GATHER", "all_reduce": "ALL_REDUCE"}
@@ -47,3 +47,15 @@ def test_muon_issues_the_collectives_of_torch(shape: tuple[int, int]) -> None:
     ops = build(units, Plan(optimizer="muon"), 8).ops
 
     assert [(str(i.op), i.bytes) for i in ops if i.op in COLLECTIVES and "weight" in i.unit] == torch_issued.seen
+
+
+@pytest.mark.parametrize(
+    ("api", "read", "reduced"),
+    [("fsdp2", 4 * (2 * 3 + 1), 2 * 4), ("fsdp1", 4 * 18 // 4, 4), ("ddp", 4 * 18, None), ("zero1", 4 * 18, None)],
+)
+def test_clipping_reads_what_a_rank_holds_of_the_gradients(api: str, read: int, reduced: int | None) -> None:
+    """FSDP2 holds rows of each parameter, padded, and reduces a norm for each; FSDP1 a quarter of all; DDP all."""
+    unit = Unit("root", (Param("weight", (5, 3)), Param("bias", (3,))))
+    ops = build([unit], Plan(api=api, clip_grad_norm=True), 4).ops
+    assert [i.bytes for i in ops if i.op in (Op.NORM, Op.CLIP)] == [read, read]
+    assert [i.bytes for i in ops if i.op is Op.ALL_REDUCE and i.reduce_op == "SUM"] == ([reduced] if reduced else [])
