@@ -710,6 +710,48 @@ boxes(rows, f"Three ranks wait in #{last}, which rank 1 has not issued", [f"#{n}
 board()
 
 # %% [markdown]
+# ## Three hunts
+#
+# Now whole trainings. In each, one fault was drawn from a catalogue, with your seed: your neighbour hunts another one.
+# You see the code and what a real run of it left behind, beside what was planned. Name the cause first. Then copy the
+# training into a cell, mend it and hand it in: it is run beside the sound one, on a seed that nobody knows before.
+
+# %% tags=["nbval-ignore-output"]
+from fsdp_sim.learn.hunts import hand_in, hunt  # noqa: F401
+
+hunt(1)
+
+# %% tags=["nbval-ignore-output"]
+predict("hunt_1")
+
+# %%
+# Copy the training into this cell, mend it, then:  hand_in(1, hunt_1)
+
+# %% [markdown]
+# The second one never ends.
+
+# %% tags=["nbval-ignore-output"]
+hunt(2)
+
+# %% tags=["nbval-ignore-output"]
+predict("hunt_2")
+
+# %%
+# Copy the training into this cell, mend it, then:  hand_in(2, hunt_2)
+
+# %% [markdown]
+# The third one learns what it should, and needs more memory than it should.
+
+# %% tags=["nbval-ignore-output"]
+hunt(3)
+
+# %% tags=["nbval-ignore-output"]
+predict("hunt_3")
+
+# %%
+# Copy the training into this cell, mend it, then:  hand_in(3, hunt_3)
+
+# %% [markdown]
 # ## What you have seen
 #
 # - A hang is a missing, extra or misordered collective. Ask who waits where and who never came, then read the
