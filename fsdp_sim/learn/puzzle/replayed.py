@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from fsdp_sim import engine
-from fsdp_sim.diagnose import Diagnosis, diagnose
+from fsdp_sim.diagnose import Culprit, Diagnosis, diagnose
 from fsdp_sim.learn.puzzle.level import Level
 from fsdp_sim.schedule import Instruction, Kind, Param, Program, Unit
 from fsdp_sim.spec import Plan
@@ -102,8 +102,14 @@ class Replayed:
 
     @property
     def waits(self) -> str:
-        """What compute waits for longest, as a sentence of `fsdp_sim.diagnose`."""
-        return self.diagnosis.culprits[0].sentence if self.exposed_s > SAME_S else "Compute waits for nothing."
+        """What compute waits for longest, found by `fsdp_sim.diagnose`."""
+        if self.exposed_s <= SAME_S:
+            return "Compute waits for nothing."
+        worst = self.diagnosis.culprits[0]
+        if worst.culprit is Culprit.COMPUTING_THREAD:  # whose sentence is about torch on a CPU
+            units = ", ".join(worst.units)
+            return f"Compute asks for a gather only when it needs it ({units}): {ms(worst.idle_s)}."
+        return worst.sentence
 
     @property
     def numbers(self) -> str:
