@@ -25,15 +25,16 @@
 # steps of a drunkard: as the **root** of the number of ranks. So the gradients of two ranks are enough to predict the
 # error for any number.
 
-# %% predict="sum_of_64_in_bf16"
-
-# %% tags=["nbval-ignore-output"]
+# %%
 from fsdp_sim.learn import predict  # noqa: F401
 from labs.experiments import numerics
 from labs.experiments.gpu_results import result_of
 from labs.experiments.numerics import BF16_UNIT
 
+# %% predict="sum_of_64_in_bf16"
 
+
+# %% tags=["nbval-ignore-output"]
 def show(rows, only=""):
     for row in (row for row in rows if only in row.quantity):
         predicted = "" if row.predicted is None else f"{row.predicted:.3f}"

@@ -25,8 +25,6 @@
 # A parameter in fp32 is 4 bytes, AdamW's two moments are 8, and for each parameter tensor AdamW has a number that
 # counts its steps. How many bytes is that for two ranks, and for one?
 
-# %% predict="bytes_by_ranks"
-
 # %%
 import tempfile
 from pathlib import Path
@@ -37,6 +35,9 @@ from labs.experiments.gpu_results import result_of
 from labs.experiments.pictures import losses
 from labs.experiments.resume import SETTING, train
 
+# %% predict="bytes_by_ranks"
+
+# %%
 temporary = tempfile.TemporaryDirectory()  # gone with the kernel
 folder = Path(temporary.name)
 predicted = resume.predict_bytes(resume.MODEL)

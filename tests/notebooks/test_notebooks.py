@@ -122,6 +122,14 @@ def test_asserts_go_and_the_rest_of_the_code_stays() -> None:
     assert build.without_claims("assert (\n    1\n)") == ""
 
 
+@pytest.mark.parametrize("master", MASTERS, ids=lambda path: path.stem)
+def test_a_question_is_asked_after_predict_was_imported(master: Path) -> None:
+    sources = [cell.source for cell in saved(master, True).cells if cell.cell_type == "code"]
+    asks = [n for n, source in enumerate(sources) if source.startswith("predict(")]
+    imports = [n for n, source in enumerate(sources) if re.search(r"import .*\bpredict\b", source)]
+    assert not asks or min(imports) < min(asks)
+
+
 def test_a_wall_of_imports_is_one_line_for_a_student() -> None:
     imports = "import ast\nimport re\nfrom math import pi\n\nfrom os import path, sep\n"
     assert build.sets_up(imports + "folder = path.join(sep, 'tmp')")
