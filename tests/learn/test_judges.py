@@ -90,14 +90,14 @@ def test_numbers_may_carry_a_unit_and_a_wrong_unit_is_named(answers: list[Any], 
     finding = BYTES.grade(BYTES.trial(0), ran([answers]), ())
 
     assert (finding.grade is Grade.PASS) == (not said)
-    assert said in finding.message
+    assert said in finding.whole
 
 
 def test_a_known_wrong_formula_is_answered_with_its_cause() -> None:
     wrong = (Wrong(lambda n: 1 / 0, "never"), Wrong(lambda n: 8 * n, "you forgot the moments"))
     finding = BYTES.grade(BYTES.trial(0), ran([[8e9, 16e9]]), wrong)
 
-    assert finding.message.endswith("The cause: you forgot the moments.")
+    assert finding.whole.endswith("The cause: you forgot the moments.")
 
 
 def test_the_first_difference_within_a_nested_answer_is_named() -> None:
@@ -117,7 +117,7 @@ def test_the_first_place_that_differs_is_named_with_why_it_is_so() -> None:
 
     finding = order.grade(order.trial(0), ran([[["gather 1", "gather 2"]]]), ())
 
-    assert finding.message == (
+    assert finding.whole == (
         "place 2 of 2: expected forward 1, found gather 2 (so it is). The cause: it needs what was gathered."
     )
 

@@ -2,6 +2,5 @@
 
 from fsdp_sim.learn.puzzle.level import Level, levels, load
 from fsdp_sim.learn.puzzle.puzzle import Puzzle, puzzle
-from fsdp_sim.learn.puzzle.replayed import Replayed, replay
 
-__all__ = ["Level", "Puzzle", "Replayed", "levels", "load", "puzzle", "replay"]
+__all__ = ["Level", "Puzzle", "levels", "load", "puzzle"]

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fsdp_sim.learn.puzzle.level import Level, levels, load
-from fsdp_sim.learn.puzzle.session import Session, first_unwon, sentence
 
 if TYPE_CHECKING:
     import anywidget
@@ -50,6 +49,8 @@ class Puzzle:
 
         A legal order that reaches the goal is kept in the learner's progress.
         """
+        from fsdp_sim.learn.puzzle.session import Session  # the engine, which ranks do not need
+
         session = Session(self.level.name)
         session.play(order.splitlines() if isinstance(order, str) else order)  # type: ignore[arg-type]
         if session.refused:
@@ -63,6 +64,8 @@ class Puzzle:
         return self.level.hint
 
     def __str__(self) -> str:
+        from fsdp_sim.learn.puzzle.session import Session, sentence  # the engine, which ranks do not need
+
         number = list(levels()).index(self.level.name) + 1
         first = Session(self.level.name).played
         lines = "\n".join(f"  {line}" for line in first.order)
@@ -76,6 +79,7 @@ class Puzzle:
 
     def widget(self) -> anywidget.AnyWidget:
         """The front end, on a session of its own."""
+        from fsdp_sim.learn.puzzle.session import Session
         from fsdp_sim.learn.puzzle.widget import PuzzleWidget  # anywidget takes a while
 
         return PuzzleWidget(Session(self.level.name))
@@ -96,4 +100,6 @@ def puzzle(name: str | None = None) -> Puzzle:
         >>> puzzle("first_prefetch").play(["AG 0", "AG 1", "FWD 0", "FWD 1", "AG 2", "FWD 2"]).stars
         1
     """
+    from fsdp_sim.learn.puzzle.session import first_unwon
+
     return Puzzle(load(first_unwon() if name is None else name))

@@ -6,7 +6,8 @@ import pytest
 
 from fsdp_sim.learn import board, progress, puzzle
 from fsdp_sim.learn.in_torch import counterpart
-from fsdp_sim.learn.puzzle import levels, load, replay
+from fsdp_sim.learn.puzzle import levels, load
+from fsdp_sim.learn.puzzle.replayed import replay
 from fsdp_sim.learn.puzzle.session import Session
 from tests.learn.puzzle.search import best_order
 
