@@ -156,8 +156,8 @@ def _of_notebook(notebook: Any, learner: str) -> Iterator[Result]:
         raise ValueError("no notebook")
     cells = [cell for cell in notebook["cells"] if isinstance(cell, dict) and cell.get("cell_type") == "code"]
     for exercise, check in pairwise(cells):
-        name = (exercise.get("metadata") or {}).get("exercise")
-        name = former().get(name, name)
+        named = str((exercise.get("metadata") or {}).get("exercise"))
+        name = former().get(named, named)
         if name not in names():
             continue
         grade, message = _verdict(check)
