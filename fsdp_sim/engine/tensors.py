@@ -124,9 +124,7 @@ class _Writer:
             self._clock = {number: (cpu, reached) for number, cpu, reached in zip(*run.memory_times(), strict=True)}
         self._live: defaultdict[tuple[object, str], deque[tuple[int, int]]] = defaultdict(deque)  # (tensor, bytes)
         self._last = 0  # number given out
-        self._numbers: list[
-            int
-        ] = []  # given back: the lowest is given out next, so that repetitions have equal numbers
+        self._numbers: list[int] = []  # given back: the lowest comes next, so that repetitions have equal numbers
         self._shares = {unit.name: [p.bytes for p in unit.params] for unit in program.units}
         self._made: list[Instruction] = []  # whole gradients that the next operation, if a backward, makes
         self._gradient: int | None = None  # of the output of the segment whose backward comes next

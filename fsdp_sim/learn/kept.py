@@ -64,16 +64,25 @@ def change(file: Path, of: type[T], how: Callable[[T], T]) -> str:
         return f"Your progress could not be written to {file} ({error}); set {VARIABLE} to a file that can be."
 
 
+def read_text(file: Path, most_bytes: int) -> str:
+    """The text of a file that anybody may have put there.
+
+    Raises:
+        OSError: it is not there, or no file. ValueError: it is no text, or larger than ``most_bytes``.
+    """
+    if file.exists() and not file.is_file():
+        raise OSError(f"{file} is no file")  # to read a pipe or a device might never end
+    if file.stat().st_size > most_bytes:
+        raise ValueError(f"{file} is larger than {most_bytes / 1e6:.0f} MB")
+    return file.read_text(encoding="utf-8")
+
+
 def _read(file: Path, of: type[T]) -> T:
     """Raises ValueError where it is no such file."""
     if not file.exists():
         return of()
-    if not file.is_file():
-        raise OSError(f"{file} is no file")  # to read a pipe or a device might never end
-    if file.stat().st_size > MAX_BYTES:
-        raise ValueError(f"larger than {MAX_BYTES / 1e6:.0f} MB")
     try:
-        return msgspec.json.decode(file.read_bytes(), type=of)
+        return msgspec.json.decode(read_text(file, MAX_BYTES), type=of)
     except RecursionError as error:
         raise ValueError(str(error)) from None
 

@@ -23,6 +23,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from fsdp_sim.learn import kept
+
 VARIABLE = "FSDP_SIM_MINE"
 FILE = "my_fsdp.py"
 MAX_LINES = 400
@@ -61,16 +63,8 @@ def path() -> Path:
 
 
 def read(file: Path) -> str:
-    """The text of a file.
-
-    Raises:
-        OSError: it is not there, or no file. ValueError: it is no text, or larger than anybody writes.
-    """
-    if file.exists() and not file.is_file():
-        raise OSError(f"{file} is no file")  # to read a pipe or a device might never end
-    if file.stat().st_size > MAX_BYTES:
-        raise ValueError(f"{file} is larger than {MAX_BYTES / 1e6:.0f} MB")
-    return file.read_text()
+    """The text of a learner's file; errors are those of `kept.read_text`."""
+    return kept.read_text(file, MAX_BYTES)
 
 
 def parts(text: str) -> dict[str, Part]:

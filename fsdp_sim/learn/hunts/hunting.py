@@ -19,6 +19,7 @@ from fsdp_sim.learn.compare import difference
 from fsdp_sim.learn.edit import Edit
 from fsdp_sim.learn.hunts.trainings import TRAININGS, Fault, Training
 from fsdp_sim.learn.judges.account import dishonest
+from fsdp_sim.learn.predictions import causes
 from fsdp_sim.learn.predictions.prediction import Prediction
 from fsdp_sim.learn.verdict import Grade, Use, Verdict
 
@@ -45,12 +46,8 @@ def drawn(number: int) -> Fault:
 
 def question(number: int) -> Prediction:
     """Which of the training's faults is it?"""
-    fault, draw = drawn(number), random.Random(number)
-    causes = [one.cause for one in training(number).faults]
-    return Prediction(
-        f"What is wrong in hunt {number}?", fault.cause, "Now mend it.",
-        choices=tuple(draw.sample(causes, len(causes))), name=f"hunt_{number}",
-    )  # fmt: skip
+    choices = [fault.cause for fault in training(number).faults]
+    return causes.asked(f"hunt_{number}", f"hunt {number}", drawn(number).cause, choices, random.Random(number))
 
 
 def trial_of(of: Training, seed: int) -> Trial:
@@ -134,8 +131,7 @@ def hand_in(number: int, solution: Callable[[int], Any], seed: int | None = None
     if wrong:
         return Verdict(f"hunt_{number}", Grade.NOT_YET, wrong, Use(of.sound, "the sound"))
     named = progress.estimates().get(f"hunt_{number}")
-    whether = "" if named is None else " You named it." if named.right else " You had named another."
-    message = f"it trains as the sound one does. The cause was: {drawn(number).cause}.{whether}"
+    message = f"it trains as the sound one does. {causes.told(drawn(number).cause, named)}"
     return Verdict(f"hunt_{number}", Grade.PASS, message, Use(solution, "your"))
 
 

@@ -7,7 +7,6 @@ import itertools
 import random
 
 from fsdp_sim.learn import progress
-from fsdp_sim.learn.exercise import Exercise
 from fsdp_sim.learn.find import CHAPTERS, cases, load
 from fsdp_sim.learn.predictions.prediction import Prediction
 
@@ -30,16 +29,16 @@ def question(name: str) -> Prediction:
         more = [load(case).cause for case in cases(chapter) if case != exercise.name]
         others += draw.sample(more, len(more))
     choices = [exercise.cause, *itertools.islice(dict.fromkeys(others), CHOICES - 1)]
-    return Prediction(
-        f"What is wrong in {exercise.name}?",
-        exercise.cause,
-        "Now mend it.",
-        choices=tuple(draw.sample(choices, len(choices))),
-        name=exercise.name,
-    )
+    return asked(exercise.name, exercise.name, exercise.cause, choices, draw)
 
 
-def told(exercise: Exercise, named: progress.Estimate | None) -> str:
+def asked(name: str, of: str, cause: str, choices: list[str], draw: random.Random) -> Prediction:
+    """Which of the choices is the cause? ``of`` is what a reader calls what is broken."""
+    shuffled = tuple(draw.sample(choices, len(choices)))
+    return Prediction(f"What is wrong in {of}?", cause, "Now mend it.", choices=shuffled, name=name)
+
+
+def told(cause: str, named: progress.Estimate | None) -> str:
     """The cause, to who has mended it, and whether it was named before."""
     whether = "" if named is None else " You named it." if named.right else " You had named another."
-    return f"The cause was: {exercise.cause}.{whether}"
+    return f"The cause was: {cause}.{whether}"
