@@ -33,6 +33,7 @@ class GradReduction:
         self.reduce_grads = True
         self.whole: dict[int, int] = {}
         self.accumulated: dict[int, int] = {}
+        self._dtype_of_whole = layout.grad_dtype
         self.to_add: list[int] = []
         self._incomplete: set[int] = set()  # autograd has begun to add these up
         self.has_sharded = False
@@ -58,6 +59,7 @@ class GradReduction:
         if self._casts_at_once and (wide := self.layout.upcast_dtype):
             grads = tuple((k, n_bytes // DTYPE_BYTES[dtype] * DTYPE_BYTES[wide]) for k, n_bytes in grads)
             dtype = wide
+        self._dtype_of_whole = dtype
         if not complete:
             new = [n_bytes for k, n_bytes in grads if k not in incomplete]
             incomplete |= {k for k, _ in grads}
@@ -76,7 +78,7 @@ class GradReduction:
     def added(self) -> None:
         """What autograd added up over several runs is now in the gradients of earlier micro-batches."""
         total, n = sum(self.to_add), len(self.to_add)
-        self.cpu.free(Memory.UNSHARDED_GRAD, self.name, total, self.layout.grad_dtype, None, n)
+        self.cpu.free(Memory.UNSHARDED_GRAD, self.name, total, self._dtype_of_whole, None, n)
         self.to_add = []
 
     def add_to_accumulated(self) -> None:
@@ -105,7 +107,7 @@ class GradReduction:
     def reduce(self, all_reduce: bool) -> None:
         """Reduce-scatter, all-reduce between replicas, and make the result the sharded gradients."""
         grads, dtype = (self.accumulated, self.layout.reduce_dtype) if self.accumulated else (
-            self.whole, self.layout.grad_dtype
+            self.whole, self._dtype_of_whole
         )  # fmt: skip
         adds_to_partial = self._partial and self.comm.torch_2_15  # then without gradients too: zeros take their place
         if not grads and not adds_to_partial:

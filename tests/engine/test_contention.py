@@ -17,6 +17,8 @@ COMPUTE = {"kind": Kind.OP, "op": Op.FWD, "lane": Lane.COMPUTE, "unit": "c"}
 GATHER = {"kind": Kind.OP, "op": Op.ALL_GATHER, "lane": Lane.ALL_GATHER, "unit": "g", "communicator": "shard"}
 REDUCE = {"kind": Kind.OP, "op": Op.ALL_REDUCE, "lane": Lane.ALL_REDUCE, "unit": "r", "communicator": "replicate"}
 
+COPIES = {Op.H2D, Op.D2H, Op.ACT_H2D, Op.ACT_D2H}
+
 
 def spans(contention, *ops, world_size=1, **seconds):
     """Start and end of operations all issued at time 0, each as long as ``seconds`` says of its unit."""
@@ -233,3 +235,14 @@ def test_the_toy_model_under_contention_lies_between_its_bounds():
     plain = run(program, durations(), copies_s=1.0).step_time_s()
     slow = run(program, durations(), copies_s=1.0, contention=Contention(1.2, 1.3)).step_time_s()
     assert plain < slow < 1.3 * plain
+
+
+@given(anything, devices, issuing(), st.tuples(*[st.sampled_from([1.0, 1.1, 2.0])] * 2))
+def test_where_everything_takes_twice_as_long_so_does_every_step(case, device, issue, slowdowns):
+    program, seconds, ranks = case
+    issue_s, launch_s = issue
+    how = {"device": device, "ranks": ranks, "issue_s": issue_s, "launch_s": launch_s}
+    at_once = {key: [0.0] * ranks if key[0] in COPIES else of_rank for key, of_rank in seconds.items()}
+    played = run(program, at_once, contention=Contention(*slowdowns), **how)
+    twice = played.scaled(compute=2.0, network=2.0, cpu=2.0)
+    assert twice.span_s == pytest.approx(2 * played.span_s, rel=1e-12)

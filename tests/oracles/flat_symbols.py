@@ -99,6 +99,8 @@ class FlatSymbols:
     def step(self, i: Instruction) -> None:
         """Any instruction but waits and records."""
         if i.kind is Kind.ALLOC or i.kind is Kind.FREE:
+            if i.bytes < 0:
+                raise wrong(i, "is of less than nothing")
             key = (i.category, i.unit)
             self.alive[key] = self.alive.get(key, 0) + (1 if i.kind is Kind.ALLOC else -1)
             if self.alive[key] < 0:

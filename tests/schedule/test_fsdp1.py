@@ -27,6 +27,8 @@ torch_2_13 = pytest.mark.skipif(
     not torch.__version__.startswith("2.13."), reason="needs torch 2.13, whose programs these are"
 )
 LAST = {"grad_accum": 2, "requires_gradient_sync": "last"}
+HYBRID = {"sharding_strategy": "HYBRID_SHARD", "shard_size": 4}
+FREES_A_SHARD = (Kind.FREE, Memory.RS_OUTPUT)
 DOCUMENTED = {
     "full shard": {},
     "no limit": {"limit_all_gathers": False},
@@ -38,7 +40,7 @@ DOCUMENTED = {
     "shard grad op, backward post": {"sharding_strategy": "SHARD_GRAD_OP", "backward_prefetch": "BACKWARD_POST"},
     "no shard": {"sharding_strategy": "NO_SHARD"},
     "no shard, bf16": {"sharding_strategy": "NO_SHARD", "param_dtype": "bf16"},
-    "hybrid": {"sharding_strategy": "HYBRID_SHARD", "shard_size": 4},
+    "hybrid": HYBRID,
     "hybrid, one replica": {"sharding_strategy": "HYBRID_SHARD"},
     "hybrid zero2, forward prefetch": {
         "sharding_strategy": "_HYBRID_SHARD_ZERO2",
@@ -48,7 +50,7 @@ DOCUMENTED = {
     "bf16": {"param_dtype": "bf16"},
     "bf16, reduced in fp32": {"param_dtype": "bf16", "reduce_dtype": "fp32"},
     "reduced in bf16": {"reduce_dtype": "bf16"},
-    "hybrid, bf16": {"sharding_strategy": "HYBRID_SHARD", "shard_size": 4, "param_dtype": "bf16"},
+    "hybrid, bf16": {**HYBRID, "param_dtype": "bf16"},
     "every micro-batch reduced": {"grad_accum": 3},
     "no_sync": LAST,
     "no_sync, shard grad op": {"sharding_strategy": "SHARD_GRAD_OP", **LAST},
@@ -118,6 +120,18 @@ def test_torch_issues_the_same_for_any_units_and_settings(seed):
 def test_a_model_of_one_unit(settings_):
     units = [Unit("root", (Param("a.w", (4, 4)), Param("b.w", (4, 4))), segments=("a", "b"))]
     assert build(units, fsdp1(**settings_), 4, 2).lines() == recorded(units, fsdp1(**settings_), 4, 2)
+
+
+@torch_2_13
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_unit_below_all_that_trains_stays_whole_unless_torch_needs_use_orig_params(beside):
+    """Kept after forward, and no backward reaches it. Frozen beside trained in any unit needs ``use_orig_params``."""
+    frozen, trained = Param("frozen", (4, 4), requires_grad=False), Param("trained", (4, 4))
+    units = [Unit("root", segments=(...,)), Unit("below", (frozen,)), Unit("top", (frozen, trained)[not beside :])]
+    ours = program(units, 2, 2, sharding_strategy="SHARD_GRAD_OP")
+    assert ours.lines(every_op=False) == recorded(units, ours.plan, 2, 2, every_op=False)
+    gathers = sum((i.op, i.unit) == (Op.ALL_GATHER, "below") for i in ours.ops)
+    assert gathers == (2 if beside else 1)
 
 
 def test_a_forward_prefetch_delays_the_post_backward_of_its_unit():
@@ -194,8 +208,20 @@ def test_what_is_freed_early_waits_for_the_stream_that_used_it():
     }
 
 
+@pytest.mark.parametrize(
+    ("settings_", "adds_on", "told"),
+    [({}, Lane.POST_BACKWARD, set()), (HYBRID, Lane.ALL_REDUCE, {Lane.ALL_REDUCE})],
+)
+def test_shards_of_gradients_are_added_up_where_they_were_reduced_last(settings_, adds_on, told):
+    """What was added is freed at once: the allocator is told of a stream that is not the one it was made on."""
+    what = program(UNEVEN, 8, grad_accum=3, **settings_)
+    assert {i.lane for i in what.ops if i.op is Op.ACCUMULATE} == {adds_on}
+    frees = [(before, i) for before, i in pairwise(what) if (before.kind, before.category) == FREES_A_SHARD]
+    assert {i.lane for before, i in frees if before.micro_batch and i.kind is Kind.RECORD_STREAM} == told
+
+
 def test_hybrid_reduces_shards_between_replicas():
-    ops = program(UNEVEN, 8, sharding_strategy="HYBRID_SHARD", shard_size=4).ops
+    ops = program(UNEVEN, 8, **HYBRID).ops
     groups = {(i.op, i.communicator, i.group_size, i.lane) for i in ops if i.communicator}
     assert groups == {
         (Op.ALL_GATHER, "shard", 4, Lane.UNSHARD),
