@@ -120,6 +120,10 @@ def test_an_unknown_level_is_refused():
     assert "did you mean 'two_whole'" in done.stderr
 
 
+TWICE = """[...Array(2)].forEach(() => document.querySelector('.line[data-place="2"]').dispatchEvent(
+    new KeyboardEvent("keydown", { key: "[", bubbles: true })))"""
+
+
 @pytest.mark.slow
 @pytest.mark.browser
 def test_lines_are_moved_by_keyboard_and_bars_by_mouse(server, page):
@@ -144,6 +148,11 @@ def test_lines_are_moved_by_keyboard_and_bars_by_mouse(server, page):
         page.keyboard.press("]")
         page.wait_for_timeout(300)
     assert "FWD 0 needs unit 0 whole" in page.locator(".refused").inner_text()
+
+    page.get_by_role("button", name="Reset").click()
+    page.get_by_text("105 ms", exact=True).wait_for()
+    page.evaluate(TWICE)  # faster than the engine answers
+    page.locator(".line code").first.get_by_text("AG 1").wait_for()
 
     assert errors == []
     assert progress.puzzles() == {"first_prefetch": 2}

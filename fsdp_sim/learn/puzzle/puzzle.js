@@ -46,7 +46,8 @@ function render({ model, el }) {
   make(right, "p", "how", "Move a hatched line: drag it or its bar; or focus it and press [ or ], or Alt with an arrow. It runs beside the compute lines below it.");
   const bars = new Map(); // of the lanes, kept from one order to the next, so that they slide
   const rows = new Map();
-  let focus = null; // place of the line that was moved, and where it was held
+  // Place of the line that was moved, and where it was held, until Python has answered; keys pressed meanwhile wait
+  let focus = null;
   let level = null;
 
   const send = (message) => model.send(message);
@@ -71,7 +72,7 @@ function render({ model, el }) {
       return;
     }
     order.splice(to, 0, ...order.splice(from, 1));
-    focus = { from, to, held };
+    focus = { from, to, held, then: 0 };
     send({ order });
   }
 
@@ -82,7 +83,7 @@ function render({ model, el }) {
     if (!back && !on && !walk) return;
     event.preventDefault();
     event.stopPropagation();
-    if (back || on) move(place, place + (on ? 1 : -1), held);
+    if (back || on) focus ? (focus.then += on ? 1 : -1) : move(place, place + (on ? 1 : -1), held);
     else code.children[place + walk]?.focus();
   }
 
@@ -218,7 +219,7 @@ function render({ model, el }) {
     state.units.forEach((unit) => row(unit.name, "unit"));
     const pace = [1, 2, 5, 10, 20, 25, 50, 100, 200].find((one) => state.until_ms / one <= 10) || 500;
     for (let at = 0; at <= state.until_ms + 1e-6; at += pace) {
-      const tick = make(axis, "span", "tick", at ? String(at) : "0 ms");
+      const tick = make(axis, "span", at > 0.96 * state.until_ms ? "tick last" : "tick", at ? String(at) : "0 ms");
       tick.style.left = `${(100 * at) / state.until_ms}%`;
     }
     for (const track of rows.values()) {
@@ -307,7 +308,9 @@ function render({ model, el }) {
       const place = state.refused ? focus.from : focus.to;
       root.querySelector(`.${focus.held}[data-place="${place}"]`)?.focus();
     }
+    const moved = focus;
     focus = null;
+    if (moved?.then && !state.refused) move(moved.to, moved.to + moved.then, moved.held);
   }
 
   model.on("change:state", draw);
