@@ -20,7 +20,7 @@ from fsdp_sim.timeline import (
     Op,
     Phase,
     Timeline,
-    spans_of,
+    busy_s,
     subtract,
     total_s,
     uncovered,
@@ -63,13 +63,12 @@ def diagnose(
     copying = [e for e in found.computing if e.op not in _COMPUTATIONS]
     step_s = found.window[1] - found.window[0]
     exposed_s = total_s(subtract(comm, busy))
-    unlaunched_s = sum([e.unlaunched_s for e in found.computing])
-    copies_s = total_s(union(spans_of(copying))) - sum([e.unlaunched_s for e in copying])
+    compute_s = busy_s(found.computing)
     totals = Diagnosis(
         step=found.step, rank=found.view.rank, ranks=list(timeline.ranks), api=found.view.api,
         device="cpu" if found.view.on_cpu else "gpu", step_s=step_s, between_steps_s=found.between_steps_s,
-        compute_s=total_s(busy) - unlaunched_s, copies_s=copies_s, comm_s=total_s(comm), exposed_s=exposed_s,
-        idle_s=max(0.0, step_s - total_s(union([*comm, *busy]))) + unlaunched_s,
+        compute_s=compute_s, copies_s=busy_s(copying), comm_s=total_s(comm), exposed_s=exposed_s,
+        idle_s=max(0.0, step_s - total_s(union([*comm, *busy]))) + total_s(busy) - compute_s,
         overlap=1.0 - exposed_s / total_s(comm) if comm else 0.0,
         headline="", culprits=blames(found), notes=[], collectives=_collectives(found),
     )  # fmt: skip

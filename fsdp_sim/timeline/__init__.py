@@ -2,6 +2,7 @@
 
 from fsdp_sim.timeline.analysis import (
     Interval,
+    busy_s,
     communicates,
     computes,
     exposed_comm_s,
@@ -54,6 +55,7 @@ __all__ = [
     "UnitDifference",
     "UnitShards",
     "Word",
+    "busy_s",
     "calls",
     "communicates",
     "compare",

@@ -79,6 +79,15 @@ def spans_of(events: Iterable[Event]) -> list[Interval]:
     return [(e.start_s, e.end_s) for e in events]
 
 
+def busy_s(events: Iterable[Event]) -> float:
+    """Seconds in which at least one of some operations of a lane ran.
+
+    Of an operation that waited for the CPU to launch its next kernel that time does not count (`Event.unlaunched_s`).
+    """
+    some = list(events)
+    return total_s(union(spans_of(some))) - sum([e.unlaunched_s for e in some])
+
+
 def in_turn(events: Iterable[Event]) -> list[tuple[Event, Interval]]:
     """Events with what each adds to the time that those before it cover; those that add nothing are left out."""
     found: list[tuple[Event, Interval]] = []

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from fsdp_sim.timeline.analysis import (
     Interval,
+    busy_s,
     communicates,
     computes,
     in_turn,
@@ -91,7 +92,7 @@ class Side:
 
     @cached_property
     def compute_s(self) -> float:
-        return total_s(union(spans_of(self._computing)))
+        return busy_s(self._computing)
 
     @cached_property
     def comm_s(self) -> float:
@@ -114,7 +115,7 @@ class Side:
         order = dict.fromkeys([e.unit for e in in_time if computes(e.op, e.lane)] + [e.unit for e in in_time])
         times = {unit: [first[unit], 0.0, 0.0, 0.0] for unit in order}
         for event, own in in_turn(self._computing):
-            times[event.unit][1] += own[1] - own[0]
+            times[event.unit][1] += own[1] - own[0] - event.unlaunched_s
         busy = union(spans_of(self._computing))
         for event in self._communicating:
             times[event.unit][2] += event.duration_s

@@ -7,7 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from fsdp_sim.timeline import COLLECTIVES, Event, Op, Timeline, compare
-from fsdp_sim.timeline.analysis import computes, exposed_comm_s, overlap, spans_of, step_time_s, total_s, union
+from fsdp_sim.timeline.analysis import busy_s, computes, exposed_comm_s, overlap, step_time_s
 from fsdp_sim.timeline.comparison import Divergence
 from fsdp_sim.words import human_ms
 from labs.measure.clocks import on_the_wire
@@ -77,7 +77,7 @@ def summarize(measured: Timeline, predicted: Timeline | None = None) -> Summary:
         step_s = step_time_s(measured, step)
         on_wire = [exposed_comm_s(wired[step, rank], rank) for rank in of_ranks]
         in_all = [exposed_comm_s(recorded[step, rank], rank) for rank in of_ranks]
-        busy = [_computing_s(recorded[step, rank]) for rank in of_ranks]
+        busy = [busy_s(e for e in recorded[step, rank].ops if computes(e.op, e.lane)) for rank in of_ranks]
         exposed.append(statistics.fmean(on_wire))
         waited.append(statistics.fmean(in_all) - exposed[-1])
         idle.append(step_s - statistics.fmean(busy) - statistics.fmean(in_all))
@@ -117,7 +117,3 @@ def _by_step_and_rank(timeline: Timeline) -> dict[tuple[int, int], Timeline]:
     for event in timeline.ops:
         found[event.step, event.rank].append(event)
     return {key: Timeline(timeline.header, events) for key, events in found.items()}
-
-
-def _computing_s(timeline: Timeline) -> float:
-    return total_s(union(spans_of(e for e in timeline.ops if computes(e.op, e.lane))))

@@ -2,13 +2,16 @@
 
 from itertools import pairwise
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdp_sim.timeline import Event, Lane, Op, Timeline
+from fsdp_sim.diagnose import diagnose
+from fsdp_sim.timeline import Event, Lane, Op, Timeline, compare
 from fsdp_sim.timeline.analysis import (
+    busy_s,
     exposed_comm_s,
     exposed_intervals,
     median_step,
@@ -19,6 +22,9 @@ from fsdp_sim.timeline.analysis import (
     total_s,
     union,
 )
+from fsdp_sim.viz.steps.bands import bands_of
+from fsdp_sim.viz.steps.summary import summary_table
+from fsdp_sim.words import human_ms
 from tests.timeline.strategies import gather, op, timeline_of
 
 CELLS = 24
@@ -195,3 +201,19 @@ def test_pieces_that_follow_each_other_account_for_all_of_the_step(gaps_and_dura
         now = start + duration
     pieces = piece_durations(timeline_of(*found), 0)
     assert sum(value.item() for value in pieces.values()) == now
+
+
+def test_time_without_a_kernel_is_busy_for_no_reader_and_idle_for_those_that_count_it() -> None:
+    """A forward of 6 s in which no kernel ran for 2, beside a gather: each table and sentence says 4 + 3 s."""
+    paused = msgspec.structs.replace(op(2.0, 8.0, seq=1, unit="a"), unlaunched_s=2.0)
+    timeline = timeline_of(gather(0.0, 2.0, unit="a"), paused, op(8.0, 11.0, Op.BWD, seq=2, unit="a"))
+
+    found = diagnose(timeline)
+    side = compare(timeline, timeline).a
+    (row,) = summary_table(timeline).rows
+
+    assert busy_s(timeline.ops[1:]) == found.compute_s == side.compute_s == 7.0
+    assert row[4] == human_ms(7.0)
+    assert found.idle_s == side.idle_s == 2.0
+    assert sum(unit.compute_s for unit in side.units.values()) == 7.0
+    assert bands_of(timeline, 0).computing_s.tolist() == [7.0]

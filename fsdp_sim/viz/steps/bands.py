@@ -44,12 +44,17 @@ class OperationKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Bands:
-    """One step of many ranks: arrays of shape (operations, ranks), not a number where a rank lacks an operation."""
+    """One step of many ranks: arrays of shape (operations, ranks), not a number where a rank lacks an operation.
+
+    Attributes:
+        unlaunched_s: see `Event`.
+    """
 
     ops: tuple[OperationKey, ...]
     ranks: tuple[int, ...]
     start_s: np.ndarray
     end_s: np.ndarray
+    unlaunched_s: np.ndarray
 
     @cached_property
     def origin_s(self) -> float:
@@ -63,7 +68,7 @@ class Bands:
     def computing_s(self) -> np.ndarray:
         """Seconds each rank computes, of shape (ranks,)."""
         rows = [k for k, o in enumerate(self.ops) if computes(o.op, o.lane)]
-        return np.nansum(self.end_s[rows] - self.start_s[rows], axis=0)
+        return np.nansum(self.end_s[rows] - self.start_s[rows] - self.unlaunched_s[rows], axis=0)
 
     @property
     def waiting_s(self) -> np.ndarray:
@@ -111,7 +116,7 @@ def bands_of_run(run: Run, step: int = -1) -> Bands:
     )
     columns = run.columns
     start_s, end_s = (run.array([column[k] for k in rows]) for column in (columns.start_s, columns.end_s))
-    return Bands(ops, tuple(range(run.ranks)), start_s, end_s)
+    return Bands(ops, tuple(range(run.ranks)), start_s, end_s, np.zeros_like(start_s))
 
 
 def bands_of(timeline: Timeline, step: int) -> Bands:
@@ -119,18 +124,18 @@ def bands_of(timeline: Timeline, step: int) -> Bands:
     place = {rank: n for n, rank in enumerate(timeline.ranks)}
     rows: dict[tuple[OperationKey, int], int] = {}
     seen: dict[int, dict[OperationKey, int]] = defaultdict(dict)
-    found: list[tuple[int, int, float, float]] = []
+    found: list[tuple[int, int, float, float, float]] = []
     for e in timeline.ops:
         if e.step != step:
             continue
         same = OperationKey(e.op, e.lane, e.unit, e.phase, e.micro_batch)
         before = seen[e.rank].get(same, 0)
         seen[e.rank][same] = before + 1
-        found.append((rows.setdefault((same, before), len(rows)), place[e.rank], e.start_s, e.end_s))
-    row, rank, start, end = (np.array(column) for column in zip(*found, strict=True))
-    start_s, end_s = (np.full((len(rows), len(place)), np.nan) for _ in range(2))
-    start_s[row, rank], end_s[row, rank] = start, end
-    return Bands(tuple(same for same, _ in rows), timeline.ranks, start_s, end_s)
+        found.append((rows.setdefault((same, before), len(rows)), place[e.rank], e.start_s, e.end_s, e.unlaunched_s))
+    row, rank, start, end, unlaunched = (np.array(column) for column in zip(*found, strict=True))
+    start_s, end_s, unlaunched_s = (np.full((len(rows), len(place)), np.nan) for _ in range(3))
+    start_s[row, rank], end_s[row, rank], unlaunched_s[row, rank] = start, end, unlaunched
+    return Bands(tuple(same for same, _ in rows), timeline.ranks, start_s, end_s, unlaunched_s)
 
 
 @dataclass(frozen=True)

@@ -135,8 +135,11 @@ class StepView:
         return [(starts[row], ends[row]) for row in self._rows_that(rank, kind)]
 
     def busy_s(self, rank: int, kind: Callable[[Op, Lane], bool]) -> float:
-        """Seconds in which at least one operation of a kind (`communicates`, `computes`) ran on a rank."""
-        return total_s(union(self._spans(rank, kind)))
+        """Seconds in which at least one operation of a kind (`communicates`, `computes`) ran on a rank, as
+        `fsdp_sim.timeline.busy_s` counts them."""
+        unlaunched_s = self.timeline.columns["unlaunched_s"]
+        pauses_s = sum([unlaunched_s[row] for row in self._rows_that(rank, kind)])
+        return total_s(union(self._spans(rank, kind))) - pauses_s
 
     def exposed(self, rank: int) -> list[Interval]:
         """When a rank communicated and did not compute, in seconds of the timeline's own clock."""

@@ -133,7 +133,11 @@ def test_steps_count_from_the_end_and_unknown_ones_are_named(training_run: Run, 
 def test_the_table_gives_quantiles_of_computing_and_waiting() -> None:
     ops = many_ranks(skewed(), "a", -1).bands.ops[:1]
     bands = Bands(
-        (ops[0]._replace(op=Op.FWD, lane=Lane.COMPUTE),), (3, 5), np.array([[0.0, 0.0]]), np.array([[0.1, 0.3]])
+        (ops[0]._replace(op=Op.FWD, lane=Lane.COMPUTE),),
+        (3, 5),
+        np.array([[0.0, 0.0]]),
+        np.array([[0.1, 0.3]]),
+        np.zeros((1, 2)),
     )
     assert bands_table(bands).rows[0] == ("computing", "100 ms", "110 ms", "200 ms", "290 ms", "300 ms", "5")
     assert bands_table(bands).rows[1][1:] == ("0.00 ms", "10.0 ms", "100.0 ms", "190 ms", "200 ms", "3")
