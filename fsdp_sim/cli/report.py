@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fsdp_sim.explore import counted
 from fsdp_sim.requests import Change, Failure, FitResult, Job, Result, TunedPlan, TuneResult, category_name
 from fsdp_sim.spec import text_of
 from fsdp_sim.words import human_bytes, human_count, human_ms
@@ -144,25 +145,28 @@ def print_results(results: Sequence[Result | Failure]) -> None:
             console.print(f"{which}: {result.error}", style="red", soft_wrap=True, markup=False)
 
 
-def print_front(rows: Sequence[Mapping[str, str]], front: Sequence[int], varied: Sequence[str]) -> None:
-    """Print the Pareto front of a sweep, and how many plans there were."""
+def print_front(
+    rows: Sequence[Mapping[str, str]], front: Sequence[int], varied: Sequence[str], notes: Sequence[str]
+) -> None:
+    """Print the Pareto front of a sweep, how many plans there were, and what `notes_of` says of them."""
     console = _console()
-    impossible = sum(1 for row in rows if row["error"])
-    too_large = sum(1 for row in rows if row["fits"] == "false")
+    console.print(f"{counted(rows)}.")
+    if front:
+        _print_plans(console, [rows[place] for place in front], varied)
+    for note in notes:
+        console.print(note, style="dim")
+
+
+def _print_plans(console: Console, rows: Sequence[Mapping[str, str]], varied: Sequence[str]) -> None:
     console.print(
-        f"{len(rows):,} combinations: {len(rows) - impossible - too_large:,} fit, {too_large:,} do not, "
-        f"{impossible:,} are impossible."
+        "Pareto front (no plan for the same model that fits beats these both in time per token and in memory):"
     )
-    if not front:
-        return
-    console.print("Pareto front (no plan for the same model beats these both in time per token and in memory):")
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for name in varied:
         table.add_column(name, overflow="fold")
     for name in ("GPU time/token", "tokens/s per GPU", "MFU", "step time", "peak memory"):
         table.add_column(name, justify="right")
-    for place in front:
-        row = rows[place]
+    for row in rows:
         rate = float(row["tokens_per_s_per_gpu"])
         table.add_row(
             *(row[name] for name in varied), f"{1e6 / rate:,.1f} µs", f"{rate:,.0f}", f"{float(row['mfu']):.1%}",

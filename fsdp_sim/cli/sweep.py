@@ -24,13 +24,14 @@ from fsdp_sim.cli.options import (
     schema_option,
     values_of,
 )
-from fsdp_sim.explore import Sweep, front_of, read_rows
+from fsdp_sim.explore import Sweep, front_of, notes_of, read_rows
 from fsdp_sim.explore.sweep import RESULTS, SweepRow
 from fsdp_sim.requests import NAMES
+from fsdp_sim.simulation import Fit
 
 EPILOG = (
     "Rows stand in the order of the combinations, the last --vary fastest; impossible ones have their reason in the "
-    "column error. Exit status: 0; 1 if no combination fits; 2 for what was asked wrongly; 130 after Ctrl-C, which "
+    "column error. Exit status: 0; 1 if no combination runs; 2 for what was asked wrongly; 130 after Ctrl-C, which "
     "keeps what is done."
 )
 
@@ -48,12 +49,16 @@ class SweepResult(msgspec.Struct):
     Attributes:
         columns: of the rows, what was asked before what was found.
         rows: by column; numbers are numbers, what was asked is text, what is not there is null.
-        pareto: places of the rows that no other plan for the same model beats both in time per token and in memory.
+        pareto: places of the rows that fit with a margin and that no other such plan for the same model beats both in
+            time per token and in memory.
+        notes: what `simulate` would say beside the numbers of plans on the front and of one with each value: what was
+            chosen, what is unverified, which settings change nothing.
     """
 
     columns: list[str]
-    rows: list[dict[str, str | float | bool | None]]
+    rows: list[dict[str, str | float | None]]
     pareto: list[int]
+    notes: list[str]
 
 
 @click.command(cls=Command, epilog=EPILOG)
@@ -101,7 +106,7 @@ def sweep(
         kept = f"; go on with --out {out} --resume" if out else ""
         click.echo(f"Interrupted after {len(rows)} of {len(made)} combinations{kept}", err=True)
         sys.exit(INTERRUPTED)
-    if not any(row["fits"] == "true" for row in rows):
+    if not any(row["fit"] in (Fit.FITS, Fit.EDGE) for row in rows):
         sys.exit(NO)
 
 
@@ -149,28 +154,30 @@ def _run(made: Sweep, out: str | None) -> tuple[list[SweepRow], bool]:
 
 def _show(made: Sweep, rows: list[SweepRow], as_json: bool, figure: str | None, interrupted: bool) -> None:
     front = front_of(rows)
+    notes: list[str] = []
+    if not interrupted:
+        with Console(stderr=True).status("looking for settings that change nothing"):
+            notes = notes_of(rows, front, made.vary)
     if figure:
         from fsdp_sim.cli.figures import write_pareto
 
         write_pareto(figure, rows, list(made.vary))
     if as_json:
-        result = SweepResult(made.columns, [_typed(row) for row in rows], front)
+        result = SweepResult(made.columns, [_typed(row) for row in rows], front, notes)
         click.echo(json.dumps(msgspec.to_builtins(result)))
         return
     from fsdp_sim.cli.report import print_front
 
-    print_front(rows, front, list(made.vary))
+    print_front(rows, front, list(made.vary), notes)
     if figure:
         click.echo(f"Wrote the picture to {figure}.")
 
 
-def _typed(row: SweepRow) -> dict[str, str | float | bool | None]:
-    typed: dict[str, str | float | bool | None] = dict(row)
+def _typed(row: SweepRow) -> dict[str, str | float | None]:
+    typed: dict[str, str | float | None] = dict(row)
     for name in RESULTS:
         if row[name] == "":
             typed[name] = None
-        elif name == "fits":
-            typed[name] = row[name] == "true"
-        elif name != "error":
+        elif name not in ("fit", "error"):
             typed[name] = float(row[name])
     return typed

@@ -5,7 +5,7 @@ from fsdp_sim.explore.changes import changes_that_fit, changes_that_help
 from fsdp_sim.explore.largest import LARGEST_OF, LargestFit, largest
 from fsdp_sim.explore.pareto import MODEL_NAMES, front_of, pareto
 from fsdp_sim.explore.space import LEVERS, Space, space_of
-from fsdp_sim.explore.sweep import Sweep, combinations, read_rows, row_of, table
+from fsdp_sim.explore.sweep import Sweep, combinations, counted, notes_of, read_rows, row_of, table
 from fsdp_sim.explore.tune import Candidate, Tuned, Worth, tune
 
 __all__ = [
@@ -21,8 +21,10 @@ __all__ = [
     "changes_that_fit",
     "changes_that_help",
     "combinations",
+    "counted",
     "front_of",
     "largest",
+    "notes_of",
     "pareto",
     "read_rows",
     "row_of",

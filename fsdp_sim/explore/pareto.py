@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fsdp_sim.requests import ALIASES, MODEL_FIELDS
+from fsdp_sim.simulation import Fit
 
 MODEL_NAMES = ("model", "model_file", *MODEL_FIELDS, *(name for name, key in ALIASES.items() if key in MODEL_FIELDS))
 
@@ -27,13 +28,14 @@ def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def front_of(rows: Sequence[Mapping[str, str]]) -> list[int]:
-    """Places of the rows of a sweep that fit and that no other row of the same model beats; by model, then by time.
+    """Places of the rows of a sweep that fit (not those on the edge) and that no other such row of the same model
+    beats; by model, then by time.
 
     Time is that of a GPU per token, memory the peak.
     """
     models: dict[tuple[str | None, ...], list[int]] = {}
     for place, row in enumerate(rows):
-        if row["fits"] == "true":
+        if row["fit"] == Fit.FITS:
             models.setdefault(tuple(row.get(name) for name in MODEL_NAMES), []).append(place)
     found = []
     for places in models.values():

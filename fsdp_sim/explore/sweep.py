@@ -13,7 +13,8 @@ import math
 import multiprocessing
 import signal
 import threading
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from multiprocessing.pool import Pool
@@ -23,10 +24,11 @@ from typing import Any
 from fsdp_sim.packages import need
 from fsdp_sim.requests import ALIASES, NAMES, request_of_texts, resolve
 from fsdp_sim.schedule import NOT_ISSUED
+from fsdp_sim.simulation import Fit
 from fsdp_sim.words import did_you_mean
 
 RESULTS = (
-    "step_time_s", "tokens_per_s_per_gpu", "mfu", "exposed_comm_s", "peak_memory_bytes", "memory_limit_bytes", "fits",
+    "step_time_s", "tokens_per_s_per_gpu", "mfu", "exposed_comm_s", "peak_memory_bytes", "memory_limit_bytes", "fit",
     "error",
 )  # fmt: skip
 CHUNK = 16  # combinations that a process takes at a time
@@ -56,11 +58,45 @@ def row_of(texts: Mapping[str, str]) -> SweepRow:
         row["exposed_comm_s"] = f"{sim.exposed_comm_s:.9g}"
         row["peak_memory_bytes"] = str(sim.peak_memory_bytes)
         row["memory_limit_bytes"] = str(int(sim.memory_limit_bytes))
-        # What is alive alone: to play the allocator of each of thousands of plans takes longer than all the rest
-        row["fits"] = "true" if sim.peak_memory_bytes <= sim.memory_limit_bytes else "false"
+        row["fit"] = str(sim.fit)
     except ValueError as error:
         row["error"] = " ".join(str(error).split())  # a row is a line
     return row
+
+
+def counted(rows: Sequence[Mapping[str, str]]) -> str:
+    """How many of some rows fit, are on the edge of memory, do not fit and are impossible."""
+    of = Counter([row["fit"] for row in rows])
+    words = {Fit.FITS: "fit", Fit.EDGE: "on the edge of memory", Fit.DOES_NOT_FIT: "do not fit", "": "impossible"}
+    told = [f"{of[fit]:,} {what}" for fit, what in words.items() if of[fit] or fit is Fit.FITS]
+    return f"{len(rows):,} combinations: {', '.join(told)}"
+
+
+def notes_of(rows: Sequence[SweepRow], front: Sequence[int], vary: Mapping[str, Sequence[str]]) -> list[str]:
+    """What `Job.notes_of` says beside the numbers: of the plans of the front, and of the first possible one with each
+    value that varies. A note that does not hold for all of these begins with what it is said of.
+    """
+    looked_at = dict.fromkeys(front)
+    for name, values in vary.items():
+        for value in values:
+            with_it = [place for place, row in enumerate(rows) if row["fit"] and row[name] == value]
+            if not any(place in looked_at for place in with_it):
+                looked_at |= dict.fromkeys(with_it[:1])
+    said: dict[str, list[int]] = {}
+    for place in looked_at:
+        job = resolve(request_of_texts({name: text for name, text in rows[place].items() if name not in RESULTS}))
+        for note in job.notes_of(job.simulate()):
+            said.setdefault(note, []).append(place)
+    return [
+        note if len(places) == len(looked_at) else f"With {_told([rows[place] for place in places], vary)}: {note}"
+        for note, places in said.items()
+    ]
+
+
+def _told(rows: Sequence[SweepRow], varied: Iterable[str]) -> str:
+    """The first of some rows by what varies, and how many there are besides."""
+    of = " ".join(f"{name}={rows[0][name]}" for name in varied)
+    return f"{of}, and {len(rows) - 1} more" if rows[1:] else of
 
 
 @dataclass
@@ -245,5 +281,4 @@ def table(rows: Sequence[SweepRow]) -> Any:
     frame = pd.DataFrame(list(rows))
     for name in RESULTS[:6]:
         frame[name] = pd.to_numeric(frame[name])
-    frame["fits"] = frame["fits"].map({"true": True, "false": False})
     return frame

@@ -26,6 +26,7 @@ from rich.console import Console
 
 from fsdp_sim import engine
 from fsdp_sim.explore import pareto
+from fsdp_sim.simulation import Fit
 from fsdp_sim.spec import Cluster
 from fsdp_sim.words import human_bytes
 from labs.cluster.pretend import Setup, StepPieces, compare, predict, timed
@@ -150,7 +151,7 @@ def rows_of(candidates: Sequence[Candidate], limit_bytes: float) -> list[dict[st
             "exposed_comm_s": f"{engine.exposure(candidate.run).exposed_s:.9g}",
             "peak_memory_bytes": str(candidate.peak_bytes),
             "memory_limit_bytes": str(int(limit_bytes)),
-            "fits": "true" if candidate.peak_bytes <= limit_bytes else "false",
+            "fit": str(Fit.FITS if candidate.peak_bytes <= limit_bytes else Fit.DOES_NOT_FIT),
             "error": "",
         }
         for candidate in candidates

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from fsdp_sim.explore import front_of
 from fsdp_sim.explore.sweep import CHUNK
 from tests.cli.commands import EIGHT_B, SMALL, call, examples
 
@@ -34,11 +35,11 @@ def test_every_combination_is_a_row_in_order_with_what_simulate_says(tmp_path):
     assert float(rows[4]["step_time_s"]) == pytest.approx(one["step_time_s"], rel=1e-8)
     assert int(rows[4]["peak_memory_bytes"]) == one["peak_memory_bytes"]
     assert {row["model"] for row in rows} == {"gpt2-124m"}
-    assert [row["fits"] for row in rows[:9:3]] == ["true", "true", "false"]
+    assert [row["fit"] for row in rows[:9:3]] == ["fits", "fits", "does not fit"]
     for row in rows[2::3]:
         assert "shard_size is 3, which does not divide" in row["error"]
         assert row["step_time_s"] == ""
-    assert "9 combinations: 4 fit, 2 do not, 3 are impossible." in done.stdout
+    assert "9 combinations: 4 fit, 2 do not fit, 3 impossible." in done.stdout
 
 
 def test_the_pareto_front_is_printed_and_in_the_json():
@@ -47,7 +48,7 @@ def test_the_pareto_front_is_printed_and_in_the_json():
 
     rows, front = result["rows"], result["pareto"]
     points = [(1 / row["tokens_per_s_per_gpu"], row["peak_memory_bytes"]) for row in rows]
-    fitting = [n for n, row in enumerate(rows) if row["fits"]]
+    fitting = [n for n, row in enumerate(rows) if row["fit"] == "fits"]
     assert 0 < len(front) < len(rows)
     for n in fitting:
         beaten = any(
@@ -57,6 +58,34 @@ def test_the_pareto_front_is_printed_and_in_the_json():
     text = call("sweep", *EIGHT_B, *varied).stdout
     for n in front:
         assert f"{rows[n]['tokens_per_s_per_gpu']:,.0f}" in text
+
+
+def test_each_row_has_the_same_one_of_three_answers_as_simulate(tmp_path):
+    """And the front has none of the plans that are on the edge: `tune` takes none of these either."""
+    out = tmp_path / "sweep.csv"
+    asked = ("--model", "llama3-8b", "--gpu", "H100", "--gpus", "8")
+    done = call("sweep", *asked, "--vary", "seq_len=4096,8192,16384", "--out", str(out))
+
+    rows = rows_of(out)
+    assert [row["fit"] for row in rows] == [
+        json.loads(call("simulate", *asked, "--seq-len", row["seq_len"], "--json").stdout)["fit"] for row in rows
+    ]
+    assert [row["fit"] for row in rows] == ["fits", "on the edge", "does not fit"]
+    assert "3 combinations: 1 fit, 1 on the edge of memory, 1 do not fit." in done.stdout
+    assert front_of(rows) == [0]
+
+
+def test_settings_that_change_nothing_are_told_under_the_table_as_simulate_tells_them():
+    plan = ("--plan", "requires_all_reduce=last", "--param-dtype", "bf16")
+    varied = ("--vary", "shard_size=none,4", "--vary", "reduce_scatter_max_input_buffers=1,2")
+    said = call("simulate", *SMALL, *plan, "--plan", "reduce_scatter_max_input_buffers=2").stdout.split("\n")
+    note = next(line for line in said if line.startswith("Plan.requires_all_reduce='last' changes nothing here"))
+
+    text = call("sweep", *SMALL, *plan, *varied).stdout
+    notes = json.loads(call("sweep", *SMALL, *plan, *varied, "--json").stdout)["notes"]
+
+    assert text.index("Pareto front") < text.index(note)
+    assert note in "\n".join(notes)
 
 
 def test_models_gpus_and_dimensions_vary_too():

@@ -162,7 +162,7 @@ def test_the_table_has_numbers_and_gaps():
     assert isinstance(frame, pd.DataFrame)
     assert frame["step_time_s"].tolist()[0] > 0
     assert frame["step_time_s"].isna().tolist() == [False, True]
-    assert frame["fits"].tolist()[0] is True
+    assert frame["fit"].tolist()[0] == "fits"
     assert "does not fill nodes" in frame["error"][1]
 
 

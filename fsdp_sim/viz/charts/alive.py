@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from fsdp_sim.simulation import Simulation
+from fsdp_sim.requests import does_not_fit, on_the_edge
+from fsdp_sim.simulation import Fit, Simulation
 from fsdp_sim.timeline import Event, Memory, Op, Phase, Timeline
 from fsdp_sim.viz.theme import MEMORY
+from fsdp_sim.words import human_bytes
 
+WHY: dict[Fit, Callable[[Simulation], str]] = {
+    Fit.FITS: lambda sim: "", Fit.EDGE: on_the_edge, Fit.DOES_NOT_FIT: does_not_fit
+}  # fmt: skip
 PHASES = {str(phase): phase for phase in Phase if phase is not Phase.NONE}
 
 
@@ -28,6 +34,9 @@ class Alive:
         during: the operation that the moment falls into, as its event; None where there is none.
         limit_bytes: what the device has; 0 where that is not known.
         parts: by category and unit, in issue order.
+        fit: whether it fits: at the peak of a simulation the simulation's own answer, else whether this is within the
+            limit.
+        why: of a simulation that does not plainly fit, the sentence that says why.
     """
 
     what: str
@@ -35,14 +44,24 @@ class Alive:
     during: Event | None
     limit_bytes: int
     parts: tuple[Part, ...]
+    fit: Fit = Fit.FITS
+    why: str = ""
 
     @cached_property
     def total_bytes(self) -> int:
         return sum(part.bytes for part in self.parts)
 
     @property
-    def fits(self) -> bool:
-        return not self.limit_bytes or self.total_bytes <= self.limit_bytes
+    def too_much_bytes(self) -> int:
+        """How much of it the device does not have."""
+        return max(0, self.total_bytes - self.limit_bytes) if self.limit_bytes else 0
+
+    @property
+    def verdict(self) -> str:
+        """What is wrong, in words; empty where it fits."""
+        if self.too_much_bytes:
+            return f"{human_bytes(self.too_much_bytes)} too much"
+        return "" if self.fit is Fit.FITS else str(self.fit)
 
     @cached_property
     def by_category(self) -> dict[Memory, list[Part]]:
@@ -85,7 +104,10 @@ def alive_at(of: Simulation | Timeline, name: str, moment: str | float, rank: in
         raise ValueError(f"rank {rank} of {name!r} has no memory event in {moment}; ask for the peak")
     during = next((e for e in events[last:] if not e.is_memory), None)
     what = "the peak" if moment == "peak" else f"the peak of {moment}"
-    return _made(what, rank, during, timeline, events[: last + 1])
+    found = _made(what, rank, during, timeline, events[: last + 1])
+    if isinstance(of, Simulation) and moment == "peak":
+        found = replace(found, fit=of.fit, why=WHY[of.fit](of))
+    return found
 
 
 def _peak(events: list[Event], phase: Phase | None) -> int | None:
@@ -106,4 +128,5 @@ def _made(what: str, rank: int, during: Event | None, timeline: Timeline, events
             key = (e.category, e.unit)
             live[key] = live.get(key, 0) + (e.bytes if e.op is Op.ALLOC else -e.bytes)
     parts = tuple(Part(category, unit, n_bytes) for (category, unit), n_bytes in live.items() if n_bytes > 0)
-    return Alive(what, rank, during, timeline.header.memory_limit_bytes, parts)
+    found = Alive(what, rank, during, timeline.header.memory_limit_bytes, parts)
+    return replace(found, fit=Fit.DOES_NOT_FIT) if found.too_much_bytes else found

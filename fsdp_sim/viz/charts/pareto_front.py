@@ -8,8 +8,9 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from fsdp_sim.explore import MODEL_NAMES, Sweep, front_of
+from fsdp_sim.explore import MODEL_NAMES, Sweep, counted, front_of
 from fsdp_sim.explore.sweep import RESULTS
+from fsdp_sim.simulation import Fit
 from fsdp_sim.viz import chart, theme
 from fsdp_sim.viz.chart import series
 from fsdp_sim.viz.picture import Picture
@@ -27,7 +28,8 @@ def pareto(rows: Sweep | Sequence[SweepRow], *, varied: Sequence[str] | None = N
     """GPU time per token against peak memory, a mark for each plan; below and to the left is better.
 
     The plans that fit and that no other of the same model beats in both are the front, drawn as a line. Its knee is
-    the plan from which more of the one costs most of the other. Plans that do not fit are hollow; the limit is dashed.
+    the plan from which more of the one costs most of the other. Plans that do not fit are hollow, those on the edge of
+    memory hollow with a dot; the limit is dashed.
 
     Args:
         rows: a sweep, which is run if it has not been, or its rows (texts, as `fsdp_sim.explore.read_rows` gives them).
@@ -110,10 +112,12 @@ def _figure(rows: Sequence[SweepRow], fronts: Mapping[str, list[int]], varied: S
     for number, (model, front) in enumerate(fronts.items()):
         look, mine = series(number), [n for n, row in enumerate(rows) if row["step_time_s"] and _model(row) == model]
         on_front = set(front)
-        fits = [n for n in mine if rows[n]["fits"] == "true" and n not in on_front]
-        large = [n for n in mine if rows[n]["fits"] == "false"]
+        fits = [n for n in mine if rows[n]["fit"] == Fit.FITS and n not in on_front]
+        edge = [n for n in mine if rows[n]["fit"] == Fit.EDGE]
+        large = [n for n in mine if rows[n]["fit"] == Fit.DOES_NOT_FIT]
         groups = (
-            (large, "markers", f"{look.symbol}-open", 7, 0.55, "does not fit"),
+            (large, "markers", f"{look.symbol}-open", 7, 0.55, str(Fit.DOES_NOT_FIT)),
+            (edge, "markers", f"{look.symbol}-open-dot", 7, 0.55, str(Fit.EDGE)),
             (fits, "markers", look.symbol, 7, 0.4, "fits, and another plan beats it"),
             (front, "lines+markers", look.symbol, 11, 1.0, "front"),
         )
@@ -161,6 +165,8 @@ def _figure(rows: Sequence[SweepRow], fronts: Mapping[str, list[int]], varied: S
         showlegend=False,
     )
     signs = "<b>line</b>: the front · <b>small</b>: another plan beats it · <b>hollow</b>: does not fit"
+    if any(row["fit"] == Fit.EDGE for row in known):
+        signs += " · <b>with a dot</b>: on the edge"
     chart.write(figure, signs, x=0, y=1, yshift=4)
     chart.frame(figure, _headline(rows, fronts), plot_px=PLOT_PX, left=92, above=32)
     return figure
@@ -214,9 +220,11 @@ def _hover(row: SweepRow, varied: Sequence[str], what: str) -> str:
 
 def _headline(rows: Sequence[SweepRow], fronts: Mapping[str, list[int]]) -> str:
     known = sum(bool(row["step_time_s"]) for row in rows)
-    fitting = sum(row["fits"] == "true" for row in rows)
-    if not fitting:
-        return f"None of the {known} plans fits." if known > 1 else "The only plan does not fit."
+    if not any(row["fit"] == Fit.FITS for row in rows):
+        edge = any(row["fit"] == Fit.EDGE for row in rows)
+        if known == 1:
+            return "The only plan is on the edge of memory." if edge else "The only plan does not fit."
+        return f"None of the {known} plans fits{' with a margin' if edge else ''}."
     count = sum(map(len, fronts.values()))
     if known == 1:
         return f"One plan, and it fits: {human_bytes(min(_bytes(r) for r in rows if r['step_time_s']))}."
@@ -226,15 +234,12 @@ def _headline(rows: Sequence[SweepRow], fronts: Mapping[str, list[int]]) -> str:
 
 
 def _finding(rows: Sequence[SweepRow], fronts: Mapping[str, list[int]], varied: Sequence[str]) -> str:
-    known = sum(bool(row["step_time_s"]) for row in rows)
-    fitting = sum(row["fits"] == "true" for row in rows)
-    impossible = len(rows) - known
-    counts = f"{len(rows)} combinations: {fitting} fit, {known - fitting} do not"
-    sentences = [counts + (f", {impossible} are impossible." if impossible else ".")]
+    sentences = [f"{counted(rows)}."]
     for model, front in fronts.items():
         of = f"{model}: " if model else ""
         if not front:
-            sentences.append(f"{of}no plan fits.")
+            edge = any(row["fit"] == Fit.EDGE and _model(row) == model for row in rows)
+            sentences.append(f"{of}no plan fits{' with a margin' if edge else ''}.")
             continue
         fast, small, knee = rows[front[0]], rows[front[-1]], _knee(rows, front)
         if len(front) == 1:

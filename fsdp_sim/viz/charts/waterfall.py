@@ -9,7 +9,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from fsdp_sim.requests import Change
-from fsdp_sim.simulation import Simulation
+from fsdp_sim.simulation import Fit, Simulation
 from fsdp_sim.timeline import Timeline
 from fsdp_sim.viz import chart, theme
 from fsdp_sim.viz.charts.alive import Alive, Part, alive_at
@@ -137,13 +137,15 @@ def _waterfall(alive: Alive, fixes: list[Change] | None = None) -> go.Figure:
         start = at
     last = len(names)
     names.append(f"<b>{safe(alive.what)}</b>")
-    everything = Kind(alive.what, theme.FORWARD.color if alive.fits else theme.REDUCE_SCATTER.color, "#FFFFFF")
+    everything = Kind(
+        alive.what, theme.FORWARD.color if alive.fit is not Fit.DOES_NOT_FIT else theme.REDUCE_SCATTER.color, "#FFFFFF"
+    )
     size_of_all = f"<b>{human_bytes(alive.total_bytes)}</b>"
     hover = f"{safe(alive.what)}: {size_of_all}"
     figure.add_trace(_bar(everything, size, [(last, 0.0, alive.total_bytes, size_of_all, hover)]))
     figure.update_traces(showlegend=False)
     _limit(figure, limit, size, -0.6, last + 0.5, left=limit > 0.3 * end)
-    if not alive.fits:
+    if alive.too_much_bytes:
         beyond = {"x0": alive.limit_bytes / size, "x1": end / size, "y0": -0.6, "y1": last + 0.5}
         figure.add_shape(beyond, type="rect", fillcolor=OVER, line={"width": 0}, layer="below")
     figure.update_layout(
@@ -241,7 +243,7 @@ def _stacks(alive: dict[str, Alive]) -> go.Figure:
     for y, (name, a) in enumerate(alive.items()):
         worded = y == 0 or len(set(limits.values())) > 1
         _limit(figure, limits[name], size, y - 0.5, y + 0.5, text=worded, left=limits[name] > 0.3 * end)
-        over = "" if a.fits else f"<br>{human_bytes(a.total_bytes - a.limit_bytes)} too much"
+        over = f"<br>{a.verdict}" if a.verdict else ""
         x = max(a.total_bytes, 0) / size
         beside = limits[name] > a.total_bytes and limits[name] - a.total_bytes < 0.14 * end
         figure.add_annotation(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fsdp_sim.cost import workload
 from fsdp_sim.explore import changes_that_fit
 from fsdp_sim.requests import Change
-from fsdp_sim.simulation import Simulation
+from fsdp_sim.simulation import Fit, Simulation
 from fsdp_sim.spec import Model
 from fsdp_sim.viz import theme
 from fsdp_sim.viz.charts.alive import Alive, Part
@@ -22,7 +22,7 @@ def headline(a: Alive) -> str:
     kind, n_bytes, _ = _dominant(a)
     share = n_bytes / a.total_bytes if a.total_bytes else 0.0
     room = f" of {human_bytes(a.limit_bytes)}" if a.limit_bytes else ""
-    over = "" if a.fits else f", {human_bytes(a.total_bytes - a.limit_bytes)} too much"
+    over = f", {a.verdict}" if a.verdict else ""
     what = a.what[0].upper() + a.what[1:]
     return f"{what} is {human_bytes(a.total_bytes)}{room}{over}: {share:.0%} of it is {kind}."
 
@@ -32,8 +32,10 @@ def headline_of_several(alive: dict[str, Alive]) -> str:
     least = min(alive, key=lambda name: alive[name].total_bytes)
     most = max(alive, key=lambda name: alive[name].total_bytes)
     low, high = alive[least].total_bytes, alive[most].total_bytes
-    refused = [name for name, a in alive.items() if not a.fits]
-    fit = f"; {len(refused)} of {len(alive)} {'does' if len(refused) == 1 else 'do'} not fit" if refused else ""
+    refused = sum(a.fit is Fit.DOES_NOT_FIT for a in alive.values())
+    edge = sum(a.fit is Fit.EDGE for a in alive.values())
+    fit = f"; {edge} of {len(alive)} on the edge" if edge else ""
+    fit += f"; {refused} of {len(alive)} {'does' if refused == 1 else 'do'} not fit" if refused else ""
     if low == high:
         return f"All take {human_bytes(low)}{fit}."
     return f"Memory peaks at {human_bytes(low)} ({least}) to {human_bytes(high)} ({most}){fit}."
@@ -59,12 +61,14 @@ def _story(a: Alive, fixes: list[Change] | None) -> str:
     if others:
         sentence = " and ".join(f"{human_bytes(b)} of {name}" for b, name in others)
         sentences.append(f"Then come {sentence}.")
-    if a.limit_bytes and a.fits:
+    if a.too_much_bytes:
+        device = human_bytes(a.limit_bytes)
+        sentences.append(f"That is {human_bytes(a.too_much_bytes)} more than the device's {device}.")
+    elif a.why:
+        sentences.append(f"{a.why}.")
+    elif a.limit_bytes:
         free = a.limit_bytes - a.total_bytes
         sentences.append(f"{human_bytes(free)} of the device's {human_bytes(a.limit_bytes)} stay free.")
-    elif a.limit_bytes:
-        over = a.total_bytes - a.limit_bytes
-        sentences.append(f"That is {human_bytes(over)} more than the device's {human_bytes(a.limit_bytes)}.")
     return " ".join([*sentences, *_cure(fixes)])
 
 
@@ -81,12 +85,13 @@ def _cure(fixes: list[Change] | None) -> list[str]:
 
 
 def remedies(sim: Simulation) -> list[Change] | None:
-    """What would make a simulation fit that does not; None where it fits, or where its model is not of the catalogue.
+    """What would make a simulation fit that does not, or is on the edge; None where it fits, or where its model is not
+    of the catalogue.
 
     A simulation knows its workload and not the model that was asked for; that is the catalogue's model of the same name
     if that makes the very same workload.
     """
-    if sim.fits:
+    if sim.fit is Fit.FITS:
         return None
     try:
         model = Model.preset(sim.workload.name)

@@ -15,11 +15,11 @@ def rows() -> list[dict[str, str]]:
     return list(Sweep(FIXED | {"model": "llama3-8b"}, VARY).rows())
 
 
-def row(us: float, gib: float, *, fits: bool = True, **asked: str) -> dict[str, str]:
+def row(us: float, gib: float, *, fit: str = "fits", **asked: str) -> dict[str, str]:
     return asked | {
         "step_time_s": "1", "tokens_per_s_per_gpu": str(1e6 / us), "mfu": "0.4", "exposed_comm_s": "0",
         "peak_memory_bytes": str(gib * 2**30), "memory_limit_bytes": str(80 * 2**30),
-        "fits": "true" if fits else "false", "error": "",
+        "fit": fit, "error": "",
     }  # fmt: skip
 
 
@@ -39,7 +39,7 @@ def test_the_front_is_the_explorers_and_what_does_not_fit_is_hollow(rows: list[d
     assert points(figure, "front") == sorted(
         (1e6 / float(rows[n]["tokens_per_s_per_gpu"]), float(rows[n]["peak_memory_bytes"])) for n in front
     )
-    assert len(points(figure, "does not fit")) == sum(r["fits"] == "false" for r in rows)
+    assert len(points(figure, "does not fit")) == sum(r["fit"] == "does not fit" for r in rows)
     (hollow,) = (t for t in figure.data if t.name == "does not fit")
     assert hollow.marker.symbol.endswith("-open")
     (limit,) = (s for s in figure.layout.shapes if s.name == "limit")
@@ -85,7 +85,7 @@ def test_models_have_a_front_a_sign_and_a_name_each() -> None:
         row(1, 64, model="a"),
         row(2, 32, model="a"),
         row(5, 70, model="<b>z"),
-        row(9, 100, model="<b>z", fits=False),
+        row(9, 100, model="<b>z", fit="does not fit"),
     ]
     picture = pareto(both)
     fronts = [t for t in picture.figure.data if t.name.endswith("front")]
@@ -97,7 +97,8 @@ def test_models_have_a_front_a_sign_and_a_name_each() -> None:
 
 
 def test_none_that_fits_and_one_alone_are_drawn() -> None:
-    assert pareto([row(1, 100, fits=False)]).figure.layout.title.text == "The only plan does not fit."
+    assert pareto([row(1, 100, fit="does not fit")]).figure.layout.title.text == "The only plan does not fit."
+    assert pareto([row(1, 78, fit="on the edge")]).figure.layout.title.text == "The only plan is on the edge of memory."
     assert pareto([row(1, 10)]).figure.layout.title.text.startswith("One plan, and it fits")
 
 

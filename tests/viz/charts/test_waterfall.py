@@ -8,6 +8,7 @@ import pytest
 
 from fsdp_sim import Cluster, Model, Plan, Simulation, simulate
 from fsdp_sim.cost import workload
+from fsdp_sim.requests import on_the_edge
 from fsdp_sim.timeline import Event, Header, Lane, Memory, Op, Phase, Timeline
 from fsdp_sim.viz import theme
 from fsdp_sim.viz.charts.alive import alive_at
@@ -60,14 +61,29 @@ def test_a_waterfall_has_each_category_once_from_where_the_one_before_ends() -> 
 
 
 def test_what_fits_says_what_stays_free() -> None:
-    sim = llama()
+    sim = llama(seq_len=4096)
     words = memory_waterfall(sim).finding
     assert words.startswith(
         f"At the peak, during backward head, {human_bytes(sim.peak_memory_bytes)} are alive on rank 0."
     )
-    assert "is activations: 32 units, layers.0 to layers.31, have 1.28 GiB each." in words
+    assert "is activations: 32 units, layers.0 to layers.31, have 657 MiB each." in words
     free = sim.memory_limit_bytes - sim.peak_memory_bytes
     assert f"{human_bytes(free)} of the device's {human_bytes(sim.memory_limit_bytes)} stay free." in words
+
+
+def test_what_is_on_the_edge_says_what_the_allocator_holds_and_what_gives_a_margin() -> None:
+    """Less is alive than the device has, and yet that much is not free."""
+    sim = llama()
+    picture = memory_waterfall(sim)
+    assert sim.fit == "on the edge"
+    assert picture.figure.layout.title.text.replace("<br>", " ").startswith(
+        f"The peak is {human_bytes(sim.peak_memory_bytes)} of {human_bytes(sim.memory_limit_bytes)}, on the edge:"
+    )
+    assert f"{on_the_edge(sim)}." in picture.finding
+    assert "stay free" not in picture.finding
+    assert "What would make it fit, the fastest first" in picture.finding
+    fits = llama(seq_len=4096)
+    assert memory_waterfall([sim, fits]).figure.layout.title.text.replace("<br>", " ").endswith("1 of 2 on the edge.")
 
 
 def test_what_does_not_fit_names_changes_that_were_simulated() -> None:
