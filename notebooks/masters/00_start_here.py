@@ -33,6 +33,13 @@ viz.timeline(step.predict(), ranks=[0]).titled("A third of this step, the rank w
 # modelled:** the speed of the network (a laptop has none), and everything labelled *predicted*.
 
 # %% [markdown]
+# > **Our 8B model.** One story goes through this course. You are to train Llama 3 with 8 billion parameters, on
+# > documents of 8,192 tokens. One H100 cannot hold it. Eight can, just, and a step takes about 1.0 s (0.96 to 1.13).
+# > Then a node dies, and it has to go on with fewer cards. Then it is too slow, on a network that was cheap. And one
+# > morning it hangs. Its numbers are predictions: the time is in the brackets four times in five. You can ask for
+# > each of them, here with `fsdp-sim simulate --model llama3-8b --gpu H100-SXM-80GB --gpus 8 --seq-len 8192`.
+
+# %% [markdown]
 # ## 1. Who holds what
 #
 # Why would a rank wait at all? Because it does not have the whole model. FSDP does **not** put different layers on
@@ -250,5 +257,9 @@ assert torch.allclose(torch.tensor(lab.losses), torch.tensor(four[0][:4]), rtol=
 # - A step takes as long as its compute plus the communication that is **exposed**. The order of issue decides what is
 #   exposed, and you can compute it before anything runs.
 # - The numbers do not change: the mini-FSDP and torch's have the losses of one process.
+
+# %% [markdown]
+# > **Our 8B model** shows little red on eight H100: in a step of a second the network works and the GPUs wait for about
+# > 17 ms. So why not take one card, and have no red at all? Because it does not fit. Let's see what stands in the way.
 #
 # Next: `01_where_the_memory_goes.ipynb`. What is each of these bytes for?

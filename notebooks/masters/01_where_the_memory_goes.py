@@ -16,6 +16,12 @@
 # Your model does not fit on the card. Why not? Let's count. After this notebook you can say, for any model and any
 # number of GPUs, what a rank keeps, what it holds only for a moment, and whether it fits. You also know why one source
 # says 16 bytes per parameter and the next 18.
+
+# %% [markdown]
+# > **Our 8B model** on one H100: a step would hold about 145 GiB, and a process gets 78.5. So you buy seven more and
+# > give each a copy of the model, as DDP does. Now each of the eight wants about 173 GiB, even more. Something has to
+# > be divided. What? (`fsdp-sim simulate --model llama3-8b --gpu H100-SXM-80GB --gpus 1 --seq-len 8192`, then `--gpus 8
+# > --api ddp --param-dtype bf16`)
 #
 # **What is real:** the ranks, torch's DDP and FSDP, and every byte labelled *measured* or *counted*.
 # **What is modelled:** models too large for this machine. The simulator builds the program that torch would
@@ -140,7 +146,7 @@ stacks({"GPT-2": million}, "Two thirds of GPT-2 are blocks, a third is one table
 
 # %% [markdown] covers=["coverage 000.4"]
 # The head that predicts the next token uses the embedding's table: the two are **tied**. Count it twice and you
-# get 163 million, as some tables do. Sharded over 4 ranks, each keeps 31 million numbers, a quarter of every
+# get 163 million. Sharded over 4 ranks, each keeps 31 million numbers, a quarter of every
 # tensor: no rank has the whole table, or all of blocks 0 to 2.
 #
 # Now we take one optimizer step and look for the tensors that are as large as the model.
@@ -171,9 +177,8 @@ stacks(states, "GPT-2 124M with AdamW in fp32: what one rank keeps from step to 
 
 # %% [markdown] covers=["coverage 000.10", "coverage 000.2", "coverage 001.21"]
 # Parameters, gradients, and AdamW's two **moments**, a running mean and a running variance of the gradient: 16
-# bytes. For GPT-2 that is 0.5 + 0.5 + 1.0 = 2.0 GB. If a table gives the optimizer 2 GB, and 3 in total, it has
-# counted something twice. With DDP *each* rank keeps these 2.0 GB, on 4 ranks or on 400; "times the number of
-# GPUs" is the sum over the cluster. With FSDP each of 4 ranks keeps 0.5 GB, each of 8 a quarter of a GB.
+# bytes. For GPT-2 that is 0.5 + 0.5 + 1.0 = 2.0 GB. With DDP *each* rank keeps these 2.0 GB, on 4 ranks or on 400.
+# With FSDP each of 4 ranks keeps 0.5 GB, each of 8 a quarter of a GB.
 
 # %% [markdown]
 # Don't believe the table, measure: on real ranks, with torch's DDP and FSDP. With `param_dtype=bf16`, an option of
@@ -511,5 +516,10 @@ viz.memory_waterfall({"predicted": setting.simulation, "counted": counted})
 # - Peak = states / N + whole units and their gradients + buffers + activations + logits. Only the first term
 #   knows N.
 # - The largest unit must fit, whatever N is. The price of it all is a second gather.
+
+# %% [markdown]
+# > **Our 8B model** has 8.03 billion parameters, and 16 bytes for each are 128 GB. No card has that. Eight cards divide
+# > it, and keep 16 GB each. A step on them still holds about 66 GiB: the rest is activations and logits, and we come
+# > back to those (chapter 7). First something else. Before a block can compute, its eight pieces must come together.
 #
 # Next: `02_collectives.ipynb`, what an all-gather and a reduce-scatter send.

@@ -15,6 +15,11 @@
 #
 # After this chapter you can say which rows of a parameter a rank keeps, read a DTensor, make a model that is too
 # large for one process, fill it from a checkpoint, and prove that a model is sharded.
+
+# %% [markdown]
+# > **Our 8B model** begins with an embedding of 128,256 rows. Each of eight cards is to keep an eighth of it. Which
+# > eighth? And who puts it there? In fp32 the model has 32 GB. If each of the eight processes of a node first builds
+# > all of it, the node needs 257 GB before anything is cut.
 #
 # **What is real:** everything. Two to four ranks of this machine, torch's own `fully_shard`, FSDP1 and DTensor.
 # **What differs on GPUs:** where the shards live, and (section 6) how DTensor draws random numbers.
@@ -495,5 +500,10 @@ board("sharding")
 # - A DTensor has the shape of the whole; `to_local()` is what is here. A plain tensor was forgotten.
 # - Nothing is broadcast: the same seed, the whole parameter, then the cut; or rank 0's checkpoint.
 # - Whoever loads or gathers by hand must mind the padding, and after `to_empty` the buffers: neither complains.
+
+# %% [markdown]
+# > **Our 8B model** divides well. Of the embedding's 128,256 rows each of eight cards keeps 16,032, and each of 64
+# > would keep 2,004. Nothing is padded, in any of its tensors. You build it on meta, cut it, and only then give it
+# > memory: 4 GB a card, instead of 32. It lies there now. Time for a step.
 #
 # Next: `04_the_life_of_a_unit.ipynb`, what happens to the shards in a training step.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 
 import pytest
@@ -80,12 +79,22 @@ def test_in_a_terminal_the_truth_stands_below_the_statement() -> None:
 
 
 @pytest.mark.parametrize("chapter", WITH_STATEMENTS)
-def test_every_chapter_says_how_many_there_are(chapter: str) -> None:
+def test_six_are_seen_at_once_and_the_others_are_behind_one_fold(chapter: str) -> None:
     shown = misconceptions(chapter)
+    first, fold, rest = shown._repr_html_().partition(f">{len(shown.entries) - 6} more</summary>")
 
     assert len(shown.entries) >= 8
-    assert shown.heading.startswith(f"{len(shown.entries)} ")
-    assert len(re.findall("<details", shown._repr_html_())) == len(shown.entries)
+    assert shown.heading.startswith("6 ")
+    assert first.count("In truth:") == 6
+    assert fold
+    assert rest.count("In truth:") == len(shown.entries) - 6
+    assert str(shown).count("→") == len(shown.entries)
+
+
+def test_six_or_fewer_need_no_fold() -> None:
+    one = misconceptions("memory").entries[0]
+
+    assert Misconceptions((one,) * 6)._repr_html_().count("<details") == 6
 
 
 def test_a_chapter_that_does_not_exist_is_an_error_that_names_those_that_do() -> None:

@@ -14,10 +14,18 @@ from pathlib import Path
 
 import pytest
 
+from fsdp_sim.learn.coverage import SHOWN
 from fsdp_sim.learn.predictions import names
+from fsdp_sim.learn.statements import misconceptions
 from notebooks.masters import build
 
 MOST_WORDS = 45
+MOST_SAID, MOST_RUMOURS = 6, 3
+RUMOUR = re.compile(
+    r"\byou (?:may|will|can)(?: have| also)* (?:read|seen?|find|meet|met)\b|\byou have read\b|\bin print\b"
+    r"|\bis (?:often|sometimes) (?:said|drawn|given)\b|\bpeople (?:often|say)\b",
+    re.IGNORECASE,
+)
 NOT_OUR_WORDS = {  # what nobody would say across a table, or what leaks out of the code: what we say
     r"\b(some|other|old) texts\b": "nobody, or a link to the text",
     r"\bone (reads|finds) that\b": "you will read that",
@@ -105,6 +113,22 @@ def test_every_heading_of_a_chapter_is_another(master: Path) -> None:
     assert not [heading for heading, times in headings.items() if times > 1]
 
 
+@each_master
+def test_few_paragraphs_argue_with_people_who_are_not_there(master: Path) -> None:
+    rumours = [sentence for paragraph in said(master) for sentence in paragraph if RUMOUR.search(sentence)]
+    assert len([rumour for rumour in rumours if not rumour.startswith("What people say")]) <= MOST_RUMOURS, rumours
+
+
+@each_master
+def test_at_most_six_things_that_people_say_are_seen_at_once(master: Path) -> None:
+    shown = [
+        entry
+        for chapter in SHOWN.findall(master.read_text(encoding="utf-8"))
+        for entry in misconceptions(chapter).shown
+    ]
+    assert len(shown) <= MOST_SAID
+
+
 def test_sentences_are_found_in_lists_quotes_and_around_code_and_links() -> None:
     cell = "## A heading\n\n> Look: `f(x). Y` runs.\n> Then\n> stop.\n\n- One [two](https://a.b/c. D).\n- Three!\n"
     assert [sentences(p) for p in paragraphs(f"{cell}\n    code. Here.") if p] == [
@@ -115,6 +139,7 @@ def test_sentences_are_found_in_lists_quotes_and_around_code_and_links() -> None
 
 
 def test_what_is_wrong_is_named() -> None:
+    assert RUMOUR.search("You may have read that it is so.")
     assert words("Keep the tied weights in one unit.") == 7
     assert repeated(["It waits.", "It gathers.", "It computes.", "Then it frees."]) == ["it"]
     assert not repeated(["It waits.", "Then it gathers.", "It computes."])

@@ -1,7 +1,7 @@
 """What people say about a chapter's subject, each statement folded with what is true.
 
-One file for each chapter, with ``MISCONCEPTIONS = (Misconception(...), ...)``. `fsdp_sim.learn.statements.evidence`
-helps to settle a statement by calling torch or computing it.
+One file for each chapter, with ``MISCONCEPTIONS = (Misconception(...), ...)``, in which the statements that a chapter
+shows come first. `fsdp_sim.learn.statements.evidence` helps to settle a statement by calling torch or computing it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from fsdp_sim.learn.verdict import with_code
 STRESSED = re.compile(r"\*(\w[^*]*)\*")
 WIDTH = 100  # characters of a line in a terminal
 MAX_STATEMENT, MAX_TRUTH = 160, 420  # characters
+MOST_SHOWN = 6  # of a chapter; the others wait behind one more fold
+FOLD = '<details style="margin:.3em 0"><summary style="cursor:pointer">'
 WITH_STATEMENTS = tuple(chapter for chapter in CHAPTERS if chapter != "interview")
 """The chapters that have statements, in the order of the course: interviews ask about all of them."""
 
@@ -54,17 +56,29 @@ class Misconception:
 
 @dataclass(frozen=True, repr=False)
 class Misconceptions:
-    """The statements of a chapter; in a notebook each is folded, with the truth inside."""
+    """The statements of a chapter; in a notebook each is folded, with the truth inside, and most of them once more."""
 
     entries: tuple[Misconception, ...]
 
     @property
+    def shown(self) -> tuple[Misconception, ...]:
+        """Those that a reader sees at once."""
+        return self.entries[:MOST_SHOWN]
+
+    @property
+    def others(self) -> tuple[Misconception, ...]:
+        """Those behind the last fold."""
+        return self.entries[MOST_SHOWN:]
+
+    @property
     def heading(self) -> str:
-        return f"{len(self.entries)} things that people say. Before you open one, say what is wrong with it."
+        return f"{len(self.shown)} things that people say. Before you open one, say what is wrong with it."
 
     def __str__(self) -> str:
         lines = [self.heading]
         for entry in self.entries:
+            if entry in self.others[:1]:
+                lines += ["", f"{len(self.others)} more:"]
             lines += ["", *textwrap.wrap(f"“{entry.statement}”", WIDTH)]
             lines += textwrap.wrap(entry.truth, WIDTH, initial_indent="    → ", subsequent_indent="      ")
         return "\n".join(lines)
@@ -72,13 +86,19 @@ class Misconceptions:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        folded = (
-            f'<details style="margin:.3em 0"><summary style="cursor:pointer">“{_html(entry.statement)}”</summary>'
-            f'<p style="margin:.3em 0 .8em;border-left:5px solid #0072B2;padding:.2em .8em">'
-            f"<b>In truth:</b> {_html(entry.truth)}</p></details>"
-            for entry in self.entries
-        )
-        return f"<p>{escape(self.heading)}</p>{''.join(folded)}"
+        others = _folded(self.others)
+        if others:
+            others = f"{FOLD}{len(self.others)} more</summary>{others}</details>"
+        return f"<p>{escape(self.heading)}</p>{_folded(self.shown)}{others}"
+
+
+def _folded(entries: tuple[Misconception, ...]) -> str:
+    return "".join(
+        f"{FOLD}“{_html(entry.statement)}”</summary>"
+        f'<p style="margin:.3em 0 .8em;border-left:5px solid #0072B2;padding:.2em .8em">'
+        f"<b>In truth:</b> {_html(entry.truth)}</p></details>"
+        for entry in entries
+    )
 
 
 def _html(text: str) -> str:

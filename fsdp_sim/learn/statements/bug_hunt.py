@@ -45,19 +45,6 @@ MISCONCEPTIONS = (
         ("misconception 0.29",),
     ),
     Misconception(
-        "`for batch in loader:` and then a comment, for the reader to fill in.",
-        "A loop with only a comment in it is a SyntaxError. And that loop is for one process: no sampler, no care for "
-        "who saves.",
-        ("misconception 4.95",),
-        _loop_of_a_comment,
-    ),
-    Misconception(
-        "`sharding_strategy=SHARD_GRAD_OP # ZERO2)`.",
-        "The comment has swallowed the bracket: a SyntaxError.",
-        ("misconception 4.140",),
-        _swallowed_bracket,
-    ),
-    Misconception(
         "The listing of the tutorial runs as it is shown.",
         "It uses names that it never defines: `nccl`, `LooseVersion`, a formatter of gigabytes. Each is a NameError.",
         ("misconception 4.130",),
@@ -82,5 +69,18 @@ MISCONCEPTIONS = (
         "there is no checkpoint at all.",
         ("misconception 4.136",),
         lambda: not float("inf") < float("inf"),
+    ),
+    Misconception(
+        "`for batch in loader:` and then a comment, for the reader to fill in.",
+        "A loop with only a comment in it is a SyntaxError. And that loop is for one process: no sampler, no care for "
+        "who saves.",
+        ("misconception 4.95",),
+        _loop_of_a_comment,
+    ),
+    Misconception(
+        "`sharding_strategy=SHARD_GRAD_OP # ZERO2)`.",
+        "The comment has swallowed the bracket: a SyntaxError.",
+        ("misconception 4.140",),
+        _swallowed_bracket,
     ),
 )  # fmt: skip

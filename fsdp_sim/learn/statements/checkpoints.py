@@ -34,11 +34,6 @@ def _a_class_is_refused() -> bool:
 
 MISCONCEPTIONS = (
     Misconception(
-        "Going from DDP to FSDP hardly changes checkpointing.",
-        "It is what changes most: no rank has the model, so gathering or saving it takes all of them.",
-        ("misconception 4.12",),
-    ),
-    Misconception(
         "Only rank 0 needs the state dict: `if rank == 0: save(model.state_dict())`.",
         "A full state dict is gathered by collectives: all ranks call, rank 0 writes. If only rank 0 calls, FSDP1 "
         "hangs. FSDP2's `state_dict()` does not communicate, so it does not hang: it writes a file with rank 0's "
@@ -46,18 +41,50 @@ MISCONCEPTIONS = (
         ("misconception 9", "misconception 1.5", "misconception 4.61", "misconception 4.65", "misconception 4.80"),
     ),
     Misconception(
-        "`model.state_dict()` of a sharded model returns the local shard.",
-        "FSDP1's default type is FULL: a collective that returns everything. FSDP2 returns DTensors, each with its "
-        "slice and the shape of the whole.",
-        ("misconception 4.68",),
-        lambda: find(f"{FSDP}:StateDictType").FULL_STATE_DICT.value == 1,
-    ),
-    Misconception(
         "You must use FULL_STATE_DICT, the most common type.",
         "A full dict is for export. It is the whole model in one process, however many GPUs there are, and without "
         "`rank0_only` and offload to the CPU, on every GPU. To save and resume use sharded state through "
         "`torch.distributed.checkpoint`: 1/N for each rank.",
         ("misconception 29", "misconception 4.8", "misconception 4.79", "misconception 4.89"),
+    ),
+    Misconception(
+        "A checkpoint is the model's weights, and perhaps the epoch.",
+        "Without Adam's moments the loss jumps. Without the state of the random generators, the scheduler and the "
+        "place in the data, the run is another one, and in the middle of an epoch it skips or repeats samples.",
+        ("misconception 4.67", "misconception 4.73", "misconception 4.142"),
+    ),
+    Misconception(
+        "`weights_only=True` makes a downloaded checkpoint safe.",
+        "Ways around it were found twice (CVE-2025-32434, CVE-2026-24747). And it does not reach DCP, whose "
+        "`.metadata` is unpickled: loading a stranger's checkpoint runs a stranger's code.",
+        ("misconception 30",),
+        _metadata_is_unpickled,
+    ),
+    Misconception(
+        "Saving with DCP is atomic.",
+        "Only its `.metadata` is renamed into place; shards are written where they stand, and overwriting, the "
+        "default, first destroys what was there. Save to a new folder, and mark it when all of it is on disk.",
+        ("misconception 31",),
+        lambda: defaults(f"{DCP}:FileSystemWriter", overwrite=True),
+    ),
+    Misconception(
+        "`async_save` is safe as it comes.",
+        "It needs a process group of its own, the previous save awaited, its future looked at (errors appear only "
+        "there), and the commit only after that.",
+        ("misconception 32",),
+        lambda: takes(f"{DCP}:async_save", "process_group"),
+    ),
+    Misconception(
+        "Going from DDP to FSDP hardly changes checkpointing.",
+        "It is what changes most: no rank has the model, so gathering or saving it takes all of them.",
+        ("misconception 4.12",),
+    ),
+    Misconception(
+        "`model.state_dict()` of a sharded model returns the local shard.",
+        "FSDP1's default type is FULL: a collective that returns everything. FSDP2 returns DTensors, each with its "
+        "slice and the shape of the whole.",
+        ("misconception 4.68",),
+        lambda: find(f"{FSDP}:StateDictType").FULL_STATE_DICT.value == 1,
     ),
     Misconception(
         "A full state dict is always put together on every GPU.",
@@ -145,37 +172,10 @@ MISCONCEPTIONS = (
         ("misconception 4.72",),
     ),
     Misconception(
-        "A checkpoint is the model's weights, and perhaps the epoch.",
-        "Without Adam's moments the loss jumps. Without the state of the random generators, the scheduler and the "
-        "place in the data, the run is another one, and in the middle of an epoch it skips or repeats samples.",
-        ("misconception 4.67", "misconception 4.73", "misconception 4.142"),
-    ),
-    Misconception(
-        "`weights_only=True` makes a downloaded checkpoint safe.",
-        "Ways around it were found twice (CVE-2025-32434, CVE-2026-24747). And it does not reach DCP, whose "
-        "`.metadata` is unpickled: loading a stranger's checkpoint runs a stranger's code.",
-        ("misconception 30",),
-        _metadata_is_unpickled,
-    ),
-    Misconception(
         "`torch.load` opens any checkpoint.",
         "Since torch 2.6 it reads tensors and plain containers only, unless told otherwise: a checkpoint with an "
         "object of a class of its own in it is refused.",
         ("misconception 1.21",),
         _a_class_is_refused,
-    ),
-    Misconception(
-        "Saving with DCP is atomic.",
-        "Only its `.metadata` is renamed into place; shards are written where they stand, and overwriting, the "
-        "default, first destroys what was there. Save to a new folder, and mark it when all of it is on disk.",
-        ("misconception 31",),
-        lambda: defaults(f"{DCP}:FileSystemWriter", overwrite=True),
-    ),
-    Misconception(
-        "`async_save` is safe as it comes.",
-        "It needs a process group of its own, the previous save awaited, its future looked at (errors appear only "
-        "there), and the commit only after that.",
-        ("misconception 32",),
-        lambda: takes(f"{DCP}:async_save", "process_group"),
     ),
 )  # fmt: skip

@@ -15,6 +15,41 @@ MISCONCEPTIONS = (
          "misconception 4.32", "misconception 4.33"),
     ),
     Misconception(
+        "With N GPUs a rank needs 1/N of the memory, so 8 GPUs train a model 8 times as large.",
+        "Parameters, gradients and optimizer state are divided by N, and nothing else: gathered units, the gradients "
+        "of the unit in backward, the buffers of collectives, activations and logits stay. N times is a bound that is "
+        "never reached.",
+        ("misconception 17", "misconception 0.5", "misconception 1.1", "misconception 1.14", "misconception 1.27",
+         "misconception 2.25", "misconception 3.5", "misconception 3.9"),
+    ),
+    Misconception(
+        "FSDP takes 2 + 2 + 12 bytes a parameter: fp16 weights, fp16 gradients, and an fp32 master copy with Adam.",
+        "That is the ZeRO paper's account. FSDP's fp32 shard *is* the master copy: 4 for it, 4 for its gradient, 8 "
+        "for Adam. The sum is 16 either way; the bf16 copies of FSDP live only while a unit is gathered. And the "
+        "paper's first 2 is the fp16 copy alone: the fp32 copy is counted among the 12.",
+        ("misconception 15", "misconception 3.1", "misconception 3.2"),
+        lambda: 2 + 2 + 12 == 4 + 4 + 8 == ADAM_BYTES,
+    ),
+    Misconception(
+        "7 B parameters take 14 GB of weights, 14 of gradients and 28 of Adam: 56 GB, which fits one A100.",
+        "That assumes that Adam works in bf16 without an fp32 copy. The usual account is 16 bytes a parameter: 112 "
+        "GB, and 1,120 GB for 70 B.",
+        ("misconception 16", "misconception 4.14"),
+        lambda: 7e9 * ADAM_BYTES == 112e9 and 70e9 * ADAM_BYTES == 1120e9 and 7e9 * (2 + 2 + 4) == 56e9,
+    ),
+    Misconception(
+        "With DDP each GPU needs the memory of the model times the number of GPUs.",
+        "One GPU holds one copy, 16 bytes a parameter with Adam in fp32, however many GPUs there are. Only the sum "
+        "over the cluster grows.",
+        ("misconception 2", "misconception 0.3", "misconception 4.1"),
+    ),
+    Misconception(
+        "A layer of 8 GB can be trained on GPUs with 6 GB free: that is what FSDP is for.",
+        "It cannot. To compute the layer a rank gathers all of it, and 8 GB do not fit into 6. Cut the unit finer, or "
+        "divide the computation too (tensor parallelism).",
+        ("misconception 4.40",),
+    ),
+    Misconception(
         "One GPU computes its layers and sends the result to the next.",
         "No activation is ever sent. What travels is parameters and gradients: each unit's parameters are gathered on "
         "every rank, and each rank uses them on its own batch.",
@@ -36,20 +71,6 @@ MISCONCEPTIONS = (
         "It is called SFDP.",
         "It is called FSDP, Fully Sharded Data Parallel; the other name exists in no library.",
         ("misconception 0.1",),
-    ),
-    Misconception(
-        "With DDP each GPU needs the memory of the model times the number of GPUs.",
-        "One GPU holds one copy, 16 bytes a parameter with Adam in fp32, however many GPUs there are. Only the sum "
-        "over the cluster grows.",
-        ("misconception 2", "misconception 0.3", "misconception 4.1"),
-    ),
-    Misconception(
-        "With N GPUs a rank needs 1/N of the memory, so 8 GPUs train a model 8 times as large.",
-        "Parameters, gradients and optimizer state are divided by N, and nothing else: gathered units, the gradients "
-        "of the unit in backward, the buffers of collectives, activations and logits stay. N times is a bound that is "
-        "never reached.",
-        ("misconception 17", "misconception 0.5", "misconception 1.1", "misconception 1.14", "misconception 1.27",
-         "misconception 2.25", "misconception 3.5", "misconception 3.9"),
     ),
     Misconception(
         "GPT-2 of 124 M parameters on 4 GPUs: 75 % less memory.",
@@ -81,21 +102,6 @@ MISCONCEPTIONS = (
         ("misconception 0.6", "misconception 0.7", "misconception 0.14"),
         lambda: parameters("gpt2-124m") + 50257 * 768 == 163_037_184 and 12 * 768**2 + 2 * 768 == 7_079_424
         and (parameters("gpt2-124m") - (50257 + 1024) * 768 - 2 * 768) / 12 == 7_087_872,
-    ),
-    Misconception(
-        "FSDP takes 2 + 2 + 12 bytes a parameter: fp16 weights, fp16 gradients, and an fp32 master copy with Adam.",
-        "That is the ZeRO paper's account. FSDP's fp32 shard *is* the master copy: 4 for it, 4 for its gradient, 8 "
-        "for Adam. The sum is 16 either way; the bf16 copies of FSDP live only while a unit is gathered. And the "
-        "paper's first 2 is the fp16 copy alone: the fp32 copy is counted among the 12.",
-        ("misconception 15", "misconception 3.1", "misconception 3.2"),
-        lambda: 2 + 2 + 12 == 4 + 4 + 8 == ADAM_BYTES,
-    ),
-    Misconception(
-        "7 B parameters take 14 GB of weights, 14 of gradients and 28 of Adam: 56 GB, which fits one A100.",
-        "That assumes that Adam works in bf16 without an fp32 copy. The usual account is 16 bytes a parameter: 112 "
-        "GB, and 1,120 GB for 70 B.",
-        ("misconception 16", "misconception 4.14"),
-        lambda: 7e9 * ADAM_BYTES == 112e9 and 70e9 * ADAM_BYTES == 1120e9 and 7e9 * (2 + 2 + 4) == 56e9,
     ),
     Misconception(
         "80 GB train 20 B parameters with DDP, and eight of them 160 B with FSDP.",
@@ -134,12 +140,6 @@ MISCONCEPTIONS = (
         "With full sharding there are no replicas: there is one copy of the parameters, in slices. Only hybrid "
         "sharding has replicas, one for each shard group.",
         ("misconception 4.18",),
-    ),
-    Misconception(
-        "A layer of 8 GB can be trained on GPUs with 6 GB free: that is what FSDP is for.",
-        "It cannot. To compute the layer a rank gathers all of it, and 8 GB do not fit into 6. Cut the unit finer, or "
-        "divide the computation too (tensor parallelism).",
-        ("misconception 4.40",),
     ),
     Misconception(
         "Seeing different batches on different GPUs makes FSDP train better.",

@@ -20,13 +20,6 @@ MISCONCEPTIONS = (
         lambda: "FULL_SHARD" not in [member.value for member in find("torch.distributed.fsdp:ShardingStrategy")],
     ),
     Misconception(
-        "`FSDP(model, flatten_parameters=True, reshard_after_forward=True, move_grads_to_cpu=True)`.",
-        "Arguments of FairScale, where FSDP began in 2021; in torch each is a TypeError. The version in torch has "
-        "gone its own way since: read torch's documentation, not the posts of those years.",
-        ("misconception 19", "misconception 4.86", "misconception 4.144"),
-        lambda: not any(takes(FSDP1, n) for n in ("flatten_parameters", "reshard_after_forward", "move_grads_to_cpu")),
-    ),
-    Misconception(
         "A model under `fully_shard` has `no_sync()` and `clip_grad_norm_()`.",
         "Those are methods of FSDP1; here they are AttributeErrors. Use `set_requires_gradient_sync` and "
         "`torch.nn.utils.clip_grad_norm_`.",
@@ -45,23 +38,10 @@ MISCONCEPTIONS = (
         and not any(takes(FSDP2, name) for name in NAMES) and takes(FSDP1, *NAMES),
     ),
     Misconception(
-        "`fully_shard` and FSDP with a policy are the low and the high level of the same thing.",
-        "Two implementations: flat parameters in wrapper modules, and one DTensor a parameter with hooks. Their "
-        "checkpoints, clipping and accumulation differ, and neither calls the other.",
-        ("misconception 4.100", "misconception 4.103"),
-        lambda: "fully_shard" not in inspect.getsource(find(FSDP1)),
-    ),
-    Misconception(
         "After swapping the wrapper, everything else of a DDP script stays: AMP, clipping, scheduler.",
         "The scheduler does. Under FSDP1 the scaler and clipping are others; and under both, look at EMA and "
         "deepcopy, parameter groups, `generate()`, and checkpoints.",
         ("misconception 4.41", "misconception 4.60"),
-    ),
-    Misconception(
-        "`use_orig_params=False` flattens the parameters for better memory efficiency.",
-        "Both values flatten. True shows views under the original names, which `torch.compile` and parameter groups "
-        "need; frozen parameters then cost gradient memory.",
-        ("misconception 2.28",),
     ),
     Misconception(
         "`torch.compile(model)` after FSDP.",
@@ -69,6 +49,32 @@ MISCONCEPTIONS = (
         "before `fully_shard`. Compiling a whole model puts `_orig_mod.` before every name in a checkpoint.",
         ("misconception 4.94",),
         lambda: next(iter(find("torch").compile(find("torch.nn").Linear(2, 2)).state_dict())).startswith("_orig_mod."),
+    ),
+    Misconception(
+        "FSDP adds 10 to 30 seconds of set-up.",
+        "Nobody says where that was measured. Loading the model and starting processes take what they take, with any "
+        "strategy.",
+        ("misconception 1.15",),
+    ),
+    Misconception(
+        "`FSDP(model, flatten_parameters=True, reshard_after_forward=True, move_grads_to_cpu=True)`.",
+        "Arguments of FairScale, where FSDP began in 2021; in torch each is a TypeError. The version in torch has "
+        "gone its own way since: read torch's documentation, not the posts of those years.",
+        ("misconception 19", "misconception 4.86", "misconception 4.144"),
+        lambda: not any(takes(FSDP1, n) for n in ("flatten_parameters", "reshard_after_forward", "move_grads_to_cpu")),
+    ),
+    Misconception(
+        "`fully_shard` and FSDP with a policy are the low and the high level of the same thing.",
+        "Two implementations: flat parameters in wrapper modules, and one DTensor a parameter with hooks. Their "
+        "checkpoints, clipping and accumulation differ, and neither calls the other.",
+        ("misconception 4.100", "misconception 4.103"),
+        lambda: "fully_shard" not in inspect.getsource(find(FSDP1)),
+    ),
+    Misconception(
+        "`use_orig_params=False` flattens the parameters for better memory efficiency.",
+        "Both values flatten. True shows views under the original names, which `torch.compile` and parameter groups "
+        "need; frozen parameters then cost gradient memory.",
+        ("misconception 2.28",),
     ),
     Misconception(
         "`model.cuda()`, `FSDP(model)`, train.",
@@ -80,12 +86,6 @@ MISCONCEPTIONS = (
         "`torch.cuda.set_device(RANK)`.",
         "On the second node RANK is 8 and there is no GPU 8. Use LOCAL_RANK.",
         ("misconception 4.66",),
-    ),
-    Misconception(
-        "FSDP adds 10 to 30 seconds of set-up.",
-        "Nobody says where that was measured. Loading the model and starting processes take what they take, with any "
-        "strategy.",
-        ("misconception 1.15",),
     ),
     Misconception(
         "Import `apply_activation_checkpointing_wrapper`, and `LooseVersion` from distutils.",

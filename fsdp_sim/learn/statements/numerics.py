@@ -39,16 +39,45 @@ MISCONCEPTIONS = (
         lambda: ADAM_BYTES == 4 + 4 + 8,
     ),
     Misconception(
-        "Mixed precision is up to 4 times as fast, and saves 30 % of the memory.",
-        "Such numbers come from one experiment of 2022, on one model and one kind of GPU. Predict yours, then "
-        "measure.",
-        ("misconception 4.124",),
-    ),
-    Misconception(
         "`param_dtype` is the dtype in which parameters are stored, while computation stays in fp32.",
         "The other way round: it is the dtype of the gathered copy and of computation. The stored shards keep their "
         "own, and are the master copy; there is no further one. Only the reduction can have a low dtype alone.",
         ("misconception 2.3", "misconception 3.12", "misconception 4.123"),
+    ),
+    Misconception(
+        "An all-fp16 policy is the aggressive choice, and it works: just check that float16 trains.",
+        "fp16 ends at 65,504, in a sum over ranks too, so it needs loss scaling; under FSDP1 a `ShardedGradScaler`, "
+        "because with the plain one rank 0 may skip a step that rank 1 takes. bf16 with fp32 reduction needs none.",
+        ("misconception 0.25", "misconception 1.19", "misconception 2.7"),
+        lambda: find("torch").finfo(find("torch").float16).max == 65504.0
+        and not absent("torch.distributed.fsdp.sharded_grad_scaler:ShardedGradScaler"),
+    ),
+    Misconception(
+        "`torch.nn.utils.clip_grad_norm_` just works. (Or: it is broken with FSDP2.)",
+        "It is right with FSDP2, whose DTensors know that they are parts. With FSDP1 each rank clips by the norm of "
+        "its own shard, and training diverges without a word: there use `model.clip_grad_norm_`.",
+        ("misconception 24", "misconception 0.26", "misconception 1.18", "misconception 2.31", "misconception 4.59"),
+        lambda: not absent(f"{FSDP1}.clip_grad_norm_") and absent(f"{FSDP2}.clip_grad_norm_"),
+    ),
+    Misconception(
+        "Scale the learning rate by the number of GPUs.",
+        "Gradients are averaged, so with the same global batch nothing changes. If more GPUs make the *global batch* "
+        "larger, the rate may grow with it, by a rule that depends on the optimizer.",
+        ("misconception 11", "misconception 4.48", "misconception 4.85", "misconception 4.127"),
+    ),
+    Misconception(
+        "Divide the loss by the number of micro-batches, and accumulation gives the large batch.",
+        "Only if all have the same number of tokens. Otherwise divide the sum of losses by the sum of tokens, over "
+        "micro-batches and ranks. And a last, partial group of micro-batches must step too.",
+        ("misconception 36", "misconception 4.82"),
+        lambda: _mean_of_means_is_the_mean([1.0, 3.0], [2.0, 6.0])
+        and not _mean_of_means_is_the_mean([1.0, 3.0], [6.0]),
+    ),
+    Misconception(
+        "Mixed precision is up to 4 times as fast, and saves 30 % of the memory.",
+        "Such numbers come from one experiment of 2022, on one model and one kind of GPU. Predict yours, then "
+        "measure.",
+        ("misconception 4.124",),
     ),
     Misconception(
         "`reduce_dtype` is the dtype of the all-reduce.",
@@ -64,14 +93,6 @@ MISCONCEPTIONS = (
         lambda: takes("torch.distributed.fsdp:MixedPrecision", "buffer_dtype")
         and not takes("torch.distributed.fsdp:MixedPrecisionPolicy", "buffer_dtype")
         and isinstance(find("torch.nn").Embedding(2, 2).weight, find("torch.nn:Parameter")),
-    ),
-    Misconception(
-        "An all-fp16 policy is the aggressive choice, and it works: just check that float16 trains.",
-        "fp16 ends at 65,504, in a sum over ranks too, so it needs loss scaling; under FSDP1 a `ShardedGradScaler`, "
-        "because with the plain one rank 0 may skip a step that rank 1 takes. bf16 with fp32 reduction needs none.",
-        ("misconception 0.25", "misconception 1.19", "misconception 2.7"),
-        lambda: find("torch").finfo(find("torch").float16).max == 65504.0
-        and not absent("torch.distributed.fsdp.sharded_grad_scaler:ShardedGradScaler"),
     ),
     Misconception(
         "Combine the precision policy with autocast.",
@@ -104,23 +125,10 @@ MISCONCEPTIONS = (
         ("misconception 6", "misconception 4.109"),
     ),
     Misconception(
-        "`torch.nn.utils.clip_grad_norm_` just works. (Or: it is broken with FSDP2.)",
-        "It is right with FSDP2, whose DTensors know that they are parts. With FSDP1 each rank clips by the norm of "
-        "its own shard, and training diverges without a word: there use `model.clip_grad_norm_`.",
-        ("misconception 24", "misconception 0.26", "misconception 1.18", "misconception 2.31", "misconception 4.59"),
-        lambda: not absent(f"{FSDP1}.clip_grad_norm_") and absent(f"{FSDP2}.clip_grad_norm_"),
-    ),
-    Misconception(
         "The optimizer's part of a step never communicates.",
         "True of `step()` itself. Clipping before it costs one all-reduce of a number.",
         ("misconception 0.19",),
         lambda: issued("optimizer") == ["OPTIM"],
-    ),
-    Misconception(
-        "Scale the learning rate by the number of GPUs.",
-        "Gradients are averaged, so with the same global batch nothing changes. If more GPUs make the *global batch* "
-        "larger, the rate may grow with it, by a rule that depends on the optimizer.",
-        ("misconception 11", "misconception 4.48", "misconception 4.85", "misconception 4.127"),
     ),
     Misconception(
         "It does not matter when the optimizer is made. (Or: it must always be after wrapping.)",
@@ -154,14 +162,6 @@ MISCONCEPTIONS = (
         "You may. It trades reduce-scatters for memory; without it each micro-batch is reduced, and the sum is the "
         "same.",
         ("misconception 4.90",),
-    ),
-    Misconception(
-        "Divide the loss by the number of micro-batches, and accumulation gives the large batch.",
-        "Only if all have the same number of tokens. Otherwise divide the sum of losses by the sum of tokens, over "
-        "micro-batches and ranks. And a last, partial group of micro-batches must step too.",
-        ("misconception 36", "misconception 4.82"),
-        lambda: _mean_of_means_is_the_mean([1.0, 3.0], [2.0, 6.0])
-        and not _mean_of_means_is_the_mean([1.0, 3.0], [6.0]),
     ),
     Misconception(
         "A DistributedSampler shows each sample once.",

@@ -28,6 +28,38 @@ MISCONCEPTIONS = (
         and not absent("torch.distributed.fsdp:FSDPModule.set_modules_to_forward_prefetch"),
     ),
     Misconception(
+        "No prefetch has the lowest memory.",
+        "POST already frees the current unit before it gathers the next. What None gives up is overlap: the gather "
+        "then stands behind the reduce-scatter.",
+        ("misconception 2.27",),
+        _without_prefetch_the_reduction_is_first,
+    ),
+    Misconception(
+        "No GPU ever sits idle.",
+        "It does wherever communication is exposed: at the first gather, at gathers longer than the computation "
+        "before them, at a reduce-scatter whose buffer is still in use, and at the tail.",
+        ("misconception 4.30",),
+    ),
+    Misconception(
+        "All-gather and reduce-scatter share a process group and hence a CUDA stream.",
+        "FSDP2 gives each a stream of its own. They still take turns, because collectives of one communicator run in "
+        "the order of issue. `set_separate_reduce_scatter_group` gives the reduce-scatters another.",
+        ("misconception 4.115",),
+        lambda: not absent("torch.distributed.fsdp:FSDPModule.set_separate_reduce_scatter_group"),
+    ),
+    Misconception(
+        "FSDP reaches 85 to 95 % of DDP's throughput.",
+        "Nobody can say so in general. It depends on the tokens of each GPU, the size of the units and the bandwidth: "
+        "from no loss to several times slower.",
+        ("misconception 1.12",),
+    ),
+    Misconception(
+        "`loss.item()` in every step costs nothing.",
+        "The CPU waits for the GPU there, so it no longer runs ahead, and the gathers that it should have issued "
+        "early come late. Log every so many steps.",
+        ("misconception 4.132",),
+    ),
+    Misconception(
         "BACKWARD_POST uses the bandwidth more efficiently.",
         "It gathers the next unit *after* the current gradient has been computed: it hides less, and holds less. It "
         "issues that gather before the reduce-scatter, so as not to queue behind it.",
@@ -41,13 +73,6 @@ MISCONCEPTIONS = (
         "There are no half units. When the gather is issued, PRE holds 2 units' parameters and 1 unit's gradients; "
         "POST 1 and 1, because it frees the current unit first.",
         ("misconception 2.26",),
-    ),
-    Misconception(
-        "No prefetch has the lowest memory.",
-        "POST already frees the current unit before it gathers the next. What None gives up is overlap: the gather "
-        "then stands behind the reduce-scatter.",
-        ("misconception 2.27",),
-        _without_prefetch_the_reduction_is_first,
     ),
     Misconception(
         "There are two modes of backward prefetch, and they gain 2 to 10 %.",
@@ -91,23 +116,10 @@ MISCONCEPTIONS = (
         ("misconception 4.113",),
     ),
     Misconception(
-        "No GPU ever sits idle.",
-        "It does wherever communication is exposed: at the first gather, at gathers longer than the computation "
-        "before them, at a reduce-scatter whose buffer is still in use, and at the tail.",
-        ("misconception 4.30",),
-    ),
-    Misconception(
         "The hooks are on the flat parameter, which is a sharded DTensor.",
         "Two designs mixed. FSDP1 has flat parameters and wrapper modules; FSDP2 has one DTensor for each parameter, "
         "and hooks on modules.",
         ("misconception 4.112",),
-    ),
-    Misconception(
-        "All-gather and reduce-scatter share a process group and hence a CUDA stream.",
-        "FSDP2 gives each a stream of its own. They still take turns, because collectives of one communicator run in "
-        "the order of issue. `set_separate_reduce_scatter_group` gives the reduce-scatters another.",
-        ("misconception 4.115",),
-        lambda: not absent("torch.distributed.fsdp:FSDPModule.set_separate_reduce_scatter_group"),
     ),
     Misconception(
         "Without backward prefetch the reduce-scatter of N cannot overlap with the computation of N − 1.",
@@ -133,18 +145,6 @@ MISCONCEPTIONS = (
         "And gradients.",
         ("misconception 4.119",),
         lambda: "REDUCE_SCATTER" in collectives("backward"),
-    ),
-    Misconception(
-        "FSDP reaches 85 to 95 % of DDP's throughput.",
-        "Nobody can say so in general. It depends on the tokens of each GPU, the size of the units and the bandwidth: "
-        "from no loss to several times slower.",
-        ("misconception 1.12",),
-    ),
-    Misconception(
-        "`loss.item()` in every step costs nothing.",
-        "The CPU waits for the GPU there, so it no longer runs ahead, and the gathers that it should have issued "
-        "early come late. Log every so many steps.",
-        ("misconception 4.132",),
     ),
     Misconception(
         "`NCCL_DEBUG=INFO` profiles communication.",

@@ -31,6 +31,18 @@ MISCONCEPTIONS = (
         ("misconception 2.30",),
     ),
     Misconception(
+        "Out of memory? Turn on CPU offload. It belongs in an optimized configuration.",
+        "It comes last, because it slows every step. First see that blocks are units (one unit saves no peak), "
+        "checkpoint activations, look at the logits and at `no_sync`, add GPUs. And keep the reduction in fp32.",
+        ("misconception 0.28", "misconception 2.32", "misconception 2.34", "misconception 4.93"),
+    ),
+    Misconception(
+        "`nvidia-smi` shows how much memory training needs.",
+        "It shows what the process holds: the allocator's reserve and the CUDA context included. Reset the peak at "
+        "each phase, then read the allocator's allocated and reserved bytes.",
+        ("misconception 1.17",),
+    ),
+    Misconception(
         "It does not matter in which order checkpointing and sharding are applied.",
         "FSDP1: apply checkpointing after wrapping. FSDP2: checkpointing, then compile, then `fully_shard`. (And see "
         "that the script's flag does anything: in one popular port it is only planned.)",
@@ -43,24 +55,12 @@ MISCONCEPTIONS = (
         ("misconception 0.20", "misconception 2.1"),
     ),
     Misconception(
-        "Out of memory? Turn on CPU offload. It belongs in an optimized configuration.",
-        "It comes last, because it slows every step. First see that blocks are units (one unit saves no peak), "
-        "checkpoint activations, look at the logits and at `no_sync`, add GPUs. And keep the reduction in fp32.",
-        ("misconception 0.28", "misconception 2.32", "misconception 2.34", "misconception 4.93"),
-    ),
-    Misconception(
         "`CPUOffload(offload_gradients=True)` offloads gradients.",
         "A TypeError: there is only `offload_params`, and gradients go with their parameters. FSDP2 has "
         "`CPUOffloadPolicy(pin_memory=...)`.",
         ("misconception 7", "misconception 4.77"),
         lambda: refused("torch.distributed.fsdp:CPUOffload", TypeError, offload_gradients=True)
         and not refused("torch.distributed.fsdp:CPUOffloadPolicy", TypeError, pin_memory=True),
-    ),
-    Misconception(
-        "`nvidia-smi` shows how much memory training needs.",
-        "It shows what the process holds: the allocator's reserve and the CUDA context included. Reset the peak at "
-        "each phase, then read the allocator's allocated and reserved bytes.",
-        ("misconception 1.17",),
     ),
     Misconception(
         "Print allocated and maximal memory on rank 0.",

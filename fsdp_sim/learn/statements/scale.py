@@ -16,22 +16,11 @@ MISCONCEPTIONS = (
         and count("ALL_GATHER", "forward", api="fsdp1", sharding_strategy="SHARD_GRAD_OP") == 5,
     ),
     Misconception(
-        "NO_SHARD behaves like DDP.",
-        "It is deprecated and says so. For DDP use DDP.",
-        ("misconception 2.9",),
-        lambda: "NO_SHARD" in find("torch.distributed.fsdp:ShardingStrategy").__members__,
-    ),
-    Misconception(
         "ZeRO-1 halves the memory, and its largest model is as large as DDP's.",
         "Both cannot be true. On 8 GPUs ZeRO-1 stores 9 bytes a parameter instead of 16 with fp32 Adam: a model 1.8 "
         "times as large fits.",
         ("misconception 1.26",),
         lambda: 4 + 4 + 8 / 8 == 9 and round(ADAM_BYTES / 9, 1) == 1.8,
-    ),
-    Misconception(
-        "Combine FSDP with ZeRO-1 inside the units.",
-        "Nothing is left to shard: FSDP's optimizer state is 1/N already.",
-        ("misconception 1.29",),
     ),
     Misconception(
         "ZeRO is about optimizers and FSDP about layers: different levels.",
@@ -57,5 +46,16 @@ MISCONCEPTIONS = (
         "The question is whether 16 bytes a parameter and the activations fit one GPU, and whether a GPU has enough "
         "tokens to compute on while units travel. No number of parameters answers it.",
         ("misconception 0.27",),
+    ),
+    Misconception(
+        "NO_SHARD behaves like DDP.",
+        "It is deprecated and says so. For DDP use DDP.",
+        ("misconception 2.9",),
+        lambda: "NO_SHARD" in find("torch.distributed.fsdp:ShardingStrategy").__members__,
+    ),
+    Misconception(
+        "Combine FSDP with ZeRO-1 inside the units.",
+        "Nothing is left to shard: FSDP's optimizer state is 1/N already.",
+        ("misconception 1.29",),
     ),
 )  # fmt: skip

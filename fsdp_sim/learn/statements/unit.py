@@ -27,6 +27,26 @@ MISCONCEPTIONS = (
         ("misconception 0.17", "misconception 0.10"),
     ),
     Misconception(
+        "A fully sharded unit frees its parameters only after backward.",
+        "It frees them after its forward, and gathers them again for backward. The root is the exception, by default.",
+        ("misconception 5",),
+        lambda: {line for line in issued("backward") if line.startswith("ALL_GATHER")}
+        == {f"ALL_GATHER(layers.{i})" for i in range(LAYERS)},
+    ),
+    Misconception(
+        "Thanks to DTensor the optimizer all-reduces gradients.",
+        "By the time it steps, the gradients have been reduce-scattered. It updates local shards with local "
+        "gradients.",
+        ("misconception 4.108",),
+        lambda: issued("optimizer") == ["OPTIM"],
+    ),
+    Misconception(
+        "FSDP gives the numbers of DDP.",
+        "Up to the order in which they are added. In fp32 the difference is about 1e-8: compare with a tolerance, not "
+        "bit by bit.",
+        ("misconception 1.16",),
+    ),
+    Misconception(
         "After forward the results are scattered back.",
         "After forward the gathered copy is freed; nothing is sent. Only gradients are reduce-scattered, in backward.",
         ("misconception 4.2",),
@@ -36,13 +56,6 @@ MISCONCEPTIONS = (
         "After use the parameters are sharded again.",
         "Nothing is cut a second time: the shard was there all along, and the whole copy beside it is freed.",
         ("misconception 4.37",),
-    ),
-    Misconception(
-        "A fully sharded unit frees its parameters only after backward.",
-        "It frees them after its forward, and gathers them again for backward. The root is the exception, by default.",
-        ("misconception 5",),
-        lambda: {line for line in issued("backward") if line.startswith("ALL_GATHER")}
-        == {f"ALL_GATHER(layers.{i})" for i in range(LAYERS)},
     ),
     Misconception(
         "Every unit's parameters are freed immediately after its forward.",
@@ -78,22 +91,9 @@ MISCONCEPTIONS = (
         lambda: issued("backward").index("REDUCE_SCATTER(layers.3)") < issued("backward").index("BWD layers.1"),
     ),
     Misconception(
-        "Thanks to DTensor the optimizer all-reduces gradients.",
-        "By the time it steps, the gradients have been reduce-scattered. It updates local shards with local "
-        "gradients.",
-        ("misconception 4.108",),
-        lambda: issued("optimizer") == ["OPTIM"],
-    ),
-    Misconception(
         "Since layers run one after the other there can be no race conditions.",
         "Gathers, computation and reductions run on several streams. That each finds its data complete is the work of "
         "events and waits, and whoever writes an FSDP has to put them there.",
         ("misconception 4.29",),
-    ),
-    Misconception(
-        "FSDP gives the numbers of DDP.",
-        "Up to the order in which they are added. In fp32 the difference is about 1e-8: compare with a tolerance, not "
-        "bit by bit.",
-        ("misconception 1.16",),
     ),
 )  # fmt: skip

@@ -10,6 +10,12 @@ WRAP = "torch.distributed.fsdp.wrap"
 
 MISCONCEPTIONS = (
     Misconception(
+        "`FSDP(model)` shards the model and so lowers the peak.",
+        "Without a policy the whole model is one unit: it is gathered at once, and stays through forward and "
+        "backward. Only the states shrink.",
+        ("misconception 3.14",),
+    ),
+    Misconception(
         "`auto_wrap_policy=transformer_auto_wrap_policy`, or "
         "`transformer_auto_wrap_policy(transformer_layer_cls={...})`.",
         "Both end in a TypeError: the policy is a function that FSDP calls with three arguments of its own. Use "
@@ -18,6 +24,32 @@ MISCONCEPTIONS = (
         ("misconception 22", "misconception 0.11", "misconception 4.4", "misconception 4.75", "misconception 4.92"),
         lambda: refused(f"{WRAP}:transformer_auto_wrap_policy", TypeError, transformer_layer_cls={object})
         and absent(f"{WRAP}:transformer_auto_wrap_policy.transformer_auto_wrap_policy"),
+    ),
+    Misconception(
+        "The size policy with 1 M wraps the large layers of GPT-2.",
+        "It goes bottom-up, so it wraps single linear layers (1.77 M and 2.36 M parameters) before it sees the "
+        "blocks, and what is left of them falls to the root. A policy by class makes units of blocks.",
+        ("misconception 1.2", "misconception 4.122"),
+        lambda: 3 * 768 * 769 > 1_000_000 > 768 * 769 and 4 * 768 * 769 > 2_360_000,
+    ),
+    Misconception(
+        "A size policy is fine for a model whose head and embedding are tied.",
+        "It puts the two into different units. FSDP1 then trains them apart without a word; `fully_shard` refuses "
+        "since torch 2.13. Keep tied parameters in one unit, such as the root.",
+        ("misconception 1.3",),
+    ),
+    Misconception(
+        "Wrap the encoder, and leave the classifier outside.",
+        "Then nobody reduces the classifier's gradients, and the ranks drift apart without an error. The root must be "
+        "wrapped too.",
+        ("misconception 4.76",),
+    ),
+    Misconception(
+        "`fully_shard(model)` shards all of `model.parameters()`.",
+        "All that no nested call has taken and that `ignored_params` does not name. Hence bottom-up: blocks first, "
+        "the root last.",
+        ("misconception 4.97",),
+        lambda: takes("torch.distributed.fsdp:fully_shard", "ignored_params"),
     ),
     Misconception(
         "`default_auto_wrap_policy` wraps what is large enough.",
@@ -47,13 +79,6 @@ MISCONCEPTIONS = (
         lambda: defaults(f"{WRAP}:size_based_auto_wrap_policy", min_num_params=100_000_000),
     ),
     Misconception(
-        "The size policy with 1 M wraps the large layers of GPT-2.",
-        "It goes bottom-up, so it wraps single linear layers (1.77 M and 2.36 M parameters) before it sees the "
-        "blocks, and what is left of them falls to the root. A policy by class makes units of blocks.",
-        ("misconception 1.2", "misconception 4.122"),
-        lambda: 3 * 768 * 769 > 1_000_000 > 768 * 769 and 4 * 768 * 769 > 2_360_000,
-    ),
-    Misconception(
         "Too small a threshold means more communication.",
         "More collectives, of the same bytes: it costs latency. One unit per block is the value to start from.",
         ("misconception 1.23",),
@@ -65,35 +90,10 @@ MISCONCEPTIONS = (
         ("misconception 4.102",),
     ),
     Misconception(
-        "A size policy is fine for a model whose head and embedding are tied.",
-        "It puts the two into different units. FSDP1 then trains them apart without a word; `fully_shard` refuses "
-        "since torch 2.13. Keep tied parameters in one unit, such as the root.",
-        ("misconception 1.3",),
-    ),
-    Misconception(
         "Wrap `{Block, AttentionLayer}`: finer units communicate less.",
         "Nested units add collectives, and each has its latency. The bytes of a step hardly depend on the wrapping. "
         "One unit per block is the usual choice: finer means a lower peak and more latency, coarser the opposite.",
         ("misconception 2.10", "misconception 2.11"),
-    ),
-    Misconception(
-        "`FSDP(model)` shards the model and so lowers the peak.",
-        "Without a policy the whole model is one unit: it is gathered at once, and stays through forward and "
-        "backward. Only the states shrink.",
-        ("misconception 3.14",),
-    ),
-    Misconception(
-        "Wrap the encoder, and leave the classifier outside.",
-        "Then nobody reduces the classifier's gradients, and the ranks drift apart without an error. The root must be "
-        "wrapped too.",
-        ("misconception 4.76",),
-    ),
-    Misconception(
-        "`fully_shard(model)` shards all of `model.parameters()`.",
-        "All that no nested call has taken and that `ignored_params` does not name. Hence bottom-up: blocks first, "
-        "the root last.",
-        ("misconception 4.97",),
-        lambda: takes("torch.distributed.fsdp:fully_shard", "ignored_params"),
     ),
     Misconception(
         "Pick one: the auto-wrapping class is the recommended one.",

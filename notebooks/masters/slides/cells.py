@@ -111,7 +111,7 @@ def of_html(markup: str, heading: str) -> Iterator[Slide]:
 
 def statements(markup: str) -> Slide:
     """What people say, as a list; the notes have what is true."""
-    found = re.findall(r"<summary[^>]*>(.*?)</summary>.*?<b>In truth:</b>(.*?)</p>", markup, re.DOTALL)
+    found = re.findall(r"<summary[^>]*>(“.*?”)</summary>.*?<b>In truth:</b>(.*?)</p>", markup, re.DOTALL)
     some = found[:MOST_STATEMENTS]
     items = "".join(f"<li>{statement}</li>" for statement, _ in some)
     notes = [f"{words.plain(statement)} In truth: {words.plain(truth)}" for statement, truth in some]
