@@ -89,7 +89,7 @@ def carry_out(trial: Trial, function: Callable[..., Any], limits: Limits | None 
     """
     from fsdp_sim.learn.inside import call
     from fsdp_sim.ranks import Limits, RanksError, run
-    from fsdp_sim.ranks.launch import NoRoomError
+    from fsdp_sim.ranks.launch import NoRoomError, NotStartedError
 
     limits = limits or Limits()
     try:
@@ -110,7 +110,7 @@ def carry_out(trial: Trial, function: Callable[..., Any], limits: Limits | None 
     except RanksError as error:
         why, cure = _why(error, trial.ranks, limits)
         raise StoppedError(why, _printed(error.output, trial.ranks), cure) from None
-    except (NoRoomError, StoppedError):  # the first is no fault of the code, the second has said why
+    except (NoRoomError, NotStartedError, StoppedError):  # no fault of the code; the last has said why
         raise
     except Exception as error:  # whatever it may have sent back, or written where only the ranks' own code writes
         raise StoppedError(_unread(_line(str(error))), "") from None

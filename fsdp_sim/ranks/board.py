@@ -40,6 +40,7 @@ STATUS = np.dtype(
         ("read", "i8"),  # records the parent has read
         ("waiting", "i8"),  # index of the record waited for, or -1
         ("debugged", "i8"),  # 1 while the rank's main thread sits in a debugger
+        ("began_s", "f8"),  # when the process had come as far as to write here
         ("ready_s", "f8"),  # when the process group had done its first all-reduce
         ("progress", "i8"),
         ("total", "i8"),

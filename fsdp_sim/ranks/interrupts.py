@@ -32,6 +32,11 @@ class Interrupts:
         if kind is not KeyboardInterrupt:
             self.check()
 
+    @property
+    def pending(self) -> bool:
+        """Whether one has come that nobody has acted upon."""
+        return self._pending
+
     def check(self) -> None:
         """Do now what an interrupt does: by default, raise KeyboardInterrupt."""
         if self._pending:

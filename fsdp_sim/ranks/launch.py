@@ -29,13 +29,17 @@ from typing import Any
 from fsdp_sim.accelerators import environ_for, hidden
 from fsdp_sim.ranks.board import Board, BoardView
 from fsdp_sim.ranks.interrupts import Interrupts
-from fsdp_sim.ranks.limits import end_groups, end_marked
+from fsdp_sim.ranks.limits import end_groups, end_marked, end_tree
 from fsdp_sim.ranks.rank import Job, main
+from fsdp_sim.ranks.watchdog import RankView
 
 PRELOAD = [f"{__package__}.preload"]  # imported once by the fork server, so that no rank has to
 IN_SERVER = "FSDP_SIM_IN_FORK_SERVER"  # set for the fork server, and for what the ranks start
 INSIDE = IN_SERVER in os.environ  # this process is the fork server, a rank, or was started by one
 SERVER_ENDS_S = (0.1, 0.4, 1.5)  # how long it is waited for, each time that ranks cannot be started from it
+START_S = 60.0  # for a rank to be forked while the server computes nothing
+INTERRUPTED_S = 2.0  # ... once somebody has pressed Ctrl-C
+LOOK_S = 0.25
 _context = mp.get_context("forkserver")
 _fresh = mp.get_context("spawn")
 _lock = threading.Lock()
@@ -142,11 +146,55 @@ class NoRoomError(OSError):
     """This machine cannot take the ranks' shared files: nothing has been started."""
 
 
+class NotStartedError(OSError):
+    """The fork server, or a rank as it is forked, does nothing. Both have been ended."""
+
+
+@contextlib.contextmanager
+def _watched(name: str, interrupts: Interrupts) -> Iterator[None]:
+    """Where a process cannot be started because the fork server stands still, or the new process does before it has
+    read what it is told, end both: starting waits for them in the kernel, where nothing else reaches it.
+
+    Raises:
+        NotStartedError: that was so. What an interrupt raises, if there was one meanwhile.
+    """
+    started, ended = threading.Event(), threading.Event()
+    server_pid: int = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+
+    def watch() -> None:
+        idle_s, view = 0.0, RankView(-1, server_pid)
+        while not started.wait(LOOK_S):
+            computes = view.computing(time.monotonic())  # it imports torch
+            idle_s = 0.0 if computes else idle_s + LOOK_S
+            if idle_s > (INTERRUPTED_S if interrupts.pending else START_S):
+                ended.set()
+                end_tree(server_pid)
+                return
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    except (EOFError, OSError):
+        if not ended.is_set():
+            raise
+    finally:
+        started.set()
+        watcher.join()
+    if ended.is_set():
+        interrupts.check()
+        raise NotStartedError(
+            f"{name} did not start within {START_S:g} s, in which the process that ranks are forked from computed "
+            "nothing (a signal had stopped it, or a disk or the memory of this machine does not answer); it has been "
+            "ended, and the next call starts another: call again"
+        )
+
+
 def start(works: list[bytes], interrupts: Interrupts, **settings: Any) -> Ranks:
     """Start the ranks of a job, each with its work; ``settings`` are `Job`'s fields but folder, environ and cells.
 
     Raises:
-        NoRoomError: there is no room for their shared files.
+        NoRoomError: there is no room for their shared files. NotStartedError: the fork server stands still.
     """
     for wait_s in SERVER_ENDS_S:
         try:
@@ -181,7 +229,8 @@ def _start(works: list[bytes], interrupts: Interrupts, settings: dict[str, Any])
                 ours, theirs = context.Pipe()
                 args = (job, rank, works[rank], theirs)
                 process = context.Process(target=main, args=args, name=f"rank{rank}", daemon=True)
-                with _environ(job.environ) if job.device == "cuda" else contextlib.nullcontext():
+                alone = job.device == "cuda"  # from no server
+                with _environ(job.environ) if alone else _watched(f"rank {rank} of {job.world_size}", interrupts):
                     process.start()
                 theirs.close()
                 ranks.processes.append(process)

@@ -122,6 +122,13 @@ def end_groups(leaders: list[int]) -> None:
             os.killpg(leader, signal.SIGKILL)
 
 
+def end_tree(root: int) -> None:
+    """Kill a process and all that it has started."""
+    for pid in (root, *below(root)):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
 def end_marked(name: str, value: str) -> None:
     """Kill the processes of this user that were started with this variable in their environment: what was below a rank
     that has ended is below it no more."""

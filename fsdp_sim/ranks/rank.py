@@ -166,6 +166,7 @@ def main(job: Job, rank: int, work: bytes, control: Connection) -> None:
         job.user.become(paths, job.folder, control.fileno())
     gc.freeze()  # what the server has imported is no garbage: to look through it copies its pages, up to a second
     board = Board(job.folder / "board", job.world_size)
+    board.status["began_s"][rank] = time.monotonic()
     threading.Thread(target=_stand_guard, args=(control, job.folder, board, rank), daemon=True).start()
     mp.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # a DataLoader may have workers
     _own_output(job.folder / f"rank{rank}.out")

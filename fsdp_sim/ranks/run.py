@@ -22,7 +22,7 @@ from fsdp_sim.ranks.limits import LimitMonitor, Limits, written_bytes
 from fsdp_sim.ranks.network import Network
 from fsdp_sim.ranks.output import Output, ProgressBar, read
 from fsdp_sim.ranks.pickling import pack, unpack
-from fsdp_sim.ranks.rank import is_rank
+from fsdp_sim.ranks.rank import NCCL_TIMEOUT_S, is_rank
 from fsdp_sim.ranks.watchdog import RankState, RankView, Verdict, Watchdog, how_it_ended, listed, report
 from fsdp_sim.timeline import Event, Header, Timeline, remember
 
@@ -153,7 +153,8 @@ def run(
         from fsdp_sim.ranks.plain import MAX_BYTES, decode  # it imports torch, as the ranks' server has just done
 
         inboxes = [Inbox(control, 2 * MAX_BYTES if limits else None) for control in ranks.controls]
-        messages = _collect_messages(ranks, inboxes, timeout_s, bar, interrupts)
+        patience_s = timeout_s if device == "cpu" else max(timeout_s, NCCL_TIMEOUT_S)
+        messages = _collect_messages(ranks, inboxes, patience_s, bar, interrupts)
         written = [written_bytes(process.pid or 0) for process in ranks.processes]
         output = Output(read(ranks.job.folder, rank) for rank in range(world_size))
         packed = [message.result for message in messages]

@@ -3,7 +3,8 @@
 It compares what the ranks wrote on the board. The same collective (group and number) must have the same operation,
 unit, size and dtype on every member, and what one rank sends and another receives the same size and dtype; a rank that
 waits needs its peers to come. The clock of the time-out runs only while a rank waits inside a collective, and stops
-while a rank it waits for is computing or under a debugger; or while a rank is stopped by a signal.
+while a rank it waits for is computing or under a debugger; or while a rank is stopped by a signal. Another runs while
+ranks have not joined yet.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from fsdp_sim.ranks.board import BoardError, BoardView, Record
 from fsdp_sim.ranks.pairs import Pairs, peer_of
 
 BUSY_FACTOR = 20  # a rank that computes while others wait for it is given this many time-outs
+JOIN_S = 30.0  # that ranks may take to find each other; twenty times that while one of them computes
 BUSY_SHARE = 0.1  # of one core, to count as computing
 MOST_S = 1.0  # that one look adds to a clock: this process may have been stopped itself
 MOST_OPEN = 100_000  # collectives that some members have issued and others have not
@@ -119,6 +121,7 @@ class Watchdog:
         self._idle_s: dict[int, float] = defaultdict(float)  # seconds each rank has waited for idle peers
         self._busy_s: dict[int, float] = defaultdict(float)  # ... and for computing ones
         self._stopped_s: dict[int, float] = {}  # how long each stopped rank has been
+        self._joining_s = 0.0  # how long some have not joined; the time in which they compute counts for less
         self._waited_for: dict[int, int] = {}
         self._pairs = Pairs()
         self._last_look_s = time.monotonic()
@@ -263,12 +266,17 @@ class Watchdog:
         statuses = {view.rank: view.status() for view in self.views if view.state is RankState.RUNNING}
         if verdict := self._stopped(statuses, passed_s):
             return verdict
-        computing = {view.rank: view.computing(now_s) for view in self.views if waiting}
+        joining = [rank for rank in statuses if not self.board.status["ready_s"][rank]]
+        computing = {view.rank: view.computing(now_s) for view in self.views if waiting or joining}
         for rank in list(self._idle_s):
             if self._waited_for.get(rank) != int(self.board.status["waiting"][rank]):
                 self._idle_s.pop(rank)
                 self._busy_s.pop(rank, None)
         held = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+        if joining and not any(statuses[rank] in held for rank in joining):
+            self._joining_s += passed_s / (BUSY_FACTOR if any(computing[rank] for rank in joining) else 1)
+            if self._joining_s > max(JOIN_S, self.timeout_s):
+                return self._not_joined(joining)
         for rank, record in waiting.items():
             self._waited_for[rank] = int(self.board.status["waiting"][rank])
             chain = self._chain(rank, waiting)
@@ -296,6 +304,21 @@ class Watchdog:
             why="a stopped process does nothing until it gets SIGCONT",
             fix=f"look for what sends the signal; to go on with a process that you stopped yourself: kill -CONT {pids}",
             ranks=tuple(ranks),
+        )
+
+    def _not_joined(self, joining: list[int]) -> Verdict:
+        if absent := [rank for rank in joining if not self.board.status["began_s"][rank]]:
+            what = f"{listed(absent)} did not begin"
+            why = "the process is there and does nothing: it waits for something of this machine, such as a disk"
+        else:
+            absent, what = joining, f"{listed(joining)} did not join the others"
+            why = "ranks meet over a file in TMPDIR and over this machine's own network; one of these does not answer"
+        return Verdict(
+            headline=f"{what} for {max(JOIN_S, self.timeout_s):g} s",
+            why=why,
+            fix="call again; if it stays so, set TMPDIR to a folder on a disk of this machine, and see that nothing "
+            "blocks the network interface lo (GLOO_SOCKET_IFNAME names another)",
+            ranks=tuple(absent),
         )
 
     def _chain(self, rank: int, waiting: dict[int, Record]) -> list[int]:

@@ -1,5 +1,6 @@
 """Every fault ends the call with one message that names the ranks, the collective, the unit and the line."""
 
+import fcntl
 import io
 import os
 import pdb
@@ -7,13 +8,15 @@ import re
 import signal
 import sys
 import time
+from multiprocessing.process import BaseProcess
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from fsdp_sim.ranks import RanksError, run, unit, watchdog
+from fsdp_sim.ranks import RanksError, launch, run, unit, watchdog
 from fsdp_sim.ranks.watchdog import source_line
 
 TIMEOUT_S = 2.0
@@ -346,6 +349,36 @@ def test_a_rank_that_is_stopped_is_named_whether_or_not_another_waits(others_wai
     message = failure(fn, 2, timeout_s=1.0)
     assert message.startswith("rank 1 stopped at a signal (SIGSTOP) and did not go on for 1 s")
     assert "kill -CONT" in message
+
+
+def test_ranks_that_never_find_each_other_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another program holds the lock of the file over which they meet, as a network's disk may."""
+    prepare, held = launch._prepare, []
+
+    def locked(folder: Path, settings: dict) -> launch.Ranks:
+        held.append(os.open(folder / "store", os.O_RDWR | os.O_CREAT))
+        fcntl.flock(held[0], fcntl.LOCK_EX)
+        return prepare(folder, settings)
+
+    monkeypatch.setattr(launch, "_prepare", locked)
+    monkeypatch.setattr(watchdog, "JOIN_S", 1.5)
+    message = failure(lambda: None, 2, timeout_s=1.0)
+    os.close(held[0])
+    assert message.startswith("ranks 0 and 1 did not join the others for 1.5 s")
+    assert "set TMPDIR to a folder on a disk of this machine" in message
+
+
+def test_a_rank_that_is_stopped_at_birth_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = BaseProcess.start
+
+    def stopped(process: BaseProcess) -> None:
+        start(process)
+        if process.name == "rank1":
+            os.kill(process.pid or 0, signal.SIGSTOP)
+
+    monkeypatch.setattr(BaseProcess, "start", stopped)
+    message = failure(lambda: None, 2, timeout_s=1.0)
+    assert message.startswith("rank 1 stopped at a signal (SIGSTOP) and did not go on for 1 s")
 
 
 def test_where_a_record_was_issued_may_be_no_place() -> None:
