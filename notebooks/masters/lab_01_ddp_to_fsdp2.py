@@ -8,6 +8,7 @@
 #     display_name: Python 3
 #     language: python
 #     name: python3
+# ---
 
 # %% [markdown]
 # # Lab: from DDP to FSDP2 in one diff

@@ -33,6 +33,13 @@ def test_the_notebook_is_what_its_master_says(master: Path, solutions: bool) -> 
     assert [c.id for c in old.cells] == [c.id for c in fresh.cells]
 
 
+@pytest.mark.parametrize("master", build.masters(), ids=lambda master: master.stem)
+def test_it_opens_with_its_title(master: Path) -> None:
+    first = saved(master, False).cells[0]
+    assert first.cell_type == "markdown"
+    assert first.source.startswith("# ")
+
+
 @pytest.mark.parametrize(("master", "solutions"), EDITIONS, ids=IDS)
 def test_every_code_cell_was_executed_without_error(master: Path, solutions: bool) -> None:
     for cell in saved(master, solutions).cells:
