@@ -105,6 +105,10 @@ SHARED: tuple[tuple[str, str, Any, str, str], ...] = (
     (CLUSTER, "--bandwidth-gbps", None, "FLOAT", "Gigabits per second between nodes, in place of the link's."),
     (CLUSTER, "--latency-us", None, "FLOAT", "Microseconds of a message of no bytes, in place of the link's."),
     (CLUSTER, "--cluster", click.Path(), "FILE", "A cluster file, as fsdp-sim calibrate writes it."),
+    (
+        PLAN, "--torchtitan", click.Path(), "FILE",
+        "A run's TOML for torchtitan 0.2.2: its model, number of GPUs and plan, which the other options replace.",
+    ),
     (PLAN, "--api", Text(lambda: values_of("api")), _TEXT, "fsdp2, fsdp1, ddp, zero1 or zero2.  [default: fsdp2]"),
     (PLAN, "--micro-batch", None, _WHOLE, "Sequences per rank and micro-batch.  [default: 1]"),
     (PLAN, "--seq-len", None, _WHOLE, "Tokens per sequence.  [default: 1024]"),

@@ -16,7 +16,16 @@ from fsdp_sim.cli.options import INTERRUPTED, NO, Command, Pair, json_option, op
 from fsdp_sim.explore import LEVERS, Candidate, Tuned
 from fsdp_sim.explore import tune as search
 from fsdp_sim.forms import State, accelerate_yaml, plan_texts, python_code, torch_code, torchtitan_toml
-from fsdp_sim.requests import PLAN_FIELDS, PricedChange, Request, TunedPlan, TuneResult, request_of_texts, resolve
+from fsdp_sim.requests import (
+    PLAN_FIELDS,
+    PricedChange,
+    Request,
+    TunedPlan,
+    TuneResult,
+    request_of_texts,
+    resolve,
+    with_job,
+)
 from fsdp_sim.simulation import Fit, simulate
 from fsdp_sim.spec import Plan, plan_fields
 from fsdp_sim.words import human_ms
@@ -94,6 +103,7 @@ def tune(
           --vary activation_checkpointing=none,full --global-batch 256 --memory-limit-gib 20 --json
       fsdp-sim tune --model gpt2-350m --gpu H100 --gpus 8 --global-batch 64 --allow param_dtype --as torchtitan
     """
+    texts = dict(with_job(texts))
     job = resolve(request_of_texts(texts))
     with Progress(
         SpinnerColumn(), TextColumn("{task.description}"), console=Console(stderr=True), transient=True

@@ -7,7 +7,13 @@ from collections.abc import Mapping, Sequence
 from fsdp_sim.requests import ALIASES, MODEL_FIELDS
 from fsdp_sim.simulation import Fit
 
-MODEL_NAMES = ("model", "model_file", *MODEL_FIELDS, *(name for name, key in ALIASES.items() if key in MODEL_FIELDS))
+MODEL_NAMES = (
+    "model",
+    "model_file",
+    "torchtitan",
+    *MODEL_FIELDS,
+    *(name for name, key in ALIASES.items() if key in MODEL_FIELDS),
+)
 
 
 def pareto(points: Sequence[tuple[float, float]]) -> list[int]:

@@ -14,7 +14,17 @@ from typing import NamedTuple
 
 from fsdp_sim.cost import Workload
 from fsdp_sim.engine import Given, jitter, slow_node, straggler
-from fsdp_sim.requests import ALIASES, CLUSTER_FIELDS, NAMES, PLAN_FIELDS, Job, choose_dtypes, request_of_texts, resolve
+from fsdp_sim.requests import (
+    ALIASES,
+    CLUSTER_FIELDS,
+    NAMES,
+    PLAN_FIELDS,
+    Job,
+    choose_dtypes,
+    request_of_texts,
+    resolve,
+    with_job,
+)
 from fsdp_sim.simulation import Simulation, simulate
 from fsdp_sim.spec import Cluster, Gpu, Link, Model, Plan, text_of
 from fsdp_sim.words import did_you_mean
@@ -95,7 +105,7 @@ class State:
             if name in texts:
                 raise ValueError(f"{name} is given twice, as {texts[name]} and as {text}; give it once")
             texts[name] = text
-        return cls(texts)
+        return cls(with_job(texts))
 
     @property
     def line(self) -> str:

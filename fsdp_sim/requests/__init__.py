@@ -1,7 +1,7 @@
 """Requests to the simulator and its results, as JSON and as the options of a command line."""
 
 from fsdp_sim.requests.from_json import read_requests
-from fsdp_sim.requests.from_texts import request_of_texts
+from fsdp_sim.requests.from_texts import request_of_texts, with_job
 from fsdp_sim.requests.job import MAX_BLOCKS, Job, check_blocks, choose_dtypes, resolve
 from fsdp_sim.requests.results import category_name, does_not_fit, on_the_edge, result_of
 from fsdp_sim.requests.structs import (
@@ -51,4 +51,5 @@ __all__ = [
     "request_of_texts",
     "resolve",
     "result_of",
+    "with_job",
 ]

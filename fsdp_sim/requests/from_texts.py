@@ -19,7 +19,17 @@ from fsdp_sim.requests.structs import (
     Request,
     given,
 )
-from fsdp_sim.spec import Cluster, Model, plan_fields, toml_or_json, value_of
+from fsdp_sim.spec import (
+    Cluster,
+    Model,
+    gpus_of_job,
+    job_of_file,
+    plan_fields,
+    plan_of_job,
+    text_of,
+    toml_or_json,
+    value_of,
+)
 from fsdp_sim.words import did_you_mean
 
 
@@ -27,7 +37,8 @@ def request_of_texts(texts: Mapping[str, str]) -> Request:
     """Build a request from texts, such as the options of a command or a row of a sweep.
 
     Args:
-        texts: by name: ``model``, ``model_file``, ``cluster``, and the fields of `Model`, `Cluster` and `Plan`.
+        texts: by name: ``model``, ``model_file``, ``torchtitan`` (see `with_job`), ``cluster``, and the fields of
+            `Model`, `Cluster` and `Plan`.
 
     Raises:
         ValueError: a name that does not exist (with the nearest one), a text that is no value of its field.
@@ -37,6 +48,7 @@ def request_of_texts(texts: Mapping[str, str]) -> Request:
         >>> request.gpus, request.plan.seq_len
         (64, 8192)
     """
+    texts = with_job(texts)
     dims: dict[str, Any] = {}
     top: dict[str, Any] = {}
     of_plan: dict[str, str] = {}
@@ -61,6 +73,32 @@ def request_of_texts(texts: Mapping[str, str]) -> Request:
             raise ValueError(f"model is {top['model']} and the model file's preset {dims['preset']}; name one of them")
         top["model"] = ModelFields(**({"preset": top["model"]} if "model" in top else {}) | dims)
     return Request(**top)
+
+
+def with_job(texts: Mapping[str, str]) -> Mapping[str, str]:
+    """The texts with what the file named by ``torchtitan`` says in its place: the model, the number of GPUs, the plan.
+    Any other text replaces what the file says of the same.
+
+    Raises:
+        ValueError: see `fsdp_sim.spec.plan_of_job`.
+    """
+    if "torchtitan" not in texts:
+        return texts
+    path = texts["torchtitan"]
+    own = {name: text for name, text in texts.items() if name != "torchtitan"}
+    read_text(path)  # or an error in its words
+    job = job_of_file(path)
+    found = {} if {"model", "model_file"} & set(own) else {"model_file": path}
+    gpus = gpus_of_job(job, path)
+    if "gpus" in own:
+        gpus = value_of(Cluster, "gpus", own["gpus"])
+    elif "cluster" in own:
+        gpus = Cluster.from_file(own["cluster"]).gpus
+    elif gpus is not None:
+        found["gpus"] = str(gpus)
+    given = plan_fields({name: text for name, text in own.items() if name in PLAN_FIELDS})
+    found |= {name: text_of(value) for name, value in plan_of_job(job, path, gpus, given).items()}
+    return found | own
 
 
 def model_file(path: str) -> dict[str, Any]:

@@ -261,7 +261,7 @@ ALIASES = {  # names of options, where the field's own is short or means somethi
     "model_dtype": "dtype", "model_name": "name",
 }  # fmt: skip
 DIMENSIONS = {ALIASES.get(key, key): key for key in (*ALIASES, *MODEL_FIELDS) if ALIASES.get(key, key) in MODEL_FIELDS}
-NAMES = ("model", "model_file", "cluster", *CLUSTER_FIELDS, *PLAN_FIELDS, *ALIASES, *MODEL_FIELDS)
+NAMES = ("model", "model_file", "torchtitan", "cluster", *CLUSTER_FIELDS, *PLAN_FIELDS, *ALIASES, *MODEL_FIELDS)
 
 
 def given(fields: Any) -> dict[str, Any]:

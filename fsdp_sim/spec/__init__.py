@@ -32,6 +32,7 @@ from fsdp_sim.spec.plan import (
 from fsdp_sim.spec.quantization import QUANTIZATIONS, Quantization
 from fsdp_sim.spec.stacks import stack_names, stack_remark
 from fsdp_sim.spec.texts import plan_fields, text_of, value_of
+from fsdp_sim.spec.torchtitan import gpus_of_job, job_of_file, plan_of_job
 
 __all__ = [
     "DTYPE_BYTES",
@@ -62,7 +63,9 @@ __all__ = [
     "field",
     "gpu",
     "gpu_names",
+    "gpus_of_job",
     "has_bias",
+    "job_of_file",
     "joined_qkv",
     "link",
     "link_names",
@@ -70,6 +73,7 @@ __all__ = [
     "one_of",
     "param_shapes",
     "plan_fields",
+    "plan_of_job",
     "root_shapes",
     "shards_of",
     "spec",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import InitVar, fields
 from dataclasses import field as dataclass_field
+from pathlib import Path
 from typing import Any, Literal
 
 from fsdp_sim.spec.fields import Allowed, field, number, one_of, spec, whole
@@ -310,6 +311,27 @@ class Plan:
         own = {name: given[name] for name in names if name not in copied or name not in given["_of_stack"]}
         settings = stack_settings(given.get("stack", "plain"))
         return settings | own | {"_of_stack": tuple(name for name in settings if name not in own)}
+
+    @classmethod
+    def from_torchtitan(cls, source: str | Path | Mapping[str, Any], gpus: int | None = None) -> Plan:
+        """The plan of a run's TOML for torchtitan 0.2.2, or of what is in one; `Model.from_config` reads its model.
+
+        Args:
+            gpus: how many there are; not needed where the file's degrees say it.
+
+        Raises:
+            ValueError: a key that torchtitan does not have, or a value that is not simulated; names the key, its value
+                and what would be right.
+            OSError: there is no such file.
+
+        Example:
+            >>> Plan.from_torchtitan({"training": {"global_batch_size": 128}}, gpus=8).grad_accum
+            2
+        """
+        from fsdp_sim.spec.torchtitan import job_of_file, plan_of_job
+
+        table = source if isinstance(source, Mapping) else job_of_file(source)
+        return cls(**plan_of_job(table, "the job" if table is source else str(source), gpus))
 
     def __post_init__(self, _of_stack: tuple[str, ...]) -> None:
         object.__setattr__(self, "_of_stack", _of_stack)

@@ -1,16 +1,72 @@
-"""`model_of_flavor`: the model that torchtitan's TOML names in its ``[model]`` table."""
+"""torchtitan's TOML (`JobConfig` of 0.2.2, the last version that reads TOML): the model, the GPUs and the plan it says.
+
+A key that is not there has torchtitan's own default. `READ` has the keys that become a plan, ``torchtitan_keys.toml``
+all others; a key that neither has is refused.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from fsdp_sim.spec.catalogue import tables
+from fsdp_sim.spec.catalogue import tables, toml_or_json
+from fsdp_sim.spec.fields import Allowed, check, one_of, whole
 from fsdp_sim.spec.model import Model
+from fsdp_sim.spec.plan import TORCH_DTYPES
 from fsdp_sim.words import did_you_mean
 
-TABLE = "torchtitan.toml"
+TABLE, KEYS = "torchtitan.toml", "torchtitan_keys.toml"
+DTYPES = {torch.removeprefix("torch."): ours for ours, torch in TORCH_DTYPES.items()}
+RESHARD = {"default": None, "always": True, "never": False}
+BUCKET_CAP_MB = 100  # apply_ddp in models/llama3/infra/parallelize.py
+
+
+class Key(NamedTuple):
+    """What a key may be, and what it is where it is not given."""
+
+    default: Any
+    allowed: Allowed
+
+
+_BOOL = one_of(True, False)
+_DEGREE = one_of(-1) | whole(1)
+READ: dict[str, dict[str, Key]] = {
+    "training": {
+        "local_batch_size": Key(8, whole(1)),
+        "global_batch_size": Key(-1, _DEGREE),
+        "seq_len": Key(2048, whole(1)),
+        "dtype": Key("float32", one_of("float32", "bfloat16")),
+        "mixed_precision_param": Key("bfloat16", one_of("float32", "bfloat16")),
+        "mixed_precision_reduce": Key("float32", one_of("float32")),
+        "enable_cpu_offload": Key(False, _BOOL),
+    },
+    "parallelism": {
+        "data_parallel_replicate_degree": Key(1, whole(1)),
+        "data_parallel_shard_degree": Key(-1, _DEGREE),
+        "expert_parallel_degree": Key(1, whole(1)),
+        "fsdp_reshard_after_forward": Key("default", one_of(*RESHARD)),
+    },
+    "activation_checkpoint": {
+        "mode": Key("selective", one_of("none", "full", "selective")),
+        "selective_ac_option": Key(
+            "2",
+            Allowed("'op' or a whole number as a text", lambda v: isinstance(v, str) and (v == "op" or v.isdecimal())),
+        ),
+    },
+    "compile": {
+        "enable": Key(False, _BOOL),
+        "components": Key(
+            ["model", "loss"],
+            Allowed("a list of 'model' and 'loss'", lambda v: isinstance(v, list) and set(v) <= {"model", "loss"}),
+        ),
+    },
+    "optimizer": {
+        "name": Key("AdamW", one_of("Adam", "AdamW")),
+        "implementation": Key("fused", one_of("fused", "foreach")),
+    },
+}
 
 
 def is_torchtitan(table: object) -> bool:
@@ -20,7 +76,7 @@ def is_torchtitan(table: object) -> bool:
 
 
 def model_of_flavor(table: Mapping[str, Any], where: str) -> Model:
-    """The model of ``[model] name = ..., flavor = ...``; the other tables of the file are not read.
+    """The model of ``[model] name = ..., flavor = ...``, its parameters in ``training.dtype``.
 
     Raises:
         ValueError: a name or flavor that is not known; gives those that are.
@@ -34,4 +90,133 @@ def model_of_flavor(table: Mapping[str, Any], where: str) -> Model:
     changes: dict[str, Any] = {key: None if value is False else value for key, value in known[name][flavor].items()}
     if "window" in changes:
         changes |= {"full_attention_every": None, "chunked_window": False}
-    return replace(Model.preset(changes.pop("preset")), name=f"torchtitan {name} {flavor}", **changes)
+    changes |= {"name": f"torchtitan {name} {flavor}", "dtype": DTYPES[_section(table, "training", where)["dtype"]]}
+    return replace(Model.preset(changes.pop("preset")), **changes)
+
+
+def job_of_file(path: str | Path) -> dict[str, Any]:
+    """What torchtitan's TOML holds.
+
+    Raises:
+        ValueError: it is no TOML, or names no flavor of a model.
+        OSError: there is no such file.
+    """
+    try:
+        table = toml_or_json(Path(path).read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is not TOML: {error}") from None
+    if not is_torchtitan(table):
+        raise ValueError(f"{path} is not torchtitan's: it has no [model] with a name and a flavor")
+    found: dict[str, Any] = table
+    return found
+
+
+def gpus_of_job(table: Mapping[str, Any], where: str) -> int | None:
+    """How many GPUs a job takes; None where it shards over whatever there is."""
+    of = _section(table, "parallelism", where)
+    shards: int = of["data_parallel_shard_degree"]
+    return None if shards == -1 else shards * int(of["data_parallel_replicate_degree"])
+
+
+def plan_of_job(
+    table: Mapping[str, Any], where: str, gpus: int | None = None, given: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The fields of `Plan` that a job of torchtitan says.
+
+    Args:
+        where: the file, for messages.
+        gpus: how many there are; not needed where the job's degrees say it.
+        given: fields of the plan that replace the job's: the micro-batches of a step follow from its global batch and
+            from ``micro_batch``, unless ``grad_accum`` is given.
+
+    Raises:
+        ValueError: a key that torchtitan does not have, a value it does not take, or what is not simulated; names the
+            key, its value and what would be right.
+    """
+    _refuse_what_is_not_read(table, where)
+    training, parallelism, checkpoint, compiled, optimizer = (_section(table, name, where) for name in READ)
+    replicas, shards = (parallelism[f"data_parallel_{what}_degree"] for what in ("replicate", "shard"))
+    gpus = gpus_of_job(table, where) if gpus is None else gpus
+    if gpus is None:
+        raise ValueError(
+            f"{where}: parallelism.data_parallel_shard_degree is -1, all GPUs; say how many there are (gpus)"
+        )
+    if gpus % replicas or (shards != -1 and replicas * shards != gpus):
+        raise ValueError(
+            f"{where}: parallelism.data_parallel_replicate_degree is {replicas} and data_parallel_shard_degree "
+            f"{shards}, and there are {gpus} GPUs; their product must be {gpus} (-1 shards over what is left)"
+        )
+    shards = gpus // replicas
+    found: dict[str, Any] = {
+        "api": "fsdp2",
+        "stack": "torchtitan-compiled" if compiled["enable"] and "loss" in compiled["components"] else "torchtitan",
+        "compile": compiled["enable"] and "model" in compiled["components"],
+        "micro_batch": training["local_batch_size"],
+        "seq_len": training["seq_len"],
+        "param_dtype": DTYPES[training["mixed_precision_param"]],
+        "reduce_dtype": DTYPES[training["mixed_precision_reduce"]],
+        "cpu_offload": training["enable_cpu_offload"],
+        "activation_checkpointing": _checkpointing(**checkpoint),
+        "optimizer": "adamw",  # Adam keeps and moves as much
+        "optimizer_impl": optimizer["implementation"],
+        "clip_grad_norm": True,
+    }
+    if shards == 1:  # `parallelize_llama`: then it is DDP
+        found |= {"api": "ddp"} | ({"bucket_cap_mb": BUCKET_CAP_MB} if replicas > 1 else {})
+    else:
+        found["reshard_after_forward"] = RESHARD[parallelism["fsdp_reshard_after_forward"]]
+        found |= {"shard_size": shards} if replicas > 1 else {}
+    if parallelism["expert_parallel_degree"] > 1:  # `apply_fsdp` of llama4: then it prefetches a block ahead
+        found["expert_parallel"] = parallelism["expert_parallel_degree"]
+        found |= {"forward_prefetch": 1, "backward_prefetch": 1}
+    found |= given or {}
+    if "grad_accum" not in found:
+        found["grad_accum"] = _micro_batches(training["global_batch_size"], found["micro_batch"], gpus, where)
+    return found
+
+
+def _checkpointing(mode: str, selective_ac_option: str) -> str | int | None:
+    if mode != "selective":
+        return None if mode == "none" else "full"
+    if selective_ac_option == "op":
+        return "selective"
+    return int(selective_ac_option) or "full"  # `_apply_layer_sac`: 0 is every block
+
+
+def _micro_batches(sequences: int, micro_batch: int, gpus: int, where: str) -> int:
+    """Of a step: of each rank."""
+    if sequences == -1:
+        return 1
+    if sequences % (micro_batch * gpus):
+        raise ValueError(
+            f"{where}: training.global_batch_size is {sequences}, no multiple of {micro_batch * gpus}: "
+            f"micro-batches of {micro_batch} on {gpus} GPUs"
+        )
+    return sequences // (micro_batch * gpus)
+
+
+def _section(table: Mapping[str, Any], name: str, where: str) -> dict[str, Any]:
+    """The keys of a section that are read."""
+    given = table.get(name, {})
+    if not isinstance(given, Mapping):
+        raise ValueError(f"{where}: {name} is {given!r}; it must be a table")
+    found = {key: given.get(key, of.default) for key, of in READ[name].items()}
+    for key, value in found.items():
+        check(f"{where}: {name}", key, value, READ[name][key].allowed)
+    return found
+
+
+def _refuse_what_is_not_read(table: Mapping[str, Any], where: str) -> None:
+    others = tables(KEYS)
+    for name, given in table.items():
+        if name not in others:
+            raise ValueError(f"{where}: torchtitan has no section {name}; {did_you_mean(name, others, 'it has')}")
+        if not isinstance(given, Mapping):
+            raise ValueError(f"{where}: {name} is {given!r}; it must be a table")
+        only, beside = others[name].get("only", {}), others[name].get("beside", ())
+        known = (*READ.get(name, ()), *only, *beside)
+        for key, value in given.items():
+            if key not in known:
+                raise ValueError(f"{where}: {name} has no key {key}; {did_you_mean(key, known, 'it has')}")
+            if key in only:
+                check(f"{where}: {name}", key, value, one_of(only[key]).explained("anything else is not simulated"))
