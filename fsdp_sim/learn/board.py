@@ -7,6 +7,7 @@ from html import escape
 
 from fsdp_sim.learn import progress
 from fsdp_sim.learn.find import CHAPTERS, load, names
+from fsdp_sim.learn.hunts.trainings import TRAININGS
 from fsdp_sim.learn.predictions.prediction import CLOSE
 from fsdp_sim.learn.progress import Entry, Estimate, State
 
@@ -41,6 +42,7 @@ class Board:
     file: str
     estimates: tuple[Estimate, ...] = ()
     puzzles: tuple[int, ...] = ()
+    hunts: tuple[Entry, ...] = ()
 
     @property
     def headline(self) -> str:
@@ -72,10 +74,21 @@ class Board:
         levels = "level" if len(self.puzzles) == 1 else "levels"
         return f"Schedule puzzle: {len(self.puzzles)} {levels} won, {best} of them at the optimum." * bool(self.puzzles)
 
+    @property
+    def hunted(self) -> str:
+        """Which hunts were tried, how often, and with what success; empty where none was."""
+        told = []
+        for number, entry in enumerate(self.hunts, 1):
+            if entry.tries:
+                tries = "1 try" if entry.tries == 1 else f"{entry.tries} tries"
+                told.append(f"{number} {'mended' if entry.grade else 'not yet'} in {tries}")
+        mended = sum(bool(entry.grade) for entry in self.hunts)
+        return f"Hunts: {mended} of {len(self.hunts)} mended ({', '.join(told)})." * bool(told)
+
     def __str__(self) -> str:
         columns = zip(HEADER, *(one.cells for one in self.rows), strict=True)
         widths = [max(map(len, column)) for column in columns]
-        lines = [self.headline, *filter(None, [self.calibration, self.puzzle])]
+        lines = [self.headline, *filter(None, [self.calibration, self.puzzle, self.hunted])]
         for chapter, exercises in self._by_chapter().items():
             lines += ["", chapter, *("  ".join(map(str.ljust, one.cells, widths)).rstrip() for one in exercises)]
         return "\n".join([*lines, "", f"kept in {self.file}; nothing leaves this machine"])
@@ -93,7 +106,9 @@ class Board:
                 first, *rest = map(escape, exercise.cells)
                 header = cell(f"<code>{first}</code>", f' scope="row"{LEFT}', "th")
                 rows.append(row([header, *(cell(text, LEFT) for text in rest)]))
-        caption = "<br>".join(escape(text) for text in (self.headline, self.calibration, self.puzzle) if text)
+        caption = "<br>".join(
+            escape(text) for text in (self.headline, self.calibration, self.puzzle, self.hunted) if text
+        )
         table = table_html(rows, head, f"<caption>{caption}</caption>")
         return f"{table}<p>Kept in <code>{escape(self.file)}</code>; nothing leaves this machine.</p>"
 
@@ -119,4 +134,5 @@ def board(chapter: str = "") -> Board:
     exercises = [load(name) for name, of in names().items() if chapter in ("", of)]
     rows = (BoardRow(e.chapter, e.name, e.title, e.difficulty, e.minutes, kept.get(e.name, Entry())) for e in exercises)
     won = tuple(progress.puzzles().values())
-    return Board(tuple(rows), str(progress.path()), tuple(progress.estimates().values()), won)
+    hunts = tuple(kept.get(f"hunt_{number}", Entry()) for number in range(1, len(TRAININGS) + 1))
+    return Board(tuple(rows), str(progress.path()), tuple(progress.estimates().values()), won, hunts)

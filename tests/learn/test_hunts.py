@@ -2,20 +2,59 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import pytest
+import torch._C._distributed_c10d as c10d
 
-from fsdp_sim.learn import predict
-from fsdp_sim.learn.hunts import TRAININGS, drawn, hand_in, hunt
-from fsdp_sim.learn.hunts.hunting import question
+from fsdp_sim.learn import board, predict, progress
+from fsdp_sim.learn.apart import StoppedError, Trial, TrialRun, carry_out
+from fsdp_sim.learn.edit import made, source_of
+from fsdp_sim.learn.hunts import TRAININGS, Fault, drawn, hand_in, hunt, hunting
+from fsdp_sim.learn.hunts.evidence import left_by
+from fsdp_sim.learn.hunts.hunting import given, question
+from fsdp_sim.learn.hunts.on_rank import alone
+from labs.cluster.flight_recorder import diagnose, read
 
-SOUND = [pytest.param(n, id=of.sound.__name__) for n, of in enumerate(TRAININGS, 1)]
-FAULTS = [pytest.param(n, f, id=f.cause) for n, of in enumerate(TRAININGS, 1) for f in of.faults]
+NUMBERS = range(1, len(TRAININGS) + 1)
+SOUND = [pytest.param(n, id=TRAININGS[n - 1].sound.__name__) for n in NUMBERS]
+FAULTS = [pytest.param(n, fault, id=fault.cause) for n in NUMBERS for fault in TRAININGS[n - 1].faults]
+HANG, MEMORY, SLOW, RESUME, BESIDE_ONE = range(4, 9)
+DUMPS = pytest.mark.skipif(
+    not hasattr(c10d, "_dump_fr_trace_json"), reason="needs torch 2.13: gloo's dumps are written as JSON there"
+)
+
+
+def handed_in(source: str) -> Callable[[int], Any]:
+    """The function of a source, as a cell of a notebook has it."""
+    name = source.partition("def ")[2].partition("(")[0]
+    function = made(name, source, f"a cell, {hash(source)}", {"__name__": "__main__"})
+    assert callable(function)
+    return function
+
+
+@pytest.fixture(autouse=True)
+def sound_once(monkeypatch: pytest.MonkeyPatch, kept: dict[object, TrialRun] = {}) -> None:  # noqa: B006
+    """Sound trainings run once for all that is compared with them on one seed."""
+
+    def carried_out(trial: Trial, function: Callable[..., Any]) -> TrialRun:
+        if function not in [of.sound for of in TRAININGS]:
+            return carry_out(trial, function)
+        key = function, str(trial.each)
+        kept[key] = kept.get(key) or carry_out(trial, function)
+        return kept[key]
+
+    monkeypatch.setattr(hunting, "carry_out", carried_out)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", SOUND)
 def test_the_sound_training_passes(number: int) -> None:
-    verdict = hand_in(number, TRAININGS[number - 1].sound, seed=3)
+    verdict = hand_in(number, handed_in(source_of(TRAININGS[number - 1].sound)), seed=3)
 
     assert verdict.passed, verdict
     assert f"The cause was: {drawn(number).cause}" in verdict.message
@@ -23,50 +62,110 @@ def test_the_sound_training_passes(number: int) -> None:
 
 @pytest.mark.tail
 @pytest.mark.parametrize(("number", "fault"), FAULTS)
-def test_every_fault_is_noticed(number: int, fault: object) -> None:
-    of = TRAININGS[number - 1]
-
-    verdict = hand_in(number, of.faulty(fault), seed=3)  # type: ignore[arg-type]
+def test_every_fault_is_noticed(number: int, fault: Fault) -> None:
+    verdict = hand_in(number, handed_in(TRAININGS[number - 1].faulty(fault).source), seed=3)
 
     assert not verdict.passed
+    assert fault.cause not in verdict.message
     assert "cannot be" not in verdict.message
     assert "Error" not in verdict.message, "it is a fault, no typing error"
 
 
-def canned(seed):
+@pytest.mark.slow
+def test_the_training_as_it_was_given_gets_its_symptom_and_the_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FSDP_SIM_SEED", "0")
+
+    verdict = hand_in(1, handed_in("# read it again\n" + given(1)), seed=3)
+
+    assert "expected" in verdict.message
+    assert 'Say it with `predict("hunt_1")`' in verdict.message
+    assert drawn(1).cause not in verdict.message
+    assert progress.entry("hunt_1") == progress.Entry(tries=1)
+    assert "Hunts: 0 of 8 mended (1 not yet in 1 try)." in str(board())
+
+
+def canned(seed: int) -> dict[str, Any]:
     return {"losses": [1.0, 1.0, 1.0, 1.0], "norms": [0.1, 0.1, 0.1, 0.1], "weights": None}
 
 
-def by_import(seed):
-    from fsdp_sim.learn.hunts import TRAININGS
-
+def by_reference(seed: int) -> Any:
     return TRAININGS[0].sound(seed)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("cheat", "says"), [(canned, "expected"), (by_import, "it uses fsdp_sim")])
-def test_a_shortcut_does_not_pass(cheat, says) -> None:
-    verdict = hand_in(1, cheat, seed=3)
+@pytest.mark.parametrize(("cheat", "says"), [(canned, "expected"), (by_reference, "fsdp_sim.learn is not there")])
+def test_a_shortcut_does_not_pass(cheat: Callable[[int], Any], says: str) -> None:
+    verdict = hand_in(1, by_value(cheat), seed=3)
 
     assert not verdict.passed
     assert says in verdict.message
 
 
+def by_value(function: Any) -> Any:
+    """As a notebook's functions are sent: with what they use, and not as a name of a module that ranks can import."""
+    function.__module__ = "__main__"
+    return function
+
+
+def what_it_can_import(seed: int) -> list[str]:
+    """Which ways to the sound training there are: in a helper, too."""
+    name = ".".join(["fsdp_sim", "learn", "hunts", "trainings"])
+
+    def helper() -> Any:
+        from fsdp_sim.learn.hunts import trainings
+
+        return trainings
+
+    ways = {
+        "in a helper": helper,
+        "__import__": lambda: __import__(name),
+        "importlib": lambda: importlib.import_module(name),
+        "exec": lambda: exec(f"import {name}"),
+        "sys.modules": lambda: sys.modules[name],
+        "an attribute": lambda: vars(__import__("fsdp_sim"))["learn"],
+        "the ranks' own": lambda: importlib.import_module("fsdp_sim.ranks"),
+    }
+    found = []
+    for way, go in ways.items():
+        try:
+            go()
+            found.append(way)
+        except (ImportError, KeyError):
+            pass
+    return found
+
+
+@pytest.mark.slow
+def test_a_training_that_is_handed_in_runs_where_the_course_is_not() -> None:
+    trial = Trial((((0,),),))
+
+    assert carry_out(trial, by_value(what_it_can_import)).answers[0][0][0] == "in a helper"
+    assert carry_out(trial, alone(by_value(what_it_can_import))).answers == [[["the ranks' own"]]]
+    with pytest.raises(StoppedError, match=r"fsdp_sim\.learn\S* is not there for a training that is handed in"):
+        carry_out(trial, alone(by_value(by_reference)))
+
+
 def test_learners_get_different_faults_and_each_the_same_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    got = []
-    for seed in range(12):
-        monkeypatch.setenv("FSDP_SIM_SEED", str(seed))
-        got.append(drawn(1).cause)
-        assert drawn(1).cause == got[-1]
-    assert len(set(got)) > 3
+    for number in NUMBERS:
+        got = []
+        for seed in range(12):
+            monkeypatch.setenv("FSDP_SIM_SEED", str(seed))
+            got.append(drawn(number).cause)
+            assert drawn(number).cause == got[-1]
+        assert len(set(got)) >= 3
 
 
-def test_the_cause_is_one_of_the_catalogue_and_is_asked_for_before_it_is_told() -> None:
-    for number, of in enumerate(TRAININGS, 1):
+def test_the_cause_is_one_of_five_and_is_asked_for_before_it_is_told() -> None:
+    for number in NUMBERS:
         asked = question(number)
-        assert set(asked.choices) == {fault.cause for fault in of.faults}
+        assert len(asked.choices) == 5
         assert [c for c in asked.choices if asked.commit(c).right] == [drawn(number).cause]
     assert predict("hunt_1", drawn(1).cause)
+
+
+@pytest.mark.parametrize(("number", "fault"), FAULTS)
+def test_a_fault_is_an_edit_that_leaves_python(number: int, fault: Fault) -> None:
+    assert TRAININGS[number - 1].faulty(fault).source != source_of(TRAININGS[number - 1].sound)
 
 
 @pytest.mark.slow
@@ -76,6 +175,68 @@ def test_a_hunt_shows_the_source_as_drawn_and_what_the_run_left_behind(monkeypat
     assert "def hunt_1(seed)" in shown.source
     assert any(line.startswith("planned: rank 1: losses") for line in shown.left)
     assert drawn(1).cause not in str(shown)
+
+
+@DUMPS
+@pytest.mark.slow
+def test_a_hang_leaves_dumps_that_say_who_waits_in_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rank that prints issues an all-reduce where the others issue an all-gather."""
+    reduces_alone = TRAININGS[HANG - 1].faults[2]
+    monkeypatch.setattr(hunting, "drawn", lambda number: reduces_alone)
+
+    (finding,) = diagnose(read(hunt(HANG).save(tmp_path)))
+
+    assert (finding.missing, finding.waiting) == ((0,), (1, 2))
+    assert finding.mismatch.startswith("all-reduce of 1 element")
+    assert finding.kind == "all-gather"
+
+
+@DUMPS
+@pytest.mark.tail
+@pytest.mark.parametrize("fault", TRAININGS[HANG - 1].faults, ids=lambda fault: fault.cause)
+def test_every_hang_is_one_for_gloo_too(fault: Fault) -> None:
+    of = TRAININGS[HANG - 1]
+    left = left_by(of, of.faulty(fault), 0)
+    assert len(left.files) == of.ranks
+    assert all("waits in #" in line for line in left.lines[: of.ranks])
+
+
+@pytest.mark.tail
+def test_memory_that_grows_is_seen_at_the_end_of_every_step() -> None:
+    of = TRAININGS[MEMORY - 1]
+    (picture,) = left_by(of, of.faulty(of.faults[0]), 0).pictures
+    grows, _, planned = ([float(cell.rpartition(" then ")[2].split()[0]) for cell in row[1:]] for row in rows(picture))
+    assert grows == sorted(set(grows))
+    assert grows[-1] > 2 * planned[-1]
+
+
+@pytest.mark.tail
+def test_a_step_that_is_too_long_leaves_a_timeline_with_what_computes_and_what_travels() -> None:
+    of = TRAININGS[SLOW - 1]
+    (picture,) = left_by(of, of.faulty(of.faults[0]), 0).pictures
+    names = {trace.name for trace in picture.figure.data if trace.name}
+    assert {"forward", "backward", "all-gather", "reduce-scatter"} <= names
+
+
+@pytest.mark.tail
+def test_losses_after_a_resume_are_drawn_beside_the_unbroken_ones() -> None:
+    of = TRAININGS[RESUME - 1]
+    (picture,) = left_by(of, of.faulty(of.faults[2]), 0).pictures
+    same = [unbroken == resumed for _, unbroken, resumed in rows(picture)]
+    assert same == [True] * 3 + [False] * 3
+
+
+@pytest.mark.tail
+def test_numbers_are_drawn_beside_those_of_one_process() -> None:
+    of = TRAININGS[BESIDE_ONE - 1]
+    losses, norms = left_by(of, of.faulty(of.faults[1]), 0).pictures
+    assert [float(found) > 500 * float(one) for _, one, found in rows(norms)] == [True] * 4
+    _, one, found = rows(losses)[0]
+    assert one == found
+
+
+def rows(picture: Any) -> Any:
+    return picture.tables[0].rows
 
 
 def test_there_is_no_other_hunt() -> None:

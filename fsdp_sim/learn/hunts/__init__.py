@@ -5,6 +5,7 @@ running it beside the sound one, on ranks of their own.
 """
 
 from fsdp_sim.learn.hunts.hunting import drawn, hand_in, hunt
-from fsdp_sim.learn.hunts.trainings import TRAININGS, Fault, Training
+from fsdp_sim.learn.hunts.training import Fault, Training
+from fsdp_sim.learn.hunts.trainings import TRAININGS
 
 __all__ = ["TRAININGS", "Fault", "Training", "drawn", "hand_in", "hunt"]

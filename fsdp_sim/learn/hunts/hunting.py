@@ -9,22 +9,25 @@ import random
 import zlib
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
-from html import escape
 from typing import Any
 
-from fsdp_sim.learn import mine, progress
-from fsdp_sim.learn.apart import StoppedError, Trial, TrialRun, carry_out
+from msgspec import structs
+
+from fsdp_sim.learn import inside, mine, progress
+from fsdp_sim.learn.apart import StoppedError, TrialRun, carry_out
 from fsdp_sim.learn.compare import difference
-from fsdp_sim.learn.edit import Edit
-from fsdp_sim.learn.hunts.trainings import TRAININGS, Fault, Training
+from fsdp_sim.learn.exercise import AS_GIVEN
+from fsdp_sim.learn.hunts.evidence import Evidence, collectives, left_by, trial_of
+from fsdp_sim.learn.hunts.on_rank import alone
+from fsdp_sim.learn.hunts.training import Fault, Leaves, Training
+from fsdp_sim.learn.hunts.trainings import TRAININGS
 from fsdp_sim.learn.judges.account import dishonest
 from fsdp_sim.learn.predictions import causes
 from fsdp_sim.learn.predictions.prediction import Prediction
 from fsdp_sim.learn.verdict import Grade, Use, Verdict
+from fsdp_sim.timeline import Op
 
 MORE_BYTES = 1.02  # times the sound training's peak
-REFUSED = "fsdp_sim"  # mended code has no use for it, and the sound training stands in it
 
 
 def training(number: int) -> Training:
@@ -45,33 +48,20 @@ def drawn(number: int) -> Fault:
 
 
 def question(number: int) -> Prediction:
-    """Which of the training's faults is it?"""
-    choices = [fault.cause for fault in training(number).faults]
-    return causes.asked(f"hunt_{number}", f"hunt {number}", drawn(number).cause, choices, random.Random(number))
+    """Which of five causes is it? They are the training's, and where it has fewer, those of the hunts after it."""
+    cause, draw = drawn(number).cause, random.Random(number)
+    others = [
+        fault.cause
+        for of in (*TRAININGS[number - 1 :], *TRAININGS[: number - 1])
+        for fault in draw.sample(of.faults, len(of.faults))
+    ]
+    choices = [*dict.fromkeys([cause, *others])][: causes.CHOICES]
+    return causes.asked(f"hunt_{number}", f"hunt {number}", cause, choices, draw)
 
 
-def trial_of(of: Training, seed: int) -> Trial:
-    return Trial((((seed,),),) * of.ranks, None, True)
-
-
-@dataclass(frozen=True, repr=False)
-class Evidence:
-    """A training and what it left behind: its log, its collectives and its memory, or where its ranks stood."""
-
-    title: str
-    source: str
-    left: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return "\n".join([self.title, "", self.source, "", "What it left behind:", *self.left])
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        left = escape("\n".join(self.left))
-        return (
-            f"<h4>{escape(self.title)}</h4><pre>{escape(self.source)}</pre><b>What it left behind</b><pre>{left}</pre>"
-        )
+def given(number: int) -> str:
+    """The source of the training with the learner's fault, under the name that it is handed in with."""
+    return mine.source_of(training(number).faulty(drawn(number)), f"hunt_{number}")
 
 
 def hunt(number: int) -> Evidence:
@@ -81,94 +71,86 @@ def hunt(number: int) -> Evidence:
         ValueError: there is no such hunt.
     """
     of = training(number)
-    faulty = of.faulty(drawn(number))
-    source = faulty.source.replace(f"def {of.sound.__name__}(", f"def hunt_{number}(", 1)
-    trial = trial_of(of, 0)
-    return Evidence(f"Hunt {number}: {of.title}", source, tuple([*left_by(trial, faulty), *plan_of(trial, of)]))
-
-
-def plan_of(trial: Trial, of: Training) -> list[str]:
-    """What was planned: the sound training's memory and first loss, as one knows them from a run before."""
-    ran = carry_out(trial, of.sound)
-    return [f"planned: {rank_of(ran, rank)}" for rank in range(of.ranks)]
-
-
-def left_by(trial: Trial, function: Callable[..., Any]) -> list[str]:
-    """What a run leaves behind, line by line."""
-    try:
-        ran = carry_out(trial, function)
-    except StoppedError as stopped:
-        return [str(stopped)]
-    return [f"{'found:':8} {rank_of(ran, rank)}" for rank in range(len(ran.answers))]
-
-
-def rank_of(ran: TrialRun, rank: int) -> str:
-    answer = ran.answers[rank][0]
-    log = "; ".join(
-        f"{name} {', '.join(f'{float(x):.4f}' for x in answer[name])}" for name in answer if name != "weights"
-    )
-    counts = ", ".join(f"{n} {op}" for op, n in sorted(collectives(ran)[rank].items()))
-    return f"rank {rank}: {log}; {counts}; peak {ran.peak_bytes[rank]:,} bytes"
-
-
-def collectives(ran: TrialRun) -> list[Counter[str]]:
-    """By rank, how many of each."""
-    return [Counter(record.op for record in of_rank) for of_rank in ran.records]
+    left = left_by(of, of.faulty(drawn(number)), 0)
+    return Evidence(f"Hunt {number}: {of.title}", given(number), tuple(left.lines), left.pictures, left.files)
 
 
 def hand_in(number: int, solution: Callable[[int], Any], seed: int | None = None) -> Verdict:
-    """Judge a mended training: with a seed that is drawn anew its results, its collectives and its peak of memory are
-    those of the sound one.
+    """Judge a mended training, and keep the try in the learner's progress.
+
+    With a seed that is drawn anew its results and its reductions are those of the sound training; where the hunt is
+    about memory, its peak as well; where it is about time, it issues no more and hides as many all-gathers. It runs
+    where `fsdp_sim.learn`, in which the sound training stands, is not there.
 
     Raises:
         ValueError: there is no such hunt. TypeError: it is no function.
     """
-    of = training(number)
+    of, name = training(number), f"hunt_{number}"
     if not callable(solution):
         raise TypeError(f"hand_in({number}, {solution!r}): the second argument is your training, without calling it")
-    trial = trial_of(of, random.SystemRandom().randrange(2**31) if seed is None else seed)
-    wrong = refused(solution, number) or off(of, trial, solution)
-    if wrong:
-        return Verdict(f"hunt_{number}", Grade.NOT_YET, wrong, Use(of.sound, "the sound"))
-    named = progress.estimates().get(f"hunt_{number}")
-    message = f"it trains as the sound one does. {causes.told(drawn(number).cause, named)}"
-    return Verdict(f"hunt_{number}", Grade.PASS, message, Use(solution, "your"))
+    wrong = off(of, solution, random.SystemRandom().randrange(2**31) if seed is None else seed)
+    named = progress.estimates().get(name)
+    if not wrong:
+        grade, use = Grade.PASS, Use(solution, "your")
+        message = f"it trains as the sound one does. {causes.told(drawn(number).cause, named)}"
+    else:
+        grade, use, message = Grade.NOT_YET, Use(of.sound, "the sound"), wrong
+        if is_as_given(number, solution):
+            message = f'{wrong} This is {AS_GIVEN}. What is its cause? Say it with `predict("{name}")`, and mend it.'
+
+    def note(entry: progress.Entry) -> progress.Entry:
+        return structs.replace(entry, tries=entry.tries + 1, grade=max(entry.grade, int(grade)))
+
+    trouble = progress.change(name, note)
+    return Verdict(name, grade, f"{message} {trouble}".strip(), use)
 
 
-def refused(solution: Callable[..., Any], number: int) -> str:
-    """Why a training is not run: it takes the sound one from where it stands."""
-    if isinstance(solution, Edit):
-        return ""
+def is_as_given(number: int, solution: Callable[..., Any]) -> bool:
+    """Nothing has been mended; comments do not count."""
     try:
-        tree = ast.parse(mine.source_of(solution, f"hunt_{number}"))
-    except ValueError as error:
-        return f"{error}."
-    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    names |= {a.name for node in ast.walk(tree) if isinstance(node, ast.Import) for a in node.names}
-    names |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    names |= {str(node.value) for node in ast.walk(tree) if isinstance(node, ast.Constant)}
-    taken = sorted(
-        name for name in names if name.partition(".")[0] in (REFUSED, "importlib", "__import__", "eval", "exec")
-    )
-    return f"it uses {taken[0]}; a training of its own is asked for, with torch alone." if taken else ""
+        return ast.dump(ast.parse(mine.source_of(solution, f"hunt_{number}"))) == ast.dump(ast.parse(given(number)))
+    except ValueError:  # it cannot be read, so it is no cell as it was given
+        return False
 
 
-def off(of: Training, trial: Trial, solution: Callable[..., Any]) -> str:
+def off(of: Training, solution: Callable[..., Any], seed: int) -> str:
     """In what a training differs from the sound one, or nothing."""
+    trial = trial_of(of, seed)
     sound = carry_out(trial, of.sound)
     try:
-        ran = carry_out(trial, solution)
-    except StoppedError as stopped:
+        ran = carry_out(trial, alone(solution))
+    except (StoppedError, ValueError) as stopped:
         return str(stopped)
     for rank, (right, found) in enumerate(zip(sound.answers, ran.answers, strict=True)):
         if (amiss := difference(right[0], found[0], rel=1e-4, abs_=1e-5)) is not None:
             return f"rank {rank}: {amiss}."
     if ran.replaced or dishonest(ran):
         return f"{dishonest(ran)}."
+    for rank, most_bytes in enumerate(ran.peak_bytes):
+        if most_bytes > MORE_BYTES * sound.peak_bytes[rank]:
+            return f"rank {rank}: expected a peak of {sound.peak_bytes[rank]:,} bytes, found {most_bytes:,}."
     for rank, (right_counts, counts) in enumerate(zip(collectives(sound), collectives(ran), strict=True)):
         for op in sorted(right_counts | counts):
-            if right_counts[op] != counts[op]:
+            more = counts[op] > right_counts[op] and of.leaves in (Leaves.LOGS, Leaves.TIMELINE)
+            if more or (op == "reduce_scatter" and counts[op] != right_counts[op]):
                 return f"rank {rank}: expected {right_counts[op]} of {op}, found {counts[op]}."
-        if ran.peak_bytes[rank] > MORE_BYTES * sound.peak_bytes[rank]:
-            return f"rank {rank}: expected a peak of {sound.peak_bytes[rank]:,} bytes, found {ran.peak_bytes[rank]:,}."
+    for rank, (least, most) in enumerate(zip(bare_gathers(sound), bare_gathers(ran), strict=True)):
+        if most > least and of.leaves is Leaves.TIMELINE:
+            return f"rank {rank}: it waits for {most} all-gathers beside which nothing computes, and {least} will do."
     return ""
+
+
+def bare_gathers(ran: TrialRun) -> list[int]:
+    """By rank, the all-gathers that were waited for before any unit had begun to compute since they were issued."""
+    bare: Counter[int] = Counter()
+    computes: Counter[int] = Counter()  # units that have begun to compute
+    issued: dict[tuple[int, int], int] = {}  # by rank and number of an all-gather, how many had when it was issued
+    for event in sorted(ran.timeline.events, key=lambda event: (event.rank, event.seq)):
+        if event.op in (Op.FWD, Op.BWD):
+            computes[event.rank] += 1
+        elif event.op is Op.ALL_GATHER:
+            issued[event.rank, event.seq] = computes[event.rank]
+        elif event.unit == inside.WAIT:
+            for seq in event.waits_on:
+                bare[event.rank] += issued.pop((event.rank, seq), -1) == computes[event.rank]
+    return [bare[rank] for rank in range(len(ran.records))]

@@ -4,32 +4,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
-
-from fsdp_sim.learn.edit import Edit
-
-
-@dataclass(frozen=True)
-class Fault:
-    """What is wrong, in a clause, and the texts of the sound training that it replaces."""
-
-    cause: str
-    texts: Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class Training:
-    """A training that is called with a seed on every rank, and what can be wrong in it."""
-
-    title: str
-    sound: Callable[[int], Any]
-    faults: tuple[Fault, ...]
-    ranks: int = 2
-
-    def faulty(self, fault: Fault) -> Edit:
-        return Edit(fault.texts, of=self.sound, name=fault.cause)
+from fsdp_sim.learn.hunts.against_one import NUMBERS
+from fsdp_sim.learn.hunts.grows import MEMORY
+from fsdp_sim.learn.hunts.resumes import RESUME
+from fsdp_sim.learn.hunts.slow import SLOW
+from fsdp_sim.learn.hunts.stands_still import HANG
+from fsdp_sim.learn.hunts.training import Fault, Training
 
 
 def trains(seed):
@@ -153,7 +133,10 @@ TRAININGS = (
                 "each rank clips by the norm of its own shards",
                 {
                     "norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5).full_tensor()": (
-                        "norm = nn.utils.clip_grad_norm_([p.grad.to_local() for p in model.parameters()], 0.5)"
+                        "shards = [parameter.grad.to_local() for parameter in model.parameters()]\n"
+                        "norm = nn.utils.get_total_norm(shards)\n"
+                        "for shard in shards:\n"
+                        "    shard.mul_((0.5 / (norm + 1e-6)).clamp(max=1.0))"
                     )
                 },
             ),
@@ -223,4 +206,9 @@ TRAININGS = (
             ),
         ),
     ),
+    HANG,
+    MEMORY,
+    SLOW,
+    RESUME,
+    NUMBERS,
 )

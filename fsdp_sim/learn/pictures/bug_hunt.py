@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import NamedTuple
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 import torch
@@ -13,8 +14,10 @@ import torch
 from fsdp_sim.ranks import RanksError
 from fsdp_sim.ranks.board import Record
 from fsdp_sim.viz import Picture, Table, chart, theme
+from fsdp_sim.words import byte_unit, human_bytes
 
 BOX_PX = 44
+DRAWN = 120  # places of a step's memory; of each the most that was alive
 CLOSE = 1e-4  # relative; what several steps in another order of additions differ by
 STANDS = re.compile(
     r"^(?:->|  ) rank (\d+)  ([^#\n]*?)(?: (?:in|after|before its).*?)?(?:#(\d+) ([^\s(]+(?:\([^)]*\))?).*)?$", re.M
@@ -131,3 +134,58 @@ def _two_lines(label: str) -> str:
 
 def _edges(place: int, of: int) -> tuple[float, float]:
     return place / of, (place + 1) / of
+
+
+def curves(of: Mapping[str, Sequence[float]], sentence: str, quantity: str) -> Picture:
+    """A quantity over the steps of several trainings: the first as a line, the others as marks."""
+    figure = go.Figure()
+    for number, (name, values) in enumerate(of.items()):
+        look = chart.series(number)
+        figure.add_scatter(
+            x=list(range(1, len(values) + 1)), y=list(values), name=name, mode="markers" if number else "lines",
+            line={"color": look.color, "width": 2}, marker={"color": look.color, "symbol": look.symbol, "size": 10},
+        )  # fmt: skip
+    _framed(figure, sentence, "step", quantity)
+    figure.update_xaxes(dtick=1)
+    longest = max(map(len, of.values()))
+    rows = tuple(
+        (str(step + 1), *(f"{values[step]:.4f}" if step < len(values) else "" for values in of.values()))
+        for step in range(longest)
+    )
+    return Picture(figure, f"{sentence}.", (Table(quantity, ("step", *of), rows),))
+
+
+def memory_curves(of: Mapping[str, Mapping[str, Any]]) -> Picture:
+    """The bytes alive, from allocation to allocation, of several runs; the places are evened out to steps.
+
+    Args:
+        of: by name, ``alive_bytes`` after each allocation and release, and ``steps``, the places at which a step ended.
+    """
+    size, unit = byte_unit(max(int(run["alive_bytes"].max()) for run in of.values()))
+    figure, rows = go.Figure(), []
+    for number, (name, run) in enumerate(of.items()):
+        look, alive, ends = chart.series(number), run["alive_bytes"].tolist(), [0, *run["steps"]]
+        x: list[float] = []
+        y: list[float] = []
+        for step, (start, end) in enumerate(pairwise(ends)):
+            for place in range(DRAWN):
+                first, last = (start + (end - start) * (place + more) // DRAWN for more in (0, 1))
+                x.append(step + place / DRAWN)
+                y.append(max(alive[first : max(last, first + 1)]) / size)
+        figure.add_scatter(x=x, y=y, name=name, mode="lines", line={"color": look.color, "dash": look.dash, "width": 2})
+        told = [(max(alive[start : end + 1]), alive[end]) for start, end in pairwise(ends)]
+        rows.append((name, *(f"{human_bytes(peak)}, then {human_bytes(last)}" for peak, last in told)))
+    steps = max(len(row) for row in rows) - 1
+    sentence = "What is alive, allocation by allocation"
+    _framed(figure, sentence, "steps", f"{unit} alive")
+    figure.update_xaxes(dtick=1)
+    figure.update_yaxes(rangemode="tozero")
+    header = ("peak of each step, and what is alive at its end", *(f"step {step + 1}" for step in range(steps)))
+    return Picture(figure, f"{sentence}.", (Table(sentence, header, tuple(rows)),))
+
+
+def _framed(figure: go.Figure, sentence: str, x: str, y: str) -> None:
+    chart.frame(figure, sentence, plot_px=240, bottom=90)
+    figure.update_layout(legend={"orientation": "h", "yref": "container", "y": 0.02, "yanchor": "bottom"})
+    figure.update_xaxes(title=x)
+    figure.update_yaxes(title=y)

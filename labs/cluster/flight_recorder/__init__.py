@@ -8,14 +8,15 @@ Read in this order:
 
     dumps      what a rank's dump holds, and how it is read from a file that nobody vouches for
     diagnosis  where ranks have stopped, and in which unit
-    recording  a rank writes its dump when it hangs, where NCCL's watchdog does not
+
+A rank writes its dump by `fsdp_sim.measure.flight_recorder`, where NCCL's watchdog does not.
 
 ``python -m labs.cluster.flight_recorder FOLDER`` says what the dumps in a folder say.
 Source: torch/csrc/distributed/c10d/FlightRecorder.hpp; torch's own reader, for pickles of trusted origin: torchfrtrace.
 """
 
+from fsdp_sim.measure.flight_recorder import recorded, write
 from labs.cluster.flight_recorder.diagnosis import Finding, diagnose, unit_of
 from labs.cluster.flight_recorder.dumps import Dump, Entry, Group, read
-from labs.cluster.flight_recorder.recording import recorded, write
 
 __all__ = ["Dump", "Entry", "Finding", "Group", "diagnose", "read", "recorded", "unit_of", "write"]

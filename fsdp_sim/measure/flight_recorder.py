@@ -1,4 +1,8 @@
-"""A rank writes its dump when it hangs. NCCL's watchdog does so when a collective times out; gloo has none."""
+"""A rank writes what torch's flight recorder holds when it hangs: its last collectives, as JSON.
+
+NCCL's watchdog does so when a collective times out; gloo has none. `labs.cluster.flight_recorder` reads such files.
+Source: torch/csrc/distributed/c10d/FlightRecorder.hpp.
+"""
 
 from __future__ import annotations
 

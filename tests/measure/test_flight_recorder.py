@@ -10,8 +10,9 @@ import torch
 import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
 
+from fsdp_sim.measure.flight_recorder import recorded
 from fsdp_sim.ranks import run
-from labs.cluster.flight_recorder import read, recorded
+from labs.cluster.flight_recorder import read
 
 pytestmark = pytest.mark.skipif(
     not hasattr(c10d, "_dump_fr_trace_json"), reason="needs torch 2.13: gloo's dumps are written as JSON there"
