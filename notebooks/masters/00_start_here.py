@@ -18,7 +18,7 @@
 
 # %%
 from fsdp_sim import viz
-from fsdp_sim.learn import board, check, hint, predict, solution  # noqa: F401
+from fsdp_sim.learn import board, check, hint, in_torch, predict, solution  # noqa: F401
 from labs.experiments.sleeping_blocks import SleepTimes
 
 step = SleepTimes()
@@ -54,11 +54,13 @@ import torch.distributed as dist
 
 from fsdp_sim.mini import fully_shard
 from fsdp_sim.ranks import run
+from labs.data import load_corpus, local_batch
 from labs.loop.minimal import make_optimizer, mean_over_ranks, shard, train_step
 from labs.model import build
 from labs.model.gpt import GPTConfig
 
 
+# %%
 def who_holds_what():
     model = shard(build(GPTConfig.preset("teaching")), fully_shard)
     weight = model.layers[0].attn.qkv.weight
@@ -98,8 +100,15 @@ assert order[backward - 1] == "ALL_GATHER(layers.2)"
 
 # %% [markdown]
 # In forward, block 2 asks for its parameters when block 1 is done: on a CPU, the thread that would ask earlier is busy
-# computing. In backward FSDP **prefetches**: it asks for block 2, then computes block 3.
-#
+# computing. In backward FSDP **prefetches**: it asks for block 2, then computes block 3. The mini does that in this
+# hook, and so does torch (folded below it). Block 3 is made whole, and the last line asks for block 2:
+
+# %%
+from fsdp_sim.mini.group import FSDPParamGroup
+
+in_torch(FSDPParamGroup.pre_backward)
+
+# %% [markdown]
 # `set_modules_to_forward_prefetch` does the same in forward: before a block computes, it asks for the next one. You
 # have all the numbers now. Four blocks, 60 ms of forward each, 50 ms per all-gather:
 
@@ -155,8 +164,6 @@ assert round(off - on) == 3 * 60
 # **root**. Each rank trains on its own rows of each batch.
 
 # %%
-from labs.data import load_corpus, local_batch
-
 corpus = load_corpus()
 
 

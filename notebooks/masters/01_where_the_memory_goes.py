@@ -56,19 +56,17 @@ from labs.model.gpt import GPTConfig
 # %%
 def rows_stored(how):
     model = build(GPTConfig.preset("teaching"))
-    weights = [layer.mlp.fc.weight for layer in model.layers]
-    for weight in weights:
-        weight.data[:, 0] = torch.arange(len(weight))  # every row knows its number
-    model = DistributedDataParallel(model) if how == "ddp" else shard(model, fully_shard)
-    layers = (model.module if how == "ddp" else model).layers
+    for layer in model.layers:
+        layer.mlp.fc.weight.data[:, 0] = torch.arange(len(layer.mlp.fc.weight))  # every row knows its number
+    model = DistributedDataParallel(model).module if how == "ddp" else shard(model, fully_shard)
     found = []
-    for layer in layers:
-        weight = layer.mlp.fc.weight
+    for weight in (layer.mlp.fc.weight for layer in model.layers):
         local = weight.to_local() if isinstance(weight, DTensor) else weight
         found.append((int(local[0, 0]) / len(weight), (int(local[-1, 0]) + 1) / len(weight)))
     return found
 
 
+# %%
 ddp, fsdp = (list(run(rows_stored, 4, how, progress=False, show_output=False)) for how in ("ddp", "fsdp"))
 
 # %% predict="layers_on_rank_2"
@@ -223,23 +221,26 @@ stacks(named, "Measured on 2 ranks: bf16 changes nothing of what is kept", "kB o
 
 # %%
 asked = {
-    "FSDP": ("fp32", "fp32", False, False),
-    "ZeRO's paper": ("bf16", "bf16", True, False),
-    "fp32 gradients": ("bf16", "fp32", True, False),
-    "and an fp32 buffer": ("bf16", "bf16", True, True),
-    "all bf16": ("bf16", "bf16", False, False),
-}
+    "FSDP": ("fp32", "fp32", False, False), "ZeRO's paper": ("bf16", "bf16", True, False),
+    "fp32 gradients": ("bf16", "fp32", True, False), "and an fp32 buffer": ("bf16", "bf16", True, True),
+    "bf16, fp32 moments": ("bf16", "bf16", False, False),
+}  # fmt: skip
 size = {"fp32": 4, "bf16": 2}
 recipes = {name: {"parameters": size[w], "gradients": size[g], "moments": 8, "master copy": 4 * m, "accumulator": 4 * a}
            for name, (w, g, m, a) in asked.items()}  # fmt: skip
 assert [checked.use(*recipe) for recipe in asked.values()] == [16, 16, 18, 20, 12]
 assert [sum(recipe.values()) for recipe in recipes.values()] == [16, 16, 18, 20, 12]
+recipes["all bf16"] = {"parameters": 2, "gradients": 2, "moments": 4}
+for weight in (torch.nn.Parameter(torch.ones(8).bfloat16()),):
+    assert (weight.sum().backward(), weight.grad.dtype)[1] is torch.bfloat16
+    assert ((adam := torch.optim.AdamW([weight])).step(), adam.state[weight]["exp_avg"].dtype)[1] is torch.bfloat16
 stacks(recipes, "Sixteen, eighteen, twenty: each is right, for its recipe", "bytes per parameter")
 
 # %% [markdown] covers=["coverage 004.15"]
-# The last bar is a recipe that people often compute and rarely train. bf16 forgets updates smaller than 1/512 of a
-# weight, so without an fp32 copy small steps vanish (chapter 8). With bf16 moments too it is 8 bytes, and a model of
-# 7 billion "needs 56 GB". Does it, and does it fit a card?
+# The last two have no fp32 copy. With moments in fp32 that is 12 bytes. Write `model.bfloat16()` and give it to AdamW,
+# and the moments are bf16 too: 8 bytes. It is cheap, and rarely trained so. bf16 forgets updates smaller than 1/512 of
+# a weight, so small steps vanish (chapter 8). At 8 bytes a model of 7 billion "needs 56 GB". Does it, and does it fit a
+# card?
 
 # %% exercise="seven_billion_on_one_card"
 
@@ -269,9 +270,6 @@ assert 8 * 24e9 < 16 * 13e9 < 9 * 24e9
 # %% predict="left_after_zero_1"
 
 # %%
-eight = Cluster("A100-SXM-80GB", gpus=8)
-small = {"micro_batch": 1, "seq_len": 64}  # so that states are what there is to see
-stages = {"DDP": "ddp", "ZeRO-1": "zero1", "ZeRO-2": "zero2", "FSDP (ZeRO-3)": "fsdp2"}
 names = {"sharded": "parameters", "unsharded_grad": "gradients", "rs_output": "gradients", "optimizer": "moments"}
 
 
@@ -284,6 +282,10 @@ def kept_gb(api):
     return kept
 
 
+# %%
+eight = Cluster("A100-SXM-80GB", gpus=8)
+small = {"micro_batch": 1, "seq_len": 64}  # so that states are what there is to see
+stages = {"DDP": "ddp", "ZeRO-1": "zero1", "ZeRO-2": "zero2", "FSDP (ZeRO-3)": "fsdp2"}
 zero = {name: kept_gb(api) for name, api in stages.items()}
 assert [round(sum(zero[name].values()), 2) for name in stages] == [1.99, 1.12, 0.68, 0.25]
 stacks(zero, "GPT-2 on 8 ranks, when the optimizer begins (simulated): each stage divides one more", "GB on one rank")

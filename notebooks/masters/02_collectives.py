@@ -40,7 +40,7 @@ from fsdp_sim.mini.collectives import (
     foreach_reduce_scatter,
     reduce_scatter_single,
 )
-from fsdp_sim.ranks import run
+from fsdp_sim.ranks import Network, run
 from fsdp_sim.viz.theme import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 
 # %% [markdown]
@@ -321,12 +321,12 @@ alpha_beta(times, **link, sent_bytes=sizes)
 
 # %% predict="size_over_time"
 
-# %% tags=["nbval-ignore-output"]
-from fsdp_sim.ranks import Network
-
+# %%
 looks = {"all_gather": (1, ALL_GATHER), "reduce_scatter": (1, REDUCE_SCATTER), "all_reduce": (2, ALL_REDUCE)}
 cases = [Case(op, n_bytes=4_000_000, group_size=4) for op in looks]
 wire = Network(bandwidth_gbps=0.2)  # 25 MB/s
+
+# %% tags=["nbval-ignore-output"]
 wired = run(measure, 4, cases, "cpu", 0.2, network=wire, record=False, progress=False, show_output=False)[0]
 bars, bus = {}, {}
 for time in wired:

@@ -169,7 +169,7 @@ owners(dict(zip(names, flat, strict=True)), "What use_orig_params shows: the str
 # Next, one layer in fp32 and one in bf16, in one unit. Do FSDP1 and FSDP2 take it?
 
 
-# %%
+# %% tags=["hide-input"]
 class TwoDtypes(nn.Module):
     def __init__(self):
         super().__init__()
@@ -206,7 +206,7 @@ assert errors["FSDP2"] == "FSDP expects uniform original parameter dtype"
 # Two ranks shard two layers, and we ask the first weight, of 60 × 60, for all that it knows.
 
 
-# %%
+# %% tags=["hide-input"]
 def look():
     model = nn.Sequential(nn.Linear(60, 60), nn.Linear(60, 62))
     for layer in model:
@@ -339,6 +339,7 @@ def by_dtensor(layer):
     nn.init.normal_(layer.weight)
 
 
+# %%
 weights = torch.tensor(run(on_meta, 2, by_dtensor, progress=False, show_output=False)[0])
 print("rows 0 to 3 are rows 4 to 7:", torch.equal(weights[:4], weights[4:]))
 assert torch.equal(weights[:4], weights[4:])
@@ -363,6 +364,7 @@ def by_unit():
     return layer.weight.full_tensor().tolist()
 
 
+# %%
 torch.manual_seed(0)
 alone = nn.Linear(4, 8, bias=False).weight.detach()
 weights = torch.tensor(run(by_unit, 2, progress=False)[0])

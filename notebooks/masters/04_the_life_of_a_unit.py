@@ -67,6 +67,7 @@ def kept():
     ]
 
 
+# %%
 rows = [(f"rank {r}", *map(str, row)) for r, result in enumerate(run(kept, 2, progress=False)) for row in result]
 HTML(viz.Table("What is kept", ("", "parameter", "type", "placement", "shape", "kept here"), tuple(rows)).to_html())
 
@@ -116,7 +117,7 @@ rows_held("Nine rows on four ranks: three each, and none for the last", columns)
 # Keep an eye on the whole weight: we hold on to it and look again after `reshard()`.
 
 
-# %%
+# %% tags=["hide-input"]
 def by_hand():
     block = fsdp_sim.mini.fully_shard(build(GPTConfig.preset("teaching")).layers[0])
     seen = []
@@ -242,7 +243,7 @@ viz.compare(freed.timeline, kept_whole.timeline, titles=("freed after forward", 
 # idea? Look at what one rank has on the module at three moments of a step.
 
 
-# %%
+# %% tags=["hide-input"]
 def at_three_moments():
     def kinds():
         return {type(p.data).__name__ for p in model.parameters()}
@@ -257,6 +258,7 @@ def at_three_moments():
     return before, between, kinds()
 
 
+# %%
 moments = run(at_three_moments, 2, progress=False, show_output=False)[0]
 print("before forward {}, between {}, after backward {}".format(*moments))
 assert moments == ({"DTensor"}, {"Tensor"}, {"DTensor"})
@@ -311,7 +313,7 @@ rows_held("Each rank keeps two rows of the mean over four ranks", columns)
 # told; then the mini's.
 
 
-# %%
+# %% tags=["hide-input"]
 def program(fully_shard):
     def train(recorder):
         model = build(GPTConfig.preset("teaching", n_layer=3))
@@ -408,6 +410,7 @@ def forward_and_backward(units):
     nn.Sequential(*units)(weights_and_rows()[1]).square().mean().backward()
 
 
+# %%
 def torchs_own():
     units = [nn.Linear(64, 64, bias=False) for _ in range(3)]
     for unit, weight in zip(units, weights_and_rows()[0], strict=True):
@@ -505,6 +508,7 @@ standing.picture
 from labs.data import load_corpus, local_batch
 
 
+# %%
 def train(steps=3, batch=8, fully_shard=torch.distributed.fsdp.fully_shard):
     rank, ranks = dist.get_rank(), dist.get_world_size()
     model = build(GPTConfig.preset("teaching", n_layer=2), seed=0)

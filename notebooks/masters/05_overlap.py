@@ -70,6 +70,7 @@ def step(plan=None, wire_s=0.010, device="gpu", layers=3, block_bytes=2**20):
     return engine.replay(program, seconds, device=device)
 
 
+# %%
 fsdp2 = step()
 assert 3 * (10 + 25) + 3 * (10 + 50 + 10) == 315
 assert round(1e3 * fsdp2.span_s) == 245
@@ -303,7 +304,7 @@ viz.compare(one, two, titles=("one queue", "two queues"))
 # was to be mended, then the mended one.
 
 
-# %% tags=["nbval-ignore-output"]
+# %%
 backward_files = file_of("case_05")
 
 
@@ -320,6 +321,7 @@ def timed(backward):
     return run(lambda *call: backward(*call), 2, each=calls, **how).timeline
 
 
+# %% tags=["nbval-ignore-output"]
 viz.show({"queued behind": timed(backward_files.stub), "issued before": timed(checked.use)}, ranks=[0])
 
 # %% [markdown] covers=["coverage 002.24", "misconception 2.24", "misconception 2.27"]
@@ -395,6 +397,8 @@ for limit in (True, False):
         api="fsdp1", limit_all_gathers=limit, micro_batch=8, param_dtype="bf16", activation_checkpointing="full"
     )
     limits[f"limit_all_gathers={limit}"] = simulate("gpt2-774m", cluster, plan)
+
+# %%
 active = [sim.memory.active_bytes for sim in limits.values()]
 timelines = {name: sim.timeline for name, sim in limits.items()}
 limiter = issued_ahead(timelines, "Without the limiter the CPU asks for all 36 blocks in advance, with it for 3")

@@ -101,6 +101,7 @@ def gathered(bottom_up):
     return type(model).__name__, type(model[1]).__name__
 
 
+# %%
 for bottom_up in (False, True):
     results = on_ranks(gathered, [(bottom_up,)] * 2)
     numbers = [record.numel for record in results.records[0] if record.op == "all_gather"]
@@ -246,6 +247,8 @@ results = on_ranks(checked.use, policy_files.inputs(0))
 numbers = [record.numel for record in results.records[0]]
 print("gathered in a forward:", *(f"{number:,}" for number in numbers))
 assert len(numbers) == 5
+
+# %%
 model = policy_files.Model()
 both = {
     "the layer": {nn.TransformerEncoderLayer},
@@ -344,7 +347,7 @@ HTML(viz.Table("The classifier after three steps", header, tuple(rows)).to_html(
 # the head to another? FSDP2 since torch 2.13 tells you:
 
 
-# %%
+# %% tags=["hide-input"]
 def tied(together):
     embed, head = nn.Embedding(16, 8), nn.Linear(8, 16, bias=False)
     head.weight = embed.weight
@@ -400,7 +403,7 @@ losses(off, "In two units the loss starts right, then leaves that of one process
 # trained one behind it, like an adapter of [LoRA](https://arxiv.org/abs/2106.09685). Then we mix two dtypes.
 
 
-# %%
+# %% tags=["hide-input"]
 def shared(how, mixed):
     model = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Linear(64, 4, bias=False))
     model[1].to(torch.bfloat16 if mixed else torch.float32)

@@ -61,7 +61,7 @@ def table(caption, header, rows):
 # way, the gradient that the shard gets, Adam's moments, and a buffer (a table of ones).
 
 
-# %%
+# %% tags=["hide-input"]
 def dtypes():
     model = nn.Sequential(nn.Linear(64, 64))
     model.register_buffer("table", torch.ones(64))
@@ -140,6 +140,7 @@ def traffic():
     return checked.use(ones, lambda weight: torch.zeros_like(weight), 0.1).dtype
 
 
+# %%
 ran = run(traffic, 2, progress=False, show_output=False)
 size_bytes = {"bf16": 2, "fp32": 4}
 records = ran.records[0]
@@ -361,6 +362,7 @@ def divided_by_k(weight, micro_batches):
     return weight.grad / dist.get_world_size()
 
 
+# %%
 ways = {"each loss divided by K": divided_by_k, "sum over all tokens": checked.use}
 lines = {name: run(counts_of, 2, way, progress=False, show_output=False)[0] for name, way in ways.items()}
 assert all(abs(count - 1) < 1e-6 for count in lines["sum over all tokens"])
@@ -445,6 +447,7 @@ def a_step():
     return list(state), tuple(state["exp_avg"].to_local().shape), model.weight.numel()
 
 
+# %%
 ran = run(a_step, 2, progress=False, show_output=False)
 names, shape, numel = ran[0]
 ops = [record.op for record in ran.records[0]]
@@ -478,7 +481,7 @@ side_by_side("With an optimizer made before wrapping two of three stand still", 
 # wrapping, and what does `numel()` say?
 
 
-# %%
+# %% tags=["hide-input"]
 def what_decays():
     found = {}
     for name in ("before wrapping", "FSDP2", "FSDP1"):
@@ -579,6 +582,7 @@ def masks_and_orders(offset):
     return mask, first == second, first == list(sampler)
 
 
+# %%
 same, apart = (run(masks_and_orders, 2, offset, progress=False) for offset in (0, 1))
 print("same seed: the ranks drop the same:", same[0][0] == same[1][0])
 print("seed + rank:                       ", apart[0][0] == apart[1][0])
@@ -604,6 +608,26 @@ for turn in range(3):
 repeated = sum(cell.rank for column in columns.values() for cell in column)
 assert repeated == checked.use(10, 4) == 2
 rows_held("Ten samples on four ranks: two come a second time, in the last round", columns, row="draw {}")
+
+# %% [markdown]
+# ### Frozen, and in four bits: LoRA and QLoRA
+#
+# [LoRA](https://arxiv.org/abs/2106.09685) trains small adapters beside frozen layers. Gradients and moments are next to
+# nothing then, and what FSDP shards is mostly frozen weights. A step of our 8B model on eight cards, blocks
+# checkpointed, falls from about 27 GiB to about 20. With those weights in four bits
+# ([QLoRA](https://arxiv.org/abs/2305.14314)) it is about 17: logits and activations do not care.
+# (`--plan lora_rank=16`, then `--plan base_quantization=nf4` too.)
+
+# %% [markdown]
+# Three traps, all about dtypes:
+#
+# - Four-bit weights are stored as bytes. FSDP1 cannot flatten them with bf16 ones, so store them *as* bf16:
+#   `bnb_4bit_quant_storage=torch.bfloat16` ([PEFT's guide](https://huggingface.co/docs/peft/accelerate/fsdp)).
+# - Helpers that prepare a model for k-bit training make fp32 of all that is not quantised. Then a unit has two dtypes,
+#   or takes twice the memory that you planned.
+# - It may go wrong without a word: a loss of 0.0, then NaN ([accelerate
+#   #3983](https://github.com/huggingface/accelerate/issues/3983)). So print the dtype of every parameter after
+#   sharding.
 
 # %% [markdown]
 # ## 9. What people say

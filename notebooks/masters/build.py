@@ -42,6 +42,7 @@ PICTURES = STUDENTS / "pictures"
 WIDGET = "application/vnd.jupyter.widget-view+json"
 IMAGES = {"image/png", "image/jpeg"}
 JPEG_WIDTH = 1000
+FOLDED_CODE = "hide-input"  # tag of a cell whose code a student sees as one line, Jupyter Book's word
 WITHHELD = "withheld"  # tag of a cell whose output the students' edition does not show
 FOLDED = "<details>\n<summary>Read on when you have run it</summary>\n\n{}\n\n</details>"
 MOST_IMPORTS = 3  # that a reader sees
@@ -77,9 +78,9 @@ def edition(master: Path, *, solutions: bool, folds: bool = True) -> nbformat.No
         for cell in notebook.cells:
             if cell.cell_type == "code":
                 cell.source = without_claims(cell.source)
-                if sets_up(cell.source):
+                if FOLDED_CODE in cell.metadata.get("tags", []) or sets_up(cell.source):
                     cell.metadata |= {"jupyter": {"source_hidden": True}}
-                    cell.metadata["tags"] = sorted({*cell.metadata.get("tags", []), "hide-input"})
+                    cell.metadata["tags"] = sorted({*cell.metadata.get("tags", []), FOLDED_CODE})
         notebook.cells = [cell for cell in notebook.cells if cell.source]
     terms: set[str] = set()
     seen: Counter[str] = Counter()

@@ -19,6 +19,7 @@ from tests.cli.commands import call
 EIGHT_B = "--model llama3-8b --gpu H100-SXM-80GB --seq-len 8192"
 FULL = "--activation-checkpointing full"
 CHEAP = f"--gpus 64 --inter 100GbE {FULL} --grad-accum 8"
+LORA = "--plan lora_rank=16"
 BF16_DDP = "--gpus 8 --api ddp --param-dtype bf16"
 SAID = [  # chapter, options, what it says with the numbers of `fsdp-sim simulate`
     ("00", "--gpus 8", "a step takes about {step:.1f} s ({low:.2f} to {high:.2f})"),
@@ -39,6 +40,9 @@ SAID = [  # chapter, options, what it says with the numbers of `fsdp-sim simulat
     ("07", "--gpus 8", "holds about {peak:.0f} GiB, and torch's allocator keeps {held:.0f} of the {limit:.1f} that"),
     ("07", f"--gpus 8 {FULL}", "holds about {peak:.0f} GiB and takes about {step:.1f} s ({low:.1f} to {high:.1f})"),
     ("07", "--gpus 8", "where it took about {step:.1f} s ({low:.2f} to {high:.2f})"),
+    ("08", f"--gpus 8 {FULL}", "checkpointed, falls from about {peak:.0f} GiB"),
+    ("08", f"--gpus 8 {FULL} {LORA}", "GiB to about {peak:.0f}."),
+    ("08", f"--gpus 8 {FULL} {LORA} --plan base_quantization=nf4", "it is about {peak:.0f}: logits"),
     ("08", f"--gpus 8 {FULL}", "a step takes about {step:.1f} s. In plain fp32"),
     ("08", f"--gpus 8 {FULL} --param-dtype none", "it would be about {step:.0f} s ({low:.0f} to {high:.0f})"),
     ("09", "--gpus 32", "a step then holds about {peak:.0f} GiB instead of"),
