@@ -176,6 +176,13 @@ def test_one_rank_reduces_nothing():
     verify_flat(what)
 
 
+def test_without_sync_gradients_are_kept_and_segments_that_have_none_keep_nothing():
+    units = [Unit("root", (Param("embed", (4, 8)), Param("head", (8, 4))), ("embed", ..., "norm", "head"))]
+    kept = [i for i in ddp(units, grad_accum=2, requires_gradient_sync="last") if i.micro_batch == 0]
+    made = [i.bytes for i in kept if i.category is Memory.UNSHARDED_GRAD and i.phase is Phase.BACKWARD]
+    assert made == [4 * 8 * 4, 8 * 4 * 4]
+
+
 @given(r=st.randoms(use_true_random=False), steps=st.integers(1, 3))
 def test_every_program_is_right(r, steps):
     units = random_units(r)

@@ -44,6 +44,7 @@ def test_a_layer_is_one_segment_of_its_own_name():
     ("make", "message"),
     [
         (lambda: Param("w", ()), r"Param\.shape is \(\); it must be .*scalar"),
+        (lambda: Param("w", (0, 4)), r"Param\.shape is \(0, 4\); it must be .*whole number >= 1"),
         (lambda: Param("w", (4,), "int3"), r"Param\.dtype is 'int3'; it must be 'fp32', 'bf16', 'fp16' or 'fp64'"),
         (lambda: Unit("u", (Param("w", (4,)), Param("w", (4,)))), "unit u names the parameter 'w' twice"),
         (lambda: Unit("u", (Param("w", (4,), used_by=("b",)),), ("a",)), "'w' of unit u is used_by 'b', which is"),
