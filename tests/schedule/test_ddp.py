@@ -19,7 +19,7 @@ from fsdp_sim.schedule import Kind, Param, Program, Unit, build
 from fsdp_sim.schedule.buckets import assign_to_buckets, buckets_of
 from fsdp_sim.schedule.tree import walk_of
 from fsdp_sim.spec import Model, Plan
-from fsdp_sim.timeline import COLLECTIVES, Lane, Memory, Op
+from fsdp_sim.timeline import COLLECTIVES, Lane, Memory, Op, Phase
 from tests.oracles.flat_symbols import verify_flat
 from tests.oracles.verify import ProgramError, verify
 from tests.schedule.flat_random import random_units, random_whole
