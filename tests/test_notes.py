@@ -11,6 +11,7 @@ from fsdp_sim.engine import jitter
 from fsdp_sim.forms import State
 from fsdp_sim.requests import request_of_texts, resolve, result_of
 from fsdp_sim.simulation import Simulation
+from fsdp_sim.simulation.without_effect import without_effect
 from fsdp_sim.viz.explorer.words import words_html
 from tests.laws.draws import alone, requests
 from tests.laws.law import Request, simulated
@@ -48,6 +49,31 @@ def test_what_changes_nothing_is_named_with_the_reason(model, cluster, plan, nam
 def test_one_gpu_is_no_reason_for_what_is_not_about_communication(plan) -> None:
     notes = simulate("gpt2-124m", Cluster("A100", gpus=1), plan).notes
     assert ["those of" in note for note in notes] == [True]
+
+
+def test_of_many_micro_batches_two_tell_what_has_an_effect() -> None:
+    """The whole step is simulated for what has none in two: as it is, and without."""
+    micro_batches: list[int] = []
+
+    def again(cluster: Cluster, plan: Plan) -> Simulation:
+        micro_batches.append(plan.grad_accum)
+        return simulate("gpt2-124m", cluster, plan)
+
+    plan = Plan(grad_accum=9, param_dtype="bf16", seq_len=512, shard_size=8)
+    assert list(without_effect(NODE, plan, again)) == ["shard_size"]
+    assert micro_batches.count(9) == 2
+
+
+def test_reductions_in_bf16_alone_are_said_to_leave_compute_in_fp32() -> None:
+    """What a user of ``--reduce-dtype bf16`` may take for mixed precision; torch's semantics stay."""
+    asked = {"model": "gpt2-124m", "gpu": "A100", "gpus": "8", "reduce_dtype": "bf16"}
+    (note,) = (note for note in simulate("gpt2-124m", NODE, Plan(reduce_dtype="bf16")).notes if "fp32" in note)
+    assert "Compute and gathers are in fp32" in note
+    assert "param_dtype='bf16' computes in it" in note
+    job = resolve(request_of_texts(asked))
+    assert note in job.notes_of(job.simulate())
+    job = resolve(request_of_texts(asked | {"param_dtype": "bf16"}))
+    assert not any("Compute and gathers" in note for note in job.notes_of(job.simulate()))
 
 
 def test_what_is_left_out_is_not_named() -> None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from fsdp_sim.diagnose import TIPS
 from fsdp_sim.requests import Change
-from fsdp_sim.simulation import Fit, Simulation, simulate
+from fsdp_sim.simulation import Fit, Simulation, in_short, simulate
 from fsdp_sim.spec import SETTINGS_OF, Cluster, Model, Plan
 
 WORTH = 1.01  # times the tokens a second from which a change is worth telling
@@ -206,11 +206,6 @@ def _strength(chosen: tuple[Lever, ...]) -> Callable[[tuple[LeverSetting, ...]],
         return places.pop("gpus", 0), sum(places.values())
 
     return strength
-
-
-def in_short(plan: Plan) -> Plan:
-    """The plan with two micro-batches at most: the others of a step are like the second, and need no less memory."""
-    return replace(plan, grad_accum=min(plan.grad_accum, 2))
 
 
 def _simulate_if_fits(

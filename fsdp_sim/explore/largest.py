@@ -10,9 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fsdp_sim.explore.changes import in_short
 from fsdp_sim.requests import MAX_BLOCKS, check_blocks
-from fsdp_sim.simulation import Fit, Simulation, simulate
+from fsdp_sim.simulation import Fit, Simulation, in_short, simulate
 from fsdp_sim.spec import Cluster, Model, Plan
 
 LARGEST_OF = ("model", "layers", "micro-batch", "seq-len")
@@ -140,23 +139,29 @@ def _largest_model(cluster: Cluster, plan: Plan, family: str, options: dict[str,
     if not names:
         raise ValueError(f"no model's name begins with {family!r}; there are {', '.join(Model.presets())}")
     models = sorted(map(Model.preset, names), key=lambda m: m.param_count)
-    beyond: Simulation | None = None
+    beyond: Model | None = None
     refused, larger = "", ""
+
+    def simulated(model: Model | None) -> Simulation | None:
+        return None if model is None else simulate(model, cluster, plan, **options)
+
     for model in reversed(models):
         try:
             check_blocks(model, plan)
-            sim = simulate(model, cluster, plan, **options)
+            sim = simulate(model, cluster, in_short(plan), **options)
         except ValueError as error:  # for example a sequence longer than its positions
             refused, larger = refused or str(error), f"{model.name} is larger and refused: {error}"
             continue
         if sim.fit is Fit.FITS:
-            above = beyond.workload.name if beyond else None
-            next_model = Model.preset(above) if above else model
+            sim = simulate(model, cluster, plan, **options)
+        if sim.fit is Fit.FITS:
+            above = beyond.name if beyond else None
             top = f"{model.name} is the largest model of the catalogue" + (f" {family}" if family else "")
             return LargestFit(
-                "model", model.name, sim, above, beyond, next_model, plan, "" if beyond else larger or top
-            )
-        beyond = sim
+                "model", model.name, sim, above, simulated(beyond), beyond or model, plan,
+                "" if beyond else larger or top,
+            )  # fmt: skip
+        beyond = model
     if beyond is None:
         raise ValueError(refused)
-    return LargestFit("model", None, None, beyond.workload.name, beyond, Model.preset(beyond.workload.name), plan)
+    return LargestFit("model", None, None, beyond.name, simulated(beyond), beyond, plan)

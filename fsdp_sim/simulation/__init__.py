@@ -1,5 +1,6 @@
 """One training step, predicted: `simulate(model, cluster, plan)`."""
 
 from fsdp_sim.simulation.simulation import CONTEXT_BYTES, EDGE, Fit, Simulation, simulate
+from fsdp_sim.simulation.without_effect import in_short
 
-__all__ = ["CONTEXT_BYTES", "EDGE", "Fit", "Simulation", "simulate"]
+__all__ = ["CONTEXT_BYTES", "EDGE", "Fit", "Simulation", "in_short", "simulate"]

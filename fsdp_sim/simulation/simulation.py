@@ -295,6 +295,13 @@ class Simulation:
                 f"(host_memory_gb_per_s is the node's) and the optimizer gets 40% of that. It takes all cores, shared "
                 f"out among the ranks by OMP_NUM_THREADS; torchrun's default is one thread a rank."
             )
+        plan = self.plan
+        if plan.param_dtype is None and plan.reduce_dtype in ("bf16", "fp16") and self.workload.dtype == "fp32":
+            remarks.append(
+                f"Compute and gathers are in fp32, the dtype of the parameters: reduce_dtype={plan.reduce_dtype!r} "
+                f"changes the reduction of gradients alone, as torch's MixedPrecisionPolicy does; "
+                f"param_dtype={plan.reduce_dtype!r} computes in it."
+            )
         if self.plan.compile and self._is_traced:
             remarks.append(
                 "Plan.compile=True changes no byte here: a traced model is taken to keep what its operators keep "

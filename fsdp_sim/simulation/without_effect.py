@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields, replace
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fsdp_sim.spec import ONLY_WITH_ACCUMULATION, Cluster, Plan
@@ -69,12 +70,15 @@ def without_effect(
 ) -> dict[str, str]:
     """A sentence for each setting that changes neither program nor times nor memory.
 
+    Most show an effect in a step of two micro-batches already; the whole step is simulated for those that do not.
+
     Args:
         plan: as it was asked for.
         again: simulates the model.
         traced: it is a module that was traced.
     """
-    usual, asked = vars(Plan(stack=plan.stack)) | {"stack": "plain"}, again(cluster, plan)
+    usual = vars(Plan(stack=plan.stack)) | {"stack": "plain"}
+    asked, asked_in_short = (cache(partial(again, cluster, one)) for one in (plan, in_short(plan)))
     settings: list[tuple[Plan | Cluster, str, Any]] = [(plan, name, usual[name]) for name in plan.unlike_its_stack]
     settings += [
         (cluster, f.name, None) for f in fields(cluster) if f.default is None and getattr(cluster, f.name) is not None
@@ -84,16 +88,24 @@ def without_effect(
     for of, name, default in settings:
         try:
             other = replace(of, **{name: default})
-            without = again(cluster, other) if isinstance(other, Plan) else again(other, plan)
+            of_cluster, of_plan = (cluster, other) if isinstance(other, Plan) else (other, plan)
+            same = _same(asked_in_short(), again(of_cluster, in_short(of_plan))) and (
+                in_short(plan) == plan or _same(asked(), again(of_cluster, of_plan))
+            )
         except ValueError:  # something else that is set needs it
             continue
-        if _same(asked, without):
+        if same:
             reason = next((r for r in reasons if name in r.names and r.holds(cluster, plan)), None)
             why = (
                 reason.words.format_map(vars(plan)) if reason else f"program, time and memory are those of {default!r}"
             )
             found[name] = f"{type(of).__name__}.{name}={_words(getattr(of, name))} changes nothing here: {why}."
     return found
+
+
+def in_short(plan: Plan) -> Plan:
+    """The plan with two micro-batches at most: the others of a step are like the second, and need no less memory."""
+    return replace(plan, grad_accum=min(plan.grad_accum, 2))
 
 
 def _same(sim: Simulation, other: Simulation) -> bool:
