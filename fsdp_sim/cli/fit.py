@@ -7,7 +7,7 @@ import sys
 import click
 import msgspec
 
-from fsdp_sim.cli.options import NO, Command, json_option, option, request_options, schema_option
+from fsdp_sim.cli.options import NO, Command, json_option, option, request_options, schema_option, working
 from fsdp_sim.explore import LARGEST_OF, LargestFit, changes_that_fit, largest
 from fsdp_sim.requests import (
     FitResult,
@@ -55,17 +55,18 @@ def fit(what: str, multiple_of: int | None, family: str, texts: dict[str, str], 
     else:
         request = request_of_texts(texts)
     job = resolve(request)
-    found = largest(
-        what, None if what == "model" else job.model, job.cluster, job.plan,
-        multiple_of=multiple_of or STEP.get(what, 1), family=family,
-    )  # fmt: skip
-    shown = found.fits or found.too_large
-    result = FitResult(
-        largest=what, value=found.value, answer=_answer(found, job.model.name), limit=_limit(found),
-        notes=job.notes_of(shown) if shown else job.notes,
-        fits=None if found.fits is None else result_of(found.fits, explained=False),
-        next=found.next, too_large=None if found.too_large is None else _too_large(found, found.too_large),
-    )  # fmt: skip
+    with working(f"looking for the largest {LABELS[what]} that fits"):
+        found = largest(
+            what, None if what == "model" else job.model, job.cluster, job.plan,
+            multiple_of=multiple_of or STEP.get(what, 1), family=family,
+        )  # fmt: skip
+        shown = found.fits or found.too_large
+        result = FitResult(
+            largest=what, value=found.value, answer=_answer(found, job.model.name), limit=_limit(found),
+            notes=job.notes_of(shown) if shown else job.notes,
+            fits=None if found.fits is None else result_of(found.fits, explained=False),
+            next=found.next, too_large=None if found.too_large is None else _too_large(found, found.too_large),
+        )  # fmt: skip
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(result), indent=2).decode())
     else:

@@ -11,7 +11,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from importlib.resources import files
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 from click.shell_completion import CompletionItem
@@ -19,6 +19,9 @@ from click.shell_completion import CompletionItem
 from fsdp_sim.requests import ALIASES, MODEL_FIELDS, PLAN_FIELDS
 from fsdp_sim.spec import Model, Plan, gpu_names, link_names
 from fsdp_sim.words import did_you_mean, harmless
+
+if TYPE_CHECKING:
+    from rich.status import Status
 
 Function = Callable[..., Any]
 # Exit statuses: the answer is no (it does not fit), what was asked wrongly, Ctrl-C; 0 is done.
@@ -234,6 +237,13 @@ def schema_option(name: str) -> Callable[[Function], Function]:
         "--schema", is_flag=True, is_eager=True, expose_value=False, callback=show,
         help="Print the JSON schema of requests and results.",
     )  # fmt: skip
+
+
+def working(on: str) -> Status:
+    """While it is entered, a line that moves on stderr, if that is a terminal, says what takes so long."""
+    from rich.console import Console
+
+    return Console(stderr=True).status(on)
 
 
 class Command(click.Command):

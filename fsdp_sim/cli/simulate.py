@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from fsdp_sim.cli.options import NO, WRONG, Command, json_option, option, request_options, schema_option
+from fsdp_sim.cli.options import NO, WRONG, Command, json_option, option, request_options, schema_option, working
 from fsdp_sim.explore import changes_that_fit, changes_that_help
 from fsdp_sim.packages import missing
 from fsdp_sim.requests import Failure, Job, Request, Result, read_requests, request_of_texts, resolve, result_of
@@ -49,8 +49,9 @@ def simulate(
         _many(source, as_json, explained)
         return
     job = resolve(request_of_texts(texts))
-    simulation = job.simulate()
-    result = _answer(job, simulation, request_of_texts({}), explained)
+    with working(f"simulating {job.model.name}"):
+        simulation = job.simulate()
+        result = _answer(job, simulation, request_of_texts({}), explained)
     if timeline:
         _check_folder("--timeline", timeline)
         simulation.timeline.to_jsonl(timeline)
@@ -79,7 +80,9 @@ def _many(source: str, as_json: bool, explained: bool) -> None:
             data = Path(source).read_bytes()
         except OSError as error:
             raise ValueError(f"--from {source} cannot be read: {error.strerror}") from None
-    results = [_one(request, explained) for request in read_requests(data, source if source != "-" else "stdin")]
+    requests = read_requests(data, source if source != "-" else "stdin")
+    with working(f"simulating {len(requests):,} requests"):
+        results = [_one(request, explained) for request in requests]
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(results), indent=2).decode())
     else:

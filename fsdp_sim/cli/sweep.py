@@ -23,6 +23,7 @@ from fsdp_sim.cli.options import (
     request_options,
     schema_option,
     values_of,
+    working,
 )
 from fsdp_sim.explore import Sweep, front_of, notes_of, read_rows
 from fsdp_sim.explore.sweep import RESULTS, SweepRow
@@ -156,7 +157,7 @@ def _show(made: Sweep, rows: list[SweepRow], as_json: bool, figure: str | None, 
     front = front_of(rows)
     notes: list[str] = []
     if not interrupted:
-        with Console(stderr=True).status("looking for settings that change nothing"):
+        with working("looking for settings that change nothing"):
             notes = notes_of(rows, front, made.vary)
     if figure:
         from fsdp_sim.cli.figures import write_pareto

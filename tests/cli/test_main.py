@@ -2,13 +2,17 @@
 
 import importlib
 import json
+import os
+import pty
 import subprocess
 import sys
 
 import click
+import pytest
 from click.testing import CliRunner
 
 from fsdp_sim.cli import main as cli
+from tests.cli.commands import call
 
 
 def test_help_names_every_command_without_importing_torch_or_plotly():
@@ -64,3 +68,33 @@ def test_an_unknown_command_is_an_error():
 
     assert run.exit_code == 2
     assert "No such command 'demonstrate'" in run.output
+
+
+def read(terminal: int) -> bytes:
+    """What a terminal shows next; nothing once nobody writes to it any more."""
+    try:
+        return os.read(terminal, 4096)
+    except OSError:
+        return b""
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    ("simulate --model gpt2-124m --gpu A100 --gpus 8", "simulating gpt2-124m"),
+    ("fit --largest layers --d-model 256 --heads 4 --d-ffn 1024 --vocab 512 --gpu A100 --gpus 8",
+     "looking for the largest number of layers that fits"),
+])  # fmt: skip
+def test_a_command_that_may_take_long_says_on_a_terminal_what_it_does(words, said):
+    """And nowhere else: what is piped has nothing of it."""
+    main_side, terminal = pty.openpty()
+    command = [sys.executable, "-m", "fsdp_sim.cli.main", *words.split()]
+    env = os.environ | {"TERM": "xterm", "COLUMNS": "120"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=terminal, text=True, env=env) as running:
+        os.close(terminal)
+        shown = b"".join(iter(lambda: read(main_side), b"")).decode()
+        printed, _ = running.communicate()
+    os.close(main_side)
+
+    assert said in shown
+    assert shown.endswith("\x1b[2K")  # and the line is gone again
+    assert said not in printed
+    assert call(*words.split()).stderr == ""
