@@ -91,7 +91,11 @@ def retitled(figure: go.Figure, sentence: str) -> go.Figure:
     """A figure with another title, and as much higher or lower as that has more or fewer lines."""
     figure, lines = go.Figure(figure), textwrap.wrap(sentence, TITLE_CHARS)
     more_px = TITLE_LINE * (len(lines) - 1 - figure.layout.title.text.count("<br>"))
-    figure.update_layout(height=figure.layout.height + more_px, margin_t=figure.layout.margin.t + more_px)
+    was_px, is_px = figure.layout.height, figure.layout.height + more_px
+    figure.update_layout(height=is_px, margin_t=figure.layout.margin.t + more_px)
+    for legend in (figure.layout[name] for name in figure.layout if name in ("legend", "legend2")):
+        if legend.yref == "container":  # it lies below the title, and keeps its distance from the plot
+            legend.y = 1 - ((1 - legend.y) * was_px + more_px) / is_px
     _write_title(figure, lines)
     return figure
 

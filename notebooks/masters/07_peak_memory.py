@@ -33,7 +33,6 @@ import torch
 from torch.distributed.algorithms._checkpoint import checkpoint_wrapper as checkpointing
 from torch.distributed.fsdp import CPUOffload, fully_shard
 
-import fsdp_sim.mini
 from fsdp_sim import Cluster, Model, Plan, simulate, viz
 from fsdp_sim.learn import board, check, hint, in_torch, misconceptions, predict, solution  # noqa: F401
 from fsdp_sim.learn.exercises.peak import saved_for_backward, step_in_least_memory
@@ -41,9 +40,14 @@ from fsdp_sim.learn.find import file_of
 from fsdp_sim.learn.pictures import memory as pictures
 from fsdp_sim.learn.pictures.peak import histories
 from fsdp_sim.measure.live_bytes import live_bytes
+from fsdp_sim.mini.group import FSDPParamGroup
+from fsdp_sim.mini.hsdp import post_forward_mesh_info
+
+# %%
 from fsdp_sim.ranks import run
 from fsdp_sim.schedule import Kind, toy_program
 from fsdp_sim.timeline import Op
+from labs.loop.minimal import shard
 from labs.model import build
 from labs.model.gpt import GPTConfig
 
@@ -63,7 +67,7 @@ stacks, GIB = pictures.stacks, 2**30
 layers = Model("six layers", n_layer=6, d_model=1024, n_head=8, d_ffn=4096, vocab=64)
 cluster = Cluster("A100-SXM-80GB", gpus=64)
 step = simulate(layers, cluster, Plan(seq_len=16))
-viz.timeline(step.timeline)
+viz.timeline(step.timeline).titled("Three layers stand in forward, four in backward")
 
 # %% [markdown] covers=["coverage 004.37"]
 # No. Look at the strip below the bars. In forward you find three layers' worth:
@@ -94,10 +98,9 @@ for name, setting in settings.items():
 print(standing)
 assert standing["default"] == {"forward": 3, "backward": 4}
 assert standing["prefetch 2 ahead"]["forward"] == 4
-bars = {
-    f"{name}, {phase}": {"things as large as a layer": n} for name, of in standing.items() for phase, n in of.items()
-}
-stacks(bars, "What stands at the peak, in layers", "layers")
+assert standing["never resharded"] == {"forward": 8, "backward": 7}
+bars = {f"{name}, {phase}": {"layers": n} for name, of in standing.items() for phase, n in of.items()}
+stacks(bars, "Prefetch one more and one more stands there; never reshard and all do", "things as large as a layer")
 
 # %% [markdown]
 # ## 2. How low can it be?
@@ -121,6 +124,7 @@ def history(step):
     return meter.history().tolist()
 
 
+# %%
 never, late = (wrong.function for wrong in least.EXERCISE.wrong[:2])
 habits = {"yours": checked.use, "never frees": never, "reduces at the end": late}
 lives = {name: run(history, 2, habit, progress=False, show_output=False)[0] for name, habit in habits.items()}
@@ -129,13 +133,9 @@ assert max(lives["yours"]) < max(lives["reduces at the end"]) < max(lives["never
 histories(lives, "Freed twice, reduced at once: a step at its lower bound (measured)", least=least.least_bytes(None))
 
 # %% [markdown]
-# *Freed twice* means: each unit after its forward, and again after its backward. Your two loops do it by hand. FSDP
-# does it in hooks, and `fully_shard` puts them there, in the mini and in torch:
-
-# %%
-in_torch(fsdp_sim.mini.fully_shard)
-
-# %% [markdown]
+# *Freed twice* means: each unit after its forward, and again after its backward. Your two loops do it by hand, FSDP
+# does it in hooks.
+#
 # ## 3. Reshard after forward: True, False, a number, None
 #
 # [`reshard_after_forward`](https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html) takes four kinds of
@@ -154,7 +154,8 @@ assert not kept["False"].fits
 assert kept["True"].peak_memory_bytes == kept["None"].peak_memory_bytes
 assert round((kept["False"].peak_memory_bytes - kept["True"].peak_memory_bytes) / 1e9, 1) == 13.5
 assert 3 < (kept["4"].peak_memory_bytes - kept["True"].peak_memory_bytes) / GIB < 4
-viz.memory_waterfall(kept)
+assert [sim.fits for sim in kept.values()] == [True, True, True, False]
+viz.memory_waterfall(kept).titled("Never free a unit, and Llama 3 8B does not fit")
 
 # %% [markdown]
 # `True` frees each unit after its forward. `None`, the default, does too, except for the root: its backward comes
@@ -177,6 +178,14 @@ for value in (True, None, False):
 assert gathers == counts["reshard_after_forward=None"]["all-gathers"] == 11
 stacks(counts, "What is freed after forward is gathered again: 5 units and a root", "all-gathers in one step")
 
+# %% [markdown]
+# Where is that in the code? One function turns your setting into the ranks that hold a unit between forward and
+# backward, and `reshard` follows it. `post_forward` calls it, except in one case: look for the `if`. You will need it
+# in section 4.
+
+# %%
+in_torch(post_forward_mesh_info, FSDPParamGroup.reshard, FSDPParamGroup.post_forward)
+
 # %% [markdown] covers=["pitfall 13"]
 # ### "FSDP saves nothing"
 # A friend calls `fully_shard(model)`, nothing else, and runs out of memory as before. What happened?
@@ -190,7 +199,7 @@ print("all-gathers in a step:", issued)
 assert issued == {"block": 65, "root": 1}
 assert wrapped["block"].fits
 assert not wrapped["root"].fits
-viz.memory_waterfall(wrapped)
+viz.memory_waterfall(wrapped).titled("One unit for everything does not fit, a unit for each block does")
 
 # %% [markdown]
 # Call it on each block, bottom up, and then on the model. (If your peak is activations, no wrapping will help you. Read
@@ -274,7 +283,7 @@ speed = {name: sim.tokens_per_s_per_gpu / long["none"].tokens_per_s_per_gpu for 
 print({name: f"{share:.0%} of the tokens per second" for name, share in speed.items()})
 assert 0.75 < speed["full"] < 0.82
 assert long["full"].peak_memory_bytes < 0.45 * long["none"].peak_memory_bytes
-viz.memory_waterfall(long)
+viz.memory_waterfall(long).titled("Recompute the blocks, and more than half of the peak is gone")
 
 # %% [markdown]
 # ## 5. Then the logits stand there
@@ -291,7 +300,8 @@ saved_gib = (heads["torch's loss"].peak_memory_bytes - heads["fused loss"].peak_
 print(f"{8192 * 128_256 * 2 / GIB:.1f} GiB of logits in bf16; a fused loss saves {saved_gib:.1f} GiB at the peak")
 assert 6.5 < saved_gib < 7.5
 assert next(iter(heads["torch's loss"].memory.peak_by_category)) == "logits"
-viz.memory_waterfall(heads)
+assert saved_gib > 0.6 * heads["torch's loss"].memory.peak_by_category["logits"] / GIB
+viz.memory_waterfall(heads).titled("Now the logits are the largest part, and a fused loss takes most of them away")
 
 # %% [markdown]
 # Sharding does not touch the logits: they belong to a rank's own rows. A loss that computes in place or in pieces of
@@ -331,11 +341,8 @@ histories(
 
 # %%
 def gradient_bytes(reduce_each):
-    model = build(GPTConfig.preset("teaching"))
-    for layer in model.layers:
-        fully_shard(layer)
-    fully_shard(model)
-    tokens, peaks = torch.zeros(1, 16, dtype=torch.long), []
+    model, peaks = shard(build(GPTConfig.preset("teaching")), fully_shard), []
+    tokens = torch.zeros(1, 16, dtype=torch.long)
     for micro_batch in range(3):
         model.set_requires_gradient_sync(reduce_each or micro_batch == 2)
         with live_bytes(model) as meter:
@@ -367,7 +374,7 @@ slower = both["offloaded"].tokens_per_s_per_gpu / both["on the GPU"].tokens_per_
 print(f"offloaded: {slower:.0%} of the tokens per second")
 assert 0.5 < slower < 0.6
 assert 0.15 < 1 - both["offloaded"].peak_memory_bytes / both["on the GPU"].peak_memory_bytes < 0.19
-viz.memory_waterfall(both)
+viz.memory_waterfall(both).titled("Offloading the shards saves a sixth of the peak")
 
 # %% [markdown] covers=["coverage 000.17", "coverage 000.26", "coverage 001.49", "coverage 001.54", "coverage 002.2"]
 # Not "the parameters not in use". *All* shards live on the CPU, of parameters, gradients and optimizer state, and the
@@ -406,11 +413,11 @@ others = {"your plan": chosen, "one row, kept": chosen | {"micro_batch": 1, "act
           "kept whole": chosen | {"reshard_after_forward": False},
           "checkpointed": chosen | {"activation_checkpointing": "full"},
           "offloaded": chosen | {"cpu_offload": True}}  # fmt: skip
-fixed = {"seq_len": 4096, "param_dtype": "bf16"}
-plans = {name: simulate("llama2-7b", cards, Plan(**fixed, **one)) for name, one in others.items()}
+plans = {n: simulate("llama2-7b", cards, Plan(seq_len=4096, param_dtype="bf16", **one)) for n, one in others.items()}
 print({name: round(sim.tokens_per_s_per_gpu) if sim.fits else "does not fit" for name, sim in plans.items()})
 assert plans["your plan"].fits
-viz.memory_waterfall(plans)
+assert not plans["two rows, kept"].fits
+viz.memory_waterfall(plans).titled("Two rows do not fit if all their activations stay")
 
 # %% [markdown] covers=["pitfall 45"]
 # ## 8. Why does `nvidia-smi` say more?
@@ -425,8 +432,7 @@ viz.memory_waterfall(plans)
 # `record_stream`: nobody may reuse one until another stream has passed its last use. A CPU that runs ahead needs new
 # ones meanwhile.
 #
-# What helps: FSDP2, which waits for events and never calls `record_stream`. In FSDP1, `limit_all_gathers`. Against
-# fragments, `expandable_segments:True`.
+# What helps: FSDP2, which waits for events and never calls `record_stream`. In FSDP1, `limit_all_gathers`.
 
 # %%
 issued = {
@@ -438,6 +444,22 @@ print(per_step)
 assert per_step["fsdp2"] == {"record_stream": 0, "the CPU waits": 0}
 assert min(per_step["fsdp1"].values()) > 0
 stacks(per_step, "FSDP1 keeps buffers for streams, and its limiter stops the CPU", "times in one step of 4 layers")
+
+# %% [markdown]
+# ### Reserved, and in pieces
+#
+# Our 8B model needs 66.5 GiB at its peak, and the allocator holds 75.3 for it; with FSDP1 (`--api fsdp1`) 78.2, with
+# 78.5 to be had. Nobody uses the difference. Freed blocks stay with their stream and their size, and a request that
+# fits none of them asks CUDA for more: that is **fragmentation**. When CUDA has nothing left, the allocator gives its
+# unused segments back and tries again, and the GPU waits meanwhile.
+
+# %% [markdown]
+# So on a GPU look at three numbers of
+# [`torch.cuda.memory_stats()`](https://docs.pytorch.org/docs/stable/generated/torch.cuda.memory.memory_stats.html):
+# allocated, reserved, and `num_alloc_retries`, which should be 0.
+# [`expandable_segments:True`](https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management) lets a segment
+# grow instead of asking for another. It is no cure: here the allocator holds 74.9 GiB instead of 75.3
+# (`--plan expandable_segments=true`). It pays where lengths change from step to step.
 
 # %% [markdown] covers=["pitfall 38"]
 # And a step is not the whole run. Sometimes it saves. Say every rank gathers parameters and AdamW's moments, in fp32.
@@ -499,7 +521,7 @@ for name, setting in some.items():
     assert abs(counted[name] / setting.peak_bytes - 1) < 0.05
 assert sorted(some, key=counted.__getitem__) == list(knobs)
 mib = {name: {"counted": n_bytes / 2**20} for name, n_bytes in counted.items()}
-stacks(mib, "Four settings of the same step, counted on two ranks", "MiB at the peak")
+stacks(mib, "Counted on two ranks: checkpoints hold least, one unit for everything most", "MiB at the peak")
 
 # %% [markdown]
 # **Next:** `lab_02_memory.ipynb` has a dozen knobs, and shows the parts of the peak beside the prediction.

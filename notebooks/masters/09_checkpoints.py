@@ -48,10 +48,12 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 from fsdp_sim import viz
-from fsdp_sim.learn import board, check, hint, misconceptions, predict, solution  # noqa: F401
-from fsdp_sim.learn.exercises.checkpoints import Training
+from fsdp_sim.learn import board, check, hint, in_torch, misconceptions, predict, solution  # noqa: F401
+from fsdp_sim.learn.exercises.checkpoints import Disk, Training
 from fsdp_sim.learn.pictures.checkpoints import reads, saves
 from fsdp_sim.learn.pictures.memory import stacks
+from fsdp_sim.mini import FSDPParam
+from fsdp_sim.mini.group import FSDPParamGroup
 from fsdp_sim.ranks import RanksError, run
 from labs.experiments.pictures import losses
 from labs.experiments.resume import on_disk
@@ -71,15 +73,9 @@ folder = Path(temporary.name)
 
 # %%
 def what_is_in_it():
-    model = nn.Linear(4, 10, bias=False)
-    fully_shard(model)
-    weight = model.state_dict()["weight"]
-    return (
-        type(weight).__name__,
-        str(tuple(weight.shape)),
-        str(tuple(weight.to_local().shape)),
-        weight.to_local().nbytes,
-    )
+    weight = fully_shard(nn.Linear(4, 10, bias=False)).state_dict()["weight"]
+    kept = weight.to_local()
+    return type(weight).__name__, str(tuple(weight.shape)), str(tuple(kept.shape)), kept.nbytes
 
 
 shown = run(what_is_in_it, 4, progress=False)
@@ -172,6 +168,7 @@ def only_rank_0_asks():
         model.weight.full_tensor()
 
 
+# %%
 try:
     run(only_rank_0_asks, 2, progress=False)
 except RanksError as error:
@@ -277,6 +274,14 @@ alone = run(load_on_three, 1, folder / "four", progress=False)[0]
 assert torch.equal(torch.cat(list(loaded)), alone)
 print("Three ranks together hold what one rank alone loads, bit for bit.")
 
+# %% [markdown]
+# Why may `dcp.load` write into these tensors behind FSDP's back? Because a state dict hands out the very DTensors that
+# the optimizer steps. Look for two things in the mini, and in torch below it: hooks that bring a unit back to its
+# shards before a state dict is made or loaded; and what takes over a tensor that a load has put in place of the shard.
+
+# %%
+in_torch(FSDPParamGroup.lazy_init, FSDPParam.reset_sharded_param)
+
 # %% exercise="load_onto_other_shards"
 
 # %%
@@ -342,8 +347,7 @@ assert list(get_model_state_dict(wrapped)) == list(model.state_dict()) == ["0.we
 
 # %%
 def shadow():
-    model = nn.Linear(4, 8)
-    fully_shard(model)
+    model = fully_shard(nn.Linear(4, 8))
     try:
         copy.deepcopy(model)
     except AssertionError as error:
@@ -354,6 +358,7 @@ def shadow():
     return refused, average["weight"].to_local().numel(), type(average["weight"]).__name__
 
 
+# %%
 refused, numel, kind = run(shadow, 4, progress=False)[0]
 print(refused, f"\nOne average of the weights: a {kind}, of which {numel} of 32 numbers are here.")
 assert (numel, kind) == (8, "DTensor")
@@ -373,7 +378,7 @@ assert (numel, kind) == (8, "DTensor")
 # %% predict="loss_with_weights_alone"
 
 
-# %% tags=["nbval-ignore-output"]
+# %%
 def goes_on_with_weights(batches):
     lost = Training(batches)
     before = lost.train(3)
@@ -383,6 +388,7 @@ def goes_on_with_weights(batches):
     return Training(batches).train(8), before + alone.train(5)
 
 
+# %% tags=["nbval-ignore-output"]
 torch.manual_seed(0)
 batches = [(list(torch.randn(8, 4, 16).unbind()),) for _ in range(2)]
 undisturbed, again = run(goes_on_with_weights, 2, each=batches, progress=False)[0]
@@ -446,8 +452,7 @@ def saves_twice(path, moment):
 # %%
 rows = []
 for moment in ("before-shard-write", "after-shard-write", "before-rename", "after-rename"):
-    out = folder / moment
-    out.mkdir()
+    (out := folder / moment).mkdir()
     try:
         run(saves_twice, 2, out / "checkpoints", moment, progress=False)
     except RanksError as error:
@@ -504,10 +509,8 @@ saves(written, [step <= newest for step in range(3)], "One rank had no room: ste
 
 # %% predict="who_raises_in_background"
 
+
 # %% tags=["nbval-ignore-output"]
-from fsdp_sim.learn.exercises.checkpoints import Disk
-
-
 def background(path):
     group = dist.new_group(backend="gloo")
     weight = DTensor.from_local(torch.zeros(200_000, 2), init_device_mesh("cpu", (2,)), [Shard(0)])

@@ -7,7 +7,8 @@ from typing import Any
 import plotly.graph_objects as go
 import pytest
 
-from fsdp_sim.viz import Picture, Table, chart, theme
+from fsdp_sim import Cluster, Plan, simulate
+from fsdp_sim.viz import Picture, Table, chart, theme, timeline
 
 FRAMES = [go.Frame(name="1", data=[go.Bar(x=[1], y=[1])])]
 
@@ -48,6 +49,20 @@ def test_a_headline_of_ones_own_takes_the_place_of_the_one_that_was_found() -> N
     assert plots[0] == plots[1]
     assert own.figure.layout.height < found.figure.layout.height
     assert found.figure.layout.title.text.startswith("The bar")
+
+
+def test_under_a_shorter_headline_the_legends_keep_their_distance_from_the_plot() -> None:
+    step = simulate("gpt2-124m", Cluster("A100-SXM-80GB", gpus=8), Plan(seq_len=16))
+
+    def above_px(picture: Picture) -> list[float]:
+        layout = picture.figure.layout
+        return [(1 - legend.y) * layout.height - layout.margin.t for legend in (layout.legend, layout.legend2)]
+
+    found = timeline(step.timeline)
+    for headline in ("Short", f"{'Long, ' * 30}and longer"):
+        own = found.titled(headline)
+        assert own.figure.layout.height != found.figure.layout.height
+        assert above_px(own) == pytest.approx(above_px(found))
 
 
 def test_frames_are_shown_with_the_figure(displayed: list[Any]) -> None:
