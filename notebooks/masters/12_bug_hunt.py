@@ -28,6 +28,7 @@ import re
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 
 import cloudpickle
@@ -710,14 +711,18 @@ boxes(rows, f"Three ranks wait in #{last}, which rank 1 has not issued", [f"#{n}
 board()
 
 # %% [markdown]
-# ## Three hunts
+# ## Eight hunts
 #
-# Now whole trainings. In each, one fault was drawn from a catalogue, with your seed: your neighbour hunts another one.
-# You see the code and what a real run of it left behind, beside what was planned. Name the cause first. Then copy the
-# training into a cell, mend it and hand it in: it is run beside the sound one, on a seed that nobody knows before.
+# Now whole trainings, of 30 to 70 lines. In each, one fault was drawn from a catalogue, with your seed: your neighbour
+# hunts another one. What each is meant to do stands below its `def`; what a real run of it left behind stands below the
+# code, beside what was planned. Name the cause first. Then copy the training into a cell, mend it and hand it in: it
+# runs beside the sound one, on a seed that nobody knows before. `board()` counts your tries.
+#
+# **Hunt 1.** "The loss goes down. It just ends too high, and I cannot say since when."
 
 # %% tags=["nbval-ignore-output"]
 from fsdp_sim.learn.hunts import hand_in, hunt  # noqa: F401
+from labs.cluster.flight_recorder import diagnose, read
 
 hunt(1)
 
@@ -728,7 +733,7 @@ predict("hunt_1")
 # Copy the training into this cell, mend it, then:  hand_in(1, hunt_1)
 
 # %% [markdown]
-# The second one never ends.
+# **Hunt 2.** "It was fine for a few steps. Now nothing moves, and nobody complains."
 
 # %% tags=["nbval-ignore-output"]
 hunt(2)
@@ -740,7 +745,7 @@ predict("hunt_2")
 # Copy the training into this cell, mend it, then:  hand_in(2, hunt_2)
 
 # %% [markdown]
-# The third one learns what it should, and needs more memory than it should.
+# **Hunt 3.** "It learns what it should. It should also fit into less memory, by my sums."
 
 # %% tags=["nbval-ignore-output"]
 hunt(3)
@@ -750,6 +755,78 @@ predict("hunt_3")
 
 # %%
 # Copy the training into this cell, mend it, then:  hand_in(3, hunt_3)
+
+# %% [markdown]
+# **Hunt 4.** "The job stood still over night. All I have is a folder with three files." No watchdog this time: the
+# three ranks run on plain gloo, and each wrote the dump of its flight recorder. `hunt(4).save(folder)` gives you the
+# files; below, section 10's reader opens them. It says where the ranks stand. Why they part there is up to you.
+
+# %% tags=["nbval-ignore-output"]
+left = hunt(4)
+with tempfile.TemporaryDirectory() as folder:
+    waits = diagnose(read(left.save(folder)))
+print(*waits, sep="\n")
+assert waits
+left
+
+# %% tags=["nbval-ignore-output"]
+predict("hunt_4")
+
+# %%
+# Copy the training into this cell, mend it, then:  hand_in(4, hunt_4)
+
+# %% [markdown]
+# **Hunt 5.** "On my machine it fits. With the large model it dies, I think later than at the first step." Look at the
+# shape first: does memory climb from step to step, stand on a higher floor, or only peak higher?
+
+# %% tags=["nbval-ignore-output"]
+hunt(5)
+
+# %% tags=["nbval-ignore-output"]
+predict("hunt_5")
+
+# %%
+# Copy the training into this cell, mend it, then:  hand_in(5, hunt_5)
+
+# %% [markdown]
+# **Hunt 6.** "The numbers are right to the last digit. It is only slow." Two real ranks over a slow link; each bar is
+# what a unit computed, or a collective on the wire. The milliseconds depend on your machine, so they do not count. What
+# counts is the sequence: what is issued, how often, and what waits for it.
+
+# %% tags=["nbval-ignore-output"]
+hunt(6)
+
+# %% tags=["nbval-ignore-output"]
+predict("hunt_6")
+
+# %%
+# Copy the training into this cell, mend it, then:  hand_in(6, hunt_6)
+
+# %% [markdown]
+# **Hunt 7.** "We lost one of two machines, went on with the other, and since then the curve has a kink." Find the first
+# step at which the two logs differ. Something that is needed there did not come back.
+
+# %% tags=["nbval-ignore-output"]
+hunt(7)
+
+# %% tags=["nbval-ignore-output"]
+predict("hunt_7")
+
+# %%
+# Copy the training into this cell, mend it, then:  hand_in(7, hunt_7)
+
+# %% [markdown]
+# **Hunt 8.** "bf16 is never exact, so I did not worry." Worry when it is more than rounding: the same seed and batches
+# on one process give the other curve. Which differs first, the loss or the norm of the gradients? In which digit?
+
+# %% tags=["nbval-ignore-output"]
+hunt(8)
+
+# %% tags=["nbval-ignore-output"]
+predict("hunt_8")
+
+# %%
+# Copy the training into this cell, mend it, then:  hand_in(8, hunt_8)
 
 # %% [markdown]
 # ## What you have seen

@@ -148,7 +148,8 @@ class Entry(msgspec.Struct, frozen=True):
     def what(self) -> tuple[str, str]:
         """The operation, and the elements of its first input."""
         op = self.profiling_name.partition(":")[2].strip("_")
-        return op, f"{math.prod(self.input_sizes[0]):,} elements" if self.input_sizes else ""
+        numel = math.prod(self.input_sizes[0]) if self.input_sizes else 0
+        return op, f"{numel:,} element{'s' * (numel > 1)}" * bool(numel)
 
 
 class Dump(msgspec.Struct, frozen=True):

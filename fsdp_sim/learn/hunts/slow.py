@@ -69,7 +69,12 @@ SLOW = Training(
         Fault("the next block is asked for, and waited for at once", {"unshard(async_op=True)": "unshard()"}),
         Fault(
             "every layer is a unit of its own",
-            {"(*model.blocks, model)": "(*(layer for block in model.blocks for layer in block[::2]), model)"},
+            {
+                "for unit in (*model.blocks, model):": (
+                    "layers = [layer for block in model.blocks for layer in block[::2]]\n"
+                    "for unit in (*layers, *model.blocks, model):"
+                )
+            },
         ),
         Fault(
             "gradients are reduced with every micro-batch",
