@@ -103,5 +103,4 @@ NUMBERS = Training(
         ),
     ),
     leaves=Leaves.BESIDE_ONE,
-    minutes=25,
 )

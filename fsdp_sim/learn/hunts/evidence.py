@@ -102,7 +102,8 @@ def pictures_of(of: Training, ran: TrialRun, right: TrialRun) -> tuple[Picture, 
     found, other = ran.answers[0][0], right.answers[0][0]
     if of.leaves is Leaves.TIMELINE:
         done = [event for event in ran.timeline.events if event.unit != WAIT]
-        return (timeline({"found": Timeline(ran.timeline.header, done)}, ranks=[0], step=1),)
+        drawn = timeline({"found": Timeline(ran.timeline.header, done)}, ranks=[0], step=1)
+        return (drawn.titled("What rank 0 did in the second step"),)
     if of.leaves is Leaves.LOSSES:
         return (curves(found, "The loss of each step, as rank 0 has logged it", "loss"),)
     if of.leaves is Leaves.BESIDE_ONE:

@@ -97,5 +97,4 @@ RESUME = Training(
         ),
     ),
     leaves=Leaves.LOSSES,
-    minutes=25,
 )

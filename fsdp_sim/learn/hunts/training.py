@@ -37,7 +37,6 @@ class Training:
     Attributes:
         title: the symptom.
         network: over which its collectives go.
-        minutes: to find and mend a fault of it.
     """
 
     title: str
@@ -46,7 +45,6 @@ class Training:
     ranks: int = 2
     leaves: Leaves = Leaves.LOGS
     network: Network | None = None
-    minutes: int = 20
 
     def faulty(self, fault: Fault) -> Edit:
         return Edit(fault.texts, of=self.sound, name=fault.cause)
