@@ -46,13 +46,18 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
 
+# %%
 import fsdp_sim.mini.hsdp
 from fsdp_sim import Cluster, Plan, engine, simulate, viz
+from fsdp_sim.cost import workload
+from fsdp_sim.explore import Sweep
 from fsdp_sim.learn import board, check, hint, in_torch, misconceptions, predict, solution  # noqa: F401
 from fsdp_sim.learn.pictures.memory import curves, stacks
 from fsdp_sim.learn.pictures.scale import goodputs, idle, utilisations
 from fsdp_sim.ranks import run
 from fsdp_sim.schedule import build, toy
+from fsdp_sim.timeline import Op
+from fsdp_sim.validate import fitting_rows, read_csv
 
 # %% [markdown]
 # ## 1. Two kinds of links
@@ -82,7 +87,7 @@ HTML(viz.Table("GB/s per GPU and direction", ("", "in the node", "between nodes"
 # %% predict="who_holds_the_same"
 
 # %%
-viz.shard_map(build(toy(3), Plan(shard_size=2), world_size=4))
+viz.shard_map(build(toy(3), Plan(shard_size=2), world_size=4)).titled("Two copies, and each rank holds half of one")
 
 
 # %%
@@ -149,7 +154,7 @@ lines = {
 }
 assert round(lines["FSDP"][8] / lines["HSDP"][8], 1) == 1.7
 assert max(lines["HSDP"].values()) < 2 < lines["FSDP"][2]
-sentence = "A node of 8 sends the model nearly three times a step; with a copy per node it sends it at most twice."
+sentence = "A node sends the model nearly three times a step, and with a copy of its own at most twice"
 curves(lines, sentence, x="nodes", y="times the model's bytes, leaving each node")
 
 # %% [markdown] covers=["coverage 001.20"]
@@ -174,13 +179,8 @@ curves(lines, sentence, x="nodes", y="times the model's bytes, leaving each node
 
 # %% predict="less_than_10_gb_of_states"
 
+
 # %%
-ways = {
-    "DDP, NO_SHARD": (1, "ddp"), "ZeRO-1": (64, "zero1"), "ZeRO-2": (64, "zero2"),
-    "FULL_SHARD (ZeRO-3), SHARD_GRAD_OP": (64, "fsdp2"), "HYBRID_SHARD, 8 per node": (8, "fsdp2"),
-}  # fmt: skip
-
-
 def between_steps(shards, api):
     sizes = {"parameters": (1, 0, 0), "gradients": (0, 1, 0), "optimizer": (0, 0, 2)}
     return {
@@ -189,6 +189,11 @@ def between_steps(shards, api):
     }
 
 
+# %%
+ways = {
+    "DDP, NO_SHARD": (1, "ddp"), "ZeRO-1": (64, "zero1"), "ZeRO-2": (64, "zero2"),
+    "FULL_SHARD (ZeRO-3), SHARD_GRAD_OP": (64, "fsdp2"), "HYBRID_SHARD, 8 per node": (8, "fsdp2"),
+}  # fmt: skip
 held = {name: between_steps(*way) for name, way in ways.items()}
 stacks(held, "What is sharded: the optimizer, then gradients, then parameters.", "GB on each of 64 GPUs, at the step")
 
@@ -265,7 +270,7 @@ lines = {  # half the peak, as a good run reaches
     }
     for name in ("H100-SXM-80GB", "A100-SXM-80GB")
 }
-curves(lines, "With so many tokens per GPU and micro-batch the network is hidden.", x="Gbit/s of the ring", y="tokens")
+curves(lines, "With so many tokens per GPU and micro-batch the network is hidden", x="Gbit/s of the ring", y="tokens")
 
 # %%
 at_25 = lines["A100-SXM-80GB, half its peak"][25]
@@ -302,7 +307,7 @@ lines = {
     "FSDP": ("llama3-8b", roce, Plan(**short)),
     "HSDP": ("llama3-8b", roce, Plan(**short, shard_size=8)),
 }
-viz.scaling(lines, gpus=[8, 16, 64, 256, 1024])
+viz.scaling(lines, gpus=[8, 16, 64, 256, 1024]).titled("On 1,024 GPUs HSDP is nearly twice as fast as FSDP")
 
 
 # %%
@@ -315,6 +320,7 @@ rates = {gpus: (rate(gpus), rate(gpus, shard_size=8)) for gpus in (8, 1024)}
 print({gpus: [round(one) for one in both] for gpus, both in rates.items()})
 assert rates[8][0] == rates[8][1]
 assert rates[1024][0] < rates[1024][1] < rates[8][1]
+assert 1.75 < rates[1024][1] / rates[1024][0] < 2
 
 # %% [markdown]
 # This is **weak scaling**: the work per GPU stays. The first step down is the slow link. The long fall after it is
@@ -345,7 +351,7 @@ uneven = simulate("llama3-8b", wide, plan, skew=slow)
 print(f"{uneven.step_time_s / even.step_time_s - 1:.0%} slower, for all 512")
 assert 0.15 < uneven.step_time_s / even.step_time_s - 1 < 0.2
 assert 0.13 < 1 - even.step_time_s / uneven.step_time_s < 0.18
-viz.rank_bands(uneven)
+viz.rank_bands(uneven).titled("One slow rank keeps 511 others waiting")
 
 # %% [markdown]
 # Everybody waits for one. 511 GPUs stand still about a sixth of the time. *Their* profiles show long collectives, and
@@ -374,8 +380,6 @@ stacks(bars, "Who waits least is the one that is waited for.", "ms in all-gather
 # %% exercise="plan_for_a_slow_network"
 
 # %%
-from fsdp_sim.explore import Sweep
-
 answer = checked.use()
 fixed = {
     "model": "llama3-8b", "gpu": "A100-SXM-40GB", "gpus": "64", "bandwidth_gbps": "25", "seq_len": "2048",
@@ -414,6 +418,7 @@ sims = {
 }
 
 
+# %%
 def throughput(sim):
     return f"{sim.tokens_per_s_per_gpu:,.0f}{'' if sim.fits else ' (does not fit)'}"
 
@@ -511,10 +516,8 @@ assert alive
 # Take Llama 3 8B on 64 H100, 4,096 tokens a sequence. Then recompute all activations, and fill the room with more
 # sequences.
 
+
 # %%
-from fsdp_sim.timeline import Op
-
-
 def parts(sim):
     flops = dict.fromkeys((Op.FWD, Op.BWD, Op.RECOMPUTE), 0.0)
     for i in sim.program.ops:
@@ -539,6 +542,8 @@ plans = {
     "4, recomputed, compiled": Plan(**common, **twice, compile=True),
 }
 steps = {name: simulate("llama3-8b", Cluster("H100-SXM-80GB", gpus=64), plan) for name, plan in plans.items()}
+
+# %%
 percent = {name: {part: 100 * share for part, share in parts(sim).items()} for name, sim in steps.items()}
 stacks(percent, "Recomputing keeps a GPU busier, and the model gets less of it.", "% of the step busy (simulated)")
 
@@ -566,9 +571,6 @@ assert list(hfu.values()) == [44, 49, 53, 60]
 # %% predict="mfu_of_published_runs"
 
 # %%
-from fsdp_sim.cost import workload
-from fsdp_sim.validate import fitting_rows, read_csv
-
 reached = {}
 for one in fitting_rows(read_csv()):  # MPT models, mosaicml/llm-foundry's own tables
     made, gpu = workload(one.model, one.plan), one.cluster.gpu
