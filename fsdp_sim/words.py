@@ -92,6 +92,20 @@ def harmless(text: str) -> str:
     return "".join(c if c in "\n\t" or not _drives(c) else repr(c)[1:-1] for c in text)
 
 
+def shortened(text: str, most: int = 4_000) -> str:
+    """A text without the middle of a very long one: its author may have put a book where a name belongs.
+
+    Example:
+        >>> print(shortened("x" * 5_000_000, most=6))
+        xxx
+        ... 4,999,994 characters cut ...
+        xxx
+    """
+    if len(text) <= most:
+        return text
+    return f"{text[: most // 2]}\n... {len(text) - most:,} characters cut ...\n{text[-most // 2 :]}"
+
+
 def _drives(character: str) -> bool:
     return unicodedata.category(character) in ("Cc", "Cs") or unicodedata.bidirectional(character) in TURNS
 

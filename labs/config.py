@@ -18,6 +18,7 @@ from typing import Any
 
 from fsdp_sim.spec import Allowed, Plan, field, number, one_of, text, text_of, toml_or_json, value_of, whole
 from fsdp_sim.spec.fields import check
+from fsdp_sim.timeline import read_text
 from labs.model import ModelConfig, model_config
 from labs.model.gpt import did_you_mean
 
@@ -329,7 +330,7 @@ def _pairs(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
 def _read_table(path: str | Path) -> dict[str, Any]:
     """What a TOML file says, and under ``config`` where it is."""
     try:
-        table: dict[str, Any] = toml_or_json(Path(path).read_text())
+        table: dict[str, Any] = toml_or_json(read_text(path))
     except FileNotFoundError:
         raise FileNotFoundError(f"no config file at {path}; there is labs/configs/teaching.toml") from None
     except OSError as error:

@@ -18,7 +18,7 @@ from click.shell_completion import CompletionItem
 
 from fsdp_sim.requests import ALIASES, MODEL_FIELDS, PLAN_FIELDS
 from fsdp_sim.spec import Model, Plan, gpu_names, link_names
-from fsdp_sim.words import did_you_mean, harmless
+from fsdp_sim.words import did_you_mean, harmless, shortened
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -281,6 +281,7 @@ class Command(click.Command):
 
 def fail(message: str, as_json: bool) -> NoReturn:
     """Print an error and exit with status 2."""
+    message = shortened(message)
     if as_json:
         click.echo(json.dumps({"error": message}))
     click.echo(f"Error: {harmless(message)}", err=True)

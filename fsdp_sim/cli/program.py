@@ -6,7 +6,6 @@ import difflib
 import re
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import click
 import msgspec
@@ -15,7 +14,7 @@ from msgspec import UNSET, UnsetType
 from fsdp_sim.cli.options import Command, json_option, option, plan_option, schema_option, with_pairs
 from fsdp_sim.schedule import Program, build, toy
 from fsdp_sim.spec import TORCH_VERSIONS, Plan, plan_fields
-from fsdp_sim.timeline import Op
+from fsdp_sim.timeline import Op, read_text
 
 MOST_UNITS = 10_000
 SHOWN = 6  # lines before and after the first difference
@@ -121,7 +120,7 @@ def _since_first(plan: Plan, made: Program, before: Program) -> str:
 def _recorded(path: str) -> list[str]:
     """Lines of a recording without its remarks."""
     try:
-        text = Path(path).read_text()
+        text = read_text(path)
     except OSError as error:
         raise ValueError(f"--diff {path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:

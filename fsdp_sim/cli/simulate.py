@@ -13,6 +13,10 @@ from fsdp_sim.explore import changes_that_fit, changes_that_help
 from fsdp_sim.packages import missing
 from fsdp_sim.requests import Failure, Job, Request, Result, read_requests, request_of_texts, resolve, result_of
 from fsdp_sim.simulation import Simulation
+from fsdp_sim.timeline import read_bytes
+from fsdp_sim.words import shortened
+
+MOST_BYTES = 10**8  # of requests
 
 EPILOG = (
     "Exit status: 0 if it fits; 1 if it does not (then the changes that would make it fit are listed, each simulated); "
@@ -74,10 +78,10 @@ def simulate(
 
 def _many(source: str, as_json: bool, explained: bool) -> None:
     if source == "-":
-        data = sys.stdin.buffer.read()
+        data = sys.stdin.buffer.read(MOST_BYTES)
     else:
         try:
-            data = Path(source).read_bytes()
+            data = read_bytes(source, MOST_BYTES)
         except OSError as error:
             raise ValueError(f"--from {source} cannot be read: {error.strerror}") from None
     requests = read_requests(data, source if source != "-" else "stdin")
@@ -104,7 +108,7 @@ def _one(request: Request | Failure, explained: bool) -> Result | Failure:
         job = resolve(request)
         return _answer(job, job.simulate(), request, explained)
     except ValueError as error:
-        return Failure(error=str(error), id=request.id)
+        return Failure(error=shortened(str(error)), id=request.id)
 
 
 def _answer(job: Job, simulation: Simulation, request: Request, explained: bool) -> Result:

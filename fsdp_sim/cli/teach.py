@@ -11,6 +11,7 @@ from rich.console import Console
 
 from fsdp_sim.cli.options import Command, json_option
 from fsdp_sim.learn.find import CHAPTERS
+from fsdp_sim.timeline import written
 
 EPILOG = "Exit status: 0; 2 for what was asked wrongly, and where there are no notebooks."
 
@@ -86,7 +87,8 @@ def rollup(folder: Path, to_csv: Path | None, picture: Path | None) -> None:
     found = summaries(results)
     rollup_pages.show(found, len({result.learner for result in results}))
     if to_csv:
-        to_csv.write_text(as_csv(results), encoding="utf-8")
+        with written(to_csv) as new:
+            new.write_text(as_csv(results), encoding="utf-8")
     if picture:
         rollup_pages.picture(found).save(picture)
 

@@ -15,6 +15,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from fsdp_sim.spec import toml_or_json
+from fsdp_sim.timeline import read_text
 from fsdp_sim.words import did_you_mean
 
 
@@ -90,7 +92,7 @@ def numbers_of_file(path: str | Path) -> dict[str, float]:
     Raises:
         ValueError: a number that a `Calibration` does not have, or that is none.
     """
-    numbers = tomllib.loads(Path(path).read_text()).get("calibration", {})
+    numbers = toml_or_json(read_text(path)).get("calibration", {})
     for name, value in numbers.items():
         if name not in Calibration.meanings():
             near = did_you_mean(name, Calibration.meanings())

@@ -25,8 +25,10 @@ from fsdp_sim.packages import need
 from fsdp_sim.requests import ALIASES, NAMES, request_of_texts, resolve
 from fsdp_sim.schedule import NOT_ISSUED
 from fsdp_sim.simulation import Fit
+from fsdp_sim.timeline import read_text
 from fsdp_sim.words import did_you_mean
 
+MOST_BYTES = 10**9  # of the rows of a sweep
 RESULTS = (
     "step_time_s", "tokens_per_s_per_gpu", "mfu", "exposed_comm_s", "peak_memory_bytes", "memory_limit_bytes", "fit",
     "error",
@@ -258,7 +260,7 @@ def read_rows(path: str | Path) -> tuple[list[str], list[SweepRow]]:
         ValueError: it cannot be read, or a line in the middle has not as many cells as the header.
     """
     try:
-        text = Path(path).read_text()
+        text = read_text(path, MOST_BYTES)
     except FileNotFoundError:
         return [], []
     except (UnicodeDecodeError, OSError) as error:

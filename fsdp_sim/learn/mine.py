@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from fsdp_sim.learn import kept
+from fsdp_sim.timeline import written
 
 VARIABLE = "FSDP_SIM_MINE"
 FILE = "my_fsdp.py"
@@ -196,6 +197,5 @@ def _digest(source: str) -> str:
 
 def _write(file: Path, text: str) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    new = file.with_name(f".{file.name}.new")
-    new.write_text(text)
-    new.replace(file)
+    with written(file) as new:
+        new.write_text(text)

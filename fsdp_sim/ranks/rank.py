@@ -37,6 +37,7 @@ from fsdp_sim.ranks.network import Network
 from fsdp_sim.ranks.other_user import OtherUser, needed_folders
 from fsdp_sim.ranks.pickling import pack, unpack
 from fsdp_sim.timeline import RECORDER
+from fsdp_sim.words import harmless, shortened
 
 T = TypeVar("T")
 
@@ -231,7 +232,5 @@ def _learners_traceback(error: BaseException) -> str:
 
 
 def _short(text: str, most: int) -> str:
-    """A text that can travel (a lone surrogate cannot), without the middle of a very long one."""
-    if len(text) > most:
-        text = f"{text[: most // 2]}\n... {len(text) - most:,} characters cut ...\n{text[-most // 2 :]}"
-    return text.encode("utf-8", "replace").decode()
+    """A text that can travel (a lone surrogate cannot) and drives no terminal, without the middle of a long one."""
+    return harmless(shortened(text, most)).encode("utf-8", "replace").decode()

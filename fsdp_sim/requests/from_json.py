@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import msgspec
 from msgspec import UNSET
 
+from fsdp_sim import timeline
 from fsdp_sim.requests.structs import PLAN_FIELDS, Failure, FitRequest, ModelFields, PlanFields, Request
 from fsdp_sim.spec import Cluster, Model, Plan
 from fsdp_sim.spec.fields import check
-from fsdp_sim.words import did_you_mean
+from fsdp_sim.words import did_you_mean, shortened
 
 SPEC_OF: dict[Any, type] = {Request: Cluster, FitRequest: Cluster, PlanFields: Plan, ModelFields: Model}
 
@@ -35,7 +35,7 @@ def read_requests(data: bytes, source: str = "requests") -> list[Request | Failu
         try:
             requests.append(convert(_nested(item), Request, f"{source}[{number}]"))
         except ValueError as error:
-            requests.append(Failure(error=str(error), id=_id(item)))
+            requests.append(Failure(error=shortened(str(error)), id=_id(item)))
     return requests
 
 
@@ -120,7 +120,7 @@ def _kind(value: object) -> str:
 
 def read_text(path: str) -> str:
     try:
-        return Path(path).read_text()
+        return timeline.read_text(path)
     except FileNotFoundError:
         raise ValueError(f"there is no file {path}") from None
     except UnicodeDecodeError as error:

@@ -10,6 +10,9 @@ from typing import Any
 
 from fsdp_sim.words import nearest
 
+TOML_BYTES, TOML_DOTS = 10**5, 1_000
+"""The most that is read: the time that tomllib takes grows with the square of tables, and of the parts of a key."""
+
 
 def toml_or_json(text: str, kind: str = "TOML") -> Any:
     """What a text in TOML or JSON says.
@@ -17,6 +20,8 @@ def toml_or_json(text: str, kind: str = "TOML") -> Any:
     Raises:
         ValueError: it is none, or nests too deep to be read.
     """
+    if kind == "TOML" and (len(text) > TOML_BYTES or max(line.count(".") for line in text.split("\n")) > TOML_DOTS):
+        raise ValueError(f"it has more than {TOML_BYTES / 1e3:g} kB, or a line with more than {TOML_DOTS:,} dots")
     try:
         return tomllib.loads(text) if kind == "TOML" else json.loads(text)
     except RecursionError:

@@ -13,6 +13,7 @@ from fsdp_sim.spec.catalogue import toml_or_json
 from fsdp_sim.spec.fields import Allowed, field, number, one_of, spec, whole
 from fsdp_sim.spec.gpus import Gpu, gpu
 from fsdp_sim.spec.links import Link, link, link_of_text
+from fsdp_sim.timeline import read_text, written
 
 _LINK = one_of(None).explained("what its servers ship with") | Allowed(
     "a Link or the name of one", lambda value: isinstance(value, (str, Link)) and value != ""
@@ -194,7 +195,8 @@ class Cluster:
             elif value is not None:
                 top[f.name] = value
         tables = {"cluster": top} | parts
-        Path(path).write_text(_TITLE + "\n".join(_toml(name, table) for name, table in tables.items()))
+        with written(path) as new:
+            new.write_text(_TITLE + "\n".join(_toml(name, table) for name, table in tables.items()))
 
     @classmethod
     def from_file(cls, path: str | Path) -> Cluster:
@@ -204,7 +206,7 @@ class Cluster:
             ValueError: no such file, not TOML, or a value that is not allowed; names the file.
         """
         try:
-            tables = toml_or_json(Path(path).read_text())
+            tables = toml_or_json(read_text(path))
             tables.pop("calibration", None)  # of the stack: `fsdp_sim.cost.numbers_of_file`
             values: dict[str, Any] = dict(tables.pop("cluster"))
             for name, table in tables.items():

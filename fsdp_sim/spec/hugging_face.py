@@ -11,6 +11,7 @@ from fsdp_sim.spec.blocks import GATED, RELATIVE_ROWS
 from fsdp_sim.spec.catalogue import tables, toml_or_json
 from fsdp_sim.spec.model import Model
 from fsdp_sim.spec.torchtitan import is_torchtitan, model_of_flavor
+from fsdp_sim.timeline import read_text
 from fsdp_sim.words import nearest
 
 TABLE = "hugging_face.toml"
@@ -121,7 +122,7 @@ def model_of(source: str | Path | Mapping[str, Any]) -> Model:
     path = path / "config.json" if path.is_dir() else path
     kind = "TOML" if path.suffix == ".toml" else "JSON"
     try:
-        config = toml_or_json(path.read_text(), kind)
+        config = toml_or_json(read_text(path), kind)
     except ValueError as error:
         raise ValueError(f"{path} is not {kind}: {error}") from None
     if is_torchtitan(config):

@@ -27,10 +27,12 @@ from fsdp_sim.timeline.files import read_timeline
 from fsdp_sim.timeline.frame import from_pandas, to_pandas, to_parquet
 from fsdp_sim.timeline.header import Header, UnitShards
 from fsdp_sim.timeline.kinds import COLLECTIVES, COMM_LANES, MEMORY, Lane, Memory, Op, Phase, Word, dtype_name, lane_of
+from fsdp_sim.timeline.limits import read_bytes, read_text
 from fsdp_sim.timeline.recorder import RECORDER, Recorder
 from fsdp_sim.timeline.ring import RING_PASSES, ring_share
 from fsdp_sim.timeline.side import Side
 from fsdp_sim.timeline.timeline import Timeline, timeline_of
+from fsdp_sim.timeline.written import written
 
 __all__ = [
     "COLLECTIVES",
@@ -69,6 +71,8 @@ __all__ = [
     "lane_of",
     "learners_line",
     "median_step",
+    "read_bytes",
+    "read_text",
     "read_timeline",
     "remember",
     "ring_share",
@@ -83,4 +87,5 @@ __all__ = [
     "uncovered",
     "union",
     "write_chrome",
+    "written",
 ]

@@ -25,6 +25,7 @@ from fsdp_sim.timeline.header import VERSION, Header
 from fsdp_sim.timeline.kinds import Lane, Op
 from fsdp_sim.timeline.limits import EVENT_BYTES, MAX_BYTES, TooLargeError, refuse_beyond
 from fsdp_sim.timeline.timeline import Timeline
+from fsdp_sim.timeline.written import written
 
 FORMAT = "fsdp_sim timeline"  # under "otherData", at the head of the file: how our own traces are known
 OPERATION, MEMORY = "operation", "memory"  # the "cat" of what is read back; everything else repeats it for the eye
@@ -58,7 +59,7 @@ def write_chrome(timeline: Timeline, path: str | Path) -> Path:
     """
     target, encode = Path(path), msgspec.json.encode
     head = {"format": FORMAT, "version": VERSION, "header": timeline.header}
-    with gzip.open(target, "wb") if target.suffix == ".gz" else target.open("wb") as file:
+    with written(target) as new, gzip.open(new, "wb") if target.suffix == ".gz" else new.open("wb") as file:
         file.write(b'{"displayTimeUnit":"ms","otherData":' + encode(head) + b',"traceEvents":[')
         for number, row in enumerate(_rows(timeline)):
             file.write((b",\n" if number else b"\n") + encode(row))

@@ -107,6 +107,8 @@ def _reader_of(source: Path) -> tuple[Reader, bool]:
         inside = sorted(entry.name for entry in source.iterdir() if entry.is_file())
         files = f", for example {source / inside[0]}" if inside else "; there are none in it"
         raise ValueError(f"{source} is a folder; give the files in it{files}")
+    if source.exists() and not source.is_file():
+        raise ValueError(f"{source} is a pipe or a device; a trace is read more than once: write it to a file first")
     head, zipped = _head(source)
     if not head.strip():
         raise ValueError(f"{source} is empty; the profiler has not written it, or was killed: record it again")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -15,8 +16,38 @@ LINE_BYTES = 64 << 20
 GZIP_MAGIC = b"\x1f\x8b"
 
 
+TEXT_BYTES = 10**7
+"""Of a configuration: those of people have a thousandth."""
+
+
 class TooLargeError(ValueError):
     """A file holds more than is read."""
+
+
+def read_bytes(path: str | Path, most_bytes: int = TEXT_BYTES) -> bytes:
+    """What is in a file that anybody may have written. It may be a device without an end, or a pipe; one into which
+    nobody writes is empty.
+
+    Raises:
+        OSError: it cannot be opened. ValueError: it is longer than is read.
+    """
+    with open(path, "rb", opener=_at_once) as file:
+        data = file.read(most_bytes + 1)
+    if len(data) > most_bytes:
+        raise TooLargeError(f"{path} is larger than the {most_bytes / 1e6:g} MB that are read of such a file")
+    return data
+
+
+def read_text(path: str | Path, most_bytes: int = TEXT_BYTES) -> str:
+    """`read_bytes` of a text in UTF-8, of which `UnicodeDecodeError` says where it is none."""
+    return "\n".join(read_bytes(path, most_bytes).decode().split("\r\n"))
+
+
+def _at_once(path: str, flags: int) -> int:
+    """Opens a file; of a pipe not only once somebody writes into it."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    os.set_blocking(descriptor, True)
+    return descriptor
 
 
 def unzipped(path: Path) -> BinaryIO:

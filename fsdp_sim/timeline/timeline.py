@@ -21,6 +21,7 @@ from fsdp_sim.timeline.event import Event, checked
 from fsdp_sim.timeline.header import VERSION, Header
 from fsdp_sim.timeline.kinds import MEMORY, Lane, Memory, Op
 from fsdp_sim.timeline.limits import EVENT_BYTES, LINE_BYTES, MAX_BYTES, TooLargeError, refuse_beyond, unzipped
+from fsdp_sim.timeline.written import written
 
 if TYPE_CHECKING:
     import numpy as np
@@ -194,7 +195,8 @@ class Timeline:
     def to_jsonl(self, path: str | Path) -> None:
         """Write a header line and one line per event."""
         encode = msgspec.json.encode
-        Path(path).write_bytes(b"\n".join([encode(self.header), *map(encode, self.events)]) + b"\n")
+        with written(path) as new:
+            new.write_bytes(b"\n".join([encode(self.header), *map(encode, self.events)]) + b"\n")
 
     @classmethod
     def from_jsonl(cls, path: str | Path, *, max_bytes: int = MAX_BYTES) -> Timeline:

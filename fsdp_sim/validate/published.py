@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from fsdp_sim.spec import Cluster, Model, Plan, block_shapes, plan_fields, stack_names
+from fsdp_sim.timeline import read_text
 from fsdp_sim.validate.cells import Cells, RowError
 
 DATA = files("fsdp_sim.validate").joinpath("data")
@@ -83,7 +84,7 @@ def read_csv(path: str | Path | None = None) -> list[PublishedRun]:
     if path is None:
         return [row for row in published() if isinstance(row, PublishedRun)]
     try:
-        text = Path(path).read_text()
+        text = read_text(path)
     except UnicodeDecodeError as error:
         raise RowError(f"{path} is not a text file in UTF-8 ({error.reason} at byte {error.start})") from error
     rows = []

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import plotly.graph_objects as go
 from plotly.io.json import to_json_plotly
 
+from fsdp_sim.timeline import written
 from fsdp_sim.viz import plotly_js, theme
 from fsdp_sim.viz.picture import Picture, paragraphs
 from fsdp_sim.viz.table import Table
@@ -125,8 +126,7 @@ def save_html(
     body = "\n".join(_section(section, number) for number, section in enumerate(sections))
     figures = [section.figure for section in sections if section.figure is not None]
     target = Path(path)
-    target.write_text(
-        f"""<!DOCTYPE html>
+    page = f"""<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
@@ -153,9 +153,9 @@ start(document);
 </script>
 </body>
 </html>
-""",
-        encoding="utf-8",
-    )
+"""
+    with written(target) as new:
+        new.write_text(page, encoding="utf-8")
     return target
 
 

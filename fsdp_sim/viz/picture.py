@@ -16,6 +16,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from fsdp_sim.packages import remedy
+from fsdp_sim.timeline import written
 from fsdp_sim.viz import chart, theme
 from fsdp_sim.viz.present import shown
 from fsdp_sim.viz.table import Table
@@ -86,7 +87,9 @@ class Picture:
             return save_html(path, self, title=title or self.finding.partition(". ")[0])
         if kind not in ("png", "svg"):
             raise ValueError(f"a picture is saved as .html, .png or .svg, not as {path.name!r}")
-        path.write_bytes(self.to_image(kind, width))
+        image = self.to_image(kind, width)
+        with written(path) as new:
+            new.write_bytes(image)
         return path
 
     def show(self, *, png: bool | None = None) -> None:

@@ -135,7 +135,8 @@ class Result:
         packed = gzip.compress(msgspec.json.encode(written), mtime=0)
         if len(packed) > MOST_BYTES:
             raise ValueError(f"{path.name} would have {len(packed)} bytes, more than {MOST_BYTES}; record fewer steps")
-        path.write_bytes(packed)
+        with written(path) as new:
+            new.write_bytes(packed)
 
     @classmethod
     def load(cls, path: Path) -> Result:

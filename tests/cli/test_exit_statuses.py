@@ -99,6 +99,26 @@ def test_help_documents_them():
     assert "2 what was asked wrongly; 130 after Ctrl-C." in words
 
 
+@pytest.mark.parametrize("option", ["--from", "--model-file", "--cluster"])
+@pytest.mark.parametrize(("name", "says"), [("zero", "MB that are read"), ("pipe", ""), ("itself", "ymbolic link")])
+def test_a_file_without_an_end_or_that_nobody_writes_is_refused_at_once(option, name, says, tmp_path):
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    (tmp_path / "itself").symlink_to("itself")
+    os.mkfifo(tmp_path / "pipe")
+    done = call("simulate", *(SMALL[:2] if option == "--cluster" else ()), option, str(tmp_path / name))
+    assert done.exit_code == 2
+    assert done.stderr.startswith("Error: ")
+    assert says in done.stderr
+
+
+@pytest.mark.parametrize("as_json", [(), ("--json",)])
+def test_of_a_name_as_long_as_a_book_an_error_quotes_both_ends(as_json):
+    done = call("simulate", "--model", "x" * 200_000, "--gpu", "A100", "--gpus", "8", *as_json)
+    assert done.exit_code == 2
+    assert "characters cut" in done.stderr
+    assert len(done.output) < 20_000
+
+
 def test_ctrl_c_is_no_answer(tmp_path):
     """A real SIGINT, while a command waits for what it is to read."""
     os.mkfifo(tmp_path / "requests")

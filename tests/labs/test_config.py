@@ -37,6 +37,8 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_the_defaults(tmp_
         ("steps = 0", r"c\.toml: TrainConfig\.steps is 0; it must be a whole number >= 1"),
         ("steps =", r"c\.toml is not TOML"),
         ("steps = " + "[" * 10_000, "it nests too deep"),
+        ("[" + "a." * 40_000 + "a]", "more than 100 kB, or a line with more than 1,000 dots"),
+        ("\n".join(f"[a.b{n}]" for n in range(50_000)), "more than 100 kB"),
     ],
 )
 def test_a_bad_file_is_named_with_its_key(tmp_path, text, says):

@@ -327,6 +327,15 @@ def test_a_name_of_an_exception_is_cut_too() -> None:
     assert len(message_of(fn)) < 100_000
 
 
+def test_an_exceptions_text_drives_no_terminal() -> None:
+    def fn() -> None:
+        raise ValueError("\x1b[2J\x1b]0;owned\x07 gone")
+
+    message = message_of(fn)
+    assert r"raised ValueError: \x1b[2J\x1b]0;owned\x07 gone" in message
+    assert "\x1b" not in message
+
+
 def test_what_cannot_be_made_again_from_a_result_is_the_ranks_fault() -> None:
     class Leaves:
         def __reduce__(self):

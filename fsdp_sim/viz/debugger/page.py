@@ -10,7 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from fsdp_sim.timeline import Event, Phase, Timeline, median_step, timeline_of
+from fsdp_sim.timeline import Event, Phase, Timeline, median_step, timeline_of, written
 from fsdp_sim.viz import theme
 from fsdp_sim.viz.debugger.moments import Moment, events_of, moment, next_of_unit, next_on_lane
 from fsdp_sim.viz.debugger.panes import panes
@@ -86,8 +86,7 @@ def debugger_page(
     film = _film(ats, timeline, drawn)
     bars = "".join(f'<g id="{id}">{bars}</g>' for id, bars in drawn.items())
     target = Path(path)
-    target.write_text(
-        f"""<!DOCTYPE html>
+    page = f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{_POLICY}"><title>{escape(title)}</title>
 <style>{CSS}{_PAGE_CSS}</style></head>
@@ -96,9 +95,9 @@ def debugger_page(
 <div class="fsd-film" role="radiogroup" aria-label="Events, in issue order">
 {film}
 </div></main></body></html>
-""",
-        encoding="utf-8",
-    )
+"""
+    with written(target) as new:
+        new.write_text(page, encoding="utf-8")
     return target
 
 

@@ -15,6 +15,7 @@ import plotly.io as pio
 
 from fsdp_sim.forms import WORDS, State
 from fsdp_sim.spec import text_of
+from fsdp_sim.timeline import written
 from fsdp_sim.viz import plotly_js, theme
 from fsdp_sim.viz.explorer import layout_of, words
 from fsdp_sim.viz.explorer.drawing import lane_changes, lane_traces, legend_html, memory_changes, memory_traces
@@ -121,9 +122,9 @@ def explorer_page(
             f"vary less, or a model of fewer layers"
         )
     target = Path(path)
-    target.write_text(
-        body.replace("<!-- plotly.js -->", f"<script>{plotly_js.source([figure])}</script>"), encoding="utf-8"
-    )
+    page = body.replace("<!-- plotly.js -->", f"<script>{plotly_js.source([figure])}</script>")
+    with written(target) as new:
+        new.write_text(page, encoding="utf-8")
     return target
 
 
