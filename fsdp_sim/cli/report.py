@@ -34,7 +34,10 @@ def print_result(result: Result, job: Job) -> None:
     )
     accum = f", {plan.grad_accum} micro-batches" if plan.grad_accum > 1 else ""
     dtype = plan.param_dtype or job.model.dtype
-    dtypes = f"{dtype}, reductions in {plan.reduce_dtype or dtype}"
+    fp8 = f", linear layers of blocks in fp8 ({plan.fp8})" if plan.fp8 else ""
+    quantised = f" beside weights in {plan.base_quantization}" if plan.base_quantization else ""
+    lora = f", LoRA of rank {plan.lora_rank}" if plan.lora_rank else ""
+    dtypes = f"{dtype}{quantised}{fp8}{lora}, reductions in {plan.reduce_dtype or dtype}"
     console.print(f"{plan.api}, {plan.micro_batch} x {plan.seq_len:,} tokens per rank{accum}, {dtypes}")
     for note in result.notes:
         console.print(note, style="dim")
@@ -59,7 +62,7 @@ def print_result(result: Result, job: Job) -> None:
             "throughput",
             f"{result.tokens_per_s_per_gpu:,.0f} tokens/s per GPU, {human_count(tokens_per_s)} tokens/s in all",
         ),
-        ("MFU", f"{result.mfu:.1%}"),
+        ("MFU", f"{result.mfu:.1%}{f' of the peak in {dtype}' if plan.fp8 else ''}"),
         ("exposed communication", f"{human_ms(result.exposed_comm_s)} ({exposed:.1%} of the step)"),
         (
             "peak memory",
@@ -158,19 +161,18 @@ def print_front(
 
 
 def _print_plans(console: Console, rows: Sequence[Mapping[str, str]], varied: Sequence[str]) -> None:
-    console.print(
-        "Pareto front (no plan for the same model that fits beats these both in time per token and in memory):"
-    )
+    console.print("Pareto front (no plan for the same model beats these both in time per token and in memory):")
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for name in varied:
         table.add_column(name, overflow="fold")
     for name in ("GPU time/token", "tokens/s per GPU", "MFU", "step time", "peak memory"):
         table.add_column(name, justify="right")
     for row in rows:
-        rate = float(row["tokens_per_s_per_gpu"])
+        rate, peak = float(row["tokens_per_s_per_gpu"]), human_bytes(float(row["peak_memory_bytes"]))
+        edge = "" if row["fit"] == "fits" else f", {row['fit']}"
         table.add_row(
             *(row[name] for name in varied), f"{1e6 / rate:,.1f} µs", f"{rate:,.0f}", f"{float(row['mfu']):.1%}",
-            human_ms(float(row["step_time_s"])), human_bytes(float(row["peak_memory_bytes"])),
+            human_ms(float(row["step_time_s"])), Text(f"{peak}{edge}", style=FIT_STYLE[row["fit"]]),
         )  # fmt: skip
     console.print(table)
 

@@ -50,8 +50,8 @@ class SweepResult(msgspec.Struct):
     Attributes:
         columns: of the rows, what was asked before what was found.
         rows: by column; numbers are numbers, what was asked is text, what is not there is null.
-        pareto: places of the rows that fit with a margin and that no other such plan for the same model beats both in
-            time per token and in memory.
+        pareto: places of the rows that fit or are on the edge, and that no other such plan for the same model beats
+            both in time per token and in memory.
         notes: what `simulate` would say beside the numbers of plans on the front and of one with each value: what was
             chosen, what is unverified, which settings change nothing.
     """

@@ -34,14 +34,14 @@ def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def front_of(rows: Sequence[Mapping[str, str]]) -> list[int]:
-    """Places of the rows of a sweep that fit (not those on the edge) and that no other such row of the same model
-    beats; by model, then by time.
+    """Places of the rows of a sweep that run (they fit, or are on the edge of memory) and that no other such row of
+    the same model beats; by model, then by time.
 
     Time is that of a GPU per token, memory the peak.
     """
     models: dict[tuple[str | None, ...], list[int]] = {}
     for place, row in enumerate(rows):
-        if row["fit"] == Fit.FITS:
+        if row["fit"] in (Fit.FITS, Fit.EDGE):
             models.setdefault(tuple(row.get(name) for name in MODEL_NAMES), []).append(place)
     found = []
     for places in models.values():

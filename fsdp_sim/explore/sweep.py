@@ -69,8 +69,8 @@ def row_of(texts: Mapping[str, str]) -> SweepRow:
 def counted(rows: Sequence[Mapping[str, str]]) -> str:
     """How many of some rows fit, are on the edge of memory, do not fit and are impossible."""
     of = Counter([row["fit"] for row in rows])
-    words = {Fit.FITS: "fit", Fit.EDGE: "on the edge of memory", Fit.DOES_NOT_FIT: "do not fit", "": "impossible"}
-    told = [f"{of[fit]:,} {what}" for fit, what in words.items() if of[fit] or fit is Fit.FITS]
+    words = {Fit.FITS: "fit", Fit.DOES_NOT_FIT: "do not", Fit.EDGE: "on the edge of memory", "": "are impossible"}
+    told = [f"{of[fit]:,} {what}" for fit, what in words.items() if of[fit] or fit in (Fit.FITS, Fit.DOES_NOT_FIT)]
     return f"{len(rows):,} combinations: {', '.join(told)}"
 
 

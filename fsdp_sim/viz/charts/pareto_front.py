@@ -27,9 +27,9 @@ LABEL_LINES = 5
 def pareto(rows: Sweep | Sequence[SweepRow], *, varied: Sequence[str] | None = None) -> Picture:
     """GPU time per token against peak memory, a mark for each plan; below and to the left is better.
 
-    The plans that fit and that no other of the same model beats in both are the front, drawn as a line. Its knee is
+    The plans that run and that no other of the same model beats in both are the front, drawn as a line. Its knee is
     the plan from which more of the one costs most of the other. Plans that do not fit are hollow, those on the edge of
-    memory hollow with a dot; the limit is dashed.
+    memory have a dot; the limit is dashed.
 
     Args:
         rows: a sweep, which is run if it has not been, or its rows (texts, as `fsdp_sim.explore.read_rows` gives them).
@@ -85,6 +85,10 @@ def _bytes(row: SweepRow) -> float:
     return float(row["peak_memory_bytes"])
 
 
+def _size(row: SweepRow) -> str:
+    return f"{human_bytes(_bytes(row))}{f', {Fit.EDGE}' if row['fit'] == Fit.EDGE else ''}"
+
+
 def _asked(row: SweepRow, varied: Sequence[str]) -> str:
     return ", ".join(f"{name}={row[name]}" for name in varied if name in row)
 
@@ -113,11 +117,11 @@ def _figure(rows: Sequence[SweepRow], fronts: Mapping[str, list[int]], varied: S
         look, mine = series(number), [n for n, row in enumerate(rows) if row["step_time_s"] and _model(row) == model]
         on_front = set(front)
         fits = [n for n in mine if rows[n]["fit"] == Fit.FITS and n not in on_front]
-        edge = [n for n in mine if rows[n]["fit"] == Fit.EDGE]
+        edge = [n for n in mine if rows[n]["fit"] == Fit.EDGE and n not in on_front]
         large = [n for n in mine if rows[n]["fit"] == Fit.DOES_NOT_FIT]
         groups = (
             (large, "markers", f"{look.symbol}-open", 7, 0.55, str(Fit.DOES_NOT_FIT)),
-            (edge, "markers", f"{look.symbol}-open-dot", 7, 0.55, str(Fit.EDGE)),
+            (edge, "markers", look.symbol, 7, 0.4, "on the edge, and another plan beats it"),
             (fits, "markers", look.symbol, 7, 0.4, "fits, and another plan beats it"),
             (front, "lines+markers", look.symbol, 11, 1.0, "front"),
         )
@@ -129,7 +133,8 @@ def _figure(rows: Sequence[SweepRow], fronts: Mapping[str, list[int]], varied: S
                         name=f"{safe(model)}: {what}" if len(fronts) > 1 else what, opacity=opacity,
                         hovertext=[_hover(rows[n], varied, what) for n in places], hoverinfo="text",
                         line={"color": look.color, "shape": "hv", "width": 2.5},
-                        marker={"color": look.color, "symbol": symbol, "size": size,
+                        marker={"color": look.color, "size": size,
+                                "symbol": _symbols([rows[n] for n in places], symbol),
                                 "line": {"width": 1.2, "color": look.color if "open" in symbol else "#FFFFFF"}},
                     )
                 )  # fmt: skip
@@ -214,20 +219,18 @@ def _hover(row: SweepRow, varied: Sequence[str], what: str) -> str:
     asked = [f"{name}={safe(row[name])}" for name in varied if name in row]
     return "<br>".join(
         [f"<b>{what}</b>", *asked, f"{float(row['tokens_per_s_per_gpu']):,.0f} tokens/s per GPU",
-         f"MFU {float(row['mfu']):.1%}", f"step {human_ms(float(row['step_time_s']))}", human_bytes(_bytes(row))]
+         f"MFU {float(row['mfu']):.1%}", f"step {human_ms(float(row['step_time_s']))}", _size(row)]
     )  # fmt: skip
 
 
 def _headline(rows: Sequence[SweepRow], fronts: Mapping[str, list[int]]) -> str:
     known = sum(bool(row["step_time_s"]) for row in rows)
-    if not any(row["fit"] == Fit.FITS for row in rows):
-        edge = any(row["fit"] == Fit.EDGE for row in rows)
-        if known == 1:
-            return "The only plan is on the edge of memory." if edge else "The only plan does not fit."
-        return f"None of the {known} plans fits{' with a margin' if edge else ''}."
+    if not any(row["fit"] in (Fit.FITS, Fit.EDGE) for row in rows):
+        return f"None of the {known} plans fits." if known > 1 else "The only plan does not fit."
     count = sum(map(len, fronts.values()))
     if known == 1:
-        return f"One plan, and it fits: {human_bytes(min(_bytes(r) for r in rows if r['step_time_s']))}."
+        runs = "is on the edge of memory" if any(row["fit"] == Fit.EDGE for row in rows) else "fits"
+        return f"One plan, and it {runs}: {human_bytes(min(_bytes(r) for r in rows if r['step_time_s']))}."
     if count == 1:
         return f"Of {known} plans one is both the fastest and the smallest."
     return f"{count} of {known} plans are worth choosing: no other is both faster and smaller."
@@ -238,8 +241,7 @@ def _finding(rows: Sequence[SweepRow], fronts: Mapping[str, list[int]], varied: 
     for model, front in fronts.items():
         of = f"{model}: " if model else ""
         if not front:
-            edge = any(row["fit"] == Fit.EDGE and _model(row) == model for row in rows)
-            sentences.append(f"{of}no plan fits{' with a margin' if edge else ''}.")
+            sentences.append(f"{of}no plan fits.")
             continue
         fast, small, knee = rows[front[0]], rows[front[-1]], _knee(rows, front)
         if len(front) == 1:
@@ -256,8 +258,8 @@ def _finding(rows: Sequence[SweepRow], fronts: Mapping[str, list[int]], varied: 
 
 def _described(row: SweepRow, varied: Sequence[str]) -> str:
     rate = f"{float(row['tokens_per_s_per_gpu']):,.0f} tokens/s per GPU"
-    asked = _asked(row, varied)
-    return f"{asked} ({rate}, {human_bytes(_bytes(row))})" if asked else f"{rate} and {human_bytes(_bytes(row))}"
+    asked, size = _asked(row, varied), _size(row)
+    return f"{asked} ({rate}, {size})" if asked else f"{rate} and {size}"
 
 
 def _table(rows: Sequence[SweepRow], fronts: Mapping[str, list[int]], varied: Sequence[str]) -> Table:
@@ -268,6 +270,16 @@ def _table(rows: Sequence[SweepRow], fronts: Mapping[str, list[int]], varied: Se
             row = rows[place]
             numbers = (f"{_us(row):.3g} µs", f"{float(row['tokens_per_s_per_gpu']):,.0f}", f"{float(row['mfu']):.1%}")
             asked = tuple(row.get(name, "") for name in varied)
-            found.append((model, *asked, *numbers, human_bytes(_bytes(row)), "knee" if place == knee else ""))
+            found.append((model, *asked, *numbers, human_bytes(_bytes(row)), _remark(row, place == knee)))
     head = ("model", *varied, "GPU time per token", "tokens/s per GPU", "MFU", "peak memory", "")
     return Table("The front, the fastest first", head, tuple(found))
+
+
+def _remark(row: SweepRow, knee: bool) -> str:
+    return ", ".join(["knee"] * knee + [str(Fit.EDGE)] * (row["fit"] == Fit.EDGE))
+
+
+def _symbols(rows: Sequence[SweepRow], symbol: str) -> str | list[str]:
+    """What is on the edge has a dot."""
+    edge = [row["fit"] == Fit.EDGE for row in rows]
+    return [f"{symbol}-dot" if one else symbol for one in edge] if any(edge) else symbol

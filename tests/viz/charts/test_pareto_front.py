@@ -74,6 +74,17 @@ def test_ends_and_knee_are_named_in_words_and_figure() -> None:
     assert [r[-1] for r in picture.tables[0].rows] == ["", "knee", "", ""]
 
 
+def test_plans_on_the_edge_of_memory_are_counted_by_themselves_and_have_a_dot() -> None:
+    some = [row(1, 75, plan="a", fit="on the edge"), row(2, 30, plan="b"), row(3, 76, plan="c", fit="on the edge")]
+    picture = pareto(some)
+    assert picture.finding.startswith("3 combinations: 1 fit, 0 do not, 2 on the edge of memory.")
+    assert "the fastest plan is plan=a (1,000,000 tokens/s per GPU, 75.0 GiB, on the edge)" in picture.finding
+    front, beaten = (next(t for t in picture.figure.data if t.name.endswith(end)) for end in ("front", "beats it"))
+    assert [symbol.endswith("-dot") for symbol in front.marker.symbol] == [True, False]
+    assert beaten.name.startswith("on the edge")
+    assert [one[-1] for one in picture.tables[0].rows] == ["on the edge", ""]
+
+
 def test_a_front_that_does_not_bend_has_no_knee() -> None:
     straight = [row(1, 64), row(2, 32), row(4, 16)]
     assert _knee(straight, front_of(straight)) is None
@@ -98,7 +109,8 @@ def test_models_have_a_front_a_sign_and_a_name_each() -> None:
 
 def test_none_that_fits_and_one_alone_are_drawn() -> None:
     assert pareto([row(1, 100, fit="does not fit")]).figure.layout.title.text == "The only plan does not fit."
-    assert pareto([row(1, 78, fit="on the edge")]).figure.layout.title.text == "The only plan is on the edge of memory."
+    alone = pareto([row(1, 78, fit="on the edge")]).figure.layout.title.text
+    assert alone == "One plan, and it is on the edge of memory: 78.0 GiB."
     assert pareto([row(1, 10)]).figure.layout.title.text.startswith("One plan, and it fits")
 
 
