@@ -72,14 +72,14 @@ def signed_bytes(n_bytes: float) -> str:
 
 
 def percent(part: float, whole: float) -> str:
-    """A share in percent, with a decimal where it is below ten.
+    """A share in percent, with a decimal where it is below ten, or where without one it would be said to be all.
 
     Example:
-        >>> percent(98, 100), percent(1.7, 100), percent(1, 0)
-        ('98%', '1.7%', '0%')
+        >>> percent(98, 100), percent(1.7, 100), percent(1, 0), percent(99.6, 100), percent(100, 100)
+        ('98%', '1.7%', '0%', '99.6%', '100%')
     """
     share = part / whole if whole else 0.0
-    return f"{share:.0%}" if share >= 0.1 or share <= 0 else f"{share:.1%}"
+    return f"{share:.1%}" if 0 < share < 0.1 or 0.995 <= share < 0.9995 else f"{share:.0%}"
 
 
 def harmless(text: str) -> str:

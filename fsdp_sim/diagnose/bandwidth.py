@@ -58,10 +58,10 @@ class Speeds:
         self, events: Iterable[Event], bandwidth_gbps: float | None = None, cluster: Cluster | None = None
     ) -> None:
         self.bandwidth_gbps, self.cluster = bandwidth_gbps, cluster
-        by_group: dict[int, dict[float, float]] = defaultdict(dict)
+        by_group: dict[tuple[Op, int], dict[float, float]] = defaultdict(dict)
         for e in events:
             if e.group_size > 1 and (moved := bus_bytes(e.op, e.bytes, e.group_size)) > 0 and e.duration_s > 0:
-                sizes = by_group[e.group_size]
+                sizes = by_group[_ring(e.op), e.group_size]
                 sizes[moved] = min(e.duration_s, sizes.get(moved, e.duration_s))
         self._fastest = {size: sorted(sizes.items()) for size, sizes in by_group.items()}
 
@@ -70,13 +70,14 @@ class Speeds:
         """Whether a rate was given."""
         return self.cluster is not None or bool(self.bandwidth_gbps)
 
-    def line(self, group_size: int) -> Line | None:
+    def line(self, group_size: int, op: Op = Op.ALL_GATHER) -> Line | None:
         """The line of a group of that size: of the cluster, of the bandwidth, or through its smallest and largest
-        message.
+        message. Groups of one size may be of ranks side by side and of ranks on many nodes: which of them it is the
+        operation says.
 
         None where the timeline cannot tell fixed costs from bandwidth.
         """
-        points = self._fastest.get(group_size, [])
+        points = self._fastest.get((_ring(op), group_size), [])
         if self.cluster is not None:
             return _line_of(self.cluster, group_size)
         if self.bandwidth_gbps:
@@ -96,17 +97,24 @@ class Speeds:
         if e.group_size < 2:
             return None
         moved = bus_bytes(e.op, e.bytes, e.group_size)
-        line = self.line(e.group_size)
+        line = self.line(e.group_size, e.op)
         if line is None or not e.bytes:
             return None
         return line.fixed_s > FIXED_SHARE * (line.fixed_s + moved / line.bytes_per_s)
 
     def reached(self, e: Event, seconds: float) -> float | None:
         """Which part of the rate that was given a collective of these seconds reached; None where none was given."""
-        line = self.line(e.group_size)
+        line = self.line(e.group_size, e.op)
         if line is None or not line.known or seconds <= 0:
             return None
         return bus_bytes(e.op, e.bytes, e.group_size) / line.bytes_per_s / seconds
+
+
+def _ring(op: Op) -> Op:
+    """The operation that stands for all of one group: shards are gathered and scattered in one, replicas all-reduce in
+    another, and tokens travel in a third.
+    """
+    return op if op in (Op.ALL_REDUCE, Op.ALL_TO_ALL) else Op.ALL_GATHER
 
 
 def _line_of(cluster: Cluster, group_size: int) -> Line:

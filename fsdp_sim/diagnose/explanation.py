@@ -306,8 +306,13 @@ def _gains(found: Explanation) -> str:
     gains = sorted(found.gains.items(), key=lambda one: -one[1])
     words = {name: "CPU" if name == "cpu" else name for name, _ in gains}
     least = 1e-4 * found.step_time_s
+    of_path_s = found.critical_s["network"] * (1 - 1 / FASTER)  # all that could be saved if nothing shared the device
+    slowed = (
+        ", also because collectives in flight slow compute down" if found.gains["network"] > of_path_s + least else ""
+    )
     gained = [
         f"10% faster {words[name]} would save {human_ms(gain)} ({percent(gain, found.step_time_s)})"
+        f"{slowed if name == 'network' else ''}"
         if gain > 0
         else f"10% faster {words[name]} would cost {human_ms(-gain)}"
         for name, gain in gains

@@ -225,7 +225,7 @@ def _network(waits: list[Wait], found: StepObservation) -> str:
 def _small(waits: list[Wait], found: StepObservation) -> str:
     worst = max(waits, key=_seconds)
     assert worst.on is not None
-    line = found.speeds.line(worst.on.group_size)
+    line = found.speeds.line(worst.on.group_size, worst.on.op)
     fixed = f" of which about {human_ms(line.fixed_s)} are fixed costs, whatever the size" if line else ""
     return (
         f"For a group of {worst.on.group_size} ranks messages are so small that latency is most of their time: "

@@ -136,9 +136,10 @@ def choose_dtypes(fields: Mapping[str, Any], cluster: Cluster) -> tuple[dict[str
     fsdp = fields.get("api", "fsdp2") in ("fsdp2", "fsdp1")
     if asked or not fsdp or cluster.kind == "cpu" or not cluster.gpu.supports_bf16:
         return {}, []
+    beside = " beside fp8" if fields.get("fp8") else " beside quantised weights" * bool(fields.get("base_quantization"))
     note = (
-        "Gathers and compute in bf16, reductions in fp32, as in torch's FSDP2 tutorial: the request names no dtype. "
-        "torch's own default is fp32 (param_dtype=none)."
+        f"Gathers and compute{beside} in bf16, reductions in fp32, as in torch's FSDP2 tutorial: the request names no "
+        "dtype. torch's own default is fp32 (param_dtype=none)."
     )
     return {"param_dtype": "bf16", "reduce_dtype": "fp32"}, [note]
 

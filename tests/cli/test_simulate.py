@@ -285,3 +285,16 @@ def test_what_would_help_is_said_with_what_it_would_bring():
     assert "What would help (each simulated, the best first):" in out
     assert f"{best['tokens_per_s_per_gpu']:,.0f} tokens/s per GPU" in out
     assert "would_help" not in as_json(*slow, "--no-explain")
+
+
+@pytest.mark.parametrize(("plan", "said"), [
+    (("fp8=tensorwise", "fp8_all_gather=true"),
+     ("bf16, linear layers of blocks in fp8 (tensorwise)", "Gathers and compute beside fp8 in bf16",
+      "of the peak in bf16")),
+    (("lora_rank=16", "base_quantization=nf4"),
+     ("bf16 beside weights in nf4, LoRA of rank 16", "Gathers and compute beside quantised weights in bf16")),
+])  # fmt: skip
+def test_what_is_not_in_bf16_is_not_said_to_be(plan, said):
+    pairs = [word for pair in plan for word in ("--plan", pair)]
+    text = call("simulate", "--model", "llama3-8b", "--gpu", "H100", "--gpus", "8", *pairs).stdout
+    assert all(sentence in " ".join(text.split()) for sentence in said)

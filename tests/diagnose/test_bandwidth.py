@@ -1,10 +1,11 @@
 """Bus bandwidth, and a line through times and sizes."""
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdp_sim import Cluster
+from fsdp_sim import Cluster, Plan, simulate
 from fsdp_sim.cost.collectives import collective_s
 from fsdp_sim.diagnose.bandwidth import Speeds, bus_bytes, gbps
 from fsdp_sim.timeline import Op
@@ -90,3 +91,17 @@ def test_what_is_no_collective_or_has_no_size_is_left_out():
     assert speeds.line(8) is None
     assert speeds.too_small(gather(0.0, 1.0, group_size=8)) is None
     assert speeds.too_small(gather(0.0, 1.0, bytes=8)) is None
+
+
+def test_replicas_on_many_nodes_say_nothing_of_as_many_ranks_side_by_side() -> None:
+    """HSDP of Mixtral, 8 ranks of a node by 8 nodes: 2.7 GiB over NVLink in 7 ms are no matter of fixed costs, which
+    the slow all-reduces of other groups of eight would make of them."""
+    large = sent(10**9, 1e-5, 4e11)
+    slow = msgspec.structs.replace(sent(10**7, 5e-3, 4e10), op=Op.ALL_REDUCE)
+    assert Speeds([large, slow]).line(8) is None
+    plan = Plan(
+        seq_len=4096, shard_size=8, activation_checkpointing="selective", param_dtype="bf16", reduce_dtype="fp32"
+    )
+    said = " ".join(simulate("mixtral-8x7b", Cluster("H100", gpus=64), plan).explain().sentences)
+    assert "All-gathers start as early as they can" in said
+    assert "fixed costs" not in said
