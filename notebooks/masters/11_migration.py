@@ -29,6 +29,7 @@
 # at the end. **What is modelled:** step times and memory of GPUs (there is none here); they say *simulated*.
 
 # %%
+import contextlib
 import inspect
 import json
 from importlib.util import find_spec
@@ -39,10 +40,13 @@ import torch.distributed.fsdp as fsdp
 from IPython.display import HTML, Code
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard, wrap
 
+# %%
+import fsdp_sim.mini
 from fsdp_sim import simulate, viz
-from fsdp_sim.learn import board, check, hint, misconceptions, predict, solution  # noqa: F401
-from fsdp_sim.learn.pictures.migration import RAISES, RUNS, WARNS, knobs, marks
-from fsdp_sim.ranks import run
+from fsdp_sim.learn import board, check, hint, in_torch, misconceptions, predict, solution  # noqa: F401
+from fsdp_sim.learn.find import load
+from fsdp_sim.learn.pictures.migration import RAISES, RUNS, WARNS, MarkStyle, knobs, marks
+from fsdp_sim.ranks import Network, run
 from fsdp_sim.spec import Cluster, Plan
 from labs.experiments import ddp_to_fsdp2
 
@@ -68,7 +72,7 @@ ddp_to_fsdp2.diff()
 #
 # That is *this* loop. Yours may have more in it, so go through the checklist.
 
-# %%
+# %% tags=["hide-input"]
 checklist = (
     ("start, samplers, schedule, logging", "stay", "the ranks do what they did"),
     ("DDP(model)", "fully_shard(block) for each, then fully_shard(model)", "a block is what is gathered at once"),
@@ -84,7 +88,7 @@ checklist = (
 HTML(viz.Table("Moving a loop from DDP to FSDP2", ("in the loop", "becomes", "because"), checklist).to_html())
 
 
-# %%
+# %% tags=["hide-input"]
 def after_sharding():
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
     ours, names = model, list(model.state_dict())
@@ -105,6 +109,13 @@ assert list(has.values()) == [True, False, False]
 assert "does not support deepcopy" in copied
 
 # %% [markdown]
+# Only calling the model has the hooks, says the last row. What does `register_fsdp_forward_method` do about it? It puts
+# the same two hooks around a method of yours. And of `no_sync` there is a flag left. You can read both in a minute:
+
+# %%
+in_torch(fsdp_sim.mini.register_fsdp_forward_method, fsdp_sim.mini.FSDPModule.set_requires_gradient_sync)
+
+# %% [markdown]
 # Your turn: the same step, with the wrap replaced. This is the DDP code (it is not run here):
 #
 #     model = DistributedDataParallel(model)
@@ -122,9 +133,6 @@ assert "does not support deepcopy" in copied
 # small all-gathers at the end are not the step's. They are `full_tensor`, so that we can compare the weights.)
 
 # %% tags=["nbval-ignore-output"]
-from fsdp_sim.learn.find import load
-from fsdp_sim.ranks import Network
-
 step = load("ddp_step_to_fsdp2")
 with_ddp = step.wrong[0].function  # a known wrong answer: it is still DDP
 wire = Network(0.05, latency_us=200)
@@ -132,7 +140,8 @@ sent = {
     name: run(function, 2, each=step.judge.inputs(0), network=wire, progress=False, show_output=False)
     for name, function in (("DDP", with_ddp), ("FSDP2", checked.use))
 }
-viz.show({name: results.timeline for name, results in sent.items()}, ranks=[0])
+both = viz.timeline({name: results.timeline for name, results in sent.items()}, ranks=[0])
+both.titled("DDP first broadcasts its weights, FSDP2 begins with gathers")
 
 # %%
 ops = {name: [record.op for record in results.records[0]] for name, results in sent.items()}
@@ -157,7 +166,7 @@ assert max(norms) - min(norms) < 1e-4 * norms[0]
 # Guides are older than torch, and we copy from them. How many of these lines still run?
 
 
-# %%
+# %% tags=["hide-input"]
 def tried(call):
     """What a line does on this rank: "runs", "warns: ..." or "raises: ..."."""
     import warnings
@@ -188,7 +197,7 @@ calls = [
 
 # %% predict="old_lines_that_run"
 
-# %%
+# %% tags=["hide-input"]
 calls += [
     "FSDP(model, device_id=cpu, cpu_offload=CPUOffload(offload_params=True, offload_gradients=True))",
     "FSDP(model, device_id=cpu, sharding_strategy=ShardingStrategy.NO_SHARD)",
@@ -201,7 +210,7 @@ calls += [
 ]
 today = run(lambda: {call: tried(call) for call in calls}, 2, progress=False)[0]
 looks = {"runs": RUNS, "warns": WARNS, "raises": RAISES}
-marks({call: {"": said_of} for call, said_of in today.items()}, looks, "Sixteen lines of guides, in torch 2.13")
+marks({call: {"": said_of} for call, said_of in today.items()}, looks, "Two of sixteen lines still run as they stand")
 
 # %%
 assert [call for call, result in today.items() if result == "runs"] == calls[:2]
@@ -237,7 +246,7 @@ print(f"{len(today) - 2 - len(warns)} of {len(today)} raise; the policy by size 
 # %% tags=["nbval-ignore-output"]
 mended = load("case_21")
 mended_run = run(checked.use, 2, each=mended.judge.inputs(0), network=wire, progress=False, show_output=False)
-viz.show(mended_run.timeline, ranks=[0])
+viz.timeline(mended_run.timeline, ranks=[0]).titled("Four units, gathered one after the other")
 
 # %%
 units = mended_run[0]["units"]
@@ -270,7 +279,7 @@ marks(answers, looks, "Wrapping in FullyShardedDataParallel: torch warns of one 
 
 # %% predict="what_became_of_auto_wrap_policy"
 
-# %%
+# %% tags=["hide-input"]
 rosetta = {
     "module": ("module", "a block, a list of them, or the model; several calls"),
     "process_group": ("mesh", "a DeviceMesh; by default of all ranks"),
@@ -284,7 +293,7 @@ rosetta = {
     "device_id": ("mesh", "the mesh has a device"),
 }
 
-# %%
+# %% tags=["hide-input"]
 rosetta |= {
     "backward_prefetch": ("(a method)", "set_modules_to_backward_prefetch; on by default"),
     "forward_prefetch": ("(a method)", "set_modules_to_forward_prefetch"),
@@ -327,6 +336,7 @@ def parameters_of(api):
     return {name: tuple(getattr(p, "_local_tensor", p).shape) for name, p in model.named_parameters()}
 
 
+# %%
 apis = ("use_orig_params=False", "use_orig_params=True", "fully_shard")
 stored = {api: run(parameters_of, 2, api, progress=False) for api in apis}
 for api, (first, second) in stored.items():
@@ -352,9 +362,8 @@ new_plan = Plan(reshard_after_forward=setting["reshard_after_forward"], shard_si
 translated = simulate("gpt2-124m", eight, new_plan)
 counts = [sum(str(i.op) == "ALL_GATHER" for i in sim.program.ops) for sim in (old, translated)]
 assert counts == [13, 13]
-viz.compare(
-    old.timeline, translated.timeline, titles=("FSDP1, SHARD_GRAD_OP", f"FSDP2, {setting['reshard_after_forward']}")
-)
+titles = ("FSDP1, SHARD_GRAD_OP", f"FSDP2, {setting['reshard_after_forward']}")
+viz.compare(old.timeline, translated.timeline, titles=titles).titled("Thirteen all-gathers in either")
 
 # %% [markdown] covers=["coverage 004.91", "coverage 004.92", "coverage 004.94", "misconception 4.100"]
 # Simulated, and the same collectives. Still, they are two implementations: neither calls the other, and their states,
@@ -389,9 +398,6 @@ assert "resize_()" in complaint
 
 
 # %%
-import contextlib
-
-
 def fsdp1_step(model, micro_batches, lr, max_norm):
     low = fsdp.MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     options = {"auto_wrap_policy": wrap.ModuleWrapPolicy({torch.nn.TransformerEncoderLayer}), "mixed_precision": low}
@@ -423,7 +429,8 @@ assert with_fsdp1[0]["kept"] == ("torch.bfloat16", 2)
 
 # %% tags=["nbval-ignore-output"]
 with_fsdp2 = run(checked.use, 2, each=each, network=wire, progress=False, show_output=False)
-viz.show({"FSDP1": with_fsdp1.timeline, "FSDP2": with_fsdp2.timeline}, ranks=[0])
+both = {"FSDP1": with_fsdp1.timeline, "FSDP2": with_fsdp2.timeline}
+viz.timeline(both, ranks=[0]).titled("The same step twice: four reduce-scatters in each, in fp32")
 
 # %%
 pairs = zip(with_fsdp1[0]["weights"], with_fsdp2[0]["weights"], strict=True)
@@ -448,7 +455,7 @@ assert reduced == [["fp32"] * 4] * 2
 #
 # You have room to save, or time to save. Here is each knob as FSDP2 has it, one change at a time.
 
-# %%
+# %% tags=["hide-input"]
 forty = Cluster("A100-SXM-40GB", gpus=8)
 base = {"micro_batch": 2, "seq_len": 2048, "param_dtype": "bf16", "reduce_dtype": "fp32"}
 changes = {
@@ -470,7 +477,7 @@ tried_plans = {name: simulate("llama2-7b", forty, Plan(**base | change)) for nam
 GIB = 2**30
 limit_gib = next(iter(tried_plans.values())).memory_limit_bytes / GIB
 measures = {name: (1e3 * sim.step_time_s, sim.peak_memory_bytes / GIB) for name, sim in tried_plans.items()}
-headline = "llama2-7b on 8 A100 of 40 GB, one knob at a time (simulated)"
+headline = "Recomputing every block saves the most memory (llama2-7b on 8 A100 of 40 GB, simulated)"
 knobs(measures, headline, base="as a start", limit_gib=limit_gib)
 
 # %%
@@ -533,7 +540,8 @@ plans = {"all that saves memory": guide, "for speed": checked.use()}
 compared = {name: simulate(MODEL, CLUSTER, Plan(**FIXED | plan)) for name, plan in plans.items()}
 for name, sim in compared.items():
     print(f"{name}: {sim.tokens_per_s_per_gpu:,.0f} tokens/s per GPU")
-viz.memory_waterfall(compared)
+assert compared["all that saves memory"].peak_memory_bytes < 0.25 * compared["for speed"].peak_memory_bytes
+viz.memory_waterfall(compared).titled("Everything switched on, and most of the memory is empty")
 
 # %% [markdown] covers=["coverage 001.57"]
 # Memory left over is speed you have not bought. The other way to speed is fused kernels (Triton,
@@ -561,7 +569,8 @@ assert fused.step_time_s < plain.step_time_s
 ways = {"DDP": Plan(api="ddp", param_dtype="bf16"), "FSDP2": Plan(param_dtype="bf16")}
 ways |= {"HSDP": Plan(param_dtype="bf16", shard_size=8)}
 poor = Cluster("A100-SXM-80GB", gpus=8, bandwidth_gbps=25)
-viz.scaling({name: ("gpt2-1.5b", poor, plan) for name, plan in ways.items()}, gpus=[8, 16, 32, 64])
+lines = {name: ("gpt2-1.5b", poor, plan) for name, plan in ways.items()}
+viz.scaling(lines, gpus=[8, 16, 32, 64]).titled("Over a slow network HSDP is fastest and FSDP slowest")
 
 # %%
 at = {n: {w: simulate("gpt2-1.5b", Cluster("A100-SXM-80GB", gpus=n, bandwidth_gbps=25), ways[w]) for w in ways}
@@ -582,19 +591,14 @@ assert at[32]["HSDP"].step_time_s < at[32]["DDP"].step_time_s < at[32]["FSDP2"].
 # %% exercise="ddp_or_fsdp"
 
 # %%
-from fsdp_sim.learn.pictures.migration import MarkStyle
-
 names, batches = ("gpt2-124m", "gpt2-350m", "gpt2-1.5b", "llama2-7b"), (1, 4, 16)
 decided = {
     f"{gpu}, {name}": {f"micro-batch {mb}": checked.use(name, gpu, 8, mb) for mb in batches}
     for gpu in ("A100-SXM-80GB", "RTX-4090")
     for name in names
 }
-found = {
-    "ddp": MarkStyle("circle", "#0072B2"),
-    "fsdp2": MarkStyle("square", "#E69F00"),
-    "neither": MarkStyle("x", "#D55E00"),
-}
+found = {"ddp": MarkStyle("circle", "#0072B2"), "fsdp2": MarkStyle("square", "#E69F00")}
+found["neither"] = MarkStyle("x", "#D55E00")
 marks(decided, found, "8 GPUs: no row and no column decides alone (simulated)")
 
 # %%
@@ -641,7 +645,7 @@ sources = [
 ]
 Code("\n".join(sources), language="python")
 
-# %%
+# %% tags=["hide-input"]
 from labs.experiments.hugging_face.run_hugging_face import WRITTEN, lines_of
 
 side = (
@@ -667,6 +671,21 @@ HTML(viz.Table("Side by side", ("", "by hand", "Accelerate", "Lightning Fabric")
 print("lightning:", find_spec("lightning"), " lightning_fabric:", find_spec("lightning_fabric") is not None)
 assert find_spec("lightning") is None
 assert find_spec("pytorch_lightning") is None
+
+# %% [markdown]
+# ### Weights for an engine that generates
+#
+# In reinforcement learning the model trains and generates in turn. FSDP holds shards; an engine such as
+# [vLLM](https://github.com/vllm-project/vllm) wants whole weights, after every update. A full state dict on every rank
+# would put our 8B model's 16 GB of bf16 beside the training. So go through the parameters one by one, on *all* ranks:
+# cast the shard, gather it (`full_tensor()`), hand it over, let it go. No more than 1.05 GB is whole then, the
+# embedding.
+
+# %% [markdown]
+# On eight H100 our model of NVLink gives 49 ms for these 291 gathers, and 38 ms for one gather of everything: small
+# tensors pay latency, so frameworks send buckets. The traps are elsewhere. The engine has other names, and fuses q, k
+# and v into one weight. Tied weights must arrive once. And it may still generate with the old ones. (Threads: [trl
+# #7131](https://github.com/huggingface/trl/issues/7131), [verl #6468](https://github.com/volcengine/verl/issues/6468).)
 
 # %% [markdown] covers=["coverage 004.106", "coverage 004.114"]
 # ## 8. An old script, line by line
@@ -768,7 +787,7 @@ board("migration")
 
 # %% predict="changes_for_two_nodes"
 
-# %%
+# %% tags=["hide-input"]
 commands = (
     ("one process, nothing sharded", "python -m labs.train --api=single"),
     ("2 ranks, CPU or GPUs", "torchrun --standalone --nproc_per_node=2 -m labs.train"),

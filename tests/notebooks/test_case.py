@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fsdp_sim import Cluster, Model, Plan, Simulation, simulate
-from fsdp_sim.cost.collectives import algorithms, fitted_links
+from fsdp_sim.cost.collectives import algorithms, collective_s, fitted_links
 from fsdp_sim.timeline import Op
 from notebooks.masters import build
 from tests.cli.commands import call
@@ -140,6 +140,17 @@ def test_what_a_tree_and_a_switch_gain_is_what_the_simulator_has() -> None:
     many, one = ms(64, 2**16), ms(8, 2**30)
     assert f"64 KiB there {many['ring']} ms as a ring and {many['tree']} ms as a tree" in text("02")
     assert f"takes {one['nvls']} ms instead of {one['ring']}." in text("02")
+
+
+def test_what_a_generating_engine_is_sent_is_what_the_simulated_links_carry() -> None:
+    sizes = [2 * math.prod(param.shape) for unit in step().program.units for param in unit.params]
+    cluster = Cluster("H100-SXM-80GB", gpus=8)
+    apart, together = (
+        f"{1e3 * sum(collective_s('all_gather', n, 8, cluster) for n in some):.0f} ms" for some in (sizes, [sum(sizes)])
+    )
+    assert f"{sum(sizes) / 1e9:.0f} GB of bf16 beside" in text("11")
+    assert f"more than {max(sizes) / 1e9:.2f} GB is whole" in text("11")
+    assert f"gives {apart} for these {len(sizes)} gathers, and {together} for one" in text("11")
 
 
 def test_the_step_in_python_is_that_of_the_command() -> None:
