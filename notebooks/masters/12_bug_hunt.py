@@ -28,7 +28,6 @@ import re
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 
 import cloudpickle
@@ -713,7 +712,7 @@ board()
 # %% [markdown]
 # ## Eight hunts
 #
-# Now whole trainings, of 30 to 70 lines. In each, one fault was drawn from a catalogue, with your seed: your neighbour
+# Now whole trainings. In each, one fault was drawn from a catalogue, with your seed: your neighbour
 # hunts another one. What each is meant to do stands below its `def`; what a real run of it left behind stands below the
 # code, beside what was planned. Name the cause first. Then copy the training into a cell, mend it and hand it in: it
 # runs beside the sound one, on a seed that nobody knows before. `board()` counts your tries.
@@ -721,6 +720,8 @@ board()
 # **Hunt 1.** "The loss goes down. It just ends too high, and I cannot say since when."
 
 # %% tags=["nbval-ignore-output"]
+import tempfile
+
 from fsdp_sim.learn.hunts import hand_in, hunt  # noqa: F401
 from labs.cluster.flight_recorder import diagnose, read
 

@@ -59,7 +59,8 @@ def computes_as_one(seed):
         dist.all_reduce(total)
         losses.append(total.item())
         norms.append(norm.full_tensor().item())
-    return {"losses": losses, "norms": norms}
+    weights = torch.cat([parameter.full_tensor().detach().flatten() for parameter in model.parameters()])
+    return {"losses": losses, "norms": norms, "weights": weights}
 
 
 NUMBERS = Training(
@@ -103,4 +104,6 @@ NUMBERS = Training(
         ),
     ),
     leaves=Leaves.BESIDE_ONE,
+    rel=1e-3,
+    abs_=2e-4,
 )

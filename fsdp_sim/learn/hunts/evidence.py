@@ -109,7 +109,7 @@ def pictures_of(of: Training, ran: TrialRun, right: TrialRun) -> tuple[Picture, 
     if of.leaves is Leaves.BESIDE_ONE:
         return tuple(
             curves({"one process": other[name], f"{of.ranks} ranks": found[name]}, f"The {name}, step by step", name)
-            for name in found
+            for name in logged(found)
         )
     return ()
 
@@ -204,8 +204,12 @@ def logs(what: str, ran: TrialRun, counts: bool) -> list[str]:
 
 def log(answer: Mapping[str, Any]) -> str:
     """The numbers that a training returned; of its weights nothing."""
-    shown = {name: values for name, values in answer.items() if name not in ("weights", "saved")}
-    return "; ".join(f"{name} {', '.join(f'{float(x):.4f}' for x in values)}" for name, values in shown.items())
+    return "; ".join(f"{name} {', '.join(f'{float(x):.4f}' for x in answer[name])}" for name in logged(answer))
+
+
+def logged(answer: Mapping[str, Any]) -> list[str]:
+    """What of it is a log."""
+    return [name for name in answer if name not in ("weights", "saved")]
 
 
 def collectives(ran: TrialRun) -> list[Counter[str]]:

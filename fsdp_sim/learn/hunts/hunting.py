@@ -122,7 +122,7 @@ def off(of: Training, solution: Callable[..., Any], seed: int) -> str:
     except (StoppedError, ValueError) as stopped:
         return str(stopped)
     for rank, (right, found) in enumerate(zip(sound.answers, ran.answers, strict=True)):
-        if (amiss := difference(right[0], found[0], rel=1e-4, abs_=1e-5)) is not None:
+        if (amiss := difference(right[0], found[0], rel=of.rel, abs_=of.abs_)) is not None:
             return f"rank {rank}: {amiss}."
     if ran.replaced or dishonest(ran):
         return f"{dishonest(ran)}."

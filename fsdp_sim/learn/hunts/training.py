@@ -37,6 +37,7 @@ class Training:
     Attributes:
         title: the symptom.
         network: over which its collectives go.
+        rel, abs_: how far results may be off, see `difference`; more where a gradient is rounded to bfloat16.
     """
 
     title: str
@@ -45,6 +46,8 @@ class Training:
     ranks: int = 2
     leaves: Leaves = Leaves.LOGS
     network: Network | None = None
+    rel: float = 1e-4
+    abs_: float = 1e-5
 
     def faulty(self, fault: Fault) -> Edit:
         return Edit(fault.texts, of=self.sound, name=fault.cause)
