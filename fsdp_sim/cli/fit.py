@@ -108,12 +108,13 @@ def _limit(found: LargestFit) -> str:
         before = found.fits.memory.peak_by_category
         growth = {c: b - before.get(c, 0) for c, b in memory.peak_by_category.items()}
         most = max(growth, key=lambda c: growth[c])
-        grown = f"; what grew most is {category_name(most)} ({signed_bytes(growth[most])})"
+        grown = f"; what grew most is {category_name(most, sim.plan.api)} ({signed_bytes(growth[most])})"
     name = found.next if isinstance(found.next, str) else f"a {LABELS[found.what]} of {found.next:,}"
     if sim.fit is Fit.EDGE:
         return f"What limits it: with {name} there is no margin. {on_the_edge(sim)}{grown}."
     return (
         f"What limits it: with {name} a rank would need {human_bytes(sim.peak_memory_bytes)} of the "
-        f"{human_bytes(sim.memory_limit_bytes)} it can use{when}; most of that is {category_name(category)} "
+        f"{human_bytes(sim.memory_limit_bytes)} it can use{when}; most of that is "
+        f"{category_name(category, sim.plan.api)} "
         f"({human_bytes(n_bytes)}, {n_bytes / sim.peak_memory_bytes:.0%}){grown}."
     )

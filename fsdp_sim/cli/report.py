@@ -34,10 +34,11 @@ def print_result(result: Result, job: Job) -> None:
     )
     accum = f", {plan.grad_accum} micro-batches" if plan.grad_accum > 1 else ""
     dtype = plan.param_dtype or job.model.dtype
+    gradients = job.model.dtype if plan.torch == "2.15" else dtype  # `schedule.layout`: what is reduced by default
     fp8 = f", linear layers of blocks in fp8 ({plan.fp8})" if plan.fp8 else ""
     quantised = f" beside weights in {plan.base_quantization}" if plan.base_quantization else ""
     lora = f", LoRA of rank {plan.lora_rank}" if plan.lora_rank else ""
-    dtypes = f"{dtype}{quantised}{fp8}{lora}, reductions in {plan.reduce_dtype or dtype}"
+    dtypes = f"{dtype}{quantised}{fp8}{lora}, reductions in {plan.reduce_dtype or gradients}"
     console.print(f"{plan.api}, {plan.micro_batch} x {plan.seq_len:,} tokens per rank{accum}, {dtypes}")
     for note in result.notes:
         console.print(note, style="dim")
@@ -100,7 +101,9 @@ def print_memory(console: Console, result: Result) -> None:
     bars.add_column()
     most = max(result.peak.by_category.values(), default=1)
     for category, n_bytes in result.peak.by_category.items():
-        bars.add_row(category_name(category), human_bytes(n_bytes), "█" * max(1, round(BAR * n_bytes / most)))
+        bars.add_row(
+            category_name(category, result.plan["api"]), human_bytes(n_bytes), "█" * max(1, round(BAR * n_bytes / most))
+        )
     console.print(bars, "")
 
 

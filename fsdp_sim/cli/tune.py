@@ -119,7 +119,11 @@ def tune(
             global_batch=global_batch, on_simulated=report,
             memory_limit_bytes=None if memory_limit_gib is None else memory_limit_gib * 2**30,
         )  # fmt: skip
-    result = _result(found, texts, job.notes_of(simulate(job.model, job.cluster, found.start.plan)))
+    notes = job.notes_of(simulate(job.model, job.cluster, found.start.plan))
+    if found.sim is not None:  # what is unverified of the plan that was found, such as offload
+        known = {*notes, *found.sim.without_effect.values()}
+        notes += [note for note in found.sim.notes if note not in known]
+    result = _result(found, texts, notes)
     if form and form in result.not_as:
         raise ValueError(result.not_as[form])
     if as_json:

@@ -305,10 +305,12 @@ def _units(found: Explanation) -> list[str]:
 def _gains(found: Explanation) -> str:
     gains = sorted(found.gains.items(), key=lambda one: -one[1])
     words = {name: "CPU" if name == "cpu" else name for name, _ in gains}
-    least = 1e-4 * found.step_time_s
+    least = 5e-4 * found.step_time_s  # else it would be said to save 0.0%
     of_path_s = found.critical_s["network"] * (1 - 1 / FASTER)  # all that could be saved if nothing shared the device
     slowed = (
-        ", also because collectives in flight slow compute down" if found.gains["network"] > of_path_s + least else ""
+        ", also because collectives in flight slow down what runs beside them"
+        if found.gains["network"] > of_path_s + least
+        else ""
     )
     gained = [
         f"10% faster {words[name]} would save {human_ms(gain)} ({percent(gain, found.step_time_s)})"

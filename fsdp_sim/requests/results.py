@@ -16,6 +16,9 @@ CATEGORIES = {  # of memory, for those who do not speak torch's
     "rs_input": "reduce-scatter buffers", "activation": "activations", "checkpoint": "checkpoints",
     "logits": "logits and loss", "temporary": "temporaries",
 }  # fmt: skip
+WHOLE = {  # where parameters are not sharded: ddp, zero1 and zero2
+    "sharded": "parameters", "unsharded": "parameters cast for compute", "unsharded_grad": "gradients",
+}  # fmt: skip
 LARGEST = 8  # parts of the peak that a result names
 
 
@@ -79,7 +82,8 @@ def does_not_fit(sim: Simulation) -> str:
         needs += " at a time, for which torch's allocator finds no room between what it holds in pieces,"
     return (
         f"{sim.workload.name} does not fit {sim.cluster.gpus} x {sim.cluster.gpu.name}: {needs} and can use "
-        f"{human_bytes(sim.memory_limit_bytes)}; most of it is {category_name(largest[0])} ({human_bytes(largest[1])})"
+        f"{human_bytes(sim.memory_limit_bytes)}; most of it is "
+        f"{category_name(largest[0], sim.plan.api)} ({human_bytes(largest[1])})"
     )
 
 
@@ -99,6 +103,7 @@ def on_the_edge(sim: Simulation) -> str:
     )
 
 
-def category_name(category: str) -> str:
-    """A category of memory in words."""
-    return CATEGORIES.get(category, category)
+def category_name(category: str, api: str) -> str:
+    """A category of memory in words, for a way to train."""
+    names = CATEGORIES if api.startswith("fsdp") else CATEGORIES | WHOLE
+    return names.get(category, category)

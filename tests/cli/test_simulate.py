@@ -298,3 +298,14 @@ def test_what_is_not_in_bf16_is_not_said_to_be(plan, said):
     pairs = [word for pair in plan for word in ("--plan", pair)]
     text = call("simulate", "--model", "llama3-8b", "--gpu", "H100", "--gpus", "8", *pairs).stdout
     assert all(sentence in " ".join(text.split()) for sentence in said)
+
+
+def test_ddp_is_not_said_to_have_shards_nor_torch_2_15_to_reduce_in_bf16():
+    text = call("simulate", *SMALL, "--api", "ddp", "--param-dtype", "bf16").stdout
+    bars = text.split("Memory at the peak")[1].split("Why")[0]
+    assert "parameters cast for compute" in bars
+    assert "shard" not in bars
+    assert (
+        "bf16, reductions in fp32" in call("simulate", *SMALL, "--plan", "torch=2.15", "--param-dtype", "bf16").stdout
+    )
+    assert "bf16, reductions in bf16" in call("simulate", *SMALL, "--param-dtype", "bf16").stdout

@@ -50,3 +50,11 @@ def test_what_is_asked_wrongly_and_what_does_not_fit(arguments, words, status):
 def test_examples_of_the_help_work():
     for example in examples("tune"):
         assert call(*example).exit_code == 0, example
+
+
+def test_what_is_unverified_of_the_plan_that_was_found_is_said_too():
+    """The start keeps all on the GPU, the best offloads: how fast CPUs step was not measured."""
+    asked = ("--model", "gpt2-1.5b", "--gpu", "4090", "--gpus", "1", "--vary", "cpu_offload=false,true", "--json")
+    found = json.loads(call("tune", *asked).stdout)
+    assert found["best"]["set"] == {"cpu_offload": True}
+    assert any("Of the CPUs this is unverified" in note for note in found["notes"])

@@ -49,7 +49,7 @@ def memory(sim: Simulation) -> str:
     (category, n_bytes), *_ = sim.memory.peak_by_category.items()
     return (
         f"Memory peaks at {human_bytes(peak)}, {peak / limit:.0%} of the {human_bytes(limit)} that a process can use; "
-        f"most of it is {category_name(str(category))} ({human_bytes(n_bytes)})."
+        f"most of it is {category_name(str(category), sim.plan.api)} ({human_bytes(n_bytes)})."
     )
 
 
