@@ -7,7 +7,6 @@ from html import escape
 
 from fsdp_sim.learn import progress
 from fsdp_sim.learn.find import CHAPTERS, load, names
-from fsdp_sim.learn.hunts.trainings import TRAININGS
 from fsdp_sim.learn.predictions.prediction import CLOSE
 from fsdp_sim.learn.progress import Entry, Estimate, State
 
@@ -130,6 +129,8 @@ def board(chapter: str = "") -> Board:
     """
     if chapter and chapter not in CHAPTERS:
         raise ValueError(f"there is no chapter {chapter!r}; there are {', '.join(CHAPTERS)}")
+    from fsdp_sim.learn.hunts import TRAININGS  # they need torch, as exercises do
+
     kept = progress.read()
     exercises = [load(name) for name, of in names().items() if chapter in ("", of)]
     rows = (BoardRow(e.chapter, e.name, e.title, e.difficulty, e.minutes, kept.get(e.name, Entry())) for e in exercises)
