@@ -6,6 +6,8 @@ import gzip
 import json
 import random
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +99,22 @@ def test_repair_leaves_valid_json_alone() -> None:
     valid = json.dumps({"NaN": ["Infinity", "a NaN b", -1.5e-7, None, "\\u12", 'x"Inf"y', "\u00e9"]}).encode()
     assert json.loads(repaired(valid)) == json.loads(valid)
     assert json.loads(repaired(b'[NaN, -Infinity, nan, -inf, {"a": "NaN"}]')) == [None, None, None, None, {"a": "NaN"}]
+
+
+REPAIR = """
+import resource
+from fsdp_sim.timeline.kineto.repair import repaired
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before, text = peak(), b'{"name": "' + b"a" * (4 << 20)
+assert repaired(text) == text
+print(peak() - before)
+"""
+
+
+def test_a_name_of_megabytes_without_an_end_is_repaired_in_a_few_times_its_size() -> None:
+    done = subprocess.run([sys.executable, "-c", REPAIR], capture_output=True, text=True, check=True)
+    unit = 1 if sys.platform == "darwin" else 1024
+    assert int(done.stdout) * unit < 20 * (4 << 20)
 
 
 PLAIN = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 1, "dur": 1, "pid": 1, "tid": 1, "args": {}}
