@@ -29,6 +29,7 @@ import msgspec
 import safetensors.torch
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
 from torch.distributed.checkpoint.api import CheckpointException
 
 from labs.checkpoint import folder as folders
@@ -40,6 +41,7 @@ from labs.checkpoint.manifest import MANIFEST, Manifest
 from labs.checkpoint.staging import Buffers, Planner, shared_out
 from labs.checkpoint.state import State, local, not_finite
 from labs.checkpoint.storage import Reader, Writer
+from labs.checkpoint.tensors import Form
 from labs.loop.failpoints import failpoint
 
 FORMATS = ("sharded", "full")
@@ -295,10 +297,11 @@ class Checkpointer:
                 if not why:
                     return found
                 wrong = [why]
-            self._pass_over(path, "; ".join(wrong))
+            self.pass_over(path, "; ".join(wrong))
         return None
 
-    def _pass_over(self, path: Path, why: str) -> None:
+    def pass_over(self, path: Path, why: str) -> None:
+        """Look at this checkpoint no more. On all ranks."""
         self.damaged[path] = why
         self._messages.append(f"{path} is damaged and was passed over: {why}")
 
@@ -341,7 +344,7 @@ class Checkpointer:
         except CheckpointError as error:
             raise CheckpointError(f"{found.path} was not loaded: {error}") from error
         if wrong := self._not_finite(state):
-            self._pass_over(found.path, wrong)
+            self.pass_over(found.path, wrong)
         return not wrong
 
     def _read_shards(self, path: Path, state: State, strict: bool) -> None:
@@ -349,16 +352,19 @@ class Checkpointer:
         reader = Reader(path, read_index(path))
         self._from_torch(lambda: reader.load(state, self.group))
 
-    def rank_tensors(self, found: FoundCheckpoint) -> dict[str, torch.Tensor] | None:
+    def rank_tensors(self, found: FoundCheckpoint, like: State | None = None) -> dict[str, torch.Tensor] | None:
         """What this rank saved of its own; None if another number of ranks wrote the checkpoint.
 
+        Args:
+            like: what has to be there, in the same dtypes and shapes.
+
         Raises:
-            CheckpointError: a rank cannot read its own.
+            CheckpointError: a rank cannot read its own, or something of it is not there.
         """
         if found.world_size != self.world_size:
             return None
         path = found.path / _own_file(self.rank)
-        return together(lambda: safetensors.torch.load(path.read_bytes()), self.group)[self.rank]
+        return together(lambda: _own_tensors(path, like or {}), self.group)[self.rank]
 
     # ---- All ranks --------------------------------------------------------------------------------------------------
 
@@ -377,6 +383,22 @@ class Checkpointer:
 
 def _own_file(rank: int) -> str:
     return f"rank-{rank}.safetensors"
+
+
+def _own_tensors(path: Path, like: State) -> dict[str, torch.Tensor]:
+    try:
+        tensors = safetensors.torch.load(path.read_bytes())
+    except SafetensorError as error:
+        raise CheckpointError(f"{path.name} is not a whole safetensors file: {error}") from error
+    for name, tensor in like.items():
+        if name not in tensors or Form.of(tensors[name]) != Form.of(tensor):
+            found = _described(tensors[name]) if name in tensors else "not there"
+            raise CheckpointError(f"{path.name}: {name} is {found}, and has to be {_described(tensor)}")
+    return tensors
+
+
+def _described(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"
 
 
 def _merged(of_ranks: list[dict[str, FileInfo]]) -> dict[str, FileInfo]:

@@ -140,7 +140,12 @@ class RunState:
         """What there is to say; nothing if what was found is damaged after all."""
         assert self.checkpointer is not None
         config, place, progress = self.run.config, self.run.place, found.progress
-        state = read_state(self.wrapped.model, self.optimizer)
+        state, same_device = read_state(self.wrapped.model, self.optimizer), progress["device"] == self.run.device.type
+        try:
+            own = self.checkpointer.rank_tensors(found, read_rng(self.run.device) if same_device else {})
+        except CheckpointError as error:
+            self.checkpointer.pass_over(found.path, str(error))
+            return []
         if not self.checkpointer.load(found, state):
             return []
         write_state(self.wrapped.model, self.optimizer, state)
@@ -148,8 +153,7 @@ class RunState:
         self.position = progress["position"]
         if self.wrapped.scaler and progress["scaler"]:
             self.wrapped.scaler.load_state_dict(progress["scaler"])
-        own = self.checkpointer.rank_tensors(found)
-        if own is not None and progress["device"] == self.run.device.type:
+        if own is not None and same_device:
             write_rng(own, self.run.device)
         else:
             reseed(config.seed, self.step, place.rank)

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import safetensors.torch
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
@@ -267,7 +268,7 @@ def damage(path: Path) -> None:
 
 def reseal(checkpoint: Path, name: str, content: object) -> None:
     """Write another content into a file, and a manifest that fits it."""
-    (checkpoint / name).write_text(json.dumps(content))
+    (checkpoint / name).write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
     manifest = read_manifest(checkpoint)
     files = manifest.files | {name: hash_file(checkpoint / name)}
     (checkpoint / "manifest.json").write_bytes(msgspec.structs.replace(manifest, files=files).encode())
@@ -365,6 +366,23 @@ class TestDamaged:
         reseal(newest, "progress.json", json.loads((newest / "progress.json").read_text()) | {key: value})
         training = begin(two, api="single")
         assert "step-2 is damaged and was passed over: progress.json is not what a run writes: " in training.resume()[0]
+        assert training.step == 1
+
+    @pytest.mark.parametrize(
+        ("content", "says"),
+        [
+            (b"cut", "rank-0.safetensors is not a whole safetensors file: "),
+            (safetensors.torch.save({"gpu": torch.ones(1)}), "cpu is not there, and has to be uint8"),
+            (safetensors.torch.save({"cpu": torch.ones(1)}), "cpu is float32 of shape (1,), and has to be uint8"),
+        ],
+        ids=["cut", "another name", "other numbers"],
+    )
+    def test_one_whose_random_state_was_edited_and_sealed_again_is_passed_over(self, two, content, says):
+        newest = two / CHECKPOINTS / "step-2"
+        reseal(newest, "rank-0.safetensors", content)
+        training = begin(two, api="single")
+        assert "step-2 is damaged and was passed over: " in (said := training.resume()[0])
+        assert says in said
         assert training.step == 1
 
     @pytest.mark.parametrize(
