@@ -37,7 +37,7 @@ PRELOAD = [f"{__package__}.preload"]  # imported once by the fork server, so tha
 IN_SERVER = "FSDP_SIM_IN_FORK_SERVER"  # set for the fork server, and for what the ranks start
 INSIDE = IN_SERVER in os.environ  # this process is the fork server, a rank, or was started by one
 SERVER_ENDS_S = (0.1, 0.4, 1.5)  # how long it is waited for, each time that ranks cannot be started from it
-START_S = 60.0  # for a rank to be forked while the server computes nothing
+START_S = 20.0  # for a rank to be forked while the server computes nothing
 INTERRUPTED_S = 2.0  # ... once somebody has pressed Ctrl-C
 LOOK_S = 0.25
 _context = mp.get_context("forkserver")
@@ -186,7 +186,7 @@ def _watched(name: str, interrupts: Interrupts) -> Iterator[None]:
         raise NotStartedError(
             f"{name} did not start within {START_S:g} s, in which the process that ranks are forked from computed "
             "nothing (a signal had stopped it, or a disk or the memory of this machine does not answer); it has been "
-            "ended, and the next call starts another: call again"
+            "ended, as was the one before, and the next call starts another: see what ails this machine, and call again"
         )
 
 
@@ -194,8 +194,15 @@ def start(works: list[bytes], interrupts: Interrupts, **settings: Any) -> Ranks:
     """Start the ranks of a job, each with its work; ``settings`` are `Job`'s fields but folder, environ and cells.
 
     Raises:
-        NoRoomError: there is no room for their shared files. NotStartedError: the fork server stands still.
+        NoRoomError: there is no room for their shared files. NotStartedError: the fork server stands still, and so does
+            the one that took its place.
     """
+    with contextlib.suppress(NotStartedError):
+        return _started(works, interrupts, settings)
+    return _started(works, interrupts, settings)
+
+
+def _started(works: list[bytes], interrupts: Interrupts, settings: dict[str, Any]) -> Ranks:
     for wait_s in SERVER_ENDS_S:
         try:
             return _start(works, interrupts, settings)
