@@ -21,7 +21,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from fsdp_sim.timeline import Event, Header, Timeline
+from fsdp_sim.timeline import Event, Header, Timeline, written
 from labs.loop.report import versions
 
 Kind = Literal["measured", "recorded", "pretended"]
@@ -128,11 +128,11 @@ class Result:
             ValueError: it is larger than `MOST_BYTES`; record fewer steps.
         """
         timelines = {name: (timeline.header, list(timeline)) for name, timeline in self.timelines.items()}
-        written = _File(
+        file = _File(
             lab=self.lab, kind=self.kind, rows=self.rows, hardware=self.hardware, versions=self.versions,
             date=self.date, notes=self.notes, timelines=timelines,
         )  # fmt: skip
-        packed = gzip.compress(msgspec.json.encode(written), mtime=0)
+        packed = gzip.compress(msgspec.json.encode(file), mtime=0)
         if len(packed) > MOST_BYTES:
             raise ValueError(f"{path.name} would have {len(packed)} bytes, more than {MOST_BYTES}; record fewer steps")
         with written(path) as new:
