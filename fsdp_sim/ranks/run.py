@@ -104,7 +104,8 @@ def run(
         world_size: by default 4, or one rank for each GPU.
         device: ``cpu`` or ``cuda``.
         network: complete collectives as slowly as this link would.
-        timeout_s: how long a rank may wait inside a collective for a rank that does nothing.
+        timeout_s: how long a rank may wait inside a collective for a rank that does nothing; for twenty times as long
+            all ranks may do nothing at all.
         serial: complete every collective before its call returns, so that each piece of a step runs alone.
         record: keep a timeline.
         threads: CPU threads per rank; by default the cores are shared out, at least one each.

@@ -3,8 +3,8 @@
 It compares what the ranks wrote on the board. The same collective (group and number) must have the same operation,
 unit, size and dtype on every member, and what one rank sends and another receives the same size and dtype; a rank that
 waits needs its peers to come. The clock of the time-out runs only while a rank waits inside a collective, and stops
-while a rank it waits for is computing or under a debugger; or while a rank is stopped by a signal. Another runs while
-ranks have not joined yet.
+while a rank it waits for is computing or under a debugger; or while a rank is stopped by a signal. Others run while
+ranks have not joined yet, and while none of them does anything.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ from pathlib import Path
 import psutil
 
 from fsdp_sim.ranks.board import BoardError, BoardView, Record
+from fsdp_sim.ranks.limits import below
 from fsdp_sim.ranks.pairs import Pairs, peer_of
 
 BUSY_FACTOR = 20  # a rank that computes while others wait for it is given this many time-outs
 JOIN_S = 30.0  # that ranks may take to find each other; twenty times that while one of them computes
+QUIET_SHARE, QUIET_CPU_S = 0.002, 0.05  # of one core, and seconds of it, that ranks use which do nothing
 BUSY_SHARE = 0.1  # of one core, to count as computing
 MOST_S = 1.0  # that one look adds to a clock: this process may have been stopped itself
 MOST_OPEN = 100_000  # collectives that some members have issued and others have not
@@ -74,6 +76,15 @@ class RankView:
             return ""
 
 
+def cpu_seconds(pid: int) -> float:
+    """What a process has computed so far; 0 when it is gone."""
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.Error:
+        return 0.0
+    return times.user + times.system
+
+
 @dataclass(frozen=True)
 class Verdict:
     """Why a call was ended: one line, the reason, and what to do."""
@@ -122,6 +133,7 @@ class Watchdog:
         self._busy_s: dict[int, float] = defaultdict(float)  # ... and for computing ones
         self._stopped_s: dict[int, float] = {}  # how long each stopped rank has been
         self._joining_s = 0.0  # how long some have not joined; the time in which they compute counts for less
+        self._quiet_s = self._quiet_cpu_s = 0.0  # how long no rank has done anything, and what they had computed before
         self._waited_for: dict[int, int] = {}
         self._pairs = Pairs()
         self._last_look_s = time.monotonic()
@@ -267,12 +279,17 @@ class Watchdog:
         if verdict := self._stopped(statuses, passed_s):
             return verdict
         joining = [rank for rank in statuses if not self.board.status["ready_s"][rank]]
-        computing = {view.rank: view.computing(now_s) for view in self.views if waiting or joining}
+        computing = {view.rank: view.computing(now_s) for view in self.views}
         for rank in list(self._idle_s):
             if self._waited_for.get(rank) != int(self.board.status["waiting"][rank]):
                 self._idle_s.pop(rank)
                 self._busy_s.pop(rank, None)
         held = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+        looked_at = any(self.board.status["debugged"][rank] or statuses[rank] in held for rank in statuses)
+        if waiting or joining or looked_at or any(computing.values()):
+            self._quiet_s = 0.0
+        elif verdict := self._quiet([view for view in self.views if view.rank in statuses], passed_s):
+            return verdict
         if joining and not any(statuses[rank] in held for rank in joining):
             self._joining_s += passed_s / (BUSY_FACTOR if any(computing[rank] for rank in joining) else 1)
             if self._joining_s > max(JOIN_S, self.timeout_s):
@@ -304,6 +321,22 @@ class Watchdog:
             why="a stopped process does nothing until it gets SIGCONT",
             fix=f"look for what sends the signal; to go on with a process that you stopped yourself: kill -CONT {pids}",
             ranks=tuple(ranks),
+        )
+
+    def _quiet(self, running: list[RankView], passed_s: float) -> Verdict | None:
+        """No rank computes, nor does what it has started, and none waits for another."""
+        cpu_s = sum(cpu_seconds(pid) for view in running for pid in (view.pid, *below(view.pid)))
+        if not self._quiet_s or cpu_s - self._quiet_cpu_s > QUIET_SHARE * self._quiet_s + QUIET_CPU_S:
+            self._quiet_s, self._quiet_cpu_s = 0.0, cpu_s
+        self._quiet_s += passed_s
+        if self._quiet_s <= BUSY_FACTOR * self.timeout_s or not running:
+            return None
+        ranks = tuple(view.rank for view in running)
+        return Verdict(
+            headline=f"{listed(ranks)} did nothing for {BUSY_FACTOR * self.timeout_s:g} s, outside any collective",
+            why="not computing, and waiting for no other rank: asleep, or waiting for input, a file or a lock",
+            fix="look at what they call; if this wait is honest, pass a larger timeout_s",
+            ranks=ranks,
         )
 
     def _not_joined(self, joining: list[int]) -> Verdict:

@@ -128,10 +128,15 @@ def load_corpus(
         name = f"torch.distributed {torch.__version__.partition('+')[0]}"
         paths = sorted(root.rglob("*.py"), key=lambda path: path.relative_to(root).as_posix())
     else:
-        root = Path(source).expanduser().resolve()
+        try:
+            root = Path(source).expanduser().resolve()
+        except RuntimeError as error:
+            raise OSError(f"the corpus {source} cannot be read: {error}") from None
         name = root.name
         if not root.exists():
             raise FileNotFoundError(f"no corpus at {source}: give a text file or a folder of text files")
+        if not (root.is_file() or root.is_dir()):
+            raise ValueError(f"the corpus {source} is a pipe or a device: give a text file or a folder of text files")
         paths = [root] if root.is_file() else visible_files(root)
     folder = Path(cache_dir).expanduser() if cache_dir else cache_folder()
     cached = cache_path(folder, name, root, paths, words)

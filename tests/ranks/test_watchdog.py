@@ -6,6 +6,7 @@ import os
 import pdb
 import re
 import signal
+import subprocess
 import sys
 import time
 from multiprocessing.process import BaseProcess
@@ -366,6 +367,19 @@ def test_ranks_that_never_find_each_other_are_named(monkeypatch: pytest.MonkeyPa
     os.close(held[0])
     assert message.startswith("ranks 0 and 1 did not join the others for 1.5 s")
     assert "set TMPDIR to a folder on a disk of this machine" in message
+
+
+def test_where_no_rank_does_anything_the_call_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "BUSY_FACTOR", 2)
+    message = failure(lambda: time.sleep(600), 2, timeout_s=1.0)
+    assert message.startswith("ranks 0 and 1 did nothing for 2 s, outside any collective")
+    assert "if this wait is honest, pass a larger timeout_s" in message
+
+
+def test_what_a_rank_has_started_may_compute_while_the_rank_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = "import time; end_s = time.process_time() + 3\nwhile time.process_time() < end_s: pass"
+    monkeypatch.setattr(watchdog, "BUSY_FACTOR", 1)
+    run(lambda: subprocess.run([sys.executable, "-c", loop], check=True).returncode, 1, timeout_s=1.0, progress=False)
 
 
 def test_a_rank_that_is_stopped_at_birth_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -203,6 +203,17 @@ class TestBatch:
 
 
 class TestErrors:
+    @pytest.mark.parametrize(
+        ("name", "says"), [("pipe", "is a pipe or a device"), ("device", "is a pipe or a device"), ("loop", "loop")]
+    )
+    def test_what_is_neither_file_nor_folder(self, name, says, tmp_path):
+        os.mkfifo(tmp_path / "pipe")
+        (tmp_path / "device").symlink_to("/dev/zero")
+        (tmp_path / "loop").symlink_to("loop")
+        with pytest.raises((ValueError, OSError), match=f"{says}") as caught:
+            load_corpus(tmp_path / name, cache_dir=tmp_path)
+        assert str(tmp_path / name) in str(caught.value)
+
     def test_missing_path(self, tmp_path):
         with pytest.raises(FileNotFoundError, match=r"no corpus at .*nowhere\.txt"):
             load_corpus(tmp_path / "nowhere.txt")
