@@ -245,10 +245,10 @@ except TypeError as error:
 policy_files = file_of("case_07")
 results = on_ranks(checked.use, policy_files.inputs(0))
 numbers = [record.numel for record in results.records[0]]
-print("gathered in a forward:", *(f"{number:,}" for number in numbers))
 assert len(numbers) == 5
 
 # %%
+print("gathered in a forward:", *(f"{number:,}" for number in numbers))
 model = policy_files.Model()
 both = {
     "the layer": {nn.TransformerEncoderLayer},
