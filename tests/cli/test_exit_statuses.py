@@ -58,6 +58,7 @@ STATUSES = [
     (0, ["completion", "bash"]),
     (2, ["completion", "cmd.exe"]),
     (0, ["teach", "plan", "--list"]),
+    (2, ["teach", "grade", "/dev/zero"]),
     (2, ["teach", "plan", "no-such-plan"]),
     (2, ["exercises", "--chapter", "no-such-chapter"]),
     (2, ["ladder", "--rungs", "no-such-rung"]),
