@@ -25,15 +25,15 @@ from fsdp_sim.cli.options import (
     values_of,
     working,
 )
-from fsdp_sim.explore import Sweep, front_of, notes_of, read_rows
+from fsdp_sim.explore import RUNS, Sweep, front_of, notes_of, played_front, read_rows, write_rows
 from fsdp_sim.explore.sweep import RESULTS, SweepRow
 from fsdp_sim.requests import NAMES
-from fsdp_sim.simulation import Fit
 
 EPILOG = (
     "Rows stand in the order of the combinations, the last --vary fastest; impossible ones have their reason in the "
-    "column error. Exit status: 0; 1 if no combination runs; 2 for what was asked wrongly; 130 after Ctrl-C, which "
-    "keeps what is done."
+    'column error. Of more than 500 combinations those that are near the limit and not on the front only "may fit": '
+    "torch's allocator is not played for them. Exit status: 0; 1 if no combination runs; 2 for what was asked wrongly; "
+    "130 after Ctrl-C, which keeps what is done."
 )
 
 
@@ -102,12 +102,17 @@ def sweep(
     elif out and Path(out).exists() and read_rows(out)[1]:
         raise ValueError(f"--out {out} has rows already; go on with --resume, or take another file")
     rows, interrupted = _run(made, out)
+    if not interrupted:
+        with working("playing torch's allocator for the plans worth choosing"):
+            played_front(rows)
+        if out:
+            write_rows(out, made.columns, rows)
     _show(made, rows, as_json, figure, interrupted)
     if interrupted:
         kept = f"; go on with --out {out} --resume" if out else ""
         click.echo(f"Interrupted after {len(rows)} of {len(made)} combinations{kept}", err=True)
         sys.exit(INTERRUPTED)
-    if not any(row["fit"] in (Fit.FITS, Fit.EDGE) for row in rows):
+    if not any(row["fit"] in RUNS for row in rows):
         sys.exit(NO)
 
 

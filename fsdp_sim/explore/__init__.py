@@ -3,15 +3,27 @@ fastest plan."""
 
 from fsdp_sim.explore.changes import changes_that_fit, changes_that_help
 from fsdp_sim.explore.largest import LARGEST_OF, LargestFit, largest
-from fsdp_sim.explore.pareto import MODEL_NAMES, front_of, pareto
+from fsdp_sim.explore.pareto import MAY_FIT, MODEL_NAMES, RUNS, front_of, pareto
 from fsdp_sim.explore.space import LEVERS, Space, space_of
-from fsdp_sim.explore.sweep import Sweep, combinations, counted, notes_of, read_rows, row_of, table
+from fsdp_sim.explore.sweep import (
+    Sweep,
+    combinations,
+    counted,
+    notes_of,
+    played_front,
+    read_rows,
+    row_of,
+    table,
+    write_rows,
+)
 from fsdp_sim.explore.tune import Candidate, Tuned, Worth, tune
 
 __all__ = [
     "LARGEST_OF",
     "LEVERS",
+    "MAY_FIT",
     "MODEL_NAMES",
+    "RUNS",
     "Candidate",
     "LargestFit",
     "Space",
@@ -26,9 +38,11 @@ __all__ = [
     "largest",
     "notes_of",
     "pareto",
+    "played_front",
     "read_rows",
     "row_of",
     "space_of",
     "table",
     "tune",
+    "write_rows",
 ]

@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from fsdp_sim.requests import ALIASES, MODEL_FIELDS
 from fsdp_sim.simulation import Fit
 
+MAY_FIT = "may fit"
+"""In place of a `Fit`: of a large sweep's plan whose tensors fit, over which torch's allocator was not played."""
+RUNS = (Fit.FITS, Fit.EDGE, MAY_FIT)
 MODEL_NAMES = (
     "model",
     "model_file",
@@ -34,14 +37,14 @@ def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def front_of(rows: Sequence[Mapping[str, str]]) -> list[int]:
-    """Places of the rows of a sweep that run (they fit, or are on the edge of memory) and that no other such row of
-    the same model beats; by model, then by time.
+    """Places of the rows of a sweep that run (they fit, are on the edge of memory, or may fit) and that no other such
+    row of the same model beats; by model, then by time.
 
     Time is that of a GPU per token, memory the peak.
     """
     models: dict[tuple[str | None, ...], list[int]] = {}
     for place, row in enumerate(rows):
-        if row["fit"] in (Fit.FITS, Fit.EDGE):
+        if row["fit"] in RUNS:
             models.setdefault(tuple(row.get(name) for name in MODEL_NAMES), []).append(place)
     found = []
     for places in models.values():

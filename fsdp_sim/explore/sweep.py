@@ -17,15 +17,17 @@ from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.pool import Pool
 from pathlib import Path
 from typing import Any
 
+from fsdp_sim.explore.pareto import MAY_FIT, front_of
 from fsdp_sim.packages import need
 from fsdp_sim.requests import ALIASES, NAMES, request_of_texts, resolve
 from fsdp_sim.schedule import NOT_ISSUED
 from fsdp_sim.simulation import Fit
-from fsdp_sim.timeline import read_text
+from fsdp_sim.timeline import read_text, written
 from fsdp_sim.words import did_you_mean
 
 MOST_BYTES = 10**9  # of the rows of a sweep
@@ -33,6 +35,7 @@ RESULTS = (
     "step_time_s", "tokens_per_s_per_gpu", "mfu", "exposed_comm_s", "peak_memory_bytes", "memory_limit_bytes", "fit",
     "error",
 )  # fmt: skip
+MOST_PLAYED = 500  # plans of a sweep over each of which torch's allocator is played, some 10 ms of a core
 CHUNK = 16  # combinations that a process takes at a time
 LEAST_PROGRAMS = 8  # for each process, where those of a program are simulated by one
 SweepRow = dict[str, str]
@@ -49,8 +52,12 @@ def combinations(vary: Mapping[str, Sequence[str]]) -> Iterator[dict[str, str]]:
         yield dict(zip(vary, values, strict=True))
 
 
-def row_of(texts: Mapping[str, str]) -> SweepRow:
-    """Simulate one combination. The row has the request and the results; if it is impossible, ``error`` says why."""
+def row_of(texts: Mapping[str, str], played: bool = True) -> SweepRow:
+    """Simulate one combination. The row has the request and the results; if it is impossible, ``error`` says why.
+
+    Args:
+        played: torch's allocator, where it has to be to tell whether it fits; else that is `MAY_FIT`.
+    """
     row = dict(texts) | dict.fromkeys(RESULTS, "")
     try:
         sim = resolve(request_of_texts(texts)).simulate()
@@ -60,7 +67,7 @@ def row_of(texts: Mapping[str, str]) -> SweepRow:
         row["exposed_comm_s"] = f"{sim.exposed_comm_s:.9g}"
         row["peak_memory_bytes"] = str(sim.peak_memory_bytes)
         row["memory_limit_bytes"] = str(int(sim.memory_limit_bytes))
-        row["fit"] = str(sim.fit)
+        row["fit"] = str(sim.fit if played else sim.fit_at_once or MAY_FIT)
     except ValueError as error:
         row["error"] = " ".join(str(error).split())  # a row is a line
     return row
@@ -69,9 +76,28 @@ def row_of(texts: Mapping[str, str]) -> SweepRow:
 def counted(rows: Sequence[Mapping[str, str]]) -> str:
     """How many of some rows fit, are on the edge of memory, do not fit and are impossible."""
     of = Counter([row["fit"] for row in rows])
-    words = {Fit.FITS: "fit", Fit.DOES_NOT_FIT: "do not", Fit.EDGE: "on the edge of memory", "": "are impossible"}
+    words = {
+        Fit.FITS: "fit", Fit.DOES_NOT_FIT: "do not", Fit.EDGE: "on the edge of memory",
+        MAY_FIT: "may fit (their tensors do; torch's allocator was played for the front alone)", "": "are impossible",
+    }  # fmt: skip
     told = [f"{of[fit]:,} {what}" for fit, what in words.items() if of[fit] or fit in (Fit.FITS, Fit.DOES_NOT_FIT)]
     return f"{len(rows):,} combinations: {', '.join(told)}"
+
+
+def played_front(rows: Sequence[SweepRow]) -> list[int]:
+    """`front_of` rows of which each on the front is certain: what may fit there is played, and its row says how it
+    went."""
+    while True:
+        front = front_of(rows)
+        open_ = [place for place in front if rows[place]["fit"] == MAY_FIT]
+        if not open_:
+            return front
+        for place in open_:
+            rows[place]["fit"] = row_of(_asked(rows[place]))["fit"]
+
+
+def _asked(row: SweepRow) -> dict[str, str]:
+    return {name: text for name, text in row.items() if name not in RESULTS}
 
 
 def notes_of(rows: Sequence[SweepRow], front: Sequence[int], vary: Mapping[str, Sequence[str]]) -> list[str]:
@@ -86,7 +112,7 @@ def notes_of(rows: Sequence[SweepRow], front: Sequence[int], vary: Mapping[str, 
                 looked_at |= dict.fromkeys(with_it[:1])
     said: dict[str, list[int]] = {}
     for place in looked_at:
-        job = resolve(request_of_texts({name: text for name, text in rows[place].items() if name not in RESULTS}))
+        job = resolve(request_of_texts(_asked(rows[place])))
         for note in job.notes_of(job.simulate()):
             said.setdefault(note, []).append(place)
     return [
@@ -171,17 +197,19 @@ class Sweep:
         self.done = rows
 
     def rows(self) -> Generator[SweepRow, None, None]:
-        """The rows that are not done, in order, as they come."""
+        """The rows that are not done, in order, as they come. In a sweep of more than `MOST_PLAYED` some only may fit:
+        see `played_front`."""
         start = len(self.done)
+        simulated = partial(row_of, played=len(self) <= MOST_PLAYED)
         if self.processes == 1 or len(self) - start <= CHUNK:
-            yield from map(row_of, self._texts(start))
+            yield from map(simulated, self._texts(start))
             return
         owners = list(self.owners(start))
         with ExitStack() as stack:
             lanes = []
             for process in range(self.processes):
                 own = itertools.compress(self._texts(start), [owner == process for owner in owners])
-                lanes.append(stack.enter_context(_pool()).imap(row_of, own, chunksize=CHUNK))
+                lanes.append(stack.enter_context(_pool()).imap(simulated, own, chunksize=CHUNK))
             for owner in owners:
                 yield next(lanes[owner])
 
@@ -205,7 +233,7 @@ class Sweep:
     def to_csv(self, path: str | Path) -> Generator[SweepRow, None, None]:
         """The same, writing each row as soon as it is computed. If there are ``done`` rows, continues their file."""
         if self.done:
-            _write(path, self.columns, self.done)  # without what a broken run may have left of a last line
+            write_rows(path, self.columns, self.done)  # without what a broken run may have left of a last line
         with open(path, "a" if self.done else "w", newline="") as file:
             writer = csv.DictWriter(file, self.columns, lineterminator="\n")
             if not self.done:
@@ -242,15 +270,12 @@ def _collect_seldom() -> None:
     gc.set_threshold(100_000, 50, 50)
 
 
-def _write(path: str | Path, columns: Sequence[str], rows: Sequence[SweepRow]) -> None:
-    """Replace a file in one go."""
-    target = Path(path)
-    partial_file = target.with_name(f".{target.name}.partial")
-    with partial_file.open("w", newline="") as file:
+def write_rows(path: str | Path, columns: Sequence[str], rows: Sequence[SweepRow]) -> None:
+    """Replace a sweep's file in one go."""
+    with written(path) as new, new.open("w", newline="") as file:
         writer = csv.DictWriter(file, columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-    partial_file.replace(target)
 
 
 def read_rows(path: str | Path) -> tuple[list[str], list[SweepRow]]:

@@ -249,6 +249,16 @@ class Simulation:
         mem_bytes: float = self.cluster.gpu.mem_bytes
         return mem_bytes - CONTEXT_BYTES
 
+    @property
+    def fit_at_once(self) -> Fit | None:
+        """`fit` where the bytes alive tell it; None where torch's allocator has to be played, which takes longer than
+        all the rest."""
+        limit = self.memory_limit_bytes
+        if self.peak_memory_bytes > limit:
+            return Fit.DOES_NOT_FIT
+        unlimited = self.plan.api == "fsdp1" and not self.plan.limit_all_gathers  # gathers take all that there is
+        return Fit.FITS if self.peak_memory_bytes < FAR_FROM_EDGE * limit and not unlimited else None
+
     @cached_property
     def fit(self) -> Fit:
         """Whether it fits, with a margin: torch's allocator is played over the step's tensors where it is close.
@@ -257,16 +267,12 @@ class Simulation:
         room for a tensor. It is on the edge if the allocator holds more than `EDGE` of the limit, or has to give
         memory back to the device in each step.
         """
-        limit = self.memory_limit_bytes
-        if self.peak_memory_bytes > limit:
-            return Fit.DOES_NOT_FIT
-        unlimited = self.plan.api == "fsdp1" and not self.plan.limit_all_gathers  # gathers take all that there is
-        if self.peak_memory_bytes < FAR_FROM_EDGE * limit and not unlimited:
-            return Fit.FITS
+        if at_once := self.fit_at_once:
+            return at_once
         held = self._held
         if held.fails:
             return Fit.DOES_NOT_FIT
-        return Fit.EDGE if held.retries or held.reserved_bytes > EDGE * limit else Fit.FITS
+        return Fit.EDGE if held.retries or held.reserved_bytes > EDGE * self.memory_limit_bytes else Fit.FITS
 
     @cached_property
     def without_effect(self) -> dict[str, str]:

@@ -46,19 +46,13 @@ from fsdp_sim.learn import board, check, hint, in_torch, misconceptions, predict
 from fsdp_sim.learn.find import load
 from fsdp_sim.learn.judges.account import sent_bytes
 from fsdp_sim.learn.pictures.bug_hunt import Box, BoxStyle, agreement, boxes, issued, where_ranks_stand
+from fsdp_sim.learn.tried import tried
 from fsdp_sim.ranks import RanksError, run
 from fsdp_sim.timeline import Op
 from labs.experiments.compile.transform_orders import EXPECTED
 from labs.experiments.ladder import LadderConfig, climb
 from labs.experiments.pictures import bars, losses
 from labs.experiments.result import ResultRow
-
-
-def tried(name, function):
-    """Run a function on ranks with the inputs of an exercise."""
-    inputs = load(name).judge.inputs(0)
-    return run(function, len(inputs), each=inputs, progress=False, show_output=False)
-
 
 # %% [markdown] covers=["misconception 35", "pitfall 6"]
 # ## 1. It hangs: who is missing?

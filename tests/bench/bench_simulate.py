@@ -28,7 +28,7 @@ from fsdp_sim import Cluster, Model, Plan, simulate
 from fsdp_sim.schedule import build
 from fsdp_sim.timeline import FIELDS
 
-COLD_S, SWEEP_S = 0.5, 70.0
+COLD_S, SWEEP_S = 0.5, 6.0
 BF16 = {"param_dtype": "bf16", "reduce_dtype": "fp32"}
 REQUESTS = {  # name: model, cluster, plan, milliseconds it may take
     "GPT-2 124M, 8 GPUs": ("gpt2-124m", Cluster("A100", gpus=8), Plan(micro_batch=8, **BF16), 2.0),

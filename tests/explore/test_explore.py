@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 import fsdp_sim.explore
 from fsdp_sim import Cluster, Model, Plan, simulate
 from fsdp_sim.diagnose import Culprit
-from fsdp_sim.explore import Sweep, changes_that_fit, changes_that_help, combinations, largest, pareto
+from fsdp_sim.explore import (
+    Sweep,
+    changes_that_fit,
+    changes_that_help,
+    combinations,
+    counted,
+    front_of,
+    largest,
+    pareto,
+    played_front,
+)
 from fsdp_sim.explore.changes import levers
 from fsdp_sim.explore.largest import _search
 from fsdp_sim.explore.sweep import table
@@ -204,6 +214,23 @@ def test_what_does_not_help_is_not_advised():
     assert simulate("llama3-8b", now.cluster, own_group).step_time_s >= 0.99 * now.step_time_s
     found = changes_that_help(Model.preset("llama3-8b"), now)
     assert not any("separate_reduce_scatter_group" in change.set for change in found)
+
+
+def test_of_a_large_sweep_the_front_is_certain_and_what_others_may_is_said(monkeypatch):
+    vary = {"seq_len": ["4096", "8192", "16384"], "forward_prefetch": ["none", "2"]}
+    asked = Sweep({"model": "llama3-8b", "gpu": "H100", "gpus": "8"}, vary)
+    each = [row["fit"] for row in asked.rows()]
+    monkeypatch.setattr("fsdp_sim.explore.sweep.MOST_PLAYED", 5)
+
+    rows = list(asked.rows())
+    front = played_front(rows)
+
+    assert front == front_of(rows)
+    assert [rows[place]["fit"] for place in front] == [each[place] for place in front]
+    others = [(row["fit"], each[place]) for place, row in enumerate(rows) if place not in front]
+    assert {fit for fit, _ in others} == {"may fit", "does not fit"}
+    assert all(fit in ("may fit", really) for fit, really in others)
+    assert "2 may fit (their tensors do; torch's allocator was played for the front alone)" in counted(rows)
 
 
 @pytest.mark.parametrize("processes", [2, 3, 16])

@@ -8,7 +8,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from fsdp_sim.explore import MODEL_NAMES, Sweep, counted, front_of
+from fsdp_sim.explore import MAY_FIT, MODEL_NAMES, RUNS, Sweep, counted, played_front
 from fsdp_sim.explore.sweep import RESULTS
 from fsdp_sim.simulation import Fit
 from fsdp_sim.viz import chart, theme
@@ -41,16 +41,16 @@ def pareto(rows: Sweep | Sequence[SweepRow], *, varied: Sequence[str] | None = N
     if isinstance(rows, Sweep):
         varied = list(rows.vary) if varied is None else varied
         rows = [*rows.done, *rows.rows()]
-    rows = list(rows)
-    if rows and (missing := [name for name in RESULTS if name not in rows[0]]):
+    plans = [dict(row) for row in rows]
+    if plans and (missing := [name for name in RESULTS if name not in plans[0]]):
         raise ValueError(f"these are no rows of a sweep: they have no {missing[0]}")
-    if not any(row["step_time_s"] for row in rows):
-        return _nothing(rows)
+    if not any(row["step_time_s"] for row in plans):
+        return _nothing(plans)
     if varied is None:
-        varied = [n for n in rows[0] if n not in RESULTS and len({row.get(n) for row in rows}) > 1]
+        varied = [n for n in plans[0] if n not in RESULTS and len({row.get(n) for row in plans}) > 1]
     varied = [name for name in varied if name not in MODEL_NAMES]  # which each front says already
-    fronts = _fronts(rows)
-    return Picture(_figure(rows, fronts, varied), _finding(rows, fronts, varied), (_table(rows, fronts, varied),))
+    fronts = _fronts(plans)
+    return Picture(_figure(plans, fronts, varied), _finding(plans, fronts, varied), (_table(plans, fronts, varied),))
 
 
 def _nothing(rows: Sequence[SweepRow]) -> Picture:
@@ -64,10 +64,10 @@ def _nothing(rows: Sequence[SweepRow]) -> Picture:
     return Picture(figure.update_layout(axes), sentence)
 
 
-def _fronts(rows: Sequence[SweepRow]) -> dict[str, list[int]]:
+def _fronts(rows: Sequence[dict[str, str]]) -> dict[str, list[int]]:
     """The front of each model, from fast to small; models that do not fit at all have none."""
     found: dict[str, list[int]] = {_model(row): [] for row in rows if row["step_time_s"]}
-    for place in front_of(rows):
+    for place in played_front(rows):
         found[_model(rows[place])].append(place)
     return found
 
@@ -116,13 +116,14 @@ def _figure(rows: Sequence[SweepRow], fronts: Mapping[str, list[int]], varied: S
     for number, (model, front) in enumerate(fronts.items()):
         look, mine = series(number), [n for n, row in enumerate(rows) if row["step_time_s"] and _model(row) == model]
         on_front = set(front)
-        fits = [n for n in mine if rows[n]["fit"] == Fit.FITS and n not in on_front]
+        fits = [n for n in mine if rows[n]["fit"] in (Fit.FITS, MAY_FIT) and n not in on_front]
         edge = [n for n in mine if rows[n]["fit"] == Fit.EDGE and n not in on_front]
+        fit = " or ".join(sorted({rows[n]["fit"] for n in fits}))
         large = [n for n in mine if rows[n]["fit"] == Fit.DOES_NOT_FIT]
         groups = (
             (large, "markers", f"{look.symbol}-open", 7, 0.55, str(Fit.DOES_NOT_FIT)),
             (edge, "markers", look.symbol, 7, 0.4, "on the edge, and another plan beats it"),
-            (fits, "markers", look.symbol, 7, 0.4, "fits, and another plan beats it"),
+            (fits, "markers", look.symbol, 7, 0.4, f"{fit}, and another plan beats it"),
             (front, "lines+markers", look.symbol, 11, 1.0, "front"),
         )
         for places, mode, symbol, size, opacity, what in groups:
@@ -225,7 +226,7 @@ def _hover(row: SweepRow, varied: Sequence[str], what: str) -> str:
 
 def _headline(rows: Sequence[SweepRow], fronts: Mapping[str, list[int]]) -> str:
     known = sum(bool(row["step_time_s"]) for row in rows)
-    if not any(row["fit"] in (Fit.FITS, Fit.EDGE) for row in rows):
+    if not any(row["fit"] in RUNS for row in rows):
         return f"None of the {known} plans fits." if known > 1 else "The only plan does not fit."
     count = sum(map(len, fronts.values()))
     if known == 1:
