@@ -34,8 +34,6 @@
 # %%
 import subprocess
 import sys
-
-# %%
 import warnings
 
 import psutil

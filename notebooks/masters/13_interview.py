@@ -40,16 +40,9 @@ from fsdp_sim.learn.judges.account import message_bytes, sent_bytes
 from fsdp_sim.learn.pictures.bug_hunt import where_ranks_stand
 from fsdp_sim.learn.pictures.checkpoints import reads
 from fsdp_sim.learn.pictures.collectives import sent_bars
+from fsdp_sim.learn.tried import tried
 from fsdp_sim.ranks import RanksError, run
 from fsdp_sim.viz.theme import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
-
-
-# %%
-def tried(name, function):
-    """Run a function on ranks with the inputs of an exercise."""
-    inputs = load(name).judge.inputs(0)
-    return run(function, len(inputs), each=inputs, progress=False, show_output=False)
-
 
 # %% [markdown]
 # ## 1. One question

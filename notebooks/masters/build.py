@@ -122,7 +122,7 @@ def withhold(notebook: nbformat.NotebookNode) -> None:
 
 def without_claims(source: str) -> str:
     """Code without the asserts that hold the text true: they are for the tests, as notes to linters are."""
-    source = re.sub(r" +# noqa.*$", "", source, flags=re.MULTILINE)
+    source = re.sub(r" +# (?:noqa|fmt: skip).*$", "", source, flags=re.MULTILINE)
     try:
         tree = ast.parse(source)
     except SyntaxError:  # of IPython

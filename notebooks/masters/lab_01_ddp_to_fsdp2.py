@@ -11,7 +11,7 @@
 # ---
 
 # %% [markdown]
-# # Lab: from DDP to FSDP2 in one diff
+# # Lab 1: from DDP to FSDP2 in one diff
 #
 # Two training loops, each in one file that a plain `torchrun` starts: one with DDP, one with `fully_shard`. They have
 # the same model, the same rows, the same clipping. You would do this to your own script before you rent eight cards.

@@ -11,7 +11,7 @@
 # ---
 
 # %% [markdown]
-# # Lab: what does each knob save?
+# # Lab 2: what does each knob save?
 #
 # In a step of FSDP parameters, optimizer state, gradients and activations are alive, and whole units come and go. Each
 # knob acts on one of these and leaves the others alone. Before you turn one on a cluster, learn here what it does.
