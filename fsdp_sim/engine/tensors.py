@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from heapq import heappop, heappush
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from fsdp_sim.cost import OUTGOING, PARAM_GRAD, Moves, Work, lifetimes
@@ -123,6 +123,7 @@ class _Writer:
         if run is not None:
             self._clock = {number: (cpu, reached) for number, cpu, reached in zip(*run.memory_times(), strict=True)}
         self._live: defaultdict[tuple[object, str], deque[tuple[int, int]]] = defaultdict(deque)  # (tensor, bytes)
+        self._owed: defaultdict[tuple[object, str], int] = defaultdict(int)  # bytes freed of tensors that are larger
         self._last = 0  # number given out
         self._numbers: list[int] = []  # given back: the lowest comes next, so that repetitions have equal numbers
         self._shares = {unit.name: [p.bytes for p in unit.params] for unit in program.units}
@@ -183,19 +184,25 @@ class _Writer:
             self.moves.append(Move(tensor, n_bytes, lane, self.now_s))
 
     def _free(self, key: tuple[object, str], n_bytes: int) -> None:
-        """The oldest tensors of a buffer, as many as hold so many bytes.
+        """The oldest tensors of a buffer that have so many bytes together, or else one that has, or else the oldest, as
+        far as these bytes and those that were left of earlier calls go.
 
         Where there are two alike, of shards of gradients the newest: it is added to the one that is there and goes
         (``sharded_grad += new_sharded_grad``), so that a micro-batch leaves memory as it found it.
         """
         live = self._live[key]
-        half = len(live) // 2
-        sizes = [size for _, size in live] if key[0] is Memory.RS_OUTPUT else []
-        if sizes and sizes[:half] == sizes[half:] and sum(sizes[:half]) == n_bytes:
+        half, sizes = len(live) // 2, [size for _, size in live]
+        if key[0] is Memory.RS_OUTPUT and sizes[:half] == sizes[half:] and sum(sizes[:half]) == n_bytes:
             live.rotate(half)
-        while live and n_bytes > 0:
+        elif n_bytes in sizes and n_bytes not in accumulate(sizes):  # autograd made them in another order
+            at = sizes.index(n_bytes)
+            self._ended(live[at][0])
+            del live[at]
+            return
+        self._owed[key] += n_bytes
+        while live and live[0][1] <= self._owed[key]:
             tensor, size = live.popleft()
-            n_bytes -= size
+            self._owed[key] -= size
             self._ended(tensor)
 
     def _number(self) -> int:

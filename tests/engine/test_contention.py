@@ -1,5 +1,6 @@
 """Operations that slow each other: by hand on small cases, equal to the plain pass where nothing slows anything."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -157,13 +158,14 @@ def test_wrong_factors_are_named(fields, message):
         Contention(**fields)
 
 
-def test_a_wrong_factor_of_a_function_is_named_with_its_operations():
+@pytest.mark.parametrize("factor", [0.0, math.inf])
+def test_a_wrong_factor_of_a_function_is_named_with_its_operations(factor):
     program = by_hand(COMPUTE, GATHER)
     seconds = {(Op.FWD, "c"): 1.0, (Op.ALL_GATHER, "g"): 1.0}
     with pytest.raises(
-        ValueError, match=r"the slowdown of FWD c beside ALL_GATHER\(g\).* is 0\.0; it must be a number >= 1"
+        ValueError, match=rf"the slowdown of FWD c beside ALL_GATHER\(g\).* is {factor}; it must be a number >= 1"
     ):
-        run(program, seconds, contention=Contention(compute_slowdown_by_collective=lambda i, by: 0.0))
+        run(program, seconds, contention=Contention(compute_slowdown_by_collective=lambda i, by: factor))
 
 
 # -- on any program

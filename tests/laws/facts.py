@@ -163,6 +163,12 @@ LAWS = [
         by("fsdp2", cpu_offload=False),
     ),
     at_least(
+        "what the allocator has active is at least what is alive",
+        lambda s: s.memory.active_bytes,
+        o.PEAK.of,
+        by("fsdp2"),
+    ),
+    at_least(
         "the allocator holds at least what is active",
         lambda s: s.memory.reserved_bytes,
         lambda s: s.memory.active_bytes,
@@ -342,7 +348,7 @@ LAWS = [
     ),
     steady(
         "sequence of the batch",
-        whole,
+        after(whole, plan(micro_batch=lambda n: n + 1)),  # of one alone, logits without the last need no copy
         plan(micro_batch=lambda n: n + 1),
         o.FLOPS,
         o.KERNEL_BYTES,
