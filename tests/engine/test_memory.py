@@ -1,5 +1,7 @@
 """Live bytes of programs: FSDP's buffers as torch's recordings show them, activations, the allocator's pools."""
 
+from itertools import chain
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,8 +9,10 @@ from hypothesis import strategies as st
 
 from fsdp_sim.cost import Output, Work, Workload
 from fsdp_sim.engine import memory, run
+from fsdp_sim.engine.tensors import tensors
 from fsdp_sim.schedule import Kind, build, toy
-from fsdp_sim.spec import Plan
+from fsdp_sim.simulation import simulate
+from fsdp_sim.spec import Cluster, Plan
 from fsdp_sim.timeline import Lane, Memory, Op, Phase
 from tests.engine.programs import by_hand, devices, durations, layers_only, plans, steps_of_training
 
@@ -261,6 +265,35 @@ def alloc(lane, n_bytes, unit, kind=Kind.ALLOC):
 
 def free(lane, n_bytes, unit):
     return alloc(lane, n_bytes, unit, Kind.FREE)
+
+
+@pytest.mark.parametrize("grad_accum", [{}, {"grad_accum": 3, "requires_gradient_sync": "last"}], ids=str)
+@pytest.mark.parametrize("model", ["gpt2-124m", toy_workload(3)], ids=["with tapes", "without"])
+def test_what_a_step_allocates_it_frees_tensor_by_tensor(model, grad_accum):
+    plan = Plan(param_dtype="bf16", reduce_dtype="fp32", **grad_accum)
+    sim = simulate(model, Cluster("A100", gpus=8), plan)
+    alive = {}
+    for move in chain(*(piece for pieces in tensors(sim.program, sim.workload.work, None)[2:4] for piece in pieces)):
+        if move.bytes:
+            assert move.tensor not in alive
+            alive[move.tensor] = move.bytes
+        else:
+            del alive[move.tensor]
+    assert alive == {}
+
+
+def test_whole_gradients_that_are_kept_in_fp32_are_active():
+    plan = Plan(param_dtype="bf16", reduce_dtype="fp32", grad_accum=3, requires_gradient_sync="last")
+    sim = simulate("gpt2-124m", Cluster("A100", gpus=8), plan)
+    assert sim.memory.active_bytes >= sim.peak_memory_bytes
+
+
+def test_a_parameter_s_shard_is_one_tensor_and_its_states_are_two():
+    program = build(toy(2), Plan(), 8)
+    found = tensors(program, None, None)
+    shards = [p.padded_bytes(8) // 8 for unit in program.units for p in unit.params]
+    assert found.parameters == shards
+    assert sorted(found.states) == sorted(2 * shards)
 
 
 MIB = 2**20
