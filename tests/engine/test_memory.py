@@ -285,7 +285,7 @@ def test_what_a_step_allocates_it_frees_tensor_by_tensor(model, grad_accum):
 def test_whole_gradients_that_are_kept_in_fp32_are_active():
     plan = Plan(param_dtype="bf16", reduce_dtype="fp32", grad_accum=3, requires_gradient_sync="last")
     sim = simulate("gpt2-124m", Cluster("A100", gpus=8), plan)
-    assert sim.memory.active_bytes >= sim.peak_memory_bytes
+    assert sim.peak_memory_bytes <= sim.memory.active_bytes < 1.1 * sim.peak_memory_bytes
 
 
 def test_a_parameter_s_shard_is_one_tensor_and_its_states_are_two():
@@ -298,6 +298,11 @@ def test_a_parameter_s_shard_is_one_tensor_and_its_states_are_two():
 
 MIB = 2**20
 U, C = Lane.UNSHARD, Lane.COMPUTE
+
+
+@pytest.mark.parametrize(("asked", "reserved"), [(MIB, 2 * MIB), (MIB + 512, 20 * MIB)])
+def test_up_to_a_mebibyte_a_tensor_lies_with_the_small_ones(asked, reserved):
+    assert memory(by_hand(alloc(C, asked, "a"))).reserved_bytes == reserved
 
 
 def test_memory_freed_is_used_again_by_its_own_stream_only():
