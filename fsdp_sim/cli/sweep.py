@@ -25,7 +25,7 @@ from fsdp_sim.cli.options import (
     values_of,
     working,
 )
-from fsdp_sim.explore import RUNS, Sweep, front_of, notes_of, played_front, read_rows, write_rows
+from fsdp_sim.explore import RUNS, Sweep, notes_of, played_front, read_rows, write_rows
 from fsdp_sim.explore.sweep import RESULTS, SweepRow
 from fsdp_sim.requests import NAMES
 
@@ -102,12 +102,12 @@ def sweep(
     elif out and Path(out).exists() and read_rows(out)[1]:
         raise ValueError(f"--out {out} has rows already; go on with --resume, or take another file")
     rows, interrupted = _run(made, out)
-    if not interrupted:
-        with working("playing torch's allocator for the plans worth choosing"):
-            played_front(rows)
-        if out:
-            write_rows(out, made.columns, rows)
-    _show(made, rows, as_json, figure, interrupted)
+    before = [row["fit"] for row in rows]
+    with working("playing torch's allocator for the plans worth choosing"):
+        front = played_front(rows)
+    if out and [row["fit"] for row in rows] != before:
+        write_rows(out, made.columns, rows)
+    _show(made, rows, front, as_json, figure, interrupted)
     if interrupted:
         kept = f"; go on with --out {out} --resume" if out else ""
         click.echo(f"Interrupted after {len(rows)} of {len(made)} combinations{kept}", err=True)
@@ -158,8 +158,9 @@ def _run(made: Sweep, out: str | None) -> tuple[list[SweepRow], bool]:
     return rows, False
 
 
-def _show(made: Sweep, rows: list[SweepRow], as_json: bool, figure: str | None, interrupted: bool) -> None:
-    front = front_of(rows)
+def _show(
+    made: Sweep, rows: list[SweepRow], front: list[int], as_json: bool, figure: str | None, interrupted: bool
+) -> None:
     notes: list[str] = []
     if not interrupted:
         with working("looking for settings that change nothing"):

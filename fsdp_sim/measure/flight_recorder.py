@@ -14,6 +14,8 @@ from pathlib import Path
 
 import msgspec
 
+from fsdp_sim.timeline import written
+
 
 def write(path: Path) -> None:
     """Write this rank's dump, as JSON.
@@ -26,9 +28,8 @@ def write(path: Path) -> None:
     dump = getattr(c10d, "_dump_fr_trace_json", None)
     if dump is None:
         raise RuntimeError("this torch has no _dump_fr_trace_json; use torch 2.13, or NCCL's own dumps")
-    part = path.with_suffix(".part")
-    part.write_bytes(dump())
-    part.replace(path)
+    with written(path) as new:
+        new.write_bytes(dump())
 
 
 @contextmanager

@@ -59,14 +59,10 @@ class RankView:
 
     def computing(self, now_s: float) -> bool:
         """Whether the process used CPU time since the last look, or would have on a machine with less to do."""
-        try:
-            process = psutil.Process(self.pid)
-            times, status = process.cpu_times(), process.status()
-        except psutil.Error:
-            return False
-        used_s, wall_s = times.user + times.system - self.cpu_s, now_s - self.seen_s
-        self.cpu_s, self.seen_s = times.user + times.system, now_s
-        return used_s > BUSY_SHARE * wall_s or status in (psutil.STATUS_RUNNING, psutil.STATUS_DISK_SLEEP)
+        cpu_s = cpu_seconds(self.pid)
+        used_s, wall_s = cpu_s - self.cpu_s, now_s - self.seen_s
+        self.cpu_s, self.seen_s = cpu_s, now_s
+        return used_s > BUSY_SHARE * wall_s or self.status() in (psutil.STATUS_RUNNING, psutil.STATUS_DISK_SLEEP)
 
     def status(self) -> str:
         """psutil's word for what the process does: stopped (by a signal), tracing-stop (by a debugger such as gdb)."""

@@ -23,7 +23,7 @@ from fsdp_sim.spec import (
     Cluster,
     Model,
     gpus_of_job,
-    job_of_file,
+    job_of_text,
     plan_fields,
     plan_of_job,
     text_of,
@@ -86,8 +86,7 @@ def with_job(texts: Mapping[str, str]) -> Mapping[str, str]:
         return texts
     path = texts["torchtitan"]
     own = {name: text for name, text in texts.items() if name != "torchtitan"}
-    read_text(path)  # or an error in its words
-    job = job_of_file(path)
+    job = job_of_text(read_text(path), path)
     found = {} if {"model", "model_file"} & set(own) else {"model_file": path}
     gpus = gpus_of_job(job, path)
     if "gpus" in own:

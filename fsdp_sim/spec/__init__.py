@@ -32,7 +32,7 @@ from fsdp_sim.spec.plan import (
 from fsdp_sim.spec.quantization import QUANTIZATIONS, Quantization
 from fsdp_sim.spec.stacks import stack_names, stack_remark
 from fsdp_sim.spec.texts import plan_fields, text_of, value_of
-from fsdp_sim.spec.torchtitan import gpus_of_job, job_of_file, plan_of_job
+from fsdp_sim.spec.torchtitan import gpus_of_job, job_of_text, plan_of_job
 
 __all__ = [
     "DTYPE_BYTES",
@@ -65,7 +65,7 @@ __all__ = [
     "gpu_names",
     "gpus_of_job",
     "has_bias",
-    "job_of_file",
+    "job_of_text",
     "joined_qkv",
     "link",
     "link_names",

@@ -15,6 +15,7 @@ from fsdp_sim.spec.catalogue import tables, toml_or_json
 from fsdp_sim.spec.fields import Allowed, check, one_of, whole
 from fsdp_sim.spec.model import Model
 from fsdp_sim.spec.plan import TORCH_DTYPES
+from fsdp_sim.timeline import read_text
 from fsdp_sim.words import did_you_mean
 
 TABLE, KEYS = "torchtitan.toml", "torchtitan_keys.toml"
@@ -94,21 +95,36 @@ def model_of_flavor(table: Mapping[str, Any], where: str) -> Model:
     return replace(Model.preset(changes.pop("preset")), **changes)
 
 
-def job_of_file(path: str | Path) -> dict[str, Any]:
+def job_of_text(text: str, where: str) -> dict[str, Any]:
     """What torchtitan's TOML holds.
+
+    Args:
+        where: the file, for messages.
 
     Raises:
         ValueError: it is no TOML, or names no flavor of a model.
-        OSError: there is no such file.
     """
     try:
-        table = toml_or_json(Path(path).read_text())
+        table = toml_or_json(text)
     except ValueError as error:
-        raise ValueError(f"{path} is not TOML: {error}") from None
+        raise ValueError(f"{where} is not TOML: {error}") from None
     if not is_torchtitan(table):
-        raise ValueError(f"{path} is not torchtitan's: it has no [model] with a name and a flavor")
+        raise ValueError(f"{where} is not torchtitan's: it has no [model] with a name and a flavor")
     found: dict[str, Any] = table
     return found
+
+
+def job_of_file(path: str | Path) -> dict[str, Any]:
+    """`job_of_text` of a file.
+
+    Raises:
+        ValueError: as there. OSError: there is no such file.
+    """
+    try:
+        text = read_text(path)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not TOML: {error}") from None
+    return job_of_text(text, str(path))
 
 
 def gpus_of_job(table: Mapping[str, Any], where: str) -> int | None:

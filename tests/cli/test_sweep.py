@@ -142,6 +142,18 @@ def test_rows_that_are_done_are_not_simulated_again(tmp_path):
     assert out.read_text() == marked
 
 
+def test_of_a_large_sweep_the_file_too_says_how_the_front_fits(tmp_path, monkeypatch):
+    monkeypatch.setattr("fsdp_sim.explore.sweep.MOST_PLAYED", 1)
+    out = tmp_path / "sweep.csv"
+    asked = ("--model", "llama3-8b", "--gpu", "H100", "--gpus", "8", "--vary", "forward_prefetch=none,2")
+    done = call("sweep", *asked, "--vary", "seq_len=4096,8192", "--out", str(out))
+
+    rows = rows_of(out)
+    assert front_of(rows) == [1, 0]
+    assert [row["fit"] for row in rows] == ["fits", "on the edge", "may fit", "may fit"]
+    assert ", on the edge" in done.stdout
+
+
 def test_ctrl_c_keeps_what_is_done_and_resume_completes_it(tmp_path):
     out, whole = tmp_path / "sweep.csv", tmp_path / "whole.csv"
     count = 12 * CHUNK
