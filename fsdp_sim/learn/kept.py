@@ -15,6 +15,8 @@ from typing import TypeVar
 
 import msgspec
 
+from fsdp_sim import timeline
+
 VARIABLE = "FSDP_SIM_PROGRESS"
 LOCK_S = 5.0
 MAX_BYTES = 30_000_000
@@ -72,9 +74,7 @@ def read_text(file: Path, most_bytes: int) -> str:
     """
     if file.exists() and not file.is_file():
         raise OSError(f"{file} is no file")  # to read a pipe or a device might never end
-    if file.stat().st_size > most_bytes:
-        raise ValueError(f"{file} is larger than {most_bytes / 1e6:.0f} MB")
-    return file.read_text(encoding="utf-8")
+    return timeline.read_text(file, most_bytes)
 
 
 def _read(file: Path, of: type[T]) -> T:
