@@ -23,6 +23,7 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 from tqdm import tqdm
 
@@ -46,6 +47,8 @@ from labs.experiments.ladder.rungs import RUNGS, Rung
 from labs.model.gpt import did_you_mean
 
 ONE = "one-process"
+# One thread each: of two, which adds what up depends on how busy the machine is, and the last bit with it.
+_run = partial(run, threads=1, progress=False, show_output=False)
 MORE_MEMORY = 1.02  # a twin may hold so much more at its peak: the mini's own bookkeeping has tensors too
 
 
@@ -197,9 +200,7 @@ def _other_order(setting: LadderConfig, one: _ComparedRun, noise: Tensors) -> fl
     parts = max(setting.ranks, 2)
     if setting.batch % parts:
         return 0.0
-    results = run(
-        train, 1, setting, RUNGS[ONE], None, parts, title="one process, in parts", progress=False, show_output=False
-    )
+    results = _run(train, 1, setting, RUNGS[ONE], None, parts, title="one process, in parts")
     return largest_error(one.runs, [results[0][0]], noise)
 
 
@@ -218,7 +219,7 @@ def _climb_one(
 ) -> tuple[RungResult, _ComparedRun]:
     ranks = _ranks_of(rung, setting)
     fault = FAULTS[broken] if isinstance(broken, str) else broken
-    results = run(train, ranks, setting, rung, fault, title=rung.title, progress=False, show_output=False)
+    results = _run(train, ranks, setting, rung, fault, title=rung.title)
     runs = [result[0] for result in results]
     program = _program(results.timeline, results[0][1])
     by_name = {c.name: c for c in seen}
