@@ -6,9 +6,7 @@ other. A damaged one is put aside and a new one begun.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -88,14 +86,7 @@ def _read(file: Path, of: type[T]) -> T:
 
 
 def _write(file: Path, held: msgspec.Struct) -> None:
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as out:
-            out.write(msgspec.json.format(msgspec.json.encode(held), indent=1))
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(temporary, file)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+    with timeline.written(file) as new, open(os.open(new, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb") as out:
+        out.write(msgspec.json.format(msgspec.json.encode(held), indent=1))
+        out.flush()
+        os.fsync(out.fileno())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from fsdp_sim.timeline import written
 from fsdp_sim.words import human_bytes, human_ms
 from labs.cluster.process_group import RankPlace
 from labs.config import TrainConfig
@@ -97,9 +97,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             OSError: it cannot be written.
         """
-        part = path.with_name(f"{path.name}.tmp")
-        part.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
-        os.replace(part, path)
+        with written(path) as new:
+            new.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
 
     def print(self, console: Console | None = None) -> None:
         """The summary in one line, and what there is to say besides: a table on a terminal, else lines."""

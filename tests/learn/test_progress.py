@@ -132,6 +132,7 @@ def test_writers_at_the_same_time_lose_nothing(record: Path) -> None:
 
     assert progress.read() == {"exercise0": Entry(tries=10), "exercise1": Entry(tries=10)}
     assert {path.name for path in record.parent.iterdir()} <= {"progress.json", "progress.json.lock"}
+    assert record.stat().st_mode & 0o077 == 0  # nobody else's to read
 
 
 def test_without_the_variable_it_is_in_the_users_folder(monkeypatch: pytest.MonkeyPatch) -> None:
