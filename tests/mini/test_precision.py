@@ -6,10 +6,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives
 
-from fsdp_sim.mini.precision import gradient_division, mixed_dtypes
+from fsdp_sim.mini.precision import gradient_division
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -46,23 +45,3 @@ def test_a_sum_is_divided_by_the_factor_in_all(n, dtype, factor):
     division = gradient_division(n, 1, dtype, factor, force_sum=False, has_premul_sum=False)
     by_op = n if division.reduce_scatter_op == torch.distributed.ReduceOp.AVG else 1
     assert (division.before or 1) * (division.after or 1) * by_op == pytest.approx(factor or n)
-
-
-def test_float16_divides_by_about_the_root_before_the_sum():
-    assert gradient_division(64, 1, FP16, None, False, True)[:2] == (8, 8)
-    assert gradient_division(8, 1, FP16, None, False, True)[:2] == (4, 2)
-
-
-@pytest.mark.parametrize(
-    ("policy", "original", "dtypes"),
-    [
-        (MixedPrecisionPolicy(), FP32, (None, None)),
-        (MixedPrecisionPolicy(param_dtype=BF16), FP32, (BF16, None)),
-        (MixedPrecisionPolicy(param_dtype=BF16, reduce_dtype=FP32), FP32, (BF16, FP32)),
-        (MixedPrecisionPolicy(param_dtype=BF16, reduce_dtype=BF16), FP32, (BF16, None)),
-        (MixedPrecisionPolicy(param_dtype=FP32), FP32, (None, None)),
-        (MixedPrecisionPolicy(param_dtype=BF16), torch.int8, (None, None)),
-    ],
-)
-def test_no_dtype_is_named_that_needs_no_cast(policy, original, dtypes):
-    assert mixed_dtypes(policy, original) == dtypes

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.mini.models import Collectives, assert_same_grads, my_part, twin
-from tests.mini.parity.tools import group_of, groups_of, kind, sharded_toy, square_loss
+from tests.mini.parity.tools import groups_of, kind, sharded_toy, square_loss
 
 N_UNITS = 4  # 3 layers and the root
 MICRO_BATCHES = 3
@@ -29,11 +29,14 @@ def expected_counts(reshard_after_forward, reshard_after_backward, units_without
     return sum(per_micro_batch), N_UNITS * MICRO_BATCHES - units_without_sync * (MICRO_BATCHES - 1)
 
 
+RESHARDS = list(product([True, False], repeat=2))
 WITHOUT_SYNC = {"nobody": 0, "everybody": N_UNITS, "the root alone": 1, "two layers": 2}
 
 
-@pytest.mark.parametrize("without_sync", WITHOUT_SYNC)
-@pytest.mark.parametrize(("reshard_after_forward", "reshard_after_backward"), list(product([True, False], repeat=2)))
+@pytest.mark.parametrize(
+    ("without_sync", "reshard_after_forward", "reshard_after_backward"),
+    [*((name, True, True) for name in WITHOUT_SYNC), *(("everybody", *keep) for keep in RESHARDS[1:])],
+)
 def test_number_of_collectives(ranks, impl, without_sync, reshard_after_forward, reshard_after_backward):
     def run():
         model, plain = sharded_toy(impl, 3, reshard_after_forward=reshard_after_forward)
@@ -81,28 +84,12 @@ def test_without_sync_gradients_stay_whole_and_local_until_the_last(ranks, impl)
     assert ranks(2, run) == [expected] * 2
 
 
-def test_recurse_false_sets_one_unit_alone(ranks, impl):
-    def run():
-        model, _ = sharded_toy(impl, 2)
-        groups = groups_of(impl, model)
-        model.set_requires_gradient_sync(False, recurse=False)
-        sync = [g.reduce_grads for g in groups]
-        model.set_reshard_after_backward(False, recurse=False)
-        keep = [g.reshard_after_backward for g in groups]
-        model.set_requires_gradient_sync(False)
-        model.set_reshard_after_backward(False)
-        return sync, keep, {g.reduce_grads or g.reshard_after_backward for g in groups}
-
-    assert ranks(2, run) == [([False, True, True], [False, True, True], {False})] * 2
-
-
-@pytest.mark.parametrize("reshard_after_forward", [True, False, None])
 @pytest.mark.parametrize("sync", ["every backward", "last backward"])
-def test_one_forward_one_backward_interleaving(ranks, impl, reshard_after_forward, sync):
+def test_one_forward_one_backward_interleaving(ranks, impl, sync):
     """The schedule of a pipeline stage: two forwards ahead, then in turn; the last backward alone is marked as last."""
 
     def run():
-        model, plain = sharded_toy(impl, reshard_after_forward=reshard_after_forward)
+        model, plain = sharded_toy(impl)
         for _ in range(2):
             wholes = [torch.randn(4, 4) for _ in range(4)]
             model.set_is_last_backward(False)
@@ -123,20 +110,6 @@ def test_one_forward_one_backward_interleaving(ranks, impl, reshard_after_forwar
                 m.zero_grad()
 
     ranks(2, run)
-
-
-def test_a_backward_that_is_not_the_last_keeps_the_post_forward_order(ranks, impl):
-    def run():
-        model, _ = sharded_toy(impl, 2)
-        losses = [model(torch.randn(2, 4)).sum() for _ in range(2)]
-        group, lengths = group_of(impl, model.layers[0]), []
-        for last, loss in zip((False, True), losses, strict=True):
-            model.set_is_last_backward(last)
-            loss.backward()
-            lengths.append((len(group.comm_ctx.post_forward_order), len(group._post_forward_indices)))
-        return lengths, impl.fully_shard.state(model)._state_ctx.is_last_backward
-
-    assert ranks(2, run) == [([(6, 1), (0, 0)], True)] * 2
 
 
 def test_a_unit_that_the_last_micro_batch_does_not_use_is_reduced_with_it(ranks, impl):

@@ -1,7 +1,5 @@
 """Activation checkpointing, in both orders: a unit that is checkpointed, and a checkpoint inside or across units."""
 
-from itertools import pairwise
-
 import pytest
 import torch
 from torch import nn
@@ -9,8 +7,8 @@ from torch.distributed._composable import checkpoint as composable_checkpoint
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
 from torch.utils.checkpoint import checkpoint
 
-from tests.mini.models import Collectives, Matrix, assert_same_grads, my_part, twin
-from tests.mini.parity.tools import events, groups_of, kind, square_loss
+from tests.mini.models import Matrix, assert_same_grads, my_part, twin
+from tests.mini.parity.tools import groups_of, kind, square_loss
 
 
 class Block(nn.Module):
@@ -20,13 +18,6 @@ class Block(nn.Module):
 
     def forward(self, x):
         return x + self.down(torch.tanh(self.up(x)))
-
-
-class CheckpointedBlock(Block):
-    """A checkpoint around a part of the unit."""
-
-    def forward(self, x):
-        return x + checkpoint(lambda y: self.down(torch.tanh(self.up(y))), x, use_reentrant=self.use_reentrant)
 
 
 class Stack(nn.Module):
@@ -77,53 +68,36 @@ def compare(impl, model, plain, steps=2):
     sgd.step()
 
 
-@pytest.mark.parametrize("reshard_after_forward", [True, None])
 @pytest.mark.parametrize("use_reentrant", [True, False])
 @pytest.mark.parametrize("model_cls", [CheckpointsItsBlocks, CheckpointsAcrossBlocks])
-def test_functional_checkpoints_around_units(ranks, impl, model_cls, use_reentrant, reshard_after_forward):
+def test_functional_checkpoints_around_units(ranks, impl, model_cls, use_reentrant):
     def run():
         model = model_cls()
         model.use_reentrant = use_reentrant
         plain = twin(model)
         for unit in (*model.blocks, model):
-            impl.fully_shard(unit, reshard_after_forward=reshard_after_forward)
+            impl.fully_shard(unit)
         compare(impl, model, plain)
 
     ranks(2, run)
 
 
-@pytest.mark.parametrize("reshard_after_forward", [True, False])
-@pytest.mark.parametrize("use_reentrant", [True, False])
-def test_functional_checkpoints_inside_units(ranks, impl, use_reentrant, reshard_after_forward):
-    def run():
-        model = Stack(block=CheckpointedBlock)
-        for block in model.blocks:
-            block.use_reentrant = use_reentrant
-        plain = twin(model)
-        for unit in (*model.blocks, model):
-            impl.fully_shard(unit, reshard_after_forward=reshard_after_forward)
-        compare(impl, model, plain)
-
-    ranks(2, run)
-
-
-@pytest.mark.parametrize("reshard_after_forward", [True, None])
 @pytest.mark.parametrize("order", ["checkpoint, then shard the wrapper", "shard, then checkpoint", "shard the inside"])
 @pytest.mark.parametrize("how", [CheckpointImpl.NO_REENTRANT, CheckpointImpl.REENTRANT], ids=lambda how: how.name)
-def test_the_wrapper_in_both_orders(ranks, impl, order, how, reshard_after_forward):
+def test_the_wrapper_in_both_orders(ranks, impl, order, how):
     def run():
         model = Stack()
         plain = twin(model)
         for i, block in enumerate(model.blocks):
             if order == "shard, then checkpoint":
-                impl.fully_shard(block, reshard_after_forward=reshard_after_forward)
+                impl.fully_shard(block)
             model.blocks[i] = checkpoint_wrapper(block, checkpoint_impl=how)
             if order == "checkpoint, then shard the wrapper":
-                impl.fully_shard(model.blocks[i], reshard_after_forward=reshard_after_forward)
+                impl.fully_shard(model.blocks[i])
             if order == "shard the inside":
-                impl.fully_shard(block.up, reshard_after_forward=reshard_after_forward)
-                impl.fully_shard(block.down, reshard_after_forward=reshard_after_forward)
-        impl.fully_shard(model, reshard_after_forward=reshard_after_forward)
+                impl.fully_shard(block.up)
+                impl.fully_shard(block.down)
+        impl.fully_shard(model)
         compare(impl, model, plain)
 
     ranks(2, run)
@@ -160,57 +134,6 @@ def test_checkpoint_of_the_whole_model(ranks, impl):
             assert_same_grads(model, plain)
 
     ranks(2, run)
-
-
-@pytest.mark.parametrize("model_cls", [CheckpointsItsBlocks, CheckpointsAcrossBlocks])
-@pytest.mark.parametrize(("reshard_after_forward", "in_backward"), [(True, 4), (None, 3), (False, 0)])
-def test_recomputation_gathers_nothing_twice(ranks, impl, model_cls, reshard_after_forward, in_backward):
-    """A unit is gathered once in backward, for its recomputation and its gradients together."""
-
-    def run():
-        model = model_cls()
-        model.use_reentrant = False
-        for unit in (*model.blocks, model):
-            impl.fully_shard(unit, reshard_after_forward=reshard_after_forward)
-        counts = []
-        for _ in range(2):
-            with Collectives() as forward:
-                out = model(torch.randn(2, 4))
-            with Collectives() as backward:
-                out.sum().backward()
-            counts.append((forward.counts, backward.counts))
-        return counts
-
-    assert ranks(2, run) == [[((4, 0), (in_backward, 4))] * 2] * 2
-
-
-@pytest.mark.parametrize(("use_reentrant", "prefetch"), [(True, False), (False, False), (False, True)])
-def test_events_of_a_backward_that_recomputes_each_unit(ranks, impl, use_reentrant, prefetch):
-    """The same as without recomputation: it enters neither the order of prefetching nor the reductions.
-
-    (That of a reentrant checkpoint is a forward like any other, and follows forward prefetch lists.)
-    """
-
-    def run():
-        model = CheckpointsItsBlocks()
-        model.use_reentrant = use_reentrant
-        without = twin(model)
-        without.__class__ = Stack
-        logs = []
-        for m in (model, without):
-            for unit in (*m.blocks, m):
-                impl.fully_shard(unit)
-            if prefetch:
-                for block, following in pairwise(m.blocks):
-                    block.set_modules_to_forward_prefetch([following])
-            out = m(torch.randn(2, 4))
-            with events(impl) as log:
-                out.sum().backward()
-            logs.append(log)
-        return logs
-
-    for log, usual in ranks(2, run):
-        assert log == usual
 
 
 def test_two_forwards_of_checkpointed_units_before_their_backwards(ranks, impl):

@@ -51,7 +51,7 @@ def mesh_of(replicas):
     return init_device_mesh("cpu", (replicas, dist.get_world_size() // replicas), mesh_dim_names=("replicate", "shard"))
 
 
-SETTINGS = [("sharded", 2), ("sharded", 3), ("hybrid", 2), ("offloaded", 2)]
+SETTINGS = [("sharded", 3), ("hybrid", 2), ("offloaded", 2)]
 
 
 def options_of(impl, setting):

@@ -13,9 +13,199 @@ from tests.mini.models import Matrix, Toy, Transformer, shard
 from tests.mini.parity.tools import group_of, kind, raised, sharded_toy
 
 
-def check(ranks, run, error, *mentions, world_size=2):
-    """``run`` returns what `raised` does, on every rank alike."""
-    for result in ranks(world_size, run):
+def forward(model):
+    return model(torch.ones(1, 4))
+
+
+def given(**parameters):
+    """A matrix with other parameters."""
+    model = Matrix(4, 3)
+    for name, value in parameters.items():
+        setattr(model, name, nn.Parameter(value))
+    return model
+
+
+def on_meta(make):
+    with torch.device("meta"):
+        return make()
+
+
+def twice(impl):
+    model = impl.fully_shard(Matrix())
+    impl.fully_shard([Matrix(), model])
+
+
+def one_parameter_on_meta(impl):
+    model = shard(on_meta(lambda: Toy(1)), impl.fully_shard)
+    for module in (model.embed, model.head):
+        module.to_empty(device="cpu")
+    forward(model)
+
+
+def a_layer_before_the_root(impl):
+    model, _ = sharded_toy(impl, 2)
+    forward(model.layers[0])
+    forward(model)
+
+
+def a_list_as_the_root(impl):
+    model = Toy(2)
+    impl.fully_shard([model.layers[0], model.layers[1]])
+    forward(model)
+
+
+def tied_in_two_groups(impl):
+    model = Transformer(1, tied=True)
+    for module in (model.tokens, model.head, model):
+        impl.fully_shard(module)
+    model(torch.zeros(1, 3, dtype=torch.int64))
+
+
+def two_dtypes(impl):
+    forward(impl.fully_shard(nn.Sequential(Matrix(), Matrix().bfloat16())))
+
+
+def reset_of_a_layer(impl):
+    model, _ = sharded_toy(impl, 1)
+    forward(model)
+    model.layers[0].reset_iter_state()
+
+
+def hook_stream_on_a_hybrid_mesh(impl):
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard"))
+    model = impl.fully_shard(Matrix(), mesh=mesh)
+    model.set_all_reduce_hook(lambda x: None, stream=torch.cpu.current_stream())
+
+
+class Encoder(Matrix):
+    def encode(self, x):
+        return x @ self.w
+
+
+def setter(name, *values):
+    return lambda impl: getattr(impl.fully_shard(Matrix()), name)(*values)
+
+
+# what to do with `impl`, the type of the error, and what its text mentions
+ERRORS = {
+    # construction
+    "a list without forward": (
+        lambda impl: impl.fully_shard(nn.ModuleList([Matrix()])), "ValueError", ["ModuleList", "forward"],
+    ),
+    "a dict without forward": (
+        lambda impl: impl.fully_shard(nn.ModuleDict({"a": Matrix()})), "ValueError", ["ModuleDict", "forward"],
+    ),
+    "a module sharded already": (
+        lambda impl: impl.fully_shard(impl.fully_shard(Matrix())), "AssertionError", ["Matrix", "already", "once"],
+    ),
+    "a list with a module sharded already": (twice, "AssertionError", ["already"]),
+    "a list with a module twice": (
+        lambda impl: impl.fully_shard([Matrix()] * 2), "AssertionError", ["already", "once"],
+    ),
+    "an empty list": (lambda impl: impl.fully_shard([]), "IndexError", []),
+    "an empty tuple": (lambda impl: impl.fully_shard(()), "IndexError", []),
+    # by the other `fully_shard`, or by hand: a mesh without names is not one of tensor parallelism
+    "parameters sharded already": (
+        lambda impl: impl.fully_shard(
+            given(w=distribute_tensor(torch.ones(4, 3), init_device_mesh("cpu", (2,)), [Shard(0)]))
+        ),
+        "TypeError", [],
+    ),
+    "a scalar parameter": (
+        lambda impl: impl.fully_shard(given(temperature=torch.tensor(1.0))),
+        "ValueError", ["scalar", "temperature", "1D tensor"],
+    ),
+    "a parameter that is not contiguous": (
+        lambda impl: impl.fully_shard(given(w=torch.ones(4, 3).t())),
+        "NotImplementedError", ["contiguous", "shape", "stride", "(1, 3)"],
+    ),
+    "a mesh of three dimensions": (
+        lambda impl: impl.fully_shard(
+            Matrix(), mesh=init_device_mesh("cpu", (2, 1, 1), mesh_dim_names=("a", "b", "c"))
+        ),
+        "ValueError", ["mesh", "1", "2"],
+    ),
+    "a mesh of two dimensions without names": (
+        lambda impl: impl.fully_shard(Matrix(), mesh=init_device_mesh("cpu", (2, 1))),
+        "AssertionError", ["mesh_dim_names"],
+    ),
+    **{
+        f"reshard_after_forward={value}": (
+            lambda impl, value=value: impl.fully_shard(Matrix(), reshard_after_forward=value),
+            "ValueError", ["reshard_after_forward", str(value), *of_number],
+        )
+        for value, of_number in [("yes", []), (1.5, []), (3, ["2"]), (8, ["2"])]
+    },
+    "another dimension that does not divide": (
+        lambda impl: impl.fully_shard(Matrix(4, 5), shard_placement_fn=lambda p: Shard(1)),
+        "NotImplementedError", ["dim"],
+    ),
+    "no placement": (
+        lambda impl: impl.fully_shard(Matrix(), shard_placement_fn=lambda p: "rows"),
+        "ValueError", ["shard_placement_fn", "rows"],
+    ),
+    "an option without its name": (
+        lambda impl: impl.fully_shard(Matrix(), init_device_mesh("cpu", (2,))), "TypeError", [],
+    ),
+    "a deep copy": (lambda impl: copy.deepcopy(impl.fully_shard(Matrix())), "AssertionError", ["state dict"]),
+    # the first forward
+    "a list as the root": (a_list_as_the_root, "RuntimeError", ["root", "Matrix"]),
+    "a layer that runs before the root": (a_layer_before_the_root, "RuntimeError", ["layers.0", "root"]),
+    "everything on meta": (
+        lambda impl: forward(shard(on_meta(lambda: Toy(1)), impl.fully_shard)),
+        "RuntimeError", ["meta", "embed.w", "to_empty"],
+    ),
+    "one parameter on meta": (one_parameter_on_meta, "RuntimeError", ["['layers.0.w']"]),
+    "unshard of what is on meta": (
+        lambda impl: impl.fully_shard(on_meta(Matrix)).unshard(), "RuntimeError", ["meta"],
+    ),
+    "offloaded, but on meta": (
+        lambda impl: forward(
+            impl.fully_shard(on_meta(Matrix), offload_policy=impl.CPUOffloadPolicy(pin_memory=False))
+        ),
+        "RuntimeError", ["meta"],
+    ),
+    "tied weights in two groups": (
+        tied_in_two_groups, "ValueError", ["weight", "already managed by", "fully_shard([module_a, module_b])"],
+    ),
+    "two dtypes in one group": (two_dtypes, "AssertionError", ["torch.float32", "torch.bfloat16"]),
+    # methods and functions
+    **{
+        f"set_reshard_after_forward({value})": (
+            setter("set_reshard_after_forward", value), "ValueError", ["reshard_after_forward"]
+        )
+        for value in (2, None, "yes")
+    },
+    **{
+        name: (lambda impl, name=name: setter(name, [nn.Linear(2, 2)])(impl), "ValueError", ["Linear"])
+        for name in ("set_modules_to_forward_prefetch", "set_modules_to_backward_prefetch")
+    },
+    "a stream for the hook of a hybrid mesh": (hook_stream_on_a_hybrid_mesh, "ValueError", ["stream"]),
+    "a forward method that is not there": (
+        lambda impl: impl.register_fsdp_forward_method(impl.fully_shard(Matrix()), "encode"),
+        "ValueError", ["encode", "Matrix"],
+    ),
+    "a plain module in a shared context": (
+        lambda impl: impl.share_comm_ctx([impl.fully_shard(Matrix()), nn.Linear(2, 2)]), "ValueError", ["Linear"],
+    ),
+    "a method other than forward": (
+        lambda impl: impl.fully_shard(Encoder()).encode(torch.ones(1, 4)), "RuntimeError", ["DTensor"],
+    ),
+}  # fmt: skip
+
+SINCE_TORCH_2_13 = {
+    **{
+        f"{value} input buffers": (
+            setter("set_reduce_scatter_max_input_buffers", value), error, ["max_input_buffers"]
+        )
+        for value, error in [(0, "ValueError"), (-1, "ValueError"), (True, "TypeError"), (1.5, "TypeError")]
+    },
+    "a reset of another module than the root": (reset_of_a_layer, "RuntimeError", ["reset_iter_state", "root"]),
+}  # fmt: skip
+
+
+def check(ranks, impl, do, error, mentions):
+    for result in ranks(2, lambda: raised(lambda: do(impl))):
         assert result is not None, "nothing was raised"
         name, text = result
         assert name == error, text
@@ -23,147 +213,25 @@ def check(ranks, run, error, *mentions, world_size=2):
             assert mention.lower() in text.lower()
 
 
-# Construction
+@pytest.mark.parametrize("name", ERRORS)
+def test_an_error_has_torchs_type_and_says_what_is_wrong(ranks, impl, name):
+    check(ranks, impl, *ERRORS[name])
 
 
-@pytest.mark.parametrize("container", [nn.ModuleList, nn.ModuleDict])
-def test_a_container_without_forward(ranks, impl, container):
-    def run():
-        members = [Matrix()] if container is nn.ModuleList else {"a": Matrix()}
-        return raised(lambda: impl.fully_shard(container(members)))
-
-    check(ranks, run, "ValueError", container.__name__, "forward")
+@pytest.mark.usefixtures("since_torch_2_13")
+@pytest.mark.parametrize("name", SINCE_TORCH_2_13)
+def test_an_error_of_a_newer_torch_is_here_with_an_older_one(ranks, impl, name):
+    check(ranks, impl, *SINCE_TORCH_2_13[name])
 
 
-def test_a_container_that_has_a_forward_is_fine(ranks, impl):
-    def run():
-        class Calls(nn.ModuleList):
-            def forward(self, x):
-                return self[0](x)
-
-        return raised(lambda: impl.fully_shard(Calls([Matrix()]))(torch.ones(1, 4)))
-
-    assert ranks(2, run) == [None, None]
-
-
-def test_a_module_that_is_sharded_already(ranks, impl):
-    def run():
-        model = impl.fully_shard(Matrix())
-        return raised(lambda: impl.fully_shard(model))
-
-    check(ranks, run, "AssertionError", "Matrix", "already", "once")
-
-
-def test_a_list_with_a_module_that_is_sharded_already(ranks, impl):
-    def run():
-        model = impl.fully_shard(Matrix())
-        return raised(lambda: impl.fully_shard([Matrix(), model]))
-
-    check(ranks, run, "AssertionError", "already")
-
-
-def test_a_list_with_a_module_twice(ranks, impl):
-    def run():
-        model = Matrix()
-        return raised(lambda: impl.fully_shard([model, model]))
-
-    check(ranks, run, "AssertionError", "already", "once")
-
-
-@pytest.mark.parametrize("empty", [[], ()])
-def test_no_modules(ranks, impl, empty):
-    check(ranks, lambda: raised(lambda: impl.fully_shard(empty)), "IndexError")
-
-
-def test_a_lazy_module_that_has_no_shape_yet(ranks, impl):
+def test_a_lazy_module_is_refused_before_anything_is_sharded(ranks, impl):
     def run():
         model = nn.Sequential(Matrix(), nn.LazyLinear(3))
-        error = raised(lambda: impl.fully_shard(model))
-        return error if kind(model[0].w) == "unsharded" else ("half sharded", "")  # refused before anything is done
+        return raised(lambda: impl.fully_shard(model)), kind(model[0].w)
 
-    check(ranks, run, "RuntimeError", "shape")
-
-
-def test_parameters_that_are_sharded_already(ranks, impl):
-    """By the other `fully_shard`, or by hand: a mesh without names is not one of tensor parallelism."""
-
-    def run():
-        model = Matrix()
-        model.w = nn.Parameter(distribute_tensor(model.w.detach(), init_device_mesh("cpu", (2,)), [Shard(0)]))
-        return raised(lambda: impl.fully_shard(model))
-
-    check(ranks, run, "TypeError")
-
-
-def test_a_scalar_parameter(ranks, impl):
-    def run():
-        model = Matrix()
-        model.temperature = nn.Parameter(torch.tensor(1.0))
-        return raised(lambda: impl.fully_shard(model))
-
-    check(ranks, run, "ValueError", "scalar", "temperature", "1D tensor")
-
-
-def test_a_parameter_that_is_not_contiguous(ranks, impl):
-    def run():
-        model = Matrix(4, 3)
-        model.w = nn.Parameter(model.w.detach().t())
-        return raised(lambda: impl.fully_shard(model))
-
-    check(ranks, run, "NotImplementedError", "contiguous", "shape", "stride", "(1, 3)")
-
-
-def test_a_mesh_of_three_dimensions(ranks, impl):
-    def run():
-        mesh = init_device_mesh("cpu", (2, 1, 1), mesh_dim_names=("a", "b", "c"))
-        return raised(lambda: impl.fully_shard(Matrix(), mesh=mesh))
-
-    check(ranks, run, "ValueError", "mesh", "1", "2")
-
-
-def test_a_mesh_of_two_dimensions_without_names(ranks, impl):
-    def run():
-        mesh = init_device_mesh("cpu", (2, 1))
-        return raised(lambda: impl.fully_shard(Matrix(), mesh=mesh))
-
-    check(ranks, run, "AssertionError", "mesh_dim_names")
-
-
-@pytest.mark.parametrize("value", ["yes", 1.5])
-def test_reshard_after_forward_of_another_type(ranks, impl, value):
-    def run():
-        return raised(lambda: impl.fully_shard(Matrix(), reshard_after_forward=value))
-
-    check(ranks, run, "ValueError", "reshard_after_forward", str(value))
-
-
-@pytest.mark.parametrize("value", [3, 8])
-def test_reshard_after_forward_that_does_not_divide_the_ranks(ranks, impl, value):
-    def run():
-        return raised(lambda: impl.fully_shard(Matrix(), reshard_after_forward=value))
-
-    check(ranks, run, "ValueError", "reshard_after_forward", str(value), "2")
-
-
-def test_sharding_another_dimension_that_does_not_divide(ranks, impl):
-    def run():
-        return raised(lambda: impl.fully_shard(Matrix(4, 5), shard_placement_fn=lambda p: Shard(1)))
-
-    check(ranks, run, "NotImplementedError", "dim")
-
-
-def test_something_that_is_no_placement(ranks, impl):
-    def run():
-        return raised(lambda: impl.fully_shard(Matrix(), shard_placement_fn=lambda p: "rows"))
-
-    check(ranks, run, "ValueError", "shard_placement_fn", "rows")
-
-
-def test_options_go_by_name(ranks, impl):
-    def run():
-        return raised(lambda: impl.fully_shard(Matrix(), init_device_mesh("cpu", (2,))))
-
-    check(ranks, run, "TypeError")
+    for (name, text), registered in ranks(2, run):
+        assert (name, registered) == ("RuntimeError", "unsharded")
+        assert "shape" in text
 
 
 def test_no_process_group(impl, monkeypatch):
@@ -171,190 +239,6 @@ def test_no_process_group(impl, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(ValueError, match="RANK"):
         impl.fully_shard(Matrix())
-
-
-def test_a_deep_copy(ranks, impl):
-    def run():
-        model = impl.fully_shard(Matrix())
-        return raised(lambda: copy.deepcopy(model))
-
-    check(ranks, run, "AssertionError", "state dict")
-
-
-# The first forward
-
-
-def test_a_list_of_modules_as_the_root(ranks, impl):
-    def run():
-        model = Toy(2)
-        impl.fully_shard([model.layers[0], model.layers[1]])
-        return raised(lambda: model(torch.ones(1, 4)))
-
-    check(ranks, run, "RuntimeError", "root", "Matrix")
-
-
-def test_a_submodule_that_runs_before_the_root(ranks, impl):
-    def run():
-        model, _ = sharded_toy(impl, 2)
-        model.layers[0](torch.ones(1, 4))
-        return raised(lambda: model(torch.ones(1, 4)))
-
-    check(ranks, run, "RuntimeError", "layers.0", "root")
-
-
-def test_parameters_on_the_meta_device(ranks, impl):
-    def run():
-        with torch.device("meta"):
-            model = Toy(1)
-        shard(model, impl.fully_shard)
-        return raised(lambda: model(torch.ones(1, 4)))
-
-    check(ranks, run, "RuntimeError", "meta", "embed.w", "to_empty")
-
-
-def test_one_parameter_on_the_meta_device(ranks, impl):
-    def run():
-        with torch.device("meta"):
-            model = Toy(1)
-        shard(model, impl.fully_shard)
-        for module in (model.embed, model.head):
-            module.to_empty(device="cpu")
-        result = raised(lambda: model(torch.ones(1, 4)))
-        assert "embed.w" not in result[1]
-        return result
-
-    check(ranks, run, "RuntimeError", "meta", "layers.0.w")
-
-
-def test_unshard_with_parameters_on_the_meta_device(ranks, impl):
-    def run():
-        with torch.device("meta"):
-            model = Matrix()
-        impl.fully_shard(model)
-        return raised(model.unshard)
-
-    check(ranks, run, "RuntimeError", "meta")
-
-
-def test_offloaded_parameters_on_another_device_than_the_cpu(ranks, impl):
-    def run():
-        with torch.device("meta"):
-            model = Matrix()
-        impl.fully_shard(model, offload_policy=impl.CPUOffloadPolicy(pin_memory=False))
-        return raised(lambda: model(torch.ones(1, 4)))
-
-    check(ranks, run, "RuntimeError", "meta")
-
-
-def test_tied_weights_in_two_groups(ranks, impl):
-    def run():
-        model = Transformer(1, tied=True)
-        impl.fully_shard(model.tokens)
-        impl.fully_shard(model.head)
-        impl.fully_shard(model)
-        return raised(lambda: model(torch.zeros(1, 3, dtype=torch.int64)))
-
-    check(ranks, run, "ValueError", "weight", "already managed by", "fully_shard([module_a, module_b])")
-
-
-def test_parameters_of_two_dtypes_in_one_group(ranks, impl):
-    def run():
-        model = nn.Sequential(Matrix(), Matrix())
-        model[1].bfloat16()
-        impl.fully_shard(model)
-        return raised(lambda: model(torch.ones(1, 4)))
-
-    check(ranks, run, "AssertionError", "torch.float32", "torch.bfloat16")
-
-
-def test_a_frozen_parameter_may_have_another_dtype(ranks, impl):
-    def run():
-        class Both(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.a, self.b = Matrix(), Matrix()
-                self.b.bfloat16().requires_grad_(False)
-
-            def forward(self, x):
-                return self.a(x) + self.b(x.bfloat16()).float()
-
-        model = Both()
-        expected = model(torch.ones(1, 4))
-        impl.fully_shard(model)
-        out = model(torch.ones(1, 4))
-        torch.testing.assert_close(out, expected)
-        out.sum().backward()
-        return model.b.w.grad, model.a.w.grad is not None
-
-    assert ranks(2, run) == [(None, True)] * 2
-
-
-# Setters and functions
-
-
-@pytest.mark.parametrize("value", [2, None, "yes"])
-def test_set_reshard_after_forward_takes_bools(ranks, impl, value):
-    def run():
-        model = impl.fully_shard(Matrix())
-        return raised(lambda: model.set_reshard_after_forward(value))
-
-    check(ranks, run, "ValueError", "reshard_after_forward")
-
-
-@pytest.mark.parametrize("setter", ["set_modules_to_forward_prefetch", "set_modules_to_backward_prefetch"])
-def test_only_sharded_modules_can_be_prefetched(ranks, impl, setter):
-    def run():
-        model = impl.fully_shard(Matrix())
-        return raised(lambda: getattr(model, setter)([nn.Linear(2, 2)]))
-
-    check(ranks, run, "ValueError", "Linear")
-
-
-@pytest.mark.usefixtures("since_torch_2_13")
-@pytest.mark.parametrize(
-    ("value", "error"), [(0, "ValueError"), (-1, "ValueError"), (True, "TypeError"), (1.5, "TypeError")]
-)
-def test_number_of_reduce_scatter_buffers(ranks, impl, value, error):
-    def run():
-        model = impl.fully_shard(Matrix())
-        return raised(lambda: model.set_reduce_scatter_max_input_buffers(value))
-
-    check(ranks, run, error, "max_input_buffers")
-
-
-def test_a_stream_for_the_hook_of_a_hybrid_mesh(ranks, impl):
-    def run():
-        mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard"))
-        model = impl.fully_shard(Matrix(), mesh=mesh)
-        return raised(lambda: model.set_all_reduce_hook(lambda x: None, stream=torch.cpu.current_stream()))
-
-    check(ranks, run, "ValueError", "stream")
-
-
-def test_a_forward_method_that_is_not_there(ranks, impl):
-    def run():
-        model = impl.fully_shard(Matrix())
-        return raised(lambda: impl.register_fsdp_forward_method(model, "encode"))
-
-    check(ranks, run, "ValueError", "encode", "Matrix")
-
-
-def test_only_sharded_modules_share_a_communication_context(ranks, impl):
-    def run():
-        model = impl.fully_shard(Matrix())
-        return raised(lambda: impl.share_comm_ctx([model, nn.Linear(2, 2)]))
-
-    check(ranks, run, "ValueError", "Linear")
-
-
-@pytest.mark.usefixtures("since_torch_2_13")
-def test_resetting_another_module_than_the_root(ranks, impl):
-    def run():
-        model, _ = sharded_toy(impl, 1)
-        model(torch.ones(1, 4))
-        return raised(model.layers[0].reset_iter_state)
-
-    check(ranks, run, "RuntimeError", "reset_iter_state", "root")
 
 
 def test_resetting_before_any_forward(ranks, impl):
@@ -370,6 +254,42 @@ def test_resetting_before_any_forward(ranks, impl):
             assert all(name == "RuntimeError" and "never ran" in text for name, text in errors)
 
 
+# What is fine
+
+
+def test_a_container_that_has_a_forward(ranks, impl):
+    def run():
+        class Calls(nn.ModuleList):
+            def forward(self, x):
+                return self[0](x)
+
+        return raised(lambda: forward(impl.fully_shard(Calls([Matrix()]))))
+
+    assert ranks(2, run) == [None, None]
+
+
+def test_a_frozen_parameter_may_have_another_dtype(ranks, impl):
+    def run():
+        class Both(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.a, self.b = Matrix(), Matrix()
+                self.b.bfloat16().requires_grad_(False)
+
+            def forward(self, x):
+                return self.a(x) + self.b(x.bfloat16()).float()
+
+        model = Both()
+        expected = forward(model)
+        impl.fully_shard(model)
+        out = forward(model)
+        torch.testing.assert_close(out, expected)
+        out.sum().backward()
+        return model.b.w.grad, model.a.w.grad is not None
+
+    assert ranks(2, run) == [(None, True)] * 2
+
+
 def test_the_old_name_of_the_divide_factor_warns(ranks, impl):
     def run():
         model = impl.fully_shard(Matrix())
@@ -379,15 +299,3 @@ def test_the_old_name_of_the_divide_factor_warns(ranks, impl):
         return [w.category.__name__ for w in caught], group_of(impl, model).gradient_divide_factor
 
     assert ranks(2, run) == [(["DeprecationWarning"], 4.0)] * 2
-
-
-def test_a_method_other_than_forward_fails_loudly(ranks, impl):
-    def run():
-        class Encoder(Matrix):
-            def encode(self, x):
-                return x @ self.w
-
-        model = impl.fully_shard(Encoder())
-        return raised(lambda: model.encode(torch.ones(1, 4)))
-
-    check(ranks, run, "RuntimeError", "DTensor")

@@ -29,17 +29,14 @@ def step(model, plain):
 # Frozen
 
 
-@pytest.mark.parametrize("reshard_after_forward", [True, None])
-@pytest.mark.parametrize(
-    "frozen", [("embed.w",), ("head.w",), ("layers.0.w", "layers.1.w"), ("embed.w", "head.w"), ("layers.2.w",)], ids=str
-)
-def test_frozen_parameters_are_gathered_and_not_reduced(ranks, impl, frozen, reshard_after_forward):
+@pytest.mark.parametrize("frozen", [("embed.w",), ("layers.0.w", "layers.1.w"), ("embed.w", "head.w")], ids=str)
+def test_frozen_parameters_are_gathered_and_not_reduced(ranks, impl, frozen):
     def run():
         model = Toy(3)
         for name, p in model.named_parameters():
             p.requires_grad_(name not in frozen)
         plain = twin(model)
-        shard(model, impl.fully_shard, reshard_after_forward=reshard_after_forward)
+        shard(model, impl.fully_shard)
         with Issued() as mode:
             backward(model, plain)
         gathered = {c.numel for c in mode.of("AG")}
@@ -65,18 +62,6 @@ def test_a_group_with_frozen_and_trainable_parameters(ranks, impl):
         return [n for name, n in mode.issued if "reduce" in name]
 
     assert ranks(2, run) == [[(6 * 4 + 4 * 5) // 2]] * 2  # rows padded to whole shards, weights alone
-
-
-def test_freezing_and_thawing_between_steps(ranks, impl):
-    def run():
-        model, plain = sharded_toy(impl, 3, (*SIZES, 4))
-        for frozen in ((), ("layers.0.w",), ("embed.w", "layers.2.w"), (), ("head.w",)):
-            for m in (model, plain):
-                for name, p in m.named_parameters():
-                    p.requires_grad_(name not in frozen)
-            step(model, plain)
-
-    ranks(2, run)
 
 
 def test_freezing_with_several_calls_of_a_unit_in_a_forward(ranks, impl):
@@ -133,15 +118,14 @@ class LowRank(nn.Module):
 
 
 @pytest.mark.parametrize("adapters", ["in the unit of their layer", "in a unit of their own"])
-@pytest.mark.parametrize("reshard_after_forward", [True, False])
-def test_low_rank_adapters(ranks, impl, adapters, reshard_after_forward):
+def test_low_rank_adapters(ranks, impl, adapters):
     def run():
         model = nn.Sequential(LowRank(), LowRank(), LowRank())
         plain = twin(model)
         for layer in model:
             if adapters == "in a unit of their own":
-                impl.fully_shard([layer.down, layer.up], reshard_after_forward=reshard_after_forward)
-            impl.fully_shard(layer, reshard_after_forward=reshard_after_forward)
+                impl.fully_shard([layer.down, layer.up])
+            impl.fully_shard(layer)
         impl.fully_shard(model)
         adam = [torch.optim.AdamW([p for p in m.parameters() if p.requires_grad], lr=0.1) for m in (model, plain)]
         for _ in range(3):
@@ -157,16 +141,15 @@ def test_low_rank_adapters(ranks, impl, adapters, reshard_after_forward):
 
 
 @pytest.mark.parametrize("how", ["the root has both", "a list of both"])
-@pytest.mark.parametrize("reshard_after_forward", [True, None])
-def test_tied_weights_in_one_group(ranks, impl, how, reshard_after_forward):
+def test_tied_weights_in_one_group(ranks, impl, how):
     """17 rows on 3 ranks; gathered once, registered at both ends."""
 
     def run():
         model = Transformer(1, tied=True)
         plain = twin(model)
         if how == "a list of both":
-            impl.fully_shard([model.tokens, model.head], reshard_after_forward=reshard_after_forward)
-        shard(model, impl.fully_shard, reshard_after_forward=reshard_after_forward)
+            impl.fully_shard([model.tokens, model.head])
+        shard(model, impl.fully_shard)
         assert model.tokens.weight is model.head.weight
         seen = []
         model.layers[0].register_forward_hook(lambda *_: seen.append(model.tokens.weight is model.head.weight))

@@ -69,27 +69,6 @@ def test_an_asynchronous_unshard_is_done_when_its_handle_is_waited_for(ranks, im
     assert ranks(2, run) == [((True, "sharded"), (False, "unsharded"))] * 2
 
 
-@pytest.mark.parametrize("reshard_after_forward", [True, False, None])
-def test_forward_uses_an_unshard_that_was_issued_before_it(ranks, impl, reshard_after_forward):
-    def run():
-        model, plain = sharded_toy(impl, 2, reshard_after_forward=reshard_after_forward)
-        counts = []
-        for _ in range(2):
-            whole = torch.randn(4, 4)
-            with Collectives() as before:
-                handles = [unit.unshard(async_op=True) for unit in (model, *model.layers)]
-            with Collectives() as forward:
-                out = model(my_part(whole))
-            del handles
-            square_loss(out).backward()
-            square_loss(plain(whole)).backward()
-            assert_same_grads(model, plain)
-            counts.append((before.counts, forward.counts))
-        return counts
-
-    assert ranks(2, run) == [[((3, 0), (0, 0))] * 2] * 2
-
-
 def test_parameters_can_be_read_and_written_while_they_are_whole(ranks, impl):
     """What is written there is lost; what is written to the shards stays."""
 
@@ -129,29 +108,21 @@ class Translator(nn.Module):
         return self.decode(self.encode(x))
 
 
-@pytest.mark.parametrize("reshard_after_forward", [True, False])
-def test_a_registered_method_gathers_like_forward(ranks, impl, reshard_after_forward):
+def test_a_registered_method_gathers_like_forward(ranks, impl):
     def run():
-        model = nn.Module()
-        model.translator = Translator()
-        model.forward = lambda x: model.translator.decode(model.translator.encode(x, scale=0.5))
-        plain = twin(model.translator)
-        impl.fully_shard(model.translator, reshard_after_forward=reshard_after_forward)
+        model = Translator()
+        plain = twin(model)
+        impl.fully_shard(model)
         for name in ("encode", "decode"):
-            impl.register_fsdp_forward_method(model.translator, name)
-        assert model.translator.encode.__name__ == "encode"
+            impl.register_fsdp_forward_method(model, name)
+        assert model.encode.__name__ == "encode"
         for _ in range(2):
             whole = torch.randn(4, 4)
-            square_loss(model.translator.decode(model.translator.encode(my_part(whole), scale=0.5))).backward()
-            square_loss(plain.decode(plain.encode(whole, scale=0.5))).backward()
-            assert_same_grads(model.translator, plain)
-            for m in (model, plain):
-                m.zero_grad()
-            square_loss(model.translator(my_part(whole))).backward()
-            square_loss(plain(whole)).backward()
-            assert_same_grads(model.translator, plain)
-            for m in (model, plain):
-                m.zero_grad()
+            for forward in (lambda m, x: m.decode(m.encode(x, scale=0.5)), lambda m, x: m(x)):
+                for m, x in ((model, my_part(whole)), (plain, whole)):
+                    m.zero_grad()
+                    square_loss(forward(m, x)).backward()
+                assert_same_grads(model, plain)
 
     ranks(2, run)
 
@@ -166,46 +137,15 @@ def test_registering_a_method_of_a_plain_module_does_nothing(ranks, impl):
     assert ranks(2, run) == [False, False]
 
 
-def test_a_registered_method_of_one_part_of_a_model(ranks, impl):
-    """The vision tower is called by a name of its own, inside the root's forward."""
-
-    def run():
-        class Model(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.first, self.tower = Matrix(), Translator()
-
-            def forward(self, x):
-                return self.tower.encode(self.first(x))
-
-        model = Model()
-        plain = twin(model)
-        impl.fully_shard(model.tower)
-        impl.register_fsdp_forward_method(model.tower, "encode")
-        impl.fully_shard(model)
-        train = []
-        for _ in range(2):
-            whole = torch.randn(4, 4)
-            for m, x in ((model, my_part(whole)), (plain, whole)):
-                m.zero_grad()
-                square_loss(m(x)).backward()
-            assert_same_grads(model, plain)
-            train.append(kinds(model))
-        return train
-
-    assert ranks(2, run) == [[{"sharded"}] * 2] * 2
-
-
 # _apply
 
 
 @pytest.mark.parametrize("moment", ["before the first forward", "after a forward", "after a step"])
-@pytest.mark.parametrize("reshard_after_forward", [True, False])
-def test_apply_reshards_first(ranks, impl, moment, reshard_after_forward):
+def test_apply_reshards_first(ranks, impl, moment):
     """.to, .cpu, .requires_grad_ and their like see shards."""
 
     def run():
-        model, plain = sharded_toy(impl, 2, (5, 3, 1), reshard_after_forward=reshard_after_forward)
+        model, plain = sharded_toy(impl, 2, (5, 3, 1), reshard_after_forward=False)
         if moment == "after a step":
             train_side_by_side(model, plain, steps=1)
         if moment == "after a forward":
@@ -281,14 +221,13 @@ class Breaks(Toy):
 
 @pytest.mark.usefixtures("since_torch_2_13")
 @pytest.mark.parametrize("where", ["forward", "backward"])
-@pytest.mark.parametrize("reshard_after_forward", [False, None])
 @pytest.mark.parametrize("when", ["first step", "later step"])
-def test_after_an_exception_a_reset_makes_the_next_step_right(ranks, impl, where, reshard_after_forward, when):
+def test_after_an_exception_a_reset_makes_the_next_step_right(ranks, impl, where, when):
     def run():
         model = Breaks(3)
         plain = twin(model)
-        impl.fully_shard(model.head, reshard_after_forward=reshard_after_forward)
-        shard(model, impl.fully_shard, reshard_after_forward=reshard_after_forward)
+        impl.fully_shard(model.head)
+        shard(model, impl.fully_shard)
         if when == "later step":
             train_side_by_side(model, plain, steps=1)
         model.where = where
@@ -319,17 +258,6 @@ def test_a_reset_keeps_the_gradients_of_earlier_steps_until_torch_2_15(ranks, im
 
 
 @pytest.mark.usefixtures("since_torch_2_13")
-def test_a_reset_where_nothing_happened_changes_nothing(ranks, impl):
-    def run():
-        model, plain = sharded_toy(impl)
-        train_side_by_side(model, plain, steps=1)
-        model.reset_iter_state()
-        train_side_by_side(model, plain)
-
-    ranks(2, run)
-
-
-@pytest.mark.usefixtures("since_torch_2_13")
 def test_a_reset_clears_prefetched_gathers(ranks, impl):
     def run():
         model, plain = sharded_toy(impl, 3)
@@ -343,25 +271,6 @@ def test_a_reset_clears_prefetched_gathers(ranks, impl):
 
 
 # Setters in general
-
-
-def test_setters_before_the_first_forward(ranks, impl):
-    def run():
-        model, plain = sharded_toy(impl)
-        model.set_is_last_backward(True)
-        model.set_requires_gradient_sync(True)
-        model.set_requires_all_reduce(True)
-        model.set_reshard_after_backward(True)
-        model.set_reshard_after_forward(False)
-        model.set_unshard_in_backward(True)
-        model.set_gradient_divide_factor(2.0)
-        model.set_force_sum_reduction_for_comms(True)
-        model.set_modules_to_forward_prefetch([model.layers[0]])
-        model.set_modules_to_backward_prefetch([model.layers[-1]])
-        model._set_unshard_async_op(False)
-        train_side_by_side(model, plain)
-
-    ranks(2, run)
 
 
 def test_prefetch_lists_can_be_emptied(ranks, impl):

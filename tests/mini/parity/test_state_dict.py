@@ -28,11 +28,10 @@ def one_step(model, optimizer, x):
     optimizer.zero_grad()
 
 
-@pytest.mark.parametrize("reshard_after_forward", [True, None])
 @pytest.mark.parametrize("moment", ["before", "after forward", "after backward", "while unsharded"])
-def test_values_are_shards_at_any_moment(ranks, impl, reshard_after_forward, moment):
+def test_values_are_shards_at_any_moment(ranks, impl, moment):
     def run():
-        model, plain = sharded_toy(impl, 2, SIZES, reshard_after_forward=reshard_after_forward)
+        model, plain = sharded_toy(impl, 2, SIZES)
         if moment != "before":
             out = model(torch.randn(2, 4))
             if moment == "after backward":
@@ -84,11 +83,10 @@ def test_a_state_dict_taken_before_training_follows_it(ranks, impl, offload):
     ranks(2, run)
 
 
-@pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("cpu_offload", [False, True])
-def test_get_model_state_dict_in_full(ranks, impl, tied, cpu_offload):
+def test_get_model_state_dict_in_full(ranks, impl, cpu_offload):
     def run():
-        model = Transformer(1, tied=tied)
+        model = Transformer(1, tied=True)
         plain = twin(model)
         shard(model, impl.fully_shard)
         options = StateDictOptions(full_state_dict=True, cpu_offload=cpu_offload)
@@ -101,32 +99,19 @@ def test_get_model_state_dict_in_full(ranks, impl, tied, cpu_offload):
     assert ranks(2, run) == [True, not cpu_offload]  # offloaded, it is on rank 0 alone
 
 
-@pytest.mark.parametrize("made_on_meta", [False, True])
-def test_set_model_state_dict_from_rank_0_alone(ranks, impl, made_on_meta):
+@pytest.mark.parametrize("rank_0_alone", [False, True])
+def test_set_model_state_dict_in_full(ranks, impl, rank_0_alone):
+    """Into a model that was made on the meta device."""
+
     def run():
-        torch.manual_seed(3)
         plain = Toy(2, SIZES)
-        if made_on_meta:
-            with torch.device("meta"):
-                model = Toy(2, SIZES)
-            shard(model, impl.fully_shard)
-            model.to_empty(device="cpu")
-        else:
-            model, _ = sharded_toy(impl, 2, SIZES)
-        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-        set_model_state_dict(model, plain.state_dict() if dist.get_rank() == 0 else {}, options=options)
-        assert_same_params(model, plain)
-        train_side_by_side(model, plain)
-
-    ranks(2, run)
-
-
-def test_set_model_state_dict_in_full_on_every_rank(ranks, impl):
-    def run():
-        model, _ = sharded_toy(impl, 2, SIZES)
-        torch.manual_seed(3)
-        plain = Toy(2, SIZES)
-        set_model_state_dict(model, plain.state_dict(), options=StateDictOptions(full_state_dict=True))
+        with torch.device("meta"):
+            model = Toy(2, SIZES)
+        shard(model, impl.fully_shard)
+        model.to_empty(device="cpu")
+        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=rank_0_alone)
+        has_it = dist.get_rank() == 0 or not rank_0_alone
+        set_model_state_dict(model, plain.state_dict() if has_it else {}, options=options)
         assert_same_params(model, plain)
         train_side_by_side(model, plain)
 

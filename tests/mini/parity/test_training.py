@@ -6,11 +6,9 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from tests.mini.models import (
-    Collectives,
     Matrix,
     Toy,
     Transformer,
@@ -23,28 +21,14 @@ from tests.mini.models import (
     token_loss,
     twin,
 )
-from tests.mini.parity.tools import group_of, kind, reshard_all, sharded_toy, square_loss, train_side_by_side
+from tests.mini.parity.tools import kind, reshard_all, sharded_toy, square_loss, train_side_by_side
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-@pytest.mark.parametrize("reshard_after_forward", [True, False])
-def test_one_group_with_sizes_that_do_not_divide(ranks, impl, world_size, reshard_after_forward):
-    def run():
-        model = nn.Sequential(nn.Linear(4, 7), nn.Tanh(), nn.Linear(7, 15), nn.Tanh(), nn.Linear(15, 17))
-        plain = twin(model)
-        impl.fully_shard(model, reshard_after_forward=reshard_after_forward)
-        train_side_by_side(model, plain)
-        assert_same_params(model, plain)
-
-    ranks(world_size, run)
-
-
-@pytest.mark.parametrize("reshard_after_forward", [True, False, None])
-def test_a_transformer_has_the_losses_of_one_process(ranks, impl, reshard_after_forward):
+def test_a_transformer_has_the_losses_of_one_process(ranks, impl):
     def run():
         model = Transformer(2)
         plain = twin(model)
-        shard(model, impl.fully_shard, reshard_after_forward=reshard_after_forward)
+        shard(model, impl.fully_shard)
         optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-2) for m in (model, plain)]
         losses = []
         for batch in batches(20):
@@ -67,11 +51,8 @@ def test_a_transformer_has_the_losses_of_one_process(ranks, impl, reshard_after_
 @pytest.mark.parametrize(
     ("optimizer", "options"),
     [
-        ("SGD", {"momentum": 0.9, "foreach": False}),
         ("SGD", {"momentum": 0.9, "foreach": True}),
-        ("Adam", {"foreach": True}),
-        ("Adam", {"fused": True}),
-        ("AdamW", {"foreach": False}),
+        ("Adam", {"foreach": False}),
         ("AdamW", {"fused": True}),
     ],
     ids=str,
@@ -131,210 +112,23 @@ def test_grad_scaler(ranks, impl):
     assert ranks(2, run) == [64.0] * 2
 
 
-@pytest.mark.parametrize("prefetch", [1, 2])
-@pytest.mark.parametrize("reshard_after_forward", [True, False])
-def test_prefetch_lists_change_nothing_but_order(ranks, impl, prefetch, reshard_after_forward):
-    def run():
-        model, plain = sharded_toy(impl, 4, reshard_after_forward=reshard_after_forward)
-        for i, layer in enumerate(model.layers):
-            layer.set_modules_to_forward_prefetch(list(model.layers[i + 1 : i + 1 + prefetch]))
-            layer.set_modules_to_backward_prefetch(list(reversed(model.layers[max(0, i - prefetch) : i])))
-        train_side_by_side(model, plain)
-
-    ranks(2, run)
-
-
-@pytest.mark.parametrize("reshard_after_forward", [True, False])
-def test_gathers_issued_asynchronously_change_nothing(ranks, impl, reshard_after_forward):
-    def run():
-        model, plain = sharded_toy(impl, reshard_after_forward=reshard_after_forward)
-        model._set_unshard_async_op(True)
-        train_side_by_side(model, plain)
-
-    ranks(2, run)
-
-
 # Forwards and backwards of every shape
 
 
-class Repeats(Toy):
-    """Calls its layers three times."""
-
-    def forward(self, x):
-        x = self.embed(x)
-        for _ in range(3):
-            for layer in self.layers:
-                x = torch.tanh(layer(x))
-        return self.head(x)
-
-
-@pytest.mark.parametrize("reshard_after_forward", [True, False, None])
-def test_a_module_called_several_times_in_a_forward(ranks, impl, reshard_after_forward):
-    def run():
-        model = Repeats(2)
-        plain = twin(model)
-        shard(model, impl.fully_shard, reshard_after_forward=reshard_after_forward)
-        train_side_by_side(model, plain)
-
-    ranks(2, run)
-
-
-@pytest.mark.parametrize("reshard_after_forward", [False, None])
-@pytest.mark.parametrize("order", ["together", "first first", "last first"])
-def test_two_forwards_before_their_backwards(ranks, impl, reshard_after_forward, order):
-    def run():
-        model, plain = sharded_toy(impl, reshard_after_forward=reshard_after_forward)
-        for _ in range(2):
-            wholes = [torch.randn(4, 4), torch.randn(4, 4)]
-            for m, parts in ((model, [my_part(w) for w in wholes]), (plain, wholes)):
-                losses = [square_loss(m(x)) for x in parts]
-                if order == "together":
-                    sum(losses).backward()
-                else:
-                    for loss in losses if order == "first first" else reversed(losses):
-                        loss.backward()
-            assert_same_grads(model, plain)
-            for m in (model, plain):
-                m.zero_grad()
-
-    ranks(2, run)
-
-
-@pytest.mark.parametrize("reshard_after_forward", [True, False, None])
-def test_backward_twice_through_one_forward_doubles_the_gradient(ranks, impl, reshard_after_forward):
-    def run():
-        model, plain = sharded_toy(impl, reshard_after_forward=reshard_after_forward)
-        whole = torch.randn(4, 4)
-        for m, x in ((model, my_part(whole)), (plain, whole)):
-            loss = square_loss(m(x))
-            loss.backward(retain_graph=True)
-            loss.backward()
-        assert_same_grads(model, plain)
-        for m in (model, plain):
-            m.zero_grad()
-        train_side_by_side(model, plain)
-
-    ranks(2, run)
-
-
-class NoTensorInput(nn.Module):
-    """Its data is a buffer; the root owns a parameter."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("start", torch.randn(2, 4))
-        self.first, self.layer = Matrix(), Matrix()
-
-    def forward(self, times: int):
-        x = self.first(self.start)
-        for _ in range(times):
-            x = self.layer(x)
-        return x
-
-
-class Deep(nn.Module):
-    """Units inside units inside units."""
-
-    def __init__(self, depth: int = 3) -> None:
-        super().__init__()
-        self.before, self.after = Matrix(), Matrix()
-        self.inside = Deep(depth - 1) if depth > 1 else nn.Tanh()
-
-    def forward(self, x):
-        return self.after(self.inside(self.before(x)))
-
-
-@pytest.mark.parametrize("reshard_after_forward", [True, False, None])
-def test_units_inside_units(ranks, impl, reshard_after_forward):
-    def run():
-        model = Deep()
-        plain = twin(model)
-        for unit in (model.inside.inside, model.inside, model):
-            impl.fully_shard(unit, reshard_after_forward=reshard_after_forward)
-        train_side_by_side(model, plain)
-
-    ranks(2, run)
-
-
-def test_a_root_without_tensor_inputs_reduces_its_gradients(ranks, impl):
-    def run():
-        model = NoTensorInput()
-        plain = twin(model)
-        impl.fully_shard(model.layer)
-        impl.fully_shard(model)
-        for _ in range(2):
-            for m in (model, plain):
-                square_loss(m(2)).backward()
-            assert_same_grads(model, plain)
-
-    ranks(2, run)
-
-
-def test_a_unit_below_the_root_runs_on_its_own_once_the_root_has_run(ranks, impl):
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_forwards_without_gradients_between_steps(ranks, impl, mode):
     def run():
         model, plain = sharded_toy(impl)
-        train_side_by_side(model, plain, steps=1)
-        whole = torch.randn(4, 4)
         for _ in range(2):
-            for m, x in ((model, my_part(whole)), (plain, whole)):
-                square_loss(m.layers[1](x)).backward()
-            assert_same_grads(model, plain)
-        for m in (model, plain):
-            m.zero_grad()
-        train_side_by_side(model, plain)
-
-    ranks(2, run)
-
-
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-@pytest.mark.parametrize("reshard_after_forward", [False, None])
-@pytest.mark.parametrize("first", ["evaluate", "train"])
-def test_forwards_without_gradients_between_steps(ranks, impl, mode, reshard_after_forward, first):
-    def run():
-        model, plain = sharded_toy(impl, reshard_after_forward=reshard_after_forward)
-        if first == "train":
             train_side_by_side(model, plain, steps=1)
-        for _ in range(2):
             x = torch.randn(2, 4)
             with mode():
                 out = model(x)
             assert not out.requires_grad
             torch.testing.assert_close(out, plain(x).detach())
-            if first == "train" or mode is torch.no_grad:
-                reshard_all(model)  # no backward came that would have done it
-                train_side_by_side(model, plain, steps=1)
+            reshard_all(model)  # no backward comes that would do it
 
     ranks(2, run)
-
-
-def test_gradients_flow_to_inputs_that_require_them(ranks, impl):
-    def run():
-        model, plain = sharded_toy(impl)
-        whole = torch.randn(4, 4)
-        a, b = my_part(whole).clone().requires_grad_(), whole.clone().requires_grad_()
-        square_loss(model(a)).backward()
-        square_loss(plain(b)).backward()
-        assert_same_grads(model, plain)
-        torch.testing.assert_close(a.grad, dist.get_world_size() * my_part(b.grad))
-
-    ranks(2, run)
-
-
-def test_the_gradient_of_the_input_alone(ranks, impl):
-    """Parameters take part, but get no gradient and reduce nothing."""
-
-    def run():
-        model, plain = sharded_toy(impl)
-        train_side_by_side(model, plain, steps=1)
-        x = torch.randn(2, 4, requires_grad=True)
-        with Collectives() as mode:
-            (grad,) = torch.autograd.grad(square_loss(model(x)), x)
-        torch.testing.assert_close(grad, torch.autograd.grad(square_loss(plain(x)), x)[0])
-        assert all(p.grad is None for p in model.parameters())
-        train_side_by_side(model, plain, steps=1)
-        return mode.counts
-
-    assert ranks(2, run) == [(4 + 3, 0)] * 2
 
 
 def test_backward_to_the_input_alone_frees_what_it_gathered(ranks, impl):
@@ -428,13 +222,12 @@ class UsesNested(nn.Module):
         return out
 
 
-@pytest.mark.parametrize("reshard_after_forward", [True, False])
-def test_tensors_inside_nested_inputs_and_outputs(ranks, impl, reshard_after_forward):
+def test_tensors_inside_nested_inputs_and_outputs(ranks, impl):
     def run():
         model = UsesNested()
         plain = twin(model)
         for unit in (model.one, model.two, model):
-            impl.fully_shard(unit, reshard_after_forward=reshard_after_forward)
+            impl.fully_shard(unit)
         x = torch.randn(3, 4)
         for _ in range(2):
             for m in (model, plain):
@@ -443,22 +236,6 @@ def test_tensors_inside_nested_inputs_and_outputs(ranks, impl, reshard_after_for
             assert_same_grads(model, plain)
 
     ranks(2, run)
-
-
-def test_a_post_backward_comes_after_gradients_of_all_nested_inputs(ranks, impl):
-    """Inputs inside a dataclass are hooked too, so a unit frees its parameters when its backward is done."""
-
-    def run():
-        model = UsesNested()
-        for unit in (model.one, model.two, model):
-            impl.fully_shard(unit)
-        out = model(torch.randn(3, 4))
-        group, seen = group_of(impl, model.two), []
-        model.first.w.register_hook(lambda grad: seen.append(group.is_sharded))
-        out["named"].x.backward()
-        return seen
-
-    assert ranks(2, run) == [[True]] * 2
 
 
 def test_a_generator_is_handed_through_unread(ranks, impl):
@@ -473,64 +250,6 @@ def test_a_generator_is_handed_through_unread(ranks, impl):
         return [tuple(y.shape) for y in out], [tuple(y.shape) for y in out]
 
     assert ranks(2, run) == [([(4,), (4,)], [])] * 2
-
-
-class Forked(nn.Module):
-    """Two outputs, a branch that is used at will, a layer that never is."""
-
-    def __init__(self):
-        super().__init__()
-        self.stem, self.left, self.right, self.never = Matrix(), Matrix(), Matrix(), Matrix()
-        self.use_right = True
-
-    def forward(self, x):
-        x = self.stem(x)
-        return self.left(x), self.right(x) if self.use_right else None
-
-
-@pytest.mark.parametrize("reshard_after_forward", [True, False, None])
-def test_unused_outputs_and_unused_modules(ranks, impl, reshard_after_forward):
-    def run():
-        model = Forked()
-        plain = twin(model)
-        for unit in (model.stem, model.left, model.right, model.never, model):
-            impl.fully_shard(unit, reshard_after_forward=reshard_after_forward)
-        for use_right, which in [(True, 0), (True, 1), (False, 0), (True, 0)]:
-            whole = torch.randn(4, 4)
-            for m, x in ((model, my_part(whole)), (plain, whole)):
-                m.use_right = use_right
-                m.zero_grad()
-                square_loss(m(x)[which]).backward()
-            assert_same_grads(model, plain)  # None stays None
-        assert model.never.w.grad is None
-        return group_of(impl, model.right)._all_gather_result is None, group_of(impl, model.right).is_sharded
-
-    ranks(2, run)
-
-
-def test_a_gather_that_backward_prefetched_in_vain_is_cleared(ranks, impl):
-    """Layer 1's output takes no part in the loss, but layer 2 prefetches it: it ran just before."""
-
-    def run():
-        class Detour(Toy):
-            def forward(self, x):
-                x = self.layers[0](self.embed(x))
-                self.layers[1](x)
-                return self.head(self.layers[2](x))
-
-        model = Detour()
-        plain = twin(model)
-        shard(model, impl.fully_shard)
-        for _ in range(2):
-            whole = torch.randn(4, 4)
-            for m, x in ((model, my_part(whole)), (plain, whole)):
-                m.zero_grad()
-                square_loss(m(x)).backward()
-            assert_same_grads(model, plain)
-            assert group_of(impl, model.layers[1])._all_gather_result is None
-            assert group_of(impl, model.layers[1])._post_forward_indices == []
-
-    ranks(2, run)
 
 
 def test_a_unit_that_returns_a_view_warns(ranks, impl):
@@ -567,25 +286,6 @@ def test_a_model_that_ends_in_a_linear_warns_only_where_its_output_is_a_view(ran
 
 
 # Hooks and optimizers of the user
-
-
-def test_post_accumulate_grad_hooks_fire_once_per_parameter_with_the_sharded_gradient(ranks, impl):
-    def run():
-        model, _ = sharded_toy(impl, 2)
-        fired = []
-        for name, param in model.named_parameters():
-            param.register_post_accumulate_grad_hook(
-                lambda p, name=name: fired.append((name, tuple(p.grad.to_local().shape)))
-            )
-        counts = []
-        for _ in range(2):
-            fired.clear()
-            model(torch.randn(2, 4)).sum().backward()
-            counts.append(sorted(fired))
-        return counts
-
-    names = [(name, (2, 4)) for name in ("embed.w", "head.w", "layers.0.w", "layers.1.w")]
-    assert ranks(2, run) == [[names] * 2] * 2
 
 
 def test_optimizer_in_backward(ranks, impl):
@@ -636,67 +336,6 @@ def test_hooks_of_the_user_see_whole_parameters(ranks, impl):
 
 
 # Lists of modules as one unit
-
-
-class ChunkedLoss(nn.Module):
-    """The main forward ends with the norm; the head is called chunk by chunk, outside of it."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer, self.norm, self.head = Matrix(), nn.LayerNorm(4), nn.Linear(4, 7)
-
-    def forward(self, x):
-        return self.norm(self.layer(x))
-
-
-@pytest.mark.usefixtures("since_torch_2_13")
-@pytest.mark.parametrize("reshard_after_forward", [True, False])
-def test_a_loss_in_chunks_with_norm_and_head_in_one_unit(ranks, impl, reshard_after_forward):
-    def run():
-        model = ChunkedLoss()
-        plain = twin(model)
-        impl.fully_shard(model.layer, reshard_after_forward=reshard_after_forward)
-        impl.fully_shard([model.norm, model.head], reshard_after_forward=reshard_after_forward)
-        impl.fully_shard(model, reshard_after_forward=reshard_after_forward)
-        for _ in range(3):
-            whole = torch.randn(8, 4)
-            for m, x in ((model, my_part(whole)), (plain, whole)):
-                m.zero_grad()
-                hidden = m(x)
-                leaf = hidden.detach().requires_grad_()
-                for chunk in leaf.chunk(2):
-                    (square_loss(m.head(chunk)) / 2).backward()
-                hidden.backward(leaf.grad)
-            assert_same_grads(model, plain)
-
-    ranks(2, run)
-
-
-@pytest.mark.parametrize("skip", [(), (1,), (0,)], ids=["all used", "last unused", "first unused"])
-def test_a_list_as_one_unit_of_which_a_module_may_be_unused(ranks, impl, skip):
-    class Skips(Toy):
-        def forward(self, x):
-            x = self.embed(x)
-            for i, layer in enumerate(self.layers):
-                x = x if i in self.skip else layer(x)
-            return self.head(x)
-
-    def run():
-        model = Skips(3)
-        model.skip = ()
-        plain = twin(model)
-        impl.fully_shard([model.layers[0], model.layers[1]])
-        impl.fully_shard(model.layers[2])
-        impl.fully_shard(model)
-        for skipped in (skip, (), skip):
-            whole = torch.randn(4, 4)
-            for m, x in ((model, my_part(whole)), (plain, whole)):
-                m.skip = skipped
-                m.zero_grad()
-                square_loss(m(x)).backward()
-            assert_same_grads(model, plain)
-
-    ranks(2, run)
 
 
 # torch.compile

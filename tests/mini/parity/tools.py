@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.mini.models import Toy, assert_same_grads, my_part, shard, twin
@@ -102,12 +101,6 @@ def called() -> Iterator[list[tuple[str, str]]]:
         for short, name in {"AG": GATHER, "RS": REDUCE_SCATTER, "AR": "all_reduce"}.items():
             stack.enter_context(patch.object(dist, name, logging(short, getattr(dist, name))))
         yield log
-
-
-def comm_counts(mode: CommDebugMode) -> tuple[int, int, int]:
-    """(all-gathers, reduce-scatters, all collectives) that torch's own counter saw."""
-    by_op, ops = mode.get_comm_counts(), torch.ops.c10d
-    return by_op[ops._allgather_base_], by_op[ops._reduce_scatter_base_], mode.get_total_counts()
 
 
 def group_of(impl: ModuleType, module: nn.Module) -> Any:

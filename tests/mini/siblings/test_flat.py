@@ -106,6 +106,8 @@ def grads_of(plain):
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_every_rank_holds_the_chunk_that_torch_gives_it(ranks, world_size):
+    """Layer 0 is w (5, 3), b (3), scale (1): 19 elements, padded to 20. The cut of 2 ranks is inside w."""
+
     def run():
         model = Net(sizes=(5, 3, 7, 1, 1))  # the last layer has 3 elements: on 4 ranks one holds nothing but padding
         ours, theirs = flat_params(mini(model)), flat_params(of_torch(model))
@@ -114,19 +116,6 @@ def test_every_rank_holds_the_chunk_that_torch_gives_it(ranks, world_size):
 
     chunk = {1: 3, 2: 2, 3: 1, 4: 1}[world_size]
     assert ranks(world_size, run) == [(True, chunk)] * world_size
-
-
-def test_a_cut_falls_inside_a_parameter(ranks):
-    """Layer 0 is w (5, 3), b (3), scale (1): 19 elements, padded to 20. The cut of 2 ranks is inside w."""
-
-    def run():
-        torch.manual_seed(0)
-        model = Net()
-        layer = model.layers[0]
-        flat = torch.cat([layer.w.flatten(), layer.b, layer.scale, torch.zeros(1)])
-        return torch.equal(flat_params(mini(model))["layers.0"], flat.chunk(2)[dist.get_rank()])
-
-    assert ranks(2, run) == [True, True]
 
 
 def test_parameters_are_flat_and_the_original_names_are_views_of_them(ranks):
@@ -152,13 +141,13 @@ def test_parameters_are_flat_and_the_original_names_are_views_of_them(ranks):
 # One process
 
 
-def train_beside_one_process(model, units, loss_of, data, steps=6, options=None):
+def train_beside_one_process(model, **options):
     plain = twin(model)
-    sharded = mini(model, units, **(options or {}))
+    sharded = mini(model, Block, **options)
     optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-2) for m in (sharded, plain)]
     losses, plain_losses = [], []
-    for batch in data[:steps]:
-        loss, plain_loss = loss_of(sharded, my_part(batch)), loss_of(plain, batch)
+    for batch in batches(6):
+        loss, plain_loss = token_loss(sharded, my_part(batch)), token_loss(plain, batch)
         loss.backward()
         plain_loss.backward()
         assert_equal(sharded.full_gradients(), grads_of_tied(plain), rtol=1e-4, atol=1e-6)
@@ -180,19 +169,11 @@ def grads_of_tied(plain):
 @pytest.mark.parametrize("world_size", some([3, 1, 2, 4], first=1))
 def test_trains_as_one_process_does(ranks, world_size, strategy):
     def run():
-        options = {"sharding_strategy": strategy}
-        return train_beside_one_process(Transformer(), Block, token_loss, batches(6), options=options)
+        return train_beside_one_process(Transformer(tied=True), sharding_strategy=strategy)
 
     for losses, plain_losses in ranks(world_size, run):
         assert losses == pytest.approx(plain_losses, rel=1e-5)
         assert losses[-1] < losses[0]
-
-
-def test_tied_parameters_in_a_unit(ranks):
-    for losses, plain_losses in ranks(
-        3, lambda: train_beside_one_process(Transformer(tied=True), Block, token_loss, batches(6))
-    ):
-        assert losses == pytest.approx(plain_losses, rel=1e-5)
 
 
 # torch's program
@@ -341,13 +322,13 @@ def test_the_limiter_takes_the_oldest_of_two_free_events(ranks):
 # Modules that are not a plain chain
 
 
-def gradients_beside_torch(model, loss_of, x, units=Layer, iterations=2, **options):
+def gradients_beside_torch(model, x, **options):
     """The mini's, after comparing its program, loss and sharded gradients with torch's."""
     results = []
-    for sharded in (mini(model, units, **options), of_torch(model, units, **options)):
+    for sharded in (mini(model, **options), of_torch(model, **options)):
         with Program(sharded) as program:
-            for _ in range(iterations):
-                loss = loss_of(sharded, x)
+            for _ in range(2):
+                loss = sharded(x).pow(2).mean()
                 loss.backward()
         grads = {unit: p.grad for unit, p in flat_params(sharded).items()}
         results.append((sharded, program.lines, loss.item(), grads))
@@ -373,50 +354,35 @@ class TwiceNet(Net):
         return self.head((x + side)[:, :2])
 
 
-@pytest.mark.parametrize("forward_prefetch", [False, True])
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_units_that_run_often_or_in_vain(ranks, strategy, forward_prefetch):
+class Checkpointed(Net):
+    def forward(self, x):
+        x = self.embed(x)
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=False)
+        return self.head(x)
+
+
+def with_a_frozen_layer():
+    model = Net()
+    model.layers[1].requires_grad_(False)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        *((TwiceNet, {"sharding_strategy": s, "forward_prefetch": p}) for s, p in product(STRATEGIES, (False, True))),
+        (with_a_frozen_layer, {}),
+        (Checkpointed, {}),
+    ],
+)
+def test_units_that_run_often_or_in_vain_are_frozen_or_recomputed(ranks, make, options):
     def run():
-        model, x = TwiceNet(), torch.randn(4, 4)
+        model, x = make(), torch.randn(4, 4)
         plain = twin(model)
         for _ in range(2):
             plain(x).pow(2).mean().backward()
-        options = {"sharding_strategy": strategy, "forward_prefetch": forward_prefetch}
-        grads = gradients_beside_torch(model, lambda m, b: m(b).pow(2).mean(), my_part(x), **options)
-        assert_equal(grads, grads_of(plain), rtol=1e-5, atol=1e-6)
-
-    ranks(2, run)
-
-
-def test_a_frozen_unit_is_gathered_freed_and_never_reduced(ranks):
-    def run():
-        model, x = Net(), torch.randn(6, 4)
-        model.layers[1].requires_grad_(False)
-        plain = twin(model)
-        for _ in range(2):
-            plain(x).pow(2).mean().backward()
-        grads = gradients_beside_torch(model, lambda m, b: m(b).pow(2).mean(), my_part(x))
-        assert_equal(grads, grads_of(plain), rtol=1e-5, atol=1e-6)
-        return grads.keys()
-
-    assert "layers.1.w" not in ranks(2, run)[0]
-
-
-def test_activation_checkpointing_gathers_nothing_more(ranks):
-    class Checkpointed(Net):
-        def forward(self, x):
-            x = self.embed(x)
-            for layer in self.layers:
-                x = checkpoint(layer, x, use_reentrant=False)
-            return self.head(x)
-
-    def run():
-        model, x = Checkpointed(), torch.randn(4, 4)
-        plain = twin(model)
-        for _ in range(2):
-            plain(x).pow(2).mean().backward()
-        grads = gradients_beside_torch(model, lambda m, b: m(b).pow(2).mean(), my_part(x))
-        assert_equal(grads, grads_of(plain), rtol=1e-5, atol=1e-6)
+        assert_equal(gradients_beside_torch(model, my_part(x), **options), grads_of(plain), rtol=1e-5, atol=1e-6)
 
     ranks(2, run)
 

@@ -43,7 +43,7 @@ def whole_grads(model, optimizer):
 
 
 @STAGES
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", [1, 3])
 def test_ten_adamw_steps_are_those_of_one_process(ranks, world_size, stage):
     def run():
         model = Transformer(tied=True)
