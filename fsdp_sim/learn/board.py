@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from html import escape
 
 from fsdp_sim.learn import progress
-from fsdp_sim.learn.find import CHAPTERS, load, names
+from fsdp_sim.learn.find import CHAPTERS, is_core, load, names
 from fsdp_sim.learn.predictions.prediction import CLOSE
 from fsdp_sim.learn.progress import Entry, Estimate, State
 
 SIGNS = {State.OPEN: "○", State.TRIED: "◐", State.PASSED: "✓", State.OPTIMAL: "★", State.SEEN: "◎"}
 SOLVED = (State.PASSED, State.OPTIMAL)
-HEADER = ("Exercise", "Title", "Difficulty", "Minutes", "Tries", "Hints", "State")
+HEADER = ("Exercise", "Core", "Title", "Difficulty", "Minutes", "Tries", "Hints", "State")
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class BoardRow:
 
     chapter: str
     name: str
+    core: bool
     title: str
     difficulty: int
     minutes: int
@@ -30,7 +31,17 @@ class BoardRow:
     def cells(self) -> tuple[str, ...]:
         dots = "●" * self.difficulty + "○" * (5 - self.difficulty)
         state = f"{SIGNS[self.entry.state]} {self.entry.state}"
-        return self.name, self.title, dots, str(self.minutes), str(self.entry.tries), f"{self.entry.hints}/3", state
+        core = "core" if self.core else ""
+        return (
+            self.name,
+            core,
+            self.title,
+            dots,
+            str(self.minutes),
+            str(self.entry.tries),
+            f"{self.entry.hints}/3",
+            state,
+        )
 
 
 @dataclass(frozen=True, repr=False)
@@ -119,7 +130,7 @@ class Board:
 
 
 def board(chapter: str = "") -> Board:
-    """The progress: of each exercise its difficulty, minutes, tries, hints and state.
+    """The progress: of each exercise its difficulty, minutes, tries, hints and state; in a chapter the core first.
 
     Args:
         chapter: only this one ("memory", "overlap", ...); else all.
@@ -133,7 +144,11 @@ def board(chapter: str = "") -> Board:
 
     kept = progress.read()
     exercises = [load(name) for name, of in names().items() if chapter in ("", of)]
-    rows = (BoardRow(e.chapter, e.name, e.title, e.difficulty, e.minutes, kept.get(e.name, Entry())) for e in exercises)
+    exercises.sort(key=lambda e: (CHAPTERS.index(e.chapter), not is_core(e)))
+    rows = (
+        BoardRow(e.chapter, e.name, is_core(e), e.title, e.difficulty, e.minutes, kept.get(e.name, Entry()))
+        for e in exercises
+    )
     won = tuple(progress.puzzles().values())
     hunts = tuple(kept.get(f"hunt_{number}", Entry()) for number in range(1, len(TRAININGS) + 1))
     return Board(tuple(rows), str(progress.path()), tuple(progress.estimates().values()), won, hunts)

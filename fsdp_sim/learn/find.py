@@ -14,22 +14,23 @@ from fsdp_sim.learn.exercise import Exercise
 from fsdp_sim.words import nearest
 
 FOLDER = Path(__file__).parent / "exercises"
-CHAPTERS = (
-    "memory",
-    "collectives",
-    "sharding",
-    "unit",
-    "overlap",
-    "wrapping",
-    "peak",
-    "numerics",
-    "checkpoints",
-    "scale",
-    "migration",
-    "bug_hunt",
-    "interview",
-)
-"""In the order of the course."""
+CORE = {
+    "memory": ("state_bytes_per_parameter", "seven_billion_on_one_card", "state_bytes_of_a_rank"),
+    "collectives": ("owner_or_everyone", "elements_sent", "reduce_scatter_mean"),
+    "sharding": ("rows_of_each_rank", "case_02", "audit_of_shards"),
+    "unit": ("shard_and_unshard", "kept_for_backward", "hooks_in_forward"),
+    "overlap": ("gathers_with_prefetch", "forward_time", "whole_in_backward"),
+    "wrapping": ("case_06", "attention_of_its_own", "case_08"),
+    "peak": ("stands_at_the_peak", "freed_after_forward", "checkpoint_around_units"),
+    "numerics": ("plan_of_accumulation", "case_14", "samples_drawn_twice"),
+    "checkpoints": ("bytes_of_a_state_dict", "case_16", "load_onto_other_shards"),
+    "scale": ("case_20", "parameters_between_passes", "name_the_straggler"),
+    "migration": ("ddp_step_to_fsdp2", "strategy_in_fsdp2", "ddp_or_fsdp"),
+    "bug_hunt": ("case_22", "case_23", "first_to_differ"),
+    "interview": ("all_gather_from_sends", "zero1_step", "case_40"),
+}
+"""By the chapter, in the order of the course: the three exercises that nobody should leave out."""
+CHAPTERS = tuple(CORE)
 CASE = re.compile(r"(case_\d\d)_(\w+)")
 """The file of a seeded fault is named after what is wrong; a learner knows it by its number."""
 
@@ -42,6 +43,11 @@ def names() -> dict[str, str]:
         ValueError: two chapters have an exercise of the same name.
     """
     return {name: module.partition(".")[0] for name, module in _modules().items()}
+
+
+def is_core(exercise: Exercise) -> bool:
+    """Whether an exercise is one of the three of its chapter's core path."""
+    return exercise.name in CORE[exercise.chapter]
 
 
 def cases(chapter: str = "") -> list[str]:

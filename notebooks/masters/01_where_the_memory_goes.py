@@ -23,6 +23,9 @@
 # > be divided. What? (`fsdp-sim simulate --model llama3-8b --gpu H100-SXM-80GB --gpus 1 --seq-len 8192`, then `--gpus 8
 # > --api ddp --param-dtype bf16`)
 #
+# **Core path, about 55 minutes:** sections 2, 3, 4 and 6, with the exercises marked *core*. The rest is
+# there if you like.
+#
 # **What is real:** the ranks, torch's DDP and FSDP, and every byte labelled *measured* or *counted*.
 # **What is modelled:** models too large for this machine. The simulator builds the program that torch would
 # issue and adds up what is alive. It leaves out fragmentation and what the CUDA context takes.

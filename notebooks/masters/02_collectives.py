@@ -22,6 +22,9 @@
 # > every block the pieces come together, and every gradient has to find the card that keeps its rows. All that in a
 # > step of about 1.0 s. How many bytes must a card send? Guess now; we count them at the end.
 #
+# **Core path, about 60 minutes:** sections 1, 2, 3, 8 and 9, with the exercises marked *core*. The rest is
+# there if you like.
+#
 # **What is real:** the ranks, everything they send, the bytes (counted by the kernel), the times on gloo.
 # **What is modelled:** section 9, where a cluster's network is simulated, and in section 7 the speed of one wire.
 

@@ -21,6 +21,9 @@
 # > eighth? And who puts it there? In fp32 the model has 32 GB. If each of the eight processes of a node first builds
 # > all of it, the node needs 257 GB before anything is cut.
 #
+# **Core path, about 60 minutes:** sections 1, 2, 4 and 5, with the exercises marked *core*. The rest is
+# there if you like.
+#
 # **What is real:** everything. Two to four ranks of this machine, torch's own `fully_shard`, FSDP1 and DTensor.
 # **What differs on GPUs:** where the shards live, and (section 6) how DTensor draws random numbers.
 

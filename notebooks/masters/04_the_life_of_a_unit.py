@@ -22,6 +22,9 @@
 # > in fp32. To compute one it needs all of it, 436 MB in bf16, and it should not have it a moment longer than that. Who
 # > fetches it, who lets go of it, and when?
 #
+# **Core path, about 65 minutes:** sections 1 to 5, with the exercises marked *core*. The rest is
+# there if you like.
+#
 # **Real:** ranks, collectives, torch's FSDP, every number. **Modelled:** the speed of the network in section 3,
 # and one figure of the simulator, which says so.
 

@@ -22,6 +22,9 @@
 # > that, and nobody has set a flag. Where are the others? (`fsdp-sim simulate --model llama3-8b --gpu H100-SXM-80GB
 # > --gpus 8 --seq-len 8192`; look under *Why it takes as long*.)
 #
+# **Core path, about 65 minutes:** sections 1, 2, 3 and 6, with the exercises marked *core*. The rest is
+# there if you like.
+#
 # **What is real:** the ranks, the data they exchange, torch's FSDP and its profiler, the programs that torch issues.
 # **What is modelled:** the durations in the drawn steps, the slow network between CPU ranks, every GPU.
 

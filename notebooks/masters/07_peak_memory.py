@@ -21,8 +21,8 @@
 # > keeps 75 of the 78.5 that a process gets. One longer document and it is gone. What would you throw out first?
 # > (`fsdp-sim simulate --model llama3-8b --gpu H100-SXM-80GB --gpus 8 --seq-len 8192`)
 #
-# **Core path, about 100 minutes:** sections 1 to 5, with the exercises `stands_at_the_peak`, `saved_for_backward` and
-# `plan_for_long_rows`. The rest is there if you like.
+# **Core path, about 75 minutes:** sections 1, 3 and 4, with the exercises marked *core*. The rest is
+# there if you like.
 #
 # **What is real:** the ranks, torch's FSDP2, and every byte labelled *measured*. **What is modelled:** large models on
 # GPUs, by a simulator that plays torch's program and adds up what is alive. It leaves out fragmentation, the CUDA

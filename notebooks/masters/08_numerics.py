@@ -23,8 +23,8 @@
 # > (`fsdp-sim simulate --model llama3-8b --gpu H100-SXM-80GB --gpus 8 --seq-len 8192 --activation-checkpointing full`,
 # > then with `--param-dtype none`)
 #
-# **Core path, about 100 minutes:** sections 1, 2, 4 and 5, with the exercises `cast_gather_reduce`,
-# `case_13` and `case_14`. The rest is there if you like.
+# **Core path, about 70 minutes:** sections 1, 4, 5 and 8, with the exercises marked *core*. The rest is
+# there if you like.
 #
 # **Real:** ranks, gloo, torch's FSDP2 and FSDP1, every gradient. **Modelled:** the memory and speed of GPUs in
 # sections 1 and 4. What bf16 and fp16 do to numbers is the same on a CPU; what they gain in speed is not.

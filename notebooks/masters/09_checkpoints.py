@@ -22,8 +22,8 @@
 # > With the moments of AdamW, ours is 12 bytes a parameter, about 96 GB. We must write them while training goes on, and
 # > read them back on whatever is left of the cluster.
 #
-# **Core path, about 95 minutes:** sections 1 to 3, 5 and 6, with the exercises `case_16`,
-# `load_onto_other_shards` and `case_17`. The rest is there if you like.
+# **Core path, about 65 minutes:** sections 1, 2, 3 and 5, with the exercises marked *core*. The rest is
+# there if you like.
 #
 # **What is real:** the ranks, torch's FSDP and its `torch.distributed.checkpoint` (**DCP**), the files, the disk
 # that is full, the kill. **What is modelled:** nothing, but the models are small and the disk is a local one.

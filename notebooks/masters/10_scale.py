@@ -23,8 +23,8 @@
 # > three quarters of it. The second cluster is much cheaper. Can you make it work? (`fsdp-sim simulate --model
 # > llama3-8b --gpu H100-SXM-80GB --gpus 64 --seq-len 8192 --activation-checkpointing full`, then with `--inter 100GbE`)
 #
-# **Core path, about 90 minutes:** sections 1 to 4, 6 and 8, with the exercises `case_20`,
-# `tokens_that_hide` and `name_the_straggler`. The rest is there if you like.
+# **Core path, about 65 minutes:** sections 1, 2, 3 and 6, with the exercises marked *core*. The rest is
+# there if you like.
 
 # %% [markdown]
 # **What is real:** groups, collectives and shards on four ranks, and the lab. **What is modelled:** everything that

@@ -22,8 +22,8 @@
 # > every block checkpointed, and no card has that. So the script must change. How much of it? (`fsdp-sim simulate
 # > --model llama3-8b --gpu H100-SXM-80GB --gpus 8 --seq-len 8192 --activation-checkpointing full --api ddp`)
 #
-# **Core path, about 85 minutes:** sections 1 to 5, with the exercises `ddp_step_to_fsdp2`, `fsdp1_step_to_fsdp2`
-# and `ddp_or_fsdp`. The rest is there if you like.
+# **Core path, about 65 minutes:** sections 1, 2, 3 and 5, with the exercises marked *core*. The rest is
+# there if you like.
 #
 # **What is real:** every call on two ranks, every error message, torch's own FSDP1 and FSDP2, the `torchrun`
 # at the end. **What is modelled:** step times and memory of GPUs (there is none here); they say *simulated*.

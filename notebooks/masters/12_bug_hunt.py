@@ -17,6 +17,9 @@
 # that train on in silence with wrong numbers. Afterwards you can go from a symptom to its cause in four
 # steps: **symptom → who waits where, or which number differs first → the smallest experiment → the cause**.
 #
+# **Core path, about 60 minutes:** sections 1 and 2, with the exercises marked *core*. The rest is
+# there if you like.
+#
 # **What is real:** every hang, every error and every wrong number, on real ranks with gloo and torch's own
 # `fully_shard`. **What is modelled:** the memory of large models in section 7, by the simulator.
 

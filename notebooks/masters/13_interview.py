@@ -22,8 +22,8 @@
 # > You have counted the bytes, hidden the gathers, cut the units, saved it, moved it to 64 cards and found its bugs.
 # > Now say it in two minutes.
 #
-# **Core path, about 75 minutes:** sections 1 to 3, 5 and 6, and of section 4 the exercises `all_gather_from_sends`,
-# `zero1_step` and `case_40`. The rest is there if you like.
+# **Core path, about 65 minutes:** sections 1 to 6, with the exercises marked *core*. The rest is
+# there if you like.
 #
 # **What is real:** the whiteboard exercises run on ranks. **What is computed:** every answer, by this library,
 # when it is asked. Nothing is looked up in a list.

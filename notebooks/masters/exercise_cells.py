@@ -9,7 +9,7 @@ import nbformat
 from nbformat.v4 import new_code_cell, new_markdown_cell
 
 from fsdp_sim.learn.exercise import Exercise
-from fsdp_sim.learn.find import load
+from fsdp_sim.learn.find import is_core, load
 from fsdp_sim.learn.predictions import load as load_prediction
 from fsdp_sim.learn.sources import imports, solution_source, stub_source
 
@@ -55,11 +55,12 @@ def prediction(cell: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
 
 
 def header(exercise: Exercise) -> str:
-    """What is asked, how hard and how important it is, and how long it takes."""
+    """What is asked, whether it is on the core path, how hard and how important it is, and how long it takes."""
+    core = "*core* · " if is_core(exercise) else ""
     lines = [
         f"### Exercise: {exercise.title}",
-        f"*{exercise.kind.value}* · difficulty {dots(exercise.difficulty)} · importance {dots(exercise.importance)} · "
-        f"about {exercise.minutes} minutes",
+        f"{core}*{exercise.kind.value}* · difficulty {dots(exercise.difficulty)} · importance "
+        f"{dots(exercise.importance)} · about {exercise.minutes} minutes",
         "",
         exercise.contract,
     ]

@@ -82,6 +82,15 @@ def test_the_board_has_every_exercise_with_its_minutes_and_says_what_is_left() -
     assert 'scope="row"' in html
 
 
+def test_the_board_has_the_core_of_a_chapter_first() -> None:
+    assert [(row.name, row.core) for row in board("overlap").rows[:4]] == [
+        ("forward_time", True),
+        ("gathers_with_prefetch", True),
+        ("whole_in_backward", True),
+        ("case_05", False),
+    ]
+
+
 @pytest.mark.parametrize(
     "damaged",
     ['{"exercises": {"all_gath', '{"exercises": {"x": {"tries": 1e400}}}', '{"x": ' + "[" * 100_000, " " * 30_000_001],
