@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from fsdp_sim.cost import fitted, workload
+from fsdp_sim.cost import workload
 from fsdp_sim.engine import jitter, slow_node, straggler
 from fsdp_sim.schedule import build
 from fsdp_sim.simulation import Fit, simulate
@@ -65,15 +65,6 @@ def test_a_bad_link_on_one_node_holds_up_the_others():
     one = simulate("llama2-7b", cluster, plan).step_time_s
 
     assert simulate("llama2-7b", cluster, plan, skew=lambda s, n: slow_node(s, n, node=2, factor=3)).step_time_s > one
-
-
-def test_without_contention_a_step_is_shorter():
-    free = replace(fitted(PLAN.stack), contention=0.0)
-
-    assert (
-        simulate("llama2-7b", CLUSTER, PLAN, calibration=free).step_time_s
-        < simulate("llama2-7b", CLUSTER, PLAN).step_time_s
-    )
 
 
 def test_collectives_of_two_communicators_share_the_network_card():

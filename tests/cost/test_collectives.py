@@ -71,19 +71,6 @@ def test_a_group_of_one_takes_no_time(group, op, size):
     assert collective_s(op, size, 1, cluster, stride=stride) == 0
 
 
-def test_a_ring_of_old_nvlink_all_reduces_in_two_turns():
-    cluster = Cluster("A100", gpus=8)  # no reduction in the switch
-    assert collective_s("all_reduce", 100 * GIB, 8, cluster) == pytest.approx(
-        2 * collective_s("all_gather", 100 * GIB, 8, cluster), rel=1e-3
-    )
-
-
-def test_leaving_the_node_costs_and_more_nodes_cost_more():
-    times = [collective_s("all_gather", GIB, n, Cluster("A100", gpus=n)) for n in (8, 16, 64, 256)]
-    assert times == sorted(times)
-    assert times[1] > 1.2 * times[0]
-
-
 def test_eight_replica_groups_share_the_adapters_that_one_shard_group_has_alone():
     cluster = Cluster("H100", gpus=64)
     of_all = collective_s("all_reduce", 8 * GIB, 64, cluster)

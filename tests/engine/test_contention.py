@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from fsdp_sim.engine import Contention, run
-from fsdp_sim.schedule import Kind, build, toy
+from fsdp_sim.schedule import Kind, build
 from fsdp_sim.spec import Plan
 from fsdp_sim.timeline import Lane, Op
 from tests.engine.programs import anything, by_hand, devices, durations, issuing, layers_only
@@ -99,12 +99,6 @@ def test_a_collective_over_ranks_goes_at_the_pace_of_the_slowest():
     seconds = {(Op.FWD, "c"): [0.0, 4.0], (Op.ALL_GATHER, "g"): 10.0}
     played = run(program, seconds, ranks=2, contention=Contention(collective_slowdown_by_compute=2.0))
     assert np.asarray(played.columns.end_s[1]).tolist() == [12.0, 12.0]
-
-
-def test_ranks_that_are_alike_are_played_as_one():
-    program = build(layers_only(2), Plan(), 8)
-    one, all_of_them = (run(program, durations(), ranks=n, contention=Contention(1.3, 1.2)) for n in (1, 8))
-    assert all_of_them.of_rank(all_of_them.columns.end_s, 7) == one.columns.end_s
 
 
 @pytest.mark.parametrize(("slowdown", "end", "late"), [(1.0, 8.5, {2: 8.0}), (100.0, 54.5, {})])
@@ -230,13 +224,6 @@ def test_no_operation_is_faster_than_alone_or_starts_before_it_may(case, device,
     for e in waits:
         assert e.duration_s >= np.min(seconds[e.op, e.unit]) - 1e-9
         assert all(e.start_s >= ends[seq] for seq in e.waits_on)
-
-
-def test_the_toy_model_under_contention_lies_between_its_bounds():
-    program = build(toy(4), Plan(), 8)
-    plain = run(program, durations(), copies_s=1.0).step_time_s()
-    slow = run(program, durations(), copies_s=1.0, contention=Contention(1.2, 1.3)).step_time_s()
-    assert plain < slow < 1.3 * plain
 
 
 @given(anything, devices, issuing(), st.tuples(*[st.sampled_from([1.0, 1.1, 2.0])] * 2))

@@ -58,14 +58,6 @@ def test_sharded_gradients_add_up_through_backward():
     assert outputs[-1] == 0  # zero_grad
 
 
-def test_mixed_precision_gathers_halves_and_reduces_in_full():
-    full, half = (memory(build(layers_only(4), plan, 8)).by_category for plan in
-                  (Plan(), Plan(param_dtype="bf16", reduce_dtype="fp32")))  # fmt: skip
-    for category in (Memory.AG_OUTPUT, Memory.UNSHARDED, Memory.UNSHARDED_GRAD):
-        assert max(half[category]) == max(full[category]) / 2
-    assert max(half[Memory.RS_INPUT]) == max(full[Memory.RS_INPUT])
-
-
 def test_the_states_are_there_from_the_beginning():
     program = build(layers_only(4), Plan(), 8)
     profile = memory(program)

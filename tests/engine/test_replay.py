@@ -1,7 +1,6 @@
 """Replay says when each operation runs: by hand on small cases, against a second simulator on random ones."""
 
 from collections import defaultdict
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -334,28 +333,6 @@ def test_the_pass_for_one_rank_equals_the_pass_for_many(case, device, issue):
     as_array = run(program, {key: [value] for key, value in alone.items()}, **how)
     for name in ("issue_s", "clock_s", "start_s", "end_s"):
         assert list(getattr(one.columns, name)) == as_array.of_rank(getattr(as_array.columns, name), 0)
-
-
-@given(anything, devices, st.data())
-def test_nothing_starts_earlier_when_something_takes_longer(case, device, data):
-    program, seconds, ranks = case
-    before = spans(replay(program, seconds, device=device, ranks=ranks))
-    if seconds:
-        key = data.draw(st.sampled_from(sorted(seconds)))
-        seconds = seconds | {key: [s + data.draw(st.integers(1, 9)) for s in seconds[key]]}
-    after = spans(replay(program, seconds, device=device, ranks=ranks))
-    assert all(after[op] >= before[op] for op in before)
-
-
-@given(anything, devices)
-def test_a_lane_does_one_thing_at_a_time_in_issue_order(case, device):
-    program, seconds, ranks = case
-    timeline = replay(program, seconds, device=device, ranks=ranks)
-    synchronous = {n for n, i in enumerate(program.ops) if not i.async_op}
-    for rank in range(ranks):
-        for lane in Lane:
-            mine = [e for n, e in enumerate(timeline.select(rank=rank).ops) if e.lane is lane and n in synchronous]
-            assert all(a.end_s <= b.start_s for a, b in pairwise(mine))
 
 
 @given(anything, devices)

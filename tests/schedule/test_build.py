@@ -12,29 +12,13 @@ import pytest
 import fsdp_sim.schedule
 from fsdp_sim.schedule import Kind, Param, Unit, build, toy
 from fsdp_sim.spec import Plan
-from fsdp_sim.timeline import Lane, Memory, Op, Phase
+from fsdp_sim.timeline import Lane, Op, Phase
 from tests.oracles.verify import verify
 
 
 @pytest.mark.parametrize("name", [m.name for m in pkgutil.iter_modules(fsdp_sim.schedule.__path__)])
 def test_examples(name):
     assert doctest.testmod(importlib.import_module(f"fsdp_sim.schedule.{name}")).failed == 0
-
-
-@pytest.mark.parametrize("api", ["fsdp2", "fsdp1", "ddp", "zero1", "zero2"])
-def test_every_way_to_train_has_a_program(api):
-    program = build(toy(2), Plan(api=api), world_size=4)
-    assert program.plan.api == api
-    compute = [i.what for i in program.ops if i.op in (Op.FWD, Op.BWD)]
-    names = ["embed", "layers.0", "layers.1", "head"]
-    assert compute == [f"FWD {n}" for n in names] + [f"BWD {n}" for n in reversed(names)]
-
-
-def test_world_size_1_issues_no_collective():
-    program = build(toy(3), Plan(), world_size=1, steps=2)
-    verify(program)
-    assert {str(i.op) for i in program.ops} == {"FWD", "BWD", "OPTIM", "ag_copy_out", "rs_copy_in", "rs_copy"}
-    assert Memory.AG_OUTPUT not in {i.category for i in program}
 
 
 def test_a_model_of_one_unit_needs_no_mark_for_its_layers():

@@ -170,12 +170,6 @@ def test_mixed_precision_halves_what_is_sent_unless_it_is_reduced_in_fp32():
     assert sent["bf16"] * 2 == sent["fp32"] == sent["both"]
 
 
-def test_one_rank_reduces_nothing():
-    what = ddp(UNITS, world_size=1)
-    assert not collectives(what)
-    verify_flat(what)
-
-
 def test_without_sync_gradients_are_kept_and_segments_that_have_none_keep_nothing():
     units = [Unit("root", (Param("embed", (4, 8)), Param("head", (8, 4))), ("embed", ..., "norm", "head"))]
     kept = [i for i in ddp(units, grad_accum=2, requires_gradient_sync="last") if i.micro_batch == 0]

@@ -36,11 +36,6 @@ def test_what_is_offloaded_is_not_on_the_device():
     assert state_bytes([UNIT], Plan(cpu_offload=True), 4) == {}
 
 
-def test_a_shard_size_that_does_not_divide_the_ranks_is_named():
-    with pytest.raises(ValueError, match=r"shard_size is 3, which does not divide the world size 8"):
-        state_bytes([UNIT], Plan(shard_size=3), 8)
-
-
 def test_a_unit_s_parts_are_its_parameters_and_the_first_is_what_rank_0_keeps():
     (shards,) = unit_shards([UNIT], Plan(), 4)
     assert shards.part_bytes == (64 + 4, 64 + 4, 64 + 4, 48)  # of w 4, 4, 4 and 3 rows; of b 1, 1, 1 and none
