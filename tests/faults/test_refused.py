@@ -8,7 +8,6 @@ import sys
 import pytest
 
 from tests.faults.agents import ROOT
-from tests.faults.runs import checkpoints
 
 pytestmark = pytest.mark.tail  # see make test-all
 
@@ -47,29 +46,6 @@ def test_config(capsys, tmp_path, monkeypatch, arguments, says):
     assert says in said
     assert len(said.strip().splitlines()) == 1
     assert "Traceback" not in said
-
-
-def test_a_batch_that_does_not_divide_is_said_once_by_rank_0(start):
-    job = start("--global_batch=4", ranks=3)
-    assert job.wait() == 1
-    assert job.printed.count("a batch of 4 rows does not divide into 3 ranks") == 1
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ("--n_layer=2", "n_layer is 2, and 1 in the checkpoint of step 2"),
-        ("--model=teaching-llama", "in the checkpoint of step 2"),
-        ("--seed=1", "seed is 1, and 0 in the checkpoint of step 2"),
-    ],
-)
-def test_a_checkpoint_of_another_model(start, change, says):
-    first = start("--steps=2", "--dropout=0")
-    assert first.wait() == 0, first.printed
-    job = start("--steps=4", "--dropout=0", change)
-    assert job.wait() == 1
-    assert says in job.printed
-    assert [path.name for path in checkpoints(job)] == ["step-2"]
 
 
 def test_two_runs_in_one_folder(start):

@@ -320,13 +320,6 @@ def test_an_exception_that_cannot_be_sent_or_printed_is_reported_all_the_same() 
     assert "raise BadError" in message
 
 
-def test_a_name_of_an_exception_is_cut_too() -> None:
-    def fn() -> None:
-        raise type("Long" * 1_000_000, (Exception,), {})
-
-    assert len(message_of(fn)) < 100_000
-
-
 def test_an_exceptions_text_drives_no_terminal() -> None:
     def fn() -> None:
         raise ValueError("\x1b[2J\x1b]0;owned\x07 gone")
@@ -361,13 +354,13 @@ def test_each_has_arguments_for_every_rank() -> None:
 
 def test_of_an_exception_as_long_as_a_book_both_ends_are_shown() -> None:
     def fn() -> None:
-        raise ValueError("begin" + "x" * 50_000_000 + "end")
+        raise type("Begin" + "x" * 1_000_000, (Exception,), {})("x" * 50_000_000 + "end")
 
     message = message_of(fn)
     assert len(message) < 100_000
-    assert message.startswith("ranks 0 and 1 raised ValueError: begin")
+    assert message.startswith("ranks 0 and 1 raised Beginx")
     assert "characters cut" in message
-    assert "raise ValueError" in message
+    assert "raise type(" in message
 
 
 @pytest.mark.parametrize("what", ["closed", "no file"])
@@ -432,11 +425,6 @@ def test_a_data_loader_may_have_workers() -> None:
         return [batch.tolist() for batch in loader]
 
     assert list(run(fn, 2, progress=False)) == [[[0, 1], [2, 3]]] * 2
-
-
-def test_threads_is_checked_before_anything_starts() -> None:
-    with pytest.raises(ValueError, match="threads=0"):
-        run(lambda: None, 1, threads=0)
 
 
 def test_run_inside_a_rank_is_refused() -> None:

@@ -31,10 +31,6 @@ def test_threads_and_processes_are_counted_together():
     assert caught.value.verdict.ranks == (0,)
 
 
-def test_within_the_limits_nothing_changes():
-    assert list(run(lambda: "done", 2, limits=Limits(), progress=False)) == ["done", "done"]
-
-
 NEEDS_LINUX = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux")
 
 

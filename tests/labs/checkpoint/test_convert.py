@@ -229,8 +229,6 @@ def test_what_is_refused_is_said_and_nothing_is_left(runs: Path, tmp_path: Path)
         (runs / "full", "new", "full", ValueError, r"is a folder of checkpoints; give one of them, as in .*step-7"),
         (tmp_path / "torch", "new", "full", ValueError, r"index is a pickle: .* dcp_to_torch"),
         (tmp_path / "there", "new", "full", ValueError, r"has neither manifest.json nor model.safetensors"),
-        (tmp_path / "hf", "new", "sharded", ValueError, r"has weights alone, .*; use --to=full"),
-        (tmp_path / "hf", "new", "hf", ValueError, r"does not say what its weights are of; .*--model=gpt2"),
     ]
     for path, target, to, error, message in cases:
         with pytest.raises(error, match=message):

@@ -22,6 +22,7 @@ MODELS: dict[str, ModelConfig] = {
     "gpt2": GPTConfig(n_layer=2, n_head=2, d_model=8, vocab_size=17, context=12),
     "gpt2-untied": GPTConfig(n_layer=1, n_head=4, d_model=8, vocab_size=17, context=12, tied=False),
     "llama": LlamaConfig(2, 4, 2, 16, 24, vocab_size=17, context=12),
+    "llama-ungrouped": LlamaConfig(1, 4, 4, 16, 24, vocab_size=17, context=12),
     "llama-tied": LlamaConfig(1, 4, 1, 16, 24, vocab_size=17, context=12, tied=True, rope_theta=300.0, norm_eps=1e-3),
 }
 

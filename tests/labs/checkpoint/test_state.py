@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from fsdp_sim.ranks import RanksError, run
-from labs.checkpoint.state import local, read_state, whole, write_state
+from labs.checkpoint.state import local, read_state, write_state
 from labs.cluster.process_group import RankPlace
 from labs.config import TrainConfig
 from labs.model.gpt import GPT, GPTConfig
@@ -212,12 +212,3 @@ def test_a_flat_parameter_has_one_step() -> None:
 
     with pytest.raises(RanksError, match=r"norm.bias 7 times, but they are one flat tensor; use use_orig_params=true"):
         on_ranks(write)
-
-
-def test_a_tensor_is_gathered_whole_on_every_rank() -> None:
-    def gather() -> torch.Tensor:
-        return whole(read_state(wrapped(WAYS["fsdp2"])[0])["model.tok_emb.weight"])
-
-    first, second = on_ranks(gather)
-    assert torch.equal(first, second)
-    assert torch.equal(first, dict(GPT(MODEL, seed=0).named_parameters())["tok_emb.weight"])

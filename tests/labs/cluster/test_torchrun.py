@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-import os
-import signal
-import subprocess
 import sys
-import time
 
 import psutil
 import pytest
@@ -44,29 +40,6 @@ def test_what_takes_too_long_is_ended_with_all_its_ranks(tmp_path):
     with pytest.raises(FailedError, match="was still running after 12 s"):
         launch(str(script), str(marks), ranks=2, timeout_s=12)
     assert not any(psutil.pid_exists(int(mark.name)) for mark in marks.iterdir())
-
-
-@pytest.mark.parametrize(
-    "signal_", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.skipif(
-        sys.platform != "linux", reason="needs Linux: the parent-death signal is its own"))],
-)  # fmt: skip
-@pytest.mark.tail
-def test_nothing_outlives_who_called(signal_, tmp_path):
-    script = tmp_path / "forever.py"
-    script.write_text(FOREVER)
-    marks = tmp_path / "pids"
-    marks.mkdir()
-    call = f"from labs.cluster.torchrun import launch; launch({str(script)!r}, {str(marks)!r}, ranks=2)"
-    caller = subprocess.Popen([sys.executable, "-c", call], stderr=subprocess.DEVNULL, env={**os.environ})
-    give_up_s = time.monotonic() + 120
-    while len(ranks := list(marks.iterdir())) < 2:
-        assert time.monotonic() < give_up_s
-        time.sleep(0.05)
-    processes = [psutil.Process(int(mark.name)) for mark in ranks]
-    time.sleep(1)  # until torchrun watches them: once it did not heed a signal that came while it was starting them
-    caller.send_signal(signal_)
-    caller.wait(60)
-    assert not psutil.wait_procs(processes, timeout=60)[1]
 
 
 BOX = """╭─ Value error ─────────────────────────────────────────────────────╮

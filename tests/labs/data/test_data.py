@@ -169,23 +169,12 @@ class TestTokens:
         assert np.array_equal(there.train, corpus.train)
         assert (there.tokenizer, there.vocab_size, there.sha256) == ("gpt2", 259, corpus.sha256)
 
-    def test_are_made_anew_when_the_file_is_cut(self, text, words):
-        corpus = load_corpus(text, tokenizer=words)
-        expected = corpus.train.tolist()
-        os.truncate(corpus.path, corpus.path.stat().st_size - 3)
-        with pytest.warns(UserWarning, match="damaged"):
-            assert load_corpus(text, tokenizer=words).train.tolist() == expected
-
     def test_that_another_tokenizer_made_are_not_taken(self, text, words):
         as_words, as_bytes = load_corpus(text, tokenizer=words), load_corpus(text)
         as_words.path.write_bytes(as_bytes.path.read_bytes())
         with pytest.warns(UserWarning, match="damaged"):
             again = load_corpus(text, tokenizer=words)
         assert (again.tokenizer, again.sha256) == ("gpt2", as_words.sha256)
-
-    def test_of_an_unknown_name(self, text):
-        with pytest.raises(ValueError, match="tokenizer='words': there are bytes and gpt2"):
-            load_corpus(text, tokenizer="words")
 
 
 class TestBatch:

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labs.data.loader import Loader, check_batch, local_batch
+from labs.data.loader import Loader, local_batch
 
 loaders = st.builds(
     lambda n, seq_len, rest, batch, seed: Loader(numbers(n * seq_len + 1 + rest % seq_len), seq_len, batch, seed),
@@ -59,16 +59,6 @@ class TestEpoch:
             position = batch.next
         assert sorted(targets) == list(range(1, len(loader) * loader.seq_len + 1))
 
-    def test_has_an_order_of_its_own(self):
-        orders = {
-            (seed, epoch): tuple(samples_of(loader, loader.batch(epoch * 20)))
-            for seed in (0, 1)
-            for loader in [Loader(numbers(41), 2, 20, seed)]
-            for epoch in (0, 1, 2)
-        }
-        assert len(set(orders.values())) == 6
-        assert all(sorted(order) == list(range(20)) for order in orders.values())
-
     def test_is_the_same_on_every_machine(self):
         loader = Loader(numbers(17), 2, 8, seed=1)
         assert samples_of(loader, loader.batch(0)) == [2, 4, 7, 5, 0, 6, 3, 1]
@@ -102,13 +92,6 @@ class TestPosition:
             position = loader.batch(position).next
         assert loader.position(step) == position
 
-    @given(loader=loaders, position=st.integers(0, 200))
-    @examples
-    def test_goes_on_by_the_rows_that_are_real(self, loader, position):
-        batch = loader.batch(position)
-        assert batch.next == loader.next(position)
-        assert batch.next - position == sum(sample is not None for sample in samples_of(loader, batch))
-
 
 class TestRows:
     @given(loader=loaders, ranks=st.integers(1, 8), position=st.integers(0, 200))
@@ -121,23 +104,6 @@ class TestRows:
         assert torch.equal(torch.cat([part.y for part in parts]), whole.y)
         assert {(part.n_tokens, part.next) for part in parts} == {(whole.n_tokens, whole.next)}
         assert torch.equal(parts[-1].x, local_batch(whole.x, ranks - 1, ranks))
-
-    @given(loader=loaders, before=st.integers(1, 4), after=st.integers(1, 4), steps=st.integers(0, 5))
-    @examples
-    def test_another_number_of_ranks_reads_on(self, loader, before, after, steps):
-        loader = Loader(loader.tokens, loader.seq_len, before * after * 2, loader.seed)
-
-        def run(position, ranks, steps):
-            read = []
-            for _ in range(steps):
-                parts = [loader.rows(position, rank, ranks) for rank in range(ranks)]
-                read += [row.tolist() for part in parts for row in part.x]
-                position = parts[0].next
-            return read, position
-
-        first, position = run(0, before, steps)
-        second, _ = run(position, after, 3)
-        assert first + second == run(0, 1, steps + 3)[0]
 
     def test_ten_sequences_on_four_ranks_make_equally_many_steps(self):
         loader = Loader(numbers(21), 2, 8, seed=0)
@@ -194,10 +160,6 @@ class TestErrors:
             with pytest.raises(ValueError, match=f"{name}=-1: it counts from 0"):
                 call(-1)
 
-    def test_a_batch_that_does_not_divide_into_the_ranks(self):
-        with pytest.raises(ValueError, match="a batch of 8 rows does not divide into 3 ranks"):
-            Loader(numbers(100), 2, 8, 0).rows(0, 0, 3)
-
     @pytest.mark.parametrize(
         ("batch", "world_size", "says"),
         [
@@ -209,7 +171,7 @@ class TestErrors:
     )
     def test_batch_that_does_not_divide(self, batch, world_size, says):
         with pytest.raises(ValueError, match=says):
-            check_batch(batch, world_size)
+            local_batch(torch.zeros(batch, 1), 0, world_size)
 
     def test_no_such_rank(self):
         with pytest.raises(ValueError, match="rank=2: with world_size=2 ranks are 0 to 1"):

@@ -173,11 +173,6 @@ class TestLauncher:
         launcher.kill()
         return orphan, launcher
 
-    def test_its_end_asks_for_a_stop(self):
-        _, pipes = self.killed(STEPS, launched=True)
-        out, err = pipes.communicate(timeout=20)  # until the orphan has closed its ends
-        assert (out, err) == (f"{PREEMPTED} the end of its launcher\n", "")
-
     def test_it_may_end_before_anyone_looks(self):
         build = 'print("ready", flush=True)\nwhile os.getppid() == launcher: time.sleep(0.01)'
         _, pipes = self.killed(STEPS, launched=True, build=build)

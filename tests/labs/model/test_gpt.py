@@ -1,22 +1,14 @@
 """The GPT: GPT-2's parameter counts, its start, what it computes, and what it refuses."""
 
 import dataclasses
-import math
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
-from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import DistributedDataParallel
 
-from fsdp_sim.ranks import run
-from labs.model import build
 from labs.model.gpt import GPT, GPTConfig, generate
-from labs.model.llama import LlamaConfig
 
 SMALL = GPTConfig(n_layer=2, n_head=2, d_model=16, vocab_size=11, context=8)
-LLAMA = LlamaConfig(n_layer=2, n_head=2, n_kv_head=1, d_model=16, d_ff=24, vocab_size=11, context=8)
 
 
 @pytest.fixture
@@ -62,10 +54,6 @@ class TestStart:
         assert torch.equal(weights[0], weights[2])
         assert not torch.equal(weights[0], weights[3])
 
-    def test_loss_begins_near_that_of_a_uniform_guess(self, model):
-        idx = torch.randint(11, (4, 8))
-        assert model(idx, idx.roll(1)).item() == pytest.approx(math.log(11), abs=0.1)
-
 
 class TestForward:
     def test_gives_logits_or_the_mean_cross_entropy(self, model):
@@ -94,26 +82,6 @@ class TestForward:
     def test_the_loss_of_a_bf16_model_is_fp32(self, model):
         idx = torch.randint(11, (2, 8))
         assert model.bfloat16()(idx, idx).dtype == torch.float32
-
-    def test_equals_transformers_gpt2(self, model):
-        transformers = pytest.importorskip("transformers")
-        config = transformers.GPT2Config(
-            vocab_size=11, n_positions=8, n_embd=16, n_layer=2, n_head=2, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0
-        )
-        theirs = transformers.GPT2LMHeadModel(config)
-        ours = dict(model.named_parameters())
-        names = {"wte": "tok_emb", "wpe": "pos_emb", "ln_f": "norm", "h": "layers", "ln_1": "attn_norm"}
-        names |= {"ln_2": "mlp_norm", "c_attn": "qkv", "c_proj": "proj", "c_fc": "fc"}
-        with torch.no_grad():
-            for parameter in ours.values():
-                parameter.normal_(std=0.3)  # no bias and no norm that changes nothing
-            for name, parameter in theirs.named_parameters():
-                path = name.removeprefix("transformer.").split(".")
-                value = ours.pop(".".join(names.get(part, part) for part in path))
-                parameter.copy_(value.T if path[-2].startswith("c_") and path[-1] == "weight" else value)  # Conv1D
-        assert not ours
-        idx = torch.randint(11, (2, 8))
-        torch.testing.assert_close(model(idx), theirs(idx).logits, rtol=1e-4, atol=1e-5)
 
     def test_more_tokens_than_positions_is_an_error(self, model):
         with pytest.raises(ValueError, match="rows of 9 tokens, but context=8"):
@@ -145,35 +113,11 @@ class TestGenerate:
         torch.testing.assert_close(draws.bincount(minlength=11) / 2000, expected.detach(), rtol=0, atol=0.05)
         assert expected.max() > 2 * expected.min()
 
-    def test_leaves_the_global_generator_as_it_is(self, model):
-        before = torch.get_rng_state()
-        first = generate(model, torch.tensor([1]), 20, temperature=1.0)
-        assert torch.equal(torch.get_rng_state(), before)
-        assert torch.equal(generate(model, torch.tensor([1]), 20, temperature=1.0), first)
-
-    @pytest.mark.parametrize("config", [SMALL, LLAMA], ids=["gpt", "llama"])
-    def test_ranks_of_a_sharded_model_draw_the_tokens_of_the_whole_one(self, config):
-        def sample() -> list[int]:
-            torch.manual_seed(dist.get_rank())  # the ranks' own random numbers differ
-            model = build(config, seed=3)
-            for layer in model.layers:
-                fully_shard(layer)
-            fully_shard(model)
-            return generate(model, torch.tensor([1, 2]), 10, temperature=1.0).tolist()
-
-        whole = generate(build(config, seed=3), torch.tensor([1, 2]), 10, temperature=1.0).tolist()
-        assert run(sample, 2, progress=False) == [whole, whole]
-
-    def test_takes_a_model_in_ddp(self, model):
-        def sample() -> list[int]:
-            return generate(DistributedDataParallel(model), torch.tensor([1, 2]), 4).tolist()
-
-        assert run(sample, 1, progress=False) == [generate(model, torch.tensor([1, 2]), 4).tolist()]
-
 
 class TestErrors:
-    @pytest.mark.parametrize("field", ["n_layer", "n_head", "d_model", "vocab_size", "context"])
-    @pytest.mark.parametrize("value", [0, -1, 1.5, True, "4"])
+    @pytest.mark.parametrize(
+        ("field", "value"), [("n_layer", 0), ("n_head", -1), ("d_model", 1.5), ("vocab_size", True), ("context", "4")]
+    )
     def test_sizes_are_positive_whole_numbers(self, field, value):
         with pytest.raises(ValueError, match=f"{field}={value!r}: it is a whole number"):
             GPTConfig.preset("teaching", **{field: value})
