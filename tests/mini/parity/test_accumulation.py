@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.mini.models import Collectives, assert_same_grads, my_part, twin
-from tests.mini.parity.tools import groups_of, kind, sharded_toy, square_loss
+from tests.mini.parity.tools import backward_of_both, groups_of, kind, sharded_toy, square_loss
 
 N_UNITS = 4  # 3 layers and the root
 MICRO_BATCHES = 3
@@ -132,8 +132,7 @@ def test_a_unit_that_the_last_micro_batch_does_not_use_is_reduced_with_it(ranks,
             model.skip = plain.skip = skip
             whole = torch.randn(4, 4)
             model.set_requires_gradient_sync(skip)
-            square_loss(model(my_part(whole))).backward()
-            square_loss(plain(whole)).backward()
+            backward_of_both(model, plain, whole)
         assert_same_grads(model, plain)
 
     ranks(2, run)
@@ -159,8 +158,7 @@ def test_zero_grad_does_not_reach_gradients_that_are_not_reduced_yet(ranks, impl
         for sync in (False, True):
             model.set_requires_gradient_sync(sync)
             model.zero_grad()
-            square_loss(model(my_part(whole))).backward()
-            square_loss(plain(whole)).backward()
+            backward_of_both(model, plain, whole)
         assert_same_grads(model, plain)
 
     ranks(2, run)

@@ -8,7 +8,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import Checkpoi
 from torch.utils.checkpoint import checkpoint
 
 from tests.mini.models import Matrix, assert_same_grads, my_part, twin
-from tests.mini.parity.tools import groups_of, kind, square_loss
+from tests.mini.parity.tools import backward_of_both, groups_of, kind, square_loss
 
 
 class Block(nn.Module):
@@ -57,9 +57,7 @@ class CheckpointsAcrossBlocks(Stack):
 def compare(impl, model, plain, steps=2):
     for _ in range(steps):
         whole = torch.randn(4, 4)
-        for m, x in ((model, my_part(whole)), (plain, whole)):
-            m.zero_grad()
-            square_loss(m(x)).backward()
+        backward_of_both(model, plain, whole, afresh=True)
         for (name, a), b in zip(model.named_parameters(), plain.parameters(), strict=True):
             torch.testing.assert_close(a.grad.full_tensor(), b.grad, msg=lambda text, name=name: f"{name}: {text}")
         assert {kind(p) for p in model.parameters()} == {"sharded"}

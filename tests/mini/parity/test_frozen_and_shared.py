@@ -8,21 +8,12 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.mini.models import Collectives, Toy, Transformer, assert_same_grads, my_part, shard, twin
-from tests.mini.parity.tools import Issued, group_of, sharded_toy, square_loss, train_side_by_side
-
-SIZES = (5, 3, 2)
-
-
-def backward(model, plain):
-    whole = torch.randn(6, 4)
-    for m, x in ((model, my_part(whole)), (plain, whole)):
-        m.zero_grad()
-        square_loss(m(x)).backward()
+from tests.mini.parity.tools import Issued, backward_of_both, group_of, sharded_toy, square_loss, train_side_by_side
 
 
 def step(model, plain):
     """One backward of each; gradients are equal, and None where the other's are."""
-    backward(model, plain)
+    backward_of_both(model, plain, torch.randn(6, 4), afresh=True)
     assert_same_grads(model, plain)
 
 
@@ -38,10 +29,9 @@ def test_frozen_parameters_are_gathered_and_not_reduced(ranks, impl, frozen):
         plain = twin(model)
         shard(model, impl.fully_shard)
         with Issued() as mode:
-            backward(model, plain)
+            step(model, plain)
         gathered = {c.numel for c in mode.of("AG")}
         reduced = sum(c.numel for c in mode.of("RS"))
-        assert_same_grads(model, plain)
         train_side_by_side(model, plain)
         return gathered, reduced, [n for n, p in model.named_parameters() if p.grad is not None]
 
@@ -156,9 +146,7 @@ def test_tied_weights_in_one_group(ranks, impl, how):
         sgd = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, plain)]
         ids = torch.randint(17, (6, 5), generator=torch.Generator().manual_seed(0))
         for _ in range(2):
-            for m, x in ((model, my_part(ids)), (plain, ids)):
-                m.zero_grad()
-                square_loss(m(x)).backward()
+            backward_of_both(model, plain, ids, afresh=True)
             assert_same_grads(model, plain)
             for optimizer in sgd:
                 optimizer.step()
@@ -228,9 +216,7 @@ def test_ignored_parameters_under_ddp(ranks, impl):
         sgd = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, plain)]
         for _ in range(3):
             whole = torch.randn(4, 4)
-            for m, x in ((wrapped, my_part(whole)), (plain, whole)):
-                m.zero_grad()
-                square_loss(m(x)).backward()
+            backward_of_both(wrapped, plain, whole, afresh=True)
             for (name, a), b in zip(model.named_parameters(), plain.parameters(), strict=True):
                 grad = a.grad.full_tensor() if name in sharded else a.grad
                 torch.testing.assert_close(grad, b.grad)

@@ -9,6 +9,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from tests.mini.models import Toy, assert_same_grads, my_part, shard, twin
 from tests.mini.parity.tools import (
     Issued,
+    backward_of_both,
     called,
     group_of,
     groups_of,
@@ -127,8 +128,7 @@ def test_forced_sums_on_a_mesh_of_two_dimensions(ranks, impl, factor):
                 unit.set_gradient_divide_factor(factor)
         whole = torch.randn(8, 4)
         with called() as log:
-            for m, x in ((model, my_part(whole)), (plain, whole)):
-                square_loss(m(x)).backward()
+            backward_of_both(model, plain, whole)
         for p in plain.parameters():
             p.grad.mul_(4 / (factor or 4))
         assert_same_grads(model, plain)

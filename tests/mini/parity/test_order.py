@@ -1,18 +1,18 @@
-"""Order: what is registered when, and how many collectives that makes. The whole order of a step: `test_programs`."""
+"""What is registered when, and who communicates in which group. The order of a step: `test_programs`."""
 
 import pytest
 import torch
 
 from tests.mini.models import Matrix, assert_same_grads, my_part
 from tests.mini.parity.tools import (
+    Issued,
+    backward_of_both,
     called,
     group_of,
     kind,
     sharded_toy,
     square_loss,
 )
-
-# What is registered
 
 
 @pytest.mark.parametrize(
@@ -87,9 +87,6 @@ def test_the_unsharded_parameter_is_one_object_whose_memory_comes_and_goes(ranks
     assert ranks(2, run) == [([0, 64, 0, 64], True)] * 2
 
 
-# How many collectives
-
-
 def test_collectives_are_called_where_a_patch_finds_them(ranks, impl):
     """torch's own tests replace the functions in torch.distributed to look at their arguments."""
 
@@ -103,10 +100,23 @@ def test_collectives_are_called_where_a_patch_finds_them(ranks, impl):
     assert ranks(2, run) == [[gather] * 3 + [gather, gather, reduce, reduce, reduce]] * 2
 
 
-# Which unit when
+@pytest.mark.usefixtures("since_torch_2_13")
+def test_a_separate_group_for_reduce_scatter(ranks, impl):
+    def run():
+        model, plain = sharded_toy(impl, 2)
+        used = []
+        for enable in (False, True, False):
+            model.set_separate_reduce_scatter_group(enable)
+            whole = torch.randn(4, 4)
+            with Issued() as mode:
+                backward_of_both(model, plain, whole)
+            assert_same_grads(model, plain)
+            gathers, reduces = ({c.group for c in mode.of(name)} for name in ("AG", "RS"))
+            assert {c.ranks for c in mode.log} == {(0, 1)}
+            used.append((gathers == reduces, len(reduces)))
+        return used
 
-
-# Buffers, groups, streams and events
+    assert ranks(2, run) == [[(True, 1), (False, 1), (True, 1)]] * 2
 
 
 def test_roots_that_share_one_communication_context(ranks, impl):

@@ -9,7 +9,7 @@ from torch import nn
 
 from fsdp_sim.mini import versions
 from tests.mini.models import Matrix, Toy, assert_same_grads, my_part, twin
-from tests.mini.parity.tools import Issued, called, group_of, groups_of, sharded_toy, square_loss
+from tests.mini.parity.tools import Issued, backward_of_both, called, group_of, groups_of, sharded_toy, square_loss
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 
@@ -281,8 +281,7 @@ def test_a_divide_factor_replaces_the_number_of_ranks(ranks, impl, factor, polic
             unit.set_force_sum_reduction_for_comms(True)
         whole = torch.randn(4, 4)
         with called() as log:
-            for m, x in ((model, my_part(whole)), (plain, whole)):
-                square_loss(m(x)).backward()
+            backward_of_both(model, plain, whole)
         for a, b in zip(model.parameters(), plain.parameters(), strict=True):
             tolerance = {"rtol": 1e-2, "atol": 5e-3} if policy else {"rtol": 1e-5, "atol": 1e-6}
             torch.testing.assert_close(a.grad.full_tensor(), b.grad * 2 / factor, **tolerance)
@@ -297,8 +296,7 @@ def test_sums_can_be_forced(ranks, impl):
         model.layers[0].set_force_sum_reduction_for_comms(True)
         whole = torch.randn(4, 4)
         with called() as log:
-            for m, x in ((model, my_part(whole)), (plain, whole)):
-                square_loss(m(x)).backward()
+            backward_of_both(model, plain, whole)
         assert_same_grads(model, plain)
         return [op for name, op in log if name == "RS"]
 

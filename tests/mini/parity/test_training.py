@@ -21,7 +21,7 @@ from tests.mini.models import (
     token_loss,
     twin,
 )
-from tests.mini.parity.tools import kind, reshard_all, sharded_toy, square_loss, train_side_by_side
+from tests.mini.parity.tools import backward_of_both, kind, reshard_all, sharded_toy, square_loss, train_side_by_side
 
 
 def test_a_transformer_has_the_losses_of_one_process(ranks, impl):
@@ -63,8 +63,7 @@ def test_optimizers_update_shards(ranks, impl, optimizer, options):
         optimizers = [getattr(torch.optim, optimizer)(m.parameters(), lr=0.1, **options) for m in (model, plain)]
         for _ in range(3):
             whole = torch.randn(4, 4)
-            for m, x in ((model, my_part(whole)), (plain, whole)):
-                square_loss(m(x)).backward()
+            backward_of_both(model, plain, whole)
             for optim in optimizers:
                 optim.step()
                 optim.zero_grad()
@@ -80,8 +79,7 @@ def test_clip_grad_norm(ranks, impl, norm_type, foreach):
     def run():
         model, plain = sharded_toy(impl, 2, sizes=(5, 3, 2))
         whole = 5 * torch.randn(6, 4)
-        for m, x in ((model, my_part(whole)), (plain, whole)):
-            square_loss(m(x)).backward()
+        backward_of_both(model, plain, whole)
         norms = [
             torch.nn.utils.clip_grad_norm_(m.parameters(), 0.1, norm_type=norm_type, foreach=foreach)
             for m in (model, plain)
@@ -304,8 +302,7 @@ def test_optimizer_in_backward(ranks, impl):
                 p.register_post_accumulate_grad_hook(step)
         for _ in range(3):
             whole = torch.randn(4, 4)
-            for m, x in ((model, my_part(whole)), (plain, whole)):
-                square_loss(m(x)).backward()
+            backward_of_both(model, plain, whole)
             assert all(p.grad is None for p in model.parameters())
         assert_same_params(model, plain)
 
@@ -351,8 +348,7 @@ def test_blocks_compiled_before_sharding(ranks, impl):
         sgd = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, plain)]
         for _ in range(2):
             whole = torch.randn(4, 4)
-            for m, x in ((model, my_part(whole)), (plain, whole)):
-                square_loss(m(x)).backward()
+            backward_of_both(model, plain, whole)
             for compiled, p in zip(model.parameters(), plain.parameters(), strict=True):
                 torch.testing.assert_close(compiled.grad.full_tensor(), p.grad)
             for optimizer in sgd:

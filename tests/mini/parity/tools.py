@@ -124,13 +124,20 @@ def square_loss(out: torch.Tensor) -> torch.Tensor:
     return out.pow(2).mean()
 
 
+def backward_of_both(model: Any, plain: nn.Module, whole: torch.Tensor, afresh: bool = False) -> None:
+    """Of the sharded model on this rank's part of a batch, of the plain one on all of it."""
+    for m, x in ((model, my_part(whole)), (plain, whole)):
+        if afresh:
+            m.zero_grad()
+        square_loss(m(x)).backward()
+
+
 def train_side_by_side(model: Any, plain: nn.Module, steps: int = 2, width: int = 4, **optim: Any) -> None:
     """Train both, each rank on its part and one process on the whole batch; gradients and parameters are equal."""
     sgd = [torch.optim.SGD(m.parameters(), lr=0.1, **optim) for m in (model, plain)]
     for step in range(steps):
         whole = torch.randn(2 * dist.get_world_size(), width, generator=torch.Generator().manual_seed(step))
-        for m, x in ((model, my_part(whole)), (plain, whole)):
-            square_loss(m(x)).backward()
+        backward_of_both(model, plain, whole)
         assert_same_grads(model, plain)
         for optimizer in sgd:
             optimizer.step()
