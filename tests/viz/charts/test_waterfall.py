@@ -13,7 +13,7 @@ from fsdp_sim.timeline import Event, Header, Lane, Memory, Op, Phase, Timeline
 from fsdp_sim.viz import theme
 from fsdp_sim.viz.charts.alive import alive_at
 from fsdp_sim.viz.charts.waterfall import memory_waterfall
-from fsdp_sim.viz.charts.waterfall_words import groups, remedies
+from fsdp_sim.viz.charts.waterfall_words import remedies
 from fsdp_sim.words import human_bytes
 
 Run = Callable[..., Timeline]
@@ -142,16 +142,6 @@ def test_a_moment_in_seconds_is_what_the_device_has_then(training_run: Run) -> N
     last = max(n for n, t in enumerate(times_s) if t <= times_s[half])
     alive = alive_at(timeline, "run", float(times_s[half]) - timeline.start_s, 0)
     assert alive.total_bytes == sum(int(n_bytes[last]) for n_bytes in live.values())
-
-
-def test_equal_parts_are_grouped() -> None:
-    alive = alive_at(llama(), "sim", "peak", None)
-    (size, units), *_ = groups(alive.by_category[Memory.ACTIVATION])
-    assert (len(units), units[0], size) == (
-        32,
-        "layers.0",
-        next(p.bytes for p in alive.parts if p.unit == "layers.0" and p.category is Memory.ACTIVATION),
-    )
 
 
 def test_names_of_units_are_text() -> None:

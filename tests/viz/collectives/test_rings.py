@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -98,7 +97,7 @@ def test_names_may_be_written_as_in_torch() -> None:
         ({"ranks": 17}, "ranks is 17"),
         ({"ranks": "4"}, "ranks is '4'"),
         ({"algorithm": "tree"}, "algorithm is 'tree'; all-gather is drawn as 'ring'"),
-        ({"name": "all-reduce", "data": [[1], [1, 2]]}, "they must have equal sizes"),
+        ({"name": "all-reduce", "data": [[1], [1, 2]]}, r"arrays of \[1, 2\] numbers; .*equal sizes"),
     ],
 )
 def test_what_cannot_be_drawn_is_named(given: dict[str, Any], says: str) -> None:
@@ -110,18 +109,3 @@ def test_scenes_of_a_rank_that_only_receives_are_told_of_a_broadcast() -> None:
     texts = [scene.text for scene in scenes_of(execute("broadcast", [[1, 2]] * 3), each_twice=True)]
     assert texts[0] == "Rank 0 holds all 3 chunks. In the end all ranks do."
     assert texts[-1] == "3 of 3 ranks hold everything."
-
-
-def test_in_a_browser_it_plays_without_an_error(page: Any, tmp_path: Path) -> None:
-    picture = collective("all-reduce", 4)
-    problems: list[str] = []
-    page.on("pageerror", lambda error: problems.append(str(error)))
-    picture.figure.write_html(tmp_path / "ring.html", include_plotlyjs=True, auto_play=False)
-    page.goto((tmp_path / "ring.html").as_uri())
-    page.wait_for_selector(".updatemenu-button")
-    for _ in range(4):
-        page.locator(".updatemenu-button", has_text="next").first.click()
-        page.wait_for_timeout(150)
-    words = "() => document.querySelector('.js-plotly-plot').data.find(t => t.xaxis === 'x2').text[0]"
-    page.wait_for_function(f"() => ({words})().includes('step 2 of 6, reduce-scatter')")
-    assert problems == []

@@ -3,12 +3,11 @@
 from collections import defaultdict
 
 import numpy as np
-import pytest
 from hypothesis import given
 
-from fsdp_sim.timeline import COLLECTIVES, Lane, Memory, Op, Phase, Timeline
+from fsdp_sim.timeline import Memory, Op, Phase, Timeline
 from fsdp_sim.viz.debugger import moment
-from fsdp_sim.viz.debugger.moments import MOST_OTHERS, events_of, match, next_of_unit, next_on_lane, position_of
+from fsdp_sim.viz.debugger.moments import MOST_OTHERS, events_of, match
 from tests.timeline.strategies import gather, op, timeline_of, timelines
 
 
@@ -32,14 +31,6 @@ def test_a_step_changes_what_is_alive_by_what_it_says(timeline: Timeline) -> Non
             at = moment(timeline, rank, event.seq)
             assert at.live_bytes == before + at.change
             before = at.live_bytes
-
-
-@given(timelines())
-def test_going_back_gives_the_same_moment(timeline: Timeline) -> None:
-    for rank in timeline.ranks:
-        there = [moment(timeline, rank, e.seq) for e in events_of(timeline, rank)]
-        back = [moment(timeline, rank, e.seq) for e in reversed(events_of(timeline, rank))]
-        assert there == back[::-1]
 
 
 @given(timelines())
@@ -111,34 +102,6 @@ def test_the_counterpart_is_the_one_with_as_many_of_its_kind_before_it() -> None
     assert [getattr(match(timeline, e, 1), "start_s", None) for e in mine] == [5, 7, None]
 
 
-def test_every_collective_of_a_run_has_its_counterpart_on_the_other_rank(run: Timeline) -> None:
-    for event in run.select(rank=0, op=tuple(COLLECTIVES)):
-        there = match(run, event, 1)
-        assert there is not None
-        assert (there.rank, there.label, there.step, there.phase) == (1, event.label, event.step, event.phase)
-        assert match(run, there, 0) == event, "and back again"
-
-
-def test_moves_along_a_unit_and_along_a_lane(run: Timeline) -> None:
-    start = next(e for e in events_of(run, 0) if e.op is Op.ALL_GATHER and e.unit == "layers.1")
-    at = moment(run, 0, start.seq)
-    of_unit, on_lane = next_of_unit(at), next_on_lane(at)
-    assert of_unit is not None
-    assert on_lane is not None
-    assert (of_unit.unit, of_unit.op) == ("layers.1", Op.ALLOC)
-    assert (on_lane.unit, on_lane.lane) == ("layers.2", Lane.ALL_GATHER)
-    last = moment(run, 0, events_of(run, 0)[-1].seq)
-    assert next_of_unit(last) is next_on_lane(last) is None
-
-
-def test_a_run_ends_with_what_the_mini_keeps(run: Timeline) -> None:
-    last = moment(run, 1, events_of(run, 1)[-1].seq)
-    kept = {category for category, _ in last.live}
-    assert kept == {Memory.SHARDED, Memory.OPTIMIZER}
-    assert last.live_bytes == sum(values[-1] for values in run.live_bytes(1)[1].values())
-    assert last.top_bytes == run.peak_bytes(1)
-
-
 def test_backward_needs_what_the_copy_out_made_whole(run: Timeline) -> None:
     backward = run.select(rank=0, op=Op.BWD, unit="layers.2", phase=Phase.BACKWARD).events[0]
     at = moment(run, 0, backward.seq)
@@ -149,10 +112,3 @@ def test_backward_needs_what_the_copy_out_made_whole(run: Timeline) -> None:
 def test_the_gpu_may_be_far_behind_the_cpu_in_a_prediction(predicted: Timeline) -> None:
     lags = [moment(predicted, 0, e.seq).lag_s for e in predicted.select(op=Op.FWD)]
     assert np.all(np.diff(lags) > 0), "the CPU runs ahead, further with every layer"
-
-
-def test_an_event_that_is_not_there_is_named(run: Timeline) -> None:
-    with pytest.raises(ValueError, match="no event 99999 on this rank; its events are numbered 0 to"):
-        moment(run, 0, 99999)
-    with pytest.raises(ValueError, match="it has no events"):
-        position_of((), 0)

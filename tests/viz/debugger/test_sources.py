@@ -3,12 +3,10 @@
 import linecache
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from fsdp_sim.timeline import Op, Phase, Timeline
 from fsdp_sim.timeline.call_sites import remember
-from fsdp_sim.viz.debugger.sources import learners_line, listing, minis_line, place, places
+from fsdp_sim.viz.debugger.sources import listing, place, places
 from tests.timeline.strategies import op
 
 
@@ -120,21 +118,3 @@ def test_a_cell_is_called_a_cell_and_its_text_comes_from_linecache() -> None:
         del linecache.cache[name]
     assert found is not None
     assert (found.label, found.text) == ("a notebook cell:2, in train", "loss.backward()")
-
-
-def test_of_a_run_the_learners_line_and_the_minis(run: Timeline) -> None:
-    gather = run.select(rank=0, op=Op.ALL_GATHER, unit="layers.1", phase=Phase.FORWARD).events[0]
-    found = places(gather)
-    theirs, minis = learners_line(found), minis_line(found)
-    assert theirs is not None
-    assert minis is not None
-    assert (theirs.label, theirs.text) == ("training.py:16, in Net.forward", "x = layer(x).relu()")
-    assert minis.label.startswith("fsdp_sim/mini/collectives.py:")
-    assert minis.function == "foreach_all_gather"
-
-
-def test_a_hook_on_a_thread_of_autograds_own_has_no_line_of_the_learners() -> None:
-    event = op(0, 1, source="fsdp_sim/mini/collectives.py:99", stack=("fsdp_sim/mini/state.py:243",))
-    assert learners_line(places(event)) is None
-    own = msgspec.structs.replace(event, source="train.py:3", stack=())
-    assert minis_line(places(own)) is None

@@ -10,7 +10,7 @@ import pytest
 from fsdp_sim import Cluster, simulate
 from fsdp_sim.schedule import Param, Program, Unit, build, toy_program
 from fsdp_sim.spec import Plan
-from fsdp_sim.timeline import Event, Header, Lane, Memory, Op, Phase, Timeline
+from fsdp_sim.timeline import Event, Header, Lane, Op, Phase, Timeline
 from fsdp_sim.viz.shard_maps.cast import COMPUTE, cast_of, events_of
 from fsdp_sim.viz.shard_maps.cells import CellState, cells
 from fsdp_sim.viz.shard_maps.holdings import Moment, moments
@@ -246,13 +246,6 @@ def test_in_any_right_program_compute_has_whole_parameters_and_the_optimizer_red
             assert set(held(program, story[-1], band.name, 0).split()[1]) == {"."}, plan
 
 
-def test_one_rank_holds_all_it_has() -> None:
-    program = toy_program(1, 1)
-    story = told(program)
-    assert held(program, story[0], "layers.0", 0) == "O . A"
-    assert held(program, find(story, Op.OPTIM), "layers.0", 0) == "O R A"
-
-
 def test_frozen_units_have_neither_gradients_nor_states() -> None:
     units = [
         Unit("root", (Param("head", (4, 4)),), segments=(..., "head")),
@@ -324,10 +317,3 @@ def test_a_timeline_without_any_shard_is_refused() -> None:
     empty = Timeline(Header(producer="tests", clock="measured", world_size=1), [event])
     with pytest.raises(ValueError, match="no unit that is gathered, reduced or held"):
         cast_of(empty)
-
-
-def test_memory_categories_of_a_rank_are_counted_in_bytes() -> None:
-    story = told(toy_program(1, 4))
-    rest = {category: n for category, n in story[0].bytes.items() if n}
-    assert rest == {Memory.SHARDED: 48, Memory.OPTIMIZER: 96}
-    assert find(story, Op.FWD, "layers.0").bytes[Memory.UNSHARDED] == 192

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -190,26 +189,6 @@ def test_a_still_has_up_to_eight_moments_with_their_sentences() -> None:
 def test_a_step_without_backward_or_optimizer_is_drawn(training_run: Run) -> None:
     forward = training_run(ranks=2, steps=1).select(lambda e: e.phase == "forward" or not e.phase)
     assert "At most" in shard_map(forward).finding
-
-
-def test_in_a_browser_each_frame_draws_its_cells(page: Any, tmp_path: Path) -> None:
-    picture = shard_map(toy_program(2, 4))
-    problems: list[str] = []
-    page.on("pageerror", lambda error: problems.append(str(error)))
-    picture.figure.write_html(tmp_path / "map.html", include_plotlyjs=True, auto_play=False)
-    page.goto((tmp_path / "map.html").as_uri())
-    page.wait_for_selector(".heatmaplayer image")
-    seen = set()
-    for number in range(0, len(picture.figure.frames), 4):
-        page.evaluate(
-            "n => Plotly.animate(document.querySelector('.js-plotly-plot'), [String(n)],"
-            " {mode: 'immediate', frame: {duration: 0, redraw: true}, transition: {duration: 0}})",
-            number,
-        )
-        page.wait_for_timeout(150)
-        seen.add(page.locator(".heatmaplayer image").first.get_attribute("href"))
-    assert len(seen) >= 5
-    assert problems == []
 
 
 def test_events_of_other_producers_may_lack_units(training_run: Run) -> None:

@@ -73,11 +73,6 @@ def test_the_axis_has_few_round_ticks_and_holds_peak_and_limit() -> None:
     assert strip(memory((0.2, 3, Memory.NONE))).axis()["ticktext"][-1] == "3 B"
 
 
-def test_a_rank_without_memory_has_no_strip() -> None:
-    assert not strip(memory())
-    assert strip(memory()).traces() == []
-
-
 def test_the_peak_of_a_large_model_is_the_true_one_though_the_curve_stays_below() -> None:
     plan = Plan(micro_batch=1, seq_len=8192, param_dtype="bf16", activation_checkpointing="full")
     timeline = simulate("llama3-70b", Cluster("H100-SXM-80GB", gpus=64), plan).timeline

@@ -103,12 +103,6 @@ def test_the_sentence_of_a_timeline_without_communication_says_so(tiny: Timeline
     assert describe(tiny.select(op=Op.FWD)) == ("The step communicates nothing. Step 0 on 1 rank takes 3.00 ms.")
 
 
-def test_prefetching_shortens_the_step_by_the_exposed_communication_it_hides(training_run: Run) -> None:
-    (off,), (on,) = step_views(training_run(prefetch=False)), step_views(training_run(prefetch=True))
-    assert off.step_s - on.step_s == pytest.approx(off.mean_exposed_s - on.mean_exposed_s)
-    assert on.mean_exposed_s < off.mean_exposed_s
-
-
 def test_means_are_over_all_ranks_whichever_are_drawn(training_run: Run) -> None:
     run = training_run(clock="measured")
     (some,), (every,) = step_views(run, ranks=[3]), step_views(run)

@@ -173,12 +173,6 @@ def test_the_limit_of_the_device_is_a_line_where_it_is_near_and_said_in_words(
         assert figure.layout.yaxis2.range[1] * unit > limit
 
 
-def test_the_peak_in_words_is_that_of_issue_order(training_run: Run) -> None:
-    figure = timeline_figure(training_run(ranks=1))
-    heading = next(a.text for a in figure.layout.annotations if "live memory" in a.text)
-    assert heading.endswith(f"peak {human_bytes(training_run(ranks=1).peak_bytes(0))}")
-
-
 def test_all_panels_share_one_time_axis_from_zero_to_the_longest_step(training_run: Run) -> None:
     off, on = training_run(), training_run(prefetch=True)
     figure = timeline_figure({"off": off, "on": on}, step=1)
