@@ -112,7 +112,9 @@ def _drives(character: str) -> bool:
 
 def nearest(name: str, names: Iterable[str], most: int = 1, cutoff: float = 0.6) -> list[str]:
     """The names that are most like one that does not exist, the likest first; none where none is like it."""
-    return difflib.get_close_matches(name, list(names), n=most, cutoff=cutoff)
+    # Those whose length alone keeps them from being like it: difflib would index each character of the name for them.
+    near = [one for one in names if 2 * min(len(one), len(name)) >= cutoff * (len(one) + len(name))]
+    return difflib.get_close_matches(name, near, n=most, cutoff=cutoff) if near else []
 
 
 OUT_OF_SCOPE = {  # what a name begins with, and what it means

@@ -1,6 +1,7 @@
 """Quantities read as people write them, and a name that does not exist is answered with the one that was meant."""
 
 import doctest
+import tracemalloc
 
 import pytest
 
@@ -58,3 +59,12 @@ def test_parallelism_that_is_out_of_scope_is_said_to_be(name: str, what: str) ->
 def test_the_likest_names_come_first_and_none_where_none_is_like_it() -> None:
     assert words.nearest("lama3-8b", ["gpt2-124m", "llama3-8b", "llama3-70b"], most=3) == ["llama3-8b", "llama3-70b"]
     assert words.nearest("zzz", ["gpt2-124m"]) == []
+
+
+def test_a_name_as_long_as_a_book_is_like_none_and_takes_no_memory_to_say_so() -> None:
+    name = "gpus" * 100_000
+    tracemalloc.start()
+    assert words.nearest(name, ["gpus", "model"]) == []
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 100_000

@@ -40,12 +40,13 @@ def test_the_folder_of_the_run_is_made_with_those_above_it(tmp_path):
     assert out.is_dir()
 
 
-def test_a_file_of_something_else_is_not_taken_for_metrics(tmp_path):
+@pytest.mark.parametrize("text", ["dear diary\n", '{"a": %s\n' % ("[" * 100_000)], ids=["prose", "deep"])
+def test_a_file_of_something_else_is_not_taken_for_metrics(tmp_path, text):
     path = tmp_path / "diary.txt"
-    path.write_text("dear diary\n")
+    path.write_text(text)
     with pytest.raises(ValueError, match=rf"metrics={path} holds something else than metrics"):
         prepare(TrainConfig(metrics=str(path), device="cpu"), RankPlace())
-    assert path.read_text() == "dear diary\n"
+    assert path.read_text() == text
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["pipe", "folder"])
