@@ -87,6 +87,15 @@ def test_a_laptop_computes_on_the_thread_that_issues():
     assert sim.between_steps_s == 0
 
 
+def test_a_laptop_s_rank_may_fill_all_of_its_memory() -> None:
+    """No context of CUDA takes a part, and no caching allocator holds more than is alive."""
+    cluster = Cluster("cpu", gpus=2)
+    sims = [simulate("gpt2-124m", cluster, Plan(seq_len=1024, micro_batch=rows)) for rows in (1, 2, 3)]
+
+    assert [sim.fit for sim in sims] == [Fit.FITS, Fit.FITS, Fit.DOES_NOT_FIT]
+    assert sims[1].peak_memory_bytes > 0.75 * sims[1].memory_limit_bytes == 0.75 * cluster.gpu.mem_bytes
+
+
 def test_hybrid_sharding_stays_within_a_node_unless_told_otherwise():
     plan = Plan(api="fsdp1", sharding_strategy="HYBRID_SHARD", param_dtype="bf16", seq_len=256)
 

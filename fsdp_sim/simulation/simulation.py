@@ -245,9 +245,9 @@ class Simulation:
 
     @property
     def memory_limit_bytes(self) -> float:
-        """What a training process can use of the GPU's memory."""
+        """What a training process can use of the GPU's memory; of a CPU's, a rank's whole share."""
         mem_bytes: float = self.cluster.gpu.mem_bytes
-        return mem_bytes - CONTEXT_BYTES
+        return mem_bytes - CONTEXT_BYTES if self.cluster.kind == "gpu" else mem_bytes
 
     @property
     def fit_at_once(self) -> Fit | None:
@@ -256,6 +256,8 @@ class Simulation:
         limit = self.memory_limit_bytes
         if self.peak_memory_bytes > limit:
             return Fit.DOES_NOT_FIT
+        if self.cluster.kind == "cpu":
+            return Fit.FITS  # malloc gives back what is freed: torch's caching allocator is one of GPUs
         unlimited = self.plan.api == "fsdp1" and not self.plan.limit_all_gathers  # gathers take all that there is
         return Fit.FITS if self.peak_memory_bytes < FAR_FROM_EDGE * limit and not unlimited else None
 
