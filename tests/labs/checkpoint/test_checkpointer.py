@@ -378,16 +378,6 @@ class TestInTheBackground:
         assert newest_in(tmp_path) == (2, [])
 
 
-def test_what_a_dead_run_left_is_removed_and_told(tmp_path):
-    (tmp_path / "step-7.tmp-0011aabb").mkdir()
-    (tmp_path / "step-7.tmp-0011aabb" / "shard-0.bin").write_bytes(b"half")
-    checkpointer = Checkpointer(tmp_path)
-    (told,) = checkpointer.messages()
-    assert "step-7.tmp-0011aabb, left unfinished by a run that ended meanwhile" in told
-    assert checkpointer.messages() == []
-    assert names(tmp_path) == []
-
-
 def test_a_disk_with_room_for_two_takes_a_third_when_the_oldest_has_gone(tmp_path, monkeypatch):
     def write(file, block):
         if sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) + len(block) > room_bytes:

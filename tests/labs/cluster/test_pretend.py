@@ -12,7 +12,7 @@ from fsdp_sim.spec import Cluster
 from fsdp_sim.timeline import COLLECTIVES, Op
 from labs.cluster.pretend import Setup, compare, network, predict, predicted_timeline, session, timed
 from labs.cluster.pretend.__main__ import main
-from labs.cluster.pretend.hooks import AllGather, AllReduce, ReduceScatter, check_hooks
+from labs.cluster.pretend.hooks import AllGather, ReduceScatter, check_hooks
 from labs.cluster.pretend.network import ClockWire, Message, seconds_on
 from labs.cluster.pretend.recorder import Tape, ThreadClock
 from labs.cluster.pretend.streams import Clocks
@@ -53,9 +53,8 @@ class Group:
 
 
 class TestWhatTheHooksMove:
-    @pytest.mark.parametrize("ranks", [2, 8, 1024])
-    def test_an_all_gather_writes_what_the_others_would_send(self, ranks):
-        wire, tape = Kept(), Tape(ThreadClock())
+    def test_an_all_gather_writes_what_the_others_would_send(self):
+        ranks, wire, tape = 8, Kept(), Tape(ThreadClock())
         gather = AllGather("layers.0", wire, tape)
         output = gather.allocate((ranks * 6,), dtype=torch.float32, device=torch.device("cpu"))
         shard = output[:6].copy_(torch.arange(6.0))
@@ -74,11 +73,6 @@ class TestWhatTheHooksMove:
         scatter(output, input_, Group(8), dist.ReduceOp.AVG)
         assert torch.equal(output, torch.arange(24.0).view(8, 3).mean(0))
         assert (wire.messages[0].n_bytes, reduced) == (96, ["layers.0"])
-
-    def test_an_all_reduce_goes_from_copy_to_copy(self):
-        wire = Kept()
-        AllReduce("layers.0", wire, Tape(ThreadClock()), lambda _: None, 4, 16)(torch.ones(5))
-        assert wire.messages == [Message(Op.ALL_REDUCE, "layers.0", 20, 20, 4, "replicate", 16)]
 
     @pytest.mark.parametrize(("ranks", "keys"), [(8, {}), (512, {}), (64, {"api": "hsdp", "shard_size": 16})])
     def test_fsdp2_asks_for_the_messages_that_the_simulator_knows(self, ranks, keys):

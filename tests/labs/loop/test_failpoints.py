@@ -1,9 +1,5 @@
 """Faults happen where, when and to whom they are asked for, and nowhere else."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from labs.loop.failpoints import VARIABLE, failpoint
@@ -46,28 +42,3 @@ def test_an_unknown_fault_is_named(faults):
     faults("explode:loss@1")
     with pytest.raises(ValueError, match="explode:loss@1"):
         failpoint("loss", 1)
-
-
-FULL = """
-from labs.loop.failpoints import failpoint
-failpoint("before")
-with open({path!r}, "wb", buffering=0) as file:
-    file.write(bytes(1024))
-    try:
-        file.write(b"1")
-    except OSError as error:
-        print(error)
-failpoint("after")
-with open({path!r}, "ab") as file:
-    file.write(bytes(4096))
-"""
-
-
-def test_a_full_disk_is_one_until_the_next_point(tmp_path):
-    path = tmp_path / "file"
-    done = subprocess.run(
-        [sys.executable, "-c", FULL.format(path=str(path))], env={VARIABLE: "full:before"},
-        capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3],
-    )  # fmt: skip
-    assert "File too large" in done.stdout
-    assert path.stat().st_size == 1024 + 4096
