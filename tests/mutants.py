@@ -41,7 +41,7 @@ class Room(NamedTuple):
     tests: tuple[str, ...]
 
 
-ACROSS_ROOMS = "tests/laws tests/test_simulation.py"
+ACROSS_ROOMS = "tests/laws tests/test_simulation.py tests/test_examples.py"
 ROOMS = {
     "schedule": Room(110, "fsdp_sim/schedule", ("tests/schedule", f"tests/engine {ACROSS_ROOMS}")),
     "engine": Room(100, "fsdp_sim/engine", ("tests/engine", f"{ACROSS_ROOMS} tests/diagnose")),

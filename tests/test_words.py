@@ -1,15 +1,10 @@
 """Quantities read as people write them, and a name that does not exist is answered with the one that was meant."""
 
-import doctest
 import tracemalloc
 
 import pytest
 
 from fsdp_sim import words
-
-
-def test_the_examples_are_true() -> None:
-    assert doctest.testmod(words).failed == 0
 
 
 @pytest.mark.parametrize(

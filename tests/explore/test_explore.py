@@ -1,8 +1,6 @@
 """Many simulations for one question: levers that help, searches that end at the edge, fronts that are fronts."""
 
-import doctest
 import importlib
-import pkgutil
 from dataclasses import replace
 
 import pytest
@@ -28,13 +26,7 @@ from fsdp_sim.explore.largest import _search
 from fsdp_sim.explore.sweep import table
 from fsdp_sim.simulation import Fit
 
-MODULES = [m.name for m in pkgutil.iter_modules(fsdp_sim.explore.__path__, "fsdp_sim.explore.")]
 A100 = Cluster("A100-SXM-40GB", gpus=8)
-
-
-@pytest.mark.parametrize("name", MODULES)
-def test_examples_run_as_printed(name):
-    assert doctest.testmod(importlib.import_module(name)).failed == 0
 
 
 PLANS = {

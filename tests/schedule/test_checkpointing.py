@@ -39,9 +39,9 @@ def cut(layers: int, wrapped: range) -> list[Unit]:
     return [root, *(Unit(name, (Param("weight", (4, 4)),)) for name in names[first:last])]
 
 
-@pytest.mark.parametrize("api", ["fsdp2", "fsdp1", "ddp", "zero1", "zero2"])
-@pytest.mark.parametrize("wrapped", [range(0), range(4), range(1, 3), range(2, 4), range(2)])
-@pytest.mark.parametrize(("setting", "layers"), [("full", [0, 1, 2, 3]), ("selective", [0, 1, 2, 3]), (2, [1, 3])])
+@pytest.mark.parametrize("api", ["fsdp2", "fsdp1", "ddp", "zero2"])
+@pytest.mark.parametrize("wrapped", [range(0), range(4), range(1, 3)])
+@pytest.mark.parametrize(("setting", "layers"), [("full", [0, 1, 2, 3]), (2, [1, 3])])
 def test_a_block_is_computed_again_wherever_units_are_cut(api, wrapped, setting, layers):
     program = build(cut(4, wrapped), Plan(api=api, activation_checkpointing=setting), world_size=4)
 

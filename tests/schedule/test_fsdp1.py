@@ -85,8 +85,8 @@ def test_the_recordings_of_torch(name, steps, settings_):
 
 
 @torch_2_13
-@pytest.mark.parametrize(  # 3 ranks are no two replicas
-    ("name", "world_size"), [(n, w) for n in DOCUMENTED for w in (8, 3) if w == 8 or "shard_size" not in DOCUMENTED[n]]
+@pytest.mark.parametrize(  # 3 ranks are no power of two
+    ("name", "world_size"), [*((n, 8) for n in DOCUMENTED), ("full shard", 3), ("no shard, bf16", 3), ("offload", 3)]
 )
 def test_torch_issues_the_same(name, world_size):
     plan = fsdp1(**DOCUMENTED[name])

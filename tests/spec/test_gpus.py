@@ -4,18 +4,6 @@ import pytest
 
 from fsdp_sim.spec import Cluster, Gpu, gpu, gpu_names, link, link_names
 
-# The parts of published FSDP measurements, as their tables name them, and what each is.
-MEASURED = {
-    "A100-SXM-40GB": "A100-SXM-40GB",
-    "A100-SXM-80GB": "A100-SXM-80GB",
-    "H100-SXM-80GB": "H100-SXM-80GB",
-    "H100-SXM-96GB-HBM2e-500W": "H100-SXM-96GB-HBM2e-500W",
-    "H100": "H100-SXM-80GB",  # the part is not stated; the common one is taken
-    "RTX-3090": "RTX-3090",
-    "MI300X": "MI300X",
-    "B200-SXM-180GB": "B200-SXM-180GB",
-}
-
 
 def test_memory_bound_kernels_reach_a_measured_copy_or_the_share_of_others() -> None:
     assert gpu("H100").copy_bytes_per_s == 2.9e12
@@ -23,14 +11,14 @@ def test_memory_bound_kernels_reach_a_measured_copy_or_the_share_of_others() -> 
     assert gpu("cpu").copy_bytes_per_s == gpu("cpu").mem_bytes_per_s
 
 
-@pytest.mark.parametrize(("name", "part"), MEASURED.items())
-def test_every_measured_gpu_resolves(name, part):
-    assert gpu(name).name == part
-
-
 @pytest.mark.parametrize(
     ("name", "part"),
     [
+        # the parts of published FSDP measurements, as their tables name them
+        ("A100-SXM-40GB", "A100-SXM-40GB"), ("A100-SXM-80GB", "A100-SXM-80GB"), ("RTX-3090", "RTX-3090"),
+        ("H100-SXM-96GB-HBM2e-500W", "H100-SXM-96GB-HBM2e-500W"),
+        ("H100", "H100-SXM-80GB"),  # the part is not stated; the common one is taken
+        # in any case, and as a driver says it
         ("a100", "A100-SXM-80GB"), ("H200", "H200-SXM-141GB"), ("b200", "B200-SXM-180GB"), ("4090", "RTX-4090"),
         ("mi300x", "MI300X"), ("v100", "V100-SXM2-32GB"), ("rtx 3090", "RTX-3090"),
         ("NVIDIA H100 80GB HBM3", "H100-SXM-80GB"), ("Tesla T4", "T4"), ("AMD Instinct MI300X", "MI300X"),

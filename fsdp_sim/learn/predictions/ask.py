@@ -135,7 +135,7 @@ def predict(name: str, answer: str | float | None = None) -> Asked | Settled:
         ValueError: there is no such prediction, or the answer cannot be read.
 
     Example:
-        >>> predict("rows_of_a_rank", "48 × 64").committed.right
+        >>> predict("rows_of_a_rank", "384 × 32").committed.right
         False
     """
     if hunted := re.fullmatch(r"hunt_(\d+)", name):

@@ -66,6 +66,17 @@ def expected(timeline: Timeline) -> list[Event]:
     return [msgspec.structs.replace(group[0], unit=unit(group[0], units), end_s=group[-1].end_s) for group in groups]
 
 
+def waits(timeline: Timeline, units: set[str], of: frozenset[Op]) -> list[tuple[str, frozenset[str]]]:
+    """For each operation of some kinds the collectives and copies that it waited for on other lanes."""
+    by_seq = {e.seq: e for e in timeline}
+    name = lambda e: f"{e.op} {unit(e, units)}"  # noqa: E731
+    return [
+        (name(e), frozenset(name(by_seq[w]) for w in e.waits_on if w in by_seq and by_seq[w].lane != e.lane))
+        for e in timeline.ops
+        if e.op in of
+    ]
+
+
 @pytest.mark.parametrize("name", PLANS)
 def test_what_is_read_is_what_was_simulated(name: str, tmp_path: Path) -> None:
     timeline = simulated(name)
@@ -81,6 +92,9 @@ def test_what_is_read_is_what_was_simulated(name: str, tmp_path: Path) -> None:
             assert (have.bytes, have.group_size, have.dtype) == (made.bytes, made.group_size, made.dtype)
     assert len(got) == len(want)
     assert exposed_comm_s(got, 0) == pytest.approx(exposed_comm_s(timeline, 0), abs=1e-7)
+    if PLANS[name].api == "fsdp2":  # by its rules
+        units, kinds = unit_names(timeline), frozenset(Op) - {Op.FWD, Op.BWD, *PER_PARAMETER}
+        assert waits(got, units, kinds) == waits(timeline, units, kinds)
 
 
 def test_prefetched_gathers_of_fsdp1_are_of_the_unit_that_comes_next(tmp_path: Path) -> None:
@@ -91,27 +105,6 @@ def test_prefetched_gathers_of_fsdp1_are_of_the_unit_that_comes_next(tmp_path: P
     for step in got.steps:
         order = [[e.label for e in t.ops if e.step == step and e.op in COLLECTIVES] for t in (got, timeline)]
         assert order[0] == order[1]
-
-
-def waits(timeline: Timeline, units: set[str], of: frozenset[Op]) -> list[tuple[str, frozenset[str]]]:
-    """For each operation of some kinds the collectives and copies that it waited for on other lanes."""
-    by_seq = {e.seq: e for e in timeline}
-    name = lambda e: f"{e.op} {unit(e, units)}"  # noqa: E731
-    return [
-        (name(e), frozenset(name(by_seq[w]) for w in e.waits_on if w in by_seq and by_seq[w].lane != e.lane))
-        for e in timeline.ops
-        if e.op in of
-    ]
-
-
-@pytest.mark.parametrize("name", [name for name, plan in PLANS.items() if plan.api == "fsdp2"])
-def test_waits_follow_the_rules_of_fsdp2(name: str, tmp_path: Path) -> None:
-    timeline = simulated(name)
-    units = unit_names(timeline)
-    got = read(kineto_trace(timeline), tmp_path)
-    kinds = frozenset(Op) - {Op.FWD, Op.BWD, *PER_PARAMETER}
-    for have, made in zip(waits(got, units, kinds), waits(timeline, units, kinds), strict=True):
-        assert have == made
 
 
 def test_waits_follow_the_rules_of_fsdp1(tmp_path: Path) -> None:
