@@ -128,11 +128,3 @@ def test_ctrl_c_leaves_no_rank_and_no_file(tmp_path):
     assert "Traceback" not in output
     assert not (tmp_path / "stopped.toml").exists()
     assert psutil.wait_procs(started, timeout=10)[1] == []
-
-
-def test_help_has_an_example_and_the_exit_status():
-    done = CliRunner().invoke(main, ["calibrate", "--help"])
-
-    assert done.exit_code == 0
-    assert "fsdp-sim calibrate --quick" in done.output
-    assert "Exit status: 0 if the file was written" in done.output

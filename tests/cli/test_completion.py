@@ -21,10 +21,6 @@ def test_a_shell_gets_its_script(shell):
     assert f"_FSDP_SIM_COMPLETE={shell}_complete" in done.stdout
 
 
-def test_a_shell_that_is_not_known_is_refused():
-    assert call("completion", "tcsh").exit_code == 2
-
-
 @pytest.mark.parametrize(
     ("words", "offered"),
     [

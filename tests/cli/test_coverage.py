@@ -2,9 +2,8 @@
 
 import json
 
-from fsdp_sim.cli.main import COMMANDS
 from fsdp_sim.learn.coverage import lessons, masters, rows
-from tests.cli.commands import call, examples
+from tests.cli.commands import call
 
 
 def test_every_row_is_listed_with_its_places():
@@ -35,19 +34,3 @@ def test_the_table_names_every_row():
 
     assert all(f"pitfall {number} " in text for number in range(1, 55))
     assert "of 54 rows have a place" in text
-
-
-def test_an_unknown_kind_is_an_error():
-    done = call("coverage", "--kind", "cooking")
-
-    assert done.exit_code == 2
-    assert "cooking" in done.output
-
-
-def test_the_examples_of_its_help_run():
-    assert len(examples("coverage")) == 3
-    assert all(call(*arguments).exit_code in (0, 1) for arguments in examples("coverage"))
-
-
-def test_it_is_on_the_list_of_commands():
-    assert COMMANDS["coverage"].target == "fsdp_sim.cli.coverage:coverage"

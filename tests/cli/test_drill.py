@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -90,9 +87,3 @@ def test_a_topic_that_is_not_there_is_refused() -> None:
     result = CliRunner().invoke(drill, ["--topic", "nccl"])
     assert result.exit_code == 2
     assert "'memory'" in result.output
-
-
-def test_it_starts_without_torch() -> None:
-    code = "import sys, fsdp_sim.cli.drill; print([m for m in ('torch', 'plotly', 'ipywidgets') if m in sys.modules])"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=dict(os.environ))
-    assert ran.stdout.strip() == "[]"

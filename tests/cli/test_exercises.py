@@ -2,9 +2,8 @@
 
 import json
 
-from fsdp_sim.cli.main import COMMANDS
 from fsdp_sim.learn.find import load_all, names
-from tests.cli.commands import call, examples
+from tests.cli.commands import call
 
 
 def test_the_counts_are_those_of_the_files():
@@ -30,19 +29,3 @@ def test_the_tables_name_every_exercise_and_the_sums():
 
     assert all(name[:10] in text for name in names())
     assert f"{len(names())}" in text
-
-
-def test_an_unknown_chapter_is_an_error():
-    done = call("exercises", "--chapter", "cooking")
-
-    assert done.exit_code == 2
-    assert "cooking" in done.output
-
-
-def test_the_examples_of_its_help_run():
-    assert len(examples("exercises")) == 3
-    assert all(call(*arguments).exit_code == 0 for arguments in examples("exercises"))
-
-
-def test_it_is_on_the_list_of_commands():
-    assert COMMANDS["exercises"].target == "fsdp_sim.cli.exercises:exercises"

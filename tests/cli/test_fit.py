@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.cli.commands import call, examples
+from tests.cli.commands import call
 
 LLAMA = ("--model", "llama3-8b", "--gpu", "H100", "--gpus", "8", "--seq-len", "4096")
 
@@ -99,11 +99,3 @@ def test_what_is_impossible_is_one_sentence_and_status_2(arguments, words):
     assert done.exit_code == 2
     assert words in done.stderr
     assert words in json.loads(done.stdout)["error"]
-
-
-def test_examples_of_the_help_work():
-    shown = examples("fit")
-
-    assert len(shown) >= 4
-    for example in shown:
-        assert call(*example).exit_code == 0, example

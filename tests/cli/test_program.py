@@ -7,7 +7,7 @@ import pytest
 
 from fsdp_sim.schedule import build, toy
 from fsdp_sim.spec import Plan
-from tests.cli.commands import call, examples
+from tests.cli.commands import call
 
 
 def lines_of(*arguments: str) -> list[str]:
@@ -124,14 +124,6 @@ def test_what_is_impossible_is_one_sentence_and_status_2(arguments, words):
     assert (done.exit_code, done.stdout) == (2, "")
     assert words in done.stderr
     assert words in json.loads(call("program", *arguments, "--json").stdout)["error"]
-
-
-def test_examples_of_the_help_work():
-    shown = examples("program")
-
-    assert len(shown) >= 3
-    for example in shown:
-        assert call(*example).exit_code == 0, example
 
 
 def test_a_program_that_nobody_waits_for_is_refused():

@@ -14,6 +14,7 @@ from fsdp_sim.learn import progress
 from fsdp_sim.learn.puzzle import load
 from fsdp_sim.learn.puzzle.page import MOST_BYTES, Server
 from fsdp_sim.learn.puzzle.session import Session
+from tests.cli.commands import call
 from tests.learn.conftest import record  # noqa: F401
 
 JSON = {"Content-Type": "application/json"}
@@ -112,11 +113,10 @@ def test_ctrl_c_ends_it_cleanly():
     assert "Ended" in said
 
 
-@pytest.mark.slow
 def test_an_unknown_level_is_refused():
-    done = subprocess.run(command("two_hole"), capture_output=True, text=True)
+    done = call("puzzle", "two_hole")
 
-    assert done.returncode == 2
+    assert done.exit_code == 2
     assert "did you mean 'two_whole'" in done.stderr
 
 

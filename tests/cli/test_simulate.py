@@ -5,7 +5,7 @@ import json
 import pytest
 
 from fsdp_sim import Cluster, Plan, Timeline, simulate
-from tests.cli.commands import EIGHT_B, SMALL, call, examples
+from tests.cli.commands import EIGHT_B, SMALL, call
 
 GIB = 2**30
 
@@ -257,16 +257,6 @@ def test_a_file_that_is_not_json_says_where(data, words):
     assert done.exit_code == 2
     assert words in json.loads(done.stdout)["error"]
     assert "Traceback" not in done.output
-
-
-def test_examples_of_the_help_work(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    shown = examples("simulate")
-
-    assert len(shown) >= 4
-    assert any("--plan" in example for example in shown)
-    for example in shown:
-        assert call(*example).exit_code == 0, example
 
 
 def test_help_stands_under_headings_and_says_the_exit_status():

@@ -13,7 +13,7 @@ import pytest
 
 from fsdp_sim.explore import front_of
 from fsdp_sim.explore.sweep import CHUNK
-from tests.cli.commands import EIGHT_B, SMALL, call, examples
+from tests.cli.commands import EIGHT_B, SMALL, call
 
 VARY = ("--vary", "micro_batch=1,8,5000", "--vary", "shard_size=none,4,3")
 
@@ -240,13 +240,3 @@ def test_a_file_of_another_sweep_is_left_alone(tmp_path):
         done = call("sweep", *SMALL, *arguments, "--out", str(out))
         assert (done.exit_code, words in done.stderr) == (2, True), done.stderr
     assert out.read_bytes() == before
-
-
-def test_examples_of_the_help_work(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    shown = examples("sweep")
-
-    assert len(shown) >= 2
-    for example in shown:
-        assert call(*example).exit_code == 0, example
-    assert (tmp_path / "sweep.csv").exists()

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.cli.commands import call, examples
+from tests.cli.commands import call
 
 ASKED = ("--model", "gpt2-124m", "--gpu", "A100", "--gpus", "8", "--global-batch", "64")
 FEW = ("--vary", "micro_batch", "--vary", "compile=false,true")
@@ -43,13 +43,6 @@ def test_what_is_asked_wrongly_and_what_does_not_fit(arguments, words, status):
 
     assert done.exit_code == status
     assert words in done.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.tail
-def test_examples_of_the_help_work():
-    for example in examples("tune"):
-        assert call(*example).exit_code == 0, example
 
 
 def test_what_is_unverified_of_the_plan_that_was_found_is_said_too():

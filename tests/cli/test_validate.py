@@ -72,9 +72,3 @@ def test_too_few_rows_cannot_be_fitted(few: Path) -> None:
 
     assert result.exit_code == 2
     assert "fitting 7 numbers needs at least 14" in result.stderr
-
-
-def test_help_has_examples() -> None:
-    result = CliRunner().invoke(validate, ["--help"])
-
-    assert "fsdp-sim validate --leave-out model" in result.output

@@ -37,6 +37,7 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_the_defaults(tmp_
         ("steps = 0", r"c\.toml: TrainConfig\.steps is 0; it must be a whole number >= 1"),
         ("steps =", r"c\.toml is not TOML"),
         ("steps = " + "[" * 10_000, "it nests too deep"),
+        ("a = 1" + "0" * 5000, r"c\.toml is not TOML"),
         ("[" + "a." * 40_000 + "a]", "more than 100 kB, or a line with more than 1,000 dots"),
         ("\n".join(f"[a.b{n}]" for n in range(50_000)), "more than 100 kB"),
     ],
@@ -220,13 +221,6 @@ def test_a_file_may_lack_what_is_typed(tmp_path):
     (tmp_path / "c.toml").write_text("save_every = 5\n")
     assert read_config([f"--config={tmp_path / 'c.toml'}", "--out=run"]).save_every == 5
     with pytest.raises(ValueError, match=r"c\.toml: save_every=5 keeps something"):
-        read_config([f"--config={tmp_path / 'c.toml'}"])
-
-
-@pytest.mark.parametrize("text", ["a = " + "[" * 100_000, "a = 1" + "0" * 5000])
-def test_a_file_that_makes_the_reader_give_up_is_named(tmp_path, text):
-    (tmp_path / "c.toml").write_text(text)
-    with pytest.raises(ValueError, match=r"c\.toml is not TOML"):
         read_config([f"--config={tmp_path / 'c.toml'}"])
 
 

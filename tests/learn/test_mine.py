@@ -27,8 +27,10 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def whose(file: Path) -> dict[str, Whose]:
-    return {part.name: part.whose for part in mine.parts(file.read_text()).values()}
+def whose(file: Path | str) -> dict[str, Whose]:
+    """Of a file, or its text."""
+    text = file if isinstance(file, str) else file.read_text()
+    return {part.name: part.whose for part in mine.parts(text).values()}
 
 
 def first_difference(text: str) -> str:
@@ -74,11 +76,7 @@ def test_the_file_is_short_and_needs_torch_alone() -> None:
 
     assert text.count("\n") < mine.MAX_LINES
     assert packages - {"torch"} <= sys.stdlib_module_names
-    assert set(whose_text(text).values()) == {Whose.NOT_YET}
-
-
-def whose_text(text: str) -> dict[str, Whose]:
-    return {part.name: part.whose for part in mine.parts(text).values()}
+    assert set(whose(text).values()) == {Whose.NOT_YET}
 
 
 @pytest.mark.slow

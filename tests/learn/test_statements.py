@@ -97,11 +97,6 @@ def test_six_or_fewer_need_no_fold() -> None:
     assert Misconceptions((one,) * 6)._repr_html_().count("<details") == 6
 
 
-def test_a_chapter_that_does_not_exist_is_an_error_that_names_those_that_do() -> None:
-    with pytest.raises(ValueError, match="no chapter 'cooking'; there are memory, "):
-        misconceptions("cooking")
-
-
 def test_the_questions_of_interviews_have_no_statements_and_all_other_chapters_have() -> None:
     assert set(CHAPTERS) - set(WITH_STATEMENTS) == {"interview"}
     with pytest.raises(ValueError, match=r"no chapter 'interview'; there are memory, .*, bug_hunt$"):

@@ -41,20 +41,16 @@ def test_what_was_recorded_comes_back_as_recorded(tmp_path):
     assert path == tmp_path / "new" / "tiny.json.gz"
     assert found.kind == "recorded"
     assert "recorded elsewhere, not measured here" in found.caption
-    assert (found.rows, found.hardware, found.date) == (tiny().rows, this_machine(), tiny().date)
+    assert (found.rows, found.hardware, found.date, found.notes) == (
+        tiny().rows, this_machine(), tiny().date, ("float32",)
+    )  # fmt: skip
+    assert found.timelines["measured"].header == tiny().timelines["measured"].header
     assert set(found.versions) >= {"torch", "python"}
     assert list(found.timelines["measured"]) == list(tiny().timelines["measured"])
 
 
 def test_nothing_recorded_is_nothing(tmp_path):
     assert recorded("tiny", tmp_path) is None
-
-
-def test_a_damaged_recording_is_named(tmp_path):
-    (tmp_path / "tiny.json.gz").write_bytes(b"not compressed")
-
-    with pytest.raises(ValueError, match=r"tiny\.json\.gz is no recorded result"):
-        recorded("tiny", tmp_path)
 
 
 def test_only_what_ran_on_the_hardware_is_recorded(tmp_path):

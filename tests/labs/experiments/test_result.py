@@ -51,18 +51,6 @@ def test_text_is_not_taken_for_html():
     assert "a &lt; b" in shown
 
 
-def test_what_was_measured_is_recorded_when_it_comes_from_a_file(tmp_path):
-    made = result()
-    made.save(tmp_path / "memory.json.gz")
-    read = Result.load(tmp_path / "memory.json.gz")
-    assert read.kind == "recorded"
-    assert (read.rows, read.hardware, read.versions, read.date, read.notes) == (
-        made.rows, made.hardware, made.versions, made.date, made.notes
-    )  # fmt: skip
-    assert list(read.timelines["one"]) == list(TIMELINE)
-    assert read.timelines["one"].header == TIMELINE.header
-
-
 def test_a_pretended_cluster_stays_pretended(tmp_path):
     result("pretended").save(tmp_path / "a.json.gz")
     assert Result.load(tmp_path / "a.json.gz").kind == "pretended"

@@ -29,15 +29,9 @@ def kept(chapter: str) -> str:
 
 
 @chapters
-def test_the_page_in_the_tree_is_the_one_that_is_made(chapter: str) -> None:
-    page = kept(chapter)
-    assert page == expect_pages.page(chapter), "run: fsdp-sim teach write"
-    for notebook in re.findall(r"\]\(\.\./\.\./(\w+)\.ipynb\)", page):
+def test_its_page_links_to_notebooks_that_are_there(chapter: str) -> None:
+    for notebook in re.findall(r"\]\(\.\./\.\./(\w+)\.ipynb\)", kept(chapter)):
         assert (masters() / f"{notebook}.py").exists(), notebook
-
-
-def test_there_is_no_page_without_a_chapter() -> None:
-    assert {path.stem for path in (instructor() / "expect").glob("*.md")} == set(CHAPTERS)
 
 
 @chapters

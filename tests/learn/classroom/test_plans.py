@@ -112,17 +112,12 @@ def test_the_homework_of_six_weeks_is_three_to_four_hours_and_sees_every_noteboo
 
 
 @each
-def test_the_page_in_the_tree_is_the_one_that_is_made(plan: Plan) -> None:
+def test_its_page_links_to_what_is_there(plan: Plan) -> None:
     page = (instructor() / "plans" / f"{plan.name}.md").read_text()
-    assert page == plan_pages.page(plan), "run: fsdp-sim teach write"
     for notebook in re.findall(r"\]\(\.\./\.\./(\w+)\.ipynb\)", page):
         assert (masters() / f"{notebook}.py").exists(), notebook
     for chapter, exercise in re.findall(r"\]\(\.\./expect/(\w+)\.md#(\w+)\)", page):
         assert f'<a id="{exercise}"></a>' in (instructor() / "expect" / f"{chapter}.md").read_text()
-
-
-def test_there_is_no_page_without_a_plan() -> None:
-    assert {path.stem for path in (instructor() / "plans").glob("*.md")} == set(plans())
 
 
 def test_every_exercise_of_a_notebook_has_its_section() -> None:
@@ -192,8 +187,3 @@ def test_an_exercise_without_enough_time_is_refused() -> None:
     plan = Plan("short", "", "", 10, (), "", (row,))
     with pytest.raises(ValueError, match=r"plan short, row 1 .*: has 10 minutes, and forward_time take 15"):
         plan_pages.check_times(plan)
-
-
-def test_a_plan_that_does_not_exist_is_answered_with_the_nearest() -> None:
-    with pytest.raises(ValueError, match="no plan '90-minute'; did you mean '90-minutes'"):
-        plan_named("90-minute")

@@ -107,11 +107,6 @@ def test_the_picture_has_a_bar_for_each_exercise(handed_in: Path) -> None:
         picture([])
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="handed_in"):
-        gather(tmp_path / "handed_in")
-
-
 def test_what_a_learner_wrote_drives_no_terminal(tmp_path: Path) -> None:
     (tmp_path / "eve\x1b[2J").mkdir()
     (tmp_path / "eve\x1b[2J" / "04.ipynb").write_text(notebook("✗ Not yet: \x1b]0;title\x07 \u202e"))

@@ -87,18 +87,6 @@ def test_it_ends_with_its_time_and_not_in_the_middle_of_a_question() -> None:
         interview.skip()
 
 
-def test_the_same_seed_asks_the_same() -> None:
-    def texts() -> list[str]:
-        interview, found = Interview(seed=5, questions=6), []
-        while turn := interview.ask():
-            found.append(turn.text)
-            wrong(interview)
-        record.file().unlink()
-        return found
-
-    assert texts() == texts()
-
-
 def test_what_cannot_be_read_is_asked_again() -> None:
     interview = Interview(seed=6, with_spoken=False)
     turn = interview.ask()

@@ -53,7 +53,7 @@ def test_sections_are_in_the_course() -> None:
     def headings(chapter: str) -> str:
         return next(MASTERS.glob(f"{chapter}_*.py")).read_text(encoding="utf-8")
 
-    places = {entry.section.partition(".")[::2] for entry in ALL}
+    places = {entry.section.partition(".")[::2] for entry in (*ALL, *templates().values())}
     assert [
         place for place in sorted(places) if not re.search(rf"^# ## {place[1]}\. ", headings(place[0]), re.MULTILINE)
     ] == []

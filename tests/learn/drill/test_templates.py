@@ -122,16 +122,6 @@ def test_it_is_written_to_be_read_alone(template: Template) -> None:
     assert 15 <= template.seconds <= 600
 
 
-def test_sections_are_in_the_course() -> None:
-    def headings(chapter: str) -> str:
-        return next(MASTERS.glob(f"{chapter}_*.py")).read_text()
-
-    places = {template.section.partition(".")[::2] for template in ALL}
-    assert [
-        place for place in sorted(places) if not re.search(rf"^# ## {place[1]}\. ", headings(place[0]), re.MULTILINE)
-    ] == []
-
-
 @each
 @many
 def test_every_drawn_thing_is_given(template: Template, n: int) -> None:

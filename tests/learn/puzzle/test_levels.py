@@ -173,11 +173,6 @@ def test_undo_reset_hint_and_next_level():
     assert session.take({"button": "next"})["level"] == "backward_too"
 
 
-def test_an_unknown_level_is_refused_with_the_nearest():
-    with pytest.raises(ValueError, match="did you mean 'two_whole'"):
-        puzzle("two_hole")
-
-
 def test_text_where_no_widget_runs_says_goal_lines_and_how_to_play():
     text = str(puzzle("two_whole"))
     assert "Level" in text

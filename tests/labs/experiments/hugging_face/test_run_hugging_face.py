@@ -25,12 +25,6 @@ def test_every_number_is_predicted_and_measured(result):
     assert result.timelines["bert fully_shard"].select(rank=0).ops
 
 
-@pytest.mark.tail
-def test_the_result_fits_into_a_file(result, tmp_path):
-    result.save(tmp_path / "hugging_face.json.gz")
-    assert Result.load(tmp_path / "hugging_face.json.gz").kind == "recorded"
-
-
 def test_lines_leave_out_docstrings_comments_and_blanks():
     def counted():
         """Not this."""
