@@ -170,14 +170,14 @@ def test_floating_point_inputs_are_cast_wherever_they_are(ranks, impl, cast):
 def test_output_dtype(ranks, impl):
     def run():
         model = TakesMany()
-        impl.fully_shard(model, mp_policy=impl.MixedPrecisionPolicy(param_dtype=BF16, output_dtype=FP32))
+        impl.fully_shard(model, mp_policy=impl.MixedPrecisionPolicy(param_dtype=BF16, output_dtype=torch.float64))
         x = torch.randn(2, 4)
         out = model(Batch(x, torch.arange(2)), [(x,)], mask=torch.ones(2, dtype=torch.bool), scale=0.5, y=x)
         square_loss(out["out"]).backward()
         dtypes = {name: out[name].dtype for name in ("out", "ids")}
         return dtypes, [t.dtype for t in out["list"]], out["text"], model.w.grad.dtype
 
-    expected = ({"out": FP32, "ids": torch.int64}, [FP32, torch.bool], "as it was", FP32)
+    expected = ({"out": torch.float64, "ids": torch.int64}, [torch.float64, torch.bool], "as it was", FP32)
     assert ranks(2, run) == [expected] * 2
 
 
