@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from html import escape
 
 from fsdp_sim.learn import progress
-from fsdp_sim.learn.find import CHAPTERS, is_core, load, names
+from fsdp_sim.learn.find import CHAPTERS, CORE, is_core, load, names
 from fsdp_sim.learn.predictions.prediction import CLOSE
 from fsdp_sim.learn.progress import Entry, Estimate, State
 
@@ -144,7 +144,7 @@ def board(chapter: str = "") -> Board:
 
     kept = progress.read()
     exercises = [load(name) for name, of in names().items() if chapter in ("", of)]
-    exercises.sort(key=lambda e: (CHAPTERS.index(e.chapter), not is_core(e)))
+    exercises.sort(key=lambda e: (CHAPTERS.index(e.chapter), (*CORE[e.chapter], e.name).index(e.name)))
     rows = (
         BoardRow(e.chapter, e.name, is_core(e), e.title, e.difficulty, e.minutes, kept.get(e.name, Entry()))
         for e in exercises
