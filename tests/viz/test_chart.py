@@ -1,6 +1,5 @@
 """The frame of the charts: titles that fit, axes with a few round numbers, series told apart twice."""
 
-import doctest
 import math
 
 import plotly.graph_objects as go
@@ -21,10 +20,6 @@ from fsdp_sim.viz.charts.waterfall import memory_waterfall
 from fsdp_sim.viz.comparison.comparing import compare
 
 sizes = st.floats(1e-9, 1e18)
-
-
-def test_examples_run_as_printed() -> None:
-    assert doctest.testmod(chart).failed == 0
 
 
 @given(sizes, st.floats(1.0, 1e9))

@@ -1,6 +1,5 @@
 """Work for each byte: marks lie under their roofs, and what cannot hide communicates longer than it computes."""
 
-import doctest
 import math
 
 import plotly.graph_objects as go
@@ -10,7 +9,6 @@ from fsdp_sim import Cluster, Plan, Simulation, simulate
 from fsdp_sim.cost.costs import MOST_LOST
 from fsdp_sim.cost.kernels import kernel_s
 from fsdp_sim.timeline import COLLECTIVES, Op, Phase
-from fsdp_sim.viz.charts import rooflines
 from fsdp_sim.viz.charts.intensity import kernel_points, network_bytes_per_s, unit_points
 from fsdp_sim.viz.charts.rooflines import roofline
 
@@ -105,7 +103,3 @@ def test_ddps_buckets_are_set_against_the_compute_of_their_phase() -> None:
     backward = [u for u in unit_points(of(api="ddp")) if u.phase is Phase.BACKWARD]
     assert [u.unit for u in backward] == ["all units"]
     assert "first all-gather" not in roofline(of(api="ddp")).finding
-
-
-def test_examples_run_as_printed() -> None:
-    assert doctest.testmod(rooflines).failed == 0

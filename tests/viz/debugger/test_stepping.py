@@ -1,12 +1,11 @@
 """Stepping: forwards and backwards, along a unit and a lane, to another rank; buttons, slider and calls agree."""
 
-import doctest
 from typing import Any
 
 import pytest
 
 from fsdp_sim.timeline import Lane, Op, Phase, Timeline
-from fsdp_sim.viz.debugger import Debugger, debugger, stepping
+from fsdp_sim.viz.debugger import Debugger, debugger
 from tests.timeline.strategies import gather, op, timeline_of
 
 
@@ -88,10 +87,6 @@ def test_wrong_arguments_are_named(run: Timeline) -> None:
         at.same_on(2)
     with pytest.raises(ValueError, match="no event 12345 on this rank; its events are numbered 0 to"):
         at.go(12345)
-
-
-def test_the_example_runs_as_printed() -> None:
-    assert doctest.testmod(stepping) == (0, 4)
 
 
 # ---------------------------------------------------------------------- the widget
