@@ -19,6 +19,7 @@ import torch.distributed as dist
 from fsdp_sim.ranks import RanksError, launch, run, track
 from fsdp_sim.ranks.board import Board
 from fsdp_sim.timeline import RECORDER, Lane, Op
+from tests.ranks.test_kernel import all_gone, wait_for
 
 
 def test_results_come_back_by_rank_with_closures_and_arguments() -> None:
@@ -139,19 +140,6 @@ def test_a_script_without_a_main_guard_may_call_run(tmp_path) -> None:
     assert done.stdout == "[7, 7]\n", done.stderr
 
 
-def wait_for(condition, seconds: float) -> bool:
-    end_s = time.monotonic() + seconds
-    while time.monotonic() < end_s:
-        if condition():
-            return True
-        time.sleep(0.05)
-    return False
-
-
-def all_gone(processes: list[psutil.Process]) -> bool:
-    return not any(p.is_running() and p.status() != "zombie" for p in processes)
-
-
 INTERRUPTED = """
     import pathlib, signal, sys
     from fsdp_sim.ranks import run
@@ -188,7 +176,7 @@ def test_interrupts_at_any_moment_and_pressed_twice_leave_no_rank_and_no_folder(
     env = os.environ | {"TMPDIR": str(tmp_path / "tmp")}
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
         try:
-            assert wait_for((tmp_path / "began").exists, 60.0)
+            assert wait_for((tmp_path / "began").exists)
             moments = random.Random(7)
             for _ in range(25):
                 time.sleep(moments.uniform(0.0, 0.2))
@@ -203,7 +191,7 @@ def test_interrupts_at_any_moment_and_pressed_twice_leave_no_rank_and_no_folder(
             process.kill()
     assert process.returncode == 0
     assert not list((tmp_path / "tmp").glob("fsdp_sim-*"))
-    assert wait_for(lambda: all_gone(family), 5.0)
+    assert wait_for(lambda: all_gone(family))
 
 
 STOPPED_SERVER = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fsdp_sim.ranks import run
+from labs.loop.optimizer import make_optimizer
 from labs.wrapping import WRAPPERS
 from tests.labs.wrapping.training import (
     MICRO_BATCHES,
@@ -298,6 +300,33 @@ class TestClipping:
 
         for result in run(each, 2, grads_change, CLIPPED, **QUIET)[1]:
             assert result == (True, True, pytest.approx(0.1, rel=1e-4))
+
+
+def test_fp16_ranks_skip_a_step_together_when_one_has_a_nan() -> None:
+    """A scaler that looks at its own shards only lets one rank skip and the other step."""
+
+    def two_steps(settings: dict[str, Any]) -> tuple[float, bool, bool]:
+        wrapped, config = wrapped_of("gpt", settings)
+        optimizer = make_optimizer(wrapped, config)
+        assert wrapped.scaler is not None
+        params = list(wrapped.named_parameters().values())
+        changed = []
+        for bad in (True, False):
+            before = [_local(p).clone() for p in params]
+            optimizer.zero_grad()
+            forward_backward(wrapped, 0)
+            if bad and (settings["api"] == "ddp" or torch.distributed.get_rank() == 1):
+                _local_grads(wrapped)[-1].fill_(math.nan)
+            wrapped.scaler.unscale_(optimizer)
+            wrapped.clip_grad_norm(1.0)
+            wrapped.scaler.step(optimizer)
+            wrapped.scaler.update()
+            changed.append(any(not torch.equal(a, _local(b)) for a, b in zip(before, params, strict=True)))
+        return wrapped.scaler.get_scale(), *changed
+
+    cases = [(settings | {"param_dtype": "fp16"},) for (settings,) in CLIPPED]
+    for rank in run(each, 2, two_steps, cases, **QUIET):
+        assert rank == [(2.0**15, False, True)] * len(cases)  # the scale is halved once
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
