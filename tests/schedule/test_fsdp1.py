@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdp_sim.schedule import Instruction, Kind, Param, Program, Unit, build, toy
+from fsdp_sim.schedule import Kind, Param, Program, Unit, build, toy
 from fsdp_sim.spec import Plan
 from fsdp_sim.timeline import Lane, Memory, Op
 from tests.oracles.flat_symbols import verify_flat
@@ -258,27 +258,29 @@ def test_every_program_is_right(r, steps):
     assert Counter(i.unit for i in what.ops if i.op is reduce) == dict.fromkeys(trained, syncs)
 
 
-def without(what: Program, wrong: Instruction) -> Program:
-    return replace(what, instructions=tuple(i for i in what if i is not wrong))
-
-
 @pytest.mark.parametrize(
-    ("kind", "op", "lane", "message"),
+    ("api", "kind", "op", "lane", "message"),
     [
-        (Kind.OP, Op.ALL_GATHER, Lane.UNSHARD, "not gathered"),
-        (Kind.OP, Op.REDUCE_SCATTER, Lane.POST_BACKWARD, "is reduced"),
-        (Kind.OP, Op.DIV, Lane.POST_BACKWARD, "divided by"),
-        (Kind.OP, Op.BWD, Lane.COMPUTE, "out of order"),
-        (Kind.WAIT_STREAM, Op.OTHER, Lane.POST_BACKWARD, "does not wait for BWD"),
-        (Kind.ALLOC, Op.ALLOC, Lane.UNSHARD, "not gathered"),
-        (Kind.FREE, Op.FREE, Lane.UNSHARD, "never freed"),
+        ("fsdp1", Kind.OP, Op.ALL_GATHER, Lane.UNSHARD, "not gathered"),
+        ("fsdp1", Kind.OP, Op.REDUCE_SCATTER, Lane.POST_BACKWARD, "is reduced"),
+        ("fsdp1", Kind.OP, Op.DIV, Lane.POST_BACKWARD, "divided by"),
+        ("fsdp1", Kind.OP, Op.BWD, Lane.COMPUTE, "out of order"),
+        ("fsdp1", Kind.WAIT_STREAM, Op.OTHER, Lane.POST_BACKWARD, "does not wait for BWD"),
+        ("fsdp1", Kind.ALLOC, Op.ALLOC, Lane.UNSHARD, "not gathered"),
+        ("fsdp1", Kind.FREE, Op.FREE, Lane.UNSHARD, "never freed"),
+        ("ddp", Kind.OP, Op.ALL_REDUCE, None, "is reduced"),
+        ("ddp", Kind.OP, Op.RS_COPY_IN, None, "were copied"),
+        ("ddp", Kind.WAIT_STREAM, Op.OTHER, None, "does not wait for"),
+        ("ddp", Kind.RECORD, Op.OTHER, None, "nothing has recorded"),
+        ("zero2", Kind.OP, Op.ALL_GATHER, None, "not gathered"),
+        ("zero2", Kind.OP, Op.OPTIM, None, "optimizer"),
     ],
 )
-def test_a_program_that_lacks_one_instruction_is_wrong(kind, op, lane, message):
-    what = program(UNEVEN)
-    victim = next(i for i in what if (i.kind, i.op, i.lane) == (kind, op, lane))
+def test_a_program_that_lacks_one_instruction_is_wrong(api, kind, op, lane, message):
+    what = build(UNEVEN, Plan(api=api), 8, steps=2)
+    wrong = next(i for i in what if (i.kind, i.op) == (kind, op) and lane in (None, i.lane))
     with pytest.raises(ProgramError, match=message):
-        verify_flat(without(what, victim))
+        verify_flat(replace(what, instructions=tuple(i for i in what if i is not wrong)))
 
 
 def test_one_reduction_too_many_is_wrong():

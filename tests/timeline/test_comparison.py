@@ -59,9 +59,6 @@ def test_clocks_and_the_numbers_of_steps_need_not_agree() -> None:
     [
         {"forward_prefetch": 2},
         {"activation_checkpointing": "full"},
-        {"micro_batch": 3},
-        {"reshard_after_forward": False},
-        {"api": "fsdp1"},
         {"api": "ddp"},
         {"grad_accum": 2},
     ],
