@@ -548,6 +548,15 @@ def test_of_a_text_too_long_for_the_board_the_end_is_kept(tmp_path) -> None:
     assert source_line(record.source) == "train.py, line 12"
 
 
+def test_only_the_latest_of_several_waits_is_shown(tmp_path) -> None:
+    board = Board.create(tmp_path / "board", 1)
+    with board.waiting(0, 3):
+        with board.waiting(0, 5):
+            assert board.status["waiting"][0] == 5
+        assert board.status["waiting"][0] == 3
+    assert board.status["waiting"][0] == -1
+
+
 def test_a_wait_that_raises_is_over(tmp_path) -> None:
     board = Board.create(tmp_path / "board", 1)
     with pytest.raises(ZeroDivisionError), board.waiting(0, 3):
