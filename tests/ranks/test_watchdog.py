@@ -98,8 +98,8 @@ def test_a_rank_that_sleeps_for_ever_is_named_by_those_who_wait() -> None:
 @pytest.mark.parametrize(
     ("other", "usual", "words"),
     [
-        (lambda: dist.broadcast(torch.ones(4), 0), lambda: dist.all_reduce(torch.ones(4)), "different collective"),
-        (lambda: dist.all_reduce(torch.ones(2008)), lambda: dist.all_reduce(torch.ones(2000)), "different size"),
+        (lambda: dist.broadcast(torch.ones(4), 0), lambda: dist.all_reduce(torch.ones(4)), "a different collective"),
+        (lambda: dist.all_reduce(torch.ones(2008)), lambda: dist.all_reduce(torch.ones(2000)), "a different size"),
         (lambda: dist.all_reduce(torch.ones(4), dist.ReduceOp.MAX), lambda: dist.all_reduce(torch.ones(4)), "MAX"),
     ],
     ids=["collective", "size", "reduce op"],
@@ -107,9 +107,7 @@ def test_a_rank_that_sleeps_for_ever_is_named_by_those_who_wait() -> None:
 def test_another_collective_than_the_others_call(
     other: Callable[[], object], usual: Callable[[], object], words: str
 ) -> None:
-    message = failure(lambda: other() if dist.get_rank() == 1 else usual(), 3)
-    assert message.startswith("rank 1 called ")
-    assert words in message
+    assert words in failure(lambda: other() if dist.get_rank() == 1 else usual(), 3)
 
 
 @pytest.mark.parametrize("whose", ["torch.distributed.fsdp", "fsdp_sim.mini"])
