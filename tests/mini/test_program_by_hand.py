@@ -141,6 +141,14 @@ def outputs_in_another_dtype(recorder, fsdp):
 
 
 @scenario
+def a_policy_of_the_dtypes_that_are_there(recorder, fsdp):
+    """Nothing is cast, and no memory is taken for casts."""
+    model = sharded(recorder, fsdp, mp_policy=MixedPrecisionPolicy(torch.float32, torch.float32))
+    step(recorder, model)
+    return model
+
+
+@scenario
 def inputs_that_are_not_cast(recorder, fsdp):
     model = sharded(recorder, fsdp, mp_policy=MixedPrecisionPolicy(torch.bfloat16, cast_forward_inputs=False))
     step(recorder, model, lambda model: model(torch.ones(2, 4, dtype=torch.bfloat16)).sum())
