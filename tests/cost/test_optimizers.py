@@ -66,19 +66,6 @@ def test_foreach_needs_one_more_number_for_each_parameter_while_it_runs() -> Non
     )
 
 
-@pytest.mark.parametrize(
-    ("shape", "reductions", "gathers"),  # as torch 2.13 redistributes them: tests/schedule/test_optimizer.py
-    [("attn.proj", 1, 15), ("ffn.down", 1, 15), ("ffn.up", 11, 0)],
-)
-def test_muon_gathers_a_wide_matrix_and_reduces_the_products_of_a_tall_one(
-    shape: str, reductions: int, gathers: int
-) -> None:
-    program, _ = made(optimizer="muon")
-    of = [i.op for i in program.ops if i.unit == f"layers.3.{shape}.weight"]
-
-    assert (of.count(Op.ALL_REDUCE), of.count(Op.ALL_GATHER), of.count(Op.OPTIM)) == (reductions, gathers, 1)
-
-
 def test_muon_is_adamw_for_what_is_no_matrix_of_a_block_and_keeps_half_as_much_of_those() -> None:
     program, _ = made(optimizer="muon")
     adamw, muon = made()[0].state_bytes, program.state_bytes
@@ -109,17 +96,6 @@ def test_clipping_reads_the_gradients_twice_and_writes_them_once() -> None:
     assert issued[1].bytes == 4 * sum(len(u.params) for u in program.units)  # a norm of each parameter
     assert {i.bytes for i in issued if i.op in (Op.NORM, Op.CLIP)} == {held}
     assert costs.seconds(issued[2]) == 2 * costs.seconds(issued[0])
-
-
-@pytest.mark.parametrize(
-    ("api", "reductions"), [("fsdp1", [4]), ("ddp", []), ("zero1", [])]
-)  # FSDP1 reduces one norm; whole gradients are on every rank
-def test_the_other_ways_to_train_clip_as_they_do(api: str, reductions: list[int]) -> None:
-    program, _ = made(api=api, clip_grad_norm=True)
-    clipping = [i for i in program.ops if i.phase is Phase.OPTIMIZER and i.op in (Op.NORM, Op.CLIP, Op.ALL_REDUCE)]
-
-    assert [i.bytes for i in clipping if i.op is Op.ALL_REDUCE] == reductions
-    assert [i.op for i in clipping if i.op is not Op.ALL_REDUCE] == [Op.NORM, Op.CLIP]
 
 
 @pytest.mark.parametrize(

@@ -53,15 +53,6 @@ def test_accelerate_reads_the_plan(tmp_path):
     assert "no key for forward_prefetch = 2" in path.read_text()
 
 
-def test_torchtitan_has_words_for_its_own_list_of_operators_alone():
-    state = State.read("model=llama3-8b gpu=H100 gpus=8 activation_checkpointing=selective")
-    assert tomllib.loads(torchtitan_toml(state))["activation_checkpoint"] == {
-        "mode": "selective", "selective_ac_option": "op"
-    }  # fmt: skip
-    text = torchtitan_toml(state.with_texts({"activation_checkpointing": "mm,scaled_dot_product_attention"}))
-    assert "no key for activation_checkpointing = ('mm', 'scaled_dot_product_attention')" in text
-
-
 @pytest.mark.parametrize("write", [torchtitan_toml, accelerate_yaml])
 def test_what_they_do_not_have_is_refused(write):
     with pytest.raises(ValueError, match="api is 'zero2'"):
