@@ -20,6 +20,13 @@ class Block(nn.Module):
         return x + self.down(torch.tanh(self.up(x)))
 
 
+class CheckpointedBlock(Block):
+    """A checkpoint around a part of the unit."""
+
+    def forward(self, x):
+        return x + checkpoint(lambda y: self.down(torch.tanh(self.up(y))), x, use_reentrant=self.use_reentrant)
+
+
 class Stack(nn.Module):
     def __init__(self, n: int = 3, block: type[nn.Module] = Block) -> None:
         super().__init__()
@@ -40,6 +47,11 @@ class CheckpointsItsBlocks(Stack):
         for block in self.blocks:
             x = checkpoint(block, x, use_reentrant=self.use_reentrant)
         return self.last(x)
+
+
+class CheckpointsInsideBlocks(Stack):
+    def __init__(self):
+        super().__init__(block=CheckpointedBlock)
 
 
 class CheckpointsAcrossBlocks(Stack):
@@ -67,11 +79,12 @@ def compare(impl, model, plain, steps=2):
 
 
 @pytest.mark.parametrize("use_reentrant", [True, False])
-@pytest.mark.parametrize("model_cls", [CheckpointsItsBlocks, CheckpointsAcrossBlocks])
-def test_functional_checkpoints_around_units(ranks, impl, model_cls, use_reentrant):
+@pytest.mark.parametrize("model_cls", [CheckpointsItsBlocks, CheckpointsAcrossBlocks, CheckpointsInsideBlocks])
+def test_functional_checkpoints_around_and_inside_units(ranks, impl, model_cls, use_reentrant):
     def run():
         model = model_cls()
-        model.use_reentrant = use_reentrant
+        for module in model.modules():
+            module.use_reentrant = use_reentrant
         plain = twin(model)
         for unit in (*model.blocks, model):
             impl.fully_shard(unit)
