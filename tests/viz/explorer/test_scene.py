@@ -11,6 +11,7 @@ from fsdp_sim.viz.steps.step_view import MAX_BARS
 REQUESTS = {
     "fsdp2": ("gpt2-124m", Cluster("A100", gpus=16), Plan(micro_batch=4, param_dtype="bf16")),
     "hsdp": ("gpt2-124m", Cluster("A100", gpus=16), Plan(micro_batch=4, shard_size=8, grad_accum=2)),
+    "fsdp1": ("gpt2-124m", Cluster("A100", gpus=8), Plan(api="fsdp1", forward_prefetch=True)),
     "one rank": ("gpt2-124m", Cluster("A100", gpus=1), Plan()),
     "cpu": ("gpt2-124m", Cluster("cpu", gpus=2), Plan(seq_len=64)),
 }

@@ -246,6 +246,13 @@ def test_in_any_right_program_compute_has_whole_parameters_and_the_optimizer_red
             assert set(held(program, story[-1], band.name, 0).split()[1]) == {"."}, plan
 
 
+def test_one_rank_holds_all_it_has() -> None:
+    program = toy_program(1, 1)
+    story = told(program)
+    assert held(program, story[0], "layers.0", 0) == "O . A"
+    assert held(program, find(story, Op.OPTIM), "layers.0", 0) == "O R A"
+
+
 def test_frozen_units_have_neither_gradients_nor_states() -> None:
     units = [
         Unit("root", (Param("head", (4, 4)),), segments=(..., "head")),
