@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,25 @@ def test_the_page_draws_its_bars_in_a_browser_without_network_or_errors(
     assert page.evaluate("document.documentElement.scrollWidth") <= 848
     assert [url for url in requests if not url.startswith("file:")] == []
     assert complaints == []
+
+
+@pytest.mark.browser
+def test_title_legends_and_panels_do_not_overlap_in_a_browser(tmp_path: Path, page: Any, training_run: Run) -> None:
+    page.set_viewport_size({"width": 896, "height": 900})
+    both = {"predicted": training_run(prefetch=True), "measured": training_run(prefetch=True, clock="measured")}
+    page.goto(save_html(tmp_path / "page.html", timeline_figure(both), title="t").as_uri())
+    page.wait_for_selector(".bars .point path")
+    queries = [
+        ".gtitle",
+        ".legend",
+        '.annotation[data-index="0"]',
+        ".subplot.xy .barlayer",
+        '.annotation[data-index="4"]',
+        ".legend2",
+    ]
+    boxes = [page.locator(f"#figure-0 {query}").first.bounding_box() for query in queries]
+    for above, below in pairwise(boxes):
+        assert above["y"] + above["height"] <= below["y"] + 1, (above, below)
 
 
 @pytest.mark.browser
