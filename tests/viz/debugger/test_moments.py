@@ -70,6 +70,8 @@ def test_what_held_an_operation_up_is_what_was_over_last() -> None:
     late = op(6.0, 7.0, unit="b", issue_s=0.5, waits_on=(0,))
     at = moment(timeline_of(gather(0.0, 4.0), op(0.0, 6.0), late), 0, 2)
     assert at.lag_s == 5.5
+    assert at.behind is not None
+    assert at.behind.end_s == 6.0
     assert at.held_up_by == at.behind
     prompt = moment(timeline_of(op(0.0, 1.0), op(2.0, 3.0)), 0, 1)
     assert prompt.held_up_by is None
