@@ -1,6 +1,6 @@
 """Every template, many times: agrees with another computation, gives nothing away, and takes no wrong unit.
 
-`make test` draws a hundred instances of each, `make test-all` a thousand.
+A hundred and twenty instances of each: of the first 300 the last that takes a line which no other took is number 107.
 """
 
 import dataclasses
@@ -17,19 +17,15 @@ import pytest
 from fsdp_sim.learn.drill.question import Choice, Number, Order, Question, UnreadableError
 from fsdp_sim.learn.drill.template import TOPICS, Template, templates
 from fsdp_sim.learn.quantity import SCALES, needs_unit, written
-from tests.some import tail
 
 MASTERS = Path(__file__).parents[3] / "notebooks" / "masters"
 ALL = list(templates().values())
 each = pytest.mark.parametrize("template", ALL, ids=lambda template: template.name)
 
 
-many = pytest.mark.parametrize("n", [100, tail(1000)])
-
-
 @cache
-def instances(template: Template, n: int = 100) -> list[Question]:
-    return [template.ask(seed) for seed in range(n)]
+def instances(template: Template) -> list[Question]:
+    return [template.ask(seed) for seed in range(120)]
 
 
 def oracle(template: Template) -> Callable[..., Any]:
@@ -43,9 +39,8 @@ def test_there_are_at_least_sixty_and_every_topic_has_some() -> None:
 
 
 @each
-@many
-def test_instances_agree_with_an_independent_computation(template: Template, n: int) -> None:
-    for question in instances(template, n):
+def test_instances_agree_with_an_independent_computation(template: Template) -> None:
+    for question in instances(template):
         expected = oracle(template)(**question.given)
         if isinstance(question, Number):
             assert math.isfinite(question.answer)
@@ -68,19 +63,17 @@ def test_the_numbers_differ_from_one_instance_to_the_next(template: Template) ->
 
 
 @each
-@many
-def test_the_text_does_not_give_the_answer_away(template: Template, n: int) -> None:
-    for question in instances(template, n):
+def test_the_text_does_not_give_the_answer_away(template: Template) -> None:
+    for question in instances(template):
         if isinstance(question, Number) and (needs_unit(question.unit) or question.answer >= 100):
             shown = re.escape(written(question.answer, question.unit))
             assert not re.search(rf"(?<![\d.]){shown}(?![\d.]*\d)", question.text), question.text
 
 
 @each
-@many
-def test_a_known_slip_is_answered_with_its_cause(template: Template, n: int) -> None:
+def test_a_known_slip_is_answered_with_its_cause(template: Template) -> None:
     said = set()
-    for question in instances(template, n):
+    for question in instances(template):
         if isinstance(question, Number):
             for mistake in question.mistakes:
                 if not question.accepts(mistake.value):
@@ -95,7 +88,7 @@ def test_a_known_slip_is_answered_with_its_cause(template: Template, n: int) -> 
                 assert not reply.right
                 assert reply.cause == cause
                 said.add(cause)
-    kinds = {type(question) for question in instances(template, n)}
+    kinds = {type(question) for question in instances(template)}
     assert kinds == {Order} or said, "no wrong answer of this template has a cause"
 
 
@@ -123,11 +116,10 @@ def test_it_is_written_to_be_read_alone(template: Template) -> None:
 
 
 @each
-@many
-def test_every_drawn_thing_is_given(template: Template, n: int) -> None:
+def test_every_drawn_thing_is_given(template: Template) -> None:
     """The same ``given`` means the same answer: nothing that matters was drawn and not said."""
     answers: dict[str, Any] = {}
-    for question in instances(template, n):
+    for question in instances(template):
         answer = question.answer  # type: ignore[attr-defined]
         assert answers.setdefault(repr(question.given), answer) == answer
     assert dataclasses.is_dataclass(template)

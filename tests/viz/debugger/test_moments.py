@@ -98,10 +98,10 @@ def test_of_a_thousand_ranks_the_first_are_looked_up() -> None:
 def test_the_counterpart_is_the_one_with_as_many_of_its_kind_before_it() -> None:
     timeline = timeline_of(
         gather(0, 1), gather(1, 2, seq=1), gather(2, 3, seq=2, unit="b"),
-        op(0, 1, rank=1), gather(5, 6, rank=1, seq=1), gather(7, 8, rank=1, seq=2),
+        gather(4, 5, rank=1, unit="b"), gather(5, 6, rank=1, seq=1), gather(7, 8, rank=1, seq=2),
     )  # fmt: skip
     mine = events_of(timeline, 0)
-    assert [getattr(match(timeline, e, 1), "start_s", None) for e in mine] == [5, 7, None]
+    assert [getattr(match(timeline, e, 1), "start_s", None) for e in mine] == [5, 7, 4]
 
 
 def test_backward_needs_what_the_copy_out_made_whole(run: Timeline) -> None:
