@@ -187,6 +187,18 @@ def test_much_is_written_to_several_files(tmp_path, monkeypatch):
     ]
 
 
+def test_rows_that_are_cut_or_copied_are_read_some_at_a_time(tmp_path, monkeypatch):
+    read, sizes = storage._read_into, []
+    monkeypatch.setattr(storage, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr(storage, "_read_into", lambda *args: (sizes.append(args[1].nbytes), read(*args)))
+    kept, target = torch.randn(100, 10), torch.zeros(10, 100).t()
+    checkpointer = Checkpointer(tmp_path)
+    checkpointer.save(1, {"t": kept}, {}, {})
+    checkpointer.load(checkpointer.newest(), {"t": target})
+    assert torch.equal(target, kept)
+    assert sizes == [1000] * 4
+
+
 def test_a_file_that_came_out_shorter_than_planned_is_no_checkpoint(tmp_path, monkeypatch):
     def refused(*args, **options):
         raise PermissionError
