@@ -1,4 +1,4 @@
-"""The Llama shape: its published parameter counts, transformers' logits, its positions, and what it refuses."""
+"""The Llama shape: its published parameter counts, its positions, and what it refuses."""
 
 import dataclasses
 import math

@@ -36,7 +36,7 @@ def _sent(blocks: int, micro_batches: int, change: str) -> tuple[int, int, int, 
 @template(
     level=2,
     seconds=90,
-    section="11.5",
+    section="15.1",
     rule="reshard False: fewer gathers. Sync in the last only: fewer reduces. Dtypes: fewer bytes, same counts.",
 )
 def change_behind_the_counts(draw: random.Random) -> Choice:

@@ -59,7 +59,7 @@ def bytes_of_a_checkpoint(draw: random.Random) -> Number:
 @template(
     level=2,
     seconds=60,
-    section="10.11",
+    section="14.3",
     rule="Young: checkpoint every sqrt(2 x C x MTBF) of training, C the time that a checkpoint stops training.",
     source=YOUNG,
 )
@@ -89,7 +89,7 @@ def checkpoint_interval(draw: random.Random) -> Number:
 @template(
     level=2,
     seconds=75,
-    section="10.11",
+    section="14.3",
     rule="Time lost: C / T for checkpoints every T, + (T / 2 + restart) / MTBF for failures.",
     source=YOUNG,
 )
@@ -125,7 +125,7 @@ def time_lost(draw: random.Random) -> Number:
 @template(
     level=1,
     seconds=45,
-    section="10.11",
+    section="14.3",
     rule="Failures add up: the MTBF of a job is that of one GPU divided by their number (Llama 3: 3.1 h on 16,384).",
     source=LLAMA3,
 )

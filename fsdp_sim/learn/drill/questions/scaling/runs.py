@@ -20,7 +20,7 @@ MFU = "MFU: Chowdhery et al. 2022 (PaLM), arXiv 2204.02311, appendix B; peaks: f
 @template(
     level=1,
     seconds=75,
-    section="10.10",
+    section="14.2",
     rule="MFU = 6 x parameters x tokens/s per GPU / dense peak FLOP/s; recomputation is not counted.",
     source=f"{FLOP}; {MFU}",
 )
@@ -54,7 +54,7 @@ def utilisation_of_tokens(draw: random.Random) -> Number:
 @template(
     level=2,
     seconds=90,
-    section="10.11",
+    section="14.3",
     rule="Days of a run = 6 x parameters x tokens / (GPUs x peak x MFU) / 86,400 s.",
     source=f"{FLOP}; {MFU}",
 )
@@ -208,7 +208,7 @@ def steps_of_a_run(draw: random.Random) -> Number:
 @template(
     level=2,
     seconds=60,
-    section="10.12",
+    section="14.4",
     rule="Pipeline bubble: (p - 1) / (m + p - 1) of the time for p stages and m micro-batches.",
     source="Huang et al. 2019 (GPipe), arXiv 1811.06965, section 2.3",
 )
@@ -238,7 +238,7 @@ def pipeline_bubble(draw: random.Random) -> Number:
 @template(
     level=2,
     seconds=75,
-    section="10.11",
+    section="14.3",
     rule="Failures per day grow with the GPUs: mean time between failures of a job = that of one GPU / GPUs.",
     source="Grattafiori et al. 2024 (Llama 3), arXiv 2407.21783, section 3.3.4: 419 unexpected interruptions in 54 "
     "days on 16,384 GPUs",
@@ -267,7 +267,7 @@ def time_between_failures(draw: random.Random) -> Number:
 @template(
     level=3,
     seconds=120,
-    section="10.11",
+    section="14.3",
     rule="Time lost: save / interval for saving, and per failure half an interval of work plus the restart.",
     source="first order, as in Young 1974, CACM 17(9)",
 )
