@@ -22,7 +22,8 @@
 # > give each a copy of the model, as DDP does. Now each of the eight wants about 173 GiB, even more. Something has to
 # > be divided. What? (`fsdp-sim simulate --model llama3-8b --gpu H100-SXM-80GB --gpus 1 --seq-len 8192`, then `--gpus 8
 # > --api ddp --param-dtype bf16`)
-#
+
+# %% [markdown]
 # **Core path, about 55 minutes:** sections 2, 3, 4 and 6, with the exercises marked *core*. The rest is
 # there if you like.
 #

@@ -310,6 +310,6 @@ assert sent < 2 * across[16]
 # - FSDP's bytes do not grow with the batch; a pipeline's do, and it idles where batches are small.
 
 # %% [markdown]
-# > **Our 8B model** learns from 15 trillion tokens in about 19 days on 1,024 H100, and is interrupted about nine times.
+# > On 1,024 H100 **our 8B model** learns from 15 trillion tokens in about 19 days, and is interrupted about nine times.
 #
 # Next: `lab_10_tune.ipynb`, the fastest plan that fits.

@@ -52,7 +52,7 @@ def test_help_has_examples_faults_and_the_exit_status() -> None:
 
 
 def test_rungs_that_cannot_cut_the_batch_are_left_out() -> None:
-    with patch("labs.experiments.ladder.run", side_effect=ValueError("ranks were started")):
+    with patch("labs.experiments.ladder._run", side_effect=ValueError("ranks were started")):
         done = CliRunner().invoke(main, ["ladder", "--batch", "8"])
 
     assert "ranks were started" in done.output
@@ -70,7 +70,7 @@ def test_rungs_that_cannot_cut_the_batch_are_left_out() -> None:
     ],
 )
 def test_bad_input_is_one_sentence_and_starts_nothing(arguments: list[str], words: str) -> None:
-    with patch("labs.experiments.ladder.run", side_effect=AssertionError("ranks were started")):
+    with patch("labs.experiments.ladder._run", side_effect=AssertionError("ranks were started")):
         done = CliRunner().invoke(main, ["ladder", *arguments])
 
     assert done.exit_code == 2

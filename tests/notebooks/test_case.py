@@ -148,9 +148,9 @@ def test_what_a_generating_engine_is_sent_is_what_the_simulated_links_carry() ->
     apart, together = (
         f"{1e3 * sum(collective_s('all_gather', n, 8, cluster) for n in some):.0f} ms" for some in (sizes, [sum(sizes)])
     )
-    assert f"{sum(sizes) / 1e9:.0f} GB of bf16 beside" in text("11")
-    assert f"more than {max(sizes) / 1e9:.2f} GB is whole" in text("11")
-    assert f"gives {apart} for these {len(sizes)} gathers, and {together} for one" in text("11")
+    assert f"{sum(sizes) / 1e9:.0f} GB of bf16 beside" in text("15")
+    assert f"more than {max(sizes) / 1e9:.2f} GB is whole" in text("15")
+    assert f"gives {apart} for these {len(sizes)} gathers, and {together} for one" in text("15")
 
 
 def test_the_step_in_python_is_that_of_the_command() -> None:

@@ -337,8 +337,8 @@ def test_an_unknown_name_is_answered_with_the_nearest(name: str, near: str, caps
 
 def test_without_names_every_chapter_and_every_plan_is_made() -> None:
     names = chosen([])
-    assert [name[:2] for name in names[:14]] == [f"{number:02d}" for number in range(14)]
-    assert names[14:] == list(plans())
+    assert [name[:2] for name in names[:16]] == [f"{number:02d}" for number in range(16)]
+    assert names[16:] == list(plans())
 
 
 def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
