@@ -31,17 +31,8 @@ class BoardRow:
     def cells(self) -> tuple[str, ...]:
         dots = "●" * self.difficulty + "○" * (5 - self.difficulty)
         state = f"{SIGNS[self.entry.state]} {self.entry.state}"
-        core = "core" if self.core else ""
-        return (
-            self.name,
-            core,
-            self.title,
-            dots,
-            str(self.minutes),
-            str(self.entry.tries),
-            f"{self.entry.hints}/3",
-            state,
-        )
+        tries, hints = str(self.entry.tries), f"{self.entry.hints}/3"
+        return self.name, "core" * self.core, self.title, dots, str(self.minutes), tries, hints, state
 
 
 @dataclass(frozen=True, repr=False)
