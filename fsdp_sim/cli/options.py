@@ -54,6 +54,17 @@ class Pair(Text):
         return [CompletionItem(f"{key}={text}") for text in values if text.startswith(value)]
 
 
+def several(values: str) -> list[str]:
+    """The texts of a list with commas between them; with semicolons where values contain commas.
+
+    Example:
+        >>> several("none,full"), several("mm,scaled_dot_product_attention;full"), several("mm,addmm;")
+        (['none', 'full'], ['mm,scaled_dot_product_attention', 'full'], ['mm,addmm'])
+    """
+    texts = values.removesuffix(";").split(";") if ";" in values else values.split(",")
+    return [text.strip() for text in texts]
+
+
 def values_of(key: str) -> list[str]:
     """The values to complete a field with: the names it lists, and the words that it takes."""
     by_name: dict[str, Callable[[], Iterable[str]]] = {"model": Model.presets, "gpu": gpu_names}

@@ -22,6 +22,7 @@ from fsdp_sim.cli.options import (
     option,
     request_options,
     schema_option,
+    several,
     values_of,
     working,
 )
@@ -131,8 +132,7 @@ def lists(vary: Sequence[str]) -> dict[str, list[str]]:
             raise ValueError(f"--vary {pair!r} is no list; write key=a,b, for example micro_batch=1,2,4")
         if key in found:
             raise ValueError(f"--vary {pair!r}: {key} is given twice; give all its values at once")
-        several = values.removesuffix(";").split(";") if ";" in values else values.split(",")
-        found[key] = [value.strip() for value in several]
+        found[key] = several(values)
         if len(set(found[key])) < len(found[key]) or "" in found[key]:
             raise ValueError(
                 f"--vary {pair!r} has a value twice, or an empty one; it knows, for example, {values_of(key)}"

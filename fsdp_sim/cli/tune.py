@@ -12,7 +12,17 @@ from msgspec import UNSET, UnsetType
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn
 
-from fsdp_sim.cli.options import INTERRUPTED, NO, Command, Pair, json_option, option, request_options, schema_option
+from fsdp_sim.cli.options import (
+    INTERRUPTED,
+    NO,
+    Command,
+    Pair,
+    json_option,
+    option,
+    request_options,
+    schema_option,
+    several,
+)
 from fsdp_sim.explore import LEVERS, Candidate, Tuned
 from fsdp_sim.explore import tune as search
 from fsdp_sim.forms import State, accelerate_yaml, plan_texts, python_code, torch_code, torchtitan_toml
@@ -63,7 +73,7 @@ class TuneRequest(Request, forbid_unknown_fields=True, kw_only=True):  # type: i
     metavar="KEY[=A,B]",
     section="Search",
     type=Pair(lambda: LEVERS),
-    help="Vary only these, each with these values or those worth trying.  [default: every lever]",
+    help="Vary only these, each with these values (a;b where they contain commas) or those worth trying.  [default: every lever]",
 )
 @option("--hold", multiple=True, metavar="KEY", section="Search", help="Leave it as it is.")
 @option(
@@ -153,7 +163,7 @@ def _varied(vary: Sequence[str], api: str) -> dict[str, list[Any] | None] | None
         if equals:
             if name not in PLAN_FIELDS:
                 raise ValueError(f"--vary {pair!r}: a plan has no field {name}")
-            found[name] = [plan_fields({"api": api, name: text})[name] for text in values.split(",")]
+            found[name] = [plan_fields({"api": api, name: text})[name] for text in several(values)]
     return found or None
 
 

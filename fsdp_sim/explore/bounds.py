@@ -3,11 +3,13 @@
 What is computed, and what is kept of it, is the same in all plans that differ only in when and with whom they
 communicate (`NOT_COMPUTED`), so that one program of one micro-batch prices many plans. A rank computes one operation
 after the other: a step takes at least the sum of them. When backward begins, parameters, states of the optimizer and
-all that forward keeps are alive: a rank needs at least these.
+all that forward keeps are alive: a rank needs at least these. Activations that are offloaded are copied one after the
+other too, and alive is at least what one segment needs back.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from operator import attrgetter
@@ -18,11 +20,12 @@ from fsdp_sim.explore.search import Outcome
 from fsdp_sim.schedule import NOT_ISSUED, policy_of, state_bytes
 from fsdp_sim.simulation import Simulation, simulate
 from fsdp_sim.spec import Cluster, Model, Plan
-from fsdp_sim.timeline import Op
+from fsdp_sim.timeline import Lane, Op
 
 ELSEWHERE = NOT_COMPUTED | {"cpu_offload"}  # of these the kernels of a micro-batch know nothing
 ALONE = {name: getattr(Plan, name) for name in ELSEWHERE}
 LASTING = (NOT_COMPUTED | NOT_ISSUED) - {"shard_size", "sharding_strategy"}  # and of these what lives through all steps
+WORK = (Op.FWD, Op.BWD, Op.RECOMPUTE, Op.ACT_D2H, Op.ACT_H2D)
 UNKNOWN = 1e-12  # of the seconds, where a rank may compute faster than its GPU
 
 
@@ -69,12 +72,22 @@ class Bounds:
     def _computed_by(sim: Simulation) -> tuple[float, float, int, int]:
         """Seconds of one micro-batch and of what is between steps, its tokens, and bytes that forward keeps."""
         program, work = sim.program, sim.workload.work
-        each_s = sum([sim.costs.seconds(i) for i in program.ops if i.op in (Op.FWD, Op.BWD, Op.RECOMPUTE)])
+        lanes: dict[Lane | None, float] = defaultdict(float)
+        for i in program.ops:
+            if i.op in WORK:
+                lanes[i.lane] += sim.costs.seconds(i)
         again, back, policy = program.segments_of(Op.RECOMPUTE), program.segments_of(Op.BWD), policy_of(sim.plan)
-        kept = 0
+        away = program.segments_of(Op.ACT_D2H)
+        kept = largest = 0
         for segment in program.segments_of(Op.FWD):
             if segment in again:
-                kept += work[segment].output_bytes + kept_of(work[segment].outputs, policy).bytes
+                own = work[segment].output_bytes + kept_of(work[segment].outputs, policy).bytes
             elif segment in back:
-                kept += max(work[segment].saved_bytes, work[segment].logits_bytes)
-        return each_s, sim.costs.calibration.step_s, sim.workload.tokens, kept
+                own = max(work[segment].saved_bytes, work[segment].logits_bytes)
+            else:
+                continue
+            if segment in away:
+                largest = max(largest, own)
+            else:
+                kept += own
+        return max(lanes.values()), sim.costs.calibration.step_s, sim.workload.tokens, max(kept, largest)

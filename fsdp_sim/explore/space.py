@@ -11,7 +11,9 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from fsdp_sim.spec import ONLY_WITH_ACCUMULATION, Cluster, Model, Plan, shards_of, takes
+from fsdp_sim.cost import workload
+from fsdp_sim.schedule import SDPA
+from fsdp_sim.spec import ONLY_WITH_ACCUMULATION, OPERATORS, Cluster, Model, Plan, shards_of, takes
 from fsdp_sim.spec.fields import check
 from fsdp_sim.words import did_you_mean
 
@@ -71,6 +73,14 @@ def _micro_batches(model: Model, cluster: Cluster, plan: Plan) -> Iterator[tuple
     return ((size, sequences // size) for size in range(1, sequences + 1) if sequences % size == 0)
 
 
+def _kept(model: Model, cluster: Cluster, plan: Plan) -> Iterator[tuple[Any]]:
+    """What checkpointing keeps: besides by blocks, attention, and attention with all matmuls, where the model has them."""
+    yield from ((None,), ("selective",), (2,), ("full",))
+    blocks = [work for work in workload(model, plan).work.values() if work.is_block]
+    there = {output.op for work in blocks for output in work.outputs}
+    yield from ((kept,) for kept in ((SDPA,), tuple(op for op in OPERATORS if op in there)) if SDPA in there)
+
+
 def _precisions(model: Model, cluster: Cluster, plan: Plan) -> Iterator[tuple[str, str]]:
     if cluster.kind == "gpu" and cluster.gpu.supports_bf16:
         yield from (("bf16", "fp32"), ("bf16", "bf16"))
@@ -84,8 +94,9 @@ LEVERS = {
         Lever(("expert_parallel",), _expert_ranks),
         Lever(("reshard_after_forward",), _reshard),
         Lever(("sharding_strategy",), _each("FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "NO_SHARD")),
-        Lever(("activation_checkpointing",), _each(None, "selective", 2, "full")),
+        Lever(("activation_checkpointing",), _kept),
         Lever(("micro_batch", "grad_accum"), _micro_batches),
+        Lever(("activation_offload",), _each(None, "streams", "save_on_cpu")),
         Lever(("cpu_offload",), _each(False, True)),
         Lever(("compile",), _each(False, True)),
         Lever(("wrap",), _each("block", "root")),

@@ -84,7 +84,7 @@ class Program:
         return self.once("numbers", lambda: [n for n, i in enumerate(self.instructions) if i.kind is Kind.OP])
 
     def segments_of(self, op: Op) -> dict[str, None]:
-        """The segments of which there is an operation of a kind, in order: FWD, BWD or RECOMPUTE."""
+        """The segments of which there is an operation of a kind, in order: FWD, BWD, RECOMPUTE or a copy of ACT_D2H."""
         return self.once(("segments", op), lambda: dict.fromkeys([i.unit for i in self.ops if i.op is op]))
 
     @property

@@ -10,6 +10,7 @@ from fsdp_sim import Cluster, Model, Plan, simulate, tune
 from fsdp_sim.explore import space_of
 from fsdp_sim.explore.bounds import Bounds
 from fsdp_sim.explore.search import Outcome, Search
+from fsdp_sim.schedule import SDPA
 from fsdp_sim.simulation import Fit
 
 SMALL = Model("small", n_layer=4, d_model=1024, n_head=16, d_ffn=4096, vocab=50304, bias=False)
@@ -118,11 +119,35 @@ def test_experts_are_shared_out_where_a_model_has_them():
     assert "expert_parallel" not in space_of(SMALL, Cluster("H100", gpus=4), START).levers
 
 
+def test_operators_whose_outputs_are_kept_are_those_that_the_model_has():
+    kept = {
+        name: [value for (value,) in space_of(Model.preset(name), A100, START).levers["activation_checkpointing"][1]]
+        for name in ("gpt2-124m", "llama3-8b", "gpt-oss-20b")
+    }
+
+    assert kept["llama3-8b"] == [None, "selective", 2, "full", (SDPA,), ("mm", SDPA)]
+    assert kept["gpt2-124m"][-1] == ("addmm", SDPA)  # its linear layers have biases
+    assert kept["gpt-oss-20b"][-1] == ("addmm", "_grouped_mm", SDPA)
+
+
+def test_activations_that_go_to_the_cpu_extend_the_front():
+    vary = ("activation_checkpointing", "activation_offload")
+    least, without = (tune(SMALL, A100, START, vary=vary, hold=held).front[-1] for held in ((), vary[1:]))
+
+    assert least.plan.activation_offload
+    assert least.peak_memory_bytes < without.peak_memory_bytes
+
+
 BOUNDED = {
     "gpt": (SMALL, A100, START),
     "compared with torch's defaults": ("llama3-8b", Cluster("H100", gpus=8), Plan(grad_accum=4, seq_len=2048)),
     "experts": ("mixtral-8x7b", Cluster("H100", gpus=64), replace(START, seq_len=2048)),
     "adapters": ("llama3-8b", Cluster("A100-SXM-80GB", gpus=8), replace(START, lora_rank=16)),
+    "activations on the CPU": (
+        "llama3-8b",
+        Cluster("H100", gpus=8),
+        replace(START, seq_len=8192, activation_offload="streams"),
+    ),
     "fsdp1": ("gpt2-1.5b", Cluster("4090", gpus=4), replace(START, api="fsdp1")),
 }
 
