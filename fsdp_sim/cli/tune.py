@@ -73,7 +73,8 @@ class TuneRequest(Request, forbid_unknown_fields=True, kw_only=True):  # type: i
     metavar="KEY[=A,B]",
     section="Search",
     type=Pair(lambda: LEVERS),
-    help="Vary only these, each with these values (a;b where they contain commas) or those worth trying.  [default: every lever]",
+    help="Vary only these, each with these values (a;b where they contain commas) or those worth trying.  "
+    "[default: every lever]",
 )
 @option("--hold", multiple=True, metavar="KEY", section="Search", help="Leave it as it is.")
 @option(
