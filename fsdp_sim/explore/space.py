@@ -74,7 +74,7 @@ def _micro_batches(model: Model, cluster: Cluster, plan: Plan) -> Iterator[tuple
 
 
 def _kept(model: Model, cluster: Cluster, plan: Plan) -> Iterator[tuple[Any]]:
-    """No block, each, or every second; and each but for what torchtitan keeps, for attention, or for all matmuls too."""
+    """No block, each, or every second; and each but for what torchtitan keeps, for attention, or all matmuls too."""
     yield from ((None,), ("selective",), (2,), ("full",))
     blocks = [work for work in workload(model, plan).work.values() if work.is_block]
     there = {output.op for work in blocks for output in work.outputs}
