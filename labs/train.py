@@ -33,7 +33,7 @@ from labs.loop.failure import WholeErrorFile, failed, refused
 from labs.loop.metrics import Metrics
 from labs.loop.nonfinite import check_update
 from labs.loop.optimizer import make_optimizer
-from labs.loop.preflight import Run, prepare
+from labs.loop.preflight import CheckedRun, prepare
 from labs.loop.report import header
 from labs.loop.run_state import NoGoodCheckpointError, RunState, checkpointer
 from labs.loop.saving import report_failed_saves, save
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return failed(error, place)
 
 
-def train(run: Run) -> int:
+def train(run: CheckedRun) -> int:
     """Train on all ranks; returns the exit status."""
     config, place, device = run.config, run.place, run.device
     use_threads(place)

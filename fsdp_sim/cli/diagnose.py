@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fsdp_sim.cli.options import Command, json_option, option, schema_option
-from fsdp_sim.diagnose import Blame, Collective, Diagnosis, diagnose
+from fsdp_sim.diagnose import Blame, CollectiveCost, Diagnosis, diagnose
 from fsdp_sim.packages import missing
 from fsdp_sim.timeline import Timeline, read_timeline, write_chrome
 from fsdp_sim.timeline.limits import MAX_BYTES
@@ -171,7 +171,7 @@ def _totals(found: Diagnosis) -> Table:
 COLUMNS = ("operation", "phase", "times", "in flight", "exposed", "MiB", "Gbit/s", "why")
 
 
-def cells(row: Collective) -> tuple[str, ...]:
+def cells(row: CollectiveCost) -> tuple[str, ...]:
     """A collective as texts, one for each of `COLUMNS`."""
     rate = f"{row.bus_gbps:,.0f}" if row.bus_gbps >= 10 else f"{row.bus_gbps:.2g}"
     return (
@@ -182,7 +182,7 @@ def cells(row: Collective) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _collectives(rows: Sequence[Collective], top: int) -> Table:
+def _collectives(rows: Sequence[CollectiveCost], top: int) -> Table:
     hidden = len(rows) - top
     caption = f"and {hidden} more; --top {len(rows)} lists all" if hidden > 0 else None
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), caption=caption, caption_justify="left")

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fsdp_sim.cli.doctor_finding import SETUP, Finding, torch_here
+from fsdp_sim.cli.doctor_finding import SETUP, DoctorFinding, torch_here
 from fsdp_sim.cli.doctor_gpus import gpu_links, gpus, nccl
 from fsdp_sim.cli.doctor_system import (
     browser,
@@ -35,52 +35,52 @@ from fsdp_sim.packages import OLDEST_TORCH, is_untried, release, remedy
 COLOURS = {"works": "green", "absent": "yellow", "broken": "red"}
 
 
-def python() -> Finding:
+def python() -> DoctorFinding:
     version = platform.python_version()
     good = (3, 11) <= sys.version_info[:2] < (3, 15)
-    return Finding(
+    return DoctorFinding(
         "Python", "works" if good else "broken", f"{version}, {sys.executable}", "everything",
         "" if good else "install Python 3.11 to 3.14 and run make PYTHON=/path/to/it setup",
     )  # fmt: skip
 
 
-def simulator() -> Finding:
+def simulator() -> DoctorFinding:
     from fsdp_sim import Cluster, Plan, simulate
 
     step_s = simulate("gpt2-124m", Cluster("A100-SXM-80GB", gpus=8), Plan(seq_len=64)).step_time_s
-    return Finding("simulator", "works", f"predicted a step of {step_s * 1e3:.1f} ms", "simulate, sweep, fit, validate")
+    return DoctorFinding("simulator", "works", f"predicted a step of {step_s * 1e3:.1f} ms", "simulate, sweep, fit, validate")
 
 
-def package(name: str, needed_for: str) -> Callable[[], Finding]:
-    def check() -> Finding:
+def package(name: str, needed_for: str) -> Callable[[], DoctorFinding]:
+    def check() -> DoctorFinding:
         try:
             version = getattr(importlib.import_module(name), "__version__", "installed")
         except ModuleNotFoundError:
-            return Finding(name, "absent", "not installed", needed_for, remedy(name))
-        return Finding(name, "works", str(version), needed_for)
+            return DoctorFinding(name, "absent", "not installed", needed_for, remedy(name))
+        return DoctorFinding(name, "works", str(version), needed_for)
 
     check.__name__ = name
     return check
 
 
-def torch_build() -> Finding:
+def torch_build() -> DoctorFinding:
     needed_for = "the mini-FSDP, ranks, labs"
     try:
         torch = torch_here()
     except ModuleNotFoundError:
-        return Finding("torch", "absent", "not installed", needed_for, remedy("torch"))
+        return DoctorFinding("torch", "absent", "not installed", needed_for, remedy("torch"))
     version = torch.__version__
     if release(version) < OLDEST_TORCH:
-        return Finding("torch", "broken", version, needed_for, "make TORCH=cpu setup installs one that will do")
+        return DoctorFinding("torch", "broken", version, needed_for, "make TORCH=cpu setup installs one that will do")
     found = f"{version}, newer than those this was tried with" if is_untried(version) else version
     if release(version) >= (2, 15):
         found += (
             "; without a reduce_dtype it reduces gradients in the parameters' own dtype, 2.13 and 2.14 in param_dtype"
         )
-    return Finding("torch", "works", found, needed_for)
+    return DoctorFinding("torch", "works", found, needed_for)
 
 
-def ranks() -> Finding:
+def ranks() -> DoctorFinding:
     from fsdp_sim.ranks import run
 
     def total() -> float:
@@ -92,10 +92,10 @@ def ranks() -> Finding:
     sums = list(run(total, world_size=2, timeout_s=60))
     good = sums == [8.0, 8.0]
     found = "2 processes summed a tensor over gloo" if good else f"2 processes disagree: {sums}"
-    return Finding("ranks on this machine", "works" if good else "broken", found, "the mini-FSDP, labs, notebooks")
+    return DoctorFinding("ranks on this machine", "works" if good else "broken", found, "the mini-FSDP, labs, notebooks")
 
 
-CHECKS: tuple[Callable[[], Finding], ...] = (
+CHECKS: tuple[Callable[[], DoctorFinding], ...] = (
     python, machine, disk, temporary_folder, limits, ports, simulator,
     package("pandas", "tables of sweeps"), package("scipy", "fitting to measurements"),
     torch_build, ranks, shared_memory, gpus, gpu_links, nccl, compiler,
@@ -103,17 +103,17 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
 )  # fmt: skip
 
 
-def examine(check: Callable[[], Finding]) -> Finding:
+def examine(check: Callable[[], DoctorFinding]) -> DoctorFinding:
     """Run a check; one that raises has found something broken."""
     name = check.__name__.replace("_", " ")
     try:
         return check()
     except ModuleNotFoundError as error:
-        return Finding(name, "absent", f"{error.name} is not installed", "see above", remedy(error.name or ""))
+        return DoctorFinding(name, "absent", f"{error.name} is not installed", "see above", remedy(error.name or ""))
     except Exception as error:  # whatever goes wrong on a stranger's machine is what this command is for
         text = str(error).splitlines()
         what = f"{type(error).__name__}: {text[0] if text else ''}"
-        return Finding(name, "broken", what[:200], "see README, When something fails", SETUP)
+        return DoctorFinding(name, "broken", what[:200], "see README, When something fails", SETUP)
 
 
 @click.command(epilog="Exit status: 0 if nothing is broken, 1 if something is.")

@@ -11,7 +11,7 @@ SETUP = "run make setup in a checkout"
 
 
 @dataclass(frozen=True)
-class Finding:
+class DoctorFinding:
     """What a check found.
 
     Attributes:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from itertools import combinations
 
-from fsdp_sim.cli.doctor_finding import Finding, torch_here
+from fsdp_sim.cli.doctor_finding import DoctorFinding, torch_here
 
 NEEDED_FOR = "labs on GPUs, fsdp-sim calibrate --device cuda"
 NCCL_TIMEOUT_S = 120.0
@@ -21,7 +21,7 @@ CONNECTIONS = {
 }  # fmt: skip
 
 
-def gpus() -> Finding:
+def gpus() -> DoctorFinding:
     from fsdp_sim import accelerators
     from fsdp_sim.spec import gpu
 
@@ -30,12 +30,12 @@ def gpus() -> Finding:
         names = accelerators.gpus()
     except ValueError as error:
         if shutil.which("nvidia-smi") is None:
-            return Finding("GPUs", "absent", "torch finds none", NEEDED_FOR, "none is needed for the course")
+            return DoctorFinding("GPUs", "absent", "torch finds none", NEEDED_FOR, "none is needed for the course")
         if torch.version.cuda is None:
             remedy = "there is a driver: make TORCH=cuda setup"
-            return Finding("GPUs", "absent", "torch is a build for CPU cores", NEEDED_FOR, remedy)
+            return DoctorFinding("GPUs", "absent", "torch is a build for CPU cores", NEEDED_FOR, remedy)
         remedy = "update the driver; none is needed for the course, which runs on CPU cores"
-        return Finding("GPUs", "broken", str(error).removesuffix("; fsdp-sim doctor says more"), NEEDED_FOR, remedy)
+        return DoctorFinding("GPUs", "broken", str(error).removesuffix("; fsdp-sim doctor says more"), NEEDED_FOR, remedy)
     try:
         known = gpu(names[0]).name
     except ValueError:
@@ -44,19 +44,19 @@ def gpus() -> Finding:
     try:
         total = sum(float(torch.ones(4, device=f"cuda:{i}").sum()) for i in range(len(names)))
     except (RuntimeError, AssertionError) as error:
-        return Finding("GPUs", "broken", f"{found}; {error}".partition("\n")[0], NEEDED_FOR, "look at nvidia-smi -q")
+        return DoctorFinding("GPUs", "broken", f"{found}; {error}".partition("\n")[0], NEEDED_FOR, "look at nvidia-smi -q")
     good = total == 4.0 * len(names)
     remedy = "" if good else "they compute wrongly: look at nvidia-smi -q, and at dmesg for Xid errors"
-    return Finding("GPUs", "works" if good else "broken", found, NEEDED_FOR, remedy)
+    return DoctorFinding("GPUs", "works" if good else "broken", found, NEEDED_FOR, remedy)
 
 
-def gpu_links() -> Finding:
+def gpu_links() -> DoctorFinding:
     """How GPUs here reach each other: what the driver says, and whether each may read another's memory."""
     torch = torch_here()
     n = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if n < 2:
         found = "one GPU has no link to another" if n else "no GPUs"
-        return Finding("GPU links", "absent", found, "fast collectives", "needed only where there are several GPUs")
+        return DoctorFinding("GPU links", "absent", found, "fast collectives", "needed only where there are several GPUs")
     pairs = list(combinations(range(n), 2))
     closed = [pair for pair in pairs if not torch.cuda.can_device_access_peer(*pair)]
     answer = subprocess.run(["nvidia-smi", "topo", "-m"], capture_output=True, text=True, timeout=60, check=False)
@@ -68,7 +68,7 @@ def gpu_links() -> Finding:
         remedy = (
             "NCCL copies through the host there: see NCCL_DEBUG=INFO; virtual machines and IOMMU settings forbid it"
         )
-    return Finding("GPU links", "works", found, "fast collectives", remedy)
+    return DoctorFinding("GPU links", "works", found, "fast collectives", remedy)
 
 
 def topology(matrix: str) -> Mapping[tuple[int, int], str]:
@@ -101,21 +101,21 @@ def connection(kind: str) -> str:
     return f"{links[1]} NVLinks" if links else CONNECTIONS.get(kind, kind)
 
 
-def nccl() -> Finding:
+def nccl() -> DoctorFinding:
     """All GPUs of this machine sum a tensor over NCCL, a process each."""
     torch = torch_here()
     if not (torch.cuda.is_available() and torch.distributed.is_nccl_available()):
-        return Finding("NCCL", "absent", "needs GPUs and torch's CUDA build", NEEDED_FOR, "none is needed on CPU cores")
+        return DoctorFinding("NCCL", "absent", "needs GPUs and torch's CUDA build", NEEDED_FOR, "none is needed on CPU cores")
     n = torch.cuda.device_count()
     asked = [sys.executable, "-m", "fsdp_sim.cli.doctor_all_reduce", "nccl", str(n)]
     try:
         done = subprocess.run(asked, capture_output=True, text=True, timeout=NCCL_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
         remedy = "run it again with NCCL_DEBUG=INFO; NCCL_P2P_DISABLE=1 shows whether it is peer access"
-        return Finding("NCCL", "broken", f"no all-reduce of {n} ranks in {NCCL_TIMEOUT_S:g} s", NEEDED_FOR, remedy)
+        return DoctorFinding("NCCL", "broken", f"no all-reduce of {n} ranks in {NCCL_TIMEOUT_S:g} s", NEEDED_FOR, remedy)
     version = ".".join(map(str, torch.cuda.nccl.version()))
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1][:160]
-        return Finding("NCCL", "broken", f"{version}: {last}", NEEDED_FOR, "run it again with NCCL_DEBUG=INFO")
+        return DoctorFinding("NCCL", "broken", f"{version}: {last}", NEEDED_FOR, "run it again with NCCL_DEBUG=INFO")
     found = f"{version}, {n} rank{'s' * (n != 1)} summed a tensor"
-    return Finding("NCCL", "works", found, NEEDED_FOR)
+    return DoctorFinding("NCCL", "works", found, NEEDED_FOR)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fsdp_sim.cli.doctor_finding import Finding
+from fsdp_sim.cli.doctor_finding import DoctorFinding
 from fsdp_sim.words import human_bytes
 
 MIB, GIB = 2**20, 2**30
@@ -25,20 +25,20 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 COMPILERS = ("c++", "g++", "clang++")
 
 
-def machine() -> Finding:
+def machine() -> DoctorFinding:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         import psutil
     except ModuleNotFoundError:
-        return Finding("machine", "works", f"{cores} cores", "4 ranks are comfortable on 2 cores and 8 GiB")
+        return DoctorFinding("machine", "works", f"{cores} cores", "4 ranks are comfortable on 2 cores and 8 GiB")
     free = psutil.virtual_memory().available
     good = free >= 3 * GIB
     remedy = "" if good else "close other programs; the notebooks start 4 ranks"
     found = f"{cores} cores, {human_bytes(free)} of memory free"
-    return Finding("machine", "works" if good else "broken", found, "the notebooks: 4 ranks, about 3 GiB", remedy)
+    return DoctorFinding("machine", "works" if good else "broken", found, "the notebooks: 4 ranks, about 3 GiB", remedy)
 
 
-def disk() -> Finding:
+def disk() -> DoctorFinding:
     """Writes and reads back a file in this folder, which is where runs and checkpoints go."""
     free = shutil.disk_usage(Path.cwd()).free
     try:
@@ -46,15 +46,15 @@ def disk() -> Finding:
             file.write(bytes(MIB))
     except OSError as error:
         remedy = "change to a folder of your own, or free some space"
-        return Finding("this folder", "broken", f"cannot be written to: {error.strerror}", "runs, checkpoints", remedy)
+        return DoctorFinding("this folder", "broken", f"cannot be written to: {error.strerror}", "runs, checkpoints", remedy)
     good = free >= GIB
     remedy = "" if good else "free some space: set-up takes 2.5 GB, a run's checkpoints some more"
-    return Finding(
+    return DoctorFinding(
         "this folder", "works" if good else "broken", f"{human_bytes(free)} free", "runs, checkpoints", remedy
     )
 
 
-def temporary_folder() -> Finding:
+def temporary_folder() -> DoctorFinding:
     """Writes and reads back a file where the ranks meet."""
     folder, needed_for = tempfile.gettempdir(), "ranks: they meet there"
     with tempfile.NamedTemporaryFile() as file:
@@ -65,10 +65,10 @@ def temporary_folder() -> Finding:
     good = good and free >= 64 * MIB
     remedy = "" if good else "free some space there, or set TMPDIR to another folder"
     found = f"{folder}, {human_bytes(free)} free"
-    return Finding("temporary folder", "works" if good else "broken", found, needed_for, remedy)
+    return DoctorFinding("temporary folder", "works" if good else "broken", found, needed_for, remedy)
 
 
-def limits() -> Finding:
+def limits() -> DoctorFinding:
     """Opens files and starts threads, as many as the ranks of a notebook need together."""
     needed_for, remedy = "several ranks at once", "raise the limits: ulimit -n 4096, ulimit -u 4096"
     with ExitStack() as stack:
@@ -76,18 +76,18 @@ def limits() -> Finding:
             for opened in range(FILES):  # noqa: B007 - told below
                 stack.enter_context(open(os.devnull))
         except OSError as error:
-            return Finding("limits", "broken", f"{opened} files open: {error.strerror}", needed_for, remedy)
+            return DoctorFinding("limits", "broken", f"{opened} files open: {error.strerror}", needed_for, remedy)
         go_on = threading.Event()
         stack.callback(go_on.set)
         try:
             for started in range(THREADS):  # noqa: B007
                 threading.Thread(target=go_on.wait, daemon=True).start()
         except RuntimeError:
-            return Finding("limits", "broken", f"no more than {started} threads start", needed_for, remedy)
-    return Finding("limits", "works", f"{FILES} files and {THREADS} threads at once", needed_for)
+            return DoctorFinding("limits", "broken", f"no more than {started} threads start", needed_for, remedy)
+    return DoctorFinding("limits", "works", f"{FILES} files and {THREADS} threads at once", needed_for)
 
 
-def ports() -> Finding:
+def ports() -> DoctorFinding:
     """Listens on loopback and connects to it; then asks whether the ports that are used by default are free."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(10)
@@ -97,14 +97,14 @@ def ports() -> Finding:
     needed_for = "gloo, torchrun, Jupyter"
     if not answered:
         remedy = "let programs connect to 127.0.0.1"
-        return Finding("ports", "broken", "loopback does not answer", needed_for, remedy)
+        return DoctorFinding("ports", "broken", "loopback does not answer", needed_for, remedy)
     taken = [port for port in (TORCHRUN_PORT, JUPYTER_PORT) if _taken(port)]
     remedies = {
         TORCHRUN_PORT: f"{TORCHRUN_PORT} is torchrun's: use --standalone, or --master-port",
         JUPYTER_PORT: f"{JUPYTER_PORT} is Jupyter's, which takes the next one",
     }
     found = "loopback answers; " + (f"in use: {', '.join(map(str, taken))}" if taken else "29500 and 8888 are free")
-    return Finding("ports", "works", found, needed_for, "; ".join(remedies[port] for port in taken))
+    return DoctorFinding("ports", "works", found, needed_for, "; ".join(remedies[port] for port in taken))
 
 
 def _taken(port: int) -> bool:
@@ -115,11 +115,11 @@ def _taken(port: int) -> bool:
     return False
 
 
-def shared_memory() -> Finding:
+def shared_memory() -> DoctorFinding:
     """Allocates some shared memory, as NCCL does between processes."""
     needed_for = "NCCL, and Chromium's pages"
     if not os.path.isdir("/dev/shm"):
-        return Finding("shared memory", "absent", "no /dev/shm", needed_for, "not used on this system")
+        return DoctorFinding("shared memory", "absent", "no /dev/shm", needed_for, "not used on this system")
     piece = SharedMemory(create=True, size=MIB)
     try:
         np.ndarray(MIB, np.uint8, buffer=piece.buf)[:] = 1
@@ -129,17 +129,17 @@ def shared_memory() -> Finding:
     free = shutil.disk_usage("/dev/shm").free
     good = free >= 64 * MIB
     remedy = "" if good else "start the container with --shm-size=1g"
-    return Finding("shared memory", "works" if good else "broken", f"{human_bytes(free)} free", needed_for, remedy)
+    return DoctorFinding("shared memory", "works" if good else "broken", f"{human_bytes(free)} free", needed_for, remedy)
 
 
-def compiler() -> Finding:
+def compiler() -> DoctorFinding:
     """Compiles a program and runs it."""
     needed_for = "torch.compile on CPU cores"
     names = [os.environ["CXX"]] if os.environ.get("CXX") else COMPILERS
     path = next(filter(None, map(shutil.which, names)), None)
     if path is None:
         remedy = "apt install g++; or train with --compile_backend=aot_eager, which needs none"
-        return Finding("C++ compiler", "absent", f"none of {', '.join(names)}", needed_for, remedy)
+        return DoctorFinding("C++ compiler", "absent", f"none of {', '.join(names)}", needed_for, remedy)
     with tempfile.TemporaryDirectory() as folder:
         source, program = Path(folder, "two.cpp"), Path(folder, "two")
         source.write_text("#include <vector>\nint main() { return std::vector<int>(2, 1).size() == 2 ? 0 : 1; }\n")
@@ -148,15 +148,15 @@ def compiler() -> Finding:
         good = built.returncode == 0 and subprocess.run([program], timeout=60, check=False).returncode == 0
     found = path if good else f"{path} compiles nothing that runs: {_first(built.stderr)}"
     remedy = "" if good else "reinstall it, with its standard library and OpenMP: apt install g++"
-    return Finding("C++ compiler", "works" if good else "broken", found, needed_for, remedy)
+    return DoctorFinding("C++ compiler", "works" if good else "broken", found, needed_for, remedy)
 
 
-def browser() -> Finding:
+def browser() -> DoctorFinding:
     """Opens a page in a browser."""
     needed_for = "pictures of figures (PNG, SVG), browser tests"
     path = next(filter(None, map(shutil.which, BROWSERS)), None)
     if path is None:
-        return Finding("Chromium", "absent", "not found", needed_for, "apt install chromium, or any Chrome on the PATH")
+        return DoctorFinding("Chromium", "absent", "not found", needed_for, "apt install chromium, or any Chrome on the PATH")
     version = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=30, check=False)
     with tempfile.TemporaryDirectory() as folder:
         asked = [
@@ -167,7 +167,7 @@ def browser() -> Finding:
     good = 'id="shown"' in shown.stdout
     found = version.stdout.strip() if good else f"shows no page: {_first(shown.stderr)}"
     remedy = "" if good else "reinstall it; in a container give it shared memory: --shm-size=1g"
-    return Finding("Chromium", "works" if good else "broken", found, needed_for, remedy)
+    return DoctorFinding("Chromium", "works" if good else "broken", found, needed_for, remedy)
 
 
 def _first(text: str) -> str:

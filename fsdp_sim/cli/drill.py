@@ -13,9 +13,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from fsdp_sim.learn.drill import record
-from fsdp_sim.learn.drill.interview import SKIP, STOP, Interview, Source, Turn
+from fsdp_sim.learn.drill.interview import SKIP, STOP, Interview, Source, InterviewTurn
 from fsdp_sim.learn.drill.question import UnreadableError, with_letters
-from fsdp_sim.learn.drill.report import Report
+from fsdp_sim.learn.drill.report import InterviewReport
 from fsdp_sim.learn.drill.spoken import VERDICTS, SpokenQuestion, spoken
 from fsdp_sim.learn.drill.template import LEVELS, TOPICS, templates
 
@@ -112,12 +112,12 @@ def _hold(interview: Interview) -> None:
             pass
     except (click.Abort, EOFError, KeyboardInterrupt):
         click.echo()
-    click.echo(f"\n{Report(tuple(interview.results))}")
+    click.echo(f"\n{InterviewReport(tuple(interview.results))}")
     for trouble in dict.fromkeys(result.trouble for result in interview.results if result.trouble):
         click.echo(trouble, err=True)
 
 
-def _one(interview: Interview, turn: Turn) -> bool:
+def _one(interview: Interview, turn: InterviewTurn) -> bool:
     """One question and its answer; False where one wants to stop."""
     source = turn.source
     click.secho(
@@ -127,7 +127,7 @@ def _one(interview: Interview, turn: Turn) -> bool:
     return _aloud(interview, turn, turn.source) if isinstance(turn.source, SpokenQuestion) else _typed(interview, turn)
 
 
-def _typed(interview: Interview, turn: Turn) -> bool:
+def _typed(interview: Interview, turn: InterviewTurn) -> bool:
     question = turn.question
     for option in question.lettered if question else ():
         click.echo(_filled(option, "  "))
@@ -150,7 +150,7 @@ def _typed(interview: Interview, turn: Turn) -> bool:
         return True
 
 
-def _aloud(interview: Interview, turn: Turn, source: SpokenQuestion) -> bool:
+def _aloud(interview: Interview, turn: InterviewTurn, source: SpokenQuestion) -> bool:
     since_s = time.monotonic()
     typed = click.prompt("Say it aloud, then press Enter (? or q)", prompt_suffix=" ", default="", show_default=False)
     answer = typed.strip().lower()

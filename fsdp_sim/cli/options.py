@@ -41,7 +41,7 @@ class Text(click.ParamType):
         return [CompletionItem(name) for name in found]
 
 
-class Pair(Text):
+class KeyValue(Text):
     """``key=value``: the shell completes the keys, then the values."""
 
     name = "key=value"
@@ -190,7 +190,7 @@ def request_options(*sections: str) -> Callable[[Function], Function]:
             decorated = plan_option(decorated)
         if MODEL in sections:
             decorated = option(
-                "--dim", multiple=True, section=MODEL, type=Pair(lambda: MODEL_FIELDS), metavar="KEY=VALUE",
+                "--dim", multiple=True, section=MODEL, type=KeyValue(lambda: MODEL_FIELDS), metavar="KEY=VALUE",
                 help="Any field of Model, such as n_expert=8.",
             )(decorated)  # fmt: skip
         for section, name, kind, metavar, text in reversed(SHARED):
@@ -203,7 +203,7 @@ def request_options(*sections: str) -> Callable[[Function], Function]:
 
 def plan_option(function: Function) -> Function:
     return option(
-        "--plan", multiple=True, section=PLAN, type=Pair(lambda: PLAN_FIELDS), metavar="KEY=VALUE",
+        "--plan", multiple=True, section=PLAN, type=KeyValue(lambda: PLAN_FIELDS), metavar="KEY=VALUE",
         help="Any field of Plan, with torch's names; values are true, false, none, last, numbers, dtypes, names.",
     )(function)  # fmt: skip
 

@@ -29,7 +29,7 @@ def puzzle(level: str | None, port: int, no_browser: bool, as_list: bool) -> Non
     """
     from fsdp_sim.learn import progress
     from fsdp_sim.learn.puzzle.level import levels
-    from fsdp_sim.learn.puzzle.session import Session, first_unwon
+    from fsdp_sim.learn.puzzle.session import PuzzleSession, first_unwon
 
     if as_list:
         won = progress.puzzles()
@@ -37,7 +37,7 @@ def puzzle(level: str | None, port: int, no_browser: bool, as_list: bool) -> Non
             click.echo(f"{'★' * won.get(name, 0):2}  {name:15} {one.title}: {one.goal}")
         return
     try:
-        session = Session(level or first_unwon())
+        session = PuzzleSession(level or first_unwon())
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     from fsdp_sim.learn.puzzle.page import Server

@@ -17,7 +17,7 @@ from fsdp_sim.cli.options import (
     INTERRUPTED,
     NO,
     Command,
-    Pair,
+    KeyValue,
     json_option,
     option,
     request_options,
@@ -65,7 +65,7 @@ class SweepResult(msgspec.Struct):
 
 @click.command(cls=Command, epilog=EPILOG)
 @option(
-    "--vary", multiple=True, metavar="KEY=A,B,...", section="Combinations", type=Pair(lambda: NAMES),
+    "--vary", multiple=True, metavar="KEY=A,B,...", section="Combinations", type=KeyValue(lambda: NAMES),
     help="A field of the model, the cluster or the plan (or model, gpu, gpus) and its values; give it several times. "
     "Values with commas in them stand between semicolons.",
 )  # fmt: skip

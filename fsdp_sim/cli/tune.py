@@ -16,7 +16,7 @@ from fsdp_sim.cli.options import (
     INTERRUPTED,
     NO,
     Command,
-    Pair,
+    KeyValue,
     json_option,
     option,
     request_options,
@@ -72,7 +72,7 @@ class TuneRequest(Request, forbid_unknown_fields=True, kw_only=True):  # type: i
     multiple=True,
     metavar="KEY[=A,B]",
     section="Search",
-    type=Pair(lambda: LEVERS),
+    type=KeyValue(lambda: LEVERS),
     help="Vary only these, each with these values (a;b where they contain commas) or those worth trying.  "
     "[default: every lever]",
 )

@@ -33,7 +33,7 @@ def gbps(op: Op, n_bytes: int, group_size: int, seconds: float) -> float:
     return bus_bytes(op, n_bytes, group_size) * 8e-9 / seconds if seconds > 0 else 0.0
 
 
-class Line(NamedTuple):
+class BandwidthLine(NamedTuple):
     """A collective takes ``fixed_s`` and its bus bytes over ``bytes_per_s``.
 
     Attributes:
@@ -70,7 +70,7 @@ class Speeds:
         """Whether a rate was given."""
         return self.cluster is not None or bool(self.bandwidth_gbps)
 
-    def line(self, group_size: int, op: Op = Op.ALL_GATHER) -> Line | None:
+    def line(self, group_size: int, op: Op = Op.ALL_GATHER) -> BandwidthLine | None:
         """The line of a group of that size: of the cluster, of the bandwidth, or through its smallest and largest
         message. Groups of one size may be of ranks side by side and of ranks on many nodes: which of them it is the
         operation says.
@@ -83,14 +83,14 @@ class Speeds:
         if self.bandwidth_gbps:
             rate = self.bandwidth_gbps / 8e-9
             spare_s = min((seconds - moved / rate for moved, seconds in points), default=0.0)
-            return Line(min(max(0.0, spare_s), MAX_FIXED_S), rate, True)
+            return BandwidthLine(min(max(0.0, spare_s), MAX_FIXED_S), rate, True)
         if len(points) < 2 or points[-1][0] < MIN_SPREAD * points[0][0]:
             return None
         (small, small_s), (large, large_s) = points[0], points[-1]
         if large_s <= small_s:
-            return Line(min(small_s, large_s), float("inf"))
+            return BandwidthLine(min(small_s, large_s), float("inf"))
         rate = (large - small) / (large_s - small_s)
-        return Line(max(0.0, small_s - small / rate), rate)
+        return BandwidthLine(max(0.0, small_s - small / rate), rate)
 
     def too_small(self, e: Event) -> bool | None:
         """Whether fixed costs are most of what a collective took; None where the timeline does not tell."""
@@ -117,11 +117,11 @@ def _ring(op: Op) -> Op:
     return op if op in (Op.ALL_REDUCE, Op.ALL_TO_ALL) else Op.ALL_GATHER
 
 
-def _line_of(cluster: Cluster, group_size: int) -> Line:
+def _line_of(cluster: Cluster, group_size: int) -> BandwidthLine:
     """What the cost model says of all-gathers on a cluster."""
     if group_size < 2:
-        return Line(0.0, float("inf"), True)
+        return BandwidthLine(0.0, float("inf"), True)
     n_bytes = 1 << 30
     once_s, twice_s = (collective_s("all_gather", k * n_bytes, group_size, cluster) for k in (1, 2))
     rate = bus_bytes(Op.ALL_GATHER, n_bytes, group_size) / (twice_s - once_s)
-    return Line(collective_s("all_gather", 0, group_size, cluster), rate, True)
+    return BandwidthLine(collective_s("all_gather", 0, group_size, cluster), rate, True)

@@ -35,7 +35,7 @@ class Cause(NamedTuple):
     rank: int
 
 
-class Piece(NamedTuple):
+class PathPiece(NamedTuple):
     """A piece of a critical path: an operation, or (``cpu``) a CPU that issues up to and including that operation."""
 
     key: Key
@@ -128,9 +128,9 @@ class Causes(ABC):
     def _made_by(self, key: Key, cause: Cause) -> Key | None:
         return self.stood_still_for(key) if cause.why == "CPU" else cause.key
 
-    def path_to(self, last: Key, begin_s: float) -> list[Piece]:
+    def path_to(self, last: Key, begin_s: float) -> list[PathPiece]:
         """The operations to which the time from ``begin_s`` to the end of one went, in order of time."""
-        pieces: list[Piece] = []
+        pieces: list[PathPiece] = []
         now = self.end_s(last)
 
         def until(time_s: float, key: Key, cpu: bool) -> float:
@@ -138,7 +138,7 @@ class Causes(ABC):
                 time_s = begin_s
             if now <= time_s:
                 return now
-            pieces.append(Piece(key, cpu, time_s, now))
+            pieces.append(PathPiece(key, cpu, time_s, now))
             return time_s
 
         for key, cause in self.back(last):

@@ -21,7 +21,7 @@ _LOOK_BACK = 400  # events before one, among which the CPU's last stop is looked
 _QUEUE = 60  # operations before one, among which compute may still be queued
 
 
-class Stop(NamedTuple):
+class CpuStop(NamedTuple):
     """A pause of the CPU.
 
     Attributes:
@@ -64,7 +64,7 @@ class CpuStops:
         pause_s = stop.issue_s - stop.since_s
         return stop.issue_s - stop.until_s <= 0.2 * pause_s and pause_s >= 5 * self._usual_s
 
-    def _last(self, e: Event) -> Stop | None:
+    def _last(self, e: Event) -> CpuStop | None:
         """The last stop before the CPU issued an operation, if that was longer than what it has done since."""
         events, last = self.view.events, self._number[e.seq]
         for k in range(last, max(0, last - _LOOK_BACK), -1):
@@ -74,10 +74,10 @@ class CpuStops:
             place = bisect_right(self._ends, issue_s + self.view.touch_s) - 1
             end_s = self._ends[place] if place >= 0 else float("-inf")
             if end_s > since_s and end_s - since_s >= e.issue_s - end_s:
-                return Stop(since_s, min(end_s, issue_s), issue_s, k)
+                return CpuStop(since_s, min(end_s, issue_s), issue_s, k)
         return None
 
-    def _queued(self, e: Event, stop: Stop) -> bool:
+    def _queued(self, e: Event, stop: CpuStop) -> bool:
         """Whether compute that was issued before a stop had not ended after it."""
         place = self._place[e.seq]
         return any(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from functools import reduce
 
-from fsdp_sim.diagnose.causes import Cause, Causes, Dependency, Key, Piece, cause_of
+from fsdp_sim.diagnose.causes import Cause, Causes, Dependency, Key, PathPiece, cause_of
 from fsdp_sim.engine import Run, Seconds, at_rank, dependencies, group_of, later
 
 
@@ -103,7 +103,7 @@ class RunCauses(Causes):
         raise AssertionError(f"no operation ends at {end_s}")
 
 
-def critical_path_of_run(run: Run, step: int = -1, causes: RunCauses | None = None) -> list[Piece]:
+def critical_path_of_run(run: Run, step: int = -1, causes: RunCauses | None = None) -> list[PathPiece]:
     """The operations that a step's time consists of, in order of time; their numbers are places in ``run.ops``.
 
     Each piece begins where the one before ends. The first begins where the step before ended and the last ends with the

@@ -9,7 +9,7 @@ import msgspec
 
 from fsdp_sim.diagnose.bandwidth import gbps
 from fsdp_sim.diagnose.culprits import Culprit
-from fsdp_sim.diagnose.findings import Collective, Diagnosis
+from fsdp_sim.diagnose.findings import CollectiveCost, Diagnosis
 from fsdp_sim.diagnose.look import StepObservation, look
 from fsdp_sim.diagnose.notes import notes
 from fsdp_sim.diagnose.sentences import blames, collective_sentence, headline
@@ -75,7 +75,7 @@ def diagnose(
     return msgspec.structs.replace(totals, headline=headline(totals), notes=notes(totals, found))
 
 
-def _collectives(found: StepObservation) -> list[Collective]:
+def _collectives(found: StepObservation) -> list[CollectiveCost]:
     """By phase, kind and unit, the most exposed first."""
     events: dict[tuple[Phase, Op, str], list[Event]] = defaultdict(list)
     for e in found.comm:
@@ -97,7 +97,7 @@ def _collectives(found: StepObservation) -> list[Collective]:
         sized = [e for e in some if e.op in COLLECTIVES and e.bytes and e.group_size > 1]
         seconds = lasts_s if len(sized) == len(some) else sum([e.duration_s for e in sized])
         culprit = max(why, key=why.__getitem__) if why else None
-        rows.append(Collective(
+        rows.append(CollectiveCost(
             phase=key[0], op=key[1], unit=key[2], times=len(some), bytes=max([e.bytes for e in some]),
             group_size=max([e.group_size for e in some]), total_s=lasts_s, exposed_s=exposed_s,
             bus_gbps=sum([gbps(e.op, e.bytes, e.group_size, 1.0) for e in sized]) / seconds if seconds else 0.0,

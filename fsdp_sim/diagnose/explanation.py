@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Literal
 
-from fsdp_sim.diagnose.causes import Piece
+from fsdp_sim.diagnose.causes import PathPiece
 from fsdp_sim.diagnose.critical_path import RunCauses, critical_path_of_run
 from fsdp_sim.diagnose.diagnosis import diagnose
 from fsdp_sim.diagnose.findings import Diagnosis
@@ -49,7 +49,7 @@ class Explanation:
     rank: int
     exposure: Exposure = field(repr=False)
     diagnosis: Diagnosis = field(repr=False)
-    critical_path: tuple[Piece, ...] = field(repr=False)
+    critical_path: tuple[PathPiece, ...] = field(repr=False)
     critical_s: dict[Bound, float]
     bound: dict[str, Bound]
     bound_s: dict[Bound, float]
@@ -181,7 +181,7 @@ def bound_of(op: Instruction, cpu: bool) -> Bound:
     return "compute" if op.op in (Op.FWD, Op.BWD, Op.RECOMPUTE, Op.OPTIM) else "copies"
 
 
-def _issued(run: Run, piece: Piece, issue_s: Sequence[float]) -> list[tuple[Instruction, float]]:
+def _issued(run: Run, piece: PathPiece, issue_s: Sequence[float]) -> list[tuple[Instruction, float]]:
     """What the CPU issues in a piece of the critical path, and how long it takes for each."""
     found = []
     until = piece.end_s

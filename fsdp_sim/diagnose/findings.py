@@ -29,7 +29,7 @@ class Blame(msgspec.Struct, frozen=True, kw_only=True):
     advice: list[str]
 
 
-class Collective(msgspec.Struct, frozen=True, kw_only=True):
+class CollectiveCost(msgspec.Struct, frozen=True, kw_only=True):
     """What the collectives of one kind for one unit in one phase cost.
 
     Attributes:
@@ -90,7 +90,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     overlap: float
     headline: str
     culprits: list[Blame]
-    collectives: list[Collective]
+    collectives: list[CollectiveCost]
     notes: list[str]
 
     def __str__(self) -> str:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from functools import cached_property
 from typing import NamedTuple
 
-from fsdp_sim.diagnose.causes import Cause, Causes, Key, Piece
+from fsdp_sim.diagnose.causes import Cause, Causes, Key, PathPiece
 from fsdp_sim.diagnose.peers import Peers
 from fsdp_sim.timeline import COLLECTIVES, Event, Timeline, computes, spans_of_steps
 
@@ -143,7 +143,7 @@ class Links(Causes):
         after = [*self.awaited_by.get(key, []), *self._made.get(key, [])]
         return Chain(tuple(before), tuple(self.waited_for(key)), tuple(dict.fromkeys(after)))
 
-    def critical_path(self) -> list[Piece]:
+    def critical_path(self) -> list[PathPiece]:
         """See `critical_path`."""
         if not self.ops:
             return []
@@ -164,7 +164,7 @@ def chain(timeline: Timeline, rank: int, seq: int) -> Chain:
     return Links(timeline, event.step).chain((rank, seq))
 
 
-def critical_path(timeline: Timeline, step: int) -> list[Piece]:
+def critical_path(timeline: Timeline, step: int) -> list[PathPiece]:
     """The operations that a step's time consists of, in order of time.
 
     Where the clock was simulated each piece begins where the one before ends. In a measured run what lies between two

@@ -20,7 +20,7 @@ from fsdp_sim.schedule import Program, policy_of
 from fsdp_sim.timeline import Memory, Op
 
 
-class Change(NamedTuple):
+class ActivationChange(NamedTuple):
     """A change of the bytes alive: ``at_end`` of the operation, or at its start."""
 
     category: Memory
@@ -43,7 +43,7 @@ def last_backward(program: Program) -> str:
     return next(reversed(program.segments_of(Op.BWD)), "")
 
 
-class Activations:
+class ActivationChanges:
     """The changes that each operation of a program's compute makes.
 
     Args:
@@ -67,14 +67,14 @@ class Activations:
         if self.keeper and self.keeper not in self.recomputed and not work[self.keeper].saves_input:
             self.handed_on = self.keeper = ""
         self.last, self.held_bytes = last_backward(program), sum({id(w): w.held_bytes for w in work.values()}.values())
-        self.known: dict[tuple[object, ...], tuple[Change, ...]] = {}  # programs of which `edge` is the same share it
+        self.known: dict[tuple[object, ...], tuple[ActivationChange, ...]] = {}  # programs of which `edge` is the same share it
 
     @property
     def edge(self) -> tuple[object, ...]:
         """What, beyond the work, decides what an operation changes."""
         return self.policy, self.handed_on, self.keeper, self.last
 
-    def of(self, op: Op, segment: str, made: int = 0) -> tuple[Change, ...]:
+    def of(self, op: Op, segment: str, made: int = 0) -> tuple[ActivationChange, ...]:
         """The changes of one operation; ``made`` are bytes of whole gradients that a backward makes."""
         # Equal blocks share their work, so what distinguishes two segments is little
         again, back = segment in self.recomputed, segment in self.with_backward
@@ -88,40 +88,40 @@ class Activations:
             found = self.known[key] = tuple(change for change in changes if change.bytes)
         return found
 
-    def offloaded(self, op: Op, segment: str) -> tuple[Change, ...]:
+    def offloaded(self, op: Op, segment: str) -> tuple[ActivationChange, ...]:
         """What a segment keeps goes, as it has been copied to the CPU, or comes back (``ALLOC``)."""
         work, sign = self.work[segment], 1 if op is Op.ALLOC else -1
         if segment in self.recomputed:
-            found: Iterable[Change] = [Change(Memory.CHECKPOINT, work.kept_bytes(True, self.policy))]
+            found: Iterable[ActivationChange] = [ActivationChange(Memory.CHECKPOINT, work.kept_bytes(True, self.policy))]
         else:
             found = self._saved(work, 0)
-        return tuple(Change(category, sign * n_bytes) for category, n_bytes, _ in found if n_bytes)
+        return tuple(ActivationChange(category, sign * n_bytes) for category, n_bytes, _ in found if n_bytes)
 
-    def _forward(self, segment: str) -> Iterable[Change]:
+    def _forward(self, segment: str) -> Iterable[ActivationChange]:
         work = self.work[segment]
         moment = work.forward_temporary_bytes
         if segment in self.recomputed:
             kept = kept_of(work.outputs, self.policy)
-            yield Change(Memory.CHECKPOINT, work.output_bytes + kept.bytes)
+            yield ActivationChange(Memory.CHECKPOINT, work.output_bytes + kept.bytes)
             moment += max(0, work.saved_bytes - work.output_bytes - kept.bytes)
         elif segment in self.with_backward:
             yield from self._saved(work, 0)
         else:  # nothing is kept, but its output lives until it is read; as good as an addition to what is in flight
             moment += work.saved_bytes
             if segment == self.handed_on:
-                yield Change(Memory.ACTIVATION, work.output_bytes)
+                yield ActivationChange(Memory.ACTIVATION, work.output_bytes)
                 moment -= work.output_bytes
         yield from for_a_moment(_moment(work), moment)
-        yield Change(Memory.LOGITS, work.held_bytes, at_end=True)
+        yield ActivationChange(Memory.LOGITS, work.held_bytes, at_end=True)
 
-    def _recompute(self, segment: str) -> Iterable[Change]:
+    def _recompute(self, segment: str) -> Iterable[ActivationChange]:
         work = self.work[segment]
         kept = kept_of(work.outputs, self.policy)
         yield from self._saved(work, work.output_bytes + kept.saved_bytes)
         yield from for_a_moment(_moment(work), work.forward_temporary_bytes)
-        yield Change(Memory.CHECKPOINT, kept.saved_bytes - kept.bytes, at_end=True)
+        yield ActivationChange(Memory.CHECKPOINT, kept.saved_bytes - kept.bytes, at_end=True)
 
-    def _backward(self, segment: str, made: int) -> Iterable[Change]:
+    def _backward(self, segment: str, made: int) -> Iterable[ActivationChange]:
         """Whole gradients come as saved activations go, so that their peak is one; backward_temporary_bytes is of both.
 
         The gradient of the input takes the place of the input, which the segment before counts.
@@ -129,24 +129,24 @@ class Activations:
         work = self.work[segment]
         most = max(0, work.backward_temporary_bytes + made)
         there = min(made, most)
-        yield Change(Memory.UNSHARDED_GRAD, there)
+        yield ActivationChange(Memory.UNSHARDED_GRAD, there)
         yield from for_a_moment(_moment(work), most - there)
         again = segment in self.recomputed
         kept = (work.output_bytes + kept_of(work.outputs, self.policy).saved_bytes) * again
         for change in self._saved(work, kept):
-            yield Change(change.category, -change.bytes, at_end=True)
-        yield Change(Memory.CHECKPOINT, -kept, at_end=True)
+            yield ActivationChange(change.category, -change.bytes, at_end=True)
+        yield ActivationChange(Memory.CHECKPOINT, -kept, at_end=True)
         if segment == self.keeper:
-            yield Change(Memory.ACTIVATION, -self.work[self.handed_on].output_bytes, at_end=True)
-        yield Change(Memory.UNSHARDED_GRAD, made - there, at_end=True)
+            yield ActivationChange(Memory.ACTIVATION, -self.work[self.handed_on].output_bytes, at_end=True)
+        yield ActivationChange(Memory.UNSHARDED_GRAD, made - there, at_end=True)
         if segment == self.last:
-            yield Change(Memory.LOGITS, -self.held_bytes, at_end=True)
+            yield ActivationChange(Memory.LOGITS, -self.held_bytes, at_end=True)
 
     @staticmethod
-    def _saved(work: Work, kept: int) -> Iterable[Change]:
+    def _saved(work: Work, kept: int) -> Iterable[ActivationChange]:
         """What a segment keeps beyond ``kept``."""
-        yield Change(Memory.LOGITS, work.logits_bytes)
-        yield Change(Memory.ACTIVATION, max(0, work.saved_bytes - work.logits_bytes - kept))
+        yield ActivationChange(Memory.LOGITS, work.logits_bytes)
+        yield ActivationChange(Memory.ACTIVATION, max(0, work.saved_bytes - work.logits_bytes - kept))
 
 
 def _moment(work: Work) -> Memory:
@@ -154,7 +154,7 @@ def _moment(work: Work) -> Memory:
     return Memory.LOGITS if work.logits_bytes else Memory.TEMPORARY
 
 
-def for_a_moment(category: Memory, n_bytes: int) -> Iterable[Change]:
+def for_a_moment(category: Memory, n_bytes: int) -> Iterable[ActivationChange]:
     """Alive while an operation runs."""
-    yield Change(category, n_bytes)
-    yield Change(category, -n_bytes, at_end=True)
+    yield ActivationChange(category, n_bytes)
+    yield ActivationChange(category, -n_bytes, at_end=True)

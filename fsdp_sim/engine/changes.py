@@ -13,9 +13,9 @@ from itertools import chain
 from typing import NamedTuple
 
 from fsdp_sim.cost import Workload
-from fsdp_sim.engine.activations import SEGMENT_OPS, Activations, Change, first_trained, for_a_moment, last_backward
+from fsdp_sim.engine.activations import SEGMENT_OPS, ActivationChanges, ActivationChange, first_trained, for_a_moment, last_backward
 from fsdp_sim.engine.kinds import Alike, kinds_of
-from fsdp_sim.engine.record import Changed, Rows, once
+from fsdp_sim.engine.record import Changed, EventRows, once
 from fsdp_sim.schedule import Instruction, Kind, Program
 from fsdp_sim.timeline import MEMORY, Memory, Op
 
@@ -41,7 +41,7 @@ class Changes:
     grows: list[bool]
 
     @classmethod
-    def of(cls, program: Program, pieces: Iterable[Piece], of_slots: Sequence[Sequence[Change]]) -> Changes:
+    def of(cls, program: Program, pieces: Iterable[ChangesPiece], of_slots: Sequence[Sequence[ActivationChange]]) -> Changes:
         """The changes of some pieces of a program, each followed by those of an operation."""
         columns: list[tuple[int, Memory, bool, bool]] = []
         for piece in pieces:
@@ -63,13 +63,13 @@ class Changes:
         """Of each change its category and its unit."""
         return list(zip(self.category, self.unit, strict=True))
 
-    def rows(self, on_cpu: bool) -> Rows:
+    def rows(self, on_cpu: bool) -> EventRows:
         """The events of the program with these changes, beginning with what lives through all steps."""
 
-        def rows() -> Rows:
+        def rows() -> EventRows:
             ops = [Op.ALLOC if grows else Op.FREE for grows in self.grows]
             changed = Changed(self.number, ops, self.unit, self.category, [""] * len(ops), self.at_end)
-            return Rows(self.program, on_cpu, changed, list(self.program.state_bytes))
+            return EventRows(self.program, on_cpu, changed, list(self.program.state_bytes))
 
         return self.program.once(("rows", self, on_cpu), rows)
 
@@ -89,9 +89,9 @@ def changes_of(
     alike = workload.alike if workload else None
     which = None if alike is None else kinds_of(program, alike).which
     template = program.once(("template", which), partial(_template, program, alike))
-    of_slots: list[tuple[Change, ...]] = [()] * len(template.slots)
+    of_slots: list[tuple[ActivationChange, ...]] = [()] * len(template.slots)
     if workload is not None:
-        activations = Activations(program, workload.work)
+        activations = ActivationChanges(program, workload.work)
         activations.known = workload.once(("changes", *activations.edge), dict)
         of_slots = [
             activations.of(*slot)
@@ -131,7 +131,7 @@ class Slot(NamedTuple):
     made: int
 
 
-class Piece(NamedTuple):
+class ChangesPiece(NamedTuple):
     """Changes whose sizes the program says, up to an operation whose changes it does not.
 
     Attributes:
@@ -146,18 +146,18 @@ class Piece(NamedTuple):
     slot: int
 
 
-class Template(NamedTuple):
+class ChangesTemplate(NamedTuple):
     """The changes of memory of a program as far as they follow from it alone."""
 
-    pieces: list[Piece]
+    pieces: list[ChangesPiece]
     slots: list[Slot]
 
 
-def _template(program: Program, alike: Alike | None) -> Template:
+def _template(program: Program, alike: Alike | None) -> ChangesTemplate:
     """Go through a program once. Without ``alike`` its segments change nothing."""
     again, back = program.segments_of(Op.RECOMPUTE), program.segments_of(Op.BWD)
     edge = (*first_trained(program), last_backward(program))
-    pieces: list[Piece] = []
+    pieces: list[ChangesPiece] = []
     places: dict[object, int] = {}
     slots: list[Slot] = []
     numbers: list[int] = []
@@ -170,7 +170,7 @@ def _template(program: Program, alike: Alike | None) -> Template:
         if what not in places:
             places[what] = len(slots)
             slots.append(slot)
-        pieces.append(Piece(numbers, categories, sizes, number, places[what]))
+        pieces.append(ChangesPiece(numbers, categories, sizes, number, places[what]))
         numbers, categories, sizes = [], [], []
 
     for number, i in enumerate(program.instructions):
@@ -200,4 +200,4 @@ def _template(program: Program, alike: Alike | None) -> Template:
             what = (i.op, alike and alike.get(i.unit, i.unit), i.unit in again, i.unit in back, i.unit in edge, made)
             close(number, Slot(i.op, i.unit, made), what)
     close(len(program), Slot(Op.OTHER, "", 0), None)
-    return Template(pieces, slots)
+    return ChangesTemplate(pieces, slots)

@@ -75,7 +75,7 @@ class RankTimes(NamedTuple):
         return [*self.start_s, *self.end_s, *self.about_memory()[1], 0.0]
 
 
-class Rows:
+class EventRows:
     """The events of a program in the order of a timeline, without their times and without the sizes of changes.
 
     Args:

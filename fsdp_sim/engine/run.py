@@ -11,7 +11,7 @@ from typing import cast
 from msgspec import structs
 
 from fsdp_sim.engine.dependencies import dependencies
-from fsdp_sim.engine.record import RankTimes, Rows, once, own_changes
+from fsdp_sim.engine.record import RankTimes, EventRows, once, own_changes
 from fsdp_sim.engine.seconds import OpCosts, Seconds, Times
 from fsdp_sim.schedule import Instruction, Program
 from fsdp_sim.timeline import Columns, Header, Timeline
@@ -151,7 +151,7 @@ class Run:
         An allocation has the CPU's time as ``issue_s`` and, as ``start_s`` and ``end_s``, the time its stream gets
         there. An asynchronous collective is on the lane of its kind, since its process group's stream has no name.
         """
-        rows = self.program.once(("rows", self.on_cpu), lambda: Rows(self.program, self.on_cpu))
+        rows = self.program.once(("rows", self.on_cpu), lambda: EventRows(self.program, self.on_cpu))
         return self.recorded(rows, lambda: [i.bytes for i in own_changes(self.program)], lambda: self._header, ranks)
 
     @property
@@ -160,7 +160,7 @@ class Run:
 
     def recorded(
         self,
-        rows: Rows,
+        rows: EventRows,
         sizes: Callable[[], Sequence[int]],
         header: Header | Callable[[], Header],
         ranks: Iterable[int] | None = None,

@@ -13,7 +13,7 @@ from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from fsdp_sim.cost import OUTGOING, PARAM_GRAD, Moves, Work, lifetimes
-from fsdp_sim.engine.activations import SEGMENT_OPS, Activations
+from fsdp_sim.engine.activations import SEGMENT_OPS, ActivationChanges
 from fsdp_sim.engine.run import Run
 from fsdp_sim.schedule import Instruction, Kind, Program
 from fsdp_sim.spec import OPTIMIZER_STATES
@@ -129,11 +129,11 @@ class _Writer:
         self._shares = {unit.name: [p.bytes for p in unit.params] for unit in program.units}
         self._made: list[Instruction] = []  # whole gradients that the next operation, if a backward, makes
         self._gradient: int | None = None  # of the output of the segment whose backward comes next
-        self._activations: Activations | None = None
+        self._activations: ActivationChanges | None = None
         self._moves_of: dict[tuple[object, ...], Moves] = {}
         self._first: dict[str, int] = {}  # number of the first tensor of each segment's tape
         if work is not None:
-            self._activations = Activations(program, work)
+            self._activations = ActivationChanges(program, work)
 
     def write(self) -> None:
         just_freed: list[int] = []  # moves that free one buffer, one after the other

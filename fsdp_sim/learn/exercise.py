@@ -27,7 +27,7 @@ MAX_LINES = 30  # of a solution
 COVERS = re.compile(r"coverage 00[0-4]\.\d+|pitfall \d+|misconception (\d+|[0-4]\.\d+)")
 
 
-class Kind(StrEnum):
+class ExerciseKind(StrEnum):
     """What the learner does."""
 
     CODE = "write code on real ranks"
@@ -103,7 +103,7 @@ class Exercise:
     """
 
     title: str
-    kind: Kind
+    kind: ExerciseKind
     difficulty: int
     importance: int
     minutes: int
@@ -169,7 +169,7 @@ def _faults(of: Exercise) -> Iterator[str]:
     for answer in answers:
         if len(answer.message) < 8:
             yield f"the message {answer.message!r} to a wrong answer says too little to be told apart"
-    if (of.kind is Kind.FAULT) is not bool(of.cause):
+    if (of.kind is ExerciseKind.FAULT) is not bool(of.cause):
         yield f"what learners look for is said by its cause, which only a fault has, and it has {of.cause!r}"
     if len(set(of.hints)) != 3:
         yield f"it needs three different hints, and has {len(set(of.hints))}"

@@ -122,7 +122,7 @@ class Symbol:
 
 
 @dataclass(frozen=True, repr=False)
-class Links:
+class SourceLinks:
     """What the mini has and the symbols of torch; in a notebook the mini's lines, torch's below each, and a link."""
 
     rows: tuple[tuple[Callable[..., Any], Symbol], ...]
@@ -168,14 +168,14 @@ def without_docstring(source: str) -> list[str]:
     return lines
 
 
-def in_torch(*functions: Callable[..., Any] | property) -> Links:
+def in_torch(*functions: Callable[..., Any] | property) -> SourceLinks:
     """Functions, methods, properties or classes of `fsdp_sim.mini`, to read beside what does the same in torch.
 
     Raises:
         LookupError: one has no counterpart.
     """
     ours = [f.fget if isinstance(f, property) else f for f in functions]
-    return Links(tuple((f, counterpart(f.__qualname__)) for f in ours))  # type: ignore[misc, union-attr]
+    return SourceLinks(tuple((f, counterpart(f.__qualname__)) for f in ours))  # type: ignore[misc, union-attr]
 
 
 def counterpart(name: str) -> Symbol:

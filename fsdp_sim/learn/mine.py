@@ -44,7 +44,7 @@ class Whose(StrEnum):
 
 
 @dataclass(frozen=True)
-class Part:
+class ChapterPart:
     """A part of a file: its chapter, its function's name, its marker and source, and where both stand in the text."""
 
     chapter: str
@@ -68,7 +68,7 @@ def read(file: Path) -> str:
     return kept.read_text(file, MAX_BYTES)
 
 
-def parts(text: str) -> dict[str, Part]:
+def parts(text: str) -> dict[str, ChapterPart]:
     """The parts of a file's text, in its order.
 
     Raises:
@@ -90,7 +90,7 @@ def parts(text: str) -> dict[str, Part]:
         source = text[marker.end() : end].strip()
         if digest and digest != _digest(source):
             whose = Whose.BY_HAND
-        found[name] = Part(chapter, name, Whose(whose or Whose.NOT_YET), source, marker.start(), end)
+        found[name] = ChapterPart(chapter, name, Whose(whose or Whose.NOT_YET), source, marker.start(), end)
     return found
 
 
@@ -186,7 +186,7 @@ def _bound(tree: ast.AST) -> set[str]:
     return found
 
 
-def _with(text: str, part: Part, source: str, whose: Whose) -> str:
+def _with(text: str, part: ChapterPart, source: str, whose: Whose) -> str:
     marker = f"# {part.chapter} {part.name}: {whose} [{_digest(source)}]"
     return f"{text[: part.start]}{marker}\n{source}\n{text[part.end :]}"
 

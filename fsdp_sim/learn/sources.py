@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fsdp_sim.learn.edit import Edit, source_of
-from fsdp_sim.learn.exercise import Exercise, Kind
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind
 
 A_STUB = "# A stub: write your code in place of the dots."
 FAULTY = "# The faulty code: find what is wrong in it, and mend it."
@@ -24,7 +24,7 @@ def solution_source(exercise: Exercise) -> str:
 def stub_source(exercise: Exercise) -> str:
     """The stub under the name of the exercise, with a first line that says it is one."""
     stub = source_of(exercise.stub).replace("def stub(", f"def {exercise.name}(", 1)
-    return f"{FAULTY if exercise.kind is Kind.FAULT else A_STUB}\n{stub}"
+    return f"{FAULTY if exercise.kind is ExerciseKind.FAULT else A_STUB}\n{stub}"
 
 
 def imports(exercise: Exercise) -> str:

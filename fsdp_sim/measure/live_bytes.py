@@ -57,7 +57,7 @@ class Allocation:
 
 
 @dataclasses.dataclass(frozen=True)
-class Mark:
+class MeterMark:
     """What a meter found at a `CPUMeter.mark`.
 
     Attributes:
@@ -138,17 +138,17 @@ class CPUMeter:
                 change[a.died] -= a.bytes
         return change.cumsum()[: None if self._ended is None else self._ended + 1]
 
-    def mark(self, name: str) -> Mark:
+    def mark(self, name: str) -> MeterMark:
         """Note this moment; `marks` has them all."""
         self._marks.append((name, self._now))
         return self.marks[-1]
 
     @property
-    def marks(self) -> list[Mark]:
+    def marks(self) -> list[MeterMark]:
         """The marks so far, in order."""
         history, since, found = self.history(), 0, []
         for name, moment in self._marks:
-            found.append(Mark(name, int(history[moment]), int(history[since : moment + 1].max())))
+            found.append(MeterMark(name, int(history[moment]), int(history[since : moment + 1].max())))
             since = moment
         return found
 
@@ -244,7 +244,7 @@ class CUDAMeter:
     """
 
     def __init__(self) -> None:
-        self.marks: list[Mark] = []
+        self.marks: list[MeterMark] = []
         self.cycle_bytes = 0
         self._ended: tuple[int, int] | None = None  # live and peak since the last mark, when the block ended
         self._workspace_bytes = 0  # the most that were found since the last mark: looking gives them back
@@ -282,9 +282,9 @@ class CUDAMeter:
         last = (self._ended or self._look())[1]
         return max(last, *(mark.peak_bytes for mark in self.marks), 0)
 
-    def mark(self, name: str) -> Mark:
+    def mark(self, name: str) -> MeterMark:
         """Note this moment; ``marks`` has them all."""
-        self.marks.append(Mark(name, *self._look()))
+        self.marks.append(MeterMark(name, *self._look()))
         self._begin()
         return self.marks[-1]
 

@@ -79,7 +79,7 @@ def ranks_of(mask: int) -> tuple[int, ...]:
     return tuple(rank for rank in range(64) if mask >> rank & 1)
 
 
-class BoardError(Exception):
+class RankBoard(Exception):
     """A rank has written what only the ranks' own code writes, or has cut the file short."""
 
 
@@ -176,7 +176,7 @@ class BoardView:
         status = np.frombuffer(self._bytes(STATUS.itemsize * self.world_size, 0), STATUS)
         for rank, issued in enumerate(status["issued"].tolist()):
             if not 0 <= issued - self._taken[rank] <= RING:
-                raise BoardError(f"rank {rank} has overwritten the count of its collectives")
+                raise RankBoard(f"rank {rank} has overwritten the count of its collectives")
         self.status = status
 
     def issued(self, rank: int) -> int:
@@ -209,7 +209,7 @@ class BoardView:
     def _bytes(self, count: int, place: int) -> bytes:
         data = os.pread(self._file, count, place)
         if len(data) < count:
-            raise BoardError("a rank has cut short the file in which the ranks say what they do")
+            raise RankBoard("a rank has cut short the file in which the ranks say what they do")
         return data
 
 

@@ -30,8 +30,8 @@ from fsdp_sim.accelerators import environ_for, hidden
 from fsdp_sim.ranks.board import Board, BoardView
 from fsdp_sim.ranks.interrupts import Interrupts
 from fsdp_sim.ranks.limits import end_groups, end_marked, end_tree
-from fsdp_sim.ranks.rank import Job, main
-from fsdp_sim.ranks.watchdog import RankView
+from fsdp_sim.ranks.rank import Call, main
+from fsdp_sim.ranks.watchdog import RankStatus
 
 PRELOAD = [f"{__package__}.preload"]  # imported once by the fork server, so that no rank has to
 IN_SERVER = "FSDP_SIM_IN_FORK_SERVER"  # set for the fork server, and for what the ranks start
@@ -113,7 +113,7 @@ def _without_main() -> Iterator[None]:
 class Ranks:
     """The processes of one call."""
 
-    job: Job
+    job: Call
     board: BoardView
     processes: list[BaseProcess] = field(default_factory=list)
     controls: list[Connection] = field(default_factory=list)
@@ -162,7 +162,7 @@ def _watched(name: str, interrupts: Interrupts) -> Iterator[None]:
     server_pid: int = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
 
     def watch() -> None:
-        idle_s, view = 0.0, RankView(-1, server_pid)
+        idle_s, view = 0.0, RankStatus(-1, server_pid)
         while not started.wait(LOOK_S):
             computes = view.computing(time.monotonic())  # it imports torch
             idle_s = 0.0 if computes else idle_s + LOOK_S
@@ -253,7 +253,7 @@ def _prepare(folder: Path, settings: dict[str, Any]) -> Ranks:
     """A job with its files, before any process."""
     cells = {name: entry for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None}
     mark = {IN_SERVER: str(folder)}  # what a rank starts can be found by it
-    job = Job(folder=folder, environ=environ_for(settings["device"]) | mark, cells=cells, **settings)
+    job = Call(folder=folder, environ=environ_for(settings["device"]) | mark, cells=cells, **settings)
     Board.create(folder / "board", job.world_size)
     if job.user is not None:
         files = ["board", "store", *(f"rank{rank}.out" for rank in range(job.world_size))]

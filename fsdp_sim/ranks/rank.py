@@ -50,7 +50,7 @@ NCCL_TIMEOUT_S = 120.0  # the least: NCCL's clock runs while another rank still 
 
 
 @dataclass(frozen=True)
-class Job:
+class Call:
     """What every rank of one call is told."""
 
     folder: Path
@@ -132,7 +132,7 @@ def _own_output(path: Path) -> None:
     faulthandler.enable(file=sys.stderr)
 
 
-def _join_group(job: Job, rank: int, board: Board) -> None:
+def _join_group(job: Call, rank: int, board: Board) -> None:
     """Initialise gloo or NCCL over a file in the job's folder (no port to clash) and meet the other ranks once."""
     import torch
     import torch.distributed as dist
@@ -156,7 +156,7 @@ def _join_group(job: Job, rank: int, board: Board) -> None:
     board.status["ready_s"][rank] = time.monotonic()
 
 
-def main(job: Job, rank: int, work: bytes, control: Connection) -> None:
+def main(job: Call, rank: int, work: bytes, control: Connection) -> None:
     """The rank process. Sends one message."""
     os.setsid()  # the terminal's Ctrl-C goes to the parent, which stops the ranks
     keep_children()

@@ -23,7 +23,7 @@ from fsdp_sim.ranks.network import Network
 from fsdp_sim.ranks.output import Output, ProgressBar, read
 from fsdp_sim.ranks.pickling import pack, unpack
 from fsdp_sim.ranks.rank import NCCL_TIMEOUT_S, is_rank
-from fsdp_sim.ranks.watchdog import RankState, RankView, Verdict, Watchdog, how_it_ended, listed, report
+from fsdp_sim.ranks.watchdog import RankState, RankStatus, EndReason, Watchdog, how_it_ended, listed, report
 from fsdp_sim.timeline import Event, Header, Timeline, remember
 
 MAX_RANKS = 64
@@ -43,7 +43,7 @@ class RanksError(RuntimeError):
         verdict: the same in parts: headline, why, fix, ranks.
     """
 
-    def __init__(self, message: str, output: Output, verdict: Verdict) -> None:
+    def __init__(self, message: str, output: Output, verdict: EndReason) -> None:
         super().__init__(message)
         self.output, self.verdict = output, verdict
 
@@ -224,7 +224,7 @@ def _collect_messages(
     Raises:
         RanksError: when the watchdog, a rank's exception or a rank's death ends the call.
     """
-    views = [RankView(rank, process.pid or 0) for rank, process in enumerate(ranks.processes)]
+    views = [RankStatus(rank, process.pid or 0) for rank, process in enumerate(ranks.processes)]
     watchdog = Watchdog(ranks.board, views, timeout_s)
     messages: dict[int, ResultMessage] = {}
     failed_s = 0.0
@@ -255,7 +255,7 @@ def _collect_messages(
     return [messages[view.rank] for view in views]
 
 
-def _receive(process: BaseProcess, inbox: Inbox, view: RankView, messages: dict[int, ResultMessage]) -> None:
+def _receive(process: BaseProcess, inbox: Inbox, view: RankStatus, messages: dict[int, ResultMessage]) -> None:
     """Take a rank's message if it sent one, else note whether it is gone."""
     gone = not process.is_alive()  # asked first: a message sent before the end is still in the pipe
     message: ResultMessage | ErrorMessage | None = None
@@ -283,7 +283,7 @@ def _unpacked(packed: list[bytes], output: Output) -> Iterator[Any]:
         try:
             yield unpack(data)
         except (Exception, SystemExit) as error:
-            verdict = Verdict(
+            verdict = EndReason(
                 headline=f"rank {rank} returned what cannot be made again in this process ({error!r})",
                 why="a result travels by pickle, which calls whatever its class says, here",
                 fix="return numbers, strings, lists, dicts or tensors",
@@ -293,12 +293,12 @@ def _unpacked(packed: list[bytes], output: Output) -> Iterator[Any]:
             raise RanksError(text, output, verdict) from error
 
 
-def _limit_verdict(what: str, rank: int, views: list[RankView]) -> Verdict:
+def _limit_verdict(what: str, rank: int, views: list[RankStatus]) -> EndReason:
     """The verdict on ranks that used more than their limits."""
     ranks = [view.rank for view in views if view.state is RankState.RUNNING and rank in (view.rank, -1)] or [
         max(rank, 0)
     ]
-    return Verdict(
+    return EndReason(
         headline=f"{listed(ranks)} {what}",
         why="code that is checked has limits on time, memory, threads and processes",
         fix="look for a loop that does not end, or that starts something each time round",
@@ -329,13 +329,13 @@ def _on_the_wire(ranks: launch.Ranks, rank: int, written: int | None, inbox: Inb
     return written - printed - inbox.received_bytes
 
 
-def _failure_verdict(views: list[RankView]) -> Verdict:
+def _failure_verdict(views: list[RankStatus]) -> EndReason:
     """The verdict on ranks that raised or died. A rank that died is the cause of what others raise about it."""
     gone = [view for view in views if view.state is RankState.GONE]
     raised = [view for view in views if view.state is RankState.RAISED]
     first = (gone or [v for v in raised if not _is_echo(v)] or raised)[0]
     if gone:
-        return Verdict(
+        return EndReason(
             headline=f"{listed([view.rank for view in gone])} {how_it_ended(first.exit_code)}",
             why="a rank that ends without returning leaves the others waiting for it",
             fix="let the function return on every rank; what the rank printed last is below or in .output",
@@ -343,7 +343,7 @@ def _failure_verdict(views: list[RankView]) -> Verdict:
         )
     kind, text, _ = first.error or ("", "", "")
     same = [view.rank for view in raised if view.error and view.error[:2] == (kind, text)]
-    return Verdict(
+    return EndReason(
         headline=f"{listed(same)} raised {kind}: {text}",
         why="the traceback is below" + ("" if len(same) == len(views) else "; the other ranks were stopped"),
         fix="mend the line it names",
@@ -351,12 +351,12 @@ def _failure_verdict(views: list[RankView]) -> Verdict:
     )
 
 
-def _is_echo(view: RankView) -> bool:
+def _is_echo(view: RankStatus) -> bool:
     """Whether a rank's error is only gloo noticing that a peer has gone."""
     return view.error is not None and "onnection" in view.error[1] and "gloo" in view.error[1].lower()
 
 
-def _error(verdict: Verdict, ranks: launch.Ranks, views: list[RankView]) -> RanksError:
+def _error(verdict: EndReason, ranks: launch.Ranks, views: list[RankStatus]) -> RanksError:
     output = Output(read(ranks.job.folder, view.rank) for view in views)
     return RanksError(report(verdict, views, ranks.board), output, verdict)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from fsdp_sim.ranks.board import BoardError, BoardView, Record
+from fsdp_sim.ranks.board import RankBoard, BoardView, Record
 from fsdp_sim.ranks.limits import below
 from fsdp_sim.ranks.pairs import Pairs, peer_of
 
@@ -39,7 +39,7 @@ class RankState(StrEnum):
 
 
 @dataclass
-class RankView:
+class RankStatus:
     """What the parent knows about one rank."""
 
     rank: int
@@ -82,7 +82,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class EndReason:
     """Why a call was ended: one line, the reason, and what to do."""
 
     headline: str
@@ -122,7 +122,7 @@ def source_line(source: str) -> str:
 class Watchdog:
     """Looks at the board every few milliseconds; `check` returns a `Verdict` when the call cannot go on."""
 
-    def __init__(self, board: BoardView, views: list[RankView], timeout_s: float) -> None:
+    def __init__(self, board: BoardView, views: list[RankStatus], timeout_s: float) -> None:
         self.board, self.views, self.timeout_s = board, views, timeout_s
         self._open: dict[tuple[int, int], dict[int, Record]] = defaultdict(dict)  # collectives not yet issued by all
         self._idle_s: dict[int, float] = defaultdict(float)  # seconds each rank has waited for idle peers
@@ -134,10 +134,10 @@ class Watchdog:
         self._pairs = Pairs()
         self._last_look_s = time.monotonic()
 
-    def check(self) -> Verdict | None:
+    def check(self) -> EndReason | None:
         return self._board_is_broken() or self._mismatch() or self._dead_end() or self._overdue()
 
-    def final(self) -> Verdict | None:
+    def final(self) -> EndReason | None:
         """When all ranks have returned: nothing may be mixed up or left over."""
         if verdict := self._board_is_broken() or self._mismatch():
             return verdict
@@ -148,12 +148,12 @@ class Watchdog:
                 return self._never_came(record, tuple(by_rank), absent)
         return None
 
-    def _board_is_broken(self) -> Verdict | None:
+    def _board_is_broken(self) -> EndReason | None:
         """Look at the board anew."""
         try:
             self.board.refresh()
-        except BoardError as error:
-            return Verdict(
+        except RankBoard as error:
+            return EndReason(
                 headline=str(error),
                 why="the ranks' own code writes there, and nothing else may",
                 fix="look for code that writes into files or memory that it did not create",
@@ -162,7 +162,7 @@ class Watchdog:
 
     # ------------------------------------------------------------------ the same collective, or not
 
-    def _mismatch(self) -> Verdict | None:
+    def _mismatch(self) -> EndReason | None:
         """Read the new records and compare each collective across its members, and each receive with its send."""
         for view in self.views:
             new = self.board.take(view.rank)
@@ -181,7 +181,7 @@ class Watchdog:
                     del self._open[key]
         if len(self._open) > MOST_OPEN:
             ranks = sorted({rank for by_rank in self._open.values() for rank in by_rank})
-            return Verdict(
+            return EndReason(
                 headline=f"{listed(ranks)} issued {MOST_OPEN:,} collectives that other members did not",
                 why="a collective can only finish when every member issues it",
                 fix="wait for the collectives that are issued, and let every rank issue the same number",
@@ -189,7 +189,7 @@ class Watchdog:
             )
         return None
 
-    def _pair_mismatch(self, source: int, sent: Record, target: int, received: Record) -> Verdict:
+    def _pair_mismatch(self, source: int, sent: Record, target: int, received: Record) -> EndReason:
         """About a send and the receive that gets it."""
         if sent.numel != received.numel:
             what = "of another size"
@@ -197,7 +197,7 @@ class Watchdog:
         else:
             what, cost = "of another dtype", "its bits are taken for numbers of the other dtype"
         places = [f" ({source_line(record.source)})" if record.source else "" for record in (sent, received)]
-        return Verdict(
+        return EndReason(
             headline=f"rank {target} receives into a tensor {what} than rank {source} sends",
             why=f"rank {source} sends {sent.numel:,} {sent.dtype} to rank {target}{places[0]}, "
             f"and rank {target} receives {received.numel:,} {received.dtype} from rank {source}{places[1]}: {cost}",
@@ -205,7 +205,7 @@ class Watchdog:
             ranks=(source, target),
         )
 
-    def _signature_mismatch(self, by_rank: dict[int, Record]) -> Verdict:
+    def _signature_mismatch(self, by_rank: dict[int, Record]) -> EndReason:
         groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
         for rank, record in by_rank.items():
             groups[record.signature].append(rank)
@@ -223,7 +223,7 @@ class Watchdog:
             what, fix = "a different dtype", "use one dtype on all ranks"
         else:
             what, fix = f"{odd.detail} instead of {usual.detail}", "use the same reduce op, root and group on all ranks"
-        return Verdict(
+        return EndReason(
             headline=f"{listed(few)} called {what}",
             why=f"collective #{usual.group_seq} is {describe(usual)} on {listed(many)}, "
             f"but {describe(odd)} on {listed(few)}",
@@ -247,7 +247,7 @@ class Watchdog:
         peer = peer_of(record)
         return () if peer is None else (peer,)  # any rank may be the one that it receives from
 
-    def _dead_end(self) -> Verdict | None:
+    def _dead_end(self) -> EndReason | None:
         """A rank waits for one that has already returned."""
         for rank, record in self._waiting().items():
             gone = tuple(r for r in self._absent(rank, record) if self.views[r].state is RankState.RETURNED)
@@ -255,8 +255,8 @@ class Watchdog:
                 return self._never_came(record, tuple(self._open[record.group, record.group_seq]), gone)
         return None
 
-    def _never_came(self, record: Record, waiting: tuple[int, ...], absent: tuple[int, ...]) -> Verdict:
-        return Verdict(
+    def _never_came(self, record: Record, waiting: tuple[int, ...], absent: tuple[int, ...]) -> EndReason:
+        return EndReason(
             headline=f"{listed(absent)} returned without calling {describe(record)}",
             why=f"{listed(waiting)} issued it, and it can only finish when every member does: "
             f"{listed(absent)} called one collective too few",
@@ -264,7 +264,7 @@ class Watchdog:
             ranks=absent,
         )
 
-    def _overdue(self) -> Verdict | None:
+    def _overdue(self) -> EndReason | None:
         """A rank has waited, or has been stopped, longer than the time-out."""
         now_s = time.monotonic()
         passed_s, waiting = min(now_s - self._last_look_s, MOST_S), self._waiting()
@@ -305,21 +305,21 @@ class Watchdog:
                 return self._hang(last, waiting, self.timeout_s)
         return None
 
-    def _stopped(self, statuses: dict[int, str], passed_s: float) -> Verdict | None:
+    def _stopped(self, statuses: dict[int, str], passed_s: float) -> EndReason | None:
         """A signal has stopped a rank, and nothing lets it go on."""
         ranks = [rank for rank, status in statuses.items() if status == psutil.STATUS_STOPPED]
         self._stopped_s = {rank: self._stopped_s.get(rank, 0.0) + passed_s for rank in ranks}
         if max(self._stopped_s.values(), default=0.0) <= self.timeout_s:
             return None
         pids = " ".join(str(self.views[rank].pid) for rank in ranks)
-        return Verdict(
+        return EndReason(
             headline=f"{listed(ranks)} stopped at a signal (SIGSTOP) and did not go on for {self.timeout_s:g} s",
             why="a stopped process does nothing until it gets SIGCONT",
             fix=f"look for what sends the signal; to go on with a process that you stopped yourself: kill -CONT {pids}",
             ranks=tuple(ranks),
         )
 
-    def _quiet(self, running: list[RankView], passed_s: float) -> Verdict | None:
+    def _quiet(self, running: list[RankStatus], passed_s: float) -> EndReason | None:
         """No rank computes, nor does what it has started, and none waits for another."""
         cpu_s = sum(cpu_seconds(pid) for view in running for pid in (view.pid, *below(view.pid)))
         if not self._quiet_s or cpu_s - self._quiet_cpu_s > QUIET_SHARE * self._quiet_s + QUIET_CPU_S:
@@ -328,21 +328,21 @@ class Watchdog:
         if self._quiet_s <= BUSY_FACTOR * self.timeout_s or not running:
             return None
         ranks = tuple(view.rank for view in running)
-        return Verdict(
+        return EndReason(
             headline=f"{listed(ranks)} did nothing for {BUSY_FACTOR * self.timeout_s:g} s, outside any collective",
             why="not computing, and waiting for no other rank: asleep, or waiting for input, a file or a lock",
             fix="look at what they call; if this wait is honest, pass a larger timeout_s",
             ranks=ranks,
         )
 
-    def _not_joined(self, joining: list[int]) -> Verdict:
+    def _not_joined(self, joining: list[int]) -> EndReason:
         if absent := [rank for rank in joining if not self.board.status["began_s"][rank]]:
             what = f"{listed(absent)} did not begin"
             why = "the process is there and does nothing: it waits for something of this machine, such as a disk"
         else:
             absent, what = joining, f"{listed(joining)} did not join the others"
             why = "ranks meet over a file in TMPDIR and over this machine's own network; one of these does not answer"
-        return Verdict(
+        return EndReason(
             headline=f"{what} for {max(JOIN_S, self.timeout_s):g} s",
             why=why,
             fix="call again; if it stays so, set TMPDIR to a folder on a disk of this machine, and see that nothing "
@@ -360,7 +360,7 @@ class Watchdog:
 
     def _hang(
         self, rank: int, waiting: dict[int, Record], waited_s: float, computing: frozenset[int] | set[int] = frozenset()
-    ) -> Verdict:
+    ) -> EndReason:
         record = waiting[rank]
         absent = self._absent(rank, record)
         key = (record.group, record.group_seq)
@@ -381,7 +381,7 @@ class Watchdog:
             doing = "every member has issued it, but it does not finish"
         else:
             doing = "no rank has sent anything to it"
-        return Verdict(
+        return EndReason(
             headline=f"{listed(together if record.is_collective else [rank])} waited {waited_s:.3g} s "
             f"in {describe(record)}" + (f" for {listed(absent)}" if absent else ""),
             why=doing,
@@ -390,7 +390,7 @@ class Watchdog:
         )
 
 
-def report(verdict: Verdict, views: list[RankView], board: BoardView) -> str:
+def report(verdict: EndReason, views: list[RankStatus], board: BoardView) -> str:
     """The whole message: the verdict, then what each rank was doing, then how to mend it."""
     lines = [verdict.headline, ""]
     for view in views:
@@ -402,7 +402,7 @@ def report(verdict: Verdict, views: list[RankView], board: BoardView) -> str:
     return "\n".join(lines)
 
 
-def _doing(view: RankView, board: BoardView) -> str:
+def _doing(view: RankStatus, board: BoardView) -> str:
     last = view.records[-1] if view.records else None
     where = f"   ({source_line(last.source)})" if last is not None and last.source else ""
     after = f"after {describe(last)}{where}" if last is not None else "before its first collective"

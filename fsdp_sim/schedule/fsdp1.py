@@ -30,7 +30,7 @@ from fsdp_sim.schedule.fsdp1_handle import FlatParamHandle
 from fsdp_sim.schedule.lines import NOT_RECORDED
 from fsdp_sim.schedule.optimizer import optimizer_step
 from fsdp_sim.schedule.program import Program
-from fsdp_sim.schedule.tree import Node, in_order_of_modules, tree_of
+from fsdp_sim.schedule.tree import UnitNode, in_order_of_modules, tree_of
 from fsdp_sim.schedule.unit import Unit
 from fsdp_sim.spec import Plan
 from fsdp_sim.timeline import Op, Phase
@@ -138,7 +138,7 @@ class _Trainer:
         self.cpu.wait_stream(P, C)
         self.forward_of(self.root)
 
-    def forward_of(self, node: Node) -> None:
+    def forward_of(self, node: UnitNode) -> None:
         unit, handles = node.unit, self.handles[node.unit.name]
         for handle in handles:
             self.pre_forward(handle)
@@ -181,7 +181,7 @@ class _Trainer:
         self.seq += 1
         self.views[handle] = self.seq
 
-    def post_forward(self, node: Node, handle: FlatParamHandle) -> None:
+    def post_forward(self, node: UnitNode, handle: FlatParamHandle) -> None:
         handle.post_forward_index = len(self.post_forward_order)
         self.post_forward_order.append(handle)
         free = self.context.reshard_after_forward and node is not self.root

@@ -18,7 +18,7 @@ from fsdp_sim.schedule.layout import Layout, layout_of
 from fsdp_sim.schedule.mesh import mesh_of, mesh_of_unit
 from fsdp_sim.schedule.optimizer import optimizer_step
 from fsdp_sim.schedule.program import Program
-from fsdp_sim.schedule.tree import Node, in_order_of_modules, tree_of
+from fsdp_sim.schedule.tree import UnitNode, in_order_of_modules, tree_of
 from fsdp_sim.schedule.unit import Exchange, Unit
 from fsdp_sim.spec import Plan
 from fsdp_sim.timeline import Lane, Op, Phase
@@ -95,7 +95,7 @@ class _Trainer:
         self.in_order_of_grads = _in_order_of_grads(self.root, of_modules)
         self.post_optim_event = 0
 
-    def _state(self, node: Node, is_root: bool) -> _State:
+    def _state(self, node: UnitNode, is_root: bool) -> _State:
         unit, reshard = node.unit, self.plan.reshard_after_forward
         if reshard is None:
             reshard = not is_root

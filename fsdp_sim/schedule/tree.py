@@ -9,23 +9,23 @@ from fsdp_sim.schedule.unit import Unit, root_of
 
 
 @dataclass
-class Node:
+class UnitNode:
     """A unit and the units that run where it has ``...``."""
 
     unit: Unit
-    children: list[Node] = field(default_factory=list)
+    children: list[UnitNode] = field(default_factory=list)
 
-    def __iter__(self) -> Iterator[Node]:
+    def __iter__(self) -> Iterator[UnitNode]:
         """This unit and all inside it, outer before inner: the order of ``named_modules``."""
         yield self
         for child in self.children:
             yield from child
 
 
-def tree_of(units: Sequence[Unit]) -> Node:
+def tree_of(units: Sequence[Unit]) -> UnitNode:
     """The root. Units keep their order; one that runs several times has a node for each."""
-    root = Node(root_of(units))
-    nodes = [root if unit is root.unit else Node(unit) for unit in units]
+    root = UnitNode(root_of(units))
+    nodes = [root if unit is root.unit else UnitNode(unit) for unit in units]
     parents = {node.unit.name: node for node in nodes if node.unit.is_root and node is not root}
     for node in nodes:
         if node is not root:
@@ -37,7 +37,7 @@ def tree_of(units: Sequence[Unit]) -> Node:
 def walk_of(units: Sequence[Unit]) -> list[tuple[Unit, str]]:
     """Unit and segment of each piece of compute, in forward order."""
 
-    def walk(node: Node) -> Iterable[tuple[Unit, str]]:
+    def walk(node: UnitNode) -> Iterable[tuple[Unit, str]]:
         yield from ((node.unit, segment) for segment in node.unit.before_children())
         for child in node.children:
             yield from walk(child)
@@ -46,7 +46,7 @@ def walk_of(units: Sequence[Unit]) -> list[tuple[Unit, str]]:
     return list(walk(tree_of(units)))
 
 
-def in_order_of_modules(nodes: Sequence[Node]) -> list[Node]:
+def in_order_of_modules(nodes: Sequence[UnitNode]) -> list[UnitNode]:
     """The order of ``named_modules``: units of one container stay together, where its first one is.
 
     It differs from the order of execution only if that goes back and forth between containers.
@@ -55,7 +55,7 @@ def in_order_of_modules(nodes: Sequence[Node]) -> list[Node]:
         return list(nodes)
     first: dict[str, int] = {}
 
-    def key(number: int, node: Node) -> tuple[int, ...]:
+    def key(number: int, node: UnitNode) -> tuple[int, ...]:
         parts = node.unit.name.split(".")
         return tuple(first.setdefault(".".join(parts[: n + 1]), number) for n in range(len(parts)))
 

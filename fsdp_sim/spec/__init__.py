@@ -12,7 +12,7 @@ from fsdp_sim.spec.blocks import (
     root_shapes,
 )
 from fsdp_sim.spec.catalogue import toml_or_json
-from fsdp_sim.spec.cluster import Cluster, Span
+from fsdp_sim.spec.cluster import Cluster, GroupSpan
 from fsdp_sim.spec.fields import Allowed, field, number, one_of, spec, text, whole
 from fsdp_sim.spec.gpus import Gpu, gpu, gpu_names
 from fsdp_sim.spec.links import Link, link, link_names

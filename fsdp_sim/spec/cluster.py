@@ -20,7 +20,7 @@ _LINK = one_of(None).explained("what its servers ship with") | Allowed(
 )
 
 
-class Span(NamedTuple):
+class GroupSpan(NamedTuple):
     """How a group of ranks is spread: over how many nodes, and how many of its ranks are on the fullest one."""
 
     nodes: int
@@ -161,7 +161,7 @@ class Cluster:
         parts: list[Gpu | Link] = [self.gpu, self.intra_link, *([self.inter_link] if self.nodes > 1 else [])]
         return [f"Of {p.name} this is unverified: {p.unverified}." for p in parts if p.unverified]
 
-    def spans(self, group_size: int, stride: int = 1) -> Span:
+    def spans(self, group_size: int, stride: int = 1) -> GroupSpan:
         """How groups of ``group_size`` ranks, ``stride`` apart, are spread over nodes; if they differ, the widest.
 
         A shard group is consecutive ranks (stride 1); a replicate group of HSDP takes one rank of each shard group
@@ -229,14 +229,14 @@ def _is_catalogued(value: Gpu) -> bool:
 
 
 @functools.cache
-def _span(gpus: int, node_size: int, group_size: int, stride: int) -> Span:
+def _span(gpus: int, node_size: int, group_size: int, stride: int) -> GroupSpan:
     reach = (group_size - 1) * stride
     nodes = 1
     for start in range(0, gpus, group_size * stride):
         for first in range(start, start + stride):
             over = group_size if stride >= node_size else (first + reach) // node_size - first // node_size + 1
             nodes = max(nodes, over)
-    return Span(nodes, -(-group_size // nodes))
+    return GroupSpan(nodes, -(-group_size // nodes))
 
 
 _TITLE = """# A cluster, for `fsdp-sim simulate --cluster FILE` and `Cluster.from_file`.

@@ -21,7 +21,7 @@ from fsdp_sim.timeline.analysis import (
 from fsdp_sim.timeline.call_sites import calls, learners_line, remember
 from fsdp_sim.timeline.chrome import write_chrome
 from fsdp_sim.timeline.columns import FIELDS, Columns
-from fsdp_sim.timeline.comparison import Comparison, Pair, UnitDifference, compare
+from fsdp_sim.timeline.comparison import Comparison, OperationPair, UnitDifference, compare
 from fsdp_sim.timeline.event import Event
 from fsdp_sim.timeline.files import read_timeline
 from fsdp_sim.timeline.frame import from_pandas, to_pandas, to_parquet

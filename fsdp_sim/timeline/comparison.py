@@ -21,7 +21,7 @@ TOLERANCE = 0.01  # of the longer step: by how much times may differ and still b
 ESSENTIAL = COLLECTIVES | {Op.FWD, Op.BWD, Op.RECOMPUTE, Op.OPTIM}  # the others are copies, casts and scalings
 
 
-class Pair(NamedTuple):
+class OperationPair(NamedTuple):
     """The same operation in both, and by how many seconds the second starts and ends later in its step."""
 
     a: Event
@@ -71,7 +71,7 @@ class UnitDifference(NamedTuple):
         return self.compute_s + self.exposed_s
 
 
-class Causes(NamedTuple):
+class DifferenceCauses(NamedTuple):
     """Where the difference of two steps went, as seconds more in b: compute + comm - hidden + idle is all of it.
 
     Attributes:
@@ -105,7 +105,7 @@ class Comparison:
     a: Side
     b: Side
     tolerance_s: float
-    pairs: tuple[Pair, ...] = field(repr=False)
+    pairs: tuple[OperationPair, ...] = field(repr=False)
     only_a: tuple[Event, ...] = field(repr=False)
     only_b: tuple[Event, ...] = field(repr=False)
 
@@ -119,10 +119,10 @@ class Comparison:
         return self.b.step_s - self.a.step_s
 
     @cached_property
-    def causes(self) -> Causes:
+    def causes(self) -> DifferenceCauses:
         a, b = self.a, self.b
         hidden_s = (b.comm_s - b.exposed_s) - (a.comm_s - a.exposed_s)
-        return Causes(b.compute_s - a.compute_s, b.comm_s - a.comm_s, hidden_s, b.idle_s - a.idle_s)
+        return DifferenceCauses(b.compute_s - a.compute_s, b.comm_s - a.comm_s, hidden_s, b.idle_s - a.idle_s)
 
     @cached_property
     def units(self) -> tuple[UnitDifference, ...]:
@@ -154,7 +154,7 @@ class Comparison:
         return None
 
     @cached_property
-    def parted(self) -> Pair | None:
+    def parted(self) -> OperationPair | None:
         """The first operation in a's issue order whose start or end differs by more than the tolerance."""
         return next((pair for pair in self.pairs if pair.apart_s > self.tolerance_s), None)
 
@@ -196,7 +196,7 @@ def compare(
         if (other := of_b.get(key)) is not None:
             start_later_s = side_b.since_s(other) - side_a.since_s(event)
             end_later_s = start_later_s + other.duration_s - event.duration_s
-            pairs.append(Pair(event, other, start_later_s, end_later_s))
+            pairs.append(OperationPair(event, other, start_later_s, end_later_s))
     only_a = tuple(e for key, e in of_a.items() if key not in of_b)
     only_b = tuple(e for key, e in of_b.items() if key not in of_a)
     return Comparison(side_a, side_b, tolerance_s, tuple(pairs), only_a, only_b)

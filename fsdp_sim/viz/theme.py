@@ -29,7 +29,7 @@ FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', Arial, 
 
 
 @dataclass(frozen=True)
-class Kind:
+class LegendKind:
     """What one legend entry stands for."""
 
     name: str
@@ -38,21 +38,21 @@ class Kind:
     hatched: bool = False
 
 
-FORWARD = Kind("forward", "#0072B2", text_color="#FFFFFF")
-BACKWARD = Kind("backward", "#E69F00")
-RECOMPUTE = Kind("recompute", "#7FB8D8")
-OPTIMIZER = Kind("optimizer", "#009E73")
-ALL_GATHER = Kind("all-gather", "#56B4E9", hatched=True)
-REDUCE_SCATTER = Kind("reduce-scatter", "#D55E00", hatched=True)
-ALL_REDUCE = Kind("all-reduce", "#CC79A7", hatched=True)
-COPY = Kind("copy in or out", "#8C959F")
-CAST = Kind("cast or scale", "#B9A88F")
-HOST_COPY = Kind("copy to or from the CPU", "#55663F", text_color="#FFFFFF")
-OTHER_COMM = Kind("other communication", "#F0E442", hatched=True)
-OTHER = Kind("other work", "#6B5B85", text_color="#FFFFFF")
-EXPOSED = Kind("exposed communication", "#FBE3E1", text_color="#A40E26")
+FORWARD = LegendKind("forward", "#0072B2", text_color="#FFFFFF")
+BACKWARD = LegendKind("backward", "#E69F00")
+RECOMPUTE = LegendKind("recompute", "#7FB8D8")
+OPTIMIZER = LegendKind("optimizer", "#009E73")
+ALL_GATHER = LegendKind("all-gather", "#56B4E9", hatched=True)
+REDUCE_SCATTER = LegendKind("reduce-scatter", "#D55E00", hatched=True)
+ALL_REDUCE = LegendKind("all-reduce", "#CC79A7", hatched=True)
+COPY = LegendKind("copy in or out", "#8C959F")
+CAST = LegendKind("cast or scale", "#B9A88F")
+HOST_COPY = LegendKind("copy to or from the CPU", "#55663F", text_color="#FFFFFF")
+OTHER_COMM = LegendKind("other communication", "#F0E442", hatched=True)
+OTHER = LegendKind("other work", "#6B5B85", text_color="#FFFFFF")
+EXPOSED = LegendKind("exposed communication", "#FBE3E1", text_color="#A40E26")
 
-KINDS: dict[Op, Kind] = {
+KINDS: dict[Op, LegendKind] = {
     Op.FWD: FORWARD,
     Op.BWD: BACKWARD,
     Op.RECOMPUTE: RECOMPUTE,
@@ -154,19 +154,19 @@ LANE_NAMES: dict[Lane, str] = {
 }
 
 # Each category is a tint of the operation that fills it; flat communication buffers are hatched like the collectives.
-MEMORY: dict[Memory, Kind] = {
-    Memory.SHARDED: Kind("parameter shards", "#8C959F"),
-    Memory.OPTIMIZER: Kind("optimizer state", "#5CC2A4"),
-    Memory.RS_OUTPUT: Kind("gradient shards", "#B5653A"),
-    Memory.UNSHARDED: Kind("unsharded parameters", "#7CC4EE"),
-    Memory.AG_OUTPUT: Kind("all-gather buffer", "#BFE2F7", hatched=True),
-    Memory.UNSHARDED_GRAD: Kind("unsharded gradients", "#F0A27B"),
-    Memory.RS_INPUT: Kind("reduce-scatter buffer", "#F9D5C0", hatched=True),
-    Memory.ACTIVATION: Kind("activations", "#F4E87C"),
-    Memory.CHECKPOINT: Kind("checkpoints", "#D8C93C"),
-    Memory.LOGITS: Kind("logits and loss", "#C9A0DC"),
-    Memory.TEMPORARY: Kind("temporaries", "#D9CFC3"),
-    Memory.NONE: Kind("uncategorised", "#E1E4E8"),
+MEMORY: dict[Memory, LegendKind] = {
+    Memory.SHARDED: LegendKind("parameter shards", "#8C959F"),
+    Memory.OPTIMIZER: LegendKind("optimizer state", "#5CC2A4"),
+    Memory.RS_OUTPUT: LegendKind("gradient shards", "#B5653A"),
+    Memory.UNSHARDED: LegendKind("unsharded parameters", "#7CC4EE"),
+    Memory.AG_OUTPUT: LegendKind("all-gather buffer", "#BFE2F7", hatched=True),
+    Memory.UNSHARDED_GRAD: LegendKind("unsharded gradients", "#F0A27B"),
+    Memory.RS_INPUT: LegendKind("reduce-scatter buffer", "#F9D5C0", hatched=True),
+    Memory.ACTIVATION: LegendKind("activations", "#F4E87C"),
+    Memory.CHECKPOINT: LegendKind("checkpoints", "#D8C93C"),
+    Memory.LOGITS: LegendKind("logits and loss", "#C9A0DC"),
+    Memory.TEMPORARY: LegendKind("temporaries", "#D9CFC3"),
+    Memory.NONE: LegendKind("uncategorised", "#E1E4E8"),
 }
 
 
@@ -208,7 +208,7 @@ CONFIG: dict[str, Any] = {
 """The plotly configuration of every figure shown or saved."""
 
 
-def hatch(kind: Kind) -> dict[str, Any]:
+def hatch(kind: LegendKind) -> dict[str, Any]:
     """The pattern of a kind, for ``marker.pattern`` and ``fillpattern``; no shape when the kind is not hatched."""
     return {
         "shape": "/" if kind.hatched else "",

@@ -40,7 +40,7 @@ from labs.checkpoint.index import check_fits, read_index
 from labs.checkpoint.manifest import MANIFEST, Manifest
 from labs.checkpoint.staging import Buffers, Planner, shared_out
 from labs.checkpoint.state import State, local, not_finite
-from labs.checkpoint.storage import Reader, Writer
+from labs.checkpoint.storage import Reader, PieceWriter
 from labs.checkpoint.tensors import Form
 from labs.loop.failpoints import failpoint
 
@@ -235,7 +235,7 @@ class Checkpointer:
             raise CheckpointError(f"{path} is there already and is good; a checkpoint is never overwritten")
 
     def _write_shards(self, partial: Path, step: int, planner: Planner) -> dict[str, FileInfo]:
-        writer = Writer(partial, step)
+        writer = PieceWriter(partial, step)
         writer.save(planner, self.group)
         return _merged(together(lambda: writer.files, self.group))
 

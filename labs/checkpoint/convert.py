@@ -47,8 +47,8 @@ from labs.checkpoint.hashing import FileInfo, fsync_folder, write_file
 from labs.checkpoint.index import INDEX, read_index, torch_dtype
 from labs.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 from labs.checkpoint.staging import Planner
-from labs.checkpoint.storage import Reader, Writer
-from labs.checkpoint.tensors import Form, Index, Source, Tensors, read_whole, write_tensors
+from labs.checkpoint.storage import Reader, PieceWriter
+from labs.checkpoint.tensors import Form, Index, Source, TensorFiles, read_whole, write_tensors
 from labs.model import ModelConfig, empty, model_config
 from labs.model.gpt import GPTConfig
 from labs.model.llama import LlamaConfig
@@ -83,7 +83,7 @@ def open_checkpoint(path: Path) -> OpenCheckpoint:
     if not path.exists():
         raise FileNotFoundError(f"there is no {path}")
     if path.is_file():
-        weights: Source = Tensors(path.parent, path.stem) if path.suffix == ".safetensors" else TorchFile(path)
+        weights: Source = TensorFiles(path.parent, path.stem) if path.suffix == ".safetensors" else TorchFile(path)
         return OpenCheckpoint(path, _JoinedSource({"model.": hugging_face_names.renamed(weights, {})}))
     if (path / MANIFEST).exists():
         manifest = read_manifest(path)
@@ -91,7 +91,7 @@ def open_checkpoint(path: Path) -> OpenCheckpoint:
             raise ValueError(f"{path} is damaged: {wrong[0]}; convert another checkpoint")
         if manifest.format == "sharded":
             return OpenCheckpoint(path, _Sharded(path), manifest)
-        parts = {FILES[file]: Tensors(path, Path(file).stem) for file in FILES if file in manifest.files}
+        parts = {FILES[file]: TensorFiles(path, Path(file).stem) for file in FILES if file in manifest.files}
         return OpenCheckpoint(path, _JoinedSource(parts), manifest)
     if (path / ".metadata").exists():
         raise ValueError(
@@ -102,7 +102,7 @@ def open_checkpoint(path: Path) -> OpenCheckpoint:
         if found := folders.candidates(below):
             raise ValueError(f"{path} is a folder of checkpoints; give one of them, as in {found[0]}")
     try:
-        weights = Tensors(path)
+        weights = TensorFiles(path)
     except FileNotFoundError:
         raise ValueError(
             f"{path} has neither {MANIFEST} nor model.safetensors: give a checkpoint, a folder of Hugging Face, or a "
@@ -254,7 +254,7 @@ def _write_full(folder: Path, source: Source, bar: tqdm) -> dict[str, FileInfo]:
 
 
 def _write_sharded(folder: Path, source: Source, bar: tqdm) -> dict[str, FileInfo]:
-    part, writer = _Part(source, "", bar), Writer(folder)
+    part, writer = _Part(source, "", bar), PieceWriter(folder)
     plan = {name: torch.empty(shape, dtype=dtype, device="meta") for name, (dtype, shape) in part.forms.items()}
     writer.save(Planner(plan, _LazyTensors(part)))
     return writer.files

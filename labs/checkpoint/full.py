@@ -22,7 +22,7 @@ from labs.checkpoint.folder import damaged_files
 from labs.checkpoint.hashing import FileInfo
 from labs.checkpoint.manifest import MANIFEST, read_manifest
 from labs.checkpoint.state import State, local, read_state, whole, write_state
-from labs.checkpoint.tensors import Form, Source, Tensors, in_order, read_whole, write_tensors
+from labs.checkpoint.tensors import Form, Source, TensorFiles, in_order, read_whole, write_tensors
 from labs.model import ModelConfig, empty
 
 FILES = {"model.safetensors": "model.", "optim.safetensors": "optim."}
@@ -83,7 +83,7 @@ def read_full(folder: Path, state: State) -> None:
     for file, prefix in FILES.items():
         part = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
         if part:
-            sources.append((part, Tensors(folder, Path(file).stem)))
+            sources.append((part, TensorFiles(folder, Path(file).stem)))
             check(*sources[-1], folder)
     for part, source in sources:
         fill(part, source)
@@ -128,7 +128,7 @@ def open_weights(path: str | Path) -> Source:
     """
     folder = Path(path)
     try:
-        return hugging_face_names.renamed(Tensors(folder), hugging_face_names.read_config(folder))
+        return hugging_face_names.renamed(TensorFiles(folder), hugging_face_names.read_config(folder))
     except FileNotFoundError as error:
         raise FileNotFoundError(
             f"{error}; a sharded checkpoint becomes a full one with: "

@@ -74,7 +74,7 @@ def _alone_or_with(group: dist.ProcessGroup | None) -> Iterator[dict[str, Any]]:
 # ---- Writing ---------------------------------------------------------------------------------------------------------
 
 
-class Writer(StorageWriter):
+class PieceWriter(StorageWriter):
     """Writes a rank's pieces to one file, and on the coordinator the index.
 
     Source: `torch.distributed.checkpoint.StorageWriter`.

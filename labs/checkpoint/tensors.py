@@ -61,7 +61,7 @@ class Source(Protocol):
         """A slice of one tensor, on the CPU."""
 
 
-class Tensors:
+class TensorFiles:
     """A folder's tensors in ``<stem>.safetensors``, or in several files with ``<stem>.safetensors.index.json``.
 
     Attributes:

@@ -35,8 +35,8 @@ from labs.cluster.torchrun import FailedError, launch
 from labs.config import TrainConfig
 from labs.experiments.checklist_runs import CLOSE, same
 from labs.experiments.command import command
-from labs.experiments.result import Result, ResultRow, this_machine
-from labs.experiments.scripts.watch import Collective, RankStep
+from labs.experiments.result import Result, LabResult, this_machine
+from labs.experiments.scripts.watch import IssuedCollective, RankStep
 from labs.measure.simulated import peak_memory_bytes, simulated
 
 SCRIPTS = {api: Path(__file__).with_name("scripts") / f"train_{api}.py" for api in ("ddp", "fsdp2")}
@@ -110,20 +110,20 @@ def run_script(api: str, ranks: int = 2, device: str = "cpu") -> ScriptRun:
     return ScriptRun([float(loss) for _, loss, _ in steps], [float(norm) for *_, norm in steps], watched, saved)
 
 
-def issued(simulation: Simulation) -> list[Collective]:
+def issued(simulation: Simulation) -> list[IssuedCollective]:
     """The collectives of the simulator's program, in order."""
-    return [Collective(KINDS[i.op], i.bytes) for i in simulation.program.ops if i.op in KINDS]
+    return [IssuedCollective(KINDS[i.op], i.bytes) for i in simulation.program.ops if i.op in KINDS]
 
 
-def totals(name: str, predicted: Iterable[Collective], recorded: Iterable[Collective]) -> list[ResultRow]:
+def totals(name: str, predicted: Iterable[IssuedCollective], recorded: Iterable[IssuedCollective]) -> list[LabResult]:
     """How many of each kind, and their bytes; large ones."""
     both = [[c for c in some if c.bytes >= SMALL_BYTES] for some in (predicted, recorded)]
     rows = []
     for kind in KINDS.values():
         sizes = [[c.bytes for c in some if c.kind == kind] for some in both]
         if any(sizes):
-            rows.append(ResultRow(name, f"{kind}s per step", len(sizes[0]), len(sizes[1]), ""))
-            rows.append(ResultRow(name, f"bytes of {kind}s", sum(sizes[0]) / MIB, sum(sizes[1]) / MIB, "MiB"))
+            rows.append(LabResult(name, f"{kind}s per step", len(sizes[0]), len(sizes[1]), ""))
+            rows.append(LabResult(name, f"bytes of {kind}s", sum(sizes[0]) / MIB, sum(sizes[1]) / MIB, "MiB"))
     return rows
 
 
@@ -145,10 +145,10 @@ def run(ranks: int | None = None, device: str = "cpu") -> Result:
     for api, simulation in simulations.items():
         config = TrainConfig(api=api)
         most = max(of_rank.peak_bytes for of_rank in ran[api].watched)
-        rows.append(ResultRow(api, "peak memory", peak_memory_bytes(config, simulation) / MIB, most / MIB, "MiB"))
+        rows.append(LabResult(api, "peak memory", peak_memory_bytes(config, simulation) / MIB, most / MIB, "MiB"))
         rows += totals(api, issued(simulation), ran[api].watched[0].collectives)
     ddp, fsdp2 = ran["ddp"], ran["fsdp2"]
-    rows.append(ResultRow("fsdp2", "last loss (predicted: DDP's)", ddp.losses[-1], fsdp2.losses[-1], ""))
+    rows.append(LabResult("fsdp2", "last loss (predicted: DDP's)", ddp.losses[-1], fsdp2.losses[-1], ""))
     notes = (
         f"FSDP2 has {same('the losses of DDP', fsdp2.losses, ddp.losses)} "
         f"(allowed: {CLOSE:g}), and {same('its norms', fsdp2.norms, ddp.norms, NORM_CLOSE)} (allowed: {NORM_CLOSE:g}).",

@@ -37,11 +37,11 @@ from labs.config import TrainConfig
 from labs.experiments.calibrated_times import calibrated_rows
 from labs.experiments.command import command
 from labs.experiments.on_rank import on_rank
-from labs.experiments.result import Result, ResultRow, this_machine
+from labs.experiments.result import Result, LabResult, this_machine
 from labs.loop.optimizer import make_optimizer
 from labs.measure.allocations import counted, recorded
 from labs.measure.simulated import peak_memory_bytes, simulated
-from labs.measure.utilization import Memory
+from labs.measure.utilization import RankMemory
 from labs.wrapping import Wrapped
 
 CPU = torch.device("cpu")
@@ -169,7 +169,7 @@ def _counted(config: TrainConfig, optimizer_name: str) -> Timeline:
 
 def _peak_on_gpus(setting: MemoryCase) -> int:
     ran = train(*setting.config.arguments(), "--steps=3", "--predict=false", ranks=setting.ranks, device="cuda")
-    of_ranks = [Memory(*of_rank) for of_rank in ran.report["memory"]]
+    of_ranks = [RankMemory(*of_rank) for of_rank in ran.report["memory"]]
     return max(of_rank.peak_bytes - of_rank.workspace_bytes for of_rank in of_ranks)
 
 
@@ -213,10 +213,10 @@ def run(
     for name, setting in cases.items():
         quantity, expected = PEAK, predicted[name]
         if setting.config.plan.cpu_offload and setting.device.type == "cpu":  # where both memories are one
-            result.append(ResultRow(name, PEAK, expected / MIB, None, "MiB"))
+            result.append(LabResult(name, PEAK, expected / MIB, None, "MiB"))
             quantity, expected = PEAK_WITH_HOST, predicted[BASE]  # what leaves the device stays in that one
             notes += ("A CPU rank has one memory, so there cpu_offload moves nothing out of it.",)
-        result.append(ResultRow(name, quantity, expected / MIB, counted[name] / MIB, "MiB"))
+        result.append(LabResult(name, quantity, expected / MIB, counted[name] / MIB, "MiB"))
     return Result("memory", "measured", (*result, *times), this_machine(base.device, ranks), notes=notes)
 
 

@@ -123,7 +123,7 @@ class Mine:
     trouble: str = ""
 
     @cached_property
-    def parts(self) -> list[own.Part]:
+    def parts(self) -> list[own.ChapterPart]:
         return list(own.parts(self.text).values())
 
     @property

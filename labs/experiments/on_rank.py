@@ -12,7 +12,7 @@ from labs.cluster.process_group import RankPlace
 from labs.config import TrainConfig
 from labs.data.random_batch import random_batch
 from labs.loop.optimizer import make_optimizer
-from labs.loop.step import Outcome, train_step
+from labs.loop.step import StepOutcome, train_step
 from labs.wrapping import Wrapped, wrap
 
 
@@ -26,7 +26,7 @@ class RankTraining:
 
     wrapped: Wrapped
     optimizer: torch.optim.Optimizer
-    step: Callable[[int], Outcome]
+    step: Callable[[int], StepOutcome]
 
 
 def here() -> RankPlace:
@@ -50,7 +50,7 @@ def on_rank(
     batch, n_micro_batches = random_batch(config, config.model_config, place)
     batch = batch.to(device)
 
-    def step(number: int) -> Outcome:
+    def step(number: int) -> StepOutcome:
         return train_step(wrapped, optimizer, batch, number, config, n_micro_batches=n_micro_batches)
 
     return RankTraining(wrapped, optimizer, step)

@@ -35,7 +35,7 @@ ORIGIN = {
 }
 
 
-class ResultRow(msgspec.Struct, frozen=True):
+class LabResult(msgspec.Struct, frozen=True):
     """One quantity of one setting.
 
     Attributes:
@@ -83,7 +83,7 @@ class Result:
 
     lab: str
     kind: Kind
-    rows: tuple[ResultRow, ...]
+    rows: tuple[LabResult, ...]
     hardware: str
     versions: dict[str, str] = field(default_factory=versions)
     date: str = field(default_factory=lambda: datetime.now(UTC).date().isoformat())
@@ -158,7 +158,7 @@ class Result:
 class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     lab: str
     kind: Kind
-    rows: tuple[ResultRow, ...]
+    rows: tuple[LabResult, ...]
     hardware: str
     versions: dict[str, str]
     date: str

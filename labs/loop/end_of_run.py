@@ -13,14 +13,14 @@ from fsdp_sim.measure import live_bytes
 from fsdp_sim.measure.live_bytes import workspace_bytes
 from labs.loop.evaluation import sample
 from labs.loop.metrics import Metrics
-from labs.loop.report import PredictedQuantity, Report, compare, hardware, summary_line, versions
+from labs.loop.report import PredictedQuantity, TrainingReport, compare, hardware, summary_line, versions
 from labs.loop.run_state import RunState
 from labs.loop.step import train_step
 from labs.measure.prediction import predict
 from labs.measure.profiling import Recording, gathered, profiled, trouble_of_any
 from labs.measure.simulated import simulated
-from labs.measure.step_summary import Summary, summarize
-from labs.measure.utilization import Memory, flops_per_token, median_step_s, memory_bytes, mfu, of_ranks, peak_flops
+from labs.measure.step_summary import StepSummary, summarize
+from labs.measure.utilization import RankMemory, flops_per_token, median_step_s, memory_bytes, mfu, of_ranks, peak_flops
 from labs.model import empty
 from labs.wrapping.wrap_policy import find_units
 
@@ -37,7 +37,7 @@ class EndOfRun:
         self.steps_s: list[float] = []
         self.losses: list[float] = []
         self.stopped = ""
-        self._memory: list[Memory] = []
+        self._memory: list[RankMemory] = []
         self._state_bytes: list[int] = []
         self._recording: Recording | None = None  # of all ranks, on rank 0
         self._unread = ""  # what was wrong with it
@@ -145,7 +145,7 @@ class EndOfRun:
             except ValueError as error:
                 sentences.append(f"No prediction: {str(error).splitlines()[0]}")  # what follows is a traceback
         n_params = training.wrapped.n_params
-        report = Report(
+        report = TrainingReport(
             summary=summary_line(config, place, device, n_params, self.losses, tokens_per_s, self.stopped),
             label=f"{config.model}: {training.wrapped.label}",
             config=config.by_key(),
@@ -180,7 +180,7 @@ class EndOfRun:
                 print(f"labs.train: {error}", file=sys.stderr)
         report.print()
 
-    def _summary(self) -> Summary | None:
+    def _summary(self) -> StepSummary | None:
         """Of the recorded steps, beside the program that was predicted, if there is one."""
         if self._recording is None:
             return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from labs.loop.metrics import Metrics
 from labs.loop.run_state import RunState
 from labs.loop.saving import report_failed_saves
-from labs.loop.step import Outcome
+from labs.loop.step import StepOutcome
 
 MOST_SKIPPED = 20
 """Steps in a row without an update. fp16's scaler needs 16 to come down from where it starts (2**16) to 1."""
@@ -15,7 +15,7 @@ class NotFiniteError(ArithmeticError):
     """Loss or gradients are NaN or infinite."""
 
 
-def check_update(outcome: Outcome, training: RunState, metrics: Metrics) -> None:
+def check_update(outcome: StepOutcome, training: RunState, metrics: Metrics) -> None:
     """Note a step that left out its update, or stop there.
 
     Raises:

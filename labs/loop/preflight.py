@@ -24,7 +24,7 @@ CHECKPOINTS = "checkpoints"
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class CheckedRun:
     """A TrainConfig found to be possible here.
 
     Attributes:
@@ -54,7 +54,7 @@ class Run:
         return Loader(tokens, self.config.plan.seq_len, self.config.global_batch, self.config.seed)
 
 
-def prepare(config: TrainConfig, place: RankPlace) -> Run:
+def prepare(config: TrainConfig, place: RankPlace) -> CheckedRun:
     """Check what is asked for against the model, the data, the checkpoints and the machine.
 
     Raises:
@@ -90,7 +90,7 @@ def prepare(config: TrainConfig, place: RankPlace) -> Run:
     corpus.check(config.plan.seq_len)
     if config.eval_every:
         corpus.check(config.plan.seq_len, split="val")
-    run = Run(config, model, words, corpus, place, device, micro_batches, micro_rows)
+    run = CheckedRun(config, model, words, corpus, place, device, micro_batches, micro_rows)
     if place.rank == 0:  # one rank reads files, and says what is wrong
         _check_checkpoints(run)
         _make_out(config)
@@ -132,7 +132,7 @@ def _check_dtypes(config: TrainConfig, device: torch.device) -> None:
             raise ValueError(f"{key}=bf16: {name} has no bf16 (compute capability 8.0 has); use fp16 or fp32")
 
 
-def _check_checkpoints(run: Run) -> None:
+def _check_checkpoints(run: CheckedRun) -> None:
     """The checkpoints in the folder belong to this model and these data, and are wanted."""
     config = run.config
     progress = newest_progress(run.checkpoints, Progress) if run.checkpoints else None
@@ -174,7 +174,7 @@ def _check_metrics(config: TrainConfig) -> None:
         raise ValueError(f"metrics={config.metrics} holds something else than metrics; name another file, or move it")
 
 
-def identity(run: Run) -> dict[str, object]:
+def identity(run: CheckedRun) -> dict[str, object]:
     """What a resumed run must share with the one it goes on with: the model's shape, the tokens and their order."""
     shape = {key: value for key, value in dataclasses.asdict(run.model).items() if key != "dropout"}
     return {

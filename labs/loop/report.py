@@ -16,9 +16,9 @@ from fsdp_sim.timeline import written
 from fsdp_sim.words import human_bytes, human_ms
 from labs.cluster.process_group import RankPlace
 from labs.config import TrainConfig
-from labs.loop.preflight import Run
-from labs.measure.prediction import Prediction
-from labs.measure.utilization import Memory
+from labs.loop.preflight import CheckedRun
+from labs.measure.prediction import StepPrediction
+from labs.measure.utilization import RankMemory
 from labs.wrapping import Wrapped
 
 MANY_EPOCHS = 4
@@ -50,7 +50,7 @@ class PredictedQuantity(msgspec.Struct, frozen=True, kw_only=True):
         return cls(what=what, unit=unit, predicted=predicted, measured=measured, error=error, why=why if large else "")
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class TrainingReport(msgspec.Struct, frozen=True, kw_only=True):
     """A training on all its ranks, as rank 0 sums it up.
 
     Attributes:
@@ -80,7 +80,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_s: float
     mfu: float | None
     exposed_comm_s: float | None
-    memory: list[Memory]
+    memory: list[RankMemory]
     state_bytes: list[int]
     tensor_bytes: int | None
     restarts: int
@@ -155,7 +155,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             console.print(sentence, soft_wrap=True, markup=False)
 
 
-def header(run: Run, wrapped: Wrapped) -> list[str]:
+def header(run: CheckedRun, wrapped: Wrapped) -> list[str]:
     """What is about to be trained: the first thing to look at when something seems wrong."""
     config = run.config
     rows = f"{config.global_batch} rows of {config.plan.seq_len} tokens per step"
@@ -212,7 +212,7 @@ def versions() -> dict[str, str]:
 
 
 def compare(
-    prediction: Prediction,
+    prediction: StepPrediction,
     *,
     step_s: float,
     exposed_comm_s: float | None,

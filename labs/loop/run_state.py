@@ -15,7 +15,7 @@ from labs.checkpoint.rng import read_rng, reseed, write_rng
 from labs.checkpoint.state import held_bytes, read_state, write_state
 from labs.cluster.process_group import n_ranks
 from labs.loop.failpoints import failpoint
-from labs.loop.preflight import Run, identity
+from labs.loop.preflight import CheckedRun, identity
 from labs.loop.progress import Progress
 from labs.loop.report import versions
 from labs.wrapping import Wrapped
@@ -25,7 +25,7 @@ class NoGoodCheckpointError(CheckpointError):
     """All checkpoints of the run are damaged; all ranks know it, and another attempt would find the same."""
 
 
-def checkpointer(run: Run, group: dist.ProcessGroup | None) -> Checkpointer | None:
+def checkpointer(run: CheckedRun, group: dist.ProcessGroup | None) -> Checkpointer | None:
     """What writes and reads the run's checkpoints; None for a run that keeps none.
 
     Args:
@@ -50,7 +50,7 @@ class RunState:
         skipped_in_a_row: the last steps that had no update, see `labs.loop.nonfinite`.
     """
 
-    run: Run
+    run: CheckedRun
     wrapped: Wrapped
     optimizer: torch.optim.Optimizer
     checkpointer: Checkpointer | None

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from labs.loop.preflight import Run
+from labs.loop.preflight import CheckedRun
 from labs.measure.utilization import flops_per_token, memory_bytes, mfu, peak_flops, reset_peak_memory
 
 
 class Speed:
     """Made when the first step begins."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: CheckedRun) -> None:
         self._run = run
         self._flops = flops_per_token(run.model, run.config.plan.seq_len)
         self._peak_flops = peak_flops(run.device, run.config.plan.param_dtype or "fp32")

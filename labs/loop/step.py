@@ -17,7 +17,7 @@ from labs.wrapping import Wrapped
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StepOutcome:
     """What a step did; the same on every rank.
 
     Attributes:
@@ -39,7 +39,7 @@ class Outcome:
 def train_step(
     wrapped: Wrapped, optimizer: torch.optim.Optimizer, batch: Batch, step: int, config: TrainConfig, *,
     n_micro_batches: int = 1, stop: Callable[[], int] = lambda: 0,
-) -> Outcome:  # fmt: skip
+) -> StepOutcome:  # fmt: skip
     """One step on this rank's rows.
 
     The loss is the sum over this rank's tokens, divided by the tokens of the whole batch: ranks with fewer tokens count
@@ -87,7 +87,7 @@ def train_step(
         optimizer.step()
     # With a scaler, gradients that overflow are expected: it has just lowered its scale.
     finite = math.isfinite(mean) and (wrapped.scaler is not None or math.isfinite(norm_value))
-    return Outcome(mean, norm_value, lr, asked, finite, updates)
+    return StepOutcome(mean, norm_value, lr, asked, finite, updates)
 
 
 class Agreement:

@@ -46,7 +46,7 @@ FREE = COPIES | {Op.H2D, Op.D2H}  # on CPU cores, where not timed: part of the p
 
 
 @dataclass(frozen=True)
-class Prediction:
+class StepPrediction:
     """What the simulator says.
 
     Attributes:
@@ -64,7 +64,7 @@ class Prediction:
 
 def predict(
     config: TrainConfig, model_config: ModelConfig, place: RankPlace, device: torch.device, pieces: Pieces | None = None
-) -> Prediction:
+) -> StepPrediction:
     """Predict a run on one process; other ranks need not be there.
 
     Args:
@@ -81,7 +81,7 @@ def predict(
     if device.type == "cuda":
         sentence = _sentence(simulation.cluster.gpu)
         sentences = (sentence, *simulation.explain().sentences)
-        return Prediction(simulation.step_time_s, simulation.exposed_comm_s, memory, sentences)
+        return StepPrediction(simulation.step_time_s, simulation.exposed_comm_s, memory, sentences)
     pieces = pieces or measure_pieces(config, model_config, place)
     program = _waiting(simulation.program) if config.api in WAITS else simulation.program
     runs = [engine.run(program, _seconds(simulation, of_step), device="cpu") for of_step in pieces.of_steps]
@@ -95,7 +95,7 @@ def predict(
             " The network to other machines was not measured: theirs is taken to be as fast as this one's memory."
         )
     exposed_s = statistics.fmean(engine.exposure(run, rank=rank).exposed_s for rank in range(run.ranks))
-    return Prediction(run.step_time_s() + pieces.rest_s, exposed_s, memory, (sentence, *explain(run).sentences))
+    return StepPrediction(run.step_time_s() + pieces.rest_s, exposed_s, memory, (sentence, *explain(run).sentences))
 
 
 def _sentence(gpu: Gpu) -> str:
@@ -106,7 +106,7 @@ def _sentence(gpu: Gpu) -> str:
 
 def predict_calibrated(
     config: TrainConfig, model_config: ModelConfig, place: RankPlace, cluster: Cluster, network: Network | None = None
-) -> Prediction:
+) -> StepPrediction:
     """Predict a run on CPU cores from what ``fsdp-sim calibrate`` measured on this machine, before anything is trained.
 
     Args:
@@ -153,7 +153,7 @@ def predict_calibrated(
     memory = peak_memory_bytes(config, simulation)
     sentence = f"Predicted from what fsdp-sim calibrate measured on {cluster.gpu.name} with {cluster.gpus} ranks."
     exposed_s = engine.exposure(run).exposed_s
-    return Prediction(run.step_time_s() + rest_s, exposed_s, memory, (sentence, *explain(run).sentences))
+    return StepPrediction(run.step_time_s() + rest_s, exposed_s, memory, (sentence, *explain(run).sentences))
 
 
 def _waiting(program: Program) -> Program:

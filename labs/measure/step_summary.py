@@ -17,7 +17,7 @@ ROOT = "root"
 
 
 @dataclass(frozen=True)
-class Summary:
+class StepSummary:
     """The median step; of each quantity the mean of the ranks. step = computing + exposed + waited + idle.
 
     Attributes:
@@ -56,7 +56,7 @@ class Summary:
         return f"{text}; {place}: {predicted} was predicted, {measured} ran"
 
 
-def summarize(measured: Timeline, predicted: Timeline | None = None) -> Summary:
+def summarize(measured: Timeline, predicted: Timeline | None = None) -> StepSummary:
     """A summary of some recorded steps. Of several the first is left out, as the one in which recording began.
 
     Args:
@@ -83,7 +83,7 @@ def summarize(measured: Timeline, predicted: Timeline | None = None) -> Summary:
         idle.append(step_s - statistics.fmean(busy) - statistics.fmean(in_all))
         overlaps.append(statistics.fmean(overlap(wired[step, rank], rank) for rank in of_ranks))
         collectives += [sum(e.op in COLLECTIVES for e in recorded[step, rank].ops) for rank in of_ranks]
-    return Summary(
+    return StepSummary(
         step_s=statistics.median(step_time_s(measured, step) for step in steps),
         exposed_s=statistics.median(exposed),
         waited_s=statistics.median(waited),

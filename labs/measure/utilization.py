@@ -57,7 +57,7 @@ def mfu(tokens_per_s: float, flops_per_token: float, peak_flops: float | None, r
     return tokens_per_s * flops_per_token / (peak_flops * ranks) if peak_flops else None
 
 
-class Memory(NamedTuple):
+class RankMemory(NamedTuple):
     """Of this rank so far.
 
     Attributes:
@@ -74,11 +74,11 @@ class Memory(NamedTuple):
     workspace_bytes: int = 0
 
 
-def memory_bytes(device: torch.device) -> Memory:
+def memory_bytes(device: torch.device) -> RankMemory:
     """What this process has needed so far."""
     if device.type == "cuda":
-        return Memory(torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device))
-    return Memory(_peak_rss_bytes(), psutil.Process().memory_info().rss)
+        return RankMemory(torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device))
+    return RankMemory(_peak_rss_bytes(), psutil.Process().memory_info().rss)
 
 
 def reset_peak_memory(device: torch.device) -> None:
@@ -100,10 +100,10 @@ def _peak_rss_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS
 
 
-def of_ranks(mine: Memory, gather: Gather, device: torch.device) -> list[Memory]:
+def of_ranks(mine: RankMemory, gather: Gather, device: torch.device) -> list[RankMemory]:
     """Every rank's memory, by rank. A collective call if ``gather`` is one."""
     rows = gather(torch.tensor(mine, dtype=torch.int64, device=device))
-    return [Memory(*row) for row in rows.tolist()]
+    return [RankMemory(*row) for row in rows.tolist()]
 
 
 def median_step_s(steps_s: Sequence[float]) -> float:

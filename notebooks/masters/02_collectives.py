@@ -405,7 +405,7 @@ def ratios(use):
     return {blocks: use(Model(64, 64, blocks), x, sent)["ratio"] for blocks in (1, 3, 7, 15)}
 
 
-over = viz.theme.Kind("FSDP's elements over DDP's", "#0072B2", "#FFFFFF")
+over = viz.theme.LegendKind("FSDP's elements over DDP's", "#0072B2", "#FFFFFF")
 found = run(ratios, 2, checked.use, progress=False, show_output=False)[0]
 assert found == {blocks: 1.5 - 0.5 / (blocks + 1) for blocks in found}
 bars = {f"the root and {blocks} more": [(over, ratio)] for blocks, ratio in found.items()}

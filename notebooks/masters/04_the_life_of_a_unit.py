@@ -38,7 +38,7 @@ from torch import nn
 import fsdp_sim.mini
 from fsdp_sim import Cluster, Plan, simulate, viz
 from fsdp_sim.learn import board, check, hint, in_torch, misconceptions, predict, solution  # noqa: F401
-from fsdp_sim.learn.pictures.unit import Cell, rows_held
+from fsdp_sim.learn.pictures.unit import ShardCell, rows_held
 from fsdp_sim.measure.record import record
 from fsdp_sim.ranks import run
 from labs.experiments.ladder import LadderConfig, climb
@@ -102,9 +102,9 @@ def cut_and_gather():
 
 
 cut = run(cut_and_gather, 4, progress=False, show_output=False)
-columns = {"whole, on any rank": [Cell(r, f"drawn by rank {r}") for r in cut[0][1]]}
+columns = {"whole, on any rank": [ShardCell(r, f"drawn by rank {r}") for r in cut[0][1]]}
 for r, (own, _) in enumerate(cut):
-    columns[f"rank {r} keeps"] = [None] * 3 * r + [Cell(r, f"drawn by rank {r}") for _ in own]
+    columns[f"rank {r} keeps"] = [None] * 3 * r + [ShardCell(r, f"drawn by rank {r}") for _ in own]
 assert [len(own) for own, _ in cut] == [3, 3, 3, 0]
 assert all(whole == [0, 0, 0, 1, 1, 1, 2, 2, 2] for _, whole in cut)
 rows_held("Nine rows on four ranks: three each, and none for the last", columns)
@@ -302,7 +302,7 @@ def reduce_small():
 
 reduced = run(reduce_small, 4, progress=False, show_output=False)
 columns = {
-    f"rank {r} keeps": [None] * 2 * r + [Cell(r, f"{value:g}") for value in values] for r, values in enumerate(reduced)
+    f"rank {r} keeps": [None] * 2 * r + [ShardCell(r, f"{value:g}") for value in values] for r, values in enumerate(reduced)
 }
 assert reduced == [[1.5, 2.5], [3.5, 4.5], [5.5, 6.5], [7.5, 8.5]]
 rows_held("Each rank keeps two rows of the mean over four ranks", columns)
@@ -450,7 +450,7 @@ def yours():
 ways = {"your mini-FSDP": yours, "torch's fully_shard": torchs_own}
 ran = {name: run(way, 4, progress=False, show_output=False) for name, way in ways.items()}
 columns = {
-    name: [Cell(int(record.op == "reduce_scatter"), record.op.replace("_", "-")) for record in results.records[0]]
+    name: [ShardCell(int(record.op == "reduce_scatter"), record.op.replace("_", "-")) for record in results.records[0]]
     for name, results in ran.items()
 }
 rows_held("The same collectives; torch asks for the next unit before it computes", columns, row="call {}")

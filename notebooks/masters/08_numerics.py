@@ -41,7 +41,7 @@ import fsdp_sim.mini
 from fsdp_sim import Cluster, Plan, simulate, viz
 from fsdp_sim.learn import board, check, hint, in_torch, misconceptions, predict, solution  # noqa: F401
 from fsdp_sim.learn.pictures.numerics import curves, side_by_side
-from fsdp_sim.learn.pictures.unit import Cell, rows_held
+from fsdp_sim.learn.pictures.unit import ShardCell, rows_held
 from fsdp_sim.ranks import run
 from labs.experiments import numerics
 from labs.experiments.pictures import bars
@@ -603,7 +603,7 @@ columns, seen = {name: [] for name in drawn}, set()
 for turn in range(3):
     for name, samples in drawn.items():
         again = samples[turn] in seen
-        columns[name].append(Cell(int(again), f"sample {samples[turn]}{', again' * again}"))
+        columns[name].append(ShardCell(int(again), f"sample {samples[turn]}{', again' * again}"))
         seen.add(samples[turn])
 repeated = sum(cell.rank for column in columns.values() for cell in column)
 assert repeated == checked.use(10, 4) == 2

@@ -26,7 +26,7 @@ from fsdp_sim.learn import predict  # noqa: F401
 from fsdp_sim.ranks import run
 from labs.experiments.hugging_face import models, predicting, with_accelerate, with_fabric, with_fully_shard
 from labs.experiments.hugging_face.batches import Task
-from labs.experiments.hugging_face.measuring import Job, watch
+from labs.experiments.hugging_face.measuring import MeasuredTraining, watch
 from labs.experiments.hugging_face.pitfalls import tied_in_two_units
 
 # %% predict="units_of_t5"
@@ -61,8 +61,8 @@ ways = {
     "Fabric": with_fabric.start_fabric,
     "Accelerate as it is": with_accelerate.start_as_it_is,
 }
-jobs = {name: Job.of(start, Task("t5"), steps=2) for name, start in ways.items()}
-alone = {"one": Job.of(with_fully_shard.start_single, Task("t5"), steps=2)}
+jobs = {name: MeasuredTraining.of(start, Task("t5"), steps=2) for name, start in ways.items()}
+alone = {"one": MeasuredTraining.of(with_fully_shard.start_single, Task("t5"), steps=2)}
 one = run(watch, 1, alone, record=False, timeout_s=120)[0]["one"]
 seen = run(watch, 2, jobs, record=False, timeout_s=120)[0]
 

@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 import labs.train
-from labs.loop.step import Outcome
+from labs.loop.step import StepOutcome
 from tests.bench.plain_loop import plain_step
 
 MOST_OVERHEAD = 0.03
@@ -40,7 +40,7 @@ def interleaved(asked: argparse.Namespace) -> tuple[list[float], list[float]]:
     step, plain_s, trainer_s = plain_step(asked), [], []
     real, left_s = labs.train.train_step, None
 
-    def both(*arguments: Any, **options: Any) -> Outcome:
+    def both(*arguments: Any, **options: Any) -> StepOutcome:
         nonlocal left_s
         start_s = time.perf_counter()
         if left_s is not None:

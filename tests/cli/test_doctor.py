@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from fsdp_sim.cli import doctor as module
 from fsdp_sim.cli import doctor_gpus, doctor_system
-from fsdp_sim.cli.doctor import CHECKS, Finding, doctor, examine, package
+from fsdp_sim.cli.doctor import CHECKS, DoctorFinding, doctor, examine, package
 
 
 def test_all_is_well_where_the_tests_run():
@@ -42,7 +42,7 @@ def test_what_is_not_installed_says_what_brings_it(monkeypatch):
 
     found = package("pandas", "tables")()
 
-    assert found == Finding(
+    assert found == DoctorFinding(
         "pandas", "absent", "not installed", "tables",
         "in a checkout of fsdp_sim, run make setup, or pip install -e '.[explore]'",
     )  # fmt: skip
@@ -67,7 +67,7 @@ def test_a_torch_that_is_too_old_is_broken_and_one_that_is_newer_than_those_trie
 
 
 def test_a_check_that_raises_has_found_something():
-    def ranks() -> Finding:
+    def ranks() -> DoctorFinding:
         raise OSError("[Errno 98] Address already in use\nand more")
 
     found = examine(ranks)
@@ -77,7 +77,7 @@ def test_a_check_that_raises_has_found_something():
 
 
 def test_something_broken_is_exit_status_1(monkeypatch):
-    monkeypatch.setattr(module, "CHECKS", (lambda: Finding("wheel", "broken", "flat", "driving", "pump it [hard]"),))
+    monkeypatch.setattr(module, "CHECKS", (lambda: DoctorFinding("wheel", "broken", "flat", "driving", "pump it [hard]"),))
 
     result = CliRunner().invoke(doctor, [])
 

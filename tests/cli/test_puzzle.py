@@ -13,7 +13,7 @@ import pytest
 from fsdp_sim.learn import progress
 from fsdp_sim.learn.puzzle import load
 from fsdp_sim.learn.puzzle.page import MOST_BYTES, Server
-from fsdp_sim.learn.puzzle.session import Session
+from fsdp_sim.learn.puzzle.session import PuzzleSession
 from tests.cli.commands import call
 from tests.learn.conftest import record  # noqa: F401
 
@@ -23,7 +23,7 @@ BEST = ["AG 0", "AG 1", "FWD 0", "AG 2", "FWD 1", "FWD 2"]
 
 @pytest.fixture
 def server():
-    with Server(Session("first_prefetch")) as found:
+    with Server(PuzzleSession("first_prefetch")) as found:
         thread = threading.Thread(target=found.serve_forever)
         thread.start()
         yield found

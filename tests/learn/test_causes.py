@@ -12,13 +12,13 @@ from msgspec import structs
 from fsdp_sim.learn import check, predict, progress
 from fsdp_sim.learn.check import is_as_given, judge
 from fsdp_sim.learn.edit import made, source_of
-from fsdp_sim.learn.exercise import AS_GIVEN, Exercise, Kind
+from fsdp_sim.learn.exercise import AS_GIVEN, Exercise, ExerciseKind
 from fsdp_sim.learn.find import cases, former, load, load_all
 from fsdp_sim.learn.predictions.causes import CHOICES, question
 from fsdp_sim.learn.sources import stub_source
 from notebooks.masters import build
 
-FAULTS = [exercise for exercise in load_all() if exercise.kind is Kind.FAULT]
+FAULTS = [exercise for exercise in load_all() if exercise.kind is ExerciseKind.FAULT]
 NAME = "case_35"
 SAID_OF_ANY = {"rank", "ranks", "this", "that", "only", "place", "argument", "collective"}
 """Words with which hangs, errors and numbers are told."""

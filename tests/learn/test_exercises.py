@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from fsdp_sim.learn.check import judge
-from fsdp_sim.learn.exercise import IS_A_STUB, Exercise, Kind
+from fsdp_sim.learn.exercise import IS_A_STUB, Exercise, ExerciseKind
 from fsdp_sim.learn.find import load_all
 from fsdp_sim.learn.sources import missing, unknown
 from fsdp_sim.learn.verdict import Grade, Verdict
@@ -95,7 +95,7 @@ def test_what_edits_bring_in_is_imported() -> None:
 
 
 def test_every_kind_of_exercise_is_there() -> None:
-    assert {exercise.kind for exercise in EXERCISES} == set(Kind)
+    assert {exercise.kind for exercise in EXERCISES} == set(ExerciseKind)
 
 
 def test_titles_are_told_apart() -> None:

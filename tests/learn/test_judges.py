@@ -10,7 +10,7 @@ import torch
 from fsdp_sim.learn.apart import Trial, TrialRun
 from fsdp_sim.learn.compare import difference
 from fsdp_sim.learn.exercise import Wrong
-from fsdp_sim.learn.judges import BytesSent, CollectiveOrder, ExposedTime, Numbers, Order
+from fsdp_sim.learn.judges import BytesSent, CollectiveOrder, ExposedTime, Numbers, OperationOrder
 from fsdp_sim.learn.judges.account import dishonest, sent_bytes
 from fsdp_sim.learn.quantity import in_unit
 from fsdp_sim.learn.verdict import Grade
@@ -113,7 +113,7 @@ def test_the_first_difference_within_a_nested_answer_is_named() -> None:
 
 
 def test_the_first_place_that_differs_is_named_with_why_it_is_so() -> None:
-    order = Order(lambda: ["gather 1", "forward 1"], "so it is", {"forward": "it needs what was gathered"})
+    order = OperationOrder(lambda: ["gather 1", "forward 1"], "so it is", {"forward": "it needs what was gathered"})
 
     finding = order.grade(order.trial(0), ran([[["gather 1", "gather 2"]]]), ())
 
@@ -124,7 +124,7 @@ def test_the_first_place_that_differs_is_named_with_why_it_is_so() -> None:
 
 @pytest.mark.parametrize("answer", [["gather 1"], ["gather 1", "forward 1", "more"]])
 def test_too_few_and_too_many_operations_are_named(answer: list[str]) -> None:
-    order = Order(lambda: ["gather 1", "forward 1"], "so it is", {})
+    order = OperationOrder(lambda: ["gather 1", "forward 1"], "so it is", {})
 
     assert "nothing more" in order.grade(order.trial(0), ran([[answer]]), ()).message
 

@@ -14,7 +14,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_output
 
-from fsdp_sim.learn.classroom.plans import Homework, Plan, Slot, plans
+from fsdp_sim.learn.classroom.plans import Homework, LessonPlan, LessonSlot, plans
 from fsdp_sim.learn.classroom.sections import sections
 from fsdp_sim.learn.find import load, names
 from tests.browser.chromium import CHROMIUM, FLAGS
@@ -243,19 +243,19 @@ def test_a_plan_begins_and_ends_with_what_one_can_do(plan: Deck) -> None:
 
 def test_homework_is_no_longer_than_a_slide(written: tuple[Path, dict[str, Deck]]) -> None:
     exercises = tuple(names())[:20]
-    row = Slot(0, 20, "Draw", "talk", section="00.1", say="A piece each.")
-    long = Plan("x", "X", "All.", 20, ("count",), "Nothing.", (row,), homework=(Homework(1, ("00",), exercises),))
+    row = LessonSlot(0, 20, "Draw", "talk", section="00.1", say="A piece each.")
+    long = LessonPlan("x", "X", "All.", 20, ("count",), "Nothing.", (row,), homework=(Homework(1, ("00",), exercises),))
     slides = [s for s in of_plans.deck(long, written[1]).slides if words.plain(s.title).startswith("To go on")]
     assert [slide.body.count("<li>") for slide in slides] == [1, 8, 8, 4]
 
 
 def test_a_break_says_when_it_ends(written: tuple[Path, dict[str, Deck]]) -> None:
     rows = (
-        Slot(0, 20, "Draw four ranks", "talk", section="00.1", say="A piece each."),
-        Slot(20, 10, "Break", "break"),
-        Slot(30, 5, "Count", "exercise", section="00.5", exercises=("all_gathers_per_step",), say="Count."),
+        LessonSlot(0, 20, "Draw four ranks", "talk", section="00.1", say="A piece each."),
+        LessonSlot(20, 10, "Break", "break"),
+        LessonSlot(30, 5, "Count", "exercise", section="00.5", exercises=("all_gathers_per_step",), say="Count."),
     )
-    small = Plan("x", "X", "All.", 35, ("count",), "Nothing.", rows)
+    small = LessonPlan("x", "X", "All.", 35, ("count",), "Nothing.", rows)
     slides = of_plans.deck(small, written[1]).slides
     assert [slide.kind for slide in slides] == ["title", "list", "section", "break", "exercise", "list"]
     assert "we go on at 0:30" in slides[3].body

@@ -16,7 +16,7 @@ from fsdp_sim.schedule.comm import SHARD
 from fsdp_sim.schedule.layout import layout_of
 from fsdp_sim.schedule.mesh import Mesh
 from fsdp_sim.schedule.program import Program
-from fsdp_sim.schedule.tree import Node, tree_of
+from fsdp_sim.schedule.tree import UnitNode, tree_of
 from fsdp_sim.schedule.unit import Unit
 from fsdp_sim.timeline import Op
 
@@ -115,6 +115,6 @@ class Facts:
         return UnitFacts(unit, len(unit.params), n_cast, len(layout.trained), layout.gather_bytes, divide)
 
 
-def _segments_in_order(node: Node) -> list[str]:
+def _segments_in_order(node: UnitNode) -> list[str]:
     inside = [segment for child in node.children for segment in _segments_in_order(child)]
     return [*node.unit.before_children(), *inside, *node.unit.after_children()]

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from fsdp_sim.measure.record import ProgramRecorder, record
 from fsdp_sim.schedule import Unit
 from fsdp_sim.schedule.checkpointing import checkpoints
-from fsdp_sim.schedule.tree import Node, tree_of
+from fsdp_sim.schedule.tree import UnitNode, tree_of
 from fsdp_sim.schedule.unit import root_of
 from fsdp_sim.spec import Plan
 
@@ -83,7 +83,7 @@ class UnitModule(nn.Module):
     """The segments before, the units inside, the segments after; checkpointed where the plan says so."""
 
     def __init__(
-        self, node: Node, recorder: ProgramRecorder, checkpointed: dict[str, tuple[str, ...]], prefix: str = ""
+        self, node: UnitNode, recorder: ProgramRecorder, checkpointed: dict[str, tuple[str, ...]], prefix: str = ""
     ) -> None:
         super().__init__()
         unit = node.unit

@@ -19,7 +19,7 @@ from torch.distributed.fsdp import (
 
 from fsdp_sim.measure.record import ProgramRecorder, record
 from fsdp_sim.schedule.checkpointing import checkpoints
-from fsdp_sim.schedule.tree import Node, tree_of
+from fsdp_sim.schedule.tree import UnitNode, tree_of
 from fsdp_sim.schedule.unit import Unit, root_of
 from fsdp_sim.spec import Plan
 
@@ -51,7 +51,7 @@ class Segment(nn.Module):
 class Module(nn.Module):
     """A unit: its segments, and the units inside it where it has ``...``."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: UnitNode) -> None:
         super().__init__()
         unit = node.unit
         self.node = node

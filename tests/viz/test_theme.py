@@ -33,7 +33,7 @@ def luminance(color: str) -> float:
 @pytest.mark.parametrize(
     "kind", sorted({*theme.KINDS.values(), theme.EXPOSED}, key=lambda kind: kind.name), ids=lambda kind: kind.name
 )
-def test_text_inside_a_bar_can_be_read(kind: theme.Kind) -> None:
+def test_text_inside_a_bar_can_be_read(kind: theme.LegendKind) -> None:
     dark, light = sorted((luminance(kind.color), luminance(kind.text_color)))
     assert (light + 0.05) / (dark + 0.05) >= 4.5
 

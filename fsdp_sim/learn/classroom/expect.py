@@ -34,7 +34,7 @@ PLAIN = {
 """What is told where the message only introduces numbers."""
 
 
-class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ClassQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A question to the room, and what a good answer contains."""
 
     ask: str
@@ -56,7 +56,7 @@ class Notes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     name: str
-    question: tuple[Question, ...]
+    question: tuple[ClassQuestion, ...]
     sentence: tuple[Sentence, ...]
     believed: tuple[str, ...] = ()
 

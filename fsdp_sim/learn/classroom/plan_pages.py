@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fsdp_sim.learn.classroom.plans import Homework, Plan, Slot, minutes_of, plans
+from fsdp_sim.learn.classroom.plans import Homework, LessonPlan, LessonSlot, minutes_of, plans
 from fsdp_sim.learn.classroom.sections import sections
 from fsdp_sim.learn.find import load
 
@@ -10,7 +10,7 @@ MADE = "<!-- Made by `fsdp-sim teach write` from plans.toml: change it there. --
 NOTEBOOKS = "../.."  # from the page's folder
 
 
-def page(plan: Plan) -> str:
+def page(plan: LessonPlan) -> str:
     """The page of a plan.
 
     Raises:
@@ -25,7 +25,7 @@ def page(plan: Plan) -> str:
     return "\n".join(lines) + "\n"
 
 
-def check_times(plan: Plan) -> None:
+def check_times(plan: LessonPlan) -> None:
     """Raise ValueError if a row has less time than its exercises, or an exercise stands in another section."""
     for number, row in enumerate(plan.row, start=1):
         place = f"plan {plan.name}, row {number} (week {row.week}, minute {row.minute})"
@@ -36,7 +36,7 @@ def check_times(plan: Plan) -> None:
                 raise ValueError(f"{place}: exercise {name} is not in section {row.section}")
 
 
-def _session(plan: Plan, week: int) -> list[str]:
+def _session(plan: LessonPlan, week: int) -> list[str]:
     rows, several = plan.session(week), plan.sessions > 1
     lines = ["", f"## Week {week}"] if several else []
     level = "###" if several else "##"
@@ -52,17 +52,17 @@ def _session(plan: Plan, week: int) -> list[str]:
     return lines
 
 
-def _end(plan: Plan) -> str:
+def _end(plan: LessonPlan) -> str:
     return f"{plan.minutes // 60}:{plan.minutes % 60:02d}"
 
 
-def _glance(row: Slot) -> str:
+def _glance(row: LessonSlot) -> str:
     where = sections()[row.section].link(NOTEBOOKS) if row.section else ""
     late = "skip" if row.skip_when_late else ""
     return f"| {row.at} | {row.minutes} | {row.mode} | {row.what} | {where} | {late} |"
 
 
-def _when_late(plan: Plan, week: int) -> list[str]:
+def _when_late(plan: LessonPlan, week: int) -> list[str]:
     skipped = [row for row in plan.session(week) if row.skip_when_late]
     if not skipped:
         return ["Nothing here can be left out: shorten the discussion."]
@@ -71,7 +71,7 @@ def _when_late(plan: Plan, week: int) -> list[str]:
     return lines + [f"- {row.at}, {row.minutes} minutes: {row.what}" for row in skipped]
 
 
-def _detail(row: Slot) -> list[str]:
+def _detail(row: LessonSlot) -> list[str]:
     lines = ["", f"**{row.at}, {row.minutes} minutes, {row.mode}.** {row.what}"]
     if row.say:
         lines += ["", f"> {row.say}"]

@@ -20,7 +20,7 @@ from fsdp_sim.words import nearest
 LONGEST_WITHOUT_BREAK = 90  # minutes
 
 
-class Slot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class LessonSlot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Some minutes of a plan.
 
     Attributes:
@@ -63,7 +63,7 @@ class Homework(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     exercises: tuple[str, ...]
 
 
-class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class LessonPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A plan.
 
     Attributes:
@@ -79,7 +79,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     minutes: int
     outcomes: tuple[str, ...]
     before: str
-    row: tuple[Slot, ...]
+    row: tuple[LessonSlot, ...]
     sessions: int = 1
     homework: tuple[Homework, ...] = ()
 
@@ -87,7 +87,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def length(self) -> str:
         return f"{self.sessions} sessions of {self.minutes} minutes" if self.sessions > 1 else f"{self.minutes} minutes"
 
-    def session(self, week: int) -> list[Slot]:
+    def session(self, week: int) -> list[LessonSlot]:
         return [row for row in self.row if row.week == week]
 
     def saved(self, week: int) -> int:
@@ -99,7 +99,7 @@ def clock(minute: int) -> str:
     return f"{minute // 60}:{minute % 60:02d}"
 
 
-def plans(file: Path | None = None) -> dict[str, Plan]:
+def plans(file: Path | None = None) -> dict[str, LessonPlan]:
     """The plans by name, in the order of the file.
 
     Args:
@@ -119,7 +119,7 @@ def plans(file: Path | None = None) -> dict[str, Plan]:
     return {plan.name: plan for plan in found}
 
 
-def plan_named(name: str) -> Plan:
+def plan_named(name: str) -> LessonPlan:
     """A plan by its name.
 
     Raises:
@@ -133,12 +133,12 @@ def plan_named(name: str) -> Plan:
     return known[name]
 
 
-def _plan(number: int, table: dict[str, Any]) -> Plan:
+def _plan(number: int, table: dict[str, Any]) -> LessonPlan:
     place = f"plan {table.get('name', number)}"
     rows = table.get("row", [])
     for count, row in enumerate(rows if isinstance(rows, list) else [], start=1):
-        _converted(row, Slot, f"{place}, row {count} (week {row.get('week', 1)}, minute {row.get('minute')})")
-    plan: Plan = _converted(table, Plan, place)
+        _converted(row, LessonSlot, f"{place}, row {count} (week {row.get('week', 1)}, minute {row.get('minute')})")
+    plan: LessonPlan = _converted(table, LessonPlan, place)
     for message in _wrong(plan):
         raise ValueError(f"{place}, {message}")
     return plan
@@ -151,7 +151,7 @@ def _converted(table: object, kind: Any, place: str) -> Any:
         raise ValueError(f"{place}: {error}") from None
 
 
-def _wrong(plan: Plan) -> Iterator[str]:
+def _wrong(plan: LessonPlan) -> Iterator[str]:
     if not 3 <= len(plan.outcomes) <= 5:
         yield f"outcomes: there are {len(plan.outcomes)}; 3 to 5 can be remembered"
     if {row.week for row in plan.row} != set(range(1, plan.sessions + 1)):
@@ -175,7 +175,7 @@ def _wrong(plan: Plan) -> Iterator[str]:
         yield from (f"homework of week {homework.week}: {m}" for m in _unknown(homework.read, homework.exercises))
 
 
-def _wrong_row(row: Slot) -> Iterator[str]:
+def _wrong_row(row: LessonSlot) -> Iterator[str]:
     if row.mode == "break":
         return
     if not row.say or not row.section:

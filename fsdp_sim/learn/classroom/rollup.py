@@ -34,7 +34,7 @@ SOLVED = (State.PASSED, State.OPTIMAL)
 
 
 @dataclass(frozen=True)
-class Result:
+class LearnerResult:
     """One exercise of one learner.
 
     Attributes:
@@ -54,7 +54,7 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Summary:
+class ExerciseSummary:
     """An exercise over all learners: how many are in which state, and the mistakes most met."""
 
     exercise: Exercise
@@ -71,7 +71,7 @@ class _Progress(msgspec.Struct):
     exercises: dict[str, Entry]
 
 
-def gather(folder: Path) -> tuple[list[Result], list[str]]:
+def gather(folder: Path) -> tuple[list[LearnerResult], list[str]]:
     """The results of all learners in a folder, and a sentence for each file that could not be read.
 
     Raises:
@@ -79,7 +79,7 @@ def gather(folder: Path) -> tuple[list[Result], list[str]]:
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"there is no folder {folder}; it holds a file or a folder for each learner")
-    found: dict[tuple[str, str], Result] = {}
+    found: dict[tuple[str, str], LearnerResult] = {}
     refused = []
     for path in sorted(path for path in folder.rglob("*") if path.suffix in (".json", ".ipynb") and path.is_file()):
         inside = path.relative_to(folder)
@@ -95,7 +95,7 @@ def gather(folder: Path) -> tuple[list[Result], list[str]]:
     return list(found.values()), refused
 
 
-def summaries(results: Iterable[Result]) -> list[Summary]:
+def summaries(results: Iterable[LearnerResult]) -> list[ExerciseSummary]:
     """Of each exercise that somebody has, in the order of the course; who has not begun counts as open."""
     every = list(results)
     learners = {result.learner for result in every}
@@ -108,12 +108,12 @@ def summaries(results: Iterable[Result]) -> list[Summary]:
             tries = [result.tries for result in of if result.tries]
             mistakes = Counter(result.mistake for result in of if result.mistake)
             found.append(
-                Summary(load(name), states, statistics.median(tries) if tries else None, tuple(mistakes.most_common(3)))
+                ExerciseSummary(load(name), states, statistics.median(tries) if tries else None, tuple(mistakes.most_common(3)))
             )
     return found
 
 
-def as_csv(results: Sequence[Result]) -> str:
+def as_csv(results: Sequence[LearnerResult]) -> str:
     """A line for each learner and exercise."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -130,14 +130,14 @@ def _plain(cell: object) -> str:
     return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t") else text
 
 
-def _together(a: Result, b: Result) -> Result:
+def _together(a: LearnerResult, b: LearnerResult) -> LearnerResult:
     """What a learner's progress and a notebook say of one exercise: the better state, and whatever either knows."""
     better = max(a, b, key=lambda result: STATES.index(result.state))
     known = {field: getattr(a, field) or getattr(b, field) for field in ("tries", "hints", "message", "mistake")}
-    return Result(a.learner, a.exercise, better.state, **known)
+    return LearnerResult(a.learner, a.exercise, better.state, **known)
 
 
-def _read(path: Path, learner: str) -> Iterator[Result]:
+def _read(path: Path, learner: str) -> Iterator[LearnerResult]:
     if path.stat().st_size > MAX_BYTES:
         raise ValueError(f"larger than {MAX_BYTES / 1e6:.0f} MB")
     data = path.read_bytes()
@@ -145,12 +145,12 @@ def _read(path: Path, learner: str) -> Iterator[Result]:
         for name, entry in msgspec.json.decode(data, type=_Progress).exercises.items():
             name = former().get(name, name)
             if name in names():
-                yield Result(learner, name, entry.state, entry.tries, entry.hints)
+                yield LearnerResult(learner, name, entry.state, entry.tries, entry.hints)
     else:
         yield from _of_notebook(msgspec.json.decode(data), learner)
 
 
-def _of_notebook(notebook: Any, learner: str) -> Iterator[Result]:
+def _of_notebook(notebook: Any, learner: str) -> Iterator[LearnerResult]:
     """What the check after each exercise said when the notebook was saved."""
     if not isinstance(notebook, dict) or not isinstance(notebook.get("cells"), list):
         raise ValueError("no notebook")
@@ -162,11 +162,11 @@ def _of_notebook(notebook: Any, learner: str) -> Iterator[Result]:
             continue
         grade, message = _verdict(check)
         if grade is None or AS_GIVEN in message or load(name).stub_says in message:
-            yield Result(learner, name, State.OPEN)
+            yield LearnerResult(learner, name, State.OPEN)
         elif grade:
-            yield Result(learner, name, State.OPTIMAL if grade is Grade.OPTIMAL else State.PASSED)
+            yield LearnerResult(learner, name, State.OPTIMAL if grade is Grade.OPTIMAL else State.PASSED)
         else:
-            yield Result(learner, name, State.TRIED, message=message, mistake=_mistake(name, message))
+            yield LearnerResult(learner, name, State.TRIED, message=message, mistake=_mistake(name, message))
 
 
 def _verdict(check: dict[str, Any]) -> tuple[Grade | None, str]:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fsdp_sim.learn.classroom.rollup import STATES, Summary
+from fsdp_sim.learn.classroom.rollup import STATES, ExerciseSummary
 
 if TYPE_CHECKING:
     from fsdp_sim.viz import Picture
@@ -19,7 +19,7 @@ MOST = 10
 """Mistakes in the list of those most met."""
 
 
-def show(found: Sequence[Summary], learners: int) -> None:
+def show(found: Sequence[ExerciseSummary], learners: int) -> None:
     """Print how many have solved what, and the mistakes most met."""
     console = Console()
     table = Table("exercise", "chapter", "solved", "tried", "tries", "mistake most met")
@@ -39,7 +39,7 @@ def show(found: Sequence[Summary], learners: int) -> None:
             console.print(f"  {times} x {escape(name)}: {escape(mistake)}", highlight=False)
 
 
-def picture(found: Sequence[Summary]) -> Picture:
+def picture(found: Sequence[ExerciseSummary]) -> Picture:
     """A bar for each exercise: how many learners are in which state.
 
     Raises:

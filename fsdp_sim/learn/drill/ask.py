@@ -10,7 +10,7 @@ from typing import Any
 from fsdp_sim.learn.drill import record
 from fsdp_sim.learn.drill.interview import Interview
 from fsdp_sim.learn.drill.question import Question, Reply
-from fsdp_sim.learn.drill.template import TOPICS, Template, templates
+from fsdp_sim.learn.drill.template import TOPICS, QuestionTemplate, templates
 
 EDGE = "border-left:5px solid #0072B2;padding:.4em .8em"
 
@@ -19,7 +19,7 @@ EDGE = "border-left:5px solid #0072B2;padding:.4em .8em"
 class OpenQuestion:
     """A question that waits; shown as text and as HTML. ``answer`` may be called again after a wrong answer."""
 
-    template: Template
+    template: QuestionTemplate
     question: Question
     since_s: float = field(default_factory=time.monotonic)
 

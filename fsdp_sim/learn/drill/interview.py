@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 from fsdp_sim.learn.drill import record
 from fsdp_sim.learn.drill.question import Question, Reply
-from fsdp_sim.learn.drill.report import Result
+from fsdp_sim.learn.drill.report import QuestionResult
 from fsdp_sim.learn.drill.spoken import SpokenQuestion, spoken
-from fsdp_sim.learn.drill.template import LEVELS, TOPICS, Template, templates
+from fsdp_sim.learn.drill.template import LEVELS, TOPICS, QuestionTemplate, templates
 
 SPOKEN_EVERY = 4
 """Of so many questions one is to be answered in words, where spoken ones are asked for."""
@@ -23,11 +23,11 @@ SPOKEN_EVERY = 4
 SKIP, STOP = ("?", "skip"), ("q", "quit", "exit")
 """What one types where one does not know, and to end."""
 
-Source = Template | SpokenQuestion
+Source = QuestionTemplate | SpokenQuestion
 
 
 @dataclass(frozen=True)
-class Turn:
+class InterviewTurn:
     """A question that waits for its answer.
 
     Attributes:
@@ -68,8 +68,8 @@ class Interview:
     due_first: bool = False
     seed: int | None = None
     clock: Callable[[], float] = time.monotonic
-    results: list[Result] = field(default_factory=list, init=False)
-    turn: Turn | None = field(default=None, init=False)
+    results: list[QuestionResult] = field(default_factory=list, init=False)
+    turn: InterviewTurn | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         wrong = [topic for topic in self.topics if topic not in TOPICS]
@@ -91,14 +91,14 @@ class Interview:
         """How many minutes are left, as the end of a line; empty without a limit."""
         return f", {self.left_s / 60:.0f} minutes left" if self.left_s < float("inf") else ""
 
-    def ask(self) -> Turn | None:
+    def ask(self) -> InterviewTurn | None:
         """The next question; the same until it is answered. None where time or questions are used up."""
         if self.turn is None and self.left_s > 0 and len(self.results) < self.questions:
             source = self._choose()
             seed = self._draw.randrange(2**32)
-            question = source.ask(seed) if isinstance(source, Template) else None
+            question = source.ask(seed) if isinstance(source, QuestionTemplate) else None
             self._seen.add(source.name)
-            self.turn = Turn(len(self.results) + 1, source, seed, question, self.clock())
+            self.turn = InterviewTurn(len(self.results) + 1, source, seed, question, self.clock())
         return self.turn
 
     def answer(self, typed: str) -> Reply:
@@ -137,16 +137,16 @@ class Interview:
         """
         self._note(self._waiting(), False, "", "")
 
-    def _waiting(self) -> Turn:
+    def _waiting(self) -> InterviewTurn:
         if self.turn is None:
             raise ValueError("no question waits for an answer: call `ask`")
         return self.turn
 
-    def _note(self, turn: Turn, right: bool, typed: str, cause: str) -> None:
+    def _note(self, turn: InterviewTurn, right: bool, typed: str, cause: str) -> None:
         source, took_s = turn.source, self.clock() - turn.since_s
         trouble = record.note(source.name, right=right, took_s=took_s, given_s=source.seconds)
         self.results.append(
-            Result(
+            QuestionResult(
                 source.name,
                 source.topic,
                 source.level,

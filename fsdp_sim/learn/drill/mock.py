@@ -6,9 +6,9 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from fsdp_sim.learn.drill.ask import question_html
-from fsdp_sim.learn.drill.interview import SKIP, STOP, Interview, Turn
+from fsdp_sim.learn.drill.interview import SKIP, STOP, Interview, InterviewTurn
 from fsdp_sim.learn.drill.question import UnreadableError, with_letters
-from fsdp_sim.learn.drill.report import Report
+from fsdp_sim.learn.drill.report import InterviewReport
 from fsdp_sim.learn.drill.spoken import VERDICTS, SpokenQuestion
 
 if TYPE_CHECKING:
@@ -30,9 +30,9 @@ class Mock:
         self._ended = False
 
     @property
-    def report(self) -> Report:
+    def report(self) -> InterviewReport:
         """What it showed so far."""
-        return Report(tuple(self.interview.results))
+        return InterviewReport(tuple(self.interview.results))
 
     def __repr__(self) -> str:
         return f"A mock interview; in a terminal: fsdp-sim drill mock. {self.report.headline}"
@@ -59,7 +59,7 @@ class Mock:
         read = "" if reply.right else f"<p>{escape(interview.results[-1].read)}</p>"
         return f"{reply._repr_html_()}{read}"
 
-    def _aloud(self, source: SpokenQuestion, turn: Turn, text: str) -> str:
+    def _aloud(self, source: SpokenQuestion, turn: InterviewTurn, text: str) -> str:
         """A spoken answer takes two turns of the box: one when it was said, one for the points that were in it."""
         if not self._answered_aloud:
             self._answered_aloud = True

@@ -12,7 +12,7 @@ HEADER = ("Topic", "Right", "Hardest right", "Time", "Read")
 
 
 @dataclass(frozen=True)
-class Result:
+class QuestionResult:
     """One question and what became of it.
 
     Attributes:
@@ -68,10 +68,10 @@ def place(section: str) -> str:
 
 
 @dataclass(frozen=True, repr=False)
-class Report:
+class InterviewReport:
     """The report of an interview, as a table in a notebook and in a terminal; time as a part of what was given."""
 
-    results: tuple[Result, ...]
+    results: tuple[QuestionResult, ...]
 
     @property
     def rows(self) -> tuple[TopicScore, ...]:
@@ -118,7 +118,7 @@ class Report:
         return table + behind
 
 
-def _row(topic: str, results: Sequence[Result]) -> TopicScore:
+def _row(topic: str, results: Sequence[QuestionResult]) -> TopicScore:
     right = [result for result in results if result.right]
     missed = dict.fromkeys(result.section for result in results if not result.right)
     hardest = max((result.level for result in right), default=0)

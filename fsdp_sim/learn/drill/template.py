@@ -26,7 +26,7 @@ Draws = Callable[[random.Random], Question]
 
 
 @dataclass(frozen=True)
-class Template:
+class QuestionTemplate:
     """A question with numbers to be drawn.
 
     Attributes:
@@ -59,7 +59,7 @@ class Template:
         return dataclasses.replace(question, options=tuple(shuffled))
 
 
-def template(*, level: int, seconds: int, section: str, rule: str, source: str = "") -> Callable[[Draws], Template]:
+def template(*, level: int, seconds: int, section: str, rule: str, source: str = "") -> Callable[[Draws], QuestionTemplate]:
     """Make a function a `Template`, named as the function; its topic is the folder of its file.
 
     Raises:
@@ -68,26 +68,26 @@ def template(*, level: int, seconds: int, section: str, rule: str, source: str =
     if level not in LEVELS:
         raise ValueError(f"level={level}: it is one of {LEVELS}")
 
-    def made(draws: Draws) -> Template:
+    def made(draws: Draws) -> QuestionTemplate:
         topic = draws.__module__.split(".")[-2]
-        return Template(draws.__name__, topic, level, seconds, section, rule, source, draws)
+        return QuestionTemplate(draws.__name__, topic, level, seconds, section, rule, source, draws)
 
     return made
 
 
 @functools.cache
-def templates() -> dict[str, Template]:
+def templates() -> dict[str, QuestionTemplate]:
     """All templates by their names, topic by topic and file by file.
 
     Raises:
         ValueError: two have the same name.
     """
-    found: dict[str, Template] = {}
+    found: dict[str, QuestionTemplate] = {}
     for topic in TOPICS:
         for file in pkgutil.iter_modules([str(QUESTIONS / topic)]):
             module = importlib.import_module(f"fsdp_sim.learn.drill.questions.{topic}.{file.name}")
             for value in vars(module).values():
-                if isinstance(value, Template):
+                if isinstance(value, QuestionTemplate):
                     if value.name in found:
                         raise ValueError(f"{value.name} is a template of {found[value.name].topic} and of {topic}")
                     found[value.name] = value

@@ -4,7 +4,7 @@
 """
 
 from fsdp_sim.learn.judges.account import BusiestRankBytes, BytesSent, CollectiveOrder, OnlyCollectives, PeakBytes
-from fsdp_sim.learn.judges.answers import Numbers, Order
+from fsdp_sim.learn.judges.answers import Numbers, OperationOrder
 from fsdp_sim.learn.judges.claims import Claim
 from fsdp_sim.learn.judges.exposure import ExposedTime
 from fsdp_sim.learn.judges.ranks import Inputs, OnRanks

@@ -94,7 +94,7 @@ class Numbers:
 
 
 @dataclass(frozen=True)
-class Order:
+class OperationOrder:
     """Operations in order, as a list of labels; the answer names the first place that differs, and why it is so.
 
     Attributes:

@@ -10,14 +10,14 @@ import plotly.graph_objects as go
 
 from fsdp_sim.measure.on_rank import CollectiveTime
 from fsdp_sim.viz import Picture, Table, chart, theme
-from fsdp_sim.viz.theme import Kind
+from fsdp_sim.viz.theme import LegendKind
 from fsdp_sim.words import human_bytes, human_ms
 
 BAR_PX, ROOM = 46, 1.12
 LEGEND = {"orientation": "h", "yref": "container", "y": 0.02, "yanchor": "bottom", "traceorder": "normal"}
 
 
-def sent_bars(rows: Mapping[str, Sequence[tuple[Kind, float]]], unit: str, sentence: str) -> Picture:
+def sent_bars(rows: Mapping[str, Sequence[tuple[LegendKind, float]]], unit: str, sentence: str) -> Picture:
     """What one rank sends, one bar for each row, its parts end to end.
 
     Args:

@@ -12,14 +12,14 @@ from fsdp_sim.viz import Picture, Table, chart
 ROW_PX = 26
 
 
-class Cell(NamedTuple):
+class ShardCell(NamedTuple):
     """A row of a tensor that some rank holds: the rank that colours it, and what is written in it."""
 
     rank: int
     text: str
 
 
-def rows_held(sentence: str, columns: Mapping[str, Sequence[Cell | None]], *, row: str = "row {}") -> Picture:
+def rows_held(sentence: str, columns: Mapping[str, Sequence[ShardCell | None]], *, row: str = "row {}") -> Picture:
     """Which rows of a tensor are held, column by column; a row that is not held stays empty.
 
     Args:

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from fsdp_sim.learn.puzzle.session import Session
+from fsdp_sim.learn.puzzle.session import PuzzleSession
 from fsdp_sim.learn.puzzle.widget import HERE, css
 
 MOST_BYTES = 2**16  # of a message; an order of the largest level has a few hundred
@@ -56,7 +56,7 @@ class Server(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, session: Session, port: int = 0) -> None:
+    def __init__(self, session: PuzzleSession, port: int = 0) -> None:
         self.session, self.token, self.turns = session, secrets.token_urlsafe(24), threading.Lock()
         super().__init__(("127.0.0.1", port), _Handler)
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, repr=False)
-class Turn:
+class PuzzleTurn:
     """What became of an order that was typed.
 
     Attributes:
@@ -44,30 +44,30 @@ class Puzzle:
 
     level: Level
 
-    def play(self, order: Sequence[str]) -> Turn:
+    def play(self, order: Sequence[str]) -> PuzzleTurn:
         """Play an order of the level's lines, such as ``["AG 0", "FWD 0", ...]``; a string with a line each will do.
 
         A legal order that reaches the goal is kept in the learner's progress.
         """
-        from fsdp_sim.learn.puzzle.session import Session  # the engine, which ranks do not need
+        from fsdp_sim.learn.puzzle.session import PuzzleSession  # the engine, which ranks do not need
 
-        session = Session(self.level.name)
+        session = PuzzleSession(self.level.name)
         session.play(order.splitlines() if isinstance(order, str) else order)  # type: ignore[arg-type]
         if session.refused:
-            return Turn(0, None, session.refused, f"Refused: {session.refused}")
+            return PuzzleTurn(0, None, session.refused, f"Refused: {session.refused}")
         played = session.played
         text = "\n".join(filter(None, [str(played), session.trouble]))
-        return Turn(played.stars, played.step_s, "", text)
+        return PuzzleTurn(played.stars, played.step_s, "", text)
 
     def hint(self) -> str:
         """What to look at."""
         return self.level.hint
 
     def __str__(self) -> str:
-        from fsdp_sim.learn.puzzle.session import Session, sentence  # the engine, which ranks do not need
+        from fsdp_sim.learn.puzzle.session import PuzzleSession, sentence  # the engine, which ranks do not need
 
         number = list(levels()).index(self.level.name) + 1
-        first = Session(self.level.name).played
+        first = PuzzleSession(self.level.name).played
         lines = "\n".join(f"  {line}" for line in first.order)
         return (
             f"Level {number} of {len(levels())}: {self.level.title}. {self.level.goal}\n{lines}\n{first.numbers}\n"
@@ -79,10 +79,10 @@ class Puzzle:
 
     def widget(self) -> anywidget.AnyWidget:
         """The front end, on a session of its own."""
-        from fsdp_sim.learn.puzzle.session import Session
+        from fsdp_sim.learn.puzzle.session import PuzzleSession
         from fsdp_sim.learn.puzzle.widget import PuzzleWidget  # anywidget takes a while
 
-        return PuzzleWidget(Session(self.level.name))
+        return PuzzleWidget(PuzzleSession(self.level.name))
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
         found: Any = self.widget()._repr_mimebundle_(**kwargs)

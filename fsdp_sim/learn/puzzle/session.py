@@ -27,7 +27,7 @@ NAMES = {
 }  # fmt: skip
 
 
-class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PuzzleMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a learner does: an order, a button, or another level."""
 
     order: list[str] | None = None
@@ -41,7 +41,7 @@ def first_unwon() -> str:
     return next((name for name in levels() if not won.get(name)), list(levels())[-1])
 
 
-class Session:
+class PuzzleSession:
     """Where a learner stands in a level: the last legal order, and those before it."""
 
     def __init__(self, name: str) -> None:
@@ -70,7 +70,7 @@ class Session:
     def take(self, message: object) -> dict[str, Any]:
         """Do what a message says; returns what to draw."""
         try:
-            asked = msgspec.convert(message, Message)
+            asked = msgspec.convert(message, PuzzleMessage)
             if asked.level is not None:
                 self.open(asked.level)
             if asked.order is not None:

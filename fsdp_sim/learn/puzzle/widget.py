@@ -9,7 +9,7 @@ from typing import Any
 import anywidget
 import traitlets
 
-from fsdp_sim.learn.puzzle.session import Session
+from fsdp_sim.learn.puzzle.session import PuzzleSession
 from fsdp_sim.timeline import Memory
 from fsdp_sim.viz import theme
 
@@ -39,7 +39,7 @@ class PuzzleWidget(anywidget.AnyWidget):
     _css = css()
     state = traitlets.Dict().tag(sync=True)
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: PuzzleSession) -> None:
         self.session, self._turn = session, 0
         super().__init__(state=session.state | {"turn": 0})
         self.on_msg(self._take)

@@ -17,14 +17,14 @@ from fsdp_sim.timeline.kineto.gpu import on_gradients
 from fsdp_sim.timeline.kineto.host import Host
 from fsdp_sim.timeline.kineto.names import collective, dtype
 from fsdp_sim.timeline.kineto.notes import Note
-from fsdp_sim.timeline.kineto.rows import Args, Rows
+from fsdp_sim.timeline.kineto.rows import Args, TraceRows
 
 CASTS = ("aten::_foreach_copy_", "aten::_to_copy", "aten::copy_")
 GLOO_OR_PADDING = ("c10d::", "aten::copy_", "aten::constant_pad")  # gloo copies its part out of the reduced whole
 FSDP1_LANES = {Op.ALL_GATHER: Lane.UNSHARD, Op.REDUCE_SCATTER: Lane.POST_BACKWARD}
 
 
-def cpu_drafts(rows: Rows, host: Host) -> list[Draft]:
+def cpu_drafts(rows: TraceRows, host: Host) -> list[Draft]:
     """The operations of a CPU rank, in no order, each with its lane."""
     collectives = _collectives(rows, host)
     wires = {span.tid for span in rows.annotations if span.name.startswith("gloo:")}
@@ -37,7 +37,7 @@ def cpu_drafts(rows: Rows, host: Host) -> list[Draft]:
     return out
 
 
-def _collectives(rows: Rows, host: Host) -> list[Draft]:
+def _collectives(rows: TraceRows, host: Host) -> list[Draft]:
     """Each call of torch.distributed with the time that gloo needed for it."""
     gloo = sorted(rows.gloo, key=lambda served: served[0].start)
     world = _world(rows.metadata)

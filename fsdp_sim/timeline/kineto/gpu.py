@@ -14,13 +14,13 @@ from fsdp_sim.timeline.kineto.draft import Draft, intervals, joined, with_sizes
 from fsdp_sim.timeline.kineto.host import Host
 from fsdp_sim.timeline.kineto.names import collective, dtype, is_collective_kernel, is_matmul
 from fsdp_sim.timeline.kineto.notes import Note
-from fsdp_sim.timeline.kineto.rows import Args, Kernel, Rows
+from fsdp_sim.timeline.kineto.rows import Args, Kernel, TraceRows
 
 COMPUTE_OPS = {Op.FWD, Op.BWD, Op.RECOMPUTE, Op.OPTIM, Op.OTHER}
 COPIES = {Op.H2D, Op.D2H}
 
 
-def device_drafts(rows: Rows, host: Host) -> list[Draft]:
+def device_drafts(rows: TraceRows, host: Host) -> list[Draft]:
     """The operations of a device, in no order, each with its lane."""
     sizes = sizes_by_launch(rows, host)
     drafts = [kernel_draft(kernel, rows, host, sizes) for kernel in rows.kernels]
@@ -39,7 +39,7 @@ def device_drafts(rows: Rows, host: Host) -> list[Draft]:
     return out
 
 
-def kernel_draft(kernel: Kernel, rows: Rows, host: Host, sizes: dict[tuple[int, float], Args]) -> Draft:
+def kernel_draft(kernel: Kernel, rows: TraceRows, host: Host, sizes: dict[tuple[int, float], Args]) -> Draft:
     issue, tid = rows.issued(kernel) or (kernel.start, -1)
     issue = min(issue, kernel.start)  # clocks of CPU and device differ by microseconds
     state = host.state(issue)
@@ -109,7 +109,7 @@ def on_gradients(ops: list[str]) -> Op:
     return Op.GRAD_CAST
 
 
-def sizes_by_launch(rows: Rows, host: Host) -> dict[tuple[int, float], Args]:
+def sizes_by_launch(rows: TraceRows, host: Host) -> dict[tuple[int, float], Args]:
     """The arguments of ``record_param_comms`` by thread and start, for kernels that carry none."""
     return {(span.tid, span.start): args for span, args in rows.collectives if args.collective}
 

@@ -18,7 +18,7 @@ from fsdp_sim.timeline.kineto.fsdp1 import named_units
 from fsdp_sim.timeline.kineto.names import ROOT, mark
 from fsdp_sim.timeline.kineto.nesting import Nesting
 from fsdp_sim.timeline.kineto.notes import Note
-from fsdp_sim.timeline.kineto.rows import Rows, Span
+from fsdp_sim.timeline.kineto.rows import TraceRows, Span
 
 LOSS = "loss"  # what runs between the root's forward and its backward
 
@@ -43,7 +43,7 @@ class Host:
         ops: the CPU operations, as columns (see `Rows.op_columns`); telling: indices of those that say what is done.
     """
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: TraceRows) -> None:
         read = [(span, found) for span in rows.annotations if (found := mark(span.name))]
         notes = [Note(*span[:3], *found) for span, found in read]
         fsdp1 = any(note.kind.startswith("fsdp1:") for note in notes)

@@ -14,13 +14,13 @@ from fsdp_sim.timeline.event import Event
 from fsdp_sim.timeline.kinds import Lane, Memory, Op
 from fsdp_sim.timeline.kineto.host import Host, State
 from fsdp_sim.timeline.kineto.notes import Note
-from fsdp_sim.timeline.kineto.rows import Alloc, Rows
+from fsdp_sim.timeline.kineto.rows import Alloc, TraceRows
 
 SMALL = 1e-4
 """Buffers under this part of the peak that live within one operation are left out: a trace has up to millions."""
 
 
-class Change(NamedTuple):
+class AllocatorChange(NamedTuple):
     """An ``alloc`` or a ``free``, in microseconds."""
 
     at: float
@@ -44,7 +44,7 @@ class _Block(NamedTuple):
     given_back: float  # infinity where it outlives the recording
 
 
-def memory_changes(rows: Rows, host: Host) -> list[Change]:
+def memory_changes(rows: TraceRows, host: Host) -> list[AllocatorChange]:
     """What is taken and given back on the device that computes, in time; empty where the trace has no memory."""
     events = sorted((e for e in rows.memory if e.on_gpu == bool(rows.kernels)), key=lambda e: e.at)
     if not events:
@@ -78,8 +78,8 @@ def memory_changes(rows: Rows, host: Host) -> list[Change]:
     return sorted(changes, key=lambda change: change.at)
 
 
-def _change(at: float, op: Op, category: Memory, unit: str, n_bytes: int, host: Host) -> Change:
-    return Change(at, op, category, unit, n_bytes, host.state(at))
+def _change(at: float, op: Op, category: Memory, unit: str, n_bytes: int, host: Host) -> AllocatorChange:
+    return AllocatorChange(at, op, category, unit, n_bytes, host.state(at))
 
 
 def _first_in_note(blocks: list[_Block], host: Host) -> set[Alloc]:

@@ -10,7 +10,7 @@ from fsdp_sim.timeline.kinds import Op
 ROOT = "root"  # the unit that FSDP2 names by leaving its name out
 
 
-class Mark(NamedTuple):
+class Annotation(NamedTuple):
     """What an annotation says: ``pre_forward`` of a unit, ``all_gather``, ``optimizer``, ``step`` …"""
 
     kind: str
@@ -27,7 +27,7 @@ _WHOLE_STATE = {  # FSDP2 annotations that name no unit because they belong to t
 }  # fmt: skip
 
 
-def mark(name: str) -> Mark | None:
+def mark(name: str) -> Annotation | None:
     """The meaning of an annotation; None for a user's own.
 
     Example:
@@ -38,18 +38,18 @@ def mark(name: str) -> Mark | None:
     """
     if found := _FSDP2.fullmatch(name):
         if found["target"]:
-            return Mark(f"{found[1]}_prefetch", found["target"])
-        return Mark(found[1], "" if found[1] in _WHOLE_STATE else found["unit"] or ROOT)
+            return Annotation(f"{found[1]}_prefetch", found["target"])
+        return Annotation(found[1], "" if found[1] in _WHOLE_STATE else found["unit"] or ROOT)
     if found := _FSDP1.fullmatch(name):
-        return Mark(f"fsdp1:{found[1].lstrip('_')}")
+        return Annotation(f"fsdp1:{found[1].lstrip('_')}")
     if found := _STEP.fullmatch(name):
-        return Mark("step", number=int(found[1]))
+        return Annotation("step", number=int(found[1]))
     if name.startswith("Optimizer.step#"):
-        return Mark("optimizer")
+        return Annotation("optimizer")
     if name.startswith("Optimizer.zero_grad#"):
-        return Mark("zero_grad")
+        return Annotation("zero_grad")
     if name.startswith("DistributedDataParallel.forward"):
-        return Mark("ddp_forward")
+        return Annotation("ddp_forward")
     return None
 
 

@@ -15,8 +15,8 @@ from fsdp_sim.timeline.kineto.cpu import cpu_drafts
 from fsdp_sim.timeline.kineto.draft import Draft
 from fsdp_sim.timeline.kineto.gpu import device_drafts
 from fsdp_sim.timeline.kineto.host import Host
-from fsdp_sim.timeline.kineto.memory import Change, memory_changes
-from fsdp_sim.timeline.kineto.rows import Rows, read_rows
+from fsdp_sim.timeline.kineto.memory import AllocatorChange, memory_changes
+from fsdp_sim.timeline.kineto.rows import TraceRows, read_rows
 from fsdp_sim.timeline.kineto.stream import RECORD, Progress
 from fsdp_sim.timeline.kineto.waits import derive_waits, recorded_waits
 from fsdp_sim.timeline.limits import MAX_BYTES
@@ -87,7 +87,7 @@ def _shares(paths: list[Path], progress: Progress | None) -> list[Progress | Non
 class _TraceFile:
     """One file's operations, still on its own clock."""
 
-    def __init__(self, path: Path, rows: Rows, host: Host, drafts: list[Draft], rank: int) -> None:
+    def __init__(self, path: Path, rows: TraceRows, host: Host, drafts: list[Draft], rank: int) -> None:
         self.path, self.rows, self.rank = path, rows, rank
         # Of one rank nothing is gathered: annotations say it. Of DDP and ZeRO the operations give it away.
         self.api = "fsdp1" if host.fsdp == 1 else "fsdp2" if host.fsdp else ""
@@ -98,12 +98,12 @@ class _TraceFile:
 
     def events(self, origin: float) -> list[Event]:
         """All events in the order of the CPU, in seconds from a moment on this file's clock."""
-        merged: list[Draft | Change] = sorted([*self.drafts, *self.memory], key=_issued)
+        merged: list[Draft | AllocatorChange] = sorted([*self.drafts, *self.memory], key=_issued)
         number = {id(item): seq for seq, item in enumerate(merged)}
         return [item.event(number[id(item)], self.rank, origin, number) for item in merged]
 
 
-def _issued(item: Draft | Change) -> float:
+def _issued(item: Draft | AllocatorChange) -> float:
     return item.issue if isinstance(item, Draft) else item.at
 
 
@@ -136,7 +136,7 @@ def _name_buckets(drafts: list[Draft], host: Host) -> None:
             seen[backward] += 1
 
 
-def _what_else(rows: Rows) -> str:
+def _what_else(rows: TraceRows) -> str:
     if rows.names or rows.kernels:
         return (
             f"is a trace of {len(rows.kernels):,} kernels and {len(rows.op_columns()['start']):,} CPU operations "
@@ -149,7 +149,7 @@ def _what_else(rows: Rows) -> str:
     return f"has no events; the profiler was not active (see its schedule), or stopped early; {RECORD}"
 
 
-def _lacking(rows: Rows) -> str:
+def _lacking(rows: TraceRows) -> str:
     """What is missing where one side of a GPU run was not recorded; else empty."""
     info = rows.metadata.get("distributedInfo")
     nccl = isinstance(info, dict) and "nccl" in str(info.get("backend"))
@@ -160,7 +160,7 @@ def _lacking(rows: Rows) -> str:
     return ""
 
 
-def _rank(rows: Rows, path: Path) -> int:
+def _rank(rows: TraceRows, path: Path) -> int:
     info = rows.metadata.get("distributedInfo")
     if isinstance(info, dict) and isinstance(info.get("rank"), int):
         return int(info["rank"])

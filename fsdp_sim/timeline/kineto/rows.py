@@ -96,7 +96,7 @@ class Alloc(NamedTuple):
     on_gpu: bool
 
 
-class Rows:
+class TraceRows:
     """What one file holds, sorted by nothing.
 
     Attributes:
@@ -170,13 +170,13 @@ class Rows:
 _args = msgspec.json.Decoder(Args)
 
 
-def read_rows(path: str | Path, progress: Progress | None = None, *, max_bytes: int = MAX_BYTES) -> Rows:
+def read_rows(path: str | Path, progress: Progress | None = None, *, max_bytes: int = MAX_BYTES) -> TraceRows:
     """Read one file, at most ``max_bytes`` of it (unpacked).
 
     Raises:
         ValueError: the file is no trace, or broken.
     """
-    rows = Rows()
+    rows = TraceRows()
     stream = EventStream(path, progress, max_bytes=max_bytes)
     for events in stream:
         for event in events:
@@ -185,14 +185,14 @@ def read_rows(path: str | Path, progress: Progress | None = None, *, max_bytes: 
     return rows
 
 
-def _take(rows: Rows, raw: Raw) -> None:
+def _take(rows: TraceRows, raw: Raw) -> None:
     take = _TAKERS.get((raw.ph, raw.cat)) if isinstance(raw.cat, str) and isinstance(raw.ph, str) else None
     start = _number(raw.ts) if take else None
     if take is not None and start is not None and isinstance(raw.name, str):
         take(rows, raw, Span(start, start + max(_number(raw.dur) or 0.0, 0.0), thread(raw.tid), raw.name))
 
 
-def _take_op(rows: Rows, raw: Raw, span: Span) -> None:
+def _take_op(rows: TraceRows, raw: Raw, span: Span) -> None:
     args = _args_of(raw)
     forward = args.sequence is not None and not args.forward_thread
     external = args.external if isinstance(args.external, int) and 0 <= args.external < 1 << 62 else -1
@@ -201,47 +201,47 @@ def _take_op(rows: Rows, raw: Raw, span: Span) -> None:
         rows.collectives.append((span, args))
 
 
-def _take_python(rows: Rows, raw: Raw, span: Span) -> None:
+def _take_python(rows: TraceRows, raw: Raw, span: Span) -> None:
     if span.name.startswith("nn.Module: "):
         rows.modules.append(span._replace(name=span.name.removeprefix("nn.Module: ")))
     elif source := _user_frame(span.name):
         rows.frames.append(span._replace(name=source))
 
 
-def _take_launch(rows: Rows, raw: Raw, span: Span) -> None:
+def _take_launch(rows: TraceRows, raw: Raw, span: Span) -> None:
     correlation = _args_of(raw).correlation
     if isinstance(correlation, int):
         rows.launched[correlation] = (span.start, span.tid)
 
 
-def _take_kernel(rows: Rows, raw: Raw, span: Span) -> None:
+def _take_kernel(rows: TraceRows, raw: Raw, span: Span) -> None:
     args = _args_of(raw)
     stream = thread(args.stream) if args.stream is not None else span.tid
     correlation = args.correlation if isinstance(args.correlation, int) else -1
     rows.kernels.append(Kernel(span.start, span.end, stream, correlation, sys.intern(span.name), args))
 
 
-def _take_annotation(rows: Rows, raw: Raw, span: Span) -> None:
+def _take_annotation(rows: TraceRows, raw: Raw, span: Span) -> None:
     rows.annotations.append(span)
     if span.name.startswith("gloo:"):
         rows.gloo.append((span, _args_of(raw)))
 
 
-def _take_sync(rows: Rows, raw: Raw, span: Span) -> None:
+def _take_sync(rows: TraceRows, raw: Raw, span: Span) -> None:
     args = _args_of(raw)
     known = (args.correlation, args.stream, args.wait_on_stream, args.wait_on_record)
     if span.name == "Stream Wait Event" and all(isinstance(value, int) and value >= 0 for value in known):
         rows.waits.append(StreamWait(span.start, *known))
 
 
-def _take_memory(rows: Rows, raw: Raw, span: Span) -> None:
+def _take_memory(rows: TraceRows, raw: Raw, span: Span) -> None:
     args = _args_of(raw)
     known = (args.alloc_bytes, args.address, args.total_allocated)
     if span.name == "[memory]" and all(isinstance(value, int) for value in known):
         rows.memory.append(Alloc(span.start, span.tid, *known, args.device_type not in (0, None)))
 
 
-_TAKERS: dict[tuple[str, str], Callable[[Rows, Raw, Span], None]] = {
+_TAKERS: dict[tuple[str, str], Callable[[TraceRows, Raw, Span], None]] = {
     ("X", "cpu_op"): _take_op,
     ("X", "python_function"): _take_python,
     ("X", "user_annotation"): _take_annotation,

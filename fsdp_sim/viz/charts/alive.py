@@ -19,14 +19,14 @@ WHY: dict[Fit, Callable[[Simulation], str]] = {
 PHASES = {str(phase): phase for phase in Phase if phase is not Phase.NONE}
 
 
-class Part(NamedTuple):
+class AlivePart(NamedTuple):
     category: Memory
     unit: str
     bytes: int
 
 
 @dataclass(frozen=True)
-class Alive:
+class AliveBars:
     """What is alive at one moment.
 
     Attributes:
@@ -43,7 +43,7 @@ class Alive:
     rank: int
     during: Event | None
     limit_bytes: int
-    parts: tuple[Part, ...]
+    parts: tuple[AlivePart, ...]
     fit: Fit = Fit.FITS
     why: str = ""
 
@@ -64,13 +64,13 @@ class Alive:
         return "" if self.fit is Fit.FITS else str(self.fit)
 
     @cached_property
-    def by_category(self) -> dict[Memory, list[Part]]:
+    def by_category(self) -> dict[Memory, list[AlivePart]]:
         """The parts of each category that occurs, in the order of the memory strip."""
         found = {category: [p for p in self.parts if p.category is category] for category in MEMORY}
         return {category: parts for category, parts in found.items() if parts}
 
 
-def alive_at(of: Simulation | Timeline, name: str, moment: str | float, rank: int | None) -> Alive:
+def alive_at(of: Simulation | Timeline, name: str, moment: str | float, rank: int | None) -> AliveBars:
     """What is alive at a moment, counted in issue order as the caching allocator does.
 
     Args:
@@ -121,12 +121,12 @@ def _peak(events: list[Event], phase: Phase | None) -> int | None:
     return found
 
 
-def _made(what: str, rank: int, during: Event | None, timeline: Timeline, events: list[Event]) -> Alive:
+def _made(what: str, rank: int, during: Event | None, timeline: Timeline, events: list[Event]) -> AliveBars:
     live: dict[tuple[Memory, str], int] = {}
     for e in events:
         if e.is_memory:
             key = (e.category, e.unit)
             live[key] = live.get(key, 0) + (e.bytes if e.op is Op.ALLOC else -e.bytes)
-    parts = tuple(Part(category, unit, n_bytes) for (category, unit), n_bytes in live.items() if n_bytes > 0)
-    found = Alive(what, rank, during, timeline.header.memory_limit_bytes, parts)
+    parts = tuple(AlivePart(category, unit, n_bytes) for (category, unit), n_bytes in live.items() if n_bytes > 0)
+    found = AliveBars(what, rank, during, timeline.header.memory_limit_bytes, parts)
     return replace(found, fit=Fit.DOES_NOT_FIT) if found.too_much_bytes else found

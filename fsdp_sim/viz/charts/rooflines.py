@@ -136,7 +136,7 @@ def _say_slope(
     _say(figure, panel, foot * 1.15, foot * per_byte * 1.15, text, xanchor="left", yanchor="middle", xshift=10)
 
 
-def _kernel_marks(figure: go.Figure, points: Sequence[KernelPoint], kind: theme.Kind) -> None:
+def _kernel_marks(figure: go.Figure, points: Sequence[KernelPoint], kind: theme.LegendKind) -> None:
     if not points:
         return
     hover = []

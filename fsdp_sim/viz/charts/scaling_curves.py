@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from fsdp_sim.spec import Cluster, Plan
 from fsdp_sim.viz import chart, theme
 from fsdp_sim.viz.chart import series
-from fsdp_sim.viz.charts.scaling_points import Case, Kind, Line, Point, What, cases_of, line_of
+from fsdp_sim.viz.charts.scaling_points import Case, Kind, ScalingLine, Point, What, cases_of, line_of
 from fsdp_sim.viz.picture import Picture
 from fsdp_sim.viz.table import Table
 from fsdp_sim.viz.theme import safe
@@ -56,7 +56,7 @@ def scaling(
     return Picture(_figure(lines, counts, sizes, kind), _finding(lines, kind), (_table(lines, kind),))
 
 
-def _figure(lines: Mapping[str, Line], counts: Sequence[int], node_sizes: set[int], kind: Kind) -> go.Figure:
+def _figure(lines: Mapping[str, ScalingLine], counts: Sequence[int], node_sizes: set[int], kind: Kind) -> go.Figure:
     figure = go.Figure()
     plot_px, noun = TOP_PX + GAP_PX + LOW_PX, _noun(lines)
     top = ROOM * max(p.rate for line in lines.values() for p in line.points)
@@ -117,7 +117,7 @@ def _hover(name: str, p: Point) -> str:
     )
 
 
-def _ideal(figure: go.Figure, lines: Mapping[str, Line], last: int) -> None:
+def _ideal(figure: go.Figure, lines: Mapping[str, ScalingLine], last: int) -> None:
     """What the first point of each line would stay at."""
     for n, line in enumerate(lines.values()):
         dots = {"color": series(n).color, "width": 1, "dash": "dot"}
@@ -127,7 +127,7 @@ def _ideal(figure: go.Figure, lines: Mapping[str, Line], last: int) -> None:
     chart.write(figure, "ideal", muted=True, x=0.5, xanchor="center", y=y, yref="y", yshift=1, font={"size": 11})
 
 
-def _name_lines(figure: go.Figure, lines: Mapping[str, Line], top: float) -> None:
+def _name_lines(figure: go.Figure, lines: Mapping[str, ScalingLine], top: float) -> None:
     """The name of each line at its end, from the top down and none upon another; of one alone, its value."""
     if len(lines) == 1:
         (line,) = lines.values()
@@ -155,7 +155,7 @@ def _node(figure: go.Figure, size: int) -> None:
         chart.write(figure, text, muted=True, font={"size": 11}, **place)
 
 
-def _noun(lines: Mapping[str, Line]) -> str:
+def _noun(lines: Mapping[str, ScalingLine]) -> str:
     """What there are more and more of."""
     return "GPU" if all(line.first.sim.cluster.kind == "gpu" for line in lines.values()) else "rank"
 
@@ -168,7 +168,7 @@ def _rate(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _headline(lines: Mapping[str, Line], kind: Kind) -> str:
+def _headline(lines: Mapping[str, ScalingLine], kind: Kind) -> str:
     noun = _noun(lines)
     if len(lines) == 1:
         (line,) = lines.values()
@@ -181,7 +181,7 @@ def _headline(lines: Mapping[str, Line], kind: Kind) -> str:
     return f"{best} keeps {lines[best].kept:.0%} of its throughput up to {upto}, {worst} {lines[worst].kept:.0%}."
 
 
-def _finding(lines: Mapping[str, Line], kind: Kind) -> str:
+def _finding(lines: Mapping[str, ScalingLine], kind: Kind) -> str:
     sentence, noun = [], _noun(lines)
     for name, line in lines.items():
         first, last = line.first, line.last
@@ -207,7 +207,7 @@ def _finding(lines: Mapping[str, Line], kind: Kind) -> str:
     return "\n\n".join([*sentence, scale[kind]])
 
 
-def _table(lines: Mapping[str, Line], kind: Kind) -> Table:
+def _table(lines: Mapping[str, ScalingLine], kind: Kind) -> Table:
     rows: list[tuple[str, ...]] = []
     for name, line in lines.items():
         for p in line.points:

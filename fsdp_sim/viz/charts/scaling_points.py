@@ -34,7 +34,7 @@ class Point(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Line:
+class ScalingLine:
     """One case on several numbers of GPUs.
 
     Attributes:
@@ -81,7 +81,7 @@ def cases_of(model: What | Mapping[str, Case], cluster: Cluster | None, plan: Pl
     return {f"{name}, {cluster.gpu.name}": (model, cluster, plan or Plan())}
 
 
-def line_of(name: str, case: Case, counts: Sequence[int], kind: Kind) -> Line:
+def line_of(name: str, case: Case, counts: Sequence[int], kind: Kind) -> ScalingLine:
     """A case on each number of GPUs.
 
     Raises:
@@ -98,7 +98,7 @@ def line_of(name: str, case: Case, counts: Sequence[int], kind: Kind) -> Line:
             impossible[n] = str(error)
     if not points:
         raise ValueError(f"{name}: none of the numbers of GPUs {list(counts)} is possible; {impossible[counts[-1]]}")
-    return Line(tuple(points), impossible)
+    return ScalingLine(tuple(points), impossible)
 
 
 def _strong(plan: Plan, sequences: int, gpus: int) -> Plan:

@@ -12,12 +12,12 @@ from fsdp_sim.requests import Change
 from fsdp_sim.simulation import Fit, Simulation
 from fsdp_sim.timeline import Timeline
 from fsdp_sim.viz import chart, theme
-from fsdp_sim.viz.charts.alive import Alive, Part, alive_at
+from fsdp_sim.viz.charts.alive import AliveBars, AlivePart, alive_at
 from fsdp_sim.viz.charts.waterfall_words import finding, groups, headline, headline_of_several, remedies
 from fsdp_sim.viz.comparison.words import name_of
 from fsdp_sim.viz.picture import Picture
 from fsdp_sim.viz.table import Table
-from fsdp_sim.viz.theme import MEMORY, Kind, safe
+from fsdp_sim.viz.theme import MEMORY, LegendKind, safe
 from fsdp_sim.words import byte_unit, human_bytes
 
 What = Simulation | Timeline
@@ -82,7 +82,7 @@ def _name_of(one: What) -> str:
     return name_of(one) if isinstance(one, Timeline) else "what was given"
 
 
-def _segments(parts: Sequence[Part], least_bytes: float) -> list[tuple[str, int]]:
+def _segments(parts: Sequence[AlivePart], least_bytes: float) -> list[tuple[str, int]]:
     """The parts of one category as (what it is, bytes), those too small to see as one."""
     shown = [(safe(p.unit or "no unit"), p.bytes) for p in parts if p.bytes >= least_bytes]
     rest = [p for p in parts if p.bytes < least_bytes]
@@ -92,7 +92,7 @@ def _segments(parts: Sequence[Part], least_bytes: float) -> list[tuple[str, int]
     return shown
 
 
-def _bar(kind: Kind, size: float, rows: Sequence[tuple[float, float, float, str, str]], **more: Any) -> go.Bar:
+def _bar(kind: LegendKind, size: float, rows: Sequence[tuple[float, float, float, str, str]], **more: Any) -> go.Bar:
     """Horizontal bars of one category from (y, start, bytes, text, hover)."""
     return go.Bar(
         orientation="h",
@@ -113,7 +113,7 @@ def _bar(kind: Kind, size: float, rows: Sequence[tuple[float, float, float, str,
     )
 
 
-def _waterfall(alive: Alive, fixes: list[Change] | None = None) -> go.Figure:
+def _waterfall(alive: AliveBars, fixes: list[Change] | None = None) -> go.Figure:
     figure = go.Figure()
     limit = _drawn_limit(alive.limit_bytes, alive.total_bytes)
     end = max(alive.total_bytes * (1.0 if limit else 1.25), limit) * 1.02 or 1
@@ -137,7 +137,7 @@ def _waterfall(alive: Alive, fixes: list[Change] | None = None) -> go.Figure:
         start = at
     last = len(names)
     names.append(f"<b>{safe(alive.what)}</b>")
-    everything = Kind(
+    everything = LegendKind(
         alive.what, theme.FORWARD.color if alive.fit is not Fit.DOES_NOT_FIT else theme.REDUCE_SCATTER.color, "#FFFFFF"
     )
     size_of_all = f"<b>{human_bytes(alive.total_bytes)}</b>"
@@ -167,7 +167,7 @@ def _waterfall(alive: Alive, fixes: list[Change] | None = None) -> go.Figure:
     return figure
 
 
-def _what(parts: Sequence[Part]) -> str:
+def _what(parts: Sequence[AlivePart]) -> str:
     """How a category divides: ``32 × 1.2 GiB``, or its one unit."""
     (bytes_each, units), *others = groups(parts)
     if len(units) == 1 and not others:
@@ -186,7 +186,7 @@ def _one(unit: str, n_bytes: int) -> str:
     return f"{safe(unit)} {human_bytes(n_bytes)}".strip()
 
 
-def _label(figure: go.Figure, y: int, ends: tuple[float, float], axis_end: float, kind: Kind, text: str) -> None:
+def _label(figure: go.Figure, y: int, ends: tuple[float, float], axis_end: float, kind: LegendKind, text: str) -> None:
     """Beside a bar, to its right or to its left; where neither has room, upon it."""
     start, stop = ends
     left_px, right_px = start / axis_end * AXIS_PX, (1 - stop / axis_end) * AXIS_PX
@@ -219,7 +219,7 @@ def _limit(
         figure.add_annotation(place, text=f"the device has {human_bytes(limit)}", showarrow=False, font={"size": 12})
 
 
-def _stacks(alive: dict[str, Alive]) -> go.Figure:
+def _stacks(alive: dict[str, AliveBars]) -> go.Figure:
     figure = go.Figure()
     most = max(a.total_bytes for a in alive.values())
     limits = {name: _drawn_limit(a.limit_bytes, most) for name, a in alive.items()}
@@ -275,7 +275,7 @@ def _wrapped(name: str) -> list[str]:
     return [safe(line) for line in textwrap.wrap(name, 24)[:3]] or [""]
 
 
-def _tables(alive: dict[str, Alive]) -> tuple[Table, ...]:
+def _tables(alive: dict[str, AliveBars]) -> tuple[Table, ...]:
     categories = list(dict.fromkeys(c for c in MEMORY for a in alive.values() if c in a.by_category))
     rows = [
         (

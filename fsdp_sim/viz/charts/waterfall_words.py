@@ -10,14 +10,14 @@ from fsdp_sim.requests import Change
 from fsdp_sim.simulation import Fit, Simulation
 from fsdp_sim.spec import Model
 from fsdp_sim.viz import theme
-from fsdp_sim.viz.charts.alive import Alive, Part
+from fsdp_sim.viz.charts.alive import AliveBars, AlivePart
 from fsdp_sim.viz.theme import MEMORY
 from fsdp_sim.words import human_bytes
 
 MAX_REMEDIES = 3
 
 
-def headline(a: Alive) -> str:
+def headline(a: AliveBars) -> str:
     """One sentence: how much, of how much, and what dominates."""
     kind, n_bytes, _ = _dominant(a)
     share = n_bytes / a.total_bytes if a.total_bytes else 0.0
@@ -27,7 +27,7 @@ def headline(a: Alive) -> str:
     return f"{what} is {human_bytes(a.total_bytes)}{room}{over}: {share:.0%} of it is {kind}."
 
 
-def headline_of_several(alive: dict[str, Alive]) -> str:
+def headline_of_several(alive: dict[str, AliveBars]) -> str:
     """One sentence: the least and the most, and which do not fit."""
     least = min(alive, key=lambda name: alive[name].total_bytes)
     most = max(alive, key=lambda name: alive[name].total_bytes)
@@ -41,7 +41,7 @@ def headline_of_several(alive: dict[str, Alive]) -> str:
     return f"Memory peaks at {human_bytes(low)} ({least}) to {human_bytes(high)} ({most}){fit}."
 
 
-def finding(alive: dict[str, Alive], fixes: dict[str, list[Change] | None]) -> str:
+def finding(alive: dict[str, AliveBars], fixes: dict[str, list[Change] | None]) -> str:
     """A paragraph for each."""
     sentences = []
     for name, a in alive.items():
@@ -50,7 +50,7 @@ def finding(alive: dict[str, Alive], fixes: dict[str, list[Change] | None]) -> s
     return "\n\n".join(sentences)
 
 
-def _story(a: Alive, fixes: list[Change] | None) -> str:
+def _story(a: AliveBars, fixes: list[Change] | None) -> str:
     if not a.total_bytes:
         return f"At {a.what} nothing is alive on rank {a.rank}."
     kind, n_bytes, parts = _dominant(a)
@@ -102,7 +102,7 @@ def remedies(sim: Simulation) -> list[Change] | None:
     return changes_that_fit(model, sim.cluster, sim.plan)
 
 
-def groups(parts: Sequence[Part]) -> list[tuple[int, list[str]]]:
+def groups(parts: Sequence[AlivePart]) -> list[tuple[int, list[str]]]:
     """Units by the size of their part, the sizes that make up most first."""
     found: dict[int, list[str]] = {}
     for part in parts:
@@ -110,14 +110,14 @@ def groups(parts: Sequence[Part]) -> list[tuple[int, list[str]]]:
     return sorted(found.items(), key=lambda one: -one[0] * len(one[1]))
 
 
-def _dominant(a: Alive) -> tuple[str, int, list[Part]]:
+def _dominant(a: AliveBars) -> tuple[str, int, list[AlivePart]]:
     if not a.by_category:
         return "nothing", 0, []
     category, parts = max(a.by_category.items(), key=lambda one: sum(p.bytes for p in one[1]))
     return MEMORY[category].name, sum(p.bytes for p in parts), parts
 
 
-def _divided(parts: Sequence[Part]) -> str:
+def _divided(parts: Sequence[AlivePart]) -> str:
     """``: 32 units hold 1.2 GiB each``."""
     (bytes_each, units), *_ = groups(parts)
     if len(units) > 1:

@@ -9,7 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from fsdp_sim.viz.collectives.scenes import Cell, Scene, cell_of
-from fsdp_sim.viz.collectives.steps import Chunk, Run, Transfer
+from fsdp_sim.viz.collectives.steps import Chunk, CollectiveRun, Transfer
 from fsdp_sim.viz.shard_maps.cells import CellState
 from fsdp_sim.viz.shard_maps.grid import CELL_STYLES
 from fsdp_sim.viz.theme import INK, safe
@@ -42,7 +42,7 @@ def shortened(text: str, few: bool) -> str:
 class RingGrid:
     """Edges of the cells, in cells; an all-to-all has what is for others above what has come."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: CollectiveRun) -> None:
         self.run = run
         self.rows = len(run.steps[0].held[0])
         self.gap_after = run.ranks if run.collective == "all-to-all" else self.rows  # what is sent, above what has come
@@ -122,7 +122,7 @@ def moving_traces(
     yield go.Scatter(x=xs, y=ys, line={"color": color}, **axes)
 
 
-def _label(run: Run, chunk: Chunk, kind: Cell, roomy: bool) -> str:
+def _label(run: CollectiveRun, chunk: Chunk, kind: Cell, roomy: bool) -> str:
     text = safe(shortened(numbers_of(chunk), run.ranks <= TWICE_UP_TO)) or "∅"
     if roomy and kind is Cell.PARTIAL and len(chunk.of) > 1:
         return f"<b>{text}</b><br><span style='font-size:9px'>{len(chunk.of)} of {run.ranks} ranks</span>"
@@ -165,7 +165,7 @@ def hatched(cell: Cell) -> dict[str, Any]:
     return {"color": COLORS[cell][1], "line": {"width": 0}, "pattern": shape}
 
 
-def legend_traces(run: Run, used: Sequence[Cell]) -> Iterator[go.Bar]:
+def legend_traces(run: CollectiveRun, used: Sequence[Cell]) -> Iterator[go.Bar]:
     for cell in used:
         name = ALL_TO_ALL_NAMES.get(cell, COLORS[cell][0]) if run.collective == "all-to-all" else COLORS[cell][0]
         if name:
@@ -177,7 +177,7 @@ def used_cells(grid: RingGrid, reel: Sequence[Scene]) -> list[Cell]:
     return [cell for cell in Cell if cell in seen and cell is not Cell.GAP]
 
 
-def row_names(run: Run) -> list[str]:
+def row_names(run: CollectiveRun) -> list[str]:
     if run.collective == "all-to-all":
         return [f"{word} {rank}" for word in ("for rank", "from rank") for rank in range(run.ranks)]
     return [f"chunk {place}" for place in range(run.ranks)]

@@ -12,7 +12,7 @@ import numpy as np
 from fsdp_sim.viz.collectives.figures import film_strip, moving_figure
 from fsdp_sim.viz.collectives.grid import TWICE_UP_TO, numbers_of
 from fsdp_sim.viz.collectives.scenes import Scene, formula, scenes_of, seconds, share
-from fsdp_sim.viz.collectives.steps import ALGORITHMS, MAX_RANKS, Array, Run, execute
+from fsdp_sim.viz.collectives.steps import ALGORITHMS, MAX_RANKS, Array, CollectiveRun, execute
 from fsdp_sim.viz.picture import Picture
 from fsdp_sim.viz.table import Table
 from fsdp_sim.words import human_bytes, human_ms
@@ -68,7 +68,7 @@ def _small_numbers(name: str, ranks: int) -> list[Array]:
 # Words and numbers
 
 
-def _title(run: Run) -> str:
+def _title(run: CollectiveRun) -> str:
     kind = "Ring " if ALGORITHMS[run.collective] == "ring" else "Pairwise "
     if run.ranks == 1:
         return f"{kind}{run.collective} of one rank: nothing to send"
@@ -76,7 +76,7 @@ def _title(run: Run) -> str:
     return f"{kind}{run.collective}, {run.ranks} ranks: {steps} step{'s' * (steps != 1)}, {share(run)}"
 
 
-def _finding(run: Run, message_bytes: float, latency_s: float, bytes_per_s: float) -> str:
+def _finding(run: CollectiveRun, message_bytes: float, latency_s: float, bytes_per_s: float) -> str:
     n, steps = run.ranks, len(run.steps) - 1
     if n == 1:
         return f"{run.collective.capitalize()} of one rank: nothing is sent."
@@ -96,7 +96,7 @@ def _finding(run: Run, message_bytes: float, latency_s: float, bytes_per_s: floa
     return sentence
 
 
-def _table(run: Run, reel: Sequence[Scene]) -> Table:
+def _table(run: CollectiveRun, reel: Sequence[Scene]) -> Table:
     rows = []
     for number, scene in enumerate(reel, 1):
         moved = "; ".join(

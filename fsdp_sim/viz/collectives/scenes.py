@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from fsdp_sim.viz.collectives.steps import Chunk, Run, Step
+from fsdp_sim.viz.collectives.steps import Chunk, CollectiveRun, CollectiveStep
 
 
 class Cell(IntEnum):
@@ -26,13 +26,13 @@ class Scene:
     text: str
     label: str
     held: tuple[tuple[Chunk | None, ...], ...]
-    step: Step
+    step: CollectiveStep
     sent: tuple[int, ...]
     moving: bool = False
     arrived: bool = False
 
 
-def scenes_of(run: Run, each_twice: bool) -> list[Scene]:
+def scenes_of(run: CollectiveRun, each_twice: bool) -> list[Scene]:
     """The beginning, and for each step one scene in which chunks are on the way and one in which they have arrived; or
     one for both."""
     first = run.steps[0]
@@ -48,7 +48,7 @@ def scenes_of(run: Run, each_twice: bool) -> list[Scene]:
     return found
 
 
-def cell_of(run: Run, rank: int, place: int, chunk: Chunk | None) -> Cell:
+def cell_of(run: CollectiveRun, rank: int, place: int, chunk: Chunk | None) -> Cell:
     """How what a rank holds in a place is shown."""
     if chunk is None:
         return Cell.NOTHING
@@ -64,7 +64,7 @@ def cell_of(run: Run, rank: int, place: int, chunk: Chunk | None) -> Cell:
     return Cell.SUM if place == rank else Cell.SUM_COPY
 
 
-def _beginning(run: Run) -> str:
+def _beginning(run: CollectiveRun) -> str:
     n = run.ranks
     if n == 1:
         return "One rank: it holds everything already, and nothing is sent."
@@ -79,7 +79,7 @@ def _beginning(run: Run) -> str:
     }[run.collective]
 
 
-def _sending(run: Run, number: int) -> str:
+def _sending(run: CollectiveRun, number: int) -> str:
     n, step = run.ranks, run.steps[number]
     within = _within(run, number)
     match step.part:
@@ -97,7 +97,7 @@ def _sending(run: Run, number: int) -> str:
     return f"Every rank sends a chunk directly to the rank {number} further on."
 
 
-def _arrived(run: Run, number: int) -> str:
+def _arrived(run: CollectiveRun, number: int) -> str:
     n, step = run.ranks, run.steps[number]
     within = _within(run, number)
     match step.part:
@@ -121,7 +121,7 @@ def _arrived(run: Run, number: int) -> str:
     return f"Every rank now has {within + 1} of the {n} chunks meant for it."
 
 
-def _within(run: Run, number: int) -> int:
+def _within(run: CollectiveRun, number: int) -> int:
     """The number of a step within its part."""
     return number - (run.ranks - 1 if run.collective == "all-reduce" and number >= run.ranks else 0)
 
@@ -129,7 +129,7 @@ def _within(run: Run, number: int) -> int:
 # Costs
 
 
-def seconds(run: Run, message_bytes: float, latency_s: float, bytes_per_s: float) -> float:
+def seconds(run: CollectiveRun, message_bytes: float, latency_s: float, bytes_per_s: float) -> float:
     """By alpha and beta: each step costs a latency, and the time its largest chunk takes on a link."""
     if not run.message:
         return (len(run.steps) - 1) * latency_s
@@ -138,12 +138,12 @@ def seconds(run: Run, message_bytes: float, latency_s: float, bytes_per_s: float
     return sum(latency_s + n * per_number / bytes_per_s for n in largest)
 
 
-def formula(run: Run) -> str:
+def formula(run: CollectiveRun) -> str:
     """Numbers each rank sends, of a message of S."""
     return f"{'2' * (run.collective == 'all-reduce')}(n-1)/n x S"
 
 
-def share(run: Run) -> str:
+def share(run: CollectiveRun) -> str:
     """How much of the message a rank sends, in words."""
     of = f"{run.ranks - 1}/{run.ranks} of the message"
     if run.collective == "broadcast":

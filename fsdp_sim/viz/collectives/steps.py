@@ -65,7 +65,7 @@ class Transfer:
 
 
 @dataclass(frozen=True)
-class Step:
+class CollectiveStep:
     """All transfers of one step, and what every rank holds after them.
 
     Attributes:
@@ -81,7 +81,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Run:
+class CollectiveRun:
     """A collective from its beginning to its end.
 
     Attributes:
@@ -91,7 +91,7 @@ class Run:
 
     collective: str
     ranks: int
-    steps: tuple[Step, ...]
+    steps: tuple[CollectiveStep, ...]
     message: int
     root: int = 0
 
@@ -108,7 +108,7 @@ class Run:
         return [None if chunk is None else chunk.values for chunk in own]
 
 
-def execute(collective: str, data: Sequence[Sequence[float] | Array], root: int = 0) -> Run:
+def execute(collective: str, data: Sequence[Sequence[float] | Array], root: int = 0) -> CollectiveRun:
     """Run a collective on one array per rank.
 
     Args:
@@ -146,7 +146,7 @@ def execute(collective: str, data: Sequence[Sequence[float] | Array], root: int 
         if collective != "reduce-scatter":
             run.around("all-gather", lambda r, s: r - s, adds=False)
     message = sum(one.size for one in arrays) if collective == "all-gather" else int(arrays[root].size)
-    return Run(collective, n, tuple(run.steps), message, root)
+    return CollectiveRun(collective, n, tuple(run.steps), message, root)
 
 
 class _Ring:
@@ -156,7 +156,7 @@ class _Ring:
         self.n = n
         self.held: list[list[Chunk | None]] = []
         self.sent = [0] * n
-        self.steps: list[Step] = []
+        self.steps: list[CollectiveStep] = []
 
     def close(self, part: str, transfers: Sequence[Transfer]) -> None:
         """Carry out a step: all send what they held before it. What goes to be added, or away, is not kept."""
@@ -167,7 +167,7 @@ class _Ring:
             before = self.held[t.target][t.place]
             self.held[t.target][t.place] = t.payload if before is None else before + t.payload
             self.sent[t.source] += t.payload.values.size
-        self.steps.append(Step(part, tuple(transfers), tuple(map(tuple, self.held)), tuple(self.sent)))
+        self.steps.append(CollectiveStep(part, tuple(transfers), tuple(map(tuple, self.held)), tuple(self.sent)))
 
     def send(self, source: int, target: int, chunk: int, *, moves: bool = False, place: int | None = None) -> Transfer:
         payload = self.held[source][chunk]

@@ -7,13 +7,13 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from fsdp_sim.timeline import Comparison, Event, Lane, Pair, Side, Timeline
+from fsdp_sim.timeline import Comparison, Event, Lane, OperationPair, Side, Timeline
 from fsdp_sim.timeline.comparison import compare as compare_timelines
 from fsdp_sim.viz import chart, theme
 from fsdp_sim.viz.comparison.units import draw_strip, tables
 from fsdp_sim.viz.comparison.words import finding, headline, name_of
 from fsdp_sim.viz.picture import Picture
-from fsdp_sim.viz.theme import KINDS, Kind, safe, short_unit
+from fsdp_sim.viz.theme import KINDS, LegendKind, safe, short_unit
 from fsdp_sim.words import human_bytes, human_ms, signed_ms
 
 ROW_PX, STRIP_PX, STRIP_HEADING_PX, AXIS_PX = 26, 150, 30, 50
@@ -84,7 +84,7 @@ def _figure(found: Comparison, names: tuple[str, str]) -> go.Figure:
     plot_px = lanes_px + ((AXIS_PX + STRIP_HEADING_PX + STRIP_PX) if strip else 0)
     lanes_domain = [1 - lanes_px / plot_px, 1.0]
     later = {id(p.a): p for p in found.pairs} | {id(p.b): p for p in found.pairs}
-    drawn: dict[Kind, list[dict[str, Any]]] = {}
+    drawn: dict[LegendKind, list[dict[str, Any]]] = {}
     for n, side in enumerate(sides):
         for start_s, end_s in side.exposed:
             text = f"<b>exposed communication</b>, {human_ms(end_s - start_s)}<br>rank {side.rank} computes nothing"
@@ -150,7 +150,7 @@ def _bar(side: Side, start_s: float, end_s: float, y: float, height: float, text
     }
 
 
-def _trace(kind: Kind, bars: list[dict[str, Any]], few: bool) -> go.Bar:
+def _trace(kind: LegendKind, bars: list[dict[str, Any]], few: bool) -> go.Bar:
     columns = {name: [bar[name] for bar in bars] for name in bars[0]}
     outlined = kind is theme.EXPOSED
     seams = few and kind not in (theme.COPY, theme.CAST)  # which are often thinner than an outline
@@ -170,7 +170,7 @@ def _trace(kind: Kind, bars: list[dict[str, Any]], few: bool) -> go.Bar:
     )
 
 
-def _hover(side: Side, e: Event, pair: Pair | None, other: str, *, first: bool) -> str:
+def _hover(side: Side, e: Event, pair: OperationPair | None, other: str, *, first: bool) -> str:
     start_ms, ms = side.since_s(e) * 1e3, e.duration_s * 1e3
     lines = [
         f"<b>{theme.OP_NAMES[e.op]} {safe(e.unit)}</b>, {human_ms(e.duration_s)}",

@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 from fsdp_sim.timeline import Comparison, UnitDifference
 from fsdp_sim.viz import chart, theme
 from fsdp_sim.viz.table import Table
-from fsdp_sim.viz.theme import Kind, safe, short_unit
+from fsdp_sim.viz.theme import LegendKind, safe, short_unit
 from fsdp_sim.words import human_ms, signed_ms
 
 MAX_UNIT_LABELS = 28
@@ -23,9 +23,9 @@ def draw_strip(
     exposed = [u.exposed_s * 1e3 for u in units] + [0.0]
     idle = [0.0] * len(units) + [found.causes.idle_s * 1e3]
     parts = (
-        (Kind("computing", theme.FORWARD.color), compute),
+        (LegendKind("computing", theme.FORWARD.color), compute),
         (theme.EXPOSED, exposed),
-        (Kind("neither computing nor communicating", theme.COPY.color), idle),
+        (LegendKind("neither computing nor communicating", theme.COPY.color), idle),
     )
     for kind, values in parts:
         outline = {"color": kind.text_color, "width": 0.75} if kind is theme.EXPOSED else {"width": 0}

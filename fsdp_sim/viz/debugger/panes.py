@@ -135,7 +135,7 @@ def swatch(event: Event) -> str:
     return _square(theme.MEMORY[event.category] if event.is_memory else theme.KINDS[event.op], event.is_memory)
 
 
-def _square(kind: theme.Kind, hollow: bool = False) -> str:
+def _square(kind: theme.LegendKind, hollow: bool = False) -> str:
     look = f"border:2px solid {kind.color}" if hollow else f"background-color:{kind.color}"
     return f'<i class="fsd-sq{" fsd-hatched" if kind.hatched and not hollow else ""}" style="{look}"></i>'
 

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 
 from fsdp_sim.viz import theme
 from fsdp_sim.viz.explorer import drawing, layout_of
-from fsdp_sim.viz.explorer.dependencies_of import Choice, Operations
+from fsdp_sim.viz.explorer.dependencies_of import ChosenOperation, Operations
 from fsdp_sim.viz.explorer.live_plot import LivePlot
 from fsdp_sim.viz.explorer.scene import Scene
 from fsdp_sim.viz.explorer.words import short
@@ -34,7 +34,7 @@ class Canvas:
         self._title = ""
         self._template = template
         self._clicked = clicked
-        self._choice: tuple[Operations, Choice] | None = None
+        self._choice: tuple[Operations, ChosenOperation] | None = None
         self._ends = (0.0, 0.0)
         self._fit(afresh=True)
         self.view = LivePlot()
@@ -46,7 +46,7 @@ class Canvas:
         """What is shown, as a figure that stands still."""
         return self._figure(self._changes())
 
-    def show(self, seen: Scene, choice: tuple[Operations, Choice] | None = None) -> None:
+    def show(self, seen: Scene, choice: tuple[Operations, ChosenOperation] | None = None) -> None:
         """Draw a scene, and of it an operation with its neighbours."""
         self.seen, self._choice = seen, choice
         self._fit()
@@ -165,7 +165,7 @@ def _ghost_trace() -> go.Scatter:
     )  # fmt: skip
 
 
-def _links(seen: Scene, choice: tuple[Operations, Choice] | None) -> dict[str, Any]:
+def _links(seen: Scene, choice: tuple[Operations, ChosenOperation] | None) -> dict[str, Any]:
     """Lines from the end of what is waited for to the start of what waits."""
     if choice is None:
         return {"visible": False}

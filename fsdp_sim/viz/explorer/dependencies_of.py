@@ -20,7 +20,7 @@ WAITS = {
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenOperation:
     """An operation and its neighbours, by their rows in the timeline.
 
     Attributes:
@@ -109,11 +109,11 @@ class Operations:
         """An operation in words: ``forward layers.3``."""
         return f"{OP_NAMES[self.columns['op'][row]]} {self.columns['unit'][row]}".rstrip()
 
-    def choose(self, row: int) -> Choice:
+    def choose(self, row: int) -> ChosenOperation:
         """An operation with what it waits for and what waits for it."""
         before, after = self._before(row), tuple(self._after.get(row, ()))
         on_path_s = self._on_path_s.get(row, 0.0)
-        return Choice(row, before, after, on_path_s, self._words(row, before, after, on_path_s))
+        return ChosenOperation(row, before, after, on_path_s, self._words(row, before, after, on_path_s))
 
     def _words(self, row: int, before: tuple[int, ...], after: tuple[int, ...], on_path_s: float) -> str:
         start, end = (self.columns[name][row] - self.seen.origin_s for name in ("start_s", "end_s"))
@@ -142,6 +142,6 @@ class Operations:
         named = [self.name(row) for row in rows[:4]]
         return ", ".join(named) + (f" and {len(rows) - 4} more" if len(rows) > 4 else "")
 
-    def arrows(self, choice: Choice) -> list[tuple[int, int]]:
+    def arrows(self, choice: ChosenOperation) -> list[tuple[int, int]]:
         """Pairs of an operation and the one that waits for it."""
         return [(row, choice.op) for row in choice.before] + [(choice.op, row) for row in choice.after]

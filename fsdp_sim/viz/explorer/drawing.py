@@ -20,7 +20,7 @@ from fsdp_sim.viz import theme
 from fsdp_sim.viz.explorer.scene import PIXELS, Floats, Scene
 from fsdp_sim.viz.steps.bars import Bars, contents
 from fsdp_sim.viz.steps.rows import BAR
-from fsdp_sim.viz.theme import KINDS, MEMORY, OP_NAMES, Kind, safe
+from fsdp_sim.viz.theme import KINDS, MEMORY, OP_NAMES, LegendKind, safe
 from fsdp_sim.words import human_bytes
 
 Change = dict[str, Any]  # properties of one trace
@@ -58,7 +58,7 @@ def memory_traces() -> list[Any]:
     return [*(_area(category) for category in CATEGORIES), limit]
 
 
-def _bar(kind: Kind, axis: str) -> go.Bar:
+def _bar(kind: LegendKind, axis: str) -> go.Bar:
     return go.Bar(
         name=kind.name, orientation="h", textposition="none", cliponaxis=True, yaxis=axis, visible=False,
         marker={"color": kind.color, "line": {"width": 0.7 if kind in NEIGHBOURS else 0, "color": SEAM}},
@@ -208,7 +208,7 @@ def legend_html(seen: Scene) -> str:
     )
 
 
-def _swatch(kind: Kind) -> str:
+def _swatch(kind: LegendKind) -> str:
     hatch = (
         f"repeating-linear-gradient(135deg,rgba(255,255,255,.55) 0 1.5px,{kind.color} 1.5px 5px)"
         if kind.hatched

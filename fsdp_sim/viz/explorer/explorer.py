@@ -18,7 +18,7 @@ from fsdp_sim.viz.explorer import words
 from fsdp_sim.viz.explorer.bridge import Bridge
 from fsdp_sim.viz.explorer.canvas import Canvas
 from fsdp_sim.viz.explorer.controls import Controls
-from fsdp_sim.viz.explorer.dependencies_of import Choice, Key, Operations
+from fsdp_sim.viz.explorer.dependencies_of import ChosenOperation, Key, Operations
 from fsdp_sim.viz.explorer.drawing import legend_html
 from fsdp_sim.viz.explorer.latest_call import LatestCall
 from fsdp_sim.viz.explorer.scene import Scene, scene
@@ -125,7 +125,7 @@ class Explorer:
         if not self._draw.waiting:  # else these would be words of a plan that nobody will see
             self._say(choice)
 
-    def _say(self, choice: Choice | None) -> None:
+    def _say(self, choice: ChosenOperation | None) -> None:
         """All that is beside the figure, which the browser draws meanwhile."""
         state, sim, seen = self.shown
         self.message = ""
@@ -163,7 +163,7 @@ class Explorer:
         if not self._quiet:
             self.select(rows[change["new"] - 1] if 0 < change["new"] <= len(rows) else None)
 
-    def _tell(self, choice: Choice | None) -> None:
+    def _tell(self, choice: ChosenOperation | None) -> None:
         rows = self._operations.rows
         self._quiet = True
         self.operation.max = max(len(rows), 1)

@@ -16,8 +16,8 @@ from fsdp_sim.simulation import Simulation
 from fsdp_sim.timeline import Lane, Memory
 from fsdp_sim.viz.steps.bars import Bars, bars_from, bars_of, merged
 from fsdp_sim.viz.steps.memory_strip import Strip, moments
-from fsdp_sim.viz.steps.rows import Rows, rows_of
-from fsdp_sim.viz.steps.step_view import MAX_BARS, Group, StepView
+from fsdp_sim.viz.steps.rows import LaneRows, rows_of
+from fsdp_sim.viz.steps.step_view import MAX_BARS, LaneGroup, StepView
 
 Floats = NDArray[np.float32]
 PIXELS = 700  # across the plot
@@ -47,12 +47,12 @@ class Scene(StepView):
     def span_ms(self) -> float:
         return self.step_s * 1e3
 
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[LaneGroup]:
         (one,) = super().groups()
         return [one._replace(label="compute")]
 
     @cached_property
-    def places(self) -> Rows:
+    def places(self) -> LaneRows:
         """Where its lanes lie."""
         return rows_of(self.groups())
 

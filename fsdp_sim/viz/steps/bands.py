@@ -20,7 +20,7 @@ from fsdp_sim.simulation import Simulation
 from fsdp_sim.timeline import Lane, Op, Phase, Timeline, communicates, computes
 from fsdp_sim.viz.steps.bars import SMALL_OPS, bar_trace, kinds_in_order
 from fsdp_sim.viz.steps.rows import BAR, THIN
-from fsdp_sim.viz.steps.step_view import Group, StepView, Timelines, step_views
+from fsdp_sim.viz.steps.step_view import LaneGroup, StepView, Timelines, step_views
 from fsdp_sim.viz.steps.summary import exposure_sentence
 from fsdp_sim.viz.table import Table
 from fsdp_sim.viz.theme import KINDS, OP_DOES, OP_NAMES, safe, short_unit
@@ -158,15 +158,15 @@ class ManyRanks(StepView):
         lanes = self.timeline.columns["lane"]
         return [row for row in super().rows if lanes[row] is Lane.COMPUTE]
 
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[LaneGroup]:
         used = {o.lane for o in self.bands.ops} | {Lane.COMPUTE}
         names = ["an example"] if self.bands.alike else ["slowest", "typical"]
         return [
-            Group(
+            LaneGroup(
                 ALL, f"<b>{len(self.bands.ranks):,} ranks</b> · compute", tuple(lane for lane in Lane if lane in used)
             ),
             *(
-                Group(rank, f"<b>rank {rank}</b> · {name}", (Lane.COMPUTE,))
+                LaneGroup(rank, f"<b>rank {rank}</b> · {name}", (Lane.COMPUTE,))
                 for rank, name in zip(self.ranks, names, strict=False)
             ),
         ]

@@ -17,7 +17,7 @@ import numpy as np
 from fsdp_sim.timeline import Lane, Op
 from fsdp_sim.viz import theme
 from fsdp_sim.viz.steps.step_view import MAX_BARS, StepView
-from fsdp_sim.viz.theme import KINDS, OP_DOES, OP_NAMES, Kind, safe, short_unit
+from fsdp_sim.viz.theme import KINDS, OP_DOES, OP_NAMES, LegendKind, safe, short_unit
 from fsdp_sim.words import human_ms
 
 FINEST = 1 / 1_000  # of a step: no merged bar is made narrower than this on purpose
@@ -183,7 +183,7 @@ def contents(ops: Iterable[Op]) -> str:
 
 
 def bar_trace(
-    kind: Kind, base_ms: np.ndarray, length_ms: np.ndarray, rows: np.ndarray, heights: np.ndarray, step_ms: float
+    kind: LegendKind, base_ms: np.ndarray, length_ms: np.ndarray, rows: np.ndarray, heights: np.ndarray, step_ms: float
 ) -> dict[str, Any]:
     """Horizontal bars of one kind, without texts; times as 4-byte floats, which is plenty for a picture."""
     wide = bool(len(length_ms)) and float(np.median(length_ms)) > step_ms / 400

@@ -16,9 +16,9 @@ from fsdp_sim.words import byte_unit, human_bytes
 MAX_MOMENTS = 500  # of a curve: about one for each pixel of a small screen
 SMALL = 0.015  # of the peak: categories that never reach it are drawn as one
 ROOMY = 1.6  # a limit this many times the peak is told in words, for it would crush the curve
-OTHER = theme.Kind("other", "#D9CFC3")
+OTHER = theme.LegendKind("other", "#D9CFC3")
 
-Curves = dict[theme.Kind, np.ndarray]
+Curves = dict[theme.LegendKind, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class Strip:
         return f"{text}, {self.peak_bytes / self.limit_bytes:.0%} of the {human_bytes(self.limit_bytes)} there are"
 
 
-def _area(kind: theme.Kind, x: np.ndarray, y: np.ndarray, group: str) -> dict[str, Any]:
+def _area(kind: theme.LegendKind, x: np.ndarray, y: np.ndarray, group: str) -> dict[str, Any]:
     changes = np.flatnonzero(np.diff(y))
     keep = np.unique(np.concatenate([[0], changes, changes + 1, [len(y) - 1]]))
     return {

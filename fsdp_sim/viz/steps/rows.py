@@ -11,7 +11,7 @@ import numpy as np
 from fsdp_sim.timeline import Lane
 from fsdp_sim.viz import theme
 from fsdp_sim.viz.steps.bars import Bars
-from fsdp_sim.viz.steps.step_view import Group
+from fsdp_sim.viz.steps.step_view import LaneGroup
 
 THIN = {Lane.AG_COPY_IN: 0.5, Lane.PRE_UNSHARD: 0.5}  # height of a row in lanes; 1 when not named
 BAR = 0.92  # of the height of its row
@@ -20,7 +20,7 @@ RANK_GAP = 0.45
 
 
 @dataclass(frozen=True)
-class Rows:
+class LaneRows:
     """The rows of one timeline.
 
     Attributes:
@@ -49,7 +49,7 @@ class Rows:
         }
 
 
-def rows_of(groups: Iterable[Group]) -> Rows:
+def rows_of(groups: Iterable[LaneGroup]) -> LaneRows:
     """The rows of some groups, with a gap between two of them."""
     centres: dict[tuple[int, Lane], float] = {}
     labels: list[tuple[float, str]] = []
@@ -65,4 +65,4 @@ def rows_of(groups: Iterable[Group]) -> Rows:
                 label = group.label if lane is group.lanes[0] else theme.LANE_NAMES[lane]
                 labels.append((centres[group.rank, lane], label))
         bands.append((top, end))
-    return Rows(centres, labels, bands, end)
+    return LaneRows(centres, labels, bands, end)

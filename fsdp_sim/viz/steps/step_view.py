@@ -42,7 +42,7 @@ class PhaseSpan(NamedTuple):
     end_s: float
 
 
-class Group(NamedTuple):
+class LaneGroup(NamedTuple):
     """Rows that belong together, the lanes of a rank or of what stands for several; the label is of the first row."""
 
     rank: int
@@ -84,13 +84,13 @@ class StepView:
     def _events(self, rows: Iterable[int]) -> tuple[Event, ...]:
         return tuple(self.timeline.events[row] for row in rows)
 
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[LaneGroup]:
         """The rows to draw: of each chosen rank a row per lane that occurs; compute always."""
         found = []
         for rank in self.ranks:
             lanes = self.timeline.columns["lane"]
             used = {lanes[row] for row in self.rows_of(rank)} | {Lane.COMPUTE}
-            found.append(Group(rank, f"<b>rank {rank}</b> · compute", tuple(lane for lane in Lane if lane in used)))
+            found.append(LaneGroup(rank, f"<b>rank {rank}</b> · compute", tuple(lane for lane in Lane if lane in used)))
         return found
 
     @cached_property

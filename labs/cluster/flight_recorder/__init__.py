@@ -16,7 +16,7 @@ Source: torch/csrc/distributed/c10d/FlightRecorder.hpp; torch's own reader, for 
 """
 
 from fsdp_sim.measure.flight_recorder import recorded, write
-from labs.cluster.flight_recorder.diagnosis import Finding, diagnose, unit_of
+from labs.cluster.flight_recorder.diagnosis import Mismatch, diagnose, unit_of
 from labs.cluster.flight_recorder.dumps import Dump, Entry, Group, read
 
 __all__ = ["Dump", "Entry", "Finding", "Group", "diagnose", "read", "recorded", "unit_of", "write"]

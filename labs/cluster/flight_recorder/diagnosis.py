@@ -15,7 +15,7 @@ from labs.wrapping.precision import DTYPES
 
 
 @dataclass(frozen=True)
-class Finding:
+class Mismatch:
     """Ranks of one group that are not at the same collective.
 
     Attributes:
@@ -44,7 +44,7 @@ class Finding:
         return f"{listed(self.missing)} never came to {what}; {listed(self.waiting)} {waits} in it"
 
 
-def diagnose(dumps: Mapping[int, Dump], step: Sequence[Instruction] = ()) -> list[Finding]:
+def diagnose(dumps: Mapping[int, Dump], step: Sequence[Instruction] = ()) -> list[Mismatch]:
     """Where ranks have stopped: first what is the cause, then what follows from it.
 
     A rank that waits in one group is missing in another. So the cause is a group whose missing ranks wait nowhere.
@@ -65,7 +65,7 @@ def _groups(dumps: Mapping[int, Dump]) -> list[str]:
     return list(dict.fromkeys(entry.process_group[0] for dump in dumps.values() for entry in dump.entries))
 
 
-def _look(name: str, dumps: Mapping[int, Dump], step: Sequence[Instruction]) -> Finding | None:
+def _look(name: str, dumps: Mapping[int, Dump], step: Sequence[Instruction]) -> Mismatch | None:
     mine: dict[int, dict[int, Entry]] = {}
     for rank, dump in dumps.items():
         known = msgspec.json.decode(dump.pg_config[name].ranks, type=list[int]) if name in dump.pg_config else []
@@ -90,7 +90,7 @@ def _look(name: str, dumps: Mapping[int, Dump], step: Sequence[Instruction]) -> 
         other = at[others[0]] if others else None
         mismatch = f"{other.kind} of {other.numel:,} elements" if other else ""
         kind = f"{most.kind} of {most.numel:,} elements," if other and other.kind == most.kind else most.kind
-        return Finding(most.process_group[1], seq, kind.rstrip(","), unit, waiting, missing, mismatch)
+        return Mismatch(most.process_group[1], seq, kind.rstrip(","), unit, waiting, missing, mismatch)
     return None
 
 

@@ -25,7 +25,7 @@ As a command: ``python -m labs.cluster.pretend --help``. The GPU's path was neve
 """
 
 from labs.cluster.pretend.comparison import CAVEAT, StepPieces, compare, predict, predicted_timeline, pretend, timed
-from labs.cluster.pretend.session import Run, Session, Setup, session
+from labs.cluster.pretend.session import PretendedRun, Session, Setup, session
 
 __all__ = [
     "CAVEAT", "Run", "Session", "Setup", "StepPieces", "compare", "predict", "predicted_timeline", "pretend", "session",

@@ -23,7 +23,7 @@ from labs.cluster.pretend.network import seconds_on
 from labs.cluster.pretend.recorder import Piece
 from labs.cluster.pretend.session import Setup, session
 from labs.config import TrainConfig
-from labs.experiments.result import Result, ResultRow, this_machine
+from labs.experiments.result import Result, LabResult, this_machine
 
 CAVEAT = (
     "The loss means nothing: what other ranks would send is not there, copies of rank 0's shards stand in for it. "
@@ -162,7 +162,7 @@ def compare(
     Raises:
         ValueError: as `pretend`.
     """
-    rows: list[ResultRow] = []
+    rows: list[LabResult] = []
     timelines: dict[str, Timeline] = {}
     for setup in setups.values():
         setup.check()
@@ -182,9 +182,9 @@ def compare(
         between_s = setup.simulation.between_steps_s if on_gpu else 0.0
         exposed_s = engine.exposure(run).exposed_s
         rows += [
-            ResultRow(name, "step time", 1e3 * (run.step_time_s() + between_s), 1e3 * measured.step_time_s, "ms"),
-            ResultRow(name, "exposed communication", 1e3 * exposed_s, 1e3 * measured.exposed_comm_s, "ms"),
-            ResultRow(name, "peak memory", setup.simulation.peak_memory_bytes / 2**20, peak_bytes / 2**20, "MiB"),
+            LabResult(name, "step time", 1e3 * (run.step_time_s() + between_s), 1e3 * measured.step_time_s, "ms"),
+            LabResult(name, "exposed communication", 1e3 * exposed_s, 1e3 * measured.exposed_comm_s, "ms"),
+            LabResult(name, "peak memory", setup.simulation.peak_memory_bytes / 2**20, peak_bytes / 2**20, "MiB"),
         ]
     device = next(iter(setups.values())).device
     notes = (CAVEAT,) if device.type == "cuda" else (CAVEAT, ON_CPU)

@@ -15,8 +15,8 @@ from torch import distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
 from fsdp_sim.timeline import Op
-from labs.cluster.pretend.network import Message, Wire
-from labs.cluster.pretend.recorder import Tape
+from labs.cluster.pretend.network import Message, PretendedWire
+from labs.cluster.pretend.recorder import PretendedTape
 
 NEEDED = ("set_custom_all_gather", "set_custom_reduce_scatter", "set_all_reduce_hook")
 
@@ -38,7 +38,7 @@ def check_hooks(of: type = FSDPModule) -> None:
 class AllGather:
     """An all-gather that finds only this rank's shard, and copies it to where the others' would arrive."""
 
-    def __init__(self, unit: str, wire: Wire, tape: Tape) -> None:
+    def __init__(self, unit: str, wire: PretendedWire, tape: PretendedTape) -> None:
         self.unit, self.wire, self.tape = unit, wire, tape
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -68,7 +68,7 @@ class ReduceScatter:
         reduced: called when it is issued.
     """
 
-    def __init__(self, unit: str, wire: Wire, tape: Tape, reduced: Callable[[str], None]) -> None:
+    def __init__(self, unit: str, wire: PretendedWire, tape: PretendedTape, reduced: Callable[[str], None]) -> None:
         self.unit, self.wire, self.tape, self.reduced = unit, wire, tape, reduced
         self._copying_in = False
 
@@ -112,7 +112,7 @@ class AllReduce:
     """
 
     def __init__(
-        self, unit: str, wire: Wire, tape: Tape, reduced: Callable[[str], None], copies: int, stride: int
+        self, unit: str, wire: PretendedWire, tape: PretendedTape, reduced: Callable[[str], None], copies: int, stride: int
     ) -> None:
         self.unit, self.wire, self.tape, self.reduced = unit, wire, tape, reduced
         self.copies, self.stride = copies, stride
@@ -127,7 +127,7 @@ class AllReduce:
 
 
 def give_hooks(
-    units: dict[str, Any], mesh_shape: tuple[int, ...], wire: Wire, tape: Tape, reduced: Callable[[str], None]
+    units: dict[str, Any], mesh_shape: tuple[int, ...], wire: PretendedWire, tape: PretendedTape, reduced: Callable[[str], None]
 ) -> None:
     """Give each unit its collectives.
 

@@ -17,7 +17,7 @@ from torch import distributed as dist
 from fsdp_sim.cost.collectives import collective_s
 from fsdp_sim.simulation import Simulation
 from fsdp_sim.timeline import Op
-from labs.cluster.pretend.recorder import Tape
+from labs.cluster.pretend.recorder import PretendedTape
 from labs.cluster.pretend.streams import Arrival, Clocks, Event
 
 
@@ -61,7 +61,7 @@ def seconds_on(simulation: Simulation) -> Seconds:
     return seconds
 
 
-class Wire(Protocol):
+class PretendedWire(Protocol):
     """Carries messages on the current stream."""
 
     def carry(self, message: Message, move: Callable[[], object], async_op: bool = False) -> dist.Work | None:
@@ -71,7 +71,7 @@ class Wire(Protocol):
 class ClockWire:
     """On CPUs: the stream's clock is set to when the wire is done. The bytes are moved by the thread, before that."""
 
-    def __init__(self, seconds: Seconds, clocks: Clocks, tape: Tape) -> None:
+    def __init__(self, seconds: Seconds, clocks: Clocks, tape: PretendedTape) -> None:
         self.seconds, self.clocks, self.tape = seconds, clocks, tape
         self._free_s: dict[str, float] = {}  # when each communicator is
 
@@ -100,7 +100,7 @@ class GpuWire:
     NCCL's. Untested without a GPU.
     """
 
-    def __init__(self, seconds: Seconds, tape: Tape) -> None:
+    def __init__(self, seconds: Seconds, tape: PretendedTape) -> None:
         self.seconds, self.tape = seconds, tape
         self.cycles_per_s, self.copied_bytes_per_s = _spin_rate(), _copy_rate()
         self._free: dict[str, torch.cuda.Event] = {}  # reached when each communicator is free

@@ -58,7 +58,7 @@ class GpuClock:
         return float(self.begin.elapsed_time(moment)) * 1e-3
 
 
-class Mark(NamedTuple):
+class PretendedMark(NamedTuple):
     """From ``moment`` on the compute stream does this; ``op`` is None while it waits."""
 
     moment: Any
@@ -68,7 +68,7 @@ class Mark(NamedTuple):
     phase: Phase
 
 
-class Collective(NamedTuple):
+class PretendedCollective(NamedTuple):
     """A collective, with its moments."""
 
     op: Op
@@ -82,7 +82,7 @@ class Collective(NamedTuple):
     phase: Phase
 
 
-class Tape:
+class PretendedTape:
     """The recording of a run.
 
     Attributes:
@@ -94,12 +94,12 @@ class Tape:
         self.clock = clock
         self.on_thread = isinstance(clock, ThreadClock)
         self.step, self.phase = 0, Phase.NONE
-        self.marks: list[Mark] = []
-        self.collectives: list[Collective] = []
+        self.marks: list[PretendedMark] = []
+        self.collectives: list[PretendedCollective] = []
 
     def mark(self, op: Op | None, unit: str = "") -> None:
         """From now on the compute stream does this."""
-        self.marks.append(Mark(self.clock.now(), op, unit, self.step, self.phase))
+        self.marks.append(PretendedMark(self.clock.now(), op, unit, self.step, self.phase))
 
     def thread(self, op: Op, unit: str) -> None:
         """From now on the thread does this, which on a GPU is no work of the compute stream."""
@@ -124,10 +124,10 @@ class Tape:
 
     def collective(self, op: Op, unit: str, n_bytes: int, group_size: int, issue: Any, start: Any, end: Any) -> None:
         self.collectives.append(
-            Collective(op, unit, n_bytes, group_size, issue, start, end, self.step, self.phase)
+            PretendedCollective(op, unit, n_bytes, group_size, issue, start, end, self.step, self.phase)
         )  # fmt: skip
 
-    def spans(self) -> list[tuple[Mark, float, float]]:
+    def spans(self) -> list[tuple[PretendedMark, float, float]]:
         """Marks with start and end in seconds; without waits. The last mark only ends what was before it."""
         moments = [self.clock.seconds(mark.moment) for mark in self.marks]
         spans = zip(self.marks, moments, moments[1:], strict=False)

@@ -25,8 +25,8 @@ from fsdp_sim.timeline import Op, Phase, Timeline
 from fsdp_sim.timeline.analysis import exposed_comm_s, median_step, step_time_s
 from fsdp_sim.words import human_bytes
 from labs.cluster.pretend.hooks import check_hooks, give_hooks
-from labs.cluster.pretend.network import ClockWire, GpuWire, Seconds, Wire, instant
-from labs.cluster.pretend.recorder import Clock, GpuClock, Piece, Tape, ThreadClock
+from labs.cluster.pretend.network import ClockWire, GpuWire, Seconds, PretendedWire, instant
+from labs.cluster.pretend.recorder import Clock, GpuClock, Piece, PretendedTape, ThreadClock
 from labs.cluster.pretend.streams import Clocks
 from labs.cluster.process_group import RankPlace
 from labs.config import TrainConfig
@@ -114,7 +114,7 @@ class Setup:
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class PretendedRun:
     """Some steps of rank 0.
 
     Attributes:
@@ -160,11 +160,11 @@ class Session:
         self._x, self._y = tokens[:, :-1], tokens[:, 1:]
         self._micro_batches = rows // (setup.config.micro_batch or rows)
 
-    def train(self, steps: int, seconds: Seconds = instant) -> Run:
+    def train(self, steps: int, seconds: Seconds = instant) -> PretendedRun:
         """Train for some steps, recorded, over a wire on which messages take so long."""
         clock: Clock = GpuClock() if self._clocks is None else ThreadClock()
-        tape = Tape(clock)
-        wire: Wire
+        tape = PretendedTape(clock)
+        wire: PretendedWire
         if self._clocks is None:
             wire = GpuWire(seconds, tape)
         else:
@@ -177,7 +177,7 @@ class Session:
             tape.mark(None)
         value = float(loss)  # on a GPU this waits for it
         timeline = tape.timeline(self.setup.place.world_size, this_machine(self.setup.device), self.setup.device.type)
-        return Run(timeline, tape.pieces(), value)
+        return PretendedRun(timeline, tape.pieces(), value)
 
     def peak_bytes(self) -> int:
         """The most bytes of tensors alive in a step; train one before, which makes the optimizer's state and, on a GPU,
@@ -197,7 +197,7 @@ class Session:
                 change[-1 if a.died is None else min(a.died, len(change) - 1)] -= a.bytes
         return int(change[:-1].cumsum().max())
 
-    def _step(self, tape: Tape) -> torch.Tensor:
+    def _step(self, tape: PretendedTape) -> torch.Tensor:
         self.optimizer.zero_grad(set_to_none=True)
         n, weight = self._micro_batches, self.wrapped.replicas / (self.setup.config.global_batch * self._x.shape[1])
         for i, (x, y) in enumerate(zip(self._x.chunk(n), self._y.chunk(n), strict=True)):
@@ -214,7 +214,7 @@ class Session:
         return loss.detach()
 
     @contextmanager
-    def _watched(self, tape: Tape, wire: Wire) -> Iterator[None]:
+    def _watched(self, tape: PretendedTape, wire: PretendedWire) -> Iterator[None]:
         """Give the units their collectives, and have the tape told which unit computes."""
         inner = {name: module for name, module in self._units.items() if name != ROOT}
         after_forward, after_backward = (_root_parts(order, inner) for order in (self._forward, self._backward))
@@ -240,7 +240,7 @@ def _root_parts(order: list[str], inner: dict[str, Any]) -> dict[str, str]:
     return {unit: part for unit, part in pairwise(order) if unit in inner and part not in inner}
 
 
-def _watch(name: str, module: Any, tape: Tape, root_part: str | None, hooks: ExitStack) -> None:
+def _watch(name: str, module: Any, tape: PretendedTape, root_part: str | None, hooks: ExitStack) -> None:
     """Marks inside of FSDP's own hooks, which were there before: FSDP's come first before a module, last after it."""
 
     def backward_of(module: Any, args: Any, output: Any) -> None:
@@ -268,7 +268,7 @@ def session(setup: Setup) -> Iterator[Session]:
             "pretend cluster makes a fake one of its own: call torch.distributed.destroy_process_group() first"
         )
     on_gpu = setup.device.type == "cuda"
-    clocks = None if on_gpu else Clocks(Tape(ThreadClock()))
+    clocks = None if on_gpu else Clocks(PretendedTape(ThreadClock()))
     with ExitStack() as stack:
         if clocks is not None:
             keep_freed_memory()

@@ -24,7 +24,7 @@ import torch
 from torch import distributed as dist
 
 from fsdp_sim.timeline import Op
-from labs.cluster.pretend.recorder import Tape
+from labs.cluster.pretend.recorder import PretendedTape
 
 FULLY_SHARD = "torch.distributed.fsdp._fully_shard"
 
@@ -90,7 +90,7 @@ class Clocks:
         tape: is told when the thread waits, and when the copies out of what was gathered begin.
     """
 
-    def __init__(self, tape: Tape) -> None:
+    def __init__(self, tape: PretendedTape) -> None:
         self.tape = tape
         self.Stream, self.Event = partial(Stream, self), partial(Event, self)
         self.compute = Stream(self)

@@ -7,10 +7,10 @@ from labs.cluster.torchrun import train
 from labs.experiments.checklist import has_compiler
 from labs.experiments.compile.activation_checkpointing import ROWS, arguments, checkpointing
 from labs.experiments.compile.transform_orders import lengths_rows, order_rows, orders
-from labs.experiments.result import Result, ResultRow, this_machine
+from labs.experiments.result import Result, LabResult, this_machine
 
 
-def compiled(ranks: int = 2, n_layer: int = 5, device: str = "cpu") -> list[ResultRow]:
+def compiled(ranks: int = 2, n_layer: int = 5, device: str = "cpu") -> list[LabResult]:
     """The trainer, compiled in the right order, beside the trainer as it is.
 
     Raises:
@@ -22,9 +22,9 @@ def compiled(ranks: int = 2, n_layer: int = 5, device: str = "cpu") -> list[Resu
     run = train(*arguments(n_layer), *asked, ranks=ranks, device=device)
     worst = max(abs(a / b - 1) for a, b in zip(run.losses, eager.losses, strict=True))
     return [
-        ResultRow("eager", "step time", None, 1e3 * eager.report["step_s"], "ms"),
-        ResultRow(f"compiled, {backend}", "step time", None, 1e3 * run.report["step_s"], "ms"),
-        ResultRow(f"compiled, {backend}", "losses differ by", None, worst, "relative"),
+        LabResult("eager", "step time", None, 1e3 * eager.report["step_s"], "ms"),
+        LabResult(f"compiled, {backend}", "step time", None, 1e3 * run.report["step_s"], "ms"),
+        LabResult(f"compiled, {backend}", "losses differ by", None, worst, "relative"),
     ]
 
 

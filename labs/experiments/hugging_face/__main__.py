@@ -28,7 +28,7 @@ from fsdp_sim.ranks import RanksError
 from labs.cluster.process_group import RankPlace, find_device, process_group, use_threads
 from labs.experiments.hugging_face import models
 from labs.experiments.hugging_face.batches import Task
-from labs.experiments.hugging_face.measuring import Job, watch
+from labs.experiments.hugging_face.measuring import MeasuredTraining, watch
 from labs.experiments.hugging_face.predicting import predict
 from labs.experiments.hugging_face.run_hugging_face import WAYS, compared, run
 from labs.experiments.result import Result, this_machine
@@ -107,7 +107,7 @@ def trained(options: HuggingFaceOptions, place: RankPlace) -> Result:
         hide()  # Accelerate tells fully_shard no mesh, and torch would choose the GPU that is too few
     use_threads(place)
     name = f"{family} {options.through}"
-    job = Job.of(WAYS[options.through], task, options.steps)
+    job = MeasuredTraining.of(WAYS[options.through], task, options.steps)
     with process_group(place, device, TIMEOUT_S):
         seen = watch({name: job}, device)[name]
         dist.barrier()

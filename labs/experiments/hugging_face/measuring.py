@@ -53,7 +53,7 @@ class RankMeasurement:
 
 
 @dataclass(frozen=True)
-class Job:
+class MeasuredTraining:
     """One training: how it starts, of what, and the whole batches, of which the last three are used to look."""
 
     start: Start
@@ -61,18 +61,18 @@ class Job:
     whole: list[Batch]
 
     @classmethod
-    def of(cls, start: Start, task: Task, steps: int) -> Job:
+    def of(cls, start: Start, task: Task, steps: int) -> MeasuredTraining:
         """A training of ``steps``. Makes the batches, so that ranks need not."""
         return cls(start, task, batches(task, steps + LOOKING_STEPS))
 
 
-def watch(jobs: Mapping[str, Job], device: torch.device | None = None) -> dict[str, RankMeasurement]:
+def watch(jobs: Mapping[str, MeasuredTraining], device: torch.device | None = None) -> dict[str, RankMeasurement]:
     """Train each, one after the other. A collective call; returns what this rank saw."""
     warnings.filterwarnings("ignore", message=".*returned a view tensor.*")  # T5's blocks do; nothing changes it
     return {name: _watch(job, device or torch.device("cpu")) for name, job in jobs.items()}
 
 
-def _watch(job: Job, device: torch.device) -> RankMeasurement:
+def _watch(job: MeasuredTraining, device: torch.device) -> RankMeasurement:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     started = job.start(job.task, device)
     targets = [n_targets(batch) for batch in job.whole]

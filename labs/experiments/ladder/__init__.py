@@ -53,7 +53,7 @@ MORE_MEMORY = 1.02  # a twin may hold so much more at its peak: the mini's own b
 
 
 @dataclasses.dataclass(frozen=True)
-class Comparison:
+class RungComparison:
     """How a rung compares with another.
 
     Attributes:
@@ -95,8 +95,8 @@ class RungResult:
     parameter_norms: list[float]
     collectives: dict[Phase, dict[Op, Count]]
     peak_bytes: int
-    against_above: Comparison | None
-    against_one: Comparison | None
+    against_above: RungComparison | None
+    against_one: RungComparison | None
     twin: str
     program: Divergence | None
     memory: Divergence | None
@@ -225,13 +225,13 @@ def _climb_one(
     by_name = {c.name: c for c in seen}
     n_shards = rung.n_shards(ranks) if rung.n_shards else None
 
-    def compare(other: _ComparedRun | None) -> Comparison | None:
+    def compare(other: _ComparedRun | None) -> RungComparison | None:
         if other is None:
             return None
         same_order = other.name != ONE and len(other.runs) == ranks
         tolerances = (None, setting.tolerance if same_order else to_one)
         bitwise, beyond = (first_divergence(other.runs, runs, tolerance, noise, n_shards) for tolerance in tolerances)
-        return Comparison(other.name, bitwise, beyond, largest_error(other.runs, runs, noise))
+        return RungComparison(other.name, bitwise, beyond, largest_error(other.runs, runs, noise))
 
     twin = by_name.get(rung.twin)
     if rung.only_twin:

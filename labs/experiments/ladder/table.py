@@ -12,7 +12,7 @@ from labs.experiments.ladder.divergence import ORDERS, Divergence, ranges
 from labs.experiments.ladder.rungs import RUNGS
 
 if TYPE_CHECKING:
-    from labs.experiments.ladder import Comparison, Count, Ladder, RungResult
+    from labs.experiments.ladder import RungComparison, Count, Ladder, RungResult
 
 SHORT = {Op.ALL_GATHER: "AG", Op.REDUCE_SCATTER: "RS", Op.ALL_REDUCE: "AR", Op.BROADCAST: "BC"}
 EQUAL, CLOSE, OFF = "=", "≈", "✗"
@@ -59,7 +59,7 @@ def _counted(collectives: dict[Op, Count]) -> str:
     return " + ".join(f"{n} {SHORT.get(op, str(op))}" for op, (n, _) in collectives.items()) or "–"
 
 
-def _compared(comparison: Comparison | None) -> str:
+def _compared(comparison: RungComparison | None) -> str:
     if comparison is None:
         return "–"
     if comparison.beyond is not None:
@@ -154,7 +154,7 @@ def as_json(ladder: Ladder) -> dict[str, Any]:
         keys = ("step", "what", "unit", "tensor", "error", "ranks", "rows", "shard_of")
         return {key: getattr(found, key) for key in keys} | {"text": str(found)}
 
-    def comparison(c: Comparison | None) -> dict[str, Any] | None:
+    def comparison(c: RungComparison | None) -> dict[str, Any] | None:
         if c is None:
             return None
         return {"rung": c.against, "error": c.error, "first_bit": divergence(c.bitwise),

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 
 from fsdp_sim.ranks import RanksError, run
-from labs.cluster.flight_recorder import Dump, Finding, diagnose, read, recorded
+from labs.cluster.flight_recorder import Dump, Mismatch, diagnose, read, recorded
 from labs.cluster.process_group import RankPlace
 from labs.config import TrainConfig
 from labs.experiments.nodes.traffic import program_of
@@ -43,7 +43,7 @@ class Hang:
     """
 
     dumps: dict[int, Dump]
-    findings: list[Finding]
+    findings: list[Mismatch]
     watchdog: str
     why: str
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from labs.experiments.nodes.agents import Agents, started
 from labs.experiments.nodes.namespaces import two_nodes
-from labs.experiments.result import Result, ResultRow, this_machine
+from labs.experiments.result import Result, LabResult, this_machine
 
 SAVE_EVERY = 3
 STEPS = 8
@@ -54,9 +54,9 @@ def lose_a_node(*, apart: bool | None = None) -> Result:
     differ = max((abs(after[step] - before[step]) for step in range(resumed, done)), default=math.nan)
     name = f"node 1 killed after {done} steps"
     rows = (
-        ResultRow(name, "resumed from step", done - done % SAVE_EVERY, resumed, ""),
-        ResultRow(name, "steps in the end", STEPS, len(after), ""),
-        ResultRow(name, "loss of steps done twice differs by", 0.0, differ, ""),
+        LabResult(name, "resumed from step", done - done % SAVE_EVERY, resumed, ""),
+        LabResult(name, "steps in the end", STEPS, len(after), ""),
+        LabResult(name, "loss of steps done twice differs by", 0.0, differ, ""),
     )
     return Result("nodes", "measured", rows, this_machine("cpu", 4), notes=(description,))
 

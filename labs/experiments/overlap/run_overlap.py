@@ -17,7 +17,7 @@ from labs.experiments.overlap.issue_order import configs, order_rows, predicted_
 from labs.experiments.overlap.limiter import limiter_rows
 from labs.experiments.overlap.step_times import SLOW, on_gpus, on_slow_network
 from labs.experiments.prefetch import Experiment
-from labs.experiments.result import Result, ResultRow, this_machine
+from labs.experiments.result import Result, LabResult, this_machine
 from labs.measure.simulated import gpu_here
 
 MINIS = {"no forward prefetch": None, "forward prefetch 1": 1}
@@ -57,7 +57,7 @@ def run(
         raise ValueError(f"cluster={cluster}: step times are predicted from a file for CPU ranks only; use device=cpu")
     base = TrainConfig(model=model, global_batch=ranks * rows, seq_len=seq_len, device=device)
     settings = configs(base)
-    calibrated: list[ResultRow] = []
+    calibrated: list[LabResult] = []
     if cluster:
         minis = {f"mini-FSDP, {name}": base.replace(api="mini", forward_prefetch=n) for name, n in MINIS.items()}
         calibrated = calibrated_rows(settings | minis, ranks, Cluster.from_file(cluster), network)

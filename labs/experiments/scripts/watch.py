@@ -31,7 +31,7 @@ KINDS = {
 }
 
 
-class Collective(msgspec.Struct, frozen=True):
+class IssuedCollective(msgspec.Struct, frozen=True):
     """What was issued; ``bytes`` of the whole message: what an all-gather puts out, a reduce-scatter takes in."""
 
     kind: str
@@ -42,7 +42,7 @@ class RankStep(msgspec.Struct, frozen=True):
     """One step of one rank."""
 
     peak_bytes: int
-    collectives: list[Collective]
+    collectives: list[IssuedCollective]
 
 
 class Collectives(TorchDispatchMode):
@@ -50,7 +50,7 @@ class Collectives(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: list[Collective] = []
+        self.seen: list[IssuedCollective] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
@@ -58,7 +58,7 @@ class Collectives(TorchDispatchMode):
         name = func._schema.name.partition("::")[2]
         if func.namespace in ("c10d", "_c10d_functional") and name != "wait_tensor":
             tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-            self.seen.append(Collective(KINDS.get(name, name), max((t.nbytes for t in tensors), default=0)))
+            self.seen.append(IssuedCollective(KINDS.get(name, name), max((t.nbytes for t in tensors), default=0)))
         return func(*args, **(kwargs or {}))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 
-from fsdp_sim.learn.classroom.plans import Plan, Slot, clock, minutes_of
+from fsdp_sim.learn.classroom.plans import LessonPlan, LessonSlot, clock, minutes_of
 from fsdp_sim.learn.classroom.sections import Section, sections
 from fsdp_sim.learn.find import load
 from notebooks.masters.slides import words
@@ -20,13 +20,13 @@ ASK = "Say where one can ask until then, and that an exercise has three hints."
 Decks = Mapping[str, Deck]
 
 
-def chapters_of(plan: Plan) -> list[str]:
+def chapters_of(plan: LessonPlan) -> list[str]:
     """The notebooks whose slides a plan shows."""
     found = [sections()[row.section].notebook for row in plan.row if row.section]
     return list(dict.fromkeys(found))
 
 
-def deck(plan: Plan, chapters: Decks) -> Deck:
+def deck(plan: LessonPlan, chapters: Decks) -> Deck:
     """The deck of a plan.
 
     Args:
@@ -42,13 +42,13 @@ def deck(plan: Plan, chapters: Decks) -> Deck:
     return Deck(plan.name, plan.title, (*slides, _remember(plan)))
 
 
-def mark(row: Slot) -> str:
+def mark(row: LessonSlot) -> str:
     """When a row is, and how: what its notes begin with."""
     late = " May be skipped when late." if row.skip_when_late else ""
     return f"**{row.at} to {clock(row.minute + row.minutes)}, {row.mode}.**{late}"
 
 
-def told(row: Slot) -> str:
+def told(row: LessonSlot) -> str:
     """What the one who teaches does and says in a row."""
     run = ""
     if row.run:
@@ -57,7 +57,7 @@ def told(row: Slot) -> str:
     return f"{mark(row)} {_sentence(row.what)}{run}{say}"
 
 
-def _row(row: Slot, plan: Plan, chapters: Decks, *, shown: Slide) -> list[Slide]:
+def _row(row: LessonSlot, plan: LessonPlan, chapters: Decks, *, shown: Slide) -> list[Slide]:
     """The slides of a row; the first of them is left out if it is still on the screen."""
     found = _slides_of(row, plan, chapters)
     if len(found) > 1 and (found[0].section, found[0].cell, found[0].kind) == (shown.section, shown.cell, shown.kind):
@@ -66,7 +66,7 @@ def _row(row: Slot, plan: Plan, chapters: Decks, *, shown: Slide) -> list[Slide]
     return [first.with_notes(told(row)), *(slide.with_notes(f"{mark(row)} Goes on.") for slide in others)]
 
 
-def _slides_of(row: Slot, plan: Plan, chapters: Decks) -> list[Slide]:
+def _slides_of(row: LessonSlot, plan: LessonPlan, chapters: Decks) -> list[Slide]:
     if row.mode == "break":
         back = clock(row.minute + row.minutes)
         return [Slide("break", "Break", f"<p>{row.minutes} minutes: we go on at {back}</p>", over=plan.title)]
@@ -108,30 +108,30 @@ def _cell(section: Section, run: str) -> int:
     return next((number for number in runs if cells[number].source in section.text), -1)
 
 
-def _title(plan: Plan) -> Slide:
+def _title(plan: LessonPlan) -> Slide:
     body = f"<p>{words.inline(plan.for_whom)}</p>"
     notes = (f"Before it begins: {plan.before.strip()}",)
     return Slide("title", escape(plan.title), body, over=f"Learn FSDP · {plan.length}", notes=notes)
 
 
-def _outcomes(plan: Plan) -> Slide:
+def _outcomes(plan: LessonPlan) -> Slide:
     notes = ("Read one of these out, and say that it will be tried, not told.",)
     return Slide("list", "At the end you can", _list(plan.outcomes), over=escape(plan.title), notes=notes)
 
 
-def _remember(plan: Plan) -> Slide:
+def _remember(plan: LessonPlan) -> Slide:
     notes = ("Ask each to pick one of these and to say it to a neighbour.",)
     return Slide("list", "What to remember: now you can", _list(plan.outcomes), over=escape(plan.title), notes=notes)
 
 
-def _week(plan: Plan, week: int) -> Slide:
+def _week(plan: LessonPlan, week: int) -> Slide:
     chapters = dict.fromkeys(sections()[row.section].notebook for row in plan.session(week) if row.section)
     titles = "<br>".join(words.inline(sections()[name[:2]].heading) for name in chapters)
     said = f"{plan.minutes} minutes: {', '.join(row.what.rstrip('.') for row in plan.session(week)[:2])}, and more."
     return Slide("title", f"Week {week}", f"<p>{titles}</p>", over=escape(plan.title), notes=(said,))
 
 
-def _homework(plan: Plan, week: int) -> Iterator[Slide]:
+def _homework(plan: LessonPlan, week: int) -> Iterator[Slide]:
     """What is done until next time: what to work through, then the exercises, some on a slide."""
     title, over = "Until next time" if week < plan.sessions else "To go on", f"Week {week}"
     for homework in (homework for homework in plan.homework if homework.week == week):

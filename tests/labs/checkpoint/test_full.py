@@ -21,7 +21,7 @@ from fsdp_sim.ranks import run
 from labs.checkpoint import Checkpointer
 from labs.checkpoint.full import check_weights, fill, load_weights, read_full, write_full
 from labs.checkpoint.state import State, local, read_state, whole, write_state
-from labs.checkpoint.tensors import Index, Tensors
+from labs.checkpoint.tensors import Index, TensorFiles
 from labs.cluster.process_group import RankPlace
 from labs.config import TrainConfig
 from labs.loop.optimizer import make_optimizer
@@ -209,7 +209,7 @@ def test_weights_start_a_model_of_any_way(ranks: int, tmp_path: Path) -> None:
 
 
 def test_a_rank_reads_its_slices_and_no_more(written: dict[tuple[str, int], Written], folder: Path) -> None:
-    class Counted(Tensors):
+    class Counted(TensorFiles):
         read_bytes = 0
 
         def read(self, name: str, index: Index) -> torch.Tensor:

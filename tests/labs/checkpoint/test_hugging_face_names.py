@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from labs.checkpoint.full import load_weights, open_weights, write_full
 from labs.checkpoint.hugging_face_names import write_model
 from labs.checkpoint.state import read_state
-from labs.checkpoint.tensors import Tensors, read_whole
+from labs.checkpoint.tensors import TensorFiles, read_whole
 from labs.model import ModelConfig, build
 from labs.model.gpt import GPT, GPTConfig
 from labs.model.llama import Llama, LlamaConfig
@@ -41,7 +41,7 @@ def exported(model: GPT | Llama, at: Path) -> Path:
     (at / "full").mkdir()
     (at / "hf").mkdir()
     write_full(at / "full", read_state(model))
-    write_model(at / "hf", Tensors(at / "full"), model.config)
+    write_model(at / "hf", TensorFiles(at / "full"), model.config)
     return at / "hf"
 
 

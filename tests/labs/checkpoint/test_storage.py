@@ -11,7 +11,7 @@ from fsdp_sim.ranks import run
 from labs.checkpoint import Checkpointer, storage
 from labs.checkpoint.hashing import CHUNK_BYTES, write_file
 from labs.checkpoint.index import INDEX, Index, Piece, SavedTensor, check_fits, read_index
-from labs.checkpoint.storage import Writer, bytes_of
+from labs.checkpoint.storage import PieceWriter, bytes_of
 
 
 def test_the_bytes_of_tensors_come_in_order_whatever_their_form(tmp_path):
@@ -212,7 +212,7 @@ def test_a_file_that_came_out_shorter_than_planned_is_no_checkpoint(tmp_path, mo
 
 def test_what_is_no_tensor_is_refused(tmp_path):
     with pytest.raises(BaseException, match="epoch is no tensor; what is not belongs into the progress, as JSON"):
-        dcp.save({"a": torch.zeros(2), "epoch": 3}, storage_writer=Writer(tmp_path), no_dist=True)
+        dcp.save({"a": torch.zeros(2), "epoch": 3}, storage_writer=PieceWriter(tmp_path), no_dist=True)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from labs.checkpoint.tensors import DTYPES, Form, Tensors, in_order, read_whole, write_tensors
+from labs.checkpoint.tensors import DTYPES, Form, TensorFiles, in_order, read_whole, write_tensors
 
 SHAPES = [(2, 3), (7,), (), (0, 4)]
 TENSORS = {
@@ -37,7 +37,7 @@ def test_the_library_reads_what_we_write(tmp_path: Path) -> None:
 
 def test_we_read_what_the_library_writes_and_any_slice_of_it(tmp_path: Path) -> None:
     save_file(TENSORS, tmp_path / "model.safetensors")
-    source = Tensors(tmp_path)
+    source = TensorFiles(tmp_path)
     assert source.forms == FORMS
     for name, tensor in TENSORS.items():
         assert torch.equal(read_whole(source, name), tensor), name
@@ -70,7 +70,7 @@ def test_one_tensor_is_in_memory_at_a_time(tmp_path: Path) -> None:
 
     write_tensors(tmp_path / "model.safetensors", forms, read)
     assert most <= 2  # the next one comes while the last is let go
-    assert Tensors(tmp_path).forms == in_order(forms)
+    assert TensorFiles(tmp_path).forms == in_order(forms)
 
 
 def test_an_index_names_several_files(tmp_path: Path) -> None:
@@ -78,17 +78,17 @@ def test_an_index_names_several_files(tmp_path: Path) -> None:
     save_file({"b": torch.ones(3)}, tmp_path / "model-2.safetensors")
     weight_map = {"a": "model-1.safetensors", "b": "model-2.safetensors"}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    assert Tensors(tmp_path).forms == {"a": Form(torch.float32, (2,)), "b": Form(torch.float32, (3,))}
+    assert TensorFiles(tmp_path).forms == {"a": Form(torch.float32, (2,)), "b": Form(torch.float32, (3,))}
     (tmp_path / "model-2.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match=r"there is no model-2.safetensors in "):
-        Tensors(tmp_path)
+        TensorFiles(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["{", "{}", '{"weight_map": 1}', '{"weight_map": %s}' % ("[" * 100_000)])
 def test_what_is_no_index_is_one_sentence(text: str, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(text)
     with pytest.raises(ValueError, match=r"model.safetensors.index.json is no index of safetensors files"):
-        Tensors(tmp_path)
+        TensorFiles(tmp_path)
 
 
 def test_what_is_wrong_is_said(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
         write_tensors(path, {"a": Form(torch.float32, (3,))}, lambda _: torch.zeros(3))
     path.write_bytes(b"not safetensors")
     with pytest.raises(ValueError, match=r"model.safetensors is not a whole safetensors file: .*; copy or save it"):
-        Tensors(tmp_path)
+        TensorFiles(tmp_path)
     save_file({"a": torch.zeros(2).to(torch.float8_e5m2)}, path)
     with pytest.raises(ValueError, match=r"a has dtype F8_E5M2; save it as F32 or BF16"):
-        Tensors(tmp_path)
+        TensorFiles(tmp_path)

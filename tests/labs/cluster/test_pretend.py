@@ -14,7 +14,7 @@ from labs.cluster.pretend import Setup, compare, network, predict, predicted_tim
 from labs.cluster.pretend.__main__ import main
 from labs.cluster.pretend.hooks import AllGather, ReduceScatter, check_hooks
 from labs.cluster.pretend.network import ClockWire, Message, seconds_on
-from labs.cluster.pretend.recorder import Tape, ThreadClock
+from labs.cluster.pretend.recorder import PretendedTape, ThreadClock
 from labs.cluster.pretend.streams import Clocks
 from labs.config import TrainConfig
 from tests.some import some
@@ -54,7 +54,7 @@ class Group:
 
 class TestWhatTheHooksMove:
     def test_an_all_gather_writes_what_the_others_would_send(self):
-        ranks, wire, tape = 8, Kept(), Tape(ThreadClock())
+        ranks, wire, tape = 8, Kept(), PretendedTape(ThreadClock())
         gather = AllGather("layers.0", wire, tape)
         output = gather.allocate((ranks * 6,), dtype=torch.float32, device=torch.device("cpu"))
         shard = output[:6].copy_(torch.arange(6.0))
@@ -65,7 +65,7 @@ class TestWhatTheHooksMove:
         assert (message.n_bytes, message.moved_bytes, message.group_size) == (24 * ranks, 24 * (ranks - 1), ranks)
 
     def test_a_reduce_scatter_reads_all_of_its_input(self):
-        wire, tape, reduced = Kept(), Tape(ThreadClock()), []
+        wire, tape, reduced = Kept(), PretendedTape(ThreadClock()), []
         scatter = ReduceScatter("layers.0", wire, tape, reduced.append)
         cpu = torch.device("cpu")
         input_, output = (scatter.allocate((n,), dtype=torch.float32, device=cpu) for n in (24, 3))
@@ -123,7 +123,7 @@ class TestTheProgram:
 
 class TestTheWire:
     def test_a_stream_is_held_and_the_thread_goes_on_until_it_waits(self):
-        tape = Tape(ThreadClock())
+        tape = PretendedTape(ThreadClock())
         clocks = Clocks(tape)
         wire = ClockWire(lambda message: 0.05, clocks, tape)
         side = clocks.Stream()
@@ -140,7 +140,7 @@ class TestTheWire:
         assert reached.done_s - issued.done_s > 0.03
 
     def test_collectives_of_a_communicator_queue_up_on_whatever_stream(self):
-        tape = Tape(ThreadClock())
+        tape = PretendedTape(ThreadClock())
         clocks = Clocks(tape)
         wire = ClockWire(lambda message: 1.0, clocks, tape)
         for communicator in ("shard", "shard", "replicate"):
@@ -151,7 +151,7 @@ class TestTheWire:
         assert other.start < first.end
 
     def test_an_asynchronous_one_returns_a_handle(self):
-        tape = Tape(ThreadClock())
+        tape = PretendedTape(ThreadClock())
         clocks = Clocks(tape)
         wire = ClockWire(lambda message: 0.05, clocks, tape)
         work = wire.carry(Message(Op.ALL_GATHER, "a", 8, 8, 2, "shard"), lambda: None, async_op=True)

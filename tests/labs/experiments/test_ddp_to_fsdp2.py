@@ -10,7 +10,7 @@ import torch
 from labs.cluster.torchrun import FailedError
 from labs.experiments import ddp_to_fsdp2
 from labs.experiments.ddp_to_fsdp2 import SCRIPTS, changed_lines, diff, main, run_script
-from labs.experiments.scripts.watch import Collective, RankStep
+from labs.experiments.scripts.watch import IssuedCollective, RankStep
 
 pytestmark = pytest.mark.usefixtures("warm_torchrun")
 
@@ -52,7 +52,7 @@ def test_other_weights_are_found(ran, monkeypatch, change, says):
 
 
 def test_numbers_like_loss_and_norm_are_left_out_of_the_count():
-    rows = ddp_to_fsdp2.totals("x", [Collective("all-reduce", 2**20)], [Collective("all-reduce", 4)])
+    rows = ddp_to_fsdp2.totals("x", [IssuedCollective("all-reduce", 2**20)], [IssuedCollective("all-reduce", 4)])
     assert [(row.quantity, row.predicted, row.measured) for row in rows] == [
         ("all-reduces per step", 1, 0), ("bytes of all-reduces", 1.0, 0.0),
     ]  # fmt: skip

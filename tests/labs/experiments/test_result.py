@@ -9,12 +9,12 @@ import pytest
 from rich.console import Console
 
 from fsdp_sim.timeline import Event, Header, Lane, Op, Timeline
-from labs.experiments.result import MOST_BYTES, Result, ResultRow
+from labs.experiments.result import MOST_BYTES, Result, LabResult
 
 ROWS = (
-    ResultRow("reshard", "step time", 110.0, 100.0, "ms"),
-    ResultRow("reshard", "exposed", 5.0, 0.0, "ms"),
-    ResultRow("<b>kept</b>", "peak memory", None, 12.3456, "MiB"),
+    LabResult("reshard", "step time", 110.0, 100.0, "ms"),
+    LabResult("reshard", "exposed", 5.0, 0.0, "ms"),
+    LabResult("<b>kept</b>", "peak memory", None, 12.3456, "MiB"),
 )
 TIMELINE = Timeline(
     Header(producer="mini", clock="measured", world_size=2),

@@ -16,7 +16,7 @@ from labs.cluster.pretend import Setup
 from labs.config import TrainConfig
 from labs.experiments import tune
 from labs.experiments.gpu_results import record
-from labs.experiments.result import Result, ResultRow
+from labs.experiments.result import Result, LabResult
 from labs.experiments.tune import DEFAULTS, SPACE, TuneOptions, check, choose, front, main, rows_of, search
 
 SMALL = {"activation_checkpointing": ("none", "full"), "reshard_after_forward": (None, False)}
@@ -119,7 +119,7 @@ def test_that_nothing_fits_is_an_answer(plans, monkeypatch, capsys):
 
 @pytest.mark.parametrize(("measured_mib", "status"), [(15.9, 0), (16.1, 1)])
 def test_so_is_whether_what_was_chosen_fits_when_it_is_tried(monkeypatch, capsys, measured_mib, status):
-    tried = ResultRow("fastest that fits", "peak memory", 15.0, measured_mib, "MiB")
+    tried = LabResult("fastest that fits", "peak memory", 15.0, measured_mib, "MiB")
     monkeypatch.setattr(tune, "run", lambda *_: Result("tune", "pretended", (tried,), "here"))
     assert main(["--limit-mib=16"]) == status
     assert f"{measured_mib} MiB" in capsys.readouterr().out

@@ -10,12 +10,12 @@ from rich.console import Console
 
 from labs.cluster.process_group import RankPlace
 from labs.config import TrainConfig
-from labs.loop.report import Report, compare, hardware, summary_line, versions
-from labs.measure.prediction import Prediction
-from labs.measure.utilization import Memory
+from labs.loop.report import TrainingReport, compare, hardware, summary_line, versions
+from labs.measure.prediction import StepPrediction
+from labs.measure.utilization import RankMemory
 
 CPU = torch.device("cpu")
-PREDICTION = Prediction(0.10, 0.02, 60 * 2**20, ("Predicted from pieces.", "The step takes 100 ms."))
+PREDICTION = StepPrediction(0.10, 0.02, 60 * 2**20, ("Predicted from pieces.", "The step takes 100 ms."))
 
 
 def report(**changes):
@@ -24,14 +24,14 @@ def report(**changes):
         "config": TrainConfig().by_key(),
         "versions": versions(), "hardware": "2 CPU cores", "ranks": 2, "first_step": 10, "last_step": 19,
         "loss_first": 5.5, "loss_last": 4.25, "step_s": 0.125, "tokens_per_s": 8192.0, "mfu": None,
-        "exposed_comm_s": 0.025, "memory": [Memory(2**30, 2**29), Memory(3 * 2**29, 2**29)],
+        "exposed_comm_s": 0.025, "memory": [RankMemory(2**30, 2**29), RankMemory(3 * 2**29, 2**29)],
         "state_bytes": [2**20, 2**20], "tensor_bytes": 61 * 2**20, "restarts": 1, "resumed_from": 10, "saved": 2,
         "failed_saves": ["step 15: No space left on device"], "stopped": "", "explanation": list(PREDICTION.sentences),
         "compared": compare(
             PREDICTION, step_s=0.125, exposed_comm_s=0.025, peak_bytes=61 * 2**20, device=CPU, busy=0.5
         ),
     }  # fmt: skip
-    return Report(**(fields | changes))
+    return TrainingReport(**(fields | changes))
 
 
 def printed(one, **how):
@@ -124,7 +124,7 @@ class TestFile:
     def test_can_be_read_back(self, tmp_path):
         one = report()
         one.write(tmp_path / "report.json")
-        assert msgspec.json.decode((tmp_path / "report.json").read_bytes(), type=Report) == one
+        assert msgspec.json.decode((tmp_path / "report.json").read_bytes(), type=TrainingReport) == one
         told = json.loads((tmp_path / "report.json").read_text())
         assert told["config"]["global_batch"] == 8
         assert told["compared"][0]["what"] == "step time"

@@ -14,7 +14,7 @@ from fsdp_sim.ranks import run
 from labs.config import TrainConfig
 from labs.data.loader import Batch
 from labs.loop.optimizer import lr_at, make_optimizer
-from labs.loop.step import Outcome, train_step
+from labs.loop.step import StepOutcome, train_step
 from labs.loop.stopping import INTERRUPTED, PREEMPTED
 from labs.model import build
 from labs.wrapping import Wrapped
@@ -45,7 +45,7 @@ def begin(**settings: Any) -> tuple[Wrapped, torch.optim.Optimizer, TrainConfig]
     return wrapped, make_optimizer(wrapped, config), config
 
 
-def one_step(training: tuple[Wrapped, torch.optim.Optimizer, TrainConfig], step: int, **options: Any) -> Outcome:
+def one_step(training: tuple[Wrapped, torch.optim.Optimizer, TrainConfig], step: int, **options: Any) -> StepOutcome:
     wrapped, optimizer, config = training
     return train_step(wrapped, optimizer, my_rows(step), step, config, **{"n_micro_batches": MICRO_BATCHES} | options)
 

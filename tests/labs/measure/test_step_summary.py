@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from fsdp_sim.timeline import Event, Header, Lane, Op, Timeline
-from labs.measure.step_summary import Summary, first_divergence, summarize
+from labs.measure.step_summary import StepSummary, first_divergence, summarize
 
 MS = 1e-3
 
@@ -99,7 +99,7 @@ class TestDivergence:
 
 
 class TestLine:
-    SUMMARY = Summary(
+    SUMMARY = StepSummary(
         step_s=0.2, exposed_s=0.0243, waited_s=0.031, overlap=0.124, idle_s=0.0051, collectives=17
     )  # fmt: skip
     TEXT = "step 200 ms: communication exposed 24.3 ms, overlap 12%, waiting for late ranks 31.0 ms, idle 5.10 ms"

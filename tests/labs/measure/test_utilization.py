@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from fsdp_sim.ranks import run
-from labs.measure.utilization import Memory, flops_per_token, median_step_s, memory_bytes, mfu, of_ranks, peak_flops
+from labs.measure.utilization import RankMemory, flops_per_token, median_step_s, memory_bytes, mfu, of_ranks, peak_flops
 from labs.model import empty, model_config
 
 MIB = 2**20
@@ -58,7 +58,7 @@ class TestMemory:
             block.close()
             return before, held, memory_bytes(torch.device("cpu"))
 
-        before, held, after = (Memory(*numbers) for numbers in run(memories, 1, record=False, progress=False)[0])
+        before, held, after = (RankMemory(*numbers) for numbers in run(memories, 1, record=False, progress=False)[0])
         assert held.peak_bytes > before.peak_bytes
         assert after.peak_bytes > held.peak_bytes - 8 * MIB  # threads report to the kernel in batches
         assert after.reserved_bytes < held.reserved_bytes
@@ -70,10 +70,10 @@ class TestMemory:
                 dist.all_gather(rows, mine)
                 return torch.stack(rows)
 
-            return of_ranks(Memory(dist.get_rank() + 10, 2**40), gather, torch.device("cpu"))
+            return of_ranks(RankMemory(dist.get_rank() + 10, 2**40), gather, torch.device("cpu"))
 
         found = run(all_memories, 2, record=False, progress=False)
-        assert found == [[Memory(10, 2**40), Memory(11, 2**40)]] * 2
+        assert found == [[RankMemory(10, 2**40), RankMemory(11, 2**40)]] * 2
 
     @pytest.mark.gpu
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -21,7 +21,7 @@ import fsdp_sim
 from fsdp_sim.learn import exercises
 from fsdp_sim.learn.classroom.grading import ExerciseGrade, answers, grade, points
 from fsdp_sim.learn.classroom.grading.written_function import Written
-from fsdp_sim.learn.exercise import Kind
+from fsdp_sim.learn.exercise import ExerciseKind
 from fsdp_sim.learn.find import load, names
 from fsdp_sim.learn.sources import imports, solution_source, stub_source
 
@@ -144,7 +144,7 @@ for descriptor in range(3, 64):
         pass
 return -1
 """
-NUMBERS = [name for name in names() if load(name).kind in (Kind.NUMBER, Kind.TRACE)]
+NUMBERS = [name for name in names() if load(name).kind in (ExerciseKind.NUMBER, ExerciseKind.TRACE)]
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 
 from fsdp_sim.cli.main import COMMANDS
 from fsdp_sim.learn.classroom import plan_pages
-from fsdp_sim.learn.classroom.plans import LONGEST_WITHOUT_BREAK, Plan, Slot, minutes_of, plan_named, plans
+from fsdp_sim.learn.classroom.plans import LONGEST_WITHOUT_BREAK, LessonPlan, LessonSlot, minutes_of, plan_named, plans
 from fsdp_sim.learn.classroom.sections import instructor, section_of_exercises, sections
 from fsdp_sim.learn.coverage import masters
 from fsdp_sim.learn.find import load, names
@@ -21,7 +21,7 @@ ROWS = [(plan, row) for plan in ALL for row in plan.row]
 each = pytest.mark.parametrize("plan", ALL, ids=lambda plan: plan.name)
 
 
-def sessions(plan: Plan) -> list[list[Slot]]:
+def sessions(plan: LessonPlan) -> list[list[LessonSlot]]:
     return [plan.session(week) for week in range(1, plan.sessions + 1)]
 
 
@@ -30,14 +30,14 @@ def test_there_are_plans_for_45_90_and_180_minutes_a_day_and_six_weeks() -> None
 
 
 @each
-def test_minute_marks_follow_each_other_and_add_up_to_the_length(plan: Plan) -> None:
+def test_minute_marks_follow_each_other_and_add_up_to_the_length(plan: LessonPlan) -> None:
     for rows in sessions(plan):
         assert [row.minute for row in rows] == [sum(r.minutes for r in rows[:n]) for n in range(len(rows))]
         assert sum(row.minutes for row in rows) == plan.minutes
 
 
 @each
-def test_nobody_sits_for_more_than_ninety_minutes(plan: Plan) -> None:
+def test_nobody_sits_for_more_than_ninety_minutes(plan: LessonPlan) -> None:
     for rows in sessions(plan):
         ends = [0, *(r.minute + r.minutes for r in rows if r.mode == "break")]
         begins = [*(r.minute for r in rows if r.mode == "break"), plan.minutes]
@@ -45,14 +45,14 @@ def test_nobody_sits_for_more_than_ninety_minutes(plan: Plan) -> None:
 
 
 @each
-def test_a_fifth_of_every_session_can_be_saved(plan: Plan) -> None:
+def test_a_fifth_of_every_session_can_be_saved(plan: LessonPlan) -> None:
     for week in range(1, plan.sessions + 1):
         assert plan.saved(week) >= 0.2 * plan.minutes
         assert not any(row.skip_when_late for row in plan.session(week) if row.mode == "break")
 
 
 @each
-def test_sections_stand_in_the_masters_and_exercises_in_their_sections(plan: Plan) -> None:
+def test_sections_stand_in_the_masters_and_exercises_in_their_sections(plan: LessonPlan) -> None:
     for row in plan.row:
         chapter, _, number = row.section.partition(".")
         if row.section:
@@ -63,7 +63,7 @@ def test_sections_stand_in_the_masters_and_exercises_in_their_sections(plan: Pla
 
 
 @each
-def test_an_exercise_has_the_minutes_that_it_says(plan: Plan) -> None:
+def test_an_exercise_has_the_minutes_that_it_says(plan: LessonPlan) -> None:
     for row in plan.row:
         assert row.minutes >= sum(load(name).minutes for name in row.exercises), row
         assert (row.mode == "exercise") == bool(row.exercises)
@@ -71,7 +71,7 @@ def test_an_exercise_has_the_minutes_that_it_says(plan: Plan) -> None:
 
 
 @each
-def test_every_live_row_names_something_that_is_there_to_run(plan: Plan) -> None:
+def test_every_live_row_names_something_that_is_there_to_run(plan: LessonPlan) -> None:
     for row in plan.row:
         assert (row.mode == "live") == bool(row.run), row
         program, *words = row.run.split() or [""]
@@ -88,7 +88,7 @@ def test_every_live_row_names_something_that_is_there_to_run(plan: Plan) -> None
 
 
 @each
-def test_a_plan_says_what_one_can_do_at_the_end_and_what_to_say(plan: Plan) -> None:
+def test_a_plan_says_what_one_can_do_at_the_end_and_what_to_say(plan: LessonPlan) -> None:
     assert 3 <= len(plan.outcomes) <= 5
     for row in plan.row:
         assert row.mode == "break" or row.say[-1] in ".?", row
@@ -112,7 +112,7 @@ def test_the_homework_of_six_weeks_is_three_to_four_hours_and_sees_every_noteboo
 
 
 @each
-def test_its_page_links_to_what_is_there(plan: Plan) -> None:
+def test_its_page_links_to_what_is_there(plan: LessonPlan) -> None:
     page = (instructor() / "plans" / f"{plan.name}.md").read_text()
     for notebook in re.findall(r"\]\(\.\./\.\./(\w+)\.ipynb\)", page):
         assert (masters() / f"{notebook}.py").exists(), notebook
@@ -183,7 +183,7 @@ def test_two_hours_without_a_break_are_refused(tmp_path: Path) -> None:
 
 
 def test_an_exercise_without_enough_time_is_refused() -> None:
-    row = Slot(minute=0, minutes=10, what="", mode="exercise", section="05.3", exercises=("forward_time",))
-    plan = Plan("short", "", "", 10, (), "", (row,))
+    row = LessonSlot(minute=0, minutes=10, what="", mode="exercise", section="05.3", exercises=("forward_time",))
+    plan = LessonPlan("short", "", "", 10, (), "", (row,))
     with pytest.raises(ValueError, match=r"plan short, row 1 .*: has 10 minutes, and forward_time take 15"):
         plan_pages.check_times(plan)

@@ -10,7 +10,7 @@ import pytest
 from fsdp_sim.learn.drill import record
 from fsdp_sim.learn.drill.interview import SPOKEN_EVERY, Interview
 from fsdp_sim.learn.drill.question import Choice, UnreadableError
-from fsdp_sim.learn.drill.report import Report
+from fsdp_sim.learn.drill.report import InterviewReport
 from fsdp_sim.learn.drill.spoken import SpokenQuestion
 from fsdp_sim.learn.drill.template import TOPICS, templates
 
@@ -136,7 +136,7 @@ def test_the_report_has_strengths_gaps_and_where_to_read() -> None:
         assert turn
         clock.now_s += turn.source.seconds / 2
         (right if turn.source.topic == "memory" else wrong)(interview)
-    report = Report(tuple(interview.results))
+    report = InterviewReport(tuple(interview.results))
     assert report.headline == "3 of 6 right. Strengths: memory. Gaps: overlap."
     assert [row.topic for row in report.rows] == ["overlap", "memory"]
     section = next(result.section for result in interview.results if result.topic == "overlap")
@@ -146,4 +146,4 @@ def test_the_report_has_strengths_gaps_and_where_to_read() -> None:
 
 
 def test_a_report_of_nothing_says_so() -> None:
-    assert "No question" in str(Report(()))
+    assert "No question" in str(InterviewReport(()))

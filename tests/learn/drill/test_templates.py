@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from fsdp_sim.learn.drill.question import Choice, Number, Order, Question, UnreadableError
-from fsdp_sim.learn.drill.template import TOPICS, Template, templates
+from fsdp_sim.learn.drill.template import TOPICS, QuestionTemplate, templates
 from fsdp_sim.learn.quantity import SCALES, needs_unit, written
 
 MASTERS = Path(__file__).parents[3] / "notebooks" / "masters"
@@ -24,11 +24,11 @@ each = pytest.mark.parametrize("template", ALL, ids=lambda template: template.na
 
 
 @cache
-def instances(template: Template) -> list[Question]:
+def instances(template: QuestionTemplate) -> list[Question]:
     return [template.ask(seed) for seed in range(120)]
 
 
-def oracle(template: Template) -> Callable[..., Any]:
+def oracle(template: QuestionTemplate) -> Callable[..., Any]:
     module = importlib.import_module(f"tests.learn.drill.oracles.{template.topic}")
     return getattr(module, template.name)
 
@@ -39,7 +39,7 @@ def test_there_are_at_least_sixty_and_every_topic_has_some() -> None:
 
 
 @each
-def test_instances_agree_with_an_independent_computation(template: Template) -> None:
+def test_instances_agree_with_an_independent_computation(template: QuestionTemplate) -> None:
     for question in instances(template):
         expected = oracle(template)(**question.given)
         if isinstance(question, Number):
@@ -50,20 +50,20 @@ def test_instances_agree_with_an_independent_computation(template: Template) -> 
 
 
 @each
-def test_the_right_answer_is_accepted_as_it_is_printed(template: Template) -> None:
+def test_the_right_answer_is_accepted_as_it_is_printed(template: QuestionTemplate) -> None:
     for question in instances(template)[:100]:
         typed = question.expected.partition(")")[0] if isinstance(question, Choice) else question.expected
         assert question.grade(typed).right, (question.text, typed)
 
 
 @each
-def test_the_numbers_differ_from_one_instance_to_the_next(template: Template) -> None:
+def test_the_numbers_differ_from_one_instance_to_the_next(template: QuestionTemplate) -> None:
     assert len({question.text for question in instances(template)}) >= 4
     assert template.ask(7) == template.ask(7)
 
 
 @each
-def test_the_text_does_not_give_the_answer_away(template: Template) -> None:
+def test_the_text_does_not_give_the_answer_away(template: QuestionTemplate) -> None:
     for question in instances(template):
         if isinstance(question, Number) and (needs_unit(question.unit) or question.answer >= 100):
             shown = re.escape(written(question.answer, question.unit))
@@ -71,7 +71,7 @@ def test_the_text_does_not_give_the_answer_away(template: Template) -> None:
 
 
 @each
-def test_a_known_slip_is_answered_with_its_cause(template: Template) -> None:
+def test_a_known_slip_is_answered_with_its_cause(template: QuestionTemplate) -> None:
     said = set()
     for question in instances(template):
         if isinstance(question, Number):
@@ -93,7 +93,7 @@ def test_a_known_slip_is_answered_with_its_cause(template: Template) -> None:
 
 
 @each
-def test_a_wrong_unit_is_no_answer(template: Template) -> None:
+def test_a_wrong_unit_is_no_answer(template: QuestionTemplate) -> None:
     for question in instances(template)[:50]:
         if isinstance(question, Number):
             other = "GB" if question.unit != "bytes" else "ms"
@@ -105,7 +105,7 @@ def test_a_wrong_unit_is_no_answer(template: Template) -> None:
 
 
 @each
-def test_it_is_written_to_be_read_alone(template: Template) -> None:
+def test_it_is_written_to_be_read_alone(template: QuestionTemplate) -> None:
     for question in instances(template)[:50]:
         assert 30 < len(question.text) < 900, len(question.text)
         assert question.why
@@ -116,7 +116,7 @@ def test_it_is_written_to_be_read_alone(template: Template) -> None:
 
 
 @each
-def test_every_drawn_thing_is_given(template: Template) -> None:
+def test_every_drawn_thing_is_given(template: QuestionTemplate) -> None:
     """The same ``given`` means the same answer: nothing that matters was drawn and not said."""
     answers: dict[str, Any] = {}
     for question in instances(template):

@@ -8,7 +8,7 @@ from fsdp_sim.learn import board, progress, puzzle
 from fsdp_sim.learn.in_torch import counterpart
 from fsdp_sim.learn.puzzle import levels, load
 from fsdp_sim.learn.puzzle.replayed import replay
-from fsdp_sim.learn.puzzle.session import Session
+from fsdp_sim.learn.puzzle.session import PuzzleSession
 from tests.learn.puzzle.search import best_order
 
 LARGE = ("micro_batches", "tight")  # whose search takes seconds
@@ -155,7 +155,7 @@ def test_an_order_over_the_limit_is_fast_and_not_won():
     ],
 )
 def test_a_message_that_claims_a_result_or_makes_no_sense_changes_nothing_but_the_sentence(message):
-    session = Session("first_prefetch")
+    session = PuzzleSession("first_prefetch")
     before = session.state
     after = session.take(message)
 
@@ -165,7 +165,7 @@ def test_a_message_that_claims_a_result_or_makes_no_sense_changes_nothing_but_th
 
 
 def test_undo_reset_hint_and_next_level():
-    session = Session("first_prefetch")
+    session = PuzzleSession("first_prefetch")
     session.take({"order": ["AG 0", "AG 1", "FWD 0", "FWD 1", "AG 2", "FWD 2"]})
     assert session.take({"button": "undo"})["step_ms"] == 105
     assert session.take({"button": "hint"})["hint"] == load("first_prefetch").hint

@@ -5,29 +5,29 @@ from __future__ import annotations
 import pytest
 
 from fsdp_sim.timeline import Op
-from fsdp_sim.timeline.kineto.names import Mark, collective, dtype, is_collective_kernel, is_matmul, mark
+from fsdp_sim.timeline.kineto.names import Annotation, collective, dtype, is_collective_kernel, is_matmul, mark
 
 
 @pytest.mark.parametrize(
     ("name", "meaning"),
     [
-        ("FSDP::all_gather (layers.3)", Mark("all_gather", "layers.3")),
-        ("FSDP::all_gather", Mark("all_gather", "root")),
-        ("FSDP::all_gather (model.layers.3.mlp) [pg=4]", Mark("all_gather", "model.layers.3.mlp")),  # from 2.12 on
-        ("FSDP::all_gather [pg=4]", Mark("all_gather", "root")),
-        ("FSDP::post_backward_rs_wait (layers.0)", Mark("post_backward_rs_wait", "layers.0")),  # from 2.12 on
-        ("FSDP::post_backward_rs_wait ()", Mark("post_backward_rs_wait", "root")),
-        ("FSDP::backward_prefetch for layers.2", Mark("backward_prefetch", "layers.2")),
-        ("FSDP::root_pre_forward", Mark("root_pre_forward")),
-        ("FSDP::all_gather (<b>&)", Mark("all_gather", "<b>&")),
-        ("FullyShardedDataParallel._pre_forward", Mark("fsdp1:pre_forward")),
-        ("ProfilerStep#17", Mark("step", number=17)),
-        ("Optimizer.step#AdamW.step", Mark("optimizer")),
+        ("FSDP::all_gather (layers.3)", Annotation("all_gather", "layers.3")),
+        ("FSDP::all_gather", Annotation("all_gather", "root")),
+        ("FSDP::all_gather (model.layers.3.mlp) [pg=4]", Annotation("all_gather", "model.layers.3.mlp")),  # from 2.12 on
+        ("FSDP::all_gather [pg=4]", Annotation("all_gather", "root")),
+        ("FSDP::post_backward_rs_wait (layers.0)", Annotation("post_backward_rs_wait", "layers.0")),  # from 2.12 on
+        ("FSDP::post_backward_rs_wait ()", Annotation("post_backward_rs_wait", "root")),
+        ("FSDP::backward_prefetch for layers.2", Annotation("backward_prefetch", "layers.2")),
+        ("FSDP::root_pre_forward", Annotation("root_pre_forward")),
+        ("FSDP::all_gather (<b>&)", Annotation("all_gather", "<b>&")),
+        ("FullyShardedDataParallel._pre_forward", Annotation("fsdp1:pre_forward")),
+        ("ProfilerStep#17", Annotation("step", number=17)),
+        ("Optimizer.step#AdamW.step", Annotation("optimizer")),
         ("my own annotation", None),
         ("FSDP", None),
     ],
 )
-def test_annotations(name: str, meaning: Mark | None) -> None:
+def test_annotations(name: str, meaning: Annotation | None) -> None:
     assert mark(name) == meaning
 
 

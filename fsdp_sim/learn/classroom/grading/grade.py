@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 import fsdp_sim
-from fsdp_sim.learn.classroom.grading.worker import READY, ExerciseVerdict, Work
+from fsdp_sim.learn.classroom.grading.worker import READY, ExerciseVerdict, JudgeTask
 from fsdp_sim.learn.exercise import Exercise
 from fsdp_sim.learn.find import load
 from fsdp_sim.learn.verdict import WORDS, Grade
@@ -65,7 +65,7 @@ def grade(
     while left:
         why = DIED
         try:
-            for judged in _judged(Work(left, hidden, as_other_user)):
+            for judged in _judged(JudgeTask(left, hidden, as_other_user)):
                 del left[judged.exercise]
                 yield _graded(judged)
         except TimeoutError:
@@ -76,7 +76,7 @@ def grade(
             yield _graded(ExerciseVerdict(name, Grade.NOT_YET, why))
 
 
-def _judged(work: Work) -> Iterator[ExerciseVerdict]:
+def _judged(work: JudgeTask) -> Iterator[ExerciseVerdict]:
     """What a worker says of each exercise, until it has come to the end or died. Nothing of it or of the code that it
     ran is left.
 

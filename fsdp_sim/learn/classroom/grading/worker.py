@@ -23,7 +23,7 @@ KERNELS = ("/proc", "/sys", "/dev")  # which hold no files of people
 MEMORY_BYTES = 6 * 2**30  # of this process
 
 
-class Work(msgspec.Struct, frozen=True):
+class JudgeTask(msgspec.Struct, frozen=True):
     """What is to be judged.
 
     Attributes:
@@ -55,7 +55,7 @@ def main() -> None:
     from fsdp_sim.ranks import Limits, OtherUser, RanksError, run, start_server
 
     start_server()  # before there is a limit on memory
-    work = msgspec.json.decode(sys.stdin.buffer.read(), type=Work)
+    work = msgspec.json.decode(sys.stdin.buffer.read(), type=JudgeTask)
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
     for package in (exercises, judges):
         cloudpickle.register_pickle_by_value(package)  # sent as it is: the ranks cannot read its files

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 
 from fsdp_sim.learn.edit import Edit
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.exercises.bug_hunt import Tensors, batches, net, trained
 from fsdp_sim.learn.judges import Inputs, OnRanks
 
@@ -59,7 +59,7 @@ def shards_of_rank_0(inputs: Inputs) -> list[Tensors]:
 
 EXERCISE = Exercise(
     title="Mend a save that hangs",
-    kind=Kind.FAULT,
+    kind=ExerciseKind.FAULT,
     difficulty=1,
     importance=5,
     minutes=10,

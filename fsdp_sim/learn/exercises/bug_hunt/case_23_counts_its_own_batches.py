@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 
 from fsdp_sim.learn.edit import Edit
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.exercises.bug_hunt import batches, net, trained
 from fsdp_sim.learn.judges import Inputs, OnRanks
 
@@ -58,7 +58,7 @@ def after(inputs: Inputs, steps: int) -> list[dict[str, Any]]:
 
 EXERCISE = Exercise(
     title="Mend an epoch that does not end",
-    kind=Kind.FAULT,
+    kind=ExerciseKind.FAULT,
     difficulty=2,
     importance=5,
     minutes=10,

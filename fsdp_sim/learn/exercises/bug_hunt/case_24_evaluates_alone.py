@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 
 from fsdp_sim.learn.edit import Edit
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.exercises.bug_hunt import batches, loss_of, net, trained
 from fsdp_sim.learn.judges import Inputs, OnRanks
 
@@ -87,7 +87,7 @@ def not_sharded(model, rows, validation, lr):
 
 EXERCISE = Exercise(
     title="Mend an evaluation that stops the training",
-    kind=Kind.FAULT,
+    kind=ExerciseKind.FAULT,
     difficulty=2,
     importance=5,
     minutes=15,

@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 from fsdp_sim.learn.edit import Edit
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.exercises.bug_hunt import ROWS, WIDTH
 from fsdp_sim.learn.judges import Inputs, OnRanks
 
@@ -104,7 +104,7 @@ def not_sharded(layer, x, route, lr):
 
 EXERCISE = Exercise(
     title="Mend experts that hang with some batches",
-    kind=Kind.FAULT,
+    kind=ExerciseKind.FAULT,
     difficulty=3,
     importance=4,
     minutes=20,

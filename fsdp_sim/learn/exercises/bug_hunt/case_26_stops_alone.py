@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from fsdp_sim.learn.edit import Edit
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.judges import Inputs, OnlyCollectives, OnRanks
 
 RANKS, STEPS, NUMBERS, LIMIT = 4, 6, 20_000, 10.0
@@ -61,7 +61,7 @@ def trained(inputs: Inputs, steps: int) -> list[dict[str, Any]]:
 
 EXERCISE = Exercise(
     title="Mend a job that hangs when a loss is bad",
-    kind=Kind.FAULT,
+    kind=ExerciseKind.FAULT,
     difficulty=2,
     importance=5,
     minutes=15,

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.judges import Inputs, OnlyCollectives, OnRanks
 
 RANKS, WIDTH = 3, 4096
@@ -79,7 +79,7 @@ def only_the_last_is_short(predictions, rows):
 
 EXERCISE = Exercise(
     title="Mend an evaluation that dies in its last batch",
-    kind=Kind.FAULT,
+    kind=ExerciseKind.FAULT,
     difficulty=2,
     importance=4,
     minutes=15,

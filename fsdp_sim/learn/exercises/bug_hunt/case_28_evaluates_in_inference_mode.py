@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 
 from fsdp_sim.learn.edit import Edit
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.exercises.bug_hunt import batches, loss_of, net, trained
 from fsdp_sim.learn.judges import Inputs, OnRanks
 
@@ -61,7 +61,7 @@ def untrained(inputs: Inputs) -> list[dict[str, Any]]:
 
 EXERCISE = Exercise(
     title="Mend a training that a look at the loss breaks",
-    kind=Kind.FAULT,
+    kind=ExerciseKind.FAULT,
     difficulty=2,
     importance=3,
     minutes=10,

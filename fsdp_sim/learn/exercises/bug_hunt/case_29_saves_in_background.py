@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from fsdp_sim.learn.apart import Trial, TrialRun
 from fsdp_sim.learn.edit import Edit
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong
 from fsdp_sim.learn.judges import Inputs, OnRanks
 from fsdp_sim.learn.verdict import Finding, Grade
 
@@ -113,7 +113,7 @@ def not_gathered(shard, gradient, early):
 
 EXERCISE = Exercise(
     title="Mend a checkpoint that stops the training",
-    kind=Kind.FAULT,
+    kind=ExerciseKind.FAULT,
     difficulty=3,
     importance=3,
     minutes=15,

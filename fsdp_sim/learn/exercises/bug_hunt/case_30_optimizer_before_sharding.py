@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 
 from fsdp_sim.learn.edit import Edit
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.exercises.bug_hunt import batches, net, trained
 from fsdp_sim.learn.judges import Inputs, OnRanks
 
@@ -79,7 +79,7 @@ def blocks_only(inputs: Inputs) -> list[torch.Tensor]:
 
 EXERCISE = Exercise(
     title="Mend a training that does not learn",
-    kind=Kind.FAULT,
+    kind=ExerciseKind.FAULT,
     difficulty=1,
     importance=5,
     minutes=10,

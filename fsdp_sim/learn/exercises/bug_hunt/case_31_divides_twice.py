@@ -7,7 +7,7 @@ import torch.distributed as dist  # noqa: F401 - in edits
 from torch.distributed.fsdp import fully_shard
 
 from fsdp_sim.learn.edit import Edit
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.exercises.bug_hunt import ROWS, batches, net, trained
 from fsdp_sim.learn.judges import Inputs, OnRanks
 
@@ -44,7 +44,7 @@ def after(inputs: Inputs, lr: float = LR) -> list[list[torch.Tensor]]:
 
 EXERCISE = Exercise(
     title="Mend a training that slows down with every rank",
-    kind=Kind.FAULT,
+    kind=ExerciseKind.FAULT,
     difficulty=1,
     importance=5,
     minutes=8,

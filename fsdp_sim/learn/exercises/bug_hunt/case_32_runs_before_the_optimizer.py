@@ -10,7 +10,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor  # noqa: F401 - in edits
 
 from fsdp_sim.learn.edit import Edit
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.exercises.bug_hunt import batches, loss_of, net, trained
 from fsdp_sim.learn.judges import Inputs, OnRanks
 
@@ -66,7 +66,7 @@ def with_the_first_twice(inputs: Inputs) -> list[dict[str, Any]]:
 
 EXERCISE = Exercise(
     title="Mend a training in which the root stands still",
-    kind=Kind.FAULT,
+    kind=ExerciseKind.FAULT,
     difficulty=3,
     importance=4,
     minutes=15,

@@ -8,7 +8,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 from fsdp_sim.learn.edit import Edit
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.exercises.bug_hunt import Tensors
 from fsdp_sim.learn.judges import Inputs, OnRanks
 
@@ -81,7 +81,7 @@ def the_same_rows(inputs: Inputs) -> list[Tensors]:
 
 EXERCISE = Exercise(
     title="Mend a model that nobody can reproduce",
-    kind=Kind.FAULT,
+    kind=ExerciseKind.FAULT,
     difficulty=2,
     importance=4,
     minutes=15,

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
 from fsdp_sim.learn.edit import Edit
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong
 from fsdp_sim.learn.judges import Inputs, OnlyCollectives, OnRanks
 
 RANKS, STEPS, NUMBERS, LR, SCALE = 2, 4, 60_000, 0.1, 1024.0
@@ -116,7 +116,7 @@ def nobody_skips(inputs: Inputs) -> list[dict[str, Any]]:
 
 EXERCISE = Exercise(
     title="Mend a scaler that parts the ranks",
-    kind=Kind.FAULT,
+    kind=ExerciseKind.FAULT,
     difficulty=3,
     importance=3,
     minutes=15,

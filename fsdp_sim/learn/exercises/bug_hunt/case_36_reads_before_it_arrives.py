@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from fsdp_sim.learn.apart import Trial, TrialRun
 from fsdp_sim.learn.edit import Edit
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.inside import WAIT
 from fsdp_sim.learn.judges import Inputs, OnlyCollectives, OnRanks
 from fsdp_sim.learn.verdict import Finding, Grade
@@ -113,7 +113,7 @@ def own_rows_only(shards, x, compute):
 
 EXERCISE = Exercise(
     title="Mend a loss that is wrong now and then",
-    kind=Kind.FAULT,
+    kind=ExerciseKind.FAULT,
     difficulty=2,
     importance=4,
     minutes=15,

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from fsdp_sim.learn.edit import Edit
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.exercises.bug_hunt import Tensors
 from fsdp_sim.learn.judges import Inputs, OnlyCollectives, OnRanks
 
@@ -64,7 +64,7 @@ def as_one(gradients):
 
 EXERCISE = Exercise(
     title="Mend gradients that are wrong without an error",
-    kind=Kind.FAULT,
+    kind=ExerciseKind.FAULT,
     difficulty=2,
     importance=5,
     minutes=15,

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from fsdp_sim.learn.apart import Trial
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.judges import BytesSent, Inputs, OnRanks
 
 RANKS, NUMBERS = 4, 80_000
@@ -56,7 +56,7 @@ def in_pieces(gradient):
 
 EXERCISE = Exercise(
     title="Mend a sharded training that sends too much",
-    kind=Kind.FAULT,
+    kind=ExerciseKind.FAULT,
     difficulty=1,
     importance=4,
     minutes=8,

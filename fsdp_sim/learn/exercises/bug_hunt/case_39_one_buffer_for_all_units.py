@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from fsdp_sim.learn.apart import Trial
 from fsdp_sim.learn.edit import Edit
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.judges import Inputs, OnlyCollectives, OnRanks, PeakBytes
 
 RANKS, UNITS, WIDTH, ROWS = 2, 4, 256, 4
@@ -75,7 +75,7 @@ def own_rows_only(shards, x):
 
 EXERCISE = Exercise(
     title="Mend a backward that reads another unit's weight",
-    kind=Kind.FAULT,
+    kind=ExerciseKind.FAULT,
     difficulty=4,
     importance=4,
     minutes=30,

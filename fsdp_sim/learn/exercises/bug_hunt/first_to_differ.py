@@ -7,7 +7,7 @@ import random
 from collections import Counter
 from typing import Any
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.judges import Numbers
 from fsdp_sim.schedule import toy_program
 from fsdp_sim.timeline import COLLECTIVES
@@ -64,7 +64,7 @@ def where_the_shortest_ends(issued):
 
 EXERCISE = Exercise(
     title="Read who is off, and where",
-    kind=Kind.TRACE,
+    kind=ExerciseKind.TRACE,
     difficulty=2,
     importance=5,
     minutes=15,

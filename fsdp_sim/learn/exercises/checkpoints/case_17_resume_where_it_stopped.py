@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.exercises.checkpoints import WIDTH, Training, network, new_folder
 from fsdp_sim.learn.judges import Inputs, OnRanks
 
@@ -101,7 +101,7 @@ MISSING = {
 
 EXERCISE = Exercise(
     title="Resume so that nobody can tell",
-    kind=Kind.FAULT,
+    kind=ExerciseKind.FAULT,
     difficulty=4,
     importance=5,
     minutes=30,

@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.exercises.checkpoints import Disk, new_folder
 from fsdp_sim.learn.judges import Inputs, OnRanks
 
@@ -85,7 +85,7 @@ def each_rank_decides(weights, full, folder):
 
 EXERCISE = Exercise(
     title="Keep a checkpoint when the next one fails",
-    kind=Kind.FAULT,
+    kind=ExerciseKind.FAULT,
     difficulty=3,
     importance=5,
     minutes=25,

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.exercises.checkpoints import Disk, new_folder
 from fsdp_sim.learn.judges import Inputs, OnRanks
 
@@ -118,7 +118,7 @@ def trusts_the_call(gradients, full, folder):
 
 EXERCISE = Exercise(
     title="Count what was saved in the background",
-    kind=Kind.FAULT,
+    kind=ExerciseKind.FAULT,
     difficulty=4,
     importance=4,
     minutes=25,

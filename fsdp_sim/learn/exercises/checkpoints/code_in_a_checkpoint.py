@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.exercises.checkpoints import new_folder
 from fsdp_sim.learn.judges import Inputs, OnRanks
 
@@ -85,7 +85,7 @@ def seen(inputs: Inputs, claim: bool, torch_load: str, dcp_load: str) -> dict[st
 
 EXERCISE = Exercise(
     title="Settle whether weights_only makes loading safe",
-    kind=Kind.CLAIM,
+    kind=ExerciseKind.CLAIM,
     difficulty=2,
     importance=4,
     minutes=15,

@@ -8,7 +8,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.exercises.checkpoints import new_folder
 from fsdp_sim.learn.judges import Inputs, OnRanks
 
@@ -56,7 +56,7 @@ def a_file_for_each_rank(rows, folder):
 
 EXERCISE = Exercise(
     title="Save from four shards and load onto two",
-    kind=Kind.CODE,
+    kind=ExerciseKind.CODE,
     difficulty=3,
     importance=5,
     minutes=20,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.exercises.my_fsdp import whole_tensors
 from fsdp_sim.learn.judges.mine import SAVED, InMyFile
 
@@ -13,7 +13,7 @@ def asks_torch(tensors):
 
 EXERCISE = Exercise(
     title="Save the whole model of your FSDP",
-    kind=Kind.CODE,
+    kind=ExerciseKind.CODE,
     difficulty=3,
     importance=4,
     minutes=25,

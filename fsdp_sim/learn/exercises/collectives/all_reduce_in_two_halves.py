@@ -7,7 +7,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from fsdp_sim.learn.apart import Trial
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.judges import BytesSent, Inputs, OnlyCollectives, OnRanks
 
 RANKS, NUMBERS = 4, 60_000
@@ -55,7 +55,7 @@ def everything_to_everyone(gradient):
 
 EXERCISE = Exercise(
     title="Write all-reduce as its two halves",
-    kind=Kind.CODE,
+    kind=ExerciseKind.CODE,
     difficulty=2,
     importance=5,
     minutes=20,

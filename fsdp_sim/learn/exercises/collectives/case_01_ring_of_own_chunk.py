@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from fsdp_sim.learn.apart import Trial, TrialRun
 from fsdp_sim.learn.edit import Edit
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.judges import BytesSent, Inputs, OnlyCollectives, OnRanks
 from fsdp_sim.learn.verdict import Finding, Grade
 
@@ -113,7 +113,7 @@ def with_a_collective(chunk):
 
 EXERCISE = Exercise(
     title="Mend a ring that is right on two ranks only",
-    kind=Kind.FAULT,
+    kind=ExerciseKind.FAULT,
     difficulty=2,
     importance=4,
     minutes=20,

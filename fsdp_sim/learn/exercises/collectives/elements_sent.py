@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong
 from fsdp_sim.learn.judges import Numbers
 from fsdp_sim.schedule import Param, Unit, build
 from fsdp_sim.spec import Plan
@@ -48,7 +48,7 @@ def passes_of(ddp: float, zero2: float, fsdp: float, kept: float, ring: bool = T
 
 EXERCISE = Exercise(
     title="Count what a rank sends in one step",
-    kind=Kind.NUMBER,
+    kind=ExerciseKind.NUMBER,
     difficulty=2,
     importance=5,
     minutes=10,

@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.judges import Numbers
 from fsdp_sim.measure.fit import least_squares_above_zero
 
@@ -59,7 +59,7 @@ def mean_rate(times: Times) -> dict[str, float]:
 
 EXERCISE = Exercise(
     title="Fit a link's latency and bandwidth",
-    kind=Kind.NUMBER,
+    kind=ExerciseKind.NUMBER,
     difficulty=3,
     importance=4,
     minutes=20,

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from fsdp_sim.learn.apart import Trial, TrialRun
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.exercises.collectives.elements_sent import TIMES
 from fsdp_sim.learn.judges import Inputs, OnRanks
 from fsdp_sim.learn.judges.account import sent_bytes
@@ -106,7 +106,7 @@ def by_formula(model, x, sent):
 
 EXERCISE = Exercise(
     title="Settle whether FSDP sends exactly 1.5 times as much as DDP",
-    kind=Kind.CLAIM,
+    kind=ExerciseKind.CLAIM,
     difficulty=3,
     importance=5,
     minutes=25,

@@ -7,7 +7,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.debug import CommDebugMode
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.judges import Claim
 from fsdp_sim.schedule import toy_program
 from fsdp_sim.timeline import Op, Phase
@@ -34,7 +34,7 @@ def in_forward() -> int:
 
 EXERCISE = Exercise(
     title="Settle whether the owner of a layer broadcasts it",
-    kind=Kind.CLAIM,
+    kind=ExerciseKind.CLAIM,
     difficulty=1,
     importance=4,
     minutes=15,

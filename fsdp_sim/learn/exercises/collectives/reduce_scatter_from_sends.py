@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from fsdp_sim.learn.apart import Trial
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.judges import BytesSent, Inputs, OnlyCollectives, OnRanks
 
 RANKS, NUMBERS = 4, 50_000
@@ -87,7 +87,7 @@ def writes_a_false_account(chunks):
 
 EXERCISE = Exercise(
     title="Write reduce-scatter with sends and receives",
-    kind=Kind.CODE,
+    kind=ExerciseKind.CODE,
     difficulty=3,
     importance=4,
     minutes=25,

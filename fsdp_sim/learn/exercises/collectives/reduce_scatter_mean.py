@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.exercises.my_fsdp import reduce_scatter_mean
 from fsdp_sim.learn.judges.mine import MIXED, PLAIN, InMyFile
 
@@ -16,7 +16,7 @@ def case_38(rows, group):
 
 EXERCISE = Exercise(
     title="Give your FSDP its reduce-scatter",
-    kind=Kind.CODE,
+    kind=ExerciseKind.CODE,
     difficulty=2,
     importance=5,
     minutes=15,

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from fsdp_sim.learn.apart import Trial, TrialRun
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.judges import Inputs, OnRanks
 from fsdp_sim.learn.judges.account import GLOO, RINGS
 from fsdp_sim.learn.verdict import Finding, Grade
@@ -78,7 +78,7 @@ def known(whole):
 
 EXERCISE = Exercise(
     title="Settle whether gloo reduce-scatters as cheaply as it gathers",
-    kind=Kind.CLAIM,
+    kind=ExerciseKind.CLAIM,
     difficulty=2,
     importance=4,
     minutes=15,

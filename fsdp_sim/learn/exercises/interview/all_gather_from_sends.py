@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from fsdp_sim.learn.apart import Trial
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.judges import BusiestRankBytes, Inputs, OnlyCollectives, OnRanks
 
 RANKS, NUMBERS = 4, 50_000
@@ -101,7 +101,7 @@ def around_its_account(shard):
 
 EXERCISE = Exercise(
     title="Write all-gather with sends and receives",
-    kind=Kind.CODE,
+    kind=ExerciseKind.CODE,
     difficulty=2,
     importance=5,
     minutes=15,

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from fsdp_sim.learn.edit import Edit
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.judges import CollectiveOrder, Inputs, OnRanks
 
 RANKS, NUMBERS, LR, LIMIT = 4, 40_000, 0.1, 100.0
@@ -100,7 +100,7 @@ def trained(inputs: Inputs, clip: Clip = of_all) -> list[torch.Tensor]:
 
 EXERCISE = Exercise(
     title="Find the deadlock in a step that clips",
-    kind=Kind.FAULT,
+    kind=ExerciseKind.FAULT,
     difficulty=3,
     importance=5,
     minutes=15,

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from fsdp_sim.learn.apart import Trial, TrialRun
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.inside import WAIT
 from fsdp_sim.learn.judges import Inputs, OnlyCollectives, OnRanks
 from fsdp_sim.learn.verdict import Finding, Grade
@@ -191,7 +191,7 @@ def reduces_zeros(gradients, bucket_bytes):
 
 EXERCISE = Exercise(
     title="Average gradients in buckets",
-    kind=Kind.CODE,
+    kind=ExerciseKind.CODE,
     difficulty=3,
     importance=5,
     minutes=20,

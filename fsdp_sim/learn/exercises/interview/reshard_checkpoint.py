@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from fsdp_sim.learn.apart import Trial, TrialRun
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.judges import Numbers
 from fsdp_sim.learn.verdict import Finding, Grade
 
@@ -116,7 +116,7 @@ def whole_in_copies(shards, rank):
 
 EXERCISE = Exercise(
     title="Reshard a checkpoint of four ranks for two",
-    kind=Kind.CODE,
+    kind=ExerciseKind.CODE,
     difficulty=3,
     importance=4,
     minutes=20,

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from fsdp_sim.learn.apart import Trial
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.exercises.collectives.case_01_ring_of_own_chunk import ToTheNext
 from fsdp_sim.learn.judges import BusiestRankBytes, Inputs, OnlyCollectives, OnRanks
 
@@ -134,7 +134,7 @@ def with_a_collective(gradient):
 
 EXERCISE = Exercise(
     title="Write all-reduce as a ring",
-    kind=Kind.CODE,
+    kind=ExerciseKind.CODE,
     difficulty=4,
     importance=5,
     minutes=25,

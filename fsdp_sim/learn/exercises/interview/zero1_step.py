@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from fsdp_sim.learn.apart import Trial
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.judges import BytesSent, CollectiveOrder, Inputs, OnRanks
 
 RANKS, NUMBERS, LR, BETA = 4, 60_000, 0.1, 0.9
@@ -95,7 +95,7 @@ def unchanged(weights, gradient, momentum, lr, beta):
 
 EXERCISE = Exercise(
     title="Write one optimizer step of ZeRO-1",
-    kind=Kind.CODE,
+    kind=ExerciseKind.CODE,
     difficulty=3,
     importance=5,
     minutes=20,

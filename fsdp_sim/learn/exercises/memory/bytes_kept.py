@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.judges import Inputs, OnRanks
 from fsdp_sim.spec import DTYPE_BYTES, OPTIMIZER_STATES
 
@@ -101,7 +101,7 @@ def half_in_bf16(how: str, mine: list[int], whole: list[int]) -> list[int]:
 
 EXERCISE = Exercise(
     title="Measure what a rank keeps",
-    kind=Kind.CODE,
+    kind=ExerciseKind.CODE,
     difficulty=3,
     importance=5,
     minutes=25,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong
 from fsdp_sim.learn.exercises.memory.state_bytes_of_a_rank import MODELS, kept_at_the_step
 from fsdp_sim.learn.judges import Claim
 
@@ -42,7 +42,7 @@ def answers(per_parameter: float, says: bool) -> Callable[[], tuple[bool, float]
 
 EXERCISE = Exercise(
     title="Settle whether seven billion parameters train on one card",
-    kind=Kind.CLAIM,
+    kind=ExerciseKind.CLAIM,
     difficulty=2,
     importance=5,
     minutes=15,

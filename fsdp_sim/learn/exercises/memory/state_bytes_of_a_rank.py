@@ -6,7 +6,7 @@ import functools
 import random
 
 from fsdp_sim import simulate
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.judges import Numbers
 from fsdp_sim.spec import Cluster, Model, Plan
 from fsdp_sim.timeline import Memory, Op
@@ -43,7 +43,7 @@ def cases(draw: random.Random) -> list[tuple[int, int, str]]:
 
 EXERCISE = Exercise(
     title="Divide the states as ZeRO does, stage by stage",
-    kind=Kind.NUMBER,
+    kind=ExerciseKind.NUMBER,
     difficulty=2,
     importance=5,
     minutes=10,

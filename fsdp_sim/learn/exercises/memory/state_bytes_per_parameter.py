@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.judges import Numbers
 from fsdp_sim.spec import DTYPE_BYTES, OPTIMIZER_STATES
 
@@ -30,7 +30,7 @@ def cases(draw: random.Random) -> list[tuple[str, str, bool, bool]]:
 
 EXERCISE = Exercise(
     title="Add up the bytes of one parameter",
-    kind=Kind.NUMBER,
+    kind=ExerciseKind.NUMBER,
     difficulty=2,
     importance=5,
     minutes=10,

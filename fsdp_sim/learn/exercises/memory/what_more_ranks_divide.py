@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from fsdp_sim import simulate
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.judges import Numbers
 from fsdp_sim.spec import Cluster, Model, Plan
 from fsdp_sim.timeline import Memory, Timeline
@@ -54,7 +54,7 @@ def cases(draw: random.Random) -> list[tuple[Timeline]]:
 
 EXERCISE = Exercise(
     title="Read off what more ranks divide",
-    kind=Kind.TRACE,
+    kind=ExerciseKind.TRACE,
     difficulty=3,
     importance=5,
     minutes=20,

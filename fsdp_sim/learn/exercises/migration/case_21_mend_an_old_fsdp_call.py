@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.fsdp import CPUOffload, FullyShardedDataParallel, ShardingStrategy, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy, size_based_auto_wrap_policy, transformer_auto_wrap_policy  # noqa: F401 - in edits
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.exercises.migration.ddp_step_to_fsdp2 import BLOCKS, RANKS, WIDTH, transformer
 from fsdp_sim.learn.judges import Inputs, OnRanks
 
@@ -80,7 +80,7 @@ def by_heart(model, block, rows):
 
 EXERCISE = Exercise(
     title="Mend an FSDP call from an old guide",
-    kind=Kind.FAULT,
+    kind=ExerciseKind.FAULT,
     difficulty=2,
     importance=3,
     minutes=15,

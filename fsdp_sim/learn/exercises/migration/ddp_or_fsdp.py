@@ -6,7 +6,7 @@ import random
 from functools import cache
 
 from fsdp_sim import simulate
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.judges import Numbers
 from fsdp_sim.spec import Cluster, Model, Plan
 
@@ -62,7 +62,7 @@ def by_states(model, gpu, gpus, micro_batch):
 
 EXERCISE = Exercise(
     title="Decide between DDP and FSDP",
-    kind=Kind.PLAN,
+    kind=ExerciseKind.PLAN,
     difficulty=2,
     importance=5,
     minutes=15,

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: F401 - in edits
 from torch.nn.utils import clip_grad_norm_
 
 from fsdp_sim.learn.apart import Trial, TrialRun
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.judges import Inputs, OnlyCollectives, OnRanks
 from fsdp_sim.learn.verdict import Finding, Grade
 
@@ -85,7 +85,7 @@ def stepped(inputs: Inputs, times_lr: float = 1.0) -> list[dict[str, Any]]:
 
 EXERCISE = Exercise(
     title="Convert a DDP step to FSDP2",
-    kind=Kind.CODE,
+    kind=ExerciseKind.CODE,
     difficulty=2,
     importance=5,
     minutes=15,

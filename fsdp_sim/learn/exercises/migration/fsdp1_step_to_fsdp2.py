@@ -12,7 +12,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.utils import clip_grad_norm_
 
 from fsdp_sim.learn.apart import Trial, TrialRun
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.exercises.migration.ddp_step_to_fsdp2 import (
     BLOCKS,
     LR,
@@ -83,7 +83,7 @@ def stepped(inputs: Inputs, micro_batches: slice = slice(None), clip: bool = Tru
 
 EXERCISE = Exercise(
     title="Translate an FSDP1 step with accumulation",
-    kind=Kind.CODE,
+    kind=ExerciseKind.CODE,
     difficulty=3,
     importance=4,
     minutes=20,

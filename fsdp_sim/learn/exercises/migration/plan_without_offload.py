@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong
 from fsdp_sim.learn.judges.plans import BestPlan
 from fsdp_sim.spec import Cluster
 
@@ -35,7 +35,7 @@ def plan(micro_batch, param_dtype, activation_checkpointing, reshard_after_forwa
 
 EXERCISE = Exercise(
     title="Tune a plan that offloads to the CPU",
-    kind=Kind.PLAN,
+    kind=ExerciseKind.PLAN,
     difficulty=3,
     importance=4,
     minutes=15,

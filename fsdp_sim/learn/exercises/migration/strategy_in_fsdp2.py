@@ -8,7 +8,7 @@ import random
 from collections import Counter
 from typing import Any
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.judges import Numbers
 from fsdp_sim.schedule import toy_program
 from fsdp_sim.spec import Plan
@@ -53,7 +53,7 @@ def cases(draw: random.Random) -> list[tuple[str, int, int]]:
 
 EXERCISE = Exercise(
     title="Say a sharding strategy in FSDP2's words",
-    kind=Kind.NUMBER,
+    kind=ExerciseKind.NUMBER,
     difficulty=3,
     importance=4,
     minutes=10,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.exercises.migration.ddp_step_to_fsdp2 import RANKS, transformer
 from fsdp_sim.learn.judges import Inputs, OnRanks
 
@@ -59,7 +59,7 @@ def once(model, strategies):
 
 EXERCISE = Exercise(
     title="Settle whether torch warns of FSDP1",
-    kind=Kind.CLAIM,
+    kind=ExerciseKind.CLAIM,
     difficulty=2,
     importance=3,
     minutes=10,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from fsdp_sim.learn.exercise import Exercise, Kind, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, mutant
 from fsdp_sim.learn.exercises.my_fsdp import add_gradient
 from fsdp_sim.learn.judges.mine import MIXED, InMyFile
 
 EXERCISE = Exercise(
     title="Add up gradients in your FSDP",
-    kind=Kind.CODE,
+    kind=ExerciseKind.CODE,
     difficulty=2,
     importance=4,
     minutes=15,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.judges import Inputs, OnlyCollectives, OnRanks
 
 RANKS, STEPS, NUMBERS, LR, SCALE = 4, 5, 20_000, 0.1, 2.0**13
@@ -81,7 +81,7 @@ def trained(
 
 EXERCISE = Exercise(
     title="Mend a scaler with which some ranks skip a step",
-    kind=Kind.FAULT,
+    kind=ExerciseKind.FAULT,
     difficulty=3,
     importance=4,
     minutes=20,

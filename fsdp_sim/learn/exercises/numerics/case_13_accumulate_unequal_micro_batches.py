@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from fsdp_sim.learn.edit import Edit
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.judges import Inputs, OnlyCollectives, OnRanks
 
 RANKS, NUMBERS = 4, 20_000
@@ -60,7 +60,7 @@ def in_one_process(inputs: Inputs) -> list[torch.Tensor]:
 
 EXERCISE = Exercise(
     title="Mend an accumulation that depends on how the batch is cut",
-    kind=Kind.FAULT,
+    kind=ExerciseKind.FAULT,
     difficulty=3,
     importance=5,
     minutes=20,

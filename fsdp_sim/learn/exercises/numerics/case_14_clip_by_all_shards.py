@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from fsdp_sim.learn.apart import Trial
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.judges import BytesSent, Inputs, OnlyCollectives, OnRanks
 
 RANKS, MAX_NORM = 4, 1.0
@@ -75,7 +75,7 @@ def reduces_gradients(shards, max_norm):
 
 EXERCISE = Exercise(
     title="Mend a clipping with which every rank logs another norm",
-    kind=Kind.FAULT,
+    kind=ExerciseKind.FAULT,
     difficulty=2,
     importance=5,
     minutes=15,

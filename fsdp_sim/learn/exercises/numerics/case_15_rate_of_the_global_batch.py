@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from fsdp_sim.learn.edit import Edit
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.judges import Inputs, OnlyCollectives, OnRanks
 
 RANKS, NUMBERS, BASE_LR, BASE_ROWS = 4, 20_000, 0.4, 8
@@ -70,7 +70,7 @@ def by_root(own: int) -> float:
 
 EXERCISE = Exercise(
     title="Mend a learning rate that grows with the ranks",
-    kind=Kind.FAULT,
+    kind=ExerciseKind.FAULT,
     difficulty=2,
     importance=4,
     minutes=15,

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from fsdp_sim.learn.apart import Trial
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.judges import BytesSent, CollectiveOrder, Inputs, OnRanks
 
 RANKS, ROWS, COLUMNS, LR = 2, 128, 1_000, 0.5  # of two numbers the sum rounds alike in any order
@@ -89,7 +89,7 @@ def reduced_in_bf16(shard, backward, lr):
 
 EXERCISE = Exercise(
     title="Write a unit's step in mixed precision",
-    kind=Kind.CODE,
+    kind=ExerciseKind.CODE,
     difficulty=3,
     importance=5,
     minutes=25,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.exercises.my_fsdp import clip_grad_norm
 from fsdp_sim.learn.judges.mine import MIXED, InMyFile
 
@@ -15,7 +15,7 @@ def is_torchs(parameters, max_norm):
 
 EXERCISE = Exercise(
     title="Clip the gradients of your FSDP",
-    kind=Kind.CODE,
+    kind=ExerciseKind.CODE,
     difficulty=3,
     importance=4,
     minutes=25,

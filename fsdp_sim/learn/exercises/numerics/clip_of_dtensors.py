@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.judges import CollectiveOrder, Inputs, OnRanks
 
 RANKS, MAX_NORM = 2, 1.0
@@ -64,7 +64,7 @@ def gathers_first(rows, max_norm):
 
 EXERCISE = Exercise(
     title="Settle whether torch clips sharded gradients rightly",
-    kind=Kind.CLAIM,
+    kind=ExerciseKind.CLAIM,
     difficulty=3,
     importance=4,
     minutes=20,

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.judges import Inputs, OnRanks
 
 RANKS, WIDTH, LR = 2, 16, 0.5
@@ -67,7 +67,7 @@ def alone(weight, x, lr):
 
 EXERCISE = Exercise(
     title="Settle whether the optimizer must come after wrapping",
-    kind=Kind.CLAIM,
+    kind=ExerciseKind.CLAIM,
     difficulty=3,
     importance=4,
     minutes=20,

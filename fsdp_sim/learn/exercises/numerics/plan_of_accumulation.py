@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong
 from fsdp_sim.learn.judges.plans import BestPlan
 from fsdp_sim.spec import Cluster
 
@@ -36,7 +36,7 @@ def plan(micro_batch, activation_checkpointing, requires_gradient_sync):
 
 EXERCISE = Exercise(
     title="Choose when to reduce the gradients of eight micro-batches",
-    kind=Kind.PLAN,
+    kind=ExerciseKind.PLAN,
     difficulty=3,
     importance=4,
     minutes=20,

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.utils.data import DistributedSampler
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong
 from fsdp_sim.learn.judges import Numbers
 
 
@@ -32,7 +32,7 @@ def cases(draw: random.Random) -> list[tuple[int, int]]:
 
 EXERCISE = Exercise(
     title="Settle how often DistributedSampler repeats itself",
-    kind=Kind.NUMBER,
+    kind=ExerciseKind.NUMBER,
     difficulty=1,
     importance=4,
     minutes=10,

@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from fsdp_sim.learn.apart import Trial
 from fsdp_sim.learn.edit import Edit
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.judges import ExposedTime, Inputs, OnlyCollectives, OnRanks, PeakBytes
 from fsdp_sim.ranks import Network
 from fsdp_sim.timeline import RECORDER, Op
@@ -123,7 +123,7 @@ def never_reduces(shards, grad, backward):
 
 EXERCISE = Exercise(
     title="Mend a backward whose gathers queue behind its reductions",
-    kind=Kind.FAULT,
+    kind=ExerciseKind.FAULT,
     difficulty=3,
     importance=5,
     minutes=20,

@@ -7,7 +7,7 @@ import itertools
 import random
 
 from fsdp_sim import simulate
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.judges import Numbers
 from fsdp_sim.spec import Cluster, Plan
 from fsdp_sim.timeline import Timeline
@@ -72,7 +72,7 @@ def difference_of_sums(timeline: Timeline) -> dict[str, float]:
 
 EXERCISE = Exercise(
     title="Find the exposed communication in a timeline",
-    kind=Kind.TRACE,
+    kind=ExerciseKind.TRACE,
     difficulty=3,
     importance=5,
     minutes=20,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from fsdp_sim import engine
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong
 from fsdp_sim.learn.judges import Numbers
 from fsdp_sim.schedule import Instruction, Param, Unit, build
 from fsdp_sim.spec import Plan
@@ -37,7 +37,7 @@ def cases(draw: random.Random) -> list[tuple[int, float, float]]:
 
 EXERCISE = Exercise(
     title="Predict a forward from two durations",
-    kind=Kind.NUMBER,
+    kind=ExerciseKind.NUMBER,
     difficulty=2,
     importance=5,
     minutes=15,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
-from fsdp_sim.learn.judges import Order
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
+from fsdp_sim.learn.judges import OperationOrder
 from fsdp_sim.schedule import toy_program
 from fsdp_sim.timeline import Op, Phase
 
@@ -46,7 +46,7 @@ def reduce_at_the_end(layers: int) -> list[str]:
 
 EXERCISE = Exercise(
     title="Put FSDP2's backward in order",
-    kind=Kind.ORDER,
+    kind=ExerciseKind.ORDER,
     difficulty=3,
     importance=5,
     minutes=15,
@@ -65,7 +65,7 @@ EXERCISE = Exercise(
         "reduce-scatter after.",
         "It begins with the last block's all-gather, then BWD head. Of block i: the gather of i - 1, BWD, reduce.",
     ),
-    judge=Order(
+    judge=OperationOrder(
         truth=issued,
         source="so torch issues them",
         cases=cases,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from fsdp_sim.learn.exercise import Exercise, Kind, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, mutant
 from fsdp_sim.learn.exercises.my_fsdp import prefetch
 from fsdp_sim.learn.judges.mine import PLAIN, TWICE, InMyFile
 
 EXERCISE = Exercise(
     title="Let your FSDP prefetch in backward",
-    kind=Kind.CODE,
+    kind=ExerciseKind.CODE,
     difficulty=3,
     importance=5,
     minutes=20,

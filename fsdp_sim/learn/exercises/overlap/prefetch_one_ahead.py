@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from fsdp_sim.learn.apart import Trial
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.judges import ExposedTime, Inputs, OnlyCollectives, OnRanks, PeakBytes
 from fsdp_sim.ranks import Network
 from fsdp_sim.timeline import RECORDER, Op
@@ -88,7 +88,7 @@ def shards_only(shards, x, compute):
 
 EXERCISE = Exercise(
     title="Gather the next unit while this one computes",
-    kind=Kind.CODE,
+    kind=ExerciseKind.CODE,
     difficulty=4,
     importance=5,
     minutes=35,

@@ -6,7 +6,7 @@ import itertools
 import random
 
 from fsdp_sim import engine
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.judges import Numbers
 from fsdp_sim.schedule import Param, Unit, build
 from fsdp_sim.spec import Plan
@@ -42,7 +42,7 @@ def sizes(draw: random.Random) -> list[int]:
 
 EXERCISE = Exercise(
     title="Predict what each backward prefetch holds",
-    kind=Kind.NUMBER,
+    kind=ExerciseKind.NUMBER,
     difficulty=2,
     importance=4,
     minutes=15,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from fsdp_sim.learn.exercise import Exercise, Kind, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, mutant
 from fsdp_sim.learn.exercises.my_fsdp import after_forward
 from fsdp_sim.learn.judges.mine import PLAIN, RECOMPUTED, TWICE, InMyFile
 
 EXERCISE = Exercise(
     title="Let your FSDP reshard after forward, and recompute",
-    kind=Kind.CODE,
+    kind=ExerciseKind.CODE,
     difficulty=3,
     importance=4,
     minutes=20,

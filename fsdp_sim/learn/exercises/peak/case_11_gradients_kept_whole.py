@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from fsdp_sim.learn.apart import Trial
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.judges import Inputs, OnlyCollectives, OnRanks, PeakBytes
 
 RANKS, UNITS, MICRO_BATCHES, WIDTH = 2, 6, 3, 300
@@ -83,7 +83,7 @@ def own_rows(micro_batches, units, backward):
 
 EXERCISE = Exercise(
     title="Mend a job that runs out of memory when it accumulates",
-    kind=Kind.FAULT,
+    kind=ExerciseKind.FAULT,
     difficulty=3,
     importance=4,
     minutes=20,

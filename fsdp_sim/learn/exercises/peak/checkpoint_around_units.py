@@ -8,7 +8,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.debug import CommDebugMode
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.judges import Claim
 from fsdp_sim.schedule import toy_program
 from fsdp_sim.spec import Plan
@@ -37,7 +37,7 @@ def in_the_program() -> int:
 
 EXERCISE = Exercise(
     title="Settle whether checkpointing gathers once more",
-    kind=Kind.CLAIM,
+    kind=ExerciseKind.CLAIM,
     difficulty=2,
     importance=4,
     minutes=15,

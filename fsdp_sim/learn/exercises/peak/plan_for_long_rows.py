@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong
 from fsdp_sim.learn.judges.plans import BestPlan
 from fsdp_sim.spec import Cluster
 
@@ -31,7 +31,7 @@ def plan(micro_batch, activation_checkpointing, reshard_after_forward, cpu_offlo
 
 EXERCISE = Exercise(
     title="Fit long rows on cards of 40 GB",
-    kind=Kind.PLAN,
+    kind=ExerciseKind.PLAN,
     difficulty=3,
     importance=4,
     minutes=20,

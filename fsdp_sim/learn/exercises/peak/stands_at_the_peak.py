@@ -6,7 +6,7 @@ import functools
 import random
 
 from fsdp_sim import simulate
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.judges import Numbers
 from fsdp_sim.spec import Cluster, Model, Plan
 from fsdp_sim.timeline import Memory, Timeline
@@ -53,7 +53,7 @@ def cases(draw: random.Random) -> list[tuple[Timeline, str]]:
 
 EXERCISE = Exercise(
     title="Name what is whole at the peak",
-    kind=Kind.TRACE,
+    kind=ExerciseKind.TRACE,
     difficulty=3,
     importance=4,
     minutes=25,

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from fsdp_sim.learn.apart import Trial
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.judges import Inputs, OnlyCollectives, OnRanks, PeakBytes
 
 RANKS, UNITS, WIDTH = 2, 4, 320
@@ -87,7 +87,7 @@ def least_bytes(trial: Trial) -> int:
 
 EXERCISE = Exercise(
     title="Train a step within the least memory",
-    kind=Kind.CODE,
+    kind=ExerciseKind.CODE,
     difficulty=4,
     importance=5,
     minutes=40,

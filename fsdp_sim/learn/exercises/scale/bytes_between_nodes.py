@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.judges import Numbers
 from fsdp_sim.schedule import Param, Unit, build
 from fsdp_sim.spec import Plan
@@ -46,7 +46,7 @@ def cases(draw: random.Random) -> list[tuple[int, int, int, str]]:
 
 EXERCISE = Exercise(
     title="Count what leaves a node in one step",
-    kind=Kind.NUMBER,
+    kind=ExerciseKind.NUMBER,
     difficulty=4,
     importance=4,
     minutes=20,

@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from fsdp_sim.learn.apart import Trial, TrialRun
 from fsdp_sim.learn.edit import Edit
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.judges import Inputs, OnRanks
 from fsdp_sim.learn.judges.account import message_bytes
 from fsdp_sim.learn.verdict import Finding, Grade
@@ -85,7 +85,7 @@ def everything_first(gradient):
 
 EXERCISE = Exercise(
     title="Keep the shards inside the node",
-    kind=Kind.FAULT,
+    kind=ExerciseKind.FAULT,
     difficulty=2,
     importance=4,
     minutes=15,

@@ -7,7 +7,7 @@ import random
 
 import numpy as np
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.judges import Numbers
 
 DAY_S = 24 * 3600
@@ -63,7 +63,7 @@ def cases(draw: random.Random) -> list[tuple[int, int]]:
 
 EXERCISE = Exercise(
     title="Find how often a job should save",
-    kind=Kind.NUMBER,
+    kind=ExerciseKind.NUMBER,
     difficulty=2,
     importance=4,
     minutes=8,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter, defaultdict
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.judges import Numbers
 from fsdp_sim.timeline import Event, Header, Lane, Op, Phase, Timeline
 
@@ -65,7 +65,7 @@ def last_to_end(timeline: Timeline) -> int:
 
 EXERCISE = Exercise(
     title="Name the rank that all others wait for",
-    kind=Kind.TRACE,
+    kind=ExerciseKind.TRACE,
     difficulty=3,
     importance=4,
     minutes=15,

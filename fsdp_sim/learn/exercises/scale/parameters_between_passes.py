@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.judges import Inputs, OnRanks
 
 RANKS, OUT = 4, 4
@@ -59,7 +59,7 @@ def always_kept(width, reshard_after_forward):
 
 EXERCISE = Exercise(
     title="Settle whether SHARD_GRAD_OP replicates parameters",
-    kind=Kind.CLAIM,
+    kind=ExerciseKind.CLAIM,
     difficulty=2,
     importance=4,
     minutes=15,

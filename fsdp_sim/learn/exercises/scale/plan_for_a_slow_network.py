@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong
 from fsdp_sim.learn.judges.plans import BestPlan
 from fsdp_sim.spec import Cluster
 
@@ -25,7 +25,7 @@ def plan(shard_size, reshard_after_forward, requires_all_reduce):
 
 EXERCISE = Exercise(
     title="Shard over eight nodes with a slow network",
-    kind=Kind.PLAN,
+    kind=ExerciseKind.PLAN,
     difficulty=3,
     importance=4,
     minutes=20,

@@ -6,7 +6,7 @@ import functools
 import random
 
 from fsdp_sim import engine
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.judges import Numbers
 from fsdp_sim.schedule import Param, Program, Unit, build
 from fsdp_sim.spec import Plan
@@ -51,7 +51,7 @@ def cases(draw: random.Random) -> list[tuple[float, float, int]]:
 
 EXERCISE = Exercise(
     title="Find how many tokens hide the network",
-    kind=Kind.NUMBER,
+    kind=ExerciseKind.NUMBER,
     difficulty=3,
     importance=5,
     minutes=20,

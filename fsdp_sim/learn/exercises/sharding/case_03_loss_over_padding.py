@@ -9,7 +9,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from fsdp_sim.learn.edit import Edit
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.judges import Inputs, OnlyCollectives, OnRanks
 
 RANKS, WIDTH, TOKENS = 4, 64, 32
@@ -75,7 +75,7 @@ def averaged(own_rows, vocabulary, x, target):
 
 EXERCISE = Exercise(
     title="Mend a loss that depends on the number of ranks",
-    kind=Kind.FAULT,
+    kind=ExerciseKind.FAULT,
     difficulty=2,
     importance=5,
     minutes=15,

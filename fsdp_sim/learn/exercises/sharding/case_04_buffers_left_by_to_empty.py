@@ -8,7 +8,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 from torch.distributed.fsdp import fully_shard
 
 from fsdp_sim.learn.edit import Edit
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.judges import Inputs, OnRanks
 
 RANKS, WIDTH, POSITIONS = 2, 256, 16
@@ -74,7 +74,7 @@ def every_rank_its_own(make, weights, x):
 
 EXERCISE = Exercise(
     title="Mend a model that is NaN after to_empty",
-    kind=Kind.FAULT,
+    kind=ExerciseKind.FAULT,
     difficulty=3,
     importance=5,
     minutes=20,

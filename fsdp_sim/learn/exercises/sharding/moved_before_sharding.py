@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.judges import Inputs, OnRanks
 from fsdp_sim.measure import live_bytes
 
@@ -68,7 +68,7 @@ def memory_before_shards(make):
 
 EXERCISE = Exercise(
     title="Settle whether a model must be moved before it is sharded",
-    kind=Kind.CLAIM,
+    kind=ExerciseKind.CLAIM,
     difficulty=3,
     importance=4,
     minutes=20,

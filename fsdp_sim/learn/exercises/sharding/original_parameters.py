@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.judges import Inputs, OnRanks
 
 RANKS = 4
@@ -74,7 +74,7 @@ def also(**changed: Any) -> Callable[[Inputs], list[dict[str, Any]]]:
 
 EXERCISE = Exercise(
     title="Settle what use_orig_params gives back",
-    kind=Kind.CLAIM,
+    kind=ExerciseKind.CLAIM,
     difficulty=2,
     importance=3,
     minutes=15,

@@ -6,7 +6,7 @@ import random
 
 import torch
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.exercises.my_fsdp import rows_of_each_rank
 from fsdp_sim.learn.judges import Numbers
 
@@ -37,7 +37,7 @@ def rest_at_the_end(rows: int, ranks: int) -> list[int]:
 
 EXERCISE = Exercise(
     title="Say how many rows each rank keeps",
-    kind=Kind.NUMBER,
+    kind=ExerciseKind.NUMBER,
     difficulty=1,
     importance=4,
     minutes=10,

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.judges import Inputs, OnRanks
 
 RANKS, ROWS, COLUMNS = 2, 256, 256
@@ -46,7 +46,7 @@ def as_ddp(weight):
 
 EXERCISE = Exercise(
     title="Settle whose weights training begins with",
-    kind=Kind.CLAIM,
+    kind=ExerciseKind.CLAIM,
     difficulty=2,
     importance=5,
     minutes=15,

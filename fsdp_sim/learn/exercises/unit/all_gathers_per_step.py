@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong
 from fsdp_sim.learn.judges import Numbers
 from fsdp_sim.schedule import toy_program
 from fsdp_sim.spec import Plan
@@ -51,7 +51,7 @@ SHORTCUTS = (
 
 EXERCISE = Exercise(
     title="Count the all-gathers",
-    kind=Kind.NUMBER,
+    kind=ExerciseKind.NUMBER,
     difficulty=1,
     importance=5,
     minutes=5,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong
-from fsdp_sim.learn.judges import Order
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong
+from fsdp_sim.learn.judges import OperationOrder
 from fsdp_sim.schedule import toy_program
 from fsdp_sim.timeline import Phase
 
@@ -21,7 +21,7 @@ def entered() -> list[str]:
 
 EXERCISE = Exercise(
     title="Name the hooks of a unit's forward",
-    kind=Kind.ORDER,
+    kind=ExerciseKind.ORDER,
     difficulty=1,
     importance=3,
     minutes=5,
@@ -36,7 +36,7 @@ EXERCISE = Exercise(
         "The first is pre_forward. What makes the unit whole, and what frees it?",
         "pre_forward, then the asking, then wait_for_unshard, then post_forward, and what that does last.",
     ),
-    judge=Order(
+    judge=OperationOrder(
         truth=entered,
         source="so torch's fully_shard calls them",
         because={

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from fsdp_sim.learn.apart import Trial
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.judges import CollectiveOrder, Inputs, OnRanks, PeakBytes
 
 RANKS, UNITS, WIDTH = 4, 3, 256
@@ -110,7 +110,7 @@ def least_bytes(trial: Trial) -> float:
 
 EXERCISE = Exercise(
     title="Write the four hooks of a unit",
-    kind=Kind.CODE,
+    kind=ExerciseKind.CODE,
     difficulty=4,
     importance=5,
     minutes=40,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.exercises.my_fsdp import put_hooks
 from fsdp_sim.learn.judges.mine import PLAIN, RECOMPUTED, InMyFile
 
@@ -32,7 +32,7 @@ dist.all_gather_into_tensor = lambda *given, **more: gather(*given, **more)
 
 EXERCISE = Exercise(
     title="Put the hooks into your FSDP",
-    kind=Kind.CODE,
+    kind=ExerciseKind.CODE,
     difficulty=4,
     importance=5,
     minutes=30,

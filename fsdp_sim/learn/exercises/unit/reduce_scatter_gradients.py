@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from fsdp_sim.learn.apart import Trial
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.judges import BytesSent, CollectiveOrder, Inputs, OnRanks
 
 RANKS = 4
@@ -78,7 +78,7 @@ def as_ddp(gradients):
 
 EXERCISE = Exercise(
     title="Reduce a unit's gradients to this rank's rows of their mean",
-    kind=Kind.CODE,
+    kind=ExerciseKind.CODE,
     difficulty=3,
     importance=5,
     minutes=25,

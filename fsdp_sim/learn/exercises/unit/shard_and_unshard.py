@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.judges import CollectiveOrder, Inputs, OnRanks
 
 RANKS, COLUMNS = 4, 20_000
@@ -74,7 +74,7 @@ def as_objects(weight):
 
 EXERCISE = Exercise(
     title="Shard a parameter and make it whole again",
-    kind=Kind.CODE,
+    kind=ExerciseKind.CODE,
     difficulty=2,
     importance=5,
     minutes=20,

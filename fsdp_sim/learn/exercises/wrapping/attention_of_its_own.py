@@ -7,7 +7,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.debug import CommDebugMode
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.judges import Claim
 from fsdp_sim.schedule import Param, Unit, build
 from fsdp_sim.spec import Plan
@@ -38,7 +38,7 @@ def gathers(of_a_block: int) -> int:
 
 EXERCISE = Exercise(
     title="Settle whether smaller units communicate less",
-    kind=Kind.CLAIM,
+    kind=ExerciseKind.CLAIM,
     difficulty=2,
     importance=4,
     minutes=15,

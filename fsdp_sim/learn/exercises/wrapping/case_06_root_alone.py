@@ -7,7 +7,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 from fsdp_sim.learn.edit import Edit
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.exercises.wrapping import AllGatherCount
 from fsdp_sim.learn.judges import Inputs, OnlyCollectives, OnRanks, PeakBytes
 
@@ -67,7 +67,7 @@ def not_sharded(model, x):
 
 EXERCISE = Exercise(
     title="Mend a model that is sharded and saves nothing",
-    kind=Kind.FAULT,
+    kind=ExerciseKind.FAULT,
     difficulty=2,
     importance=5,
     minutes=15,

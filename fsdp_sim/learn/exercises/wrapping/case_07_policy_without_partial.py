@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy, size_based_auto_wrap_policy, transformer_auto_wrap_policy  # noqa: F401 - in edits
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.exercises.wrapping import AllGatherCount
 from fsdp_sim.learn.judges import Inputs, OnlyCollectives, OnRanks
 
@@ -64,7 +64,7 @@ def never_wrapped(model, x):
 
 EXERCISE = Exercise(
     title="Mend a policy that was never told the block",
-    kind=Kind.FAULT,
+    kind=ExerciseKind.FAULT,
     difficulty=2,
     importance=4,
     minutes=15,

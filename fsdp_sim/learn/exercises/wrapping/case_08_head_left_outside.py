@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
 
 from fsdp_sim.learn.edit import Edit
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.judges import Inputs, OnlyCollectives, OnRanks
 
 RANKS, WIDTH, CLASSES, STEPS, RATE = 2, 48, 8, 3, 0.5
@@ -90,7 +90,7 @@ def nothing_sharded(model, x, targets, train):
 
 EXERCISE = Exercise(
     title="Mend a classifier that each rank trains alone",
-    kind=Kind.FAULT,
+    kind=ExerciseKind.FAULT,
     difficulty=2,
     importance=5,
     minutes=15,

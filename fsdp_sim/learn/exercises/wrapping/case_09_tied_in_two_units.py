@@ -12,7 +12,7 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.nn.functional import cross_entropy
 
 from fsdp_sim.learn.edit import Edit
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.judges import Inputs, OnRanks
 
 RANKS, WORDS, WIDTH, STEPS, RATE = 2, 64, 32, 4, 0.5
@@ -96,7 +96,7 @@ def not_wrapped(model, tokens, targets, train):
 
 EXERCISE = Exercise(
     title="Mend a tied embedding that trains twice",
-    kind=Kind.FAULT,
+    kind=ExerciseKind.FAULT,
     difficulty=3,
     importance=5,
     minutes=20,

@@ -7,7 +7,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
 from fsdp_sim.learn.edit import Edit
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.exercises.wrapping import AllGatherCount
 from fsdp_sim.learn.judges import Inputs, OnlyCollectives, OnRanks
 
@@ -66,7 +66,7 @@ def never_sharded(model, tokens, steps):
 
 EXERCISE = Exercise(
     title="Mend a generate that finds only shards",
-    kind=Kind.FAULT,
+    kind=ExerciseKind.FAULT,
     difficulty=2,
     importance=4,
     minutes=15,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from fsdp_sim.learn.exercise import Exercise, Kind, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, mutant
 from fsdp_sim.learn.exercises.my_fsdp import parameters_of_unit
 from fsdp_sim.learn.judges.mine import PLAIN, InMyFile
 
 EXERCISE = Exercise(
     title="Say which parameters are in a unit of your FSDP",
-    kind=Kind.CODE,
+    kind=ExerciseKind.CODE,
     difficulty=3,
     importance=4,
     minutes=20,

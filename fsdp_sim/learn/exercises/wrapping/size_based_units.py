@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy
 
-from fsdp_sim.learn.exercise import Exercise, Kind, Wrong, mutant
+from fsdp_sim.learn.exercise import Exercise, ExerciseKind, Wrong, mutant
 from fsdp_sim.learn.judges import Numbers
 from fsdp_sim.measure.trace_wrap import wrap_names
 
@@ -123,7 +123,7 @@ def layers_alone(model, min_params):
 
 EXERCISE = Exercise(
     title="Predict the units that a threshold makes",
-    kind=Kind.NUMBER,
+    kind=ExerciseKind.NUMBER,
     difficulty=3,
     importance=3,
     minutes=25,

@@ -22,13 +22,13 @@ def jobs(_packages):
     """By name; two steps each."""
     from labs.experiments.hugging_face import with_accelerate, with_fully_shard
     from labs.experiments.hugging_face.batches import Task
-    from labs.experiments.hugging_face.measuring import Job
+    from labs.experiments.hugging_face.measuring import MeasuredTraining
     from labs.experiments.hugging_face.run_hugging_face import WAYS
 
     t5, bert = Task("t5"), Task("bert")
-    made = {f"{task.family} {way}": Job.of(start, task, 2) for task in (t5, bert) for way, start in WAYS.items()}
-    made["t5 as it is"] = Job.of(with_accelerate.start_as_it_is, t5, 2)
-    made["t5 checkpointing"] = Job.of(with_fully_shard.start_fsdp2, dataclasses.replace(t5, checkpointing=True), 2)
+    made = {f"{task.family} {way}": MeasuredTraining.of(start, task, 2) for task in (t5, bert) for way, start in WAYS.items()}
+    made["t5 as it is"] = MeasuredTraining.of(with_accelerate.start_as_it_is, t5, 2)
+    made["t5 checkpointing"] = MeasuredTraining.of(with_fully_shard.start_fsdp2, dataclasses.replace(t5, checkpointing=True), 2)
     return made
 
 
@@ -36,11 +36,11 @@ def jobs(_packages):
 def alone(jobs):
     """What one process saw, by family."""
     from fsdp_sim.ranks import run
-    from labs.experiments.hugging_face.measuring import Job, watch
+    from labs.experiments.hugging_face.measuring import MeasuredTraining, watch
     from labs.experiments.hugging_face.with_fully_shard import start_single
 
     single = {
-        family: Job(start_single, jobs[f"{family} fully_shard"].task, jobs[f"{family} fully_shard"].whole)
+        family: MeasuredTraining(start_single, jobs[f"{family} fully_shard"].task, jobs[f"{family} fully_shard"].whole)
         for family in ("t5", "bert")
     }
     return run(watch, 1, single, record=False, timeout_s=120, progress=False)[0]

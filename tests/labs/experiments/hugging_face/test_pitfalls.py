@@ -7,7 +7,7 @@ from packaging.version import Version
 from fsdp_sim.ranks import run
 from labs.experiments.hugging_face import models, with_fabric, with_fully_shard
 from labs.experiments.hugging_face.batches import Task
-from labs.experiments.hugging_face.measuring import Job, watch
+from labs.experiments.hugging_face.measuring import MeasuredTraining, watch
 from labs.experiments.hugging_face.pitfalls import loading, tied_in_two_units
 
 
@@ -29,10 +29,10 @@ def test_pretrained_weights_are_held_by_one_rank_and_reach_both(tmp_path):
     held = run(loading, 2, str(tmp_path), record=False, timeout_s=120, progress=False)
     assert list(held) == [{"every rank": size, "rank 0": size}, {"every rank": size, "rank 0": 0}]
 
-    whole = Job.of(with_fully_shard.start_single, Task("t5", seed=7), 2)
-    read = Job(with_fully_shard.start_fsdp2, Task("t5", seed=7), whole.whole)
+    whole = MeasuredTraining.of(with_fully_shard.start_single, Task("t5", seed=7), 2)
+    read = MeasuredTraining(with_fully_shard.start_fsdp2, Task("t5", seed=7), whole.whole)
     jobs = {
-        "pretrained": Job(with_fully_shard.start_fsdp2, Task("t5", pretrained=str(tmp_path)), whole.whole),
+        "pretrained": MeasuredTraining(with_fully_shard.start_fsdp2, Task("t5", pretrained=str(tmp_path)), whole.whole),
         "seed": read,
     }
     seen = run(watch, 2, jobs, record=False, timeout_s=120, progress=False)[1]
