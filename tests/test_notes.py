@@ -8,7 +8,7 @@ from hypothesis import Phase, given, settings
 
 from fsdp_sim import Cluster, Plan, simulate
 from fsdp_sim.engine import jitter
-from fsdp_sim.forms import State
+from fsdp_sim.forms import FormState
 from fsdp_sim.requests import request_of_texts, resolve, result_of
 from fsdp_sim.simulation import Simulation
 from fsdp_sim.simulation.without_effect import without_effect
@@ -157,7 +157,7 @@ def test_what_a_traced_model_was_traced_with_is_not_taken_for_a_setting() -> Non
     "model=gpt2-124m gpu=MI355X gpus=8 param_dtype=bf16",
 ])  # fmt: skip
 def test_a_request_and_the_explorer_say_all_that_a_simulation_notes(words) -> None:
-    state = State.read(words)
+    state = FormState.read(words)
     sim = state.simulate()
     job = resolve(request_of_texts(dict(state.texts)))
     noted = [note for note in sim.notes if note not in [sim.without_effect.get(name) for name in job.chosen]]

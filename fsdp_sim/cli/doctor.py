@@ -48,7 +48,9 @@ def simulator() -> DoctorFinding:
     from fsdp_sim import Cluster, Plan, simulate
 
     step_s = simulate("gpt2-124m", Cluster("A100-SXM-80GB", gpus=8), Plan(seq_len=64)).step_time_s
-    return DoctorFinding("simulator", "works", f"predicted a step of {step_s * 1e3:.1f} ms", "simulate, sweep, fit, validate")
+    return DoctorFinding(
+        "simulator", "works", f"predicted a step of {step_s * 1e3:.1f} ms", "simulate, sweep, fit, validate"
+    )
 
 
 def package(name: str, needed_for: str) -> Callable[[], DoctorFinding]:
@@ -92,7 +94,9 @@ def ranks() -> DoctorFinding:
     sums = list(run(total, world_size=2, timeout_s=60))
     good = sums == [8.0, 8.0]
     found = "2 processes summed a tensor over gloo" if good else f"2 processes disagree: {sums}"
-    return DoctorFinding("ranks on this machine", "works" if good else "broken", found, "the mini-FSDP, labs, notebooks")
+    return DoctorFinding(
+        "ranks on this machine", "works" if good else "broken", found, "the mini-FSDP, labs, notebooks"
+    )
 
 
 CHECKS: tuple[Callable[[], DoctorFinding], ...] = (

@@ -35,7 +35,9 @@ def gpus() -> DoctorFinding:
             remedy = "there is a driver: make TORCH=cuda setup"
             return DoctorFinding("GPUs", "absent", "torch is a build for CPU cores", NEEDED_FOR, remedy)
         remedy = "update the driver; none is needed for the course, which runs on CPU cores"
-        return DoctorFinding("GPUs", "broken", str(error).removesuffix("; fsdp-sim doctor says more"), NEEDED_FOR, remedy)
+        return DoctorFinding(
+            "GPUs", "broken", str(error).removesuffix("; fsdp-sim doctor says more"), NEEDED_FOR, remedy
+        )
     try:
         known = gpu(names[0]).name
     except ValueError:
@@ -44,7 +46,9 @@ def gpus() -> DoctorFinding:
     try:
         total = sum(float(torch.ones(4, device=f"cuda:{i}").sum()) for i in range(len(names)))
     except (RuntimeError, AssertionError) as error:
-        return DoctorFinding("GPUs", "broken", f"{found}; {error}".partition("\n")[0], NEEDED_FOR, "look at nvidia-smi -q")
+        return DoctorFinding(
+            "GPUs", "broken", f"{found}; {error}".partition("\n")[0], NEEDED_FOR, "look at nvidia-smi -q"
+        )
     good = total == 4.0 * len(names)
     remedy = "" if good else "they compute wrongly: look at nvidia-smi -q, and at dmesg for Xid errors"
     return DoctorFinding("GPUs", "works" if good else "broken", found, NEEDED_FOR, remedy)
@@ -56,7 +60,9 @@ def gpu_links() -> DoctorFinding:
     n = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if n < 2:
         found = "one GPU has no link to another" if n else "no GPUs"
-        return DoctorFinding("GPU links", "absent", found, "fast collectives", "needed only where there are several GPUs")
+        return DoctorFinding(
+            "GPU links", "absent", found, "fast collectives", "needed only where there are several GPUs"
+        )
     pairs = list(combinations(range(n), 2))
     closed = [pair for pair in pairs if not torch.cuda.can_device_access_peer(*pair)]
     answer = subprocess.run(["nvidia-smi", "topo", "-m"], capture_output=True, text=True, timeout=60, check=False)
@@ -105,14 +111,18 @@ def nccl() -> DoctorFinding:
     """All GPUs of this machine sum a tensor over NCCL, a process each."""
     torch = torch_here()
     if not (torch.cuda.is_available() and torch.distributed.is_nccl_available()):
-        return DoctorFinding("NCCL", "absent", "needs GPUs and torch's CUDA build", NEEDED_FOR, "none is needed on CPU cores")
+        return DoctorFinding(
+            "NCCL", "absent", "needs GPUs and torch's CUDA build", NEEDED_FOR, "none is needed on CPU cores"
+        )
     n = torch.cuda.device_count()
     asked = [sys.executable, "-m", "fsdp_sim.cli.doctor_all_reduce", "nccl", str(n)]
     try:
         done = subprocess.run(asked, capture_output=True, text=True, timeout=NCCL_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
         remedy = "run it again with NCCL_DEBUG=INFO; NCCL_P2P_DISABLE=1 shows whether it is peer access"
-        return DoctorFinding("NCCL", "broken", f"no all-reduce of {n} ranks in {NCCL_TIMEOUT_S:g} s", NEEDED_FOR, remedy)
+        return DoctorFinding(
+            "NCCL", "broken", f"no all-reduce of {n} ranks in {NCCL_TIMEOUT_S:g} s", NEEDED_FOR, remedy
+        )
     version = ".".join(map(str, torch.cuda.nccl.version()))
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1][:160]

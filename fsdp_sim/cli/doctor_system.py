@@ -46,7 +46,9 @@ def disk() -> DoctorFinding:
             file.write(bytes(MIB))
     except OSError as error:
         remedy = "change to a folder of your own, or free some space"
-        return DoctorFinding("this folder", "broken", f"cannot be written to: {error.strerror}", "runs, checkpoints", remedy)
+        return DoctorFinding(
+            "this folder", "broken", f"cannot be written to: {error.strerror}", "runs, checkpoints", remedy
+        )
     good = free >= GIB
     remedy = "" if good else "free some space: set-up takes 2.5 GB, a run's checkpoints some more"
     return DoctorFinding(
@@ -129,7 +131,9 @@ def shared_memory() -> DoctorFinding:
     free = shutil.disk_usage("/dev/shm").free
     good = free >= 64 * MIB
     remedy = "" if good else "start the container with --shm-size=1g"
-    return DoctorFinding("shared memory", "works" if good else "broken", f"{human_bytes(free)} free", needed_for, remedy)
+    return DoctorFinding(
+        "shared memory", "works" if good else "broken", f"{human_bytes(free)} free", needed_for, remedy
+    )
 
 
 def compiler() -> DoctorFinding:
@@ -156,7 +160,9 @@ def browser() -> DoctorFinding:
     needed_for = "pictures of figures (PNG, SVG), browser tests"
     path = next(filter(None, map(shutil.which, BROWSERS)), None)
     if path is None:
-        return DoctorFinding("Chromium", "absent", "not found", needed_for, "apt install chromium, or any Chrome on the PATH")
+        return DoctorFinding(
+            "Chromium", "absent", "not found", needed_for, "apt install chromium, or any Chrome on the PATH"
+        )
     version = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=30, check=False)
     with tempfile.TemporaryDirectory() as folder:
         asked = [

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fsdp_sim.learn.drill import record
-from fsdp_sim.learn.drill.interview import SKIP, STOP, Interview, Source, InterviewTurn
+from fsdp_sim.learn.drill.interview import SKIP, STOP, Interview, InterviewTurn, Source
 from fsdp_sim.learn.drill.question import UnreadableError, with_letters
 from fsdp_sim.learn.drill.report import InterviewReport
 from fsdp_sim.learn.drill.spoken import VERDICTS, SpokenQuestion, spoken

@@ -17,7 +17,7 @@ EPILOG = (
 )
 
 
-class Entry(NamedTuple):
+class CommandEntry(NamedTuple):
     """Where a command lives, and the line `fsdp-sim --help` shows for it."""
 
     target: str  # "module:attribute"
@@ -25,24 +25,26 @@ class Entry(NamedTuple):
 
 
 COMMANDS = {
-    "demo": Entry("fsdp_sim.cli.demo:demo", "Train on 4 ranks, predict the same step, write demo.html."),
-    "ladder": Entry("fsdp_sim.cli.ladder:ladder", "Train in every way, from one process to HSDP, and compare."),
-    "simulate": Entry("fsdp_sim.cli.simulate:simulate", "Predict a training step: time, memory, and why."),
-    "program": Entry("fsdp_sim.cli.program:program", "Print what torch issues for a small model, or diff it."),
-    "sweep": Entry("fsdp_sim.cli.sweep:sweep", "Simulate every combination: table, Pareto picture."),
-    "fit": Entry("fsdp_sim.cli.fit:fit", "Find the largest model, batch or sequence that fits."),
-    "tune": Entry("fsdp_sim.cli.tune:tune", "Find the fastest plan that fits, and price each change."),
-    "diagnose": Entry("fsdp_sim.cli.diagnose:command", "Say why communication is not overlapped in a trace."),
-    "validate": Entry("fsdp_sim.cli.validate:validate", "Compare predictions with published measurements."),
-    "doctor": Entry("fsdp_sim.cli.doctor:doctor", "Say what works here, and what to do about the rest."),
-    "completion": Entry("fsdp_sim.cli.completion:completion", "Print what makes your shell complete these words."),
-    "calibrate": Entry("fsdp_sim.cli.calibrate:command", "Measure this machine, and write a cluster file."),
-    "exercises": Entry("fsdp_sim.cli.exercises:exercises", "List the exercises of the course, and count them."),
-    "mine": Entry("fsdp_sim.cli.mine:mine", "Say where your own FSDP, my_fsdp.py, stands."),
-    "teach": Entry("fsdp_sim.cli.teach:teach", "Plan a class, and know what to expect of it."),
-    "puzzle": Entry("fsdp_sim.cli.puzzle:puzzle", "Move the collectives of a step; the engine replays it."),
-    "drill": Entry("fsdp_sim.cli.drill:drill", "Answer interview questions; hold a mock interview."),
-    "coverage": Entry("fsdp_sim.cli.coverage:coverage", "Say where the course teaches what it is to teach."),
+    "demo": CommandEntry("fsdp_sim.cli.demo:demo", "Train on 4 ranks, predict the same step, write demo.html."),
+    "ladder": CommandEntry("fsdp_sim.cli.ladder:ladder", "Train in every way, from one process to HSDP, and compare."),
+    "simulate": CommandEntry("fsdp_sim.cli.simulate:simulate", "Predict a training step: time, memory, and why."),
+    "program": CommandEntry("fsdp_sim.cli.program:program", "Print what torch issues for a small model, or diff it."),
+    "sweep": CommandEntry("fsdp_sim.cli.sweep:sweep", "Simulate every combination: table, Pareto picture."),
+    "fit": CommandEntry("fsdp_sim.cli.fit:fit", "Find the largest model, batch or sequence that fits."),
+    "tune": CommandEntry("fsdp_sim.cli.tune:tune", "Find the fastest plan that fits, and price each change."),
+    "diagnose": CommandEntry("fsdp_sim.cli.diagnose:command", "Say why communication is not overlapped in a trace."),
+    "validate": CommandEntry("fsdp_sim.cli.validate:validate", "Compare predictions with published measurements."),
+    "doctor": CommandEntry("fsdp_sim.cli.doctor:doctor", "Say what works here, and what to do about the rest."),
+    "completion": CommandEntry(
+        "fsdp_sim.cli.completion:completion", "Print what makes your shell complete these words."
+    ),
+    "calibrate": CommandEntry("fsdp_sim.cli.calibrate:command", "Measure this machine, and write a cluster file."),
+    "exercises": CommandEntry("fsdp_sim.cli.exercises:exercises", "List the exercises of the course, and count them."),
+    "mine": CommandEntry("fsdp_sim.cli.mine:mine", "Say where your own FSDP, my_fsdp.py, stands."),
+    "teach": CommandEntry("fsdp_sim.cli.teach:teach", "Plan a class, and know what to expect of it."),
+    "puzzle": CommandEntry("fsdp_sim.cli.puzzle:puzzle", "Move the collectives of a step; the engine replays it."),
+    "drill": CommandEntry("fsdp_sim.cli.drill:drill", "Answer interview questions; hold a mock interview."),
+    "coverage": CommandEntry("fsdp_sim.cli.coverage:coverage", "Say where the course teaches what it is to teach."),
 }
 AS_JSON = "fsdp_sim.as_json"
 """The key of `click.Context.meta` for whether the call asks for JSON, errors included."""

@@ -25,7 +25,7 @@ from fsdp_sim.cli.options import (
 )
 from fsdp_sim.explore import LEVERS, Candidate, Tuned
 from fsdp_sim.explore import tune as search
-from fsdp_sim.forms import State, accelerate_yaml, plan_texts, python_code, torch_code, torchtitan_toml
+from fsdp_sim.forms import FormState, accelerate_yaml, plan_texts, python_code, torch_code, torchtitan_toml
 from fsdp_sim.requests import (
     PLAN_FIELDS,
     PricedChange,
@@ -40,7 +40,7 @@ from fsdp_sim.simulation import Fit, simulate
 from fsdp_sim.spec import Plan, plan_fields
 from fsdp_sim.words import human_ms
 
-FORMS: dict[str, Callable[[State], str]] = {
+FORMS: dict[str, Callable[[FormState], str]] = {
     "python": python_code, "torch": torch_code, "torchtitan": torchtitan_toml, "accelerate": accelerate_yaml,
 }  # fmt: skip
 EPILOG = (
@@ -183,7 +183,7 @@ def _result(found: Tuned, texts: dict[str, str], notes: list[str]) -> TuneResult
     state = ""
     if found.best is not None:
         words = {name: text for name, text in texts.items() if name not in Plan.__dataclass_fields__}
-        best = State(words | plan_texts(found.best.plan, found.space.cluster))
+        best = FormState(words | plan_texts(found.best.plan, found.space.cluster))
         state = best.line
         for name, write in FORMS.items():
             try:

@@ -95,7 +95,7 @@ def collective_sentence(
 
     Args:
         what: phase, operation and unit.
-        total_s, exposed_s, culprit: see `Collective`.
+        total_s, exposed_s, culprit: see `CollectiveCost`.
         alone_s: seconds in which it is in flight and nothing computes. Of two in flight one counts as exposed: the
             other may be alone with it, and cost nothing beside it.
     """

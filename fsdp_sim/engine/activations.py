@@ -67,7 +67,9 @@ class ActivationChanges:
         if self.keeper and self.keeper not in self.recomputed and not work[self.keeper].saves_input:
             self.handed_on = self.keeper = ""
         self.last, self.held_bytes = last_backward(program), sum({id(w): w.held_bytes for w in work.values()}.values())
-        self.known: dict[tuple[object, ...], tuple[ActivationChange, ...]] = {}  # programs of which `edge` is the same share it
+        self.known: dict[
+            tuple[object, ...], tuple[ActivationChange, ...]
+        ] = {}  # programs of which `edge` is the same share it
 
     @property
     def edge(self) -> tuple[object, ...]:
@@ -92,7 +94,9 @@ class ActivationChanges:
         """What a segment keeps goes, as it has been copied to the CPU, or comes back (``ALLOC``)."""
         work, sign = self.work[segment], 1 if op is Op.ALLOC else -1
         if segment in self.recomputed:
-            found: Iterable[ActivationChange] = [ActivationChange(Memory.CHECKPOINT, work.kept_bytes(True, self.policy))]
+            found: Iterable[ActivationChange] = [
+                ActivationChange(Memory.CHECKPOINT, work.kept_bytes(True, self.policy))
+            ]
         else:
             found = self._saved(work, 0)
         return tuple(ActivationChange(category, sign * n_bytes) for category, n_bytes, _ in found if n_bytes)

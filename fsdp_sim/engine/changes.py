@@ -13,7 +13,14 @@ from itertools import chain
 from typing import NamedTuple
 
 from fsdp_sim.cost import Workload
-from fsdp_sim.engine.activations import SEGMENT_OPS, ActivationChanges, ActivationChange, first_trained, for_a_moment, last_backward
+from fsdp_sim.engine.activations import (
+    SEGMENT_OPS,
+    ActivationChange,
+    ActivationChanges,
+    first_trained,
+    for_a_moment,
+    last_backward,
+)
 from fsdp_sim.engine.kinds import Alike, kinds_of
 from fsdp_sim.engine.record import Changed, EventRows, once
 from fsdp_sim.schedule import Instruction, Kind, Program
@@ -41,7 +48,9 @@ class Changes:
     grows: list[bool]
 
     @classmethod
-    def of(cls, program: Program, pieces: Iterable[ChangesPiece], of_slots: Sequence[Sequence[ActivationChange]]) -> Changes:
+    def of(
+        cls, program: Program, pieces: Iterable[ChangesPiece], of_slots: Sequence[Sequence[ActivationChange]]
+    ) -> Changes:
         """The changes of some pieces of a program, each followed by those of an operation."""
         columns: list[tuple[int, Memory, bool, bool]] = []
         for piece in pieces:
@@ -136,7 +145,7 @@ class ChangesPiece(NamedTuple):
 
     Attributes:
         numbers, categories, sizes: of the changes.
-        number: of the operation; ``slot``: its place in `Template.slots`.
+        number: of the operation; ``slot``: its place in `ChangesTemplate.slots`.
     """
 
     numbers: list[int]

@@ -11,7 +11,7 @@ from typing import cast
 from msgspec import structs
 
 from fsdp_sim.engine.dependencies import dependencies
-from fsdp_sim.engine.record import RankTimes, EventRows, once, own_changes
+from fsdp_sim.engine.record import EventRows, RankTimes, once, own_changes
 from fsdp_sim.engine.seconds import OpCosts, Seconds, Times
 from fsdp_sim.schedule import Instruction, Program
 from fsdp_sim.timeline import Columns, Header, Timeline

@@ -6,7 +6,7 @@ import json
 from dataclasses import fields
 from typing import Any
 
-from fsdp_sim.forms.state import State
+from fsdp_sim.forms.state import FormState
 from fsdp_sim.spec import Plan
 
 SAID = (  # fields that the keys below say
@@ -19,7 +19,7 @@ UNITS = (
 )
 
 
-def accelerate_yaml(state: State) -> str:
+def accelerate_yaml(state: FormState) -> str:
     """The run as Accelerate takes it; what belongs to the script, and what it has no key for, is told in comments.
 
     Raises:

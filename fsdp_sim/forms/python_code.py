@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
-from fsdp_sim.forms.state import SKEWS, State
+from fsdp_sim.forms.state import SKEWS, FormState
 from fsdp_sim.forms.torch_code import torch_code
 from fsdp_sim.spec import Cluster, Model, Plan
 
 
-def python_code(state: State) -> str:
+def python_code(state: FormState) -> str:
     """Code that predicts the same step with `fsdp_sim.simulate`."""
     model, plan, skews = state.model, state.plan, state.skews
     names = ["Cluster", *([] if _named(model) else ["Model"]), "Plan", "simulate"]
@@ -37,12 +37,12 @@ def python_code(state: State) -> str:
     return "\n".join(lines) + "\n"
 
 
-def state_code(state: State) -> str:
+def state_code(state: FormState) -> str:
     """The line that opens the explorer at the state."""
     return f'from fsdp_sim import viz\n\nviz.explorer(state="{state.line}")\n'
 
 
-def torchrun_command(state: State) -> str:
+def torchrun_command(state: FormState) -> str:
     """The command that starts the torch code, saved as ``train.py``, on every node of the cluster."""
     cluster = state.cluster
     if cluster.nodes == 1:
@@ -55,7 +55,7 @@ def torchrun_command(state: State) -> str:
 
 
 _LINKS = ("intra", "inter", "host")
-FORMS: dict[str, Callable[[State], str]] = {
+FORMS: dict[str, Callable[[FormState], str]] = {
     "Python: fsdp_sim": python_code,
     "torch: train.py": torch_code,
     "torchrun command": torchrun_command,
@@ -77,7 +77,7 @@ def _model(model: Model) -> str:
     return repr(model.name) if _named(model) else _call("Model", model)
 
 
-def _cluster(state: State) -> str:
+def _cluster(state: FormState) -> str:
     if "cluster" not in state.texts:
         return repr(state.cluster)
     base = f"Cluster.from_file({state.texts['cluster']!r})"

@@ -1,4 +1,4 @@
-"""`State`: what is looked at, as one short line of words that can be shared: ``model=llama3-8b gpu=H100 gpus=64``.
+"""`FormState`: what is looked at, as one short line of words that can be shared: ``model=llama3-8b gpu=H100 gpus=64``.
 
 The words are those of the command line and of requests, read by the same reader; three more say how ranks differ.
 """
@@ -65,17 +65,17 @@ WORDS = (*NAMES, *SKEWS)
 
 
 @dataclass(frozen=True)
-class State:
+class FormState:
     """A model, a cluster and a plan in words.
 
     Attributes:
         texts: by name: what `fsdp_sim.requests.request_of_texts` reads, and ``straggler``, ``slow_node``, ``jitter``.
 
     Example:
-        >>> state = State.read("model=llama3-8b gpu=H100 gpus=64 micro_batch=1 seq_len=8192 forward_prefetch=2")
+        >>> state = FormState.read("model=llama3-8b gpu=H100 gpus=64 micro_batch=1 seq_len=8192 forward_prefetch=2")
         >>> state.plan.forward_prefetch, state.cluster.gpus
         (2, 64)
-        >>> State.read("modle=llama3-8b")
+        >>> FormState.read("modle=llama3-8b")
         Traceback (most recent call last):
         ValueError: there is no modle; did you mean model?
     """
@@ -83,7 +83,7 @@ class State:
     texts: Mapping[str, str]
 
     @classmethod
-    def read(cls, line: str) -> State:
+    def read(cls, line: str) -> FormState:
         """The state that a line describes.
 
         Raises:
@@ -112,10 +112,10 @@ class State:
         """The state in one line; `read` reads it."""
         return " ".join(f"{name}={shlex.quote(self.texts[name])}" for name in WORDS if name in self.texts)
 
-    def with_texts(self, texts: Mapping[str, str | None]) -> State:
+    def with_texts(self, texts: Mapping[str, str | None]) -> FormState:
         """The same with some words replaced, or, where the new one is None, left out."""
         merged: dict[str, str | None] = {**self.texts, **texts}
-        return State({name: text for name, text in merged.items() if text is not None})
+        return FormState({name: text for name, text in merged.items() if text is not None})
 
     @cached_property
     def _job(self) -> Job:
@@ -180,7 +180,7 @@ class State:
         return simulate(self.model, cluster, self.plan, skew=skewed if skews else None)
 
 
-def state_of(model: str | Model | Workload, cluster: Cluster | str | None, plan: Plan | None) -> State:
+def state_of(model: str | Model | Workload, cluster: Cluster | str | None, plan: Plan | None) -> FormState:
     """The state of a model, a cluster and a plan; without a cluster 8 GPUs of one node.
 
     Raises:
@@ -194,8 +194,8 @@ def state_of(model: str | Model | Workload, cluster: Cluster | str | None, plan:
     else:
         texts |= {"gpu": "H100-SXM-80GB", "gpus": "8"}
     if plan is not None:
-        texts |= plan_texts(plan, State(texts).cluster)
-    state = State(texts)
+        texts |= plan_texts(plan, FormState(texts).cluster)
+    state = FormState(texts)
     for part in ("model", "cluster", "plan"):
         getattr(state, part)  # or an error now
     return state
@@ -236,7 +236,7 @@ def _cluster_texts(cluster: Cluster) -> dict[str, str]:
             continue
         texts[name] = value.name if isinstance(value, (Gpu, Link)) else text_of(value)
     try:
-        same = State({"model": "gpt2-124m", **texts}).cluster == cluster
+        same = FormState({"model": "gpt2-124m", **texts}).cluster == cluster
     except ValueError:
         same = False
     if not same:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fsdp_sim.forms.state import State
+from fsdp_sim.forms.state import FormState
 from fsdp_sim.forms.torch_model import torch_model
 from fsdp_sim.spec import TORCH_DTYPES, Cluster, Model, Plan, aten_names
 
@@ -37,7 +37,7 @@ class Script:
         self.imports |= {f"from {module} import {name}" for name in names}
 
 
-def torch_code(state: State) -> str:
+def torch_code(state: FormState) -> str:
     """A script that trains the state's model as its plan says, on random tokens.
 
     The model is a plain transformer of the same dimensions; put your own in its place.
@@ -285,7 +285,7 @@ WRITERS: dict[str, Callable[[Script, Plan, Cluster, Model], None]] = {
 }  # fmt: skip
 
 
-def _assembled(script: Script, state: State) -> str:
+def _assembled(script: Script, state: FormState) -> str:
     model, cluster, plan = state.model, state.cluster, state.plan
     kind = "cuda" if cluster.kind == "gpu" else "cpu"
     backend = "nccl" if kind == "cuda" else "gloo"

@@ -6,7 +6,7 @@ import json
 from dataclasses import fields, replace
 from typing import Any
 
-from fsdp_sim.forms.state import State
+from fsdp_sim.forms.state import FormState
 from fsdp_sim.spec import Model, Plan
 from fsdp_sim.spec.catalogue import tables
 from fsdp_sim.spec.torchtitan import DTYPES, RESHARD, TABLE, model_of_flavor
@@ -16,7 +16,7 @@ SAID = {value: word for word, value in DTYPES.items() if word in ("float32", "bf
 RESHARD_WORD: dict[bool | int | None, str] = {value: word for word, value in RESHARD.items()}
 
 
-def torchtitan_toml(state: State) -> str:
+def torchtitan_toml(state: FormState) -> str:
     """The run as torchtitan takes it. What it has no key for is told in comments.
 
     Raises:

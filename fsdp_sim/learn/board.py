@@ -8,10 +8,16 @@ from html import escape
 from fsdp_sim.learn import progress
 from fsdp_sim.learn.find import CHAPTERS, CORE, is_core, load, names
 from fsdp_sim.learn.predictions.prediction import CLOSE
-from fsdp_sim.learn.progress import Entry, Estimate, State
+from fsdp_sim.learn.progress import Estimate, ExerciseEntry, ExerciseState
 
-SIGNS = {State.OPEN: "○", State.TRIED: "◐", State.PASSED: "✓", State.OPTIMAL: "★", State.SEEN: "◎"}
-SOLVED = (State.PASSED, State.OPTIMAL)
+SIGNS = {
+    ExerciseState.OPEN: "○",
+    ExerciseState.TRIED: "◐",
+    ExerciseState.PASSED: "✓",
+    ExerciseState.OPTIMAL: "★",
+    ExerciseState.SEEN: "◎",
+}
+SOLVED = (ExerciseState.PASSED, ExerciseState.OPTIMAL)
 HEADER = ("Exercise", "Core", "Title", "Difficulty", "Minutes", "Tries", "Hints", "State")
 
 
@@ -25,7 +31,7 @@ class BoardRow:
     title: str
     difficulty: int
     minutes: int
-    entry: Entry
+    entry: ExerciseEntry
 
     @property
     def cells(self) -> tuple[str, ...]:
@@ -43,7 +49,7 @@ class Board:
     file: str
     estimates: tuple[Estimate, ...] = ()
     puzzles: tuple[int, ...] = ()
-    hunts: tuple[Entry, ...] = ()
+    hunts: tuple[ExerciseEntry, ...] = ()
 
     @property
     def headline(self) -> str:
@@ -137,9 +143,9 @@ def board(chapter: str = "") -> Board:
     exercises = [load(name) for name, of in names().items() if chapter in ("", of)]
     exercises.sort(key=lambda e: (CHAPTERS.index(e.chapter), (*CORE[e.chapter], e.name).index(e.name)))
     rows = (
-        BoardRow(e.chapter, e.name, is_core(e), e.title, e.difficulty, e.minutes, kept.get(e.name, Entry()))
+        BoardRow(e.chapter, e.name, is_core(e), e.title, e.difficulty, e.minutes, kept.get(e.name, ExerciseEntry()))
         for e in exercises
     )
     won = tuple(progress.puzzles().values())
-    hunts = tuple(kept.get(f"hunt_{number}", Entry()) for number in range(1, len(TRAININGS) + 1))
+    hunts = tuple(kept.get(f"hunt_{number}", ExerciseEntry()) for number in range(1, len(TRAININGS) + 1))
     return Board(tuple(rows), str(progress.path()), tuple(progress.estimates().values()), won, hunts)

@@ -44,7 +44,7 @@ def check(name: str, solution: Callable[..., Any]) -> Verdict:
     named = progress.estimates().get(name)
     verdict = judge(exercise, solution, told=named is not None)
 
-    def note(entry: progress.Entry) -> progress.Entry:
+    def note(entry: progress.ExerciseEntry) -> progress.ExerciseEntry:
         return structs.replace(entry, tries=entry.tries + 1, grade=max(entry.grade, int(verdict.grade)))
 
     more = [progress.change(name, note)]

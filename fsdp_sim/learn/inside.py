@@ -50,12 +50,12 @@ def _originals() -> dict[str, tuple[Any, str, Any]]:
     import torch.distributed as dist
     import torch.distributed.distributed_c10d as c10d
 
-    from fsdp_sim.ranks.board import Board
+    from fsdp_sim.ranks.board import RankBoard
     from fsdp_sim.ranks.group import WatchedGroup
     from fsdp_sim.ranks.work import WatchedWork
     from fsdp_sim.timeline import Recorder
 
-    owners: list[Any] = [dist, c10d, WatchedGroup, WatchedWork, Board, Recorder]
+    owners: list[Any] = [dist, c10d, WatchedGroup, WatchedWork, RankBoard, Recorder]
     return {
         f"{owner.__name__}.{key}": (owner, key, value)
         for owner in owners

@@ -14,9 +14,9 @@ from fsdp_sim.learn.verdict import Grade
 
 __all__ = [
     "VARIABLE",
-    "Entry",
     "Estimate",
-    "State",
+    "ExerciseEntry",
+    "ExerciseState",
     "change",
     "entry",
     "estimates",
@@ -30,7 +30,7 @@ __all__ = [
 VERSION = 1
 
 
-class State(StrEnum):
+class ExerciseState(StrEnum):
     """Where an exercise stands. ``SEEN``: its solution was looked at before it was solved."""
 
     OPEN = "open"
@@ -40,7 +40,7 @@ class State(StrEnum):
     SEEN = "seen"
 
 
-class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
+class ExerciseEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     """What is kept of one exercise.
 
     Attributes:
@@ -55,12 +55,12 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
     seen: bool = False
 
     @property
-    def state(self) -> State:
+    def state(self) -> ExerciseState:
         if self.seen:
-            return State.SEEN
+            return ExerciseState.SEEN
         if self.grade:
-            return State.OPTIMAL if self.grade >= Grade.OPTIMAL else State.PASSED
-        return State.TRIED if self.tries else State.OPEN
+            return ExerciseState.OPTIMAL if self.grade >= Grade.OPTIMAL else ExerciseState.PASSED
+        return ExerciseState.TRIED if self.tries else ExerciseState.OPEN
 
 
 class Estimate(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -76,23 +76,23 @@ class Estimate(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class _File(msgspec.Struct, omit_defaults=True):
-    exercises: dict[str, Entry] = {}
+    exercises: dict[str, ExerciseEntry] = {}
     predictions: dict[str, Estimate] = {}
     puzzles: dict[str, int] = {}
     version: int = VERSION
 
 
-def read() -> dict[str, Entry]:
+def read() -> dict[str, ExerciseEntry]:
     """All entries; empty if there is no file or it is damaged."""
     return _by_name(kept.read(path(), _File).exercises)
 
 
-def entry(name: str) -> Entry:
+def entry(name: str) -> ExerciseEntry:
     """What is kept of one exercise."""
-    return read().get(name, Entry())
+    return read().get(name, ExerciseEntry())
 
 
-def change(name: str, how: Callable[[Entry], Entry | None]) -> str:
+def change(name: str, how: Callable[[ExerciseEntry], ExerciseEntry | None]) -> str:
     """Change the entry of an exercise, or remove it where ``how`` answers None.
 
     Returns:
@@ -101,7 +101,7 @@ def change(name: str, how: Callable[[Entry], Entry | None]) -> str:
 
     def changed(file: _File) -> _File:
         known = _by_name(file.exercises)
-        new = how(known.get(name, Entry()))
+        new = how(known.get(name, ExerciseEntry()))
         others = {key: value for key, value in known.items() if key != name}
         exercises = dict(sorted((others | ({name: new} if new else {})).items()))
         return msgspec.structs.replace(file, exercises=exercises)
@@ -109,7 +109,7 @@ def change(name: str, how: Callable[[Entry], Entry | None]) -> str:
     return kept.change(path(), _File, changed)
 
 
-def _by_name(entries: dict[str, Entry]) -> dict[str, Entry]:
+def _by_name(entries: dict[str, ExerciseEntry]) -> dict[str, ExerciseEntry]:
     """The entries by the names that exercises have today; one under today's name counts more."""
     return {
         former().get(name, name): entry for name, entry in sorted(entries.items(), key=lambda e: e[0] not in former())

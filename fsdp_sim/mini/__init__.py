@@ -34,10 +34,9 @@ from fsdp_sim.mini import observer
 from fsdp_sim.mini.api import FSDPModule, UnshardHandle, fully_shard, register_fsdp_forward_method, share_comm_ctx
 from fsdp_sim.mini.group import FSDPParamGroup
 from fsdp_sim.mini.init import init_weights
-from fsdp_sim.mini.param import FSDPParam, ShardedState
+from fsdp_sim.mini.param import FSDPParam
 from fsdp_sim.mini.state import FSDPState
-from fsdp_sim.mini.streams import TrainingState
-from fsdp_sim.timeline import RECORDER
+from fsdp_sim.timeline import RECORDER, ShardedState, TrainingState
 
 RECORDER.observers.append(observer.attached)
 warn_of_untried_torch(torch.__version__)

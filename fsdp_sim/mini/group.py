@@ -36,11 +36,11 @@ from fsdp_sim.mini.comm_context import AllGatherState, FSDPCommContext
 from fsdp_sim.mini.hsdp import FSDPMeshInfo
 from fsdp_sim.mini.labels import log, record_hook, record_step
 from fsdp_sim.mini.offload import validate_on_cpu, wait_for_grads
-from fsdp_sim.mini.param import FSDPParam, ShardedState, owners_of
+from fsdp_sim.mini.param import FSDPParam, owners_of
 from fsdp_sim.mini.precision import dtypes_of_trainable, gradient_division
 from fsdp_sim.mini.prefetch import backward_prefetch
 from fsdp_sim.mini.reduction import AllReduceState, after_reduce_scatter
-from fsdp_sim.mini.streams import TrainingState
+from fsdp_sim.timeline import ShardedState, TrainingState
 
 
 class FSDPParamGroup:

@@ -21,11 +21,10 @@ from fsdp_sim.mini import accumulation, collectives, recording
 from fsdp_sim.mini.collectives import AllGatherResult, ReduceScatterState
 from fsdp_sim.mini.comm_context import FSDPCommContext
 from fsdp_sim.mini.group import FSDPParamGroup
-from fsdp_sim.mini.param import FSDPParam, ShardedState
+from fsdp_sim.mini.param import FSDPParam
 from fsdp_sim.mini.recording import ComputeSegments, PendingCollective
 from fsdp_sim.mini.state import FSDPState, state_of
-from fsdp_sim.mini.streams import TrainingState
-from fsdp_sim.timeline import RECORDER, Lane, Memory, Op
+from fsdp_sim.timeline import RECORDER, Lane, Memory, Op, ShardedState, TrainingState
 
 Original = Callable[..., Any]
 OBSERVED: dict[Any, tuple[str, ...]] = {

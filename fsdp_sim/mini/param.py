@@ -22,7 +22,6 @@ itself is freed.
 
 from __future__ import annotations
 
-from enum import Enum, auto
 from itertools import count
 from typing import cast
 
@@ -38,6 +37,7 @@ from fsdp_sim.mini.extensions import extension_of
 from fsdp_sim.mini.hsdp import FSDPMeshInfo
 from fsdp_sim.mini.offload import pin, to_device
 from fsdp_sim.mini.precision import mixed_dtypes, to_dtype
+from fsdp_sim.timeline import ShardedState
 
 Owner = tuple[nn.Module, str]
 """A module and the name under which it holds a parameter. Tied parameters have several."""
@@ -46,14 +46,6 @@ Piece = tuple[int, torch.dtype]
 """What each rank contributes to an all-gather for a parameter: elements, padding included, and their dtype."""
 
 _uids = count()
-
-
-class ShardedState(Enum):
-    """Which of its forms a parameter (and its group) is registered in on the module."""
-
-    SHARDED = auto()
-    SHARDED_POST_FORWARD = auto()
-    UNSHARDED = auto()
 
 
 class FSDPParam:

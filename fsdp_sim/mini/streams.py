@@ -21,20 +21,12 @@ called per chunk of the loss; a model that returns an object FSDP cannot look in
 
 from __future__ import annotations
 
-from enum import Enum, auto
 from typing import Any
 
 import torch
 from torch.distributed.device_mesh import _get_device_handle
 
-
-class TrainingState(Enum):
-    """Where a unit is in the step."""
-
-    FORWARD = auto()
-    PRE_BACKWARD = auto()
-    POST_BACKWARD = auto()
-    IDLE = auto()
+from fsdp_sim.timeline import TrainingState
 
 
 class Streams:

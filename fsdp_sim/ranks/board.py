@@ -79,7 +79,7 @@ def ranks_of(mask: int) -> tuple[int, ...]:
     return tuple(rank for rank in range(64) if mask >> rank & 1)
 
 
-class RankBoard(Exception):
+class BoardError(Exception):
     """A rank has written what only the ranks' own code writes, or has cut the file short."""
 
 
@@ -89,7 +89,7 @@ def _record(*row: Any) -> Record:
     return Record(*values)
 
 
-class Board:
+class RankBoard:
     """The mapped file, in a rank."""
 
     def __init__(self, path: str | Path, world_size: int, mode: str = "r+") -> None:
@@ -101,7 +101,7 @@ class Board:
         self.records = np.memmap(path, RECORD, mode, status_bytes, (world_size, RING))  # type: ignore[call-overload]
 
     @classmethod
-    def create(cls, path: str | Path, world_size: int) -> Board:
+    def create(cls, path: str | Path, world_size: int) -> RankBoard:
         size = STATUS.itemsize * world_size + RECORD.itemsize * world_size * RING
         Path(path).write_bytes(bytes(size))  # really written: a full disk is an OSError here, not a SIGBUS later
         board = cls(path, world_size)
@@ -176,7 +176,7 @@ class BoardView:
         status = np.frombuffer(self._bytes(STATUS.itemsize * self.world_size, 0), STATUS)
         for rank, issued in enumerate(status["issued"].tolist()):
             if not 0 <= issued - self._taken[rank] <= RING:
-                raise RankBoard(f"rank {rank} has overwritten the count of its collectives")
+                raise BoardError(f"rank {rank} has overwritten the count of its collectives")
         self.status = status
 
     def issued(self, rank: int) -> int:
@@ -209,7 +209,7 @@ class BoardView:
     def _bytes(self, count: int, place: int) -> bytes:
         data = os.pread(self._file, count, place)
         if len(data) < count:
-            raise RankBoard("a rank has cut short the file in which the ranks say what they do")
+            raise BoardError("a rank has cut short the file in which the ranks say what they do")
         return data
 
 

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
-from fsdp_sim.ranks.board import Board, Record
+from fsdp_sim.ranks.board import RankBoard, Record
 from fsdp_sim.ranks.network import Network, Wire
 from fsdp_sim.ranks.work import Context, Ticket, WatchedWork, note_ends
 from fsdp_sim.timeline import COLLECTIVES, RECORDER, Op, calls, dtype_name, learners_line
@@ -181,7 +181,7 @@ for _method in METHODS:
     setattr(WatchedGroup, _name, _watched(_method, _name))
 
 
-def install(board: Board, rank: int, network: Network | None, serial: bool) -> None:
+def install(board: RankBoard, rank: int, network: Network | None, serial: bool) -> None:
     """Make every process group created from now on in this process a `WatchedGroup`."""
     Context.board, Context.rank, Context.serial = board, rank, serial
     Context.wire = Wire(board, rank, network)

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from fsdp_sim.accelerators import environ_for, hidden
-from fsdp_sim.ranks.board import Board, BoardView
+from fsdp_sim.ranks.board import BoardView, RankBoard
 from fsdp_sim.ranks.interrupts import Interrupts
 from fsdp_sim.ranks.limits import end_groups, end_marked, end_tree
 from fsdp_sim.ranks.rank import Call, main
@@ -191,7 +191,7 @@ def _watched(name: str, interrupts: Interrupts) -> Iterator[None]:
 
 
 def start(works: list[bytes], interrupts: Interrupts, **settings: Any) -> Ranks:
-    """Start the ranks of a job, each with its work; ``settings`` are `Job`'s fields but folder, environ and cells.
+    """Start the ranks of a job, each with its work; ``settings`` are `Call`'s fields but folder, environ and cells.
 
     Raises:
         NoRoomError: there is no room for their shared files. NotStartedError: the fork server stands still, and so does
@@ -254,7 +254,7 @@ def _prepare(folder: Path, settings: dict[str, Any]) -> Ranks:
     cells = {name: entry for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None}
     mark = {IN_SERVER: str(folder)}  # what a rank starts can be found by it
     job = Call(folder=folder, environ=environ_for(settings["device"]) | mark, cells=cells, **settings)
-    Board.create(folder / "board", job.world_size)
+    RankBoard.create(folder / "board", job.world_size)
     if job.user is not None:
         files = ["board", "store", *(f"rank{rank}.out" for rank in range(job.world_size))]
         job = replace(job, environ=hidden(job.user.give_files(folder, files)) | mark)

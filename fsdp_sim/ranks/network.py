@@ -16,7 +16,7 @@ import threading
 import time
 from dataclasses import dataclass
 
-from fsdp_sim.ranks.board import RING, Board, Record
+from fsdp_sim.ranks.board import RING, RankBoard, Record
 from fsdp_sim.timeline import ring_share
 
 Key = tuple[int, int]  # group, and the collective's number in it
@@ -61,7 +61,7 @@ class Wire:
     send or a receive takes its time from its own issue and does not queue. Any thread of the rank may ask.
     """
 
-    def __init__(self, board: Board, rank: int, network: Network | None) -> None:
+    def __init__(self, board: RankBoard, rank: int, network: Network | None) -> None:
         self.board, self.rank, self.network = board, rank, network
         self._lock = threading.Lock()
         self._read = [0] * board.world_size  # records taken from the board, per rank

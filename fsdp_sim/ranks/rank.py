@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from fsdp_sim.ranks.board import Board
+from fsdp_sim.ranks.board import RankBoard
 from fsdp_sim.ranks.inbox import ErrorMessage, ResultMessage, send
 from fsdp_sim.ranks.limits import Limits, confine, die_first, keep_children
 from fsdp_sim.ranks.network import Network
@@ -74,7 +74,7 @@ class Call:
 class _ThisRank:
     """This process's place on the board, when it is a rank."""
 
-    board: Board | None = None
+    board: RankBoard | None = None
     rank: int = 0
 
 
@@ -98,7 +98,7 @@ def track(items: Iterable[T], total: int | None = None) -> Iterator[T]:
         _ThisRank.board.status["progress"][_ThisRank.rank] = count
 
 
-def _stand_guard(control: Connection, folder: Path, board: Board, rank: int) -> None:
+def _stand_guard(control: Connection, folder: Path, board: RankBoard, rank: int) -> None:
     """Say on the board while a debugger holds this rank, and end at once, with all it started, when the parent is gone.
 
     A rank must never outlive its cell.
@@ -132,7 +132,7 @@ def _own_output(path: Path) -> None:
     faulthandler.enable(file=sys.stderr)
 
 
-def _join_group(job: Call, rank: int, board: Board) -> None:
+def _join_group(job: Call, rank: int, board: RankBoard) -> None:
     """Initialise gloo or NCCL over a file in the job's folder (no port to clash) and meet the other ranks once."""
     import torch
     import torch.distributed as dist
@@ -166,7 +166,7 @@ def main(job: Call, rank: int, work: bytes, control: Connection) -> None:
         paths = needed_folders()
         job.user.become(paths, job.folder, control.fileno())
     gc.freeze()  # what the server has imported is no garbage: to look through it copies its pages, up to a second
-    board = Board(job.folder / "board", job.world_size)
+    board = RankBoard(job.folder / "board", job.world_size)
     board.status["began_s"][rank] = time.monotonic()
     threading.Thread(target=_stand_guard, args=(control, job.folder, board, rank), daemon=True).start()
     mp.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # a DataLoader may have workers

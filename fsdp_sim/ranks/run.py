@@ -23,7 +23,7 @@ from fsdp_sim.ranks.network import Network
 from fsdp_sim.ranks.output import Output, ProgressBar, read
 from fsdp_sim.ranks.pickling import pack, unpack
 from fsdp_sim.ranks.rank import NCCL_TIMEOUT_S, is_rank
-from fsdp_sim.ranks.watchdog import RankState, RankStatus, EndReason, Watchdog, how_it_ended, listed, report
+from fsdp_sim.ranks.watchdog import EndReason, RankState, RankStatus, Watchdog, how_it_ended, listed, report
 from fsdp_sim.timeline import Event, Header, Timeline, remember
 
 MAX_RANKS = 64

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from fsdp_sim.ranks.board import RankBoard, BoardView, Record
+from fsdp_sim.ranks.board import BoardError, BoardView, Record
 from fsdp_sim.ranks.limits import below
 from fsdp_sim.ranks.pairs import Pairs, peer_of
 
@@ -120,7 +120,7 @@ def source_line(source: str) -> str:
 
 
 class Watchdog:
-    """Looks at the board every few milliseconds; `check` returns a `Verdict` when the call cannot go on."""
+    """Looks at the board every few milliseconds; `check` returns a `EndReason` when the call cannot go on."""
 
     def __init__(self, board: BoardView, views: list[RankStatus], timeout_s: float) -> None:
         self.board, self.views, self.timeout_s = board, views, timeout_s
@@ -152,7 +152,7 @@ class Watchdog:
         """Look at the board anew."""
         try:
             self.board.refresh()
-        except RankBoard as error:
+        except BoardError as error:
             return EndReason(
                 headline=str(error),
                 why="the ranks' own code writes there, and nothing else may",

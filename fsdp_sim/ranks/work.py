@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed.distributed_c10d as c10d
 
-from fsdp_sim.ranks.board import Board, Record
+from fsdp_sim.ranks.board import RankBoard, Record
 from fsdp_sim.ranks.network import Wire
 from fsdp_sim.timeline import RECORDER
 
@@ -24,7 +24,7 @@ NO_TIMEOUT = timedelta(0)  # what torch passes for it
 class Context:
     """What the groups of this rank share; set once, by `install`."""
 
-    board: Board
+    board: RankBoard
     rank: int
     wire: Wire
     serial: bool = False

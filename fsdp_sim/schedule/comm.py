@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import Enum, auto
 
 from fsdp_sim.schedule.cpu import Cpu
 from fsdp_sim.schedule.layout import Layout
@@ -16,19 +15,6 @@ SHARD = "shard"  # all-gathers and reduce-scatters share this communicator, so t
 REDUCE_SCATTER = "reduce_scatter"  # set_separate_reduce_scatter_group
 REPLICATE = "replicate"  # HSDP's all-reduces
 POST_FORWARD = "post_forward"  # gathers in backward within the smaller groups of reshard_after_forward=n
-
-
-class TrainingState(Enum):
-    FORWARD = auto()
-    PRE_BACKWARD = auto()
-    POST_BACKWARD = auto()
-    IDLE = auto()
-
-
-class ShardedState(Enum):
-    SHARDED = auto()
-    SHARDED_POST_FORWARD = auto()
-    UNSHARDED = auto()
 
 
 @dataclass(slots=True)

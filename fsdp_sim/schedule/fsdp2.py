@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from fsdp_sim.schedule.activation_offload import ActivationOffload
 from fsdp_sim.schedule.checkpointing import checkpoints
-from fsdp_sim.schedule.comm import EXPERTS, TrainingState, comm_context
+from fsdp_sim.schedule.comm import EXPERTS, comm_context
 from fsdp_sim.schedule.cpu import Cpu
 from fsdp_sim.schedule.group import ParamGroup
 from fsdp_sim.schedule.layout import Layout, layout_of
@@ -21,7 +21,7 @@ from fsdp_sim.schedule.program import Program
 from fsdp_sim.schedule.tree import UnitNode, in_order_of_modules, tree_of
 from fsdp_sim.schedule.unit import Exchange, Unit
 from fsdp_sim.spec import Plan
-from fsdp_sim.timeline import Lane, Op, Phase
+from fsdp_sim.timeline import Lane, Op, Phase, TrainingState
 
 
 def build_fsdp2(units: Sequence[Unit], plan: Plan, world_size: int, steps: int = 1) -> Program:

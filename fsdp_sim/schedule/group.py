@@ -6,7 +6,7 @@ Each method is named after the method of ``torch.distributed.fsdp._fully_shard._
 
 from __future__ import annotations
 
-from fsdp_sim.schedule.comm import POST_FORWARD, SHARD, AllGatherResult, CommContext, ShardedState, TrainingState
+from fsdp_sim.schedule.comm import POST_FORWARD, SHARD, AllGatherResult, CommContext
 from fsdp_sim.schedule.cpu import Cpu
 from fsdp_sim.schedule.layout import Layout
 from fsdp_sim.schedule.lines import NOT_RECORDED
@@ -14,7 +14,7 @@ from fsdp_sim.schedule.mesh import Mesh
 from fsdp_sim.schedule.optimizer import SCALAR_BYTES
 from fsdp_sim.schedule.reduce import GradReduction
 from fsdp_sim.spec import TORCH_DTYPES
-from fsdp_sim.timeline import Lane, Memory, Op
+from fsdp_sim.timeline import Lane, Memory, Op, ShardedState, TrainingState
 
 
 class ParamGroup:

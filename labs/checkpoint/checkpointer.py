@@ -40,7 +40,7 @@ from labs.checkpoint.index import check_fits, read_index
 from labs.checkpoint.manifest import MANIFEST, Manifest
 from labs.checkpoint.staging import Buffers, Planner, shared_out
 from labs.checkpoint.state import State, local, not_finite
-from labs.checkpoint.storage import Reader, PieceWriter
+from labs.checkpoint.storage import PieceWriter, Reader
 from labs.checkpoint.tensors import Form
 from labs.loop.failpoints import failpoint
 

@@ -47,7 +47,7 @@ from labs.checkpoint.hashing import FileInfo, fsync_folder, write_file
 from labs.checkpoint.index import INDEX, read_index, torch_dtype
 from labs.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 from labs.checkpoint.staging import Planner
-from labs.checkpoint.storage import Reader, PieceWriter
+from labs.checkpoint.storage import PieceWriter, Reader
 from labs.checkpoint.tensors import Form, Index, Source, TensorFiles, read_whole, write_tensors
 from labs.model import ModelConfig, empty, model_config
 from labs.model.gpt import GPTConfig

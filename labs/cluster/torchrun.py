@@ -58,7 +58,7 @@ class TrainingRun:
     Attributes:
         losses, norms: of each step, averaged over the ranks; nan for what is not finite.
         steps: the lines of metrics.jsonl that are steps, see `labs.loop.metrics.Record`.
-        report: report.json, see `labs.loop.report.Report`.
+        report: report.json, see `labs.loop.report.TrainingReport`.
         out: the run's folder; it is gone already if none was asked for.
         printed: all that torchrun and the ranks printed.
     """

@@ -19,7 +19,7 @@ from fsdp_sim.spec import Cluster
 from labs.cluster.process_group import RankPlace, use_threads
 from labs.config import TrainConfig
 from labs.experiments.on_rank import here, on_rank
-from labs.experiments.result import LabResult
+from labs.experiments.result import ResultRow
 from labs.measure.prediction import predict_calibrated
 
 STEP = "step time"
@@ -29,7 +29,7 @@ ROUNDS, STEPS = 5, 4
 
 def calibrated_rows(
     settings: Mapping[str, TrainConfig], ranks: int, cluster: Cluster, network: Network | None = None
-) -> list[LabResult]:
+) -> list[ResultRow]:
     """The step time of each setting, on CPU ranks.
 
     Args:
@@ -45,7 +45,7 @@ def calibrated_rows(
         for name, config in settings.items()
     }
     measured = step_times_s(settings, ranks, network)
-    return [LabResult(name, STEP, 1e3 * predicted[name].step_time_s, 1e3 * measured[name], "ms") for name in settings]
+    return [ResultRow(name, STEP, 1e3 * predicted[name].step_time_s, 1e3 * measured[name], "ms") for name in settings]
 
 
 def step_times_s(settings: Mapping[str, TrainConfig], ranks: int, network: Network | None = None) -> dict[str, float]:

@@ -8,10 +8,10 @@ from rich.console import Console
 
 from fsdp_sim.ranks import RanksError
 from labs.cluster.torchrun import FailedError
-from labs.experiments.result import Result
+from labs.experiments.result import LabResult
 
 
-def command(lab: str, run: Callable[[], Result], closing: Callable[[Result], str] | None = None) -> int:
+def command(lab: str, run: Callable[[], LabResult], closing: Callable[[LabResult], str] | None = None) -> int:
     """Run a lab, and print its table and its notes, or in one line what went wrong.
 
     Args:

@@ -35,7 +35,7 @@ from labs.cluster.torchrun import FailedError, launch
 from labs.config import TrainConfig
 from labs.experiments.checklist_runs import CLOSE, same
 from labs.experiments.command import command
-from labs.experiments.result import Result, LabResult, this_machine
+from labs.experiments.result import LabResult, ResultRow, this_machine
 from labs.experiments.scripts.watch import IssuedCollective, RankStep
 from labs.measure.simulated import peak_memory_bytes, simulated
 
@@ -115,19 +115,19 @@ def issued(simulation: Simulation) -> list[IssuedCollective]:
     return [IssuedCollective(KINDS[i.op], i.bytes) for i in simulation.program.ops if i.op in KINDS]
 
 
-def totals(name: str, predicted: Iterable[IssuedCollective], recorded: Iterable[IssuedCollective]) -> list[LabResult]:
+def totals(name: str, predicted: Iterable[IssuedCollective], recorded: Iterable[IssuedCollective]) -> list[ResultRow]:
     """How many of each kind, and their bytes; large ones."""
     both = [[c for c in some if c.bytes >= SMALL_BYTES] for some in (predicted, recorded)]
     rows = []
     for kind in KINDS.values():
         sizes = [[c.bytes for c in some if c.kind == kind] for some in both]
         if any(sizes):
-            rows.append(LabResult(name, f"{kind}s per step", len(sizes[0]), len(sizes[1]), ""))
-            rows.append(LabResult(name, f"bytes of {kind}s", sum(sizes[0]) / MIB, sum(sizes[1]) / MIB, "MiB"))
+            rows.append(ResultRow(name, f"{kind}s per step", len(sizes[0]), len(sizes[1]), ""))
+            rows.append(ResultRow(name, f"bytes of {kind}s", sum(sizes[0]) / MIB, sum(sizes[1]) / MIB, "MiB"))
     return rows
 
 
-def run(ranks: int | None = None, device: str = "cpu") -> Result:
+def run(ranks: int | None = None, device: str = "cpu") -> LabResult:
     """Predict both scripts, run both, compare.
 
     Args:
@@ -145,17 +145,17 @@ def run(ranks: int | None = None, device: str = "cpu") -> Result:
     for api, simulation in simulations.items():
         config = TrainConfig(api=api)
         most = max(of_rank.peak_bytes for of_rank in ran[api].watched)
-        rows.append(LabResult(api, "peak memory", peak_memory_bytes(config, simulation) / MIB, most / MIB, "MiB"))
+        rows.append(ResultRow(api, "peak memory", peak_memory_bytes(config, simulation) / MIB, most / MIB, "MiB"))
         rows += totals(api, issued(simulation), ran[api].watched[0].collectives)
     ddp, fsdp2 = ran["ddp"], ran["fsdp2"]
-    rows.append(LabResult("fsdp2", "last loss (predicted: DDP's)", ddp.losses[-1], fsdp2.losses[-1], ""))
+    rows.append(ResultRow("fsdp2", "last loss (predicted: DDP's)", ddp.losses[-1], fsdp2.losses[-1], ""))
     notes = (
         f"FSDP2 has {same('the losses of DDP', fsdp2.losses, ddp.losses)} "
         f"(allowed: {CLOSE:g}), and {same('its norms', fsdp2.norms, ddp.norms, NORM_CLOSE)} (allowed: {NORM_CLOSE:g}).",
         f"What both saved: {_same_weights(ddp.weights, fsdp2.weights)}.",
         f"Collectives below {SMALL_BYTES} bytes, of the loss and the norm, are left out.",
     )
-    return Result("ddp_to_fsdp2", "measured", tuple(rows), this_machine(device, ranks), notes=notes)
+    return LabResult("ddp_to_fsdp2", "measured", tuple(rows), this_machine(device, ranks), notes=notes)
 
 
 def _same_weights(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> str:

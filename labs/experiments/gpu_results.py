@@ -30,7 +30,7 @@ import tyro
 import labs.experiments
 from fsdp_sim.accelerators import environ_for, gpus
 from labs.cluster.torchrun import TIED
-from labs.experiments.result import Result
+from labs.experiments.result import LabResult
 from labs.model.gpt import did_you_mean
 
 RECORDED = Path(__file__).with_name("recorded")
@@ -40,7 +40,7 @@ USAGE = "\n    ".join(line.strip() for line in (__doc__ or "").splitlines() if l
 
 
 def names(package: Any = labs.experiments) -> tuple[str, ...]:
-    """The labs: modules of `labs.experiments` (of a folder NAME its ``run_NAME``) whose ``run`` returns a `Result`."""
+    """The labs: modules of `labs.experiments` (of a folder NAME its ``run_NAME``) whose ``run`` returns `LabResult`."""
     modules = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
     return tuple(name for name in modules if _run_of(f"{package.__name__}.{name}") is not None)
 
@@ -50,18 +50,18 @@ def on_gpus(package: Any = labs.experiments) -> tuple[str, ...]:
     return tuple(name for name in names(package) if "device" in inspect.signature(lab(name, package)).parameters)
 
 
-def _run_of(module: str) -> Callable[..., Result] | None:
+def _run_of(module: str) -> Callable[..., LabResult] | None:
     found = importlib.import_module(module)
     inner = f"{module}.run_{module.rpartition('.')[2]}"
     if hasattr(found, "__path__") and importlib.util.find_spec(inner):
         found = importlib.import_module(inner)  # a folder that ranks import may not have it at its top
     run = getattr(found, "run", None)
-    if not callable(run) or inspect.signature(run).return_annotation not in (Result, "Result"):
+    if not callable(run) or inspect.signature(run).return_annotation not in (LabResult, "Result"):
         return None
-    return cast(Callable[..., Result], run)
+    return cast(Callable[..., LabResult], run)
 
 
-def lab(name: str, package: Any = labs.experiments) -> Callable[..., Result]:
+def lab(name: str, package: Any = labs.experiments) -> Callable[..., LabResult]:
     """A lab's ``run``.
 
     Raises:
@@ -74,17 +74,17 @@ def lab(name: str, package: Any = labs.experiments) -> Callable[..., Result]:
     return run
 
 
-def recorded(name: str, folder: Path = RECORDED) -> Result | None:
+def recorded(name: str, folder: Path = RECORDED) -> LabResult | None:
     """What was recorded of a lab, its kind ``recorded`` (or ``pretended``); None if nothing was.
 
     Raises:
         ValueError: the file is damaged.
     """
     path = folder / f"{name}{SUFFIX}"
-    return Result.load(path) if path.exists() else None
+    return LabResult.load(path) if path.exists() else None
 
 
-def result_of(name: str, folder: Path = RECORDED) -> Result:
+def result_of(name: str, folder: Path = RECORDED) -> LabResult:
     """What a lab finds on GPUs: on this machine's, if it has any, else as it was recorded.
 
     The lab runs in a process of its own, so this one keeps no memory on a GPU, and a notebook need not see it.
@@ -93,8 +93,8 @@ def result_of(name: str, folder: Path = RECORDED) -> Result:
         name: of a lab that can use GPUs, see `on_gpus`.
 
     Returns:
-        a `Result` whose kind and notes say which it is. Where there is neither a GPU on which it ran nor a recording,
-        one without rows that says why.
+        a `LabResult` whose kind and notes say which it is. Where there is neither a GPU on which it ran nor a
+        recording, one without rows that says why.
     """
     try:
         gpus()
@@ -102,7 +102,7 @@ def result_of(name: str, folder: Path = RECORDED) -> Result:
         reason = f"No GPU is here ({error})"
     else:
         ran = _run_apart(name)
-        if isinstance(ran, Result):
+        if isinstance(ran, LabResult):
             return ran
         reason = f"The lab did not run on the GPU that is here ({ran})"
     found = recorded(name, folder)
@@ -111,12 +111,12 @@ def result_of(name: str, folder: Path = RECORDED) -> Result:
             f"{reason}, and no recording of the lab {name!r} on one has been made: there is nothing to show. On a "
             f"machine with a GPU, python -m labs.experiments.gpu_results {name} makes it."
         )
-        return Result(name, "recorded", (), "no hardware: nothing was measured", versions={}, notes=(note,))
+        return LabResult(name, "recorded", (), "no hardware: nothing was measured", versions={}, notes=(note,))
     note = f"{reason}: this was recorded on {found.date} on {found.hardware}, with the lab's defaults."
     return replace(found, notes=(note, *found.notes))
 
 
-def _run_apart(name: str) -> Result | str:
+def _run_apart(name: str) -> LabResult | str:
     """What the lab finds in a process that sees the GPUs, or why it finds nothing."""
     with tempfile.TemporaryDirectory(prefix="lab-") as folder:
         command = [
@@ -136,15 +136,15 @@ def _run_apart(name: str) -> Result | str:
             _, found, why = f"\n{done.stdout}".rpartition(f"\n{name}: ")  # what `main` says of a lab that failed
             last = (done.stdout.strip().splitlines() or [f"status {done.returncode}"])[-1]
             return " ".join((why if found else last).split())[:MOST_SAID]
-        here = Result.load(Path(folder, f"{name}{SUFFIX}"))
+        here = LabResult.load(Path(folder, f"{name}{SUFFIX}"))
     return replace(here, kind="measured") if here.kind == "recorded" else here
 
 
-def record(name: str, run: Callable[..., Result], hardware: str, folder: Path = RECORDED) -> Path:
+def record(name: str, run: Callable[..., LabResult], hardware: str, folder: Path = RECORDED) -> Path:
     """Run a lab here and write what it finds.
 
     Args:
-        hardware: what the result has to be of: part of its `Result.hardware`, such as the GPU's name.
+        hardware: what the result has to be of: part of its `LabResult.hardware`, such as the GPU's name.
 
     Returns:
         the file.

@@ -37,7 +37,7 @@ from labs.config import TrainConfig
 from labs.experiments.calibrated_times import calibrated_rows
 from labs.experiments.command import command
 from labs.experiments.on_rank import on_rank
-from labs.experiments.result import Result, LabResult, this_machine
+from labs.experiments.result import LabResult, ResultRow, this_machine
 from labs.loop.optimizer import make_optimizer
 from labs.measure.allocations import counted, recorded
 from labs.measure.simulated import peak_memory_bytes, simulated
@@ -183,7 +183,7 @@ def run(
     seq_len: int = 64,
     cluster: Path | None = None,
     device: Literal["cpu", "cuda"] = "cpu",
-) -> Result:
+) -> LabResult:
     """Predict each setting, then count it.
 
     Args:
@@ -213,11 +213,11 @@ def run(
     for name, setting in cases.items():
         quantity, expected = PEAK, predicted[name]
         if setting.config.plan.cpu_offload and setting.device.type == "cpu":  # where both memories are one
-            result.append(LabResult(name, PEAK, expected / MIB, None, "MiB"))
+            result.append(ResultRow(name, PEAK, expected / MIB, None, "MiB"))
             quantity, expected = PEAK_WITH_HOST, predicted[BASE]  # what leaves the device stays in that one
             notes += ("A CPU rank has one memory, so there cpu_offload moves nothing out of it.",)
-        result.append(LabResult(name, quantity, expected / MIB, counted[name] / MIB, "MiB"))
-    return Result("memory", "measured", (*result, *times), this_machine(base.device, ranks), notes=notes)
+        result.append(ResultRow(name, quantity, expected / MIB, counted[name] / MIB, "MiB"))
+    return LabResult("memory", "measured", (*result, *times), this_machine(base.device, ranks), notes=notes)
 
 
 def timed(cases: Mapping[str, MemoryCase], ranks: int) -> dict[str, TrainConfig]:

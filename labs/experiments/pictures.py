@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 import plotly.graph_objects as go
 
 from fsdp_sim.viz import Picture, Table, chart
-from labs.experiments.result import COLUMNS, LabResult
+from labs.experiments.result import COLUMNS, ResultRow
 
 BAR_PX = 46
 
 
-def bars(rows: Sequence[LabResult], quantity: str, sentence: str) -> Picture:
+def bars(rows: Sequence[ResultRow], quantity: str, sentence: str) -> Picture:
     """One quantity of all settings that have it, predicted and measured.
 
     Args:

@@ -1,6 +1,6 @@
 """What a lab found: numbers as predicted and as measured, timelines, and on what hardware.
 
-A learner without a GPU sees what somebody else's GPU did, and has to know it: `Result.kind` says whether the numbers
+A learner without a GPU sees what somebody else's GPU did, and has to know it: `LabResult.kind` says whether the numbers
 were measured just now, read from a recording, or come from a pretended cluster; every way to show a result says so.
 """
 
@@ -35,7 +35,7 @@ ORIGIN = {
 }
 
 
-class LabResult(msgspec.Struct, frozen=True):
+class ResultRow(msgspec.Struct, frozen=True):
     """One quantity of one setting.
 
     Attributes:
@@ -69,7 +69,7 @@ COLUMNS = ("setting", "quantity", "predicted", "measured", "error")
 
 
 @dataclass(frozen=True)
-class Result:
+class LabResult:
     """What a lab returns.
 
     Attributes:
@@ -83,7 +83,7 @@ class Result:
 
     lab: str
     kind: Kind
-    rows: tuple[LabResult, ...]
+    rows: tuple[ResultRow, ...]
     hardware: str
     versions: dict[str, str] = field(default_factory=versions)
     date: str = field(default_factory=lambda: datetime.now(UTC).date().isoformat())
@@ -139,7 +139,7 @@ class Result:
             new.write_bytes(packed)
 
     @classmethod
-    def load(cls, path: Path) -> Result:
+    def load(cls, path: Path) -> LabResult:
         """Read a file that `save` wrote; what was measured when it was written is ``recorded`` now.
 
         Raises:
@@ -158,7 +158,7 @@ class Result:
 class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     lab: str
     kind: Kind
-    rows: tuple[LabResult, ...]
+    rows: tuple[ResultRow, ...]
     hardware: str
     versions: dict[str, str]
     date: str

@@ -42,7 +42,7 @@ from labs.cluster.process_group import RankPlace, n_ranks, ranks_on
 from labs.cluster.torchrun import FailedError, TrainingRun, launch, train
 from labs.config import TrainConfig
 from labs.experiments.command import command
-from labs.experiments.result import Result, LabResult, this_machine
+from labs.experiments.result import LabResult, ResultRow, this_machine
 from labs.loop.failpoints import VARIABLE
 from labs.loop.optimizer import make_optimizer
 from labs.loop.preflight import CHECKPOINTS
@@ -221,16 +221,16 @@ def furthest(losses: Sequence[float], of: Sequence[float]) -> float:
 # ---- The lab --------------------------------------------------------------------------------------------------------
 
 
-def checkpoint_rows(checkpoint: Path, ranks: int, folder: Path) -> list[LabResult]:
+def checkpoint_rows(checkpoint: Path, ranks: int, folder: Path) -> list[ResultRow]:
     """Bytes and seconds of one save."""
     predicted_s = predict_s(checkpoint, folder)
     return [
-        LabResult("checkpoint", "tensors", predict_bytes(MODEL) / 1e6, tensor_bytes(checkpoint) / 1e6, "MB"),
-        LabResult("checkpoint", "time of a save", 1e3 * predicted_s, 1e3 * save_s(ranks, folder), "ms"),
+        ResultRow("checkpoint", "tensors", predict_bytes(MODEL) / 1e6, tensor_bytes(checkpoint) / 1e6, "MB"),
+        ResultRow("checkpoint", "time of a save", 1e3 * predicted_s, 1e3 * save_s(ranks, folder), "ms"),
     ]
 
 
-def run(ranks: int | None = None, where: Where = "before-rename", device: Literal["cpu", "cuda"] = "cpu") -> Result:
+def run(ranks: int | None = None, where: Where = "before-rename", device: Literal["cpu", "cuda"] = "cpu") -> LabResult:
     """All of it.
 
     Args:
@@ -250,25 +250,25 @@ def run(ranks: int | None = None, where: Where = "before-rename", device: Litera
         rows = checkpoint_rows(newest, ranks, folder)
         kill(folder / "killed", ranks=ranks, where=where, device=device)
         left = on_disk(folder / "killed")
-        rows.append(LabResult("killed", "checkpoints that count", 1, sum(one.counts for one in left), ""))
+        rows.append(ResultRow("killed", "checkpoints that count", 1, sum(one.counts for one in left), ""))
         for name, on, arguments in (
             (f"{n_ranks(ranks)} again", ranks, ()),
             ("1 rank, api=single", 1, ("--api=single",)),
             (f"{n_ranks(ranks)}, api=fsdp1", ranks, ("--api=fsdp1",)),
         ):
             again = goes_on(folder / "killed", folder / name.replace(" ", "-"), *arguments, ranks=on, device=device)
-            rows.append(LabResult(name, "goes on from step", KILLED_AT - SAVE_EVERY, again.report["resumed_from"], ""))
+            rows.append(ResultRow(name, "goes on from step", KILLED_AT - SAVE_EVERY, again.report["resumed_from"], ""))
             same = 0.0 if on == ranks and not arguments else None
-            rows.append(LabResult(name, "losses differ by", same, furthest(again.losses, whole.losses), "relative"))
+            rows.append(ResultRow(name, "losses differ by", same, furthest(again.losses, whole.losses), "relative"))
         anew = restarted(folder / "restarted", ranks=ranks, where=where, device=device)
-        rows.append(LabResult("torchrun's restart", "losses differ by", 0.0, furthest(anew, whole.losses), "relative"))
+        rows.append(ResultRow("torchrun's restart", "losses differ by", 0.0, furthest(anew, whole.losses), "relative"))
     seen = "; ".join(f"{one.name} ({one.files} files): {'counts' if one.counts else one.why}" for one in left)
     notes = (
         f"On the disk after the kill: {seen}.",
         f"A checkpoint counts when all files of its {MANIFEST} are there with their sizes and SHA-256.",
         "A save was timed on CPU cores.",
     )
-    return Result("resume", "measured", tuple(rows), this_machine(device, ranks), notes=notes)
+    return LabResult("resume", "measured", tuple(rows), this_machine(device, ranks), notes=notes)
 
 
 def main(ranks: int | None = None, where: Where = "before-rename", device: Literal["cpu", "cuda"] = "cpu") -> int:

@@ -33,7 +33,7 @@ from labs.cluster.pretend import Setup, StepPieces, compare, predict, timed
 from labs.cluster.pretend.recorder import Piece
 from labs.cluster.process_group import ranks_on
 from labs.config import TrainConfig
-from labs.experiments.result import Result
+from labs.experiments.result import LabResult
 from labs.measure.simulated import gpu_here
 
 SPACE: dict[str, tuple[Any, ...]] = {
@@ -190,7 +190,7 @@ def choose(candidates: Sequence[Candidate], limit_bytes: float) -> dict[str, Can
 
 def check(
     chosen: Mapping[str, Candidate], *, steps: int = 5, report: Callable[[str], object] = lambda _: None
-) -> Result:
+) -> LabResult:
     """Try the chosen plans on the pretend cluster, each beside its prediction. On CPUs their pieces are timed again, in
     turns with the steps that are tried."""
     setups = {name: candidate.setup for name, candidate in chosen.items()}
@@ -233,7 +233,7 @@ ON_GPU = TuneOptions(model="gpt2", cluster="here", ranks=64, limit_mib=4_000.0, 
 
 def run(
     options: TuneOptions | None = None, report: Callable[[str], object] = lambda _: None, *, device: str | None = None
-) -> Result:
+) -> LabResult:
     """Search, choose, check.
 
     Args:

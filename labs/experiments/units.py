@@ -41,7 +41,7 @@ from labs.config import TrainConfig
 from labs.experiments.command import command
 from labs.experiments.memory import MIB, PEAK, MemoryCase, count
 from labs.experiments.on_rank import on_rank
-from labs.experiments.result import COLUMNS, Result, LabResult, this_machine
+from labs.experiments.result import COLUMNS, LabResult, ResultRow, this_machine
 from labs.measure.simulated import plan_of
 from labs.model import empty
 
@@ -69,13 +69,13 @@ UNITS, COLLECTIVES, LARGEST, STEP = "units", "collectives per step", "largest al
 
 def on_a_cluster(
     cluster: Cluster = CLUSTER, model: str = "gpt2-medium", rows: int = 2, seq_len: int = 1024
-) -> list[LabResult]:
+) -> list[ResultRow]:
     """Units, step time and peak memory of every policy, in bf16, by the simulator alone: nothing is measured.
 
     Args:
         rows: per GPU.
     """
-    found: list[LabResult] = []
+    found: list[ResultRow] = []
     place = RankPlace(world_size=cluster.gpus, local_world_size=cluster.node_size)
     tokens = torch.zeros(rows, seq_len, dtype=torch.int64)
     for name, wrap_policy in (POLICIES | FINEST).items():
@@ -88,9 +88,9 @@ def on_a_cluster(
         )
         simulation = simulate(traced, cluster, plan)
         found += [
-            LabResult(name, UNITS, len(gathered_units(simulation.timeline)), None, ""),
-            LabResult(name, STEP, 1e3 * simulation.step_time_s, None, "ms"),
-            LabResult(name, PEAK, simulation.peak_memory_bytes / 2**30, None, "GiB"),
+            ResultRow(name, UNITS, len(gathered_units(simulation.timeline)), None, ""),
+            ResultRow(name, STEP, 1e3 * simulation.step_time_s, None, "ms"),
+            ResultRow(name, PEAK, simulation.peak_memory_bytes / 2**30, None, "GiB"),
         ]
     return found
 
@@ -145,13 +145,13 @@ def measured_step_s(timeline: Timeline) -> float:
     return statistics.median(step_time_s(timeline, step) for step in timeline.steps[WARM_UP_STEPS:])
 
 
-def sweet_spot(rows: Sequence[LabResult], *, by: str = "predicted") -> str:
+def sweet_spot(rows: Sequence[ResultRow], *, by: str = "predicted") -> str:
     """The setting with the shortest step."""
     steps = {row.name: getattr(row, by) for row in rows if row.quantity == STEP}
     return min(steps, key=lambda name: steps[name])
 
 
-def in_a_sentence(rows: Sequence[LabResult]) -> str:
+def in_a_sentence(rows: Sequence[ResultRow]) -> str:
     """Of each setting its predicted step time and peak memory, in words."""
     found: dict[str, list[str]] = {}
     for row in rows:
@@ -160,7 +160,7 @@ def in_a_sentence(rows: Sequence[LabResult]) -> str:
     return "; ".join(f"{name} {' and '.join(numbers)}" for name, numbers in found.items())
 
 
-def picture(rows: Sequence[LabResult], sentence: str) -> Picture:
+def picture(rows: Sequence[ResultRow], sentence: str) -> Picture:
     """Step time, and below it peak memory, over the number of units.
 
     Args:
@@ -206,7 +206,7 @@ def picture(rows: Sequence[LabResult], sentence: str) -> Picture:
 def run(
     network: Network = SLOW, ranks: int = 2, rows: int = 8, seq_len: int = 64,
     policies: Sequence[str] = tuple(POLICIES),
-) -> Result:  # fmt: skip
+) -> LabResult:  # fmt: skip
     """Predict each policy, then run it.
 
     Returns:
@@ -218,7 +218,7 @@ def run(
     if ranks < 2 or rows < 1:
         raise ValueError(f"ranks={ranks}, rows={rows}: a network is between 2 ranks or more, with a row each at least")
     cases = settings(ranks, rows, seq_len, policies)
-    result: list[LabResult] = []
+    result: list[ResultRow] = []
     timelines: dict[str, Timeline] = {}
     for name, setting in cases.items():
         program = setting.simulation.program
@@ -227,20 +227,20 @@ def run(
         issued = [i.bytes for i in program.ops if i.op in WIRE]
         recorded = collectives(after, median_step(after))
         result += [
-            LabResult(name, UNITS, len(gathered_units(before)), len(gathered_units(after)), ""),
-            LabResult(name, COLLECTIVES, len(issued), len(recorded), ""),
-            LabResult(name, LARGEST, max(issued) / MIB, max(recorded) / MIB, "MiB"),
-            LabResult(name, STEP, 1e3 * step_time_s(before, 1), 1e3 * measured_step_s(after), "ms"),
+            ResultRow(name, UNITS, len(gathered_units(before)), len(gathered_units(after)), ""),
+            ResultRow(name, COLLECTIVES, len(issued), len(recorded), ""),
+            ResultRow(name, LARGEST, max(issued) / MIB, max(recorded) / MIB, "MiB"),
+            ResultRow(name, STEP, 1e3 * step_time_s(before, 1), 1e3 * measured_step_s(after), "ms"),
         ]
         timelines |= {f"{name}, predicted": before, f"{name}, measured": after}
     counted = count(cases)
-    result += [LabResult(name, PEAK, cases[name].peak_bytes / MIB, counted[name] / MIB, "MiB") for name in cases]
+    result += [ResultRow(name, PEAK, cases[name].peak_bytes / MIB, counted[name] / MIB, "MiB") for name in cases]
     result.sort(key=lambda row: list(cases).index(row.name))
     notes = (
         f"Network: {network.bandwidth_gbps:g} Gbit/s, {network.latency_us:g} us per collective; "
         f"{rows} rows of {seq_len} tokens per rank. Steps of the mini-FSDP, memory of torch's FSDP2.",
     )
-    return Result("units", "measured", tuple(result), this_machine("cpu", ranks), timelines=timelines, notes=notes)
+    return LabResult("units", "measured", tuple(result), this_machine("cpu", ranks), timelines=timelines, notes=notes)
 
 
 def main(
@@ -249,7 +249,7 @@ def main(
 ) -> int:  # fmt: skip
     """The command; returns its exit status."""
 
-    def closing(result: Result) -> str:
+    def closing(result: LabResult) -> str:
         before, after = (sweet_spot(result.rows, by=by) for by in ("predicted", "measured"))
         simulated = f"Simulated, gpt2-medium on {CLUSTER.gpus} {CLUSTER.gpu.name}: {in_a_sentence(on_a_cluster())}."
         return f"Fastest here: {before} was predicted, {after} was measured.\n{simulated}"

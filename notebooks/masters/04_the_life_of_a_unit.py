@@ -302,7 +302,8 @@ def reduce_small():
 
 reduced = run(reduce_small, 4, progress=False, show_output=False)
 columns = {
-    f"rank {r} keeps": [None] * 2 * r + [ShardCell(r, f"{value:g}") for value in values] for r, values in enumerate(reduced)
+    f"rank {r} keeps": [None] * 2 * r + [ShardCell(r, f"{value:g}") for value in values]
+    for r, values in enumerate(reduced)
 }
 assert reduced == [[1.5, 2.5], [3.5, 4.5], [5.5, 6.5], [7.5, 8.5]]
 rows_held("Each rank keeps two rows of the mean over four ranks", columns)

@@ -55,7 +55,7 @@ from fsdp_sim.timeline import Op
 from labs.experiments.compile.transform_orders import EXPECTED
 from labs.experiments.ladder import LadderConfig, climb
 from labs.experiments.pictures import bars, losses
-from labs.experiments.result import LabResult
+from labs.experiments.result import ResultRow
 
 # %% [markdown] covers=["misconception 35", "pitfall 6"]
 # ## 1. It hangs: who is missing?
@@ -463,7 +463,7 @@ function = {"all-reduce": load("case_38").stub, "yours": checked.use}
 least = load("case_38").judge.checks[0].at_least(None)
 sent = {name: sent_bytes(tried("case_38", f).records[0]) for name, f in function.items()}
 assert sent["all-reduce"] == 2 * sent["yours"] == 2 * least
-rows = [LabResult(name, "sent by a rank", least / 1e3, n / 1e3, "kB") for name, n in sent.items()]
+rows = [ResultRow(name, "sent by a rank", least / 1e3, n / 1e3, "kB") for name, n in sent.items()]
 bars(rows, "sent by a rank", "An all-reduce sends twice what a shard needs (predicted: the least possible)")
 
 # %% exercise="case_39"

@@ -30,7 +30,7 @@ from labs.experiments import overlap
 from labs.experiments.gpu_results import result_of
 from labs.experiments.pictures import bars
 from labs.experiments.prefetch import Experiment
-from labs.experiments.result import Result, this_machine
+from labs.experiments.result import LabResult, this_machine
 from labs.measure.step_summary import first_divergence
 
 config = TrainConfig(n_layer=3, seq_len=64, global_batch=4, device="cpu")
@@ -107,7 +107,7 @@ n_bytes = sum(param.padded_bytes(2) for param in block.params)
 wire_s = overlap.SLOW.seconds("all_gather", n_bytes, 2)
 print(f"A block has {n_bytes / 1e6:.2f} MB; its all-gather takes {1e3 * wire_s:.1f} ms at", overlap.SLOW)
 rows, steps = overlap.on_slow_network(slow)  # each piece alone, two predictions from them, then two runs
-Result("overlap", "measured", tuple(rows), this_machine(ranks=2))
+LabResult("overlap", "measured", tuple(rows), this_machine(ranks=2))
 
 # %% tags=["nbval-ignore-output"]
 off, on = (steps[f"{name}, measured"] for name in overlap.PREFETCHES)

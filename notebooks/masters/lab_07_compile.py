@@ -21,7 +21,7 @@ from fsdp_sim.learn import predict  # noqa: F401
 from labs.experiments.compile import HOW, measure_peak_bytes, orders, predict_peak_bytes
 from labs.experiments.gpu_results import result_of
 from labs.experiments.pictures import bars
-from labs.experiments.result import LabResult
+from labs.experiments.result import ResultRow
 
 # %% predict="checkpoint_compile_shard"
 
@@ -53,7 +53,7 @@ assert measured["full"] < measured["none"] / 2
 print("Every peak is within 5% of what was predicted; full needs less than half of none.")
 
 # %% tags=["nbval-ignore-output"]
-rows = [LabResult(how, "peak memory", predicted[how] / 1e6, measured[how] / 1e6, "MB") for how in HOW]
+rows = [ResultRow(how, "peak memory", predicted[how] / 1e6, measured[how] / 1e6, "MB") for how in HOW]
 bars(rows, "peak memory", "Checkpointing every block halves the peak; selective is in between")
 
 # %% [markdown]

@@ -77,7 +77,9 @@ def test_a_check_that_raises_has_found_something():
 
 
 def test_something_broken_is_exit_status_1(monkeypatch):
-    monkeypatch.setattr(module, "CHECKS", (lambda: DoctorFinding("wheel", "broken", "flat", "driving", "pump it [hard]"),))
+    monkeypatch.setattr(
+        module, "CHECKS", (lambda: DoctorFinding("wheel", "broken", "flat", "driving", "pump it [hard]"),)
+    )
 
     result = CliRunner().invoke(doctor, [])
 

@@ -18,7 +18,7 @@ from tests.cli.commands import call
 def test_a_command_whose_package_is_missing_names_package_and_extra(tmp_path, monkeypatch):
     (tmp_path / "needy_command.py").write_text("import no_such_package\n")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(cli.COMMANDS, "needy", cli.Entry("needy_command:run", "Needs much."))
+    monkeypatch.setitem(cli.COMMANDS, "needy", cli.CommandEntry("needy_command:run", "Needs much."))
 
     run = CliRunner().invoke(cli.main, ["needy"])
 
@@ -39,7 +39,7 @@ def test_a_package_that_is_missed_while_a_command_runs_is_named_as_well_and_in_j
 
     monkeypatch.setitem(sys.modules, "platformdirs", None)
     monkeypatch.setattr(cli, "late", late, raising=False)
-    monkeypatch.setitem(cli.COMMANDS, "late", cli.Entry("fsdp_sim.cli.main:late", "Needs much."))
+    monkeypatch.setitem(cli.COMMANDS, "late", cli.CommandEntry("fsdp_sim.cli.main:late", "Needs much."))
     sentence = (
         "fsdp-sim late needs platformdirs, which is not installed: in a checkout of fsdp_sim, run make setup, or "
         "pip install -e '.[labs]'"

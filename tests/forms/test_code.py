@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fsdp_sim.forms import State
+from fsdp_sim.forms import FormState
 from fsdp_sim.forms.python_code import python_code, torchrun_command
 from fsdp_sim.forms.torch_code import torch_code
 from tests.some import some
@@ -42,14 +42,14 @@ STATES = [
 ]
 
 
-def state(words: str) -> State:
+def state(words: str) -> FormState:
     """The tiny model with some words replaced."""
-    return State.read(TINY).with_texts(State.read(words).texts)
+    return FormState.read(TINY).with_texts(FormState.read(words).texts)
 
 
 @pytest.mark.parametrize("line", [*STATES[:4], TINY])
 def test_the_python_predicts_the_same_step(line: str) -> None:
-    asked = State.read(line)
+    asked = FormState.read(line)
     names: dict[str, object] = {}
     code = python_code(asked).replace("sim.show()", "sim")
     with contextlib.redirect_stdout(io.StringIO()):
@@ -62,7 +62,7 @@ def test_the_python_of_a_cluster_file_reads_the_file(tmp_path: Path) -> None:
     from fsdp_sim import Cluster
 
     Cluster("H100", gpus=16).to_file(tmp_path / "mine.toml")
-    asked = State.read(f"model=gpt2-124m cluster={tmp_path / 'mine.toml'} gpus=32 bandwidth_gbps=50")
+    asked = FormState.read(f"model=gpt2-124m cluster={tmp_path / 'mine.toml'} gpus=32 bandwidth_gbps=50")
     names: dict[str, object] = {}
     with contextlib.redirect_stdout(io.StringIO()):
         exec(python_code(asked).replace("sim.show()", "sim"), names)
@@ -100,7 +100,7 @@ def test_the_model_of_the_torch_code_has_as_many_parameters_as_the_simulators(wo
 
 
 def test_every_setting_of_a_plan_is_a_call_of_torch() -> None:
-    code = torch_code(State.read(
+    code = torch_code(FormState.read(
         "model=llama3-8b gpu=H100 gpus=64 shard_size=8 forward_prefetch=2 backward_prefetch=1 cpu_offload=true "
         "param_dtype=bf16 reduce_dtype=fp32 activation_checkpointing=full compile=true reshard_after_forward=4"
     ))  # fmt: skip
@@ -114,6 +114,6 @@ def test_every_setting_of_a_plan_is_a_call_of_torch() -> None:
 
 
 def test_several_nodes_meet_at_the_first() -> None:
-    command = torchrun_command(State.read("model=gpt2-124m gpu=H100 gpus=32"))
+    command = torchrun_command(FormState.read("model=gpt2-124m gpu=H100 gpus=32"))
     assert "--nnodes=4 --nproc-per-node=8" in command
     assert "--rdzv-endpoint=$NODE_0:29500" in command

@@ -5,9 +5,9 @@ import tomllib
 import pytest
 import yaml
 
-from fsdp_sim.forms import State, accelerate_yaml, torch_code, torchtitan_toml
+from fsdp_sim.forms import FormState, accelerate_yaml, torch_code, torchtitan_toml
 
-STATE = State.read(
+STATE = FormState.read(
     "model=llama3-8b gpu=H100 gpus=64 seq_len=8192 micro_batch=2 grad_accum=4 param_dtype=bf16 reduce_dtype=fp32 "
     "shard_size=8 activation_checkpointing=full reshard_after_forward=false compile=true forward_prefetch=2"
 )
@@ -29,7 +29,9 @@ def test_torchtitan_reads_the_plan():
 
 
 def test_experts_that_ranks_share_out_are_told_to_torchtitan_and_left_to_whoever_uses_accelerate():
-    state = State.read("model=qwen3-30b-a3b gpu=H100 gpus=64 expert_parallel=8 forward_prefetch=1 backward_prefetch=1")
+    state = FormState.read(
+        "model=qwen3-30b-a3b gpu=H100 gpus=64 expert_parallel=8 forward_prefetch=1 backward_prefetch=1"
+    )
     text = torchtitan_toml(state)
     assert tomllib.loads(text)["parallelism"]["expert_parallel_degree"] == 8
     assert "prefetch" not in text
@@ -56,4 +58,4 @@ def test_accelerate_reads_the_plan(tmp_path):
 @pytest.mark.parametrize("write", [torchtitan_toml, accelerate_yaml])
 def test_what_they_do_not_have_is_refused(write):
     with pytest.raises(ValueError, match="api is 'zero2'"):
-        write(State.read("model=gpt2-124m gpu=A100 gpus=8 api=zero2"))
+        write(FormState.read("model=gpt2-124m gpu=A100 gpus=8 api=zero2"))

@@ -3,7 +3,7 @@
 import pytest
 
 from fsdp_sim import Cluster, Model, Plan, simulate
-from fsdp_sim.forms import State, state_of
+from fsdp_sim.forms import FormState, state_of
 from fsdp_sim.spec import Link
 
 PLANS = [
@@ -26,13 +26,13 @@ OTHERS = [
 
 @pytest.mark.parametrize(("plan", "cluster"), [*((plan, H100) for plan in PLANS), *((Plan(), c) for c in OTHERS)])
 def test_the_line_of_objects_means_these_objects(plan: Plan, cluster: Cluster) -> None:
-    state = State.read(state_of("gpt2-124m", cluster, plan).line)
+    state = FormState.read(state_of("gpt2-124m", cluster, plan).line)
     assert (state.model, state.cluster, state.plan) == (Model.preset("gpt2-124m"), cluster, plan)
 
 
 def test_a_model_of_ones_own_is_said_by_its_dimensions() -> None:
     model = Model("my model <b>", n_layer=3, d_model=64, n_head=4, d_ffn=128, vocab=100, bias=False)
-    state = State.read(state_of(model, Cluster("H100", gpus=8), None).line)
+    state = FormState.read(state_of(model, Cluster("H100", gpus=8), None).line)
     assert state.model == model
 
 
@@ -57,7 +57,7 @@ def test_a_cluster_file_is_a_word(tmp_path) -> None:
 ])  # fmt: skip
 def test_a_line_that_cannot_be_read_is_answered(line: str, said: str) -> None:
     with pytest.raises(ValueError, match=said.replace("?", r"\?")):
-        State.read(line)
+        FormState.read(line)
 
 
 @pytest.mark.parametrize(("words", "said"), [
@@ -69,11 +69,11 @@ def test_a_line_that_cannot_be_read_is_answered(line: str, said: str) -> None:
 ])  # fmt: skip
 def test_an_impossible_plan_is_answered_with_the_remedy(words: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        State.read(f"model=gpt2-124m gpu=H100 {words}").simulate().explain()
+        FormState.read(f"model=gpt2-124m gpu=H100 {words}").simulate().explain()
 
 
 def test_a_straggler_makes_the_step_longer_and_1_changes_nothing() -> None:
-    base = State.read("model=gpt2-124m gpu=A100 gpus=8 micro_batch=4")
+    base = FormState.read("model=gpt2-124m gpu=A100 gpus=8 micro_batch=4")
     alone = simulate("gpt2-124m", Cluster("A100", gpus=8), base.plan).step_time_s
     assert base.with_texts({"straggler": "1"}).simulate().step_time_s == alone
     assert base.with_texts({"straggler": "1.5"}).simulate().step_time_s > 1.1 * alone
@@ -81,5 +81,5 @@ def test_a_straggler_makes_the_step_longer_and_1_changes_nothing() -> None:
 
 
 def test_a_slow_node_slows_what_leaves_it() -> None:
-    base = State.read("model=gpt2-124m gpu=A100 gpus=16 micro_batch=1")
+    base = FormState.read("model=gpt2-124m gpu=A100 gpus=16 micro_batch=1")
     assert base.with_texts({"slow_node": "10"}).simulate().step_time_s > base.simulate().step_time_s

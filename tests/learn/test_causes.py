@@ -126,7 +126,7 @@ def test_what_was_done_under_the_former_name_counts() -> None:
     assert progress.entry(NAME).tries == 2
     assert load(old) is load(NAME)
     progress.change(NAME, lambda entry: structs.replace(entry, tries=entry.tries + 1))
-    assert progress.entry(NAME) == progress.Entry(tries=3, grade=1)
+    assert progress.entry(NAME) == progress.ExerciseEntry(tries=3, grade=1)
     assert old not in file.read_text()
 
 

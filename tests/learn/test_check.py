@@ -50,7 +50,7 @@ def test_the_right_answer_passes_and_goes_on_the_record() -> None:
     verdict = check(NAME, right)
 
     assert verdict.passed
-    assert progress.entry(NAME).state is progress.State.PASSED
+    assert progress.entry(NAME).state is progress.ExerciseState.PASSED
     assert verdict.use(4, None) == 9
     assert repr(verdict.use) == "<your right>"
 
@@ -61,7 +61,7 @@ def test_after_a_wrong_answer_the_notebook_goes_on_with_the_reference() -> None:
     assert not verdict.passed
     assert verdict.use(4, None) == 9
     assert repr(verdict.use) == "<the reference solution of all_gathers_per_step>"
-    assert progress.entry(NAME).state is progress.State.TRIED
+    assert progress.entry(NAME).state is progress.ExerciseState.TRIED
 
 
 # ---------------------------------------------------------------------- code that does not return

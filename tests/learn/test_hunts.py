@@ -80,7 +80,7 @@ def test_the_training_as_it_was_given_gets_its_symptom_and_the_question(monkeypa
     assert "expected" in verdict.message
     assert 'Say it with `predict("hunt_1")`' in verdict.message
     assert drawn(1).cause not in verdict.message
-    assert progress.entry("hunt_1") == progress.Entry(tries=1)
+    assert progress.entry("hunt_1") == progress.ExerciseEntry(tries=1)
     assert "Hunts: 0 of 8 mended (1 not yet in 1 try)." in str(board())
 
 

@@ -11,7 +11,7 @@ from msgspec import structs
 
 from fsdp_sim.learn import board, check, hint, progress, reset, solution
 from fsdp_sim.learn.find import load, names
-from fsdp_sim.learn.progress import Entry, State
+from fsdp_sim.learn.progress import ExerciseEntry, ExerciseState
 
 NAME = "all_gathers_per_step"
 
@@ -20,7 +20,7 @@ def right(layers: int, keep: bool | None) -> int:
     return layers + 1 + {True: layers + 1, None: layers, False: 0}[keep]
 
 
-def state() -> State:
+def state() -> ExerciseState:
     return next(row.entry.state for row in board().rows if row.name == NAME)
 
 
@@ -37,36 +37,36 @@ def test_hints_come_one_after_the_other_and_the_third_stays() -> None:
 
 
 def test_from_open_to_passed() -> None:
-    assert state() is State.OPEN
+    assert state() is ExerciseState.OPEN
     hint(NAME)
-    assert state() is State.OPEN
+    assert state() is ExerciseState.OPEN
     check(NAME, lambda layers, keep: 0)
-    assert state() is State.TRIED
+    assert state() is ExerciseState.TRIED
     check(NAME, right)
-    assert state() is State.PASSED
+    assert state() is ExerciseState.PASSED
     check(NAME, lambda layers, keep: 0)
-    assert state() is State.PASSED  # once solved it stays solved
+    assert state() is ExerciseState.PASSED  # once solved it stays solved
     reset(NAME)
-    assert state() is State.OPEN
+    assert state() is ExerciseState.OPEN
 
 
 def test_a_solution_looked_at_before_it_was_solved_is_on_the_board_and_afterwards_is_not() -> None:
     shown = solution(NAME)
     assert "def all_gathers_per_step(layers, reshard_after_forward):" in str(shown)
     assert load(NAME).why in str(shown)
-    assert state() is State.SEEN
+    assert state() is ExerciseState.SEEN
     check(NAME, right)
-    assert state() is State.SEEN
+    assert state() is ExerciseState.SEEN
 
     reset(NAME)
     check(NAME, right)
     solution(NAME)
-    assert state() is State.PASSED
+    assert state() is ExerciseState.PASSED
 
 
 def test_the_best_grade_counts() -> None:
     progress.change(NAME, lambda entry: structs.replace(entry, tries=2, grade=3))
-    assert state() is State.OPTIMAL
+    assert state() is ExerciseState.OPTIMAL
 
 
 def test_the_board_has_every_exercise_with_its_minutes_and_says_what_is_left() -> None:
@@ -99,21 +99,21 @@ def test_the_board_has_the_core_of_a_chapter_first_as_it_comes_in_the_notebook()
 def test_a_damaged_file_is_put_aside_and_said(record: Path, damaged: str) -> None:
     record.parent.mkdir()
     record.write_text(damaged)
-    assert state() is State.OPEN
+    assert state() is ExerciseState.OPEN
 
     verdict = check(NAME, right)
 
     assert verdict.passed
     assert "was damaged" in verdict.message
     assert record.with_name("progress.json.damaged").read_text() == damaged
-    assert state() is State.PASSED
+    assert state() is ExerciseState.PASSED
 
 
 @pytest.mark.parametrize("what", ["pipe", "device"])
 def test_what_never_ends_is_not_read(record: Path, what: str) -> None:
     record.parent.mkdir()
     os.mkfifo(record) if what == "pipe" else record.symlink_to("/dev/zero")
-    assert state() is State.OPEN
+    assert state() is ExerciseState.OPEN
     assert "is no file" in progress.change(NAME, lambda entry: entry)
 
 
@@ -139,7 +139,7 @@ def test_writers_at_the_same_time_lose_nothing(record: Path) -> None:
     for thread in threads:
         thread.join()
 
-    assert progress.read() == {"exercise0": Entry(tries=10), "exercise1": Entry(tries=10)}
+    assert progress.read() == {"exercise0": ExerciseEntry(tries=10), "exercise1": ExerciseEntry(tries=10)}
     assert {path.name for path in record.parent.iterdir()} <= {"progress.json", "progress.json.lock"}
     assert record.stat().st_mode & 0o077 == 0  # nobody else's to read
 

@@ -179,7 +179,7 @@ def wait_for_active(page: Page, number: int) -> None:
     page.wait_for_selector(f"{ACTIVE}[{INDEX}='{number}']", timeout=30_000)
 
 
-def progress_of(home: Path) -> dict[str, progress.Entry]:
+def progress_of(home: Path) -> dict[str, progress.ExerciseEntry]:
     """What the kernel has written down about the learner."""
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv(progress.VARIABLE, str(home / "progress.json"))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fsdp_sim.learn.classroom.sections import Section, sections
+from fsdp_sim.learn.classroom.sections import NotebookSection, sections
 from fsdp_sim.learn.find import CHAPTERS, CORE, load
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
@@ -30,7 +30,7 @@ def said(number: int) -> tuple[int, set[str]]:
     return int(found[1]), {str(n) for a, b in parts for n in range(int(a), int(b or a) + 1)}
 
 
-def whole(number: int) -> Section:
+def whole(number: int) -> NotebookSection:
     return sections()[f"{number:02}"]
 
 

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fsdp_sim.ranks import Network, RanksError, launch, run
-from fsdp_sim.ranks.board import RECORD, RING, Board, Record
+from fsdp_sim.ranks.board import RECORD, RING, RankBoard, Record
 from fsdp_sim.ranks.network import Wire
 from fsdp_sim.ranks.output import SHOWN_BYTES
 from fsdp_sim.ranks.watchdog import source_line
@@ -539,7 +539,7 @@ def record_of(group_seq: int, members: tuple[int, ...] = (0, 1), **fields) -> Re
 
 
 def test_of_a_text_too_long_for_the_board_the_end_is_kept(tmp_path) -> None:
-    board = Board.create(tmp_path / "board", 1)
+    board = RankBoard.create(tmp_path / "board", 1)
     path = "/home/learner/" + "deep/" * 60 + "train.py:12"
     board.post(0, record_of(0, (0,), source=path, unit="é" * 80 + ".layers.7"))
     (record,) = board.read(0, 0, 1)
@@ -549,7 +549,7 @@ def test_of_a_text_too_long_for_the_board_the_end_is_kept(tmp_path) -> None:
 
 
 def test_only_the_latest_of_several_waits_is_shown(tmp_path) -> None:
-    board = Board.create(tmp_path / "board", 1)
+    board = RankBoard.create(tmp_path / "board", 1)
     with board.waiting(0, 3):
         with board.waiting(0, 5):
             assert board.status["waiting"][0] == 5
@@ -558,14 +558,14 @@ def test_only_the_latest_of_several_waits_is_shown(tmp_path) -> None:
 
 
 def test_a_wait_that_raises_is_over(tmp_path) -> None:
-    board = Board.create(tmp_path / "board", 1)
+    board = RankBoard.create(tmp_path / "board", 1)
     with pytest.raises(ZeroDivisionError), board.waiting(0, 3):
         raise ZeroDivisionError
     assert board.status["waiting"][0] == -1
 
 
 def test_the_wire_takes_the_cost_of_the_rank_that_has_the_whole_message(tmp_path) -> None:
-    board = Board.create(tmp_path / "board", 2)
+    board = RankBoard.create(tmp_path / "board", 2)
     for rank, cost_s in ((0, 3.0), (1, 1.0)):  # a gather: rank 0 receives from all
         board.post(rank, record_of(0, issue_s=10.0 + rank, cost_s=cost_s))
     spans = [Wire(board, rank, FAST).span_if_known(record_of(0)) for rank in (0, 1)]
@@ -573,7 +573,7 @@ def test_the_wire_takes_the_cost_of_the_rank_that_has_the_whole_message(tmp_path
 
 
 def test_the_wire_does_not_know_what_has_not_been_issued(tmp_path) -> None:
-    board = Board.create(tmp_path / "board", 2)
+    board = RankBoard.create(tmp_path / "board", 2)
     board.post(0, record_of(0, issue_s=1.0))
     wire = Wire(board, 0, FAST)
     assert wire.span_if_known(record_of(0)) is None
@@ -583,7 +583,7 @@ def test_the_wire_does_not_know_what_has_not_been_issued(tmp_path) -> None:
 
 @pytest.mark.parametrize("network", [None, FAST], ids=["gloo", "slow network"])
 def test_a_rank_that_looks_on_while_another_fills_its_ring(tmp_path, network: Network | None) -> None:
-    board = Board.create(tmp_path / "board", 2)
+    board = RankBoard.create(tmp_path / "board", 2)
     board.post(0, record_of(0, issue_s=1.0))
     board.post(1, record_of(0, issue_s=2.0))
     board.status["read"] = 10 * RING  # the parent reads along

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from fsdp_sim.ranks import RanksError, launch, run, track
-from fsdp_sim.ranks.board import Board
+from fsdp_sim.ranks.board import RankBoard
 from fsdp_sim.timeline import RECORDER, Lane, Op
 from tests.ranks.test_kernel import all_gone, wait_for
 
@@ -262,7 +262,7 @@ def test_a_call_that_cannot_start_leaves_no_folder(tmp_path: Path, monkeypatch: 
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(Board, "create", refuse)
+    monkeypatch.setattr(RankBoard, "create", refuse)
     with pytest.raises(OSError, match=r"no room for the ranks' shared files.*No space left on device.*set TMPDIR"):
         run(lambda: None, 1)
     assert not list(tmp_path.iterdir())

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from fsdp_sim.cli.options import CLUSTER, MODEL, PLAN, request_options
 from fsdp_sim.cli.sweep import lists
 from fsdp_sim.explore import combinations
-from fsdp_sim.forms import State
+from fsdp_sim.forms import FormState
 from fsdp_sim.requests import ALIASES, MODEL_FIELDS, Failure, read_requests, request_of_texts, resolve
 from fsdp_sim.spec import Cluster, Model, Plan
 from fsdp_sim.spec.plan import SETTINGS_OF
@@ -97,7 +97,7 @@ def row_of_a_sweep(spec: type, texts: dict[str, str]) -> Any:
 
 
 def explorer(spec: type, texts: dict[str, str]) -> Any:
-    state = State.read(" ".join(f"{name}={shlex.quote(text)}" for name, text in texts.items()))
+    state = FormState.read(" ".join(f"{name}={shlex.quote(text)}" for name, text in texts.items()))
     return getattr(state, spec.__name__.lower())
 
 

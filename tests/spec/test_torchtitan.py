@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdp_sim import Cluster, Plan
-from fsdp_sim.forms import State, state_of, torchtitan_toml
+from fsdp_sim.forms import FormState, state_of, torchtitan_toml
 from fsdp_sim.requests import request_of_texts, resolve
 from tests.cli.commands import call
 
@@ -91,7 +91,7 @@ def test_options_replace_what_the_file_says_and_the_global_batch_is_kept(train: 
     assert (job.plan.micro_batch, job.plan.grad_accum, job.plan.compile) == (1, 4, False)
     other = resolve(request_of_texts({"torchtitan": train, "gpu": "H100", "model": "qwen3-8b", "layers": "2"}))
     assert other.model.name == "qwen3-8b with n_layer=2"
-    line = State.read(f"torchtitan={train} gpu=H100 activation_checkpointing=none").line
+    line = FormState.read(f"torchtitan={train} gpu=H100 activation_checkpointing=none").line
     assert "activation_checkpointing=none" in line
     assert "shard_size=16" in line
 
@@ -132,7 +132,7 @@ def test_a_tuned_plan_takes_nothing_more_from_the_file_it_began_with(train: str)
     )
     best = json.loads(found.stdout)
     assert best["best"]["set"] == {"activation_checkpointing": None}
-    assert State.read(best["state"]).plan.activation_checkpointing is None
+    assert FormState.read(best["state"]).plan.activation_checkpointing is None
     assert tomllib.loads(best["forms"]["torchtitan"])["activation_checkpoint"]["mode"] == "none"
 
 

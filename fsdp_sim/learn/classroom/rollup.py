@@ -22,15 +22,15 @@ import msgspec
 
 from fsdp_sim.learn.exercise import AS_GIVEN, Exercise
 from fsdp_sim.learn.find import former, load, names
-from fsdp_sim.learn.progress import Entry, State
+from fsdp_sim.learn.progress import ExerciseEntry, ExerciseState
 from fsdp_sim.learn.verdict import WORDS, Grade
 from fsdp_sim.words import harmless
 
 MAX_BYTES = 30_000_000
 """Of a file: a notebook of the course with its outputs has a tenth."""
-STATES = (State.OPEN, State.TRIED, State.SEEN, State.PASSED, State.OPTIMAL)
+STATES = (ExerciseState.OPEN, ExerciseState.TRIED, ExerciseState.SEEN, ExerciseState.PASSED, ExerciseState.OPTIMAL)
 """From the least to the most that one can say of a learner."""
-SOLVED = (State.PASSED, State.OPTIMAL)
+SOLVED = (ExerciseState.PASSED, ExerciseState.OPTIMAL)
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class LearnerResult:
 
     learner: str
     exercise: str
-    state: State
+    state: ExerciseState
     tries: int | None = None
     hints: int | None = None
     message: str = ""
@@ -58,7 +58,7 @@ class ExerciseSummary:
     """An exercise over all learners: how many are in which state, and the mistakes most met."""
 
     exercise: Exercise
-    states: Counter[State]
+    states: Counter[ExerciseState]
     tries: float | None
     mistakes: tuple[tuple[str, int], ...]
 
@@ -68,7 +68,7 @@ class ExerciseSummary:
 
 
 class _Progress(msgspec.Struct):
-    exercises: dict[str, Entry]
+    exercises: dict[str, ExerciseEntry]
 
 
 def gather(folder: Path) -> tuple[list[LearnerResult], list[str]]:
@@ -102,13 +102,15 @@ def summaries(results: Iterable[LearnerResult]) -> list[ExerciseSummary]:
     found = []
     for name in names():
         of = [result for result in every if result.exercise == name]
-        if any(result.state is not State.OPEN for result in of):
+        if any(result.state is not ExerciseState.OPEN for result in of):
             states = Counter(result.state for result in of)
-            states[State.OPEN] += len(learners) - len(of)
+            states[ExerciseState.OPEN] += len(learners) - len(of)
             tries = [result.tries for result in of if result.tries]
             mistakes = Counter(result.mistake for result in of if result.mistake)
             found.append(
-                ExerciseSummary(load(name), states, statistics.median(tries) if tries else None, tuple(mistakes.most_common(3)))
+                ExerciseSummary(
+                    load(name), states, statistics.median(tries) if tries else None, tuple(mistakes.most_common(3))
+                )
             )
     return found
 
@@ -162,11 +164,13 @@ def _of_notebook(notebook: Any, learner: str) -> Iterator[LearnerResult]:
             continue
         grade, message = _verdict(check)
         if grade is None or AS_GIVEN in message or load(name).stub_says in message:
-            yield LearnerResult(learner, name, State.OPEN)
+            yield LearnerResult(learner, name, ExerciseState.OPEN)
         elif grade:
-            yield LearnerResult(learner, name, State.OPTIMAL if grade is Grade.OPTIMAL else State.PASSED)
+            yield LearnerResult(
+                learner, name, ExerciseState.OPTIMAL if grade is Grade.OPTIMAL else ExerciseState.PASSED
+            )
         else:
-            yield LearnerResult(learner, name, State.TRIED, message=message, mistake=_mistake(name, message))
+            yield LearnerResult(learner, name, ExerciseState.TRIED, message=message, mistake=_mistake(name, message))
 
 
 def _verdict(check: dict[str, Any]) -> tuple[Grade | None, str]:

@@ -17,7 +17,7 @@ HEADING = re.compile(r"^# ## (?:(\d+)\. )?(.+)$", re.MULTILINE)
 EXERCISE = re.compile(r'^# %% .*exercise="(\w+)"', re.MULTILINE)
 
 
-class Section(NamedTuple):
+class NotebookSection(NamedTuple):
     """A part of a notebook.
 
     Attributes:
@@ -42,26 +42,26 @@ class Section(NamedTuple):
         return f"[{self.name} {self.heading}]({root}/{self.notebook}.ipynb)"
 
 
-def sections_of(master: Path) -> list[Section]:
+def sections_of(master: Path) -> list[NotebookSection]:
     """The sections of one master: the whole first, then those with a number, and the lab."""
     text, notebook = master.read_text(encoding="utf-8"), master.stem
     chapter = "_".join(notebook.split("_")[: 2 if notebook.startswith("lab_") else 1])
     title = TITLE.search(text)
-    found = [Section(chapter, notebook, title[1] if title else notebook, text)]
+    found = [NotebookSection(chapter, notebook, title[1] if title else notebook, text)]
     headings = list(HEADING.finditer(text))
     ends = [heading.start() for heading in headings[1:]] + [len(text)]
     for heading, end in zip(headings, ends, strict=False):
         body = text[heading.start() : end]
         number, words = heading.groups()
         if number:
-            found.append(Section(f"{chapter}.{number}", notebook, words, body))
+            found.append(NotebookSection(f"{chapter}.{number}", notebook, words, body))
         if words.startswith("Lab:"):
-            found.append(Section(f"{chapter}.lab", notebook, words, body))
+            found.append(NotebookSection(f"{chapter}.lab", notebook, words, body))
     return found
 
 
 @functools.cache
-def sections() -> dict[str, Section]:
+def sections() -> dict[str, NotebookSection]:
     """All sections by name, in the order of the course.
 
     Raises:
@@ -71,7 +71,7 @@ def sections() -> dict[str, Section]:
 
 
 @functools.cache
-def section_of_exercises() -> dict[str, Section]:
+def section_of_exercises() -> dict[str, NotebookSection]:
     """The section in which each exercise stands; the notebook's where it stands before the first heading."""
     return {name: section for section in sections().values() for name in section.exercises}
 

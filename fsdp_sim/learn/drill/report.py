@@ -1,4 +1,4 @@
-"""`Report`: what an interview showed, topic by topic, and where in the course to read on."""
+"""`InterviewReport`: what an interview showed, topic by topic, and where in the course to read on."""
 
 from __future__ import annotations
 

@@ -59,8 +59,10 @@ class QuestionTemplate:
         return dataclasses.replace(question, options=tuple(shuffled))
 
 
-def template(*, level: int, seconds: int, section: str, rule: str, source: str = "") -> Callable[[Draws], QuestionTemplate]:
-    """Make a function a `Template`, named as the function; its topic is the folder of its file.
+def template(
+    *, level: int, seconds: int, section: str, rule: str, source: str = ""
+) -> Callable[[Draws], QuestionTemplate]:
+    """Make a function a `QuestionTemplate`, named as the function; its topic is the folder of its file.
 
     Raises:
         ValueError: there is no such level.

@@ -98,7 +98,7 @@ def hand_in(number: int, solution: Callable[[int], Any], seed: int | None = None
         if is_as_given(number, solution):
             message = f'{wrong} This is {AS_GIVEN}. What is its cause? Say it with `predict("{name}")`, and mend it.'
 
-    def note(entry: progress.Entry) -> progress.Entry:
+    def note(entry: progress.ExerciseEntry) -> progress.ExerciseEntry:
         return structs.replace(entry, tries=entry.tries + 1, grade=max(entry.grade, int(grade)))
 
     trouble = progress.change(name, note)

@@ -19,6 +19,6 @@ __all__ = [
     "Numbers",
     "OnRanks",
     "OnlyCollectives",
-    "Order",
+    "OperationOrder",
     "PeakBytes",
 ]

@@ -1,4 +1,4 @@
-"""Judges of answers that can be compared: `Numbers` (also those read from a timeline) and `Order` (of a schedule)."""
+"""Judges of what can be compared: `Numbers` (also read from a timeline) and `OperationOrder` (of a schedule)."""
 
 from __future__ import annotations
 

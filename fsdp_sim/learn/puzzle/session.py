@@ -1,4 +1,4 @@
-"""`Session`: a learner at one level. It takes messages, from a widget or a page alike, and says what to draw.
+"""`PuzzleSession`: a learner at one level. It takes messages, from a widget or a page alike, and says what to draw.
 
 A message carries an order or a button and never a result: what is won is what `replay` makes of the order.
 """

@@ -1,4 +1,4 @@
-"""`PuzzleWidget`: the front end in a notebook. ``puzzle.js`` draws `Session.state` and sends what the learner does."""
+"""`PuzzleWidget`: the front end in a notebook: ``puzzle.js`` draws `PuzzleSession.state`, sends what a learner does."""
 
 from __future__ import annotations
 

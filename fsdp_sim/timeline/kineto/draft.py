@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fsdp_sim.timeline.analysis import union
 from fsdp_sim.timeline.event import Event
 from fsdp_sim.timeline.kinds import COLLECTIVES, Lane, Op, Phase
-from fsdp_sim.timeline.kineto.host import State
+from fsdp_sim.timeline.kineto.host import HostState
 
 TOUCH_US = 2.0  # what passes between two kernels that were launched in time
 GAP_US = 20.0
@@ -21,7 +21,7 @@ class Draft:
 
     op: Op
     unit: str
-    state: State
+    state: HostState
     issue: float
     start: float
     end: float

@@ -18,12 +18,12 @@ from fsdp_sim.timeline.kineto.fsdp1 import named_units
 from fsdp_sim.timeline.kineto.names import ROOT, mark
 from fsdp_sim.timeline.kineto.nesting import Nesting
 from fsdp_sim.timeline.kineto.notes import Note
-from fsdp_sim.timeline.kineto.rows import TraceRows, Span
+from fsdp_sim.timeline.kineto.rows import Span, TraceRows
 
 LOSS = "loss"  # what runs between the root's forward and its backward
 
 
-class State(NamedTuple):
+class HostState(NamedTuple):
     """What is computed between two marks."""
 
     phase: Phase = Phase.NONE
@@ -58,7 +58,7 @@ class Host:
         self._frame_names = [frame.name for frame in rows.frames]
         self._python_thread = Counter(frame.tid for frame in rows.frames).most_common(1)[0][0] if rows.frames else 0
         self._times: list[float] = []
-        self._states: list[State] = []
+        self._states: list[HostState] = []
         self._walk()
         special = self._special_ops()
         self.telling = np.flatnonzero(special)
@@ -68,7 +68,7 @@ class Host:
         """The annotations that a moment lies in, from the innermost outwards."""
         return [self.notes[i] for i in self._nesting.around(tid, time)]
 
-    def state(self, time: float) -> State:
+    def state(self, time: float) -> HostState:
         """What was computed at a moment."""
         index = bisect_right(self._times, time) - 1
         return self._states[index] if index >= 0 else self._before
@@ -112,7 +112,7 @@ class Host:
             walk.pass_(note, begins)
             self._times.append(time)
             self._states.append(walk.state())
-        self._before = State(step=walk.first_step, phase=Phase.NONE)
+        self._before = HostState(step=walk.first_step, phase=Phase.NONE)
 
     @cached_property
     def _engine(self) -> Nesting:
@@ -177,17 +177,17 @@ class _Walk:
     def _begin_step(self, number: int) -> None:
         self._step, self._micro_batch, self._loss = number, -1, False
 
-    def state(self) -> State:
+    def state(self) -> HostState:
         step, micro_batch = self._step, max(self._micro_batch, 0)
         if self._phase is Phase.OPTIMIZER:
-            return State(self._phase, Op.OPTIM, "", self._count, step, micro_batch)
+            return HostState(self._phase, Op.OPTIM, "", self._count, step, micro_batch)
         if self._phase is Phase.NONE:
-            return State(self._phase, Op.OTHER, "", self._count, step, micro_batch)
+            return HostState(self._phase, Op.OTHER, "", self._count, step, micro_batch)
         forward = self._phase is Phase.FORWARD
         if self._stack:
-            return State(self._phase, *self._stack[-1], step, micro_batch)
+            return HostState(self._phase, *self._stack[-1], step, micro_batch)
         op = Op.FWD if forward else Op.BWD
-        return State(self._phase, op, LOSS if self._loss else "", self._count, step, micro_batch)
+        return HostState(self._phase, op, LOSS if self._loss else "", self._count, step, micro_batch)
 
     def pass_(self, note: Note, begins: bool) -> None:
         kind, unit = note.kind, note.unit

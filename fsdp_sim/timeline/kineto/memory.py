@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from fsdp_sim.timeline.event import Event
 from fsdp_sim.timeline.kinds import Lane, Memory, Op
-from fsdp_sim.timeline.kineto.host import Host, State
+from fsdp_sim.timeline.kineto.host import Host, HostState
 from fsdp_sim.timeline.kineto.notes import Note
 from fsdp_sim.timeline.kineto.rows import Alloc, TraceRows
 
@@ -28,7 +28,7 @@ class AllocatorChange(NamedTuple):
     category: Memory
     unit: str
     bytes: int
-    state: State
+    state: HostState
 
     def event(self, seq: int, rank: int, origin: float, number: dict[int, int]) -> Event:
         at_s = (self.at - origin) * 1e-6

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from fsdp_sim.spec import Cluster, Plan
 from fsdp_sim.viz import chart, theme
 from fsdp_sim.viz.chart import series
-from fsdp_sim.viz.charts.scaling_points import Case, Kind, ScalingLine, Point, What, cases_of, line_of
+from fsdp_sim.viz.charts.scaling_points import Case, Kind, Point, ScalingLine, What, cases_of, line_of
 from fsdp_sim.viz.picture import Picture
 from fsdp_sim.viz.table import Table
 from fsdp_sim.viz.theme import safe

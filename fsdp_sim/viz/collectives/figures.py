@@ -19,7 +19,7 @@ from fsdp_sim.viz.collectives.grid import (
     styled,
     used_cells,
 )
-from fsdp_sim.viz.collectives.scenes import Scene, formula
+from fsdp_sim.viz.collectives.scenes import CollectiveFrame, formula
 from fsdp_sim.viz.collectives.steps import CollectiveRun
 from fsdp_sim.viz.frames import (
     BUTTONS_PX,
@@ -40,16 +40,16 @@ SENT_HEADING_PX, SENT_PX = 30, 56
 SECONDS_EACH = 2.0
 
 
-def _sentence(number: int, scene: Scene, of: int) -> str:
+def _sentence(number: int, scene: CollectiveFrame, of: int) -> str:
     return sentence_of(number, of, scene.label, scene.text)
 
 
-def _sent_bars(run: CollectiveRun, grid: RingGrid, scene: Scene) -> go.Bar:
+def _sent_bars(run: CollectiveRun, grid: RingGrid, scene: CollectiveFrame) -> go.Bar:
     text = [str(n) for n in scene.sent]
     return go.Bar(x=[left + 0.5 for left in grid.lefts], y=list(scene.sent), text=text, xaxis="x", yaxis="y3")
 
 
-def moving_figure(run: CollectiveRun, reel: Sequence[Scene], title: str) -> go.Figure:
+def moving_figure(run: CollectiveRun, reel: Sequence[CollectiveFrame], title: str) -> go.Figure:
     """Cells and arrows, the sentence above them, what each rank has sent below, and what moves them."""
     grid = RingGrid(run)
     used = used_cells(grid, reel)
@@ -114,7 +114,7 @@ def moving_figure(run: CollectiveRun, reel: Sequence[Scene], title: str) -> go.F
     return figure
 
 
-def film_strip(run: CollectiveRun, reel: Sequence[Scene], title: str) -> go.Figure:
+def film_strip(run: CollectiveRun, reel: Sequence[CollectiveFrame], title: str) -> go.Figure:
     """The beginning and the steps, up to eight, as small pictures."""
     ends = [scene for scene in reel if scene.arrived or scene is reel[0]]
     count = min(len(ends), 8)

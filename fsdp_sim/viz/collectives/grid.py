@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from fsdp_sim.viz.collectives.scenes import Cell, Scene, cell_of
+from fsdp_sim.viz.collectives.scenes import Cell, CollectiveFrame, cell_of
 from fsdp_sim.viz.collectives.steps import Chunk, CollectiveRun, Transfer
 from fsdp_sim.viz.shard_maps.cells import CellState
 from fsdp_sim.viz.shard_maps.grid import CELL_STYLES
@@ -57,7 +57,7 @@ class RingGrid:
     def centre(self, rank: int, place: int) -> tuple[float, float]:
         return self.lefts[rank] + 0.5, self.tops[place] + 0.5
 
-    def kinds(self, scene: Scene) -> np.ndarray:
+    def kinds(self, scene: CollectiveFrame) -> np.ndarray:
         found = np.zeros((len(self.y_edges) - 1, len(self.x_edges) - 1), dtype=np.uint8)
         lines = [int(np.searchsorted(self.y_edges, np.float32(top))) for top in self.tops]
         for rank, row in enumerate(scene.held):
@@ -76,7 +76,14 @@ class RingGrid:
 
 
 def moving_traces(
-    grid: RingGrid, scene: Scene, used: Sequence[Cell], x: str, y: str, *, numbers: bool = True, small: bool = False
+    grid: RingGrid,
+    scene: CollectiveFrame,
+    used: Sequence[Cell],
+    x: str,
+    y: str,
+    *,
+    numbers: bool = True,
+    small: bool = False,
 ) -> Iterator[Any]:
     """The traces that change: cells, hatching, numbers, arrows, numbers on them, outlines of what has arrived."""
     run = grid.run
@@ -172,7 +179,7 @@ def legend_traces(run: CollectiveRun, used: Sequence[Cell]) -> Iterator[go.Bar]:
             yield go.Bar(x=[None], y=[None], name=name, hoverinfo="skip", marker=hatched(cell))
 
 
-def used_cells(grid: RingGrid, reel: Sequence[Scene]) -> list[Cell]:
+def used_cells(grid: RingGrid, reel: Sequence[CollectiveFrame]) -> list[Cell]:
     seen = {int(kind) for scene in reel for kind in np.unique(grid.kinds(scene))}
     return [cell for cell in Cell if cell in seen and cell is not Cell.GAP]
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from fsdp_sim.viz.collectives.figures import film_strip, moving_figure
 from fsdp_sim.viz.collectives.grid import TWICE_UP_TO, numbers_of
-from fsdp_sim.viz.collectives.scenes import Scene, formula, scenes_of, seconds, share
+from fsdp_sim.viz.collectives.scenes import CollectiveFrame, formula, scenes_of, seconds, share
 from fsdp_sim.viz.collectives.steps import ALGORITHMS, MAX_RANKS, Array, CollectiveRun, execute
 from fsdp_sim.viz.picture import Picture
 from fsdp_sim.viz.table import Table
@@ -96,7 +96,7 @@ def _finding(run: CollectiveRun, message_bytes: float, latency_s: float, bytes_p
     return sentence
 
 
-def _table(run: CollectiveRun, reel: Sequence[Scene]) -> Table:
+def _table(run: CollectiveRun, reel: Sequence[CollectiveFrame]) -> Table:
     rows = []
     for number, scene in enumerate(reel, 1):
         moved = "; ".join(

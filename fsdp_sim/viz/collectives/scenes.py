@@ -15,7 +15,7 @@ class Cell(IntEnum):
 
 
 @dataclass(frozen=True)
-class Scene:
+class CollectiveFrame:
     """One frame.
 
     Attributes:
@@ -32,18 +32,18 @@ class Scene:
     arrived: bool = False
 
 
-def scenes_of(run: CollectiveRun, each_twice: bool) -> list[Scene]:
+def scenes_of(run: CollectiveRun, each_twice: bool) -> list[CollectiveFrame]:
     """The beginning, and for each step one scene in which chunks are on the way and one in which they have arrived; or
     one for both."""
     first = run.steps[0]
-    found = [Scene(_beginning(run), "before", first.held, first, first.sent)]
+    found = [CollectiveFrame(_beginning(run), "before", first.held, first, first.sent)]
     before = first
     for number, step in enumerate(run.steps[1:], 1):
         label = f"step {number} of {len(run.steps) - 1}, {step.part}"
         if each_twice:
-            found.append(Scene(_sending(run, number), label, before.held, step, before.sent, moving=True))
+            found.append(CollectiveFrame(_sending(run, number), label, before.held, step, before.sent, moving=True))
         text = _arrived(run, number) if each_twice else f"{_sending(run, number)} {_arrived(run, number)}"
-        found.append(Scene(text, label, step.held, step, step.sent, moving=not each_twice, arrived=True))
+        found.append(CollectiveFrame(text, label, step.held, step, step.sent, moving=not each_twice, arrived=True))
         before = step
     return found
 

@@ -5,8 +5,8 @@ draw), `drawing`, `layout_of` and `canvas` (the figure), `dependencies_of` (one 
 `explorer` (all of it together), `still` and `page` (without a kernel).
 """
 
-from fsdp_sim.forms import State
+from fsdp_sim.forms import FormState
 from fsdp_sim.viz.explorer.explorer import Explorer, explorer
 from fsdp_sim.viz.explorer.page import explorer_page
 
-__all__ = ["Explorer", "State", "explorer", "explorer_page"]
+__all__ = ["Explorer", "FormState", "explorer", "explorer_page"]

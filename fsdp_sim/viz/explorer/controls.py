@@ -8,7 +8,7 @@ from typing import Any
 
 import ipywidgets as W
 
-from fsdp_sim.forms import State
+from fsdp_sim.forms import FormState
 from fsdp_sim.viz.explorer.settings import CONTROLLED, SETTINGS, Control, Option, api_of, chosen, words_of
 
 _STYLE = {"description_width": "90px"}
@@ -22,7 +22,7 @@ class Controls:
         box: all of them.
     """
 
-    def __init__(self, moved: Callable[[State], None]) -> None:
+    def __init__(self, moved: Callable[[FormState], None]) -> None:
         self._moved = moved
         self._quiet = False
         self._rest: dict[str, str] = {}  # words of the state that have no control
@@ -32,16 +32,16 @@ class Controls:
         self.box = W.VBox(list(self.widgets.values()))
 
     @property
-    def state(self) -> State:
+    def state(self) -> FormState:
         """What the controls and the words without a control say."""
         texts: dict[str, str | None] = dict(self._rest)
         api = self.widgets["api"].value or "fsdp2"
         for setting in SETTINGS:
             if setting.suits(api):
                 texts |= words_of(setting, self._text(setting))
-        return State({name: text for name, text in texts.items() if text is not None})
+        return FormState({name: text for name, text in texts.items() if text is not None})
 
-    def show(self, state: State) -> None:
+    def show(self, state: FormState) -> None:
         """Move the controls to where a state has them, without calling back."""
         api = api_of(state.texts)
         with self.quietly():

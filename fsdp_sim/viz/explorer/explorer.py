@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import ipywidgets as W
 
 from fsdp_sim.cost import Workload
-from fsdp_sim.forms import FORMS, State, state_of
+from fsdp_sim.forms import FORMS, FormState, state_of
 from fsdp_sim.simulation import Simulation
 from fsdp_sim.spec import Cluster, Model, Plan
 from fsdp_sim.viz import theme
@@ -32,7 +32,7 @@ NO_OPERATION = "Click a bar, or step through the operations here: what one waits
 class ShownPlan(NamedTuple):
     """A plan that works, and what there is to see of it."""
 
-    state: State
+    state: FormState
     sim: Simulation
     seen: Scene
 
@@ -52,7 +52,7 @@ class Explorer:
         message: what is impossible about the present state; empty if nothing is.
     """
 
-    def __init__(self, state: State, dark: bool | None = None) -> None:
+    def __init__(self, state: FormState, dark: bool | None = None) -> None:
         sim = state.simulate()
         self.shown = ShownPlan(state, sim, scene(sim))
         self.pinned: ShownPlan | None = None
@@ -69,7 +69,7 @@ class Explorer:
         self._say(None)
 
     @property
-    def state(self) -> State:
+    def state(self) -> FormState:
         """What the controls say, possible or not."""
         return self.controls.state
 
@@ -82,7 +82,7 @@ class Explorer:
     def go(self, line: str) -> None:
         """Go to the state that a line describes; what is wrong with it is said in place of the words."""
         try:
-            state = State.read(line)
+            state = FormState.read(line)
         except ValueError as error:
             self._refuse(str(error))
             return
@@ -110,7 +110,7 @@ class Explorer:
 
     # -- a move
 
-    def _serve(self, state: State) -> None:
+    def _serve(self, state: FormState) -> None:
         try:
             sim = state.simulate()
             seen = scene(sim)
@@ -138,7 +138,7 @@ class Explorer:
         self._compare()
         self._write_code()
 
-    def _refuse(self, message: str, state: State | None = None) -> None:
+    def _refuse(self, message: str, state: FormState | None = None) -> None:
         self.message = message
         self.numbers.value = words.refused_html(message, self.shown.state)
         self.figure_box.add_class("fsdp-stale")
@@ -326,5 +326,5 @@ def explorer(
         >>> e.shown.sim.plan.forward_prefetch
         2
     """
-    begun = State.read(state) if state is not None else state_of(model, cluster, plan)
+    begun = FormState.read(state) if state is not None else state_of(model, cluster, plan)
     return Explorer(begun, dark)

@@ -13,7 +13,7 @@ import numpy as np
 import plotly.graph_objects as go
 import plotly.io as pio
 
-from fsdp_sim.forms import WORDS, State
+from fsdp_sim.forms import WORDS, FormState
 from fsdp_sim.spec import text_of
 from fsdp_sim.timeline import written
 from fsdp_sim.viz import plotly_js, theme
@@ -81,7 +81,7 @@ def explorer_page(
         ValueError: nothing varies, a word does not exist, the state one begins at is impossible, or the page would be
             larger than a few megabytes.
     """
-    begun = State.read(state)
+    begun = FormState.read(state)
     if not vary or not all(vary.values()):
         raise ValueError(
             f"vary is {dict(vary)!r}; give one word or more, each with its values: {{'gpus': [8, 16, 64]}}"
@@ -97,7 +97,7 @@ def explorer_page(
     for places in itertools.product(*(range(len(values)) for values in texts)):
         name = ",".join(map(str, places))
         chosen = {key: values[at] for key, values, at in zip(vary, texts, places, strict=True)}
-        now = State.read(begun.with_texts(chosen).line)
+        now = FormState.read(begun.with_texts(chosen).line)
         try:
             sim = now.simulate()
             scenes[name] = scene(sim)

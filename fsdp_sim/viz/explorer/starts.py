@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fsdp_sim.forms import State
+from fsdp_sim.forms import FormState
 from fsdp_sim.simulation import Fit, Simulation
 from fsdp_sim.words import human_bytes
 
@@ -38,9 +38,9 @@ class Goal:
     memory_gib: float | None = None
     exposed: float | None = None
 
-    def conditions(self, state: State, sim: Simulation) -> list[tuple[str, bool]]:
+    def conditions(self, state: FormState, sim: Simulation) -> list[tuple[str, bool]]:
         """Each condition with the number that a plan has, and whether it holds."""
-        given = State.read(self.start)
+        given = FormState.read(self.start)
         found = []
         if self.mfu is not None:
             found.append((f"MFU at least {self.mfu:.0%}: {sim.mfu:.1%}", sim.mfu >= self.mfu))

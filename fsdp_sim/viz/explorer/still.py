@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import plotly.graph_objects as go
 
-from fsdp_sim.forms import State
+from fsdp_sim.forms import FormState
 from fsdp_sim.simulation import Fit, Simulation
 from fsdp_sim.viz.explorer import words
 from fsdp_sim.viz.explorer.drawing import lane_changes, lane_traces, limit_in_view, memory_changes, memory_traces
@@ -18,12 +18,12 @@ from fsdp_sim.words import human_bytes, human_ms
 LEGEND, LEGEND_BELOW, TITLE = 54, 62, 58  # pixels
 
 
-def still(state: State, sim: Simulation, seen: Scene) -> Picture:
+def still(state: FormState, sim: Simulation, seen: Scene) -> Picture:
     """A plan as a picture: the figure with its legends, the words below, the numbers as a table."""
     return Picture(still_figure(state, sim, seen), words.finding(state, sim, sim.explain()), (numbers(state, sim),))
 
 
-def still_figure(state: State, sim: Simulation, seen: Scene) -> go.Figure:
+def still_figure(state: FormState, sim: Simulation, seen: Scene) -> go.Figure:
     """The figure of a scene, for places where nothing beside it says what it shows."""
     traces = [*lane_traces(), *memory_traces()]
     changes = [*lane_changes(seen, (0.0, seen.span_ms)), *memory_changes(seen, (0.0, seen.span_ms))]
@@ -61,6 +61,6 @@ def heading(sim: Simulation) -> str:
     return f"A step takes {step}, {exposed} of it exposed communication; {human_bytes(sim.peak_memory_bytes)}{fits}"
 
 
-def numbers(state: State, sim: Simulation) -> Table:
+def numbers(state: FormState, sim: Simulation) -> Table:
     """The numbers of a plan."""
     return Table(state.line, ("", "predicted"), tuple((name, text) for name, text, _ in words.quantities(sim)))

@@ -7,7 +7,7 @@ from html import escape
 from typing import NamedTuple
 
 from fsdp_sim.diagnose import Explanation
-from fsdp_sim.forms import State
+from fsdp_sim.forms import FormState
 from fsdp_sim.requests import category_name, does_not_fit, on_the_edge
 from fsdp_sim.simulation import Fit, Simulation
 from fsdp_sim.words import human_bytes, human_ms
@@ -61,7 +61,7 @@ def because(why: Explanation) -> str:
     return f"{worst.sentence} {why.gains_sentence}"
 
 
-def remarks(state: State, sim: Simulation) -> list[str]:
+def remarks(state: FormState, sim: Simulation) -> list[str]:
     """What a reader may not expect: settings that have no effect here, and choices that were made for him."""
     cluster = state.cluster
     found = state.notes_of(sim)
@@ -72,12 +72,12 @@ def remarks(state: State, sim: Simulation) -> list[str]:
     return found
 
 
-def finding(state: State, sim: Simulation, why: Explanation) -> str:
+def finding(state: FormState, sim: Simulation, why: Explanation) -> str:
     """All of it as plain text: the text alternative of the figure."""
     return "\n\n".join([headline(sim), memory(sim), because(why), *remarks(state, sim)])
 
 
-def words_html(state: State, sim: Simulation, why: Explanation) -> str:
+def words_html(state: FormState, sim: Simulation, why: Explanation) -> str:
     """All of it as HTML."""
     red = "" if sim.fit is Fit.FITS else f" style='color:{RED};font-weight:600'"
     lines = [f"<b>{escape(headline(sim))}</b>", f"<span{red}>{escape(memory(sim))}</span>", escape(because(why))]
@@ -85,7 +85,7 @@ def words_html(state: State, sim: Simulation, why: Explanation) -> str:
     return _status(lines)
 
 
-def refused_html(message: str, shown: State | None) -> str:
+def refused_html(message: str, shown: FormState | None) -> str:
     """What is impossible, the remedy, and which plan the figure still shows."""
     still = f"The figure still shows the last plan that works: <code>{escape(shown.line)}</code>" if shown else ""
     return _status([f"<b style='color:{RED}'>Impossible: {escape(message)}.</b>", still])

@@ -30,7 +30,7 @@ from fsdp_sim.viz.shard_maps.grid import (
     style,
     used_kinds,
 )
-from fsdp_sim.viz.shard_maps.scenes import Scene
+from fsdp_sim.viz.shard_maps.scenes import ShardFrame
 from fsdp_sim.viz.theme import safe
 from fsdp_sim.words import human_bytes
 
@@ -49,11 +49,11 @@ KINDS_OF_MEMORY = (  # what the memory strip and the table tell apart
 )
 
 
-def _sentence(number: int, scene: Scene, of: int) -> str:
+def _sentence(number: int, scene: ShardFrame, of: int) -> str:
     return sentence_of(number, of, scene.phase, scene.text)
 
 
-def moving_figure(grid: Grid, reel: Sequence[Scene], title: str) -> go.Figure:
+def moving_figure(grid: Grid, reel: Sequence[ShardFrame], title: str) -> go.Figure:
     """The map, the sentence above it, the memory of a rank below it, and what moves them."""
     used = used_kinds(grid, reel)
     row_px = min(max(MAP_PX / grid.height, ROW_MIN), ROW_MAX)
@@ -153,7 +153,7 @@ def _headers(grid: Grid, top: float) -> list[dict[str, Any]]:
     return [*notes, place | muted | key | left_of]
 
 
-def _memory_areas(reel: Sequence[Scene]) -> Iterable[go.Scatter]:
+def _memory_areas(reel: Sequence[ShardFrame]) -> Iterable[go.Scatter]:
     """A rank's memory after each moment, stacked."""
     for name, of, color in KINDS_OF_MEMORY:
         held = [sum(scene.moment.bytes.get(c, 0) for c in of) for scene in reel]
@@ -166,7 +166,7 @@ def _memory_areas(reel: Sequence[Scene]) -> Iterable[go.Scatter]:
             )  # fmt: skip
 
 
-def _cursor(reel: Sequence[Scene], number: int) -> go.Scatter:
+def _cursor(reel: Sequence[ShardFrame], number: int) -> go.Scatter:
     most = max(sum(scene.moment.bytes.values()) for scene in reel)
     return go.Scatter(
         x=[number, number], y=[0, most * 1.08], xaxis="x3", yaxis="y3", mode="lines", hoverinfo="skip",
@@ -174,7 +174,7 @@ def _cursor(reel: Sequence[Scene], number: int) -> go.Scatter:
     )  # fmt: skip
 
 
-def _lay_out_memory(figure: go.Figure, reel: Sequence[Scene], top: float) -> None:
+def _lay_out_memory(figure: go.Figure, reel: Sequence[ShardFrame], top: float) -> None:
     totals = [sum(scene.moment.bytes.values()) for scene in reel]
     most = max(totals)
     figure.update_layout(

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fsdp_sim.timeline import Memory, UnitShards
 from fsdp_sim.viz import theme
 from fsdp_sim.viz.shard_maps.cells import CellState, cells
-from fsdp_sim.viz.shard_maps.scenes import Scene, Stage
+from fsdp_sim.viz.shard_maps.scenes import ShardFrame, Stage
 from fsdp_sim.viz.theme import KINDS, MEMORY, safe
 from fsdp_sim.words import human_bytes
 
@@ -138,7 +138,7 @@ class Grid:
     def _row_of(self) -> dict[float, int]:
         return {float(edge): at for at, edge in enumerate(self.y_edges)}
 
-    def z(self, scene: Scene) -> NDArray[np.uint8]:
+    def z(self, scene: ShardFrame) -> NDArray[np.uint8]:
         """A `CellState` for each cell, gaps included."""
         found = np.zeros((len(self.y_edges) - 1, len(self.x_edges) - 1), dtype=np.uint8)
         wide = len(self.columns) + 1
@@ -199,7 +199,7 @@ class Grid:
                     ys += [top, top, bottom, bottom, top, None]
         return xs, ys
 
-    def frame_of(self, scene: Scene) -> tuple[list[float], list[float]]:
+    def frame_of(self, scene: ShardFrame) -> tuple[list[float], list[float]]:
         """A rectangle around the band of a scene; nothing where it is everybody's."""
         name = scene.moment.band
         if not name:
@@ -211,7 +211,9 @@ class Grid:
         return [a, b, b, a, a], [top - pad, top - pad, bottom + pad, bottom + pad, top - pad]
 
 
-def moving_traces(grid: Grid, scene: Scene, used: Sequence[CellState], x: str = "x", y: str = "y") -> Iterator[Any]:
+def moving_traces(
+    grid: Grid, scene: ShardFrame, used: Sequence[CellState], x: str = "x", y: str = "y"
+) -> Iterator[Any]:
     """The traces that differ between scenes: cells, patterned cells, and the frame around what is told."""
     z = grid.z(scene)
     yield go.Heatmap(z=z, xaxis=x, yaxis=y)
@@ -270,7 +272,7 @@ def legend_traces(used: Sequence[CellState], x: str = "x", y: str = "y") -> Iter
             )  # fmt: skip
 
 
-def used_kinds(grid: Grid, scenes: Sequence[Scene]) -> list[CellState]:
+def used_kinds(grid: Grid, scenes: Sequence[ShardFrame]) -> list[CellState]:
     """The kinds of cell that occur in some scene, in the order of `CellState`."""
     seen: set[int] = set()
     for scene in scenes:

@@ -57,7 +57,7 @@ TELLING = frozenset(
 
 
 @dataclass(frozen=True)
-class Moment:
+class HoldingsMoment:
     """One thing worth telling and what is held after it.
 
     Attributes:
@@ -92,10 +92,10 @@ class Moment:
         return self.holdings.get(band, NONE_HELD)
 
 
-def moments(cast: Cast, events: Iterable[Event], step: int) -> list[Moment]:
+def moments(cast: Cast, events: Iterable[Event], step: int) -> list[HoldingsMoment]:
     """The moments of one step of one rank, from the rest before it to the rest after it."""
     walk = _Walk(cast)
-    found: list[Moment] = []
+    found: list[HoldingsMoment] = []
     for event in events:
         if event.step > step:
             break
@@ -103,7 +103,7 @@ def moments(cast: Cast, events: Iterable[Event], step: int) -> list[Moment]:
             walk.flush()
         head = walk.head(event) if event.step == step else None
         if event.step == step and not found and event.op is not Op.ALLOC:  # what lives through all steps may come first
-            found.append(walk.close(Moment(None)))
+            found.append(walk.close(HoldingsMoment(None)))
         if head is not None:
             if len(found) > 1:
                 found[-1] = walk.close(found[-1])
@@ -114,15 +114,15 @@ def moments(cast: Cast, events: Iterable[Event], step: int) -> list[Moment]:
         found[-1] = walk.close(found[-1])
         if walk.updated:  # gradients that stay in their buckets are zeroed there
             walk.zero()
-            found.append(walk.close(Moment(Op.FREE, phase=Phase.OPTIMIZER, micro_batch=found[-1].micro_batch)))
+            found.append(walk.close(HoldingsMoment(Op.FREE, phase=Phase.OPTIMIZER, micro_batch=found[-1].micro_batch)))
     return list(_with_ahead(found))
 
 
-def _with_ahead(found: Sequence[Moment]) -> Iterator[Moment]:
+def _with_ahead(found: Sequence[HoldingsMoment]) -> Iterator[HoldingsMoment]:
     """Gathers that come before the compute of another band say which."""
     following = ""  # the compute after a moment, by band
     name = ""
-    later: list[Moment] = []
+    later: list[HoldingsMoment] = []
     for moment in reversed(found):
         if moment.op in COMPUTE:
             following, name = moment.band, moment.name
@@ -148,7 +148,7 @@ class _Walk:
         self.last_cast = ""  # whose reduced gradient the last operation cast
         self.updated = False  # the optimizer has run, and its gradients are still there
 
-    def head(self, event: Event) -> Moment | None:
+    def head(self, event: Event) -> HoldingsMoment | None:
         """The moment that an event begins, if it is worth telling."""
         band = self.cast.band_of.get(event.unit, event.unit)
         name, op = event.unit, event.op
@@ -168,12 +168,12 @@ class _Walk:
         elif op not in TELLING or not (op in COMPUTE or op is Op.OPTIM or band in self.bands):
             return None
         from_slice = op is Op.ALL_GATHER and self.held.get(band, NONE_HELD).slice_of == event.group_size > 1
-        return Moment(
+        return HoldingsMoment(
             op, band if band in self.bands else "", name, event.phase, event.micro_batch, event.group_size,
             adds=op is Op.BWD and band in self.kept, from_slice=from_slice,
         )  # fmt: skip
 
-    def close(self, moment: Moment) -> Moment:
+    def close(self, moment: HoldingsMoment) -> HoldingsMoment:
         return replace(moment, holdings=dict(self.held), bytes=dict(self.bytes))
 
     def take(self, event: Event) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fsdp_sim.timeline import Op, Phase, UnitShards
 from fsdp_sim.viz.shard_maps.cast import Cast
-from fsdp_sim.viz.shard_maps.holdings import Moment
+from fsdp_sim.viz.shard_maps.holdings import HoldingsMoment
 
 PARTS = {2: "half", 3: "third", 4: "quarter", 5: "fifth", 6: "sixth", 7: "seventh", 8: "eighth", 16: "sixteenth"}
 COUNTS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")
@@ -61,7 +61,7 @@ def piece(band: UnitShards) -> str:
     return part(band.shards) if least > 0.9 * most else "shard"
 
 
-def briefly(moment: Moment) -> str:
+def briefly(moment: HoldingsMoment) -> str:
     """A moment in a few words: ``in forward of layers.1``."""
     words = {
         Op.ALL_GATHER: "when {} is gathered",
@@ -76,7 +76,7 @@ def briefly(moment: Moment) -> str:
     return words.get(moment.op or Op.OTHER, "at rest").format(called(moment.name) or "the optimizer's step")
 
 
-def sentence(cast: Cast, moment: Moment) -> str:
+def sentence(cast: Cast, moment: HoldingsMoment) -> str:
     """What happens at a moment, and what it means."""
     bands = {band.name: band for band in cast.bands}
     band = bands.get(moment.band)
@@ -128,7 +128,7 @@ def _rest(cast: Cast) -> str:
     return f"{each} {a_part(n)} of every unit{where}{'' if unknown else f', and {states} of that {part(n)}'}{of}."
 
 
-def _gather(cast: Cast, band: UnitShards, moment: Moment) -> str:
+def _gather(cast: Cast, band: UnitShards, moment: HoldingsMoment) -> str:
     n, name = moment.group_size, called(moment.band)
     if moment.phase is Phase.OPTIMIZER and band.replicated:
         return (
@@ -150,7 +150,7 @@ def _gather(cast: Cast, band: UnitShards, moment: Moment) -> str:
     return what
 
 
-def _compute(cast: Cast, moment: Moment) -> str:
+def _compute(cast: Cast, moment: HoldingsMoment) -> str:
     name = called(moment.name)
     each = "Every rank" if cast.ranks > 1 else "The rank"
     if moment.op is Op.FWD:
@@ -190,7 +190,7 @@ def _all_reduce(cast: Cast, band: UnitShards) -> str:
     return f"All-reduce of {name}: every rank now holds the same whole gradient, the mean over all {cast.ranks}."
 
 
-def _reshard(band: UnitShards, moment: Moment) -> str:
+def _reshard(band: UnitShards, moment: HoldingsMoment) -> str:
     n = band.shards
     what = f"{called(band.name)} reshards after {moment.phase or 'compute'}"
     kept = moment.of(band.name).slice_of

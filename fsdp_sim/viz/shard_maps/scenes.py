@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 from fsdp_sim.timeline import Op, Phase, Timeline, UnitShards, median_step
 from fsdp_sim.viz.shard_maps.cast import COMPUTE, Cast, events_of
-from fsdp_sim.viz.shard_maps.holdings import Moment, moments
+from fsdp_sim.viz.shard_maps.holdings import HoldingsMoment, moments
 from fsdp_sim.viz.shard_maps.narration import called, ranks_text, sentence
 
 MAX_SCENES, MAX_RANKS, MAX_ROWS, MAX_LINES = 150, 8, 8, 60
 
 
 @dataclass(frozen=True)
-class Scene:
+class ShardFrame:
     """One frame.
 
     Attributes:
@@ -27,8 +27,8 @@ class Scene:
         text: the sentence.
     """
 
-    moment: Moment
-    by_rank: dict[int, Moment]
+    moment: HoldingsMoment
+    by_rank: dict[int, HoldingsMoment]
     text: str
 
     @property
@@ -124,7 +124,7 @@ def step_of(timeline: Timeline, step: int | None) -> int:
     return step
 
 
-def all_moments(timeline: Timeline, cast: Cast, step: int, ranks: Sequence[int]) -> dict[int, list[Moment]]:
+def all_moments(timeline: Timeline, cast: Cast, step: int, ranks: Sequence[int]) -> dict[int, list[HoldingsMoment]]:
     """The moments of each rank; ranks that were not recorded are as the first that was."""
     played = [rank for rank in ranks if rank in timeline.ranks] or timeline.ranks[:1]
     recorded = {rank: moments(cast, events_of(timeline, rank, cast), step) for rank in played}
@@ -132,14 +132,14 @@ def all_moments(timeline: Timeline, cast: Cast, step: int, ranks: Sequence[int])
     return {rank: recorded.get(rank, first) for rank in ranks}
 
 
-def scenes(shown: Stage, by_rank: dict[int, list[Moment]], most: int = MAX_SCENES) -> list[Scene]:
+def scenes(shown: Stage, by_rank: dict[int, list[HoldingsMoment]], most: int = MAX_SCENES) -> list[ShardFrame]:
     """The moments of the first rank as scenes, the other ranks at the same point of their own program."""
     reference = by_rank[shown.ranks[0]]
     places = {rank: _same_points(reference, own) for rank, own in by_rank.items()}
 
-    def scene(at: int, text: str) -> Scene:
+    def scene(at: int, text: str) -> ShardFrame:
         there = {rank: by_rank[rank][places[rank][at]] for rank in shown.ranks}
-        return Scene(reference[at], there, text)
+        return ShardFrame(reference[at], there, text)
 
     found = []
     for at, text in _narrated(shown, reference):
@@ -147,7 +147,7 @@ def scenes(shown: Stage, by_rank: dict[int, list[Moment]], most: int = MAX_SCENE
     return _thinned(found, most)
 
 
-def _same_points(reference: Sequence[Moment], own: Sequence[Moment]) -> list[int]:
+def _same_points(reference: Sequence[HoldingsMoment], own: Sequence[HoldingsMoment]) -> list[int]:
     """For each moment of one rank the place of the same on another; where it has none, the last it has before."""
     if own is reference:
         return list(range(len(own)))
@@ -165,7 +165,7 @@ def _same_points(reference: Sequence[Moment], own: Sequence[Moment]) -> list[int
     return found
 
 
-def _narrated(shown: Stage, reference: Sequence[Moment]) -> Iterable[tuple[int, str]]:
+def _narrated(shown: Stage, reference: Sequence[HoldingsMoment]) -> Iterable[tuple[int, str]]:
     """Place and sentence of each moment told."""
     cast, hidden = shown.cast, set(shown.hidden)
     last_batch = max((m.micro_batch for m in reference), default=0)
@@ -186,7 +186,7 @@ def _narrated(shown: Stage, reference: Sequence[Moment]) -> Iterable[tuple[int, 
         yield at, sentence(cast, moment)
 
 
-def _passed(cast: Cast, run: Sequence[Moment]) -> str:
+def _passed(cast: Cast, run: Sequence[HoldingsMoment]) -> str:
     names = list(dict.fromkeys(moment.band for moment in run))
     if len(run) == 1:
         return f"{sentence(cast, run[0])} (It is not drawn.)"
@@ -197,7 +197,7 @@ def _passed(cast: Cast, run: Sequence[Moment]) -> str:
     return f"{which} go the same way{phase}, one after the other."
 
 
-def _thinned(found: list[Scene], most: int) -> list[Scene]:
+def _thinned(found: list[ShardFrame], most: int) -> list[ShardFrame]:
     """At most so many: first without what is seen in the next scene too, then every n-th; never the ends."""
     for drop in ({Op.RECOMPUTE}, {Op.FREE}, COMPUTE):
         if len(found) <= most:
@@ -210,9 +210,9 @@ def _thinned(found: list[Scene], most: int) -> list[Scene]:
     return found
 
 
-def whole_at_once(cast: Cast, reference: Sequence[Moment]) -> tuple[list[str], Moment | None]:
+def whole_at_once(cast: Cast, reference: Sequence[HoldingsMoment]) -> tuple[list[str], HoldingsMoment | None]:
     """The most bands whose parameters are gathered at one moment, and the first such moment."""
-    best: tuple[list[str], Moment | None] = ([], None)
+    best: tuple[list[str], HoldingsMoment | None] = ([], None)
     for moment in reference:
         whole = [band.name for band in cast.bands if not band.replicated and moment.of(band.name).whole]
         if len(whole) > len(best[0]):

@@ -12,12 +12,12 @@ from fsdp_sim.viz.picture import Picture
 from fsdp_sim.viz.shard_maps.cast import Cast, cast_of
 from fsdp_sim.viz.shard_maps.figure import KINDS_OF_MEMORY, moving_figure
 from fsdp_sim.viz.shard_maps.grid import Grid
-from fsdp_sim.viz.shard_maps.holdings import Moment
+from fsdp_sim.viz.shard_maps.holdings import HoldingsMoment
 from fsdp_sim.viz.shard_maps.narration import a_part, briefly, piece
 from fsdp_sim.viz.shard_maps.scenes import (
     MAX_LINES,
     MAX_RANKS,
-    Scene,
+    ShardFrame,
     all_moments,
     scenes,
     sentence_of,
@@ -78,7 +78,7 @@ def shard_map(
 # Words and numbers
 
 
-def _title(cast: Cast, reference: Sequence[Moment]) -> str:
+def _title(cast: Cast, reference: Sequence[HoldingsMoment]) -> str:
     n, whole = cast.shards, whole_at_once(cast, reference)[0]
     if cast.ranks == 1:
         return "One rank holds everything"
@@ -92,7 +92,7 @@ def _title(cast: Cast, reference: Sequence[Moment]) -> str:
     return f"Each of {cast.ranks} ranks holds {own} of every unit{most if whole else ''}"
 
 
-def _finding(cast: Cast, reference: Sequence[Moment], left_out: str, reel: Sequence[Scene]) -> str:
+def _finding(cast: Cast, reference: Sequence[HoldingsMoment], left_out: str, reel: Sequence[ShardFrame]) -> str:
     sentences = [reel[0].text.removeprefix("At rest: ")]
     sentences[0] = sentences[0][0].upper() + sentences[0][1:]
     whole, moment = whole_at_once(cast, reference)
@@ -113,7 +113,7 @@ def _finding(cast: Cast, reference: Sequence[Moment], left_out: str, reel: Seque
     return " ".join([*sentences, left_out]).strip()
 
 
-def _table(reel: Sequence[Scene], rank: int) -> Table:
+def _table(reel: Sequence[ShardFrame], rank: int) -> Table:
     rows = []
     for number, scene in enumerate(reel, 1):
         held = [sum(scene.moment.bytes.get(c, 0) for c in of) for _, of, _ in KINDS_OF_MEMORY]

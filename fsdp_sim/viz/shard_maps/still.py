@@ -14,7 +14,7 @@ from fsdp_sim.viz.frames import legend_at, title_of
 from fsdp_sim.viz.shard_maps.cast import cast_of
 from fsdp_sim.viz.shard_maps.cells import CellState
 from fsdp_sim.viz.shard_maps.grid import Grid, legend_traces, moving_traces, outline, style, used_kinds
-from fsdp_sim.viz.shard_maps.scenes import Scene, all_moments, scenes, stage
+from fsdp_sim.viz.shard_maps.scenes import ShardFrame, all_moments, scenes, stage
 from fsdp_sim.viz.theme import safe
 
 PANELS, ACROSS = 8, 4
@@ -24,7 +24,7 @@ MAP_PX, ROW_MIN, ROW_MAX = 190, 5, 16
 TITLE_PX, LEGEND_PX, LEFT, RIGHT, BOTTOM = 40, 62, 66, 12, 10
 
 
-def telling(reel: Sequence[Scene], most: int = PANELS) -> list[Scene]:
+def telling(reel: Sequence[ShardFrame], most: int = PANELS) -> list[ShardFrame]:
     """The scenes that say most: rest, gather, forward, reshard; gather, backward, reduction; the optimizer."""
     wanted: list[tuple[Op | None, Phase | None]] = [
         (None, None),
@@ -109,7 +109,7 @@ def _draw_panel(
     axes: dict[str, Any],
     notes: list[dict[str, Any]],
     grid: Grid,
-    scene: Scene,
+    scene: ShardFrame,
     used: Sequence[CellState],
     axis: str,
     across: tuple[float, float],

@@ -19,4 +19,4 @@ from fsdp_sim.measure.flight_recorder import recorded, write
 from labs.cluster.flight_recorder.diagnosis import Mismatch, diagnose, unit_of
 from labs.cluster.flight_recorder.dumps import Dump, Entry, Group, read
 
-__all__ = ["Dump", "Entry", "Finding", "Group", "diagnose", "read", "recorded", "unit_of", "write"]
+__all__ = ["Dump", "Entry", "Group", "Mismatch", "diagnose", "read", "recorded", "unit_of", "write"]

@@ -28,6 +28,6 @@ from labs.cluster.pretend.comparison import CAVEAT, StepPieces, compare, predict
 from labs.cluster.pretend.session import PretendedRun, Session, Setup, session
 
 __all__ = [
-    "CAVEAT", "Run", "Session", "Setup", "StepPieces", "compare", "predict", "predicted_timeline", "pretend", "session",
-    "timed",
+    "CAVEAT", "PretendedRun", "Session", "Setup", "StepPieces", "compare", "predict", "predicted_timeline", "pretend",
+    "session", "timed",
 ]  # fmt: skip

@@ -23,7 +23,7 @@ from labs.cluster.pretend.network import seconds_on
 from labs.cluster.pretend.recorder import Piece
 from labs.cluster.pretend.session import Setup, session
 from labs.config import TrainConfig
-from labs.experiments.result import Result, LabResult, this_machine
+from labs.experiments.result import LabResult, ResultRow, this_machine
 
 CAVEAT = (
     "The loss means nothing: what other ranks would send is not there, copies of rank 0's shards stand in for it. "
@@ -128,7 +128,7 @@ def pretend(
     device: str | torch.device = "cpu",
     unshard_async_op: bool = False,
     name: str = "",
-) -> Result:
+) -> LabResult:
     """Predict a step of rank 0 of a cluster, then pretend it.
 
     Args:
@@ -152,7 +152,7 @@ def compare(
     steps: int = 5,
     lab: str = "pretend",
     report: Callable[[str], object] = lambda _: None,
-) -> Result:
+) -> LabResult:
     """The same for several settings, in one result, whose timelines are called ``NAME, predicted`` and so on.
 
     Args:
@@ -162,7 +162,7 @@ def compare(
     Raises:
         ValueError: as `pretend`.
     """
-    rows: list[LabResult] = []
+    rows: list[ResultRow] = []
     timelines: dict[str, Timeline] = {}
     for setup in setups.values():
         setup.check()
@@ -182,11 +182,11 @@ def compare(
         between_s = setup.simulation.between_steps_s if on_gpu else 0.0
         exposed_s = engine.exposure(run).exposed_s
         rows += [
-            LabResult(name, "step time", 1e3 * (run.step_time_s() + between_s), 1e3 * measured.step_time_s, "ms"),
-            LabResult(name, "exposed communication", 1e3 * exposed_s, 1e3 * measured.exposed_comm_s, "ms"),
-            LabResult(name, "peak memory", setup.simulation.peak_memory_bytes / 2**20, peak_bytes / 2**20, "MiB"),
+            ResultRow(name, "step time", 1e3 * (run.step_time_s() + between_s), 1e3 * measured.step_time_s, "ms"),
+            ResultRow(name, "exposed communication", 1e3 * exposed_s, 1e3 * measured.exposed_comm_s, "ms"),
+            ResultRow(name, "peak memory", setup.simulation.peak_memory_bytes / 2**20, peak_bytes / 2**20, "MiB"),
         ]
     device = next(iter(setups.values())).device
     notes = (CAVEAT,) if device.type == "cuda" else (CAVEAT, ON_CPU)
     hardware = f"rank 0 alone, {this_machine(device)}"
-    return Result(lab, "pretended", tuple(rows), hardware, timelines=timelines, notes=notes)
+    return LabResult(lab, "pretended", tuple(rows), hardware, timelines=timelines, notes=notes)

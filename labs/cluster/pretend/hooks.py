@@ -112,7 +112,13 @@ class AllReduce:
     """
 
     def __init__(
-        self, unit: str, wire: PretendedWire, tape: PretendedTape, reduced: Callable[[str], None], copies: int, stride: int
+        self,
+        unit: str,
+        wire: PretendedWire,
+        tape: PretendedTape,
+        reduced: Callable[[str], None],
+        copies: int,
+        stride: int,
     ) -> None:
         self.unit, self.wire, self.tape, self.reduced = unit, wire, tape, reduced
         self.copies, self.stride = copies, stride
@@ -127,7 +133,11 @@ class AllReduce:
 
 
 def give_hooks(
-    units: dict[str, Any], mesh_shape: tuple[int, ...], wire: PretendedWire, tape: PretendedTape, reduced: Callable[[str], None]
+    units: dict[str, Any],
+    mesh_shape: tuple[int, ...],
+    wire: PretendedWire,
+    tape: PretendedTape,
+    reduced: Callable[[str], None],
 ) -> None:
     """Give each unit its collectives.
 

@@ -25,7 +25,7 @@ from fsdp_sim.timeline import Op, Phase, Timeline
 from fsdp_sim.timeline.analysis import exposed_comm_s, median_step, step_time_s
 from fsdp_sim.words import human_bytes
 from labs.cluster.pretend.hooks import check_hooks, give_hooks
-from labs.cluster.pretend.network import ClockWire, GpuWire, Seconds, PretendedWire, instant
+from labs.cluster.pretend.network import ClockWire, GpuWire, PretendedWire, Seconds, instant
 from labs.cluster.pretend.recorder import Clock, GpuClock, Piece, PretendedTape, ThreadClock
 from labs.cluster.pretend.streams import Clocks
 from labs.cluster.process_group import RankPlace

@@ -14,7 +14,7 @@ from labs.cluster.process_group import RankPlace
 from labs.cluster.torchrun import train
 from labs.config import TrainConfig
 from labs.data import load_corpus
-from labs.experiments.result import LabResult
+from labs.experiments.result import ResultRow
 from labs.loop.optimizer import make_optimizer
 from labs.loop.step import train_step
 from labs.measure.simulated import peak_memory_bytes, simulated
@@ -63,7 +63,7 @@ def measure_peak_bytes(hows: Sequence[str] = HOW, ranks: int = 2, n_layer: int =
     return {how: max(found) for how, *found in zip(hows, *of_ranks, strict=True)}
 
 
-def checkpointing(ranks: int = 2, n_layer: int = 5, hows: Sequence[str] = HOW, device: str = "cpu") -> list[LabResult]:
+def checkpointing(ranks: int = 2, n_layer: int = 5, hows: Sequence[str] = HOW, device: str = "cpu") -> list[ResultRow]:
     """The trainer with each: memory and time, predicted and measured.
 
     Raises:
@@ -75,7 +75,7 @@ def checkpointing(ranks: int = 2, n_layer: int = 5, hows: Sequence[str] = HOW, d
         asked = () if how == "none" else (f"--activation_checkpointing={how}",)
         report = train(*asked, *arguments(n_layer), "--predict=true", ranks=ranks, device=device).report
         name = f"checkpointing {how}"
-        rows.append(LabResult(name, "peak memory", predicted / MB, report["tensor_bytes"] / MB, "MB"))
+        rows.append(ResultRow(name, "peak memory", predicted / MB, report["tensor_bytes"] / MB, "MB"))
         steps_s = [one["predicted"] for one in report["compared"] if one["what"] == "step time"]
-        rows.append(LabResult(name, "step time", 1e3 * steps_s[0] if steps_s else None, 1e3 * report["step_s"], "ms"))
+        rows.append(ResultRow(name, "step time", 1e3 * steps_s[0] if steps_s else None, 1e3 * report["step_s"], "ms"))
     return rows

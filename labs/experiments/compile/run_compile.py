@@ -7,10 +7,10 @@ from labs.cluster.torchrun import train
 from labs.experiments.checklist import has_compiler
 from labs.experiments.compile.activation_checkpointing import ROWS, arguments, checkpointing
 from labs.experiments.compile.transform_orders import lengths_rows, order_rows, orders
-from labs.experiments.result import Result, LabResult, this_machine
+from labs.experiments.result import LabResult, ResultRow, this_machine
 
 
-def compiled(ranks: int = 2, n_layer: int = 5, device: str = "cpu") -> list[LabResult]:
+def compiled(ranks: int = 2, n_layer: int = 5, device: str = "cpu") -> list[ResultRow]:
     """The trainer, compiled in the right order, beside the trainer as it is.
 
     Raises:
@@ -22,13 +22,13 @@ def compiled(ranks: int = 2, n_layer: int = 5, device: str = "cpu") -> list[LabR
     run = train(*arguments(n_layer), *asked, ranks=ranks, device=device)
     worst = max(abs(a / b - 1) for a, b in zip(run.losses, eager.losses, strict=True))
     return [
-        LabResult("eager", "step time", None, 1e3 * eager.report["step_s"], "ms"),
-        LabResult(f"compiled, {backend}", "step time", None, 1e3 * run.report["step_s"], "ms"),
-        LabResult(f"compiled, {backend}", "losses differ by", None, worst, "relative"),
+        ResultRow("eager", "step time", None, 1e3 * eager.report["step_s"], "ms"),
+        ResultRow(f"compiled, {backend}", "step time", None, 1e3 * run.report["step_s"], "ms"),
+        ResultRow(f"compiled, {backend}", "losses differ by", None, worst, "relative"),
     ]
 
 
-def run(ranks: int | None = None, n_layer: int = 5, device: str = "cpu") -> Result:
+def run(ranks: int | None = None, n_layer: int = 5, device: str = "cpu") -> LabResult:
     """All of it.
 
     Args:
@@ -49,4 +49,4 @@ def run(ranks: int | None = None, n_layer: int = 5, device: str = "cpu") -> Resu
         f"The order was looked at on {n_ranks(ranks)} on CPU cores: what is traced is the same on a GPU.",
         *([] if has_compiler() else ["No C++ compiler was found: aot_eager traced, and nothing was compiled."]),
     )
-    return Result("compile", "measured", tuple(rows), this_machine(device, ranks), notes=notes)
+    return LabResult("compile", "measured", tuple(rows), this_machine(device, ranks), notes=notes)

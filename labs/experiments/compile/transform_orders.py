@@ -15,7 +15,7 @@ import torch
 from torch.distributed.fsdp import fully_shard
 
 from fsdp_sim import ranks as processes
-from labs.experiments.result import LabResult
+from labs.experiments.result import ResultRow
 from labs.loop.minimal import shard
 from labs.model import build
 from labs.model.gpt import GPT, GPTConfig
@@ -127,22 +127,22 @@ def orders(
     return dict(zip(of, seen, strict=True))
 
 
-def order_rows(seen: dict[Order, OrderMeasurement]) -> list[LabResult]:
+def order_rows(seen: dict[Order, OrderMeasurement]) -> list[ResultRow]:
     """The counts, as expected and as found."""
     rows = []
     for order, found in seen.items():
         graphs, checkpoints, breaks = EXPECTED[order]
         rows += [
-            LabResult(order, "graphs", graphs, found.graphs, ""),
-            LabResult(order, "regions to compute again", checkpoints, found.checkpoints, ""),
-            LabResult(order, "graph breaks", breaks, found.breaks, ""),
+            ResultRow(order, "graphs", graphs, found.graphs, ""),
+            ResultRow(order, "regions to compute again", checkpoints, found.checkpoints, ""),
+            ResultRow(order, "graph breaks", breaks, found.breaks, ""),
         ]
     return rows
 
 
-def lengths_rows(seen: OrderMeasurement) -> list[LabResult]:
+def lengths_rows(seen: OrderMeasurement) -> list[ResultRow]:
     """Graphs that were compiled anew: both, with the length left open, and then no more."""
     return [
-        LabResult("right, another length", "graphs made anew", 2, seen.again, ""),
-        LabResult("right, a third length", "graphs made anew", 0, seen.third, ""),
+        ResultRow("right, another length", "graphs made anew", 2, seen.again, ""),
+        ResultRow("right, a third length", "graphs made anew", 0, seen.third, ""),
     ]

@@ -31,7 +31,7 @@ from labs.experiments.hugging_face.batches import Task
 from labs.experiments.hugging_face.measuring import MeasuredTraining, watch
 from labs.experiments.hugging_face.predicting import predict
 from labs.experiments.hugging_face.run_hugging_face import WAYS, compared, run
-from labs.experiments.result import Result, this_machine
+from labs.experiments.result import LabResult, this_machine
 from labs.measure.simulated import cluster_of
 
 TIMEOUT_S = 120.0
@@ -84,7 +84,7 @@ def main() -> int:
     return 0
 
 
-def both(options: HuggingFaceOptions) -> Result:
+def both(options: HuggingFaceOptions) -> LabResult:
     """On CPU ranks that this process starts."""
     alone = {"through": options.through != "fully_shard", "rows": options.rows != 8, "csv": options.csv,
              "pretrained": options.pretrained, "device": options.device == "cuda"}  # fmt: skip
@@ -96,7 +96,7 @@ def both(options: HuggingFaceOptions) -> Result:
     return run(families, steps=options.steps, checkpointing=options.checkpointing)
 
 
-def trained(options: HuggingFaceOptions, place: RankPlace) -> Result:
+def trained(options: HuggingFaceOptions, place: RankPlace) -> LabResult:
     """On the ranks of torchrun, of which this is one."""
     family = options.family or "t5"
     task = Task(
@@ -115,7 +115,7 @@ def trained(options: HuggingFaceOptions, place: RankPlace) -> Result:
     predicted = predict(task, place.world_size, cluster_of(place, device))
     rows = tuple(compared(name, predicted, seen))
     hardware = this_machine(device, place.world_size)
-    return Result("hugging_face", "measured", rows, hardware, timelines={name: seen.step}, notes=notes)
+    return LabResult("hugging_face", "measured", rows, hardware, timelines={name: seen.step}, notes=notes)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from labs.experiments.hugging_face.batches import Task
 from labs.experiments.hugging_face.measuring import MeasuredTraining, RankMeasurement, watch
 from labs.experiments.hugging_face.predicting import StepPrediction, predict
 from labs.experiments.hugging_face.with_fully_shard import Start
-from labs.experiments.result import Result, LabResult, this_machine
+from labs.experiments.result import LabResult, ResultRow, this_machine
 
 WAYS: dict[str, Start] = {
     "fully_shard": with_fully_shard.start_fsdp2,
@@ -47,7 +47,7 @@ def run(
     ranks: int = 2,
     steps: int = 3,
     checkpointing: bool = False,
-) -> Result:
+) -> LabResult:
     """Train each model each way on ``ranks`` CPU ranks, and once in one process.
 
     Raises:
@@ -56,31 +56,35 @@ def run(
     """
     tasks = {family: Task(family, checkpointing=checkpointing) for family in families}
     predicted = {family: predict(task, ranks) for family, task in tasks.items()}
-    jobs = {f"{family} {way}": MeasuredTraining.of(WAYS[way], task, steps) for family, task in tasks.items() for way in ways}
+    jobs = {
+        f"{family} {way}": MeasuredTraining.of(WAYS[way], task, steps) for family, task in tasks.items() for way in ways
+    }
     alone = {family: MeasuredTraining.of(with_fully_shard.start_single, task, steps) for family, task in tasks.items()}
     one = run_ranks(watch, 1, alone, record=False, timeout_s=120, title="one process")[0]
     seen = run_ranks(watch, ranks, jobs, record=False, timeout_s=120, title=f"{ranks} ranks")[0]
-    rows: list[LabResult] = []
+    rows: list[ResultRow] = []
     for name, saw in seen.items():
         family, way = name.split()
         rows += compared(name, predicted[family], saw, one[family].losses)
-        rows.append(LabResult(name, "lines to start", None, lines_of(WRITTEN[way]), ""))
+        rows.append(ResultRow(name, "lines to start", None, lines_of(WRITTEN[way]), ""))
     timelines = {name: saw.step for name, saw in seen.items()}
-    return Result("hugging_face", "measured", tuple(rows), this_machine("cpu", ranks), timelines=timelines, notes=NOTES)
+    return LabResult(
+        "hugging_face", "measured", tuple(rows), this_machine("cpu", ranks), timelines=timelines, notes=NOTES
+    )
 
 
 def compared(
     name: str, predicted: StepPrediction, seen: RankMeasurement, losses: list[float] | None = None
-) -> Iterator[LabResult]:
+) -> Iterator[ResultRow]:
     """The rows of one training; ``losses`` are those of one process. Units by name where they are those predicted."""
     for step, loss in enumerate(seen.losses):
-        yield LabResult(name, f"loss of step {step}", losses[step] if losses else None, loss, "")
-    yield LabResult(name, "units", len(predicted.units), len(seen.units), "")
+        yield ResultRow(name, f"loss of step {step}", losses[step] if losses else None, loss, "")
+    yield ResultRow(name, "units", len(predicted.units), len(seen.units), "")
     if predicted.units.keys() == seen.units.keys():
         for unit, numbers in seen.units.items():
-            yield LabResult(name, f"numbers in {unit}", predicted.units[unit] / 1e3, numbers / 1e3, "k")
-    yield LabResult(name, "gathered in a step", predicted.gathered_bytes / 2**20, seen.gathered_bytes / 2**20, "MiB")
-    yield LabResult(name, "peak memory", predicted.peak_bytes / 2**20, seen.peak_bytes / 2**20, "MiB")
+            yield ResultRow(name, f"numbers in {unit}", predicted.units[unit] / 1e3, numbers / 1e3, "k")
+    yield ResultRow(name, "gathered in a step", predicted.gathered_bytes / 2**20, seen.gathered_bytes / 2**20, "MiB")
+    yield ResultRow(name, "peak memory", predicted.peak_bytes / 2**20, seen.peak_bytes / 2**20, "MiB")
 
 
 def lines_of(functions: Iterable[Callable[..., Any]]) -> int:

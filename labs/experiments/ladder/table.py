@@ -12,7 +12,7 @@ from labs.experiments.ladder.divergence import ORDERS, Divergence, ranges
 from labs.experiments.ladder.rungs import RUNGS
 
 if TYPE_CHECKING:
-    from labs.experiments.ladder import RungComparison, Count, Ladder, RungResult
+    from labs.experiments.ladder import Count, Ladder, RungComparison, RungResult
 
 SHORT = {Op.ALL_GATHER: "AG", Op.REDUCE_SCATTER: "RS", Op.ALL_REDUCE: "AR", Op.BROADCAST: "BC"}
 EQUAL, CLOSE, OFF = "=", "≈", "✗"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from labs.experiments.result import COLUMNS, Result
+from labs.experiments.result import COLUMNS, LabResult
 
 if TYPE_CHECKING:
     from fsdp_sim.viz import Picture
 
 
-def picture(result: Result) -> Picture:
+def picture(result: LabResult) -> Picture:
     """Of a result of `labs.experiments.nodes.run`: bytes across the link on the left, a step's seconds on the right."""
     import plotly.graph_objects as go  # where it is drawn: ranks import this folder, too
     from plotly.subplots import make_subplots
@@ -44,7 +44,7 @@ def picture(result: Result) -> Picture:
     return Picture(figure, finding(result), (Table(result.caption, COLUMNS, tuple(row.cells for row in result.rows)),))
 
 
-def finding(result: Result) -> str:
+def finding(result: LabResult) -> str:
     """The two, in a sentence."""
     fsdp, _, fsdp_step, hsdp, _, hsdp_step = result.rows
     if not (fsdp.measured and hsdp.measured and fsdp_step.measured and hsdp_step.measured):

@@ -16,7 +16,7 @@ from labs.config import TrainConfig
 from labs.experiments.nodes.agents import started
 from labs.experiments.nodes.namespaces import Nodes, two_nodes
 from labs.experiments.nodes.traffic import across_bytes
-from labs.experiments.result import Result, LabResult, this_machine
+from labs.experiments.result import LabResult, ResultRow, this_machine
 
 PLACE = RankPlace(rank=0, world_size=4, local_rank=0, local_world_size=2)
 MIB = 2**20
@@ -24,7 +24,7 @@ NAMES = {"fsdp2": "FSDP over all 4 ranks", "hsdp": "HSDP, a copy on each node"}
 _WARM = 2  # steps after the start, and after the link has changed, that are not counted
 
 
-def run(*, mbit: float = 100.0, steps: int = 4, apart: bool | None = None) -> Result:
+def run(*, mbit: float = 100.0, steps: int = 4, apart: bool | None = None) -> LabResult:
     """Train both ways over two nodes; predict and measure the bytes across the link and the time of a step.
 
     Args:
@@ -40,15 +40,15 @@ def run(*, mbit: float = 100.0, steps: int = 4, apart: bool | None = None) -> Re
         raise ValueError(f"mbit={mbit}: a link carries more than nothing, such as 100")
     if steps < 1:
         raise ValueError(f"steps={steps}: count at least 1")
-    rows: list[LabResult] = []
+    rows: list[ResultRow] = []
     for api, name in NAMES.items():
         with two_nodes(apart=apart) as nodes:
             rows += _train(nodes, TrainConfig(api=api, device="cpu"), name, mbit, steps)
             description = nodes.description
-    return Result("nodes", "measured", tuple(rows), this_machine("cpu", 4), notes=(description,))
+    return LabResult("nodes", "measured", tuple(rows), this_machine("cpu", 4), notes=(description,))
 
 
-def _train(nodes: Nodes, config: TrainConfig, name: str, mbit: float, steps: int) -> list[LabResult]:
+def _train(nodes: Nodes, config: TrainConfig, name: str, mbit: float, steps: int) -> list[ResultRow]:
     across = across_bytes(config, PLACE)
     fast, slow, last = _WARM + steps, 2 * (_WARM + steps), 2 * (_WARM + steps) + 1
     arguments = [f"--api={config.api}", "--device=cpu", f"--steps={last if nodes.apart else fast}"]
@@ -70,7 +70,7 @@ def _train(nodes: Nodes, config: TrainConfig, name: str, mbit: float, steps: int
     predicted_s = fast_s + 8 * across / (mbit * 1e6)
     slow_ms = 1e3 * statistics.median(step_s[fast + _WARM : slow]) if nodes.apart else None
     return [
-        LabResult(name, "sent per node and step", across / MIB, measured / MIB if nodes.apart else None, "MiB"),
-        LabResult(name, "step on the fast link", None, 1e3 * fast_s, "ms"),
-        LabResult(name, f"step at {mbit:g} Mbit/s", 1e3 * predicted_s, slow_ms, "ms"),
+        ResultRow(name, "sent per node and step", across / MIB, measured / MIB if nodes.apart else None, "MiB"),
+        ResultRow(name, "step on the fast link", None, 1e3 * fast_s, "ms"),
+        ResultRow(name, f"step at {mbit:g} Mbit/s", 1e3 * predicted_s, slow_ms, "ms"),
     ]

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from labs.experiments.nodes.agents import Agents, started
 from labs.experiments.nodes.namespaces import two_nodes
-from labs.experiments.result import Result, LabResult, this_machine
+from labs.experiments.result import LabResult, ResultRow, this_machine
 
 SAVE_EVERY = 3
 STEPS = 8
@@ -26,7 +26,7 @@ GONE = "another rank is gone or stuck"
 """What labs.train says on the node that is left."""
 
 
-def lose_a_node(*, apart: bool | None = None) -> Result:
+def lose_a_node(*, apart: bool | None = None) -> LabResult:
     """Train with HSDP on two nodes, kill the second after some steps, start its agent again, and see how it ends.
 
     Args:
@@ -54,11 +54,11 @@ def lose_a_node(*, apart: bool | None = None) -> Result:
     differ = max((abs(after[step] - before[step]) for step in range(resumed, done)), default=math.nan)
     name = f"node 1 killed after {done} steps"
     rows = (
-        LabResult(name, "resumed from step", done - done % SAVE_EVERY, resumed, ""),
-        LabResult(name, "steps in the end", STEPS, len(after), ""),
-        LabResult(name, "loss of steps done twice differs by", 0.0, differ, ""),
+        ResultRow(name, "resumed from step", done - done % SAVE_EVERY, resumed, ""),
+        ResultRow(name, "steps in the end", STEPS, len(after), ""),
+        ResultRow(name, "loss of steps done twice differs by", 0.0, differ, ""),
     )
-    return Result("nodes", "measured", rows, this_machine("cpu", 4), notes=(description,))
+    return LabResult("nodes", "measured", rows, this_machine("cpu", 4), notes=(description,))
 
 
 def _losses(agents: Agents) -> dict[int, float]:

@@ -32,7 +32,7 @@ from labs.experiments.numerics.reduction import (
 from labs.experiments.numerics.scaling import SCALE, fp16, predict_vanished, vanished
 from labs.experiments.numerics.small_training import MODEL, SEQ_LEN, gradients_of
 from labs.experiments.numerics.tokens import tokens
-from labs.experiments.result import Result, this_machine
+from labs.experiments.result import LabResult, this_machine
 
 __all__ = [
     "BF16_RMS", "BF16_UNIT", "MODEL", "SCALE", "SEQ_LEN", "accumulation", "add_in_bf16", "clipping", "compare_losses",
@@ -41,7 +41,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-def run(ranks: int = 4, steps: int = 10, device: str = "cpu") -> Result:
+def run(ranks: int = 4, steps: int = 10, device: str = "cpu") -> LabResult:
     """All of it.
 
     Args:
@@ -61,4 +61,4 @@ def run(ranks: int = 4, steps: int = 10, device: str = "cpu") -> Result:
         f"The losses are those of the trainer on {device} ({', '.join(dtypes(device))}; fp16 is for GPUs). All "
         f"else was measured on {n_ranks(ranks)}, or as many as it says, on CPU cores with gloo.",
     )
-    return Result("numerics", "measured", tuple(rows), this_machine(device, trained_on), notes=notes)
+    return LabResult("numerics", "measured", tuple(rows), this_machine(device, trained_on), notes=notes)

@@ -11,7 +11,7 @@ from fsdp_sim import ranks as processes
 from fsdp_sim.measure import live_bytes
 from fsdp_sim.timeline import Op
 from labs.experiments.numerics.small_training import MODEL, gradients_whole, off, rows_of, spread
-from labs.experiments.result import LabResult
+from labs.experiments.result import ResultRow
 from labs.model import build
 from labs.wrapping import Wrapped
 
@@ -35,7 +35,7 @@ def _reshard(wrapped: Wrapped) -> None:
     root.reshard()  # the root keeps what it gathered; here only gradients are to be counted
 
 
-def accumulation(ranks: int = 4, micro_batches: int = 4) -> list[LabResult]:
+def accumulation(ranks: int = 4, micro_batches: int = 4) -> list[ResultRow]:
     """FSDP2, reducing in every micro-batch or in the last: bytes sent in a step, bytes kept between two micro-batches.
 
     Whole gradients are parameters x 4 bytes, a rank's part of them a share of it. With the reduced ones FSDP2 keeps the
@@ -54,7 +54,7 @@ def accumulation(ranks: int = 4, micro_batches: int = 4) -> list[LabResult]:
         name = f"requires_gradient_sync={str(sync).lower()}"
         gradients.append(ran[0][0])
         rows += [
-            LabResult(name, "gradients sent", whole_bytes * sent / 1e6, sum(e.bytes for e in reduced) / 1e6, "MB"),
-            LabResult(name, "gradients kept", kept_bytes / 1e6, ran[0][1] / 1e6, "MB"),
+            ResultRow(name, "gradients sent", whole_bytes * sent / 1e6, sum(e.bytes for e in reduced) / 1e6, "MB"),
+            ResultRow(name, "gradients kept", kept_bytes / 1e6, ran[0][1] / 1e6, "MB"),
         ]
-    return [*rows, LabResult("true or last", "difference of the gradients", None, off(*gradients), "relative")]
+    return [*rows, ResultRow("true or last", "difference of the gradients", None, off(*gradients), "relative")]

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from fsdp_sim import ranks as processes
 from labs.experiments.numerics.small_training import gradients_of, rows_of, spread
-from labs.experiments.result import LabResult
+from labs.experiments.result import ResultRow
 
 
 def _clip(api: str, own_shards: bool, max_norm: float) -> tuple[float, float]:
@@ -35,7 +35,7 @@ def _clip_all(max_norm: float) -> list[tuple[float, float]]:
     return [_clip(api, own_shards, max_norm) for api, own_shards in WAYS_TO_CLIP.values()]
 
 
-def clipping(ranks: int = 4, max_norm: float = 0.1) -> list[LabResult]:
+def clipping(ranks: int = 4, max_norm: float = 0.1) -> list[ResultRow]:
     """Right with FSDP2 and FSDP1, and wrong with FSDP1's own shards in ``torch.nn.utils.clip_grad_norm_``.
 
     A rank that clips by its own shards makes their norm ``max_norm``: together all have the root of their number times
@@ -47,9 +47,9 @@ def clipping(ranks: int = 4, max_norm: float = 0.1) -> list[LabResult]:
     for (name, (_, own_shards)), *of_ranks in zip(WAYS_TO_CLIP.items(), *ran, strict=True):
         took = [norm_of_rank for norm_of_rank, _ in of_ranks]
         if own_shards:
-            rows += [LabResult(name, f"norm, as rank {rank} sees it", norm, seen, "") for rank, seen in enumerate(took)]
+            rows += [ResultRow(name, f"norm, as rank {rank} sees it", norm, seen, "") for rank, seen in enumerate(took)]
         else:
-            rows.append(LabResult(name, "norm, as all ranks see it", norm, took[0], ""))
+            rows.append(ResultRow(name, "norm, as all ranks see it", norm, took[0], ""))
         after = max_norm * math.sqrt(ranks) if own_shards else max_norm
-        rows.append(LabResult(name, f"norm, clipped to {max_norm:g}", after, of_ranks[0][1], ""))
+        rows.append(ResultRow(name, f"norm, clipped to {max_norm:g}", after, of_ranks[0][1], ""))
     return rows

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from fsdp_sim import ranks as processes
 from labs.cluster.process_group import n_ranks
 from labs.experiments.numerics.small_training import gradients_of, gradients_whole, off, rows_of, spread
-from labs.experiments.result import LabResult
+from labs.experiments.result import ResultRow
 
 if TYPE_CHECKING:
     from fsdp_sim.viz import Picture
@@ -64,16 +64,16 @@ def reduce_in_bf16(ranks: int, rows: int = 2) -> float:
     return processes.run(both, ranks, threads=1, timeout_s=60, progress=False)[0]
 
 
-def reduction(real: Sequence[int] = (2, 4, 8), added: Sequence[int] = (2, 4, 8, 16, 32, 64)) -> list[LabResult]:
+def reduction(real: Sequence[int] = (2, 4, 8), added: Sequence[int] = (2, 4, 8, 16, 32, 64)) -> list[ResultRow]:
     """Predicted from the gradients of two ranks; measured with FSDP2 and, for more ranks, by adding in one process."""
     gradients = gradients_of(max(added))
     name, quantity = "reduce_dtype=bf16, {}", "error of the gradient"
     rows = [
-        LabResult(name.format(n_ranks(n)), quantity, predict_reduction(gradients[:2], n), reduce_in_bf16(n), "relative")
+        ResultRow(name.format(n_ranks(n)), quantity, predict_reduction(gradients[:2], n), reduce_in_bf16(n), "relative")
         for n in real
     ]
     return rows + [
-        LabResult(
+        ResultRow(
             name.format(f"{n} gradients added here"), quantity,
             predict_reduction(gradients[:2], n), add_in_bf16(gradients[:n]), "relative",
         )
@@ -81,7 +81,7 @@ def reduction(real: Sequence[int] = (2, 4, 8), added: Sequence[int] = (2, 4, 8, 
     ]  # fmt: skip
 
 
-def reduction_picture(rows: Sequence[LabResult]) -> Picture:
+def reduction_picture(rows: Sequence[ResultRow]) -> Picture:
     """The error by the number of ranks: predicted as a line, measured as marks, and the rounding of one number."""
     import plotly.graph_objects as go  # where it is drawn: ranks import this module, too
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from labs.experiments.numerics.small_training import MODEL, rows_of
-from labs.experiments.result import LabResult
+from labs.experiments.result import ResultRow
 from labs.model import build
 from labs.model.gpt import loss_of
 
@@ -37,9 +37,9 @@ def vanished(n_tokens: int, scale: float = 1.0) -> float:
     return float((logits.grad == 0).float().mean())
 
 
-def fp16(n_tokens: int = 2**19) -> list[LabResult]:
+def fp16(n_tokens: int = 2**19) -> list[ResultRow]:
     """Without a scaler and with one. (The trainer has fp16 on GPUs only: CPUs compute it slowly, if at all.)"""
     return [
-        LabResult(f"fp16, {name}", "gradients lost", predict_vanished(n_tokens, s), vanished(n_tokens, s), "of 1")
+        ResultRow(f"fp16, {name}", "gradients lost", predict_vanished(n_tokens, s), vanished(n_tokens, s), "of 1")
         for name, s in (("no scaler", 1.0), (f"scaled by {SCALE:,.0f}", SCALE))
     ]

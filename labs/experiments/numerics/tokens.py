@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from fsdp_sim import ranks as processes
 from labs.experiments.numerics.small_training import MODEL, gradients_whole, off, rows_of, spread
-from labs.experiments.result import LabResult
+from labs.experiments.result import ResultRow
 from labs.model import build
 from labs.model.gpt import IGNORED
 
@@ -35,7 +35,7 @@ def _alone(n_tokens: int, rank: int) -> torch.Tensor:
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
 
-def tokens(of_ranks: Sequence[int] = (240, 24)) -> list[LabResult]:
+def tokens(of_ranks: Sequence[int] = (240, 24)) -> list[ResultRow]:
     """What a token counts on each rank, in units of what it should: with the loss per token, and with a mean of means.
 
     Args:
@@ -49,10 +49,10 @@ def tokens(of_ranks: Sequence[int] = (240, 24)) -> list[LabResult]:
         ran = processes.run(_uneven, ranks, per_token, tuple(of_ranks), threads=1, timeout_s=60, progress=False)
         counts = torch.linalg.lstsq(alone.T, ran[0].double()[:, None]).solution[:, 0] * n_tokens
         rows += [
-            LabResult(
+            ResultRow(
                 name, f"weight of each of {n} tokens", 1.0 if per_token else n_tokens / ranks / n, float(count), ""
             )
             for n, count in zip(of_ranks, counts, strict=True)
         ]
-        rows.append(LabResult(name, "error of the gradient", None, off(ran[0].double(), right), "relative"))
+        rows.append(ResultRow(name, "error of the gradient", None, off(ran[0].double(), right), "relative"))
     return rows

@@ -14,7 +14,7 @@ from fsdp_sim.timeline.analysis import median_step
 from labs.cluster.process_group import RankPlace
 from labs.config import TrainConfig
 from labs.experiments.on_rank import on_rank
-from labs.experiments.result import LabResult
+from labs.experiments.result import ResultRow
 from labs.measure.profiling import Recording, gathered, profiled
 from labs.measure.simulated import simulated
 from labs.measure.step_summary import COMPUTE, ROOT, summarize
@@ -91,12 +91,12 @@ def _profile(settings: Sequence[TrainConfig]) -> list[Recording | None]:
     return found
 
 
-def order_rows(predicted: Mapping[str, Timeline], measured: Mapping[str, Timeline]) -> list[LabResult]:
+def order_rows(predicted: Mapping[str, Timeline], measured: Mapping[str, Timeline]) -> list[ResultRow]:
     """What each setting issues ahead, as predicted and as profiled."""
     rows = []
     for name, timeline in measured.items():
         of_both = zip((AHEAD, REDUCE), ahead(predicted[name]), ahead(timeline), strict=True)
-        rows += [LabResult(name, quantity, float(a), float(b), "a step") for quantity, a, b in of_both]
+        rows += [ResultRow(name, quantity, float(a), float(b), "a step") for quantity, a, b in of_both]
     return rows
 
 

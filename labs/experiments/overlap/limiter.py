@@ -6,7 +6,7 @@ from fsdp_sim.simulation import simulate
 from fsdp_sim.spec import Cluster, Plan
 from fsdp_sim.timeline import Op, Timeline
 from fsdp_sim.timeline.analysis import median_step
-from labs.experiments.result import LabResult
+from labs.experiments.result import ResultRow
 from labs.measure.step_summary import COMPUTE, ROOT
 
 UNUSED = "most all-gathers issued and not yet computed with"
@@ -30,11 +30,11 @@ def most_unused(timeline: Timeline, rank: int = 0) -> int:
     return most
 
 
-def limiter_rows() -> list[LabResult]:
+def limiter_rows() -> list[ResultRow]:
     """Predicted: on CPUs nothing is queued, so the rate limiter has nothing to limit."""
     rows = []
     for limit in (True, False):
         plan = Plan(api="fsdp1", limit_all_gathers=limit, micro_batch=8, seq_len=1024)
         timeline = simulate("gpt2-774m", Cluster("h100", gpus=8), plan).timeline
-        rows.append(LabResult(f"{LIMITED}{limit}", UNUSED, float(most_unused(timeline)), None, "all-gathers"))
+        rows.append(ResultRow(f"{LIMITED}{limit}", UNUSED, float(most_unused(timeline)), None, "all-gathers"))
     return rows

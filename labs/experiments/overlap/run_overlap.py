@@ -17,7 +17,7 @@ from labs.experiments.overlap.issue_order import configs, order_rows, predicted_
 from labs.experiments.overlap.limiter import limiter_rows
 from labs.experiments.overlap.step_times import SLOW, on_gpus, on_slow_network
 from labs.experiments.prefetch import Experiment
-from labs.experiments.result import Result, LabResult, this_machine
+from labs.experiments.result import LabResult, ResultRow, this_machine
 from labs.measure.simulated import gpu_here
 
 MINIS = {"no forward prefetch": None, "forward prefetch 1": 1}
@@ -31,7 +31,7 @@ def run(
     network: Network = SLOW,
     cluster: Path | None = None,
     device: Literal["cpu", "cuda"] = "cpu",
-) -> Result:
+) -> LabResult:
     """Predict, then run.
 
     Args:
@@ -57,7 +57,7 @@ def run(
         raise ValueError(f"cluster={cluster}: step times are predicted from a file for CPU ranks only; use device=cpu")
     base = TrainConfig(model=model, global_batch=ranks * rows, seq_len=seq_len, device=device)
     settings = configs(base)
-    calibrated: list[LabResult] = []
+    calibrated: list[ResultRow] = []
     if cluster:
         minis = {f"mini-FSDP, {name}": base.replace(api="mini", forward_prefetch=n) for name, n in MINIS.items()}
         calibrated = calibrated_rows(settings | minis, ranks, Cluster.from_file(cluster), network)
@@ -79,7 +79,7 @@ def run(
         notes.append(estimated.notes)
     for name in measured:
         kept |= {f"{name}, profiled": measured[name].select(step=median_step(measured[name]))}
-    return Result(
+    return LabResult(
         lab="overlap", kind="measured", rows=(*order_rows(predicted, measured), *times, *calibrated, *limiter_rows()),
         hardware=this_machine(device, ranks), timelines=kept, notes=tuple(notes),
     )  # fmt: skip

@@ -14,7 +14,7 @@ from labs.cluster.torchrun import train
 from labs.config import TrainConfig
 from labs.experiments.overlap.issue_order import predicted_step
 from labs.experiments.prefetch import Experiment, training_only
-from labs.experiments.result import LabResult
+from labs.experiments.result import ResultRow
 from labs.measure.step_summary import summarize
 
 SLOW = Network(bandwidth_gbps=0.64, latency_us=50)
@@ -29,14 +29,14 @@ STEP, EXPOSED, HIDDEN = "step time", "exposed communication", "communication hid
 TIMED_STEPS = 8
 
 
-def on_slow_network(experiment: Experiment) -> tuple[list[LabResult], dict[str, Timeline]]:
+def on_slow_network(experiment: Experiment) -> tuple[list[ResultRow], dict[str, Timeline]]:
     """The project's own FSDP without and with prefetch, predicted from pieces that were timed alone; then run.
 
     Raises:
         RanksError: a rank failed.
     """
     pieces = experiment.measure_pieces(TIMED_STEPS)
-    rows: list[LabResult] = []
+    rows: list[ResultRow] = []
     timelines: dict[str, Timeline] = {}
     for name, depth in PREFETCHES.items():
         predicted = experiment.predict(pieces, forward_prefetch=depth)
@@ -48,7 +48,7 @@ def on_slow_network(experiment: Experiment) -> tuple[list[LabResult], dict[str, 
     return rows, timelines
 
 
-def _times(name: str, predicted: Timeline, measured: Timeline) -> list[LabResult]:
+def _times(name: str, predicted: Timeline, measured: Timeline) -> list[ResultRow]:
     """A step of each: milliseconds, and which share of the communication lay under computing."""
 
     def exposed_ms(timeline: Timeline) -> float:
@@ -61,19 +61,19 @@ def _times(name: str, predicted: Timeline, measured: Timeline) -> list[LabResult
         return 1e3 * step_time_s(timeline, timeline.steps[0])
 
     return [
-        LabResult(name, STEP, step_ms(predicted), step_ms(measured), "ms"),
-        LabResult(name, EXPOSED, exposed_ms(predicted), exposed_ms(measured), "ms"),
-        LabResult(name, HIDDEN, hidden_percent(predicted), hidden_percent(measured), "%"),
+        ResultRow(name, STEP, step_ms(predicted), step_ms(measured), "ms"),
+        ResultRow(name, EXPOSED, exposed_ms(predicted), exposed_ms(measured), "ms"),
+        ResultRow(name, HIDDEN, hidden_percent(predicted), hidden_percent(measured), "%"),
     ]
 
 
-def on_gpus(settings: Mapping[str, TrainConfig], ranks: int) -> tuple[list[LabResult], dict[str, Timeline]]:
+def on_gpus(settings: Mapping[str, TrainConfig], ranks: int) -> tuple[list[ResultRow], dict[str, Timeline]]:
     """The trainer in each setting, timed and then profiled; predicted from the catalogue. Not run without GPUs.
 
     Raises:
         FailedError: a run failed.
     """
-    rows: list[LabResult] = []
+    rows: list[ResultRow] = []
     timelines: dict[str, Timeline] = {}
     for name, config in settings.items():
         predicted = predicted_step(config, ranks, "cuda")
@@ -85,9 +85,9 @@ def on_gpus(settings: Mapping[str, TrainConfig], ranks: int) -> tuple[list[LabRe
         summary = summarize(measured)
         of_prediction = summarize(predicted)
         rows += [
-            LabResult(name, STEP, 1e3 * of_prediction.step_s, 1e3 * done.report["step_s"], "ms"),
-            LabResult(name, EXPOSED, 1e3 * of_prediction.exposed_s, 1e3 * summary.exposed_s, "ms"),
-            LabResult(name, HIDDEN, 1e2 * of_prediction.overlap, 1e2 * summary.overlap, "%"),
+            ResultRow(name, STEP, 1e3 * of_prediction.step_s, 1e3 * done.report["step_s"], "ms"),
+            ResultRow(name, EXPOSED, 1e3 * of_prediction.exposed_s, 1e3 * summary.exposed_s, "ms"),
+            ResultRow(name, HIDDEN, 1e2 * of_prediction.overlap, 1e2 * summary.overlap, "%"),
         ]
         timelines |= {f"{name}, predicted": predicted, f"{name}, measured": measured}
     return rows, timelines

@@ -25,7 +25,7 @@ class Frame(NamedTuple):
     name: str
 
 
-class Moment(NamedTuple):
+class AllocationMoment(NamedTuple):
     """When memory was allocated or freed, and from where.
 
     Attributes:
@@ -49,8 +49,8 @@ class Block:
     """
 
     bytes: int
-    born: Moment
-    died: Moment | None = None
+    born: AllocationMoment
+    died: AllocationMoment | None = None
     known: Memory | None = None
 
 

@@ -28,7 +28,7 @@ from torch import nn
 from fsdp_sim.measure import storages
 from fsdp_sim.measure.live_bytes import CPUMeter
 from fsdp_sim.timeline import Header, Memory
-from labs.measure.allocations.blocks import Block, Frame, Moment, states_of
+from labs.measure.allocations.blocks import AllocationMoment, Block, Frame, states_of
 from labs.measure.allocations.series import StepMemory, timeline_of
 from labs.measure.simulated import WHOLE_MODEL
 
@@ -65,7 +65,7 @@ class _Meter(CPUMeter):
         super().__init__((model, optimizer))
         self._states = {storage._cdata: category for storage, category in states_of(model, optimizer, sharded=sharded)}
         self._known: list[Memory | None] = []  # of each allocation
-        self._moments = [Moment(0, time.perf_counter())]
+        self._moments = [AllocationMoment(0, time.perf_counter())]
 
     def blocks(self) -> list[Block]:
         """What was alive in the block of the meter."""
@@ -91,7 +91,7 @@ class _Meter(CPUMeter):
         if len(self._moments) <= self._now:
             now_s, frames = time.perf_counter(), (Frame("", 0, f"op::{op}"), *_frames())
             for number in range(len(self._moments), self._now + 1):
-                self._moments.append(Moment(number, now_s, frames))
+                self._moments.append(AllocationMoment(number, now_s, frames))
 
 
 def _frames() -> Iterator[Frame]:

@@ -29,7 +29,7 @@ import torch.distributed as dist
 from torch import nn
 
 from fsdp_sim.timeline import Header, Memory
-from labs.measure.allocations.blocks import Block, Frame, Moment, states_of
+from labs.measure.allocations.blocks import AllocationMoment, Block, Frame, states_of
 from labs.measure.allocations.series import StepMemory, timeline_of
 from labs.measure.simulated import WHOLE_MODEL
 
@@ -93,11 +93,11 @@ def read_snapshot(snapshot: Raw, *, device: int = 0, known: Mapping[int, Memory]
         if not any(one.get("frames") for one in trace if one["action"] == action):
             raise ValueError(f'no {action!r} of the snapshot has calls; record it with context="all"')
     known = known or {}
-    start = Moment(0, trace[0]["time_us"] * 1e-6)
-    alive: dict[int, tuple[int, Moment]] = {}
+    start = AllocationMoment(0, trace[0]["time_us"] * 1e-6)
+    alive: dict[int, tuple[int, AllocationMoment]] = {}
     blocks: list[Block] = []
     for number, entry in enumerate(trace, start=1):
-        moment, address = Moment(number, entry["time_us"] * 1e-6, _frames(entry)), entry["addr"]
+        moment, address = AllocationMoment(number, entry["time_us"] * 1e-6, _frames(entry)), entry["addr"]
         if entry["action"] == "alloc":
             alive[address] = (entry["size"], moment)
         elif address in alive:

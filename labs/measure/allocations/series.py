@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from fsdp_sim.timeline import Event, Header, Lane, Memory, Op, Phase, Timeline
-from labs.measure.allocations.blocks import Block, Moment
+from labs.measure.allocations.blocks import AllocationMoment, Block
 from labs.measure.allocations.purpose import phase_of, purposes
 
 AS_OP = {Phase.FORWARD: Op.FWD, Phase.BACKWARD: Op.BWD, Phase.OPTIMIZER: Op.OPTIM}
@@ -36,7 +36,7 @@ def timeline_of(blocks: Sequence[Block], header: Header, rank: int = 0) -> Timel
     A phase lasts from the first allocation made in it to the first of the next. Seconds count from the
     first moment of the recording; what was there before is allocated then.
     """
-    ends: list[tuple[Moment, Op, Memory, int]] = []
+    ends: list[tuple[AllocationMoment, Op, Memory, int]] = []
     for block, category in zip(blocks, purposes(blocks), strict=True):
         if block.bytes:
             ends.append((block.born, Op.ALLOC, category, block.bytes))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 
 from fsdp_sim.learn.classroom.plans import LessonPlan, LessonSlot, clock, minutes_of
-from fsdp_sim.learn.classroom.sections import Section, sections
+from fsdp_sim.learn.classroom.sections import NotebookSection, sections
 from fsdp_sim.learn.find import load
 from notebooks.masters.slides import words
 from notebooks.masters.slides.chapters import edition
@@ -101,7 +101,7 @@ def live(slides: Sequence[Slide], cell: int) -> list[Slide]:
     return found[:MOST_PER_ROW]
 
 
-def _cell(section: Section, run: str) -> int:
+def _cell(section: NotebookSection, run: str) -> int:
     """The number of the cell with this code in the notebook; -1 for a command."""
     cells = edition(section.notebook).cells
     runs = [number for number, cell in enumerate(cells) if cell.cell_type == "code" and run in cell.source]

@@ -10,7 +10,7 @@ from labs.experiments import compile as lab
 from labs.experiments.compile import activation_checkpointing
 from labs.experiments.compile import run_compile as the_lab
 from labs.experiments.compile.__main__ import main
-from labs.experiments.result import LabResult
+from labs.experiments.result import ResultRow
 
 
 @pytest.mark.tail  # the lab's notebook runs it too
@@ -22,9 +22,9 @@ def test_rows_of_another_length_are_compiled_once_more_and_then_no_more():
 def test_counts_become_rows_of_the_result():
     rows = lab.order_rows({"sharded too early": lab.OrderMeasurement(1, 1, 0, 0, 0, 3.7)})
     assert rows == [
-        LabResult("sharded too early", "graphs", 1, 1, ""),
-        LabResult("sharded too early", "regions to compute again", 0, 0, ""),
-        LabResult("sharded too early", "graph breaks", 1, 1, ""),
+        ResultRow("sharded too early", "graphs", 1, 1, ""),
+        ResultRow("sharded too early", "regions to compute again", 0, 0, ""),
+        ResultRow("sharded too early", "graph breaks", 1, 1, ""),
     ]
 
 

@@ -9,12 +9,12 @@ import torch
 from fsdp_sim.timeline import Event, Header, Lane, Op, Timeline
 from labs.experiments import gpu_results as module
 from labs.experiments.gpu_results import lab, main, names, on_gpus, record, recorded, result_of
-from labs.experiments.result import Result, LabResult, this_machine
+from labs.experiments.result import LabResult, ResultRow, this_machine
 
 ROOT = Path(__file__).parents[3]
 
 
-def tiny(rows: int = 64) -> Result:
+def tiny(rows: int = 64) -> LabResult:
     """A lab: the bytes of a real matmul's output."""
     x = torch.ones(rows, rows)
     n_bytes = (x @ x).nbytes
@@ -22,8 +22,8 @@ def tiny(rows: int = 64) -> Result:
         seq=0, rank=0, op=Op.FWD, lane=Lane.COMPUTE, unit="root", bytes=n_bytes, issue_s=0, start_s=0, end_s=1e-3
     )
     timeline = Timeline(Header(producer="mini", clock="measured", world_size=1), [matmul])
-    row = LabResult("matmul", "output", 4.0 * rows**2, float(n_bytes), "B")
-    return Result("tiny", "measured", (row,), this_machine(), timelines={"measured": timeline}, notes=("float32",))
+    row = ResultRow("matmul", "output", 4.0 * rows**2, float(n_bytes), "B")
+    return LabResult("tiny", "measured", (row,), this_machine(), timelines={"measured": timeline}, notes=("float32",))
 
 
 @pytest.fixture

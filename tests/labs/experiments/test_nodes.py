@@ -22,7 +22,7 @@ from labs.experiments.nodes.__main__ import NodesOptions, main
 from labs.experiments.nodes.agents import started
 from labs.experiments.nodes.namespaces import NoNamespacesError, on_loopback
 from labs.experiments.nodes.traffic import program_of
-from labs.experiments.result import Result, LabResult
+from labs.experiments.result import LabResult, ResultRow
 from labs.model import empty
 
 ROOT = Path(__file__).parents[3]
@@ -210,8 +210,8 @@ def test_fsdp_sends_three_times_as_much_as_hsdp_and_as_predicted(apart):
 
 def test_a_picture_of_predictions_alone_says_so():
     quantities = {"sent per node and step": "MiB", "step on the fast link": "ms", "step at 9 Mbit/s": "ms"}
-    rows = [LabResult(n, q, p, None, unit) for n, p in (("FSDP", 3.0), ("HSDP", 1.0)) for q, unit in quantities.items()]
-    assert picture(Result("nodes", "measured", tuple(rows), "here")).finding.startswith("Predicted: FSDP")
+    rows = [ResultRow(n, q, p, None, unit) for n, p in (("FSDP", 3.0), ("HSDP", 1.0)) for q, unit in quantities.items()]
+    assert picture(LabResult("nodes", "measured", tuple(rows), "here")).finding.startswith("Predicted: FSDP")
 
 
 @pytest.mark.tail

@@ -8,7 +8,7 @@ import torch
 from labs.experiments import numerics
 from labs.experiments.numerics import BF16_RMS, BF16_UNIT
 from labs.experiments.numerics.__main__ import main
-from labs.experiments.result import LabResult
+from labs.experiments.result import ResultRow
 
 
 def of(rows, quantity):
@@ -76,9 +76,9 @@ def test_ranks_that_clip_by_their_own_shards_keep_too_large_a_norm():
 
 def test_the_picture_has_each_number():
     rows = [
-        LabResult("reduce_dtype=bf16, 2 ranks", "error of the gradient", 0.002, 0.0025, "relative"),
-        LabResult("reduce_dtype=bf16, 2 gradients added here", "error of the gradient", 0.002, 0.0021, "relative"),
-        LabResult("reduce_dtype=bf16, 64 gradients added here", "error of the gradient", 0.007, 0.007, "relative"),
+        ResultRow("reduce_dtype=bf16, 2 ranks", "error of the gradient", 0.002, 0.0025, "relative"),
+        ResultRow("reduce_dtype=bf16, 2 gradients added here", "error of the gradient", 0.002, 0.0021, "relative"),
+        ResultRow("reduce_dtype=bf16, 64 gradients added here", "error of the gradient", 0.007, 0.007, "relative"),
     ]
     picture = numerics.reduction_picture(rows)
     assert [list(trace.x) for trace in picture.figure.data] == [[2, 64], [2], [2, 64]]

@@ -20,7 +20,7 @@ from labs.experiments import overlap
 from labs.experiments.overlap import __main__ as the_command
 from labs.experiments.overlap import run
 from labs.experiments.prefetch import Experiment
-from labs.experiments.result import Result, LabResult
+from labs.experiments.result import LabResult, ResultRow
 from labs.measure.step_summary import first_divergence
 
 BASE = TrainConfig(n_layer=3, seq_len=16, global_batch=4, device="cpu")
@@ -89,7 +89,7 @@ def test_without_its_limiter_fsdp1_issues_far_ahead():
 
 class TestCommand:
     def test_prints_the_table_and_what_torch_did(self, monkeypatch):
-        result = Result("overlap", "measured", (LabResult("a setting", "step time", 2.0, 1.0, "ms"),), "2 ranks",
+        result = LabResult("overlap", "measured", (ResultRow("a setting", "step time", 2.0, 1.0, "ms"),), "2 ranks",
                         notes=("issued as predicted",))  # fmt: skip
         monkeypatch.setattr(the_command, "run", lambda *_: result)
         out = io.StringIO()

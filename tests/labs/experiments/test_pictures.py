@@ -3,12 +3,12 @@
 import pytest
 
 from labs.experiments.pictures import bars, losses
-from labs.experiments.result import LabResult
+from labs.experiments.result import ResultRow
 
 ROWS = [
-    LabResult("ddp", "peak memory", 26.8, 26.9, "MiB"),
-    LabResult("ddp", "collectives", 2.0, 2.0, ""),
-    LabResult("fsdp2", "peak memory", 18.7, None, "MiB"),
+    ResultRow("ddp", "peak memory", 26.8, 26.9, "MiB"),
+    ResultRow("ddp", "collectives", 2.0, 2.0, ""),
+    ResultRow("fsdp2", "peak memory", 18.7, None, "MiB"),
 ]
 
 

@@ -9,12 +9,12 @@ import pytest
 from rich.console import Console
 
 from fsdp_sim.timeline import Event, Header, Lane, Op, Timeline
-from labs.experiments.result import MOST_BYTES, Result, LabResult
+from labs.experiments.result import MOST_BYTES, LabResult, ResultRow
 
 ROWS = (
-    LabResult("reshard", "step time", 110.0, 100.0, "ms"),
-    LabResult("reshard", "exposed", 5.0, 0.0, "ms"),
-    LabResult("<b>kept</b>", "peak memory", None, 12.3456, "MiB"),
+    ResultRow("reshard", "step time", 110.0, 100.0, "ms"),
+    ResultRow("reshard", "exposed", 5.0, 0.0, "ms"),
+    ResultRow("<b>kept</b>", "peak memory", None, 12.3456, "MiB"),
 )
 TIMELINE = Timeline(
     Header(producer="mini", clock="measured", world_size=2),
@@ -24,7 +24,7 @@ TIMELINE = Timeline(
 
 def result(kind="measured", **changes):
     of = {"lab": "memory", "rows": ROWS, "hardware": "2 CPU cores", "timelines": {"one": TIMELINE}, "notes": ("a < b",)}
-    return Result(kind=kind, **of | changes)
+    return LabResult(kind=kind, **of | changes)
 
 
 def test_an_error_is_there_where_something_was_predicted_and_measured():
@@ -53,7 +53,7 @@ def test_text_is_not_taken_for_html():
 
 def test_a_pretended_cluster_stays_pretended(tmp_path):
     result("pretended").save(tmp_path / "a.json.gz")
-    assert Result.load(tmp_path / "a.json.gz").kind == "pretended"
+    assert LabResult.load(tmp_path / "a.json.gz").kind == "pretended"
 
 
 def test_a_file_that_is_too_large_is_not_written(tmp_path):
@@ -74,7 +74,7 @@ TRUNCATED = gzip.compress(b"[", mtime=0)[:-4]
 def test_a_damaged_file_is_named(tmp_path, content):
     (tmp_path / "a.json.gz").write_bytes(content)
     with pytest.raises(ValueError, match=r"a\.json\.gz is no recorded result: .*; record it again"):
-        Result.load(tmp_path / "a.json.gz")
+        LabResult.load(tmp_path / "a.json.gz")
 
 
 RANKS_IMPORT = ("memory", "nodes.hang", "numerics", "overlap", "resume", "units")

@@ -16,7 +16,7 @@ from labs.cluster.pretend import Setup
 from labs.config import TrainConfig
 from labs.experiments import tune
 from labs.experiments.gpu_results import record
-from labs.experiments.result import Result, LabResult
+from labs.experiments.result import LabResult, ResultRow
 from labs.experiments.tune import DEFAULTS, SPACE, TuneOptions, check, choose, front, main, rows_of, search
 
 SMALL = {"activation_checkpointing": ("none", "full"), "reshard_after_forward": (None, False)}
@@ -119,8 +119,8 @@ def test_that_nothing_fits_is_an_answer(plans, monkeypatch, capsys):
 
 @pytest.mark.parametrize(("measured_mib", "status"), [(15.9, 0), (16.1, 1)])
 def test_so_is_whether_what_was_chosen_fits_when_it_is_tried(monkeypatch, capsys, measured_mib, status):
-    tried = LabResult("fastest that fits", "peak memory", 15.0, measured_mib, "MiB")
-    monkeypatch.setattr(tune, "run", lambda *_: Result("tune", "pretended", (tried,), "here"))
+    tried = ResultRow("fastest that fits", "peak memory", 15.0, measured_mib, "MiB")
+    monkeypatch.setattr(tune, "run", lambda *_: LabResult("tune", "pretended", (tried,), "here"))
     assert main(["--limit-mib=16"]) == status
     assert f"{measured_mib} MiB" in capsys.readouterr().out
 
@@ -153,7 +153,7 @@ def test_what_was_tried_on_a_gpu_says_so_and_is_recorded(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (gpu.total_memory,) * 2)
     asked = TuneOptions(cluster="here", rows=1)
 
-    kept = Result.load(record("tune", partial(tune.run, asked, device="cuda"), gpu.name, tmp_path))
+    kept = LabResult.load(record("tune", partial(tune.run, asked, device="cuda"), gpu.name, tmp_path))
     assert kept.hardware == "rank 0 alone, 1 x NVIDIA H100 80GB HBM3, 80 GiB each"
     assert set(on) == {"cuda"}
     assert not any("On CPUs" in note for note in kept.notes)

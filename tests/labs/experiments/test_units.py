@@ -7,7 +7,7 @@ import pytest
 from fsdp_sim.ranks import Network
 from fsdp_sim.timeline import Lane
 from labs.experiments.memory import PEAK
-from labs.experiments.result import LabResult
+from labs.experiments.result import ResultRow
 from labs.experiments.units import (
     POLICIES,
     STEP,
@@ -80,7 +80,7 @@ def test_predicted_and_measured_steps_can_be_laid_on_one_picture(result, name):
 
 
 def test_the_sweet_spot_is_the_shortest_step():
-    rows = [LabResult(name, STEP, p, m, "ms") for name, p, m in (("a", 3.0, 1.0), ("b", 2.0, 4.0))]
+    rows = [ResultRow(name, STEP, p, m, "ms") for name, p, m in (("a", 3.0, 1.0), ("b", 2.0, 4.0))]
     assert (sweet_spot(rows), sweet_spot(rows, by="measured")) == ("b", "a")
 
 

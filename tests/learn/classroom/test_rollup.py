@@ -12,7 +12,7 @@ import pytest
 from fsdp_sim.learn.classroom.rollup import as_csv, gather, summaries
 from fsdp_sim.learn.classroom.rollup_pages import picture
 from fsdp_sim.learn.find import load
-from fsdp_sim.learn.progress import State
+from fsdp_sim.learn.progress import ExerciseState
 
 NAME = "all_gathers_per_step"
 MISTAKE = load(NAME).wrong[0].message
@@ -49,16 +49,20 @@ def test_each_learner_is_in_the_state_that_their_files_show(handed_in: Path) -> 
     results, refused = gather(handed_in)
     assert not refused
     assert {r.learner: r.state for r in results} == {
-        "ada": State.PASSED, "bo": State.TRIED, "cy": State.TRIED, "di": State.OPEN, "ed": State.OPEN,
-        "fay": State.OPTIMAL,
-    }  # fmt: skip
+        "ada": ExerciseState.PASSED,
+        "bo": ExerciseState.TRIED,
+        "cy": ExerciseState.TRIED,
+        "di": ExerciseState.OPEN,
+        "ed": ExerciseState.OPEN,
+        "fay": ExerciseState.OPTIMAL,
+    }
     ada = next(r for r in results if r.learner == "ada")
     assert (ada.tries, ada.hints, ada.mistake) == (3, 1, MISTAKE)
 
 
 def test_an_exercise_is_summed_up_over_all_with_the_mistake_most_met(handed_in: Path) -> None:
     (summary,) = summaries(gather(handed_in)[0])
-    assert (summary.solved, summary.states[State.TRIED], summary.states[State.OPEN]) == (2, 2, 2)
+    assert (summary.solved, summary.states[ExerciseState.TRIED], summary.states[ExerciseState.OPEN]) == (2, 2, 2)
     assert summary.tries == 2.5
     assert summary.mistakes == ((MISTAKE, 2),)
 

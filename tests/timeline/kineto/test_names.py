@@ -13,7 +13,10 @@ from fsdp_sim.timeline.kineto.names import Annotation, collective, dtype, is_col
     [
         ("FSDP::all_gather (layers.3)", Annotation("all_gather", "layers.3")),
         ("FSDP::all_gather", Annotation("all_gather", "root")),
-        ("FSDP::all_gather (model.layers.3.mlp) [pg=4]", Annotation("all_gather", "model.layers.3.mlp")),  # from 2.12 on
+        (
+            "FSDP::all_gather (model.layers.3.mlp) [pg=4]",
+            Annotation("all_gather", "model.layers.3.mlp"),
+        ),  # from 2.12 on
         ("FSDP::all_gather [pg=4]", Annotation("all_gather", "root")),
         ("FSDP::post_backward_rs_wait (layers.0)", Annotation("post_backward_rs_wait", "layers.0")),  # from 2.12 on
         ("FSDP::post_backward_rs_wait ()", Annotation("post_backward_rs_wait", "root")),

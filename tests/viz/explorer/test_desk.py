@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fsdp_sim import Cluster, Model, Plan
-from fsdp_sim.forms import State
+from fsdp_sim.forms import FormState
 from fsdp_sim.timeline import Event
 from fsdp_sim.viz.explorer import Explorer, explorer
 from fsdp_sim.viz.explorer.scene import Scene
@@ -242,7 +242,7 @@ def test_a_zoom_draws_the_memory_of_the_part_in_view(made: Explorer) -> None:
 def test_each_plan_to_start_from_fits(name: str, made: Explorer) -> None:
     made.start.value = PRESETS[name]
     assert made.message == ""
-    assert made.shown.state.model == State.read(PRESETS[name]).model
+    assert made.shown.state.model == FormState.read(PRESETS[name]).model
     assert made.shown.sim.fits
 
 
@@ -259,7 +259,7 @@ WAYS = {  # what reaches each goal from its start
 def test_each_goal_is_missed_at_its_start_and_can_be_reached(name: str, made: Explorer) -> None:
     made.goal.value = name
     assert "✗" in made.numbers.value
-    way = State.read(WAYS[name]).texts
+    way = FormState.read(WAYS[name]).texts
     made.go(made.shown.state.with_texts(way).line)
     assert "✗" not in made.numbers.value
     made.goal.value = ""
@@ -268,6 +268,6 @@ def test_each_goal_is_missed_at_its_start_and_can_be_reached(name: str, made: Ex
 
 def test_a_goal_is_not_reached_on_another_machine(made: Explorer) -> None:
     made.goal.value = "Llama-3-70B on 512 H100: 40% MFU in 36 GiB"
-    made.go(made.shown.state.with_texts(State.read("shard_size=128 compile=true gpus=1024").texts).line)
+    made.go(made.shown.state.with_texts(FormState.read("shard_size=128 compile=true gpus=1024").texts).line)
     (missed,) = [text for text, holds in GOALS[made.goal.value].conditions(made.state, made.shown.sim) if not holds]
     assert missed == "the model, machine and sequence are those given"

@@ -13,7 +13,7 @@ from fsdp_sim.spec import Plan
 from fsdp_sim.timeline import Event, Header, Lane, Op, Phase, Timeline
 from fsdp_sim.viz.shard_maps.cast import COMPUTE, cast_of, events_of
 from fsdp_sim.viz.shard_maps.cells import CellState, cells
-from fsdp_sim.viz.shard_maps.holdings import Moment, moments
+from fsdp_sim.viz.shard_maps.holdings import HoldingsMoment, moments
 from tests.oracles.verify import ProgramError, verify
 
 Run = Callable[..., Timeline]
@@ -21,7 +21,9 @@ SIGNS = dict(zip(list(CellState)[1:], ".0Ogs!/~hRAc", strict=True))
 FORWARD, BACKWARD, OPTIMIZER = Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER
 
 
-def find(told: list[Moment], op: Op | None, name: str = "", phase: Phase | None = None, last: bool = False) -> Moment:
+def find(
+    told: list[HoldingsMoment], op: Op | None, name: str = "", phase: Phase | None = None, last: bool = False
+) -> HoldingsMoment:
     fitting = [m for m in told if m.op is op and m.name == name and phase in (None, m.phase)]
     assert fitting, f"no {op} {name} {phase} in {[(m.op, m.name, m.phase) for m in told]}"
     return fitting[-1 if last else 0]
@@ -31,7 +33,7 @@ def recorded(source: Program | Timeline) -> Timeline:
     return source if isinstance(source, Timeline) else source.timeline
 
 
-def held(source: Program | Timeline, moment: Moment, band: str, rank: int) -> str:
+def held(source: Program | Timeline, moment: HoldingsMoment, band: str, rank: int) -> str:
     """Parameters, gradients and optimizer state of a rank, a sign for each row."""
     cast = cast_of(recorded(source))
     found = next(one for one in cast.bands if one.name == band)
@@ -39,7 +41,7 @@ def held(source: Program | Timeline, moment: Moment, band: str, rank: int) -> st
     return " ".join("".join(SIGNS[h] for h in column) for column in zip(*rows, strict=True))
 
 
-def told(source: Program | Timeline, rank: int = 0, step: int = 0) -> list[Moment]:
+def told(source: Program | Timeline, rank: int = 0, step: int = 0) -> list[HoldingsMoment]:
     timeline = recorded(source)
     cast = cast_of(timeline)
     return moments(cast, events_of(timeline, rank, cast), step)

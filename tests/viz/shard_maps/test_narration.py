@@ -10,7 +10,7 @@ from fsdp_sim.schedule import Param, Unit, build, toy_program
 from fsdp_sim.spec import Plan
 from fsdp_sim.timeline import Op, Phase
 from fsdp_sim.viz.shard_maps.cast import cast_of, events_of
-from fsdp_sim.viz.shard_maps.holdings import Moment, moments
+from fsdp_sim.viz.shard_maps.holdings import HoldingsMoment, moments
 from fsdp_sim.viz.shard_maps.narration import a_part, briefly, part, parts, ranks_text, sentence
 
 
@@ -83,12 +83,12 @@ def test_uneven_shards_are_not_called_a_sixth() -> None:
     assert "ranks 4 and 5 have nothing of root" in told
     even = build([Unit("root", (Param("w", (12, 4)),))], Plan(), 6)
     cast = cast_of(even.timeline)
-    assert "a sixth of every unit" in sentence(cast, Moment(None))
+    assert "a sixth of every unit" in sentence(cast, HoldingsMoment(None))
 
 
 def test_what_a_record_does_not_say_is_not_told() -> None:
     cast = replace(cast_of(toy_program(1, 4).timeline), optimizer=None)
-    assert sentence(cast, Moment(None)) == "At rest: each of 4 ranks holds a quarter of every unit."
+    assert sentence(cast, HoldingsMoment(None)) == "At rest: each of 4 ranks holds a quarter of every unit."
 
 
 def test_fractions_and_ranks_read_as_people_say_them() -> None:
@@ -108,6 +108,6 @@ def test_a_unit_that_is_called_by_a_number_is_called_a_unit() -> None:
 
 
 def test_a_moment_in_a_few_words() -> None:
-    moment = Moment(Op.BWD, band="root", name="head", phase=Phase.BACKWARD)
+    moment = HoldingsMoment(Op.BWD, band="root", name="head", phase=Phase.BACKWARD)
     assert briefly(moment) == "in backward of head"
-    assert briefly(Moment(None)) == "at rest"
+    assert briefly(HoldingsMoment(None)) == "at rest"

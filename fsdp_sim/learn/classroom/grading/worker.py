@@ -1,4 +1,4 @@
-"""The process that judges: reads `Work` from its standard input, writes a line of JSON for each exercise.
+"""The process that judges: reads `JudgeTask` from its standard input, writes a line of JSON for each exercise.
 
 It is started anew when it dies or stands still, which no code should be able to bring about.
 """

@@ -69,7 +69,7 @@ def around_its_account(chunks):
 
 
 def writes_a_false_account(chunks):
-    from fsdp_sim.ranks.board import Board
+    from fsdp_sim.ranks.board import RankBoard
     from fsdp_sim.ranks.work import Context
 
     rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -81,7 +81,7 @@ def writes_a_false_account(chunks):
             record = Context.board.read(rank, 0, 1)[0]._replace(
                 op=op, detail=f"peer={peer}", dtype="fp32", numel=NUMBERS, group_seq=-1
             )
-            Board.post(Context.board, rank, record)
+            RankBoard.post(Context.board, rank, record)
     return torch.stack(whole).sum(0)[rank]
 
 

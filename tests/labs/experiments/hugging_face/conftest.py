@@ -26,9 +26,15 @@ def jobs(_packages):
     from labs.experiments.hugging_face.run_hugging_face import WAYS
 
     t5, bert = Task("t5"), Task("bert")
-    made = {f"{task.family} {way}": MeasuredTraining.of(start, task, 2) for task in (t5, bert) for way, start in WAYS.items()}
+    made = {
+        f"{task.family} {way}": MeasuredTraining.of(start, task, 2)
+        for task in (t5, bert)
+        for way, start in WAYS.items()
+    }
     made["t5 as it is"] = MeasuredTraining.of(with_accelerate.start_as_it_is, t5, 2)
-    made["t5 checkpointing"] = MeasuredTraining.of(with_fully_shard.start_fsdp2, dataclasses.replace(t5, checkpointing=True), 2)
+    made["t5 checkpointing"] = MeasuredTraining.of(
+        with_fully_shard.start_fsdp2, dataclasses.replace(t5, checkpointing=True), 2
+    )
     return made
 
 

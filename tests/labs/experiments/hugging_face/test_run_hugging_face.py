@@ -7,7 +7,7 @@ import pytest
 from labs.cluster.torchrun import launch
 from labs.experiments.hugging_face import __main__ as command
 from labs.experiments.hugging_face import run_hugging_face
-from labs.experiments.result import Result
+from labs.experiments.result import LabResult
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +17,7 @@ def result():
 
 @pytest.mark.tail  # the lab's notebook runs it too
 def test_every_number_is_predicted_and_measured(result):
-    assert isinstance(result, Result)
+    assert isinstance(result, LabResult)
     quantities = [row.quantity for row in result.rows]
     assert quantities[:3] == ["loss of step 0", "loss of step 1", "units"]
     assert {"numbers in root", "gathered in a step", "peak memory", "lines to start"} <= set(quantities)

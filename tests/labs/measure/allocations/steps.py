@@ -13,7 +13,7 @@ from fsdp_sim.ranks import run
 from fsdp_sim.timeline import Event, Header, Memory, Timeline
 from labs.config import TrainConfig
 from labs.measure.allocations import StepMemory, counted, read_snapshot, timeline_of
-from labs.measure.allocations.blocks import Block, Frame, Moment
+from labs.measure.allocations.blocks import AllocationMoment, Block, Frame
 
 CPU = torch.device("cpu")
 RANKS = 2
@@ -135,7 +135,7 @@ def snapshot_of(blocks: list[Block]) -> tuple[dict[str, Any], dict[int, Memory]]
     return {"segments": [segment], "device_traces": [trace]}, known
 
 
-def python_frames(moment: Moment) -> list[dict[str, Any]]:
+def python_frames(moment: AllocationMoment) -> list[dict[str, Any]]:
     frames: list[Frame] = []
     for frame in moment.frames:
         if frame.name == "_engine_run_backward":

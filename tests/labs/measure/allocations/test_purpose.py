@@ -16,7 +16,7 @@ import torch.nn.parallel.distributed as ddp
 from fsdp_sim.mini import accumulation, modules, param, precision, state
 from fsdp_sim.mini import collectives as mini_collectives
 from fsdp_sim.timeline import Memory, Phase
-from labs.measure.allocations.blocks import Block, Frame, Moment
+from labs.measure.allocations.blocks import AllocationMoment, Block, Frame
 from labs.measure.allocations.purpose import ALLOCATES, INPUT_FIRST, REDUCES, phase_of, purposes
 
 MODULE = Frame("/lib/torch/nn/modules/module.py", 1776, "_call_impl")
@@ -34,7 +34,7 @@ def fsdp(name, line=1, file="/lib/torch/distributed/fsdp/_fully_shard/_fsdp_coll
 
 
 def block(born, died=None):
-    return Block(8, Moment(1, 0.1, born), None if died is None else Moment(2, 0.2, died))
+    return Block(8, AllocationMoment(1, 0.1, born), None if died is None else AllocationMoment(2, 0.2, died))
 
 
 def purpose(born, died=None):
@@ -132,7 +132,7 @@ def test_fsdp1_pads_into_an_input():
 
 
 def test_what_was_there_before_is_what_it_was():
-    assert purposes([Block(8, Moment(0, 0.0), None, Memory.OPTIMIZER)]) == [Memory.OPTIMIZER]
+    assert purposes([Block(8, AllocationMoment(0, 0.0), None, Memory.OPTIMIZER)]) == [Memory.OPTIMIZER]
 
 
 def test_every_function_named_exists():

@@ -6,7 +6,7 @@ import pytest
 
 from fsdp_sim.timeline import Event, Header, Lane, Memory, Op, Phase, Timeline
 from labs.measure.allocations import at_peak, timeline_of
-from labs.measure.allocations.blocks import Block, Frame, Moment
+from labs.measure.allocations.blocks import AllocationMoment, Block, Frame
 
 HEADER = Header(producer="a test", clock="measured", world_size=4)
 FORWARD = (Frame("/lib/torch/nn/modules/module.py", 1776, "_call_impl"),)
@@ -14,12 +14,12 @@ BACKWARD = (Frame("/lib/torch/autograd/graph.py", 824, "_engine_run_backward"),)
 
 
 def moment(number, frames=FORWARD):
-    return Moment(number, 100.0 + number, frames)
+    return AllocationMoment(number, 100.0 + number, frames)
 
 
 STEP = [
-    Block(40, Moment(0, 3.0), None, Memory.SHARDED),
-    Block(7, Moment(0, 3.0), moment(1), Memory.RS_OUTPUT),
+    Block(40, AllocationMoment(0, 3.0), None, Memory.SHARDED),
+    Block(7, AllocationMoment(0, 3.0), moment(1), Memory.RS_OUTPUT),
     Block(10, moment(2), moment(5, BACKWARD)),
     Block(0, moment(3), moment(4)),
     Block(20, moment(4, BACKWARD), moment(6, BACKWARD)),
