@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ SPELLINGS = {  # of one key, in the classes' configurations
     "max_position_embeddings": ("n_positions",),
     "hidden_act": ("hidden_activation", "activation_function", "activation", "feed_forward_proj"),
     "num_experts": ("num_local_experts", "n_routed_experts"),
+    "n_shared_experts": ("num_shared_experts",),
     "qkv_bias": ("use_qkv_bias",),
     "use_bias": ("enable_bias",),
     "use_qk_norm": ("qk_layernorm",),
@@ -91,7 +92,7 @@ READ = {
     *FIELDS, "hidden_act", "attention_bias", "mlp_bias", "qkv_bias", "use_bias", "sliding_window", "use_sliding_window",
     "max_window_layers", "layer_types", "sliding_window_pattern", "_sliding_window_pattern", "mlp_only_layers",
     "final_logit_softcapping", "max_position_embeddings", "qk_nope_head_dim", "qk_head_dim", "num_decoder_layers",
-    "word_embed_proj_dim", "id2label", "moe_layers", "no_rope_layers", "attention_types",
+    "mlp_layer_types", "word_embed_proj_dim", "id2label", "moe_layers", "no_rope_layers", "attention_types",
 }  # fmt: skip
 SHAPES = re.compile(  # words of keys that would change shapes or work
     r"size|dim\b|_dim|layer|^n_|num_|head|rank|expert|window|bias|norm|tie_|mlp|ffn|intermediate|vocab|patch|image|vision"
@@ -304,11 +305,15 @@ class _Reader:
         if not self.values.get("num_experts"):
             return NO_EXPERTS
         found: dict[str, Any] = {}
-        dense: Iterable[int] = self.values.get("mlp_only_layers") or ()
-        if dense:
-            if list(dense) != list(range(len(list(dense)))) or fields.get("moe_every", 1) != 1:
-                raise self._wrong("mlp_only_layers", "known are the first layers; trace the module instead")
-            found["first_dense"] = len(list(dense))
+        kinds = self.values.get("mlp_layer_types") or ()
+        key = "mlp_layer_types" if kinds else "mlp_only_layers"
+        dense = [i for i, kind in enumerate(kinds) if kind == "dense"] or list(self.values.get("mlp_only_layers") or ())
+        if set(kinds) - {"dense", "sparse"}:
+            raise self._wrong(key, "known are dense and sparse; trace the module instead")
+        if dense and (dense != list(range(len(dense))) or fields.get("moe_every", 1) != 1):
+            raise self._wrong(key, "known are the first layers; trace the module instead")
+        if dense or kinds:
+            found["first_dense"] = len(dense)
         layers, every = self.values.get("moe_layers"), fields.get("moe_every", 1)
         if layers is not None and list(layers) != list(range(every - 1, fields["n_layer"], every)):
             raise self._wrong("moe_layers", "known is every k-th layer (interleave_moe_layer_step); trace the module")

@@ -41,7 +41,8 @@ FLAGS = [  # of classes that have them: what turns a branch of the reading
 ]  # fmt: skip
 
 
-REFUSED = {("cohere", "use_qk_norm"), ("deepseek_v2", "mlp_bias"), ("seed_oss", "mlp_bias")}
+REFUSED = {("cohere", "use_qk_norm"), ("deepseek_v2", "mlp_bias"), ("eurobert", "mlp_bias"), ("seed_oss", "mlp_bias")}
+TIED = {kind for kind, of in TYPES.items() if of["model"].get("head_transform")}  # always
 
 
 def config_of(kind: str, **changes: Any) -> Any:
@@ -62,7 +63,7 @@ def count_of(kind: str, config: Any) -> int:
 def test_a_config_has_the_parameters_of_the_module_that_transformers_builds_of_it(kind: str) -> None:
     """Small, with grouped queries where the class has them; tied and untied; with each flag that the class has."""
     fields = getattr(hf, TYPES[kind]["class"]).config_class.__dataclass_fields__
-    ties = [{"tie_word_embeddings": tied} for tied in (True, False) if kind not in ("bert", "roberta", "distilbert")]
+    ties = [{"tie_word_embeddings": tied} for tied in (True, False) if kind not in TIED]
     for changes in [{}, *ties, *(flags for flags in FLAGS if set(flags) <= set(fields))]:
         config = config_of(kind, **changes)
         if any((kind, flag) in REFUSED and value for flag, value in changes.items()):
@@ -106,6 +107,14 @@ def test_which_layers_see_a_window_is_read(config: dict[str, Any], window: int |
 @pytest.mark.parametrize(
     ("config", "message"),
     [
+        (
+            {"model_type": "mellum", "mlp_layer_types": ["sparse", "dense"] * 14},
+            r"mlp_layer_types is .*; known are the first",
+        ),
+        (
+            {"model_type": "mellum", "mlp_layer_types": ["moe"] * 28},
+            "mlp_layer_types is .*; known are dense and sparse",
+        ),
         ({"model_type": "lama"}, "the config: model_type is 'lama'; the nearest that is known is llama"),
         ({"model_type": "mamba2"}, r"model_type is 'mamba2'; .*; for others give the dimensions \(Model\), or trace"),
         ({}, "model_type is None; known are llama, "),
