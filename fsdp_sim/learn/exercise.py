@@ -81,7 +81,9 @@ class Exercise:
     Attributes:
         title: begins with a verb: "Count the all-gathers".
         difficulty, importance: 1 to 5.
-        minutes: for someone who has read the chapter up to here.
+        minutes: for someone who has read the chapter up to here, with reading what is asked: an estimate, nobody was
+            timed. 5 to name what one has seen; 10 for a formula, a fault in a few lines, or a count like an earlier
+            one; 15 and more where one has to find out how.
         contract: what the function is given, what it returns, what must hold; a paragraph that can stand alone.
         reference: the solution; has the exercise's name. Its source is what `solution` shows.
         why: why the solution is as it is.

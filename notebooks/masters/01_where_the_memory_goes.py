@@ -24,7 +24,7 @@
 # > --api ddp --param-dtype bf16`)
 
 # %% [markdown]
-# **Core path, about 55 minutes:** sections 2, 3, 4 and 6, with the exercises marked *core*. The rest is
+# **Core path, about 45 minutes:** sections 2, 3, 4 and 6, with the exercises marked *core*. The rest is
 # there if you like.
 #
 # **What is real:** the ranks, torch's DDP and FSDP, and every byte labelled *measured* or *counted*.
@@ -40,7 +40,7 @@ from torch.nn.parallel import DistributedDataParallel
 from fsdp_sim import Cluster, Model, Plan, simulate, viz
 from fsdp_sim.learn import board, check, hint, in_torch, misconceptions, predict, solution  # noqa: F401
 from fsdp_sim.learn.pictures.memory import curves, holders, stacks
-from fsdp_sim.mini import fully_shard
+from fsdp_sim.mini import FSDPParam, fully_shard
 from fsdp_sim.ranks import run
 from fsdp_sim.schedule import build as build_program
 from fsdp_sim.schedule import toy
@@ -123,11 +123,7 @@ assert rows == [(f"rank {rank}", "6 of 6") for rank in range(3)]
 HTML(viz.Table("Layers gathered and computed in one forward", ("", "layers"), tuple(rows)).to_html())
 
 # %% [markdown]
-# All six, on every rank: the sentence is false. Where the cutting is done, in the mini-FSDP of this course
-# and in torch (a link opens the source):
-
-# %%
-in_torch(fully_shard)
+# All six, on every rank: the sentence is false.
 
 # %% [markdown]
 # ## 2. Four numbers for each parameter
@@ -183,7 +179,9 @@ stacks(states, "GPT-2 124M with AdamW in fp32: what one rank keeps from step to 
 # With FSDP each of 4 ranks keeps 0.5 GB, each of 8 a quarter of a GB.
 
 # %% [markdown]
-# Don't believe the table, measure: on real ranks, with torch's DDP and FSDP. With `param_dtype=bf16`, an option of
+# ### Optional: measured on real ranks
+#
+# Don't believe the table, measure: with torch's DDP and FSDP. With `param_dtype=bf16`, an option of
 # FSDP, a unit is gathered and computed in bf16, 2 bytes a number.
 
 # %% predict="what_bf16_halves"
@@ -384,6 +382,12 @@ viz.memory_waterfall(thousand)
 # sent in. So "one layer at a time" takes three to four times a layer (chapter 7). Nothing is "sharded
 # again" after use: the shard was there all along, the whole copy is freed. And the optimizer updates shards: for that
 # no layer is ever whole. What helps is a smaller unit, or a layer that is itself divided (tensor parallel).
+#
+# Where does that memory come from, and where does it go? Each parameter asks for room for *all* ranks' rows, and after
+# use gives it back without losing the tensor. Look at `resize_`, in our mini and in torch:
+
+# %%
+in_torch(FSDPParam.alloc_unsharded_param, FSDPParam.free_unsharded_param)
 
 # %% [markdown]
 # ## 7. How large a model fits?

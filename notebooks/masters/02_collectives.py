@@ -14,15 +14,14 @@
 # # Collectives: what travels between the ranks, and what does it cost?
 #
 # FSDP buys memory with communication. What does it send, and what does that cost? After this chapter you can say what
-# an all-gather, a reduce-scatter and an all-reduce leave on each rank, write each from sends, count the bytes of a
-# training step, and tell from a fit below which size a message gets no cheaper.
+# an all-gather, a reduce-scatter and an all-reduce leave on each rank, and count the bytes of a training step.
 
 # %% [markdown]
 # > **Our 8B model** lies in eight pieces, one on each card, and no card can compute a block with what it has. So before
 # > every block the pieces come together, and every gradient has to find the card that keeps its rows. All that in a
 # > step of about 1.0 s. How many bytes must a card send? Guess now; we count them at the end.
 #
-# **Core path, about 60 minutes:** sections 1, 2, 3, 8 and 9, with the exercises marked *core*. The rest is
+# **Core path, about 45 minutes:** sections 1, 2, 3 and 8, with the exercises marked *core*. The rest is
 # there if you like.
 #
 # **What is real:** the ranks, everything they send, the bytes (counted by the kernel), the times on gloo.
@@ -82,8 +81,7 @@ assert {row[4] for row in rows} == {"60, 64, 68, 72"}
 
 # %% [markdown]
 # FSDP all-gathers parameters before a unit computes, in forward and again in backward, and reduce-scatters its
-# gradients. What was gathered is freed after use. There is no third kind: after the optimizer's step nothing is
-# gathered "to synchronise", because the next forward gathers anyway. (ZeRO-1 and 2 do gather after the step.)
+# gradients. There is no third kind: after the optimizer's step the next forward gathers anyway.
 
 # %% [markdown] covers=["coverage 004.21", "misconception 18"]
 # ## 2. Does an owner broadcast?
@@ -92,8 +90,7 @@ assert {row[4] for row in rows} == {"60, 64, 68, 72"}
 # Then the owner's link would work while the others wait. Let the ranks answer: the check starts them and calls your
 # function on each.
 #
-# Stuck in an exercise? `hint("owner_or_everyone")` gives the next of three hints, `solution("owner_or_everyone")`
-# the solution and why. Solved or not, the notebook goes on.
+# Stuck? `hint("owner_or_everyone")` gives the next of three hints, `solution("owner_or_everyone")` the solution.
 
 # %% predict="who_sends_a_layer"
 
@@ -125,7 +122,9 @@ viz.collective("all-gather", ranks=4)
 # W-1 steps, and each rank sends W-1 of W chunks: **(W-1)/W of the message**. As much has to reach each rank.
 
 # %% [markdown]
-# The code below does this too, its author says. It was tested on two ranks.
+# ### Optional: a ring that was tested on two ranks
+#
+# The code below does this too, its author says.
 
 # %% exercise="case_01"
 
@@ -392,7 +391,29 @@ sent_bars(pieces, "Ψ sent by a rank in a step, 1024 ranks", "FSDP gathers twice
 # So all three are right about something: ZeRO-1, ZeRO-2 and FSDP with `reshard_after_forward=False` send 2Ψ, as DDP
 # does; FSDP that frees parameters after forward sends 3Ψ. And bytes are elements times the size of their dtype,
 # which may differ: parameters gathered in 2 bytes and gradients reduced in 4 make 2 × 2 + 4 = 8 bytes per
-# parameter, DDP in fp32 also 2 × 4 = 8. But is it *exactly* 1.5 in torch? Measure it.
+# parameter, DDP in fp32 also 2 × 4 = 8.
+
+# %% [markdown]
+# ### Your own FSDP: the collective
+#
+# The course has a thread: a file of yours, `my_fsdp.py`, becomes a `fully_shard` in plain torch. Each chapter from here
+# to 9 has a part of it, and what you skip is the reference's. The first part takes gradients to their owners.
+
+# %% exercise="reduce_scatter_mean"
+
+# %% tags=["nbval-ignore-output"]
+from labs.experiments.mine import mine
+
+standing = mine()
+standing
+
+# %% tags=["nbval-ignore-output"]
+standing.picture
+
+# %% [markdown]
+# ### Optional: exactly 1.5?
+#
+# Is it *exactly* 1.5 in torch? Measure it.
 
 # %% exercise="more_than_ddp"
 
@@ -444,24 +465,6 @@ assert 0.85 < kept["FSDP"] < kept["DDP"]
 
 # %%
 misconceptions("collectives")
-
-# %% [markdown]
-# ### Your own FSDP: the collective
-#
-# The course has a thread: a file of yours, `my_fsdp.py`, becomes a `fully_shard` in plain torch. Each chapter from here
-# to 9 has a part of it; an answer that is accepted is put into the file. What you skip is the reference's, and the file
-# says so. Its first part is the collective that takes gradients to their owners.
-
-# %% exercise="reduce_scatter_mean"
-
-# %% tags=["nbval-ignore-output"]
-from labs.experiments.mine import mine
-
-standing = mine()
-standing
-
-# %% tags=["nbval-ignore-output"]
-standing.picture
 
 # %% [markdown]
 # ## Lab: a step of the real two
@@ -527,8 +530,6 @@ board("collectives")
 #
 # - All-gather: pieces become a whole everywhere. Reduce-scatter: wholes become pieces of a sum. All-reduce is both.
 # - A ring sends (W-1)/W of the message from every rank, at the same time; nobody owns, nobody broadcasts.
-# - A message costs alpha + beta × bytes; far below latency × bandwidth its size does not matter.
-# - Bus bandwidth, not size over time, is what a link's speed is compared with.
 # - DDP sends 2Ψ; FSDP 3Ψ, less what it keeps. On gloo a reduce-scatter costs double, on NCCL it does not.
 
 # %% [markdown]

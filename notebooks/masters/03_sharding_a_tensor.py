@@ -21,7 +21,7 @@
 # > eighth? And who puts it there? In fp32 the model has 32 GB. If each of the eight processes of a node first builds
 # > all of it, the node needs 257 GB before anything is cut.
 #
-# **Core path, about 60 minutes:** sections 1, 2, 4 and 5, with the exercises marked *core*. The rest is
+# **Core path, about 45 minutes:** sections 1, 2, 4 and 5, with the exercises marked *core*. The rest is
 # there if you like.
 #
 # **What is real:** everything. Two to four ranks of this machine, torch's own `fully_shard`, FSDP1 and DTensor.
@@ -82,8 +82,7 @@ owners({"by rows": by_rows(4, 4, 2), "by columns": by_columns(4, 4, 2)}, "FSDP c
 #
 # GPT-2 has 50,257 words, and that is not a multiple of four. Who keeps how many rows then? Let's take five.
 #
-# Stuck in an exercise? `hint("rows_of_each_rank")` gives the next of three hints, `solution("rows_of_each_rank")`
-# the solution and why. Solved or not, the notebook goes on.
+# Stuck? `hint("rows_of_each_rank")` gives the next of three hints, `solution("rows_of_each_rank")` the solution.
 
 # %% predict="five_rows_on_four_ranks"
 
@@ -112,7 +111,9 @@ assert [row for rows in loaded for row in rows] == list(range(10))
 owners({"10 rows": by_rows(10, 4, 4)}, "Each rank begins where the ranks before it end")
 
 # %% [markdown]
-# In the second, padding gets into the result:
+# ### Optional: padding in the result
+#
+# The second mistake lets padding into the result:
 
 # %% exercise="case_03"
 
@@ -279,6 +280,11 @@ assert torch.tensor(list(run(
 ))).isfinite().all()  # fmt: skip
 tensors = {"0.weight": by_rows(4, 4, 2), "1.weight, on rank 0": by_rows(5, 4, 1), "2.weight": by_rows(6, 4, 2)}
 owners(tensors, "The forgotten layer is whole on rank 0, and again on rank 1")
+
+# %% [markdown]
+# ### Optional: what `numel()` counts
+#
+# Count the parameters of a model after wrapping. Is it the model that you counted?
 
 
 # %%

@@ -22,7 +22,7 @@
 # > in fp32. To compute one it needs all of it, 436 MB in bf16, and it should not have it a moment longer than that. Who
 # > fetches it, who lets go of it, and when?
 #
-# **Core path, about 65 minutes:** sections 1 to 5, with the exercises marked *core*. The rest is
+# **Core path, about 45 minutes:** sections 1 to 5, with the exercises marked *core*. The rest is
 # there if you like.
 #
 # **Real:** ranks, collectives, torch's FSDP, every number. **Modelled:** the speed of the network in section 3,
@@ -47,41 +47,12 @@ from labs.loop.minimal import make_optimizer, mean_over_ranks, shard, train_step
 from labs.model import build
 from labs.model.gpt import GPTConfig
 
-# %% [markdown]
+# %% [markdown] covers=["coverage 004.35", "coverage 004.110", "pitfall 19"]
 # ## 1. What a rank keeps
 #
-# `fully_shard` cuts every parameter into rows and leaves each rank its share, as a **DTensor**: a tensor
-# that knows the shape of the whole and holds a part. We look at a weight of 384 × 128 on two ranks, and at one of five
-# rows, which cannot be halved.
-
-# %% predict="five_rows_on_two_ranks"
-
-
-# %%
-def kept():
-    block = build(GPTConfig.preset("teaching")).layers[0]
-    odd = nn.Linear(4, 5, bias=False)
-    for module in (block, odd):
-        fsdp_sim.mini.fully_shard(module)
-    weights = {"attn.qkv.weight": block.attn.qkv.weight, "a weight of 5 rows": odd.weight}
-    return [
-        (name, type(w.data).__name__, repr(w.placements[0]), tuple(w.shape), tuple(w.to_local().shape))
-        for name, w in weights.items()
-    ]
-
-
-# %%
-rows = [(f"rank {r}", *map(str, row)) for r, result in enumerate(run(kept, 2, progress=False)) for row in result]
-HTML(viz.Table("What is kept", ("", "parameter", "type", "placement", "shape", "kept here"), tuple(rows)).to_html())
-
-# %%
-assert [row[-1] for row in rows] == ["(192, 128)", "(3, 4)", "(192, 128)", "(2, 4)"]
-assert {row[2] for row in rows} == {"DTensor"}
-
-# %% [markdown] covers=["coverage 004.35", "coverage 004.110", "pitfall 19"]
-# `Shard(dim=0)`: cut along the first dimension, as `torch.chunk` would. Of five rows the first rank keeps
-# three. The shape that the optimizer and a checkpoint see is that of the whole. This is all that construction
-# does: **shard**. A step then gathers, computes and frees, unit by unit; the shard itself is never given up.
+# `fully_shard` leaves each rank its rows of every parameter, as a **DTensor** (chapter 3). That is all that
+# construction does: **shard**. A step then gathers, computes and frees, unit by unit; the shard itself is never given
+# up.
 #
 # Nobody broadcasts anything: a rank cuts the weight that *it* has drawn. Seed all ranks alike.
 
@@ -215,12 +186,16 @@ assert gathers.count("layers.2") == 2
 # the whole lifecycle, and it is the same on all ranks: no rank owns the block, none sends it "when it is needed".
 # If someone explains backward by the reduce-scatter alone, ask for the second all-gather.
 #
-# Must it be gathered again? `reshard_after_forward=False` says no. Settle what that does. Then we simulate GPT-2 on
-# eight GPUs both ways, and look at what it costs in memory.
-
-# %% predict="step_if_blocks_stay_whole"
+# Must it be gathered again? `reshard_after_forward=False` says no. Settle what that does.
 
 # %% exercise="kept_for_backward"
+
+# %% [markdown]
+# ### Optional: what it costs to keep them
+#
+# We simulate GPT-2 on eight GPUs both ways, and look at the memory.
+
+# %% predict="step_if_blocks_stay_whole"
 
 # %% tags=["nbval-ignore-output"]
 eight = Cluster("A100-SXM-80GB", gpus=8)
@@ -285,6 +260,8 @@ viz.collective("reduce-scatter", ranks=4)
 # This is how gradients are sharded: not by layers, and not by what a rank computed. Everybody's numbers for a row are
 # added up on their way to the one rank that keeps the row. A reduce-scatter sums. FSDP needs the **mean**, because each
 # rank's loss was a mean over its own rows, and the batch is everybody's.
+#
+# ### Optional: write the reduce-scatter of a unit
 #
 # A unit has many parameters and one reduce-scatter. Write it. Then we try it on numbers that you can check in your
 # head: row *i* of rank *r*'s gradient is filled with *i + r*.
@@ -374,6 +351,8 @@ HTML(viz.Table("The hooks of a unit's forward, in order", ("hook", "called by"),
 in_torch(group.pre_forward, group.post_forward, group.pre_backward, group.post_backward)
 
 # %% [markdown] covers=["coverage 004.88", "pitfall 18"]
+# ### Optional: past the hooks
+#
 # Hooks run when the *module* is called: `model(x)`. Call `model.forward(x)`, or a method of your own, and nobody
 # unshards: torch then stops with an error about mixed tensors and DTensors. `register_fsdp_forward_method` adds a
 # method of yours to those that gather.

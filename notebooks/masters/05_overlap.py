@@ -14,15 +14,14 @@
 # # Overlap: what hides an all-gather?
 #
 # FSDP sends half as much again as DDP and is often as fast, because most of it travels while something computes.
-# After this chapter you can say why an all-gather is exposed, write a step in which it is not, read both from a
-# trace, and tell when no order of issue can help.
+# After this chapter you can say why an all-gather is exposed, and tell when no order of issue can help.
 
 # %% [markdown]
 # > **Our 8B model** communicates for about 152 ms of each step on eight H100. Its GPUs wait for only about 17 ms of
 # > that, and nobody has set a flag. Where are the others? (`fsdp-sim simulate --model llama3-8b --gpu H100-SXM-80GB
 # > --gpus 8 --seq-len 8192`; look under *Why it takes as long*.)
 #
-# **Core path, about 65 minutes:** sections 1, 2, 3 and 6, with the exercises marked *core*. The rest is
+# **Core path, about 45 minutes:** sections 1, 2, 3 and 4, with the exercises marked *core*. The rest is
 # there if you like.
 #
 # **What is real:** the ranks, the data they exchange, torch's FSDP and its profiler, the programs that torch issues.
@@ -80,8 +79,8 @@ assert round(1e3 * fsdp2.span_s) == 245
 viz.show(fsdp2)
 
 # %% [markdown]
-# 245 ms. Look at the two red boxes: the first all-gather and the last reduce-scatter. They are **exposed**: the network
-# works and the GPU waits. Everything else is hidden.
+# 245 ms. Look at the two red boxes, the first all-gather and the last reduce-scatter. They are **exposed**: the GPU
+# waits.
 
 # %% [markdown]
 # Block 1 must not start before its weights are there. Who makes sure? Not the CPU: it left long ago. This is what it
@@ -102,10 +101,7 @@ assert not any(line.startswith("wait ") for line in lines[first:gather])
 # An **event** is a mark in a stream (`record`). Another stream can stop until the mark is reached (`wait`). `compute`
 # waits for `e3`, the mark behind the all-gather: because of this line there is no race. `e2` lies before forward 0,
 # where block 0's parameters were copied out of their buffer. So the all-gather stream waits for nothing that
-# block 0 computes, and gather 1 runs under forward 0. Blocks compute strictly one after the other, and what
-# they need travels earlier.
-#
-# You may read that no GPU ever sits idle then. The red boxes say otherwise: 20 of 245 ms.
+# block 0 computes, and gather 1 runs under forward 0. Here is the place in our mini, and in torch:
 
 # %%
 assert round(1e3 * exposed_comm_s(fsdp2, rank=0)) == 20
@@ -114,9 +110,8 @@ in_torch(mini_prefetch.prefetch_unshard, mini_prefetch.backward_prefetch)
 # %% [markdown] covers=["coverage 002.18", "coverage 004.105", "coverage 004.107", "misconception 4.119"]
 # ## 2. Who issues, and when
 #
-# The training loop is the same in all of this chapter: forward, backward, step. Under it each block is gathered before
-# its forward and again before its backward, then its gradients are reduce-scattered; parameters, gradients and
-# optimizer states are all sharded. What differs is when an all-gather is *issued*. Each block issues its own, before
+# In all of this chapter the training loop is the same, and so is what travels. What differs is when an all-gather is
+# *issued*. Each block issues its own, before
 # its forward. On a GPU that is early enough, because the CPU is there long before the GPU: **implicit prefetch**. On a
 # CPU one thread issues and computes.
 
@@ -135,23 +130,26 @@ viz.compare(fsdp2, on_cpu, titles=("a GPU: the CPU runs ahead", "a CPU: it compu
 # little work in each.
 
 # %% [markdown]
-# FSDP1 calls explicit prefetch `forward_prefetch=True`. It is off by default, and it acts from the second step on: the
-# first one shows it in which sequence the units run. FSDP2 has no such flag: you give it the list.
+# Prefetching sounds like extra traffic. Is it? Count the all-gathers, with torch's own `fully_shard`. Stuck?
+# `hint("gathers_with_prefetch")` gives the next of three hints and `solution("gathers_with_prefetch")` the solution; so
+# for every exercise. A cell that you leave unsolved blocks nothing: the chapter goes on with the reference.
 
-# %%
-ahead = {device: step(Plan(forward_prefetch=1), device=device) for device in ("gpu", "cpu")}
-assert [round(1e3 * timeline.span_s) for timeline in ahead.values()] == [245, 255]
-fsdp1 = build(blocks([2**20] * 3), Plan(api="fsdp1", forward_prefetch=True), world_size=8, steps=2)
-for number in (0, 1):
-    orders = [i.what for i in fsdp1.ops if i.step == number and i.phase == "forward"]
-    print(f"step {number}:", " · ".join(order for order in orders if "layers" in order))
-    early = orders.index("ALL_GATHER(layers.1) n=8") < orders.index("FWD layers.0")
-    assert early == (number == 1)
+# %% exercise="gathers_with_prefetch"
 
 # %% [markdown]
-# Your turn, on real ranks, where the thread that computes also issues. Stuck? `hint("prefetch_one_ahead")` gives the
-# next of three hints and `solution("prefetch_one_ahead")` the solution; so for every exercise. A cell that you leave
-# unsolved blocks nothing: the chapter goes on with the reference.
+# What is gathered early is not gathered again. But it needs memory until it is used. How much? We prefetch one, two and
+# three blocks ahead and look at the peak of a forward of six blocks.
+
+# %%
+depths = {"as it comes": None, "one ahead": 1, "two ahead": 2, "three ahead": 3}
+kept = {name: step(Plan(forward_prefetch=depth), layers=6) for name, depth in depths.items()}
+assert len({sum(e.op is Op.ALL_GATHER and e.unit != "root" for e in timeline.ops) for timeline in kept.values()}) == 1
+viz.memory_waterfall(kept, moment="forward")
+
+# %% [markdown]
+# ### Optional: a prefetch of your own
+#
+# On real ranks, where the thread that computes also issues.
 
 # %% exercise="prefetch_one_ahead"
 
@@ -171,21 +169,6 @@ forward = checked.use
 calls = [(shards, x, slow_forward) for shards, x, _ in forward_files.inputs(0)]
 how = {"network": forward_files.NETWORK, "progress": False, "show_output": False}
 viz.show(run(lambda *call: forward(*call), 2, each=calls, **how).timeline, ranks=[0])
-
-# %% [markdown]
-# Prefetching sounds like extra traffic. Is it? Count the all-gathers, with torch's own `fully_shard`.
-
-# %% exercise="gathers_with_prefetch"
-
-# %% [markdown]
-# What is gathered early is not gathered again. But it needs memory until it is used. How much? We prefetch one, two and
-# three blocks ahead and look at the peak of a forward of six blocks.
-
-# %%
-depths = {"as it comes": None, "one ahead": 1, "two ahead": 2, "three ahead": 3}
-kept = {name: step(Plan(forward_prefetch=depth), layers=6) for name, depth in depths.items()}
-assert len({sum(e.op is Op.ALL_GATHER and e.unit != "root" for e in timeline.ops) for timeline in kept.values()}) == 1
-viz.memory_waterfall(kept, moment="forward")
 
 # %% [markdown]
 # ## 3. How much can hide?
@@ -218,58 +201,20 @@ assert all(abs(a - b) < 1e-9 for a, b in zip(curves["overlapped"], simulated, st
 forward_times(gathers_s, 0.025, curves, "Up to the length of a forward, a gather costs next to nothing")
 
 # %% [markdown]
-# In one line: **a gather hides if it takes no longer than the compute beside it.** Both grow with the parameters of
-# the unit; compute grows with the tokens too. So more tokens per GPU, a faster link, or fewer bytes (bf16) hide it.
-# A cleverer order of issue does not, once you have the right one.
+# **A gather hides if it takes no longer than the compute beside it.** Compute grows with the tokens, the gather does
+# not. So more tokens per GPU, a faster link, or fewer bytes (bf16) hide it.
 
 # %%
 grows = [after - before for before, after in itertools.pairwise(curves["overlapped"])]
 assert max(grows[:5]) < 0.006  # up to 25 ms, by no more than the first gather does
 assert min(grows[5:]) > 0.05
 
-# %% [markdown] covers=["coverage 000.20", "coverage 002.15", "coverage 002.17", "coverage 002.26"]
-# ## 4. Backward: before, after, or not at all
-#
-# Backward runs the blocks from the last to the first. FSDP1 has an argument for it:
-# `BackwardPrefetch.BACKWARD_PRE` (the default) asks for the next block before this one computes,
-# `BACKWARD_POST` after, `None` when it is needed. Its streams have other names: `unshard` carries the
-# all-gathers, `post-backward` the reduce-scatters. Every rank sends its piece of every block (rows, no left
-# or right half) and receives all others: nobody only sends.
-#
-# We take 20 ms a collective, and a CPU that is ahead.
-
-# %% predict="backward_prefetch_with_a_cpu_ahead"
-
-# %%
-modes = {"BACKWARD_PRE": None, "BACKWARD_POST": "BACKWARD_POST", "None": "none"}
-gpu = {name: step(Plan(api="fsdp1", backward_prefetch=mode), wire_s=0.020) for name, mode in modes.items()}
-assert [round(1e3 * timeline.span_s) for timeline in gpu.values()] == [265, 265, 345]
-viz.show(gpu)
-
-# %% [markdown] covers=["coverage 002.20", "coverage 004.129", "misconception 2.13", "misconception 2.20"]
-# `POST` is not serial where the CPU runs ahead: it asks for block 1 after it has *issued* backward 2, which the GPU has
-# not begun. `PRE` and `POST` both issue the gather before the reduce-scatter of this
-# block. `None` issues it after, and both collectives use one **communicator**, which runs them in the order of issue:
-# the gather queues behind the reduction, and the block waits for both.
-
 # %% [markdown]
-# Now let the thread that issues compute as well, as a CPU that is late does.
-
-# %% predict="backward_prefetch_with_a_late_cpu"
-
-# %%
-late = {name: step(Plan(api="fsdp1", backward_prefetch=mode), 0.020, "cpu") for name, mode in modes.items()}
-assert [round(1e3 * timeline.span_s) for timeline in late.values()] == [365, 405, 405]
-assert round(1 - 365 / 405, 2) == 0.10
-viz.show(late)
-
-# %% [markdown] covers=["coverage 002.19"]
-# All three: in forward nothing is hidden. In backward only `PRE` still hides its gathers, because it alone issues them
-# before the compute. "2 to 10 % faster" is one measurement of torch's tutorial, and no rule: in the first picture `PRE`
-# and `POST` are equal, in the second they differ by a tenth of the step. The model leaves out the memory allocator.
-
-# %% [markdown]
-# FSDP2 has no argument for this: it always issues as `PRE` does.
+# ## 4. Backward: ask, then compute
+#
+# Backward runs the blocks from the last to the first. FSDP2 asks for the next block, lets this one compute, and sends
+# its gradients away: `backward_prefetch` above is the place. There is no argument for it (FSDP1 has one: section 8).
+# Write down all that the CPU issues, then compare it with the picture.
 
 # %% exercise="order_of_backward"
 
@@ -327,50 +272,6 @@ def timed(backward):
 # %% tags=["nbval-ignore-output"]
 viz.show({"queued behind": timed(backward_files.stub), "issued before": timed(checked.use)}, ranks=[0])
 
-# %% [markdown] covers=["coverage 002.24", "misconception 2.24", "misconception 2.27"]
-# ## 6. What it holds
-#
-# You may read that `None` holds one block, `POST` one and a half, `PRE` two or three. What would half a block be? Below
-# you see everything that FSDP1 has allocated for six equal blocks at the peak of backward, in the sequence in which the
-# CPU allocates and frees.
-
-# %% predict="whole_blocks_in_backward"
-
-# %%
-held = {name: step(Plan(api="fsdp1", backward_prefetch=mode), layers=6) for name, mode in modes.items()}
-viz.memory_waterfall(held | {"FSDP2": step(layers=6)}, moment="backward")
-
-# %%
-for name, mode in modes.items():
-    six = build(blocks([2**20] * 6), Plan(api="fsdp1", backward_prefetch=mode), world_size=8)
-    whole_bytes = engine.memory(six).peak_of([Memory.UNSHARDED], Phase.BACKWARD)
-    print(f"{name:14s} {whole_bytes / 2**20:.0f} whole blocks in backward")
-    assert whole_bytes / 2**20 == {"BACKWARD_PRE": 2}.get(name, 1)
-in_fsdp2 = engine.memory(build(blocks([2**20] * 6), Plan(), world_size=8))
-whole_or_flat = [Memory.UNSHARDED, Memory.AG_OUTPUT]
-assert [in_fsdp2.peak_of(whole_or_flat, phase) / 2**20 for phase in (Phase.FORWARD, Phase.BACKWARD)] == [3, 2]
-
-# %% [markdown] covers=["misconception 2.26", "misconception 4.38"]
-# There are no halves. With `PRE` two blocks are whole, with `POST` one, with `None` one. All three hold the same
-# gradients: a block's own, and as much again in the buffer in which they are sent. `None` saves nothing against `POST`.
-# FSDP2 adds up to as much as `PRE`; one of its two is the flat buffer in which the next block arrives. Its forward
-# holds three, because there it gathers two ahead (chapter 7 counts that).
-
-# %% exercise="whole_in_backward"
-
-# %% [markdown]
-# The same for blocks of 2, 8, 4, 12, 4 and 6 MiB, every operation 10 ms long. The times do not differ. Watch the blue
-# in the strips of memory, the whole parameters: at most 12 + 4 MiB with `PRE`, 12 with `POST`.
-
-# %%
-sizes = [2**20 * n for n in (2, 8, 4, 12, 4, 6)]
-strips = {}
-for name, mode in modes.items():
-    uneven_program = build(blocks(sizes), Plan(api="fsdp1", backward_prefetch=mode), world_size=8)
-    strips[name] = engine.replay(uneven_program, lambda i: 0.0 if i.unit in ("embed", "head", "root") else 0.01)
-    print(f"{name:14s} {checked.use(sizes, None if name == 'None' else name):,} bytes of whole parameters")
-viz.show({name: strips[name] for name in ("BACKWARD_PRE", "BACKWARD_POST")})
-
 # %% [markdown]
 # ## The schedule puzzle
 #
@@ -382,46 +283,8 @@ viz.show({name: strips[name] for name in ("BACKWARD_PRE", "BACKWARD_POST")})
 # %% tags=["nbval-ignore-output"]
 puzzle()
 
-# %% [markdown]
-# ## 7. A CPU too far ahead
-#
-# A CPU that runs ahead issues all gathers of a forward at once, and each has memory from the moment it is issued.
-# FSDP1's **rate limiter** (`limit_all_gathers=True`, the default) stops the CPU until the GPU is done with an earlier
-# block, so that two or three are under way. We simulate GPT-2 with 774 million parameters, in 36 blocks that each do
-# enough work to keep the GPU behind the CPU.
-
-# %% predict="gathers_under_way_without_limiter"
-
-# %%
-cluster = Cluster("A100-SXM-80GB", gpus=16, bandwidth_gbps=100)
-limits = {}
-for limit in (True, False):
-    plan = Plan(
-        api="fsdp1", limit_all_gathers=limit, micro_batch=8, param_dtype="bf16", activation_checkpointing="full"
-    )
-    limits[f"limit_all_gathers={limit}"] = simulate("gpt2-774m", cluster, plan)
-
-# %%
-active = [sim.memory.active_bytes for sim in limits.values()]
-timelines = {name: sim.timeline for name, sim in limits.items()}
-limiter = issued_ahead(timelines, "Without the limiter the CPU asks for all 36 blocks in advance, with it for 3")
-assert [row[1] for row in limiter.tables[0].rows] == ["3", "36"]
-limiter
-
-# %% [markdown]
-# 3 with the limiter; without it all 36, the whole model. The step takes as long either way, because the wire
-# is the same. What grows is memory: FSDP1 frees with `record_stream`, which keeps a block until the GPU has
-# passed, while the CPU already asks for the next one. FSDP2 needs no limiter: its streams wait for events, so
-# memory does not depend on how far the CPU is ahead.
-
-# %%
-times_s = [sim.step_time_s for sim in limits.values()]
-print(f"{times_s[0] * 1e3:.1f} and {times_s[1] * 1e3:.1f} ms; {active[1] / active[0] - 1:.0%} more memory in use")
-assert abs(times_s[1] / times_s[0] - 1) < 0.01
-assert 1.1 < active[1] / active[0] < 1.3
-
 # %% [markdown] covers=["coverage 001.42", "misconception 1.22"]
-# ## 8. Read a trace
+# ## 6. Read a trace
 #
 # `NCCL_DEBUG=INFO` is sometimes given as the way to profile communication. It prints which links and rings NCCL has
 # chosen, once, at the start: no times. Times are in a trace of `torch.profiler`. Here are two ranks of torch's own
@@ -484,7 +347,7 @@ print("first culprit:", doctor.culprits[0].culprit)
 assert doctor.culprits[0].culprit != "issued late by the CPU"
 
 # %% [markdown] covers=["coverage 001.23", "coverage 001.44", "misconception 1.12"]
-# ## 9. When nothing can hide it
+# ## 7. When nothing can hide it
 #
 # "FSDP reaches 85 to 95 % of DDP's speed." "It costs 10 to 15 %." No source says where. We take GPT-2 with 350 million
 # parameters on 64 GPUs, three links, and more and more tokens per GPU.
@@ -551,6 +414,144 @@ standing
 standing.picture
 
 # %% [markdown]
+# ## 8. Appendix: FSDP1's flags, and its limiter
+#
+# For whoever still reads or runs FSDP1. Explicit prefetch is `forward_prefetch=True` there. It is off by default, and it acts from the second step on: the
+# first one shows it in which sequence the units run. FSDP2 has no such flag: you give it the list.
+
+# %%
+ahead = {device: step(Plan(forward_prefetch=1), device=device) for device in ("gpu", "cpu")}
+assert [round(1e3 * timeline.span_s) for timeline in ahead.values()] == [245, 255]
+fsdp1 = build(blocks([2**20] * 3), Plan(api="fsdp1", forward_prefetch=True), world_size=8, steps=2)
+for number in (0, 1):
+    orders = [i.what for i in fsdp1.ops if i.step == number and i.phase == "forward"]
+    print(f"step {number}:", " · ".join(order for order in orders if "layers" in order))
+    early = orders.index("ALL_GATHER(layers.1) n=8") < orders.index("FWD layers.0")
+    assert early == (number == 1)
+
+# %% [markdown] covers=["coverage 000.20", "coverage 002.15", "coverage 002.17", "coverage 002.26"]
+# ### Backward: before, after, or not at all
+#
+# `BackwardPrefetch.BACKWARD_PRE` (the default) asks for the next block before this one computes, as FSDP2 does;
+# `BACKWARD_POST` after, `None` when it is needed. Its streams have other names: `unshard` carries the
+# all-gathers, `post-backward` the reduce-scatters. Every rank sends its piece of every block (rows, no left
+# or right half) and receives all others: nobody only sends.
+#
+# We take 20 ms a collective, and a CPU that is ahead.
+
+# %% predict="backward_prefetch_with_a_cpu_ahead"
+
+# %%
+modes = {"BACKWARD_PRE": None, "BACKWARD_POST": "BACKWARD_POST", "None": "none"}
+gpu = {name: step(Plan(api="fsdp1", backward_prefetch=mode), wire_s=0.020) for name, mode in modes.items()}
+assert [round(1e3 * timeline.span_s) for timeline in gpu.values()] == [265, 265, 345]
+viz.show(gpu)
+
+# %% [markdown] covers=["coverage 002.20", "coverage 004.129", "misconception 2.13", "misconception 2.20"]
+# `POST` is not serial where the CPU runs ahead: it asks for block 1 after it has *issued* backward 2, which the GPU has
+# not begun. `PRE` and `POST` both issue the gather before the reduce-scatter of this
+# block. `None` issues it after, and both collectives use one **communicator**, which runs them in the order of issue:
+# the gather queues behind the reduction, and the block waits for both.
+
+# %% [markdown]
+# Now let the thread that issues compute as well, as a CPU that is late does.
+
+# %% predict="backward_prefetch_with_a_late_cpu"
+
+# %%
+late = {name: step(Plan(api="fsdp1", backward_prefetch=mode), 0.020, "cpu") for name, mode in modes.items()}
+assert [round(1e3 * timeline.span_s) for timeline in late.values()] == [365, 405, 405]
+assert round(1 - 365 / 405, 2) == 0.10
+viz.show(late)
+
+# %% [markdown] covers=["coverage 002.19"]
+# All three: in forward nothing is hidden. In backward only `PRE` still hides its gathers, because it alone issues them
+# before the compute. "2 to 10 % faster" is one measurement of torch's tutorial, and no rule: in the first picture `PRE`
+# and `POST` are equal, in the second they differ by a tenth of the step. The model leaves out the memory allocator.
+
+# %% [markdown] covers=["coverage 002.24", "misconception 2.24", "misconception 2.27"]
+# ### What it holds
+#
+# You may read that `None` holds one block, `POST` one and a half, `PRE` two or three. What would half a block be? Below
+# you see everything that FSDP1 has allocated for six equal blocks at the peak of backward, in the sequence in which the
+# CPU allocates and frees.
+
+# %% predict="whole_blocks_in_backward"
+
+# %%
+held = {name: step(Plan(api="fsdp1", backward_prefetch=mode), layers=6) for name, mode in modes.items()}
+viz.memory_waterfall(held | {"FSDP2": step(layers=6)}, moment="backward")
+
+# %%
+for name, mode in modes.items():
+    six = build(blocks([2**20] * 6), Plan(api="fsdp1", backward_prefetch=mode), world_size=8)
+    whole_bytes = engine.memory(six).peak_of([Memory.UNSHARDED], Phase.BACKWARD)
+    print(f"{name:14s} {whole_bytes / 2**20:.0f} whole blocks in backward")
+    assert whole_bytes / 2**20 == {"BACKWARD_PRE": 2}.get(name, 1)
+in_fsdp2 = engine.memory(build(blocks([2**20] * 6), Plan(), world_size=8))
+whole_or_flat = [Memory.UNSHARDED, Memory.AG_OUTPUT]
+assert [in_fsdp2.peak_of(whole_or_flat, phase) / 2**20 for phase in (Phase.FORWARD, Phase.BACKWARD)] == [3, 2]
+
+# %% [markdown] covers=["misconception 2.26", "misconception 4.38"]
+# There are no halves. With `PRE` two blocks are whole, with `POST` one, with `None` one. All three hold the same
+# gradients: a block's own, and as much again in the buffer in which they are sent. `None` saves nothing against `POST`.
+# FSDP2 adds up to as much as `PRE`; one of its two is the flat buffer in which the next block arrives. Its forward
+# holds three, because there it gathers two ahead (chapter 7 counts that).
+
+# %% exercise="whole_in_backward"
+
+# %% [markdown]
+# The same for blocks of 2, 8, 4, 12, 4 and 6 MiB, every operation 10 ms long. The times do not differ. Watch the blue
+# in the strips of memory, the whole parameters: at most 12 + 4 MiB with `PRE`, 12 with `POST`.
+
+# %%
+sizes = [2**20 * n for n in (2, 8, 4, 12, 4, 6)]
+strips = {}
+for name, mode in modes.items():
+    uneven_program = build(blocks(sizes), Plan(api="fsdp1", backward_prefetch=mode), world_size=8)
+    strips[name] = engine.replay(uneven_program, lambda i: 0.0 if i.unit in ("embed", "head", "root") else 0.01)
+    print(f"{name:14s} {checked.use(sizes, None if name == 'None' else name):,} bytes of whole parameters")
+viz.show({name: strips[name] for name in ("BACKWARD_PRE", "BACKWARD_POST")})
+
+# %% [markdown]
+# ### A CPU too far ahead: the limiter
+#
+# A CPU that runs ahead issues all gathers of a forward at once, and each has memory from the moment it is issued.
+# FSDP1's **rate limiter** (`limit_all_gathers=True`, the default) stops the CPU until the GPU is done with an earlier
+# block, so that two or three are under way. We simulate GPT-2 with 774 million parameters, in 36 blocks that each do
+# enough work to keep the GPU behind the CPU.
+
+# %% predict="gathers_under_way_without_limiter"
+
+# %%
+cluster = Cluster("A100-SXM-80GB", gpus=16, bandwidth_gbps=100)
+limits = {}
+for limit in (True, False):
+    plan = Plan(
+        api="fsdp1", limit_all_gathers=limit, micro_batch=8, param_dtype="bf16", activation_checkpointing="full"
+    )
+    limits[f"limit_all_gathers={limit}"] = simulate("gpt2-774m", cluster, plan)
+
+# %%
+active = [sim.memory.active_bytes for sim in limits.values()]
+timelines = {name: sim.timeline for name, sim in limits.items()}
+limiter = issued_ahead(timelines, "Without the limiter the CPU asks for all 36 blocks in advance, with it for 3")
+assert [row[1] for row in limiter.tables[0].rows] == ["3", "36"]
+limiter
+
+# %% [markdown]
+# 3 with the limiter; without it all 36, the whole model. The step takes as long either way, because the wire
+# is the same. What grows is memory: FSDP1 frees with `record_stream`, which keeps a block until the GPU has
+# passed, while the CPU already asks for the next one. FSDP2 needs no limiter: its streams wait for events, so
+# memory does not depend on how far the CPU is ahead.
+
+# %%
+times_s = [sim.step_time_s for sim in limits.values()]
+print(f"{times_s[0] * 1e3:.1f} and {times_s[1] * 1e3:.1f} ms; {active[1] / active[0] - 1:.0%} more memory in use")
+assert abs(times_s[1] / times_s[0] - 1) < 0.01
+assert 1.1 < active[1] / active[0] < 1.3
+
+# %% [markdown]
 # ## Lab: a trace of your own
 #
 # `labs.train` writes a timeline of all ranks with `--profile`, and ends with a line that says how much was exposed and
@@ -575,8 +576,7 @@ assert "exposed" in lab.output
 #
 # - Streams wait for events; what is issued early runs early, under somebody else's compute.
 # - A gather hides if it takes no longer than the compute beside it; only the two ends of a step stand alone.
-# - One communicator is one queue: a gather issued after a reduction waits for it. `PRE` and `POST` issue it before,
-#   `None` after; `PRE` alone needs no CPU that runs ahead, and holds one block more.
+# - One communicator is one queue: a gather issued after a reduction waits for it. So FSDP2 asks before it computes.
 # - How much FSDP costs follows from tokens per GPU and the link. It is not a constant.
 
 # %% [markdown]

@@ -23,7 +23,7 @@
 # > Ask for both: `fsdp-sim simulate --model llama3-8b --gpu H100-SXM-80GB --gpus 8 --seq-len 8192`, then once more
 # > with `--plan wrap=root`.
 #
-# **Core path, about 65 minutes:** sections 1, 2, 3 and 5, with the exercises marked *core*. The rest is
+# **Core path, about 45 minutes:** sections 1, 2, 3 and 5, with the exercises marked *core*. The rest is
 # there if you like.
 #
 # **What is real:** torch's FSDP1 and FSDP2 on ranks, every error message, all counts and bytes.

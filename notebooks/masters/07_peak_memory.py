@@ -21,7 +21,7 @@
 # > keeps 75 of the 78.5 that a process gets. One longer document and it is gone. What would you throw out first?
 # > (`fsdp-sim simulate --model llama3-8b --gpu H100-SXM-80GB --gpus 8 --seq-len 8192`)
 #
-# **Core path, about 75 minutes:** sections 1, 3 and 4, with the exercises marked *core*. The rest is
+# **Core path, about 45 minutes:** sections 1, 3 and 4, with the exercises marked *core*. The rest is
 # there if you like.
 #
 # **What is real:** the ranks, torch's FSDP2, and every byte labelled *measured*. **What is modelled:** large models on
@@ -82,8 +82,9 @@ viz.timeline(step.timeline).titled("Three layers stand in forward, four in backw
 # allows three in forward beside the shards.
 
 # %% [markdown]
-# Now read one off yourself. Stuck? `hint("stands_at_the_peak")` gives the next of three hints,
-# `solution("stands_at_the_peak")` the solution and its reason. Either way you can go on.
+# ### Optional: read the peak off the events
+#
+# Now read one off yourself.
 
 # %% exercise="stands_at_the_peak"
 
@@ -164,7 +165,8 @@ viz.memory_waterfall(kept).titled("Never free a unit, and Llama 3 8B does not fi
 # A number n keeps a slice of 1/n beside the fp32 shard, here a quarter in bf16. Backward then gathers among 4 ranks of
 # one node, for 3.2 GiB more (the picture counts them as shards).
 #
-# You may have read that full sharding frees parameters "after backward". Does it?
+# You may have read that full sharding frees parameters "after backward". Does it? Stuck? `hint("freed_after_forward")`
+# gives the next of three hints, `solution("freed_after_forward")` the solution and its reason. Either way you can go on.
 
 # %% exercise="freed_after_forward"
 
@@ -187,7 +189,7 @@ stacks(counts, "What is freed after forward is gathered again: 5 units and a roo
 in_torch(post_forward_mesh_info, FSDPParamGroup.reshard, FSDPParamGroup.post_forward)
 
 # %% [markdown] covers=["pitfall 13"]
-# ### "FSDP saves nothing"
+# ### Optional: "FSDP saves nothing"
 # A friend calls `fully_shard(model)`, nothing else, and runs out of memory as before. What happened?
 
 # %% predict="only_the_model_wrapped"
@@ -208,7 +210,61 @@ viz.memory_waterfall(wrapped).titled("One unit for everything does not fit, a un
 # %% [markdown]
 # ## 4. Activations: not sharded, but you can compute them twice
 #
-# Most of the bar *block* is **activations**: what forward saves for backward. Take a block of two linear layers and a
+# Most of what stands there is **activations**: what forward saves for backward, of a rank's own rows. FSDP does not
+# touch them.
+# %% [markdown] covers=["coverage 000.28", "coverage 001.52", "pitfall 47"]
+# **Activation checkpointing** keeps only the input of what it wraps, and computes the rest again in backward
+# ([Chen et al., 2016](https://arxiv.org/abs/1604.06174)). (With a checkpoint on your disk it shares a word.)
+#
+# So wrap *blocks*. `apply_activation_checkpointing(model, check_fn=...)` puts a `checkpoint_wrapper` around each module
+# that `check_fn` picks, non-reentrant by default. Did your peak hardly move? Look at what it picked. Around the
+# children of a block, a checkpoint keeps what autograd would have kept anyway.
+#
+# You pay with a second forward. A step's compute has three parts, one of forward and two of backward, and now you add a
+# fourth: a third more. **Selective** checkpointing keeps what is expensive to compute again
+# ([Korthikanti et al., 2022](https://arxiv.org/abs/2205.05198)).
+
+# %% [markdown]
+# The block runs again in backward. Must its parameters travel again, too?
+
+# %% exercise="checkpoint_around_units"
+
+# %%
+as_often, gathers = run(checked.use, 2, progress=False, show_output=False)[0]
+assert as_often
+assert gathers == 9
+choices = {"none": None, "selective": "selective", "full": "full"}
+long = {name: simulate("llama3-8b", eight, Plan(**row, activation_checkpointing=ac)) for name, ac in choices.items()}
+speed = {name: sim.tokens_per_s_per_gpu / long["none"].tokens_per_s_per_gpu for name, sim in long.items()}
+print({name: f"{share:.0%} of the tokens per second" for name, share in speed.items()})
+assert 0.75 < speed["full"] < 0.82
+assert long["full"].peak_memory_bytes < 0.45 * long["none"].peak_memory_bytes
+viz.memory_waterfall(long).titled("Recompute the blocks, and more than half of the peak is gone")
+
+# %% [markdown]
+# Now you choose. Rows of 4,096 tokens, cards of 40 GB: which setting buys what is missing with the least time? (One of
+# them, `cpu_offload`, keeps the shards in the CPU's memory: section 7.)
+
+# %% exercise="plan_for_long_rows"
+
+# %%
+chosen = checked.use()
+cards = Cluster("A100-SXM-40GB", gpus=8)
+others = {"your plan": chosen, "one row, kept": chosen | {"micro_batch": 1, "activation_checkpointing": None},
+          "two rows, kept": chosen | {"micro_batch": 2, "activation_checkpointing": None},
+          "kept whole": chosen | {"reshard_after_forward": False},
+          "checkpointed": chosen | {"activation_checkpointing": "full"},
+          "offloaded": chosen | {"cpu_offload": True}}  # fmt: skip
+plans = {n: simulate("llama2-7b", cards, Plan(seq_len=4096, param_dtype="bf16", **one)) for n, one in others.items()}
+print({name: round(sim.tokens_per_s_per_gpu) if sim.fits else "does not fit" for name, sim in plans.items()})
+assert plans["your plan"].fits
+assert not plans["two rows, kept"].fits
+viz.memory_waterfall(plans).titled("Two rows do not fit if all their activations stay")
+
+# %% [markdown]
+# ### Optional: which tensors, and one checkpoint around all
+#
+# Take a block of two linear layers and a
 # GELU. Which tensors does autograd save?
 
 # %% predict="activations_on_two_ranks"
@@ -221,14 +277,7 @@ kb = {how: {"saved for backward": n_bytes / 1e3} for how, n_bytes in saved.items
 assert saved["alone"] == saved["fsdp"] == saved["checkpointed layers"] == 9 * saved["checkpointed blocks"]
 stacks(kb, "Neither sharding nor a checkpoint around each layer saves activations (measured)", "kB on rank 0")
 
-# %% [markdown] covers=["coverage 000.28", "coverage 001.52", "pitfall 47"]
-# **Activation checkpointing** keeps only the input of what it wraps, and computes the rest again in backward
-# ([Chen et al., 2016](https://arxiv.org/abs/1604.06174)). (With a checkpoint on your disk it shares a word.)
-#
-# So wrap *blocks*. `apply_activation_checkpointing(model, check_fn=...)` puts a `checkpoint_wrapper` around each module
-# that `check_fn` picks, non-reentrant by default. Did your peak hardly move? Look at what it picked. Around the
-# children of a block, a checkpoint keeps what autograd would have kept anyway.
-#
+# %% [markdown]
 # And once around the whole model? We try it without sharding, in this process, forward and backward.
 
 
@@ -263,27 +312,6 @@ stacks(mib, "One checkpoint around everything saves nothing (measured)", "MiB")
 # %% [markdown] covers=["coverage 002.30", "coverage 002.29"]
 # Around the whole model you compute everything twice and save nothing: backward begins by bringing all activations
 # back, at once. Around each block, only those of one block come back at a time.
-#
-# You pay with a second forward. A step's compute has three parts, one of forward and two of backward, and now you add a
-# fourth: a third more. **Selective** checkpointing keeps what is expensive to compute again
-# ([Korthikanti et al., 2022](https://arxiv.org/abs/2205.05198)).
-
-# %% [markdown]
-# The block runs again in backward. Must its parameters travel again, too?
-
-# %% exercise="checkpoint_around_units"
-
-# %%
-as_often, gathers = run(checked.use, 2, progress=False, show_output=False)[0]
-assert as_often
-assert gathers == 9
-choices = {"none": None, "selective": "selective", "full": "full"}
-long = {name: simulate("llama3-8b", eight, Plan(**row, activation_checkpointing=ac)) for name, ac in choices.items()}
-speed = {name: sim.tokens_per_s_per_gpu / long["none"].tokens_per_s_per_gpu for name, sim in long.items()}
-print({name: f"{share:.0%} of the tokens per second" for name, share in speed.items()})
-assert 0.75 < speed["full"] < 0.82
-assert long["full"].peak_memory_bytes < 0.45 * long["none"].peak_memory_bytes
-viz.memory_waterfall(long).titled("Recompute the blocks, and more than half of the peak is gone")
 
 # %% [markdown]
 # ## 5. Then the logits stand there
@@ -399,25 +427,6 @@ except TypeError as error:
     refused = str(error)
 print(refused)
 assert "unexpected keyword argument 'offload_gradients'" in refused
-
-# %% [markdown]
-# Now you choose. Rows of 4,096 tokens, cards of 40 GB: which setting buys what is missing with the least time?
-
-# %% exercise="plan_for_long_rows"
-
-# %%
-chosen = checked.use()
-cards = Cluster("A100-SXM-40GB", gpus=8)
-others = {"your plan": chosen, "one row, kept": chosen | {"micro_batch": 1, "activation_checkpointing": None},
-          "two rows, kept": chosen | {"micro_batch": 2, "activation_checkpointing": None},
-          "kept whole": chosen | {"reshard_after_forward": False},
-          "checkpointed": chosen | {"activation_checkpointing": "full"},
-          "offloaded": chosen | {"cpu_offload": True}}  # fmt: skip
-plans = {n: simulate("llama2-7b", cards, Plan(seq_len=4096, param_dtype="bf16", **one)) for n, one in others.items()}
-print({name: round(sim.tokens_per_s_per_gpu) if sim.fits else "does not fit" for name, sim in plans.items()})
-assert plans["your plan"].fits
-assert not plans["two rows, kept"].fits
-viz.memory_waterfall(plans).titled("Two rows do not fit if all their activations stay")
 
 # %% [markdown] covers=["pitfall 45"]
 # ## 8. Why does `nvidia-smi` say more?

@@ -23,7 +23,7 @@
 # > (`fsdp-sim simulate --model llama3-8b --gpu H100-SXM-80GB --gpus 8 --seq-len 8192 --activation-checkpointing full`,
 # > then with `--param-dtype none`)
 #
-# **Core path, about 70 minutes:** sections 1, 4, 5 and 8, with the exercises marked *core*. The rest is
+# **Core path, about 45 minutes:** sections 1, 4, 5 and 8, with the exercises marked *core*. The rest is
 # there if you like.
 #
 # **Real:** ranks, gloo, torch's FSDP2 and FSDP1, every gradient. **Modelled:** the memory and speed of GPUs in
@@ -127,6 +127,9 @@ viz.memory_waterfall(sims)
 # beside those in bf16.)
 #
 # bf16 has the range of fp32, and 8 binary digits. fp16 has 11 digits and a small range; that is section 3.
+
+# %% [markdown]
+# ### Optional: write the step of a unit
 #
 # Now write the step of a unit, with all three dtypes. Stuck? `hint("cast_gather_reduce")` gives the next of three
 # hints, `solution("cast_gather_reduce")` the solution and why it is so.
@@ -322,6 +325,18 @@ assert sent["requires_gradient_sync=true"] == 4 * sent["requires_gradient_sync=l
 # gradient ([its documentation](https://docs.pytorch.org/docs/stable/fsdp.html) says so). Under `no_sync`, nothing is
 # offloaded meanwhile.
 
+# %% [markdown]
+# ### Your own FSDP: accumulation
+#
+# In your file one part adds up gradients from micro-batch to micro-batch, and its dtype decides their last bits.
+
+# %% exercise="add_gradient"
+
+# %% [markdown]
+# ### Optional: a plan, and the mean that is none
+#
+# When should these eight micro-batches be reduced?
+
 # %% exercise="plan_of_accumulation"
 
 # %% tags=["nbval-ignore-output"]
@@ -410,6 +425,8 @@ assert max(lines["own shard"]) < true
 curves("Every rank finds a norm of its own, and each is too small", lines, range(4), x_title="rank", y_title="norm")
 
 # %% [markdown] covers=["coverage 004.98", "pitfall 27"]
+# ### Optional: clip DTensors
+#
 # And FSDP2? Does torch's own function work there? You will settle that in a moment.
 #
 # One thing can indeed go wrong, on GPUs only, so not here. With parameters offloaded to the CPU the norm is a number on
@@ -610,7 +627,7 @@ assert repeated == checked.use(10, 4) == 2
 rows_held("Ten samples on four ranks: two come a second time, in the last round", columns, row="draw {}")
 
 # %% [markdown]
-# ### Frozen, and in four bits: LoRA and QLoRA
+# ### Optional: frozen, and in four bits: LoRA and QLoRA
 #
 # [LoRA](https://arxiv.org/abs/2106.09685) trains small adapters beside frozen layers. Gradients and moments are next to
 # nothing then, and what FSDP shards is mostly frozen weights. A step of our 8B model on eight cards, blocks
@@ -641,14 +658,9 @@ misconceptions("numerics")
 board("numerics")
 
 # %% [markdown]
-# ### Your own FSDP: precision, accumulation, clipping
+# ### Your own FSDP: clipping
 #
-# Two parts of your file decide the last bits: how gradients are added up, and how they are clipped.
-
-# %% exercise="add_gradient"
-
-# %% tags=["nbval-ignore-output"]
-board("numerics")
+# Beside the sum of section 4, one more part of your file decides the last bits: how gradients are clipped.
 
 # %% exercise="clip_grad_norm"
 

@@ -22,7 +22,7 @@
 # > With the moments of AdamW, ours is 12 bytes a parameter, about 96 GB. We must write them while training goes on, and
 # > read them back on whatever is left of the cluster.
 #
-# **Core path, about 65 minutes:** sections 1, 2, 3 and 5, with the exercises marked *core*. The rest is
+# **Core path, about 45 minutes:** sections 1, 2, 3 and 5, with the exercises marked *core*. The rest is
 # there if you like.
 #
 # **What is real:** the ranks, torch's FSDP and its `torch.distributed.checkpoint` (**DCP**), the files, the disk
@@ -102,26 +102,6 @@ HTML(viz.Table("state_dict()['weight']", ("", "type", "shape", "kept here", "byt
 #
 # `get_optimizer_state_dict` does the same for the optimizer. Its own `state_dict()` would give you this rank's part.
 #
-# In older code you will meet FSDP1's `state_dict_type(...)`, now deprecated, with three types: FULL, SHARDED, and
-# LOCAL, flat pieces that only the same ranks can load.
-
-# %%
-from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
-
-
-def old_way():
-    model = FullyShardedDataParallel(nn.Linear(4, 4), device_id=torch.device("cpu"))
-    with warnings.catch_warnings(record=True) as heard:
-        warnings.simplefilter("always")
-        with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT):
-            pass
-    return [str(warning.message) for warning in heard if "deprecat" in str(warning.message).lower()]
-
-
-heard = run(old_way, 2, progress=False)[0]
-print(heard[0].partition(". ")[0])
-assert "state_dict_type() and FSDP.set_state_dict_type() are being deprecated" in heard[0]
-
 # %% [markdown]
 # Does a full state dict take half as much on each of twice as many ranks? The first exercise settles it. Stuck?
 # `hint("bytes_of_a_state_dict")` gives the next of three hints, `solution("bytes_of_a_state_dict")` the solution.
@@ -150,6 +130,29 @@ stacks(bars, "More ranks make a sharded state dict smaller, and leave a full one
 # %%
 states_bytes = 70e9 * 12  # fp32 weights and two moments
 assert (round(states_bytes / 1e9), round(states_bytes / 64 / 1e9)) == (840, 13)
+
+# %% [markdown]
+# ### Optional: what older code says
+#
+# In older code you will meet FSDP1's `state_dict_type(...)`, now deprecated, with three types: FULL, SHARDED, and
+# LOCAL, flat pieces that only the same ranks can load.
+
+# %%
+from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
+
+
+def old_way():
+    model = FullyShardedDataParallel(nn.Linear(4, 4), device_id=torch.device("cpu"))
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT):
+            pass
+    return [str(warning.message) for warning in heard if "deprecat" in str(warning.message).lower()]
+
+
+heard = run(old_way, 2, progress=False)[0]
+print(heard[0].partition(". ")[0])
+assert "state_dict_type() and FSDP.set_state_dict_type() are being deprecated" in heard[0]
 
 # %% [markdown]
 # ## 2. Who must call?
@@ -197,7 +200,9 @@ assert [sum(bar.values()) for bar in bars.values()] == [240, 0, 0, 0]
 stacks(bars, "All ranks gave their rows; rank 0 alone has them all.", "rows in the full state dict")
 
 # %% [markdown] covers=["pitfall 39", "coverage 004.58", "coverage 004.47", "coverage 004.60"]
-# Four recipes that you will find, and what each does:
+# ### Optional: recipes
+#
+# Four that you will find, and what each does:
 #
 # - `if rank == 0: save(model)`, around a function that gathers: a hang.
 # - `if rank == 0: torch.save(model.state_dict())` with FSDP2: no hang, and a file with rank 0's rows. You notice at the
@@ -295,6 +300,8 @@ for rank, rows in enumerate(halves):
 reads(files, wanted, "Four shards on the disk, two in memory: each half is held twice.")
 
 # %% [markdown] covers=["coverage 004.48", "coverage 004.59"]
+# ### Optional: read once, send to all
+#
 # What about loading on rank 0 and sending it round, as in `ckpt = broadcast_object_list([ckpt])[0]`? That function
 # fills its list in place and returns `None`, so this line is a TypeError. Mended, it pickles the *whole* model to every
 # rank: W copies in host memory.
@@ -408,6 +415,8 @@ assert all(a < b for a, b in zip(again[4:], undisturbed[4:], strict=True))
 # AdamW's moments, a loss that has settled jumps: the first steps are scaled as if gradients had no history.
 
 # %% [markdown] covers=["pitfall 42", "coverage 004.63"]
+# ### Optional: a resume that nobody can tell
+#
 # The other two make no noise. If data are read twice you often see nothing, or only at the *second* restart, when the
 # place is counted from the first.
 #

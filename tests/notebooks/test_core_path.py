@@ -13,7 +13,7 @@ from fsdp_sim.learn.find import CHAPTERS, CORE, load
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 FIGURES = {"image/png", "image/svg+xml", "application/vnd.plotly.v1+json"}
 OPENING = re.compile(r"\*\*Core path, about (\d+) minutes:\*\* sections ([^,]+(?:, \d+)*(?: and \d+)?), with")
-HEADING = re.compile(r"^## (\d+(?=\. )|.+)", re.MULTILINE)
+HEADING = re.compile(r"^## (\d+(?=\. )|.+)|^### (Optional)\b", re.MULTILINE)
 OPENING_AND_END = {"", "What you have seen"}
 
 
@@ -35,20 +35,28 @@ def whole(number: int) -> NotebookSection:
 
 
 def cells_of(number: int, folder: Path = NOTEBOOKS) -> dict[str, list[dict[str, Any]]]:
-    """Cells by the number of their section, or by its heading if it has none; those of the opening by nothing."""
+    """Cells by the number of their section, or by its heading if it has none; those of the opening by nothing.
+
+    What stands under "### Optional: ..." is on nobody's core path, up to the next section.
+    """
     notebook = json.loads((folder / f"{whole(number).notebook}.ipynb").read_text())
     here, found = "", dict[str, list[dict[str, Any]]]()
     for cell in notebook["cells"]:
         if cell["cell_type"] == "markdown" and (heading := HEADING.search("".join(cell["source"]))):
-            here = heading[1]
+            here = heading[1] or heading[2]
         found.setdefault(here, []).append(cell)
     return found
 
 
 def minutes(cells: list[dict[str, Any]]) -> float:
-    """To read and run them: 180 words and 20 lines of code a minute, and one for a prediction."""
+    """To read and run them: 180 words and 20 lines of code a minute, and one for a prediction.
+
+    Without the cells of exercises: its own estimate has the minutes in which one reads it, and runs its check.
+    """
     total = 0.0
     for cell in cells:
+        if is_of_exercise(cell):
+            continue
         text = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
             total += len(text.split()) / 180
@@ -57,11 +65,18 @@ def minutes(cells: list[dict[str, Any]]) -> float:
     return total
 
 
+def is_of_exercise(cell: dict[str, Any]) -> bool:
+    of_code = {"exercise", "cause"} & set(cell["metadata"]) or "check" in cell["metadata"].get("tags", [])
+    return bool(of_code) or "".join(cell["source"]).startswith("### Exercise: ")
+
+
 def test_its_three_exercises_stand_in_its_sections(number: int) -> None:
     _, parts = said(number)
-    stand = [name for part in parts for name in sections()[f"{number:02}.{part}"].exercises]
+    stand = [cell["metadata"].get("exercise") for part, some in cells_of(number).items() if part in parts for cell in some]
+    core = CORE[CHAPTERS[number - 1]]
 
-    assert set(CORE[CHAPTERS[number - 1]]) <= set(stand)
+    assert len(core) == 3
+    assert set(core) <= set(stand)
 
 
 def test_it_has_at_most_eight_figures(number: int) -> None:

@@ -59,7 +59,7 @@ EXERCISE = Exercise(
     kind=ExerciseKind.CODE,
     difficulty=3,
     importance=5,
-    minutes=20,
+    minutes=15,
     contract="A weight is sharded over 4 ranks (Shard(0)); each is given its rows, and a folder that all see. Save it "
     "with torch.distributed.checkpoint, then load it for HSDP on a 2 x 2 mesh of (replicate, shard): ranks 0 and 2 "
     "hold the first half of the rows, ranks 1 and 3 the second. Return this rank's rows after loading.",

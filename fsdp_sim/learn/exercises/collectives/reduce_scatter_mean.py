@@ -19,7 +19,7 @@ EXERCISE = Exercise(
     kind=ExerciseKind.CODE,
     difficulty=2,
     importance=5,
-    minutes=15,
+    minutes=10,
     contract="The first part of your own my_fsdp.py. rows is a tensor of one row for each rank of group: gradients, "
     "laid out so that row r belongs to rank r. Issue the reduce-scatter of their mean over the ranks, and return two "
     "things without waiting: the tensor in which this rank's row will be, and the work to wait for.",

@@ -45,7 +45,7 @@ EXERCISE = Exercise(
     kind=ExerciseKind.CLAIM,
     difficulty=2,
     importance=5,
-    minutes=15,
+    minutes=10,
     contract='"7 billion parameters take 56 GB to train with AdamW, so they fit one card of 80 GB." Train a small '
     "fp32 model for one step, measure the bytes kept per parameter (parameters, gradients and both moments), and "
     "multiply by 7e9. Return (True or False, the bytes).",

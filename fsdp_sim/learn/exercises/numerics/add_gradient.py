@@ -11,7 +11,7 @@ EXERCISE = Exercise(
     kind=ExerciseKind.CODE,
     difficulty=2,
     importance=4,
-    minutes=15,
+    minutes=10,
     contract="In my_fsdp.py, add_gradient(earlier, found, dtype) is called when backward has found a gradient of a "
     "parameter, whole and in the dtype of compute. earlier is what it returned for the micro-batch before, or None. "
     "dtype is the policy's reduce_dtype, or None: then the gradient keeps its own. Return the sum in that dtype; each "

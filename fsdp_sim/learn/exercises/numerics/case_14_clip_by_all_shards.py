@@ -78,7 +78,7 @@ EXERCISE = Exercise(
     kind=ExerciseKind.FAULT,
     difficulty=2,
     importance=5,
-    minutes=15,
+    minutes=10,
     contract="Gradients are sharded over 4 ranks; this code clips them, as torch.nn.utils.clip_grad_norm_ does when it "
     "is given FSDP1's plain shards. Symptom: every rank logs another norm (0.207 and 0.617 where it is 0.651), and "
     "training wanders off. Mend it: if the norm of all ranks' shards together is above max_norm, scale all by "

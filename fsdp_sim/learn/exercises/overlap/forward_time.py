@@ -40,7 +40,7 @@ EXERCISE = Exercise(
     kind=ExerciseKind.NUMBER,
     difficulty=2,
     importance=5,
-    minutes=15,
+    minutes=10,
     contract="Given the number of blocks, the seconds of one block's all-gather and of its forward, return the seconds "
     "from the first all-gather to the end of the last block's forward, with FSDP2's default on a GPU whose CPU runs "
     "ahead. One all-gather at a time; the root, copies and issuing take no time.",

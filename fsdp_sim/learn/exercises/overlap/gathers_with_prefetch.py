@@ -42,7 +42,7 @@ EXERCISE = Exercise(
     kind=ExerciseKind.CLAIM,
     difficulty=2,
     importance=4,
-    minutes=15,
+    minutes=10,
     contract='"A forward prefetch of two units costs nothing on the wire: FSDP2 gathers as often as without." On 2 '
     "ranks, give each of 4 units the list of the next two (set_modules_to_forward_prefetch), leave fully_shard's other "
     "settings alone, and count the all-gathers of one step (forward and backward) of the units and a root. Return "

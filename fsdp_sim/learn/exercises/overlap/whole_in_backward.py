@@ -45,7 +45,7 @@ EXERCISE = Exercise(
     kind=ExerciseKind.NUMBER,
     difficulty=2,
     importance=4,
-    minutes=15,
+    minutes=10,
     contract="FSDP1 with blocks of different sizes: unit_bytes lists the bytes of each block's whole parameters, in "
     "forward's order (the root has none). Given prefetch ('BACKWARD_PRE', 'BACKWARD_POST' or None), return the most "
     "bytes of whole parameters that are allocated at one moment of backward.",

@@ -40,7 +40,7 @@ EXERCISE = Exercise(
     kind=ExerciseKind.CLAIM,
     difficulty=2,
     importance=4,
-    minutes=15,
+    minutes=10,
     contract='"A checkpoint around a sharded block adds no all-gather, though its forward runs again." On 2 ranks, '
     "take 4 blocks, each sharded by fully_shard and then put into torch's checkpoint_wrapper, after one linear "
     "layer, and shard the model. Count the all-gathers of one step (without checkpoints they are 9). Return (True or "

@@ -39,7 +39,7 @@ EXERCISE = Exercise(
     kind=ExerciseKind.CLAIM,
     difficulty=2,
     importance=4,
-    minutes=15,
+    minutes=10,
     contract='"With torch\'s defaults one unit alone is whole when backward begins." On 2 ranks, shard a model of 5 '
     "units and a root with torch's fully_shard and its defaults, run one forward and look at the weights (a DTensor "
     "is a shard again), then one backward. Return (True or False, the number of all-gathers in the whole step).",

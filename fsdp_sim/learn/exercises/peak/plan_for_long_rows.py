@@ -34,7 +34,7 @@ EXERCISE = Exercise(
     kind=ExerciseKind.PLAN,
     difficulty=3,
     importance=4,
-    minutes=20,
+    minutes=15,
     contract="Train llama2-7b in bf16 with rows of 4,096 tokens on 8 A100-SXM-40GB. Return a dict with micro_batch (1, "
     "2), activation_checkpointing (None, 'selective', 'full'), reshard_after_forward (True, 4, False) and cpu_offload "
     "(False, True) that fits and makes as many tokens per second as possible. Use fsdp_sim.simulate.",

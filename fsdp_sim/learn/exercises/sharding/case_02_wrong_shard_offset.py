@@ -72,7 +72,7 @@ EXERCISE = Exercise(
     kind=ExerciseKind.FAULT,
     difficulty=2,
     importance=5,
-    minutes=15,
+    minutes=10,
     contract="Rank 0 has read a weight from a file (`whole`; the others are given an empty tensor), and each rank is "
     "to return the rows that fully_shard would leave it, as torch.chunk cuts. With 12 rows on 4 ranks the loss after "
     "loading is that before saving. With 10 rows it is higher, there is no error, and every shard has the right shape. "

@@ -38,7 +38,7 @@ EXERCISE = Exercise(
     kind=ExerciseKind.CLAIM,
     difficulty=2,
     importance=4,
-    minutes=15,
+    minutes=10,
     contract='"With reshard_after_forward=False FSDP2 skips the all-gathers of backward." On 2 ranks, run one step '
     "(forward and backward) of a small model of 4 units and a root with torch's fully_shard and count its all-gathers. "
     "Return (True or False, the number of all-gathers in the step).",

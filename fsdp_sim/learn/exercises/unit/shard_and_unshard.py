@@ -77,7 +77,7 @@ EXERCISE = Exercise(
     kind=ExerciseKind.CODE,
     difficulty=2,
     importance=5,
-    minutes=20,
+    minutes=15,
     contract="Each of 4 ranks is given a weight of the same shape (their numbers differ: each rank has drawn its own). "
     "Rank r keeps the rows that torch.chunk(weight, 4) would give it, possibly none. Then make the weight whole with "
     "one dist.all_gather_single (its older name is all_gather_into_tensor), which takes pieces of equal size. Return "

@@ -37,7 +37,7 @@ EXERCISE = Exercise(
     kind=ExerciseKind.CLAIM,
     difficulty=2,
     importance=5,
-    minutes=15,
+    minutes=10,
     contract='"Each rank computes gradients only for its own shard, so backward needs no communication." On 2 ranks, '
     "run one step (forward and backward) of a small model of 4 units and a root with torch's fully_shard, and count "
     "the reduce-scatters of its backward. Return (True or False, the number of reduce-scatters).",

@@ -41,7 +41,7 @@ EXERCISE = Exercise(
     kind=ExerciseKind.CLAIM,
     difficulty=2,
     importance=4,
-    minutes=15,
+    minutes=10,
     contract='"With attention as a unit inside each block, FSDP gathers more often." On 2 ranks, take a model of a '
     "linear layer and three nn.TransformerEncoderLayer. With fully_shard make each layer's self_attn a unit, then "
     "each layer, then the root. Count the all-gathers of one step (forward and backward). Return (True or False, the "

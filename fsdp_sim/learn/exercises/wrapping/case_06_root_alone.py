@@ -70,7 +70,7 @@ EXERCISE = Exercise(
     kind=ExerciseKind.FAULT,
     difficulty=2,
     importance=5,
-    minutes=15,
+    minutes=10,
     contract="The model has four equal blocks (model.blocks) and nothing else. This code shards it over two ranks with "
     "torch's fully_shard, runs one forward, and needs two and a half times the memory of the whole model. Mend it. The "
     "result must stay that of one process, with one all-gather for each block.",

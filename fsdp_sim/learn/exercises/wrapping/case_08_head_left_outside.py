@@ -93,7 +93,7 @@ EXERCISE = Exercise(
     kind=ExerciseKind.FAULT,
     difficulty=2,
     importance=5,
-    minutes=15,
+    minutes=10,
     contract="A guide wraps the encoder and leaves the small classifier as it is. No error, the loss falls, and after "
     "three steps the ranks have different classifiers. Mend the sharding, so that every rank has the weight that one "
     "process with the whole batch would have. Return what train returns.",

@@ -295,7 +295,7 @@ def exposed_after(now: dict[str, int], remedy: str) -> bool:
 @template(
     level=3,
     seconds=120,
-    section="05.8",
+    section="05.6",
     rule="A gather starts once issued and its queue is free; exposed if it ends after compute needs it.",
 )
 def what_would_hide_it(draw: random.Random) -> Choice:

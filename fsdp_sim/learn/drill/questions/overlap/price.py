@@ -27,7 +27,7 @@ def block_parameters(model: Model) -> int:
 @template(
     level=3,
     seconds=90,
-    section="05.6",
+    section="05.2",
     rule="FSDP2's forward holds 3 blocks by default (whole, its flat buffer, the next one's); lists of k: k + 2.",
     source=f"{GROUP}.wait_for_unshard: an all-gather's output lives one group longer in forward",
 )
@@ -68,7 +68,7 @@ BOUNDS = {
 @template(
     level=2,
     seconds=45,
-    section="05.7",
+    section="05.8",
     rule="FSDP1's limit_all_gathers blocks the CPU; FSDP2 waits for events on the GPU; FSDP1 without: no bound.",
     source="torch/distributed/fsdp/_runtime_utils.py, _unshard (limit_all_gathers, _FreeEventQueue); " + GROUP,
 )
