@@ -416,8 +416,9 @@ standing.picture
 # %% [markdown]
 # ## 8. Appendix: FSDP1's flags, and its limiter
 #
-# For whoever still reads or runs FSDP1. Explicit prefetch is `forward_prefetch=True` there. It is off by default, and it acts from the second step on: the
-# first one shows it in which sequence the units run. FSDP2 has no such flag: you give it the list.
+# For whoever still reads or runs FSDP1. Explicit prefetch is `forward_prefetch=True` there. It is off by default, and
+# it acts from the second step on: the first one shows it in which sequence the units run. FSDP2 has no such flag: you
+# give it the list.
 
 # %%
 ahead = {device: step(Plan(forward_prefetch=1), device=device) for device in ("gpu", "cpu")}

@@ -166,7 +166,7 @@ viz.memory_waterfall(kept).titled("Never free a unit, and Llama 3 8B does not fi
 # one node, for 3.2 GiB more (the picture counts them as shards).
 #
 # You may have read that full sharding frees parameters "after backward". Does it? Stuck? `hint("freed_after_forward")`
-# gives the next of three hints, `solution("freed_after_forward")` the solution and its reason. Either way you can go on.
+# gives the next of three hints, `solution("freed_after_forward")` the solution. Either way you can go on.
 
 # %% exercise="freed_after_forward"
 

@@ -22,7 +22,7 @@
 # > With the moments of AdamW, ours is 12 bytes a parameter, about 96 GB. We must write them while training goes on, and
 # > read them back on whatever is left of the cluster.
 #
-# **Core path, about 45 minutes:** sections 1, 2, 3 and 5, with the exercises marked *core*. The rest is
+# **Core path, about 50 minutes:** sections 1, 2, 3 and 5, with the exercises marked *core*. The rest is
 # there if you like.
 #
 # **What is real:** the ranks, torch's FSDP and its `torch.distributed.checkpoint` (**DCP**), the files, the disk

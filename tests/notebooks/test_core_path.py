@@ -51,7 +51,7 @@ def cells_of(number: int, folder: Path = NOTEBOOKS) -> dict[str, list[dict[str, 
 def minutes(cells: list[dict[str, Any]]) -> float:
     """To read and run them: 180 words and 20 lines of code a minute, and one for a prediction.
 
-    Without the cells of exercises: its own estimate has the minutes in which one reads it, and runs its check.
+    Without what an exercise asks, and its check: its own estimate has those minutes.
     """
     total = 0.0
     for cell in cells:
@@ -66,17 +66,20 @@ def minutes(cells: list[dict[str, Any]]) -> float:
 
 
 def is_of_exercise(cell: dict[str, Any]) -> bool:
-    of_code = {"exercise", "cause"} & set(cell["metadata"]) or "check" in cell["metadata"].get("tags", [])
-    return bool(of_code) or "".join(cell["source"]).startswith("### Exercise: ")
+    """Whether it asks or checks. A stub is none of them: of a seeded fault it is all the code there is to read."""
+    check = "cause" in cell["metadata"] or "check" in cell["metadata"].get("tags", [])
+    return check or "".join(cell["source"]).startswith("### Exercise: ")
 
 
 def test_its_three_exercises_stand_in_its_sections(number: int) -> None:
     _, parts = said(number)
-    stand = [cell["metadata"].get("exercise") for part, some in cells_of(number).items() if part in parts for cell in some]
+    stand = [
+        cell["metadata"].get("exercise") for part, some in cells_of(number).items() if part in parts for cell in some
+    ]
     core = CORE[CHAPTERS[number - 1]]
 
     assert len(core) == 3
-    assert set(core) <= set(stand)
+    assert set(core) <= {cell["metadata"].get("exercise") for cell in on_it}
 
 
 def test_it_has_at_most_eight_figures(number: int) -> None:
@@ -87,9 +90,9 @@ def test_it_has_at_most_eight_figures(number: int) -> None:
 
 
 def test_its_minutes_are_those_of_reading_it_and_of_its_exercises(number: int) -> None:
-    """What an exercise takes is its own estimate; nobody's pass was timed."""
+    """What an exercise takes is its own estimate; nobody's pass was timed. Said is rather too much than too little."""
     told, parts = said(number)
     read = sum(minutes(cells) for part, cells in cells_of(number).items() if part in parts | OPENING_AND_END)
     solve = sum(load(name).minutes for name in CORE[CHAPTERS[number - 1]])
 
-    assert abs(read + solve - told) <= 3
+    assert -10 <= read + solve - told <= 3

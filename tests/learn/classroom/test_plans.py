@@ -105,8 +105,8 @@ def test_an_exercise_is_solved_once_in_a_plan() -> None:
 def test_the_homework_of_six_weeks_is_three_to_four_hours_and_sees_every_notebook() -> None:
     plan = plan_named("six-weeks")
     assert [homework.week for homework in plan.homework] == [1, 2, 3, 4, 5, 6]
-    # Exercises take half of it at least, or most of it; the rest is reading and the lab.
-    assert all(90 <= minutes_of(homework.exercises) <= 190 for homework in plan.homework)
+    # Exercises take about half of it, or most of it; the rest is reading and the lab.
+    assert all(85 <= minutes_of(homework.exercises) <= 190 for homework in plan.homework)
     read = {name for homework in plan.homework for name in homework.read} | {"00"}
     assert {name for name in sections() if name.isdigit()} <= read
 
@@ -183,7 +183,7 @@ def test_two_hours_without_a_break_are_refused(tmp_path: Path) -> None:
 
 
 def test_an_exercise_without_enough_time_is_refused() -> None:
-    row = LessonSlot(minute=0, minutes=10, what="", mode="exercise", section="05.3", exercises=("forward_time",))
+    row = LessonSlot(minute=0, minutes=5, what="", mode="exercise", section="05.3", exercises=("forward_time",))
     plan = LessonPlan("short", "", "", 10, (), "", (row,))
-    with pytest.raises(ValueError, match=r"plan short, row 1 .*: has 10 minutes, and forward_time take 15"):
+    with pytest.raises(ValueError, match=r"plan short, row 1 .*: has 5 minutes, and forward_time take 10"):
         plan_pages.check_times(plan)
