@@ -56,6 +56,10 @@ def print_result(result: Result, job: Job) -> None:
         if result.host_memory_bytes
         else []
     )
+    fit = "" if result.fit == "fits" else f": {result.fit}"
+    held = []  # a CPU has no caching allocator: malloc gives back what is freed
+    if cluster.kind == "gpu":
+        held = [("held by the allocator", f"{human_bytes(result.reserved_memory_bytes)}{fit}")]
     for name, value in (
         ("step time", f"{human_ms(result.step_time_s)}{between}"),
         ("four times in five", " to ".join(map(human_ms, result.step_time_interval_s))),
@@ -68,12 +72,9 @@ def print_result(result: Result, job: Job) -> None:
         (
             "peak memory",
             f"{human_bytes(result.peak_memory_bytes)} of {human_bytes(result.memory_limit_bytes)} that a process can "
-            f"use",
+            f"use{fit if not held else ''}",
         ),
-        (
-            "held by the allocator",
-            f"{human_bytes(result.reserved_memory_bytes)}{'' if result.fit == 'fits' else f': {result.fit}'}",
-        ),
+        *held,
         *on_host,
     ):
         numbers.add_row(name, Text(value, style="bold"))

@@ -19,8 +19,9 @@ from fsdp_sim.cost.writer import Writer
 from fsdp_sim.schedule import DTYPE_BYTES, ROUTER
 from fsdp_sim.spec import GATED, Block, Model, Plan, block_shapes, joined_qkv, root_shapes
 
-IN_FP32 = ("torch", "shifted")  # of `Plan.cross_entropy`
-__all__ = ["IN_FP32", "Activations", "block_activations", "embed_activations", "head_activations"]
+SHIFTED = ("shifted", "shifted_uncast")  # of `Plan.cross_entropy`
+WHOLE = ("torch", *SHIFTED)  # the log-softmax is a tensor
+__all__ = ["SHIFTED", "WHOLE", "Activations", "block_activations", "embed_activations", "head_activations"]
 
 
 @functools.lru_cache(maxsize=256)
@@ -66,16 +67,13 @@ def embed_activations(model: Model, plan: Plan, *, fused_norm: bool = True) -> A
 
 
 @functools.lru_cache(maxsize=256)
-def head_activations(
-    model: Model, plan: Plan, *, loss_dtype: str = "fp32", fused_norm: bool = True, grad: bool = True
-) -> Activations:
+def head_activations(model: Model, plan: Plan, *, fused_norm: bool = True, grad: bool = True) -> Activations:
     """What the last norm, the head and the cross-entropy keep and need.
 
     Args:
-        loss_dtype: what the logits are converted to before the cross-entropy.
         fused_norm, grad: see `block_activations`.
     """
-    return walk(head_tape(model, plan, loss_dtype, fused_norm=fused_norm)._replace(input_grad=grad))
+    return walk(head_tape(model, plan, fused_norm=fused_norm)._replace(input_grad=grad))
 
 
 def block_tape(
@@ -345,7 +343,18 @@ def embed_tape(model: Model, plan: Plan, *, fused_norm: bool = True) -> Tape:
     return tape.done()
 
 
-def head_tape(model: Model, plan: Plan, loss_dtype: str, *, fused_norm: bool = True) -> Tape:
+def loss_bytes(model: Model, plan: Plan) -> int:
+    """Of a number of the logits that the loss is computed of.
+
+    Autocast makes them fp32 in any case (``cross_entropy`` is in torch's list of CUDA operators that autocast to fp32);
+    quantised layers are trained beside it.
+    """
+    computed = plan.param_dtype or model.dtype
+    uncast = plan.cross_entropy == "shifted_uncast" and model.dtype == computed and not plan.base_quantization
+    return DTYPE_BYTES[computed if uncast else "fp32"]
+
+
+def head_tape(model: Model, plan: Plan, *, fused_norm: bool = True) -> Tape:
     """Norm, head, conversion of the logits, log-softmax, mean of the losses."""
     tape = Writer(model, plan, root_shapes(model, plan.seq_len), fused_norm)
     d, read = model.d_model, "x"
@@ -375,16 +384,16 @@ def head_tape(model: Model, plan: Plan, loss_dtype: str, *, fused_norm: bool = T
         for out, saves in steps.items():
             tape.pointwise((name,), out, model.vocab, saves=saves)
             name = out
-    if plan.cross_entropy not in IN_FP32:  # keeps logits and a number per row; a fused backward writes over the logits
+    if plan.cross_entropy not in WHOLE:  # keeps logits and a number per row; a fused backward writes over the logits
         in_place = plan.cross_entropy == "fused"
         tape.step(Step((name,), ("y",), (name, "y"), alias=in_place), {"y": 4 * tape.tokens})
         return tape.done(logits=frozenset({name, "y"}))
-    source, wide = name, DTYPE_BYTES[loss_dtype]
+    source, wide = name, loss_bytes(model, plan)
     if wide != tape.number:
         source = "wide"
         tape.step(Step((name,), ("wide",)), {"wide": logits * wide})
     held = {name}
-    if plan.cross_entropy == "shifted" and plan.micro_batch > 1:  # of one sequence it is a view
+    if plan.cross_entropy in SHIFTED and plan.micro_batch > 1:  # of one sequence it is a view
         held |= {source, "shifted"}
         tape.step(Step((source,), ("shifted",)), {"shifted": logits * wide})
         source = "shifted"

@@ -290,8 +290,12 @@ def head(
     shifted: bool = False,
     metrics: int = 0,
     grad: bool = True,
+    wide: int = 4,
 ) -> tuple[Kernels, Kernels]:
-    """Last norm, logits (T, V), cross-entropy in fp32. The head is never in fp8, and never adapted or quantised."""
+    """Last norm, logits (T, V), cross-entropy in numbers of ``wide`` bytes.
+
+    The head is never in fp8, and never adapted or quantised.
+    """
     d, v, dtype = model.d_model, model.vocab, weights.compute_dtype
     size, trained = DTYPE_BYTES[dtype], weights.trains("embed.weight" if model.tied_embeddings else "head.weight")
     needed, forward, backward = grad, list[Kernel](), list[Kernel]()
@@ -308,10 +312,10 @@ def head(
     elif model.patch_size:
         tokens //= model.seq_len_of_image or 1  # the class token of each image
     if model.head_transform:
-        wide, wide_trained = 2.0 * tokens * d, weights.trains("head.transform.weight")
+        transformed, wide_trained = 2.0 * tokens * d, weights.trains("head.transform.weight")
         back = [matmul(tokens, d, d, dtype)] * needed + [matmul(d, d, tokens, dtype, of_weight=True)] * wide_trained
         then(([matmul(tokens, d, d, dtype)], back), wide_trained)
-        then(([pointwise(wide, dtype)], [pointwise(1.5 * wide, dtype)]), False)
+        then(([pointwise(transformed, dtype)], [pointwise(1.5 * transformed, dtype)]), False)
         then(norm(model.norm, tokens, d, weights), weights.trains("head.transform_norm.weight"))
     back = [matmul(tokens, d, v, dtype)] * needed + [matmul(v, d, tokens, dtype, of_weight=True)] * trained
     forward, backward = [*forward, matmul(tokens, v, d, dtype)], back + backward
@@ -324,8 +328,9 @@ def head(
     # torch: cast to fp32 (read logits, write 4 bytes), log-softmax (read, write); backward: read, write, cast back
     # fused: read the logits; backward: read them and write the gradient in their place
     # shifted: a copy in fp32; backward: zeros, and the gradient written over them
-    moved, moved_back = (size, 2 * size) if fused_loss else (size + 12, 8 + 4 + size)
-    moved, moved_back = moved + 8 * shifted, moved_back + 12 * shifted
+    cast = size + wide if wide == 4 else 0
+    moved, moved_back = (size, 2 * size) if fused_loss else (2 * wide + cast, 2 * wide + cast)
+    moved, moved_back = moved + 2 * wide * shifted, moved_back + 3 * wide * shifted
     loss = Kernel("cross_entropy", 0.0, float(tokens * v) * moved, (), "fp32")
     forward += [loss]
     if metrics:

@@ -9,7 +9,15 @@ from dataclasses import fields, replace
 from operator import attrgetter
 
 from fsdp_sim.cost import kernels_of as kernels
-from fsdp_sim.cost.activations import IN_FP32, Activations, activations_of_segments, embed_activations, head_activations
+from fsdp_sim.cost.activations import (
+    SHIFTED,
+    WHOLE,
+    Activations,
+    activations_of_segments,
+    embed_activations,
+    head_activations,
+    loss_bytes,
+)
 from fsdp_sim.cost.linears import pointwise
 from fsdp_sim.cost.weights import Weights, weights_of
 from fsdp_sim.cost.work import OF_WORK, Kernel, Work, Workload, trained_count_of
@@ -175,12 +183,13 @@ def _block(
 
 
 def _head(model: Model, plan: Plan, weights: Weights, *, fused_norm: bool, grad: bool) -> Work:
-    tokens, fused_loss = plan.micro_batch * plan.seq_len, plan.cross_entropy not in IN_FP32
-    shifted = plan.cross_entropy == "shifted" and plan.micro_batch > 1
+    tokens, fused_loss = plan.micro_batch * plan.seq_len, plan.cross_entropy not in WHOLE
+    shifted = plan.cross_entropy in SHIFTED and plan.micro_batch > 1
     made = kernels.head(
-        model, tokens, weights, fused_loss=fused_loss, shifted=shifted, metrics=plan.loss_metrics, grad=grad
-    )
-    held = {None: 0, "fp32": 4, "computed": DTYPE_BYTES[weights.compute_dtype]}[plan.held_logits]
+        model, tokens, weights, fused_loss=fused_loss, shifted=shifted, metrics=plan.loss_metrics, grad=grad,
+        wide=loss_bytes(model, plan),
+    )  # fmt: skip
+    held = {None: 0, "fp32": 4, "fp32_in_head": 4, "computed": DTYPE_BYTES[weights.compute_dtype]}[plan.held_logits]
     work = _work(*made, head_activations(model, plan, fused_norm=fused_norm, grad=grad))
     return replace(work, held_bytes=held * tokens * model.vocab)
 

@@ -33,6 +33,7 @@ class Weights:
         fp8: the recipe of the blocks' linear layers.
         loops_experts: experts are linear layers, one after the other.
         kbit_training: who makes fp32 of what is not quantised.
+        norm: of the model.
         prefix: what the names of a block's parameters begin with in the model: ``layers.3.``.
     """
 
@@ -47,12 +48,19 @@ class Weights:
     fp8_all_gather: bool = False
     loops_experts: bool = False
     kbit_training: str | None = None
+    norm: str = ""
     prefix: str = ""
 
     @property
     def stream_dtype(self) -> str:
-        """Of the residual stream, and of what quantised layers make of it."""
-        return "fp32" if self.kbit_training else self.compute_dtype
+        """Of the residual stream, and of what quantised layers make of it.
+
+        Models with quantised layers are trained beside autocast. Under it a layer norm puts out fp32 (it is in torch's
+        list of CUDA operators that autocast to fp32; Hugging Face's RMS norms cast back), and bitsandbytes'
+        `Linear4bit` puts out the dtype that it was given.
+        """
+        widened = self.norm == "layernorm" and self.quantization is not None and self.quantization.gives_back
+        return "fp32" if self.kbit_training or widened else self.compute_dtype
 
     def of_block(self, name: str) -> Weights:
         """The rules for what a block calls its own."""
@@ -128,6 +136,7 @@ def weights_of(model: Model, plan: Plan) -> Weights:
         fp8_all_gather=plan.fp8_all_gather,
         loops_experts=plan.experts_impl == "loop" or plan.base_quantization is not None,
         kbit_training=plan.kbit_training,
+        norm=model.norm,
     )  # fmt: skip
 
 

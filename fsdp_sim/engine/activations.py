@@ -13,6 +13,7 @@ output, which is the next one's input, so an activation is counted where it was 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from typing import NamedTuple
 
 from fsdp_sim.cost import Work, kept_of
@@ -43,6 +44,46 @@ def last_backward(program: Program) -> str:
     return next(reversed(program.segments_of(Op.BWD)), "")
 
 
+def drops_logits(program: Program) -> str:
+    """The segment with whose backward logits go that the loop holds (``Plan.held_logits``)."""
+    if program.plan.held_logits == "fp32_in_head":
+        return next(iter(program.segments_of(Op.BWD)), "")
+    return last_backward(program)
+
+
+class Staying(NamedTuple):
+    """Segments whose input stays, with its gradient, until backward is over; and those that have made such an input."""
+
+    readers: frozenset[str] = frozenset()
+    makers: frozenset[str] = frozenset()
+
+    def of(self, segment: str) -> tuple[bool, bool]:
+        return segment in self.readers, segment in self.makers
+
+
+def staying(program: Program) -> Staying:
+    """What reentrant checkpointing leaves alive.
+
+    Of a frozen flat parameter FSDP1 keeps a hook on what goes into its module
+    (``_register_post_backward_reshard_only_hook``), until ``_finalize_params`` removes it. ``register_multi_grad_hook``
+    closes over the nodes of the graph, and of a reentrantly checkpointed block, whose input is a leaf, that is an
+    ``AccumulateGrad``: it has the input and the gradient that is gathered there.
+    """
+    plan = program.plan
+    if not plan.use_reentrant:
+        return Staying()
+    back, again = program.segments_of(Op.BWD), program.segments_of(Op.RECOMPUTE)
+    adapted = plan.lora_rank is not None  # what is frozen of a unit is a flat parameter of its own
+    readers = frozenset(
+        segment
+        for unit in program.units
+        for segment in unit.names_of_segments
+        if segment in again and segment in back and (adapted or not unit.trained_count)
+    )
+    order = pairwise(program.segments_of(Op.FWD))
+    return Staying(readers, frozenset(before for before, of in order if of in readers and before in back))
+
+
 class ActivationChanges:
     """The changes that each operation of a program's compute makes.
 
@@ -66,7 +107,10 @@ class ActivationChanges:
         self.handed_on, self.keeper = first_trained(program)
         if self.keeper and self.keeper not in self.recomputed and not work[self.keeper].saves_input:
             self.handed_on = self.keeper = ""
-        self.last, self.held_bytes = last_backward(program), sum({id(w): w.held_bytes for w in work.values()}.values())
+        self.last, self.drops_logits = last_backward(program), drops_logits(program)
+        self.held_bytes = sum({id(w): w.held_bytes for w in work.values()}.values())
+        self.staying = staying(program)
+        self.staying_bytes = sum(self.stays_of(segment) for segment in self.with_backward)
         self.known: dict[
             tuple[object, ...], tuple[ActivationChange, ...]
         ] = {}  # programs of which `edge` is the same share it
@@ -74,13 +118,19 @@ class ActivationChanges:
     @property
     def edge(self) -> tuple[object, ...]:
         """What, beyond the work, decides what an operation changes."""
-        return self.policy, self.handed_on, self.keeper, self.last
+        return self.policy, self.handed_on, self.keeper, self.last, self.drops_logits, self.staying
+
+    def stays_of(self, segment: str) -> int:
+        """What stays when its backward is over: its input, and the gradient of its output."""
+        reads, made = self.staying.of(segment)
+        return self.work[segment].input_bytes * reads + self.work[segment].output_bytes * made
 
     def of(self, op: Op, segment: str, made: int = 0) -> tuple[ActivationChange, ...]:
         """The changes of one operation; ``made`` are bytes of whole gradients that a backward makes."""
         # Equal blocks share their work, so what distinguishes two segments is little
         again, back = segment in self.recomputed, segment in self.with_backward
-        key = (op, id(self.work[segment]), again, back, made, segment in (self.handed_on, self.keeper, self.last))
+        edge = segment in (self.handed_on, self.keeper, self.last, self.drops_logits)
+        key = (op, id(self.work[segment]), again, back, made, edge, self.staying.of(segment))
         found = self.known.get(key)
         if found is None:
             if op is Op.BWD:
@@ -143,8 +193,11 @@ class ActivationChanges:
         if segment == self.keeper:
             yield ActivationChange(Memory.ACTIVATION, -self.work[self.handed_on].output_bytes, at_end=True)
         yield ActivationChange(Memory.UNSHARDED_GRAD, made - there, at_end=True)
-        if segment == self.last:
+        yield ActivationChange(Memory.CHECKPOINT, self.stays_of(segment), at_end=True)
+        if segment == self.drops_logits:
             yield ActivationChange(Memory.LOGITS, -self.held_bytes, at_end=True)
+        if segment == self.last:
+            yield ActivationChange(Memory.CHECKPOINT, -self.staying_bytes, at_end=True)
 
     @staticmethod
     def _saved(work: Work, kept: int) -> Iterable[ActivationChange]:

@@ -17,9 +17,11 @@ from fsdp_sim.engine.activations import (
     SEGMENT_OPS,
     ActivationChange,
     ActivationChanges,
+    drops_logits,
     first_trained,
     for_a_moment,
     last_backward,
+    staying,
 )
 from fsdp_sim.engine.kinds import Alike, kinds_of
 from fsdp_sim.engine.record import Changed, EventRows, once
@@ -165,7 +167,7 @@ class ChangesTemplate(NamedTuple):
 def _template(program: Program, alike: Alike | None) -> ChangesTemplate:
     """Go through a program once. Without ``alike`` its segments change nothing."""
     again, back = program.segments_of(Op.RECOMPUTE), program.segments_of(Op.BWD)
-    edge = (*first_trained(program), last_backward(program))
+    edge, stays = (*first_trained(program), last_backward(program), drops_logits(program)), staying(program)
     pieces: list[ChangesPiece] = []
     places: dict[object, int] = {}
     slots: list[Slot] = []
@@ -206,7 +208,8 @@ def _template(program: Program, alike: Alike | None) -> ChangesTemplate:
             categories.append(i.category)
             sizes.append(i.bytes if kind is _ALLOC else -i.bytes)
         elif i.op is Op.OPTIM or (i.op in SEGMENT_OPS and alike is not None):
-            what = (i.op, alike and alike.get(i.unit, i.unit), i.unit in again, i.unit in back, i.unit in edge, made)
+            kind_of = (i.op, alike and alike.get(i.unit, i.unit), i.unit in again, i.unit in back)
+            what = (*kind_of, i.unit in edge, stays.of(i.unit), made)
             close(number, Slot(i.op, i.unit, made), what)
     close(len(program), Slot(Op.OTHER, "", 0), None)
     return ChangesTemplate(pieces, slots)

@@ -277,8 +277,12 @@ class _Writer:
         self._gradient = outgoing or self._gradient
         if i.op is Op.FWD and self.work[i.unit].held_bytes:
             self._allocate((Memory.LOGITS, "held"), [self.work[i.unit].held_bytes])
-        if i.op is Op.BWD and i.unit == self._activations.last:
+        if i.op is Op.BWD and i.unit == self._activations.drops_logits:
             self._free((Memory.LOGITS, "held"), self._activations.held_bytes)
+        if i.op is Op.BWD and (stays := self._activations.stays_of(i.unit)):
+            self._allocate((Memory.CHECKPOINT, "staying"), [stays])
+        if i.op is Op.BWD and i.unit == self._activations.last:
+            self._free((Memory.CHECKPOINT, "staying"), self._activations.staying_bytes)
         handed_on = self._activations.handed_on
         tape = self.work[handed_on].tape if i.op is Op.BWD and i.unit == self._activations.keeper else None
         if tape is not None:

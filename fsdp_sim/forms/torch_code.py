@@ -101,7 +101,7 @@ def _checkpoint_and_compile(script: Script, plan: Plan) -> None:
         script.use(
             "torch.distributed.algorithms._checkpoint.checkpoint_wrapper", "checkpoint_wrapper", "CheckpointImpl"
         )
-        how = "checkpoint_impl=CheckpointImpl.NO_REENTRANT"
+        how = f"checkpoint_impl=CheckpointImpl.{'' if plan.use_reentrant else 'NO_'}REENTRANT"
         if every == "selective":
             script.use("torch.utils.checkpoint", "CheckpointPolicy", "create_selective_checkpoint_contexts")
             script.shard += SELECTIVE

@@ -24,7 +24,7 @@ BUILDERS: dict[str, Callable[..., Program]] = {  # by Plan.api
 NOT_ISSUED = frozenset(
     {"micro_batch", "seq_len", "compile", "attention_impl", "cross_entropy", "held_logits", "loss_metrics",
      "loss_chunks", "float32_matmul_precision", "optimizer_impl", "save_every", "async_save", "storage_gb_per_s",
-     "stack", "rms_norm", "experts_impl"}
+     "stack", "rms_norm", "experts_impl", "use_reentrant"}
 )  # fmt: skip
 """Fields of a plan that change what is computed, and not what is issued."""
 _issued = attrgetter(*[f.name for f in fields(Plan) if f.name not in NOT_ISSUED])

@@ -4,6 +4,9 @@ See `buckets` for how gradients travel. `fsdp_sim.mini.siblings.ddp` is a DDP th
 
 [Note: mixed precision]  With ``param_dtype`` a unit's parameters are cast before its forward and the copy is kept for
 backward; gradients are in ``param_dtype``, reduced in ``reduce_dtype``, and cast back to the parameters' dtype.
+
+[Note: one rank]  Nobody wraps the model of one process in DDP (Accelerate's `prepare_model` does so for several).
+Gradients are then the parameters' own: backward makes them, ``zero_grad`` frees them.
 """
 
 from __future__ import annotations
@@ -43,6 +46,7 @@ class Trainer:
     def __init__(self, units: Sequence[Unit], plan: Plan, world_size: int, reducer: type[Reducer]) -> None:
         _validate(plan)
         self.cpu, self.plan, self.units = Cpu(), plan, units
+        self.alone = plan.api == "ddp" and world_size == 1  # see [Note: one rank]
         walk = walk_of(units)
         self.forwards = [segment for _, segment in walk]
         self.backwards: list[tuple[str, Unit]] = []
@@ -61,7 +65,7 @@ class Trainer:
         self.grads: dict[str, tuple[int, int]] = {}
         for unit, segment in walk:
             new = [
-                math.prod(p.shape) * DTYPE_BYTES[plan.param_dtype or p.dtype]
+                math.prod(p.shape) * DTYPE_BYTES[p.dtype if self.alone else plan.param_dtype or p.dtype]
                 for p in unit.params
                 if p.requires_grad and unit.segments_of(p)[0] == segment
             ]
@@ -69,7 +73,7 @@ class Trainer:
                 self.grads[segment] = (sum(new), max(new))
         # Gradients outside of the buckets, by segment: unit, bytes, dtype
         self.kept: dict[str, tuple[str, int, str]] = {}
-        self.reducer = reducer(self.cpu, walk, plan, world_size)
+        self.reducer = reducer(self.cpu, () if self.alone else walk, plan, world_size)
 
     def train_step(self, step: int) -> None:
         last = self.plan.grad_accum - 1
@@ -77,10 +81,13 @@ class Trainer:
         for micro_batch in range(self.plan.grad_accum):
             self.cpu.micro_batch = micro_batch
             self.forward()
-            self.backward(sync=self.plan.requires_gradient_sync is True or micro_batch == last)
+            syncs = self.plan.requires_gradient_sync is True or micro_batch == last
+            self.backward(sync=syncs and not self.alone)
         self.cpu.phase = Phase.OPTIMIZER
         self.optimizer()
         self.reducer.zero_grad()
+        while self.alone and self.kept:
+            self.cpu.free(GRAD, *self.kept.pop(next(iter(self.kept))))
 
     def optimizer(self) -> None:
         optimizer_step(self.cpu, self.units, self.plan, 1)
@@ -123,7 +130,8 @@ class Trainer:
         """Backward of a segment. Autograd's own gradients are alive one by one, or kept where there is no sync yet."""
         cpu = self.cpu
         n_bytes, largest = self.grads.get(segment, (0, 0))
-        dtype = self.plan.param_dtype or (unit.params[0].dtype if unit.params else "")
+        dtype = unit.params[0].dtype if unit.params else ""
+        dtype = dtype if self.alone else self.plan.param_dtype or dtype
         kept = segment in self.kept
         if n_bytes and not sync and not kept:
             cpu.alloc(GRAD, unit.name, n_bytes, dtype)

@@ -45,6 +45,7 @@ SETTINGS_OF = {  # fields that only some ways to train have; a value other than 
     "fp8_all_gather": ("fsdp2",),
     "clip_grad_norm": ("fsdp2", "fsdp1", "ddp", "zero1"),
     "kbit_training": ("ddp",),
+    "use_reentrant": ("fsdp1",),
 }
 
 
@@ -56,6 +57,7 @@ NEEDS: dict[str, tuple[str, Callable[[Any], bool], str]] = {  # fields that mean
     "lora_targets": ("lora_rank", _is_given, "a number"),
     "base_quantization": ("lora_rank", _is_given, "a number: weights of four bits cannot be trained"),
     "kbit_training": ("base_quantization", _is_given, "a kind of bitsandbytes"),
+    "use_reentrant": ("activation_checkpointing", _is_given, "'full'"),
     "fp8_all_gather": (
         "fp8",
         lambda value: value == "tensorwise",
@@ -145,6 +147,9 @@ class Plan:
             ``create_selective_checkpoint_contexts`` takes: ``("mm", "scaled_dot_product_attention")``. ``selective``
             keeps attention and every second linear layer, and no experts, as torchtitan 0.2.2 does (option ``op``;
             that and 0.3.0's `SelectiveAC` count layers without a bias only: 0.3.0 keeps all with one, 0.2.2 none).
+        use_reentrant: fsdp1: blocks are computed again by reentrant checkpointing (``torch.utils.checkpoint``, and the
+            default of transformers). Of frozen units, LoRA's among them, inputs and their gradients then stay until
+            backward is over (`fsdp_sim.engine.activations.staying` says why).
         activation_offload: fsdp2: what backward needs goes to the CPU's memory in forward, and comes back: with
             ``save_on_cpu`` (``torch.autograd.graph.save_on_cpu(pin_memory=True)``) while compute and CPU wait, with
             ``streams`` (torchtune's ``OffloadActivations``) beside compute. With activation_checkpointing it is what
@@ -161,18 +166,20 @@ class Plan:
         wrap: ``block`` makes each block a unit, ``root`` the whole model one unit, a number the blocks of at least
             that many parameters, a tuple of names those modules. (torch's ``size_based_auto_wrap_policy`` cuts inside
             of blocks too: `fsdp_sim.measure.model_from_module` takes it.)
-        stack: the software that trains, by its name in ``stacks.toml``: it sets the fields from ``compile`` to
-            ``loss_metrics`` that are not given, and how long a step takes beside its kernels. A copy with another stack
-            (``dataclasses.replace``) takes that one's.
+        stack: the software that trains, by its name in ``stacks.toml``: it sets some fields that are not
+            given, and how long a step takes beside its kernels. A copy with another stack (``dataclasses.replace``)
+            takes that one's.
         compile: whether ``torch.compile`` fuses the memory-bound kernels of each block.
         attention_impl: ``sdpa`` is fused (torch's own, FlashAttention-2), ``flash1`` fused with the kernels of 2023,
             ``math`` writes the matrix of scores.
         cross_entropy: ``torch`` computes the loss in fp32, beside the logits; ``shifted`` copies these without the last
-            of each sequence first (transformers before 5), where there are several; ``compiled`` converts the logits as
+            of each sequence first (transformers before 5), where there are several; ``shifted_uncast`` does so in the
+            dtype of compute, but for autocast, as transformers 4.45 does for GPT-2, GPT-BigCode, GPT-NeoX and OPT;
+            ``compiled`` converts the logits as
             it goes; ``fused`` is one kernel whose backward writes over them (FlashAttention's).
         held_logits: what of the model's outputs a loop holds until backward is over, as in ``out = model(**batch)``:
             None nothing, ``computed`` the logits, ``fp32`` their copy, which Accelerate makes of outputs in mixed
-            precision.
+            precision, ``fp32_in_head`` the same until the head's backward is over.
         experts_impl: how a mixture of experts is computed: ``grouped`` in grouped matmuls, as in transformers 5 and
             torchtitan; ``loop`` one expert's linear layers after the other's, as in transformers before 5, and as
             quantised ones are in any case.
@@ -259,6 +266,7 @@ class Plan:
     activation_checkpointing: str | int | tuple[str, ...] | None = field(
         one_of(None, "full", "selective") | whole(1).explained("every k-th block") | _OPERATORS, default=None
     )
+    use_reentrant: bool = field(_BOOL, default=False)
     activation_offload: str | None = field(one_of(None, "save_on_cpu", "streams"), default=None)
     shard_size: int | None = field(one_of(None) | whole(1), default=None)
     expert_parallel: int = field(whole(1), default=1)
@@ -269,8 +277,8 @@ class Plan:
     stack: str = field(one_of(*stack_names()), default="plain")
     compile: bool = field(_BOOL, default=False)
     attention_impl: str = field(one_of("sdpa", "flash1", "math"), default="sdpa")
-    cross_entropy: str = field(one_of("torch", "shifted", "compiled", "fused"), default="torch")
-    held_logits: str | None = field(one_of(None, "computed", "fp32"), default=None)
+    cross_entropy: str = field(one_of("torch", "shifted", "shifted_uncast", "compiled", "fused"), default="torch")
+    held_logits: str | None = field(one_of(None, "computed", "fp32", "fp32_in_head"), default=None)
     experts_impl: str = field(one_of("grouped", "loop"), default="grouped")
     rms_norm: str = field(one_of("fused", "composed"), default="fused")
     loss_metrics: int = field(whole(0), default=0)
@@ -358,7 +366,8 @@ class Plan:
             raise self._error(
                 "optimizer", "for whole matrices on a GPU: take api fsdp2 without shard_size and cpu_offload, or ddp"
             )
-        if self.optimizer_impl == "foreach" and OPTIMIZERS[self.optimizer].foreach_moves is None:
+        given = "optimizer_impl" not in getattr(self, "_of_stack", ())
+        if given and self.optimizer_impl == "foreach" and OPTIMIZERS[self.optimizer].foreach_moves is None:
             raise self._error("optimizer_impl", f"not of {self.optimizer}, which has none; leave it 'fused'")
         if self.fp8_all_gather and type(self.reshard_after_forward) is int:
             raise self._error(

@@ -11,10 +11,12 @@ class Quantization(NamedTuple):
     Attributes:
         bits: of one number.
         scale_bytes: for each number, of the scales beside it, which are no parameters: every rank holds them whole.
+        gives_back: its linear layer puts out the dtype that it was given, whatever it computes in.
     """
 
     bits: int
     scale_bytes: float
+    gives_back: bool = True
 
 
 # bitsandbytes 0.50 (functional.quantize_4bit): an fp32 maximum for each block of 64; double quantisation keeps it in a
@@ -25,5 +27,5 @@ QUANTIZATIONS = {
     "fp4": Quantization(4, 4 / 64),
     "nf4_double_quant": Quantization(4, 1 / 64 + 4 / (64 * 256)),
     "fp4_double_quant": Quantization(4, 1 / 64 + 4 / (64 * 256)),
-    "gptq": Quantization(4, 2.5 / 128),
+    "gptq": Quantization(4, 2.5 / 128, gives_back=False),
 }

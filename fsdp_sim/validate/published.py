@@ -139,6 +139,7 @@ def _row(cell: Cells) -> PublishedRun:
     cell = cell.completed(unsaid)
     _check_scope(cell)
     cluster, model = _cluster(cell), _model(cell)
+    source = source | {"plan": source.get("plan", {}) | source.get("of_model", {}).get(model.name, {})}
     plan = _plan(Cells(cell.line, cell.row | _attention_layers(cell, model)), cluster, source)
     if source.get("weights") == "compute":
         model = replace(model, dtype=plan.param_dtype or model.dtype)

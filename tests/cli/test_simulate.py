@@ -44,6 +44,14 @@ def test_people_get_the_numbers_the_memory_and_the_reasons():
         assert " ".join(sentence.split()) in words
 
 
+@pytest.mark.parametrize(("gpu", "told"), [("H100", True), ("cpu", False)])
+def test_what_the_allocator_holds_is_told_of_gpus_alone(gpu: str, told: bool) -> None:
+    done = call("simulate", "--model", "gpt2-124m", "--gpu", gpu, "--gpus", "2", "--seq-len", "128")
+
+    assert done.exit_code == 0, done.output
+    assert ("held by the allocator" in done.output) is told
+
+
 def test_a_request_without_a_dtype_computes_in_bf16_and_says_so():
     result = as_json(*SMALL)
 

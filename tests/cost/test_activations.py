@@ -66,7 +66,12 @@ def test_attention_to_an_encoder_adds_a_norm_queries_keys_values_an_output_and_t
 def test_the_loss_keeps_the_log_probabilities_in_its_own_dtype() -> None:
     logits = 4 * 128 * 1000
     assert head_activations(GPT, BF16).logits_bytes == 4 * logits + 4
-    assert head_activations(GPT, BF16, loss_dtype="bf16").logits_bytes == 2 * logits + 2
+    in_bf16, uncast = (
+        dataclasses.replace(GPT, dtype="bf16"),
+        dataclasses.replace(BF16, cross_entropy="shifted_uncast"),
+    )
+    assert head_activations(GPT, uncast).logits_bytes == 4 * logits + 4, "beside autocast"
+    assert head_activations(in_bf16, uncast).logits_bytes == 2 * logits + 2
 
 
 @pytest.mark.parametrize(

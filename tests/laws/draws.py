@@ -68,7 +68,7 @@ def requests(draw: st.DrawFn) -> Request:
     return Request(model, cluster, together(fields, model, cluster))
 
 
-LEFT = ("torch", "activation_offload")  # as the default says: laws of their own speak of these
+LEFT = ("torch", "activation_offload", "use_reentrant")  # as the default says: other laws and tests speak of these
 NEVER = ONLY_WITH_ACCUMULATION  # False: it trains wrongly, and torch too fails for some
 
 

@@ -114,8 +114,8 @@ LAWS = [
         "DDP on one GPU in place of several",
         after(by("ddp"), of_several),
         alone,
-        stays=[SHARDS, STATES, OPTIMIZER, PEAK],
-        never_grows=[COMPUTE],
+        stays=[SHARDS, STATES, OPTIMIZER],
+        never_grows=[COMPUTE, PEAK],  # one rank has no buckets
         vanishes=[COMM, SENT],
     ),
     laws("the ranks as the shard group's size", full, in_one_group, stays=ALL),

@@ -26,6 +26,7 @@ from tests.measure.mem_tracker import with_layers
 SMALL: dict[str, Any] = {"d_model": 128, "n_head": 4, "n_kv_head": 4, "vocab": 256}
 MODELS = {
     "dense": with_layers("llama2-7b", 3, d_ffn=448, **SMALL),
+    "layernorm": with_layers("llama2-7b", 3, d_ffn=448, norm="layernorm", **SMALL),
     "experts": with_layers("mixtral-8x7b", 2, d_ffn=448, n_expert=4, **SMALL),
 }
 
@@ -48,6 +49,13 @@ class Norm(nn.Module):
         wide = x.float()
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)
         return self.weight * wide.to(x.dtype)
+
+
+class LayerNorm(Norm):
+    """As autocast has it on a GPU: in fp32, and so is what it puts out."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.layer_norm(x.float(), self.weight.shape, self.weight.float())
 
 
 class FeedForward(nn.Module):
@@ -81,6 +89,10 @@ class Experts(nn.Module):
         return out.view_as(hidden)
 
 
+def norm_of(model: Model) -> nn.Module:
+    return (LayerNorm if model.norm == "layernorm" else Norm)(model.d_model)
+
+
 def linear(model: Model, of: int, to: int, adapted: bool) -> nn.Module:
     sizes = (model.d_model, model.d_ffn)
     shape = torch.Size((sizes[to], sizes[of]))
@@ -92,7 +104,7 @@ class Block(nn.Module):
     def __init__(self, model: Model) -> None:
         super().__init__()
         self.heads, self.head_dim = model.n_head, model.d_head
-        self.norms = nn.ModuleList(Norm(model.d_model) for _ in range(2))
+        self.norms = nn.ModuleList(norm_of(model) for _ in range(2))
         self.q, self.k, self.v, self.o = (linear(model, 0, 0, adapted=True) for _ in range(4))
         self.ffn = Experts(model) if model.n_expert else FeedForward(model, adapted=True)
 
@@ -113,7 +125,7 @@ class Decoder(nn.Module):
         dtype = torch.float32 if plan.kbit_training == "peft" else torch.bfloat16
         self.embed = nn.Embedding(model.vocab, model.d_model, dtype=dtype).requires_grad_(False)
         self.layers = nn.ModuleList(Block(model) for _ in range(model.n_layer))
-        self.norm = Norm(model.d_model)
+        self.norm = norm_of(model)
         self.head = nn.Linear(model.d_model, model.vocab, bias=False, dtype=dtype).requires_grad_(False)
         self.checkpointed = plan.activation_checkpointing == "full"
         angle = torch.zeros(plan.seq_len, model.d_head)
@@ -151,10 +163,17 @@ def torch_says(model: Model, plan: Plan) -> int:
 
 @pytest.mark.parametrize(
     ("kind", "who", "checkpointing"),
-    [("dense", "trl", "full"), ("dense", "peft", None), ("experts", "peft", "full"), ("experts", "peft", None)],
+    [
+        ("layernorm", None, "full"),
+        ("layernorm", None, None),
+        ("dense", "trl", "full"),
+        ("dense", "peft", None),
+        ("experts", "peft", "full"),
+        ("experts", "peft", None),
+    ],
 )
 def test_the_stream_is_fp32_and_so_is_what_quantised_layers_make_of_it(
-    kind: str, who: str, checkpointing: str | None
+    kind: str, who: str | None, checkpointing: str | None
 ) -> None:
     model = dataclasses.replace(MODELS[kind], dtype="bf16")
     targets = ("wq", "wk", "wv", "wo") if kind == "experts" else "all-linear"

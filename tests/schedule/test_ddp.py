@@ -39,6 +39,23 @@ def collectives(what: Program) -> list[tuple[int, int, str, str, int]]:
     return [(i.step, i.micro_batch, str(i.op), i.unit, i.bytes) for i in what.ops if i.op in COLLECTIVES]
 
 
+# Alone
+
+
+def test_one_rank_has_the_gradients_of_its_parameters_and_no_buckets():
+    program = ddp(UNITS, world_size=1, grad_accum=2)
+    grads = [i for i in program.instructions if i.category is Memory.UNSHARDED_GRAD and i.kind is Kind.ALLOC]
+    whole = sum(p.bytes for unit in UNITS for p in unit.params)
+
+    assert not collectives(program)
+    assert sum(i.bytes for i in grads) == whole, "made once, in the first of two micro-batches"
+    assert {i.phase for i in grads} == {Phase.BACKWARD}
+    assert [i.unit for i in program.ops if i.op is Op.ACCUMULATE], "the second adds to them"
+    freed = [i for i in program.instructions if i.category is Memory.UNSHARDED_GRAD and i.kind is Kind.FREE]
+    assert {i.phase for i in freed} == {Phase.OPTIMIZER}
+    assert sum(i.bytes for i in freed) == whole, "zero_grad"
+
+
 # Buckets
 
 
