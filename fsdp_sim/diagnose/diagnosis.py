@@ -58,14 +58,18 @@ def diagnose(
         >>> print(found.culprits[0].culprit)
         queued behind a reduction
     """
-    found = look(timeline, step=step, rank=rank, bandwidth_gbps=bandwidth_gbps, cluster=cluster)
+    return diagnosis_of(look(timeline, step=step, rank=rank, bandwidth_gbps=bandwidth_gbps, cluster=cluster))
+
+
+def diagnosis_of(found: StepObservation) -> Diagnosis:
+    """What was seen, in words."""
     comm, busy = found.in_flight, found.busy
     copying = [e for e in found.computing if e.op not in _COMPUTATIONS]
     step_s = found.window[1] - found.window[0]
     exposed_s = total_s(subtract(comm, busy))
     compute_s = busy_s(found.computing)
     totals = Diagnosis(
-        step=found.step, rank=found.view.rank, ranks=list(timeline.ranks), api=found.view.api,
+        step=found.step, rank=found.view.rank, ranks=list(found.peers.timeline.ranks), api=found.view.api,
         device="cpu" if found.view.on_cpu else "gpu", step_s=step_s, between_steps_s=found.between_steps_s,
         compute_s=compute_s, copies_s=busy_s(copying), comm_s=total_s(comm), exposed_s=exposed_s,
         idle_s=max(0.0, step_s - total_s(union([*comm, *busy]))) + total_s(busy) - compute_s,

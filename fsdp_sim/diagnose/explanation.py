@@ -14,8 +14,10 @@ from typing import Literal
 
 from fsdp_sim.diagnose.causes import PathPiece
 from fsdp_sim.diagnose.critical_path import RunCauses, critical_path_of_run
-from fsdp_sim.diagnose.diagnosis import diagnose
-from fsdp_sim.diagnose.findings import Diagnosis
+from fsdp_sim.diagnose.diagnosis import diagnosis_of
+from fsdp_sim.diagnose.findings import Blame, Diagnosis
+from fsdp_sim.diagnose.look import StepObservation, look
+from fsdp_sim.diagnose.sentences import blames
 from fsdp_sim.engine import Exposure, Run, exposure
 from fsdp_sim.schedule import Instruction, Param, Program, mesh_of, mesh_of_unit
 from fsdp_sim.timeline import COLLECTIVES, Lane, Op
@@ -35,7 +37,7 @@ class Explanation:
     Attributes:
         run, step, rank: what is explained; the rank is the one on which the step ends.
         exposure: communication and idle times.
-        diagnosis: what compute waits for: what `diagnose` says of the run's timeline.
+        observed: the idle times of the rank, with their culprits.
         critical_path: see `critical_path_of_run`.
         critical_s: seconds of the critical path by what they are spent on.
         bound: for each unit, in order of issue, what most of its part of the critical path is spent on.
@@ -48,7 +50,7 @@ class Explanation:
     step: int
     rank: int
     exposure: Exposure = field(repr=False)
-    diagnosis: Diagnosis = field(repr=False)
+    observed: StepObservation = field(repr=False)
     critical_path: tuple[PathPiece, ...] = field(repr=False)
     critical_s: dict[Bound, float]
     bound: dict[str, Bound]
@@ -59,6 +61,16 @@ class Explanation:
     @property
     def step_time_s(self) -> float:
         return self.exposure.step_s
+
+    @cached_property
+    def culprits(self) -> list[Blame]:
+        """What compute waits for, what costs most first."""
+        return blames(self.observed)
+
+    @cached_property
+    def diagnosis(self) -> Diagnosis:
+        """What `diagnose` says of the run's timeline: the culprits, and besides them each collective in words."""
+        return diagnosis_of(self.observed)
 
     @cached_property
     def gains(self) -> dict[str, float]:
@@ -143,7 +155,7 @@ def explain(run: Run, *, step: int = -1, faster: Mapping[str, Callable[[], Run]]
     rank = causes.last(step)[0] if path else 0
     found = exposure(run, step, rank)
     others = range(run.ranks) if run.ranks <= FEW_RANKS else {piece.rank for piece in path}
-    diagnosis = diagnose(run.timeline({rank, *others}), step=step, rank=rank)
+    observed = look(run.timeline({rank, *others}), step=step, rank=rank)
     replays: dict[str, Callable[[], Run]] = {
         name: partial(run.scaled, **{name: 1 / FASTER}) for name in ("compute", "network", "cpu")
     }
@@ -169,7 +181,7 @@ def explain(run: Run, *, step: int = -1, faster: Mapping[str, Callable[[], Run]]
     for (unit, _), seconds in on_path.items():
         if unit:
             bound_s[bound[unit]] = bound_s.get(bound[unit], 0.0) + seconds
-    return Explanation(run, step, rank, found, diagnosis, tuple(path), critical_s, bound, bound_s, replays)
+    return Explanation(run, step, rank, found, observed, tuple(path), critical_s, bound, bound_s, replays)
 
 
 def bound_of(op: Instruction, cpu: bool) -> Bound:
@@ -199,7 +211,7 @@ def _issued(run: Run, piece: PathPiece, issue_s: Sequence[float]) -> list[tuple[
 
 def _sentences(found: Explanation) -> list[str]:
     """The explanation in words."""
-    waits = [blame.sentence for blame in found.diagnosis.culprits if blame.idle_s >= LEAST * found.step_time_s]
+    waits = [blame.sentence for blame in found.culprits if blame.idle_s >= LEAST * found.step_time_s]
     return [*_summary(found), *waits, _path(found), *_units(found), found.gains_sentence, *_padding(found)]
 
 

@@ -27,7 +27,7 @@ NOT_ISSUED = frozenset(
      "stack", "rms_norm", "experts_impl", "use_reentrant"}
 )  # fmt: skip
 """Fields of a plan that change what is computed, and not what is issued."""
-_issued = attrgetter(*[f.name for f in fields(Plan) if f.name not in NOT_ISSUED])
+_issued = attrgetter(*[f.name for f in fields(Plan) if f.name not in NOT_ISSUED | {"activation_checkpointing"}])
 MOST_KEPT = 200_000  # instructions of programs that are kept for those who ask again: some 100 MB
 
 _kept: dict[tuple[object, ...], tuple[Sequence[Unit], Program]] = {}  # the last to be asked for stands last
@@ -62,7 +62,7 @@ def build(units: Sequence[Unit], plan: Plan, world_size: int, steps: int = 1) ->
     """
     if not isinstance(units, tuple) or not isinstance(plan, Plan):  # which somebody may change meanwhile
         return _build(units, plan, world_size, steps)
-    settings = _issued(plan)
+    settings = (*_issued(plan), _computed_again(plan))
     key = (id(units), world_size, steps, *settings, *map(type, (world_size, steps, *settings)))  # True is not 1
     found = _kept.pop(key, None)
     if found is None:
@@ -71,6 +71,12 @@ def build(units: Sequence[Unit], plan: Plan, world_size: int, steps: int = 1) ->
             del _kept[next(iter(_kept))]
     _kept[key] = found
     return found[1].for_plan(plan)
+
+
+def _computed_again(plan: Plan) -> int | str | None:
+    """Of checkpointing what is issued: what a block keeps of its operators is not, unless it is copied."""
+    again = plan.activation_checkpointing
+    return again if again is None or isinstance(again, int) else "full" if not plan.activation_offload else str(again)
 
 
 def _build(units: Sequence[Unit], plan: Plan, world_size: int, steps: int) -> Program:

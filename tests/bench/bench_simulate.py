@@ -92,7 +92,7 @@ def parts_s(model: Model, cluster: Cluster, plan: Plan) -> dict[str, float]:
     _ = [sim.timeline.columns[name] for name in FIELDS]
     lap("timeline")
     explained = sim.explain()
-    _ = explained.diagnosis.culprits
+    _ = explained.culprits
     lap("explain")
     _ = explained.gains
     lap("gains")

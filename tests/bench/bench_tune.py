@@ -24,10 +24,11 @@ from fsdp_sim.simulation import Fit, Simulation
 from fsdp_sim.timeline import COLLECTIVES, Lane, Op
 
 BF16 = {"param_dtype": "bf16", "reduce_dtype": "fp32"}
-VARY = (
-    "api", "shard_size", "reshard_after_forward", "activation_checkpointing", "micro_batch", "cpu_offload", "compile",
-    "forward_prefetch", "requires_gradient_sync",
-)  # fmt: skip
+VARY: dict[str, tuple[Any, ...] | None] = {
+    "api": None, "shard_size": None, "reshard_after_forward": None,
+    "activation_checkpointing": (None, "selective", 2, "full"), "micro_batch": None, "cpu_offload": None,
+    "compile": None, "forward_prefetch": None, "requires_gradient_sync": None,
+}  # fmt: skip
 
 
 def _case(model: str, gpu: str, gpus: int, sequences: int, seq_len: int, **cluster: Any) -> tuple[Model, Cluster, Plan]:
@@ -79,6 +80,10 @@ COMPUTE, COLLECTIVE, STATES = (
 class Bounds:
     """What a plan takes at least, known of plans before it: all that the compute stream does one after the other, or
     all collectives of a kind; and the bytes of parameters, optimizer states and of what forward keeps.
+
+    While a collective is in flight, compute goes slower by an excess x, or stands still. With the excesses of others in
+    flight, one of each kind at most, it is slower by X; so of the d seconds that one takes compute loses at least
+    d x / (1 + X), and all of them where nothing can be computed: before the first forward, after the last backward.
     """
 
     def __init__(self) -> None:
@@ -94,7 +99,8 @@ class Bounds:
                 lanes[lane] += sim.costs.seconds(i)
             beside_s = lanes.pop(Lane.COMPUTE, 0.0)  # copies and the optimizer
             self._known[computes] = lanes.pop("work")
-            self._known[communicates] = beside_s, max(lanes.values(), default=0.0)
+            lost_s = _lost_s(sim, beside_s)
+            self._known[communicates] = beside_s + lost_s, max(lanes.values(), default=0.0)
         beside_s, comm_s = self._known[communicates]
         return max(self._known[computes] + beside_s, comm_s) + sim.between_steps_s
 
@@ -115,6 +121,25 @@ class Bounds:
 def _key(plan: Plan, without: frozenset[str]) -> tuple[Any, ...]:
     values = [getattr(plan, f.name) for f in fields(Plan) if f.name not in without]
     return without, *values, *map(type, values)  # True is not 1
+
+
+def _lost_s(sim: Simulation, beside_s: float) -> float:
+    """What collectives keep compute from doing, at least. Some are beside copies, which they slow less."""
+    seconds, ops, slowdown = sim.costs.seconds, sim.program.ops, sim.costs.slowdown
+    first = next(i for i in ops if i.op is Op.FWD)
+    copies = {i.op: i for i in ops if i.lane is Lane.COMPUTE and i.op not in (Op.FWD, Op.BWD, Op.RECOMPUTE)}.values()
+    sent = [i for i in ops if i.op in COLLECTIVES and i.group_size > 1]
+    excess = {i: slowdown(first, i) - 1.0 for i in sent}
+    least = {i: min((slowdown(copy, i) for copy in copies), default=1.0) - 1.0 for i in sent}
+    most = {i: max((slowdown(copy, i) for copy in copies), default=1.0) - 1.0 for i in sent}
+    kinds = [[i for i in sent if i.op is op] for op in {i.op for i in sent}]
+    together = sum(max(excess[i] for i in kind) for kind in kinds)
+    beside_s *= 1.0 + sum(max(most[i] for i in kind) for kind in kinds)
+    beside_s *= sum(max(excess[i] - least[i] for i in kind) for kind in kinds)
+    lost_s = (sum(seconds(i) * excess[i] for i in sent) - beside_s) / (1.0 + together)
+    alone = [i for i in ops[: ops.index(first)] if i.op is Op.ALL_GATHER][:1]
+    alone += [i for op in (Op.REDUCE_SCATTER, Op.ALL_REDUCE) for i in [i for i in sent if i.op is op][-1:]]
+    return max(0.0, lost_s) + sum(seconds(i) * (1.0 - excess[i] / (1.0 + together)) for i in alone)
 
 
 def plans_of(space: Space) -> list[Plan]:

@@ -26,7 +26,7 @@ def explained(plan=None, layers=3, device="gpu", issue_s=0.0, units=None, steps=
 
 
 def culprits(found):
-    return {str(blame.culprit): blame.idle_s for blame in found.diagnosis.culprits}
+    return {str(blame.culprit): blame.idle_s for blame in found.culprits}
 
 
 def said(found, words):
@@ -56,9 +56,11 @@ def test_an_explanation_and_a_diagnosis_say_the_same_of_the_same_step(plan, gpu)
 
     explanation, diagnosis = sim.explain(), diagnose(sim.timeline)
 
-    assert [blame.culprit for blame in explanation.diagnosis.culprits] == [b.culprit for b in diagnosis.culprits]
+    assert [blame.culprit for blame in explanation.culprits] == [b.culprit for b in diagnosis.culprits]
     told = [b.sentence for b in diagnosis.culprits if b.idle_s >= 1e-3 * diagnosis.step_s]
     assert told == [sentence for sentence in explanation.sentences if sentence in told]
+    assert "diagnosis" not in vars(explanation)  # each collective is put into words when that is asked for
+    assert explanation.diagnosis.collectives == diagnosis.collectives
     assert diagnosis.step_s == pytest.approx(explanation.step_time_s, rel=1e-12)
     assert diagnosis.compute_s == pytest.approx(explanation.exposure.compute_s, rel=1e-12)
     assert diagnosis.exposed_s == pytest.approx(explanation.exposure.exposed_s, rel=1e-9)

@@ -202,7 +202,7 @@ def test_what_does_not_help_is_not_advised():
     now = simulate("llama3-8b", Cluster("H100-SXM-80GB", gpus=512, bandwidth_gbps=100), Plan(param_dtype="bf16"))
     own_group = replace(now.plan, separate_reduce_scatter_group=True)
 
-    assert Culprit.HEAD_OF_LINE in {blame.culprit for blame in now.explain().diagnosis.culprits}
+    assert Culprit.HEAD_OF_LINE in {blame.culprit for blame in now.explain().culprits}
     assert simulate("llama3-8b", now.cluster, own_group).step_time_s >= 0.99 * now.step_time_s
     found = changes_that_help(Model.preset("llama3-8b"), now)
     assert not any("separate_reduce_scatter_group" in change.set for change in found)

@@ -87,3 +87,19 @@ def test_below_the_first_trained_parameter_there_is_no_backward():
 def test_what_cannot_be_built_is_refused(units, kwargs, message):
     with pytest.raises(ValueError, match=message):
         build(units, **{"plan": Plan(), "world_size": 4} | kwargs)
+
+
+def test_what_checkpointing_keeps_of_a_block_changes_nothing_that_is_issued_unless_it_is_copied():
+    units = tuple(toy(4))
+    kept = "full", "selective", ("mm",), ("mm", "scaled_dot_product_attention")
+
+    for api in ("fsdp2", "fsdp1", "ddp"):
+        first, *others = (build(units, Plan(api=api, activation_checkpointing=one), 8) for one in kept)
+        assert all(other.instructions is first.instructions for other in others)
+        assert [program.plan.activation_checkpointing for program in (first, *others)] == list(kept)
+        for one in kept[1:]:  # built anew, as lists are
+            assert build(list(units), Plan(api=api, activation_checkpointing=one), 8).instructions == first.instructions
+    for one in (None, 2):
+        assert build(units, Plan(activation_checkpointing=one), 8).instructions != first.instructions
+    copied = [build(units, Plan(activation_checkpointing=one, activation_offload="streams"), 8) for one in kept]
+    assert copied[0].instructions != copied[1].instructions  # one tensor of a block, or several

@@ -55,7 +55,7 @@ def memory(sim: Simulation) -> str:
 
 def because(why: Explanation) -> str:
     """What most of the waiting is for; where compute hardly waits, what the step's time consists of."""
-    worst = why.diagnosis.culprits[0] if why.diagnosis.culprits else None
+    worst = why.culprits[0] if why.culprits else None
     if worst is None or worst.idle_s < 1e-3 * why.step_time_s:
         return f"Compute hardly waits. {why.gains_sentence}"
     return f"{worst.sentence} {why.gains_sentence}"
