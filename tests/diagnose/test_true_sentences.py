@@ -24,9 +24,7 @@ def test_the_time_of_an_offloaded_optimizer_is_the_cpus() -> None:
     assert why.gains["compute"] == pytest.approx(less.gains["compute"])
     assert why.critical_s["CPU"] - less.critical_s["CPU"] == pytest.approx(more_s)
     assert why.twice_as_fast_cpu_s - less.twice_as_fast_cpu_s == pytest.approx(more_s / 2)
-    assert next(b for b in why.culprits if b.culprit is Culprit.CPU_OPTIMIZER).idle_s == pytest.approx(
-        why.optimizer_s
-    )
+    assert next(b for b in why.culprits if b.culprit is Culprit.CPU_OPTIMIZER).idle_s == pytest.approx(why.optimizer_s)
     assert "a CPU twice as fast" in str(why)
     assert "CPU twice" not in said(Plan(**B)) + said(Plan(cpu_offload=True), cluster=Cluster("cpu", gpus=2))
 
