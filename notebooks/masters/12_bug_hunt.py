@@ -17,8 +17,8 @@
 # that train on in silence with wrong numbers. Afterwards you can go from a symptom to its cause in four
 # steps: **symptom → who waits where, or which number differs first → the smallest experiment → the cause**.
 #
-# **Core path, about 60 minutes:** sections 1 and 2, with the exercises marked *core*. The rest is
-# there if you like.
+# **Core path, about 45 minutes:** sections 1 and 2, with the exercises marked *core*. The rest, with the eight
+# hunts at the end, is there if you like: take the section whose symptom is yours.
 #
 # **What is real:** every hang, every error and every wrong number, on real ranks with gloo and torch's own
 # `fully_shard`. **What is modelled:** the memory of large models in section 7, by the simulator.
@@ -42,15 +42,14 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
-# %%
 import fsdp_sim.mini.group
 from fsdp_sim import Cluster, Plan, simulate, viz
 from fsdp_sim.learn import board, check, hint, in_torch, misconceptions, predict, solution  # noqa: F401
 from fsdp_sim.learn.find import load
 from fsdp_sim.learn.judges.account import sent_bytes
-from fsdp_sim.learn.pictures.bug_hunt import Box, BoxStyle, agreement, boxes, issued, where_ranks_stand
+from fsdp_sim.learn.pictures.bug_hunt import Box, BoxStyle, agreement, boxes, error_of, issued, where_ranks_stand
 from fsdp_sim.learn.tried import tried
-from fsdp_sim.ranks import RanksError, run
+from fsdp_sim.ranks import run
 from fsdp_sim.timeline import Op
 from labs.experiments.compile.transform_orders import EXPECTED
 from labs.experiments.ladder import LadderConfig, climb
@@ -60,9 +59,8 @@ from labs.experiments.result import ResultRow
 # %% [markdown] covers=["misconception 35", "pitfall 6"]
 # ## 1. It hangs: who is missing?
 #
-# A collective ends when *every* rank has called it. So a hang is seldom the network. It is a rank that
-# called one collective too few, one too many, or another one, and the question is always the same: **who
-# waits where, and who never came?**
+# A collective ends when *every* rank has called it. So a hang is seldom the network. Some rank called one
+# collective too few, one too many, or another one. Ask: **who waits where, and who never came?**
 #
 # Three ranks, three all-reduces, then rank 0 alone calls a barrier. Who hangs, who is at fault?
 
@@ -78,58 +76,20 @@ def validates():
         dist.barrier()
 
 
-try:
-    run(validates, 3, progress=False)
-except RanksError as error:
-    hang = error
+hang = error_of(run, validates, 3, progress=False)
 print(hang.verdict.headline)
 assert "returned without calling #4 barrier" in hang.verdict.headline
 where_ranks_stand(hang)
 
 # %% [markdown] covers=["pitfall 6"]
-# Rank 0 waits and is not "the slow one": the others have left. And here it is at fault, though the verdict
-# names a rank that did not come: one call too many on one rank looks like one too few on the others. Here a
-# **watchdog** says so at once, since it sees what all ranks issue. On a cluster NCCL's watchdog says, after ten
-# minutes and on the rank that waits, "caught collective operation timeout" with `SeqNum=4`: the number in the
-# group, which is your first line of evidence. Section 2 finds the other one.
-
-# %% [markdown]
-# And a rank that never comes because it is busy with something else? Does its report look the same?
-
-
-# %% predict="report_of_a_busy_rank"
-
-
-# %% tags=["nbval-ignore-output"]
-def prepares_data():
-    if dist.get_rank() == 0:
-        time.sleep(60)  # downloads, tokenises, holds a lock ...
-    dist.barrier()
-
-
-try:
-    run(prepares_data, 3, timeout_s=0.5, progress=False)
-except RanksError as error:
-    hang = error
-print(hang.verdict.headline, hang.verdict.why, sep="\n")
-assert "outside any collective" in hang.verdict.why
-where_ranks_stand(hang)
-
-# %% [markdown] covers=["pitfall 7"]
-# No mismatch, and no rank has left: rank 0 is not in a collective at all. If your job dies *before step 1*
-# after exactly 30 minutes (10 with NCCL), look there: rank 0 prepares data while the others wait in a
-# barrier. Prepare it before the job, or give that one group a longer timeout. It is no hang, only patience
-# that ran out.
-
-# %%
-print("a process group waits", dist.default_pg_timeout)
-assert dist.default_pg_timeout.total_seconds() == 30 * 60
+# Rank 0 waits, and the fault is its own: one call too many on one rank looks like one too few on the others. Here a
+# **watchdog** says so at once, since it sees what all ranks issue. On a cluster you wait ten minutes for NCCL's
+# watchdog. It says "caught collective operation timeout" with `SeqNum=4`, the number in the group.
 
 # %% [markdown] covers=["pitfall 1"]
-# **Your turn.** Three jobs that hang. Read the symptoms, run the check on the faulty code and read what the
-# watchdog says; then mend it. `hint("case_22")` gives the next of three hints, `solution("case_22")`
-# the solution and why. Whatever makes whole what is sharded is a collective: a full state dict, a
-# `full_tensor()`, a norm.
+# **Your turn.** Two jobs that hang. Run the check on the faulty code, read what the watchdog says, then mend it.
+# `hint("case_22")` helps in three steps; `solution("case_22")` tells. Whatever makes whole what is sharded is a
+# collective: a full state dict, a `full_tensor()`, a norm.
 
 # %% exercise="case_22"
 
@@ -143,7 +103,7 @@ issued({f"rank {r}": of for r, of in enumerate(done.records)}, "All ranks gather
 
 # %% exercise="case_23" tags=["nbval-ignore-output"]
 
-# %%
+# %% tags=["hide-input"]
 done = tried("case_23", checked.use)
 steps = done[0]["steps"]
 rows = {
@@ -153,25 +113,12 @@ rows = {
 assert steps == min(map(len, rows.values())) < max(map(len, rows.values()))
 boxes(rows, f"All ranks do {steps} steps, as many as the one with fewest batches")
 
-# %% [markdown] covers=["pitfall 3"]
-# And one that is harder to read, because the ranks part long before anybody waits: rank 0's evaluation meets
-# the others' next training step, whose first all-gathers look just the same.
-
-# %% exercise="case_24"
-
-# %% tags=["nbval-ignore-output"]
-after = tried("case_24", checked.use)[0].tolist()
-assert after[-1] < after[0]
-picture = losses({"validation": (1, after)}, "Evaluated by all ranks on rows of their own: one loss per step")
-picture.figure.update_yaxes(title="loss (mean square)")
-picture
-
 # %% [markdown] covers=["pitfall 8"]
 # ## 2. Read the record
 #
-# An error far from its cause: that is the rule with collectives, because nothing checks that they match.
-# Two tools do. `TORCH_DISTRIBUTED_DEBUG=DETAIL` compares operation and shape before each collective, on
-# all ranks, and costs time: for debugging only. Let one rank broadcast, and the other all-reduce.
+# With collectives an error is often far from its cause, because nothing checks that they match. Two tools do.
+# `TORCH_DISTRIBUTED_DEBUG=DETAIL` compares operation and shape before each collective, and costs time. Let one rank
+# broadcast, and the other all-reduce.
 
 
 # %% predict="mismatch_in_detail"
@@ -195,15 +142,13 @@ assert "ALLREDUCE" in detail
 assert "BROADCAST" in detail
 
 # %% [markdown] covers=["pitfall 8", "pitfall 6"]
-# Without it a hang, or a number that is wrong. With it both operations by name, BROADCAST and ALLREDUCE, at
-# once and on both ranks (above, from the message of rank 0). The other tool is a **flight
-# recorder**: each rank keeps its last collectives in a ring buffer, and after a hang the dumps of all ranks are
-# laid side by side. The last line of each says who *waits*; the first line that differs says who is *off*. Read
-# them from the beginning.
+# Both operations by name, BROADCAST and ALLREDUCE, on both ranks. The other tool is a **flight recorder**: each rank
+# keeps its last collectives, and after a hang you lay the dumps side by side. The last line of each says who
+# *waits*; the first line that differs says who is *off*. Read them from the beginning.
 
 # %% exercise="first_to_differ"
 
-# %%
+# %% tags=["hide-input"]
 ((case,),) = load("first_to_differ").judge.trial(0).each[0][1:2]
 found = checked.use(case)
 start = max(0, found["number"] - 4)
@@ -215,39 +160,6 @@ for rank in found["ranks"]:
 assert len(found["ranks"]) == 1
 boxes(rows, f"Rank {found['ranks'][0]} is off, from #{found['number']} on",
       [f"#{number + 1}" for number in range(start, max(map(len, case)))])  # fmt: skip
-
-# %% [markdown] covers=["pitfall 4", "pitfall 5"]
-# Where do ranks part? Mostly at an `if`. A branch that depends on *this rank's* data (its loss, its rows, its
-# random number) sends ranks different ways. Two rules: what every rank can run, every rank runs; and what
-# only some can know, all must agree on first. Below one exercise for each.
-
-# %% exercise="case_25"
-
-# %%
-inputs = load("case_25").judge.inputs(0)
-counts = [torch.bincount(route, minlength=3).tolist() for _, _, route, _ in inputs]
-rows = {
-    f"rank {rank}": [Box(f"{n} rows", BoxStyle.DONE if n else BoxStyle.WAITS) for n in of]
-    for rank, of in enumerate(counts)
-}
-mended = tried("case_25", checked.use)
-assert all(sum(record.op == "all_gather" for record in of) == 9 for of in mended.records)  # forward, backward, result
-assert min(map(min, counts)) == 0
-boxes(rows, "An expert without rows runs all the same", [f"expert {number}" for number in range(3)])
-
-# %% exercise="case_26" tags=["nbval-ignore-output"]
-
-# %%
-done = tried("case_26", checked.use)[0]["steps"]
-rows = {
-    f"rank {rank}": [
-        Box(f"{loss:.1f}", BoxStyle.WRONG if loss > limit else BoxStyle.DONE if step < done else BoxStyle.NOTHING)
-        for step, loss in enumerate(values)
-    ]
-    for rank, (values, _, limit) in enumerate(load("case_26").judge.inputs(0))
-}
-assert sum(box.style is BoxStyle.WRONG for row in rows.values() for box in row) == 1
-boxes(rows, f"One rank's loss is bad, and all ranks stop after {done} steps")
 
 # %% [markdown] covers=["pitfall 9"]
 # ## 3. It dies
@@ -266,10 +178,7 @@ def gathers_unevenly():
     dist.all_gather([torch.empty_like(mine) for _ in range(2)], mine)
 
 
-try:
-    run(gathers_unevenly, 2, progress=False, show_output=False)
-except RanksError as error:
-    hang = error
+hang = error_of(run, gathers_unevenly, 2, progress=False, show_output=False)
 print(hang.verdict.headline, hang.verdict.why, sep="\n")
 assert "called a different size" in hang.verdict.headline
 
@@ -279,7 +188,7 @@ assert "called a different size" in hang.verdict.headline
 
 # %% exercise="case_27" tags=["nbval-ignore-output"]
 
-# %%
+# %% tags=["hide-input"]
 counts = [len(rows) for rows, _ in load("case_27").judge.inputs(0)]
 assert len(tried("case_27", checked.use)[0]) == sum(counts)
 rows = {
@@ -293,7 +202,7 @@ boxes(rows, "One size on the wire, and each rank's own rows in the result", ["se
 
 # %% exercise="case_28" tags=["nbval-ignore-output"]
 
-# %%
+# %% tags=["hide-input"]
 done = tried("case_28", checked.use)
 issued(
     {f"rank {rank}": of[:7] for rank, of in enumerate(done.records)},
@@ -307,7 +216,7 @@ issued(
 
 # %% exercise="case_29"
 
-# %%
+# %% tags=["hide-input"]
 done = tried("case_29", checked.use)
 groups = sorted({record.group for of in done.records for record in of if record.op == "all_reduce"})
 rows = {
@@ -347,7 +256,7 @@ assert (first.step, first.what, first.tensor, first.shard_of) == (1, "parameter"
 
 # %% exercise="case_30"
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output", "hide-input"]
 faulty, mended = (tried("case_30", f)[0] for f in (load("case_30").stub, checked.use))
 assert mended[-1] < faulty[-1]
 picture = losses(
@@ -360,7 +269,7 @@ picture
 # %% exercise="case_31"
 
 
-# %%
+# %% tags=["hide-input"]
 def compared(name, names, sentence):
     """The results of the faulty and of the mended code on rank 0, against one process."""
     right = by_name(load(name).judge.truth(load(name).judge.inputs(0))[0], names)
@@ -381,7 +290,7 @@ compared("case_31", weights, "Divided twice, every weight has moved too little")
 
 # %% exercise="case_32"
 
-# %%
+# %% tags=["hide-input"]
 before = list(load("case_32").judge.inputs(0)[0][0].parameters())
 rows = {}
 for who, function in {"faulty": load("case_32").stub, "mended": checked.use}.items():
@@ -394,15 +303,62 @@ boxes(rows, "The root's two weights, embedding and head, did not learn", weights
 # %% [markdown] covers=["pitfall 12"]
 # The picture is the diagnosis: what is off belongs to *one unit*. A wrong factor shows everywhere, a wrong
 # shard in one rank's rows, a wrong wrap in one unit.
-#
+
+# %% [markdown] covers=["pitfall 3"]
 # ## 5. The ranks part
 #
-# Some faults leave every rank with numbers that look right to itself. Compare *between* ranks: seeds, scales,
+# Ranks can part long before anybody waits. In the next job rank 0's evaluation meets the others' next training
+# step, whose first all-gathers look just the same.
+
+# %% exercise="case_24"
+
+# %% tags=["nbval-ignore-output"]
+after = tried("case_24", checked.use)[0].tolist()
+assert after[-1] < after[0]
+picture = losses({"validation": (1, after)}, "Evaluated by all ranks on rows of their own: one loss per step")
+picture.figure.update_yaxes(title="loss (mean square)")
+picture
+
+# %% [markdown] covers=["pitfall 4", "pitfall 5"]
+# Where did they part? At an `if`, as mostly. A branch that depends on *this rank's* data (its loss, its rows, its
+# random number) sends ranks different ways. Two rules: what every rank can run, every rank runs; and what
+# only some can know, all must agree on first. Below one exercise for each.
+
+# %% exercise="case_25"
+
+# %% tags=["hide-input"]
+inputs = load("case_25").judge.inputs(0)
+counts = [torch.bincount(route, minlength=3).tolist() for _, _, route, _ in inputs]
+rows = {
+    f"rank {rank}": [Box(f"{n} rows", BoxStyle.DONE if n else BoxStyle.WAITS) for n in of]
+    for rank, of in enumerate(counts)
+}
+mended = tried("case_25", checked.use)
+assert all(sum(record.op == "all_gather" for record in of) == 9 for of in mended.records)  # forward, backward, result
+assert min(map(min, counts)) == 0
+boxes(rows, "An expert without rows runs all the same", [f"expert {number}" for number in range(3)])
+
+# %% exercise="case_26" tags=["nbval-ignore-output"]
+
+# %% tags=["hide-input"]
+done = tried("case_26", checked.use)[0]["steps"]
+rows = {
+    f"rank {rank}": [
+        Box(f"{loss:.1f}", BoxStyle.WRONG if loss > limit else BoxStyle.DONE if step < done else BoxStyle.NOTHING)
+        for step, loss in enumerate(values)
+    ]
+    for rank, (values, _, limit) in enumerate(load("case_26").judge.inputs(0))
+}
+assert sum(box.style is BoxStyle.WRONG for row in rows.values() for box in row) == 1
+boxes(rows, f"One rank's loss is bad, and all ranks stop after {done} steps")
+
+# %% [markdown]
+# Other ranks part in silence: each has numbers that look right to itself. Compare *between* ranks: seeds, scales,
 # decisions, weights of a token. Anything that one rank decides or draws alone is a suspect.
 
 # %% exercise="case_33"
 
-# %%
+# %% tags=["hide-input"]
 faulty, mended = (tried("case_33", f)[0]["weight"].chunk(4) for f in (load("case_33").stub, checked.use))
 right = load("case_33").judge.truth(load("case_33").judge.inputs(0))[0]["weight"].chunk(4)
 names = [f"rows of rank {rank}" for rank in range(4)]
@@ -411,7 +367,7 @@ agreement(dict(zip(names, right, strict=True)), found, "A seed per rank makes a 
 
 # %% exercise="case_34"
 
-# %%
+# %% tags=["hide-input"]
 right = load("case_34").judge.truth(load("case_34").judge.inputs(0))
 names = [f"shard of rank {rank}" for rank in range(2)]
 found = {
@@ -458,7 +414,7 @@ compared("case_37", ["query", "key", "value", "output"], "Added up in another or
 
 # %% exercise="case_38"
 
-# %%
+# %% tags=["hide-input"]
 function = {"all-reduce": load("case_38").stub, "yours": checked.use}
 least = load("case_38").judge.checks[0].at_least(None)
 sent = {name: sent_bytes(tried("case_38", f).records[0]) for name, f in function.items()}
@@ -541,10 +497,39 @@ kept, whole_model = run(is_it_sharded, 2, progress=False)[0]
 print(f"rank 0 keeps {kept:,} of {whole_model:,} numbers")
 assert 2 * kept == whole_model
 
-# %% [markdown] covers=["pitfall 50", "pitfall 53"]
+# %% [markdown]
 # ## 8. Before the first step: the environment
 #
-# Four faults that have nothing to do with your model. A job crashed, you start it again, and it says
+# Five faults that have nothing to do with your model. The first: a rank that never comes because it is busy with
+# something else. Does its report look like that of section 1?
+
+# %% predict="report_of_a_busy_rank"
+
+
+# %% tags=["nbval-ignore-output"]
+def prepares_data():
+    if dist.get_rank() == 0:
+        time.sleep(60)  # downloads, tokenises, holds a lock ...
+    dist.barrier()
+
+
+hang = error_of(run, prepares_data, 3, timeout_s=0.5, progress=False)
+print(hang.verdict.headline, hang.verdict.why, sep="\n")
+assert "outside any collective" in hang.verdict.why
+where_ranks_stand(hang)
+
+# %% [markdown] covers=["pitfall 7"]
+# No mismatch, and no rank has left: rank 0 is not in a collective at all. If your job dies *before step 1*
+# after exactly 30 minutes (10 with NCCL), look there: rank 0 prepares data while the others wait in a
+# barrier. Prepare it before the job, or give that one group a longer timeout. It is no hang, only patience
+# that ran out.
+
+# %%
+print("a process group waits", dist.default_pg_timeout)
+assert dist.default_pg_timeout.total_seconds() == 30 * 60
+
+# %% [markdown] covers=["pitfall 50", "pitfall 53"]
+# Next, a job crashed, you start it again, and it says
 # `EADDRINUSE`. What still runs? First the port: whoever comes second cannot have it. `torchrun --standalone`,
 # or port 0, takes a free one. (On Windows an older torch asks for libuv, which it was built without: set
 # `USE_LIBUV=0`. 2.13 does not ask.)
@@ -683,7 +668,7 @@ assert found.findings[0].missing == (1,)
 assert found.findings[0].waiting == (0, 2, 3)
 assert found.findings[0].unit == "layers.2"
 
-# %%
+# %% tags=["hide-input"]
 of = {rank: {e.collective_seq_id: e for e in dump.entries} for rank, dump in sorted(found.dumps.items())}
 last = max(max(entries) for entries in of.values())
 numbers = range(last - 4, last + 1)

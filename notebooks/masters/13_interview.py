@@ -37,11 +37,11 @@ from fsdp_sim.learn import board, check, hint, predict, solution  # noqa: F401
 from fsdp_sim.learn.drill import ask, mock, sheet, spoken, whiteboard
 from fsdp_sim.learn.find import load
 from fsdp_sim.learn.judges.account import message_bytes, sent_bytes
-from fsdp_sim.learn.pictures.bug_hunt import where_ranks_stand
+from fsdp_sim.learn.pictures.bug_hunt import error_of, where_ranks_stand
 from fsdp_sim.learn.pictures.checkpoints import reads
 from fsdp_sim.learn.pictures.collectives import sent_bars
 from fsdp_sim.learn.tried import tried
-from fsdp_sim.ranks import RanksError, run
+from fsdp_sim.ranks import run
 from fsdp_sim.viz.theme import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 
 # %% [markdown]
@@ -184,10 +184,7 @@ reads(files, wanted, "Ten rows, cut for four ranks and for two: shard 1 is neede
 # The last one hangs. Read the code of the exercise first. Who waits for whom?
 
 # %% tags=["nbval-ignore-output"]
-try:
-    tried("case_40", load("case_40").stub)
-except RanksError as error:
-    hang = error
+hang = error_of(tried, "case_40", load("case_40").stub)
 where_ranks_stand(hang, "One rank is in an all-reduce, the others are one collective further")
 
 # %% tags=["nbval-ignore-output"]

@@ -44,9 +44,8 @@ MOST_CODE_LINES = 10  # that a learner sees at once; what is longer is split, or
 LONGER = {
     "def fsdp1_step(model, micro_batches, lr, max_norm):": "a step as scripts have it, which the section translates",
 }
-NOT_YET = {"12_bug_hunt"}
 MASTERS = build.masters()
-CHAPTERS = [master for master in MASTERS if master.stem[:2].isdigit() and master.stem not in NOT_YET]
+CHAPTERS = [master for master in MASTERS if master.stem[:2].isdigit()]
 LINK, CODE = re.compile(r"\]\([^)]*\)"), re.compile(r"`[^`]*`")
 LISTED = re.compile(r"^(?:[-*]|\d+\.) ", re.MULTILINE)
 END = re.compile(r"(?<=[.?!:])(?<!e\.g\.)[*\")]*\s+(?=[\"*(\[]*[A-Z0-9])")

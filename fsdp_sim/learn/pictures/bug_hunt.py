@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -68,6 +68,19 @@ def boxes(rows: Mapping[str, Sequence[Box]], sentence: str, columns: Sequence[st
     figure.update_yaxes(autorange="reversed", type="category", showgrid=False)
     cells = tuple((name, *(text.replace("<br>", " ") for text in row)) for name, row in zip(rows, texts, strict=True))
     return Picture(figure, f"{sentence}.", (Table(sentence, ("", *names), cells),))
+
+
+def error_of(call: Callable[..., object], *arguments: Any, **options: Any) -> RanksError:
+    """What a call on ranks ends with.
+
+    Raises:
+        AssertionError: it ends well.
+    """
+    try:
+        call(*arguments, **options)
+    except RanksError as error:
+        return error
+    raise AssertionError(f"{call.__name__} ended well; a hang or an error of its ranks was expected")
 
 
 def where_ranks_stand(error: RanksError, sentence: str = "", last: int = 5) -> Picture:
