@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fsdp_sim.ranks.board import Record
 
 TIMEOUT_S = 4.0  # in a collective, for a rank that does nothing
-LAST_LINE = re.compile(r'File "[^"]*", line \d+, in (\S+)\n +(\S.*)')
+LAST_LINE = re.compile(r'File "[^"]*", line \d+, in (\S+)\n +(?!File ")(\S.*)')
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def _whose(headline: str, ranks: int) -> str:
 
 def _where(text: str) -> str:
     found = LAST_LINE.findall(text)
-    own = [place for place in found if place[0] not in ("call", "encode", "_plain", "main", "find_spec")]
+    own = [place for place in found if place[0] not in ("call", "encode", "_plain", "main", "shut_off")]
     return f", in {own[-1][0]}, at `{_line(own[-1][1])}`" if own else ""
 
 

@@ -13,9 +13,8 @@
 # %% [markdown]
 # # Scale: where should the shards lie?
 #
-# Inside a node bytes travel an order of magnitude faster than between nodes. By the end you can place shards so that
-# little crosses the slow link, say how many tokens hide a network, find the one rank that a thousand others wait for,
-# and choose a plan. And you can say when plain DDP is enough.
+# Inside a node bytes travel ten times faster than between nodes. By the end you can place shards so that little crosses
+# the slow link, tell the strategies apart, and find the one rank that a thousand others wait for.
 
 # %% [markdown]
 # > **Our 8B model** gets 64 H100 in eight nodes, and two offers. With InfiniBand, 400 Gbit/s a GPU, a step takes about
@@ -23,7 +22,7 @@
 # > three quarters of it. The second cluster is much cheaper. Can you make it work? (`fsdp-sim simulate --model
 # > llama3-8b --gpu H100-SXM-80GB --gpus 64 --seq-len 8192 --activation-checkpointing full`, then with `--inter 100GbE`)
 #
-# **Core path, about 65 minutes:** sections 1, 2, 3 and 6, with the exercises marked *core*. The rest is
+# **Core path, about 45 minutes:** sections 1, 3 and 6, with the exercises marked *core*. The rest is
 # there if you like.
 
 # %% [markdown]
@@ -56,7 +55,7 @@ from fsdp_sim.schedule import build, toy
 
 # %% predict="link_in_the_node"
 
-# %%
+# %% tags=["hide-input"]
 clusters = {
     "H100, InfiniBand": Cluster("H100-SXM-80GB", gpus=16),
     "A100, InfiniBand": Cluster("A100-SXM-80GB", gpus=16),
@@ -90,6 +89,8 @@ def place_of(rank_order):
 
 
 places = run(place_of, 4, ("replicate", "shard"), progress=False)
+
+# %% tags=["hide-input"]
 rows = tuple((f"rank {rank}", *map(str, place)) for rank, place in enumerate(places))
 assert [place[:2] for place in places[:2]] == [("[0, 1]", "[0, 2]"), ("[0, 1]", "[1, 3]")]
 assert all(place[3] == 0.5 for place in places)
@@ -99,19 +100,18 @@ HTML(viz.Table("HSDP on 2 x 2", ("", "shards with", "same as", "placements", "ho
 # Four ranks, and each holds a *half*: memory follows the shard group, not the world. The mesh has dimensions
 # `(replicate, shard)`, in this order. The last one varies fastest, and ranks are numbered node by node.
 #
-# Give FSDP1 a mesh too. Without one it takes the devices it sees for a node, which is wrong in a container that shows
-# fewer. And you need no DDP inside FSDP or around it: replicate *and* shard is one mesh with two dimensions.
+# You need no DDP inside FSDP or around it: replicate *and* shard is one mesh with two dimensions. Give FSDP1 one too,
+# else it takes the devices it sees for a node.
 
 # %%
 in_torch(fsdp_sim.mini.hsdp.FSDPMeshInfo, fsdp_sim.mini.hsdp.get_mesh)
 
 # %% [markdown]
-# Stuck in an exercise? `hint("case_20")` gives the next of three hints,
-# `solution("case_20")` the solution and why it is so.
+# Stuck? `hint("case_20")` helps in three steps; `solution("case_20")` tells.
 
 # %% exercise="case_20"
 
-# %%
+# %% tags=["hide-input"]
 each = [(torch.randn(60_000),) for _ in range(4)]
 done = run(checked.use, 4, each=each, progress=False, show_output=False)  # torch warns that a name will go
 moved = {}
@@ -136,7 +136,7 @@ assert all(round(groups["between nodes"]) == 120 for groups in moved.values())
 
 # %% exercise="bytes_between_nodes"
 
-# %%
+# %% tags=["hide-input"]
 names = {"fsdp": "FSDP", "fsdp kept": "FSDP, kept after forward", "hsdp": "HSDP"}
 lines = {
     name: {nodes: checked.use(1.0, nodes, 8, how) for nodes in (2, 4, 8, 16, 32, 64, 128)}
@@ -163,14 +163,13 @@ curves(lines, sentence, x="nodes", y="times the model's bytes, leaving each node
 # %% [markdown]
 # ## 3. Four strategies, three stages: who is who?
 #
-# FSDP1 has `FULL_SHARD`, `SHARD_GRAD_OP`, `NO_SHARD` and `HYBRID_SHARD`. DeepSpeed has stages 1 to 3 of
-# [ZeRO](https://arxiv.org/abs/1910.02054). Take 8 billion parameters in fp32 with AdamW on 64 GPUs. What does each
-# leave on a GPU?
+# FSDP1 has `FULL_SHARD`, `SHARD_GRAD_OP` and more, DeepSpeed stages 1 to 3 of [ZeRO](https://arxiv.org/abs/1910.02054).
+# Take 8 billion parameters in fp32 with AdamW on 64 GPUs. What does each leave on a GPU?
 
 # %% predict="less_than_10_gb_of_states"
 
 
-# %%
+# %% tags=["hide-input"]
 def between_steps(shards, api):
     sizes = {"parameters": (1, 0, 0), "gradients": (0, 1, 0), "optimizer": (0, 0, 2)}
     return {
@@ -179,7 +178,7 @@ def between_steps(shards, api):
     }
 
 
-# %%
+# %% tags=["hide-input"]
 ways = {
     "DDP, NO_SHARD": (1, "ddp"), "ZeRO-1": (64, "zero1"), "ZeRO-2": (64, "zero2"),
     "FULL_SHARD (ZeRO-3), SHARD_GRAD_OP": (64, "fsdp2"), "HYBRID_SHARD, 8 per node": (8, "fsdp2"),
@@ -197,19 +196,14 @@ assert round(8 * (16 / (8 + 8 / 8)) / 8, 1) == 1.8  # 16 bytes a parameter again
 # - **ZeRO-2** shards gradients too: a reduce-scatter instead of an all-reduce. Also with an all-gather after the step.
 # - **ZeRO-3** shards parameters too, and all-gathers them on demand.
 #
-# FSDP is not another level: `FULL_SHARD` *is* ZeRO-3. After its step nothing is gathered, because the next forward does
-# that anyway. And none of them shards activations, or the work.
+# FSDP is not another level: `FULL_SHARD` *is* ZeRO-3. And none of them shards activations, or the work.
 
-# %% [markdown] covers=["coverage 001.53", "coverage 001.56"]
-# On 8 GPUs ZeRO-1 keeps 9 bytes of 16, so your model can be 1.8 times as large as with DDP. FSDP keeps 2. (Those are
-# states only, an upper bound: activations and gathered units come on top.) Combining FSDP with ZeRO-1 would shard
-# nothing more, for the optimizer's state is 1/W already.
-#
-# What FSDP pays for it is a second all-gather: 3 passes of the model instead of 2.
+# %% [markdown]
+# What FSDP pays for its parameters is a second all-gather: 3 passes of the model instead of 2.
 
 # %% exercise="parameters_between_passes"
 
-# %%
+# %% tags=["hide-input"]
 moments = {}
 for reshard, name in ((True, "FULL_SHARD"), (False, "SHARD_GRAD_OP")):
     found = run(checked.use, 4, 250, reshard, progress=False)[0]
@@ -220,30 +214,10 @@ assert [of["of the weight"] for of in moments.values()] == [0.25, 0.25, 0.25, 0.
 stacks(moments, "The two differ only between forward and backward.", "share of the weight on a rank")
 
 # %% [markdown] covers=["coverage 002.9", "coverage 002.10", "coverage 004.128"]
-# `FULL_SHARD` keeps everything sharded but the unit at work. `SHARD_GRAD_OP` shards parameters as well: they are shards
-# between steps, and whole from a unit's forward to its backward. In between that is the whole model at once, so don't
-# expect only a little more memory.
-#
-# In FSDP2 both are `reshard_after_forward`. A number keeps a slice, gathered in groups of that size.
+# `FULL_SHARD` keeps everything sharded but the unit at work. With `SHARD_GRAD_OP` parameters are whole from a unit's
+# forward to its backward: between the two, all of the model at once. In FSDP2 both are `reshard_after_forward`.
 
-
-# %%
-def no_shard():
-    with warnings.catch_warnings(record=True) as heard:
-        warnings.simplefilter("always")
-        FullyShardedDataParallel(
-            nn.Linear(4, 4), sharding_strategy=ShardingStrategy.NO_SHARD, device_id=torch.device("cpu")
-        )
-    return [str(warning.message) for warning in heard if "NO_SHARD" in str(warning.message)]
-
-
-heard = run(no_shard, 2, progress=False)[0]
-print(heard[0])
-assert "deprecated" in heard[0]
-
-# %% [markdown] covers=["coverage 002.11"]
-# `NO_SHARD` behaves like DDP and is deprecated. Use DDP itself.
-#
+# %% [markdown]
 # ## 4. How many tokens hide a network?
 #
 # A GPU computes a block while the next one's parameters travel. How many tokens does it need, so that it never waits?
@@ -252,7 +226,7 @@ assert "deprecated" in heard[0]
 
 # %% exercise="tokens_that_hide"
 
-# %%
+# %% tags=["hide-input"]
 gbits = (10, 25, 50, 100)
 lines = {  # half the peak, as a good run reaches
     f"{name}, half its peak": {
@@ -329,7 +303,7 @@ assert 1.75 < rates[1024][1] / rates[1024][0] < 2
 # %% predict="one_slow_of_512"
 
 
-# %%
+# %% tags=["hide-input"]
 def slow(seconds, ranks, factor=1.2):
     return engine.straggler(seconds, ranks, rank=212, factor=factor)
 
@@ -344,12 +318,12 @@ assert 0.13 < 1 - even.step_time_s / uneven.step_time_s < 0.18
 viz.rank_bands(uneven).titled("One slow rank keeps 511 others waiting")
 
 # %% [markdown]
-# Everybody waits for one. 511 GPUs stand still about a sixth of the time. *Their* profiles show long collectives, and
-# you would blame the network. Whose profile shows the cause?
+# 511 GPUs stand still about a sixth of the time. *Their* profiles show long collectives, and you would blame the
+# network. Whose profile shows the cause?
 
 # %% exercise="name_the_straggler"
 
-# %%
+# %% tags=["hide-input"]
 import random
 
 from fsdp_sim.learn.exercises.scale.name_the_straggler import traced
@@ -369,7 +343,7 @@ stacks(bars, "Who waits least is the one that is waited for.", "ms in all-gather
 
 # %% exercise="plan_for_a_slow_network"
 
-# %%
+# %% tags=["hide-input"]
 answer = checked.use()
 fixed = {
     "model": "llama3-8b", "gpu": "A100-SXM-40GB", "gpus": "64", "bandwidth_gbps": "25", "seq_len": "2048",
@@ -395,7 +369,7 @@ viz.pareto(Sweep(fixed, vary))
 
 # %% predict="fsdp_beside_ddp"
 
-# %%
+# %% tags=["hide-input"]
 cluster = Cluster("A100-SXM-40GB", gpus=32, bandwidth_gbps=100)
 ways = {
     "DDP": {"api": "ddp"}, "ZeRO-1": {"api": "zero1"}, "ZeRO-2": {"api": "zero2"},
@@ -427,6 +401,10 @@ assert sims["FSDP", 16].tokens_per_s_per_gpu > 1.1 * four["DDP"]
 # Where the network is hidden both are as fast, and DDP is simpler. It is enough when 16 bytes a parameter fit, and with
 # them the activations of a batch that keeps the GPU busy. FSDP's gain here is room, and room buys larger batches.
 # (ZeRO-1 and ZeRO-2 lose a little: nothing hides their all-gather after the step.)
+
+# %% [markdown] covers=["coverage 001.53", "coverage 001.56"]
+# How much room? On 8 GPUs ZeRO-1 keeps 9 bytes of 16, so your model can be 1.8 times as large as with DDP. FSDP keeps
+# 2, of states. ZeRO-1 on top of it would shard nothing more: the optimizer's state is 1/W already.
 #
 # So how do you choose? In this order:
 
@@ -436,6 +414,27 @@ assert sims["FSDP", 16].tokens_per_s_per_gpu > 1.1 * four["DDP"]
 # 3. More than a node, and more tokens per GPU than F/B of the network: FSDP over all.
 # 4. Fewer tokens: HSDP, if a node's GPUs can hold the states. Accumulate, and reduce over the copies once.
 # 5. Still too slow: larger batches, or another kind of parallelism.
+
+# %% [markdown]
+# And FSDP1's `NO_SHARD`? What does torch say?
+
+
+# %% tags=["hide-input"]
+def no_shard():
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        FullyShardedDataParallel(
+            nn.Linear(4, 4), sharding_strategy=ShardingStrategy.NO_SHARD, device_id=torch.device("cpu")
+        )
+    return [str(warning.message) for warning in heard if "NO_SHARD" in str(warning.message)]
+
+
+heard = run(no_shard, 2, progress=False)[0]
+print(heard[0])
+assert "deprecated" in heard[0]
+
+# %% [markdown] covers=["coverage 002.11"]
+# It behaves like DDP. Use DDP itself.
 
 # %%
 misconceptions("scale")
@@ -455,7 +454,7 @@ print("losses:", *(f"{loss:.4f}" for loss in hybrid.losses))
 
 # %% predict="kept_with_a_copy_per_pair"
 
-# %%
+# %% tags=["hide-input"]
 from labs.cluster.process_group import RankPlace
 from labs.config import TrainConfig
 from labs.experiments.nodes import across_bytes
@@ -485,7 +484,7 @@ board("scale")
 # ## What you have seen
 #
 # - HSDP shards inside a node and copies across: a mesh of (replicate, shard). Memory follows the shard group.
-# - Strategies differ in what is whole, and when. FULL_SHARD is ZeRO-3; nothing is left for ZeRO-1 to shard.
+# - Strategies differ in what is whole, and when. FULL_SHARD is ZeRO-3.
 # - A network is hidden from about F/B tokens per GPU on, whatever the model.
 # - The rank with the least communication is the one that all others wait for.
 # - DDP is enough while the states and a good batch fit.

@@ -22,7 +22,7 @@
 # > every block checkpointed, and no card has that. So the script must change. How much of it? (`fsdp-sim simulate
 # > --model llama3-8b --gpu H100-SXM-80GB --gpus 8 --seq-len 8192 --activation-checkpointing full --api ddp`)
 #
-# **Core path, about 65 minutes:** sections 1, 2, 3 and 5, with the exercises marked *core*. The rest is
+# **Core path, about 45 minutes:** sections 1, 3 and 5, with the exercises marked *core*. The rest is
 # there if you like.
 #
 # **What is real:** every call on two ranks, every error message, torch's own FSDP1 and FSDP2, the `torchrun`
@@ -60,14 +60,11 @@ assert len(new) == 9
 ddp_to_fsdp2.diff()
 
 # %% [markdown] covers=["coverage 000.23", "coverage 004.41", "coverage 004.55", "misconception 4.60"]
-# Nine lines: imports, a mesh that says on what the ranks compute, a loop over the blocks and a call for the rest,
-# `full_tensor()`, and how weights are saved. (The norm is a DTensor. In torch 2.13 it is the same on all ranks already;
-# `full_tensor()` makes a plain tensor of it.)
+# Nine lines: imports, a mesh, a loop over the blocks and a call for the rest, `full_tensor()`, and how weights are
+# saved. Look at what stays. Data: FSDP is data parallelism, so each rank takes its own rows. The learning rate:
+# gradients are averaged, as DDP's are. And no `module.` in front of names: `model` is your model.
 #
-# Look at what stays. Data: FSDP is data parallelism, so each rank takes its own rows. The learning rate: gradients are
-# averaged over the ranks, as DDP's are. And there is no wrapper. No `module.` in front of names; `model` is your model.
-#
-# That is *this* loop. Yours may have more in it, so go through the checklist.
+# Your loop may have more in it, so go through the checklist.
 
 # %% tags=["hide-input"]
 checklist = (
@@ -126,10 +123,10 @@ in_torch(fsdp_sim.mini.register_fsdp_forward_method, fsdp_sim.mini.FSDPModule.se
 # %% [markdown]
 # Stuck? `hint("ddp_step_to_fsdp2")` gives the next of three hints, `solution("ddp_step_to_fsdp2")` the solution.
 #
-# Here is what both steps send, in order, over a slow wire: your function if it was right, else the reference. (The many
-# small all-gathers at the end are not the step's. They are `full_tensor`, so that we can compare the weights.)
+# Here is what both steps send, over a slow wire. (The many small all-gathers at the end are `full_tensor`, so that we
+# can compare the weights.)
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output", "hide-input"]
 step = load("ddp_step_to_fsdp2")
 with_ddp = step.wrong[0].function  # a known wrong answer: it is still DDP
 wire = Network(0.05, latency_us=200)
@@ -154,8 +151,7 @@ assert max(norms) - min(norms) < 1e-4 * norms[0]
 # One difference is easy to miss. DDP sends rank 0's weights when it wraps; `fully_shard` sends nothing. **All ranks
 # must build the same weights**: one seed, or `set_model_state_dict` with `broadcast_from_rank0=True`.
 #
-# FSDP1 had `sync_module_states=True` for that: once, at construction, on GPUs only, and off by default. What happens
-# later it cannot prevent.
+# FSDP1 had `sync_module_states=True` for that: at construction, on GPUs only, and off by default.
 
 # %% [markdown]
 # ## 2. Old calls, today
@@ -260,7 +256,7 @@ assert len(set(gathers)) == 2  # the root, and three blocks of one size
 
 # %% exercise="warned_of_fsdp1"
 
-# %%
+# %% tags=["hide-input"]
 strategies = ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"]
 one_layer = load("warned_of_fsdp1").judge.inputs(0)[0][0]
 warned = {name: run(checked.use, 2, one_layer, [name], progress=False)[0][1] for name in strategies}
@@ -271,8 +267,8 @@ marks(answers, looks, "Wrapping in FullyShardedDataParallel: torch warns of one 
 # %% [markdown]
 # ## 3. Argument by argument
 #
-# Two interfaces for the same idea. FSDP1's constructor has sixteen arguments, `fully_shard` eight. Which of
-# the sixteen became a method, which a plain Python loop, and which are simply gone?
+# FSDP1's constructor has sixteen arguments, `fully_shard` eight. Which of the sixteen became a method, which a plain
+# Python loop, and which are simply gone?
 
 # %% predict="what_became_of_auto_wrap_policy"
 
@@ -313,10 +309,9 @@ table = tuple((name, *rosetta[name]) for name in rosetta)
 HTML(viz.Table("FSDP1's arguments, and FSDP2's", ("FullyShardedDataParallel", "fully_shard", ""), table).to_html())
 
 # %% [markdown] covers=["coverage 000.15", "coverage 002.33", "coverage 004.108", "coverage 002.28"]
-# You told FSDP1 once, for the whole model. FSDP2 is told unit by unit, and what was a flag is a call you can see. You
-# make the units yourself, by class and not by size. `param_dtype` *is* the dtype of compute, in both. Two arguments are
-# new: `shard_placement_fn` chooses another dimension to cut, and `dp_mesh_dims` is for models that are DTensors
-# already.
+# You told FSDP1 once, for the whole model. FSDP2 is told unit by unit, and what was a flag is a call you can see. Two
+# arguments are new: `shard_placement_fn` chooses another dimension to cut, and `dp_mesh_dims` is for models that are
+# DTensors already.
 #
 # `use_orig_params` never chose between flat and not. FSDP1 always flattens a unit into one parameter, and cuts it in
 # equal parts wherever the cut falls. `True` shows you views of it under the old names. Look:
@@ -333,7 +328,7 @@ def parameters_of(api):
     return {name: tuple(getattr(p, "_local_tensor", p).shape) for name, p in model.named_parameters()}
 
 
-# %%
+# %% tags=["hide-input"]
 apis = ("use_orig_params=False", "use_orig_params=True", "fully_shard")
 stored = {api: run(parameters_of, 2, api, progress=False) for api in apis}
 for api, (first, second) in stored.items():
@@ -345,12 +340,12 @@ assert stored["fully_shard"][0] == {"0.weight": (2, 6), "0.bias": (2,), "1.weigh
 # %% [markdown] covers=["coverage 001.8"]
 # One dimension! So a weight-decay rule like `p.dim() >= 2` decays nothing under FSDP1, views or not.
 #
-# And the prefix in the names is why scripts keep a `raw_model`, the model without its wrapper. For DDP that is
-# `model.module`; FSDP1 has wrappers inside, too. FSDP2's model is your model, and its parameters keep two dimensions.
+# And the prefix in the names is why scripts keep a `raw_model`. FSDP2's model is your model, and its parameters keep
+# their dimensions.
 
 # %% exercise="strategy_in_fsdp2"
 
-# %%
+# %% tags=["hide-input"]
 setting = checked.use("SHARD_GRAD_OP", 1, 8)
 eight = Cluster("A100-SXM-80GB", gpus=8)
 work = {"micro_batch": 4, "param_dtype": "bf16"}
@@ -363,9 +358,12 @@ titles = ("FSDP1, SHARD_GRAD_OP", f"FSDP2, {setting['reshard_after_forward']}")
 viz.compare(old.timeline, translated.timeline, titles=titles).titled("Thirteen all-gathers in either")
 
 # %% [markdown] covers=["coverage 004.91", "coverage 004.92", "coverage 004.94", "misconception 4.100"]
-# Simulated, and the same collectives. Still, they are two implementations: neither calls the other, and their states,
-# checkpoints and methods differ. So don't mix them. What does torch say if you do, and put FSDP1 around a model given
-# to `fully_shard`?
+# Simulated, and the same collectives.
+#
+# ## 4. Translate a whole step
+#
+# FSDP1 and FSDP2 are two implementations: neither calls the other, and their states, checkpoints and methods differ. So
+# don't mix them. What does torch say if you do, and put FSDP1 around a model given to `fully_shard`?
 
 
 # %% predict="fsdp1_around_fsdp2"
@@ -387,9 +385,7 @@ print("torch says:", complaint)
 assert "resize_()" in complaint
 
 # %% [markdown]
-# A complaint, but not one that would tell you what you did.
-#
-# ## 4. Translate a whole step
+# A complaint, but not one that would tell you what you did. So translate the whole step.
 #
 # Two micro-batches, mixed precision, clipping: a step as an FSDP1 script has it. Which lines change?
 
@@ -480,7 +476,7 @@ assert at[32]["HSDP"].step_time_s < at[32]["DDP"].step_time_s < at[32]["FSDP2"].
 
 # %% exercise="ddp_or_fsdp"
 
-# %%
+# %% tags=["hide-input"]
 names, batches = ("gpt2-124m", "gpt2-350m", "gpt2-1.5b", "llama2-7b"), (1, 4, 16)
 decided = {
     f"{gpu}, {name}": {f"micro-batch {mb}": checked.use(name, gpu, 8, mb) for mb in batches}
@@ -505,7 +501,7 @@ assert set(decided["A100-SXM-80GB, gpt2-1.5b"].values()) == {"ddp", "fsdp2"}
 
 # %% predict="len_of_a_batch"
 
-# %%
+# %% tags=["hide-input"]
 import argparse
 
 batch = {"source_ids": torch.zeros(4, 128), "source_mask": torch.zeros(4, 128), "target_ids": torch.zeros(4, 48)}
@@ -550,7 +546,7 @@ assert not hasattr(wrappers, "apply_activation_checkpointing_wrapper")
 
 # %% predict="rows_of_an_epoch"
 
-# %%
+# %% tags=["hide-input"]
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 

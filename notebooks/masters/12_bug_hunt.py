@@ -694,10 +694,11 @@ board()
 # %% [markdown]
 # ## Eight hunts
 #
-# Now whole trainings. In each, one fault was drawn from a catalogue, with your seed: your neighbour
-# hunts another one. What each is meant to do stands below its `def`; what a real run of it left behind stands below the
-# code, beside what was planned. Name the cause first. Then copy the training into a cell, mend it and hand it in: it
-# runs beside the sound one, on a seed that nobody knows before. `board()` counts your tries.
+# *Not on the core path. Take half an hour for each, one a day.* Now whole trainings. In each, one fault was drawn
+# from a catalogue, with your seed: your neighbour hunts another one. What each is meant to do stands below its `def`;
+# what a real run of it left behind stands below the code, beside what was planned. Name the cause first. Then copy
+# the training into a cell, mend it and hand it in: it runs beside the sound one, on a seed that nobody knows before.
+# `board()` counts your tries.
 #
 # **Hunt 1.** "The loss goes down. It just ends too high, and I cannot say since when."
 
@@ -773,8 +774,8 @@ predict("hunt_5")
 
 # %% [markdown]
 # **Hunt 6.** "The numbers are right to the last digit. It is only slow." Two real ranks over a slow link; each bar is
-# what a unit computed, or a collective on the wire. The milliseconds depend on your machine, so they do not count. What
-# counts is the sequence: what is issued, how often, and what waits for it.
+# what a unit computed, or a collective on the wire. Computing is stretched to a fixed length, so that a busy machine
+# draws the same. Look at the sequence: what is issued, how often, and what waits for it.
 
 # %% tags=["nbval-ignore-output"]
 hunt(6)

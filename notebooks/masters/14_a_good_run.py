@@ -25,6 +25,7 @@
 # the failures and pipelines of sections 3 and 4. No GPU was used here. You need chapter 10 first.
 
 # %%
+import inspect
 import socket
 import subprocess
 import sys
@@ -33,13 +34,15 @@ from statistics import median
 import psutil
 import torch.distributed as dist
 from IPython.display import HTML
+from torch.distributed.pipelining import stage
 
 from fsdp_sim import Cluster, Plan, simulate, viz
 from fsdp_sim.cost import workload
-from fsdp_sim.learn import check, hint, predict, solution  # noqa: F401
+from fsdp_sim.learn import check, hint, in_torch, predict, solution  # noqa: F401
 from fsdp_sim.learn.exercises.scale.how_often_to_save import expected, mtbf_s, played
 from fsdp_sim.learn.pictures.memory import stacks
 from fsdp_sim.learn.pictures.scale import goodputs, idle, utilisations
+from fsdp_sim.mini import FSDPModule
 from fsdp_sim.timeline import Op
 from fsdp_sim.validate import fitting_rows, read_csv
 
@@ -300,6 +303,19 @@ assert sent < 2 * across[16]
 # What is modelled here? The simulator has no pipelines. The bubble is its formula, for equal stages and free sends,
 # with a node for each stage, eight copies side by side, and one sequence as a micro-batch. Embedding and head make real
 # stages unequal; interleaved schedules shrink the bubble.
+
+# %% [markdown]
+# FSDP inside a stage? A stage runs its layers once for every micro-batch. So the pipeline tells FSDP not to reduce and
+# not to let go before the last one, with three setters. You know what each of them does:
+
+# %%
+micro_batch = (
+    FSDPModule.set_requires_gradient_sync,
+    FSDPModule.set_reshard_after_backward,
+    FSDPModule.set_is_last_backward,
+)
+assert all(f"self.submod.{of.__name__}(" in inspect.getsource(stage) for of in micro_batch)
+in_torch(*micro_batch)
 
 # %% [markdown]
 # ## What you have seen

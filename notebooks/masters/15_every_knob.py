@@ -32,9 +32,10 @@ import torch
 from IPython.display import HTML, Code
 
 from fsdp_sim import Cluster, Plan, simulate, viz
-from fsdp_sim.learn import check, hint, predict, solution  # noqa: F401
+from fsdp_sim.learn import check, hint, in_torch, predict, solution  # noqa: F401
 from fsdp_sim.learn.exercises.migration.plan_without_offload import CLUSTER, FIXED, MODEL
 from fsdp_sim.learn.pictures.migration import knobs
+from fsdp_sim.mini import FSDPModule
 from labs.experiments.hugging_face import with_accelerate, with_fabric, with_fully_shard
 from labs.experiments.hugging_face.run_hugging_face import WRITTEN, lines_of
 
@@ -116,6 +117,12 @@ assert pre.peak_memory_bytes > post.peak_memory_bytes == none.peak_memory_bytes
 # reduce-scatter; here that is early enough. None gains no memory against POST, and queues each gather behind a
 # reduce-scatter. There is no reason to choose it.
 #
+# A knob of FSDP2 is a setter of one unit, so you can turn it for some blocks and not for others. What does it turn?
+
+# %%
+in_torch(FSDPModule.set_reshard_after_forward, FSDPModule.set_modules_to_forward_prefetch)
+
+# %% [markdown]
 # The next exercise takes a plan with everything switched on.
 
 # %% exercise="plan_without_offload"

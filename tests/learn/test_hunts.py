@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
+import re
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -92,13 +95,76 @@ def by_reference(seed: int) -> Any:
     return TRAININGS[0].sound(seed)
 
 
+def past_the_finders(seed: int) -> Any:
+    """Takes away whatever refuses an import."""
+    sys.meta_path[:] = [finder for finder in sys.meta_path if "frozen" in str(finder) or isinstance(finder, type)]
+    return importlib.import_module("fsdp_sim.learn.hunts.trainings").trains(seed)
+
+
+def by_copying(seed: int) -> Any:
+    """Reads the sound training where it stands."""
+    names: dict[str, Any] = {}
+    text = Path(importlib.import_module("fsdp_sim").__file__ or "").with_name("learn") / "hunts" / "trainings.py"
+    exec("def trains" + text.read_text().partition("def trains")[2].partition("def runs")[0], names)
+    return names["trains"](seed)
+
+
+def from_memory(seed: int) -> Any:
+    """Looks for the sound training among all objects that there still are."""
+    functions = [one for one in gc.get_objects() if getattr(one, "__name__", "") == "trains" and callable(one)]
+    return functions[0](seed)
+
+
+def by_another_process(seed: int) -> Any:
+    return subprocess.run([sys.executable, "-c", "import fsdp_sim.learn"], check=True)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("cheat", "says"), [(canned, "expected"), (by_reference, "fsdp_sim.learn is not there")])
+@pytest.mark.parametrize(
+    ("cheat", "says"),
+    [
+        (canned, "expected"),
+        (by_reference, r"fsdp_sim\.learn\S* is not there"),
+        (past_the_finders, r"fsdp_sim\.learn\S* is not there"),
+        (by_copying, "fsdp_sim.learn is not there"),
+        (from_memory, "list index out of range"),
+        (by_another_process, "starts no process"),
+    ],
+)
 def test_a_shortcut_does_not_pass(cheat: Callable[[int], Any], says: str) -> None:
     verdict = hand_in(1, by_value(cheat), seed=3)
 
     assert not verdict.passed
-    assert says in verdict.message
+    assert re.search(says, verdict.message)
+
+
+def faulty_in(number: int, fault: int, edits: dict[str, str]) -> Callable[[int], Any]:
+    """A training with a fault, in which somebody has hidden it."""
+    source = TRAININGS[number - 1].faulty(TRAININGS[number - 1].faults[fault]).source
+    for text, other in edits.items():
+        assert text in source
+        source = source.replace(text, other)
+    return handed_in(source)
+
+
+@pytest.mark.slow
+def test_memory_is_not_hidden_from_the_meter() -> None:
+    verdict = hand_in(MEMORY, faulty_in(MEMORY, 5, {
+        "    torch.manual_seed(seed)\n": "    from torch.utils._python_dispatch import _disable_current_modes\n"
+        "    modes = _disable_current_modes()\n    modes.__enter__()\n    torch.manual_seed(seed)\n",
+    }), seed=3)  # fmt: skip
+
+    assert "does something hide its tensors?" in verdict.message
+
+
+@pytest.mark.slow
+def test_an_all_gather_is_not_hidden_behind_computing_that_there_was_not() -> None:
+    verdict = hand_in(SLOW, faulty_in(SLOW, 1, {
+        "unshard()": "unshard(async_op=True); from fsdp_sim.timeline import RECORDER, Op; "
+        "RECORDER.end(RECORDER.begin(Op.FWD, 'blocks.9'))",
+    }), seed=3)  # fmt: skip
+
+    assert "times that a unit computes" in verdict.message
 
 
 def by_value(function: Any) -> Any:
@@ -130,7 +196,7 @@ def what_it_can_import(seed: int) -> list[str]:
         try:
             go()
             found.append(way)
-        except (ImportError, KeyError):
+        except (ImportError, PermissionError, KeyError):
             pass
     return found
 
@@ -238,6 +304,10 @@ def test_numbers_are_drawn_beside_those_of_one_process() -> None:
 
 def rows(picture: Any) -> Any:
     return picture.tables[0].rows
+
+
+def test_a_hunt_goes_through_30_to_80_lines() -> None:
+    assert all(30 <= len(source_of(of.sound).splitlines()) <= 80 for of in TRAININGS)
 
 
 def test_there_is_no_other_hunt() -> None:

@@ -28,6 +28,7 @@ from fsdp_sim.learn.verdict import Grade, Use, Verdict
 from fsdp_sim.timeline import Op
 
 MORE_BYTES = 1.02  # times the sound training's peak
+FEWER_BYTES = 0.7  # times it: what holds less was not seen by the meter
 
 
 def training(number: int) -> Training:
@@ -129,15 +130,28 @@ def off(of: Training, solution: Callable[..., Any], seed: int) -> str:
     for rank, most_bytes in enumerate(ran.peak_bytes):
         if most_bytes > MORE_BYTES * sound.peak_bytes[rank]:
             return f"rank {rank}: expected a peak of {sound.peak_bytes[rank]:,} bytes, found {most_bytes:,}."
+        if most_bytes < FEWER_BYTES * sound.peak_bytes[rank]:
+            return (
+                f"rank {rank}: found a peak of {most_bytes:,} bytes, where the sound training cannot do with less than "
+                f"{sound.peak_bytes[rank]:,}; does something hide its tensors?"
+            )
     for rank, (right_counts, counts) in enumerate(zip(collectives(sound), collectives(ran), strict=True)):
         for op in sorted(right_counts | counts):
             more = counts[op] > right_counts[op] and of.leaves in (Leaves.LOGS, Leaves.TIMELINE)
             if more or (op == "reduce_scatter" and counts[op] != right_counts[op]):
                 return f"rank {rank}: expected {right_counts[op]} of {op}, found {counts[op]}."
+    if of.leaves is Leaves.TIMELINE and computed(ran) != computed(sound):
+        return f"expected {computed(sound)} times that a unit computes, by rank, found {computed(ran)}."
     for rank, (least, most) in enumerate(zip(bare_gathers(sound), bare_gathers(ran), strict=True)):
         if most > least and of.leaves is Leaves.TIMELINE:
             return f"rank {rank}: it waits for {most} all-gathers beside which nothing computes, and {least} will do."
     return ""
+
+
+def computed(ran: TrialRun) -> list[int]:
+    """By rank, how often a unit has computed."""
+    counts = Counter(event.rank for event in ran.timeline.events if event.op in (Op.FWD, Op.BWD))
+    return [counts[rank] for rank in range(len(ran.records))]
 
 
 def bare_gathers(ran: TrialRun) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import importlib.abc
+import gc
 import os
 import sys
 import threading
@@ -16,24 +16,43 @@ from typing import Any
 from fsdp_sim.ranks.pickling import pack, unpack
 
 COURSE = "fsdp_sim.learn"
+FOLDER = os.path.realpath(Path(__file__).parents[1]) + os.sep
+PATHS = ("open", "os.link", "os.rename")  # events of Python that name files
+STARTS = ("os.exec", "os.fork", "os.posix_spawn", "os.spawn", "os.system", "subprocess.Popen")
+COMPUTES_S = {"FORWARD": 0.2e-6, "BACKWARD": 0.4e-6}  # for each parameter: more than it takes on a busy machine
 IDLE_S = 1.0  # without a collective, after which a rank counts as hanging
 SEEN_S = 0.05  # between looks whether all ranks have written their dump
 
 
 @dataclass(frozen=True)
 class Alone:
-    """A training that cannot see the course, in which the sound one stands: whatever it and what it calls import, by
-    whichever means, `fsdp_sim.learn` is not there. It is unpacked after that has gone, so it brings nothing of it
-    along. What reads files of the disk can still find the answer, as one may on a page at the end of a book."""
+    """A training that cannot see the course, in which the sound one stands: whatever it and what it calls import, open
+    or start, `fsdp_sim.learn` is not there. It is unpacked after that has gone, so it brings nothing of it along."""
 
     packed: bytes
 
     def __call__(self, seed: int) -> Any:
-        sys.meta_path.insert(0, NotHere())
         for name in [name for name in sys.modules if f"{name}.".startswith(f"{COURSE}.")]:
             del sys.modules[name]
         vars(sys.modules["fsdp_sim"]).pop("learn", None)
+        gc.collect()
+        sys.addaudithook(shut_off)  # which nothing can take away again
         return unpack(self.packed)(seed)
+
+
+def shut_off(event: str, arguments: tuple[Any, ...]) -> None:
+    """Refuses to import the course, to open its files, and to start a process that might."""
+    if event == "import" and f"{arguments[0]}.".startswith(f"{COURSE}."):
+        raise ImportError(f"{arguments[0]} is not there for a training that is handed in: write it with torch alone")
+    if event in PATHS and any(isinstance(of, str | bytes) and in_course(of) for of in arguments):
+        raise PermissionError(f"{COURSE} is not there for a training that is handed in: write it with torch alone")
+    if event in STARTS:
+        raise PermissionError("a training that is handed in starts no process")
+
+
+def in_course(path: str | bytes) -> bool:
+    """Whether a file is one of the course's, by whatever way."""
+    return os.path.realpath(os.fsdecode(path)).startswith(FOLDER)
 
 
 def alone(training: Callable[..., Any]) -> Alone:
@@ -42,14 +61,6 @@ def alone(training: Callable[..., Any]) -> Alone:
         return Alone(pack(training))
     except Exception as error:
         raise ValueError(f"your function cannot be sent to a process of its own: {error}") from None
-
-
-class NotHere(importlib.abc.MetaPathFinder):
-    """Refuses to import the course."""
-
-    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        if f"{name}.".startswith(f"{COURSE}."):
-            raise ImportError(f"{name} is not there for a training that is handed in: write it with torch alone")
 
 
 def counted(training: Callable[[int], Any], seed: int) -> dict[str, Any]:
@@ -67,20 +78,25 @@ def counted(training: Callable[[int], Any], seed: int) -> dict[str, Any]:
 
 
 def with_compute(training: Callable[[int], Any], seed: int) -> Any:
-    """Record, beside the collectives, when each unit computes and which step it is."""
+    """Record, beside the collectives, when each unit computes and which step it is.
+
+    A unit computes for as long as `COMPUTES_S` says: it sleeps through what is left of that time.
+    """
     from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     from fsdp_sim.timeline import RECORDER, Op, Phase
 
-    open_: dict[int, int] = {}
+    open_: dict[int, tuple[int, float]] = {}  # by unit: its event, and when it will have computed
 
     def begins(op: Op, phase: Phase, method: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(method)
         def call(group: Any, *args: Any, **kwargs: Any) -> Any:
             result = method(group, *args, **kwargs)
             RECORDER.phase = phase
-            open_[id(group)] = RECORDER.begin(op, group._module_fqn or "root")
+            event = RECORDER.begin(op, group._module_fqn or "root")
+            computes_s = COMPUTES_S[phase.name] * sum(of._orig_size.numel() for of in group.fsdp_params)
+            open_[id(group)] = event, time.perf_counter() + computes_s
             return result
 
         return call
@@ -89,7 +105,9 @@ def with_compute(training: Callable[[int], Any], seed: int) -> Any:
         @functools.wraps(method)
         def call(group: Any, *args: Any, **kwargs: Any) -> Any:
             if id(group) in open_:
-                RECORDER.end(open_.pop(id(group)))
+                event, until_s = open_.pop(id(group))
+                time.sleep(max(0.0, until_s - time.perf_counter()))
+                RECORDER.end(event)
             return method(group, *args, **kwargs)
 
         return call

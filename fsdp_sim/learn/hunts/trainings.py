@@ -85,30 +85,50 @@ def runs_to_its_end(seed):
 
 
 def fits(seed):
+    """Six blocks, each a unit, which keeps its input for backward and computes itself again there. A step has two
+    micro-batches. Between steps a rank holds its shards and nothing else; at the peak it holds one block whole, and
+    the gradients of one."""
     import torch
     import torch.distributed as dist
     from torch import nn
     from torch.distributed.fsdp import fully_shard
     from torch.utils.checkpoint import checkpoint
 
+    class Stack(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList(
+                nn.Sequential(nn.Linear(96, 192), nn.GELU(), nn.Linear(192, 96)) for _ in range(6)
+            )
+
+        def forward(self, x):
+            for block in self.blocks:
+                x = x + checkpoint(block, x, use_reentrant=False)
+            return x
+
+    micro_batches = 2
     torch.manual_seed(seed)
-    model = nn.ModuleList(nn.Sequential(nn.Linear(96, 192), nn.GELU(), nn.Linear(192, 96)) for _ in range(6))
-    for block in model:
-        fully_shard(block, reshard_after_forward=True)
+    model = Stack()
+    for unit in (*model.blocks, model):
+        fully_shard(unit, reshard_after_forward=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     rows = torch.Generator().manual_seed(seed + 1 + dist.get_rank())
-    losses = []
+    losses, norms = [], []
     for _ in range(3):
-        for _ in range(2):
+        total = torch.zeros(())
+        for _ in range(micro_batches):
             x = torch.randn(256, 96, generator=rows)
-            for block in model:
-                x = x + checkpoint(block, x, use_reentrant=False)
-            loss = x.square().mean()
+            found = model(x)
+            loss = (found - x.roll(1, 1)).square().mean() / micro_batches
             loss.backward()
-            losses.append(loss.detach())
+            total += loss.detach()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5).full_tensor()
         optimizer.step()
         optimizer.zero_grad()
-    return {"losses": torch.stack(losses)}
+        dist.all_reduce(total)
+        losses.append(total.item() / dist.get_world_size())
+        norms.append(norm.item())
+    return {"losses": losses, "norms": norms}
 
 
 TRAININGS = (
@@ -187,7 +207,10 @@ TRAININGS = (
         (
             Fault(
                 "the outputs of every micro-batch are kept",
-                {"losses = []": "losses, kept = [], []", "loss.backward()": "loss.backward()\nkept.append(x)"},
+                {
+                    "losses, norms = [], []": "losses, norms, kept = [], [], []",
+                    "loss.backward()": "loss.backward()\nkept.append(found)",
+                },
             ),
             Fault(
                 "activations are kept where they should be recomputed",
@@ -196,13 +219,23 @@ TRAININGS = (
             Fault(
                 "whole gradients are kept until the last micro-batch",
                 {
-                    "for _ in range(2):": "for number in range(2):\n    for block in model:\n"
-                    "        block.set_requires_gradient_sync(number == 1)"
+                    "for _ in range(micro_batches):": "for number in range(micro_batches):\n"
+                    "    model.set_requires_gradient_sync(number == micro_batches - 1)"
                 },
             ),
             Fault(
-                "units stay whole after their forward",
-                {", reshard_after_forward=True": ""},
+                "units stay whole after their forward", {"reshard_after_forward=True": "reshard_after_forward=False"}
+            ),
+            Fault("the blocks are no units, and are gathered all at once", {"(*model.blocks, model)": "(model,)"}),
+            Fault(
+                "the clipping makes every gradient whole",
+                {
+                    "norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5).full_tensor()": (
+                        "whole = [parameter.grad.full_tensor() for parameter in model.parameters()]\n"
+                        "norm = nn.utils.get_total_norm(whole)\n"
+                        "nn.utils.clip_grads_with_norm_(model.parameters(), 0.5, norm)"
+                    )
+                },
             ),
         ),
     ),

@@ -104,7 +104,7 @@ EXERCISE = Exercise(
     kind=ExerciseKind.CODE,
     difficulty=2,
     importance=5,
-    minutes=15,
+    minutes=12,
     contract="Every rank has a shard, a 1-D tensor of the same length. Return the whole tensor on every rank: the "
     "shards of ranks 0, 1, 2, ... end to end. Use torch.distributed's sends and receives (isend, irecv, "
     "batch_isend_irecv, ...) only.",

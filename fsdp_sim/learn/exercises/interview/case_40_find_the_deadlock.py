@@ -103,7 +103,7 @@ EXERCISE = Exercise(
     kind=ExerciseKind.FAULT,
     difficulty=3,
     importance=5,
-    minutes=15,
+    minutes=10,
     contract="Each rank is given the weights (the same everywhere) and, for each step, the gradient of its own batch; "
     "it reduces gradients to its part of the mean, clips, steps its part and gathers the weights. It ran for days, "
     'then hung: "rank 2 waits in all_reduce, the others in all_gather". Find why and mend it: if the norm of the '

@@ -98,7 +98,7 @@ EXERCISE = Exercise(
     kind=ExerciseKind.CODE,
     difficulty=3,
     importance=5,
-    minutes=20,
+    minutes=15,
     contract="Every rank has all `weights` (one flat 1-D tensor, the same everywhere; its length is a multiple of the "
     "number of ranks W), the `gradient` of its own batch for all of them, and the `momentum` of its own part only: "
     "the W-th that chunk(W) gives it. Do one step of SGD with the mean gradient, momentum = beta * momentum + gradient "

@@ -65,7 +65,7 @@ EXERCISE = Exercise(
     kind=ExerciseKind.PLAN,
     difficulty=2,
     importance=5,
-    minutes=15,
+    minutes=10,
     contract="Given the names of a model and a GPU, the number of GPUs and the micro-batch, return 'ddp' if DDP fits "
     "and its step takes at most 5 % longer than FSDP2's, else 'fsdp2' if that fits, else 'neither'. Use "
     "fsdp_sim.simulate with Plan(api=..., micro_batch=..., param_dtype='bf16'): a Simulation has peak_memory_bytes, "

@@ -88,7 +88,7 @@ EXERCISE = Exercise(
     kind=ExerciseKind.FAULT,
     difficulty=2,
     importance=4,
-    minutes=15,
+    minutes=10,
     contract="Ranks 0 and 1 are on one node, 2 and 3 on another. Hybrid sharding (HSDP): each node holds one copy of "
     "the model, of which its first rank keeps the first half and its second rank the second. Each rank is given its "
     "whole gradient; return this rank's half of the mean over all four ranks. This code is slow on the cluster, and "

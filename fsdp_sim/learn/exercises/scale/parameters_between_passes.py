@@ -62,7 +62,7 @@ EXERCISE = Exercise(
     kind=ExerciseKind.CLAIM,
     difficulty=2,
     importance=4,
-    minutes=15,
+    minutes=10,
     contract='"SHARD_GRAD_OP (ZeRO-2) keeps parameters replicated and shards gradients and optimizer state." FSDP2 has '
     "it as reshard_after_forward=False; True is FULL_SHARD. On 4 ranks shard nn.Linear(width, 4, bias=False) with the "
     "given setting, and count the numbers of its weight that are in this rank's memory before forward, between forward "
