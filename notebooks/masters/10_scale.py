@@ -79,7 +79,7 @@ HTML(viz.Table("GB/s per GPU and direction", ("", "in the node", "between nodes"
 viz.shard_map(build(toy(3), Plan(shard_size=2), world_size=4)).titled("Two copies, and each rank holds half of one")
 
 
-# %%
+# %% tags=["hide-input"]
 def place_of(rank_order):
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=rank_order)
     shard, copies = (dist.get_process_group_ranks(mesh.get_group(name)) for name in ("shard", "replicate"))
@@ -359,6 +359,11 @@ viz.pareto(Sweep(fixed, vary))
 # Every mark is a plan, simulated. Those on the line are beaten by nothing in both time and memory. If a sweep is too
 # large to try by hand, `fsdp-sim sweep` writes it as a table, and `fsdp_sim.explore.changes_that_fit` tells you what
 # would make a plan fit.
+#
+# > **Our 8B model** on the cheap network: HSDP alone hardly helps (`--shard-size 8`). An all-reduce in fp32 sends about
+# > as many bytes between nodes as two gathers in bf16 and a reduce-scatter. But accumulate eight micro-batches and
+# > reduce between nodes once (`--grad-accum 8 --plan requires_all_reduce=last`). Now a step of eight takes about 15 s
+# > (13 to 18) instead of about 50 s (39 to 64). With InfiniBand it is about 11 s. That is what the better network buys.
 
 # %% [markdown]
 # ## 8. When is DDP enough?
@@ -485,15 +490,8 @@ board("scale")
 #
 # - HSDP shards inside a node and copies across: a mesh of (replicate, shard). Memory follows the shard group.
 # - Strategies differ in what is whole, and when. FULL_SHARD is ZeRO-3.
-# - A network is hidden from about F/B tokens per GPU on, whatever the model.
 # - The rank with the least communication is the one that all others wait for.
 # - DDP is enough while the states and a good batch fit.
-
-# %% [markdown]
-# > **Our 8B model** on the cheap network: HSDP alone hardly helps (`--shard-size 8`). An all-reduce in fp32 sends about
-# > as many bytes between nodes as two gathers in bf16 and a reduce-scatter. But accumulate eight micro-batches and
-# > reduce between nodes once (`--grad-accum 8 --plan requires_all_reduce=last`). Now a step of eight takes about 15 s
-# > (13 to 18) instead of about 50 s (39 to 64). With InfiniBand it is about 11 s. That is what the better network buys.
 #
-# Next: `11_migration.ipynb`, your own script. Starting on several nodes, MFU, failures and pipelines have a notebook of
-# their own, for when you need them: `14_a_good_run.ipynb`.
+# Next: `11_migration.ipynb`, your own script. For starting on several nodes, MFU, failures and pipelines there is
+# `14_a_good_run.ipynb`.
