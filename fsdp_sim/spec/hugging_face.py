@@ -142,7 +142,10 @@ class _Reader:
         known = tables(TABLE)
         if kind not in known:
             if "text_config" in config:
-                raise self._wrong("text_config", "it reads more than text; give what is in text_config by itself")
+                raise self._wrong(
+                    "text_config",
+                    "it reads more than text; give what is in text_config by itself, with its tie_word_embeddings",
+                )
             near = nearest(kind, known, most=3) if isinstance(kind, str) else []
             raise self._wrong(
                 "model_type",

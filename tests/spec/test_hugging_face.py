@@ -56,7 +56,8 @@ def config_of(kind: str, **changes: Any) -> Any:
 def count_of(kind: str, config: Any) -> int:
     with torch.device("meta"):
         module = getattr(hf, TYPES[kind]["class"])(config)
-    return sum(p.numel() for p in module.parameters())
+    has_head = TYPES[kind].get("body") and not getattr(config, "tie_word_embeddings", False)
+    return sum(p.numel() for p in module.parameters()) + (config.vocab_size * config.hidden_size if has_head else 0)
 
 
 @pytest.mark.parametrize("kind", some(list(TYPES), first=12))
