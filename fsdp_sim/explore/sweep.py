@@ -61,16 +61,24 @@ def row_of(texts: Mapping[str, str], played: bool = True) -> SweepRow:
     row = dict(texts) | dict.fromkeys(RESULTS, "")
     try:
         sim = resolve(request_of_texts(texts)).simulate()
-        row["step_time_s"] = f"{sim.step_time_s:.9g}"
-        row["tokens_per_s_per_gpu"] = f"{sim.tokens_per_s_per_gpu:.9g}"
-        row["mfu"] = f"{sim.mfu:.6g}"
-        row["exposed_comm_s"] = f"{sim.exposed_comm_s:.9g}"
-        row["peak_memory_bytes"] = str(sim.peak_memory_bytes)
-        row["memory_limit_bytes"] = str(int(sim.memory_limit_bytes))
-        row["fit"] = str(sim.fit if played else sim.fit_at_once or MAY_FIT)
+        row |= results(
+            sim.step_time_s, sim.tokens_per_s_per_gpu, sim.mfu, sim.exposed_comm_s, sim.peak_memory_bytes,
+            sim.memory_limit_bytes, sim.fit if played else sim.fit_at_once or MAY_FIT,
+        )  # fmt: skip
     except ValueError as error:
         row["error"] = " ".join(str(error).split())  # a row is a line
     return row
+
+
+def results(
+    step_time_s: float, tokens_per_s_per_gpu: float, mfu: float | None, exposed_comm_s: float, peak_memory_bytes: int,
+    memory_limit_bytes: float, fit: str,
+) -> SweepRow:  # fmt: skip
+    """What a plan that is possible was found to do, as the texts of its row (`RESULTS`)."""
+    return dict(zip(RESULTS, (
+        f"{step_time_s:.9g}", f"{tokens_per_s_per_gpu:.9g}", "" if mfu is None else f"{mfu:.6g}",
+        f"{exposed_comm_s:.9g}", str(peak_memory_bytes), str(int(memory_limit_bytes)), str(fit), "",
+    ), strict=True))  # fmt: skip
 
 
 def counted(rows: Sequence[Mapping[str, str]]) -> str:

@@ -25,7 +25,7 @@ import tyro
 from rich.console import Console
 
 from fsdp_sim import engine
-from fsdp_sim.explore import pareto
+from fsdp_sim.explore import pareto, results
 from fsdp_sim.simulation import Fit
 from fsdp_sim.spec import Cluster
 from fsdp_sim.words import human_bytes
@@ -81,6 +81,10 @@ class Candidate:
     def peak_bytes(self) -> int:
         """Predicted."""
         return self.setup.simulation.peak_memory_bytes
+
+    def fits(self, limit_bytes: float) -> bool:
+        """Into so much memory for tensors; no allocator is asked, as there is none on CPUs."""
+        return self.peak_bytes <= limit_bytes
 
 
 def search(
@@ -144,16 +148,15 @@ def rows_of(candidates: Sequence[Candidate], limit_bytes: float) -> list[dict[st
     return [
         {"model": candidate.setup.config.model}
         | {key: str(value) for key, value in candidate.keys.items()}
-        | {
-            "step_time_s": f"{candidate.step_time_s:.9g}",
-            "tokens_per_s_per_gpu": f"{_tokens(candidate.setup) / candidate.step_time_s:.9g}",
-            "mfu": "0",
-            "exposed_comm_s": f"{engine.exposure(candidate.run).exposed_s:.9g}",
-            "peak_memory_bytes": str(candidate.peak_bytes),
-            "memory_limit_bytes": str(int(limit_bytes)),
-            "fit": str(Fit.FITS if candidate.peak_bytes <= limit_bytes else Fit.DOES_NOT_FIT),
-            "error": "",
-        }
+        | results(
+            candidate.step_time_s,
+            _tokens(candidate.setup) / candidate.step_time_s,
+            None,
+            engine.exposure(candidate.run).exposed_s,
+            candidate.peak_bytes,
+            limit_bytes,
+            Fit.FITS if candidate.fits(limit_bytes) else Fit.DOES_NOT_FIT,
+        )
         for candidate in candidates
     ]
 
@@ -173,7 +176,7 @@ def choose(candidates: Sequence[Candidate], limit_bytes: float) -> dict[str, Can
     Raises:
         NothingFitsError: says how much the smallest needs.
     """
-    fitting = [candidate for candidate in candidates if candidate.peak_bytes <= limit_bytes]
+    fitting = [candidate for candidate in candidates if candidate.fits(limit_bytes)]
     if not fitting:
         least = min(candidate.peak_bytes for candidate in candidates)
         raise NothingFitsError(

@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 import torch
 
+from fsdp_sim import Cluster, Plan, simulate
 from fsdp_sim.learn.apart import Trial, TrialRun
 from fsdp_sim.learn.compare import difference
 from fsdp_sim.learn.exercise import Wrong
 from fsdp_sim.learn.judges import BytesSent, CollectiveOrder, ExposedTime, Numbers, OperationOrder
 from fsdp_sim.learn.judges.account import dishonest, sent_bytes
+from fsdp_sim.learn.judges.plans import BestPlan
 from fsdp_sim.learn.quantity import in_unit
 from fsdp_sim.learn.verdict import Grade
 from fsdp_sim.ranks import Network
@@ -236,3 +238,24 @@ def test_the_culprit_is_named() -> None:
     assert EXPOSED.exposed(events("g", "w0", "f", "g", "w3", "f"))[1] == (
         "after FWD a a collective was issued and waited for at once; "
     )
+
+
+# ---------------------------------------------------------------------- plans
+
+
+def test_a_plan_fits_where_the_simulator_says_so() -> None:
+    """Of fp32 on a card of 24 GB all tensors would fit, but not into what the allocator holds in pieces."""
+    space: dict[str, tuple[Any, ...]] = {"param_dtype": (None, "bf16")}
+    fixed: dict[str, Any] = {
+        "micro_batch": 16,
+        "seq_len": 1024,
+        "activation_checkpointing": "full",
+        "reshard_after_forward": False,
+    }
+    cluster = Cluster("RTX-4090", gpus=8)
+    judge = BestPlan("gpt2-1.5b", cluster, space, fixed)
+    for param_dtype, grade in ((None, Grade.NOT_YET), ("bf16", Grade.OPTIMAL)):
+        sim = simulate("gpt2-1.5b", cluster, Plan(param_dtype=param_dtype, **fixed))
+        found = judge.grade(judge.trial(0), ran([[{"param_dtype": param_dtype}]]), ())
+        assert sim.peak_memory_bytes < sim.memory_limit_bytes
+        assert (found.grade, sim.fits) == (grade, grade is Grade.OPTIMAL)

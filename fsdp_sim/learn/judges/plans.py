@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from fsdp_sim import simulate
@@ -13,6 +13,8 @@ from fsdp_sim.learn.apart import Trial, TrialRun
 from fsdp_sim.learn.exercise import Wrong
 from fsdp_sim.learn.judges.answers import looks_like, not_yet
 from fsdp_sim.learn.verdict import Finding, Grade
+from fsdp_sim.requests import does_not_fit
+from fsdp_sim.simulation import Simulation
 from fsdp_sim.spec import Cluster, Plan
 
 GOOD, OPTIMAL = 0.95, 0.999  # of the best plan's speed
@@ -47,35 +49,29 @@ class BestPlan:
             if not any(type(value) is type(allowed) and value == allowed for allowed in self.space[name]):
                 allowed = ", ".join(map(str, self.space[name]))
                 return Finding(Grade.NOT_YET, f"{name}: expected one of {allowed}, found {value!r:.60}.")
-        speeds = self.speeds()
-        speed, peak_bytes, limit_bytes = speeds[tuple(answer[name] for name in self.space)]
+        sim = self._simulated(answer)
         cause = looks_like([answer], [()], wrong)
-        if peak_bytes > limit_bytes:
-            what = f"expected at most {limit_bytes / GIB:.1f} GiB, found a peak of {peak_bytes / GIB:.1f} GiB"
-            return not_yet(f"it does not fit: {what}", cause)
-        best = max(tokens for tokens, peak, limit in speeds.values() if peak <= limit)
+        if not sim.fits:
+            return not_yet(f"{does_not_fit(sim)}.", cause)
+        speed, best = sim.tokens_per_s_per_gpu, self.best
         share = speed / best
         what = (
-            f"{peak_bytes / GIB:.1f} of {limit_bytes / GIB:.1f} GiB, {speed:,.0f} tokens/s per GPU, "
-            f"{share:.0%} of the {best:,.0f} of the best of {len(speeds)} plans"
+            f"{sim.peak_memory_bytes / GIB:.1f} of {sim.memory_limit_bytes / GIB:.1f} GiB, {speed:,.0f} tokens/s per "
+            f"GPU, {share:.0%} of the {best:,.0f} of the best of {len(self._choices())} plans"
         )
         if share < self.passes:
             return not_yet(f"it fits, but expected {self.passes:.0%}, found {what}", cause)
         grade = Grade.OPTIMAL if share >= OPTIMAL else Grade.GOOD if share >= GOOD else Grade.PASS
         return Finding(grade, f"it fits: {what} (simulated).")
 
-    def speeds(self) -> dict[tuple[Any, ...], tuple[float, float, float]]:
-        """For each choice, in the order of the space: tokens per second and GPU, peak bytes, and the limit."""
-        return _speeds(self.model, self.cluster, tuple(self.space.items()), tuple(self.fixed.items()))
+    @cached_property
+    def best(self) -> float:
+        """Tokens per second and GPU of the fastest plan of the space that fits."""
+        sims = sorted(map(self._simulated, self._choices()), key=lambda sim: -sim.tokens_per_s_per_gpu)
+        return next(sim for sim in sims if sim.fits).tokens_per_s_per_gpu
 
+    def _choices(self) -> list[dict[str, Any]]:
+        return [dict(zip(self.space, values, strict=True)) for values in itertools.product(*self.space.values())]
 
-@functools.cache
-def _speeds(
-    model: str, cluster: Cluster, space: tuple[tuple[str, tuple[Any, ...]], ...], fixed: tuple[tuple[str, Any], ...]
-) -> dict[tuple[Any, ...], tuple[float, float, float]]:
-    found = {}
-    for values in itertools.product(*(values for _, values in space)):
-        chosen = dict(zip((name for name, _ in space), values, strict=True))
-        sim = simulate(model, cluster, Plan(**dict(fixed) | chosen))
-        found[values] = (sim.tokens_per_s_per_gpu, float(sim.peak_memory_bytes), float(sim.memory_limit_bytes))
-    return found
+    def _simulated(self, choice: Mapping[str, Any]) -> Simulation:
+        return simulate(self.model, self.cluster, Plan(**{**self.fixed, **choice}))

@@ -218,9 +218,10 @@ def _name_models(figure: go.Figure, rows: Sequence[SweepRow], fronts: Mapping[st
 
 def _hover(row: SweepRow, varied: Sequence[str], what: str) -> str:
     asked = [f"{name}={safe(row[name])}" for name in varied if name in row]
+    mfu = [f"MFU {_mfu(row)}"] if row["mfu"] else []
     return "<br>".join(
         [f"<b>{what}</b>", *asked, f"{float(row['tokens_per_s_per_gpu']):,.0f} tokens/s per GPU",
-         f"MFU {float(row['mfu']):.1%}", f"step {human_ms(float(row['step_time_s']))}", _size(row)]
+         *mfu, f"step {human_ms(float(row['step_time_s']))}", _size(row)]
     )  # fmt: skip
 
 
@@ -263,13 +264,18 @@ def _described(row: SweepRow, varied: Sequence[str]) -> str:
     return f"{asked} ({rate}, {size})" if asked else f"{rate} and {size}"
 
 
+def _mfu(row: SweepRow) -> str:
+    """Nothing where that is not known: of CPUs nobody says what they could do at most."""
+    return f"{float(row['mfu']):.1%}" if row["mfu"] else ""
+
+
 def _table(rows: Sequence[SweepRow], fronts: Mapping[str, list[int]], varied: Sequence[str]) -> Table:
     found = []
     for model, front in fronts.items():
         knee = _knee(rows, front)
         for place in front:
             row = rows[place]
-            numbers = (f"{_us(row):.3g} µs", f"{float(row['tokens_per_s_per_gpu']):,.0f}", f"{float(row['mfu']):.1%}")
+            numbers = (f"{_us(row):.3g} µs", f"{float(row['tokens_per_s_per_gpu']):,.0f}", _mfu(row))
             asked = tuple(row.get(name, "") for name in varied)
             found.append((model, *asked, *numbers, human_bytes(_bytes(row)), _remark(row, place == knee)))
     head = ("model", *varied, "GPU time per token", "tokens/s per GPU", "MFU", "peak memory", "")

@@ -81,6 +81,7 @@ def test_its_rows_are_those_of_a_sweep(plans):
     limit = limit_between(plans)
     rows = rows_of(plans, limit)
     assert {row["fit"] for row in rows} == {"fits", "does not fit"}
+    assert [row["fit"] == "fits" for row in rows] == [plan.fits(limit) for plan in plans]
     assert "teaching" in pareto(rows).finding or pareto(rows).figure.data
 
 
