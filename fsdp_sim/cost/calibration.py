@@ -36,7 +36,9 @@ class Calibration:
     matmul_ramp_k: float = _number(320.0, "a matmul tile's start and end cost as much as this many elements of k")
     attention_fraction_ampere: float = _number(0.575, "rate of fused attention, forward, over the dense peak, A100")
     attention_fraction_hopper: float = _number(0.331, "the same for H100")
-    attention_fraction_other: float = _number(0.331, "the same for architectures that no fitted row has")
+    attention_fraction_other: float = _number(
+        0.412, "the same over the best matmul measured alone, as H100, for architectures that no fitted row has"
+    )
     attention_flops_per_sm: float = _number(
         2.484e12,
         "the most that FlashAttention-2 does in a multiprocessor, forward: on H100; newer GPUs do no more with it",

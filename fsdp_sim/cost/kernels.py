@@ -77,8 +77,11 @@ def _attention_s(kernel: Kernel, gpu: Gpu, calibration: Calibration, backward: b
         rate = gpu.matmul_flops(kernel.dtype) * calibration.of_arch("matmul_fraction", gpu.arch)
         moved_s = 10.0 * scores * DTYPE_BYTES.get(kernel.dtype, 4) / (gpu.copy_bytes_per_s * calibration.copy_fraction)
         return 4.0 * scores * head_dim * (2 if backward else 1) / rate + moved_s
-    rate = gpu.attention_flops or gpu.peak_flops(kernel.dtype) * calibration.of_arch("attention_fraction", gpu.arch)
-    if not (gpu.attention_flops or calibration.knows(gpu.arch)):
+    known = calibration.knows(gpu.arch)
+    # Attention is two matmuls: where they stay far below the datasheet (MI300X's at half of it), attention does too
+    most = gpu.peak_flops(kernel.dtype) if known or gpu.arch == "CPU" else gpu.matmul_flops(kernel.dtype)
+    rate = gpu.attention_flops or most * calibration.of_arch("attention_fraction", gpu.arch)
+    if not (gpu.attention_flops or known):
         rate = min(rate, gpu.sms * calibration.attention_flops_per_sm)
     if not backward:
         return kernel.flops / rate

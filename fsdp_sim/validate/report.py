@@ -26,6 +26,7 @@ Draw = Callable[[Sequence[HeldOut], Sequence[PredictedRow], Mapping[str, float]]
 FOLDER = "accuracy"
 WIDTH_PX = 900  # of a figure
 OFF = 0.15  # rows that are off by more are listed with their cause
+OFF_MEMORY = 0.06
 CORRELATED = 0.5
 WORDS = {"model": "model", "gpu_type": "type of GPU", "n_gpus": "number of GPUs", "source": "source"}
 GOALS = {"llm-foundry": (0.023, 0.05), "other stacks": (0.06, 0.12)}  # mean and 90th percentile
@@ -111,6 +112,7 @@ def _page(found: Findings) -> str:
         stacks=", ".join(f"`{name}`" for name in dict.fromkeys(c.row.plan.stack for c in found.compared)),
         others=_others(held["source"]),
         refused=_refused(found.refused),
+        memory_summary=_memory_summary(found.compared),
         memory=_memory(found.compared),
         fits=f"Predicted not to fit although they ran: {', '.join(wrong)}." if wrong else "All are predicted to fit.",
         ensemble=_ensemble(found),
@@ -162,8 +164,7 @@ def _coverage(coverage: Sequence[Coverage]) -> str:
 
 
 def _off(held: Sequence[HeldOut]) -> str:
-    causes = tomllib.loads(DATA.joinpath("causes.toml").read_text())["cause"]
-    why = {row: cause["why"] for cause in causes for row in cause["rows"]}
+    why = _causes("cause")
     every = [(e, p, row) for h in held for e, p, row in zip(h.errors, h.predicted_s, h.rows, strict=True)]
     rows = [
         [
@@ -175,6 +176,15 @@ def _off(held: Sequence[HeldOut]) -> str:
     ]  # fmt: skip
     head = ["row", "source", "model", "GPUs", "micro-batch", "measured s", "predicted s", "error", "likely cause"]
     return _table(head, rows)
+
+
+def _causes(kind: str) -> dict[str, str]:
+    """By row why it is predicted far off."""
+    return {
+        row: cause["why"]
+        for cause in tomllib.loads(DATA.joinpath("causes.toml").read_text())[kind]
+        for row in cause["rows"]
+    }
 
 
 def _ensemble(found: Findings) -> str:
@@ -221,17 +231,35 @@ def _refused(refused: Sequence[Refused]) -> str:
     return _table(["source", "rows", "why"], [[source, ", ".join(ids), why] for (source, why), ids in reasons.items()])
 
 
+def _memory_summary(compared: Sequence[PredictedRow]) -> str:
+    """Of the rows with LoRA, of the others, and of all."""
+    kinds: dict[str, list[float]] = {"LoRA and QLoRA": [], "all others": [], "all": []}
+    for c in compared:
+        if c.memory_error is not None:
+            kinds["LoRA and QLoRA" if c.row.plan.lora_rank else "all others"].append(c.memory_error)
+            kinds["all"].append(c.memory_error)
+    rows = [
+        [kind, *_cells(summary(errors)), str(sum(abs(e) <= OFF_MEMORY for e in errors))]
+        for kind, errors in kinds.items()
+    ]
+    return _table(["", "rows", "mean", "median", "90th percentile", f"within {OFF_MEMORY:.0%}"], rows)
+
+
 def _memory(compared: Sequence[PredictedRow]) -> str:
+    why = _causes("memory")
     rows = [
         [
             c.row.id, c.row.source, c.row.model.name, c.row.cluster.gpu.name, c.row.remark or c.row.peak_memory_kind,
             f"{(c.row.peak_memory_bytes or 0) / 2**30:.1f}", f"{c.predicted_peak_memory_bytes / 2**30:.1f}",
             f"{c.memory_error or 0:+.1%}",
+            why.get(c.row.id, "not known") if abs(c.memory_error or 0) > OFF_MEMORY else "",
         ]
         for c in compared
         if c.row.peak_memory_bytes is not None
     ]  # fmt: skip
-    return _table(["row", "source", "model", "GPU", "kind", "measured GiB", "predicted GiB", "error"], rows)
+    return _table(
+        ["row", "source", "model", "GPU", "kind", "measured GiB", "predicted GiB", "error", "likely cause"], rows
+    )
 
 
 def _numbers(held: Sequence[HeldOut], elsewhere: Sequence[HeldOut]) -> str:

@@ -2,13 +2,14 @@
 
 import csv
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from fsdp_sim.spec.gpus import gpu
 from fsdp_sim.validate import Refused, RowError, published, read_csv
-from fsdp_sim.validate.published import MEASURED
+from fsdp_sim.validate.published import DATA, MEASURED
 
 ROWS = {row.id: row for row in read_csv()}
 
@@ -85,6 +86,21 @@ def test_rows_unlike_the_others_are_named() -> None:
     remarks = {word for row in ROWS.values() for word in row.remark.split(", ")}
 
     assert remarks == {"", "LoRA", "quantised base model", "fp8", "no FSDP", "DeepSpeed ZeRO-3"}
+
+
+def test_a_cause_is_told_of_rows_that_are_there() -> None:
+    causes = tomllib.loads(DATA.joinpath("causes.toml").read_text())
+    named = [row for of_kind in causes.values() for cause in of_kind for row in cause["rows"]]
+
+    assert set(named) <= set(ROWS)
+    for of_kind in causes.values():
+        rows = [row for cause in of_kind for row in cause["rows"]]
+        assert len(rows) == len(set(rows))
+
+
+def test_a_model_has_the_loss_of_its_own_code() -> None:
+    assert ROWS["n163"].plan.cross_entropy == ROWS["n189"].plan.cross_entropy == "shifted_uncast"
+    assert ROWS["n167"].plan.cross_entropy == "shifted"
 
 
 def test_a_step_time_may_be_given_as_throughput(tmp_path: Path) -> None:
