@@ -76,7 +76,7 @@ def step(plan=None, wire_s=0.010, device="gpu", layers=3, block_bytes=2**20):
 fsdp2 = step()
 assert 3 * (10 + 25) + 3 * (10 + 50 + 10) == 315
 assert round(1e3 * fsdp2.span_s) == 245
-viz.show(fsdp2)
+viz.timeline(fsdp2).titled("Only the two ends stick out")
 
 # %% [markdown]
 # 245 ms. Look at the two red boxes, the first all-gather and the last reduce-scatter. They are **exposed**: the GPU
@@ -121,7 +121,9 @@ in_torch(mini_prefetch.prefetch_unshard, mini_prefetch.backward_prefetch)
 on_cpu = step(device="cpu")
 assert round(1e3 * on_cpu.span_s) == 275
 assert round(1e3 * max(e.end_s for e in on_cpu.ops if e.op == "FWD")) == 3 * (10 + 25)
-viz.compare(fsdp2, on_cpu, titles=("a GPU: the CPU runs ahead", "a CPU: it computes itself"))
+viz.compare(fsdp2, on_cpu, titles=("a GPU: the CPU runs ahead", "a CPU: it computes itself")).titled(
+    "A CPU that computes itself hides nothing in forward"
+)
 
 # %% [markdown] covers=["coverage 000.21", "coverage 004.103", "misconception 0.22", "misconception 4.114"]
 # In forward every gather is now exposed. **Explicit prefetch** (`set_modules_to_forward_prefetch`) lets a block issue
@@ -144,7 +146,7 @@ viz.compare(fsdp2, on_cpu, titles=("a GPU: the CPU runs ahead", "a CPU: it compu
 depths = {"as it comes": None, "one ahead": 1, "two ahead": 2, "three ahead": 3}
 kept = {name: step(Plan(forward_prefetch=depth), layers=6) for name, depth in depths.items()}
 assert len({sum(e.op is Op.ALL_GATHER and e.unit != "root" for e in timeline.ops) for timeline in kept.values()}) == 1
-viz.memory_waterfall(kept, moment="forward")
+viz.memory_waterfall(kept, moment="forward").titled("Prefetch further ahead, and more blocks stand there")
 
 # %% [markdown]
 # ### Optional: a prefetch of your own
@@ -168,7 +170,9 @@ def slow_forward(unit, weight, x):
 forward = checked.use
 calls = [(shards, x, slow_forward) for shards, x, _ in forward_files.inputs(0)]
 how = {"network": forward_files.NETWORK, "progress": False, "show_output": False}
-viz.show(run(lambda *call: forward(*call), 2, each=calls, **how).timeline, ranks=[0])
+viz.timeline(run(lambda *call: forward(*call), 2, each=calls, **how).timeline, ranks=[0]).titled(
+    "Measured: the next gather travels beside compute"
+)
 
 # %% [markdown]
 # ## 3. How much can hide?
@@ -181,7 +185,9 @@ viz.show(run(lambda *call: forward(*call), 2, each=calls, **how).timeline, ranks
 fast, slow = step(wire_s=0.010), step(wire_s=0.040)
 ends = [round(1e3 * max(e.end_s for e in timeline.ops if e.op == "FWD")) for timeline in (fast, slow)]
 assert ends == [10 + 3 * 25, 3 * 40 + 25]
-viz.show({"10 ms a collective": fast, "40 ms a collective": slow})
+viz.timeline({"10 ms a collective": fast, "40 ms a collective": slow}).titled(
+    "The longer row sets the pace: compute above, the network below"
+)
 
 # %% [markdown]
 # Above, compute never pauses in forward; below, the wire never does. Whichever is longer sets the pace, and only the
@@ -223,7 +229,7 @@ four = step(layers=4)
 shown = ("ALL_GATHER", "BWD", "REDUCE_SCATTER")
 backward = [e.label for e in four.ops if e.phase == "backward" and e.op in shown and e.unit.startswith("layers")]
 assert backward == [label for label in checked.use(4) if "layers" in label]
-viz.show(four)
+viz.timeline(four).titled("Backward asks for the next block, then computes this one")
 
 # %% [markdown] covers=["coverage 004.104", "misconception 4.115", "misconception 4.116", "misconception 4.118"]
 # ## 5. One wire, one queue
@@ -237,7 +243,9 @@ viz.show(four)
 # %%
 one, two = step(wire_s=0.040), step(Plan(separate_reduce_scatter_group=True), wire_s=0.040)
 assert [round(1e3 * timeline.span_s) for timeline in (one, two)] == [380, 350]
-viz.compare(one, two, titles=("one queue", "two queues"))
+viz.compare(one, two, titles=("one queue", "two queues")).titled(
+    "A second queue saves 30 of 380 ms, if the link carries both"
+)
 
 # %% [markdown]
 # 30 of 380 ms. But this model gives both queues the full speed of the link at the same time, and a real link does not.
@@ -270,7 +278,9 @@ def timed(backward):
 
 
 # %% tags=["nbval-ignore-output"]
-viz.show({"queued behind": timed(backward_files.stub), "issued before": timed(checked.use)}, ranks=[0])
+viz.timeline({"queued behind": timed(backward_files.stub), "issued before": timed(checked.use)}, ranks=[0]).titled(
+    "Measured: issued before the reduction, a gather hides"
+)
 
 # %% [markdown]
 # ## The schedule puzzle
@@ -298,12 +308,12 @@ from labs.experiments import overlap as lab_overlap
 
 config = TrainConfig(n_layer=3, seq_len=64, global_batch=4, device="cpu")
 traced = lab_overlap.record({"FSDP2": config}, ranks=2)["FSDP2"]
-viz.show(traced, ranks=[0])
+viz.timeline(traced, ranks=[0]).titled("On CPUs torch waits for each all-gather where it issues it")
 
 # %% [markdown] covers=["coverage 004.101", "misconception 4.112"]
 # All: torch's FSDP on CPUs waits for each collective where it issues it, so on a laptop a trace shows the
-# *order* and no overlap. (What the headline calls hidden are the all-reduces at the end: the trainer's own,
-# for the norm of the gradients and the ranks' losses, inside a stretch of other work.) The order of issue is the real
+# *order* and no overlap. (The little that is hidden are the trainer's own all-reduces at the end, for the norm of
+# the gradients and the ranks' losses.) The order of issue is the real
 # one, and it is what makes overlap possible on GPUs.
 
 # %% [markdown]
@@ -334,7 +344,7 @@ eight_rows = trace_files.simulated("RTX-4090", 8, None)
 found = checked.use(eight_rows)
 print({name: f"{1e3 * seconds:.1f} ms" for name, seconds in found.items()})
 assert abs(found["exposed_s"] - exposed_comm_s(eight_rows, rank=0)) < 1e-9
-viz.show(eight_rows)
+viz.timeline(eight_rows).titled("Your function adds up what is red here")
 
 # %% [markdown] covers=["coverage 000.31"]
 # "Slow training? Enable prefetch." It is on already. First find out *what* the step waits for. `diagnose` does that for
@@ -446,7 +456,7 @@ for number in (0, 1):
 modes = {"BACKWARD_PRE": None, "BACKWARD_POST": "BACKWARD_POST", "None": "none"}
 gpu = {name: step(Plan(api="fsdp1", backward_prefetch=mode), wire_s=0.020) for name, mode in modes.items()}
 assert [round(1e3 * timeline.span_s) for timeline in gpu.values()] == [265, 265, 345]
-viz.show(gpu)
+viz.timeline(gpu).titled("With a CPU that is ahead only None waits for its gathers")
 
 # %% [markdown] covers=["coverage 002.20", "coverage 004.129", "misconception 2.13", "misconception 2.20"]
 # `POST` is not serial where the CPU runs ahead: it asks for block 1 after it has *issued* backward 2, which the GPU has
@@ -463,7 +473,7 @@ viz.show(gpu)
 late = {name: step(Plan(api="fsdp1", backward_prefetch=mode), 0.020, "cpu") for name, mode in modes.items()}
 assert [round(1e3 * timeline.span_s) for timeline in late.values()] == [365, 405, 405]
 assert round(1 - 365 / 405, 2) == 0.10
-viz.show(late)
+viz.timeline(late).titled("With a CPU that is late only PRE hides its gathers")
 
 # %% [markdown] covers=["coverage 002.19"]
 # All three: in forward nothing is hidden. In backward only `PRE` still hides its gathers, because it alone issues them
@@ -481,7 +491,9 @@ viz.show(late)
 
 # %%
 held = {name: step(Plan(api="fsdp1", backward_prefetch=mode), layers=6) for name, mode in modes.items()}
-viz.memory_waterfall(held | {"FSDP2": step(layers=6)}, moment="backward")
+viz.memory_waterfall(held | {"FSDP2": step(layers=6)}, moment="backward").titled(
+    "PRE holds two whole blocks, POST and None one"
+)
 
 # %%
 for name, mode in modes.items():
@@ -512,7 +524,9 @@ for name, mode in modes.items():
     uneven_program = build(blocks(sizes), Plan(api="fsdp1", backward_prefetch=mode), world_size=8)
     strips[name] = engine.replay(uneven_program, lambda i: 0.0 if i.unit in ("embed", "head", "root") else 0.01)
     print(f"{name:14s} {checked.use(sizes, None if name == 'None' else name):,} bytes of whole parameters")
-viz.show({name: strips[name] for name in ("BACKWARD_PRE", "BACKWARD_POST")})
+viz.timeline({name: strips[name] for name in ("BACKWARD_PRE", "BACKWARD_POST")}).titled(
+    "The times are the same, the memory is not"
+)
 
 # %% [markdown]
 # ### A CPU too far ahead: the limiter

@@ -22,7 +22,7 @@
 # > With the moments of AdamW, ours is 12 bytes a parameter, about 96 GB. We must write them while training goes on, and
 # > read them back on whatever is left of the cluster.
 #
-# **Core path, about 50 minutes:** sections 1, 2, 3 and 5, with the exercises marked *core*. The rest is
+# **Core path, about 45 minutes:** sections 1, 2, 3 and 5, with the exercises marked *core*. The rest is
 # there if you like.
 #
 # **What is real:** the ranks, torch's FSDP and its `torch.distributed.checkpoint` (**DCP**), the files, the disk
@@ -71,7 +71,7 @@ folder = Path(temporary.name)
 # %% predict="rows_in_a_state_dict"
 
 
-# %%
+# %% tags=["hide-input"]
 def what_is_in_it():
     weight = fully_shard(nn.Linear(4, 10, bias=False)).state_dict()["weight"]
     kept = weight.to_local()
@@ -86,11 +86,10 @@ HTML(viz.Table("state_dict()['weight']", ("", "type", "shape", "kept here", "byt
 
 # %% [markdown] covers=["coverage 004.99", "coverage 001.41", "coverage 004.62"]
 # **DTensors**: each knows the shape of the whole and holds this rank's rows. Nothing was sent. So every rank has the
-# same keys, and the dict *looks* complete. Don't trust a count of keys: all names are there, and most of the rows are
-# not.
+# same keys, and the dict *looks* complete: all names are there, and most of the rows are not.
 #
 # That is a **sharded state dict**. A **full state dict** has whole tensors, gathered from all ranks. You need it to
-# export a model, for instance to Hugging Face. The shards of one rank are of no use to anybody else.
+# export a model, for instance to Hugging Face.
 
 # %% [markdown] covers=["coverage 004.7", "coverage 004.68", "coverage 001.9"]
 # How do you ask for one or the other?
@@ -100,32 +99,27 @@ HTML(viz.Table("state_dict()['weight']", ("", "type", "shape", "kept here", "byt
 # - with `StateDictOptions(full_state_dict=True)`: full; with `cpu_offload=True` too: full, on rank 0 only, in host
 #   memory.
 #
-# `get_optimizer_state_dict` does the same for the optimizer. Its own `state_dict()` would give you this rank's part.
-#
-# %% [markdown]
-# Does a full state dict take half as much on each of twice as many ranks? The first exercise settles it. Stuck?
-# `hint("bytes_of_a_state_dict")` gives the next of three hints, `solution("bytes_of_a_state_dict")` the solution.
+# `get_optimizer_state_dict` does the same for the optimizer.
 
-# %% predict="full_state_on_more_ranks"
+# %% [markdown]
+# Does a full state dict take half as much on each of twice as many ranks? Stuck? `hint("bytes_of_a_state_dict")` gives
+# the next of three hints, `solution("bytes_of_a_state_dict")` the solution.
 
 # %% exercise="bytes_of_a_state_dict"
 
-# %%
+# %% tags=["hide-input"]
 bars = {}
 for ranks in (2, 4):
     kept = run(checked.use, ranks, 202, progress=False)[0]
     bars[f"full, {ranks} ranks"] = {"a rank's state dict": kept["full_bytes"] / 1024}
     assert 50 < kept["full_bytes"] / 1024 < 51
     bars[f"sharded, {ranks} ranks"] = {"a rank's state dict": kept["sharded_bytes"] / 1024}
-stacks(bars, "More ranks make a sharded state dict smaller, and leave a full one as it is.", "KiB on rank 0")
+stacks(bars, "More ranks make a sharded state dict smaller, and leave a full one as it is", "KiB on rank 0")
 
 # %% [markdown] covers=["coverage 001.47", "coverage 004.49", "pitfall 38", "coverage 004.130"]
 # So it is the full state dict that runs out of memory. A model of 70 billion parameters with Adam's moments is 840 GB
-# in one place. One rank writes it, and all others wait.
-#
-# `cpu_offload` moves it to rank 0's host memory, where it is still the whole. In FSDP1 you write
-# `FullStateDictConfig(rank0_only=True, offload_to_cpu=True)`. Sharded, each of 64 ranks writes 13 GB, all at the same
-# time. Full is for export, sharded is for going on.
+# in one place (`cpu_offload`: in host memory). One rank writes it, and all others wait. Sharded, each of 64 ranks
+# writes 13 GB, all at the same time. **Full is for export, sharded is for going on.**
 
 # %%
 states_bytes = 70e9 * 12  # fp32 weights and two moments
@@ -135,7 +129,8 @@ assert (round(states_bytes / 1e9), round(states_bytes / 64 / 1e9)) == (840, 13)
 # ### Optional: what older code says
 #
 # In older code you will meet FSDP1's `state_dict_type(...)`, now deprecated, with three types: FULL, SHARDED, and
-# LOCAL, flat pieces that only the same ranks can load.
+# LOCAL, flat pieces that only the same ranks can load. Full on rank 0 alone is
+# `FullStateDictConfig(rank0_only=True, offload_to_cpu=True)` there.
 
 # %%
 from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
@@ -189,7 +184,7 @@ assert "rank 1 returned without calling" in verdict.headline
 
 # %% exercise="case_16" tags=["nbval-ignore-output"]
 
-# %%
+# %% tags=["hide-input"]
 each = [(torch.full((60, 128), float(rank)),) for rank in range(4)]
 held = run(checked.use, 4, each=each, progress=False)
 bars = {
@@ -197,7 +192,7 @@ bars = {
     for rank, state in enumerate(held)
 }
 assert [sum(bar.values()) for bar in bars.values()] == [240, 0, 0, 0]
-stacks(bars, "All ranks gave their rows; rank 0 alone has them all.", "rows in the full state dict")
+stacks(bars, "All ranks gave their rows, and rank 0 alone has them all", "rows in the full state dict")
 
 # %% [markdown] covers=["pitfall 39", "coverage 004.58", "coverage 004.47", "coverage 004.60"]
 # ### Optional: recipes
@@ -244,6 +239,7 @@ def save_on_all(path):
     dcp.save({"model": model.state_dict()}, checkpoint_id=path)
 
 
+# %% tags=["hide-input"]
 run(save_on_all, 4, folder / "four", progress=False)
 index = dcp.FileSystemReader(folder / "four").read_metadata()
 chunks = index.state_dict_metadata["model.weight"].chunks
@@ -268,28 +264,16 @@ def load_on_three(path):
     return model.weight.to_local().detach()
 
 
+# %% tags=["hide-input"]
 loaded = run(load_on_three, 3, folder / "four", progress=False)
 ends = torch.tensor([len(rows) for rows in loaded]).cumsum(0).tolist()
 wanted = {f"rank {rank}": (end - len(loaded[rank]), end) for rank, end in enumerate(ends)}
-reads(files, wanted, "Saved by four ranks, loaded by three: each reads the rows it wants.")
-
-# %%
 assert list(wanted.values()) == [(0, 4), (4, 8), (8, 10)]
-alone = run(load_on_three, 1, folder / "four", progress=False)[0]
-assert torch.equal(torch.cat(list(loaded)), alone)
-print("Three ranks together hold what one rank alone loads, bit for bit.")
-
-# %% [markdown]
-# Why may `dcp.load` write into these tensors behind FSDP's back? Because a state dict hands out the very DTensors that
-# the optimizer steps. Look for two things in the mini, and in torch below it: hooks that bring a unit back to its
-# shards before a state dict is made or loaded; and what takes over a tensor that a load has put in place of the shard.
-
-# %%
-in_torch(FSDPParamGroup.lazy_init, FSDPParam.reset_sharded_param)
+reads(files, wanted, "Saved by four ranks, loaded by three: each reads the rows it wants")
 
 # %% exercise="load_onto_other_shards"
 
-# %%
+# %% tags=["hide-input"]
 four = [torch.full((5, 3), float(rank)) for rank in range(4)]
 halves = run(checked.use, 4, each=[(rows, str(folder / "halves")) for rows in four], progress=False)
 files = {f"file {rank}": (5 * rank, 5 * rank + 5) for rank in range(4)}
@@ -297,7 +281,22 @@ wanted = {}
 for rank, rows in enumerate(halves):
     first = 5 * int(rows[0, 0])
     wanted[f"rank {rank}"] = (first, first + len(rows))
-reads(files, wanted, "Four shards on the disk, two in memory: each half is held twice.")
+reads(files, wanted, "Four shards on the disk, two in memory: each half is held twice")
+
+# %% [markdown] covers=["coverage 004.48", "coverage 004.59"]
+# ### Optional: why a load may write behind FSDP's back
+#
+# Why may `dcp.load` write into these tensors behind FSDP's back? Because a state dict hands out the very DTensors that
+# the optimizer steps. Look for two things in the mini, and in torch below it: hooks that bring a unit back to its
+# shards before a state dict is made or loaded; and what takes over a tensor that a load has put in place of the shard.
+
+# %%
+in_torch(FSDPParamGroup.lazy_init, FSDPParam.reset_sharded_param)
+
+# %%
+alone = run(load_on_three, 1, folder / "four", progress=False)[0]
+assert torch.equal(torch.cat(list(loaded)), alone)
+print("Three ranks together hold what one rank alone loads, bit for bit.")
 
 # %% [markdown] covers=["coverage 004.48", "coverage 004.59"]
 # ### Optional: read once, send to all
@@ -395,12 +394,12 @@ def goes_on_with_weights(batches):
     return Training(batches).train(8), before + alone.train(5)
 
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output", "hide-input"]
 torch.manual_seed(0)
 batches = [(list(torch.randn(8, 4, 16).unbind()),) for _ in range(2)]
 undisturbed, again = run(goes_on_with_weights, 2, each=batches, progress=False)[0]
 shown = {"never interrupted": (0, undisturbed), "gone on with the weights alone": (3, again[3:])}
-losses(shown, "With the weights alone another run goes on")
+losses(shown, "With the weights alone, another run goes on")
 
 # %%
 assert again[:3] == undisturbed[:3]
@@ -500,7 +499,7 @@ kept = run(checked.use, 2, each=[(weights, full, str(folder / "kept")) for full 
 newest = int(kept[0][0, 0])
 written = {f"rank {rank}": [not one for one in full] for rank, full in enumerate(room)}
 assert newest == 1
-saves(written, [step <= newest for step in range(3)], "One rank had no room: step 2 is no checkpoint, step 1 still is.")
+saves(written, [step <= newest for step in range(3)], "One rank had no room, so step 2 is no checkpoint, but step 1 is")
 
 # %% [markdown]
 # DCP does give you two things. It writes `.metadata` last, so a *new* folder without it can never be loaded. And when
@@ -553,7 +552,7 @@ gradients = list(torch.ones(4, 40, 16).unbind())
 counted = run(checked.use, 2, each=[(gradients, of_rank, str(folder / "async")) for of_rank in full], progress=False)[0]
 written = {f"rank {rank}": [not one for one in of_rank] for rank, of_rank in enumerate(full)}
 assert counted == [0, 1, 3]
-saves(written, [step in counted for step in range(4)], "Four saves in the background, of which three are checkpoints.")
+saves(written, [step in counted for step in range(4)], "Four saves in the background, and only three are checkpoints")
 
 # %% [markdown]
 # ## 8. Whose checkpoint is it?

@@ -68,7 +68,7 @@ EXERCISE = Exercise(
     difficulty=2,
     importance=4,
     minutes=10,
-    contract="So it stands in many a guide: FSDP1 with auto_wrap_policy=transformer_auto_wrap_policy. Run it, see what "
+    contract="Many guides have this: FSDP1 with auto_wrap_policy=transformer_auto_wrap_policy. Run it, see what "
     "happens, and mend it: each of the four layers (nn.TransformerEncoderLayer) is to be one unit, and the root takes "
     "what is left. Return the output of the forward.",
     reference=case_07,
