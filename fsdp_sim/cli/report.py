@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fsdp_sim.explore import counted
+from fsdp_sim.explore import WORTH, counted
 from fsdp_sim.requests import Change, Failure, FitResult, Job, Result, TunedPlan, TuneResult, category_name
 from fsdp_sim.spec import text_of
 from fsdp_sim.words import human_bytes, human_count, human_ms
@@ -88,6 +88,8 @@ def print_result(result: Result, job: Job) -> None:
     if isinstance(result.would_help, list) and result.would_help:
         console.print("What would help (each simulated, the best first):")
         _print_list(console, result.would_help)
+    elif isinstance(result.would_help, list) and exposed >= WORTH - 1:
+        console.print(f"None of the changes that were simulated makes it {WORTH - 1:.0%} faster and finds room.")
     if isinstance(result.would_fit, list):
         print_changes(console, result.would_fit)
 
@@ -120,8 +122,10 @@ def print_changes(console: Console, changes: Sequence[Change]) -> None:
 def _print_list(console: Console, changes: Sequence[Change]) -> None:
     for change in changes:
         fields = " ".join(f"{key}={text_of(value)}" for key, value in change.set.items())
+        edge = "" if change.fit == "fits" else f" ({change.fit}, with what the allocator holds)"
         console.print(
-            f"  - {change.what}: {human_bytes(change.peak_memory_bytes)}, {human_ms(change.step_time_s)} a step, "
+            f"  - {change.what}: {human_bytes(change.peak_memory_bytes)}"
+            f"{edge}, {human_ms(change.step_time_s)} a step, "
             f"{change.tokens_per_s_per_gpu:,.0f} tokens/s per GPU  ({fields})",
             soft_wrap=True, markup=False,
         )  # fmt: skip

@@ -22,6 +22,7 @@ class Facts(NamedTuple):
         gathers: whether there are all-gathers.
         communicates: whether there are collectives.
         group_size: ranks of the largest group that gathers.
+        replicates: whether gradients are summed over groups too, as HSDP does.
         forward_prefetch: whether all-gathers of the forward are issued before other units compute, and not on demand.
         backward_gathers: whether units are gathered again in backward.
         shards_copied: whether shards come from the CPU's memory.
@@ -35,6 +36,7 @@ class Facts(NamedTuple):
     gathers: bool
     communicates: bool
     group_size: int
+    replicates: bool
     forward_prefetch: bool
     backward_gathers: bool
     shards_copied: bool
@@ -54,6 +56,7 @@ class Facts(NamedTuple):
             gathers=bool(gathers),
             communicates=bool(found.comm),
             group_size=max((e.group_size for e in gathers), default=1),
+            replicates=bool(gathers) and any(e.op is Op.ALL_REDUCE and e.phase is Phase.BACKWARD for e in found.comm),
             forward_prefetch=_prefetches(ops),
             backward_gathers=any(e.phase is Phase.BACKWARD for e in gathers),
             shards_copied=Op.H2D in {e.op for e in ops},
@@ -190,6 +193,17 @@ _HSDP = Tip(
         {"sharding_strategy": "HYBRID_SHARD"} if plan.api == "fsdp1" else {"shard_size": cluster.node_size}
     ),
 )
+_NO_HSDP = Tip(
+    {
+        "fsdp2": "a 1-D mesh, no HSDP: groups of more than a node gather over the network anyway, and all-reduce too",
+        "fsdp1": "ShardingStrategy.FULL_SHARD: groups of more than a node gather over the network anyway, and "
+        "all-reduce too",
+    },
+    lambda facts: facts.replicates and facts.group_size > 8,
+    lambda plan, cluster: (
+        {"sharding_strategy": "FULL_SHARD", "shard_size": None} if plan.api == "fsdp1" else {"shard_size": None}
+    ),
+)
 
 
 def _order(facts: Facts) -> bool:
@@ -271,6 +285,7 @@ TIPS: dict[Culprit, tuple[Tip, ...]] = {
         _GATHER_BF16,
         _KEEP,
         _HSDP,
+        _NO_HSDP,
         Tip({"fsdp1": "FSDP2 (fully_shard), which can give reductions a communicator of their own"}),
     ),
     Culprit.RATE_LIMITER: (
@@ -310,7 +325,7 @@ TIPS: dict[Culprit, tuple[Tip, ...]] = {
         _MICRO_BATCH,
         _ACCUMULATE,
     ),
-    Culprit.REDUCTION: (_REDUCE_BF16, _ACCUMULATE, _MICRO_BATCH),
+    Culprit.REDUCTION: (_REDUCE_BF16, _ACCUMULATE, _MICRO_BATCH, _NO_HSDP),
     Culprit.TOKENS: (
         _fsdp2(
             "fewer ranks that share out the experts (expert_parallel): more tokens stay on their rank, or in its node, "
@@ -320,7 +335,7 @@ TIPS: dict[Culprit, tuple[Tip, ...]] = {
             },
         ),
     ),
-    Culprit.NETWORK: (_MICRO_BATCH, _GATHER_BF16, _KEEP, _HSDP),
+    Culprit.NETWORK: (_MICRO_BATCH, _GATHER_BF16, _KEEP, _HSDP, _NO_HSDP),
     Culprit.SMALL: (_LARGER_UNITS, _MICRO_BATCH, _HSDP),
     Culprit.SLOW_RANK: (
         _any("look at the rank that comes last: its data loading, longer sequences, a hot or throttled device"),

@@ -1,7 +1,7 @@
 """Many simulations for one question: what would make a plan fit, the largest that fits, the best of many, the
 fastest plan."""
 
-from fsdp_sim.explore.changes import changes_that_fit, changes_that_help
+from fsdp_sim.explore.changes import WORTH, changes_that_fit, changes_that_help
 from fsdp_sim.explore.largest import LARGEST_OF, LargestFit, largest
 from fsdp_sim.explore.pareto import MAY_FIT, MODEL_NAMES, RUNS, front_of, pareto
 from fsdp_sim.explore.space import LEVERS, Space, space_of
@@ -25,6 +25,7 @@ __all__ = [
     "MAY_FIT",
     "MODEL_NAMES",
     "RUNS",
+    "WORTH",
     "Candidate",
     "LargestFit",
     "Space",

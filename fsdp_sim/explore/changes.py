@@ -29,6 +29,9 @@ class LeverSetting(NamedTuple):
     what: str
 
 
+GROWN = LeverSetting({"expandable_segments": True}, "let torch's allocator grow its segments")
+
+
 class Lever(NamedTuple):
     """One thing that can be changed: its settings from mild to strong."""
 
@@ -44,13 +47,12 @@ def levers(cluster: Cluster, plan: Plan) -> list[Lever]:
 def _levers(cluster: Cluster, plan: Plan) -> Iterator[Lever]:
     fsdp = plan.api in ("fsdp2", "fsdp1")
     if cluster.kind == "gpu" and not plan.expandable_segments:
-        grown = LeverSetting({"expandable_segments": True}, "let torch's allocator grow its segments")
-        yield Lever("allocator", (grown,))
+        yield Lever("allocator", (GROWN,))
     yield Lever("checkpointing", tuple(LeverSetting(*one) for one in _checkpointing(plan.activation_checkpointing)))
+    reset = {name: _default(name) for name, apis in SETTINGS_OF.items() if "fsdp2" not in apis}
+    as_fsdp = {"api": "fsdp2"} | {name: value for name, value in reset.items() if getattr(plan, name) != value}
     if not fsdp:
-        reset = {name: _default(name) for name, apis in SETTINGS_OF.items() if "fsdp2" not in apis}
-        changed = {name: value for name, value in reset.items() if getattr(plan, name) != value}
-        yield Lever("sharding", (LeverSetting({"api": "fsdp2", **changed}, "shard the parameters too (FSDP)"),))
+        yield Lever("sharding", (LeverSetting(as_fsdp, "shard the parameters too (FSDP)"),))
     elif plan.api == "fsdp1" and (plan.sharding_strategy != "FULL_SHARD"):
         full = {"sharding_strategy": "FULL_SHARD"} | ({"shard_size": None} if plan.shard_size else {})
         yield Lever("sharding", (LeverSetting(full, "shard everything over all GPUs (FULL_SHARD)"),))
@@ -88,13 +90,14 @@ def _levers(cluster: Cluster, plan: Plan) -> Iterator[Lever]:
         yield Lever("sync", (sync,))
     halves = [plan.micro_batch // 2**k for k in range(1, 20) if plan.micro_batch % 2**k == 0]
     yield Lever("micro-batch", tuple(_smaller(plan, m) for m in halves or ([1] if plan.micro_batch > 1 else [])))
-    if cluster.kind == "gpu" and (plan.api != "ddp") and plan.shard_size is None:
+    if cluster.kind == "gpu" and plan.shard_size is None:  # of DDP with FSDP alone
         counts = [cluster.gpus * 2**k for k in range(1, MAX_DOUBLINGS + 1)]
         yield Lever("gpus", tuple(LeverSetting({"gpus": n}, f"{n:,} GPUs") for n in counts))
-    if fsdp and not plan.cpu_offload and cluster.kind == "gpu":
-        yield Lever(
-            "offload", (LeverSetting({"cpu_offload": True}, "keep shards, gradients and the optimizer in CPU memory"),)
-        )
+    if not plan.cpu_offload and cluster.kind == "gpu":
+        away = LeverSetting({"cpu_offload": True}, "keep shards, gradients and the optimizer in CPU memory")
+        if not fsdp:
+            away = LeverSetting(as_fsdp | away.set, f"FSDP, to {away.what}")
+        yield Lever("offload", (away,))
 
 
 def _checkpointing(now: str | int | tuple[str, ...] | None) -> list[tuple[dict[str, Any], str]]:
@@ -171,8 +174,8 @@ def changes_that_help(model: Model, now: Simulation, **options: Any) -> list[Cha
         options: of `simulate`.
 
     Returns:
-        at most `MOST_HELP`, each with at least `WORTH` times as many tokens a second as now. Advice that no field of a
-        plan stands for is not tried.
+        at most `MOST_HELP`, each with at least `WORTH` times as many tokens a second as now. What does not fit as it is
+        may with an allocator that grows its segments. Advice that no field of a plan stands for is not tried.
     """
     plan, why = now.plan, now.explain().diagnosis
     advised: dict[str, dict[str, Any]] = {}  # once, though several culprits advise it
@@ -188,9 +191,14 @@ def changes_that_help(model: Model, now: Simulation, **options: Any) -> list[Cha
         unchanged = all(getattr(plan, name) == value for name, value in new.items())
         if unchanged or _blocks(model) * new.get("grad_accum", plan.grad_accum) > MAX_BLOCKS_TRIED:
             continue
-        sim = _simulate_if_fits(model, now.cluster, plan, new, options)
+        settings: tuple[LeverSetting, ...] = (LeverSetting(new, what),)
+        sim = _simulate(model, now.cluster, plan, new, options)
+        if (sim is None or sim.fit is not Fit.FITS) and now.cluster.kind == "gpu" and not plan.expandable_segments:
+            grown = _simulate(model, now.cluster, plan, new | GROWN.set, options)
+            if grown is not None and (sim is None or grown.fit is Fit.FITS):
+                settings, sim = (*settings, GROWN), grown
         if sim is not None and sim.tokens_per_s_per_gpu >= WORTH * now.tokens_per_s_per_gpu:
-            found.append(_change((LeverSetting(new, what),), sim))
+            found.append(_change(settings, sim))
     return sorted(found, key=lambda change: -change.tokens_per_s_per_gpu)[:MOST_HELP]
 
 
@@ -211,15 +219,22 @@ def _strength(chosen: tuple[Lever, ...]) -> Callable[[tuple[LeverSetting, ...]],
 def _simulate_if_fits(
     model: Model, cluster: Cluster, plan: Plan, new: dict[str, Any], options: dict[str, Any]
 ) -> Simulation | None:
+    sim = _simulate(model, cluster, plan, new, options)
+    return sim if sim is not None and sim.fit is Fit.FITS else None
+
+
+def _simulate(
+    model: Model, cluster: Cluster, plan: Plan, new: dict[str, Any], options: dict[str, Any]
+) -> Simulation | None:
+    """The simulation with new settings, if there is room for it, be it on the edge."""
     try:
         of_cluster = replace(cluster, **({"gpus": new["gpus"]} if "gpus" in new else {}))
         of_plan = {name: value for name, value in new.items() if name != "gpus"}
         changed = replace(plan, **of_plan)
         short = simulate(model, of_cluster, in_short(changed), **options)
-        if short.fit is Fit.DOES_NOT_FIT or in_short(changed) == changed:
-            return short if short.fit is Fit.FITS else None
-        sim = simulate(model, of_cluster, changed, **options)
-        return sim if sim.fit is Fit.FITS else None
+        all_of_it = short.fit is Fit.DOES_NOT_FIT or in_short(changed) == changed
+        sim = short if all_of_it else simulate(model, of_cluster, changed, **options)
+        return sim if sim.fit is not Fit.DOES_NOT_FIT else None
     except ValueError:  # a change that this model or cluster does not take is no answer
         return None
 
@@ -230,5 +245,5 @@ def _change(settings: tuple[LeverSetting, ...], sim: Simulation) -> Change:
         together |= setting.set
     return Change(
         set=together, what="; ".join(setting.what for setting in settings), step_time_s=sim.step_time_s,
-        tokens_per_s_per_gpu=sim.tokens_per_s_per_gpu, peak_memory_bytes=sim.peak_memory_bytes,
+        tokens_per_s_per_gpu=sim.tokens_per_s_per_gpu, peak_memory_bytes=sim.peak_memory_bytes, fit=str(sim.fit),
     )  # fmt: skip

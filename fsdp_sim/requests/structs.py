@@ -100,12 +100,13 @@ class Peak(msgspec.Struct, frozen=True):
 
 
 class Change(msgspec.Struct, frozen=True):
-    """A change to the request with which it fits; it has been simulated.
+    """A change to the request; it has been simulated, and there is room for it.
 
     Attributes:
         set: fields of the cluster and the plan and their new values.
         what: the same in words.
         step_time_s, tokens_per_s_per_gpu, peak_memory_bytes: with it.
+        fit: "fits" or "on the edge" of memory.
     """
 
     set: dict[str, Any]
@@ -113,6 +114,7 @@ class Change(msgspec.Struct, frozen=True):
     step_time_s: float
     tokens_per_s_per_gpu: float
     peak_memory_bytes: int
+    fit: str
 
 
 class Result(msgspec.Struct, omit_defaults=True, kw_only=True):

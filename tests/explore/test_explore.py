@@ -193,7 +193,7 @@ def test_advice_is_what_was_simulated_and_makes_training_faster(gpus, bandwidth_
     assert found
     for change in found:
         after = simulate("gpt2-1.5b", now.cluster, replace(now.plan, **change.set))
-        assert after.fit is Fit.FITS
+        assert after.fit == change.fit != Fit.DOES_NOT_FIT
         assert change.tokens_per_s_per_gpu == after.tokens_per_s_per_gpu >= 1.01 * now.tokens_per_s_per_gpu
 
 
@@ -206,6 +206,27 @@ def test_what_does_not_help_is_not_advised():
     assert simulate("llama3-8b", now.cluster, own_group).step_time_s >= 0.99 * now.step_time_s
     found = changes_that_help(Model.preset("llama3-8b"), now)
     assert not any("separate_reduce_scatter_group" in change.set for change in found)
+
+
+def test_what_has_no_room_alone_may_have_it_with_an_allocator_that_grows_its_segments():
+    """And groups of more than a node gather over the network as all ranks would, and all-reduce on top."""
+    cluster = Cluster("H100-SXM-80GB", gpus=256, inter="100GbE")
+    plan = Plan(seq_len=8192, shard_size=32, activation_checkpointing="full", param_dtype="bf16", reduce_dtype="fp32")
+    now = simulate("llama3-70b", cluster, plan)
+
+    found = {tuple(change.set): change for change in changes_that_help(Model.preset("llama3-70b"), now)}
+
+    assert simulate("llama3-70b", cluster, replace(plan, micro_batch=2)).fit is Fit.DOES_NOT_FIT
+    assert found["micro_batch", "expandable_segments"].fit == Fit.EDGE
+    assert found["shard_size",].set == {"shard_size": None}
+
+
+def test_one_gpu_without_fsdp_is_told_of_offload_with_it():
+    model, plan = Model.preset("qwen2.5-7b"), Plan(api="ddp", seq_len=2048)
+    (change,) = changes_that_fit(model, Cluster("A100-SXM-40GB", gpus=1), plan)
+
+    assert change.set["api"] == "fsdp2"
+    assert change.set["cpu_offload"]
 
 
 def test_of_a_large_sweep_the_front_is_certain_and_what_others_may_is_said(monkeypatch):
