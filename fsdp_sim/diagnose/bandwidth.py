@@ -60,9 +60,11 @@ class Speeds:
         self.bandwidth_gbps, self.cluster = bandwidth_gbps, cluster
         by_group: dict[tuple[Op, int], dict[float, float]] = defaultdict(dict)
         for e in events:
-            if e.group_size > 1 and (moved := bus_bytes(e.op, e.bytes, e.group_size)) > 0 and e.duration_s > 0:
+            duration_s = e.end_s - e.start_s
+            if e.group_size > 1 and duration_s > 0 and (moved := bus_bytes(e.op, e.bytes, e.group_size)) > 0:
                 sizes = by_group[_ring(e.op), e.group_size]
-                sizes[moved] = min(e.duration_s, sizes.get(moved, e.duration_s))
+                if duration_s < sizes.get(moved, float("inf")):
+                    sizes[moved] = duration_s
         self._fastest = {size: sorted(sizes.items()) for size, sizes in by_group.items()}
 
     @property

@@ -133,24 +133,23 @@ class Causes(ABC):
         pieces: list[PathPiece] = []
         now = self.end_s(last)
 
-        def until(time_s: float, key: Key, cpu: bool) -> float:
-            if time_s < begin_s:
-                time_s = begin_s
-            if now <= time_s:
-                return now
-            pieces.append(PathPiece(key, cpu, time_s, now))
-            return time_s
-
         for key, cause in self.back(last):
             end_s = self.end_s(key)
             if end_s < now:
                 now = end_s
-            if cause.why != "CPU":
-                now = until(self.start_s(key), key, cpu=False)
-            else:
-                issued_s, before = self.issued_s(key), self.stood_still_for(key)
-                now = until(self.start_s(key) if issued_s is None else issued_s, key, cpu=False)
-                now = until(begin_s if before is None else self.end_s(before), key, cpu=True)
+            issued_s = self.issued_s(key) if cause.why == "CPU" else None
+            since_s = self.start_s(key) if issued_s is None else issued_s
+            if since_s < begin_s:
+                since_s = begin_s
+            if since_s < now:
+                pieces.append(PathPiece(key, False, since_s, now))
+                now = since_s
+            if cause.why == "CPU":
+                before = self.stood_still_for(key)
+                since_s = begin_s if before is None else max(begin_s, self.end_s(before))
+                if since_s < now:
+                    pieces.append(PathPiece(key, True, since_s, now))
+                    now = since_s
             if now <= begin_s:
                 break
         return pieces[::-1]

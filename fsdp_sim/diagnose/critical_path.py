@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from functools import reduce
 
-from fsdp_sim.diagnose.causes import Cause, Causes, Dependency, Key, PathPiece, cause_of
+from fsdp_sim.diagnose.causes import Cause, Causes, Key, PathPiece
 from fsdp_sim.engine import Run, Seconds, at_rank, dependencies, group_of, later
 
 
@@ -41,14 +41,18 @@ class RunCauses(Causes):
     def own_cause(self, key: Key) -> Cause:
         """Why an operation began when it did, by what its own rank says."""
         rank, k = key
-        times, end_s = self._times, self._times.end_s
-        stream, communicator, events, _ = self.before[k]
-        found: list[Dependency] = [("lane", (rank, stream), at_rank(end_s[stream], rank))] if stream >= 0 else []
-        if events:
-            found += [("event", (rank, op), at_rank(end_s[op], rank)) for op in events]
-        if communicator >= 0:
-            found.append(("communicator", (rank, communicator), at_rank(end_s[communicator], rank)))
-        return cause_of(rank, at_rank(times.start_s[k], rank), at_rank(times.issue_s[k], rank), found)
+        start_s, end_s = at_rank(self._times.start_s[k], rank), self._times.end_s
+        issue_s = at_rank(self._times.issue_s[k], rank)
+        if issue_s <= start_s:  # what `cause_of` says where a clock is exact, found with fewer looks
+            stream, communicator, events, _ = self.before[k]
+            if stream >= 0 and at_rank(end_s[stream], rank) == start_s:
+                return Cause("lane", (rank, stream), rank)
+            for op in events:
+                if at_rank(end_s[op], rank) == start_s:
+                    return Cause("event", (rank, op), rank)
+            if communicator >= 0 and at_rank(end_s[communicator], rank) == start_s:
+                return Cause("communicator", (rank, communicator), rank)
+        return Cause("CPU" if issue_s >= start_s else "unknown", None, rank)
 
     def last_to_come(self, key: Key) -> Key:
         """Of a collective the one of the rank that came last, if others came earlier; else the operation itself."""

@@ -24,11 +24,16 @@ Interval = tuple[float, float]
 def union(intervals: Iterable[Interval]) -> list[Interval]:
     """The same points covered by disjoint intervals in ascending order."""
     merged: list[Interval] = []
+    since = until = float("-inf")  # of the one that grows
     for start, end in sorted(intervals):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
-        elif end > start:
-            merged.append((start, end))
+        if start > until:
+            if until > since:
+                merged.append((since, until))
+            since, until = start, end
+        elif end > until:
+            until = end
+    if until > since:
+        merged.append((since, until))
     return merged
 
 
