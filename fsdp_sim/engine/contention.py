@@ -9,7 +9,6 @@ with rates that are constant in between.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -120,8 +119,8 @@ class Rates:
     def _of(self, running: tuple[int, ...]) -> list[float]:
         is_collective, known, ways = self._is_collective, self._slowdowns, self._ways
         collectives = [kind for kind in running if is_collective[kind]]
-        copies = Counter([ways[kind] for kind in running if ways[kind]])
-        if len(running) == 1 or not (collectives or copies.total() > 1):
+        copied = [ways[kind] for kind in running if ways[kind]]
+        if len(running) == 1 or not (collectives or len(copied) > 1):
             return [1.0] * len(running)
         others = [kind for kind in running if not is_collective[kind]]
         crowd = sum([self._share(kind) for kind in collectives]) if len(collectives) > 1 else 1.0
@@ -136,7 +135,7 @@ class Rates:
             else:
                 for collective in collectives:
                     slow += (known.get((kind, collective)) or self._slowdown(kind, collective)) - 1.0
-            rates.append(1.0 / (slow * max(1, copies[ways[kind]])))
+            rates.append(1.0 / (slow * max(1, copied.count(ways[kind]))))
         return rates
 
     def _slowdown(self, kind: int, by_kind: int) -> float:
