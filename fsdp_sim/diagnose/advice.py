@@ -252,6 +252,7 @@ TIPS: dict[Culprit, tuple[Tip, ...]] = {
             }
         ),
         _GATHER_BF16,
+        _MICRO_BATCH,
     ),
     Culprit.LAST_REDUCTIONS: (
         _ACCUMULATE,
@@ -264,6 +265,7 @@ TIPS: dict[Culprit, tuple[Tip, ...]] = {
                 "ddp": "a smaller last bucket: DistributedDataParallel(bucket_cap_mb=...)",
             }
         ),
+        _MICRO_BATCH,
     ),
     Culprit.LAST_ALL_GATHERS: (
         Tip(
