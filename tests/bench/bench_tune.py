@@ -29,6 +29,8 @@ VARY: dict[str, tuple[Any, ...] | None] = {
     "activation_checkpointing": (None, "selective", 2, "full"), "micro_batch": None, "cpu_offload": None,
     "compile": None, "forward_prefetch": None, "requires_gradient_sync": None,
 }  # fmt: skip
+KEPT = VARY | {"activation_checkpointing": None, "activation_offload": None}  # by operator too, and on the CPU
+WORK = (Op.FWD, Op.BWD, Op.RECOMPUTE)
 
 
 def _case(model: str, gpu: str, gpus: int, sequences: int, seq_len: int, **cluster: Any) -> tuple[Model, Cluster, Plan]:
@@ -94,12 +96,12 @@ class Bounds:
         if computes not in self._known or communicates not in self._known:
             lanes: dict[Any, float] = defaultdict(float)
             for i in sim.program.ops:
-                own = i.op in (Op.FWD, Op.BWD, Op.RECOMPUTE)
-                lane = "work" if own else i.op if i.op in COLLECTIVES else i.lane
-                lanes[lane] += sim.costs.seconds(i)
+                lane = "work" if i.op in WORK else i.op if i.op in COLLECTIVES else i.lane
+                if i.op not in (Op.ACT_D2H, Op.ACT_H2D):  # which would depend on more
+                    lanes[lane] += sim.costs.seconds(i)
             beside_s = lanes.pop(Lane.COMPUTE, 0.0)  # copies and the optimizer
             self._known[computes] = lanes.pop("work")
-            lost_s = _lost_s(sim, beside_s)
+            lost_s = 0.0 if sim.plan.activation_offload else _lost_s(sim, beside_s)
             self._known[communicates] = beside_s + lost_s, max(lanes.values(), default=0.0)
         beside_s, comm_s = self._known[communicates]
         return max(self._known[computes] + beside_s, comm_s) + sim.between_steps_s
@@ -110,9 +112,11 @@ class Bounds:
             self._known[lasts] = sum(state_bytes(sim.workload.units, sim.plan, sim.cluster.gpus).values())
         if keeps not in self._known:
             again, back = sim.program.segments_of(Op.RECOMPUTE), sim.program.segments_of(Op.BWD)
+            away = sim.program.segments_of(Op.ACT_D2H)
             kept = [
                 sim.workload.work[one].output_bytes if one in again else sim.workload.work[one].saved_bytes
                 for one in back
+                if one not in away
             ]
             self._known[keeps] = sum(kept)
         return self._known[lasts] + self._known[keeps]
@@ -127,7 +131,7 @@ def _lost_s(sim: Simulation, beside_s: float) -> float:
     """What collectives keep compute from doing, at least. Some are beside copies, which they slow less."""
     seconds, ops, slowdown = sim.costs.seconds, sim.program.ops, sim.costs.slowdown
     first = next(i for i in ops if i.op is Op.FWD)
-    copies = {i.op: i for i in ops if i.lane is Lane.COMPUTE and i.op not in (Op.FWD, Op.BWD, Op.RECOMPUTE)}.values()
+    copies = {i.op: i for i in ops if i.lane is Lane.COMPUTE and i.op not in WORK}.values()
     sent = [i for i in ops if i.op in COLLECTIVES and i.group_size > 1]
     excess = {i: slowdown(first, i) - 1.0 for i in sent}
     least = {i: min((slowdown(copy, i) for copy in copies), default=1.0) - 1.0 for i in sent}
@@ -168,8 +172,12 @@ def exhaustive(model: Model, cluster: Cluster, plans: Iterable[Plan], best: Simu
     return best, simulated
 
 
+OF_KEPT = {"350M, 4 x 4090, all that is kept": CASES["350M, 4 x 4090"]}
+"""With `KEPT` in place of `VARY`."""
+
+
 def line(name: str, model: Model, cluster: Cluster, start: Plan) -> str:
-    found = tune(model, cluster, start, vary=VARY)
+    found = tune(model, cluster, start, vary=KEPT if name in OF_KEPT else VARY)
     plans = plans_of(found.space)
     share = f"{name:26} {len(plans):6,} {found.simulations:6} {found.simulations / len(plans):6.1%}"
     if found.sim is None:
@@ -180,7 +188,7 @@ def line(name: str, model: Model, cluster: Cluster, start: Plan) -> str:
 
 def main(names: list[str]) -> None:
     print(f"{'':26} {'plans':>6} {'tune':>6} {'share':>6} {'simulated':>9} {'regret':>8}")
-    for name, case in (CASES | OTHERS).items():
+    for name, case in (CASES | OTHERS | OF_KEPT).items():
         if not names or name in names:
             print(line(name, *case), flush=True)
 
