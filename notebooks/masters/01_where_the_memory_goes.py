@@ -326,7 +326,7 @@ rows_12 = {"micro_batch": 12, "seq_len": 1024}
 whole = {"DDP": simulate("gpt2-124m", eight, Plan(api="ddp", **rows_12))}
 for n in (4, 8):
     whole[f"FSDP, {n} ranks"] = simulate("gpt2-124m", Cluster("A100-SXM-80GB", gpus=n), Plan(**rows_12))
-viz.memory_waterfall(whole)
+viz.memory_waterfall(whole).titled("Four ranks save a tenth, not three quarters: activations and logits stay whole")
 
 # %%
 gigabytes = {name: sim.peak_memory_bytes / 1e9 for name, sim in whole.items()}
@@ -373,7 +373,7 @@ print(f"one layer: {layer_bytes / 1e9:.1f} GB; its shard: {layer_bytes / 1e6 / 1
 assert layer_bytes > 7.7e9
 assert thousand.peak_memory_bytes > 3 * layer_bytes
 assert f"{layer_bytes / 1e9:.1f} and {thousand.peak_memory_bytes / 1e9:.1f}" == "8.2 and 24.8"
-viz.memory_waterfall(thousand)
+viz.memory_waterfall(thousand).titled("On a thousand ranks the peak is still three layers")
 
 # %% [markdown] covers=["coverage 004.40", "coverage 004.37", "coverage 002.22", "coverage 002.23"]
 # Three times the layer. With 6 GB free on each GPU this is impossible, and a million GPUs would not help: what is
@@ -410,7 +410,7 @@ family = ("llama2-7b", "llama2-13b", "mpt-30b", "llama2-70b")
 on_eight = {name: simulate(name, eight, plan) for name in family}
 print({name: sim.fits for name, sim in on_eight.items()})
 assert [sim.fits for sim in on_eight.values()] == [True, True, True, False]
-viz.memory_waterfall(on_eight)
+viz.memory_waterfall(on_eight).titled("On eight cards 30 billion parameters fit, and 70 billion do not")
 
 # %% [markdown]
 # 30 billion parameters fit on 8 cards, 70 billion do not. Your turn, on smaller cards: which plan fits, and
@@ -427,7 +427,7 @@ others = {"your plan": chosen, "keep activations": chosen | {"activation_checkpo
 plans = {name: simulate("gpt2-1.5b", cards, Plan(seq_len=1024, **one)) for name, one in others.items()}
 print({name: round(sim.tokens_per_s_per_gpu) if sim.fits else "does not fit" for name, sim in plans.items()})
 assert plans["your plan"].fits
-viz.memory_waterfall(plans)
+viz.memory_waterfall(plans).titled("Change one setting of your plan, and it may no longer fit")
 
 # %% [markdown]
 # ## 8. What it costs
@@ -496,7 +496,9 @@ assert abs(tensor_bytes / setting.peak_bytes - 1) < 0.05
 print(f"{tensor_bytes / 2**20:.1f} MiB of tensors at the peak, as predicted to 5%; the process has over ten times that")
 
 # %% tags=["nbval-ignore-output"]
-viz.memory_waterfall({"predicted": setting.simulation, "counted": counted})
+viz.memory_waterfall({"predicted": setting.simulation, "counted": counted}).titled(
+    "Predicted and counted agree, part by part"
+)
 
 # %% [markdown] covers=["coverage 001.24", "coverage 001.30", "coverage 001.39", "coverage 004.75", "coverage 004.120"]
 # The rest is torch's own code.

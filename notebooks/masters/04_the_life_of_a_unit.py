@@ -140,20 +140,21 @@ in_torch(group.unshard, group.wait_for_unshard, group.reshard, fsdp_sim.mini.par
 
 # %% tags=["nbval-ignore-output"]
 timeline = training_only(Experiment().run(5).timeline)
-viz.show(timeline, ranks=[0])
+viz.timeline(timeline, ranks=[0]).titled("Every block is gathered twice and reduced once")
 
 # %% [markdown]
 # Two all-gathers and one reduce-scatter for every block.
 
 # %% [markdown]
-# Now block 2 alone: its communication and its memory, beside everybody's compute. (The headline counts what is drawn,
-# so only the communication of block 2.)
+# Now block 2 alone: its communication and its memory, beside everybody's compute.
 
 # %% predict="while_block_2_is_whole"
 
 # %% tags=["nbval-ignore-output"]
 unit = timeline.select(unit="layers.2")
-viz.show(timeline.select(lambda e: e.unit == "layers.2" or e.op in ("FWD", "BWD")), ranks=[0], step=3)
+viz.timeline(timeline.select(lambda e: e.unit == "layers.2" or e.op in ("FWD", "BWD")), ranks=[0], step=3).titled(
+    "Block 2 is whole in its own forward and its own backward"
+)
 
 # %% [markdown] covers=["coverage 000.12", "coverage 003.11"]
 # Whole (blue) during its own forward and its own backward, and at no other time. Hatched is the flat buffer
@@ -210,7 +211,9 @@ assert (
     < sum(e.end_s - e.start_s for e in freed.timeline.ops if e.op == "ALL_GATHER" and e.phase == "backward")
 )
 print(*(f"peak {sim.peak_memory_bytes / 1e9:.2f} GB" for sim in (freed, kept_whole)), sep=", kept: ")
-viz.compare(freed.timeline, kept_whole.timeline, titles=("freed after forward", "kept for backward"))
+viz.compare(freed.timeline, kept_whole.timeline, titles=("freed after forward", "kept for backward")).titled(
+    "Keep the blocks, and the gathers of backward are gone"
+)
 
 # %% [markdown] covers=["misconception 4"]
 # The gathers of backward are gone, and the step is shorter by less than their bars: they were hidden behind
