@@ -56,7 +56,7 @@ def _run_of(module: str) -> Callable[..., LabResult] | None:
     if hasattr(found, "__path__") and importlib.util.find_spec(inner):
         found = importlib.import_module(inner)  # a folder that ranks import may not have it at its top
     run = getattr(found, "run", None)
-    if not callable(run) or inspect.signature(run).return_annotation not in (LabResult, "Result"):
+    if not callable(run) or inspect.signature(run).return_annotation not in (LabResult, "LabResult"):
         return None
     return cast(Callable[..., LabResult], run)
 

@@ -100,8 +100,8 @@ def package(tmp_path, monkeypatch):
     folder.mkdir()
     (folder / "__init__.py").write_text("")
     tiny = "from tests.labs.experiments.test_gpu_results import tiny\n\n\n"
-    (folder / "one.py").write_text(f"{tiny}def run(device: str = 'cpu') -> 'Result':\n    return tiny()\n")
-    (folder / "cores.py").write_text(f"{tiny}def run() -> 'Result':\n    return tiny()\n")
+    (folder / "one.py").write_text(f"{tiny}def run(device: str = 'cpu') -> 'LabResult':\n    return tiny()\n")
+    (folder / "cores.py").write_text(f"{tiny}def run() -> 'LabResult':\n    return tiny()\n")
     (folder / "none.py").write_text("def run() -> int:\n    return 1\n")
     (folder / "two").mkdir()
     (folder / "two" / "__init__.py").write_text("")
