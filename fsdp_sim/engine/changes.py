@@ -99,7 +99,8 @@ def changes_of(
     """
     alike = workload.alike if workload else None
     which = None if alike is None else kinds_of(program, alike).which
-    template = program.once(("template", which), partial(_template, program, alike))
+    lasting = staying(program), drops_logits(program)  # of the plan, where the program is that of others too
+    template = program.once(("template", which, lasting), partial(_template, program, alike))
     of_slots: list[tuple[ActivationChange, ...]] = [()] * len(template.slots)
     if workload is not None:
         activations = ActivationChanges(program, workload.work)
@@ -118,7 +119,7 @@ def changes_of(
 
     def changes() -> Changes:
         signature = tuple([tuple([(one.category, one.at_end, one.bytes > 0) for one in some]) for some in of_slots])
-        return program.once(("changes", which, signature), partial(Changes.of, program, template.pieces, of_slots))
+        return program.once(("changes", which, lasting, signature), partial(Changes.of, program, template.pieces, of_slots))
 
     sizes = [[one.bytes for one in some] for some in of_slots]
     parts = [part for piece in template.pieces for part in (piece.sizes, sizes[piece.slot])]

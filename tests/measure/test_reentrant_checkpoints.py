@@ -95,7 +95,8 @@ def when_computed_again(profile: MemoryProfile) -> list[int]:
 
 def test_inputs_of_frozen_blocks_and_their_gradients_stay_as_in_torch() -> None:
     more_in_torch = [a - b for a, b in zip(in_torch(True), in_torch(False), strict=True)]
-    ours = zip(when_computed_again(in_simulation(True)), when_computed_again(in_simulation(False)), strict=True)
+    without, with_them = (when_computed_again(in_simulation(of)) for of in (False, True))  # whose programs are one
+    ours = zip(with_them, without, strict=True)
     stream = 4 * ROWS * WIDTH
     stream_of_ours = workload(MODEL, Plan(**LORA)).work["layers.0"].output_bytes
 
