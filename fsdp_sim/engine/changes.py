@@ -119,7 +119,9 @@ def changes_of(
 
     def changes() -> Changes:
         signature = tuple([tuple([(one.category, one.at_end, one.bytes > 0) for one in some]) for some in of_slots])
-        return program.once(("changes", which, lasting, signature), partial(Changes.of, program, template.pieces, of_slots))
+        return program.once(
+            ("changes", which, lasting, signature), partial(Changes.of, program, template.pieces, of_slots)
+        )
 
     sizes = [[one.bytes for one in some] for some in of_slots]
     parts = [part for piece in template.pieces for part in (piece.sizes, sizes[piece.slot])]
