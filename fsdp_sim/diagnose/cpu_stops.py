@@ -42,8 +42,15 @@ class CpuStops:
 
     def __init__(self, view: RankView) -> None:
         self.view = view
-        self._number = {e.seq: k for k, e in enumerate(view.events)}
-        self._place = {e.seq: k for k, e in enumerate(view.ops)}
+
+    @cached_property
+    def _number(self) -> dict[int, int]:
+        """The place of each operation among all events; most are never asked for."""
+        return {e.seq: k for k, e in enumerate(self.view.events)}
+
+    @cached_property
+    def _place(self) -> dict[int, int]:
+        return {e.seq: k for k, e in enumerate(self.view.ops)}
 
     def limited(self, e: Event) -> bool:
         """Whether the rate limiter held the CPU back before it issued this."""
