@@ -159,9 +159,8 @@ viz.timeline(timeline.select(lambda e: e.unit == "layers.2" or e.op in ("FWD", "
 # %% [markdown] covers=["coverage 000.12", "coverage 003.11"]
 # Whole (blue) during its own forward and its own backward, and at no other time. Hatched is the flat buffer
 # in which an all-gather arrives. In forward it stays one block longer, so that two can be under way. In
-# backward it is there early, because block 3 asks for block 2 before it computes. So "gathered on demand, freed
-# at once" is nearly right: the buffer lives longer, and the root stays whole after forward, because backward
-# begins with it.
+# backward it is there early, because block 3 asks for block 2 before it computes. The root stays whole
+# after forward, because backward begins with it.
 #
 # The gradient grows as autograd writes it, moves into a buffer to be sent, and a quarter of it stays.
 
@@ -184,19 +183,14 @@ assert gathers.count("layers.2") == 2
 
 # %% [markdown] covers=["coverage 004.31", "coverage 004.32", "coverage 003.12"]
 # Gathered twice: for forward, and again for backward, because forward freed it. Reduce-scattered once. That is
-# the whole lifecycle, and it is the same on all ranks: no rank owns the block, none sends it "when it is needed".
-# If someone explains backward by the reduce-scatter alone, ask for the second all-gather.
+# the whole lifecycle, the same on all ranks.
 #
-# Must it be gathered again? `reshard_after_forward=False` says no. Settle what that does.
-
-# %% exercise="kept_for_backward"
-
-# %% [markdown]
-# ### Optional: what it costs to keep them
-#
-# We simulate GPT-2 on eight GPUs both ways, and look at the memory.
+# Must it be gathered again? `reshard_after_forward=False` says no. Settle what that does, then look at
+# GPT-2 on eight GPUs, simulated both ways.
 
 # %% predict="step_if_blocks_stay_whole"
+
+# %% exercise="kept_for_backward"
 
 # %% tags=["nbval-ignore-output"]
 eight = Cluster("A100-SXM-80GB", gpus=8)
@@ -216,10 +210,11 @@ viz.compare(freed.timeline, kept_whole.timeline, titles=("freed after forward", 
 )
 
 # %% [markdown] covers=["misconception 4"]
-# The gathers of backward are gone, and the step is shorter by less than their bars: they were hidden behind
-# compute. What it gains is mostly the copying of what arrived, which is work of the compute row.
+# The gathers of backward are gone, and the step is shorter by less than their bars: they were hidden behind compute.
 
 # %% [markdown]
+# ### Optional: kept, or replicated?
+#
 # Does keeping them mean that parameters are *replicated*, as is often said of FSDP1's `SHARD_GRAD_OP`, the same
 # idea? Look at what one rank has on the module at three moments of a step.
 
